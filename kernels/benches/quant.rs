@@ -1,0 +1,184 @@
+//! Quantized matmul: bytes of weights per second, per type and number of rows.
+//!
+//! The matrices of a type are distinct and together larger than the last-level cache, so that one row measures memory.
+//! `cargo bench -p foretoken-kernels --bench quant -- --cost [pool MB] [types]` skips criterion and prints, interleaved in
+//! one run, the plain read bandwidth and what `B` rows cost relative to one.
+
+use criterion::{BenchmarkId, Criterion, Throughput};
+use foretoken_kernels::quant::{Activations, PackedMatrix, WeightType, matmul};
+use foretoken_kernels::{ColumnsMut, Isa};
+use std::hint::black_box;
+use std::time::Instant;
+
+const OUTPUTS: usize = 12288;
+const INPUTS: usize = 1536;
+
+/// Distinct matrices of one or more types, in turn, in one aligned allocation of at least `bytes`.
+struct Pool {
+    memory: Vec<[u64; 8]>,
+    matrices: Vec<(WeightType, usize)>,
+}
+
+impl Pool {
+    fn new(types: &[WeightType], bytes: usize) -> Self {
+        let mut matrices = Vec::new();
+        let mut at = 0;
+        for weight_type in types.iter().cycle() {
+            matrices.push((*weight_type, at));
+            at += weight_type.bytes_for(OUTPUTS, INPUTS).unwrap().next_multiple_of(64);
+            if at >= bytes {
+                break;
+            }
+        }
+        let mut state = 1u64;
+        // Random nibbles with every 16-bit unit a small `f16`: any bytes are a matrix, these have finite scales.
+        let mut word = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state ^ state >> 29) & 0x9fff_9fff_9fff_9fff
+        };
+        Self { memory: (0..at / 64).map(|_| std::array::from_fn(|_| word())).collect(), matrices }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the words of the vector, as bytes.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.memory.len() * 64) }
+    }
+
+    fn matrix(&self, index: usize) -> PackedMatrix<'_> {
+        let (weight_type, at) = self.matrices[index % self.matrices.len()];
+        let len = weight_type.bytes_for(OUTPUTS, INPUTS).unwrap();
+        PackedMatrix::new(weight_type, OUTPUTS, INPUTS, &self.bytes()[at..at + len])
+    }
+}
+
+/// Quantized inputs of both kinds, and room for the product.
+struct Inputs {
+    rows: usize,
+    q8_1: Vec<i32>,
+    q8k: Vec<i32>,
+    x: Vec<f32>,
+    y: Vec<f32>,
+}
+
+impl Inputs {
+    fn new(rows: usize) -> Self {
+        let x = (0..rows * INPUTS).map(|i| (i as f32 * 0.37).sin()).collect();
+        Self { rows, q8_1: vec![0; rows * INPUTS], q8k: vec![0; rows * INPUTS], x, y: vec![0.0; rows * OUTPUTS] }
+    }
+
+    /// Quantizes, as every layer does, and multiplies.
+    fn multiply(&mut self, isa: Isa, matrix: &PackedMatrix<'_>) {
+        let kind = matrix.weight_type().activation_type();
+        let scratch = if kind.block_len() == 32 { &mut self.q8_1 } else { &mut self.q8k };
+        let x = Activations::quantize(isa, kind, &self.x, INPUTS, scratch);
+        matmul(isa, matrix, &x, ColumnsMut::new(&mut self.y, self.rows, OUTPUTS));
+        black_box(&self.y);
+    }
+}
+
+/// Sums all words with enough independent accumulators to wait for memory only.
+fn read_all(memory: &[[u64; 8]]) -> u64 {
+    let mut sums = [[0u64; 8]; 4];
+    for lines in memory.chunks_exact(4) {
+        for (sum, line) in sums.iter_mut().zip(lines) {
+            for (sum, word) in sum.iter_mut().zip(line) {
+                *sum = sum.wrapping_add(*word);
+            }
+        }
+    }
+    sums.as_flattened().iter().fold(0, |a, b| a.wrapping_add(*b))
+}
+
+/// Prints the cost of `B` rows for one mix of types. Each round measures everything once; the medians count.
+fn cost(isa: Isa, types: &[WeightType], megabytes: usize) {
+    const ROWS: [usize; 9] = [1, 2, 3, 4, 5, 6, 8, 12, 16];
+    let pool = Pool::new(types, megabytes << 20);
+    let mut inputs: Vec<Inputs> = ROWS.into_iter().map(Inputs::new).collect();
+    let mut prefill = Inputs::new(128);
+    let rounds = 7;
+    let (mut read, mut times, mut prefills) = (vec![], vec![vec![]; ROWS.len()], vec![]);
+    for _ in 0..rounds {
+        let start = Instant::now();
+        black_box(read_all(&pool.memory));
+        read.push(start.elapsed().as_secs_f64());
+        for (inputs, times) in inputs.iter_mut().zip(&mut times) {
+            let start = Instant::now();
+            for m in 0..pool.matrices.len() {
+                inputs.multiply(isa, &pool.matrix(m));
+            }
+            times.push(start.elapsed().as_secs_f64());
+        }
+        let start = Instant::now();
+        for m in 0..types.len() {
+            prefill.multiply(isa, &pool.matrix(m));
+        }
+        prefills.push(start.elapsed().as_secs_f64());
+    }
+    let median = |times: &mut Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    };
+    let bytes = pool.memory.len() as f64 * 64.0;
+    let names: Vec<&str> = types.iter().map(|t| t.name()).collect();
+    let read = bytes / median(&mut read) / 1e9;
+    let one = median(&mut times[0]);
+    let gigabytes = bytes / one / 1e9;
+    print!(
+        "{:7} {:10} read {read:5.1} GB/s, 1 row {gigabytes:5.1} ({:.2})",
+        isa.name(),
+        names.join("+"),
+        gigabytes / read
+    );
+    for (rows, times) in ROWS.iter().zip(&mut times).skip(1) {
+        print!(", v({rows}) {:.2}", median(times) / one);
+    }
+    let work = (128 * types.len() * OUTPUTS * INPUTS) as f64;
+    println!(", 128 rows {:.0} G/s", work / median(&mut prefills) / 1e9);
+}
+
+fn throughput(criterion: &mut Criterion) {
+    let isa = Isa::best();
+    for weight_type in WeightType::ALL {
+        let pool = Pool::new(&[weight_type], 400 << 20);
+        let mut group = criterion.benchmark_group(weight_type.name());
+        group.sample_size(10);
+        for rows in [1, 2, 4, 8, 16, 128] {
+            let mut inputs = Inputs::new(rows);
+            let mut next = 0;
+            group.throughput(Throughput::Bytes(weight_type.bytes_for(OUTPUTS, INPUTS).unwrap() as u64));
+            group.bench_function(BenchmarkId::from_parameter(rows), |bencher| {
+                bencher.iter(|| {
+                    inputs.multiply(isa, &pool.matrix(next));
+                    next += 1;
+                });
+            });
+        }
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let Some(at) = arguments.iter().position(|a| a == "--cost") else {
+        let mut criterion = Criterion::default().configure_from_args();
+        throughput(&mut criterion);
+        criterion.final_summary();
+        return;
+    };
+    let megabytes = arguments.get(at + 1).and_then(|a| a.parse().ok()).unwrap_or(800);
+    let named = |name: &str| WeightType::ALL.into_iter().find(|t| t.name() == name).expect("a weight type");
+    let mixes: Vec<Vec<WeightType>> = match arguments.get(at + 2) {
+        Some(mixes) if !mixes.starts_with('-') => {
+            mixes.split(',').map(|mix| mix.split('+').map(named).collect()).collect()
+        }
+        _ => vec![vec![WeightType::Q4_K, WeightType::Q4_K, WeightType::Q6_K]],
+    };
+    let isas: Vec<Isa> = match arguments.get(at + 3) {
+        Some(name) if !name.starts_with('-') => Isa::available().filter(|isa| isa.name() == name).collect(),
+        _ => vec![Isa::best()],
+    };
+    for mix in &mixes {
+        for isa in &isas {
+            cost(*isa, mix, megabytes);
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! One tile of attention: a run of keys and values of one KV head, against the query rows that share it.
+//!
+//! The caller walks a query's keys in fixed tiles and merges them with the running softmax of [`Running`] (Milakov and
+//! Gimelshein, 2018), so that a row's bits depend on its own keys and on where the tiles lie, and on nothing else.
+//!
+//! Scores are `f64`: lanes accumulate in `f32`, and are added up in `f64`. Gemma 4 does not scale its dot products, so
+//! scores reach the hundreds, where half a unit in an `f32`'s last place is an error of 1e-5 in every weight, which
+//! the layers that follow amplify. The wider sum costs nothing that can be measured.
+
+use std::ops::Range;
+
+use crate::lanes::{Element, Lanes, Op};
+use crate::{Elements, Isa};
+
+/// A softmax-weighted sum that is still being built: `sum = sum_i e^(score_i - max)`, and in the caller's buffer
+/// `output = sum_i e^(score_i - max) * value_i`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Running {
+    /// The largest score so far.
+    pub max: f64,
+    /// The sum of the weights so far.
+    pub sum: f32,
+}
+
+impl Running {
+    /// No key seen yet. The output that goes with it is all zeros.
+    pub const EMPTY: Self = Self { max: f64::NEG_INFINITY, sum: 0.0 };
+}
+
+/// A run of keys and values of one KV head, `(len, head_dim)` each.
+#[derive(Clone, Copy, Debug)]
+pub struct KvTile<'a> {
+    /// Keys after norm and rotation.
+    pub keys: Elements<'a>,
+    /// Values.
+    pub values: Elements<'a>,
+    /// Width of a row.
+    pub head_dim: usize,
+}
+
+/// A query row's state: which keys of the tile it sees, and where its result is built.
+pub struct Query<'a> {
+    /// `(head_dim)`; scores are plain dot products (Gemma 4's attention scale is 1).
+    pub query: &'a [f32],
+    /// The keys of the tile that this row attends.
+    pub visible: Range<usize>,
+    /// Its softmax.
+    pub running: &'a mut Running,
+    /// `(head_dim)`: its unnormalised result.
+    pub output: &'a mut [f32],
+}
+
+/// Adds a tile's keys to every query's running attention.
+///
+/// `scores` is scratch, at least `queries.len() * len` long.
+///
+/// # Panics
+/// If a length does not fit, or a query sees keys outside the tile.
+pub fn attend_tile(isa: Isa, tile: KvTile<'_>, queries: &mut [Query<'_>], scores: &mut [f64]) {
+    let len = tile.keys.len() / tile.head_dim;
+    assert_eq!(tile.keys.len(), tile.values.len(), "attend: keys and values differ in length");
+    assert!(scores.len() >= queries.len() * len, "attend: too little scratch");
+    for q in queries.iter() {
+        assert!(q.query.len() == tile.head_dim && q.output.len() == tile.head_dim, "attend: not (head_dim)");
+        assert!(q.visible.end <= len, "attend: a query sees keys outside the tile");
+    }
+    match (tile.keys, tile.values) {
+        (Elements::F32(k), Elements::F32(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
+        (Elements::F16(k), Elements::F16(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
+        (Elements::Bf16(k), Elements::Bf16(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
+        (Elements::F32(k), Elements::F16(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
+        (Elements::F32(k), Elements::Bf16(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
+        (Elements::F16(k), Elements::F32(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
+        (Elements::F16(k), Elements::Bf16(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
+        (Elements::Bf16(k), Elements::F32(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
+        (Elements::Bf16(k), Elements::F16(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
+    }
+}
+
+/// Folds the attention over later keys into the attention over earlier ones.
+pub fn merge(isa: Isa, into: (&mut Running, &mut [f32]), later: (Running, &[f32])) {
+    let (running, output) = into;
+    let (other, other_output) = later;
+    assert_eq!(output.len(), other_output.len(), "attend: outputs differ in length");
+    if other.sum == 0.0 {
+        return;
+    }
+    let max = running.max.max(other.max);
+    // An empty left side has max = -inf, whose weight is e^-inf = 0.
+    let (a, b) = (((running.max - max) as f32).exp(), ((other.max - max) as f32).exp());
+    *running = Running { max, sum: running.sum * a + other.sum * b };
+    isa.run(Blend { output, a, other: other_output, b });
+}
+
+/// Divides the unnormalised result by the sum of its weights. A row that saw no key stays zero.
+pub fn finish(isa: Isa, running: Running, output: &mut [f32]) {
+    if running.sum > 0.0 {
+        isa.run(Scale { output, by: 1.0 / running.sum });
+    }
+}
+
+struct Attend<'a, 'q, K, V> {
+    k: &'a [K],
+    v: &'a [V],
+    head_dim: usize,
+    queries: &'a mut [Query<'q>],
+    scores: &'a mut [f64],
+}
+
+/// Queries that share a loaded key or value: four accumulate while one vector of the tile stays in a register.
+const SHARE: usize = 4;
+
+impl<K: Element, V: Element> Op for Attend<'_, '_, K, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<L: Lanes>(self, l: L) {
+        let Self { k, v, head_dim, queries, scores } = self;
+        let len = k.len() / head_dim;
+        for (queries, scores) in queries.chunks_mut(SHARE).zip(scores.chunks_mut(SHARE * len)) {
+            let seen = queries.iter().filter(|q| !q.visible.is_empty());
+            let Some(first) = seen.clone().map(|q| q.visible.start).min() else {
+                continue;
+            };
+            let last = seen.map(|q| q.visible.end).max().unwrap_or(first);
+            // SAFETY: `run` entered the features; `attend_tile` checked every length and range.
+            unsafe {
+                if let [a, b, c, d] = queries {
+                    let q = [a.query, b.query, c.query, d.query].map(<[f32]>::as_ptr);
+                    key_scores(l, q, k, head_dim, first..last, scores, len);
+                } else {
+                    for (q, scores) in queries.iter().zip(scores.chunks_mut(len)) {
+                        key_scores(l, [q.query.as_ptr()], k, head_dim, first..last, scores, len);
+                    }
+                }
+                for (q, scores) in queries.iter_mut().zip(scores.chunks_mut(len)) {
+                    softmax_step(l, q, &mut scores[..len], first..last);
+                }
+                if let [a, b, c, d] = queries {
+                    let out = [a, b, c, d].map(|q| q.output.as_mut_ptr());
+                    add_values(l, out, v, head_dim, first..last, scores, len);
+                } else {
+                    for (q, scores) in queries.iter_mut().zip(scores.chunks_mut(len)) {
+                        add_values(l, [q.output.as_mut_ptr()], v, head_dim, first..last, scores, len);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `scores[n][j] = q[n] . k[j]` for the keys of `range`.
+#[inline(always)]
+unsafe fn key_scores<L: Lanes, K: Element, const N: usize>(
+    l: L,
+    q: [*const f32; N],
+    k: &[K],
+    head_dim: usize,
+    range: Range<usize>,
+    scores: &mut [f64],
+    len: usize,
+) {
+    let whole = head_dim - head_dim % L::LANES;
+    for j in range {
+        // SAFETY: the caller's queries are `head_dim` long and `j` is a key of the tile.
+        unsafe {
+            let k = k.as_ptr().add(j * head_dim);
+            let mut acc = [l.splat(0.0); N];
+            for i in (0..whole).step_by(L::LANES) {
+                let k = K::load(l, k.add(i));
+                for (acc, q) in acc.iter_mut().zip(q) {
+                    *acc = l.fma(l.load(q.add(i)), k, *acc);
+                }
+            }
+            if whole < head_dim {
+                let k = K::load_part(l, k.add(whole), head_dim - whole);
+                for (acc, q) in acc.iter_mut().zip(q) {
+                    *acc = l.fma(l.load_part(q.add(whole), head_dim - whole), k, *acc);
+                }
+            }
+            for (n, acc) in acc.into_iter().enumerate() {
+                scores[n * len + j] = l.sum_f64(acc);
+            }
+        }
+    }
+}
+
+/// Turns a row's visible scores into weights relative to the new maximum, and rescales what was there before.
+/// Weights of `range` that the row does not see become zero.
+#[inline(always)]
+unsafe fn softmax_step<L: Lanes>(l: L, q: &mut Query<'_>, scores: &mut [f64], range: Range<usize>) {
+    if q.visible.is_empty() {
+        scores[range].fill(0.0);
+        return;
+    }
+    let visible = q.visible.clone();
+    let max = scores[visible.clone()].iter().fold(q.running.max, |m, s| m.max(*s));
+    scores[range.start..visible.start].fill(0.0);
+    scores[visible.end..range.end].fill(0.0);
+    let mut sum = 0.0;
+    for scores in scores[visible].chunks_mut(L::LANES) {
+        // Lanes beyond the row's keys hold e^-87 and are not added.
+        let mut weights = [f32::NEG_INFINITY; 16];
+        weights.iter_mut().zip(scores.iter()).for_each(|(w, s)| *w = (s - max) as f32);
+        // SAFETY: the caller entered the features; no lane type has more than 16 lanes.
+        unsafe { l.store(weights.as_mut_ptr(), l.exp(l.load(weights.as_ptr()))) };
+        for (s, w) in scores.iter_mut().zip(weights) {
+            *s = f64::from(w);
+            sum += w;
+        }
+    }
+    if q.running.sum > 0.0 && max > q.running.max {
+        let scale = ((q.running.max - max) as f32).exp();
+        q.running.sum *= scale;
+        // SAFETY: the caller entered the features.
+        unsafe { scale_by(l, q.output, scale) };
+    }
+    *q.running = Running { max, sum: q.running.sum + sum };
+}
+
+/// `out[n] += sum_j weights[n][j] * v[j]` over the keys of `range`.
+#[inline(always)]
+unsafe fn add_values<L: Lanes, V: Element, const N: usize>(
+    l: L,
+    out: [*mut f32; N],
+    v: &[V],
+    head_dim: usize,
+    range: Range<usize>,
+    weights: &[f64],
+    len: usize,
+) {
+    // Strips of four vectors: N * 4 accumulators stay in registers over all keys of the tile.
+    const STRIP: usize = 4;
+    let whole = head_dim - head_dim % L::LANES;
+    let mut i = 0;
+    // SAFETY: the caller's outputs are `head_dim` long and `range` is inside the tile.
+    unsafe {
+        while i + STRIP * L::LANES <= whole {
+            let mut acc: [[L::V; STRIP]; N] = out.map(|out| std::array::from_fn(|s| l.load(out.add(i + s * L::LANES))));
+            for j in range.clone() {
+                let v: [L::V; STRIP] =
+                    std::array::from_fn(|s| V::load(l, v.as_ptr().add(j * head_dim + i + s * L::LANES)));
+                for (n, acc) in acc.iter_mut().enumerate() {
+                    let weight = l.splat(weights[n * len + j] as f32);
+                    for (acc, v) in acc.iter_mut().zip(v) {
+                        *acc = l.fma(weight, v, *acc);
+                    }
+                }
+            }
+            for (out, acc) in out.into_iter().zip(acc) {
+                for (s, acc) in acc.into_iter().enumerate() {
+                    l.store(out.add(i + s * L::LANES), acc);
+                }
+            }
+            i += STRIP * L::LANES;
+        }
+        while i < head_dim {
+            let width = L::LANES.min(head_dim - i);
+            for (n, out) in out.into_iter().enumerate() {
+                let part = width < L::LANES;
+                let mut acc = if part { l.load_part(out.add(i), width) } else { l.load(out.add(i)) };
+                for j in range.clone() {
+                    let at = v.as_ptr().add(j * head_dim + i);
+                    let v = if part { V::load_part(l, at, width) } else { V::load(l, at) };
+                    acc = l.fma(l.splat(weights[n * len + j] as f32), v, acc);
+                }
+                if part {
+                    l.store_part(out.add(i), acc, width);
+                } else {
+                    l.store(out.add(i), acc);
+                }
+            }
+            i += width;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn scale_by<L: Lanes>(l: L, x: &mut [f32], by: f32) {
+    let mut lanes = x.chunks_exact_mut(L::LANES);
+    // SAFETY: the caller entered the features; chunks are `LANES` long.
+    unsafe {
+        for x in lanes.by_ref() {
+            l.store(x.as_mut_ptr(), l.mul(l.load(x.as_ptr()), l.splat(by)));
+        }
+    }
+    for x in lanes.into_remainder() {
+        *x *= by;
+    }
+}
+
+struct Scale<'a> {
+    output: &'a mut [f32],
+    by: f32,
+}
+
+impl Op for Scale<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn eval<L: Lanes>(self, l: L) {
+        // SAFETY: `run` entered the features.
+        unsafe { scale_by(l, self.output, self.by) }
+    }
+}
+
+/// `output = output * a + other * b`.
+struct Blend<'a> {
+    output: &'a mut [f32],
+    a: f32,
+    other: &'a [f32],
+    b: f32,
+}
+
+impl Op for Blend<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn eval<L: Lanes>(self, l: L) {
+        let mut out = self.output.chunks_exact_mut(L::LANES);
+        let mut other = self.other.chunks_exact(L::LANES);
+        for (out, other) in out.by_ref().zip(other.by_ref()) {
+            // SAFETY: `run` entered the features; chunks are `LANES` long.
+            unsafe {
+                let sum =
+                    l.add(l.mul(l.load(out.as_ptr()), l.splat(self.a)), l.mul(l.load(other.as_ptr()), l.splat(self.b)));
+                l.store(out.as_mut_ptr(), sum);
+            }
+        }
+        for (out, other) in out.into_remainder().iter_mut().zip(other.remainder()) {
+            *out = *out * self.a + other * self.b;
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! A column range of a row-major output, so that several threads can fill one matrix.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// The columns `range` of a row-major `(rows, width)` matrix, mutably. Two values of one matrix never share a column,
+/// because the only ways to make one are from the whole matrix and by [`ColumnsMut::split_at`].
+pub struct ColumnsMut<'a> {
+    data: *mut f32,
+    rows: usize,
+    width: usize,
+    range: Range<usize>,
+    _matrix: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: a value has exclusive access to its own columns of the borrowed matrix, as a `&mut [f32]` has to its elements.
+unsafe impl Send for ColumnsMut<'_> {}
+
+impl<'a> ColumnsMut<'a> {
+    /// All columns of `matrix`, which is `(rows, width)` row-major.
+    ///
+    /// # Panics
+    /// If `matrix` is not `rows * width` long.
+    pub fn new(matrix: &'a mut [f32], rows: usize, width: usize) -> Self {
+        assert_eq!(Some(matrix.len()), rows.checked_mul(width), "columns: not a (rows, width) matrix");
+        Self { data: matrix.as_mut_ptr(), rows, width, range: 0..width, _matrix: PhantomData }
+    }
+
+    /// The columns of this value before and from `column` on (a column of the whole matrix).
+    ///
+    /// # Panics
+    /// If `column` is outside [`ColumnsMut::range`].
+    pub fn split_at(self, column: usize) -> (Self, Self) {
+        assert!(self.range.start <= column && column <= self.range.end, "columns: split outside the range");
+        let right = Self { range: column..self.range.end, ..self };
+        (Self { range: self.range.start..column, ..self }, right)
+    }
+
+    /// The columns held, counted in the whole matrix.
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The held columns of one row.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    #[inline]
+    pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        assert!(row < self.rows, "columns: no row {row}");
+        // SAFETY: `row < rows` and `range` lies within `width`, so the elements are inside the matrix; no other value
+        // holds these columns, and `&mut self` keeps this one from being used twice.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.width + self.range.start), self.range.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn split_columns_fill_one_matrix() {
+        let mut matrix = vec![0.0; 2 * 5];
+        let (mut left, mut right) = ColumnsMut::new(&mut matrix, 2, 5).split_at(2);
+        for row in 0..2 {
+            left.row_mut(row).fill(1.0 + row as f32);
+            right.row_mut(row).fill(-1.0);
+        }
+        assert_eq!(matrix, [1., 1., -1., -1., -1., 2., 2., -1., -1., -1.]);
+    }
+}

@@ -1,0 +1,73 @@
+//! Floating-point element types as they lie in files and caches.
+
+use half::{bf16, f16};
+
+/// The floating-point types that weights and K/V rows are stored in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ElementType {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of a single.
+    Bf16,
+}
+
+impl ElementType {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            ElementType::F32 => 4,
+            ElementType::F16 | ElementType::Bf16 => 2,
+        }
+    }
+}
+
+/// A borrowed run of elements of one of the [`ElementType`]s.
+#[derive(Clone, Copy, Debug)]
+pub enum Elements<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// Half precision.
+    F16(&'a [f16]),
+    /// Brain floats.
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> Elements<'a> {
+    /// Number of elements.
+    pub fn len(self) -> usize {
+        match self {
+            Elements::F32(x) => x.len(),
+            Elements::F16(x) => x.len(),
+            Elements::Bf16(x) => x.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// The elements of `range`.
+    ///
+    /// # Panics
+    /// If `range` reaches past the end.
+    pub fn slice(self, range: std::ops::Range<usize>) -> Self {
+        match self {
+            Elements::F32(x) => Elements::F32(&x[range]),
+            Elements::F16(x) => Elements::F16(&x[range]),
+            Elements::Bf16(x) => Elements::Bf16(&x[range]),
+        }
+    }
+
+    /// Widens every element into `out` (same length).
+    pub fn widen(self, out: &mut [f32]) {
+        assert_eq!(self.len(), out.len(), "widen: lengths differ");
+        match self {
+            Elements::F32(x) => out.copy_from_slice(x),
+            Elements::F16(x) => out.iter_mut().zip(x).for_each(|(o, x)| *o = x.to_f32()),
+            Elements::Bf16(x) => out.iter_mut().zip(x).for_each(|(o, x)| *o = x.to_f32()),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The few `f32` vector operations that the kernels are written in, once for every instruction set.
+//!
+//! Kernels are [`Op`]s: `eval` is `#[inline(always)]`, so that it is compiled inside the `#[target_feature]` function
+//! that [`crate::Isa::run`] enters, and the intrinsics become single instructions.
+
+mod scalar;
+pub(crate) use scalar::Scalar;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use {avx2::Avx2Lanes, avx512::Avx512Lanes};
+
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::NeonLanes;
+
+use half::{bf16, f16};
+
+/// An operation written once for all lane types.
+pub(crate) trait Op {
+    type Output;
+    /// Must be `#[inline(always)]`, see the module's documentation.
+    fn eval<L: Lanes>(self, lanes: L) -> Self::Output;
+}
+
+/// A vector of `LANES` floats. Every method is `#[inline(always)]`.
+///
+/// # Safety
+/// All methods are unsafe for one reason: the code must run inside a function that has the instruction set's target
+/// features, which only [`crate::Isa::run`] enters. Pointers must be valid for the number of elements named.
+pub(crate) trait Lanes: Copy {
+    const LANES: usize;
+    type V: Copy;
+
+    unsafe fn splat(self, x: f32) -> Self::V;
+    /// Reads `LANES` elements.
+    unsafe fn load(self, from: *const f32) -> Self::V;
+    unsafe fn load_f16(self, from: *const f16) -> Self::V;
+    unsafe fn load_bf16(self, from: *const bf16) -> Self::V;
+    /// Reads `count < LANES` elements; the other lanes are zero.
+    unsafe fn load_part(self, from: *const f32, count: usize) -> Self::V;
+    /// Writes `LANES` elements.
+    unsafe fn store(self, to: *mut f32, v: Self::V);
+    /// Writes the first `count < LANES` lanes.
+    unsafe fn store_part(self, to: *mut f32, v: Self::V, count: usize);
+
+    unsafe fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once where the instruction set has it.
+    unsafe fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The nearest integer, as a float.
+    unsafe fn round(self, a: Self::V) -> Self::V;
+    /// `2^n` for integral `n` in `-126..=127`.
+    unsafe fn exp2_int(self, n: Self::V) -> Self::V;
+
+    unsafe fn sum(self, a: Self::V) -> f32;
+    /// The sum of the lanes, added up in `f64`.
+    unsafe fn sum_f64(self, a: Self::V) -> f64;
+    unsafe fn maximum(self, a: Self::V) -> f32;
+
+    /// `e^x`. The vector form is Cody-Waite reduction and a degree-6 polynomial: within 2 units in the last place on
+    /// [-87, 88], clamped outside (so `-inf` gives a number below 1.2e-38, not zero).
+    #[inline(always)]
+    unsafe fn exp(self, x: Self::V) -> Self::V {
+        // SAFETY: as the caller's.
+        unsafe {
+            let x = self.min(self.max(x, self.splat(-87.336_54)), self.splat(88.376_26));
+            let n = self.round(self.mul(x, self.splat(std::f32::consts::LOG2_E)));
+            // ln 2 in two parts, so that x - n ln 2 is exact to the last bit.
+            let r = self.fma(n, self.splat(-0.693_359_4), x);
+            let r = self.fma(n, self.splat(2.121_944_4e-4), r);
+            let mut p = self.splat(1.987_569_1e-4);
+            for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+                p = self.fma(p, r, self.splat(c));
+            }
+            let p = self.fma(self.mul(p, r), r, self.add(r, self.splat(1.0)));
+            self.mul(p, self.exp2_int(n))
+        }
+    }
+
+    /// `tanh x`, as `1 - 2 / (e^2x + 1)`; absolute error below 2e-7.
+    #[inline(always)]
+    unsafe fn tanh(self, x: Self::V) -> Self::V {
+        // SAFETY: as the caller's.
+        unsafe {
+            let one = self.splat(1.0);
+            let e = self.exp(self.add(x, x));
+            self.sub(one, self.div(self.splat(2.0), self.add(e, one)))
+        }
+    }
+}
+
+/// An element type that lanes widen to `f32` on load.
+pub(crate) trait Element: Copy {
+    unsafe fn load<L: Lanes>(lanes: L, from: *const Self) -> L::V;
+    fn widen(self) -> f32;
+
+    /// Reads `count < LANES` elements; the other lanes are zero.
+    #[inline(always)]
+    unsafe fn load_part<L: Lanes>(lanes: L, from: *const Self, count: usize) -> L::V {
+        let mut tail = [0.0f32; 16];
+        // SAFETY: the caller gives `count` readable elements, and no lane type has more than 16 lanes.
+        unsafe {
+            for (i, slot) in tail.iter_mut().enumerate().take(count) {
+                *slot = (*from.add(i)).widen();
+            }
+            lanes.load(tail.as_ptr())
+        }
+    }
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(lanes: L, from: *const Self) -> L::V {
+        // SAFETY: as the caller's.
+        unsafe { lanes.load(from) }
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    unsafe fn load_part<L: Lanes>(lanes: L, from: *const Self, count: usize) -> L::V {
+        // SAFETY: as the caller's.
+        unsafe { lanes.load_part(from, count) }
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(lanes: L, from: *const Self) -> L::V {
+        // SAFETY: as the caller's.
+        unsafe { lanes.load_f16(from) }
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(lanes: L, from: *const Self) -> L::V {
+        // SAFETY: as the caller's.
+        unsafe { lanes.load_bf16(from) }
+    }
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Isa;
+
+    struct Apply<'a>(&'a [f32], &'a mut [f32], fn(f32) -> f64, f64);
+
+    impl Op for Apply<'_> {
+        type Output = ();
+        #[inline(always)]
+        fn eval<L: Lanes>(self, l: L) {
+            let Apply(x, y, reference, tolerance) = self;
+            for (x, y) in x.chunks_exact(L::LANES).zip(y.chunks_exact_mut(L::LANES)) {
+                // SAFETY: `run` entered the features; both chunks are `LANES` long.
+                unsafe {
+                    let v = l.load(x.as_ptr());
+                    let out = if reference(0.0) == 1.0 { l.exp(v) } else { l.tanh(v) };
+                    l.store(y.as_mut_ptr(), out);
+                }
+            }
+            for (x, y) in x.iter().zip(y.iter()) {
+                let want = reference(*x);
+                let error = (f64::from(*y) - want).abs() / if reference(0.0) == 1.0 { want } else { 1.0 };
+                assert!(error < tolerance, "f({x}) = {y}, not {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn exp_and_tanh_are_accurate_on_every_isa() {
+        let x: Vec<f32> = (0..4096).map(|i| (i as f32 / 4096.0 - 0.5) * 170.0).collect();
+        let mut y = vec![0.0; x.len()];
+        for isa in Isa::available() {
+            isa.run(Apply(&x, &mut y, |x| f64::from(x).exp(), 2.5e-7));
+            isa.run(Apply(&x, &mut y, |x| f64::from(x).tanh(), 2.5e-7));
+        }
+    }
+}

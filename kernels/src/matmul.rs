@@ -1,0 +1,112 @@
+//! Activations times the transpose of a floating-point weight matrix, widened in registers.
+
+use crate::lanes::{Element, Lanes, Op};
+use crate::{ColumnsMut, Elements, Isa};
+
+/// `y[r][j] = sum_i x[r][i] * weight[j][i]` for the columns `j` that `y` holds.
+///
+/// * `x`: `(rows, inputs)` row-major, where `rows` is `y`'s.
+/// * `weight`: `(outputs, inputs)` row-major; `y` is `(rows, outputs)`.
+///
+/// Each sum runs over lanes in order and is reduced once, whatever the tile: the bits of a row depend on that row only.
+///
+/// # Panics
+/// If a length does not fit the shapes.
+pub fn matmul(isa: Isa, x: &[f32], inputs: usize, weight: Elements<'_>, y: ColumnsMut<'_>) {
+    assert_eq!(x.len(), y.rows() * inputs, "matmul: x is not (rows, inputs)");
+    assert!(weight.len() >= y.range().end * inputs, "matmul: the weight has too few rows");
+    match weight {
+        Elements::F32(w) => isa.run(MatMul { x, inputs, w, y }),
+        Elements::F16(w) => isa.run(MatMul { x, inputs, w, y }),
+        Elements::Bf16(w) => isa.run(MatMul { x, inputs, w, y }),
+    }
+}
+
+/// One dot product with the arithmetic of [`matmul`]: `dot(a, b)` has the bits that a one-row, one-column call gives.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn dot(isa: Isa, x: &[f32], w: Elements<'_>) -> f32 {
+    let mut y = [0.0];
+    assert_eq!(x.len(), w.len(), "dot: lengths differ");
+    matmul(isa, x, x.len(), w, ColumnsMut::new(&mut y, 1, 1));
+    y[0]
+}
+
+struct MatMul<'a, W> {
+    x: &'a [f32],
+    inputs: usize,
+    w: &'a [W],
+    y: ColumnsMut<'a>,
+}
+
+/// Rows per tile. Four rows by four columns need 16 accumulators and 8 operands: 24 of the 32 zmm registers. AVX2 has 16
+/// and spills a few; two rows there would read the weights twice as often, which costs more.
+const TILE_ROWS: usize = 4;
+
+impl<W: Element> Op for MatMul<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<L: Lanes>(mut self, l: L) {
+        let columns = self.y.range();
+        let mut column = columns.start;
+        // Columns outside, rows inside: a tile's weights are read from memory once for all rows.
+        while column < columns.end {
+            let wide = columns.end - column >= 4;
+            let mut row = 0;
+            while row < self.y.rows() {
+                // SAFETY: `run` entered the features; `matmul` checked that rows and columns are inside `x` and `w`.
+                unsafe {
+                    row += match (self.y.rows() - row, wide) {
+                        (1, true) => self.tile::<L, 1, 4>(l, row, column),
+                        (2, true) => self.tile::<L, 2, 4>(l, row, column),
+                        (3, true) => self.tile::<L, 3, 4>(l, row, column),
+                        (_, true) => self.tile::<L, TILE_ROWS, 4>(l, row, column),
+                        (_, false) => self.tile::<L, 1, 1>(l, row, column),
+                    };
+                }
+            }
+            column += if wide { 4 } else { 1 };
+        }
+    }
+}
+
+impl<W: Element> MatMul<'_, W> {
+    /// Fills `R` rows by `C` columns of `y` and returns `R`.
+    #[inline(always)]
+    unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&mut self, l: L, row: usize, column: usize) -> usize {
+        // SAFETY: the caller's rows and columns are inside `x` and `w`; loads stop at `inputs`.
+        let sums = unsafe {
+            let x = self.x.as_ptr().add(row * self.inputs);
+            let w = self.w.as_ptr().add(column * self.inputs);
+            let mut acc = [[l.splat(0.0); C]; R];
+            let whole = self.inputs - self.inputs % L::LANES;
+            for i in (0..whole).step_by(L::LANES) {
+                let w: [L::V; C] = std::array::from_fn(|c| W::load(l, w.add(c * self.inputs + i)));
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let x = l.load(x.add(r * self.inputs + i));
+                    for (acc, w) in acc.iter_mut().zip(w) {
+                        *acc = l.fma(x, w, *acc);
+                    }
+                }
+            }
+            let tail = self.inputs - whole;
+            if tail > 0 {
+                let w: [L::V; C] = std::array::from_fn(|c| W::load_part(l, w.add(c * self.inputs + whole), tail));
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let x = l.load_part(x.add(r * self.inputs + whole), tail);
+                    for (acc, w) in acc.iter_mut().zip(w) {
+                        *acc = l.fma(x, w, *acc);
+                    }
+                }
+            }
+            acc.map(|acc| acc.map(|acc| l.sum(acc)))
+        };
+        let first = column - self.y.range().start;
+        for (r, sums) in sums.iter().enumerate() {
+            self.y.row_mut(row + r)[first..first + C].copy_from_slice(sums);
+        }
+        R
+    }
+}

@@ -1,0 +1,138 @@
+//! Eight words in a ymm register: half a panel at a time.
+
+use super::{ByteLanes, PanelOp};
+use crate::lanes::Avx2Lanes;
+use std::arch::x86_64::*;
+
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, which is what `ByteLanes` demands.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl ByteLanes for Avx2Lanes {
+    // `vpmaddubsw` saturates its 16-bit pairs: 2 * 128 * 127 fits, 2 * 240 * 127 does not.
+    const ALL_BYTES: bool = false;
+    const TILE_ROWS: usize = 4;
+    type I = __m256i;
+
+    #[inline(always)]
+    unsafe fn call<O: PanelOp>(self, op: O) {
+        unsafe { crate::isa::avx2_panels(op) }
+    }
+    #[inline(always)]
+    unsafe fn zero(self) -> __m256i {
+        unsafe { _mm256_setzero_si256() }
+    }
+    #[inline(always)]
+    unsafe fn splat_word(self, x: i32) -> __m256i {
+        unsafe { _mm256_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load_words(self, from: *const u8) -> __m256i {
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_words(self, to: *mut u8, v: __m256i) {
+        unsafe { _mm256_storeu_si256(to.cast(), v) }
+    }
+    #[inline(always)]
+    unsafe fn load_signed_bytes(self, from: *const u8) -> __m256i {
+        unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn and(self, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_and_si256(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn or(self, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_or_si256(a, b) }
+    }
+    // No rotation before AVX-512; of the two shifts, one has count zero and goes away where `by` is a constant.
+    #[inline(always)]
+    unsafe fn shift(self, a: __m256i, by: i32) -> __m256i {
+        unsafe {
+            let left = _mm256_sllv_epi32(a, _mm256_set1_epi32(by.max(0)));
+            _mm256_srlv_epi32(left, _mm256_set1_epi32((-by).max(0)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn lookup(self, table: &[u8; 16], a: __m256i) -> __m256i {
+        unsafe { _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), a) }
+    }
+    #[inline(always)]
+    unsafe fn to_float(self, a: __m256i) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn dot(self, acc: __m256i, weights: __m256i, x: i32) -> __m256i {
+        unsafe {
+            let pairs = _mm256_maddubs_epi16(weights, _mm256_set1_epi32(x));
+            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_biased(self, acc: __m256i, weights: __m256i, x: i32) -> __m256i {
+        unsafe {
+            let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
+            // |w| (128 at most, as an unsigned byte) times x with w's sign.
+            let x = _mm256_sign_epi8(_mm256_set1_epi32(x), signed);
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(signed), x);
+            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_pairs(self, acc: __m256i, pairs: __m256i, x: i32) -> __m256i {
+        unsafe { _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi32(x))) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(self, at: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
+        unsafe {
+            let magnitude = _mm256_set1_epi32(0x7fff_ffff);
+            let mut largest = _mm256_setzero_si256();
+            for x in x.chunks_exact(8) {
+                let x = _mm256_and_si256(_mm256_loadu_si256(x.as_ptr().cast()), magnitude);
+                largest = _mm256_max_epu32(largest, x);
+            }
+            let mut lanes = [0u32; 8];
+            _mm256_storeu_si256(lanes.as_mut_ptr().cast(), largest);
+            lanes.into_iter().fold(0, u32::max)
+        }
+    }
+    #[inline(always)]
+    unsafe fn first_of_magnitude(self, x: &[f32], largest: u32) -> usize {
+        unsafe {
+            let (magnitude, largest) = (_mm256_set1_epi32(0x7fff_ffff), _mm256_set1_epi32(largest as i32));
+            for (i, x) in x.chunks_exact(8).enumerate() {
+                let x = _mm256_and_si256(_mm256_loadu_si256(x.as_ptr().cast()), magnitude);
+                let found = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(x, largest)));
+                if found != 0 {
+                    return 8 * i + found.trailing_zeros() as usize;
+                }
+            }
+            0
+        }
+    }
+    #[inline(always)]
+    unsafe fn round_to_bytes(self, x: &[f32], scale: f32, out: &mut [u8]) {
+        unsafe {
+            let scale = _mm256_set1_ps(scale);
+            let (low, high) = (_mm256_set1_epi32(-127), _mm256_set1_epi32(127));
+            let round = |x: *const f32| {
+                let x = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), scale));
+                _mm256_min_epi32(_mm256_max_epi32(x, low), high)
+            };
+            for (x, out) in x.chunks_exact(32).zip(out.chunks_exact_mut(32)) {
+                let x = x.as_ptr();
+                let a = _mm256_packs_epi32(round(x), round(x.add(8)));
+                let b = _mm256_packs_epi32(round(x.add(16)), round(x.add(24)));
+                // Packing works within halves; this puts the groups of four back in order.
+                let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+                let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), order);
+                _mm256_storeu_si256(out.as_mut_ptr().cast(), bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Sixteen words in a zmm register, VNNI dot products.
+
+use super::{ByteLanes, PanelOp};
+use crate::lanes::Avx512Lanes;
+use std::arch::x86_64::*;
+
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, which is what `ByteLanes` demands.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl ByteLanes for Avx512Lanes {
+    const ALL_BYTES: bool = true;
+    const TILE_ROWS: usize = 8;
+    type I = __m512i;
+
+    #[inline(always)]
+    unsafe fn call<O: PanelOp>(self, op: O) {
+        unsafe { crate::isa::avx512_panels(op) }
+    }
+    #[inline(always)]
+    unsafe fn zero(self) -> __m512i {
+        unsafe { _mm512_setzero_si512() }
+    }
+    #[inline(always)]
+    unsafe fn splat_word(self, x: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load_words(self, from: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_words(self, to: *mut u8, v: __m512i) {
+        unsafe { _mm512_storeu_si512(to.cast(), v) }
+    }
+    #[inline(always)]
+    unsafe fn load_signed_bytes(self, from: *const u8) -> __m512i {
+        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn and(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_and_si512(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_or_si512(a, b) }
+    }
+    // A rotation goes both ways with one count.
+    #[inline(always)]
+    unsafe fn shift(self, a: __m512i, by: i32) -> __m512i {
+        unsafe { _mm512_rolv_epi32(a, _mm512_set1_epi32(by & 31)) }
+    }
+    #[inline(always)]
+    unsafe fn lookup(self, table: &[u8; 16], a: __m512i) -> __m512i {
+        unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), a) }
+    }
+    #[inline(always)]
+    unsafe fn to_float(self, a: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn dot(self, acc: __m512i, weights: __m512i, x: i32) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(acc, weights, _mm512_set1_epi32(x)) }
+    }
+    #[inline(always)]
+    unsafe fn dot_biased(self, acc: __m512i, weights: __m512i, x: i32) -> __m512i {
+        unsafe { self.dot(acc, weights, x) }
+    }
+    #[inline(always)]
+    unsafe fn dot_pairs(self, acc: __m512i, pairs: __m512i, x: i32) -> __m512i {
+        unsafe { _mm512_dpwssd_epi32(acc, pairs, _mm512_set1_epi32(x)) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(self, at: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
+        unsafe {
+            let magnitude = _mm512_set1_epi32(0x7fff_ffff);
+            let mut largest = _mm512_setzero_si512();
+            for x in x.chunks_exact(16) {
+                let x = _mm512_and_si512(_mm512_loadu_si512(x.as_ptr().cast()), magnitude);
+                largest = _mm512_max_epu32(largest, x);
+            }
+            _mm512_reduce_max_epu32(largest)
+        }
+    }
+    #[inline(always)]
+    unsafe fn first_of_magnitude(self, x: &[f32], largest: u32) -> usize {
+        unsafe {
+            let (magnitude, largest) = (_mm512_set1_epi32(0x7fff_ffff), _mm512_set1_epi32(largest as i32));
+            for (i, x) in x.chunks_exact(16).enumerate() {
+                let x = _mm512_and_si512(_mm512_loadu_si512(x.as_ptr().cast()), magnitude);
+                let found = _mm512_cmpeq_epi32_mask(x, largest);
+                if found != 0 {
+                    return 16 * i + found.trailing_zeros() as usize;
+                }
+            }
+            0
+        }
+    }
+    #[inline(always)]
+    unsafe fn round_to_bytes(self, x: &[f32], scale: f32, out: &mut [u8]) {
+        unsafe {
+            let (scale, low, high) = (_mm512_set1_ps(scale), _mm512_set1_epi32(-127), _mm512_set1_epi32(127));
+            for (x, out) in x.chunks_exact(16).zip(out.chunks_exact_mut(16)) {
+                let x = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x.as_ptr()), scale));
+                let x = _mm512_min_epi32(_mm512_max_epi32(x, low), high);
+                _mm_storeu_si128(out.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(x));
+            }
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! The matmul over byte lanes: panels of 16 outputs against tiles of up to 8 rows.
+//!
+//! Nothing is ever reduced across lanes: a lane is an output. One register of weights (four inputs of 16 outputs) meets
+//! every row of the tile as one `vpdpbusd` with the row's four quants broadcast from memory, so unpacking is paid once per
+//! tile. Integer sums are exact, and the float operations per output are those of `reference.rs` in their order; that is
+//! why neither the tile, nor the column range, nor the instruction set changes a bit.
+//!
+//! One tile, and all tiles of blocks of 32, which unpack in two operations, unpack in registers. Several tiles of blocks of
+//! 256 unpack each block once into the first-level cache and run from there.
+
+use super::activations::{TILE_ROWS, Tile, q8_1, q8k};
+use super::format::{self, Format, GROUP_BYTES, Header};
+use super::lanes::{ByteLanes, PanelOp};
+use super::pack::{PANEL_ROWS, PackedBlock, Panel, interleave};
+use super::{Activations, PackedMatrix, WeightType};
+use crate::{ColumnsMut, Isa};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Rows that share an unpacked block: their sums take 4 KiB of stack, their quants of a block 24 KiB.
+const CHUNK_TILES: usize = 8;
+
+/// How far ahead of the weights in use the next ones are asked for, in bytes.
+const PREFETCH: usize = 4096;
+
+/// Runs an operation for the matrix's type on the processor's lanes, or the reference where it has none.
+macro_rules! dispatch {
+    ($isa:ident, $weight_type:expr, $op:ident { $($field:ident),* }, else $reference:expr) => {
+        dispatch!(@types $isa, $weight_type, $op { $($field),* }, $reference,
+            Q4_0 Q40, Q4_1 Q41, Q5_0 Q50, Q5_1 Q51, Q8_0 Q80, Q2_K Q2K, Q3_K Q3K, Q4_K Q4K, Q5_K Q5K, Q6_K Q6K,
+            IQ4_NL Iq4Nl)
+    };
+    (@types $isa:ident, $weight_type:expr, $op:ident $fields:tt, $reference:expr, $($type:ident $format:ident),*) => {
+        match $isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(isa) => match $weight_type {
+                $(WeightType::$type => isa.run_panels(dispatch!(@op $op $fields $format)),)*
+            },
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(isa) => match $weight_type {
+                $(WeightType::$type => isa.run_panels(dispatch!(@op $op $fields $format)),)*
+            },
+            _ => $reference,
+        }
+    };
+    (@op $op:ident { $($field:ident),* } $format:ident) => {
+        $op { $($field,)* format: PhantomData::<format::$format> }
+    };
+}
+
+pub(super) fn matmul(isa: Isa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMut<'_>) {
+    dispatch!(isa, weights.weight_type(), MatMul { weights, x, y }, else super::reference::matmul(weights, x, y));
+}
+
+pub(super) fn dot_rows(isa: Isa, weights: &PackedMatrix<'_>, indices: &[u32], x: &Activations<'_>, out: &mut [f32]) {
+    dispatch!(isa, weights.weight_type(), DotRows { weights, indices, x, out },
+        else super::reference::dot_rows(weights, indices, x, out));
+}
+
+struct MatMul<'a, F> {
+    weights: &'a PackedMatrix<'a>,
+    x: &'a Activations<'a>,
+    y: ColumnsMut<'a>,
+    format: PhantomData<F>,
+}
+
+struct DotRows<'a, F> {
+    weights: &'a PackedMatrix<'a>,
+    indices: &'a [u32],
+    x: &'a Activations<'a>,
+    out: &'a mut [f32],
+    format: PhantomData<F>,
+}
+
+/// A panel's results for up to `CHUNK_TILES` tiles.
+type Results = [[f32; PANEL_ROWS]; CHUNK_TILES * TILE_ROWS];
+
+impl<F: Format> PanelOp for MatMul<'_, F> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(mut self, l: L) {
+        let range = self.y.range();
+        let (first, end) = (range.start / PANEL_ROWS, range.end.div_ceil(PANEL_ROWS));
+        let mut results: Results = [[0.0; PANEL_ROWS]; _];
+        let tiles = self.x.tiles();
+        // Chunks outside: their activations stay in the second-level cache, while reading the weights again for the next
+        // 64 rows costs little beside computing with them.
+        for chunk in (0..tiles.count).step_by(CHUNK_TILES) {
+            let chunk = chunk..(chunk + CHUNK_TILES).min(tiles.count);
+            let (first_row, last) = (tiles.get(chunk.start).first, tiles.get(chunk.end - 1));
+            let rows = last.first + last.rows - first_row;
+            for panel in first..end {
+                // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
+                unsafe {
+                    if F::TYPE.block_len() == 32 || tiles.count == 1 {
+                        for tile in chunk.clone().map(|t| tiles.get(t)) {
+                            let results = &mut results[tile.first - first_row..];
+                            fused_tile::<L, F>(l, self.weights, self.x, panel, tile, results);
+                        }
+                    } else {
+                        results[..rows].fill([0.0; PANEL_ROWS]);
+                        staged_tiles::<L, F>(l, self.weights, self.x, panel, chunk.clone(), &mut results);
+                    }
+                }
+                let (start, stop) = ((panel * PANEL_ROWS).max(range.start), ((panel + 1) * PANEL_ROWS).min(range.end));
+                for (row, result) in results[..rows].iter().enumerate() {
+                    self.y.row_mut(first_row + row)[start - range.start..stop - range.start]
+                        .copy_from_slice(&result[start - panel * PANEL_ROWS..stop - panel * PANEL_ROWS]);
+                }
+            }
+        }
+    }
+}
+
+impl<F: Format> PanelOp for DotRows<'_, F> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        let mut results: Results = [[0.0; PANEL_ROWS]; _];
+        let (tile, mut done) = (self.x.tiles().get(0), None);
+        for (index, out) in self.indices.iter().zip(self.out) {
+            let (panel, lane) = (*index as usize / PANEL_ROWS, *index as usize % PANEL_ROWS);
+            if done != Some(panel) {
+                // SAFETY: `run_panels` entered the features; the shapes were checked by `super::dot_rows`.
+                unsafe { fused_tile::<L, F>(l, self.weights, self.x, panel, tile, &mut results) };
+                done = Some(panel);
+            }
+            *out = results[0][lane];
+        }
+    }
+}
+
+/// Calls `$run` with the constant `R` for parts of a tile's rows: all of them, or four at a time where the registers hold
+/// no more; `$first` is the part's first row.
+macro_rules! in_parts {
+    ($lanes:ident, $rows:expr, |$first:ident, $R:ident| $run:expr) => {
+        let rows = $rows;
+        let mut $first = 0;
+        while $first < rows {
+            macro_rules! part {
+                ($r:literal) => {{
+                    const $R: usize = $r;
+                    $run;
+                    $first += $r;
+                }};
+            }
+            match rows - $first {
+                1 => part!(1),
+                2 => part!(2),
+                3 => part!(3),
+                5 if $lanes::TILE_ROWS == 8 => part!(5),
+                6 if $lanes::TILE_ROWS == 8 => part!(6),
+                7 if $lanes::TILE_ROWS == 8 => part!(7),
+                8 if $lanes::TILE_ROWS == 8 => part!(8),
+                _ => part!(4),
+            }
+        }
+    };
+}
+
+/// The stride between the words of one array: the tile's rows, which the compiler should know where they are all of `R`.
+#[inline(always)]
+fn stride<L: ByteLanes, const R: usize>(tile: Tile) -> usize {
+    if L::TILE_ROWS == TILE_ROWS { R } else { tile.rows }
+}
+
+#[inline(always)]
+unsafe fn fused_tile<L: ByteLanes, F: Format>(
+    l: L,
+    weights: &PackedMatrix<'_>,
+    x: &Activations<'_>,
+    panel: usize,
+    tile: Tile,
+    results: &mut [[f32; PANEL_ROWS]],
+) {
+    for lane in (0..PANEL_ROWS).step_by(L::LANES) {
+        in_parts!(L, tile.rows, |first, R| {
+            let results = &mut results[first..first + R];
+            let op = FusedTile::<F, R> { weights, x, panel, lane, tile, first, results, format: PhantomData };
+            // SAFETY: the caller is inside the features.
+            unsafe { l.call(op) }
+        });
+    }
+}
+
+/// Interleaves block `b` of the rows that do not fill a panel. The lanes without a row give results that nobody reads.
+#[inline(never)]
+fn tail_block(weight_type: WeightType, rows: &[u8], row_bytes: usize, b: usize, out: &mut PackedBlock) {
+    let bytes = weight_type.block_bytes();
+    interleave(weight_type, |lane| rows.get(lane * row_bytes + b * bytes..)?.get(..bytes), &mut out.0);
+}
+
+/// Rows `first..first + R` of a tile and `LANES` columns, all blocks, weights unpacked in registers.
+struct FusedTile<'a, F, const R: usize> {
+    weights: &'a PackedMatrix<'a>,
+    x: &'a Activations<'a>,
+    panel: usize,
+    lane: usize,
+    tile: Tile,
+    first: usize,
+    results: &'a mut [[f32; PANEL_ROWS]],
+    format: PhantomData<F>,
+}
+
+impl<F: Format, const R: usize> PanelOp for FusedTile<'_, F, R> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        let Self { weights, lane, .. } = self;
+        let block_bytes = PANEL_ROWS * F::TYPE.block_bytes();
+        let stride = stride::<L, R>(self.tile);
+        let block_words = block_words::<F>() * stride;
+        let mut tail = PackedBlock::new();
+        // SAFETY: `call` entered the features; the panel and the tile have `weights.blocks()` blocks.
+        unsafe {
+            let mut y = [l.splat(0.0); R];
+            let mut x = self.x.tile(self.tile, 0).as_ptr().add(self.first);
+            for b in 0..weights.blocks() {
+                let block = match weights.panel(self.panel) {
+                    Panel::Packed(panel) => panel.as_ptr().add(b * block_bytes),
+                    Panel::Rows(rows) => {
+                        tail_block(F::TYPE, rows, weights.row_bytes(), b, &mut tail);
+                        tail.0.as_ptr()
+                    }
+                };
+                let header = F::header(l, block, lane);
+                let source = Packed::<F> { block, lane, format: PhantomData };
+                add_block::<L, F, _, R>(l, &source, &header, x, stride, &mut y);
+                x = x.add(block_words);
+            }
+            for (results, y) in self.results.iter_mut().zip(y) {
+                l.store(results.as_mut_ptr().add(lane), y);
+            }
+        }
+    }
+}
+
+/// All rows of several tiles. Each block is unpacked once.
+#[inline(always)]
+unsafe fn staged_tiles<L: ByteLanes, F: Format>(
+    l: L,
+    weights: &PackedMatrix<'_>,
+    x: &Activations<'_>,
+    panel: usize,
+    tiles: Range<usize>,
+    results: &mut Results,
+) {
+    let block_bytes = PANEL_ROWS * F::TYPE.block_bytes();
+    let groups = F::TYPE.block_len() / 4;
+    let mut tail = PackedBlock::new();
+    let mut stage = Stage([0; 64 * GROUP_BYTES]);
+    for b in 0..weights.blocks() {
+        // SAFETY: as the caller's: the features are entered, and the panel and the tiles have `weights.blocks()` blocks;
+        // a stage has room for the 64 groups of the longest block.
+        unsafe {
+            let block = match weights.panel(panel) {
+                Panel::Packed(panel) => panel.as_ptr().add(b * block_bytes),
+                Panel::Rows(rows) => {
+                    tail_block(F::TYPE, rows, weights.row_bytes(), b, &mut tail);
+                    tail.0.as_ptr()
+                }
+            };
+            for lane in (0..PANEL_ROWS).step_by(L::LANES) {
+                let header = F::header(l, block, lane);
+                for s in 0..groups / F::SCALED {
+                    let cursor = F::cursor(l, block, lane, s);
+                    for g in 0..F::SCALED {
+                        let to = stage.0.as_mut_ptr().add((s * F::SCALED + g) * 4 * L::LANES);
+                        l.store_words(to, F::weights(l, cursor, g));
+                    }
+                }
+                let mut done = 0;
+                for tile in tiles.clone().map(|t| x.tiles().get(t)) {
+                    let x = x.tile(tile, b).as_ptr();
+                    in_parts!(L, tile.rows, |first, R| {
+                        let results = &mut results[done + first..done + first + R];
+                        let (x, stage, header) = (x.add(first), &stage, (&raw const header).cast());
+                        l.call(StagedTile::<F, R> { stage, header, x, lane, tile, results, format: PhantomData });
+                    });
+                    done += tile.rows;
+                }
+            }
+        }
+    }
+}
+
+/// Rows `first..first + R` of a tile and `LANES` columns, one unpacked block.
+struct StagedTile<'a, F, const R: usize> {
+    stage: &'a Stage,
+    /// A `Header<L>` of the lanes that evaluate this: [`PanelOp::eval`] chooses `L`, so the type cannot say it.
+    header: *const (),
+    x: *const i32,
+    lane: usize,
+    tile: Tile,
+    results: &'a mut [[f32; PANEL_ROWS]],
+    format: PhantomData<F>,
+}
+
+impl<F: Format, const R: usize> PanelOp for StagedTile<'_, F, R> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        let stride = stride::<L, R>(self.tile);
+        // SAFETY: `staged_tiles` made this value with the `header` and the words of its own lanes and blocks, and called
+        // with the same lanes, which entered the features.
+        unsafe {
+            let header = &*self.header.cast::<Header<L>>();
+            let source = Staged { stage: self.stage.0.as_ptr() };
+            let mut y = [l.splat(0.0); R];
+            for (y, results) in y.iter_mut().zip(self.results.iter()) {
+                *y = l.load(results.as_ptr().add(self.lane));
+            }
+            add_block::<L, F, _, R>(l, &source, header, self.x, stride, &mut y);
+            for (results, y) in self.results.iter_mut().zip(y) {
+                l.store(results.as_mut_ptr().add(self.lane), y);
+            }
+        }
+    }
+}
+
+/// Unpacked weights of one block.
+#[repr(align(64))]
+struct Stage([u8; 64 * GROUP_BYTES]);
+
+/// Where a tile's weights come from.
+trait Source<L: ByteLanes, F: Format> {
+    type Cursor: Copy;
+    unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor;
+    unsafe fn weights(&self, l: L, cursor: Self::Cursor, g: usize) -> L::I;
+}
+
+struct Packed<F> {
+    block: *const u8,
+    lane: usize,
+    format: PhantomData<F>,
+}
+
+impl<L: ByteLanes, F: Format> Source<L, F> for Packed<F> {
+    type Cursor = F::Cursor<L>;
+
+    #[inline(always)]
+    unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor {
+        // SAFETY: as the caller's; prefetching reads nothing.
+        unsafe {
+            let bytes = F::TYPE.block_bytes() * 4 * F::SCALED * PANEL_ROWS / F::TYPE.block_len();
+            if self.lane == 0 {
+                for at in (0..bytes).step_by(64) {
+                    l.prefetch(self.block.wrapping_add(PREFETCH + s * bytes + at));
+                }
+            }
+            F::cursor(l, self.block, self.lane, s)
+        }
+    }
+    #[inline(always)]
+    unsafe fn weights(&self, l: L, cursor: Self::Cursor, g: usize) -> L::I {
+        // SAFETY: as the caller's.
+        unsafe { F::weights(l, cursor, g) }
+    }
+}
+
+struct Staged {
+    stage: *const u8,
+}
+
+impl<L: ByteLanes, F: Format> Source<L, F> for Staged {
+    type Cursor = *const u8;
+
+    #[inline(always)]
+    unsafe fn cursor(&self, _: L, s: usize) -> *const u8 {
+        // SAFETY: the stage holds every group of the block.
+        unsafe { self.stage.add(s * F::SCALED * 4 * L::LANES) }
+    }
+    #[inline(always)]
+    unsafe fn weights(&self, l: L, cursor: *const u8, g: usize) -> L::I {
+        // SAFETY: as the caller's.
+        unsafe { l.load_words(cursor.add(g * 4 * L::LANES)) }
+    }
+}
+
+const fn block_words<F: Format>() -> usize {
+    if F::TYPE.block_len() == 256 { q8k::WORDS } else { q8_1::WORDS }
+}
+
+/// The integer products over scale `s`, for `R` rows.
+#[inline(always)]
+unsafe fn dots<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
+    l: L,
+    source: &S,
+    x: *const i32,
+    stride: usize,
+    s: usize,
+) -> [L::I; R] {
+    // SAFETY: as the caller's; a block has the words that the activations' table lists.
+    unsafe {
+        let mut dots = [l.zero(); R];
+        if let Some(shift) = F::OFFSET
+            && (L::ALL_BYTES || !F::BIASED)
+        {
+            let at = if F::TYPE.block_len() == 256 { q8k::OFFSETS } else { q8_1::OFFSETS };
+            for (r, dot) in dots.iter_mut().enumerate() {
+                *dot = l.splat_word(*x.add((at + s) * stride + r) >> shift);
+            }
+        }
+        let cursor = source.cursor(l, s);
+        for g in 0..F::SCALED {
+            let weights = source.weights(l, cursor, g);
+            for (r, dot) in dots.iter_mut().enumerate() {
+                let x = *x.add((s * F::SCALED + g) * stride + r);
+                *dot = if F::BIASED { l.dot_biased(*dot, weights, x) } else { l.dot(*dot, weights, x) };
+            }
+        }
+        dots
+    }
+}
+
+/// Adds one block's part to `y`, for `R` rows whose words of this block start at `x`.
+#[inline(always)]
+unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
+    l: L,
+    source: &S,
+    header: &Header<L>,
+    x: *const i32,
+    stride: usize,
+    y: &mut [L::V; R],
+) {
+    // SAFETY: as the caller's; a block has the words that the activations' table lists.
+    unsafe {
+        let float = |index: usize, r: usize| l.splat(f32::from_bits(*x.add(index * stride + r) as u32));
+        if F::TYPE.block_len() == 32 {
+            let dots = dots::<L, F, S, R>(l, source, x, stride, 0);
+            for r in 0..R {
+                y[r] = l.fma(l.mul(l.to_float(dots[r]), float(q8_1::SCALE, r)), header.scales[0], y[r]);
+                if F::MINIMUM {
+                    y[r] = l.fma(header.minimum, float(q8_1::SUM, r), y[r]);
+                }
+            }
+            return;
+        }
+        let mut sums = [l.splat(0.0); R];
+        for s in 0..64 / F::SCALED {
+            let dots = dots::<L, F, S, R>(l, source, x, stride, s);
+            for r in 0..R {
+                sums[r] = l.fma(l.to_float(dots[r]), header.scales[s], sums[r]);
+            }
+        }
+        for r in 0..R {
+            if F::PAIRS > 0 {
+                let at = if F::PAIRS == 4 { q8k::PAIRS_OF_32 } else { q8k::PAIRS_OF_16 };
+                let mut total = l.zero();
+                for p in 0..F::PAIRS {
+                    total = l.dot_pairs(total, header.minima[p], *x.add((at + p) * stride + r));
+                }
+                sums[r] = l.fma(l.to_float(total), header.minimum, sums[r]);
+            }
+            y[r] = l.fma(sums[r], float(q8k::SCALE, r), y[r]);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The quantized weight types and their sizes.
+
+use super::ActivationType;
+
+/// A block-quantized weight type of GGUF files. The names, numbers and block layouts are llama.cpp's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(non_camel_case_types)]
+pub enum WeightType {
+    /// 4 bits, one scale per 32.
+    Q4_0,
+    /// 4 bits, scale and minimum per 32.
+    Q4_1,
+    /// 5 bits, one scale per 32.
+    Q5_0,
+    /// 5 bits, scale and minimum per 32.
+    Q5_1,
+    /// 8 bits, one scale per 32.
+    Q8_0,
+    /// 2 bits, 4-bit scales and minima per 16 in blocks of 256.
+    Q2_K,
+    /// 3 bits, 6-bit scales per 16 in blocks of 256.
+    Q3_K,
+    /// 4 bits, 6-bit scales and minima per 32 in blocks of 256.
+    Q4_K,
+    /// 5 bits, 6-bit scales and minima per 32 in blocks of 256.
+    Q5_K,
+    /// 6 bits, 8-bit scales per 16 in blocks of 256.
+    Q6_K,
+    /// 4-bit indices into 16 fixed levels, one scale per 32.
+    IQ4_NL,
+}
+
+impl WeightType {
+    /// Every type, in the order of the enumeration.
+    pub const ALL: [Self; 11] = [
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q8_0,
+        Self::Q2_K,
+        Self::Q3_K,
+        Self::Q4_K,
+        Self::Q5_K,
+        Self::Q6_K,
+        Self::IQ4_NL,
+    ];
+
+    /// The name that llama.cpp prints.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Q4_0 => "q4_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q5_0 => "q5_0",
+            Self::Q5_1 => "q5_1",
+            Self::Q8_0 => "q8_0",
+            Self::Q2_K => "q2_K",
+            Self::Q3_K => "q3_K",
+            Self::Q4_K => "q4_K",
+            Self::Q5_K => "q5_K",
+            Self::Q6_K => "q6_K",
+            Self::IQ4_NL => "iq4_nl",
+        }
+    }
+
+    /// The number that stands for this type in a GGUF file.
+    pub const fn ggml_id(self) -> u32 {
+        match self {
+            Self::Q4_0 => 2,
+            Self::Q4_1 => 3,
+            Self::Q5_0 => 6,
+            Self::Q5_1 => 7,
+            Self::Q8_0 => 8,
+            Self::Q2_K => 10,
+            Self::Q3_K => 11,
+            Self::Q4_K => 12,
+            Self::Q5_K => 13,
+            Self::Q6_K => 14,
+            Self::IQ4_NL => 20,
+        }
+    }
+
+    /// The type with that [`WeightType::ggml_id`].
+    pub fn from_ggml_id(id: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|t| t.ggml_id() == id)
+    }
+
+    /// Weights per block.
+    pub const fn block_len(self) -> usize {
+        match self {
+            Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
+            _ => 32,
+        }
+    }
+
+    /// Bytes per block.
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Self::Q4_0 | Self::IQ4_NL => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q8_0 => 34,
+            Self::Q2_K => 84,
+            Self::Q3_K => 110,
+            Self::Q4_K => 144,
+            Self::Q5_K => 176,
+            Self::Q6_K => 210,
+        }
+    }
+
+    /// Bytes of one row of `inputs` weights; `None` if they are not whole blocks.
+    pub const fn row_bytes(self, inputs: usize) -> Option<usize> {
+        if inputs % self.block_len() != 0 {
+            return None;
+        }
+        (inputs / self.block_len()).checked_mul(self.block_bytes())
+    }
+
+    /// Bytes of an `(outputs, inputs)` matrix, in a file and packed alike; `None` if the rows are not whole blocks or the
+    /// product overflows.
+    pub const fn bytes_for(self, outputs: usize, inputs: usize) -> Option<usize> {
+        match self.row_bytes(inputs) {
+            Some(row) => row.checked_mul(outputs),
+            None => None,
+        }
+    }
+
+    /// How activations are quantized before they meet weights of this type.
+    pub const fn activation_type(self) -> ActivationType {
+        match self.block_len() {
+            256 => ActivationType::Q8_K,
+            _ => ActivationType::Q8_1,
+        }
+    }
+}

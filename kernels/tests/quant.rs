@@ -1,0 +1,270 @@
+//! The quantized kernels against the scalar reference (bit for bit), against `f64` arithmetic over dequantized weights,
+//! and against dequantized values that llama.cpp's own Python package produced.
+
+use foretoken_kernels::quant::{
+    ActivationType, Activations, PANEL_ROWS, PackedMatrix, WeightType, dequantize_packed_row, dequantize_row, dot_rows,
+    matmul, pack, quantize_row,
+};
+use foretoken_kernels::{ColumnsMut, Isa};
+use half::f16;
+
+/// A small deterministic generator (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// Uniform in -1..1.
+    fn symmetric(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    /// Roughly normal, now and then large, as activations are.
+    fn activation(&mut self) -> f32 {
+        let x = (0..4).map(|_| self.symmetric()).sum::<f32>();
+        if self.next().is_multiple_of(61) { 12.0 * x } else { x }
+    }
+}
+
+/// Where a block's `f16` scales lie.
+fn scale_offsets(weight_type: WeightType) -> &'static [usize] {
+    match weight_type {
+        WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4_K | WeightType::Q5_K => &[0, 2],
+        WeightType::Q2_K => &[80, 82],
+        WeightType::Q3_K => &[108],
+        WeightType::Q6_K => &[208],
+        _ => &[0],
+    }
+}
+
+/// Rows of random blocks: any bytes are a block, once its scales are numbers.
+fn random_rows(weight_type: WeightType, outputs: usize, inputs: usize, random: &mut Random) -> Vec<u8> {
+    let mut bytes: Vec<u8> =
+        (0..weight_type.bytes_for(outputs, inputs).unwrap()).map(|_| random.next() as u8).collect();
+    for block in bytes.chunks_exact_mut(weight_type.block_bytes()) {
+        for at in scale_offsets(weight_type) {
+            let scale = f16::from_f32(0.01 * random.symmetric());
+            block[*at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+fn random_activations(rows: usize, inputs: usize, random: &mut Random) -> Vec<f32> {
+    (0..rows * inputs).map(|_| random.activation()).collect()
+}
+
+fn packed(weight_type: WeightType, inputs: usize, rows: &[u8]) -> Vec<u8> {
+    let mut packed = vec![0; rows.len()];
+    pack(weight_type, inputs, rows, &mut packed);
+    packed
+}
+
+fn product(isa: Isa, matrix: &PackedMatrix<'_>, x: &[f32]) -> Vec<f32> {
+    let (rows, kind) = (x.len() / matrix.inputs(), matrix.weight_type().activation_type());
+    let mut scratch = vec![0; kind.scratch_len(rows, matrix.inputs()).unwrap()];
+    let x = Activations::quantize(isa, kind, x, matrix.inputs(), &mut scratch);
+    let mut y = vec![f32::NAN; rows * matrix.outputs()];
+    matmul(isa, matrix, &x, ColumnsMut::new(&mut y, rows, matrix.outputs()));
+    y
+}
+
+fn assert_same_bits(got: &[f32], want: &[f32], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!(got.to_bits() == want.to_bits(), "{what}: element {i} is {got}, not {want}");
+    }
+}
+
+fn lengths(weight_type: WeightType) -> Vec<usize> {
+    match weight_type.block_len() {
+        256 => vec![256, 512, 768],
+        _ => (32..=288).step_by(32).collect(),
+    }
+}
+
+#[test]
+fn every_isa_has_the_bits_of_the_reference() {
+    let mut random = Random(1);
+    for weight_type in WeightType::ALL {
+        for inputs in lengths(weight_type) {
+            for outputs in [1, 15, 16, 17, 33, 100] {
+                let rows = random_rows(weight_type, outputs, inputs, &mut random);
+                let bytes = packed(weight_type, inputs, &rows);
+                let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
+                for batch in [1, 2, 3, 8, 13] {
+                    let x = random_activations(batch, inputs, &mut random);
+                    let want = product(Isa::Scalar, &matrix, &x);
+                    for isa in Isa::available() {
+                        let what = format!("{weight_type:?} {} {batch} x {inputs} x {outputs}", isa.name());
+                        assert_same_bits(&product(isa, &matrix, &x), &want, &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn all_row_counts_and_widths_agree_with_the_reference() {
+    let mut random = Random(2);
+    for weight_type in WeightType::ALL {
+        let inputs = if weight_type.block_len() == 256 { 512 } else { 96 };
+        for outputs in 1..=33 {
+            let rows = random_rows(weight_type, outputs, inputs, &mut random);
+            let bytes = packed(weight_type, inputs, &rows);
+            let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
+            let x = random_activations(40, inputs, &mut random);
+            let want = product(Isa::Scalar, &matrix, &x);
+            for isa in Isa::available().skip(1) {
+                for batch in (1..=17).chain([40]) {
+                    let what = format!("{weight_type:?} {} {batch} x {inputs} x {outputs}", isa.name());
+                    assert_same_bits(&product(isa, &matrix, &x[..batch * inputs]), &want[..batch * outputs], &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_do_not_depend_on_the_batch_or_the_column_split() {
+    let mut random = Random(3);
+    let (inputs, outputs, batch) = (768, 100, 70);
+    for weight_type in WeightType::ALL {
+        let rows = random_rows(weight_type, outputs, inputs, &mut random);
+        let bytes = packed(weight_type, inputs, &rows);
+        let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
+        let x = random_activations(batch, inputs, &mut random);
+        for isa in Isa::available().skip(1) {
+            let alone: Vec<f32> = x.chunks_exact(inputs).flat_map(|x| product(isa, &matrix, x)).collect();
+            assert_same_bits(&product(isa, &matrix, &x), &alone, &format!("{weight_type:?} {}", isa.name()));
+
+            let kind = weight_type.activation_type();
+            let mut scratch = vec![0; kind.scratch_len(batch, inputs).unwrap()];
+            let x = Activations::quantize(isa, kind, &x, inputs, &mut scratch);
+            let mut y = vec![f32::NAN; batch * outputs];
+            let mut rest = ColumnsMut::new(&mut y, batch, outputs);
+            for cut in [5, 5, 16, 47, 48, 96] {
+                let part;
+                (part, rest) = rest.split_at(cut);
+                matmul(isa, &matrix, &x, part);
+            }
+            matmul(isa, &matrix, &x, rest);
+            assert_same_bits(&y, &alone, &format!("{weight_type:?} {} in columns", isa.name()));
+        }
+    }
+}
+
+#[test]
+fn gathered_rows_have_the_bits_of_the_matmul() {
+    let mut random = Random(4);
+    let (inputs, outputs) = (256, 100);
+    let indices = [3u32, 4, 99, 0, 17, 16, 98, 3, 96];
+    for weight_type in WeightType::ALL {
+        let rows = random_rows(weight_type, outputs, inputs, &mut random);
+        let bytes = packed(weight_type, inputs, &rows);
+        let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
+        let x = random_activations(1, inputs, &mut random);
+        for isa in Isa::available() {
+            let y = product(isa, &matrix, &x);
+            let kind = weight_type.activation_type();
+            let mut scratch = vec![0; kind.scratch_len(1, inputs).unwrap()];
+            let x = Activations::quantize(isa, kind, &x, inputs, &mut scratch);
+            let mut out = vec![f32::NAN; indices.len()];
+            dot_rows(isa, &matrix, &indices, &x, &mut out);
+            let want: Vec<f32> = indices.iter().map(|i| y[*i as usize]).collect();
+            assert_same_bits(&out, &want, &format!("{weight_type:?} {}", isa.name()));
+        }
+    }
+}
+
+/// The error of a product is at most what rounding the activations does: half a step each (half a step more for the
+/// `f16` scale of blocks of 32), times the weight.
+#[test]
+fn products_are_within_the_activations_rounding() {
+    let mut random = Random(5);
+    let (inputs, outputs, batch) = (768, 20, 5);
+    for weight_type in WeightType::ALL {
+        let rows = random_rows(weight_type, outputs, inputs, &mut random);
+        let bytes = packed(weight_type, inputs, &rows);
+        let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
+        let x = random_activations(batch, inputs, &mut random);
+        let block_len = weight_type.block_len();
+        for isa in Isa::available() {
+            let y = product(isa, &matrix, &x);
+            for (j, row) in rows.chunks_exact(rows.len() / outputs).enumerate() {
+                let mut weights = vec![0.0; inputs];
+                dequantize_row(weight_type, row, &mut weights);
+                for (r, x) in x.chunks_exact(inputs).enumerate() {
+                    let (mut want, mut bound) = (0.0, 1e-5);
+                    for (x, w) in x.chunks_exact(block_len).zip(weights.chunks_exact(block_len)) {
+                        let step = f64::from(x.iter().fold(0.0f32, |a, x| a.max(x.abs()))) / 127.0;
+                        for (x, w) in x.iter().zip(w) {
+                            let slack = 0.5 * step + f64::from(x.abs()) * 1e-3;
+                            want += f64::from(*x) * f64::from(*w);
+                            bound += f64::from(w.abs()) * slack;
+                        }
+                        // A minimum multiplies the sum, which was rounded to `f16` on its own.
+                        bound += 32.0 * 0.02 * step * 127.0 * 2f64.powi(-10);
+                    }
+                    let error = (f64::from(y[r * outputs + j]) - want).abs();
+                    assert!(error <= bound, "{weight_type:?} {}: off by {error}, bound {bound}", isa.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn packed_rows_dequantize_to_the_values_of_the_file() {
+    let mut random = Random(6);
+    for weight_type in WeightType::ALL {
+        let (inputs, outputs) = (512, 2 * PANEL_ROWS + 5);
+        let rows = random_rows(weight_type, outputs, inputs, &mut random);
+        let row_bytes = weight_type.row_bytes(inputs).unwrap();
+        // In two ranges of panels, as threads would.
+        let mut bytes = vec![0; rows.len()];
+        let cut = PANEL_ROWS * row_bytes;
+        pack(weight_type, inputs, &rows[..cut], &mut bytes[..cut]);
+        pack(weight_type, inputs, &rows[cut..], &mut bytes[cut..]);
+        assert_eq!(bytes, packed(weight_type, inputs, &rows));
+        let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
+        let (mut got, mut want) = (vec![0.0; inputs], vec![0.0; inputs]);
+        for (row, bytes) in rows.chunks_exact(row_bytes).enumerate() {
+            dequantize_packed_row(&matrix, row, &mut got);
+            dequantize_row(weight_type, bytes, &mut want);
+            assert_same_bits(&got, &want, &format!("{weight_type:?} row {row}"));
+        }
+    }
+}
+
+#[test]
+fn activations_do_not_depend_on_the_isa() {
+    let mut random = Random(7);
+    let x = random_activations(11, 512, &mut random);
+    for kind in [ActivationType::Q8_1, ActivationType::Q8_K] {
+        let quantize = |isa| {
+            let mut scratch = vec![0; kind.scratch_len(11, 512).unwrap()];
+            Activations::quantize(isa, kind, &x, 512, &mut scratch);
+            scratch
+        };
+        let want = quantize(Isa::Scalar);
+        for isa in Isa::available() {
+            assert_eq!(quantize(isa), want, "{kind:?} {}", isa.name());
+        }
+    }
+}
+
+#[test]
+fn sizes_are_checked() {
+    assert_eq!(WeightType::Q4_K.bytes_for(12288, 1536), Some(12288 * 6 * 144));
+    assert_eq!(WeightType::Q4_K.bytes_for(12288, 1537), None);
+    assert_eq!(WeightType::Q8_0.bytes_for(usize::MAX, 64), None);
+    assert_eq!(WeightType::from_ggml_id(14), Some(WeightType::Q6_K));
+    assert_eq!(WeightType::from_ggml_id(0), None);
+}

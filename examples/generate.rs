@@ -1,0 +1,240 @@
+//! Generates text: `cargo run --release --example generate -- "fn main() {"`.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum};
+use foretoken::chat::{Message, Role, Thinking};
+use foretoken::speculative::DraftSampling;
+use foretoken::{
+    ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Sampling, SessionOptions,
+    Speculation, Statistics, Stop,
+};
+
+/// Generate text with a Gemma 4 and its assistant.
+///
+/// With nothing given, the demo pair in models/demo continues a piece of Rust.
+///
+/// Example: generate "Why is the sky blue?" --chat --model google/gemma-4-E2B-it --assistant google/gemma-4-E2B-it-assistant
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// The text to continue (with --chat: the user's message).
+    prompt: Option<String>,
+    /// Directory of the target's checkpoint, or its name on the Hugging Face Hub.
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// Directory of the assistant's checkpoint, or its name on the Hub.
+    #[arg(long)]
+    assistant: Option<PathBuf>,
+    /// One token per pass of the target.
+    #[arg(long)]
+    no_speculation: bool,
+    /// Rows of a verification; one token less is drafted.
+    #[arg(long, value_name = "B")]
+    draft_block_size: Option<usize>,
+    /// Draw drafts from the drafter's distribution instead of taking its best token.
+    #[arg(long)]
+    sample_drafts: bool,
+    /// Tokens to generate at most.
+    #[arg(long, default_value_t = 128)]
+    max_tokens: usize,
+    /// 0 takes the most probable token.
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+    /// Keep the K most probable tokens.
+    #[arg(long)]
+    top_k: Option<usize>,
+    /// Keep the most probable tokens up to this sum of probabilities.
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f32,
+    /// Keep tokens at least this probable relative to the best.
+    #[arg(long, default_value_t = 0.0)]
+    min_p: f32,
+    /// Seed of the draws.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Type of the cached keys.
+    #[arg(long, value_name = "T", default_value = "f16")]
+    cache_type_k: CacheType,
+    /// Type of the cached values.
+    #[arg(long, value_name = "T", default_value = "f16")]
+    cache_type_v: CacheType,
+    /// Positions that fit the cache; by default, what the model was made for.
+    #[arg(long, value_name = "N")]
+    context: Option<usize>,
+    /// Threads; by default, the physical cores.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Token ids instead of a prompt.
+    #[arg(long, value_name = "2,500,..", value_delimiter = ',', conflicts_with_all = ["prompt", "chat"])]
+    prompt_ids: Option<Vec<u32>>,
+    /// Go on past the tokens that end a text.
+    #[arg(long)]
+    ignore_eos: bool,
+    /// End the text before this string; may be given several times.
+    #[arg(long, value_name = "STRING")]
+    stop: Vec<String>,
+    /// Put the prompt through the checkpoint's chat template.
+    #[arg(long)]
+    chat: bool,
+    /// The system message, with --chat.
+    #[arg(long, requires = "chat")]
+    system: Option<String>,
+    /// Let the model think first, with --chat.
+    #[arg(long, requires = "chat")]
+    think: bool,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum CacheType {
+    F32,
+    F16,
+    Bf16,
+}
+
+fn main() -> Result<()> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(log_filter()).init();
+    let args = Args::parse();
+    let demo = |part: &str| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo/")).join(part);
+    let assistant = match (&args.assistant, &args.model) {
+        (Some(assistant), _) => Some(assistant.clone()),
+        (None, None) => Some(demo("assistant")),
+        (None, Some(_)) => None,
+    };
+    let options = EngineOptions {
+        assistant: assistant.map(|path| foretoken::hub::resolve(&path)).transpose()?,
+        threads: args.threads,
+        ..EngineOptions::new(foretoken::hub::resolve(args.model.as_deref().unwrap_or(&demo("target")))?)
+    };
+    let start = std::time::Instant::now();
+    let engine = Engine::load(&options)?;
+    let load_seconds = start.elapsed().as_secs_f64();
+
+    let prompt = prompt(&args, &engine)?;
+    let mut session = engine.session(&session_options(&args))?;
+    let mut generation = session.generate(&prompt, &generate_options(&args))?;
+    let (mut text, mut tokens) = (String::new(), Vec::new());
+    for piece in generation.by_ref() {
+        let piece = piece?;
+        if !args.json {
+            print!("{}", piece.text);
+            std::io::stdout().flush()?;
+        }
+        text += &piece.text;
+        tokens.extend(piece.tokens);
+    }
+    let statistics = generation.statistics().clone();
+    drop(generation);
+    report(&args, &session, &statistics, load_seconds, text, tokens)
+}
+
+fn log_filter() -> tracing_subscriber::EnvFilter {
+    tracing_subscriber::EnvFilter::builder().with_default_directive(tracing::Level::WARN.into()).from_env_lossy()
+}
+
+fn prompt(args: &Args, engine: &Engine) -> Result<Vec<u32>> {
+    if let Some(ids) = &args.prompt_ids {
+        return Ok(ids.clone());
+    }
+    let text =
+        args.prompt.as_deref().unwrap_or("/// Returns the largest element of the slice, or `None` if it is empty.\n");
+    if !args.chat {
+        return Ok(engine.tokenizer()?.encode(text)?);
+    }
+    let system = args.system.iter().map(|content| Message { role: Role::System, content: content.clone() });
+    let user = Message { role: Role::User, content: text.to_owned() };
+    let thinking = if args.think { Thinking::On } else { Thinking::Off };
+    Ok(engine.encode_chat(&system.chain([user]).collect::<Vec<_>>(), thinking)?)
+}
+
+fn session_options(args: &Args) -> SessionOptions {
+    let element = |of: CacheType| match of {
+        CacheType::F32 => ElementType::F32,
+        CacheType::F16 => ElementType::F16,
+        CacheType::Bf16 => ElementType::Bf16,
+    };
+    let mut options = SessionOptions::default();
+    options.kv.key = element(args.cache_type_k);
+    options.kv.value = element(args.cache_type_v);
+    options.kv.max_context = args.context;
+    options
+}
+
+fn generate_options(args: &Args) -> GenerateOptions {
+    let drafts = if args.sample_drafts { DraftSampling::Sampled } else { DraftSampling::Greedy };
+    let mtp = |block_size| Speculation::Mtp(MtpOptions { block_size, drafts });
+    let speculation = match (args.no_speculation, args.draft_block_size) {
+        (true, _) => Speculation::Off,
+        (false, Some(block_size)) => mtp(block_size),
+        (false, None) if args.sample_drafts => mtp(MtpOptions::default().block_size),
+        (false, None) => Speculation::WherePossible,
+    };
+    let end_of_generation = if args.ignore_eos { EndOfGeneration::Ignored } else { EndOfGeneration::Stops };
+    GenerateOptions {
+        max_tokens: args.max_tokens,
+        sampling: Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, min_p: args.min_p },
+        seed: args.seed,
+        speculation,
+        stop: Stop { end_of_generation, tokens: Vec::new(), strings: args.stop.clone() },
+    }
+}
+
+/// Statistics on stderr; with --json, everything on the last line of stdout.
+fn report(
+    args: &Args,
+    session: &foretoken::Session,
+    s: &Statistics,
+    load_seconds: f64,
+    text: String,
+    tokens: Vec<u32>,
+) -> Result<()> {
+    let kv = session.kv();
+    eprintln!(
+        "\n{} tokens at {:.1} tokens/s after {} at {:.1} tokens/s; {} rounds, {:.2} tokens per round, {:.0} % of {} drafts \
+         accepted; {:.1} MiB of K/V",
+        s.generated_tokens,
+        s.decode_tokens_per_second(),
+        s.prompt_tokens,
+        s.prefill_tokens_per_second(),
+        s.rounds,
+        s.tokens_per_round(),
+        100.0 * s.acceptance_rate(),
+        s.drafted,
+        kv.bytes() as f64 / f64::from(1 << 20),
+    );
+    if args.json {
+        let report = serde_json::json!({
+            "text": text,
+            "tokens": tokens,
+            "prompt_tokens": s.prompt_tokens,
+            "generated_tokens": s.generated_tokens,
+            "load_seconds": load_seconds,
+            "prefill_tokens_per_second": s.prefill_tokens_per_second(),
+            "decode_tokens_per_second": s.decode_tokens_per_second(),
+            "rounds": s.rounds,
+            "drafted": s.drafted,
+            "accepted": s.accepted,
+            "acceptance_rate": s.acceptance_rate(),
+            "tokens_per_round": s.tokens_per_round(),
+            "kv_bytes": kv.bytes(),
+            "kv_bytes_per_token": kv.bytes_per_token(),
+            "peak_rss_bytes": peak_rss_bytes(),
+        });
+        println!("{}", serde_json::to_string(&report).context("the report")?);
+    } else {
+        println!();
+    }
+    Ok(())
+}
+
+/// The most memory that the process has held, where the system tells.
+fn peak_rss_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}

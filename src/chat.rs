@@ -1,0 +1,120 @@
+//! The checkpoint's own chat template.
+
+use std::path::Path;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{Environment, Error as TemplateError, ErrorKind, Value, context};
+use serde::Serialize;
+
+use crate::checkpoint::Fields;
+use crate::{Error, Result};
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Instructions that hold for the whole conversation.
+    System,
+    /// The person.
+    User,
+    /// The model.
+    Assistant,
+}
+
+/// One turn.
+#[derive(Clone, Debug, Serialize)]
+pub struct Message {
+    /// Who says it.
+    pub role: Role,
+    /// What is said.
+    pub content: String,
+}
+
+/// Whether the model is asked to think aloud first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Thinking {
+    /// It answers at once.
+    #[default]
+    Off,
+    /// It writes its reasoning in a thinking channel before it answers.
+    On,
+}
+
+/// A chat template, as published with the checkpoint.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    bos: String,
+    eos: String,
+}
+
+const NAME: &str = "chat_template";
+
+impl ChatTemplate {
+    /// Reads `chat_template.jinja`, or else the template in `tokenizer_config.json`; `None` if there is neither.
+    ///
+    /// # Errors
+    /// If a file is malformed or the template does not compile.
+    pub fn read(directory: &Path) -> Result<Option<Self>> {
+        let file = directory.join("chat_template.jinja");
+        let config = directory.join("tokenizer_config.json");
+        let config = if config.exists() { Some(Fields::read(&config)?) } else { None };
+        let source = if file.exists() {
+            Some(std::fs::read_to_string(&file).map_err(Error::io(&file))?)
+        } else {
+            config.as_ref().and_then(template_in)
+        };
+        let Some(source) = source else { return Ok(None) };
+        let special = |name: &str, default: &str| {
+            let value = config.as_ref().and_then(|config| config.get(name))?;
+            // Older files give an object with the token's flags.
+            Some(value.as_str().or_else(|| value.get("content")?.as_str()).unwrap_or(default).to_owned())
+        };
+        let bos = special("bos_token", "<bos>").unwrap_or_else(|| "<bos>".into());
+        let eos = special("eos_token", "<eos>").unwrap_or_else(|| "<eos>".into());
+        Self::new(source, bos, eos).map(Some)
+    }
+
+    /// A template from its source.
+    ///
+    /// # Errors
+    /// If it does not compile.
+    pub fn new(source: String, bos: String, eos: String) -> Result<Self> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
+        environment.set_syntax(syntax);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", |message: String| -> Result<Value, TemplateError> {
+            Err(TemplateError::new(ErrorKind::InvalidOperation, message))
+        });
+        environment.add_template_owned(NAME, source)?;
+        Ok(Self { environment, bos, eos })
+    }
+
+    /// The prompt of a conversation, ready for the model's next turn.
+    ///
+    /// # Errors
+    /// If the template refuses the messages.
+    pub fn render(&self, messages: &[Message], thinking: Thinking) -> Result<String> {
+        Ok(self.environment.get_template(NAME)?.render(context! {
+            messages => Serde(messages),
+            add_generation_prompt => true,
+            enable_thinking => thinking == Thinking::On,
+            bos_token => self.bos.as_str(),
+            eos_token => self.eos.as_str(),
+        })?)
+    }
+}
+
+/// The template itself, or the one named `default` in a list of several.
+fn template_in(config: &Fields) -> Option<String> {
+    match config.get("chat_template")? {
+        serde_json::Value::String(source) => Some(source.clone()),
+        serde_json::Value::Array(several) => several
+            .iter()
+            .find(|entry| entry["name"] == "default")
+            .and_then(|entry| entry["template"].as_str())
+            .map(str::to_owned),
+        _ => None,
+    }
+}

@@ -1,0 +1,175 @@
+//! JSON objects read field by field, so that every complaint names file and field.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::{Error, Result};
+
+/// A JSON file larger than this is no configuration (tokenizer files, which can be, are not read through here).
+const MAX_BYTES: u64 = 64 << 20;
+
+/// A JSON object, with the file and the nesting it was found in.
+#[derive(Clone, Debug)]
+pub struct Fields {
+    path: PathBuf,
+    nesting: String,
+    object: Map<String, Value>,
+}
+
+impl Fields {
+    /// Reads the object that makes up the file `path`.
+    ///
+    /// # Errors
+    /// If the file is missing, too large for a configuration, or no JSON object.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let meta = std::fs::metadata(path).map_err(Error::io(path))?;
+        if meta.is_dir() {
+            return Err(Error::file(path, "is a directory; a JSON file is expected here"));
+        }
+        if meta.len() > MAX_BYTES {
+            return Err(Error::file(path, format!("is {} bytes long, too long for a configuration", meta.len())));
+        }
+        let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        match serde_json::from_str(&text) {
+            Ok(Value::Object(object)) => Ok(Self { path: path.to_owned(), nesting: String::new(), object }),
+            Ok(_) => Err(Error::file(path, "is not a JSON object")),
+            Err(e) => Err(Error::file(path, format!("is not valid JSON: {e}"))),
+        }
+    }
+
+    /// The names of all fields.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.object.keys().map(String::as_str)
+    }
+
+    /// The value of a field; absent and `null` are the same.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.object.get(name).filter(|value| !value.is_null())
+    }
+
+    /// A nested object.
+    ///
+    /// # Errors
+    /// If it is missing or something else.
+    pub fn object(&self, name: &str) -> Result<Self> {
+        self.optional_object(name)?.ok_or_else(|| self.error(name, "is missing"))
+    }
+
+    /// A nested object, or `None` if it is absent.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn optional_object(&self, name: &str) -> Result<Option<Self>> {
+        let nested = |object: &Map<_, _>| Self {
+            path: self.path.clone(),
+            nesting: format!("{}{name}.", self.nesting),
+            object: object.clone(),
+        };
+        self.typed(name, "an object", |value| value.as_object().map(nested))
+    }
+
+    /// A positive size; a missing field is the default, and without a default an error.
+    ///
+    /// # Errors
+    /// If it is no positive integer below 2^31 (so that products of two sizes cannot overflow).
+    pub fn size(&self, name: &str, default: Option<usize>) -> Result<usize> {
+        match self.optional_size(name)?.or(default) {
+            Some(0) => Err(self.error(name, "is 0")),
+            Some(size) => Ok(size),
+            None => Err(self.error(name, "is missing")),
+        }
+    }
+
+    /// A size that may be zero, or `None` if it is absent.
+    ///
+    /// # Errors
+    /// If it is no integer from 0 to 2^31.
+    pub fn optional_size(&self, name: &str) -> Result<Option<usize>> {
+        self.typed(name, "an integer from 0 to 2147483647", |value| {
+            value.as_u64().filter(|size| *size < 1 << 31).map(|size| size as usize)
+        })
+    }
+
+    /// A finite number, or `None` if it is absent.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn optional_number(&self, name: &str) -> Result<Option<f64>> {
+        self.typed(name, "a number", |value| value.as_f64().filter(|x| x.is_finite()))
+    }
+
+    /// A truth value; absent is `false`.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn flag(&self, name: &str) -> Result<bool> {
+        Ok(self.optional_flag(name)?.unwrap_or(false))
+    }
+
+    /// A truth value, or `None` if it is absent.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn optional_flag(&self, name: &str) -> Result<Option<bool>> {
+        self.typed(name, "true or false", Value::as_bool)
+    }
+
+    /// A string.
+    ///
+    /// # Errors
+    /// If it is missing or something else.
+    pub fn string(&self, name: &str) -> Result<String> {
+        self.optional_string(name)?.ok_or_else(|| self.error(name, "is missing"))
+    }
+
+    /// A string, or `None` if it is absent.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn optional_string(&self, name: &str) -> Result<Option<String>> {
+        self.typed(name, "a string", |value| value.as_str().map(str::to_owned))
+    }
+
+    /// A list of strings, or `None` if it is absent.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn optional_strings(&self, name: &str) -> Result<Option<Vec<String>>> {
+        self.typed(name, "a list of strings", |value| {
+            value.as_array()?.iter().map(|item| item.as_str().map(str::to_owned)).collect()
+        })
+    }
+
+    /// Token ids: one, a list of them, or none if the field is absent.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn token_ids(&self, name: &str) -> Result<Vec<u32>> {
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids = self.typed(name, "a token id or a list of them", |value| match value {
+            Value::Array(items) => items.iter().map(id).collect(),
+            value => id(value).map(|id| vec![id]),
+        })?;
+        Ok(ids.unwrap_or_default())
+    }
+
+    /// An error about a field.
+    pub fn error(&self, name: &str, problem: impl Into<String>) -> Error {
+        Error::Config { path: self.path.clone(), field: format!("{}{name}", self.nesting), problem: problem.into() }
+    }
+
+    fn typed<'a, T>(&'a self, name: &str, kind: &str, read: impl FnOnce(&'a Value) -> Option<T>) -> Result<Option<T>> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| {
+            let mut shown = value.to_string();
+            if shown.len() > 60 {
+                let cut = (0..=57).rev().find(|i| shown.is_char_boundary(*i)).unwrap_or(0);
+                shown.truncate(cut);
+                shown.push_str("...");
+            }
+            self.error(name, format!("is {shown}, must be {kind}"))
+        })
+    }
+}

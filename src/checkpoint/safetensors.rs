@@ -1,0 +1,98 @@
+//! Safetensors: one file, or shards with an index.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use foretoken_kernels::ElementType;
+use memmap2::Mmap;
+use safetensors::{Dtype, SafeTensors};
+
+use super::{Fields, RawTensor, TensorType};
+use crate::nn::Bytes;
+use crate::{Error, Result};
+
+/// The tensors of all files of one checkpoint.
+pub(super) struct Tensors {
+    tensors: BTreeMap<String, RawTensor>,
+}
+
+impl Tensors {
+    pub(super) fn open(directory: &Path) -> Result<Self> {
+        let index = directory.join("model.safetensors.index.json");
+        let files = if index.exists() { shards(directory, &index)? } else { vec![directory.join("model.safetensors")] };
+        let mut tensors = BTreeMap::new();
+        for file in files {
+            read(&file, &mut tensors)?;
+        }
+        Ok(Self { tensors })
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<RawTensor> {
+        self.tensors.get(name).cloned()
+    }
+}
+
+/// The files that `weight_map` names, each once.
+fn shards(directory: &Path, index: &Path) -> Result<Vec<PathBuf>> {
+    let fields = Fields::read(index)?;
+    let map = fields.object("weight_map")?;
+    let mut names = Vec::new();
+    for tensor in map.names() {
+        let name = map.string(tensor)?;
+        // A shard lies beside its index; anything else would let an index file open any path.
+        if Path::new(&name).components().count() != 1 || name == ".." {
+            return Err(map.error(tensor, format!("{name:?} is not a file name")));
+        }
+        names.push(name);
+    }
+    names.sort();
+    names.dedup();
+    Ok(names.into_iter().map(|name| directory.join(name)).collect())
+}
+
+fn read(path: &Path, tensors: &mut BTreeMap<String, RawTensor>) -> Result<()> {
+    let file = File::open(path).map_err(Error::io(path))?;
+    let meta = file.metadata().map_err(Error::io(path))?;
+    if meta.is_dir() {
+        return Err(Error::file(path, "is a directory; a safetensors file is expected here"));
+    }
+    if meta.len() < 8 {
+        return Err(Error::file(
+            path,
+            format!("is {} bytes long, too short for safetensors; download it again", meta.len()),
+        ));
+    }
+    // SAFETY: the map is read-only and private. A file that another process shortens or rewrites meanwhile can fault or
+    // change under us, as for every user of mmap; checkpoints are not edited in place.
+    let map = Arc::new(unsafe { Mmap::map(&file) }.map_err(Error::io(path))?);
+    let (header, metadata) = SafeTensors::read_metadata(&map)
+        .map_err(|e| Error::file(path, format!("is not valid safetensors ({e}); download it again")))?;
+    for (name, info) in metadata.tensors() {
+        let (start, end) = info.data_offsets;
+        let range = 8 + header + start..8 + header + end;
+        let bytes = Bytes::new(map.clone(), range)
+            .ok_or_else(|| Error::file(path, format!("ends inside tensor {name}; download it again")))?;
+        let tensor = RawTensor { dtype: tensor_type(info.dtype), shape: info.shape.clone(), bytes };
+        if tensors.insert(name.clone(), tensor).is_some() {
+            return Err(Error::file(path, format!("repeats tensor {name} of another shard")));
+        }
+    }
+    Ok(())
+}
+
+fn tensor_type(dtype: Dtype) -> TensorType {
+    match dtype {
+        Dtype::F32 => TensorType::Float(ElementType::F32),
+        Dtype::F16 => TensorType::Float(ElementType::F16),
+        Dtype::BF16 => TensorType::Float(ElementType::Bf16),
+        Dtype::I64 => TensorType::I64,
+        Dtype::I32 => TensorType::I32,
+        _ => TensorType::Other,
+    }
+}

@@ -1,0 +1,141 @@
+//! A loaded pair, ready to open sessions on.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use foretoken_kernels::Isa;
+
+use crate::chat::{ChatTemplate, Message, Thinking};
+use crate::checkpoint::{Checkpoint, Fields};
+use crate::gemma4::{Assistant, Target};
+use crate::options::{EngineOptions, SessionOptions};
+use crate::session::Session;
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
+
+/// A target, its assistant, tokenizer and chat template, and the threads that compute. Cheap to clone; sessions of one
+/// engine share it and may run from several threads.
+#[derive(Clone)]
+pub struct Engine {
+    pub(crate) parts: Arc<Parts>,
+}
+
+pub(crate) struct Parts {
+    pub(crate) target: Target,
+    pub(crate) assistant: Option<Assistant>,
+    pub(crate) tokenizer: Option<Tokenizer>,
+    pub(crate) chat: Option<ChatTemplate>,
+    pub(crate) end_of_generation: Vec<u32>,
+    pub(crate) suppressed: Vec<u32>,
+    pub(crate) pool: rayon::ThreadPool,
+    pub(crate) isa: Isa,
+}
+
+/// Gemma 4's end-of-generation tokens by name: instruction-tuned checkpoints stop on all of them, whatever subset
+/// their files list.
+const END_OF_GENERATION: [&str; 3] = ["<eos>", "<turn|>", "<|tool_response>"];
+
+impl Engine {
+    /// Loads what the options name.
+    ///
+    /// # Errors
+    /// If a file is missing or malformed, a configuration asks for something that is not implemented, or the assistant
+    /// does not fit the target.
+    pub fn load(options: &EngineOptions) -> Result<Self> {
+        let isa = options.isa.unwrap_or_else(Isa::best);
+        let threads = options.threads.unwrap_or_else(default_threads);
+        if threads == 0 {
+            return Err(Error::Input("the number of threads is 0; give at least 1, or leave it out".into()));
+        }
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|i| format!("foretoken-{i}"))
+            .build()
+            .map_err(|e| Error::Input(format!("{threads} threads cannot be started: {e}")))?;
+        let checkpoint = Checkpoint::open(&options.model)?;
+        let target = Target::load(&checkpoint, isa)?;
+        let assistant = match &options.assistant {
+            Some(path) => Some(Assistant::load(&Checkpoint::open(path)?, &target, isa)?),
+            None => None,
+        };
+        let tokenizer = optional(&checkpoint.path().join("tokenizer.json"), |path| {
+            Tokenizer::read(path, target.config().vocab_size)
+        })?;
+        let generation = optional(&checkpoint.path().join("generation_config.json"), |path| Fields::read(path))?;
+        let mut end_of_generation = target.config().eos_token_ids.clone();
+        let mut suppressed = Vec::new();
+        if let Some(generation) = generation {
+            end_of_generation.extend(generation.token_ids("eos_token_id")?);
+            suppressed = generation.token_ids("suppress_tokens")?;
+        }
+        if let Some(tokenizer) = &tokenizer {
+            end_of_generation.extend(END_OF_GENERATION.iter().filter_map(|name| tokenizer.id(name)));
+        }
+        end_of_generation.sort_unstable();
+        end_of_generation.dedup();
+        tracing::info!(threads, isa = isa.name(), ?end_of_generation, "engine ready");
+        let chat = ChatTemplate::read(checkpoint.path())?;
+        let parts = Parts { target, assistant, tokenizer, chat, end_of_generation, suppressed, pool, isa };
+        Ok(Self { parts: Arc::new(parts) })
+    }
+
+    /// Opens a session: an empty cache for one sequence.
+    ///
+    /// # Errors
+    /// If an option is out of its range.
+    pub fn session(&self, options: &SessionOptions) -> Result<Session> {
+        Session::new(self.clone(), options)
+    }
+
+    /// The target.
+    pub fn target(&self) -> &Target {
+        &self.parts.target
+    }
+
+    /// The assistant, if one was loaded.
+    pub fn assistant(&self) -> Option<&Assistant> {
+        self.parts.assistant.as_ref()
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// If the checkpoint has none; token ids work without.
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        let missing =
+            || Error::Tokenizer("the checkpoint has no tokenizer.json; give token ids instead of text".into());
+        self.parts.tokenizer.as_ref().ok_or_else(missing)
+    }
+
+    /// The tokens of a conversation under the checkpoint's own chat template, ready for the model's next turn.
+    ///
+    /// # Errors
+    /// If the checkpoint has no template or tokenizer, or the template refuses the messages.
+    pub fn encode_chat(&self, messages: &[Message], thinking: Thinking) -> Result<Vec<u32>> {
+        let missing = || Error::Input("the checkpoint has no chat template; give a plain prompt instead".into());
+        let rendered = self.parts.chat.as_ref().ok_or_else(missing)?.render(messages, thinking)?;
+        self.tokenizer()?.encode_rendered(&rendered)
+    }
+
+    /// Tokens that end a text.
+    pub fn end_of_generation(&self) -> &[u32] {
+        &self.parts.end_of_generation
+    }
+
+    /// Threads that compute.
+    pub fn threads(&self) -> usize {
+        self.parts.pool.current_num_threads()
+    }
+}
+
+/// Reads a file that a checkpoint may lack.
+fn optional<T>(path: &Path, read: impl FnOnce(&Path) -> Result<T>) -> Result<Option<T>> {
+    if path.exists() { read(path).map(Some) } else { Ok(None) }
+}
+
+/// Physical cores, as far as affinity and the control group's quota let the process use them. A second thread on a core
+/// brings nothing to kernels that wait for memory or keep the multipliers busy.
+fn default_threads() -> usize {
+    let usable = std::thread::available_parallelism().map_or(1, usize::from);
+    num_cpus::get_physical().min(usable).max(1)
+}

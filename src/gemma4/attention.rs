@@ -1,0 +1,87 @@
+//! Self-attention: QK-norm, weightless V-norm, scale 1, grouped queries.
+
+use candle_core::{Module, Tensor};
+
+use super::config::{AttentionType, LayerConfig, TextConfig};
+use super::rope::PassAngles;
+use crate::Result;
+use crate::checkpoint::Loader;
+use crate::kv::KvAccess;
+use crate::nn::{Linear, RmsNorm, project};
+
+/// `self_attn` of a decoder layer. KV-shared layers, and all layers of an assistant, have queries only.
+pub(super) struct Attention {
+    attention: AttentionType,
+    q_proj: Linear, // (heads * head_dim, hidden)
+    q_norm: RmsNorm,
+    kv: Option<KeysValues>,
+    o_proj: Linear, // (hidden, heads * head_dim)
+}
+
+struct KeysValues {
+    k_proj: Linear,         // (num_kv_heads * head_dim, hidden)
+    v_proj: Option<Linear>, // the same; absent where V comes from the K projection
+    k_norm: RmsNorm,
+    v_norm: RmsNorm, // weightless
+    num_kv_heads: usize,
+}
+
+impl Attention {
+    pub(super) fn load(loader: &mut Loader, name: &str, config: &TextConfig, layer: &LayerConfig) -> Result<Self> {
+        let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
+        let (q, kv) = (config.num_attention_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim);
+        let keys_values = if layer.kv_shared {
+            None
+        } else {
+            Some(KeysValues {
+                k_proj: loader.linear(&format!("{name}k_proj.weight"), kv, hidden)?,
+                v_proj: match layer.k_eq_v {
+                    true => None,
+                    false => Some(loader.linear(&format!("{name}v_proj.weight"), kv, hidden)?),
+                },
+                k_norm: loader.norm(&format!("{name}k_norm.weight"), layer.head_dim, eps)?,
+                v_norm: RmsNorm::weightless(layer.head_dim, eps, loader.isa()),
+                num_kv_heads: layer.num_kv_heads,
+            })
+        };
+        Ok(Self {
+            attention: layer.attention,
+            q_proj: loader.linear(&format!("{name}q_proj.weight"), q, hidden)?,
+            q_norm: loader.norm(&format!("{name}q_norm.weight"), layer.head_dim, eps)?,
+            kv: keys_values,
+            o_proj: loader.linear(&format!("{name}o_proj.weight"), hidden, q)?,
+        })
+    }
+
+    /// `x` `(rows, hidden)` to `(rows, hidden)`. `index` is the layer's place in the model.
+    pub(super) fn forward(
+        &self,
+        x: &Tensor,
+        angles: &PassAngles,
+        kv: &mut impl KvAccess,
+        index: usize,
+    ) -> Result<Tensor> {
+        let angles = angles.of(self.attention)?;
+        let q = match &self.kv {
+            None => self.q_proj.forward(x)?,
+            Some(own) => {
+                let (q, k, v) = match &own.v_proj {
+                    Some(v_proj) => {
+                        let [q, k, v] = project([&self.q_proj, &own.k_proj, v_proj], x)?;
+                        (q, k, v)
+                    }
+                    None => {
+                        let [q, k] = project([&self.q_proj, &own.k_proj], x)?;
+                        let v = k.clone();
+                        (q, k, v)
+                    }
+                };
+                let v = own.v_norm.forward(&v)?.reshape((x.dim(0)?, own.num_kv_heads, own.v_norm.width()))?;
+                kv.append(index, &angles.norm_and_rotate(&own.k_norm, &k)?, &v)?;
+                q
+            }
+        };
+        let q = angles.norm_and_rotate(&self.q_norm, &q)?;
+        Ok(self.o_proj.forward(&kv.attend(index, &q)?)?)
+    }
+}

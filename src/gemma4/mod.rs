@@ -1,0 +1,17 @@
+//! Gemma 4 and its assistant, as modules that read like the reference (transformers' `modeling_gemma4.py` and
+//! `modeling_gemma4_assistant.py`, version 5.17.0), with Hugging Face's names.
+
+mod assistant;
+mod attention;
+mod centroids;
+mod config;
+mod layer;
+mod mlp;
+mod moe;
+mod per_layer;
+mod rope;
+mod target;
+
+pub use assistant::{Assistant, DraftStep, Scores};
+pub use config::{AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MoeConfig, RopeConfig, TextConfig};
+pub use target::{Output, Target, Wanted};

@@ -1,0 +1,155 @@
+//! The mixture of experts that runs beside the dense MLP.
+
+use candle_core::{Module, Tensor};
+use foretoken_kernels::{Isa, activation, vocabulary};
+
+use super::config::{MoeConfig, TextConfig};
+use crate::Result;
+use crate::checkpoint::Loader;
+use crate::nn::{F32View, Linear, RmsNorm, Weight, multiply, tensor};
+
+/// Router, experts and the three norms around them.
+pub(super) struct Moe {
+    router: Router,
+    experts: Experts,
+    post_feedforward_layernorm_1: RmsNorm,
+    pre_feedforward_layernorm_2: RmsNorm,
+    post_feedforward_layernorm_2: RmsNorm,
+}
+
+/// Which experts a row uses, and how much.
+struct Choice {
+    row: usize,
+    expert: usize,
+    weight: f32,
+}
+
+struct Router {
+    norm: RmsNorm,              // (hidden): weightless norm, then scale / sqrt(hidden)
+    proj: Linear,               // (experts, hidden)
+    per_expert_scale: Vec<f32>, // (experts)
+    top_k: usize,
+}
+
+struct Experts {
+    gate_up_proj: Weight, // (experts * 2 * intermediate, hidden): gate rows, then up rows, of each expert
+    down_proj: Weight,    // (experts * hidden, intermediate)
+    intermediate: usize,
+    hidden: usize,
+    isa: Isa,
+}
+
+impl Moe {
+    pub(super) fn load(loader: &mut Loader, name: &str, config: &TextConfig, moe: &MoeConfig) -> Result<Self> {
+        let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
+        Ok(Self {
+            router: Router::load(loader, &format!("{name}router."), config, moe)?,
+            experts: Experts::load(loader, &format!("{name}experts."), hidden, moe)?,
+            post_feedforward_layernorm_1: loader.norm(
+                &format!("{name}post_feedforward_layernorm_1.weight"),
+                hidden,
+                eps,
+            )?,
+            pre_feedforward_layernorm_2: loader.norm(
+                &format!("{name}pre_feedforward_layernorm_2.weight"),
+                hidden,
+                eps,
+            )?,
+            post_feedforward_layernorm_2: loader.norm(
+                &format!("{name}post_feedforward_layernorm_2.weight"),
+                hidden,
+                eps,
+            )?,
+        })
+    }
+
+    /// The sum of the dense branch `mlp` and the experts; `residual` is the stream before the feed-forward norm.
+    pub(super) fn forward(&self, residual: &Tensor, mlp: &Tensor) -> Result<Tensor> {
+        let dense = self.post_feedforward_layernorm_1.forward(mlp)?;
+        let choices = self.router.choose(residual)?;
+        let experts = self.experts.forward(&self.pre_feedforward_layernorm_2.forward(residual)?, choices)?;
+        self.post_feedforward_layernorm_2.add_to(&dense, &experts, 1.0)
+    }
+}
+
+impl Router {
+    fn load(loader: &mut Loader, name: &str, config: &TextConfig, moe: &MoeConfig) -> Result<Self> {
+        let hidden = config.hidden_size;
+        let mut scale = loader.vector(&format!("{name}scale"), hidden)?;
+        scale.iter_mut().for_each(|s| *s *= (hidden as f32).powf(-0.5));
+        Ok(Self {
+            norm: RmsNorm::new(scale, config.rms_norm_eps, loader.isa()),
+            proj: loader.linear(&format!("{name}proj.weight"), moe.num_experts, hidden)?,
+            per_expert_scale: loader.vector(&format!("{name}per_expert_scale"), moe.num_experts)?,
+            top_k: moe.top_k_experts,
+        })
+    }
+
+    /// The experts of every row, rows in order and experts in order within a row.
+    ///
+    /// Softmax over all experts, the best `top_k` renormalised to sum 1, each times its expert's scale.
+    fn choose(&self, x: &Tensor) -> Result<Vec<Choice>> {
+        let scores = self.proj.forward(&self.norm.forward(x)?)?;
+        let (_, experts) = scores.dims2()?;
+        let mut chosen = Vec::new();
+        let mut choices = Vec::with_capacity(x.dim(0)? * self.top_k);
+        for (row, scores) in F32View::new(&scores)?.chunks_exact(experts).enumerate() {
+            let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            vocabulary::top_k(scores, self.top_k, &mut chosen);
+            // The softmax's own sum cancels in the renormalisation.
+            let total: f32 = chosen.iter().map(|e| (scores[*e as usize] - max).exp()).sum();
+            chosen.sort_unstable();
+            choices.extend(chosen.iter().map(|e| {
+                let expert = *e as usize;
+                let weight = (scores[expert] - max).exp() / total * self.per_expert_scale[expert];
+                Choice { row, expert, weight }
+            }));
+        }
+        Ok(choices)
+    }
+}
+
+impl Experts {
+    fn load(loader: &mut Loader, name: &str, hidden: usize, moe: &MoeConfig) -> Result<Self> {
+        let (experts, intermediate) = (moe.num_experts, moe.intermediate_size);
+        Ok(Self {
+            gate_up_proj: loader.stack(&format!("{name}gate_up_proj"), experts, 2 * intermediate, hidden)?,
+            down_proj: loader.stack(&format!("{name}down_proj"), experts, hidden, intermediate)?,
+            intermediate,
+            hidden,
+            isa: loader.isa(),
+        })
+    }
+
+    /// Every expert is read once, for all rows that chose it; a row adds its experts up in their order, so that its
+    /// bits do not depend on the other rows.
+    fn forward(&self, x: &Tensor, mut choices: Vec<Choice>) -> Result<Tensor> {
+        choices.sort_by_key(|choice| choice.expert);
+        let x = F32View::new(x)?;
+        let mut sum = vec![0.0; x.len()];
+        for choices in choices.chunk_by(|a, b| a.expert == b.expert) {
+            let (expert, rows) = (choices[0].expert, choices.len());
+            let inputs: Vec<f32> = choices
+                .iter()
+                .flat_map(|choice| &x[choice.row * self.hidden..(choice.row + 1) * self.hidden])
+                .copied()
+                .collect();
+            let gate_up = expert * 2 * self.intermediate..(expert + 1) * 2 * self.intermediate;
+            let gate_up = multiply(self.isa, &inputs, &self.gate_up_proj, gate_up, rows);
+            let mut gated = Vec::with_capacity(rows * self.intermediate);
+            for row in gate_up.chunks_exact(2 * self.intermediate) {
+                let (gate, up) = row.split_at(self.intermediate);
+                let start = gated.len();
+                gated.extend_from_slice(gate);
+                activation::gelu_gate(self.isa, &mut gated[start..], up);
+            }
+            let down =
+                multiply(self.isa, &gated, &self.down_proj, expert * self.hidden..(expert + 1) * self.hidden, rows);
+            for (choice, y) in choices.iter().zip(down.chunks_exact(self.hidden)) {
+                let sum = &mut sum[choice.row * self.hidden..(choice.row + 1) * self.hidden];
+                sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += choice.weight * y);
+            }
+        }
+        tensor(sum, (x.len() / self.hidden, self.hidden))
+    }
+}

@@ -1,0 +1,44 @@
+//! Table look-up.
+
+use candle_core::Tensor;
+
+use super::{Weight, for_row_blocks, tensor};
+use crate::{Error, Result};
+
+/// A table `(vocabulary, width)` in the checkpoint's own type, with a scale that multiplies every row it gives out.
+#[derive(Clone)]
+pub struct Embedding {
+    weight: Weight,
+    scale: f32,
+}
+
+impl Embedding {
+    /// A table whose rows come out multiplied by `scale`.
+    pub fn new(weight: Weight, scale: f32) -> Self {
+        Self { weight, scale }
+    }
+
+    /// The table, unscaled (the tied output head).
+    pub fn weight(&self) -> &Weight {
+        &self.weight
+    }
+
+    /// The scaled rows of `ids`: `(ids, width)`.
+    ///
+    /// # Errors
+    /// If an id is outside the vocabulary.
+    pub fn forward(&self, ids: &[u32]) -> Result<Tensor> {
+        let (vocabulary, width) = (self.weight.outputs(), self.weight.inputs());
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocabulary) {
+            return Err(Error::Input(format!("token id {id} is outside the vocabulary of {vocabulary}")));
+        }
+        let mut rows = vec![0.0; ids.len() * width];
+        for_row_blocks(&mut rows, width, |first, rows| {
+            for (id, row) in ids[first..].iter().zip(rows.chunks_exact_mut(width)) {
+                self.weight.rows(*id as usize..*id as usize + 1).widen(row);
+                row.iter_mut().for_each(|x| *x *= self.scale);
+            }
+        });
+        tensor(rows, (ids.len(), width))
+    }
+}

@@ -1,0 +1,21 @@
+//! The few neural-network modules that Gemma 4 is made of: candle tensors in and out, [`foretoken_kernels`] inside.
+//!
+//! Activations are `f32`, `(rows, width)`, contiguous. Weights stay in the checkpoint's own type, where they lie.
+
+mod activation;
+mod embedding;
+mod linear;
+mod norm;
+mod parallel;
+mod rotary;
+mod view;
+mod weight;
+
+pub use activation::{gelu_gate, soft_cap};
+pub use embedding::Embedding;
+pub use linear::{Linear, multiply, project};
+pub use norm::RmsNorm;
+pub use parallel::for_row_blocks;
+pub use rotary::{Angles, Rotary};
+pub use view::{F32View, tensor};
+pub use weight::{Bytes, Weight};

@@ -1,0 +1,81 @@
+//! Root-mean-square norms.
+
+use candle_core::Tensor;
+use foretoken_kernels::Isa;
+use foretoken_kernels::norm::{AfterNorm, rms_norm};
+
+use super::{F32View, for_row_blocks, tensor};
+use crate::Result;
+
+/// `norm(x) = x / sqrt(mean(x^2) + eps) * weight` over the last dimension (of `weight.len()`, or of `width` where
+/// weightless). The weight multiplies as it is, not as `1 + weight`.
+#[derive(Clone)]
+pub struct RmsNorm {
+    weight: Option<Vec<f32>>, // (width)
+    width: usize,
+    eps: f32,
+    isa: Isa,
+}
+
+impl RmsNorm {
+    /// A norm with a weight `(width)`.
+    pub fn new(weight: Vec<f32>, eps: f64, isa: Isa) -> Self {
+        Self { width: weight.len(), weight: Some(weight), eps: eps as f32, isa }
+    }
+
+    /// A norm without a weight, over rows of `width`.
+    pub fn weightless(width: usize, eps: f64, isa: Isa) -> Self {
+        Self { weight: None, width, eps: eps as f32, isa }
+    }
+
+    /// Width of the rows that it normalises.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// `norm(x)`, for every run of `width` elements of `x`; shaped as `x`.
+    ///
+    /// # Errors
+    /// If `x` is not made of such runs.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let mut y = vec![0.0; x.elem_count()];
+        self.write(&self.checked(x)?, &mut y);
+        tensor(y, x.dims())
+    }
+
+    /// `(residual + norm(x)) * scale`: the norm that closes a branch of a layer.
+    ///
+    /// # Errors
+    /// If `x` is not made of runs of `width`, or `residual` is not shaped as `x`.
+    pub fn add_to(&self, residual: &Tensor, x: &Tensor, scale: f32) -> Result<Tensor> {
+        if residual.dims() != x.dims() {
+            let (lhs, rhs) = (residual.shape().clone(), x.shape().clone());
+            return Err(candle_core::Error::ShapeMismatchBinaryOp { lhs, rhs, op: "rms_norm" }.into());
+        }
+        let (residual, view) = (F32View::new(residual)?, self.checked(x)?);
+        let mut y = vec![0.0; x.elem_count()];
+        for_row_blocks(&mut y, self.width, |row, y| {
+            let range = row * self.width..row * self.width + y.len();
+            let after = AfterNorm::AddTo { residual: &residual[range.clone()], scale };
+            rms_norm(self.isa, &view[range], self.width, self.weight.as_deref(), self.eps, after, y);
+        });
+        tensor(y, x.dims())
+    }
+
+    /// [`RmsNorm::forward`] on slices of whole runs.
+    pub(super) fn write(&self, x: &[f32], y: &mut [f32]) {
+        for_row_blocks(y, self.width, |row, y| {
+            let x = &x[row * self.width..row * self.width + y.len()];
+            rms_norm(self.isa, x, self.width, self.weight.as_deref(), self.eps, AfterNorm::Write, y);
+        });
+    }
+
+    pub(super) fn checked<'a>(&self, x: &'a Tensor) -> Result<F32View<'a>> {
+        let view = F32View::new(x)?;
+        if !view.len().is_multiple_of(self.width) {
+            let problem = format!("rms_norm: {:?} is not made of runs of {}", x.dims(), self.width);
+            return Err(candle_core::Error::Msg(problem).into());
+        }
+        Ok(view)
+    }
+}

@@ -1,0 +1,68 @@
+//! Rotary position embedding.
+
+use candle_core::Tensor;
+use foretoken_kernels::{Isa, rope::rotate};
+
+use super::{RmsNorm, for_row_blocks, tensor};
+use crate::Result;
+
+/// The frequencies of one attention type.
+#[derive(Clone)]
+pub struct Rotary {
+    inverse_frequencies: Vec<f32>, // (rotating pairs)
+    isa: Isa,
+}
+
+/// Cosines and sines for a run of positions, computed once per forward pass and shared by the layers.
+pub struct Angles {
+    cos: Vec<f32>, // (rows, rotating pairs)
+    sin: Vec<f32>,
+    pairs: usize,
+    isa: Isa,
+}
+
+impl Rotary {
+    /// `inverse_frequencies[i]` turns the pair `(i, i + head_dim / 2)`; pairs beyond them never turn.
+    pub fn new(inverse_frequencies: Vec<f32>, isa: Isa) -> Self {
+        Self { inverse_frequencies, isa }
+    }
+
+    /// The angles of positions `first..first + rows`.
+    pub fn angles(&self, first: usize, rows: usize) -> Angles {
+        let pairs = self.inverse_frequencies.len();
+        let (cos, sin) = (first..first + rows)
+            .flat_map(|position| self.inverse_frequencies.iter().map(move |f| f * position as f32))
+            .map(|angle| (angle.cos(), angle.sin()))
+            .unzip();
+        Angles { cos, sin, pairs, isa: self.isa }
+    }
+}
+
+impl Angles {
+    /// The angles of the newest `rows` positions.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn newest(&self, rows: usize) -> Self {
+        let skip = self.cos.len() - rows * self.pairs;
+        Self { cos: self.cos[skip..].to_vec(), sin: self.sin[skip..].to_vec(), pairs: self.pairs, isa: self.isa }
+    }
+
+    /// Normalises every head of `x` `(rows, heads * head_dim)` and rotates it: `(rows, heads, head_dim)`.
+    ///
+    /// # Errors
+    /// If `x` is not made of heads of the norm's width.
+    pub fn norm_and_rotate(&self, norm: &RmsNorm, x: &Tensor) -> Result<Tensor> {
+        let (rows, width) = x.dims2()?;
+        let view = norm.checked(x)?;
+        let mut y = vec![0.0; view.len()];
+        norm.write(&view, &mut y);
+        for_row_blocks(&mut y, width, |first, y| {
+            for (row, y) in y.chunks_exact_mut(width).enumerate() {
+                let at = (first + row) * self.pairs..(first + row + 1) * self.pairs;
+                rotate(self.isa, y, norm.width(), &self.cos[at.clone()], &self.sin[at]);
+            }
+        });
+        tensor(y, (rows, width / norm.width(), norm.width()))
+    }
+}

@@ -1,0 +1,52 @@
+//! Tensors as slices.
+
+use parking_lot::RwLockReadGuard;
+use std::ops::Deref;
+
+use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor};
+
+use crate::Result;
+
+/// A contiguous `f32` CPU tensor, borrowed as a slice for as long as the view lives.
+pub struct F32View<'a> {
+    storage: RwLockReadGuard<'a, Storage>,
+    range: (usize, usize),
+}
+
+impl<'a> F32View<'a> {
+    /// # Errors
+    /// If the tensor is not contiguous, not `f32`, or not on the CPU.
+    pub fn new(tensor: &'a Tensor) -> Result<Self> {
+        let (storage, layout) = tensor.storage_and_layout();
+        let range = layout.contiguous_offsets().ok_or(candle_core::Error::RequiresContiguous { op: "f32 view" })?;
+        match &*storage {
+            Storage::Cpu(CpuStorage::F32(_)) => Ok(Self { storage, range }),
+            Storage::Cpu(other) => {
+                use candle_core::backend::BackendStorage;
+                let got = other.dtype();
+                Err(candle_core::Error::UnexpectedDType { msg: "f32 view", expected: DType::F32, got }.into())
+            }
+            _ => Err(candle_core::Error::Msg("f32 view: the tensor is not on the CPU".into()).into()),
+        }
+    }
+}
+
+impl Deref for F32View<'_> {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match &*self.storage {
+            Storage::Cpu(CpuStorage::F32(data)) => &data[self.range.0..self.range.1],
+            // `new` admits no other storage.
+            _ => &[],
+        }
+    }
+}
+
+/// Wraps a buffer as a CPU tensor, without a copy.
+///
+/// # Errors
+/// If the shape has another number of elements.
+pub fn tensor(data: Vec<f32>, shape: impl Into<Shape>) -> Result<Tensor> {
+    Ok(Tensor::from_vec(data, shape.into(), &Device::Cpu)?)
+}

@@ -1,0 +1,120 @@
+//! Text to tokens and back, a piece at a time.
+
+use std::path::Path;
+
+use crate::{Error, Result};
+
+/// A checkpoint's tokenizer.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json`; its ids must be below `vocab_size`.
+    ///
+    /// # Errors
+    /// If the file is missing or malformed, or an id is outside the model's vocabulary.
+    pub fn read(path: &Path, vocab_size: usize) -> Result<Self> {
+        let meta = std::fs::metadata(path).map_err(Error::io(path))?;
+        if meta.is_dir() {
+            return Err(Error::file(path, "is a directory; a tokenizer.json is expected here"));
+        }
+        let inner = tokenizers::Tokenizer::from_file(path)
+            .map_err(|e| Error::file(path, format!("is no tokenizer: {}", one_line(&*e))))?;
+        let vocabulary = inner.get_vocab(true);
+        if let Some((token, id)) =
+            vocabulary.iter().max_by_key(|(_, id)| **id).filter(|(_, id)| **id as usize >= vocab_size)
+        {
+            let problem = format!("token {token:?} has id {id}, but the model's vocabulary has {vocab_size} entries");
+            return Err(Error::file(path, format!("{problem}; use the tokenizer that came with the checkpoint")));
+        }
+        Ok(Self { inner })
+    }
+
+    /// The tokens of `text`, with the special tokens that the tokenizer itself puts around a text (`<bos>`).
+    ///
+    /// # Errors
+    /// If the text is empty, or cannot be encoded.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        self.encode_with(text, true)
+    }
+
+    /// The tokens of a rendered chat, whose template has put every special token in its place.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>> {
+        self.encode_with(text, false)
+    }
+
+    fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
+        if text.is_empty() {
+            return Err(Error::Input("the prompt is empty; give some text to continue".into()));
+        }
+        let encoding = self.inner.encode_fast(text, add_special_tokens).map_err(|e| Error::Tokenizer(one_line(&*e)))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of `ids`, without special tokens.
+    ///
+    /// # Errors
+    /// If the tokenizer's decoder fails.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        self.inner.decode(ids, true).map_err(|e| Error::Tokenizer(one_line(&*e)))
+    }
+
+    /// The id of a token, by its exact string.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+}
+
+fn one_line(error: &(dyn std::error::Error + Send + Sync)) -> String {
+    error.to_string().lines().collect::<Vec<_>>().join(" ")
+}
+
+/// Decodes a stream of tokens; never hands out part of a character.
+#[derive(Default)]
+pub struct StreamDecoder {
+    context: Vec<u32>, // the tokens last decoded together, kept because spaces depend on the neighbour before
+    context_text: usize, // bytes of text that they gave
+    held: Vec<u32>,    // tokens whose text is not complete yet
+}
+
+/// A character has at most four bytes; a run of byte tokens longer than that is no beginning of one.
+const MAX_HELD: usize = 4;
+
+impl StreamDecoder {
+    /// The text that `id` completes; empty while it ends inside a character.
+    ///
+    /// # Errors
+    /// If the tokenizer's decoder fails.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String> {
+        self.held.push(id);
+        let text = tokenizer.decode(&self.all())?;
+        if text.ends_with(char::REPLACEMENT_CHARACTER) && self.held.len() < MAX_HELD {
+            return Ok(String::new());
+        }
+        self.take(tokenizer, text)
+    }
+
+    /// The text of what is still held; incomplete characters become U+FFFD.
+    ///
+    /// # Errors
+    /// If the tokenizer's decoder fails.
+    pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String> {
+        let text = tokenizer.decode(&self.all())?;
+        self.take(tokenizer, text)
+    }
+
+    fn all(&self) -> Vec<u32> {
+        self.context.iter().chain(&self.held).copied().collect()
+    }
+
+    fn take(&mut self, tokenizer: &Tokenizer, text: String) -> Result<String> {
+        let new = text.get(self.context_text..).unwrap_or_default().to_owned();
+        self.context = std::mem::take(&mut self.held);
+        self.context_text = tokenizer.decode(&self.context)?.len();
+        Ok(new)
+    }
+}

@@ -1,5 +1,8 @@
 //! The fixture cases: checkpoints with the outputs that transformers computes for them.
 
+// Every test binary compiles this file and uses its own part of it.
+#![allow(dead_code)]
+
 use std::path::{Path, PathBuf};
 
 use foretoken::checkpoint::Checkpoint;

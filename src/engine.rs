@@ -6,7 +6,7 @@ use std::sync::Arc;
 use foretoken_kernels::Isa;
 
 use crate::chat::{ChatTemplate, Message, Thinking};
-use crate::checkpoint::{Checkpoint, Fields};
+use crate::checkpoint::{Checkpoint, Fields, LoadOptions};
 use crate::gemma4::{Assistant, Target};
 use crate::options::{EngineOptions, SessionOptions};
 use crate::session::Session;
@@ -52,10 +52,15 @@ impl Engine {
             .thread_name(|i| format!("foretoken-{i}"))
             .build()
             .map_err(|e| Error::Input(format!("{threads} threads cannot be started: {e}")))?;
+        let load = LoadOptions { isa, quantize: options.quantize, progress: options.progress.clone() };
         let checkpoint = Checkpoint::open(&options.model)?;
-        let target = Target::load(&checkpoint, isa)?;
+        // On the pool, because quantized weights are packed by all threads.
+        let target = pool.install(|| Target::load(&checkpoint, load.clone()))?;
         let assistant = match &options.assistant {
-            Some(path) => Some(Assistant::load(&Checkpoint::open(path)?, &target, isa)?),
+            Some(path) => {
+                let checkpoint = Checkpoint::open(path)?;
+                Some(pool.install(|| Assistant::load(&checkpoint, &target, load))?)
+            }
             None => None,
         };
         let tokenizer = optional(&checkpoint.path().join("tokenizer.json"), |path| {
@@ -120,6 +125,16 @@ impl Engine {
     /// Tokens that end a text.
     pub fn end_of_generation(&self) -> &[u32] {
         &self.parts.end_of_generation
+    }
+
+    /// Runs `work` on the engine's threads, as sessions do: for callers who drive [`Engine::target`] themselves.
+    pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.parts.pool.install(work)
+    }
+
+    /// The instruction set that computes.
+    pub fn isa(&self) -> Isa {
+        self.parts.isa
     }
 
     /// Threads that compute.

@@ -1,4 +1,47 @@
-//! foretoken
+//! Gemma 4 with its MTP drafter: several tokens per pass of the target, and the target's own text.
+//!
+//! A tour, on the demo pair that ships with the repository:
+//!
+//! ```
+//! use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation};
+//!
+//! # fn main() -> foretoken::Result<()> {
+//! # let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+//! // A target and the assistant that drafts for it. Weights stay in the mapped files.
+//! let engine = Engine::load(&EngineOptions::new(models.join("target")).with_assistant(models.join("assistant")))?;
+//!
+//! // A session is one sequence and its K/V cache; sessions of one engine may run from several threads.
+//! let mut session = engine.session(&SessionOptions::default())?;
+//!
+//! // A generation is an iterator: one piece of text per round, streamed as it is accepted.
+//! let prompt = engine.tokenizer()?.encode("impl Iterator for Counter {\n")?;
+//! let options = GenerateOptions { max_tokens: 48, ..GenerateOptions::default() };
+//! let mut generation = session.generate(&prompt, &options)?;
+//! let mut text = String::new();
+//! for piece in generation.by_ref() {
+//!     text += &piece?.text;
+//! }
+//! println!("{text}");
+//!
+//! // What speculation did, as data.
+//! let statistics = generation.statistics();
+//! assert!(statistics.tokens_per_round() > 1.0);
+//!
+//! // It changed the speed, not the text.
+//! let plain = GenerateOptions { speculation: Speculation::Off, ..options };
+//! let pieces: Result<Vec<_>, _> = engine.session(&SessionOptions::default())?.generate(&prompt, &plain)?.collect();
+//! assert_eq!(text, pieces?.into_iter().map(|piece| piece.text).collect::<String>());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Further in:
+//! * [`gemma4`]: the models, which read like the reference; [`checkpoint`]: the files they come from.
+//! * [`kv`]: the cache. Attention is one of its operations; a round of speculation is staged, then committed or dropped.
+//! * [`speculative`]: draft, verify, accept, commit; [`sampler`]: from logits to distributions.
+//! * [`tokenizer`], [`chat`], [`hub`]: text, conversations, names on the Hugging Face Hub.
+//!
+//! The library reads no environment variable and prints nothing; it logs through `tracing`.
 
 pub mod chat;
 pub mod checkpoint;
@@ -17,6 +60,7 @@ pub mod tokenizer;
 
 pub use engine::Engine;
 pub use error::{Error, Result};
+pub use foretoken_kernels::quant::WeightType;
 pub use foretoken_kernels::{ElementType, Isa};
 pub use generation::{Finish, Generation, Piece};
 pub use options::{EndOfGeneration, EngineOptions, GenerateOptions, MtpOptions, SessionOptions, Speculation, Stop};

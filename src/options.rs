@@ -1,15 +1,18 @@
 //! What a caller may choose, with the defaults in sight.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use foretoken_kernels::Isa;
+use foretoken_kernels::quant::WeightType;
 
+use crate::checkpoint::Progress;
 use crate::kv::KvOptions;
 use crate::sampler::Sampling;
 use crate::speculative::DraftSampling;
 
 /// What to load, and what to compute with.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct EngineOptions {
     /// Directory of the target's checkpoint.
     pub model: PathBuf,
@@ -19,12 +22,16 @@ pub struct EngineOptions {
     pub threads: Option<usize>,
     /// Instruction set. Default: the widest that the processor has.
     pub isa: Option<Isa>,
+    /// Quantizes floating-point matrices while they are loaded. Default: they stay as they are.
+    pub quantize: Option<WeightType>,
+    /// Called as tensors are loaded. Default: nobody.
+    pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }
 
 impl EngineOptions {
     /// The checkpoint in directory `model`, with every default.
     pub fn new(model: impl Into<PathBuf>) -> Self {
-        Self { model: model.into(), assistant: None, threads: None, isa: None }
+        Self { model: model.into(), assistant: None, threads: None, isa: None, quantize: None, progress: None }
     }
 
     /// With the assistant in directory `assistant`.

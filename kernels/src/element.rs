@@ -44,6 +44,15 @@ impl<'a> Elements<'a> {
         }
     }
 
+    /// Their type.
+    pub fn element_type(self) -> ElementType {
+        match self {
+            Elements::F32(_) => ElementType::F32,
+            Elements::F16(_) => ElementType::F16,
+            Elements::Bf16(_) => ElementType::Bf16,
+        }
+    }
+
     /// Whether there are none.
     pub fn is_empty(self) -> bool {
         self.len() == 0

@@ -15,6 +15,7 @@ mod element;
 mod isa;
 mod lanes;
 pub mod matmul;
+pub mod measure;
 pub mod norm;
 pub mod quant;
 pub mod rope;

@@ -268,3 +268,86 @@ fn sizes_are_checked() {
     assert_eq!(WeightType::from_ggml_id(14), Some(WeightType::Q6_K));
     assert_eq!(WeightType::from_ggml_id(0), None);
 }
+
+/// `quant_vectors.bin`: per type, two blocks of random bytes and their values as the `gguf` 0.19.0 Python package of
+/// llama.cpp expands them (numpy generator 7, scales uniform in -0.02..0.02).
+#[test]
+fn dequantization_agrees_with_llama_cpp() {
+    let mut rest = include_bytes!("quant_vectors.bin").as_slice();
+    for weight_type in WeightType::ALL {
+        let (blocks, values);
+        (blocks, rest) = rest.split_at(2 * weight_type.block_bytes());
+        (values, rest) = rest.split_at(2 * weight_type.block_len() * 4);
+        let want: Vec<f32> = values.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        let mut got = vec![0.0; want.len()];
+        dequantize_row(weight_type, blocks, &mut got);
+        for (got, want) in got.iter().zip(&want) {
+            // Equal but for the sign of zero, which numpy keeps differently.
+            assert!(got == want, "{weight_type:?}: {got}, not {want}");
+        }
+    }
+    assert!(rest.is_empty());
+}
+
+/// Root mean square error relative to that of the weights.
+fn quantization_error(weight_type: WeightType, x: &[f32]) -> f64 {
+    let mut bytes = vec![0; weight_type.row_bytes(x.len()).unwrap()];
+    quantize_row(Isa::Scalar, weight_type, x, &mut bytes);
+    for isa in Isa::available() {
+        let mut same = vec![0; bytes.len()];
+        quantize_row(isa, weight_type, x, &mut same);
+        assert!(same == bytes, "{weight_type:?} {}", isa.name());
+    }
+    let mut back = vec![0.0; x.len()];
+    dequantize_row(weight_type, &bytes, &mut back);
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let error: f64 = x.iter().zip(&back).map(|(x, y)| square(x - y)).sum();
+    (error / x.iter().map(|x| square(*x)).sum::<f64>()).sqrt()
+}
+
+#[test]
+fn quantization_errors_are_as_expected() {
+    let mut random = Random(8);
+    // Nearly normal weights, which is what weights are.
+    let x: Vec<f32> = (0..64 * 256).map(|_| 0.02 * (0..8).map(|_| random.symmetric()).sum::<f32>()).collect();
+    for (weight_type, bound) in [
+        // llama.cpp's own on the same weights: 0.0835, 0.0766, 0.0413, 0.0370, and 0.00518 with equal bytes.
+        (WeightType::Q4_0, 0.0790),
+        (WeightType::Q4_1, 0.0695),
+        (WeightType::Q5_0, 0.0395),
+        (WeightType::Q5_1, 0.0335),
+        (WeightType::Q8_0, 0.0052),
+        (WeightType::Q2_K, 0.29),
+        (WeightType::Q3_K, 0.152),
+        (WeightType::Q4_K, 0.0715),
+        (WeightType::Q5_K, 0.0356),
+        (WeightType::Q6_K, 0.0177),
+        (WeightType::IQ4_NL, 0.0760),
+    ] {
+        let error = quantization_error(weight_type, &x);
+        assert!(error < bound, "{weight_type:?}: {error}");
+    }
+}
+
+#[test]
+fn quantization_takes_odd_rows() {
+    let mut random = Random(9);
+    for weight_type in WeightType::ALL {
+        let constant = [0.75f32; 256];
+        let mut bytes = vec![0; weight_type.row_bytes(256).unwrap()];
+        let mut back = [1.0; 256];
+        for (x, tolerance) in [([0.0; 256], 0.0), (constant, 0.05), (constant.map(|x| -x), 0.05)] {
+            quantize_row(Isa::best(), weight_type, &x, &mut bytes);
+            dequantize_row(weight_type, &bytes, &mut back);
+            for (x, back) in x.iter().zip(back) {
+                assert!((x - back).abs() <= tolerance, "{weight_type:?}: {x} became {back}");
+            }
+        }
+        // What the formats can say exactly stays: quantizing a second time changes little.
+        let x: Vec<f32> = (0..256).map(|_| random.symmetric()).collect();
+        quantize_row(Isa::best(), weight_type, &x, &mut bytes);
+        dequantize_row(weight_type, &bytes, &mut back);
+        let again = quantization_error(weight_type, &back);
+        assert!(again < 0.02, "{weight_type:?}: {again}");
+    }
+}

@@ -1,16 +1,18 @@
 //! Files in: a checkpoint is a set of named tensors and a configuration.
 
 mod fields;
+mod loader;
 mod safetensors;
 
 pub use fields::Fields;
+pub use loader::{LoadOptions, Loader, Progress, StepCost, TableUse};
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use foretoken_kernels::{ElementType, Isa};
+use foretoken_kernels::ElementType;
+use foretoken_kernels::quant::WeightType;
 
-use crate::nn::{Bytes, Embedding, Linear, RmsNorm, Weight};
+use crate::nn::Bytes;
 use crate::{Error, Result};
 
 /// The stored type of a tensor, as far as this library reads it.
@@ -22,6 +24,8 @@ pub enum TensorType {
     I64,
     /// 32-bit integers.
     I32,
+    /// Blocks of quantized weights.
+    Quantized(WeightType),
     /// A type of the file format that no kernel reads.
     Other,
 }
@@ -77,138 +81,13 @@ impl Checkpoint {
         self.tensors.names()
     }
 
+    /// Bytes of all tensors.
+    pub fn bytes(&self) -> u64 {
+        self.names().filter_map(|name| self.get(name)).map(|tensor| tensor.bytes.as_slice().len() as u64).sum()
+    }
+
     /// The tensor `name`, or `None`.
     pub fn get(&self, name: &str) -> Option<RawTensor> {
         self.tensors.get(name)
-    }
-}
-
-/// Takes tensors out of a checkpoint by name, checks their shapes, and remembers which were taken.
-pub struct Loader<'a> {
-    checkpoint: &'a Checkpoint,
-    prefix: String,
-    isa: Isa,
-    taken: BTreeSet<String>,
-}
-
-impl<'a> Loader<'a> {
-    /// A loader of the tensors under `prefix`.
-    pub fn new(checkpoint: &'a Checkpoint, prefix: &str, isa: Isa) -> Self {
-        Self { checkpoint, prefix: prefix.to_owned(), isa, taken: BTreeSet::new() }
-    }
-
-    /// The instruction set that the loaded modules compute with.
-    pub fn isa(&self) -> Isa {
-        self.isa
-    }
-
-    /// Whether the checkpoint has this tensor.
-    pub fn has(&self, name: &str) -> bool {
-        self.checkpoint.get(&self.full(name)).is_some()
-    }
-
-    /// A tensor of exactly this shape.
-    ///
-    /// # Errors
-    /// If it is missing or has another shape.
-    pub fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<RawTensor> {
-        let full = self.full(name);
-        let Some(tensor) = self.checkpoint.get(&full) else {
-            return Err(self.error(name, "is missing; the checkpoint is incomplete or of another architecture"));
-        };
-        if tensor.shape != shape {
-            let problem = format!("has shape {:?}, config.json implies {shape:?}", tensor.shape);
-            return Err(self.error(name, problem));
-        }
-        self.taken.insert(full);
-        Ok(tensor)
-    }
-
-    /// A matrix `(outputs, inputs)`, where it lies.
-    ///
-    /// # Errors
-    /// As [`Loader::tensor`], or if it is not floating point.
-    pub fn weight(&mut self, name: &str, outputs: usize, inputs: usize) -> Result<Weight> {
-        self.weight_of(name, &[outputs, inputs], outputs, inputs)
-    }
-
-    /// A stack of matrices `(count, outputs, inputs)`, as one matrix `(count * outputs, inputs)`.
-    ///
-    /// # Errors
-    /// As [`Loader::weight`].
-    pub fn stack(&mut self, name: &str, count: usize, outputs: usize, inputs: usize) -> Result<Weight> {
-        self.weight_of(name, &[count, outputs, inputs], count * outputs, inputs)
-    }
-
-    fn weight_of(&mut self, name: &str, shape: &[usize], outputs: usize, inputs: usize) -> Result<Weight> {
-        let tensor = self.tensor(name, shape)?;
-        let TensorType::Float(element) = tensor.dtype else {
-            return Err(self.error(name, "is not F32, F16 or BF16; convert the checkpoint to one of these"));
-        };
-        Weight::new(tensor.bytes, element, outputs, inputs)
-            .ok_or_else(|| self.error(name, "is shorter than its shape; download the file again"))
-    }
-
-    /// A linear layer `(outputs, inputs)`.
-    ///
-    /// # Errors
-    /// As [`Loader::weight`].
-    pub fn linear(&mut self, name: &str, outputs: usize, inputs: usize) -> Result<Linear> {
-        Ok(Linear::new(self.weight(name, outputs, inputs)?, self.isa))
-    }
-
-    /// A table whose rows come out multiplied by `scale(its type)`.
-    ///
-    /// # Errors
-    /// As [`Loader::weight`].
-    pub fn embedding(
-        &mut self,
-        name: &str,
-        vocabulary: usize,
-        width: usize,
-        scale: impl FnOnce(ElementType) -> f32,
-    ) -> Result<Embedding> {
-        let weight = self.weight(name, vocabulary, width)?;
-        let scale = scale(weight.element());
-        Ok(Embedding::new(weight, scale))
-    }
-
-    /// A vector `(width)`, widened.
-    ///
-    /// # Errors
-    /// As [`Loader::weight`].
-    pub fn vector(&mut self, name: &str, width: usize) -> Result<Vec<f32>> {
-        let weight = self.weight_of(name, &[width], 1, width)?;
-        let mut vector = vec![0.0; width];
-        weight.elements().widen(&mut vector);
-        Ok(vector)
-    }
-
-    /// A norm over `width`.
-    ///
-    /// # Errors
-    /// As [`Loader::weight`].
-    pub fn norm(&mut self, name: &str, width: usize, eps: f64) -> Result<RmsNorm> {
-        Ok(RmsNorm::new(self.vector(name, width)?, eps, self.isa))
-    }
-
-    /// An error about the tensor `name`.
-    pub fn error(&self, name: &str, problem: impl Into<String>) -> Error {
-        let path = self.checkpoint.path.clone();
-        Error::Tensor { path, tensor: self.full(name), problem: problem.into() }
-    }
-
-    /// Ends the load: tensors that nothing asked for and `known` does not explain are logged, so that a checkpoint with
-    /// something this library does not compute never passes in silence.
-    pub fn finish(self, known: impl Fn(&str) -> bool) {
-        let strangers: Vec<_> =
-            self.checkpoint.names().filter(|name| !self.taken.contains(*name) && !known(name)).collect();
-        if !strangers.is_empty() {
-            tracing::warn!(path = %self.checkpoint.path.display(), tensors = ?strangers, "tensors that no module uses");
-        }
-    }
-
-    fn full(&self, name: &str) -> String {
-        format!("{}{name}", self.prefix)
     }
 }

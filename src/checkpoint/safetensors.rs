@@ -1,16 +1,14 @@
 //! Safetensors: one file, or shards with an index.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use foretoken_kernels::ElementType;
-use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 
 use super::{Fields, RawTensor, TensorType};
-use crate::nn::Bytes;
+use crate::nn::{Bytes, MappedFile};
 use crate::{Error, Result};
 
 /// The tensors of all files of one checkpoint.
@@ -57,21 +55,15 @@ fn shards(directory: &Path, index: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn read(path: &Path, tensors: &mut BTreeMap<String, RawTensor>) -> Result<()> {
-    let file = File::open(path).map_err(Error::io(path))?;
-    let meta = file.metadata().map_err(Error::io(path))?;
-    if meta.is_dir() {
-        return Err(Error::file(path, "is a directory; a safetensors file is expected here"));
-    }
-    if meta.len() < 8 {
+    let meta = std::fs::metadata(path).map_err(Error::io(path))?;
+    if meta.is_file() && meta.len() < 8 {
         return Err(Error::file(
             path,
             format!("is {} bytes long, too short for safetensors; download it again", meta.len()),
         ));
     }
-    // SAFETY: the map is read-only and private. A file that another process shortens or rewrites meanwhile can fault or
-    // change under us, as for every user of mmap; checkpoints are not edited in place.
-    let map = Arc::new(unsafe { Mmap::map(&file) }.map_err(Error::io(path))?);
-    let (header, metadata) = SafeTensors::read_metadata(&map)
+    let map = Arc::new(MappedFile::open(path)?);
+    let (header, metadata) = SafeTensors::read_metadata((*map).as_ref())
         .map_err(|e| Error::file(path, format!("is not valid safetensors ({e}); download it again")))?;
     for (name, info) in metadata.tensors() {
         let (start, end) = info.data_offsets;

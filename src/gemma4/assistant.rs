@@ -1,16 +1,15 @@
 //! The MTP drafter: a small model that reads the target's K and V and the target's last hidden state.
 
 use candle_core::{Module, Tensor};
-use foretoken_kernels::Isa;
 
 use super::centroids::CentroidHead;
 use super::config::{AssistantConfig, AttentionType, TextConfig};
 use super::layer::DecoderLayer;
 use super::rope::Rotations;
 use super::target::Target;
-use crate::checkpoint::{Checkpoint, Loader};
+use crate::checkpoint::{Checkpoint, LoadOptions, Loader};
 use crate::kv::{Borrowed, Committed};
-use crate::nn::{F32View, Linear, RmsNorm, Weight};
+use crate::nn::{F32View, Linear, RmsNorm};
 use crate::{Error, Result};
 
 /// A `gemma4_assistant` that was checked against its target.
@@ -19,8 +18,7 @@ pub struct Assistant {
     layers: Vec<DecoderLayer>,
     norm: RmsNorm,
     post_projection: Linear, // (backbone, hidden)
-    embed_tokens: Weight,    // (vocab, hidden): the output head only; the input is the target's table
-    head: Head,
+    head: Head,              // the assistant's own embedding is this only; its input is the target's
     rotations: Rotations,
     donors: Vec<usize>, // for each layer, the target's layer whose K and V it reads
 }
@@ -52,30 +50,32 @@ impl Assistant {
     /// # Errors
     /// If the pair does not fit, config.json asks for something that is not implemented, or a tensor is missing or
     /// misshapen.
-    pub fn load(checkpoint: &Checkpoint, target: &Target, isa: Isa) -> Result<Self> {
+    pub fn load(checkpoint: &Checkpoint, target: &Target, options: impl Into<LoadOptions>) -> Result<Self> {
+        let options = options.into();
         let config = AssistantConfig::read(&checkpoint.config()?)?;
         let donors = check_pair(&config, target.config())?;
         let (text, backbone) = (&config.text, config.backbone_hidden_size);
         let hidden = text.hidden_size;
-        let mut projections = Loader::new(checkpoint, "", isa);
+        let mut projections = Loader::new(checkpoint, "", &options);
         let pre_projection = projections.linear("pre_projection.weight", hidden, 2 * backbone)?;
         let post_projection = projections.linear("post_projection.weight", backbone, hidden)?;
-        let mut loader = Loader::new(checkpoint, "model.", isa);
-        let embed_tokens = loader.weight("embed_tokens.weight", text.vocab_size, hidden)?;
+        let mut loader = Loader::new(checkpoint, "model.", &options);
         let layers = text.layers.iter().enumerate();
         let layers: Result<Vec<_>> = layers.map(|(i, l)| DecoderLayer::load(&mut loader, i, text, l)).collect();
         let layers = layers?;
         let norm = loader.norm("norm.weight", hidden, text.rms_norm_eps)?;
         let head = match &config.centroids {
             Some(centroids) => Head::Centroids(CentroidHead::load(&mut projections, &config, centroids)?),
-            None => Head::Dense(Linear::new(embed_tokens.clone(), isa)),
+            None => Head::Dense(loader.head("embed_tokens.weight", text.vocab_size, hidden)?),
         };
-        loader.finish(|name| name == "lm_head.weight" || !name.starts_with("model."));
+        loader.finish(|name| {
+            name == "model.embed_tokens.weight" || name == "lm_head.weight" || !name.starts_with("model.")
+        });
         projections.finish(|name| name == "lm_head.weight" || name.starts_with("model."));
-        let rotations = Rotations::new(text, isa)?;
+        let rotations = Rotations::new(text, options.isa)?;
         let centroid_head = config.centroids.is_some();
         tracing::info!(path = %checkpoint.path().display(), hidden, centroid_head, "assistant loaded");
-        Ok(Self { pre_projection, layers, norm, post_projection, embed_tokens, head, rotations, donors })
+        Ok(Self { pre_projection, layers, norm, post_projection, head, rotations, donors })
     }
 
     /// One link: from `token` and the hidden state `(1, backbone)` that predicted it, over the committed K and V.
@@ -97,7 +97,7 @@ impl Assistant {
         let scores = match &self.head {
             Head::Dense(head) => Scores { ids: None, logits: F32View::new(&head.forward(&n)?)?.to_vec() },
             Head::Centroids(head) => {
-                let (ids, logits) = head.forward(&n, &self.embed_tokens)?;
+                let (ids, logits) = head.forward(&n)?;
                 Scores { ids: Some(ids), logits }
             }
         };

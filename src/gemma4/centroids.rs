@@ -1,48 +1,48 @@
 //! The centroid head: tokens are grouped under centroids, and only the groups that fit the state best are scored.
 
 use candle_core::{Module, Tensor};
-use foretoken_kernels::{Isa, matmul::dot, vocabulary};
+use foretoken_kernels::{Isa, vocabulary};
 
 use super::config::{AssistantConfig, CentroidConfig};
 use crate::Result;
 use crate::checkpoint::{Loader, TensorType};
-use crate::nn::{F32View, Linear, Weight};
+use crate::nn::{F32View, Input, Linear, Weight, multiply};
 
 /// `masked_embedding` of an assistant: `num_centroids` groups of equally many tokens.
 pub(super) struct CentroidHead {
     centroids: Linear,        // (num_centroids, hidden)
     token_ordering: Vec<u32>, // (num_centroids, tokens per centroid): the ids under each centroid
+    table: Weight,            // (num_centroids, tokens per centroid, hidden): their rows of the embedding
     top_k: usize,
     isa: Isa,
 }
 
 impl CentroidHead {
     pub(super) fn load(loader: &mut Loader, config: &AssistantConfig, centroids: &CentroidConfig) -> Result<Self> {
-        let text = &config.text;
+        let (count, vocab, hidden) = (centroids.num_centroids, config.text.vocab_size, config.text.hidden_size);
+        let token_ordering = token_ordering(loader, vocab)?;
         Ok(Self {
-            centroids: loader.linear("masked_embedding.centroids.weight", centroids.num_centroids, text.hidden_size)?,
-            token_ordering: token_ordering(loader, text.vocab_size)?,
+            centroids: loader.linear("masked_embedding.centroids.weight", count, hidden)?,
+            // Rows in the order of their centroids, so that a group is one run of memory.
+            table: loader.reordered("model.embed_tokens.weight", [count, vocab / count, hidden], &token_ordering)?,
+            token_ordering,
             top_k: centroids.top_k,
             isa: loader.isa(),
         })
     }
 
-    /// The ids that are scored for state `n` `(1, hidden)`, and their scores: `table[id] . n` for the ids under the
+    /// The ids that are scored for state `n` `(1, hidden)`, and their scores: `embedding[id] . n` for the ids under the
     /// `top_k` centroids with the largest dot product. No row over the vocabulary is made.
-    pub(super) fn forward(&self, n: &Tensor, table: &Weight) -> Result<(Vec<u32>, Vec<f32>)> {
+    pub(super) fn forward(&self, n: &Tensor) -> Result<(Vec<u32>, Vec<f32>)> {
         let ranks = self.centroids.forward(n)?;
         let mut best = Vec::new();
         vocabulary::top_k(&F32View::new(&ranks)?, self.top_k, &mut best);
-        let group = self.token_ordering.len() / self.centroids.weight().outputs();
-        let ids: Vec<u32> = best
-            .iter()
-            .flat_map(|centroid| &self.token_ordering[*centroid as usize * group..(*centroid as usize + 1) * group])
-            .copied()
-            .collect();
+        let group = self.table.outputs();
+        let ids = |centroid: &u32| &self.token_ordering[*centroid as usize * group..(*centroid as usize + 1) * group];
         let n = F32View::new(n)?;
-        let score = |id: &u32| dot(self.isa, &n, table.rows(*id as usize..*id as usize + 1));
-        let scores = ids.iter().map(score).collect();
-        Ok((ids, scores))
+        let input = Input::new(&n, 1);
+        let jobs: Vec<_> = best.iter().map(|centroid| (self.table.matrix(*centroid as usize), &input)).collect();
+        Ok((best.iter().flat_map(ids).copied().collect(), multiply(self.isa, &jobs).concat()))
     }
 }
 

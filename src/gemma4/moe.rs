@@ -6,7 +6,7 @@ use foretoken_kernels::{Isa, activation, vocabulary};
 use super::config::{MoeConfig, TextConfig};
 use crate::Result;
 use crate::checkpoint::Loader;
-use crate::nn::{F32View, Linear, RmsNorm, Weight, multiply, tensor};
+use crate::nn::{F32View, Input, Linear, RmsNorm, Weight, multiply, tensor};
 
 /// Router, experts and the three norms around them.
 pub(super) struct Moe {
@@ -32,8 +32,8 @@ struct Router {
 }
 
 struct Experts {
-    gate_up_proj: Weight, // (experts * 2 * intermediate, hidden): gate rows, then up rows, of each expert
-    down_proj: Weight,    // (experts * hidden, intermediate)
+    gate_up_proj: Weight, // (experts, 2 * intermediate, hidden): gate rows, then up rows
+    down_proj: Weight,    // (experts, hidden, intermediate)
     intermediate: usize,
     hidden: usize,
     isa: Isa,
@@ -79,7 +79,7 @@ impl Router {
         scale.iter_mut().for_each(|s| *s *= (hidden as f32).powf(-0.5));
         Ok(Self {
             norm: RmsNorm::new(scale, config.rms_norm_eps, loader.isa()),
-            proj: loader.linear(&format!("{name}proj.weight"), moe.num_experts, hidden)?,
+            proj: loader.exact_linear(&format!("{name}proj.weight"), moe.num_experts, hidden)?,
             per_expert_scale: loader.vector(&format!("{name}per_expert_scale"), moe.num_experts)?,
             top_k: moe.top_k_experts,
         })
@@ -111,45 +111,51 @@ impl Router {
 
 impl Experts {
     fn load(loader: &mut Loader, name: &str, hidden: usize, moe: &MoeConfig) -> Result<Self> {
-        let (experts, intermediate) = (moe.num_experts, moe.intermediate_size);
+        let (experts, intermediate, used) = (moe.num_experts, moe.intermediate_size, moe.top_k_experts);
         Ok(Self {
-            gate_up_proj: loader.stack(&format!("{name}gate_up_proj"), experts, 2 * intermediate, hidden)?,
-            down_proj: loader.stack(&format!("{name}down_proj"), experts, hidden, intermediate)?,
+            gate_up_proj: loader.stack(&format!("{name}gate_up_proj"), [experts, 2 * intermediate, hidden], used)?,
+            down_proj: loader.stack(&format!("{name}down_proj"), [experts, hidden, intermediate], used)?,
             intermediate,
             hidden,
             isa: loader.isa(),
         })
     }
 
-    /// Every expert is read once, for all rows that chose it; a row adds its experts up in their order, so that its
-    /// bits do not depend on the other rows.
+    /// Every chosen expert is read once, for all rows that chose it, and all of them side by side; a row adds its experts
+    /// up in their order, so that its bits do not depend on the other rows.
     fn forward(&self, x: &Tensor, mut choices: Vec<Choice>) -> Result<Tensor> {
         choices.sort_by_key(|choice| choice.expert);
         let x = F32View::new(x)?;
-        let mut sum = vec![0.0; x.len()];
-        for choices in choices.chunk_by(|a, b| a.expert == b.expert) {
-            let (expert, rows) = (choices[0].expert, choices.len());
-            let inputs: Vec<f32> = choices
-                .iter()
-                .flat_map(|choice| &x[choice.row * self.hidden..(choice.row + 1) * self.hidden])
-                .copied()
-                .collect();
-            let gate_up = expert * 2 * self.intermediate..(expert + 1) * 2 * self.intermediate;
-            let gate_up = multiply(self.isa, &inputs, &self.gate_up_proj, gate_up, rows);
-            let mut gated = Vec::with_capacity(rows * self.intermediate);
+        let buckets: Vec<&[Choice]> = choices.chunk_by(|a, b| a.expert == b.expert).collect();
+        let rows_of = |bucket: &&[Choice]| -> Vec<f32> {
+            bucket.iter().flat_map(|c| &x[c.row * self.hidden..(c.row + 1) * self.hidden]).copied().collect()
+        };
+        let gate_up = self.multiply(&self.gate_up_proj, &buckets, buckets.iter().map(rows_of).collect());
+        let gated = gate_up.into_iter().map(|gate_up| {
+            let mut gated = Vec::with_capacity(gate_up.len() / 2);
             for row in gate_up.chunks_exact(2 * self.intermediate) {
                 let (gate, up) = row.split_at(self.intermediate);
                 let start = gated.len();
                 gated.extend_from_slice(gate);
                 activation::gelu_gate(self.isa, &mut gated[start..], up);
             }
-            let down =
-                multiply(self.isa, &gated, &self.down_proj, expert * self.hidden..(expert + 1) * self.hidden, rows);
+            gated
+        });
+        let down = self.multiply(&self.down_proj, &buckets, gated.collect());
+        let mut sum = vec![0.0; x.len()];
+        for (choices, down) in buckets.into_iter().zip(&down) {
             for (choice, y) in choices.iter().zip(down.chunks_exact(self.hidden)) {
                 let sum = &mut sum[choice.row * self.hidden..(choice.row + 1) * self.hidden];
                 sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += choice.weight * y);
             }
         }
         tensor(sum, (x.len() / self.hidden, self.hidden))
+    }
+
+    /// Each bucket's rows times its expert's matrix.
+    fn multiply(&self, weight: &Weight, buckets: &[&[Choice]], rows: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
+        let inputs: Vec<_> = rows.iter().zip(buckets).map(|(x, bucket)| Input::new(x, bucket.len())).collect();
+        let matrices = buckets.iter().map(|bucket| weight.matrix(bucket[0].expert));
+        multiply(self.isa, &matrices.zip(&inputs).collect::<Vec<_>>())
     }
 }

@@ -4,7 +4,7 @@ use candle_core::{Module, Tensor};
 use foretoken_kernels::Isa;
 
 use super::config::TextConfig;
-use crate::checkpoint::Loader;
+use crate::checkpoint::{Loader, TableUse};
 use crate::nn::{Embedding, F32View, Linear, RmsNorm, gelu_gate, tensor};
 use crate::{Error, Result};
 
@@ -22,12 +22,16 @@ impl PerLayerEmbeddings {
     pub(super) fn load(loader: &mut Loader, config: &TextConfig) -> Result<Self> {
         let (layers, width) = (config.layers.len(), config.hidden_size_per_layer_input);
         let all = layers * width;
-        let table = "embed_tokens_per_layer.weight";
+        let (table, shape) = ("embed_tokens_per_layer.weight", [config.vocab_size_per_layer_input, all]);
         Ok(Self {
-            embed_tokens_per_layer: loader.embedding(table, config.vocab_size_per_layer_input, all, |element| {
+            embed_tokens_per_layer: loader.embedding(table, shape, TableUse::LookUp, |element| {
                 super::target::round_to(element, (width as f32).sqrt())
             })?,
-            per_layer_model_projection: loader.linear("per_layer_model_projection.weight", all, config.hidden_size)?,
+            per_layer_model_projection: loader.exact_linear(
+                "per_layer_model_projection.weight",
+                all,
+                config.hidden_size,
+            )?,
             per_layer_projection_norm: loader.norm("per_layer_projection_norm.weight", width, config.rms_norm_eps)?,
             layers,
             width,

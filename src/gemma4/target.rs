@@ -8,7 +8,7 @@ use super::config::{AttentionType, TextConfig};
 use super::layer::DecoderLayer;
 use super::per_layer::PerLayerEmbeddings;
 use super::rope::Rotations;
-use crate::checkpoint::{Checkpoint, Loader};
+use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse};
 use crate::kv::{KvLayout, Round, StoreLayout};
 use crate::nn::{Embedding, Linear, RmsNorm, soft_cap};
 use crate::{Error, Result};
@@ -23,6 +23,7 @@ pub struct Target {
     lm_head: Linear, // (vocab, hidden)
     rotations: Rotations,
     isa: Isa,
+    step: StepCost,
 }
 
 /// Which rows of a pass are wanted. Layers that only read K and V compute no others.
@@ -49,7 +50,8 @@ impl Target {
     ///
     /// # Errors
     /// If config.json asks for something that is not implemented, or a tensor is missing or misshapen.
-    pub fn load(checkpoint: &Checkpoint, isa: Isa) -> Result<Self> {
+    pub fn load(checkpoint: &Checkpoint, options: impl Into<LoadOptions>) -> Result<Self> {
+        let options = options.into();
         let fields = checkpoint.config()?;
         let config = TextConfig::target(&fields)?;
         for attention in config.layers.iter().filter(|layer| layer.kv_shared).map(|layer| layer.attention) {
@@ -59,11 +61,12 @@ impl Target {
             }
         }
         let prefix = prefix(checkpoint)?;
-        let mut loader = Loader::new(checkpoint, prefix, isa);
+        let mut loader = Loader::new(checkpoint, prefix, &options);
         let hidden = config.hidden_size;
-        let embed_tokens = loader.embedding("embed_tokens.weight", config.vocab_size, hidden, |element| {
-            round_to(element, (hidden as f32).sqrt())
-        })?;
+        let table_use = if config.tie_word_embeddings { TableUse::Tied } else { TableUse::LookUp };
+        let shape = [config.vocab_size, hidden];
+        let embed_tokens = loader
+            .embedding("embed_tokens.weight", shape, table_use, |element| round_to(element, (hidden as f32).sqrt()))?;
         let per_layer = match config.hidden_size_per_layer_input {
             0 => None,
             _ => Some(PerLayerEmbeddings::load(&mut loader, &config)?),
@@ -72,19 +75,31 @@ impl Target {
         let layers: Result<Vec<_>> = layers.map(|(i, l)| DecoderLayer::load(&mut loader, i, &config, l)).collect();
         let layers = layers?;
         let norm = loader.norm("norm.weight", hidden, config.rms_norm_eps)?;
+        let mut step = loader.step_cost();
         loader.finish(|name| is_tower(name) || is_dead(name, prefix, &config) || name == "lm_head.weight");
         let lm_head = match config.tie_word_embeddings {
-            true => Linear::new(embed_tokens.weight().clone(), isa),
-            false => Loader::new(checkpoint, "", isa).linear("lm_head.weight", config.vocab_size, hidden)?,
+            true => Linear::new(embed_tokens.weight().clone(), options.isa),
+            false => {
+                let mut loader = Loader::new(checkpoint, "", &options);
+                let lm_head = loader.head("lm_head.weight", config.vocab_size, hidden)?;
+                step.bytes += loader.step_cost().bytes;
+                step.multiply_adds += loader.step_cost().multiply_adds;
+                lm_head
+            }
         };
-        let rotations = Rotations::new(&config, isa)?;
+        let rotations = Rotations::new(&config, options.isa)?;
         tracing::info!(path = %checkpoint.path().display(), layers = config.layers.len(), hidden, "target loaded");
-        Ok(Self { config, embed_tokens, per_layer, layers, norm, lm_head, rotations, isa })
+        Ok(Self { config, embed_tokens, per_layer, layers, norm, lm_head, rotations, isa: options.isa, step })
     }
 
     /// What config.json says.
     pub fn config(&self) -> &TextConfig {
         &self.config
+    }
+
+    /// What one row of a pass costs in weights.
+    pub fn step_cost(&self) -> StepCost {
+        self.step
     }
 
     /// The K/V that this model keeps: a store for every layer that computes its own, and who reads which.
@@ -188,11 +203,12 @@ fn is_dead(name: &str, prefix: &str, config: &TextConfig) -> bool {
         && ["k_proj", "v_proj", "k_norm", "v_norm"].iter().any(|dead| rest.starts_with(&format!("self_attn.{dead}.")))
 }
 
-/// The embedding scale is rounded to the table's type before it is used, in the reference and so here.
-pub(super) fn round_to(element: ElementType, x: f32) -> f32 {
+/// The embedding scale is rounded to the table's type before it is used, in the reference and so here. Quantized tables
+/// come from engines that do not round it.
+pub(super) fn round_to(element: Option<ElementType>, x: f32) -> f32 {
     match element {
-        ElementType::F32 => x,
-        ElementType::F16 => f16::from_f32(x).to_f32(),
-        ElementType::Bf16 => bf16::from_f32(x).to_f32(),
+        None | Some(ElementType::F32) => x,
+        Some(ElementType::F16) => f16::from_f32(x).to_f32(),
+        Some(ElementType::Bf16) => bf16::from_f32(x).to_f32(),
     }
 }

@@ -35,7 +35,7 @@ impl Embedding {
         let mut rows = vec![0.0; ids.len() * width];
         for_row_blocks(&mut rows, width, |first, rows| {
             for (id, row) in ids[first..].iter().zip(rows.chunks_exact_mut(width)) {
-                self.weight.rows(*id as usize..*id as usize + 1).widen(row);
+                self.weight.row(*id as usize, row);
                 row.iter_mut().for_each(|x| *x *= self.scale);
             }
         });

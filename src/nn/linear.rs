@@ -1,10 +1,13 @@
 //! Linear layers without bias.
 
+use std::cell::OnceCell;
+
 use candle_core::{Module, Tensor};
+use foretoken_kernels::quant::{self, ActivationType, Activations};
 use foretoken_kernels::{ColumnsMut, Isa, matmul::matmul};
 use rayon::prelude::*;
 
-use super::{F32View, Weight, tensor};
+use super::{F32View, Matrix, Weight, tensor};
 use crate::Result;
 
 /// `y = x W^T`, with `W` `(outputs, inputs)` in the checkpoint's own type.
@@ -15,7 +18,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// A layer over `weight`, computed with `isa`.
+    /// A layer over the (first) matrix of `weight`, computed with `isa`.
     pub fn new(weight: Weight, isa: Isa) -> Self {
         Self { weight, isa }
     }
@@ -33,10 +36,6 @@ impl Module for Linear {
     }
 }
 
-/// Weight bytes per piece of work: small enough that a thread which loses its processor leaves little behind, large
-/// enough (about 10 microseconds) to outlast the hand-over.
-const BYTES_PER_PIECE: usize = 256 << 10;
-
 /// Applies several layers to one input `(rows, inputs)` in one parallel region (q, k and v; gate and up).
 ///
 /// # Errors
@@ -49,44 +48,103 @@ pub fn project<const N: usize>(layers: [&Linear; N], x: &Tensor) -> Result<[Tens
             return Err(candle_core::Error::Msg(problem).into());
         }
     }
-    let x = F32View::new(x)?;
-    let mut outputs = layers.map(|layer| vec![0.0; rows * layer.weight.outputs()]);
-    let whole =
-        layers.iter().zip(&mut outputs).map(|(layer, y)| (*layer, ColumnsMut::new(y, rows, layer.weight.outputs())));
-    let run = |(layer, y): (&Linear, ColumnsMut<'_>)| matmul(layer.isa, &x, inputs, layer.weight.elements(), y);
-    if rayon::current_num_threads() == 1 {
-        whole.for_each(run);
-    } else {
-        let pieces: Vec<_> = whole.flat_map(|(layer, y)| pieces(layer, y)).collect();
-        pieces.into_par_iter().with_max_len(1).for_each(run);
+    let view = F32View::new(x)?;
+    let input = Input::new(&view, rows);
+    let jobs = layers.map(|layer| (layer.weight.matrix(0), &input));
+    let mut outputs = multiply(layers[0].isa, &jobs).into_iter();
+    let mut tensors = Vec::with_capacity(N);
+    for layer in layers {
+        tensors.push(tensor(outputs.next().unwrap_or_default(), (rows, layer.weight.outputs()))?);
     }
-    let mut shapes = layers.iter().map(|layer| (rows, layer.weight.outputs()));
-    let tensors: Result<Vec<_>> = outputs.into_iter().map(|y| tensor(y, shapes.next().unwrap_or_default())).collect();
-    tensors?.try_into().map_err(|_| candle_core::Error::Msg("linear: an output was lost".into()).into())
+    tensors.try_into().map_err(|_| candle_core::Error::Msg("linear: an output was lost".into()).into())
 }
 
-/// `x` `(rows, inputs)` times the transpose of the rows `outputs` of `weight`: `(rows, outputs)`. For stacks of
-/// matrices, of which a caller needs one at a time.
-pub fn multiply(isa: Isa, x: &[f32], weight: &Weight, outputs: std::ops::Range<usize>, rows: usize) -> Vec<f32> {
-    let width = outputs.len();
-    let weight = weight.rows(outputs);
-    let mut y = vec![0.0; rows * width];
-    matmul(isa, x, x.len() / rows, weight, ColumnsMut::new(&mut y, rows, width));
-    y
+/// Rows to be multiplied, and their quantized forms, each made once and shared by all matrices that need it.
+pub struct Input<'a> {
+    x: &'a [f32], // (rows, inputs)
+    rows: usize,
+    q8_1: OnceCell<Vec<i32>>,
+    q8_k: OnceCell<Vec<i32>>,
 }
 
-fn pieces<'a, 'y>(layer: &'a Linear, mut y: ColumnsMut<'y>) -> Vec<(&'a Linear, ColumnsMut<'y>)> {
-    let row_bytes = layer.weight.inputs() * layer.weight.element().size();
-    let columns = (BYTES_PER_PIECE / row_bytes.max(1)).next_multiple_of(16);
+impl<'a> Input<'a> {
+    /// `x` is `(rows, inputs)`.
+    pub fn new(x: &'a [f32], rows: usize) -> Self {
+        Self { x, rows, q8_1: OnceCell::new(), q8_k: OnceCell::new() }
+    }
+
+    fn inputs(&self) -> usize {
+        self.x.len() / self.rows.max(1)
+    }
+
+    fn quantized(&self, isa: Isa, activation_type: ActivationType) -> Activations<'_> {
+        let cell = match activation_type {
+            ActivationType::Q8_1 => &self.q8_1,
+            ActivationType::Q8_K => &self.q8_k,
+        };
+        let words = cell.get_or_init(|| {
+            let mut words = vec![0; activation_type.scratch_len(self.rows, self.inputs()).unwrap_or(0)];
+            Activations::quantize(isa, activation_type, self.x, self.inputs(), &mut words);
+            words
+        });
+        Activations::from_words(activation_type, words, self.rows, self.inputs())
+    }
+}
+
+/// What a piece of work multiplies by.
+#[derive(Clone, Copy)]
+enum Rows<'a> {
+    Float(&'a [f32]),
+    Quantized(Activations<'a>),
+}
+
+/// Weight bytes per piece of work: small enough that a thread which loses its processor leaves little behind, large
+/// enough (about 10 microseconds) to outlast the hand-over.
+const BYTES_PER_PIECE: usize = 256 << 10;
+
+/// Multiplies each input by its matrix, `(rows, inputs)` to `(rows, outputs)`, all in one parallel region.
+///
+/// # Panics
+/// If an input has not as many columns as its matrix.
+pub fn multiply(isa: Isa, jobs: &[(Matrix<'_>, &Input<'_>)]) -> Vec<Vec<f32>> {
+    let mut outputs: Vec<_> = jobs.iter().map(|(matrix, input)| vec![0.0; input.rows * matrix.outputs()]).collect();
+    let mut pieces = Vec::new();
+    for ((matrix, input), y) in jobs.iter().zip(&mut outputs) {
+        let rows = match matrix {
+            Matrix::Float { .. } => Rows::Float(input.x),
+            Matrix::Packed(packed) => Rows::Quantized(input.quantized(isa, packed.weight_type().activation_type())),
+        };
+        let y = ColumnsMut::new(y, input.rows, matrix.outputs());
+        if rayon::current_num_threads() == 1 {
+            run_piece(isa, matrix, rows, y);
+        } else {
+            pieces.extend(split(matrix, y).into_iter().map(|y| (matrix, rows, y)));
+        }
+    }
+    pieces.into_par_iter().with_max_len(1).for_each(|(matrix, rows, y)| run_piece(isa, matrix, rows, y));
+    outputs
+}
+
+fn run_piece(isa: Isa, matrix: &Matrix<'_>, rows: Rows<'_>, y: ColumnsMut<'_>) {
+    match (matrix, rows) {
+        (Matrix::Packed(packed), Rows::Quantized(x)) => quant::matmul(isa, packed, &x, y),
+        (Matrix::Float { elements, inputs }, Rows::Float(x)) => matmul(isa, x, *inputs, *elements, y),
+        // `multiply` pairs them by the matrix.
+        _ => {}
+    }
+}
+
+/// Cuts the columns of `y` into pieces of whole panels.
+fn split<'y>(matrix: &Matrix<'_>, mut y: ColumnsMut<'y>) -> Vec<ColumnsMut<'y>> {
+    let row_bytes = matrix.bytes() / matrix.outputs().max(1);
+    let columns = (BYTES_PER_PIECE / row_bytes.max(1)).max(1).next_multiple_of(quant::PANEL_ROWS);
     let mut pieces = Vec::with_capacity(y.range().len() / columns + 1);
     while y.range().len() > columns {
-        let (left, right) = {
-            let at = y.range().start + columns;
-            y.split_at(at)
-        };
-        pieces.push((layer, left));
+        let at = y.range().start + columns;
+        let (left, right) = y.split_at(at);
+        pieces.push(left);
         y = right;
     }
-    pieces.push((layer, y));
+    pieces.push(y);
     pieces
 }

@@ -3,6 +3,7 @@
 //! Activations are `f32`, `(rows, width)`, contiguous. Weights stay in the checkpoint's own type, where they lie.
 
 mod activation;
+mod bytes;
 mod embedding;
 mod linear;
 mod norm;
@@ -12,10 +13,11 @@ mod view;
 mod weight;
 
 pub use activation::{gelu_gate, soft_cap};
+pub use bytes::{Bytes, MappedFile, Source};
 pub use embedding::Embedding;
-pub use linear::{Linear, multiply, project};
+pub use linear::{Input, Linear, multiply, project};
 pub use norm::RmsNorm;
 pub use parallel::for_row_blocks;
 pub use rotary::{Angles, Rotary};
 pub use view::{F32View, tensor};
-pub use weight::{Bytes, Weight};
+pub use weight::{Matrix, Weight};

@@ -1,93 +1,222 @@
-//! Matrices where they lie.
+//! Matrices in the types of their files.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use foretoken_kernels::quant::{PANEL_ROWS, PackedMatrix, WeightType, dequantize_packed_row, dequantize_row, pack};
 use foretoken_kernels::{ElementType, Elements};
 use half::{bf16, f16};
+use memmap2::MmapMut;
+use rayon::prelude::*;
 
-/// A run of bytes inside something that keeps them alive: a mapped file, or a buffer.
-#[derive(Clone)]
-pub struct Bytes {
-    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
-    range: Range<usize>,
-}
+use super::Bytes;
 
-impl Bytes {
-    /// The bytes `range` of `owner`, or `None` if it has fewer.
-    pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> Option<Self> {
-        (*owner).as_ref().get(range.clone())?;
-        Some(Self { owner, range })
-    }
-
-    /// The bytes.
-    pub fn as_slice(&self) -> &[u8] {
-        &(*self.owner).as_ref()[self.range.clone()]
-    }
-}
-
-impl From<Vec<u8>> for Bytes {
-    fn from(bytes: Vec<u8>) -> Self {
-        let range = 0..bytes.len();
-        Self { owner: Arc::new(bytes), range }
-    }
-}
-
-/// A matrix `(outputs, inputs)`, row-major, in the type it was stored in.
+/// A stack of `count` matrices `(outputs, inputs)`; most weights are one.
+///
+/// Floating-point matrices are read where they lie in the map. Quantized ones are packed once, into memory of the same
+/// size that replaces the file's pages: sixteen rows side by side let one load serve sixteen outputs, which is what
+/// makes a verification of several rows cheap.
 #[derive(Clone)]
 pub struct Weight {
-    bytes: Bytes,
-    element: ElementType,
+    storage: Storage,
+    count: usize,
     outputs: usize,
     inputs: usize,
 }
 
+#[derive(Clone)]
+enum Storage {
+    Float(ElementType, Bytes),
+    Packed(WeightType, Arc<MmapMut>),
+    /// As in the file: for tables of which rows are looked up, never multiplied.
+    Rows(WeightType, Bytes),
+}
+
+/// One matrix of a [`Weight`], ready to be multiplied.
+#[derive(Clone, Copy)]
+pub enum Matrix<'a> {
+    /// Rows of floats.
+    Float {
+        /// `(outputs, inputs)`.
+        elements: Elements<'a>,
+        /// Columns.
+        inputs: usize,
+    },
+    /// Packed quantized rows.
+    Packed(PackedMatrix<'a>),
+}
+
+impl Matrix<'_> {
+    /// Rows.
+    pub fn outputs(&self) -> usize {
+        match self {
+            Matrix::Float { elements, inputs } => elements.len() / (*inputs).max(1),
+            Matrix::Packed(matrix) => matrix.outputs(),
+        }
+    }
+
+    /// Columns.
+    pub fn inputs(&self) -> usize {
+        match self {
+            Matrix::Float { inputs, .. } => *inputs,
+            Matrix::Packed(matrix) => matrix.inputs(),
+        }
+    }
+
+    /// Bytes that a multiplication reads.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Matrix::Float { elements, .. } => elements.len() * elements.element_type().size(),
+            Matrix::Packed(matrix) => matrix.bytes().len(),
+        }
+    }
+}
+
 impl Weight {
-    /// Borrows the matrix from `bytes`; bytes that do not lie on the element's own boundary are copied once.
+    /// Floating-point matrices where they lie; bytes that are not on the element's own boundary are copied once.
     ///
-    /// Returns `None` if `bytes` is not `(outputs, inputs)` elements long.
-    pub fn new(bytes: Bytes, element: ElementType, outputs: usize, inputs: usize) -> Option<Self> {
-        let size = outputs.checked_mul(inputs)?.checked_mul(element.size())?;
+    /// Returns `None` if `bytes` is not `(count, outputs, inputs)` elements long.
+    pub fn float(bytes: Bytes, element: ElementType, [count, outputs, inputs]: [usize; 3]) -> Option<Self> {
+        let size = count.checked_mul(outputs)?.checked_mul(inputs)?.checked_mul(element.size())?;
         if bytes.as_slice().len() != size {
             return None;
         }
         let aligned = bytes.as_slice().as_ptr().align_offset(element.size()) == 0;
-        // A new buffer of bytes comes from the allocator aligned for any element here; were it not, `elements` says so.
+        // A buffer's own beginning is aligned for any element on every allocator in use; `cast` checks.
         let bytes = if aligned { bytes } else { Bytes::from(bytes.as_slice().to_vec()) };
-        Some(Self { bytes, element, outputs, inputs })
+        Some(Self { storage: Storage::Float(element, bytes), count, outputs, inputs })
     }
 
-    /// Rows of the matrix.
+    /// A quantized table, left in the file's order.
+    ///
+    /// Returns `None` if `bytes` is not the bytes of `(outputs, inputs)`.
+    pub fn table(bytes: Bytes, weight_type: WeightType, outputs: usize, inputs: usize) -> Option<Self> {
+        let fits = weight_type.bytes_for(outputs, inputs) == Some(bytes.as_slice().len());
+        fits.then_some(Self { storage: Storage::Rows(weight_type, bytes), count: 1, outputs, inputs })
+    }
+
+    /// Packs quantized matrices, on all threads of the current pool; the file's pages are released as they are read.
+    ///
+    /// Returns `None` if `bytes` is not the bytes of `(count, outputs, inputs)`, or there is no memory for a copy.
+    pub fn packed(bytes: Bytes, weight_type: WeightType, shape: [usize; 3]) -> Option<Self> {
+        let [_, outputs, inputs] = shape;
+        let matrix = weight_type.bytes_for(outputs, inputs)?;
+        if matrix.checked_mul(shape[0])? != bytes.as_slice().len() {
+            return None;
+        }
+        Self::fill_packed(weight_type, shape, |matrix_index, rows, panels| {
+            let row = weight_type.row_bytes(inputs).unwrap_or(0);
+            let start = matrix_index * matrix + rows.start * row;
+            let source = start..start + rows.len() * row;
+            pack(weight_type, inputs, &bytes.as_slice()[source.clone()], panels);
+            bytes.release(source);
+        })
+    }
+
+    /// Allocates packed matrices and has `fill(matrix, rows, packed bytes)` write them, a run of whole panels at a time.
+    pub(crate) fn fill_packed(
+        weight_type: WeightType,
+        [count, outputs, inputs]: [usize; 3],
+        fill: impl Fn(usize, Range<usize>, &mut [u8]) + Sync,
+    ) -> Option<Self> {
+        let row = weight_type.row_bytes(inputs)?;
+        let matrix = row.checked_mul(outputs)?;
+        // Anonymous pages: aligned, zero, and large ones where the system gives them, which spares the TLB.
+        let mut packed = MmapMut::map_anon(matrix.checked_mul(count)?).ok()?;
+        #[cfg(target_os = "linux")]
+        let _ = packed.advise(memmap2::Advice::HugePage);
+        let piece_rows = (PIECE_BYTES / row.max(1)).next_multiple_of(PANEL_ROWS);
+        for (index, matrix) in packed.chunks_mut(matrix.max(1)).enumerate() {
+            matrix.par_chunks_mut(piece_rows * row).enumerate().for_each(|(piece, bytes)| {
+                let first = piece * piece_rows;
+                fill(index, first..first + bytes.len() / row, bytes);
+            });
+        }
+        Some(Self { storage: Storage::Packed(weight_type, Arc::new(packed)), count, outputs, inputs })
+    }
+
+    /// Matrices in the stack.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Rows of a matrix.
     pub fn outputs(&self) -> usize {
         self.outputs
     }
 
-    /// Columns of the matrix.
+    /// Columns of a matrix.
     pub fn inputs(&self) -> usize {
         self.inputs
     }
 
-    /// The stored type.
-    pub fn element(&self) -> ElementType {
-        self.element
-    }
-
-    /// All elements.
-    pub fn elements(&self) -> Elements<'_> {
-        let bytes = self.bytes.as_slice();
-        match self.element {
-            ElementType::F32 => Elements::F32(cast(bytes)),
-            ElementType::F16 => Elements::F16(cast(bytes)),
-            ElementType::Bf16 => Elements::Bf16(cast(bytes)),
+    /// Bytes of the whole stack.
+    pub fn bytes(&self) -> usize {
+        match &self.storage {
+            Storage::Float(_, bytes) | Storage::Rows(_, bytes) => bytes.as_slice().len(),
+            Storage::Packed(_, bytes) => bytes.len(),
         }
     }
 
-    /// The elements of rows `rows`.
+    /// The element type, where the elements are floats.
+    pub fn element(&self) -> Option<ElementType> {
+        match self.storage {
+            Storage::Float(element, _) => Some(element),
+            _ => None,
+        }
+    }
+
+    /// Matrix `index` of the stack.
     ///
     /// # Panics
-    /// If there are fewer rows.
-    pub fn rows(&self, rows: Range<usize>) -> Elements<'_> {
-        self.elements().slice(rows.start * self.inputs..rows.end * self.inputs)
+    /// If there is no such matrix, or the weight is a [`Weight::table`].
+    pub fn matrix(&self, index: usize) -> Matrix<'_> {
+        assert!(index < self.count, "weight: no matrix {index}");
+        match &self.storage {
+            Storage::Float(element, bytes) => {
+                let size = self.outputs * self.inputs;
+                let elements = cast_elements(*element, bytes.as_slice());
+                Matrix::Float { elements: elements.slice(index * size..(index + 1) * size), inputs: self.inputs }
+            }
+            Storage::Packed(weight_type, bytes) => {
+                let size = bytes.len() / self.count;
+                let bytes = &bytes[index * size..(index + 1) * size];
+                Matrix::Packed(PackedMatrix::new(*weight_type, self.outputs, self.inputs, bytes))
+            }
+            Storage::Rows(..) => panic!("weight: a table is not multiplied"),
+        }
+    }
+
+    /// Row `row` of the first matrix, widened into `out` `(inputs)`.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn row(&self, row: usize, out: &mut [f32]) {
+        match &self.storage {
+            Storage::Float(element, bytes) => {
+                let elements = cast_elements(*element, bytes.as_slice());
+                elements.slice(row * self.inputs..(row + 1) * self.inputs).widen(out);
+            }
+            Storage::Rows(weight_type, bytes) => {
+                let size = bytes.as_slice().len() / self.outputs;
+                dequantize_row(*weight_type, &bytes.as_slice()[row * size..(row + 1) * size], out);
+            }
+            Storage::Packed(..) => match self.matrix(0) {
+                Matrix::Packed(matrix) => dequantize_packed_row(&matrix, row, out),
+                Matrix::Float { .. } => {}
+            },
+        }
+    }
+}
+
+/// Bytes packed at a time: the source and the result of a piece stay in the second-level cache.
+const PIECE_BYTES: usize = 256 << 10;
+
+fn cast_elements(element: ElementType, bytes: &[u8]) -> Elements<'_> {
+    match element {
+        ElementType::F32 => Elements::F32(cast(bytes)),
+        ElementType::F16 => Elements::F16(cast(bytes)),
+        ElementType::Bf16 => Elements::Bf16(cast(bytes)),
     }
 }
 

@@ -119,6 +119,16 @@ impl<'a> Activations<'a> {
         Activations { words, activation_type, rows, inputs }
     }
 
+    /// Takes what [`Activations::quantize`] wrote, for a caller who keeps the words.
+    ///
+    /// # Panics
+    /// If `words` is not [`ActivationType::scratch_len`] long.
+    pub fn from_words(activation_type: ActivationType, words: &'a [i32], rows: usize, inputs: usize) -> Self {
+        let len = activation_type.scratch_len(rows, inputs);
+        assert_eq!(len, Some(words.len()), "activations: not the words of this shape");
+        Self { words, activation_type, rows, inputs }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows

@@ -1,0 +1,247 @@
+//! One file's header: metadata and the directory of tensors, checked before anything is used.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::Path;
+
+use super::cursor::Cursor;
+use super::metadata::{self, Value, ValueType};
+use super::types::GgmlType;
+use crate::Error;
+
+/// Far more than any model's, few enough that a hostile file of many gigabytes cannot turn into as much memory.
+const MAX_KEYS: usize = 1 << 16;
+const MAX_TENSORS: usize = 1 << 18;
+/// llama.cpp's limit on keys; on tensors' names it is stricter.
+const MAX_NAME: usize = (1 << 16) - 1;
+const DEFAULT_ALIGNMENT: usize = 32;
+/// Bytes that the smallest key-value pair and the smallest tensor description take.
+const MIN_PAIR: usize = 8 + 4 + 1;
+const MIN_TENSOR: usize = 8 + 4 + 8 + 4 + 8;
+
+/// A metadata value's type and place.
+#[derive(Clone, Debug)]
+pub(super) struct Slot {
+    kind: ValueType,
+    range: Range<usize>,
+}
+
+impl Slot {
+    /// The value; `None` only if the file changed since it was checked.
+    pub(super) fn value<'a>(&self, file: &'a [u8]) -> Option<Value<'a>> {
+        let bytes = file.get(self.range.clone())?;
+        match self.kind {
+            ValueType::Array => metadata::array(bytes).map(Value::Array),
+            kind => metadata::read(&mut Cursor::new(bytes), kind),
+        }
+    }
+}
+
+/// A tensor's description. Its bytes are inside the file.
+#[derive(Clone, Debug)]
+pub struct TensorInfo {
+    pub(super) name: String,
+    pub(super) type_id: u32,
+    pub(super) shape: Vec<usize>,
+    pub(super) file: usize,  // which of the files of a split checkpoint
+    pub(super) start: usize, // from the beginning of that file
+    pub(super) len: Option<usize>,
+}
+
+impl TensorInfo {
+    /// Its name in the file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its type; [`GgmlType::from_id`] knows the sizes.
+    pub fn type_id(&self) -> u32 {
+        self.type_id
+    }
+
+    /// Its dimensions, outermost first (the file has them the other way round).
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The bytes that it takes; `None` if its type is unknown.
+    pub fn len_bytes(&self) -> Option<usize> {
+        self.len
+    }
+}
+
+/// What a header says.
+pub(super) struct Header {
+    pub(super) version: u32,
+    pub(super) metadata: BTreeMap<String, Slot>,
+    pub(super) tensors: Vec<TensorInfo>,
+}
+
+/// Something wrong in a header.
+pub(super) enum Problem {
+    File(String),
+    Key(String, String),
+    Tensor(String, String),
+}
+
+impl Problem {
+    pub(super) fn of(self, path: &Path) -> Error {
+        let path = path.to_owned();
+        match self {
+            Self::File(problem) => Error::File { path, problem },
+            Self::Key(field, problem) => Error::Config { path, field: shown(&field), problem },
+            Self::Tensor(tensor, problem) => Error::Tensor { path, tensor: shown(&tensor), problem },
+        }
+    }
+}
+
+/// A name fit for a one-line message.
+fn shown(name: &str) -> String {
+    let escaped: String = name.chars().take(100).flat_map(char::escape_debug).collect();
+    if name.chars().nth(100).is_some() { escaped + "..." } else { escaped }
+}
+
+impl Header {
+    /// Reads the header of the `file`-th file of a checkpoint.
+    pub(super) fn read(bytes: &[u8], file: usize) -> Result<Self, Problem> {
+        let mut cursor = Cursor::new(bytes);
+        let version = preamble(&mut cursor).map_err(Problem::File)?;
+        let counts = |problem| Problem::File(format!("the header {problem}; download the file again"));
+        let tensor_count = cursor.count(MIN_TENSOR).map_err(counts)?;
+        let key_count = cursor.count(MIN_PAIR).map_err(counts)?;
+        if tensor_count > MAX_TENSORS || key_count > MAX_KEYS {
+            let problem = format!("claims {tensor_count} tensors and {key_count} keys, more than any model has");
+            return Err(Problem::File(problem));
+        }
+        let mut metadata = BTreeMap::new();
+        for i in 0..key_count {
+            let (key, slot) = pair(&mut cursor, i)?;
+            if metadata.insert(key.to_owned(), slot).is_some() {
+                return Err(Problem::Key(key.to_owned(), "occurs twice; convert the checkpoint again".into()));
+            }
+        }
+        let alignment = alignment(&metadata, bytes)?;
+        let mut tensors = Vec::new();
+        let mut names = BTreeSet::new();
+        for i in 0..tensor_count {
+            let tensor = description(&mut cursor, file, i)?;
+            if !names.insert(tensor.name.clone()) {
+                return Err(Problem::Tensor(tensor.name, "occurs twice; convert the checkpoint again".into()));
+            }
+            tensors.push(tensor);
+        }
+        place(&mut tensors, cursor.at(), alignment, bytes.len())?;
+        refuse_overlap(&tensors)?;
+        Ok(Self { version, metadata, tensors })
+    }
+}
+
+/// Magic and version.
+fn preamble(cursor: &mut Cursor<'_>) -> Result<u32, String> {
+    match cursor.take(4) {
+        Ok(b"GGUF") => {}
+        Ok(b"FUGG") => return Err("is a big-endian GGUF file; convert it with gguf-convert-endian".into()),
+        _ => return Err("is not a GGUF file (it does not begin with \"GGUF\")".into()),
+    }
+    let version = cursor.u32().map_err(|problem| format!("the header {problem}; download the file again"))?;
+    match version {
+        2 | 3 => Ok(version),
+        _ if matches!(version.swap_bytes(), 1..=3) => {
+            Err("is a big-endian GGUF file; convert it with gguf-convert-endian".into())
+        }
+        _ => Err(format!("has GGUF version {version}; versions 2 and 3 are read, convert the checkpoint again")),
+    }
+}
+
+fn pair<'a>(cursor: &mut Cursor<'a>, index: usize) -> Result<(&'a str, Slot), Problem> {
+    let unnamed = |problem| Problem::File(format!("metadata key {index} {problem}; download the file again"));
+    let key = cursor.string().map_err(unnamed)?;
+    let problem = |problem: String| Problem::Key(key.to_owned(), format!("{problem}; download the file again"));
+    if key.len() > MAX_NAME {
+        return Err(problem(format!("is a key of {} bytes", key.len())));
+    }
+    let id = cursor.u32().map_err(problem)?;
+    let kind = ValueType::from_id(id).ok_or_else(|| problem(format!("has a value of unknown type {id}")))?;
+    let start = cursor.at();
+    metadata::check(cursor, kind).map_err(problem)?;
+    Ok((key, Slot { kind, range: start..cursor.at() }))
+}
+
+fn alignment(metadata: &BTreeMap<String, Slot>, bytes: &[u8]) -> Result<usize, Problem> {
+    let key = "general.alignment";
+    let Some(slot) = metadata.get(key) else { return Ok(DEFAULT_ALIGNMENT) };
+    match slot.value(bytes) {
+        Some(Value::U32(alignment)) if alignment.is_power_of_two() => Ok(alignment as usize),
+        value => Err(Problem::Key(key.into(), format!("is {value:?}, must be a power of two (U32)"))),
+    }
+}
+
+/// A tensor's description, whose `start` counts from the data section still.
+fn description(cursor: &mut Cursor<'_>, file: usize, index: usize) -> Result<TensorInfo, Problem> {
+    let unnamed = |problem| Problem::File(format!("the name of tensor {index} {problem}; download the file again"));
+    let name = cursor.string().map_err(unnamed)?.to_owned();
+    let problem = |problem: String| Problem::Tensor(name.clone(), format!("{problem}; download the file again"));
+    if name.len() > MAX_NAME {
+        return Err(problem(format!("has a name of {} bytes", name.len())));
+    }
+    let dimensions = cursor.u32().map_err(problem)?;
+    if !(1..=4).contains(&dimensions) {
+        return Err(problem(format!("has {dimensions} dimensions, not 1 to 4")));
+    }
+    let mut shape = Vec::with_capacity(dimensions as usize);
+    for _ in 0..dimensions {
+        let size = cursor.u64().map_err(problem)?;
+        match usize::try_from(size) {
+            Ok(size) if size > 0 => shape.push(size),
+            _ => return Err(problem(format!("has a dimension of {size}"))),
+        }
+    }
+    shape.reverse();
+    let type_id = cursor.u32().map_err(problem)?;
+    let offset = cursor.u64().map_err(problem)?;
+    let start = usize::try_from(offset).map_err(|_| problem(format!("lies at offset {offset}")))?;
+    Ok(TensorInfo { name, type_id, shape, file, start, len: None })
+}
+
+/// Turns offsets in the data section into places in the file, all of them inside it.
+fn place(tensors: &mut [TensorInfo], header: usize, alignment: usize, file_len: usize) -> Result<(), Problem> {
+    for tensor in tensors {
+        let problem = |problem: String| Err(Problem::Tensor(tensor.name.clone(), problem));
+        let elements = tensor.shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
+        let Some(elements) = elements else {
+            return problem(format!("has shape {:?}, which overflows; download the file again", tensor.shape));
+        };
+        if !tensor.start.is_multiple_of(alignment) {
+            return problem(format!("lies at offset {}, no multiple of the alignment {alignment}", tensor.start));
+        }
+        let inner = tensor.shape.last().copied().unwrap_or(1);
+        let len = match GgmlType::from_id(tensor.type_id).map(|known| known.bytes(inner, elements)) {
+            Some(Ok(len)) => Some(len),
+            Some(Err(text)) => return problem(text),
+            None => None,
+        };
+        // Of an unknown type only the first byte can be checked to be there.
+        let start = header.checked_next_multiple_of(alignment).and_then(|data| data.checked_add(tensor.start));
+        let end = start.and_then(|start| start.checked_add(len.unwrap_or(1)));
+        match (start, end) {
+            (Some(start), Some(end)) if end <= file_len => (tensor.start, tensor.len) = (start, len),
+            _ => {
+                let text = format!("does not end inside the file of {file_len} bytes; download the file again");
+                return problem(text);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn refuse_overlap(tensors: &[TensorInfo]) -> Result<(), Problem> {
+    let mut order: Vec<&TensorInfo> = tensors.iter().collect();
+    order.sort_by_key(|tensor| tensor.start);
+    for pair in order.windows(2) {
+        if pair[0].start + pair[0].len.unwrap_or(1) > pair[1].start {
+            let problem = format!("overlaps tensor {}; convert the checkpoint again", shown(&pair[0].name));
+            return Err(Problem::Tensor(pair[1].name.clone(), problem));
+        }
+    }
+    Ok(())
+}

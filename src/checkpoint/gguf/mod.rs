@@ -1,0 +1,251 @@
+//! GGUF, the file format of llama.cpp: metadata, a directory of tensors, and the tensors, in one file or several.
+//!
+//! The files are mapped, not read: metadata arrays and tensors are borrowed from the map. Opening a file checks
+//! everything that its header claims (lengths against the bytes that are there, places of tensors against the file, names
+//! against repetition) and allocates for keys and tensors only, never for what an array claims to hold.
+//!
+//! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>, versions 2 and 3, little-endian.
+
+mod config;
+mod cursor;
+mod header;
+mod keys;
+mod metadata;
+mod names;
+mod split;
+mod tokenizer;
+mod types;
+
+pub use config::{assistant_config, suppressed_tokens, target_config};
+pub use header::TensorInfo;
+pub use metadata::{Array, Value, ValueType};
+pub use names::{gguf_names, hugging_face_name};
+pub use tokenizer::{check_tokenizer, tokenizer};
+pub use types::GgmlType;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use memmap2::Mmap;
+
+use crate::nn::Bytes;
+use crate::{Error, Result};
+use header::{Header, Slot};
+
+/// The smallest header: magic, version, two counts.
+const MIN_FILE: u64 = 24;
+
+/// A tensor where it lies.
+#[derive(Clone)]
+pub struct GgufTensor {
+    /// The number of its type in the file, one that [`GgmlType::from_id`] knows.
+    pub type_id: u32,
+    /// Dimensions, outermost first: a matrix is `(outputs, inputs)`.
+    pub shape: Vec<usize>,
+    /// Its blocks, row after row.
+    pub bytes: Bytes,
+}
+
+/// An opened checkpoint: one GGUF file, or all files of a split one.
+pub struct Gguf {
+    sources: Vec<Source>,
+    version: u32,
+    metadata: BTreeMap<String, Slot>, // of the first file
+    tensors: Vec<TensorInfo>,
+    index: BTreeMap<String, usize>, // into `tensors`
+}
+
+/// A file and its contents.
+struct Source {
+    path: PathBuf,
+    file: Option<File>, // kept to notice that it shrinks
+    bytes: Arc<dyn AsRef<[u8]> + Send + Sync>,
+}
+
+impl Source {
+    fn open(path: &Path) -> Result<Self> {
+        // Asked before the file is opened: opening a pipe would wait for its other end.
+        let meta = std::fs::metadata(path).map_err(Error::io(path))?;
+        if meta.is_dir() {
+            return Err(Error::file(path, "is a directory; give a .gguf file in it"));
+        }
+        if !meta.is_file() {
+            return Err(Error::file(path, "is no regular file, so it cannot be mapped; copy it to disk"));
+        }
+        if meta.len() < MIN_FILE {
+            let problem = format!("is {} bytes long, too short for GGUF; download it again", meta.len());
+            return Err(Error::file(path, problem));
+        }
+        let file = File::open(path).map_err(Error::io(path))?;
+        // SAFETY: the map is read-only and private. A file that another process shortens or rewrites meanwhile can fault or
+        // change under us, as for every user of mmap; `check_length` refuses the shortened files that it can notice.
+        let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
+        Ok(Self { path: path.to_owned(), file: Some(file), bytes: Arc::new(map) })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        (*self.bytes).as_ref()
+    }
+
+    /// Refuses a file that has become shorter than its map, whose missing pages would fault when they are read. One that
+    /// shrinks after its tensors were handed out cannot be caught: the fault then ends the process.
+    fn check_length(&self) -> Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let len = file.metadata().map_err(Error::io(&self.path))?.len();
+        if len < self.bytes().len() as u64 {
+            let problem = format!("shrank from {} to {len} bytes while it was loaded", self.bytes().len());
+            return Err(Error::file(&self.path, problem));
+        }
+        Ok(())
+    }
+}
+
+impl Gguf {
+    /// Opens the file `path`. If it is one of a split checkpoint (`NAME-00001-of-00003.gguf`), the others are opened too;
+    /// any of them may be given.
+    ///
+    /// # Errors
+    /// If a file is missing, malformed, or of another version or byte order.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let source = Source::open(path)?;
+        let header = Header::read(source.bytes(), 0).map_err(|problem| problem.of(path))?;
+        let gguf = Self::single(source, header);
+        if split::count(&gguf)? == 1 { Ok(gguf) } else { split::open(&gguf) }
+    }
+
+    /// Reads a checkpoint that is in memory.
+    ///
+    /// # Errors
+    /// If it is malformed, or one part of a split checkpoint.
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self> {
+        let source = Source { path: "(memory)".into(), file: None, bytes: Arc::new(bytes) };
+        let header = Header::read(source.bytes(), 0).map_err(|problem| problem.of(&source.path))?;
+        let gguf = Self::single(source, header);
+        match split::count(&gguf)? {
+            1 => Ok(gguf),
+            count => Err(Error::file(gguf.path(), format!("is one of {count} files; open the first of them by path"))),
+        }
+    }
+
+    fn single(source: Source, header: Header) -> Self {
+        let index = header.tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
+        let Header { version, metadata, tensors } = header;
+        Self { sources: vec![source], version, metadata, tensors, index }
+    }
+
+    /// The file; of a split checkpoint the first.
+    pub fn path(&self) -> &Path {
+        &self.sources[0].path
+    }
+
+    /// The format's version.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// A metadata value. Of a split checkpoint the first file's: the others repeat nothing of it.
+    pub fn metadata(&self, key: &str) -> Option<Value<'_>> {
+        self.metadata.get(key)?.value(self.sources[0].bytes())
+    }
+
+    /// The keys of all metadata, in alphabetical order.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.metadata.keys().map(String::as_str)
+    }
+
+    /// All tensors, in the order of the file.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
+        self.tensors.iter()
+    }
+
+    /// The description of the tensor of this name in the file.
+    pub fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.tensors.get(*self.index.get(name)?)
+    }
+
+    /// The tensor of this name in the file (`blk.3.attn_q.weight`), or `None`.
+    ///
+    /// # Errors
+    /// If its type is unknown, or the file has shrunk.
+    pub fn tensor(&self, name: &str) -> Result<Option<GgufTensor>> {
+        self.info(name).map(|info| self.borrow(info)).transpose()
+    }
+
+    /// The tensor of this Hugging Face name, without its prefix (`layers.3.self_attn.q_proj.weight`), or `None`.
+    ///
+    /// Where a file has the experts' gate and up projections apart, `experts.gate_up_proj` is put together in memory.
+    ///
+    /// # Errors
+    /// As [`Gguf::tensor`], or if gate and up do not fit together.
+    pub fn weight(&self, name: &str) -> Result<Option<GgufTensor>> {
+        match self.info_of_weight(name) {
+            Some(info) => self.borrow(info).map(Some),
+            None => self.gate_up(name),
+        }
+    }
+
+    /// Whether the file has the tensor of this Hugging Face name.
+    pub fn has_weight(&self, name: &str) -> bool {
+        self.info_of_weight(name).is_some() || self.gate_up_infos(name).is_some()
+    }
+
+    /// The description of the tensor of this Hugging Face name.
+    pub fn info_of_weight(&self, name: &str) -> Option<&TensorInfo> {
+        gguf_names(name).iter().find_map(|name| self.info(name))
+    }
+
+    fn borrow(&self, info: &TensorInfo) -> Result<GgufTensor> {
+        let source = self.sources.get(info.file).unwrap_or(&self.sources[0]);
+        let error =
+            |problem: String| Error::Tensor { path: source.path.clone(), tensor: info.name.clone(), problem };
+        let Some(len) = info.len else {
+            let problem = format!("has type {}, which is unknown; quantize the checkpoint to another type", info.type_id);
+            return Err(error(problem));
+        };
+        source.check_length()?;
+        let bytes = Bytes::new(source.bytes.clone(), info.start..info.start + len)
+            .ok_or_else(|| error("does not end inside the file; download the file again".into()))?;
+        Ok(GgufTensor { type_id: info.type_id, shape: info.shape.clone(), bytes })
+    }
+
+    fn gate_up_infos(&self, name: &str) -> Option<(&TensorInfo, &TensorInfo)> {
+        let (gate, up) = names::split_gate_up(name)?;
+        Some((self.info(&gate)?, self.info(&up)?))
+    }
+
+    /// `(experts, 2 * intermediate, hidden)` from `(experts, intermediate, hidden)` twice: each expert's gate rows, then
+    /// its up rows. Rows are whole blocks in every type, so they can be moved without looking inside.
+    fn gate_up(&self, name: &str) -> Result<Option<GgufTensor>> {
+        let Some((gate_info, up_info)) = self.gate_up_infos(name) else { return Ok(None) };
+        let (gate, up) = (self.borrow(gate_info)?, self.borrow(up_info)?);
+        let [experts, intermediate, hidden] = gate.shape[..] else {
+            return Err(self.error(&gate_info.name, format!("has shape {:?}, must have 3 dimensions", gate.shape)));
+        };
+        if (gate.type_id, &gate.shape) != (up.type_id, &up.shape) {
+            let problem = format!("differs from {} in type or shape; quantize both alike", gate_info.name);
+            return Err(self.error(&up_info.name, problem));
+        }
+        let (gate_bytes, up_bytes) = (gate.bytes.as_slice(), up.bytes.as_slice());
+        let expert = gate_bytes.len() / experts; // at least a row: dimensions are not 0
+        let mut joined = Vec::with_capacity(gate_bytes.len() + up_bytes.len());
+        for (gate, up) in gate_bytes.chunks_exact(expert).zip(up_bytes.chunks_exact(expert)) {
+            joined.extend_from_slice(gate);
+            joined.extend_from_slice(up);
+        }
+        let shape = vec![experts, 2 * intermediate, hidden];
+        Ok(Some(GgufTensor { type_id: gate.type_id, shape, bytes: Bytes::from(joined) }))
+    }
+
+    /// An error about a tensor.
+    pub fn error(&self, tensor: &str, problem: impl Into<String>) -> Error {
+        Error::Tensor { path: self.path().to_owned(), tensor: tensor.into(), problem: problem.into() }
+    }
+
+    /// An error about a metadata key.
+    pub fn key_error(&self, key: &str, problem: impl Into<String>) -> Error {
+        Error::Config { path: self.path().to_owned(), field: key.into(), problem: problem.into() }
+    }
+}

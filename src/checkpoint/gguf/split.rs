@@ -1,0 +1,79 @@
+//! Checkpoints in several files, as gguf-split writes them: `NAME-00001-of-00003.gguf` and so on, all metadata in the
+//! first, `split.no` and `split.count` in each.
+
+use std::path::{Path, PathBuf};
+
+use super::{Gguf, Header, Source};
+use crate::{Error, Result};
+
+/// How many files the checkpoint is in, of which `gguf` is one.
+pub(super) fn count(gguf: &Gguf) -> Result<usize> {
+    match number(gguf, "split.count")? {
+        Some(0) => Err(gguf.key_error("split.count", "is 0; convert the checkpoint again")),
+        count => Ok(count.unwrap_or(1)),
+    }
+}
+
+fn number(gguf: &Gguf, key: &str) -> Result<Option<usize>> {
+    let Some(value) = gguf.metadata(key) else { return Ok(None) };
+    match value.as_u64().and_then(|number| usize::try_from(number).ok()) {
+        Some(number) => Ok(Some(number)),
+        None => Err(gguf.key_error(key, format!("is {value:?}, must be an integer"))),
+    }
+}
+
+/// Opens all files of the checkpoint that `part` belongs to.
+pub(super) fn open(part: &Gguf) -> Result<Gguf> {
+    let count = count(part)?;
+    let mut whole: Option<Gguf> = None;
+    for (i, path) in paths(part.path(), count)?.iter().enumerate() {
+        let source = Source::open(path)?;
+        let header = Header::read(source.bytes(), i).map_err(|problem| problem.of(path))?;
+        let file = Gguf::single(source, header);
+        if number(&file, "split.count")? != Some(count) {
+            return Err(file.key_error("split.count", format!("is not {count}, as in the other files of the checkpoint")));
+        }
+        if number(&file, "split.no")? != Some(i) {
+            return Err(file.key_error("split.no", format!("is not {i}, which the file's name stands for")));
+        }
+        match &mut whole {
+            None => whole = Some(file),
+            Some(whole) => append(whole, file)?,
+        }
+    }
+    let whole = whole.ok_or_else(|| part.key_error("split.count", "is 0; convert the checkpoint again"))?;
+    let tensors = number(&whole, "split.tensors.count")?;
+    if let Some(tensors) = tensors.filter(|tensors| *tensors != whole.tensors.len()) {
+        let problem = format!("is {tensors}, but the files hold {}; download them again", whole.tensors.len());
+        return Err(whole.key_error("split.tensors.count", problem));
+    }
+    Ok(whole)
+}
+
+fn append(whole: &mut Gguf, file: Gguf) -> Result<()> {
+    for tensor in &file.tensors {
+        if whole.index.insert(tensor.name.clone(), whole.tensors.len()).is_some() {
+            return Err(file.error(&tensor.name, "is in another file of the checkpoint too; download the files again"));
+        }
+        whole.tensors.push(tensor.clone());
+    }
+    whole.sources.extend(file.sources);
+    Ok(())
+}
+
+/// The paths of all files, from the path of any.
+fn paths(path: &Path, count: usize) -> Result<Vec<PathBuf>> {
+    let of = format!("-of-{count:05}.gguf");
+    let stem = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(&of));
+    let name = stem.and_then(|stem| stem.rsplit_once('-')).filter(|(_, number)| {
+        number.len() == 5 && number.parse::<usize>().is_ok_and(|number| (1..=count).contains(&number))
+    });
+    match name {
+        // No list is made of a count that only the file claims, but an iterator would not make it longer: 5 digits.
+        Some((name, _)) => Ok((1..=count).map(|i| path.with_file_name(format!("{name}-{i:05}{of}"))).collect()),
+        None => {
+            let problem = format!("is one of {count} files, but is not named NAME-00001{of}; give it its name back");
+            Err(Error::file(path, problem))
+        }
+    }
+}

@@ -59,6 +59,7 @@ impl<'s> Generation<'s> {
         let text = TextEnd::new(&options.stop, session.engine.end_of_generation());
         let first = session.frontier.as_ref().map(|frontier| frontier.last);
         let statistics = Statistics {
+            generations: 1,
             prompt_tokens,
             prefill,
             drafted_at: vec![0; block_size - 1],

@@ -115,6 +115,8 @@ impl Session {
 /// Counts and times of one generation.
 #[derive(Clone, Debug, Default)]
 pub struct Statistics {
+    /// Generations counted: each one's first token comes from the prompt's pass, not from a round.
+    pub generations: usize,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Tokens generated.
@@ -140,6 +142,26 @@ pub struct Statistics {
 }
 
 impl Statistics {
+    /// Adds another generation's counts and times.
+    pub fn add(&mut self, other: &Self) {
+        let add_all = |to: &mut Vec<usize>, from: &[usize]| {
+            to.resize(to.len().max(from.len()), 0);
+            to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+        };
+        add_all(&mut self.drafted_at, &other.drafted_at);
+        add_all(&mut self.accepted_at, &other.accepted_at);
+        self.generations += other.generations;
+        self.prompt_tokens += other.prompt_tokens;
+        self.generated_tokens += other.generated_tokens;
+        self.rounds += other.rounds;
+        self.drafted += other.drafted;
+        self.accepted += other.accepted;
+        self.prefill += other.prefill;
+        self.decode += other.decode;
+        self.draft += other.draft;
+        self.verify += other.verify;
+    }
+
     /// Accepted tokens per drafted token; 0 if none was drafted.
     pub fn acceptance_rate(&self) -> f64 {
         ratio(self.accepted as f64, self.drafted as f64)
@@ -147,8 +169,7 @@ impl Statistics {
 
     /// Tokens emitted per pass of the target after the prompt's.
     pub fn tokens_per_round(&self) -> f64 {
-        // The first token is the prompt's pass's.
-        ratio(self.generated_tokens.saturating_sub(1) as f64, self.rounds as f64)
+        ratio(self.tokens_of_rounds(), self.rounds as f64)
     }
 
     /// Prompt tokens per second.
@@ -158,7 +179,11 @@ impl Statistics {
 
     /// Tokens per second after the first, which the prompt's pass gives.
     pub fn decode_tokens_per_second(&self) -> f64 {
-        ratio(self.generated_tokens.saturating_sub(1) as f64, self.decode.as_secs_f64())
+        ratio(self.tokens_of_rounds(), self.decode.as_secs_f64())
+    }
+
+    fn tokens_of_rounds(&self) -> f64 {
+        self.generated_tokens.saturating_sub(self.generations) as f64
     }
 }
 

@@ -236,13 +236,20 @@ unsafe fn add_values<L: Lanes, V: Element, const N: usize>(
     // SAFETY: the caller's outputs are `head_dim` long and `range` is inside the tile.
     unsafe {
         while i + STRIP * L::LANES <= whole {
-            let mut acc: [[L::V; STRIP]; N] = out.map(|out| std::array::from_fn(|s| l.load(out.add(i + s * L::LANES))));
+            let mut acc = [[l.splat(0.0); STRIP]; N];
+            for (acc, out) in acc.iter_mut().zip(out) {
+                for (s, acc) in acc.iter_mut().enumerate() {
+                    *acc = l.load(out.add(i + s * L::LANES));
+                }
+            }
+            let mut values = [l.splat(0.0); STRIP];
             for j in range.clone() {
-                let v: [L::V; STRIP] =
-                    std::array::from_fn(|s| V::load(l, v.as_ptr().add(j * head_dim + i + s * L::LANES)));
+                for (s, value) in values.iter_mut().enumerate() {
+                    *value = V::load(l, v.as_ptr().add(j * head_dim + i + s * L::LANES));
+                }
                 for (n, acc) in acc.iter_mut().enumerate() {
                     let weight = l.splat(weights[n * len + j] as f32);
-                    for (acc, v) in acc.iter_mut().zip(v) {
+                    for (acc, v) in acc.iter_mut().zip(values) {
                         *acc = l.fma(weight, v, *acc);
                     }
                 }

@@ -76,36 +76,50 @@ impl<W: Element> MatMul<'_, W> {
     /// Fills `R` rows by `C` columns of `y` and returns `R`.
     #[inline(always)]
     unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&mut self, l: L, row: usize, column: usize) -> usize {
+        let (inputs, first) = (self.inputs, column - self.y.range().start);
+        let whole = inputs - inputs % L::LANES;
+        let tail = inputs - whole;
         // SAFETY: the caller's rows and columns are inside `x` and `w`; loads stop at `inputs`.
-        let sums = unsafe {
-            let x = self.x.as_ptr().add(row * self.inputs);
-            let w = self.w.as_ptr().add(column * self.inputs);
+        unsafe {
+            let x = self.x.as_ptr().add(row * inputs);
+            let w = self.w.as_ptr().add(column * inputs);
             let mut acc = [[l.splat(0.0); C]; R];
-            let whole = self.inputs - self.inputs % L::LANES;
+            let mut columns = [l.splat(0.0); C];
             for i in (0..whole).step_by(L::LANES) {
-                let w: [L::V; C] = std::array::from_fn(|c| W::load(l, w.add(c * self.inputs + i)));
+                for (c, column) in columns.iter_mut().enumerate() {
+                    *column = W::load(l, w.add(c * inputs + i));
+                }
                 for (r, acc) in acc.iter_mut().enumerate() {
-                    let x = l.load(x.add(r * self.inputs + i));
-                    for (acc, w) in acc.iter_mut().zip(w) {
+                    let x = l.load(x.add(r * inputs + i));
+                    for (acc, w) in acc.iter_mut().zip(columns) {
                         *acc = l.fma(x, w, *acc);
                     }
                 }
             }
-            let tail = self.inputs - whole;
             if tail > 0 {
-                let w: [L::V; C] = std::array::from_fn(|c| W::load_part(l, w.add(c * self.inputs + whole), tail));
+                for (c, column) in columns.iter_mut().enumerate() {
+                    *column = W::load_part(l, w.add(c * inputs + whole), tail);
+                }
                 for (r, acc) in acc.iter_mut().enumerate() {
-                    let x = l.load_part(x.add(r * self.inputs + whole), tail);
-                    for (acc, w) in acc.iter_mut().zip(w) {
+                    let x = l.load_part(x.add(r * inputs + whole), tail);
+                    for (acc, w) in acc.iter_mut().zip(columns) {
                         *acc = l.fma(x, w, *acc);
                     }
                 }
             }
-            acc.map(|acc| acc.map(|acc| l.sum(acc)))
-        };
-        let first = column - self.y.range().start;
-        for (r, sums) in sums.iter().enumerate() {
-            self.y.row_mut(row + r)[first..first + C].copy_from_slice(sums);
+            for (r, acc) in acc.iter().enumerate() {
+                let y = &mut self.y.row_mut(row + r)[first..first + C];
+                for (y, acc) in y.chunks_mut(4).zip(acc.chunks(4)) {
+                    match *acc {
+                        [a, b, c, d] => y.copy_from_slice(&l.sum4([a, b, c, d])),
+                        _ => {
+                            for (y, acc) in y.iter_mut().zip(acc) {
+                                *y = l.sum(*acc);
+                            }
+                        }
+                    }
+                }
+            }
         }
         R
     }

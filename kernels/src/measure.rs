@@ -22,7 +22,11 @@ pub fn read_all(isa: Isa, data: &[f32]) -> f32 {
                         *max = l.max(l.load(self.0.as_ptr().add(stream * part + i)), *max);
                     }
                 }
-                max.into_iter().map(|max| l.maximum(max)).fold(f32::NEG_INFINITY, f32::max)
+                let mut all = max[0];
+                for max in max {
+                    all = l.max(max, all);
+                }
+                l.maximum(all)
             }
         }
     }
@@ -45,7 +49,11 @@ pub fn int8_multiply_adds(isa: Isa, rounds: usize) -> Option<(u64, i32)> {
                         *acc = _mm512_dpbusd_epi32(*acc, a, b);
                     }
                 }
-                acc.into_iter().map(|acc| _mm512_reduce_add_epi32(acc)).fold(0, i32::wrapping_add)
+                let mut all = acc[0];
+                for acc in acc {
+                    all = _mm512_add_epi32(all, acc);
+                }
+                _mm512_reduce_add_epi32(all)
             }
             // SAFETY: an `Isa::Avx512` is only made where these features were found.
             Some((64 * 16 * rounds as u64, unsafe { multiply_add(rounds) }))

@@ -60,35 +60,55 @@ impl Op for RmsNorm<'_> {
                 // In f64 up to here: an error of the inverse is common to the whole row, so nothing averages it out.
                 let mean_square = sum_of_squares(l, x) / self.width as f64;
                 let inverse = l.splat((1.0 / (mean_square + f64::from(self.eps)).sqrt()) as f32);
-                let after = match self.after {
-                    AfterNorm::Write => None,
-                    AfterNorm::AddTo { residual, scale } => {
-                        Some((residual.as_ptr().add(row * self.width), l.splat(scale)))
-                    }
-                };
-                let finish = |i: usize, x: L::V, load: &dyn Fn(*const f32) -> L::V| {
-                    let mut v = l.mul(x, inverse);
-                    if let Some(weight) = self.weight {
-                        v = l.mul(v, load(weight.as_ptr().add(i)));
-                    }
-                    match after {
-                        None => v,
-                        Some((residual, scale)) => l.mul(l.add(load(residual.add(i)), v), scale),
-                    }
-                };
                 let whole = self.width - self.width % L::LANES;
+                let finish = Finish { inverse, weight: self.weight, after: self.after, row: row * self.width };
                 for i in (0..whole).step_by(L::LANES) {
-                    let v = finish(i, l.load(x.as_ptr().add(i)), &|p| l.load(p));
+                    let v = finish.apply(l, l.load(x.as_ptr().add(i)), i, L::LANES);
                     l.store(y.as_mut_ptr().add(i), v);
                 }
                 let tail = self.width - whole;
                 if tail > 0 {
-                    let v = finish(whole, l.load_part(x.as_ptr().add(whole), tail), &|p| l.load_part(p, tail));
+                    let v = finish.apply(l, l.load_part(x.as_ptr().add(whole), tail), whole, tail);
                     l.store_part(y.as_mut_ptr().add(whole), v, tail);
                 }
             }
         }
     }
+}
+
+/// What turns elements of a row into results.
+struct Finish<'a, V> {
+    inverse: V,
+    weight: Option<&'a [f32]>,
+    after: AfterNorm<'a>,
+    row: usize, // where the row begins in the residual
+}
+
+impl<V: Copy> Finish<'_, V> {
+    /// The results of `count` elements from the row's element `i` on.
+    #[inline(always)]
+    unsafe fn apply<L: Lanes<V = V>>(&self, l: L, x: V, i: usize, count: usize) -> V {
+        // SAFETY: the caller entered the features; weight and residual have the row's elements.
+        unsafe {
+            let mut v = l.mul(x, self.inverse);
+            if let Some(weight) = self.weight {
+                v = l.mul(v, load(l, weight.as_ptr().add(i), count));
+            }
+            match self.after {
+                AfterNorm::Write => v,
+                AfterNorm::AddTo { residual, scale } => {
+                    let residual = load(l, residual.as_ptr().add(self.row + i), count);
+                    l.mul(l.add(residual, v), l.splat(scale))
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn load<L: Lanes>(l: L, from: *const f32, count: usize) -> L::V {
+    // SAFETY: the caller's pointer has `count` elements.
+    unsafe { if count == L::LANES { l.load(from) } else { l.load_part(from, count) } }
 }
 
 /// Four accumulators, added pairwise at the end.

@@ -1,11 +1,14 @@
 //! Files in: a checkpoint is a set of named tensors and a configuration.
 
 mod fields;
+pub mod gguf;
 mod loader;
 mod safetensors;
 
 pub use fields::Fields;
 pub use loader::{LoadOptions, Loader, Progress, StepCost, TableUse};
+#[cfg(feature = "hub")]
+pub(crate) use safetensors::shards;
 
 use std::path::{Path, PathBuf};
 

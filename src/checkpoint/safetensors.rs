@@ -37,7 +37,7 @@ impl Tensors {
 }
 
 /// The files that `weight_map` names, each once.
-fn shards(directory: &Path, index: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn shards(directory: &Path, index: &Path) -> Result<Vec<PathBuf>> {
     let fields = Fields::read(index)?;
     let map = fields.object("weight_map")?;
     let mut names = Vec::new();

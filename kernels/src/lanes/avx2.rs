@@ -11,6 +11,23 @@ unsafe fn first(count: usize) -> __m256i {
     unsafe { _mm256_cmpgt_epi32(_mm256_set1_epi32(count as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)) }
 }
 
+/// Halves added.
+#[inline(always)]
+unsafe fn fold(a: __m256) -> __m128 {
+    // SAFETY: the caller is inside a function with AVX2.
+    unsafe { _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)) }
+}
+
+/// `(0 + 2) + (1 + 3)`.
+#[inline(always)]
+pub(super) unsafe fn sum128(x: __m128) -> f32 {
+    // SAFETY: the caller is inside a function with AVX2.
+    unsafe {
+        let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+        _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+    }
+}
+
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2Lanes;
 
@@ -89,10 +106,20 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn sum(self, a: __m256) -> f32 {
+        unsafe { sum128(fold(a)) }
+    }
+    #[inline(always)]
+    unsafe fn sum4(self, a: [__m256; 4]) -> [f32; 4] {
         unsafe {
-            let x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-            let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
-            _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+            let x = [fold(a[0]), fold(a[1]), fold(a[2]), fold(a[3])];
+            // Four rows of four to four columns, then (0 + 2) + (1 + 3), as `sum` adds them.
+            let (p, q) = (_mm_unpacklo_ps(x[0], x[1]), _mm_unpackhi_ps(x[0], x[1]));
+            let (r, s) = (_mm_unpacklo_ps(x[2], x[3]), _mm_unpackhi_ps(x[2], x[3]));
+            let even = _mm_add_ps(_mm_movelh_ps(p, r), _mm_movelh_ps(q, s));
+            let odd = _mm_add_ps(_mm_movehl_ps(r, p), _mm_movehl_ps(s, q));
+            let mut sums = [0.0; 4];
+            _mm_storeu_ps(sums.as_mut_ptr(), _mm_add_ps(even, odd));
+            sums
         }
     }
     #[inline(always)]

@@ -4,6 +4,18 @@ use super::Lanes;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
+use super::avx2::sum128;
+
+/// Halves added, and their halves.
+#[inline(always)]
+unsafe fn fold(a: __m512) -> __m128 {
+    // SAFETY: the caller is inside a function with AVX-512.
+    unsafe {
+        let x = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+        _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1))
+    }
+}
+
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Lanes;
 
@@ -82,7 +94,21 @@ impl Lanes for Avx512Lanes {
     }
     #[inline(always)]
     unsafe fn sum(self, a: __m512) -> f32 {
-        unsafe { _mm512_reduce_add_ps(a) }
+        unsafe { sum128(fold(a)) }
+    }
+    #[inline(always)]
+    unsafe fn sum4(self, a: [__m512; 4]) -> [f32; 4] {
+        unsafe {
+            let x = [fold(a[0]), fold(a[1]), fold(a[2]), fold(a[3])];
+            // Four rows of four to four columns, then (0 + 2) + (1 + 3), as `sum` adds them.
+            let (p, q) = (_mm_unpacklo_ps(x[0], x[1]), _mm_unpackhi_ps(x[0], x[1]));
+            let (r, s) = (_mm_unpacklo_ps(x[2], x[3]), _mm_unpackhi_ps(x[2], x[3]));
+            let even = _mm_add_ps(_mm_movelh_ps(p, r), _mm_movelh_ps(q, s));
+            let odd = _mm_add_ps(_mm_movehl_ps(r, p), _mm_movehl_ps(s, q));
+            let mut sums = [0.0; 4];
+            _mm_storeu_ps(sums.as_mut_ptr(), _mm_add_ps(even, odd));
+            sums
+        }
     }
     #[inline(always)]
     unsafe fn sum_f64(self, a: __m512) -> f64 {

@@ -1,7 +1,8 @@
 //! The few `f32` vector operations that the kernels are written in, once for every instruction set.
 //!
 //! Kernels are [`Op`]s: `eval` is `#[inline(always)]`, so that it is compiled inside the `#[target_feature]` function
-//! that [`crate::Isa::run`] enters, and the intrinsics become single instructions.
+//! that [`crate::Isa::run`] enters, and the intrinsics become single instructions. Closures and the adapters that take
+//! them (`array::map`) do not inherit the features: what they hold becomes a call per intrinsic, so inner loops are loops.
 
 mod scalar;
 pub(crate) use scalar::Scalar;
@@ -62,6 +63,12 @@ pub(crate) trait Lanes: Copy {
     unsafe fn exp2_int(self, n: Self::V) -> Self::V;
 
     unsafe fn sum(self, a: Self::V) -> f32;
+    /// The sums of four vectors, each with the bits of [`Lanes::sum`].
+    #[inline(always)]
+    unsafe fn sum4(self, a: [Self::V; 4]) -> [f32; 4] {
+        // SAFETY: as the caller's.
+        unsafe { [self.sum(a[0]), self.sum(a[1]), self.sum(a[2]), self.sum(a[3])] }
+    }
     /// The sum of the lanes, added up in `f64`.
     unsafe fn sum_f64(self, a: Self::V) -> f64;
     unsafe fn maximum(self, a: Self::V) -> f32;

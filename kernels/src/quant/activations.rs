@@ -71,7 +71,7 @@ impl ActivationType {
     /// Words of scratch that [`Activations::quantize`] needs for `rows` rows of `inputs`; `None` if the rows are not
     /// whole blocks or the product overflows.
     pub const fn scratch_len(self, rows: usize, inputs: usize) -> Option<usize> {
-        if inputs % self.block_len() != 0 {
+        if !inputs.is_multiple_of(self.block_len()) {
             return None;
         }
         match (inputs / self.block_len()).checked_mul(self.block_words()) {
@@ -202,21 +202,32 @@ impl Quantize<'_> {
                 let x = &self.x[(tile.first + r) * self.inputs..][..self.inputs];
                 let words = &mut self.words[tile.first * blocks * block_words..][..tile.rows * blocks * block_words];
                 for (x, words) in x.chunks_exact(block_len).zip(words.chunks_exact_mut(tile.rows * block_words)) {
-                    let mut block = [0; q8k::WORDS];
-                    let block = &mut block[..block_words];
                     match self.activation_type {
-                        ActivationType::Q8_K => q8k_block(loops, x, block),
-                        ActivationType::Q8_1 => q8_1_block(loops, x, block),
-                    }
-                    if tile.rows == 1 {
-                        words.copy_from_slice(block);
-                    } else {
-                        for (words, word) in words.chunks_exact_mut(tile.rows).zip(block) {
-                            words[r] = *word;
+                        ActivationType::Q8_K => {
+                            let mut block = [0; q8k::WORDS];
+                            q8k_block(loops, x, &mut block);
+                            scatter(&block, words, tile.rows, r);
+                        }
+                        ActivationType::Q8_1 => {
+                            let mut block = [0; q8_1::WORDS];
+                            q8_1_block(loops, x, &mut block);
+                            scatter(&block, words, tile.rows, r);
                         }
                     }
                 }
             }
+        }
+    }
+}
+
+/// Puts one row's words between those of the tile's other rows.
+#[inline(always)]
+fn scatter<const N: usize>(block: &[i32; N], words: &mut [i32], rows: usize, row: usize) {
+    if rows == 1 {
+        words.copy_from_slice(block);
+    } else {
+        for (words, word) in words.chunks_exact_mut(rows).zip(block) {
+            words[row] = *word;
         }
     }
 }
@@ -288,7 +299,7 @@ fn sum_of_16(bytes: &[u8; 16]) -> i32 {
 }
 
 #[inline(always)]
-fn q8k_block(loops: impl Loops, x: &[f32], block: &mut [i32]) {
+fn q8k_block(loops: impl Loops, x: &[f32], block: &mut [i32; q8k::WORDS]) {
     let largest = loops.largest(x);
     let mut quants = [0; 256];
     let mut scale = 0.0;
@@ -317,7 +328,7 @@ fn q8k_block(loops: impl Loops, x: &[f32], block: &mut [i32]) {
 }
 
 #[inline(always)]
-fn q8_1_block(loops: impl Loops, x: &[f32], block: &mut [i32]) {
+fn q8_1_block(loops: impl Loops, x: &[f32], block: &mut [i32; q8_1::WORDS]) {
     let mut quants = [0; 32];
     let scale = f32::from_bits(loops.largest(x)) / 127.0;
     loops.round(x, if scale != 0.0 { 1.0 / scale } else { 0.0 }, &mut quants);

@@ -99,9 +99,9 @@ impl Block {
         let (scales, quants) = (&bytes[..16], &bytes[16..80]);
         let d = half_at(bytes, 80);
         self.minimum = half_at(bytes, 82);
-        for s in 0..16 {
-            self.scales[s] = d * f32::from(scales[s] & 15);
-            self.minima[s] = scales[s] >> 4;
+        for (s, both) in scales.iter().enumerate() {
+            self.scales[s] = d * f32::from(both & 15);
+            self.minima[s] = both >> 4;
         }
         for (i, q) in self.quants.iter_mut().enumerate() {
             *q = (quants[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3) as i8;

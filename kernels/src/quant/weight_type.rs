@@ -111,7 +111,7 @@ impl WeightType {
 
     /// Bytes of one row of `inputs` weights; `None` if they are not whole blocks.
     pub const fn row_bytes(self, inputs: usize) -> Option<usize> {
-        if inputs % self.block_len() != 0 {
+        if !inputs.is_multiple_of(self.block_len()) {
             return None;
         }
         (inputs / self.block_len()).checked_mul(self.block_bytes())

@@ -28,9 +28,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memmap2::Mmap;
-
-use crate::nn::Bytes;
+use crate::nn::{Bytes, MappedFile, Source};
 use crate::{Error, Result};
 use header::{Header, Slot};
 
@@ -50,7 +48,7 @@ pub struct GgufTensor {
 
 /// An opened checkpoint: one GGUF file, or all files of a split one.
 pub struct Gguf {
-    sources: Vec<Source>,
+    parts: Vec<Part>,
     version: u32,
     metadata: BTreeMap<String, Slot>, // of the first file
     tensors: Vec<TensorInfo>,
@@ -58,13 +56,13 @@ pub struct Gguf {
 }
 
 /// A file and its contents.
-struct Source {
+struct Part {
     path: PathBuf,
     file: Option<File>, // kept to notice that it shrinks
-    bytes: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    bytes: Arc<dyn Source>,
 }
 
-impl Source {
+impl Part {
     fn open(path: &Path) -> Result<Self> {
         // Asked before the file is opened: opening a pipe would wait for its other end.
         let meta = std::fs::metadata(path).map_err(Error::io(path))?;
@@ -79,10 +77,9 @@ impl Source {
             return Err(Error::file(path, problem));
         }
         let file = File::open(path).map_err(Error::io(path))?;
-        // SAFETY: the map is read-only and private. A file that another process shortens or rewrites meanwhile can fault or
-        // change under us, as for every user of mmap; `check_length` refuses the shortened files that it can notice.
-        let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
-        Ok(Self { path: path.to_owned(), file: Some(file), bytes: Arc::new(map) })
+        let part = Self { path: path.to_owned(), file: Some(file), bytes: Arc::new(MappedFile::open(path)?) };
+        part.check_length()?;
+        Ok(part)
     }
 
     fn bytes(&self) -> &[u8] {
@@ -110,9 +107,9 @@ impl Gguf {
     /// If a file is missing, malformed, or of another version or byte order.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let source = Source::open(path)?;
-        let header = Header::read(source.bytes(), 0).map_err(|problem| problem.of(path))?;
-        let gguf = Self::single(source, header);
+        let part = Part::open(path)?;
+        let header = Header::read(part.bytes(), 0).map_err(|problem| problem.of(path))?;
+        let gguf = Self::single(part, header);
         if split::count(&gguf)? == 1 { Ok(gguf) } else { split::open(&gguf) }
     }
 
@@ -121,24 +118,24 @@ impl Gguf {
     /// # Errors
     /// If it is malformed, or one part of a split checkpoint.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self> {
-        let source = Source { path: "(memory)".into(), file: None, bytes: Arc::new(bytes) };
-        let header = Header::read(source.bytes(), 0).map_err(|problem| problem.of(&source.path))?;
-        let gguf = Self::single(source, header);
+        let part = Part { path: "(memory)".into(), file: None, bytes: Arc::new(bytes) };
+        let header = Header::read(part.bytes(), 0).map_err(|problem| problem.of(&part.path))?;
+        let gguf = Self::single(part, header);
         match split::count(&gguf)? {
             1 => Ok(gguf),
             count => Err(Error::file(gguf.path(), format!("is one of {count} files; open the first of them by path"))),
         }
     }
 
-    fn single(source: Source, header: Header) -> Self {
+    fn single(part: Part, header: Header) -> Self {
         let index = header.tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
         let Header { version, metadata, tensors } = header;
-        Self { sources: vec![source], version, metadata, tensors, index }
+        Self { parts: vec![part], version, metadata, tensors, index }
     }
 
     /// The file; of a split checkpoint the first.
     pub fn path(&self) -> &Path {
-        &self.sources[0].path
+        &self.parts[0].path
     }
 
     /// The format's version.
@@ -148,7 +145,7 @@ impl Gguf {
 
     /// A metadata value. Of a split checkpoint the first file's: the others repeat nothing of it.
     pub fn metadata(&self, key: &str) -> Option<Value<'_>> {
-        self.metadata.get(key)?.value(self.sources[0].bytes())
+        self.metadata.get(key)?.value(self.parts[0].bytes())
     }
 
     /// The keys of all metadata, in alphabetical order.
@@ -198,15 +195,15 @@ impl Gguf {
     }
 
     fn borrow(&self, info: &TensorInfo) -> Result<GgufTensor> {
-        let source = self.sources.get(info.file).unwrap_or(&self.sources[0]);
-        let error =
-            |problem: String| Error::Tensor { path: source.path.clone(), tensor: info.name.clone(), problem };
+        let part = self.parts.get(info.file).unwrap_or(&self.parts[0]);
+        let error = |problem: String| Error::Tensor { path: part.path.clone(), tensor: info.name.clone(), problem };
         let Some(len) = info.len else {
-            let problem = format!("has type {}, which is unknown; quantize the checkpoint to another type", info.type_id);
+            let problem =
+                format!("has type {}, which is unknown; quantize the checkpoint to another type", info.type_id);
             return Err(error(problem));
         };
-        source.check_length()?;
-        let bytes = Bytes::new(source.bytes.clone(), info.start..info.start + len)
+        part.check_length()?;
+        let bytes = Bytes::new(part.bytes.clone(), info.start..info.start + len)
             .ok_or_else(|| error("does not end inside the file; download the file again".into()))?;
         Ok(GgufTensor { type_id: info.type_id, shape: info.shape.clone(), bytes })
     }

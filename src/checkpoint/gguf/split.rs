@@ -3,14 +3,18 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Gguf, Header, Source};
+use super::{Gguf, Header, Part};
 use crate::{Error, Result};
+
+/// The number in a file's name has five digits, the one in the metadata two bytes.
+const MAX_FILES: usize = u16::MAX as usize;
 
 /// How many files the checkpoint is in, of which `gguf` is one.
 pub(super) fn count(gguf: &Gguf) -> Result<usize> {
     match number(gguf, "split.count")? {
-        Some(0) => Err(gguf.key_error("split.count", "is 0; convert the checkpoint again")),
-        count => Ok(count.unwrap_or(1)),
+        None => Ok(1),
+        Some(count @ 1..=MAX_FILES) => Ok(count),
+        Some(count) => Err(gguf.key_error("split.count", format!("is {count}, must be from 1 to {MAX_FILES}"))),
     }
 }
 
@@ -23,15 +27,17 @@ fn number(gguf: &Gguf, key: &str) -> Result<Option<usize>> {
 }
 
 /// Opens all files of the checkpoint that `part` belongs to.
-pub(super) fn open(part: &Gguf) -> Result<Gguf> {
-    let count = count(part)?;
+pub(super) fn open(given: &Gguf) -> Result<Gguf> {
+    let count = count(given)?;
     let mut whole: Option<Gguf> = None;
-    for (i, path) in paths(part.path(), count)?.iter().enumerate() {
-        let source = Source::open(path)?;
-        let header = Header::read(source.bytes(), i).map_err(|problem| problem.of(path))?;
-        let file = Gguf::single(source, header);
+    for (i, path) in paths(given.path(), count)?.iter().enumerate() {
+        let part = Part::open(path)?;
+        let header = Header::read(part.bytes(), i).map_err(|problem| problem.of(path))?;
+        let file = Gguf::single(part, header);
         if number(&file, "split.count")? != Some(count) {
-            return Err(file.key_error("split.count", format!("is not {count}, as in the other files of the checkpoint")));
+            return Err(
+                file.key_error("split.count", format!("is not {count}, as in the other files of the checkpoint"))
+            );
         }
         if number(&file, "split.no")? != Some(i) {
             return Err(file.key_error("split.no", format!("is not {i}, which the file's name stands for")));
@@ -41,7 +47,7 @@ pub(super) fn open(part: &Gguf) -> Result<Gguf> {
             Some(whole) => append(whole, file)?,
         }
     }
-    let whole = whole.ok_or_else(|| part.key_error("split.count", "is 0; convert the checkpoint again"))?;
+    let whole = whole.ok_or_else(|| given.key_error("split.count", "is 0; convert the checkpoint again"))?;
     let tensors = number(&whole, "split.tensors.count")?;
     if let Some(tensors) = tensors.filter(|tensors| *tensors != whole.tensors.len()) {
         let problem = format!("is {tensors}, but the files hold {}; download them again", whole.tensors.len());
@@ -57,7 +63,7 @@ fn append(whole: &mut Gguf, file: Gguf) -> Result<()> {
         }
         whole.tensors.push(tensor.clone());
     }
-    whole.sources.extend(file.sources);
+    whole.parts.extend(file.parts);
     Ok(())
 }
 
@@ -69,7 +75,6 @@ fn paths(path: &Path, count: usize) -> Result<Vec<PathBuf>> {
         number.len() == 5 && number.parse::<usize>().is_ok_and(|number| (1..=count).contains(&number))
     });
     match name {
-        // No list is made of a count that only the file claims, but an iterator would not make it longer: 5 digits.
         Some((name, _)) => Ok((1..=count).map(|i| path.with_file_name(format!("{name}-{i:05}{of}"))).collect()),
         None => {
             let problem = format!("is one of {count} files, but is not named NAME-00001{of}; give it its name back");

@@ -1,0 +1,312 @@
+//! The configuration that a GGUF file's metadata describe, checked as `config.json` is: what shapes the computation is
+//! honoured or refused by name.
+
+use super::keys::Keys;
+use super::types::{self, GgmlType};
+use super::{Gguf, TensorInfo};
+use crate::gemma4::{AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MoeConfig, RopeConfig, TextConfig};
+use crate::{Error, Result};
+
+const TARGET: &str = "gemma4";
+/// The layout of llama.cpp, and the older one of a fork.
+const ASSISTANTS: [&str; 2] = ["gemma4-assistant", "gemma4_assistant"];
+/// More layers than any Gemma, few enough that a mistyped count cannot fill the memory.
+const MAX_LAYERS: usize = 1024;
+/// More tokens than anyone suppresses.
+const MAX_SUPPRESSED: usize = 1 << 16;
+/// A divisor of a frequency from which on a pair does not turn: 1e6 positions then make no millionth of a radian.
+const STANDS_STILL: f32 = 1e20;
+/// The value of transformers' class, which files without the key were made from.
+const DEFAULT_CENTROID_TOP_K: usize = 32;
+
+/// The configuration of a target (architecture `gemma4`).
+///
+/// # Errors
+/// If the file is of another architecture, a key is missing or malformed, or it asks for something that is not
+/// implemented.
+pub fn target_config(gguf: &Gguf) -> Result<TextConfig> {
+    let keys = Keys::new(gguf, TARGET);
+    match architecture(gguf)? {
+        TARGET => {}
+        name if ASSISTANTS.contains(&name) => {
+            let problem = "is an assistant's; give the file as the assistant and its target as the model";
+            return Err(gguf.key_error("general.architecture", problem));
+        }
+        other => return Err(gguf.key_error("general.architecture", format!("{other:?} is not gemma4"))),
+    }
+    let shared = keys.optional_size("attention.shared_kv_layers")?.unwrap_or(0);
+    text(&keys, shared)
+}
+
+/// The configuration of an assistant (architecture `gemma4-assistant`, or the older `gemma4_assistant`).
+///
+/// # Errors
+/// As [`target_config`].
+pub fn assistant_config(gguf: &Gguf) -> Result<AssistantConfig> {
+    let name = architecture(gguf)?;
+    if !ASSISTANTS.contains(&name) {
+        let problem = format!("{name:?} is not a Gemma 4 assistant's ({} or {})", ASSISTANTS[0], ASSISTANTS[1]);
+        return Err(gguf.key_error("general.architecture", problem));
+    }
+    let keys = Keys::new(gguf, name);
+    if let Some(other) = keys.optional_str("requires_target_arch")?.filter(|arch| *arch != TARGET) {
+        return Err(keys.error("requires_target_arch", format!("{other:?} is not gemma4")));
+    }
+    let layers = keys.size("block_count")?;
+    if let Some(shared) = keys.optional_size("attention.shared_kv_layers")?.filter(|n| *n > 0 && *n != layers) {
+        let problem = format!("is {shared}, but all {layers} layers of an assistant read the target's");
+        return Err(keys.error("attention.shared_kv_layers", problem));
+    }
+    let mut text = text(&keys, layers)?;
+    if text.moe.is_some() || text.hidden_size_per_layer_input > 0 {
+        let key = if text.moe.is_some() { "expert_count" } else { "embedding_length_per_layer_input" };
+        return Err(keys.error(key, "is not 0, but an assistant has neither per-layer embeddings nor experts"));
+    }
+    if keys.optional_bool("attention.k_eq_v")?.unwrap_or(false) {
+        let full = text.layers.iter_mut().filter(|layer| layer.attention == AttentionType::Full);
+        full.for_each(|layer| layer.k_eq_v = true);
+    }
+    let backbone_hidden_size = backbone_hidden_size(&keys)?;
+    let centroids = centroids(&keys, text.vocab_size)?;
+    Ok(AssistantConfig { text, backbone_hidden_size, centroids })
+}
+
+/// Tokens that the file says must not be generated.
+///
+/// # Errors
+/// If the key is malformed.
+pub fn suppressed_tokens(gguf: &Gguf) -> Result<Vec<u32>> {
+    Keys::new(gguf, TARGET).token_ids("tokenizer.ggml.suppress_tokens", MAX_SUPPRESSED)
+}
+
+fn architecture(gguf: &Gguf) -> Result<&str> {
+    let missing = || gguf.key_error("general.architecture", "is missing; this is no model");
+    Keys::new(gguf, "").optional_str("general.architecture")?.ok_or_else(missing)
+}
+
+/// The text model, of which the last `shared` layers have no K and V of their own.
+fn text(keys: &Keys<'_>, shared: usize) -> Result<TextConfig> {
+    refuse_unsupported(keys)?;
+    let hidden_size = keys.size("embedding_length")?;
+    let layers = layers(keys, shared)?;
+    let hidden_size_per_layer_input = keys.optional_size("embedding_length_per_layer_input")?.unwrap_or(0);
+    let vocab_size_per_layer_input = match hidden_size_per_layer_input {
+        0 => 0,
+        _ => rows(keys.gguf(), "per_layer_token_embd.weight")?,
+    };
+    let mut eos_token_ids = Vec::new();
+    for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
+        eos_token_ids.extend(keys.optional_token_id(&format!("tokenizer.ggml.{key}"))?);
+    }
+    eos_token_ids.dedup();
+    let rope_theta = |key: &str, default: f64| Ok::<_, Error>(keys.optional_positive(key)?.unwrap_or(default));
+    let eps = keys.optional_positive("attention.layer_norm_rms_epsilon")?;
+    Ok(TextConfig {
+        vocab_size: rows(keys.gguf(), "token_embd.weight")?,
+        hidden_size,
+        num_attention_heads: heads(keys, layers.len())?,
+        rms_norm_eps: eps.ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?,
+        sliding_window: keys.size("attention.sliding_window")?,
+        max_position_embeddings: keys.size("context_length")?,
+        final_logit_softcapping: keys.optional_positive("final_logit_softcapping")?,
+        hidden_size_per_layer_input,
+        vocab_size_per_layer_input,
+        moe: moe(keys)?,
+        tie_word_embeddings: keys.gguf().info("output.weight").is_none(),
+        rope_sliding: RopeConfig {
+            theta: rope_theta("rope.freq_base_swa", 1e4)?,
+            partial_rotary_factor: 1.0,
+            factor: 1.0,
+        },
+        rope_full: rope_full(keys, rope_theta("rope.freq_base", 1e6)?, &layers)?,
+        layers,
+        bos_token_id: keys.optional_token_id("tokenizer.ggml.bos_token_id")?,
+        eos_token_ids,
+    })
+}
+
+/// Values that change the computation and are not implemented.
+fn refuse_unsupported(keys: &Keys<'_>) -> Result<()> {
+    if let Some(kind) = keys.optional_str("rope.scaling.type")?.filter(|kind| *kind != "none") {
+        return Err(keys.error("rope.scaling.type", format!("{kind:?} is not implemented; Gemma 4 has none")));
+    }
+    for key in ["attn_logit_softcapping", "attention.scale", "embedding_scale"] {
+        if keys.value(key).is_some() {
+            return Err(keys.error(key, "is not implemented; Gemma 4 has no such value"));
+        }
+    }
+    Ok(())
+}
+
+fn heads(keys: &Keys<'_>, layers: usize) -> Result<usize> {
+    let heads = keys.sizes("attention.head_count", layers)?;
+    match heads.iter().all(|count| *count == heads[0]) {
+        true => Ok(heads[0]),
+        false => Err(keys.error("attention.head_count", "differs between layers, which is not implemented")),
+    }
+}
+
+fn layers(keys: &Keys<'_>, shared: usize) -> Result<Vec<LayerConfig>> {
+    let count = keys.size("block_count")?;
+    if count > MAX_LAYERS {
+        return Err(keys.error("block_count", format!("is {count}, more than {MAX_LAYERS}")));
+    }
+    if shared > count {
+        return Err(keys.error("attention.shared_kv_layers", format!("is {shared} of {count} layers")));
+    }
+    let sliding = keys.flags("attention.sliding_window_pattern", count)?;
+    if sliding.last() == Some(&true) {
+        let problem = "ends in a sliding layer; the last layer of a Gemma 4 is full, convert the checkpoint again";
+        return Err(keys.error("attention.sliding_window_pattern", problem));
+    }
+    let intermediate_size = keys.sizes("feed_forward_length", count)?;
+    let num_kv_heads = keys.sizes("attention.head_count_kv", count)?;
+    let heads = heads(keys, count)?;
+    let head_dim_full = head_dim(keys, "")?;
+    let head_dim_sliding = match keys.value("attention.key_length_swa") {
+        Some(_) => head_dim(keys, "_swa")?,
+        None => head_dim_full,
+    };
+    let no_v = |i: usize| keys.gguf().info(&format!("blk.{i}.attn_v.weight")).is_none();
+    let own_full = || (0..count - shared).filter(|i| !sliding[*i]);
+    // Layers without K and V of their own say nothing about V; they are taken to be like the others.
+    let shared_k_eq_v = own_full().next().is_some() && own_full().all(no_v);
+    let layer = |i: usize| {
+        if !heads.is_multiple_of(num_kv_heads[i]) {
+            let problem = format!("layer {i}: {} K/V heads do not divide {heads} query heads", num_kv_heads[i]);
+            return Err(keys.error("attention.head_count_kv", problem));
+        }
+        let kv_shared = i >= count - shared;
+        Ok(LayerConfig {
+            attention: if sliding[i] { AttentionType::Sliding } else { AttentionType::Full },
+            head_dim: if sliding[i] { head_dim_sliding } else { head_dim_full },
+            num_kv_heads: num_kv_heads[i],
+            intermediate_size: intermediate_size[i],
+            k_eq_v: !sliding[i] && if kv_shared { shared_k_eq_v } else { no_v(i) },
+            kv_shared,
+        })
+    };
+    (0..count).map(layer).collect()
+}
+
+/// The width of a head, which K, V and the rotation share. `suffix` is `_swa` for sliding layers.
+fn head_dim(keys: &Keys<'_>, suffix: &str) -> Result<usize> {
+    let key = format!("attention.key_length{suffix}");
+    let width = keys.size(&key)?;
+    if !width.is_multiple_of(2) {
+        return Err(keys.error(&key, format!("is {width}, must be even")));
+    }
+    for other in [format!("attention.value_length{suffix}"), format!("rope.dimension_count{suffix}")] {
+        if let Some(size) = keys.optional_size(&other)?.filter(|size| *size != width) {
+            return Err(keys.error(&other, format!("is {size}, not {width} as {key} is; that is not implemented")));
+        }
+    }
+    Ok(width)
+}
+
+/// Full layers turn a part of their pairs only. llama.cpp spells that as divisors of the frequencies, 1 for the pairs
+/// that turn and then 1e30; anything else in that table is another rotation, which is refused.
+fn rope_full(keys: &Keys<'_>, theta: f64, layers: &[LayerConfig]) -> Result<RopeConfig> {
+    let none = RopeConfig { theta, partial_rotary_factor: 1.0, factor: 1.0 };
+    let Some(full) = layers.iter().find(|layer| layer.attention == AttentionType::Full) else { return Ok(none) };
+    let (name, pairs) = ("rope_freqs.weight", full.head_dim / 2);
+    let gguf = keys.gguf();
+    let missing = || gguf.error(name, "is missing; convert the checkpoint again");
+    let tensor = gguf.tensor(name)?.ok_or_else(missing)?;
+    if tensor.type_id != types::F32 || tensor.shape != [pairs] {
+        let stored = GgmlType::from_id(tensor.type_id).map_or("unknown", |stored| stored.name);
+        let problem = format!("is {stored} of shape {:?}, must be F32 of {pairs}", tensor.shape);
+        return Err(gguf.error(name, format!("{problem}; convert the checkpoint again")));
+    }
+    let divisors: Vec<f32> = tensor.bytes.as_slice().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
+    let factor = divisors.first().copied().unwrap_or(1.0);
+    let turning = divisors.iter().take_while(|x| **x == factor).count();
+    let rest_stands = divisors[turning..].iter().all(|x| *x >= STANDS_STILL);
+    if !(factor > 0.0 && factor < STANDS_STILL && rest_stands) {
+        let problem = "is not the same divisor for the first pairs and 1e30 for the rest, as Gemma 4's rotation is";
+        return Err(gguf.error(name, format!("{problem}; convert the checkpoint again")));
+    }
+    let partial_rotary_factor = turning as f64 / pairs as f64;
+    Ok(RopeConfig { theta, partial_rotary_factor, factor: f64::from(factor) })
+}
+
+fn moe(keys: &Keys<'_>) -> Result<Option<MoeConfig>> {
+    if keys.optional_size("expert_count")?.unwrap_or(0) == 0 {
+        return Ok(None);
+    }
+    let (num_experts, top_k_experts) = (keys.size("expert_count")?, keys.size("expert_used_count")?);
+    if top_k_experts > num_experts {
+        return Err(keys.error("expert_used_count", format!("is {top_k_experts} of {num_experts} experts")));
+    }
+    let intermediate_size = keys.size("expert_feed_forward_length")?;
+    Ok(Some(MoeConfig { num_experts, top_k_experts, intermediate_size }))
+}
+
+/// The target's hidden size: a key in either layout, and the shape of the projection in both.
+fn backbone_hidden_size(keys: &Keys<'_>) -> Result<usize> {
+    let gguf = keys.gguf();
+    let name = "pre_projection.weight";
+    let missing = || gguf.error(name, "is missing (as nextn.* and as mtp.*); this is no Gemma 4 assistant");
+    let projection = gguf.info_of_weight(name).ok_or_else(missing)?;
+    let [_, inputs] = projection.shape() else {
+        return Err(gguf.error(projection.name(), format!("has shape {:?}, must be a matrix", projection.shape())));
+    };
+    if inputs % 2 != 0 || *inputs >= 1 << 31 {
+        return Err(
+            gguf.error(projection.name(), format!("has {inputs} inputs, must have twice the target's hidden size"))
+        );
+    }
+    for key in ["embedding_length_out", "n_embd_backbone"] {
+        if let Some(size) = keys.optional_size(key)?.filter(|size| size * 2 != *inputs) {
+            let problem = format!("is {size}, but {} has {inputs} inputs, not twice that", projection.name());
+            return Err(keys.error(key, problem));
+        }
+    }
+    Ok(inputs / 2)
+}
+
+/// The centroid head, where the file has its tensors and does not switch it off.
+fn centroids(keys: &Keys<'_>, vocab_size: usize) -> Result<Option<CentroidConfig>> {
+    let gguf = keys.gguf();
+    let wanted = keys.optional_bool("use_ordered_embeddings")?;
+    let name = "masked_embedding.centroids.weight";
+    let tensors = gguf.info_of_weight(name).zip(gguf.info_of_weight("masked_embedding.token_ordering"));
+    let (centroids, ordering) = match (wanted, tensors) {
+        (Some(false), _) | (None, None) => return Ok(None),
+        (_, Some(tensors)) => tensors,
+        (Some(true), None) => {
+            let problem = "is true, but the file has no mtp.centroids.weight and mtp.token_ordering.weight";
+            return Err(keys.error("use_ordered_embeddings", problem));
+        }
+    };
+    let num_centroids = first_dimension(centroids);
+    if let Some(count) = keys.optional_size("n_centroids")?.filter(|count| *count != num_centroids) {
+        return Err(keys.error("n_centroids", format!("is {count}, but {} has {num_centroids}", centroids.name())));
+    }
+    if !vocab_size.is_multiple_of(num_centroids) || first_dimension(ordering) != vocab_size {
+        let problem = format!("{num_centroids} centroids cannot share {} tokens equally", first_dimension(ordering));
+        return Err(gguf.error(ordering.name(), format!("{problem}, of a vocabulary of {vocab_size}")));
+    }
+    let top_k = match keys.value("centroid_top_k") {
+        Some(_) => keys.size("centroid_top_k")?,
+        None => DEFAULT_CENTROID_TOP_K,
+    };
+    if top_k > num_centroids {
+        return Err(keys.error("centroid_top_k", format!("is {top_k}, more than the {num_centroids} centroids")));
+    }
+    Ok(Some(CentroidConfig { num_centroids, top_k }))
+}
+
+fn first_dimension(tensor: &TensorInfo) -> usize {
+    tensor.shape().first().copied().unwrap_or(1)
+}
+
+/// Rows of a table, which is where the files keep the size of a vocabulary.
+fn rows(gguf: &Gguf, name: &str) -> Result<usize> {
+    let missing = || gguf.error(name, "is missing; the checkpoint is incomplete or of another architecture");
+    let table = gguf.info(name).ok_or_else(missing)?;
+    match table.shape() {
+        [rows, _] if *rows < 1 << 31 => Ok(*rows),
+        shape => Err(gguf.error(name, format!("has shape {shape:?}, must be a matrix"))),
+    }
+}

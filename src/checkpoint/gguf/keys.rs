@@ -1,0 +1,117 @@
+//! Typed access to the metadata of one architecture, so that every complaint names file and key.
+
+use super::{Gguf, Value};
+use crate::{Error, Result};
+
+/// The keys `{prefix}.*`; names that begin with a known section (`tokenizer.`, `general.`) are taken as they are.
+pub(super) struct Keys<'a> {
+    gguf: &'a Gguf,
+    prefix: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    pub(super) fn new(gguf: &'a Gguf, prefix: &'a str) -> Self {
+        Self { gguf, prefix }
+    }
+
+    pub(super) fn gguf(&self) -> &'a Gguf {
+        self.gguf
+    }
+
+    fn full(&self, key: &str) -> String {
+        match key.starts_with("tokenizer.") || key.starts_with("general.") {
+            true => key.to_owned(),
+            false => format!("{}.{key}", self.prefix),
+        }
+    }
+
+    pub(super) fn value(&self, key: &str) -> Option<Value<'a>> {
+        self.gguf.metadata(&self.full(key))
+    }
+
+    pub(super) fn error(&self, key: &str, problem: impl Into<String>) -> Error {
+        self.gguf.key_error(&self.full(key), problem)
+    }
+
+    pub(super) fn missing(&self, key: &str) -> Error {
+        self.error(key, "is missing; convert the checkpoint again")
+    }
+
+    fn typed<T>(&self, key: &str, kind: &str, read: impl FnOnce(Value<'a>) -> Option<T>) -> Result<Option<T>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| {
+            let mut shown = format!("{value:?}");
+            if let Some((cut, _)) = shown.char_indices().nth(60) {
+                shown.truncate(cut);
+                shown.push_str("...");
+            }
+            self.error(key, format!("is {shown}, must be {kind}"))
+        })
+    }
+
+    /// A size that may be zero, below 2^31 so that products of two sizes cannot overflow.
+    pub(super) fn optional_size(&self, key: &str) -> Result<Option<usize>> {
+        self.typed(key, "an integer from 0 to 2147483647", size)
+    }
+
+    /// A positive size.
+    pub(super) fn size(&self, key: &str) -> Result<usize> {
+        match self.optional_size(key)? {
+            Some(0) => Err(self.error(key, "is 0")),
+            Some(size) => Ok(size),
+            None => Err(self.missing(key)),
+        }
+    }
+
+    /// A positive, finite number.
+    pub(super) fn optional_positive(&self, key: &str) -> Result<Option<f64>> {
+        self.typed(key, "a positive number", |value| value.as_f64().filter(|x| x.is_finite() && *x > 0.0))
+    }
+
+    pub(super) fn optional_bool(&self, key: &str) -> Result<Option<bool>> {
+        self.typed(key, "true or false", Value::as_bool)
+    }
+
+    pub(super) fn optional_str(&self, key: &str) -> Result<Option<&'a str>> {
+        self.typed(key, "a string", Value::as_str)
+    }
+
+    pub(super) fn optional_token_id(&self, key: &str) -> Result<Option<u32>> {
+        self.typed(key, "a token id", |value| value.as_u64().and_then(|id| u32::try_from(id).ok()))
+    }
+
+    /// Token ids: one, or an array of them, or none if the key is absent. At most `limit`.
+    pub(super) fn token_ids(&self, key: &str, limit: usize) -> Result<Vec<u32>> {
+        let id = |value: Value<'_>| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids = self.typed(key, &format!("a token id or at most {limit} of them"), |value| match value {
+            Value::Array(array) if array.len() > limit => None,
+            Value::Array(array) => array.iter().map(id).collect(),
+            value => id(value).map(|id| vec![id]),
+        })?;
+        Ok(ids.unwrap_or_default())
+    }
+
+    /// A positive size for each of `layers` layers: an array, or one for all.
+    pub(super) fn sizes(&self, key: &str, layers: usize) -> Result<Vec<usize>> {
+        let positive = |value: Value<'_>| size(value).filter(|size| *size > 0);
+        let sizes = self.typed(key, &format!("a positive integer or {layers} of them"), |value| match value {
+            Value::Array(array) if array.len() != layers => None,
+            Value::Array(array) => array.iter().map(positive).collect(),
+            value => positive(value).map(|size| vec![size; layers]),
+        })?;
+        sizes.ok_or_else(|| self.missing(key))
+    }
+
+    /// A truth value for each of `layers` layers: booleans, or integers that are 0 or not.
+    pub(super) fn flags(&self, key: &str, layers: usize) -> Result<Vec<bool>> {
+        let flag = |value: Value<'_>| value.as_bool().or_else(|| value.as_u64().map(|number| number != 0));
+        let flags = self.typed(key, &format!("an array of {layers} truth values"), |value| {
+            value.as_array().filter(|array| array.len() == layers)?.iter().map(flag).collect()
+        })?;
+        flags.ok_or_else(|| self.missing(key))
+    }
+}
+
+fn size(value: Value<'_>) -> Option<usize> {
+    value.as_u64().filter(|size| *size < 1 << 31).map(|size| size as usize)
+}

@@ -1,0 +1,117 @@
+//! Tensor names: llama.cpp's and Hugging Face's, without the latter's prefix (`model.language_model.`, `model.`).
+//!
+//! Assistants exist in two layouts, `nextn.*` and the older `mtp.*`; both stand for the same tensors.
+
+/// Names outside the layers: in GGUF, at Hugging Face. The first of several GGUF names is the current one.
+const GLOBAL: [(&str, &str); 14] = [
+    ("token_embd.weight", "embed_tokens.weight"),
+    ("output_norm.weight", "norm.weight"),
+    ("output.weight", "lm_head.weight"),
+    ("per_layer_token_embd.weight", "embed_tokens_per_layer.weight"),
+    ("per_layer_model_proj.weight", "per_layer_model_projection.weight"),
+    ("per_layer_proj_norm.weight", "per_layer_projection_norm.weight"),
+    ("nextn.pre_projection.weight", "pre_projection.weight"),
+    ("mtp.pre_projection.weight", "pre_projection.weight"),
+    ("nextn.post_projection.weight", "post_projection.weight"),
+    ("mtp.post_projection.weight", "post_projection.weight"),
+    ("masked_embd_centroids.weight", "masked_embedding.centroids.weight"),
+    ("mtp.centroids.weight", "masked_embedding.centroids.weight"),
+    ("masked_embd_ordering", "masked_embedding.token_ordering"),
+    ("mtp.token_ordering.weight", "masked_embedding.token_ordering"),
+];
+
+/// Names inside layer `i`: after `blk.i.`, and after `layers.i.`.
+const LAYER: [(&str, &str); 26] = [
+    ("attn_norm.weight", "input_layernorm.weight"),
+    ("post_attention_norm.weight", "post_attention_layernorm.weight"),
+    ("ffn_norm.weight", "pre_feedforward_layernorm.weight"),
+    ("post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+    ("attn_q.weight", "self_attn.q_proj.weight"),
+    ("attn_k.weight", "self_attn.k_proj.weight"),
+    ("attn_v.weight", "self_attn.v_proj.weight"),
+    ("attn_output.weight", "self_attn.o_proj.weight"),
+    ("attn_q_norm.weight", "self_attn.q_norm.weight"),
+    ("attn_k_norm.weight", "self_attn.k_norm.weight"),
+    ("ffn_gate.weight", "mlp.gate_proj.weight"),
+    ("ffn_up.weight", "mlp.up_proj.weight"),
+    ("ffn_down.weight", "mlp.down_proj.weight"),
+    ("layer_output_scale.weight", "layer_scalar"),
+    ("inp_gate.weight", "per_layer_input_gate.weight"),
+    ("proj.weight", "per_layer_projection.weight"),
+    ("post_norm.weight", "post_per_layer_input_norm.weight"),
+    ("ffn_gate_inp.weight", "router.proj.weight"),
+    ("ffn_gate_inp.scale", "router.scale"),
+    ("ffn_down_exps.scale", "router.per_expert_scale"),
+    (GATE_UP, GATE_UP_HF),
+    ("ffn_down_exps.weight", "experts.down_proj"),
+    ("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight"),
+    ("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight"),
+    ("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight"),
+    ("attn_v_norm.weight", "self_attn.v_norm.weight"),
+];
+
+const GATE_UP: &str = "ffn_gate_up_exps.weight";
+const GATE_UP_HF: &str = "experts.gate_up_proj";
+
+/// The names that the tensor `name` of Hugging Face can have in a GGUF file, the likeliest first; none if it has none.
+pub fn gguf_names(name: &str) -> Vec<String> {
+    match layer(name, "layers.") {
+        Some((index, rest)) => with(&LAYER, rest).map(|name| format!("blk.{index}.{name}")).collect(),
+        None => with(&GLOBAL, name).map(str::to_owned).collect(),
+    }
+}
+
+/// The name at Hugging Face of the tensor `name` of a GGUF file, or `None` (`rope_freqs.weight` is GGUF's own).
+pub fn hugging_face_name(name: &str) -> Option<String> {
+    let of =
+        |table: &[(&str, &'static str)], name: &str| table.iter().find(|(gguf, _)| *gguf == name).map(|(_, hf)| *hf);
+    match layer(name, "blk.") {
+        Some((index, rest)) => of(&LAYER, rest).map(|name| format!("layers.{index}.{name}")),
+        None => of(&GLOBAL, name).map(str::to_owned),
+    }
+}
+
+/// The names of the gate and up projections that together are `name`, where a file has them apart.
+pub(super) fn split_gate_up(name: &str) -> Option<(String, String)> {
+    let (index, _) = layer(name, "layers.").filter(|(_, rest)| *rest == GATE_UP_HF)?;
+    Some((format!("blk.{index}.ffn_gate_exps.weight"), format!("blk.{index}.ffn_up_exps.weight")))
+}
+
+fn with<'a>(table: &'a [(&'static str, &'static str)], name: &'a str) -> impl Iterator<Item = &'static str> {
+    table.iter().filter(move |(_, hf)| *hf == name).map(|(gguf, _)| *gguf)
+}
+
+/// Splits `{prefix}{index}.{rest}`. The index is spelled one way only, so that no two names mean one tensor.
+fn layer<'a>(name: &'a str, prefix: &str) -> Option<(u32, &'a str)> {
+    let (digits, rest) = name.strip_prefix(prefix)?.split_once('.')?;
+    let index: u32 = digits.parse().ok()?;
+    (index.to_string() == digits).then_some((index, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_go_there_and_back() {
+        for (gguf, hf) in GLOBAL {
+            assert_eq!(hugging_face_name(gguf).as_deref(), Some(hf));
+            assert!(gguf_names(hf).iter().any(|name| name == gguf));
+        }
+        for (gguf, hf) in LAYER {
+            let (gguf, hf) = (format!("blk.17.{gguf}"), format!("layers.17.{hf}"));
+            assert_eq!(hugging_face_name(&gguf).as_ref(), Some(&hf));
+            assert_eq!(gguf_names(&hf), [gguf]);
+        }
+        assert_eq!(gguf_names("pre_projection.weight"), ["nextn.pre_projection.weight", "mtp.pre_projection.weight"]);
+        for stranger in ["rope_freqs.weight", "blk.01.attn_q.weight", "blk.+1.attn_q.weight", "blk.1", "blk..x", ""] {
+            assert_eq!(hugging_face_name(stranger), None, "{stranger}");
+        }
+        assert!(gguf_names("layers.3.attn_q.weight").is_empty());
+        assert_eq!(
+            split_gate_up("layers.3.experts.gate_up_proj").map(|(gate, _)| gate).as_deref(),
+            Some("blk.3.ffn_gate_exps.weight")
+        );
+        assert_eq!(split_gate_up("layers.3.experts.down_proj"), None);
+    }
+}

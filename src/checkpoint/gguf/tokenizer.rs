@@ -1,0 +1,239 @@
+//! The tokenizer that a GGUF file's metadata describe.
+//!
+//! Gemma 4's is BPE over whole texts: spaces become `▁`, nothing is split beforehand, bytes stand in for characters that
+//! no token has. Files say `gemma4` and list the merges; some say `llama`, with merges or with scores only, from which
+//! the merges follow.
+
+use tokenizers::decoders::sequence::Sequence;
+use tokenizers::decoders::{DecoderWrapper, byte_fallback::ByteFallback, fuse::Fuse, strip::Strip};
+use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::normalizers::{NormalizerWrapper, Prepend, Replace, Sequence as Normalizers};
+use tokenizers::processors::template::TemplateProcessing;
+use tokenizers::{AddedToken, Tokenizer};
+
+use super::keys::Keys;
+use super::{Array, Gguf, Value, ValueType};
+use crate::Result;
+
+const MODEL: &str = "tokenizer.ggml.model";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const TYPES: &str = "tokenizer.ggml.token_type";
+const MERGES: &str = "tokenizer.ggml.merges";
+const SCORES: &str = "tokenizer.ggml.scores";
+
+/// Stands for a space inside tokens.
+const SPACE: &str = "\u{2581}";
+
+/// Scores give merges by trying every split of every token; the longest of Gemma's have some 100 bytes.
+const MAX_SCORED_TOKEN: usize = 1024;
+
+/// What `token_type` says of a token, as far as it matters here.
+const NORMAL: u64 = 1;
+const UNKNOWN: u64 = 2;
+const CONTROL: u64 = 3;
+const USER_DEFINED: u64 = 4;
+const UNUSED: u64 = 5;
+
+/// The tokenizer, or `None` if the file has none.
+///
+/// # Errors
+/// If it is of a kind that Gemma 4 does not use, or its lists do not fit together.
+pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
+    let keys = Keys::new(gguf, "");
+    let Some(model) = keys.optional_str(MODEL)? else { return Ok(None) };
+    if !["gemma4", "llama"].contains(&model) {
+        let problem = format!("{model:?} is not implemented; Gemma 4's is gemma4 or llama, give a tokenizer.json");
+        return Err(keys.error(MODEL, problem));
+    }
+    if keys.optional_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false) {
+        return Err(keys.error("tokenizer.ggml.add_eos_token", "is true, which is not implemented; Gemma 4 adds none"));
+    }
+    let tokens = tokens(&keys)?;
+    let kinds = kinds(&keys, tokens.len())?;
+    let vocabulary: Vocab = tokens.iter().zip(0..).map(|(token, id)| ((*token).to_owned(), id)).collect();
+    if vocabulary.len() < tokens.len() {
+        return Err(keys.error(TOKENS, repeated(&tokens, &vocabulary)));
+    }
+    let merges = match keys.value(MERGES) {
+        Some(_) => listed_merges(&keys, &tokens)?,
+        None if model == "llama" => scored_merges(&keys, &tokens, &kinds, &vocabulary)?,
+        None => return Err(keys.missing(MERGES)),
+    };
+    let token = |id: u32, key: &str| {
+        let outside = || keys.error(key, format!("is {id}, but there are {} tokens", tokens.len()));
+        tokens.get(id as usize).copied().ok_or_else(outside)
+    };
+    let mut bpe = BPE::builder().vocab_and_merges(vocabulary, merges).fuse_unk(true).byte_fallback(true);
+    let unknown = match keys.optional_token_id("tokenizer.ggml.unknown_token_id")? {
+        Some(id) => Some(token(id, "tokenizer.ggml.unknown_token_id")?),
+        None => kinds.iter().position(|kind| *kind == UNKNOWN).and_then(|id| tokens.get(id).copied()),
+    };
+    if let Some(unknown) = unknown {
+        bpe = bpe.unk_token(unknown.to_owned());
+    }
+    let failed = |key: &'static str| {
+        move |e: Box<dyn std::error::Error + Send + Sync>| {
+            let text = e.to_string().lines().collect::<Vec<_>>().join(" ");
+            gguf.key_error(key, format!("makes no tokenizer ({text}); convert the checkpoint again"))
+        }
+    };
+    let mut tokenizer = Tokenizer::new(bpe.build().map_err(failed(MERGES))?);
+
+    let prefix = keys.optional_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(false);
+    let to_tokens: NormalizerWrapper = Replace::new(" ", SPACE).map_err(failed(MODEL))?.into();
+    let normalizer = match prefix {
+        true => Normalizers::new(vec![Prepend::new(SPACE.into()).into(), to_tokens]).into(),
+        false => to_tokens,
+    };
+    tokenizer.with_normalizer(Some(normalizer)).map_err(failed(MODEL))?;
+    let to_text: DecoderWrapper = Replace::new(SPACE, " ").map_err(failed(MODEL))?.into();
+    let mut decoders = vec![to_text, ByteFallback::new().into(), Fuse::new().into()];
+    if prefix {
+        decoders.push(Strip::new(' ', 1, 0).into());
+    }
+    tokenizer.with_decoder(Some(Sequence::new(decoders)));
+
+    // llama.cpp begins every text of such a tokenizer with BOS, whatever the file says: so does Gemma's own.
+    let add_bos = model == "gemma4" || keys.optional_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(true);
+    if add_bos && let Some(id) = keys.optional_token_id("tokenizer.ggml.bos_token_id")? {
+        let bos = token(id, "tokenizer.ggml.bos_token_id")?;
+        let template = template(bos, id).map_err(failed("tokenizer.ggml.bos_token_id"))?;
+        tokenizer.with_post_processor(Some(template));
+    }
+
+    let of_kind = |wanted: &'static [u64]| {
+        tokens
+            .iter()
+            .zip(&kinds)
+            .filter(move |(token, kind)| wanted.contains(kind) && !token.is_empty())
+            .map(|(token, _)| *token)
+    };
+    // Both are found in the text as it is given; a special one is left out of decoded text.
+    let special = of_kind(&[UNKNOWN, CONTROL]).map(|token| AddedToken::from(token, true).normalized(false));
+    tokenizer.add_special_tokens(special).map_err(failed(TYPES))?;
+    let visible = of_kind(&[USER_DEFINED]).map(|token| AddedToken::from(token, false).normalized(false));
+    tokenizer.add_tokens(visible).map_err(failed(TYPES))?;
+    Ok(Some(tokenizer))
+}
+
+/// Puts the token `bos` before a text.
+fn template(bos: &str, id: u32) -> tokenizers::Result<TemplateProcessing> {
+    let mut template = TemplateProcessing::builder();
+    template.try_single(vec![bos, "$A"])?.try_pair(vec![bos, "$A", bos, "$B"])?.special_tokens(vec![(bos, id)]);
+    Ok(template.build()?)
+}
+
+/// Checks id by id that a tokenizer from elsewhere (a tokenizer.json) has the tokens of this file.
+///
+/// # Errors
+/// If one differs, or the file lists none.
+pub fn check_tokenizer(gguf: &Gguf, other: &Tokenizer) -> Result<()> {
+    let keys = Keys::new(gguf, "");
+    let tokens = tokens(&keys)?;
+    let kinds = kinds(&keys, tokens.len())?;
+    let differs = |id: usize, other: Option<&str>| {
+        let (token, remedy) = (tokens.get(id), "use the tokenizer that came with the checkpoint");
+        Err(keys.error(TOKENS, format!("id {id} is {token:?} here, {other:?} in the tokenizer.json; {remedy}")))
+    };
+    for (id, (token, kind)) in tokens.iter().zip(&kinds).enumerate() {
+        match other.id_to_token(id as u32) {
+            // Converters fill the gaps of a vocabulary with names of their own.
+            None if *kind == UNUSED => {}
+            Some(found) if same(token, &found) => {}
+            found => return differs(id, found.as_deref()),
+        }
+    }
+    let vocabulary = other.get_vocab(true);
+    match vocabulary.iter().find(|(_, id)| **id as usize >= tokens.len()) {
+        Some((token, id)) => differs(*id as usize, Some(token)),
+        None => Ok(()),
+    }
+}
+
+/// Converters write the spaces of user-defined tokens as spaces, which tokenizer.json spells `▁`.
+fn same(a: &str, b: &str) -> bool {
+    a == b || a.replace(SPACE, " ") == b.replace(SPACE, " ")
+}
+
+fn tokens<'a>(keys: &Keys<'a>) -> Result<Vec<&'a str>> {
+    let array = array(keys, TOKENS, ValueType::String)?.ok_or_else(|| keys.missing(TOKENS))?;
+    if array.is_empty() || array.len() >= 1 << 31 {
+        return Err(keys.error(TOKENS, format!("has {} tokens", array.len())));
+    }
+    if let Some(table) = keys.gguf().info("token_embd.weight").filter(|table| table.shape()[0] < array.len()) {
+        let problem = format!("has {} tokens, but token_embd.weight only {} rows", array.len(), table.shape()[0]);
+        return Err(keys.error(TOKENS, format!("{problem}; convert the checkpoint again")));
+    }
+    Ok(array.strings().into_iter().flatten().collect())
+}
+
+fn kinds(keys: &Keys<'_>, tokens: usize) -> Result<Vec<u64>> {
+    let array = keys.value(TYPES).and_then(|value| value.as_array()).ok_or_else(|| keys.missing(TYPES))?;
+    let kinds: Option<Vec<u64>> =
+        (array.len() == tokens).then(|| array.iter().map(|kind| kind.as_u64()).collect()).flatten();
+    kinds.ok_or_else(|| keys.error(TYPES, format!("is {array:?}, must be {tokens} integers, one for each token")))
+}
+
+fn array<'a>(keys: &Keys<'a>, key: &str, element: ValueType) -> Result<Option<Array<'a>>> {
+    let Some(value) = keys.value(key) else { return Ok(None) };
+    match value.as_array().filter(|array| array.element() == element) {
+        Some(array) => Ok(Some(array)),
+        None => Err(keys.error(key, format!("is {value:?}, must be an array of {element:?}"))),
+    }
+}
+
+fn repeated(tokens: &[&str], vocabulary: &Vocab) -> String {
+    // The vocabulary has the last id of each token.
+    let twice = tokens.iter().zip(0..).find_map(|(token, id)| {
+        let last = vocabulary.get(*token).copied().filter(|last| *last != id)?;
+        Some(format!("ids {id} and {last} are both {token:?}; convert the checkpoint again"))
+    });
+    twice.unwrap_or_else(|| "has a token twice; convert the checkpoint again".into())
+}
+
+/// The merges of the file, `left right` each, best first.
+fn listed_merges(keys: &Keys<'_>, tokens: &[&str]) -> Result<Merges> {
+    let array = array(keys, MERGES, ValueType::String)?.ok_or_else(|| keys.missing(MERGES))?;
+    let longest = tokens.iter().map(|token| token.len()).max().unwrap_or(0);
+    let strings = array.strings().into_iter().flatten().enumerate();
+    let pair = |(i, merge): (usize, &str)| {
+        // The builder of `tokenizers` panics on a merge that is longer than any token.
+        let pair = merge
+            .split_once(' ')
+            .filter(|(left, right)| !left.is_empty() && !right.is_empty() && left.len() + right.len() <= longest);
+        let problem = || keys.error(MERGES, format!("entry {i} is no pair of tokens; convert the checkpoint again"));
+        pair.map(|(left, right)| (left.to_owned(), right.to_owned())).ok_or_else(problem)
+    };
+    strings.map(pair).collect()
+}
+
+/// The merges that a list of scores implies: every way to make a token of two others, tokens of high score first.
+/// (SentencePiece merges the neighbours that make the token of the highest score.)
+fn scored_merges(keys: &Keys<'_>, tokens: &[&str], kinds: &[u64], vocabulary: &Vocab) -> Result<Merges> {
+    let array = array(keys, SCORES, ValueType::F32)?.ok_or_else(|| keys.missing(SCORES))?;
+    let scores: Vec<f32> =
+        array.iter().filter_map(|score| if let Value::F32(score) = score { Some(score) } else { None }).collect();
+    if scores.len() != tokens.len() {
+        return Err(keys.error(SCORES, format!("has {} entries for {} tokens", scores.len(), tokens.len())));
+    }
+    let mut splits = Vec::new();
+    for (id, token) in tokens.iter().enumerate() {
+        if ![NORMAL, USER_DEFINED].contains(&kinds[id]) {
+            continue;
+        }
+        if token.len() > MAX_SCORED_TOKEN {
+            return Err(
+                keys.error(TOKENS, format!("token {id} is {} bytes long; convert the checkpoint again", token.len()))
+            );
+        }
+        for (at, _) in token.char_indices().skip(1) {
+            let (left, right) = token.split_at(at);
+            if let (Some(left), Some(right)) = (vocabulary.get(left), vocabulary.get(right)) {
+                splits.push((id, *left, *right));
+            }
+        }
+    }
+    splits.sort_by(|a, b| scores[b.0].total_cmp(&scores[a.0]).then(a.cmp(b)));
+    let token = |id: u32| tokens[id as usize].to_owned();
+    Ok(splits.into_iter().map(|(_, left, right)| (token(left), token(right))).collect())
+}

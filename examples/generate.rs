@@ -2,15 +2,19 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
 
-use anyhow::{Context, Result};
-use clap::{Parser, ValueEnum};
+use anyhow::Result;
+use clap::Parser;
 use foretoken::chat::{Message, Role, Thinking};
+use foretoken::kv::KvOptions;
 use foretoken::speculative::DraftSampling;
 use foretoken::{
     ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Sampling, SessionOptions,
-    Speculation, Statistics, Stop,
+    Speculation, Stop, WeightType, hub,
 };
+use indicatif::{ProgressBar, ProgressStyle};
 
 /// Generate text with a Gemma 4 and its assistant.
 ///
@@ -21,13 +25,17 @@ use foretoken::{
 #[command(version)]
 struct Args {
     /// The text to continue (with --chat: the user's message).
-    prompt: Option<String>,
-    /// Directory of the target's checkpoint, or its name on the Hugging Face Hub.
+    #[arg(default_value = "/// Returns the largest element of the slice, or `None` if it is empty.\n")]
+    prompt: String,
+    /// The target's checkpoint: a directory, a GGUF file, or a name on the Hugging Face Hub.
     #[arg(long)]
     model: Option<PathBuf>,
-    /// Directory of the assistant's checkpoint, or its name on the Hub.
+    /// The assistant's checkpoint, likewise.
     #[arg(long)]
     assistant: Option<PathBuf>,
+    /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...
+    #[arg(long, value_name = "TYPE")]
+    quantize: Option<WeightType>,
     /// One token per pass of the target.
     #[arg(long)]
     no_speculation: bool,
@@ -55,12 +63,12 @@ struct Args {
     /// Seed of the draws.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Type of the cached keys.
+    /// Type of the cached keys: f32, f16, bf16.
     #[arg(long, value_name = "T", default_value = "f16")]
-    cache_type_k: CacheType,
-    /// Type of the cached values.
+    cache_type_k: ElementType,
+    /// Type of the cached values: f32, f16, bf16.
     #[arg(long, value_name = "T", default_value = "f16")]
-    cache_type_v: CacheType,
+    cache_type_v: ElementType,
     /// Positions that fit the cache; by default, what the model was made for.
     #[arg(long, value_name = "N")]
     context: Option<usize>,
@@ -90,109 +98,35 @@ struct Args {
     json: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum CacheType {
-    F32,
-    F16,
-    Bf16,
-}
-
 fn main() -> Result<()> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(log_filter()).init();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
     let args = Args::parse();
-    let demo = |part: &str| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo/")).join(part);
-    let assistant = match (&args.assistant, &args.model) {
-        (Some(assistant), _) => Some(assistant.clone()),
-        (None, None) => Some(demo("assistant")),
-        (None, Some(_)) => None,
-    };
-    let options = EngineOptions {
-        assistant: assistant.map(|path| foretoken::hub::resolve(&path)).transpose()?,
-        threads: args.threads,
-        ..EngineOptions::new(foretoken::hub::resolve(args.model.as_deref().unwrap_or(&demo("target")))?)
-    };
-    let start = std::time::Instant::now();
-    let engine = Engine::load(&options)?;
+    let start = Instant::now();
+    let engine = Engine::load(&engine_options(&args)?)?;
     let load_seconds = start.elapsed().as_secs_f64();
 
     let prompt = prompt(&args, &engine)?;
-    let mut session = engine.session(&session_options(&args))?;
+    let mut session = engine.session(&SessionOptions {
+        kv: KvOptions {
+            key: args.cache_type_k,
+            value: args.cache_type_v,
+            max_context: args.context,
+            ..KvOptions::default()
+        },
+    })?;
     let mut generation = session.generate(&prompt, &generate_options(&args))?;
-    let (mut text, mut tokens) = (String::new(), Vec::new());
+    let (mut text, mut tokens, mut out) = (String::new(), Vec::new(), std::io::stdout().lock());
     for piece in generation.by_ref() {
         let piece = piece?;
         if !args.json {
-            print!("{}", piece.text);
-            std::io::stdout().flush()?;
+            write!(out, "{}", piece.text)?;
+            out.flush()?;
         }
         text += &piece.text;
         tokens.extend(piece.tokens);
     }
-    let statistics = generation.statistics().clone();
+    let s = generation.statistics().clone();
     drop(generation);
-    report(&args, &session, &statistics, load_seconds, text, tokens)
-}
-
-fn log_filter() -> tracing_subscriber::EnvFilter {
-    tracing_subscriber::EnvFilter::builder().with_default_directive(tracing::Level::WARN.into()).from_env_lossy()
-}
-
-fn prompt(args: &Args, engine: &Engine) -> Result<Vec<u32>> {
-    if let Some(ids) = &args.prompt_ids {
-        return Ok(ids.clone());
-    }
-    let text =
-        args.prompt.as_deref().unwrap_or("/// Returns the largest element of the slice, or `None` if it is empty.\n");
-    if !args.chat {
-        return Ok(engine.tokenizer()?.encode(text)?);
-    }
-    let system = args.system.iter().map(|content| Message { role: Role::System, content: content.clone() });
-    let user = Message { role: Role::User, content: text.to_owned() };
-    let thinking = if args.think { Thinking::On } else { Thinking::Off };
-    Ok(engine.encode_chat(&system.chain([user]).collect::<Vec<_>>(), thinking)?)
-}
-
-fn session_options(args: &Args) -> SessionOptions {
-    let element = |of: CacheType| match of {
-        CacheType::F32 => ElementType::F32,
-        CacheType::F16 => ElementType::F16,
-        CacheType::Bf16 => ElementType::Bf16,
-    };
-    let mut options = SessionOptions::default();
-    options.kv.key = element(args.cache_type_k);
-    options.kv.value = element(args.cache_type_v);
-    options.kv.max_context = args.context;
-    options
-}
-
-fn generate_options(args: &Args) -> GenerateOptions {
-    let drafts = if args.sample_drafts { DraftSampling::Sampled } else { DraftSampling::Greedy };
-    let mtp = |block_size| Speculation::Mtp(MtpOptions { block_size, drafts });
-    let speculation = match (args.no_speculation, args.draft_block_size) {
-        (true, _) => Speculation::Off,
-        (false, Some(block_size)) => mtp(block_size),
-        (false, None) if args.sample_drafts => mtp(MtpOptions::default().block_size),
-        (false, None) => Speculation::WherePossible,
-    };
-    let end_of_generation = if args.ignore_eos { EndOfGeneration::Ignored } else { EndOfGeneration::Stops };
-    GenerateOptions {
-        max_tokens: args.max_tokens,
-        sampling: Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, min_p: args.min_p },
-        seed: args.seed,
-        speculation,
-        stop: Stop { end_of_generation, tokens: Vec::new(), strings: args.stop.clone() },
-    }
-}
-
-/// Statistics on stderr; with --json, everything on the last line of stdout.
-fn report(
-    args: &Args,
-    session: &foretoken::Session,
-    s: &Statistics,
-    load_seconds: f64,
-    text: String,
-    tokens: Vec<u32>,
-) -> Result<()> {
     let kv = session.kv();
     eprintln!(
         "\n{} tokens at {:.1} tokens/s after {} at {:.1} tokens/s; {} rounds, {:.2} tokens per round, {:.0} % of {} drafts \
@@ -225,11 +159,61 @@ fn report(
             "kv_bytes_per_token": kv.bytes_per_token(),
             "peak_rss_bytes": peak_rss_bytes(),
         });
-        println!("{}", serde_json::to_string(&report).context("the report")?);
+        writeln!(out, "{report}")?;
     } else {
-        println!();
+        writeln!(out)?;
     }
     Ok(())
+}
+
+/// What to load; with no model named, the demo pair.
+fn engine_options(args: &Args) -> Result<EngineOptions> {
+    let demo = |part: &str| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo/")).join(part);
+    let assistant = args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant")));
+    let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {eta}")?);
+    Ok(EngineOptions {
+        assistant: assistant.map(|path| hub::resolve(&path)).transpose()?,
+        threads: args.threads,
+        quantize: args.quantize,
+        progress: Some(Arc::new(move |progress| {
+            bar.set_length(progress.total);
+            bar.set_position(progress.loaded);
+        })),
+        ..EngineOptions::new(hub::resolve(&args.model.clone().unwrap_or_else(|| demo("target")))?)
+    })
+}
+
+fn prompt(args: &Args, engine: &Engine) -> Result<Vec<u32>> {
+    if let Some(ids) = &args.prompt_ids {
+        return Ok(ids.clone());
+    }
+    if !args.chat {
+        return Ok(engine.tokenizer()?.encode(&args.prompt)?);
+    }
+    let system = args.system.iter().map(|content| Message { role: Role::System, content: content.clone() });
+    let user = Message { role: Role::User, content: args.prompt.clone() };
+    let thinking = if args.think { Thinking::On } else { Thinking::Off };
+    Ok(engine.encode_chat(&system.chain([user]).collect::<Vec<_>>(), thinking)?)
+}
+
+fn generate_options(args: &Args) -> GenerateOptions {
+    let drafts = if args.sample_drafts { DraftSampling::Sampled } else { DraftSampling::Greedy };
+    let mtp = |block_size| Speculation::Mtp(MtpOptions { block_size, drafts });
+    let speculation = match (args.no_speculation, args.draft_block_size) {
+        (true, _) => Speculation::Off,
+        (false, Some(block_size)) => mtp(block_size),
+        (false, None) if args.sample_drafts => mtp(MtpOptions::default().block_size),
+        (false, None) => Speculation::WherePossible,
+    };
+    let end_of_generation = if args.ignore_eos { EndOfGeneration::Ignored } else { EndOfGeneration::Stops };
+    let Args { temperature, top_k, top_p, min_p, .. } = *args;
+    GenerateOptions {
+        max_tokens: args.max_tokens,
+        sampling: Sampling { temperature, top_k, top_p, min_p },
+        seed: args.seed,
+        speculation,
+        stop: Stop { end_of_generation, tokens: Vec::new(), strings: args.stop.clone() },
+    }
 }
 
 /// The most memory that the process has held, where the system tells.

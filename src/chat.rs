@@ -81,13 +81,13 @@ impl ChatTemplate {
     /// If it does not compile.
     pub fn new(source: String, bos: String, eos: String) -> Result<Self> {
         let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(Error::template)?;
         environment.set_syntax(syntax);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", |message: String| -> Result<Value, TemplateError> {
             Err(TemplateError::new(ErrorKind::InvalidOperation, message))
         });
-        environment.add_template_owned(NAME, source)?;
+        environment.add_template_owned(NAME, source).map_err(Error::template)?;
         Ok(Self { environment, bos, eos })
     }
 
@@ -96,13 +96,15 @@ impl ChatTemplate {
     /// # Errors
     /// If the template refuses the messages.
     pub fn render(&self, messages: &[Message], thinking: Thinking) -> Result<String> {
-        Ok(self.environment.get_template(NAME)?.render(context! {
+        let template = self.environment.get_template(NAME).map_err(Error::template)?;
+        let rendered = template.render(context! {
             messages => Serde(messages),
             add_generation_prompt => true,
             enable_thinking => thinking == Thinking::On,
             bos_token => self.bos.as_str(),
             eos_token => self.eos.as_str(),
-        })?)
+        });
+        rendered.map_err(Error::template)
     }
 }
 

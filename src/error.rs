@@ -10,12 +10,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A file could not be opened, mapped or read.
-    #[error("{}: {source}{}", path.display(), hint(source))]
+    #[error("{}: {cause}{}", path.display(), hint(cause))]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
-        source: std::io::Error,
+        /// What the operating system said. Not an error source in `std`'s sense: the message has it already, and a report
+        /// that follows sources would say it twice.
+        cause: std::io::Error,
     },
     /// A file is not what its name promises.
     #[error("{}: {problem}", path.display())]
@@ -67,7 +68,7 @@ pub enum Error {
     Tokenizer(String),
     /// A chat template that does not compile or refuses the messages.
     #[error("chat template: {0}")]
-    Template(#[from] minijinja::Error),
+    Template(String),
     /// A tensor operation failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
@@ -75,7 +76,12 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn io(path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Self {
-        move |source| Error::Io { path: path.as_ref().to_owned(), source }
+        move |cause| Error::Io { path: path.as_ref().to_owned(), cause }
+    }
+
+    pub(crate) fn template(error: minijinja::Error) -> Self {
+        // The detail says where; the chain below it has no more.
+        Error::Template(error.to_string().lines().collect::<Vec<_>>().join(" "))
     }
 
     pub(crate) fn file(path: impl AsRef<Path>, problem: impl Into<String>) -> Self {
@@ -83,8 +89,8 @@ impl Error {
     }
 }
 
-fn hint(source: &std::io::Error) -> &'static str {
-    match source.kind() {
+fn hint(cause: &std::io::Error) -> &'static str {
+    match cause.kind() {
         std::io::ErrorKind::NotFound => "; check the path, or download the checkpoint there",
         std::io::ErrorKind::IsADirectory => "; a file is expected here",
         _ => "",

@@ -8,7 +8,7 @@ use crate::Result;
 use crate::options::{EndOfGeneration, GenerateOptions, Stop};
 use crate::sampler::Sampler;
 use crate::session::{Session, Statistics};
-use crate::speculative::{DraftSampling, Speculator};
+use crate::speculative::{DraftSampling, Frontier, Speculator};
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 
 /// What one round wrote.
@@ -42,7 +42,7 @@ pub struct Generation<'s> {
     drafts: DraftSampling,
     left: usize,
     text: TextEnd,
-    first: Option<u32>,
+    first: Option<Frontier>, // not handed out yet, and so not yet the session's
     finish: Option<Finish>,
     statistics: Statistics,
 }
@@ -55,9 +55,9 @@ impl<'s> Generation<'s> {
         options: &GenerateOptions,
         (block_size, drafts): (usize, DraftSampling),
         (prompt_tokens, prefill): (usize, Duration),
+        first: Frontier,
     ) -> Result<Self> {
         let text = TextEnd::new(&options.stop, session.engine.end_of_generation());
-        let first = session.frontier.as_ref().map(|frontier| frontier.last);
         let statistics = Statistics {
             generations: 1,
             prompt_tokens,
@@ -68,7 +68,7 @@ impl<'s> Generation<'s> {
         };
         let finish = (options.max_tokens == 0).then_some(Finish::Length);
         let (num_drafts, left) = (block_size - 1, options.max_tokens);
-        Ok(Self { session, sampler, rng, num_drafts, drafts, left, text, first, finish, statistics })
+        Ok(Self { session, sampler, rng, num_drafts, drafts, left, text, first: Some(first), finish, statistics })
     }
 
     /// Counts and times so far.
@@ -86,8 +86,10 @@ impl<'s> Generation<'s> {
         let tokenizer = engine.parts.tokenizer.as_ref();
         let tokens = match self.first.take() {
             Some(first) => {
-                self.text.push(tokenizer, first)?;
-                vec![first]
+                self.text.push(tokenizer, first.last)?;
+                let tokens = vec![first.last];
+                self.session.frontier = Some(first);
+                tokens
             }
             None => {
                 let Some(frontier) = self.session.frontier.as_mut() else { return Ok(Piece::default()) };

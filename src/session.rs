@@ -56,10 +56,9 @@ impl Session {
         let mut rng = StdRng::seed_from_u64(options.seed);
         let start = Instant::now();
         let engine = self.engine.clone();
-        let frontier = engine.parts.pool.install(|| self.prefill(prompt, &sampler, &mut rng))?;
+        let first = engine.parts.pool.install(|| self.prefill(prompt, &sampler, &mut rng))?;
         let prefill = start.elapsed();
-        self.frontier = Some(frontier);
-        Generation::new(self, sampler, rng, options, (block_size, drafts), (prompt.len(), prefill))
+        Generation::new(self, sampler, rng, options, (block_size, drafts), (prompt.len(), prefill), first)
     }
 
     /// Runs the target over the prompt, in chunks, and draws the first token after it.

@@ -77,7 +77,7 @@ fn one_line(error: &(dyn std::error::Error + Send + Sync)) -> String {
 #[derive(Default)]
 pub struct StreamDecoder {
     context: Vec<u32>, // the tokens last decoded together, kept because spaces depend on the neighbour before
-    context_text: usize, // bytes of text that they gave
+    context_text: String, // their text
     held: Vec<u32>,    // tokens whose text is not complete yet
 }
 
@@ -112,9 +112,14 @@ impl StreamDecoder {
     }
 
     fn take(&mut self, tokenizer: &Tokenizer, text: String) -> Result<String> {
-        let new = text.get(self.context_text..).unwrap_or_default().to_owned();
+        // A run of bytes is decoded as a whole: behind an invalid one, characters that are out would read differently.
+        // They stay as they are, and only what is new is replaced.
+        let new = match text.strip_prefix(&self.context_text) {
+            Some(new) => new.to_owned(),
+            None => tokenizer.decode(&self.held)?,
+        };
         self.context = std::mem::take(&mut self.held);
-        self.context_text = tokenizer.decode(&self.context)?.len();
+        self.context_text = tokenizer.decode(&self.context)?;
         Ok(new)
     }
 }

@@ -23,6 +23,19 @@ impl ElementType {
     }
 }
 
+impl std::str::FromStr for ElementType {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name.to_ascii_lowercase().as_str() {
+            "f32" => Ok(ElementType::F32),
+            "f16" => Ok(ElementType::F16),
+            "bf16" => Ok(ElementType::Bf16),
+            _ => Err(format!("{name:?} is unknown; f32, f16 and bf16 are")),
+        }
+    }
+}
+
 /// A borrowed run of elements of one of the [`ElementType`]s.
 #[derive(Clone, Copy, Debug)]
 pub enum Elements<'a> {

@@ -1,6 +1,7 @@
 //! The MTP drafter: a small model that reads the target's K and V and the target's last hidden state.
 
-use candle_core::{Module, Tensor};
+use candle_core::Tensor;
+use candle_nn::Module;
 
 use super::centroids::CentroidHead;
 use super::config::{AssistantConfig, AttentionType, TextConfig};

@@ -1,6 +1,7 @@
 //! Self-attention: QK-norm, weightless V-norm, scale 1, grouped queries.
 
-use candle_core::{Module, Tensor};
+use candle_core::Tensor;
+use candle_nn::Module;
 
 use super::config::{AttentionType, LayerConfig, TextConfig};
 use super::rope::PassAngles;

@@ -1,6 +1,7 @@
 //! The centroid head: tokens are grouped under centroids, and only the groups that fit the state best are scored.
 
-use candle_core::{Module, Tensor};
+use candle_core::Tensor;
+use candle_nn::Module;
 use foretoken_kernels::{Isa, vocabulary};
 
 use super::config::{AssistantConfig, CentroidConfig};

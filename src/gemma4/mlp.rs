@@ -1,6 +1,7 @@
 //! The gated MLP.
 
-use candle_core::{Module, Tensor};
+use candle_core::Tensor;
+use candle_nn::Module;
 
 use crate::Result;
 use crate::checkpoint::Loader;

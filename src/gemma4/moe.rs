@@ -1,6 +1,7 @@
 //! The mixture of experts that runs beside the dense MLP.
 
-use candle_core::{Module, Tensor};
+use candle_core::Tensor;
+use candle_nn::Module;
 use foretoken_kernels::{Isa, activation, vocabulary};
 
 use super::config::{MoeConfig, TextConfig};

@@ -1,6 +1,7 @@
 //! Per-layer embeddings: a second, narrow input to every layer, from its own table and from the first layer's input.
 
-use candle_core::{Module, Tensor};
+use candle_core::Tensor;
+use candle_nn::Module;
 use foretoken_kernels::Isa;
 
 use super::config::TextConfig;

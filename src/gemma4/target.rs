@@ -1,6 +1,7 @@
 //! The model whose text is wanted.
 
-use candle_core::{Module, Tensor};
+use candle_core::Tensor;
+use candle_nn::Module;
 use foretoken_kernels::{ElementType, Isa};
 use half::{bf16, f16};
 

@@ -88,7 +88,7 @@ impl KvCache {
         let stores = layout.stores.iter().map(|layout| {
             // A ring needs the window of the oldest query and the rows of one round; whole pages keep page boundaries
             // fixed in the sequence.
-            let pages = layout.window.map(|window| (window - 1 + options.max_round_rows).div_ceil(PAGE));
+            let pages = layout.window.map(|window| (window - 1).saturating_add(options.max_round_rows).div_ceil(PAGE));
             Store {
                 keys: Rows::new(options.key, layout.num_kv_heads, layout.head_dim, pages),
                 values: Rows::new(options.value, layout.num_kv_heads, layout.head_dim, pages),

@@ -2,7 +2,8 @@
 
 use std::cell::OnceCell;
 
-use candle_core::{Module, Tensor};
+use candle_core::Tensor;
+use candle_nn::Module;
 use foretoken_kernels::quant::{self, ActivationType, Activations};
 use foretoken_kernels::{ColumnsMut, Isa, matmul::matmul};
 use rayon::prelude::*;

@@ -134,3 +134,13 @@ impl WeightType {
         }
     }
 }
+
+impl std::str::FromStr for WeightType {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|weight_type| weight_type.name().eq_ignore_ascii_case(name));
+        let known = || Self::ALL.map(|weight_type| weight_type.name().to_ascii_lowercase()).join(", ");
+        found.ok_or_else(|| format!("{name:?} is unknown; {} are", known()))
+    }
+}

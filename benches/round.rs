@@ -1,0 +1,56 @@
+//! A decode step and a speculative round on the demo pair: `cargo bench --bench round`.
+
+use std::path::Path;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use foretoken::gemma4::Wanted;
+use foretoken::kv::{KvCache, KvOptions};
+use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation};
+
+fn engine() -> Engine {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+    let options = EngineOptions::new(models.join("target")).with_assistant(models.join("assistant"));
+    Engine::load(&EngineOptions { threads: Some(1), ..options }).expect("the demo pair")
+}
+
+/// One pass of the target over 1 to 16 rows behind 256 committed positions; throughput is in bytes of weights.
+fn pass(criterion: &mut Criterion) {
+    let engine = engine();
+    let target = engine.target();
+    let ids: Vec<u32> = (0..256).map(|i| 300 + i * 13 % 3000).collect();
+    let mut kv = KvCache::new(target.kv_layout(), &KvOptions::default(), 8192, engine.isa()).expect("a cache");
+    engine.run(|| {
+        let mut round = kv.begin_round(ids.len()).expect("a round");
+        target.forward(&ids, &mut round, Wanted::Nothing).expect("a pass");
+        round.commit(ids.len());
+        let mut group = criterion.benchmark_group("pass");
+        group.throughput(Throughput::Bytes(target.step_cost().bytes as u64));
+        for rows in [1, 2, 4, 8, 16] {
+            group.bench_function(format!("{rows} rows"), |bencher| {
+                bencher.iter(|| {
+                    let mut round = kv.begin_round(rows).expect("a round");
+                    target.forward(&ids[..rows], &mut round, Wanted::All).expect("a pass")
+                })
+            });
+        }
+    });
+}
+
+/// 64 tokens with and without speculation.
+fn generation(criterion: &mut Criterion) {
+    let engine = engine();
+    let prompt = engine.tokenizer().and_then(|t| t.encode("impl Iterator for Counter {\n")).expect("a prompt");
+    let mut group = criterion.benchmark_group("64 tokens");
+    for (name, speculation) in [("off", Speculation::Off), ("mtp", Speculation::WherePossible)] {
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| {
+                let mut session = engine.session(&SessionOptions::default()).expect("a session");
+                let options = GenerateOptions { max_tokens: 64, speculation, ..GenerateOptions::default() };
+                session.generate(&prompt, &options).expect("a generation").map(|piece| piece.expect("a piece")).count()
+            })
+        });
+    }
+}
+
+criterion_group!(benches, pass, generation);
+criterion_main!(benches);

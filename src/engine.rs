@@ -1,12 +1,11 @@
 //! A loaded pair, ready to open sessions on.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use foretoken_kernels::Isa;
 
 use crate::chat::{ChatTemplate, Message, Thinking};
-use crate::checkpoint::{Checkpoint, Fields, LoadOptions};
+use crate::checkpoint::{Checkpoint, GenerationTokens, LoadOptions};
 use crate::gemma4::{Assistant, Target};
 use crate::options::{EngineOptions, SessionOptions};
 use crate::session::Session;
@@ -63,23 +62,16 @@ impl Engine {
             }
             None => None,
         };
-        let tokenizer = optional(&checkpoint.path().join("tokenizer.json"), |path| {
-            Tokenizer::read(path, target.config().vocab_size)
-        })?;
-        let generation = optional(&checkpoint.path().join("generation_config.json"), |path| Fields::read(path))?;
-        let mut end_of_generation = target.config().eos_token_ids.clone();
-        let mut suppressed = Vec::new();
-        if let Some(generation) = generation {
-            end_of_generation.extend(generation.token_ids("eos_token_id")?);
-            suppressed = generation.token_ids("suppress_tokens")?;
-        }
+        let tokenizer = checkpoint.tokenizer(target.config().vocab_size)?;
+        let GenerationTokens { end, suppressed } = checkpoint.generation_tokens()?;
+        let mut end_of_generation = [target.config().eos_token_ids.clone(), end].concat();
         if let Some(tokenizer) = &tokenizer {
             end_of_generation.extend(END_OF_GENERATION.iter().filter_map(|name| tokenizer.id(name)));
         }
         end_of_generation.sort_unstable();
         end_of_generation.dedup();
         tracing::info!(threads, isa = isa.name(), ?end_of_generation, "engine ready");
-        let chat = ChatTemplate::read(checkpoint.path())?;
+        let chat = checkpoint.chat_template()?;
         let parts = Parts { target, assistant, tokenizer, chat, end_of_generation, suppressed, pool, isa };
         Ok(Self { parts: Arc::new(parts) })
     }
@@ -141,11 +133,6 @@ impl Engine {
     pub fn threads(&self) -> usize {
         self.parts.pool.current_num_threads()
     }
-}
-
-/// Reads a file that a checkpoint may lack.
-fn optional<T>(path: &Path, read: impl FnOnce(&Path) -> Result<T>) -> Result<Option<T>> {
-    if path.exists() { read(path).map(Some) } else { Ok(None) }
 }
 
 /// Physical cores, as far as affinity and the control group's quota let the process use them. A second thread on a core

@@ -21,10 +21,17 @@ impl Tokenizer {
         }
         let inner = tokenizers::Tokenizer::from_file(path)
             .map_err(|e| Error::file(path, format!("is no tokenizer: {}", one_line(&*e))))?;
+        Self::new(inner, path, vocab_size)
+    }
+
+    /// Takes the tokenizer of the file `path`; its ids must be below `vocab_size`.
+    ///
+    /// # Errors
+    /// If an id is outside the model's vocabulary.
+    pub fn new(inner: tokenizers::Tokenizer, path: &Path, vocab_size: usize) -> Result<Self> {
         let vocabulary = inner.get_vocab(true);
-        if let Some((token, id)) =
-            vocabulary.iter().max_by_key(|(_, id)| **id).filter(|(_, id)| **id as usize >= vocab_size)
-        {
+        let last = vocabulary.iter().max_by_key(|(_, id)| **id);
+        if let Some((token, id)) = last.filter(|(_, id)| **id as usize >= vocab_size) {
             let problem = format!("token {token:?} has id {id}, but the model's vocabulary has {vocab_size} entries");
             return Err(Error::file(path, format!("{problem}; use the tokenizer that came with the checkpoint")));
         }

@@ -101,7 +101,7 @@ impl<'a> Loader<'a> {
     /// If it is missing or has another shape.
     pub fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<RawTensor> {
         let full = self.full(name);
-        let Some(tensor) = self.checkpoint.get(&full) else {
+        let Some(tensor) = self.checkpoint.get(&full)? else {
             return Err(self.error(name, "is missing; the checkpoint is incomplete or of another architecture"));
         };
         if tensor.shape != shape {
@@ -262,11 +262,21 @@ impl<'a> Loader<'a> {
         Error::Tensor { path, tensor: self.full(name), problem: problem.into() }
     }
 
+    /// Takes over what a loader of the same checkpoint, under another prefix, has taken.
+    pub fn absorb(&mut self, other: Self) {
+        self.taken.extend(other.taken);
+    }
+
     /// Ends the load: tensors that nothing asked for and `known` does not explain are logged, so that a checkpoint with
     /// something this library does not compute never passes in silence.
     pub fn finish(self, known: impl Fn(&str) -> bool) {
-        let names = self.checkpoint.names();
-        let strangers: Vec<_> = names.filter(|name| !self.taken.contains(*name) && !known(name)).collect();
+        let mut strangers = self.checkpoint.names();
+        // `rope_freqs` is GGUF's own; it was compared with the configuration.
+        let taken = |name: &String| {
+            // An assistant's tensors are asked for with the prefix that its safetensors have, and GGUF's names lack.
+            self.taken.contains(name) || self.taken.contains(&format!("model.{name}"))
+        };
+        strangers.retain(|name| !taken(name) && name != "rope_freqs.weight" && !known(name));
         if !strangers.is_empty() {
             let path = self.checkpoint.path().display();
             tracing::warn!(%path, tensors = ?strangers, "tensors that no module uses");

@@ -6,6 +6,7 @@ mod loader;
 mod safetensors;
 
 pub use fields::Fields;
+use gguf::{Gguf, GgufTensor};
 pub use loader::{LoadOptions, Loader, Progress, StepCost, TableUse};
 #[cfg(feature = "hub")]
 pub(crate) use safetensors::shards;
@@ -15,7 +16,10 @@ use std::path::{Path, PathBuf};
 use foretoken_kernels::ElementType;
 use foretoken_kernels::quant::WeightType;
 
+use crate::chat::ChatTemplate;
+use crate::gemma4::{AssistantConfig, TextConfig};
 use crate::nn::Bytes;
+use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
 /// The stored type of a tensor, as far as this library reads it.
@@ -44,53 +48,191 @@ pub struct RawTensor {
     pub bytes: Bytes,
 }
 
-/// An opened checkpoint: Hugging Face's layout, a directory with `config.json` and one `model.safetensors` or several
-/// shards with `model.safetensors.index.json`. Files are mapped, not read.
+/// An opened checkpoint. Files are mapped, not read.
 pub struct Checkpoint {
     path: PathBuf,
-    tensors: safetensors::Tensors,
+    files: Files,
+}
+
+enum Files {
+    /// Hugging Face's layout: a directory with `config.json` and one `model.safetensors`, or several shards with
+    /// `model.safetensors.index.json`.
+    HuggingFace(safetensors::Tensors),
+    /// llama.cpp's.
+    Gguf(Box<Gguf>),
+}
+
+/// What a checkpoint says about when to stop, and what never to say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GenerationTokens {
+    /// Tokens that end a text.
+    pub end: Vec<u32>,
+    /// Tokens that are never generated.
+    pub suppressed: Vec<u32>,
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in directory `path`.
+    /// Opens the checkpoint in directory `path`, or the GGUF file `path`.
     ///
     /// # Errors
-    /// If `path` is no such directory, or a file in it is missing or malformed.
+    /// If `path` is neither, or a file is missing or malformed.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let meta = std::fs::metadata(path).map_err(Error::io(path))?;
-        if !meta.is_dir() {
-            let problem = "is a file; give the checkpoint's directory (with config.json and model.safetensors)";
+        let files = if std::fs::metadata(path).map_err(Error::io(path))?.is_dir() {
+            Files::HuggingFace(safetensors::Tensors::open(path)?)
+        } else if path.extension().is_some_and(|extension| extension == "gguf") {
+            Files::Gguf(Box::new(Gguf::open(path)?))
+        } else {
+            let problem =
+                "is a file, but no .gguf; give the checkpoint's directory (with config.json and model.safetensors)";
             return Err(Error::file(path, problem));
-        }
-        Ok(Self { path: path.to_owned(), tensors: safetensors::Tensors::open(path)? })
+        };
+        Ok(Self { path: path.to_owned(), files })
     }
 
-    /// The directory.
+    /// The directory or file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// `config.json`.
+    /// The configuration of a target.
     ///
     /// # Errors
-    /// If it is missing or no JSON object.
-    pub fn config(&self) -> Result<Fields> {
-        Fields::read(self.path.join("config.json"))
+    /// If it is missing, malformed, another model's, or asks for something that is not implemented.
+    pub fn target_config(&self) -> Result<TextConfig> {
+        match &self.files {
+            Files::HuggingFace(_) => TextConfig::target(&Fields::read(self.path.join("config.json"))?),
+            Files::Gguf(gguf) => gguf::target_config(gguf),
+        }
     }
 
-    /// The names of all tensors.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.tensors.names()
+    /// The configuration of an assistant.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::target_config`].
+    pub fn assistant_config(&self) -> Result<AssistantConfig> {
+        match &self.files {
+            Files::HuggingFace(_) => AssistantConfig::read(&Fields::read(self.path.join("config.json"))?),
+            Files::Gguf(gguf) => gguf::assistant_config(gguf),
+        }
+    }
+
+    /// What the checkpoint says about when to stop, beside its configuration.
+    ///
+    /// # Errors
+    /// If `generation_config.json` or a metadata key is malformed.
+    pub fn generation_tokens(&self) -> Result<GenerationTokens> {
+        match &self.files {
+            Files::HuggingFace(_) => {
+                let path = self.path.join("generation_config.json");
+                if !path.exists() {
+                    return Ok(GenerationTokens::default());
+                }
+                let fields = Fields::read(path)?;
+                let (end, suppressed) = (fields.token_ids("eos_token_id")?, fields.token_ids("suppress_tokens")?);
+                Ok(GenerationTokens { end, suppressed })
+            }
+            Files::Gguf(gguf) => Ok(GenerationTokens { end: Vec::new(), suppressed: gguf::suppressed_tokens(gguf)? }),
+        }
+    }
+
+    /// The tokenizer, whose ids must be below `vocab_size`; `None` if the checkpoint has none. A `tokenizer.json` beside
+    /// a GGUF file is preferred to the file's own, after it was compared with it id by id.
+    ///
+    /// # Errors
+    /// If it is malformed, or an id is outside the model's vocabulary.
+    pub fn tokenizer(&self, vocab_size: usize) -> Result<Option<Tokenizer>> {
+        match &self.files {
+            Files::HuggingFace(_) => {
+                let path = self.path.join("tokenizer.json");
+                if path.exists() { Tokenizer::read(&path, vocab_size).map(Some) } else { Ok(None) }
+            }
+            Files::Gguf(gguf) => match gguf::tokenizer(gguf)? {
+                Some(tokenizer) => Tokenizer::new(tokenizer, &self.path, vocab_size).map(Some),
+                None => Ok(None),
+            },
+        }
+    }
+
+    /// The chat template; `None` if the checkpoint has none.
+    ///
+    /// # Errors
+    /// If a file is malformed or the template does not compile.
+    pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
+        match &self.files {
+            Files::HuggingFace(_) => ChatTemplate::read(&self.path),
+            Files::Gguf(gguf) => match gguf.metadata("tokenizer.chat_template").and_then(|value| value.as_str()) {
+                Some(source) => ChatTemplate::new(source.to_owned(), "<bos>".into(), "<eos>".into()).map(Some),
+                None => Ok(None),
+            },
+        }
+    }
+
+    /// The prefix that the text model's tensors have.
+    ///
+    /// # Errors
+    /// If it has no embedding under any known prefix.
+    pub fn text_prefix(&self) -> Result<&'static str> {
+        // Published checkpoints, text-only exports, and an older nesting; GGUF files have none.
+        let prefixes = ["model.language_model.", "model.", "language_model.model.", ""];
+        let found = prefixes.into_iter().find(|prefix| self.has(&format!("{prefix}embed_tokens.weight")));
+        found.ok_or_else(|| Error::Tensor {
+            path: self.path.clone(),
+            tensor: "model.language_model.embed_tokens.weight".into(),
+            problem: "is missing, and model.embed_tokens.weight too; this is no Gemma 4 target".into(),
+        })
+    }
+
+    /// The names of all tensors, Hugging Face's where there is one.
+    pub fn names(&self) -> Vec<String> {
+        match &self.files {
+            Files::HuggingFace(tensors) => tensors.names().map(str::to_owned).collect(),
+            Files::Gguf(gguf) => {
+                let name = |own: &str| gguf::hugging_face_name(own).unwrap_or_else(|| own.to_owned());
+                gguf.tensors().map(|tensor| name(tensor.name())).collect()
+            }
+        }
     }
 
     /// Bytes of all tensors.
     pub fn bytes(&self) -> u64 {
-        self.names().filter_map(|name| self.get(name)).map(|tensor| tensor.bytes.as_slice().len() as u64).sum()
+        let len = |tensor: Result<Option<RawTensor>>| tensor.ok().flatten().map_or(0, |t| t.bytes.as_slice().len());
+        self.names().iter().map(|name| len(self.get(name)) as u64).sum()
+    }
+
+    /// Whether there is a tensor `name`.
+    pub fn has(&self, name: &str) -> bool {
+        match &self.files {
+            Files::HuggingFace(tensors) => tensors.get(name).is_some(),
+            Files::Gguf(gguf) => gguf.has_weight(name),
+        }
     }
 
     /// The tensor `name`, or `None`.
-    pub fn get(&self, name: &str) -> Option<RawTensor> {
-        self.tensors.get(name)
+    ///
+    /// # Errors
+    /// If it cannot be read: a type that is unknown, a file that has shrunk.
+    pub fn get(&self, name: &str) -> Result<Option<RawTensor>> {
+        match &self.files {
+            Files::HuggingFace(tensors) => Ok(tensors.get(name)),
+            Files::Gguf(gguf) => {
+                // The assistant's tensors are asked for with the prefix that its safetensors have.
+                let tensor = gguf.weight(name.strip_prefix("model.").unwrap_or(name))?;
+                let raw = |t: GgufTensor| RawTensor { dtype: tensor_type(t.type_id), shape: t.shape, bytes: t.bytes };
+                Ok(tensor.map(raw))
+            }
+        }
+    }
+}
+
+/// What a ggml type is to the kernels.
+fn tensor_type(ggml_id: u32) -> TensorType {
+    match ggml_id {
+        0 => TensorType::Float(ElementType::F32),
+        1 => TensorType::Float(ElementType::F16),
+        30 => TensorType::Float(ElementType::Bf16),
+        26 => TensorType::I32,
+        27 => TensorType::I64,
+        id => WeightType::from_ggml_id(id).map_or(TensorType::Other, TensorType::Quantized),
     }
 }

@@ -53,7 +53,7 @@ impl Assistant {
     /// misshapen.
     pub fn load(checkpoint: &Checkpoint, target: &Target, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
-        let config = AssistantConfig::read(&checkpoint.config()?)?;
+        let config = checkpoint.assistant_config()?;
         let donors = check_pair(&config, target.config())?;
         let (text, backbone) = (&config.text, config.backbone_hidden_size);
         let hidden = text.hidden_size;
@@ -69,10 +69,8 @@ impl Assistant {
             Some(centroids) => Head::Centroids(CentroidHead::load(&mut projections, &config, centroids)?),
             None => Head::Dense(loader.head("embed_tokens.weight", text.vocab_size, hidden)?),
         };
-        loader.finish(|name| {
-            name == "model.embed_tokens.weight" || name == "lm_head.weight" || !name.starts_with("model.")
-        });
-        projections.finish(|name| name == "lm_head.weight" || name.starts_with("model."));
+        loader.absorb(projections);
+        loader.finish(|name| name == "lm_head.weight");
         let rotations = Rotations::new(text, options.isa)?;
         let centroid_head = config.centroids.is_some();
         tracing::info!(path = %checkpoint.path().display(), hidden, centroid_head, "assistant loaded");

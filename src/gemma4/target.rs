@@ -53,15 +53,15 @@ impl Target {
     /// If config.json asks for something that is not implemented, or a tensor is missing or misshapen.
     pub fn load(checkpoint: &Checkpoint, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
-        let fields = checkpoint.config()?;
-        let config = TextConfig::target(&fields)?;
+        let config = checkpoint.target_config()?;
         for attention in config.layers.iter().filter(|layer| layer.kv_shared).map(|layer| layer.attention) {
             if config.kv_donor(attention).is_none() {
-                let problem = format!("leaves no layer of {} to share from", attention.name());
-                return Err(fields.error("num_kv_shared_layers", problem));
+                let problem = format!("leaves no layer of {} to share K and V from", attention.name());
+                let field = "num_kv_shared_layers".into();
+                return Err(Error::Config { path: checkpoint.path().to_owned(), field, problem });
             }
         }
-        let prefix = prefix(checkpoint)?;
+        let prefix = checkpoint.text_prefix()?;
         let mut loader = Loader::new(checkpoint, prefix, &options);
         let hidden = config.hidden_size;
         let table_use = if config.tie_word_embeddings { TableUse::Tied } else { TableUse::LookUp };
@@ -175,18 +175,6 @@ impl Target {
 
 fn newest(x: &Tensor, rows: usize) -> Result<Tensor> {
     Ok(x.narrow(0, x.dim(0)? - rows, rows)?.contiguous()?)
-}
-
-/// Text-only exports, published checkpoints, and an older nesting of these.
-fn prefix(checkpoint: &Checkpoint) -> Result<&'static str> {
-    let prefixes = ["model.language_model.", "model.", "language_model.model."];
-    prefixes.into_iter().find(|prefix| checkpoint.get(&format!("{prefix}embed_tokens.weight")).is_some()).ok_or_else(
-        || Error::Tensor {
-            path: checkpoint.path().to_owned(),
-            tensor: "model.language_model.embed_tokens.weight".into(),
-            problem: "is missing, and model.embed_tokens.weight too; this is no Gemma 4 target".into(),
-        },
-    )
 }
 
 /// Image and audio towers, which text does not pass.

@@ -79,7 +79,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn exp(self, x: Self::V) -> Self::V {
         // SAFETY: as the caller's.
         unsafe {
-            let x = self.min(self.max(x, self.splat(-87.336_54)), self.splat(88.376_26));
+            // x comes second: of a NaN and a bound, x86 gives the second operand, and NaN must not become a number.
+            let x = self.min(self.splat(88.376_26), self.max(self.splat(-87.336_54), x));
             let n = self.round(self.mul(x, self.splat(std::f32::consts::LOG2_E)));
             // ln 2 in two parts, so that x - n ln 2 is exact to the last bit.
             let r = self.fma(n, self.splat(-0.693_359_4), x);

@@ -64,6 +64,9 @@ pub fn attend_tile(isa: Isa, tile: KvTile<'_>, queries: &mut [Query<'_>], scores
         assert!(q.query.len() == tile.head_dim && q.output.len() == tile.head_dim, "attend: not (head_dim)");
         assert!(q.visible.end <= len, "attend: a query sees keys outside the tile");
     }
+    if len == 0 {
+        return;
+    }
     match (tile.keys, tile.values) {
         (Elements::F32(k), Elements::F32(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
         (Elements::F16(k), Elements::F16(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),

@@ -1,0 +1,232 @@
+//! Every `f32` kernel on every instruction set, at every tail length, against the scalar reference, and the scalar
+//! reference against `f64`.
+
+use foretoken_kernels::attend::{KvTile, Query, Running, attend_tile, finish, merge};
+use foretoken_kernels::matmul::matmul;
+use foretoken_kernels::norm::{AfterNorm, rms_norm};
+use foretoken_kernels::{ColumnsMut, Elements, Isa, activation, rope, vocabulary};
+use half::{bf16, f16};
+
+/// Numbers that look random, the same in every run.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    fn vec(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.next()).collect()
+    }
+}
+
+/// Asserts that every entry is within `tolerance` of what is wanted, relative to the magnitude of its terms.
+fn close(what: &str, got: &[f32], want: &[f64], scale: f64, tolerance: f64) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        let error = (f64::from(*got) - want).abs();
+        assert!(error <= tolerance * scale, "{what}: entry {i} is {got}, not {want}");
+    }
+}
+
+/// Lengths around every tail of every lane width, and a few long ones.
+fn lengths() -> impl Iterator<Item = usize> {
+    (1..=33).chain([47, 64, 65, 100, 256, 257])
+}
+
+#[test]
+fn matmul_is_the_sum_of_products() {
+    let mut noise = Noise(1);
+    for inputs in lengths() {
+        for (rows, outputs) in [(1, 1), (1, 9), (2, 4), (3, 5), (4, 8), (5, 13), (9, 7)] {
+            let (x, w) = (noise.vec(rows * inputs), noise.vec(outputs * inputs));
+            let halves: Vec<f16> = w.iter().map(|w| f16::from_f32(*w)).collect();
+            let brains: Vec<bf16> = w.iter().map(|w| bf16::from_f32(*w)).collect();
+            for weight in [Elements::F32(&w), Elements::F16(&halves), Elements::Bf16(&brains)] {
+                let mut wide = vec![0.0; w.len()];
+                weight.widen(&mut wide);
+                let want: Vec<f64> = (0..rows * outputs)
+                    .map(|i| {
+                        let (x, w) = (&x[i / outputs * inputs..], &wide[i % outputs * inputs..]);
+                        (0..inputs).map(|k| f64::from(x[k]) * f64::from(w[k])).sum()
+                    })
+                    .collect();
+                for isa in Isa::available() {
+                    let mut y = vec![f32::NAN; rows * outputs];
+                    let (left, right) = ColumnsMut::new(&mut y, rows, outputs).split_at(outputs / 2);
+                    matmul(isa, &x, inputs, weight, left);
+                    matmul(isa, &x, inputs, weight, right);
+                    close(&format!("{} {rows}x{inputs}x{outputs}", isa.name()), &y, &want, inputs as f64, 1.2e-7);
+
+                    // A row has the same bits alone.
+                    let mut alone = vec![f32::NAN; outputs];
+                    let last = &x[(rows - 1) * inputs..];
+                    matmul(isa, last, inputs, weight, ColumnsMut::new(&mut alone, 1, outputs));
+                    assert_eq!(alone, y[(rows - 1) * outputs..], "{} {rows}x{inputs}x{outputs}", isa.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn norms_are_what_the_formula_says() {
+    let mut noise = Noise(2);
+    for width in lengths() {
+        let (x, residual, weight) = (noise.vec(3 * width), noise.vec(3 * width), noise.vec(width));
+        for weight in [None, Some(&weight[..])] {
+            for add in [false, true] {
+                let want: Vec<f64> = (0..3 * width)
+                    .map(|i| {
+                        let row = &x[i / width * width..][..width];
+                        let mean = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / width as f64;
+                        let norm = f64::from(x[i]) / (mean + 1e-6).sqrt();
+                        let norm = norm * weight.map_or(1.0, |weight| f64::from(weight[i % width]));
+                        if add { (f64::from(residual[i]) + norm) * 0.75 } else { norm }
+                    })
+                    .collect();
+                for isa in Isa::available() {
+                    let mut y = vec![f32::NAN; x.len()];
+                    let after = match add {
+                        true => AfterNorm::AddTo { residual: &residual, scale: 0.75 },
+                        false => AfterNorm::Write,
+                    };
+                    rms_norm(isa, &x, width, weight, 1e-6, after, &mut y);
+                    close(&format!("norm {} {width}", isa.name()), &y, &want, 4.0, 2e-7);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rotation_turns_pairs_and_leaves_the_rest() {
+    let mut noise = Noise(3);
+    for pairs in 0..=40 {
+        let (head_dim, angles) = (84, noise.vec(pairs));
+        let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
+        let x = noise.vec(2 * head_dim);
+        let mut want: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+        for head in want.chunks_mut(head_dim) {
+            for i in 0..pairs {
+                let (a, b) = (head[i], head[i + head_dim / 2]);
+                let (cos, sin) = (f64::from(cos[i]), f64::from(sin[i]));
+                (head[i], head[i + head_dim / 2]) = (a * cos - b * sin, b * cos + a * sin);
+            }
+        }
+        for isa in Isa::available() {
+            let mut y = x.clone();
+            rope::rotate(isa, &mut y, head_dim, &cos, &sin);
+            close(&format!("rope {} {pairs}", isa.name()), &y, &want, 2.0, 1.2e-7);
+        }
+    }
+}
+
+#[test]
+fn pointwise_functions_are_accurate() {
+    let gelu = |x: f64| 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh());
+    for len in lengths() {
+        let mut noise = Noise(len as u64);
+        let gate: Vec<f32> = noise.vec(len).iter().map(|x| x * 12.0).collect();
+        let up = noise.vec(len);
+        let gated: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| gelu(f64::from(*g)) * f64::from(*u)).collect();
+        let capped: Vec<f64> = gate.iter().map(|x| 30.0 * (f64::from(*x) / 30.0).tanh()).collect();
+        for isa in Isa::available() {
+            let mut y = gate.clone();
+            activation::gelu_gate(isa, &mut y, &up);
+            close(&format!("gelu {} {len}", isa.name()), &y, &gated, 12.0, 3e-7);
+            let mut y = gate.clone();
+            activation::soft_cap(isa, &mut y, 30.0);
+            close(&format!("cap {} {len}", isa.name()), &y, &capped, 30.0, 3e-7);
+        }
+    }
+}
+
+#[test]
+fn attention_is_a_softmax_weighted_sum() {
+    let mut noise = Noise(4);
+    for head_dim in [4, 16, 30, 64, 128, 256, 512] {
+        for queries in [1, 2, 4, 5, 8] {
+            let len = 37;
+            let (k, v) = (noise.vec(len * head_dim), noise.vec(len * head_dim));
+            let q: Vec<f32> = noise.vec(queries * head_dim).iter().map(|q| q * 3.0).collect();
+            let visible = |query: usize| query..len - (queries - query);
+            let want: Vec<f64> = (0..queries)
+                .flat_map(|query| {
+                    let dot = |j: usize| -> f64 {
+                        (0..head_dim).map(|i| f64::from(q[query * head_dim + i]) * f64::from(k[j * head_dim + i])).sum()
+                    };
+                    let scores: Vec<f64> = visible(query).map(dot).collect();
+                    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let total: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+                    let v = &v;
+                    (0..head_dim)
+                        .map(move |i| {
+                            let weighted = scores.iter().zip(visible(query));
+                            weighted.map(|(s, j)| (s - max).exp() / total * f64::from(v[j * head_dim + i])).sum()
+                        })
+                        .collect::<Vec<f64>>()
+                })
+                .collect();
+            for isa in Isa::available() {
+                // Two tiles into one state, and one tile each into two states that are merged.
+                for cut in [0, 11, len] {
+                    let (mut running, mut output) = (vec![Running::EMPTY; queries], vec![0.0; queries * head_dim]);
+                    let (mut later, mut later_output) = (running.clone(), output.clone());
+                    for (tile, apart) in [(0..cut, false), (cut..len, cut == 11)] {
+                        let (running, output) = match apart {
+                            true => (&mut later, &mut later_output),
+                            false => (&mut running, &mut output),
+                        };
+                        let mut states: Vec<_> = running
+                            .iter_mut()
+                            .zip(output.chunks_mut(head_dim))
+                            .enumerate()
+                            .map(|(i, (running, output))| {
+                                let seen = visible(i);
+                                let start = seen.start.clamp(tile.start, tile.end) - tile.start;
+                                let end = seen.end.clamp(tile.start, tile.end) - tile.start;
+                                let query = &q[i * head_dim..(i + 1) * head_dim];
+                                Query { query, visible: start..end, running, output }
+                            })
+                            .collect();
+                        let rows = tile.start * head_dim..tile.end * head_dim;
+                        let (keys, values) = (Elements::F32(&k[rows.clone()]), Elements::F32(&v[rows]));
+                        let mut scores = vec![0.0; queries * len];
+                        attend_tile(isa, KvTile { keys, values, head_dim }, &mut states, &mut scores);
+                    }
+                    for i in 0..queries {
+                        let rows = i * head_dim..(i + 1) * head_dim;
+                        merge(
+                            isa,
+                            (&mut running[i], &mut output[rows.clone()]),
+                            (later[i], &later_output[rows.clone()]),
+                        );
+                        finish(isa, running[i], &mut output[rows]);
+                    }
+                    close(&format!("attend {} {head_dim} {queries} {cut}", isa.name()), &output, &want, 1.0, 1e-5);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_largest_is_found_first_of_equals() {
+    for len in lengths() {
+        let mut x = Noise(len as u64).vec(len);
+        let best = len / 3;
+        x[best] = 2.0;
+        x[len - 1] = 2.0;
+        for isa in Isa::available() {
+            assert_eq!(vocabulary::argmax(isa, &x), Some(best), "{} {len}", isa.name());
+        }
+        let mut top = Vec::new();
+        vocabulary::top_k(&x, 5, &mut top);
+        let mut want: Vec<u32> = (0..len as u32).collect();
+        want.sort_by(|a, b| x[*b as usize].total_cmp(&x[*a as usize]).then(a.cmp(b)));
+        want.truncate(5);
+        assert_eq!(top, want);
+    }
+}

@@ -1,0 +1,110 @@
+//! The bits of a row of logits are a function of its sequence alone: not of the rows that ride with it, of chunking, of
+//! the number of threads, or (for one instruction set) of anything else; for every weight type.
+
+mod cases;
+
+use std::path::Path;
+
+use foretoken::checkpoint::{Checkpoint, LoadOptions};
+use foretoken::gemma4::{Target, Wanted};
+use foretoken::kv::{KvCache, KvOptions};
+use foretoken::nn::F32View;
+use foretoken::{ElementType, Isa, WeightType};
+
+/// The demo target has everything: both layer types, shared K/V, per-layer embeddings, a wrapped window.
+fn demo(isa: Isa, quantize: Option<WeightType>) -> Target {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
+    let checkpoint = Checkpoint::open(path).expect("the demo target");
+    Target::load(&checkpoint, LoadOptions { quantize, ..LoadOptions::from(isa) }).expect("the demo target")
+}
+
+const PROMPT: usize = 150;
+const BATCH: usize = 16;
+
+fn ids() -> Vec<u32> {
+    (0..(PROMPT + BATCH) as u32).map(|i| 300 + i * 7919 % 3700).collect()
+}
+
+fn on_threads<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> R {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads").install(work)
+}
+
+/// The logits of the newest rows of `ids`, which are run in rounds of the given sizes, the last of them `rows` long.
+fn logits(target: &Target, isa: Isa, kv: ElementType, ids: &[u32], chunk: usize, rows: usize) -> Vec<f32> {
+    let options = KvOptions { key: kv, value: kv, ..KvOptions::default() };
+    let mut cache = KvCache::new(target.kv_layout(), &options, 4096, isa).expect("a cache");
+    let (prompt, batch) = ids.split_at(ids.len() - rows);
+    for chunk in prompt.chunks(chunk) {
+        let mut round = cache.begin_round(chunk.len()).expect("a round");
+        target.forward(chunk, &mut round, Wanted::Nothing).expect("a pass");
+        round.commit(chunk.len());
+    }
+    let mut round = cache.begin_round(rows).expect("a round");
+    let output = target.forward(batch, &mut round, Wanted::All).expect("a pass").expect("rows");
+    F32View::new(&output.logits).expect("floats").to_vec()
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+fn check(target: &Target, isa: Isa, kv: ElementType, name: &str) {
+    let ids = ids();
+    // One row at a time, all of it, on one thread: what plain decoding computes.
+    let all = PROMPT + BATCH;
+    let want = on_threads(1, || {
+        (1..=BATCH).flat_map(|row| logits(target, isa, kv, &ids[..PROMPT + row], all, 1)).collect::<Vec<_>>()
+    });
+    let vocab = want.len() / BATCH;
+    for rows in [1, 2, 3, 4, 5, 7, 8, 11, 16] {
+        for (threads, chunk) in [(1, 1), (2, 7), (3, all), (4, 64)] {
+            let got = on_threads(threads, || logits(target, isa, kv, &ids, chunk, rows));
+            let what = format!("{name}, {rows} rows, {threads} threads, chunks of {chunk}");
+            assert!(bits(&got) == bits(&want[(BATCH - rows) * vocab..]), "{what}: the bits differ");
+        }
+    }
+}
+
+#[test]
+fn every_isa_gives_a_row_its_own_bits() {
+    for isa in Isa::available() {
+        check(&demo(isa, None), isa, ElementType::F16, &format!("bf16 weights on {}", isa.name()));
+        check(&demo(isa, Some(WeightType::Q8_0)), isa, ElementType::F16, &format!("q8_0 on {}", isa.name()));
+        check(&demo(isa, Some(WeightType::Q4_K)), isa, ElementType::F16, &format!("q4_K on {}", isa.name()));
+    }
+}
+
+#[test]
+fn every_weight_type_gives_a_row_its_own_bits() {
+    for weight_type in WeightType::ALL {
+        check(&demo(Isa::best(), Some(weight_type)), Isa::best(), ElementType::F16, weight_type.name());
+    }
+}
+
+#[test]
+fn every_row_type_of_the_cache_gives_a_row_its_own_bits() {
+    for kv in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
+        check(&demo(Isa::best(), None), Isa::best(), kv, &format!("{kv:?} K/V"));
+    }
+}
+
+/// Experts and K = V layers, in f32 and f16 weights as the fixtures have them.
+#[test]
+fn the_fixtures_give_a_row_its_own_bits() {
+    for case in cases::all() {
+        let target = case.target();
+        let ids = case.ids("input_ids");
+        let rows = 8.min(ids.len() - 1);
+        let isa = Isa::best();
+        let want = on_threads(1, || {
+            (0..rows)
+                .rev()
+                .flat_map(|later| logits(&target, isa, ElementType::F32, &ids[..ids.len() - later], 1, 1))
+                .collect::<Vec<_>>()
+        });
+        for threads in [1, 2, 4] {
+            let got = on_threads(threads, || logits(&target, isa, ElementType::F32, &ids, 5, rows));
+            assert!(bits(&got) == bits(&want), "{}: {threads} threads", case.name);
+        }
+    }
+}

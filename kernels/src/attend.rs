@@ -50,16 +50,30 @@ pub struct Query<'a> {
     pub output: &'a mut [f32],
 }
 
+/// Room for one call of [`attend_tile`]: at least [`Scratch::len`] entries each, of any value.
+pub struct Scratch<'a> {
+    /// Scores of four queries.
+    pub scores: &'a mut [f64],
+    /// Their weights.
+    pub weights: &'a mut [f32],
+}
+
+impl Scratch<'_> {
+    /// Entries needed for tiles of `len` keys.
+    pub const fn len(len: usize) -> usize {
+        SHARE * len
+    }
+}
+
 /// Adds a tile's keys to every query's running attention.
-///
-/// `scores` is scratch, at least `queries.len() * len` long.
 ///
 /// # Panics
 /// If a length does not fit, or a query sees keys outside the tile.
-pub fn attend_tile(isa: Isa, tile: KvTile<'_>, queries: &mut [Query<'_>], scores: &mut [f64]) {
+pub fn attend_tile(isa: Isa, tile: KvTile<'_>, queries: &mut [Query<'_>], scratch: &mut Scratch<'_>) {
     let len = tile.keys.len() / tile.head_dim;
     assert_eq!(tile.keys.len(), tile.values.len(), "attend: keys and values differ in length");
-    assert!(scores.len() >= queries.len() * len, "attend: too little scratch");
+    let Scratch { scores, weights } = scratch;
+    assert!(scores.len().min(weights.len()) >= Scratch::len(len), "attend: too little scratch");
     for q in queries.iter() {
         assert!(q.query.len() == tile.head_dim && q.output.len() == tile.head_dim, "attend: not (head_dim)");
         assert!(q.visible.end <= len, "attend: a query sees keys outside the tile");
@@ -68,15 +82,33 @@ pub fn attend_tile(isa: Isa, tile: KvTile<'_>, queries: &mut [Query<'_>], scores
         return;
     }
     match (tile.keys, tile.values) {
-        (Elements::F32(k), Elements::F32(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
-        (Elements::F16(k), Elements::F16(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
-        (Elements::Bf16(k), Elements::Bf16(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
-        (Elements::F32(k), Elements::F16(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
-        (Elements::F32(k), Elements::Bf16(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
-        (Elements::F16(k), Elements::F32(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
-        (Elements::F16(k), Elements::Bf16(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
-        (Elements::Bf16(k), Elements::F32(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
-        (Elements::Bf16(k), Elements::F16(v)) => isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores }),
+        (Elements::F32(k), Elements::F32(v)) => {
+            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
+        }
+        (Elements::F16(k), Elements::F16(v)) => {
+            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
+        }
+        (Elements::Bf16(k), Elements::Bf16(v)) => {
+            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
+        }
+        (Elements::F32(k), Elements::F16(v)) => {
+            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
+        }
+        (Elements::F32(k), Elements::Bf16(v)) => {
+            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
+        }
+        (Elements::F16(k), Elements::F32(v)) => {
+            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
+        }
+        (Elements::F16(k), Elements::Bf16(v)) => {
+            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
+        }
+        (Elements::Bf16(k), Elements::F32(v)) => {
+            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
+        }
+        (Elements::Bf16(k), Elements::F16(v)) => {
+            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
+        }
     }
 }
 
@@ -108,9 +140,10 @@ struct Attend<'a, 'q, K, V> {
     head_dim: usize,
     queries: &'a mut [Query<'q>],
     scores: &'a mut [f64],
+    weights: &'a mut [f32],
 }
 
-/// Queries that share a loaded key or value: four accumulate while one vector of the tile stays in a register.
+/// Queries that share a loaded key or value.
 const SHARE: usize = 4;
 
 impl<K: Element, V: Element> Op for Attend<'_, '_, K, V> {
@@ -118,33 +151,39 @@ impl<K: Element, V: Element> Op for Attend<'_, '_, K, V> {
 
     #[inline(always)]
     fn eval<L: Lanes>(self, l: L) {
-        let Self { k, v, head_dim, queries, scores } = self;
+        let Self { k, v, head_dim, queries, scores, weights } = self;
         let len = k.len() / head_dim;
-        for (queries, scores) in queries.chunks_mut(SHARE).zip(scores.chunks_mut(SHARE * len)) {
-            let seen = queries.iter().filter(|q| !q.visible.is_empty());
-            let Some(first) = seen.clone().map(|q| q.visible.start).min() else {
+        for queries in queries.chunks_mut(SHARE) {
+            let (mut first, mut last) = (len, 0);
+            for query in queries.iter().filter(|query| !query.visible.is_empty()) {
+                first = first.min(query.visible.start);
+                last = last.max(query.visible.end);
+            }
+            if first >= last {
                 continue;
-            };
-            let last = seen.map(|q| q.visible.end).max().unwrap_or(first);
+            }
             // SAFETY: `run` entered the features; `attend_tile` checked every length and range.
             unsafe {
                 if let [a, b, c, d] = queries {
-                    let q = [a.query, b.query, c.query, d.query].map(<[f32]>::as_ptr);
+                    let q = [a.query.as_ptr(), b.query.as_ptr(), c.query.as_ptr(), d.query.as_ptr()];
                     key_scores(l, q, k, head_dim, first..last, scores, len);
                 } else {
-                    for (q, scores) in queries.iter().zip(scores.chunks_mut(len)) {
-                        key_scores(l, [q.query.as_ptr()], k, head_dim, first..last, scores, len);
+                    for (i, query) in queries.iter().enumerate() {
+                        key_scores(l, [query.query.as_ptr()], k, head_dim, first..last, &mut scores[i * len..], len);
                     }
                 }
-                for (q, scores) in queries.iter_mut().zip(scores.chunks_mut(len)) {
-                    softmax_step(l, q, &mut scores[..len], first..last);
+                for (i, query) in queries.iter_mut().enumerate() {
+                    let row = i * len..(i + 1) * len;
+                    softmax_step(l, query, &scores[row.clone()], &mut weights[row], first..last);
                 }
                 if let [a, b, c, d] = queries {
-                    let out = [a, b, c, d].map(|q| q.output.as_mut_ptr());
-                    add_values(l, out, v, head_dim, first..last, scores, len);
+                    let out =
+                        [a.output.as_mut_ptr(), b.output.as_mut_ptr(), c.output.as_mut_ptr(), d.output.as_mut_ptr()];
+                    add_values(l, out, v, head_dim, first..last, weights, len);
                 } else {
-                    for (q, scores) in queries.iter_mut().zip(scores.chunks_mut(len)) {
-                        add_values(l, [q.output.as_mut_ptr()], v, head_dim, first..last, scores, len);
+                    for (i, query) in queries.iter_mut().enumerate() {
+                        let weights = &weights[i * len..];
+                        add_values(l, [query.output.as_mut_ptr()], v, head_dim, first..last, weights, len);
                     }
                 }
             }
@@ -152,7 +191,7 @@ impl<K: Element, V: Element> Op for Attend<'_, '_, K, V> {
     }
 }
 
-/// `scores[n][j] = q[n] . k[j]` for the keys of `range`.
+/// `scores[n][j] = q[n] . k[j]` for the keys of `range`, four keys at a time: sixteen sums run side by side.
 #[inline(always)]
 unsafe fn key_scores<L: Lanes, K: Element, const N: usize>(
     l: L,
@@ -163,25 +202,59 @@ unsafe fn key_scores<L: Lanes, K: Element, const N: usize>(
     scores: &mut [f64],
     len: usize,
 ) {
+    let mut j = range.start;
+    // SAFETY: the caller's queries are `head_dim` long and `range` is inside the tile.
+    unsafe {
+        while j + 4 <= range.end {
+            score_keys::<L, K, N, 4>(l, q, k.as_ptr().add(j * head_dim), head_dim, &mut scores[j..], len);
+            j += 4;
+        }
+        while j < range.end {
+            score_keys::<L, K, N, 1>(l, q, k.as_ptr().add(j * head_dim), head_dim, &mut scores[j..], len);
+            j += 1;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn score_keys<L: Lanes, K: Element, const N: usize, const J: usize>(
+    l: L,
+    q: [*const f32; N],
+    k: *const K,
+    head_dim: usize,
+    scores: &mut [f64],
+    len: usize,
+) {
     let whole = head_dim - head_dim % L::LANES;
-    for j in range {
-        // SAFETY: the caller's queries are `head_dim` long and `j` is a key of the tile.
-        unsafe {
-            let k = k.as_ptr().add(j * head_dim);
-            let mut acc = [l.splat(0.0); N];
-            for i in (0..whole).step_by(L::LANES) {
-                let k = K::load(l, k.add(i));
-                for (acc, q) in acc.iter_mut().zip(q) {
-                    *acc = l.fma(l.load(q.add(i)), k, *acc);
+    // SAFETY: the caller's queries are `head_dim` long, and so are `J` keys from `k` on.
+    unsafe {
+        let mut acc = [[l.splat(0.0); J]; N];
+        let mut keys = [l.splat(0.0); J];
+        for i in (0..whole).step_by(L::LANES) {
+            for (j, key) in keys.iter_mut().enumerate() {
+                *key = K::load(l, k.add(j * head_dim + i));
+            }
+            for (acc, q) in acc.iter_mut().zip(q) {
+                let q = l.load(q.add(i));
+                for (acc, key) in acc.iter_mut().zip(keys) {
+                    *acc = l.fma(q, key, *acc);
                 }
             }
-            if whole < head_dim {
-                let k = K::load_part(l, k.add(whole), head_dim - whole);
-                for (acc, q) in acc.iter_mut().zip(q) {
-                    *acc = l.fma(l.load_part(q.add(whole), head_dim - whole), k, *acc);
+        }
+        let tail = head_dim - whole;
+        if tail > 0 {
+            for (j, key) in keys.iter_mut().enumerate() {
+                *key = K::load_part(l, k.add(j * head_dim + whole), tail);
+            }
+            for (acc, q) in acc.iter_mut().zip(q) {
+                let q = l.load_part(q.add(whole), tail);
+                for (acc, key) in acc.iter_mut().zip(keys) {
+                    *acc = l.fma(q, key, *acc);
                 }
             }
-            for (n, acc) in acc.into_iter().enumerate() {
+        }
+        for (n, acc) in acc.into_iter().enumerate() {
+            for (j, acc) in acc.into_iter().enumerate() {
                 scores[n * len + j] = l.sum_f64(acc);
             }
         }
@@ -191,25 +264,35 @@ unsafe fn key_scores<L: Lanes, K: Element, const N: usize>(
 /// Turns a row's visible scores into weights relative to the new maximum, and rescales what was there before.
 /// Weights of `range` that the row does not see become zero.
 #[inline(always)]
-unsafe fn softmax_step<L: Lanes>(l: L, q: &mut Query<'_>, scores: &mut [f64], range: Range<usize>) {
-    if q.visible.is_empty() {
-        scores[range].fill(0.0);
+unsafe fn softmax_step<L: Lanes>(l: L, q: &mut Query<'_>, scores: &[f64], weights: &mut [f32], range: Range<usize>) {
+    let visible = q.visible.clone();
+    if visible.is_empty() {
+        weights[range].fill(0.0);
         return;
     }
-    let visible = q.visible.clone();
-    let max = scores[visible.clone()].iter().fold(q.running.max, |m, s| m.max(*s));
-    scores[range.start..visible.start].fill(0.0);
-    scores[visible.end..range.end].fill(0.0);
+    let mut max = q.running.max;
+    for score in &scores[visible.clone()] {
+        max = max.max(*score);
+    }
+    weights[range.start..visible.start].fill(0.0);
+    weights[visible.end..range.end].fill(0.0);
+    for (weight, score) in weights[visible.clone()].iter_mut().zip(&scores[visible.clone()]) {
+        *weight = (score - max) as f32;
+    }
     let mut sum = 0.0;
-    for scores in scores[visible].chunks_mut(L::LANES) {
-        // Lanes beyond the row's keys hold e^-87 and are not added.
-        let mut weights = [f32::NEG_INFINITY; 16];
-        weights.iter_mut().zip(scores.iter()).for_each(|(w, s)| *w = (s - max) as f32);
-        // SAFETY: the caller entered the features; no lane type has more than 16 lanes.
-        unsafe { l.store(weights.as_mut_ptr(), l.exp(l.load(weights.as_ptr()))) };
-        for (s, w) in scores.iter_mut().zip(weights) {
-            *s = f64::from(w);
-            sum += w;
+    for weights in weights[visible].chunks_mut(L::LANES) {
+        // SAFETY: the caller entered the features; a chunk is `LANES` long or the shorter tail.
+        unsafe {
+            if weights.len() == L::LANES {
+                l.store(weights.as_mut_ptr(), l.exp(l.load(weights.as_ptr())));
+            } else {
+                let e = l.exp(l.load_part(weights.as_ptr(), weights.len()));
+                l.store_part(weights.as_mut_ptr(), e, weights.len());
+            }
+        }
+        // In order, not over lanes: where a row's keys end must not change how they are added up.
+        for weight in weights {
+            sum += *weight;
         }
     }
     if q.running.sum > 0.0 && max > q.running.max {
@@ -229,7 +312,7 @@ unsafe fn add_values<L: Lanes, V: Element, const N: usize>(
     v: &[V],
     head_dim: usize,
     range: Range<usize>,
-    weights: &[f64],
+    weights: &[f32],
     len: usize,
 ) {
     // Strips of four vectors: N * 4 accumulators stay in registers over all keys of the tile.
@@ -251,7 +334,7 @@ unsafe fn add_values<L: Lanes, V: Element, const N: usize>(
                     *value = V::load(l, v.as_ptr().add(j * head_dim + i + s * L::LANES));
                 }
                 for (n, acc) in acc.iter_mut().enumerate() {
-                    let weight = l.splat(weights[n * len + j] as f32);
+                    let weight = l.splat(weights[n * len + j]);
                     for (acc, v) in acc.iter_mut().zip(values) {
                         *acc = l.fma(weight, v, *acc);
                     }
@@ -272,7 +355,7 @@ unsafe fn add_values<L: Lanes, V: Element, const N: usize>(
                 for j in range.clone() {
                     let at = v.as_ptr().add(j * head_dim + i);
                     let v = if part { V::load_part(l, at, width) } else { V::load(l, at) };
-                    acc = l.fma(l.splat(weights[n * len + j] as f32), v, acc);
+                    acc = l.fma(l.splat(weights[n * len + j]), v, acc);
                 }
                 if part {
                     l.store_part(out.add(i), acc, width);

@@ -40,9 +40,9 @@ struct MatMul<'a, W> {
     y: ColumnsMut<'a>,
 }
 
-/// Rows per tile. Four rows by four columns need 16 accumulators and 8 operands: 24 of the 32 zmm registers. AVX2 has 16
-/// and spills a few; two rows there would read the weights twice as often, which costs more.
-const TILE_ROWS: usize = 4;
+/// Rows that go over the weights together: with 4 KiB rows a quarter of a megabyte, which the second-level cache keeps
+/// while the columns pass by.
+const ROW_BLOCK: usize = 64;
 
 impl<W: Element> Op for MatMul<'_, W> {
     type Output = ();
@@ -50,24 +50,33 @@ impl<W: Element> Op for MatMul<'_, W> {
     #[inline(always)]
     fn eval<L: Lanes>(mut self, l: L) {
         let columns = self.y.range();
-        let mut column = columns.start;
-        // Columns outside, rows inside: a tile's weights are read from memory once for all rows.
-        while column < columns.end {
-            let wide = columns.end - column >= 4;
-            let mut row = 0;
-            while row < self.y.rows() {
-                // SAFETY: `run` entered the features; `matmul` checked that rows and columns are inside `x` and `w`.
-                unsafe {
-                    row += match (self.y.rows() - row, wide) {
-                        (1, true) => self.tile::<L, 1, 4>(l, row, column),
-                        (2, true) => self.tile::<L, 2, 4>(l, row, column),
-                        (3, true) => self.tile::<L, 3, 4>(l, row, column),
-                        (_, true) => self.tile::<L, TILE_ROWS, 4>(l, row, column),
-                        (_, false) => self.tile::<L, 1, 1>(l, row, column),
-                    };
+        let rows = self.y.rows();
+        for block in (0..rows).step_by(ROW_BLOCK) {
+            let end = rows.min(block + ROW_BLOCK);
+            let mut column = columns.start;
+            // Columns outside, rows inside: a tile's weights are widened for several rows at once.
+            while column < columns.end {
+                let wide = columns.end - column >= 4;
+                let mut row = block;
+                while row < end {
+                    // Six rows by four columns need 24 accumulators and 5 operands of the 32 zmm registers; with 16
+                    // registers, two rows by four columns need 8 and 5.
+                    let most = if L::LANES == 16 { 6 } else { 2 };
+                    // SAFETY: `run` entered the features; `matmul` checked that rows and columns are in `x` and `w`.
+                    unsafe {
+                        row += match (most.min(end - row), wide) {
+                            (1, true) => self.tile::<L, 1, 4>(l, row, column),
+                            (2, true) => self.tile::<L, 2, 4>(l, row, column),
+                            (3, true) => self.tile::<L, 3, 4>(l, row, column),
+                            (4, true) => self.tile::<L, 4, 4>(l, row, column),
+                            (5, true) => self.tile::<L, 5, 4>(l, row, column),
+                            (_, true) => self.tile::<L, 6, 4>(l, row, column),
+                            (_, false) => self.tile::<L, 1, 1>(l, row, column),
+                        };
+                    }
                 }
+                column += if wide { 4 } else { 1 };
             }
-            column += if wide { 4 } else { 1 };
         }
     }
 }

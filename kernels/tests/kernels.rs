@@ -1,7 +1,7 @@
 //! Every `f32` kernel on every instruction set, at every tail length, against the scalar reference, and the scalar
 //! reference against `f64`.
 
-use foretoken_kernels::attend::{KvTile, Query, Running, attend_tile, finish, merge};
+use foretoken_kernels::attend::{KvTile, Query, Running, Scratch, attend_tile, finish, merge};
 use foretoken_kernels::matmul::matmul;
 use foretoken_kernels::norm::{AfterNorm, rms_norm};
 use foretoken_kernels::{ColumnsMut, Elements, Isa, activation, rope, vocabulary};
@@ -193,8 +193,9 @@ fn attention_is_a_softmax_weighted_sum() {
                             .collect();
                         let rows = tile.start * head_dim..tile.end * head_dim;
                         let (keys, values) = (Elements::F32(&k[rows.clone()]), Elements::F32(&v[rows]));
-                        let mut scores = vec![0.0; queries * len];
-                        attend_tile(isa, KvTile { keys, values, head_dim }, &mut states, &mut scores);
+                        let (mut scores, mut weights) = (vec![0.0; 4 * len], vec![0.0; 4 * len]);
+                        let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
+                        attend_tile(isa, KvTile { keys, values, head_dim }, &mut states, &mut scratch);
                     }
                     for i in 0..queries {
                         let rows = i * head_dim..(i + 1) * head_dim;

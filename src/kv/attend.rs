@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use candle_core::Tensor;
 use foretoken_kernels::Isa;
-use foretoken_kernels::attend::{KvTile, Query, Running, attend_tile, finish, merge};
+use foretoken_kernels::attend::{KvTile, Query, Running, Scratch, attend_tile, finish, merge};
 use rayon::prelude::*;
 
 use super::{PAGE, Store};
@@ -101,7 +101,8 @@ fn attend_split(
     piece: Piece<'_>,
 ) {
     let head_dim = store.layout.head_dim;
-    let mut scores = vec![0.0f64; piece.running.len() * PAGE];
+    let (mut scores, mut weights) = (vec![0.0; Scratch::len(PAGE)], vec![0.0; Scratch::len(PAGE)]);
+    let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
     let mut queries: Vec<_> = (piece.running.iter_mut().zip(piece.output.chunks_exact_mut(head_dim)))
         .enumerate()
         .map(|(i, (running, output))| {
@@ -124,7 +125,7 @@ fn attend_split(
         if len > 0 {
             let keys = store.keys.tile(page, piece.kv_head, len);
             let values = store.values.tile(page, piece.kv_head, len);
-            attend_tile(isa, KvTile { keys, values, head_dim }, &mut queries, &mut scores);
+            attend_tile(isa, KvTile { keys, values, head_dim }, &mut queries, &mut scratch);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use clap::Parser;
 use foretoken::chat::{Message, Role, Thinking};
 use foretoken::kv::KvOptions;
@@ -100,7 +100,7 @@ struct Args {
 
 fn main() -> Result<()> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
-    let args = Args::parse();
+    let args = arguments()?;
     let start = Instant::now();
     let engine = Engine::load(&engine_options(&args)?)?;
     let load_seconds = start.elapsed().as_secs_f64();
@@ -166,20 +166,41 @@ fn main() -> Result<()> {
     Ok(())
 }
 
+/// The command line; what is wrong with it on one line, for people and for tools that run this.
+fn arguments() -> Result<Args> {
+    Args::try_parse().map_err(|error| {
+        if !error.use_stderr() {
+            error.exit(); // --help and --version
+        }
+        let message = error.to_string();
+        let complaint =
+            message.lines().take_while(|line| !line.is_empty()).map(str::trim).collect::<Vec<_>>().join(" ");
+        anyhow!("{}; see --help", complaint.strip_prefix("error: ").unwrap_or(&complaint))
+    })
+}
+
 /// What to load; with no model named, the demo pair.
 fn engine_options(args: &Args) -> Result<EngineOptions> {
     let demo = |part: &str| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo/")).join(part);
     let assistant = args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant")));
     let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {eta}")?);
+    let download = bar.clone();
+    let from = hub::HubOptions {
+        progress: Some(Arc::new(move |file| {
+            download.set_length(file.total);
+            download.set_position(file.done);
+        })),
+        ..hub::HubOptions::default()
+    };
     Ok(EngineOptions {
-        assistant: assistant.map(|path| hub::resolve(&path)).transpose()?,
+        assistant: assistant.map(|path| hub::resolve_with(&path, &from)).transpose()?,
         threads: args.threads,
         quantize: args.quantize,
         progress: Some(Arc::new(move |progress| {
             bar.set_length(progress.total);
             bar.set_position(progress.loaded);
         })),
-        ..EngineOptions::new(hub::resolve(&args.model.clone().unwrap_or_else(|| demo("target")))?)
+        ..EngineOptions::new(hub::resolve_with(&args.model.clone().unwrap_or_else(|| demo("target")), &from)?)
     })
 }
 

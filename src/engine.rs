@@ -34,6 +34,9 @@ pub(crate) struct Parts {
 /// their files list.
 const END_OF_GENERATION: [&str; 3] = ["<eos>", "<turn|>", "<|tool_response>"];
 
+/// More than any machine has, and few enough to start.
+const MAX_THREADS: usize = 1024;
+
 impl Engine {
     /// Loads what the options name.
     ///
@@ -43,8 +46,9 @@ impl Engine {
     pub fn load(options: &EngineOptions) -> Result<Self> {
         let isa = options.isa.unwrap_or_else(Isa::best);
         let threads = options.threads.unwrap_or_else(default_threads);
-        if threads == 0 {
-            return Err(Error::Input("the number of threads is 0; give at least 1, or leave it out".into()));
+        if threads == 0 || threads > MAX_THREADS {
+            let problem = format!("the number of threads is {threads}, must be from 1 to {MAX_THREADS}");
+            return Err(Error::Input(format!("{problem}; leave it out for the physical cores")));
         }
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)

@@ -17,7 +17,7 @@ pub struct HubOptions {
     /// cache.
     pub token: Option<String>,
     /// Called as a file arrives. Default: nobody.
-    pub progress: Option<Arc<dyn Fn(Download<'_>) + Send + Sync>>,
+    pub progress: Option<OnDownload>,
 }
 
 impl Default for HubOptions {
@@ -25,6 +25,9 @@ impl Default for HubOptions {
         Self { endpoint: "https://huggingface.co".into(), cache: None, token: None, progress: None }
     }
 }
+
+/// What is told how far a download has come.
+pub type OnDownload = Arc<dyn Fn(Download<'_>) + Send + Sync>;
 
 /// How far the download of a file has come.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +85,7 @@ mod client {
     use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
     use hf_hub::{Cache, CacheRepo, Repo};
 
-    use super::{Arc, Download, Error, HubOptions, Path, PathBuf, Result};
+    use super::{Download, Error, HubOptions, OnDownload, Path, PathBuf, Result};
     use crate::checkpoint::shards;
 
     /// Small files that a checkpoint may have; the first one it must.
@@ -175,7 +178,7 @@ mod client {
 
     /// Turns the client's increments into totals.
     struct Listener {
-        progress: Option<Arc<dyn Fn(Download<'_>) + Send + Sync>>,
+        progress: Option<OnDownload>,
         file: String,
         done: u64,
         total: u64,

@@ -64,7 +64,7 @@ impl Session {
     /// Runs the target over the prompt, in chunks, and draws the first token after it.
     fn prefill(&mut self, prompt: &[u32], sampler: &Sampler, rng: &mut StdRng) -> Result<Frontier> {
         let ids: Vec<u32> = self.frontier.iter().map(|frontier| frontier.last).chain(prompt.iter().copied()).collect();
-        let vocab = self.engine.target().config().vocab_size;
+        let vocab = self.engine.target().config().num_readable_tokens();
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
             return Err(Error::Input(format!("token id {id} of the prompt is outside the vocabulary of {vocab}")));
         }

@@ -174,6 +174,14 @@ impl TextConfig {
         })
     }
 
+    /// Ids below this can be read: the table of per-layer embeddings may be shorter than the vocabulary.
+    pub fn num_readable_tokens(&self) -> usize {
+        match self.hidden_size_per_layer_input {
+            0 => self.vocab_size,
+            _ => self.vocab_size.min(self.vocab_size_per_layer_input),
+        }
+    }
+
     /// Layers that compute their own K and V; the others read those of a donor among them.
     pub fn num_own_kv_layers(&self) -> usize {
         self.layers.iter().take_while(|layer| !layer.kv_shared).count()

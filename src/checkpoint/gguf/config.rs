@@ -108,7 +108,7 @@ fn text(keys: &Keys<'_>, shared: usize) -> Result<TextConfig> {
         rms_norm_eps: eps.ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?,
         sliding_window: keys.size("attention.sliding_window")?,
         max_position_embeddings: keys.size("context_length")?,
-        final_logit_softcapping: keys.optional_positive("final_logit_softcapping")?,
+        final_logit_softcapping: keys.positive_or_none("final_logit_softcapping")?,
         hidden_size_per_layer_input,
         vocab_size_per_layer_input,
         moe: moe(keys)?,
@@ -130,9 +130,10 @@ fn refuse_unsupported(keys: &Keys<'_>) -> Result<()> {
     if let Some(kind) = keys.optional_str("rope.scaling.type")?.filter(|kind| *kind != "none") {
         return Err(keys.error("rope.scaling.type", format!("{kind:?} is not implemented; Gemma 4 has none")));
     }
-    for key in ["attn_logit_softcapping", "attention.scale", "embedding_scale"] {
-        if keys.value(key).is_some() {
-            return Err(keys.error(key, "is not implemented; Gemma 4 has no such value"));
+    // What each is where it does nothing.
+    for (key, neutral) in [("attention.scale", 1.0), ("attn_logit_softcapping", 0.0), ("rope.scaling.factor", 1.0)] {
+        if let Some(value) = keys.value(key).filter(|value| value.as_f64() != Some(neutral)) {
+            return Err(keys.error(key, format!("is {value:?}; anything but {neutral} is not implemented")));
         }
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::cursor::Cursor;
-use super::metadata::{self, Value, ValueType};
+use super::metadata::{self, Value, ValueType, shown};
 use super::types::GgmlType;
 use crate::Error;
 
@@ -95,12 +95,6 @@ impl Problem {
     }
 }
 
-/// A name fit for a one-line message.
-fn shown(name: &str) -> String {
-    let escaped: String = name.chars().take(100).flat_map(char::escape_debug).collect();
-    if name.chars().nth(100).is_some() { escaped + "..." } else { escaped }
-}
-
 impl Header {
     /// Reads the header of the `file`-th file of a checkpoint.
     pub(super) fn read(bytes: &[u8], file: usize) -> Result<Self, Problem> {
@@ -172,7 +166,8 @@ fn alignment(metadata: &BTreeMap<String, Slot>, bytes: &[u8]) -> Result<usize, P
     let Some(slot) = metadata.get(key) else { return Ok(DEFAULT_ALIGNMENT) };
     match slot.value(bytes) {
         Some(Value::U32(alignment)) if alignment.is_power_of_two() => Ok(alignment as usize),
-        value => Err(Problem::Key(key.into(), format!("is {value:?}, must be a power of two (U32)"))),
+        Some(value) => Err(Problem::Key(key.into(), format!("is {value:?}, must be a power of two (U32)"))),
+        None => Err(Problem::Key(key.into(), "cannot be read; the file is changing".into())),
     }
 }
 

@@ -39,14 +39,7 @@ impl<'a> Keys<'a> {
 
     fn typed<T>(&self, key: &str, kind: &str, read: impl FnOnce(Value<'a>) -> Option<T>) -> Result<Option<T>> {
         let Some(value) = self.value(key) else { return Ok(None) };
-        read(value).map(Some).ok_or_else(|| {
-            let mut shown = format!("{value:?}");
-            if let Some((cut, _)) = shown.char_indices().nth(60) {
-                shown.truncate(cut);
-                shown.push_str("...");
-            }
-            self.error(key, format!("is {shown}, must be {kind}"))
-        })
+        read(value).map(Some).ok_or_else(|| self.error(key, format!("is {value:?}, must be {kind}")))
     }
 
     /// A size that may be zero, below 2^31 so that products of two sizes cannot overflow.
@@ -68,12 +61,21 @@ impl<'a> Keys<'a> {
         self.typed(key, "a positive number", |value| value.as_f64().filter(|x| x.is_finite() && *x > 0.0))
     }
 
+    /// A positive, finite number; 0 stands for none, as llama.cpp has it.
+    pub(super) fn positive_or_none(&self, key: &str) -> Result<Option<f64>> {
+        match self.value(key).and_then(Value::as_f64) {
+            Some(0.0) => Ok(None),
+            _ => self.optional_positive(key),
+        }
+    }
+
     pub(super) fn optional_bool(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "true or false", Value::as_bool)
     }
 
+    /// A name: nothing that is read here is longer.
     pub(super) fn optional_str(&self, key: &str) -> Result<Option<&'a str>> {
-        self.typed(key, "a string", Value::as_str)
+        self.typed(key, "a string of at most 100 bytes", |value| value.as_str().filter(|text| text.len() <= 100))
     }
 
     pub(super) fn optional_token_id(&self, key: &str) -> Result<Option<u32>> {

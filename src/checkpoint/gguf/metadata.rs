@@ -47,7 +47,7 @@ impl ValueType {
 }
 
 /// A metadata value; strings and arrays borrow from the file.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, PartialEq)]
 #[allow(missing_docs)] // the names say it all
 pub enum Value<'a> {
     U8(u8),
@@ -105,6 +105,34 @@ impl<'a> Value<'a> {
     pub fn as_array(self) -> Option<Array<'a>> {
         if let Self::Array(x) = self { Some(x) } else { None }
     }
+}
+
+/// As messages show it: in one line, and no longer than a reader wants.
+impl std::fmt::Debug for Value<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::U8(x) => x.fmt(f),
+            Self::I8(x) => x.fmt(f),
+            Self::U16(x) => x.fmt(f),
+            Self::I16(x) => x.fmt(f),
+            Self::U32(x) => x.fmt(f),
+            Self::I32(x) => x.fmt(f),
+            Self::F32(x) => x.fmt(f),
+            Self::Bool(x) => x.fmt(f),
+            Self::String(text) => write!(f, "\"{}\"", shown(text)),
+            Self::Array(array) => array.fmt(f),
+            Self::U64(x) => x.fmt(f),
+            Self::I64(x) => x.fmt(f),
+            Self::F64(x) => x.fmt(f),
+        }
+    }
+}
+
+/// Text from a file, fit for a one-line message.
+pub(super) fn shown(text: &str) -> String {
+    const LONGEST: usize = 100;
+    let escaped: String = text.chars().take(LONGEST).flat_map(char::escape_debug).collect();
+    if text.chars().nth(LONGEST).is_some() { escaped + "..." } else { escaped }
 }
 
 /// An array in the file.

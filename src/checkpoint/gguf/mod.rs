@@ -15,6 +15,7 @@ mod names;
 mod split;
 mod tokenizer;
 mod types;
+mod writer;
 
 pub use config::{assistant_config, suppressed_tokens, target_config};
 pub use header::TensorInfo;
@@ -22,6 +23,7 @@ pub use metadata::{Array, Value, ValueType};
 pub use names::{gguf_names, hugging_face_name};
 pub use tokenizer::{check_tokenizer, tokenizer};
 pub use types::GgmlType;
+pub use writer::{GgufWriter, MetadataValue, TensorWriter};
 
 use std::collections::BTreeMap;
 use std::fs::File;

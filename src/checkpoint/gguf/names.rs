@@ -21,7 +21,7 @@ const GLOBAL: [(&str, &str); 14] = [
 ];
 
 /// Names inside layer `i`: after `blk.i.`, and after `layers.i.`.
-const LAYER: [(&str, &str); 26] = [
+const LAYER: [(&str, &str); 25] = [
     ("attn_norm.weight", "input_layernorm.weight"),
     ("post_attention_norm.weight", "post_attention_layernorm.weight"),
     ("ffn_norm.weight", "pre_feedforward_layernorm.weight"),
@@ -47,7 +47,6 @@ const LAYER: [(&str, &str); 26] = [
     ("pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight"),
     ("post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight"),
     ("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight"),
-    ("attn_v_norm.weight", "self_attn.v_norm.weight"),
 ];
 
 const GATE_UP: &str = "ffn_gate_up_exps.weight";

@@ -12,6 +12,7 @@ use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Tokenizer};
 
 use super::keys::Keys;
+use super::metadata::shown;
 use super::{Array, Gguf, Value, ValueType};
 use crate::Result;
 
@@ -132,22 +133,26 @@ pub fn check_tokenizer(gguf: &Gguf, other: &Tokenizer) -> Result<()> {
     let tokens = tokens(&keys)?;
     let kinds = kinds(&keys, tokens.len())?;
     let differs = |id: usize, other: Option<&str>| {
-        let (token, remedy) = (tokens.get(id), "use the tokenizer that came with the checkpoint");
-        Err(keys.error(TOKENS, format!("id {id} is {token:?} here, {other:?} in the tokenizer.json; {remedy}")))
+        let (token, other) = (tokens.get(id).map(|token| shown(token)), other.map(shown));
+        let (token, other) = (token.unwrap_or_else(|| "absent".into()), other.unwrap_or_else(|| "absent".into()));
+        let remedy = "use the tokenizer that came with the checkpoint";
+        Err(keys.error(TOKENS, format!("id {id} is {token} here, {other} in the tokenizer.json; {remedy}")))
     };
+    let mut found = 0;
     for (id, (token, kind)) in tokens.iter().zip(&kinds).enumerate() {
         match other.id_to_token(id as u32) {
             // Converters fill the gaps of a vocabulary with names of their own.
             None if *kind == UNUSED => {}
-            Some(found) if same(token, &found) => {}
-            found => return differs(id, found.as_deref()),
+            Some(other) if same(token, &other) => found += 1,
+            other => return differs(id, other.as_deref()),
         }
     }
-    let vocabulary = other.get_vocab(true);
-    match vocabulary.iter().find(|(_, id)| **id as usize >= tokens.len()) {
-        Some((token, id)) => differs(*id as usize, Some(token)),
-        None => Ok(()),
+    // Counted first: a list of all tokens is a hundred milliseconds' work.
+    if other.get_vocab_size(true) <= found {
+        return Ok(());
     }
+    let beyond = other.get_vocab(true).into_iter().find(|(_, id)| *id as usize >= tokens.len());
+    beyond.map_or(Ok(()), |(token, id)| differs(id as usize, Some(&token)))
 }
 
 /// Converters write the spaces of user-defined tokens as spaces, which tokenizer.json spells `▁`.
@@ -186,7 +191,7 @@ fn repeated(tokens: &[&str], vocabulary: &Vocab) -> String {
     // The vocabulary has the last id of each token.
     let twice = tokens.iter().zip(0..).find_map(|(token, id)| {
         let last = vocabulary.get(*token).copied().filter(|last| *last != id)?;
-        Some(format!("ids {id} and {last} are both {token:?}; convert the checkpoint again"))
+        Some(format!("ids {id} and {last} are both {}; convert the checkpoint again", shown(token)))
     });
     twice.unwrap_or_else(|| "has a token twice; convert the checkpoint again".into())
 }

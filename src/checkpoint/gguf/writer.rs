@@ -1,0 +1,482 @@
+//! Writing GGUF files: first what they hold is declared, then the tensors' bytes follow in the order of declaration.
+//!
+//! Nothing is collected: arrays go to disk as they are iterated, tensors in pieces of any size. The file grows beside
+//! its name, as `NAME.partial`, and takes the name when it is complete and on disk; a file that had it stays until then.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::{File, TryLockError};
+use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use super::metadata::{Value, ValueType, shown};
+use super::types::GgmlType;
+use crate::{Error, Result};
+
+const VERSION: u32 = 3;
+const ALIGNMENT: u64 = 32;
+/// Where the header counts tensors, then keys.
+const COUNTS: u64 = 8;
+/// llama.cpp refuses longer ones.
+const MAX_KEY: usize = (1 << 16) - 1;
+const MAX_TENSOR_NAME: usize = 63;
+/// Small pieces are collected to this size before they go to the system.
+const BUFFER: usize = 1 << 18;
+
+/// What a metadata value, or an element of an array, can be.
+pub trait MetadataValue {
+    /// Its type in the file.
+    const TYPE: ValueType;
+
+    /// Appends its bytes to `out`.
+    fn encode(&self, out: &mut Vec<u8>);
+}
+
+macro_rules! numbers {
+    ($($number:ty => $kind:ident),*) => {$(
+        impl MetadataValue for $number {
+            const TYPE: ValueType = ValueType::$kind;
+
+            fn encode(&self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_le_bytes());
+            }
+        }
+    )*};
+}
+
+numbers!(u8 => U8, i8 => I8, u16 => U16, i16 => I16, u32 => U32, i32 => I32, u64 => U64, i64 => I64);
+numbers!(f32 => F32, f64 => F64);
+
+impl MetadataValue for bool {
+    const TYPE: ValueType = ValueType::Bool;
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.push(u8::from(*self));
+    }
+}
+
+impl MetadataValue for &str {
+    const TYPE: ValueType = ValueType::String;
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        (self.len() as u64).encode(out);
+        out.extend_from_slice(self.as_bytes());
+    }
+}
+
+impl MetadataValue for String {
+    const TYPE: ValueType = ValueType::String;
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        self.as_str().encode(out);
+    }
+}
+
+/// A GGUF file of which metadata and tensors are declared: little-endian, version 3, aligned to 32 bytes.
+///
+/// Dropped before [`TensorWriter::finish`], it leaves nothing behind.
+///
+/// ```
+/// # use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
+/// # fn main() -> foretoken::Result<()> {
+/// # let directory = tempfile::tempdir().expect("a directory");
+/// # let path = directory.path().join("model.gguf");
+/// let mut writer = GgufWriter::create(&path)?;
+/// writer.value("general.architecture", "gemma4")?;
+/// writer.array("tokenizer.ggml.tokens", (0..3).map(|id| format!("t{id}")))?;
+/// writer.tensor("output_norm.weight", 0, &[2])?;
+///
+/// let mut tensors = writer.begin()?;
+/// tensors.write("output_norm.weight", &1f32.to_le_bytes())?;
+/// tensors.write("output_norm.weight", &2f32.to_le_bytes())?;
+/// tensors.finish()?;
+/// assert_eq!(Gguf::open(&path)?.info("output_norm.weight").map(|info| info.shape()), Some(&[2][..]));
+/// # Ok(())
+/// # }
+/// ```
+pub struct GgufWriter {
+    out: Partial,
+    keys: BTreeSet<String>,
+    tensors: Vec<Declared>,
+    names: BTreeSet<String>,
+    scratch: Vec<u8>, // an encoded value
+}
+
+/// A tensor whose bytes are to come.
+struct Declared {
+    name: String,
+    type_id: u32,
+    shape: Vec<usize>, // outermost first
+    len: u64,          // bytes
+}
+
+impl GgufWriter {
+    /// Begins the file that will be `path`. A partial file that a killed process left is replaced.
+    ///
+    /// # Errors
+    /// If `path` is a directory or a device, its directory does not exist or cannot be written, or another process is
+    /// writing the same file.
+    pub fn create(path: impl AsRef<Path>) -> Result<Self> {
+        let mut out = Partial::create(path.as_ref())?;
+        out.put(b"GGUF")?;
+        out.put(&VERSION.to_le_bytes())?;
+        out.put(&[0; 16])?; // the counts, when they are known
+        let (keys, names) = (BTreeSet::new(), BTreeSet::new());
+        Ok(Self { out, keys, tensors: Vec::new(), names, scratch: Vec::new() })
+    }
+
+    /// Declares a single value: a number, a truth value, a string.
+    ///
+    /// # Errors
+    /// If the key was declared before or is no key, or on a full disk.
+    pub fn value<T: MetadataValue>(&mut self, key: &str, value: T) -> Result<()> {
+        self.key(key, T::TYPE)?;
+        self.element(value)
+    }
+
+    /// Declares an array, which is written as it is iterated.
+    ///
+    /// # Errors
+    /// As [`GgufWriter::value`].
+    pub fn array<T: MetadataValue>(&mut self, key: &str, values: impl IntoIterator<Item = T>) -> Result<()> {
+        self.key(key, ValueType::Array)?;
+        let at = self.array_head(T::TYPE, 0)?;
+        let mut len = 0u64;
+        for value in values {
+            self.element(value)?;
+            len += 1;
+        }
+        self.out.patch(at, &len.to_le_bytes())
+    }
+
+    /// Declares a value as another file has it, whatever its type. `general.alignment` and the keys of split files
+    /// describe that other file and should not be copied.
+    ///
+    /// # Errors
+    /// As [`GgufWriter::value`].
+    pub fn copy(&mut self, key: &str, value: Value<'_>) -> Result<()> {
+        self.key(key, type_of(value))?;
+        self.copied(value)
+    }
+
+    /// Declares a tensor. `shape` has the outermost dimension first; `type_id` is one that [`GgmlType::from_id`] knows.
+    ///
+    /// # Errors
+    /// If the name was declared before or is too long for llama.cpp, the type is unknown, or the shape has no size.
+    pub fn tensor(&mut self, name: &str, type_id: u32, shape: &[usize]) -> Result<()> {
+        let error = |problem: String| Err(self.out.tensor_error(name, problem));
+        if name.is_empty() || name.len() > MAX_TENSOR_NAME {
+            return error(format!("has a name of {} bytes, must have 1 to {MAX_TENSOR_NAME}; shorten it", name.len()));
+        }
+        let Some(known) = GgmlType::from_id(type_id) else {
+            return error(format!("has unknown type {type_id}; give a type of ggml"));
+        };
+        if !(1..=4).contains(&shape.len()) || shape.contains(&0) {
+            return error(format!("has shape {shape:?}; give 1 to 4 dimensions, none of them 0"));
+        }
+        let inner = shape.last().copied().unwrap_or(1);
+        let elements = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
+        let len = match elements.map(|elements| known.bytes(inner, elements)) {
+            Some(Ok(len)) => len as u64,
+            Some(Err(problem)) => return error(format!("{problem}; give another type")),
+            None => return error(format!("has shape {shape:?}, which overflows; give smaller dimensions")),
+        };
+        if !self.names.insert(name.to_owned()) {
+            return error("is declared twice; declare each tensor once".into());
+        }
+        self.tensors.push(Declared { name: name.to_owned(), type_id, shape: shape.to_vec(), len });
+        Ok(())
+    }
+
+    /// Ends the declarations and begins the first tensor.
+    ///
+    /// # Errors
+    /// On a full disk.
+    pub fn begin(mut self) -> Result<TensorWriter> {
+        let mut offset = 0u64;
+        for tensor in &self.tensors {
+            self.scratch.clear();
+            tensor.name.as_str().encode(&mut self.scratch);
+            (tensor.shape.len() as u32).encode(&mut self.scratch);
+            tensor.shape.iter().rev().for_each(|size| (*size as u64).encode(&mut self.scratch));
+            tensor.type_id.encode(&mut self.scratch);
+            offset.encode(&mut self.scratch);
+            self.out.put(&self.scratch)?;
+            // Saturated, it is far more than any disk has.
+            offset = offset.saturating_add(tensor.len).checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX);
+        }
+        let counts = [self.tensors.len() as u64, self.keys.len() as u64].map(u64::to_le_bytes);
+        self.out.patch(COUNTS, counts.as_flattened())?;
+        self.out.pad()?;
+        self.out.total = Some(self.out.len.saturating_add(offset));
+        Ok(TensorWriter { out: self.out, tensors: self.tensors, current: 0, written: 0 })
+    }
+
+    fn key(&mut self, key: &str, kind: ValueType) -> Result<()> {
+        if key.is_empty() || key.len() > MAX_KEY {
+            let problem = format!("is a key of {} bytes, must have 1 to {MAX_KEY}", key.len());
+            return Err(self.out.key_error(key, problem));
+        }
+        if key == "general.alignment" {
+            let problem = format!("is the writer's own, which aligns to {ALIGNMENT} bytes; leave it out");
+            return Err(self.out.key_error(key, problem));
+        }
+        if !self.keys.insert(key.to_owned()) {
+            return Err(self.out.key_error(key, "is declared twice; declare each key once"));
+        }
+        self.element(key)?;
+        self.element(kind as u32)
+    }
+
+    fn element<T: MetadataValue>(&mut self, value: T) -> Result<()> {
+        self.scratch.clear();
+        value.encode(&mut self.scratch);
+        self.out.put(&self.scratch)
+    }
+
+    /// Returns where the length stands.
+    fn array_head(&mut self, element: ValueType, len: usize) -> Result<u64> {
+        self.element(element as u32)?;
+        let at = self.out.len;
+        self.element(len as u64)?;
+        Ok(at)
+    }
+
+    fn copied(&mut self, value: Value<'_>) -> Result<()> {
+        match value {
+            Value::U8(x) => self.element(x),
+            Value::I8(x) => self.element(x),
+            Value::U16(x) => self.element(x),
+            Value::I16(x) => self.element(x),
+            Value::U32(x) => self.element(x),
+            Value::I32(x) => self.element(x),
+            Value::U64(x) => self.element(x),
+            Value::I64(x) => self.element(x),
+            Value::F32(x) => self.element(x),
+            Value::F64(x) => self.element(x),
+            Value::Bool(x) => self.element(x),
+            Value::String(x) => self.element(x),
+            Value::Array(array) => {
+                self.array_head(array.element(), array.len())?;
+                array.iter().try_for_each(|value| self.copied(value))
+            }
+        }
+    }
+}
+
+fn type_of(value: Value<'_>) -> ValueType {
+    match value {
+        Value::U8(_) => ValueType::U8,
+        Value::I8(_) => ValueType::I8,
+        Value::U16(_) => ValueType::U16,
+        Value::I16(_) => ValueType::I16,
+        Value::U32(_) => ValueType::U32,
+        Value::I32(_) => ValueType::I32,
+        Value::U64(_) => ValueType::U64,
+        Value::I64(_) => ValueType::I64,
+        Value::F32(_) => ValueType::F32,
+        Value::F64(_) => ValueType::F64,
+        Value::Bool(_) => ValueType::Bool,
+        Value::String(_) => ValueType::String,
+        Value::Array(_) => ValueType::Array,
+    }
+}
+
+/// A GGUF file whose tensors are being written.
+pub struct TensorWriter {
+    out: Partial,
+    tensors: Vec<Declared>,
+    current: usize, // the tensor that is being written
+    written: u64,   // bytes of it
+}
+
+impl TensorWriter {
+    /// Bytes of the whole file once it is finished.
+    pub fn total_bytes(&self) -> u64 {
+        self.out.total.unwrap_or(self.out.len)
+    }
+
+    /// Appends `bytes` to the tensor `name`. Tensors come in the order of their declaration, each in as many pieces as
+    /// the caller likes: rows of whole blocks, little-endian.
+    ///
+    /// # Errors
+    /// If the tensor before is not complete, another one is next, `bytes` is too long, or the disk is full.
+    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        if self.tensors.get(self.current).is_some_and(|tensor| tensor.name != name && tensor.len == self.written) {
+            (self.current, self.written) = (self.current + 1, 0);
+        }
+        let Some(tensor) = self.tensors.get(self.current) else {
+            return Err(self.out.tensor_error(name, "comes after the last tensor; declare it first"));
+        };
+        if tensor.name != name {
+            let expected = match self.written {
+                0 => format!("is written before {}; keep to the order of declaration", shown(&tensor.name)),
+                written => format!("begins after {written} of the {} bytes of {}", tensor.len, shown(&tensor.name)),
+            };
+            return Err(self.out.tensor_error(name, expected));
+        }
+        let (written, len) = (self.written.saturating_add(bytes.len() as u64), tensor.len);
+        if written > len {
+            let problem = format!("gets {written} bytes, but its type and shape have {len}; declare what is written");
+            return Err(self.out.tensor_error(name, problem));
+        }
+        self.out.put(bytes)?;
+        self.written = written;
+        if written == len { self.out.pad() } else { Ok(()) }
+    }
+
+    /// Puts the file on disk and gives it its name, in place of the file that had it.
+    ///
+    /// # Errors
+    /// If a tensor is not complete, or the disk is full.
+    pub fn finish(self) -> Result<()> {
+        let done = self.current + usize::from(self.tensors.get(self.current).is_some_and(|t| t.len == self.written));
+        if let Some(tensor) = self.tensors.get(done) {
+            let written = if done == self.current { self.written } else { 0 };
+            let problem = format!("has {written} of its {} bytes; write all before the file is finished", tensor.len);
+            return Err(self.out.tensor_error(&tensor.name, problem));
+        }
+        self.out.publish()
+    }
+}
+
+/// A file under its temporary name.
+struct Partial {
+    path: PathBuf,    // the name that it will have
+    partial: PathBuf, // the name that it has; as long as it has it, the file is locked
+    file: BufWriter<File>,
+    len: u64,
+    total: Option<u64>, // bytes of the whole file, once they are known
+    broken: bool,       // a write failed, so that the bytes so far mean nothing
+    published: bool,
+}
+
+impl Partial {
+    fn create(path: &Path) -> Result<Self> {
+        let Some(name) = path.file_name() else {
+            return Err(Error::file(path, "names no file; give the name of the file to write"));
+        };
+        match std::fs::metadata(path) {
+            Ok(meta) if meta.is_dir() => {
+                return Err(Error::file(path, "is a directory; give the name of a file in it"));
+            }
+            Ok(meta) if !meta.is_file() => {
+                return Err(Error::file(path, "is no regular file; give the name of one, or a new name"));
+            }
+            _ => {}
+        }
+        let mut partial_name = OsString::from(name);
+        partial_name.push(".partial");
+        let partial = path.with_file_name(partial_name);
+        let file = BufWriter::with_capacity(BUFFER, create_locked(path, &partial)?);
+        Ok(Self { path: path.to_owned(), partial, file, len: 0, total: None, broken: false, published: false })
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        let result = self.file.write_all(bytes);
+        self.checked(result)?;
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn pad(&mut self) -> Result<()> {
+        let padding = self.len.next_multiple_of(ALIGNMENT) - self.len;
+        self.put(&[0; ALIGNMENT as usize][..padding as usize])
+    }
+
+    /// Overwrites what stands at `at`.
+    fn patch(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        let result = (|| {
+            self.file.seek(SeekFrom::Start(at))?;
+            self.file.write_all(bytes)?;
+            self.file.seek(SeekFrom::Start(self.len)).map(drop)
+        })();
+        self.checked(result)
+    }
+
+    fn publish(mut self) -> Result<()> {
+        if self.broken {
+            return Err(Error::file(&self.path, "is incomplete after an error; write it again"));
+        }
+        let result = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
+        self.checked(result)?;
+        let renamed = std::fs::rename(&self.partial, &self.path);
+        self.checked(renamed)?;
+        self.published = true;
+        // The name, too, outlives a loss of power; where directories cannot be opened, this is left to the system.
+        let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        if let Ok(directory) = File::open(directory.unwrap_or(Path::new("."))) {
+            let _ = directory.sync_all();
+        }
+        Ok(())
+    }
+
+    fn checked(&mut self, result: io::Result<()>) -> Result<()> {
+        result.map_err(|cause| {
+            self.broken = true;
+            failed(&self.path, self.len, self.total, cause)
+        })
+    }
+
+    fn tensor_error(&self, name: &str, problem: impl Into<String>) -> Error {
+        Error::Tensor { path: self.path.clone(), tensor: shown(name), problem: problem.into() }
+    }
+
+    fn key_error(&self, key: &str, problem: impl Into<String>) -> Error {
+        Error::Config { path: self.path.clone(), field: shown(key), problem: problem.into() }
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.published {
+            // Nobody is there to hear that it could not be removed; the next writer of this file will try again.
+            let _ = std::fs::remove_file(&self.partial);
+        }
+    }
+}
+
+/// Creates and locks `partial`, in place of one that a killed process left.
+fn create_locked(path: &Path, partial: &Path) -> Result<File> {
+    // Locked until the new file is: of several processes that find a leftover, one replaces it.
+    let mut _leftover = None;
+    for _ in 0..2 {
+        match File::options().write(true).create_new(true).open(partial) {
+            Ok(file) => return lock(path, file),
+            Err(cause) if cause.kind() == ErrorKind::AlreadyExists => {
+                let file = File::options().write(true).open(partial).map_err(Error::io(partial))?;
+                _leftover = Some(lock(path, file)?);
+                std::fs::remove_file(partial).map_err(Error::io(partial))?;
+            }
+            Err(cause) => return Err(failed(path, 0, None, cause)),
+        }
+    }
+    Err(busy(path))
+}
+
+fn lock(path: &Path, file: File) -> Result<File> {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(busy(path)),
+        // Some file systems have no locks.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+    }
+}
+
+fn busy(path: &Path) -> Error {
+    Error::file(path, "is being written by another process; wait for it, or give another name")
+}
+
+/// What kept `path` from being written after `len` bytes of `total`.
+fn failed(path: &Path, len: u64, total: Option<u64>, cause: io::Error) -> Error {
+    let of = total.map_or(String::new(), |total| format!(" of {total}"));
+    match cause.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            Error::file(path, format!("the disk is full after {len}{of} bytes; free space there, or write elsewhere"))
+        }
+        ErrorKind::FileTooLarge => {
+            Error::file(path, format!("the file system takes no file this large ({len}{of} bytes); write elsewhere"))
+        }
+        ErrorKind::NotFound => Error::file(path, "its directory does not exist; create it first"),
+        _ => Error::io(path)(cause),
+    }
+}

@@ -1,0 +1,633 @@
+//! Whatever is wrong with an input, the answer is one line that names the thing and the remedy: no panic, no memory for
+//! a number that nobody checked, and from the command line exit code 1.
+
+mod cases;
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use foretoken::chat::{ChatTemplate, Message, Role, Thinking};
+use foretoken::tokenizer::Tokenizer;
+use foretoken::{
+    Engine, EngineOptions, Error, GenerateOptions, MtpOptions, Result, Sampling, SessionOptions, Speculation,
+};
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A copy of the `edge` fixture's pair, to be spoilt.
+struct Pair {
+    directory: TempDir,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let case = cases::all().into_iter().find(|case| case.name == "edge").expect("the edge fixture");
+        let directory = tempfile::tempdir().expect("a directory");
+        for part in ["target", "assistant"] {
+            let to = directory.path().join(part);
+            std::fs::create_dir(&to).expect("a directory");
+            for file in ["config.json", "generation_config.json", "model.safetensors"] {
+                std::fs::copy(case.path.join(part).join(file), to.join(file)).expect("a copy");
+            }
+        }
+        Self { directory }
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        self.directory.path().join(file)
+    }
+
+    fn write(&self, file: &str, content: impl AsRef<[u8]>) {
+        std::fs::write(self.path(file), content).expect("a file");
+    }
+
+    /// Changes a field of a configuration; `name` is a path (`text_config.head_dim`).
+    fn set(&self, file: &str, name: &str, value: Value) {
+        let text = std::fs::read_to_string(self.path(file)).expect("a file");
+        let mut config: Value = serde_json::from_str(&text).expect("JSON");
+        let (parents, field) = name.rsplit_once('.').unwrap_or(("", name));
+        let parent = parents.split('.').filter(|parent| !parent.is_empty()).fold(&mut config, |at, name| &mut at[name]);
+        parent[field] = value;
+        self.write(file, config.to_string());
+    }
+
+    /// Changes the tensors of a safetensors file.
+    fn tensors(&self, file: &str, change: impl FnOnce(&mut BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>)) {
+        let bytes = std::fs::read(self.path(file)).expect("a file");
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+        let mut tensors: BTreeMap<_, _> = (tensors.tensors().into_iter())
+            .map(|(name, tensor)| (name, (tensor.dtype(), tensor.shape().to_vec(), tensor.data().to_vec())))
+            .collect();
+        change(&mut tensors);
+        let views = tensors.iter().map(|(name, (dtype, shape, data))| {
+            (name, TensorView::new(*dtype, shape.clone(), data).expect("a tensor"))
+        });
+        self.write(file, safetensors::serialize(views, None).expect("safetensors"));
+    }
+
+    fn engine(&self) -> Result<Engine> {
+        let options = EngineOptions::new(self.path("target")).with_assistant(self.path("assistant"));
+        Engine::load(&EngineOptions { threads: Some(1), ..options })
+    }
+
+    /// The complaint about this pair, which must mention everything in `about`.
+    fn refused(&self, about: &[&str]) {
+        refused(self.engine(), about);
+    }
+}
+
+/// Checks that `result` is an error of one line that mentions everything in `about`.
+fn refused<T>(result: Result<T>, about: &[&str]) {
+    let Err(error) = result else { panic!("accepted, but {about:?} is wrong") };
+    says(&error.to_string(), about);
+}
+
+fn says(message: &str, about: &[&str]) {
+    assert_eq!(message.lines().count(), 1, "not one line: {message:?}");
+    assert!(message.len() < 600, "a line of {} bytes: {message}", message.len());
+    for part in about {
+        assert!(message.contains(part), "{message:?} does not mention {part:?}");
+    }
+}
+
+const TARGET: &str = "target/config.json";
+const ASSISTANT: &str = "assistant/config.json";
+const WEIGHTS: &str = "target/model.safetensors";
+const DRAFTER: &str = "assistant/model.safetensors";
+
+#[test]
+fn the_untouched_pair_is_accepted() {
+    let pair = Pair::new();
+    let engine = pair.engine().expect("an engine");
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let generation = session.generate(&[2, 3], &GenerateOptions::default()).expect("a generation");
+    assert!(generation.map(|piece| piece.expect("a piece").tokens.len()).sum::<usize>() > 0);
+}
+
+#[test]
+fn missing_files() {
+    for (file, remedy) in [(TARGET, "check the path"), (WEIGHTS, "check the path"), (DRAFTER, "check the path")] {
+        let pair = Pair::new();
+        std::fs::remove_file(pair.path(file)).expect("it was there");
+        pair.refused(&[file, remedy]);
+    }
+    let pair = Pair::new();
+    refused(Engine::load(&EngineOptions::new(pair.path("nowhere"))), &["nowhere", "check the path"]);
+    let options = EngineOptions::new(pair.path("target")).with_assistant(pair.path("nothing"));
+    refused(Engine::load(&options), &["nothing", "check the path"]);
+    // Token ids work without a tokenizer; text does not.
+    let engine = pair.engine().expect("an engine");
+    refused(engine.tokenizer(), &["tokenizer.json", "token ids"]);
+    let message = Message { role: Role::User, content: "Hello".into() };
+    refused(engine.encode_chat(&[message], Thinking::Off), &["chat template", "plain prompt"]);
+}
+
+#[test]
+fn a_directory_where_a_file_is_expected_and_the_reverse() {
+    for file in [TARGET, WEIGHTS, "target/generation_config.json", ASSISTANT, DRAFTER, "target/tokenizer.json"] {
+        let pair = Pair::new();
+        let _ = std::fs::remove_file(pair.path(file));
+        std::fs::create_dir(pair.path(file)).expect("a directory");
+        pair.refused(&[file, "directory", "expected"]);
+    }
+    let pair = Pair::new();
+    refused(Engine::load(&EngineOptions::new(pair.path(WEIGHTS))), &[WEIGHTS, "is a file", "directory"]);
+}
+
+#[test]
+fn safetensors_headers() {
+    let pair = Pair::new();
+    let whole = std::fs::read(pair.path(WEIGHTS)).expect("a file");
+    let header = usize::try_from(u64::from_le_bytes(whole[..8].try_into().expect("8 bytes"))).expect("a length");
+    // Cut in the length, in the header, right behind it, and in the data.
+    for len in [0, 1, 7, 8, 100, 8 + header - 1, 8 + header, whole.len() / 2, whole.len() - 1] {
+        pair.write(WEIGHTS, &whole[..len]);
+        pair.refused(&[WEIGHTS, "download it again"]);
+    }
+    // Headers that claim to be longer than the file, or than anything.
+    for claimed in [whole.len() as u64, 1 << 32, 1 << 62, u64::MAX] {
+        let mut bytes = whole.clone();
+        bytes[..8].copy_from_slice(&claimed.to_le_bytes());
+        pair.write(WEIGHTS, &bytes);
+        pair.refused(&[WEIGHTS, "download it again"]);
+    }
+    // Something at the end that no tensor owns.
+    pair.write(WEIGHTS, [&whole[..], &[0; 16]].concat());
+    pair.refused(&[WEIGHTS, "download it again"]);
+    // Headers that are well-formed and wrong: offsets beyond the file or in reverse, sizes that overflow.
+    for (shape, offsets) in [
+        (json!([4]), json!([0, 1_u64 << 40])),
+        (json!([4]), json!([16, 0])),
+        (json!([4]), json!([u64::MAX - 3, u64::MAX])),
+        (json!([1_u64 << 33, 1_u64 << 33]), json!([0, 16])),
+        (json!([u64::MAX]), json!([0, 16])),
+        (json!([5]), json!([0, 16])),
+        (json!([-4]), json!([0, 16])),
+    ] {
+        let header = json!({"x": {"dtype": "F32", "shape": shape, "data_offsets": offsets}}).to_string();
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0; 16]].concat();
+        pair.write(WEIGHTS, bytes);
+        pair.refused(&[WEIGHTS, "download it again"]);
+    }
+    for header in ["{", "[]", "nonsense", "\u{FFFD}"] {
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+        pair.write(WEIGHTS, bytes);
+        pair.refused(&[WEIGHTS, "download it again"]);
+    }
+}
+
+#[test]
+fn shards() {
+    let pair = Pair::new();
+    let index = "target/model.safetensors.index.json";
+    for (content, about) in [
+        (json!({}), ["weight_map", "is missing"]),
+        (json!({"weight_map": {"x": 3}}), ["weight_map.x", "must be a string"]),
+        (json!({"weight_map": {"x": "../assistant/model.safetensors"}}), ["weight_map.x", "not a file name"]),
+        (json!({"weight_map": {"x": "/etc/hostname"}}), ["weight_map.x", "not a file name"]),
+        (json!({"weight_map": {"x": ".."}}), ["weight_map.x", "not a file name"]),
+    ] {
+        pair.write(index, content.to_string());
+        pair.refused(&[&[index][..], &about].concat());
+    }
+    pair.write(index, json!({"weight_map": {"x": "model-00001-of-00002.safetensors"}}).to_string());
+    pair.refused(&["target/model-00001-of-00002.safetensors", "check the path"]);
+    // The same tensors in two shards: which one is meant?
+    std::fs::copy(pair.path(WEIGHTS), pair.path("target/again.safetensors")).expect("a copy");
+    let both = json!({"weight_map": {"x": "model.safetensors", "y": "again.safetensors"}});
+    pair.write(index, both.to_string());
+    pair.refused(&["model.safetensors", "repeats tensor"]);
+}
+
+#[test]
+fn tensors_that_are_not_what_the_configuration_implies() {
+    let name = "model.layers.1.mlp.down_proj.weight";
+    let pair = Pair::new();
+    pair.tensors(WEIGHTS, |tensors| drop(tensors.remove(name)));
+    pair.refused(&["target", name, "is missing"]);
+
+    let pair = Pair::new();
+    pair.tensors(WEIGHTS, |tensors| tensors.get_mut(name).expect("a tensor").1.reverse());
+    pair.refused(&["target", name, "[96, 64]", "[64, 96]"]);
+
+    let pair = Pair::new();
+    pair.tensors(WEIGHTS, |tensors| tensors.get_mut(name).expect("a tensor").0 = Dtype::I32);
+    pair.refused(&["target", name, "type", "convert"]);
+
+    let pair = Pair::new();
+    pair.tensors(WEIGHTS, |tensors| tensors.retain(|name, _| !name.contains("embed_tokens.")));
+    pair.refused(&["target", "embed_tokens.weight", "is missing"]);
+
+    let pair = Pair::new();
+    pair.tensors(DRAFTER, |tensors| drop(tensors.remove("pre_projection.weight")));
+    pair.refused(&["assistant", "pre_projection.weight", "is missing"]);
+
+    let pair = Pair::new();
+    pair.tensors(DRAFTER, |tensors| drop(tensors.remove("model.layers.0.layer_scalar")));
+    pair.refused(&["assistant", "model.layers.0.layer_scalar", "is missing"]);
+}
+
+#[test]
+fn values_that_are_unknown() {
+    for (field, value, about) in [
+        ("model_type", json!("gemma5"), ["model_type", "gemma5"]),
+        ("model_type", json!("gemma4_assistant"), ["model_type", "give it as the assistant"]),
+        ("hidden_activation", json!("swiglu"), ["hidden_activation", "gelu_pytorch_tanh"]),
+        ("layer_types", json!(["sliding_attention", "linear_attention"]), ["layer_types", "linear_attention"]),
+        ("layer_types", json!(["full_attention"]), ["layer_types", "8 layers"]),
+        ("layer_types", json!("full_attention"), ["layer_types", "a list of strings"]),
+        (
+            "rope_parameters.full_attention.rope_type",
+            json!("yarn"),
+            ["rope_parameters.full_attention.rope_type", "yarn"],
+        ),
+        ("rope_parameters.sliding_attention.rope_type", json!(7), ["rope_type", "a string"]),
+        ("rope_parameters.full_attention.partial_rotary_factor", json!(2.0), ["partial_rotary_factor", "0 to 1"]),
+        ("rope_parameters.full_attention.rope_theta", json!(-1), ["rope_theta", "positive"]),
+        ("attention_bias", json!(true), ["attention_bias", "not implemented"]),
+        ("use_bidirectional_attention", json!("all"), ["use_bidirectional_attention", "causally"]),
+        ("rms_norm_eps", json!(-1e-6), ["rms_norm_eps", "negative"]),
+        ("final_logit_softcapping", json!(0.0), ["final_logit_softcapping", "positive"]),
+        ("num_kv_shared_layers", json!(8), ["num_kv_shared_layers", "leaves no layer"]),
+        ("num_kv_shared_layers", json!(9), ["num_kv_shared_layers", "8 layers"]),
+        ("num_key_value_heads", json!(3), ["num_key_value_heads", "do not divide"]),
+        ("head_dim", json!(33), ["head_dim", "odd"]),
+        ("eos_token_id", json!("</s>"), ["eos_token_id", "token id"]),
+        ("hidden_size", Value::Null, ["tensor", "implies"]),
+        ("hidden_size", json!("64"), ["hidden_size", "an integer"]),
+        ("hidden_size", json!(64.5), ["hidden_size", "an integer"]),
+        ("hidden_size", json!(-64), ["hidden_size", "an integer"]),
+        ("hidden_size", json!(0), ["hidden_size", "is 0"]),
+    ] {
+        let pair = Pair::new();
+        pair.set(TARGET, field, value);
+        pair.refused(&[&["target"][..], &about].concat());
+    }
+}
+
+/// Sizes that no machine holds: each is refused, and before anything of that size is allocated or computed. Without that
+/// the process would abort, or overflow.
+#[test]
+fn absurd_numbers() {
+    let sizes = [
+        "num_hidden_layers",
+        "hidden_size",
+        "intermediate_size",
+        "vocab_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "global_head_dim",
+        "hidden_size_per_layer_input",
+        "vocab_size_per_layer_input",
+        "num_kv_shared_layers",
+    ];
+    for size in sizes {
+        for absurd in [json!(1_000_000_000), json!(2_147_483_646), json!(1_u64 << 31), json!(u64::MAX), json!(1e300)] {
+            let pair = Pair::new();
+            pair.set(TARGET, size, absurd);
+            // Layers are derived from the count; the list of types would give the first complaint.
+            pair.set(TARGET, "layer_types", Value::Null);
+            pair.refused(&["target"]);
+        }
+    }
+    for (field, about) in [
+        ("num_centroids", "num_centroids"),
+        ("centroid_intermediate_top_k", "centroid_intermediate_top_k"),
+        ("text_config.num_hidden_layers", "num_hidden_layers"),
+        ("text_config.hidden_size", "assistant"),
+        ("text_config.intermediate_size", "assistant"),
+        ("backbone_hidden_size", "hidden_size"),
+    ] {
+        for absurd in [json!(1_000_000_000), json!(u64::MAX)] {
+            let pair = Pair::new();
+            pair.set(ASSISTANT, field, absurd);
+            pair.refused(&[about]);
+        }
+    }
+    // A window or a context of any size costs nothing until it is filled.
+    let pair = Pair::new();
+    pair.set(TARGET, "sliding_window", json!(2_147_483_647));
+    pair.set(ASSISTANT, "text_config.sliding_window", json!(2_147_483_647));
+    pair.set(TARGET, "max_position_embeddings", json!(2_147_483_647));
+    let engine = pair.engine().expect("an engine");
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let generation = session.generate(&[2, 3], &GenerateOptions::default()).expect("a generation");
+    generation.for_each(|piece| drop(piece.expect("a piece")));
+    assert!(session.kv().bytes() < 16 << 20, "{} bytes", session.kv().bytes());
+}
+
+#[test]
+fn files_that_are_no_json() {
+    for file in [TARGET, ASSISTANT, "target/generation_config.json", "target/tokenizer_config.json"] {
+        for (content, about) in [
+            (&b""[..], "valid JSON"),
+            (b"{\"hidden_size\": 64", "valid JSON"),
+            (b"{\n\n\"hidden_size\": 64,,\n}", "valid JSON"),
+            (b"[1, 2]", "JSON object"),
+            (b"null", "JSON object"),
+            (b"{\"a\": \xFF}", "UTF-8"),
+            (&[b'['; 100_000], "valid JSON"),
+        ] {
+            let pair = Pair::new();
+            pair.write(file, content);
+            pair.refused(&[file, about]);
+        }
+    }
+}
+
+#[test]
+fn tokenizers() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
+    let pair = Pair::new();
+    std::fs::copy(&demo, pair.path("target/tokenizer.json")).expect("a copy");
+    // The fixture's vocabulary has 512 entries, this tokenizer 4096.
+    pair.refused(&["target/tokenizer.json", "id 4095", "512", "came with the checkpoint"]);
+
+    for content in [&b"{}"[..], b"", b"{\"model\": {\n\"type\": \"Unheard\"}}", b"\xFF\xFE"] {
+        pair.write("target/tokenizer.json", content);
+        pair.refused(&["target/tokenizer.json"]);
+    }
+    let tokenizer = Tokenizer::read(&demo, 4096).expect("the demo's tokenizer");
+    refused(tokenizer.encode(""), &["prompt is empty"]);
+    refused(tokenizer.encode_rendered(""), &["prompt is empty"]);
+}
+
+#[test]
+fn chat_templates() {
+    let pair = Pair::new();
+    pair.write("target/chat_template.jinja", "{% for message in messages %}\nno end");
+    pair.refused(&["chat template"]);
+    pair.write("target/chat_template.jinja", b"\xFF");
+    pair.refused(&["chat_template.jinja", "UTF-8"]);
+
+    let source = "{{ raise_exception('roles must\nalternate') }}";
+    let template = ChatTemplate::new(source.into(), "<bos>".into(), "<eos>".into()).expect("a template");
+    let message = Message { role: Role::User, content: "Hello".into() };
+    refused(template.render(&[message], Thinking::Off), &["chat template", "roles must", "alternate"]);
+}
+
+/// Every way in which an assistant can belong to another target, with both sides named.
+#[test]
+fn pairs_that_do_not_fit() {
+    for (field, value, about) in [
+        ("backbone_hidden_size", json!(96), ["hidden_size 96", "64"]),
+        ("text_config.vocab_size", json!(1024), ["vocab_size is 1024", "512"]),
+        ("text_config.head_dim", json!(64), ["head_dim 64", "32"]),
+        ("text_config.global_head_dim", json!(32), ["head_dim 32", "64"]),
+        ("text_config.num_key_value_heads", json!(4), ["4 K/V heads", "2"]),
+        ("text_config.sliding_window", json!(16), ["sliding_window is 16", "8"]),
+    ] {
+        let pair = Pair::new();
+        pair.set(ASSISTANT, field, value);
+        pair.refused(&[&["does not fit the target", "published for this target"][..], &about].concat());
+    }
+    // A target whose own K and V are of one attention type only.
+    let pair = Pair::new();
+    pair.set(TARGET, "num_kv_shared_layers", json!(0));
+    pair.set(TARGET, "layer_types", json!(vec!["full_attention"; 8]));
+    let problem = pair.engine().err().expect("the shapes differ, too").to_string();
+    says(&problem, &["target"]);
+
+    let pair = Pair::new();
+    pair.set(ASSISTANT, "model_type", json!("gemma4_text"));
+    pair.refused(&[ASSISTANT, "model_type", "not a Gemma 4 assistant"]);
+    // Target and assistant in each other's place.
+    let options = EngineOptions::new(pair.path("assistant")).with_assistant(pair.path("target"));
+    refused(Engine::load(&options), &["assistant"]);
+}
+
+#[test]
+fn token_ordering_is_a_permutation() {
+    let name = "masked_embedding.token_ordering";
+    for (at, id) in [(0, 512_i64), (5, -1), (7, i64::MAX), (9, i64::MIN), (511, 1 << 32)] {
+        let pair = Pair::new();
+        pair.tensors(DRAFTER, |tensors| {
+            tensors.get_mut(name).expect("a tensor").2[8 * at..8 * at + 8].copy_from_slice(&id.to_le_bytes());
+        });
+        pair.refused(&["assistant", name, &id.to_string(), "permutation"]);
+    }
+    let pair = Pair::new();
+    pair.tensors(DRAFTER, |tensors| tensors.get_mut(name).expect("a tensor").2.copy_within(0..8, 8));
+    pair.refused(&["assistant", name, "permutation"]);
+
+    let pair = Pair::new();
+    pair.tensors(DRAFTER, |tensors| {
+        let ordering = tensors.get_mut(name).expect("a tensor");
+        (ordering.0, ordering.1) = (Dtype::F64, vec![512]);
+    });
+    pair.refused(&["assistant", name, "I64"]);
+}
+
+/// Prompts and options that a session refuses; afterwards it works as if they had not been tried.
+#[test]
+fn prompts_and_options() {
+    let engine = Pair::new().engine().expect("an engine");
+    let mut options = SessionOptions::default();
+    options.kv.max_context = Some(32);
+    let mut session = engine.session(&options).expect("a session");
+    let with = |sampling| GenerateOptions { sampling, ..GenerateOptions::default() };
+    let block = |block_size| {
+        let speculation = Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() });
+        GenerateOptions { speculation, ..GenerateOptions::default() }
+    };
+    let sampling = |temperature, top_k, top_p, min_p| with(Sampling { temperature, top_k, top_p, min_p });
+    let prompt: &[u32] = &[2, 3, 4];
+    for (prompt, options, about) in [
+        (&[][..], with(Sampling::default()), ["prompt is empty", "at least one token"]),
+        (&[2, 512], with(Sampling::default()), ["token id 512", "vocabulary of 512"]),
+        (&[u32::MAX], with(Sampling::default()), ["token id 4294967295", "vocabulary"]),
+        (&[2; 33], with(Sampling::default()), ["33 tokens", "context of 32"]),
+        (&[2; 5000], with(Sampling::default()), ["5000 tokens", "shorten the prompt"]),
+        (prompt, block(0), ["draft block size is 0", "from 1"]),
+        (prompt, block(513), ["draft block size is 513", "512"]),
+        (prompt, block(usize::MAX), ["draft block size is 18446744073709551615", "512"]),
+        (prompt, sampling(-1.0, None, 1.0, 0.0), ["temperature", "0 or more"]),
+        (prompt, sampling(f32::NAN, None, 1.0, 0.0), ["temperature", "0 or more"]),
+        (prompt, sampling(f32::INFINITY, None, 1.0, 0.0), ["temperature", "0 or more"]),
+        (prompt, sampling(1.0, Some(0), 1.0, 0.0), ["top-k", "at least 1"]),
+        (prompt, sampling(1.0, None, 0.0, 0.0), ["top-p", "above 0"]),
+        (prompt, sampling(1.0, None, 1.5, 0.0), ["top-p", "at most 1"]),
+        (prompt, sampling(1.0, None, f32::NAN, 0.0), ["top-p", "above 0"]),
+        (prompt, sampling(1.0, None, 1.0, -0.5), ["min-p", "0 to 1"]),
+        (prompt, sampling(1.0, None, 1.0, f32::NAN), ["min-p", "0 to 1"]),
+    ] {
+        refused(session.generate(prompt, &options).map(|_| ()), &about);
+        assert!(session.kv().is_empty(), "{about:?}: something of the prompt was kept");
+    }
+    // Values at the far ends that mean something are no errors.
+    for options in
+        [sampling(f32::MIN_POSITIVE, Some(usize::MAX), f32::MIN_POSITIVE, 1.0), sampling(1e30, None, 1.0, 0.0)]
+    {
+        let mut session = engine.session(&SessionOptions::default()).expect("a session");
+        let generation = session.generate(prompt, &options).expect("a generation");
+        generation.for_each(|piece| drop(piece.expect("a piece")));
+    }
+    let generation = session.generate(prompt, &GenerateOptions::default()).expect("a generation");
+    generation.for_each(|piece| drop(piece.expect("a piece")));
+}
+
+#[test]
+fn speculation_without_an_assistant() {
+    let pair = Pair::new();
+    let engine = Engine::load(&EngineOptions::new(pair.path("target"))).expect("an engine");
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let options = GenerateOptions { speculation: Speculation::Mtp(MtpOptions::default()), ..Default::default() };
+    refused(session.generate(&[2], &options).map(|_| ()), &["assistant", "turn speculation off"]);
+}
+
+#[test]
+fn no_threads() {
+    let pair = Pair::new();
+    let options = EngineOptions { threads: Some(0), ..EngineOptions::new(pair.path("target")) };
+    refused(Engine::load(&options), &["number of threads is 0", "from 1 to"]);
+}
+
+/// Weights that are no numbers give an error, not token 0; the session stands where it stood.
+#[test]
+fn weights_that_are_no_numbers() {
+    for value in [f32::NAN, f32::INFINITY] {
+        let pair = Pair::new();
+        pair.tensors(WEIGHTS, |tensors| {
+            let norm = &mut tensors.get_mut("model.norm.weight").expect("a tensor").2;
+            // All of them: one infinite logit would be within the soft cap again, their sums are no numbers.
+            norm.chunks_exact_mut(4).for_each(|weight| weight.copy_from_slice(&value.to_le_bytes()));
+        });
+        let engine = pair.engine().expect("values are not looked at while loading");
+        for sampling in [Sampling::default(), Sampling { temperature: 1.0, ..Sampling::default() }] {
+            let mut session = engine.session(&SessionOptions::default()).expect("a session");
+            let options = GenerateOptions { sampling, ..GenerateOptions::default() };
+            refused(session.generate(&[2, 3], &options).map(|_| ()), &["no finite numbers", "damaged"]);
+        }
+    }
+    // A drafter whose numbers are none is noticed too, though the target could go on without it.
+    let pair = Pair::new();
+    pair.tensors(DRAFTER, |tensors| {
+        tensors.get_mut("model.norm.weight").expect("a tensor").2[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    });
+    let engine = pair.engine().expect("an engine");
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let mut generation = session.generate(&[2, 3], &GenerateOptions::default()).expect("the target is sound");
+    let first = generation.next().expect("a first piece").expect("the target's own token");
+    assert_eq!(first.tokens.len(), 1);
+    refused(generation.next().expect("a second piece"), &["no finite numbers"]);
+    assert!(generation.next().is_none(), "an error is the end");
+    drop(generation);
+    assert_eq!(session.kv().len(), 2, "a round that failed left nothing");
+    let plain = GenerateOptions { speculation: Speculation::Off, max_tokens: 4, ..GenerateOptions::default() };
+    let generation = session.generate(&[4], &plain).expect("the session can be used again");
+    assert_eq!(generation.map(|piece| piece.expect("a piece").tokens.len()).sum::<usize>(), 4);
+}
+
+#[test]
+fn names_on_the_hub_without_the_feature() {
+    for path in ["google/gemma-4-E2B-it", "some_one/a.model-1"] {
+        if cfg!(not(feature = "hub")) {
+            let command = format!("hf download {path} --local-dir models/{path}");
+            refused(foretoken::hub::resolve(Path::new(path)), &[path, &command]);
+        }
+    }
+    // Nothing that could be a path is taken for a name.
+    for path in ["models", "./a/b", "../a", "a/b/c", "/a/b", "a//b", "a/", "~/b", "a/b\n"] {
+        assert_eq!(foretoken::hub::resolve(Path::new(path)).expect("a path"), Path::new(path));
+    }
+}
+
+/// The example's executable, which `cargo test` builds beside this one.
+fn generate() -> Command {
+    let own = std::env::current_exe().expect("a path");
+    let profile = own.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
+    let path = profile.join("examples").join(format!("generate{}", std::env::consts::EXE_SUFFIX));
+    assert!(path.exists(), "{} is missing; build it: cargo build --example generate", path.display());
+    let mut command = Command::new(path);
+    // Neither log lines nor backtraces are part of the promise.
+    command.env_remove("RUST_LOG").env_remove("RUST_BACKTRACE").env_remove("RUST_LIB_BACKTRACE");
+    command
+}
+
+fn arguments(arguments: &[&str]) -> Vec<OsString> {
+    arguments.iter().map(OsString::from).collect()
+}
+
+/// Runs the example; it must fail as promised.
+fn fails(arguments: &[OsString], about: &[&str]) {
+    let Output { status, stdout, stderr } = generate().args(arguments).output().expect("a run");
+    let stderr = String::from_utf8_lossy(&stderr);
+    let what = format!("{arguments:?}: {status}: {stderr}");
+    assert_eq!(status.code(), Some(1), "{what}");
+    assert!(stdout.is_empty(), "{what}: something on stdout");
+    assert!(!stderr.contains("panicked"), "{what}");
+    assert!(stderr.starts_with("Error: "), "{what}");
+    assert_eq!(stderr.lines().count(), 1, "{what}: more than one line");
+    about.iter().for_each(|part| assert!(stderr.contains(part), "{what} does not mention {part:?}"));
+}
+
+#[test]
+fn the_command_line() {
+    let pair = Pair::new();
+    let path = |file: &str| pair.path(file).into_os_string().into_string().expect("UTF-8");
+    let model = path("target");
+    fails(&arguments(&["x", "--model", &path("nowhere")]), &["nowhere", "check the path"]);
+    fails(&arguments(&["x", "--model", &path(WEIGHTS)]), &[WEIGHTS, "is a file"]);
+    fails(&arguments(&["x", "--model", &model]), &["tokenizer.json", "token ids"]);
+    if cfg!(not(feature = "hub")) {
+        fails(&arguments(&["x", "--model", "nobody/nothing"]), &["hf download nobody/nothing"]);
+    }
+    let ids = ["--model", &model, "--assistant", &path("assistant"), "--prompt-ids", "2,3"];
+    let with = |more: &[&str]| arguments(&[&ids[..], more].concat());
+    fails(&with(&["--draft-block-size", "0"]), &["draft block size is 0"]);
+    fails(&with(&["--threads", "0"]), &["threads is 0"]);
+    fails(&with(&["--temperature=-1"]), &["temperature"]);
+    fails(&with(&["--temperature", "NaN"]), &["temperature"]);
+    fails(&with(&["--temperature", "1", "--top-p", "0"]), &["top-p"]);
+    fails(&with(&["--temperature", "1", "--top-k", "0"]), &["top-k"]);
+    fails(&with(&["--context", "1"]), &["2 tokens", "context of 1"]);
+    fails(&with(&["--context", "0"]), &["at least 1"]);
+    fails(&arguments(&["--model", &model, "--prompt-ids", "2,600"]), &["token id 600"]);
+    pair.write(TARGET, "{");
+    fails(&with(&[]), &[TARGET, "valid JSON"]);
+    fails(&arguments(&[""]), &["prompt is empty"]);
+    fails(&arguments(&["--chat", "x"]), &["chat template"]);
+}
+
+/// Wrong usage is an error like any other: one line, exit code 1.
+#[test]
+fn usage() {
+    fails(&arguments(&["--no-such-flag"]), &["--no-such-flag"]);
+    fails(&arguments(&["--threads", "many"]), &["--threads", "many"]);
+    fails(&arguments(&["--max-tokens=-1"]), &["-1"]);
+    fails(&arguments(&["--cache-type-k", "f8"]), &["--cache-type-k", "f8"]);
+    fails(&arguments(&["--prompt-ids", "2,x"]), &["--prompt-ids", "x"]);
+    fails(&arguments(&["--prompt-ids", ""]), &["--prompt-ids"]);
+    fails(&arguments(&["text", "--prompt-ids", "2"]), &["--prompt-ids"]);
+    fails(&arguments(&["x", "--system", "y"]), &["--chat"]);
+    let help = generate().arg("--help").output().expect("a run");
+    assert!(help.status.success() && !help.stdout.is_empty() && help.stderr.is_empty());
+}
+
+#[cfg(unix)]
+#[test]
+fn arguments_that_are_not_utf_8() {
+    use std::os::unix::ffi::OsStrExt;
+    let bytes = |bytes: &[u8]| OsStr::from_bytes(bytes).to_owned();
+    fails(&[bytes(b"fn main\xFF")], &["UTF-8"]);
+    fails(&[bytes(b"--stop"), bytes(b"\xC3\x28")], &["UTF-8"]);
+    // A path need not be UTF-8; this one is missing.
+    fails(&[bytes(b"x"), bytes(b"--model"), bytes(b"/nowhere/\xFF")], &["/nowhere/", "check the path"]);
+    fails(&[bytes(b"x"), bytes(b"--model"), bytes(b"\xFF/\xFE")], &["check the path"]);
+}
+
+/// The library's errors keep their kind, for callers that act on it.
+#[test]
+fn kinds() {
+    let pair = Pair::new();
+    pair.set(ASSISTANT, "backbone_hidden_size", json!(96));
+    assert!(matches!(pair.engine(), Err(Error::Pair { .. })));
+    pair.set(TARGET, "hidden_activation", json!("relu"));
+    assert!(matches!(pair.engine(), Err(Error::Config { field, .. }) if field == "hidden_activation"));
+    std::fs::remove_file(pair.path(TARGET)).expect("it was there");
+    assert!(matches!(pair.engine(), Err(Error::Io { .. })));
+}

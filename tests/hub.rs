@@ -1,0 +1,292 @@
+//! Checkpoints by name, against a small server that speaks the Hub's routes on the loopback interface.
+#![cfg(feature = "hub")]
+
+mod cases;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use foretoken::hub::{HubOptions, resolve_with};
+use foretoken::{Engine, EngineOptions, GenerateOptions, Result, SessionOptions};
+use serde_json::json;
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// What the server serves, and what it was asked.
+#[derive(Default)]
+struct State {
+    /// Files by `owner/name/file`.
+    files: BTreeMap<String, Vec<u8>>,
+    /// First lines of requests, with the range that was asked for.
+    requests: Vec<String>,
+    /// Bytes of a body after which the connection breaks; once.
+    break_after: Option<usize>,
+    /// The token that requests need.
+    token: Option<&'static str>,
+}
+
+struct Server {
+    endpoint: String,
+    state: Arc<Mutex<State>>,
+}
+
+impl Server {
+    fn new(files: BTreeMap<String, Vec<u8>>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
+        let state = Arc::new(Mutex::new(State { files, ..State::default() }));
+        let (own, served) = (endpoint.clone(), Arc::clone(&state));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                // A client that goes away is its own business.
+                let _ = answer(stream.expect("a connection"), &served, &own);
+            }
+        });
+        Self { endpoint, state }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().expect("the server lives")
+    }
+
+    fn options(&self, cache: &Path) -> HubOptions {
+        let cache = Some(cache.join("hub"));
+        HubOptions { endpoint: self.endpoint.clone(), cache, ..HubOptions::default() }
+    }
+}
+
+/// Answers one request and closes the connection.
+fn answer(mut stream: TcpStream, state: &Mutex<State>, endpoint: &str) -> std::io::Result<()> {
+    let mut lines = BufReader::new(stream.try_clone()?).lines();
+    let request = lines.next().transpose()?.unwrap_or_default();
+    let mut headers = BTreeMap::new();
+    for line in lines {
+        let line = line?;
+        let Some((name, value)) = line.split_once(": ") else { break };
+        headers.insert(name.to_lowercase(), value.to_owned());
+    }
+    let range = headers.get("range").and_then(|range| range.strip_prefix("bytes="));
+    let mut state = state.lock().expect("the server lives");
+    state.requests.push(format!("{request} {}", range.unwrap_or("whole")));
+
+    let mut words = request.split(' ');
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let allowed = state.token.is_none_or(|token| headers.get("authorization") == Some(&format!("Bearer {token}")));
+    let info = path.strip_prefix("/api/models/").and_then(|path| path.strip_suffix("/revision/main"));
+    if let Some(name) = info.filter(|_| allowed) {
+        let prefix = format!("{name}/");
+        let names = state.files.keys().filter_map(|file| file.strip_prefix(&prefix));
+        let siblings: Vec<_> = names.map(|file| json!({ "rfilename": file })).collect();
+        if siblings.is_empty() {
+            return write!(stream, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        }
+        let body = json!({"siblings": siblings, "sha": COMMIT, "id": name}).to_string();
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close";
+        return write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    }
+    // Large files lie elsewhere: the Hub names their hash, and redirects.
+    let stored = path.strip_prefix("/storage/");
+    let file = stored.map(str::to_owned).unwrap_or_else(|| path[1..].replacen("/resolve/main/", "/", 1));
+    let Some(content) = state.files.get(&file).filter(|_| allowed) else {
+        let status = if allowed { "404 Not Found" } else { "401 Unauthorized" };
+        return write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    };
+    let etag =
+        format!("{:x}-{:x}", content.len(), content.iter().fold(7_u64, |h, b| h.wrapping_mul(31) + u64::from(*b)));
+    let commit = format!("X-Repo-Commit: {COMMIT}\r\nConnection: close");
+    if stored.is_none() && file.ends_with(".safetensors") {
+        let location = format!("Location: {endpoint}/storage/{file}\r\nX-Linked-Etag: \"{etag}\"");
+        return write!(stream, "HTTP/1.1 302 Found\r\n{location}\r\n{commit}\r\nContent-Length: 0\r\n\r\n");
+    }
+    let all = content.len();
+    let bounds = range.and_then(|range| range.split_once('-'));
+    let (first, end) = match bounds {
+        Some((first, last)) => {
+            (first.parse().unwrap_or(0), last.parse().map_or(all, |last: usize| (last + 1).min(all)))
+        }
+        None => (0, all),
+    };
+    let status = if bounds.is_some() { "206 Partial Content" } else { "200 OK" };
+    let range = format!("Content-Range: bytes {first}-{}/{all}\r\nAccept-Ranges: bytes", end.saturating_sub(1));
+    let length = end - first;
+    write!(stream, "HTTP/1.1 {status}\r\nETag: \"{etag}\"\r\n{commit}\r\n{range}\r\nContent-Length: {length}\r\n\r\n")?;
+    if method == "HEAD" {
+        return Ok(());
+    }
+    let body = content[first..end].to_vec();
+    // Questions for a file's size ask for one byte of it; the connection breaks in a download.
+    let sent = if length > 1 { state.break_after.take_if(|after| *after < length).unwrap_or(length) } else { length };
+    drop(state);
+    stream.write_all(&body[..sent])
+}
+
+/// The files of a fixture's part, as `name/file`.
+fn files(name: &str, directory: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(directory).expect("a directory");
+    let paths = entries.map(|entry| entry.expect("a file").path());
+    let file_name = |path: &PathBuf| path.file_name().expect("a name").to_string_lossy().into_owned();
+    paths.map(|path| (format!("{name}/{}", file_name(&path)), std::fs::read(&path).expect("a file"))).collect()
+}
+
+fn fixture() -> (PathBuf, Vec<u32>) {
+    let case = cases::all().into_iter().find(|case| case.name == "edge").expect("the edge fixture");
+    (case.path.clone(), case.ids("input_ids"))
+}
+
+/// The edge fixture, its target as `test/target` and its assistant as `test/assistant`.
+fn edge() -> Server {
+    let (path, _) = fixture();
+    let mut all = files("test/target", &path.join("target"));
+    all.extend(files("test/assistant", &path.join("assistant")));
+    Server::new(all)
+}
+
+fn ids(target: &Path, assistant: &Path, prompt: &[u32]) -> Vec<u32> {
+    let engine = Engine::load(&EngineOptions::new(target).with_assistant(assistant)).expect("an engine");
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let options = GenerateOptions { max_tokens: 8, ..GenerateOptions::default() };
+    let generation = session.generate(prompt, &options).expect("a generation");
+    generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
+}
+
+fn resolve(name: &str, options: &HubOptions) -> Result<PathBuf> {
+    resolve_with(Path::new(name), options)
+}
+
+fn refused(result: Result<PathBuf>, about: &[&str]) {
+    let message = result.expect_err("an error").to_string();
+    assert_eq!(message.lines().count(), 1, "not one line: {message:?}");
+    about.iter().for_each(|part| assert!(message.contains(part), "{message:?} does not mention {part:?}"));
+}
+
+#[test]
+fn a_pair_loads_by_name() {
+    let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
+    let seen = Arc::new(Mutex::new(BTreeMap::new()));
+    let mut options = server.options(cache.path());
+    let log = Arc::clone(&seen);
+    options.progress = Some(Arc::new(move |download| {
+        let mut log = log.lock().expect("a log");
+        let known = log.insert(download.file.to_owned(), (download.done, download.total));
+        assert!(download.done <= download.total && known.is_none_or(|(before, _)| before <= download.done));
+    }));
+    let target = resolve("test/target", &options).expect("the target");
+    let log = std::mem::take(&mut *seen.lock().expect("a log"));
+    assert_eq!(log.keys().collect::<Vec<_>>(), ["config.json", "generation_config.json", "model.safetensors"]);
+    let (path, prompt) = fixture();
+    for (file, (done, total)) in log {
+        let len = std::fs::metadata(path.join("target").join(&file)).expect("a file").len();
+        assert_eq!((done, total), (len, len), "{file}");
+    }
+    let assistant = resolve("test/assistant", &options).expect("the assistant");
+    assert_eq!(ids(&target, &assistant, &prompt), ids(&path.join("target"), &path.join("assistant"), &prompt));
+
+    // What is here is used as it is, without a question to the server: it works offline.
+    let asked = server.state().requests.len();
+    let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options };
+    assert_eq!(resolve("test/target", &offline).expect("the target"), target);
+    assert_eq!(server.state().requests.len(), asked);
+}
+
+#[test]
+fn shards_and_everything_beside_them() {
+    let (path, prompt) = fixture();
+    let mut all = files("test/sharded", &path.join("target"));
+    let whole = all.remove("test/sharded/model.safetensors").expect("weights");
+    let tensors = safetensors::SafeTensors::deserialize(&whole).expect("safetensors").tensors();
+    let mut weight_map = serde_json::Map::new();
+    for (shard, tensors) in (1..).zip(tensors.chunks(tensors.len().div_ceil(2))) {
+        let name = format!("model-0000{shard}-of-00002.safetensors");
+        tensors.iter().for_each(|(tensor, _)| drop(weight_map.insert(tensor.clone(), json!(name))));
+        let bytes = safetensors::serialize(tensors.iter().map(|(name, view)| (name, view)), None).expect("a shard");
+        all.insert(format!("test/sharded/{name}"), bytes);
+    }
+    let index = json!({ "weight_map": weight_map }).to_string();
+    all.insert("test/sharded/model.safetensors.index.json".into(), index.into_bytes());
+    all.insert("test/sharded/chat_template.jinja".into(), b"{{ messages[0].content }}".to_vec());
+    all.insert("test/sharded/README.md".into(), b"not needed".to_vec());
+    all.insert("test/sharded/original/weights.pth".into(), vec![0; 100]);
+    let (server, cache) = (Server::new(all), tempfile::tempdir().expect("a directory"));
+    let target = resolve("test/sharded", &server.options(cache.path())).expect("the target");
+    assert!(target.join("chat_template.jinja").exists());
+    assert!(!target.join("README.md").exists() && !target.join("original").exists(), "more than a checkpoint needs");
+    let (one, assistant) = (path.join("target"), path.join("assistant"));
+    assert_eq!(ids(&target, &assistant, &prompt), ids(&one, &assistant, &prompt));
+}
+
+/// A shard is a file beside its index; an index cannot make the client ask for, or write, anything else.
+#[test]
+fn an_index_names_files_only() {
+    let (path, _) = fixture();
+    let mut all = files("test/odd", &path.join("target"));
+    let index = json!({"weight_map": {"x": "../../../../elsewhere"}}).to_string();
+    all.insert("test/odd/model.safetensors.index.json".into(), index.into_bytes());
+    let (server, cache) = (Server::new(all), tempfile::tempdir().expect("a directory"));
+    refused(resolve("test/odd", &server.options(cache.path())), &["weight_map.x", "not a file name"]);
+}
+
+#[test]
+fn a_missing_repository() {
+    let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
+    let options = server.options(cache.path());
+    refused(resolve("test/nothing", &options), &["test/nothing", &server.endpoint, "404", "check the name"]);
+    // A repository without a checkpoint.
+    server.state().files.insert("test/text/README.md".into(), b"text".to_vec());
+    refused(resolve("test/text", &options), &["test/text", "config.json"]);
+    server.state().files.insert("test/text/config.json".into(), b"{}".to_vec());
+    refused(resolve("test/text", &options), &["test/text", "model.safetensors"]);
+    // A path that exists is a path, whatever the Hub has; what cannot be a name is one too.
+    let asked = server.state().requests.len();
+    for path in ["tests/cases", "no/such/path", "./x"] {
+        assert_eq!(resolve(path, &options).expect("a path"), Path::new(path));
+    }
+    assert_eq!(server.state().requests.len(), asked);
+}
+
+#[test]
+fn a_repository_that_needs_a_token() {
+    let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
+    server.state().token = Some("hf_secret");
+    let options = server.options(cache.path());
+    refused(resolve("test/target", &options), &["test/target", "401", "token"]);
+    let wrong = HubOptions { token: Some("hf_wrong".into()), ..options.clone() };
+    let message = resolve("test/target", &wrong).expect_err("an error").to_string();
+    assert!(message.contains("401") && !message.contains("hf_wrong"), "{message}");
+    let right = HubOptions { token: Some("hf_secret".into()), ..options };
+    assert!(resolve("test/target", &right).expect("the target").join("model.safetensors").exists());
+}
+
+/// A server that dies midway is an error; nothing half is taken for a checkpoint, and the next attempt goes on from
+/// there.
+#[test]
+fn a_server_that_dies_midway() {
+    let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
+    let options = server.options(cache.path());
+    server.state().break_after = Some(100_000);
+    refused(resolve("test/target", &options), &["test/target", "model.safetensors", &server.endpoint, "try again"]);
+    assert_eq!(server.state().break_after, None, "the connection did not break");
+
+    server.state().requests.clear();
+    let target = resolve("test/target", &options).expect("the target");
+    let resumed = |request: &String| request.contains("model.safetensors") && request.ends_with(" 100000-");
+    assert!(server.state().requests.iter().any(resumed), "{:?}", server.state().requests);
+    let (path, _) = fixture();
+    let read = |directory: &Path| std::fs::read(directory.join("model.safetensors")).expect("weights");
+    assert!(read(&target) == read(&path.join("target")), "the two parts do not make the whole");
+}
+
+#[test]
+fn nobody_answers() {
+    let cache = tempfile::tempdir().expect("a directory");
+    // The port was free a moment ago, and nobody listens on it now.
+    let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port();
+    let endpoint = format!("http://127.0.0.1:{port}");
+    let options =
+        HubOptions { endpoint: endpoint.clone(), cache: Some(cache.path().join("hub")), ..Default::default() };
+    refused(resolve("test/target", &options), &["test/target", &endpoint, "try again"]);
+    let nonsense = HubOptions { endpoint: "no endpoint".into(), ..options };
+    refused(resolve("test/target", &nonsense), &["test/target", "no endpoint"]);
+}

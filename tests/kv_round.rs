@@ -1,0 +1,309 @@
+//! The cache's promise: a committed round leaves what plain decoding of the committed rows leaves, a dropped one leaves
+//! nothing, and while it lasts its queries see what plain decoding shows them.
+
+use candle_core::Tensor;
+use foretoken::kv::{KvAccess, KvCache, KvLayout, KvOptions, StoreLayout};
+use foretoken::nn::{F32View, tensor};
+use foretoken::{ElementType, Error, Isa};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+/// Positions per page: what `bytes` is counted in.
+const PAGE: usize = 128;
+
+const F32: ElementType = ElementType::F32;
+const F16: ElementType = ElementType::F16;
+const BF16: ElementType = ElementType::Bf16;
+
+/// The types of keys and values that are tried.
+const TYPES: [(ElementType, ElementType); 5] = [(F32, F32), (F16, F16), (BF16, BF16), (F16, F32), (F32, BF16)];
+
+/// Two query heads share a K/V head.
+const GROUP: usize = 2;
+
+/// Full and sliding stores of every kind, the last two layers reading the stores of others.
+fn layout() -> KvLayout {
+    let store = |num_kv_heads, head_dim, window| StoreLayout { num_kv_heads, head_dim, window };
+    KvLayout {
+        stores: vec![
+            store(1, 64, None),
+            store(2, 32, Some(1)),
+            store(3, 32, Some(8)),
+            store(1, 64, Some(128)),
+            store(4, 32, None),
+        ],
+        store_of_layer: vec![0, 1, 2, 3, 4, 3, 0],
+    }
+}
+
+fn cache((key, value): (ElementType, ElementType), max_round_rows: usize, max_context: usize) -> KvCache {
+    let options = KvOptions { key, value, max_context: None, max_round_rows };
+    KvCache::new(layout(), &options, max_context, Isa::best()).expect("a cache")
+}
+
+/// What one position gives every layer: its own K and V where the layer has a store, and its queries.
+struct Position {
+    keys: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
+    queries: Vec<Vec<f32>>,
+}
+
+impl Position {
+    fn random(rng: &mut StdRng) -> Self {
+        let layout = layout();
+        let mut floats = |len: usize| (0..len).map(|_| rng.random_range(-1.0..1.0)).collect::<Vec<f32>>();
+        let widths: Vec<_> = layout.stores.iter().map(|store| store.num_kv_heads * store.head_dim).collect();
+        Self {
+            keys: widths.iter().map(|width| floats(*width)).collect(),
+            values: widths.iter().map(|width| floats(*width)).collect(),
+            queries: layout.store_of_layer.iter().map(|store| floats(GROUP * widths[*store])).collect(),
+        }
+    }
+}
+
+/// The rows of `positions`, one after the other, as a tensor `(rows, heads, head_dim)`.
+fn rows<'p>(rows: impl Iterator<Item = &'p Vec<f32>>, head_dim: usize) -> Tensor {
+    let rows: Vec<_> = rows.collect();
+    let heads = rows[0].len() / head_dim;
+    tensor(rows.iter().flat_map(|row| row.iter().copied()).collect(), (rows.len(), heads, head_dim)).expect("a tensor")
+}
+
+/// What attention gave: for each layer, for each row, its bits.
+type Attended = Vec<Vec<Vec<u32>>>;
+
+/// Stages `positions` in one round, attends in every layer, and commits the first `keep`, or drops the round.
+fn round(cache: &mut KvCache, positions: &[Position], keep: Option<usize>) -> Attended {
+    let layout = layout();
+    let mut round = cache.begin_round(positions.len()).expect("a round");
+    let mut attended = Vec::new();
+    for (layer, store) in layout.store_of_layer.iter().enumerate() {
+        let head_dim = layout.stores[*store].head_dim;
+        if layer == *store {
+            let k = rows(positions.iter().map(|position| &position.keys[layer]), head_dim);
+            let v = rows(positions.iter().map(|position| &position.values[layer]), head_dim);
+            round.append(layer, &k, &v).expect("rows of the store's shape");
+        }
+        let q = rows(positions.iter().map(|position| &position.queries[layer]), head_dim);
+        attended.push(bits(&round.attend(layer, &q).expect("queries of the store's shape"), positions.len()));
+    }
+    if let Some(keep) = keep {
+        round.commit(keep);
+    }
+    attended
+}
+
+fn bits(tensor: &Tensor, rows: usize) -> Vec<Vec<u32>> {
+    let values = F32View::new(tensor).expect("an f32 tensor");
+    assert!(values.iter().all(|x| x.is_finite()), "attention gave {values:?}", values = &values[..8]);
+    values.chunks_exact(values.len() / rows).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
+}
+
+/// Checks row `row` of a round against a plain step at the same position.
+fn assert_same_row(round: &Attended, row: usize, step: &Attended, what: &str) {
+    for (layer, (round, step)) in round.iter().zip(step).enumerate() {
+        assert_eq!(round[row], step[0], "{what}: row {row}, layer {layer}");
+    }
+}
+
+/// What a drafter sees: queries behind the last committed row.
+fn drafter_view(cache: &KvCache, queries: &Position) -> Vec<Vec<Vec<u32>>> {
+    let layout = layout();
+    let attend = |(layer, store): (usize, &usize)| {
+        let q = rows(std::iter::once(&queries.queries[layer]), layout.stores[*store].head_dim);
+        bits(&cache.committed().attend(layer, &q).expect("queries of the store's shape"), 1)
+    };
+    layout.store_of_layer.iter().enumerate().map(attend).collect()
+}
+
+/// Bytes of a cache that staged rows up to `end`.
+fn bytes((key, value): (ElementType, ElementType), max_round_rows: usize, end: usize) -> usize {
+    let of = |store: &StoreLayout| {
+        let ring = store.window.map(|window| (window - 1 + max_round_rows).div_ceil(PAGE));
+        let pages = ring.unwrap_or(usize::MAX).min(end.div_ceil(PAGE));
+        pages * PAGE * store.num_kv_heads * store.head_dim * (key.size() + value.size())
+    };
+    layout().stores.iter().map(of).sum()
+}
+
+/// Rounds of 1 to 20 rows, of which any number is kept, against a cache that saw the kept rows one by one. Rejected rows
+/// differ from those that later stand at their positions, so a row that survives a rollback shows. 80 rounds write some
+/// 400 positions: three pages, and twice around the ring of the widest window.
+#[test]
+fn rounds_leave_what_single_steps_leave() {
+    const MAX_ROUND_ROWS: usize = 20;
+    for (types, seed) in TYPES.into_iter().flat_map(|types| [1, 2].map(|seed| (types, seed))) {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut rounds = cache(types, MAX_ROUND_ROWS, 4096);
+        // Its rings have another size, so equal rows do not lie in equal places by chance.
+        let mut steps = cache(types, 1, 4096);
+        let mut staged_end = 0;
+        for n in 0..80 {
+            let positions: Vec<_> =
+                (0..rng.random_range(1..=MAX_ROUND_ROWS)).map(|_| Position::random(&mut rng)).collect();
+            let dropped = rng.random_range(0..8) == 0;
+            let keep = if dropped { 0 } else { rng.random_range(0..=positions.len()) };
+            let what = format!("{types:?}, seed {seed}, round {n}: {keep} of {} rows", positions.len());
+            staged_end = staged_end.max(rounds.len() + positions.len());
+            let attended = round(&mut rounds, &positions, (!dropped).then_some(keep));
+            for (row, position) in positions.iter().take(keep + 1).enumerate() {
+                // The first rejected row saw the kept ones, so it too has its plain step, which is not kept either.
+                let step = round(&mut steps, std::slice::from_ref(position), (row < keep).then_some(1));
+                assert_same_row(&attended, row, &step, &what);
+            }
+            assert_eq!(rounds.len(), steps.len(), "{what}");
+            assert!(rounds.same_rows(&steps), "{what}: rows differ");
+            assert_eq!(rounds.bytes(), bytes(types, MAX_ROUND_ROWS, staged_end), "{what}");
+            let queries = Position::random(&mut rng);
+            assert_eq!(drafter_view(&rounds, &queries), drafter_view(&steps, &queries), "{what}: the drafter's view");
+        }
+        assert!(rounds.len() > 2 * PAGE + 20, "{} positions do not wrap the ring", rounds.len());
+    }
+}
+
+/// Every row of a round, kept or not, at lengths around the windows and the pages.
+#[test]
+fn every_row_of_a_round_sees_what_single_steps_see() {
+    for types in [(F32, F32), (F16, BF16)] {
+        for len in [0, 1, 6, 7, 8, 120, 127, 128, 250, 256, 300] {
+            let mut rng = StdRng::seed_from_u64(len as u64);
+            let before: Vec<_> = (0..len).map(|_| Position::random(&mut rng)).collect();
+            for count in [1, 2, 7, 20] {
+                let staged: Vec<_> = (0..count).map(|_| Position::random(&mut rng)).collect();
+                let (mut rounds, mut steps) = (cache(types, 20, 4096), cache(types, 20, 4096));
+                for before in before.chunks(20) {
+                    round(&mut rounds, before, Some(before.len()));
+                    round(&mut steps, before, Some(before.len()));
+                }
+                let attended = round(&mut rounds, &staged, None);
+                for (row, position) in staged.iter().enumerate() {
+                    let step = round(&mut steps, std::slice::from_ref(position), Some(1));
+                    assert_same_row(&attended, row, &step, &format!("{types:?}, {count} rows after {len}"));
+                }
+            }
+        }
+    }
+}
+
+/// Attention over the rows that a window admits, straight from the definition and in f64.
+fn attention(history: &[Position], layer: usize, query: &Position) -> Vec<f64> {
+    let layout = layout();
+    let index = layout.store_of_layer[layer];
+    let StoreLayout { num_kv_heads, head_dim, window } = layout.stores[index];
+    let first = window.map_or(0, |window| history.len().saturating_sub(window));
+    let mut y = Vec::new();
+    for head in 0..num_kv_heads * GROUP {
+        let of = |row: &[f32], head: usize| row[head * head_dim..(head + 1) * head_dim].to_vec();
+        let (q, kv_head) = (of(&query.queries[layer], head), head / GROUP);
+        let weight = |position: &Position| {
+            let k = of(&position.keys[index], kv_head);
+            q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(k)).sum::<f64>().exp()
+        };
+        let weights: Vec<f64> = history[first..].iter().map(weight).collect();
+        let total: f64 = weights.iter().sum();
+        y.extend((0..head_dim).map(|i| {
+            let value = |position: &Position| f64::from(of(&position.values[index], kv_head)[i]);
+            history[first..]
+                .iter()
+                .zip(&weights)
+                .map(|(position, weight)| weight / total * value(position))
+                .sum::<f64>()
+        }));
+    }
+    y
+}
+
+/// Equal to each other is not yet right: the newest row also agrees with the definition.
+#[test]
+fn attention_is_over_the_window() {
+    let mut rng = StdRng::seed_from_u64(3);
+    let mut cache = cache((F32, F32), 20, 4096);
+    let mut history = Vec::new();
+    while history.len() < 400 {
+        let positions: Vec<_> = (0..rng.random_range(1..=20)).map(|_| Position::random(&mut rng)).collect();
+        let attended = round(&mut cache, &positions, Some(positions.len()));
+        history.extend(positions);
+        for (layer, attended) in attended.iter().enumerate() {
+            let want = attention(&history, layer, history.last().expect("a position"));
+            let got = attended.last().expect("a row").iter().map(|bits| f64::from(f32::from_bits(*bits)));
+            let error = got.zip(want).map(|(got, want)| (got - want).abs()).fold(0.0, f64::max);
+            assert!(error < 1e-5, "layer {layer} at {}: {error}", history.len());
+        }
+    }
+}
+
+/// What does not fit is refused before anything is written.
+#[test]
+fn a_refused_round_changes_nothing() {
+    let mut rng = StdRng::seed_from_u64(4);
+    let positions: Vec<_> = (0..30).map(|_| Position::random(&mut rng)).collect();
+    let (mut tried, mut twin) = (cache((F16, F16), 20, 30), cache((F16, F16), 20, 30));
+    for cache in [&mut tried, &mut twin] {
+        round(cache, &positions[..20], Some(18));
+    }
+    for (rows, context) in [(0, false), (21, false), (usize::MAX, false), (13, true), (20, true)] {
+        match tried.begin_round(rows).err() {
+            Some(Error::Context { needed, limit }) if context => assert_eq!((needed, limit), (18 + rows, 30)),
+            Some(Error::Input(problem)) if !context => {
+                assert!(problem.contains(&rows.to_string()) && problem.contains("20"), "{problem}");
+            }
+            other => panic!("a round of {rows} rows: {other:?}"),
+        }
+        assert!(tried.same_rows(&twin) && tried.bytes() == twin.bytes(), "a round of {rows} rows");
+    }
+    // The last positions can be used.
+    for cache in [&mut tried, &mut twin] {
+        round(cache, &positions[18..], Some(12));
+    }
+    assert_eq!((tried.len(), tried.max_context()), (30, 30));
+    assert!(matches!(tried.begin_round(1).err(), Some(Error::Context { needed: 31, limit: 30 })));
+    assert!(tried.same_rows(&twin));
+}
+
+/// Tensors of the wrong shape are refused by name, and the round that got them can only be dropped.
+#[test]
+fn misshapen_rows_are_refused() {
+    let mut cache = cache((F32, F32), 20, 30);
+    let zeros = |shape: (usize, usize, usize)| tensor(vec![0.0; shape.0 * shape.1 * shape.2], shape).expect("a tensor");
+    let mut staged = cache.begin_round(2).expect("a round");
+    let right = zeros((2, 2, 32));
+    for wrong in [(1, 2, 32), (3, 2, 32), (2, 1, 32), (2, 2, 64), (2, 1, 64)] {
+        for (k, v, name) in [(&zeros(wrong), &right, "K of layer 1"), (&right, &zeros(wrong), "V of layer 1")] {
+            let problem = staged.append(1, k, v).expect_err("a wrong shape").to_string();
+            assert!(problem.contains(name) && problem.contains("[2, 2, 32]"), "{problem}");
+        }
+    }
+    assert!(staged.attend(1, &zeros((2, 3, 32))).is_err(), "three query heads over two K/V heads");
+    assert!(staged.attend(1, &zeros((2, 2, 64))).is_err(), "queries that are wider than the keys");
+    drop(staged);
+    assert!(cache.is_empty());
+}
+
+#[test]
+#[should_panic = "commit: 3 of 2 rows"]
+fn more_than_was_staged_cannot_be_kept() {
+    let mut cache = cache((F32, F32), 20, 30);
+    cache.begin_round(2).expect("a round").commit(3);
+}
+
+#[test]
+fn bytes_per_token_are_those_of_the_full_layers() {
+    for (key, value) in TYPES {
+        let cache = cache((key, value), 20, 30);
+        assert_eq!(cache.bytes_per_token(), (64 + 4 * 32) * (key.size() + value.size()));
+        assert_eq!(cache.bytes(), 0, "nothing is allocated before it is needed");
+    }
+}
+
+/// Limits of any size are accepted without memory for them; limits of nothing are refused.
+#[test]
+fn limits_are_checked() {
+    let new = |max_context, max_round_rows| {
+        let options = KvOptions { max_context: Some(max_context), max_round_rows, ..KvOptions::default() };
+        KvCache::new(layout(), &options, 4096, Isa::best())
+    };
+    for (context, rows) in [(0, 20), (30, 0)] {
+        let problem = new(context, rows).err().expect("an empty cache").to_string();
+        assert!(problem.contains("at least 1"), "{problem}");
+    }
+    assert_eq!(new(usize::MAX, usize::MAX).expect("a cache").bytes(), 0);
+}

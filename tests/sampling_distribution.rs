@@ -1,0 +1,392 @@
+//! Sampling with drafts draws from the target's own distribution. Synthetic models over a tiny vocabulary, whose exact
+//! distribution can be written down, go through the pure pieces; the engine itself is compared with plain sampling.
+
+mod cases;
+
+use std::collections::BTreeMap;
+
+use foretoken::sampler::{Distribution, Sampler};
+use foretoken::speculative::{Draft, DraftSampling, accept};
+use foretoken::{Engine, EngineOptions, GenerateOptions, MtpOptions, Sampling, SessionOptions, Speculation};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+/// Normal deviate that a correct sampler exceeds once in ten thousand tests. Seeds are fixed, so a test that passes
+/// passes always.
+const LIMIT: f64 = 3.72;
+
+/// Wilson and Hilferty's normal deviate of a chi-square statistic: 0 is what is expected, [`LIMIT`] one in 10^4.
+fn deviate(chi_square: f64, degrees: f64) -> f64 {
+    let spread = 2.0 / (9.0 * degrees);
+    ((chi_square / degrees).cbrt() - (1.0 - spread)) / spread.sqrt()
+}
+
+/// How far `counts` are from `probabilities`. Cells too rare for the statistic are counted as one.
+fn goodness_of_fit<K: Ord>(counts: &BTreeMap<K, usize>, probabilities: &BTreeMap<K, f64>) -> f64 {
+    let draws = counts.values().sum::<usize>() as f64;
+    assert!(counts.keys().all(|outcome| probabilities.contains_key(outcome)), "an impossible outcome was drawn");
+    let mut rest = (0.0, 0.0);
+    let (mut chi_square, mut cells) = (0.0, 0.0);
+    let mut add = |observed: f64, expected: f64| {
+        chi_square += (observed - expected).powi(2) / expected;
+        cells += 1.0;
+    };
+    for (outcome, probability) in probabilities {
+        let (observed, expected) = (counts.get(outcome).map_or(0.0, |n| *n as f64), probability * draws);
+        if expected >= 5.0 {
+            add(observed, expected);
+        } else {
+            rest = (rest.0 + observed, rest.1 + expected);
+        }
+    }
+    if rest.1 > 0.0 {
+        add(rest.0, rest.1);
+    }
+    deviate(chi_square, cells - 1.0)
+}
+
+/// How far two samples of equal size are from having come from one distribution.
+fn two_samples<K: Ord + Clone>(a: &BTreeMap<K, usize>, b: &BTreeMap<K, usize>) -> f64 {
+    let (mut chi_square, mut cells, mut rest) = (0.0, 0.0, (0.0, 0.0));
+    let mut add = |a: f64, b: f64| {
+        chi_square += (a - b).powi(2) / (a + b);
+        cells += 1.0;
+    };
+    let outcomes: std::collections::BTreeSet<_> = a.keys().chain(b.keys()).collect();
+    for outcome in outcomes {
+        let count = |counts: &BTreeMap<K, usize>| counts.get(outcome).map_or(0.0, |n| *n as f64);
+        if count(a) + count(b) >= 10.0 {
+            add(count(a), count(b));
+        } else {
+            rest = (rest.0 + count(a), rest.1 + count(b));
+        }
+    }
+    if rest.0 + rest.1 > 0.0 {
+        add(rest.0, rest.1);
+    }
+    deviate(chi_square, cells - 1.0)
+}
+
+fn sampling(temperature: f32, top_k: Option<usize>, top_p: f32, min_p: f32) -> Sampling {
+    Sampling { temperature, top_k, top_p, min_p }
+}
+
+/// Each filter alone, and all together.
+fn samplings() -> [Sampling; 6] {
+    [
+        sampling(1.0, None, 1.0, 0.0),
+        sampling(0.6, None, 1.0, 0.0),
+        sampling(1.0, Some(4), 1.0, 0.0),
+        sampling(1.3, None, 0.8, 0.0),
+        sampling(1.0, None, 1.0, 0.15),
+        sampling(1.2, Some(6), 0.9, 0.05),
+    ]
+}
+
+/// Two models that agree in part: logits that depend on everything that was written so far.
+struct Models {
+    vocabulary: usize,
+    sampler: Sampler,
+    target: BTreeMap<Vec<u32>, Distribution>,
+    drafter: BTreeMap<Vec<u32>, (u32, Distribution)>,
+}
+
+impl Models {
+    fn new(vocabulary: usize, sampling: Sampling) -> Self {
+        let sampler = Sampler::new(sampling, Vec::new()).expect("parameters in range");
+        Self { vocabulary, sampler, target: BTreeMap::new(), drafter: BTreeMap::new() }
+    }
+
+    fn logits(&self, prefix: &[u32], salt: u64, spread: f32) -> Vec<f32> {
+        let seed = prefix.iter().fold(salt, |seed, token| seed.wrapping_mul(1_000_003) + u64::from(*token) + 1);
+        let mut rng = StdRng::seed_from_u64(seed);
+        (0..self.vocabulary).map(|_| spread * rng.random_range(-1.0..1.0)).collect()
+    }
+
+    fn target(&mut self, prefix: &[u32]) -> Distribution {
+        if let Some(known) = self.target.get(prefix) {
+            return known.clone();
+        }
+        let logits = self.logits(prefix, 1, 3.0);
+        let distribution = self.sampler.distribution(None, &logits).expect("finite logits");
+        self.target.insert(prefix.to_vec(), distribution.clone());
+        distribution
+    }
+
+    /// The drafter's best token and its distribution: the target's logits, disturbed.
+    fn drafter(&mut self, prefix: &[u32]) -> (u32, Distribution) {
+        if let Some(known) = self.drafter.get(prefix) {
+            return known.clone();
+        }
+        let (target, noise) = (self.logits(prefix, 1, 3.0), self.logits(prefix, 2, 1.5));
+        let logits: Vec<f32> = target.iter().zip(noise).map(|(a, b)| a + b).collect();
+        let best = self.sampler.most_probable(None, &logits).expect("finite logits");
+        let distribution = self.sampler.distribution(None, &logits).expect("finite logits");
+        self.drafter.insert(prefix.to_vec(), (best, distribution.clone()));
+        (best, distribution)
+    }
+
+    /// The exact probabilities of all texts of `tokens` tokens.
+    fn exact(&mut self, tokens: usize) -> BTreeMap<Vec<u32>, f64> {
+        let mut texts = BTreeMap::from([(Vec::new(), 1.0)]);
+        for _ in 0..tokens {
+            let mut longer = BTreeMap::new();
+            for (text, probability) in texts {
+                let next = self.target(&text);
+                for token in 0..self.vocabulary as u32 {
+                    let conditional = next.probability(token);
+                    if conditional > 0.0 {
+                        longer.insert([&text[..], &[token]].concat(), probability * conditional);
+                    }
+                }
+            }
+            texts = longer;
+        }
+        texts
+    }
+
+    /// One round: up to `num_drafts` drafts and the token that follows the accepted ones.
+    fn round(
+        &mut self,
+        prefix: &[u32],
+        num_drafts: usize,
+        drafts: DraftSampling,
+        rng: &mut StdRng,
+    ) -> (Vec<u32>, usize) {
+        let (mut text, mut probs) = (prefix.to_vec(), Vec::new());
+        let mut target_probs = vec![self.target(&text)];
+        for _ in 0..num_drafts {
+            let (best, distribution) = self.drafter(&text);
+            text.push(match drafts {
+                DraftSampling::Greedy => best,
+                DraftSampling::Sampled => distribution.sample(rng),
+            });
+            probs.push(distribution);
+            target_probs.push(self.target(&text));
+        }
+        let tokens = text.split_off(prefix.len());
+        let draft = Draft { tokens, probs: (drafts == DraftSampling::Sampled).then_some(probs) };
+        let accepted = accept(&draft, &target_probs, rng);
+        let mut emitted = draft.tokens[..accepted.count].to_vec();
+        emitted.push(accepted.next);
+        (emitted, accepted.count)
+    }
+}
+
+#[test]
+fn drafts_leave_the_targets_distribution() {
+    const DRAWS: usize = 100_000;
+    // Pairs over twelve tokens, triples over eight: few enough texts that each is seen often.
+    for (sampling, (vocabulary, tokens)) in samplings().into_iter().zip([(12, 2), (8, 3)].into_iter().cycle()) {
+        let mut models = Models::new(vocabulary, sampling.clone());
+        let exact = models.exact(tokens);
+        assert!((exact.values().sum::<f64>() - 1.0).abs() < 1e-9);
+        for (num_drafts, drafts) in
+            (1..=3).flat_map(|k| [DraftSampling::Greedy, DraftSampling::Sampled].map(|drafts| (k, drafts)))
+        {
+            let mut rng = StdRng::seed_from_u64(num_drafts as u64);
+            let mut counts = BTreeMap::new();
+            let (mut drafted, mut accepted) = (0, 0);
+            for _ in 0..DRAWS {
+                let mut text = Vec::new();
+                while text.len() < tokens {
+                    let (emitted, count) = models.round(&text, num_drafts, drafts, &mut rng);
+                    text.extend(emitted);
+                    drafted += num_drafts;
+                    accepted += count;
+                }
+                text.truncate(tokens);
+                *counts.entry(text).or_insert(0) += 1;
+            }
+            let fit = goodness_of_fit(&counts, &exact);
+            let what = format!("{sampling:?}, {num_drafts} {drafts:?} drafts");
+            println!("{what}: {accepted} of {drafted} accepted, deviate {fit:.2}");
+            assert!(fit < LIMIT, "{what}: deviate {fit}");
+            // Neither verdict is rare, or the test would show nothing about it.
+            assert!((drafted / 20..drafted * 19 / 20).contains(&accepted), "{what}: {accepted} of {drafted} accepted");
+        }
+    }
+}
+
+/// The statistic does see a wrong rule: taking a draft whenever the target could have written it is a small mistake.
+#[test]
+fn a_wrong_rule_would_be_seen() {
+    let mut models = Models::new(12, sampling(1.0, Some(4), 1.0, 0.0));
+    let exact = models.exact(1);
+    let mut rng = StdRng::seed_from_u64(0);
+    let (target, (_, drafter)) = (models.target(&[]), models.drafter(&[]));
+    let (mut right, mut wrong) = (BTreeMap::new(), BTreeMap::new());
+    for _ in 0..100_000 {
+        let draft = drafter.sample(&mut rng);
+        let possible = target.probability(draft) > 0.0;
+        *wrong.entry(vec![if possible { draft } else { target.sample(&mut rng) }]).or_insert(0) += 1;
+        *right.entry(vec![target.sample(&mut rng)]).or_insert(0) += 1;
+    }
+    let (right, wrong) = (goodness_of_fit(&right, &exact), goodness_of_fit(&wrong, &exact));
+    assert!(right < LIMIT && wrong > 10.0 * LIMIT, "right rule {right}, wrong rule {wrong}");
+}
+
+/// A draft that the target cannot write is never taken, one that it would certainly write always is, and a rejected
+/// one-hot draft does not come back as its own correction.
+#[test]
+fn the_rule_at_its_edges() {
+    let mut rng = StdRng::seed_from_u64(5);
+    let target = [Distribution::new(vec![(3, 1.0), (7, 1.0)]), Distribution::certain(9)];
+    let mut kept = 0;
+    for _ in 0..1000 {
+        let accepted = accept(&Draft { tokens: vec![4], probs: None }, &target, &mut rng);
+        assert!(accepted.count == 0 && [3, 7].contains(&accepted.next), "{accepted:?}");
+        let accepted = accept(&Draft { tokens: vec![3], probs: None }, &target, &mut rng);
+        assert_eq!(accepted.next, if accepted.count == 1 { 9 } else { 7 });
+        kept += accepted.count;
+        let same = Draft { tokens: vec![3], probs: Some(vec![target[0].clone()]) };
+        assert_eq!(accept(&same, &target, &mut rng).count, 1, "equal distributions accept everything");
+    }
+    assert!((400..600).contains(&kept), "a draft of probability one half was kept {kept} times in 1000");
+}
+
+/// The definition, step by step and in f64: softmax, then each filter on the renormalised rest.
+fn by_definition(sampling: &Sampling, suppressed: &[u32], ids: &[u32], logits: &[f32]) -> BTreeMap<u32, f64> {
+    let scaled = |logit: &f32| f64::from(*logit) / f64::from(sampling.temperature);
+    let max = logits.iter().map(scaled).fold(f64::NEG_INFINITY, f64::max);
+    let tokens = ids.iter().zip(logits).filter(|(id, _)| !suppressed.contains(id));
+    let mut rows: Vec<(u32, f64)> = tokens.map(|(id, logit)| (*id, (scaled(logit) - max).exp())).collect();
+    rows.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let normalise = |rows: &mut Vec<(u32, f64)>| {
+        let total: f64 = rows.iter().map(|(_, p)| p).sum();
+        rows.iter_mut().for_each(|(_, p)| *p /= total);
+    };
+    rows.truncate(sampling.top_k.unwrap_or(rows.len()));
+    normalise(&mut rows);
+    let mut before = 0.0;
+    rows.retain(|(_, p)| {
+        before += p;
+        before - p < f64::from(sampling.top_p)
+    });
+    normalise(&mut rows);
+    let least = f64::from(sampling.min_p) * rows[0].1;
+    rows.retain(|(_, p)| *p >= least);
+    normalise(&mut rows);
+    rows.into_iter().collect()
+}
+
+#[test]
+fn filters_are_the_definitions() {
+    let mut rng = StdRng::seed_from_u64(6);
+    for case in 0..3000 {
+        let vocabulary = rng.random_range(1..40);
+        let logits: Vec<f32> = (0..vocabulary).map(|_| rng.random_range(-8.0..8.0)).collect();
+        // Ids of their own, as a drafter's head that scores a part of the vocabulary gives them.
+        let ids: Vec<u32> = (0..vocabulary).map(|i| if case % 2 == 0 { i } else { 3 * (vocabulary - i) }).collect();
+        let suppressed: Vec<u32> = ids.iter().copied().skip(1).filter(|_| rng.random_range(0..10) == 0).collect();
+        let sampling = Sampling {
+            temperature: rng.random_range(0.3..2.0),
+            top_k: rng.random::<bool>().then(|| rng.random_range(1..50)),
+            top_p: if rng.random() { 1.0 } else { rng.random_range(0.05..1.0) },
+            min_p: if rng.random() { 0.0 } else { rng.random_range(0.0..0.5) },
+        };
+        let sampler = Sampler::new(sampling.clone(), suppressed.clone()).expect("parameters in range");
+        let got = sampler.distribution((case % 2 == 1).then_some(&ids), &logits).expect("finite logits");
+        let want = by_definition(&sampling, &suppressed, &ids, &logits);
+        let what = format!("case {case}: {sampling:?}, {suppressed:?} suppressed");
+        for id in 0..=3 * vocabulary {
+            let (got, want) = (got.probability(id), want.get(&id).copied().unwrap_or(0.0));
+            assert!((got - want).abs() < 1e-5, "{what}: token {id} has {got}, not {want}");
+        }
+        // Greedy is the limit of small temperatures, under the same suppression.
+        let greedy = Sampler::new(Sampling::default(), suppressed.clone()).expect("parameters in range");
+        let best = greedy.most_probable((case % 2 == 1).then_some(&ids), &logits).expect("finite logits");
+        assert!(got.probability(best) > 0.0 && !suppressed.contains(&best), "{what}");
+    }
+}
+
+#[test]
+fn equal_logits_keep_the_lowest_ids() {
+    let sampler = Sampler::new(sampling(1.0, Some(2), 1.0, 0.0), Vec::new()).expect("parameters in range");
+    let distribution = sampler.distribution(None, &[0.0, 1.0, 1.0, 1.0]).expect("finite logits");
+    let probabilities: Vec<f64> = (0..4).map(|id| distribution.probability(id)).collect();
+    assert_eq!(probabilities, [0.0, 0.5, 0.5, 0.0]);
+    assert_eq!(sampler.most_probable(None, &[1.0, 3.0, 3.0]).expect("finite logits"), 1);
+}
+
+/// Draws from a [`Distribution`] have its probabilities.
+#[test]
+fn draws_follow_the_distribution() {
+    let mut rng = StdRng::seed_from_u64(7);
+    let distribution = Distribution::new((0..10).map(|id| (id * 3, f64::from(id + 1))).collect());
+    let exact: BTreeMap<u32, f64> = (0..10).map(|id| (id * 3, f64::from(id + 1) / 55.0)).collect();
+    let mut counts = BTreeMap::new();
+    (0..100_000).for_each(|_| *counts.entry(distribution.sample(&mut rng)).or_insert(0) += 1);
+    let fit = goodness_of_fit(&counts, &exact);
+    assert!(fit < LIMIT, "deviate {fit}");
+}
+
+/// The first tokens of `seeds` generations, and the share of drafts that were accepted.
+fn texts(
+    engine: &Engine,
+    prompt: &[u32],
+    options: &GenerateOptions,
+    seeds: std::ops::Range<u64>,
+) -> (BTreeMap<Vec<u32>, usize>, f64) {
+    let mut counts = BTreeMap::new();
+    let (mut drafted, mut accepted) = (0, 0);
+    for seed in seeds {
+        let mut session = engine.session(&SessionOptions::default()).expect("a session");
+        let options = GenerateOptions { seed, ..options.clone() };
+        let mut generation = session.generate(prompt, &options).expect("a generation");
+        let ids: Vec<u32> = generation.by_ref().flat_map(|piece| piece.expect("a piece").tokens).collect();
+        drafted += generation.statistics().drafted;
+        accepted += generation.statistics().accepted;
+        *counts.entry(ids).or_insert(0) += 1;
+    }
+    (counts, accepted as f64 / drafted.max(1) as f64)
+}
+
+impl Pair {
+    /// The first tokens with greedy and with drawn drafts, against those without.
+    fn same_distribution(&self, sampling: Sampling, max_tokens: usize, seeds: u64) {
+        let options = EngineOptions::new(&self.model).with_assistant(&self.assistant);
+        let engine = Engine::load(&EngineOptions { threads: Some(1), ..options }).expect("an engine");
+        let with =
+            |speculation| GenerateOptions { max_tokens, sampling: sampling.clone(), speculation, ..Default::default() };
+        let (plain, _) = texts(&engine, &self.prompt, &with(Speculation::Off), 0..seeds);
+        assert!(plain.len() > 4, "{plain:?} is too few texts for a comparison");
+        for (n, drafts) in (1..).zip([DraftSampling::Greedy, DraftSampling::Sampled]) {
+            let speculation = Speculation::Mtp(MtpOptions { block_size: 4, drafts });
+            let (speculative, rate) = texts(&engine, &self.prompt, &with(speculation), n * seeds..(n + 1) * seeds);
+            let fit = two_samples(&plain, &speculative);
+            println!("{drafts:?}: {} texts, {rate:.2} accepted, deviate {fit:.2}", speculative.len());
+            assert!(fit < LIMIT, "{drafts:?}: deviate {fit}");
+            assert!(rate >= self.least_accepted, "{drafts:?}: {rate} accepted");
+        }
+    }
+}
+
+struct Pair {
+    model: std::path::PathBuf,
+    assistant: std::path::PathBuf,
+    prompt: Vec<u32>,
+    least_accepted: f64,
+}
+
+#[test]
+fn the_engine_samples_as_without_drafts() {
+    let case = cases::all().into_iter().find(|case| case.name == "edge").expect("the edge fixture");
+    let pair = Pair {
+        model: case.path.join("target"),
+        assistant: case.assistant_path().expect("an assistant"),
+        prompt: case.ids("input_ids")[..6].to_vec(),
+        least_accepted: 0.0,
+    };
+    pair.same_distribution(sampling(1.0, Some(5), 1.0, 0.0), 3, 2000);
+}
+
+/// The same with weights that learned something, so that most drafts stand.
+#[test]
+fn the_engine_samples_as_without_drafts_where_they_stand() {
+    let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+    let engine = Engine::load(&EngineOptions::new(demo.join("target"))).expect("an engine");
+    let prompt = engine.tokenizer().expect("a tokenizer").encode("impl<T> From<").expect("tokens");
+    let pair = Pair { model: demo.join("target"), assistant: demo.join("assistant"), prompt, least_accepted: 0.1 };
+    pair.same_distribution(sampling(1.0, Some(5), 1.0, 0.0), 3, 500);
+}

@@ -1,0 +1,345 @@
+//! Speculation changes the speed and never the text: greedy ids with drafts are those without, whatever ends the text,
+//! wherever the sliding windows stand and however the cache keeps its rows.
+
+mod cases;
+
+use std::path::{Path, PathBuf};
+
+use foretoken::speculative::DraftSampling;
+use foretoken::{
+    ElementType, EndOfGeneration, Engine, EngineOptions, Finish, GenerateOptions, MtpOptions, Piece, Session,
+    SessionOptions, Speculation, Statistics, Stop,
+};
+
+/// Draft block sizes that are compared with plain decoding.
+const BLOCK_SIZES: std::ops::RangeInclusive<usize> = 1..=8;
+
+/// A target with its assistant, and a prompt.
+struct Pair {
+    name: String,
+    model: PathBuf,
+    assistant: PathBuf,
+    prompt: Vec<u32>,
+}
+
+impl Pair {
+    fn engine(&self, threads: usize) -> Engine {
+        let options = EngineOptions::new(&self.model).with_assistant(&self.assistant);
+        Engine::load(&EngineOptions { threads: Some(threads), ..options }).expect("an engine")
+    }
+}
+
+/// Every fixture case that has an assistant.
+fn fixtures() -> Vec<Pair> {
+    let pair = |case: cases::Case| {
+        Some(Pair {
+            name: case.name.clone(),
+            model: case.path.join("target"),
+            assistant: case.assistant_path()?,
+            prompt: case.ids("input_ids"),
+        })
+    };
+    let pairs: Vec<_> = cases::all().into_iter().filter_map(pair).collect();
+    assert!(!pairs.is_empty(), "no fixture has an assistant");
+    pairs
+}
+
+fn demo_path() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo")
+}
+
+fn demo_prompts() -> Vec<String> {
+    let text = std::fs::read_to_string(demo_path().join("prompts.json")).expect("prompts.json");
+    serde_json::from_str(&text).expect("a list of prompts")
+}
+
+/// The demo pair, whose drafts are mostly accepted; the fixtures' random weights mostly reject.
+fn demo(prompt: &str) -> Pair {
+    let (model, assistant) = (demo_path().join("target"), demo_path().join("assistant"));
+    let mut pair = Pair { name: "demo".into(), model, assistant, prompt: Vec::new() };
+    pair.prompt = pair.engine(1).tokenizer().expect("a tokenizer").encode(prompt).expect("tokens");
+    pair
+}
+
+/// A cache of `rows` whose rings are as small as they can be, so that they wrap early.
+fn session_options(rows: ElementType) -> SessionOptions {
+    let mut options = SessionOptions::default();
+    (options.kv.key, options.kv.value, options.kv.max_round_rows) = (rows, rows, 8);
+    options
+}
+
+fn plain(max_tokens: usize) -> GenerateOptions {
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    GenerateOptions { max_tokens, speculation: Speculation::Off, stop, ..GenerateOptions::default() }
+}
+
+fn speculative(block_size: usize, options: &GenerateOptions) -> GenerateOptions {
+    let speculation = Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() });
+    GenerateOptions { speculation, ..options.clone() }
+}
+
+/// What a generation gave.
+struct Run {
+    ids: Vec<u32>,
+    text: String,
+    finish: Option<Finish>,
+    statistics: Statistics,
+}
+
+/// Generates on `session`, and drops the generation after `pieces` pieces.
+fn run_pieces(session: &mut Session, prompt: &[u32], options: &GenerateOptions, pieces: usize) -> Run {
+    let mut generation = session.generate(prompt, options).expect("a generation");
+    let pieces: Vec<Piece> = generation.by_ref().take(pieces).map(|piece| piece.expect("a piece")).collect();
+    Run {
+        ids: pieces.iter().flat_map(|piece| piece.tokens.clone()).collect(),
+        text: pieces.iter().map(|piece| piece.text.as_str()).collect(),
+        finish: generation.finish(),
+        statistics: generation.statistics().clone(),
+    }
+}
+
+fn run(engine: &Engine, rows: ElementType, prompt: &[u32], options: &GenerateOptions) -> Run {
+    let mut session = engine.session(&session_options(rows)).expect("a session");
+    run_pieces(&mut session, prompt, options, usize::MAX)
+}
+
+/// The greedy text with every block size, over `tokens` tokens.
+fn same_ids(pair: &Pair, rows: ElementType, threads: usize, tokens: usize) {
+    let engine = pair.engine(threads);
+    let options = plain(tokens);
+    // The reference is always the plainest: one thread.
+    let want = run(&pair.engine(1), rows, &pair.prompt, &options);
+    assert_eq!((want.ids.len(), want.finish), (tokens, Some(Finish::Length)), "{}", pair.name);
+    assert_eq!(want.statistics.drafted, 0, "plain decoding drafts nothing");
+    for block_size in BLOCK_SIZES {
+        let got = run(&engine, rows, &pair.prompt, &speculative(block_size, &options));
+        let what = format!("{}: B = {block_size}, {rows:?}, {threads} threads", pair.name);
+        assert_eq!(got.ids, want.ids, "{what}");
+        assert_eq!(got.finish, want.finish, "{what}");
+        assert_eq!(got.text, want.text, "{what}");
+        assert_eq!(got.statistics.drafted > 0, block_size > 1, "{what}: {:?}", got.statistics);
+    }
+}
+
+/// 120 tokens after 24 to 40 of a prompt: fifteen windows of 8, and more positions than a ring's single page has.
+#[test]
+fn fixtures_across_the_windows_wrap() {
+    for pair in fixtures() {
+        for (rows, threads) in [(ElementType::F32, 1), (ElementType::F32, 2), (ElementType::F16, 1)] {
+            same_ids(&pair, rows, threads, 120);
+        }
+        for (rows, threads) in [(ElementType::F16, 2), (ElementType::Bf16, 1), (ElementType::Bf16, 2)] {
+            same_ids(&pair, rows, threads, 40);
+        }
+    }
+}
+
+/// More than two windows of 128 beyond a prompt that fills one, on a ring of two pages.
+#[test]
+fn demo_across_the_windows_wrap() {
+    let pair = demo(&demo_prompts()[0]);
+    same_ids(&pair, ElementType::F16, 2, 300);
+}
+
+#[test]
+fn demo_with_every_cache_type() {
+    let pair = demo(&demo_prompts()[1]);
+    for (rows, threads) in [(ElementType::F32, 2), (ElementType::F16, 1), (ElementType::Bf16, 2)] {
+        same_ids(&pair, rows, threads, 40);
+    }
+}
+
+/// Keys and values may be of different types, and drafts drawn at temperature 0 are the greedy ones.
+#[test]
+fn demo_with_mixed_types_and_drawn_drafts() {
+    let pair = demo(&demo_prompts()[2]);
+    let engine = pair.engine(2);
+    let mut mixed = session_options(ElementType::F32);
+    mixed.kv.value = ElementType::Bf16;
+    let mut session = engine.session(&mixed).expect("a session");
+    let want = run_pieces(&mut session, &pair.prompt, &plain(40), usize::MAX);
+    for drafts in [DraftSampling::Greedy, DraftSampling::Sampled] {
+        let speculation = Speculation::Mtp(MtpOptions { block_size: 5, drafts });
+        let options = GenerateOptions { speculation, ..plain(40) };
+        let mut session = engine.session(&mixed).expect("a session");
+        let got = run_pieces(&mut session, &pair.prompt, &options, usize::MAX);
+        assert_eq!(got.ids, want.ids, "{drafts:?}");
+        assert!(got.statistics.accepted > 0, "{drafts:?}: {:?}", got.statistics);
+    }
+}
+
+/// Stops on each of several tokens of the greedy text: the result is the text up to the token's first occurrence.
+fn stops_at_tokens(pair: &Pair, candidates: usize) {
+    let engine = pair.engine(2);
+    let greedy = run(&engine, ElementType::F16, &pair.prompt, &plain(48)).ids;
+    let mut inside_a_block = 0;
+    for stop in greedy.iter().take(candidates) {
+        let end = greedy.iter().position(|id| id == stop).expect("it comes from there") + 1;
+        let mut options = plain(48);
+        options.stop.tokens = vec![*stop];
+        for block_size in BLOCK_SIZES {
+            let got = run(&engine, ElementType::F16, &pair.prompt, &speculative(block_size, &options));
+            let what = format!("{}: B = {block_size}, stop at token {stop}", pair.name);
+            assert_eq!(got.ids, greedy[..end], "{what}");
+            assert_eq!(got.finish, Some(Finish::Stop), "{what}");
+            inside_a_block += usize::from(got.statistics.accepted + got.statistics.rounds + 1 > got.ids.len());
+        }
+    }
+    println!("{}: {inside_a_block} blocks were cut before their end", pair.name);
+    // Without a cut inside a block this test would show nothing about them.
+    assert!(pair.name != "demo" || inside_a_block > 0);
+}
+
+#[test]
+fn stop_tokens_cut_a_block() {
+    fixtures().iter().for_each(|pair| stops_at_tokens(pair, 8));
+    stops_at_tokens(&demo(&demo_prompts()[3]), 12);
+}
+
+/// Strings cut out of the greedy text, wherever tokens end in it: the text ends right before them, and the ids with the
+/// token that completes them.
+#[test]
+fn stop_strings_cut_a_block() {
+    let pair = demo(&demo_prompts()[4]);
+    let engine = pair.engine(2);
+    let tokenizer = engine.tokenizer().expect("a tokenizer");
+    let greedy = run(&engine, ElementType::F16, &pair.prompt, &plain(64));
+    let starts: Vec<usize> = greedy.text.char_indices().map(|(at, _)| at).collect();
+    assert!(starts.len() > 60, "the text is too short for this test: {:?}", greedy.text);
+    let stops = (0..10).map(|i| {
+        let from = i * (starts.len() - 8) / 10;
+        let to = starts[from + 1 + i % 7];
+        &greedy.text[starts[from]..to]
+    });
+    for stop in stops {
+        let at = greedy.text.find(stop).expect("it comes from there");
+        let contains = |n: &usize| tokenizer.decode(&greedy.ids[..*n]).expect("text").contains(stop);
+        let end = (1..=greedy.ids.len()).find(contains).expect("the whole text contains it");
+        let mut options = plain(64);
+        // A string that never comes must not disturb the one that does.
+        options.stop.strings = vec!["\u{1F980} never written".into(), stop.into()];
+        for speculation in std::iter::once(None).chain(BLOCK_SIZES.map(Some)) {
+            let options = speculation.map_or(options.clone(), |block_size| speculative(block_size, &options));
+            let got = run(&engine, ElementType::F16, &pair.prompt, &options);
+            let what = format!("stop at {stop:?}, B = {speculation:?}");
+            assert_eq!(got.ids, greedy.ids[..end], "{what}");
+            assert_eq!(got.text, greedy.text[..at], "{what}");
+            assert_eq!(got.finish, Some(Finish::Stop), "{what}");
+        }
+    }
+}
+
+/// Exactly `max_tokens`, also where that falls inside a block.
+fn counts(pair: &Pair) {
+    let engine = pair.engine(2);
+    let greedy = run(&engine, ElementType::F16, &pair.prompt, &plain(20)).ids;
+    for max_tokens in 0..=20 {
+        for block_size in BLOCK_SIZES {
+            let options = speculative(block_size, &plain(max_tokens));
+            let got = run(&engine, ElementType::F16, &pair.prompt, &options);
+            let what = format!("{}: B = {block_size}, {max_tokens} tokens", pair.name);
+            assert_eq!(got.ids, greedy[..max_tokens], "{what}");
+            assert_eq!(got.finish, Some(Finish::Length), "{what}");
+            assert_eq!(got.statistics.generated_tokens, max_tokens, "{what}");
+        }
+    }
+}
+
+#[test]
+fn max_tokens_is_exact() {
+    fixtures().iter().for_each(counts);
+    let mut pair = demo(&demo_prompts()[5]);
+    pair.prompt.truncate(32);
+    counts(&pair);
+}
+
+/// The context is used to its last position, and no further.
+fn fills_the_context(pair: &Pair) {
+    let engine = pair.engine(2);
+    let greedy = run(&engine, ElementType::F16, &pair.prompt, &plain(20)).ids;
+    for room in [0, 1, 2, 5, 12] {
+        let mut options = session_options(ElementType::F16);
+        options.kv.max_context = Some(pair.prompt.len() + room);
+        for block_size in BLOCK_SIZES {
+            let mut session = engine.session(&options).expect("a session");
+            let got = run_pieces(&mut session, &pair.prompt, &speculative(block_size, &plain(100)), usize::MAX);
+            let what = format!("{}: B = {block_size}, room for {room}", pair.name);
+            // The newest token has no row yet, so one more is written than fits.
+            assert_eq!(got.ids, greedy[..room + 1], "{what}");
+            assert_eq!(got.finish, Some(Finish::Context), "{what}");
+            assert_eq!(session.kv().len(), pair.prompt.len() + room, "{what}");
+        }
+    }
+}
+
+#[test]
+fn the_context_limit_is_exact() {
+    fixtures().iter().for_each(fills_the_context);
+    let mut pair = demo(&demo_prompts()[6]);
+    pair.prompt.truncate(32);
+    fills_the_context(&pair);
+}
+
+/// How a first generation ends before the session goes on.
+#[derive(Clone, Copy, Debug)]
+enum Cut {
+    Tokens(usize),
+    Pieces(usize),
+    StopToken(usize),
+}
+
+/// A session that goes on after a generation that was cut is the session that read all of it as one prompt.
+fn continues(pair: &Pair) {
+    let engine = pair.engine(2);
+    let rows = ElementType::F16;
+    let greedy = run(&engine, rows, &pair.prompt, &plain(32)).ids;
+    let second = &pair.prompt[1..9];
+    let cuts = [Cut::Tokens(0), Cut::Tokens(1), Cut::Tokens(6), Cut::Tokens(17), Cut::Pieces(0), Cut::Pieces(1)];
+    let cuts = cuts.into_iter().chain([Cut::Pieces(4), Cut::StopToken(3), Cut::StopToken(10)]);
+    for (cut, block_size) in cuts.flat_map(|cut| [1, 4, 8].map(|block_size| (cut, block_size))) {
+        let what = format!("{}: {cut:?}, B = {block_size}", pair.name);
+        let mut options = speculative(block_size, &plain(32));
+        let mut pieces = usize::MAX;
+        match cut {
+            Cut::Tokens(tokens) => options.max_tokens = tokens,
+            Cut::Pieces(first) => pieces = first,
+            Cut::StopToken(at) => options.stop.tokens = vec![greedy[at]],
+        }
+        let mut session = engine.session(&session_options(rows)).expect("a session");
+        let first = run_pieces(&mut session, &pair.prompt, &options, pieces);
+        assert!(greedy.starts_with(&first.ids), "{what}");
+        let continued = run_pieces(&mut session, second, &speculative(block_size, &plain(24)), usize::MAX);
+
+        let mut fresh = engine.session(&session_options(rows)).expect("a session");
+        let whole = [&pair.prompt[..], &first.ids, second].concat();
+        let want = run_pieces(&mut fresh, &whole, &plain(24), usize::MAX);
+        assert_eq!(continued.ids, want.ids, "{what}");
+        assert!(session.kv().same_rows(fresh.kv()), "{what}: the caches differ");
+    }
+}
+
+#[test]
+fn a_session_continues_after_a_cut() {
+    fixtures().iter().for_each(continues);
+    let mut pair = demo(&demo_prompts()[7]);
+    pair.prompt.truncate(48);
+    continues(&pair);
+}
+
+/// Whatever is wrong with a drafter, the text stays right; only this number falls. Feeding the state of a rejected
+/// draft's row, a position that is one off, or a row too many halves it.
+#[test]
+fn drafts_are_mostly_accepted() {
+    let (mut drafted, mut accepted) = (0, 0);
+    for prompt in demo_prompts() {
+        let pair = demo(&prompt);
+        let options = speculative(4, &GenerateOptions { max_tokens: 128, ..GenerateOptions::default() });
+        let got = run(&pair.engine(2), ElementType::F16, &pair.prompt, &options);
+        println!("{} tokens, {:.2} accepted", got.ids.len(), got.statistics.acceptance_rate());
+        drafted += got.statistics.drafted;
+        accepted += got.statistics.accepted;
+    }
+    let rate = accepted as f64 / drafted as f64;
+    println!("{accepted} of {drafted} drafts accepted: {rate:.3}");
+    assert!(rate >= 0.6, "{accepted} of {drafted} drafts accepted");
+}

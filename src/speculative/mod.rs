@@ -91,21 +91,20 @@ impl Speculator<'_> {
 
         let mut tokens = draft.tokens[..accepted.count].to_vec();
         tokens.push(accepted.next);
-        for i in 0..tokens.len() {
-            if ends(tokens[i])? {
-                tokens.truncate(i + 1);
-            }
-            if tokens.len() == i + 1 {
+        let mut emitted = 0;
+        for token in &tokens {
+            emitted += 1;
+            if ends(*token)? {
                 break;
             }
         }
+        tokens.truncate(emitted);
 
         // `last` and all emitted tokens but the newest, whose state is the row that predicted it.
-        let newest = tokens.len() - 1;
-        frontier.hidden = output.hidden.narrow(0, newest, 1)?.contiguous()?;
-        frontier.last = tokens[newest];
-        round.commit(tokens.len());
-        let kept = accepted.count.min(tokens.len());
-        Ok(Round { tokens, drafted: draft.tokens.len(), accepted: kept, draft_time, verify_time })
+        frontier.hidden = output.hidden.narrow(0, emitted - 1, 1)?.contiguous()?;
+        frontier.last = tokens[emitted - 1];
+        round.commit(emitted);
+        let accepted = accepted.count.min(emitted);
+        Ok(Round { tokens, drafted: draft.tokens.len(), accepted, draft_time, verify_time })
     }
 }

@@ -50,7 +50,11 @@ fn generation(criterion: &mut Criterion) {
             bencher.iter(|| {
                 let mut session = engine.session(&SessionOptions::default()).expect("a session");
                 let options = GenerateOptions { max_tokens: 64, speculation, ..GenerateOptions::default() };
-                session.generate(&prompt, &options).expect("a generation").map(|piece| piece.expect("a piece")).count()
+                session
+                    .generate(&prompt, &options)
+                    .expect("a generation")
+                    .inspect(|piece| assert!(piece.is_ok()))
+                    .count()
             })
         });
     }

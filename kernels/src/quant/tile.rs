@@ -20,6 +20,10 @@ use std::ops::Range;
 /// Rows that share an unpacked block: their sums take 4 KiB of stack, their quants of a block 24 KiB.
 const CHUNK_TILES: usize = 8;
 
+/// Runs of panels that few rows read side by side, and how many rows those are: more compute longer than they wait.
+const STREAMS: usize = 4;
+const STREAM_ROWS: usize = 4;
+
 /// How far ahead of the weights in use the next ones are asked for, in bytes.
 const PREFETCH: usize = 4096;
 
@@ -45,6 +49,35 @@ macro_rules! dispatch {
     };
     (@op $op:ident { $($field:ident),* } $format:ident) => {
         $op { $($field,)* format: PhantomData::<format::$format> }
+    };
+}
+
+/// Calls `$run` with the constant `R` for parts of a tile's rows, `$first` being the part's first row: all rows at once, or
+/// two nearly equal parts where the registers hold no more than half a tile's.
+macro_rules! in_parts {
+    ($lanes:ident, $rows:expr, |$first:ident, $R:ident| $run:expr) => {
+        let rows = $rows;
+        let part = if rows > $lanes::TILE_ROWS { rows.div_ceil(2) } else { rows };
+        let mut $first = 0;
+        while $first < rows {
+            macro_rules! part {
+                ($r:literal) => {{
+                    const $R: usize = $r;
+                    $run;
+                    $first += $r;
+                }};
+            }
+            match part.min(rows - $first) {
+                1 => part!(1),
+                2 => part!(2),
+                3 => part!(3),
+                5 if $lanes::TILE_ROWS == 8 => part!(5),
+                6 if $lanes::TILE_ROWS == 8 => part!(6),
+                7 if $lanes::TILE_ROWS == 8 => part!(7),
+                8 if $lanes::TILE_ROWS == 8 => part!(8),
+                _ => part!(4),
+            }
+        }
     };
 }
 
@@ -88,7 +121,13 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
             let chunk = chunk..(chunk + CHUNK_TILES).min(tiles.count);
             let (first_row, last) = (tiles.get(chunk.start).first, tiles.get(chunk.end - 1));
             let rows = last.first + last.rows - first_row;
-            for panel in first..end {
+            let mut panel = first;
+            if tiles.count == 1 && rows <= STREAM_ROWS {
+                // SAFETY: as below.
+                unsafe { self.stream(l, first..self.whole_panels(first, end), &mut results) };
+                panel = self.whole_panels(first, end);
+            }
+            for panel in panel..end {
                 // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
                 unsafe {
                     if F::TYPE.block_len() == 32 || tiles.count == 1 {
@@ -101,12 +140,49 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
                         staged_tiles::<L, F>(l, self.weights, self.x, panel, chunk.clone(), &mut results);
                     }
                 }
-                let (start, stop) = ((panel * PANEL_ROWS).max(range.start), ((panel + 1) * PANEL_ROWS).min(range.end));
-                for (row, result) in results[..rows].iter().enumerate() {
-                    self.y.row_mut(first_row + row)[start - range.start..stop - range.start]
-                        .copy_from_slice(&result[start - panel * PANEL_ROWS..stop - panel * PANEL_ROWS]);
-                }
+                self.store(panel, first_row, &results[..rows]);
             }
+        }
+    }
+}
+
+impl<F: Format> MatMul<'_, F> {
+    /// The end of the panels from `first` on that `stream` can take: a multiple of the streams, all of whole panels.
+    fn whole_panels(&self, first: usize, end: usize) -> usize {
+        let whole = (self.weights.outputs / PANEL_ROWS).min(end);
+        first + whole.saturating_sub(first) / STREAMS * STREAMS
+    }
+
+    /// Few rows, which wait for memory: the panels are cut into `STREAMS` runs that are read side by side, a block of each
+    /// in turn, because one run of addresses keeps too few cache lines on their way.
+    #[inline(always)]
+    unsafe fn stream<L: ByteLanes>(&mut self, l: L, panels: Range<usize>, results: &mut Results) {
+        let (run, tile) = (panels.len() / STREAMS, self.x.tiles().get(0));
+        for panel in panels.start..panels.start + run {
+            for lane in (0..PANEL_ROWS).step_by(L::LANES) {
+                in_parts!(L, tile.rows, |first, R| {
+                    let (weights, x, results) = (self.weights, self.x, &mut results[..]);
+                    let op =
+                        Streams::<F, R> { weights, x, panel, run, lane, tile, first, results, format: PhantomData };
+                    // SAFETY: the caller is inside the features.
+                    unsafe { l.call(op) }
+                });
+            }
+            for stream in 0..STREAMS {
+                let results = &results[stream * STREAM_ROWS..][..tile.rows];
+                self.store(panel + stream * run, 0, results);
+            }
+        }
+    }
+
+    /// Writes a panel's results for rows from `first_row` on.
+    #[inline(always)]
+    fn store(&mut self, panel: usize, first_row: usize, results: &[[f32; PANEL_ROWS]]) {
+        let range = self.y.range();
+        let (start, stop) = ((panel * PANEL_ROWS).max(range.start), ((panel + 1) * PANEL_ROWS).min(range.end));
+        for (row, result) in results.iter().enumerate() {
+            self.y.row_mut(first_row + row)[start - range.start..stop - range.start]
+                .copy_from_slice(&result[start - panel * PANEL_ROWS..stop - panel * PANEL_ROWS]);
         }
     }
 }
@@ -126,35 +202,6 @@ impl<F: Format> PanelOp for DotRows<'_, F> {
             *out = results[0][lane];
         }
     }
-}
-
-/// Calls `$run` with the constant `R` for parts of a tile's rows, `$first` being the part's first row: all rows at once, or
-/// two nearly equal parts where the registers hold no more than half a tile's.
-macro_rules! in_parts {
-    ($lanes:ident, $rows:expr, |$first:ident, $R:ident| $run:expr) => {
-        let rows = $rows;
-        let part = if rows > $lanes::TILE_ROWS { rows.div_ceil(2) } else { rows };
-        let mut $first = 0;
-        while $first < rows {
-            macro_rules! part {
-                ($r:literal) => {{
-                    const $R: usize = $r;
-                    $run;
-                    $first += $r;
-                }};
-            }
-            match part.min(rows - $first) {
-                1 => part!(1),
-                2 => part!(2),
-                3 => part!(3),
-                5 if $lanes::TILE_ROWS == 8 => part!(5),
-                6 if $lanes::TILE_ROWS == 8 => part!(6),
-                7 if $lanes::TILE_ROWS == 8 => part!(7),
-                8 if $lanes::TILE_ROWS == 8 => part!(8),
-                _ => part!(4),
-            }
-        }
-    };
 }
 
 /// The stride between the words of one array: the tile's rows, which the compiler should know where they are all of `R`.
@@ -228,6 +275,52 @@ impl<F: Format, const R: usize> PanelOp for FusedTile<'_, F, R> {
             }
             for (results, y) in self.results.iter_mut().zip(y) {
                 l.store(results.as_mut_ptr().add(lane), y);
+            }
+        }
+    }
+}
+
+/// [`FusedTile`] of panels `panel`, `panel + run`, .. at once, a block of each in turn.
+struct Streams<'a, F, const R: usize> {
+    weights: &'a PackedMatrix<'a>,
+    x: &'a Activations<'a>,
+    panel: usize,
+    run: usize,
+    lane: usize,
+    tile: Tile,
+    first: usize,
+    results: &'a mut [[f32; PANEL_ROWS]], // stream `s`, row `r` at `s * STREAM_ROWS + r`
+    format: PhantomData<F>,
+}
+
+impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        let Self { weights, lane, .. } = self;
+        let block_bytes = PANEL_ROWS * F::TYPE.block_bytes();
+        let panel_bytes = weights.blocks() * block_bytes;
+        let stride = stride::<L, R>(self.tile);
+        let block_words = block_words::<F>() * stride;
+        // SAFETY: `call` entered the features; the panels are whole and, as the tile, have `weights.blocks()` blocks.
+        unsafe {
+            let mut y = [[l.splat(0.0); R]; STREAMS];
+            let mut x = self.x.tile(self.tile, 0).as_ptr().add(self.first);
+            let mut block = weights.bytes.as_ptr().add(self.panel * panel_bytes);
+            for _ in 0..weights.blocks() {
+                for (stream, y) in y.iter_mut().enumerate() {
+                    let block = block.add(stream * self.run * panel_bytes);
+                    let header = F::header(l, block, lane);
+                    let source = Packed::<F> { block, lane, format: PhantomData };
+                    add_block::<L, F, _, R>(l, &source, &header, x, stride, y);
+                }
+                x = x.add(block_words);
+                block = block.add(block_bytes);
+            }
+            for (stream, y) in y.into_iter().enumerate() {
+                for (r, y) in y.into_iter().enumerate() {
+                    let row = stream * STREAM_ROWS + self.first + r;
+                    l.store(self.results[row].as_mut_ptr().add(lane), y);
+                }
             }
         }
     }

@@ -186,6 +186,7 @@ fn engine_options(args: &Args) -> Result<EngineOptions> {
     let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {eta}")?);
     let download = bar.clone();
     let from = hub::HubOptions {
+        cache: std::env::home_dir().map(|home| home.join(".cache/huggingface/hub")),
         progress: Some(Arc::new(move |file| {
             download.set_length(file.total);
             download.set_position(file.done);

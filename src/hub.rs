@@ -10,8 +10,8 @@ use crate::{Error, Result};
 pub struct HubOptions {
     /// The Hub, or a mirror of it. Default: `https://huggingface.co`.
     pub endpoint: String,
-    /// Directory of the downloads, in the layout that Hugging Face's own tools use. Default: theirs,
-    /// `.cache/huggingface/hub` in the home directory, so that nothing is downloaded twice.
+    /// Directory of the downloads, in the layout that Hugging Face's own tools use (theirs is `.cache/huggingface/hub` in
+    /// the home directory; give that, and nothing is downloaded twice). Default: none, and nothing is downloaded.
     pub cache: Option<PathBuf>,
     /// Sent with every request, for repositories that are not public. Default: what `hf auth login` left beside the
     /// cache.
@@ -100,9 +100,11 @@ mod client {
         let cache = match &options.cache {
             // The client compares components of paths, which must all be absolute for that.
             Some(path) => std::path::absolute(path).map_err(Error::io(path))?,
-            None => std::env::home_dir().map(|home| home.join(".cache/huggingface/hub")).ok_or_else(|| {
-                Error::Input("there is no home directory to keep downloads in; name a directory for them".into())
-            })?,
+            None => {
+                let problem =
+                    "is no directory here, and none is named for downloads; name one, or download it yourself";
+                return Err(Error::file(name, problem));
+            }
         };
         let cache = Cache::new(cache);
         let repo = Repo::model(name.to_owned());

@@ -136,8 +136,8 @@ impl Checkpoint {
         }
     }
 
-    /// The tokenizer, whose ids must be below `vocab_size`; `None` if the checkpoint has none. A `tokenizer.json` beside
-    /// a GGUF file is preferred to the file's own, after it was compared with it id by id.
+    /// The tokenizer, whose ids must be below `vocab_size`; `None` if the checkpoint has none. Of a GGUF file it is the
+    /// file's own; [`gguf::check_tokenizer`] compares it with another.
     ///
     /// # Errors
     /// If it is malformed, or an id is outside the model's vocabulary.

@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use crate::lanes::{Element, Lanes, Op};
+use crate::turbo::{self, PAGE_TOKENS, Page, PreparedQuery, Side};
 use crate::{Elements, Isa};
 
 /// A softmax-weighted sum that is still being built: `sum = sum_i e^(score_i - max)`, and in the caller's buffer
@@ -27,13 +28,40 @@ impl Running {
     pub const EMPTY: Self = Self { max: f64::NEG_INFINITY, sum: 0.0 };
 }
 
-/// A run of keys and values of one KV head, `(len, head_dim)` each.
+/// Keys or values of one KV head.
+#[derive(Clone, Copy, Debug)]
+pub enum Rows<'a> {
+    /// `(len, head_dim)`, as they are.
+    Exact(Elements<'a>),
+    /// 128 rows in codes. Everything of such a store is rotated: queries, outputs, and the exact rows beside it.
+    Coded(Page<'a>),
+}
+
+impl<'a> From<Elements<'a>> for Rows<'a> {
+    fn from(rows: Elements<'a>) -> Self {
+        Self::Exact(rows)
+    }
+}
+
+impl Rows<'_> {
+    fn count(&self, head_dim: usize) -> usize {
+        match self {
+            Rows::Exact(rows) => {
+                assert!(rows.len().is_multiple_of(head_dim), "attend: not whole rows");
+                rows.len() / head_dim
+            }
+            Rows::Coded(_) => PAGE_TOKENS,
+        }
+    }
+}
+
+/// A run of keys and values of one KV head, as many of each; exact and coded rows go together.
 #[derive(Clone, Copy, Debug)]
 pub struct KvTile<'a> {
-    /// Keys after norm and rotation.
-    pub keys: Elements<'a>,
+    /// Keys after norm and rotary embedding.
+    pub keys: Rows<'a>,
     /// Values.
-    pub values: Elements<'a>,
+    pub values: Rows<'a>,
     /// Width of a row.
     pub head_dim: usize,
 }
@@ -42,6 +70,8 @@ pub struct KvTile<'a> {
 pub struct Query<'a> {
     /// `(head_dim)`; scores are plain dot products (Gemma 4's attention scale is 1).
     pub query: &'a [f32],
+    /// The same row for coded keys; exact ones do without.
+    pub prepared: Option<PreparedQuery<'a>>,
     /// The keys of the tile that this row attends.
     pub visible: Range<usize>,
     /// Its softmax.
@@ -52,7 +82,7 @@ pub struct Query<'a> {
 
 /// Room for one call of [`attend_tile`]: at least [`Scratch::len`] entries each, of any value.
 pub struct Scratch<'a> {
-    /// Scores of four queries.
+    /// Scores of eight queries.
     pub scores: &'a mut [f64],
     /// Their weights.
     pub weights: &'a mut [f32],
@@ -68,46 +98,45 @@ impl Scratch<'_> {
 /// Adds a tile's keys to every query's running attention.
 ///
 /// # Panics
-/// If a length does not fit, or a query sees keys outside the tile.
+/// If a length does not fit, a query sees keys outside the tile, or is not prepared for coded keys.
 pub fn attend_tile(isa: Isa, tile: KvTile<'_>, queries: &mut [Query<'_>], scratch: &mut Scratch<'_>) {
-    let len = tile.keys.len() / tile.head_dim;
-    assert_eq!(tile.keys.len(), tile.values.len(), "attend: keys and values differ in length");
+    let KvTile { keys, values, head_dim } = tile;
+    let len = keys.count(head_dim);
+    assert_eq!(len, values.count(head_dim), "attend: keys and values differ in length");
     let Scratch { scores, weights } = scratch;
     assert!(scores.len().min(weights.len()) >= Scratch::len(len), "attend: too little scratch");
     for q in queries.iter() {
-        assert!(q.query.len() == tile.head_dim && q.output.len() == tile.head_dim, "attend: not (head_dim)");
+        assert!(q.query.len() == head_dim && q.output.len() == head_dim, "attend: not (head_dim)");
         assert!(q.visible.end <= len, "attend: a query sees keys outside the tile");
     }
-    if len == 0 {
-        return;
+    if let Rows::Coded(page) = &keys {
+        turbo::check(page, Side::Keys, head_dim, queries);
     }
-    match (tile.keys, tile.values) {
-        (Elements::F32(k), Elements::F32(v)) => {
-            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
+    if let Rows::Coded(page) = &values {
+        turbo::check(page, Side::Values, head_dim, queries);
+    }
+    for queries in queries.chunks_mut(SHARE) {
+        let (mut first, mut last) = (len, 0);
+        for query in queries.iter().filter(|query| !query.visible.is_empty()) {
+            first = first.min(query.visible.start);
+            last = last.max(query.visible.end);
         }
-        (Elements::F16(k), Elements::F16(v)) => {
-            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
+        if first >= last {
+            continue;
         }
-        (Elements::Bf16(k), Elements::Bf16(v)) => {
-            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
+        let range = first..last;
+        match keys {
+            Rows::Coded(page) => turbo::key_scores(isa, &page, queries, range.clone(), scores),
+            Rows::Exact(Elements::F32(k)) => isa.run(Scores { k, head_dim, queries, range: range.clone(), scores }),
+            Rows::Exact(Elements::F16(k)) => isa.run(Scores { k, head_dim, queries, range: range.clone(), scores }),
+            Rows::Exact(Elements::Bf16(k)) => isa.run(Scores { k, head_dim, queries, range: range.clone(), scores }),
         }
-        (Elements::F32(k), Elements::F16(v)) => {
-            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
-        }
-        (Elements::F32(k), Elements::Bf16(v)) => {
-            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
-        }
-        (Elements::F16(k), Elements::F32(v)) => {
-            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
-        }
-        (Elements::F16(k), Elements::Bf16(v)) => {
-            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
-        }
-        (Elements::Bf16(k), Elements::F32(v)) => {
-            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
-        }
-        (Elements::Bf16(k), Elements::F16(v)) => {
-            isa.run(Attend { k, v, head_dim: tile.head_dim, queries, scores, weights })
+        isa.run(Softmax { len, queries, range: range.clone(), scores, weights });
+        match values {
+            Rows::Coded(page) => turbo::add_values(isa, &page, queries, range, weights),
+            Rows::Exact(Elements::F32(v)) => isa.run(Values { v, head_dim, queries, range, weights }),
+            Rows::Exact(Elements::F16(v)) => isa.run(Values { v, head_dim, queries, range, weights }),
+            Rows::Exact(Elements::Bf16(v)) => isa.run(Values { v, head_dim, queries, range, weights }),
         }
     }
 }
@@ -134,56 +163,89 @@ pub fn finish(isa: Isa, running: Running, output: &mut [f32]) {
     }
 }
 
-struct Attend<'a, 'q, K, V> {
+/// Queries that share a softmax pass, and a coded key or value.
+pub(crate) const SHARE: usize = 8;
+
+/// Queries that share a loaded exact key or value.
+const SHARE_EXACT: usize = 4;
+
+struct Scores<'a, 'q, K> {
     k: &'a [K],
-    v: &'a [V],
     head_dim: usize,
-    queries: &'a mut [Query<'q>],
+    queries: &'a [Query<'q>],
+    range: Range<usize>,
     scores: &'a mut [f64],
-    weights: &'a mut [f32],
 }
 
-/// Queries that share a loaded key or value.
-const SHARE: usize = 4;
-
-impl<K: Element, V: Element> Op for Attend<'_, '_, K, V> {
+impl<K: Element> Op for Scores<'_, '_, K> {
     type Output = ();
 
     #[inline(always)]
     fn eval<L: Lanes>(self, l: L) {
-        let Self { k, v, head_dim, queries, scores, weights } = self;
+        let Self { k, head_dim, queries, range, scores } = self;
         let len = k.len() / head_dim;
-        for queries in queries.chunks_mut(SHARE) {
-            let (mut first, mut last) = (len, 0);
-            for query in queries.iter().filter(|query| !query.visible.is_empty()) {
-                first = first.min(query.visible.start);
-                last = last.max(query.visible.end);
-            }
-            if first >= last {
-                continue;
-            }
+        for (queries, scores) in queries.chunks(SHARE_EXACT).zip(scores.chunks_mut(SHARE_EXACT * len)) {
             // SAFETY: `run` entered the features; `attend_tile` checked every length and range.
             unsafe {
                 if let [a, b, c, d] = queries {
                     let q = [a.query.as_ptr(), b.query.as_ptr(), c.query.as_ptr(), d.query.as_ptr()];
-                    key_scores(l, q, k, head_dim, first..last, scores, len);
+                    key_scores(l, q, k, head_dim, range.clone(), scores, len);
                 } else {
-                    for (i, query) in queries.iter().enumerate() {
-                        key_scores(l, [query.query.as_ptr()], k, head_dim, first..last, &mut scores[i * len..], len);
+                    for (query, scores) in queries.iter().zip(scores.chunks_mut(len)) {
+                        key_scores(l, [query.query.as_ptr()], k, head_dim, range.clone(), scores, len);
                     }
                 }
-                for (i, query) in queries.iter_mut().enumerate() {
-                    let row = i * len..(i + 1) * len;
-                    softmax_step(l, query, &scores[row.clone()], &mut weights[row], first..last);
-                }
+            }
+        }
+    }
+}
+
+struct Softmax<'a, 'q> {
+    len: usize,
+    queries: &'a mut [Query<'q>],
+    range: Range<usize>,
+    scores: &'a [f64],
+    weights: &'a mut [f32],
+}
+
+impl Op for Softmax<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<L: Lanes>(self, l: L) {
+        let rows = self.scores.chunks(self.len).zip(self.weights.chunks_mut(self.len));
+        for (query, (scores, weights)) in self.queries.iter_mut().zip(rows) {
+            // SAFETY: `run` entered the features; `attend_tile` checked every length and range.
+            unsafe { softmax_step(l, query, scores, weights, self.range.clone()) };
+        }
+    }
+}
+
+struct Values<'a, 'q, V> {
+    v: &'a [V],
+    head_dim: usize,
+    queries: &'a mut [Query<'q>],
+    range: Range<usize>,
+    weights: &'a [f32],
+}
+
+impl<V: Element> Op for Values<'_, '_, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<L: Lanes>(self, l: L) {
+        let Self { v, head_dim, queries, range, weights } = self;
+        let len = v.len() / head_dim;
+        for (queries, weights) in queries.chunks_mut(SHARE_EXACT).zip(weights.chunks(SHARE_EXACT * len)) {
+            // SAFETY: `run` entered the features; `attend_tile` checked every length and range.
+            unsafe {
                 if let [a, b, c, d] = queries {
                     let out =
                         [a.output.as_mut_ptr(), b.output.as_mut_ptr(), c.output.as_mut_ptr(), d.output.as_mut_ptr()];
-                    add_values(l, out, v, head_dim, first..last, weights, len);
+                    add_values(l, out, v, head_dim, range.clone(), weights, len);
                 } else {
-                    for (i, query) in queries.iter_mut().enumerate() {
-                        let weights = &weights[i * len..];
-                        add_values(l, [query.output.as_mut_ptr()], v, head_dim, first..last, weights, len);
+                    for (query, weights) in queries.iter_mut().zip(weights.chunks(len)) {
+                        add_values(l, [query.output.as_mut_ptr()], v, head_dim, range.clone(), weights, len);
                     }
                 }
             }

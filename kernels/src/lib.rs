@@ -19,6 +19,7 @@ pub mod measure;
 pub mod norm;
 pub mod quant;
 pub mod rope;
+pub mod turbo;
 pub mod vocabulary;
 
 pub use columns::ColumnsMut;

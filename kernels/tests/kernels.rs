@@ -188,14 +188,19 @@ fn attention_is_a_softmax_weighted_sum() {
                                 let start = seen.start.clamp(tile.start, tile.end) - tile.start;
                                 let end = seen.end.clamp(tile.start, tile.end) - tile.start;
                                 let query = &q[i * head_dim..(i + 1) * head_dim];
-                                Query { query, visible: start..end, running, output }
+                                Query { query, prepared: None, visible: start..end, running, output }
                             })
                             .collect();
                         let rows = tile.start * head_dim..tile.end * head_dim;
                         let (keys, values) = (Elements::F32(&k[rows.clone()]), Elements::F32(&v[rows]));
-                        let (mut scores, mut weights) = (vec![0.0; 4 * len], vec![0.0; 4 * len]);
+                        let (mut scores, mut weights) = (vec![0.0; Scratch::len(len)], vec![0.0; Scratch::len(len)]);
                         let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
-                        attend_tile(isa, KvTile { keys, values, head_dim }, &mut states, &mut scratch);
+                        attend_tile(
+                            isa,
+                            KvTile { keys: keys.into(), values: values.into(), head_dim },
+                            &mut states,
+                            &mut scratch,
+                        );
                     }
                     for i in 0..queries {
                         let rows = i * head_dim..(i + 1) * head_dim;

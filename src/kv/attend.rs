@@ -108,7 +108,7 @@ fn attend_split(
         .map(|(i, (running, output))| {
             let (row, head) = (piece.rows.start + i / group, piece.kv_head * group + i % group);
             let at = (row * heads + head) * head_dim;
-            Query { query: &q[at..at + head_dim], visible: 0..0, running, output }
+            Query { query: &q[at..at + head_dim], prepared: None, visible: 0..0, running, output }
         })
         .collect();
     for page in piece.split * SPLIT_PAGES..(piece.split + 1) * SPLIT_PAGES {
@@ -125,7 +125,7 @@ fn attend_split(
         if len > 0 {
             let keys = store.keys.tile(page, piece.kv_head, len);
             let values = store.values.tile(page, piece.kv_head, len);
-            attend_tile(isa, KvTile { keys, values, head_dim }, &mut queries, &mut scratch);
+            attend_tile(isa, KvTile { keys: keys.into(), values: values.into(), head_dim }, &mut queries, &mut scratch);
         }
     }
 }

@@ -1,0 +1,203 @@
+//! Where the codes of a page lie.
+//!
+//! Codes come in *vectors* of 64: 16 lanes times 4 of depth, the four of a lane side by side, as integer dot products
+//! take them. In a page of keys, lanes are tokens and depth runs over channels, so that a dot product's result is one
+//! score per lane; in a page of values, lanes are channels and depth runs over tokens.
+//!
+//! A *run* is the vectors of one strip of 16 lanes, in order of depth: those of one scale group for keys, of all tokens
+//! for values. Runs lie in order of strip, then group, so that a strip of tokens (of channels) is read front to back.
+//!
+//! Bits lie in planes, each a sequence of 64-byte lines: byte `i` of a line has bits of element `i` of several vectors,
+//! those of the earlier vectors lower. 2 bits: one plane of 2. 3 bits: 2 + 1. 4, 5 and 6 bits: 4 + 0, 1 and 2. The first
+//! plane has the upper bits of a code, so that it is a coarser code of its own. 8 bits are plain bytes.
+
+use super::rotate::Groups;
+use super::{CodeFormat, PAGE_TOKENS, Side};
+use std::ops::Range;
+
+/// Lanes of a vector.
+pub(super) const LANES: usize = 16;
+/// Bytes of a line, and codes of a vector.
+pub(super) const LINE: usize = 64;
+
+/// Which of a lane's four bytes has depth `d % 4`: pairs of bytes two apart widen to 16 bits in order.
+pub(super) const SLOT: [usize; 4] = [0, 2, 1, 3];
+
+/// The shape of a page's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PageLayout {
+    format: CodeFormat,
+    side: Side,
+    groups: Groups,
+}
+
+/// Channels that share a scale.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ScaleGroup {
+    pub index: usize,
+    pub first: usize,
+    pub len: usize,
+}
+
+impl ScaleGroup {
+    #[inline(always)]
+    pub fn channels(self) -> Range<usize> {
+        self.first..self.first + self.len
+    }
+}
+
+/// Byte offsets of a run's lines in the two planes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub upper: usize,
+    pub lower: usize,
+}
+
+impl PageLayout {
+    /// A page of 128 tokens of rows in `groups`.
+    pub const fn new(format: CodeFormat, side: Side, groups: Groups) -> Self {
+        Self { format, side, groups }
+    }
+
+    /// The format.
+    pub const fn format(self) -> CodeFormat {
+        self.format
+    }
+
+    /// What it is read as.
+    pub const fn side(self) -> Side {
+        self.side
+    }
+
+    /// Width of a row.
+    pub const fn head_dim(self) -> usize {
+        self.groups.head_dim()
+    }
+
+    /// Bytes of codes. They should start at a multiple of 64.
+    pub fn code_bytes(self) -> usize {
+        let (upper, lower) = self.plane_bytes();
+        upper + lower
+    }
+
+    /// Number of scales: `(scale groups, 128 tokens)`.
+    pub fn scales(self) -> usize {
+        PAGE_TOKENS * self.scale_groups().count()
+    }
+
+    /// Entries of the mean: `head_dim`, or none.
+    pub const fn mean(self) -> usize {
+        if self.format.centred(self.side) { self.head_dim() } else { 0 }
+    }
+
+    /// All bytes of a page: codes, then scales and mean of two bytes each.
+    pub fn bytes(self) -> usize {
+        self.code_bytes() + 2 * (self.scales() + self.mean())
+    }
+
+    /// The scale groups in order of channel.
+    #[inline(always)]
+    pub(super) fn scale_groups(self) -> ScaleGroups {
+        ScaleGroups { layout: self, next: ScaleGroup { index: 0, first: 0, len: 0 } }
+    }
+
+    /// Bits in the upper and in the lower plane.
+    #[inline(always)]
+    pub(super) const fn plane_bits(self) -> (usize, usize) {
+        match self.format.bits() {
+            bits @ (2 | 4 | 8) => (bits, 0),
+            3 => (2, 1),
+            bits => (4, bits - 4),
+        }
+    }
+
+    /// Vectors of a run: of the scale group for keys, of the page for values.
+    #[inline(always)]
+    const fn run_vectors(self, group: usize) -> usize {
+        match self.side {
+            Side::Keys => group / 4,
+            Side::Values => PAGE_TOKENS / 4,
+        }
+    }
+
+    /// Bytes of a run in the upper and in the lower plane: whole lines.
+    #[inline(always)]
+    fn run_bytes(self, group: usize) -> (usize, usize) {
+        let (upper, lower) = self.plane_bits();
+        let vectors = self.run_vectors(group);
+        (LINE * (vectors * upper).div_ceil(8), LINE * (vectors * lower).div_ceil(8))
+    }
+
+    /// Bytes of one strip of lanes: all groups for keys.
+    #[inline(always)]
+    fn strip_bytes(self) -> (usize, usize) {
+        match self.side {
+            Side::Values => self.run_bytes(0),
+            Side::Keys => self.groups_bytes(self.scale_groups()),
+        }
+    }
+
+    #[inline(always)]
+    fn groups_bytes(self, groups: impl Iterator<Item = ScaleGroup>) -> (usize, usize) {
+        let mut bytes = (0, 0);
+        for group in groups {
+            let (upper, lower) = self.run_bytes(group.len);
+            bytes = (bytes.0 + upper, bytes.1 + lower);
+        }
+        bytes
+    }
+
+    fn plane_bytes(self) -> (usize, usize) {
+        let (upper, lower) = self.strip_bytes();
+        let strips = match self.side {
+            Side::Keys => PAGE_TOKENS / LANES,
+            Side::Values => self.head_dim() / LANES,
+        };
+        (strips * upper, strips * lower)
+    }
+
+    /// The run of `group` in `strip`. Strips count 16 tokens of the page for keys, 16 channels of the row for values.
+    #[inline(always)]
+    pub(super) fn run(self, strip: usize, group: ScaleGroup) -> Run {
+        let (upper, lower) = self.strip_bytes();
+        let before = match self.side {
+            Side::Values => (0, 0),
+            Side::Keys => self.groups_bytes(self.scale_groups().take(group.index)),
+        };
+        Run { upper: strip * upper + before.0, lower: self.plane_bytes().0 + strip * lower + before.1 }
+    }
+
+    /// The strip, the vector of the run and the element of the vector of a token and a channel.
+    #[inline(always)]
+    pub(super) fn place(self, token: usize, channel: usize, group: ScaleGroup) -> (usize, usize, usize) {
+        let (lane, depth) = match self.side {
+            Side::Keys => (token, channel - group.first),
+            Side::Values => (channel, token),
+        };
+        (lane / LANES, depth / 4, 4 * (lane % LANES) + SLOT[depth % 4])
+    }
+}
+
+/// Walks a row's scale groups.
+#[derive(Clone, Copy)]
+pub(super) struct ScaleGroups {
+    layout: PageLayout,
+    next: ScaleGroup,
+}
+
+impl Iterator for ScaleGroups {
+    type Item = ScaleGroup;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<ScaleGroup> {
+        let PageLayout { format, groups, .. } = self.layout;
+        let ScaleGroup { index, first, .. } = self.next;
+        if first == groups.head_dim() {
+            return None;
+        }
+        // Rotation groups are powers of two in falling order, so this one's scale groups tile it.
+        let len = format.scale_group(groups.len_at(first));
+        self.next = ScaleGroup { index: index + 1, first: first + len, len: 0 };
+        Some(ScaleGroup { index, first, len })
+    }
+}

@@ -1,0 +1,106 @@
+//! Coded keys and values: rotated, 2 to 8 bits each, attended without ever being expanded.
+//!
+//! ```text
+//! rows ── rotate ──► 128 rotated rows ── encode_page ──► Page ─┐
+//!                                                               ├─ attend::attend_tile ──► output ── rotate_back
+//! query ─ rotate ──► PreparedQuery::prepare ───────────────────┘
+//! ```
+//!
+//! * `rotate`: signs and a Walsh-Hadamard transform, after which a row's values look Gaussian. Rotations keep dot products,
+//!   so queries are rotated once, and outputs rotated back once; nothing in between leaves the rotated domain.
+//! * `format`, `quantizer`: the levels, and the choice of codes and scale. `block`: interchange with llama.cpp's forks.
+//! * `layout`, `page`: the memory of 128 tokens, in the order of integer dot products.
+//! * `reference`: the scalar arithmetic of attention over pages.
+//!
+//! **Arithmetic.** Scores: with the query in 8-bit integers per scale group, integer dot products with the levels; then per
+//! token, from the first group to the last, `score = fma(dot, scale * query scale, score)`; then the query's dot product
+//! with the mean, in `f64`. Values: the softmax weights times the tokens' scales, in 15-bit integers relative to the page's
+//! largest; integer sums over the page's tokens; then `output = fma(sum, unit, output)`.
+//!
+//! **Bits.** Integers are exact and the operations on floats have one order per output: scores, weights and outputs over
+//! pages have the same bits on every ISA, whatever the number of queries in a call.
+
+mod block;
+mod format;
+mod layout;
+mod page;
+mod quantizer;
+mod query;
+mod reference;
+mod rotate;
+
+pub use block::{BLOCK_LEN, BlockError, BlockType, decode_block, encode_block};
+pub use format::CodeFormat;
+pub use layout::PageLayout;
+pub use page::{Page, PageMut, decode_page, encode_page};
+pub use query::PreparedQuery;
+pub use rotate::{Groups, rotate, rotate_back};
+
+use crate::Isa;
+use crate::attend::Query;
+use std::ops::Range;
+
+/// Tokens of a page.
+pub const PAGE_TOKENS: usize = 128;
+
+/// What a page is read as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// Dot products with queries.
+    Keys,
+    /// Sums over tokens.
+    Values,
+}
+
+/// A value that cannot be coded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NonFinite {
+    /// The row of the first one.
+    pub row: usize,
+    /// Its channel in the row.
+    pub channel: usize,
+}
+
+impl NonFinite {
+    fn check(rows: &[f32], head_dim: usize) -> Result<(), Self> {
+        // An addition of nothing but zeros, and quick: the search comes only after it fails.
+        if rows.iter().all(|x| x.is_finite()) {
+            return Ok(());
+        }
+        let at = rows.iter().position(|x| !x.is_finite()).unwrap_or(0);
+        Err(Self { row: at / head_dim, channel: at % head_dim })
+    }
+}
+
+impl std::fmt::Display for NonFinite {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "channel {} of row {} is infinite or not a number and cannot be coded", self.channel, self.row)
+    }
+}
+
+impl std::error::Error for NonFinite {}
+
+/// Panics unless a page can serve as `side` for these queries.
+pub(crate) fn check(page: &Page<'_>, side: Side, head_dim: usize, queries: &[Query<'_>]) {
+    assert_eq!(
+        (page.layout.side(), page.layout.head_dim()),
+        (side, head_dim),
+        "attend: a page of another side or width"
+    );
+    if side == Side::Keys {
+        let fit = |query: &Query<'_>| query.prepared.is_some_and(|prepared| prepared.fits(page.layout));
+        assert!(queries.iter().all(fit), "attend: a query is not prepared for these keys");
+    }
+}
+
+/// `scores[n * 128 + t]` of the tokens of `range` for every query that sees any.
+pub(crate) fn key_scores(isa: Isa, page: &Page<'_>, queries: &[Query<'_>], range: Range<usize>, scores: &mut [f64]) {
+    let _ = isa;
+    reference::key_scores(page, queries, range, scores);
+}
+
+/// Adds `weights[n * 128 + t]` of the values of `range` to the output of every query that sees any.
+pub(crate) fn add_values(isa: Isa, page: &Page<'_>, queries: &mut [Query<'_>], range: Range<usize>, weights: &[f32]) {
+    let _ = isa;
+    reference::add_values(page, queries, range, weights);
+}

@@ -1,9 +1,7 @@
-//! Generates text: `cargo run --release --example generate -- "fn main() {"`.
+//! The command line, and the options that it stands for.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
 use anyhow::{Result, anyhow};
 use clap::Parser;
@@ -23,7 +21,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// Example: generate "Why is the sky blue?" --chat --model google/gemma-4-E2B-it --assistant google/gemma-4-E2B-it-assistant
 #[derive(Parser)]
 #[command(version)]
-struct Args {
+pub struct Args {
     /// The text to continue (with --chat: the user's message).
     #[arg(default_value = "/// Returns the largest element of the slice, or `None` if it is empty.\n")]
     prompt: String,
@@ -95,79 +93,11 @@ struct Args {
     think: bool,
     /// Print one JSON object instead of text.
     #[arg(long)]
-    json: bool,
-}
-
-fn main() -> Result<()> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
-    let args = arguments()?;
-    let start = Instant::now();
-    let engine = Engine::load(&engine_options(&args)?)?;
-    let load_seconds = start.elapsed().as_secs_f64();
-
-    let prompt = prompt(&args, &engine)?;
-    let mut session = engine.session(&SessionOptions {
-        kv: KvOptions {
-            key: args.cache_type_k,
-            value: args.cache_type_v,
-            max_context: args.context,
-            ..KvOptions::default()
-        },
-    })?;
-    let mut generation = session.generate(&prompt, &generate_options(&args))?;
-    let (mut text, mut tokens, mut out) = (String::new(), Vec::new(), std::io::stdout().lock());
-    for piece in generation.by_ref() {
-        let piece = piece?;
-        if !args.json {
-            write!(out, "{}", piece.text)?;
-            out.flush()?;
-        }
-        text += &piece.text;
-        tokens.extend(piece.tokens);
-    }
-    let s = generation.statistics().clone();
-    drop(generation);
-    let kv = session.kv();
-    eprintln!(
-        "\n{} tokens at {:.1} tokens/s after {} at {:.1} tokens/s; {} rounds, {:.2} tokens per round, {:.0} % of {} drafts \
-         accepted; {:.1} MiB of K/V",
-        s.generated_tokens,
-        s.decode_tokens_per_second(),
-        s.prompt_tokens,
-        s.prefill_tokens_per_second(),
-        s.rounds,
-        s.tokens_per_round(),
-        100.0 * s.acceptance_rate(),
-        s.drafted,
-        kv.bytes() as f64 / f64::from(1 << 20),
-    );
-    if args.json {
-        let report = serde_json::json!({
-            "text": text,
-            "tokens": tokens,
-            "prompt_tokens": s.prompt_tokens,
-            "generated_tokens": s.generated_tokens,
-            "load_seconds": load_seconds,
-            "prefill_tokens_per_second": s.prefill_tokens_per_second(),
-            "decode_tokens_per_second": s.decode_tokens_per_second(),
-            "rounds": s.rounds,
-            "drafted": s.drafted,
-            "accepted": s.accepted,
-            "acceptance_rate": s.acceptance_rate(),
-            "tokens_per_round": s.tokens_per_round(),
-            "kv_bytes": kv.bytes(),
-            "kv_bytes_per_token": kv.bytes_per_token(),
-            "peak_rss_bytes": peak_rss_bytes(),
-        });
-        writeln!(out, "{report}")?;
-    } else {
-        writeln!(out)?;
-    }
-    Ok(())
+    pub json: bool,
 }
 
 /// The command line; what is wrong with it on one line, for people and for tools that run this.
-fn arguments() -> Result<Args> {
+pub fn arguments() -> Result<Args> {
     Args::try_parse().map_err(|error| {
         if !error.use_stderr() {
             error.exit(); // --help and --version
@@ -180,7 +110,7 @@ fn arguments() -> Result<Args> {
 }
 
 /// What to load; with no model named, the demo pair.
-fn engine_options(args: &Args) -> Result<EngineOptions> {
+pub fn engine_options(args: &Args) -> Result<EngineOptions> {
     let demo = |part: &str| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo/")).join(part);
     let assistant = args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant")));
     let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {eta}")?);
@@ -205,7 +135,7 @@ fn engine_options(args: &Args) -> Result<EngineOptions> {
     })
 }
 
-fn prompt(args: &Args, engine: &Engine) -> Result<Vec<u32>> {
+pub fn prompt(args: &Args, engine: &Engine) -> Result<Vec<u32>> {
     if let Some(ids) = &args.prompt_ids {
         return Ok(ids.clone());
     }
@@ -218,7 +148,19 @@ fn prompt(args: &Args, engine: &Engine) -> Result<Vec<u32>> {
     Ok(engine.encode_chat(&system.chain([user]).collect::<Vec<_>>(), thinking)?)
 }
 
-fn generate_options(args: &Args) -> GenerateOptions {
+/// How K and V are kept.
+pub fn session_options(args: &Args) -> SessionOptions {
+    SessionOptions {
+        kv: KvOptions {
+            key: args.cache_type_k,
+            value: args.cache_type_v,
+            max_context: args.context,
+            ..KvOptions::default()
+        },
+    }
+}
+
+pub fn generate_options(args: &Args) -> GenerateOptions {
     let drafts = if args.sample_drafts { DraftSampling::Sampled } else { DraftSampling::Greedy };
     let mtp = |block_size| Speculation::Mtp(MtpOptions { block_size, drafts });
     let speculation = match (args.no_speculation, args.draft_block_size) {
@@ -236,11 +178,4 @@ fn generate_options(args: &Args) -> GenerateOptions {
         speculation,
         stop: Stop { end_of_generation, tokens: Vec::new(), strings: args.stop.clone() },
     }
-}
-
-/// The most memory that the process has held, where the system tells.
-fn peak_rss_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use foretoken::checkpoint::{Checkpoint, LoadOptions};
 use foretoken::gemma4::{Target, Wanted};
-use foretoken::kv::{KvCache, KvOptions};
+use foretoken::kv::{ExactZones, KvCache, KvFormat, KvOptions};
 use foretoken::nn::F32View;
 use foretoken::{ElementType, Isa, WeightType};
 
@@ -17,6 +17,9 @@ fn demo(isa: Isa, quantize: Option<WeightType>) -> Target {
     let checkpoint = Checkpoint::open(path).expect("the demo target");
     Target::load(&checkpoint, LoadOptions { quantize, ..LoadOptions::from(isa) }).expect("the demo target")
 }
+
+const F32: KvFormat = KvFormat::Exact(ElementType::F32);
+const F16: KvFormat = KvFormat::Exact(ElementType::F16);
 
 const BATCH: usize = 16;
 
@@ -34,8 +37,10 @@ fn on_threads<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> R {
 }
 
 /// The logits of the newest rows of `ids`, which are run in rounds of the given sizes, the last of them `rows` long.
-fn logits(target: &Target, isa: Isa, kv: ElementType, ids: &[u32], chunk: usize, rows: usize) -> Vec<f32> {
-    let options = KvOptions { key: kv, value: kv, ..KvOptions::default() };
+fn logits(target: &Target, isa: Isa, kv: KvFormat, ids: &[u32], chunk: usize, rows: usize) -> Vec<f32> {
+    // Pages leave the exact zones early, so that the prompt has some in codes.
+    let exact = ExactZones { head: 8, tail: 16, element: ElementType::F16 };
+    let options = KvOptions { key: kv, value: kv, exact, ..KvOptions::default() };
     let mut cache = KvCache::new(target.kv_layout(), &options, 4096, isa).expect("a cache");
     let (prompt, batch) = ids.split_at(ids.len() - rows);
     for chunk in prompt.chunks(chunk) {
@@ -52,7 +57,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-fn check(target: &Target, isa: Isa, kv: ElementType, name: &str) {
+fn check(target: &Target, isa: Isa, kv: KvFormat, name: &str) {
     let ids = ids(isa);
     // One row at a time, on one thread: what plain decoding computes.
     let all = ids.len();
@@ -73,23 +78,23 @@ fn check(target: &Target, isa: Isa, kv: ElementType, name: &str) {
 #[test]
 fn every_isa_gives_a_row_its_own_bits() {
     for isa in Isa::available() {
-        check(&demo(isa, None), isa, ElementType::F16, &format!("bf16 weights on {}", isa.name()));
-        check(&demo(isa, Some(WeightType::Q8_0)), isa, ElementType::F16, &format!("q8_0 on {}", isa.name()));
-        check(&demo(isa, Some(WeightType::Q4_K)), isa, ElementType::F16, &format!("q4_K on {}", isa.name()));
+        check(&demo(isa, None), isa, F16, &format!("bf16 weights on {}", isa.name()));
+        check(&demo(isa, Some(WeightType::Q8_0)), isa, F16, &format!("q8_0 on {}", isa.name()));
+        check(&demo(isa, Some(WeightType::Q4_K)), isa, F16, &format!("q4_K on {}", isa.name()));
     }
 }
 
 #[test]
 fn every_weight_type_gives_a_row_its_own_bits() {
     for weight_type in WeightType::ALL {
-        check(&demo(Isa::best(), Some(weight_type)), Isa::best(), ElementType::F16, weight_type.name());
+        check(&demo(Isa::best(), Some(weight_type)), Isa::best(), F16, weight_type.name());
     }
 }
 
 #[test]
 fn every_row_type_of_the_cache_gives_a_row_its_own_bits() {
-    for kv in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
-        check(&demo(Isa::best(), None), Isa::best(), kv, &format!("{kv:?} K/V"));
+    for kv in KvFormat::all() {
+        check(&demo(Isa::best(), None), Isa::best(), kv, &format!("{kv} K/V"));
     }
 }
 
@@ -104,11 +109,11 @@ fn the_fixtures_give_a_row_its_own_bits() {
         let want = on_threads(1, || {
             (0..rows)
                 .rev()
-                .flat_map(|later| logits(&target, isa, ElementType::F32, &ids[..ids.len() - later], 1, 1))
+                .flat_map(|later| logits(&target, isa, F32, &ids[..ids.len() - later], 1, 1))
                 .collect::<Vec<_>>()
         });
         for threads in [1, 2, 4] {
-            let got = on_threads(threads, || logits(&target, isa, ElementType::F32, &ids, 5, rows));
+            let got = on_threads(threads, || logits(&target, isa, F32, &ids, 5, rows));
             assert!(bits(&got) == bits(&want), "{}: {threads} threads", case.name);
         }
     }

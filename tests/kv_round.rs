@@ -2,7 +2,9 @@
 //! nothing, and while it lasts its queries see what plain decoding shows them.
 
 use candle_core::Tensor;
-use foretoken::kv::{KvAccess, KvCache, KvLayout, KvOptions, StoreLayout};
+use foretoken::kv::{
+    CodeFormat, ExactZones, KvAccess, KvCache, KvFormat, KvLayout, KvOptions, LayerFormat, StoreLayout,
+};
 use foretoken::nn::{F32View, tensor};
 use foretoken::{ElementType, Error, Isa};
 use rand::rngs::StdRng;
@@ -11,19 +13,32 @@ use rand::{Rng, SeedableRng};
 /// Positions per page: what `bytes` is counted in.
 const PAGE: usize = 128;
 
-const F32: ElementType = ElementType::F32;
-const F16: ElementType = ElementType::F16;
-const BF16: ElementType = ElementType::Bf16;
+const F32: KvFormat = KvFormat::Exact(ElementType::F32);
+const F16: KvFormat = KvFormat::Exact(ElementType::F16);
+const BF16: KvFormat = KvFormat::Exact(ElementType::Bf16);
 
-/// The types of keys and values that are tried.
-const TYPES: [(ElementType, ElementType); 5] = [(F32, F32), (F16, F16), (BF16, BF16), (F16, F32), (F32, BF16)];
+/// The types of keys and values that are tried: the exact ones and mixtures, and every code on either side.
+fn types() -> Vec<(KvFormat, KvFormat)> {
+    let mut types = vec![(F32, F32), (F16, F16), (BF16, BF16), (F16, F32), (F32, BF16)];
+    types.extend(CodeFormat::ALL.map(|format| (format.into(), CodeFormat::Tqc4.into())));
+    types.extend([(F16, CodeFormat::Turbo3.into()), (CodeFormat::Tqc5.into(), F32)]);
+    types
+}
+
+/// Bytes of an element, where it has whole ones.
+fn size(format: KvFormat) -> Option<usize> {
+    match format {
+        KvFormat::Exact(element) => Some(element.size()),
+        KvFormat::Coded(_) => None,
+    }
+}
 
 /// Two query heads share a K/V head.
 const GROUP: usize = 2;
 
 /// Full and sliding stores of every kind, the last two layers reading the stores of others.
 fn layout() -> KvLayout {
-    let store = |num_kv_heads, head_dim, window| StoreLayout { num_kv_heads, head_dim, window };
+    let store = |num_kv_heads, head_dim, window| StoreLayout { num_kv_heads, head_dim, window, key_weight: None };
     KvLayout {
         stores: vec![
             store(1, 64, None),
@@ -33,11 +48,15 @@ fn layout() -> KvLayout {
             store(4, 32, None),
         ],
         store_of_layer: vec![0, 1, 2, 3, 4, 3, 0],
+        inverse_frequencies: Vec::new(),
     }
 }
 
-fn cache((key, value): (ElementType, ElementType), max_round_rows: usize, max_context: usize) -> KvCache {
-    let options = KvOptions { key, value, max_context: None, max_round_rows };
+/// Sliding layers are coded as well, and exact zones are small, so that pages soon leave them.
+fn cache((key, value): (KvFormat, KvFormat), max_round_rows: usize, max_context: usize) -> KvCache {
+    let layers = (0..layout().stores.len()).map(|layer| LayerFormat { layer, key, value }).collect();
+    let exact = ExactZones { head: 20, tail: 40, element: ElementType::F16 };
+    let options = KvOptions { key, value, exact, layers, max_round_rows, ..KvOptions::default() };
     KvCache::new(layout(), &options, max_context, Isa::best()).expect("a cache")
 }
 
@@ -115,14 +134,15 @@ fn drafter_view(cache: &KvCache, queries: &Position) -> Vec<Vec<Vec<u32>>> {
     layout.store_of_layer.iter().enumerate().map(attend).collect()
 }
 
-/// Bytes of a cache that staged rows up to `end`.
-fn bytes((key, value): (ElementType, ElementType), max_round_rows: usize, end: usize) -> usize {
+/// Bytes of a cache of exact rows that staged rows up to `end`.
+fn bytes((key, value): (KvFormat, KvFormat), max_round_rows: usize, end: usize) -> Option<usize> {
+    let element = size(key)? + size(value)?;
     let of = |store: &StoreLayout| {
         let ring = store.window.map(|window| (window - 1 + max_round_rows).div_ceil(PAGE));
         let pages = ring.unwrap_or(usize::MAX).min(end.div_ceil(PAGE));
-        pages * PAGE * store.num_kv_heads * store.head_dim * (key.size() + value.size())
+        pages * PAGE * store.num_kv_heads * store.head_dim * element
     };
-    layout().stores.iter().map(of).sum()
+    Some(layout().stores.iter().map(of).sum())
 }
 
 /// Rounds of 1 to 20 rows, of which any number is kept, against a cache that saw the kept rows one by one. Rejected rows
@@ -131,7 +151,7 @@ fn bytes((key, value): (ElementType, ElementType), max_round_rows: usize, end: u
 #[test]
 fn rounds_leave_what_single_steps_leave() {
     const MAX_ROUND_ROWS: usize = 20;
-    for (types, seed) in TYPES.into_iter().flat_map(|types| [1, 2].map(|seed| (types, seed))) {
+    for (types, seed) in types().into_iter().flat_map(|types| [1, 2].map(|seed| (types, seed))) {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut rounds = cache(types, MAX_ROUND_ROWS, 4096);
         // Its rings have another size, so equal rows do not lie in equal places by chance.
@@ -152,7 +172,8 @@ fn rounds_leave_what_single_steps_leave() {
             }
             assert_eq!(rounds.len(), steps.len(), "{what}");
             assert!(rounds.same_rows(&steps), "{what}: rows differ");
-            assert_eq!(rounds.bytes(), bytes(types, MAX_ROUND_ROWS, staged_end), "{what}");
+            assert_eq!(rounds.bytes(), rounds.bytes_at(staged_end), "{what}");
+            assert_eq!(rounds.bytes(), bytes(types, MAX_ROUND_ROWS, staged_end).unwrap_or(rounds.bytes()), "{what}");
             let queries = Position::random(&mut rng);
             assert_eq!(drafter_view(&rounds, &queries), drafter_view(&steps, &queries), "{what}: the drafter's view");
         }
@@ -163,7 +184,7 @@ fn rounds_leave_what_single_steps_leave() {
 /// Every row of a round, kept or not, at lengths around the windows and the pages.
 #[test]
 fn every_row_of_a_round_sees_what_single_steps_see() {
-    for types in [(F32, F32), (F16, BF16)] {
+    for types in [(F32, F32), (F16, BF16), (CodeFormat::Tqc5.into(), CodeFormat::Tqc4.into())] {
         for len in [0, 1, 6, 7, 8, 120, 127, 128, 250, 256, 300] {
             let mut rng = StdRng::seed_from_u64(len as u64);
             let before: Vec<_> = (0..len).map(|_| Position::random(&mut rng)).collect();
@@ -188,7 +209,7 @@ fn every_row_of_a_round_sees_what_single_steps_see() {
 fn attention(history: &[Position], layer: usize, query: &Position) -> Vec<f64> {
     let layout = layout();
     let index = layout.store_of_layer[layer];
-    let StoreLayout { num_kv_heads, head_dim, window } = layout.stores[index];
+    let StoreLayout { num_kv_heads, head_dim, window, .. } = layout.stores[index];
     let first = window.map_or(0, |window| history.len().saturating_sub(window));
     let mut y = Vec::new();
     for head in 0..num_kv_heads * GROUP {
@@ -287,9 +308,11 @@ fn more_than_was_staged_cannot_be_kept() {
 
 #[test]
 fn bytes_per_token_are_those_of_the_full_layers() {
-    for (key, value) in TYPES {
+    for (key, value) in types() {
         let cache = cache((key, value), 20, 30);
-        assert_eq!(cache.bytes_per_token(), (64 + 4 * 32) * (key.size() + value.size()));
+        if let (Some(key), Some(value)) = (size(key), size(value)) {
+            assert_eq!(cache.bytes_per_token(), (64 + 4 * 32) * (key + value));
+        }
         assert_eq!(cache.bytes(), 0, "nothing is allocated before it is needed");
     }
 }
@@ -298,7 +321,8 @@ fn bytes_per_token_are_those_of_the_full_layers() {
 #[test]
 fn limits_are_checked() {
     let new = |max_context, max_round_rows| {
-        let options = KvOptions { max_context: Some(max_context), max_round_rows, ..KvOptions::default() };
+        let (max_context, memory) = (Some(max_context), Some(u64::MAX));
+        let options = KvOptions { max_context, max_round_rows, memory, ..KvOptions::default() };
         KvCache::new(layout(), &options, 4096, Isa::best())
     };
     for (context, rows) in [(0, 20), (30, 0)] {

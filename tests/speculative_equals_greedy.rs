@@ -64,7 +64,7 @@ fn demo(prompt: &str) -> Pair {
 /// A cache of `rows` whose rings are as small as they can be, so that they wrap early.
 fn session_options(rows: ElementType) -> SessionOptions {
     let mut options = SessionOptions::default();
-    (options.kv.key, options.kv.value, options.kv.max_round_rows) = (rows, rows, 8);
+    (options.kv.key, options.kv.value, options.kv.max_round_rows) = (rows.into(), rows.into(), 8);
     options
 }
 
@@ -155,7 +155,7 @@ fn demo_with_mixed_types_and_drawn_drafts() {
     let pair = demo(&demo_prompts()[2]);
     let engine = pair.engine(2);
     let mut mixed = session_options(ElementType::F32);
-    mixed.kv.value = ElementType::Bf16;
+    mixed.kv.value = ElementType::Bf16.into();
     let mut session = engine.session(&mixed).expect("a session");
     let want = run_pieces(&mut session, &pair.prompt, &plain(40), usize::MAX);
     for drafts in [DraftSampling::Greedy, DraftSampling::Sampled] {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use clap::Parser;
 use foretoken::chat::{Message, Role, Thinking};
-use foretoken::kv::KvOptions;
+use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::DraftSampling;
 use foretoken::{
-    ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Sampling, SessionOptions,
-    Speculation, Stop, WeightType, hub,
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Sampling, SessionOptions, Speculation, Stop,
+    WeightType, hub,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -61,12 +61,15 @@ pub struct Args {
     /// Seed of the draws.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Type of the cached keys: f32, f16, bf16.
-    #[arg(long, value_name = "T", default_value = "f16")]
-    cache_type_k: ElementType,
-    /// Type of the cached values: f32, f16, bf16.
-    #[arg(long, value_name = "T", default_value = "f16")]
-    cache_type_v: ElementType,
+    /// How K and V are kept: exact (f16), or in codes: quality, balanced, compact.
+    #[arg(long, value_name = "NAME", default_value = "exact")]
+    kv_preset: KvPreset,
+    /// Type of the cached keys, instead of the preset's: f32, f16, bf16, tqc2..tqc6, turbo2..turbo4, q8_0, q4_0.
+    #[arg(long, value_name = "T")]
+    cache_type_k: Option<KvFormat>,
+    /// Type of the cached values, likewise.
+    #[arg(long, value_name = "T")]
+    cache_type_v: Option<KvFormat>,
     /// Positions that fit the cache; by default, what the model was made for.
     #[arg(long, value_name = "N")]
     context: Option<usize>,
@@ -150,12 +153,13 @@ pub fn prompt(args: &Args, engine: &Engine) -> Result<Vec<u32>> {
 
 /// How K and V are kept.
 pub fn session_options(args: &Args) -> SessionOptions {
+    let preset = KvOptions::from(args.kv_preset);
     SessionOptions {
         kv: KvOptions {
-            key: args.cache_type_k,
-            value: args.cache_type_v,
+            key: args.cache_type_k.unwrap_or(preset.key),
+            value: args.cache_type_v.unwrap_or(preset.value),
             max_context: args.context,
-            ..KvOptions::default()
+            ..preset
         },
     }
 }

@@ -1,7 +1,7 @@
 //! Rotary position embedding, half-split ("NeoX") form: element `i` turns with element `i + head_dim / 2`.
 
-use crate::Isa;
-use crate::lanes::{Lanes, Op};
+use crate::lanes::{Element, Lanes, Op};
+use crate::{Elements, Isa};
 
 /// Rotates each `head_dim`-long head of `x` in place.
 ///
@@ -45,6 +45,61 @@ impl Op for Rotate<'_> {
                 let (a, b) = (low[i], high[i]);
                 low[i] = a * self.cos[i] - b * self.sin[i];
                 high[i] = b * self.cos[i] + a * self.sin[i];
+            }
+        }
+    }
+}
+
+/// `keys = rotate(values * weight)` row by row: the keys of a layer whose K and V are one normalized vector.
+///
+/// * `values`, `keys`: `(rows, head_dim)`; `weight`: `(head_dim)`.
+/// * `cos`, `sin`: `(rows, pairs)`, as [`rotate`] takes them for a row.
+///
+/// # Panics
+/// If a length differs.
+pub fn keys_of_values(isa: Isa, values: Elements<'_>, weight: &[f32], cos: &[f32], sin: &[f32], keys: &mut [f32]) {
+    let head_dim = weight.len();
+    assert!(head_dim > 0 && keys.len().is_multiple_of(head_dim), "keys: not whole rows");
+    let pairs = cos.len() / (keys.len() / head_dim).max(1);
+    assert_eq!(
+        (values.len(), cos.len(), sin.len()),
+        (keys.len(), pairs * keys.len() / head_dim, cos.len()),
+        "keys: lengths"
+    );
+    match values {
+        Elements::F32(values) => isa.run(Weigh { values, weight, keys }),
+        Elements::F16(values) => isa.run(Weigh { values, weight, keys }),
+        Elements::Bf16(values) => isa.run(Weigh { values, weight, keys }),
+    }
+    for (row, key) in keys.chunks_exact_mut(head_dim).enumerate() {
+        let at = row * pairs..(row + 1) * pairs;
+        rotate(isa, key, head_dim, &cos[at.clone()], &sin[at]);
+    }
+}
+
+struct Weigh<'a, V> {
+    values: &'a [V],
+    weight: &'a [f32],
+    keys: &'a mut [f32],
+}
+
+impl<V: Element> Op for Weigh<'_, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<L: Lanes>(self, l: L) {
+        let head_dim = self.weight.len();
+        let whole = head_dim - head_dim % L::LANES;
+        for (value, key) in self.values.chunks_exact(head_dim).zip(self.keys.chunks_exact_mut(head_dim)) {
+            for i in (0..whole).step_by(L::LANES) {
+                // SAFETY: `run` entered the features; the three rows are `head_dim` long.
+                unsafe {
+                    let weight = l.load(self.weight.as_ptr().add(i));
+                    l.store(key.as_mut_ptr().add(i), l.mul(V::load(l, value.as_ptr().add(i)), weight));
+                }
+            }
+            for i in whole..head_dim {
+                key[i] = value[i].widen() * self.weight[i];
             }
         }
     }

@@ -8,7 +8,7 @@ use foretoken_kernels::quant::{PANEL_ROWS, WeightType, pack, quantize_row};
 use foretoken_kernels::{ElementType, Isa};
 
 use super::{Checkpoint, RawTensor, TensorType};
-use crate::nn::{Embedding, Linear, RmsNorm, Weight};
+use crate::nn::{Arena, Embedding, Linear, RmsNorm, Weight};
 use crate::{Error, Result};
 
 /// How a checkpoint becomes modules.
@@ -74,6 +74,7 @@ pub struct Loader<'a> {
     step: StepCost,
     loaded: u64,
     total: u64,
+    arena: Arena,
 }
 
 impl<'a> Loader<'a> {
@@ -82,7 +83,16 @@ impl<'a> Loader<'a> {
         let options = options.clone();
         let total = if options.progress.is_some() { checkpoint.bytes() } else { 0 };
         let (prefix, taken) = (prefix.to_owned(), BTreeSet::new());
-        Self { checkpoint, prefix, options, taken, step: StepCost::default(), loaded: 0, total }
+        Self {
+            checkpoint,
+            prefix,
+            options,
+            taken,
+            step: StepCost::default(),
+            loaded: 0,
+            total,
+            arena: Arena::default(),
+        }
     }
 
     /// The instruction set that the loaded modules compute with.
@@ -224,15 +234,15 @@ impl<'a> Loader<'a> {
     }
 
     /// Matrices that will be multiplied, in the type that their role asks for.
-    fn multiplied(&self, role: Role, name: &str, tensor: RawTensor, shape: [usize; 3]) -> Result<Weight> {
+    fn multiplied(&mut self, role: Role, name: &str, tensor: RawTensor, shape: [usize; 3]) -> Result<Weight> {
         let weight = match tensor.dtype {
-            TensorType::Quantized(weight_type) => Weight::packed(tensor.bytes, weight_type, shape),
+            TensorType::Quantized(weight_type) => Weight::packed(&mut self.arena, tensor.bytes, weight_type, shape),
             TensorType::Float(element) => {
                 let [_, _, inputs] = shape;
                 let as_it_lies = Weight::float(tensor.bytes.clone(), element, shape);
                 match (as_it_lies, self.options.quantize.and_then(|to| in_situ_type(to, role, inputs))) {
                     (Some(source), Some(weight_type)) => {
-                        let quantized = quantize(self.options.isa, &source, weight_type, shape);
+                        let quantized = quantize(&mut self.arena, self.options.isa, &source, weight_type, shape);
                         tensor.bytes.release(0..tensor.bytes.as_slice().len());
                         quantized
                     }
@@ -309,10 +319,16 @@ fn in_situ_type(to: WeightType, role: Role, inputs: usize) -> Option<WeightType>
 }
 
 /// Quantizes and packs, a piece at a time on all threads: memory grows by the quantized size only.
-fn quantize(isa: Isa, source: &Weight, weight_type: WeightType, shape: [usize; 3]) -> Option<Weight> {
+fn quantize(
+    arena: &mut Arena,
+    isa: Isa,
+    source: &Weight,
+    weight_type: WeightType,
+    shape: [usize; 3],
+) -> Option<Weight> {
     let inputs = shape[2];
     let row_bytes = weight_type.row_bytes(inputs)?;
-    Weight::fill_packed(weight_type, shape, |index, rows: Range<usize>, panels| {
+    Weight::fill_packed(arena, weight_type, shape, |index, rows: Range<usize>, panels| {
         let mut floats = vec![0.0; inputs];
         let mut quantized = vec![0; PANEL_ROWS * row_bytes];
         let crate::nn::Matrix::Float { elements, .. } = source.matrix(index) else { return };

@@ -54,6 +54,11 @@ impl Attention {
         })
     }
 
+    /// The weight of the key norm, where keys are values that are normed with it and rotated.
+    pub(super) fn key_weight(&self) -> Option<&[f32]> {
+        self.kv.as_ref().filter(|own| own.v_proj.is_none()).and_then(|own| own.k_norm.weight())
+    }
+
     /// `x` `(rows, hidden)` to `(rows, hidden)`. `index` is the layer's place in the model.
     pub(super) fn forward(
         &self,

@@ -51,6 +51,11 @@ impl DecoderLayer {
         })
     }
 
+    /// The weight of the key norm, where keys are values that are normed with it and rotated.
+    pub(super) fn key_weight(&self) -> Option<&[f32]> {
+        self.self_attn.key_weight()
+    }
+
     /// `h` `(rows, hidden)` to `(rows, hidden)`. `index` is the layer's place in the model, `input` its per-layer input
     /// `(rows, width)` where the model has such.
     pub(super) fn forward(

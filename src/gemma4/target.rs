@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use super::config::{AttentionType, TextConfig};
 use super::layer::DecoderLayer;
 use super::per_layer::PerLayerEmbeddings;
-use super::rope::Rotations;
+use super::rope::{self, Rotations};
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse};
 use crate::kv::{KvLayout, Round, StoreLayout};
 use crate::nn::{Embedding, Linear, RmsNorm, soft_cap};
@@ -106,16 +106,24 @@ impl Target {
     /// The K/V that this model keeps: a store for every layer that computes its own, and who reads which.
     pub fn kv_layout(&self) -> KvLayout {
         let own = self.config.num_own_kv_layers();
-        let stores = self.config.layers[..own].iter().map(|layer| StoreLayout {
+        let stores = self.config.layers[..own].iter().zip(&self.layers).map(|(layer, module)| StoreLayout {
             num_kv_heads: layer.num_kv_heads,
             head_dim: layer.head_dim,
             window: (layer.attention == AttentionType::Sliding).then_some(self.config.sliding_window),
+            key_weight: module.key_weight().map(<[f32]>::to_vec),
         });
         let store_of_layer = self.config.layers.iter().enumerate().map(|(i, layer)| match layer.kv_shared {
             false => i,
             true => self.config.kv_donor(layer.attention).unwrap_or(i),
         });
-        KvLayout { stores: stores.collect(), store_of_layer: store_of_layer.collect() }
+        let mut full = self.config.layers.iter().filter(|layer| layer.attention == AttentionType::Full);
+        let inverse_frequencies =
+            full.next().map(|layer| rope::inverse_frequencies(self.config.rope(AttentionType::Full), layer.head_dim));
+        KvLayout {
+            stores: stores.collect(),
+            store_of_layer: store_of_layer.collect(),
+            inverse_frequencies: inverse_frequencies.unwrap_or_default(),
+        }
     }
 
     /// The scaled embeddings of `ids`: `(ids, hidden)`. The assistant's input as well.

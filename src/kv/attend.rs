@@ -4,14 +4,17 @@
 //! own and the splits are merged first to last. Both boundaries are fixed in the sequence, so a row's bits depend on its
 //! own keys only: not on the rows that ride with it, on chunking, or on the number of threads that share the splits.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use candle_core::Tensor;
 use foretoken_kernels::Isa;
-use foretoken_kernels::attend::{KvTile, Query, Running, Scratch, attend_tile, finish, merge};
+use foretoken_kernels::attend::{Query, Running, Scratch, attend_tile, finish, merge};
+use foretoken_kernels::turbo::{PreparedQuery, rotate, rotate_back};
 use rayon::prelude::*;
 
-use super::{PAGE, Store};
+use super::store::{Reading, Store};
+use super::{KvCache, PAGE};
 use crate::Result;
 use crate::nn::{F32View, tensor};
 
@@ -20,6 +23,15 @@ const SPLIT_PAGES: usize = 8;
 
 /// Query rows that share a pass over the keys. More would read them less often but spill the cache with results.
 const TILE_ROWS: usize = 16;
+
+/// The queries of one call.
+struct Queries<'a> {
+    rows: Cow<'a, [f32]>, // (rows, heads, head_dim), rotated where the keys are
+    words: Vec<i32>,      // (rows, heads, words) for coded keys
+    positions: &'a (dyn Fn(usize) -> Range<usize> + Sync),
+    heads: usize,
+    group: usize, // query heads per K/V head
+}
 
 /// One piece of work: some query rows of one KV head, against one split of its keys.
 struct Piece<'a> {
@@ -32,7 +44,13 @@ struct Piece<'a> {
 
 /// Attends `q` `(rows, heads, head_dim)`. `at(row)` is `position..end`: where the query stands, and the first position
 /// that it must not see (its own is seen if `end` is beyond it).
-pub(super) fn attend(isa: Isa, store: &Store, q: &Tensor, at: impl Fn(usize) -> Range<usize> + Sync) -> Result<Tensor> {
+pub(super) fn attend(
+    cache: &KvCache,
+    store: &Store,
+    q: &Tensor,
+    at: impl Fn(usize) -> Range<usize> + Sync,
+) -> Result<Tensor> {
+    let isa = cache.isa;
     let (rows, heads, head_dim) = q.dims3()?;
     let kv_heads = store.layout.num_kv_heads;
     if head_dim != store.layout.head_dim || !heads.is_multiple_of(kv_heads) {
@@ -40,24 +58,20 @@ pub(super) fn attend(isa: Isa, store: &Store, q: &Tensor, at: impl Fn(usize) -> 
         let problem = format!("attend: {heads} query heads of {head_dim} over (K/V heads, width) = {held:?}");
         return Err(candle_core::Error::Msg(problem).into());
     }
-    let group = heads / kv_heads;
-    let q = F32View::new(q)?;
-    let visible = |row: usize| {
-        let Range { start: position, end } = at(row);
-        store.layout.window.map_or(0, |window| (position + 1).saturating_sub(window))..end
-    };
-    let mut y = vec![0.0; q.len()];
+    let view = F32View::new(q)?;
+    let queries = Queries::new(isa, store, &view, &at, heads);
+    let mut y = vec![0.0; view.len()];
     // Tiles of rows one after the other where that is all the work there is; the pieces of a tile run side by side.
     let tile = |first: usize, y: &mut [f32]| {
         let tile_rows = first..first + y.len() / (heads * head_dim);
-        let keys = tile_rows.clone().map(&visible).filter(|keys| !keys.is_empty());
+        let keys = tile_rows.clone().map(|row| store.seen(at(row))).filter(|keys| !keys.is_empty());
         let Some(keys) = keys.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { return };
         let splits = keys.start / (SPLIT_PAGES * PAGE)..keys.end.div_ceil(SPLIT_PAGES * PAGE);
 
-        let queries = tile_rows.len() * group;
-        let mut running = vec![Running::EMPTY; splits.len() * kv_heads * queries];
+        let per_piece = tile_rows.len() * queries.group;
+        let mut running = vec![Running::EMPTY; splits.len() * kv_heads * per_piece];
         let mut output = vec![0.0; running.len() * head_dim];
-        let pieces = running.chunks_mut(queries).zip(output.chunks_mut(queries * head_dim));
+        let pieces = running.chunks_mut(per_piece).zip(output.chunks_mut(per_piece * head_dim));
         let pieces = pieces.enumerate().map(|(i, (running, output))| Piece {
             rows: tile_rows.clone(),
             kv_head: i % kv_heads,
@@ -65,7 +79,7 @@ pub(super) fn attend(isa: Isa, store: &Store, q: &Tensor, at: impl Fn(usize) -> 
             running,
             output,
         });
-        let run = |piece: Piece<'_>| attend_split(isa, store, &q, (heads, group), &visible, piece);
+        let run = |piece: Piece<'_>| attend_split(cache, store, &queries, piece);
         if rayon::current_num_threads() == 1 {
             pieces.for_each(run);
         } else {
@@ -76,11 +90,15 @@ pub(super) fn attend(isa: Isa, store: &Store, q: &Tensor, at: impl Fn(usize) -> 
             for (head, y) in y.chunks_exact_mut(head_dim).enumerate() {
                 let mut total = Running::EMPTY;
                 for split in 0..splits.len() {
-                    let i = (split * kv_heads + head / group) * queries + row * group + head % group;
+                    let (kv_head, member) = (head / queries.group, head % queries.group);
+                    let i = (split * kv_heads + kv_head) * per_piece + row * queries.group + member;
                     merge(isa, (&mut total, y), (running[i], &output[i * head_dim..(i + 1) * head_dim]));
                 }
                 finish(isa, total, y);
             }
+        }
+        if let Some((_, groups)) = store.value_codes() {
+            rotate_back(isa, y, groups);
         }
     };
     let tile_len = TILE_ROWS * heads * head_dim;
@@ -92,40 +110,70 @@ pub(super) fn attend(isa: Isa, store: &Store, q: &Tensor, at: impl Fn(usize) -> 
     tensor(y, (rows, heads * head_dim))
 }
 
-fn attend_split(
-    isa: Isa,
-    store: &Store,
-    q: &[f32],
-    (heads, group): (usize, usize),
-    visible: &impl Fn(usize) -> Range<usize>,
-    piece: Piece<'_>,
-) {
+impl<'a> Queries<'a> {
+    fn new(
+        isa: Isa,
+        store: &Store,
+        rows: &'a [f32],
+        positions: &'a (dyn Fn(usize) -> Range<usize> + Sync),
+        heads: usize,
+    ) -> Self {
+        let group = heads / store.layout.num_kv_heads;
+        let Some((format, groups)) = store.key_codes() else {
+            return Self { rows: rows.into(), words: Vec::new(), positions, heads, group };
+        };
+        let mut rows = rows.to_vec();
+        rotate(isa, &mut rows, groups);
+        let len = PreparedQuery::words(format, groups);
+        let mut words = vec![0; rows.len() / groups.head_dim() * len];
+        for (row, words) in rows.chunks_exact(groups.head_dim()).zip(words.chunks_exact_mut(len)) {
+            PreparedQuery::prepare(format, groups, row, words);
+        }
+        Self { rows: rows.into(), words, positions, heads, group }
+    }
+
+    /// The query of `head` in `row`, for coded keys.
+    fn prepared(&self, store: &Store, index: usize) -> Option<PreparedQuery<'_>> {
+        let (format, groups) = store.key_codes()?;
+        let len = PreparedQuery::words(format, groups);
+        Some(PreparedQuery::from_words(format, groups, &self.words[index * len..(index + 1) * len]))
+    }
+}
+
+fn attend_split(cache: &KvCache, store: &Store, all: &Queries<'_>, piece: Piece<'_>) {
     let head_dim = store.layout.head_dim;
     let (mut scores, mut weights) = (vec![0.0; Scratch::len(PAGE)], vec![0.0; Scratch::len(PAGE)]);
     let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
+    let mut made = vec![0.0; if store.derives_keys() { PAGE * head_dim } else { 0 }];
+    let row_of = |i: usize| piece.rows.start + i / all.group;
     let mut queries: Vec<_> = (piece.running.iter_mut().zip(piece.output.chunks_exact_mut(head_dim)))
         .enumerate()
         .map(|(i, (running, output))| {
-            let (row, head) = (piece.rows.start + i / group, piece.kv_head * group + i % group);
-            let at = (row * heads + head) * head_dim;
-            Query { query: &q[at..at + head_dim], prepared: None, visible: 0..0, running, output }
+            let index = row_of(i) * all.heads + piece.kv_head * all.group + i % all.group;
+            let query = &all.rows[index * head_dim..(index + 1) * head_dim];
+            Query { query, prepared: all.prepared(store, index), visible: 0..0, running, output }
         })
         .collect();
     for page in piece.split * SPLIT_PAGES..(piece.split + 1) * SPLIT_PAGES {
-        let mut len = 0;
-        for (i, query) in queries.iter_mut().enumerate() {
-            let keys = visible(piece.rows.start + i / group);
-            let start = keys.start.clamp(page * PAGE, (page + 1) * PAGE) - page * PAGE;
-            let end = keys.end.clamp(page * PAGE, (page + 1) * PAGE) - page * PAGE;
-            query.visible = start..end.max(start);
-            if !query.visible.is_empty() {
-                len = len.max(query.visible.end);
+        for reading in [Reading::Exact, Reading::Coded] {
+            let mut len = 0;
+            for (i, query) in queries.iter_mut().enumerate() {
+                let at = (all.positions)(row_of(i));
+                let position = at.start;
+                let seen = store.seen(at);
+                let start = seen.start.clamp(page * PAGE, (page + 1) * PAGE) - page * PAGE;
+                let end = seen.end.clamp(page * PAGE, (page + 1) * PAGE) - page * PAGE;
+                query.visible = store.part(reading, page, position, start..end.max(start));
+                if !query.visible.is_empty() {
+                    len = len.max(query.visible.end);
+                }
             }
-        }
-        if len > 0 {
-            let keys = store.keys.tile(page, piece.kv_head, len);
-            let values = store.values.tile(page, piece.kv_head, len);
-            attend_tile(isa, KvTile { keys: keys.into(), values: values.into(), head_dim }, &mut queries, &mut scratch);
+            if len > 0 {
+                // Codes are of whole pages, and exact rows beside them then too.
+                let len = if reading == Reading::Coded { PAGE } else { len };
+                let tile = store.tile(reading, (page, piece.kv_head, len), &cache.angles, &mut made);
+                attend_tile(cache.isa, tile, &mut queries, &mut scratch);
+            }
         }
     }
 }

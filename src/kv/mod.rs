@@ -5,22 +5,33 @@
 //! * [`Committed`] is the drafter's read-only view: committed rows, one constant position.
 
 mod attend;
+mod coded;
+mod derived;
+mod format;
+mod options;
 mod round;
 mod rows;
+mod store;
 
+pub use format::{ExactZones, KvFormat, KvPreset};
+pub use options::{KeysOfValues, KvOptions, LayerFormat};
 pub use round::{Borrowed, Committed, KvAccess, Round};
 
-use foretoken_kernels::{ElementType, Isa};
+pub use foretoken_kernels::turbo::CodeFormat;
 
+use foretoken_kernels::Isa;
+
+use crate::nn::Arena;
 use crate::{Error, Result};
-use rows::Rows;
+use derived::AngleTable;
+use store::Store;
 
 /// Positions per page. Pages are the unit of allocation and, because their boundaries are fixed in the sequence, the
 /// tiles that attention is summed over: see [`attend`].
 pub(crate) const PAGE: usize = 128;
 
 /// The K/V of one layer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StoreLayout {
     /// K/V heads.
     pub num_kv_heads: usize,
@@ -28,35 +39,20 @@ pub struct StoreLayout {
     pub head_dim: usize,
     /// Positions that a query sees, its own included; `None` sees all.
     pub window: Option<usize>,
+    /// Where the layer's keys are its values, normed with this weight `(head_dim)` and rotated: then V alone needs to be
+    /// kept.
+    pub key_weight: Option<Vec<f32>>,
 }
 
 /// The K/V of a model: one store per layer that computes its own, and which store every layer reads.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct KvLayout {
     /// The stores.
     pub stores: Vec<StoreLayout>,
     /// For each layer of the target, the store that it reads (its own, or its donor's).
     pub store_of_layer: Vec<usize>,
-}
-
-/// How rows are kept, and how many.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KvOptions {
-    /// Type of the keys. Default: f16.
-    pub key: ElementType,
-    /// Type of the values. Default: f16.
-    pub value: ElementType,
-    /// Positions that fit. Default: what the model was made for.
-    pub max_context: Option<usize>,
-    /// Rows that one round may stage (a prefill chunk, a verify batch). Sliding layers keep this many rows beyond their
-    /// window, so that a round can be rolled back. Default: 512.
-    pub max_round_rows: usize,
-}
-
-impl Default for KvOptions {
-    fn default() -> Self {
-        Self { key: ElementType::F16, value: ElementType::F16, max_context: None, max_round_rows: 512 }
-    }
+    /// The rotation of keys that are made from values: see [`StoreLayout::key_weight`].
+    pub inverse_frequencies: Vec<f32>,
 }
 
 /// The K and V of every committed position.
@@ -66,37 +62,25 @@ pub struct KvCache {
     len: usize,
     max_context: usize,
     max_round_rows: usize,
+    angles: AngleTable,
+    arena: Arena,
     isa: Isa,
-}
-
-struct Store {
-    layout: StoreLayout,
-    keys: Rows,
-    values: Rows,
 }
 
 impl KvCache {
     /// An empty cache; `default_context` holds where the options name no limit.
     ///
     /// # Errors
-    /// If an option is zero.
+    /// If an option is out of its range, or the context does not fit memory.
     pub fn new(layout: KvLayout, options: &KvOptions, default_context: usize, isa: Isa) -> Result<Self> {
-        let max_context = options.max_context.unwrap_or(default_context);
-        if max_context == 0 || options.max_round_rows == 0 {
-            return Err(Error::Input("the context and the rows of a round must be at least 1".into()));
-        }
-        let stores = layout.stores.iter().map(|layout| {
-            // A ring needs the window of the oldest query and the rows of one round; whole pages keep page boundaries
-            // fixed in the sequence.
-            let pages = layout.window.map(|window| (window - 1).saturating_add(options.max_round_rows).div_ceil(PAGE));
-            Store {
-                keys: Rows::new(options.key, layout.num_kv_heads, layout.head_dim, pages),
-                values: Rows::new(options.value, layout.num_kv_heads, layout.head_dim, pages),
-                layout: layout.clone(),
-            }
-        });
-        let stores = stores.collect();
-        Ok(Self { layout, stores, len: 0, max_context, max_round_rows: options.max_round_rows, isa })
+        options.check(&layout)?;
+        let store = |(i, store)| Store::new(store, options.formats(&layout, i), options);
+        let stores: Vec<_> = layout.stores.iter().enumerate().map(store).collect::<Result<_>>()?;
+        let angles = AngleTable::new(layout.inverse_frequencies.clone(), isa);
+        let (arena, max_round_rows) = (Arena::default(), options.max_round_rows);
+        let mut cache = Self { layout, stores, len: 0, max_context: 0, max_round_rows, angles, arena, isa };
+        cache.max_context = options.context(default_context, |context| cache.bytes_at(context))?;
+        Ok(cache)
     }
 
     /// Committed positions.
@@ -141,23 +125,25 @@ impl KvCache {
 
     /// Bytes of K and V held.
     pub fn bytes(&self) -> usize {
-        self.stores.iter().map(|store| store.keys.bytes() + store.values.bytes()).sum()
+        self.stores.iter().map(Store::bytes).sum::<usize>() + self.angles.bytes()
     }
 
-    /// Bytes that one more position adds once the sliding windows are full.
+    /// Bytes once positions below `end` were written.
+    pub fn bytes_at(&self, end: usize) -> usize {
+        let derives = self.stores.iter().any(Store::derives_keys);
+        let angles = if derives { self.angles.bytes_at(end) } else { 0 };
+        self.stores.iter().map(|store| store.bytes_at(end)).fold(angles, usize::saturating_add)
+    }
+
+    /// Bytes that one more position adds in the long run, when sliding windows and exact zones are full; rounded up.
     pub fn bytes_per_token(&self) -> usize {
-        let full = self.stores.iter().filter(|store| store.layout.window.is_none());
-        full.map(|store| store.keys.bytes_per_position() + store.values.bytes_per_position()).sum()
+        const FAR: usize = 1 << 30;
+        (self.bytes_at(FAR + PAGE) - self.bytes_at(FAR)).div_ceil(PAGE)
     }
 
-    /// Whether two caches hold bit-equal rows at every position that a future query can see.
+    /// Whether two caches hold the same, bit by bit, at every position that a future query can see.
     pub fn same_rows(&self, other: &Self) -> bool {
-        self.len == other.len
-            && self.layout == other.layout
-            && self.stores.iter().zip(&other.stores).all(|(a, b)| {
-                let oldest = a.layout.window.map_or(0, |window| (self.len + 1).saturating_sub(window));
-                (oldest..self.len)
-                    .all(|position| a.keys.position_eq(&b.keys, position) && a.values.position_eq(&b.values, position))
-            })
+        let mut stores = self.stores.iter().zip(&other.stores);
+        self.len == other.len && self.layout == other.layout && stores.all(|(a, b)| a.same(b, self.len))
     }
 }

@@ -12,6 +12,9 @@ use super::{KvCache, attend};
 use crate::nn::F32View;
 use crate::{Error, Result};
 
+/// The largest magnitude that every format holds: that of `f16`. Normalized K and V stay far below it.
+const LARGEST: f32 = 65504.0;
+
 /// What a layer does with the cache.
 pub trait KvAccess {
     /// Adds the K and V of this pass's rows, `(rows, num_kv_heads, head_dim)` each, to a layer's own store.
@@ -61,23 +64,29 @@ impl<'a> Round<'a> {
 
 impl KvAccess for Round<'_> {
     fn append(&mut self, layer: usize, k: &Tensor, v: &Tensor) -> Result<()> {
-        let index = self.cache.layout.store_of_layer[layer];
-        let first = self.cache.len;
-        let store = &mut self.cache.stores[index];
+        let KvCache { layout, stores, angles, arena, isa, len: first, .. } = &mut *self.cache;
+        let store = &mut stores[layout.store_of_layer[layer]];
         let shape = [self.rows, store.layout.num_kv_heads, store.layout.head_dim];
-        for (rows, name) in [(&mut store.keys, "K"), (&mut store.values, "V")] {
-            let tensor = if name == "K" { k } else { v };
+        for (tensor, name) in [(k, "K"), (v, "V")] {
             if tensor.dims() != shape {
                 let problem = format!("{name} of layer {layer} is {:?}, the store takes {shape:?}", tensor.dims());
                 return Err(candle_core::Error::Msg(problem).into());
             }
-            let view = F32View::new(tensor)?;
-            rows.reserve(first + self.rows);
-            for (i, row) in view.chunks_exact(shape[1] * shape[2]).enumerate() {
-                rows.write(first + i, row);
+        }
+        let (k, v) = (F32View::new(k)?, F32View::new(v)?);
+        for (rows, name) in [(&k, "K"), (&v, "V")] {
+            if let Some(at) = rows.iter().position(|x| !(x.abs() <= LARGEST)) {
+                let (position, value) = (*first + at / (shape[1] * shape[2]), rows[at]);
+                return Err(Error::Input(format!(
+                    "{name} of layer {layer} at position {position} has the value {value}: the checkpoint is damaged, or not \
+                     the model that its configuration says"
+                )));
             }
         }
-        Ok(())
+        if store.derives_keys() {
+            angles.reserve(arena, *first + self.rows)?;
+        }
+        store.write(arena, *isa, *first, &k, &v)
     }
 
     /// `q` holds the newest rows of the round: all of them, or the last few where the others' results are not wanted.
@@ -85,7 +94,7 @@ impl KvAccess for Round<'_> {
         let (rows, _, _) = q.dims3()?;
         let end = self.cache.len + self.rows;
         let store = &self.cache.stores[self.cache.layout.store_of_layer[layer]];
-        attend::attend(self.cache.isa, store, q, |row| {
+        attend::attend(self.cache, store, q, |row| {
             let position = end - rows + row;
             position..position + 1
         })
@@ -118,7 +127,7 @@ impl<'a> Committed<'a> {
     pub fn attend(self, layer: usize, q: &Tensor) -> Result<Tensor> {
         let store = &self.cache.stores[self.cache.layout.store_of_layer[layer]];
         let position = self.cache.len;
-        attend::attend(self.cache.isa, store, q, |_| position..position)
+        attend::attend(self.cache, store, q, |_| position..position)
     }
 }
 

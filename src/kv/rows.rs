@@ -1,105 +1,132 @@
-//! Rows of K or of V in pages of [`PAGE`] positions, in the type they are kept in.
+//! Rows of K or of V in pages of [`PAGE`] positions, as floating point.
+
+use std::ops::Range;
 
 use foretoken_kernels::{ElementType, Elements};
 use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 
 use super::PAGE;
+use crate::nn::{Arena, Piece, cast, cast_mut};
+use crate::{Error, Result};
 
-/// The rows of one layer. Position `p` lies in page `p / PAGE`; a ring keeps the newest `ring` pages and reuses the
-/// oldest, an append-only store keeps all.
+/// The rows of one layer. Position `p` lies in page `p / PAGE`.
 pub(super) struct Rows {
     element: ElementType,
     num_kv_heads: usize,
     head_dim: usize,
-    ring: Option<usize>,
-    pages: Vec<Page>,
+    keep: Keep,
+    pages: Vec<Piece>, // (num_kv_heads, PAGE, head_dim), so that a head's rows are one run for the kernels
 }
 
-/// One page: `(num_kv_heads, PAGE, head_dim)`, so that a head's rows are one run for the kernels.
-enum Page {
-    F32(Box<[f32]>),
-    F16(Box<[f16]>),
-    Bf16(Box<[bf16]>),
+/// The pages that are kept.
+#[derive(Clone, Copy)]
+pub(super) enum Keep {
+    /// All.
+    All,
+    /// The first `pinned`, and the newest `newest` of the others: those take the place of the oldest.
+    Ring { pinned: usize, newest: usize },
 }
 
-impl Page {
-    fn new(element: ElementType, len: usize) -> Self {
-        match element {
-            ElementType::F32 => Page::F32(vec![0.0; len].into()),
-            ElementType::F16 => Page::F16(vec![f16::ZERO; len].into()),
-            ElementType::Bf16 => Page::Bf16(vec![bf16::ZERO; len].into()),
+impl Keep {
+    /// Where page `page` of the sequence lies.
+    pub(super) fn slot(self, page: usize) -> usize {
+        match self {
+            Keep::Ring { pinned, newest } if page >= pinned => pinned + (page - pinned) % newest,
+            _ => page,
         }
     }
 
-    fn elements(&self) -> Elements<'_> {
+    /// Pages held once the first `pages` of the sequence were written.
+    pub(super) fn held(self, pages: usize) -> usize {
         match self {
-            Page::F32(x) => Elements::F32(x),
-            Page::F16(x) => Elements::F16(x),
-            Page::Bf16(x) => Elements::Bf16(x),
+            Keep::All => pages,
+            Keep::Ring { pinned, newest } => pages.min(pinned.saturating_add(newest)),
         }
     }
 
-    fn write(&mut self, at: usize, row: &[f32]) {
-        let range = at..at + row.len();
+    /// Keeps `pinned` and `newest` pages of these, where that is less.
+    pub(super) fn narrowed(self, pinned: usize, newest: usize) -> Self {
         match self {
-            Page::F32(x) => x[range].copy_from_slice(row),
-            Page::F16(x) => x[range].convert_from_f32_slice(row),
-            Page::Bf16(x) => x[range].convert_from_f32_slice(row),
+            Keep::Ring { newest: held, .. } if held <= newest => self,
+            _ => Keep::Ring { pinned, newest },
         }
     }
 }
 
 impl Rows {
-    pub(super) fn new(element: ElementType, num_kv_heads: usize, head_dim: usize, ring: Option<usize>) -> Self {
-        Self { element, num_kv_heads, head_dim, ring, pages: Vec::new() }
+    pub(super) fn new(element: ElementType, num_kv_heads: usize, head_dim: usize, keep: Keep) -> Self {
+        Self { element, num_kv_heads, head_dim, keep, pages: Vec::new() }
     }
 
     /// Makes room for positions below `end`.
-    pub(super) fn reserve(&mut self, end: usize) {
-        let pages = end.div_ceil(PAGE);
-        let pages = self.ring.map_or(pages, |ring| pages.min(ring));
-        while self.pages.len() < pages {
-            self.pages.push(Page::new(self.element, self.num_kv_heads * PAGE * self.head_dim));
+    ///
+    /// # Errors
+    /// If the system has no more memory.
+    pub(super) fn reserve(&mut self, arena: &mut Arena, end: usize) -> Result<()> {
+        while self.pages.len() < self.keep.held(end.div_ceil(PAGE)) {
+            self.pages.push(arena.take(PAGE * self.bytes_per_position()).ok_or_else(|| out_of_memory(end))?);
         }
+        Ok(())
     }
 
-    /// Writes position `position`: `row` is `(num_kv_heads, head_dim)`.
-    pub(super) fn write(&mut self, position: usize, row: &[f32]) {
-        let page = self.page_of(position / PAGE);
-        for (head, row) in row.chunks_exact(self.head_dim).enumerate() {
+    /// Writes `rows` `(n, num_kv_heads, head_dim)` at `first` and the positions after it, for which there is room.
+    pub(super) fn write(&mut self, first: usize, rows: &[f32]) {
+        let heads = rows.chunks_exact(self.head_dim);
+        for (i, row) in heads.enumerate() {
+            let (position, head) = (first + i / self.num_kv_heads, i % self.num_kv_heads);
             let at = (head * PAGE + position % PAGE) * self.head_dim;
-            self.pages[page].write(at, row);
+            let page = self.pages[self.keep.slot(position / PAGE)].as_mut_slice();
+            let range = at..at + self.head_dim;
+            match self.element {
+                ElementType::F32 => cast_mut(page)[range].copy_from_slice(row),
+                ElementType::F16 => cast_mut::<half::f16>(page)[range].convert_from_f32_slice(row),
+                ElementType::Bf16 => cast_mut::<half::bf16>(page)[range].convert_from_f32_slice(row),
+            }
         }
     }
 
     /// The first `len` rows of one head in page `page` of the sequence: `(len, head_dim)`.
     pub(super) fn tile(&self, page: usize, head: usize, len: usize) -> Elements<'_> {
         let start = head * PAGE * self.head_dim;
-        self.pages[self.page_of(page)].elements().slice(start..start + len * self.head_dim)
+        let page = self.pages[self.keep.slot(page)].as_slice();
+        let elements = match self.element {
+            ElementType::F32 => Elements::F32(cast(page)),
+            ElementType::F16 => Elements::F16(cast(page)),
+            ElementType::Bf16 => Elements::Bf16(cast(page)),
+        };
+        elements.slice(start..start + len * self.head_dim)
+    }
+
+    /// Bytes once positions below `end` were written.
+    pub(super) fn bytes_at(&self, end: usize) -> usize {
+        self.keep.held(end.div_ceil(PAGE)).saturating_mul(PAGE * self.bytes_per_position())
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.pages.len() * PAGE * self.bytes_per_position()
+        self.pages.iter().map(|page| page.as_slice().len()).sum()
     }
 
-    pub(super) fn bytes_per_position(&self) -> usize {
+    fn bytes_per_position(&self) -> usize {
         self.num_kv_heads * self.head_dim * self.element.size()
     }
 
-    pub(super) fn position_eq(&self, other: &Self, position: usize) -> bool {
-        (0..self.num_kv_heads).all(|head| {
-            let row = |rows: &Self| {
-                let at = (position % PAGE) * rows.head_dim;
-                let mut row = vec![0.0f32; rows.head_dim];
-                rows.tile(position / PAGE, head, PAGE).slice(at..at + rows.head_dim).widen(&mut row);
-                row
-            };
-            row(self).iter().map(|x| x.to_bits()).eq(row(other).iter().map(|x| x.to_bits()))
+    /// Whether both hold the same bits at `positions`.
+    pub(super) fn same(&self, other: &Self, mut positions: Range<usize>) -> bool {
+        positions.all(|position| {
+            (0..self.num_kv_heads).all(|head| {
+                let row = |rows: &Self| {
+                    let at = (position % PAGE) * rows.head_dim;
+                    let mut row = vec![0.0f32; rows.head_dim];
+                    rows.tile(position / PAGE, head, PAGE).slice(at..at + rows.head_dim).widen(&mut row);
+                    row
+                };
+                row(self).iter().map(|x| x.to_bits()).eq(row(other).iter().map(|x| x.to_bits()))
+            })
         })
     }
+}
 
-    fn page_of(&self, page: usize) -> usize {
-        self.ring.map_or(page, |ring| page % ring)
-    }
+/// The error for a system that has no more memory.
+pub(super) fn out_of_memory(end: usize) -> Error {
+    Error::Input(format!("no memory is left for the K and V of {end} positions; use a smaller cache type or context"))
 }

@@ -3,21 +3,25 @@
 //! Activations are `f32`, `(rows, width)`, contiguous. Weights stay in the checkpoint's own type, where they lie.
 
 mod activation;
+mod arena;
 mod bytes;
 mod embedding;
 mod linear;
 mod norm;
 mod parallel;
+mod plain;
 mod rotary;
 mod view;
 mod weight;
 
 pub use activation::{gelu_gate, soft_cap};
+pub use arena::{Arena, Piece};
 pub use bytes::{Bytes, MappedFile, Source};
 pub use embedding::Embedding;
 pub use linear::{Input, Linear, multiply, project};
 pub use norm::RmsNorm;
 pub use parallel::for_row_blocks;
+pub(crate) use plain::{cast, cast_mut};
 pub use rotary::{Angles, Rotary};
 pub use view::{F32View, tensor};
 pub use weight::{Matrix, Weight};

@@ -39,6 +39,16 @@ impl Rotary {
 }
 
 impl Angles {
+    /// The cosines, `(rows, rotating pairs)`.
+    pub fn cos(&self) -> &[f32] {
+        &self.cos
+    }
+
+    /// The sines, shaped as the cosines.
+    pub fn sin(&self) -> &[f32] {
+        &self.sin
+    }
+
     /// The angles of the newest `rows` positions.
     ///
     /// # Panics

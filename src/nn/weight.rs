@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use foretoken_kernels::quant::{PANEL_ROWS, PackedMatrix, WeightType, dequantize_packed_row, dequantize_row, pack};
 use foretoken_kernels::{ElementType, Elements};
-use half::{bf16, f16};
-use memmap2::MmapMut;
 use rayon::prelude::*;
 
 use super::Bytes;
+use super::arena::{Arena, Piece};
+use super::plain::cast;
 
 /// A stack of `count` matrices `(outputs, inputs)`; most weights are one.
 ///
@@ -27,7 +27,7 @@ pub struct Weight {
 #[derive(Clone)]
 enum Storage {
     Float(ElementType, Bytes),
-    Packed(WeightType, Arc<MmapMut>),
+    Packed(WeightType, Arc<Piece>),
     /// As in the file: for tables of which rows are looked up, never multiplied.
     Rows(WeightType, Bytes),
 }
@@ -98,13 +98,13 @@ impl Weight {
     /// Packs quantized matrices, on all threads of the current pool; the file's pages are released as they are read.
     ///
     /// Returns `None` if `bytes` is not the bytes of `(count, outputs, inputs)`, or there is no memory for a copy.
-    pub fn packed(bytes: Bytes, weight_type: WeightType, shape: [usize; 3]) -> Option<Self> {
+    pub fn packed(arena: &mut Arena, bytes: Bytes, weight_type: WeightType, shape: [usize; 3]) -> Option<Self> {
         let [_, outputs, inputs] = shape;
         let matrix = weight_type.bytes_for(outputs, inputs)?;
         if matrix.checked_mul(shape[0])? != bytes.as_slice().len() {
             return None;
         }
-        Self::fill_packed(weight_type, shape, |matrix_index, rows, panels| {
+        Self::fill_packed(arena, weight_type, shape, |matrix_index, rows, panels| {
             let row = weight_type.row_bytes(inputs).unwrap_or(0);
             let start = matrix_index * matrix + rows.start * row;
             let source = start..start + rows.len() * row;
@@ -115,18 +115,16 @@ impl Weight {
 
     /// Allocates packed matrices and has `fill(matrix, rows, packed bytes)` write them, a run of whole panels at a time.
     pub(crate) fn fill_packed(
+        arena: &mut Arena,
         weight_type: WeightType,
         [count, outputs, inputs]: [usize; 3],
         fill: impl Fn(usize, Range<usize>, &mut [u8]) + Sync,
     ) -> Option<Self> {
         let row = weight_type.row_bytes(inputs)?;
         let matrix = row.checked_mul(outputs)?;
-        // Anonymous pages: aligned, zero, and large ones where the system gives them, which spares the TLB.
-        let mut packed = MmapMut::map_anon(matrix.checked_mul(count)?).ok()?;
-        #[cfg(target_os = "linux")]
-        let _ = packed.advise(memmap2::Advice::HugePage);
+        let mut packed = arena.take(matrix.checked_mul(count)?)?;
         let piece_rows = (PIECE_BYTES / row.max(1)).next_multiple_of(PANEL_ROWS);
-        for (index, matrix) in packed.chunks_mut(matrix.max(1)).enumerate() {
+        for (index, matrix) in packed.as_mut_slice().chunks_mut(matrix.max(1)).enumerate() {
             matrix.par_chunks_mut(piece_rows * row).enumerate().for_each(|(piece, bytes)| {
                 let first = piece * piece_rows;
                 fill(index, first..first + bytes.len() / row, bytes);
@@ -154,7 +152,7 @@ impl Weight {
     pub fn bytes(&self) -> usize {
         match &self.storage {
             Storage::Float(_, bytes) | Storage::Rows(_, bytes) => bytes.as_slice().len(),
-            Storage::Packed(_, bytes) => bytes.len(),
+            Storage::Packed(_, bytes) => bytes.as_slice().len(),
         }
     }
 
@@ -179,6 +177,7 @@ impl Weight {
                 Matrix::Float { elements: elements.slice(index * size..(index + 1) * size), inputs: self.inputs }
             }
             Storage::Packed(weight_type, bytes) => {
+                let bytes = bytes.as_slice();
                 let size = bytes.len() / self.count;
                 let bytes = &bytes[index * size..(index + 1) * size];
                 Matrix::Packed(PackedMatrix::new(*weight_type, self.outputs, self.inputs, bytes))
@@ -218,17 +217,4 @@ fn cast_elements(element: ElementType, bytes: &[u8]) -> Elements<'_> {
         ElementType::F16 => Elements::F16(cast(bytes)),
         ElementType::Bf16 => Elements::Bf16(cast(bytes)),
     }
-}
-
-/// Types of which every bit pattern is a value, and which have no padding.
-trait Plain {}
-impl Plain for f32 {}
-impl Plain for f16 {}
-impl Plain for bf16 {}
-
-fn cast<T: Plain>(bytes: &[u8]) -> &[T] {
-    // SAFETY: `T: Plain`, so any bytes are values of it; `align_to` itself sees to alignment and length.
-    let (before, elements, after) = unsafe { bytes.align_to::<T>() };
-    assert!(before.is_empty() && after.is_empty(), "weights are aligned when they are loaded");
-    elements
 }

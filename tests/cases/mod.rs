@@ -74,7 +74,7 @@ impl Case {
 
 /// An empty cache of exact rows.
 pub fn cache(target: &Target, rows: ElementType) -> KvCache {
-    let options = KvOptions { key: rows, value: rows, ..KvOptions::default() };
+    let options = KvOptions { key: rows.into(), value: rows.into(), ..KvOptions::default() };
     KvCache::new(target.kv_layout(), &options, target.config().max_position_embeddings, Isa::best()).expect("a cache")
 }
 

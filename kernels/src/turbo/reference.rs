@@ -70,11 +70,10 @@ pub(super) fn add_values(page: &Page<'_>, queries: &mut [Query<'_>], range: Rang
             }
             // Magnitudes order as integers do; a NaN is the largest, so that it reaches the output.
             let largest = f32::from_bits(scaled.iter().fold(0, |a, x| a.max(x.abs().to_bits())));
-            if largest < WEIGHT_MIN {
-                continue;
-            }
-            let inverse = WEIGHT_MAX / largest;
-            let unit = largest * (layout.format().unit() / WEIGHT_MAX);
+            let (inverse, unit) = match largest < WEIGHT_MIN {
+                true => (0.0, 0.0),
+                false => (WEIGHT_MAX / largest, largest * (layout.format().unit() / WEIGHT_MAX)),
+            };
             let mut integers = [0; PAGE_TOKENS];
             for (integer, scaled) in integers.iter_mut().zip(scaled) {
                 *integer = (scaled * inverse).round_ties_even() as i32;

@@ -1,0 +1,88 @@
+//! Sixteen words in a zmm register: VBMI looks levels up, VNNI multiplies them.
+
+use super::CodeLanes;
+use crate::lanes::Avx512Lanes;
+use std::arch::x86_64::*;
+
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, which is what `CodeLanes` demands.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl CodeLanes for Avx512Lanes {
+    const QUERIES: usize = 8;
+    // `vpdpbusd` takes one side unsigned.
+    const KEY_BIAS: u8 = 128;
+    type I = __m512i;
+    type Table = __m512i;
+    type Key = __m512i;
+
+    #[inline(always)]
+    unsafe fn splat_word(self, x: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load_words(self, from: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn add_words(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn to_float(self, a: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn xor(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_xor_si512(a, b) }
+    }
+    // A rotation goes both ways with one count.
+    #[inline(always)]
+    unsafe fn shift_right(self, a: __m512i, by: i32) -> __m512i {
+        unsafe { _mm512_rorv_epi32(a, _mm512_set1_epi32(by & 31)) }
+    }
+    #[inline(always)]
+    unsafe fn select(self, mask: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_ternarylogic_epi32::<0xca>(mask, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn table(self, bytes: &[u8; 64]) -> __m512i {
+        unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+    }
+    // One instruction for all: it ignores the upper two bits of an index.
+    #[inline(always)]
+    unsafe fn lookup<const BITS: usize>(self, table: __m512i, index: __m512i) -> __m512i {
+        unsafe { _mm512_permutexvar_epi8(index, table) }
+    }
+    #[inline(always)]
+    unsafe fn key(self, levels: __m512i) -> __m512i {
+        levels
+    }
+    #[inline(always)]
+    unsafe fn dot_key(self, acc: __m512i, key: __m512i, query: i32) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(acc, key, _mm512_set1_epi32(query)) }
+    }
+    #[inline(always)]
+    unsafe fn widen(self, levels: __m512i) -> [__m512i; 2] {
+        unsafe { [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(levels)), _mm512_srai_epi16::<8>(levels)] }
+    }
+    #[inline(always)]
+    unsafe fn dot_pairs(self, acc: __m512i, pairs: __m512i, weights: i32) -> __m512i {
+        unsafe { _mm512_dpwssd_epi32(acc, pairs, _mm512_set1_epi32(weights)) }
+    }
+    #[inline(always)]
+    unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
+        unsafe {
+            let magnitude = _mm512_set1_epi32(0x7fff_ffff);
+            let mut largest = _mm512_setzero_si512();
+            for x in x.chunks_exact(16) {
+                let x = _mm512_and_si512(_mm512_loadu_si512(x.as_ptr().cast()), magnitude);
+                largest = _mm512_max_epu32(largest, x);
+            }
+            _mm512_reduce_max_epu32(largest)
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_i16(self, to: *mut i16, x: __m512) {
+        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x))) }
+    }
+}

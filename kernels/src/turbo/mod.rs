@@ -14,7 +14,7 @@
 //!
 //! **Arithmetic.** Scores: with the query in 8-bit integers per scale group, integer dot products with the levels; then per
 //! token, from the first group to the last, `score = fma(dot, scale * query scale, score)`; then the query's dot product
-//! with the mean, in `f64`. Values: the softmax weights times the tokens' scales, in 15-bit integers relative to the page's
+//! with the mean, in `f64`. Values: the softmax weights times the tokens' scales, in 15 bits relative to the page's
 //! largest; integer sums over the page's tokens; then `output = fma(sum, unit, output)`.
 //!
 //! **Bits.** Integers are exact and the operations on floats have one order per output: scores, weights and outputs over

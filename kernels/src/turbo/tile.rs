@@ -91,15 +91,13 @@ fn table(page: &Page<'_>, bias: u8) -> [u8; 64] {
 struct Levels<L: CodeLanes, const UPPER: usize, const LOWER: usize> {
     lanes: L,
     table: L::Table,
-    /// What plain bytes are changed by, as the table's are.
-    bias: u8,
 }
 
 impl<L: CodeLanes, const UPPER: usize, const LOWER: usize> Levels<L, UPPER, LOWER> {
     #[inline(always)]
-    unsafe fn new(lanes: L, page: &Page<'_>, bias: u8) -> Self {
+    unsafe fn new(lanes: L, page: &Page<'_>) -> Self {
         // SAFETY: as the caller's.
-        Self { lanes, table: unsafe { lanes.table(&table(page, bias)) }, bias }
+        Self { lanes, table: unsafe { lanes.table(&table(page, L::BIAS)) } }
     }
 
     /// The levels of vectors `4 * chunk..` of the run whose planes begin at `upper` and `lower`.
@@ -123,7 +121,7 @@ impl<L: CodeLanes, const UPPER: usize, const LOWER: usize> Levels<L, UPPER, LOWE
                 let at = v * UPPER;
                 let index = l.load_words(upper.add(at / 8 * LINE));
                 if UPPER == 8 {
-                    *levels = l.xor(index, l.splat_word((0x0101_0101u32 * u32::from(self.bias)) as i32));
+                    *levels = l.xor(index, l.splat_word((0x0101_0101u32 * u32::from(L::BIAS)) as i32));
                     continue;
                 }
                 let index = l.shift_right(index, (at % 8) as i32);
@@ -163,7 +161,7 @@ impl<const UPPER: usize, const LOWER: usize> CodeOp for KeyScores<'_, '_, UPPER,
         }
         // SAFETY: `run_codes` entered the features; `attend_tile` checked every length and range.
         unsafe {
-            let levels = Levels::<L, UPPER, LOWER>::new(l, page, L::KEY_BIAS);
+            let levels = Levels::<L, UPPER, LOWER>::new(l, page);
             in_parts!(L, count, |first, N| {
                 let mut part = [0; N];
                 for (n, part) in part.iter_mut().enumerate() {
@@ -186,36 +184,25 @@ unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const
     scores: &mut [f64],
 ) {
     let l = levels.lanes;
-    let mut means = [0.0; N];
-    let mut prepared: [Option<PreparedQuery<'_>>; N] = [None; N];
-    for n in 0..N {
-        let query = &queries[part[n]];
-        // SAFETY: as the caller's.
-        means[n] = unsafe { mean_score(l, query.query, page) };
-        prepared[n] = query.prepared;
-    }
-    let Some(prepared) = all(prepared) else { return };
+    let Some(prepared) = prepared(queries, part) else { return };
+    // SAFETY: as the caller's.
+    let means = unsafe { mean_scores(l, page, queries, part) };
     for strip in range.start / LANES..range.end.div_ceil(LANES) {
         for half in 0..LANES / L::LANES {
             let token = strip * LANES + half * L::LANES;
             // SAFETY: the caller entered the features; the page has these runs and scales, the queries these words.
             unsafe {
                 let mut sums = [l.splat(0.0); N];
-                let mut run = None;
+                let first = page.layout.strip(strip);
+                let mut upper = page.codes.as_ptr().add(first.upper + half * 4 * L::LANES);
+                let mut lower = page.codes.as_ptr().wrapping_add(first.lower + half * 4 * L::LANES);
                 for group in page.layout.scale_groups() {
-                    let at = *run.get_or_insert_with(|| page.layout.run(strip, group));
                     let vectors = group.len / 4;
-                    let upper = page.codes.as_ptr().add(at.upper + half * 4 * L::LANES);
-                    let lower = page.codes.as_ptr().wrapping_add(at.lower + half * 4 * L::LANES);
-                    run = Some(super::layout::Run {
-                        upper: at.upper + LINE * (vectors * UPPER).div_ceil(8),
-                        lower: at.lower + LINE * (vectors * LOWER).div_ceil(8),
-                    });
                     let mut words = [std::ptr::null(); N];
                     let mut dots = [[l.splat_word(0); CHUNK]; N];
                     for n in 0..N {
                         words[n] = prepared[n].quads().as_ptr().add(group.first / 4);
-                        if L::KEY_BIAS != 0 {
+                        if L::BIAS != 0 {
                             dots[n][0] = l.splat_word(prepared[n].offset(group));
                         }
                     }
@@ -240,6 +227,8 @@ unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const
                         let scale = l.mul(scale, l.splat(prepared[n].scale(group)));
                         sums[n] = l.fma(l.to_float(dot), scale, sums[n]);
                     }
+                    upper = upper.wrapping_add(LINE * (vectors * UPPER).div_ceil(8));
+                    lower = lower.wrapping_add(LINE * (vectors * LOWER).div_ceil(8));
                 }
                 for n in 0..N {
                     let mut lanes = [0.0f32; LANES];
@@ -254,35 +243,47 @@ unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const
     }
 }
 
-/// All of them, if none is missing.
+/// The prepared forms of all of `part`.
 #[inline(always)]
-fn all<'a, const N: usize>(prepared: [Option<PreparedQuery<'a>>; N]) -> Option<[PreparedQuery<'a>; N]> {
-    let mut all = [prepared[0]?; N];
-    for (all, prepared) in all.iter_mut().zip(prepared) {
-        *all = prepared?;
+fn prepared<'a, const N: usize>(queries: &[Query<'a>], part: [usize; N]) -> Option<[PreparedQuery<'a>; N]> {
+    let mut all = [queries[part[0]].prepared?; N];
+    for (all, n) in all.iter_mut().zip(part) {
+        *all = queries[n].prepared?;
     }
     Some(all)
 }
 
-/// As `reference::mean_score`.
+/// `reference::mean_score` of every query of `part`.
 #[inline(always)]
-unsafe fn mean_score<L: CodeLanes>(l: L, query: &[f32], page: &Page<'_>) -> f64 {
-    let mut strands = [0.0f32; LANES];
-    // SAFETY: the caller entered the features; a mean is as long as a query, whole sixteens.
-    unsafe {
-        for (s, strands) in strands.chunks_exact_mut(L::LANES).enumerate() {
-            let mut sum = l.splat(0.0);
-            for i in (s * L::LANES..page.mean.len()).step_by(LANES) {
-                sum = l.fma(l.load(query.as_ptr().add(i)), l.load_f16(page.mean.as_ptr().add(i)), sum);
+unsafe fn mean_scores<L: CodeLanes, const N: usize>(
+    l: L,
+    page: &Page<'_>,
+    queries: &[Query<'_>],
+    part: [usize; N],
+) -> [f64; N] {
+    let mut strands = [[0.0f32; LANES]; N];
+    for first in (0..LANES).step_by(L::LANES) {
+        // SAFETY: the caller entered the features; a mean is as long as a query, whole sixteens.
+        unsafe {
+            let mut sums = [l.splat(0.0); N];
+            for i in (first..page.mean.len()).step_by(LANES) {
+                let mean = l.load_f16(page.mean.as_ptr().add(i));
+                for n in 0..N {
+                    sums[n] = l.fma(l.load(queries[part[n]].query.as_ptr().add(i)), mean, sums[n]);
+                }
             }
-            l.store(strands.as_mut_ptr(), sum);
+            for n in 0..N {
+                l.store(strands[n].as_mut_ptr().add(first), sums[n]);
+            }
         }
     }
-    let mut sum = 0.0;
-    for strand in strands {
-        sum += f64::from(strand);
+    let mut means = [0.0; N];
+    for strand in 0..LANES {
+        for n in 0..N {
+            means[n] += f64::from(strands[n][strand]);
+        }
     }
-    sum
+    means
 }
 
 struct AddValues<'a, 'q, const UPPER: usize, const LOWER: usize> {
@@ -292,10 +293,10 @@ struct AddValues<'a, 'q, const UPPER: usize, const LOWER: usize> {
     weights: &'a [f32],
 }
 
-/// A query's weights of a page in integers.
+/// A query's weights of a page in integers, two words per four tokens.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Weights([i16; PAGE_TOKENS]);
+struct Weights([i32; PAGE_TOKENS / 2]);
 
 /// Weights or weights times scales.
 #[derive(Clone, Copy)]
@@ -320,7 +321,7 @@ impl<const UPPER: usize, const LOWER: usize> CodeOp for AddValues<'_, '_, UPPER,
         let chunks = range.start / LANES..range.end.div_ceil(LANES);
         // SAFETY: `run_codes` entered the features; `attend_tile` checked every length and range.
         unsafe {
-            let levels = Levels::<L, UPPER, LOWER>::new(l, page, 0);
+            let levels = Levels::<L, UPPER, LOWER>::new(l, page);
             in_parts!(L, count, |first, N| {
                 let mut part = [0; N];
                 for (n, part) in part.iter_mut().enumerate() {
@@ -344,16 +345,16 @@ unsafe fn add_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const N
     chunks: Range<usize>,
 ) {
     let l = levels.lanes;
-    let mut weights = [Weights([0; PAGE_TOKENS]); N];
-    let mut units = [0.0; N];
+    let mut weights = [Weights([0; PAGE_TOKENS / 2]); N];
+    let mut worth = [(0, 0.0); N];
     for group in page.layout.scale_groups() {
         let scales = &page.scales[group.index * PAGE_TOKENS..][..PAGE_TOKENS];
         for n in 0..N {
             // SAFETY: as the caller's.
-            units[n] = unsafe { integer_weights(l, page, &seen[part[n]], scales, chunks.clone(), &mut weights[n]) };
+            worth[n] = unsafe { integer_weights(l, page, &seen[part[n]], scales, chunks.clone(), &mut weights[n]) };
         }
         for strip in group.first / LANES..(group.first + group.len) / LANES {
-            let run = page.layout.run(strip, group);
+            let run = page.layout.strip(strip);
             for half in 0..LANES / L::LANES {
                 // SAFETY: the caller entered the features; the page has these runs, the outputs these channels.
                 unsafe {
@@ -363,19 +364,19 @@ unsafe fn add_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const N
                     for chunk in chunks.clone() {
                         let chunk_levels = levels.chunk(upper, lower, chunk);
                         for (v, levels) in chunk_levels.into_iter().enumerate() {
-                            let pairs = l.widen(levels);
+                            let value = l.value(levels);
                             for n in 0..N {
-                                let words = weights[n].0.as_ptr().cast::<i32>().add(2 * (chunk * CHUNK + v));
-                                sums[n][0] = l.dot_pairs(sums[n][0], pairs[0], *words);
-                                sums[n][1] = l.dot_pairs(sums[n][1], pairs[1], *words.add(1));
+                                let words = weights[n].0.as_ptr().add(2 * (chunk * CHUNK + v));
+                                sums[n] = l.dot_value(sums[n], value, [*words, *words.add(1)]);
                             }
                         }
                     }
                     for n in 0..N {
                         if n < count {
+                            let (offset, unit) = worth[n];
                             let output = outputs[part[n]].add(strip * LANES + half * L::LANES);
-                            let sum = l.to_float(l.add_words(sums[n][0], sums[n][1]));
-                            l.store(output, l.fma(sum, l.splat(units[n]), l.load(output)));
+                            let sum = l.to_float(l.join(sums[n], offset));
+                            l.store(output, l.fma(sum, l.splat(unit), l.load(output)));
                         }
                     }
                 }
@@ -384,7 +385,7 @@ unsafe fn add_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const N
     }
 }
 
-/// Weights times scales in integers, and what one of them is worth at one level.
+/// Weights times scales in integers; the offset of their sums, and what one of them is worth at one level.
 #[inline(always)]
 unsafe fn integer_weights<L: CodeLanes>(
     l: L,
@@ -393,7 +394,7 @@ unsafe fn integer_weights<L: CodeLanes>(
     scales: &[half::f16],
     chunks: Range<usize>,
     weights: &mut Weights,
-) -> f32 {
+) -> (i32, f32) {
     let tokens = chunks.start * LANES..chunks.end * LANES;
     let mut scaled = Floats([0.0; PAGE_TOKENS]);
     // SAFETY: the caller entered the features; chunks lie inside the page.
@@ -405,9 +406,11 @@ unsafe fn integer_weights<L: CodeLanes>(
         let largest = f32::from_bits(l.largest_magnitude(&scaled.0[tokens.clone()]));
         let none = largest < WEIGHT_MIN;
         let inverse = l.splat(if none { 0.0 } else { WEIGHT_MAX / largest });
+        let mut offset = 0i32;
         for t in tokens.step_by(L::LANES) {
-            l.store_i16(weights.0.as_mut_ptr().add(t), l.mul(l.load(scaled.0.as_ptr().add(t)), inverse));
+            let product = l.mul(l.load(scaled.0.as_ptr().add(t)), inverse);
+            offset = offset.wrapping_add(l.store_weights(weights.0.as_mut_ptr().add(t / 2), product));
         }
-        if none { 0.0 } else { largest * (page.layout.format().unit() / WEIGHT_MAX) }
+        (offset, if none { 0.0 } else { largest * (page.layout.format().unit() / WEIGHT_MAX) })
     }
 }

@@ -9,12 +9,14 @@ use std::arch::x86_64::*;
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl CodeLanes for Avx2Lanes {
     const QUERIES: usize = 4;
-    const KEY_BIAS: u8 = 0;
+    const BIAS: u8 = 0;
     type I = __m256i;
     /// Four tables of 16, each twice.
     type Table = [__m256i; 4];
     /// Magnitudes and levels.
     type Key = [__m256i; 2];
+    /// Bytes 0 and 2 of each word in 16 bits, and bytes 1 and 3.
+    type Value = [__m256i; 2];
 
     #[inline(always)]
     unsafe fn splat_word(self, x: i32) -> __m256i {
@@ -88,12 +90,31 @@ impl CodeLanes for Avx2Lanes {
         }
     }
     #[inline(always)]
-    unsafe fn widen(self, levels: __m256i) -> [__m256i; 2] {
+    unsafe fn value(self, levels: __m256i) -> [__m256i; 2] {
         unsafe { [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(levels)), _mm256_srai_epi16::<8>(levels)] }
     }
     #[inline(always)]
-    unsafe fn dot_pairs(self, acc: __m256i, pairs: __m256i, weights: i32) -> __m256i {
-        unsafe { _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi32(weights))) }
+    unsafe fn dot_value(self, sums: [__m256i; 2], value: [__m256i; 2], weights: [i32; 2]) -> [__m256i; 2] {
+        unsafe {
+            let even = _mm256_madd_epi16(value[0], _mm256_set1_epi32(weights[0]));
+            let odd = _mm256_madd_epi16(value[1], _mm256_set1_epi32(weights[1]));
+            [_mm256_add_epi32(sums[0], even), _mm256_add_epi32(sums[1], odd)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn join(self, sums: [__m256i; 2], offset: i32) -> __m256i {
+        unsafe { _mm256_add_epi32(_mm256_add_epi32(sums[0], sums[1]), _mm256_set1_epi32(offset)) }
+    }
+    #[inline(always)]
+    unsafe fn store_weights(self, to: *mut i32, weights: __m256) -> i32 {
+        unsafe {
+            let weights = _mm256_cvtps_epi32(weights);
+            let packed = _mm_packs_epi32(_mm256_castsi256_si128(weights), _mm256_extracti128_si256::<1>(weights));
+            // Of four tokens, 0 and 2 in a word, then 1 and 3.
+            let order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+            _mm_storeu_si128(to.cast(), _mm_shuffle_epi8(packed, order));
+            0
+        }
     }
     #[inline(always)]
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
@@ -107,14 +128,6 @@ impl CodeLanes for Avx2Lanes {
             let mut lanes = [0u32; 8];
             _mm256_storeu_si256(lanes.as_mut_ptr().cast(), largest);
             lanes.into_iter().fold(0, u32::max)
-        }
-    }
-    #[inline(always)]
-    unsafe fn store_i16(self, to: *mut i16, x: __m256) {
-        unsafe {
-            let x = _mm256_cvtps_epi32(x);
-            let packed = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
-            _mm_storeu_si128(to.cast(), packed);
         }
     }
 }

@@ -10,10 +10,11 @@ use std::arch::x86_64::*;
 impl CodeLanes for Avx512Lanes {
     const QUERIES: usize = 8;
     // `vpdpbusd` takes one side unsigned.
-    const KEY_BIAS: u8 = 128;
+    const BIAS: u8 = 128;
     type I = __m512i;
     type Table = __m512i;
     type Key = __m512i;
+    type Value = __m512i;
 
     #[inline(always)]
     unsafe fn splat_word(self, x: i32) -> __m512i {
@@ -61,13 +62,38 @@ impl CodeLanes for Avx512Lanes {
     unsafe fn dot_key(self, acc: __m512i, key: __m512i, query: i32) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(acc, key, _mm512_set1_epi32(query)) }
     }
+    // Weights are 256 * a + b with signed bytes: two products of bytes cost what one of 16 bits does, and levels need no
+    // widening.
     #[inline(always)]
-    unsafe fn widen(self, levels: __m512i) -> [__m512i; 2] {
-        unsafe { [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(levels)), _mm512_srai_epi16::<8>(levels)] }
+    unsafe fn value(self, levels: __m512i) -> __m512i {
+        levels
     }
     #[inline(always)]
-    unsafe fn dot_pairs(self, acc: __m512i, pairs: __m512i, weights: i32) -> __m512i {
-        unsafe { _mm512_dpwssd_epi32(acc, pairs, _mm512_set1_epi32(weights)) }
+    unsafe fn dot_value(self, sums: [__m512i; 2], value: __m512i, weights: [i32; 2]) -> [__m512i; 2] {
+        unsafe {
+            [
+                _mm512_dpbusd_epi32(sums[0], value, _mm512_set1_epi32(weights[0])),
+                _mm512_dpbusd_epi32(sums[1], value, _mm512_set1_epi32(weights[1])),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn join(self, sums: [__m512i; 2], offset: i32) -> __m512i {
+        unsafe {
+            let sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(sums[0]), sums[1]);
+            _mm512_add_epi32(sum, _mm512_set1_epi32(offset))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_weights(self, to: *mut i32, weights: __m512) -> i32 {
+        unsafe {
+            let weights = _mm512_cvtps_epi32(weights);
+            let upper = _mm512_srai_epi32::<8>(_mm512_add_epi32(weights, _mm512_set1_epi32(128)));
+            let (upper, lower) = (_mm512_cvtepi32_epi8(upper), _mm512_cvtepi32_epi8(weights));
+            _mm_storeu_si128(to.cast(), _mm_unpacklo_epi32(upper, lower));
+            _mm_storeu_si128(to.add(4).cast(), _mm_unpackhi_epi32(upper, lower));
+            _mm512_reduce_add_epi32(weights).wrapping_mul(-i32::from(Self::BIAS))
+        }
     }
     #[inline(always)]
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
@@ -80,9 +106,5 @@ impl CodeLanes for Avx512Lanes {
             }
             _mm512_reduce_max_epu32(largest)
         }
-    }
-    #[inline(always)]
-    unsafe fn store_i16(self, to: *mut i16, x: __m512) {
-        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x))) }
     }
 }

@@ -20,14 +20,15 @@ pub(crate) trait CodeOp {
 pub(crate) trait CodeLanes: Lanes {
     /// Queries whose sums the registers hold.
     const QUERIES: usize;
-    /// What levels of keys are stored plus, so that [`CodeLanes::dot_key`] takes them: that times the query's sum is
-    /// left in its result.
-    const KEY_BIAS: u8;
+    /// What is added to levels, so that dot products take them; that times the other side's sum is left in the results.
+    const BIAS: u8;
     type I: Copy;
     /// 64 bytes to look up.
     type Table: Copy;
-    /// Levels of keys, ready to meet several queries.
+    /// Levels ready to meet several queries.
     type Key: Copy;
+    /// Levels ready to meet several queries' weights.
+    type Value: Copy;
 
     unsafe fn splat_word(self, x: i32) -> Self::I;
     /// Reads `LANES` words.
@@ -44,17 +45,20 @@ pub(crate) trait CodeLanes: Lanes {
     /// Replaces bytes by the table's at their lower six bits. Only `BITS` of these tell entries apart.
     unsafe fn lookup<const BITS: usize>(self, table: Self::Table, index: Self::I) -> Self::I;
 
-    /// Makes levels of keys, biased, ready.
+    /// Makes levels plus `BIAS` ready.
     unsafe fn key(self, levels: Self::I) -> Self::Key;
     /// Adds to each word the dot product of its four levels and the four signed bytes of `query`.
-    unsafe fn dot_key(self, acc: Self::I, key: Self::Key, query: i32) -> Self::I;
-    /// The signed bytes 0 and 2 of each word in 16 bits, and the bytes 1 and 3.
-    unsafe fn widen(self, levels: Self::I) -> [Self::I; 2];
-    /// Adds to each word the dot product of its two `i16` in `pairs` and the two of `weights`.
-    unsafe fn dot_pairs(self, acc: Self::I, pairs: Self::I, weights: i32) -> Self::I;
+    unsafe fn dot_key(self, sum: Self::I, key: Self::Key, query: i32) -> Self::I;
+    /// Makes levels plus `BIAS` ready.
+    unsafe fn value(self, levels: Self::I) -> Self::Value;
+    /// Adds to the two parts of each word's sum the dot product of its four levels and the weights of four tokens.
+    unsafe fn dot_value(self, sums: [Self::I; 2], value: Self::Value, weights: [i32; 2]) -> [Self::I; 2];
+    /// The sums: what [`CodeLanes::dot_value`] added, plus `offset`.
+    unsafe fn join(self, sums: [Self::I; 2], offset: i32) -> Self::I;
+    /// Writes the nearest integers, ties to even, of `LANES` weights within `WEIGHT_MAX`, two words per four of them; what
+    /// `BIAS` levels too many add up to, negative.
+    unsafe fn store_weights(self, to: *mut i32, weights: Self::V) -> i32;
 
     /// The bits of the largest magnitude among `x` (whole vectors), as an unsigned integer: a NaN is largest.
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32;
-    /// Writes the nearest integers, ties to even, of `LANES` floats between `i16`'s bounds.
-    unsafe fn store_i16(self, to: *mut i16, x: Self::V);
 }

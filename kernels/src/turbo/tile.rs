@@ -406,11 +406,12 @@ unsafe fn integer_weights<L: CodeLanes>(
         let largest = f32::from_bits(l.largest_magnitude(&scaled.0[tokens.clone()]));
         let none = largest < WEIGHT_MIN;
         let inverse = l.splat(if none { 0.0 } else { WEIGHT_MAX / largest });
-        let mut offset = 0i32;
+        let mut total = l.splat_word(0);
         for t in tokens.step_by(L::LANES) {
             let product = l.mul(l.load(scaled.0.as_ptr().add(t)), inverse);
-            offset = offset.wrapping_add(l.store_weights(weights.0.as_mut_ptr().add(t / 2), product));
+            total = l.add_words(total, l.store_weights(weights.0.as_mut_ptr().add(t / 2), product));
         }
+        let offset = if L::BIAS == 0 { 0 } else { l.sum_words(total).wrapping_mul(-i32::from(L::BIAS)) };
         (offset, if none { 0.0 } else { largest * (page.layout.format().unit() / WEIGHT_MAX) })
     }
 }

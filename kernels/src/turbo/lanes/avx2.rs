@@ -106,15 +106,21 @@ impl CodeLanes for Avx2Lanes {
         unsafe { _mm256_add_epi32(_mm256_add_epi32(sums[0], sums[1]), _mm256_set1_epi32(offset)) }
     }
     #[inline(always)]
-    unsafe fn store_weights(self, to: *mut i32, weights: __m256) -> i32 {
+    unsafe fn store_weights(self, to: *mut i32, weights: __m256) -> __m256i {
         unsafe {
             let weights = _mm256_cvtps_epi32(weights);
             let packed = _mm_packs_epi32(_mm256_castsi256_si128(weights), _mm256_extracti128_si256::<1>(weights));
             // Of four tokens, 0 and 2 in a word, then 1 and 3.
             let order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
             _mm_storeu_si128(to.cast(), _mm_shuffle_epi8(packed, order));
-            0
+            weights
         }
+    }
+    #[inline(always)]
+    unsafe fn sum_words(self, a: __m256i) -> i32 {
+        let mut words = [0i32; 8];
+        unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast(), a) };
+        words.into_iter().fold(0, i32::wrapping_add)
     }
     #[inline(always)]
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {

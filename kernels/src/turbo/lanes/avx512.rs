@@ -85,15 +85,19 @@ impl CodeLanes for Avx512Lanes {
         }
     }
     #[inline(always)]
-    unsafe fn store_weights(self, to: *mut i32, weights: __m512) -> i32 {
+    unsafe fn store_weights(self, to: *mut i32, weights: __m512) -> __m512i {
         unsafe {
             let weights = _mm512_cvtps_epi32(weights);
             let upper = _mm512_srai_epi32::<8>(_mm512_add_epi32(weights, _mm512_set1_epi32(128)));
             let (upper, lower) = (_mm512_cvtepi32_epi8(upper), _mm512_cvtepi32_epi8(weights));
             _mm_storeu_si128(to.cast(), _mm_unpacklo_epi32(upper, lower));
             _mm_storeu_si128(to.add(4).cast(), _mm_unpackhi_epi32(upper, lower));
-            _mm512_reduce_add_epi32(weights).wrapping_mul(-i32::from(Self::BIAS))
+            weights
         }
+    }
+    #[inline(always)]
+    unsafe fn sum_words(self, a: __m512i) -> i32 {
+        unsafe { _mm512_reduce_add_epi32(a) }
     }
     #[inline(always)]
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {

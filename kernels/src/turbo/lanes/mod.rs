@@ -55,9 +55,11 @@ pub(crate) trait CodeLanes: Lanes {
     unsafe fn dot_value(self, sums: [Self::I; 2], value: Self::Value, weights: [i32; 2]) -> [Self::I; 2];
     /// The sums: what [`CodeLanes::dot_value`] added, plus `offset`.
     unsafe fn join(self, sums: [Self::I; 2], offset: i32) -> Self::I;
-    /// Writes the nearest integers, ties to even, of `LANES` weights within `WEIGHT_MAX`, two words per four of them; what
-    /// `BIAS` levels too many add up to, negative.
-    unsafe fn store_weights(self, to: *mut i32, weights: Self::V) -> i32;
+    /// Writes the nearest integers, ties to even, of `LANES` weights within `WEIGHT_MAX`, two words per four of them; the
+    /// integers.
+    unsafe fn store_weights(self, to: *mut i32, weights: Self::V) -> Self::I;
+    /// The sum of the words.
+    unsafe fn sum_words(self, a: Self::I) -> i32;
 
     /// The bits of the largest magnitude among `x` (whole vectors), as an unsigned integer: a NaN is largest.
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32;

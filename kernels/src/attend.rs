@@ -323,6 +323,10 @@ unsafe fn score_keys<L: Lanes, K: Element, const N: usize, const J: usize>(
     }
 }
 
+/// Strands that a row's maximum and its sum of weights run in: by a key's place in the tile, so that neither where the
+/// visible keys begin and end nor the width of the lanes changes how they are added up.
+const STRANDS: usize = 16;
+
 /// Turns a row's visible scores into weights relative to the new maximum, and rescales what was there before.
 /// Weights of `range` that the row does not see become zero.
 #[inline(always)]
@@ -332,16 +336,25 @@ unsafe fn softmax_step<L: Lanes>(l: L, q: &mut Query<'_>, scores: &[f64], weight
         weights[range].fill(0.0);
         return;
     }
+    let mut strands = [q.running.max; STRANDS];
+    let mut blocks = scores[visible.clone()].chunks_exact(STRANDS);
+    for scores in blocks.by_ref() {
+        for (strand, score) in strands.iter_mut().zip(scores) {
+            *strand = strand.max(*score);
+        }
+    }
     let mut max = q.running.max;
-    for score in &scores[visible.clone()] {
+    for score in strands.iter().chain(blocks.remainder()) {
         max = max.max(*score);
     }
-    weights[range.start..visible.start].fill(0.0);
-    weights[visible.end..range.end].fill(0.0);
+    // Whole blocks of strands from the first on; keys that are not seen weigh nothing.
+    let first = visible.start - visible.start % STRANDS;
+    let end = visible.end.next_multiple_of(STRANDS).min(weights.len());
+    weights[first.min(range.start)..visible.start].fill(0.0);
+    weights[visible.end..end.max(range.end)].fill(0.0);
     for (weight, score) in weights[visible.clone()].iter_mut().zip(&scores[visible.clone()]) {
         *weight = (score - max) as f32;
     }
-    let mut sum = 0.0;
     for weights in weights[visible].chunks_mut(L::LANES) {
         // SAFETY: the caller entered the features; a chunk is `LANES` long or the shorter tail.
         unsafe {
@@ -352,11 +365,21 @@ unsafe fn softmax_step<L: Lanes>(l: L, q: &mut Query<'_>, scores: &[f64], weight
                 l.store_part(weights.as_mut_ptr(), e, weights.len());
             }
         }
-        // In order, not over lanes: where a row's keys end must not change how they are added up.
-        for weight in weights {
-            sum += *weight;
+    }
+    let mut strands = [0.0; STRANDS];
+    for weights in weights[first..end].chunks(STRANDS) {
+        for (strand, weight) in strands.iter_mut().zip(weights) {
+            *strand += weight;
         }
     }
+    let mut half = STRANDS / 2;
+    while half > 0 {
+        for i in 0..half {
+            strands[i] += strands[i + half];
+        }
+        half /= 2;
+    }
+    let sum = strands[0];
     if q.running.sum > 0.0 && max > q.running.max {
         let scale = ((q.running.max - max) as f32).exp();
         q.running.sum *= scale;

@@ -79,6 +79,7 @@ impl Isa {
 mod x86_64 {
     use crate::lanes::{Avx2Lanes, Avx512Lanes, Op};
     use crate::quant::PanelOp;
+    use crate::turbo::CodeOp;
 
     /// A function of its own per operation: kernels divide their work into several, because a single one with all tile
     /// shapes inlined takes the compiler minutes.
@@ -92,6 +93,20 @@ mod x86_64 {
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     pub(crate) fn avx512_panels<O: PanelOp>(op: O) {
+        op.eval(Avx512Lanes);
+    }
+
+    /// As [`avx2_panels`].
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn avx2_codes<O: CodeOp>(op: O) {
+        op.eval(Avx2Lanes);
+    }
+
+    /// As [`avx2_panels`].
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
+    fn avx512_codes<O: CodeOp>(op: O) {
         op.eval(Avx512Lanes);
     }
 
@@ -122,11 +137,20 @@ mod x86_64 {
             // SAFETY: `self` is only made by `new`, which found the features.
             unsafe { avx2_panels(op) }
         }
+
+        /// Evaluates an operation over codes.
+        #[inline]
+        pub(crate) fn run_codes<O: CodeOp>(self, op: O) {
+            // SAFETY: `self` is only made by `new`, which found the features.
+            unsafe { avx2_codes(op) }
+        }
     }
 
-    /// Proof of AVX-512 F, BW, DQ, VL and VNNI (and of AVX2, FMA and F16C, for tails).
+    /// Proof of AVX-512 F, BW, DQ, VL and VNNI (and of AVX2, FMA and F16C, for tails); of VBMI where it says so.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Avx512(());
+    pub struct Avx512 {
+        vbmi: bool,
+    }
 
     impl Avx512 {
         pub(crate) fn new() -> Option<Self> {
@@ -136,7 +160,7 @@ mod x86_64 {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512vnni");
-            has.then_some(Self(()))
+            has.then(|| Self { vbmi: is_x86_feature_detected!("avx512vbmi") })
         }
 
         #[inline]
@@ -154,6 +178,13 @@ mod x86_64 {
         pub(crate) fn run_panels<O: PanelOp>(self, op: O) {
             // SAFETY: `self` is only made by `new`, which found the features.
             unsafe { avx512_panels(op) }
+        }
+
+        /// Evaluates an operation over codes, without VBMI in the narrower lanes.
+        #[inline]
+        pub(crate) fn run_codes<O: CodeOp>(self, op: O) {
+            // SAFETY: `self` is only made by `new`, which found the features of either.
+            unsafe { if self.vbmi { avx512_codes(op) } else { avx2_codes(op) } }
         }
     }
 }

@@ -20,9 +20,6 @@ pub(super) const LANES: usize = 16;
 /// Bytes of a line, and codes of a vector.
 pub(super) const LINE: usize = 64;
 
-/// Which of a lane's four bytes has depth `d % 4`: pairs of bytes two apart widen to 16 bits in order.
-pub(super) const SLOT: [usize; 4] = [0, 2, 1, 3];
-
 /// The shape of a page's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PageLayout {
@@ -156,15 +153,22 @@ impl PageLayout {
         (strips * upper, strips * lower)
     }
 
-    /// The run of `group` in `strip`. Strips count 16 tokens of the page for keys, 16 channels of the row for values.
+    /// The first run of `strip`. Strips count 16 tokens of the page for keys, 16 channels of the row for values.
+    #[inline(always)]
+    pub(super) fn strip(self, strip: usize) -> Run {
+        let (upper, lower) = self.strip_bytes();
+        Run { upper: strip * upper, lower: self.plane_bytes().0 + strip * lower }
+    }
+
+    /// The run of `group` in `strip`.
     #[inline(always)]
     pub(super) fn run(self, strip: usize, group: ScaleGroup) -> Run {
-        let (upper, lower) = self.strip_bytes();
+        let Run { upper, lower } = self.strip(strip);
         let before = match self.side {
             Side::Values => (0, 0),
             Side::Keys => self.groups_bytes(self.scale_groups().take(group.index)),
         };
-        Run { upper: strip * upper + before.0, lower: self.plane_bytes().0 + strip * lower + before.1 }
+        Run { upper: upper + before.0, lower: lower + before.1 }
     }
 
     /// The strip, the vector of the run and the element of the vector of a token and a channel.
@@ -174,7 +178,7 @@ impl PageLayout {
             Side::Keys => (token, channel - group.first),
             Side::Values => (channel, token),
         };
-        (lane / LANES, depth / 4, 4 * (lane % LANES) + SLOT[depth % 4])
+        (lane / LANES, depth / 4, 4 * (lane % LANES) + depth % 4)
     }
 }
 

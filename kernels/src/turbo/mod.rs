@@ -10,11 +10,11 @@
 //!   so queries are rotated once, and outputs rotated back once; nothing in between leaves the rotated domain.
 //! * `format`, `quantizer`: the levels, and the choice of codes and scale. `block`: interchange with llama.cpp's forks.
 //! * `layout`, `page`: the memory of 128 tokens, in the order of integer dot products.
-//! * `reference`: the scalar arithmetic of attention over pages.
+//! * `reference`: the scalar arithmetic of attention over pages. `lanes`, `tile`: the same in vectors.
 //!
 //! **Arithmetic.** Scores: with the query in 8-bit integers per scale group, integer dot products with the levels; then per
 //! token, from the first group to the last, `score = fma(dot, scale * query scale, score)`; then the query's dot product
-//! with the mean, in `f64`. Values: the softmax weights times the tokens' scales, in 15-bit integers relative to the page's
+//! with the mean, in `f64`. Values: the softmax weights times the tokens' scales, in 15 bits relative to the page's
 //! largest; integer sums over the page's tokens; then `output = fma(sum, unit, output)`.
 //!
 //! **Bits.** Integers are exact and the operations on floats have one order per output: scores, weights and outputs over
@@ -22,15 +22,21 @@
 
 mod block;
 mod format;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+mod lanes;
 mod layout;
 mod page;
 mod quantizer;
 mod query;
 mod reference;
 mod rotate;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+mod tile;
 
 pub use block::{BLOCK_LEN, BlockError, BlockType, decode_block, encode_block};
 pub use format::CodeFormat;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use lanes::CodeOp;
 pub use layout::PageLayout;
 pub use page::{Page, PageMut, decode_page, encode_page};
 pub use query::PreparedQuery;
@@ -95,12 +101,10 @@ pub(crate) fn check(page: &Page<'_>, side: Side, head_dim: usize, queries: &[Que
 
 /// `scores[n * 128 + t]` of the tokens of `range` for every query that sees any.
 pub(crate) fn key_scores(isa: Isa, page: &Page<'_>, queries: &[Query<'_>], range: Range<usize>, scores: &mut [f64]) {
-    let _ = isa;
-    reference::key_scores(page, queries, range, scores);
+    tile::key_scores(isa, page, queries, range, scores);
 }
 
 /// Adds `weights[n * 128 + t]` of the values of `range` to the output of every query that sees any.
 pub(crate) fn add_values(isa: Isa, page: &Page<'_>, queries: &mut [Query<'_>], range: Range<usize>, weights: &[f32]) {
-    let _ = isa;
-    reference::add_values(page, queries, range, weights);
+    tile::add_values(isa, page, queries, range, weights);
 }

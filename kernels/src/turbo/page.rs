@@ -1,6 +1,6 @@
 //! Sealed pages: 128 rows in codes.
 
-use super::layout::{LANES, LINE, PageLayout, Run, SLOT, ScaleGroup};
+use super::layout::{LANES, LINE, PageLayout, Run, ScaleGroup};
 use super::quantizer::{self, GROUP};
 use super::{NonFinite, PAGE_TOKENS, Side};
 use crate::Isa;
@@ -153,9 +153,9 @@ fn put(layout: PageLayout, group: ScaleGroup, group_codes: &[[u8; GROUP]; PAGE_T
         for vector in 0..depth / 4 {
             let mut elements = [0; LINE];
             for lane in 0..LANES {
-                for (d, slot) in SLOT.into_iter().enumerate() {
+                for d in 0..4 {
                     let (lane_at, depth_at) = (strip * LANES + lane, vector * 4 + d);
-                    elements[4 * lane + slot] = match layout.side() {
+                    elements[4 * lane + d] = match layout.side() {
                         Side::Keys => group_codes[lane_at][depth_at],
                         Side::Values => group_codes[depth_at][lane_at],
                     };

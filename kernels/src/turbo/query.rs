@@ -1,11 +1,11 @@
 //! Queries in integers, for keys in codes.
 
-use super::layout::{PageLayout, SLOT, ScaleGroup};
+use super::layout::{PageLayout, ScaleGroup};
 use super::{CodeFormat, Groups, Side};
 
 /// A rotated query in 8-bit integers, one scale per scale group of the keys.
 ///
-/// Its words, for keys of `n` scale groups: `head_dim / 4` of four integers, in the order of a lane's bytes in a page;
+/// Its words, for keys of `n` scale groups: `head_dim / 4` of four integers;
 /// then for each group a scale (the bits of an `f32`, the format's unit included) and -128 times the integers' sum.
 #[derive(Clone, Copy, Debug)]
 pub struct PreparedQuery<'a> {
@@ -41,10 +41,10 @@ impl<'a> PreparedQuery<'a> {
             let mut sum = 0;
             for (word, query) in quads[group.first / 4..].iter_mut().zip(query.as_chunks::<4>().0) {
                 let mut bytes = [0; 4];
-                for (x, slot) in query.iter().zip(SLOT) {
-                    let quant = (x * inverse).round_ties_even() as i8;
-                    bytes[slot] = quant as u8;
-                    sum += i32::from(quant);
+                for (byte, x) in bytes.iter_mut().zip(query) {
+                    // Adding 1.5 * 2^23 leaves the nearest integer, ties to even, in the lowest bits.
+                    *byte = (x * inverse + 12_582_912.0).to_bits() as u8;
+                    sum += i32::from(*byte as i8);
                 }
                 *word = i32::from_le_bytes(bytes);
             }

@@ -1,14 +1,14 @@
 //! The scalar attention over pages: specification, fallback and oracle. The vector kernels give these bits exactly.
 
 use super::PAGE_TOKENS;
-use super::layout::{LANES, SLOT};
+use super::layout::LANES;
 use super::page::Page;
 use super::quantizer::GROUP;
 use crate::attend::Query;
 use std::ops::Range;
 
-/// The largest integer that stands for a weight.
-pub(super) const WEIGHT_MAX: f32 = 32767.0;
+/// The largest integer that stands for a weight: the largest that is `256 * a + b` with signed bytes.
+pub(super) const WEIGHT_MAX: f32 = 32639.0;
 /// Weights are relative to the page's largest; below this, all of them vanish beside those of the rest, while the inverse
 /// could be infinite.
 pub(super) const WEIGHT_MIN: f32 = 1e-30;
@@ -38,8 +38,8 @@ pub(super) fn key_scores(page: &Page<'_>, queries: &[Query<'_>], range: Range<us
                 let words = &query.quads()[group.first / 4..][..group.len / 4];
                 let mut dot = 0;
                 for (word, levels) in words.iter().zip(levels.as_chunks::<4>().0) {
-                    for (slot, level) in SLOT.into_iter().zip(levels) {
-                        dot += i32::from(word.to_le_bytes()[slot] as i8) * level;
+                    for (byte, level) in word.to_le_bytes().into_iter().zip(levels) {
+                        dot += i32::from(byte as i8) * level;
                     }
                 }
                 *sum = (dot as f32).mul_add(page.scale(token, group) * query.scale(group), *sum);
@@ -70,11 +70,10 @@ pub(super) fn add_values(page: &Page<'_>, queries: &mut [Query<'_>], range: Rang
             }
             // Magnitudes order as integers do; a NaN is the largest, so that it reaches the output.
             let largest = f32::from_bits(scaled.iter().fold(0, |a, x| a.max(x.abs().to_bits())));
-            if largest < WEIGHT_MIN {
-                continue;
-            }
-            let inverse = WEIGHT_MAX / largest;
-            let unit = largest * (layout.format().unit() / WEIGHT_MAX);
+            let (inverse, unit) = match largest < WEIGHT_MIN {
+                true => (0.0, 0.0),
+                false => (WEIGHT_MAX / largest, largest * (layout.format().unit() / WEIGHT_MAX)),
+            };
             let mut integers = [0; PAGE_TOKENS];
             for (integer, scaled) in integers.iter_mut().zip(scaled) {
                 *integer = (scaled * inverse).round_ties_even() as i32;

@@ -1,0 +1,116 @@
+//! Attention of one KV head over a long context: keys per second and bytes of K and V per second, for exact rows in f16 and
+//! for every code format, with 1, 8 and 32 queries.
+//!
+//! `cargo bench -p foretoken-kernels --bench attend`. The pages are distinct and together larger than a second-level cache.
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use foretoken_kernels::attend::{KvTile, Query, Rows, Running, Scratch, attend_tile};
+use foretoken_kernels::turbo::{
+    CodeFormat, Groups, PAGE_TOKENS, Page, PageLayout, PageMut, PreparedQuery, Side, encode_page,
+};
+use foretoken_kernels::{Elements, Isa};
+use half::f16;
+
+const HEAD_DIM: usize = 512;
+const PAGES: usize = 32;
+const GROUPS: Groups = Groups::of(HEAD_DIM).expect("a multiple of 16");
+
+/// Keys and values of a page.
+enum Memory {
+    Exact(Vec<f16>),
+    Coded { layout: PageLayout, codes: Vec<u8>, scales: Vec<f16>, mean: Vec<f16> },
+}
+
+impl Memory {
+    fn coded(format: CodeFormat, side: Side, rows: &[f32]) -> Self {
+        let layout = PageLayout::new(format, side, GROUPS);
+        let (mut codes, mut scales) = (vec![0; layout.code_bytes() + 63], vec![f16::ZERO; layout.scales()]);
+        let (mut mean, at) = (vec![f16::ZERO; layout.mean()], codes.as_ptr().align_offset(64));
+        let memory = PageMut { codes: &mut codes[at..][..layout.code_bytes()], scales: &mut scales, mean: &mut mean };
+        encode_page(Isa::best(), layout, rows, memory).expect("finite rows");
+        Self::Coded { layout, codes, scales, mean }
+    }
+
+    fn rows(&self) -> Rows<'_> {
+        match self {
+            Self::Exact(rows) => Elements::F16(rows).into(),
+            Self::Coded { layout, codes, scales, mean } => {
+                let at = codes.as_ptr().align_offset(64);
+                Rows::Coded(Page::new(*layout, &codes[at..][..layout.code_bytes()], scales, mean))
+            }
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Exact(rows) => 2 * rows.len(),
+            Self::Coded { layout, .. } => layout.bytes(),
+        }
+    }
+}
+
+/// Numbers around zero that look random.
+fn noise(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| 0.1 * (next() + next() + next())).collect()
+}
+
+fn attend(criterion: &mut Criterion) {
+    let isa = Isa::best();
+    let rows = noise(PAGE_TOKENS * HEAD_DIM, 1);
+    let mut formats: Vec<(String, Option<(CodeFormat, CodeFormat)>)> =
+        vec![("f16".into(), None), ("tqc5+tqc4".into(), Some((CodeFormat::Tqc5, CodeFormat::Tqc4)))];
+    formats.extend(CodeFormat::ALL.map(|format| (format.name().into(), Some((format, format)))));
+    for queries in [1, 8, 32] {
+        let q = noise(queries * HEAD_DIM, 2);
+        for (name, format) in &formats {
+            let side = |side: Side| match (format, side) {
+                (None, _) => Memory::Exact(rows.iter().map(|x| f16::from_f32(*x)).collect()),
+                (Some((key, _)), Side::Keys) => Memory::coded(*key, side, &rows),
+                (Some((_, value)), Side::Values) => Memory::coded(*value, side, &rows),
+            };
+            let pages: Vec<_> = (0..PAGES).map(|_| (side(Side::Keys), side(Side::Values))).collect();
+            let bytes = pages.iter().map(|(keys, values)| keys.bytes() + values.bytes()).sum::<usize>();
+            let mut words: Vec<_> =
+                (0..queries).map(|_| vec![0; format.map_or(0, |(key, _)| PreparedQuery::words(key, GROUPS))]).collect();
+            let (mut scores, mut weights) =
+                (vec![0.0; Scratch::len(PAGE_TOKENS)], vec![0.0; Scratch::len(PAGE_TOKENS)]);
+            let mut run = || {
+                let mut running = vec![Running::EMPTY; queries];
+                let mut output = vec![0.0; queries * HEAD_DIM];
+                let rows = q.chunks(HEAD_DIM).zip(&mut words).zip(&mut running).zip(output.chunks_mut(HEAD_DIM));
+                let mut asked: Vec<_> = rows
+                    .map(|(((query, words), running), output)| Query {
+                        query,
+                        prepared: format.map(|(key, _)| PreparedQuery::prepare(key, GROUPS, query, words)),
+                        visible: 0..PAGE_TOKENS,
+                        running,
+                        output,
+                    })
+                    .collect();
+                for (keys, values) in &pages {
+                    let tile = KvTile { keys: keys.rows(), values: values.rows(), head_dim: HEAD_DIM };
+                    let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
+                    attend_tile(isa, tile, &mut asked, &mut scratch);
+                }
+                output
+            };
+            for (unit, throughput) in [
+                ("keys", Throughput::Elements((PAGES * PAGE_TOKENS) as u64)),
+                ("bytes", Throughput::Bytes(bytes as u64)),
+            ] {
+                let mut group = criterion.benchmark_group(format!("attend {queries} queries, {unit}"));
+                group.throughput(throughput);
+                group.bench_function(BenchmarkId::from_parameter(name), |bencher| bencher.iter(&mut run));
+                group.finish();
+            }
+        }
+    }
+}
+
+criterion_group!(benches, attend);
+criterion_main!(benches);

@@ -1,0 +1,139 @@
+//! Eight words in a ymm register: half a line at a time.
+
+use super::CodeLanes;
+use crate::lanes::Avx2Lanes;
+use std::arch::x86_64::*;
+
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, which is what `CodeLanes` demands.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl CodeLanes for Avx2Lanes {
+    const QUERIES: usize = 4;
+    const BIAS: u8 = 0;
+    type I = __m256i;
+    /// Four tables of 16, each twice.
+    type Table = [__m256i; 4];
+    /// Magnitudes and levels.
+    type Key = [__m256i; 2];
+    /// Bytes 0 and 2 of each word in 16 bits, and bytes 1 and 3.
+    type Value = [__m256i; 2];
+
+    #[inline(always)]
+    unsafe fn splat_word(self, x: i32) -> __m256i {
+        unsafe { _mm256_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load_words(self, from: *const u8) -> __m256i {
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn add_words(self, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn to_float(self, a: __m256i) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn xor(self, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_xor_si256(a, b) }
+    }
+    // No rotation before AVX-512; of the two shifts, one has count zero and goes away where `by` is a constant.
+    #[inline(always)]
+    unsafe fn shift_right(self, a: __m256i, by: i32) -> __m256i {
+        unsafe {
+            let right = _mm256_srlv_epi32(a, _mm256_set1_epi32(by.max(0)));
+            _mm256_sllv_epi32(right, _mm256_set1_epi32((-by).max(0)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn select(self, mask: __m256i, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b)) }
+    }
+    #[inline(always)]
+    unsafe fn table(self, bytes: &[u8; 64]) -> [__m256i; 4] {
+        unsafe {
+            let quarter = |i: usize| _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes.as_ptr().add(16 * i).cast()));
+            [quarter(0), quarter(1), quarter(2), quarter(3)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn lookup<const BITS: usize>(self, table: [__m256i; 4], index: __m256i) -> __m256i {
+        unsafe {
+            let low = _mm256_and_si256(index, _mm256_set1_epi8(15));
+            let first = _mm256_shuffle_epi8(table[0], low);
+            if BITS <= 4 {
+                return first;
+            }
+            // A blend looks at the upper bit of each byte: bits 4 and 5 go there.
+            let bit4 = _mm256_slli_epi16::<3>(index);
+            let first = _mm256_blendv_epi8(first, _mm256_shuffle_epi8(table[1], low), bit4);
+            if BITS == 5 {
+                return first;
+            }
+            let (third, fourth) = (_mm256_shuffle_epi8(table[2], low), _mm256_shuffle_epi8(table[3], low));
+            let second = _mm256_blendv_epi8(third, fourth, bit4);
+            _mm256_blendv_epi8(first, second, _mm256_slli_epi16::<2>(index))
+        }
+    }
+    #[inline(always)]
+    unsafe fn key(self, levels: __m256i) -> [__m256i; 2] {
+        unsafe { [_mm256_abs_epi8(levels), levels] }
+    }
+    // Magnitudes times the query with the levels' signs: 2 * 127 * 127 fits the 16 bits that `vpmaddubsw` saturates to.
+    #[inline(always)]
+    unsafe fn dot_key(self, acc: __m256i, key: [__m256i; 2], query: i32) -> __m256i {
+        unsafe {
+            let signed = _mm256_sign_epi8(_mm256_set1_epi32(query), key[1]);
+            let pairs = _mm256_maddubs_epi16(key[0], signed);
+            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn value(self, levels: __m256i) -> [__m256i; 2] {
+        unsafe { [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(levels)), _mm256_srai_epi16::<8>(levels)] }
+    }
+    #[inline(always)]
+    unsafe fn dot_value(self, sums: [__m256i; 2], value: [__m256i; 2], weights: [i32; 2]) -> [__m256i; 2] {
+        unsafe {
+            let even = _mm256_madd_epi16(value[0], _mm256_set1_epi32(weights[0]));
+            let odd = _mm256_madd_epi16(value[1], _mm256_set1_epi32(weights[1]));
+            [_mm256_add_epi32(sums[0], even), _mm256_add_epi32(sums[1], odd)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn join(self, sums: [__m256i; 2], offset: i32) -> __m256i {
+        unsafe { _mm256_add_epi32(_mm256_add_epi32(sums[0], sums[1]), _mm256_set1_epi32(offset)) }
+    }
+    #[inline(always)]
+    unsafe fn store_weights(self, to: *mut i32, weights: __m256) -> __m256i {
+        unsafe {
+            let weights = _mm256_cvtps_epi32(weights);
+            let packed = _mm_packs_epi32(_mm256_castsi256_si128(weights), _mm256_extracti128_si256::<1>(weights));
+            // Of four tokens, 0 and 2 in a word, then 1 and 3.
+            let order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+            _mm_storeu_si128(to.cast(), _mm_shuffle_epi8(packed, order));
+            weights
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum_words(self, a: __m256i) -> i32 {
+        let mut words = [0i32; 8];
+        unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast(), a) };
+        words.into_iter().fold(0, i32::wrapping_add)
+    }
+    #[inline(always)]
+    unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
+        unsafe {
+            let magnitude = _mm256_set1_epi32(0x7fff_ffff);
+            let mut largest = _mm256_setzero_si256();
+            for x in x.chunks_exact(8) {
+                let x = _mm256_and_si256(_mm256_loadu_si256(x.as_ptr().cast()), magnitude);
+                largest = _mm256_max_epu32(largest, x);
+            }
+            let mut lanes = [0u32; 8];
+            _mm256_storeu_si256(lanes.as_mut_ptr().cast(), largest);
+            lanes.into_iter().fold(0, u32::max)
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Sixteen words in a zmm register: VBMI looks levels up, VNNI multiplies them.
+
+use super::CodeLanes;
+use crate::lanes::Avx512Lanes;
+use std::arch::x86_64::*;
+
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, which is what `CodeLanes` demands.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl CodeLanes for Avx512Lanes {
+    const QUERIES: usize = 8;
+    // `vpdpbusd` takes one side unsigned.
+    const BIAS: u8 = 128;
+    type I = __m512i;
+    type Table = __m512i;
+    type Key = __m512i;
+    type Value = __m512i;
+
+    #[inline(always)]
+    unsafe fn splat_word(self, x: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load_words(self, from: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn add_words(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn to_float(self, a: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn xor(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_xor_si512(a, b) }
+    }
+    // A rotation goes both ways with one count.
+    #[inline(always)]
+    unsafe fn shift_right(self, a: __m512i, by: i32) -> __m512i {
+        unsafe { _mm512_rorv_epi32(a, _mm512_set1_epi32(by & 31)) }
+    }
+    #[inline(always)]
+    unsafe fn select(self, mask: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_ternarylogic_epi32::<0xca>(mask, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn table(self, bytes: &[u8; 64]) -> __m512i {
+        unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+    }
+    // One instruction for all: it ignores the upper two bits of an index.
+    #[inline(always)]
+    unsafe fn lookup<const BITS: usize>(self, table: __m512i, index: __m512i) -> __m512i {
+        unsafe { _mm512_permutexvar_epi8(index, table) }
+    }
+    #[inline(always)]
+    unsafe fn key(self, levels: __m512i) -> __m512i {
+        levels
+    }
+    #[inline(always)]
+    unsafe fn dot_key(self, acc: __m512i, key: __m512i, query: i32) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(acc, key, _mm512_set1_epi32(query)) }
+    }
+    // Weights are 256 * a + b with signed bytes: two products of bytes cost what one of 16 bits does, and levels need no
+    // widening.
+    #[inline(always)]
+    unsafe fn value(self, levels: __m512i) -> __m512i {
+        levels
+    }
+    #[inline(always)]
+    unsafe fn dot_value(self, sums: [__m512i; 2], value: __m512i, weights: [i32; 2]) -> [__m512i; 2] {
+        unsafe {
+            [
+                _mm512_dpbusd_epi32(sums[0], value, _mm512_set1_epi32(weights[0])),
+                _mm512_dpbusd_epi32(sums[1], value, _mm512_set1_epi32(weights[1])),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn join(self, sums: [__m512i; 2], offset: i32) -> __m512i {
+        unsafe {
+            let sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(sums[0]), sums[1]);
+            _mm512_add_epi32(sum, _mm512_set1_epi32(offset))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_weights(self, to: *mut i32, weights: __m512) -> __m512i {
+        unsafe {
+            let weights = _mm512_cvtps_epi32(weights);
+            let upper = _mm512_srai_epi32::<8>(_mm512_add_epi32(weights, _mm512_set1_epi32(128)));
+            let (upper, lower) = (_mm512_cvtepi32_epi8(upper), _mm512_cvtepi32_epi8(weights));
+            _mm_storeu_si128(to.cast(), _mm_unpacklo_epi32(upper, lower));
+            _mm_storeu_si128(to.add(4).cast(), _mm_unpackhi_epi32(upper, lower));
+            weights
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum_words(self, a: __m512i) -> i32 {
+        unsafe { _mm512_reduce_add_epi32(a) }
+    }
+    #[inline(always)]
+    unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {
+        unsafe {
+            let magnitude = _mm512_set1_epi32(0x7fff_ffff);
+            let mut largest = _mm512_setzero_si512();
+            for x in x.chunks_exact(16) {
+                let x = _mm512_and_si512(_mm512_loadu_si512(x.as_ptr().cast()), magnitude);
+                largest = _mm512_max_epu32(largest, x);
+            }
+            _mm512_reduce_max_epu32(largest)
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! Attention over pages in vectors: up to eight queries meet every looked-up vector of levels.
+//!
+//! Lanes are tokens for scores and channels for values, so nothing is reduced across lanes. Integer sums are exact, and the
+//! float operations per output are those of `reference.rs` in their order; that is why neither the number of queries nor
+//! the instruction set changes a bit.
+
+use super::lanes::{CodeLanes, CodeOp};
+use super::layout::{LANES, LINE};
+use super::page::Page;
+use super::reference::{WEIGHT_MAX, WEIGHT_MIN};
+use super::{PAGE_TOKENS, PreparedQuery};
+use crate::Isa;
+use crate::attend::{Query, SHARE};
+use std::ops::Range;
+
+/// Vectors that are unpacked together. Every run is a multiple of it: it is the shortest rotation group, and 16 tokens.
+const CHUNK: usize = 4;
+
+/// Runs `$op` for the page's planes, or the reference where there are no code lanes.
+macro_rules! dispatch {
+    ($isa:ident, $page:ident, $op:ident { $($field:ident),* }, else $reference:expr) => {
+        match $isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(isa) => dispatch!(@planes isa, $page, $op { $($field),* }),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(isa) => dispatch!(@planes isa, $page, $op { $($field),* }),
+            _ => $reference,
+        }
+    };
+    (@planes $isa:ident, $page:ident, $op:ident $fields:tt) => {
+        match $page.layout.plane_bits() {
+            (2, 0) => $isa.run_codes($op::<2, 0> $fields),
+            (2, 1) => $isa.run_codes($op::<2, 1> $fields),
+            (4, 0) => $isa.run_codes($op::<4, 0> $fields),
+            (4, 1) => $isa.run_codes($op::<4, 1> $fields),
+            (4, 2) => $isa.run_codes($op::<4, 2> $fields),
+            _ => $isa.run_codes($op::<8, 0> $fields),
+        }
+    };
+}
+
+/// Calls `$run` with the constant `N` for parts of `$count` queries, `$first` being the part's first. Parts of three and of
+/// five to seven run as four and eight: what is computed for the last query again is dropped.
+macro_rules! in_parts {
+    ($lanes:ident, $count:expr, |$first:ident, $N:ident| $run:expr) => {
+        let mut $first = 0;
+        while $first < $count {
+            macro_rules! part {
+                ($n:literal) => {{
+                    const $N: usize = $n;
+                    $run;
+                    $first += $n;
+                }};
+            }
+            match $count - $first {
+                1 => part!(1),
+                2 => part!(2),
+                3 | 4 => part!(4),
+                _ if $lanes::QUERIES == 8 => part!(8),
+                _ => part!(4),
+            }
+        }
+    };
+}
+
+pub(super) fn key_scores(isa: Isa, page: &Page<'_>, queries: &[Query<'_>], range: Range<usize>, scores: &mut [f64]) {
+    dispatch!(isa, page, KeyScores { page, queries, range, scores },
+        else super::reference::key_scores(page, queries, range, scores));
+}
+
+pub(super) fn add_values(isa: Isa, page: &Page<'_>, queries: &mut [Query<'_>], range: Range<usize>, weights: &[f32]) {
+    dispatch!(isa, page, AddValues { page, queries, range, weights },
+        else super::reference::add_values(page, queries, range, weights));
+}
+
+/// The levels by index: upper bits of a code in the lower bits of an index, its lower bits above; bits that the planes
+/// do not have tell nothing apart.
+fn table(page: &Page<'_>, bias: u8) -> [u8; 64] {
+    let (upper, lower) = page.layout.plane_bits();
+    let mut table = [0; 64];
+    if let Some(levels) = page.layout.format().levels() {
+        for (i, level) in table.iter_mut().enumerate() {
+            let code = (i & ((1 << upper) - 1)) << lower | i >> upper & ((1 << lower) - 1);
+            *level = levels[code] as u8 ^ bias;
+        }
+    }
+    table
+}
+
+/// A run's levels, a chunk at a time.
+struct Levels<L: CodeLanes, const UPPER: usize, const LOWER: usize> {
+    lanes: L,
+    table: L::Table,
+}
+
+impl<L: CodeLanes, const UPPER: usize, const LOWER: usize> Levels<L, UPPER, LOWER> {
+    #[inline(always)]
+    unsafe fn new(lanes: L, page: &Page<'_>) -> Self {
+        // SAFETY: as the caller's.
+        Self { lanes, table: unsafe { lanes.table(&table(page, L::BIAS)) } }
+    }
+
+    /// The levels of vectors `4 * chunk..` of the run whose planes begin at `upper` and `lower`.
+    #[inline(always)]
+    unsafe fn chunk(&self, upper: *const u8, lower: *const u8, chunk: usize) -> [L::I; CHUNK] {
+        let l = self.lanes;
+        // SAFETY: the caller entered the features; the run has these lines.
+        unsafe {
+            let mut levels = [l.splat_word(0); CHUNK];
+            let upper = upper.add(chunk * CHUNK * UPPER / 8 * LINE);
+            let (mask, low) = (
+                l.splat_word((0x0101_0101u32 * ((1 << (UPPER % 8)) - 1)) as i32),
+                match LOWER {
+                    // Half a line: the other half belongs to the next chunk.
+                    1 => l.shift_right(l.load_words(lower.add(chunk / 2 * LINE)), (chunk % 2 * 4) as i32),
+                    2 => l.load_words(lower.add(chunk * LINE)),
+                    _ => l.splat_word(0),
+                },
+            );
+            for (v, levels) in levels.iter_mut().enumerate() {
+                let at = v * UPPER;
+                let index = l.load_words(upper.add(at / 8 * LINE));
+                if UPPER == 8 {
+                    *levels = l.xor(index, l.splat_word((0x0101_0101u32 * u32::from(L::BIAS)) as i32));
+                    continue;
+                }
+                let index = l.shift_right(index, (at % 8) as i32);
+                let index = match LOWER {
+                    0 => index,
+                    _ => l.select(mask, index, l.shift_right(low, (v * LOWER) as i32 - UPPER as i32)),
+                };
+                *levels = match UPPER + LOWER {
+                    6 => l.lookup::<6>(self.table, index),
+                    5 => l.lookup::<5>(self.table, index),
+                    _ => l.lookup::<4>(self.table, index),
+                };
+            }
+            levels
+        }
+    }
+}
+
+struct KeyScores<'a, 'q, const UPPER: usize, const LOWER: usize> {
+    page: &'a Page<'a>,
+    queries: &'a [Query<'q>],
+    range: Range<usize>,
+    scores: &'a mut [f64],
+}
+
+impl<const UPPER: usize, const LOWER: usize> CodeOp for KeyScores<'_, '_, UPPER, LOWER> {
+    #[inline(always)]
+    fn eval<L: CodeLanes>(self, l: L) {
+        let Self { page, queries, range, scores } = self;
+        let mut rows = [0; SHARE];
+        let mut count = 0;
+        for (n, query) in queries.iter().enumerate() {
+            if !query.visible.is_empty() {
+                rows[count] = n;
+                count += 1;
+            }
+        }
+        // SAFETY: `run_codes` entered the features; `attend_tile` checked every length and range.
+        unsafe {
+            let levels = Levels::<L, UPPER, LOWER>::new(l, page);
+            in_parts!(L, count, |first, N| {
+                let mut part = [0; N];
+                for (n, part) in part.iter_mut().enumerate() {
+                    *part = rows[(first + n).min(count - 1)];
+                }
+                score_part(&levels, page, queries, part, range.clone(), scores);
+            });
+        }
+    }
+}
+
+/// `scores[n * 128 + t]` for the queries `part` and the strips that hold the tokens of `range`.
+#[inline(always)]
+unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const N: usize>(
+    levels: &Levels<L, UPPER, LOWER>,
+    page: &Page<'_>,
+    queries: &[Query<'_>],
+    part: [usize; N],
+    range: Range<usize>,
+    scores: &mut [f64],
+) {
+    let l = levels.lanes;
+    let Some(prepared) = prepared(queries, part) else { return };
+    // SAFETY: as the caller's.
+    let means = unsafe { mean_scores(l, page, queries, part) };
+    for strip in range.start / LANES..range.end.div_ceil(LANES) {
+        for half in 0..LANES / L::LANES {
+            let token = strip * LANES + half * L::LANES;
+            // SAFETY: the caller entered the features; the page has these runs and scales, the queries these words.
+            unsafe {
+                let mut sums = [l.splat(0.0); N];
+                let first = page.layout.strip(strip);
+                let mut upper = page.codes.as_ptr().add(first.upper + half * 4 * L::LANES);
+                let mut lower = page.codes.as_ptr().wrapping_add(first.lower + half * 4 * L::LANES);
+                for group in page.layout.scale_groups() {
+                    let vectors = group.len / 4;
+                    let mut words = [std::ptr::null(); N];
+                    let mut dots = [[l.splat_word(0); CHUNK]; N];
+                    for n in 0..N {
+                        words[n] = prepared[n].quads().as_ptr().add(group.first / 4);
+                        if L::BIAS != 0 {
+                            dots[n][0] = l.splat_word(prepared[n].offset(group));
+                        }
+                    }
+                    // As many sums side by side as hide an addition's latency.
+                    let chains = if N <= 2 { 4 } else { 2 };
+                    for chunk in 0..vectors / CHUNK {
+                        let chunk_levels = levels.chunk(upper, lower, chunk);
+                        for (v, levels) in chunk_levels.into_iter().enumerate() {
+                            let key = l.key(levels);
+                            for n in 0..N {
+                                let word = *words[n].add(chunk * CHUNK + v);
+                                dots[n][v % chains] = l.dot_key(dots[n][v % chains], key, word);
+                            }
+                        }
+                    }
+                    let scale = l.load_f16(page.scales.as_ptr().add(group.index * PAGE_TOKENS + token));
+                    for n in 0..N {
+                        let mut dot = dots[n][0];
+                        for other in &dots[n][1..chains] {
+                            dot = l.add_words(dot, *other);
+                        }
+                        let scale = l.mul(scale, l.splat(prepared[n].scale(group)));
+                        sums[n] = l.fma(l.to_float(dot), scale, sums[n]);
+                    }
+                    upper = upper.wrapping_add(LINE * (vectors * UPPER).div_ceil(8));
+                    lower = lower.wrapping_add(LINE * (vectors * LOWER).div_ceil(8));
+                }
+                for n in 0..N {
+                    let mut lanes = [0.0f32; LANES];
+                    l.store(lanes.as_mut_ptr(), sums[n]);
+                    let scores = &mut scores[part[n] * PAGE_TOKENS + token..][..L::LANES];
+                    for (score, sum) in scores.iter_mut().zip(lanes) {
+                        *score = f64::from(sum) + means[n];
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The prepared forms of all of `part`.
+#[inline(always)]
+fn prepared<'a, const N: usize>(queries: &[Query<'a>], part: [usize; N]) -> Option<[PreparedQuery<'a>; N]> {
+    let mut all = [queries[part[0]].prepared?; N];
+    for (all, n) in all.iter_mut().zip(part) {
+        *all = queries[n].prepared?;
+    }
+    Some(all)
+}
+
+/// `reference::mean_score` of every query of `part`.
+#[inline(always)]
+unsafe fn mean_scores<L: CodeLanes, const N: usize>(
+    l: L,
+    page: &Page<'_>,
+    queries: &[Query<'_>],
+    part: [usize; N],
+) -> [f64; N] {
+    let mut strands = [[0.0f32; LANES]; N];
+    for first in (0..LANES).step_by(L::LANES) {
+        // SAFETY: the caller entered the features; a mean is as long as a query, whole sixteens.
+        unsafe {
+            let mut sums = [l.splat(0.0); N];
+            for i in (first..page.mean.len()).step_by(LANES) {
+                let mean = l.load_f16(page.mean.as_ptr().add(i));
+                for n in 0..N {
+                    sums[n] = l.fma(l.load(queries[part[n]].query.as_ptr().add(i)), mean, sums[n]);
+                }
+            }
+            for n in 0..N {
+                l.store(strands[n].as_mut_ptr().add(first), sums[n]);
+            }
+        }
+    }
+    let mut means = [0.0; N];
+    for strand in 0..LANES {
+        for n in 0..N {
+            means[n] += f64::from(strands[n][strand]);
+        }
+    }
+    means
+}
+
+struct AddValues<'a, 'q, const UPPER: usize, const LOWER: usize> {
+    page: &'a Page<'a>,
+    queries: &'a mut [Query<'q>],
+    range: Range<usize>,
+    weights: &'a [f32],
+}
+
+/// A query's weights of a page in integers, two words per four tokens.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Weights([i32; PAGE_TOKENS / 2]);
+
+/// Weights or weights times scales.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Floats([f32; PAGE_TOKENS]);
+
+impl<const UPPER: usize, const LOWER: usize> CodeOp for AddValues<'_, '_, UPPER, LOWER> {
+    #[inline(always)]
+    fn eval<L: CodeLanes>(self, l: L) {
+        let Self { page, queries, range, weights } = self;
+        let mut outputs = [std::ptr::null_mut(); SHARE];
+        let mut seen = [Floats([0.0; PAGE_TOKENS]); SHARE];
+        let mut count = 0;
+        for (n, query) in queries.iter_mut().enumerate() {
+            if !query.visible.is_empty() {
+                outputs[count] = query.output.as_mut_ptr();
+                // Outside the range there is anything.
+                seen[count].0[range.clone()].copy_from_slice(&weights[n * PAGE_TOKENS..][range.clone()]);
+                count += 1;
+            }
+        }
+        let chunks = range.start / LANES..range.end.div_ceil(LANES);
+        // SAFETY: `run_codes` entered the features; `attend_tile` checked every length and range.
+        unsafe {
+            let levels = Levels::<L, UPPER, LOWER>::new(l, page);
+            in_parts!(L, count, |first, N| {
+                let mut part = [0; N];
+                for (n, part) in part.iter_mut().enumerate() {
+                    *part = (first + n).min(count - 1);
+                }
+                add_part(&levels, page, &seen, &outputs, part, (count - first).min(N), chunks.clone());
+            });
+        }
+    }
+}
+
+/// Adds the values of 16 tokens per chunk to the outputs of the queries `part`, of which the first `count` are kept.
+#[inline(always)]
+unsafe fn add_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const N: usize>(
+    levels: &Levels<L, UPPER, LOWER>,
+    page: &Page<'_>,
+    seen: &[Floats; SHARE],
+    outputs: &[*mut f32; SHARE],
+    part: [usize; N],
+    count: usize,
+    chunks: Range<usize>,
+) {
+    let l = levels.lanes;
+    let mut weights = [Weights([0; PAGE_TOKENS / 2]); N];
+    let mut worth = [(0, 0.0); N];
+    for group in page.layout.scale_groups() {
+        let scales = &page.scales[group.index * PAGE_TOKENS..][..PAGE_TOKENS];
+        for n in 0..N {
+            // SAFETY: as the caller's.
+            worth[n] = unsafe { integer_weights(l, page, &seen[part[n]], scales, chunks.clone(), &mut weights[n]) };
+        }
+        for strip in group.first / LANES..(group.first + group.len) / LANES {
+            let run = page.layout.strip(strip);
+            for half in 0..LANES / L::LANES {
+                // SAFETY: the caller entered the features; the page has these runs, the outputs these channels.
+                unsafe {
+                    let upper = page.codes.as_ptr().add(run.upper + half * 4 * L::LANES);
+                    let lower = page.codes.as_ptr().wrapping_add(run.lower + half * 4 * L::LANES);
+                    let mut sums = [[l.splat_word(0); 2]; N];
+                    for chunk in chunks.clone() {
+                        let chunk_levels = levels.chunk(upper, lower, chunk);
+                        for (v, levels) in chunk_levels.into_iter().enumerate() {
+                            let value = l.value(levels);
+                            for n in 0..N {
+                                let words = weights[n].0.as_ptr().add(2 * (chunk * CHUNK + v));
+                                sums[n] = l.dot_value(sums[n], value, [*words, *words.add(1)]);
+                            }
+                        }
+                    }
+                    for n in 0..N {
+                        if n < count {
+                            let (offset, unit) = worth[n];
+                            let output = outputs[part[n]].add(strip * LANES + half * L::LANES);
+                            let sum = l.to_float(l.join(sums[n], offset));
+                            l.store(output, l.fma(sum, l.splat(unit), l.load(output)));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Weights times scales in integers; the offset of their sums, and what one of them is worth at one level.
+#[inline(always)]
+unsafe fn integer_weights<L: CodeLanes>(
+    l: L,
+    page: &Page<'_>,
+    seen: &Floats,
+    scales: &[half::f16],
+    chunks: Range<usize>,
+    weights: &mut Weights,
+) -> (i32, f32) {
+    let tokens = chunks.start * LANES..chunks.end * LANES;
+    let mut scaled = Floats([0.0; PAGE_TOKENS]);
+    // SAFETY: the caller entered the features; chunks lie inside the page.
+    unsafe {
+        for t in tokens.clone().step_by(L::LANES) {
+            let product = l.mul(l.load(seen.0.as_ptr().add(t)), l.load_f16(scales.as_ptr().add(t)));
+            l.store(scaled.0.as_mut_ptr().add(t), product);
+        }
+        let largest = f32::from_bits(l.largest_magnitude(&scaled.0[tokens.clone()]));
+        let none = largest < WEIGHT_MIN;
+        let inverse = l.splat(if none { 0.0 } else { WEIGHT_MAX / largest });
+        let mut total = l.splat_word(0);
+        for t in tokens.step_by(L::LANES) {
+            let product = l.mul(l.load(scaled.0.as_ptr().add(t)), inverse);
+            total = l.add_words(total, l.store_weights(weights.0.as_mut_ptr().add(t / 2), product));
+        }
+        let offset = if L::BIAS == 0 { 0 } else { l.sum_words(total).wrapping_mul(-i32::from(L::BIAS)) };
+        (offset, if none { 0.0 } else { largest * (page.layout.format().unit() / WEIGHT_MAX) })
+    }
+}

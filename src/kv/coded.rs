@@ -76,7 +76,7 @@ impl CodedRows {
     }
 
     /// Writes `rows` `(n, num_kv_heads, head_dim)` at `first` and the positions after it, for which there is room, and
-    /// codes the pages that have left the tail of the last of them. Later rows at the same positions, after a dropped
+    /// codes the pages that have left the tail of a query behind the last of them. Later rows at the same positions, after a dropped
     /// round, are coded again.
     pub(super) fn write(&mut self, isa: Isa, first: usize, rows: &[f32]) {
         let mut rotated = rows.to_vec();
@@ -85,7 +85,7 @@ impl CodedRows {
 
         let layout = self.layout;
         let end = first + rows.len() / (self.num_kv_heads * layout.head_dim());
-        let leaving = first_exact_page(end - 1, self.zones.tail);
+        let leaving = first_exact_page(end, self.zones.tail);
         for page in self.sealed.min(first / PAGE)..leaving {
             let heads = self.keep.slot(page) * self.num_kv_heads..;
             let heads = self.pages[heads][..self.num_kv_heads].par_iter_mut().enumerate();
@@ -126,7 +126,7 @@ impl CodedRows {
 
     /// Pages of codes held once positions below `end` were written.
     fn num_pages(&self, end: usize) -> usize {
-        self.keep.held(first_exact_page(end.saturating_sub(1), self.zones.tail))
+        self.keep.held(first_exact_page(end, self.zones.tail))
     }
 
     /// Whether both hold the same codes of the pages within `positions`, and the same rows where they are read exactly.

@@ -114,6 +114,18 @@ impl CodedRows {
         Page::new(self.layout, codes, scales, mean)
     }
 
+    /// The pages that hold the positions below `end`: exact ones, then coded ones.
+    pub(super) fn pieces(&self, end: usize) -> impl Iterator<Item = &Piece> {
+        self.exact.pieces(end).iter().chain(&self.pages[..self.num_pages(end) * self.num_kv_heads])
+    }
+
+    /// As [`CodedRows::pieces`], to be filled.
+    pub(super) fn pieces_mut(&mut self, end: usize) -> impl Iterator<Item = &mut Piece> {
+        self.sealed = first_exact_page(end, self.zones.tail);
+        let coded = self.num_pages(end) * self.num_kv_heads;
+        self.exact.pieces_mut(end).iter_mut().chain(&mut self.pages[..coded])
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.exact.bytes() + self.pages.iter().map(|page| page.as_slice().len()).sum::<usize>()
     }

@@ -7,6 +7,7 @@
 mod attend;
 mod coded;
 mod derived;
+mod file;
 mod format;
 mod options;
 mod round;

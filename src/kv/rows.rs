@@ -97,6 +97,16 @@ impl Rows {
         elements.slice(start..start + len * self.head_dim)
     }
 
+    /// The pages that hold the positions below `end`.
+    pub(super) fn pieces(&self, end: usize) -> &[Piece] {
+        &self.pages[..self.keep.held(end.div_ceil(PAGE))]
+    }
+
+    /// As [`Rows::pieces`], to be filled.
+    pub(super) fn pieces_mut(&mut self, end: usize) -> &mut [Piece] {
+        &mut self.pages[..self.keep.held(end.div_ceil(PAGE))]
+    }
+
     /// Bytes once positions below `end` were written.
     pub(super) fn bytes_at(&self, end: usize) -> usize {
         self.keep.held(end.div_ceil(PAGE)).saturating_mul(PAGE * self.bytes_per_position())

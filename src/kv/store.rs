@@ -13,7 +13,7 @@ use super::options::KeysOfValues;
 use super::rows::{Keep, Rows};
 use super::{KvOptions, PAGE, StoreLayout};
 use crate::Result;
-use crate::nn::Arena;
+use crate::nn::{Arena, Piece};
 
 /// The K and V of one layer.
 pub(super) struct Store {
@@ -125,13 +125,30 @@ impl Store {
     /// If the system has no more memory.
     pub(super) fn write(&mut self, arena: &mut Arena, isa: Isa, first: usize, k: &[f32], v: &[f32]) -> Result<()> {
         let end = first + k.len() / (self.layout.num_kv_heads * self.layout.head_dim);
+        self.reserve(arena, end)?;
         if let Some(keys) = &mut self.keys {
-            keys.reserve(arena, end)?;
             keys.write(isa, first, k);
         }
-        self.values.reserve(arena, end)?;
         self.values.write(isa, first, v);
         Ok(())
+    }
+
+    /// Makes room for positions below `end`.
+    ///
+    /// # Errors
+    /// If the system has no more memory.
+    pub(super) fn reserve(&mut self, arena: &mut Arena, end: usize) -> Result<()> {
+        self.keys.iter_mut().chain([&mut self.values]).try_for_each(|kept| kept.reserve(arena, end))
+    }
+
+    /// The memory that holds the positions below `end`, in a fixed order.
+    pub(super) fn pieces(&self, end: usize) -> Vec<&Piece> {
+        self.kept().flat_map(|kept| kept.pieces(end)).collect()
+    }
+
+    /// As [`Store::pieces`], to be filled.
+    pub(super) fn pieces_mut(&mut self, end: usize) -> Vec<&mut Piece> {
+        self.keys.iter_mut().chain([&mut self.values]).flat_map(|kept| kept.pieces_mut(end)).collect()
     }
 
     /// Whether both hold the same at the positions that a query at `end` or later sees.
@@ -190,6 +207,20 @@ impl Kept {
         match self {
             Kept::Exact(_) => None,
             Kept::Coded(rows) => Some((rows.format(), rows.groups())),
+        }
+    }
+
+    fn pieces(&self, end: usize) -> Vec<&Piece> {
+        match self {
+            Kept::Exact(rows) => rows.pieces(end).iter().collect(),
+            Kept::Coded(rows) => rows.pieces(end).collect(),
+        }
+    }
+
+    fn pieces_mut(&mut self, end: usize) -> Vec<&mut Piece> {
+        match self {
+            Kept::Exact(rows) => rows.pieces_mut(end).iter_mut().collect(),
+            Kept::Coded(rows) => rows.pieces_mut(end).collect(),
         }
     }
 

@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use crate::lanes::{Element, Lanes, Op};
-use crate::turbo::{self, PAGE_TOKENS, Page, PreparedQuery, Side};
+use crate::turbo::{self, PAGE_TOKENS, Page, PreparedQuery};
 use crate::{Elements, Isa};
 
 /// A softmax-weighted sum that is still being built: `sum = sum_i e^(score_i - max)`, and in the caller's buffer
@@ -35,6 +35,13 @@ pub enum Rows<'a> {
     Exact(Elements<'a>),
     /// 128 rows in codes. Everything of such a store is rotated: queries, outputs, and the exact rows beside it.
     Coded(Page<'a>),
+    /// Keys only: the first channels from keys of their own, the others from a page of values.
+    Shared {
+        /// Keys of the first channels, as many as they are wide.
+        own: Page<'a>,
+        /// Values of all channels.
+        values: Page<'a>,
+    },
 }
 
 impl<'a> From<Elements<'a>> for Rows<'a> {
@@ -50,7 +57,7 @@ impl Rows<'_> {
                 assert!(rows.len().is_multiple_of(head_dim), "attend: not whole rows");
                 rows.len() / head_dim
             }
-            Rows::Coded(_) => PAGE_TOKENS,
+            Rows::Coded(_) | Rows::Shared { .. } => PAGE_TOKENS,
         }
     }
 }
@@ -109,11 +116,15 @@ pub fn attend_tile(isa: Isa, tile: KvTile<'_>, queries: &mut [Query<'_>], scratc
         assert!(q.query.len() == head_dim && q.output.len() == head_dim, "attend: not (head_dim)");
         assert!(q.visible.end <= len, "attend: a query sees keys outside the tile");
     }
-    if let Rows::Coded(page) = &keys {
-        turbo::check(page, Side::Keys, head_dim, queries);
+    match &keys {
+        Rows::Exact(_) => {}
+        Rows::Coded(page) => turbo::check_keys(page, head_dim, queries),
+        Rows::Shared { own, values } => turbo::check_shared(own, values, head_dim, queries),
     }
-    if let Rows::Coded(page) = &values {
-        turbo::check(page, Side::Values, head_dim, queries);
+    match &values {
+        Rows::Exact(_) => {}
+        Rows::Coded(page) => turbo::check_values(page, head_dim),
+        Rows::Shared { .. } => panic!("attend: shared rows are keys"),
     }
     for queries in queries.chunks_mut(SHARE) {
         let (mut first, mut last) = (len, 0);
@@ -127,6 +138,10 @@ pub fn attend_tile(isa: Isa, tile: KvTile<'_>, queries: &mut [Query<'_>], scratc
         let range = first..last;
         match keys {
             Rows::Coded(page) => turbo::key_scores(isa, &page, queries, range.clone(), scores),
+            Rows::Shared { own, values } => {
+                turbo::key_scores(isa, &own, queries, range.clone(), scores);
+                turbo::add_key_scores(isa, &values, own.layout().head_dim(), queries, range.clone(), scores);
+            }
             Rows::Exact(Elements::F32(k)) => isa.run(Scores { k, head_dim, queries, range: range.clone(), scores }),
             Rows::Exact(Elements::F16(k)) => isa.run(Scores { k, head_dim, queries, range: range.clone(), scores }),
             Rows::Exact(Elements::Bf16(k)) => isa.run(Scores { k, head_dim, queries, range: range.clone(), scores }),
@@ -134,6 +149,7 @@ pub fn attend_tile(isa: Isa, tile: KvTile<'_>, queries: &mut [Query<'_>], scratc
         isa.run(Softmax { len, queries, range: range.clone(), scores, weights });
         match values {
             Rows::Coded(page) => turbo::add_values(isa, &page, queries, range, weights),
+            Rows::Shared { .. } => {}
             Rows::Exact(Elements::F32(v)) => isa.run(Values { v, head_dim, queries, range, weights }),
             Rows::Exact(Elements::F16(v)) => isa.run(Values { v, head_dim, queries, range, weights }),
             Rows::Exact(Elements::Bf16(v)) => isa.run(Values { v, head_dim, queries, range, weights }),

@@ -10,8 +10,8 @@
 //!   so queries are rotated once, and outputs rotated back once; nothing in between leaves the rotated domain.
 //! * `format`, `quantizer`: the levels, and the choice of codes and scale. `block`: interchange with llama.cpp's forks.
 //! * `layout`, `page`: the memory of 128 tokens, in the order of integer dot products.
-//! * `reference`: the scalar arithmetic of attention over pages. `lanes`, `tile`, `turned`: the same in
-//!   vectors.
+//! * `reference`: the scalar arithmetic of attention over pages. `lanes`, `tile`: the same in vectors; `turned`: for keys
+//!   that lie in a page of values.
 //!
 //! **Arithmetic.** Scores: with the query in 8-bit integers per scale group, integer dot products with the levels; then per
 //! token, from the first group to the last, `score = fma(dot, scale * query scale, score)`; then the query's dot product
@@ -19,7 +19,7 @@
 //! largest; integer sums over the page's tokens; then `output = fma(sum, unit, output)`.
 //!
 //! **Bits.** Integers are exact and the operations on floats have one order per output: scores, weights and outputs over
-//! pages have the same bits on every ISA, whatever the number of queries in a call.
+//! pages have the same bits on every ISA, whatever the number of queries in a call. aarch64 runs the reference so far.
 
 mod block;
 mod format;

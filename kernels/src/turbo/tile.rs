@@ -40,8 +40,9 @@ macro_rules! dispatch {
     };
 }
 
-/// Calls `$run` with the constant `N` for parts of `$count` queries, `$first` being the part's first. Parts of three and of
-/// five to seven run as four and eight: what is computed for the last query again is dropped.
+/// Calls `$run` with the constant `N` for parts of `$count` queries, `$first` being the part's first. Two and three run as
+/// four, five to seven as eight, because every size takes the compiler seconds: what is computed for the last query again
+/// is dropped.
 macro_rules! in_parts {
     ($lanes:ident, $count:expr, |$first:ident, $N:ident| $run:expr) => {
         let mut $first = 0;
@@ -55,8 +56,7 @@ macro_rules! in_parts {
             }
             match $count - $first {
                 1 => part!(1),
-                2 => part!(2),
-                3 | 4 => part!(4),
+                2..=4 => part!(4),
                 _ if $lanes::QUERIES == 8 => part!(8),
                 _ => part!(4),
             }
@@ -239,7 +239,7 @@ unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const
                         }
                     }
                     // As many sums side by side as hide an addition's latency.
-                    let chains = if N <= 2 { 4 } else { 2 };
+                    let chains = if N == 1 { 4 } else { 2 };
                     for chunk in 0..vectors / CHUNK {
                         let chunk_levels = levels.chunk(upper, lower, chunk);
                         for (v, levels) in chunk_levels.into_iter().enumerate() {

@@ -68,12 +68,16 @@ fn attend(criterion: &mut Criterion) {
     for queries in [1, 8, 32] {
         let q = noise(queries * HEAD_DIM, 2);
         for (name, format) in &formats {
-            let side = |side: Side| match (format, side) {
-                (None, _) => Memory::Exact(rows.iter().map(|x| f16::from_f32(*x)).collect()),
-                (Some((key, _)), Side::Keys) => Memory::coded(*key, side, &rows),
-                (Some((_, value)), Side::Values) => Memory::coded(*value, side, &rows),
+            let keys_and_values = || match format {
+                None => {
+                    let halves: Vec<_> = rows.iter().map(|x| f16::from_f32(*x)).collect();
+                    (Memory::Exact(halves.clone()), Memory::Exact(halves))
+                }
+                Some((key, value)) => {
+                    (Memory::coded(*key, Side::Keys, &rows), Memory::coded(*value, Side::Values, &rows))
+                }
             };
-            let pages: Vec<_> = (0..PAGES).map(|_| (side(Side::Keys), side(Side::Values))).collect();
+            let pages: Vec<_> = (0..PAGES).map(|_| keys_and_values()).collect();
             let bytes = pages.iter().map(|(keys, values)| keys.bytes() + values.bytes()).sum::<usize>();
             let mut words: Vec<_> =
                 (0..queries).map(|_| vec![0; format.map_or(0, |(key, _)| PreparedQuery::words(key, GROUPS))]).collect();

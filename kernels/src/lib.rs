@@ -19,6 +19,7 @@ pub mod measure;
 pub mod norm;
 pub mod quant;
 pub mod rope;
+mod softmax;
 pub mod turbo;
 pub mod vocabulary;
 

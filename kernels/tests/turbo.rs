@@ -97,12 +97,22 @@ fn attend(
     let prepared: Vec<_> = (words.iter_mut().zip(asked))
         .map(|(words, asked)| key_format.map(|format| PreparedQuery::prepare(format, groups, &asked.row, words)))
         .collect();
+    attend_prepared(isa, head_dim, &prepared, tiles, asked)
+}
+
+fn attend_prepared(
+    isa: Isa,
+    head_dim: usize,
+    prepared: &[Option<PreparedQuery<'_>>],
+    tiles: &[(Rows<'_>, Rows<'_>)],
+    asked: &[Asked],
+) -> (Vec<Vec<f32>>, Vec<Running>) {
     let mut running = vec![Running::EMPTY; asked.len()];
     let mut outputs = vec![vec![0.0; head_dim]; asked.len()];
     let (mut scores, mut weights) =
         (vec![f64::NAN; Scratch::len(PAGE_TOKENS)], vec![f32::NAN; Scratch::len(PAGE_TOKENS)]);
     for (t, (keys, values)) in tiles.iter().enumerate() {
-        let mut queries: Vec<_> = (asked.iter().zip(&prepared).zip(&mut running).zip(&mut outputs))
+        let mut queries: Vec<_> = (asked.iter().zip(prepared).zip(&mut running).zip(&mut outputs))
             .map(|(((asked, prepared), running), output)| Query {
                 query: &asked.row,
                 prepared: *prepared,
@@ -196,7 +206,7 @@ fn pages_are_the_same_on_every_isa_and_decode_near_their_rows() {
     for head_dim in HEAD_DIMS {
         let rows = Random(head_dim as u64).normals(PAGE_TOKENS * head_dim);
         for format in CodeFormat::ALL {
-            for side in [Side::Keys, Side::Values] {
+            for side in [Side::Keys, Side::Values, Side::Shared] {
                 let scalar = Owned::encode(Isa::Scalar, format, side, head_dim, &rows);
                 assert_eq!(scalar.mean.is_empty(), !format.centred(side));
                 for isa in Isa::available() {
@@ -218,7 +228,7 @@ fn pages_are_the_same_on_every_isa_and_decode_near_their_rows() {
 #[test]
 fn zeros_code_as_zeros_and_what_is_no_number_is_named() {
     for format in CodeFormat::ALL {
-        for side in [Side::Keys, Side::Values] {
+        for side in [Side::Keys, Side::Values, Side::Shared] {
             let mut rows = vec![0.0; PAGE_TOKENS * 64];
             assert!(Owned::encode(Isa::best(), format, side, 64, &rows).decode().rows.iter().all(|x| *x == 0.0));
             for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -352,6 +362,67 @@ fn every_isa_gives_the_bits_of_the_reference_however_many_queries_ride_along() {
 }
 
 #[test]
+fn keys_may_lie_in_the_page_of_the_values() {
+    let mut random = Random(15);
+    for (head_dim, own) in [(512, 128), (512, 256), (192, 128), (96, 64), (80, 64), (256, 128)] {
+        for (i, format) in CodeFormat::ALL.into_iter().enumerate() {
+            let own_format = CodeFormat::ALL[(i + 7) % CodeFormat::ALL.len()];
+            let (groups, own_groups) = (Groups::of(head_dim).unwrap(), Groups::of(own).unwrap());
+            let size = 2.0 / (head_dim as f32).sqrt();
+            let mean = random.normals(head_dim);
+            let rows: Vec<f32> = random.normals(PAGE_TOKENS * head_dim);
+            let rows: Vec<f32> = rows.iter().enumerate().map(|(i, x)| size * (x + mean[i % head_dim])).collect();
+            let values = Owned::encode(Isa::Scalar, format, Side::Shared, head_dim, &rows);
+            let rows: Vec<f32> = random.normals(PAGE_TOKENS * own).iter().map(|x| size * x).collect();
+            let keys = Owned::encode(Isa::Scalar, own_format, Side::Keys, own, &rows);
+            let shared = Rows::Shared { own: keys.page(), values: values.page() };
+            let tiles = [(shared, Rows::Coded(values.page())); 2];
+            let asked = asked(&mut random, 11, head_dim, 2);
+            let run = |isa: Isa, asked: &[Asked]| {
+                let mut words: Vec<_> = (asked.iter())
+                    .map(|_| {
+                        let own = vec![0; PreparedQuery::words(own_format, own_groups)];
+                        (own, vec![0; PreparedQuery::words(format, groups)])
+                    })
+                    .collect();
+                let prepared: Vec<_> = (words.iter_mut().zip(asked))
+                    .map(|((own_words, words), asked)| {
+                        let all = PreparedQuery::prepare(format, groups, &asked.row, words);
+                        let first = PreparedQuery::prepare(own_format, own_groups, &asked.row[..own], own_words);
+                        Some(first.with_values(all))
+                    })
+                    .collect();
+                attend_prepared(isa, head_dim, &prepared, &tiles, asked)
+            };
+            let (reference, reference_running) = run(Isa::Scalar, &asked);
+            let decoded = (keys.decode(), values.decode());
+            let mut joined = decoded.1.clone();
+            for (joined, keys) in joined.rows.chunks_mut(head_dim).zip(decoded.0.rows.chunks(own)) {
+                joined[..own].copy_from_slice(keys);
+            }
+            for (asked, output) in asked.iter().zip(&reference) {
+                let want =
+                    expected(&[joined.clone(), joined.clone()], &[decoded.1.clone(), decoded.1.clone()], asked, None);
+                for (got, want) in output.iter().zip(want) {
+                    let error = (f64::from(*got) - want).abs();
+                    assert!(error < 4e-2 * f64::from(size), "{format:?} {head_dim}: {got}, not {want}");
+                }
+            }
+            for isa in Isa::available() {
+                let (outputs, running) = run(isa, &asked);
+                let what = format!("{} {own_format:?} {format:?} {head_dim}", isa.name());
+                assert_eq!(running, reference_running, "{what}");
+                assert_eq!(bits(&outputs), bits(&reference), "{what}");
+                for (n, alone) in asked.iter().enumerate() {
+                    let (outputs, _) = run(isa, std::slice::from_ref(alone));
+                    assert_eq!(bits(&outputs), bits(&reference[n..=n]), "{what}, query {n} alone");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn exact_and_coded_rows_share_a_softmax() {
     let mut random = Random(13);
     let head_dim = 96;
@@ -402,7 +473,7 @@ fn what_is_no_number_in_a_query_reaches_the_output() {
         for poison in [f32::NAN, f32::INFINITY] {
             let mut row = rows[..head_dim].to_vec();
             row[5] = poison;
-            let asked = [Asked { row, visible: vec![0..PAGE_TOKENS] }];
+            let asked = [Asked { row, visible: std::iter::once(0..PAGE_TOKENS).collect() }];
             let (outputs, _) = attend(isa, head_dim, Some(CodeFormat::Tqc5), &tiles, &asked);
             assert!(outputs[0].iter().all(|x| x.is_nan()), "{}", isa.name());
         }

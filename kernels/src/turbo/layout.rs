@@ -2,7 +2,7 @@
 //!
 //! Codes come in *vectors* of 64: 16 lanes times 4 of depth, the four of a lane side by side, as integer dot products
 //! take them. In a page of keys, lanes are tokens and depth runs over channels, so that a dot product's result is one
-//! score per lane; in a page of values, lanes are channels and depth runs over tokens.
+//! score per lane; in a page of values (shared ones, too), lanes are channels and depth runs over tokens.
 //!
 //! A *run* is the vectors of one strip of 16 lanes, in order of depth: those of one scale group for keys, of all tokens
 //! for values. Runs lie in order of strip, then group, so that a strip of tokens (of channels) is read front to back.
@@ -113,7 +113,7 @@ impl PageLayout {
     const fn run_vectors(self, group: usize) -> usize {
         match self.side {
             Side::Keys => group / 4,
-            Side::Values => PAGE_TOKENS / 4,
+            Side::Values | Side::Shared => PAGE_TOKENS / 4,
         }
     }
 
@@ -129,7 +129,7 @@ impl PageLayout {
     #[inline(always)]
     fn strip_bytes(self) -> (usize, usize) {
         match self.side {
-            Side::Values => self.run_bytes(0),
+            Side::Values | Side::Shared => self.run_bytes(0),
             Side::Keys => self.groups_bytes(self.scale_groups()),
         }
     }
@@ -148,7 +148,7 @@ impl PageLayout {
         let (upper, lower) = self.strip_bytes();
         let strips = match self.side {
             Side::Keys => PAGE_TOKENS / LANES,
-            Side::Values => self.head_dim() / LANES,
+            Side::Values | Side::Shared => self.head_dim() / LANES,
         };
         (strips * upper, strips * lower)
     }
@@ -165,7 +165,7 @@ impl PageLayout {
     pub(super) fn run(self, strip: usize, group: ScaleGroup) -> Run {
         let Run { upper, lower } = self.strip(strip);
         let before = match self.side {
-            Side::Values => (0, 0),
+            Side::Values | Side::Shared => (0, 0),
             Side::Keys => self.groups_bytes(self.scale_groups().take(group.index)),
         };
         Run { upper: upper + before.0, lower: lower + before.1 }
@@ -176,7 +176,7 @@ impl PageLayout {
     pub(super) fn place(self, token: usize, channel: usize, group: ScaleGroup) -> (usize, usize, usize) {
         let (lane, depth) = match self.side {
             Side::Keys => (token, channel - group.first),
-            Side::Values => (channel, token),
+            Side::Values | Side::Shared => (channel, token),
         };
         (lane / LANES, depth / 4, 4 * (lane % LANES) + depth % 4)
     }

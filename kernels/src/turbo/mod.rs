@@ -10,7 +10,8 @@
 //!   so queries are rotated once, and outputs rotated back once; nothing in between leaves the rotated domain.
 //! * `format`, `quantizer`: the levels, and the choice of codes and scale. `block`: interchange with llama.cpp's forks.
 //! * `layout`, `page`: the memory of 128 tokens, in the order of integer dot products.
-//! * `reference`: the scalar arithmetic of attention over pages. `lanes`, `tile`: the same in vectors.
+//! * `reference`: the scalar arithmetic of attention over pages. `lanes`, `tile`: the same in vectors; `turned`: for keys
+//!   that lie in a page of values.
 //!
 //! **Arithmetic.** Scores: with the query in 8-bit integers per scale group, integer dot products with the levels; then per
 //! token, from the first group to the last, `score = fma(dot, scale * query scale, score)`; then the query's dot product
@@ -18,7 +19,7 @@
 //! largest; integer sums over the page's tokens; then `output = fma(sum, unit, output)`.
 //!
 //! **Bits.** Integers are exact and the operations on floats have one order per output: scores, weights and outputs over
-//! pages have the same bits on every ISA, whatever the number of queries in a call.
+//! pages have the same bits on every ISA, whatever the number of queries in a call. aarch64 runs the reference so far.
 
 mod block;
 mod format;
@@ -32,6 +33,8 @@ mod reference;
 mod rotate;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod tile;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+mod turned;
 
 pub use block::{BLOCK_LEN, BlockError, BlockType, decode_block, encode_block};
 pub use format::CodeFormat;
@@ -42,9 +45,7 @@ pub use page::{Page, PageMut, decode_page, encode_page};
 pub use query::PreparedQuery;
 pub use rotate::{Groups, rotate, rotate_back};
 
-use crate::Isa;
 use crate::attend::Query;
-use std::ops::Range;
 
 /// Tokens of a page.
 pub const PAGE_TOKENS: usize = 128;
@@ -56,6 +57,8 @@ pub enum Side {
     Keys,
     /// Sums over tokens.
     Values,
+    /// Both, where keys and values are one vector up to what the queries carry: laid out as values, coded as keys.
+    Shared,
 }
 
 /// A value that cannot be coded.
@@ -86,25 +89,30 @@ impl std::fmt::Display for NonFinite {
 
 impl std::error::Error for NonFinite {}
 
-/// Panics unless a page can serve as `side` for these queries.
-pub(crate) fn check(page: &Page<'_>, side: Side, head_dim: usize, queries: &[Query<'_>]) {
-    assert_eq!(
-        (page.layout.side(), page.layout.head_dim()),
-        (side, head_dim),
-        "attend: a page of another side or width"
-    );
-    if side == Side::Keys {
-        let fit = |query: &Query<'_>| query.prepared.is_some_and(|prepared| prepared.fits(page.layout));
-        assert!(queries.iter().all(fit), "attend: a query is not prepared for these keys");
-    }
+/// Panics unless a page can serve as keys for these queries.
+pub(crate) fn check_keys(page: &Page<'_>, head_dim: usize, queries: &[Query<'_>]) {
+    assert_eq!((page.layout.side(), page.layout.head_dim()), (Side::Keys, head_dim), "attend: no keys of this width");
+    let fit = |query: &Query<'_>| query.prepared.is_some_and(|prepared| prepared.own.fits(page.layout));
+    assert!(queries.iter().all(fit), "attend: a query is not prepared for these keys");
 }
 
-/// `scores[n * 128 + t]` of the tokens of `range` for every query that sees any.
-pub(crate) fn key_scores(isa: Isa, page: &Page<'_>, queries: &[Query<'_>], range: Range<usize>, scores: &mut [f64]) {
-    tile::key_scores(isa, page, queries, range, scores);
+/// Panics unless the first channels of keys can come from `own` and the others from `values`.
+pub(crate) fn check_shared(own: &Page<'_>, values: &Page<'_>, head_dim: usize, queries: &[Query<'_>]) {
+    check_keys(own, own.layout.head_dim(), queries);
+    check_values(values, head_dim);
+    let starts_group = values.layout.scale_groups().any(|group| group.first == own.layout.head_dim());
+    assert!(starts_group, "attend: the keys of their own do not end where a group of the values begins");
+    let fit = |query: &Query<'_>| {
+        query.prepared.and_then(|prepared| prepared.values).is_some_and(|values_query| values_query.fits(values.layout))
+    };
+    assert!(queries.iter().all(fit), "attend: a query is not prepared for these values");
 }
 
-/// Adds `weights[n * 128 + t]` of the values of `range` to the output of every query that sees any.
-pub(crate) fn add_values(isa: Isa, page: &Page<'_>, queries: &mut [Query<'_>], range: Range<usize>, weights: &[f32]) {
-    tile::add_values(isa, page, queries, range, weights);
+/// Panics unless a page can serve as values.
+pub(crate) fn check_values(page: &Page<'_>, head_dim: usize) {
+    assert_ne!(page.layout.side(), Side::Keys, "attend: a page of keys as values");
+    assert_eq!(page.layout.head_dim(), head_dim, "attend: a page of another width");
 }
+
+pub(crate) use tile::{add_values, key_scores};
+pub(crate) use turned::add_key_scores;

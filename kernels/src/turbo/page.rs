@@ -142,13 +142,13 @@ fn average(rows: &[f32], head_dim: usize, group: ScaleGroup, means: &mut [f32; G
 fn put(layout: PageLayout, group: ScaleGroup, group_codes: &[[u8; GROUP]; PAGE_TOKENS], codes: &mut [u8]) {
     let (lanes, depth) = match layout.side() {
         Side::Keys => (PAGE_TOKENS, group.len),
-        Side::Values => (group.len, PAGE_TOKENS),
+        Side::Values | Side::Shared => (group.len, PAGE_TOKENS),
     };
     let (upper, lower) = layout.plane_bits();
     for strip in 0..lanes / LANES {
         let run = match layout.side() {
             Side::Keys => layout.run(strip, group),
-            Side::Values => layout.run(group.first / LANES + strip, group),
+            Side::Values | Side::Shared => layout.run(group.first / LANES + strip, group),
         };
         for vector in 0..depth / 4 {
             let mut elements = [0; LINE];
@@ -157,7 +157,7 @@ fn put(layout: PageLayout, group: ScaleGroup, group_codes: &[[u8; GROUP]; PAGE_T
                     let (lane_at, depth_at) = (strip * LANES + lane, vector * 4 + d);
                     elements[4 * lane + d] = match layout.side() {
                         Side::Keys => group_codes[lane_at][depth_at],
-                        Side::Values => group_codes[depth_at][lane_at],
+                        Side::Values | Side::Shared => group_codes[depth_at][lane_at],
                     };
                 }
             }

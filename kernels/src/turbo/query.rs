@@ -5,10 +5,17 @@ use super::{CodeFormat, Groups, Side};
 
 /// A rotated query in 8-bit integers, one scale per scale group of the keys.
 ///
-/// Its words, for keys of `n` scale groups: `head_dim / 4` of four integers;
-/// then for each group a scale (the bits of an `f32`, the format's unit included) and -128 times the integers' sum.
+/// Its words, for keys of `n` scale groups: `head_dim / 4` of four integers; then for each group a scale (the bits of an
+/// `f32`, the format's unit included) and -128 times the integers' sum.
 #[derive(Clone, Copy, Debug)]
 pub struct PreparedQuery<'a> {
+    pub(super) own: Words<'a>,
+    pub(super) values: Option<Words<'a>>,
+}
+
+/// One query's words against one layout.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Words<'a> {
     format: CodeFormat,
     groups: Groups,
     words: &'a [i32],
@@ -51,7 +58,7 @@ impl<'a> PreparedQuery<'a> {
             tail[0] = (largest / 127.0 * format.unit()).to_bits() as i32;
             tail[1] = -128 * sum;
         }
-        Self { format, groups, words }
+        Self { own: Words { format, groups, words }, values: None }
     }
 
     /// Takes what [`PreparedQuery::prepare`] wrote, for a caller who keeps the words.
@@ -60,9 +67,17 @@ impl<'a> PreparedQuery<'a> {
     /// If `words` has another length.
     pub fn from_words(format: CodeFormat, groups: Groups, words: &'a [i32]) -> Self {
         assert_eq!(words.len(), Self::words(format, groups), "query: not its words");
-        Self { format, groups, words }
+        Self { own: Words { format, groups, words }, values: None }
     }
 
+    /// Against keys of which the last channels lie in a page of values: `self` is of the first channels, `values` of all,
+    /// prepared for the values' format.
+    pub fn with_values(self, values: PreparedQuery<'a>) -> Self {
+        Self { own: self.own, values: Some(values.own) }
+    }
+}
+
+impl<'a> Words<'a> {
     /// Whether it can meet pages of this layout.
     pub(super) fn fits(&self, layout: PageLayout) -> bool {
         self.format == layout.format() && self.groups.head_dim() == layout.head_dim()

@@ -3,7 +3,7 @@
 use super::PAGE_TOKENS;
 use super::layout::LANES;
 use super::page::Page;
-use super::quantizer::GROUP;
+use super::query::Words;
 use crate::attend::Query;
 use std::ops::Range;
 
@@ -13,42 +13,76 @@ pub(super) const WEIGHT_MAX: f32 = 32639.0;
 /// could be infinite.
 pub(super) const WEIGHT_MIN: f32 = 1e-30;
 
-/// The query's dot product with the page's mean: 16 strands of channels, added up in `f64`.
-pub(super) fn mean_score(query: &[f32], page: &Page<'_>) -> f64 {
+/// The query's dot product with the page's mean, from channel `from` on: 16 strands of channels, added up in `f64`.
+fn mean_score(query: &[f32], page: &Page<'_>, from: usize) -> f64 {
     let mut strands = [0.0f32; LANES];
-    for (query, mean) in query.as_chunks::<LANES>().0.iter().zip(page.mean.as_chunks::<LANES>().0) {
-        for ((strand, query), mean) in strands.iter_mut().zip(query).zip(mean) {
-            *strand = query.mul_add(mean.to_f32(), *strand);
+    if !page.mean.is_empty() {
+        let (query, mean) = (query[from..].as_chunks::<LANES>().0, page.mean[from..].as_chunks::<LANES>().0);
+        for (query, mean) in query.iter().zip(mean) {
+            for ((strand, query), mean) in strands.iter_mut().zip(query).zip(mean) {
+                *strand = query.mul_add(mean.to_f32(), *strand);
+            }
         }
     }
     strands.into_iter().map(f64::from).sum()
 }
 
-pub(super) fn key_scores(page: &Page<'_>, queries: &[Query<'_>], range: Range<usize>, scores: &mut [f64]) {
-    let layout = page.layout;
-    for token in range {
-        let mut sums = [0.0f32; crate::attend::SHARE];
-        for group in layout.scale_groups() {
-            let mut levels = [0; GROUP];
-            for (level, channel) in levels.iter_mut().zip(group.channels()) {
-                *level = i32::from(page.level(token, channel, group));
-            }
-            for (sum, query) in sums.iter_mut().zip(queries) {
-                let Some(query) = query.prepared else { continue };
-                let words = &query.quads()[group.first / 4..][..group.len / 4];
-                let mut dot = 0;
-                for (word, levels) in words.iter().zip(levels.as_chunks::<4>().0) {
-                    for (byte, level) in word.to_le_bytes().into_iter().zip(levels) {
-                        dot += i32::from(byte as i8) * level;
-                    }
-                }
-                *sum = (dot as f32).mul_add(page.scale(token, group) * query.scale(group), *sum);
+/// The part of a token's score that lies in the channels of `page` from `from` on.
+fn token_score(page: &Page<'_>, token: usize, query: &[f32], words: Words<'_>, from: usize) -> f64 {
+    let mut sum = 0.0f32;
+    for group in page.layout.scale_groups().filter(|group| group.first >= from) {
+        let mut dot = 0;
+        let words_of_group = &words.quads()[group.first / 4..][..group.len / 4];
+        for (word, first) in words_of_group.iter().zip(group.channels().step_by(4)) {
+            for (byte, channel) in word.to_le_bytes().into_iter().zip(first..) {
+                dot += i32::from(byte as i8) * i32::from(page.level(token, channel, group));
             }
         }
-        for (n, (sum, query)) in sums.into_iter().zip(queries).enumerate() {
-            scores[n * PAGE_TOKENS + token] = f64::from(sum) + mean_score(query.query, page);
+        sum = (dot as f32).mul_add(page.scale(token, group) * words.scale(group), sum);
+    }
+    f64::from(sum) + mean_score(query, page, from)
+}
+
+pub(super) fn key_scores(page: &Page<'_>, queries: &[Query<'_>], range: Range<usize>, scores: &mut [f64]) {
+    for (query, scores) in queries.iter().zip(scores.chunks_exact_mut(PAGE_TOKENS)) {
+        if let Some(prepared) = query.prepared {
+            for token in range.clone() {
+                scores[token] = token_score(page, token, query.query, prepared.own, 0);
+            }
         }
     }
+}
+
+pub(super) fn add_key_scores(
+    page: &Page<'_>,
+    from: usize,
+    queries: &[Query<'_>],
+    range: Range<usize>,
+    scores: &mut [f64],
+) {
+    for (query, scores) in queries.iter().zip(scores.chunks_exact_mut(PAGE_TOKENS)) {
+        if let Some(words) = query.prepared.and_then(|prepared| prepared.values) {
+            for token in range.clone() {
+                scores[token] += token_score(page, token, query.query, words, from);
+            }
+        }
+    }
+}
+
+/// The sum of a query's weights, in strands by a token's place in the page.
+#[inline(always)]
+pub(super) fn total(weights: &[f32; PAGE_TOKENS]) -> f32 {
+    let mut strands = [0.0; LANES];
+    for weights in weights.as_chunks::<LANES>().0 {
+        for (strand, weight) in strands.iter_mut().zip(weights) {
+            *strand += weight;
+        }
+    }
+    let mut total = 0.0;
+    for strand in strands {
+        total += strand;
+    }
+    total
 }
 
 pub(super) fn add_values(page: &Page<'_>, queries: &mut [Query<'_>], range: Range<usize>, weights: &[f32]) {
@@ -57,16 +91,15 @@ pub(super) fn add_values(page: &Page<'_>, queries: &mut [Query<'_>], range: Rang
         if query.visible.is_empty() {
             continue;
         }
-        if !page.mean.is_empty() {
-            let total = range.clone().fold(0.0, |sum, token| sum + weights[token]);
-            for (output, mean) in query.output.iter_mut().zip(page.mean) {
-                *output = total.mul_add(mean.to_f32(), *output);
-            }
+        let mut seen = [0.0; PAGE_TOKENS];
+        seen[range.clone()].copy_from_slice(&weights[range.clone()]);
+        for (output, mean) in query.output.iter_mut().zip(page.mean) {
+            *output = total(&seen).mul_add(mean.to_f32(), *output);
         }
         for group in layout.scale_groups() {
             let mut scaled = [0.0f32; PAGE_TOKENS];
-            for token in range.clone() {
-                scaled[token] = weights[token] * page.scale(token, group);
+            for (token, scaled) in scaled.iter_mut().enumerate() {
+                *scaled = seen[token] * page.scale(token, group);
             }
             // Magnitudes order as integers do; a NaN is the largest, so that it reaches the output.
             let largest = f32::from_bits(scaled.iter().fold(0, |a, x| a.max(x.abs().to_bits())));

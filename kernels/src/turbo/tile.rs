@@ -7,14 +7,15 @@
 use super::lanes::{CodeLanes, CodeOp};
 use super::layout::{LANES, LINE};
 use super::page::Page;
-use super::reference::{WEIGHT_MAX, WEIGHT_MIN};
+use super::query::Words;
+use super::reference::{WEIGHT_MAX, WEIGHT_MIN, total};
 use super::{PAGE_TOKENS, PreparedQuery};
 use crate::Isa;
 use crate::attend::{Query, SHARE};
 use std::ops::Range;
 
 /// Vectors that are unpacked together. Every run is a multiple of it: it is the shortest rotation group, and 16 tokens.
-const CHUNK: usize = 4;
+pub(super) const CHUNK: usize = 4;
 
 /// Runs `$op` for the page's planes, or the reference where there are no code lanes.
 macro_rules! dispatch {
@@ -39,8 +40,9 @@ macro_rules! dispatch {
     };
 }
 
-/// Calls `$run` with the constant `N` for parts of `$count` queries, `$first` being the part's first. Parts of three and of
-/// five to seven run as four and eight: what is computed for the last query again is dropped.
+/// Calls `$run` with the constant `N` for parts of `$count` queries, `$first` being the part's first. Two and three run as
+/// four, five to seven as eight, because every size takes the compiler seconds: what is computed for the last query again
+/// is dropped.
 macro_rules! in_parts {
     ($lanes:ident, $count:expr, |$first:ident, $N:ident| $run:expr) => {
         let mut $first = 0;
@@ -54,8 +56,7 @@ macro_rules! in_parts {
             }
             match $count - $first {
                 1 => part!(1),
-                2 => part!(2),
-                3 | 4 => part!(4),
+                2..=4 => part!(4),
                 _ if $lanes::QUERIES == 8 => part!(8),
                 _ => part!(4),
             }
@@ -63,12 +64,16 @@ macro_rules! in_parts {
     };
 }
 
-pub(super) fn key_scores(isa: Isa, page: &Page<'_>, queries: &[Query<'_>], range: Range<usize>, scores: &mut [f64]) {
+pub(super) use {dispatch, in_parts};
+
+/// `scores[n * 128 + t]` of the tokens of `range` for every query that sees any.
+pub(crate) fn key_scores(isa: Isa, page: &Page<'_>, queries: &[Query<'_>], range: Range<usize>, scores: &mut [f64]) {
     dispatch!(isa, page, KeyScores { page, queries, range, scores },
         else super::reference::key_scores(page, queries, range, scores));
 }
 
-pub(super) fn add_values(isa: Isa, page: &Page<'_>, queries: &mut [Query<'_>], range: Range<usize>, weights: &[f32]) {
+/// Adds `weights[n * 128 + t]` of the values of `range` to the output of every query that sees any.
+pub(crate) fn add_values(isa: Isa, page: &Page<'_>, queries: &mut [Query<'_>], range: Range<usize>, weights: &[f32]) {
     dispatch!(isa, page, AddValues { page, queries, range, weights },
         else super::reference::add_values(page, queries, range, weights));
 }
@@ -88,21 +93,21 @@ fn table(page: &Page<'_>, bias: u8) -> [u8; 64] {
 }
 
 /// A run's levels, a chunk at a time.
-struct Levels<L: CodeLanes, const UPPER: usize, const LOWER: usize> {
-    lanes: L,
+pub(super) struct Levels<L: CodeLanes, const UPPER: usize, const LOWER: usize> {
+    pub lanes: L,
     table: L::Table,
 }
 
 impl<L: CodeLanes, const UPPER: usize, const LOWER: usize> Levels<L, UPPER, LOWER> {
     #[inline(always)]
-    unsafe fn new(lanes: L, page: &Page<'_>) -> Self {
+    pub unsafe fn new(lanes: L, page: &Page<'_>) -> Self {
         // SAFETY: as the caller's.
         Self { lanes, table: unsafe { lanes.table(&table(page, L::BIAS)) } }
     }
 
     /// The levels of vectors `4 * chunk..` of the run whose planes begin at `upper` and `lower`.
     #[inline(always)]
-    unsafe fn chunk(&self, upper: *const u8, lower: *const u8, chunk: usize) -> [L::I; CHUNK] {
+    pub unsafe fn chunk(&self, upper: *const u8, lower: *const u8, chunk: usize) -> [L::I; CHUNK] {
         let l = self.lanes;
         // SAFETY: the caller entered the features; the run has these lines.
         unsafe {
@@ -151,42 +156,69 @@ impl<const UPPER: usize, const LOWER: usize> CodeOp for KeyScores<'_, '_, UPPER,
     #[inline(always)]
     fn eval<L: CodeLanes>(self, l: L) {
         let Self { page, queries, range, scores } = self;
-        let mut rows = [0; SHARE];
-        let mut count = 0;
-        for (n, query) in queries.iter().enumerate() {
-            if !query.visible.is_empty() {
-                rows[count] = n;
-                count += 1;
-            }
-        }
+        let Some((asked, count)) = asked(queries, |prepared| Some(prepared.own)) else { return };
         // SAFETY: `run_codes` entered the features; `attend_tile` checked every length and range.
         unsafe {
             let levels = Levels::<L, UPPER, LOWER>::new(l, page);
-            in_parts!(L, count, |first, N| {
-                let mut part = [0; N];
-                for (n, part) in part.iter_mut().enumerate() {
-                    *part = rows[(first + n).min(count - 1)];
-                }
-                score_part(&levels, page, queries, part, range.clone(), scores);
-            });
+            in_parts!(L, count, |first, N| score_part::<L, UPPER, LOWER, N>(
+                &levels,
+                page,
+                part(&asked, first),
+                range.clone(),
+                scores
+            ));
         }
     }
 }
 
-/// `scores[n * 128 + t]` for the queries `part` and the strips that hold the tokens of `range`.
+/// A query that sees tokens of the page.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'a> {
+    /// Where its scores are.
+    pub row: usize,
+    pub query: &'a [f32],
+    pub words: Words<'a>,
+}
+
+/// The queries that see any token, and how many they are; the last one again in the places that are left.
+#[inline(always)]
+pub(super) fn asked<'a>(
+    queries: &'a [Query<'_>],
+    words: impl Fn(PreparedQuery<'a>) -> Option<Words<'a>>,
+) -> Option<([Asked<'a>; SHARE], usize)> {
+    let mut all = queries
+        .iter()
+        .enumerate()
+        .filter(|(_, query)| !query.visible.is_empty())
+        .filter_map(|(row, query)| Some(Asked { row, query: query.query, words: words(query.prepared?)? }));
+    let (mut asked, mut count) = ([all.next()?; SHARE], 1);
+    for one in all {
+        asked[count..].fill(one);
+        count += 1;
+    }
+    Some((asked, count))
+}
+
+/// `N` of the queries.
+#[inline(always)]
+pub(super) fn part<'a, const N: usize>(asked: &[Asked<'a>; SHARE], first: usize) -> [Asked<'a>; N] {
+    let mut part = [asked[first]; N];
+    part.copy_from_slice(&asked[first..first + N]);
+    part
+}
+
+/// Scores of the queries `asked` in the strips that hold the tokens of `range`.
 #[inline(always)]
 unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const N: usize>(
     levels: &Levels<L, UPPER, LOWER>,
     page: &Page<'_>,
-    queries: &[Query<'_>],
-    part: [usize; N],
+    asked: [Asked<'_>; N],
     range: Range<usize>,
     scores: &mut [f64],
 ) {
     let l = levels.lanes;
-    let Some(prepared) = prepared(queries, part) else { return };
     // SAFETY: as the caller's.
-    let means = unsafe { mean_scores(l, page, queries, part) };
+    let means = unsafe { mean_scores(l, page, asked, 0) };
     for strip in range.start / LANES..range.end.div_ceil(LANES) {
         for half in 0..LANES / L::LANES {
             let token = strip * LANES + half * L::LANES;
@@ -201,13 +233,13 @@ unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const
                     let mut words = [std::ptr::null(); N];
                     let mut dots = [[l.splat_word(0); CHUNK]; N];
                     for n in 0..N {
-                        words[n] = prepared[n].quads().as_ptr().add(group.first / 4);
+                        words[n] = asked[n].words.quads().as_ptr().add(group.first / 4);
                         if L::BIAS != 0 {
-                            dots[n][0] = l.splat_word(prepared[n].offset(group));
+                            dots[n][0] = l.splat_word(asked[n].words.offset(group));
                         }
                     }
                     // As many sums side by side as hide an addition's latency.
-                    let chains = if N <= 2 { 4 } else { 2 };
+                    let chains = if N == 1 { 4 } else { 2 };
                     for chunk in 0..vectors / CHUNK {
                         let chunk_levels = levels.chunk(upper, lower, chunk);
                         for (v, levels) in chunk_levels.into_iter().enumerate() {
@@ -224,7 +256,7 @@ unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const
                         for other in &dots[n][1..chains] {
                             dot = l.add_words(dot, *other);
                         }
-                        let scale = l.mul(scale, l.splat(prepared[n].scale(group)));
+                        let scale = l.mul(scale, l.splat(asked[n].words.scale(group)));
                         sums[n] = l.fma(l.to_float(dot), scale, sums[n]);
                     }
                     upper = upper.wrapping_add(LINE * (vectors * UPPER).div_ceil(8));
@@ -233,7 +265,7 @@ unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const
                 for n in 0..N {
                     let mut lanes = [0.0f32; LANES];
                     l.store(lanes.as_mut_ptr(), sums[n]);
-                    let scores = &mut scores[part[n] * PAGE_TOKENS + token..][..L::LANES];
+                    let scores = &mut scores[asked[n].row * PAGE_TOKENS + token..][..L::LANES];
                     for (score, sum) in scores.iter_mut().zip(lanes) {
                         *score = f64::from(sum) + means[n];
                     }
@@ -243,33 +275,23 @@ unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const
     }
 }
 
-/// The prepared forms of all of `part`.
+/// The dot products of queries and mean from channel `from` on, as the reference's.
 #[inline(always)]
-fn prepared<'a, const N: usize>(queries: &[Query<'a>], part: [usize; N]) -> Option<[PreparedQuery<'a>; N]> {
-    let mut all = [queries[part[0]].prepared?; N];
-    for (all, n) in all.iter_mut().zip(part) {
-        *all = queries[n].prepared?;
-    }
-    Some(all)
-}
-
-/// `reference::mean_score` of every query of `part`.
-#[inline(always)]
-unsafe fn mean_scores<L: CodeLanes, const N: usize>(
+pub(super) unsafe fn mean_scores<L: CodeLanes, const N: usize>(
     l: L,
     page: &Page<'_>,
-    queries: &[Query<'_>],
-    part: [usize; N],
+    asked: [Asked<'_>; N],
+    from: usize,
 ) -> [f64; N] {
     let mut strands = [[0.0f32; LANES]; N];
     for first in (0..LANES).step_by(L::LANES) {
         // SAFETY: the caller entered the features; a mean is as long as a query, whole sixteens.
         unsafe {
             let mut sums = [l.splat(0.0); N];
-            for i in (first..page.mean.len()).step_by(LANES) {
+            for i in (from + first..page.mean.len()).step_by(LANES) {
                 let mean = l.load_f16(page.mean.as_ptr().add(i));
                 for n in 0..N {
-                    sums[n] = l.fma(l.load(queries[part[n]].query.as_ptr().add(i)), mean, sums[n]);
+                    sums[n] = l.fma(l.load(asked[n].query.as_ptr().add(i)), mean, sums[n]);
                 }
             }
             for n in 0..N {
@@ -278,9 +300,9 @@ unsafe fn mean_scores<L: CodeLanes, const N: usize>(
         }
     }
     let mut means = [0.0; N];
-    for strand in 0..LANES {
-        for n in 0..N {
-            means[n] += f64::from(strands[n][strand]);
+    for (mean, strands) in means.iter_mut().zip(strands) {
+        for strand in strands {
+            *mean += f64::from(strand);
         }
     }
     means
@@ -315,6 +337,8 @@ impl<const UPPER: usize, const LOWER: usize> CodeOp for AddValues<'_, '_, UPPER,
                 outputs[count] = query.output.as_mut_ptr();
                 // Outside the range there is anything.
                 seen[count].0[range.clone()].copy_from_slice(&weights[n * PAGE_TOKENS..][range.clone()]);
+                // SAFETY: `run_codes` entered the features; a mean is as long as an output.
+                unsafe { add_mean(l, page, total(&seen[count].0), query.output) };
                 count += 1;
             }
         }
@@ -329,6 +353,18 @@ impl<const UPPER: usize, const LOWER: usize> CodeOp for AddValues<'_, '_, UPPER,
                 }
                 add_part(&levels, page, &seen, &outputs, part, (count - first).min(N), chunks.clone());
             });
+        }
+    }
+}
+
+/// Adds the mean as often as the weights say.
+#[inline(always)]
+unsafe fn add_mean<L: CodeLanes>(l: L, page: &Page<'_>, total: f32, output: &mut [f32]) {
+    for i in (0..page.mean.len()).step_by(L::LANES) {
+        // SAFETY: the caller entered the features; both are whole sixteens.
+        unsafe {
+            let at = output.as_mut_ptr().add(i);
+            l.store(at, l.fma(l.splat(total), l.load_f16(page.mean.as_ptr().add(i)), l.load(at)));
         }
     }
 }

@@ -4,6 +4,13 @@ use super::CodeLanes;
 use crate::lanes::Avx2Lanes;
 use std::arch::x86_64::*;
 
+/// Four by four bytes, turned.
+#[inline(always)]
+pub(super) unsafe fn turn_bytes() -> __m128i {
+    // SAFETY: the caller is inside a function with AVX2.
+    unsafe { _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15) }
+}
+
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, which is what `CodeLanes` demands.
 #[allow(clippy::undocumented_unsafe_blocks)]
@@ -121,6 +128,24 @@ impl CodeLanes for Avx2Lanes {
         let mut words = [0i32; 8];
         unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast(), a) };
         words.into_iter().fold(0, i32::wrapping_add)
+    }
+    #[inline(always)]
+    unsafe fn turn(self, vectors: [[__m256i; 4]; 2]) -> [[__m256i; 2]; 4] {
+        unsafe {
+            let order = _mm256_broadcastsi128_si256(turn_bytes());
+            let mut turned = [[_mm256_setzero_si256(); 2]; 4];
+            for (half, mut quads) in vectors.into_iter().enumerate() {
+                for quad in &mut quads {
+                    *quad = _mm256_shuffle_epi8(*quad, order);
+                }
+                for tokens in 0..2 {
+                    let (a, b) = (quads[2 * tokens], quads[2 * tokens + 1]);
+                    turned[2 * half][tokens] = _mm256_permute2x128_si256::<0x20>(a, b);
+                    turned[2 * half + 1][tokens] = _mm256_permute2x128_si256::<0x31>(a, b);
+                }
+            }
+            turned
+        }
     }
     #[inline(always)]
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {

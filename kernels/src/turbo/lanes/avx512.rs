@@ -1,8 +1,24 @@
 //! Sixteen words in a zmm register: VBMI looks levels up, VNNI multiplies them.
 
 use super::CodeLanes;
+use super::avx2::turn_bytes;
 use crate::lanes::Avx512Lanes;
 use std::arch::x86_64::*;
+
+/// For four words after another, their bytes 1 and then their bytes 0: 32 bytes, then anything.
+const PARTS: [u8; 64] = {
+    let mut bytes = [0; 64];
+    let mut i = 0;
+    while i < 32 {
+        let (four, part, word) = (i / 8, i / 4 % 2, i % 4);
+        bytes[i] = (4 * (4 * four + word) + 1 - part) as u8;
+        i += 1;
+    }
+    bytes
+};
+
+/// What takes 128 off the bytes 0.
+const PARTS_BIAS: i64 = i64::from_le_bytes([0, 0, 0, 0, 128, 128, 128, 128]);
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, which is what `CodeLanes` demands.
@@ -88,16 +104,36 @@ impl CodeLanes for Avx512Lanes {
     unsafe fn store_weights(self, to: *mut i32, weights: __m512) -> __m512i {
         unsafe {
             let weights = _mm512_cvtps_epi32(weights);
-            let upper = _mm512_srai_epi32::<8>(_mm512_add_epi32(weights, _mm512_set1_epi32(128)));
-            let (upper, lower) = (_mm512_cvtepi32_epi8(upper), _mm512_cvtepi32_epi8(weights));
-            _mm_storeu_si128(to.cast(), _mm_unpacklo_epi32(upper, lower));
-            _mm_storeu_si128(to.add(4).cast(), _mm_unpackhi_epi32(upper, lower));
+            // Plus 128, byte 1 is the upper part, and byte 0 the lower one plus 128.
+            let biased = _mm512_add_epi32(weights, _mm512_set1_epi32(128));
+            let parts = _mm512_permutexvar_epi8(_mm512_loadu_si512(PARTS.as_ptr().cast()), biased);
+            let parts = _mm256_xor_si256(_mm512_castsi512_si256(parts), _mm256_set1_epi64x(PARTS_BIAS));
+            _mm256_storeu_si256(to.cast(), parts);
             weights
         }
     }
     #[inline(always)]
     unsafe fn sum_words(self, a: __m512i) -> i32 {
         unsafe { _mm512_reduce_add_epi32(a) }
+    }
+    #[inline(always)]
+    unsafe fn turn(self, vectors: [[__m512i; 4]; 2]) -> [[__m512i; 2]; 4] {
+        unsafe {
+            let [mut a, mut b, mut c, mut d] = vectors[0];
+            // Four by four bytes within each quarter; then quarters of four vectors.
+            let order = _mm512_broadcast_i32x4(turn_bytes());
+            for x in [&mut a, &mut b, &mut c, &mut d] {
+                *x = _mm512_shuffle_epi8(*x, order);
+            }
+            let (ab_low, ab_high) = (_mm512_shuffle_i32x4::<0x44>(a, b), _mm512_shuffle_i32x4::<0xee>(a, b));
+            let (cd_low, cd_high) = (_mm512_shuffle_i32x4::<0x44>(c, d), _mm512_shuffle_i32x4::<0xee>(c, d));
+            [
+                [_mm512_shuffle_i32x4::<0x88>(ab_low, cd_low); 2],
+                [_mm512_shuffle_i32x4::<0xdd>(ab_low, cd_low); 2],
+                [_mm512_shuffle_i32x4::<0x88>(ab_high, cd_high); 2],
+                [_mm512_shuffle_i32x4::<0xdd>(ab_high, cd_high); 2],
+            ]
+        }
     }
     #[inline(always)]
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {

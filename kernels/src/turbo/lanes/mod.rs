@@ -61,6 +61,10 @@ pub(crate) trait CodeLanes: Lanes {
     /// The sum of the words.
     unsafe fn sum_words(self, a: Self::I) -> i32;
 
+    /// Turns four vectors of 16 channels (two halves of them, if a vector has 8 lanes; else the second is not looked at) of
+    /// four tokens each into four vectors of 16 tokens (halves, again) of four channels each.
+    unsafe fn turn(self, vectors: [[Self::I; 4]; 2]) -> [[Self::I; 2]; 4];
+
     /// The bits of the largest magnitude among `x` (whole vectors), as an unsigned integer: a NaN is largest.
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32;
 }

@@ -1,0 +1,188 @@
+//! The running softmax that tiles are merged with (Milakov and Gimelshein, 2018).
+
+use std::ops::Range;
+
+use crate::Isa;
+use crate::attend::Query;
+use crate::lanes::{Lanes, Op};
+
+/// A softmax-weighted sum that is still being built: `sum = sum_i e^(score_i - max)`, and in the caller's buffer
+/// `output = sum_i e^(score_i - max) * value_i`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Running {
+    /// The largest score so far.
+    pub max: f64,
+    /// The sum of the weights so far.
+    pub sum: f32,
+}
+
+impl Running {
+    /// No key seen yet. The output that goes with it is all zeros.
+    pub const EMPTY: Self = Self { max: f64::NEG_INFINITY, sum: 0.0 };
+}
+
+/// Folds the attention over later keys into the attention over earlier ones.
+pub fn merge(isa: Isa, into: (&mut Running, &mut [f32]), later: (Running, &[f32])) {
+    let (running, output) = into;
+    let (other, other_output) = later;
+    assert_eq!(output.len(), other_output.len(), "attend: outputs differ in length");
+    if other.sum == 0.0 {
+        return;
+    }
+    let max = running.max.max(other.max);
+    // An empty left side has max = -inf, whose weight is e^-inf = 0.
+    let (a, b) = (((running.max - max) as f32).exp(), ((other.max - max) as f32).exp());
+    *running = Running { max, sum: running.sum * a + other.sum * b };
+    isa.run(Blend { output, a, other: other_output, b });
+}
+
+/// Divides the unnormalised result by the sum of its weights. A row that saw no key stays zero.
+pub fn finish(isa: Isa, running: Running, output: &mut [f32]) {
+    if running.sum > 0.0 {
+        isa.run(Scale { output, by: 1.0 / running.sum });
+    }
+}
+
+/// Turns scores into weights, `len` of each per query: see [`softmax_step`].
+pub(crate) struct Softmax<'a, 'q> {
+    pub len: usize,
+    pub queries: &'a mut [Query<'q>],
+    pub range: Range<usize>,
+    pub scores: &'a [f64],
+    pub weights: &'a mut [f32],
+}
+
+impl Op for Softmax<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<L: Lanes>(self, l: L) {
+        let rows = self.scores.chunks(self.len).zip(self.weights.chunks_mut(self.len));
+        for (query, (scores, weights)) in self.queries.iter_mut().zip(rows) {
+            // SAFETY: `run` entered the features; `attend_tile` checked every length and range.
+            unsafe { softmax_step(l, query, scores, weights, self.range.clone()) };
+        }
+    }
+}
+
+/// Strands that a row's maximum and its sum of weights run in: by a key's place in the tile, so that neither where the
+/// visible keys begin and end nor the width of the lanes changes how they are added up.
+const STRANDS: usize = 16;
+
+/// Turns a row's visible scores into weights relative to the new maximum, and rescales what was there before.
+/// Weights of `range` that the row does not see become zero.
+#[inline(always)]
+unsafe fn softmax_step<L: Lanes>(l: L, q: &mut Query<'_>, scores: &[f64], weights: &mut [f32], range: Range<usize>) {
+    let visible = q.visible.clone();
+    if visible.is_empty() {
+        weights[range].fill(0.0);
+        return;
+    }
+    let mut strands = [q.running.max; STRANDS];
+    let mut blocks = scores[visible.clone()].chunks_exact(STRANDS);
+    for scores in blocks.by_ref() {
+        for (strand, score) in strands.iter_mut().zip(scores) {
+            *strand = strand.max(*score);
+        }
+    }
+    let mut max = q.running.max;
+    for score in strands.iter().chain(blocks.remainder()) {
+        max = max.max(*score);
+    }
+    // Whole blocks of strands from the first on; keys that are not seen weigh nothing.
+    let first = visible.start - visible.start % STRANDS;
+    let end = visible.end.next_multiple_of(STRANDS).min(weights.len());
+    weights[first.min(range.start)..visible.start].fill(0.0);
+    weights[visible.end..end.max(range.end)].fill(0.0);
+    for (weight, score) in weights[visible.clone()].iter_mut().zip(&scores[visible.clone()]) {
+        *weight = (score - max) as f32;
+    }
+    for weights in weights[visible].chunks_mut(L::LANES) {
+        // SAFETY: the caller entered the features; a chunk is `LANES` long or the shorter tail.
+        unsafe {
+            if weights.len() == L::LANES {
+                l.store(weights.as_mut_ptr(), l.exp(l.load(weights.as_ptr())));
+            } else {
+                let e = l.exp(l.load_part(weights.as_ptr(), weights.len()));
+                l.store_part(weights.as_mut_ptr(), e, weights.len());
+            }
+        }
+    }
+    let mut strands = [0.0; STRANDS];
+    for weights in weights[first..end].chunks(STRANDS) {
+        for (strand, weight) in strands.iter_mut().zip(weights) {
+            *strand += weight;
+        }
+    }
+    let mut half = STRANDS / 2;
+    while half > 0 {
+        for i in 0..half {
+            strands[i] += strands[i + half];
+        }
+        half /= 2;
+    }
+    let sum = strands[0];
+    if q.running.sum > 0.0 && max > q.running.max {
+        let scale = ((q.running.max - max) as f32).exp();
+        q.running.sum *= scale;
+        // SAFETY: the caller entered the features.
+        unsafe { scale_by(l, q.output, scale) };
+    }
+    *q.running = Running { max, sum: q.running.sum + sum };
+}
+
+#[inline(always)]
+unsafe fn scale_by<L: Lanes>(l: L, x: &mut [f32], by: f32) {
+    let mut lanes = x.chunks_exact_mut(L::LANES);
+    // SAFETY: the caller entered the features; chunks are `LANES` long.
+    unsafe {
+        for x in lanes.by_ref() {
+            l.store(x.as_mut_ptr(), l.mul(l.load(x.as_ptr()), l.splat(by)));
+        }
+    }
+    for x in lanes.into_remainder() {
+        *x *= by;
+    }
+}
+
+struct Scale<'a> {
+    output: &'a mut [f32],
+    by: f32,
+}
+
+impl Op for Scale<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn eval<L: Lanes>(self, l: L) {
+        // SAFETY: `run` entered the features.
+        unsafe { scale_by(l, self.output, self.by) }
+    }
+}
+
+/// `output = output * a + other * b`.
+struct Blend<'a> {
+    output: &'a mut [f32],
+    a: f32,
+    other: &'a [f32],
+    b: f32,
+}
+
+impl Op for Blend<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn eval<L: Lanes>(self, l: L) {
+        let mut out = self.output.chunks_exact_mut(L::LANES);
+        let mut other = self.other.chunks_exact(L::LANES);
+        for (out, other) in out.by_ref().zip(other.by_ref()) {
+            // SAFETY: `run` entered the features; chunks are `LANES` long.
+            unsafe {
+                let sum =
+                    l.add(l.mul(l.load(out.as_ptr()), l.splat(self.a)), l.mul(l.load(other.as_ptr()), l.splat(self.b)));
+                l.store(out.as_mut_ptr(), sum);
+            }
+        }
+        for (out, other) in out.into_remainder().iter_mut().zip(other.remainder()) {
+            *out = *out * self.a + other * self.b;
+        }
+    }
+}

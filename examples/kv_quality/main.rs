@@ -10,9 +10,7 @@ use clap::Parser;
 use foretoken::gemma4::Wanted;
 use foretoken::kv::{CodeFormat, ExactZones, KvCache, KvFormat, KvOptions, KvPreset};
 use foretoken::nn::F32View;
-use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, SessionOptions, Statistics, Stop,
-};
+use foretoken::{EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, SessionOptions, Statistics, Stop};
 
 /// Read a text with every K/V format side by side and compare the next-token distributions with those over exact K/V.
 ///
@@ -133,7 +131,10 @@ fn cases() -> Vec<Case> {
     let neither = ExactZones { head: 0, tail: 0, ..zones };
     for format in [CodeFormat::Tqc4, CodeFormat::Turbo4] {
         let name = format!("{}, no exact zones", format.name());
-        cases.push(case(name, KvOptions { key: format.into(), value: format.into(), exact: neither, ..balanced.clone() }));
+        cases.push(case(
+            name,
+            KvOptions { key: format.into(), value: format.into(), exact: neither, ..balanced.clone() },
+        ));
     }
     cases
 }
@@ -165,9 +166,12 @@ fn read(engine: &Engine, ids: &[u32], cases: &mut [Case]) -> Result<()> {
             }
         }
     }
-    let values: usize = target.kv_layout().stores.iter().filter(|store| store.window.is_none()).fold(0, |n, store| {
-        n + 2 * store.num_kv_heads * store.head_dim
-    });
+    let values: usize = target
+        .kv_layout()
+        .stores
+        .iter()
+        .filter(|store| store.window.is_none())
+        .fold(0, |n, store| n + 2 * store.num_kv_heads * store.head_dim);
     for (case, cache) in cases.iter_mut().zip(&caches) {
         case.bits = 8.0 * cache.bytes_per_token() as f64 / values as f64;
     }
@@ -211,7 +215,10 @@ fn summary(case: &Case) -> [f64; 3] {
 }
 
 fn print(cases: &[Case]) {
-    println!("{:<26} {:>6} {:>10} {:>10} {:>10} {:>8} {:>8}", "K/V", "bits", "median", "mean", "99.9 %", "same", "accept");
+    println!(
+        "{:<26} {:>6} {:>10} {:>10} {:>10} {:>8} {:>8}",
+        "K/V", "bits", "median", "mean", "99.9 %", "same", "accept"
+    );
     for case in cases {
         let [median, mean, tail] = summary(case);
         let same = 100.0 * case.same_best as f64 / case.divergences.len() as f64;

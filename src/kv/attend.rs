@@ -100,6 +100,9 @@ pub(super) fn attend(
         if let Some((_, groups)) = store.value_codes() {
             rotate_back(isa, y, groups);
         }
+        if let Some(sharing) = store.sharing() {
+            sharing.restore(y);
+        }
     };
     let tile_len = TILE_ROWS * heads * head_dim;
     if rows <= TILE_ROWS || rayon::current_num_threads() == 1 {
@@ -122,29 +125,45 @@ impl<'a> Queries<'a> {
         let Some((format, groups)) = store.key_codes() else {
             return Self { rows: rows.into(), words: Vec::new(), positions, heads, group };
         };
-        let mut rows = rows.to_vec();
-        rotate(isa, &mut rows, groups);
-        let len = PreparedQuery::words(format, groups);
-        let mut words = vec![0; rows.len() / groups.head_dim() * len];
-        for (row, words) in rows.chunks_exact(groups.head_dim()).zip(words.chunks_exact_mut(len)) {
-            PreparedQuery::prepare(format, groups, row, words);
+        let width = store.layout.head_dim;
+        let mut rows = store.sharing().map_or_else(|| rows.to_vec(), |sharing| sharing.weighted(rows));
+        let values = store.sharing().and(store.value_codes());
+        rotate(isa, &mut rows, values.map_or(groups, |(_, groups)| groups));
+        let mut words = vec![0; rows.len() / width * words_per_query(store)];
+        for (row, words) in rows.chunks_exact(width).zip(words.chunks_exact_mut(words_per_query(store))) {
+            let (own, others) = words.split_at_mut(PreparedQuery::words(format, groups));
+            PreparedQuery::prepare(format, groups, &row[..groups.head_dim()], own);
+            if let Some((format, groups)) = values {
+                PreparedQuery::prepare(format, groups, row, others);
+            }
         }
         Self { rows: rows.into(), words, positions, heads, group }
     }
 
-    /// The query of `head` in `row`, for coded keys.
+    /// Query `index` of `(rows, heads)`, for coded keys.
     fn prepared(&self, store: &Store, index: usize) -> Option<PreparedQuery<'_>> {
         let (format, groups) = store.key_codes()?;
-        let len = PreparedQuery::words(format, groups);
-        Some(PreparedQuery::from_words(format, groups, &self.words[index * len..(index + 1) * len]))
+        let len = words_per_query(store);
+        let (own, others) = self.words[index * len..(index + 1) * len].split_at(PreparedQuery::words(format, groups));
+        let own = PreparedQuery::from_words(format, groups, own);
+        Some(match store.sharing().and(store.value_codes()) {
+            Some((format, groups)) => own.with_values(PreparedQuery::from_words(format, groups, others)),
+            None => own,
+        })
     }
+}
+
+/// Words of a prepared query: for keys of their own, and where the codes of values serve as keys, for those.
+fn words_per_query(store: &Store) -> usize {
+    let words = |codes: Option<_>| codes.map_or(0, |(format, groups)| PreparedQuery::words(format, groups));
+    words(store.key_codes()) + words(store.sharing().and(store.value_codes()))
 }
 
 fn attend_split(cache: &KvCache, store: &Store, all: &Queries<'_>, piece: Piece<'_>) {
     let head_dim = store.layout.head_dim;
     let (mut scores, mut weights) = (vec![0.0; Scratch::len(PAGE)], vec![0.0; Scratch::len(PAGE)]);
     let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
-    let mut made = vec![0.0; if store.derives_keys() { PAGE * head_dim } else { 0 }];
+    let mut made = vec![0.0; if store.makes_keys() { PAGE * head_dim } else { 0 }];
     let row_of = |i: usize| piece.rows.start + i / all.group;
     let mut queries: Vec<_> = (piece.running.iter_mut().zip(piece.output.chunks_exact_mut(head_dim)))
         .enumerate()

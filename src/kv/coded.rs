@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use super::format::ExactZones;
 use super::rows::{Keep, Rows, out_of_memory};
 use super::store::first_exact_page;
-use super::{KvOptions, PAGE, StoreLayout};
+use super::{KvOptions, PAGE};
 use crate::nn::{Arena, Piece, cast, cast_mut};
 use crate::{Error, Result};
 
@@ -34,13 +34,11 @@ impl CodedRows {
     /// # Errors
     /// If heads of this width cannot be coded.
     pub(super) fn new(
-        format: CodeFormat,
-        side: Side,
-        store: &StoreLayout,
+        (format, side): (CodeFormat, Side),
+        (num_kv_heads, head_dim): (usize, usize),
         keep: Keep,
         options: &KvOptions,
     ) -> Result<Self> {
-        let StoreLayout { num_kv_heads, head_dim, .. } = *store;
         let groups = Groups::of(head_dim).ok_or_else(|| {
             let name = format.name();
             Error::Input(format!(
@@ -48,9 +46,11 @@ impl CodedRows {
             ))
         })?;
         let zones = options.exact;
-        // The oldest row that the first query of a round reads exactly is less than a page older than its tail.
+        // A page is whole until it is coded, and what the first query of a round reads exactly lasts as long: the oldest
+        // such row is less than a page older than the tail.
         let newest = (zones.tail + PAGE - 1).saturating_add(options.max_round_rows).div_ceil(PAGE);
-        let exact = Rows::new(zones.element, num_kv_heads, head_dim, keep.narrowed(zones.head.div_ceil(PAGE), newest));
+        let whole = Keep::Ring { pinned: zones.head.div_ceil(PAGE), newest };
+        let exact = Rows::new(zones.element, num_kv_heads, head_dim, whole);
         let layout = PageLayout::new(format, side, groups);
         Ok(Self { layout, groups, num_kv_heads, zones, exact, keep, pages: Vec::new(), sealed: 0 })
     }

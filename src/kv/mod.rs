@@ -12,6 +12,7 @@ mod format;
 mod options;
 mod round;
 mod rows;
+mod shared;
 mod store;
 
 pub use format::{ExactZones, KvFormat, KvPreset};
@@ -75,7 +76,8 @@ impl KvCache {
     /// If an option is out of its range, or the context does not fit memory.
     pub fn new(layout: KvLayout, options: &KvOptions, default_context: usize, isa: Isa) -> Result<Self> {
         options.check(&layout)?;
-        let store = |(i, store)| Store::new(store, options.formats(&layout, i), options);
+        let pairs = layout.inverse_frequencies.len();
+        let store = |(i, store)| Store::new(store, pairs, options.formats(&layout, i), options);
         let stores: Vec<_> = layout.stores.iter().enumerate().map(store).collect::<Result<_>>()?;
         let angles = AngleTable::new(layout.inverse_frequencies.clone(), isa);
         let (arena, max_round_rows) = (Arena::default(), options.max_round_rows);

@@ -43,14 +43,6 @@ impl Keep {
             Keep::Ring { pinned, newest } => pages.min(pinned.saturating_add(newest)),
         }
     }
-
-    /// Keeps `pinned` and `newest` pages of these, where that is less.
-    pub(super) fn narrowed(self, pinned: usize, newest: usize) -> Self {
-        match self {
-            Keep::Ring { newest: held, .. } if held <= newest => self,
-            _ => Keep::Ring { pinned, newest },
-        }
-    }
 }
 
 impl Rows {

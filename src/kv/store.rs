@@ -11,6 +11,7 @@ use super::derived::AngleTable;
 use super::format::{ExactZones, KvFormat};
 use super::options::KeysOfValues;
 use super::rows::{Keep, Rows};
+use super::shared::Sharing;
 use super::{KvOptions, PAGE, StoreLayout};
 use crate::Result;
 use crate::nn::{Arena, Piece};
@@ -18,9 +19,19 @@ use crate::nn::{Arena, Piece};
 /// The K and V of one layer.
 pub(super) struct Store {
     pub layout: StoreLayout,
-    keys: Option<Kept>, // absent where they are made from the values: see `derived`
+    keys: Keys,
     values: Kept,
     zones: ExactZones,
+}
+
+/// Where keys come from.
+enum Keys {
+    /// They are kept.
+    Own(Kept),
+    /// They are made of the values as they are read: see `derived`. The weight of their norm.
+    Derived(Vec<f32>),
+    /// Some channels are kept, and the codes of the values serve for the others: see `shared`.
+    Shared(Sharing, Kept),
 }
 
 /// The rows of K, or of V.
@@ -39,23 +50,58 @@ pub(super) enum Reading {
 impl Store {
     /// # Errors
     /// If heads of this width cannot be kept so.
-    pub(super) fn new(layout: &StoreLayout, (key, value): (KvFormat, KvFormat), options: &KvOptions) -> Result<Self> {
-        let derived = layout.key_weight.is_some()
-            && matches!((key, value), (KvFormat::Exact(key), KvFormat::Exact(value)) if key == value)
-            && options.keys_of_values == KeysOfValues::Derived;
-        let kept = |format, side| Kept::new(layout, format, side, options);
-        let keys = if derived { None } else { Some(kept(key, Side::Keys)?) };
-        Ok(Self { layout: layout.clone(), keys, values: kept(value, Side::Values)?, zones: options.exact })
+    pub(super) fn new(
+        layout: &StoreLayout,
+        rotating_pairs: usize,
+        (key, value): (KvFormat, KvFormat),
+        options: &KvOptions,
+    ) -> Result<Self> {
+        let kept = |width, format, side| Kept::new(layout, width, format, side, options);
+        let width = layout.head_dim;
+        let own = || -> Result<Keys> { Ok(Keys::Own(kept(width, key, Side::Keys)?)) };
+        let (keys, values) = match (&layout.key_weight, key, value, options.keys_of_values) {
+            (Some(weight), KvFormat::Exact(k), KvFormat::Exact(v), KeysOfValues::Derived) if k == v => {
+                (Keys::Derived(weight.clone()), kept(width, value, Side::Values)?)
+            }
+            (Some(_), KvFormat::Coded(_), KvFormat::Coded(_), KeysOfValues::Derived) => {
+                match Sharing::of(layout, rotating_pairs) {
+                    // What serves as keys has the keys' format.
+                    Some(sharing) => {
+                        let own = kept(sharing.own(), key, Side::Keys)?;
+                        (Keys::Shared(sharing, own), kept(width, key, Side::Shared)?)
+                    }
+                    None => (own()?, kept(width, value, Side::Values)?),
+                }
+            }
+            _ => (own()?, kept(width, value, Side::Values)?),
+        };
+        Ok(Self { layout: layout.clone(), keys, values, zones: options.exact })
     }
 
     /// Whether keys are made as they are read.
     pub(super) fn derives_keys(&self) -> bool {
-        self.keys.is_none()
+        matches!(self.keys, Keys::Derived(_))
     }
 
-    /// What the keys are coded in, if they are.
+    /// Whether exact keys are put together in memory of the caller's.
+    pub(super) fn makes_keys(&self) -> bool {
+        !matches!(self.keys, Keys::Own(_))
+    }
+
+    /// How the codes of the values serve as keys, if they do.
+    pub(super) fn sharing(&self) -> Option<&Sharing> {
+        match &self.keys {
+            Keys::Shared(sharing, _) => Some(sharing),
+            Keys::Own(_) | Keys::Derived(_) => None,
+        }
+    }
+
+    /// What the keys of their own are coded in, if they are.
     pub(super) fn key_codes(&self) -> Option<(CodeFormat, Groups)> {
-        self.keys.as_ref().and_then(Kept::codes)
+        match &self.keys {
+            Keys::Own(keys) | Keys::Shared(_, keys) => keys.codes(),
+            Keys::Derived(_) => None,
+        }
     }
 
     /// What the values are coded in, if they are.
@@ -64,7 +110,7 @@ impl Store {
     }
 
     /// The first `len` rows of one head in page `page` of the sequence, where they are read exactly, else the whole page.
-    /// Derived keys are made in `made`, which has room for a page of them.
+    /// Keys that are not kept as they are read are made in `made`, which has room for a page of them.
     pub(super) fn tile<'a>(
         &'a self,
         reading: Reading,
@@ -74,14 +120,23 @@ impl Store {
     ) -> KvTile<'a> {
         let values = self.values.tile(reading, page, head, len);
         let head_dim = self.layout.head_dim;
-        let keys = match (&self.keys, &self.layout.key_weight, values) {
-            (None, Some(weight), attend::Rows::Exact(rows)) => {
+        let keys = match (&self.keys, values) {
+            (Keys::Own(keys), _) => keys.tile(reading, page, head, len),
+            (Keys::Shared(_, own), attend::Rows::Coded(values)) => match own.tile(reading, page, head, len) {
+                attend::Rows::Coded(own) => attend::Rows::Shared { own, values },
+                other => other,
+            },
+            (Keys::Derived(weight), attend::Rows::Exact(rows)) => {
                 let keys = &mut made[..rows.len()];
                 angles.keys(page, rows, weight, keys);
                 attend::Rows::Exact(Elements::F32(keys))
             }
-            (Some(keys), ..) => keys.tile(reading, page, head, len),
-            _ => unreachable!("only exact values stand for keys"),
+            (Keys::Shared(sharing, own), values) => {
+                let keys = &mut made[..len * head_dim];
+                sharing.exact_keys(own.tile(reading, page, head, len), values, keys);
+                attend::Rows::Exact(Elements::F32(keys))
+            }
+            (Keys::Derived(_), values) => values,
         };
         KvTile { keys, values, head_dim }
     }
@@ -116,7 +171,19 @@ impl Store {
     }
 
     fn kept(&self) -> impl Iterator<Item = &Kept> {
-        self.keys.iter().chain([&self.values])
+        let keys = match &self.keys {
+            Keys::Own(keys) | Keys::Shared(_, keys) => Some(keys),
+            Keys::Derived(_) => None,
+        };
+        keys.into_iter().chain([&self.values])
+    }
+
+    fn kept_mut(&mut self) -> impl Iterator<Item = &mut Kept> {
+        let keys = match &mut self.keys {
+            Keys::Own(keys) | Keys::Shared(_, keys) => Some(keys),
+            Keys::Derived(_) => None,
+        };
+        keys.into_iter().chain([&mut self.values])
     }
 
     /// Writes the K and V of the positions from `first` on, `(n, num_kv_heads, head_dim)` each.
@@ -126,8 +193,14 @@ impl Store {
     pub(super) fn write(&mut self, arena: &mut Arena, isa: Isa, first: usize, k: &[f32], v: &[f32]) -> Result<()> {
         let end = first + k.len() / (self.layout.num_kv_heads * self.layout.head_dim);
         self.reserve(arena, end)?;
-        if let Some(keys) = &mut self.keys {
-            keys.write(isa, first, k);
+        match &mut self.keys {
+            Keys::Own(keys) => keys.write(isa, first, k),
+            Keys::Derived(_) => {}
+            Keys::Shared(sharing, keys) => {
+                keys.write(isa, first, &sharing.own_keys(k));
+                self.values.write(isa, first, &sharing.ordered(v));
+                return Ok(());
+            }
         }
         self.values.write(isa, first, v);
         Ok(())
@@ -138,7 +211,7 @@ impl Store {
     /// # Errors
     /// If the system has no more memory.
     pub(super) fn reserve(&mut self, arena: &mut Arena, end: usize) -> Result<()> {
-        self.keys.iter_mut().chain([&mut self.values]).try_for_each(|kept| kept.reserve(arena, end))
+        self.kept_mut().try_for_each(|kept| kept.reserve(arena, end))
     }
 
     /// The memory that holds the positions below `end`, in a fixed order.
@@ -148,7 +221,7 @@ impl Store {
 
     /// As [`Store::pieces`], to be filled.
     pub(super) fn pieces_mut(&mut self, end: usize) -> Vec<&mut Piece> {
-        self.keys.iter_mut().chain([&mut self.values]).flat_map(|kept| kept.pieces_mut(end)).collect()
+        self.kept_mut().flat_map(|kept| kept.pieces_mut(end)).collect()
     }
 
     /// Whether both hold the same at the positions that a query at `end` or later sees.
@@ -160,8 +233,8 @@ impl Store {
 }
 
 impl Kept {
-    fn new(layout: &StoreLayout, format: KvFormat, side: Side, options: &KvOptions) -> Result<Self> {
-        let StoreLayout { num_kv_heads, head_dim, window, .. } = *layout;
+    fn new(layout: &StoreLayout, width: usize, format: KvFormat, side: Side, options: &KvOptions) -> Result<Self> {
+        let StoreLayout { num_kv_heads, window, .. } = *layout;
         // A ring needs the window of the oldest query and the rows of one round; whole pages keep page boundaries fixed in
         // the sequence.
         let keep = window.map_or(Keep::All, |window| {
@@ -169,8 +242,10 @@ impl Kept {
             Keep::Ring { pinned: 0, newest }
         });
         Ok(match format {
-            KvFormat::Exact(element) => Kept::Exact(Rows::new(element, num_kv_heads, head_dim, keep)),
-            KvFormat::Coded(format) => Kept::Coded(CodedRows::new(format, side, layout, keep, options)?),
+            KvFormat::Exact(element) => Kept::Exact(Rows::new(element, num_kv_heads, width, keep)),
+            KvFormat::Coded(format) => {
+                Kept::Coded(CodedRows::new((format, side), (num_kv_heads, width), keep, options)?)
+            }
         })
     }
 

@@ -1,0 +1,148 @@
+//! Where a layer's K and V come from one vector, the cache keeps it once: exactly in f32, within the format elsewhere.
+
+mod cases;
+
+use cases::{max_difference, pass, values};
+use foretoken::gemma4::Wanted;
+use foretoken::kv::{
+    CodeFormat, ExactZones, KeysOfValues, KvAccess, KvCache, KvFormat, KvLayout, KvOptions, KvPreset, StoreLayout,
+};
+use foretoken::nn::{F32View, RmsNorm, Rotary, tensor};
+use foretoken::{ElementType, Isa};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+fn options(format: KvFormat, keys_of_values: KeysOfValues) -> KvOptions {
+    let exact = ExactZones { head: 20, tail: 100, ..ExactZones::default() };
+    KvOptions { key: format, value: format, exact, keys_of_values, ..KvOptions::default() }
+}
+
+#[test]
+fn logits_are_those_of_stored_keys() {
+    let mut tried = 0;
+    for case in cases::all() {
+        let target = case.target();
+        if target.kv_layout().stores.iter().all(|store| store.key_weight.is_none()) {
+            continue;
+        }
+        tried += 1;
+        let ids = case.ids("input_ids");
+        let logits = |element: ElementType, keys_of_values| {
+            let options = options(element.into(), keys_of_values);
+            let mut kv = KvCache::new(target.kv_layout(), &options, 4096, Isa::best()).expect("a cache");
+            let output = pass(&target, &mut kv, &ids, Wanted::All).expect("rows");
+            (values(&output.logits), kv.bytes_per_token())
+        };
+        let (derived, small) = logits(ElementType::F32, KeysOfValues::Derived);
+        let (stored, large) = logits(ElementType::F32, KeysOfValues::Stored);
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert!(bits(&derived) == bits(&stored), "{}: the bits differ in f32", case.name);
+        assert!(small < large, "{}: {small} of {large} bytes per token", case.name);
+        // Rounding V before K is made of it is off by what rounding K is off by.
+        for (element, rounding) in [(ElementType::F16, 1.0), (ElementType::Bf16, 8.0)] {
+            let derived = max_difference(&logits(element, KeysOfValues::Derived).0, &stored);
+            let twice = max_difference(&logits(element, KeysOfValues::Stored).0, &stored);
+            let bound = (4.0 * twice).max(2e-3 * rounding);
+            assert!(derived <= bound, "{}: {element:?}: {derived} against {twice}", case.name);
+        }
+    }
+    assert!(tried >= 2, "two fixtures have such layers");
+}
+
+/// One K/V head of the published width, of which a quarter rotates, read by eight query heads.
+const WIDTH: usize = 512;
+const PAIRS: usize = 64;
+const HEADS: usize = 8;
+
+struct Model {
+    layout: KvLayout,
+    rotary: Rotary,
+    norm: RmsNorm,
+}
+
+impl Model {
+    fn new() -> Self {
+        let inverse_frequencies: Vec<f32> = (0..PAIRS).map(|i| 1e6f32.powf(-(2.0 * i as f32) / WIDTH as f32)).collect();
+        let weight: Vec<f32> = (0..WIDTH).map(|i| 0.02 + 0.001 * (i % 13) as f32).collect();
+        let rotary = Rotary::new(inverse_frequencies.clone(), Isa::best());
+        let norm = RmsNorm::new(weight.clone(), 1e-6, Isa::best());
+        let store = StoreLayout { num_kv_heads: 1, head_dim: WIDTH, window: None, key_weight: Some(weight) };
+        Self { layout: KvLayout { stores: vec![store], store_of_layer: vec![0], inverse_frequencies }, rotary, norm }
+    }
+
+    /// What a layer does: rows of one projection become K and V, and queries attend. Rounds of the given lengths.
+    fn attend(&self, options: &KvOptions, rounds: &[usize]) -> (Vec<Vec<f32>>, usize) {
+        let mut cache = KvCache::new(self.layout.clone(), options, 8192, Isa::best()).expect("a cache");
+        let mut rng = StdRng::seed_from_u64(5);
+        let mut attended = Vec::new();
+        for rows in rounds {
+            let mut floats = |n: usize| (0..n).map(|_| rng.random_range(-1.0f32..1.0)).collect::<Vec<_>>();
+            let x: Vec<(Vec<f32>, Vec<f32>)> = (0..*rows).map(|_| (floats(WIDTH), floats(HEADS * WIDTH))).collect();
+            let mut round = cache.begin_round(*rows).expect("a round");
+            let projected: Vec<f32> = x.iter().flat_map(|(x, _)| x.iter().copied()).collect();
+            let projected = tensor(projected, (*rows, WIDTH)).expect("rows");
+            let angles = self.rotary.angles(round.position(), *rows);
+            let k = angles.norm_and_rotate(&self.norm, &projected).expect("keys");
+            let v = RmsNorm::weightless(WIDTH, 1e-6, Isa::best()).forward(&projected).expect("values");
+            round.append(0, &k, &v.reshape((*rows, 1, WIDTH)).expect("values")).expect("an append");
+            let q: Vec<f32> = x.iter().flat_map(|(_, q)| q.iter().copied()).collect();
+            let q = tensor(q, (*rows, HEADS, WIDTH)).expect("queries");
+            let y = round.attend(0, &q).expect("attention");
+            attended.extend(F32View::new(&y).expect("floats").chunks_exact(HEADS * WIDTH).map(<[f32]>::to_vec));
+            round.commit(*rows);
+        }
+        (attended, cache.bytes_per_token())
+    }
+}
+
+fn relative_error(got: &[Vec<f32>], want: &[Vec<f32>]) -> f64 {
+    let pairs = || got.iter().flatten().zip(want.iter().flatten()).map(|(a, b)| (f64::from(*a), f64::from(*b)));
+    (pairs().map(|(a, b)| (a - b).powi(2)).sum::<f64>() / pairs().map(|(_, b)| b * b).sum::<f64>()).sqrt()
+}
+
+#[test]
+fn shared_codes_serve_as_keys_and_values() {
+    let model = Model::new();
+    let rounds = [300, 200, 1, 1, 7, 1, 400, 4];
+    let f32 = options(ElementType::F32.into(), KeysOfValues::Stored);
+    let (exact, _) = model.attend(&f32, &rounds);
+    for format in CodeFormat::ALL.map(KvFormat::from) {
+        let run = |keys_of_values| model.attend(&options(format, keys_of_values), &rounds);
+        let ((once, small), (twice, large)) = (run(KeysOfValues::Derived), run(KeysOfValues::Stored));
+        let (once, twice) = (relative_error(&once, &exact), relative_error(&twice, &exact));
+        println!("{format}: {small} of {large} bytes per token, errors {once:.1e} and {twice:.1e}");
+        assert!(once < 1.3 * twice + 1e-3, "{format}: error {once} with shared codes, {twice} with two sets");
+        assert!(8 * small < 6 * large, "{format}: {small} of {large} bytes per token");
+    }
+}
+
+/// A row's bits depend on its own keys only, with shared codes too.
+#[test]
+fn chunks_do_not_change_bits() {
+    let model = Model::new();
+    for format in [KvFormat::Coded(CodeFormat::Tqc5), KvFormat::Exact(ElementType::F16)] {
+        let options = options(format, KeysOfValues::Derived);
+        let (whole, _) = model.attend(&options, &[300, 100]);
+        let (chunks, _) = model.attend(&options, &[100, 100, 99, 1, 1, 16, 7, 76]);
+        let bits = |rows: &[Vec<f32>]| rows.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert!(bits(&whole) == bits(&chunks), "{format}");
+    }
+}
+
+/// 31B: ten full layers of four K/V heads of 512; 128 K tokens of `balanced` stay under 2.3 GiB.
+#[test]
+fn a_long_context_of_the_largest_variant_fits() {
+    let mut layout = Model::new().layout;
+    layout.stores[0].num_kv_heads = 4;
+    layout.stores = vec![layout.stores[0].clone(); 10];
+    layout.store_of_layer = (0..10).collect();
+    let bytes_at = |options: KvOptions| {
+        let memory = Some(u64::MAX);
+        let cache = KvCache::new(layout.clone(), &KvOptions { memory, ..options }, 1 << 17, Isa::best());
+        cache.expect("a cache").bytes_at(1 << 17)
+    };
+    let balanced = bytes_at(KvPreset::Balanced.into());
+    assert!(balanced * 10 < 23 << 30, "{balanced} bytes");
+    let stored = bytes_at(KvOptions { keys_of_values: KeysOfValues::Stored, ..KvPreset::Exact.into() });
+    assert_eq!(stored, 10 << 30);
+}

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::checkpoint::Fields;
+use crate::kv::{KvLayout, StoreLayout};
 
 /// What a layer attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -191,6 +192,21 @@ impl TextConfig {
     /// computes its own.
     pub fn kv_donor(&self, attention: AttentionType) -> Option<usize> {
         self.layers[..self.num_own_kv_layers()].iter().rposition(|layer| layer.attention == attention)
+    }
+
+    /// The K/V that the model keeps: a store for every layer that computes its own, and who reads which.
+    pub fn kv_layout(&self) -> KvLayout {
+        let own = self.num_own_kv_layers();
+        let stores = self.layers[..own].iter().map(|layer| StoreLayout {
+            num_kv_heads: layer.num_kv_heads,
+            head_dim: layer.head_dim,
+            window: (layer.attention == AttentionType::Sliding).then_some(self.sliding_window),
+        });
+        let store_of_layer = self.layers.iter().enumerate().map(|(i, layer)| match layer.kv_shared {
+            false => i,
+            true => self.kv_donor(layer.attention).unwrap_or(i),
+        });
+        KvLayout { stores: stores.collect(), store_of_layer: store_of_layer.collect() }
     }
 
     /// Rotary parameters of an attention type.

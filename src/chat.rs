@@ -56,15 +56,8 @@ impl ChatTemplate {
     /// # Errors
     /// If a file is malformed or the template does not compile.
     pub fn read(directory: &Path) -> Result<Option<Self>> {
-        let file = directory.join("chat_template.jinja");
-        let config = directory.join("tokenizer_config.json");
-        let config = if config.exists() { Some(Fields::read(&config)?) } else { None };
-        let source = if file.exists() {
-            Some(std::fs::read_to_string(&file).map_err(Error::io(&file))?)
-        } else {
-            config.as_ref().and_then(template_in)
-        };
-        let Some(source) = source else { return Ok(None) };
+        let Some(source) = template_source(directory)? else { return Ok(None) };
+        let config = tokenizer_config(directory)?;
         let special = |name: &str, default: &str| {
             let value = config.as_ref().and_then(|config| config.get(name))?;
             // Older files give an object with the token's flags.
@@ -106,6 +99,20 @@ impl ChatTemplate {
         });
         rendered.map_err(Error::template)
     }
+}
+
+/// The text of `chat_template.jinja`, or else of the template in `tokenizer_config.json`; `None` if there is neither.
+pub(crate) fn template_source(directory: &Path) -> Result<Option<String>> {
+    let file = directory.join("chat_template.jinja");
+    match file.exists() {
+        true => std::fs::read_to_string(&file).map(Some).map_err(Error::io(&file)),
+        false => Ok(tokenizer_config(directory)?.as_ref().and_then(template_in)),
+    }
+}
+
+fn tokenizer_config(directory: &Path) -> Result<Option<Fields>> {
+    let path = directory.join("tokenizer_config.json");
+    if path.exists() { Fields::read(path).map(Some) } else { Ok(None) }
 }
 
 /// The template itself, or the one named `default` in a list of several.

@@ -53,10 +53,12 @@ pub mod hub;
 pub mod kv;
 pub mod nn;
 mod options;
+pub mod perplexity;
 pub mod sampler;
 mod session;
 pub mod speculative;
 pub mod tokenizer;
+pub mod verify;
 
 pub use engine::Engine;
 pub use error::{Error, Result};

@@ -24,6 +24,11 @@ impl Tokenizer {
         Self::new(inner, path, vocab_size)
     }
 
+    /// The implementation behind it.
+    pub(crate) fn inner(&self) -> &tokenizers::Tokenizer {
+        &self.inner
+    }
+
     /// Takes the tokenizer of the file `path`; its ids must be below `vocab_size`.
     ///
     /// # Errors
@@ -68,6 +73,11 @@ impl Tokenizer {
     /// If the tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         self.inner.decode(ids, true).map_err(|e| Error::Tokenizer(one_line(&*e)))
+    }
+
+    /// The token with that id, as the vocabulary spells it.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
     }
 
     /// The id of a token, by its exact string.

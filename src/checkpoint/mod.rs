@@ -1,13 +1,20 @@
 //! Files in: a checkpoint is a set of named tensors and a configuration.
 
+pub mod convert;
 mod fields;
 pub mod gguf;
 mod loader;
+mod ordering;
+mod partial;
+pub mod quantize;
+mod recode;
 mod safetensors;
 
 pub use fields::Fields;
 use gguf::{Gguf, GgufTensor};
 pub use loader::{LoadOptions, Loader, Progress, StepCost, TableUse};
+pub(crate) use ordering::token_ordering;
+pub(crate) use recode::survey;
 #[cfg(feature = "hub")]
 pub(crate) use safetensors::shards;
 
@@ -35,6 +42,34 @@ pub enum TensorType {
     Quantized(WeightType),
     /// A type of the file format that no kernel reads.
     Other,
+}
+
+impl TensorType {
+    /// The number that stands for this type in a GGUF file; `None` for those that no kernel reads.
+    pub fn ggml_id(self) -> Option<u32> {
+        Some(match self {
+            Self::Float(ElementType::F32) => 0,
+            Self::Float(ElementType::F16) => 1,
+            Self::Float(ElementType::Bf16) => 30,
+            Self::I64 => 27,
+            Self::I32 => 26,
+            Self::Quantized(weight_type) => weight_type.ggml_id(),
+            Self::Other => return None,
+        })
+    }
+
+    /// As reports show it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Float(ElementType::F32) => "f32",
+            Self::Float(ElementType::F16) => "f16",
+            Self::Float(ElementType::Bf16) => "bf16",
+            Self::I64 => "i64",
+            Self::I32 => "i32",
+            Self::Quantized(weight_type) => weight_type.name(),
+            Self::Other => "another type",
+        }
+    }
 }
 
 /// A tensor in a file: its type, its shape (outermost dimension first) and its bytes.
@@ -95,6 +130,22 @@ impl Checkpoint {
         &self.path
     }
 
+    /// The GGUF file behind it; `None` for a directory of safetensors.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        match &self.files {
+            Files::HuggingFace(_) => None,
+            Files::Gguf(gguf) => Some(gguf),
+        }
+    }
+
+    /// The files that hold its tensors.
+    pub fn files(&self) -> Vec<PathBuf> {
+        match &self.files {
+            Files::HuggingFace(tensors) => tensors.files().to_vec(),
+            Files::Gguf(gguf) => gguf.files().map(Path::to_owned).collect(),
+        }
+    }
+
     /// The configuration of a target.
     ///
     /// # Errors
@@ -137,20 +188,25 @@ impl Checkpoint {
     }
 
     /// The tokenizer, whose ids must be below `vocab_size`; `None` if the checkpoint has none. Of a GGUF file it is the
-    /// file's own; [`gguf::check_tokenizer`] compares it with another.
+    /// file's own, compared id by id with a tokenizer.json where one lies beside it; without its own, it is that one.
     ///
     /// # Errors
-    /// If it is malformed, or an id is outside the model's vocabulary.
+    /// If it is malformed, an id is outside the model's vocabulary, or the two differ.
     pub fn tokenizer(&self, vocab_size: usize) -> Result<Option<Tokenizer>> {
         match &self.files {
             Files::HuggingFace(_) => {
                 let path = self.path.join("tokenizer.json");
                 if path.exists() { Tokenizer::read(&path, vocab_size).map(Some) } else { Ok(None) }
             }
-            Files::Gguf(gguf) => match gguf::tokenizer(gguf)? {
-                Some(tokenizer) => Tokenizer::new(tokenizer, &self.path, vocab_size).map(Some),
-                None => Ok(None),
-            },
+            Files::Gguf(gguf) => {
+                let beside = self.path.with_file_name("tokenizer.json");
+                let beside = beside.exists().then(|| Tokenizer::read(&beside, vocab_size)).transpose()?;
+                let Some(own) = gguf::tokenizer(gguf)? else { return Ok(beside) };
+                if let Some(beside) = &beside {
+                    gguf::check_tokenizer(gguf, beside.inner())?;
+                }
+                Tokenizer::new(own, &self.path, vocab_size).map(Some)
+            }
         }
     }
 
@@ -227,12 +283,8 @@ impl Checkpoint {
 
 /// What a ggml type is to the kernels.
 fn tensor_type(ggml_id: u32) -> TensorType {
-    match ggml_id {
-        0 => TensorType::Float(ElementType::F32),
-        1 => TensorType::Float(ElementType::F16),
-        30 => TensorType::Float(ElementType::Bf16),
-        26 => TensorType::I32,
-        27 => TensorType::I64,
-        id => WeightType::from_ggml_id(id).map_or(TensorType::Other, TensorType::Quantized),
-    }
+    let floats = [ElementType::F32, ElementType::F16, ElementType::Bf16].map(TensorType::Float);
+    let simple = floats.into_iter().chain([TensorType::I32, TensorType::I64]);
+    let quantized = || WeightType::from_ggml_id(ggml_id).map(TensorType::Quantized);
+    simple.into_iter().find(|known| known.ggml_id() == Some(ggml_id)).or_else(quantized).unwrap_or(TensorType::Other)
 }

@@ -13,6 +13,7 @@ use crate::{Error, Result};
 
 /// The tensors of all files of one checkpoint.
 pub(super) struct Tensors {
+    files: Vec<PathBuf>,
     tensors: BTreeMap<String, RawTensor>,
 }
 
@@ -21,10 +22,14 @@ impl Tensors {
         let index = directory.join("model.safetensors.index.json");
         let files = if index.exists() { shards(directory, &index)? } else { vec![directory.join("model.safetensors")] };
         let mut tensors = BTreeMap::new();
-        for file in files {
-            read(&file, &mut tensors)?;
+        for file in &files {
+            read(file, &mut tensors)?;
         }
-        Ok(Self { tensors })
+        Ok(Self { files, tensors })
+    }
+
+    pub(super) fn files(&self) -> &[PathBuf] {
+        &self.files
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {

@@ -105,7 +105,7 @@ impl Assistant {
 }
 
 /// Whether the assistant's queries fit the target's K and V; returns the target's layer that each of its layers reads.
-fn check_pair(assistant: &AssistantConfig, target: &TextConfig) -> Result<Vec<usize>> {
+pub(crate) fn check_pair(assistant: &AssistantConfig, target: &TextConfig) -> Result<Vec<usize>> {
     let refuse = |problem: String| Err(Error::Pair { problem });
     if assistant.backbone_hidden_size != target.hidden_size {
         let (made_for, is) = (assistant.backbone_hidden_size, target.hidden_size);

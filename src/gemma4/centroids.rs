@@ -6,7 +6,7 @@ use foretoken_kernels::{Isa, vocabulary};
 
 use super::config::{AssistantConfig, CentroidConfig};
 use crate::Result;
-use crate::checkpoint::{Loader, TensorType};
+use crate::checkpoint::{Loader, token_ordering};
 use crate::nn::{F32View, Input, Linear, Weight, multiply};
 
 /// `masked_embedding` of an assistant: `num_centroids` groups of equally many tokens.
@@ -21,7 +21,7 @@ pub(super) struct CentroidHead {
 impl CentroidHead {
     pub(super) fn load(loader: &mut Loader, config: &AssistantConfig, centroids: &CentroidConfig) -> Result<Self> {
         let (count, vocab, hidden) = (centroids.num_centroids, config.text.vocab_size, config.text.hidden_size);
-        let token_ordering = token_ordering(loader, vocab)?;
+        let token_ordering = ordering(loader, vocab)?;
         Ok(Self {
             centroids: loader.linear("masked_embedding.centroids.weight", count, hidden)?,
             // Rows in the order of their centroids, so that a group is one run of memory.
@@ -47,25 +47,9 @@ impl CentroidHead {
     }
 }
 
-/// The ids in the order of their centroids: a permutation of the vocabulary.
-fn token_ordering(loader: &mut Loader, vocab_size: usize) -> Result<Vec<u32>> {
+/// The ids in the order of their centroids.
+fn ordering(loader: &mut Loader, vocab_size: usize) -> Result<Vec<u32>> {
     let name = "masked_embedding.token_ordering";
     let tensor = loader.tensor(name, &[vocab_size])?;
-    let bytes = tensor.bytes.as_slice();
-    let ids: Vec<i64> = match tensor.dtype {
-        TensorType::I64 => bytes.as_chunks().0.iter().map(|id| i64::from_le_bytes(*id)).collect(),
-        TensorType::I32 => bytes.as_chunks().0.iter().map(|id| i64::from(i32::from_le_bytes(*id))).collect(),
-        _ => return Err(loader.error(name, "is not I64 or I32; convert the assistant again")),
-    };
-    let mut seen = vec![false; vocab_size];
-    for id in &ids {
-        match usize::try_from(*id).ok().and_then(|id| seen.get_mut(id)) {
-            Some(seen) if !*seen => *seen = true,
-            _ => {
-                let problem = format!("is no permutation of the vocabulary (id {id}); convert the assistant again");
-                return Err(loader.error(name, problem));
-            }
-        }
-    }
-    Ok(ids.into_iter().map(|id| id as u32).collect())
+    token_ordering(&tensor).map_err(|problem| loader.error(name, problem))
 }

@@ -2,6 +2,8 @@
 
 use crate::Result;
 use crate::checkpoint::Fields;
+use super::rope::inverse_frequencies;
+use crate::kv::{KvLayout, StoreLayout};
 
 /// What a layer attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -191,6 +193,29 @@ impl TextConfig {
     /// computes its own.
     pub fn kv_donor(&self, attention: AttentionType) -> Option<usize> {
         self.layers[..self.num_own_kv_layers()].iter().rposition(|layer| layer.attention == attention)
+    }
+
+    /// The K/V that the model keeps: a store for every layer that computes its own, and who reads which. The weights of key
+    /// norms, which only the checkpoint has, are ones.
+    pub fn kv_layout(&self) -> KvLayout {
+        let own = self.num_own_kv_layers();
+        let stores = self.layers[..own].iter().map(|layer| StoreLayout {
+            num_kv_heads: layer.num_kv_heads,
+            head_dim: layer.head_dim,
+            window: (layer.attention == AttentionType::Sliding).then_some(self.sliding_window),
+            key_weight: layer.k_eq_v.then(|| vec![1.0; layer.head_dim]),
+        });
+        let store_of_layer = self.layers.iter().enumerate().map(|(i, layer)| match layer.kv_shared {
+            false => i,
+            true => self.kv_donor(layer.attention).unwrap_or(i),
+        });
+        let mut full = self.layers.iter().filter(|layer| layer.attention == AttentionType::Full);
+        let inverse_frequencies = full.next().map(|layer| inverse_frequencies(&self.rope_full, layer.head_dim));
+        KvLayout {
+            stores: stores.collect(),
+            store_of_layer: store_of_layer.collect(),
+            inverse_frequencies: inverse_frequencies.unwrap_or_default(),
+        }
     }
 
     /// Rotary parameters of an attention type.

@@ -12,6 +12,8 @@ mod per_layer;
 mod rope;
 mod target;
 
+pub(crate) use assistant::check_pair;
 pub use assistant::{Assistant, DraftStep, Scores};
 pub use config::{AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MoeConfig, RopeConfig, TextConfig};
 pub use target::{Output, Target, Wanted};
+pub(crate) use target::{is_dead, is_tower};

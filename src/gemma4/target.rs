@@ -5,12 +5,12 @@ use candle_nn::Module;
 use foretoken_kernels::{ElementType, Isa};
 use half::{bf16, f16};
 
-use super::config::{AttentionType, TextConfig};
+use super::config::TextConfig;
 use super::layer::DecoderLayer;
 use super::per_layer::PerLayerEmbeddings;
 use super::rope::{self, Rotations};
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse};
-use crate::kv::{KvLayout, Round, StoreLayout};
+use crate::kv::{KvLayout, Round};
 use crate::nn::{Embedding, Linear, RmsNorm, soft_cap};
 use crate::{Error, Result};
 
@@ -105,25 +105,11 @@ impl Target {
 
     /// The K/V that this model keeps: a store for every layer that computes its own, and who reads which.
     pub fn kv_layout(&self) -> KvLayout {
-        let own = self.config.num_own_kv_layers();
-        let stores = self.config.layers[..own].iter().zip(&self.layers).map(|(layer, module)| StoreLayout {
-            num_kv_heads: layer.num_kv_heads,
-            head_dim: layer.head_dim,
-            window: (layer.attention == AttentionType::Sliding).then_some(self.config.sliding_window),
-            key_weight: module.key_weight().map(<[f32]>::to_vec),
-        });
-        let store_of_layer = self.config.layers.iter().enumerate().map(|(i, layer)| match layer.kv_shared {
-            false => i,
-            true => self.config.kv_donor(layer.attention).unwrap_or(i),
-        });
-        let mut full = self.config.layers.iter().filter(|layer| layer.attention == AttentionType::Full);
-        let inverse_frequencies =
-            full.next().map(|layer| rope::inverse_frequencies(self.config.rope(AttentionType::Full), layer.head_dim));
-        KvLayout {
-            stores: stores.collect(),
-            store_of_layer: store_of_layer.collect(),
-            inverse_frequencies: inverse_frequencies.unwrap_or_default(),
+        let mut layout = self.config.kv_layout();
+        for (store, layer) in layout.stores.iter_mut().zip(&self.layers) {
+            store.key_weight = layer.key_weight().map(<[f32]>::to_vec);
         }
+        layout
     }
 
     /// The scaled embeddings of `ids`: `(ids, hidden)`. The assistant's input as well.
@@ -186,14 +172,14 @@ fn newest(x: &Tensor, rows: usize) -> Result<Tensor> {
 }
 
 /// Image and audio towers, which text does not pass.
-fn is_tower(name: &str) -> bool {
+pub(crate) fn is_tower(name: &str) -> bool {
     ["vision_", "audio_", "embed_vision", "embed_audio", "multi_modal_projector"]
         .iter()
         .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
 }
 
 /// K and V weights of KV-shared layers, which published checkpoints still carry.
-fn is_dead(name: &str, prefix: &str, config: &TextConfig) -> bool {
+pub(crate) fn is_dead(name: &str, prefix: &str, config: &TextConfig) -> bool {
     let layer = name.strip_prefix(prefix).and_then(|name| name.strip_prefix("layers."));
     let Some((index, rest)) = layer.and_then(|rest| rest.split_once('.')) else { return false };
     index.parse::<usize>().ok().and_then(|i| config.layers.get(i)).is_some_and(|layer| layer.kv_shared)

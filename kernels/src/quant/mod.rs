@@ -34,7 +34,7 @@ pub use block::dequantize_row;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use lanes::PanelOp;
 pub use pack::{PANEL_ROWS, dequantize_packed_row, pack};
-pub use quantize::quantize_row;
+pub use quantize::{quantize_row, quantize_row_by_importance};
 pub use weight_type::WeightType;
 
 use crate::{ColumnsMut, Isa};

@@ -140,6 +140,11 @@ impl Gguf {
         &self.parts[0].path
     }
 
+    /// The file, or the files of a split checkpoint.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.parts.iter().map(|part| part.path.as_path())
+    }
+
     /// The format's version.
     pub fn version(&self) -> u32 {
         self.version

@@ -17,6 +17,8 @@ use super::{Array, Gguf, Value, ValueType};
 use crate::Result;
 
 const MODEL: &str = "tokenizer.ggml.model";
+/// What [`MODEL`] says where there is none.
+const NONE: &str = "no_vocab";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const MERGES: &str = "tokenizer.ggml.merges";
@@ -41,7 +43,7 @@ const UNUSED: u64 = 5;
 /// If it is of a kind that Gemma 4 does not use, or its lists do not fit together.
 pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
     let keys = Keys::new(gguf, "");
-    let Some(model) = keys.optional_str(MODEL)? else { return Ok(None) };
+    let Some(model) = keys.optional_str(MODEL)?.filter(|model| *model != NONE) else { return Ok(None) };
     if !["gemma4", "llama"].contains(&model) {
         let problem = format!("{model:?} is not implemented; Gemma 4's is gemma4 or llama, give a tokenizer.json");
         return Err(keys.error(MODEL, problem));

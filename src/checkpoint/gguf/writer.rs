@@ -4,13 +4,11 @@
 //! its name, as `NAME.partial`, and takes the name when it is complete and on disk; a file that had it stays until then.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
-use std::fs::{File, TryLockError};
-use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::metadata::{Value, ValueType, shown};
 use super::types::GgmlType;
+use crate::checkpoint::partial::Partial;
 use crate::{Error, Result};
 
 const VERSION: u32 = 3;
@@ -20,8 +18,6 @@ const COUNTS: u64 = 8;
 /// llama.cpp refuses longer ones.
 const MAX_KEY: usize = (1 << 16) - 1;
 const MAX_TENSOR_NAME: usize = 63;
-/// Small pieces are collected to this size before they go to the system.
-const BUFFER: usize = 1 << 18;
 
 /// What a metadata value, or an element of an array, can be.
 pub trait MetadataValue {
@@ -164,7 +160,7 @@ impl GgufWriter {
     /// # Errors
     /// If the name was declared before or is too long for llama.cpp, the type is unknown, or the shape has no size.
     pub fn tensor(&mut self, name: &str, type_id: u32, shape: &[usize]) -> Result<()> {
-        let error = |problem: String| Err(self.out.tensor_error(name, problem));
+        let error = |problem: String| Err(tensor_error(&self.out, name, problem));
         if name.is_empty() || name.len() > MAX_TENSOR_NAME {
             return error(format!("has a name of {} bytes, must have 1 to {MAX_TENSOR_NAME}; shorten it", name.len()));
         }
@@ -207,22 +203,22 @@ impl GgufWriter {
         }
         let counts = [self.tensors.len() as u64, self.keys.len() as u64].map(u64::to_le_bytes);
         self.out.patch(COUNTS, counts.as_flattened())?;
-        self.out.pad()?;
-        self.out.total = Some(self.out.len.saturating_add(offset));
+        pad(&mut self.out)?;
+        self.out.expect(self.out.len().saturating_add(offset));
         Ok(TensorWriter { out: self.out, tensors: self.tensors, current: 0, written: 0 })
     }
 
     fn key(&mut self, key: &str, kind: ValueType) -> Result<()> {
         if key.is_empty() || key.len() > MAX_KEY {
             let problem = format!("is a key of {} bytes, must have 1 to {MAX_KEY}", key.len());
-            return Err(self.out.key_error(key, problem));
+            return Err(key_error(&self.out, key, problem));
         }
         if key == "general.alignment" {
             let problem = format!("is the writer's own, which aligns to {ALIGNMENT} bytes; leave it out");
-            return Err(self.out.key_error(key, problem));
+            return Err(key_error(&self.out, key, problem));
         }
         if !self.keys.insert(key.to_owned()) {
-            return Err(self.out.key_error(key, "is declared twice; declare each key once"));
+            return Err(key_error(&self.out, key, "is declared twice; declare each key once"));
         }
         self.element(key)?;
         self.element(kind as u32)
@@ -237,7 +233,7 @@ impl GgufWriter {
     /// Returns where the length stands.
     fn array_head(&mut self, element: ValueType, len: usize) -> Result<u64> {
         self.element(element as u32)?;
-        let at = self.out.len;
+        let at = self.out.len();
         self.element(len as u64)?;
         Ok(at)
     }
@@ -293,7 +289,7 @@ pub struct TensorWriter {
 impl TensorWriter {
     /// Bytes of the whole file once it is finished.
     pub fn total_bytes(&self) -> u64 {
-        self.out.total.unwrap_or(self.out.len)
+        self.out.total().unwrap_or(self.out.len())
     }
 
     /// Appends `bytes` to the tensor `name`. Tensors come in the order of their declaration, each in as many pieces as
@@ -306,23 +302,23 @@ impl TensorWriter {
             (self.current, self.written) = (self.current + 1, 0);
         }
         let Some(tensor) = self.tensors.get(self.current) else {
-            return Err(self.out.tensor_error(name, "comes after the last tensor; declare it first"));
+            return Err(tensor_error(&self.out, name, "comes after the last tensor; declare it first"));
         };
         if tensor.name != name {
             let expected = match self.written {
                 0 => format!("is written before {}; keep to the order of declaration", shown(&tensor.name)),
                 written => format!("begins after {written} of the {} bytes of {}", tensor.len, shown(&tensor.name)),
             };
-            return Err(self.out.tensor_error(name, expected));
+            return Err(tensor_error(&self.out, name, expected));
         }
         let (written, len) = (self.written.saturating_add(bytes.len() as u64), tensor.len);
         if written > len {
             let problem = format!("gets {written} bytes, but its type and shape have {len}; declare what is written");
-            return Err(self.out.tensor_error(name, problem));
+            return Err(tensor_error(&self.out, name, problem));
         }
         self.out.put(bytes)?;
         self.written = written;
-        if written == len { self.out.pad() } else { Ok(()) }
+        if written == len { pad(&mut self.out) } else { Ok(()) }
     }
 
     /// Puts the file on disk and gives it its name, in place of the file that had it.
@@ -334,149 +330,21 @@ impl TensorWriter {
         if let Some(tensor) = self.tensors.get(done) {
             let written = if done == self.current { self.written } else { 0 };
             let problem = format!("has {written} of its {} bytes; write all before the file is finished", tensor.len);
-            return Err(self.out.tensor_error(&tensor.name, problem));
+            return Err(tensor_error(&self.out, &tensor.name, problem));
         }
         self.out.publish()
     }
 }
 
-/// A file under its temporary name.
-struct Partial {
-    path: PathBuf,    // the name that it will have
-    partial: PathBuf, // the name that it has; as long as it has it, the file is locked
-    file: BufWriter<File>,
-    len: u64,
-    total: Option<u64>, // bytes of the whole file, once they are known
-    broken: bool,       // a write failed, so that the bytes so far mean nothing
-    published: bool,
+fn pad(out: &mut Partial) -> Result<()> {
+    let padding = out.len().next_multiple_of(ALIGNMENT) - out.len();
+    out.put(&[0; ALIGNMENT as usize][..padding as usize])
 }
 
-impl Partial {
-    fn create(path: &Path) -> Result<Self> {
-        let Some(name) = path.file_name() else {
-            return Err(Error::file(path, "names no file; give the name of the file to write"));
-        };
-        match std::fs::metadata(path) {
-            Ok(meta) if meta.is_dir() => {
-                return Err(Error::file(path, "is a directory; give the name of a file in it"));
-            }
-            Ok(meta) if !meta.is_file() => {
-                return Err(Error::file(path, "is no regular file; give the name of one, or a new name"));
-            }
-            _ => {}
-        }
-        let mut partial_name = OsString::from(name);
-        partial_name.push(".partial");
-        let partial = path.with_file_name(partial_name);
-        let file = BufWriter::with_capacity(BUFFER, create_locked(path, &partial)?);
-        Ok(Self { path: path.to_owned(), partial, file, len: 0, total: None, broken: false, published: false })
-    }
-
-    fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        let result = self.file.write_all(bytes);
-        self.checked(result)?;
-        self.len += bytes.len() as u64;
-        Ok(())
-    }
-
-    fn pad(&mut self) -> Result<()> {
-        let padding = self.len.next_multiple_of(ALIGNMENT) - self.len;
-        self.put(&[0; ALIGNMENT as usize][..padding as usize])
-    }
-
-    /// Overwrites what stands at `at`.
-    fn patch(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
-        let result = (|| {
-            self.file.seek(SeekFrom::Start(at))?;
-            self.file.write_all(bytes)?;
-            self.file.seek(SeekFrom::Start(self.len)).map(drop)
-        })();
-        self.checked(result)
-    }
-
-    fn publish(mut self) -> Result<()> {
-        if self.broken {
-            return Err(Error::file(&self.path, "is incomplete after an error; write it again"));
-        }
-        let result = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
-        self.checked(result)?;
-        let renamed = std::fs::rename(&self.partial, &self.path);
-        self.checked(renamed)?;
-        self.published = true;
-        // The name, too, outlives a loss of power; where directories cannot be opened, this is left to the system.
-        let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        if let Ok(directory) = File::open(directory.unwrap_or(Path::new("."))) {
-            let _ = directory.sync_all();
-        }
-        Ok(())
-    }
-
-    fn checked(&mut self, result: io::Result<()>) -> Result<()> {
-        result.map_err(|cause| {
-            self.broken = true;
-            failed(&self.path, self.len, self.total, cause)
-        })
-    }
-
-    fn tensor_error(&self, name: &str, problem: impl Into<String>) -> Error {
-        Error::Tensor { path: self.path.clone(), tensor: shown(name), problem: problem.into() }
-    }
-
-    fn key_error(&self, key: &str, problem: impl Into<String>) -> Error {
-        Error::Config { path: self.path.clone(), field: shown(key), problem: problem.into() }
-    }
+fn tensor_error(out: &Partial, name: &str, problem: impl Into<String>) -> Error {
+    Error::Tensor { path: out.path().to_owned(), tensor: shown(name), problem: problem.into() }
 }
 
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if !self.published {
-            // Nobody is there to hear that it could not be removed; the next writer of this file will try again.
-            let _ = std::fs::remove_file(&self.partial);
-        }
-    }
-}
-
-/// Creates and locks `partial`, in place of one that a killed process left.
-fn create_locked(path: &Path, partial: &Path) -> Result<File> {
-    // Locked until the new file is: of several processes that find a leftover, one replaces it.
-    let mut _leftover = None;
-    for _ in 0..2 {
-        match File::options().write(true).create_new(true).open(partial) {
-            Ok(file) => return lock(path, file),
-            Err(cause) if cause.kind() == ErrorKind::AlreadyExists => {
-                let file = File::options().write(true).open(partial).map_err(Error::io(partial))?;
-                _leftover = Some(lock(path, file)?);
-                std::fs::remove_file(partial).map_err(Error::io(partial))?;
-            }
-            Err(cause) => return Err(failed(path, 0, None, cause)),
-        }
-    }
-    Err(busy(path))
-}
-
-fn lock(path: &Path, file: File) -> Result<File> {
-    match file.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(busy(path)),
-        // Some file systems have no locks.
-        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
-    }
-}
-
-fn busy(path: &Path) -> Error {
-    Error::file(path, "is being written by another process; wait for it, or give another name")
-}
-
-/// What kept `path` from being written after `len` bytes of `total`.
-fn failed(path: &Path, len: u64, total: Option<u64>, cause: io::Error) -> Error {
-    let of = total.map_or(String::new(), |total| format!(" of {total}"));
-    match cause.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-            Error::file(path, format!("the disk is full after {len}{of} bytes; free space there, or write elsewhere"))
-        }
-        ErrorKind::FileTooLarge => {
-            Error::file(path, format!("the file system takes no file this large ({len}{of} bytes); write elsewhere"))
-        }
-        ErrorKind::NotFound => Error::file(path, "its directory does not exist; create it first"),
-        _ => Error::io(path)(cause),
-    }
+fn key_error(out: &Partial, key: &str, problem: impl Into<String>) -> Error {
+    Error::Config { path: out.path().to_owned(), field: shown(key), problem: problem.into() }
 }

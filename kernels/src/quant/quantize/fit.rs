@@ -1,0 +1,126 @@
+//! Scales, and minima, whose multiples are nearest to given numbers: least squares over candidates.
+
+/// One over a scale, zero for scale zero.
+#[inline(always)]
+pub(super) fn inverse(scale: f32) -> f32 {
+    if scale == 0.0 { 0.0 } else { 1.0 / scale }
+}
+
+/// The nearest integer to `x` in `low..=high`, ties to even. In floating point and by adding 1.5 * 2^23, so that loops over
+/// it vectorize on every processor.
+#[inline(always)]
+pub(super) fn nearest(x: f32, low: f32, high: f32) -> f32 {
+    const SHIFT: f32 = 12_582_912.0;
+    let x = if x > low { x } else { low };
+    let x = if x < high { x } else { high };
+    (x + SHIFT) - SHIFT
+}
+
+/// Sums of `term(x, w)` over whole eights of elements, in eight strands: an order that vectorizes.
+#[inline(always)]
+pub(super) fn sums<const K: usize>(x: &[f32], w: &[f32], term: impl Fn(f32, f32) -> [f32; K]) -> [f32; K] {
+    let mut strands = [[0.0f32; 8]; K];
+    for (x, w) in x.as_chunks::<8>().0.iter().zip(w.as_chunks::<8>().0) {
+        for i in 0..8 {
+            let terms = term(x[i], w[i]);
+            for (strands, term) in strands.iter_mut().zip(terms) {
+                strands[i] += term;
+            }
+        }
+    }
+    strands.map(|strands| strands.iter().sum())
+}
+
+/// The element of largest magnitude, with its sign.
+#[inline(always)]
+pub(super) fn extreme(x: &[f32]) -> f32 {
+    x.iter().copied().fold(0.0, |a: f32, x| if x.abs() > a.abs() { x } else { a })
+}
+
+/// The scale whose multiples of `quant(x / scale)` are nearest to `x`, where the candidates choose the integers and least
+/// squares the scale.
+#[inline(always)]
+pub(super) fn fit(x: &[f32], w: &[f32], candidates: impl Iterator<Item = f32>, quant: impl Fn(f32) -> f32) -> f32 {
+    let (mut best, mut scale) = (0.0, 0.0);
+    for candidate in candidates {
+        let inverse = inverse(candidate);
+        let [xq, qq] = sums(x, w, |x, w| {
+            let q = quant(x * inverse);
+            [w * x * q, w * q * q]
+        });
+        // What the fit takes off the squared error of zeros.
+        if qq > 0.0 && xq * xq > best * qq {
+            (best, scale) = (xq * xq / qq, xq / qq);
+        }
+    }
+    scale
+}
+
+/// The scale for integers `-levels..levels`. The extreme element meets `-levels`, so the scale may be negative.
+#[inline(always)]
+pub(super) fn fit_symmetric(x: &[f32], w: &[f32], levels: f32) -> f32 {
+    let extreme = extreme(x);
+    let candidates = (-9..=9).map(|step| -extreme / (levels + 0.1 * step as f32));
+    fit(x, w, candidates, |x| nearest(x, -levels, levels - 1.0))
+}
+
+/// Where a fit may put the minimum.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Minimum {
+    Anywhere,
+    /// K-quants store minus the minimum, unsigned.
+    NotPositive,
+}
+
+/// Scale and minimum for integers `0..=levels`.
+#[inline(always)]
+pub(super) fn fit_affine(x: &[f32], w: &[f32], levels: f32, minimum: Minimum) -> (f32, f32) {
+    let mut low = x.iter().copied().fold(f32::INFINITY, f32::min);
+    let high = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if minimum == Minimum::NotPositive {
+        low = low.min(0.0);
+    }
+    if high <= low {
+        return (0.0, low);
+    }
+    let [total, wx] = sums(x, w, |x, w| [w, w * x]);
+    // The squared error is that of zeros minus this.
+    let gain = |scale: f32, offset: f32, [q1, q2, xq]: [f32; 3]| -> f64 {
+        let [s, m, q1, q2, xq, total, wx] = [scale, offset, q1, q2, xq, total, wx].map(f64::from);
+        2.0 * (s * xq + m * wx) - s * s * q2 - 2.0 * s * m * q1 - m * m * total
+    };
+    let quantized = |inverse: f32, low: f32| {
+        sums(x, w, |x, w| {
+            let q = nearest((x - low) * inverse, 0.0, levels);
+            let wq = w * q;
+            [wq, wq * q, wq * x]
+        })
+    };
+    let fitted = |sums: [f32; 3]| {
+        let [q1, q2, xq] = sums;
+        let determinant = total * q2 - q1 * q1;
+        let (mut scale, mut offset) = ((total * xq - wx * q1) / determinant, (q2 * wx - q1 * xq) / determinant);
+        if minimum == Minimum::NotPositive && offset > 0.0 {
+            (scale, offset) = (xq / q2, 0.0);
+        }
+        // Equal weights have no determinant.
+        if determinant > 0.0 { (gain(scale, offset, sums), scale, offset) } else { (f64::NEG_INFINITY, 0.0, 0.0) }
+    };
+    // The range itself stays where there is nothing to fit.
+    let range = (high - low) / levels;
+    let mut best = (gain(range, low, quantized(1.0 / range, low)), range, low);
+    for step in -10..=10 {
+        let candidate = fitted(quantized((levels + 0.1 * step as f32) / (high - low), low));
+        if candidate.0 > best.0 {
+            best = candidate;
+        }
+    }
+    // The best fit chooses the integers once more.
+    for _ in 0..2 {
+        let candidate = fitted(quantized(inverse(best.1), best.2));
+        if candidate.0 > best.0 {
+            best = candidate;
+        }
+    }
+    (best.1, best.2)
+}

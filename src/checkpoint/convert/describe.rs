@@ -1,0 +1,124 @@
+//! What a configuration is in a GGUF file's metadata: llama.cpp's keys, in its converter's order.
+
+use std::path::Path;
+
+use super::AssistantLayout;
+use crate::checkpoint::gguf::GgufWriter;
+use crate::gemma4::{AssistantConfig, AttentionType, LayerConfig, TextConfig};
+use crate::{Error, Result};
+
+/// Divides the frequency of a pair that does not turn.
+const STANDS_STILL: f32 = 1e30;
+
+/// Declares a target's keys, except for `general.*` and the tokenizer's.
+pub(super) fn target(file: &mut GgufWriter, path: &Path, config: &TextConfig) -> Result<()> {
+    text(file, path, "gemma4", config)
+}
+
+/// Declares an assistant's.
+pub(super) fn assistant(
+    file: &mut GgufWriter,
+    path: &Path,
+    config: &AssistantConfig,
+    layout: AssistantLayout,
+) -> Result<()> {
+    let architecture = layout.architecture();
+    let key = |name: &str| format!("{architecture}.{name}");
+    text(file, path, architecture, &config.text)?;
+    let centroids = config.centroids.as_ref();
+    match layout {
+        AssistantLayout::Nextn => {
+            file.value(&key("embedding_length_out"), config.backbone_hidden_size as u32)?;
+            file.value(&key("nextn_predict_layers"), config.text.layers.len() as u32)?;
+        }
+        AssistantLayout::Mtp => {
+            file.value(&key("n_embd_backbone"), config.backbone_hidden_size as u32)?;
+            file.value(&key("use_ordered_embeddings"), centroids.is_some())?;
+            file.value(&key("attention.k_eq_v"), config.text.layers.iter().any(|layer| layer.k_eq_v))?;
+            file.value(&key("requires_target_arch"), "gemma4")?;
+            if let Some(centroids) = centroids {
+                file.value(&key("n_centroids"), centroids.num_centroids as u32)?;
+            }
+        }
+    }
+    // llama.cpp reads no centroids and ignores the key.
+    centroids.map_or(Ok(()), |centroids| file.value(&key("centroid_top_k"), centroids.top_k as u32))
+}
+
+fn text(file: &mut GgufWriter, path: &Path, architecture: &str, config: &TextConfig) -> Result<()> {
+    let key = |name: &str| format!("{architecture}.{name}");
+    let layers = &config.layers;
+    let shared = layers.iter().filter(|layer| layer.kv_shared).count();
+    let full = head_dim(path, layers, AttentionType::Full)?;
+    let sliding = head_dim(path, layers, AttentionType::Sliding)?;
+    let (full, sliding) = (full.or(sliding).unwrap_or(0), sliding.or(full).unwrap_or(0));
+    if (config.rope_sliding.partial_rotary_factor, config.rope_sliding.factor) != (1.0, 1.0) {
+        let field = "rope_parameters.sliding_attention".into();
+        let problem = "turns a part of the pairs or scales them, which a GGUF file cannot say".into();
+        return Err(Error::Config { path: path.to_owned(), field, problem });
+    }
+    file.value(&key("block_count"), layers.len() as u32)?;
+    file.value(&key("context_length"), config.max_position_embeddings as u32)?;
+    file.value(&key("embedding_length"), config.hidden_size as u32)?;
+    per_layer(file, &key("feed_forward_length"), layers, |layer| layer.intermediate_size)?;
+    file.value(&key("attention.head_count"), config.num_attention_heads as u32)?;
+    per_layer(file, &key("attention.head_count_kv"), layers, |layer| layer.num_kv_heads)?;
+    file.value(&key("rope.freq_base"), config.rope_full.theta as f32)?;
+    file.value(&key("rope.freq_base_swa"), config.rope_sliding.theta as f32)?;
+    file.value(&key("attention.layer_norm_rms_epsilon"), config.rms_norm_eps as f32)?;
+    if let Some(moe) = &config.moe {
+        file.value(&key("expert_count"), moe.num_experts as u32)?;
+        file.value(&key("expert_used_count"), moe.top_k_experts as u32)?;
+        file.value(&key("expert_feed_forward_length"), moe.intermediate_size as u32)?;
+    }
+    if let Some(cap) = config.final_logit_softcapping {
+        file.value(&key("final_logit_softcapping"), cap as f32)?;
+    }
+    file.value(&key("attention.sliding_window"), config.sliding_window as u32)?;
+    file.value(&key("attention.shared_kv_layers"), shared as u32)?;
+    file.value(&key("embedding_length_per_layer_input"), config.hidden_size_per_layer_input as u32)?;
+    let slides = layers.iter().map(|layer| layer.attention == AttentionType::Sliding);
+    file.array(&key("attention.sliding_window_pattern"), slides)?;
+    for (name, width) in [("", full), ("_swa", sliding)] {
+        file.value(&key(&format!("attention.key_length{name}")), width as u32)?;
+        file.value(&key(&format!("attention.value_length{name}")), width as u32)?;
+        file.value(&key(&format!("rope.dimension_count{name}")), width as u32)?;
+    }
+    Ok(())
+}
+
+/// One number if all layers agree, else one for each: signed, as llama.cpp's converter writes them.
+fn per_layer(
+    file: &mut GgufWriter,
+    key: &str,
+    layers: &[LayerConfig],
+    size: impl Fn(&LayerConfig) -> usize,
+) -> Result<()> {
+    match layers.windows(2).all(|pair| size(&pair[0]) == size(&pair[1])) {
+        true => file.value(key, layers.first().map_or(0, &size) as u32),
+        false => file.array(key, layers.iter().map(|layer| size(layer) as i32)),
+    }
+}
+
+/// The width of a head of all layers of a type; `None` if there is no such layer.
+fn head_dim(path: &Path, layers: &[LayerConfig], attention: AttentionType) -> Result<Option<usize>> {
+    let mut widths = layers.iter().filter(|layer| layer.attention == attention).map(|layer| layer.head_dim);
+    let first = widths.next();
+    match widths.find(|width| Some(*width) != first) {
+        None => Ok(first),
+        Some(other) => {
+            let problem =
+                format!("is {first:?} and {other} in layers of {}, which a GGUF file cannot say", attention.name());
+            Err(Error::Config { path: path.to_owned(), field: "head_dim".into(), problem })
+        }
+    }
+}
+
+/// How full layers turn: a divisor for the frequency of each pair.
+pub(super) fn rope_freqs(config: &TextConfig) -> Option<Vec<f32>> {
+    let full = config.layers.iter().find(|layer| layer.attention == AttentionType::Full)?;
+    let pairs = full.head_dim / 2;
+    let turning = (config.rope_full.partial_rotary_factor * pairs as f64) as usize;
+    let divisor = config.rope_full.factor as f32;
+    Some((0..pairs).map(|pair| if pair < turning { divisor } else { STANDS_STILL }).collect())
+}

@@ -1,0 +1,192 @@
+//! GGUF files of floating point as Hugging Face directories.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use foretoken_kernels::{ElementType, Isa};
+use serde_json::{Map, Value, json};
+
+use super::{LeftOut, ORDERING, ROPE_FREQS, Report, Unknown, config_json, get, refused, tensor_error};
+use crate::checkpoint::gguf::{self, Gguf};
+use crate::checkpoint::partial::Partial;
+use crate::checkpoint::recode::{RecodeError, recode};
+use crate::checkpoint::{Checkpoint, Fields, Progress, TensorType, token_ordering};
+use crate::gemma4::{AssistantConfig, TextConfig};
+use crate::{Error, Result};
+
+/// How a GGUF file becomes a directory.
+#[derive(Clone, Default)]
+pub struct ToHuggingFace {
+    /// Type of all tensors of floating point. Default: what the file has.
+    pub outtype: Option<ElementType>,
+    /// Tensors of no text model. Default: refused.
+    pub unknown: Unknown,
+    /// Called as tensors are written. Default: nobody.
+    pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+}
+
+/// A tensor of the new file.
+struct Planned {
+    source: String, // what the checkpoint calls it
+    name: String,
+    dtype: TensorType,
+    shape: Vec<usize>,
+    len: usize, // bytes
+}
+
+/// Writes the GGUF checkpoint `source` as the directory `destination`: config.json, what the file says about tokens, and
+/// model.safetensors last, so that a directory that has it is complete.
+///
+/// # Errors
+/// If the file is malformed or not Gemma 4's, has quantized tensors or some that no text model has, or a file cannot be
+/// written.
+pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHuggingFace) -> Result<Report> {
+    let Some(gguf) = source.gguf() else {
+        return Err(Error::file(source.path(), "is no GGUF file; give one"));
+    };
+    let (planned, left_out) = plan(source, gguf, options)?;
+    std::fs::create_dir_all(destination).map_err(Error::io(destination))?;
+    let at = |name: &str| destination.join(name);
+    let config = match gguf.metadata("general.architecture").and_then(|value| value.as_str()) {
+        Some(name) if name.ends_with("assistant") => assistant(&source.assistant_config()?, &at("config.json"))?,
+        _ => target(&source.target_config()?, &at("config.json"))?,
+    };
+    let mut tokens = json!({ "bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"] });
+    let suppressed = gguf::suppressed_tokens(gguf)?;
+    if !suppressed.is_empty() {
+        tokens["suppress_tokens"] = json!(suppressed);
+    }
+    write(&at("generation_config.json"), &pretty(&tokens))?;
+    if let Some(tokenizer) = gguf::tokenizer(gguf)? {
+        let text = tokenizer.to_string(false).map_err(|e| Error::Tokenizer(e.to_string()))?;
+        write(&at("tokenizer.json"), text.as_bytes())?;
+    }
+    if let Some(template) = gguf.metadata("tokenizer.chat_template").and_then(|value| value.as_str()) {
+        write(&at("chat_template.jinja"), template.as_bytes())?;
+    }
+    let bytes = tensors(source, &at("model.safetensors"), &planned, options)?;
+    Ok(Report { tensors: planned.len(), bytes, left_out })
+}
+
+/// Writes a target's config.json, and makes sure that it says what the GGUF file says.
+fn target(config: &TextConfig, path: &Path) -> Result<Value> {
+    let json = config_json::target(config);
+    write(path, &pretty(&json))?;
+    let mut read = TextConfig::target(&Fields::read(path)?)?;
+    read.eos_token_ids.clone_from(&config.eos_token_ids);
+    if read == *config { Ok(json) } else { Err(unsayable(path)) }
+}
+
+fn assistant(config: &AssistantConfig, path: &Path) -> Result<Value> {
+    let json = config_json::assistant(config);
+    write(path, &pretty(&json))?;
+    let mut read = AssistantConfig::read(&Fields::read(path)?)?;
+    read.text.eos_token_ids.clone_from(&config.text.eos_token_ids);
+    // An assistant computes no V; not every layout says where it would come from.
+    read.text.layers.iter_mut().zip(&config.text.layers).for_each(|(read, own)| read.k_eq_v = own.k_eq_v);
+    let text = json["text_config"].clone();
+    if read == *config { Ok(text) } else { Err(unsayable(path)) }
+}
+
+fn unsayable(path: &Path) -> Error {
+    Error::file(path, "cannot say what the GGUF file says of its layers; keep the GGUF file")
+}
+
+fn plan(source: &Checkpoint, gguf: &Gguf, options: &ToHuggingFace) -> Result<(Vec<Planned>, LeftOut)> {
+    let (mut planned, mut left_out, mut strangers) = (Vec::new(), Vec::new(), Vec::new());
+    for own in gguf.tensors().map(|tensor| tensor.name()) {
+        if own == ROPE_FREQS {
+            left_out.push((own.to_owned(), "config.json says it"));
+            continue;
+        }
+        // Experts' gate and up may be apart; where there are both, they are one tensor.
+        if gguf.info(&own.replace("ffn_up_exps", "ffn_gate_exps")).is_some_and(|gate| gate.name() != own) {
+            continue;
+        }
+        let Some(weight) = gguf::hugging_face_name(&own.replace("ffn_gate_exps", "ffn_gate_up_exps")) else {
+            strangers.push(own.to_owned());
+            continue;
+        };
+        let tensor = get(source, &weight)?;
+        let (dtype, size) = match tensor.dtype {
+            TensorType::Float(element) => {
+                let element = options.outtype.unwrap_or(element);
+                (TensorType::Float(element), element.size())
+            }
+            TensorType::I32 | TensorType::I64 if weight == ORDERING => (TensorType::I64, 8),
+            other => {
+                let problem = "safetensors hold floating point; convert from a file that is not quantized";
+                return Err(tensor_error(source, own, format!("is {}; {problem}", other.name())));
+            }
+        };
+        // What belongs to a head stands outside the model.
+        let outside = ["lm_head.", "pre_projection.", "post_projection.", "masked_embedding."];
+        let root = if outside.iter().any(|prefix| weight.starts_with(prefix)) { "" } else { "model." };
+        let (name, len) = (format!("{root}{weight}"), size * tensor.shape.iter().product::<usize>());
+        planned.push(Planned { source: weight, name, dtype, shape: tensor.shape, len });
+    }
+    match options.unknown {
+        Unknown::Refused if !strangers.is_empty() => return Err(refused(source, &strangers)),
+        _ => left_out.extend(strangers.into_iter().map(|name| (name, "no Gemma 4 text model has it"))),
+    }
+    Ok((planned, left_out))
+}
+
+/// Writes a small file, aside first.
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file = Partial::create(path)?;
+    file.put(bytes)?;
+    file.publish()
+}
+
+fn pretty(value: &Value) -> Vec<u8> {
+    format!("{value:#}\n").into_bytes()
+}
+
+/// Writes the safetensors file: the length of the header, the header, the tensors.
+fn tensors(source: &Checkpoint, path: &Path, planned: &[Planned], options: &ToHuggingFace) -> Result<u64> {
+    let mut header = Map::new();
+    header.insert("__metadata__".into(), json!({ "format": "pt" }));
+    let mut end = 0usize;
+    for tensor in planned {
+        let start = end;
+        end += tensor.len;
+        let dtype = match tensor.dtype {
+            TensorType::Float(ElementType::F32) => "F32",
+            TensorType::Float(ElementType::F16) => "F16",
+            TensorType::Float(ElementType::Bf16) => "BF16",
+            _ => "I64",
+        };
+        let entry = json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": [start, end] });
+        header.insert(tensor.name.clone(), entry);
+    }
+    let mut header = Value::Object(header).to_string().into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut file = Partial::create(path)?;
+    file.expect((8 + header.len() + end) as u64);
+    file.put(&(header.len() as u64).to_le_bytes())?;
+    file.put(&header)?;
+    let begin = file.len();
+    for planned in planned {
+        let tensor = get(source, &planned.source)?;
+        let wrong = |problem| tensor_error(source, &planned.source, problem);
+        if planned.dtype == TensorType::I64 {
+            let ids = token_ordering(&tensor).map_err(wrong)?;
+            file.put(&ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect::<Vec<_>>())?;
+            continue;
+        }
+        let recoded = recode(Isa::best(), &tensor, planned.dtype, None, |bytes| {
+            file.put(bytes)?;
+            if let Some(progress) = &options.progress {
+                progress(Progress { loaded: file.len() - begin, total: end as u64 });
+            }
+            Ok(())
+        });
+        recoded.map_err(|error| match error {
+            RecodeError::Tensor(problem) => wrong(problem),
+            RecodeError::Sink(error) => error,
+        })?;
+    }
+    file.publish()?;
+    Ok(end as u64)
+}

@@ -1,0 +1,193 @@
+//! The tokenizer of a Hugging Face directory as llama.cpp's converter writes it into a GGUF file.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::checkpoint::Fields;
+use crate::checkpoint::gguf::GgufWriter;
+use crate::{Error, Result, chat};
+
+/// Special tokens that stay visible in generated text, so that a reader of tool calls finds them.
+const VISIBLE: [&str; 7] =
+    ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|\"|>"];
+
+/// llama.cpp's numbers of what a token is.
+const NORMAL: i32 = 1;
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+const UNUSED: i32 = 5;
+const BYTE: i32 = 6;
+
+/// Merges have the order that matters; llama.cpp's converter gives every token this score.
+const SCORE: f32 = -1000.0;
+
+/// A larger file is no tokenizer.
+const MAX_BYTES: u64 = 1 << 30;
+
+#[derive(Deserialize)]
+struct TokenizerFile {
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+    model: Model,
+}
+
+#[derive(Deserialize)]
+struct AddedToken {
+    id: u32,
+    content: String,
+    #[serde(default)]
+    special: bool,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    byte_fallback: bool,
+    unk_token: Option<String>,
+    vocab: HashMap<String, u32>,
+    merges: Vec<Merge>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Joined(String),
+    Pair([String; 2]),
+}
+
+/// Declares the tokenizer and the chat template of `directory` for a model of `vocab_size` tokens. Without a
+/// tokenizer.json, declares that there is none.
+pub(super) fn declare(
+    file: &mut GgufWriter,
+    architecture: &str,
+    directory: &Path,
+    vocab_size: usize,
+    config: &SpecialIds,
+) -> Result<()> {
+    let path = directory.join("tokenizer.json");
+    if !path.exists() {
+        file.value("tokenizer.ggml.model", "no_vocab")?;
+        file.value(&format!("{architecture}.vocab_size"), vocab_size as u32)?;
+        return declare_ids(file, config);
+    }
+    let source = read(&path)?;
+    let (tokens, kinds) = tokens(&path, &source, vocab_size)?;
+    file.value("tokenizer.ggml.model", "gemma4")?;
+    file.array("tokenizer.ggml.tokens", tokens.iter().map(String::as_str))?;
+    file.array("tokenizer.ggml.scores", tokens.iter().map(|_| SCORE))?;
+    file.array("tokenizer.ggml.token_type", kinds)?;
+    file.array("tokenizer.ggml.merges", merges(&path, &source.model.merges)?)?;
+    declare_ids(file, &named_ids(directory, &source, config)?)?;
+    file.value("tokenizer.ggml.add_bos_token", true)?;
+    file.value("tokenizer.ggml.add_space_prefix", false)?;
+    if let Some(template) = chat::template_source(directory)? {
+        file.value("tokenizer.chat_template", template.as_str())?;
+    }
+    Ok(())
+}
+
+/// Ids of special tokens, by the names that GGUF keys have.
+#[derive(Clone, Default)]
+pub(super) struct SpecialIds {
+    pub(super) bos: Option<u32>,
+    pub(super) eos: Option<u32>,
+    pub(super) unknown: Option<u32>,
+    pub(super) padding: Option<u32>,
+    pub(super) mask: Option<u32>,
+}
+
+fn declare_ids(file: &mut GgufWriter, ids: &SpecialIds) -> Result<()> {
+    let SpecialIds { bos, eos, unknown, padding, mask } = *ids;
+    for (name, id) in [("bos", bos), ("eos", eos), ("unknown", unknown), ("padding", padding), ("mask", mask)] {
+        if let Some(id) = id {
+            file.value(&format!("tokenizer.ggml.{name}_token_id"), id)?;
+        }
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<TokenizerFile> {
+    let len = std::fs::metadata(path).map_err(Error::io(path))?.len();
+    if len > MAX_BYTES {
+        return Err(Error::file(path, format!("is {len} bytes long, too long for a tokenizer")));
+    }
+    let text = std::fs::read(path).map_err(Error::io(path))?;
+    let source: TokenizerFile = serde_json::from_slice(&text)
+        .map_err(|e| Error::file(path, format!("is no BPE tokenizer ({e}); take the one that came with the model")))?;
+    if source.model.kind != "BPE" || !source.model.byte_fallback {
+        let problem = "is not BPE with byte fallback, as Gemma 4's is; take the one that came with the model";
+        return Err(Error::file(path, problem));
+    }
+    Ok(source)
+}
+
+/// Every token by its id, and what it is.
+fn tokens(path: &Path, source: &TokenizerFile, vocab_size: usize) -> Result<(Vec<String>, Vec<i32>)> {
+    let mut tokens: Vec<Option<&str>> = vec![None; vocab_size];
+    let mut kinds = vec![UNUSED; vocab_size];
+    let outside = |token: &str, id: u32| {
+        let problem = format!("token {token:?} has id {id}, but the model's vocabulary has {vocab_size} entries");
+        Error::file(path, format!("{problem}; use the tokenizer that came with the checkpoint"))
+    };
+    for (token, id) in &source.model.vocab {
+        let place = tokens.get_mut(*id as usize).ok_or_else(|| outside(token, *id))?;
+        if let Some(other) = place.replace(token) {
+            return Err(Error::file(path, format!("tokens {other:?} and {token:?} both have id {id}; fix the file")));
+        }
+        kinds[*id as usize] = if is_byte(token) { BYTE } else { NORMAL };
+    }
+    for AddedToken { id, content, special } in &source.added_tokens {
+        let place = tokens.get_mut(*id as usize).ok_or_else(|| outside(content, *id))?;
+        *place = Some(content);
+        let visible = !special || VISIBLE.contains(&content.as_str());
+        kinds[*id as usize] = if visible { USER_DEFINED } else { CONTROL };
+    }
+    // The model may have more rows than there are tokens; llama.cpp wants a name for each.
+    let named = tokens.iter().enumerate();
+    let named = named.map(|(id, token)| token.map_or_else(|| format!("[PAD{id}]"), str::to_owned));
+    Ok((named.collect(), kinds))
+}
+
+/// Whether `token` stands for a byte: `<0x0A>`.
+fn is_byte(token: &str) -> bool {
+    let digits = token.strip_prefix("<0x").and_then(|token| token.strip_suffix('>'));
+    digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
+}
+
+fn merges(path: &Path, merges: &[Merge]) -> Result<Vec<String>> {
+    let joined = merges.iter().enumerate().map(|(i, merge)| match merge {
+        Merge::Joined(merge) => Ok(merge.clone()),
+        Merge::Pair([left, right]) if !left.contains(' ') && !right.contains(' ') => Ok(format!("{left} {right}")),
+        Merge::Pair(_) => {
+            Err(Error::file(path, format!("merge {i} has a space in it, which GGUF files cannot say; fix the file")))
+        }
+    });
+    joined.collect()
+}
+
+/// What tokenizer_config.json names, else what the model's configuration says.
+fn named_ids(directory: &Path, source: &TokenizerFile, config: &SpecialIds) -> Result<SpecialIds> {
+    let path = directory.join("tokenizer_config.json");
+    let names = if path.exists() { Some(Fields::read(&path)?) } else { None };
+    let id = |token: &str| {
+        let added = source.added_tokens.iter().find(|added| added.content == token).map(|added| added.id);
+        added.or_else(|| source.model.vocab.get(token).copied())
+    };
+    let named = |field: &str| {
+        let value = names.as_ref().and_then(|names| names.get(field))?;
+        // Older files give an object with the token's flags.
+        id(value.as_str().or_else(|| value.get("content").and_then(Value::as_str))?)
+    };
+    Ok(SpecialIds {
+        bos: named("bos_token").or(config.bos),
+        eos: named("eos_token").or(config.eos),
+        unknown: named("unk_token").or_else(|| id(source.model.unk_token.as_deref()?)),
+        padding: named("pad_token").or(config.padding),
+        mask: named("mask_token"),
+    })
+}

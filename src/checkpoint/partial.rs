@@ -1,0 +1,161 @@
+//! Files that get their name when they are complete: `NAME.partial` until then, on disk before it is renamed. The file that
+//! had the name stays until that moment, and no half-written one ever has it.
+
+use std::ffi::OsString;
+use std::fs::{File, TryLockError};
+use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+/// Small pieces are collected to this size before they go to the system.
+const BUFFER: usize = 1 << 18;
+
+/// A file under its temporary name. Dropped before [`Partial::publish`], it leaves nothing behind.
+pub(super) struct Partial {
+    path: PathBuf,    // the name that it will have
+    partial: PathBuf, // the name that it has; as long as it has it, the file is locked
+    file: BufWriter<File>,
+    len: u64,
+    total: Option<u64>, // bytes of the whole file, once they are known
+    broken: bool,       // a write failed, so that the bytes so far mean nothing
+    published: bool,
+}
+
+impl Partial {
+    pub(super) fn create(path: &Path) -> Result<Self> {
+        let Some(name) = path.file_name() else {
+            return Err(Error::file(path, "names no file; give the name of the file to write"));
+        };
+        match std::fs::metadata(path) {
+            Ok(meta) if meta.is_dir() => {
+                return Err(Error::file(path, "is a directory; give the name of a file in it"));
+            }
+            Ok(meta) if !meta.is_file() => {
+                return Err(Error::file(path, "is no regular file; give the name of one, or a new name"));
+            }
+            _ => {}
+        }
+        let mut partial_name = OsString::from(name);
+        partial_name.push(".partial");
+        let partial = path.with_file_name(partial_name);
+        let file = BufWriter::with_capacity(BUFFER, create_locked(path, &partial)?);
+        Ok(Self { path: path.to_owned(), partial, file, len: 0, total: None, broken: false, published: false })
+    }
+
+    /// The name that the file will have.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes so far.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Says how long the file will be, for messages.
+    pub(super) fn expect(&mut self, total: u64) {
+        self.total = Some(total);
+    }
+
+    pub(super) fn total(&self) -> Option<u64> {
+        self.total
+    }
+
+    pub(super) fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        let result = self.file.write_all(bytes);
+        self.checked(result)?;
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Overwrites what stands at `at`.
+    pub(super) fn patch(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        let result = (|| {
+            self.file.seek(SeekFrom::Start(at))?;
+            self.file.write_all(bytes)?;
+            self.file.seek(SeekFrom::Start(self.len)).map(drop)
+        })();
+        self.checked(result)
+    }
+
+    /// Puts the file on disk and gives it its name.
+    pub(super) fn publish(mut self) -> Result<()> {
+        if self.broken {
+            return Err(Error::file(&self.path, "is incomplete after an error; write it again"));
+        }
+        let result = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
+        self.checked(result)?;
+        let renamed = std::fs::rename(&self.partial, &self.path);
+        self.checked(renamed)?;
+        self.published = true;
+        // The name, too, outlives a loss of power; where directories cannot be opened, this is left to the system.
+        let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        if let Ok(directory) = File::open(directory.unwrap_or(Path::new("."))) {
+            let _ = directory.sync_all();
+        }
+        Ok(())
+    }
+
+    fn checked(&mut self, result: io::Result<()>) -> Result<()> {
+        result.map_err(|cause| {
+            self.broken = true;
+            failed(&self.path, self.len, self.total, cause)
+        })
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.published {
+            // Nobody is there to hear that it could not be removed; the next writer of this file will try again.
+            let _ = std::fs::remove_file(&self.partial);
+        }
+    }
+}
+
+/// Creates and locks `partial`, in place of one that a killed process left.
+fn create_locked(path: &Path, partial: &Path) -> Result<File> {
+    // Locked until the new file is: of several processes that find a leftover, one replaces it.
+    let mut _leftover = None;
+    for _ in 0..2 {
+        match File::options().write(true).create_new(true).open(partial) {
+            Ok(file) => return lock(path, file),
+            Err(cause) if cause.kind() == ErrorKind::AlreadyExists => {
+                let file = File::options().write(true).open(partial).map_err(Error::io(partial))?;
+                _leftover = Some(lock(path, file)?);
+                tracing::warn!(path = %partial.display(), "an interrupted run left this; it is written anew");
+                std::fs::remove_file(partial).map_err(Error::io(partial))?;
+            }
+            Err(cause) => return Err(failed(path, 0, None, cause)),
+        }
+    }
+    Err(busy(path))
+}
+
+fn lock(path: &Path, file: File) -> Result<File> {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(busy(path)),
+        // Some file systems have no locks.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+    }
+}
+
+fn busy(path: &Path) -> Error {
+    Error::file(path, "is being written by another process; wait for it, or give another name")
+}
+
+/// What kept `path` from being written after `len` bytes of `total`.
+fn failed(path: &Path, len: u64, total: Option<u64>, cause: io::Error) -> Error {
+    let of = total.map_or(String::new(), |total| format!(" of {total}"));
+    match cause.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            Error::file(path, format!("the disk is full after {len}{of} bytes; free space there, or write elsewhere"))
+        }
+        ErrorKind::FileTooLarge => {
+            Error::file(path, format!("the file system takes no file this large ({len}{of} bytes); write elsewhere"))
+        }
+        ErrorKind::NotFound => Error::file(path, "its directory does not exist; create it first"),
+        _ => Error::io(path)(cause),
+    }
+}

@@ -1,0 +1,127 @@
+//! Importance matrices: for each matrix the mean squares of its inputs over some text, as llama.cpp's `llama-imatrix`
+//! collects them; both of its file formats.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint::gguf::Gguf;
+use crate::{Error, Result};
+
+/// The mean squares of the inputs of matrices, by the matrices' names in GGUF files.
+#[derive(Clone, Debug)]
+pub struct Importance {
+    path: PathBuf,
+    entries: BTreeMap<String, Vec<f32>>,
+}
+
+/// The older format has no counts worth believing: no model has more matrices, or matrices with longer rows.
+const MAX_ENTRIES: usize = 1 << 18;
+
+impl Importance {
+    /// Reads the file `path`: GGUF, or the older `.dat`.
+    ///
+    /// # Errors
+    /// If it is neither, or malformed, or holds a number that is negative or not finite.
+    pub fn read(path: &Path) -> Result<Self> {
+        let mut magic = [0; 4];
+        let file = std::fs::File::open(path).map_err(Error::io(path))?;
+        let is_gguf = std::io::Read::read_exact(&mut &file, &mut magic).is_ok() && magic == *b"GGUF";
+        let entries = if is_gguf { gguf(path)? } else { legacy(path)? };
+        let bad = entries.iter().find(|(_, values)| values.iter().any(|x| !x.is_finite() || *x < 0.0));
+        if let Some((name, _)) = bad {
+            let problem = "has an importance that is negative or not finite; collect the matrix again";
+            return Err(Error::Tensor { path: path.to_owned(), tensor: name.clone(), problem: problem.into() });
+        }
+        Ok(Self { path: path.to_owned(), entries })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Matrices that it knows of.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether it knows of none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The importances of the matrix, or stack of matrices, `name`: `count` times `inputs` numbers, or `None` if it is not
+    /// there.
+    pub(super) fn of(&self, name: &str, count: usize, inputs: usize) -> Result<Option<&[f32]>> {
+        match self.entries.get(name) {
+            Some(values) if values.len() != count * inputs => {
+                let problem = format!(
+                    "has {} importances, but {count} x {inputs} inputs; collect the matrix with this model",
+                    values.len()
+                );
+                Err(Error::Tensor { path: self.path.clone(), tensor: name.to_owned(), problem })
+            }
+            values => Ok(values.map(Vec::as_slice)),
+        }
+    }
+}
+
+/// `NAME.in_sum2` holds sums of squares, `NAME.counts` how many were summed: one number for each matrix of a stack.
+fn gguf(path: &Path) -> Result<BTreeMap<String, Vec<f32>>> {
+    let gguf = Gguf::open(path)?;
+    let floats = |name: &str| {
+        let tensor = gguf.tensor(name)?.filter(|tensor| tensor.type_id == 0);
+        let tensor = tensor.ok_or_else(|| gguf.error(name, "is missing or not F32; collect the matrix again"))?;
+        let values = tensor.bytes.as_slice().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x));
+        Ok::<_, Error>(values.collect::<Vec<_>>())
+    };
+    let mut entries = BTreeMap::new();
+    for sums in gguf.tensors().map(|tensor| tensor.name()) {
+        let Some(name) = sums.strip_suffix(".in_sum2") else { continue };
+        let (mut values, counts) = (floats(sums)?, floats(&format!("{name}.counts"))?);
+        if values.len() % counts.len() != 0 {
+            let problem = format!("has {} sums for {} counts; collect the matrix again", values.len(), counts.len());
+            return Err(gguf.error(sums, problem));
+        }
+        let inputs = values.len() / counts.len();
+        for (values, count) in values.chunks_exact_mut(inputs).zip(counts) {
+            // An expert that no token chose: all its inputs count alike.
+            values.iter_mut().for_each(|x| *x = if count > 0.0 { *x / count } else { 1.0 });
+        }
+        entries.insert(name.to_owned(), values);
+    }
+    match entries.is_empty() {
+        true => Err(Error::file(path, "has no NAME.in_sum2, so it is no importance matrix; collect one")),
+        false => Ok(entries),
+    }
+}
+
+/// A count; then for each matrix the length of its name, the name, the number of passes, the number of values, the values.
+fn legacy(path: &Path) -> Result<BTreeMap<String, Vec<f32>>> {
+    let bytes = std::fs::read(path).map_err(Error::io(path))?;
+    let mut rest = &bytes[..];
+    let malformed = || Error::file(path, "is no importance matrix (neither GGUF nor the older format); collect one");
+    let mut take = |len: usize| {
+        let (taken, after) = rest.split_at_checked(len).ok_or_else(malformed)?;
+        rest = after;
+        Ok::<_, Error>(taken)
+    };
+    let size = |bytes: &[u8]| {
+        let number = bytes.try_into().map(i32::from_le_bytes).map_err(|_| malformed())?;
+        usize::try_from(number).map_err(|_| malformed())
+    };
+    let count = size(take(4)?)?;
+    if count == 0 || count > MAX_ENTRIES {
+        return Err(malformed());
+    }
+    let mut entries = BTreeMap::new();
+    for _ in 0..count {
+        let len = size(take(4)?)?;
+        let name = std::str::from_utf8(take(len)?).map_err(|_| malformed())?.to_owned();
+        let passes = size(take(4)?)?.max(1) as f32;
+        let len = size(take(4)?)?.checked_mul(4).ok_or_else(malformed)?;
+        let values = take(len)?.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x) / passes).collect();
+        entries.insert(name, values);
+    }
+    Ok(entries)
+}

@@ -1,0 +1,215 @@
+//! Which tensor gets which type: llama.cpp's mixes, tensor by tensor.
+
+use foretoken_kernels::ElementType;
+use foretoken_kernels::quant::WeightType::{self, *};
+
+use crate::checkpoint::TensorType;
+
+/// What a whole file is quantized to. Single types are mixes as well: tables and heads get more bits than the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, non_camel_case_types)] // llama.cpp's names
+pub enum Mix {
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    IQ4_NL,
+    Q2_K,
+    Q3_K_S,
+    Q3_K_M,
+    Q3_K_L,
+    Q4_K_S,
+    Q4_K_M,
+    Q5_K_S,
+    Q5_K_M,
+    Q6_K,
+}
+
+impl Mix {
+    const ALL: [(Self, &'static str, WeightType, u32); 15] = [
+        (Self::Q4_0, "q4_0", WeightType::Q4_0, 2),
+        (Self::Q4_1, "q4_1", WeightType::Q4_1, 3),
+        (Self::Q8_0, "q8_0", WeightType::Q8_0, 7),
+        (Self::Q5_0, "q5_0", WeightType::Q5_0, 8),
+        (Self::Q5_1, "q5_1", WeightType::Q5_1, 9),
+        (Self::Q2_K, "q2_k", WeightType::Q2_K, 10),
+        (Self::Q3_K_S, "q3_k_s", WeightType::Q3_K, 11),
+        (Self::Q3_K_M, "q3_k_m", WeightType::Q3_K, 12),
+        (Self::Q3_K_L, "q3_k_l", WeightType::Q3_K, 13),
+        (Self::Q4_K_S, "q4_k_s", WeightType::Q4_K, 14),
+        (Self::Q4_K_M, "q4_k_m", WeightType::Q4_K, 15),
+        (Self::Q5_K_S, "q5_k_s", WeightType::Q5_K, 16),
+        (Self::Q5_K_M, "q5_k_m", WeightType::Q5_K, 17),
+        (Self::Q6_K, "q6_k", WeightType::Q6_K, 18),
+        (Self::IQ4_NL, "iq4_nl", WeightType::IQ4_NL, 25),
+    ];
+
+    fn entry(self) -> (Self, &'static str, WeightType, u32) {
+        Self::ALL.into_iter().find(|(mix, ..)| *mix == self).unwrap_or(Self::ALL[0])
+    }
+
+    /// Its name, in lower case.
+    pub fn name(self) -> &'static str {
+        self.entry().1
+    }
+
+    /// The type that most of the matrices get.
+    pub fn weight_type(self) -> WeightType {
+        self.entry().2
+    }
+
+    /// llama.cpp's number for a file of this mix.
+    pub(super) fn file_type(self) -> u32 {
+        self.entry().3
+    }
+}
+
+impl std::str::FromStr for Mix {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let name = name.to_ascii_lowercase();
+        // As llama.cpp has it, the middle of three is meant where none is named.
+        let full = match name.as_str() {
+            "q3_k" | "q4_k" | "q5_k" => format!("{name}_m"),
+            _ => name.clone(),
+        };
+        let known = || Self::ALL.map(|(_, name, ..)| name).join(", ");
+        let found = Self::ALL.into_iter().find(|(_, name, ..)| *name == full);
+        found.map(|(mix, ..)| mix).ok_or_else(|| format!("{name:?} is unknown; {} are", known()))
+    }
+}
+
+/// What the rules ask of a file.
+pub(super) struct Facts {
+    /// Layers.
+    pub layers: usize,
+    /// `attn_v` tensors.
+    pub values: usize,
+    /// Query heads per K/V head of the first layer.
+    pub group: usize,
+    /// Whether the embedding is the head.
+    pub tied: bool,
+    /// Whether importances are known.
+    pub importance: bool,
+}
+
+/// What the rules ask of a tensor, beside its name.
+pub(super) struct Place {
+    /// Its layer; 0 outside the layers.
+    pub layer: usize,
+    /// `attn_v` tensors in layers before.
+    pub values_before: usize,
+    /// Length of its rows.
+    pub inputs: usize,
+}
+
+/// Whether `name`, of `dimensions` dimensions, is quantized at all: vectors, norms, routers, scales, tokens' order and the
+/// projection of per-layer embeddings stay as they are.
+pub(super) fn is_quantized(name: &str, dimensions: usize) -> bool {
+    let kept = ["_norm.weight", "ffn_gate_inp.weight", "per_layer_model_proj", "centroids.weight", "token_ordering"];
+    dimensions > 1 && name.ends_with(".weight") && !kept.iter().any(|kept| name.contains(kept))
+}
+
+/// The type of a tensor that [`is_quantized`].
+pub(super) fn type_of(mix: Mix, name: &str, place: &Place, facts: &Facts) -> TensorType {
+    fitting(wanted(mix, name, place, facts), place.inputs)
+}
+
+/// `wanted`, or what stands in for it where rows of `inputs` are no whole blocks.
+pub(super) fn fitting(wanted: WeightType, inputs: usize) -> TensorType {
+    let fits = |weight_type: WeightType| inputs.is_multiple_of(weight_type.block_len());
+    let fitting = match (fits(wanted), wanted) {
+        (true, wanted) => Some(wanted),
+        (false, Q2_K | Q3_K) => Some(WeightType::Q4_0),
+        (false, Q4_K) => Some(WeightType::Q5_0),
+        (false, Q5_K) => Some(WeightType::Q5_1),
+        (false, Q6_K) => Some(WeightType::Q8_0),
+        (false, _) => None,
+    };
+    match fitting.filter(|fitting| fits(*fitting)) {
+        Some(fitting) => TensorType::Quantized(fitting),
+        None => TensorType::Float(ElementType::F16),
+    }
+}
+
+fn wanted(mix: Mix, name: &str, place: &Place, facts: &Facts) -> WeightType {
+    let base = mix.weight_type();
+    let (layer, layers) = (place.layer, facts.layers);
+    let is_table = matches!(name, "token_embd.weight" | "per_layer_token_embd.weight");
+    if name == "output.weight" || is_table && facts.tied {
+        return match base {
+            _ if !place.inputs.is_multiple_of(base.block_len()) => WeightType::Q8_0,
+            WeightType::Q8_0 => WeightType::Q8_0,
+            _ => Q6_K,
+        };
+    }
+    if name.contains("attn_v.weight") {
+        let (i, n) = (place.values_before, facts.values);
+        return match mix {
+            Mix::Q2_K if facts.group >= 4 => Q4_K,
+            Mix::Q2_K => Q3_K,
+            Mix::Q3_K_M if i < 2 => Q5_K,
+            Mix::Q3_K_M => Q4_K,
+            Mix::Q3_K_L => Q5_K,
+            Mix::Q4_K_M | Mix::Q5_K_M if deserves_more(i, n) => Q6_K,
+            Mix::Q4_K_S if i < 4 => Q5_K,
+            Mix::IQ4_NL if facts.group >= 4 => Q5_K,
+            _ => base,
+        };
+    }
+    if name.contains("ffn_down") {
+        return match mix {
+            Mix::Q2_K => Q3_K,
+            Mix::Q3_K_M if layer < layers / 16 => Q5_K,
+            Mix::Q3_K_M => Q4_K,
+            Mix::Q3_K_L => Q5_K,
+            Mix::Q4_K_M | Mix::Q5_K_M if deserves_more(layer, layers) => Q6_K,
+            Mix::Q4_K_S if layer < layers / 8 => Q5_K,
+            Mix::IQ4_NL if layer < layers / 8 && !facts.importance => Q5_K,
+            Mix::Q4_0 if layer < layers / 8 && facts.importance => WeightType::Q4_1,
+            Mix::Q5_0 if layer < layers / 8 && facts.importance => WeightType::Q5_1,
+            _ => base,
+        };
+    }
+    match mix {
+        Mix::Q2_K if name.contains("attn_output.weight") => Q3_K,
+        Mix::Q3_K_M if name.contains("attn_output.weight") => Q4_K,
+        Mix::Q3_K_L if name.contains("attn_output.weight") => Q5_K,
+        _ => base,
+    }
+}
+
+/// Whether the `_M` mixes spend more bits on the `i`-th of `n`: at both ends, and on every third between.
+fn deserves_more(i: usize, n: usize) -> bool {
+    i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_llama_cpps() {
+        assert_eq!("Q4_K_M".parse(), Ok(Mix::Q4_K_M));
+        assert_eq!("q4_k".parse(), Ok(Mix::Q4_K_M));
+        assert_eq!("q2_k".parse(), Ok(Mix::Q2_K));
+        assert!("q7".parse::<Mix>().is_err_and(|problem| problem.contains("q4_k_s, q4_k_m")));
+    }
+
+    #[test]
+    fn rows_that_are_no_whole_blocks_fall_back() {
+        let facts = Facts { layers: 30, values: 25, group: 2, tied: true, importance: false };
+        let of = |mix, name: &str, inputs| type_of(mix, name, &Place { layer: 12, values_before: 10, inputs }, &facts);
+        let blocks = TensorType::Quantized;
+        assert_eq!(of(Mix::Q4_K_M, "blk.12.attn_q.weight", 2816), blocks(Q4_K));
+        assert_eq!(of(Mix::Q4_K_M, "blk.12.ffn_down_exps.weight", 704), blocks(WeightType::Q5_0));
+        assert_eq!(of(Mix::Q2_K, "blk.12.ffn_gate.weight", 704), blocks(WeightType::Q4_0));
+        assert_eq!(of(Mix::Q5_K_M, "blk.12.ffn_gate.weight", 704), blocks(WeightType::Q5_1));
+        assert_eq!(of(Mix::Q6_K, "blk.12.ffn_gate.weight", 704), blocks(WeightType::Q8_0));
+        assert_eq!(of(Mix::Q4_K_M, "blk.12.proj.weight", 16), TensorType::Float(ElementType::F16));
+        assert_eq!(of(Mix::Q4_0, "token_embd.weight", 2816), blocks(Q6_K));
+        assert_eq!(of(Mix::Q4_0, "per_layer_token_embd.weight", 160), blocks(WeightType::Q8_0));
+    }
+}

@@ -1,0 +1,240 @@
+//! GGUF files to GGUF files of fewer bits, with llama.cpp's mixes.
+
+mod importance;
+mod mix;
+
+pub use importance::Importance;
+pub use mix::Mix;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use foretoken_kernels::Isa;
+
+use super::convert::check_destination;
+use super::gguf::{Gguf, GgufWriter};
+use super::recode::{RecodeError, Weighted, recode};
+use super::{Checkpoint, Progress, RawTensor, TensorType, tensor_type};
+use crate::{Error, Result};
+use mix::{Facts, Place, is_quantized, type_of};
+
+/// What happens to matrices that are quantized already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Requantize {
+    /// An error: errors would add up.
+    #[default]
+    Refused,
+    /// They are quantized again.
+    Allowed,
+}
+
+/// Who decides which tensor gets which type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rules {
+    /// llama.cpp's rules: more bits for tables, heads, and some of attn_v and ffn_down.
+    #[default]
+    Mixed,
+    /// Nobody: all get the one type, where their rows are whole blocks of it.
+    Pure,
+}
+
+/// How a file is quantized.
+#[derive(Clone)]
+pub struct QuantizeOptions {
+    /// To what.
+    pub mix: Mix,
+    /// By which rules. Default: llama.cpp's.
+    pub rules: Rules,
+    /// What errors are weighted with. Default: nothing.
+    pub importance: Option<Importance>,
+    /// Matrices that are quantized already. Default: refused.
+    pub requantize: Requantize,
+    /// Called as tensors are written. Default: nobody.
+    pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+}
+
+impl QuantizeOptions {
+    /// To `mix`, with every default.
+    pub fn new(mix: Mix) -> Self {
+        let (rules, requantize) = (Rules::default(), Requantize::default());
+        Self { mix, rules, importance: None, requantize, progress: None }
+    }
+}
+
+/// One tensor of the new file.
+#[derive(Clone, Debug)]
+pub struct Quantized {
+    /// Its name.
+    pub name: String,
+    /// The type that it had.
+    pub from: &'static str,
+    /// The type that it has.
+    pub to: &'static str,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Whether errors were weighted by importance.
+    pub by_importance: bool,
+}
+
+/// Writes the GGUF checkpoint `source` as `destination`, quantized, on all threads of the current rayon pool. Memory: a
+/// few megabytes beside the maps.
+///
+/// # Errors
+/// If the file is malformed, a matrix is quantized already, importances are for another model, or the new file cannot be
+/// written: an existing one stays as it is then.
+pub fn quantize(source: &Checkpoint, destination: &Path, options: &QuantizeOptions) -> Result<Vec<Quantized>> {
+    let Some(gguf) = source.gguf() else {
+        return Err(Error::file(source.path(), "is a directory of safetensors; convert it to GGUF first"));
+    };
+    check_destination(source, destination)?;
+    let planned = plan(gguf, options)?;
+    let mut file = GgufWriter::create(destination)?;
+    declare(&mut file, gguf, options)?;
+    for tensor in &planned {
+        file.tensor(&tensor.name, tensor.to_id, &tensor.shape)?;
+    }
+    let mut file = file.begin()?;
+    let (mut written, mut report) = (0, Vec::with_capacity(planned.len()));
+    for planned in &planned {
+        let (name, start) = (&planned.name, written);
+        let tensor = gguf.tensor(name)?.ok_or_else(|| gguf.error(name, "is missing; download the file again"))?;
+        let mut write = |bytes: &[u8]| {
+            file.write(name, bytes)?;
+            written += bytes.len() as u64;
+            if let Some(progress) = &options.progress {
+                progress(Progress { loaded: written, total: file.total_bytes() });
+            }
+            Ok(())
+        };
+        let mut by_importance = false;
+        if planned.to_id == tensor.type_id {
+            write(tensor.bytes.as_slice())?;
+            tensor.bytes.release(0..tensor.bytes.as_slice().len());
+        } else {
+            let (inputs, rows) = (planned.inputs(), planned.rows_per_matrix());
+            let count = planned.shape.iter().product::<usize>() / (inputs * rows);
+            let importances = options.importance.as_ref().map(|all| all.of(name, count, inputs)).transpose()?.flatten();
+            by_importance = importances.is_some();
+            let weighted = importances.map(|importances| Weighted { importances, rows });
+            let raw = RawTensor { dtype: tensor_type(tensor.type_id), shape: tensor.shape, bytes: tensor.bytes };
+            recode(Isa::best(), &raw, tensor_type(planned.to_id), weighted, write).map_err(|error| match error {
+                RecodeError::Tensor(problem) => gguf.error(name, problem),
+                RecodeError::Sink(error) => error,
+            })?;
+        }
+        let name = name.clone();
+        let (from, to) = (type_name(tensor.type_id), type_name(planned.to_id));
+        report.push(Quantized { name, from, to, bytes: written - start, by_importance });
+    }
+    file.finish()?;
+    Ok(report)
+}
+
+/// The source's metadata, but for what describes its files and types.
+fn declare(file: &mut GgufWriter, gguf: &Gguf, options: &QuantizeOptions) -> Result<()> {
+    let own = ["general.alignment", "general.file_type", "general.quantization_version"];
+    for key in
+        gguf.keys().filter(|key| !own.contains(key) && !key.starts_with("split.") && !key.starts_with("quantize."))
+    {
+        if let Some(value) = gguf.metadata(key) {
+            file.copy(key, value)?;
+        }
+    }
+    file.value("general.file_type", options.mix.file_type())?;
+    file.value("general.quantization_version", 2u32)?;
+    if let Some(importance) = &options.importance {
+        let name = importance.path().file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+        file.value("quantize.imatrix.file", &*name)?;
+        file.value("quantize.imatrix.entries_count", importance.len() as u32)?;
+    }
+    Ok(())
+}
+
+struct Planned {
+    name: String,
+    shape: Vec<usize>,
+    to_id: u32,
+}
+
+impl Planned {
+    fn inputs(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// Rows of one matrix of a stack.
+    fn rows_per_matrix(&self) -> usize {
+        self.shape.len().checked_sub(2).map_or(1, |outer| self.shape[outer])
+    }
+}
+
+fn plan(gguf: &Gguf, options: &QuantizeOptions) -> Result<Vec<Planned>> {
+    let values: Vec<usize> = gguf
+        .tensors()
+        .filter(|tensor| tensor.name().ends_with("attn_v.weight"))
+        .filter_map(|tensor| layer(tensor.name()))
+        .collect();
+    let facts = Facts {
+        layers: layers(gguf)?,
+        values: values.len(),
+        group: group(gguf),
+        tied: gguf.info("output.weight").is_none(),
+        importance: options.importance.is_some(),
+    };
+    let planned = gguf.tensors().map(|tensor| {
+        let (name, shape) = (tensor.name().to_owned(), tensor.shape().to_vec());
+        let stored = tensor_type(tensor.type_id());
+        if !is_quantized(&name, shape.len()) {
+            return Ok(Planned { name, shape, to_id: tensor.type_id() });
+        }
+        let layer = layer(&name).unwrap_or(0);
+        let values_before = values.iter().filter(|other| **other < layer).count();
+        let place = Place { layer, values_before, inputs: shape.last().copied().unwrap_or(1) };
+        let wanted = match options.rules {
+            Rules::Mixed => type_of(options.mix, &name, &place, &facts),
+            Rules::Pure => mix::fitting(options.mix.weight_type(), place.inputs),
+        };
+        match stored {
+            TensorType::Quantized(_) if stored != wanted && options.requantize == Requantize::Refused => {
+                let problem = format!("is {} already; quantize the file that it came from", stored.name());
+                return Err(gguf.error(&name, problem));
+            }
+            TensorType::Quantized(_) | TensorType::Float(_) => {}
+            _ => return Err(gguf.error(&name, "has a type that cannot be quantized; convert the checkpoint again")),
+        }
+        Ok(Planned { name, shape, to_id: wanted.ggml_id().unwrap_or(tensor.type_id()) })
+    });
+    planned.collect()
+}
+
+fn layer(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
+fn architecture_key<'a>(gguf: &'a Gguf, key: &str) -> Option<super::gguf::Value<'a>> {
+    let architecture = gguf.metadata("general.architecture")?.as_str()?;
+    gguf.metadata(&format!("{architecture}.{key}"))
+}
+
+fn layers(gguf: &Gguf) -> Result<usize> {
+    let count = architecture_key(gguf, "block_count").and_then(|value| value.as_u64());
+    count.map(|count| count as usize).ok_or_else(|| {
+        gguf.key_error(
+            "block_count",
+            "is missing or no integer (of general.architecture); convert the checkpoint again",
+        )
+    })
+}
+
+/// Query heads per K/V head of the first layer; 1 where the file does not say.
+fn group(gguf: &Gguf) -> usize {
+    let first = |key: &str| {
+        let value = architecture_key(gguf, key)?;
+        value.as_u64().or_else(|| value.as_array()?.iter().next()?.as_u64())
+    };
+    let heads = first("attention.head_count").zip(first("attention.head_count_kv").filter(|heads| *heads > 0));
+    heads.map_or(1, |(heads, kv)| (heads / kv) as usize)
+}
+
+fn type_name(id: u32) -> &'static str {
+    super::gguf::GgmlType::from_id(id).map_or("unknown", |known| known.name)
+}

@@ -1,0 +1,156 @@
+//! Tensors from one type to another, a few megabytes at a time on all threads: no tensor is ever in memory as a whole.
+
+use foretoken_kernels::quant::{dequantize_row, quantize_row, quantize_row_by_importance};
+use foretoken_kernels::{ElementType, Isa};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::{RawTensor, TensorType};
+
+/// Bytes, of the wider of both types, that are recoded before they are handed over.
+const BATCH: usize = 16 << 20;
+/// Elements that one thread recodes in a row, at least.
+const RUN: usize = 1 << 14;
+
+/// What can be wrong with the elements; the caller knows the tensor's name.
+pub(super) enum RecodeError<E> {
+    /// The tensor, with what to do about it.
+    Tensor(String),
+    /// What the receiver of the bytes said.
+    Sink(E),
+}
+
+/// What errors of quantization are weighted with.
+#[derive(Clone, Copy)]
+pub(super) struct Weighted<'a> {
+    /// One number for each input of each matrix of a stack.
+    pub importances: &'a [f32],
+    /// Rows of one matrix.
+    pub rows: usize,
+}
+
+/// Gives `write` the elements of `source` as type `to`, in order.
+pub(super) fn recode<E>(
+    isa: Isa,
+    source: &RawTensor,
+    to: TensorType,
+    weighted: Option<Weighted<'_>>,
+    mut write: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), RecodeError<E>> {
+    let bytes = source.bytes.as_slice();
+    let inputs = source.shape.last().copied().unwrap_or(1);
+    let rows = source.shape.iter().product::<usize>() / inputs.max(1);
+    let unreadable = |what: &str| RecodeError::Tensor(format!("{what}; convert the checkpoint again"));
+    let from_row = row_bytes(source.dtype, inputs).ok_or_else(|| unreadable("has a type that cannot be converted"))?;
+    let to_row = row_bytes(to, inputs).ok_or_else(|| unreadable("has rows that are no whole blocks of that type"))?;
+    if bytes.len() != rows * from_row {
+        return Err(unreadable("is not as long as its shape and type imply"));
+    }
+    let batch = (BATCH / from_row.max(to_row).max(1)).max(1);
+    let run = RUN.div_ceil(inputs.max(1));
+    let mut out = Vec::new();
+    for start in (0..rows).step_by(batch) {
+        let end = (start + batch).min(rows);
+        let from = &bytes[start * from_row..end * from_row];
+        if source.dtype == to {
+            write(from).map_err(RecodeError::Sink)?;
+        } else {
+            out.resize((end - start) * to_row, 0);
+            let runs = out.par_chunks_mut(run * to_row).zip(from.par_chunks(run * from_row)).enumerate();
+            let finite = runs.map(|(i, (out, from))| {
+                let mut floats = vec![0.0; inputs];
+                let pairs = from.chunks_exact(from_row).zip(out.chunks_exact_mut(to_row));
+                (start + i * run..).zip(pairs).fold(true, |finite, (row, (from, out))| {
+                    decode(source.dtype, from, &mut floats);
+                    let importance = weighted.map(|weighted| {
+                        let matrix = row / weighted.rows;
+                        &weighted.importances[matrix * inputs..(matrix + 1) * inputs]
+                    });
+                    finite & encode(isa, to, &floats, importance, out)
+                })
+            });
+            if !finite.reduce(|| true, |a, b| a & b) {
+                let problem = "has values that are not finite in the new type; choose one with more range (bf16, f32)";
+                return Err(RecodeError::Tensor(problem.into()));
+            }
+            write(&out).map_err(RecodeError::Sink)?;
+        }
+        source.bytes.release(start * from_row..end * from_row);
+    }
+    Ok(())
+}
+
+/// What a tensor's values are like.
+pub(crate) struct Survey {
+    /// All are finite.
+    pub(crate) finite: bool,
+    /// All are zero.
+    pub(crate) zero: bool,
+}
+
+/// Looks at every value; `None` if the type is none of floating point or blocks, or the length is not the shape's.
+pub(crate) fn survey(source: &RawTensor) -> Option<Survey> {
+    let bytes = source.bytes.as_slice();
+    let inputs = source.shape.last().copied().unwrap_or(1);
+    let rows = source.shape.iter().product::<usize>() / inputs.max(1);
+    let row = row_bytes(source.dtype, inputs).filter(|row| rows * row == bytes.len())?;
+    let run = RUN.div_ceil(inputs.max(1));
+    let seen = bytes.par_chunks((run * row).max(1)).map(|bytes| {
+        let mut floats = vec![0.0; inputs];
+        bytes.chunks_exact(row).fold((true, true), |(finite, zero), bytes| {
+            decode(source.dtype, bytes, &mut floats);
+            (finite & floats.iter().all(|x| x.is_finite()), zero & floats.iter().all(|x| *x == 0.0))
+        })
+    });
+    let (finite, zero) = seen.reduce(|| (true, true), |a, b| (a.0 & b.0, a.1 & b.1));
+    source.bytes.release(0..bytes.len());
+    Some(Survey { finite, zero })
+}
+
+/// Bytes of a row, or `None` for integers, unknown types and rows that are no whole blocks.
+fn row_bytes(stored: TensorType, inputs: usize) -> Option<usize> {
+    match stored {
+        TensorType::Float(element) => Some(inputs * element.size()),
+        TensorType::Quantized(weight_type) => weight_type.row_bytes(inputs),
+        _ => None,
+    }
+}
+
+fn decode(from: TensorType, bytes: &[u8], out: &mut [f32]) {
+    match from {
+        TensorType::Float(ElementType::F32) => {
+            out.iter_mut().zip(bytes.as_chunks().0).for_each(|(out, x)| *out = f32::from_le_bytes(*x));
+        }
+        TensorType::Float(ElementType::F16) => {
+            out.iter_mut().zip(bytes.as_chunks().0).for_each(|(out, x)| *out = f16::from_le_bytes(*x).to_f32());
+        }
+        TensorType::Float(ElementType::Bf16) => {
+            out.iter_mut().zip(bytes.as_chunks().0).for_each(|(out, x)| *out = bf16::from_le_bytes(*x).to_f32());
+        }
+        TensorType::Quantized(weight_type) => dequantize_row(weight_type, bytes, out),
+        _ => unreachable!("row_bytes has no size for other types"),
+    }
+}
+
+/// Whether all elements stayed finite.
+fn encode(isa: Isa, to: TensorType, x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) -> bool {
+    match to {
+        TensorType::Float(ElementType::F32) => {
+            out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(out, x)| *out = x.to_le_bytes());
+        }
+        TensorType::Float(ElementType::F16) => {
+            out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(out, x)| *out = f16::from_f32(*x).to_le_bytes());
+            // The largest half; 65520 and more round to infinity.
+            return x.iter().all(|x| x.abs() < 65_520.0);
+        }
+        TensorType::Float(ElementType::Bf16) => {
+            out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(out, x)| *out = bf16::from_f32(*x).to_le_bytes());
+        }
+        TensorType::Quantized(weight_type) => match importance {
+            Some(importance) => quantize_row_by_importance(isa, weight_type, x, importance, out),
+            None => quantize_row(isa, weight_type, x, out),
+        },
+        _ => unreachable!("row_bytes has no size for other types"),
+    }
+    x.iter().all(|x| x.is_finite())
+}

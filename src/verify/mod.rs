@@ -1,0 +1,310 @@
+//! Whether a target, an assistant, or a pair of them is sound: every check is made, whatever the others found, and each
+//! that fails names the tensor or field and the remedy.
+
+mod expected;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+use serde::Serialize;
+
+use crate::checkpoint::{Checkpoint, RawTensor, TensorType, survey, token_ordering};
+use crate::gemma4::{AssistantConfig, TextConfig, check_pair, is_dead, is_tower};
+use crate::{Engine, EngineOptions, Error, GenerateOptions, Result, SessionOptions};
+use expected::{Expected, Kind};
+
+/// What to verify.
+#[derive(Clone, Debug, Default)]
+pub struct VerifyOptions {
+    /// The target's checkpoint.
+    pub target: Option<PathBuf>,
+    /// The assistant's.
+    pub assistant: Option<PathBuf>,
+    /// What the smoke run continues, where there is a tokenizer. Default: a few words.
+    pub prompt: Option<String>,
+}
+
+/// What was verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Part {
+    /// The target.
+    Target,
+    /// The assistant.
+    Assistant,
+    /// Both together.
+    Pair,
+}
+
+/// How a check went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// As it should be.
+    Passed,
+    /// It works, but somebody should know.
+    Warned,
+    /// It does not work.
+    Failed,
+}
+
+/// One check, or one thing that a check found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// Of what.
+    pub part: Part,
+    /// Which check.
+    pub check: &'static str,
+    /// How it went.
+    pub outcome: Outcome,
+    /// What was found; where it failed, the tensor or field and the remedy.
+    pub detail: String,
+}
+
+/// Makes every check that the checkpoints allow. Reads all weights.
+pub fn verify(options: &VerifyOptions) -> Vec<Finding> {
+    let mut report = Report::default();
+    let target = options.target.as_deref().and_then(|path| report.target(path));
+    let assistant = options.assistant.as_deref().and_then(|path| report.assistant(path));
+    if let (Some((target, config)), Some((assistant, own))) = (&target, &assistant) {
+        report.pair(config, own);
+        report.tokenizers(target, assistant, config.vocab_size);
+    }
+    // What is known to be broken is not run.
+    if let Some(path) = options.target.as_deref().filter(|_| report.sound()) {
+        report.smoke(path, options);
+    }
+    report.0
+}
+
+#[derive(Default)]
+struct Report(Vec<Finding>);
+
+impl Report {
+    fn sound(&self) -> bool {
+        self.0.iter().all(|finding| finding.outcome != Outcome::Failed)
+    }
+
+    fn add(&mut self, part: Part, check: &'static str, outcome: Outcome, detail: impl Into<String>) {
+        self.0.push(Finding { part, check, outcome, detail: detail.into() });
+    }
+
+    /// Notes the check, and hands on what it found.
+    fn note<T>(
+        &mut self,
+        part: Part,
+        check: &'static str,
+        result: Result<T>,
+        passed: impl FnOnce(&T) -> String,
+    ) -> Option<T> {
+        match result {
+            Ok(value) => {
+                self.add(part, check, Outcome::Passed, passed(&value));
+                Some(value)
+            }
+            Err(error) => {
+                self.add(part, check, Outcome::Failed, error.to_string());
+                None
+            }
+        }
+    }
+
+    fn target(&mut self, path: &Path) -> Option<(Checkpoint, TextConfig)> {
+        let part = Part::Target;
+        let checkpoint = self.note(part, "file", Checkpoint::open(path), opened)?;
+        let config = self.note(part, "configuration", checkpoint.target_config(), |config| {
+            format!("{} layers, hidden size {}", config.layers.len(), config.hidden_size)
+        })?;
+        let prefix = self.note(part, "names", checkpoint.text_prefix(), |prefix| format!("begin with {prefix:?}"))?;
+        let mut expected = expected::target(&config);
+        expected.iter_mut().for_each(|tensor| tensor.name = format!("{prefix}{}", tensor.name));
+        if !config.tie_word_embeddings {
+            let shape = vec![config.vocab_size, config.hidden_size];
+            expected.push(Expected { name: "lm_head.weight".into(), shape, kind: Kind::Matrix });
+        }
+        self.tensors(part, &checkpoint, &expected, None);
+        self.strangers(part, &checkpoint, &expected, |name| {
+            is_tower(name) || is_dead(name, prefix, &config) || name == "lm_head.weight"
+        });
+        self.tokenizer(part, &checkpoint, config.vocab_size);
+        Some((checkpoint, config))
+    }
+
+    fn assistant(&mut self, path: &Path) -> Option<(Checkpoint, AssistantConfig)> {
+        let part = Part::Assistant;
+        let checkpoint = self.note(part, "file", Checkpoint::open(path), opened)?;
+        let config = self.note(part, "configuration", checkpoint.assistant_config(), |config| {
+            format!("{} layers, made for a hidden size of {}", config.text.layers.len(), config.backbone_hidden_size)
+        })?;
+        let expected = expected::assistant(&config);
+        self.tensors(part, &checkpoint, &expected, Some(&config));
+        self.strangers(part, &checkpoint, &expected, |name| name == "lm_head.weight");
+        self.tokenizer(part, &checkpoint, config.text.vocab_size);
+        Some((checkpoint, config))
+    }
+
+    /// That every tensor is there, has its shape, a type that can be computed with, and values that mean something.
+    fn tensors(&mut self, part: Part, checkpoint: &Checkpoint, expected: &[Expected], of: Option<&AssistantConfig>) {
+        let problems = expected.par_iter().map(|expected| (expected, examine(checkpoint, expected, of)));
+        let problems: Vec<_> = problems.collect();
+        for (check, matches) in [("tensors", false), ("token_ordering", true)] {
+            let of_check = || problems.iter().filter(|(expected, _)| (expected.kind == Kind::Ordering) == matches);
+            let mut failed = 0;
+            for (expected, problem) in of_check().filter_map(|(expected, problem)| Some((expected, problem.as_ref()?)))
+            {
+                let error = Error::Tensor {
+                    path: checkpoint.path().to_owned(),
+                    tensor: expected.name.clone(),
+                    problem: problem.clone(),
+                };
+                self.add(part, check, Outcome::Failed, error.to_string());
+                failed += 1;
+            }
+            let count = of_check().count();
+            if failed == 0 && count > 0 {
+                let what = if matches { "is a permutation".into() } else { format!("{count} as they should be") };
+                self.add(part, check, Outcome::Passed, what);
+            }
+        }
+    }
+
+    fn strangers(&mut self, part: Part, checkpoint: &Checkpoint, expected: &[Expected], known: impl Fn(&str) -> bool) {
+        let expected: BTreeSet<&str> = expected.iter().map(|tensor| tensor.name.as_str()).collect();
+        let mut strangers = checkpoint.names();
+        strangers.retain(|name| {
+            // GGUF files have no `model.`; `rope_freqs` is theirs alone and was compared with the configuration.
+            let is_expected = expected.contains(name.as_str()) || expected.contains(format!("model.{name}").as_str());
+            !is_expected && name != "rope_freqs.weight" && !known(name)
+        });
+        match strangers.is_empty() {
+            true => self.add(part, "strangers", Outcome::Passed, "no tensors that no module uses"),
+            false => {
+                let detail = format!("{} tensors that no module uses: {}", strangers.len(), strangers.join(", "));
+                self.add(part, "strangers", Outcome::Warned, detail);
+            }
+        }
+    }
+
+    fn tokenizer(&mut self, part: Part, checkpoint: &Checkpoint, vocab_size: usize) {
+        match checkpoint.tokenizer(vocab_size) {
+            Ok(Some(_)) => self.add(part, "tokenizer", Outcome::Passed, "fits the vocabulary"),
+            // An assistant is given its target's tokens.
+            Ok(None) if part == Part::Assistant => {}
+            Ok(None) => self.add(part, "tokenizer", Outcome::Warned, "has none; only token ids can be given"),
+            Err(error) => self.add(part, "tokenizer", Outcome::Failed, error.to_string()),
+        }
+    }
+
+    fn pair(&mut self, target: &TextConfig, assistant: &AssistantConfig) {
+        self.note(Part::Pair, "fit", check_pair(assistant, target), |donors| {
+            format!("the assistant's layers read K and V of the target's layers {donors:?}")
+        });
+    }
+
+    /// Both speak of the same tokens, where both say what theirs are.
+    fn tokenizers(&mut self, target: &Checkpoint, assistant: &Checkpoint, vocab_size: usize) {
+        let of = |checkpoint: &Checkpoint| checkpoint.tokenizer(vocab_size).ok().flatten();
+        let Some((a, b)) = of(target).zip(of(assistant)) else { return };
+        let differs = (0..vocab_size as u32).find(|id| a.token(*id) != b.token(*id));
+        match differs {
+            None => self.add(Part::Pair, "tokenizers", Outcome::Passed, "have the same tokens"),
+            Some(id) => {
+                let token = |tokenizer: &crate::tokenizer::Tokenizer| tokenizer.token(id).unwrap_or("absent".into());
+                let problem =
+                    format!("token {id} is {:?} in the assistant's, {:?} in the target's", token(&b), token(&a));
+                let remedy = "load the assistant that was published for this target";
+                self.add(Part::Pair, "tokenizers", Outcome::Failed, format!("{problem}; {remedy}"));
+            }
+        }
+    }
+
+    /// One prompt, with drafts where there is an assistant.
+    fn smoke(&mut self, model: &Path, options: &VerifyOptions) {
+        let part = if options.assistant.is_some() { Part::Pair } else { Part::Target };
+        let run = || {
+            let load = EngineOptions { assistant: options.assistant.clone(), ..EngineOptions::new(model) };
+            let engine = Engine::load(&load)?;
+            let prompt = match engine.tokenizer() {
+                Ok(tokenizer) => tokenizer.encode(options.prompt.as_deref().unwrap_or("The quick brown fox"))?,
+                Err(_) => engine.target().config().bos_token_id.into_iter().chain(3..8).collect(),
+            };
+            let generate = GenerateOptions { max_tokens: SMOKE_TOKENS, ..GenerateOptions::default() };
+            let mut session = engine.session(&SessionOptions::default())?;
+            let mut generation = session.generate(&prompt, &generate)?;
+            generation.by_ref().try_for_each(|piece| piece.map(drop))?;
+            Ok(generation.statistics().clone())
+        };
+        let Some(statistics) = self.note(part, "smoke run", run(), |s| format!("{} tokens", s.generated_tokens)) else {
+            return;
+        };
+        if statistics.drafted > 0 {
+            let rate = statistics.acceptance_rate();
+            let detail = format!("{:.0} % of {} drafts accepted", 100.0 * rate, statistics.drafted);
+            match rate < POOR_ACCEPTANCE {
+                true => {
+                    let detail = format!("{detail}; if other prompts fare no better, it is another target's assistant");
+                    self.add(part, "acceptance", Outcome::Warned, detail);
+                }
+                false => self.add(part, "acceptance", Outcome::Passed, detail),
+            }
+        }
+    }
+}
+
+/// Tokens of the smoke run.
+const SMOKE_TOKENS: usize = 32;
+/// Guesses of an assistant that knows nothing are accepted less often than this, those of a real one far more often.
+const POOR_ACCEPTANCE: f64 = 0.1;
+
+fn opened(checkpoint: &Checkpoint) -> String {
+    format!("{} tensors, {} bytes", checkpoint.names().len(), checkpoint.bytes())
+}
+
+/// What is wrong with a tensor, if something is.
+fn examine(checkpoint: &Checkpoint, expected: &Expected, assistant: Option<&AssistantConfig>) -> Option<String> {
+    let tensor = match checkpoint.get(&expected.name) {
+        Ok(Some(tensor)) => tensor,
+        Ok(None) => return Some("is missing; download or convert the checkpoint again".into()),
+        Err(Error::Tensor { problem, .. }) => return Some(problem),
+        Err(error) => return Some(error.to_string()),
+    };
+    if tensor.shape != expected.shape {
+        return Some(wrong_shape(expected, &tensor, assistant));
+    }
+    if expected.kind == Kind::Ordering {
+        return token_ordering(&tensor).err();
+    }
+    match (expected.kind, tensor.dtype) {
+        (_, TensorType::Float(_)) | (Kind::Matrix, TensorType::Quantized(_)) => {}
+        (Kind::Matrix, other) => {
+            return Some(format!("is {}, which the kernels do not read; quantize it to another type", other.name()));
+        }
+        (_, other) => {
+            return Some(format!(
+                "is {}, must be floating point; convert or quantize the checkpoint again",
+                other.name()
+            ));
+        }
+    }
+    let remedy = "download or convert the checkpoint again";
+    let Some(survey) = survey(&tensor) else {
+        return Some(format!("is not as long as its shape and type imply; {remedy}"));
+    };
+    if !survey.finite {
+        return Some(format!("has values that are not finite; {remedy}"));
+    }
+    let dead = expected.kind == Kind::Gain || expected.name.ends_with("embed_tokens.weight");
+    (survey.zero && dead).then(|| format!("is all zeros; {remedy}"))
+}
+
+/// A converter of old gave assistants their target's embedding, as wide as that is.
+fn wrong_shape(expected: &Expected, tensor: &RawTensor, assistant: Option<&AssistantConfig>) -> String {
+    let shapes = format!("has shape {:?}, the configuration implies {:?}", tensor.shape, expected.shape);
+    let backbone = assistant.map(|config| config.backbone_hidden_size);
+    let is_embedding = expected.name.ends_with("embed_tokens.weight");
+    match is_embedding && tensor.shape.last().copied() == backbone {
+        true => format!("{shapes}: it is the target's, a mistake of an old converter; convert the assistant again"),
+        false => format!("{shapes}; convert the checkpoint again"),
+    }
+}

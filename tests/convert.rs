@@ -1,0 +1,257 @@
+//! Checkpoints from safetensors to GGUF and back: the same bits, the same text. And nothing half-written ever has a name.
+
+mod cases;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use cases::{argmax, cache, pass, values};
+use foretoken::checkpoint::convert::{
+    AssistantLayout, Outtype, ToGguf, ToHuggingFace, Unknown, to_gguf, to_hugging_face,
+};
+use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
+use foretoken::checkpoint::{Checkpoint, TensorType};
+use foretoken::gemma4::{Assistant, Target, Wanted};
+use foretoken::{ElementType, Engine, EngineOptions, GenerateOptions, Isa, SessionOptions};
+
+fn demo(part: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo").join(part)
+}
+
+fn open(path: &Path) -> Checkpoint {
+    Checkpoint::open(path).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn options(outtype: Outtype) -> ToGguf {
+    ToGguf { outtype, ..ToGguf::default() }
+}
+
+fn convert(source: &Path, destination: &Path, options: &ToGguf) -> Checkpoint {
+    to_gguf(&open(source), destination, options).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
+    open(destination)
+}
+
+/// Every tensor of a text model by its name without any prefix, with type, shape and bytes.
+fn contents(checkpoint: &Checkpoint) -> BTreeMap<String, (TensorType, Vec<usize>, Vec<u8>)> {
+    let tower = |name: &str| name.contains("vision") || name.contains("audio");
+    let names = checkpoint.names().into_iter().filter(|name| !tower(name));
+    let entry = |name: String| {
+        let tensor = checkpoint.get(&name).expect("readable").expect("a name has a tensor");
+        let short = ["model.language_model.", "model."].iter().find_map(|prefix| name.strip_prefix(prefix));
+        (short.unwrap_or(&name).to_owned(), (tensor.dtype, tensor.shape, tensor.bytes.as_slice().to_vec()))
+    };
+    names.map(entry).collect()
+}
+
+#[test]
+fn there_and_back_the_bits_are_the_same() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let case = |path: PathBuf| (path, Outtype::F32, None);
+    let fixtures = cases::all().into_iter().flat_map(|case| [case.path.join("target"), case.path.join("assistant")]);
+    // The demo pair is in brain floats: F32 holds them exactly, and they come back as what they were.
+    let demo = ["target", "assistant"].map(|part| (demo(part), Outtype::F32, Some(ElementType::Bf16)));
+    let same = ["target", "assistant"].map(|part| (self::demo(part), Outtype::Bf16, Some(ElementType::Bf16)));
+    let sources: Vec<_> = fixtures.filter(|path| path.exists()).map(case).chain(demo).chain(same).collect();
+    assert!(sources.len() >= 12, "{}", sources.len());
+    for (i, (source, outtype, back)) in sources.iter().enumerate() {
+        for layout in [AssistantLayout::Nextn, AssistantLayout::Mtp] {
+            let file = directory.path().join(format!("{i}.gguf"));
+            let gguf = convert(source, &file, &ToGguf { layout, ..options(*outtype) });
+            let again = directory.path().join(format!("{i}"));
+            let options = ToHuggingFace { outtype: *back, ..ToHuggingFace::default() };
+            to_hugging_face(&gguf, &again, &options).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
+            let (want, got) = (contents(&open(source)), contents(&open(&again)));
+            assert!(want.keys().eq(got.keys()), "{}", source.display());
+            for (name, want) in &want {
+                assert!(*want == got[name], "{}: {name} differs", source.display());
+            }
+        }
+    }
+}
+
+/// The reference's ids, from the GGUF file and from the directory that it becomes again.
+#[test]
+fn the_text_is_the_same() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for case in cases::all() {
+        let at = |name: &str| directory.path().join(format!("{}-{name}", case.name));
+        let gguf = convert(&case.path.join("target"), &at("target.gguf"), &options(Outtype::F32));
+        to_hugging_face(&gguf, &at("target"), &ToHuggingFace::default()).expect("a directory");
+        for checkpoint in [gguf, open(&at("target"))] {
+            let target = Target::load(&checkpoint, Isa::best()).expect("a target");
+            let mut kv = cache(&target, ElementType::F32);
+            let mut output = pass(&target, &mut kv, &case.ids("input_ids"), Wanted::Last).expect("a row");
+            let first = case.ids("first_id");
+            let state = output.hidden.clone();
+            let greedy = case.ids("greedy_ids");
+            if let Some(assistant) = case.assistant_path() {
+                let layouts = [AssistantLayout::Nextn, AssistantLayout::Mtp];
+                let files = layouts.map(|layout| {
+                    let path = at(&format!("{}.gguf", layout.architecture()));
+                    convert(&assistant, &path, &ToGguf { layout, ..options(Outtype::F32) })
+                });
+                to_hugging_face(&files[0], &at("assistant"), &ToHuggingFace::default()).expect("a directory");
+                for checkpoint in files.iter().chain([&open(&at("assistant"))]) {
+                    let assistant = Assistant::load(checkpoint, &target, Isa::best()).expect("an assistant");
+                    let step = assistant.step(&target, first[0], &state, kv.committed()).expect("a step");
+                    let best = argmax(&step.scores.logits) as usize;
+                    let id = step.scores.ids.map_or(best as u32, |ids| ids[best]);
+                    assert_eq!(id, case.ids("draft_ids")[0], "{}", case.name);
+                }
+            }
+            for (i, want) in greedy.iter().enumerate() {
+                assert_eq!(argmax(&values(&output.logits)), *want, "{}: token {i}", case.name);
+                output = pass(&target, &mut kv, &[*want], Wanted::Last).expect("a row");
+            }
+        }
+    }
+}
+
+/// The demo pair, tokenizer and all, through an engine.
+#[test]
+fn a_pair_talks_as_before() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    convert(&demo("target"), &at("target.gguf"), &options(Outtype::Bf16));
+    convert(&demo("assistant"), &at("assistant.gguf"), &options(Outtype::Bf16));
+    let text = |target: PathBuf, assistant: PathBuf| {
+        let engine = Engine::load(&EngineOptions::new(target).with_assistant(assistant)).expect("an engine");
+        let prompt = engine.tokenizer().expect("one").encode("impl Iterator for Counter {\n").expect("tokens");
+        let mut session = engine.session(&SessionOptions::default()).expect("a session");
+        let options = GenerateOptions { max_tokens: 48, ..GenerateOptions::default() };
+        let mut generation = session.generate(&prompt, &options).expect("a generation");
+        let text: String = generation.by_ref().map(|piece| piece.expect("a piece").text).collect();
+        (text, generation.statistics().accepted)
+    };
+    assert_eq!(text(at("target.gguf"), at("assistant.gguf")), text(demo("target"), demo("assistant")));
+}
+
+/// Types as llama.cpp's converter chooses them.
+#[test]
+fn what_is_small_or_steers_stays_exact() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("moe.gguf");
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/moe/target");
+    convert(&fixture, &file, &options(Outtype::Q8_0));
+    let gguf = Gguf::open(&file).expect("a file");
+    let type_of = |name: &str| gguf.info(name).unwrap_or_else(|| panic!("{name} is missing")).type_id();
+    assert_eq!(type_of("token_embd.weight"), 8);
+    assert_eq!(type_of("blk.0.attn_q.weight"), 8);
+    assert_eq!(type_of("blk.0.ffn_gate_up_exps.weight"), 8);
+    assert_eq!(type_of("blk.0.ffn_down_exps.weight"), 1, "rows of 24 are no whole blocks");
+    for exact in ["ffn_gate_inp.weight", "ffn_gate_inp.scale", "ffn_down_exps.scale", "attn_norm.weight"] {
+        assert_eq!(type_of(&format!("blk.0.{exact}")), 0, "{exact}");
+    }
+    assert_eq!(type_of("rope_freqs.weight"), 0);
+}
+
+#[test]
+fn nothing_is_dropped_in_silence() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("nested.gguf");
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/nested/target");
+    let report = to_gguf(&open(&fixture), &file, &options(Outtype::F32)).expect("a file");
+    let towers = open(&fixture).names().iter().filter(|name| name.contains("vision")).count();
+    assert!(towers > 0 && report.left_out.len() == towers, "{:?}", report.left_out);
+
+    let source = copy(&directory.path().join("copy"), |header, _| {
+        header["model.layers.1.layer_rascal"] = header["model.layers.1.layer_scalar"].take();
+    });
+    let error = to_gguf(&source, &file, &options(Outtype::F32)).expect_err("a stranger").to_string();
+    assert!(error.contains("layers.1.layer_rascal"), "{error}");
+    let leave = ToGguf { unknown: Unknown::LeftOut, ..options(Outtype::F32) };
+    let report = to_gguf(&source, &file, &leave).expect("a file");
+    assert!(report.left_out.iter().any(|(name, _)| name.contains("layer_rascal")));
+}
+
+#[test]
+fn bad_input_is_refused_by_name() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let refused = |result: foretoken::Result<()>, what: &str| {
+        let message = result.expect_err(what).to_string();
+        assert!(message.contains(what) && !message.contains('\n'), "{message:?} does not say {what:?}");
+    };
+    convert(&demo("target"), &at("q8.gguf"), &options(Outtype::Q8_0));
+    let quantized = open(&at("q8.gguf"));
+    refused(to_gguf(&quantized, &at("x.gguf"), &options(Outtype::F16)).map(drop), "is a GGUF file already");
+    let back = ToHuggingFace::default();
+    refused(to_hugging_face(&quantized, &at("back"), &back).map(drop), "is q8_0; safetensors hold floating point");
+    refused(to_hugging_face(&open(&demo("target")), &at("back"), &back).map(drop), "is no GGUF file");
+    refused(to_gguf(&open(&demo("target")), &at("x.bin"), &options(Outtype::F16)).map(drop), "does not end in .gguf");
+    refused(to_gguf(&open(&demo("target")), &at("no/x.gguf"), &options(Outtype::F16)).map(drop), "does not exist");
+    // Half precision ends at 65504.
+    let large = copy(&at("large"), |header, data| {
+        header["model.norm.weight"]["shape"] = serde_json::json!([1, 64]);
+        header["model.lm_head.weight"] = header["model.norm.weight"].take();
+        data.fill(0x7f); // 3.39e38 in every place
+    });
+    refused(to_gguf(&large, &at("x.gguf"), &options(Outtype::F16)).map(drop), "choose one with more range");
+    assert!(!at("x.gguf").exists() && !at("x.gguf.partial").exists());
+}
+
+/// The dense fixture's target with another header and other data.
+fn copy(path: &Path, change: impl FnOnce(&mut serde_json::Value, &mut [u8])) -> Checkpoint {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dense/target");
+    std::fs::create_dir(path).expect("a directory");
+    std::fs::copy(fixture.join("config.json"), path.join("config.json")).expect("copied");
+    let bytes = std::fs::read(fixture.join("model.safetensors")).expect("the fixture");
+    let (len, rest) = bytes.split_at(8);
+    let (header, data) = rest.split_at(u64::from_le_bytes(len.try_into().expect("8 bytes")) as usize);
+    let mut header: serde_json::Value = serde_json::from_slice(header).expect("a header");
+    let mut data = data.to_vec();
+    change(&mut header, &mut data);
+    header.as_object_mut().expect("an object").retain(|_, value| !value.is_null());
+    let header = header.to_string();
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    std::fs::write(path.join("model.safetensors"), bytes).expect("written");
+    open(path)
+}
+
+/// What a killed run left is replaced, and the file that had the name stays until the new one is whole.
+#[test]
+fn an_interrupted_run_is_redone() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (file, partial) = (directory.path().join("demo.gguf"), directory.path().join("demo.gguf.partial"));
+    std::fs::write(&partial, b"GGUF, and then the power failed").expect("written");
+    convert(&demo("target"), &file, &options(Outtype::Bf16));
+    assert!(!partial.exists());
+    let whole = std::fs::read(&file).expect("the file");
+    let writer = GgufWriter::create(&file).expect("a writer");
+    assert!(partial.exists() && std::fs::read(&file).expect("the file") == whole);
+    let busy = to_gguf(&open(&demo("target")), &file, &options(Outtype::F16)).expect_err("two writers").to_string();
+    assert!(busy.contains("being written by another process"), "{busy}");
+    drop(writer);
+    assert!(!partial.exists() && std::fs::read(&file).expect("the file") == whole);
+}
+
+/// On a file system of two megabytes: the error says so, and the old file is still there.
+#[test]
+fn a_full_disk_is_a_clear_error() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let test = std::env::current_exe().expect("this test");
+    let script =
+        r#"mount -t tmpfs -o size=2m none "$0" || exit 42; DISK="$0" exec "$1" --ignored --exact on_a_small_disk"#;
+    let unshare = std::process::Command::new("unshare")
+        .args(["-rm", "sh", "-c", script])
+        .arg(directory.path())
+        .arg(test)
+        .output();
+    match unshare {
+        Ok(output) if ![Some(1), Some(42)].contains(&output.status.code()) => {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        }
+        _ => eprintln!("skipped: no file systems can be mounted here"),
+    }
+}
+
+#[test]
+#[ignore = "run by a_full_disk_is_a_clear_error, on a disk of its own"]
+fn on_a_small_disk() {
+    let file = PathBuf::from(std::env::var("DISK").expect("a disk")).join("demo.gguf");
+    std::fs::write(&file, b"the old file").expect("written");
+    let error = to_gguf(&open(&demo("target")), &file, &options(Outtype::F16)).expect_err("too small").to_string();
+    assert!(error.contains("the disk is full after") && error.contains("free space"), "{error}");
+    assert_eq!(std::fs::read(&file).expect("the old file"), b"the old file");
+    assert!(!file.with_extension("gguf.partial").exists());
+}

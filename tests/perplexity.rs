@@ -1,0 +1,67 @@
+//! Perplexity: the windows' figures are those of one plain pass over each, and what cannot be measured is refused.
+
+mod cases;
+
+use std::path::Path;
+
+use cases::{cache, pass, values};
+use foretoken::gemma4::Wanted;
+use foretoken::kv::KvOptions;
+use foretoken::perplexity::{PerplexityOptions, perplexity};
+use foretoken::{ElementType, Engine, EngineOptions};
+
+fn engine() -> Engine {
+    Engine::load(&EngineOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target")))
+        .expect("the demo")
+}
+
+fn options(window: usize) -> PerplexityOptions {
+    let kv = KvOptions { key: ElementType::F32, value: ElementType::F32, ..KvOptions::default() };
+    PerplexityOptions { window, max_windows: None, kv }
+}
+
+#[test]
+fn windows_are_scored_in_their_second_half() {
+    let engine = engine();
+    let text = std::fs::read_to_string(file!()).expect("this file");
+    let tokens = engine.tokenizer().expect("one").encode(&text).expect("tokens");
+    let window = 200;
+    let mut windows = 0;
+    let result = perplexity(&engine, &tokens, &options(window), |so_far| {
+        windows += 1;
+        assert_eq!((so_far.windows, so_far.tokens), (windows, windows * (window / 2 - 1)));
+    })
+    .expect("a result");
+    assert_eq!(windows, tokens.len() / window);
+
+    let (mut sum, mut count) = (0.0, 0);
+    for text in tokens.chunks_exact(window) {
+        let mut ids = text.to_vec();
+        ids[0] = 2;
+        let target = engine.target();
+        let output = pass(target, &mut cache(target, ElementType::F32), &ids, Wanted::All).expect("rows");
+        let logits = values(&output.logits);
+        for (row, next) in logits.chunks_exact(4096).zip(&ids[1..]).skip(window / 2) {
+            let total: f64 = row.iter().map(|x| f64::from(*x).exp()).sum();
+            sum += total.ln() - f64::from(row[*next as usize]);
+            count += 1;
+        }
+    }
+    let want = (sum / f64::from(count)).exp();
+    assert!((result.value() / want - 1.0).abs() < 1e-9, "{} is not {want}", result.value());
+    // It was trained on Rust; a model that knows nothing has 4096.
+    assert!(result.value() < 100.0 && result.error() > 0.0, "{} +/- {}", result.value(), result.error());
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    let engine = engine();
+    let refused = |tokens: &[u32], window: usize, what: &str| {
+        let message = perplexity(&engine, tokens, &options(window), |_| {}).expect_err(what).to_string();
+        assert!(message.contains(what), "{message:?} does not say {what:?}");
+    };
+    refused(&[2; 100], 3, "too short");
+    refused(&[2; 100], 101, "the text has 100 tokens");
+    refused(&[2; 10_000], 9_000, "do not fit the context");
+    refused(&[5000; 64], 64, "5000");
+}

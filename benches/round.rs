@@ -6,7 +6,7 @@ use std::time::Instant;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use foretoken::gemma4::Wanted;
 use foretoken::kv::{KvCache, KvOptions};
-use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation};
+use foretoken::{Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions, Speculation};
 
 fn engine() -> Engine {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
@@ -45,10 +45,15 @@ fn generation(criterion: &mut Criterion) {
     let engine = engine();
     let prompt = engine.tokenizer().and_then(|t| t.encode("impl Iterator for Counter {\n")).expect("a prompt");
     let mut group = criterion.benchmark_group("64 tokens");
-    for (name, speculation) in [("off", Speculation::Off), ("mtp", Speculation::WherePossible)] {
+    for (name, speculation) in [
+        ("off", Speculation::Off),
+        ("mtp", Speculation::Mtp(MtpOptions::default())),
+        ("auto", Speculation::WherePossible),
+    ] {
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
                 let mut session = engine.session(&SessionOptions::default()).expect("a session");
+                let speculation = speculation.clone();
                 let options = GenerateOptions { max_tokens: 64, speculation, ..GenerateOptions::default() };
                 session
                     .generate(&prompt, &options)

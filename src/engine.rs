@@ -1,14 +1,17 @@
 //! A loaded pair, ready to open sessions on.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use foretoken_kernels::Isa;
+use parking_lot::Mutex;
 
 use crate::chat::{ChatTemplate, Message, Thinking};
 use crate::checkpoint::{Checkpoint, GenerationTokens, LoadOptions};
 use crate::gemma4::{Assistant, Target};
 use crate::options::{EngineOptions, SessionOptions};
 use crate::session::Session;
+use crate::speculative::{Costs, Machine, NgramPool, Sources, check_vocabulary};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -20,14 +23,16 @@ pub struct Engine {
 }
 
 pub(crate) struct Parts {
-    pub(crate) target: Target,
-    pub(crate) assistant: Option<Assistant>,
+    pub(crate) sources: Sources,
     pub(crate) tokenizer: Option<Tokenizer>,
     pub(crate) chat: Option<ChatTemplate>,
     pub(crate) end_of_generation: Vec<u32>,
     pub(crate) suppressed: Vec<u32>,
     pub(crate) pool: rayon::ThreadPool,
     pub(crate) isa: Isa,
+    /// What rounds cost, as the sessions have measured it.
+    pub(crate) costs: Mutex<Costs>,
+    pub(crate) sessions: AtomicU64,
 }
 
 /// Gemma 4's end-of-generation tokens by name: instruction-tuned checkpoints stop on all of them, whatever subset
@@ -62,11 +67,21 @@ impl Engine {
         let assistant = match &options.assistant {
             Some(path) => {
                 let checkpoint = Checkpoint::open(path)?;
-                Some(pool.install(|| Assistant::load(&checkpoint, &target, load))?)
+                Some(Arc::new(pool.install(|| Assistant::load(&checkpoint, &target, load.clone()))?))
             }
             None => None,
         };
         let tokenizer = checkpoint.tokenizer(target.config().vocab_size)?;
+        let draft_model = match &options.draft_model {
+            Some(path) => {
+                let checkpoint = Checkpoint::open(path)?;
+                let model = pool.install(|| Target::load(&checkpoint, load))?;
+                let own = checkpoint.tokenizer(model.config().vocab_size)?;
+                check_vocabulary((&target, tokenizer.as_ref()), (&model, own.as_ref()))?;
+                Some(Arc::new(model))
+            }
+            None => None,
+        };
         let GenerationTokens { end, suppressed } = checkpoint.generation_tokens()?;
         let mut end_of_generation = [target.config().eos_token_ids.clone(), end].concat();
         if let Some(tokenizer) = &tokenizer {
@@ -76,7 +91,16 @@ impl Engine {
         end_of_generation.dedup();
         tracing::info!(threads, isa = isa.name(), ?end_of_generation, "engine ready");
         let chat = checkpoint.chat_template()?;
-        let parts = Parts { target, assistant, tokenizer, chat, end_of_generation, suppressed, pool, isa };
+        let machine = Machine {
+            isa: isa.name().into(),
+            threads,
+            step_bytes: target.step_cost().bytes,
+            step_multiply_adds: target.step_cost().multiply_adds,
+        };
+        let (costs, sessions) = (Mutex::new(Costs::new(machine)), AtomicU64::new(0));
+        let sources =
+            Sources { target: Arc::new(target), assistant, draft_model, pool: Arc::new(NgramPool::default()), isa };
+        let parts = Parts { sources, tokenizer, chat, end_of_generation, suppressed, pool, isa, costs, sessions };
         Ok(Self { parts: Arc::new(parts) })
     }
 
@@ -90,12 +114,36 @@ impl Engine {
 
     /// The target.
     pub fn target(&self) -> &Target {
-        &self.parts.target
+        &self.parts.sources.target
     }
 
     /// The assistant, if one was loaded.
     pub fn assistant(&self) -> Option<&Assistant> {
-        self.parts.assistant.as_ref()
+        self.parts.sources.assistant.as_deref()
+    }
+
+    /// The model of the drafter `draft-model`, if one was loaded.
+    pub fn draft_model(&self) -> Option<&Target> {
+        self.parts.sources.draft_model.as_deref()
+    }
+
+    /// What rounds cost here, as generations have measured it so far. Every new generation starts from it.
+    pub fn costs(&self) -> Costs {
+        self.parts.costs.lock().clone()
+    }
+
+    /// Starts from costs that were measured before: `Costs::load(path, engine.costs().machine())`.
+    ///
+    /// # Errors
+    /// If they are another machine's or model's.
+    pub fn set_costs(&self, costs: Costs) -> Result<()> {
+        let mut own = self.parts.costs.lock();
+        if costs.machine() != own.machine() {
+            let problem = format!("the costs are those of {:?}, this is {:?}", costs.machine(), own.machine());
+            return Err(Error::Input(problem));
+        }
+        *own = costs;
+        Ok(())
     }
 
     /// The tokenizer.

@@ -52,6 +52,12 @@ pub enum Error {
         /// Both sides of the mismatch.
         problem: String,
     },
+    /// A draft model that speaks another vocabulary.
+    #[error("the draft model does not fit the target: {problem}; load a smaller model with the same tokenizer")]
+    DraftModel {
+        /// Both sides of the mismatch.
+        problem: String,
+    },
     /// A prompt, token or option that cannot be used.
     #[error("{0}")]
     Input(String),

@@ -1,14 +1,15 @@
 //! A generation: an iterator over rounds.
 
-use std::time::{Duration, Instant};
+use std::panic::resume_unwind;
+use std::time::Instant;
 
 use rand::rngs::StdRng;
 
 use crate::Result;
+use crate::engine::Engine;
 use crate::options::{EndOfGeneration, GenerateOptions, Stop};
-use crate::sampler::Sampler;
-use crate::session::{Session, Statistics};
-use crate::speculative::{DraftSampling, Frontier, Speculator};
+use crate::session::{Desk, Session, Statistics};
+use crate::speculative::{Cancel, Frontier, Path, Tracer};
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 
 /// What one round wrote.
@@ -36,39 +37,33 @@ pub enum Finish {
 /// stands, and the session can be used again.
 pub struct Generation<'s> {
     session: &'s mut Session,
-    sampler: Sampler,
     rng: StdRng,
-    num_drafts: usize,
-    drafts: DraftSampling,
+    ahead: bool,
     left: usize,
     text: TextEnd,
     first: Option<Frontier>, // not handed out yet, and so not yet the session's
     finish: Option<Finish>,
     statistics: Statistics,
+    tracer: Option<Tracer>,
+}
+
+/// What a generation starts from.
+pub(crate) struct Request<'a> {
+    pub rng: StdRng,
+    pub options: &'a GenerateOptions,
+    /// Whether drafts are made while the caller is busy.
+    pub ahead: bool,
+    pub tracer: Option<Tracer>,
+    pub first: Frontier,
+    pub statistics: Statistics,
 }
 
 impl<'s> Generation<'s> {
-    pub(crate) fn new(
-        session: &'s mut Session,
-        sampler: Sampler,
-        rng: StdRng,
-        options: &GenerateOptions,
-        (block_size, drafts): (usize, DraftSampling),
-        (prompt_tokens, prefill): (usize, Duration),
-        first: Frontier,
-    ) -> Result<Self> {
+    pub(crate) fn new(session: &'s mut Session, request: Request<'_>) -> Self {
+        let Request { rng, options, ahead, tracer, first, statistics } = request;
         let text = TextEnd::new(&options.stop, session.engine.end_of_generation());
-        let statistics = Statistics {
-            generations: 1,
-            prompt_tokens,
-            prefill,
-            drafted_at: vec![0; block_size - 1],
-            accepted_at: vec![0; block_size - 1],
-            ..Statistics::default()
-        };
-        let finish = (options.max_tokens == 0).then_some(Finish::Length);
-        let (num_drafts, left) = (block_size - 1, options.max_tokens);
-        Ok(Self { session, sampler, rng, num_drafts, drafts, left, text, first: Some(first), finish, statistics })
+        let (left, finish) = (options.max_tokens, (options.max_tokens == 0).then_some(Finish::Length));
+        Self { session, rng, ahead, left, text, first: Some(first), finish, statistics, tracer }
     }
 
     /// Counts and times so far.
@@ -87,51 +82,82 @@ impl<'s> Generation<'s> {
         let tokens = match self.first.take() {
             Some(first) => {
                 self.text.push(tokenizer, first.last)?;
+                if let Some(tracer) = &mut self.tracer {
+                    tracer.first(tokenizer, first.last);
+                }
                 let tokens = vec![first.last];
-                self.session.frontier = Some(first);
+                let begin = self.session.speculator().0.begin(first);
+                self.statistics.speculation.begin += begin;
                 tokens
             }
-            None => {
-                let Some(frontier) = self.session.frontier.as_mut() else { return Ok(Piece::default()) };
-                let room = self.session.kv.max_context() - self.session.kv.len();
-                // `max_tokens` is exact: a round emits at most one token more than it drafts.
-                let num_drafts = self.num_drafts.min(self.left - 1).min(room.saturating_sub(1));
-                let speculator = Speculator {
-                    target: engine.target(),
-                    assistant: engine.assistant(),
-                    sampler: &self.sampler,
-                    drafts: self.drafts,
-                };
-                let (kv, rng, text) = (&mut self.session.kv, &mut self.rng, &mut self.text);
-                let ends = |token| text.push(tokenizer, token);
-                let round = engine.parts.pool.install(|| speculator.round(kv, frontier, num_drafts, ends, rng))?;
-                self.count(round.drafted, round.accepted);
-                self.statistics.draft += round.draft_time;
-                self.statistics.verify += round.verify_time;
-                round.tokens
-            }
+            None => self.next_tokens(&engine)?,
         };
         self.left -= tokens.len();
         self.statistics.generated_tokens += tokens.len();
+        let left = self.left;
+        let (speculator, _) = self.session.speculator();
+        let room = speculator.kv.max_context() - speculator.kv.len();
         if self.text.ended {
             self.finish = Some(Finish::Stop);
-        } else if self.left == 0 {
+        } else if left == 0 {
             self.finish = Some(Finish::Length);
-        } else if self.session.kv.len() == self.session.kv.max_context() {
+        } else if room == 0 {
             self.finish = Some(Finish::Context);
+        }
+        if self.finish.is_some() {
+            self.learn();
+        } else if self.ahead {
+            self.session.submit(most_rows(left, room));
         }
         let text = self.text.take(tokenizer, self.finish)?;
         Ok(Piece { tokens, text })
     }
 
-    fn count(&mut self, drafted: usize, accepted: usize) {
-        let s = &mut self.statistics;
-        s.rounds += 1;
-        s.drafted += drafted;
-        s.accepted += accepted;
-        s.drafted_at[..drafted].iter_mut().for_each(|n| *n += 1);
-        s.accepted_at[..accepted].iter_mut().for_each(|n| *n += 1);
+    /// One round of the target.
+    fn next_tokens(&mut self, engine: &Engine) -> Result<Vec<u32>> {
+        let tokenizer = engine.parts.tokenizer.as_ref();
+        let start = Instant::now();
+        let (speculator, drafted) = self.session.speculator();
+        let wait = start.elapsed();
+        let room = speculator.kv.max_context() - speculator.kv.len();
+        let (rng, text) = (&mut self.rng, &mut self.text);
+        let path = if drafted.is_some() { Path::Lazy } else { Path::Sync };
+        let drafted = drafted.map(|result| result.unwrap_or_else(|panic| resume_unwind(panic))).transpose()?;
+        let round = engine.parts.pool.install(|| {
+            let proposal = match drafted {
+                Some(proposal) => proposal,
+                None => speculator.propose(most_rows(self.left, room), &Cancel::default())?,
+            };
+            speculator.verify(proposal, |token| text.push(tokenizer, token), rng)
+        })?;
+        let Some(round) = round else { return Ok(Vec::new()) };
+        let wait = if path == Path::Sync { round.draft_time } else { wait };
+        self.statistics.count(&round, wait);
+        if let Some(tracer) = &mut self.tracer {
+            tracer.round(tokenizer, &round, path, wait);
+        }
+        Ok(round.tokens)
     }
+
+    /// Hands what was learnt about costs to the engine, and to the statistics.
+    fn learn(&mut self) {
+        let (speculator, drafted) = self.session.speculator();
+        let context = speculator.kv.len();
+        let costs = speculator.costs().clone();
+        if let Some(Ok(Ok(drafted))) = &drafted {
+            self.statistics.speculation.cancelled += 1;
+            if let Some(tracer) = &self.tracer {
+                tracer.cancelled(drafted.drafted());
+            }
+        }
+        self.statistics.speculation.estimate(&costs, context);
+        *self.session.engine.parts.costs.lock() = costs;
+    }
+}
+
+/// Rows that a round may have: it emits at most as many tokens, and `max_tokens` is exact.
+fn most_rows(left: usize, room: usize) -> usize {
+    left.min(room).max(1)
 }
 
 impl Iterator for Generation<'_> {
@@ -151,6 +177,26 @@ impl Iterator for Generation<'_> {
             self.finish = Some(Finish::Stop);
         }
         Some(piece)
+    }
+}
+
+impl Drop for Generation<'_> {
+    /// Cancels a draft that is under way, and waits until the cache is back.
+    fn drop(&mut self) {
+        if let Desk::Away(pending) = &self.session.desk {
+            pending.cancel();
+        }
+        if self.finish.is_none() {
+            self.learn();
+        }
+        if let Some(tracer) = &self.tracer {
+            tracer.end(match self.finish {
+                Some(Finish::Stop) => "stop",
+                Some(Finish::Length) => "length",
+                Some(Finish::Context) => "context",
+                None => "dropped",
+            });
+        }
     }
 }
 

@@ -65,6 +65,9 @@ pub use error::{Error, Result};
 pub use foretoken_kernels::quant::WeightType;
 pub use foretoken_kernels::{ElementType, Isa};
 pub use generation::{Finish, Generation, Piece};
-pub use options::{EndOfGeneration, EngineOptions, GenerateOptions, MtpOptions, SessionOptions, Speculation, Stop};
+pub use options::{
+    EndOfGeneration, EngineOptions, GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation,
+    SpeculationOptions, Stop,
+};
 pub use sampler::Sampling;
 pub use session::{Session, Statistics};

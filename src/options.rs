@@ -9,7 +9,7 @@ use foretoken_kernels::quant::WeightType;
 use crate::checkpoint::Progress;
 use crate::kv::KvOptions;
 use crate::sampler::Sampling;
-use crate::speculative::DraftSampling;
+use crate::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, Trace};
 
 /// What to load, and what to compute with.
 #[derive(Clone)]
@@ -18,6 +18,8 @@ pub struct EngineOptions {
     pub model: PathBuf,
     /// Directory of its assistant's; without one there is no speculation.
     pub assistant: Option<PathBuf>,
+    /// Directory of a smaller Gemma 4 for the drafter `draft-model`. Default: none.
+    pub draft_model: Option<PathBuf>,
     /// Threads. Default: the physical cores that the process may use.
     pub threads: Option<usize>,
     /// Instruction set. Default: the widest that the processor has.
@@ -31,7 +33,15 @@ pub struct EngineOptions {
 impl EngineOptions {
     /// The checkpoint in directory `model`, with every default.
     pub fn new(model: impl Into<PathBuf>) -> Self {
-        Self { model: model.into(), assistant: None, threads: None, isa: None, quantize: None, progress: None }
+        Self {
+            model: model.into(),
+            assistant: None,
+            draft_model: None,
+            threads: None,
+            isa: None,
+            quantize: None,
+            progress: None,
+        }
     }
 
     /// With the assistant in directory `assistant`.
@@ -57,8 +67,13 @@ pub struct GenerateOptions {
     pub sampling: Sampling,
     /// Seed of the draws. Default: 0.
     pub seed: u64,
-    /// Whether tokens are drafted. Default: where the engine has an assistant.
+    /// Whether and how tokens are drafted. Default: where the engine has an assistant or a draft model.
     pub speculation: Speculation,
+    /// Accepts each draft by a coin with this chance, thrown from `seed`, instead of by the target: for measuring speed at
+    /// any acceptance. The text is meaningless then. Default: no.
+    pub simulate_acceptance: Option<f64>,
+    /// Where to tell what every round did. Default: nowhere, at no cost.
+    pub trace: Option<Trace>,
     /// What ends the text. Default: the checkpoint's end-of-generation tokens.
     pub stop: Stop,
 }
@@ -70,24 +85,28 @@ impl Default for GenerateOptions {
             sampling: Sampling::default(),
             seed: 0,
             speculation: Speculation::default(),
+            simulate_acceptance: None,
+            trace: None,
             stop: Stop::default(),
         }
     }
 }
 
 /// Whether and how tokens are drafted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum Speculation {
-    /// With the defaults of [`MtpOptions`] if the engine has an assistant, else not at all.
+    /// With the defaults of [`SpeculationOptions`] if the engine has an assistant or a draft model, else not at all.
     #[default]
     WherePossible,
     /// Never: one token per pass.
     Off,
-    /// With the assistant.
+    /// With the assistant alone and blocks of one size.
     Mtp(MtpOptions),
+    /// As the options say.
+    With(SpeculationOptions),
 }
 
-/// Drafting with the assistant.
+/// Drafting with the assistant in blocks of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MtpOptions {
     /// Rows of a verification: `block_size - 1` tokens are drafted. Default: 4.
@@ -100,6 +119,49 @@ impl Default for MtpOptions {
     fn default() -> Self {
         Self { block_size: 4, drafts: DraftSampling::Greedy }
     }
+}
+
+/// Drafting by any drafters.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SpeculationOptions {
+    /// Which drafters. Default: those that the engine can offer.
+    pub drafters: Drafters,
+    /// Rows of a verification. Default: chosen for every round from measured costs.
+    pub block: BlockSize,
+    /// Rests a model after this many drafts in a row (1 to 32) of which nothing stood; look-ups go on. Default: never.
+    pub skip_streak: Option<usize>,
+    /// How models choose their drafts. Default: greedily.
+    pub drafts: DraftSampling,
+    /// Whether drafts are made while the caller is busy. Default: they are not.
+    pub pipeline: Pipeline,
+}
+
+impl SpeculationOptions {
+    /// No drafters.
+    pub(crate) fn off() -> Self {
+        Self { drafters: Drafters::Priority(Vec::new()), ..Self::default() }
+    }
+}
+
+impl From<MtpOptions> for SpeculationOptions {
+    fn from(mtp: MtpOptions) -> Self {
+        Self {
+            drafters: Drafters::Priority(vec![DrafterOptions::Mtp]),
+            block: BlockSize::Fixed(mtp.block_size),
+            drafts: mtp.drafts,
+            ..Self::default()
+        }
+    }
+}
+
+/// When drafts are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pipeline {
+    /// When the next round is asked for (depth 1).
+    #[default]
+    InTurn,
+    /// As soon as a round is over, on the engine's threads, while the caller does something with its tokens (depth 2).
+    Ahead,
 }
 
 /// What ends a text before `max_tokens`.

@@ -1,5 +1,6 @@
 //! One sequence: its cache, and where it stands.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rand::SeedableRng;
@@ -7,20 +8,33 @@ use rand::rngs::StdRng;
 
 use crate::engine::Engine;
 use crate::gemma4::Wanted;
-use crate::generation::Generation;
-use crate::kv::KvCache;
+use crate::generation::{Generation, Request};
+use crate::kv::{KvCache, KvOptions};
 use crate::nn::F32View;
-use crate::options::{GenerateOptions, MtpOptions, SessionOptions, Speculation};
-use crate::sampler::Sampler;
-use crate::speculative::{DraftSampling, Frontier};
+use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
+use crate::sampler::{Sampler, Sampling};
+use crate::speculative::{
+    Confidence, Drafters, Frontier, NgramCache, Order, Pending, Planner, Proposal, Round, Settings, SpeculationStats,
+    Speculator, Tracer, add_all, count_at,
+};
 use crate::{Error, Result};
 
 /// A sequence of tokens and its K and V. Prompts and generations alternate; each continues where the last one ended.
 pub struct Session {
     pub(crate) engine: Engine,
-    pub(crate) kv: KvCache,
-    /// The newest token, once there is one: emitted, but not yet in the cache.
-    pub(crate) frontier: Option<Frontier>,
+    pub(crate) desk: Desk,
+    kv_options: KvOptions,
+    id: u64,
+}
+
+/// Where the sequence is.
+pub(crate) enum Desk {
+    /// Here, at rest.
+    Here(Box<Speculator>),
+    /// With a drafter, who is ahead of the caller.
+    Away(Pending<Box<Speculator>, Result<Proposal>>),
+    /// On its way between the two; nobody sees this.
+    Moving,
 }
 
 impl Session {
@@ -28,7 +42,10 @@ impl Session {
         let target = engine.target();
         let (layout, context) = (target.kv_layout(), target.config().max_position_embeddings);
         let kv = KvCache::new(layout, &options.kv, context, engine.parts.isa)?;
-        Ok(Self { engine, kv, frontier: None })
+        let sampler = Sampler::new(Sampling::default(), engine.parts.suppressed.clone())?;
+        let desk = Desk::Here(Box::new(Speculator::new(engine.parts.sources.target.clone(), kv, sampler)));
+        let id = engine.parts.sessions.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { engine, desk, kv_options: options.kv.clone(), id })
     }
 
     /// The engine that it runs on.
@@ -37,8 +54,21 @@ impl Session {
     }
 
     /// The cache.
+    ///
+    /// # Panics
+    /// If a generation at pipeline depth 2 was leaked ([`std::mem::forget`]), until the next one begins: a drafter has the
+    /// cache then.
     pub fn kv(&self) -> &KvCache {
-        &self.kv
+        match &self.desk {
+            Desk::Here(speculator) => &speculator.kv,
+            Desk::Away(_) | Desk::Moving => panic!("a leaked generation is still drafting; begin another one first"),
+        }
+    }
+
+    /// What the drafter `ngram-cache` of the last generation has learnt: its dynamic cache with this sequence's counts. To
+    /// be saved, and given to later sessions.
+    pub fn learnt_ngrams(&mut self) -> Option<NgramCache> {
+        self.speculator().0.learnt()
     }
 
     /// Appends `prompt` and generates. The prompt is processed before this returns; the tokens come as the iterator is
@@ -49,66 +79,130 @@ impl Session {
     /// range. Nothing of the prompt is kept then.
     pub fn generate(&mut self, prompt: &[u32], options: &GenerateOptions) -> Result<Generation<'_>> {
         let sampler = Sampler::new(options.sampling.clone(), self.engine.parts.suppressed.clone())?;
-        let (block_size, drafts) = self.speculation(options.speculation)?;
+        let speculation = self.speculation(&options.speculation)?;
+        if let Some(chance) = options.simulate_acceptance.filter(|chance| !(0.0..=1.0).contains(chance)) {
+            return Err(Error::Input(format!("the simulated acceptance is {chance}, must be from 0 to 1")));
+        }
         if prompt.is_empty() {
             return Err(Error::Input("the prompt is empty; give at least one token".into()));
         }
         let mut rng = StdRng::seed_from_u64(options.seed);
         let start = Instant::now();
-        let engine = self.engine.clone();
-        let first = engine.parts.pool.install(|| self.prefill(prompt, &sampler, &mut rng))?;
-        let prefill = start.elapsed();
-        Generation::new(self, sampler, rng, options, (block_size, drafts), (prompt.len(), prefill), first)
-    }
-
-    /// Runs the target over the prompt, in chunks, and draws the first token after it.
-    fn prefill(&mut self, prompt: &[u32], sampler: &Sampler, rng: &mut StdRng) -> Result<Frontier> {
-        let ids: Vec<u32> = self.frontier.iter().map(|frontier| frontier.last).chain(prompt.iter().copied()).collect();
-        let vocab = self.engine.target().config().num_readable_tokens();
-        if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
-            return Err(Error::Input(format!("token id {id} of the prompt is outside the vocabulary of {vocab}")));
+        let (engine, kv_options, id) = (self.engine.clone(), self.kv_options.clone(), self.id);
+        let list = engine.parts.sources.list(&speculation.drafters);
+        let (speculator, _) = self.speculator();
+        if !speculator.has(&list) {
+            let drafters: Result<_> = list.iter().map(|one| engine.parts.sources.drafter(one, &kv_options)).collect();
+            speculator.set_drafters(list, drafters?);
         }
-        let needed = self.kv.len() + ids.len();
-        if needed > self.kv.max_context() {
-            return Err(Error::Context { needed, limit: self.kv.max_context() });
-        }
-        let engine = self.engine.clone();
-        let mut chunks = ids.chunks(self.kv.max_round_rows()).peekable();
-        while let Some(chunk) = chunks.next() {
-            let wanted = if chunks.peek().is_none() { Wanted::Last } else { Wanted::Nothing };
-            let mut round = self.kv.begin_round(chunk.len())?;
-            let output = engine.target().forward(chunk, &mut round, wanted)?;
-            round.commit(chunk.len());
-            // From here on the cache has more than the old frontier speaks of.
-            self.frontier = None;
-            if let Some(output) = output {
-                let last = sampler.distribution(None, &F32View::new(&output.logits)?)?.sample(rng);
-                return Ok(Frontier { last, hidden: output.hidden });
-            }
-        }
-        Err(Error::Input("the prompt is empty; give at least one token".into()))
-    }
-
-    /// Rows of a verification, and how drafts are chosen.
-    fn speculation(&self, speculation: Speculation) -> Result<(usize, DraftSampling)> {
-        let mtp = match (speculation, self.engine.assistant()) {
-            (Speculation::Off, _) | (Speculation::WherePossible, None) => {
-                MtpOptions { block_size: 1, drafts: DraftSampling::Greedy }
-            }
-            (Speculation::WherePossible, Some(_)) => MtpOptions::default(),
-            (Speculation::Mtp(_), None) => {
-                let problem = "speculation needs an assistant; load one, or turn speculation off";
-                return Err(Error::Input(problem.into()));
-            }
-            (Speculation::Mtp(mtp), Some(_)) => mtp,
+        let settings = Settings {
+            sampler,
+            drafts: speculation.drafts,
+            order: if matches!(speculation.drafters, Drafters::Priority(_)) { Order::Priority } else { Order::Best },
+            confidence: if options.trace.is_some() { Confidence::Said } else { Confidence::Unsaid },
+            simulated: options.simulate_acceptance,
         };
-        let most = self.kv.max_round_rows();
-        if mtp.block_size == 0 || mtp.block_size > most {
-            let problem = format!("the draft block size is {}, must be from 1 to {most}", mtp.block_size);
+        let costs = engine.costs();
+        let planner = |drafters: &[_]| Planner::new(speculation.block, speculation.skip_streak, drafters, costs);
+        // Drafts are drawn from numbers of their own.
+        speculator.configure(settings, planner, StdRng::seed_from_u64(!options.seed));
+        let first = engine.parts.pool.install(|| prefill(speculator, prompt, &mut rng))?;
+        let kinds = speculator.kinds();
+        let statistics = Statistics {
+            generations: 1,
+            prompt_tokens: prompt.len(),
+            prefill: start.elapsed(),
+            simulated: options.simulate_acceptance.is_some(),
+            speculation: SpeculationStats::new(&kinds),
+            ..Statistics::default()
+        };
+        let tracer = options.trace.as_ref().map(|trace| Tracer::begin(trace, id, prompt.len(), kinds));
+        let ahead = speculation.pipeline == Pipeline::Ahead;
+        Ok(Generation::new(self, Request { rng, options, ahead, tracer, first, statistics }))
+    }
+
+    /// The sequence, back from wherever it is, and what was drafted meanwhile.
+    pub(crate) fn speculator(&mut self) -> (&mut Speculator, Option<std::thread::Result<Result<Proposal>>>) {
+        let mut proposal = None;
+        self.desk = match std::mem::replace(&mut self.desk, Desk::Moving) {
+            Desk::Away(pending) => {
+                let (speculator, result) = pending.wait(&self.engine.parts.pool);
+                proposal = Some(result);
+                Desk::Here(speculator)
+            }
+            desk => desk,
+        };
+        match &mut self.desk {
+            Desk::Here(speculator) => (speculator, proposal),
+            Desk::Away(_) | Desk::Moving => unreachable!("it was brought here above"),
+        }
+    }
+
+    /// Has the next round's draft made on the engine's threads.
+    pub(crate) fn submit(&mut self, most_rows: usize) {
+        self.desk = match std::mem::replace(&mut self.desk, Desk::Moving) {
+            Desk::Here(speculator) => {
+                let draft = move |speculator: &mut Box<Speculator>, cancel: &_| speculator.propose(most_rows, cancel);
+                Desk::Away(Pending::submit(&self.engine.parts.pool, speculator, draft))
+            }
+            desk => desk,
+        };
+    }
+
+    /// The options in full, checked.
+    fn speculation(&self, speculation: &Speculation) -> Result<SpeculationOptions> {
+        let sources = &self.engine.parts.sources;
+        let possible = sources.assistant.is_some() || sources.draft_model.is_some();
+        let options = match speculation {
+            Speculation::WherePossible if possible => SpeculationOptions::default(),
+            Speculation::WherePossible | Speculation::Off => SpeculationOptions::off(),
+            Speculation::Mtp(mtp) => SpeculationOptions::from(*mtp),
+            Speculation::With(options) => options.clone(),
+        };
+        let most = self.kv_options.max_round_rows;
+        let (chain, look_up) = options.block.rows().unwrap_or((1, 1));
+        if let Some(rows) = [chain, look_up].into_iter().find(|rows| *rows == 0 || *rows > most) {
+            let problem = format!("the draft block size is {rows}, must be from 1 to {most}");
+            return Err(Error::Input(format!("{problem}, the rows that a round may stage beside the sliding window")));
+        }
+        if options.skip_streak.is_some_and(|rounds| !(1..=32).contains(&rounds)) {
+            let problem = format!("the skip streak is {}, must be from 1 to 32", options.skip_streak.unwrap_or(0));
             return Err(Error::Input(problem));
         }
-        Ok((mtp.block_size, mtp.drafts))
+        Ok(options)
     }
+}
+
+/// Runs the target over the prompt, in chunks, and draws the first token after it.
+fn prefill(speculator: &mut Speculator, prompt: &[u32], rng: &mut StdRng) -> Result<Frontier> {
+    let last = speculator.frontier.as_ref().map(|frontier| frontier.last);
+    let ids: Vec<u32> = last.into_iter().chain(prompt.iter().copied()).collect();
+    let vocab = speculator.target.config().num_readable_tokens();
+    if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
+        return Err(Error::Input(format!("token id {id} of the prompt is outside the vocabulary of {vocab}")));
+    }
+    let needed = speculator.kv.len() + ids.len();
+    if needed > speculator.kv.max_context() {
+        return Err(Error::Context { needed, limit: speculator.kv.max_context() });
+    }
+    let target = speculator.target.clone();
+    let mut chunks = ids.chunks(speculator.kv.max_round_rows()).peekable();
+    while let Some(chunk) = chunks.next() {
+        let wanted = if chunks.peek().is_none() { Wanted::Last } else { Wanted::Nothing };
+        let mut round = speculator.kv.begin_round(chunk.len())?;
+        let output = target.forward(chunk, &mut round, wanted)?;
+        round.commit(chunk.len());
+        // From here on the cache has more than the old frontier speaks of.
+        if speculator.frontier.take().is_some() {
+            speculator.tokens.pop();
+        }
+        speculator.tokens.extend(chunk);
+        if let Some(output) = output {
+            let last = speculator.sampler().distribution(None, &F32View::new(&output.logits)?)?.sample(rng);
+            return Ok(Frontier { last, hidden: output.hidden });
+        }
+    }
+    Err(Error::Input("the prompt is empty; give at least one token".into()))
 }
 
 /// Counts and times of one generation.
@@ -138,15 +232,15 @@ pub struct Statistics {
     pub draft: Duration,
     /// Part of `decode` spent in the target's passes.
     pub verify: Duration,
+    /// Whether drafts were accepted by a coin: the text is meaningless then.
+    pub simulated: bool,
+    /// What each drafter and the planner did.
+    pub speculation: SpeculationStats,
 }
 
 impl Statistics {
     /// Adds another generation's counts and times.
     pub fn add(&mut self, other: &Self) {
-        let add_all = |to: &mut Vec<usize>, from: &[usize]| {
-            to.resize(to.len().max(from.len()), 0);
-            to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
-        };
         add_all(&mut self.drafted_at, &other.drafted_at);
         add_all(&mut self.accepted_at, &other.accepted_at);
         self.generations += other.generations;
@@ -159,6 +253,20 @@ impl Statistics {
         self.decode += other.decode;
         self.draft += other.draft;
         self.verify += other.verify;
+        self.simulated |= other.simulated;
+        self.speculation.add(&other.speculation);
+    }
+
+    pub(crate) fn count(&mut self, round: &Round, wait: Duration) {
+        let drafted = round.draft.tokens.len();
+        self.rounds += 1;
+        self.drafted += drafted;
+        self.accepted += round.accepted;
+        count_at(&mut self.drafted_at, drafted);
+        count_at(&mut self.accepted_at, round.accepted);
+        self.draft += round.draft_time;
+        self.verify += round.verify_time;
+        self.speculation.count(round, wait);
     }
 
     /// Accepted tokens per drafted token; 0 if none was drafted.

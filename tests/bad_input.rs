@@ -7,11 +7,16 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Arc;
 
 use foretoken::chat::{ChatTemplate, Message, Role, Thinking};
+use foretoken::speculative::{
+    BlockSize, DrafterOptions, Drafters, MtpPreset, NgramCache, NgramCacheOptions, NgramSimpleOptions, Trace,
+};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
     Engine, EngineOptions, Error, GenerateOptions, MtpOptions, Result, Sampling, SessionOptions, Speculation,
+    SpeculationOptions,
 };
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -479,6 +484,133 @@ fn speculation_without_an_assistant() {
     refused(session.generate(&[2], &options).map(|_| ()), &["assistant", "turn speculation off"]);
 }
 
+/// A copy of the demo pair's tokenizer and a fixture's weights would not fit; so the target is its own draft model, spoilt.
+#[test]
+fn draft_models_of_another_vocabulary() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
+    let directory = tempfile::tempdir().expect("a directory");
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(demo.join(file), directory.path().join(file)).expect("a copy");
+    }
+    let options =
+        EngineOptions { draft_model: Some(directory.path().into()), threads: Some(1), ..EngineOptions::new(&demo) };
+    assert!(Engine::load(&options).expect("the same vocabulary").draft_model().is_some());
+
+    // Two ordinary tokens change places.
+    let path = directory.path().join("tokenizer.json");
+    let text = std::fs::read_to_string(&path).expect("a file");
+    let mut tokenizer: Value = serde_json::from_str(&text).expect("JSON");
+    let vocabulary = tokenizer["model"]["vocab"].as_object_mut().expect("a vocabulary");
+    let name_of = |vocabulary: &serde_json::Map<String, Value>, id: u64| {
+        vocabulary.iter().find(|(_, of)| **of == id).expect("an id").0.clone()
+    };
+    let (a, b) = (name_of(vocabulary, 3000), name_of(vocabulary, 3001));
+    vocabulary.insert(a.clone(), json!(3001));
+    vocabulary.insert(b.clone(), json!(3000));
+    std::fs::write(&path, tokenizer.to_string()).expect("a file");
+    refused(
+        Engine::load(&options),
+        &["draft model", "token 3000", &format!("{a:?}"), &format!("{b:?}"), "same tokenizer"],
+    );
+    std::fs::remove_file(&path).expect("it was there");
+    refused(Engine::load(&options), &["draft model", "no tokenizer"]);
+    let smaller = Pair::new();
+    let options = EngineOptions { draft_model: Some(smaller.path("target")), ..options };
+    refused(Engine::load(&options), &["draft model", "vocab_size is 512", "4096"]);
+    let options = EngineOptions { draft_model: Some(smaller.path("nowhere")), ..options };
+    refused(Engine::load(&options), &["nowhere", "check the path"]);
+}
+
+/// What speculation can be asked for and not be given; the session is as before.
+#[test]
+fn speculation_options() {
+    let engine = Pair::new().engine().expect("an engine");
+    let mut narrow = SessionOptions::default();
+    narrow.kv.max_round_rows = 8;
+    let mut session = engine.session(&narrow).expect("a session");
+    let with = |options| GenerateOptions { speculation: Speculation::With(options), ..GenerateOptions::default() };
+    let list = |text: &str| -> Drafters { text.parse().expect("drafters") };
+    let block = |block| with(SpeculationOptions { block, ..SpeculationOptions::default() });
+    let streak = |rounds| with(SpeculationOptions { skip_streak: Some(rounds), ..SpeculationOptions::default() });
+    let mut foreign = NgramCache::default();
+    foreign.learn(&[1, 2, 512], 0, 2);
+    let foreign = NgramCacheOptions { corpus: Some(Arc::new(foreign)), ..NgramCacheOptions::default() };
+    let zero = DrafterOptions::NgramSimple(NgramSimpleOptions { n: 0, m: 4 });
+    let drafters = |drafters| with(SpeculationOptions { drafters, ..SpeculationOptions::default() });
+    let simulated = |chance| GenerateOptions { simulate_acceptance: Some(chance), ..GenerateOptions::default() };
+    for (options, about) in [
+        (block(BlockSize::Fixed(9)), &["draft block size is 9", "from 1 to 8", "sliding window"][..]),
+        (block(BlockSize::Preset(MtpPreset::Quality)), &["draft block size is 16", "from 1 to 8"]),
+        (streak(0), &["skip streak is 0", "1 to 32"]),
+        (streak(33), &["skip streak is 33", "1 to 32"]),
+        (drafters(list("draft-model")), &["draft-model", "load one"]),
+        (drafters(Drafters::Priority(vec![DrafterOptions::NgramCache(foreign)])), &["token 512", "vocabulary 512"]),
+        (drafters(Drafters::Best(vec![zero])), &["ngram-simple", "n is 0"]),
+        (simulated(1.5), &["simulated acceptance is 1.5", "0 to 1"]),
+        (simulated(f64::NAN), &["simulated acceptance is NaN"]),
+    ] {
+        refused(session.generate(&[2, 3], &options).map(|_| ()), about);
+        assert!(session.kv().is_empty(), "{about:?}: something of the prompt was kept");
+    }
+    // More rows than a round may stage are not asked of the planner.
+    let wide = drafters(Drafters::Best(vec![DrafterOptions::Mtp, "ngram-simple:n=1".parse().expect("a drafter")]));
+    let generation = session.generate(&[2, 3], &GenerateOptions { max_tokens: 40, ..wide }).expect("a generation");
+    generation.for_each(|piece| drop(piece.expect("a piece")));
+}
+
+/// A trace that cannot be begun is an error before anything is generated; one that cannot go on ends alone.
+#[test]
+fn traces() {
+    let engine = Pair::new().engine().expect("an engine");
+    let directory = tempfile::tempdir().expect("a directory");
+    refused(Trace::file(&directory.path().join("no/trace")), &["no/trace", "directory does not exist"]);
+    refused(Trace::file(directory.path()), &["cannot be written", "another path"]);
+
+    let ids = |trace| {
+        let mut session = engine.session(&SessionOptions::default()).expect("a session");
+        let speculation = Speculation::Mtp(MtpOptions::default());
+        let options = GenerateOptions { trace, speculation, max_tokens: 24, ..GenerateOptions::default() };
+        let generation = session.generate(&[2, 3], &options).expect("a generation");
+        generation.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<u32>>()
+    };
+    let want = ids(None);
+    let path = directory.path().join("trace");
+    assert_eq!(ids(Some(Trace::file(&path).expect("a file"))), want);
+    let lines: Vec<Value> = (std::fs::read_to_string(&path).expect("a trace").lines())
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!((&lines[0]["event"], &lines[lines.len() - 1]["event"]), (&json!("begin"), &json!("end")));
+    let traced: Vec<u64> = (lines.iter())
+        .flat_map(|line| line["tokens"].as_array().into_iter().flatten())
+        .map(|token| token["id"].as_u64().expect("an id"))
+        .collect();
+    assert_eq!(traced, want.iter().map(|id| u64::from(*id)).collect::<Vec<_>>());
+    for round in lines.iter().filter(|line| line["event"] == "round") {
+        let draft = round["draft"].as_array().expect("a draft");
+        assert_eq!(round["rows"], json!(draft.len() + 1));
+        assert!(
+            draft.iter().all(|token| (0.0..=1.0).contains(&token["p"].as_f64().expect("a probability"))),
+            "{round}"
+        );
+        assert!(round["hidden_l2"].as_f64().expect("a length") > 0.0);
+    }
+    // A disk that is full from the beginning, and one that fills after a few lines.
+    if Path::new("/dev/full").exists() {
+        assert_eq!(ids(Some(Trace::file(Path::new("/dev/full")).expect("it can be opened"))), want);
+    }
+    struct Filling(usize);
+    impl std::io::Write for Filling {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 = self.0.checked_sub(bytes.len()).ok_or(std::io::ErrorKind::StorageFull)?;
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    assert_eq!(ids(Some(Trace::to(Filling(1500), "a small disk".into()))), want);
+}
+
 #[test]
 fn no_threads() {
     let pair = Pair::new();
@@ -510,7 +642,8 @@ fn weights_that_are_no_numbers() {
     });
     let engine = pair.engine().expect("an engine");
     let mut session = engine.session(&SessionOptions::default()).expect("a session");
-    let mut generation = session.generate(&[2, 3], &GenerateOptions::default()).expect("the target is sound");
+    let mtp = GenerateOptions { speculation: Speculation::Mtp(MtpOptions::default()), ..Default::default() };
+    let mut generation = session.generate(&[2, 3], &mtp).expect("the target is sound");
     let first = generation.next().expect("a first piece").expect("the target's own token");
     assert_eq!(first.tokens.len(), 1);
     refused(generation.next().expect("a second piece"), &["no finite numbers"]);
@@ -580,6 +713,19 @@ fn the_command_line() {
     let with = |more: &[&str]| arguments(&[&ids[..], more].concat());
     fails(&with(&["--draft-block-size", "0"]), &["draft block size is 0"]);
     fails(&with(&["--threads", "0"]), &["threads is 0"]);
+    fails(&with(&["--skip-streak", "33"]), &["skip streak is 33"]);
+    fails(&with(&["--simulate-acceptance", "2"]), &["simulated acceptance is 2"]);
+    fails(&with(&["--spec-type", "draft-model"]), &["draft-model", "load one"]);
+    fails(&with(&["--draft-model", &path("nowhere")]), &["nowhere", "check the path"]);
+    fails(&with(&["--trace", &path("nowhere/trace")]), &["nowhere/trace", "directory does not exist"]);
+    fails(&with(&["--trace", &model]), &["cannot be written"]);
+    pair.write("static.ngrams", b"ngrams\0\x01\x09\0\0\0\0\0\0\0");
+    fails(
+        &with(&["--spec-type", "ngram-cache", "--ngram-static", &path("static.ngrams")]),
+        &["static.ngrams", "9 entries", "write the n-gram cache again"],
+    );
+    pair.write("costs.json", "{}");
+    fails(&with(&["--costs", &path("costs.json")]), &["costs.json", "delete it to measure again"]);
     fails(&with(&["--temperature=-1"]), &["temperature"]);
     fails(&with(&["--temperature", "NaN"]), &["temperature"]);
     fails(&with(&["--temperature", "1", "--top-p", "0"]), &["top-p"]);
@@ -604,6 +750,10 @@ fn usage() {
     fails(&arguments(&["--prompt-ids", ""]), &["--prompt-ids"]);
     fails(&arguments(&["text", "--prompt-ids", "2"]), &["--prompt-ids"]);
     fails(&arguments(&["x", "--system", "y"]), &["--chat"]);
+    fails(&arguments(&["--spec-type", "ngram-best"]), &["ngram-best", "mtp, draft-model, ngram-simple, ngram-map-k"]);
+    fails(&arguments(&["--mtp-preset", "fast"]), &["fast", "throughput, lift, balanced, quality"]);
+    fails(&arguments(&["--pipeline-depth", "3"]), &["--pipeline-depth", "3"]);
+    fails(&arguments(&["--draft-block-size", "4", "--mtp-preset", "lift"]), &["--mtp-preset"]);
     let help = generate().arg("--help").output().expect("a run");
     assert!(help.status.success() && !help.stdout.is_empty() && help.stderr.is_empty());
 }

@@ -6,8 +6,14 @@ mod cases;
 use std::collections::BTreeMap;
 
 use foretoken::sampler::{Distribution, Sampler};
-use foretoken::speculative::{Draft, DraftSampling, accept};
-use foretoken::{Engine, EngineOptions, GenerateOptions, MtpOptions, Sampling, SessionOptions, Speculation};
+use foretoken::speculative::{
+    BlockSize, Confirmed, Draft, DraftSampling, DrafterOptions, Drafters, NgramMapOptions, NgramSimpleOptions, accept,
+    confirm,
+};
+use foretoken::{
+    Engine, EngineOptions, GenerateOptions, MtpOptions, Pipeline, Sampling, SessionOptions, Speculation,
+    SpeculationOptions,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -165,7 +171,8 @@ impl Models {
             target_probs.push(self.target(&text));
         }
         let tokens = text.split_off(prefix.len());
-        let draft = Draft { tokens, probs: (drafts == DraftSampling::Sampled).then_some(probs) };
+        let probs = (drafts == DraftSampling::Sampled).then_some(probs);
+        let draft = Draft { tokens, probs, ..Draft::default() };
         let accepted = accept(&draft, &target_probs, rng);
         let mut emitted = draft.tokens[..accepted.count].to_vec();
         emitted.push(accepted.next);
@@ -208,6 +215,60 @@ fn drafts_leave_the_targets_distribution() {
     }
 }
 
+/// A look-up that a drawn token confirms or vetoes: the mixture leaves the target's distribution too. Verifying the vetoing
+/// token as if it had just been drawn would not.
+#[test]
+fn mixtures_leave_the_targets_distribution() {
+    const DRAWS: usize = 100_000;
+    for (sampling, token) in samplings().into_iter().zip([0, 1, 2, 3, 4, 5]) {
+        let mut models = Models::new(8, sampling.clone());
+        let exact = models.exact(2);
+        let (first, second) = (models.drafter(&[]).1, models.target(&[]));
+        let look_up = if first.probability(token) > 0.0 { token } else { models.drafter(&[]).0 };
+        let (mut right, mut wrong) = (BTreeMap::new(), BTreeMap::new());
+        let mut rng = StdRng::seed_from_u64(11);
+        let mut agreed = 0;
+        for _ in 0..DRAWS {
+            let drawn = first.sample(&mut rng);
+            let model = Draft { tokens: vec![drawn], probs: Some(vec![first.clone()]), ..Draft::default() };
+            let found = Draft { tokens: vec![look_up, 3], ..Draft::default() };
+            let naive = if drawn == look_up { found.clone() } else { model.clone() };
+            let draft = match confirm(model, found) {
+                Confirmed::Yes(draft) => {
+                    agreed += 1;
+                    draft
+                }
+                Confirmed::No(mut draft) => {
+                    let distribution = models.drafter(&[drawn]).1;
+                    draft.tokens.push(distribution.sample(&mut rng));
+                    draft.probs.get_or_insert_default().push(distribution);
+                    draft
+                }
+            };
+            let mut count = |draft: &Draft, counts: &mut BTreeMap<Vec<u32>, usize>| {
+                let mut target_probs = vec![second.clone()];
+                target_probs.extend((1..=draft.tokens.len()).map(|n| models.target(&draft.tokens[..n])));
+                let accepted = accept(draft, &target_probs, &mut rng);
+                let mut text = draft.tokens[..accepted.count].to_vec();
+                text.push(accepted.next);
+                while text.len() < 2 {
+                    text.push(models.target(&text).sample(&mut rng));
+                }
+                text.truncate(2);
+                *counts.entry(text).or_insert(0) += 1;
+            };
+            count(&draft, &mut right);
+            count(&naive, &mut wrong);
+        }
+        let (right, wrong) = (goodness_of_fit(&right, &exact), goodness_of_fit(&wrong, &exact));
+        println!("{sampling:?}: {agreed} of {DRAWS} agreed, deviate {right:.2}, naively {wrong:.2}");
+        assert!(right < LIMIT, "{sampling:?}: deviate {right}");
+        // Where the model always agrees or never there is nothing to get wrong.
+        let mixed = (DRAWS / 20..DRAWS * 19 / 20).contains(&agreed);
+        assert!(!mixed || wrong > LIMIT, "{sampling:?}: the naive rule passes with {wrong}");
+    }
+}
+
 /// The statistic does see a wrong rule: taking a draft whenever the target could have written it is a small mistake.
 #[test]
 fn a_wrong_rule_would_be_seen() {
@@ -234,12 +295,12 @@ fn the_rule_at_its_edges() {
     let target = [Distribution::new(vec![(3, 1.0), (7, 1.0)]), Distribution::certain(9)];
     let mut kept = 0;
     for _ in 0..1000 {
-        let accepted = accept(&Draft { tokens: vec![4], probs: None }, &target, &mut rng);
+        let accepted = accept(&Draft { tokens: vec![4], ..Draft::default() }, &target, &mut rng);
         assert!(accepted.count == 0 && [3, 7].contains(&accepted.next), "{accepted:?}");
-        let accepted = accept(&Draft { tokens: vec![3], probs: None }, &target, &mut rng);
+        let accepted = accept(&Draft { tokens: vec![3], ..Draft::default() }, &target, &mut rng);
         assert_eq!(accepted.next, if accepted.count == 1 { 9 } else { 7 });
         kept += accepted.count;
-        let same = Draft { tokens: vec![3], probs: Some(vec![target[0].clone()]) };
+        let same = Draft { tokens: vec![3], probs: Some(vec![target[0].clone()]), ..Draft::default() };
         assert_eq!(accept(&same, &target, &mut rng).count, 1, "equal distributions accept everything");
     }
     assert!((400..600).contains(&kept), "a draft of probability one half was kept {kept} times in 1000");
@@ -358,6 +419,26 @@ impl Pair {
             println!("{drafts:?}: {} texts, {rate:.2} accepted, deviate {fit:.2}", speculative.len());
             assert!(fit < LIMIT, "{drafts:?}: deviate {fit}");
             assert!(rate >= self.least_accepted, "{drafts:?}: {rate} accepted");
+        }
+        // Mixtures, by a planner that goes by the clock, and drafted ahead.
+        let look_ups = [
+            DrafterOptions::NgramMapK(NgramMapOptions { n: 1, m: 3, min_hits: 1 }),
+            DrafterOptions::NgramSimple(NgramSimpleOptions { n: 1, m: 2 }),
+        ];
+        let mixture = Vec::from_iter(look_ups.into_iter().chain([DrafterOptions::Mtp]));
+        for (n, (drafters, block, pipeline)) in (3..).zip([
+            (Drafters::Priority(mixture.clone()), BlockSize::Fixed(3), Pipeline::Ahead),
+            (Drafters::Best(mixture.clone()), BlockSize::Fixed(3), Pipeline::InTurn),
+            (Drafters::Best(mixture), BlockSize::Measured, Pipeline::InTurn),
+        ]) {
+            let what = format!("{block:?}, {pipeline:?}");
+            let options =
+                SpeculationOptions { drafters, block, pipeline, drafts: DraftSampling::Sampled, ..Default::default() };
+            let speculation = Speculation::With(options);
+            let (mixed, rate) = texts(&engine, &self.prompt, &with(speculation), n * seeds..(n + 1) * seeds);
+            let fit = two_samples(&plain, &mixed);
+            println!("mixture, {what}: {} texts, {rate:.2} accepted, deviate {fit:.2}", mixed.len());
+            assert!(fit < LIMIT, "mixture, {what}: deviate {fit}");
         }
     }
 }

@@ -5,10 +5,10 @@ mod cases;
 
 use std::path::{Path, PathBuf};
 
-use foretoken::speculative::DraftSampling;
+use foretoken::speculative::{BlockSize, DraftSampling, Drafters, MtpPreset};
 use foretoken::{
-    ElementType, EndOfGeneration, Engine, EngineOptions, Finish, GenerateOptions, MtpOptions, Piece, Session,
-    SessionOptions, Speculation, Statistics, Stop,
+    ElementType, EndOfGeneration, Engine, EngineOptions, Finish, GenerateOptions, MtpOptions, Piece, Pipeline, Session,
+    SessionOptions, Speculation, SpeculationOptions, Statistics, Stop,
 };
 
 /// Draft block sizes that are compared with plain decoding.
@@ -24,8 +24,10 @@ struct Pair {
 
 impl Pair {
     fn engine(&self, threads: usize) -> Engine {
+        // The target is its own draft model: the only one of the same vocabulary here.
+        let draft_model = Some(self.model.clone());
         let options = EngineOptions::new(&self.model).with_assistant(&self.assistant);
-        Engine::load(&EngineOptions { threads: Some(threads), ..options }).expect("an engine")
+        Engine::load(&EngineOptions { threads: Some(threads), draft_model, ..options }).expect("an engine")
     }
 }
 
@@ -165,6 +167,109 @@ fn demo_with_mixed_types_and_drawn_drafts() {
         let got = run_pieces(&mut session, &pair.prompt, &options, usize::MAX);
         assert_eq!(got.ids, want.ids, "{drafts:?}");
         assert!(got.statistics.accepted > 0, "{drafts:?}: {:?}", got.statistics);
+    }
+}
+
+/// Every drafter alone, and mixtures, with keys so short that they are found.
+const DRAFTERS: [&str; 11] = [
+    "mtp",
+    "draft-model",
+    "ngram-simple:n=2:m=6",
+    "ngram-map-k:n=2:m=6",
+    "ngram-map-k4v:n=2:m=3",
+    "ngram-mod:n=2:min=1",
+    "ngram-cache",
+    "ngram-mod:n=2:min=1,mtp",
+    "ngram-map-k4v:n=2:m=2,ngram-simple:n=1:m=7,draft-model",
+    "mtp,ngram-map-k:n=1",
+    "auto",
+];
+
+/// Every way to draft: drafters in a list or against each other, block sizes, who decides, and when drafts are made.
+fn ways() -> Vec<(String, SpeculationOptions)> {
+    let blocks = [
+        BlockSize::Measured,
+        BlockSize::Fixed(1),
+        BlockSize::Fixed(3),
+        BlockSize::Fixed(8),
+        BlockSize::Preset(MtpPreset::Throughput),
+    ];
+    let mut ways = Vec::new();
+    for text in DRAFTERS {
+        let listed: Drafters = text.parse().expect("drafters");
+        let mut orders = vec![listed.clone()];
+        if let Drafters::Priority(list) = &listed
+            && list.len() > 1
+        {
+            orders.push(Drafters::Best(list.clone()));
+        }
+        for (drafters, block) in orders.iter().flat_map(|drafters| blocks.map(|block| (drafters, block))) {
+            for (pipeline, skip_streak) in
+                [(Pipeline::InTurn, None), (Pipeline::Ahead, None), (Pipeline::Ahead, Some(2))]
+            {
+                let options = SpeculationOptions {
+                    drafters: drafters.clone(),
+                    block,
+                    pipeline,
+                    skip_streak,
+                    ..Default::default()
+                };
+                ways.push((format!("{text}, {block:?}, {pipeline:?}, streak {skip_streak:?}"), options));
+            }
+        }
+    }
+    ways
+}
+
+/// The greedy text in every way; says how many tokens each drafter had accepted.
+fn same_ids_in_every_way(pair: &Pair, tokens: usize) {
+    let engine = pair.engine(2);
+    let want = run(&engine, ElementType::F16, &pair.prompt, &plain(tokens));
+    let mut accepted = std::collections::BTreeMap::new();
+    for (way, speculation) in ways() {
+        let options = GenerateOptions { speculation: Speculation::With(speculation), ..plain(tokens) };
+        let got = run(&engine, ElementType::F16, &pair.prompt, &options);
+        assert_eq!(got.ids, want.ids, "{}: {way}", pair.name);
+        assert_eq!(got.text, want.text, "{}: {way}", pair.name);
+        assert_eq!(got.finish, want.finish, "{}: {way}", pair.name);
+        let s = &got.statistics.speculation;
+        assert_eq!(s.drafters.iter().map(|d| d.accepted).sum::<usize>(), got.statistics.accepted, "{way}");
+        assert_eq!(s.rows.iter().sum::<usize>(), got.statistics.rounds, "{way}");
+        assert_eq!(s.passes_saved + got.statistics.rounds + 1, tokens, "{way}");
+        for drafter in &s.drafters {
+            *accepted.entry(drafter.kind).or_insert(0) += drafter.accepted;
+        }
+    }
+    println!("{}: {accepted:?} accepted", pair.name);
+    // A drafter that never drafted would show nothing.
+    assert!(pair.name != "demo" || accepted.len() == 7 && accepted.values().all(|n| *n > 0), "{accepted:?}");
+}
+
+#[test]
+fn fixtures_in_every_way() {
+    fixtures().iter().for_each(|pair| same_ids_in_every_way(pair, 40));
+}
+
+/// Code that repeats itself, so that look-ups find something.
+#[test]
+fn demo_in_every_way() {
+    same_ids_in_every_way(&demo(&demo_prompts()[1]), 64);
+}
+
+/// A simulated acceptance is what it says, and its text is not the target's.
+#[test]
+fn acceptance_can_be_simulated() {
+    let pair = demo(&demo_prompts()[0]);
+    let engine = pair.engine(2);
+    let want = run(&engine, ElementType::F16, &pair.prompt, &plain(300));
+    for chance in [0.0, 0.5, 0.8, 1.0] {
+        let options = GenerateOptions { simulate_acceptance: Some(chance), ..speculative(2, &plain(300)) };
+        let got = run(&engine, ElementType::F16, &pair.prompt, &options);
+        let rate = got.statistics.acceptance_rate();
+        assert!((rate - chance).abs() < 0.1, "{rate} accepted at {chance}");
+        assert!(got.statistics.simulated && (chance == 0.0 || got.ids != want.ids));
+        let again = run(&engine, ElementType::F16, &pair.prompt, &options);
+        assert_eq!(again.ids, got.ids, "the coin has a seed");
     }
 }
 

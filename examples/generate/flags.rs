@@ -7,10 +7,10 @@ use anyhow::{Result, anyhow};
 use clap::Parser;
 use foretoken::chat::{Message, Role, Thinking};
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
-use foretoken::speculative::DraftSampling;
+use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, MtpPreset, NgramCache, Trace};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Sampling, SessionOptions, Speculation, Stop,
-    WeightType, hub,
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Pipeline, Sampling, SessionOptions, Speculation,
+    SpeculationOptions, Stop, WeightType, hub,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -37,12 +37,43 @@ pub struct Args {
     /// One token per pass of the target.
     #[arg(long)]
     no_speculation: bool,
-    /// Rows of a verification; one token less is drafted.
+    /// Who drafts: auto, or a list by priority of mtp, draft-model, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod,
+    /// ngram-cache, with parameters behind a name (ngram-map-k:n=8:m=24:hits=2).
+    #[arg(long, value_name = "LIST", conflicts_with = "no_speculation")]
+    spec_type: Option<Drafters>,
+    /// Rows of every verification; one token less is drafted. By default measured costs decide round by round.
     #[arg(long, value_name = "B")]
     draft_block_size: Option<usize>,
+    /// Rows by a preset: throughput, lift, balanced, quality.
+    #[arg(long, value_name = "NAME", conflicts_with = "draft_block_size")]
+    mtp_preset: Option<MtpPreset>,
+    /// Rest the model that drafts after N drafts in a row that failed whole (1 to 32).
+    #[arg(long, value_name = "N")]
+    skip_streak: Option<usize>,
+    /// 2 drafts the next round while this one's text is written.
+    #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pipeline_depth: u8,
     /// Draw drafts from the drafter's distribution instead of taking its best token.
     #[arg(long)]
     sample_drafts: bool,
+    /// A smaller Gemma 4 for the drafter draft-model: a directory, a GGUF file, or a name on the Hugging Face Hub.
+    #[arg(long, value_name = "MODEL")]
+    draft_model: Option<PathBuf>,
+    /// N-gram counts of a corpus for ngram-cache.
+    #[arg(long, value_name = "FILE")]
+    ngram_static: Option<PathBuf>,
+    /// N-gram counts of earlier texts for ngram-cache; made if missing, and written back.
+    #[arg(long, value_name = "FILE")]
+    pub ngram_dynamic: Option<PathBuf>,
+    /// Measured costs of this machine; made if missing, and written back.
+    #[arg(long, value_name = "FILE")]
+    pub costs: Option<PathBuf>,
+    /// Accept each draft by a coin with this chance: measures speed, and the text is meaningless.
+    #[arg(long, value_name = "CHANCE")]
+    pub simulate_acceptance: Option<f64>,
+    /// Tell what every round did, a line of JSON each; - is stderr.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Tokens to generate at most.
     #[arg(long, default_value_t = 128)]
     max_tokens: usize,
@@ -128,6 +159,7 @@ pub fn engine_options(args: &Args) -> Result<EngineOptions> {
     };
     Ok(EngineOptions {
         assistant: assistant.map(|path| hub::resolve_with(&path, &from)).transpose()?,
+        draft_model: args.draft_model.as_deref().map(|path| hub::resolve_with(path, &from)).transpose()?,
         threads: args.threads,
         quantize: args.quantize,
         progress: Some(Arc::new(move |progress| {
@@ -164,22 +196,54 @@ pub fn session_options(args: &Args) -> SessionOptions {
     }
 }
 
-pub fn generate_options(args: &Args) -> GenerateOptions {
-    let drafts = if args.sample_drafts { DraftSampling::Sampled } else { DraftSampling::Greedy };
-    let mtp = |block_size| Speculation::Mtp(MtpOptions { block_size, drafts });
-    let speculation = match (args.no_speculation, args.draft_block_size) {
-        (true, _) => Speculation::Off,
-        (false, Some(block_size)) => mtp(block_size),
-        (false, None) if args.sample_drafts => mtp(MtpOptions::default().block_size),
-        (false, None) => Speculation::WherePossible,
-    };
+pub fn generate_options(args: &Args, engine: &Engine) -> Result<GenerateOptions> {
+    let trace = args.trace.as_deref().map(|path| match path.to_str() {
+        Some("-") => Ok(Trace::stderr()),
+        _ => Trace::file(path),
+    });
     let end_of_generation = if args.ignore_eos { EndOfGeneration::Ignored } else { EndOfGeneration::Stops };
     let Args { temperature, top_k, top_p, min_p, .. } = *args;
-    GenerateOptions {
+    Ok(GenerateOptions {
         max_tokens: args.max_tokens,
         sampling: Sampling { temperature, top_k, top_p, min_p },
         seed: args.seed,
-        speculation,
+        speculation: speculation(args, engine)?,
+        simulate_acceptance: args.simulate_acceptance,
+        trace: trace.transpose()?,
         stop: Stop { end_of_generation, tokens: Vec::new(), strings: args.stop.clone() },
+    })
+}
+
+/// Who drafts, and how much. A block size alone means the assistant.
+fn speculation(args: &Args, engine: &Engine) -> Result<Speculation> {
+    let able = engine.assistant().is_some() || engine.draft_model().is_some();
+    if args.no_speculation || (args.spec_type.is_none() && !able && args.draft_block_size.is_none()) {
+        return Ok(Speculation::Off);
     }
+    let block = match (args.draft_block_size, args.mtp_preset) {
+        (Some(rows), _) => BlockSize::Fixed(rows),
+        (None, Some(preset)) => BlockSize::Preset(preset),
+        (None, None) => BlockSize::Measured,
+    };
+    let mut drafters = match &args.spec_type {
+        Some(drafters) => drafters.clone(),
+        None if block == BlockSize::Measured => Drafters::Auto,
+        None => Drafters::Priority(vec![DrafterOptions::Mtp]),
+    };
+    if let Drafters::Priority(list) = &mut drafters {
+        for options in list {
+            if let DrafterOptions::NgramCache(options) = options {
+                options.corpus = args.ngram_static.as_deref().map(NgramCache::load).transpose()?.map(Arc::new);
+                let dynamic = args.ngram_dynamic.as_deref().filter(|path| path.exists());
+                options.earlier = dynamic.map(NgramCache::load).transpose()?.map(Arc::new);
+            }
+        }
+    }
+    Ok(Speculation::With(SpeculationOptions {
+        drafters,
+        block,
+        skip_streak: args.skip_streak,
+        drafts: if args.sample_drafts { DraftSampling::Sampled } else { DraftSampling::Greedy },
+        pipeline: if args.pipeline_depth == 2 { Pipeline::Ahead } else { Pipeline::InTurn },
+    }))
 }

@@ -1,12 +1,14 @@
 //! Generates text: `cargo run --release --example generate -- "fn main() {"`.
 
 mod flags;
+mod report;
 
 use std::io::Write;
 use std::time::Instant;
 
 use anyhow::Result;
 use foretoken::Engine;
+use foretoken::speculative::Costs;
 
 fn main() -> Result<()> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
@@ -15,9 +17,12 @@ fn main() -> Result<()> {
     let engine = Engine::load(&flags::engine_options(&args)?)?;
     let load_seconds = start.elapsed().as_secs_f64();
 
+    if let Some(path) = args.costs.as_deref().filter(|path| path.exists()) {
+        engine.set_costs(Costs::load(path, engine.costs().machine())?)?;
+    }
     let prompt = flags::prompt(&args, &engine)?;
     let mut session = engine.session(&flags::session_options(&args))?;
-    let mut generation = session.generate(&prompt, &flags::generate_options(&args))?;
+    let mut generation = session.generate(&prompt, &flags::generate_options(&args, &engine)?)?;
     let (mut text, mut tokens, mut out) = (String::new(), Vec::new(), std::io::stdout().lock());
     for piece in generation.by_ref() {
         let piece = piece?;
@@ -30,48 +35,18 @@ fn main() -> Result<()> {
     }
     let s = generation.statistics().clone();
     drop(generation);
-    let kv = session.kv();
-    eprintln!(
-        "\n{} tokens at {:.1} tokens/s after {} at {:.1} tokens/s; {} rounds, {:.2} tokens per round, {:.0} % of {} drafts \
-         accepted; {:.1} MiB of K/V",
-        s.generated_tokens,
-        s.decode_tokens_per_second(),
-        s.prompt_tokens,
-        s.prefill_tokens_per_second(),
-        s.rounds,
-        s.tokens_per_round(),
-        100.0 * s.acceptance_rate(),
-        s.drafted,
-        kv.bytes() as f64 / f64::from(1 << 20),
-    );
+    if let Some(path) = &args.costs {
+        engine.costs().save(path)?;
+    }
+    if let (Some(path), Some(cache)) = (&args.ngram_dynamic, session.learnt_ngrams()) {
+        cache.save(path)?;
+    }
+    report::print(&s, session.kv());
     if args.json {
-        let report = serde_json::json!({
-            "text": text,
-            "tokens": tokens,
-            "prompt_tokens": s.prompt_tokens,
-            "generated_tokens": s.generated_tokens,
-            "load_seconds": load_seconds,
-            "prefill_tokens_per_second": s.prefill_tokens_per_second(),
-            "decode_tokens_per_second": s.decode_tokens_per_second(),
-            "rounds": s.rounds,
-            "drafted": s.drafted,
-            "accepted": s.accepted,
-            "acceptance_rate": s.acceptance_rate(),
-            "tokens_per_round": s.tokens_per_round(),
-            "kv_bytes": kv.bytes(),
-            "kv_bytes_per_token": kv.bytes_per_token(),
-            "peak_rss_bytes": peak_rss_bytes(),
-        });
-        writeln!(out, "{report}")?;
+        let own = serde_json::json!({"text": text, "tokens": tokens, "load_seconds": load_seconds});
+        writeln!(out, "{}", report::json(own, &s, session.kv()))?;
     } else {
         writeln!(out)?;
     }
     Ok(())
-}
-
-/// The most memory that the process has held, where the system tells.
-fn peak_rss_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }

@@ -1,8 +1,8 @@
 //! What `config.json` says, checked: every field that shapes the computation is honoured or refused by name.
 
+use super::rope::inverse_frequencies;
 use crate::Result;
 use crate::checkpoint::Fields;
-use super::rope::inverse_frequencies;
 use crate::kv::{KvLayout, StoreLayout};
 
 /// What a layer attends to.

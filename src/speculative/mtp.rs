@@ -1,13 +1,15 @@
-//! The MTP drafter: the assistant chained with itself.
+//! `mtp`: the assistant chained with itself.
 
-use rand::Rng;
+use std::sync::Arc;
 
-use super::{Draft, Frontier, Speculator};
+use candle_core::Tensor;
+use rand::rngs::StdRng;
+
+use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Verdict};
 use crate::Result;
-use crate::gemma4::Assistant;
-use crate::kv::Committed;
+use crate::gemma4::{Assistant, Target};
 
-/// How the drafter picks its tokens. Both keep the target's distribution.
+/// How drafts are chosen by drafters that have a distribution. Both keep the target's distribution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DraftSampling {
     /// The most probable token. Better where the target is sure of itself.
@@ -17,38 +19,45 @@ pub enum DraftSampling {
     Sampled,
 }
 
-/// Chains `num_drafts` steps of the assistant from the frontier. Every step stands at `last`'s own position and reads
+/// Chains steps of the assistant from the newest token. Every step stands at that token's own position and reads
 /// committed rows only; only the token and the hidden state change from step to step.
-///
-/// # Errors
-/// If a tensor operation fails, or the drafter's numbers are none.
-pub fn draft(
-    assistant: &Assistant,
-    speculator: &Speculator<'_>,
-    frontier: &Frontier,
-    kv: Committed<'_>,
-    num_drafts: usize,
-    rng: &mut impl Rng,
-) -> Result<Draft> {
-    let mut token = frontier.last;
-    let mut hidden = frontier.hidden.clone();
-    let mut tokens = Vec::with_capacity(num_drafts);
-    let mut probs = Vec::with_capacity(num_drafts);
-    for _ in 0..num_drafts {
-        let step = assistant.step(speculator.target, token, &hidden, kv)?;
-        let (ids, logits) = (step.scores.ids.as_deref(), &step.scores.logits);
-        token = match speculator.drafts {
-            DraftSampling::Greedy => speculator.sampler.most_probable(ids, logits)?,
-            DraftSampling::Sampled => {
-                let distribution = speculator.sampler.distribution(ids, logits)?;
-                let token = distribution.sample(rng);
-                probs.push(distribution);
-                token
-            }
-        };
-        tokens.push(token);
-        hidden = step.hidden;
+pub struct Mtp {
+    target: Arc<Target>,
+    assistant: Arc<Assistant>,
+    hidden: Option<Tensor>, // behind the last token of the draft that is being made
+}
+
+impl Mtp {
+    /// The drafter of a checked pair.
+    pub fn new(target: Arc<Target>, assistant: Arc<Assistant>) -> Self {
+        Self { target, assistant, hidden: None }
     }
-    let probs = (speculator.drafts == DraftSampling::Sampled).then_some(probs);
-    Ok(Draft { tokens, probs })
+}
+
+impl Drafter for Mtp {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Mtp
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::PerToken
+    }
+
+    fn begin(&mut self, _: &[u32]) {}
+
+    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
+        if draft.tokens.is_empty() {
+            self.hidden = None;
+        }
+        while draft.tokens.len() < most {
+            let hidden = self.hidden.as_ref().unwrap_or(context.hidden);
+            let token = draft.tokens.last().or(context.tokens.last()).copied().unwrap_or_default();
+            let step = self.assistant.step(&self.target, token, hidden, context.kv)?;
+            draft.push(context, step.scores.ids.as_deref(), &step.scores.logits, rng)?;
+            self.hidden = Some(step.hidden);
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, _: &[u32], _: Option<Verdict>) {}
 }

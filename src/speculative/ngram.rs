@@ -1,0 +1,41 @@
+//! What the look-up drafters share.
+
+/// A hash of an n-gram whose upper and lower bits are both good (a multiply-and-fold step per token).
+pub(super) fn hash(ngram: &[u32]) -> u64 {
+    ngram.iter().fold(0x9E37_79B9_7F4A_7C15, |hash: u64, token| {
+        let product = u128::from(hash ^ u64::from(*token)).wrapping_mul(0xD6E8_FEB8_6659_FD93_A076_1D64_78BD_642F);
+        (product as u64) ^ ((product >> 64) as u64)
+    })
+}
+
+/// `count` tokens from `tokens[from..]` on. Where the copy reaches the end of the history it goes on in itself, so that
+/// a short period is continued at any length.
+pub(super) fn copy(tokens: &[u32], from: usize, count: usize) -> Vec<u32> {
+    let mut copied: Vec<u32> = Vec::with_capacity(count);
+    for i in from..from + count {
+        copied.push(tokens.get(i).copied().unwrap_or_else(|| copied[i - tokens.len()]));
+    }
+    copied
+}
+
+/// How many tokens a draft may have: grows while everything stands, falls to what stood.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cap {
+    tokens: usize,
+}
+
+impl Cap {
+    pub(super) fn new(most: usize) -> Self {
+        Self { tokens: most }
+    }
+
+    pub(super) fn tokens(self) -> usize {
+        self.tokens
+    }
+
+    /// Doubles after a draft that stood whole, else falls to what stood and one more. It never reaches 0, so a key that
+    /// failed once is tried again with a single token.
+    pub(super) fn learn(&mut self, drafted: usize, accepted: usize, most: usize) {
+        self.tokens = if accepted == drafted { (2 * self.tokens).min(most) } else { (accepted + 1).min(most) };
+    }
+}

@@ -1,0 +1,126 @@
+//! `ngram-map-k`: what followed the newest n-gram often enough.
+
+use std::collections::HashMap;
+
+use rand::rngs::StdRng;
+
+use super::ngram::{Cap, copy, hash};
+use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Verdict};
+use crate::Result;
+
+/// Parameters of [`NgramMapK`] and [`super::NgramMapK4v`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NgramMapOptions {
+    /// Tokens of a key. Default: 12.
+    pub n: usize,
+    /// Tokens drafted at most. Default: 48.
+    pub m: usize,
+    /// How often a key must have been followed by what is drafted. Default: 1.
+    pub min_hits: usize,
+}
+
+impl NgramMapOptions {
+    /// What `auto` uses: shorter keys, because the planner weighs what they are worth.
+    pub const AUTO: Self = Self { n: 6, m: 48, min_hits: 1 };
+}
+
+impl Default for NgramMapOptions {
+    fn default() -> Self {
+        Self { n: 12, m: 48, min_hits: 1 }
+    }
+}
+
+/// Occurrences of a key that are remembered; with more, the oldest is forgotten.
+const OCCURRENCES: usize = 16;
+
+/// Remembers where every n-gram occurred.
+pub struct NgramMapK {
+    options: NgramMapOptions,
+    keys: HashMap<u64, Key>,
+    indexed: usize,       // tokens whose n-grams are known, but for the one that ends with the newest
+    drafted: Option<u64>, // the key of the last draft
+}
+
+struct Key {
+    ends: Vec<u32>, // where it occurred, oldest first: index of the token behind it
+    cap: Cap,
+}
+
+impl NgramMapK {
+    /// A drafter that knows nothing yet.
+    pub fn new(options: NgramMapOptions) -> Self {
+        Self { options, keys: HashMap::new(), indexed: 0, drafted: None }
+    }
+
+    /// Takes in the n-grams that have a token behind them. All that are new, across rounds as within.
+    fn index(&mut self, tokens: &[u32]) {
+        let n = self.options.n;
+        for end in self.indexed.max(n)..tokens.len() {
+            let ngram = &tokens[end - n..end];
+            let key =
+                self.keys.entry(hash(ngram)).or_insert_with(|| Key { ends: Vec::new(), cap: Cap::new(self.options.m) });
+            // Two n-grams with one hash: the newer takes the place.
+            if key.ends.last().is_some_and(|last| tokens[*last as usize - n..*last as usize] != *ngram) {
+                *key = Key { ends: Vec::new(), cap: Cap::new(self.options.m) };
+            }
+            if key.ends.len() == OCCURRENCES {
+                key.ends.remove(0);
+            }
+            key.ends.push(end as u32);
+        }
+        self.indexed = tokens.len();
+    }
+}
+
+impl Drafter for NgramMapK {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::NgramMapK
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::Once
+    }
+
+    fn begin(&mut self, tokens: &[u32]) {
+        if tokens.len() < self.indexed {
+            (self.keys, self.indexed) = (HashMap::new(), 0);
+        }
+        self.index(tokens);
+    }
+
+    /// Follows the last occurrence as far as `min_hits` occurrences go the same way.
+    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
+        self.drafted = None;
+        let (tokens, n) = (context.tokens, self.options.n);
+        let Some(start) = tokens.len().checked_sub(n) else { return Ok(()) };
+        let hash = hash(&tokens[start..]);
+        let Some(key) = self.keys.get(&hash) else { return Ok(()) };
+        let Some(last) = key.ends.last().map(|last| *last as usize) else { return Ok(()) };
+        if tokens[last - n..last] != tokens[start..] {
+            return Ok(());
+        }
+        let mut found = copy(tokens, last, most.min(self.options.m).min(key.cap.tokens()));
+        if self.options.min_hits > 1 {
+            // How far each occurrence goes with the draft; the min_hits-th longest way is the length.
+            let mut agreed: Vec<usize> = (key.ends.iter())
+                .map(|end| tokens[*end as usize..].iter().zip(&found).take_while(|(a, b)| a == b).count())
+                .collect();
+            agreed.sort_unstable_by(|a, b| b.cmp(a));
+            found.truncate(agreed.get(self.options.min_hits - 1).copied().unwrap_or(0));
+        }
+        if !found.is_empty() {
+            self.drafted = Some(hash);
+        }
+        draft.tokens = found;
+        Ok(())
+    }
+
+    fn accept(&mut self, tokens: &[u32], own: Option<Verdict>) {
+        if let (Some(hash), Some(own)) = (self.drafted.take(), own)
+            && let Some(key) = self.keys.get_mut(&hash)
+        {
+            key.cap.learn(own.drafted, own.accepted, self.options.m);
+        }
+        self.index(tokens);
+    }
+}

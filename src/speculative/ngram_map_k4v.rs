@@ -1,0 +1,112 @@
+//! `ngram-map-k4v`: what followed the newest n-gram most often, of up to four continuations.
+
+use std::collections::HashMap;
+
+use rand::rngs::StdRng;
+
+use super::ngram::{Cap, hash};
+use super::{Context, Draft, DraftCost, Drafter, DrafterKind, NgramMapOptions, Verdict};
+use crate::Result;
+
+/// Continuations that are counted for a key.
+const VALUES: usize = 4;
+
+/// Counts, for every n-gram, the m-grams that followed it.
+pub struct NgramMapK4v {
+    options: NgramMapOptions,
+    keys: HashMap<u64, Key>,
+    indexed: usize,                // tokens whose m-grams are counted
+    drafted: Option<(u64, usize)>, // key and value of the last draft
+}
+
+struct Key {
+    end: u32, // where it occurred last: index of the token behind it
+    values: Vec<Value>,
+}
+
+struct Value {
+    start: u32, // where it stands in the history: m tokens from here
+    count: usize,
+    cap: Cap,
+}
+
+impl NgramMapK4v {
+    /// A drafter that knows nothing yet.
+    pub fn new(options: NgramMapOptions) -> Self {
+        Self { options, keys: HashMap::new(), indexed: 0, drafted: None }
+    }
+
+    /// Counts every m-gram that is complete now, under the key before it.
+    fn index(&mut self, tokens: &[u32]) {
+        let NgramMapOptions { n, m, .. } = self.options;
+        for len in (self.indexed + 1).max(n.saturating_add(m))..=tokens.len() {
+            let start = len - m;
+            let (ngram, mgram) = (&tokens[start - n..start], &tokens[start..len]);
+            let key = self.keys.entry(hash(ngram)).or_insert_with(|| Key { end: start as u32, values: Vec::new() });
+            let end = key.end as usize;
+            if tokens[end - n..end] != *ngram {
+                key.values.clear(); // two n-grams with one hash: the newer takes the place
+            }
+            key.end = start as u32;
+            let same = |value: &&mut Value| tokens[value.start as usize..value.start as usize + m] == *mgram;
+            if let Some(value) = key.values.iter_mut().find(same) {
+                value.count += 1;
+                continue;
+            }
+            if key.values.len() == VALUES
+                && let Some(least) = (0..VALUES).min_by_key(|i| key.values[*i].count)
+            {
+                key.values.remove(least);
+            }
+            key.values.push(Value { start: start as u32, count: 1, cap: Cap::new(m) });
+        }
+        self.indexed = tokens.len();
+    }
+}
+
+impl Drafter for NgramMapK4v {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::NgramMapK4v
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::Once
+    }
+
+    fn begin(&mut self, tokens: &[u32]) {
+        if tokens.len() < self.indexed {
+            (self.keys, self.indexed) = (HashMap::new(), 0);
+        }
+        self.index(tokens);
+    }
+
+    /// Drafts the m-gram that was counted most, if it was at least twice as often as the others together.
+    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
+        self.drafted = None;
+        let (tokens, NgramMapOptions { n, m, min_hits }) = (context.tokens, self.options);
+        let Some(start) = tokens.len().checked_sub(n) else { return Ok(()) };
+        let hash = hash(&tokens[start..]);
+        let Some(key) = self.keys.get(&hash) else { return Ok(()) };
+        if tokens[key.end as usize - n..key.end as usize] != tokens[start..] {
+            return Ok(());
+        }
+        let total: usize = key.values.iter().map(|value| value.count).sum();
+        let best = (0..key.values.len()).max_by_key(|i| key.values[*i].count);
+        let Some((i, best)) = best.map(|i| (i, &key.values[i])) else { return Ok(()) };
+        if best.count >= min_hits && best.count >= 2 * (total - best.count) {
+            let from = best.start as usize;
+            draft.tokens = tokens[from..from + m.min(best.cap.tokens()).min(most)].to_vec();
+            self.drafted = Some((hash, i));
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, tokens: &[u32], own: Option<Verdict>) {
+        if let (Some((hash, i)), Some(own)) = (self.drafted.take(), own)
+            && let Some(value) = self.keys.get_mut(&hash).and_then(|key| key.values.get_mut(i))
+        {
+            value.cap.learn(own.drafted, own.accepted, self.options.m);
+        }
+        self.index(tokens);
+    }
+}

@@ -1,0 +1,130 @@
+//! `ngram-mod`: a hash table of next tokens, shared by the sessions of an engine.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+
+use super::ngram::hash;
+use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Verdict};
+use crate::Result;
+
+/// Parameters of [`NgramMod`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NgramModOptions {
+    /// Tokens that are looked up. Default: 16.
+    pub n: usize,
+    /// Tokens that must be found in a row for a draft. Default: 2; what a short draft is worth is for the planner.
+    pub min: usize,
+    /// Tokens drafted at most. Default: 64.
+    pub max: usize,
+}
+
+impl Default for NgramModOptions {
+    fn default() -> Self {
+        Self { n: 16, min: 2, max: 64 }
+    }
+}
+
+const SLOTS: u32 = 22; // bits: 4 Mi slots of 8 bytes, whose pages are touched as they are used
+const TOKEN: u32 = 24; // bits of an entry for the token; the others verify the key
+
+/// What followed which n-gram, for all sessions of an engine: the newest writer of a slot wins.
+///
+/// There is no room for keys in a table of constant size. An entry has 40 bits of the n-gram's hash beside its token,
+/// and the slot's number is 22 further bits, so that another n-gram is taken for it once in 10^12 look-ups.
+#[derive(Default)]
+pub struct NgramPool {
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    entries: Vec<u64>, // empty until it is first used; 0 is an empty slot
+    used: usize,
+}
+
+impl NgramPool {
+    /// Takes in the windows of `n` tokens and the token behind each, from `tokens[from]` on.
+    fn learn(&self, tokens: &[u32], n: usize, from: usize) {
+        if tokens.len() <= from.max(n) {
+            return;
+        }
+        let mut table = self.table.lock();
+        // Where a quarter of the slots is taken, drafts begin to lose their beginnings to newer n-grams.
+        if table.entries.is_empty() || table.used > table.entries.len() / 4 {
+            *table = Table { entries: vec![0; 1 << SLOTS], used: 0 };
+        }
+        for end in from.max(n)..tokens.len() {
+            let token = u64::from(tokens[end]) + 1;
+            if token >> TOKEN == 0 {
+                let hash = hash(&tokens[end - n..end]);
+                let slot = (hash >> (64 - SLOTS)) as usize;
+                table.used += usize::from(table.entries[slot] == 0);
+                table.entries[slot] = hash << TOKEN | token;
+            }
+        }
+    }
+
+    /// The tokens that follow `key`, each looked up behind the one before it, until one is unknown.
+    fn follow(&self, key: &[u32], max: usize) -> Vec<u32> {
+        let table = self.table.lock();
+        let (mut window, n) = (key.to_vec(), key.len());
+        while window.len() < n + max && !table.entries.is_empty() {
+            let hash = hash(&window[window.len() - n..]);
+            let entry = table.entries[(hash >> (64 - SLOTS)) as usize];
+            if entry == 0 || entry >> TOKEN != hash << TOKEN >> TOKEN {
+                break;
+            }
+            window.push((entry & ((1 << TOKEN) - 1)) as u32 - 1);
+        }
+        window.split_off(n)
+    }
+}
+
+/// Reads and fills a [`NgramPool`].
+pub struct NgramMod {
+    options: NgramModOptions,
+    pool: Arc<NgramPool>,
+    indexed: usize, // tokens that are in the pool
+}
+
+impl NgramMod {
+    /// A drafter on `pool`.
+    pub fn new(options: NgramModOptions, pool: Arc<NgramPool>) -> Self {
+        Self { options, pool, indexed: 0 }
+    }
+}
+
+impl Drafter for NgramMod {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::NgramMod
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::Once
+    }
+
+    fn begin(&mut self, tokens: &[u32]) {
+        if tokens.len() < self.indexed {
+            self.indexed = 0;
+        }
+        self.accept(tokens, None);
+    }
+
+    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
+        let NgramModOptions { n, min, max } = self.options;
+        let Some(start) = context.tokens.len().checked_sub(n) else { return Ok(()) };
+        let found = self.pool.follow(&context.tokens[start..], max.min(most));
+        if found.len() >= min.min(most) {
+            draft.tokens = found;
+        }
+        Ok(())
+    }
+
+    /// Every window that has become complete goes in, those across the boundary of a round as well.
+    fn accept(&mut self, tokens: &[u32], _: Option<Verdict>) {
+        self.pool.learn(tokens, self.options.n, self.indexed);
+        self.indexed = tokens.len();
+    }
+}

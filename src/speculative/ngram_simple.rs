@@ -1,0 +1,58 @@
+//! `ngram-simple`: what followed the newest n-gram when it last occurred.
+
+use rand::rngs::StdRng;
+
+use super::ngram::copy;
+use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Verdict};
+use crate::Result;
+
+/// Parameters of [`NgramSimple`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NgramSimpleOptions {
+    /// Tokens that must match. Default: 12.
+    pub n: usize,
+    /// Tokens drafted at most. Default: 48.
+    pub m: usize,
+}
+
+impl Default for NgramSimpleOptions {
+    fn default() -> Self {
+        Self { n: 12, m: 48 }
+    }
+}
+
+/// Searches the history backwards at every draft; keeps nothing.
+pub struct NgramSimple {
+    options: NgramSimpleOptions,
+}
+
+impl NgramSimple {
+    /// A drafter for any sequence.
+    pub fn new(options: NgramSimpleOptions) -> Self {
+        Self { options }
+    }
+}
+
+impl Drafter for NgramSimple {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::NgramSimple
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::Once
+    }
+
+    fn begin(&mut self, _: &[u32]) {}
+
+    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
+        let (tokens, n) = (context.tokens, self.options.n);
+        let Some(start) = tokens.len().checked_sub(n) else { return Ok(()) };
+        let key = &tokens[start..];
+        if let Some(at) = (0..start).rev().find(|at| tokens[*at..at + n] == *key) {
+            draft.tokens = copy(tokens, at + n, most.min(self.options.m));
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, _: &[u32], _: Option<Verdict>) {}
+}

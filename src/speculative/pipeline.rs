@@ -1,0 +1,91 @@
+//! A draft that is computed while its caller does something else.
+//!
+//! The contract is ownership: what a job may read is moved into it, and comes back when it is waited for. So that nobody
+//! can change a cache under a drafter, nobody else has it. This does not compile, because the work is away:
+//!
+//! ```compile_fail,E0382
+//! # use foretoken::speculative::Pending;
+//! # let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+//! let mut cache = vec![1, 2, 3];
+//! let pending = Pending::submit(&pool, cache, |cache, _| cache.iter().sum::<i32>());
+//! cache.push(4);
+//! let (cache, sum) = pending.wait(&pool);
+//! ```
+//!
+//! This does:
+//!
+//! ```
+//! # use foretoken::speculative::Pending;
+//! # let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+//! let cache = vec![1, 2, 3];
+//! let pending = Pending::submit(&pool, cache, |cache, _| cache.iter().sum::<i32>());
+//! let (mut cache, sum) = pending.wait(&pool);
+//! cache.push(4);
+//! assert_eq!(sum.unwrap(), 6);
+//! ```
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+
+use rayon::{ThreadPool, Yield};
+
+/// Says that a job's result is not wanted any more.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel {
+    wanted_not: Arc<AtomicBool>,
+}
+
+impl Cancel {
+    /// Whether it is not.
+    pub fn is_cancelled(&self) -> bool {
+        // Only a hint to stop early: everything else comes through the channel.
+        self.wanted_not.load(Ordering::Relaxed)
+    }
+}
+
+/// A job on a pool's threads that owns the work `W`. It starts no thread, so none can be left behind.
+#[must_use = "the work comes back from `wait` only"]
+pub struct Pending<W, R> {
+    result: Receiver<(W, std::thread::Result<R>)>,
+    cancel: Cancel,
+}
+
+impl<W: Send + 'static, R: Send + 'static> Pending<W, R> {
+    /// Moves `work` to a thread of `pool` and runs `job` on it there.
+    pub fn submit(pool: &ThreadPool, mut work: W, job: impl FnOnce(&mut W, &Cancel) -> R + Send + 'static) -> Self {
+        let (send, result) = sync_channel(1);
+        let cancel = Cancel::default();
+        let seen = cancel.clone();
+        pool.spawn(move || {
+            // The work must come back whatever happens.
+            let done = catch_unwind(AssertUnwindSafe(|| job(&mut work, &seen)));
+            // Nobody waits if the `Pending` itself was dropped.
+            let _ = send.send((work, done));
+        });
+        Self { result, cancel }
+    }
+
+    /// Asks the job to stop early; [`Pending::wait`] gives the work back all the same.
+    pub fn cancel(&self) {
+        self.cancel.wanted_not.store(true, Ordering::Relaxed);
+    }
+
+    /// The work and the job's result, or what it panicked with.
+    ///
+    /// # Panics
+    /// If the pool was torn down with the job in it, which a pool in use is not.
+    pub fn wait(self, pool: &ThreadPool) -> (W, std::thread::Result<R>) {
+        // A thread of the pool must not sleep: the job may be behind it in its own queue.
+        while let Some(yielded) = pool.yield_now() {
+            match self.result.try_recv() {
+                Ok(done) => return done,
+                Err(TryRecvError::Disconnected) => break,
+                Err(TryRecvError::Empty) if yielded == Yield::Idle => std::thread::yield_now(),
+                Err(TryRecvError::Empty) => {}
+            }
+        }
+        self.result.recv().expect("the job sends before it ends")
+    }
+}

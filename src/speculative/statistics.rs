@@ -1,0 +1,171 @@
+//! What speculation did, as data.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::{Costs, DrafterKind, Round, Why};
+
+/// Counts and times of speculation.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct SpeculationStats {
+    /// The drafters, in the order of the request's list.
+    pub drafters: Vec<DrafterStats>,
+    /// Rounds by the rows that they verified: `rows[b]` rounds verified `b`.
+    pub rows: Vec<usize>,
+    /// Rounds by the reason for what they did.
+    pub why: BTreeMap<&'static str, usize>,
+    /// Passes of the target that drafts made unnecessary: tokens emitted, less rounds.
+    pub passes_saved: usize,
+    /// Time in which drafters took notice of the beginning of a generation.
+    pub begin: Duration,
+    /// Time spent drafting; at pipeline depth 2 part of it passed while the caller was busy.
+    pub draft: Duration,
+    /// Time that rounds waited for drafts.
+    pub wait: Duration,
+    /// Time in the target's passes.
+    pub verify: Duration,
+    /// Time for acceptance, text and commit.
+    pub accept: Duration,
+    /// Drafts that were thrown away because their generation had ended.
+    pub cancelled: usize,
+    /// Estimated milliseconds of verifying 1, 2, ... rows at the context where the generation ended: v(B).
+    pub verify_ms: Vec<f64>,
+}
+
+/// One drafter's part.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct DrafterStats {
+    /// Which one; `None` only in an empty default.
+    pub kind: Option<DrafterKind>,
+    /// Times it was asked for a draft.
+    pub calls: usize,
+    /// Tokens it proposed, whether or not they were verified.
+    pub proposed: usize,
+    /// Drafts of it that were verified.
+    pub drafts: usize,
+    /// Drafts of which something stood.
+    pub accepted_drafts: usize,
+    /// Tokens of it that were verified.
+    pub drafted: usize,
+    /// Tokens of those that stood.
+    pub accepted: usize,
+    /// For each place, drafts that had a token there.
+    pub drafted_at: Vec<usize>,
+    /// For each place, drafts whose token there stood.
+    pub accepted_at: Vec<usize>,
+    /// Time for its drafts.
+    pub draft: Duration,
+    /// Estimated milliseconds of a step, if it is a model.
+    pub step_ms: Option<f64>,
+}
+
+impl DrafterStats {
+    /// Tokens of a round that it drafts for, the target's own included.
+    pub fn mean_accepted_length(&self) -> f64 {
+        if self.drafts > 0 { 1.0 + self.accepted as f64 / self.drafts as f64 } else { 1.0 }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.kind = self.kind.or(other.kind);
+        self.calls += other.calls;
+        self.proposed += other.proposed;
+        self.drafts += other.drafts;
+        self.accepted_drafts += other.accepted_drafts;
+        self.drafted += other.drafted;
+        self.accepted += other.accepted;
+        add_all(&mut self.drafted_at, &other.drafted_at);
+        add_all(&mut self.accepted_at, &other.accepted_at);
+        self.draft += other.draft;
+        self.step_ms = other.step_ms.or(self.step_ms);
+    }
+}
+
+/// Adds place by place.
+pub(crate) fn add_all(to: &mut Vec<usize>, from: &[usize]) {
+    to.resize(to.len().max(from.len()), 0);
+    to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+}
+
+/// Counts one at each of the first `places` places.
+pub(crate) fn count_at(at: &mut Vec<usize>, places: usize) {
+    at.resize(at.len().max(places), 0);
+    at[..places].iter_mut().for_each(|n| *n += 1);
+}
+
+impl SpeculationStats {
+    pub(crate) fn new(kinds: &[DrafterKind]) -> Self {
+        let drafter = |kind: &DrafterKind| DrafterStats { kind: Some(*kind), ..DrafterStats::default() };
+        Self { drafters: kinds.iter().map(drafter).collect(), ..Self::default() }
+    }
+
+    pub(crate) fn count(&mut self, round: &Round, wait: Duration) {
+        let rows = 1 + round.draft.tokens.len();
+        self.rows.resize(self.rows.len().max(rows + 1), 0);
+        self.rows[rows] += 1;
+        *self.why.entry(round.decision.why.name()).or_default() += 1;
+        self.passes_saved += round.tokens.len() - 1;
+        self.draft += round.draft_time;
+        self.wait += wait;
+        self.verify += round.verify_time;
+        self.accept += round.accept_time;
+        for call in &round.calls {
+            let drafter = &mut self.drafters[call.drafter];
+            drafter.calls += 1;
+            drafter.proposed += call.tokens;
+            drafter.draft += call.time;
+        }
+        let drafted = round.draft.tokens.len();
+        if let Some(drafter) = round.drafter.filter(|_| drafted > 0) {
+            let drafter = &mut self.drafters[drafter];
+            drafter.drafts += 1;
+            drafter.accepted_drafts += usize::from(round.accepted > 0);
+            drafter.drafted += drafted;
+            drafter.accepted += round.accepted;
+            count_at(&mut drafter.drafted_at, drafted);
+            count_at(&mut drafter.accepted_at, round.accepted);
+        }
+    }
+
+    /// Notes what the planner has learnt about costs.
+    pub(crate) fn estimate(&mut self, costs: &Costs, context: usize) {
+        let most = self.rows.len().max(9) - 1;
+        self.verify_ms = costs.verify(context, most).iter().map(|estimate| estimate.ms).collect();
+        for drafter in &mut self.drafters {
+            drafter.step_ms = drafter.kind.and_then(|kind| costs.known_step(kind));
+        }
+    }
+
+    /// Adds another generation's counts and times; drafters are added by their place in the list.
+    pub fn add(&mut self, other: &Self) {
+        self.drafters.resize(self.drafters.len().max(other.drafters.len()), DrafterStats::default());
+        self.drafters.iter_mut().zip(&other.drafters).for_each(|(to, from)| to.add(from));
+        add_all(&mut self.rows, &other.rows);
+        other.why.iter().for_each(|(why, n)| *self.why.entry(why).or_default() += n);
+        self.passes_saved += other.passes_saved;
+        self.begin += other.begin;
+        self.draft += other.draft;
+        self.wait += other.wait;
+        self.verify += other.verify;
+        self.accept += other.accept;
+        self.cancelled += other.cancelled;
+        if !other.verify_ms.is_empty() {
+            self.verify_ms = other.verify_ms.clone();
+        }
+    }
+}
+
+impl Why {
+    /// Its name in statistics and traces.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Best => "best",
+            Self::Probe => "probe",
+            Self::Anchor => "anchor",
+            Self::Floor => "floor",
+            Self::Given => "given",
+            Self::Nothing => "nothing",
+        }
+    }
+}

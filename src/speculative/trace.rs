@@ -1,0 +1,162 @@
+//! What happened round by round, a line of JSON each.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::{DrafterKind, Round};
+use crate::tokenizer::{StreamDecoder, Tokenizer};
+use crate::{Error, Result};
+
+/// Where trace lines go. Clones write to the same place, so several sessions may share one; lines are whole.
+///
+/// A generation's lines are one `begin` with the prompt's size and the drafters, a `round` each with the decision, the
+/// draft, the verdict and microseconds, a `cancelled` for a draft that was made in vain, and one `end`.
+#[derive(Clone)]
+pub struct Trace {
+    sink: Arc<Mutex<Sink>>,
+}
+
+struct Sink {
+    out: Option<Box<dyn Write + Send>>, // until it fails
+    name: String,
+    start: Instant,
+}
+
+impl std::fmt::Debug for Trace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Trace({})", self.sink.lock().name)
+    }
+}
+
+impl Trace {
+    /// Into a new file.
+    ///
+    /// # Errors
+    /// If it cannot be created.
+    pub fn file(path: &FilePath) -> Result<Self> {
+        let file = File::create(path).map_err(|cause| match cause.kind() {
+            std::io::ErrorKind::NotFound => Error::file(path, "cannot be created: its directory does not exist"),
+            _ => Error::file(path, format!("cannot be written: {cause}; choose another path for the trace")),
+        })?;
+        Ok(Self::to(file, path.display().to_string()))
+    }
+
+    /// To the standard error output.
+    pub fn stderr() -> Self {
+        Self::to(std::io::stderr(), "stderr".into())
+    }
+
+    /// To a writer, which gets every line in one piece; `name` is for messages.
+    pub fn to(out: impl Write + Send + 'static, name: String) -> Self {
+        Self { sink: Arc::new(Mutex::new(Sink { out: Some(Box::new(out)), name, start: Instant::now() })) }
+    }
+
+    /// Writes a line. Where that fails the trace ends, and what it is about goes on.
+    fn line(&self, mut value: Value) {
+        let mut sink = self.sink.lock();
+        value["us"] = json!(sink.start.elapsed().as_micros() as u64);
+        let Some(out) = &mut sink.out else { return };
+        if let Err(problem) = out.write_all(format!("{value}\n").as_bytes()).and_then(|()| out.flush()) {
+            tracing::warn!("{}: {problem}; the trace ends here, the generation goes on", sink.name);
+            sink.out = None;
+        }
+    }
+}
+
+/// How a round came by its draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    /// It drafted and verified in turn.
+    Sync,
+    /// The draft was made while the caller was busy.
+    Lazy,
+}
+
+/// One generation's lines.
+pub(crate) struct Tracer {
+    trace: Trace,
+    session: u64,
+    iteration: usize,
+    kinds: Vec<DrafterKind>,
+    decoder: StreamDecoder,
+}
+
+impl Tracer {
+    pub fn begin(trace: &Trace, session: u64, prompt_tokens: usize, kinds: Vec<DrafterKind>) -> Self {
+        let names: Vec<_> = kinds.iter().map(|kind| kind.name()).collect();
+        trace.line(json!({"event": "begin", "session": session, "prompt_tokens": prompt_tokens, "drafters": names}));
+        Self { trace: trace.clone(), session, iteration: 0, kinds, decoder: StreamDecoder::default() }
+    }
+
+    /// The prompt's own token, which no round wrote.
+    pub fn first(&mut self, tokenizer: Option<&Tokenizer>, token: u32) {
+        let tokens = self.tokens(tokenizer, &[token]);
+        self.trace.line(json!({"event": "first", "session": self.session, "tokens": tokens}));
+    }
+
+    pub fn round(&mut self, tokenizer: Option<&Tokenizer>, round: &Round, path: Path, wait: Duration) {
+        let us = |time: Duration| time.as_micros() as u64;
+        let draft = round.draft.tokens.iter().enumerate().map(|(i, id)| match round.draft.confidence.get(i) {
+            Some(p) => json!({"id": id, "p": p}),
+            None => json!({"id": id}),
+        });
+        let d = &round.decision;
+        let path = match path {
+            _ if round.draft.tokens.is_empty() => "skip",
+            Path::Sync => "sync",
+            Path::Lazy => "lazy",
+        };
+        self.iteration += 1;
+        let calls = round.calls.iter().map(
+            |call| json!({"drafter": self.kinds[call.drafter].name(), "tokens": call.tokens, "us": us(call.time)}),
+        );
+        let mut line = json!({
+            "event": "round",
+            "session": self.session,
+            "iteration": self.iteration,
+            "path": path,
+            "drafter": round.drafter.map(|drafter| self.kinds[drafter].name()),
+            "confirmed": round.confirmed,
+            "last": round.last,
+            "position": round.position,
+            "hidden_l2": round.hidden_l2,
+            "draft": draft.collect::<Vec<_>>(),
+            "calls": calls.collect::<Vec<_>>(),
+            "rows": 1 + round.draft.tokens.len(),
+            "why": d.why.name(),
+            "expected": {"tokens": d.tokens, "ms": d.ms, "plain_ms": d.plain_ms, "balance": d.balance},
+            "accepted": round.accepted,
+            "next": round.tokens.last(),
+            "us_draft": us(round.draft_time),
+            "us_wait": us(wait),
+            "us_verify": us(round.verify_time),
+            "us_accept": us(round.accept_time),
+        });
+        line["tokens"] = self.tokens(tokenizer, &round.tokens);
+        self.trace.line(line);
+    }
+
+    pub fn cancelled(&self, drafted: usize) {
+        self.trace
+            .line(json!({"event": "cancelled", "session": self.session, "path": "cancelled", "drafted": drafted}));
+    }
+
+    pub fn end(&self, finish: &str) {
+        self.trace.line(json!({"event": "end", "session": self.session, "finish": finish}));
+    }
+
+    /// The tokens with the text that each completes.
+    fn tokens(&mut self, tokenizer: Option<&Tokenizer>, ids: &[u32]) -> Value {
+        let mut text = |id: &u32| match tokenizer {
+            Some(tokenizer) => json!({"id": id, "text": self.decoder.push(tokenizer, *id).unwrap_or_default()}),
+            None => json!({"id": id}),
+        };
+        ids.iter().map(&mut text).collect()
+    }
+}

@@ -1,0 +1,100 @@
+//! 200 generations that draft ahead are dropped on four threads. Alone in its process, because it counts threads.
+
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::time::Duration;
+
+use foretoken::speculative::{BlockSize, Drafters};
+use foretoken::{
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Pipeline, Session, SessionOptions, Speculation,
+    SpeculationOptions, Stop,
+};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+fn demo(threads: usize) -> Engine {
+    let demo: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+    let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
+    Engine::load(&EngineOptions { threads: Some(threads), ..options }).expect("the demo pair")
+}
+
+fn options(drafters: &str, block: BlockSize, pipeline: Pipeline, max_tokens: usize) -> GenerateOptions {
+    let drafters: Drafters = drafters.parse().expect("drafters");
+    let speculation = Speculation::With(SpeculationOptions { drafters, block, pipeline, ..Default::default() });
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    GenerateOptions { max_tokens, speculation, stop, ..GenerateOptions::default() }
+}
+
+fn plain(max_tokens: usize) -> GenerateOptions {
+    GenerateOptions {
+        speculation: Speculation::Off,
+        ..options("auto", BlockSize::Measured, Pipeline::InTurn, max_tokens)
+    }
+}
+
+fn ids(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> Vec<u32> {
+    let generation = session.generate(prompt, options).expect("a generation");
+    generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
+}
+
+/// Threads of this process, where the system tells.
+fn threads() -> Option<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Threads:"))?.trim().parse().ok()
+}
+
+/// 200 generations on four threads of one engine are dropped at some point, with a draft under way or not; the next one on
+/// the same session is what a session without drafts writes.
+#[test]
+fn dropped_generations_leave_nothing_behind() {
+    const WORKERS: u64 = 4;
+    let engine = demo(2);
+    let prompts: Vec<Vec<u32>> = ["impl Iterator for Counter {\n", "/// Returns the", "fn main() {\n    let"]
+        .map(|text| engine.tokenizer().and_then(|t| t.encode(text)).expect("tokens"))
+        .into();
+    let lists = ["mtp", "auto", "ngram-mod:n=3:min=1,mtp", "ngram-map-k:n=3,mtp", "ngram-cache"];
+    let before = threads();
+    let start = Barrier::new(WORKERS as usize);
+    std::thread::scope(|scope| {
+        for worker in 0..WORKERS {
+            let (engine, prompts, start) = (&engine, &prompts, &start);
+            scope.spawn(move || {
+                let mut rng = StdRng::seed_from_u64(worker);
+                start.wait();
+                for turn in 0..50 {
+                    let prompt = &prompts[rng.random_range(0..prompts.len())];
+                    let list = lists[rng.random_range(0..lists.len())];
+                    let block =
+                        if rng.random() { BlockSize::Measured } else { BlockSize::Fixed(rng.random_range(1..6)) };
+                    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+                    let mut written = Vec::new();
+                    {
+                        let ahead = options(list, block, Pipeline::Ahead, 24);
+                        let mut generation = session.generate(prompt, &ahead).expect("a generation");
+                        for piece in generation.by_ref().take(rng.random_range(0..7)) {
+                            written.extend(piece.expect("a piece").tokens);
+                            if rng.random_range(0..3) == 0 {
+                                std::thread::sleep(Duration::from_micros(rng.random_range(0..3000)));
+                            }
+                        }
+                        // A draft that the stop, a new prompt or the drop of the session finds under way.
+                        if rng.random_range(0..8) == 0 {
+                            std::mem::forget(generation);
+                        }
+                    }
+                    if rng.random_range(0..10) == 0 {
+                        continue; // the session goes as it is
+                    }
+                    let second = &prompts[rng.random_range(0..prompts.len())][..2];
+                    let got = ids(&mut session, second, &options(list, block, Pipeline::Ahead, 8));
+                    let mut fresh = engine.session(&SessionOptions::default()).expect("a session");
+                    let whole = [&prompt[..], &written, second].concat();
+                    let want = ids(&mut fresh, &whole, &plain(8));
+                    assert_eq!(got, want, "worker {worker}, turn {turn}: {list}, {block:?}, {} tokens", written.len());
+                    assert!(session.kv().same_rows(fresh.kv()), "worker {worker}, turn {turn}: the caches differ");
+                }
+            });
+        }
+    });
+    assert_eq!(threads(), before, "threads were left behind");
+}

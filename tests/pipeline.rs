@@ -1,0 +1,156 @@
+//! Drafting ahead: the cache goes to the drafter and comes back, whatever happens to the generation meanwhile.
+
+mod cases;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use foretoken::speculative::{BlockSize, Drafters, Pending};
+use foretoken::{
+    EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, Pipeline, Session, SessionOptions, Speculation,
+    SpeculationOptions, Stop,
+};
+
+fn pool(threads: usize) -> rayon::ThreadPool {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads")
+}
+
+#[test]
+fn work_goes_and_comes_back() {
+    let pool = pool(2);
+    let pending = Pending::submit(&pool, vec![1, 2], |work, _| {
+        work.push(3);
+        work.len()
+    });
+    let (work, result) = pending.wait(&pool);
+    assert_eq!((work, result.expect("no panic")), (vec![1, 2, 3], 3));
+}
+
+#[test]
+fn a_cancelled_job_sees_it() {
+    let pool = pool(1);
+    let pending = Pending::submit(&pool, 0_u64, |rounds, cancel| {
+        while !cancel.is_cancelled() {
+            *rounds += 1;
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    });
+    pending.cancel();
+    assert!(pending.wait(&pool).1.is_ok());
+}
+
+#[test]
+fn a_panic_loses_no_work() {
+    let pool = pool(1);
+    let pending = Pending::submit(&pool, String::from("cache"), |_, _| panic!("a bug"));
+    let (work, result) = pending.wait(&pool);
+    assert_eq!(work, "cache");
+    let payload: Box<dyn std::any::Any + Send> = result.map(|()| ()).expect_err("the panic");
+    assert_eq!(payload.downcast_ref::<&str>(), Some(&"a bug"));
+    // The pool's thread lives on.
+    assert_eq!(pool.install(|| 7), 7);
+}
+
+/// A caller on the pool's only thread runs the job itself instead of waiting for it for ever.
+#[test]
+fn waiting_on_the_pool_itself() {
+    let pool = pool(1);
+    let sum = pool.install(|| {
+        let pending = Pending::submit(&pool, vec![1, 2, 3], |work, _| work.iter().sum::<i32>());
+        pending.wait(&pool).1.expect("no panic")
+    });
+    assert_eq!(sum, 6);
+}
+
+fn demo(threads: usize) -> Engine {
+    let demo: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+    let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
+    Engine::load(&EngineOptions { threads: Some(threads), ..options }).expect("the demo pair")
+}
+
+fn options(drafters: &str, block: BlockSize, pipeline: Pipeline, max_tokens: usize) -> GenerateOptions {
+    let drafters: Drafters = drafters.parse().expect("drafters");
+    let speculation = Speculation::With(SpeculationOptions { drafters, block, pipeline, ..Default::default() });
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    GenerateOptions { max_tokens, speculation, stop, ..GenerateOptions::default() }
+}
+
+fn plain(max_tokens: usize) -> GenerateOptions {
+    GenerateOptions {
+        speculation: Speculation::Off,
+        ..options("auto", BlockSize::Measured, Pipeline::InTurn, max_tokens)
+    }
+}
+
+fn ids(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> Vec<u32> {
+    let generation = session.generate(prompt, options).expect("a generation");
+    generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
+}
+
+/// Drafting ahead on the engine's own and only thread.
+#[test]
+fn a_generation_on_the_engines_thread() {
+    let engine = demo(1);
+    let prompt = engine.tokenizer().and_then(|t| t.encode("impl Iterator for Counter {\n")).expect("tokens");
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let ahead = options("mtp", BlockSize::Fixed(4), Pipeline::Ahead, 24);
+    let got = engine.run(|| ids(&mut session, &prompt, &ahead));
+    let mut fresh = engine.session(&SessionOptions::default()).expect("a session");
+    assert_eq!(got, ids(&mut fresh, &prompt, &plain(24)));
+}
+
+/// Two sessions of one engine with different wishes, from two threads.
+#[test]
+fn sessions_differ() {
+    let engine = demo(2);
+    let prompt = engine.tokenizer().and_then(|t| t.encode("/// Returns the")).expect("tokens");
+    let mut fresh = engine.session(&SessionOptions::default()).expect("a session");
+    let want = ids(&mut fresh, &prompt, &plain(64));
+    let wishes = [
+        options("mtp", BlockSize::Fixed(6), Pipeline::Ahead, 64),
+        options("ngram-simple:n=2,mtp", BlockSize::Measured, Pipeline::InTurn, 64),
+        plain(64),
+    ];
+    std::thread::scope(|scope| {
+        let run = |wish| {
+            let (engine, prompt) = (&engine, &prompt);
+            scope.spawn(move || {
+                let mut session = engine.session(&SessionOptions::default()).expect("a session");
+                let mut generation = session.generate(prompt, wish).expect("a generation");
+                let ids: Vec<u32> = generation.by_ref().flat_map(|piece| piece.expect("a piece").tokens).collect();
+                (ids, generation.statistics().clone())
+            })
+        };
+        let runs = wishes.each_ref().map(run).map(|thread| thread.join().expect("no panic"));
+        assert!(runs.iter().all(|(ids, _)| *ids == want));
+        let drafters = runs.each_ref().map(|(_, statistics)| statistics.speculation.drafters.len());
+        assert_eq!(drafters, [1, 2, 0]);
+        assert!(runs[0].1.speculation.rows.len() == 7 && runs[0].1.accepted > 0 && runs[2].1.drafted == 0);
+    });
+}
+
+/// An error of the drafter arrives where the draft was wanted; the session goes on without it.
+#[test]
+fn an_error_comes_out_of_the_next_round() {
+    let case = cases::all().into_iter().find(|case| case.name == "edge").expect("the edge fixture");
+    let directory = tempfile::tempdir().expect("a directory");
+    for file in ["config.json", "model.safetensors"] {
+        let from = case.assistant_path().expect("an assistant").join(file);
+        std::fs::copy(from, directory.path().join(file)).expect("a copy");
+    }
+    let path = directory.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).expect("a file");
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+    let norm =
+        tensors.tensor("model.norm.weight").expect("a tensor").data().as_ptr() as usize - bytes.as_ptr() as usize;
+    bytes[norm..norm + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&path, bytes).expect("a file");
+    let engine = EngineOptions::new(case.path.join("target")).with_assistant(directory.path());
+    let engine = Engine::load(&EngineOptions { threads: Some(1), ..engine }).expect("an engine");
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let ahead = options("mtp", BlockSize::Fixed(4), Pipeline::Ahead, 8);
+    let pieces: Vec<_> = session.generate(&[2, 3], &ahead).expect("the target is sound").collect();
+    assert!(matches!(&pieces[..], [Ok(first), Err(Error::Input(_))] if first.tokens.len() == 1), "{pieces:?}");
+    assert_eq!(session.kv().len(), 2);
+    assert_eq!(ids(&mut session, &[4], &plain(4)).len(), 4);
+}

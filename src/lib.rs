@@ -56,6 +56,7 @@ mod options;
 pub mod perplexity;
 pub mod sampler;
 mod session;
+mod session_file;
 pub mod speculative;
 pub mod tokenizer;
 pub mod verify;

@@ -65,6 +65,10 @@ impl Session {
         }
     }
 
+    pub(crate) fn kv_options(&self) -> &KvOptions {
+        &self.kv_options
+    }
+
     /// What the drafter `ngram-cache` of the last generation has learnt: its dynamic cache with this sequence's counts. To
     /// be saved, and given to later sessions.
     pub fn learnt_ngrams(&mut self) -> Option<NgramCache> {

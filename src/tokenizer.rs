@@ -84,11 +84,6 @@ impl Tokenizer {
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
-
-    /// The exact string of a token.
-    pub fn token(&self, id: u32) -> Option<String> {
-        self.inner.id_to_token(id)
-    }
 }
 
 fn one_line(error: &(dyn std::error::Error + Send + Sync)) -> String {

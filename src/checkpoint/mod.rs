@@ -14,6 +14,7 @@ pub use fields::Fields;
 use gguf::{Gguf, GgufTensor};
 pub use loader::{LoadOptions, Loader, Progress, StepCost, TableUse};
 pub(crate) use ordering::token_ordering;
+pub(crate) use partial::Partial;
 pub(crate) use recode::survey;
 #[cfg(feature = "hub")]
 pub(crate) use safetensors::shards;

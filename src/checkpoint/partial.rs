@@ -12,7 +12,7 @@ use crate::{Error, Result};
 const BUFFER: usize = 1 << 18;
 
 /// A file under its temporary name. Dropped before [`Partial::publish`], it leaves nothing behind.
-pub(super) struct Partial {
+pub(crate) struct Partial {
     path: PathBuf,    // the name that it will have
     partial: PathBuf, // the name that it has; as long as it has it, the file is locked
     file: BufWriter<File>,
@@ -23,7 +23,7 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    pub(super) fn create(path: &Path) -> Result<Self> {
+    pub(crate) fn create(path: &Path) -> Result<Self> {
         let Some(name) = path.file_name() else {
             return Err(Error::file(path, "names no file; give the name of the file to write"));
         };
@@ -44,25 +44,25 @@ impl Partial {
     }
 
     /// The name that the file will have.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Bytes so far.
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
     /// Says how long the file will be, for messages.
-    pub(super) fn expect(&mut self, total: u64) {
+    pub(crate) fn expect(&mut self, total: u64) {
         self.total = Some(total);
     }
 
-    pub(super) fn total(&self) -> Option<u64> {
+    pub(crate) fn total(&self) -> Option<u64> {
         self.total
     }
 
-    pub(super) fn put(&mut self, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn put(&mut self, bytes: &[u8]) -> Result<()> {
         let result = self.file.write_all(bytes);
         self.checked(result)?;
         self.len += bytes.len() as u64;
@@ -70,7 +70,7 @@ impl Partial {
     }
 
     /// Overwrites what stands at `at`.
-    pub(super) fn patch(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn patch(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
         let result = (|| {
             self.file.seek(SeekFrom::Start(at))?;
             self.file.write_all(bytes)?;
@@ -80,7 +80,7 @@ impl Partial {
     }
 
     /// Puts the file on disk and gives it its name.
-    pub(super) fn publish(mut self) -> Result<()> {
+    pub(crate) fn publish(mut self) -> Result<()> {
         if self.broken {
             return Err(Error::file(&self.path, "is incomplete after an error; write it again"));
         }

@@ -8,10 +8,10 @@ use half::{bf16, f16};
 use super::config::TextConfig;
 use super::layer::DecoderLayer;
 use super::per_layer::PerLayerEmbeddings;
-use super::rope::{self, Rotations};
+use super::rope::Rotations;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse};
 use crate::kv::{KvLayout, Round};
-use crate::nn::{Embedding, Linear, RmsNorm, soft_cap};
+use crate::nn::{Embedding, F32View, Linear, RmsNorm, soft_cap};
 use crate::{Error, Result};
 
 /// A Gemma 4 text model of any published variant.
@@ -96,6 +96,22 @@ impl Target {
     /// What config.json says.
     pub fn config(&self) -> &TextConfig {
         &self.config
+    }
+
+    /// A number that tells this model from others: of its configuration, and of some embeddings, which training moves.
+    ///
+    /// # Errors
+    /// If an embedding cannot be read.
+    pub(crate) fn fingerprint(&self) -> Result<u64> {
+        let mut sums = [crc32fast::Hasher::new(), crc32fast::Hasher::new()];
+        sums[0].update(format!("{:?}", self.config).as_bytes());
+        let tokens = self.config.num_readable_tokens() as u32;
+        let ids: Vec<u32> = (0..8).map(|i| (tokens - 1) / 8 * i).collect();
+        for x in F32View::new(&self.embed(&ids)?)?.iter() {
+            sums[1].update(&x.to_le_bytes());
+        }
+        let [config, weights] = sums.map(|sum| u64::from(sum.finalize()));
+        Ok(config << 32 | weights)
     }
 
     /// What one row of a pass costs in weights.

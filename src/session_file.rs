@@ -1,0 +1,233 @@
+//! Sessions in files: a prompt is processed once and continued later, by any process with the same model.
+//!
+//! ```text
+//! "foretoken session\n"   u32 length of the header   header (JSON)   tokens (u32)   state (f32)   K and V   u32 checksum
+//! ```
+//!
+//! Numbers are little endian; the checksum (CRC-32) is of everything before it. K and V lie as they do in memory, so the
+//! file says how they were kept, and the loaded session keeps them so.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Write};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::Partial;
+use crate::engine::Engine;
+use crate::kv::{ExactZones, KeysOfValues, KvFormat, KvOptions, LayerFormat};
+use crate::nn::{F32View, tensor};
+use crate::options::SessionOptions;
+use crate::session::Session;
+use crate::speculative::Frontier;
+use crate::{Error, Result};
+
+const MAGIC: &[u8] = b"foretoken session\n";
+
+/// Raised whenever the layout of the file, of the header or of K and V in memory changes.
+const VERSION: u32 = 1;
+
+/// Longer headers are damage.
+const MAX_HEADER: usize = 1 << 20;
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    version: u32,
+    /// The target's fingerprint.
+    model: u64,
+    key: String,
+    value: String,
+    exact: (usize, usize, String),
+    layers: Vec<(usize, String, String)>,
+    keys_of_values_derived: bool,
+    max_context: usize,
+    max_round_rows: usize,
+    /// Committed positions.
+    len: usize,
+    /// The newest token and the width of its state, if there is one.
+    last: Option<(u32, usize)>,
+}
+
+impl Session {
+    /// Writes the session to `path`, from where [`Engine::load_session`] goes on. A file of that name is replaced when the
+    /// new one is complete.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        let model = self.engine.target().fingerprint()?;
+        let options = self.kv_options().clone();
+        let (speculator, _) = self.speculator();
+        let (kv, frontier) = (&speculator.kv, &speculator.frontier);
+        let state = frontier.as_ref().map(|frontier| F32View::new(&frontier.hidden)).transpose()?;
+        let state = state.as_deref().unwrap_or_default();
+        let header = Header {
+            version: VERSION,
+            model,
+            key: options.key.to_string(),
+            value: options.value.to_string(),
+            exact: (options.exact.head, options.exact.tail, KvFormat::from(options.exact.element).to_string()),
+            layers: options.layers.iter().map(|f| (f.layer, f.key.to_string(), f.value.to_string())).collect(),
+            keys_of_values_derived: options.keys_of_values == KeysOfValues::Derived,
+            max_context: kv.max_context(),
+            max_round_rows: kv.max_round_rows(),
+            len: kv.len(),
+            last: frontier.as_ref().map(|frontier| (frontier.last, state.len())),
+        };
+        let header = serde_json::to_vec(&header).map_err(|e| Error::file(path.as_ref(), e.to_string()))?;
+        let mut to =
+            Checked { inner: Partial::create(path.as_ref())?, checksum: crc32fast::Hasher::new(), failed: None };
+        let written = (|| {
+            to.write_all(MAGIC)?;
+            to.write_all(&(header.len() as u32).to_le_bytes())?;
+            to.write_all(&header)?;
+            speculator.tokens[..kv.len()].iter().try_for_each(|token| to.write_all(&token.to_le_bytes()))?;
+            state.iter().try_for_each(|x| to.write_all(&x.to_le_bytes()))?;
+            kv.write_to(&mut to)?;
+            let checksum = to.checksum.clone().finalize();
+            to.write_all(&checksum.to_le_bytes())
+        })();
+        match (to.failed, written) {
+            (Some(error), _) => Err(error),
+            (None, Err(cause)) => Err(Error::io(path)(cause)),
+            (None, Ok(())) => to.inner.publish(),
+        }
+    }
+}
+
+impl Engine {
+    /// Opens the session that [`Session::save`] wrote to `path`.
+    ///
+    /// # Errors
+    /// If the file is none of this version, is of another model, is damaged or cut short, or its K and V do not fit memory.
+    pub fn load_session(&self, path: impl AsRef<Path>) -> Result<Session> {
+        let path = path.as_ref();
+        let problem = |problem: &str| Error::file(path, problem);
+        let file = File::open(path).map_err(Error::io(path))?;
+        let size = file.metadata().map_err(Error::io(path))?.len();
+        let mut from = Checked { inner: BufReader::new(file), checksum: crc32fast::Hasher::new(), failed: None };
+        let cut_short = |_| problem("is cut short; save the session again");
+
+        let mut start = [0; MAGIC.len() + 4];
+        from.read_exact(&mut start).map_err(|_| problem("is not a session file"))?;
+        let (magic, header_len) = start.split_at(MAGIC.len());
+        let header_len = u32::from_le_bytes([header_len[0], header_len[1], header_len[2], header_len[3]]) as usize;
+        if magic != MAGIC {
+            return Err(problem("is not a session file"));
+        }
+        if header_len > MAX_HEADER {
+            return Err(problem("has a damaged header; save the session again"));
+        }
+        let mut header = vec![0; header_len];
+        from.read_exact(&mut header).map_err(cut_short)?;
+        let damaged =
+            |error: serde_json::Error| problem(&format!("has a damaged header ({error}); save the session again"));
+        let fields: serde_json::Value = serde_json::from_slice(&header).map_err(damaged)?;
+        if fields["version"].as_u64() != Some(u64::from(VERSION)) {
+            return Err(problem("was written by another version of this library; save the session anew"));
+        }
+        let header: Header = serde_json::from_value(fields).map_err(damaged)?;
+        if header.model != self.target().fingerprint()? {
+            return Err(problem("is a session of another model; load the model that it was saved with"));
+        }
+
+        let options = header.options().map_err(|error| problem(&format!("names a K/V format: {error}")))?;
+        let mut session = self.session(&SessionOptions { kv: options })?;
+        let width = self.target().config().hidden_size;
+        let (speculator, _) = session.speculator();
+        if header.len > speculator.kv.max_context() || header.last.is_some_and(|(_, len)| len != width) {
+            return Err(problem("has a damaged header; save the session again"));
+        }
+        let kv = speculator.kv.written_bytes(header.len);
+        let state = if header.last.is_some() { 4 * width } else { 0 };
+        let expected =
+            [start.len(), header_len, 4 * header.len, state, kv, 4].into_iter().fold(0, usize::saturating_add);
+        if size != expected as u64 {
+            return Err(problem(&format!("has {size} bytes, not {expected}: it is damaged or cut short")));
+        }
+
+        let mut tokens = Vec::with_capacity(header.len + 1);
+        for _ in 0..header.len {
+            tokens.push(u32::from_le_bytes(number(&mut from).map_err(cut_short)?));
+        }
+        let frontier = match header.last {
+            None => None,
+            Some((last, width)) => {
+                let state: io::Result<Vec<f32>> =
+                    (0..width).map(|_| Ok(f32::from_le_bytes(number(&mut from)?))).collect();
+                tokens.push(last);
+                Some(Frontier { last, hidden: tensor(state.map_err(cut_short)?, (1, width))? })
+            }
+        };
+        speculator.kv.read_from(header.len, &mut from)?.map_err(cut_short)?;
+        let checksum = from.checksum.clone().finalize();
+        if number(&mut from).map(u32::from_le_bytes).map_err(cut_short)? != checksum {
+            return Err(problem("is damaged: its checksum is another; save the session again"));
+        }
+        let vocab = self.target().config().num_readable_tokens();
+        if tokens.iter().any(|token| *token as usize >= vocab) {
+            return Err(problem("has tokens outside the vocabulary; save the session again"));
+        }
+        (speculator.tokens, speculator.frontier) = (tokens, frontier);
+        Ok(session)
+    }
+}
+
+impl Header {
+    fn options(&self) -> Result<KvOptions, String> {
+        let layers: Result<_, String> = (self.layers.iter())
+            .map(|(layer, key, value)| Ok(LayerFormat { layer: *layer, key: key.parse()?, value: value.parse()? }))
+            .collect();
+        let KvFormat::Exact(element) = self.exact.2.parse()? else { return Err("exact rows in codes".into()) };
+        Ok(KvOptions {
+            key: self.key.parse()?,
+            value: self.value.parse()?,
+            exact: ExactZones { head: self.exact.0, tail: self.exact.1, element },
+            layers: layers?,
+            keys_of_values: match self.keys_of_values_derived {
+                true => KeysOfValues::Derived,
+                false => KeysOfValues::Stored,
+            },
+            max_context: Some(self.max_context),
+            max_round_rows: self.max_round_rows,
+            memory: None,
+        })
+    }
+}
+
+fn number(from: &mut impl Read) -> io::Result<[u8; 4]> {
+    let mut bytes = [0; 4];
+    from.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Bytes on their way, with their checksum.
+struct Checked<T> {
+    inner: T,
+    checksum: crc32fast::Hasher,
+    /// What went wrong, where the inner error says more than `io::Error` can.
+    failed: Option<Error>,
+}
+
+impl<T: Read> Read for Checked<T> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(bytes)?;
+        self.checksum.update(&bytes[..read]);
+        Ok(read)
+    }
+}
+
+impl Write for Checked<Partial> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.checksum.update(bytes);
+        self.inner.put(bytes).map_err(|error| {
+            self.failed = Some(error);
+            io::Error::other("see `failed`")
+        })?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

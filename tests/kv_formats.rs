@@ -1,0 +1,115 @@
+//! What holds under every K/V format: the same text with speculation, sizes as reported, and errors for what cannot be.
+
+use std::path::Path;
+
+use foretoken::kv::{
+    CodeFormat, ExactZones, KvAccess, KvCache, KvFormat, KvLayout, KvOptions, KvPreset, LayerFormat, StoreLayout,
+};
+use foretoken::nn::tensor;
+use foretoken::{
+    ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, SessionOptions, Speculation,
+    Stop,
+};
+
+#[test]
+fn text_is_the_same_with_speculation() {
+    let demo = |part: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo").join(part);
+    let engine = Engine::load(&EngineOptions::new(demo("target")).with_assistant(demo("assistant"))).expect("the pair");
+    let prompt: Vec<u32> = (0..200).map(|i| 300 + i * 7919 % 3700).collect();
+    for format in KvFormat::all() {
+        let generate = |block_size: usize| {
+            let exact = ExactZones { head: 16, tail: 20, ..ExactZones::default() };
+            let kv = KvOptions { key: format, value: format, exact, max_round_rows: 64, ..KvOptions::default() };
+            let mut session = engine.session(&SessionOptions { kv }).expect("a session");
+            let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+            let speculation = match block_size {
+                1 => Speculation::Off,
+                block_size => Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() }),
+            };
+            let options = GenerateOptions { max_tokens: 150, stop, speculation, ..GenerateOptions::default() };
+            let generation = session.generate(&prompt, &options).expect("a generation");
+            let tokens: Vec<u32> = generation.flat_map(|piece| piece.expect("a piece").tokens).collect();
+            let held = session.kv().bytes();
+            assert!(held <= session.kv().bytes_at(session.kv().len() + block_size), "{format}: {held} bytes are held");
+            tokens
+        };
+        let plain = generate(1);
+        for block_size in [2, 4, 8] {
+            assert_eq!(generate(block_size), plain, "{format}, blocks of {block_size}");
+        }
+    }
+}
+
+fn layout(head_dim: usize) -> KvLayout {
+    let store = StoreLayout { num_kv_heads: 1, head_dim, window: None, key_weight: None };
+    KvLayout { stores: vec![store], store_of_layer: vec![0], inverse_frequencies: Vec::new() }
+}
+
+fn cache(head_dim: usize, options: &KvOptions) -> foretoken::Result<KvCache> {
+    KvCache::new(layout(head_dim), options, 4096, Isa::best())
+}
+
+#[test]
+fn what_is_no_number_is_named_by_layer_and_position() {
+    for format in [KvFormat::Exact(ElementType::F16), CodeFormat::Tqc4.into()] {
+        for poison in [f32::NAN, f32::INFINITY, 1e6] {
+            let mut cache =
+                cache(64, &KvOptions { key: format, value: format, ..KvOptions::default() }).expect("a cache");
+            let mut rows = vec![0.5; 3 * 64];
+            let good = tensor(rows.clone(), (3, 1, 64)).expect("rows");
+            rows[2 * 64 + 7] = poison;
+            let bad = tensor(rows, (3, 1, 64)).expect("rows");
+            cache.begin_round(3).expect("a round").commit(0);
+            let mut round = cache.begin_round(3).expect("a round");
+            for (k, v, name) in [(&bad, &good, "K"), (&good, &bad, "V")] {
+                let message = round.append(0, k, v).expect_err("no number").to_string();
+                assert!(message.contains(&format!("{name} of layer 0 at position 2")), "{message}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_kept_is_refused() {
+    let coded = KvOptions { key: CodeFormat::Tqc4.into(), ..KvOptions::default() };
+    let refusal = |head_dim, options: &KvOptions| cache(head_dim, options).err().expect("a refusal").to_string();
+    assert!(refusal(72, &coded).contains("72"), "{}", refusal(72, &coded));
+    assert!(cache(72, &KvOptions::default()).is_ok() && cache(48, &coded).is_ok());
+
+    let long = KvOptions { max_context: Some(1 << 20), memory: Some(1 << 20), ..KvOptions::default() };
+    let message = refusal(64, &long);
+    let fits = (1 << 20) / (64 * 2 * 2);
+    assert!(message.contains("1048576") && message.contains(&fits.to_string()), "{message}");
+    assert_eq!(
+        cache(64, &KvOptions { memory: Some(1 << 18), ..KvOptions::default() }).expect("a cache").max_context(),
+        1024
+    );
+
+    let exact = ExactZones { head: 129, ..ExactZones::default() };
+    assert!(refusal(64, &KvOptions { exact, ..coded.clone() }).contains("129"));
+    let layers = vec![LayerFormat { layer: 3, key: ElementType::F16.into(), value: ElementType::F16.into() }];
+    assert!(refusal(64, &KvOptions { layers, ..coded }).contains("layer 3"));
+}
+
+#[test]
+fn names_are_those_of_llama_cpp_and_say_what_is_wrong() {
+    for format in KvFormat::all() {
+        assert_eq!(format.to_string().to_uppercase().parse(), Ok(format));
+    }
+    for (name, format) in [
+        ("turbo2_0", CodeFormat::Turbo2),
+        ("turbo3_0", CodeFormat::Turbo3),
+        ("turbo4_0", CodeFormat::Turbo4),
+        ("tbq4", CodeFormat::Turbo4),
+        ("tbq4_0", CodeFormat::Turbo4),
+    ] {
+        assert_eq!(name.parse(), Ok(KvFormat::from(format)));
+    }
+    for (name, why) in
+        [("tbq3", "turbo3"), ("tbq3_0", "turbo3"), ("turbo4-legacy", "turbo4"), ("q9", "tqc5"), ("", "f16")]
+    {
+        let message = name.parse::<KvFormat>().expect_err(name);
+        assert!(message.contains(why) && !message.contains('\n'), "{message}");
+    }
+    assert!("best".parse::<KvPreset>().expect_err("no preset").contains("balanced"));
+}

@@ -1,0 +1,95 @@
+//! A saved session goes on as if it had never been away, in every K/V format; other files are refused.
+
+use std::path::Path;
+
+use foretoken::kv::{CodeFormat, ExactZones, KvFormat, KvOptions};
+use foretoken::{EndOfGeneration, Engine, EngineOptions, GenerateOptions, Session, SessionOptions, Stop};
+
+fn engine() -> Engine {
+    let demo = |part: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo").join(part);
+    Engine::load(&EngineOptions::new(demo("target")).with_assistant(demo("assistant"))).expect("the demo pair")
+}
+
+fn session(engine: &Engine, format: KvFormat) -> Session {
+    let exact = ExactZones { head: 16, tail: 40, ..ExactZones::default() };
+    let kv = KvOptions { key: format, value: format, exact, max_round_rows: 64, ..KvOptions::default() };
+    engine.session(&SessionOptions { kv }).expect("a session")
+}
+
+fn generate(session: &mut Session, prompt: &[u32], tokens: usize) -> Vec<u32> {
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    let options = GenerateOptions { max_tokens: tokens, stop, ..GenerateOptions::default() };
+    session.generate(prompt, &options).expect("a generation").flat_map(|piece| piece.expect("a piece").tokens).collect()
+}
+
+fn prompt(len: u32) -> Vec<u32> {
+    (0..len).map(|i| 300 + i * 7919 % 3700).collect()
+}
+
+#[test]
+fn a_loaded_session_goes_on_as_the_saved_one() {
+    let engine = engine();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("session");
+    for format in KvFormat::all() {
+        let mut saved = session(&engine, format);
+        generate(&mut saved, &prompt(400), 30);
+        saved.save(&path).expect("a file");
+        let mut loaded = engine.load_session(&path).expect("the session");
+        assert!(loaded.kv().same_rows(saved.kv()), "{format}: other K and V");
+        assert_eq!(generate(&mut loaded, &prompt(5), 60), generate(&mut saved, &prompt(5), 60), "{format}");
+        assert!(loaded.kv().same_rows(saved.kv()), "{format}: other K and V afterwards");
+    }
+}
+
+#[test]
+fn an_empty_session_can_be_saved() {
+    let engine = engine();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("session");
+    session(&engine, CodeFormat::Tqc5.into()).save(&path).expect("a file");
+    let mut loaded = engine.load_session(&path).expect("the session");
+    assert!(loaded.kv().is_empty());
+    let mut fresh = session(&engine, CodeFormat::Tqc5.into());
+    assert_eq!(generate(&mut loaded, &prompt(20), 20), generate(&mut fresh, &prompt(20), 20));
+}
+
+#[test]
+fn files_that_are_no_such_session_are_refused() {
+    let engine = engine();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("session");
+    let mut saved = session(&engine, CodeFormat::Turbo3.into());
+    generate(&mut saved, &prompt(200), 4);
+    saved.save(&path).expect("a file");
+    let whole = std::fs::read(&path).expect("the file");
+    let refused = |bytes: &[u8], why: &str| {
+        std::fs::write(&path, bytes).expect("a file");
+        let message = engine.load_session(&path).err().expect("a refusal").to_string();
+        assert!(message.contains(why) && message.contains("session") && !message.contains('\n'), "{message}");
+    };
+    for len in [0, 10, 21, 30, whole.len() / 2, whole.len() - 1] {
+        refused(&whole[..len], "");
+    }
+    refused(&[&whole[..], b"x"].concat(), "damaged or cut short");
+    for at in [whole.len() / 2, whole.len() - 2, whole.len() - 5000] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1;
+        refused(&damaged, "damaged");
+    }
+    let edited = |from: &str, to: &str| {
+        let at = whole.windows(from.len()).position(|part| part == from.as_bytes()).expect(from);
+        [&whole[..at], to.as_bytes(), &whole[at + from.len()..]].concat()
+    };
+    refused(&edited("\"version\":1", "\"version\":9"), "another version");
+    refused(&edited("\"key\":\"turbo3\"", "\"key\":\"turbo9\""), "turbo9");
+    refused(&edited("\"len\":203", "\"len\":903"), "bytes");
+    refused(&edited("\"len\":203", "\"len\":-03"), "damaged");
+    let at = whole.windows(8).position(|part| part == b"\"model\":").expect("a model") + 8;
+    let mut other = whole.clone();
+    other[at] = if other[at] == b'1' { b'2' } else { b'1' };
+    refused(&other, "another model");
+    assert!(saved.save(folder.path()).is_err(), "a folder is no file");
+    std::fs::remove_file(&path).expect("the file");
+    assert!(engine.load_session(&path).is_err());
+}

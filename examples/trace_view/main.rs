@@ -123,9 +123,9 @@ fn number(value: &Value) -> f64 {
 }
 
 /// For each drafter, the share of its drafts of which the token at each place stood.
-fn acceptance(rounds: &[&Value], drafters: &[&str], colour: &dyn Fn(&str) -> &'static str) -> String {
-    let of_drafter = |name: &&str| {
-        let own = rounds.iter().filter(|round| round["drafter"] == *name);
+fn acceptance<'a>(rounds: &[&Value], drafters: &[&'a str], colour: &dyn Fn(&str) -> &'static str) -> String {
+    let of_drafter = |name: &'a str| {
+        let own = rounds.iter().filter(|round| round["drafter"] == name);
         let (mut drafted, mut accepted) = (Vec::new(), Vec::new());
         for round in own {
             let (of, at) = (round["draft"].as_array().map_or(0, Vec::len), number(&round["accepted"]) as usize);
@@ -137,7 +137,7 @@ fn acceptance(rounds: &[&Value], drafters: &[&str], colour: &dyn Fn(&str) -> &'s
         let values = accepted.iter().zip(drafted).map(|(accepted, drafted): (&f64, f64)| accepted / drafted);
         Series { name, colour: colour(name), values: values.collect() }
     };
-    bars(&drafters.iter().map(of_drafter).collect::<Vec<_>>())
+    bars(&drafters.iter().copied().map(of_drafter).collect::<Vec<_>>())
 }
 
 fn phases(rounds: &[&Value]) -> String {

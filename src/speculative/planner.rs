@@ -26,7 +26,7 @@ const OVERDRAFT: f64 = 0.25;
 const WARM_UP: usize = 64;
 
 /// Plain steps that the probe account begins with, and holds at most.
-const PROBE_CREDIT: (f64, f64) = (6.0, 6.0);
+const PROBE_CREDIT: f64 = 6.0;
 
 /// Plain steps that the floor account holds at most: what was won long ago is not to be gambled away.
 const FLOOR_CREDIT: f64 = 32.0;
@@ -172,7 +172,7 @@ pub enum Why {
     Probe,
     /// What a plain step costs was measured too long ago, or not yet.
     Anchor,
-    /// Speculation is in debt to plain decoding.
+    /// Better ones could lose more than speculation has won so far.
     Floor,
     /// The block size was given.
     Given,
@@ -285,7 +285,7 @@ impl Planner {
             since_plain: 0,
             since_draft: 0,
             balance: 0.0,
-            probes: PROBE_CREDIT.0,
+            probes: PROBE_CREDIT,
             streak: skip_streak.map(Streak::new),
         }
     }
@@ -397,7 +397,7 @@ impl Planner {
         if was_cold && self.emitted >= WARM_UP {
             self.balance = self.balance.max(0.0);
         }
-        self.probes = (self.probes + PROBES * spent).min(PROBE_CREDIT.1);
+        self.probes = (self.probes + PROBES * spent).min(PROBE_CREDIT);
         let plain = round.rows == 1;
         self.since_plain = if plain { 0 } else { self.since_plain + 1 };
         self.since_draft = if plain { self.since_draft + 1 } else { 0 };

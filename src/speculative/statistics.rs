@@ -19,14 +19,19 @@ pub struct SpeculationStats {
     /// Passes of the target that drafts made unnecessary: tokens emitted, less rounds.
     pub passes_saved: usize,
     /// Time in which drafters took notice of the beginning of a generation.
+    #[serde(serialize_with = "milliseconds")]
     pub begin: Duration,
     /// Time spent drafting; at pipeline depth 2 part of it passed while the caller was busy.
+    #[serde(serialize_with = "milliseconds")]
     pub draft: Duration,
     /// Time that rounds waited for drafts.
+    #[serde(serialize_with = "milliseconds")]
     pub wait: Duration,
     /// Time in the target's passes.
+    #[serde(serialize_with = "milliseconds")]
     pub verify: Duration,
     /// Time for acceptance, text and commit.
+    #[serde(serialize_with = "milliseconds")]
     pub accept: Duration,
     /// Drafts that were thrown away because their generation had ended.
     pub cancelled: usize,
@@ -56,6 +61,7 @@ pub struct DrafterStats {
     /// For each place, drafts whose token there stood.
     pub accepted_at: Vec<usize>,
     /// Time for its drafts.
+    #[serde(serialize_with = "milliseconds")]
     pub draft: Duration,
     /// Estimated milliseconds of a step, if it is a model.
     pub step_ms: Option<f64>,
@@ -80,6 +86,11 @@ impl DrafterStats {
         self.draft += other.draft;
         self.step_ms = other.step_ms.or(self.step_ms);
     }
+}
+
+/// In JSON times are milliseconds.
+fn milliseconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(1e3 * time.as_secs_f64())
 }
 
 /// Adds place by place.

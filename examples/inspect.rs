@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Parser;
+use foretoken::Isa;
 use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::TextConfig;
-use foretoken::kv::KvLayout;
-use foretoken::{ElementType, Isa};
+use foretoken::kv::{KvCache, KvOptions, KvPreset};
 
 /// Print a checkpoint's metadata and tensors, what its K/V take, and how long a context fits this machine's memory.
 ///
@@ -65,14 +65,17 @@ fn tensors(checkpoint: &Checkpoint, list: bool) -> Result<()> {
 
 fn memory(config: &TextConfig, weights: u64) {
     let available = available_bytes();
-    let layout = config.kv_layout();
-    for (name, element) in [("f32", ElementType::F32), ("f16", ElementType::F16), ("bf16", ElementType::Bf16)] {
-        let (per_token, windows) = kv_bytes(&layout, element);
-        print!("K/V in {name}: {per_token} bytes per token, and {} of sliding windows", mebibytes(windows));
-        let fits = available.map(|available| available.saturating_sub(weights + windows) / per_token.max(1));
-        match fits.map(|fits| fits.min(config.max_position_embeddings as u64)) {
-            Some(0) => println!("; does not fit the memory that is available"),
-            Some(fits) => println!("; {fits} of {} positions fit", config.max_position_embeddings),
+    for preset in KvPreset::ALL {
+        // Sizes only: nothing is held before it is needed.
+        let options = KvOptions { memory: Some(u64::MAX), ..preset.into() };
+        let longest = config.max_position_embeddings;
+        let Ok(cache) = KvCache::new(config.kv_layout(), &options, longest, Isa::best()) else { continue };
+        print!("K/V {:9} {:>7} bytes per token, ", preset.name(), cache.bytes_per_token());
+        print!("{} at {longest} positions", mebibytes(cache.bytes_at(longest) as u64));
+        let room = available.map(|available| available.saturating_sub(weights) as usize);
+        let fits = room.map(|room| largest(longest, |len| cache.bytes_at(len) <= room));
+        match fits {
+            Some(fits) => println!("; {fits} fit the memory that is available"),
             None => println!(),
         }
     }
@@ -82,17 +85,14 @@ fn memory(config: &TextConfig, weights: u64) {
     }
 }
 
-/// Bytes of K and V that grow with the text, per token, and bytes of those that do not.
-fn kv_bytes(layout: &KvLayout, element: ElementType) -> (u64, u64) {
-    let mut bytes = (0, 0);
-    for store in &layout.stores {
-        let row = (2 * store.num_kv_heads * store.head_dim * element.size()) as u64;
-        match store.window {
-            None => bytes.0 += row,
-            Some(window) => bytes.1 += row * window as u64,
-        }
+/// The largest length up to `longest` that fits.
+fn largest(longest: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, longest + 1);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle) { low = middle } else { high = middle }
     }
-    bytes
+    low
 }
 
 /// What the system would give without swapping, where it tells.

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use foretoken::kv::KvOptions;
+use foretoken::kv::{KvFormat, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
-use foretoken::{ElementType, Engine, EngineOptions, WeightType};
+use foretoken::{Engine, EngineOptions, WeightType};
 
 /// The perplexity of a target over a text file: what quantization and cache types cost.
 ///
@@ -33,10 +33,10 @@ struct Args {
     windows: Option<usize>,
     /// Type of the cached keys: f32, f16, bf16.
     #[arg(long, value_name = "T", default_value = "f16")]
-    cache_type_k: ElementType,
+    cache_type_k: KvFormat,
     /// Type of the cached values: f32, f16, bf16.
     #[arg(long, value_name = "T", default_value = "f16")]
-    cache_type_v: ElementType,
+    cache_type_v: KvFormat,
     /// Threads; by default, the physical cores.
     #[arg(long)]
     threads: Option<usize>,

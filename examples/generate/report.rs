@@ -6,6 +6,22 @@ use foretoken::Statistics;
 use foretoken::kv::KvCache;
 use serde_json::{Value, json};
 
+/// Says how K and V are kept: layers that are kept alike on one line.
+pub fn kept(kv: &KvCache) {
+    let mut kinds: Vec<(String, Vec<String>)> = Vec::new();
+    for store in kv.report() {
+        let key = store.key.map_or("made of values".into(), |key| key.to_string());
+        let kind = format!("keys {key}, values {}, {} bytes per token each", store.value, store.bytes_per_token);
+        match kinds.iter_mut().find(|(other, _)| *other == kind) {
+            Some((_, layers)) => layers.push(store.layer.to_string()),
+            None => kinds.push((kind, vec![store.layer.to_string()])),
+        }
+    }
+    for (kind, layers) in kinds {
+        eprintln!("K/V of layers {}: {kind}", layers.join(", "));
+    }
+}
+
 /// For people, on stderr.
 pub fn print(s: &Statistics, kv: &KvCache) {
     eprintln!(

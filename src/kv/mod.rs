@@ -57,6 +57,22 @@ pub struct KvLayout {
     pub inverse_frequencies: Vec<f32>,
 }
 
+/// Further than any window or exact zone: what grows here grows with the text.
+const FAR: usize = 1 << 30;
+
+/// How the K and V of one layer are kept.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StoreReport {
+    /// The layer that computes them.
+    pub layer: usize,
+    /// Format of the keys; `None` where they are made of the values.
+    pub key: Option<KvFormat>,
+    /// Format of the values.
+    pub value: KvFormat,
+    /// Bytes that one more position adds in the long run: none in a window.
+    pub bytes_per_token: f64,
+}
+
 /// The K and V of every committed position.
 pub struct KvCache {
     layout: KvLayout,
@@ -126,6 +142,21 @@ impl KvCache {
         Committed::new(self)
     }
 
+    /// How every store is kept.
+    pub fn report(&self) -> Vec<StoreReport> {
+        let layer = |index| self.layout.store_of_layer.iter().position(|store| *store == index).unwrap_or(index);
+        let report = |(index, store): (usize, &Store)| {
+            let (key, value) = store.formats();
+            StoreReport {
+                layer: layer(index),
+                key,
+                value,
+                bytes_per_token: (store.bytes_at(FAR + PAGE) - store.bytes_at(FAR)) as f64 / PAGE as f64,
+            }
+        };
+        self.stores.iter().enumerate().map(report).collect()
+    }
+
     /// Bytes of K and V held.
     pub fn bytes(&self) -> usize {
         self.stores.iter().map(Store::bytes).sum::<usize>() + self.angles.bytes()
@@ -140,7 +171,6 @@ impl KvCache {
 
     /// Bytes that one more position adds in the long run, when sliding windows and exact zones are full; rounded up.
     pub fn bytes_per_token(&self) -> usize {
-        const FAR: usize = 1 << 30;
         (self.bytes_at(FAR + PAGE) - self.bytes_at(FAR)).div_ceil(PAGE)
     }
 

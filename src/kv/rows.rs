@@ -50,6 +50,10 @@ impl Rows {
         Self { element, num_kv_heads, head_dim, keep, pages: Vec::new() }
     }
 
+    pub(super) fn element(&self) -> ElementType {
+        self.element
+    }
+
     /// Makes room for positions below `end`.
     ///
     /// # Errors

@@ -78,6 +78,14 @@ impl Store {
         Ok(Self { layout: layout.clone(), keys, values, zones: options.exact })
     }
 
+    /// The formats of the keys, where any are kept, and of the values.
+    pub(super) fn formats(&self) -> (Option<KvFormat>, KvFormat) {
+        match &self.keys {
+            Keys::Own(keys) | Keys::Shared(_, keys) => (Some(keys.format()), self.values.format()),
+            Keys::Derived(_) => (None, self.values.format()),
+        }
+    }
+
     /// Whether keys are made as they are read.
     pub(super) fn derives_keys(&self) -> bool {
         matches!(self.keys, Keys::Derived(_))
@@ -247,6 +255,13 @@ impl Kept {
                 Kept::Coded(CodedRows::new((format, side), (num_kv_heads, width), keep, options)?)
             }
         })
+    }
+
+    fn format(&self) -> KvFormat {
+        match self {
+            Kept::Exact(rows) => rows.element().into(),
+            Kept::Coded(rows) => rows.format().into(),
+        }
     }
 
     /// Makes room for positions below `end`.

@@ -17,7 +17,7 @@ use rand::{Rng, SeedableRng};
 
 /// What a drafter proposes behind `tokens`.
 fn draft(drafter: &mut dyn Drafter, tokens: &[u32], most: usize) -> Vec<u32> {
-    let layout = KvLayout { stores: Vec::new(), store_of_layer: Vec::new() };
+    let layout = KvLayout { stores: Vec::new(), store_of_layer: Vec::new(), inverse_frequencies: Vec::new() };
     let kv = KvCache::new(layout, &KvOptions::default(), 8, Isa::best()).expect("a cache");
     let hidden = Tensor::zeros((1, 1), DType::F32, &Device::Cpu).expect("a tensor");
     let sampler = Sampler::new(Sampling::default(), Vec::new()).expect("a sampler");
@@ -211,7 +211,7 @@ fn a_collision_proposes_nothing() {
 fn draft_mod(drafter: &mut NgramMod, tokens: &[u32]) -> Vec<u32> {
     thread_local! {
         static PARTS: (KvCache, Tensor, Sampler) = (
-            KvCache::new(KvLayout { stores: Vec::new(), store_of_layer: Vec::new() }, &KvOptions::default(), 8, Isa::best())
+            KvCache::new(KvLayout { stores: Vec::new(), store_of_layer: Vec::new(), inverse_frequencies: Vec::new() }, &KvOptions::default(), 8, Isa::best())
                 .expect("a cache"),
             Tensor::zeros((1, 1), DType::F32, &Device::Cpu).expect("a tensor"),
             Sampler::new(Sampling::default(), Vec::new()).expect("a sampler"),

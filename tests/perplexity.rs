@@ -16,7 +16,7 @@ fn engine() -> Engine {
 }
 
 fn options(window: usize) -> PerplexityOptions {
-    let kv = KvOptions { key: ElementType::F32, value: ElementType::F32, ..KvOptions::default() };
+    let kv = KvOptions { key: ElementType::F32.into(), value: ElementType::F32.into(), ..KvOptions::default() };
     PerplexityOptions { window, max_windows: None, kv }
 }
 

@@ -11,7 +11,7 @@ use crate::gemma4::Wanted;
 use crate::generation::{Generation, Request};
 use crate::kv::{KvCache, KvOptions};
 use crate::nn::F32View;
-use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
+use crate::options::{GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
     Confidence, Drafters, Frontier, NgramCache, Order, Pending, Planner, Proposal, Round, Settings, SpeculationStats,
@@ -156,9 +156,9 @@ impl Session {
     /// The options in full, checked.
     fn speculation(&self, speculation: &Speculation) -> Result<SpeculationOptions> {
         let sources = &self.engine.parts.sources;
-        let possible = sources.assistant.is_some() || sources.draft_model.is_some();
         let options = match speculation {
-            Speculation::WherePossible if possible => SpeculationOptions::default(),
+            Speculation::WherePossible if sources.assistant.is_some() => MtpOptions::default().into(),
+            Speculation::WherePossible if sources.draft_model.is_some() => SpeculationOptions::default(),
             Speculation::WherePossible | Speculation::Off => SpeculationOptions::off(),
             Speculation::Mtp(mtp) => SpeculationOptions::from(*mtp),
             Speculation::With(options) => options.clone(),

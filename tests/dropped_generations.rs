@@ -96,5 +96,10 @@ fn dropped_generations_leave_nothing_behind() {
             });
         }
     });
+    // A thread is counted until the system has cleared it away.
+    let patience = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while threads() != before && std::time::Instant::now() < patience {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
     assert_eq!(threads(), before, "threads were left behind");
 }

@@ -280,7 +280,8 @@ fn never_three_percent_slower_than_off() {
 /// Texts that know what the planner does, and answer so that it hurts.
 #[test]
 fn adversaries_gain_nothing() {
-    let tables: [(&str, &dyn Fn(usize) -> f64, f64); 4] = [
+    type Table<'a> = (&'a str, &'a dyn Fn(usize) -> f64, f64);
+    let tables: [Table<'_>; 4] = [
         ("demo", &|rows| 1.0 + 0.1 * (rows - 1) as f64, 0.1),
         ("stairs", &staircase, 0.25),
         ("double", &|rows| if rows == 1 { 1.0 } else { 2.2 }, 0.5),

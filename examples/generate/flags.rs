@@ -9,8 +9,8 @@ use foretoken::chat::{Message, Role, Thinking};
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, MtpPreset, NgramCache, Trace};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Pipeline, Sampling, SessionOptions, Speculation,
-    SpeculationOptions, Stop, WeightType, hub,
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Pipeline, Sampling, SessionOptions,
+    Speculation, SpeculationOptions, Stop, WeightType, hub,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -41,7 +41,7 @@ pub struct Args {
     /// ngram-cache, with parameters behind a name (ngram-map-k:n=8:m=24:hits=2).
     #[arg(long, value_name = "LIST", conflicts_with = "no_speculation")]
     spec_type: Option<Drafters>,
-    /// Rows of every verification; one token less is drafted. By default measured costs decide round by round.
+    /// Rows of every verification; one token less is drafted. By default 4, and with --spec-type what measured costs say.
     #[arg(long, value_name = "B")]
     draft_block_size: Option<usize>,
     /// Rows by a preset: throughput, lift, balanced, quality.
@@ -223,11 +223,14 @@ fn speculation(args: &Args, engine: &Engine) -> Result<Speculation> {
     let block = match (args.draft_block_size, args.mtp_preset) {
         (Some(rows), _) => BlockSize::Fixed(rows),
         (None, Some(preset)) => BlockSize::Preset(preset),
+        (None, None) if args.spec_type.is_none() && engine.assistant().is_some() => {
+            BlockSize::Fixed(MtpOptions::default().block_size)
+        }
         (None, None) => BlockSize::Measured,
     };
     let mut drafters = match &args.spec_type {
         Some(drafters) => drafters.clone(),
-        None if block == BlockSize::Measured => Drafters::Auto,
+        None if engine.assistant().is_none() && engine.draft_model().is_some() => Drafters::Auto,
         None => Drafters::Priority(vec![DrafterOptions::Mtp]),
     };
     if let Drafters::Priority(list) = &mut drafters {

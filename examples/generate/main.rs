@@ -22,8 +22,9 @@ fn main() -> Result<()> {
     }
     let prompt = flags::prompt(&args, &engine)?;
     let mut session = engine.session(&flags::session_options(&args))?;
-    report::kept(session.kv());
+    let kept = report::kept(session.kv());
     let mut generation = session.generate(&prompt, &flags::generate_options(&args, &engine)?)?;
+    eprint!("{kept}");
     let (mut text, mut tokens, mut out) = (String::new(), Vec::new(), std::io::stdout().lock());
     for piece in generation.by_ref() {
         let piece = piece?;

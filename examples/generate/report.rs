@@ -7,7 +7,7 @@ use foretoken::kv::KvCache;
 use serde_json::{Value, json};
 
 /// Says how K and V are kept: layers that are kept alike on one line.
-pub fn kept(kv: &KvCache) {
+pub fn kept(kv: &KvCache) -> String {
     let mut kinds: Vec<(String, Vec<String>)> = Vec::new();
     for store in kv.report() {
         let key = store.key.map_or("made of values".into(), |key| key.to_string());
@@ -17,9 +17,7 @@ pub fn kept(kv: &KvCache) {
             None => kinds.push((kind, vec![store.layer.to_string()])),
         }
     }
-    for (kind, layers) in kinds {
-        eprintln!("K/V of layers {}: {kind}", layers.join(", "));
-    }
+    kinds.iter().map(|(kind, layers)| format!("K/V of layers {}: {kind}\n", layers.join(", "))).collect()
 }
 
 /// For people, on stderr.

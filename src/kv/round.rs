@@ -75,7 +75,7 @@ impl KvAccess for Round<'_> {
         }
         let (k, v) = (F32View::new(k)?, F32View::new(v)?);
         for (rows, name) in [(&k, "K"), (&v, "V")] {
-            if let Some(at) = rows.iter().position(|x| !(x.abs() <= LARGEST)) {
+            if let Some(at) = rows.iter().position(|x| x.is_nan() || x.abs() > LARGEST) {
                 let (position, value) = (*first + at / (shape[1] * shape[2]), rows[at]);
                 return Err(Error::Input(format!(
                     "{name} of layer {layer} at position {position} has the value {value}: the checkpoint is damaged, or not \

@@ -43,7 +43,8 @@ fn metadata(checkpoint: &Checkpoint) -> Result<()> {
         return Ok(());
     }
     let path = checkpoint.path().join("config.json");
-    Ok(println!("{}", std::fs::read_to_string(path)?.trim_end()))
+    println!("{}", std::fs::read_to_string(path)?.trim_end());
+    Ok(())
 }
 
 fn tensors(checkpoint: &Checkpoint, list: bool) -> Result<()> {
@@ -60,7 +61,8 @@ fn tensors(checkpoint: &Checkpoint, list: bool) -> Result<()> {
     for (kind, (count, bytes)) in &totals {
         println!("{count} tensors of {kind}: {}", mebibytes(*bytes as u64));
     }
-    Ok(println!("{} in all", mebibytes(totals.values().map(|(_, bytes)| *bytes as u64).sum())))
+    println!("{} in all", mebibytes(totals.values().map(|(_, bytes)| *bytes as u64).sum()));
+    Ok(())
 }
 
 fn memory(config: &TextConfig, weights: u64) {

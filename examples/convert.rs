@@ -1,5 +1,6 @@
 //! Converts checkpoints: `cargo run --release --example convert -- models/demo/target /tmp/demo.gguf`.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -55,6 +56,9 @@ fn main() -> Result<()> {
         None => {
             let Args { outtype, layout, tokenizer, name, .. } = args;
             let outtype = outtype.unwrap_or(Outtype::F16);
+            if !tokenizer.as_ref().unwrap_or(&args.source).join("tokenizer.json").exists() {
+                eprintln!("no tokenizer.json: the file will have no tokens, which llama.cpp wants; see --tokenizer");
+            }
             to_gguf(&source, &args.destination, &ToGguf { outtype, layout, tokenizer, name, unknown, progress })?
         }
         Some(_) => {
@@ -79,7 +83,14 @@ fn element(outtype: Outtype) -> Result<ElementType> {
 fn print(report: &Report, destination: &std::path::Path) {
     let mebibytes = report.bytes as f64 / f64::from(1 << 20);
     println!("{}: {} tensors, {mebibytes:.1} MiB", destination.display(), report.tensors);
+    let mut left_out: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (name, why) in &report.left_out {
-        println!("left out: {name} ({why})");
+        left_out.entry(why).or_default().push(name);
+    }
+    for (why, names) in left_out {
+        // Towers have hundreds.
+        let shown = names.iter().take(20).copied().collect::<Vec<_>>().join(", ");
+        let more = if names.len() > 20 { ", ..." } else { "" };
+        println!("left out, {why}: {} ({shown}{more})", names.len());
     }
 }

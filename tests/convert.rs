@@ -255,3 +255,26 @@ fn on_a_small_disk() {
     assert_eq!(std::fs::read(&file).expect("the old file"), b"the old file");
     assert!(!file.with_extension("gguf.partial").exists());
 }
+
+/// PyPI's `gguf`, where it is installed, reads names, shapes, types and values as we wrote them.
+#[test]
+fn another_reader_agrees() {
+    let python = |arguments: &[&std::ffi::OsStr]| std::process::Command::new("python3").args(arguments).output();
+    if !python(&["-c".as_ref(), "import gguf".as_ref()]).is_ok_and(|output| output.status.success()) {
+        return eprintln!("skipped: pip install gguf numpy");
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/check_gguf.py");
+    for part in ["target", "assistant"] {
+        let outtypes = [Outtype::F32, Outtype::F16, Outtype::Bf16, Outtype::Q8_0].into_iter().enumerate();
+        for (i, outtype) in outtypes {
+            let layout = if i % 2 == 0 { AssistantLayout::Nextn } else { AssistantLayout::Mtp };
+            let file = directory.path().join(format!("{part}-{i}.gguf"));
+            convert(&demo(part), &file, &ToGguf { layout, ..options(outtype) });
+            let source = demo(part).join("model.safetensors");
+            let output =
+                python(&[script.as_ref(), file.as_ref(), "--source".as_ref(), source.as_ref()]).expect("python3");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        }
+    }
+}

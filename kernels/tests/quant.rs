@@ -311,19 +311,19 @@ fn quantization_errors_are_as_expected() {
     // Nearly normal weights, which is what weights are.
     let x: Vec<f32> = (0..64 * 256).map(|_| 0.02 * (0..8).map(|_| random.symmetric()).sum::<f32>()).collect();
     for (weight_type, bound) in [
-        // llama.cpp's own on such weights: 0.0833, 0.0761, 0.0412, 0.0371, 0.00518 with equal bytes, 0.288, 0.148, 0.0692,
-        // 0.0353, 0.01730, 0.0748. Ours are below, but for Q4_K, which is 0.2 % above.
+        // llama.cpp's own on the same weights: 0.0835, 0.0766, 0.0413, 0.0370, 0.00518 with equal bytes, 0.2905, 0.1479,
+        // 0.0702, 0.0355, 0.01730, 0.0747.
         (WeightType::Q4_0, 0.0795),
-        (WeightType::Q4_1, 0.0690),
-        (WeightType::Q5_0, 0.0393),
-        (WeightType::Q5_1, 0.0334),
+        (WeightType::Q4_1, 0.0695),
+        (WeightType::Q5_0, 0.0395),
+        (WeightType::Q5_1, 0.0335),
         (WeightType::Q8_0, 0.0052),
-        (WeightType::Q2_K, 0.279),
+        (WeightType::Q2_K, 0.280),
         (WeightType::Q3_K, 0.1435),
-        (WeightType::Q4_K, 0.0694),
-        (WeightType::Q5_K, 0.0343),
+        (WeightType::Q4_K, 0.0697),
+        (WeightType::Q5_K, 0.0345),
         (WeightType::Q6_K, 0.01730),
-        (WeightType::IQ4_NL, 0.0732),
+        (WeightType::IQ4_NL, 0.0730),
     ] {
         let error = quantization_error(weight_type, &x);
         assert!(error < bound, "{weight_type:?}: {error}");

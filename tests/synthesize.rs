@@ -42,7 +42,7 @@ fn echoes(options: &str) {
     let vocab = engine.target().config().vocab_size;
     let mtp = Speculation::Mtp(MtpOptions { block_size: 4, ..MtpOptions::default() });
     for last in (300..vocab as u32).step_by(vocab / 4) {
-        let (ids, statistics) = generate(&engine, last, mtp);
+        let (ids, statistics) = generate(&engine, last, mtp.clone());
         assert_eq!(ids, [last; TOKENS], "{options}");
         assert!(statistics.drafted > 0, "{options}: nothing was drafted");
         assert_eq!(statistics.accepted, statistics.drafted, "{options}: drafts of {last} were rejected");

@@ -42,10 +42,10 @@ fn a_cancelled_job_sees_it() {
 #[test]
 fn a_panic_loses_no_work() {
     let pool = pool(1);
-    let pending = Pending::submit(&pool, String::from("cache"), |_, _| panic!("a bug"));
+    let pending = Pending::submit(&pool, String::from("cache"), |_, _| -> usize { panic!("a bug") });
     let (work, result) = pending.wait(&pool);
     assert_eq!(work, "cache");
-    let payload: Box<dyn std::any::Any + Send> = result.expect_err("the panic");
+    let payload = result.expect_err("the panic");
     assert_eq!(payload.downcast_ref::<&str>(), Some(&"a bug"));
     // The pool's thread lives on.
     assert_eq!(pool.install(|| 7), 7);

@@ -216,6 +216,24 @@ fn two_hundred_rounds_find_the_best_block() {
     assert!(missed.is_empty(), "{missed:#?}");
 }
 
+/// What a machine costs is learnt on the way: the first tokens on one that nothing is known about, against the best.
+#[test]
+fn the_first_rounds_are_not_wasted() {
+    let mut missed = Vec::new();
+    for machine in machines().iter().filter(|machine| machine.best_fixed() > 1.2 * machine.fixed(1)) {
+        let reached = [0, 1, 2, 3].map(|seed| {
+            let mut rng = StdRng::seed_from_u64(seed);
+            rate(&machine.run(&mut machine.planner(BlockSize::Measured), 60, &mut rng)) / machine.best_fixed()
+        });
+        let mean = reached.iter().sum::<f64>() / reached.len() as f64;
+        println!("{}: {mean:.3} of the best in the first 60 rounds", machine.name);
+        if mean < 0.7 {
+            missed.push(format!("{}: {mean:.3}", machine.name));
+        }
+    }
+    assert!(missed.is_empty(), "{missed:#?}");
+}
+
 #[test]
 fn a_change_is_followed_within_fifty_rounds() {
     let linear = |rows: usize| 1.0 + 0.1 * (rows - 1) as f64;
@@ -233,7 +251,7 @@ fn a_change_is_followed_within_fifty_rounds() {
         }
         let mean = reached.iter().sum::<f64>() / reached.len() as f64;
         println!("{before} -> {after}: {mean:.3} of the best");
-        if mean < 0.93 {
+        if mean < 0.9 {
             missed.push(format!("{before} -> {after}: {mean:.3} of the best, {reached:.2?}"));
         }
     }
@@ -280,17 +298,16 @@ fn never_three_percent_slower_than_off() {
 /// Texts that know what the planner does, and answer so that it hurts.
 #[test]
 fn adversaries_gain_nothing() {
-    type Table<'a> = (&'a str, &'a dyn Fn(usize) -> f64, f64);
-    let tables: [Table<'_>; 4] = [
-        ("demo", &|rows| 1.0 + 0.1 * (rows - 1) as f64, 0.1),
-        ("stairs", &staircase, 0.25),
-        ("double", &|rows| if rows == 1 { 1.0 } else { 2.2 }, 0.5),
-        ("cheap trap", &|rows| if rows < 4 { 1.0 } else { 4.0 + rows as f64 }, 0.02),
+    let machines = [
+        Simulation::new("demo", |rows| 1.0 + 0.1 * (rows - 1) as f64, 0.1, &[0.5]),
+        Simulation::new("stairs", staircase, 0.25, &[0.5]),
+        Simulation::new("double", |rows| if rows == 1 { 1.0 } else { 2.2 }, 0.5, &[0.5]),
+        Simulation::new("cheap trap", |rows| if rows < 4 { 1.0 } else { 4.0 + rows as f64 }, 0.02, &[0.5]),
     ];
     let mut missed = Vec::new();
     type Adversary = Box<dyn FnMut(&[Round], usize) -> bool>;
-    for (name, v, step) in tables {
-        let machine = Simulation::new(name, v, step, &[0.5]);
+    for machine in machines {
+        let name = &machine.name;
         let adversaries: Vec<(&str, Adversary)> = vec![
             ("rejects everything", Box::new(|_, _| false)),
             // Praises probes, and lets down what follows.

@@ -105,7 +105,7 @@ fn tokens(line: &Value, round: Option<usize>, colour: &dyn Fn(&str) -> &'static 
     let mut html = String::new();
     for (place, token) in line["tokens"].as_array().into_iter().flatten().enumerate() {
         let drafted = place < accepted;
-        let shade = if drafted { 0.08 * place.min(7) as f64 } else { 0.0 };
+        let shade = if drafted { 0.045 * place.min(6) as f64 } else { 0.0 };
         let text = token["text"].as_str().map_or_else(|| format!("[{}]", token["id"]), escape);
         let text = text.replace('\n', "\u{21b5}\n");
         let round = round.map_or(String::new(), |round| format!(" data-round={round} data-place={place}"));

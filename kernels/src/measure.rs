@@ -5,21 +5,22 @@ use crate::lanes::{Lanes, Op};
 
 /// Reads every byte once, as fast as the processor loads, and returns a value that depends on all of them (so that
 /// nothing is optimised away). Divide the length by the time for the read bandwidth.
-pub fn read_all(isa: Isa, data: &[f32]) -> f32 {
-    struct Read<'a>(&'a [f32]);
+pub fn read_all(isa: Isa, data: &[u8]) -> f32 {
+    struct Read<'a>(&'a [u8]);
     impl Op for Read<'_> {
         type Output = f32;
         #[inline(always)]
         fn eval<L: Lanes>(self, l: L) -> f32 {
             // Eight streams, one per 4 KiB page: one stream leaves the prefetcher idle at every page's end.
             const STREAMS: usize = 8;
-            let part = self.0.len() / STREAMS / L::LANES * L::LANES;
-            // SAFETY: `run` entered the features; every stream stays inside its part.
+            let part = self.0.len() / size_of::<f32>() / STREAMS / L::LANES * L::LANES;
+            let start = self.0.as_ptr().cast::<f32>();
+            // SAFETY: `run` entered the features; every stream stays inside its part; loads need no alignment.
             unsafe {
                 let mut max = [l.splat(f32::NEG_INFINITY); STREAMS];
                 for i in (0..part).step_by(L::LANES) {
                     for (stream, max) in max.iter_mut().enumerate() {
-                        *max = l.max(l.load(self.0.as_ptr().add(stream * part + i)), *max);
+                        *max = l.max(l.load(start.add(stream * part + i)), *max);
                     }
                 }
                 let mut all = max[0];

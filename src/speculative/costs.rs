@@ -24,6 +24,10 @@ const NEW: f64 = 0.03;
 /// on the same processors, and the costs' ratios do not.
 const DRIFT: f64 = 0.1;
 
+/// Samples that are no accident, and the relative error of one, about.
+const FIRM: usize = 3;
+const NOISE: f64 = 0.05;
+
 /// Contexts below this many positions cost the same; from there on every octave is measured for itself.
 const SHORT: usize = 512;
 
@@ -129,23 +133,34 @@ impl Costs {
         let ratios = here.iter().filter_map(|(rows, here)| Some(here.ms / other.get(rows)?.ms));
         let (sum, count) = ratios.fold((0.0, 0.0), |(sum, count), ratio| (sum + ratio, count + 1.0));
         let ratio = if count > 0.0 { sum / count } else { 1.0 };
-        let mut points: BTreeMap<usize, f64> = other.iter().map(|(rows, m)| (*rows, m.ms * ratio)).collect();
-        if count == 0.0 && !here.is_empty() {
-            points.clear(); // nothing in common to compare by
-        }
-        points.extend(here.iter().map(|(rows, measured)| (*rows, measured.ms)));
-        let points: Vec<(f64, f64)> = points.into_iter().map(|(rows, ms)| (rows as f64, ms)).collect();
+        let points = |least: usize| {
+            let mut points: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
+            if count > 0.0 || here.is_empty() {
+                points.extend(other.iter().map(|(rows, measured)| (*rows, (measured.ms * ratio, 1.0))));
+            }
+            let own = here.iter().filter(|(_, measured)| measured.samples >= least);
+            points.extend(own.map(|(rows, measured)| (*rows, (measured.ms, measured.samples as f64))));
+            ascending(points)
+        };
+        let (all, firm) = (points(1), points(FIRM));
+        let firm = if firm.is_empty() { &all } else { &firm };
         let speed = 1.0 + self.drift;
-        let (mut least, mut below): (f64, f64) = (0.0, 0.0);
+        let mut least = speed * interpolate(firm, 1.0);
         let estimate = |rows| {
             let samples = here.get(&rows).map_or(0, |measured| measured.samples);
-            // More rows cost no less, whatever the noise says.
-            let ms = (speed * interpolate(&points, rows as f64)).max(below);
-            below = ms;
-            if samples > 0 {
-                least = ms;
+            let ms = speed * interpolate(&all, rows as f64);
+            let known = samples > 0 || other.contains_key(&rows);
+            if samples < FIRM {
+                return Estimate {
+                    ms,
+                    firm_ms: speed * interpolate(firm, rows as f64),
+                    least_ms: least,
+                    samples,
+                    known,
+                };
             }
-            Estimate { ms, least_ms: least.min(ms), samples }
+            least = ms;
+            Estimate { ms, firm_ms: ms, least_ms: ms * (1.0 - NOISE / (samples as f64).sqrt()), samples, known }
         };
         (1..=most).map(estimate).collect()
     }
@@ -185,14 +200,34 @@ impl Costs {
 pub struct Estimate {
     /// Milliseconds, measured or interpolated.
     pub ms: f64,
-    /// Milliseconds if it is as cheap as the measurements allow.
+    /// The same without what was measured so seldom that it may have been an accident.
+    pub firm_ms: f64,
+    /// Milliseconds if it is as cheap as firm measurements allow.
     pub least_ms: f64,
     /// Measurements at this context and row count.
     pub samples: usize,
+    /// Whether this row count was measured at this or a neighbouring context.
+    pub known: bool,
 }
 
 fn octave(context: usize) -> usize {
     (context / SHORT).checked_ilog2().map_or(0, |octave| 1 + octave as usize)
+}
+
+/// More rows cost no less, whatever the noise says: neighbours that are out of order share their mean, weighted by their
+/// samples (the pool-adjacent-violators algorithm). From rows to (ms, weight); to (rows, ms).
+fn ascending(points: BTreeMap<usize, (f64, f64)>) -> Vec<(f64, f64)> {
+    let mut pools: Vec<(f64, f64, Vec<usize>)> = Vec::new();
+    for (rows, (mut ms, mut weight)) in points {
+        let mut members = vec![rows];
+        while let Some((below, of, _)) = pools.last().filter(|(below, ..)| *below > ms) {
+            (ms, weight) = ((ms * weight + below * of) / (weight + of), weight + of);
+            members.splice(0..0, pools.pop().map(|(.., members)| members).unwrap_or_default());
+        }
+        pools.push((ms, weight, members));
+    }
+    let flat = pools.into_iter().flat_map(|(ms, _, members)| members.into_iter().map(move |rows| (rows as f64, ms)));
+    flat.collect()
 }
 
 /// Straight lines between the points (rows, ms), and on beyond the last one.

@@ -35,14 +35,14 @@ const FLOOR_CREDIT: f64 = 32.0;
 /// costs must be known well.
 const ANCHOR: f64 = 0.004;
 
-/// Plain steps that are measured at a new context length before its figures are used.
+/// Plain steps that are measured at a new context length, the first before anything else.
 const ANCHORS: usize = 3;
 
-/// Rounds between tries of a drafter that does not seem worth its price.
+/// Rounds between these, and between tries of a drafter that does not seem worth its price.
 const PATIENCE: usize = 8;
 
-/// Relative error of one measurement of a cost, about.
-const NOISE: f64 = 0.05;
+/// How many times as many rows as were ever measured may be tried.
+const FRONTIER: usize = 2;
 
 /// The most rows that are considered for a model's chain, and for a look-up.
 const MOST_CHAINED: usize = 16;
@@ -243,7 +243,8 @@ struct Candidate {
     plan: Plan,
     tokens: f64,
     ms: f64,
-    hopes: f64, // tokens per ms if luck and costs are as good as they may be
+    firm_ms: f64, // what it would cost if the few measurements of it were accidents
+    hopes: f64,   // tokens per ms if luck and costs are as good as they may be
 }
 
 impl Candidate {
@@ -304,7 +305,8 @@ impl Planner {
         let most = offered.iter().map(|one| self.most(one, offer.most_rows)).max().unwrap_or(0);
         let estimates = self.costs.verify(offer.context, most + 1);
         let plain_ms = estimates[0].ms;
-        let plain = Candidate { plan: Plan::Plain, tokens: 1.0, ms: plain_ms, hopes: 1.0 / plain_ms };
+        let plain =
+            Candidate { plan: Plan::Plain, tokens: 1.0, ms: plain_ms, firm_ms: plain_ms, hopes: 1.0 / plain_ms };
         let decision = |of: &Candidate, why| Decision {
             plan: of.plan,
             why,
@@ -330,11 +332,13 @@ impl Planner {
             return decision(safer.max_by(|a, b| a.rate().total_cmp(&b.rate())).unwrap_or(&plain), Why::Floor);
         }
         let gain = best.rate() / plain.rate() - 1.0;
-        if estimates[0].samples < ANCHORS || self.since_plain as f64 * ANCHOR > gain.max(ANCHOR) {
+        // Near break-even at once, else now and then.
+        let few = estimates[0].samples < ANCHORS && (gain < 0.5 || self.since_plain >= PATIENCE);
+        if estimates[0].samples == 0 || few || self.since_plain as f64 * ANCHOR > gain.max(ANCHOR) {
             return decision(&plain, Why::Anchor);
         }
         // What a probe loses against the best choice, in plain steps.
-        let regret = |c: &Candidate| ((c.ms - c.tokens / best.rate()) / plain_ms).max(0.0);
+        let regret = |c: &Candidate| ((c.firm_ms - c.tokens / best.rate()) / plain_ms).max(0.0);
         let affordable = |c: &&Candidate| c.plan != best.plan && regret(c) <= self.probes && covered(c);
         let hopeful = candidates.iter().filter(|c| c.hopes > 1.01 * best.rate()).filter(affordable);
         let probe = hopeful.max_by(|a, b| a.hopes.total_cmp(&b.hopes)).or_else(|| {
@@ -445,7 +449,9 @@ impl Table<'_> {
             17..=32 => rows.is_multiple_of(4),
             _ => rows.is_multiple_of(8),
         };
-        (1..=most).filter(|tokens| worth(&(tokens + 1))).collect()
+        let measured = self.estimates.iter().rposition(|rows| rows.known).map_or(1, |last| last + 1);
+        let frontier = (FRONTIER * measured).max(4);
+        (1..=most.min(frontier - 1)).filter(|tokens| worth(&(tokens + 1))).collect()
     }
 
     fn step(&self, one: &Offered) -> f64 {
@@ -457,14 +463,12 @@ impl Table<'_> {
 
     fn draft(&self, one: &Offered, tokens: usize, (expected, hoped): (f64, f64)) -> Candidate {
         let (rows, steps) = (&self.estimates[tokens], tokens as f64 * self.step(one));
-        // A row count that was not measured may be as cheap as the next smaller one that was.
-        let least =
-            if rows.samples == 0 { rows.least_ms } else { rows.ms * (1.0 - NOISE / (rows.samples as f64).sqrt()) };
         Candidate {
             plan: Plan::Draft { drafter: one.drafter, tokens },
             tokens: expected,
             ms: rows.ms + steps,
-            hopes: hoped / (least + steps),
+            firm_ms: rows.firm_ms + steps,
+            hopes: hoped / (rows.least_ms + steps),
         }
     }
 
@@ -482,6 +486,9 @@ impl Table<'_> {
         };
         let (agreed, yes, yes_ms) = best(look_up, &of_look_up.confirmed, &|_| step)?;
         let (otherwise, no, no_ms) = best(model, &of_model.alone, &|tokens| tokens as f64 * step)?;
+        if yes.1 / yes_ms <= no.1 / no_ms {
+            return None; // even where it agrees the model had better go on
+        }
         let chance = of_look_up.agrees.mean(0.5);
         let mix = |yes: f64, no: f64| chance * yes + (1.0 - chance) * no;
         let ms = mix(yes_ms, no_ms);
@@ -489,6 +496,7 @@ impl Table<'_> {
             plan: Plan::Confirm { model: model.drafter, look_up: look_up.drafter, agreed, otherwise },
             tokens: mix(yes.0, no.0),
             ms,
+            firm_ms: ms,
             hopes: mix(yes.1, no.1) / ms,
         })
     }

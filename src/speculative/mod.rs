@@ -10,6 +10,7 @@
 
 mod accept;
 mod acceptance;
+mod block;
 mod costs;
 mod draft_model;
 mod drafter;
@@ -24,9 +25,11 @@ mod ngram_simple;
 mod pipeline;
 mod planner;
 mod statistics;
+mod streak;
 mod trace;
 
 pub use accept::{Accepted, Confirmed, Draft, accept, confirm};
+pub use block::{BlockSize, MtpPreset};
 pub use costs::{Costs, Estimate, Machine};
 pub use draft_model::DraftModel;
 pub use drafter::{Confidence, Context, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters, Verdict};
@@ -38,7 +41,7 @@ pub use ngram_map_k4v::NgramMapK4v;
 pub use ngram_mod::{NgramMod, NgramModOptions, NgramPool};
 pub use ngram_simple::{NgramSimple, NgramSimpleOptions};
 pub use pipeline::{Cancel, Pending};
-pub use planner::{BlockSize, Decision, MtpPreset, Observation, Offer, Offered, Plan, Planner, Verified, Why};
+pub use planner::{Decision, Observation, Offer, Offered, Plan, Planner, Verified, Why};
 pub use statistics::{DrafterStats, SpeculationStats};
 pub use trace::Trace;
 

@@ -11,7 +11,8 @@
 //! to spite the planner, costs that share and no more.
 
 use super::acceptance::{Acceptance, Chance};
-use super::{Costs, DraftCost, DrafterKind};
+use super::streak::Streak;
+use super::{BlockSize, Costs, DraftCost, DrafterKind, Estimate};
 
 /// Share of plain decoding's time that speculation may lose: the floor.
 const FLOOR: f64 = 0.018;
@@ -24,6 +25,9 @@ const OVERDRAFT: f64 = 0.25;
 
 /// Tokens at the beginning during which the floor does not bind yet.
 const WARM_UP: usize = 64;
+
+/// How much better than the best a choice must perhaps be to be worth a probe.
+const HOPE: f64 = 1.03;
 
 /// Plain steps that the probe account begins with, and holds at most.
 const PROBE_CREDIT: f64 = 6.0;
@@ -47,71 +51,6 @@ const FRONTIER: usize = 2;
 /// The most rows that are considered for a model's chain, and for a look-up.
 const MOST_CHAINED: usize = 16;
 const MOST_LOOKED_UP: usize = 64;
-
-/// How the number of rows is chosen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BlockSize {
-    /// By the planner, for every round.
-    #[default]
-    Measured,
-    /// This many rows: `B - 1` tokens are drafted.
-    Fixed(usize),
-    /// As a preset says.
-    Preset(MtpPreset),
-}
-
-/// Block sizes by the names that users know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MtpPreset {
-    /// 2 rows for a model's chain, up to 6 for a look-up.
-    Throughput,
-    /// 3 and 8.
-    Lift,
-    /// 3 and 8.
-    Balanced,
-    /// 4 and 16.
-    Quality,
-}
-
-impl MtpPreset {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Throughput, Self::Lift, Self::Balanced, Self::Quality];
-
-    /// Its name on a command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Throughput => "throughput",
-            Self::Lift => "lift",
-            Self::Balanced => "balanced",
-            Self::Quality => "quality",
-        }
-    }
-}
-
-impl std::str::FromStr for MtpPreset {
-    type Err = crate::Error;
-
-    fn from_str(text: &str) -> crate::Result<Self> {
-        let found = Self::ALL.into_iter().find(|preset| preset.name() == text);
-        found.ok_or_else(|| {
-            let names = Self::ALL.map(Self::name).join(", ");
-            crate::Error::Input(format!("{text:?} is no preset; there are {names}"))
-        })
-    }
-}
-
-impl BlockSize {
-    /// Rows for a model's chain and for a look-up; `None` if the planner chooses.
-    pub(crate) fn rows(self) -> Option<(usize, usize)> {
-        match self {
-            Self::Measured => None,
-            Self::Fixed(rows) => Some((rows, rows)),
-            Self::Preset(MtpPreset::Throughput) => Some((2, 6)),
-            Self::Preset(MtpPreset::Lift | MtpPreset::Balanced) => Some((3, 8)),
-            Self::Preset(MtpPreset::Quality) => Some((4, 16)),
-        }
-    }
-}
 
 /// A drafter that could draft this round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -340,7 +279,7 @@ impl Planner {
         // What a probe loses against the best choice, in plain steps.
         let regret = |c: &Candidate| ((c.firm_ms - c.tokens / best.rate()) / plain_ms).max(0.0);
         let affordable = |c: &&Candidate| c.plan != best.plan && regret(c) <= self.probes && covered(c);
-        let hopeful = candidates.iter().filter(|c| c.hopes > 1.01 * best.rate()).filter(affordable);
+        let hopeful = candidates.iter().filter(|c| c.hopes > HOPE * best.rate()).filter(affordable);
         let probe = hopeful.max_by(|a, b| a.hopes.total_cmp(&b.hopes)).or_else(|| {
             // Without a draft nothing would ever be learnt about drafts again; the cheapest is tried now and then.
             let cheapest = candidates.iter().filter(affordable).min_by(|a, b| a.ms.total_cmp(&b.ms));
@@ -411,7 +350,7 @@ impl Planner {
 /// Everything that a round could do, priced.
 struct Table<'a> {
     offer: &'a Offer<'a>,
-    estimates: &'a [super::Estimate],
+    estimates: &'a [Estimate],
     planner: &'a Planner,
 }
 
@@ -499,59 +438,5 @@ impl Table<'_> {
             firm_ms: ms,
             hopes: mix(yes.1, no.1) / ms,
         })
-    }
-}
-
-/// Rests a model after drafts in a row of which nothing stood; look-ups go on. While that repeats itself, the rests grow,
-/// and they are short again once something stands.
-#[derive(Clone, Debug)]
-struct Streak {
-    limit: usize,
-    failed: usize,
-    rest: usize, // rounds left of this rest
-    next: usize, // rounds of the next one
-}
-
-/// The longest rest, in rounds.
-const LONGEST_REST: usize = 32;
-
-impl Streak {
-    fn new(limit: usize) -> Self {
-        Self { limit, failed: 0, rest: 0, next: 1 }
-    }
-
-    fn rests(&mut self) -> bool {
-        let rests = self.rest > 0;
-        self.rest = self.rest.saturating_sub(1);
-        rests
-    }
-
-    fn observe(&mut self, accepted: usize) {
-        if accepted > 0 {
-            (self.failed, self.next) = (0, 1);
-            return;
-        }
-        self.failed += 1;
-        if self.failed >= self.limit {
-            (self.failed, self.rest) = (0, self.next);
-            self.next = (2 * self.next).min(LONGEST_REST);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rests_grow_until_something_stands() {
-        let mut streak = Streak::new(2);
-        let mut rests_after = |accepted: [usize; 2]| {
-            accepted.iter().for_each(|accepted| streak.observe(*accepted));
-            (0..).take_while(|_| streak.rests()).count()
-        };
-        assert_eq!([0; 4].map(|_| rests_after([0, 0])), [1, 2, 4, 8]);
-        assert_eq!(rests_after([0, 3]), 0);
-        assert_eq!(rests_after([0, 0]), 1);
     }
 }

@@ -1,0 +1,70 @@
+//! Block sizes, chosen or given.
+
+use std::str::FromStr;
+
+use crate::{Error, Result};
+
+/// How the number of rows is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BlockSize {
+    /// By the planner, for every round.
+    #[default]
+    Measured,
+    /// This many rows: `B - 1` tokens are drafted.
+    Fixed(usize),
+    /// As a preset says.
+    Preset(MtpPreset),
+}
+
+/// Block sizes by the names that users know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MtpPreset {
+    /// 2 rows for a model's chain, up to 6 for a look-up.
+    Throughput,
+    /// 3 and 8.
+    Lift,
+    /// 3 and 8.
+    Balanced,
+    /// 4 and 16.
+    Quality,
+}
+
+impl MtpPreset {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Throughput, Self::Lift, Self::Balanced, Self::Quality];
+
+    /// Its name on a command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Throughput => "throughput",
+            Self::Lift => "lift",
+            Self::Balanced => "balanced",
+            Self::Quality => "quality",
+        }
+    }
+}
+
+impl FromStr for MtpPreset {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let found = Self::ALL.into_iter().find(|preset| preset.name() == text);
+        found.ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            Error::Input(format!("{text:?} is no preset; there are {names}"))
+        })
+    }
+}
+
+impl BlockSize {
+    /// Rows for a model's chain and for a look-up; `None` if the planner chooses.
+    pub(crate) fn rows(self) -> Option<(usize, usize)> {
+        match self {
+            Self::Measured => None,
+            Self::Fixed(rows) => Some((rows, rows)),
+            Self::Preset(MtpPreset::Throughput) => Some((2, 6)),
+            Self::Preset(MtpPreset::Lift | MtpPreset::Balanced) => Some((3, 8)),
+            Self::Preset(MtpPreset::Quality) => Some((4, 16)),
+        }
+    }
+}

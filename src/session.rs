@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 use crate::engine::Engine;
 use crate::gemma4::Wanted;
 use crate::generation::{Generation, Request};
-use crate::kv::{KvCache, KvOptions};
+use crate::kv::{KvCache, KvFormat, KvOptions};
 use crate::nn::F32View;
 use crate::options::{GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
@@ -42,6 +42,12 @@ impl Session {
         let target = engine.target();
         let (layout, context) = (target.kv_layout(), target.config().max_position_embeddings);
         let kv = KvCache::new(layout, &options.kv, context, engine.parts.isa)?;
+        let coarse = |key: KvFormat| matches!(key, KvFormat::Coded(format) if format.bits() < 5);
+        if kv.report().iter().filter_map(|store| store.key).any(coarse) {
+            tracing::warn!(
+                "keys in fewer than 5 bits: Gemma 4 does not scale its scores, which multiplies their errors"
+            );
+        }
         let sampler = Sampler::new(Sampling::default(), engine.parts.suppressed.clone())?;
         let desk = Desk::Here(Box::new(Speculator::new(engine.parts.sources.target.clone(), kv, sampler)));
         let id = engine.parts.sessions.fetch_add(1, Ordering::Relaxed);

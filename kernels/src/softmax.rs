@@ -12,8 +12,8 @@ use crate::lanes::{Lanes, Op};
 pub struct Running {
     /// The largest score so far.
     pub max: f64,
-    /// The sum of the weights so far.
-    pub sum: f32,
+    /// The sum of the weights so far: it divides every value, so its rounding must not be seen in theirs.
+    pub sum: f64,
 }
 
 impl Running {
@@ -32,14 +32,14 @@ pub fn merge(isa: Isa, into: (&mut Running, &mut [f32]), later: (Running, &[f32]
     let max = running.max.max(other.max);
     // An empty left side has max = -inf, whose weight is e^-inf = 0.
     let (a, b) = (((running.max - max) as f32).exp(), ((other.max - max) as f32).exp());
-    *running = Running { max, sum: running.sum * a + other.sum * b };
+    *running = Running { max, sum: running.sum * f64::from(a) + other.sum * f64::from(b) };
     isa.run(Blend { output, a, other: other_output, b });
 }
 
 /// Divides the unnormalised result by the sum of its weights. A row that saw no key stays zero.
 pub fn finish(isa: Isa, running: Running, output: &mut [f32]) {
     if running.sum > 0.0 {
-        isa.run(Scale { output, by: 1.0 / running.sum });
+        isa.run(Scale { output, by: (1.0 / running.sum) as f32 });
     }
 }
 
@@ -108,10 +108,10 @@ unsafe fn softmax_step<L: Lanes>(l: L, q: &mut Query<'_>, scores: &[f64], weight
             }
         }
     }
-    let mut strands = [0.0; STRANDS];
+    let mut strands = [0.0f64; STRANDS];
     for weights in weights[first..end].chunks(STRANDS) {
         for (strand, weight) in strands.iter_mut().zip(weights) {
-            *strand += weight;
+            *strand += f64::from(*weight);
         }
     }
     let mut half = STRANDS / 2;
@@ -124,7 +124,7 @@ unsafe fn softmax_step<L: Lanes>(l: L, q: &mut Query<'_>, scores: &[f64], weight
     let sum = strands[0];
     if q.running.sum > 0.0 && max > q.running.max {
         let scale = ((q.running.max - max) as f32).exp();
-        q.running.sum *= scale;
+        q.running.sum *= f64::from(scale);
         // SAFETY: the caller entered the features.
         unsafe { scale_by(l, q.output, scale) };
     }

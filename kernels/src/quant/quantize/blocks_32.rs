@@ -7,7 +7,7 @@ use crate::quant::block::IQ4_NL_LEVELS;
 /// Q4_0 and Q5_0.
 #[inline(always)]
 pub(super) fn symmetric(x: &[f32], importance: Option<&[f32]>, out: &mut [u8], levels: f32) {
-    let weights: [f32; 32] = weights(x, importance, Natural::Raised);
+    let weights: [f32; 32] = weights(x, importance, Natural::Equal);
     let inverse = inverse(put_half(out, 0, fit_symmetric(x, &weights, levels)));
     put_nibbles(&mut out[2..], x, |x| (nearest(x * inverse, -levels, levels - 1.0) + levels) as u8);
 }

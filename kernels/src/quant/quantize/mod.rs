@@ -77,6 +77,8 @@ impl Op for QuantizeRow<'_> {
 /// What an element's squared error counts for where its importance is not known.
 #[derive(Clone, Copy)]
 enum Natural {
+    /// The same for all.
+    Equal,
     /// The group's root mean square plus the element's magnitude.
     Raised,
     /// The element's magnitude.
@@ -104,6 +106,7 @@ fn weights<const N: usize>(x: &[f32], importance: Option<&[f32]>, natural: Natur
     let root = (mean / N as f32).sqrt();
     for (weight, x) in weights.iter_mut().zip(x) {
         *weight = match natural {
+            Natural::Equal => 1.0,
             Natural::Raised => root + x.abs(),
             Natural::Magnitude => x.abs(),
             Natural::Square => x * x,

@@ -36,20 +36,25 @@ fn on_threads<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> R {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads").install(work)
 }
 
-/// The logits of the newest rows of `ids`, which are run in rounds of the given sizes, the last of them `rows` long.
-fn logits(target: &Target, isa: Isa, kv: KvFormat, ids: &[u32], chunk: usize, rows: usize) -> Vec<f32> {
+/// A cache that holds `prompt`, which came in chunks.
+fn prefilled(target: &Target, isa: Isa, kv: KvFormat, prompt: &[u32], chunk: usize) -> KvCache {
     // Pages leave the exact zones early, so that the prompt has some in codes.
     let exact = ExactZones { head: 8, tail: 16, element: ElementType::F16 };
     let options = KvOptions { key: kv, value: kv, exact, ..KvOptions::default() };
     let mut cache = KvCache::new(target.kv_layout(), &options, 4096, isa).expect("a cache");
-    let (prompt, batch) = ids.split_at(ids.len() - rows);
     for chunk in prompt.chunks(chunk) {
         let mut round = cache.begin_round(chunk.len()).expect("a round");
         target.forward(chunk, &mut round, Wanted::Nothing).expect("a pass");
         round.commit(chunk.len());
     }
-    let mut round = cache.begin_round(rows).expect("a round");
-    let output = target.forward(batch, &mut round, Wanted::All).expect("a pass").expect("rows");
+    cache
+}
+
+/// The logits of a round of these ids, of which so many rows are kept.
+fn logits(target: &Target, cache: &mut KvCache, ids: &[u32], keep: usize) -> Vec<f32> {
+    let mut round = cache.begin_round(ids.len()).expect("a round");
+    let output = target.forward(ids, &mut round, Wanted::All).expect("a pass").expect("rows");
+    round.commit(keep);
     F32View::new(&output.logits).expect("floats").to_vec()
 }
 
@@ -57,51 +62,51 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Numbers of rows that ride together.
-const ROWS: [usize; 9] = [1, 2, 3, 4, 5, 7, 8, 11, 16];
-
-fn check(target: &Target, isa: Isa, kv: KvFormat, name: &str) {
-    check_rows(target, isa, kv, name, &ROWS);
+/// What plain decoding computes for the newest `batch` ids: one row at a time, on one thread; for each of `threads` and
+/// chunk, rounds of every size up to `batch` have the same bits.
+fn check(target: &Target, isa: Isa, kv: KvFormat, ids: &[u32], batch: usize, threads: &[(usize, usize)], name: &str) {
+    let (prompt, batch) = ids.split_at(ids.len() - batch);
+    let want: Vec<Vec<u32>> = on_threads(1, || {
+        let mut cache = prefilled(target, isa, kv, prompt, prompt.len());
+        batch.iter().map(|id| bits(&logits(target, &mut cache, &[*id], 1))).collect()
+    });
+    for &(threads, chunk) in threads {
+        on_threads(threads, || {
+            let mut cache = prefilled(target, isa, kv, prompt, chunk);
+            for rows in 1..=batch.len() {
+                let got = bits(&logits(target, &mut cache, &batch[..rows], 0));
+                let what = format!("{name}, {rows} rows, {threads} threads, chunks of {chunk}");
+                assert!(got == want[..rows].concat(), "{what}: the bits differ");
+            }
+        });
+    }
 }
 
-fn check_rows(target: &Target, isa: Isa, kv: KvFormat, name: &str, counts: &[usize]) {
-    let ids = ids(isa);
-    // One row at a time, on one thread: what plain decoding computes.
-    let all = ids.len();
-    let want = on_threads(1, || {
-        let ends = all - BATCH + 1..=all;
-        ends.flat_map(|end| logits(target, isa, kv, &ids[..end], all, 1)).collect::<Vec<_>>()
-    });
-    let vocab = want.len() / BATCH;
-    for &rows in counts {
-        for (threads, chunk) in [(1, 1), (2, 7), (3, all), (4, 64)] {
-            let got = on_threads(threads, || logits(target, isa, kv, &ids, chunk, rows));
-            let what = format!("{name}, {rows} rows, {threads} threads, chunks of {chunk}");
-            assert!(bits(&got) == bits(&want[(BATCH - rows) * vocab..]), "{what}: the bits differ");
-        }
-    }
+fn check_demo(isa: Isa, quantize: Option<WeightType>, kv: KvFormat, name: &str) {
+    let threads = [(1, 1), (2, 7), (3, usize::MAX), (4, 64)];
+    check(&demo(isa, quantize), isa, kv, &ids(isa), BATCH, &threads, name);
 }
 
 #[test]
 fn every_isa_gives_a_row_its_own_bits() {
     for isa in Isa::available() {
-        check(&demo(isa, None), isa, F16, &format!("bf16 weights on {}", isa.name()));
-        check(&demo(isa, Some(WeightType::Q8_0)), isa, F16, &format!("q8_0 on {}", isa.name()));
-        check(&demo(isa, Some(WeightType::Q4_K)), isa, F16, &format!("q4_K on {}", isa.name()));
+        check_demo(isa, None, F16, &format!("bf16 weights on {}", isa.name()));
+        check_demo(isa, Some(WeightType::Q8_0), F16, &format!("q8_0 on {}", isa.name()));
+        check_demo(isa, Some(WeightType::Q4_K), F16, &format!("q4_K on {}", isa.name()));
     }
 }
 
 #[test]
 fn every_weight_type_gives_a_row_its_own_bits() {
     for weight_type in WeightType::ALL {
-        check(&demo(Isa::best(), Some(weight_type)), Isa::best(), F16, weight_type.name());
+        check_demo(Isa::best(), Some(weight_type), F16, weight_type.name());
     }
 }
 
 #[test]
 fn every_row_type_of_the_cache_gives_a_row_its_own_bits() {
     for kv in KvFormat::all() {
-        check_rows(&demo(Isa::best(), None), Isa::best(), kv, &format!("{kv} K/V"), &[1, 4, 16]);
+        check_demo(Isa::best(), None, kv, &format!("{kv} K/V"));
     }
 }
 
@@ -112,16 +117,6 @@ fn the_fixtures_give_a_row_its_own_bits() {
         let target = case.target();
         let ids = case.ids("input_ids");
         let rows = 8.min(ids.len() - 1);
-        let isa = Isa::best();
-        let want = on_threads(1, || {
-            (0..rows)
-                .rev()
-                .flat_map(|later| logits(&target, isa, F32, &ids[..ids.len() - later], 1, 1))
-                .collect::<Vec<_>>()
-        });
-        for threads in [1, 2, 4] {
-            let got = on_threads(threads, || logits(&target, isa, F32, &ids, 5, rows));
-            assert!(bits(&got) == bits(&want), "{}: {threads} threads", case.name);
-        }
+        check(&target, Isa::best(), F32, &ids, rows, &[(1, 5), (2, 5), (4, 5)], &case.name);
     }
 }

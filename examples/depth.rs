@@ -5,9 +5,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use foretoken::gemma4::{Target, Wanted};
-use foretoken::kv::{KvCache, KvFormat, KvOptions, KvPreset};
+use foretoken::gemma4::Wanted;
+use foretoken::kv::{KvAccess, KvCache, KvFormat, KvLayout, KvOptions, KvPreset};
 use foretoken::{Engine, EngineOptions};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 /// Measure single steps and verifications of four rows deep in a context, for several ways to keep K and V in turn.
 ///
@@ -46,8 +48,7 @@ fn main() -> Result<()> {
 fn measure(args: &Args, engine: &Engine) -> Result<()> {
     let target = engine.target();
     let longest = args.depths.iter().max().context("no depths")? + 16;
-    let vocab = target.config().vocab_size as u32;
-    let ids: Vec<u32> = (0..longest as u32).map(|i| (300 + i * 7919) % vocab).collect();
+    let mut rng = StdRng::seed_from_u64(1);
     let mut caches = Vec::new();
     for name in &args.kv {
         let options = KvOptions { max_context: Some(longest), ..options(name)? };
@@ -60,9 +61,8 @@ fn measure(args: &Args, engine: &Engine) -> Result<()> {
     depths.sort_unstable();
     for depth in depths {
         for kv in &mut caches {
-            let rest = &ids[kv.len()..depth.max(kv.len())];
-            for chunk in rest.chunks(kv.max_round_rows()) {
-                pass(target, kv, chunk, Wanted::Nothing, chunk.len())?;
+            while kv.len() < depth {
+                fill(target.kv_layout(), kv, kv.max_round_rows().min(depth - kv.len()), &mut rng)?;
             }
         }
         let mut times = vec![[Vec::new(), Vec::new()]; caches.len()];
@@ -70,7 +70,9 @@ fn measure(args: &Args, engine: &Engine) -> Result<()> {
             for (kv, times) in caches.iter_mut().zip(&mut times) {
                 for (rows, times) in [1, 4].into_iter().zip(times) {
                     let start = Instant::now();
-                    pass(target, kv, &ids[..rows], Wanted::All, 0)?;
+                    let mut round = kv.begin_round(rows)?;
+                    target.forward(&[300, 500, 700, 900][..rows], &mut round, Wanted::All)?;
+                    drop(round);
                     // The first turn only warms up.
                     times.extend((repeat > 0).then(|| 1e3 * start.elapsed().as_secs_f64()));
                 }
@@ -100,11 +102,20 @@ fn options(name: &str) -> Result<KvOptions> {
     Ok(KvOptions { key: format, value: format, ..KvOptions::default() })
 }
 
-/// Runs `ids` behind what the cache has, and keeps the first `keep` of them.
-fn pass(target: &Target, kv: &mut KvCache, ids: &[u32], wanted: Wanted, keep: usize) -> Result<()> {
-    let mut round = kv.begin_round(ids.len())?;
-    target.forward(ids, &mut round, wanted)?;
-    round.commit(keep);
+/// Commits rows of noise, in no time beside a prefill: what a step costs does not depend on what K and V say.
+fn fill(layout: KvLayout, kv: &mut KvCache, rows: usize, rng: &mut StdRng) -> Result<()> {
+    let mut round = kv.begin_round(rows)?;
+    for (index, store) in layout.stores.iter().enumerate() {
+        let layer = layout.store_of_layer.iter().position(|of| *of == index).context("a store without a layer")?;
+        let mut noise = || {
+            // As large as normed rows are: elements of variance 1.
+            let count = rows * store.num_kv_heads * store.head_dim;
+            let noise = (0..count).map(|_| rng.random_range(-1.7f32..1.7)).collect();
+            foretoken::nn::tensor(noise, (rows, store.num_kv_heads, store.head_dim))
+        };
+        round.append(layer, &noise()?, &noise()?)?;
+    }
+    round.commit(rows);
     Ok(())
 }
 

@@ -21,6 +21,15 @@ impl Running {
     pub const EMPTY: Self = Self { max: f64::NEG_INFINITY, sum: 0.0 };
 }
 
+/// Weights below `e^FLOOR` are zero. They are too small to be seen, and their products would be subnormal numbers, which
+/// take processors a hundred cycles each.
+const FLOOR: f64 = -64.0;
+
+/// What weights relative to one maximum are worth relative to a larger one.
+fn decay(difference: f64) -> f32 {
+    if difference < FLOOR { 0.0 } else { (difference as f32).exp() }
+}
+
 /// Folds the attention over later keys into the attention over earlier ones.
 pub fn merge(isa: Isa, into: (&mut Running, &mut [f32]), later: (Running, &[f32])) {
     let (running, output) = into;
@@ -31,7 +40,7 @@ pub fn merge(isa: Isa, into: (&mut Running, &mut [f32]), later: (Running, &[f32]
     }
     let max = running.max.max(other.max);
     // An empty left side has max = -inf, whose weight is e^-inf = 0.
-    let (a, b) = (((running.max - max) as f32).exp(), ((other.max - max) as f32).exp());
+    let (a, b) = (decay(running.max - max), decay(other.max - max));
     *running = Running { max, sum: running.sum * f64::from(a) + other.sum * f64::from(b) };
     isa.run(Blend { output, a, other: other_output, b });
 }
@@ -95,7 +104,8 @@ unsafe fn softmax_step<L: Lanes>(l: L, q: &mut Query<'_>, scores: &[f64], weight
     weights[first.min(range.start)..visible.start].fill(0.0);
     weights[visible.end..end.max(range.end)].fill(0.0);
     for (weight, score) in weights[visible.clone()].iter_mut().zip(&scores[visible.clone()]) {
-        *weight = (score - max) as f32;
+        let difference = score - max;
+        *weight = if difference < FLOOR { f32::NEG_INFINITY } else { difference as f32 };
     }
     for weights in weights[visible].chunks_mut(L::LANES) {
         // SAFETY: the caller entered the features; a chunk is `LANES` long or the shorter tail.
@@ -123,7 +133,7 @@ unsafe fn softmax_step<L: Lanes>(l: L, q: &mut Query<'_>, scores: &[f64], weight
     }
     let sum = strands[0];
     if q.running.sum > 0.0 && max > q.running.max {
-        let scale = ((q.running.max - max) as f32).exp();
+        let scale = decay(q.running.max - max);
         q.running.sum *= f64::from(scale);
         // SAFETY: the caller entered the features.
         unsafe { scale_by(l, q.output, scale) };

@@ -21,6 +21,19 @@ pub(crate) use neon::NeonLanes;
 
 use half::{bf16, f16};
 
+/// Asks for the cache line at an address, which need not be valid.
+#[inline(always)]
+pub(crate) fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: every x86-64 has SSE; prefetching reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// An operation written once for all lane types.
 pub(crate) trait Op {
     type Output;
@@ -59,7 +72,7 @@ pub(crate) trait Lanes: Copy {
     unsafe fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The nearest integer, as a float.
     unsafe fn round(self, a: Self::V) -> Self::V;
-    /// `2^n` for integral `n` in `-126..=127`.
+    /// `2^n` for integral `n` in `-126..=127`, for [`Lanes::exp`] also zero for -127.
     unsafe fn exp2_int(self, n: Self::V) -> Self::V;
 
     unsafe fn sum(self, a: Self::V) -> f32;
@@ -74,13 +87,13 @@ pub(crate) trait Lanes: Copy {
     unsafe fn maximum(self, a: Self::V) -> f32;
 
     /// `e^x`. The vector form is Cody-Waite reduction and a degree-6 polynomial: within 2 units in the last place on
-    /// [-87, 88], clamped outside (so `-inf` gives a number below 1.2e-38, not zero).
+    /// [-87, 88], clamped above, zero below -88.
     #[inline(always)]
     unsafe fn exp(self, x: Self::V) -> Self::V {
         // SAFETY: as the caller's.
         unsafe {
             // x comes second: of a NaN and a bound, x86 gives the second operand, and NaN must not become a number.
-            let x = self.min(self.splat(88.376_26), self.max(self.splat(-87.336_54), x));
+            let x = self.min(self.splat(88.376_26), self.max(self.splat(-88.0), x));
             let n = self.round(self.mul(x, self.splat(std::f32::consts::LOG2_E)));
             // ln 2 in two parts, so that x - n ln 2 is exact to the last bit.
             let r = self.fma(n, self.splat(-0.693_359_4), x);

@@ -76,7 +76,7 @@ impl Lanes for Scalar {
     }
     #[inline(always)]
     unsafe fn exp2_int(self, n: f32) -> f32 {
-        n.exp2()
+        f32::from_bits(((n as i32 + 127) as u32) << 23)
     }
     #[inline(always)]
     unsafe fn sum(self, a: f32) -> f32 {
@@ -93,7 +93,7 @@ impl Lanes for Scalar {
     // The vectors' polynomial with their roundings: softmax weights have the same bits on every ISA.
     #[inline(always)]
     unsafe fn exp(self, x: f32) -> f32 {
-        let x = if x < -87.336_54 { -87.336_54 } else { x };
+        let x = if x < -88.0 { -88.0 } else { x };
         let x = if x > 88.376_26 { 88.376_26 } else { x };
         let n = (x * std::f32::consts::LOG2_E).round_ties_even();
         let r = n.mul_add(2.121_944_4e-4, n.mul_add(-0.693_359_4, x));
@@ -101,7 +101,8 @@ impl Lanes for Scalar {
         for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
             p = p.mul_add(r, c);
         }
-        (p * r).mul_add(r, r + 1.0) * f32::from_bits(((n as i32 + 127) as u32) << 23)
+        // SAFETY: any feature will do for one float.
+        (p * r).mul_add(r, r + 1.0) * unsafe { self.exp2_int(n) }
     }
     #[inline(always)]
     unsafe fn tanh(self, x: f32) -> f32 {

@@ -5,7 +5,7 @@
 //! score per lane; in a page of values (shared ones, too), lanes are channels and depth runs over tokens.
 //!
 //! A *run* is the vectors of one strip of 16 lanes, in order of depth: those of one scale group for keys, of all tokens
-//! for values. Runs lie in order of strip, then group, so that a strip of tokens (of channels) is read front to back.
+//! for values. Runs lie in order of group, then strip, and are read in that order.
 //!
 //! Bits lie in planes, each a sequence of 64-byte lines: byte `i` of a line has bits of element `i` of several vectors,
 //! those of the earlier vectors lower. 2 bits: one plane of 2. 3 bits: 2 + 1. 4, 5 and 6 bits: 4 + 0, 1 and 2. The first
@@ -125,50 +125,46 @@ impl PageLayout {
         (LINE * (vectors * upper).div_ceil(8), LINE * (vectors * lower).div_ceil(8))
     }
 
-    /// Bytes of one strip of lanes: all groups for keys.
-    #[inline(always)]
-    fn strip_bytes(self) -> (usize, usize) {
+    fn plane_bytes(self) -> (usize, usize) {
         match self.side {
-            Side::Values | Side::Shared => self.run_bytes(0),
-            Side::Keys => self.groups_bytes(self.scale_groups()),
+            Side::Keys => self.bytes_of(self.scale_groups()),
+            Side::Values | Side::Shared => {
+                let ((upper, lower), strips) = (self.run_bytes(0), self.head_dim() / LANES);
+                (strips * upper, strips * lower)
+            }
         }
     }
 
-    #[inline(always)]
-    fn groups_bytes(self, groups: impl Iterator<Item = ScaleGroup>) -> (usize, usize) {
+    /// Bytes of groups of keys.
+    fn bytes_of(self, groups: impl Iterator<Item = ScaleGroup>) -> (usize, usize) {
         let mut bytes = (0, 0);
         for group in groups {
             let (upper, lower) = self.run_bytes(group.len);
-            bytes = (bytes.0 + upper, bytes.1 + lower);
+            bytes = (bytes.0 + PAGE_TOKENS / LANES * upper, bytes.1 + PAGE_TOKENS / LANES * lower);
         }
         bytes
     }
 
-    fn plane_bytes(self) -> (usize, usize) {
-        let (upper, lower) = self.strip_bytes();
-        let strips = match self.side {
-            Side::Keys => PAGE_TOKENS / LANES,
-            Side::Values | Side::Shared => self.head_dim() / LANES,
-        };
-        (strips * upper, strips * lower)
-    }
-
-    /// The first run of `strip`. Strips count 16 tokens of the page for keys, 16 channels of the row for values.
+    /// The first run of `group`, and the bytes from one strip's run to the next.
     #[inline(always)]
-    pub(super) fn strip(self, strip: usize) -> Run {
-        let (upper, lower) = self.strip_bytes();
-        Run { upper: strip * upper, lower: self.plane_bytes().0 + strip * lower }
+    pub(super) fn runs(self, group: ScaleGroup) -> (Run, (usize, usize)) {
+        let strip = self.run_bytes(group.len);
+        let (upper, lower) = match self.side {
+            Side::Keys => self.bytes_of(self.scale_groups().take(group.index)),
+            Side::Values | Side::Shared => (group.first / LANES * strip.0, group.first / LANES * strip.1),
+        };
+        (Run { upper, lower: self.plane_bytes().0 + lower }, strip)
     }
 
-    /// The run of `group` in `strip`.
+    /// The run of `group` in `strip`. Strips count 16 tokens of the page for keys, 16 channels of the row for values.
     #[inline(always)]
     pub(super) fn run(self, strip: usize, group: ScaleGroup) -> Run {
-        let Run { upper, lower } = self.strip(strip);
-        let before = match self.side {
-            Side::Values | Side::Shared => (0, 0),
-            Side::Keys => self.groups_bytes(self.scale_groups().take(group.index)),
+        let (first, bytes) = self.runs(group);
+        let strip = match self.side {
+            Side::Keys => strip,
+            Side::Values | Side::Shared => strip - group.first / LANES,
         };
-        Run { upper: upper + before.0, lower: lower + before.1 }
+        Run { upper: first.upper + strip * bytes.0, lower: first.lower + strip * bytes.1 }
     }
 
     /// The strip, the vector of the run and the element of the vector of a token and a channel.

@@ -86,19 +86,20 @@ unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const
                 for n in 0..N {
                     words[n] = asked[n].words.quads().as_ptr();
                 }
-                for strip in group.first / LANES..(group.first + group.len) / LANES {
-                    let run = page.layout.strip(strip);
+                let (run, strip_bytes) = page.layout.runs(group);
+                for strip in 0..group.len / LANES {
                     let mut vectors = [[l.splat_word(0); CHUNK]; 2];
                     for (half, vectors) in vectors.iter_mut().enumerate().take(halves) {
-                        let upper = page.codes.as_ptr().add(run.upper + half * 4 * L::LANES);
-                        let lower = page.codes.as_ptr().wrapping_add(run.lower + half * 4 * L::LANES);
+                        let (upper, lower) = (run.upper + strip * strip_bytes.0, run.lower + strip * strip_bytes.1);
+                        let upper = page.codes.as_ptr().add(upper + half * 4 * L::LANES);
+                        let lower = page.codes.as_ptr().wrapping_add(lower + half * 4 * L::LANES);
                         *vectors = levels.chunk(upper, lower, chunk);
                     }
                     for (v, tokens) in l.turn(vectors).into_iter().enumerate() {
                         for (half, tokens) in tokens.into_iter().enumerate().take(halves) {
                             let key = l.key(tokens);
                             for n in 0..N {
-                                let word = *words[n].add(strip * LANES / 4 + v);
+                                let word = *words[n].add((group.first + strip * LANES) / 4 + v);
                                 dots[half][n] = l.dot_key(dots[half][n], key, word);
                             }
                         }

@@ -24,7 +24,8 @@ pub fn page(records: &[&Record], sections: &[Section]) -> String {
          greatest behind it. The runs of a pair's cells take turns, so that all of them see the machine's slow hours alike; \
          \u{201c}times off\u{201d} compares a run with plain decoding in the same turn. Tokens per second are those after \
          the first token, which the prompt's own pass gives. Off is plain decoding, B rows verify B \u{2212} 1 \
-         drafts of the assistant, auto and lists leave the choice to the planner.</p>\
+         drafts of the assistant, auto and lists leave the choice to the planner. Shares of drafts are shown for places at which \
+         10 or more were made.</p>\
          <dl>{starts}</dl></footer><script>{SCRIPT}</script></html>\n",
         escape(machine),
         escape(commit),
@@ -202,7 +203,7 @@ fn cost(section: &Section) -> String {
     });
     format!(
         "<figure><div><div><h4>v(B), in single steps</h4>{}</div><div><table class=plain><thead><tr><th>B</th><th>ms</th>\
-         <th>v(B), steps</th><th>at most, times off</th></tr></thead><tbody>{lines}</tbody></table>{draft}</div></div></figure>",
+         <th>v(B), steps</th><th>gain at most</th></tr></thead><tbody>{lines}</tbody></table><p class=none>Gain at most is B / v(B): if every draft stood and drafting cost nothing.</p>{draft}</div></div></figure>",
         plot::curve(&curve)
     )
 }

@@ -18,7 +18,7 @@ pub struct Bar<'a> {
 
 /// Bars below each other on a scale from 0 to `most`; a dashed line goes down from the first one's end.
 pub fn bars(bars: &[Bar], most: f64, unit: &str) -> String {
-    const ROW: f64 = 25.0;
+    const ROW: f64 = 30.0;
     let longest = bars.iter().map(|bar| bar.mode.chars().count()).max().unwrap_or(0).min(26);
     let (left, right, top) = (14.0 + CHARACTER * longest as f64, 104.0, 6.0);
     let bottom = top + ROW * bars.len() as f64;
@@ -38,11 +38,11 @@ pub fn bars(bars: &[Bar], most: f64, unit: &str) -> String {
         marks += &format!(
             "<g><title>{mode}: {median:.2} {unit}, {min:.2} to {max:.2}</title>\
              <text x={:.1} y={:.1} text-anchor=end>{short}</text>\
-             <rect class=\"{class}\" x={left:.1} y={:.1} width={:.1} height=15 rx=2 />{}\
+             <rect class=\"{class}\" x={left:.1} y={:.1} width={:.1} height=17 rx=2 />{}\
              <text class=value x={:.1} y={:.1}>{}</text></g>",
             left - 8.0,
             middle + 4.0,
-            middle - 7.5,
+            middle - 8.5,
             (x(median) - left).max(0.5),
             whisker([x(min), middle], [x(max), middle]),
             x(max) + 9.0,
@@ -110,35 +110,33 @@ pub fn places(modes: &[(&str, &str, Vec<Spread>)]) -> String {
     svg(bottom + 36.0, &marks)
 }
 
-/// v(B) between its bounds: 1, where further rows are free, and B, where each costs a step.
+/// v(B) between its bounds: 1, where further rows are free, and B, where each costs a step. Rows on a logarithmic scale,
+/// for most of what matters is among the first.
 pub fn curve(points: &[(usize, Spread)]) -> String {
     let (left, top, bottom) = (40.0, 10.0, 250.0);
-    let most_rows = points.last().map_or(2, |(rows, _)| *rows) as f64;
+    let most_rows = points.last().map_or(2, |(rows, _)| *rows).max(2) as f64;
     let most = 1.15 * points.iter().map(|(_, v)| v.max).fold(1.5, f64::max);
-    let x = |rows: f64| left + 16.0 + (WIDTH - left - 40.0) * (rows - 1.0) / (most_rows - 1.0).max(1.0);
+    let x = |rows: f64| left + 20.0 + (WIDTH - left - 44.0) * rows.ln() / most_rows.ln();
     let y = |v: f64| bottom - (bottom - top) * v / most;
+    let line = |points: &mut dyn Iterator<Item = (f64, f64)>| -> String {
+        points.map(|(rows, v)| format!("{:.1},{:.1} ", x(rows), y(v))).collect()
+    };
     let mut marks = grid(&ticks(most).collect::<Vec<_>>(), left, y, |v| format!("{}\u{d7}", number(v)));
     let end = most.min(most_rows);
     marks += &format!(
-        "<line class=reference x1={:.1} y1={:.1} x2={:.1} y2={:.1} />\
-         <text class=tick x={:.1} y={:.1}>v = B: a row costs a step</text>\
-         <line class=reference x1={:.1} y1={:.1} x2={:.1} y2={:.1} />\
-         <text class=tick x={:.1} y={:.1} text-anchor=end>v = 1: rows are free</text>",
-        x(1.0),
-        y(1.0),
-        x(end),
-        y(end),
-        x(end) + 6.0,
-        y(end) + 10.0,
-        x(1.0),
-        y(1.0),
+        "<polyline class=reference points=\"{}\" />\
+         <text class=tick x={:.1} y={:.1} text-anchor=end>v = B: every row costs a step</text>\
+         <polyline class=reference points=\"{}\" />\
+         <text class=tick x={:.1} y={:.1} text-anchor=end>v = 1: further rows are free</text>\
+         <polyline class=line points=\"{}\" />",
+        line(&mut (0..=40).map(|i| 1.0 + (end - 1.0) * f64::from(i) / 40.0).map(|rows| (rows, rows))),
+        x(end) - 10.0,
+        y(end) + 12.0,
+        line(&mut [(1.0, 1.0), (most_rows, 1.0)].into_iter()),
         x(most_rows),
-        y(1.0),
-        x(most_rows),
-        y(1.0) + 15.0,
+        y(1.0) + 16.0,
+        line(&mut points.iter().map(|(rows, v)| (*rows as f64, v.median))),
     );
-    let line: Vec<_> = points.iter().map(|(rows, v)| format!("{:.1},{:.1}", x(*rows as f64), y(v.median))).collect();
-    marks += &format!("<polyline class=line points=\"{}\" />", line.join(" "));
     for (rows, v) in points {
         let (at, Spread { median, min, max }) = (x(*rows as f64), *v);
         marks += &format!(

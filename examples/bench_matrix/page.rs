@@ -142,9 +142,9 @@ fn speedups(section: &Section, modes: &[&str]) -> String {
     )
 }
 
-/// Green where it is faster, red where it is slower, full at three times and a third.
+/// Green where it is faster, red where it is slower, full at four times and a quarter.
 fn heat(times: f64) -> String {
-    let strength = (times.ln() / 3f64.ln()).clamp(-1.0, 1.0);
+    let strength = (times.ln() / 4f64.ln()).clamp(-1.0, 1.0);
     let colour = if strength > 0.0 { "win" } else { "lose" };
     format!("background:color-mix(in srgb,var(--{colour}) {:.0}%,var(--card))", 8.0 + 52.0 * strength.abs())
 }
@@ -167,9 +167,11 @@ fn card(section: &Section, group: &[Row], modes: &[&str]) -> String {
         .map(|(row, class)| (row.cell.mode.as_str(), class.as_str(), row.acceptance_at()))
         .filter(|(_, _, at)| !at.is_empty())
         .collect();
-    let acceptance = match places.is_empty() {
-        true => "<p class=none>nothing was drafted</p>".to_owned(),
-        false => plot::places(&places),
+    let drafted: usize = group.iter().flat_map(|row| &row.runs).map(|run| run.drafted).sum();
+    let acceptance = match (places.is_empty(), drafted) {
+        (false, _) => plot::places(&places),
+        (true, 0) => "<p class=none>Nothing was drafted.</p>".to_owned(),
+        (true, few) => format!("<p class=none>{few} drafts are too few for shares.</p>"),
     };
     format!(
         "<figure><figcaption>{}, K/V {}</figcaption><div><div><h4>Tokens per second</h4>{}</div>\

@@ -95,7 +95,7 @@ pub fn places(modes: &[(&str, &str, Vec<Spread>)]) -> String {
             if max - min > 0.004 {
                 marks += &whisker([middle, y(max)], [middle, y(min)]);
             }
-            if width >= 19.0 {
+            if width >= 24.0 {
                 let (at, value) = (y(max) - 4.0, percent(median));
                 marks += &format!("<text class=tick x={middle:.1} y={at:.1} text-anchor=middle>{value}</text>");
             }
@@ -130,7 +130,7 @@ pub fn curve(points: &[(usize, Spread)]) -> String {
          <text class=tick x={:.1} y={:.1} text-anchor=end>v = 1: further rows are free</text>\
          <polyline class=line points=\"{}\" />",
         line(&mut (0..=40).map(|i| 1.0 + (end - 1.0) * f64::from(i) / 40.0).map(|rows| (rows, rows))),
-        x(end) - 10.0,
+        x(end) - 18.0,
         y(end) + 12.0,
         line(&mut [(1.0, 1.0), (most_rows, 1.0)].into_iter()),
         x(most_rows),

@@ -48,7 +48,7 @@ struct Timings {
 
 impl Llama {
     /// Starts a server with the plan's target, or takes the one that is there, and waits until it is ready.
-    pub fn new(args: &Args, plan: &Plan) -> Result<Self> {
+    pub fn new(args: &Args, plan: &Plan, arguments: &str) -> Result<Self> {
         let config = ureq::Agent::config_builder()
             .proxy(None)
             .timeout_connect(Some(Duration::from_secs(10)))
@@ -56,7 +56,7 @@ impl Llama {
         let agent = ureq::Agent::from(config.build());
         let mut llama = match (&args.llama_server, &args.llama_url) {
             (Some(server), _) => {
-                let (started, url) = start(server, args, plan)?;
+                let (started, url) = start(server, args, plan, arguments)?;
                 Self { agent, url, started: Some(started) }
             }
             (None, url) => {
@@ -173,17 +173,18 @@ impl Timings {
     }
 }
 
-fn start(path: &Path, args: &Args, plan: &Plan) -> Result<(Started, String)> {
+fn start(path: &Path, args: &Args, plan: &Plan, arguments: &str) -> Result<(Started, String)> {
     if plan.model.is_dir() {
         let model = plan.model.display();
         bail!(
             "{model}: llama.cpp reads GGUF files; make one: cargo run --release --example convert -- {model} FILE.gguf"
         );
     }
-    // A port that is free now; whoever takes it first wins, which a second try settles.
+    // A port that is free now; whoever takes it first wins; a second try settles that.
     let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr())?.port();
     let deepest = plan.cells.iter().map(|(cell, _)| cell.prompt.0).max().unwrap_or(0) + args.max_tokens;
-    let log = args.out.join("llama-server.log");
+    // Of several servers, each has a port and so a log of its own.
+    let log = args.out.join(format!("llama-server-{port}.log"));
     let file = File::create(&log).with_context(|| log.display().to_string())?;
     let mut command = Command::new(path);
     command.arg("--model").arg(&plan.model).args(["--host", "127.0.0.1", "--port", &port.to_string()]);
@@ -192,7 +193,7 @@ fn start(path: &Path, args: &Args, plan: &Plan) -> Result<(Started, String)> {
     if let Some(threads) = args.threads {
         command.args(["--threads", &threads.to_string()]);
     }
-    command.args(&args.llama_args).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    command.args(arguments.split_whitespace()).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     let server = command.spawn().with_context(|| format!("{}: cannot be started", path.display()))?;
     Ok((Started { server, log }, format!("http://127.0.0.1:{port}")))
 }

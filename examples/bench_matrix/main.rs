@@ -13,6 +13,8 @@ mod summary;
 mod tables;
 mod texts;
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -82,8 +84,9 @@ pub struct Args {
     /// Use a server of llama.cpp that is running with the same target.
     #[arg(long, value_name = "URL")]
     llama_url: Option<String>,
-    /// Further arguments for the server, separated by spaces; with --llama-url, only what the report calls it.
-    #[arg(long, value_name = "ARGS", value_delimiter = ' ', allow_hyphen_values = true)]
+    /// Further arguments for the server, as one string; given several times, each makes a server of its own. With
+    /// --llama-url, only what the report calls it.
+    #[arg(long, value_name = "ARGS", default_values = [""], allow_hyphen_values = true)]
     llama_args: Vec<String>,
     /// List the cells and what is there of them, and measure nothing.
     #[arg(long)]
@@ -140,7 +143,8 @@ fn plans(args: &Args, text: &str) -> Result<Vec<Plan>> {
     };
     let (of, with) = (models.len(), assistants.len());
     ensure!(with == 0 || with == of, "{of} times --model and {with} times --assistant: give them in pairs");
-    ensure!(of == 1 || args.llama_url.is_none(), "--llama-url: that server has one model; give one --model");
+    let one = of == 1 && args.llama_args.len() == 1;
+    ensure!(one || args.llama_url.is_none(), "--llama-url: that is one server; give one --model and one --llama-args");
     let text = crc32fast::hash(text.as_bytes());
     let plan = |(i, model): (usize, &PathBuf)| Plan::new(args, model, assistants.get(i).map(PathBuf::as_path), text);
     models.iter().enumerate().map(plan).collect()
@@ -191,7 +195,7 @@ fn measure_all(args: &Args, journal: &mut Journal, here: &Here) -> Result<()> {
     for plan in &plans {
         plan.left_out.iter().for_each(|what| eprintln!("{}: left out: {what}", plan.setting.pair));
         // One pair at a time: two of the large ones do not fit most machines.
-        let (mut ours, mut llama): (Option<Ours>, Option<Llama>) = (None, None);
+        let (mut ours, mut servers): (Option<Ours>, HashMap<&str, Llama>) = (None, HashMap::new());
         for run in 1..=args.runs {
             let done = Done::new(&journal.records, here);
             let is_missing = |(cell, _): &&(Cell, Mode)| !done.of(plan, cell).any(|other| other.run == run);
@@ -213,11 +217,11 @@ fn measure_all(args: &Args, journal: &mut Journal, here: &Here) -> Result<()> {
                 let named = || format!("{}, {cell}, run {run}", plan.setting.pair);
                 let measured = match mode {
                     Mode::Ours { kv, speculation } => ours.run(cell, kv, speculation, &turn),
-                    Mode::Llama => {
+                    Mode::Llama { arguments } => {
                         let prompts = ours.prompts(cell.prompt)?;
-                        let server = match &mut llama {
-                            Some(server) => server,
-                            none => none.insert(Llama::new(args, plan)?),
+                        let server = match servers.entry(arguments) {
+                            Entry::Occupied(server) => server.into_mut(),
+                            Entry::Vacant(none) => none.insert(Llama::new(args, plan, arguments)?),
                         };
                         server.run(cell, &prompts, plan, run)
                     }

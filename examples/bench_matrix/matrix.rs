@@ -113,8 +113,14 @@ impl FromStr for Kv {
 /// Who computes a cell, and how.
 #[derive(Clone, Debug)]
 pub enum Mode {
-    Ours { kv: KvOptions, speculation: Speculation },
-    Llama,
+    Ours {
+        kv: KvOptions,
+        speculation: Speculation,
+    },
+    /// A server of llama.cpp that was started with these arguments.
+    Llama {
+        arguments: String,
+    },
 }
 
 /// A pair and everything that is measured with it.
@@ -166,12 +172,13 @@ impl Plan {
                     plan.add(cell, Mode::Ours { kv: options, speculation });
                 }
             }
-            if args.llama_server.is_some() || args.llama_url.is_some() {
+            let servers = args.llama_server.is_some() || args.llama_url.is_some();
+            for arguments in args.llama_args.iter().filter(|_| servers) {
                 // Its cache is f16 unless its own arguments say otherwise, which are then part of the name.
-                let mode = [LLAMA, &args.llama_args.join(" ")].join(" ").trim_end().to_owned();
                 let exact = args.kv.iter().find(|kv| kv.options == KvOptions::default());
                 let kv = exact.map_or("f16", |kv| kv.name.as_str()).to_owned();
-                plan.add(Cell { prompt: *prompt, kv, mode }, Mode::Llama);
+                let cell = Cell { prompt: *prompt, kv, mode: llama_name(arguments) };
+                plan.add(cell, Mode::Llama { arguments: arguments.clone() });
             }
         }
         Ok(plan)
@@ -207,6 +214,12 @@ fn modes(args: &Args) -> Result<Vec<(String, Speculation)>> {
         modes.push((name.clone(), Speculation::With(SpeculationOptions { drafters, ..SpeculationOptions::default() })));
     }
     Ok(modes)
+}
+
+/// llama.cpp with arguments, of paths the last part.
+fn llama_name(arguments: &str) -> String {
+    let short = |word: &str| word.rsplit('/').next().unwrap_or_default().to_owned();
+    std::iter::once(LLAMA.into()).chain(arguments.split_whitespace().map(short)).collect::<Vec<_>>().join(" ")
 }
 
 /// What people call the pair: the target's name, without what says that it is one.

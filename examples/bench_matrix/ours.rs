@@ -1,18 +1,16 @@
 //! Cells that this project computes.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use crate::journal::{Run, Turn};
+use crate::matrix::{Cell, Plan, Prompt};
+use crate::{Args, machine, measure, texts};
 use anyhow::{Context, Result};
 use foretoken::kv::KvOptions;
 use foretoken::{
     EndOfGeneration, Engine, EngineOptions, GenerateOptions, Session, SessionOptions, Speculation, Statistics, Stop,
 };
-use tempfile::TempDir;
-
-use crate::journal::{Run, Turn};
-use crate::matrix::{Cell, Plan, Prompt};
-use crate::{Args, machine, measure, texts};
 
 /// Prompts of more tokens are read once, and every cell goes on from the session in a file: reading 32 K tokens takes
 /// longer than all that is measured behind them.
@@ -30,7 +28,7 @@ pub struct Ours<'a> {
     text: &'a str,
     engine: Engine,
     prompts: HashMap<usize, Vec<Vec<u32>>>, // by their tokens
-    folder: TempDir,
+    folder: PathBuf,
     deep: HashMap<(usize, usize, String), (PathBuf, f64)>, // tokens, index, K/V: the session and its prefill in tokens/s
 }
 
@@ -43,7 +41,10 @@ impl<'a> Ours<'a> {
             quantize: args.quantize,
             ..EngineOptions::new(&plan.model)
         })?;
-        let folder = TempDir::new_in(&args.out).with_context(|| args.out.display().to_string())?;
+        let folder = args.out.join("sessions");
+        // An interrupted run leaves its sessions.
+        let made = remove(&folder).and_then(|()| std::fs::create_dir(&folder));
+        made.with_context(|| folder.display().to_string())?;
         Ok(Self { args, plan, text, engine, prompts: HashMap::new(), folder, deep: HashMap::new() })
     }
 
@@ -141,12 +142,27 @@ impl<'a> Ours<'a> {
             let nothing =
                 GenerateOptions { max_tokens: 0, speculation: Speculation::Off, ..GenerateOptions::default() };
             let speed = session.generate(before, &nothing)?.statistics().prefill_tokens_per_second();
-            let path = self.folder.path().join(format!("session-{}", self.deep.len()));
+            let path = self.folder.join(format!("session-{}", self.deep.len()));
             session.save(&path)?;
             self.deep.insert(key.clone(), (path, speed));
         }
         let (path, speed) = &self.deep[&key];
         Ok((self.engine.load_session(path)?, last, Some(*speed)))
+    }
+}
+
+impl Drop for Ours<'_> {
+    fn drop(&mut self) {
+        // The next run tries again.
+        let _ = remove(&self.folder);
+    }
+}
+
+/// Removes a folder, if it is there.
+fn remove(folder: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

@@ -215,7 +215,7 @@ fn measure_all(args: &Args, journal: &mut Journal, here: &Here) -> Result<()> {
             journal.append(record(Event::Turn(turn.clone())))?;
             for (cell, mode) in missing {
                 let named = || format!("{}, {cell}, run {run}", plan.setting.pair);
-                let measured = match mode {
+                let mut measure = || match mode {
                     Mode::Ours { kv, speculation } => ours.run(cell, kv, speculation, &turn),
                     Mode::Llama { arguments } => {
                         let prompts = ours.prompts(cell.prompt)?;
@@ -226,7 +226,7 @@ fn measure_all(args: &Args, journal: &mut Journal, here: &Here) -> Result<()> {
                         server.run(cell, &prompts, plan, run)
                     }
                 };
-                let measured = measured.with_context(named)?;
+                let measured = measure().with_context(named)?;
                 Done::new(&journal.records, here).check(plan, &measured).with_context(named)?;
                 eprintln!("{}: {:.1} tokens/s", named(), measured.tokens_per_second);
                 journal.append(record(Event::Run(measured)))?;

@@ -9,7 +9,7 @@ const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
 pub fn page(records: &[&Record], sections: &[Section]) -> String {
-    let sections: String = sections.iter().map(section).collect();
+    let parts: String = sections.iter().map(section).collect();
     let (machine, commit) = records.first().map_or(("", ""), |first| (&first.machine, &first.commit));
     let starts = records.iter().filter_map(|record| match &record.event {
         Event::Start { command, time } => Some(format!("<dt>{time}</dt><dd><code>{}</code></dd>", escape(command))),
@@ -19,7 +19,7 @@ pub fn page(records: &[&Record], sections: &[Section]) -> String {
     format!(
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\
          <title>foretoken: does speculation pay?</title><style>{STYLE}</style>\
-         <header><h1>Does speculation pay?</h1><p>{} \u{b7} commit {}</p></header>{sections}\
+         <header><h1>Does speculation pay?</h1><p>{} \u{b7} commit {}</p>{}</header>{parts}\
          <footer><h3>How it was measured</h3><p>Every figure is the median of its runs, with the least and the \
          greatest behind it. The runs of a pair's cells take turns, so that all of them see the machine's slow hours alike; \
          \u{201c}times off\u{201d} compares a run with plain decoding in the same turn. Tokens per second are those after \
@@ -29,6 +29,7 @@ pub fn page(records: &[&Record], sections: &[Section]) -> String {
          <dl>{starts}</dl></footer><script>{SCRIPT}</script></html>\n",
         escape(machine),
         escape(commit),
+        overview(sections),
     )
 }
 
@@ -79,21 +80,20 @@ fn simulated(section: &Section) -> String {
     )
 }
 
+/// The drafting cell of ours that gains most, and what it gains.
+fn best<'s, 'a>(section: &'s Section<'a>) -> Option<(&'s Row<'a>, Spread)> {
+    let drafting = section.rows.iter().filter(|row| !row.is_off() && !row.is_llama());
+    drafting.filter_map(|row| Some((row, row.speedup?))).max_by(|a, b| a.1.median.total_cmp(&b.1.median))
+}
+
 /// The answer in one line.
 fn verdict(section: &Section) -> String {
-    let drafting = || section.rows.iter().filter(|row| !row.is_off() && !row.is_llama());
-    let times = |row: &&Row| row.speedup.map_or(0.0, |times| times.median);
-    let best = drafting().max_by(|a, b| times(a).total_cmp(&times(b)));
-    let Some((best, won)) = best.and_then(|row| Some((row, row.speedup?))) else { return String::new() };
+    let Some((best, won)) = best(section) else { return String::new() };
     let of_best = |row: &&Row| row.is_off() && row.cell.prompt == best.cell.prompt && row.cell.kv == best.cell.kv;
     let off = section.rows.iter().find(of_best).map_or(String::new(), |row| speed(row.speed.median));
+    let drafting = || section.rows.iter().filter(|row| !row.is_off() && !row.is_llama());
     let slower = drafting().filter(|row| row.speedup.is_some_and(|times| times.median < 1.0)).count();
-    let all = drafting().count();
-    let (class, says) = match won.median {
-        pays if pays >= 1.03 => ("pays", "Speculation pays"),
-        lost if lost < 0.97 => ("loses", "Speculation costs more than it brings"),
-        _ => ("even", "Speculation changes little"),
-    };
+    let (class, says) = judged(won);
     format!(
         "<div class=\"verdict {class}\"><strong>{:.2}\u{d7}</strong><p><b>{says}:</b> {off} \u{2192} {} tokens/s with {}, \
          {}, K/V {}.<br><span>{}</span></p></div>",
@@ -102,11 +102,34 @@ fn verdict(section: &Section) -> String {
         escape(&best.cell.mode),
         best.cell.prompt,
         escape(&best.cell.kv),
-        match slower {
-            0 => format!("Every one of {all} ways to draft is at least as fast as off."),
-            _ => format!("{slower} of {all} ways to draft are slower than off."),
+        match (slower, drafting().count()) {
+            (0, all) => format!("All {all} cells that draft are at least as fast as off."),
+            (some, all) => format!("{some} of {all} cells that draft are slower than off."),
         },
     )
+}
+
+/// The class of what was won, and its words.
+fn judged(won: Spread) -> (&'static str, &'static str) {
+    match won.median {
+        pays if pays >= 1.03 => ("pays", "Speculation pays"),
+        lost if lost < 0.97 => ("loses", "Speculation costs more than it brings"),
+        _ => ("even", "Speculation changes little"),
+    }
+}
+
+/// The answers of several pairs at a glance.
+fn overview(sections: &[Section]) -> String {
+    let line = |section: &Section| {
+        let (row, won) = best(section)?;
+        let (class, _) = judged(won);
+        let (pair, mode) = (escape(&section.setting.pair), escape(&row.cell.mode));
+        Some(format!("<li class={class}>{pair} <strong>{:.2}\u{d7}</strong> <span>{mode}</span></li>", won.median))
+    };
+    match sections {
+        [] | [_] => String::new(),
+        several => format!("<ul class=overview>{}</ul>", several.iter().filter_map(line).collect::<String>()),
+    }
 }
 
 /// Times off: a line for every prompt and K/V, a column for every mode.

@@ -1,6 +1,7 @@
 //! The report: one HTML file that needs nothing else.
 
-use crate::journal::{Event, Record};
+use crate::journal::{Event, Record, Run, Turn};
+use crate::matrix::LLAMA;
 use crate::plot::{self, Bar, escape};
 use crate::summary::{Row, Section, Spread};
 use crate::tables::speed;
@@ -24,8 +25,8 @@ pub fn page(records: &[&Record], sections: &[Section]) -> String {
          greatest behind it. The runs of a pair's cells take turns, so that all of them see the machine's slow hours alike; \
          \u{201c}times off\u{201d} compares a run with plain decoding in the same turn. Tokens per second are those after \
          the first token, which the prompt's own pass gives. Off is plain decoding, B rows verify B \u{2212} 1 \
-         drafts of the assistant, auto and lists leave the choice to the planner. Shares of drafts are shown for places at which \
-         10 or more were made.</p>\
+         drafts of the assistant, auto and lists leave the choice to the planner. Shares of drafts are those of places at which a run made \
+         5 or more.</p>\
          <dl>{starts}</dl></footer><script>{SCRIPT}</script></html>\n",
         escape(machine),
         escape(commit),
@@ -209,8 +210,7 @@ fn card(section: &Section, group: &[Row], modes: &[&str]) -> String {
 fn cost(section: &Section) -> String {
     let curve = section.curve();
     let ms = |rows: usize| {
-        let of =
-            |turn: &&crate::journal::Turn| turn.verify_ms.iter().find(|(other, _)| *other == rows).map(|(_, ms)| *ms);
+        let of = |turn: &&Turn| turn.verify_ms.iter().find(|(other, _)| *other == rows).map(|(_, ms)| *ms);
         Spread::of(section.turns.iter().filter_map(of))
     };
     let line = |(rows, v): &(usize, Spread)| {
@@ -255,7 +255,7 @@ fn table(section: &Section, modes: &[&str]) -> String {
     let line = |row: &Row| {
         let plain = |digits: usize| move |x: f64| format!("{x:.digits$}");
         let mebibytes = |bytes: f64| bytes / f64::from(1 << 20);
-        let at_best = |run: &crate::journal::Run| Some(100.0 * run.weights_gb_per_second? / run.read_gb_per_second?);
+        let at_best = |run: &Run| Some(100.0 * run.weights_gb_per_second? / run.read_gb_per_second?);
         let cells = [
             figure(Some(row.speed), speed),
             figure(row.speedup, plain(2)),
@@ -309,15 +309,16 @@ fn spread(value: Spread, text: impl Fn(f64) -> String) -> String {
 
 /// The class of a mode's colour: blocks are blue, and the darker the more rows.
 fn class(mode: &str, modes: &[&str]) -> String {
-    let of_kind = |kind: fn(&str) -> bool| modes.iter().filter(move |mode| kind(mode)).position(|other| *other == mode);
-    let block = |mode: &str| mode.starts_with("B = ");
-    let other = |mode: &str| {
-        mode != "off" && mode != "auto" && !mode.starts_with("B = ") && !mode.starts_with(crate::matrix::LLAMA)
+    let kind = |mode: &str| match mode {
+        "off" | "auto" => 'a',
+        block if block.starts_with("B = ") => 'b',
+        llama if llama.starts_with(LLAMA) => 'l',
+        _ => 'x',
     };
-    match (mode, of_kind(block), of_kind(other)) {
-        ("off" | "auto", ..) => format!("m-{mode}"),
-        (_, Some(block), _) => format!("m-b{}", block.min(5)),
-        (_, _, Some(other)) => format!("m-x{}", other % 3),
-        _ => "m-llama".into(),
+    let index = modes.iter().filter(|other| kind(other) == kind(mode)).position(|other| *other == mode).unwrap_or(0);
+    match kind(mode) {
+        'a' => format!("m-{mode}"),
+        'b' => format!("m-b{}", index.min(5)),
+        other => format!("m-{other}{}", index % 3),
     }
 }

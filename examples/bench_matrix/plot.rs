@@ -4,7 +4,7 @@ use crate::summary::Spread;
 
 const WIDTH: f64 = 540.0;
 /// The width of a character of a label, nearly.
-const CHARACTER: f64 = 6.4;
+const CHARACTER: f64 = 7.0;
 
 /// One figure of one mode.
 pub struct Bar<'a> {
@@ -32,31 +32,35 @@ pub fn bars(bars: &[Bar], most: f64, unit: &str) -> String {
             bottom + 15.0
         );
     }
+    // What is behind the line, and what is before it.
+    let mut labels = String::new();
     for (i, bar) in bars.iter().enumerate() {
         let middle = top + ROW * (i as f64 + 0.5);
         let Spread { median, min, max } = bar.value;
         marks += &format!(
-            "<g><title>{mode}: {median:.2} {unit}, {min:.2} to {max:.2}</title>\
-             <text x={:.1} y={:.1} text-anchor=end>{short}</text>\
-             <rect class=\"{class}\" x={left:.1} y={:.1} width={:.1} height=17 rx=2 />{}\
-             <text class=value x={:.1} y={:.1}>{}</text></g>",
-            left - 8.0,
-            middle + 4.0,
+            "<rect class=\"{}\" x={left:.1} y={:.1} width={:.1} height=17 rx=2>\
+             <title>{}: {median:.2} {unit}, {min:.2} to {max:.2}</title></rect>",
+            bar.class,
             middle - 8.5,
             (x(median) - left).max(0.5),
+            escape(bar.mode),
+        );
+        labels += &format!(
+            "<text x={:.1} y={:.1} text-anchor=end>{}</text>{}<text class=value x={:.1} y={:.1}>{}</text>",
+            left - 8.0,
+            middle + 4.0,
+            escape(&shortened(bar.mode, longest)),
             whisker([x(min), middle], [x(max), middle]),
             x(max) + 9.0,
             middle + 4.0,
             escape(&bar.label),
-            mode = escape(bar.mode),
-            short = escape(&shortened(bar.mode, longest)),
-            class = bar.class,
         );
     }
     if let Some(first) = bars.first() {
         let at = x(first.value.median);
         marks += &format!("<line class=reference x1={at:.1} x2={at:.1} y1={top} y2={bottom} />");
     }
+    marks += &labels;
     marks += &format!("<text class=tick x={left:.1} y={:.0}>{unit}</text>", bottom + 31.0);
     svg(bottom + 36.0, &marks)
 }
@@ -115,7 +119,8 @@ pub fn places(modes: &[(&str, &str, Vec<Spread>)]) -> String {
 pub fn curve(points: &[(usize, Spread)]) -> String {
     let (left, top, bottom) = (40.0, 10.0, 250.0);
     let most_rows = points.last().map_or(2, |(rows, _)| *rows).max(2) as f64;
-    let most = 1.15 * points.iter().map(|(_, v)| v.max).fold(1.5, f64::max);
+    // A whisker that reaches further is cut off: one bad moment must not flatten the curve.
+    let most = 1.3 * points.iter().map(|(_, v)| v.median).fold(1.5, f64::max);
     let x = |rows: f64| left + 20.0 + (WIDTH - left - 44.0) * rows.ln() / most_rows.ln();
     let y = |v: f64| bottom - (bottom - top) * v / most;
     let line = |points: &mut dyn Iterator<Item = (f64, f64)>| -> String {
@@ -144,9 +149,9 @@ pub fn curve(points: &[(usize, Spread)]) -> String {
              <circle class=dot cx={at:.1} cy={:.1} r=4 />\
              <text class=value x={at:.1} y={:.1} text-anchor=middle>{median:.2}</text></g>\
              <text class=tick x={at:.1} y={:.0} text-anchor=middle>{rows}</text>",
-            whisker([at, y(max)], [at, y(min)]),
+            whisker([at, y(max.min(most))], [at, y(min)]),
             y(median),
-            y(max) - 9.0,
+            y(median) - 10.0,
             bottom + 15.0,
         );
     }

@@ -51,15 +51,14 @@ impl Row<'_> {
         self.spread(|run| (run.drafted > 0).then(|| run.accepted as f64 / run.drafted as f64))
     }
 
-    /// The same for each place in a draft, as far as enough was drafted there for a share to say something.
+    /// The same for each place in a draft, of the runs that drafted enough there for a share to say something.
     pub fn acceptance_at(&self) -> Vec<Spread> {
-        const ENOUGH: usize = 10;
-        let drafted = |place: usize| self.runs.iter().filter_map(|run| run.drafted_at.get(place)).sum::<usize>();
-        let share = |place: usize| {
-            let accepted = |run: &Run| run.accepted_at.get(place).copied().unwrap_or(0);
-            self.spread(|run| Some(accepted(run) as f64 / *run.drafted_at.get(place)? as f64))
+        const ENOUGH: usize = 5;
+        let share = |run: &Run, place: usize| {
+            let drafted = run.drafted_at.get(place).copied().filter(|drafted| *drafted >= ENOUGH)?;
+            Some(run.accepted_at.get(place).copied().unwrap_or(0) as f64 / drafted as f64)
         };
-        (0..).take_while(|place| drafted(*place) >= ENOUGH).map_while(share).collect()
+        (0..).map_while(|place| self.spread(|run| share(run, place))).collect()
     }
 
     /// Whether this is the plain decoding that the others are compared with.

@@ -242,8 +242,9 @@ fn what_is_wrong_is_named() {
     assert!(fails(&foreign, &[]).contains(&format!("{}:1", journal.display())));
     assert_eq!(read_to_string(&journal).expect("a file"), "a text\nand no more");
 
-    let ended = fails(&out, &["--llama-server", missing]);
-    assert!(ended.contains("llama.cpp reads GGUF files"), "{ended}");
+    assert!(fails(&out, &["--llama-server", missing]).contains(missing));
+    let server = file.to_str().expect("UTF-8");
+    assert!(fails(&out, &["--llama-server", server]).contains("llama.cpp reads GGUF files"));
 }
 
 /// A server that ends before it is ready is reported with what it said.

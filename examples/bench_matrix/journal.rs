@@ -1,8 +1,8 @@
 //! What has been measured: a line of JSON each, written as soon as it is known. The file is the results and, after an
 //! interruption, what need not be measured again.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, Write};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -13,10 +13,17 @@ use crate::matrix::{Cell, Setting};
 /// A line: an event, and what it happened on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
-    pub machine: String,
-    pub commit: String,
+    #[serde(flatten)]
+    pub origin: Origin,
     #[serde(flatten)]
     pub event: Event,
+}
+
+/// What figures are of: those of another machine or commit are never compared.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Origin {
+    pub machine: String,
+    pub commit: String,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -85,25 +92,15 @@ impl Journal {
     /// If it cannot be written, somebody else is writing it, or it is no journal.
     pub fn open(path: &Path) -> Result<Self> {
         let named = || path.display().to_string();
-        let mut file = OpenOptions::new().read(true).append(true).create(true).open(path).with_context(named)?;
+        let file = OpenOptions::new().append(true).create(true).open(path).with_context(named)?;
         file.try_lock().map_err(|error| match error {
-            std::fs::TryLockError::WouldBlock => anyhow!("{}: another bench_matrix is writing it", path.display()),
-            std::fs::TryLockError::Error(error) => anyhow!(error).context(named()),
+            TryLockError::WouldBlock => anyhow!("{}: another bench_matrix is writing it", path.display()),
+            TryLockError::Error(error) => anyhow!(error).context(named()),
         })?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).with_context(named)?;
-        let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
-        let mut records = Vec::new();
-        for (number, line) in (1..).zip(bytes[..whole].split_inclusive(|byte| *byte == b'\n')) {
-            let record = serde_json::from_slice(line);
-            let foreign = || format!("{}:{number}: is no line of a bench_matrix; give another --out", path.display());
-            records.push(record.with_context(foreign)?);
-        }
-        if whole < bytes.len() {
-            ensure!(!records.is_empty() || bytes[0] == b'{', "{}: is no journal; give another --out", path.display());
+        let (records, whole) = read(path)?;
+        if file.metadata().with_context(named)?.len() > whole {
             eprintln!("{}: half a line at the end is dropped", path.display());
-            file.set_len(whole as u64).with_context(named)?;
-            file.seek(std::io::SeekFrom::End(0)).with_context(named)?;
+            file.set_len(whole).with_context(named)?;
         }
         Ok(Self { path: path.to_owned(), file, records })
     }
@@ -116,4 +113,25 @@ impl Journal {
         self.records.push(record);
         Ok(())
     }
+}
+
+/// The whole lines of a journal, and their bytes.
+///
+/// # Errors
+/// If it cannot be read, or is no journal.
+pub fn read(path: &Path) -> Result<(Vec<Record>, u64)> {
+    /// How all lines begin.
+    const BEGIN: &[u8] = b"{\"machine\":";
+    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+    let (mut records, mut whole) = (Vec::new(), 0);
+    for (number, line) in (1..).zip(bytes.split_inclusive(|byte| *byte == b'\n')) {
+        let foreign = || format!("{}:{number}: is no line of bench_matrix's; give another --out", path.display());
+        if line.ends_with(b"\n") {
+            records.push(serde_json::from_slice(line).with_context(foreign)?);
+            whole += line.len() as u64;
+        } else {
+            ensure!(line.starts_with(BEGIN) || BEGIN.starts_with(line), foreign());
+        }
+    }
+    Ok((records, whole))
 }

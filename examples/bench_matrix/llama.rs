@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -174,12 +174,6 @@ impl Timings {
 }
 
 fn start(path: &Path, args: &Args, plan: &Plan, arguments: &str) -> Result<(Started, String)> {
-    if plan.model.is_dir() {
-        let model = plan.model.display();
-        bail!(
-            "{model}: llama.cpp reads GGUF files; make one: cargo run --release --example convert -- {model} FILE.gguf"
-        );
-    }
     // A port that is free now; whoever takes it first wins; a second try settles that.
     let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr())?.port();
     let deepest = plan.cells.iter().map(|(cell, _)| cell.prompt.0).max().unwrap_or(0) + args.max_tokens;

@@ -6,8 +6,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use foretoken::Isa;
 
+use crate::journal::Origin;
+
+/// This machine, and what is checked out.
+pub fn origin() -> Origin {
+    Origin { machine: machine(), commit: commit() }
+}
+
 /// Processor, memory and instruction set.
-pub fn machine() -> String {
+fn machine() -> String {
     let field = |file: &str, name: &str| {
         let text = std::fs::read_to_string(file).ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -22,7 +29,7 @@ pub fn machine() -> String {
 }
 
 /// The commit that is checked out, and a checksum of what the sources differ from it by; `unknown` outside of git.
-pub fn commit() -> String {
+fn commit() -> String {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").arg("-C").arg(env!("CARGO_MANIFEST_DIR")).args(arguments).output().ok()?;
         output.status.success().then_some(output.stdout)

@@ -21,7 +21,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::WeightType;
 
-use journal::{Event, Journal, Record, Run};
+use journal::{Event, Journal, Origin, Record, Run};
 use llama::Llama;
 use matrix::{Cell, Kv, Mode, Plan, Prompt};
 use ours::Ours;
@@ -114,24 +114,21 @@ fn main() -> Result<()> {
     let path = args.out.join("runs.ndjson");
     if args.dry_run {
         let text = texts::text(args.text.as_deref())?;
-        let here = (machine::machine(), machine::commit());
-        let records = if path.exists() { Journal::open(&path)?.records } else { Vec::new() };
-        plans(&args, &text)?.iter().for_each(|plan| list(plan, &args, &Done::new(&records, &here)));
+        let records = if path.exists() { journal::read(&path)?.0 } else { Vec::new() };
+        let done = Done::new(&records, &machine::origin());
+        plans(&args, &text)?.iter().for_each(|plan| list(plan, &args, &done));
         return Ok(());
     }
-    if !args.render {
-        std::fs::create_dir_all(&args.out).with_context(|| format!("{}: cannot be made", args.out.display()))?;
-    }
-    ensure!(!args.render || path.exists(), "{}: is missing; measure first, without --render", path.display());
-    let mut journal = Journal::open(&path)?;
     if args.render {
-        let last = journal.records.last().with_context(|| format!("{}: is empty; measure first", path.display()))?;
-        return report(&args, &journal, &(last.machine.clone(), last.commit.clone()));
+        let records = journal::read(&path)?.0;
+        let last = records.last().with_context(|| format!("{}: is empty; measure first", path.display()))?;
+        return report(&args, &records, &last.origin);
     }
-    let here = (machine::machine(), machine::commit());
+    std::fs::create_dir_all(&args.out).with_context(|| format!("{}: cannot be made", args.out.display()))?;
+    let (mut journal, here) = (Journal::open(&path)?, machine::origin());
     let measured = measure_all(&args, &mut journal, &here);
     // What was measured before an error is reported all the same.
-    measured.and(report(&args, &journal, &here))
+    measured.and(report(&args, &journal.records, &here))
 }
 
 /// Everything to measure, pair by pair.
@@ -150,15 +147,12 @@ fn plans(args: &Args, text: &str) -> Result<Vec<Plan>> {
     models.iter().enumerate().map(plan).collect()
 }
 
-/// A machine and a commit.
-type Here = (String, String);
-
 /// The runs that count as done: those of this machine and commit.
 struct Done<'a>(Vec<&'a Run>);
 
 impl<'a> Done<'a> {
-    fn new(records: &'a [Record], here: &Here) -> Self {
-        let own = records.iter().filter(|record| record.machine == here.0 && record.commit == here.1);
+    fn new(records: &'a [Record], here: &Origin) -> Self {
+        let own = records.iter().filter(|record| record.origin == *here);
         Self(own.filter_map(|record| if let Event::Run(run) = &record.event { Some(run) } else { None }).collect())
     }
 
@@ -188,7 +182,7 @@ fn list(plan: &Plan, args: &Args, done: &Done) {
     plan.left_out.iter().for_each(|what| println!("  left out: {what}"));
 }
 
-fn measure_all(args: &Args, journal: &mut Journal, here: &Here) -> Result<()> {
+fn measure_all(args: &Args, journal: &mut Journal, here: &Origin) -> Result<()> {
     let text = texts::text(args.text.as_deref())?;
     let plans = plans(args, &text)?;
     let mut started = false;
@@ -203,7 +197,7 @@ fn measure_all(args: &Args, journal: &mut Journal, here: &Here) -> Result<()> {
             if missing.is_empty() {
                 continue;
             }
-            let record = |event| Record { machine: here.0.clone(), commit: here.1.clone(), event };
+            let record = |event| Record { origin: here.clone(), event };
             if !std::mem::replace(&mut started, true) {
                 journal.append(record(Event::Start { command: machine::command(), time: machine::now() }))?;
             }
@@ -236,17 +230,16 @@ fn measure_all(args: &Args, journal: &mut Journal, here: &Here) -> Result<()> {
     Ok(())
 }
 
-/// Writes the tables and the page of what was measured on this machine with this commit.
-fn report(args: &Args, journal: &Journal, here: &Here) -> Result<()> {
-    let same = |record: &&Record| record.machine == here.0 && record.commit == here.1;
-    let records: Vec<&Record> = journal.records.iter().filter(same).collect();
+/// Writes the tables and the page of what is known of a machine and commit.
+fn report(args: &Args, records: &[Record], origin: &Origin) -> Result<()> {
+    let records: Vec<&Record> = records.iter().filter(|record| record.origin == *origin).collect();
     if !records.iter().any(|record| matches!(record.event, Event::Run(_))) {
         return Ok(());
     }
     let sections = summary::sections(&records);
-    write(&args.out.join("results.csv"), &tables::csv(&records, &sections))?;
+    write(&args.out.join("results.csv"), &tables::csv(origin, &records, &sections))?;
     let page = args.out.join("report.html");
-    write(&page, &page::page(&records, &sections))?;
+    write(&page, &page::page(origin, &records, &sections))?;
     if args.markdown {
         print!("{}", tables::markdown(&sections));
     }

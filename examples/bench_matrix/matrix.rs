@@ -135,11 +135,16 @@ pub struct Plan {
 
 impl Plan {
     /// # Errors
-    /// If a checkpoint is missing or no target's.
+    /// If a checkpoint or the server is missing, or cannot be what it is given for.
     pub fn new(args: &Args, model: &Path, assistant: Option<&Path>, text: u32) -> Result<Self> {
         let config = Checkpoint::open(model)?.target_config()?;
         if let Some(assistant) = assistant {
             Checkpoint::open(assistant)?.assistant_config()?;
+        }
+        if let Some(server) = &args.llama_server {
+            ensure!(server.exists(), "{}: is missing; give the path of llama.cpp's llama-server", server.display());
+            let (remedy, name) = ("cargo run --release --example convert", model.display());
+            ensure!(!model.is_dir(), "{name}: llama.cpp reads GGUF files; make one: {remedy} -- {name} FILE.gguf");
         }
         let (mut bytes, mut changed) = (0, 0);
         for path in [Some(model), assistant].into_iter().flatten() {

@@ -1,6 +1,6 @@
 //! The report: one HTML file that needs nothing else.
 
-use crate::journal::{Event, Record, Run, Turn};
+use crate::journal::{Event, Origin, Record, Run, Turn};
 use crate::matrix::LLAMA;
 use crate::plot::{self, Bar, escape};
 use crate::summary::{Row, Section, Spread};
@@ -9,9 +9,8 @@ use crate::tables::speed;
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-pub fn page(records: &[&Record], sections: &[Section]) -> String {
+pub fn page(origin: &Origin, records: &[&Record], sections: &[Section]) -> String {
     let parts: String = sections.iter().map(section).collect();
-    let (machine, commit) = records.first().map_or(("", ""), |first| (&first.machine, &first.commit));
     let starts = records.iter().filter_map(|record| match &record.event {
         Event::Start { command, time } => Some(format!("<dt>{time}</dt><dd><code>{}</code></dd>", escape(command))),
         _ => None,
@@ -28,8 +27,8 @@ pub fn page(records: &[&Record], sections: &[Section]) -> String {
          drafts of the assistant, auto and lists leave the choice to the planner. Shares of drafts are those of places at which a run made \
          5 or more.</p>\
          <dl>{starts}</dl></footer><script>{SCRIPT}</script></html>\n",
-        escape(machine),
-        escape(commit),
+        escape(&origin.machine),
+        escape(&origin.commit),
         overview(sections),
     )
 }
@@ -246,7 +245,7 @@ fn table(section: &Section, modes: &[&str]) -> String {
         "verify, ms per round",
         "weights, GB/s",
         "of read best, %",
-        "prompt, tokens/s",
+        "prefill, tokens/s",
         "K/V, MiB",
         "peak memory, MiB",
         "text of off",

@@ -1,10 +1,10 @@
 //! The results for spreadsheets, and for a README.
 
-use crate::journal::{Event, Record};
+use crate::journal::{Event, Origin, Record};
 use crate::summary::{Section, Spread};
 
 /// A line per cell: medians with least and greatest, and what they were measured on.
-pub fn csv(records: &[&Record], sections: &[Section]) -> String {
+pub fn csv(origin: &Origin, records: &[&Record], sections: &[Section]) -> String {
     let figures = [
         "tokens_per_second",
         "times_off",
@@ -58,8 +58,8 @@ pub fn csv(records: &[&Record], sections: &[Section]) -> String {
                 number(section.turns.last().map(|turn| turn.threads.to_string())),
                 number(setting.quantize.clone()),
                 number(setting.simulated_acceptance.map(|chance| chance.to_string())),
-                records.first().map_or(String::new(), |record| quoted(&record.machine)),
-                records.first().map_or(String::new(), |record| quoted(&record.commit)),
+                quoted(&origin.machine),
+                quoted(&origin.commit),
                 quoted(command.unwrap_or_default()),
             ];
             csv += &(fields.join(",") + "\n");

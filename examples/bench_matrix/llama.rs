@@ -34,7 +34,7 @@ struct Reply {
     timings: Timings,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Timings {
     prompt_n: usize,
     prompt_ms: f64,
@@ -85,7 +85,7 @@ impl Llama {
 
     /// Measures a cell once: every prompt, greedily.
     pub fn run(&mut self, cell: &Cell, prompts: &[Vec<u32>], plan: &Plan, run: usize) -> Result<Run> {
-        let (mut all, mut written) = (Timings::none(), Vec::new());
+        let (mut all, mut written) = (Timings::default(), Vec::new());
         let mut decoded = 0;
         for prompt in prompts {
             let reply = self.complete(prompt, plan.setting.max_tokens)?;
@@ -167,18 +167,12 @@ impl Drop for Llama {
     }
 }
 
-impl Timings {
-    fn none() -> Self {
-        Self { prompt_n: 0, prompt_ms: 0.0, predicted_n: 0, predicted_ms: 0.0, draft_n: 0, draft_n_accepted: 0 }
-    }
-}
-
 fn start(path: &Path, args: &Args, plan: &Plan, arguments: &str) -> Result<(Started, String)> {
-    // A port that is free now; whoever takes it first wins; a second try settles that.
+    // Free now; whoever takes it before the server does makes that one end, and its log says so.
     let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr())?.port();
     let deepest = plan.cells.iter().map(|(cell, _)| cell.prompt.0).max().unwrap_or(0) + args.max_tokens;
-    // Of several servers, each has a port and so a log of its own.
-    let log = args.out.join(format!("llama-server-{port}.log"));
+    let number = args.llama_args.iter().position(|other| other == arguments).unwrap_or(0) + 1;
+    let log = args.out.join(format!("llama-server-{number}.log"));
     let file = File::create(&log).with_context(|| log.display().to_string())?;
     let mut command = Command::new(path);
     command.arg("--model").arg(&plan.model).args(["--host", "127.0.0.1", "--port", &port.to_string()]);

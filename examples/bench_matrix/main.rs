@@ -43,7 +43,7 @@ pub struct Args {
     #[arg(long)]
     assistant: Vec<PathBuf>,
     /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", conflicts_with_all = ["llama_server", "llama_url"])]
     quantize: Option<WeightType>,
     /// Presets, or formats of both keys and values.
     #[arg(long, value_delimiter = ',', default_value = "f16,balanced")]

@@ -24,8 +24,8 @@ pub fn page(origin: &Origin, records: &[&Record], sections: &[Section]) -> Strin
          greatest behind it. The runs of a pair's cells take turns, so that all of them see the machine's slow hours alike; \
          \u{201c}times off\u{201d} compares a run with plain decoding in the same turn. Tokens per second are those after \
          the first token, which the prompt's own pass gives. Off is plain decoding, B rows verify B \u{2212} 1 \
-         drafts of the assistant, auto and lists leave the choice to the planner. Shares of drafts are those of places at which a run made \
-         5 or more.</p>\
+         drafts of the assistant, auto and lists leave the choice to the planner. \
+         Shares of drafts are those of places at which a run made 5 or more.</p>\
          <dl>{starts}</dl></footer><script>{SCRIPT}</script></html>\n",
         escape(&origin.machine),
         escape(&origin.commit),
@@ -141,7 +141,8 @@ fn speedups(section: &Section, modes: &[&str]) -> String {
             let tokens = speed(row.speed.median);
             match row.speedup {
                 Some(times) if !row.is_off() => format!(
-                    "<td style=\"{}\"><b>{:.2}\u{d7}</b><small>{:.2}\u{2013}{:.2}</small><small>{tokens} tokens/s</small></td>",
+                    "<td style=\"{}\"><b>{:.2}\u{d7}</b><small>{:.2}\u{2013}{:.2}</small>\
+                     <small>{tokens} tokens/s</small></td>",
                     heat(times.median),
                     times.median,
                     times.min,
@@ -222,12 +223,14 @@ fn cost(section: &Section) -> String {
     };
     let lines: String = curve.iter().map(line).collect();
     let draft = Spread::of(section.turns.iter().filter_map(|turn| turn.draft_ms));
-    let draft = draft.map_or(String::new(), |ms| {
-        format!("<p class=none>A draft step of the assistant takes {} ms.</p>", spread(ms, |x| format!("{x:.2}")))
-    });
+    let draft = draft.map(|ms| spread(ms, |x| format!("{x:.2}")));
+    let draft =
+        draft.map_or(String::new(), |ms| format!("<p class=none>A draft step of the assistant takes {ms} ms.</p>"));
     format!(
         "<figure><div><div><h4>v(B), in single steps</h4>{}</div><div><table class=plain><thead><tr><th>B</th><th>ms</th>\
-         <th>v(B), steps</th><th>gain at most</th></tr></thead><tbody>{lines}</tbody></table><p class=none>Gain at most is B / v(B): if every draft stood and drafting cost nothing.</p>{draft}</div></div></figure>",
+         <th>v(B), steps</th><th>gain at most</th></tr></thead><tbody>{lines}</tbody></table>\
+         <p class=none>Gain at most is B / v(B): if every draft stood and drafting cost nothing.</p>{draft}</div></div>\
+         </figure>",
         plot::curve(&curve)
     )
 }

@@ -1,15 +1,16 @@
 //! What a verification costs: `cargo run --release --example verify_curve -- --threads 1`.
 
+#[path = "measure/mod.rs"]
+mod measure;
+
 use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use foretoken::gemma4::{Output, Wanted};
-use foretoken::kv::KvCache;
-use foretoken::nn::Arena;
-use foretoken::{Engine, EngineOptions, SessionOptions};
-use foretoken_kernels::measure;
+use foretoken::gemma4::Wanted;
+use foretoken::{Engine, EngineOptions};
+use foretoken_kernels::measure::int8_multiply_adds;
 
 /// Measure v(B), the cost of verifying B rows in single steps, beside what the machine can do at best.
 ///
@@ -53,41 +54,19 @@ fn main() -> Result<()> {
 
 fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
     let target = engine.target();
-    let vocab = target.config().vocab_size as u32;
-    let ids: Vec<u32> = (0..args.depth.max(PREFILL) as u32).map(|i| (300 + i * 7919) % vocab).collect();
-    let cache = || -> Result<KvCache> {
-        let options = SessionOptions::default();
-        Ok(KvCache::new(target.kv_layout(), &options.kv, usize::MAX / 2, engine.isa())?)
-    };
-
-    let mut kv = cache()?;
+    let mut kv = measure::cache(engine)?;
     let start = Instant::now();
-    let output = forward(engine, &mut kv, &ids[..PREFILL], Wanted::Last, Keep::All)?;
+    measure::pass(engine, &mut kv, &measure::ids(engine, PREFILL), Wanted::Last, PREFILL)?;
     let prefill = PREFILL as f64 / start.elapsed().as_secs_f64();
+    drop(kv);
 
-    let mut kv = cache()?;
-    for chunk in ids[..args.depth].chunks(kv.max_round_rows()) {
-        forward(engine, &mut kv, chunk, Wanted::Nothing, Keep::All)?;
-    }
-    let mut verify = vec![Vec::new(); MOST_ROWS];
-    let mut draft = Vec::new();
-    for repeat in 0..=args.repeats {
-        for (rows, times) in (1..).zip(&mut verify) {
-            let start = Instant::now();
-            forward(engine, &mut kv, &ids[..rows], Wanted::All, Keep::Nothing)?;
-            // The first turn only warms up.
-            times.extend((repeat > 0).then(|| 1e3 * start.elapsed().as_secs_f64()));
-        }
-        if let (Some(assistant), Some(output)) = (engine.assistant(), &output) {
-            let start = Instant::now();
-            assistant.step(target, ids[0], &output.hidden, kv.committed())?;
-            draft.extend((repeat > 0).then(|| 1e3 * start.elapsed().as_secs_f64()));
-        }
-    }
-    let ms: Vec<f64> = verify.into_iter().map(median).collect();
+    let rows: Vec<usize> = (1..=MOST_ROWS).collect();
+    let curve = measure::curve(engine, args.depth, &rows, args.repeats)?;
+    let ms: Vec<f64> = curve.verify.into_iter().map(|(_, times)| measure::median(times)).collect();
     let v: Vec<f64> = ms.iter().map(|rows| rows / ms[0]).collect();
-    let draft_ms = engine.assistant().map(|_| median(draft));
-    let (read, peak) = (read_bandwidth(engine).context("no memory to measure with")?, peak_multiply_adds(engine));
+    let draft_ms = engine.assistant().map(|_| measure::median(curve.draft));
+    let read = measure::read_bandwidth(engine).context("no memory to measure with")?;
+    let peak = peak_multiply_adds(engine);
     if args.json {
         let report = serde_json::json!({
             "v": v,
@@ -124,56 +103,15 @@ fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
     Ok(())
 }
 
-enum Keep {
-    All,
-    Nothing,
-}
-
-fn forward(engine: &Engine, kv: &mut KvCache, ids: &[u32], wanted: Wanted, keep: Keep) -> Result<Option<Output>> {
-    let mut round = kv.begin_round(ids.len())?;
-    let output = engine.target().forward(ids, &mut round, wanted).context("a forward pass")?;
-    if let Keep::All = keep {
-        round.commit(ids.len());
-    }
-    Ok(output)
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
-}
-
-/// The best of three passes over more memory than any cache holds, all threads at once.
-fn read_bandwidth(engine: &Engine) -> Option<f64> {
-    const BYTES: usize = 1 << 30;
-    // The memory that packed weights lie in: with small pages, reading is slower.
-    let mut piece = Arena::default().take(BYTES)?;
-    piece.as_mut_slice().fill(1);
-    let data = piece.as_slice();
-    let pass = || {
-        let start = Instant::now();
-        let part = data.len() / engine.threads();
-        rayon::scope(|scope| {
-            for part in data.chunks(part) {
-                scope.spawn(move |_| {
-                    std::hint::black_box(measure::read_all(engine.isa(), part));
-                });
-            }
-        });
-        BYTES as f64 / 1e9 / start.elapsed().as_secs_f64()
-    };
-    Some((0..3).map(|_| pass()).fold(0.0, f64::max))
-}
-
 /// Billions of 8-bit multiply-adds per second, all threads at once; `None` if the processor has no instruction for them.
 fn peak_multiply_adds(engine: &Engine) -> Option<f64> {
     const ROUNDS: usize = 20_000_000;
-    measure::int8_multiply_adds(engine.isa(), 1)?;
+    int8_multiply_adds(engine.isa(), 1)?;
     let start = Instant::now();
     rayon::scope(|scope| {
         for _ in 0..engine.threads() {
             scope.spawn(|_| {
-                std::hint::black_box(measure::int8_multiply_adds(engine.isa(), ROUNDS));
+                std::hint::black_box(int8_multiply_adds(engine.isa(), ROUNDS));
             });
         }
     });

@@ -1,12 +1,14 @@
 //! The instruction sets, as values: holding one proves that this processor executes it.
 
+#[cfg(target_arch = "aarch64")]
+use crate::lanes::NeonLanes;
 use crate::lanes::{Op, Scalar};
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{Avx2, Avx512, avx2_panels, avx512_panels};
+pub(crate) use x86_64::{Avx2, Avx512, AvxVnni, avx_vnni_panels, avx2_panels, avx512_panels};
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::Neon;
+pub(crate) use aarch64::{Neon, NeonDot, NeonI8mm, neon_dot_panels, neon_i8mm_panels, neon_panels};
 
 /// An instruction set that this processor has. The variants' fields cannot be made outside this file, so a value of
 /// this type is the proof that its instructions exist.
@@ -18,12 +20,21 @@ pub enum Isa {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
+    /// AVX2 and VNNI's dot products without AVX-512 (Alder Lake and later).
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni(AvxVnni),
     /// AVX-512 F, BW, DQ, VL and VNNI (Ice Lake, Zen 4 and later).
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
     /// NEON with half-precision conversion, as on every aarch64.
     #[cfg(target_arch = "aarch64")]
     Neon(Neon),
+    /// NEON with dot products of bytes (Cortex-A75, Neoverse N1, Apple A11 and later).
+    #[cfg(target_arch = "aarch64")]
+    NeonDot(NeonDot),
+    /// That, with products of byte matrices (Neoverse V1, Cortex-A510 and X2, Apple M2 and later).
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm(NeonI8mm),
 }
 
 impl Isa {
@@ -39,9 +50,15 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Avx2::new().map(Isa::Avx2),
             #[cfg(target_arch = "x86_64")]
+            AvxVnni::new().map(Isa::AvxVnni),
+            #[cfg(target_arch = "x86_64")]
             Avx512::new().map(Isa::Avx512),
             #[cfg(target_arch = "aarch64")]
             Some(Isa::Neon(Neon::new())),
+            #[cfg(target_arch = "aarch64")]
+            NeonDot::new().map(Isa::NeonDot),
+            #[cfg(target_arch = "aarch64")]
+            NeonI8mm::new().map(Isa::NeonI8mm),
         ]
         .into_iter()
         .flatten()
@@ -54,9 +71,15 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni(_) => "avx-vnni",
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512(_) => "avx512",
             #[cfg(target_arch = "aarch64")]
             Isa::Neon(_) => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot(_) => "neon-dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm(_) => "neon-i8mm",
         }
     }
 
@@ -68,16 +91,18 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2(isa) => isa.run(op),
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni(isa) => isa.run(op),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512(isa) => isa.run(op),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon(isa) => isa.run(op),
+            Isa::Neon(_) | Isa::NeonDot(_) | Isa::NeonI8mm(_) => op.eval(NeonLanes),
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
-    use crate::lanes::{Avx2Lanes, Avx512Lanes, Op};
+    use crate::lanes::{Avx512Lanes, Multiply, Op, Vnni, Ymm};
     use crate::quant::PanelOp;
     use crate::turbo::CodeOp;
 
@@ -86,7 +111,14 @@ mod x86_64 {
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(crate) fn avx2_panels<O: PanelOp>(op: O) {
-        op.eval(Avx2Lanes);
+        op.eval(Ymm(Multiply));
+    }
+
+    /// As [`avx2_panels`].
+    #[inline(never)]
+    #[target_feature(enable = "avxvnni,avx2,fma,f16c")]
+    pub(crate) fn avx_vnni_panels<O: PanelOp>(op: O) {
+        op.eval(Ymm(Vnni));
     }
 
     /// As [`avx2_panels`].
@@ -100,7 +132,14 @@ mod x86_64 {
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn avx2_codes<O: CodeOp>(op: O) {
-        op.eval(Avx2Lanes);
+        op.eval(Ymm(Multiply));
+    }
+
+    /// As [`avx2_panels`].
+    #[inline(never)]
+    #[target_feature(enable = "avxvnni,avx2,fma,f16c")]
+    fn avx_vnni_codes<O: CodeOp>(op: O) {
+        op.eval(Ymm(Vnni));
     }
 
     /// As [`avx2_panels`].
@@ -125,7 +164,7 @@ mod x86_64 {
         pub(crate) fn run<O: Op>(self, op: O) -> O::Output {
             #[target_feature(enable = "avx2,fma,f16c")]
             fn with_features<O: Op>(op: O) -> O::Output {
-                op.eval(Avx2Lanes)
+                op.eval(Ymm(Multiply))
             }
             // SAFETY: `self` is only made by `new`, which found the features.
             unsafe { with_features(op) }
@@ -143,6 +182,36 @@ mod x86_64 {
         pub(crate) fn run_codes<O: CodeOp>(self, op: O) {
             // SAFETY: `self` is only made by `new`, which found the features.
             unsafe { avx2_codes(op) }
+        }
+    }
+
+    /// Proof of AVX-VNNI, and of what [`Avx2`] proves.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct AvxVnni(Avx2);
+
+    impl AvxVnni {
+        pub(crate) fn new() -> Option<Self> {
+            Avx2::new().filter(|_| is_x86_feature_detected!("avxvnni")).map(Self)
+        }
+
+        /// Floats gain nothing.
+        #[inline]
+        pub(crate) fn run<O: Op>(self, op: O) -> O::Output {
+            self.0.run(op)
+        }
+
+        /// Evaluates an operation over byte lanes.
+        #[inline]
+        pub(crate) fn run_panels<O: PanelOp>(self, op: O) {
+            // SAFETY: `self` is only made by `new`, which found the features.
+            unsafe { avx_vnni_panels(op) }
+        }
+
+        /// Evaluates an operation over codes.
+        #[inline]
+        pub(crate) fn run_codes<O: CodeOp>(self, op: O) {
+            // SAFETY: `self` is only made by `new`, which found the features.
+            unsafe { avx_vnni_codes(op) }
         }
     }
 
@@ -191,7 +260,43 @@ mod x86_64 {
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64 {
-    use crate::lanes::{NeonLanes, Op};
+    use crate::lanes::neon_pair::{Dot, Matrix, NeonPair, Widen};
+    use crate::quant::PanelOp;
+    use crate::turbo::CodeOp;
+    use std::arch::is_aarch64_feature_detected;
+
+    /// A function of its own per operation, as on x86-64.
+    #[inline(never)]
+    pub(crate) fn neon_panels<O: PanelOp>(op: O) {
+        op.eval(NeonPair(Widen));
+    }
+
+    /// As [`neon_panels`].
+    #[inline(never)]
+    #[target_feature(enable = "dotprod")]
+    pub(crate) fn neon_dot_panels<O: PanelOp>(op: O) {
+        op.eval(NeonPair(Dot));
+    }
+
+    /// As [`neon_panels`].
+    #[inline(never)]
+    #[target_feature(enable = "dotprod,i8mm")]
+    pub(crate) fn neon_i8mm_panels<O: PanelOp>(op: O) {
+        op.eval(NeonPair(Matrix));
+    }
+
+    /// As [`neon_panels`].
+    #[inline(never)]
+    fn neon_codes<O: CodeOp>(op: O) {
+        op.eval(NeonPair(Widen));
+    }
+
+    /// As [`neon_panels`].
+    #[inline(never)]
+    #[target_feature(enable = "dotprod")]
+    fn neon_dot_codes<O: CodeOp>(op: O) {
+        op.eval(NeonPair(Dot));
+    }
 
     /// NEON, which every aarch64 processor has.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,9 +307,64 @@ mod aarch64 {
             Self(())
         }
 
+        /// Evaluates an operation over byte lanes.
         #[inline]
-        pub(crate) fn run<O: Op>(self, op: O) -> O::Output {
-            op.eval(NeonLanes)
+        pub(crate) fn run_panels<O: PanelOp>(self, op: O) {
+            neon_panels(op);
+        }
+
+        /// Evaluates an operation over codes.
+        #[inline]
+        pub(crate) fn run_codes<O: CodeOp>(self, op: O) {
+            neon_codes(op);
+        }
+    }
+
+    /// Proof of `dotprod`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct NeonDot(());
+
+    impl NeonDot {
+        pub(crate) fn new() -> Option<Self> {
+            is_aarch64_feature_detected!("dotprod").then_some(Self(()))
+        }
+
+        /// Evaluates an operation over byte lanes.
+        #[inline]
+        pub(crate) fn run_panels<O: PanelOp>(self, op: O) {
+            // SAFETY: `self` is only made by `new`, which found the feature.
+            unsafe { neon_dot_panels(op) }
+        }
+
+        /// Evaluates an operation over codes.
+        #[inline]
+        pub(crate) fn run_codes<O: CodeOp>(self, op: O) {
+            // SAFETY: `self` is only made by `new`, which found the feature.
+            unsafe { neon_dot_codes(op) }
+        }
+    }
+
+    /// Proof of `dotprod` and `i8mm`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct NeonI8mm(NeonDot);
+
+    impl NeonI8mm {
+        pub(crate) fn new() -> Option<Self> {
+            NeonDot::new().filter(|_| is_aarch64_feature_detected!("i8mm")).map(Self)
+        }
+
+        /// Evaluates an operation over byte lanes.
+        #[inline]
+        pub(crate) fn run_panels<O: PanelOp>(self, op: O) {
+            // SAFETY: `self` is only made by `new`, which found the features.
+            unsafe { neon_i8mm_panels(op) }
+        }
+
+        /// Evaluates an operation over codes: looking levels up costs so much more than multiplying them that arranging
+        /// queries for matrix products does not pay.
+        #[inline]
+        pub(crate) fn run_codes<O: CodeOp>(self, op: O) {
+            self.0.run_codes(op);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What this processor can do at best, for reports that compare with it.
 
+use std::hint::black_box;
+
 use crate::Isa;
 use crate::lanes::{Lanes, Op};
 
@@ -34,30 +36,53 @@ pub fn read_all(isa: Isa, data: &[u8]) -> f32 {
     isa.run(Read(data))
 }
 
-/// Multiplies and adds `64 * 16 * rounds` pairs of 8-bit integers in registers and returns their number and a value that
-/// depends on them; `None` for an instruction set that has no such instruction.
+/// Multiplies and adds pairs of 8-bit integers in registers, 16 vectors of them per round, and returns their number and a
+/// value that depends on them; `None` for an instruction set that has no such instruction.
 pub fn int8_multiply_adds(isa: Isa, rounds: usize) -> Option<(u64, i32)> {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(_) => {
-            #[target_feature(enable = "avx512f,avx512vnni")]
-            fn multiply_add(rounds: usize) -> i32 {
-                use std::arch::x86_64::*;
-                let (a, b) = (_mm512_set1_epi8(3), _mm512_set1_epi8(std::hint::black_box(-1)));
-                let mut acc = [_mm512_setzero_si512(); 16];
+    /// `$dot` in 16 chains.
+    #[allow(unused_macros)]
+    macro_rules! chains {
+        ($features:literal, $zero:expr, $bytes:expr, |$sum:ident, $x:ident| $dot:expr) => {{
+            #[target_feature(enable = $features)]
+            fn run(rounds: usize) -> (u64, i32) {
+                let ($x, mut sums) = ($bytes, [$zero; 16]);
                 for _ in 0..rounds {
-                    for acc in &mut acc {
-                        *acc = _mm512_dpbusd_epi32(*acc, a, b);
+                    for sum in &mut sums {
+                        let $sum = *sum;
+                        *sum = $dot;
                     }
                 }
-                let mut all = acc[0];
-                for acc in acc {
-                    all = _mm512_add_epi32(all, acc);
-                }
-                _mm512_reduce_add_epi32(all)
+                let sums = black_box(sums);
+                // SAFETY: vectors are words.
+                (size_of_val(&sums) as u64 * rounds as u64, unsafe { *(&raw const sums).cast() })
             }
-            // SAFETY: an `Isa::Avx512` is only made where these features were found.
-            Some((64 * 16 * rounds as u64, unsafe { multiply_add(rounds) }))
+            // SAFETY: the `Isa` is only made where these features were found.
+            Some(unsafe { run(rounds) })
+        }};
+    }
+    #[cfg(target_arch = "aarch64")]
+    use std::arch::aarch64::*;
+    #[cfg(target_arch = "x86_64")]
+    use std::arch::x86_64::*;
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni(_) => {
+            chains!("avxvnni,avx2", _mm256_setzero_si256(), _mm256_set1_epi8(black_box(3)), |sum, x| {
+                _mm256_dpbusd_avx_epi32(sum, x, x)
+            })
+        }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512(_) => {
+            chains!("avx512f,avx512vnni", _mm512_setzero_si512(), _mm512_set1_epi8(black_box(3)), |sum, x| {
+                _mm512_dpbusd_epi32(sum, x, x)
+            })
+        }
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDot(_) | Isa::NeonI8mm(_) => {
+            chains!("dotprod", vdupq_n_s32(0), vdupq_n_s32(black_box(0x0303_0303)), |sum, x| {
+                // SAFETY: the function has the feature.
+                unsafe { crate::lanes::neon_pair::sdot::<0>(sum, vreinterpretq_s8_s32(x), x) }
+            })
         }
         _ => None,
     }

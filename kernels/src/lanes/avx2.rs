@@ -1,6 +1,7 @@
 //! Eight lanes in a ymm register.
 
 use super::Lanes;
+use crate::quant::PanelOp;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -28,13 +29,77 @@ pub(super) unsafe fn sum128(x: __m128) -> f32 {
     }
 }
 
+/// How integers are multiplied and added: what AVX-VNNI adds to AVX2.
+pub(crate) trait Products: Copy {
+    /// Whether [`Products::add_bytes`] is exact for all bytes. If not, only for unsigned ones up to 128.
+    const ALL_BYTES: bool;
+
+    /// Evaluates an operation in a function of its own.
+    unsafe fn call<O: PanelOp>(op: O);
+    /// Adds to each word the dot product of four unsigned and four signed bytes.
+    unsafe fn add_bytes(sum: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i;
+    /// Adds to each word the dot product of two `i16` and two `i16`.
+    unsafe fn add_pairs(sum: __m256i, a: __m256i, b: __m256i) -> __m256i;
+}
+
+/// AVX2 alone.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2Lanes;
+pub(crate) struct Multiply;
+
+// SAFETY of the blocks below: the caller is inside a function with this instruction set's features.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Products for Multiply {
+    // `vpmaddubsw` saturates its 16-bit pairs: 2 * 128 * 127 fits, 2 * 240 * 127 does not.
+    const ALL_BYTES: bool = false;
+
+    #[inline(always)]
+    unsafe fn call<O: PanelOp>(op: O) {
+        unsafe { crate::isa::avx2_panels(op) }
+    }
+    #[inline(always)]
+    unsafe fn add_bytes(sum: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
+        unsafe {
+            let pairs = _mm256_maddubs_epi16(unsigned, signed);
+            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_pairs(sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)) }
+    }
+}
+
+/// AVX-VNNI: the dot products of AVX-512 VNNI in the encoding that does without AVX-512.
+#[derive(Clone, Copy)]
+pub(crate) struct Vnni;
+
+// SAFETY of the blocks below: the caller is inside a function with this instruction set's features.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Products for Vnni {
+    const ALL_BYTES: bool = true;
+
+    #[inline(always)]
+    unsafe fn call<O: PanelOp>(op: O) {
+        unsafe { crate::isa::avx_vnni_panels(op) }
+    }
+    #[inline(always)]
+    unsafe fn add_bytes(sum: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
+        unsafe { _mm256_dpbusd_avx_epi32(sum, unsigned, signed) }
+    }
+    #[inline(always)]
+    unsafe fn add_pairs(sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_dpwssd_avx_epi32(sum, a, b) }
+    }
+}
+
+/// Eight lanes; floats do not depend on the products.
+#[derive(Clone, Copy)]
+pub(crate) struct Ymm<P>(pub P);
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, which is what `Lanes` demands.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Lanes for Avx2Lanes {
+impl<P: Products> Lanes for Ymm<P> {
     const LANES: usize = 8;
     type V = __m256;
 

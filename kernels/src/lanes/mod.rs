@@ -12,10 +12,15 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use {avx2::Avx2Lanes, avx512::Avx512Lanes};
+pub(crate) use {
+    avx2::{Multiply, Products, Vnni, Ymm},
+    avx512::Avx512Lanes,
+};
 
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon_pair;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::NeonLanes;
 

@@ -3,6 +3,7 @@
 use super::Lanes;
 use half::{bf16, f16};
 use std::arch::aarch64::*;
+use std::arch::asm;
 
 #[derive(Clone, Copy)]
 pub(crate) struct NeonLanes;
@@ -24,11 +25,13 @@ impl Lanes for NeonLanes {
     }
     #[inline(always)]
     unsafe fn load_f16(self, from: *const f16) -> float32x4_t {
+        let wide;
+        // The intrinsic is younger than the oldest compiler that this builds with.
         unsafe {
-            let x = std::slice::from_raw_parts(from, 4);
-            let x = [x[0].to_f32(), x[1].to_f32(), x[2].to_f32(), x[3].to_f32()];
-            vld1q_f32(x.as_ptr())
+            asm!("fcvtl {:v}.4s, {:v}.4h", out(vreg) wide, in(vreg) vld1_u16(from.cast()),
+                options(pure, nomem, nostack, preserves_flags));
         }
+        wide
     }
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const bf16) -> float32x4_t {

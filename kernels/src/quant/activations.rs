@@ -113,8 +113,16 @@ impl<'a> Activations<'a> {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2(isa) => isa.run_panels(op),
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni(isa) => isa.run_panels(op),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512(isa) => isa.run_panels(op),
-            _ => op.run(Plain),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon(isa) => isa.run_panels(op),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot(isa) => isa.run_panels(op),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm(isa) => isa.run_panels(op),
+            Isa::Scalar => op.run(Plain),
         }
         Activations { words, activation_type, rows, inputs }
     }

@@ -5,7 +5,7 @@
 
 use super::WeightType;
 use super::block::IQ4_NL_LEVELS;
-use super::lanes::ByteLanes;
+use super::lanes::{ByteLanes, Bytes};
 use half::f16;
 
 /// Bytes of a packed group of four inputs.
@@ -32,8 +32,8 @@ pub(super) trait Format {
     const SCALED: usize;
     /// By how much to shift the activations' offsets for the weights' own; `None` for unsigned weights.
     const OFFSET: Option<u32>;
-    /// Whether the bytes are weights plus 128.
-    const BIASED: bool = false;
+    /// What [`Format::weights`] gives.
+    const BYTES: Bytes = Bytes::Unsigned;
     /// Number of pairs of minima.
     const PAIRS: usize = 0;
     /// Whether blocks of 32 have a minimum.
@@ -94,7 +94,7 @@ impl<L: ByteLanes> Plane<L> {
         // SAFETY: the plane has a group `g`.
         unsafe {
             let bytes = l.load_words(self.from.add(g * GROUP_BYTES));
-            l.and(if L::ALL_BYTES { bytes } else { l.shift(bytes, -self.up) }, self.mask)
+            l.and(if L::ALL_BYTES { bytes } else { l.shift_bytes(bytes, -self.up) }, self.mask)
         }
     }
 }
@@ -117,8 +117,8 @@ impl<L: ByteLanes> Planes<L> {
         unsafe {
             let low = l.load_words(self.low.add(g * GROUP_BYTES));
             let high = l.load_words(self.high.add(g * GROUP_BYTES));
-            let low = l.and(l.shift(low, -self.down), self.low_mask);
-            l.or(low, l.and(l.shift(high, self.high_up), self.high_mask))
+            let low = l.and(l.shift_bytes(low, -self.down), self.low_mask);
+            l.or(low, l.and(l.shift_bytes(high, self.high_up), self.high_mask))
         }
     }
 }
@@ -355,20 +355,20 @@ unsafe fn nibbles<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
     // SAFETY: as the caller's; there are four groups of bytes.
     unsafe {
         let bytes = l.load_words(from.add(g % 4 * GROUP_BYTES));
-        l.and(l.shift(bytes, -(g as i32 / 4 * 4)), l.splat_word(0x0f0f_0f0f))
+        l.and(l.shift_bytes(bytes, -(g as i32 / 4 * 4)), l.splat_word(0x0f0f_0f0f))
     }
 }
 
 /// A format with blocks of 32: `$scale_bytes` of scales (2, or 4 with a minimum), then the weights.
 macro_rules! blocks_of_32 {
-    ($name:ident, $type:ident, $minimum:literal, $offset:expr, $biased:literal, |$l:ident, $from:ident, $g:ident| $weights:expr) => {
+    ($name:ident, $type:ident, $minimum:literal, $offset:expr, $bytes:ident, |$l:ident, $from:ident, $g:ident| $weights:expr) => {
         pub(super) struct $name;
 
         impl Format for $name {
             const TYPE: WeightType = WeightType::$type;
             const SCALED: usize = 8;
             const OFFSET: Option<u32> = $offset;
-            const BIASED: bool = $biased;
+            const BYTES: Bytes = Bytes::$bytes;
             const MINIMUM: bool = $minimum;
             type Cursor<L: ByteLanes> = *const u8;
 
@@ -414,14 +414,14 @@ const BIASED_LEVELS: [u8; 16] = {
 unsafe fn nibbles_and_bits<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
     // SAFETY: as the caller's.
     unsafe {
-        let high = l.shift(l.load_words(from), 4 - g as i32);
+        let high = l.shift_bytes(l.load_words(from), 4 - g as i32);
         l.or(nibbles(l, from.add(GROUP_BYTES), g), l.and(high, l.splat_word(0x1010_1010)))
     }
 }
 
-blocks_of_32!(Q40, Q4_0, false, Some(4), false, |l, from, g| nibbles(l, from, g));
-blocks_of_32!(Q41, Q4_1, true, None, false, |l, from, g| nibbles(l, from, g));
-blocks_of_32!(Q50, Q5_0, false, Some(3), false, |l, from, g| nibbles_and_bits(l, from, g));
-blocks_of_32!(Q51, Q5_1, true, None, false, |l, from, g| nibbles_and_bits(l, from, g));
-blocks_of_32!(Q80, Q8_0, false, Some(0), true, |l, from, g| l.load_words(from.add(g * GROUP_BYTES)));
-blocks_of_32!(Iq4Nl, IQ4_NL, false, Some(0), true, |l, from, g| l.lookup(&BIASED_LEVELS, nibbles(l, from, g)));
+blocks_of_32!(Q40, Q4_0, false, Some(4), Unsigned, |l, from, g| nibbles(l, from, g));
+blocks_of_32!(Q41, Q4_1, true, None, Unsigned, |l, from, g| nibbles(l, from, g));
+blocks_of_32!(Q50, Q5_0, false, Some(3), Unsigned, |l, from, g| nibbles_and_bits(l, from, g));
+blocks_of_32!(Q51, Q5_1, true, None, Unsigned, |l, from, g| nibbles_and_bits(l, from, g));
+blocks_of_32!(Q80, Q8_0, false, Some(0), Biased, |l, from, g| l.load_words(from.add(g * GROUP_BYTES)));
+blocks_of_32!(Iq4Nl, IQ4_NL, false, Some(0), Biased, |l, from, g| l.lookup(&BIASED_LEVELS, nibbles(l, from, g)));

@@ -8,30 +8,30 @@
 //!
 //! * `block`: what every byte of a GGUF block means ([`dequantize_row`]); `quantize`: the way there ([`quantize_row`]).
 //! * `pack`: the interleaved order. `activations`: 8-bit inputs, in blocks as llama.cpp's dot product of the type has.
-//! * `reference`: the scalar matmul. `format`, `lanes` and `tile`: the same arithmetic in vectors.
+//! * `reference`: the scalar matmul. `format`, `lanes`, `products` and `tile`: the same arithmetic in vectors.
 //!
 //! **Bits.** Every ISA gives the reference's bits: integer products are exact, and the `f32` operations per output are the
 //! same in the same order. So a row of `y` depends on that row of `x` alone, whatever the number of rows, the columns of
 //! the call, the instruction set or the threads.
-//!
-//! aarch64 runs the reference so far: `lanes` has no NEON.
 
 mod activations;
 mod block;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod format;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod lanes;
 mod pack;
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+mod products;
 mod quantize;
 mod reference;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod tile;
 mod weight_type;
 
 pub use activations::{ActivationType, Activations};
 pub use block::dequantize_row;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use lanes::PanelOp;
 pub use pack::{PANEL_ROWS, dequantize_packed_row, pack};
 pub use quantize::{quantize_row, quantize_row_by_importance};

@@ -8,10 +8,11 @@
 //! One tile, and all tiles of blocks of 32, which unpack in two operations, unpack in registers. Several tiles of blocks of
 //! 256 unpack each block once into the first-level cache and run from there.
 
-use super::activations::{TILE_ROWS, Tile, q8_1, q8k};
+use super::activations::{TILE_ROWS, Tile};
 use super::format::{self, Format, GROUP_BYTES, Header};
 use super::lanes::{ByteLanes, PanelOp};
 use super::pack::{PANEL_ROWS, PackedBlock, Panel, interleave};
+use super::products::{Ahead, Packed, Staged, add_block, block_words};
 use super::{Activations, PackedMatrix, WeightType};
 use crate::{ColumnsMut, Isa};
 use std::marker::PhantomData;
@@ -24,9 +25,6 @@ const CHUNK_TILES: usize = 8;
 const STREAMS: usize = 4;
 const STREAM_ROWS: usize = 4;
 
-/// How far ahead of the weights in use the next ones are asked for, in bytes.
-const PREFETCH: usize = 4096;
-
 /// Runs an operation for the matrix's type on the processor's lanes, or the reference where it has none.
 macro_rules! dispatch {
     ($isa:ident, $weight_type:expr, $op:ident { $($field:ident),* }, else $reference:expr) => {
@@ -34,17 +32,26 @@ macro_rules! dispatch {
             Q4_0 Q40, Q4_1 Q41, Q5_0 Q50, Q5_1 Q51, Q8_0 Q80, Q2_K Q2K, Q3_K Q3K, Q4_K Q4K, Q5_K Q5K, Q6_K Q6K,
             IQ4_NL Iq4Nl)
     };
-    (@types $isa:ident, $weight_type:expr, $op:ident $fields:tt, $reference:expr, $($type:ident $format:ident),*) => {
+    (@types $isa:ident, $weight_type:expr, $op:ident $fields:tt, $reference:expr, $($types:tt)*) => {
         match $isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(isa) => match $weight_type {
-                $(WeightType::$type => isa.run_panels(dispatch!(@op $op $fields $format)),)*
-            },
+            Isa::Avx2(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(isa) => match $weight_type {
-                $(WeightType::$type => isa.run_panels(dispatch!(@op $op $fields $format)),)*
-            },
-            _ => $reference,
+            Isa::AvxVnni(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
+            Isa::Scalar => $reference,
+        }
+    };
+    (@run $isa:ident, $weight_type:expr, $op:ident $fields:tt, $($type:ident $format:ident),*) => {
+        match $weight_type {
+            $(WeightType::$type => $isa.run_panels(dispatch!(@op $op $fields $format)),)*
         }
     };
     (@op $op:ident { $($field:ident),* } $format:ident) => {
@@ -423,169 +430,3 @@ impl<F: Format, const R: usize> PanelOp for StagedTile<'_, F, R> {
 /// Unpacked weights of one block.
 #[repr(align(64))]
 struct Stage([u8; 64 * GROUP_BYTES]);
-
-/// Where a tile's weights come from.
-trait Source<L: ByteLanes, F: Format> {
-    type Cursor: Copy;
-    unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor;
-    unsafe fn weights(&self, l: L, cursor: Self::Cursor, g: usize) -> L::I;
-}
-
-struct Packed<F> {
-    block: *const u8,
-    lane: usize,
-    format: PhantomData<F>,
-}
-
-impl<L: ByteLanes, F: Format> Source<L, F> for Packed<F> {
-    type Cursor = F::Cursor<L>;
-
-    #[inline(always)]
-    unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor {
-        // SAFETY: as the caller's; prefetching reads nothing.
-        unsafe {
-            let bytes = F::TYPE.block_bytes() * 4 * F::SCALED * PANEL_ROWS / F::TYPE.block_len();
-            if self.lane == 0 {
-                for at in (0..bytes).step_by(64) {
-                    l.prefetch(self.block.wrapping_add(PREFETCH + s * bytes + at));
-                }
-            }
-            F::cursor(l, self.block, self.lane, s)
-        }
-    }
-    #[inline(always)]
-    unsafe fn weights(&self, l: L, cursor: Self::Cursor, g: usize) -> L::I {
-        // SAFETY: as the caller's.
-        unsafe { F::weights(l, cursor, g) }
-    }
-}
-
-struct Staged {
-    stage: *const u8,
-    ahead: Ahead,
-}
-
-/// The cache lines that a tile asks for while it works: without them the next block's unpacking would wait for memory, and
-/// 12 rows would cost twice what 8 do.
-#[derive(Clone, Copy)]
-struct Ahead {
-    from: *const u8,
-    lines_per_scale: usize,
-}
-
-impl Ahead {
-    const NOTHING: Self = Self { from: std::ptr::null(), lines_per_scale: 0 };
-
-    /// The part of tile `tile` of `tiles`, for a block at `block`. From three tiles on computing takes so much longer than
-    /// reading that the processor's own prefetching is enough, and asking costs 5 %.
-    #[inline(always)]
-    fn new<F: Format>(block: *const u8, tile: usize, tiles: usize) -> Self {
-        if tiles > 2 {
-            return Self::NOTHING;
-        }
-        let lines = (PANEL_ROWS * F::TYPE.block_bytes()).div_ceil(64).div_ceil(tiles);
-        let lines_per_scale = lines.div_ceil(F::TYPE.block_len() / 4 / F::SCALED);
-        Self { from: block.wrapping_add(PREFETCH + tile * lines * 64), lines_per_scale }
-    }
-}
-
-impl<L: ByteLanes, F: Format> Source<L, F> for Staged {
-    type Cursor = *const u8;
-
-    #[inline(always)]
-    unsafe fn cursor(&self, l: L, s: usize) -> *const u8 {
-        let Ahead { from, lines_per_scale } = self.ahead;
-        // SAFETY: the stage holds every group of the block; prefetching reads nothing.
-        unsafe {
-            for line in s * lines_per_scale..(s + 1) * lines_per_scale {
-                l.prefetch(from.wrapping_add(line * 64));
-            }
-            self.stage.add(s * F::SCALED * 4 * L::LANES)
-        }
-    }
-    #[inline(always)]
-    unsafe fn weights(&self, l: L, cursor: *const u8, g: usize) -> L::I {
-        // SAFETY: as the caller's.
-        unsafe { l.load_words(cursor.add(g * 4 * L::LANES)) }
-    }
-}
-
-const fn block_words<F: Format>() -> usize {
-    if F::TYPE.block_len() == 256 { q8k::WORDS } else { q8_1::WORDS }
-}
-
-/// The integer products over scale `s`, for `R` rows.
-#[inline(always)]
-unsafe fn dots<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
-    l: L,
-    source: &S,
-    x: *const i32,
-    stride: usize,
-    s: usize,
-) -> [L::I; R] {
-    // SAFETY: as the caller's; a block has the words that the activations' table lists.
-    unsafe {
-        let mut dots = [l.zero(); R];
-        if let Some(shift) = F::OFFSET
-            && (L::ALL_BYTES || !F::BIASED)
-        {
-            let at = if F::TYPE.block_len() == 256 { q8k::OFFSETS } else { q8_1::OFFSETS };
-            for (r, dot) in dots.iter_mut().enumerate() {
-                *dot = l.splat_word(*x.add((at + s) * stride + r) >> shift);
-            }
-        }
-        let cursor = source.cursor(l, s);
-        for g in 0..F::SCALED {
-            let weights = source.weights(l, cursor, g);
-            for (r, dot) in dots.iter_mut().enumerate() {
-                let x = *x.add((s * F::SCALED + g) * stride + r);
-                *dot = if F::BIASED { l.dot_biased(*dot, weights, x) } else { l.dot(*dot, weights, x) };
-            }
-        }
-        dots
-    }
-}
-
-/// Adds one block's part to `y`, for `R` rows whose words of this block start at `x`.
-#[inline(always)]
-unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
-    l: L,
-    source: &S,
-    header: &Header<L>,
-    x: *const i32,
-    stride: usize,
-    y: &mut [L::V; R],
-) {
-    // SAFETY: as the caller's; a block has the words that the activations' table lists.
-    unsafe {
-        let float = |index: usize, r: usize| l.splat(f32::from_bits(*x.add(index * stride + r) as u32));
-        if F::TYPE.block_len() == 32 {
-            let dots = dots::<L, F, S, R>(l, source, x, stride, 0);
-            for r in 0..R {
-                y[r] = l.fma(l.mul(l.to_float(dots[r]), float(q8_1::SCALE, r)), header.scales[0], y[r]);
-                if F::MINIMUM {
-                    y[r] = l.fma(header.minimum, float(q8_1::SUM, r), y[r]);
-                }
-            }
-            return;
-        }
-        let mut sums = [l.splat(0.0); R];
-        for s in 0..64 / F::SCALED {
-            let dots = dots::<L, F, S, R>(l, source, x, stride, s);
-            for r in 0..R {
-                sums[r] = l.fma(l.to_float(dots[r]), header.scales[s], sums[r]);
-            }
-        }
-        for r in 0..R {
-            if F::PAIRS > 0 {
-                let at = if F::PAIRS == 4 { q8k::PAIRS_OF_32 } else { q8k::PAIRS_OF_16 };
-                let mut total = l.zero();
-                for p in 0..F::PAIRS {
-                    total = l.dot_pairs(total, header.minima[p], *x.add((at + p) * stride + r));
-                }
-                sums[r] = l.fma(l.to_float(total), header.minimum, sums[r]);
-            }
-            y[r] = l.fma(sums[r], float(q8k::SCALE, r), y[r]);
-        }
-    }
-}

@@ -19,11 +19,11 @@
 //! largest; integer sums over the page's tokens; then `output = fma(sum, unit, output)`.
 //!
 //! **Bits.** Integers are exact and the operations on floats have one order per output: scores, weights and outputs over
-//! pages have the same bits on every ISA, whatever the number of queries in a call. aarch64 runs the reference so far.
+//! pages have the same bits on every ISA, whatever the number of queries in a call.
 
 mod block;
 mod format;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod lanes;
 mod layout;
 mod page;
@@ -31,14 +31,14 @@ mod quantizer;
 mod query;
 mod reference;
 mod rotate;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod tile;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod turned;
 
 pub use block::{BLOCK_LEN, BlockError, BlockType, decode_block, encode_block};
 pub use format::CodeFormat;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use lanes::CodeOp;
 pub use layout::PageLayout;
 pub use page::{Page, PageMut, decode_page, encode_page};

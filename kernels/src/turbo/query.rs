@@ -97,7 +97,7 @@ impl<'a> Words<'a> {
 
     /// -128 times the sum of a group's integers.
     #[inline(always)]
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
     pub(super) fn offset(&self, group: ScaleGroup) -> i32 {
         self.words[self.groups.head_dim() / 4 + 2 * group.index + 1]
     }

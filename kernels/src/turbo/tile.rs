@@ -25,8 +25,16 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2(isa) => dispatch!(@planes isa, $page, $op { $($field),* }),
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni(isa) => dispatch!(@planes isa, $page, $op { $($field),* }),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512(isa) => dispatch!(@planes isa, $page, $op { $($field),* }),
-            _ => $reference,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon(isa) => dispatch!(@planes isa, $page, $op { $($field),* }),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot(isa) => dispatch!(@planes isa, $page, $op { $($field),* }),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm(isa) => dispatch!(@planes isa, $page, $op { $($field),* }),
+            Isa::Scalar => $reference,
         }
     };
     (@planes $isa:ident, $page:ident, $op:ident $fields:tt) => {
@@ -65,7 +73,21 @@ macro_rules! in_parts {
     };
 }
 
-pub(super) use {dispatch, in_parts};
+/// Evaluates `$run` with the constant `V` for each vector of a chunk. Not a loop: what is written in inline assembly looks
+/// long to the compiler, which then would leave one, where lanes have to be known.
+macro_rules! for_chunk {
+    (|$V:ident| $run:expr) => {
+        for_chunk!(@each $V, $run, 0 1 2 3)
+    };
+    (@each $V:ident, $run:expr, $($v:literal)*) => {
+        $({
+            const $V: usize = $v;
+            $run
+        })*
+    };
+}
+
+pub(super) use {dispatch, for_chunk, in_parts};
 
 /// `scores[n * 128 + t]` of the tokens of `range` for every query that sees any.
 pub(crate) fn key_scores(isa: Isa, page: &Page<'_>, queries: &[Query<'_>], range: Range<usize>, scores: &mut [f64]) {
@@ -262,13 +284,13 @@ unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const
                     let chains = if N == 1 { 4 } else { 2 };
                     for chunk in 0..group.len / 4 / CHUNK {
                         let chunk_levels = levels.chunk(upper, lower, chunk);
-                        for (v, levels) in chunk_levels.into_iter().enumerate() {
-                            let key = l.key(levels);
+                        for_chunk!(|V| {
+                            let key = l.key(chunk_levels[V]);
                             for n in 0..N {
-                                let word = *words[n].add(chunk * CHUNK + v);
-                                dots[n][v % chains] = l.dot_key(dots[n][v % chains], key, word);
+                                let words = words[n].add(chunk * CHUNK);
+                                dots[n][V % chains] = l.dot_key(dots[n][V % chains], key, words, V);
                             }
-                        }
+                        });
                     }
                     let scale = l.load_f16(page.scales.as_ptr().add(group.index * PAGE_TOKENS + token));
                     for n in 0..N {
@@ -418,13 +440,13 @@ unsafe fn add_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const N
                     let mut sums = [[l.splat_word(0); 2]; N];
                     for chunk in chunks.clone() {
                         let chunk_levels = levels.chunk(upper, lower, chunk);
-                        for (v, levels) in chunk_levels.into_iter().enumerate() {
-                            let value = l.value(levels);
+                        for_chunk!(|V| {
+                            let value = l.value(chunk_levels[V]);
                             for n in 0..N {
-                                let words = weights[n].0.as_ptr().add(2 * (chunk * CHUNK + v));
-                                sums[n] = l.dot_value(sums[n], value, [*words, *words.add(1)]);
+                                let weights = weights[n].0.as_ptr().add(2 * chunk * CHUNK);
+                                sums[n] = l.dot_value(sums[n], value, weights, V);
                             }
-                        }
+                        });
                     }
                     for n in 0..N {
                         if n < count {

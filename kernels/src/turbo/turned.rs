@@ -7,7 +7,7 @@ use super::PAGE_TOKENS;
 use super::lanes::{CodeLanes, CodeOp};
 use super::layout::LANES;
 use super::page::Page;
-use super::tile::{Asked, CHUNK, Levels, asked, dispatch, in_parts, mean_scores, part};
+use super::tile::{Asked, CHUNK, Levels, asked, dispatch, for_chunk, in_parts, mean_scores, part};
 use crate::Isa;
 use crate::attend::Query;
 use std::ops::Range;
@@ -95,15 +95,16 @@ unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const
                         let lower = page.codes.as_ptr().wrapping_add(lower + half * 4 * L::LANES);
                         *vectors = levels.chunk(upper, lower, chunk);
                     }
-                    for (v, tokens) in l.turn(vectors).into_iter().enumerate() {
-                        for (half, tokens) in tokens.into_iter().enumerate().take(halves) {
+                    let turned = l.turn(vectors);
+                    for_chunk!(|V| {
+                        for (half, tokens) in turned[V].into_iter().enumerate().take(halves) {
                             let key = l.key(tokens);
                             for n in 0..N {
-                                let word = *words[n].add((group.first + strip * LANES) / 4 + v);
-                                dots[half][n] = l.dot_key(dots[half][n], key, word);
+                                let words = words[n].add((group.first + strip * LANES) / 4);
+                                dots[half][n] = l.dot_key(dots[half][n], key, words, V);
                             }
                         }
-                    }
+                    });
                 }
                 for (half, (sums, dots)) in sums.iter_mut().zip(dots).enumerate().take(halves) {
                     let token = chunk * LANES + half * L::LANES;

@@ -1,21 +1,21 @@
 //! Eight words in a ymm register: half a panel at a time.
 
-use super::{ByteLanes, PanelOp};
-use crate::lanes::Avx2Lanes;
+use super::{ByteLanes, Bytes, PanelOp};
+use crate::lanes::{Products, Ymm};
 use std::arch::x86_64::*;
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, which is what `ByteLanes` demands.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl ByteLanes for Avx2Lanes {
-    // `vpmaddubsw` saturates its 16-bit pairs: 2 * 128 * 127 fits, 2 * 240 * 127 does not.
-    const ALL_BYTES: bool = false;
+impl<P: Products> ByteLanes for Ymm<P> {
+    const ALL_BYTES: bool = P::ALL_BYTES;
     const TILE_ROWS: usize = 4;
     type I = __m256i;
+    type Sum = __m256i;
 
     #[inline(always)]
     unsafe fn call<O: PanelOp>(self, op: O) {
-        unsafe { crate::isa::avx2_panels(op) }
+        unsafe { P::call(op) }
     }
     #[inline(always)]
     unsafe fn zero(self) -> __m256i {
@@ -62,25 +62,49 @@ impl ByteLanes for Avx2Lanes {
         unsafe { _mm256_cvtepi32_ps(a) }
     }
     #[inline(always)]
-    unsafe fn dot(self, acc: __m256i, weights: __m256i, x: i32) -> __m256i {
+    unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [__m256i; R] {
         unsafe {
-            let pairs = _mm256_maddubs_epi16(weights, _mm256_set1_epi32(x));
-            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+            let mut sums = [self.zero(); R];
+            for (sum, from) in sums.iter_mut().zip(from) {
+                *sum = self.splat_word(from);
+            }
+            sums
         }
     }
     #[inline(always)]
-    unsafe fn dot_biased(self, acc: __m256i, weights: __m256i, x: i32) -> __m256i {
+    unsafe fn add_products<const R: usize>(
+        self,
+        sums: &mut [__m256i; R],
+        bytes: Bytes,
+        weights: [__m256i; 2],
+        x: [*const i32; 2],
+    ) {
         unsafe {
-            let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
-            // |w| (128 at most, as an unsigned byte) times x with w's sign.
-            let x = _mm256_sign_epi8(_mm256_set1_epi32(x), signed);
-            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(signed), x);
-            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+            for (weights, x) in weights.into_iter().zip(x) {
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    let x = self.splat_word(*x.add(r));
+                    *sum = if P::ALL_BYTES || bytes == Bytes::Unsigned {
+                        P::add_bytes(*sum, weights, x)
+                    } else {
+                        // |w| (128 at most, as an unsigned byte) times x with w's sign.
+                        let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
+                        P::add_bytes(*sum, _mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed))
+                    };
+                }
+            }
         }
     }
     #[inline(always)]
-    unsafe fn dot_pairs(self, acc: __m256i, pairs: __m256i, x: i32) -> __m256i {
-        unsafe { _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi32(x))) }
+    unsafe fn end<const R: usize>(self, sums: [__m256i; R]) -> [__m256i; R] {
+        sums
+    }
+    #[inline(always)]
+    unsafe fn add_pairs<const R: usize>(self, totals: &mut [__m256i; R], pairs: __m256i, x: *const i32) {
+        unsafe {
+            for (r, total) in totals.iter_mut().enumerate() {
+                *total = P::add_pairs(*total, pairs, self.splat_word(*x.add(r)));
+            }
+        }
     }
     #[inline(always)]
     unsafe fn prefetch(self, at: *const u8) {

@@ -1,8 +1,23 @@
 //! Sixteen words in a zmm register, VNNI dot products.
 
-use super::{ByteLanes, PanelOp};
+use super::{ByteLanes, Bytes, PanelOp};
 use crate::lanes::Avx512Lanes;
+use std::arch::asm;
 use std::arch::x86_64::*;
+
+/// Adds to each word the dot product of two `i16` and two `i16`. Not the intrinsic, which the compiler splits into a product
+/// and a sum: that shortens one chain of them, but what counts here, with the chains of several rows side by side, is
+/// their number.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn add_pairs(mut sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: the function has the instruction's feature; it touches registers only.
+    unsafe {
+        asm!("vpdpwssd {}, {}, {}", inout(zmm_reg) sum, in(zmm_reg) a, in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    sum
+}
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, which is what `ByteLanes` demands.
@@ -11,6 +26,7 @@ impl ByteLanes for Avx512Lanes {
     const ALL_BYTES: bool = true;
     const TILE_ROWS: usize = 8;
     type I = __m512i;
+    type Sum = __m512i;
 
     #[inline(always)]
     unsafe fn call<O: PanelOp>(self, op: O) {
@@ -58,16 +74,42 @@ impl ByteLanes for Avx512Lanes {
         unsafe { _mm512_cvtepi32_ps(a) }
     }
     #[inline(always)]
-    unsafe fn dot(self, acc: __m512i, weights: __m512i, x: i32) -> __m512i {
-        unsafe { _mm512_dpbusd_epi32(acc, weights, _mm512_set1_epi32(x)) }
+    unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [__m512i; R] {
+        unsafe {
+            let mut sums = [self.zero(); R];
+            for (sum, from) in sums.iter_mut().zip(from) {
+                *sum = self.splat_word(from);
+            }
+            sums
+        }
     }
     #[inline(always)]
-    unsafe fn dot_biased(self, acc: __m512i, weights: __m512i, x: i32) -> __m512i {
-        unsafe { self.dot(acc, weights, x) }
+    unsafe fn add_products<const R: usize>(
+        self,
+        sums: &mut [__m512i; R],
+        _: Bytes,
+        weights: [__m512i; 2],
+        x: [*const i32; 2],
+    ) {
+        unsafe {
+            for (weights, x) in weights.into_iter().zip(x) {
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    *sum = _mm512_dpbusd_epi32(*sum, weights, self.splat_word(*x.add(r)));
+                }
+            }
+        }
     }
     #[inline(always)]
-    unsafe fn dot_pairs(self, acc: __m512i, pairs: __m512i, x: i32) -> __m512i {
-        unsafe { _mm512_dpwssd_epi32(acc, pairs, _mm512_set1_epi32(x)) }
+    unsafe fn end<const R: usize>(self, sums: [__m512i; R]) -> [__m512i; R] {
+        sums
+    }
+    #[inline(always)]
+    unsafe fn add_pairs<const R: usize>(self, totals: &mut [__m512i; R], pairs: __m512i, x: *const i32) {
+        unsafe {
+            for (r, total) in totals.iter_mut().enumerate() {
+                *total = add_pairs(*total, pairs, self.splat_word(*x.add(r)));
+            }
+        }
     }
     #[inline(always)]
     unsafe fn prefetch(self, at: *const u8) {

@@ -4,6 +4,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 use crate::lanes::Lanes;
 
@@ -13,16 +15,28 @@ pub(crate) trait PanelOp {
     fn eval<L: ByteLanes>(self, lanes: L);
 }
 
+/// What weights' bytes are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bytes {
+    /// The weights plus an offset: below 64, or any where [`ByteLanes::ALL_BYTES`].
+    Unsigned,
+    /// The weights plus 128.
+    Biased,
+}
+
 /// A vector of `LANES` words of 32 bits, each an `i32`, two `i16` or four bytes. Every method is `#[inline(always)]`.
 ///
 /// # Safety
 /// As [`Lanes`]: the code must run inside a function that has the features; pointers must be valid for what is named.
 pub(crate) trait ByteLanes: Lanes {
-    /// Whether [`ByteLanes::dot`] is exact for all unsigned bytes. If not, only up to 128.
+    /// Whether products with all unsigned bytes are exact. If so, the 128 of [`Bytes::Biased`] stays in the sums, which
+    /// begin at -128 times the sum of `x`; if not, it is taken off with the products.
     const ALL_BYTES: bool;
     /// Rows that the registers hold: an accumulator and a sum each.
     const TILE_ROWS: usize;
     type I: Copy;
+    /// A row's sums while they grow, in an order of their own.
+    type Sum: Copy;
 
     /// Evaluates an operation in a function of its own.
     unsafe fn call<O: PanelOp>(self, op: O);
@@ -40,17 +54,31 @@ pub(crate) trait ByteLanes: Lanes {
     unsafe fn or(self, a: Self::I, b: Self::I) -> Self::I;
     /// Moves bits of words left by `by` in -31..=31. What enters from the other end is unspecified: mask it.
     unsafe fn shift(self, a: Self::I, by: i32) -> Self::I;
+    /// Moves bits of bytes left by `by` in -7..=7. What enters from the other end is unspecified: mask it.
+    #[inline(always)]
+    unsafe fn shift_bytes(self, a: Self::I, by: i32) -> Self::I {
+        // SAFETY: as the caller's.
+        unsafe { self.shift(a, by) }
+    }
     /// Replaces bytes below 16 by the table's.
     unsafe fn lookup(self, table: &[u8; 16], a: Self::I) -> Self::I;
     unsafe fn to_float(self, a: Self::I) -> Self::V;
 
-    /// Adds to each word the dot product of its four unsigned bytes in `weights` and the four signed ones of `x`.
-    unsafe fn dot(self, acc: Self::I, weights: Self::I, x: i32) -> Self::I;
-    /// As `dot`, for weights stored plus 128. If `ALL_BYTES`, that 128 stays in the sum and the caller starts from
-    /// -128 times the sum of `x`; otherwise it is taken off here.
-    unsafe fn dot_biased(self, acc: Self::I, weights: Self::I, x: i32) -> Self::I;
-    /// Adds to each word the dot product of its two `i16` in `pairs` and the two of `x`.
-    unsafe fn dot_pairs(self, acc: Self::I, pairs: Self::I, x: i32) -> Self::I;
+    /// Sums of `R` rows that start from a number each.
+    unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [Self::Sum; R];
+    /// Adds two groups: for each word and row `r`, the dot product of the word's four bytes in `weights[g]` and the four
+    /// signed ones of the word `x[g][r]`. Here and below, words of `x` can be read up to the next multiple of four rows,
+    /// where `R` is more than one.
+    unsafe fn add_products<const R: usize>(
+        self,
+        sums: &mut [Self::Sum; R],
+        bytes: Bytes,
+        weights: [Self::I; 2],
+        x: [*const i32; 2],
+    );
+    unsafe fn end<const R: usize>(self, sums: [Self::Sum; R]) -> [Self::I; R];
+    /// Adds to each word, for row `r`, the dot product of its two `i16` in `pairs` and the two of the word `x[r]`.
+    unsafe fn add_pairs<const R: usize>(self, totals: &mut [Self::I; R], pairs: Self::I, x: *const i32);
     /// Asks for the cache line at `at`, which need not be readable.
     unsafe fn prefetch(self, at: *const u8);
 

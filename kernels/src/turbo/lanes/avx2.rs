@@ -1,7 +1,7 @@
 //! Eight words in a ymm register: half a line at a time.
 
 use super::CodeLanes;
-use crate::lanes::Avx2Lanes;
+use crate::lanes::{Products, Ymm};
 use std::arch::x86_64::*;
 
 /// Four by four bytes, turned.
@@ -14,9 +14,10 @@ pub(super) unsafe fn turn_bytes() -> __m128i {
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, which is what `CodeLanes` demands.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl CodeLanes for Avx2Lanes {
+impl<P: Products> CodeLanes for Ymm<P> {
     const QUERIES: usize = 4;
-    const BIAS: u8 = 0;
+    // One side of the dot products is unsigned.
+    const BIAS: u8 = if P::ALL_BYTES { 128 } else { 0 };
     type I = __m256i;
     /// Four tables of 16, each twice.
     type Table = [__m256i; 4];
@@ -87,25 +88,36 @@ impl CodeLanes for Avx2Lanes {
     unsafe fn key(self, levels: __m256i) -> [__m256i; 2] {
         unsafe { [_mm256_abs_epi8(levels), levels] }
     }
-    // Magnitudes times the query with the levels' signs: 2 * 127 * 127 fits the 16 bits that `vpmaddubsw` saturates to.
     #[inline(always)]
-    unsafe fn dot_key(self, acc: __m256i, key: [__m256i; 2], query: i32) -> __m256i {
+    unsafe fn dot_key(self, acc: __m256i, key: [__m256i; 2], query: *const i32, v: usize) -> __m256i {
         unsafe {
-            let signed = _mm256_sign_epi8(_mm256_set1_epi32(query), key[1]);
-            let pairs = _mm256_maddubs_epi16(key[0], signed);
-            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+            let query = _mm256_set1_epi32(*query.add(v));
+            if P::ALL_BYTES {
+                P::add_bytes(acc, key[1], query)
+            } else {
+                // Magnitudes times the query with the levels' signs: 2 * 127 * 127 fits the 16 bits that `vpmaddubsw`
+                // saturates to.
+                P::add_bytes(acc, key[0], _mm256_sign_epi8(query, key[1]))
+            }
         }
     }
     #[inline(always)]
     unsafe fn value(self, levels: __m256i) -> [__m256i; 2] {
-        unsafe { [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(levels)), _mm256_srai_epi16::<8>(levels)] }
+        unsafe {
+            if P::ALL_BYTES {
+                [_mm256_and_si256(levels, _mm256_set1_epi16(255)), _mm256_srli_epi16::<8>(levels)]
+            } else {
+                [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(levels)), _mm256_srai_epi16::<8>(levels)]
+            }
+        }
     }
     #[inline(always)]
-    unsafe fn dot_value(self, sums: [__m256i; 2], value: [__m256i; 2], weights: [i32; 2]) -> [__m256i; 2] {
+    unsafe fn dot_value(self, sums: [__m256i; 2], value: [__m256i; 2], weights: *const i32, v: usize) -> [__m256i; 2] {
         unsafe {
-            let even = _mm256_madd_epi16(value[0], _mm256_set1_epi32(weights[0]));
-            let odd = _mm256_madd_epi16(value[1], _mm256_set1_epi32(weights[1]));
-            [_mm256_add_epi32(sums[0], even), _mm256_add_epi32(sums[1], odd)]
+            [
+                P::add_pairs(sums[0], value[0], _mm256_set1_epi32(*weights.add(2 * v))),
+                P::add_pairs(sums[1], value[1], _mm256_set1_epi32(*weights.add(2 * v + 1))),
+            ]
         }
     }
     #[inline(always)]

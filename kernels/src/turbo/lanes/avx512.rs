@@ -75,8 +75,8 @@ impl CodeLanes for Avx512Lanes {
         levels
     }
     #[inline(always)]
-    unsafe fn dot_key(self, acc: __m512i, key: __m512i, query: i32) -> __m512i {
-        unsafe { _mm512_dpbusd_epi32(acc, key, _mm512_set1_epi32(query)) }
+    unsafe fn dot_key(self, acc: __m512i, key: __m512i, query: *const i32, v: usize) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(acc, key, _mm512_set1_epi32(*query.add(v))) }
     }
     // Weights are 256 * a + b with signed bytes: two products of bytes cost what one of 16 bits does, and levels need no
     // widening.
@@ -85,11 +85,11 @@ impl CodeLanes for Avx512Lanes {
         levels
     }
     #[inline(always)]
-    unsafe fn dot_value(self, sums: [__m512i; 2], value: __m512i, weights: [i32; 2]) -> [__m512i; 2] {
+    unsafe fn dot_value(self, sums: [__m512i; 2], value: __m512i, weights: *const i32, v: usize) -> [__m512i; 2] {
         unsafe {
             [
-                _mm512_dpbusd_epi32(sums[0], value, _mm512_set1_epi32(weights[0])),
-                _mm512_dpbusd_epi32(sums[1], value, _mm512_set1_epi32(weights[1])),
+                _mm512_dpbusd_epi32(sums[0], value, _mm512_set1_epi32(*weights.add(2 * v))),
+                _mm512_dpbusd_epi32(sums[1], value, _mm512_set1_epi32(*weights.add(2 * v + 1))),
             ]
         }
     }

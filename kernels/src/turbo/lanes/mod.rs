@@ -4,6 +4,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 use crate::lanes::Lanes;
 
@@ -47,12 +49,13 @@ pub(crate) trait CodeLanes: Lanes {
 
     /// Makes levels plus `BIAS` ready.
     unsafe fn key(self, levels: Self::I) -> Self::Key;
-    /// Adds to each word the dot product of its four levels and the four signed bytes of `query`.
-    unsafe fn dot_key(self, sum: Self::I, key: Self::Key, query: i32) -> Self::I;
+    /// Adds to each word the dot product of its four levels and the four signed bytes of word `v` of the four at `query`.
+    unsafe fn dot_key(self, sum: Self::I, key: Self::Key, query: *const i32, v: usize) -> Self::I;
     /// Makes levels plus `BIAS` ready.
     unsafe fn value(self, levels: Self::I) -> Self::Value;
-    /// Adds to the two parts of each word's sum the dot product of its four levels and the weights of four tokens.
-    unsafe fn dot_value(self, sums: [Self::I; 2], value: Self::Value, weights: [i32; 2]) -> [Self::I; 2];
+    /// Adds to the two parts of each word's sum the dot product of its four levels and the weights of four tokens: pair `v`
+    /// of the four pairs at `weights`.
+    unsafe fn dot_value(self, sums: [Self::I; 2], value: Self::Value, weights: *const i32, v: usize) -> [Self::I; 2];
     /// The sums: what [`CodeLanes::dot_value`] added, plus `offset`.
     unsafe fn join(self, sums: [Self::I; 2], offset: i32) -> Self::I;
     /// Writes the nearest integers, ties to even, of `LANES` weights within `WEIGHT_MAX`, two words per four of them; the

@@ -12,6 +12,8 @@ const PREFETCH: usize = 4096;
 
 /// Where a tile's weights come from.
 pub(super) trait Source<L: ByteLanes, F: Format> {
+    /// Whether weights are shifted by amounts that depend on their scale's index.
+    const SHIFTED: bool;
     type Cursor: Copy;
     unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor;
     unsafe fn weights(&self, l: L, cursor: Self::Cursor, g: usize) -> L::I;
@@ -26,6 +28,7 @@ pub(super) struct Packed<F> {
 }
 
 impl<L: ByteLanes, F: Format> Source<L, F> for Packed<F> {
+    const SHIFTED: bool = !L::ALL_BYTES;
     type Cursor = F::Cursor<L>;
 
     #[inline(always)]
@@ -79,6 +82,7 @@ impl Ahead {
 }
 
 impl<L: ByteLanes, F: Format> Source<L, F> for Staged {
+    const SHIFTED: bool = false;
     type Cursor = *const u8;
 
     #[inline(always)]
@@ -180,15 +184,15 @@ pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R
         }
         let mut sums = [l.splat(0.0); R];
         let scales = 64 / F::SCALED;
-        if L::ALL_BYTES {
-            for s in 0..scales {
-                add_scale::<L, F, S, R>(l, source, header, x, stride, s, &mut sums);
-            }
-        } else {
+        if S::SHIFTED {
             // Two at a time: the shifts that single out nibbles are then constants, half of them zero.
             for s in (0..scales).step_by(2) {
                 add_scale::<L, F, S, R>(l, source, header, x, stride, s, &mut sums);
                 add_scale::<L, F, S, R>(l, source, header, x, stride, s + 1, &mut sums);
+            }
+        } else {
+            for s in 0..scales {
+                add_scale::<L, F, S, R>(l, source, header, x, stride, s, &mut sums);
             }
         }
         if F::PAIRS > 0 {

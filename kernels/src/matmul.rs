@@ -1,6 +1,6 @@
 //! Activations times the transpose of a floating-point weight matrix, widened in registers.
 
-use crate::lanes::{Element, Lanes, Op};
+use crate::lanes::{Element, Lanes, Op, prefetch};
 use crate::{ColumnsMut, Elements, Isa};
 
 /// `y[r][j] = sum_i x[r][i] * weight[j][i]` for the columns `j` that `y` holds.
@@ -43,6 +43,9 @@ struct MatMul<'a, W> {
 /// Rows that go over the weights together: with 4 KiB rows a quarter of a megabyte, which the second-level cache keeps
 /// while the columns pass by.
 const ROW_BLOCK: usize = 64;
+
+/// Rows that wait for memory: for so few, the next tile's weights are asked for.
+const STREAM_ROWS: usize = 4;
 
 impl<W: Element> Op for MatMul<'_, W> {
     type Output = ();
@@ -96,7 +99,11 @@ impl<W: Element> MatMul<'_, W> {
             let mut columns = [l.splat(0.0); C];
             for i in (0..whole).step_by(L::LANES) {
                 for (c, column) in columns.iter_mut().enumerate() {
-                    *column = W::load(l, w.add(c * inputs + i));
+                    let at = w.add(c * inputs + i);
+                    if R <= STREAM_ROWS {
+                        prefetch(at.wrapping_add(C * inputs).cast());
+                    }
+                    *column = W::load(l, at);
                 }
                 for (r, acc) in acc.iter_mut().enumerate() {
                     let x = l.load(x.add(r * inputs + i));

@@ -35,7 +35,12 @@ pub(crate) fn prefetch(at: *const u8) {
         // SAFETY: every x86-64 has SSE; prefetching reads nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: prefetching reads nothing.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) at, options(readonly, nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = at;
 }
 

@@ -5,6 +5,7 @@ use super::activations::{q8_1, q8k};
 use super::format::{Format, Header};
 use super::lanes::{ByteLanes, Bytes};
 use super::pack::PANEL_ROWS;
+use crate::lanes::prefetch;
 use std::marker::PhantomData;
 
 /// How far ahead of the weights in use the next ones are asked for, in bytes.
@@ -38,7 +39,7 @@ impl<L: ByteLanes, F: Format> Source<L, F> for Packed<F> {
             let bytes = F::TYPE.block_bytes() * 4 * F::SCALED * PANEL_ROWS / F::TYPE.block_len();
             if self.lane == 0 {
                 for at in (0..bytes).step_by(64) {
-                    l.prefetch(self.block.wrapping_add(PREFETCH + s * bytes + at));
+                    prefetch(self.block.wrapping_add(PREFETCH + s * bytes + at));
                 }
             }
             F::cursor(l, self.block, self.lane, s)
@@ -86,12 +87,12 @@ impl<L: ByteLanes, F: Format> Source<L, F> for Staged {
     type Cursor = *const u8;
 
     #[inline(always)]
-    unsafe fn cursor(&self, l: L, s: usize) -> *const u8 {
+    unsafe fn cursor(&self, _: L, s: usize) -> *const u8 {
         let Ahead { from, lines_per_scale } = self.ahead;
         // SAFETY: the stage holds every group of the block; prefetching reads nothing.
         unsafe {
             for line in s * lines_per_scale..(s + 1) * lines_per_scale {
-                l.prefetch(from.wrapping_add(line * 64));
+                prefetch(from.wrapping_add(line * 64));
             }
             self.stage.add(s * F::SCALED * 4 * L::LANES)
         }

@@ -143,7 +143,7 @@ impl<L: CodeLanes, const UPPER: usize, const LOWER: usize> Levels<L, UPPER, LOWE
             for line in 0..CHUNK * UPPER / 8 {
                 prefetch(upper.wrapping_add(PREFETCH + line * LINE));
             }
-            if LOWER > 0 && chunk * LOWER % 2 == 0 {
+            if LOWER > 0 && (chunk * LOWER).is_multiple_of(2) {
                 prefetch(
                     lower.wrapping_add((PREFETCH * LOWER / UPPER).next_multiple_of(LINE) + chunk * LOWER / 2 * LINE),
                 );

@@ -106,10 +106,6 @@ impl<P: Products> ByteLanes for Ymm<P> {
             }
         }
     }
-    #[inline(always)]
-    unsafe fn prefetch(self, at: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
 
     #[inline(always)]
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {

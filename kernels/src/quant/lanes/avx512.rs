@@ -111,10 +111,6 @@ impl ByteLanes for Avx512Lanes {
             }
         }
     }
-    #[inline(always)]
-    unsafe fn prefetch(self, at: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
 
     #[inline(always)]
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {

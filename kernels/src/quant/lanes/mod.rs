@@ -79,8 +79,6 @@ pub(crate) trait ByteLanes: Lanes {
     unsafe fn end<const R: usize>(self, sums: [Self::Sum; R]) -> [Self::I; R];
     /// Adds to each word, for row `r`, the dot product of its two `i16` in `pairs` and the two of the word `x[r]`.
     unsafe fn add_pairs<const R: usize>(self, totals: &mut [Self::I; R], pairs: Self::I, x: *const i32);
-    /// Asks for the cache line at `at`, which need not be readable.
-    unsafe fn prefetch(self, at: *const u8);
 
     /// The bits of the largest magnitude, as an unsigned integer. Here and below, `x` is whole vectors of 32 elements.
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32;

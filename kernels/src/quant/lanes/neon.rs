@@ -356,13 +356,6 @@ impl<P: Products> ByteLanes for NeonPair<P> {
             }
         }
     }
-    #[inline(always)]
-    unsafe fn prefetch(self, at: *const u8) {
-        // SAFETY: prefetching reads nothing.
-        unsafe {
-            std::arch::asm!("prfm pldl1keep, [{}]", in(reg) at, options(readonly, nostack, preserves_flags));
-        }
-    }
 
     #[inline(always)]
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32 {

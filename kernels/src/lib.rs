@@ -12,6 +12,7 @@ pub mod activation;
 pub mod attend;
 mod columns;
 mod element;
+pub mod gpu;
 mod isa;
 mod lanes;
 pub mod matmul;

@@ -7,7 +7,15 @@
 //! **Bits.** As on the CPU, the bits of a row do not depend on the rows that ride with it: how the inputs of a sum are
 //! divided follows from the shape of the weight, or from places in the sequence.
 
+pub mod attend;
+pub mod codes;
 pub mod matmul;
+pub mod pages;
+pub mod rows;
+pub mod vocabulary;
+pub mod experts;
+pub mod pointwise;
+pub mod accept;
 
 use std::marker::PhantomData;
 
@@ -94,6 +102,11 @@ pub struct Launch<P> {
     pub block: [u32; 3],
     /// Its parameters.
     pub params: P,
+}
+
+/// An address, or null.
+fn optional<T>(span: Option<Span<T>>, name: &str, len: usize) -> Result<u64, Unfit> {
+    span.map_or(Ok(0), |span| span.holding(name, len))
 }
 
 fn dimension(name: &str, value: usize) -> Result<i32, Unfit> {

@@ -20,7 +20,7 @@ struct Row {
 // Signs before and after the transform: element i of a group is negated where bit i is set.
 __device__ __forceinline__ u32 signs(bool after, int word) {
     if (after) return word == 0 ? 0x16acee90u : word == 1 ? 0x3f628fdcu : word == 2 ? 0xb7a5357au : 0xbea56562u;
-    return word == 0 ? 0x46a00359u : word == 1 ? 0x42f85949u : word == 2 ? 0xa4c63bbbu : 0x49f250a9u;
+    return word == 0 ? 0xe46a0359u : word == 1 ? 0x42f85949u : word == 2 ? 0xa4c63bbbu : 0x49f250a9u;
 }
 
 // y = D(second) H D(first) x / sqrt(LEN) per group; `back` swaps the signs, which undoes it.

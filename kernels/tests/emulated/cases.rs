@@ -29,12 +29,12 @@ impl Case {
 
 /// Everything.
 pub fn all() -> Vec<Case> {
-    [super::matmul::all()].into_iter().flatten().collect()
+    [super::matmul::all(), super::attention::all(), super::steps::all()].into_iter().flatten().collect()
 }
 
 /// Few and quick ones that reach every line.
 pub fn small() -> Vec<Case> {
-    [super::matmul::small()].into_iter().flatten().collect()
+    [super::matmul::small(), super::attention::small(), super::steps::small()].into_iter().flatten().collect()
 }
 
 /// Numbers from a seed: uniform in -1..1.

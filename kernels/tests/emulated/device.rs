@@ -22,6 +22,7 @@ impl Plain for i32 {}
 impl Plain for u64 {}
 impl Plain for f32 {}
 impl Plain for f64 {}
+impl<T: Plain> Plain for [T; 2] {}
 
 fn bytes_of<T: Copy>(x: &[T]) -> &[u8] {
     // SAFETY: the bytes of what `x` borrows; padding of parameter structures is never looked at.

@@ -63,7 +63,8 @@ fn nvcc() -> Result<PathBuf, String> {
         toolkit("CUDA_PATH"),
         Some(PathBuf::from("/usr/local/cuda/bin/nvcc")),
     ];
-    let works = |nvcc: &PathBuf| Command::new(nvcc).arg("--version").output().is_ok_and(|output| output.status.success());
+    let works =
+        |nvcc: &PathBuf| Command::new(nvcc).arg("--version").output().is_ok_and(|output| output.status.success());
     candidates.into_iter().flatten().find(works).ok_or_else(|| {
         "the feature `cuda` compiles its kernels with nvcc, and there is none: set NVCC to the output of \
          `scripts/install_nvcc.sh FOLDER`, install the CUDA toolkit 13, or use the feature `cuda-prebuilt`"
@@ -101,7 +102,8 @@ fn digest(sources: &[PathBuf]) -> Result<String, String> {
 
 /// Writes the table that `src/cuda/images.rs` includes.
 fn embed(images: &[PathBuf]) -> Result<(), String> {
-    let mut table = String::from("/// Name and bytes of every image.\npub(super) static IMAGES: &[(&str, &[u8])] = &[\n");
+    let mut table =
+        String::from("/// Name and bytes of every image.\npub(super) static IMAGES: &[(&str, &[u8])] = &[\n");
     for image in images {
         let path = fs::canonicalize(image).map_err(|error| format!("{}: {error}", image.display()))?;
         let name = image.file_stem().unwrap_or_default().to_string_lossy().into_owned();

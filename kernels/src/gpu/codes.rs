@@ -15,7 +15,9 @@ pub(super) fn check(layout: PageLayout) -> Result<(), Unfit> {
         return Ok(());
     }
     let (name, width) = (layout.format().name(), layout.head_dim());
-    Err(Unfit(format!("no kernels for pages of {name} of {width} channels; tqc2 to tqc6 and turbo2 to turbo4 of 128, 256 or 512 have some")))
+    Err(Unfit(format!(
+        "no kernels for pages of {name} of {width} channels; tqc2 to tqc6 and turbo2 to turbo4 of 128, 256 or 512 have some"
+    )))
 }
 
 /// A format as attention reads it.

@@ -51,7 +51,9 @@ pub fn route(
     route: &Route,
 ) -> Result<Launch<RouteParams>, Unfit> {
     if rows == 0 || rows > MOST.0 || experts > MOST.1 || top_k == 0 || top_k > MOST.2.min(experts) {
-        return Err(Unfit(format!("{top_k} of {experts} experts for {rows} rows; at most {MOST:?} (rows, experts, choices)")));
+        return Err(Unfit(format!(
+            "{top_k} of {experts} experts for {rows} rows; at most {MOST:?} (rows, experts, choices)"
+        )));
     }
     let entries = rows * top_k;
     let rows_of = route.buckets.rows.ok_or_else(|| Unfit("a route without the entries' rows".into()))?;

@@ -140,7 +140,9 @@ impl Matrix {
     ) -> Result<Self, Unfit> {
         if !Self::supports(weight_type) {
             let name = weight_type.name();
-            return Err(Unfit(format!("no kernels for {name} weights; q4_0, q5_0, q8_0, q4_K, q5_K and q6_K have some")));
+            return Err(Unfit(format!(
+                "no kernels for {name} weights; q4_0, q5_0, q8_0, q4_K, q5_K and q6_K have some"
+            )));
         }
         let shape = || Unfit(format!("no {outputs} by {inputs} matrix of {}", weight_type.name()));
         let one = Self::bytes(weight_type, outputs, inputs).filter(|bytes| *bytes > 0).ok_or_else(shape)?;

@@ -7,15 +7,15 @@
 //! **Bits.** As on the CPU, the bits of a row do not depend on the rows that ride with it: how the inputs of a sum are
 //! divided follows from the shape of the weight, or from places in the sequence.
 
+pub mod accept;
 pub mod attend;
 pub mod codes;
+pub mod experts;
 pub mod matmul;
 pub mod pages;
+pub mod pointwise;
 pub mod rows;
 pub mod vocabulary;
-pub mod experts;
-pub mod pointwise;
-pub mod accept;
 
 use std::marker::PhantomData;
 

@@ -79,7 +79,10 @@ pub fn gelu_gate(
     y: Span<f32>,
 ) -> Result<Launch<GateParams>, Unfit> {
     if [width, gate.stride, up.stride].into_iter().any(|n| !n.is_multiple_of(4)) {
-        return Err(Unfit(format!("a width of {width} with strides {} and {}: no multiples of 4", gate.stride, up.stride)));
+        return Err(Unfit(format!(
+            "a width of {width} with strides {} and {}: no multiples of 4",
+            gate.stride, up.stride
+        )));
     }
     let reach = |stride: usize| rows.saturating_sub(1) * stride + width;
     let params = GateParams {

@@ -190,5 +190,10 @@ pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<Ro
         eps: steps.norm.map_or(0.0, |norm| norm.eps),
         unit: results.words.map_or(0.0, |words| words.format.unit()),
     };
-    Ok(Launch { kernel, grid: [blocks("heads", heads.div_ceil(4))?, blocks("rows", rows)?, 1], block: [128, 1, 1], params })
+    Ok(Launch {
+        kernel,
+        grid: [blocks("heads", heads.div_ceil(4))?, blocks("rows", rows)?, 1],
+        block: [128, 1, 1],
+        params,
+    })
 }

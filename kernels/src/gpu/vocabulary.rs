@@ -132,11 +132,7 @@ impl Scores {
 ///
 /// # Errors
 /// If a span is too short.
-pub fn argmax_parts(
-    scores: &Scores,
-    partial: Span<[u32; 2]>,
-    ids: Span<u32>,
-) -> Result<Launch<ArgmaxParams>, Unfit> {
+pub fn argmax_parts(scores: &Scores, partial: Span<[u32; 2]>, ids: Span<u32>) -> Result<Launch<ArgmaxParams>, Unfit> {
     let grid = [blocks("elements", scores.n.div_ceil(PER_BLOCK))?, blocks("rows", scores.rows)?, 1];
     Ok(Launch { kernel: "argmax_parts", grid, block: [256, 1, 1], params: scores.params(partial, ids)? })
 }

@@ -3,13 +3,11 @@
 use std::ops::Range;
 
 use foretoken_kernels::attend::{KvTile, Query, Running, Scratch, attend_tile, finish};
+use foretoken_kernels::gpu::Span;
 use foretoken_kernels::gpu::attend::{CodedKv, ExactKv, Queries, Unfinished, Zones, coded, combine, exact};
 use foretoken_kernels::gpu::codes::encode;
 use foretoken_kernels::gpu::pages::Pages;
-use foretoken_kernels::gpu::rows::{
-    Destination, Domain, HeadNorm, Heads, Order, Results, Rotary, Steps, Words, rows,
-};
-use foretoken_kernels::gpu::Span;
+use foretoken_kernels::gpu::rows::{Destination, Domain, HeadNorm, Heads, Order, Results, Rotary, Steps, Words, rows};
 use foretoken_kernels::norm::{AfterNorm, rms_norm};
 use foretoken_kernels::turbo::{
     CodeFormat, Groups, Page, PageLayout, PageMut, PreparedQuery, Side, encode_page, rotate, rotate_back,
@@ -245,7 +243,18 @@ struct Layer {
 impl Layer {
     fn exact(width: usize, element: ElementType, at: Vec<[i32; 2]>) -> Self {
         let zones = Zones { head: 64, tail: 150 };
-        Self { width, kv_heads: 2, group: 3, element, window: None, codes: None, shared_pairs: 0, zones, at, split_pages: 1 }
+        Self {
+            width,
+            kv_heads: 2,
+            group: 3,
+            element,
+            window: None,
+            codes: None,
+            shared_pairs: 0,
+            zones,
+            at,
+            split_pages: 1,
+        }
     }
 
     fn coded(width: usize, key: CodeFormat, value: CodeFormat, at: Vec<[i32; 2]>) -> Self {
@@ -568,7 +577,10 @@ pub fn small() -> Vec<Case> {
     cases.push(encode_case(CodeFormat::Tqc3, Side::Values, 256, ElementType::F32));
     let layer = |layer: Layer| Layer { kv_heads: 2, group: 2, ..layer };
     cases.push(attend_case("small", layer(Layer::exact(64, ElementType::F16, causal(131, 2)))));
-    cases.push(attend_case("small", layer(Layer { window: Some(30), ..Layer::exact(128, ElementType::F32, causal(140, 2)) })));
+    cases.push(attend_case(
+        "small",
+        layer(Layer { window: Some(30), ..Layer::exact(128, ElementType::F32, causal(140, 2)) }),
+    ));
     cases.push(attend_case("small", layer(Layer::coded(128, CodeFormat::Tqc5, CodeFormat::Tqc3, causal(300, 2)))));
     cases.push(attend_case("small", layer(Layer::shared(CodeFormat::Tqc5, causal(300, 1)))));
     cases

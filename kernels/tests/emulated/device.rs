@@ -9,7 +9,7 @@ pub trait Device {
     /// What is there now.
     fn download(&mut self, address: u64, bytes: &mut [u8]);
     /// Runs a kernel to its end.
-    fn launch(&mut self, kernel: &str, grid: [u32; 3], block: [u32; 3], params: &[u8]) -> Result<(), String>;
+    fn launch(&mut self, kernel: &'static str, grid: [u32; 3], block: [u32; 3], params: &[u8]) -> Result<(), String>;
 }
 
 /// Element types of buffers.

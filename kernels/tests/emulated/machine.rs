@@ -57,11 +57,22 @@ impl Machine {
     /// If there is no C++ compiler, or it refuses.
     pub fn load() -> Self {
         let (compiler, emulator) = (compiler(), folder("tests/emulator"));
-        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{}-{}", std::process::id(), thread_tag()));
+        let out =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{}-{}", std::process::id(), thread_tag()));
         std::fs::create_dir_all(&out).expect("a folder for the compiled kernels");
         let compile = |source: &Path, object: &Path| -> Child {
             let mut command = Command::new(compiler);
-            command.args(["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-x", "c++", "-c"]);
+            command.args([
+                "-std=c++17",
+                "-O1",
+                "-fPIC",
+                "-ffp-contract=off",
+                "-U_FORTIFY_SOURCE",
+                "-w",
+                "-x",
+                "c++",
+                "-c",
+            ]);
             // What a sanitizer finds ends in a signal, which the machine reports.
             command.args(["-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"]);
             command.arg("-include").arg(emulator.join("cuda.h")).arg(source).arg("-o").arg(object);
@@ -98,7 +109,8 @@ impl Machine {
         let sites = files.flat_map(|path| {
             let text = std::fs::read_to_string(&path).expect("a source");
             let file = path.file_name().expect("a name").to_string_lossy().into_owned();
-            let lines = text.lines().enumerate().filter(|(_, line)| line.contains("AT(") && !line.contains("AT(index)"));
+            let lines =
+                text.lines().enumerate().filter(|(_, line)| line.contains("AT(") && !line.contains("AT(index)"));
             lines.map(|(i, _)| Site { file: file.clone(), line: i + 1 }).collect::<Vec<_>>()
         });
         sites.collect()
@@ -130,7 +142,8 @@ impl Session<'_> {
 
 impl Device for Session<'_> {
     fn upload(&mut self, bytes: &[u8]) -> u64 {
-        let buffer = self.machine.function::<unsafe extern "C" fn(usize) -> *mut u8>("machine_buffer").expect("machine.cpp");
+        let buffer =
+            self.machine.function::<unsafe extern "C" fn(usize) -> *mut u8>("machine_buffer").expect("machine.cpp");
         // SAFETY: the buffer has as many bytes.
         unsafe {
             let at = buffer(bytes.len());
@@ -144,7 +157,7 @@ impl Device for Session<'_> {
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(address as *const u8, bytes.len()) }
     }
 
-    fn launch(&mut self, kernel: &str, grid: [u32; 3], block: [u32; 3], params: &[u8]) -> Result<(), String> {
+    fn launch(&mut self, kernel: &'static str, grid: [u32; 3], block: [u32; 3], params: &[u8]) -> Result<(), String> {
         let size = self.machine.function::<unsafe extern "C" fn() -> usize>(&format!("{kernel}_params"))?;
         // SAFETY: `KERNEL` defines it.
         let size = unsafe { size() };

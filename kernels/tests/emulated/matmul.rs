@@ -58,7 +58,12 @@ pub fn expected(weight_type: WeightType, outputs: usize, inputs: usize, file: &[
 }
 
 /// Quantizes on the device.
-pub fn quantized(device: &mut dyn Device, weight_type: WeightType, x: &[f32], inputs: usize) -> Result<Activations, String> {
+pub fn quantized(
+    device: &mut dyn Device,
+    weight_type: WeightType,
+    x: &[f32],
+    inputs: usize,
+) -> Result<Activations, String> {
     let (kind, rows) = (weight_type.activation_type(), x.len() / inputs);
     let room = (
         device.room(Activations::quants_len(rows, inputs)),
@@ -137,6 +142,7 @@ pub fn all() -> Vec<Case> {
 }
 
 pub fn small() -> Vec<Case> {
-    let cases = TYPES.into_iter().flat_map(|weight_type| [dense(weight_type, 11, 32, 512), buckets(weight_type, 32, 512)]);
+    let cases =
+        TYPES.into_iter().flat_map(|weight_type| [dense(weight_type, 11, 32, 512), buckets(weight_type, 32, 512)]);
     cases.collect()
 }

@@ -105,8 +105,7 @@ fn float_case(element: ElementType, rows: usize, outputs: usize, inputs: usize) 
     Case::new(name, &["matmul_float.cu"], move |device| {
         let mut numbers = Numbers::new((rows + inputs) as u64);
         let (w, x) = (numbers.normals(outputs * inputs), numbers.normals(rows * inputs));
-        let (halves, brains): (Vec<f16>, Vec<bf16>) =
-            w.iter().map(|x| (f16::from_f32(*x), bf16::from_f32(*x))).unzip();
+        let (halves, brains): (Vec<f16>, Vec<bf16>) = w.iter().map(|x| (f16::from_f32(*x), bf16::from_f32(*x))).unzip();
         let elements = match element {
             ElementType::F32 => Elements::F32(&w),
             ElementType::F16 => Elements::F16(&halves),
@@ -160,7 +159,7 @@ fn argmax_case(rows: usize, n: usize, cap: Option<f32>, grouped: bool) -> Case {
             true => ordering[groups[i / len] as usize * len + i % len],
             false => i as u32,
         };
-        let suppressed = [7, id(n / 2)];
+        let suppressed = [id(n / 2), 7];
         let mut want = Vec::new();
         for row in x.chunks_exact(stride) {
             let mut row = row[..n].to_vec();
@@ -309,6 +308,6 @@ pub fn small() -> Vec<Case> {
     cases.extend([float_case(ElementType::Bf16, 3, 37, 260), top_case(100, 10)]);
     cases.extend([argmax_case(3, 4500, Some(30.0), false), argmax_case(3, 512, None, true)]);
     cases.push(experts_case(5, 40, 3));
-    cases.extend([accept_case(&[5, 6, 7], &[5, 6, 8, 9], &[1, 6]), accept_case(&[5, 6, 7], &[5, 6, 8, 9], &[1])]);
+    cases.extend([accept_case(&[5, 6, 7], &[5, 6, 8, 9], &[6, 1]), accept_case(&[5, 6, 7], &[5, 6, 8, 9], &[1])]);
     cases
 }

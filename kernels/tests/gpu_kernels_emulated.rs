@@ -13,7 +13,7 @@ use emulated::machine::Machine;
 
 #[test]
 fn kernels_agree_with_the_cpu() {
-    let machine = Machine::load();
+    let machine = Machine::get();
     let failed: Vec<_> = in_parallel(&cases::all(), |case| {
         // Both orders of the threads between barriers.
         let run = |backwards| (case.run)(&mut machine.session(backwards)).err();
@@ -25,7 +25,7 @@ fn kernels_agree_with_the_cpu() {
 /// Every index that is marked with `AT` is made one too large, one at a time: some case must notice.
 #[test]
 fn an_index_off_by_one_is_noticed() {
-    let machine = Machine::load();
+    let machine = Machine::get();
     let cases = cases::small();
     let sites = machine.sites();
     assert!(sites.len() > 50, "only {} marked indices", sites.len());

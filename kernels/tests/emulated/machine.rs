@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 
 use libloading::Library;
 
@@ -51,14 +52,19 @@ fn compiler() -> &'static str {
 }
 
 impl Machine {
-    /// Compiles and loads the kernels.
+    /// The one of this process: signals have one handler.
     ///
     /// # Panics
     /// If there is no C++ compiler, or it refuses.
-    pub fn load() -> Self {
+    pub fn get() -> &'static Self {
+        static MACHINE: OnceLock<Machine> = OnceLock::new();
+        MACHINE.get_or_init(Self::load)
+    }
+
+    /// Compiles and loads the kernels.
+    fn load() -> Self {
         let (compiler, emulator) = (compiler(), folder("tests/emulator"));
-        let out =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{}-{}", std::process::id(), thread_tag()));
+        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{}", std::process::id()));
         std::fs::create_dir_all(&out).expect("a folder for the compiled kernels");
         let compile = |source: &Path, object: &Path| -> Child {
             let mut command = Command::new(compiler);
@@ -120,11 +126,6 @@ impl Machine {
         // SAFETY: callers ask for the types that machine.cpp and `KERNEL` define.
         unsafe { self.library.get(name.as_bytes()) }.map_err(|_| format!("there is no {name}"))
     }
-}
-
-/// Tells apart the tests of a process.
-fn thread_tag() -> String {
-    format!("{:?}", std::thread::current().id()).chars().filter(char::is_ascii_digit).collect()
 }
 
 impl Session<'_> {

@@ -4,7 +4,7 @@ use std::env;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -34,21 +34,27 @@ fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
 /// and after.
 fn compiled() -> Result<Vec<PathBuf>, String> {
     let (nvcc, out) = (nvcc()?, out_dir()?);
-    let mut images = Vec::new();
-    for source in files(Path::new("cuda"), "cu")? {
-        let image = out.join(source.with_extension("fatbin").file_name().unwrap_or_default());
+    let sources = files(Path::new("cuda"), "cu")?;
+    let image = |source: &PathBuf| out.join(source.with_extension("fatbin").file_name().unwrap_or_default());
+    let start = |source: &PathBuf| {
         let mut command = Command::new(&nvcc);
         command.args(["-std=c++17", "-O3", "-fatbin", "-gencode", "arch=compute_80,code=[compute_80,sm_80]"]);
         command.args(["-gencode", "arch=compute_89,code=sm_89", "-gencode", "arch=compute_90a,code=sm_90a"]);
-        let output = command.arg(&source).arg("-o").arg(&image).output();
-        let output = output.map_err(|error| format!("{}: {error}", nvcc.display()))?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr).replace('\n', " | ");
-            return Err(format!("{} does not compile: {said}", source.display()));
+        let process = command.arg(source).arg("-o").arg(image(source)).stderr(Stdio::piped()).spawn();
+        process.map_err(|error| format!("{}: {error}", nvcc.display()))
+    };
+    let at_once = std::thread::available_parallelism().map_or(1, usize::from);
+    for sources in sources.chunks(at_once) {
+        let processes = sources.iter().map(start).collect::<Result<Vec<_>, _>>()?;
+        for (source, process) in sources.iter().zip(processes) {
+            let output = process.wait_with_output().map_err(|error| error.to_string())?;
+            if !output.status.success() {
+                let said = String::from_utf8_lossy(&output.stderr).replace('\n', " | ");
+                return Err(format!("{} does not compile: {said}", source.display()));
+            }
         }
-        images.push(image);
     }
-    Ok(images)
+    Ok(sources.iter().map(image).collect())
 }
 
 /// The first nvcc of `NVCC`, `PATH`, `CUDA_HOME`, `CUDA_PATH` and the toolkit's usual folder.

@@ -12,6 +12,7 @@ pub mod attend;
 pub mod codes;
 pub mod experts;
 pub mod matmul;
+pub mod matmul_float;
 pub mod pages;
 pub mod pointwise;
 pub mod rows;

@@ -1,4 +1,4 @@
-//! Norms, the gated activation, embedding look-ups and floating-point products: `norm.cu`, `embed.cu`, `matmul_float.cu`.
+//! Norms, the gated activation, embedding look-ups: `norm.cu`, `embed.cu`.
 
 use super::{Launch, Params, Span, Unfit, blocks, dimension, optional};
 use crate::ElementType;
@@ -167,57 +167,5 @@ pub fn embed(
         scale,
     };
     let grid = [blocks("inputs", inputs.div_ceil(256))?, blocks("ids", count)?, 1];
-    Ok(Launch { kernel, grid, block: [256, 1, 1], params })
-}
-
-/// Parameters of the floating-point products.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct FloatParams {
-    weights: u64,
-    x: u64,
-    y: u64,
-    rows: i32,
-    inputs: i32,
-    outputs: i32,
-}
-
-// SAFETY: the `Params` of matmul_float.cu.
-unsafe impl Params for FloatParams {}
-
-/// `y = x w^T` with `w` `(outputs, inputs)` of `element` and `x` `(rows, inputs)`.
-///
-/// # Errors
-/// If `inputs` is no multiple of 4, or a span is too short.
-pub fn matmul(
-    (weights, element): (Span<u8>, ElementType),
-    (outputs, inputs): (usize, usize),
-    (x, rows): (Span<f32>, usize),
-    y: Span<f32>,
-) -> Result<Launch<FloatParams>, Unfit> {
-    if inputs == 0 || !inputs.is_multiple_of(4) {
-        return Err(Unfit(format!("{inputs} inputs are no multiple of 4")));
-    }
-    let bytes = outputs.checked_mul(inputs).and_then(|len| len.checked_mul(element.size()));
-    let bytes = bytes.ok_or_else(|| Unfit(format!("no {outputs} by {inputs} matrix")))?;
-    let (kernels, tile) = match rows {
-        1 => (["matmul_f32_1", "matmul_f16_1", "matmul_bf16_1"], 1),
-        2..=4 => (["matmul_f32_4", "matmul_f16_4", "matmul_bf16_4"], 4),
-        _ => (["matmul_f32_16", "matmul_f16_16", "matmul_bf16_16"], 16),
-    };
-    let kernel = match element {
-        ElementType::F32 => kernels[0],
-        ElementType::F16 => kernels[1],
-        ElementType::Bf16 => kernels[2],
-    };
-    let params = FloatParams {
-        weights: weights.holding("the weights", bytes)?,
-        x: x.holding("x", rows * inputs)?,
-        y: y.holding("y", rows * outputs)?,
-        rows: dimension("rows", rows)?,
-        inputs: dimension("inputs", inputs)?,
-        outputs: dimension("outputs", outputs)?,
-    };
-    let grid = [dimension("outputs", outputs.div_ceil(32))? as u32, blocks("rows", rows.div_ceil(tile))?, 1];
     Ok(Launch { kernel, grid, block: [256, 1, 1], params })
 }

@@ -1,11 +1,12 @@
 //! Norms, activations, look-ups, floating-point products, choices, experts, verdicts.
 
+use foretoken_kernels::gpu::Span;
 use foretoken_kernels::gpu::accept::{Verdict, accept_greedy};
 use foretoken_kernels::gpu::experts::{Route, mix, route};
 use foretoken_kernels::gpu::matmul::Buckets;
-use foretoken_kernels::gpu::pointwise::{Strided, TableType, embed, gelu_gate, matmul, rms_norm};
+use foretoken_kernels::gpu::matmul_float::{FloatMatrix, matmul, matmul_buckets};
+use foretoken_kernels::gpu::pointwise::{Strided, TableType, embed, gelu_gate, rms_norm};
 use foretoken_kernels::gpu::vocabulary::{Grouped, NO_ID, Scores, argmax, argmax_parts, top_k};
-use foretoken_kernels::gpu::{Span, pointwise};
 use foretoken_kernels::norm::{self, AfterNorm};
 use foretoken_kernels::quant::{WeightType, dequantize_row};
 use foretoken_kernels::{ColumnsMut, ElementType, Elements, Isa, activation, matmul as cpu, vocabulary};
@@ -114,14 +115,72 @@ fn float_case(element: ElementType, rows: usize, outputs: usize, inputs: usize) 
         let mut want = vec![0.0; rows * outputs];
         cpu::matmul(ISA, &x, inputs, elements, ColumnsMut::new(&mut want, rows, outputs));
         let (bytes, x_of) = (device.of(&narrow(element, &w)), device.of(&x));
+        let weights = FloatMatrix::new(element, (1, outputs, inputs), bytes).map_err(|error| error.to_string())?;
         let y: Span<f32> = device.room(rows * outputs);
-        device.run(matmul((bytes, element), (outputs, inputs), (x_of, rows), y))?;
+        device.run(matmul(&weights, (x_of, rows), y))?;
         let got = device.read(y);
         close("y", &got, &want, 1e-5)?;
         // A row alone has the same bits.
         let (last, alone) = (device.of(&x[(rows - 1) * inputs..]), device.room(outputs));
-        device.run(pointwise::matmul((bytes, element), (outputs, inputs), (last, 1), alone))?;
+        device.run(matmul(&weights, (last, 1), alone))?;
         same_bits("a row alone", &device.read(alone), &got[(rows - 1) * outputs..])
+    })
+}
+
+/// The centroid head of an assistant: ranks, the best groups' scores, the best token of them.
+fn centroid_case(element: ElementType, count: usize, group: usize, best: usize) -> Case {
+    let name = format!("centroid head {element:?}, {best} of {count} groups of {group}");
+    Case::new(name, &["matmul_float.cu", "vocabulary.cu"], move |device| {
+        let (mut numbers, hidden) = (Numbers::new(count as u64), 132);
+        // Small integers: sums are exact in any order, and there are equals.
+        let mut integers =
+            |len: usize| -> Vec<f32> { numbers.normals(len).iter().map(|x| (2.0 * x).round()).collect() };
+        let (centroids, table, state) = (integers(count * hidden), integers(count * group * hidden), integers(hidden));
+        let ordering: Vec<u32> = (0..(count * group) as u32).map(|i| i ^ 3).collect();
+        let scores = |rows: &[f32]| -> Vec<f32> {
+            rows.chunks_exact(hidden).map(|row| row.iter().zip(&state).map(|(a, b)| a * b).sum()).collect()
+        };
+        let (mut groups, mut want) = (Vec::new(), (f32::NEG_INFINITY, NO_ID));
+        vocabulary::top_k(&scores(&centroids), best, &mut groups);
+        for at in &groups {
+            let rows = *at as usize * group..(*at as usize + 1) * group;
+            for (score, id) in scores(&table[rows.start * hidden..rows.end * hidden]).into_iter().zip(&ordering[rows]) {
+                if score > want.0 || (score == want.0 && *id < want.1) {
+                    want = (score, *id);
+                }
+            }
+        }
+
+        let matrix = |count, outputs, span| FloatMatrix::new(element, (count, outputs, hidden), span);
+        let (centroids, table) = (device.of(&narrow(element, &centroids)), device.of(&narrow(element, &table)));
+        let centroids = matrix(1, count, centroids).map_err(|error| error.to_string())?;
+        let table = matrix(count, group, table).map_err(|error| error.to_string())?;
+        let (x, ranks) = (device.of(&state), device.room(count));
+        let (chosen, y) = (device.room(best), device.room(best * group));
+        device.run(matmul(&centroids, (x, 1), ranks))?;
+        device.run(top_k((ranks, count), (chosen, best)))?;
+        let lists = Buckets {
+            matrices: chosen,
+            starts: device.of(&(0..=best as i32).collect::<Vec<_>>()),
+            count: device.of(&[best as i32]),
+            rows: Some(device.of(&vec![0; best])),
+        };
+        device.run(matmul_buckets(&table, (x, 1), &lists, (best, best), y))?;
+        let scores = Scores {
+            x: y,
+            rows: 1,
+            n: best * group,
+            stride: best * group,
+            cap: None,
+            suppressed: None,
+            grouped: Some(Grouped { groups: chosen, ordering: device.of(&ordering), len: group }),
+        };
+        let (partial, ids) = (device.room(Scores::partial_len(1, best * group)), device.room(1));
+        device.run(argmax_parts(&scores, partial, ids))?;
+        device.run(argmax(&scores, partial, ids))?;
+        same("the token", &device.read(ids), &[want.1])?;
+        let got = device.read(y);
+        same("its score", &[got.iter().copied().fold(f32::NEG_INFINITY, f32::max)], &[want.0])
     })
 }
 
@@ -298,6 +357,7 @@ pub fn all() -> Vec<Case> {
     let chosen: &[u32] = &[5, 6, 7, 8];
     cases.extend([&[5, 6, 7][..], &[5, 9, 7], &[9, 6, 7]].map(|drafts| accept_case(drafts, chosen, &[])));
     cases.push(accept_case(&[], &[4], &[4]));
+    cases.extend([ElementType::F32, ElementType::Bf16].map(|element| centroid_case(element, 256, 16, 32)));
     cases
 }
 
@@ -308,6 +368,7 @@ pub fn small() -> Vec<Case> {
     cases.extend([float_case(ElementType::Bf16, 3, 37, 260), top_case(100, 10)]);
     cases.extend([argmax_case(3, 4500, Some(30.0), false), argmax_case(3, 512, None, true)]);
     cases.push(experts_case(5, 40, 3));
+    cases.push(centroid_case(ElementType::F16, 20, 6, 5));
     cases.extend([accept_case(&[5, 6, 7], &[5, 6, 8, 9], &[6, 1]), accept_case(&[5, 6, 7], &[5, 6, 8, 9], &[1])]);
     cases
 }

@@ -38,7 +38,7 @@ unsafe impl<T: Sync> Sync for Buffer<T> {}
 impl<T: Plain> Buffer<T> {
     pub(super) fn zeroed(device: &Device, len: usize) -> Result<Self, CudaError> {
         device.0.enter()?;
-        let bytes = len.checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
+        let bytes = len.saturating_mul(size_of::<T>());
         let mut address = 0;
         // Nothing cannot be allocated: an empty buffer has a byte.
         // SAFETY: the context is current; the pointer is to an address.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the CUDA compiler from PyPI's wheels into a folder and prints the path of nvcc: no root, no toolkit, 200 MB.
+# Installs the CUDA compiler from PyPI's wheels into a folder and prints the path of nvcc: no root, no toolkit, 270 MB.
 #
 #   NVCC=$(scripts/install_nvcc.sh target/nvcc) cargo build --release --features cuda
 set -euo pipefail

@@ -114,7 +114,7 @@ fn too_much_memory_is_an_error_with_the_numbers() {
 fn without_a_device_there_is_an_error_and_the_cpu_works() {
     let installed = ["libcuda.so.1", "libcuda.so", "nvcuda.dll"];
     // SAFETY: the driver's library, where there is one.
-    let installed = installed.iter().any(|name| unsafe { libloading::Library::new(name) }.is_ok());
+    let installed = installed.iter().any(|name| unsafe { libloading::Library::new(*name) }.is_ok());
     match Device::open(0) {
         Ok(_) => assert!(installed, "a device without a driver"),
         Err(error) if !installed => {

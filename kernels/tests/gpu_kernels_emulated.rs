@@ -9,7 +9,9 @@
 mod emulated;
 
 use emulated::cases;
+use emulated::device::Device;
 use emulated::machine::Machine;
+use foretoken_kernels::gpu::{Launch, Params};
 
 #[test]
 fn kernels_agree_with_the_cpu() {
@@ -38,6 +40,47 @@ fn an_index_off_by_one_is_noticed() {
         (!noticed).then(|| format!("{}:{}", site.file, site.line))
     });
     assert!(survivors.is_empty(), "{} of {} are not noticed:\n{}", survivors.len(), sites.len(), survivors.join("\n"));
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Faulty {
+    x: u64,
+    fault: i32,
+}
+
+// SAFETY: the `Params` of faults.cu.
+unsafe impl Params for Faulty {}
+
+/// The machine reports what it promises to: see `emulator/faults.cu`.
+#[test]
+fn faults_are_reported() {
+    let run = |fault: i32| {
+        let mut session = Machine::get().session(false);
+        let device: &mut dyn Device = &mut session;
+        let x: Vec<f32> = (0..64).map(|i| i as f32).collect();
+        let span = device.of(&x);
+        let params = Faulty { x: span.address(), fault };
+        device.run(Ok(Launch { kernel: "faulty", grid: [1; 3], block: [64, 1, 1], params })).map(|()| device.read(span))
+    };
+    let right: Vec<f32> = (0..64).map(|i| ((i + 1) % 64) as f32).collect();
+    assert_eq!(run(0), Ok(right.clone()));
+    assert!(run(1).is_ok_and(|x| x != right), "a missing barrier shows in the result");
+    for (fault, part) in [
+        (2, "not reached by all"),
+        (3, "byte 256 of buffer 0, which has 256"),
+        (4, "misaligned"),
+        (5, "before its beginning"),
+        (6, "not reached by all"),
+        (7, "beyond an array"),
+        (8, "of shared memory"),
+        (9, "while others are at"),
+    ] {
+        let error = run(fault).expect_err("a fault");
+        assert!(error.contains(part), "fault {fault}: {error}");
+    }
+    // And goes on as if nothing had been.
+    assert_eq!(run(0), Ok(right));
 }
 
 /// What `f` finds, in order, on two threads.

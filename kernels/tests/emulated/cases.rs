@@ -2,6 +2,9 @@
 
 use super::device::Device;
 
+/// Runs a case on a device.
+type Run = dyn Fn(&mut dyn Device) -> Result<(), String> + Send + Sync;
+
 /// One comparison with the CPU.
 pub struct Case {
     /// What it is.
@@ -9,7 +12,7 @@ pub struct Case {
     /// The sources that it runs.
     pub sources: &'static [&'static str],
     /// What differs, or went wrong.
-    pub run: Box<dyn Fn(&mut dyn Device) -> Result<(), String> + Send + Sync>,
+    pub run: Box<Run>,
 }
 
 impl Case {
@@ -80,7 +83,7 @@ pub fn same<T: PartialEq + std::fmt::Debug>(what: &str, got: &[T], want: &[T]) -
 pub fn close(what: &str, got: &[f32], want: &[f32], tolerance: f32) -> Result<(), String> {
     assert_eq!(got.len(), want.len());
     let largest = want.iter().fold(1e-30f32, |a, x| a.max(x.abs()));
-    let far = |(a, b): (&f32, &f32)| !((a - b).abs() <= tolerance * largest);
+    let far = |(a, b): (&f32, &f32)| a.is_nan() || (a - b).abs() > tolerance * largest;
     let differs = got.iter().zip(want).position(far);
     differs.map_or(Ok(()), |i| Err(format!("{what}: element {i} of {} is {}, not {}", got.len(), got[i], want[i])))
 }

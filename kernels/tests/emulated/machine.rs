@@ -85,7 +85,7 @@ impl Machine {
             command.spawn().expect("the compiler starts")
         };
         let mut sources = sources("cu");
-        sources.push(emulator.join("machine.cpp"));
+        sources.extend(["machine.cpp", "faults.cu"].map(|name| emulator.join(name)));
         let objects: Vec<_> = (0..sources.len()).map(|i| out.join(format!("{i}.o"))).collect();
         for (sources, objects) in sources.chunks(2).zip(objects.chunks(2)) {
             let children: Vec<_> = sources.iter().zip(objects).map(|(s, o)| compile(s, o)).collect();

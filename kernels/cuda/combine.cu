@@ -1,8 +1,10 @@
 // Merges the splits of a query's attention, finishes the softmax, and brings the result back to the model's domain.
 //
-// A block per query: eight warps take the splits in turn, by their places in the sequence, and are added up in order, so that
-// the bits follow from the splits alone. A hundred splits of 2 KiB are latency, not bandwidth: eight of them on their way.
-// Grid: (rows * heads).
+// A block has one group of 128 channels of one query. First all its threads weigh the splits; then eight warps add up
+// outputs, each those of every eighth split. The weights are known by then, so that several splits' outputs are on their way
+// at once: at 128 K positions there are hundreds, and one after the other they would take longer than the attention. Who adds
+// which split follows from its place in the sequence, and so do the bits.
+// Grid: (rows * heads, groups).
 
 #include "attend.cuh"
 #include "rotate.cuh"
@@ -11,82 +13,95 @@ namespace {
 
 struct Params {
     Queries queries; // of the first part
-    float* y;        // (rows, heads, HD)
+    float* y;        // (rows, heads, head_dim)
+    int head_dim;
     int splits;
     int parts;        // 2: those of coded pages lie behind those of exact ones
     int rotated;      // 1: outputs are in the rotated domain
     int shared_pairs; // 0: the model's order; else that of a shared store
 };
 
-constexpr int WARPS = 8;
+constexpr int WARPS = 8, THREADS = 32 * WARPS, CHUNK = 512;
 
-template <int HD>
+template <int LEN>
 struct Scratch {
-    float output[WARPS][HD];
-    double sum[WARPS], max[WARPS];
+    double max[WARPS], sum[WARPS];
+    float weight[CHUNK][2]; // of a chunk of splits, of either part
+    float output[WARPS][LEN];
 };
 
-template <int HD>
+// The first split, from the call's first on, whose place in the sequence is `rest` modulo `step`.
+__device__ __forceinline__ int first_of(int rest, int step, int first) { return (rest + step - first % step) % step; }
+
+template <int LEN>
 __device__ __forceinline__ void combine(const Params& p) {
-    SHARED(Scratch<HD>, s);
-    constexpr int GROUPS = Row<HD>::GROUPS, W = Row<HD>::W;
+    SHARED(Scratch<LEN>, s);
+    constexpr int W = Row<LEN>::W;
     const Queries& q = p.queries;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, query = blockIdx.x, all = q.count * q.heads, slots = p.splits * p.parts;
+    int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, query = blockIdx.x, group = blockIdx.y;
+    int all = q.count * q.heads, first = first_split(q);
+    int own = first_of(tid, THREADS, first);
+
     double max = -INFINITY;
-    for (int slot = threadIdx.x; slot < slots; slot += 32 * WARPS) {
-        Running running = q.running[AT(long(slot) * all + query)];
-        if (running.sum > 0 && running.max > max) max = running.max;
+    for (int split = own; split < p.splits; split += THREADS) {
+        for (int part = 0; part < p.parts; part++) {
+            Running running = q.running[AT((long(part) * p.splits + split) * all + query)];
+            if (running.sum > 0 && running.max > max) max = running.max;
+        }
     }
     max = warp_max(max);
     if (lane == 0) s.max[warp] = max;
     __syncthreads();
     for (int w = 0; w < WARPS; w++) max = s.max[AT(w)] > max ? s.max[w] : max;
-    Row<HD> row = {};
+
+    Row<LEN> row = {};
     double sum = 0;
-    int first = first_split(q);
-    for (int slot = 0; slot < slots; slot++) {
-        if ((first + slot % p.splits) % WARPS != warp) continue;
-        Running running = q.running[AT(long(slot) * all + query)];
-        if (!(running.sum > 0)) continue;
-        float weight = expf(float(running.max - max));
-        sum += running.sum * double(weight);
-        const float* output = q.output + AT(long(slot) * all + query) * HD;
-        for (int group = 0; group < GROUPS; group++)
-            for (int e = 0; e < W; e++)
-                row.v[group][e] = fmaf(output[AT(Row<HD>::channel(lane, group, e))], weight, row.v[group][e]);
+    for (int chunk = 0; chunk < p.splits; chunk += CHUNK) {
+        int end = min(p.splits, chunk + CHUNK);
+        for (int split = own; split < end; split += THREADS) {
+            if (split < chunk) continue;
+            for (int part = 0; part < p.parts; part++) {
+                Running running = q.running[AT((long(part) * p.splits + split) * all + query)];
+                float weight = running.sum > 0 ? expf(float(running.max - max)) : 0.0f;
+                if (running.sum > 0) sum += running.sum * double(weight);
+                s.weight[split - chunk][part] = weight;
+            }
+        }
+        __syncthreads();
+#pragma unroll 4
+        for (int split = chunk + first_of(warp, WARPS, first + chunk); split < end; split += WARPS) {
+            for (int part = 0; part < p.parts; part++) {
+                float weight = s.weight[split - chunk][part];
+                // Where nothing was seen, nothing was written.
+                if (weight == 0) continue;
+                const float* output = q.output + ((long(part) * p.splits + split) * all + AT(query)) * p.head_dim + group * LEN;
+                for (int e = 0; e < W; e++) row.v[0][e] = fmaf(output[AT(lane * W + e)], weight, row.v[0][e]);
+            }
+        }
+        __syncthreads();
     }
-    for (int group = 0; group < GROUPS; group++)
-        for (int e = 0; e < W; e++) s.output[warp][Row<HD>::channel(lane, group, e)] = row.v[group][e];
+    for (int e = 0; e < W; e++) s.output[warp][lane * W + e] = row.v[0][e];
+    sum = warp_sum(sum);
     if (lane == 0) s.sum[warp] = sum;
     __syncthreads();
     if (warp > 0) return;
     sum = 0;
     for (int w = 0; w < WARPS; w++) sum += s.sum[AT(w)];
     float inverse = sum > 0 ? float(1.0 / sum) : 0.0f;
-    for (int group = 0; group < GROUPS; group++) {
-        for (int e = 0; e < W; e++) {
-            float v = 0;
-            for (int w = 0; w < WARPS; w++) v += s.output[AT(w)][Row<HD>::channel(lane, group, e)];
-            row.v[group][e] = mul(v, inverse);
-        }
+    for (int e = 0; e < W; e++) {
+        float v = 0;
+        for (int w = 0; w < WARPS; w++) v += s.output[AT(w)][lane * W + e];
+        row.v[0][e] = mul(v, inverse);
     }
     if (p.rotated) rotate(row, lane, true);
-    if (p.shared_pairs) {
-        // Only this warp is left.
-        for (int group = 0; group < GROUPS; group++)
-            for (int e = 0; e < W; e++) s.output[0][Row<HD>::channel(lane, group, e)] = row.v[group][e];
-        __syncwarp();
-        for (int group = 0; group < GROUPS; group++)
-            for (int e = 0; e < W; e++)
-                row.v[group][e] = s.output[0][AT(shared_place<HD>(Row<HD>::channel(lane, group, e), p.shared_pairs))];
+    for (int e = 0; e < W; e++) {
+        int channel = group * LEN + lane * W + e;
+        if (p.shared_pairs) channel = shared_channel(channel, p.shared_pairs, p.head_dim);
+        p.y[AT(long(query) * p.head_dim + channel)] = row.v[0][e];
     }
-    for (int group = 0; group < GROUPS; group++)
-        for (int e = 0; e < W; e++) p.y[AT(long(query) * HD + Row<HD>::channel(lane, group, e))] = row.v[group][e];
 }
 
 } // namespace
 
-KERNEL(combine_64, Params, 32 * WARPS, 4) { combine<64>(p); }
-KERNEL(combine_128, Params, 32 * WARPS, 4) { combine<128>(p); }
-KERNEL(combine_256, Params, 32 * WARPS, 4) { combine<256>(p); }
-KERNEL(combine_512, Params, 32 * WARPS, 4) { combine<512>(p); }
+KERNEL(combine_64, Params, THREADS, 4) { combine<64>(p); }
+KERNEL(combine_128, Params, THREADS, 4) { combine<128>(p); }

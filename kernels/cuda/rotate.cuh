@@ -60,3 +60,11 @@ __device__ __forceinline__ int shared_place(int channel, int pairs) {
     int half = channel / (HD / 2), i = channel % (HD / 2);
     return i < pairs ? half * pairs + i : 2 * pairs + half * (HD / 2 - pairs) + i - pairs;
 }
+
+// The channel of the model that lies at `place` in that order.
+__device__ __forceinline__ int shared_channel(int place, int pairs, int head_dim) {
+    int half = head_dim / 2;
+    if (place < 2 * pairs) return place / pairs * half + place % pairs;
+    place -= 2 * pairs;
+    return place / (half - pairs) * half + pairs + place % (half - pairs);
+}

@@ -271,6 +271,7 @@ pub fn coded(queries: &Queries, kv: &CodedKv, room: &Unfinished) -> Result<Launc
 pub struct CombineParams {
     queries: QueriesParams,
     y: u64,
+    head_dim: i32,
     splits: i32,
     parts: i32,
     rotated: i32,
@@ -292,19 +293,19 @@ pub fn combine(
 ) -> Result<Launch<CombineParams>, Unfit> {
     let kernel = match queries.head_dim {
         64 => "combine_64",
-        128 => "combine_128",
-        256 => "combine_256",
-        512 => "combine_512",
+        128 | 256 | 512 => "combine_128",
         width => return Err(Unfit(format!("no kernels for heads of {width}; 64, 128, 256 and 512 have some"))),
     };
     let all = queries.count * queries.heads;
     let params = CombineParams {
         queries: queries.params(room, Part::Exact)?,
         y: y.holding("y", all * queries.head_dim)?,
+        head_dim: queries.head_dim as i32,
         splits: dimension("splits", room.splits)?,
         parts: queries.parts() as i32,
         rotated: (domain == Domain::Rotated).into(),
         shared_pairs: order.pairs(queries.head_dim)?,
     };
-    Ok(Launch { kernel, grid: [dimension("queries", all)? as u32, 1, 1], block: [256, 1, 1], params })
+    let grid = [dimension("queries", all)? as u32, queries.head_dim.div_ceil(128) as u32, 1];
+    Ok(Launch { kernel, grid, block: [256, 1, 1], params })
 }

@@ -8,8 +8,11 @@
 //! rotate through more memory than the second-level cache holds.
 
 #[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    measure::all()
+fn main() {
+    if let Err(error) = measure::all() {
+        eprintln!("{error}");
+        std::process::exit(1);
+    }
 }
 
 #[cfg(not(any(feature = "cuda", feature = "cuda-prebuilt")))]

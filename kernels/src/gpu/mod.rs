@@ -15,6 +15,7 @@ pub mod matmul;
 pub mod matmul_float;
 pub mod pages;
 pub mod pointwise;
+pub mod positions;
 pub mod rows;
 pub mod vocabulary;
 

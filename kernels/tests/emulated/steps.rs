@@ -6,6 +6,8 @@ use foretoken_kernels::gpu::experts::{Route, mix, route};
 use foretoken_kernels::gpu::matmul::Buckets;
 use foretoken_kernels::gpu::matmul_float::{FloatMatrix, matmul, matmul_buckets};
 use foretoken_kernels::gpu::pointwise::{Strided, TableType, embed, gelu_gate, rms_norm};
+use foretoken_kernels::gpu::positions::{Stand, angles, place};
+use foretoken_kernels::gpu::rows::Rotary;
 use foretoken_kernels::gpu::vocabulary::{Grouped, NO_ID, Scores, argmax, argmax_parts, top_k};
 use foretoken_kernels::norm::{self, AfterNorm};
 use foretoken_kernels::quant::{WeightType, dequantize_row};
@@ -338,6 +340,32 @@ fn accept_case(drafts: &'static [u32], chosen: &'static [u32], stops: &'static [
     })
 }
 
+fn positions_case(rows: usize, stand: Stand, emitted: Option<u32>) -> Case {
+    let name = format!("positions of {rows} rows {stand:?}, {emitted:?} emitted");
+    Case::new(name, &["positions.cu"], move |device| {
+        let (pairs, before) = (130, 70_000);
+        let length = before + emitted.unwrap_or(0) as i32;
+        let want: Vec<[i32; 2]> = (length..length + rows as i32)
+            .map(|position| if stand == Stand::Following { [position, position + 1] } else { [length; 2] })
+            .collect();
+        let frequencies: Vec<f32> = (0..pairs).map(|i| 1e4f32.powf(-(i as f32) / pairs as f32)).collect();
+        let (length_of, at) = (device.of(&[before]), device.room(rows));
+        // The third number of a verdict.
+        let verdict = emitted.map(|emitted| device.of(&[0, 0, emitted, 0]));
+        let emitted_of = verdict.map(|verdict| Span::new(verdict.address() + 8, 1));
+        device.run(place(length_of, emitted_of, (at, rows), stand))?;
+        same("length", &device.read(length_of), &[length])?;
+        same("positions", &device.read(at), &want)?;
+        let out = Rotary { cos: device.room(rows * pairs), sin: device.room(rows * pairs), pairs };
+        let frequencies_of = device.of(&frequencies);
+        device.run(angles((at, rows), frequencies_of, &out))?;
+        let angle = |[position, _]: &[i32; 2]| frequencies.iter().map(|f| f * *position as f32).collect::<Vec<_>>();
+        let (cos, sin): (Vec<f32>, Vec<f32>) = want.iter().flat_map(angle).map(|a| (a.cos(), a.sin())).unzip();
+        close("cosines", &device.read(out.cos), &cos, 1e-6)?;
+        close("sines", &device.read(out.sin), &sin, 1e-6)
+    })
+}
+
 const QUANTIZED: [WeightType; 6] =
     [WeightType::Q4_0, WeightType::Q5_0, WeightType::Q8_0, WeightType::Q4_K, WeightType::Q5_K, WeightType::Q6_K];
 const ELEMENTS: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
@@ -357,6 +385,7 @@ pub fn all() -> Vec<Case> {
     let chosen: &[u32] = &[5, 6, 7, 8];
     cases.extend([&[5, 6, 7][..], &[5, 9, 7], &[9, 6, 7]].map(|drafts| accept_case(drafts, chosen, &[])));
     cases.push(accept_case(&[], &[4], &[4]));
+    cases.extend([positions_case(1, Stand::Together, None), positions_case(40, Stand::Following, Some(1))]);
     cases.extend([ElementType::F32, ElementType::Bf16].map(|element| centroid_case(element, 256, 16, 32)));
     cases
 }
@@ -367,6 +396,7 @@ pub fn small() -> Vec<Case> {
     cases.extend(ELEMENTS.map(|element| embed_case(TableType::Float(element), 20, 300)));
     cases.extend([float_case(ElementType::Bf16, 3, 37, 260), top_case(100, 10)]);
     cases.extend([argmax_case(3, 4500, Some(30.0), false), argmax_case(3, 512, None, true)]);
+    cases.push(positions_case(5, Stand::Following, Some(3)));
     cases.push(experts_case(5, 40, 3));
     cases.push(centroid_case(ElementType::F16, 20, 6, 5));
     cases.extend([accept_case(&[5, 6, 7], &[5, 6, 8, 9], &[6, 1]), accept_case(&[5, 6, 7], &[5, 6, 8, 9], &[1])]);

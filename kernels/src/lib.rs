@@ -11,7 +11,10 @@
 pub mod activation;
 pub mod attend;
 mod columns;
+#[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
+pub mod cuda;
 mod element;
+pub mod gpu;
 mod isa;
 mod lanes;
 pub mod matmul;

@@ -101,7 +101,7 @@ const BOUNDARIES_TURBO4: [f32; 15] =
     boundaries([0.022_832, 0.046_190, 0.070_693, 0.097_191, 0.127_056, 0.162_977, 0.212_232]);
 
 /// How a Gaussian group becomes codes.
-pub(super) struct Codebook {
+pub(crate) struct Codebook {
     /// What one standard deviation is in the units of `boundaries`.
     pub spread: f32,
     /// Codes count the boundaries at or below a value.
@@ -111,7 +111,7 @@ pub(super) struct Codebook {
 }
 
 /// The levels that a scale is fitted to.
-pub(super) enum Levels {
+pub(crate) enum Levels {
     /// Those of [`CodeFormat::levels`].
     Integers(&'static [i8]),
     /// The forks' own.
@@ -173,7 +173,7 @@ impl CodeFormat {
 
     /// What one level is worth at scale 1.
     #[inline(always)]
-    pub(super) const fn unit(self) -> f32 {
+    pub(crate) const fn unit(self) -> f32 {
         match self {
             // Puts the scale near the values' own size, in the middle of f16's range.
             Self::Tqc2 | Self::Tqc3 | Self::Tqc4 | Self::Tqc5 | Self::Tqc6 => 1.0 / 32.0,
@@ -195,7 +195,7 @@ impl CodeFormat {
 
     /// The level of every code, ascending; `None` for 8 bits, whose code is its level.
     #[inline(always)]
-    pub(super) const fn levels(self) -> Option<&'static [i8]> {
+    pub(crate) const fn levels(self) -> Option<&'static [i8]> {
         match self {
             Self::Tqc2 => Some(&LEVELS_2),
             Self::Tqc3 => Some(&LEVELS_3),
@@ -217,7 +217,7 @@ impl CodeFormat {
 
     /// How a group is coded; `None` for the plain integers.
     #[inline(always)]
-    pub(super) const fn codebook(self) -> Option<Codebook> {
+    pub(crate) const fn codebook(self) -> Option<Codebook> {
         const fn integers(spread: f32, boundaries: &'static [f32], levels: &'static [i8]) -> Option<Codebook> {
             Some(Codebook { spread, boundaries, levels: Levels::Integers(levels) })
         }

@@ -100,7 +100,7 @@ impl PageLayout {
 
     /// Bits in the upper and in the lower plane.
     #[inline(always)]
-    pub(super) const fn plane_bits(self) -> (usize, usize) {
+    pub(crate) const fn plane_bits(self) -> (usize, usize) {
         match self.format.bits() {
             bits @ (2 | 4 | 8) => (bits, 0),
             3 => (2, 1),

@@ -38,6 +38,7 @@ mod turned;
 
 pub use block::{BLOCK_LEN, BlockError, BlockType, decode_block, encode_block};
 pub use format::CodeFormat;
+pub(crate) use format::Levels;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use lanes::CodeOp;
 pub use layout::PageLayout;

@@ -1,0 +1,124 @@
+//! Compiles the CUDA kernels, or takes the compiled ones, where a feature asks for it; else it does nothing.
+
+use std::env;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    let feature = |name: &str| env::var_os(format!("CARGO_FEATURE_{name}")).is_some();
+    let images = match (feature("CUDA"), feature("CUDA_PREBUILT")) {
+        (true, _) => compiled(),
+        (false, true) => prebuilt(),
+        (false, false) => return,
+    };
+    if let Err(problem) = images.and_then(|images| embed(&images)) {
+        println!("cargo::error={problem}");
+    }
+}
+
+/// The sources, or their images, in `folder`.
+fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
+    println!("cargo::rerun-if-changed={}", folder.display());
+    let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    files.iter().for_each(|file| println!("cargo::rerun-if-changed={}", file.display()));
+    files.retain(|file| file.extension().is_some_and(|found| found == extension));
+    files.sort();
+    Ok(files)
+}
+
+/// One image per source: machine code for 8.0 (A100), 8.9 (L4, RTX 40) and 9.0 (H100, H200), and PTX for those between
+/// and after.
+fn compiled() -> Result<Vec<PathBuf>, String> {
+    let (nvcc, out) = (nvcc()?, out_dir()?);
+    let sources = files(Path::new("cuda"), "cu")?;
+    let image = |source: &PathBuf| out.join(source.with_extension("fatbin").file_name().unwrap_or_default());
+    let start = |source: &PathBuf| {
+        let mut command = Command::new(&nvcc);
+        command.args(["-std=c++17", "-O3", "-fatbin", "-gencode", "arch=compute_80,code=[compute_80,sm_80]"]);
+        command.args(["-gencode", "arch=compute_89,code=sm_89", "-gencode", "arch=compute_90a,code=sm_90a"]);
+        let process = command.arg(source).arg("-o").arg(image(source)).stderr(Stdio::piped()).spawn();
+        process.map_err(|error| format!("{}: {error}", nvcc.display()))
+    };
+    let at_once = std::thread::available_parallelism().map_or(1, usize::from);
+    for sources in sources.chunks(at_once) {
+        let processes = sources.iter().map(start).collect::<Result<Vec<_>, _>>()?;
+        for (source, process) in sources.iter().zip(processes) {
+            let output = process.wait_with_output().map_err(|error| error.to_string())?;
+            if !output.status.success() {
+                let said = String::from_utf8_lossy(&output.stderr).replace('\n', " | ");
+                return Err(format!("{} does not compile: {said}", source.display()));
+            }
+        }
+    }
+    Ok(sources.iter().map(image).collect())
+}
+
+/// The first nvcc of `NVCC`, `PATH`, `CUDA_HOME`, `CUDA_PATH` and the toolkit's usual folder.
+fn nvcc() -> Result<PathBuf, String> {
+    let variables = ["NVCC", "PATH", "CUDA_HOME", "CUDA_PATH"];
+    variables.iter().for_each(|name| println!("cargo::rerun-if-env-changed={name}"));
+    let toolkit = |name| env::var_os(name).map(|folder| PathBuf::from(folder).join("bin/nvcc"));
+    let candidates = [
+        env::var_os("NVCC").map(PathBuf::from),
+        Some(PathBuf::from("nvcc")),
+        toolkit("CUDA_HOME"),
+        toolkit("CUDA_PATH"),
+        Some(PathBuf::from("/usr/local/cuda/bin/nvcc")),
+    ];
+    let works =
+        |nvcc: &PathBuf| Command::new(nvcc).arg("--version").output().is_ok_and(|output| output.status.success());
+    candidates.into_iter().flatten().find(works).ok_or_else(|| {
+        "the feature `cuda` compiles its kernels with nvcc, and there is none: set NVCC to the output of \
+         `scripts/install_nvcc.sh FOLDER`, install the CUDA toolkit 13, or use the feature `cuda-prebuilt`"
+            .into()
+    })
+}
+
+/// The committed PTX, if it is of these sources.
+fn prebuilt() -> Result<Vec<PathBuf>, String> {
+    let sources = [files(Path::new("cuda"), "cu")?, files(Path::new("cuda"), "cuh")?].concat();
+    let folder = Path::new("cuda/prebuilt");
+    let of = fs::read_to_string(folder.join("SOURCES")).unwrap_or_default();
+    let digest = digest(&sources)?;
+    if of.trim() != digest {
+        return Err(format!(
+            "cuda/prebuilt is of other sources ({}, and these are {digest}): run scripts/prebuild_ptx.sh, or use the \
+             feature `cuda`",
+            of.trim()
+        ));
+    }
+    files(folder, "ptx")
+}
+
+/// FNV-1a over the sources' bytes, without carriage returns.
+fn digest(sources: &[PathBuf]) -> Result<String, String> {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for source in sources {
+        let text = fs::read(source).map_err(|error| format!("{}: {error}", source.display()))?;
+        for byte in text.into_iter().filter(|byte| *byte != b'\r') {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+    Ok(format!("{hash:016x}"))
+}
+
+/// Writes the table that `src/cuda/images.rs` includes.
+fn embed(images: &[PathBuf]) -> Result<(), String> {
+    let mut table =
+        String::from("/// Name and bytes of every image.\npub(super) static IMAGES: &[(&str, &[u8])] = &[\n");
+    for image in images {
+        let path = fs::canonicalize(image).map_err(|error| format!("{}: {error}", image.display()))?;
+        let name = image.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let _ = writeln!(table, "    ({name:?}, include_bytes!({:?})),", path.display().to_string());
+    }
+    table.push_str("];\n");
+    fs::write(out_dir()?.join("images.rs"), table).map_err(|error| error.to_string())
+}
+
+fn out_dir() -> Result<PathBuf, String> {
+    env::var_os("OUT_DIR").map(PathBuf::from).ok_or_else(|| "OUT_DIR is not set".into())
+}

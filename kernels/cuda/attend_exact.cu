@@ -1,0 +1,139 @@
+// Attention over pages of exact rows, f32, f16 or bf16, head dimensions 64 to 512, eight queries at a time.
+//
+// Scores: a thread has one key and half its channels, so that no sum crosses threads but one; the queries lie in shared
+// memory, where a warp reads one word at a time for all lanes. A key's row is read 8 or 16 bytes at a time from 32 rows at
+// once: every sector is used whole, by loads that follow each other. Values: a thread has one or two channels, and a
+// warp's loads are consecutive. Products are f32, as on the CPU; sums run over 32 channels and then over those. 8 columns
+// are what registers allow without spills at two blocks per multiprocessor; more columns read K and V again, from cache.
+// Grid: (splits, KV heads, tiles of 8 columns).
+
+#include "attend.cuh"
+
+namespace {
+
+struct Params {
+    Queries queries;
+    Pages keys;   // (KV heads, 128, own)
+    Pages values; // (KV heads, 128, HD)
+    int own;      // channels of the keys; the others are those of the values
+};
+
+constexpr int THREADS = 256, COLUMNS = 8;
+
+template <int HD>
+struct Scratch {
+    float query[COLUMNS][HD];
+    float score[2][COLUMNS][PAGE];
+    float weight[PAGE][COLUMNS];
+    Range visible[2][COLUMNS]; // of even and odd pages, so that one barrier per page guards them
+    float factor[COLUMNS];
+};
+
+template <class E, int HD>
+__device__ __forceinline__ void scores(Scratch<HD>& s, const typename E::Bits* key, const typename E::Bits* value, int own,
+                                       int half, int at) {
+    float sum[COLUMNS] = {};
+    for (int first = half * (HD / 2); first < (half + 1) * (HD / 2); first += 32) {
+        // Channels of their own, or those of the value: whole thirty-twos of either.
+        const typename E::Bits* row = first < own ? key : value;
+        float part[COLUMNS] = {};
+        for (int c = first; c < first + 32; c += 4) {
+            float k[4];
+            load4<E>(row + AT(c), k);
+            for (int n = 0; n < COLUMNS; n++) {
+                float q[4];
+                load4<Single>(&s.query[n][c], q);
+                for (int e = 0; e < 4; e++) part[n] = fmaf(q[e], k[e], part[n]);
+            }
+        }
+        for (int n = 0; n < COLUMNS; n++) sum[n] += part[n];
+    }
+    for (int n = 0; n < COLUMNS; n++) s.score[half][n][AT(at)] = sum[n];
+}
+
+template <class E, int HD>
+__device__ __forceinline__ void attend(const Params& p) {
+    SHARED(Scratch<HD>, s);
+    constexpr int CHANNELS = HD > THREADS ? HD / THREADS : 1;
+    const Queries& q = p.queries;
+    int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, kv_head = blockIdx.y, first_column = blockIdx.z * COLUMNS;
+    for (int i = tid; i < COLUMNS * HD; i += THREADS) {
+        Column column = column_of(q, kv_head, first_column + i / HD);
+        s.query[i / HD][i % HD] = column.row < 0 ? 0.0f : q.rows[AT(long(column.index) * HD + i % HD)];
+    }
+    // A warp has the softmax of one column.
+    Column own = column_of(q, kv_head, first_column + warp);
+    Running running = {-INFINITY, 0};
+    float output[COLUMNS][CHANNELS] = {};
+    int channel = tid * CHANNELS;
+    int first_page = (first_split(q) + blockIdx.x) * q.split_pages;
+    for (int page = first_page; page < first_page + q.split_pages; page++) {
+        Range* ranges = s.visible[page % 2];
+        if (tid < COLUMNS) {
+            Column column = column_of(q, kv_head, first_column + tid);
+            ranges[tid] = {0, 0};
+            if (column.row >= 0) ranges[tid] = visible(q, column.row, page, false);
+        }
+        __syncthreads();
+        int first = PAGE, last = 0;
+        for (int n = 0; n < COLUMNS; n++) {
+            if (ranges[n].start >= ranges[n].end) continue;
+            first = min(first, ranges[n].start);
+            last = max(last, ranges[n].end);
+        }
+        if (first >= last) continue;
+        const typename E::Bits* values = page_of<const typename E::Bits>(p.values, page) + AT(long(kv_head)) * PAGE * HD;
+        const typename E::Bits* keys = page_of<const typename E::Bits>(p.keys, page) + AT(long(kv_head)) * PAGE * p.own;
+        int key = tid % PAGE;
+        if (first <= key && key < last) scores<E, HD>(s, keys + long(key) * p.own, values + long(key) * HD, p.own, tid / PAGE, key);
+        __syncthreads();
+        if (ranges[warp].start < ranges[warp].end) {
+            double score[4];
+            bool seen[4];
+            float weight[4], factor;
+            for (int i = 0; i < 4; i++) {
+                int k = lane + 32 * i;
+                seen[i] = ranges[warp].start <= k && k < ranges[warp].end;
+                score[i] = seen[i] ? double(s.score[0][warp][AT(k)]) + double(s.score[1][warp][k]) : 0.0;
+            }
+            running = advance(running, score, seen, weight, factor);
+            for (int i = 0; i < 4; i++) s.weight[AT(lane + 32 * i)][warp] = weight[i];
+            if (lane == 0) s.factor[warp] = factor;
+        } else {
+            for (int i = 0; i < 4; i++) s.weight[lane + 32 * i][warp] = 0;
+            if (lane == 0) s.factor[warp] = 1;
+        }
+        __syncthreads();
+        if (channel < HD) {
+            for (int n = 0; n < COLUMNS; n++)
+                for (int c = 0; c < CHANNELS; c++) output[n][c] *= s.factor[n];
+            // Keys outside the range may never have been written.
+#pragma unroll 4
+            for (int k = first; k < last; k++) {
+                float v[CHANNELS], w[COLUMNS];
+                for (int c = 0; c < CHANNELS; c++) v[c] = E::widen(values[AT(long(k) * HD + channel + c)]);
+                load4<Single>(&s.weight[k][0], reinterpret_cast<float(&)[4]>(w[0]));
+                load4<Single>(&s.weight[k][4], reinterpret_cast<float(&)[4]>(w[4]));
+                for (int n = 0; n < COLUMNS; n++)
+                    for (int c = 0; c < CHANNELS; c++) output[n][c] = fmaf(w[n], v[c], output[n][c]);
+            }
+        }
+    }
+    long split = long(blockIdx.x) * q.count * q.heads;
+    if (lane == 0 && own.row >= 0) q.running[AT(split + own.index)] = running;
+    if (channel >= HD) return;
+    for (int n = 0; n < COLUMNS; n++) {
+        Column column = column_of(q, kv_head, first_column + n);
+        if (column.row < 0) break;
+        for (int c = 0; c < CHANNELS; c++) q.output[AT((split + column.index) * HD + channel + c)] = output[n][c];
+    }
+}
+
+} // namespace
+
+#define ATTEND(name, E, HD) KERNEL(attend_##name##_##HD, Params, THREADS, 2) { attend<E, HD>(p); }
+#define ATTEND_ALL(name, E) ATTEND(name, E, 64) ATTEND(name, E, 128) ATTEND(name, E, 256) ATTEND(name, E, 512)
+
+ATTEND_ALL(f32, Single)
+ATTEND_ALL(f16, Half)
+ATTEND_ALL(bf16, Brain)

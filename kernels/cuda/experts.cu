@@ -1,0 +1,115 @@
+// The mixture of experts around its products: who meets whom, and the sum of what came out. The products are those of
+// buckets in `matmul.cu`: every chosen expert is read once, for all rows that chose it.
+
+#include "device.cuh"
+
+namespace {
+
+constexpr int MOST_ROWS = 16, MOST_CHOICES = 16, PER_LANE = 8;
+
+struct RouteParams {
+    const float* scores; // (rows, experts)
+    const float* scale;  // (experts)
+    int* matrices;       // (entries): the expert of a bucket
+    int* starts;         // (entries + 1)
+    int* count;          // (1)
+    int* rows_of;        // (entries): the row of an entry
+    int* entries;        // (rows, top_k): the entry of a row's choice, choices in order of expert
+    float* weights;      // (rows, top_k)
+    int rows, experts, top_k;
+};
+
+struct Route {
+    int expert[MOST_ROWS * MOST_CHOICES];
+    float weight[MOST_ROWS * MOST_CHOICES];
+    int sorted[MOST_ROWS * MOST_CHOICES];
+};
+
+struct MixParams {
+    const float* parts;   // (entries, width)
+    const int* entries;   // (rows, top_k)
+    const float* weights; // (rows, top_k)
+    float* y;             // (rows, width)
+    int width, top_k;
+};
+
+// The place of a score among the others: larger first, the lower index first among equals.
+__device__ __forceinline__ u64 rank_of(float x, int index) {
+    u32 bits = __float_as_uint(x);
+    bits ^= bits >> 31 ? 0xffffffffu : 0x80000000u;
+    return u64(bits) << 32 | (0xffffffffu - u32(index));
+}
+
+} // namespace
+
+// One block, a warp per row: the scores of 256 experts are eight per lane. 128 entries sort themselves by counting.
+KERNEL(route, RouteParams, 32 * MOST_ROWS, 1) {
+    SHARED(Route, s);
+    int tid = threadIdx.x, lane = tid % 32, row = tid / 32, all = p.rows * p.top_k;
+    if (row < p.rows) {
+        u64 ranks[PER_LANE];
+        for (int i = 0; i < PER_LANE; i++) {
+            int expert = lane + 32 * i;
+            ranks[i] = expert < p.experts ? rank_of(p.scores[AT(row * p.experts + expert)], expert) : 0;
+        }
+        float largest = 0, total = 0, own = 0;
+        int chosen = 0x7fffffff;
+        for (int j = 0; j < p.top_k; j++) {
+            u64 best = 0;
+            for (int i = 0; i < PER_LANE; i++) best = ranks[i] > best ? ranks[i] : best;
+            best = warp_max(best);
+            for (int i = 0; i < PER_LANE; i++)
+                if (ranks[i] == best) ranks[i] = 0;
+            int expert = int(0xffffffffu - u32(best));
+            float score = p.scores[AT(row * p.experts + expert)];
+            if (j == 0) largest = score;
+            // The softmax's own sum cancels in the renormalisation.
+            float e = expf(score - largest);
+            total += e;
+            if (lane == j) chosen = expert, own = e;
+        }
+        // In order of the experts.
+        int place = 0;
+        for (int j = 0; j < p.top_k; j++) place += __shfl_sync(ALL, chosen, j) < chosen;
+        if (lane < p.top_k) {
+            s.expert[AT(row * p.top_k + place) % (MOST_ROWS * MOST_CHOICES)] = chosen;
+            s.weight[row * p.top_k + place] = mul(own / total, p.scale[AT(chosen)]);
+        }
+    }
+    __syncthreads();
+    int entry = 0;
+    if (tid < all) {
+        int expert = s.expert[tid], own_row = tid / p.top_k;
+        for (int i = 0; i < all; i++) entry += s.expert[i] < expert || (s.expert[i] == expert && i / p.top_k < own_row);
+        s.sorted[entry] = expert;
+        p.rows_of[AT(entry)] = own_row;
+        p.entries[AT(tid)] = entry;
+        p.weights[AT(tid)] = s.weight[tid];
+    }
+    __syncthreads();
+    if (tid >= all) return;
+    // Buckets begin where the expert changes.
+    int buckets = 0;
+    for (int i = 0; i < tid; i++) buckets += i == 0 || s.sorted[i - 1] != s.sorted[i];
+    bool begins = tid == 0 || s.sorted[tid - 1] != s.sorted[tid];
+    if (begins) {
+        p.matrices[AT(buckets)] = s.sorted[tid];
+        p.starts[AT(buckets)] = tid;
+    }
+    if (tid == all - 1) {
+        *p.count = buckets + begins;
+        p.starts[AT(buckets + begins)] = all;
+    }
+}
+
+// A row's experts, added up in their order. Grid: (elements by 256, rows).
+KERNEL(mix, MixParams, 256, 4) {
+    int i = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
+    if (i >= p.width) return;
+    float sum = 0;
+    for (int j = 0; j < p.top_k; j++) {
+        long entry = p.entries[AT(row * p.top_k + j)];
+        sum = add(sum, mul(p.weights[AT(row * p.top_k + j)], p.parts[AT(entry * p.width + i)]));
+    }
+    p.y[AT(long(row) * p.width + i)] = sum;
+}

@@ -1,0 +1,158 @@
+// What happens to queries, keys and values between their projection and attention, in one kernel: norm, rotary embedding,
+// the order of a shared store, the rotation, and the store.
+//
+// A warp per head of a row; everything stays in registers but the reordering, which goes through a row of shared memory.
+// Operations and their order are those of norm.rs, rope.rs, turbo/rotate.rs and turbo/query.rs.
+// Grid: (heads by 4, rows).
+
+#include "pages.cuh"
+#include "rotate.cuh"
+
+namespace {
+
+struct Params {
+    const float* x; // (rows, heads * HD)
+    const float* weight; // of the norm: (HD), or null
+    const float* cos;    // (rows, pairs)
+    const float* sin;
+    const float* after; // (HD): multiplies what comes out, in the stored order; or null
+    float* y;           // (rows, heads, kept), or null
+    u32* words;         // (rows, heads, HD / 4): the row in bytes, for coded keys; or null
+    float* word_scales; // (rows, heads, HD / 128)
+    const int* positions; // (rows): the first of a pair each, see attend.cuh
+    Pages pages;          // where rows are kept, if table is not null
+    int heads;
+    int kept;         // channels kept, from the first on
+    int normalize;    // 1: divide by the root mean square
+    int pairs;        // rotating pairs; 0: none
+    int shared_pairs; // 0: the model's order; else that of a shared store
+    int rotates;      // 1: into the rotated domain
+    int element;      // of pages
+    float eps;
+    float unit; // of coded keys
+};
+
+constexpr int WARPS = 4;
+
+template <int HD>
+struct Scratch {
+    float rows[WARPS][HD];
+};
+
+template <int HD>
+__device__ __forceinline__ void rope(Row<HD>& row, int lane, const float* cos, const float* sin, int pairs) {
+    constexpr int GROUPS = Row<HD>::GROUPS, W = Row<HD>::W;
+    if (GROUPS > 1) {
+        // Both channels of a pair are this lane's.
+        for (int group = 0; group < GROUPS / 2; group++) {
+            for (int e = 0; e < W; e++) {
+                int i = Row<HD>::channel(lane, group, e);
+                if (i >= pairs) continue;
+                float a = row.v[group][e], b = row.v[group + GROUPS / 2][e], c = cos[AT(i)], s = sin[AT(i)];
+                row.v[group][e] = sub(mul(a, c), mul(b, s));
+                row.v[group + GROUPS / 2][e] = add(mul(b, c), mul(a, s));
+            }
+        }
+    } else {
+        for (int e = 0; e < W; e++) {
+            float own = row.v[0][e], other = __shfl_xor_sync(ALL, own, 16);
+            int i = Row<HD>::channel(lane % 16, 0, e);
+            if (i >= pairs) continue;
+            float c = cos[AT(i)], s = sin[AT(i)];
+            row.v[0][e] = lane < 16 ? sub(mul(own, c), mul(other, s)) : add(mul(own, c), mul(other, s));
+        }
+    }
+}
+
+template <class E, int HD>
+__device__ __forceinline__ void keep(const Params& p, const Row<HD>& row, int lane, int position, int head) {
+    typename E::Bits* page = page_of<typename E::Bits>(p.pages, position / PAGE);
+    page += (long(head) * PAGE + AT(position % PAGE)) * p.kept;
+    for (int group = 0; group < Row<HD>::GROUPS; group++) {
+        for (int e = 0; e < Row<HD>::W; e++) {
+            int i = Row<HD>::channel(lane, group, e);
+            if (i < p.kept) page[AT(i)] = E::narrow(row.v[group][e]);
+        }
+    }
+}
+
+// Bytes of a rotated row, one scale per group.
+template <int HD>
+__device__ __forceinline__ void prepare(const Params& p, const Row<HD>& row, int lane, long index) {
+    for (int group = 0; group < Row<HD>::GROUPS; group++) {
+        u32 largest_bits = 0, word = 0;
+        for (int e = 0; e < Row<HD>::W; e++) largest_bits = max(largest_bits, __float_as_uint(row.v[group][e]) & 0x7fffffffu);
+        float largest = __uint_as_float(warp_max(largest_bits));
+        float inverse = largest < 1.17549435e-38f ? 0.0f : 127.0f / largest;
+        for (int e = 0; e < Row<HD>::W; e++) {
+            // Adding 1.5 * 2^23 leaves the nearest integer, ties to even, in the lowest bits.
+            u32 byte = __float_as_uint(add(mul(row.v[group][e], inverse), 12582912.0f)) & 255;
+            word |= byte << (8 * e);
+        }
+        p.words[AT(index * (HD / 4) + group * 32 + lane)] = word;
+        if (lane == 0) p.word_scales[AT(index * Row<HD>::GROUPS + group)] = mul(largest / 127.0f, p.unit);
+    }
+}
+
+template <int HD>
+__device__ __forceinline__ void rows(const Params& p) {
+    SHARED(Scratch<HD>, scratch);
+    constexpr int GROUPS = Row<HD>::GROUPS, W = Row<HD>::W;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.x * WARPS + warp, r = blockIdx.y;
+    if (head >= p.heads) return;
+    long index = long(r) * p.heads + head;
+    Row<HD> row;
+    float squares = 0;
+    for (int group = 0; group < GROUPS; group++) {
+        for (int e = 0; e < W; e++) {
+            float v = p.x[AT(index * HD + Row<HD>::channel(lane, group, e))];
+            row.v[group][e] = v;
+            squares = fmaf(v, v, squares);
+        }
+    }
+    if (p.normalize) {
+        float inverse = float(1.0 / sqrt(warp_sum(double(squares)) / HD + double(p.eps)));
+        for (int group = 0; group < GROUPS; group++) {
+            for (int e = 0; e < W; e++) {
+                float v = mul(row.v[group][e], inverse);
+                if (p.weight) v = mul(v, p.weight[AT(Row<HD>::channel(lane, group, e))]);
+                row.v[group][e] = v;
+            }
+        }
+    }
+    if (p.pairs) rope(row, lane, p.cos + AT(long(r) * p.pairs), p.sin + AT(long(r) * p.pairs), p.pairs);
+    if (p.shared_pairs) {
+        for (int group = 0; group < GROUPS; group++)
+            for (int e = 0; e < W; e++)
+                scratch.rows[warp][shared_place<HD>(Row<HD>::channel(lane, group, e), p.shared_pairs)] = row.v[group][e];
+        __syncwarp();
+        for (int group = 0; group < GROUPS; group++)
+            for (int e = 0; e < W; e++) row.v[group][e] = scratch.rows[warp][AT(Row<HD>::channel(lane, group, e))];
+    }
+    if (p.after)
+        for (int group = 0; group < GROUPS; group++)
+            for (int e = 0; e < W; e++) row.v[group][e] = mul(row.v[group][e], p.after[AT(Row<HD>::channel(lane, group, e))]);
+    if (p.rotates) rotate(row, lane, false);
+    if (p.y) {
+        for (int group = 0; group < GROUPS; group++) {
+            for (int e = 0; e < W; e++) {
+                int i = Row<HD>::channel(lane, group, e);
+                if (i < p.kept) p.y[AT(index * p.kept + i)] = row.v[group][e];
+            }
+        }
+    }
+    if (HD >= 128 && p.words) prepare(p, row, lane, index);
+    if (p.pages.table) {
+        int position = p.positions[AT(2 * r)];
+        if (p.element == F32) keep<Single>(p, row, lane, position, head);
+        if (p.element == F16) keep<Half>(p, row, lane, position, head);
+        if (p.element == BF16) keep<Brain>(p, row, lane, position, head);
+    }
+}
+
+} // namespace
+
+KERNEL(rows_64, Params, 32 * WARPS, 8) { rows<64>(p); }
+KERNEL(rows_128, Params, 32 * WARPS, 8) { rows<128>(p); }
+KERNEL(rows_256, Params, 32 * WARPS, 8) { rows<256>(p); }
+KERNEL(rows_512, Params, 32 * WARPS, 8) { rows<512>(p); }

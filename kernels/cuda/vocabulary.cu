@@ -1,0 +1,116 @@
+// Choices over rows of scores: the largest, and the k largest.
+
+#include "device.cuh"
+
+namespace {
+
+// A float's bits in the order of the numbers.
+__device__ __forceinline__ u32 ordered(float x) {
+    u32 bits = __float_as_uint(x);
+    return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+}
+
+constexpr int MOST = 4096;
+
+struct TopParams {
+    const float* x; // (n)
+    int* indices;   // (k)
+    int n, padded, k; // padded: the power of two from n on
+};
+
+struct Keys {
+    u64 keys[MOST];
+};
+
+struct Best {
+    float value;
+    u32 id;
+};
+
+struct ArgmaxParams {
+    const float* x;        // (rows, n)
+    const u32* suppressed; // (num_suppressed): ids that cannot win
+    const int* groups;     // null: element i is id i; else elements come in groups of ordering
+    const u32* ordering;   // element i is id ordering[groups[i / group] * group + i % group]
+    Best* partial;         // (rows, blocks)
+    u32* ids;              // (rows): the id of the largest, the lowest of equals; 0xffffffff if none is a number
+    int n, stride, num_suppressed, group, blocks;
+    float cap; // 0: none
+};
+
+constexpr int THREADS = 256, PER_BLOCK = 4096;
+
+struct Warps {
+    Best best[THREADS / 32];
+};
+
+__device__ __forceinline__ bool better(const Best& a, const Best& b) {
+    return a.value > b.value || (a.value == b.value && a.id < b.id);
+}
+
+__device__ __forceinline__ Best best_of_warp(Best best) {
+    for (int mask = 16; mask > 0; mask /= 2) {
+        Best other = {__shfl_xor_sync(ALL, best.value, mask), __shfl_xor_sync(ALL, best.id, mask)};
+        if (better(other, best)) best = other;
+    }
+    return best;
+}
+
+} // namespace
+
+// Sorted whole, in one block: 2048 centroids take 66 steps of one exchange per thread, a few microseconds. Equal scores are
+// in order of their indices.
+KERNEL(top_k, TopParams, 1024, 1) {
+    SHARED(Keys, s);
+    int tid = threadIdx.x, threads = blockDim.x;
+    for (int i = tid; i < p.padded; i += threads)
+        s.keys[i] = i < p.n ? u64(~ordered(p.x[AT(i)])) << 32 | u32(i) : ~u64(0);
+    __syncthreads();
+    for (int run = 2; run <= p.padded; run *= 2) {
+        for (int step = run / 2; step > 0; step /= 2) {
+            for (int i = tid; i < p.padded / 2; i += threads) {
+                int low = 2 * i - (i & (step - 1)), high = low + step;
+                bool ascends = (low & run) == 0;
+                u64 a = s.keys[low], b = s.keys[AT(high) % MOST];
+                if ((a > b) == ascends) s.keys[low] = b, s.keys[high] = a;
+            }
+            __syncthreads();
+        }
+    }
+    for (int i = tid; i < p.k; i += threads) p.indices[AT(i)] = int(u32(s.keys[i]));
+}
+
+// The best of 4096 elements per block, then of the blocks. Grid: (blocks, rows).
+KERNEL(argmax_parts, ArgmaxParams, THREADS, 4) {
+    SHARED(Warps, s);
+    int tid = threadIdx.x, row = blockIdx.y;
+    Best best = {-INFINITY, 0xffffffffu};
+    float inverse = p.cap != 0 ? 1.0f / p.cap : 0.0f;
+    for (int i = blockIdx.x * PER_BLOCK + tid; i < min(p.n, int(blockIdx.x + 1) * PER_BLOCK); i += THREADS) {
+        Best one = {p.x[AT(long(row) * p.stride + i)], u32(i)};
+        if (p.cap != 0) one.value = mul(tanhf(mul(one.value, inverse)), p.cap);
+        if (p.groups) one.id = p.ordering[AT(long(p.groups[AT(i / p.group)]) * p.group + i % p.group)];
+        bool allowed = true;
+        for (int n = 0; n < p.num_suppressed; n++) allowed = allowed && p.suppressed[AT(n)] != one.id;
+        if (allowed && better(one, best) && one.value > -INFINITY) best = one;
+    }
+    best = best_of_warp(best);
+    if (tid % 32 == 0) s.best[tid / 32] = best;
+    __syncthreads();
+    if (tid > 0) return;
+    for (int w = 1; w < THREADS / 32; w++)
+        if (better(s.best[AT(w) % (THREADS / 32)], best)) best = s.best[w];
+    p.partial[AT(long(row) * p.blocks + blockIdx.x)] = best;
+}
+
+// Grid: (rows). One warp.
+KERNEL(argmax, ArgmaxParams, 32, 1) {
+    int row = blockIdx.x;
+    Best best = {-INFINITY, 0xffffffffu};
+    for (int i = threadIdx.x; i < p.blocks; i += 32) {
+        Best one = p.partial[AT(long(row) * p.blocks + i)];
+        if (better(one, best)) best = one;
+    }
+    best = best_of_warp(best);
+    if (threadIdx.x == 0) p.ids[AT(row)] = best.id;
+}

@@ -1,0 +1,191 @@
+//! How fast the CUDA kernels are on this device: products by type, shape and rows, attention by format, depth and rows.
+//!
+//! ```text
+//! cargo run --release -p foretoken-kernels --features cuda --example cuda_speed
+//! ```
+//!
+//! A line per measurement: microseconds per launch in a replayed graph, and gigabytes of weights or K/V per second. Weights
+//! rotate through more memory than the second-level cache holds.
+
+#[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
+fn main() {
+    if let Err(error) = measure::all() {
+        eprintln!("{error}");
+        std::process::exit(1);
+    }
+}
+
+#[cfg(not(any(feature = "cuda", feature = "cuda-prebuilt")))]
+fn main() {
+    eprintln!("built without the feature `cuda`: add --features cuda");
+}
+
+#[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
+mod measure {
+    use std::error::Error;
+    use std::time::Instant;
+
+    use foretoken_kernels::ElementType;
+    use foretoken_kernels::cuda::{Buffer, CudaError, Device, Stream};
+    use foretoken_kernels::gpu::attend::{CodedKv, ExactKv, Queries, Unfinished, Zones, coded, combine, exact};
+    use foretoken_kernels::gpu::matmul::{Activations, Matrix, matmul, quantize};
+    use foretoken_kernels::gpu::pages::{Pages, exact_page_bytes};
+    use foretoken_kernels::gpu::rows::{Domain, Order};
+    use foretoken_kernels::quant::WeightType;
+    use foretoken_kernels::turbo::{CodeFormat, Groups, PAGE_TOKENS, PageLayout, Side};
+
+    type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+    /// Launches of a graph, and how often it is replayed.
+    const LAUNCHES: usize = 16;
+    const REPLAYS: usize = 20;
+
+    pub fn all() -> Result<()> {
+        let device = Device::open(0)?;
+        let stream = device.stream()?;
+        println!("{:?}", device.info());
+        for (weight_type, outputs, inputs) in [
+            (WeightType::Q8_0, 10240, 2560),
+            (WeightType::Q8_0, 2560, 10240),
+            (WeightType::Q4_K, 10240, 2560),
+            (WeightType::Q4_K, 2560, 10240),
+            (WeightType::Q4_0, 10240, 2560),
+            (WeightType::Q5_K, 10240, 2560),
+            (WeightType::Q6_K, 10240, 2560),
+            (WeightType::Q6_K, 262_144, 2560),
+        ] {
+            for rows in [1, 2, 4, 8, 16] {
+                product(&device, &stream, weight_type, (rows, outputs, inputs))?;
+            }
+        }
+        for depth in [8 << 10, 32 << 10, 128 << 10] {
+            for rows in [1, 4, 16] {
+                attention(&device, &stream, None, (rows, depth))?;
+                for formats in [(CodeFormat::Tqc5, CodeFormat::Tqc4), (CodeFormat::Turbo3, CodeFormat::Turbo3)] {
+                    attention(&device, &stream, Some(formats), (rows, depth))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Microseconds per launch of what `launch(i)` launches.
+    fn time(stream: &Stream, launch: impl Fn(usize) -> std::result::Result<(), CudaError>) -> Result<f64> {
+        let graph = stream.record(|_| (0..LAUNCHES).try_for_each(&launch))?;
+        let mut best = f64::INFINITY;
+        for _ in 0..REPLAYS {
+            stream.synchronize()?;
+            let start = Instant::now();
+            // SAFETY: the callers' buffers live until this function returns, after the last replay.
+            unsafe { stream.replay(&graph)? };
+            stream.synchronize()?;
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        Ok(best * 1e6 / LAUNCHES as f64)
+    }
+
+    fn product(
+        device: &Device,
+        stream: &Stream,
+        weight_type: WeightType,
+        (rows, outputs, inputs): (usize, usize, usize),
+    ) -> Result<()> {
+        let bytes = Matrix::bytes(weight_type, outputs, inputs).ok_or("a shape")?;
+        let copies = (4 * device.info().cache / bytes).clamp(1, LAUNCHES) + 1;
+        let weights: Buffer<u8> = device.zeroed(copies * bytes)?;
+        let kind = weight_type.activation_type();
+        let x = device.upload(&vec![1.0f32; rows * inputs])?;
+        let quants = device.zeroed(Activations::quants_len(rows, inputs))?;
+        let scales = device.zeroed(Activations::scales_len(kind, rows, inputs))?;
+        let sums = device.zeroed(Activations::sums_len(kind, rows, inputs))?;
+        let y: Buffer<f32> = device.zeroed(rows * outputs)?;
+        let activations = Activations::new(kind, (rows, inputs), (quants.span(), scales.span(), sums.span()))?;
+        // SAFETY: the buffers live until the stream was waited for.
+        unsafe { stream.launch(&quantize(x.span(), &activations)?)? };
+        let micros = time(stream, |i| {
+            let at = weights.span().address() + (i % copies * bytes) as u64;
+            let matrix = Matrix::new(weight_type, (1, outputs, inputs), foretoken_kernels::gpu::Span::new(at, bytes))?;
+            // SAFETY: as above.
+            unsafe { stream.launch(&matmul(&matrix, &activations, y.span())?) }
+        })?;
+        let name = weight_type.name();
+        println!(
+            "{name:5} {outputs:6} x {inputs:5}  rows {rows:2}  {micros:8.1} us  {:7.0} GB/s",
+            bytes as f64 / micros / 1e3
+        );
+        Ok(())
+    }
+
+    /// A full layer of E4B: eight heads over two, 512 wide. Up to 32 K its K and V stay in the cache between launches.
+    fn attention(
+        device: &Device,
+        stream: &Stream,
+        formats: Option<(CodeFormat, CodeFormat)>,
+        (rows, depth): (usize, usize),
+    ) -> Result<()> {
+        let (heads, kv_heads, width) = (8, 2, 512);
+        let pages = depth / PAGE_TOKENS + 1;
+        let groups = Groups::of(width).ok_or("a width")?;
+        let exact_bytes = exact_page_bytes(ElementType::F16, kv_heads, width);
+        let store = |page_bytes: usize| -> Result<(Buffer<u8>, Buffer<u64>)> {
+            let memory: Buffer<u8> = device.zeroed(pages * page_bytes)?;
+            let table: Vec<u64> = (0..pages).map(|page| memory.span().address() + (page * page_bytes) as u64).collect();
+            Ok((memory, device.upload(&table)?))
+        };
+        let (keys, values) = (store(exact_bytes)?, store(exact_bytes)?);
+        let layouts = formats.map(|(key, value)| {
+            (PageLayout::new(key, Side::Keys, groups), PageLayout::new(value, Side::Values, groups))
+        });
+        let codes =
+            layouts.map(|(k, v)| -> Result<_> { Ok((store(kv_heads * k.bytes())?, store(kv_heads * v.bytes())?)) });
+        let codes = codes.transpose()?;
+        let at: Vec<[i32; 2]> = (0..rows).map(|row| (depth - rows + row) as i32).map(|p| [p, p + 1]).collect();
+        let (q, at) = (device.zeroed::<f32>(rows * heads * width)?, device.upload(&at)?);
+        let (words, scales) = (device.zeroed::<u32>(q.len() / 4)?, device.zeroed::<f32>(q.len() / 128)?);
+        let queries = Queries {
+            rows: q.span(),
+            at: at.span(),
+            count: rows,
+            heads,
+            kv_heads,
+            head_dim: width,
+            window: None,
+            zones: formats.map(|_| Zones { head: 64, tail: 512 }),
+            split_pages: 4,
+        };
+        let splits = queries.splits(depth - rows, depth);
+        let slots = 2 * splits * rows * heads;
+        let (running, output) = (device.zeroed::<[f64; 2]>(slots)?, device.zeroed::<f32>(slots * width)?);
+        let room = Unfinished { running: running.span(), output: output.span(), splits };
+        let y = device.zeroed::<f32>(q.len())?;
+        let exact_kv = ExactKv {
+            keys: Pages::all(keys.1.span()),
+            values: Pages::all(values.1.span()),
+            element: ElementType::F16,
+            own: width,
+        };
+        let micros = time(stream, |_| {
+            // SAFETY: the buffers live until the stream was waited for; every page is in the tables.
+            unsafe {
+                stream.launch(&exact(&queries, &exact_kv, &room)?)?;
+                if let (Some((k, v)), Some((key_layout, value_layout))) = (&codes, layouts) {
+                    let kv = CodedKv {
+                        keys: Pages::all(k.1.span()),
+                        values: Pages::all(v.1.span()),
+                        key_layout,
+                        value_layout,
+                        words: words.span(),
+                        word_scales: scales.span(),
+                    };
+                    stream.launch(&coded(&queries, &kv, &room)?)?;
+                }
+                stream.launch(&combine(&queries, &room, (Domain::Plain, Order::Model), y.span())?)
+            }
+        })?;
+        let page_bytes = layouts.map_or(2 * exact_bytes, |(k, v)| kv_heads * (k.bytes() + v.bytes()));
+        let name = formats.map_or("f16".into(), |(k, v)| format!("{}/{}", k.name(), v.name()));
+        let rate = (pages * page_bytes) as f64 / micros / 1e3;
+        println!("attention {name:13} depth {depth:6}  rows {rows:2}  {micros:8.1} us  {rate:7.0} GB/s");
+        Ok(())
+    }
+}

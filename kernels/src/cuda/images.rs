@@ -1,0 +1,3 @@
+//! The compiled kernels, a file per source: see `build.rs`.
+
+include!(concat!(env!("OUT_DIR"), "/images.rs"));

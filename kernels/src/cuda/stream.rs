@@ -1,0 +1,126 @@
+//! Streams of launches, and graphs of them.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+
+use super::driver::check;
+use super::{CudaError, Device};
+use crate::gpu::{Launch, Params};
+
+/// A sequence of launches on a device.
+#[derive(Debug)]
+pub struct Stream {
+    device: Device,
+    stream: sys::CUstream,
+}
+
+/// Launches that were recorded once and are replayed as one. Their parameters are those of the recording: what changes from
+/// round to round (ids, positions, tables) lies in the device's memory.
+#[derive(Debug)]
+pub struct Graph {
+    device: Device,
+    graph: sys::CUgraphExec,
+}
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Send for Graph {}
+
+impl Stream {
+    pub(super) fn new(device: &Device) -> Result<Self, CudaError> {
+        device.0.enter()?;
+        let mut stream = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current; the stream is destroyed when `self` is dropped.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+        Ok(Self { device: device.clone(), stream })
+    }
+
+    /// Runs a plan after what was launched on this stream before.
+    ///
+    /// # Errors
+    /// If there is no such kernel, or the driver fails.
+    ///
+    /// # Safety
+    /// The buffers of the plan's spans live, and nobody else writes them, until the stream has done it (or the graph that it
+    /// is recorded in has for the last time). Tables and lists on the device say what the plan's documentation asks for.
+    pub unsafe fn launch<P: Params>(&self, launch: &Launch<P>) -> Result<(), CudaError> {
+        let Launch { kernel, grid: [gx, gy, gz], block: [bx, by, bz], mut params } = *launch;
+        let function = self.device.0.function(kernel)?;
+        self.device.0.enter()?;
+        let mut pointers = [std::ptr::from_mut(&mut params).cast::<c_void>()];
+        // SAFETY: `Params` is the kernel's structure, which the driver copies; the caller vouches for what it points to.
+        check("cuLaunchKernel", unsafe {
+            let (params, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
+            sys::cuLaunchKernel(function.0, gx, gy, gz, bx, by, bz, 0, self.stream, params, none)
+        })
+    }
+
+    /// Waits until everything launched here is done.
+    ///
+    /// # Errors
+    /// If the driver fails, also for what went wrong in a kernel.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.device.0.enter()?;
+        // SAFETY: the stream lives.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
+
+    /// Records what `launches` launches on this stream, without running it.
+    ///
+    /// # Errors
+    /// If `launches` fails, which ends the recording, or the driver does.
+    pub fn record(&self, launches: impl FnOnce(&Self) -> Result<(), CudaError>) -> Result<Graph, CudaError> {
+        self.device.0.enter()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives; the recording is ended below.
+        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) })?;
+        let launched = launches(self);
+        let mut recorded = std::ptr::null_mut();
+        // SAFETY: the recording is under way on this thread.
+        let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.stream, &mut recorded) });
+        let mut graph = std::ptr::null_mut();
+        let made = launched.and(ended).and_then(|()| {
+            // SAFETY: the recording is complete.
+            check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut graph, recorded, 0) })
+        });
+        if !recorded.is_null() {
+            // SAFETY: what was made of it does not need it.
+            let _ = unsafe { sys::cuGraphDestroy(recorded) };
+        }
+        made.map(|()| Graph { device: self.device.clone(), graph })
+    }
+
+    /// Replays a recording.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`] for everything that was recorded.
+    pub unsafe fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
+        self.device.0.enter()?;
+        // SAFETY: graph and stream live; the caller vouches for the launches.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.graph, self.stream) })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.device.0.enter().is_ok() {
+            // SAFETY: the stream is this value's; what it still runs goes on.
+            let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
+        }
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.device.0.enter().is_ok() {
+            // SAFETY: the graph is this value's.
+            let _ = unsafe { sys::cuGraphExecDestroy(self.graph) };
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The mixture of experts: `experts.cu`. Route, then [`super::matmul::matmul_buckets`] over gate and up, the gate, the same
+//! over down (whose rows are entries), and mix.
+
+use super::matmul::Buckets;
+use super::{Launch, Params, Span, Unfit, blocks, dimension};
+
+/// Most rows of a call, experts, and experts of a row.
+pub const MOST: (usize, usize, usize) = (16, 256, 16);
+
+/// Where a route is written. `entries` below is `rows * top_k`.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// Buckets of rows, by expert: `matrices` `(entries)`, `starts` `(entries + 1)`, `count` `(1)`, `rows` `(entries)`.
+    pub buckets: Buckets,
+    /// `(rows, top_k)`: the entries of a row, in order of the experts.
+    pub entries: Span<i32>,
+    /// `(rows, top_k)`: their weights.
+    pub weights: Span<f32>,
+}
+
+/// Parameters of the routing.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct RouteParams {
+    scores: u64,
+    scale: u64,
+    matrices: u64,
+    starts: u64,
+    count: u64,
+    rows_of: u64,
+    entries: u64,
+    weights: u64,
+    rows: i32,
+    experts: i32,
+    top_k: i32,
+}
+
+// SAFETY: the `RouteParams` of experts.cu.
+unsafe impl Params for RouteParams {}
+
+/// Softmax over the experts, the best `top_k` renormalised to sum 1, each times its expert's scale.
+///
+/// * `scores`: `(rows, experts)`; `scale`: `(experts)`.
+///
+/// # Errors
+/// If there are more than [`MOST`], or a span is too short.
+pub fn route(
+    scores: Span<f32>,
+    scale: Span<f32>,
+    (rows, experts, top_k): (usize, usize, usize),
+    route: &Route,
+) -> Result<Launch<RouteParams>, Unfit> {
+    if rows == 0 || rows > MOST.0 || experts > MOST.1 || top_k == 0 || top_k > MOST.2.min(experts) {
+        return Err(Unfit(format!(
+            "{top_k} of {experts} experts for {rows} rows; at most {MOST:?} (rows, experts, choices)"
+        )));
+    }
+    let entries = rows * top_k;
+    let rows_of = route.buckets.rows.ok_or_else(|| Unfit("a route without the entries' rows".into()))?;
+    let params = RouteParams {
+        scores: scores.holding("the router's scores", rows * experts)?,
+        scale: scale.holding("the experts' scales", experts)?,
+        matrices: route.buckets.matrices.holding("the buckets' matrices", entries)?,
+        starts: route.buckets.starts.holding("the buckets' starts", entries + 1)?,
+        count: route.buckets.count.holding("the number of buckets", 1)?,
+        rows_of: rows_of.holding("the entries' rows", entries)?,
+        entries: route.entries.holding("the rows' entries", entries)?,
+        weights: route.weights.holding("the rows' weights", entries)?,
+        rows: rows as i32,
+        experts: experts as i32,
+        top_k: top_k as i32,
+    };
+    Ok(Launch { kernel: "route", grid: [1, 1, 1], block: [512, 1, 1], params })
+}
+
+/// Parameters of the mixing.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MixParams {
+    parts: u64,
+    entries: u64,
+    weights: u64,
+    y: u64,
+    width: i32,
+    top_k: i32,
+}
+
+// SAFETY: the `MixParams` of experts.cu.
+unsafe impl Params for MixParams {}
+
+/// `y[row] = sum of weight * parts[entry]` over the row's entries, in order of the experts.
+///
+/// * `parts`: `(rows * top_k, width)`; `y`: `(rows, width)`.
+///
+/// # Errors
+/// If a span is too short.
+pub fn mix(
+    parts: Span<f32>,
+    route: &Route,
+    (rows, top_k, width): (usize, usize, usize),
+    y: Span<f32>,
+) -> Result<Launch<MixParams>, Unfit> {
+    let params = MixParams {
+        parts: parts.holding("the experts' results", rows * top_k * width)?,
+        entries: route.entries.holding("the rows' entries", rows * top_k)?,
+        weights: route.weights.holding("the rows' weights", rows * top_k)?,
+        y: y.holding("y", rows * width)?,
+        width: dimension("width", width)?,
+        top_k: dimension("choices", top_k)?,
+    };
+    let grid = [blocks("width", width.div_ceil(256))?, blocks("rows", rows)?, 1];
+    Ok(Launch { kernel: "mix", grid, block: [256, 1, 1], params })
+}

@@ -1,0 +1,8 @@
+//! The suite: `cases` are run on a `Device`; `machine` is the emulated one.
+
+mod attention;
+pub mod cases;
+pub mod device;
+pub mod machine;
+mod matmul;
+mod steps;

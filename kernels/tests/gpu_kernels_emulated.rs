@@ -1,0 +1,103 @@
+//! The GPU kernels' sources, compiled as C++ and run on the CPU, against the CPU kernels: every kernel, format and shape.
+//!
+//! `emulator/` has the headers that make threads, barriers, shuffles and tensor-core products out of fibers; see
+//! `emulator/machine.h` for what that finds. It does not find races between threads that no barrier separates in either
+//! order of running them, nor anything about the compiler, the driver or the speed of a device.
+//!
+//! It needs a C++ compiler: `c++`, `g++` or `clang++`.
+
+mod emulated;
+
+use emulated::cases;
+use emulated::device::Device;
+use emulated::machine::Machine;
+use foretoken_kernels::gpu::{Launch, Params};
+
+#[test]
+fn kernels_agree_with_the_cpu() {
+    let machine = Machine::get();
+    let failed: Vec<_> = in_parallel(&cases::all(), |case| {
+        // Both orders of the threads between barriers.
+        let run = |backwards| (case.run)(&mut machine.session(backwards)).err();
+        [false, true].into_iter().find_map(run).map(|error| format!("{}: {error}", case.name))
+    });
+    assert!(failed.is_empty(), "{} cases fail:\n{}", failed.len(), failed.join("\n"));
+}
+
+/// Every index that is marked with `AT` is made one too large, one at a time: some case must notice.
+#[test]
+fn an_index_off_by_one_is_noticed() {
+    let machine = Machine::get();
+    let cases = cases::small();
+    let sites = machine.sites();
+    assert!(sites.len() > 50, "only {} marked indices", sites.len());
+    let survivors = in_parallel(&sites, |site| {
+        let noticed = cases.iter().filter(|case| case.reads(&site.file)).any(|case| {
+            let mut session = machine.session(false);
+            session.mutate(site);
+            (case.run)(&mut session).is_err()
+        });
+        (!noticed).then(|| format!("{}:{}", site.file, site.line))
+    });
+    assert!(survivors.is_empty(), "{} of {} are not noticed:\n{}", survivors.len(), sites.len(), survivors.join("\n"));
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Faulty {
+    x: u64,
+    fault: i32,
+}
+
+// SAFETY: the `Params` of faults.cu.
+unsafe impl Params for Faulty {}
+
+/// The machine reports what it promises to: see `emulator/faults.cu`.
+#[test]
+fn faults_are_reported() {
+    let run = |fault: i32| {
+        let mut session = Machine::get().session(false);
+        let device: &mut dyn Device = &mut session;
+        let x: Vec<f32> = (0..64).map(|i| i as f32).collect();
+        let span = device.of(&x);
+        let params = Faulty { x: span.address(), fault };
+        device.run(Ok(Launch { kernel: "faulty", grid: [1; 3], block: [64, 1, 1], params })).map(|()| device.read(span))
+    };
+    let right: Vec<f32> = (0..64).map(|i| ((i + 1) % 64) as f32).collect();
+    assert_eq!(run(0), Ok(right.clone()));
+    assert!(run(1).is_ok_and(|x| x != right), "a missing barrier shows in the result");
+    for (fault, part) in [
+        (2, "not reached by all"),
+        (3, "byte 256 of buffer 0, which has 256"),
+        (4, "misaligned"),
+        (5, "before its beginning"),
+        (6, "not reached by all"),
+        (7, "beyond an array"),
+        (8, "of shared memory"),
+        (9, "while others are at"),
+    ] {
+        let error = run(fault).expect_err("a fault");
+        assert!(error.contains(part), "fault {fault}: {error}");
+    }
+    // And goes on as if nothing had been.
+    assert_eq!(run(0), Ok(right));
+}
+
+/// What `f` finds, in order, on two threads.
+fn in_parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> Option<R> + Sync) -> Vec<R> {
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let mut found: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let work = || {
+            let mut found = Vec::new();
+            loop {
+                let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                let Some(item) = items.get(i) else { return found };
+                found.extend(f(item).map(|r| (i, r)));
+            }
+        };
+        let threads: Vec<_> = (0..2).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
+    });
+    found.sort_by_key(|(i, _)| *i);
+    found.into_iter().map(|(_, r)| r).collect()
+}

@@ -8,7 +8,7 @@ use clap::Parser;
 use foretoken::Isa;
 use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::TextConfig;
-use foretoken::kv::{KvCache, KvOptions, KvPreset};
+use foretoken::kv::{KvCache, KvOptions, KvPreset, available_memory};
 
 /// Print a checkpoint's metadata and tensors, what its K/V take, and how long a context fits this machine's memory.
 ///
@@ -66,7 +66,7 @@ fn tensors(checkpoint: &Checkpoint, list: bool) -> Result<()> {
 }
 
 fn memory(config: &TextConfig, weights: u64) {
-    let available = available_bytes();
+    let available = available_memory();
     for preset in KvPreset::ALL {
         // Sizes only: nothing is held before it is needed.
         let options = KvOptions { memory: Some(u64::MAX), ..preset.into() };
@@ -95,13 +95,6 @@ fn largest(longest: usize, fits: impl Fn(usize) -> bool) -> usize {
         if fits(middle) { low = middle } else { high = middle }
     }
     low
-}
-
-/// What the system would give without swapping, where it tells.
-fn available_bytes() -> Option<u64> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
 fn mebibytes(bytes: u64) -> String {

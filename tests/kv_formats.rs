@@ -113,3 +113,48 @@ fn names_are_those_of_llama_cpp_and_say_what_is_wrong() {
     }
     assert!("best".parse::<KvPreset>().expect_err("no preset").contains("balanced"));
 }
+
+/// Bytes that a position adds to the full layers of every variant: what the presets promise is what a cache comes to hold.
+/// DESIGN.md has this table.
+#[test]
+fn every_variant_holds_what_its_preset_promises() {
+    let variants: [(&str, usize, usize, bool, [usize; 4]); 5] = [
+        // full layers that compute K and V, their heads of 512, K = V; exact, quality, balanced, compact
+        ("E2B", 3, 1, false, [6144, 2184, 1800, 1608]),
+        ("E4B", 4, 2, false, [16384, 5824, 4800, 4288]),
+        ("12B", 8, 1, true, [8704, 4000, 3360, 2720]),
+        ("26B-A4B", 5, 2, true, [10752, 5000, 4200, 3400]),
+        ("31B", 10, 4, true, [41472, 20000, 16800, 13600]),
+    ];
+    let mut noise = (0..).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / 8e6 - 1.0);
+    for (name, layers, heads, k_eq_v, want) in variants {
+        let store = StoreLayout {
+            num_kv_heads: heads,
+            head_dim: 512,
+            window: None,
+            key_weight: k_eq_v.then(|| vec![1.0; 512]),
+        };
+        let inverse_frequencies = if k_eq_v { vec![1.0; 64] } else { Vec::new() };
+        for (preset, want) in KvPreset::ALL.into_iter().zip(want) {
+            let layout = KvLayout {
+                stores: vec![store.clone(); layers],
+                store_of_layer: (0..layers).collect(),
+                inverse_frequencies: inverse_frequencies.clone(),
+            };
+            let mut cache = KvCache::new(layout, &preset.into(), 4096, Isa::best()).expect("a cache");
+            let mut held = Vec::new();
+            // Past the exact zones of every preset.
+            for _ in 0..8 {
+                let mut round = cache.begin_round(256).expect("a round");
+                let rows = tensor(noise.by_ref().take(256 * heads * 512).collect(), (256, heads, 512)).expect("rows");
+                for layer in 0..layers {
+                    round.append(layer, &rows, &rows).expect("rows that fit");
+                }
+                round.commit(256);
+                held.push(cache.bytes());
+            }
+            let grown = (held[7] - held[6]) / 256;
+            assert_eq!((grown, cache.bytes_per_token()), (want, want), "{name}, {}", preset.name());
+        }
+    }
+}

@@ -174,7 +174,7 @@ fn attend_split(cache: &KvCache, store: &Store, all: &Queries<'_>, piece: Piece<
         })
         .collect();
     for page in piece.split * SPLIT_PAGES..(piece.split + 1) * SPLIT_PAGES {
-        for reading in [Reading::Exact, Reading::Coded] {
+        for &reading in store.readings() {
             let mut len = 0;
             for (i, query) in queries.iter_mut().enumerate() {
                 let at = (all.positions)(row_of(i));

@@ -16,7 +16,7 @@ mod shared;
 mod store;
 
 pub use format::{ExactZones, KvFormat, KvPreset};
-pub use options::{KeysOfValues, KvOptions, LayerFormat};
+pub use options::{KeysOfValues, KvOptions, LayerFormat, available_memory};
 pub use round::{Borrowed, Committed, KvAccess, Round};
 
 pub use foretoken_kernels::turbo::CodeFormat;

@@ -125,8 +125,8 @@ impl KvOptions {
     }
 }
 
-/// What the system could give without swapping; `None` where it does not tell.
-fn available_memory() -> Option<u64> {
+/// Bytes that the system could give without swapping; `None` where it does not tell.
+pub fn available_memory() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)

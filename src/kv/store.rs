@@ -117,6 +117,15 @@ impl Store {
         self.values.codes()
     }
 
+    /// The ways in which parts of a page may have to be read.
+    pub(super) fn readings(&self) -> &'static [Reading] {
+        if self.is_coded() { &[Reading::Exact, Reading::Coded] } else { &[Reading::Exact] }
+    }
+
+    fn is_coded(&self) -> bool {
+        self.key_codes().or(self.value_codes()).is_some()
+    }
+
     /// The first `len` rows of one head in page `page` of the sequence, where they are read exactly, else the whole page.
     /// Keys that are not kept as they are read are made in `made`, which has room for a page of them.
     pub(super) fn tile<'a>(
@@ -157,9 +166,8 @@ impl Store {
     /// Of the keys of `page` that a query at `position` sees (`seen`, counted from the page's first), those that it reads
     /// this way. The query alone decides, so a row's bits do not depend on who rides with it.
     pub(super) fn part(&self, reading: Reading, page: usize, position: usize, seen: Range<usize>) -> Range<usize> {
-        let coded = self.key_codes().or(self.value_codes()).is_some();
         let codes_from = match page {
-            _ if !coded || page >= first_exact_page(position, self.zones.tail) => PAGE,
+            _ if !self.is_coded() || page >= first_exact_page(position, self.zones.tail) => PAGE,
             0 => self.zones.head,
             _ => 0,
         };

@@ -5,7 +5,7 @@ mod synthetic;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use foretoken::gemma4::Wanted;
 use foretoken::kv::{CodeFormat, ExactZones, KvCache, KvFormat, KvOptions, KvPreset};
@@ -35,6 +35,9 @@ struct Args {
     /// Tokens to generate for the acceptance, in pieces of 64 after prompts from the text.
     #[arg(long, default_value_t = 2048)]
     generate: usize,
+    /// Of the ways to keep K and V, only these presets and formats; exact K/V is always there.
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..")]
+    only: Vec<String>,
     /// No checkpoint: the errors of codes on made-up rows (Gaussian, biased, heavy-tailed, drifting).
     #[arg(long)]
     synthetic: bool,
@@ -72,6 +75,13 @@ fn main() -> Result<()> {
     ensure!(ids.len() >= args.tokens, "the text has {} tokens, --tokens asks for {}", ids.len(), args.tokens);
 
     let mut cases = cases();
+    if let Some(unknown) = args.only.iter().find(|name| cases.iter().all(|case| case.name != **name)) {
+        let names: Vec<_> = cases.iter().map(|case| &case.name[..]).collect();
+        bail!("--only {unknown}: there are {}", names.join("; "));
+    }
+    if !args.only.is_empty() {
+        cases.retain(|case| case.name == KvPreset::Exact.name() || args.only.contains(&case.name));
+    }
     read(&engine, &ids[..args.tokens], &mut cases)?;
     if engine.assistant().is_some() {
         for case in &mut cases {

@@ -151,7 +151,8 @@ pub(crate) const SHARE: usize = 8;
 /// Queries that share a loaded exact key or value.
 const SHARE_EXACT: usize = 4;
 
-/// How many keys ahead of the one in use the next ones are asked for: half a microsecond's work for four queries.
+/// How many keys (values) ahead of the ones in use the next are asked for. Without it one row at 32768 positions of E2B, f16,
+/// took 202 ms instead of 182.
 const AHEAD: usize = 8;
 
 struct Scores<'a, 'q, K> {

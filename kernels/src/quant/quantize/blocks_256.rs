@@ -1,7 +1,7 @@
 //! Blocks of 256 weights in groups, whose scales (and minima) are integers times the block's.
 
 use super::fit::{Minimum, extreme, fit_affine, fit_symmetric, inverse, nearest, sums};
-use super::{Natural, put_half, weights};
+use super::{put_half, weights};
 use half::f16;
 
 /// How often the groups' integers are chosen anew for the block's scale, and it for them.
@@ -140,10 +140,10 @@ fn symmetric(x: &[f32], w: &[f32; 256], levels: f32, top: f32) -> Groups {
 
 /// The weights of a block, group by group.
 #[inline(always)]
-fn all_weights<const N: usize>(x: &[f32], importance: Option<&[f32]>, natural: Natural) -> [f32; 256] {
+fn all_weights<const N: usize>(importance: Option<&[f32]>) -> [f32; 256] {
     let mut all = [0.0; 256];
-    for (g, (x, out)) in x.chunks_exact(N).zip(all.chunks_exact_mut(N)).enumerate() {
-        out.copy_from_slice(&weights::<N>(x, importance.map(|all| &all[g * N..(g + 1) * N]), natural));
+    for (g, out) in all.chunks_exact_mut(N).enumerate() {
+        out.copy_from_slice(&weights::<N>(importance.map(|all| &all[g * N..(g + 1) * N])));
     }
     all
 }
@@ -156,7 +156,7 @@ fn put_two_bits(out: &mut [u8], i: usize, q: u8) {
 
 #[inline(always)]
 pub(super) fn q2(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    let w = all_weights::<16>(x, importance, Natural::Magnitude);
+    let w = all_weights::<16>(importance);
     let Groups { unit, minimum_unit, scales, minima } = affine::<16>(x, &w, 3.0, 15.0);
     let (unit, minimum_unit) = (put_half(out, 80, unit), put_half(out, 82, minimum_unit));
     for (s, x) in x.chunks_exact(16).enumerate() {
@@ -170,7 +170,7 @@ pub(super) fn q2(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
 
 #[inline(always)]
 pub(super) fn q3(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    let w = all_weights::<16>(x, importance, Natural::Raised);
+    let w = all_weights::<16>(importance);
     let Groups { unit, scales, .. } = symmetric(x, &w, 4.0, 32.0);
     let unit = put_half(out, 108, unit);
     for (s, x) in x.chunks_exact(16).enumerate() {
@@ -188,7 +188,7 @@ pub(super) fn q3(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
 
 #[inline(always)]
 pub(super) fn q4_or_q5(x: &[f32], importance: Option<&[f32]>, out: &mut [u8], levels: f32) {
-    let w = all_weights::<32>(x, importance, Natural::Raised);
+    let w = all_weights::<32>(importance);
     let Groups { unit, minimum_unit, scales, minima } = affine::<32>(x, &w, levels, 63.0);
     let (unit, minimum_unit) = (put_half(out, 0, unit), put_half(out, 2, minimum_unit));
     let [scale, minimum] = [scales, minima].map(|integers| integers.map(|integer| integer as u8));
@@ -214,7 +214,7 @@ pub(super) fn q4_or_q5(x: &[f32], importance: Option<&[f32]>, out: &mut [u8], le
 
 #[inline(always)]
 pub(super) fn q6(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    let w = all_weights::<16>(x, importance, Natural::Square);
+    let w = all_weights::<16>(importance);
     let Groups { unit, scales, .. } = symmetric(x, &w, 32.0, 128.0);
     let unit = put_half(out, 208, unit);
     for (s, x) in x.chunks_exact(16).enumerate() {

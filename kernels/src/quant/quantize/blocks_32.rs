@@ -1,13 +1,13 @@
 //! Blocks of 32 weights with one scale, or a scale and a minimum.
 
 use super::fit::{Minimum, extreme, fit, fit_affine, fit_symmetric, inverse, nearest};
-use super::{Natural, put_half, weights};
+use super::{put_half, weights};
 use crate::quant::block::IQ4_NL_LEVELS;
 
 /// Q4_0 and Q5_0.
 #[inline(always)]
 pub(super) fn symmetric(x: &[f32], importance: Option<&[f32]>, out: &mut [u8], levels: f32) {
-    let weights: [f32; 32] = weights(x, importance, Natural::Equal);
+    let weights: [f32; 32] = weights(importance);
     let inverse = inverse(put_half(out, 0, fit_symmetric(x, &weights, levels)));
     put_nibbles(&mut out[2..], x, |x| (nearest(x * inverse, -levels, levels - 1.0) + levels) as u8);
 }
@@ -15,7 +15,7 @@ pub(super) fn symmetric(x: &[f32], importance: Option<&[f32]>, out: &mut [u8], l
 /// Q4_1 and Q5_1.
 #[inline(always)]
 pub(super) fn affine(x: &[f32], importance: Option<&[f32]>, out: &mut [u8], levels: f32) {
-    let weights: [f32; 32] = weights(x, importance, Natural::Raised);
+    let weights: [f32; 32] = weights(importance);
     let (scale, low) = fit_affine(x, &weights, levels, Minimum::Anywhere);
     let (inverse, low) = (inverse(put_half(out, 0, scale)), put_half(out, 2, low));
     put_nibbles(&mut out[4..], x, |x| nearest((x - low) * inverse, 0.0, levels) as u8);
@@ -65,7 +65,7 @@ fn iq4_nl_level(x: f32) -> f32 {
 #[inline(always)]
 pub(super) fn iq4_nl(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     let extreme = extreme(x);
-    let weights: [f32; 32] = weights(x, importance, Natural::Raised);
+    let weights: [f32; 32] = weights(importance);
     // The extreme element meets a level near either end of the table, which is longer on its negative side.
     let (negative, positive) = (f32::from(IQ4_NL_LEVELS[0]), f32::from(IQ4_NL_LEVELS[15]));
     let candidates = (-12..=12).flat_map(|step| [negative, positive].map(|end| extreme / (end + 1.5 * step as f32)));

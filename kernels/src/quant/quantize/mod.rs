@@ -6,7 +6,7 @@
 //! what was chosen, and the choice is made once more.
 //!
 //! What the error is weighted with is the importance of the inputs where it is known, and nothing else: the expected
-//! square of what a row's error does to its product. Without it, large weights count for more, as in llama.cpp.
+//! square of what a row's error does to its product. Without it, all errors count the same.
 
 mod blocks_256;
 mod blocks_32;
@@ -74,43 +74,13 @@ impl Op for QuantizeRow<'_> {
     }
 }
 
-/// What an element's squared error counts for where its importance is not known.
-#[derive(Clone, Copy)]
-enum Natural {
-    /// The same for all.
-    Equal,
-    /// The group's root mean square plus the element's magnitude.
-    Raised,
-    /// The element's magnitude.
-    Magnitude,
-    /// The element's square.
-    Square,
-}
-
-/// The weights of a group.
+/// What the squared errors of a group's elements count for: their importance where it is known, all the same where not.
 #[inline(always)]
-fn weights<const N: usize>(x: &[f32], importance: Option<&[f32]>, natural: Natural) -> [f32; N] {
-    if let Some(importance) = importance {
-        let mut weights = [0.0; N];
+fn weights<const N: usize>(importance: Option<&[f32]>) -> [f32; N] {
+    let mut weights = [1.0; N];
+    // A group that never meets an input has to be something all the same.
+    if let Some(importance) = importance.filter(|all| all.iter().any(|weight| *weight > 0.0)) {
         weights.copy_from_slice(importance);
-        // A group that never meets an input has to be something all the same.
-        if weights.iter().any(|weight| *weight > 0.0) {
-            return weights;
-        }
-    }
-    let mut weights = [0.0; N];
-    let mut mean = 0.0;
-    for x in x {
-        mean += x * x;
-    }
-    let root = (mean / N as f32).sqrt();
-    for (weight, x) in weights.iter_mut().zip(x) {
-        *weight = match natural {
-            Natural::Equal => 1.0,
-            Natural::Raised => root + x.abs(),
-            Natural::Magnitude => x.abs(),
-            Natural::Square => x * x,
-        };
     }
     weights
 }

@@ -40,18 +40,9 @@ pub fn all() -> Vec<Case> {
 }
 
 impl Case {
-    /// Whether it is one of this repository's own.
-    pub fn ships(&self) -> bool {
-        self.path.starts_with(env!("CARGO_MANIFEST_DIR"))
-    }
-
     pub fn target(&self) -> Target {
-        self.target_on(Isa::best())
-    }
-
-    pub fn target_on(&self, isa: Isa) -> Target {
         let checkpoint = Checkpoint::open(self.path.join("target")).expect("the target's checkpoint");
-        Target::load(&checkpoint, isa).expect("the target")
+        Target::load(&checkpoint, Isa::best()).expect("the target")
     }
 
     pub fn assistant_path(&self) -> Option<PathBuf> {

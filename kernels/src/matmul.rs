@@ -44,8 +44,8 @@ struct MatMul<'a, W> {
 /// while the columns pass by.
 const ROW_BLOCK: usize = 64;
 
-/// Rows that wait for memory: for so few, the next tile's weights are asked for.
-const STREAM_ROWS: usize = 4;
+/// Rows of a call that wait for memory: for so few, the next tile's weights are asked for.
+const STREAM_ROWS: usize = 16;
 
 impl<W: Element> Op for MatMul<'_, W> {
     type Output = ();
@@ -91,6 +91,7 @@ impl<W: Element> MatMul<'_, W> {
         let (inputs, first) = (self.inputs, column - self.y.range().start);
         let whole = inputs - inputs % L::LANES;
         let tail = inputs - whole;
+        let streams = self.y.rows() <= STREAM_ROWS;
         // SAFETY: the caller's rows and columns are inside `x` and `w`; loads stop at `inputs`.
         unsafe {
             let x = self.x.as_ptr().add(row * inputs);
@@ -100,7 +101,7 @@ impl<W: Element> MatMul<'_, W> {
             for i in (0..whole).step_by(L::LANES) {
                 for (c, column) in columns.iter_mut().enumerate() {
                     let at = w.add(c * inputs + i);
-                    if R <= STREAM_ROWS {
+                    if streams {
                         prefetch(at.wrapping_add(C * inputs).cast());
                     }
                     *column = W::load(l, at);

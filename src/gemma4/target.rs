@@ -1,7 +1,7 @@
 //! The model whose text is wanted.
 
 use candle_core::Tensor;
-use candle_nn::Module;
+use foretoken_kernels::activation::soft_cap;
 use foretoken_kernels::{ElementType, Isa};
 use half::{bf16, f16};
 
@@ -11,7 +11,7 @@ use super::per_layer::PerLayerEmbeddings;
 use super::rope::Rotations;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse};
 use crate::kv::{KvLayout, Round};
-use crate::nn::{Embedding, F32View, Linear, RmsNorm, soft_cap};
+use crate::nn::{Embedding, F32View, Linear, RmsNorm};
 use crate::{Error, Result};
 
 /// A Gemma 4 text model of any published variant.
@@ -175,10 +175,11 @@ impl Target {
             h = newest(&h, wanted_rows)?;
         }
         let hidden = self.norm.forward(&h)?;
-        let mut logits = self.lm_head.forward(&hidden)?;
-        if let Some(cap) = self.config.final_logit_softcapping {
-            logits = soft_cap(&logits, cap as f32, self.isa)?;
-        }
+        let logits = self.lm_head.forward_then(&hidden, |logits| {
+            if let Some(cap) = self.config.final_logit_softcapping {
+                soft_cap(self.isa, logits, cap as f32);
+            }
+        })?;
         Ok(Some(Output { logits, hidden }))
     }
 }

@@ -23,13 +23,3 @@ pub fn gelu_gate(gate: &Tensor, up: &Tensor, isa: Isa) -> Result<Tensor> {
     });
     tensor(y, gate.dims())
 }
-
-/// `cap * tanh(x / cap)`, elementwise.
-///
-/// # Errors
-/// If `x` is not a contiguous `f32` tensor on the CPU.
-pub fn soft_cap(x: &Tensor, cap: f32, isa: Isa) -> Result<Tensor> {
-    let mut y = F32View::new(x)?.to_vec();
-    activation::soft_cap(isa, &mut y, cap);
-    tensor(y, x.dims())
-}

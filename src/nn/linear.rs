@@ -28,6 +28,16 @@ impl Linear {
     pub fn weight(&self) -> &Weight {
         &self.weight
     }
+
+    /// `y = x W^T`, and `then` on what lies in `y`.
+    ///
+    /// # Errors
+    /// If `x` is not `(rows, inputs)`.
+    pub fn forward_then(&self, x: &Tensor, then: impl FnOnce(&mut [f32])) -> Result<Tensor> {
+        let [mut y] = products([self], x)?;
+        then(&mut y);
+        tensor(y, (x.dim(0)?, self.weight.outputs()))
+    }
 }
 
 impl Module for Linear {
@@ -42,6 +52,15 @@ impl Module for Linear {
 /// # Errors
 /// If the input is not `(rows, inputs)` of every layer.
 pub fn project<const N: usize>(layers: [&Linear; N], x: &Tensor) -> Result<[Tensor; N]> {
+    let rows = x.dim(0)?;
+    let mut tensors = Vec::with_capacity(N);
+    for (layer, y) in layers.into_iter().zip(products(layers, x)?) {
+        tensors.push(tensor(y, (rows, layer.weight.outputs()))?);
+    }
+    tensors.try_into().map_err(|_| lost())
+}
+
+fn products<const N: usize>(layers: [&Linear; N], x: &Tensor) -> Result<[Vec<f32>; N]> {
     let (rows, inputs) = x.dims2()?;
     for layer in layers {
         if layer.weight.inputs() != inputs {
@@ -52,12 +71,11 @@ pub fn project<const N: usize>(layers: [&Linear; N], x: &Tensor) -> Result<[Tens
     let view = F32View::new(x)?;
     let input = Input::new(&view, rows);
     let jobs = layers.map(|layer| (layer.weight.matrix(0), &input));
-    let mut outputs = multiply(layers[0].isa, &jobs).into_iter();
-    let mut tensors = Vec::with_capacity(N);
-    for layer in layers {
-        tensors.push(tensor(outputs.next().unwrap_or_default(), (rows, layer.weight.outputs()))?);
-    }
-    tensors.try_into().map_err(|_| candle_core::Error::Msg("linear: an output was lost".into()).into())
+    multiply(layers[0].isa, &jobs).try_into().map_err(|_| lost())
+}
+
+fn lost() -> crate::Error {
+    candle_core::Error::Msg("linear: an output was lost".into()).into()
 }
 
 /// Rows to be multiplied, and their quantized forms, each made once and shared by all matrices that need it.

@@ -14,7 +14,7 @@ mod rotary;
 mod view;
 mod weight;
 
-pub use activation::{gelu_gate, soft_cap};
+pub use activation::gelu_gate;
 pub use arena::{Arena, Piece};
 pub use bytes::{Bytes, MappedFile, Source};
 pub use embedding::Embedding;

@@ -12,6 +12,7 @@ const MODEL: usize = 0;
 const LOOK_UP: usize = 1;
 
 /// A machine, and a text with its drafters.
+#[derive(Clone)]
 struct Simulation {
     name: String,
     /// Milliseconds of verifying 1, 2, ... rows.
@@ -22,8 +23,12 @@ struct Simulation {
     model: Vec<f64>,
     /// How often the look-up finds something, how long it is, and the chance of each of its tokens.
     look_up: Option<(f64, usize, f64)>,
-    /// Share by which times vary.
+    /// Share by which measured times vary.
     noise: f64,
+    /// Now and then the processor is someone else's for a while: in one of so many rounds, this many times longer.
+    pause: (usize, f64),
+    /// How many times slower the machine is than its table for now.
+    slow: f64,
 }
 
 /// What a run did, round by round: tokens that are to be expected of the plan, tokens that it gave, true milliseconds.
@@ -54,6 +59,8 @@ impl Simulation {
             model: model.to_vec(),
             look_up: None,
             noise: 0.08,
+            pause: (200, 8.0),
+            slow: 1.0,
         }
     }
 
@@ -87,9 +94,9 @@ impl Simulation {
     }
 
     fn time(&self, ms: f64, rng: &mut StdRng) -> f64 {
-        // Now and then the processor is someone else's for a while.
-        let pause = if rng.random_range(0..200) == 0 { 8.0 } else { 1.0 };
-        ms * pause * rng.random_range(1.0 - self.noise..=1.0 + self.noise)
+        let (every, times) = self.pause;
+        let pause = if rng.random_range(0..every) == 0 { times } else { 1.0 };
+        ms * self.slow * pause * rng.random_range(1.0 - self.noise..=1.0 + self.noise)
     }
 
     fn planner(&self, block: BlockSize) -> Planner {
@@ -191,29 +198,93 @@ fn machines() -> Vec<Simulation> {
     all
 }
 
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
 #[test]
 fn two_hundred_rounds_find_the_best_block() {
-    let (mut worst, mut missed) = ((f64::INFINITY, String::new()), Vec::new());
+    let (mut worst, mut missed, mut means) = ((f64::INFINITY, String::new()), Vec::new(), Vec::new());
     for machine in machines() {
-        let reached = [0, 1, 2, 3].map(|seed| {
-            let mut rng = StdRng::seed_from_u64(seed);
-            let mut planner = machine.planner(BlockSize::Measured);
-            machine.run(&mut planner, 200, &mut rng);
-            rate(&machine.run(&mut planner, 1000, &mut rng)) / machine.best_fixed()
-        });
-        let mean = reached.iter().sum::<f64>() / reached.len() as f64;
+        let reached: Vec<f64> = (0..12)
+            .map(|seed| {
+                let mut rng = StdRng::seed_from_u64(seed);
+                let mut planner = machine.planner(BlockSize::Measured);
+                machine.run(&mut planner, 200, &mut rng);
+                rate(&machine.run(&mut planner, 1000, &mut rng)) / machine.best_fixed()
+            })
+            .collect();
+        let mean = mean(&reached);
+        means.push(mean);
         if mean < worst.0 {
             worst = (mean, machine.name.clone());
         }
-        // Where the best block hardly pays, the floor binds: what would be won on average may not be risked.
+        // Where the second row alone costs more than a plain step, a draft of which nothing stands costs 1.2 steps or
+        // more. The floor lends five, and then 2 % of the time: one such draft in 60 rounds. A text that was unlucky with
+        // the first ones has seen too few in 200 rounds to tell a gain of a tenth or a quarter from none.
         let gain = machine.best_fixed() / machine.fixed(1);
-        let least = if gain > 1.0 && gain < 1.5 { 0.95 } else { 0.98 };
+        let least = if machine.verify[1] > 2.0 * machine.verify[0] && gain < 1.5 { 0.95 } else { 0.98 };
         if mean < least {
             missed.push(format!("{} (gain {gain:.2}): {mean:.3} of the best; {reached:.3?}", machine.name));
         }
     }
-    println!("at worst {:.4} of the best fixed block: {}", worst.0, worst.1);
+    let all = mean(&means);
+    println!("steady: {all:.4} of the best fixed block, at worst {:.4}: {}", worst.0, worst.1);
     assert!(missed.is_empty(), "{missed:#?}");
+}
+
+/// Tables that nobody thought of, measured with times that vary by a fifth, now and then by a factor of three, on a machine
+/// that is half as fast for a while.
+#[test]
+fn random_machines_are_mastered() {
+    let (mut all, mut late_losses) = (Vec::new(), Vec::new());
+    for seed in 0..300 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let machine = random(&mut rng);
+        let mut reached = Vec::new();
+        for _ in 0..3 {
+            let (mut machine, mut planner) = (machine.clone(), machine.planner(BlockSize::Measured));
+            let mut rounds = Vec::new();
+            for (slow, count) in [(1.0, 100), (2.0, 60), (1.0, 300), (2.0, 140), (1.0, 600)] {
+                machine.slow = slow;
+                rounds.extend(machine.run(&mut planner, count, &mut rng));
+            }
+            reached.push(rate(&rounds[200..]) / machine.best_fixed());
+            late_losses.push((worst_loss(&rounds, machine.verify[0]), seed));
+        }
+        all.push((mean(&reached), seed, machine.best_fixed() / machine.fixed(1)));
+    }
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    late_losses.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mean = mean(&all.iter().map(|one| one.0).collect::<Vec<_>>());
+    let (under, slower) =
+        (all.iter().filter(|one| one.0 < 0.98).count(), late_losses.iter().filter(|one| one.0 > 1.03).count());
+    println!("{mean:.4} of the best, {under} of 300 under 0.98, at worst {:.3?}", &all[..4]);
+    println!("{slower} of 900 texts slower than 1.03, at worst {:.3?}", &late_losses[..4]);
+    assert!(mean >= 0.98 && under <= 40 && all[0].0 >= 0.85, "{mean:.4}, {under}, {:?}", all[0]);
+    // With measurements this bad what a draft costs against a plain step is known to a few hundredths only.
+    assert!(slower <= 45 && late_losses[0].0 <= 1.08, "{slower}, {:?}", late_losses[0]);
+}
+
+fn random(rng: &mut StdRng) -> Simulation {
+    let slope = 0.01 * 30_f64.powf(rng.random());
+    let (stairs, mut v) = (rng.random_range(0.0..0.4), vec![1.0]);
+    for rows in 1..64 {
+        let stair = if rng.random::<f64>() < stairs { rng.random_range(0.0..0.6) } else { 0.0 };
+        v.push(v[rows - 1] + slope * rng.random_range(0.2..1.8) + stair);
+    }
+    let (mut chance, fall) = (rng.random_range(0.02..0.98_f64), rng.random_range(0.9..1.05));
+    let chances: Vec<f64> = (0..16)
+        .map(|_| {
+            let now = chance;
+            chance = (chance * fall * rng.random_range(0.95..1.05)).min(0.99);
+            now
+        })
+        .collect();
+    let step = 0.01 * 40_f64.powf(rng.random());
+    let mut machine = Simulation::new("random", |rows| v[rows - 1], step, &chances);
+    (machine.noise, machine.pause) = (0.2, (50, 3.0));
+    machine
 }
 
 /// What a machine costs is learnt on the way: the first tokens on one that nothing is known about, against the best.
@@ -236,40 +307,89 @@ fn the_first_rounds_are_not_wasted() {
 
 #[test]
 fn a_change_is_followed_within_fifty_rounds() {
-    let linear = |rows: usize| 1.0 + 0.1 * (rows - 1) as f64;
+    let linear = |slope: f64| move |rows: usize| 1.0 + slope * (rows - 1) as f64;
     let mut missed = Vec::new();
-    for (before, after) in [(0.9, 0.2), (0.2, 0.9), (0.95, 0.5), (0.5, 0.95), (0.9, 0.0), (0.03, 0.9)] {
-        let mut reached = Vec::new();
-        for seed in 0..20 {
-            let mut rng = StdRng::seed_from_u64(seed);
-            let machine = |chance: f64| Simulation::new("change", linear, 0.05, &[chance]);
-            let (first, second) = (machine(before), machine(after));
-            let mut planner = first.planner(BlockSize::Measured);
-            first.run(&mut planner, 300, &mut rng);
-            second.run(&mut planner, 50, &mut rng);
-            reached.push(rate(&second.run(&mut planner, 50, &mut rng)) / second.best_fixed());
-        }
-        let mean = reached.iter().sum::<f64>() / reached.len() as f64;
-        println!("{before} -> {after}: {mean:.3} of the best");
-        if mean < 0.9 {
-            missed.push(format!("{before} -> {after}: {mean:.3} of the best, {reached:.2?}"));
+    for (curve, step) in [("linear", 0.05), ("flat", 0.05), ("stairs", 0.1)] {
+        for (before, after) in
+            [(0.9, 0.2), (0.2, 0.9), (0.95, 0.5), (0.5, 0.95), (0.9, 0.0), (0.03, 0.9), (0.7, 0.4), (0.4, 0.7)]
+        {
+            let reached: Vec<f64> = (0..80)
+                .map(|seed| {
+                    let mut rng = StdRng::seed_from_u64(seed);
+                    let machine = |chance: f64| match curve {
+                        "linear" => Simulation::new(curve, linear(0.1), step, &[chance]),
+                        "flat" => Simulation::new(curve, linear(0.03), step, &[chance]),
+                        _ => Simulation::new(curve, staircase, step, &[chance]),
+                    };
+                    let (first, second) = (machine(before), machine(after));
+                    let mut planner = first.planner(BlockSize::Measured);
+                    first.run(&mut planner, 300, &mut rng);
+                    second.run(&mut planner, 50, &mut rng);
+                    rate(&second.run(&mut planner, 50, &mut rng)) / second.best_fixed()
+                })
+                .collect();
+            let mean = mean(&reached);
+            println!("{curve}, {before} -> {after}: {mean:.3} of the best");
+            // What nobody drafts for is noticed by probes only, and behind a stair lies what was never measured.
+            let least = if before < 0.3 && after > 0.8 && curve != "linear" { 0.965 } else { 0.98 };
+            if mean < least {
+                missed.push(format!("{curve}, {before} -> {after}: {mean:.3} of the best"));
+            }
         }
     }
     assert!(missed.is_empty(), "{missed:#?}");
 }
 
-/// Milliseconds per token against plain decoding, behind the first 64 tokens, at every length from 256 on.
+/// Short texts on machines that nothing is known about, against blocks of four and against off, the whole text long.
+#[test]
+fn short_texts_are_planned_well_from_the_start() {
+    let curves: [(&str, &[f64], f64); 2] = [
+        ("typical", &[1.0, 1.08, 1.16, 1.24, 1.4, 1.5, 1.55, 1.61], 0.05),
+        ("demo", &[1.0, 1.3, 1.45, 1.6, 1.9, 2.1, 2.3, 2.5], 0.08),
+    ];
+    let mut missed = Vec::new();
+    for (name, v, step) in curves {
+        let v = |rows: usize| v[rows.min(8) - 1] + 0.1 * rows.saturating_sub(8) as f64;
+        for (noise, pause) in [(0.08, (200, 8.0)), (0.2, (50, 3.0))] {
+            let mut machine = Simulation::new(name, v, step, &[0.75]);
+            (machine.noise, machine.pause) = (noise, pause);
+            for tokens in [48, 64, 96, 128] {
+                let texts: Vec<Vec<Round>> = (0..100)
+                    .map(|seed| {
+                        let (mut rng, mut planner) =
+                            (StdRng::seed_from_u64(seed), machine.planner(BlockSize::Measured));
+                        let (mut rounds, mut emitted) = (Vec::new(), 0);
+                        while emitted < tokens {
+                            rounds.push(machine.round(&mut planner, rounds.len(), &mut rng, &mut |_| None));
+                            emitted += rounds[rounds.len() - 1].emitted;
+                        }
+                        rounds
+                    })
+                    .collect();
+                let reached = rate(&texts.concat()) / machine.fixed(4);
+                // More steps than plain decoding takes and three in a hundred.
+                let steps = |round: &Round| round.ms / machine.verify[0] - 1.03 * round.emitted as f64;
+                let owed = texts.iter().map(|text| text.iter().map(steps).sum::<f64>()).fold(f64::MIN, f64::max);
+                println!(
+                    "{name}, noise {noise}, {tokens} tokens: {reached:.3} of blocks of four, {owed:.2} steps owed at most"
+                );
+                if reached < 0.95 || owed > 1.5 {
+                    missed.push(format!("{name}, {tokens} tokens: {reached:.3}, {owed:.2}"));
+                }
+            }
+        }
+    }
+    assert!(missed.is_empty(), "{missed:#?}");
+}
+
+/// Time against plain decoding's, where texts of less than 256 tokens count as such of 256: so long as that is at most 1.03,
+/// no text loses more than 3 %, and the first rounds of one no more than 8 plain steps.
 fn worst_loss(rounds: &[Round], plain_ms: f64) -> f64 {
-    let (mut tokens, mut late, mut ms, mut worst) = (0, 0, 0.0, 0.0_f64);
+    let (mut tokens, mut steps, mut worst) = (0.0, 0.0, 0.0_f64);
     for round in rounds {
-        if tokens >= 64 {
-            late += round.emitted;
-            ms += round.ms;
-        }
-        tokens += round.emitted;
-        if tokens >= 256 {
-            worst = worst.max(ms / (late as f64 * plain_ms));
-        }
+        tokens += round.emitted as f64;
+        steps += round.ms / plain_ms;
+        worst = worst.max(1.0 + (steps - tokens) / tokens.max(256.0));
     }
     worst
 }
@@ -443,7 +563,8 @@ fn costs_are_saved_and_loaded() {
     let path = directory.path().join("costs.json");
     costs.save(&path).expect("a file");
     let loaded = Costs::load(&path, &own).expect("the same costs");
-    assert_eq!(loaded.verify(700, 16), costs.verify(700, 16));
+    let ms = |costs: &Costs| costs.verify(700, 16).iter().map(|rows| rows.ms).collect::<Vec<_>>();
+    assert_eq!(ms(&loaded), ms(&costs));
     assert_eq!(loaded.step(DrafterKind::Mtp, 0), 0.5);
     let estimates = loaded.verify(700, 8);
     assert!((estimates[3].ms - 5.0).abs() < 0.01 && (5.0..6.0).contains(&estimates[4].ms), "{estimates:?}");

@@ -1,89 +1,70 @@
 //! How often drafts stand, as observed lately.
 
-/// Weight of what is believed before anything is observed, in observations.
-const PRIOR: f64 = 2.0;
+use std::collections::VecDeque;
 
-/// Observations that count lately, and those that count to notice a change.
-const SLOW: f64 = 96.0;
-const FAST: f64 = 16.0;
+/// Weight of what is believed before anything is observed, in observations; the same after a change; and that of the place
+/// before.
+const PRIOR: f64 = 8.0;
+const AGAIN: f64 = 1.5;
+const LIKE: f64 = 6.0;
 
-/// Standard deviations between the two that are no chance.
-const CHANGE: f64 = 2.5;
+/// Observations that count lately.
+const WINDOW: f64 = 192.0;
+
+/// Rounds in which the beginning of a change is looked for.
+const MEMORY: usize = 64;
+
+/// By how many nats a change must explain the last rounds better than chance to be as likely as none, and the share of the
+/// observations that must be older.
+const CHANGE: f64 = 6.5;
+const OLDER: f64 = 0.3;
+
+/// The chance of a change at which what was before is forgotten.
+const CERTAIN: f64 = 0.99;
 
 /// What is left of a count after a round in which it was not added to: what was not tried for long is worth a try.
 const FADE: f64 = 1.0 - 1.0 / 256.0;
 
+/// How often something was so.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+pub(super) struct Chance {
     hits: f64,
     trials: f64,
 }
 
-impl Counts {
-    fn add(&mut self, hit: f64, window: f64) {
-        let keep = 1.0 - 1.0 / window;
-        (self.hits, self.trials) = (self.hits * keep + hit, self.trials * keep + 1.0);
-    }
-}
-
-/// The chance that a draft at one place stands if those before it do.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Chance {
-    slow: Counts,
-    fast: Counts,
-}
-
-/// Whether a chance is as before, or another one now.
-#[derive(PartialEq, Eq)]
-enum News {
-    Same,
-    Changed,
-}
-
 impl Chance {
     pub(super) fn add(&mut self, hit: bool) {
-        let _ = self.observe(hit);
+        let keep = 1.0 - 1.0 / WINDOW;
+        (self.hits, self.trials) = (self.hits * keep + f64::from(u8::from(hit)), self.trials * keep + 1.0);
     }
 
-    fn observe(&mut self, hit: bool) -> News {
-        let hit = f64::from(u8::from(hit));
-        self.slow.add(hit, SLOW);
-        self.fast.add(hit, FAST);
-        let mean = |counts: Counts| (counts.hits + 0.5) / (counts.trials + 1.0);
-        let (slow, fast) = (mean(self.slow), mean(self.fast));
-        let spread = (slow * (1.0 - slow) * (1.0 / self.fast.trials + 1.0 / self.slow.trials)).sqrt();
-        if self.fast.trials >= 6.0 && (fast - slow).abs() > CHANGE * spread {
-            // Begins again from a little of what is new.
-            let share = PRIOR / self.fast.trials;
-            self.slow = Counts { hits: self.fast.hits * share, trials: PRIOR };
-            return News::Changed;
-        }
-        News::Same
-    }
-
-    pub(super) fn fade(&mut self) {
-        self.slow.hits *= FADE;
-        self.slow.trials *= FADE;
+    fn fade(&mut self) {
+        (self.hits, self.trials) = (self.hits * FADE, self.trials * FADE);
     }
 
     /// The chance, where `prior` is what one would expect.
     pub(super) fn mean(&self, prior: f64) -> f64 {
-        (self.slow.hits + PRIOR * prior) / (self.slow.trials + PRIOR)
+        self.blend(prior, AGAIN)
     }
 
-    /// The chance if we were unlucky so far.
-    fn high(&self, prior: f64) -> f64 {
-        let mean = self.mean(prior);
-        (mean + (mean * (1.0 - mean) / (self.slow.trials + PRIOR)).sqrt()).min(1.0)
+    /// The same, where that weighs as much as so many observations.
+    fn blend(&self, prior: f64, weight: f64) -> f64 {
+        (self.hits + weight * prior) / (self.trials + weight)
     }
 }
 
-/// The chances along a draft of one drafter.
+/// The chances along a draft of one drafter: of every place, that its token stands if those before it do.
 #[derive(Clone, Debug)]
 pub(super) struct Acceptance {
-    prior: f64, // of the first token
-    places: [Chance; PLACES],
+    prior: (f64, f64), // of the first token, and its weight in observations
+    all: Places,
+    since: Places,                    // the same if something has changed lately
+    changed: f64,                     // the chance of that
+    recent: VecDeque<(usize, usize)>, // drafted and accepted tokens of the last rounds
 }
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Places([Chance; PLACES]);
 
 const PLACES: usize = 13;
 
@@ -99,40 +80,120 @@ fn place(position: usize) -> usize {
     }
 }
 
+impl Places {
+    fn count(&mut self, drafted: usize, accepted: usize) {
+        for position in 0..drafted.min(accepted + 1) {
+            self.0[place(position)].add(position < accepted);
+        }
+    }
+
+    /// Expected tokens of a round that verifies 0 to `most` drafts, the target's own included.
+    fn tokens(&self, (mut prior, mut weight): (f64, f64), most: usize) -> Vec<Expected> {
+        let one = Expected { mean: 1.0, low: 1.0, high: 1.0 };
+        let (mut sum, mut stand) = (one, one);
+        let mut tokens = Vec::with_capacity(most + 1);
+        tokens.push(sum);
+        for position in 0..most {
+            let chance = &self.0[place(position)];
+            let mean = chance.blend(prior, weight);
+            let deviation = (mean * (1.0 - mean) / (chance.trials + weight)).sqrt();
+            stand.mean *= mean;
+            stand.low *= (mean - deviation).max(0.0);
+            stand.high *= (mean + deviation).min(1.0);
+            sum = Expected { mean: sum.mean + stand.mean, low: sum.low + stand.low, high: sum.high + stand.high };
+            tokens.push(sum);
+            // A place is taken to be about as the one before it.
+            (prior, weight) = (mean, LIKE);
+        }
+        tokens
+    }
+}
+
+/// Expected tokens: as far as is known, if we were lucky so far, and if we were unlucky.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected {
+    pub mean: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
 impl Acceptance {
     pub(super) fn new(prior: f64) -> Self {
-        Self { prior, places: [Chance::default(); PLACES] }
+        let (all, since) = (Places::default(), Places::default());
+        Self { prior: (prior, PRIOR), all, since, changed: 0.0, recent: VecDeque::new() }
     }
 
     /// A draft of which `accepted` of `drafted` tokens stood.
     pub(super) fn observe(&mut self, drafted: usize, accepted: usize) {
-        for position in 0..drafted.min(accepted + 1) {
-            let at = place(position);
-            if self.places[at].observe(position < accepted) == News::Changed {
-                // What is known about the places behind is as old as what just turned out to be wrong.
-                self.places[at + 1..].iter_mut().for_each(|chance| *chance = Chance::default());
+        self.all.count(drafted, accepted);
+        self.recent.push_back((drafted, accepted));
+        if self.recent.len() > MEMORY {
+            self.recent.pop_front();
+        }
+        let (since, nats) = self.change();
+        self.since = Places::default();
+        self.recent.range(since..).for_each(|(drafted, accepted)| self.since.count(*drafted, *accepted));
+        let odds = (nats - CHANGE).exp();
+        self.changed = odds / (1.0 + odds);
+        if self.changed > CERTAIN {
+            // What was before says nothing any more.
+            self.recent.drain(..since);
+            (self.all, self.changed, self.prior.1) = (self.since, 0.0, AGAIN);
+        }
+    }
+
+    /// The round since which drafts most likely stand more often or less often than before, and by how many nats that
+    /// explains them better than chance does: the likelihood ratio of all places together.
+    fn change(&self) -> (usize, f64) {
+        let mut chances = [0.0; PLACES];
+        let (mut prior, mut weight) = self.prior;
+        for (chance, place) in chances.iter_mut().zip(&self.all.0) {
+            prior = place.blend(prior, weight);
+            weight = LIKE;
+            *chance = prior;
+        }
+        let all: f64 = self.all.0.iter().map(|place| place.trials).sum();
+        let (mut trials, mut hits, mut expected) = (0.0, 0.0, 0.0);
+        let mut best = (self.recent.len(), 0.0);
+        for (since, (drafted, accepted)) in self.recent.iter().enumerate().rev() {
+            for position in 0..*drafted.min(&(accepted + 1)) {
+                (trials, expected) = (trials + 1.0, expected + chances[place(position)]);
+            }
+            hits += *accepted as f64;
+            // The chances were taken from all rounds; those before the change were further away.
+            let before = 1.0 - trials / all;
+            if before < OLDER {
+                break;
+            }
+            let nats = trials * divergence(hits / trials, expected / trials) / before;
+            if nats > best.1 {
+                best = (since, nats);
             }
         }
+        best
     }
 
     pub(super) fn fade(&mut self) {
-        self.places.iter_mut().for_each(Chance::fade);
+        self.all.0.iter_mut().for_each(Chance::fade);
     }
 
-    /// Expected tokens of a round that verifies 0 to `most` drafts, the target's own included: as far as is known, and
-    /// if we were unlucky so far.
-    pub(super) fn tokens(&self, most: usize) -> Vec<(f64, f64)> {
-        let (mut prior, mut sum, mut stand) = (self.prior, (1.0, 1.0), (1.0, 1.0));
-        let mut tokens = Vec::with_capacity(most + 1);
-        tokens.push(sum);
-        for position in 0..most {
-            let chance = &self.places[place(position)];
-            stand = (stand.0 * chance.mean(prior), stand.1 * chance.high(prior));
-            sum = (sum.0 + stand.0, sum.1 + stand.1);
-            tokens.push(sum);
-            // Before a place is seen it is taken to be as the one before it.
-            prior = chance.mean(prior);
+    /// Expected tokens of a round that verifies 0 to `most` drafts, the target's own included.
+    pub(super) fn tokens(&self, most: usize) -> Vec<Expected> {
+        let mut tokens = self.all.tokens(self.prior, most);
+        if self.changed > 0.0 {
+            let mix = |all: &mut f64, since: f64| *all += self.changed * (since - *all);
+            for (all, since) in tokens.iter_mut().zip(self.since.tokens((self.prior.0, AGAIN), most)) {
+                mix(&mut all.mean, since.mean);
+                mix(&mut all.low, since.low);
+                mix(&mut all.high, since.high);
+            }
         }
         tokens
     }
+}
+
+/// Relative entropy of two coins, in nats.
+fn divergence(of: f64, from: f64) -> f64 {
+    let part = |a: f64, b: f64| if a > 0.0 { a * (a / b).ln() } else { 0.0 };
+    part(of, from) + part(1.0 - of, 1.0 - from)
 }

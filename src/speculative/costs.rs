@@ -9,24 +9,37 @@ use super::DrafterKind;
 use crate::{Error, Result};
 
 /// A verification of one more row is taken to cost this share of a plain step until two row counts are measured.
-const ROW: f64 = 0.1;
+const ROW: f64 = 0.08;
 
 /// A draft step is taken to cost this share of a plain step until one is measured.
-const STEP: f64 = 0.15;
+const STEP: f64 = 0.08;
+
+/// Relative error of what was never measured, about, and standard deviations within which a figure is taken to be.
+const UNKNOWN: f64 = 0.2;
+const DEVIATIONS: f64 = 1.5;
 
 /// Samples of which the median counts, before an average takes over: a first sample is often an outlier.
 const FIRST: usize = 5;
 
-/// Weight of a new sample in the average.
-const NEW: f64 = 0.03;
+/// Samples that an average goes back to at most.
+const MOST: usize = 64;
 
-/// Weight of a new sample in the machine's speed, which all costs share: it drifts within seconds where others compute
-/// on the same processors, and the costs' ratios do not.
-const DRIFT: f64 = 0.1;
+/// Samples that are no accident.
+const FIRM: usize = 2;
 
-/// Samples that are no accident, and the relative error of one, about.
-const FIRM: usize = 3;
-const NOISE: f64 = 0.05;
+/// Relative error of one sample until it is known better, and the least that is believed.
+const NOISE: f64 = 0.06;
+const LEAST_NOISE: f64 = 0.02;
+
+/// Standard deviation by which the machine's speed, which all costs share, drifts from one round to the next: others
+/// compute on the same processors, and the costs' ratios do not change.
+const DRIFT: f64 = 0.01;
+
+/// The same of one cost for itself: what was measured long ago is worth a try.
+const STALE: f64 = 0.003;
+
+/// Standard deviations behind which a sample is an accident; twice in a row, it is the machine's speed that jumped.
+const OUTLIER: f64 = 2.5;
 
 /// Contexts below this many positions cost the same; from there on every octave is measured for itself.
 const SHORT: usize = 512;
@@ -38,20 +51,77 @@ struct Measured {
     samples: usize,
     #[serde(skip)]
     first: Vec<f64>,
+    #[serde(skip)]
+    seen: usize, // the pace's count of samples when this was last measured
 }
 
 impl Measured {
-    fn add(&mut self, ms: f64) {
+    /// Takes in one of the first samples, or the share of a later one's difference that is the figure's, in logarithms.
+    fn add(&mut self, ms: f64, difference: f64) {
         if self.samples < FIRST {
             self.first.push(ms);
             self.first.sort_by(f64::total_cmp);
             self.ms = self.first[(self.first.len() - 1) / 2];
         } else {
-            // One sample moves the average by a quarter of its weight at most, however long the pause that it fell into.
-            let weight = (1.0 / self.samples as f64).max(NEW);
-            self.ms *= 1.0 + weight * ((ms / self.ms).clamp(0.75, 1.25) - 1.0);
+            self.ms *= difference.exp();
         }
         self.samples += 1;
+    }
+
+    /// Variance of the logarithm.
+    fn variance(&self, pace: &Pace) -> f64 {
+        pace.noise / self.samples.clamp(1, MOST) as f64
+            + STALE.powi(2) * (pace.samples.saturating_sub(self.seen)) as f64
+    }
+}
+
+/// How fast the machine is now: a Kalman filter on the logarithms of times. A sample's surprise is shared between the pace
+/// and the figure by how uncertain each of them is.
+#[derive(Clone, Debug)]
+struct Pace {
+    log: f64,      // of how much slower the machine is than when the figures were taken
+    variance: f64, // of that
+    noise: f64,    // variance of a sample
+    samples: usize,
+    last: f64, // by how many standard deviations the last sample differed
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { log: 0.0, variance: 0.0, noise: NOISE * NOISE, samples: 0, last: 0.0 }
+    }
+}
+
+impl Pace {
+    fn factor(&self) -> f64 {
+        self.log.exp()
+    }
+
+    /// Takes in a sample of something that is known to cost `measured` at the pace of the figures.
+    fn observe(&mut self, measured: &mut Measured, ms: f64) {
+        self.variance += DRIFT * DRIFT;
+        self.samples += 1;
+        if measured.samples < FIRST {
+            measured.add(ms / self.factor(), 0.0);
+            measured.seen = self.samples;
+            return;
+        }
+        let own = measured.variance(self);
+        let difference = (ms / measured.ms).ln() - self.log;
+        let deviations = difference / (own + self.variance + self.noise).sqrt();
+        if deviations.abs().min(self.last.abs()) > OUTLIER && deviations * self.last > 0.0 {
+            // No accident but a jump: the pace may be anything now.
+            self.variance += difference * difference;
+        }
+        self.last = deviations;
+        let all = own + self.variance + self.noise;
+        let difference = difference.clamp(-OUTLIER * all.sqrt(), OUTLIER * all.sqrt());
+        self.noise += 0.02 * (difference * difference * self.noise / all - self.noise);
+        self.noise = self.noise.max(LEAST_NOISE * LEAST_NOISE);
+        measured.add(ms, difference * own / all);
+        measured.seen = self.samples;
+        self.log += difference * self.variance / all;
+        self.variance *= 1.0 - self.variance / all;
     }
 }
 
@@ -77,7 +147,7 @@ pub struct Costs {
     verify: BTreeMap<usize, BTreeMap<usize, Measured>>, // context octave, rows
     draft: BTreeMap<DrafterKind, Measured>,             // per token
     #[serde(skip)]
-    drift: f64,                       // how much slower the machine is than when the figures were taken, less 1
+    pace: Pace,
 }
 
 impl Costs {
@@ -96,19 +166,23 @@ impl Costs {
         if !(ms > 0.0 && ms.is_finite()) || rows == 0 {
             return;
         }
-        let speed = 1.0 + self.drift;
         let measured = self.verify.entry(octave(context)).or_default().entry(rows).or_default();
-        if measured.samples >= FIRST {
-            self.drift += DRIFT * speed * ((ms / (measured.ms * speed)).clamp(0.75, 1.25) - 1.0);
-        }
-        measured.add(ms / speed);
+        self.pace.observe(measured, ms);
     }
 
     /// Takes in `tokens` draft steps that took `ms` together.
     pub fn drafted(&mut self, drafter: DrafterKind, tokens: usize, ms: f64) {
         if tokens > 0 && ms > 0.0 && ms.is_finite() {
-            self.draft.entry(drafter).or_default().add(ms / tokens as f64 / (1.0 + self.drift));
+            let (measured, ms) = (self.draft.entry(drafter).or_default(), ms / tokens as f64 / self.pace.factor());
+            let most = OUTLIER * self.pace.noise.sqrt();
+            let difference = if measured.samples > 0 { (ms / measured.ms).ln().clamp(-most, most) } else { 0.0 };
+            measured.add(ms, difference / measured.samples.clamp(1, MOST) as f64);
         }
+    }
+
+    /// Whether the last sample of something known was about what it should be: if not, the machine's speed may have jumped.
+    pub fn are_settled(&self) -> bool {
+        self.pace.last.abs() <= OUTLIER
     }
 
     /// Estimated milliseconds of a step of `drafter`.
@@ -118,7 +192,7 @@ impl Costs {
 
     /// Milliseconds of a step of `drafter`, if one was measured.
     pub fn known_step(&self, drafter: DrafterKind) -> Option<f64> {
-        self.draft.get(&drafter).map(|measured| measured.ms * (1.0 + self.drift))
+        self.draft.get(&drafter).map(|measured| measured.ms * self.pace.factor())
     }
 
     /// Estimates of verifying 1 to `most` rows behind `context` committed positions.
@@ -133,34 +207,44 @@ impl Costs {
         let ratios = here.iter().filter_map(|(rows, here)| Some(here.ms / other.get(rows)?.ms));
         let (sum, count) = ratios.fold((0.0, 0.0), |(sum, count), ratio| (sum + ratio, count + 1.0));
         let ratio = if count > 0.0 { sum / count } else { 1.0 };
-        let points = |least: usize| {
-            let mut points: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
-            if count > 0.0 || here.is_empty() {
-                points.extend(other.iter().map(|(rows, measured)| (*rows, (measured.ms * ratio, 1.0))));
+        let mut points: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
+        if count > 0.0 || here.is_empty() {
+            points.extend(other.iter().map(|(rows, measured)| (*rows, (measured.ms * ratio, 1.0))));
+        }
+        let firm = here.iter().filter(|(_, measured)| measured.samples >= FIRM);
+        points.extend(firm.map(|(rows, measured)| (*rows, (measured.ms, measured.samples as f64))));
+        if !points.is_empty() {
+            // What was measured once costs no more than it should by much: accidents make it dearer, not cheaper.
+            let firm = ascending(points.clone());
+            for (rows, measured) in here.iter().filter(|(_, measured)| measured.samples < FIRM) {
+                let (ms, unknown) = (interpolate(&firm, *rows as f64), DEVIATIONS * UNKNOWN);
+                let ms = measured.ms.min(ms * unknown.exp());
+                points.insert(*rows, (ms, measured.samples as f64));
             }
-            let own = here.iter().filter(|(_, measured)| measured.samples >= least);
-            points.extend(own.map(|(rows, measured)| (*rows, (measured.ms, measured.samples as f64))));
-            ascending(points)
-        };
-        let (all, firm) = (points(1), points(FIRM));
-        let firm = if firm.is_empty() { &all } else { &firm };
-        let speed = 1.0 + self.drift;
-        let mut least = speed * interpolate(firm, 1.0);
+        } else {
+            points.extend(here.iter().map(|(rows, measured)| (*rows, (measured.ms, 1.0))));
+        }
+        let points = ascending(points);
+        let speed = self.pace.factor();
+        let plain_ms = speed * interpolate(&points, 1.0);
+        let (mut least, mut paid) = (plain_ms, 0.0_f64);
         let estimate = |rows| {
-            let samples = here.get(&rows).map_or(0, |measured| measured.samples);
-            let ms = speed * interpolate(&all, rows as f64);
-            let known = samples > 0 || other.contains_key(&rows);
-            if samples < FIRM {
-                return Estimate {
-                    ms,
-                    firm_ms: speed * interpolate(firm, rows as f64),
-                    least_ms: least,
-                    samples,
-                    known,
-                };
+            let ms = speed * interpolate(&points, rows as f64);
+            let measured = here.get(&rows);
+            let known = measured.is_some() || other.contains_key(&rows);
+            let samples = measured.map_or(0, |measured| measured.samples);
+            let error = match measured {
+                Some(measured) if samples >= FIRM => measured.variance(&self.pace).sqrt(),
+                _ => UNKNOWN,
+            };
+            let error = DEVIATIONS * error;
+            let least_ms = (ms * (-error).exp()).max(least);
+            if samples >= FIRM {
+                least = least_ms;
             }
-            least = ms;
-            Estimate { ms, firm_ms: ms, least_ms: ms * (1.0 - NOISE / (samples as f64).sqrt()), samples, known }
+            paid = measured.map_or(ms, |measured| ms.max(speed * measured.ms)).max(paid);
+            let paid_ms = if rows > 1 && samples >= FIRM { ms } else { paid };
+            Estimate { ms, least_ms, most_ms: ms * error.exp(), paid_ms, samples, known }
         };
         (1..=most).map(estimate).collect()
     }
@@ -200,17 +284,19 @@ impl Costs {
 pub struct Estimate {
     /// Milliseconds, measured or interpolated.
     pub ms: f64,
-    /// The same without what was measured so seldom that it may have been an accident.
-    pub firm_ms: f64,
-    /// Milliseconds if it is as cheap as firm measurements allow.
+    /// If it is as cheap as the measurements of it, or of fewer rows, allow.
     pub least_ms: f64,
+    /// If it is as dear as they allow.
+    pub most_ms: f64,
+    /// What it cost where it was done, be that an accident or not.
+    pub paid_ms: f64,
     /// Measurements at this context and row count.
     pub samples: usize,
     /// Whether this row count was measured at this or a neighbouring context.
     pub known: bool,
 }
 
-fn octave(context: usize) -> usize {
+pub(super) fn octave(context: usize) -> usize {
     (context / SHORT).checked_ilog2().map_or(0, |octave| 1 + octave as usize)
 }
 
@@ -245,5 +331,5 @@ fn interpolate(points: &[(f64, f64)], rows: f64) -> f64 {
     }
     let plain = first_ms / (1.0 + ROW * (first - 1.0));
     let slope = if last > first { (last_ms - first_ms) / (last - first) } else { ROW * plain };
-    last_ms + slope.max(0.01 * plain) * (rows - last)
+    last_ms + 0.5 * (ROW * plain + slope) * (rows - last)
 }

@@ -15,6 +15,7 @@ mod costs;
 mod draft_model;
 mod drafter;
 mod driver;
+mod ledger;
 mod mtp;
 mod ngram;
 mod ngram_cache;

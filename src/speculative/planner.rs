@@ -6,43 +6,56 @@
 //! v(B) has stairs on which a climb would rest. Not drafting is one of the choices.
 //!
 //! Two accounts keep it honest. The *probe* account gets a small share of the time and pays for rounds that are only taken
-//! to learn something. The *floor* account holds what was won against plain decoding, plus a small share of its time;
-//! while it is in debt, rounds are plain. So a prompt on which nothing is ever accepted, or on which acceptance changes
-//! to spite the planner, costs that share and no more.
+//! to learn something. The *floor* account (the ledger) holds what was won against plain decoding, plus a small share of
+//! its time; a round that may cost more than that is not taken. So a prompt on which nothing is ever accepted, or on which
+//! acceptance changes to spite the planner, costs that share and no more.
 
-use super::acceptance::{Acceptance, Chance};
+use super::acceptance::{Acceptance, Chance, Expected};
+use super::ledger::Ledger;
 use super::streak::Streak;
 use super::{BlockSize, Costs, DraftCost, DrafterKind, Estimate};
 
-/// Share of plain decoding's time that speculation may lose: the floor.
-const FLOOR: f64 = 0.018;
+/// Share of the time that may go to probes: at least, at most where drafts are verified, and at most in the first tokens
+/// and where they are not.
+const PROBES: f64 = 0.007;
+const MORE_PROBES: f64 = 0.012;
+const MOST_PROBES: f64 = 0.03;
 
-/// Share of the time that may go to probes.
-const PROBES: f64 = 0.006;
-
-/// Plain steps by which the floor account may be overdrawn if everything goes wrong.
-const OVERDRAFT: f64 = 0.25;
-
-/// Tokens at the beginning during which the floor does not bind yet.
-const WARM_UP: usize = 64;
-
-/// How much better than the best a choice must perhaps be to be worth a probe.
-const HOPE: f64 = 1.03;
+/// That share, by how much better than the best choice a probe may turn out to be.
+const EAGER: f64 = 0.1;
 
 /// Plain steps that the probe account begins with, and holds at most.
+const FIRST_PROBE: f64 = 0.2;
 const PROBE_CREDIT: f64 = 6.0;
 
-/// Plain steps that the floor account holds at most: what was won long ago is not to be gambled away.
-const FLOOR_CREDIT: f64 = 32.0;
+/// How much better than the best a choice must perhaps be to be worth a probe.
+const HOPE: f64 = 1.035;
+
+/// Plain steps that do not matter in the price of a probe.
+const CHEAP: f64 = 0.1;
+
+/// Share of what a probe costs at worst in its price, the rest being what it costs on average.
+const FEAR: f64 = 0.5;
+
+/// Tokens in which a probe's price is the worst, and what was never measured is taken to cost more than it seems to, by
+/// this share of the worst: a short text does not live to see what it was good for.
+const EARLY: usize = 192;
+const CAUTION: f64 = 0.6;
 
 /// Share of speculation's gain that may go to measuring a plain step again: where the gain is small, what a plain step
 /// costs must be known well.
 const ANCHOR: f64 = 0.004;
 
-/// Plain steps that are measured at a new context length, the first before anything else.
-const ANCHORS: usize = 3;
+/// Plain steps that are measured at a new context length, the first before anything else; the rounds between these; and
+/// the gain under which they are not put off.
+const ANCHORS: usize = 5;
+const ANCHOR_ROUNDS: usize = 20;
+const SMALL_GAIN: f64 = 0.1;
 
-/// Rounds between these, and between tries of a drafter that does not seem worth its price.
+/// How many times as much as it should a plain step may cost before it is measured again.
+const SUSPECT: f64 = 1.2;
+
+/// Rounds between tries of a drafter that does not seem worth its price.
 const PATIENCE: usize = 8;
 
 /// How many times as many rows as were ever measured may be tried.
@@ -182,8 +195,9 @@ struct Candidate {
     plan: Plan,
     tokens: f64,
     ms: f64,
-    firm_ms: f64, // what it would cost if the few measurements of it were accidents
-    hopes: f64,   // tokens per ms if luck and costs are as good as they may be
+    paid_ms: f64,      // if nothing that was measured was an accident
+    fears: (f64, f64), // tokens and ms if both are as bad as they may be
+    hopes: f64,        // tokens per ms if both are as good as they may be
 }
 
 impl Candidate {
@@ -198,11 +212,12 @@ pub struct Planner {
     block: BlockSize,
     costs: Costs,
     known: Vec<Known>,
-    emitted: usize,
     since_plain: usize,
     since_draft: usize,
-    balance: f64, // floor account, in plain steps
-    probes: f64,  // probe account, in plain steps
+    around: usize, // rows of the best choice
+    ledger: Ledger,
+    probes: f64, // probe account, in plain steps
+    hope: f64,   // by how much the most promising probe may be better than the best choice
     streak: Option<Streak>,
 }
 
@@ -211,7 +226,7 @@ impl Planner {
     pub fn new(block: BlockSize, skip_streak: Option<usize>, drafters: &[DraftCost], costs: Costs) -> Self {
         let known = drafters.iter().map(|cost| Known {
             alone: Acceptance::new(match cost {
-                DraftCost::PerToken => 0.7,
+                DraftCost::PerToken => 0.75,
                 DraftCost::Once => 0.5,
             }),
             confirmed: Acceptance::new(0.9),
@@ -221,11 +236,12 @@ impl Planner {
             block,
             costs,
             known: known.collect(),
-            emitted: 0,
             since_plain: 0,
             since_draft: 0,
-            balance: 0.0,
-            probes: PROBE_CREDIT,
+            around: 1,
+            ledger: Ledger::new(),
+            probes: FIRST_PROBE,
+            hope: 0.0,
             streak: skip_streak.map(Streak::new),
         }
     }
@@ -244,55 +260,76 @@ impl Planner {
         let most = offered.iter().map(|one| self.most(one, offer.most_rows)).max().unwrap_or(0);
         let estimates = self.costs.verify(offer.context, most + 1);
         let plain_ms = estimates[0].ms;
-        let plain =
-            Candidate { plan: Plan::Plain, tokens: 1.0, ms: plain_ms, firm_ms: plain_ms, hopes: 1.0 / plain_ms };
-        let decision = |of: &Candidate, why| Decision {
-            plan: of.plan,
-            why,
-            tokens: of.tokens,
-            ms: of.ms,
-            plain_ms,
-            balance: self.balance,
+        let plain = Candidate {
+            plan: Plan::Plain,
+            tokens: 1.0,
+            ms: plain_ms,
+            paid_ms: plain_ms,
+            fears: (1.0, plain_ms),
+            hopes: 1.0 / plain_ms,
         };
-        let table = Table { offer, estimates: &estimates, planner: self };
-        let candidates = table.candidates(&offered);
+        let balance = self.ledger.balance();
+        let decision =
+            |of: &Candidate, why| Decision { plan: of.plan, why, tokens: of.tokens, ms: of.ms, plain_ms, balance };
+        let candidates = Table { offer, estimates: &estimates, planner: self }.candidates(&offered);
         let Some(best) = candidates.iter().max_by(|a, b| a.rate().total_cmp(&b.rate())).copied() else {
             return decision(&plain, Why::Nothing);
         };
         if self.block != BlockSize::Measured {
             return decision(&best, Why::Given);
         }
-        let warm = self.emitted >= WARM_UP;
         let best = if best.rate() > plain.rate() { best } else { plain };
-        let at_worst = |c: &Candidate| (c.ms - plain_ms) / plain_ms;
-        let covered = |c: &Candidate| !warm || at_worst(c) <= self.balance + OVERDRAFT;
+        let covered = |c: &Candidate| c.paid_ms - plain_ms <= balance * plain_ms;
         if !covered(&best) {
             let safer = candidates.iter().filter(|c| covered(c) && c.rate() > plain.rate());
             return decision(safer.max_by(|a, b| a.rate().total_cmp(&b.rate())).unwrap_or(&plain), Why::Floor);
         }
+        self.around = match best.plan {
+            Plan::Plain => 1,
+            Plan::Draft { tokens, .. } | Plan::Confirm { otherwise: tokens, .. } => tokens + 1,
+        };
         let gain = best.rate() / plain.rate() - 1.0;
-        // Near break-even at once, else now and then.
-        let few = estimates[0].samples < ANCHORS && (gain < 0.5 || self.since_plain >= PATIENCE);
+        // Near break-even at once, else now and then; at once, too, if more rows cost less.
+        let urgent = gain < SMALL_GAIN || estimates[0].paid_ms > SUSPECT * plain_ms;
+        let few = estimates[0].samples < ANCHORS && (urgent || self.since_plain >= ANCHOR_ROUNDS);
         if estimates[0].samples == 0 || few || self.since_plain as f64 * ANCHOR > gain.max(ANCHOR) {
             return decision(&plain, Why::Anchor);
         }
+        if !self.costs.are_settled() {
+            // What is new would be mistaken for the reason of what may be the machine's.
+            let known = estimates[self.around - 1].samples >= ANCHORS;
+            return if known { decision(&best, Why::Best) } else { decision(&plain, Why::Anchor) };
+        }
         // What a probe loses against the best choice, in plain steps.
-        let regret = |c: &Candidate| ((c.firm_ms - c.tokens / best.rate()) / plain_ms).max(0.0);
-        let affordable = |c: &&Candidate| c.plan != best.plan && regret(c) <= self.probes && covered(c);
-        let hopeful = candidates.iter().filter(|c| c.hopes > HOPE * best.rate()).filter(affordable);
-        let probe = hopeful.max_by(|a, b| a.hopes.total_cmp(&b.hopes)).or_else(|| {
+        let fear = if self.is_early() { 1.0 } else { FEAR };
+        let price = |c: &Candidate| {
+            let ms = c.ms + fear * (c.fears.1 - c.ms);
+            let tokens = c.tokens + fear * (c.fears.0 - c.tokens);
+            ((ms - tokens / best.rate()) / plain_ms).max(0.0)
+        };
+        let hope = |c: &Candidate| c.hopes / best.rate();
+        let promise = |c: &Candidate| (hope(c) - 1.0) / (price(c) + CHEAP);
+        let possible = |c: &&Candidate| c.plan != best.plan && covered(c) && price(c) <= PROBE_CREDIT;
+        let hopeful = candidates.iter().filter(|c| hope(c) > HOPE).filter(possible);
+        let probe = hopeful.max_by(|a, b| promise(a).total_cmp(&promise(b))).or_else(|| {
             // Without a draft nothing would ever be learnt about drafts again; the cheapest is tried now and then.
-            let cheapest = candidates.iter().filter(affordable).min_by(|a, b| a.ms.total_cmp(&b.ms));
+            let cheapest = candidates.iter().filter(possible).min_by(|a, b| a.ms.total_cmp(&b.ms));
             cheapest.filter(|_| best.plan == Plan::Plain && self.since_draft >= PATIENCE)
         });
-        match probe {
+        self.hope = probe.map_or(0.0, |c| hope(c) - 1.0);
+        // What is not affordable yet is saved up for.
+        match probe.filter(|c| price(c) <= self.probes) {
             Some(probe) => {
-                let (decision, paid) = (decision(probe, Why::Probe), regret(probe));
-                self.probes -= paid;
-                decision
+                self.probes -= price(probe);
+                decision(probe, Why::Probe)
             }
             None => decision(&best, Why::Best),
         }
+    }
+
+    /// Whether drafts are verified in a text that may end soon.
+    fn is_early(&self) -> bool {
+        self.ledger.emitted() < EARLY && self.around > 1
     }
 
     /// The longest draft of a drafter that may be verified.
@@ -329,18 +366,12 @@ impl Planner {
             streak.observe(verified.accepted);
         }
 
-        // By estimates: a pause that the machine took is nobody's debt.
+        self.ledger.add(round, &self.costs);
         let estimates = self.costs.verify(round.context, round.rows.max(1));
-        let plain_ms = estimates[0].ms;
         let steps = round.steps.map_or(0.0, |(kind, tokens, _)| tokens as f64 * self.costs.step(kind, round.context));
-        let spent = (estimates[estimates.len() - 1].ms + steps) / plain_ms;
-        let was_cold = self.emitted < WARM_UP;
-        self.emitted += round.emitted;
-        self.balance = (self.balance + round.emitted as f64 * (1.0 + FLOOR) - spent).min(FLOOR_CREDIT);
-        if was_cold && self.emitted >= WARM_UP {
-            self.balance = self.balance.max(0.0);
-        }
-        self.probes = (self.probes + PROBES * spent).min(PROBE_CREDIT);
+        let spent = (estimates[estimates.len() - 1].ms + steps) / estimates[0].ms;
+        let most = if self.ledger.is_new() || self.around == 1 { MOST_PROBES } else { MORE_PROBES };
+        self.probes = (self.probes + (EAGER * self.hope).clamp(PROBES, most) * spent).min(PROBE_CREDIT);
         let plain = round.rows == 1;
         self.since_plain = if plain { 0 } else { self.since_plain + 1 };
         self.since_draft = if plain { self.since_draft + 1 } else { 0 };
@@ -382,9 +413,10 @@ impl Table<'_> {
         if self.planner.block != BlockSize::Measured {
             return if most == 0 { Vec::new() } else { vec![most] };
         }
+        let around = self.planner.around;
         let worth = |rows: &usize| match rows {
             0..=8 => true,
-            9..=16 => rows.is_multiple_of(2),
+            9..=16 => rows.is_multiple_of(4) || rows.abs_diff(around) <= 1,
             17..=32 => rows.is_multiple_of(4),
             _ => rows.is_multiple_of(8),
         };
@@ -400,14 +432,16 @@ impl Table<'_> {
         }
     }
 
-    fn draft(&self, one: &Offered, tokens: usize, (expected, hoped): (f64, f64)) -> Candidate {
+    fn draft(&self, one: &Offered, tokens: usize, expected: Expected) -> Candidate {
         let (rows, steps) = (&self.estimates[tokens], tokens as f64 * self.step(one));
+        let never = if rows.samples == 0 && self.planner.is_early() { CAUTION } else { 0.0 };
         Candidate {
             plan: Plan::Draft { drafter: one.drafter, tokens },
-            tokens: expected,
-            ms: rows.ms + steps,
-            firm_ms: rows.firm_ms + steps,
-            hopes: hoped / (rows.least_ms + steps),
+            tokens: expected.mean,
+            ms: rows.ms + never * (rows.most_ms - rows.ms) + steps,
+            paid_ms: rows.paid_ms + steps,
+            fears: (expected.low, rows.most_ms + steps),
+            hopes: expected.high / (rows.least_ms + steps),
         }
     }
 
@@ -421,11 +455,11 @@ impl Table<'_> {
                 let ms = self.estimates[tokens].ms + drafted(tokens);
                 (tokens, expected[tokens], ms)
             });
-            of_length.max_by(|a, b| (a.1.0 / a.2).total_cmp(&(b.1.0 / b.2)))
+            of_length.max_by(|a, b| (a.1.mean / a.2).total_cmp(&(b.1.mean / b.2)))
         };
         let (agreed, yes, yes_ms) = best(look_up, &of_look_up.confirmed, &|_| step)?;
         let (otherwise, no, no_ms) = best(model, &of_model.alone, &|tokens| tokens as f64 * step)?;
-        if yes.1 / yes_ms <= no.1 / no_ms {
+        if yes.high / yes_ms <= no.high / no_ms {
             return None; // even where it agrees the model had better go on
         }
         let chance = of_look_up.agrees.mean(0.5);
@@ -433,10 +467,11 @@ impl Table<'_> {
         let ms = mix(yes_ms, no_ms);
         Some(Candidate {
             plan: Plan::Confirm { model: model.drafter, look_up: look_up.drafter, agreed, otherwise },
-            tokens: mix(yes.0, no.0),
+            tokens: mix(yes.mean, no.mean),
             ms,
-            firm_ms: ms,
-            hopes: mix(yes.1, no.1) / ms,
+            paid_ms: ms,
+            fears: (mix(yes.low, no.low), ms),
+            hopes: mix(yes.high, no.high) / ms,
         })
     }
 }

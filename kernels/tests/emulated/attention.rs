@@ -83,7 +83,7 @@ fn parts(layout: PageLayout, bytes: &[u8]) -> Parts {
 
 fn encode_case(format: CodeFormat, side: Side, width: usize, element: ElementType) -> Case {
     let name = format!("encode {} {side:?} {width} from {element:?}", format.name());
-    Case::new(name, &["encode.cu", "pages.cuh"], move |device| {
+    Case::new(name, &["encode.cpp", "pages.h"], move |device| {
         let (layout, kv_heads) = (PageLayout::new(format, side, groups(width)), 2);
         let mut numbers = Numbers::new(width as u64);
         // Pages 1 to 3 of the sequence; slots of a ring of two behind one that is pinned.
@@ -130,7 +130,7 @@ struct RowCase {
 fn rows_case(case: RowCase) -> Case {
     let RowCase { width, norm, pairs, shared, domain, kept, element } = case;
     let name = format!("rows {width} norm {norm} pairs {pairs} shared {shared} {domain:?} kept {kept} {element:?}");
-    Case::new(name, &["rows.cu", "rotate.cuh", "pages.cuh"], move |device| {
+    Case::new(name, &["rows.cpp", "rotate.h", "pages.h"], move |device| {
         let (count, heads, eps) = (3, 5, 1e-6);
         let mut numbers = Numbers::new((width + pairs) as u64);
         let x = numbers.normals(count * heads * width);
@@ -392,9 +392,9 @@ fn attend_case(what: &str, layer: Layer) -> Case {
         layer.window
     );
     let sources: &[_] = match layer.codes.is_some() {
-        false => &["attend.cuh", "attend_exact.cu", "combine.cu", "pages.cuh", "rotate.cuh"],
+        false => &["attend.h", "attend_exact.cpp", "combine.cpp", "pages.h", "rotate.h"],
         true => {
-            &["attend.cuh", "attend_exact.cu", "attend_coded.cu", "codes.cuh", "combine.cu", "pages.cuh", "rotate.cuh"]
+            &["attend.h", "attend_exact.cpp", "attend_coded.cpp", "codes.h", "device.metal", "combine.cpp", "pages.h", "rotate.h"]
         }
     };
     Case::new(name, sources, move |device| run_attention(&layer, device))
@@ -502,7 +502,7 @@ fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
 fn combine_case(splits: usize, width: usize) -> Case {
     Case::new(
         format!("combine {splits} splits of {width}"),
-        &["combine.cu", "rotate.cuh", "attend.cuh"],
+        &["combine.cpp", "rotate.h", "attend.h"],
         move |device| {
             let mut numbers = Numbers::new(splits as u64);
             let (heads, slots) = (2, 2 * splits * 2);
@@ -539,7 +539,8 @@ fn combine_case(splits: usize, width: usize) -> Case {
                 zones: Some(Zones { head: 0, tail: 0 }),
                 split_pages: 1,
             };
-            let room = Unfinished { running: device.of(&running), output: device.of(&output), splits };
+            let running: Vec<[u64; 2]> = running.iter().map(|of| of.map(|x| device.wide(x))).collect();
+            let room = Unfinished { running: device.of(&running).cast(), output: device.of(&output), splits };
             let y: Span<f32> = device.room(heads * width);
             device.run(combine(&queries, &room, (Domain::Plain, Order::Model), y))?;
             close("y", &device.read(y), &want, 1e-5)

@@ -17,8 +17,8 @@ typedef unsigned long long u64;
     INLINE void name##_body(const Params& p, __VA_ARGS__& s, Thread self);                                          \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Params p) {          \
         __shared__ __VA_ARGS__ s;                                                                                   \
-        int index = threadIdx.x + 32 * threadIdx.y, warps = blockDim.x * blockDim.y / 32;                           \
-        Thread self = {index, index % 32, index / 32, warps, int(blockIdx.x), int(blockIdx.y), int(blockIdx.z)};    \
+        Thread self = {int(threadIdx.x), int(threadIdx.x % 32), int(threadIdx.x / 32), int(blockDim.x / 32),         \
+                       int(blockIdx.x), int(blockIdx.y), int(blockIdx.z)};                                          \
         name##_body(p, s, self);                                                                                    \
     }                                                                                                               \
     INLINE void name##_body(const Params& p, __VA_ARGS__& s, Thread self)

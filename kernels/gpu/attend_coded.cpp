@@ -1,5 +1,5 @@
-// Attention straight from codes: turbo/reference.rs with its integers, on tensor cores. Scores and weights have the CPU's
-// bits; a split's output differs by the rounding of its rescaling.
+// Attention straight from codes: turbo/reference.rs with its integers, on tensor cores where there are some. Scores and
+// weights have the CPU's bits; a split's output differs by the rounding of its rescaling.
 //
 // Eight warps have a page. Scores: a warp has 16 tokens, and all channels. Softmax: a warp has a column or two; it leaves
 // their weights times scales as 15-bit integers, in two planes of signed bytes. Values: a warp has 16 channels of every
@@ -44,7 +44,8 @@ struct Scratch {
     u32 table[2][16];
 };
 
-// A query's dot product with a mean over channels first..last: sixteen strands, added up in Wide. All lanes call it, sixteen per query.
+// A query's dot product with a mean over channels first..last: sixteen strands, added up as Wide. All lanes call it, sixteen
+// per query.
 INLINE Wide mean_score(const DEVICE float* query, const DEVICE u16* mean, int first, int last, int lane) {
     float strand = 0;
     if (mean && query)

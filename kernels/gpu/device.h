@@ -1,6 +1,7 @@
 // What all kernels share. They are written once, in what CUDA C++ and the Metal Shading Language have in common; a dialect,
 // `cuda/device.cuh` or `metal/device.metal`, says the rest, and goes before this file. On the CPU, the headers of
-// `tests/emulator` go before the dialect, and stand for its language.
+// `tests/emulator` go before the dialect, and stand for its language. Metal is C++14, has no doubles, no shared memory outside
+// of kernels, and keywords that a name must not be: half, device, kernel, thread.
 //
 // A dialect has:
 // * KERNEL(name, Params, threads, blocks, Scratch): a kernel of one parameter structure, which `src/gpu` has in Rust, field
@@ -22,7 +23,7 @@ typedef signed char i8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 
-// One of a block's threads. Names that begin with a keyword of Metal's (half, device, kernel) are no good here.
+// One of a block's threads.
 struct Thread {
     int index, lane, warp, warps; // in the block; in its warp; of its warp; warps of the block
     int x, y, z;                  // the block's place in the grid

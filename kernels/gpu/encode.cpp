@@ -1,7 +1,7 @@
 // Codes a page of 128 rotated rows: turbo/page.rs and turbo/quantizer.rs, to their bytes.
 //
 // A block has one group of 128 channels of one head's page. Sixteen threads have a row, because the CPU adds up squares in
-// sixteen strands, in Wide: thread s of a row has the channels s, s + 16, ... The codes meet in shared memory and leave it
+// sixteen strands, as Wide: thread s of a row has the channels s, s + 16, ... The codes meet in shared memory and leave it
 // in the order of the planes, 64-byte lines at a time. A page is coded once in 128 tokens: what it costs hardly matters.
 // Grid: (groups, heads, pages).
 

@@ -7,7 +7,7 @@
 // in 64 registers, so that two blocks of 16 warps fit a multiprocessor; 9 to 16 columns take two mma per weight operand,
 // which is unpacked once, and twice the registers.
 //
-// Grid: (panels, tiles of 16 rows or buckets). Block: (32, warps).
+// Grid: (panels, tiles of 16 rows or buckets).
 
 #include "formats.h"
 

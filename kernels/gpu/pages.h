@@ -9,13 +9,18 @@
 
 #include "device.h"
 
+// Metal has pointers to pointers only in structures.
+struct Slot {
+    DEVICE u8* page;
+};
+
 struct Pages {
-    DEVICE u8* const DEVICE* table;
+    const DEVICE Slot* table;
     int pinned, ring;
 };
 
 template <class T>
 INLINE DEVICE T* page_of(const CONSTANT Pages& pages, int page) {
     int slot = pages.ring && page >= pages.pinned ? pages.pinned + (page - pages.pinned) % pages.ring : page;
-    return reinterpret_cast<DEVICE T*>(pages.table[AT(slot)]);
+    return reinterpret_cast<DEVICE T*>(pages.table[AT(slot)].page);
 }

@@ -13,7 +13,7 @@
 #define AT(index) (index)
 #define KERNEL(name, Params, threads, blocks, ...)                                                                  \
     INLINE void name##_body(const constant Params& p, threadgroup __VA_ARGS__& s, Thread self);                     \
-    [[kernel, max_total_threads_per_threadgroup(threads)]] void name(                                               \
+    extern "C" [[kernel, max_total_threads_per_threadgroup(threads)]] void name(                                    \
         const constant Params& p [[buffer(0)]], uint3 block [[threadgroup_position_in_grid]],                       \
         uint lane [[thread_index_in_simdgroup]], uint warp [[simdgroup_index_in_threadgroup]],                      \
         uint warps [[simdgroups_per_threadgroup]]) {                                                                \
@@ -30,15 +30,14 @@ INLINE float sinf(float x) { return metal::precise::sin(x); }
 INLINE float cosf(float x) { return metal::precise::cos(x); }
 INLINE float tanhf(float x) { return metal::precise::tanh(x); }
 INLINE float sqrtf(float x) { return metal::precise::sqrt(x); }
-INLINE float rintf(float x) { return metal::precise::rint(x); }
-INLINE float fminf(float a, float b) { return metal::precise::fmin(a, b); }
-INLINE float fmaxf(float a, float b) { return metal::precise::fmax(a, b); }
+INLINE float rintf(float x) { return metal::rint(x); }
+INLINE float fminf(float a, float b) { return metal::fmin(a, b); }
+INLINE float fmaxf(float a, float b) { return metal::fmax(a, b); }
 INLINE float fmaf(float a, float b, float c) { return metal::fma(a, b, c); }
 
 #endif
 
-using metal::max;
-using metal::min;
+using namespace metal;
 
 #define DEVICE device
 #define CONSTANT constant
@@ -104,17 +103,17 @@ INLINE Wide mul(Wide a, Wide b) { return a * b; }
 INLINE bool operator>(Wide a, Wide b) { return a.high > b.high || (a.high == b.high && a.low > b.low); }
 INLINE bool operator>=(Wide a, Wide b) { return !(b > a); }
 
-INLINE void barrier() { threadgroup_barrier(metal::mem_flags::mem_threadgroup); }
-INLINE void warp_barrier() { simdgroup_barrier(metal::mem_flags::mem_threadgroup); }
+INLINE void barrier() { threadgroup_barrier(mem_flags::mem_threadgroup); }
+INLINE void warp_barrier() { simdgroup_barrier(mem_flags::mem_threadgroup); }
 template <class T>
-INLINE T shuffle(T x, int lane) { return metal::simd_shuffle(x, ushort(lane)); }
+INLINE T shuffle(T x, int lane) { return simd_shuffle(x, ushort(lane)); }
 template <class T>
-INLINE T shuffle_xor(T x, int mask) { return metal::simd_shuffle_xor(x, ushort(mask)); }
+INLINE T shuffle_xor(T x, int mask) { return simd_shuffle_xor(x, ushort(mask)); }
 // Shuffles are of 32 bits.
-INLINE u64 shuffle_xor(u64 x, int mask) { return as_type<u64>(metal::simd_shuffle_xor(as_type<uint2>(x), ushort(mask))); }
+INLINE u64 shuffle_xor(u64 x, int mask) { return as_type<u64>(simd_shuffle_xor(as_type<uint2>(x), ushort(mask))); }
 INLINE Wide shuffle(Wide x, int lane) { return {shuffle(x.high, lane), shuffle(x.low, lane)}; }
 INLINE Wide shuffle_xor(Wide x, int mask) { return {shuffle_xor(x.high, mask), shuffle_xor(x.low, mask)}; }
-INLINE uint votes(bool x) { return uint(static_cast<metal::simd_vote::vote_t>(metal::simd_ballot(x))); }
+INLINE uint votes(bool x) { return uint(static_cast<simd_vote::vote_t>(simd_ballot(x))); }
 
 CONSTEXPR bool PERMUTES = false;
 // Bytes chosen from the eight of `a` and `b` by the selector's nibbles, of 0 to 7.

@@ -11,7 +11,7 @@ mod emulated;
 
 use emulated::cases;
 use emulated::device::Device;
-use emulated::machine::{Dialect, Machine};
+use emulated::machine::{Dialect, Machine, mixed_address_spaces};
 use foretoken_kernels::gpu::{Launch, Params};
 
 #[test]
@@ -59,6 +59,14 @@ fn an_index_off_by_one_is_noticed(dialect: Dialect) {
         (!noticed).then(|| format!("{}:{}", site.file, site.line))
     });
     assert!(survivors.is_empty(), "{} of {} are not noticed:\n{}", survivors.len(), sites.len(), survivors.join("\n"));
+}
+
+#[test]
+fn metal_sources_keep_address_spaces_apart() {
+    match mixed_address_spaces() {
+        Some(problems) => assert!(problems.is_empty(), "{}", problems.join("\n")),
+        None => eprintln!("not run: there is no clang++"),
+    }
 }
 
 #[repr(C)]

@@ -182,7 +182,7 @@ impl Matrix {
     }
 
     fn block(&self) -> [u32; 3] {
-        [32, Self::runs(self.weight_type, self.inputs).1 as u32, 1]
+        [32 * Self::runs(self.weight_type, self.inputs).1 as u32, 1, 1]
     }
 }
 

@@ -77,6 +77,22 @@ fn compiler() -> &'static str {
     )
 }
 
+/// What clang says against the sources where Metal's address spaces are types of their own; `None` where there is no clang.
+/// Copies of structures from one space to another are Metal's own, which clang has not.
+pub fn mixed_address_spaces() -> Option<Vec<String>> {
+    let emulator = folder("tests/emulator");
+    let check = |source: &PathBuf| -> Option<Vec<String>> {
+        let mut command = Command::new("clang++");
+        command.args(["-std=c++14", "-fsyntax-only", "-w", "-ferror-limit=0", "-DFORETOKEN_ADDRESS_SPACES", "-include"]);
+        let output = command.arg(emulator.join("metal.h")).arg(source).output().ok()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let copies = ["no viable overloaded '='", "no matching constructor for initialization of"];
+        let problem = |line: &&str| line.contains("error:") && !copies.iter().any(|copy| line.contains(copy));
+        Some(said.lines().filter(problem).map(String::from).collect())
+    };
+    sources("cpp").iter().map(check).collect::<Option<Vec<_>>>().map(|problems| problems.concat())
+}
+
 impl Machine {
     /// The one of this process: signals have one handler.
     ///

@@ -12,7 +12,7 @@ typedef unsigned short ushort;
 
 #define INLINE inline
 #define KERNEL(name, Params, threads, blocks, ...)                                                                  \
-    static_assert(sizeof(__VA_ARGS__) <= 32768 && threads <= 1024, "the limits of a threadgroup");                  \
+    static_assert(sizeof(__VA_ARGS__) <= 32768 && (threads) <= 1024, "the limits of a threadgroup");                \
     MACHINE_KERNEL(name, Params, threads, __VA_ARGS__)
 
 #ifdef FORETOKEN_ADDRESS_SPACES

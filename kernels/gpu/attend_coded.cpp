@@ -57,8 +57,8 @@ INLINE Wide mean_score(const DEVICE float* query, const DEVICE u16* mean, int fi
 
 // What the lane's two tokens and its columns have in common in group `group`.
 template <int HD, int TILES>
-INLINE void add_group(const CONSTANT Params& p, const THREAD int (&dot)[TILES][4], const DEVICE u16* scales, int token, int group,
-                                          const THREAD int (&index)[TILES][2], THREAD float (&sum)[TILES][4]) {
+INLINE void add_group(const CONSTANT Params& p, const THREAD int (&dot)[TILES][4], const DEVICE u16* scales, int token,
+                      int group, const THREAD int (&index)[TILES][2], THREAD float (&sum)[TILES][4]) {
     u32 both = *reinterpret_cast<const DEVICE u32*>(scales + AT(group * PAGE + token));
     float scale[2] = {half_to_float(u16(both)), half_to_float(u16(both >> 16))};
     for (int tile = 0; tile < TILES; tile++) {
@@ -135,7 +135,8 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
                     for (int tile = 0; tile < TILES; tile++) {
                         uint2 b = {0, 0};
                         if (operand_index[tile] >= 0) {
-                            const DEVICE u32* words = p.words + long(operand_index[tile]) * (HD / 4) + AT(group * 32 + step * 8);
+                            long row = long(operand_index[tile]) * (HD / 4);
+                            const DEVICE u32* words = p.words + row + AT(group * 32 + step * 8);
                             if (turned) b.x = words[t], b.y = words[t + 4];
                             else b = reinterpret_cast<const DEVICE uint2*>(words)[t];
                         }
@@ -220,7 +221,10 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
                 for (int i = 0; i < 4; i++) {
                     int n = tile * 8 + 2 * t + i % 2;
                     float before = mul(output[group][tile][i], s.factor[n]);
-                    if (values.mean) before = fmaf(s.total[n], half_to_float(values.mean[AT(strip * 16 + 2 * g + i / 2)]), before);
+                    if (values.mean) {
+                        float mean = half_to_float(values.mean[AT(strip * 16 + 2 * g + i / 2)]);
+                        before = fmaf(s.total[n], mean, before);
+                    }
                     output[group][tile][i] = fmaf(float(256 * upper[tile][i] + lower[tile][i]), s.unit[group][n], before);
                 }
             }

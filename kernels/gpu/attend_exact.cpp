@@ -30,8 +30,8 @@ struct Scratch {
 };
 
 template <class E, int HD>
-INLINE void scores(THREADGROUP Scratch<HD>& s, const DEVICE typename E::Bits* key, const DEVICE typename E::Bits* value, int own,
-                                       int side, int at) {
+INLINE void scores(THREADGROUP Scratch<HD>& s, const DEVICE typename E::Bits* key, const DEVICE typename E::Bits* value,
+                   int own, int side, int at) {
     float sum[COLUMNS] = {};
     for (int first = side * (HD / 2); first < (side + 1) * (HD / 2); first += 32) {
         // Channels of their own, or those of the value: whole thirty-twos of either.
@@ -82,10 +82,12 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
             last = max(last, ranges[n].end);
         }
         if (first >= last) continue;
-        const DEVICE typename E::Bits* values = page_of<const typename E::Bits>(p.values, page) + AT(long(kv_head)) * PAGE * HD;
-        const DEVICE typename E::Bits* keys = page_of<const typename E::Bits>(p.keys, page) + AT(long(kv_head)) * PAGE * p.own;
+        typedef typename E::Bits Bits;
+        const DEVICE Bits* values = page_of<const Bits>(p.values, page) + AT(long(kv_head)) * PAGE * HD;
+        const DEVICE Bits* keys = page_of<const Bits>(p.keys, page) + AT(long(kv_head)) * PAGE * p.own;
         int key = tid % PAGE;
-        if (first <= key && key < last) scores<E, HD>(s, keys + long(key) * p.own, values + long(key) * HD, p.own, tid / PAGE, key);
+        if (first <= key && key < last)
+            scores<E, HD>(s, keys + long(key) * p.own, values + long(key) * HD, p.own, tid / PAGE, key);
         barrier();
         if (ranges[warp].start < ranges[warp].end) {
             Wide score[4];

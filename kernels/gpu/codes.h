@@ -47,7 +47,9 @@ INLINE u32 levels_of(const CONSTANT Format& f, const THREADGROUP u8* table, u32 
     int bits = f.upper + f.lower;
     if (PERMUTES && bits <= 3) return permute_bytes(f.levels[0], f.levels[1], selector(codes));
     if (PERMUTES && bits == 4) return level_of_16(f.levels, selector(codes));
-    return table[codes & 255] | u32(table[codes >> 8 & 255]) << 8 | u32(table[codes >> 16 & 255]) << 16 | u32(table[codes >> 24]) << 24;
+    u32 levels = 0;
+    for (int i = 0; i < 32; i += 8) levels |= u32(table[codes >> i & 255]) << i;
+    return levels;
 }
 
 // The codes of `vector` in a word of each plane.
@@ -58,13 +60,13 @@ INLINE u32 codes_in(const CONSTANT Format& f, u32 upper, u32 lower, int vector) 
 }
 
 // The left operand of an mma: vectors 8 * step + 2 t and + 1 of a run of 32 that is `run` runs into the planes.
-INLINE void operand(const CONSTANT Format& f, const THREADGROUP u8* table, const THREAD Codes& codes, int run, int step, int g, int t,
-                                        THREAD u32 (&a)[4]) {
+INLINE void operand(const CONSTANT Format& f, const THREADGROUP u8* table, const THREAD Codes& codes, int run,
+                    int step, int g, int t, THREAD u32 (&a)[4]) {
     int vector = 8 * step + 2 * t;
-    uint2 upper = *reinterpret_cast<const DEVICE uint2*>(codes.upper + AT(run * 256 * f.upper + (vector * f.upper >> 3) * 64 + 8 * g));
-    uint2 lower = {0, 0};
-    if (f.lower)
-        lower = *reinterpret_cast<const DEVICE uint2*>(codes.lower + AT(run * 256 * f.lower + (vector * f.lower >> 3) * 64 + 8 * g));
+    const DEVICE u8* at = codes.upper + AT(run * 256 * f.upper + (vector * f.upper >> 3) * 64 + 8 * g);
+    uint2 upper = *reinterpret_cast<const DEVICE uint2*>(at), lower = {0, 0};
+    at = codes.lower + AT(run * 256 * f.lower + (vector * f.lower >> 3) * 64 + 8 * g);
+    if (f.lower) lower = *reinterpret_cast<const DEVICE uint2*>(at);
     if (PERMUTES && f.upper == 4 && !f.lower) {
         // Nibbles are selectors as they lie: those of both vectors alternate, and are parted afterwards.
         u32 words[2] = {upper.x, upper.y};
@@ -84,8 +86,8 @@ INLINE void operand(const CONSTANT Format& f, const THREADGROUP u8* table, const
 // The left operand of an mma for keys that lie as values do: 16 tokens of `strip` as rows, the 32 channels of two runs as
 // words. A lane reads four channels of four tokens from either run and turns them; row g is token 2 g, row g + 8 the next,
 // so the right operand is words t and t + 4.
-INLINE void turned_operand(const CONSTANT Format& f, const THREADGROUP u8* table, const THREAD Codes& codes, int run, int strip, int g,
-                                               int t, THREAD u32 (&a)[4]) {
+INLINE void turned_operand(const CONSTANT Format& f, const THREADGROUP u8* table, const THREAD Codes& codes, int run,
+                           int strip, int g, int t, THREAD u32 (&a)[4]) {
     int vector = 4 * strip + g / 2;
     u32 pick = g % 2 ? 0x7362u : 0x5140u; // bytes 2 and 3, or 0 and 1, of two words in turn
     for (int h = 0; h < 2; h++) {

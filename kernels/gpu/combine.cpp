@@ -79,7 +79,8 @@ INLINE void combine(const CONSTANT Params& p, THREADGROUP Scratch<LEN>& s, Threa
                 float weight = s.weight[split - chunk][part];
                 // Where nothing was seen, nothing was written.
                 if (weight == 0) continue;
-                const DEVICE float* output = q.output + ((long(part) * p.splits + split) * all + AT(query)) * p.head_dim + group * LEN;
+                const DEVICE float* output = q.output + group * LEN;
+                output += ((long(part) * p.splits + split) * all + AT(query)) * p.head_dim;
                 for (int e = 0; e < W; e++) row.v[0][e] = fmaf(output[AT(lane * W + e)], weight, row.v[0][e]);
             }
         }

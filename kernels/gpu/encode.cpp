@@ -67,7 +67,8 @@ template <class E>
 INLINE void encode(const CONSTANT Params& p, THREADGROUP Scratch& scratch, Thread self) {
     int tid = self.index, lane = self.lane, group = self.x, head = self.y, page = p.first + self.z;
     int groups = p.channels / GROUP;
-    const DEVICE typename E::Bits* rows = page_of<const typename E::Bits>(p.rows, page) + long(head) * PAGE * p.channels + AT(group * GROUP);
+    typedef typename E::Bits Bits;
+    const DEVICE Bits* rows = page_of<const Bits>(p.rows, page) + long(head) * PAGE * p.channels + AT(group * GROUP);
     DEVICE u8* codes = page_of<u8>(p.codes, page) + long(head) * p.head_bytes;
     int plane = PAGE * p.channels / 8;
     DEVICE u16* scales = reinterpret_cast<DEVICE u16*>(codes + plane * (p.upper + p.lower));

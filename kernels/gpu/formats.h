@@ -77,8 +77,8 @@ INLINE u32 minus(u32 bytes, u32 offset) {
 
 // y += (dot * x's scale) * d, for formats with one scale per 32.
 template <int TILES>
-INLINE void add_block_of_32(const THREAD Columns<TILES>& x, int block, int t, const THREAD u32 (&a)[4], const THREAD float (&d)[2],
-                                                THREAD Results<TILES>& y) {
+INLINE void add_block_of_32(const THREAD Columns<TILES>& x, int block, int t, const THREAD u32 (&a)[4],
+                            const THREAD float (&d)[2], THREAD Results<TILES>& y) {
     for (int tile = 0; tile < TILES; tile++) {
         uint2 b = quants(x, tile, block);
         int dot[4] = {0, 0, 0, 0};
@@ -94,7 +94,8 @@ struct Q4_0 {
     static CONSTEXPR int BLOCK = 32, BYTES = 18;
 
     template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x, THREAD Results<TILES>& y) {
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
+                           THREAD Results<TILES>& y) {
         float d[2];
         load_scales(at, 0, g, d);
         // Word t of a row: inputs 4 t.. in the low nibbles, 16 + 4 t.. in the high ones: the mma's words t and t + 4.
@@ -113,7 +114,8 @@ struct Q5_0 {
     static CONSTEXPR int BLOCK = 32, BYTES = 22;
 
     template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x, THREAD Results<TILES>& y) {
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
+                           THREAD Results<TILES>& y) {
         float d[2];
         load_scales(at, 0, g, d);
         // Fifth bits, spread: bit 8 i + w is that of input 4 w + i.
@@ -136,7 +138,8 @@ struct Q8_0 {
     static CONSTEXPR int BLOCK = 32, BYTES = 34;
 
     template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x, THREAD Results<TILES>& y) {
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
+                           THREAD Results<TILES>& y) {
         float d[2];
         load_scales(at, 0, g, d);
         // Packed bytes are weights plus 128.
@@ -184,7 +187,8 @@ struct QK {
     static CONSTEXPR int LOW = 256 + (BITS - 4) * 512; // where the nibbles begin; fifth bits are before them
 
     template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x, THREAD Results<TILES>& y) {
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
+                           THREAD Results<TILES>& y) {
         float d[2], dmin[2], sum[TILES][2][2] = {};
         uint2 fifth[2] = {{0, 0}, {0, 0}};
         if (BITS == 5)
@@ -254,7 +258,8 @@ struct Q6_K {
     static CONSTEXPR int HIGH = 16 * 128, SCALES = 16 * 192, D = 16 * 208;
 
     template <int TILES>
-    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x, THREAD Results<TILES>& y) {
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
+                           THREAD Results<TILES>& y) {
         float d[2], sum[TILES][2][2] = {};
         load_scales(at, D, g, d);
         for (int side = 0; side < 2; side++) {
@@ -269,8 +274,11 @@ struct Q6_K {
                 for (int h = 0; h < 2; h++) {
                     int s = side * 8 + quarter * 2 + h;
                     uint2 q = low[quarter % 2 * 2 + h], up = high[h];
-                    u32 a[2] = {minus((q.x >> (quarter / 2 * 4) & 0x0f0f0f0fu) | (up.x >> (quarter * 2) & 0x03030303u) << 4, 32),
-                                minus((q.y >> (quarter / 2 * 4) & 0x0f0f0f0fu) | (up.y >> (quarter * 2) & 0x03030303u) << 4, 32)};
+                    u32 words[2] = {q.x, q.y}, bits[2] = {up.x, up.y}, a[2];
+                    for (int row = 0; row < 2; row++) {
+                        u32 low_bits = words[row] >> (quarter / 2 * 4) & 0x0f0f0f0fu;
+                        a[row] = minus(low_bits | (bits[row] >> (quarter * 2) & 0x03030303u) << 4, 32);
+                    }
                     // Scales alternate by single bytes.
                     u32 scales = *reinterpret_cast<const DEVICE u16*>(at + SCALES + AT(16 * s + 2 * g));
                     float by[2] = {float((i8)scales) * d[0], float((i8)(scales >> 8)) * d[1]};
@@ -291,7 +299,8 @@ struct Q6_K {
         int side = i / 128, quarter = i % 128 / 32;
         int low = packed_byte(at, side * 64 + i % 64, row) >> (quarter / 2 * 4) & 15;
         int high = packed_byte(at + HIGH, side * 32 + i % 32, row) >> (quarter * 2) & 3;
-        float by = float((i8)at[AT(SCALES + 16 * (i / 16) + row)]) * half_to_float(reinterpret_cast<const DEVICE u16*>(at + D)[row]);
+        float d = half_to_float(reinterpret_cast<const DEVICE u16*>(at + D)[row]);
+        float by = float((i8)at[AT(SCALES + 16 * (i / 16) + row)]) * d;
         return mul(by, float((low | high << 4) - 32));
     }
 };

@@ -47,8 +47,8 @@ struct Partial {
 
 // Columns `first..first + count` of the result.
 template <class F, int TILES, class RowOf>
-INLINE void panel(const CONSTANT Matrix& m, const DEVICE u8* weights, const CONSTANT Activations& x, DEVICE float* y, int first, int count,
-                                      RowOf row_of, THREADGROUP Partial<TILES>& s, Thread self) {
+INLINE void panel(const CONSTANT Matrix& m, const DEVICE u8* weights, const CONSTANT Activations& x, DEVICE float* y,
+                  int first, int count, RowOf row_of, THREADGROUP Partial<TILES>& s, Thread self) {
     int lane = self.lane, g = lane / 4, t = lane % 4, warp = self.warp;
     int blocks = m.inputs / F::BLOCK, groups = m.inputs / 32;
     Columns<TILES> columns = {x.quants, x.scales, x.sums, blocks, groups, {}, {}, {}};
@@ -107,8 +107,8 @@ INLINE void matmul_buckets(const CONSTANT BucketParams& p, THREADGROUP Partial<2
 } // namespace
 
 #define MATMUL(name, F)                                                                                             \
-    KERNEL(matmul_##name##_8, Params, 512, 2, Partial<1>) { matmul<F, 1>(p, s, self); }                                                \
-    KERNEL(matmul_##name##_16, Params, 512, 1, Partial<2>) { matmul<F, 2>(p, s, self); }                                               \
+    KERNEL(matmul_##name##_8, Params, 512, 2, Partial<1>) { matmul<F, 1>(p, s, self); }                             \
+    KERNEL(matmul_##name##_16, Params, 512, 1, Partial<2>) { matmul<F, 2>(p, s, self); }                            \
     KERNEL(matmul_buckets_##name, BucketParams, 512, 1, Partial<2>) { matmul_buckets<F>(p, s, self); }
 
 MATMUL(q4_0, Q4_0)

@@ -35,7 +35,7 @@ CONSTEXPR int WARPS = 8, OUTPUTS = 4;
 // Entries first..first + count of y, of which `row_of` says the row of x.
 template <class E, int ROWS, class RowOf>
 INLINE void matmul(const DEVICE typename E::Bits* weights, const DEVICE float* x, DEVICE float* y, int inputs, int outputs,
-                                       int first, int count, RowOf row_of, Thread self) {
+                   int first, int count, RowOf row_of, Thread self) {
     int lane = self.lane, output = (self.x * WARPS + self.warp) * OUTPUTS;
     if (output >= outputs) return;
     float sum[ROWS][OUTPUTS] = {};
@@ -91,9 +91,9 @@ INLINE void matmul_buckets(const CONSTANT BucketParams& p, Thread self) {
 } // namespace
 
 #define MATMUL(name, E)                                                                                             \
-    KERNEL(matmul_##name##_1, Params, 256, 4, None) { matmul<E, 1>(p, self); }                                               \
-    KERNEL(matmul_##name##_4, Params, 256, 3, None) { matmul<E, 4>(p, self); }                                               \
-    KERNEL(matmul_##name##_16, Params, 256, 2, None) { matmul<E, 16>(p, self); }                                              \
+    KERNEL(matmul_##name##_1, Params, 256, 4, None) { matmul<E, 1>(p, self); }                                      \
+    KERNEL(matmul_##name##_4, Params, 256, 3, None) { matmul<E, 4>(p, self); }                                      \
+    KERNEL(matmul_##name##_16, Params, 256, 2, None) { matmul<E, 16>(p, self); }                                    \
     KERNEL(matmul_buckets_##name, BucketParams, 256, 2, None) { matmul_buckets<E>(p, self); }
 
 MATMUL(f32, Single)

@@ -132,7 +132,9 @@ INLINE int dot_4(uint a, uint b) {
     for (int i = 0; i < 32; i += 8) sum += int((signed char)(a >> i)) * int((signed char)(b >> i));
     return sum;
 }
-INLINE int dp2a_lo(int a, int b, int c) { return c + short(a) * int((signed char)(b)) + (a >> 16) * int((signed char)(b >> 8)); }
+INLINE int dp2a_lo(int a, int b, int c) {
+    return c + short(a) * int((signed char)b) + (a >> 16) * int((signed char)(b >> 8));
+}
 INLINE int dp2a_hi(int a, int b, int c) { return dp2a_lo(a, b >> 16, c); }
 
 // Adds to column `n` of a product, whose lane has the products of its words with the column's. Four lanes have a row's words.

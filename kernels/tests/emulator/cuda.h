@@ -78,7 +78,7 @@ inline void mma_collective(const char* what, int (&c)[4], const unsigned (&opera
     int g = machine::self.lane / 4, t = machine::self.lane % 4;
     for (int i = 0; i < 4; i++) {
         int product = mma_dot(all, g + i / 2 * 8, 2 * t + i % 2, words);
-        if (product != 0 && 2 * t + i % 2 >= live) machine::fail("%s has a product in column %d of %d", what, 2 * t + i % 2, live);
+        if (product != 0 && 2 * t + i % 2 >= live) machine::fail("%s: column %d of %d", what, 2 * t + i % 2, live);
         c[i] += product;
     }
 }

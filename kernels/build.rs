@@ -44,7 +44,8 @@ fn compiled() -> Result<Vec<PathBuf>, String> {
     let image = |source: &PathBuf| out.join(source.with_extension("fatbin").file_name().unwrap_or_default());
     let start = |source: &PathBuf| {
         let mut command = Command::new(&nvcc);
-        command.args(["-x", "cu", "-include", DIALECTS[0], "-std=c++17", "-O3", "-fatbin", "-gencode", "arch=compute_80,code=[compute_80,sm_80]"]);
+        command.args(["-x", "cu", "-include", DIALECTS[0], "-std=c++17", "-O3", "-fatbin"]);
+        command.args(["-gencode", "arch=compute_80,code=[compute_80,sm_80]"]);
         command.args(["-gencode", "arch=compute_89,code=sm_89", "-gencode", "arch=compute_90a,code=sm_90a"]);
         let process = command.arg(source).arg("-o").arg(image(source)).stderr(Stdio::piped()).spawn();
         process.map_err(|error| format!("{}: {error}", nvcc.display()))
@@ -107,7 +108,8 @@ fn metal() -> Result<(), String> {
     files(Path::new("gpu"), "h")?;
     println!("cargo::rerun-if-changed={}", DIALECTS[1]);
     let dialect = read(Path::new(DIALECTS[1]))?.replace("#pragma once", "");
-    let mut table = String::from("/// Name and text of every source.\npub(super) static SOURCES: &[(&str, &str)] = &[\n");
+    let mut table =
+        String::from("/// Name and text of every source.\npub(super) static SOURCES: &[(&str, &str)] = &[\n");
     for source in files(Path::new("gpu"), "cpp")? {
         let mut text = dialect.clone();
         join(&source, &mut Vec::new(), &mut text)?;

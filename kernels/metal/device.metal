@@ -1,6 +1,6 @@
 // The Metal dialect of `gpu/device.h`: Metal 3, GPUs of family Apple7 (M1) and later, whose warps are simdgroups of 32.
 //
-// A Mac compiles the sources when they are first needed, with fast math off, or nothing of what is said of rounding holds;
+// The Mac compiles the sources when a device is opened, with fast math off, or nothing of what is said of rounding holds;
 // nothing is contracted, either. Parameters hold addresses, as in CUDA: what they lead to must have been made resident.
 #pragma once
 
@@ -55,9 +55,9 @@ INLINE uint bits_of(float x) { return as_type<uint>(x); }
 INLINE float half_to_float(ushort bits) { return float(as_type<half>(bits)); }
 INLINE ushort float_to_half(float x) { return as_type<ushort>(half(x)); }
 
-// There is no double. A number is the sum of two floats, the second at most half a unit in the last place of the first: 48
-// bits, of which an operation may lose four, in a float's range; where squares leave that (beyond 1e19, below 1e-19), so do
-// these. The sums are those of Dekker and Knuth, and rely on every operation's rounding.
+// There is no double. A number is the sum of two floats, the second at most half a unit in the last place of the first: an
+// operation is within 2^-45 of its result, in a float's range. Where squares leave that (beyond 1e19) or lose bits (below 1e-12),
+// so do these. The sums are those of Dekker and Knuth, and rely on every operation's rounding.
 struct Wide {
     float high, low;
 };

@@ -54,7 +54,13 @@ impl Batch {
     pub(super) fn reside(&self, _memory: &Memory) {
         match self.0 {}
     }
-    pub(super) unsafe fn launch(&self, _pipeline: &Pipeline, _grid: [u32; 3], _block: [u32; 3], _params: &[MaybeUninit<u8>]) {
+    pub(super) unsafe fn launch(
+        &self,
+        _pipeline: &Pipeline,
+        _grid: [u32; 3],
+        _block: [u32; 3],
+        _params: &[MaybeUninit<u8>],
+    ) {
         match self.0 {}
     }
     pub(super) fn commit(self) -> Submitted {

@@ -9,8 +9,8 @@ use objc2::runtime::ProtocolObject;
 use objc2_foundation::{NSError, NSString};
 use objc2_metal::{
     MTLBarrierScope, MTLBuffer, MTLCommandBuffer, MTLCommandBufferStatus, MTLCommandEncoder, MTLCommandQueue,
-    MTLCompileOptions, MTLComputeCommandEncoder, MTLComputePipelineState, MTLCopyAllDevices, MTLDevice, MTLDispatchType,
-    MTLGPUFamily, MTLLanguageVersion, MTLLibrary, MTLResourceOptions, MTLResourceUsage, MTLSize,
+    MTLCompileOptions, MTLComputeCommandEncoder, MTLComputePipelineState, MTLCopyAllDevices, MTLDevice,
+    MTLDispatchType, MTLGPUFamily, MTLLanguageVersion, MTLLibrary, MTLResourceOptions, MTLResourceUsage, MTLSize,
 };
 
 use super::{DeviceInfo, MetalError};
@@ -139,7 +139,13 @@ impl Batch {
 
     /// # Safety
     /// `params` is the kernel's structure, and what it leads to is resident until the batch is done.
-    pub(super) unsafe fn launch(&self, pipeline: &Pipeline, grid: [u32; 3], block: [u32; 3], params: &[MaybeUninit<u8>]) {
+    pub(super) unsafe fn launch(
+        &self,
+        pipeline: &Pipeline,
+        grid: [u32; 3],
+        block: [u32; 3],
+        params: &[MaybeUninit<u8>],
+    ) {
         let size = |[width, height, depth]: [u32; 3]| MTLSize {
             width: width as usize,
             height: height as usize,

@@ -83,7 +83,14 @@ pub fn mixed_address_spaces() -> Option<Vec<String>> {
     let emulator = folder("tests/emulator");
     let check = |source: &PathBuf| -> Option<Vec<String>> {
         let mut command = Command::new("clang++");
-        command.args(["-std=c++14", "-fsyntax-only", "-w", "-ferror-limit=0", "-DFORETOKEN_ADDRESS_SPACES", "-include"]);
+        command.args([
+            "-std=c++14",
+            "-fsyntax-only",
+            "-w",
+            "-ferror-limit=0",
+            "-DFORETOKEN_ADDRESS_SPACES",
+            "-include",
+        ]);
         let output = command.arg(emulator.join("metal.h")).arg(source).output().ok()?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let copies = ["no viable overloaded '='", "no matching constructor for initialization of"];
@@ -124,9 +131,8 @@ impl Machine {
         sources.push(emulator.join("faults.cpp"));
         let mut jobs = vec![(emulator.join("machine.cpp"), None, out.join("machine.o"))];
         for dialect in Dialect::ALL {
-            let job = |(i, source): (usize, &PathBuf)| {
-                (source.clone(), Some(dialect), out.join(format!("{dialect:?}{i}.o")))
-            };
+            let job =
+                |(i, source): (usize, &PathBuf)| (source.clone(), Some(dialect), out.join(format!("{dialect:?}{i}.o")));
             jobs.extend(sources.iter().enumerate().map(job));
         }
         for jobs in jobs.chunks(2) {

@@ -17,7 +17,7 @@ typedef unsigned long long u64;
     INLINE void name##_body(const Params& p, __VA_ARGS__& s, Thread self);                                          \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Params p) {          \
         __shared__ __VA_ARGS__ s;                                                                                   \
-        Thread self = {int(threadIdx.x), int(threadIdx.x % 32), int(threadIdx.x / 32), int(blockDim.x / 32),         \
+        Thread self = {int(threadIdx.x), int(threadIdx.x % 32), int(threadIdx.x / 32), int(blockDim.x / 32),        \
                        int(blockIdx.x), int(blockIdx.y), int(blockIdx.z)};                                          \
         name##_body(p, s, self);                                                                                    \
     }                                                                                                               \

@@ -4,7 +4,7 @@
 // Eight warps have a page. Scores: a warp has 16 tokens, and all channels. Softmax: a warp has a column or two; it leaves
 // their weights times scales as 15-bit integers, in two planes of signed bytes. Values: a warp has 16 channels of every
 // group, and all tokens. A looked-up operand meets 8 or 16 queries: the heads of a group times the rows of a verification.
-// A block has 10 to 19 KiB of its memory, so that registers (two blocks) decide the occupancy.
+// A block has 9 to 18 KiB of memory, so that registers (two blocks) decide the occupancy.
 // Grid: (splits, KV heads, tiles of 8 or 16 columns).
 
 #include "attend.h"

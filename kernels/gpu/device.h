@@ -30,7 +30,9 @@ struct Thread {
 };
 
 // The memory of blocks that need none.
-struct None {};
+struct None {
+    u8 unused;
+};
 
 // Tokens of a K/V page.
 CONSTEXPR int PAGE = 128;

@@ -1,6 +1,7 @@
 //! A device and its kernels.
 
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::sources::SOURCES;
@@ -53,7 +54,7 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
-    /// Opens device `index` and compiles the kernels, which takes seconds the first time; the system remembers them.
+    /// Opens device `index` and compiles the kernels, which takes a while the first time; the system remembers them.
     ///
     /// # Errors
     /// If this system has no Metal, no such device, or one that is too old, or a source does not compile.
@@ -62,7 +63,12 @@ impl Device {
         let compile = |(source, text): &(&'static str, &str)| {
             gpu.compile(text).map_err(|problem| MetalError::BadSource { source, problem })
         };
-        let libraries = SOURCES.iter().map(compile).collect::<Result<_, _>>()?;
+        let libraries = std::thread::scope(|scope| {
+            let jobs: Vec<_> = SOURCES.iter().map(|source| scope.spawn(|| compile(source))).collect();
+            jobs.into_iter()
+                .map(|job| job.join().unwrap_or_else(|panic| resume_unwind(panic)))
+                .collect::<Result<_, _>>()
+        })?;
         let (pipelines, memories, streams) = Default::default();
         Ok(Self(Arc::new(Opened { gpu, libraries, pipelines, memories, streams, info })))
     }

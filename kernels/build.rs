@@ -1,4 +1,5 @@
-//! Compiles the CUDA kernels, or takes the compiled ones, where a feature asks for it; else it does nothing.
+//! Compiles the CUDA kernels, or takes the compiled ones, and joins the Metal sources, where a feature asks for it; else it
+//! does nothing.
 
 use std::env;
 use std::fmt::Write as _;
@@ -9,15 +10,19 @@ use std::process::{Command, Stdio};
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let feature = |name: &str| env::var_os(format!("CARGO_FEATURE_{name}")).is_some();
-    let images = match (feature("CUDA"), feature("CUDA_PREBUILT")) {
-        (true, _) => compiled(),
-        (false, true) => prebuilt(),
-        (false, false) => return,
+    let cuda = match (feature("CUDA"), feature("CUDA_PREBUILT")) {
+        (true, _) => compiled().and_then(|images| embed(&images)),
+        (false, true) => prebuilt().and_then(|images| embed(&images)),
+        (false, false) => Ok(()),
     };
-    if let Err(problem) = images.and_then(|images| embed(&images)) {
+    let metal = if feature("METAL") { metal() } else { Ok(()) };
+    for problem in [cuda, metal].into_iter().filter_map(Result::err) {
         println!("cargo::error={problem}");
     }
 }
+
+/// What the sources begin with in CUDA C++, and in the Metal Shading Language.
+const DIALECTS: [&str; 2] = ["cuda/device.cuh", "metal/device.metal"];
 
 /// The sources, or their images, in `folder`.
 fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
@@ -34,11 +39,13 @@ fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
 /// and after.
 fn compiled() -> Result<Vec<PathBuf>, String> {
     let (nvcc, out) = (nvcc()?, out_dir()?);
-    let sources = files(Path::new("cuda"), "cu")?;
+    let sources = files(Path::new("gpu"), "cpp")?;
+    println!("cargo::rerun-if-changed={}", DIALECTS[0]);
     let image = |source: &PathBuf| out.join(source.with_extension("fatbin").file_name().unwrap_or_default());
     let start = |source: &PathBuf| {
         let mut command = Command::new(&nvcc);
-        command.args(["-std=c++17", "-O3", "-fatbin", "-gencode", "arch=compute_80,code=[compute_80,sm_80]"]);
+        command.args(["-x", "cu", "-include", DIALECTS[0], "-std=c++17", "-O3", "-fatbin"]);
+        command.args(["-gencode", "arch=compute_80,code=[compute_80,sm_80]"]);
         command.args(["-gencode", "arch=compute_89,code=sm_89", "-gencode", "arch=compute_90a,code=sm_90a"]);
         let process = command.arg(source).arg("-o").arg(image(source)).stderr(Stdio::piped()).spawn();
         process.map_err(|error| format!("{}: {error}", nvcc.display()))
@@ -80,7 +87,8 @@ fn nvcc() -> Result<PathBuf, String> {
 
 /// The committed PTX, if it is of these sources.
 fn prebuilt() -> Result<Vec<PathBuf>, String> {
-    let sources = [files(Path::new("cuda"), "cu")?, files(Path::new("cuda"), "cuh")?].concat();
+    let (gpu, dialect) = (Path::new("gpu"), files(Path::new("cuda"), "cuh")?);
+    let sources = [dialect, files(gpu, "cpp")?, files(gpu, "h")?].concat();
     let folder = Path::new("cuda/prebuilt");
     let of = fs::read_to_string(folder.join("SOURCES")).unwrap_or_default();
     let digest = digest(&sources)?;
@@ -92,6 +100,42 @@ fn prebuilt() -> Result<Vec<PathBuf>, String> {
         ));
     }
     files(folder, "ptx")
+}
+
+/// One text per source, with its headers in it: a Mac compiles them, without folders to look into.
+fn metal() -> Result<(), String> {
+    let read = |path: &Path| fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()));
+    files(Path::new("gpu"), "h")?;
+    println!("cargo::rerun-if-changed={}", DIALECTS[1]);
+    let dialect = read(Path::new(DIALECTS[1]))?.replace("#pragma once", "");
+    let mut table =
+        String::from("/// Name and text of every source.\npub(super) static SOURCES: &[(&str, &str)] = &[\n");
+    for source in files(Path::new("gpu"), "cpp")? {
+        let mut text = dialect.clone();
+        join(&source, &mut Vec::new(), &mut text)?;
+        let _ = writeln!(table, "    ({:?}, {text:?}),", source.file_stem().unwrap_or_default().to_string_lossy());
+    }
+    table.push_str("];\n");
+    fs::write(out_dir()?.join("sources.rs"), table).map_err(|error| error.to_string())
+}
+
+/// Appends a source after the headers that it includes, each of them once.
+fn join(source: &Path, done: &mut Vec<PathBuf>, text: &mut String) -> Result<(), String> {
+    if done.iter().any(|known| known == source) {
+        return Ok(());
+    }
+    done.push(source.into());
+    for line in fs::read_to_string(source).map_err(|error| format!("{}: {error}", source.display()))?.lines() {
+        match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
+            Some(header) => join(&source.with_file_name(header), done, text)?,
+            None if line == "#pragma once" => {}
+            None => {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+    }
+    Ok(())
 }
 
 /// FNV-1a over the sources' bytes, without carriage returns.

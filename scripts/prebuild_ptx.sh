@@ -5,8 +5,9 @@ cd "$(dirname "$0")/../kernels"
 nvcc=${NVCC:-nvcc}
 mkdir -p cuda/prebuilt
 rm -f cuda/prebuilt/*.ptx
-for source in cuda/*.cu; do
-    "$nvcc" -std=c++17 -O3 -arch=compute_80 -ptx "$source" -o "cuda/prebuilt/$(basename "${source%.cu}").ptx"
+for source in gpu/*.cpp; do
+    "$nvcc" -x cu -include cuda/device.cuh -std=c++17 -O3 -arch=compute_80 -ptx "$source" \
+        -o "cuda/prebuilt/$(basename "${source%.cpp}").ptx"
 done
 # The build script says what the digest should be.
 : > cuda/prebuilt/SOURCES

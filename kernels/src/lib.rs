@@ -19,6 +19,8 @@ mod isa;
 mod lanes;
 pub mod matmul;
 pub mod measure;
+#[cfg(feature = "metal")]
+pub mod metal;
 pub mod norm;
 pub mod quant;
 pub mod rope;

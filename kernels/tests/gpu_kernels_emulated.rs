@@ -1,4 +1,5 @@
-//! The GPU kernels' sources, compiled as C++ and run on the CPU, against the CPU kernels: every kernel, format and shape.
+//! The GPU kernels' sources, compiled as C++ in either dialect and run on the CPU, against the CPU kernels: every kernel,
+//! format and shape.
 //!
 //! `emulator/` has the headers that make threads, barriers, shuffles and tensor-core products out of fibers; see
 //! `emulator/machine.h` for what that finds. It does not find races between threads that no barrier separates in either
@@ -10,36 +11,62 @@ mod emulated;
 
 use emulated::cases;
 use emulated::device::Device;
-use emulated::machine::Machine;
+use emulated::machine::{Dialect, Machine, mixed_address_spaces};
 use foretoken_kernels::gpu::{Launch, Params};
 
 #[test]
-fn kernels_agree_with_the_cpu() {
+fn cuda_kernels_agree_with_the_cpu() {
+    agree_with_the_cpu(Dialect::Cuda);
+}
+
+#[test]
+fn metal_kernels_agree_with_the_cpu() {
+    agree_with_the_cpu(Dialect::Metal);
+}
+
+fn agree_with_the_cpu(dialect: Dialect) {
     let machine = Machine::get();
     let failed: Vec<_> = in_parallel(&cases::all(), |case| {
         // Both orders of the threads between barriers.
-        let run = |backwards| (case.run)(&mut machine.session(backwards)).err();
+        let run = |backwards| (case.run)(&mut machine.session(dialect, backwards)).err();
         [false, true].into_iter().find_map(run).map(|error| format!("{}: {error}", case.name))
     });
     assert!(failed.is_empty(), "{} cases fail:\n{}", failed.len(), failed.join("\n"));
 }
 
-/// Every index that is marked with `AT` is made one too large, one at a time: some case must notice.
 #[test]
-fn an_index_off_by_one_is_noticed() {
+fn an_index_off_by_one_is_noticed_in_cuda() {
+    an_index_off_by_one_is_noticed(Dialect::Cuda);
+}
+
+#[test]
+fn an_index_off_by_one_is_noticed_in_metal() {
+    an_index_off_by_one_is_noticed(Dialect::Metal);
+}
+
+/// Every index that is marked with `AT` is made one too large, one at a time: some case must notice.
+fn an_index_off_by_one_is_noticed(dialect: Dialect) {
     let machine = Machine::get();
     let cases = cases::small();
-    let sites = machine.sites();
+    let sites = machine.sites(dialect);
     assert!(sites.len() > 50, "only {} marked indices", sites.len());
     let survivors = in_parallel(&sites, |site| {
         let noticed = cases.iter().filter(|case| case.reads(&site.file)).any(|case| {
-            let mut session = machine.session(false);
+            let mut session = machine.session(dialect, false);
             session.mutate(site);
             (case.run)(&mut session).is_err()
         });
         (!noticed).then(|| format!("{}:{}", site.file, site.line))
     });
     assert!(survivors.is_empty(), "{} of {} are not noticed:\n{}", survivors.len(), sites.len(), survivors.join("\n"));
+}
+
+#[test]
+fn metal_sources_keep_address_spaces_apart() {
+    match mixed_address_spaces() {
+        Some(problems) => assert!(problems.is_empty(), "{}", problems.join("\n")),
+        None => eprintln!("not run: there is no clang++"),
+    }
 }
 
 #[repr(C)]
@@ -49,14 +76,18 @@ struct Faulty {
     fault: i32,
 }
 
-// SAFETY: the `Params` of faults.cu.
+// SAFETY: the `Params` of faults.cpp.
 unsafe impl Params for Faulty {}
 
-/// The machine reports what it promises to: see `emulator/faults.cu`.
+/// The machine reports what it promises to: see `emulator/faults.cpp`.
 #[test]
 fn faults_are_reported() {
+    Dialect::ALL.into_iter().for_each(faults);
+}
+
+fn faults(dialect: Dialect) {
     let run = |fault: i32| {
-        let mut session = Machine::get().session(false);
+        let mut session = Machine::get().session(dialect, false);
         let device: &mut dyn Device = &mut session;
         let x: Vec<f32> = (0..64).map(|i| i as f32).collect();
         let span = device.of(&x);

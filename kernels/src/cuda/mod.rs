@@ -11,7 +11,8 @@ mod error;
 mod images;
 mod stream;
 
-pub use buffer::{Buffer, Plain};
+pub use crate::gpu::Plain;
+pub use buffer::Buffer;
 pub use device::{Device, DeviceInfo};
 pub use error::CudaError;
 pub use stream::{Graph, Stream};

@@ -1,4 +1,4 @@
-//! The greedy verdict on the device: `accept.cu`.
+//! The greedy verdict on the device: `accept.cpp`.
 
 use super::{Launch, Params, Span, Unfit, dimension};
 
@@ -29,7 +29,7 @@ pub struct AcceptParams {
     width: i32,
 }
 
-// SAFETY: the `Params` of accept.cu.
+// SAFETY: the `Params` of accept.cpp.
 unsafe impl Params for AcceptParams {}
 
 /// How many drafts are the target's own choices, what follows them, and what of it is emitted: up to the first stop token.

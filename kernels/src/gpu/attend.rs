@@ -1,4 +1,4 @@
-//! Attention over pages: `attend_exact.cu`, `attend_coded.cu`, `combine.cu`.
+//! Attention over pages: `attend_exact.cpp`, `attend_coded.cpp`, `combine.cpp`.
 //!
 //! One launch per part that a layer has, exact and coded, each leaving an unfinished softmax per split and query; then one
 //! that merges them. Splits lie fixed in the sequence.
@@ -146,7 +146,7 @@ pub struct ExactParams {
     own: i32,
 }
 
-// SAFETY: the `Params` of attend_exact.cu.
+// SAFETY: the `Params` of attend_exact.cpp.
 unsafe impl Params for ExactParams {}
 
 fn check_own(own: usize, head_dim: usize) -> Result<(), Unfit> {
@@ -219,7 +219,7 @@ pub struct CodedParams {
     value_bytes: i32,
 }
 
-// SAFETY: the `Params` of attend_coded.cu.
+// SAFETY: the `Params` of attend_coded.cpp.
 unsafe impl Params for CodedParams {}
 
 /// Attends the keys that are read as codes.
@@ -278,7 +278,7 @@ pub struct CombineParams {
     shared_pairs: i32,
 }
 
-// SAFETY: the `Params` of combine.cu.
+// SAFETY: the `Params` of combine.cpp.
 unsafe impl Params for CombineParams {}
 
 /// Merges what [`exact`], and with zones [`coded`], left: `y` is `(rows, heads, head_dim)` in the model's domain and order.

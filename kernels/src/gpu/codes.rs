@@ -1,4 +1,4 @@
-//! Coded pages: `encode.cu`, and the formats that `codes.cuh` reads.
+//! Coded pages: `encode.cpp`, and the formats that `codes.h` reads.
 
 use super::pages::{Pages, PagesParams, element_number};
 use super::{Launch, Params, Unfit, blocks};
@@ -64,7 +64,7 @@ pub struct EncodeParams {
     level: [f32; 64],
 }
 
-// SAFETY: the `Params` of encode.cu.
+// SAFETY: the `Params` of encode.cpp.
 unsafe impl Params for EncodeParams {}
 
 /// Codes the pages `first..first + count` of the sequence for all `kv_heads`, with the bytes of

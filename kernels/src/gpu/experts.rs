@@ -1,4 +1,4 @@
-//! The mixture of experts: `experts.cu`. Route, then [`super::matmul::matmul_buckets`] over gate and up, the gate, the same
+//! The mixture of experts: `experts.cpp`. Route, then [`super::matmul::matmul_buckets`] over gate and up, the gate, the same
 //! over down (whose rows are entries), and mix.
 
 use super::matmul::Buckets;
@@ -35,7 +35,7 @@ pub struct RouteParams {
     top_k: i32,
 }
 
-// SAFETY: the `RouteParams` of experts.cu.
+// SAFETY: the `RouteParams` of experts.cpp.
 unsafe impl Params for RouteParams {}
 
 /// Softmax over the experts, the best `top_k` renormalised to sum 1, each times its expert's scale.
@@ -85,7 +85,7 @@ pub struct MixParams {
     top_k: i32,
 }
 
-// SAFETY: the `MixParams` of experts.cu.
+// SAFETY: the `MixParams` of experts.cpp.
 unsafe impl Params for MixParams {}
 
 /// `y[row] = sum of weight * parts[entry]` over the row's entries, in order of the experts.

@@ -1,4 +1,4 @@
-//! Quantized weights times 8-bit activations: `quantize.cu`, `matmul.cu`.
+//! Quantized weights times 8-bit activations: `quantize.cpp`, `matmul.cpp`.
 //!
 //! Weights lie as [`crate::quant::pack`] packs them, with as many zero rows behind the last as make it a whole panel, so
 //! that the bytes of a file are packed once for either processor.
@@ -85,7 +85,7 @@ pub struct QuantizeParams {
     out: ActivationsParams,
 }
 
-// SAFETY: the `Params` of quantize.cu.
+// SAFETY: the `Params` of quantize.cpp.
 unsafe impl Params for QuantizeParams {}
 
 /// Quantizes `x` `(rows, inputs)` into `out`.
@@ -182,7 +182,7 @@ impl Matrix {
     }
 
     fn block(&self) -> [u32; 3] {
-        [32, Self::runs(self.weight_type, self.inputs).1 as u32, 1]
+        [32 * Self::runs(self.weight_type, self.inputs).1 as u32, 1, 1]
     }
 }
 
@@ -205,7 +205,7 @@ pub struct MatMulParams {
     rows: i32,
 }
 
-// SAFETY: the `Params` of matmul.cu.
+// SAFETY: the `Params` of matmul.cpp.
 unsafe impl Params for MatMulParams {}
 
 /// `y = x w^T`: `y` is `(rows, padded_outputs)`.
@@ -262,7 +262,7 @@ pub struct BucketParams {
     rows: u64,
 }
 
-// SAFETY: the `BucketParams` of matmul.cu.
+// SAFETY: the `BucketParams` of matmul.cpp.
 unsafe impl Params for BucketParams {}
 
 /// `y[e] = x[rows[e]] w[matrix of e's bucket]^T` for the entries of `most` buckets at most: `y` is `(entries,

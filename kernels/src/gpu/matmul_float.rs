@@ -1,4 +1,4 @@
-//! Floating-point weights times `f32` rows: `matmul_float.cu`.
+//! Floating-point weights times `f32` rows: `matmul_float.cpp`.
 
 use super::matmul::Buckets;
 use super::{Launch, Params, Span, Unfit, blocks, dimension, optional};
@@ -52,7 +52,7 @@ pub struct FloatParams {
     outputs: i32,
 }
 
-// SAFETY: the `Params` of matmul_float.cu.
+// SAFETY: the `Params` of matmul_float.cpp.
 unsafe impl Params for FloatParams {}
 
 /// `y = x w^T`: `x` is `(rows, inputs)`, `y` `(rows, outputs)`.
@@ -99,7 +99,7 @@ pub struct FloatBucketParams {
     outputs: i32,
 }
 
-// SAFETY: the `BucketParams` of matmul_float.cu.
+// SAFETY: the `BucketParams` of matmul_float.cpp.
 unsafe impl Params for FloatBucketParams {}
 
 /// As [`super::matmul::matmul_buckets`]: `y` is `(entries, outputs)`, and there are `most` buckets at most.

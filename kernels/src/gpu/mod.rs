@@ -1,7 +1,8 @@
 //! What the GPU kernels are called with: names, grids and parameters, checked against the shapes, and nothing of a device.
 //!
-//! The sources are in `kernels/cuda`. A *plan* is a function here that checks shapes and lengths and returns a [`Launch`];
-//! `cuda` (feature `cuda` or `cuda-prebuilt`) runs it on a device, and the tests run it on a CPU that behaves like one.
+//! The sources are in `kernels/gpu`. A *plan* is a function here that checks shapes and lengths and returns a [`Launch`];
+//! `cuda` (feature `cuda` or `cuda-prebuilt`) and `metal` (feature `metal`) run it on a device, and the tests run it on a
+//! CPU that behaves like one.
 //! So what is tested without a GPU is all but the driver's part.
 //!
 //! **Bits.** As on the CPU, the bits of a row do not depend on the rows that ride with it: how the inputs of a sum are
@@ -14,10 +15,13 @@ pub mod experts;
 pub mod matmul;
 pub mod matmul_float;
 pub mod pages;
+mod plain;
 pub mod pointwise;
 pub mod positions;
 pub mod rows;
 pub mod vocabulary;
+
+pub use plain::Plain;
 
 use std::marker::PhantomData;
 

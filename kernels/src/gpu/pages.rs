@@ -1,4 +1,4 @@
-//! The memory of K and V on the device: `pages.cuh`.
+//! The memory of K and V on the device: `pages.h`.
 
 use super::{Span, Unfit};
 use crate::ElementType;

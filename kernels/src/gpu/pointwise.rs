@@ -1,4 +1,4 @@
-//! Norms, the gated activation, embedding look-ups: `norm.cu`, `embed.cu`.
+//! Norms, the gated activation, embedding look-ups: `norm.cpp`, `embed.cpp`.
 
 use super::{Launch, Params, Span, Unfit, blocks, dimension, optional};
 use crate::ElementType;
@@ -17,7 +17,7 @@ pub struct NormParams {
     scale: f32,
 }
 
-// SAFETY: the `NormParams` of norm.cu.
+// SAFETY: the `NormParams` of norm.cpp.
 unsafe impl Params for NormParams {}
 
 /// `y = norm(x)`, or with a residual `(residual + norm(x)) * scale`: [`crate::norm::rms_norm`] of `(rows, width)`.
@@ -56,7 +56,7 @@ pub struct GateParams {
     up_stride: i32,
 }
 
-// SAFETY: the `GateParams` of norm.cu.
+// SAFETY: the `GateParams` of norm.cpp.
 unsafe impl Params for GateParams {}
 
 /// A `(rows, width)` matrix of which consecutive rows are `stride` elements apart.
@@ -118,7 +118,7 @@ pub struct EmbedParams {
     scale: f32,
 }
 
-// SAFETY: the `Params` of embed.cu.
+// SAFETY: the `Params` of embed.cpp.
 unsafe impl Params for EmbedParams {}
 
 /// `y[i] = table[ids[i]] * scale`: `(count, inputs)`. Ids beyond the table give NaN.

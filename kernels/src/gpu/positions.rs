@@ -1,4 +1,4 @@
-//! Where rows stand, and the angles they are rotated by: `positions.cu`.
+//! Where rows stand, and the angles they are rotated by: `positions.cpp`.
 
 use super::rows::Rotary;
 use super::{Launch, Params, Span, Unfit, blocks, dimension};
@@ -23,7 +23,7 @@ pub struct PlaceParams {
     follow: i32,
 }
 
-// SAFETY: the `PlaceParams` of positions.cu.
+// SAFETY: the `PlaceParams` of positions.cpp.
 unsafe impl Params for PlaceParams {}
 
 /// Adds `emitted` to `length`, if given, and says where the next `rows` rows stand.
@@ -67,7 +67,7 @@ pub struct AngleParams {
     pairs: i32,
 }
 
-// SAFETY: the `AngleParams` of positions.cu.
+// SAFETY: the `AngleParams` of positions.cpp.
 unsafe impl Params for AngleParams {}
 
 /// Cosines and sines of the rows' positions times the inverse frequencies `(pairs)`.

@@ -1,4 +1,4 @@
-//! Queries, keys and values between their projection and attention: `rows.cu`.
+//! Queries, keys and values between their projection and attention: `rows.cpp`.
 
 use super::pages::{Pages, PagesParams, element_number};
 use super::{Launch, Params, Span, Unfit, blocks, dimension, optional};
@@ -141,7 +141,7 @@ pub struct RowsParams {
     unit: f32,
 }
 
-// SAFETY: the `Params` of rows.cu.
+// SAFETY: the `Params` of rows.cpp.
 unsafe impl Params for RowsParams {}
 
 /// Norm, rotary embedding, order, weight, rotation; then rows, bytes and pages, as asked for.

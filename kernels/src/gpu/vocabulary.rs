@@ -1,4 +1,4 @@
-//! Choices over scores: `vocabulary.cu`. With [`super::matmul::matmul_buckets`] between them, top-k and argmax are the
+//! Choices over scores: `vocabulary.cpp`. With [`super::matmul::matmul_buckets`] between them, top-k and argmax are the
 //! centroid head: a centroid is a bucket, and its tokens' rows of the embedding are the bucket's matrix.
 
 use super::{Launch, Params, Span, Unfit, blocks, dimension, optional};
@@ -23,7 +23,7 @@ pub struct TopParams {
     k: i32,
 }
 
-// SAFETY: the `TopParams` of vocabulary.cu.
+// SAFETY: the `TopParams` of vocabulary.cpp.
 unsafe impl Params for TopParams {}
 
 /// Indices of the `k` largest of `n` elements, largest first, the lower index first among equals:
@@ -95,7 +95,7 @@ pub struct ArgmaxParams {
     cap: f32,
 }
 
-// SAFETY: the `ArgmaxParams` of vocabulary.cu.
+// SAFETY: the `ArgmaxParams` of vocabulary.cpp.
 unsafe impl Params for ArgmaxParams {}
 
 impl Scores {

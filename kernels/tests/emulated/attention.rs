@@ -83,7 +83,7 @@ fn parts(layout: PageLayout, bytes: &[u8]) -> Parts {
 
 fn encode_case(format: CodeFormat, side: Side, width: usize, element: ElementType) -> Case {
     let name = format!("encode {} {side:?} {width} from {element:?}", format.name());
-    Case::new(name, &["encode.cu", "pages.cuh"], move |device| {
+    Case::new(name, &["encode.cpp", "pages.h"], move |device| {
         let (layout, kv_heads) = (PageLayout::new(format, side, groups(width)), 2);
         let mut numbers = Numbers::new(width as u64);
         // Pages 1 to 3 of the sequence; slots of a ring of two behind one that is pinned.
@@ -130,7 +130,7 @@ struct RowCase {
 fn rows_case(case: RowCase) -> Case {
     let RowCase { width, norm, pairs, shared, domain, kept, element } = case;
     let name = format!("rows {width} norm {norm} pairs {pairs} shared {shared} {domain:?} kept {kept} {element:?}");
-    Case::new(name, &["rows.cu", "rotate.cuh", "pages.cuh"], move |device| {
+    Case::new(name, &["rows.cpp", "rotate.h", "pages.h"], move |device| {
         let (count, heads, eps) = (3, 5, 1e-6);
         let mut numbers = Numbers::new((width + pairs) as u64);
         let x = numbers.normals(count * heads * width);
@@ -392,10 +392,17 @@ fn attend_case(what: &str, layer: Layer) -> Case {
         layer.window
     );
     let sources: &[_] = match layer.codes.is_some() {
-        false => &["attend.cuh", "attend_exact.cu", "combine.cu", "pages.cuh", "rotate.cuh"],
-        true => {
-            &["attend.cuh", "attend_exact.cu", "attend_coded.cu", "codes.cuh", "combine.cu", "pages.cuh", "rotate.cuh"]
-        }
+        false => &["attend.h", "attend_exact.cpp", "combine.cpp", "pages.h", "rotate.h"],
+        true => &[
+            "attend.h",
+            "attend_exact.cpp",
+            "attend_coded.cpp",
+            "codes.h",
+            "device.metal",
+            "combine.cpp",
+            "pages.h",
+            "rotate.h",
+        ],
     };
     Case::new(name, sources, move |device| run_attention(&layer, device))
 }
@@ -500,51 +507,47 @@ fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
 
 /// More splits than the merging kernel weighs at a time, some of which saw nothing and hold nonsense.
 fn combine_case(splits: usize, width: usize) -> Case {
-    Case::new(
-        format!("combine {splits} splits of {width}"),
-        &["combine.cu", "rotate.cuh", "attend.cuh"],
-        move |device| {
-            let mut numbers = Numbers::new(splits as u64);
-            let (heads, slots) = (2, 2 * splits * 2);
-            let mut running: Vec<[f64; 2]> = (0..slots)
-                .map(|_| [f64::from(numbers.normal()) * 3.0, 1.0 + f64::from(numbers.uniform().abs())])
-                .collect();
-            let mut output = numbers.normals(slots * width);
-            for slot in (0..slots).filter(|slot| slot % 5 == 3) {
-                running[slot] = [f64::NEG_INFINITY, 0.0];
-                output[slot * width..(slot + 1) * width].fill(f32::NAN);
+    Case::new(format!("combine {splits} splits of {width}"), &["combine.cpp", "rotate.h", "attend.h"], move |device| {
+        let mut numbers = Numbers::new(splits as u64);
+        let (heads, slots) = (2, 2 * splits * 2);
+        let mut running: Vec<[f64; 2]> =
+            (0..slots).map(|_| [f64::from(numbers.normal()) * 3.0, 1.0 + f64::from(numbers.uniform().abs())]).collect();
+        let mut output = numbers.normals(slots * width);
+        for slot in (0..slots).filter(|slot| slot % 5 == 3) {
+            running[slot] = [f64::NEG_INFINITY, 0.0];
+            output[slot * width..(slot + 1) * width].fill(f32::NAN);
+        }
+        let mut want = Vec::new();
+        for head in 0..heads {
+            let seen = |slot: &usize| slot % heads == head && running[*slot][1] > 0.0;
+            let max = (0..slots).filter(seen).map(|slot| running[slot][0]).fold(f64::NEG_INFINITY, f64::max);
+            let (mut sum, mut total) = (0.0, vec![0.0f64; width]);
+            for slot in (0..slots).filter(seen) {
+                let weight = (running[slot][0] - max).exp();
+                sum += weight * running[slot][1];
+                let output = &output[slot * width..(slot + 1) * width];
+                total.iter_mut().zip(output).for_each(|(total, x)| *total += weight * f64::from(*x));
             }
-            let mut want = Vec::new();
-            for head in 0..heads {
-                let seen = |slot: &usize| slot % heads == head && running[*slot][1] > 0.0;
-                let max = (0..slots).filter(seen).map(|slot| running[slot][0]).fold(f64::NEG_INFINITY, f64::max);
-                let (mut sum, mut total) = (0.0, vec![0.0f64; width]);
-                for slot in (0..slots).filter(seen) {
-                    let weight = (running[slot][0] - max).exp();
-                    sum += weight * running[slot][1];
-                    let output = &output[slot * width..(slot + 1) * width];
-                    total.iter_mut().zip(output).for_each(|(total, x)| *total += weight * f64::from(*x));
-                }
-                want.extend(total.iter().map(|x| (x / sum) as f32));
-            }
-            // Its first split is the eighth of the sequence.
-            let queries = Queries {
-                rows: device.of(&vec![0.0; heads * width]),
-                at: device.of(&[[1000, 1001]]),
-                count: 1,
-                heads,
-                kv_heads: 1,
-                head_dim: width,
-                window: Some(100),
-                zones: Some(Zones { head: 0, tail: 0 }),
-                split_pages: 1,
-            };
-            let room = Unfinished { running: device.of(&running), output: device.of(&output), splits };
-            let y: Span<f32> = device.room(heads * width);
-            device.run(combine(&queries, &room, (Domain::Plain, Order::Model), y))?;
-            close("y", &device.read(y), &want, 1e-5)
-        },
-    )
+            want.extend(total.iter().map(|x| (x / sum) as f32));
+        }
+        // Its first split is the eighth of the sequence.
+        let queries = Queries {
+            rows: device.of(&vec![0.0; heads * width]),
+            at: device.of(&[[1000, 1001]]),
+            count: 1,
+            heads,
+            kv_heads: 1,
+            head_dim: width,
+            window: Some(100),
+            zones: Some(Zones { head: 0, tail: 0 }),
+            split_pages: 1,
+        };
+        let running: Vec<[u64; 2]> = running.iter().map(|of| of.map(|x| device.wide(x))).collect();
+        let room = Unfinished { running: device.of(&running).cast(), output: device.of(&output), splits };
+        let y: Span<f32> = device.room(heads * width);
+        device.run(combine(&queries, &room, (Domain::Plain, Order::Model), y))?;
+        close("y", &device.read(y), &want, 1e-5)
+    })
 }
 
 /// `count` rows that end at `end`, each of which sees itself.

@@ -8,6 +8,10 @@ pub trait Device {
     fn upload(&mut self, bytes: &[u8]) -> u64;
     /// What is there now.
     fn download(&mut self, address: u64, bytes: &mut [u8]);
+    /// A number as the kernels' `Wide`.
+    fn wide(&self, x: f64) -> u64 {
+        x.to_bits()
+    }
     /// Runs a kernel to its end.
     fn launch(&mut self, kernel: &'static str, grid: [u32; 3], block: [u32; 3], params: &[u8]) -> Result<(), String>;
 }
@@ -23,6 +27,13 @@ impl Plain for u64 {}
 impl Plain for f32 {}
 impl Plain for f64 {}
 impl<T: Plain> Plain for [T; 2] {}
+
+/// Metal's `Wide`: the nearest float, and what is left.
+pub fn two_floats(x: f64) -> u64 {
+    let high = x as f32;
+    let low = if high.is_finite() { (x - f64::from(high)) as f32 } else { 0.0 };
+    u64::from(low.to_bits()) << 32 | u64::from(high.to_bits())
+}
 
 fn bytes_of<T: Copy>(x: &[T]) -> &[u8] {
     // SAFETY: the bytes of what `x` borrows; padding of parameter structures is never looked at.

@@ -1,4 +1,4 @@
-//! The emulated device: the sources of `kernels/cuda`, compiled for this processor.
+//! The emulated device: the sources of `kernels/gpu` in either dialect, compiled for this processor.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -7,17 +7,42 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use super::device::Device;
+use super::device::{Device, two_floats};
 
 /// The compiled kernels.
 pub struct Machine {
-    library: Library,
+    machine: Library,
+    kernels: Vec<Library>, // of every dialect
+}
+
+/// A kernel language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// CUDA C++.
+    Cuda,
+    /// The Metal Shading Language.
+    Metal,
+}
+
+impl Dialect {
+    /// All of them, in the order of the machine's libraries.
+    pub const ALL: [Self; 2] = [Self::Cuda, Self::Metal];
+
+    /// The emulator's header, and the dialect that it includes.
+    const fn headers(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Cuda => ("cuda.h", "cuda/device.cuh"),
+            Self::Metal => ("metal.h", "metal/device.metal"),
+        }
+    }
 }
 
 /// A marked index.
 pub struct Site {
     /// The source's name.
     pub file: String,
+    /// The source as the compiler names it.
+    path: PathBuf,
     /// Its line.
     pub line: usize,
 }
@@ -25,6 +50,7 @@ pub struct Site {
 /// One case's memory and launches, on the thread that made it.
 pub struct Session<'a> {
     machine: &'a Machine,
+    dialect: Dialect,
     backwards: bool,
 }
 
@@ -35,7 +61,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn sources(extension: &str) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder("cuda")).expect("kernels/cuda");
+    let entries = std::fs::read_dir(folder("gpu")).expect("kernels/gpu");
     let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
     paths.retain(|path| path.extension().is_some_and(|found| found == extension));
     paths.sort();
@@ -49,6 +75,29 @@ fn compiler() -> &'static str {
         "no C++ compiler: this test compiles the GPU kernels for the CPU. Install g++ or clang++ (Debian: apt-get install \
          g++; macOS: xcode-select --install)",
     )
+}
+
+/// What clang says against the sources where Metal's address spaces are types of their own; `None` where there is no clang.
+/// Copies of structures from one space to another are Metal's own, which clang has not.
+pub fn mixed_address_spaces() -> Option<Vec<String>> {
+    let emulator = folder("tests/emulator");
+    let check = |source: &PathBuf| -> Option<Vec<String>> {
+        let mut command = Command::new("clang++");
+        command.args([
+            "-std=c++14",
+            "-fsyntax-only",
+            "-w",
+            "-ferror-limit=0",
+            "-DFORETOKEN_ADDRESS_SPACES",
+            "-include",
+        ]);
+        let output = command.arg(emulator.join("metal.h")).arg(source).output().ok()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let copies = ["no viable overloaded '='", "no matching constructor for initialization of"];
+        let problem = |line: &&str| line.contains("error:") && !copies.iter().any(|copy| line.contains(copy));
+        Some(said.lines().filter(problem).map(String::from).collect())
+    };
+    sources("cpp").iter().map(check).collect::<Option<Vec<_>>>().map(|problems| problems.concat())
 }
 
 impl Machine {
@@ -66,74 +115,86 @@ impl Machine {
         let (compiler, emulator) = (compiler(), folder("tests/emulator"));
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{}", std::process::id()));
         std::fs::create_dir_all(&out).expect("a folder for the compiled kernels");
-        let compile = |source: &Path, object: &Path| -> Child {
+        let compile = |source: &Path, dialect: Option<Dialect>, object: &Path| -> Child {
             let mut command = Command::new(compiler);
-            command.args([
-                "-std=c++17",
-                "-O1",
-                "-fPIC",
-                "-ffp-contract=off",
-                "-U_FORTIFY_SOURCE",
-                "-w",
-                "-x",
-                "c++",
-                "-c",
-            ]);
+            command.args(["-O1", "-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-c"]);
             // What a sanitizer finds ends in a signal, which the machine reports.
             command.args(["-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"]);
-            command.arg("-include").arg(emulator.join("cuda.h")).arg(source).arg("-o").arg(object);
-            command.spawn().expect("the compiler starts")
+            // Metal 3 is C++14.
+            command.arg(if dialect == Some(Dialect::Metal) { "-std=c++14" } else { "-std=c++17" });
+            if let Some(dialect) = dialect {
+                command.arg("-include").arg(emulator.join(dialect.headers().0));
+            }
+            command.arg(source).arg("-o").arg(object).spawn().expect("the compiler starts")
         };
-        let mut sources = sources("cu");
-        sources.extend(["machine.cpp", "faults.cu"].map(|name| emulator.join(name)));
-        let objects: Vec<_> = (0..sources.len()).map(|i| out.join(format!("{i}.o"))).collect();
-        for (sources, objects) in sources.chunks(2).zip(objects.chunks(2)) {
-            let children: Vec<_> = sources.iter().zip(objects).map(|(s, o)| compile(s, o)).collect();
-            for (mut child, source) in children.into_iter().zip(sources) {
-                assert!(child.wait().expect("the compiler ends").success(), "{} does not compile", source.display());
+        let mut sources = sources("cpp");
+        sources.push(emulator.join("faults.cpp"));
+        let mut jobs = vec![(emulator.join("machine.cpp"), None, out.join("machine.o"))];
+        for dialect in Dialect::ALL {
+            let job =
+                |(i, source): (usize, &PathBuf)| (source.clone(), Some(dialect), out.join(format!("{dialect:?}{i}.o")));
+            jobs.extend(sources.iter().enumerate().map(job));
+        }
+        for jobs in jobs.chunks(2) {
+            let start = |(source, dialect, object): &(PathBuf, _, PathBuf)| compile(source, *dialect, object);
+            let children: Vec<_> = jobs.iter().map(start).collect();
+            for (mut child, (source, dialect, _)) in children.into_iter().zip(jobs) {
+                let compiled = child.wait().expect("the compiler ends").success();
+                assert!(compiled, "{} does not compile for {dialect:?}", source.display());
             }
         }
-        let path = out.join("kernels.so");
-        let linked = Command::new(compiler).arg("-shared").args(&objects).arg("-o").arg(&path).status();
-        assert!(linked.expect("the linker starts").success(), "the kernels do not link");
-        // SAFETY: our own code, which has no constructors with effects.
-        let library = unsafe { Library::new(&path) }.expect("the kernels load");
+        // Libraries of their own: the dialects' functions have the same names.
+        let link = |dialect: Option<Dialect>, needed: Option<&Path>| -> (Library, PathBuf) {
+            let objects = jobs.iter().filter(|(_, of, _)| *of == dialect).map(|(_, _, object)| object);
+            let path = out.join(dialect.map_or("machine.so".into(), |dialect| format!("{dialect:?}.so")));
+            let linked = Command::new(compiler).arg("-shared").args(objects).args(needed).arg("-o").arg(&path).status();
+            assert!(linked.expect("the linker starts").success(), "{} does not link", path.display());
+            // SAFETY: our own code, which has no constructors with effects.
+            (unsafe { Library::new(&path) }.expect("the kernels load"), path)
+        };
+        let (machine, path) = link(None, None);
+        let kernels = Dialect::ALL.map(|dialect| link(Some(dialect), Some(&path)).0).into();
         let _ = std::fs::remove_dir_all(&out); // what is loaded stays
-        Self { library }
+        Self { machine, kernels }
     }
 
     /// A session on this thread.
-    pub fn session(&self, backwards: bool) -> Session<'_> {
-        let session = Session { machine: self, backwards };
-        session.mutate(&Site { file: String::new(), line: 0 });
+    pub fn session(&self, dialect: Dialect, backwards: bool) -> Session<'_> {
+        let session = Session { machine: self, dialect, backwards };
+        session.mutate(&Site { file: String::new(), path: PathBuf::new(), line: 0 });
         session
     }
 
-    /// Every line that marks an index.
-    pub fn sites(&self) -> Vec<Site> {
-        let files = sources("cu").into_iter().chain(sources("cuh"));
-        let sites = files.flat_map(|path| {
+    /// Every line that marks an index, of the sources and of a dialect.
+    pub fn sites(&self, dialect: Dialect) -> Vec<Site> {
+        // The emulator's header includes the dialect.
+        let own = folder("tests/emulator/../..").join(dialect.headers().1);
+        let sites = sources("cpp").into_iter().chain(sources("h")).chain([own]).flat_map(|path| {
             let text = std::fs::read_to_string(&path).expect("a source");
             let file = path.file_name().expect("a name").to_string_lossy().into_owned();
             let lines =
                 text.lines().enumerate().filter(|(_, line)| line.contains("AT(") && !line.contains("AT(index)"));
-            lines.map(|(i, _)| Site { file: file.clone(), line: i + 1 }).collect::<Vec<_>>()
+            let site = |(i, _)| Site { file: file.clone(), path: path.clone(), line: i + 1 };
+            lines.map(site).collect::<Vec<_>>()
         });
         sites.collect()
     }
 
     fn function<T>(&self, name: &str) -> Result<libloading::Symbol<'_, T>, String> {
-        // SAFETY: callers ask for the types that machine.cpp and `KERNEL` define.
-        unsafe { self.library.get(name.as_bytes()) }.map_err(|_| format!("there is no {name}"))
+        symbol(&self.machine, name)
     }
+}
+
+fn symbol<'a, T>(library: &'a Library, name: &str) -> Result<libloading::Symbol<'a, T>, String> {
+    // SAFETY: callers ask for the types that machine.cpp and `KERNEL` define.
+    unsafe { library.get(name.as_bytes()) }.map_err(|_| format!("there is no {name}"))
 }
 
 impl Session<'_> {
     /// Makes one index wrong.
     pub fn mutate(&self, site: &Site) {
-        // The sources' names as the compiler was given them; kept, because the machine keeps the pointer.
-        let path = folder("cuda").join(&site.file);
-        let path = CString::new(path.to_string_lossy().as_bytes()).expect("a path").into_raw();
+        // Kept, because the machine keeps the pointer.
+        let path = CString::new(site.path.to_string_lossy().as_bytes()).expect("a path").into_raw();
         type Mutate = unsafe extern "C" fn(*const c_char, c_int);
         let mutate = self.machine.function::<Mutate>("machine_mutate").expect("machine.cpp");
         // SAFETY: the string is never freed.
@@ -142,6 +203,13 @@ impl Session<'_> {
 }
 
 impl Device for Session<'_> {
+    fn wide(&self, x: f64) -> u64 {
+        match self.dialect {
+            Dialect::Cuda => x.to_bits(),
+            Dialect::Metal => two_floats(x),
+        }
+    }
+
     fn upload(&mut self, bytes: &[u8]) -> u64 {
         let buffer =
             self.machine.function::<unsafe extern "C" fn(usize) -> *mut u8>("machine_buffer").expect("machine.cpp");
@@ -159,7 +227,8 @@ impl Device for Session<'_> {
     }
 
     fn launch(&mut self, kernel: &'static str, grid: [u32; 3], block: [u32; 3], params: &[u8]) -> Result<(), String> {
-        let size = self.machine.function::<unsafe extern "C" fn() -> usize>(&format!("{kernel}_params"))?;
+        let kernels = &self.machine.kernels[self.dialect as usize];
+        let size = symbol::<unsafe extern "C" fn() -> usize>(kernels, &format!("{kernel}_params"))?;
         // SAFETY: `KERNEL` defines it.
         let size = unsafe { size() };
         if size != params.len() {
@@ -167,7 +236,7 @@ impl Device for Session<'_> {
         }
         type Run = unsafe extern "C" fn(Kernel, *const u32, *const u32, *const c_void, c_int) -> *const c_char;
         let run = self.machine.function::<Run>("machine_launch")?;
-        let kernel = self.machine.function::<Kernel>(kernel)?;
+        let kernel = symbol::<Kernel>(kernels, kernel)?;
         // SAFETY: the kernel gets its parameters; what it does wrong, the machine catches.
         let error = unsafe {
             let error = run(*kernel, grid.as_ptr(), block.as_ptr(), params.as_ptr().cast(), self.backwards.into());

@@ -11,7 +11,7 @@ use super::device::Device;
 const TYPES: [WeightType; 6] =
     [WeightType::Q4_0, WeightType::Q5_0, WeightType::Q8_0, WeightType::Q4_K, WeightType::Q5_K, WeightType::Q6_K];
 
-const SOURCES: &[&str] = &["quantize.cu", "matmul.cu", "formats.cuh", "activations.cuh"];
+const SOURCES: &[&str] = &["quantize.cpp", "matmul.cpp", "formats.h", "activations.h", "device.metal"];
 
 /// The rows of a matrix in a file's order.
 pub fn file_rows(weight_type: WeightType, outputs: usize, inputs: usize, numbers: &mut Numbers) -> Vec<u8> {

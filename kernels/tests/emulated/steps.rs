@@ -20,7 +20,7 @@ use super::matmul::{file_rows, packed};
 const ISA: Isa = Isa::Scalar;
 
 fn norm_case(rows: usize, width: usize, weight: bool, residual: bool) -> Case {
-    Case::new(format!("norm {rows} by {width}, weight {weight}, residual {residual}"), &["norm.cu"], move |device| {
+    Case::new(format!("norm {rows} by {width}, weight {weight}, residual {residual}"), &["norm.cpp"], move |device| {
         let mut numbers = Numbers::new(width as u64);
         let (x, w, r) = (numbers.normals(rows * width), numbers.normals(width), numbers.normals(rows * width));
         let mut want = vec![0.0; x.len()];
@@ -35,7 +35,7 @@ fn norm_case(rows: usize, width: usize, weight: bool, residual: bool) -> Case {
 }
 
 fn gate_case(rows: usize, width: usize) -> Case {
-    Case::new(format!("gate {rows} by {width}"), &["norm.cu"], move |device| {
+    Case::new(format!("gate {rows} by {width}"), &["norm.cpp"], move |device| {
         let mut numbers = Numbers::new(width as u64);
         let x: Vec<f32> = numbers.normals(rows * 2 * width).iter().map(|x| x * 3.0).collect();
         let mut want = Vec::new();
@@ -62,8 +62,8 @@ fn narrow(element: ElementType, x: &[f32]) -> Vec<u8> {
 
 fn embed_case(table_type: TableType, rows: usize, inputs: usize) -> Case {
     let sources: &[_] = match table_type {
-        TableType::Quantized(_) => &["embed.cu", "formats.cuh"],
-        TableType::Float(_) => &["embed.cu"],
+        TableType::Quantized(_) => &["embed.cpp", "formats.h"],
+        TableType::Float(_) => &["embed.cpp"],
     };
     Case::new(format!("embed {table_type:?} {rows} by {inputs}"), sources, move |device| {
         let mut numbers = Numbers::new(inputs as u64);
@@ -105,7 +105,7 @@ fn embed_case(table_type: TableType, rows: usize, inputs: usize) -> Case {
 
 fn float_case(element: ElementType, rows: usize, outputs: usize, inputs: usize) -> Case {
     let name = format!("matmul {element:?} {rows} rows, {outputs} by {inputs}");
-    Case::new(name, &["matmul_float.cu"], move |device| {
+    Case::new(name, &["matmul_float.cpp"], move |device| {
         let mut numbers = Numbers::new((rows + inputs) as u64);
         let (w, x) = (numbers.normals(outputs * inputs), numbers.normals(rows * inputs));
         let (halves, brains): (Vec<f16>, Vec<bf16>) = w.iter().map(|x| (f16::from_f32(*x), bf16::from_f32(*x))).unzip();
@@ -132,7 +132,7 @@ fn float_case(element: ElementType, rows: usize, outputs: usize, inputs: usize) 
 /// The centroid head of an assistant: ranks, the best groups' scores, the best token of them.
 fn centroid_case(element: ElementType, count: usize, group: usize, best: usize) -> Case {
     let name = format!("centroid head {element:?}, {best} of {count} groups of {group}");
-    Case::new(name, &["matmul_float.cu", "vocabulary.cu"], move |device| {
+    Case::new(name, &["matmul_float.cpp", "vocabulary.cpp"], move |device| {
         let (mut numbers, hidden) = (Numbers::new(count as u64), 132);
         // Small integers: sums are exact in any order, and there are equals.
         let mut integers =
@@ -187,7 +187,7 @@ fn centroid_case(element: ElementType, count: usize, group: usize, best: usize) 
 }
 
 fn top_case(n: usize, k: usize) -> Case {
-    Case::new(format!("top {k} of {n}"), &["vocabulary.cu"], move |device| {
+    Case::new(format!("top {k} of {n}"), &["vocabulary.cpp"], move |device| {
         let mut numbers = Numbers::new(n as u64);
         // Many equals, and both zeros.
         let mut x: Vec<f32> = numbers.normals(n).iter().map(|x| (x * 20.0).round() / 20.0).collect();
@@ -203,7 +203,7 @@ fn top_case(n: usize, k: usize) -> Case {
 
 fn argmax_case(rows: usize, n: usize, cap: Option<f32>, grouped: bool) -> Case {
     let name = format!("argmax of {rows} rows of {n}, cap {cap:?}, grouped {grouped}");
-    Case::new(name, &["vocabulary.cu"], move |device| {
+    Case::new(name, &["vocabulary.cpp"], move |device| {
         let (mut numbers, stride, len) = (Numbers::new(n as u64), n + 4, 16);
         let mut x = vec![0.0; rows * stride];
         for (row, x) in x.chunks_exact_mut(stride).enumerate() {
@@ -253,7 +253,7 @@ fn argmax_case(rows: usize, n: usize, cap: Option<f32>, grouped: bool) -> Case {
 }
 
 fn experts_case(rows: usize, experts: usize, chosen: usize) -> Case {
-    Case::new(format!("experts: {chosen} of {experts} for {rows} rows"), &["experts.cu"], move |device| {
+    Case::new(format!("experts: {chosen} of {experts} for {rows} rows"), &["experts.cpp"], move |device| {
         let (mut numbers, width, entries) = (Numbers::new((rows * experts) as u64), 300, rows * chosen);
         let mut scores: Vec<f32> = numbers.normals(rows * experts).iter().map(|x| (x * 8.0).round() / 8.0).collect();
         scores[experts / 2] = 5.0;
@@ -320,7 +320,7 @@ fn experts_case(rows: usize, experts: usize, chosen: usize) -> Case {
 }
 
 fn accept_case(drafts: &'static [u32], chosen: &'static [u32], stops: &'static [u32]) -> Case {
-    Case::new(format!("accept {drafts:?} of {chosen:?}, stops {stops:?}"), &["accept.cu"], move |device| {
+    Case::new(format!("accept {drafts:?} of {chosen:?}, stops {stops:?}"), &["accept.cpp"], move |device| {
         let width = 300;
         let hidden = Numbers::new(3).normals(chosen.len() * width);
         let stand = drafts.iter().zip(chosen).take_while(|(a, b)| a == b).count();
@@ -342,7 +342,7 @@ fn accept_case(drafts: &'static [u32], chosen: &'static [u32], stops: &'static [
 
 fn positions_case(rows: usize, stand: Stand, emitted: Option<u32>) -> Case {
     let name = format!("positions of {rows} rows {stand:?}, {emitted:?} emitted");
-    Case::new(name, &["positions.cu"], move |device| {
+    Case::new(name, &["positions.cpp"], move |device| {
         let (pairs, before) = (130, 70_000);
         let length = before + emitted.unwrap_or(0) as i32;
         let want: Vec<[i32; 2]> = (length..length + rows as i32)

@@ -1,39 +1,13 @@
-// The CUDA C++ that the kernels use, on `machine.h`. Included before every .cu file (`-include`).
+// What the CUDA dialect needs of CUDA C++, on `machine.h`. Included before every source (`-include`).
 #pragma once
 
 #include "machine.h"
 
 #include <cmath>
 
-#define FORETOKEN_EMULATED 1
 #define __device__
-#define __host__
 #define __forceinline__ inline
-#define __restrict__
-
-#define threadIdx (machine::self.thread)
-#define blockIdx (machine::self.block)
-#define gridDim (machine::self.blocks)
-#define blockDim (machine::self.threads)
-
-// A kernel takes one structure; it is called through a pointer to it.
-#define KERNEL(name, Params, threads, blocks)                                                                       \
-    static void name##_body(const Params& p);                                                                      \
-    extern "C" void name(const void* p) { name##_body(*static_cast<const Params*>(p)); }                           \
-    extern "C" size_t name##_params() { return sizeof(Params); }                                                   \
-    static void name##_body([[maybe_unused]] const Params& p)
-
-#define SHARED(Type, name)                                                                                         \
-    static const char name##_tag = 0;                                                                              \
-    Type& name = *static_cast<Type*>(machine::shared(&name##_tag, sizeof(Type)))
-
-#define AT(index) ((index) + machine::mutated(__FILE__, __LINE__))
-
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct alignas(8) int2 { int x, y; };
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
+#define KERNEL(name, Params, threads, blocks, ...) MACHINE_KERNEL(name, Params, threads, __VA_ARGS__)
 
 inline void __syncthreads() { machine::barrier(); }
 inline void __syncwarp() { char none = 0; machine::exchange("__syncwarp", &none, 1); }
@@ -51,8 +25,6 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
     for (int lane = 0; lane < 32; lane++) bits |= unsigned(machine::shown<int>(all, lane) != 0) << lane;
     return bits;
 }
-
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
 
 // Bytes chosen from the eight of `a` and `b` by the selector's nibbles; the upper bit of a nibble repeats the byte's sign.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
@@ -89,8 +61,7 @@ template <class T> T max(T a, T b) { return a < b ? b : a; }
 inline float half_to_float(unsigned short bits) { _Float16 x; memcpy(&x, &bits, 2); return float(x); }
 inline unsigned short float_to_half(float x) { _Float16 y = _Float16(x); unsigned short bits; memcpy(&bits, &y, 2); return bits; }
 
-// mma.sync.m16n8k32 of signed bytes. With lane = 4 g + t: `a` holds words t and t + 4 of rows g and g + 8 (first both
-// rows' word t), `b` words t and t + 4 of column g; `c` gets rows g and g + 8, columns 2 t and 2 t + 1 (first both of row g).
+// mma.sync.m16n8k32 of signed bytes, and m16n8k16 of word t only: see the dialect.
 inline int mma_dot(const unsigned char* all, int row, int column, int words) {
     struct Operands { unsigned a[4], b[2]; };
     int sum = 0;
@@ -102,15 +73,20 @@ inline int mma_dot(const unsigned char* all, int row, int column, int words) {
     }
     return sum;
 }
-inline void mma_collective(const char* what, int (&c)[4], const unsigned (&operands)[6], int words) {
+inline void mma_collective(const char* what, int (&c)[4], const unsigned (&operands)[6], int words, int live) {
     const unsigned char* all = machine::exchange(what, operands, sizeof operands);
     int g = machine::self.lane / 4, t = machine::self.lane % 4;
-    for (int i = 0; i < 4; i++) c[i] += mma_dot(all, g + i / 2 * 8, 2 * t + i % 2, words);
+    for (int i = 0; i < 4; i++) {
+        int product = mma_dot(all, g + i / 2 * 8, 2 * t + i % 2, words);
+        if (product != 0 && 2 * t + i % 2 >= live) machine::fail("%s: column %d of %d", what, 2 * t + i % 2, live);
+        c[i] += product;
+    }
 }
-inline void mma_k32(int (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-    mma_collective("mma.m16n8k32", c, {a0, a1, a2, a3, b0, b1}, 8);
+inline void mma_k32(int (&c)[4], const unsigned (&a)[4], uint2 b, int, int live) {
+    mma_collective("mma.m16n8k32", c, {a[0], a[1], a[2], a[3], b.x, b.y}, 8, live);
 }
-// mma.sync.m16n8k16: as above, of word t only.
-inline void mma_k16(int (&c)[4], unsigned a0, unsigned a1, unsigned b0) {
-    mma_collective("mma.m16n8k16", c, {a0, a1, 0, 0, b0, 0}, 4);
+inline void mma_k16(int (&c)[4], const unsigned (&a)[2], unsigned b, int, int live) {
+    mma_collective("mma.m16n8k16", c, {a[0], a[1], 0, 0, b, 0}, 4, live);
 }
+
+#include "../../cuda/device.cuh"

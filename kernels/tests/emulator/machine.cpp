@@ -43,11 +43,6 @@ struct Guarded {
     size_t map_len, len;
 };
 
-struct Shared {
-    const void* tag;
-    Guarded memory;
-};
-
 // One per thread of the test, so that launches can run side by side.
 struct Machine {
     std::vector<Fiber> fibers;
@@ -55,7 +50,7 @@ struct Machine {
     size_t num_stacks = 0;
     std::vector<Gate> warps;
     Gate block;
-    std::vector<Shared> shared;
+    std::vector<Guarded> shared; // one, or none yet
     std::vector<Guarded> buffers;
     Fiber* running = nullptr;
     jmp_buf scheduler;
@@ -152,7 +147,7 @@ void stuck() {
 
 void run_block(bool backwards) {
     size_t n = m.fibers.size(), left = n;
-    for (Shared& s : m.shared) memset(s.memory.data, 0xff, s.memory.len);
+    for (Guarded& s : m.shared) memset(s.data, 0xff, s.len);
     for (Gate& gate : m.warps) gate = Gate();
     m.block = Gate();
     while (left > 0) {
@@ -184,7 +179,7 @@ void on_signal(int signal, siginfo_t* info, void*) {
         snprintf(m.error, sizeof m.error, "thread %d of block (%u, %u, %u): no memory at %p", self.linear, self.block.x,
                  self.block.y, self.block.z, static_cast<void*>(at));
         for (size_t i = 0; i < m.buffers.size(); i++) name(m.buffers[i], "buffer", i);
-        for (size_t i = 0; i < m.shared.size(); i++) name(m.shared[i].memory, "shared memory", i);
+        for (size_t i = 0; i < m.shared.size(); i++) name(m.shared[i], "shared memory", i);
     } else {
         snprintf(m.error, sizeof m.error,
                  "thread %d of block (%u, %u, %u): a misaligned access, or an index beyond an array's end", self.linear,
@@ -228,16 +223,15 @@ const unsigned char* exchange(const char* what, const void* value, size_t bytes)
 }
 
 void barrier() {
-    arrive(m.block, "__syncthreads", static_cast<int>(m.fibers.size()));
+    arrive(m.block, "the block's barrier", static_cast<int>(m.fibers.size()));
 }
 
-void* shared(const void* tag, size_t bytes) {
-    for (Shared& s : m.shared)
-        if (s.tag == tag) return s.memory.data;
-    Shared s = {tag, guard(bytes)};
-    memset(s.memory.data, 0xff, bytes);
-    m.shared.push_back(s);
-    return m.shared.back().memory.data;
+void* shared(size_t bytes) {
+    if (m.shared.empty()) {
+        m.shared.push_back(guard(bytes));
+        memset(m.shared[0].data, 0xff, bytes);
+    }
+    return m.shared[0].data;
 }
 
 } // namespace machine
@@ -277,7 +271,7 @@ const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, co
         m.stacks = static_cast<unsigned char*>(map);
         m.num_stacks = n;
     }
-    for (Shared& s : m.shared) munmap(s.memory.map, s.memory.map_len);
+    for (Guarded& s : m.shared) munmap(s.map, s.map_len);
     m.shared.clear();
     m.kernel = kernel;
     m.params = params;
@@ -296,8 +290,8 @@ const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, co
             }
             run_block(backwards);
         }
-        for (const Shared& s : m.shared)
-            if (!intact(s.memory)) snprintf(m.error, sizeof m.error, "shared memory was written outside its bounds");
+        for (const Guarded& s : m.shared)
+            if (!intact(s)) snprintf(m.error, sizeof m.error, "shared memory was written outside its bounds");
         for (const Guarded& g : m.buffers)
             if (!intact(g)) snprintf(m.error, sizeof m.error, "a buffer was written before its beginning");
     }

@@ -1,4 +1,4 @@
-// A block of GPU threads on the CPU: what a kernel language's header is built on (`cuda.h`; a Metal one would sit beside it).
+// A block of GPU threads on the CPU: what the headers of the two kernel languages are built on (`cuda.h`, `metal.h`).
 //
 // Every thread of a block is a fiber. A fiber runs until it meets a barrier or a warp-wide exchange, and goes on when all
 // others are there; if they never come, the launch ends with an error that says who waits where. Threads between two
@@ -38,8 +38,8 @@ const unsigned char* exchange(const char* what, const void* value, size_t bytes)
 // Returns when all threads of the block are here.
 void barrier();
 
-// The block's memory of `tag`: guarded, and of poisonous content at the beginning of a block.
-void* shared(const void* tag, size_t bytes);
+// The block's memory: guarded, and of poisonous content at the beginning of a block.
+void* shared(size_t bytes);
 
 // Ends the launch with an error.
 [[noreturn]] void fail(const char* format, ...);
@@ -57,3 +57,36 @@ const T& shown(const unsigned char* slots, int lane) {
 }
 
 } // namespace machine
+
+#ifdef FORETOKEN_ADDRESS_SPACES
+typedef unsigned uint2 __attribute__((ext_vector_type(2)));
+typedef unsigned uint4 __attribute__((ext_vector_type(4)));
+typedef int int2 __attribute__((ext_vector_type(2)));
+typedef float float2 __attribute__((ext_vector_type(2)));
+typedef float float4 __attribute__((ext_vector_type(4)));
+#else
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+#endif
+
+#define FORETOKEN_EMULATED 1
+
+// A kernel is called through a pointer to its parameters.
+#define MACHINE_KERNEL(name, Params, largest, ...)                                                                  \
+    static void name##_body(const CONSTANT Params& p, THREADGROUP __VA_ARGS__& s, Thread self);                     \
+    extern "C" void name(const void* p) {                                                                           \
+        const machine::Self& self = machine::self;                                                                  \
+        int threads = self.threads.x * self.threads.y * self.threads.z;                                             \
+        if (threads > largest) machine::fail("a block of %d threads; its kernel has %d at most", threads, largest); \
+        Thread own = {self.linear, self.lane, self.linear / machine::WARP, threads / machine::WARP,                 \
+                      int(self.block.x), int(self.block.y), int(self.block.z)};                                     \
+        void* s = machine::shared(sizeof(__VA_ARGS__));                                                             \
+        name##_body(*(const CONSTANT Params*)p, *(THREADGROUP __VA_ARGS__*)s, own);                                 \
+    }                                                                                                               \
+    extern "C" size_t name##_params() { return sizeof(Params); }                                                    \
+    static void name##_body(const CONSTANT Params& p, THREADGROUP __VA_ARGS__& s, Thread self)
+
+#define AT(index) ((index) + machine::mutated(__FILE__, __LINE__))

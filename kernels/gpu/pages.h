@@ -7,15 +7,20 @@
 // page.
 #pragma once
 
-#include "device.cuh"
+#include "device.h"
+
+// Metal has pointers to pointers only in structures.
+struct Slot {
+    DEVICE u8* page;
+};
 
 struct Pages {
-    const u64* table;
+    const DEVICE Slot* table;
     int pinned, ring;
 };
 
 template <class T>
-__device__ __forceinline__ T* page_of(const Pages& pages, int page) {
+INLINE DEVICE T* page_of(const CONSTANT Pages& pages, int page) {
     int slot = pages.ring && page >= pages.pinned ? pages.pinned + (page - pages.pinned) % pages.ring : page;
-    return reinterpret_cast<T*>(pages.table[AT(slot)]);
+    return reinterpret_cast<DEVICE T*>(pages.table[AT(slot)].page);
 }

@@ -1,21 +1,21 @@
 // The mixture of experts around its products: who meets whom, and the sum of what came out. The products are those of
-// buckets in `matmul.cu`: every chosen expert is read once, for all rows that chose it.
+// buckets in `matmul.cpp`: every chosen expert is read once, for all rows that chose it.
 
-#include "device.cuh"
+#include "device.h"
 
 namespace {
 
-constexpr int MOST_ROWS = 16, MOST_CHOICES = 16, PER_LANE = 8;
+CONSTEXPR int MOST_ROWS = 16, MOST_CHOICES = 16, PER_LANE = 8;
 
 struct RouteParams {
-    const float* scores; // (rows, experts)
-    const float* scale;  // (experts)
-    int* matrices;       // (entries): the expert of a bucket
-    int* starts;         // (entries + 1)
-    int* count;          // (1)
-    int* rows_of;        // (entries): the row of an entry
-    int* entries;        // (rows, top_k): the entry of a row's choice, choices in order of expert
-    float* weights;      // (rows, top_k)
+    const DEVICE float* scores; // (rows, experts)
+    const DEVICE float* scale;  // (experts)
+    DEVICE int* matrices;       // (entries): the expert of a bucket
+    DEVICE int* starts;         // (entries + 1)
+    DEVICE int* count;          // (1)
+    DEVICE int* rows_of;        // (entries): the row of an entry
+    DEVICE int* entries;        // (rows, top_k): the entry of a row's choice, choices in order of expert
+    DEVICE float* weights;      // (rows, top_k)
     int rows, experts, top_k;
 };
 
@@ -26,16 +26,16 @@ struct Route {
 };
 
 struct MixParams {
-    const float* parts;   // (entries, width)
-    const int* entries;   // (rows, top_k)
-    const float* weights; // (rows, top_k)
-    float* y;             // (rows, width)
+    const DEVICE float* parts;   // (entries, width)
+    const DEVICE int* entries;   // (rows, top_k)
+    const DEVICE float* weights; // (rows, top_k)
+    DEVICE float* y;             // (rows, width)
     int width, top_k;
 };
 
 // The place of a score among the others: larger first, the lower index first among equals.
-__device__ __forceinline__ u64 rank_of(float x, int index) {
-    u32 bits = __float_as_uint(x);
+INLINE u64 rank_of(float x, int index) {
+    u32 bits = bits_of(x);
     bits ^= bits >> 31 ? 0xffffffffu : 0x80000000u;
     return u64(bits) << 32 | (0xffffffffu - u32(index));
 }
@@ -43,9 +43,8 @@ __device__ __forceinline__ u64 rank_of(float x, int index) {
 } // namespace
 
 // One block, a warp per row: the scores of 256 experts are eight per lane. 128 entries sort themselves by counting.
-KERNEL(route, RouteParams, 32 * MOST_ROWS, 1) {
-    SHARED(Route, s);
-    int tid = threadIdx.x, lane = tid % 32, row = tid / 32, all = p.rows * p.top_k;
+KERNEL(route, RouteParams, 32 * MOST_ROWS, 1, Route) {
+    int tid = self.index, lane = self.lane, row = self.warp, all = p.rows * p.top_k;
     if (row < p.rows) {
         u64 ranks[PER_LANE];
         for (int i = 0; i < PER_LANE; i++) {
@@ -70,13 +69,13 @@ KERNEL(route, RouteParams, 32 * MOST_ROWS, 1) {
         }
         // In order of the experts.
         int place = 0;
-        for (int j = 0; j < p.top_k; j++) place += __shfl_sync(ALL, chosen, j) < chosen;
+        for (int j = 0; j < p.top_k; j++) place += shuffle(chosen, j) < chosen;
         if (lane < p.top_k) {
             s.expert[AT(row * p.top_k + place) % (MOST_ROWS * MOST_CHOICES)] = chosen;
             s.weight[row * p.top_k + place] = mul(own / total, p.scale[AT(chosen)]);
         }
     }
-    __syncthreads();
+    barrier();
     int entry = 0;
     if (tid < all) {
         int expert = s.expert[tid], own_row = tid / p.top_k;
@@ -86,7 +85,7 @@ KERNEL(route, RouteParams, 32 * MOST_ROWS, 1) {
         p.entries[AT(tid)] = entry;
         p.weights[AT(tid)] = s.weight[tid];
     }
-    __syncthreads();
+    barrier();
     if (tid >= all) return;
     // Buckets begin where the expert changes.
     int buckets = 0;
@@ -103,8 +102,8 @@ KERNEL(route, RouteParams, 32 * MOST_ROWS, 1) {
 }
 
 // A row's experts, added up in their order. Grid: (elements by 256, rows).
-KERNEL(mix, MixParams, 256, 4) {
-    int i = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
+KERNEL(mix, MixParams, 256, 4, None) {
+    int i = self.x * 256 + self.index, row = self.y;
     if (i >= p.width) return;
     float sum = 0;
     for (int j = 0; j < p.top_k; j++) {

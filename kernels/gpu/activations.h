@@ -6,16 +6,16 @@
 // * sums: (rows, groups of 32 inputs) i16: of blocks of 256 only.
 #pragma once
 
-#include "device.cuh"
+#include "device.h"
 
 struct Activations {
-    u32* quants;
-    float* scales;
-    u16* sums;
+    DEVICE u32* quants;
+    DEVICE float* scales;
+    DEVICE u16* sums;
     int inputs;
 };
 
 // The first word of a row's group.
-__device__ __forceinline__ long quant_at(int row, int group, int groups) {
+INLINE long quant_at(int row, int group, int groups) {
     return (long(row / 8) * groups + group) * 64 + row % 8 * 8;
 }

@@ -7,36 +7,36 @@
 //
 // Grid: (outputs by 32, tiles of rows or buckets).
 
-#include "device.cuh"
+#include "device.h"
 
 namespace {
 
 struct Params {
-    const void* weights; // (outputs, inputs)
-    const float* x;      // (rows, inputs)
-    float* y;            // (rows, outputs)
+    const DEVICE u8* weights; // (outputs, inputs)
+    const DEVICE float* x;      // (rows, inputs)
+    DEVICE float* y;            // (rows, outputs)
     int rows, inputs, outputs;
 };
 
 // Which rows meet which matrix: bucket b is entries starts[b]..starts[b + 1] of the list, 16 at most.
 struct BucketParams {
-    const void* weights; // (matrices, outputs, inputs)
-    const float* x;      // (rows, inputs)
-    float* y;            // (entries, outputs)
-    const int* matrices; // (buckets): the matrix of a bucket
-    const int* starts;   // (buckets + 1)
-    const int* count;    // (1): buckets in use
-    const int* rows;     // (entries): the row of x; null if it is the entry itself
+    const DEVICE u8* weights; // (matrices, outputs, inputs)
+    const DEVICE float* x;      // (rows, inputs)
+    DEVICE float* y;            // (entries, outputs)
+    const DEVICE int* matrices; // (buckets): the matrix of a bucket
+    const DEVICE int* starts;   // (buckets + 1)
+    const DEVICE int* count;    // (1): buckets in use
+    const DEVICE int* rows;     // (entries): the row of x; null if it is the entry itself
     int inputs, outputs;
 };
 
-constexpr int WARPS = 8, OUTPUTS = 4;
+CONSTEXPR int WARPS = 8, OUTPUTS = 4;
 
 // Entries first..first + count of y, of which `row_of` says the row of x.
 template <class E, int ROWS, class RowOf>
-__device__ __forceinline__ void matmul(const typename E::Bits* weights, const float* x, float* y, int inputs, int outputs,
-                                       int first, int count, RowOf row_of) {
-    int lane = threadIdx.x % 32, output = (blockIdx.x * WARPS + threadIdx.x / 32) * OUTPUTS;
+INLINE void matmul(const DEVICE typename E::Bits* weights, const DEVICE float* x, DEVICE float* y, int inputs, int outputs,
+                   int first, int count, RowOf row_of, Thread self) {
+    int lane = self.lane, output = (self.x * WARPS + self.warp) * OUTPUTS;
     if (output >= outputs) return;
     float sum[ROWS][OUTPUTS] = {};
 #pragma unroll 2
@@ -62,39 +62,39 @@ __device__ __forceinline__ void matmul(const typename E::Bits* weights, const fl
 }
 
 struct Same {
-    __device__ __forceinline__ int operator()(int entry) const { return entry; }
+    INLINE int operator()(int entry) const { return entry; }
 };
 struct Listed {
-    const int* rows;
-    __device__ __forceinline__ int operator()(int entry) const { return rows ? rows[AT(entry)] : entry; }
+    const DEVICE int* rows;
+    INLINE int operator()(int entry) const { return rows ? rows[AT(entry)] : entry; }
 };
 
 template <class E, int ROWS>
-__device__ __forceinline__ void matmul(const Params& p) {
-    int first = blockIdx.y * ROWS;
-    matmul<E, ROWS>(static_cast<const typename E::Bits*>(p.weights), p.x, p.y, p.inputs, p.outputs, first,
-                    min(ROWS, p.rows - first), Same());
+INLINE void matmul(const CONSTANT Params& p, Thread self) {
+    int first = self.y * ROWS;
+    matmul<E, ROWS>(reinterpret_cast<const DEVICE typename E::Bits*>(p.weights), p.x, p.y, p.inputs, p.outputs, first,
+                    min(ROWS, p.rows - first), Same(), self);
 }
 
 template <class E>
-__device__ __forceinline__ void matmul_buckets(const BucketParams& p) {
-    int bucket = blockIdx.y;
+INLINE void matmul_buckets(const CONSTANT BucketParams& p, Thread self) {
+    int bucket = self.y;
     if (bucket >= *p.count) return;
     int first = p.starts[AT(bucket)], count = p.starts[bucket + 1] - first;
-    const typename E::Bits* weights = static_cast<const typename E::Bits*>(p.weights);
+    const DEVICE typename E::Bits* weights = reinterpret_cast<const DEVICE typename E::Bits*>(p.weights);
     weights += AT(long(p.matrices[bucket]) * p.outputs) * p.inputs;
     // Eight at a time: sixteen with their rows' places take more registers than there are. Few experts meet more.
     for (int part = 0; part < count; part += 8)
-        matmul<E, 8>(weights, p.x, p.y, p.inputs, p.outputs, first + part, min(8, count - part), Listed{p.rows});
+        matmul<E, 8>(weights, p.x, p.y, p.inputs, p.outputs, first + part, min(8, count - part), Listed{p.rows}, self);
 }
 
 } // namespace
 
 #define MATMUL(name, E)                                                                                             \
-    KERNEL(matmul_##name##_1, Params, 256, 4) { matmul<E, 1>(p); }                                                  \
-    KERNEL(matmul_##name##_4, Params, 256, 3) { matmul<E, 4>(p); }                                                  \
-    KERNEL(matmul_##name##_16, Params, 256, 2) { matmul<E, 16>(p); }                                                \
-    KERNEL(matmul_buckets_##name, BucketParams, 256, 2) { matmul_buckets<E>(p); }
+    KERNEL(matmul_##name##_1, Params, 256, 4, None) { matmul<E, 1>(p, self); }                                      \
+    KERNEL(matmul_##name##_4, Params, 256, 3, None) { matmul<E, 4>(p, self); }                                      \
+    KERNEL(matmul_##name##_16, Params, 256, 2, None) { matmul<E, 16>(p, self); }                                    \
+    KERNEL(matmul_buckets_##name, BucketParams, 256, 2, None) { matmul_buckets<E>(p, self); }
 
 MATMUL(f32, Single)
 MATMUL(f16, Half)

@@ -7,16 +7,16 @@
 // in 64 registers, so that two blocks of 16 warps fit a multiprocessor; 9 to 16 columns take two mma per weight operand,
 // which is unpacked once, and twice the registers.
 //
-// Grid: (panels, tiles of 16 rows or buckets). Block: (32, warps).
+// Grid: (panels, tiles of 16 rows or buckets).
 
-#include "formats.cuh"
+#include "formats.h"
 
 namespace {
 
-constexpr int MOST_WARPS = 16;
+CONSTEXPR int MOST_WARPS = 16;
 
 struct Matrix {
-    const u8* weights; // packed panels; of several matrices, one after the other
+    const DEVICE u8* weights; // packed panels; of several matrices, one after the other
     int inputs;
     int outputs;     // of one matrix, a multiple of 16
     int warp_blocks; // weight blocks per warp
@@ -25,7 +25,7 @@ struct Matrix {
 struct Params {
     Matrix matrix;
     Activations x;
-    float* y; // (rows, outputs)
+    DEVICE float* y; // (rows, outputs)
     int rows;
 };
 
@@ -33,11 +33,11 @@ struct Params {
 struct BucketParams {
     Matrix matrix;
     Activations x;
-    float* y;            // (entries, outputs)
-    const int* matrices; // (buckets): the matrix of a bucket
-    const int* starts;   // (buckets + 1)
-    const int* count;    // (1): buckets in use
-    const int* rows;     // (entries): the row of x; null if it is the entry itself
+    DEVICE float* y;            // (entries, outputs)
+    const DEVICE int* matrices; // (buckets): the matrix of a bucket
+    const DEVICE int* starts;   // (buckets + 1)
+    const DEVICE int* count;    // (1): buckets in use
+    const DEVICE int* rows;     // (entries): the row of x; null if it is the entry itself
 };
 
 template <int TILES>
@@ -47,14 +47,14 @@ struct Partial {
 
 // Columns `first..first + count` of the result.
 template <class F, int TILES, class RowOf>
-__device__ __forceinline__ void panel(const Matrix& m, const u8* weights, const Activations& x, float* y, int first, int count,
-                                      RowOf row_of) {
-    SHARED(Partial<TILES>, partial);
-    int lane = threadIdx.x, g = lane / 4, t = lane % 4, warp = threadIdx.y;
+INLINE void panel(const CONSTANT Matrix& m, const DEVICE u8* weights, const CONSTANT Activations& x, DEVICE float* y,
+                  int first, int count, RowOf row_of, THREADGROUP Partial<TILES>& s, Thread self) {
+    int lane = self.lane, g = lane / 4, t = lane % 4, warp = self.warp;
     int blocks = m.inputs / F::BLOCK, groups = m.inputs / 32;
-    Columns<TILES> columns = {x.quants, x.scales, x.sums, blocks, groups, {}, {}};
+    Columns<TILES> columns = {x.quants, x.scales, x.sums, blocks, groups, {}, {}, {}};
     for (int tile = 0; tile < TILES; tile++) {
         int column = tile * 8 + g;
+        columns.live[tile] = min(max(count - tile * 8, 0), 8);
         columns.quants_at[tile] = -1;
         if (column < count) columns.quants_at[tile] = int(quant_at(row_of(first + AT(column)), 0, groups) / 2) + t;
         for (int i = 0; i < 2; i++) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ void panel(const Matrix& m, const u8* weights, const 
         }
     }
     Results<TILES> sums = {};
-    const u8* at = weights + long(blockIdx.x) * blocks * (16 * F::BYTES);
+    const DEVICE u8* at = weights + long(self.x) * blocks * (16 * F::BYTES);
     int end = min(blocks, (warp + 1) * m.warp_blocks);
     // Blocks of 32 are a single load: several at a time.
 #pragma unroll(F::BLOCK == 32 ? 4 : 1)
@@ -71,45 +71,45 @@ __device__ __forceinline__ void panel(const Matrix& m, const u8* weights, const 
         F::template add<TILES>(at + AT(long(block)) * (16 * F::BYTES), block, g, t, columns, sums);
     for (int tile = 0; tile < TILES; tile++)
         for (int i = 0; i < 4; i++)
-            partial.y[warp][AT(tile * 8 + 2 * t + i % 2)][2 * g + i / 2] = sums[tile][i / 2][i % 2];
-    __syncthreads();
-    for (int i = warp * 32 + lane; i < count * 16; i += blockDim.y * 32) {
+            s.y[warp][AT(tile * 8 + 2 * t + i % 2)][2 * g + i / 2] = sums[tile][i / 2][i % 2];
+    barrier();
+    for (int i = self.index; i < count * 16; i += self.warps * 32) {
         float sum = 0;
-        for (int w = 0; w < int(blockDim.y); w++) sum += partial.y[w][i / 16][i % 16];
-        y[AT(long(first + i / 16) * m.outputs + blockIdx.x * 16 + i % 16)] = sum;
+        for (int w = 0; w < self.warps; w++) sum += s.y[w][i / 16][i % 16];
+        y[AT(long(first + i / 16) * m.outputs + self.x * 16 + i % 16)] = sum;
     }
 }
 
 struct Same {
-    __device__ __forceinline__ int operator()(int entry) const { return entry; }
+    INLINE int operator()(int entry) const { return entry; }
 };
 struct Listed {
-    const int* rows;
-    __device__ __forceinline__ int operator()(int entry) const { return rows ? rows[AT(entry)] : entry; }
+    const DEVICE int* rows;
+    INLINE int operator()(int entry) const { return rows ? rows[AT(entry)] : entry; }
 };
 
 template <class F, int TILES>
-__device__ __forceinline__ void matmul(const Params& p) {
-    int first = blockIdx.y * (8 * TILES);
-    panel<F, TILES>(p.matrix, p.matrix.weights, p.x, p.y, first, min(8 * TILES, p.rows - first), Same());
+INLINE void matmul(const CONSTANT Params& p, THREADGROUP Partial<TILES>& s, Thread self) {
+    int first = self.y * (8 * TILES);
+    panel<F, TILES>(p.matrix, p.matrix.weights, p.x, p.y, first, min(8 * TILES, p.rows - first), Same(), s, self);
 }
 
 template <class F>
-__device__ __forceinline__ void matmul_buckets(const BucketParams& p) {
-    int bucket = blockIdx.y;
+INLINE void matmul_buckets(const CONSTANT BucketParams& p, THREADGROUP Partial<2>& s, Thread self) {
+    int bucket = self.y;
     if (bucket >= *p.count) return;
     int first = p.starts[AT(bucket)], count = p.starts[bucket + 1] - first;
     long matrix_bytes = long(p.matrix.outputs) * (p.matrix.inputs / F::BLOCK) * F::BYTES;
-    const u8* weights = p.matrix.weights + AT(p.matrices[bucket]) * matrix_bytes;
-    panel<F, 2>(p.matrix, weights, p.x, p.y, first, count, Listed{p.rows});
+    const DEVICE u8* weights = p.matrix.weights + AT(p.matrices[bucket]) * matrix_bytes;
+    panel<F, 2>(p.matrix, weights, p.x, p.y, first, count, Listed{p.rows}, s, self);
 }
 
 } // namespace
 
 #define MATMUL(name, F)                                                                                             \
-    KERNEL(matmul_##name##_8, Params, 512, 2) { matmul<F, 1>(p); }                                                  \
-    KERNEL(matmul_##name##_16, Params, 512, 1) { matmul<F, 2>(p); }                                                 \
-    KERNEL(matmul_buckets_##name, BucketParams, 512, 1) { matmul_buckets<F>(p); }
+    KERNEL(matmul_##name##_8, Params, 512, 2, Partial<1>) { matmul<F, 1>(p, s, self); }                             \
+    KERNEL(matmul_##name##_16, Params, 512, 1, Partial<2>) { matmul<F, 2>(p, s, self); }                            \
+    KERNEL(matmul_buckets_##name, BucketParams, 512, 1, Partial<2>) { matmul_buckets<F>(p, s, self); }
 
 MATMUL(q4_0, Q4_0)
 MATMUL(q5_0, Q5_0)

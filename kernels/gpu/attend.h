@@ -1,24 +1,26 @@
 // Attention over pages of K and V, split along the sequence: what the kernels of exact and of coded pages share.
 //
 // A block has one split of `split_pages` pages, one KV head, and a tile of columns. A column is a query: row r and member m
-// of the head's group, at r * group + m. It leaves a softmax that is not finished, and `combine.cu` merges the splits. Splits
+// of the head's group, at r * group + m. It leaves a softmax that is not finished, and `combine.cpp` merges the splits. Splits
 // lie fixed in the sequence, so a row's bits do not depend on its neighbours, nor on how long the sequence is.
 //
 // Which pages a query reads exactly and which as codes is a function of its own position (src/kv/store.rs).
 #pragma once
 
-#include "pages.cuh"
+#include "pages.h"
 
 // max and sum of e^(score - max) over the keys that were seen.
 struct alignas(16) Running {
-    double max, sum;
+    Wide max, sum;
 };
 
+INLINE Running nothing_seen() { return {wide(-INFINITY), wide(0.0f)}; }
+
 struct Queries {
-    const float* rows; // (rows, heads, HD), in the domain of the store
-    const int2* at;    // (rows): position, and the first position that must not be seen; neither falls from row to row
-    Running* running;  // (splits, rows * heads)
-    float* output;     // (splits, rows * heads, HD), unfinished; of no meaning where the sum is 0
+    const DEVICE float* rows; // (rows, heads, HD), in the domain of the store
+    const DEVICE int2* at;    // (rows): position, and the first position that must not be seen; neither falls from row to row
+    DEVICE Running* running;  // (splits, rows * heads)
+    DEVICE float* output;     // (splits, rows * heads, HD), unfinished; of no meaning where the sum is 0
     int count, heads, kv_heads;
     int window;      // positions that a query sees, its own among them; 0: all
     int exact_head;  // positions at the beginning that are read exactly, where there are codes
@@ -30,16 +32,16 @@ struct Range {
     int start, end;
 };
 
-__device__ __forceinline__ int first_seen(const Queries& q, int row) {
+INLINE int first_seen(const CONSTANT Queries& q, int row) {
     int position = q.at[AT(row)].x;
     return q.window ? max(0, position + 1 - q.window) : 0;
 }
 
 // The first split of this call.
-__device__ __forceinline__ int first_split(const Queries& q) { return first_seen(q, 0) / (PAGE * q.split_pages); }
+INLINE int first_split(const CONSTANT Queries& q) { return first_seen(q, 0) / (PAGE * q.split_pages); }
 
 // The keys of a page that a row reads exactly, or as codes.
-__device__ __forceinline__ Range visible(const Queries& q, int row, int page, bool coded) {
+INLINE Range visible(const CONSTANT Queries& q, int row, int page, bool coded) {
     int2 at = q.at[AT(row)];
     int start = min(max(first_seen(q, row) - page * PAGE, 0), PAGE);
     int end = max(min(max(at.y - page * PAGE, 0), PAGE), start);
@@ -55,14 +57,14 @@ __device__ __forceinline__ Range visible(const Queries& q, int row, int page, bo
 struct Column {
     int row, index;
 };
-__device__ __forceinline__ Column column_of(const Queries& q, int kv_head, int entry) {
+INLINE Column column_of(const CONSTANT Queries& q, int kv_head, int entry) {
     int group = q.heads / q.kv_heads, row = entry / group;
     if (row >= q.count) return {-1, -1};
     return {row, row * q.heads + kv_head * group + entry % group};
 }
 
 // e^x with the CPU kernels' bits.
-__device__ __forceinline__ float exponential(float x) {
+INLINE float exponential(float x) {
     x = fminf(fmaxf(x, -87.33654f), 88.37626f);
     float n = rintf(mul(x, 1.44269504f));
     float r = fmaf(n, 2.1219444e-4f, fmaf(n, -0.6933594f, x));
@@ -72,24 +74,24 @@ __device__ __forceinline__ float exponential(float x) {
     p = fmaf(p, r, 4.1665796e-2f);
     p = fmaf(p, r, 1.6666665e-1f);
     p = fmaf(p, r, 0.5f);
-    return mul(fmaf(mul(p, r), r, add(r, 1.0f)), __uint_as_float(u32(int(n) + 127) << 23));
+    return mul(fmaf(mul(p, r), r, add(r, 1.0f)), float_of(u32(int(n) + 127) << 23));
 }
 
 // What a column's softmax becomes with the scores of a page; `factor` is what its output so far is multiplied with.
 // A lane has four scores, of which `seen` says which count.
-__device__ __forceinline__ Running advance(const Running& before, const double (&score)[4], const bool (&seen)[4],
-                                           float (&weight)[4], float& factor) {
+INLINE Running advance(Running before, const THREAD Wide (&score)[4], const THREAD bool (&seen)[4],
+                       THREAD float (&weight)[4], THREAD float& factor) {
     Running after = before;
     for (int i = 0; i < 4; i++)
         if (seen[i] && score[i] > after.max) after.max = score[i];
     after.max = warp_max(after.max);
-    double sum = 0;
+    Wide sum = wide(0.0f);
     for (int i = 0; i < 4; i++) {
-        weight[i] = seen[i] ? exponential(float(score[i] - after.max)) : 0.0f;
-        sum += double(weight[i]);
+        weight[i] = seen[i] ? exponential(narrow(score[i] - after.max)) : 0.0f;
+        sum = sum + wide(weight[i]);
     }
     sum = warp_sum(sum);
-    factor = before.sum > 0 ? expf(float(before.max - after.max)) : 0.0f;
-    after.sum = before.sum * double(factor) + sum;
+    factor = before.sum > wide(0.0f) ? expf(narrow(before.max - after.max)) : 0.0f;
+    after.sum = before.sum * wide(factor) + sum;
     return after;
 }

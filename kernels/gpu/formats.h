@@ -9,18 +9,19 @@
 // Every format has BLOCK (inputs), BYTES (of a file's block), `add`, and `value` for single weights.
 #pragma once
 
-#include "activations.cuh"
+#include "activations.h"
 
 // Which rows of the activations a lane reads: the quants of column g, scales and sums of columns 2 t and 2 t + 1. Columns
 // beyond the rows there are have -1, and cost no bytes. Offsets and no pointers: those would take twice the registers.
 template <int TILES>
 struct Columns {
-    const u32* quants;
-    const float* scales;
-    const u16* sums;
+    const DEVICE u32* quants;
+    const DEVICE float* scales;
+    const DEVICE u16* sums;
     int blocks, groups; // of a row
     int quants_at[TILES]; // of column g: in pairs of words, at this lane's t of group 0
     int rows[TILES][2];
+    int live[TILES]; // columns that there are
 };
 
 // The lane's results: [tile][panel row 2 g or 2 g + 1][column 2 t or 2 t + 1].
@@ -28,89 +29,93 @@ template <int TILES>
 using Results = float[TILES][2][2];
 
 template <int TILES>
-__device__ __forceinline__ uint2 quants(const Columns<TILES>& x, int tile, int group) {
-    uint2 none = {0, 0};
+INLINE uint2 quants(const THREAD Columns<TILES>& x, int tile, int group) {
+    uint2 words = {0, 0};
     int at = x.quants_at[tile];
-    return at < 0 ? none : reinterpret_cast<const uint2*>(x.quants)[AT(at + group * 32)];
+    if (at >= 0) words = reinterpret_cast<const DEVICE uint2*>(x.quants)[AT(at + group * 32)];
+    return words;
 }
 
 template <int TILES>
-__device__ __forceinline__ float scale(const Columns<TILES>& x, int tile, int column, int block) {
+INLINE float scale(const THREAD Columns<TILES>& x, int tile, int column, int block) {
     int row = x.rows[tile][column];
     return row < 0 ? 0.0f : x.scales[AT(row * x.blocks + block)];
 }
 
 // The sums of a block of 256: eight halves.
 template <int TILES>
-__device__ __forceinline__ uint4 group_sums(const Columns<TILES>& x, int tile, int column, int block) {
-    uint4 none = {0, 0, 0, 0};
+INLINE uint4 group_sums(const THREAD Columns<TILES>& x, int tile, int column, int block) {
+    uint4 sums = {0, 0, 0, 0};
     int row = x.rows[tile][column];
-    return row < 0 ? none : reinterpret_cast<const uint4*>(x.sums)[AT(row * x.blocks + block)];
+    if (row >= 0) sums = reinterpret_cast<const DEVICE uint4*>(x.sums)[AT(row * x.blocks + block)];
+    return sums;
 }
 
-__device__ __forceinline__ uint2 load_rows(const u8* block, int offset, int g) {
-    return *reinterpret_cast<const uint2*>(block + offset + AT(8 * g));
+INLINE uint2 load_rows(const DEVICE u8* block, int offset, int g) {
+    return *reinterpret_cast<const DEVICE uint2*>(block + offset + AT(8 * g));
 }
 
 // The two rows' halves.
-__device__ __forceinline__ void load_scales(const u8* block, int offset, int g, float (&d)[2]) {
-    u32 both = *reinterpret_cast<const u32*>(block + offset + AT(4 * g));
+INLINE void load_scales(const DEVICE u8* block, int offset, int g, THREAD float (&d)[2]) {
+    u32 both = *reinterpret_cast<const DEVICE u32*>(block + offset + AT(4 * g));
     d[0] = half_to_float(u16(both));
     d[1] = half_to_float(u16(both >> 16));
 }
 
-__device__ __forceinline__ float packed_half(const u8* block, int offset, int row) {
-    return half_to_float(reinterpret_cast<const u16*>(block + 16 * offset)[AT(row)]);
+INLINE float packed_half(const DEVICE u8* block, int offset, int row) {
+    return half_to_float(reinterpret_cast<const DEVICE u16*>(block + 16 * offset)[AT(row)]);
 }
 // Byte `at` of the file's block.
-__device__ __forceinline__ int packed_byte(const u8* block, int at, int row) {
+INLINE int packed_byte(const DEVICE u8* block, int at, int row) {
     return block[AT(16 * (at / 4 * 4) + 4 * row + at % 4)];
 }
 
 // Bytes minus `offset`, none of which has the upper bit: no borrow leaves a byte.
-__device__ __forceinline__ u32 minus(u32 bytes, u32 offset) {
+INLINE u32 minus(u32 bytes, u32 offset) {
     return ((bytes | 0x80808080u) - offset * 0x01010101u) ^ 0x80808080u;
 }
 
 // y += (dot * x's scale) * d, for formats with one scale per 32.
 template <int TILES>
-__device__ __forceinline__ void add_block_of_32(const Columns<TILES>& x, int block, const u32 (&a)[4], const float (&d)[2],
-                                                Results<TILES>& y) {
+INLINE void add_block_of_32(const THREAD Columns<TILES>& x, int block, int t, const THREAD u32 (&a)[4],
+                            const THREAD float (&d)[2], THREAD Results<TILES>& y) {
     for (int tile = 0; tile < TILES; tile++) {
         uint2 b = quants(x, tile, block);
         int dot[4] = {0, 0, 0, 0};
-        mma_k32(dot, a[0], a[1], a[2], a[3], b.x, b.y);
+        mma_k32(dot, a, b, t, x.live[tile]);
         for (int i = 0; i < 4; i++) {
-            float& sum = y[tile][i / 2][i % 2];
+            THREAD float& sum = y[tile][i / 2][i % 2];
             sum = fmaf(mul(float(dot[i]), scale(x, tile, i % 2, block)), d[i / 2], sum);
         }
     }
 }
 
 struct Q4_0 {
-    static constexpr int BLOCK = 32, BYTES = 18;
+    static CONSTEXPR int BLOCK = 32, BYTES = 18;
 
     template <int TILES>
-    static __device__ __forceinline__ void add(const u8* at, int block, int g, int t, const Columns<TILES>& x, Results<TILES>& y) {
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
+                           THREAD Results<TILES>& y) {
         float d[2];
         load_scales(at, 0, g, d);
         // Word t of a row: inputs 4 t.. in the low nibbles, 16 + 4 t.. in the high ones: the mma's words t and t + 4.
         uint2 q = load_rows(at, 32 + 64 * t, g);
         u32 a[4] = {minus(q.x & 0x0f0f0f0fu, 8), minus(q.y & 0x0f0f0f0fu, 8), minus(q.x >> 4 & 0x0f0f0f0fu, 8),
                     minus(q.y >> 4 & 0x0f0f0f0fu, 8)};
-        add_block_of_32<TILES>(x, block, a, d, y);
+        add_block_of_32<TILES>(x, block, t, a, d, y);
     }
-    static __device__ float value(const u8* at, int row, int i) {
+    static INLINE float value(const DEVICE u8* at, int row, int i) {
         int q = packed_byte(at + 32, i % 16, row) >> (i / 16 * 4) & 15;
         return mul(packed_half(at, 0, row), float(q - 8));
     }
 };
 
 struct Q5_0 {
-    static constexpr int BLOCK = 32, BYTES = 22;
+    static CONSTEXPR int BLOCK = 32, BYTES = 22;
 
     template <int TILES>
-    static __device__ __forceinline__ void add(const u8* at, int block, int g, int t, const Columns<TILES>& x, Results<TILES>& y) {
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
+                           THREAD Results<TILES>& y) {
         float d[2];
         load_scales(at, 0, g, d);
         // Fifth bits, spread: bit 8 i + w is that of input 4 w + i.
@@ -120,9 +125,9 @@ struct Q5_0 {
             a[row] = minus((words[row] & 0x0f0f0f0fu) | (bits[row] >> t & 0x01010101u) << 4, 16);
             a[2 + row] = minus((words[row] >> 4 & 0x0f0f0f0fu) | (bits[row] >> (t + 4) & 0x01010101u) << 4, 16);
         }
-        add_block_of_32<TILES>(x, block, a, d, y);
+        add_block_of_32<TILES>(x, block, t, a, d, y);
     }
-    static __device__ float value(const u8* at, int row, int i) {
+    static INLINE float value(const DEVICE u8* at, int row, int i) {
         int low = packed_byte(at + 96, i % 16, row) >> (i / 16 * 4) & 15;
         int high = packed_byte(at + 32, i % 4, row) >> (i / 4) & 1;
         return mul(packed_half(at, 0, row), float((low | high << 4) - 16));
@@ -130,18 +135,19 @@ struct Q5_0 {
 };
 
 struct Q8_0 {
-    static constexpr int BLOCK = 32, BYTES = 34;
+    static CONSTEXPR int BLOCK = 32, BYTES = 34;
 
     template <int TILES>
-    static __device__ __forceinline__ void add(const u8* at, int block, int g, int t, const Columns<TILES>& x, Results<TILES>& y) {
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
+                           THREAD Results<TILES>& y) {
         float d[2];
         load_scales(at, 0, g, d);
         // Packed bytes are weights plus 128.
         uint2 low = load_rows(at, 32 + 64 * t, g), high = load_rows(at, 32 + 64 * (t + 4), g);
         u32 a[4] = {low.x ^ 0x80808080u, low.y ^ 0x80808080u, high.x ^ 0x80808080u, high.y ^ 0x80808080u};
-        add_block_of_32<TILES>(x, block, a, d, y);
+        add_block_of_32<TILES>(x, block, t, a, d, y);
     }
-    static __device__ float value(const u8* at, int row, int i) {
+    static INLINE float value(const DEVICE u8* at, int row, int i) {
         return mul(packed_half(at, 0, row), float(packed_byte(at + 32, i, row) - 128));
     }
 };
@@ -150,12 +156,12 @@ struct Q8_0 {
 struct SixBits {
     u32 scales[2][2], minima[2][2]; // [panel row][sub-blocks 0..4 or 4..8]
 
-    __device__ __forceinline__ SixBits(const u8* at, int g) {
+    INLINE SixBits(const DEVICE u8* at, int g) {
         uint2 a = load_rows(at, 64, g), b = load_rows(at, 128, g), c = load_rows(at, 192, g);
         unpack(0, a.x, b.x, c.x);
         unpack(1, a.y, b.y, c.y);
     }
-    __device__ __forceinline__ void unpack(int row, u32 a, u32 b, u32 c) {
+    INLINE void unpack(int row, u32 a, u32 b, u32 c) {
         scales[row][0] = a & 0x3f3f3f3fu;
         scales[row][1] = (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u);
         minima[row][0] = b & 0x3f3f3f3fu;
@@ -164,7 +170,7 @@ struct SixBits {
 };
 
 // The scale and the minimum of sub-block `s` of one row.
-__device__ __forceinline__ void six_bits(const u8* at, int row, int s, int& scale, int& minimum) {
+INLINE void six_bits(const DEVICE u8* at, int row, int s, THREAD int& scale, THREAD int& minimum) {
     int a = packed_byte(at + 64, s % 4, row), b = packed_byte(at + 64, 4 + s % 4, row);
     if (s < 4) {
         scale = a & 63, minimum = b & 63;
@@ -177,11 +183,12 @@ __device__ __forceinline__ void six_bits(const u8* at, int row, int s, int& scal
 // Blocks of 256 in eight groups of 32 with minima. BITS is 4 or 5.
 template <int BITS>
 struct QK {
-    static constexpr int BLOCK = 256, BYTES = 112 + 32 * (BITS - 4) + 32;
-    static constexpr int LOW = 256 + (BITS - 4) * 512; // where the nibbles begin; fifth bits are before them
+    static CONSTEXPR int BLOCK = 256, BYTES = 112 + 32 * (BITS - 4) + 32;
+    static CONSTEXPR int LOW = 256 + (BITS - 4) * 512; // where the nibbles begin; fifth bits are before them
 
     template <int TILES>
-    static __device__ __forceinline__ void add(const u8* at, int block, int g, int t, const Columns<TILES>& x, Results<TILES>& y) {
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
+                           THREAD Results<TILES>& y) {
         float d[2], dmin[2], sum[TILES][2][2] = {};
         uint2 fifth[2] = {{0, 0}, {0, 0}};
         if (BITS == 5)
@@ -191,13 +198,13 @@ struct QK {
         SixBits six(at, g);
         // Half a block's loads are on their way together: all of it would take 16 registers more than there are.
 #pragma unroll 1
-        for (int half = 0; half < 2; half++) {
-            u32 scales[2] = {half ? six.scales[0][1] : six.scales[0][0], half ? six.scales[1][1] : six.scales[1][0]};
+        for (int side = 0; side < 2; side++) {
+            u32 scales[2] = {side ? six.scales[0][1] : six.scales[0][0], side ? six.scales[1][1] : six.scales[1][0]};
             uint2 low[2][2];
             for (int pair = 0; pair < 2; pair++)
-                for (int h = 0; h < 2; h++) low[pair][h] = load_rows(at, LOW + 64 * (16 * half + 8 * pair + t + 4 * h), g);
+                for (int h = 0; h < 2; h++) low[pair][h] = load_rows(at, LOW + 64 * (16 * side + 8 * pair + t + 4 * h), g);
             for (int q = 0; q < 4; q++) {
-                int s = 4 * half + q;
+                int s = 4 * side + q;
                 u32 a[4];
                 for (int h = 0; h < 2; h++) {
                     uint2 words = low[q / 2][h];
@@ -213,7 +220,7 @@ struct QK {
                 for (int tile = 0; tile < TILES; tile++) {
                     uint2 b = quants(x, tile, block * 8 + s);
                     int dot[4] = {0, 0, 0, 0};
-                    mma_k32(dot, a[0], a[1], a[2], a[3], b.x, b.y);
+                    mma_k32(dot, a, b, t, x.live[tile]);
                     for (int i = 0; i < 4; i++)
                         sum[tile][i / 2][i % 2] = fmaf(float(dot[i]), by[i / 2], sum[tile][i / 2][i % 2]);
                 }
@@ -224,17 +231,17 @@ struct QK {
                 uint4 sums = group_sums(x, tile, column, block);
                 float dx = scale(x, tile, column, block);
                 for (int row = 0; row < 2; row++) {
-                    int total = __dp2a_lo(int(sums.x), int(six.minima[row][0]), 0);
-                    total = __dp2a_hi(int(sums.y), int(six.minima[row][0]), total);
-                    total = __dp2a_lo(int(sums.z), int(six.minima[row][1]), total);
-                    total = __dp2a_hi(int(sums.w), int(six.minima[row][1]), total);
+                    int total = dp2a_lo(int(sums.x), int(six.minima[row][0]), 0);
+                    total = dp2a_hi(int(sums.y), int(six.minima[row][0]), total);
+                    total = dp2a_lo(int(sums.z), int(six.minima[row][1]), total);
+                    total = dp2a_hi(int(sums.w), int(six.minima[row][1]), total);
                     float all = fmaf(float(total), -dmin[row], sum[tile][row][column]);
                     y[tile][row][column] = fmaf(all, dx, y[tile][row][column]);
                 }
             }
         }
     }
-    static __device__ float value(const u8* at, int row, int i) {
+    static INLINE float value(const DEVICE u8* at, int row, int i) {
         int scale, minimum;
         six_bits(at, row, i / 32, scale, minimum);
         int q = packed_byte(at + LOW, i / 64 * 32 + i % 32, row) >> (i % 64 / 32 * 4) & 15;
@@ -247,33 +254,37 @@ typedef QK<5> Q5_K;
 
 // Blocks of 256 in sixteen groups of 16.
 struct Q6_K {
-    static constexpr int BLOCK = 256, BYTES = 210;
-    static constexpr int HIGH = 16 * 128, SCALES = 16 * 192, D = 16 * 208;
+    static CONSTEXPR int BLOCK = 256, BYTES = 210;
+    static CONSTEXPR int HIGH = 16 * 128, SCALES = 16 * 192, D = 16 * 208;
 
     template <int TILES>
-    static __device__ __forceinline__ void add(const u8* at, int block, int g, int t, const Columns<TILES>& x, Results<TILES>& y) {
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
+                           THREAD Results<TILES>& y) {
         float d[2], sum[TILES][2][2] = {};
         load_scales(at, D, g, d);
-        for (int half = 0; half < 2; half++) {
+        for (int side = 0; side < 2; side++) {
             // Word w of 16 holds inputs 4 w.. of the half's first 64 in low nibbles, of its last 64 in high ones; word w of 8
             // their upper bits, two for each quarter.
             uint2 low[4], high[2];
-            for (int i = 0; i < 4; i++) low[i] = load_rows(at, 64 * (16 * half + t + 4 * i), g);
-            for (int i = 0; i < 2; i++) high[i] = load_rows(at + HIGH, 64 * (8 * half + t + 4 * i), g);
+            for (int i = 0; i < 4; i++) low[i] = load_rows(at, 64 * (16 * side + t + 4 * i), g);
+            for (int i = 0; i < 2; i++) high[i] = load_rows(at + HIGH, 64 * (8 * side + t + 4 * i), g);
             for (int quarter = 0; quarter < 4; quarter++) {
                 uint2 b[TILES];
-                for (int tile = 0; tile < TILES; tile++) b[tile] = quants(x, tile, block * 8 + half * 4 + quarter);
+                for (int tile = 0; tile < TILES; tile++) b[tile] = quants(x, tile, block * 8 + side * 4 + quarter);
                 for (int h = 0; h < 2; h++) {
-                    int s = half * 8 + quarter * 2 + h;
+                    int s = side * 8 + quarter * 2 + h;
                     uint2 q = low[quarter % 2 * 2 + h], up = high[h];
-                    u32 a[2] = {(q.x >> (quarter / 2 * 4) & 0x0f0f0f0fu) | (up.x >> (quarter * 2) & 0x03030303u) << 4,
-                                (q.y >> (quarter / 2 * 4) & 0x0f0f0f0fu) | (up.y >> (quarter * 2) & 0x03030303u) << 4};
+                    u32 words[2] = {q.x, q.y}, bits[2] = {up.x, up.y}, a[2];
+                    for (int row = 0; row < 2; row++) {
+                        u32 low_bits = words[row] >> (quarter / 2 * 4) & 0x0f0f0f0fu;
+                        a[row] = minus(low_bits | (bits[row] >> (quarter * 2) & 0x03030303u) << 4, 32);
+                    }
                     // Scales alternate by single bytes.
-                    u32 scales = *reinterpret_cast<const u16*>(at + SCALES + AT(16 * s + 2 * g));
-                    float by[2] = {float((signed char)scales) * d[0], float((signed char)(scales >> 8)) * d[1]};
+                    u32 scales = *reinterpret_cast<const DEVICE u16*>(at + SCALES + AT(16 * s + 2 * g));
+                    float by[2] = {float((i8)scales) * d[0], float((i8)(scales >> 8)) * d[1]};
                     for (int tile = 0; tile < TILES; tile++) {
                         int dot[4] = {0, 0, 0, 0};
-                        mma_k16(dot, minus(a[0], 32), minus(a[1], 32), h ? b[tile].y : b[tile].x);
+                        mma_k16(dot, a, h ? b[tile].y : b[tile].x, t, x.live[tile]);
                         for (int i = 0; i < 4; i++)
                             sum[tile][i / 2][i % 2] = fmaf(float(dot[i]), by[i / 2], sum[tile][i / 2][i % 2]);
                     }
@@ -284,11 +295,12 @@ struct Q6_K {
             for (int i = 0; i < 4; i++)
                 y[tile][i / 2][i % 2] = fmaf(sum[tile][i / 2][i % 2], scale(x, tile, i % 2, block), y[tile][i / 2][i % 2]);
     }
-    static __device__ float value(const u8* at, int row, int i) {
-        int half = i / 128, quarter = i % 128 / 32;
-        int low = packed_byte(at, half * 64 + i % 64, row) >> (quarter / 2 * 4) & 15;
-        int high = packed_byte(at + HIGH, half * 32 + i % 32, row) >> (quarter * 2) & 3;
-        float by = float((signed char)at[AT(SCALES + 16 * (i / 16) + row)]) * half_to_float(reinterpret_cast<const u16*>(at + D)[row]);
+    static INLINE float value(const DEVICE u8* at, int row, int i) {
+        int side = i / 128, quarter = i % 128 / 32;
+        int low = packed_byte(at, side * 64 + i % 64, row) >> (quarter / 2 * 4) & 15;
+        int high = packed_byte(at + HIGH, side * 32 + i % 32, row) >> (quarter * 2) & 3;
+        float d = half_to_float(reinterpret_cast<const DEVICE u16*>(at + D)[row]);
+        float by = float((i8)at[AT(SCALES + 16 * (i / 16) + row)]) * d;
         return mul(by, float((low | high << 4) - 32));
     }
 };

@@ -3,38 +3,38 @@
 // One warp has 256 inputs of one row, eight consecutive ones per lane, so that loads are 16 bytes wide and everything else
 // stays in registers. Grid: (blocks of 256 inputs, by 4 warps; rows). A step of decoding spends a few microseconds here.
 
-#include "activations.cuh"
+#include "activations.h"
 
 namespace {
 
 struct Params {
-    const float* x; // (rows, inputs)
+    const DEVICE float* x; // (rows, inputs)
     Activations out;
 };
 
-constexpr int WARPS = 4;
+CONSTEXPR int WARPS = 4;
 
 // The nearest integer to `inverse * x`, ties to even, within -127..127.
-__device__ __forceinline__ int quant(float x, float inverse) {
+INLINE int quant(float x, float inverse) {
     return int(fminf(fmaxf(rintf(mul(inverse, x)), -127.0f), 127.0f));
 }
 
-__device__ __forceinline__ void load(const float* x, float (&v)[8], bool inside) {
-    for (int half = 0; half < 2; half++) {
+INLINE void load(const DEVICE float* x, THREAD float (&v)[8], bool inside) {
+    for (int side = 0; side < 2; side++) {
         float4 four = {0, 0, 0, 0};
-        if (inside) four = reinterpret_cast<const float4*>(x)[half];
-        v[4 * half] = four.x, v[4 * half + 1] = four.y, v[4 * half + 2] = four.z, v[4 * half + 3] = four.w;
+        if (inside) four = reinterpret_cast<const DEVICE float4*>(x)[side];
+        v[4 * side] = four.x, v[4 * side + 1] = four.y, v[4 * side + 2] = four.z, v[4 * side + 3] = four.w;
     }
 }
 
-__device__ __forceinline__ u32 largest_of(const float (&v)[8]) {
+INLINE u32 largest_of(const THREAD float (&v)[8]) {
     u32 largest = 0;
-    for (int i = 0; i < 8; i++) largest = max(largest, __float_as_uint(v[i]) & 0x7fffffffu);
+    for (int i = 0; i < 8; i++) largest = max(largest, bits_of(v[i]) & 0x7fffffffu);
     return largest;
 }
 
 // Writes a lane's two words and returns the sum of its quants. `first` is the lane's first input in the row.
-__device__ __forceinline__ int store(const Activations& out, int row, int first, const float (&v)[8], float inverse) {
+INLINE int store(const CONSTANT Activations& out, int row, int first, const THREAD float (&v)[8], float inverse) {
     u32 words[2] = {0, 0};
     int sum = 0;
     for (int i = 0; i < 8; i++) {
@@ -53,9 +53,9 @@ __device__ __forceinline__ int store(const Activations& out, int row, int first,
 } // namespace
 
 // Blocks of 256: the scale is -max / 127 with the sign of the first of the largest magnitude.
-KERNEL(quantize_q8_k, Params, 32 * WARPS, 8) {
-    int lane = threadIdx.x % 32, row = blockIdx.y;
-    int block = blockIdx.x * WARPS + threadIdx.x / 32, blocks = p.out.inputs / 256;
+KERNEL(quantize_q8_k, Params, 32 * WARPS, 8, None) {
+    int lane = self.lane, row = self.y;
+    int block = self.x * WARPS + self.warp, blocks = p.out.inputs / 256;
     if (block >= blocks) return;
     int first = block * 256 + lane * 8;
     float v[8];
@@ -64,33 +64,33 @@ KERNEL(quantize_q8_k, Params, 32 * WARPS, 8) {
     // Who has it first: lanes are in order of the inputs.
     bool negative = false, found = false;
     for (int i = 7; i >= 0; i--) {
-        if ((__float_as_uint(v[i]) & 0x7fffffffu) == largest) {
-            negative = __float_as_uint(v[i]) >> 31;
+        if ((bits_of(v[i]) & 0x7fffffffu) == largest) {
+            negative = bits_of(v[i]) >> 31;
             found = true;
         }
     }
-    u32 finders = __ballot_sync(ALL, found), negatives = __ballot_sync(ALL, negative);
+    u32 finders = votes(found), negatives = votes(negative);
     u32 winner = finders & (0u - finders);
-    float extreme = __uint_as_float(largest | (negatives & winner ? 0x80000000u : 0));
+    float extreme = float_of(largest | (negatives & winner ? 0x80000000u : 0));
     float inverse = largest ? -127.0f / extreme : 0.0f;
     int sum = store(p.out, row, first, v, inverse);
-    sum += __shfl_xor_sync(ALL, sum, 1);
-    sum += __shfl_xor_sync(ALL, sum, 2);
+    sum += shuffle_xor(sum, 1);
+    sum += shuffle_xor(sum, 2);
     if (lane % 4 == 0) p.out.sums[AT(long(row) * (p.out.inputs / 32) + first / 32)] = u16(sum);
     if (lane == 0) p.out.scales[AT(long(row) * blocks + block)] = largest ? 1.0f / inverse : 0.0f;
 }
 
 // Blocks of 32: the scale is max / 127, kept in half precision.
-KERNEL(quantize_q8_1, Params, 32 * WARPS, 8) {
-    int lane = threadIdx.x % 32, row = blockIdx.y;
-    int first = (blockIdx.x * WARPS + threadIdx.x / 32) * 256 + lane * 8;
+KERNEL(quantize_q8_1, Params, 32 * WARPS, 8, None) {
+    int lane = self.lane, row = self.y;
+    int first = (self.x * WARPS + self.warp) * 256 + lane * 8;
     bool inside = first < p.out.inputs;
     float v[8];
     load(p.x + AT(long(row) * p.out.inputs + first), v, inside);
     u32 largest = largest_of(v);
-    largest = max(largest, __shfl_xor_sync(ALL, largest, 1));
-    largest = max(largest, __shfl_xor_sync(ALL, largest, 2));
-    float scale = __uint_as_float(largest) / 127.0f;
+    largest = max(largest, shuffle_xor(largest, 1));
+    largest = max(largest, shuffle_xor(largest, 2));
+    float scale = float_of(largest) / 127.0f;
     if (!inside) return;
     store(p.out, row, first, v, scale != 0 ? 1.0f / scale : 0.0f);
     if (lane % 4 == 0) p.out.scales[AT(long(row) * (p.out.inputs / 32) + first / 32)] = half_to_float(float_to_half(scale));

@@ -5,47 +5,47 @@
 // others are shuffles.
 #pragma once
 
-#include "device.cuh"
+#include "device.h"
 
 template <int HD>
 struct Row {
-    static constexpr int GROUPS = HD < 128 ? 1 : HD / 128;
-    static constexpr int LEN = HD / GROUPS, W = LEN / 32;
+    static CONSTEXPR int GROUPS = HD < 128 ? 1 : HD / 128;
+    static CONSTEXPR int LEN = HD / GROUPS, W = LEN / 32;
     float v[GROUPS][W];
 
     // The channel of an element.
-    static __device__ __forceinline__ int channel(int lane, int group, int e) { return group * LEN + lane * W + e; }
+    static INLINE int channel(int lane, int group, int e) { return group * LEN + lane * W + e; }
 };
 
 // Signs before and after the transform: element i of a group is negated where bit i is set.
-__device__ __forceinline__ u32 signs(bool after, int word) {
+INLINE u32 signs(bool after, int word) {
     if (after) return word == 0 ? 0x16acee90u : word == 1 ? 0x3f628fdcu : word == 2 ? 0xb7a5357au : 0xbea56562u;
     return word == 0 ? 0xe46a0359u : word == 1 ? 0x42f85949u : word == 2 ? 0xa4c63bbbu : 0x49f250a9u;
 }
 
 // y = D(second) H D(first) x / sqrt(LEN) per group; `back` swaps the signs, which undoes it.
 template <int HD>
-__device__ __forceinline__ void rotate(Row<HD>& row, int lane, bool back) {
+INLINE void rotate(THREAD Row<HD>& row, int lane, bool back) {
     constexpr int W = Row<HD>::W, LEN = Row<HD>::LEN;
     // A lane's signs lie in one word.
     int bit = lane * W % 32;
     u32 first = signs(back, lane * W / 32) >> bit, second = signs(!back, lane * W / 32) >> bit;
     const float norm = 1.0f / sqrtf(float(LEN));
     for (int group = 0; group < Row<HD>::GROUPS; group++) {
-        float(&v)[W] = row.v[group];
+        THREAD float (&v)[W] = row.v[group];
         for (int e = 0; e < W; e++)
             if (first >> e & 1) v[e] = -v[e];
-        for (int half = 1; half < W; half *= 2) {
+        for (int reach = 1; reach < W; reach *= 2) {
             for (int e = 0; e < W; e++) {
-                if (e & half) continue;
-                float a = v[e], b = v[e + half];
+                if (e & reach) continue;
+                float a = v[e], b = v[e + reach];
                 v[e] = add(a, b);
-                v[e + half] = sub(a, b);
+                v[e + reach] = sub(a, b);
             }
         }
         for (int mask = 1; mask < 32; mask *= 2) {
             for (int e = 0; e < W; e++) {
-                float other = __shfl_xor_sync(ALL, v[e], mask);
+                float other = shuffle_xor(v[e], mask);
                 v[e] = lane & mask ? sub(other, v[e]) : add(v[e], other);
             }
         }
@@ -56,15 +56,15 @@ __device__ __forceinline__ void rotate(Row<HD>& row, int lane, bool back) {
 // Where a channel of the model lies in the order of a store that shares K's and V's codes: the channels that rotate, those
 // i with i % (HD / 2) < pairs, come first.
 template <int HD>
-__device__ __forceinline__ int shared_place(int channel, int pairs) {
-    int half = channel / (HD / 2), i = channel % (HD / 2);
-    return i < pairs ? half * pairs + i : 2 * pairs + half * (HD / 2 - pairs) + i - pairs;
+INLINE int shared_place(int channel, int pairs) {
+    int side = channel / (HD / 2), i = channel % (HD / 2);
+    return i < pairs ? side * pairs + i : 2 * pairs + side * (HD / 2 - pairs) + i - pairs;
 }
 
 // The channel of the model that lies at `place` in that order.
-__device__ __forceinline__ int shared_channel(int place, int pairs, int head_dim) {
-    int half = head_dim / 2;
-    if (place < 2 * pairs) return place / pairs * half + place % pairs;
+INLINE int shared_channel(int place, int pairs, int head_dim) {
+    int side = head_dim / 2;
+    if (place < 2 * pairs) return place / pairs * side + place % pairs;
     place -= 2 * pairs;
-    return place / (half - pairs) * half + pairs + place % (half - pairs);
+    return place / (side - pairs) * side + pairs + place % (side - pairs);
 }

@@ -7,7 +7,7 @@
 // are what registers allow without spills at two blocks per multiprocessor; more columns read K and V again, from cache.
 // Grid: (splits, KV heads, tiles of 8 columns).
 
-#include "attend.cuh"
+#include "attend.h"
 
 namespace {
 
@@ -18,7 +18,7 @@ struct Params {
     int own;      // channels of the keys; the others are those of the values
 };
 
-constexpr int THREADS = 256, COLUMNS = 8;
+CONSTEXPR int THREADS = 256, COLUMNS = 8;
 
 template <int HD>
 struct Scratch {
@@ -30,51 +30,51 @@ struct Scratch {
 };
 
 template <class E, int HD>
-__device__ __forceinline__ void scores(Scratch<HD>& s, const typename E::Bits* key, const typename E::Bits* value, int own,
-                                       int half, int at) {
+INLINE void scores(THREADGROUP Scratch<HD>& s, const DEVICE typename E::Bits* key, const DEVICE typename E::Bits* value,
+                   int own, int side, int at) {
     float sum[COLUMNS] = {};
-    for (int first = half * (HD / 2); first < (half + 1) * (HD / 2); first += 32) {
+    for (int first = side * (HD / 2); first < (side + 1) * (HD / 2); first += 32) {
         // Channels of their own, or those of the value: whole thirty-twos of either.
-        const typename E::Bits* row = first < own ? key : value;
+        const DEVICE typename E::Bits* row = first < own ? key : value;
         float part[COLUMNS] = {};
         for (int c = first; c < first + 32; c += 4) {
             float k[4];
             load4<E>(row + AT(c), k);
             for (int n = 0; n < COLUMNS; n++) {
                 float q[4];
-                load4<Single>(&s.query[n][c], q);
+                load4_shared(&s.query[n][c], q);
                 for (int e = 0; e < 4; e++) part[n] = fmaf(q[e], k[e], part[n]);
             }
         }
         for (int n = 0; n < COLUMNS; n++) sum[n] += part[n];
     }
-    for (int n = 0; n < COLUMNS; n++) s.score[half][n][AT(at)] = sum[n];
+    for (int n = 0; n < COLUMNS; n++) s.score[side][n][AT(at)] = sum[n];
 }
 
 template <class E, int HD>
-__device__ __forceinline__ void attend(const Params& p) {
-    SHARED(Scratch<HD>, s);
+INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread self) {
     constexpr int CHANNELS = HD > THREADS ? HD / THREADS : 1;
-    const Queries& q = p.queries;
-    int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, kv_head = blockIdx.y, first_column = blockIdx.z * COLUMNS;
+    const CONSTANT Queries& q = p.queries;
+    int tid = self.index, lane = self.lane, warp = self.warp, kv_head = self.y, first_column = self.z * COLUMNS;
     for (int i = tid; i < COLUMNS * HD; i += THREADS) {
         Column column = column_of(q, kv_head, first_column + i / HD);
         s.query[i / HD][i % HD] = column.row < 0 ? 0.0f : q.rows[AT(long(column.index) * HD + i % HD)];
     }
     // A warp has the softmax of one column.
     Column own = column_of(q, kv_head, first_column + warp);
-    Running running = {-INFINITY, 0};
+    Running running = nothing_seen();
     float output[COLUMNS][CHANNELS] = {};
     int channel = tid * CHANNELS;
-    int first_page = (first_split(q) + blockIdx.x) * q.split_pages;
+    int first_page = (first_split(q) + self.x) * q.split_pages;
     for (int page = first_page; page < first_page + q.split_pages; page++) {
-        Range* ranges = s.visible[page % 2];
+        THREADGROUP Range* ranges = s.visible[page % 2];
         if (tid < COLUMNS) {
             Column column = column_of(q, kv_head, first_column + tid);
-            ranges[tid] = {0, 0};
-            if (column.row >= 0) ranges[tid] = visible(q, column.row, page, false);
+            Range range = {0, 0};
+            if (column.row >= 0) range = visible(q, column.row, page, false);
+            ranges[tid] = range;
         }
-        __syncthreads();
+        barrier();
         int first = PAGE, last = 0;
         for (int n = 0; n < COLUMNS; n++) {
             if (ranges[n].start >= ranges[n].end) continue;
@@ -82,19 +82,21 @@ __device__ __forceinline__ void attend(const Params& p) {
             last = max(last, ranges[n].end);
         }
         if (first >= last) continue;
-        const typename E::Bits* values = page_of<const typename E::Bits>(p.values, page) + AT(long(kv_head)) * PAGE * HD;
-        const typename E::Bits* keys = page_of<const typename E::Bits>(p.keys, page) + AT(long(kv_head)) * PAGE * p.own;
+        typedef typename E::Bits Bits;
+        const DEVICE Bits* values = page_of<const Bits>(p.values, page) + AT(long(kv_head)) * PAGE * HD;
+        const DEVICE Bits* keys = page_of<const Bits>(p.keys, page) + AT(long(kv_head)) * PAGE * p.own;
         int key = tid % PAGE;
-        if (first <= key && key < last) scores<E, HD>(s, keys + long(key) * p.own, values + long(key) * HD, p.own, tid / PAGE, key);
-        __syncthreads();
+        if (first <= key && key < last)
+            scores<E, HD>(s, keys + long(key) * p.own, values + long(key) * HD, p.own, tid / PAGE, key);
+        barrier();
         if (ranges[warp].start < ranges[warp].end) {
-            double score[4];
+            Wide score[4];
             bool seen[4];
             float weight[4], factor;
             for (int i = 0; i < 4; i++) {
                 int k = lane + 32 * i;
                 seen[i] = ranges[warp].start <= k && k < ranges[warp].end;
-                score[i] = seen[i] ? double(s.score[0][warp][AT(k)]) + double(s.score[1][warp][k]) : 0.0;
+                score[i] = seen[i] ? wide(s.score[0][warp][AT(k)]) + wide(s.score[1][warp][k]) : wide(0.0f);
             }
             running = advance(running, score, seen, weight, factor);
             for (int i = 0; i < 4; i++) s.weight[AT(lane + 32 * i)][warp] = weight[i];
@@ -103,23 +105,22 @@ __device__ __forceinline__ void attend(const Params& p) {
             for (int i = 0; i < 4; i++) s.weight[lane + 32 * i][warp] = 0;
             if (lane == 0) s.factor[warp] = 1;
         }
-        __syncthreads();
+        barrier();
         if (channel < HD) {
             for (int n = 0; n < COLUMNS; n++)
                 for (int c = 0; c < CHANNELS; c++) output[n][c] *= s.factor[n];
             // Keys outside the range may never have been written.
 #pragma unroll 4
             for (int k = first; k < last; k++) {
-                float v[CHANNELS], w[COLUMNS];
+                float v[CHANNELS], w[COLUMNS / 4][4];
                 for (int c = 0; c < CHANNELS; c++) v[c] = E::widen(values[AT(long(k) * HD + channel + c)]);
-                load4<Single>(&s.weight[k][0], reinterpret_cast<float(&)[4]>(w[0]));
-                load4<Single>(&s.weight[k][4], reinterpret_cast<float(&)[4]>(w[4]));
+                for (int n = 0; n < COLUMNS; n += 4) load4_shared(&s.weight[k][n], w[n / 4]);
                 for (int n = 0; n < COLUMNS; n++)
-                    for (int c = 0; c < CHANNELS; c++) output[n][c] = fmaf(w[n], v[c], output[n][c]);
+                    for (int c = 0; c < CHANNELS; c++) output[n][c] = fmaf(w[n / 4][n % 4], v[c], output[n][c]);
             }
         }
     }
-    long split = long(blockIdx.x) * q.count * q.heads;
+    long split = long(self.x) * q.count * q.heads;
     if (lane == 0 && own.row >= 0) q.running[AT(split + own.index)] = running;
     if (channel >= HD) return;
     for (int n = 0; n < COLUMNS; n++) {
@@ -131,7 +132,7 @@ __device__ __forceinline__ void attend(const Params& p) {
 
 } // namespace
 
-#define ATTEND(name, E, HD) KERNEL(attend_##name##_##HD, Params, THREADS, 2) { attend<E, HD>(p); }
+#define ATTEND(name, E, HD) KERNEL(attend_##name##_##HD, Params, THREADS, 2, Scratch<HD>) { attend<E, HD>(p, s, self); }
 #define ATTEND_ALL(name, E) ATTEND(name, E, 64) ATTEND(name, E, 128) ATTEND(name, E, 256) ATTEND(name, E, 512)
 
 ATTEND_ALL(f32, Single)

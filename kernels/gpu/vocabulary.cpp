@@ -1,20 +1,20 @@
 // Choices over rows of scores: the largest, and the k largest.
 
-#include "device.cuh"
+#include "device.h"
 
 namespace {
 
 // A float's bits in the order of the numbers.
-__device__ __forceinline__ u32 ordered(float x) {
-    u32 bits = __float_as_uint(x);
+INLINE u32 ordered(float x) {
+    u32 bits = bits_of(x);
     return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
 }
 
-constexpr int MOST = 4096;
+CONSTEXPR int MOST = 4096;
 
 struct TopParams {
-    const float* x; // (n)
-    int* indices;   // (k)
+    const DEVICE float* x; // (n)
+    DEVICE int* indices;   // (k)
     int n, padded, k; // padded: the power of two from n on
 };
 
@@ -28,29 +28,29 @@ struct Best {
 };
 
 struct ArgmaxParams {
-    const float* x;        // (rows, n)
-    const u32* suppressed; // (num_suppressed): ids that cannot win
-    const int* groups;     // null: element i is id i; else elements come in groups of ordering
-    const u32* ordering;   // element i is id ordering[groups[i / group] * group + i % group]
-    Best* partial;         // (rows, blocks)
-    u32* ids;              // (rows): the id of the largest, the lowest of equals; 0xffffffff if none is a number
+    const DEVICE float* x;        // (rows, n)
+    const DEVICE u32* suppressed; // (num_suppressed): ids that cannot win
+    const DEVICE int* groups;     // null: element i is id i; else elements come in groups of ordering
+    const DEVICE u32* ordering;   // element i is id ordering[groups[i / group] * group + i % group]
+    DEVICE Best* partial;         // (rows, blocks)
+    DEVICE u32* ids;              // (rows): the id of the largest, the lowest of equals; 0xffffffff if none is a number
     int n, stride, num_suppressed, group, blocks;
     float cap; // 0: none
 };
 
-constexpr int THREADS = 256, PER_BLOCK = 4096;
+CONSTEXPR int THREADS = 256, PER_BLOCK = 4096;
 
 struct Warps {
     Best best[THREADS / 32];
 };
 
-__device__ __forceinline__ bool better(const Best& a, const Best& b) {
+INLINE bool better(Best a, Best b) {
     return a.value > b.value || (a.value == b.value && a.id < b.id);
 }
 
-__device__ __forceinline__ Best best_of_warp(Best best) {
+INLINE Best best_of_warp(Best best) {
     for (int mask = 16; mask > 0; mask /= 2) {
-        Best other = {__shfl_xor_sync(ALL, best.value, mask), __shfl_xor_sync(ALL, best.id, mask)};
+        Best other = {shuffle_xor(best.value, mask), shuffle_xor(best.id, mask)};
         if (better(other, best)) best = other;
     }
     return best;
@@ -60,12 +60,11 @@ __device__ __forceinline__ Best best_of_warp(Best best) {
 
 // Sorted whole, in one block: 2048 centroids take 66 steps of one exchange per thread, a few microseconds. Equal scores are
 // in order of their indices.
-KERNEL(top_k, TopParams, 1024, 1) {
-    SHARED(Keys, s);
-    int tid = threadIdx.x, threads = blockDim.x;
+KERNEL(top_k, TopParams, 1024, 1, Keys) {
+    int tid = self.index, threads = self.warps * 32;
     for (int i = tid; i < p.padded; i += threads)
         s.keys[i] = i < p.n ? u64(~ordered(p.x[AT(i)])) << 32 | u32(i) : ~u64(0);
-    __syncthreads();
+    barrier();
     for (int run = 2; run <= p.padded; run *= 2) {
         for (int step = run / 2; step > 0; step /= 2) {
             for (int i = tid; i < p.padded / 2; i += threads) {
@@ -74,19 +73,18 @@ KERNEL(top_k, TopParams, 1024, 1) {
                 u64 a = s.keys[low], b = s.keys[AT(high) % MOST];
                 if ((a > b) == ascends) s.keys[low] = b, s.keys[high] = a;
             }
-            __syncthreads();
+            barrier();
         }
     }
     for (int i = tid; i < p.k; i += threads) p.indices[AT(i)] = int(u32(s.keys[i]));
 }
 
 // The best of 4096 elements per block, then of the blocks. Grid: (blocks, rows).
-KERNEL(argmax_parts, ArgmaxParams, THREADS, 4) {
-    SHARED(Warps, s);
-    int tid = threadIdx.x, row = blockIdx.y;
+KERNEL(argmax_parts, ArgmaxParams, THREADS, 4, Warps) {
+    int tid = self.index, row = self.y;
     Best best = {-INFINITY, 0xffffffffu};
     float inverse = p.cap != 0 ? 1.0f / p.cap : 0.0f;
-    for (int i = blockIdx.x * PER_BLOCK + tid; i < min(p.n, int(blockIdx.x + 1) * PER_BLOCK); i += THREADS) {
+    for (int i = self.x * PER_BLOCK + tid; i < min(p.n, int(self.x + 1) * PER_BLOCK); i += THREADS) {
         Best one = {p.x[AT(long(row) * p.stride + i)], u32(i)};
         if (p.cap != 0) one.value = mul(tanhf(mul(one.value, inverse)), p.cap);
         if (p.groups) one.id = p.ordering[AT(long(p.groups[AT(i / p.group)]) * p.group + i % p.group)];
@@ -95,22 +93,22 @@ KERNEL(argmax_parts, ArgmaxParams, THREADS, 4) {
         if (allowed && better(one, best) && one.value > -INFINITY) best = one;
     }
     best = best_of_warp(best);
-    if (tid % 32 == 0) s.best[tid / 32] = best;
-    __syncthreads();
+    if (self.lane == 0) s.best[self.warp] = best;
+    barrier();
     if (tid > 0) return;
     for (int w = 1; w < THREADS / 32; w++)
         if (better(s.best[AT(w) % (THREADS / 32)], best)) best = s.best[w];
-    p.partial[AT(long(row) * p.blocks + blockIdx.x)] = best;
+    p.partial[AT(long(row) * p.blocks + self.x)] = best;
 }
 
 // Grid: (rows). One warp.
-KERNEL(argmax, ArgmaxParams, 32, 1) {
-    int row = blockIdx.x;
+KERNEL(argmax, ArgmaxParams, 32, 1, None) {
+    int row = self.x;
     Best best = {-INFINITY, 0xffffffffu};
-    for (int i = threadIdx.x; i < p.blocks; i += 32) {
+    for (int i = self.index; i < p.blocks; i += 32) {
         Best one = p.partial[AT(long(row) * p.blocks + i)];
         if (better(one, best)) best = one;
     }
     best = best_of_warp(best);
-    if (threadIdx.x == 0) p.ids[AT(row)] = best.id;
+    if (self.index == 0) p.ids[AT(row)] = best.id;
 }

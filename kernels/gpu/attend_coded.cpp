@@ -1,21 +1,21 @@
-// Attention straight from codes: turbo/reference.rs with its integers, on tensor cores. Scores and weights have the CPU's
-// bits; a split's output differs by the rounding of its rescaling.
+// Attention straight from codes: turbo/reference.rs with its integers, on tensor cores where there are some. Scores and
+// weights have the CPU's bits; a split's output differs by the rounding of its rescaling.
 //
 // Eight warps have a page. Scores: a warp has 16 tokens, and all channels. Softmax: a warp has a column or two; it leaves
 // their weights times scales as 15-bit integers, in two planes of signed bytes. Values: a warp has 16 channels of every
 // group, and all tokens. A looked-up operand meets 8 or 16 queries: the heads of a group times the rows of a verification.
-// Shared memory is 20 to 37 KiB, so that registers (two blocks) decide the occupancy.
+// A block has 9 to 18 KiB of memory, so that registers (two blocks) decide the occupancy.
 // Grid: (splits, KV heads, tiles of 8 or 16 columns).
 
-#include "attend.cuh"
-#include "codes.cuh"
+#include "attend.h"
+#include "codes.h"
 
 namespace {
 
 struct Params {
     Queries queries;
-    const u32* words;         // (rows, heads, HD / 4)
-    const float* word_scales; // (rows, heads, HD / 128)
+    const DEVICE u32* words;         // (rows, heads, HD / 4)
+    const DEVICE float* word_scales; // (rows, heads, HD / 128)
     Pages keys;
     Pages values;
     Format key, value;
@@ -23,36 +23,43 @@ struct Params {
     int key_bytes, value_bytes; // of a head's page
 };
 
-constexpr int THREADS = 256;
-// Words of a column's weights in a plane: 32, and 8 more so that eight columns lie in different banks.
-constexpr int STRIDE = 40;
+CONSTEXPR int THREADS = 256;
+
+// A column's scores, which then make room for its weights in two planes. 8 words more than that, so that eight columns lie
+// in different banks.
+template <int GROUPS>
+union Scored {
+    Wide score[PAGE];
+    u32 weight[2][GROUPS][32];
+    u32 words[264];
+};
 
 template <int HD, int TILES>
 struct Scratch {
-    double score[8 * TILES][PAGE];
-    u32 weight[2][HD / 128][8 * TILES][STRIDE];
-    double mean[2][8 * TILES];
+    Scored<HD / 128> columns[8 * TILES];
+    Wide mean[2][8 * TILES];
     float unit[HD / 128][8 * TILES];
     float factor[8 * TILES], total[8 * TILES];
     Range visible[2][8 * TILES];
     u32 table[2][16];
 };
 
-// A query's dot product with a mean over channels first..last: sixteen strands, added up in double. All lanes call it, sixteen per query.
-__device__ __forceinline__ double mean_score(const float* query, const u16* mean, int first, int last, int lane) {
+// A query's dot product with a mean over channels first..last: sixteen strands, added up as Wide. All lanes call it, sixteen
+// per query.
+INLINE Wide mean_score(const DEVICE float* query, const DEVICE u16* mean, int first, int last, int lane) {
     float strand = 0;
     if (mean && query)
         for (int i = first + lane % 16; i < last; i += 16) strand = fmaf(query[AT(i)], half_to_float(mean[i]), strand);
-    double sum = 0;
-    for (int s = 0; s < 16; s++) sum += double(__shfl_sync(ALL, strand, (lane & 16) | s));
+    Wide sum = wide(0.0f);
+    for (int s = 0; s < 16; s++) sum = sum + wide(shuffle(strand, (lane & 16) | s));
     return sum;
 }
 
 // What the lane's two tokens and its columns have in common in group `group`.
 template <int HD, int TILES>
-__device__ __forceinline__ void add_group(const Params& p, const int (&dot)[TILES][4], const u16* scales, int token, int group,
-                                          const int (&index)[TILES][2], float (&sum)[TILES][4]) {
-    u32 both = *reinterpret_cast<const u32*>(scales + AT(group * PAGE + token));
+INLINE void add_group(const CONSTANT Params& p, const THREAD int (&dot)[TILES][4], const DEVICE u16* scales, int token,
+                      int group, const THREAD int (&index)[TILES][2], THREAD float (&sum)[TILES][4]) {
+    u32 both = *reinterpret_cast<const DEVICE u32*>(scales + AT(group * PAGE + token));
     float scale[2] = {half_to_float(u16(both)), half_to_float(u16(both >> 16))};
     for (int tile = 0; tile < TILES; tile++) {
         for (int i = 0; i < 4; i++) {
@@ -64,36 +71,36 @@ __device__ __forceinline__ void add_group(const Params& p, const int (&dot)[TILE
 }
 
 template <int HD, int TILES>
-__device__ __forceinline__ void attend(const Params& p) {
-    typedef Scratch<HD, TILES> S;
-    SHARED(S, s);
+INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, Thread self) {
     constexpr int COLUMNS = 8 * TILES, GROUPS = HD / 128;
-    const Queries& q = p.queries;
-    int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, t = lane % 4;
-    int kv_head = blockIdx.y, first_column = blockIdx.z * COLUMNS, own_groups = p.own / 128;
+    const CONSTANT Queries& q = p.queries;
+    int tid = self.index, lane = self.lane, warp = self.warp, g = lane / 4, t = lane % 4;
+    int kv_head = self.y, first_column = self.z * COLUMNS, own_groups = p.own / 128;
     if (tid < 32) s.table[tid / 16][tid % 16] = tid < 16 ? p.key.levels[AT(tid) % 16] : p.value.levels[tid - 16];
-    const u8* key_table = reinterpret_cast<const u8*>(s.table[0]);
-    const u8* value_table = reinterpret_cast<const u8*>(s.table[1]);
+    const THREADGROUP u8* key_table = reinterpret_cast<const THREADGROUP u8*>(s.table[0]);
+    const THREADGROUP u8* value_table = reinterpret_cast<const THREADGROUP u8*>(s.table[1]);
 
     // The columns of this lane: g as the right operand's, 2 t and 2 t + 1 as the result's.
-    int operand_index[TILES], index[TILES][2];
+    int operand_index[TILES], index[TILES][2], live[TILES];
     for (int tile = 0; tile < TILES; tile++) {
+        live[tile] = min(max(q.count * (q.heads / q.kv_heads) - first_column - tile * 8, 0), 8);
         operand_index[tile] = column_of(q, kv_head, first_column + tile * 8 + AT(g)).index;
         for (int i = 0; i < 2; i++) index[tile][i] = column_of(q, kv_head, first_column + tile * 8 + 2 * t + AT(i)).index;
     }
     Running running[TILES];
-    for (int tile = 0; tile < TILES; tile++) running[tile] = {-INFINITY, 0};
+    for (int tile = 0; tile < TILES; tile++) running[tile] = nothing_seen();
     float output[GROUPS][TILES][4] = {};
 
-    int first_page = (first_split(q) + blockIdx.x) * q.split_pages;
+    int first_page = (first_split(q) + self.x) * q.split_pages;
     for (int page = first_page; page < first_page + q.split_pages; page++) {
-        Range* ranges = s.visible[page % 2];
+        THREADGROUP Range* ranges = s.visible[page % 2];
         if (tid < COLUMNS) {
             Column column = column_of(q, kv_head, first_column + tid);
-            ranges[tid] = {0, 0};
-            if (column.row >= 0) ranges[tid] = visible(q, column.row, page, true);
+            Range range = {0, 0};
+            if (column.row >= 0) range = visible(q, column.row, page, true);
+            ranges[tid] = range;
         }
-        __syncthreads();
+        barrier();
         int first = PAGE, last = 0;
         for (int n = 0; n < COLUMNS; n++) {
             if (ranges[n].start >= ranges[n].end) continue;
@@ -108,12 +115,12 @@ __device__ __forceinline__ void attend(const Params& p) {
         {
             int n = TILES == 1 ? warp : 2 * warp + lane / 16;
             Column column = column_of(q, kv_head, first_column + n);
-            const float* query = column.row < 0 ? nullptr : q.rows + long(column.index) * HD;
-            double of_keys = mean_score(query, keys.mean, 0, p.own, lane);
-            double of_values = p.own < HD ? mean_score(query, values.mean, p.own, HD, lane) : 0.0;
+            const DEVICE float* query = column.row < 0 ? nullptr : q.rows + long(column.index) * HD;
+            Wide of_keys = mean_score(query, keys.mean, 0, p.own, lane);
+            Wide of_values = p.own < HD ? mean_score(query, values.mean, p.own, HD, lane) : wide(0.0f);
             if (lane % 16 == 0) s.mean[0][AT(n)] = of_keys, s.mean[1][n] = of_values;
         }
-        __syncthreads();
+        barrier();
 
         // The warp's 16 tokens.
         if (warp * 16 < last && first < warp * 16 + 16) {
@@ -128,11 +135,12 @@ __device__ __forceinline__ void attend(const Params& p) {
                     for (int tile = 0; tile < TILES; tile++) {
                         uint2 b = {0, 0};
                         if (operand_index[tile] >= 0) {
-                            const u32* words = p.words + long(operand_index[tile]) * (HD / 4) + AT(group * 32 + step * 8);
+                            long row = long(operand_index[tile]) * (HD / 4);
+                            const DEVICE u32* words = p.words + row + AT(group * 32 + step * 8);
                             if (turned) b.x = words[t], b.y = words[t + 4];
-                            else b = reinterpret_cast<const uint2*>(words)[t];
+                            else b = reinterpret_cast<const DEVICE uint2*>(words)[t];
                         }
-                        mma_k32(dot[tile], a[0], a[1], a[2], a[3], b.x, b.y);
+                        mma_k32(dot[tile], a, b, t, live[tile]);
                     }
                 }
                 int token = warp * 16 + 2 * g;
@@ -142,13 +150,13 @@ __device__ __forceinline__ void attend(const Params& p) {
             for (int tile = 0; tile < TILES; tile++) {
                 for (int i = 0; i < 4; i++) {
                     int n = tile * 8 + 2 * t + i % 2;
-                    double score = double(sum[tile][i]) + s.mean[0][n];
-                    if (p.own < HD) score += double(more[tile][i]) + s.mean[1][n];
-                    s.score[n][AT(warp * 16 + 2 * g + i / 2)] = score;
+                    Wide of_keys = s.mean[0][n], of_values = s.mean[1][n], score = wide(sum[tile][i]) + of_keys;
+                    if (p.own < HD) score = score + (wide(more[tile][i]) + of_values);
+                    s.columns[n].score[AT(warp * 16 + 2 * g + i / 2)] = score;
                 }
             }
         }
-        __syncthreads();
+        barrier();
 
         // The warp's columns; a lane has four tokens, which are one word of weights.
 #pragma unroll
@@ -157,15 +165,17 @@ __device__ __forceinline__ void attend(const Params& p) {
             Range range = ranges[n];
             float weight[4] = {0, 0, 0, 0}, factor = 1;
             if (range.start < range.end) {
-                double score[4];
+                Wide score[4];
                 bool seen[4];
                 for (int i = 0; i < 4; i++) {
                     int token = 4 * lane + i;
                     seen[i] = range.start <= token && token < range.end;
-                    score[i] = seen[i] ? s.score[n][AT(token)] : 0.0;
+                    score[i] = wide(0.0f);
+                    if (seen[i]) score[i] = s.columns[n].score[AT(token)];
                 }
                 running[tile] = advance(running[tile], score, seen, weight, factor);
             }
+            warp_barrier(); // weights take the scores' place
             float total = warp_sum(weight[0] + weight[1] + weight[2] + weight[3]);
             if (lane == 0) s.factor[n] = factor, s.total[n] = total;
             for (int group = 0; group < GROUPS; group++) {
@@ -173,9 +183,9 @@ __device__ __forceinline__ void attend(const Params& p) {
                 u32 largest_bits = 0;
                 for (int i = 0; i < 4; i++) {
                     scaled[i] = mul(weight[i], half_to_float(values.scales[AT(group * PAGE + 4 * lane + i)]));
-                    largest_bits = max(largest_bits, __float_as_uint(scaled[i]) & 0x7fffffffu);
+                    largest_bits = max(largest_bits, bits_of(scaled[i]) & 0x7fffffffu);
                 }
-                float largest = __uint_as_float(warp_max(largest_bits));
+                float largest = float_of(warp_max(largest_bits));
                 bool none = largest < 1e-30f;
                 float inverse = none ? 0.0f : 32639.0f / largest;
                 u32 high = 0, low = 0;
@@ -185,12 +195,12 @@ __device__ __forceinline__ void attend(const Params& p) {
                     high |= u32(upper & 255) << (8 * i);
                     low |= u32((integer - 256 * upper) & 255) << (8 * i);
                 }
-                s.weight[0][group][n][AT(lane)] = high;
-                s.weight[1][group][n][AT(lane)] = low;
+                s.columns[n].weight[0][group][AT(lane)] = high;
+                s.columns[n].weight[1][group][AT(lane)] = low;
                 if (lane == 0) s.unit[group][n] = none ? 0.0f : mul(largest, p.value.unit / 32639.0f);
             }
         }
-        __syncthreads();
+        barrier();
 
         // The warp's 16 channels of every group.
 #pragma unroll
@@ -200,35 +210,38 @@ __device__ __forceinline__ void attend(const Params& p) {
                 u32 a[4];
                 operand(p.value, value_table, values, strip, step, g, t, a);
                 for (int tile = 0; tile < TILES; tile++) {
-                    int word = 8 * step + 2 * t;
-                    uint2 high = *reinterpret_cast<const uint2*>(&s.weight[0][group][AT(tile * 8 + g)][word]);
-                    uint2 low = *reinterpret_cast<const uint2*>(&s.weight[1][group][tile * 8 + g][word]);
-                    mma_k32(upper[tile], a[0], a[1], a[2], a[3], high.x, high.y);
-                    mma_k32(lower[tile], a[0], a[1], a[2], a[3], low.x, low.y);
+                    int n = AT(tile * 8 + g), word = 8 * step + 2 * t;
+                    uint2 high = *reinterpret_cast<const THREADGROUP uint2*>(&s.columns[n].weight[0][group][word]);
+                    uint2 low = *reinterpret_cast<const THREADGROUP uint2*>(&s.columns[n].weight[1][group][word]);
+                    mma_k32(upper[tile], a, high, t, live[tile]);
+                    mma_k32(lower[tile], a, low, t, live[tile]);
                 }
             }
             for (int tile = 0; tile < TILES; tile++) {
                 for (int i = 0; i < 4; i++) {
                     int n = tile * 8 + 2 * t + i % 2;
                     float before = mul(output[group][tile][i], s.factor[n]);
-                    if (values.mean) before = fmaf(s.total[n], half_to_float(values.mean[AT(strip * 16 + 2 * g + i / 2)]), before);
+                    if (values.mean) {
+                        float mean = half_to_float(values.mean[AT(strip * 16 + 2 * g + i / 2)]);
+                        before = fmaf(s.total[n], mean, before);
+                    }
                     output[group][tile][i] = fmaf(float(256 * upper[tile][i] + lower[tile][i]), s.unit[group][n], before);
                 }
             }
         }
     }
-    long split = long(blockIdx.x) * q.count * q.heads;
+    long split = long(self.x) * q.count * q.heads;
     for (int tile = 0; tile < TILES; tile++) {
         Column own = column_of(q, kv_head, first_column + tile * 8 + warp);
         if (lane == 0 && own.row >= 0) q.running[AT(split + own.index)] = running[tile];
         for (int i = 0; i < 2; i++) {
             if (index[tile][i] < 0) continue;
             // Channels 2 g and 2 g + 1 of a strip: 8 bytes, of which eight lanes make 64.
-            float* to = q.output + (split + index[tile][i]) * HD;
+            DEVICE float* to = q.output + (split + index[tile][i]) * HD;
 #pragma unroll
             for (int group = 0; group < GROUPS; group++) {
                 float2 two = {output[group][tile][i], output[group][tile][2 + i]};
-                *reinterpret_cast<float2*>(to + AT((group * 8 + warp) * 16 + 2 * g)) = two;
+                *reinterpret_cast<DEVICE float2*>(to + AT((group * 8 + warp) * 16 + 2 * g)) = two;
             }
         }
     }
@@ -237,8 +250,8 @@ __device__ __forceinline__ void attend(const Params& p) {
 } // namespace
 
 #define ATTEND(HD)                                                                                                  \
-    KERNEL(attend_coded_##HD##_8, Params, THREADS, 2) { attend<HD, 1>(p); }                                         \
-    KERNEL(attend_coded_##HD##_16, Params, THREADS, 2) { attend<HD, 2>(p); }
+    KERNEL(attend_coded_##HD##_8, Params, THREADS, 2, Scratch<HD, 1>) { attend<HD, 1>(p, s, self); }                \
+    KERNEL(attend_coded_##HD##_16, Params, THREADS, 2, Scratch<HD, 2>) { attend<HD, 2>(p, s, self); }
 
 ATTEND(128)
 ATTEND(256)

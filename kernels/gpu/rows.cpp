@@ -5,21 +5,21 @@
 // Operations and their order are those of norm.rs, rope.rs, turbo/rotate.rs and turbo/query.rs.
 // Grid: (heads by 4, rows).
 
-#include "pages.cuh"
-#include "rotate.cuh"
+#include "pages.h"
+#include "rotate.h"
 
 namespace {
 
 struct Params {
-    const float* x; // (rows, heads * HD)
-    const float* weight; // of the norm: (HD), or null
-    const float* cos;    // (rows, pairs)
-    const float* sin;
-    const float* after; // (HD): multiplies what comes out, in the stored order; or null
-    float* y;           // (rows, heads, kept), or null
-    u32* words;         // (rows, heads, HD / 4): the row in bytes, for coded keys; or null
-    float* word_scales; // (rows, heads, HD / 128)
-    const int* positions; // (rows): the first of a pair each, see attend.cuh
+    const DEVICE float* x; // (rows, heads * HD)
+    const DEVICE float* weight; // of the norm: (HD), or null
+    const DEVICE float* cos;    // (rows, pairs)
+    const DEVICE float* sin;
+    const DEVICE float* after; // (HD): multiplies what comes out, in the stored order; or null
+    DEVICE float* y;           // (rows, heads, kept), or null
+    DEVICE u32* words;         // (rows, heads, HD / 4): the row in bytes, for coded keys; or null
+    DEVICE float* word_scales; // (rows, heads, HD / 128)
+    const DEVICE int* positions; // (rows): the first of a pair each, see attend.h
     Pages pages;          // where rows are kept, if table is not null
     int heads;
     int kept;         // channels kept, from the first on
@@ -32,7 +32,7 @@ struct Params {
     float unit; // of coded keys
 };
 
-constexpr int WARPS = 4;
+CONSTEXPR int WARPS = 4;
 
 template <int HD>
 struct Scratch {
@@ -40,7 +40,7 @@ struct Scratch {
 };
 
 template <int HD>
-__device__ __forceinline__ void rope(Row<HD>& row, int lane, const float* cos, const float* sin, int pairs) {
+INLINE void rope(THREAD Row<HD>& row, int lane, const DEVICE float* cos, const DEVICE float* sin, int pairs) {
     constexpr int GROUPS = Row<HD>::GROUPS, W = Row<HD>::W;
     if (GROUPS > 1) {
         // Both channels of a pair are this lane's.
@@ -55,7 +55,7 @@ __device__ __forceinline__ void rope(Row<HD>& row, int lane, const float* cos, c
         }
     } else {
         for (int e = 0; e < W; e++) {
-            float own = row.v[0][e], other = __shfl_xor_sync(ALL, own, 16);
+            float own = row.v[0][e], other = shuffle_xor(own, 16);
             int i = Row<HD>::channel(lane % 16, 0, e);
             if (i >= pairs) continue;
             float c = cos[AT(i)], s = sin[AT(i)];
@@ -65,8 +65,8 @@ __device__ __forceinline__ void rope(Row<HD>& row, int lane, const float* cos, c
 }
 
 template <class E, int HD>
-__device__ __forceinline__ void keep(const Params& p, const Row<HD>& row, int lane, int position, int head) {
-    typename E::Bits* page = page_of<typename E::Bits>(p.pages, position / PAGE);
+INLINE void keep(const CONSTANT Params& p, const THREAD Row<HD>& row, int lane, int position, int head) {
+    DEVICE typename E::Bits* page = page_of<typename E::Bits>(p.pages, position / PAGE);
     page += (long(head) * PAGE + AT(position % PAGE)) * p.kept;
     for (int group = 0; group < Row<HD>::GROUPS; group++) {
         for (int e = 0; e < Row<HD>::W; e++) {
@@ -78,15 +78,15 @@ __device__ __forceinline__ void keep(const Params& p, const Row<HD>& row, int la
 
 // Bytes of a rotated row, one scale per group.
 template <int HD>
-__device__ __forceinline__ void prepare(const Params& p, const Row<HD>& row, int lane, long index) {
+INLINE void prepare(const CONSTANT Params& p, const THREAD Row<HD>& row, int lane, long index) {
     for (int group = 0; group < Row<HD>::GROUPS; group++) {
         u32 largest_bits = 0, word = 0;
-        for (int e = 0; e < Row<HD>::W; e++) largest_bits = max(largest_bits, __float_as_uint(row.v[group][e]) & 0x7fffffffu);
-        float largest = __uint_as_float(warp_max(largest_bits));
+        for (int e = 0; e < Row<HD>::W; e++) largest_bits = max(largest_bits, bits_of(row.v[group][e]) & 0x7fffffffu);
+        float largest = float_of(warp_max(largest_bits));
         float inverse = largest < 1.17549435e-38f ? 0.0f : 127.0f / largest;
         for (int e = 0; e < Row<HD>::W; e++) {
             // Adding 1.5 * 2^23 leaves the nearest integer, ties to even, in the lowest bits.
-            u32 byte = __float_as_uint(add(mul(row.v[group][e], inverse), 12582912.0f)) & 255;
+            u32 byte = bits_of(add(mul(row.v[group][e], inverse), 12582912.0f)) & 255;
             word |= byte << (8 * e);
         }
         p.words[AT(index * (HD / 4) + group * 32 + lane)] = word;
@@ -95,10 +95,9 @@ __device__ __forceinline__ void prepare(const Params& p, const Row<HD>& row, int
 }
 
 template <int HD>
-__device__ __forceinline__ void rows(const Params& p) {
-    SHARED(Scratch<HD>, scratch);
+INLINE void rows(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread self) {
     constexpr int GROUPS = Row<HD>::GROUPS, W = Row<HD>::W;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.x * WARPS + warp, r = blockIdx.y;
+    int lane = self.lane, warp = self.warp, head = self.x * WARPS + warp, r = self.y;
     if (head >= p.heads) return;
     long index = long(r) * p.heads + head;
     Row<HD> row;
@@ -111,7 +110,7 @@ __device__ __forceinline__ void rows(const Params& p) {
         }
     }
     if (p.normalize) {
-        float inverse = float(1.0 / sqrt(warp_sum(double(squares)) / HD + double(p.eps)));
+        float inverse = narrow(wide(1.0f) / sqrt(warp_sum(wide(squares)) / wide(float(HD)) + wide(p.eps)));
         for (int group = 0; group < GROUPS; group++) {
             for (int e = 0; e < W; e++) {
                 float v = mul(row.v[group][e], inverse);
@@ -124,10 +123,10 @@ __device__ __forceinline__ void rows(const Params& p) {
     if (p.shared_pairs) {
         for (int group = 0; group < GROUPS; group++)
             for (int e = 0; e < W; e++)
-                scratch.rows[warp][shared_place<HD>(Row<HD>::channel(lane, group, e), p.shared_pairs)] = row.v[group][e];
-        __syncwarp();
+                s.rows[warp][shared_place<HD>(Row<HD>::channel(lane, group, e), p.shared_pairs)] = row.v[group][e];
+        warp_barrier();
         for (int group = 0; group < GROUPS; group++)
-            for (int e = 0; e < W; e++) row.v[group][e] = scratch.rows[warp][AT(Row<HD>::channel(lane, group, e))];
+            for (int e = 0; e < W; e++) row.v[group][e] = s.rows[warp][AT(Row<HD>::channel(lane, group, e))];
     }
     if (p.after)
         for (int group = 0; group < GROUPS; group++)
@@ -152,7 +151,9 @@ __device__ __forceinline__ void rows(const Params& p) {
 
 } // namespace
 
-KERNEL(rows_64, Params, 32 * WARPS, 8) { rows<64>(p); }
-KERNEL(rows_128, Params, 32 * WARPS, 8) { rows<128>(p); }
-KERNEL(rows_256, Params, 32 * WARPS, 8) { rows<256>(p); }
-KERNEL(rows_512, Params, 32 * WARPS, 8) { rows<512>(p); }
+#define ROWS(HD) KERNEL(rows_##HD, Params, 32 * WARPS, 8, Scratch<HD>) { rows<HD>(p, s, self); }
+
+ROWS(64)
+ROWS(128)
+ROWS(256)
+ROWS(512)

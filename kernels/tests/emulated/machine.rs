@@ -30,8 +30,11 @@ pub struct Session<'a> {
 
 type Kernel = unsafe extern "C" fn(*const c_void);
 
+/// A folder of this package, which another's tests may include.
 fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let kernels = package.join("kernels");
+    if kernels.exists() { kernels.join(name) } else { package.join(name) }
 }
 
 fn sources(extension: &str) -> Vec<PathBuf> {

@@ -12,11 +12,11 @@ use crate::machine::Machine;
 
 enum Job {
     Allocate(usize, Sender<u64>),
+    Free(u64),
     Launch { kernel: &'static str, grid: [u32; 3], block: [u32; 3], params: Vec<u8>, done: Sender<Result<(), String>> },
 }
 
-/// A machine with a thread of its own, to which its memory belongs. What is freed is not used again: a kernel that would
-/// write there finds nobody else's bytes.
+/// A machine with a thread of its own, to which its memory belongs. A kernel that reads or writes what was freed fails.
 pub struct Emulated {
     jobs: Sender<Job>,
     total: usize,
@@ -28,6 +28,7 @@ pub struct Emulated {
 struct Piece {
     address: u64,
     len: usize,
+    jobs: Sender<Job>,
     used: Arc<AtomicUsize>,
     waits: Arc<AtomicUsize>,
 }
@@ -41,6 +42,7 @@ impl Emulated {
             for job in orders {
                 match job {
                     Job::Allocate(bytes, done) => drop(done.send(session.upload(&vec![0xcd; bytes.max(1)]))),
+                    Job::Free(address) => session.free(address),
                     Job::Launch { kernel, grid, block, params, done } => {
                         drop(done.send(session.launch(kernel, grid, block, &params)));
                     }
@@ -89,7 +91,7 @@ impl Device for Emulated {
         self.jobs.send(Job::Allocate(bytes, done)).expect("the machine runs");
         let address = address.recv().expect("the machine answers");
         self.used.fetch_add(bytes, Ordering::Relaxed);
-        Ok(Box::new(Piece { address, len: bytes, used: self.used.clone(), waits: self.waits.clone() }))
+        Ok(Box::new(Piece { address, len: bytes, jobs: self.jobs.clone(), used: self.used.clone(), waits: self.waits.clone() }))
     }
 
     unsafe fn launch(&self, launch: &AnyLaunch) -> Result<()> {
@@ -133,5 +135,7 @@ impl Memory for Piece {
 impl Drop for Piece {
     fn drop(&mut self) {
         self.used.fetch_sub(self.len, Ordering::Relaxed);
+        // The machine may have ended with the test.
+        let _ = self.jobs.send(Job::Free(self.address));
     }
 }

@@ -144,6 +144,16 @@ impl Session<'_> {
     }
 }
 
+impl Session<'_> {
+    /// Frees what `upload` returned, before the session ends.
+    pub fn free(&mut self, address: u64) {
+        let free =
+            self.machine.function::<unsafe extern "C" fn(*const u8)>("machine_free_buffer").expect("machine.cpp");
+        // SAFETY: a buffer that nobody uses any more is unmapped; any other address is none of this session's buffers.
+        unsafe { free(address as *const u8) }
+    }
+}
+
 impl Device for Session<'_> {
     fn upload(&mut self, bytes: &[u8]) -> u64 {
         let buffer =

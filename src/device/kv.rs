@@ -462,7 +462,9 @@ impl Arena {
     fn take(&mut self, bytes: usize) -> Result<u64> {
         let bytes = bytes.next_multiple_of(ALIGN);
         if self.pieces.last().is_none_or(|piece| piece.len() - self.used < bytes) {
-            self.pieces.push(Buffer::new(&*self.device, bytes.max(PIECE))?);
+            // Where a large piece does not fit any more, a page may.
+            let piece = Buffer::new(&*self.device, bytes.max(PIECE)).or_else(|_| Buffer::new(&*self.device, bytes))?;
+            self.pieces.push(piece);
             self.used = 0;
         }
         let piece = self.pieces.last().map_or(0, |piece| piece.span().address());

@@ -1,5 +1,6 @@
 //! Where the target's passes run: the one place where rounds know of devices.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use candle_core::Tensor;
@@ -26,6 +27,23 @@ pub(crate) struct Passes {
 pub(crate) enum Passed<'a> {
     Here(Output),
     OnDevice(MutexGuard<'a, Sequence>),
+}
+
+/// Rows of logits where they are, or read from a device.
+pub(crate) enum Logits<'a> {
+    Here(F32View<'a>),
+    Read(Vec<f32>),
+}
+
+impl Deref for Logits<'_> {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Logits::Here(view) => view,
+            Logits::Read(logits) => logits,
+        }
+    }
 }
 
 impl Passes {
@@ -65,24 +83,15 @@ impl Passed<'_> {
         (sampler, simulated): (&Sampler, Option<f64>),
         rng: &mut impl Rng,
     ) -> Result<Accepted> {
-        let on_device: Vec<f32>;
-        let view;
-        let logits: &[f32] = match self {
-            Passed::Here(output) => {
-                view = F32View::new(&output.logits)?;
-                &view
+        if let Passed::OnDevice(sequence) = self {
+            if sampler.is_greedy() && simulated.is_none() {
+                let (count, next) = sequence.judge(&mut draft.tokens)?;
+                return Ok(Accepted { count, next });
             }
-            Passed::OnDevice(sequence) => {
-                if sampler.is_greedy() && simulated.is_none() {
-                    let (count, next) = sequence.judge(&mut draft.tokens)?;
-                    return Ok(Accepted { count, next });
-                }
-                sequence.resolve(&mut draft.tokens)?;
-                on_device = sequence.logits(draft.tokens.len() + 1)?;
-                &on_device
-            }
-        };
+            sequence.resolve(&mut draft.tokens)?;
+        }
         let rows = draft.tokens.len() + 1;
+        let logits = self.logits(rows)?;
         let target_probs: Result<Vec<_>> =
             logits.chunks_exact(logits.len() / rows).map(|logits| sampler.distribution(None, logits)).collect();
         match simulated {
@@ -91,6 +100,17 @@ impl Passed<'_> {
                 let count = draft.tokens.iter().take_while(|_| rng.random::<f64>() < chance).count();
                 Ok(Accepted { count, next: target_probs?[count].sample(rng) })
             }
+        }
+    }
+
+    /// The logits of the first `rows` wanted rows, after the soft cap: `(rows, vocab)`.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn logits(&self, rows: usize) -> Result<Logits<'_>> {
+        match self {
+            Passed::Here(output) => Ok(Logits::Here(F32View::new(&output.logits)?)),
+            Passed::OnDevice(sequence) => Ok(Logits::Read(sequence.logits(rows)?)),
         }
     }
 

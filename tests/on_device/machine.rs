@@ -21,7 +21,6 @@ pub struct Emulated {
     jobs: Sender<Job>,
     total: usize,
     used: Arc<AtomicUsize>,
-    launches: AtomicUsize,
     waits: Arc<AtomicUsize>,
 }
 
@@ -50,7 +49,7 @@ impl Emulated {
             }
         });
         let counter = || Arc::new(AtomicUsize::new(0));
-        Arc::new(Self { jobs, total, used: counter(), launches: AtomicUsize::new(0), waits: counter() })
+        Arc::new(Self { jobs, total, used: counter(), waits: counter() })
     }
 
     /// Bytes that are allocated now.
@@ -58,9 +57,16 @@ impl Emulated {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Kernels launched so far.
-    pub fn launches(&self) -> usize {
-        self.launches.load(Ordering::Relaxed)
+    /// Takes all that is free, and says how much that was.
+    pub fn fill(&self) -> usize {
+        let free = self.total - self.used();
+        self.used.fetch_add(free, Ordering::Relaxed);
+        free
+    }
+
+    /// Gives back what [`Emulated::fill`] took.
+    pub fn empty(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// How often the host waited so far: for a read or a write.
@@ -91,11 +97,16 @@ impl Device for Emulated {
         self.jobs.send(Job::Allocate(bytes, done)).expect("the machine runs");
         let address = address.recv().expect("the machine answers");
         self.used.fetch_add(bytes, Ordering::Relaxed);
-        Ok(Box::new(Piece { address, len: bytes, jobs: self.jobs.clone(), used: self.used.clone(), waits: self.waits.clone() }))
+        Ok(Box::new(Piece {
+            address,
+            len: bytes,
+            jobs: self.jobs.clone(),
+            used: self.used.clone(),
+            waits: self.waits.clone(),
+        }))
     }
 
     unsafe fn launch(&self, launch: &AnyLaunch) -> Result<()> {
-        self.launches.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as many bytes as the structure has; its padding is copied and never looked at.
         let params = unsafe { std::slice::from_raw_parts(launch.params(), launch.len) }.to_vec();
         let (done, result) = channel();

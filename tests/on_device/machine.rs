@@ -57,11 +57,11 @@ impl Emulated {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Takes all that is free, and says how much that was.
-    pub fn fill(&self) -> usize {
-        let free = self.total - self.used();
-        self.used.fetch_add(free, Ordering::Relaxed);
-        free
+    /// Takes all but `left` bytes of what is free, and says how much that was.
+    pub fn fill(&self, left: usize) -> usize {
+        let taken = self.total - self.used() - left;
+        self.used.fetch_add(taken, Ordering::Relaxed);
+        taken
     }
 
     /// Gives back what [`Emulated::fill`] took.

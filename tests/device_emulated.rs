@@ -192,7 +192,9 @@ fn quantized_weights() {
     let prompt =
         tokenizer.encode("impl Iterator for Counter {\n    type Item = u32;\n    fn next(&mut self)").expect("tokens");
     let pair = load(EngineOptions { quantize: Some(WeightType::Q8_0), ..options }, prompt, files);
-    same_surprise(&pair, &exact(ElementType::F16), &pair.prompt, 1e-2);
+    // Where a sum's last bit decides how an activation is rounded to 8 bits, everything behind it differs: K and V in f16
+    // instead of f32, which is 7e-5 with floating-point weights, moves the CPU's own surprise here by 8e-3.
+    same_surprise(&pair, &exact(ElementType::F16), &pair.prompt, 2e-2);
     same_ids(&pair, &exact(ElementType::F16), &pair.prompt, 6);
 }
 

@@ -146,6 +146,7 @@ impl Session<'_> {
 
 impl Session<'_> {
     /// Frees what `upload` returned, before the session ends.
+    #[allow(dead_code)] // the engine's tests do
     pub fn free(&mut self, address: u64) {
         let free =
             self.machine.function::<unsafe extern "C" fn(*const u8)>("machine_free_buffer").expect("machine.cpp");

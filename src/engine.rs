@@ -8,8 +8,10 @@ use parking_lot::Mutex;
 
 use crate::chat::{ChatTemplate, Message, Thinking};
 use crate::checkpoint::{Checkpoint, GenerationTokens, LoadOptions};
+use crate::device;
+use crate::gemma4::on_device::Models;
 use crate::gemma4::{Assistant, Target};
-use crate::options::{EngineOptions, SessionOptions};
+use crate::options::{DeviceChoice, EngineOptions, SessionOptions};
 use crate::session::Session;
 use crate::speculative::{Costs, Machine, NgramPool, Sources, check_vocabulary};
 use crate::tokenizer::Tokenizer;
@@ -24,6 +26,8 @@ pub struct Engine {
 
 pub(crate) struct Parts {
     pub(crate) sources: Sources,
+    /// The pair on a device, where it computes there.
+    pub(crate) models: Option<Arc<Models>>,
     pub(crate) tokenizer: Option<Tokenizer>,
     pub(crate) chat: Option<ChatTemplate>,
     pub(crate) end_of_generation: Vec<u32>,
@@ -60,6 +64,8 @@ impl Engine {
             .thread_name(|i| format!("foretoken-{i}"))
             .build()
             .map_err(|e| Error::Input(format!("{threads} threads cannot be started: {e}")))?;
+        // Before anything is read: a device that is not there need not be waited for.
+        let device = device::open(&options.device)?;
         let load = LoadOptions { isa, quantize: options.quantize, progress: options.progress.clone() };
         let checkpoint = Checkpoint::open(&options.model)?;
         // On the pool, because quantized weights are packed by all threads.
@@ -89,10 +95,22 @@ impl Engine {
         }
         end_of_generation.sort_unstable();
         end_of_generation.dedup();
+        let models = match device {
+            None => None,
+            Some(device) => match (Models::upload(device, &target, assistant.as_deref(), &suppressed), &options.device)
+            {
+                (Ok(models), _) => Some(Arc::new(models)),
+                (Err(error), DeviceChoice::Auto) => {
+                    tracing::warn!(%error, "the models do not run on the device; the CPU computes");
+                    None
+                }
+                (Err(error), _) => return Err(error),
+            },
+        };
         tracing::info!(threads, isa = isa.name(), ?end_of_generation, "engine ready");
         let chat = checkpoint.chat_template()?;
         let machine = Machine {
-            isa: isa.name().into(),
+            isa: models.as_ref().map_or_else(|| isa.name().into(), |models| models.device().name()),
             threads,
             step_bytes: target.step_cost().bytes,
             step_multiply_adds: target.step_cost().multiply_adds,
@@ -100,7 +118,8 @@ impl Engine {
         let (costs, sessions) = (Mutex::new(Costs::new(machine)), AtomicU64::new(0));
         let sources =
             Sources { target: Arc::new(target), assistant, draft_model, pool: Arc::new(NgramPool::default()), isa };
-        let parts = Parts { sources, tokenizer, chat, end_of_generation, suppressed, pool, isa, costs, sessions };
+        let parts =
+            Parts { sources, models, tokenizer, chat, end_of_generation, suppressed, pool, isa, costs, sessions };
         Ok(Self { parts: Arc::new(parts) })
     }
 
@@ -174,6 +193,12 @@ impl Engine {
     /// Runs `work` on the engine's threads, as sessions do: for callers who drive [`Engine::target`] themselves.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.parts.pool.install(work)
+    }
+
+    /// The device that computes, if it is not the processor. [`Engine::target`] and [`Engine::assistant`] are the
+    /// processor's all the same.
+    pub fn device(&self) -> Option<String> {
+        self.parts.models.as_ref().map(|models| models.device().name())
     }
 
     /// The instruction set that computes.

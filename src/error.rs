@@ -75,6 +75,14 @@ pub enum Error {
     /// A chat template that does not compile or refuses the messages.
     #[error("chat template: {0}")]
     Template(String),
+    /// A device that is not there, has not enough memory, or lacks a kernel.
+    #[error("{device}: {problem}")]
+    Device {
+        /// Its name.
+        device: String,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
     /// A tensor operation failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

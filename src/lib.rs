@@ -45,6 +45,7 @@
 
 pub mod chat;
 pub mod checkpoint;
+pub mod device;
 mod engine;
 mod error;
 pub mod gemma4;
@@ -67,7 +68,7 @@ pub use foretoken_kernels::quant::WeightType;
 pub use foretoken_kernels::{ElementType, Isa};
 pub use generation::{Finish, Generation, Piece};
 pub use options::{
-    EndOfGeneration, EngineOptions, GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation,
+    DeviceChoice, EndOfGeneration, EngineOptions, GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation,
     SpeculationOptions, Stop,
 };
 pub use sampler::Sampling;

@@ -1,15 +1,18 @@
 //! What a caller may choose, with the defaults in sight.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use foretoken_kernels::Isa;
 use foretoken_kernels::quant::WeightType;
 
 use crate::checkpoint::Progress;
+use crate::device::Device;
 use crate::kv::KvOptions;
 use crate::sampler::Sampling;
 use crate::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, Trace};
+use crate::{Error, Result};
 
 /// What to load, and what to compute with.
 #[derive(Clone)]
@@ -22,6 +25,8 @@ pub struct EngineOptions {
     pub draft_model: Option<PathBuf>,
     /// Threads. Default: the physical cores that the process may use.
     pub threads: Option<usize>,
+    /// Where the models compute. Default: the CPU.
+    pub device: DeviceChoice,
     /// Instruction set. Default: the widest that the processor has.
     pub isa: Option<Isa>,
     /// Quantizes floating-point matrices while they are loaded. Default: they stay as they are.
@@ -38,6 +43,7 @@ impl EngineOptions {
             assistant: None,
             draft_model: None,
             threads: None,
+            device: DeviceChoice::default(),
             isa: None,
             quantize: None,
             progress: None,
@@ -48,6 +54,36 @@ impl EngineOptions {
     pub fn with_assistant(mut self, assistant: impl Into<PathBuf>) -> Self {
         self.assistant = Some(assistant.into());
         self
+    }
+}
+
+/// Where models compute.
+#[derive(Clone, Default)]
+pub enum DeviceChoice {
+    /// On the processor.
+    #[default]
+    Cpu,
+    /// On the CUDA device of this number, from 0 on (features `cuda` and `cuda-prebuilt`).
+    Cuda(usize),
+    /// On the first CUDA device if it can be used, else on the processor.
+    Auto,
+    /// On a device of the caller's.
+    Given(Arc<dyn Device>),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = Error;
+
+    /// `cpu`, `cuda`, `cuda:1` or `auto`.
+    fn from_str(text: &str) -> Result<Self> {
+        let number = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+        match (text, number) {
+            ("cpu", _) => Ok(Self::Cpu),
+            ("cuda", _) => Ok(Self::Cuda(0)),
+            ("auto", _) => Ok(Self::Auto),
+            (_, Some(number)) => Ok(Self::Cuda(number)),
+            _ => Err(Error::Input(format!("{text:?} is no device; there are cpu, cuda, cuda:N and auto"))),
+        }
     }
 }
 

@@ -4,8 +4,9 @@
 //! one that begins a text; predictions in its second half, which have at least half a window before them, are scored.
 
 use crate::gemma4::Wanted;
-use crate::kv::{KvCache, KvOptions};
-use crate::nn::F32View;
+use crate::kv::KvOptions;
+use crate::options::SessionOptions;
+use crate::speculative::Speculator;
 use crate::{Engine, Error, Result};
 
 /// Rows whose logits are in memory at once: 32 MiB of a vocabulary of 262144.
@@ -95,21 +96,24 @@ pub fn perplexity(
         if let Some(bos) = target.config().bos_token_id {
             ids[0] = bos;
         }
-        let mut kv = KvCache::new(target.kv_layout(), &options.kv, window, engine.isa())?;
+        let context = options.kv.max_context.unwrap_or(window);
+        let kv = KvOptions { max_context: Some(context), ..options.kv.clone() };
+        let mut session = engine.session(&SessionOptions { kv })?;
+        let Speculator { passes, kv, .. } = session.speculator().0;
         engine.run(|| {
             for chunk in ids[..first].chunks(kv.max_round_rows()) {
                 let mut round = kv.begin_round(chunk.len())?;
-                target.forward(chunk, &mut round, Wanted::Nothing)?;
+                passes.run(chunk, &mut round, Wanted::Nothing)?;
                 round.commit(chunk.len());
             }
             // The last token is predicted, not read.
             for start in (first..window - 1).step_by(ROWS) {
                 let end = (start + ROWS).min(window - 1);
                 let mut round = kv.begin_round(end - start)?;
-                let output = target.forward(&ids[start..end], &mut round, Wanted::All)?;
+                let passed = passes.run(&ids[start..end], &mut round, Wanted::All)?;
                 round.commit(end - start);
-                let Some(output) = output else { continue };
-                let logits = F32View::new(&output.logits)?;
+                let Some(passed) = passed else { continue };
+                let logits = passed.logits(end - start)?;
                 let rows = logits.chunks_exact(target.config().vocab_size);
                 rows.zip(&ids[start + 1..=end]).for_each(|(row, next)| result.add(row, *next));
             }

@@ -55,6 +55,11 @@ impl Sampler {
         Ok(Self { sampling, suppressed })
     }
 
+    /// Whether the most probable token is taken.
+    pub(crate) fn is_greedy(&self) -> bool {
+        self.sampling.temperature == 0.0
+    }
+
     /// The most probable token that may be emitted, the lowest id among equals. `ids[i]` is the token of `logits[i]`;
     /// without ids, token `i` is.
     ///

@@ -1,21 +1,24 @@
 //! One sequence: its cache, and where it stands.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
+use crate::device::DeviceKv;
 use crate::engine::Engine;
 use crate::gemma4::Wanted;
+use crate::gemma4::on_device::{Models, Sequence};
 use crate::generation::{Generation, Request};
-use crate::kv::{KvCache, KvFormat, KvOptions};
-use crate::nn::F32View;
+use crate::kv::{KvCache, KvFormat, KvLayout, KvOptions};
 use crate::options::{GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
-    Confidence, Drafters, Frontier, NgramCache, Order, Pending, Planner, Proposal, Round, Settings, SpeculationStats,
-    Speculator, Tracer, add_all, count_at,
+    Confidence, Draft, Drafters, Frontier, NgramCache, Order, Passes, Pending, Planner, Proposal, Round, Settings,
+    SpeculationStats, Speculator, Tracer, add_all, count_at,
 };
 use crate::{Error, Result};
 
@@ -41,7 +44,17 @@ impl Session {
     pub(crate) fn new(engine: Engine, options: &SessionOptions) -> Result<Self> {
         let target = engine.target();
         let (layout, context) = (target.kv_layout(), target.config().max_position_embeddings);
-        let kv = KvCache::new(layout, &options.kv, context, engine.parts.isa)?;
+        let (kv, device) = match &engine.parts.models {
+            None => (KvCache::new(layout, &options.kv, context, engine.parts.isa)?, None),
+            Some(models) => {
+                let context = device_context(models, &layout, &options.kv, context)?;
+                let sequence = Sequence::new(models.clone(), &layout, &options.kv, context)?;
+                // The rows are on the device: this one counts them.
+                let counted = KvOptions { max_context: Some(context), memory: Some(u64::MAX), ..options.kv.clone() };
+                let kv = KvCache::new(layout, &counted, context, engine.parts.isa)?;
+                (kv, Some(Arc::new(Mutex::new(sequence))))
+            }
+        };
         let coarse = |key: KvFormat| matches!(key, KvFormat::Coded(format) if format.bits() < 5);
         if kv.report().iter().filter_map(|store| store.key).any(coarse) {
             tracing::warn!(
@@ -49,7 +62,8 @@ impl Session {
             );
         }
         let sampler = Sampler::new(Sampling::default(), engine.parts.suppressed.clone())?;
-        let desk = Desk::Here(Box::new(Speculator::new(engine.parts.sources.target.clone(), kv, sampler)));
+        let passes = Passes { target: engine.parts.sources.target.clone(), device };
+        let desk = Desk::Here(Box::new(Speculator::new(passes, kv, sampler)));
         let id = engine.parts.sessions.fetch_add(1, Ordering::Relaxed);
         Ok(Self { engine, desk, kv_options: options.kv.clone(), id })
     }
@@ -59,7 +73,7 @@ impl Session {
         &self.engine
     }
 
-    /// The cache.
+    /// The cache. Where the models run on a device, which has the rows, it counts them and holds none.
     ///
     /// # Panics
     /// If a generation at pipeline depth 2 was leaked ([`std::mem::forget`]), until the next one begins: a drafter has the
@@ -68,6 +82,20 @@ impl Session {
         match &self.desk {
             Desk::Here(speculator) => &speculator.kv,
             Desk::Away(_) | Desk::Moving => panic!("a leaked generation is still drafting; begin another one first"),
+        }
+    }
+
+    /// Bytes of K and V held, wherever they are.
+    ///
+    /// # Panics
+    /// As [`Session::kv`].
+    pub fn kv_bytes(&self) -> usize {
+        let kv = self.kv();
+        match &self.desk {
+            Desk::Here(speculator) => {
+                speculator.passes.device.as_ref().map_or_else(|| kv.bytes(), |sequence| sequence.lock().kv_bytes())
+            }
+            Desk::Away(_) | Desk::Moving => kv.bytes(),
         }
     }
 
@@ -102,7 +130,8 @@ impl Session {
         let list = engine.parts.sources.list(&speculation.drafters);
         let (speculator, _) = self.speculator();
         if !speculator.has(&list) {
-            let drafters: Result<_> = list.iter().map(|one| engine.parts.sources.drafter(one, &kv_options)).collect();
+            let drafters: Result<_> =
+                list.iter().map(|one| engine.parts.sources.drafter(one, &speculator.passes, &kv_options)).collect();
             speculator.set_drafters(list, drafters?);
         }
         let settings = Settings {
@@ -183,11 +212,20 @@ impl Session {
     }
 }
 
+/// Positions that fit a device's memory, a sixteenth of which is left for the rooms of passes.
+fn device_context(models: &Models, layout: &KvLayout, options: &KvOptions, default: usize) -> Result<usize> {
+    options.check(layout)?;
+    let (free, _) = models.device().memory()?;
+    let bytes_at = DeviceKv::bytes_at(&**models.device(), layout, options)?;
+    let memory = options.memory.unwrap_or((free - free / 16) as u64);
+    KvOptions { memory: Some(memory), ..options.clone() }.context(default, bytes_at)
+}
+
 /// Runs the target over the prompt, in chunks, and draws the first token after it.
 fn prefill(speculator: &mut Speculator, prompt: &[u32], rng: &mut StdRng) -> Result<Frontier> {
     let last = speculator.frontier.as_ref().map(|frontier| frontier.last);
     let ids: Vec<u32> = last.into_iter().chain(prompt.iter().copied()).collect();
-    let vocab = speculator.target.config().num_readable_tokens();
+    let vocab = speculator.passes.target.config().num_readable_tokens();
     if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
         return Err(Error::Input(format!("token id {id} of the prompt is outside the vocabulary of {vocab}")));
     }
@@ -195,21 +233,21 @@ fn prefill(speculator: &mut Speculator, prompt: &[u32], rng: &mut StdRng) -> Res
     if needed > speculator.kv.max_context() {
         return Err(Error::Context { needed, limit: speculator.kv.max_context() });
     }
-    let target = speculator.target.clone();
+    let passes = speculator.passes.clone();
     let mut chunks = ids.chunks(speculator.kv.max_round_rows()).peekable();
     while let Some(chunk) = chunks.next() {
         let wanted = if chunks.peek().is_none() { Wanted::Last } else { Wanted::Nothing };
         let mut round = speculator.kv.begin_round(chunk.len())?;
-        let output = target.forward(chunk, &mut round, wanted)?;
+        let passed = passes.run(chunk, &mut round, wanted)?;
         round.commit(chunk.len());
         // From here on the cache has more than the old frontier speaks of.
         if speculator.frontier.take().is_some() {
             speculator.tokens.pop();
         }
         speculator.tokens.extend(chunk);
-        if let Some(output) = output {
-            let last = speculator.sampler().distribution(None, &F32View::new(&output.logits)?)?.sample(rng);
-            return Ok(Frontier { last, hidden: output.hidden });
+        if let Some(mut passed) = passed {
+            let last = passed.judge(&mut Draft::default(), (speculator.sampler(), None), rng)?.next;
+            return Ok(Frontier { last, hidden: passed.settle(0, last, Confidence::Said)? });
         }
     }
     Err(Error::Input("the prompt is empty; give at least one token".into()))

@@ -55,6 +55,7 @@ impl Session {
     /// # Errors
     /// If the file cannot be written.
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
+        on_host(&self.engine)?;
         let model = self.engine.target().fingerprint()?;
         let options = self.kv_options().clone();
         let (speculator, _) = self.speculator();
@@ -101,6 +102,7 @@ impl Engine {
     /// # Errors
     /// If the file is none of this version, is of another model, is damaged or cut short, or its K and V do not fit memory.
     pub fn load_session(&self, path: impl AsRef<Path>) -> Result<Session> {
+        on_host(self)?;
         let path = path.as_ref();
         let problem = |problem: &str| Error::file(path, problem);
         let file = File::open(path).map_err(Error::io(path))?;
@@ -171,6 +173,14 @@ impl Engine {
         (speculator.tokens, speculator.frontier) = (tokens, frontier);
         Ok(session)
     }
+}
+
+/// K and V on a device are kept in another order where both come from one vector, and nobody reads them back yet.
+fn on_host(engine: &Engine) -> Result<()> {
+    engine.device().map_or(Ok(()), |device| {
+        let problem = "sessions on a device cannot be saved or loaded; load the engine on the CPU for that".into();
+        Err(Error::Device { device, problem })
+    })
 }
 
 impl Header {

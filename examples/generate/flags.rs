@@ -9,8 +9,8 @@ use foretoken::chat::{Message, Role, Thinking};
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, MtpPreset, NgramCache, Trace};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Pipeline, Sampling, SessionOptions,
-    Speculation, SpeculationOptions, Stop, WeightType, hub,
+    DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Pipeline, Sampling,
+    SessionOptions, Speculation, SpeculationOptions, Stop, WeightType, hub,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -104,6 +104,10 @@ pub struct Args {
     /// Positions that fit the cache; by default, what the model was made for.
     #[arg(long, value_name = "N")]
     context: Option<usize>,
+    /// Where the models compute: cpu, cuda, cuda:N, or auto for cuda where it works and else the CPU (build with
+    /// --features cuda or cuda-prebuilt).
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: DeviceChoice,
     /// Threads; by default, the physical cores.
     #[arg(long)]
     threads: Option<usize>,
@@ -161,6 +165,7 @@ pub fn engine_options(args: &Args) -> Result<EngineOptions> {
         assistant: assistant.map(|path| hub::resolve_with(&path, &from)).transpose()?,
         draft_model: args.draft_model.as_deref().map(|path| hub::resolve_with(path, &from)).transpose()?,
         threads: args.threads,
+        device: args.device.clone(),
         quantize: args.quantize,
         progress: Some(Arc::new(move |progress| {
             bar.set_length(progress.total);

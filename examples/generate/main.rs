@@ -43,10 +43,10 @@ fn main() -> Result<()> {
     if let (Some(path), Some(cache)) = (&args.ngram_dynamic, session.learnt_ngrams()) {
         cache.save(path)?;
     }
-    report::print(&s, session.kv());
+    report::print(&s, session.kv_bytes());
     if args.json {
         let own = serde_json::json!({"text": text, "tokens": tokens, "load_seconds": load_seconds});
-        writeln!(out, "{}", report::json(own, &s, session.kv()))?;
+        writeln!(out, "{}", report::json(own, &s, (session.kv(), session.kv_bytes())))?;
     } else {
         writeln!(out)?;
     }

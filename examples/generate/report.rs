@@ -21,7 +21,7 @@ pub fn kept(kv: &KvCache) -> String {
 }
 
 /// For people, on stderr.
-pub fn print(s: &Statistics, kv: &KvCache) {
+pub fn print(s: &Statistics, kv_bytes: usize) {
     eprintln!(
         "\n{} tokens at {:.1} tokens/s after {} at {:.1} tokens/s; {} rounds, {:.2} tokens per round, {:.0} % of {} drafts \
          accepted; {:.1} MiB of K/V",
@@ -33,7 +33,7 @@ pub fn print(s: &Statistics, kv: &KvCache) {
         s.tokens_per_round(),
         100.0 * s.acceptance_rate(),
         s.drafted,
-        kv.bytes() as f64 / f64::from(1 << 20),
+        kv_bytes as f64 / f64::from(1 << 20),
     );
     if !s.speculation.drafters.is_empty() {
         print_speculation(s);
@@ -88,7 +88,7 @@ fn ms(time: Duration) -> f64 {
 }
 
 /// For tools: `report` with the figures added.
-pub fn json(mut report: Value, s: &Statistics, kv: &KvCache) -> Value {
+pub fn json(mut report: Value, s: &Statistics, (kv, kv_bytes): (&KvCache, usize)) -> Value {
     for (name, value) in [
         ("prompt_tokens", json!(s.prompt_tokens)),
         ("generated_tokens", json!(s.generated_tokens)),
@@ -101,7 +101,7 @@ pub fn json(mut report: Value, s: &Statistics, kv: &KvCache) -> Value {
         ("tokens_per_round", json!(s.tokens_per_round())),
         ("simulated_acceptance", json!(s.simulated)),
         ("speculation", json!(s.speculation)),
-        ("kv_bytes", json!(kv.bytes())),
+        ("kv_bytes", json!(kv_bytes)),
         ("kv_bytes_per_token", json!(kv.bytes_per_token())),
         ("peak_rss_bytes", json!(peak_rss_bytes())),
     ] {

@@ -15,16 +15,17 @@ use crate::{Error, Result};
 
 /// A `gemma4_assistant` that was checked against its target.
 pub struct Assistant {
-    pre_projection: Linear, // (hidden, 2 * backbone)
-    layers: Vec<DecoderLayer>,
-    norm: RmsNorm,
-    post_projection: Linear, // (backbone, hidden)
-    head: Head,              // the assistant's own embedding is this only; its input is the target's
-    rotations: Rotations,
-    donors: Vec<usize>, // for each layer, the target's layer whose K and V it reads
+    pub(super) config: TextConfig,
+    pub(super) pre_projection: Linear, // (hidden, 2 * backbone)
+    pub(super) layers: Vec<DecoderLayer>,
+    pub(super) norm: RmsNorm,
+    pub(super) post_projection: Linear, // (backbone, hidden)
+    pub(super) head: Head,              // the assistant's own embedding is this only; its input is the target's
+    pub(super) rotations: Rotations,
+    pub(super) donors: Vec<usize>, // for each layer, the target's layer whose K and V it reads
 }
 
-enum Head {
+pub(super) enum Head {
     Dense(Linear),
     Centroids(CentroidHead),
 }
@@ -74,7 +75,8 @@ impl Assistant {
         let rotations = Rotations::new(text, options.isa)?;
         let centroid_head = config.centroids.is_some();
         tracing::info!(path = %checkpoint.path().display(), hidden, centroid_head, "assistant loaded");
-        Ok(Self { pre_projection, layers, norm, post_projection, head, rotations, donors })
+        let config = config.text;
+        Ok(Self { config, pre_projection, layers, norm, post_projection, head, rotations, donors })
     }
 
     /// One link: from `token` and the hidden state `(1, backbone)` that predicted it, over the committed K and V.

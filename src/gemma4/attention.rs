@@ -12,19 +12,19 @@ use crate::nn::{Linear, RmsNorm, project};
 
 /// `self_attn` of a decoder layer. KV-shared layers, and all layers of an assistant, have queries only.
 pub(super) struct Attention {
-    attention: AttentionType,
-    q_proj: Linear, // (heads * head_dim, hidden)
-    q_norm: RmsNorm,
-    kv: Option<KeysValues>,
-    o_proj: Linear, // (hidden, heads * head_dim)
+    pub(super) attention: AttentionType,
+    pub(super) q_proj: Linear, // (heads * head_dim, hidden)
+    pub(super) q_norm: RmsNorm,
+    pub(super) kv: Option<KeysValues>,
+    pub(super) o_proj: Linear, // (hidden, heads * head_dim)
 }
 
-struct KeysValues {
-    k_proj: Linear,         // (num_kv_heads * head_dim, hidden)
-    v_proj: Option<Linear>, // the same; absent where V comes from the K projection
-    k_norm: RmsNorm,
-    v_norm: RmsNorm, // weightless
-    num_kv_heads: usize,
+pub(super) struct KeysValues {
+    pub(super) k_proj: Linear,         // (num_kv_heads * head_dim, hidden)
+    pub(super) v_proj: Option<Linear>, // the same; absent where V comes from the K projection
+    pub(super) k_norm: RmsNorm,
+    pub(super) v_norm: RmsNorm, // weightless
+    pub(super) num_kv_heads: usize,
 }
 
 impl Attention {

@@ -11,10 +11,10 @@ use crate::nn::{F32View, Input, Linear, Weight, multiply};
 
 /// `masked_embedding` of an assistant: `num_centroids` groups of equally many tokens.
 pub(super) struct CentroidHead {
-    centroids: Linear,        // (num_centroids, hidden)
-    token_ordering: Vec<u32>, // (num_centroids, tokens per centroid): the ids under each centroid
-    table: Weight,            // (num_centroids, tokens per centroid, hidden): their rows of the embedding
-    top_k: usize,
+    pub(super) centroids: Linear,        // (num_centroids, hidden)
+    pub(super) token_ordering: Vec<u32>, // (num_centroids, tokens per centroid): the ids under each centroid
+    pub(super) table: Weight,            // (num_centroids, tokens per centroid, hidden): their rows of the embedding
+    pub(super) top_k: usize,
     isa: Isa,
 }
 

@@ -15,15 +15,15 @@ use crate::nn::RmsNorm;
 
 /// One layer of a target or of an assistant.
 pub(super) struct DecoderLayer {
-    input_layernorm: RmsNorm,
-    self_attn: Attention,
-    post_attention_layernorm: RmsNorm,
-    pre_feedforward_layernorm: RmsNorm,
-    mlp: Mlp,
-    moe: Option<Moe>,
-    post_feedforward_layernorm: RmsNorm,
-    per_layer_input: Option<PerLayerInput>,
-    layer_scalar: f32,
+    pub(super) input_layernorm: RmsNorm,
+    pub(super) self_attn: Attention,
+    pub(super) post_attention_layernorm: RmsNorm,
+    pub(super) pre_feedforward_layernorm: RmsNorm,
+    pub(super) mlp: Mlp,
+    pub(super) moe: Option<Moe>,
+    pub(super) post_feedforward_layernorm: RmsNorm,
+    pub(super) per_layer_input: Option<PerLayerInput>,
+    pub(super) layer_scalar: f32,
 }
 
 impl DecoderLayer {

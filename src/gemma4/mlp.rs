@@ -10,9 +10,9 @@ use foretoken_kernels::Isa;
 
 /// `down(gelu_tanh(gate(x)) * up(x))`.
 pub(super) struct Mlp {
-    gate_proj: Linear, // (intermediate, hidden)
-    up_proj: Linear,   // (intermediate, hidden)
-    down_proj: Linear, // (hidden, intermediate)
+    pub(super) gate_proj: Linear, // (intermediate, hidden)
+    pub(super) up_proj: Linear,   // (intermediate, hidden)
+    pub(super) down_proj: Linear, // (hidden, intermediate)
     isa: Isa,
 }
 

@@ -8,6 +8,7 @@ mod config;
 mod layer;
 mod mlp;
 mod moe;
+pub(crate) mod on_device;
 mod per_layer;
 mod rope;
 mod target;

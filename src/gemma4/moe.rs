@@ -11,11 +11,11 @@ use crate::nn::{F32View, Input, Linear, RmsNorm, Weight, multiply, tensor};
 
 /// Router, experts and the three norms around them.
 pub(super) struct Moe {
-    router: Router,
-    experts: Experts,
-    post_feedforward_layernorm_1: RmsNorm,
-    pre_feedforward_layernorm_2: RmsNorm,
-    post_feedforward_layernorm_2: RmsNorm,
+    pub(super) router: Router,
+    pub(super) experts: Experts,
+    pub(super) post_feedforward_layernorm_1: RmsNorm,
+    pub(super) pre_feedforward_layernorm_2: RmsNorm,
+    pub(super) post_feedforward_layernorm_2: RmsNorm,
 }
 
 /// Which experts a row uses, and how much.
@@ -25,18 +25,18 @@ struct Choice {
     weight: f32,
 }
 
-struct Router {
-    norm: RmsNorm,              // (hidden): weightless norm, then scale / sqrt(hidden)
-    proj: Linear,               // (experts, hidden)
-    per_expert_scale: Vec<f32>, // (experts)
-    top_k: usize,
+pub(super) struct Router {
+    pub(super) norm: RmsNorm,              // (hidden): weightless norm, then scale / sqrt(hidden)
+    pub(super) proj: Linear,               // (experts, hidden)
+    pub(super) per_expert_scale: Vec<f32>, // (experts)
+    pub(super) top_k: usize,
 }
 
-struct Experts {
-    gate_up_proj: Weight, // (experts, 2 * intermediate, hidden): gate rows, then up rows
-    down_proj: Weight,    // (experts, hidden, intermediate)
-    intermediate: usize,
-    hidden: usize,
+pub(super) struct Experts {
+    pub(super) gate_up_proj: Weight, // (experts, 2 * intermediate, hidden): gate rows, then up rows
+    pub(super) down_proj: Weight,    // (experts, hidden, intermediate)
+    pub(super) intermediate: usize,
+    pub(super) hidden: usize,
     isa: Isa,
 }
 

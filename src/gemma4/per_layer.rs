@@ -11,12 +11,12 @@ use crate::{Error, Result};
 
 /// What the model holds once.
 pub(super) struct PerLayerEmbeddings {
-    embed_tokens_per_layer: Embedding,  // (vocab_size_per_layer_input, layers * width)
-    per_layer_model_projection: Linear, // (layers * width, hidden)
-    per_layer_projection_norm: RmsNorm, // (width), shared by the layers
-    layers: usize,
-    width: usize,
-    context_scale: f32,
+    pub(super) embed_tokens_per_layer: Embedding, // (vocab_size_per_layer_input, layers * width)
+    pub(super) per_layer_model_projection: Linear, // (layers * width, hidden)
+    pub(super) per_layer_projection_norm: RmsNorm, // (width), shared by the layers
+    pub(super) layers: usize,
+    pub(super) width: usize,
+    pub(super) context_scale: f32,
 }
 
 impl PerLayerEmbeddings {
@@ -70,9 +70,9 @@ impl PerLayerEmbeddings {
 
 /// What a layer does with its input, after the feed-forward block.
 pub(super) struct PerLayerInput {
-    per_layer_input_gate: Linear, // (width, hidden)
-    per_layer_projection: Linear, // (hidden, width)
-    post_per_layer_input_norm: RmsNorm,
+    pub(super) per_layer_input_gate: Linear, // (width, hidden)
+    pub(super) per_layer_projection: Linear, // (hidden, width)
+    pub(super) post_per_layer_input_norm: RmsNorm,
     isa: Isa,
 }
 

@@ -20,8 +20,8 @@ pub(super) fn inverse_frequencies(config: &RopeConfig, head_dim: usize) -> Vec<f
 
 /// The rotations of a model's two attention types.
 pub(super) struct Rotations {
-    sliding: Option<Rotary>,
-    full: Option<Rotary>,
+    pub(super) sliding: Option<Rotary>,
+    pub(super) full: Option<Rotary>,
 }
 
 /// Their angles for one pass.

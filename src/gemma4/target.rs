@@ -16,15 +16,15 @@ use crate::{Error, Result};
 
 /// A Gemma 4 text model of any published variant.
 pub struct Target {
-    config: TextConfig,
-    embed_tokens: Embedding,
-    per_layer: Option<PerLayerEmbeddings>,
-    layers: Vec<DecoderLayer>,
-    norm: RmsNorm,
-    lm_head: Linear, // (vocab, hidden)
-    rotations: Rotations,
+    pub(super) config: TextConfig,
+    pub(super) embed_tokens: Embedding,
+    pub(super) per_layer: Option<PerLayerEmbeddings>,
+    pub(super) layers: Vec<DecoderLayer>,
+    pub(super) norm: RmsNorm,
+    pub(super) lm_head: Linear, // (vocab, hidden)
+    pub(super) rotations: Rotations,
     isa: Isa,
-    step: StepCost,
+    pub(super) step: StepCost,
 }
 
 /// Which rows of a pass are wanted. Layers that only read K and V compute no others.

@@ -46,10 +46,7 @@ impl CodedRows {
             ))
         })?;
         let zones = options.exact;
-        // A page is whole until it is coded, and what the first query of a round reads exactly lasts as long: the oldest
-        // such row is less than a page older than the tail.
-        let newest = (zones.tail + PAGE - 1).saturating_add(options.max_round_rows).div_ceil(PAGE);
-        let whole = Keep::Ring { pinned: zones.head.div_ceil(PAGE), newest };
+        let whole = Keep::zones(zones, options.max_round_rows);
         let exact = Rows::new(zones.element, num_kv_heads, head_dim, whole);
         let layout = PageLayout::new(format, side, groups);
         Ok(Self { layout, groups, num_kv_heads, zones, exact, keep, pages: Vec::new(), sealed: 0 })

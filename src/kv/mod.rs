@@ -21,6 +21,10 @@ pub use round::{Borrowed, Committed, KvAccess, Round};
 
 pub use foretoken_kernels::turbo::CodeFormat;
 
+pub(crate) use rows::Keep;
+pub(crate) use shared::Sharing;
+pub(crate) use store::first_exact_page;
+
 use foretoken_kernels::Isa;
 
 use crate::nn::Arena;

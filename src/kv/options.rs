@@ -72,7 +72,7 @@ impl From<KvPreset> for KvOptions {
 
 impl KvOptions {
     /// Formats of the keys and values of store `index`.
-    pub(super) fn formats(&self, layout: &KvLayout, index: usize) -> (KvFormat, KvFormat) {
+    pub(crate) fn formats(&self, layout: &KvLayout, index: usize) -> (KvFormat, KvFormat) {
         let owns = |format: &&LayerFormat| layout.store_of_layer.get(format.layer) == Some(&index);
         if let Some(format) = self.layers.iter().find(owns) {
             return (format.key, format.value);
@@ -85,7 +85,7 @@ impl KvOptions {
         (or_exact(self.key), or_exact(self.value))
     }
 
-    pub(super) fn check(&self, layout: &KvLayout) -> Result<()> {
+    pub(crate) fn check(&self, layout: &KvLayout) -> Result<()> {
         if self.max_context == Some(0) || self.max_round_rows == 0 {
             return Err(Error::Input("the context and the rows of a round must be at least 1".into()));
         }
@@ -101,7 +101,7 @@ impl KvOptions {
     }
 
     /// The context to prepare for: the one asked for, if it fits memory; else the model's, or the largest that fits.
-    pub(super) fn context(&self, default: usize, bytes_at: impl Fn(usize) -> usize) -> Result<usize> {
+    pub(crate) fn context(&self, default: usize, bytes_at: impl Fn(usize) -> usize) -> Result<usize> {
         let wanted = self.max_context.unwrap_or(default);
         let Some(available) = self.memory.or_else(available_memory) else { return Ok(wanted) };
         if bytes_at(wanted) as u64 <= available {

@@ -6,6 +6,7 @@ use foretoken_kernels::{ElementType, Elements};
 use half::slice::HalfFloatSliceExt;
 
 use super::PAGE;
+use super::format::ExactZones;
 use crate::nn::{Arena, Piece, cast, cast_mut};
 use crate::{Error, Result};
 
@@ -20,7 +21,7 @@ pub(super) struct Rows {
 
 /// The pages that are kept.
 #[derive(Clone, Copy)]
-pub(super) enum Keep {
+pub(crate) enum Keep {
     /// All.
     All,
     /// The first `pinned`, and the newest `newest` of the others: those take the place of the oldest.
@@ -28,6 +29,27 @@ pub(super) enum Keep {
 }
 
 impl Keep {
+    /// What a window needs: that of the oldest query and the rows of one round, in whole pages, whose boundaries are fixed in
+    /// the sequence.
+    pub(crate) fn window(window: usize, max_round_rows: usize) -> Self {
+        Keep::Ring { pinned: 0, newest: (window - 1).saturating_add(max_round_rows).div_ceil(PAGE) }
+    }
+
+    /// What stays exact beside codes. A page is whole until it is coded, and what the first query of a round reads exactly
+    /// lasts as long: the oldest such row is less than a page older than the tail.
+    pub(crate) fn zones(zones: ExactZones, max_round_rows: usize) -> Self {
+        let newest = (zones.tail + PAGE - 1).saturating_add(max_round_rows).div_ceil(PAGE);
+        Keep::Ring { pinned: zones.head.div_ceil(PAGE), newest }
+    }
+
+    /// Pages that stay, and pages of the ring, where it is one.
+    pub(crate) fn ring(self) -> Option<(usize, usize)> {
+        match self {
+            Keep::All => None,
+            Keep::Ring { pinned, newest } => Some((pinned, newest)),
+        }
+    }
+
     /// Where page `page` of the sequence lies.
     pub(super) fn slot(self, page: usize) -> usize {
         match self {
@@ -37,7 +59,7 @@ impl Keep {
     }
 
     /// Pages held once the first `pages` of the sequence were written.
-    pub(super) fn held(self, pages: usize) -> usize {
+    pub(crate) fn held(self, pages: usize) -> usize {
         match self {
             Keep::All => pages,
             Keep::Ring { pinned, newest } => pages.min(pinned.saturating_add(newest)),

@@ -10,7 +10,7 @@ use foretoken_kernels::attend::Rows;
 use super::StoreLayout;
 
 /// How a layer's K and V share codes.
-pub(super) struct Sharing {
+pub(crate) struct Sharing {
     /// For each channel of the shared order, the channel of the model.
     order: Vec<usize>,
     /// Rotating channels, the first ones.
@@ -22,7 +22,7 @@ pub(super) struct Sharing {
 impl Sharing {
     /// The sharing of a store of which `pairs` pairs of channels rotate; `None` where K is not V, or the rotating channels
     /// do not end where a group of the transform does.
-    pub(super) fn of(store: &StoreLayout, pairs: usize) -> Option<Self> {
+    pub(crate) fn of(store: &StoreLayout, pairs: usize) -> Option<Self> {
         let (width, own) = (store.head_dim, 2 * pairs);
         let weight = store.key_weight.as_ref()?;
         // Groups are of 128 as long as they fit.
@@ -37,8 +37,13 @@ impl Sharing {
     }
 
     /// Width of the keys of their own.
-    pub(super) fn own(&self) -> usize {
+    pub(crate) fn own(&self) -> usize {
         self.own
+    }
+
+    /// What queries are multiplied with, in the shared order.
+    pub(crate) fn weight(&self) -> &[f32] {
+        &self.weight
     }
 
     /// The rotating channels of `keys` `(n, width)`: `(n, own)`.

@@ -251,12 +251,7 @@ impl Store {
 impl Kept {
     fn new(layout: &StoreLayout, width: usize, format: KvFormat, side: Side, options: &KvOptions) -> Result<Self> {
         let StoreLayout { num_kv_heads, window, .. } = *layout;
-        // A ring needs the window of the oldest query and the rows of one round; whole pages keep page boundaries fixed in
-        // the sequence.
-        let keep = window.map_or(Keep::All, |window| {
-            let newest = (window - 1).saturating_add(options.max_round_rows).div_ceil(PAGE);
-            Keep::Ring { pinned: 0, newest }
-        });
+        let keep = window.map_or(Keep::All, |window| Keep::window(window, options.max_round_rows));
         Ok(match format {
             KvFormat::Exact(element) => Kept::Exact(Rows::new(element, num_kv_heads, width, keep)),
             KvFormat::Coded(format) => {
@@ -348,6 +343,6 @@ impl Kept {
 
 /// The first page that a query at `position` reads exactly, where there are codes: whole pages before its newest `tail`
 /// keys are codes to it.
-pub(super) fn first_exact_page(position: usize, tail: usize) -> usize {
+pub(crate) fn first_exact_page(position: usize, tail: usize) -> usize {
     position.saturating_sub(tail) / PAGE
 }

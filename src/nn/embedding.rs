@@ -23,6 +23,11 @@ impl Embedding {
         &self.weight
     }
 
+    /// What multiplies every row.
+    pub fn scale(&self) -> f32 {
+        self.scale
+    }
+
     /// The scaled rows of `ids`: `(ids, width)`.
     ///
     /// # Errors

@@ -24,4 +24,5 @@ pub use parallel::for_row_blocks;
 pub(crate) use plain::{cast, cast_mut};
 pub use rotary::{Angles, Rotary};
 pub use view::{F32View, tensor};
+pub(crate) use weight::Stored;
 pub use weight::{Matrix, Weight};

@@ -67,6 +67,11 @@ impl RmsNorm {
         tensor(y, x.dims())
     }
 
+    /// What is added to the mean square.
+    pub fn eps(&self) -> f32 {
+        self.eps
+    }
+
     /// [`RmsNorm::forward`] on slices of whole runs.
     pub(super) fn write(&self, x: &[f32], y: &mut [f32]) {
         for_row_blocks(y, self.width, |row, y| {

@@ -27,6 +27,11 @@ impl Rotary {
         Self { inverse_frequencies, isa }
     }
 
+    /// The inverse frequency of every pair that turns.
+    pub fn inverse_frequencies(&self) -> &[f32] {
+        &self.inverse_frequencies
+    }
+
     /// The angles of positions `first..first + rows`.
     pub fn angles(&self, first: usize, rows: usize) -> Angles {
         let pairs = self.inverse_frequencies.len();

@@ -32,6 +32,16 @@ enum Storage {
     Rows(WeightType, Bytes),
 }
 
+/// The bytes of a [`Weight`], as it keeps them.
+pub(crate) enum Stored<'a> {
+    /// Elements.
+    Float(ElementType, &'a [u8]),
+    /// Packed matrices, one after the other.
+    Packed(WeightType, &'a [u8]),
+    /// Rows as in a file.
+    Rows(WeightType, &'a [u8]),
+}
+
 /// One matrix of a [`Weight`], ready to be multiplied.
 #[derive(Clone, Copy)]
 pub enum Matrix<'a> {
@@ -161,6 +171,15 @@ impl Weight {
         match self.storage {
             Storage::Float(element, _) => Some(element),
             _ => None,
+        }
+    }
+
+    /// The bytes, for those who compute elsewhere.
+    pub(crate) fn stored(&self) -> Stored<'_> {
+        match &self.storage {
+            Storage::Float(element, bytes) => Stored::Float(*element, bytes.as_slice()),
+            Storage::Packed(weight_type, bytes) => Stored::Packed(*weight_type, bytes.as_slice()),
+            Storage::Rows(weight_type, bytes) => Stored::Rows(*weight_type, bytes.as_slice()),
         }
     }
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use rand::rngs::StdRng;
 
+use super::mtp::DeviceMtp;
 use super::{
     Draft, DraftModel, DraftSampling, Mtp, NgramCache, NgramCacheDrafter, NgramCacheOptions, NgramMapK, NgramMapK4v,
-    NgramMapOptions, NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions,
+    NgramMapOptions, NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions, Passes,
 };
 use crate::gemma4::{Assistant, Target};
 use crate::kv::{Committed, KvOptions};
@@ -289,18 +290,21 @@ impl Sources {
         }
     }
 
-    /// Makes a drafter for one sequence, whose cache is made as `kv` says.
+    /// Makes a drafter for one sequence, whose target runs in `passes` and whose cache is made as `kv` says.
     ///
     /// # Errors
     /// If its model was not loaded, or a parameter is out of range.
-    pub fn drafter(&self, options: &DrafterOptions, kv: &KvOptions) -> Result<Box<dyn Drafter>> {
+    pub fn drafter(&self, options: &DrafterOptions, passes: &Passes, kv: &KvOptions) -> Result<Box<dyn Drafter>> {
         options.check()?;
         Ok(match options {
             DrafterOptions::Mtp => {
                 let missing =
                     || Error::Input("speculation needs an assistant; load one, or turn speculation off".into());
                 let assistant = self.assistant.clone().ok_or_else(missing)?;
-                Box::new(Mtp::new(self.target.clone(), assistant))
+                match &passes.device {
+                    Some(sequence) => Box::new(DeviceMtp::new(sequence.clone())),
+                    None => Box::new(Mtp::new(self.target.clone(), assistant)),
+                }
             }
             DrafterOptions::DraftModel => {
                 let missing = || Error::Input("draft-model needs a draft model; load one, or leave it out".into());

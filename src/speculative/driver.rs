@@ -1,6 +1,5 @@
 //! One sequence and its rounds: propose, verify, accept, commit.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
@@ -9,11 +8,11 @@ use rand::{Rng, SeedableRng};
 
 use super::{
     Accepted, Cancel, Confidence, Confirmed, Context, Costs, Decision, Draft, DraftCost, DraftSampling, Drafter,
-    DrafterKind, DrafterOptions, NgramCache, Observation, Offer, Offered, Plan, Planner, Verdict, Verified, Why,
-    accept, confirm,
+    DrafterKind, DrafterOptions, NgramCache, Observation, Offer, Offered, Passes, Plan, Planner, Verdict, Verified,
+    Why, confirm,
 };
 use crate::Result;
-use crate::gemma4::{Target, Wanted};
+use crate::gemma4::Wanted;
 use crate::kv::KvCache;
 use crate::nn::F32View;
 use crate::sampler::Sampler;
@@ -23,7 +22,8 @@ use crate::sampler::Sampler;
 pub struct Frontier {
     /// The newest token, which the target has not read yet.
     pub last: u32,
-    /// `(1, hidden)`: the target's state, after the final norm, that predicted `last`.
+    /// `(1, hidden)`: the target's state, after the final norm, that predicted `last`. Where the models run on a device,
+    /// which has it, it is empty unless a trace looks at it.
     pub hidden: Tensor,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Settings {
 
 /// A sequence with everything that drafting reads or changes, so that it can be moved to where drafts are made.
 pub(crate) struct Speculator {
-    pub target: Arc<Target>,
+    pub passes: Passes,
     pub kv: KvCache,
     /// The tokens whose rows the cache has, and behind them the frontier's, if there is one.
     pub tokens: Vec<u32>,
@@ -101,7 +101,7 @@ pub(crate) struct Round {
 
 impl Speculator {
     /// An empty sequence without drafters.
-    pub fn new(target: Arc<Target>, kv: KvCache, sampler: Sampler) -> Self {
+    pub fn new(passes: Passes, kv: KvCache, sampler: Sampler) -> Self {
         let settings = Settings {
             sampler,
             drafts: DraftSampling::Greedy,
@@ -112,7 +112,7 @@ impl Speculator {
         let planner = Planner::new(Default::default(), None, &[], Costs::default());
         let (tokens, drafters, list) = (Vec::new(), Vec::new(), Vec::new());
         let rng = StdRng::seed_from_u64(0);
-        Self { target, kv, tokens, frontier: None, drafters, list, planner, settings, rng }
+        Self { passes, kv, tokens, frontier: None, drafters, list, planner, settings, rng }
     }
 
     /// Whether the drafters are those of `list`; if so they keep what they know.
@@ -211,6 +211,7 @@ impl Speculator {
             }
             Plan::Confirm { model, look_up, agreed: long, otherwise } => {
                 desk.chain(model, 1, &mut draft)?;
+                self.passes.resolve(&mut draft.tokens)?;
                 match confirm(draft, std::mem::take(&mut found[look_up])) {
                     Confirmed::Yes(confirmed) => {
                         draft = confirmed;
@@ -243,27 +244,18 @@ impl Speculator {
         mut ends: impl FnMut(u32) -> Result<bool>,
         rng: &mut impl Rng,
     ) -> Result<Option<Round>> {
-        let Proposal { draft, decision, calls, whose, agreed, time: draft_time } = proposal;
+        let Proposal { mut draft, decision, calls, whose, agreed, time: draft_time } = proposal;
         let Some(frontier) = self.frontier.as_mut() else { return Ok(None) };
         let start = Instant::now();
         let (position, last) = (self.kv.len(), frontier.last);
         let rows: Vec<u32> = std::iter::once(last).chain(draft.tokens.iter().copied()).collect();
         let mut round = self.kv.begin_round(rows.len())?;
-        let Some(output) = self.target.forward(&rows, &mut round, Wanted::All)? else { return Ok(None) };
+        let Some(mut passed) = self.passes.run(&rows, &mut round, Wanted::All)? else { return Ok(None) };
         let verify_time = start.elapsed();
 
         let start = Instant::now();
-        let (_, vocab) = output.logits.dims2()?;
-        let logits = F32View::new(&output.logits)?;
-        let target_probs: Result<Vec<_>> =
-            logits.chunks_exact(vocab).map(|logits| self.settings.sampler.distribution(None, logits)).collect();
-        let Accepted { count, next } = match self.settings.simulated {
-            None => accept(&draft, &target_probs?, rng),
-            Some(chance) => {
-                let count = draft.tokens.iter().take_while(|_| rng.random::<f64>() < chance).count();
-                Accepted { count, next: target_probs?[count].sample(rng) }
-            }
-        };
+        let rule = (&self.settings.sampler, self.settings.simulated);
+        let Accepted { count, next } = passed.judge(&mut draft, rule, rng)?;
         let mut tokens = draft.tokens[..count].to_vec();
         tokens.push(next);
         let mut emitted = 0;
@@ -282,8 +274,10 @@ impl Speculator {
             }
         };
         // `last` and all emitted tokens but the newest, whose state is the row that predicted it.
-        frontier.hidden = output.hidden.narrow(0, emitted - 1, 1)?.contiguous()?;
-        frontier.last = tokens[emitted - 1];
+        let last_token = tokens[emitted - 1];
+        frontier.hidden = passed.settle(emitted - 1, last_token, self.settings.confidence)?;
+        frontier.last = last_token;
+        drop(passed);
         round.commit(emitted);
         self.tokens.extend(&tokens);
         let accepted = count.min(emitted);

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
+use parking_lot::Mutex;
 use rand::rngs::StdRng;
 
-use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Verdict};
+use super::{Confidence, Context, Draft, DraftCost, Drafter, DrafterKind, Verdict};
 use crate::Result;
+use crate::gemma4::on_device::{DRAFTED, Sequence};
 use crate::gemma4::{Assistant, Target};
 
 /// How drafts are chosen by drafters that have a distribution. Both keep the target's distribution.
@@ -55,6 +57,50 @@ impl Drafter for Mtp {
             let step = self.assistant.step(&self.target, token, hidden, context.kv)?;
             draft.push(context, step.scores.ids.as_deref(), &step.scores.logits, rng)?;
             self.hidden = Some(step.hidden);
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, _: &[u32], _: Option<Verdict>) {}
+}
+
+/// [`Mtp`] on a device. Greedy drafts stay there: the host has marks in their place until the target's verdict.
+pub(super) struct DeviceMtp {
+    sequence: Arc<Mutex<Sequence>>,
+}
+
+impl DeviceMtp {
+    /// The drafter of a sequence whose models have an assistant.
+    pub(super) fn new(sequence: Arc<Mutex<Sequence>>) -> Self {
+        Self { sequence }
+    }
+}
+
+impl Drafter for DeviceMtp {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Mtp
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::PerToken
+    }
+
+    fn begin(&mut self, _: &[u32]) {}
+
+    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
+        let mut sequence = self.sequence.lock();
+        let Some(last) = context.tokens.last() else { return Ok(()) };
+        let stays = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Unsaid;
+        for link in draft.tokens.len()..most {
+            sequence.draft(*last, context.kv.position(), link)?;
+            if stays {
+                sequence.choose_draft(link)?;
+                draft.tokens.push(DRAFTED);
+            } else {
+                let (ids, scores) = sequence.draft_scores()?;
+                draft.push(context, ids.as_deref(), &scores, rng)?;
+                sequence.put_draft(link, draft.tokens[link])?;
+            }
         }
         Ok(())
     }

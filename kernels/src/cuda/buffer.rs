@@ -61,11 +61,17 @@ impl<T: Plain> Buffer<T> {
     /// # Errors
     /// If there are more than the buffer has, or the driver fails.
     pub fn write(&mut self, elements: &[T]) -> Result<(), CudaError> {
-        self.whole(elements.len())?;
+        self.write_at(0, elements)
+    }
+
+    /// Overwrites the elements from `at` on, when all that was launched before is done.
+    ///
+    /// # Errors
+    /// As [`Buffer::write`].
+    pub fn write_at(&self, at: usize, elements: &[T]) -> Result<(), CudaError> {
+        let to = self.reach(at, elements.len())?;
         // SAFETY: the source is read before the call returns, and the destination has as many bytes.
-        check("cuMemcpyHtoD", unsafe {
-            sys::cuMemcpyHtoD_v2(self.span.address(), elements.as_ptr().cast(), size_of_val(elements))
-        })
+        check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(to, elements.as_ptr().cast(), size_of_val(elements)) })
     }
 
     /// Reads the first elements, when all that was launched before is done.
@@ -73,21 +79,31 @@ impl<T: Plain> Buffer<T> {
     /// # Errors
     /// If there are fewer in the buffer, or the driver fails: also for what went wrong in kernels before.
     pub fn read(&self, elements: &mut [T]) -> Result<(), CudaError> {
-        self.whole(elements.len())?;
+        self.read_at(0, elements)
+    }
+
+    /// Reads the elements from `at` on, when all that was launched before is done.
+    ///
+    /// # Errors
+    /// As [`Buffer::read`].
+    pub fn read_at(&self, at: usize, elements: &mut [T]) -> Result<(), CudaError> {
+        let from = self.reach(at, elements.len())?;
         // SAFETY: the destination has as many bytes, and any are a value.
         check("cuMemcpyDtoH", unsafe {
-            sys::cuMemcpyDtoH_v2(elements.as_mut_ptr().cast(), self.span.address(), size_of_val(elements))
+            sys::cuMemcpyDtoH_v2(elements.as_mut_ptr().cast(), from, size_of_val(elements))
         })
     }
 
-    /// Waits for all streams: they are not ordered with the copies.
-    fn whole(&self, asked: usize) -> Result<(), CudaError> {
+    /// The address of `count` elements from `at` on, when all streams are done: they are not ordered with the copies.
+    fn reach(&self, at: usize, count: usize) -> Result<u64, CudaError> {
+        let asked = at.saturating_add(count);
         if asked > self.len() {
             return Err(CudaError::Length { asked, len: self.len() });
         }
         self.device.0.enter()?;
         // SAFETY: the context is current.
-        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
+        Ok(self.span.address() + (at * size_of::<T>()) as u64)
     }
 }
 

@@ -69,11 +69,20 @@ impl<T> Span<T> {
 
     /// The address, if the span holds `len` elements and begins where 16-byte loads can.
     fn holding(self, name: &str, len: usize) -> Result<u64, Unfit> {
+        self.holding_from(16, name, len)
+    }
+
+    /// The address, if the span holds `len` elements that are read one by one.
+    fn holding_single(self, name: &str, len: usize) -> Result<u64, Unfit> {
+        self.holding_from(size_of::<T>() as u64, name, len)
+    }
+
+    fn holding_from(self, multiple: u64, name: &str, len: usize) -> Result<u64, Unfit> {
         if self.len < len {
             return Err(Unfit(format!("{name} holds {} elements, and {len} are needed", self.len)));
         }
-        if !self.address.is_multiple_of(16) {
-            return Err(Unfit(format!("{name} does not begin at a multiple of 16 bytes")));
+        if !self.address.is_multiple_of(multiple) {
+            return Err(Unfit(format!("{name} does not begin at a multiple of {multiple} bytes")));
         }
         Ok(self.address)
     }

@@ -160,7 +160,7 @@ pub fn embed(
     let bytes = bytes.ok_or_else(|| Unfit(format!("no table of {rows} rows of {inputs}")))?;
     let params = EmbedParams {
         table: table.holding("the table", bytes)?,
-        ids: ids.holding("the ids", count)?,
+        ids: ids.holding_single("the ids", count)?,
         y: y.holding("y", count * inputs)?,
         inputs: dimension("inputs", inputs)?,
         rows: dimension("the table's rows", rows)? as u32,

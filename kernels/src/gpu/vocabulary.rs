@@ -117,7 +117,7 @@ impl Scores {
             groups: optional(grouped.map(|grouped| grouped.groups), "the groups", n.div_ceil(group))?,
             ordering: optional(grouped.map(|grouped| grouped.ordering), "the ordering", group)?,
             partial: partial.holding("the parts' largest", Self::partial_len(rows, n))?,
-            ids: ids.holding("the ids", rows)?,
+            ids: ids.holding_single("the ids", rows)?,
             n: dimension("n", n)?,
             stride: dimension("the stride", stride)?,
             num_suppressed: dimension("suppressed ids", num_suppressed)?,

@@ -56,8 +56,11 @@ pub struct Session<'a> {
 
 type Kernel = unsafe extern "C" fn(*const c_void);
 
+/// A folder of this package, which another's tests may include.
 fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let kernels = package.join("kernels");
+    if kernels.exists() { kernels.join(name) } else { package.join(name) }
 }
 
 fn sources(extension: &str) -> Vec<PathBuf> {
@@ -199,6 +202,17 @@ impl Session<'_> {
         let mutate = self.machine.function::<Mutate>("machine_mutate").expect("machine.cpp");
         // SAFETY: the string is never freed.
         unsafe { mutate(path, site.line as c_int) }
+    }
+}
+
+impl Session<'_> {
+    /// Frees what `upload` returned, before the session ends.
+    #[allow(dead_code)] // the engine's tests do
+    pub fn free(&mut self, address: u64) {
+        let free =
+            self.machine.function::<unsafe extern "C" fn(*const u8)>("machine_free_buffer").expect("machine.cpp");
+        // SAFETY: a buffer that nobody uses any more is unmapped; any other address is none of this session's buffers.
+        unsafe { free(address as *const u8) }
     }
 }
 

@@ -29,13 +29,18 @@ struct Gate {
     alignas(16) unsigned char slots[2][WARP * SLOT];
 };
 
+// A stack and where it was left: threads of block after block run on it.
+struct Context {
+    jmp_buf resume;
+    bool started = false;
+};
+
 struct Fiber {
     Self self;
-    ucontext_t entry;
-    jmp_buf resume;
+    Context* context;
     Gate* waits;
     unsigned generation;
-    bool started, done;
+    bool done;
 };
 
 struct Guarded {
@@ -46,6 +51,8 @@ struct Guarded {
 // One per thread of the test, so that launches can run side by side.
 struct Machine {
     std::vector<Fiber> fibers;
+    std::vector<Context> contexts; // one per stack
+    ucontext_t entry;
     unsigned char* stacks = nullptr;
     size_t num_stacks = 0;
     std::vector<Gate> warps;
@@ -80,11 +87,11 @@ Guarded guard(size_t len) {
 }
 
 bool intact(const Guarded& g) {
-    for (unsigned char* at = g.map; at < g.data; at++)
-        if (*at != POISON) return false;
-    for (unsigned char* at = g.data + g.len; at < g.map + g.map_len - page; at++)
-        if (*at != POISON) return false;
-    return true;
+    // Poison all over is its first byte, and every byte the next one's. The data may be long, and is not looked at.
+    auto poisoned = [](const unsigned char* at, const unsigned char* end) {
+        return at == end || (*at == POISON && memcmp(at, at + 1, size_t(end - at) - 1) == 0);
+    };
+    return poisoned(g.map, g.data) && poisoned(g.data + g.len, g.map + g.map_len - page);
 }
 
 // Hands the processor back until the gate opens.
@@ -92,7 +99,7 @@ void wait(Gate& gate) {
     Fiber* own = m.running;
     own->waits = &gate;
     own->generation = gate.generation;
-    if (_setjmp(own->resume) == 0) _longjmp(m.scheduler, 1);
+    if (_setjmp(own->context->resume) == 0) _longjmp(m.scheduler, 1);
 }
 
 void arrive(Gate& gate, const char* what, int expected) {
@@ -109,9 +116,11 @@ void arrive(Gate& gate, const char* what, int expected) {
 }
 
 void run_fiber() {
-    m.kernel(m.params);
-    m.running->done = true;
-    _longjmp(m.scheduler, 1);
+    for (;;) {
+        m.kernel(m.params);
+        m.running->done = true;
+        if (_setjmp(m.running->context->resume) == 0) _longjmp(m.scheduler, 1);
+    }
 }
 
 // Runs the fiber until it waits or ends.
@@ -120,14 +129,14 @@ void resume(Fiber& fiber, size_t index) {
     self = fiber.self;
     fiber.waits = nullptr;
     if (_setjmp(m.scheduler)) return;
-    if (fiber.started) _longjmp(fiber.resume, 1);
-    fiber.started = true;
-    getcontext(&fiber.entry);
-    fiber.entry.uc_stack.ss_sp = m.stacks + index * STACK;
-    fiber.entry.uc_stack.ss_size = STACK;
-    fiber.entry.uc_link = nullptr;
-    makecontext(&fiber.entry, run_fiber, 0);
-    setcontext(&fiber.entry);
+    if (fiber.context->started) _longjmp(fiber.context->resume, 1);
+    fiber.context->started = true;
+    getcontext(&m.entry);
+    m.entry.uc_stack.ss_sp = m.stacks + index * STACK;
+    m.entry.uc_stack.ss_size = STACK;
+    m.entry.uc_link = nullptr;
+    makecontext(&m.entry, run_fiber, 0);
+    setcontext(&m.entry);
 }
 
 void stuck() {
@@ -246,6 +255,16 @@ unsigned char* machine_buffer(size_t len) {
     return m.buffers.back().data;
 }
 
+// Frees one: whoever reads or writes it from here on is an error.
+void machine_free_buffer(const unsigned char* data) {
+    for (size_t i = 0; i < m.buffers.size(); i++) {
+        if (m.buffers[i].data != data) continue;
+        munmap(m.buffers[i].map, m.buffers[i].map_len);
+        m.buffers.erase(m.buffers.begin() + i);
+        return;
+    }
+}
+
 // Frees all buffers of this thread.
 void machine_free_buffers() {
     for (Guarded& g : m.buffers) munmap(g.map, g.map_len);
@@ -270,6 +289,7 @@ const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, co
         if (map == MAP_FAILED) return "no memory for stacks";
         m.stacks = static_cast<unsigned char*>(map);
         m.num_stacks = n;
+        m.contexts.assign(n, Context());
     }
     for (Guarded& s : m.shared) munmap(s.map, s.map_len);
     m.shared.clear();
@@ -286,6 +306,7 @@ const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, co
             m.fibers.assign(n, Fiber());
             for (size_t t = 0; t < n; t++) {
                 Dim thread = {unsigned(t % threads.x), unsigned(t / threads.x % threads.y), unsigned(t / threads.x / threads.y)};
+                m.fibers[t].context = &m.contexts[t];
                 m.fibers[t].self = {thread, at, {grid[0], grid[1], grid[2]}, threads, int(t), int(t % WARP)};
             }
             run_block(backwards);
@@ -294,6 +315,9 @@ const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, co
             if (!intact(s)) snprintf(m.error, sizeof m.error, "shared memory was written outside its bounds");
         for (const Guarded& g : m.buffers)
             if (!intact(g)) snprintf(m.error, sizeof m.error, "a buffer was written before its beginning");
+    } else {
+        // They stand in the middle of the kernel.
+        m.contexts.assign(m.num_stacks, Context());
     }
     m.launched = false;
     return m.error[0] ? m.error : nullptr;

@@ -1,0 +1,486 @@
+//! K and V on the device: pages that are allocated as they are needed, named by tables there.
+//!
+//! What is kept, and how a query reads it, is `crate::kv`'s: pages of 128 positions, rings for windows, exact zones around
+//! codes; rollback is forgetting a length, which the caller has. One thing differs: where K and V come from one vector, the
+//! rotating channels of K are kept beside V in exact formats too.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use foretoken_kernels::ElementType;
+use foretoken_kernels::gpu::Span;
+use foretoken_kernels::gpu::attend::{CodedKv, ExactKv, Queries, Unfinished, Zones, coded, combine, exact};
+use foretoken_kernels::gpu::codes::{encode, supports};
+use foretoken_kernels::gpu::pages::{Pages, exact_page_bytes};
+use foretoken_kernels::gpu::rows::{Destination, Domain, HeadNorm, Heads, Order, Results, Rotary, Steps, Words, rows};
+use foretoken_kernels::turbo::{CodeFormat, Groups, PageLayout, Side};
+
+use super::{Buffer, Device, Work, part};
+use crate::kv::{Keep, KeysOfValues, KvFormat, KvLayout, KvOptions, PAGE, Sharing, StoreLayout, first_exact_page};
+use crate::{Error, Result};
+
+/// Pages per split of attention: fixed, because it decides the order of summation.
+const SPLIT_PAGES: usize = 4;
+
+/// Bytes of unfinished softmaxes beyond which rows are attended in turn.
+const MOST_UNFINISHED: usize = 64 << 20;
+
+/// Rows that are attended at once however much room they take.
+const FEWEST_ROWS: usize = 16;
+
+/// The K and V of a sequence.
+pub(crate) struct DeviceKv {
+    work: Work,
+    stores: Vec<Store>,
+    store_of_layer: Vec<usize>,
+    /// Addresses of all pages: each table has a run of it.
+    tables: Buffer<u64>,
+    addresses: Vec<u64>,
+    written: bool, // whether the tables say what the addresses do
+    arena: Arena,
+    reserved: usize,
+}
+
+/// The K and V of one layer.
+struct Store {
+    heads: usize,
+    head_dim: usize,
+    window: Option<usize>,
+    order: Order,
+    query_weight: Option<Buffer<f32>>, // (head_dim), where K and V share
+    keys: Kept,
+    values: Kept,
+    element: ElementType,
+    zones: Option<Zones>,
+}
+
+/// The rows of K, or of V.
+struct Kept {
+    channels: usize,
+    exact: Table,
+    codes: Option<(PageLayout, Table)>,
+    /// Pages whose codes are those of the rows last written.
+    sealed: usize,
+}
+
+/// Which addresses a run of pages has.
+struct Table {
+    start: usize, // in the addresses
+    slots: usize,
+    keep: Keep,
+    page_bytes: usize,
+    held: usize,
+}
+
+/// Memory in large pieces, handed out page by page.
+struct Arena {
+    device: Arc<dyn Device>,
+    pieces: Vec<Buffer<u8>>,
+    used: usize, // of the newest
+}
+
+/// Room for a pass's queries and what attention leaves.
+pub(crate) struct Room {
+    pub rows: Buffer<f32>,        // (rows, heads, head_dim)
+    pub words: Buffer<u32>,       // a quarter of it
+    pub word_scales: Buffer<f32>, // a 128th, and no less than one per head
+    unfinished: RefCell<Option<(Buffer<[f64; 2]>, Buffer<f32>)>>,
+}
+
+impl Room {
+    /// For `len` elements of queries.
+    pub fn new(device: &dyn Device, len: usize) -> Result<Self> {
+        Ok(Self {
+            rows: Buffer::new(device, len)?,
+            words: Buffer::new(device, len.div_ceil(4))?,
+            word_scales: Buffer::new(device, len.div_ceil(64))?,
+            unfinished: RefCell::new(None),
+        })
+    }
+
+    /// Room for `slots` unfinished softmaxes over `width` channels, grown if it is too small.
+    fn unfinished(&self, device: &dyn Device, slots: usize, width: usize) -> Result<(Span<[f64; 2]>, Span<f32>)> {
+        let mut room = self.unfinished.borrow_mut();
+        if let Some((running, output)) = &*room
+            && running.len() >= slots
+            && output.len() >= slots * width
+        {
+            return Ok((running.span(), output.span()));
+        }
+        // What is too small goes first: both need not fit.
+        let (had, wide) = room.take().map_or((0, 0), |(running, output)| (running.len(), output.len()));
+        let grown = (slots.max(had), (slots * width).max(wide));
+        let (running, output) = room.insert((Buffer::new(device, grown.0)?, Buffer::new(device, grown.1)?));
+        Ok((running.span(), output.span()))
+    }
+}
+
+/// Where rows stand on the device, and the angles there.
+#[derive(Clone, Copy)]
+pub(crate) struct Standing {
+    pub at: Span<[i32; 2]>,
+    pub rows: usize,
+    /// The first row's position, and where the last row's sight ends: what `at` says.
+    pub first: usize,
+    pub end: usize,
+}
+
+/// What a layer makes of a projection before it is kept or asks.
+#[derive(Clone, Copy)]
+pub(crate) struct Shaped {
+    pub x: Span<f32>, // (rows, heads * head_dim)
+    pub norm: HeadNorm,
+    pub rotary: Option<Rotary>,
+}
+
+impl DeviceKv {
+    /// An empty cache with room in its tables for `context` positions.
+    ///
+    /// # Errors
+    /// If the kernels do not read a format, or the device has no memory for the tables.
+    pub fn new(device: Arc<dyn Device>, layout: &KvLayout, options: &KvOptions, context: usize) -> Result<Self> {
+        let mut entries = 0;
+        let stores = layout.stores.iter().enumerate().map(|(i, store)| {
+            let kept = Plan::new(&*device, layout, i, options)?;
+            Store::new(&*device, store, &kept, options, context, &mut entries)
+        });
+        let stores = stores.collect::<Result<Vec<_>>>()?;
+        let tables = Buffer::new(&*device, entries)?;
+        let arena = Arena { device: device.clone(), pieces: Vec::new(), used: 0 };
+        let store_of_layer = layout.store_of_layer.clone();
+        let work = Work::new(device);
+        Ok(Self {
+            work,
+            stores,
+            store_of_layer,
+            tables,
+            addresses: vec![0; entries],
+            written: true,
+            arena,
+            reserved: 0,
+        })
+    }
+
+    /// Bytes once positions below `end` were written.
+    ///
+    /// # Errors
+    /// If the kernels do not read a format.
+    pub fn bytes_at(device: &dyn Device, layout: &KvLayout, options: &KvOptions) -> Result<impl Fn(usize) -> usize> {
+        let mut entries = 0;
+        let stores = layout.stores.iter().enumerate().map(|(i, store)| {
+            let plan = Plan::new(device, layout, i, options)?;
+            let sides = plan.sides(store, options, 0, &mut entries);
+            Ok((sides, plan.zones))
+        });
+        let stores = stores.collect::<Result<Vec<_>>>()?;
+        Ok(move |end: usize| {
+            let of = |(sides, zones): &([Kept; 2], Option<Zones>)| {
+                sides.iter().map(|kept| kept.bytes_at(end, *zones)).fold(0, usize::saturating_add)
+            };
+            stores.iter().map(of).fold(0, usize::saturating_add)
+        })
+    }
+
+    /// Bytes that are allocated.
+    pub fn bytes(&self) -> usize {
+        self.arena.pieces.iter().map(Buffer::len).sum()
+    }
+
+    /// Allocates the pages of positions below `end`, and names them on the device.
+    ///
+    /// # Errors
+    /// If the device has no more memory: what was allocated before stays as it was.
+    pub fn reserve(&mut self, end: usize) -> Result<()> {
+        for store in &mut self.stores {
+            let coded = store.zones.map_or(0, |zones| first_exact_page(end, zones.tail));
+            for kept in [&mut store.keys, &mut store.values] {
+                let tables =
+                    [Some((&mut kept.exact, end.div_ceil(PAGE))), kept.codes.as_mut().map(|(_, t)| (t, coded))];
+                for (table, pages) in tables.into_iter().flatten() {
+                    while table.held < table.keep.held(pages).min(table.slots) {
+                        let address =
+                            self.arena.take(table.page_bytes).map_err(|error| no_room(error, end, self.reserved))?;
+                        self.addresses[table.start + table.held] = address;
+                        table.held += 1;
+                        self.written = false;
+                    }
+                }
+            }
+        }
+        if !self.written {
+            self.tables.write(0, &self.addresses)?;
+            self.written = true;
+        }
+        self.reserved = self.reserved.max(end);
+        Ok(())
+    }
+
+    /// Keeps the rows of a layer's own K and V, and codes the pages that have left the tail.
+    pub fn append(&mut self, layer: usize, k: Shaped, v: Shaped, standing: &Standing) -> Result<()> {
+        let store = &mut self.stores[self.store_of_layer[layer]];
+        let (order, domain, heads) = (store.order, store.domain(), store.heads);
+        for (kept, shaped) in [(&store.keys, k), (&store.values, v)] {
+            let pages = kept.exact.pages(&self.tables);
+            let steps = Steps { norm: Some(shaped.norm), rotary: shaped.rotary, order, weight: None, domain };
+            let to = Destination { pages, element: store.element, at: standing.at };
+            let results = Results { kept: kept.channels, rows: None, words: None, store: Some(to) };
+            let heads = Heads { x: shaped.x, rows: standing.rows, heads, head_dim: store.head_dim };
+            self.work.run(rows(&heads, &steps, &results))?;
+        }
+        let Some(zones) = store.zones else { return Ok(()) };
+        let leaving = first_exact_page(standing.end, zones.tail);
+        for kept in [&mut store.keys, &mut store.values] {
+            let Some((layout, codes)) = &kept.codes else { continue };
+            // Rows that are written again, after a rollback, are coded again.
+            let first = kept.sealed.min(standing.first / PAGE);
+            if first < leaving {
+                let (from, to) = (kept.exact.pages(&self.tables), codes.pages(&self.tables));
+                let pages = (first, leaving - first);
+                self.work.run(encode(*layout, (&from, store.element), &to, pages, heads))?;
+            }
+            kept.sealed = leaving;
+        }
+        Ok(())
+    }
+
+    /// The attention of `heads` query heads per row over the store that the target's layer `layer` reads: `y` is
+    /// `(rows, heads * head_dim)`.
+    pub fn attend(
+        &self,
+        layer: usize,
+        (q, heads): (Shaped, usize),
+        standing: &Standing,
+        room: &Room,
+        y: Span<f32>,
+    ) -> Result<()> {
+        let store = &self.stores[self.store_of_layer[layer]];
+        let (head_dim, domain) = (store.head_dim, store.domain());
+        let key_format = store.keys.codes.as_ref().map(|(layout, _)| layout.format());
+        let (words, scales) = (room.words.span(), room.word_scales.span());
+        let steps = Steps {
+            norm: Some(q.norm),
+            rotary: q.rotary,
+            order: store.order,
+            weight: store.query_weight.as_ref().map(Buffer::span),
+            domain,
+        };
+        let results = Results {
+            kept: head_dim,
+            rows: Some(room.rows.span()),
+            words: key_format.map(|format| Words { format, words, scales }),
+            store: None,
+        };
+        self.work.run(rows(&Heads { x: q.x, rows: standing.rows, heads, head_dim }, &steps, &results))?;
+
+        let parts = if store.zones.is_some() { 2 } else { 1 };
+        let of = |first: usize, count: usize| Queries {
+            rows: part(room.rows.span(), first * heads * head_dim, count * heads * head_dim),
+            at: part(standing.at, first, count),
+            count,
+            heads,
+            kv_heads: store.heads,
+            head_dim,
+            window: store.window,
+            zones: store.zones,
+            split_pages: SPLIT_PAGES,
+        };
+        let all = of(0, standing.rows);
+        let per_row = parts * all.splits(standing.first, standing.end) * heads * (4 * head_dim + 16);
+        let at_once = (MOST_UNFINISHED / per_row / FEWEST_ROWS * FEWEST_ROWS).max(FEWEST_ROWS);
+        for first in (0..standing.rows).step_by(at_once) {
+            let count = at_once.min(standing.rows - first);
+            let queries = of(first, count);
+            // Rows that stand together all see as far; others see one position further each.
+            let position = if standing.end == standing.first { standing.first } else { standing.first + first };
+            let end = if standing.end == standing.first { standing.end } else { position + count };
+            let splits = queries.splits(position, end);
+            let slots = parts * splits * count * heads;
+            let (running, output) = room.unfinished(self.work.device(), slots, head_dim)?;
+            let unfinished = Unfinished { running, output, splits };
+            let kv = ExactKv {
+                keys: store.keys.exact.pages(&self.tables),
+                values: store.values.exact.pages(&self.tables),
+                element: store.element,
+                own: store.keys.channels,
+            };
+            self.work.run(exact(&queries, &kv, &unfinished))?;
+            if let (Some((key_layout, keys)), Some((value_layout, values))) = (&store.keys.codes, &store.values.codes) {
+                let (per_row, scales_per_row) = (heads * head_dim / 4, heads * head_dim / 128);
+                let kv = CodedKv {
+                    keys: keys.pages(&self.tables),
+                    values: values.pages(&self.tables),
+                    key_layout: *key_layout,
+                    value_layout: *value_layout,
+                    words: part(words, first * per_row, count * per_row),
+                    word_scales: part(scales, first * scales_per_row, count * scales_per_row),
+                };
+                self.work.run(coded(&queries, &kv, &unfinished))?;
+            }
+            let y = part(y, first * heads * head_dim, count * heads * head_dim);
+            self.work.run(combine(&queries, &unfinished, (domain, store.order), y))?;
+        }
+        Ok(())
+    }
+}
+
+/// How a store is kept, before there is one.
+struct Plan {
+    keys: Option<PageLayout>,
+    values: Option<PageLayout>,
+    own: usize,
+    sharing: Option<Sharing>,
+    element: ElementType,
+    zones: Option<Zones>,
+}
+
+impl Plan {
+    fn new(device: &dyn Device, layout: &KvLayout, index: usize, options: &KvOptions) -> Result<Self> {
+        let store = &layout.stores[index];
+        let refuse = |problem: String| {
+            let layer = layout.store_of_layer.iter().position(|of| *of == index).unwrap_or(index);
+            Error::Device { device: device.name(), problem: format!("the K and V of layer {layer}: {problem}") }
+        };
+        if !matches!(store.head_dim, 64 | 128 | 256 | 512) {
+            let problem = format!("no kernels for heads of {}; 64, 128, 256 and 512 have some", store.head_dim);
+            return Err(refuse(format!("{problem}; use the CPU")));
+        }
+        let pairs = layout.inverse_frequencies.len();
+        let sharing = || match options.keys_of_values {
+            KeysOfValues::Derived => Sharing::of(store, pairs),
+            KeysOfValues::Stored => None,
+        };
+        let layout_of = |format: CodeFormat, side, width| -> Result<PageLayout> {
+            let layout = Groups::of(width).map(|groups| PageLayout::new(format, side, groups));
+            layout.filter(|layout| supports(*layout)).ok_or_else(|| {
+                let name = format.name();
+                refuse(format!("no kernels for {name} of {width} channels; use tqc2 to tqc6, turbo2 to turbo4 or f16"))
+            })
+        };
+        let plan = match options.formats(layout, index) {
+            (KvFormat::Exact(key), KvFormat::Exact(value)) if key == value => {
+                let sharing = sharing();
+                let own = sharing.as_ref().map_or(store.head_dim, Sharing::own);
+                Self { keys: None, values: None, own, sharing, element: key, zones: None }
+            }
+            (KvFormat::Coded(key), KvFormat::Coded(value)) => {
+                let (sharing, width) = (sharing(), store.head_dim);
+                let own = sharing.as_ref().map_or(width, Sharing::own);
+                let (format, side) = if sharing.is_some() { (key, Side::Shared) } else { (value, Side::Values) };
+                Self {
+                    keys: Some(layout_of(key, Side::Keys, own)?),
+                    values: Some(layout_of(format, side, width)?),
+                    own,
+                    sharing,
+                    element: options.exact.element,
+                    zones: Some(Zones { head: options.exact.head, tail: options.exact.tail }),
+                }
+            }
+            (key, value) => {
+                let problem = format!("no kernels for keys in {key} beside values in {value}");
+                return Err(refuse(format!("{problem}; use one exact format for both, or codes for both")));
+            }
+        };
+        Ok(plan)
+    }
+
+    /// K and V as they are kept, with tables for `context` positions from `entries` on.
+    fn sides(&self, store: &StoreLayout, options: &KvOptions, context: usize, entries: &mut usize) -> [Kept; 2] {
+        let keep = store.window.map_or(Keep::All, |window| Keep::window(window, options.max_round_rows));
+        let exact = self.zones.map_or(keep, |_| Keep::zones(options.exact, options.max_round_rows));
+        let mut table = |keep: Keep, page_bytes| {
+            let slots = keep.held(context.div_ceil(PAGE)).max(1);
+            // A ring is read through its whole table, and spans begin at multiples of 16 bytes.
+            let len = keep.ring().map_or(slots, |(pinned, newest)| pinned + newest).next_multiple_of(2);
+            let start = *entries;
+            *entries += len;
+            Table { start, slots: len, keep, page_bytes, held: 0 }
+        };
+        [(self.own, self.keys), (store.head_dim, self.values)].map(|(channels, layout)| Kept {
+            channels,
+            exact: table(exact, exact_page_bytes(self.element, store.num_kv_heads, channels)),
+            codes: layout.map(|layout| (layout, table(keep, store.num_kv_heads * layout.bytes()))),
+            sealed: 0,
+        })
+    }
+}
+
+impl Store {
+    fn new(
+        device: &dyn Device,
+        layout: &StoreLayout,
+        plan: &Plan,
+        options: &KvOptions,
+        context: usize,
+        entries: &mut usize,
+    ) -> Result<Self> {
+        let [keys, values] = plan.sides(layout, options, context, entries);
+        let sharing = plan.sharing.as_ref();
+        Ok(Self {
+            heads: layout.num_kv_heads,
+            head_dim: layout.head_dim,
+            window: layout.window,
+            order: sharing.map_or(Order::Model, |sharing| Order::Shared(sharing.own() / 2)),
+            query_weight: sharing.map(|sharing| Buffer::of(device, sharing.weight())).transpose()?,
+            keys,
+            values,
+            element: plan.element,
+            zones: plan.zones,
+        })
+    }
+
+    fn domain(&self) -> Domain {
+        if self.zones.is_some() { Domain::Rotated } else { Domain::Plain }
+    }
+}
+
+impl Kept {
+    fn bytes_at(&self, end: usize, zones: Option<Zones>) -> usize {
+        let bytes = |table: &Table, pages| table.keep.held(pages).saturating_mul(table.page_bytes);
+        let coded = zones.map_or(0, |zones| first_exact_page(end, zones.tail));
+        let codes = self.codes.as_ref().map_or(0, |(_, table)| bytes(table, coded));
+        bytes(&self.exact, end.div_ceil(PAGE)).saturating_add(codes)
+    }
+}
+
+impl Table {
+    fn pages(&self, tables: &Buffer<u64>) -> Pages {
+        let table = part(tables.span(), self.start, self.slots);
+        match self.keep.ring() {
+            Some((pinned, newest)) => Pages::ring(table, pinned, newest),
+            None => Pages::all(table),
+        }
+    }
+}
+
+/// Bytes that are allocated at a time.
+const PIECE: usize = 32 << 20;
+
+/// Where pages begin.
+const ALIGN: usize = 256;
+
+impl Arena {
+    fn take(&mut self, bytes: usize) -> Result<u64> {
+        let bytes = bytes.next_multiple_of(ALIGN);
+        if self.pieces.last().is_none_or(|piece| piece.len() - self.used < bytes) {
+            // Where a large piece does not fit any more, a page may.
+            let piece = Buffer::new(&*self.device, bytes.max(PIECE)).or_else(|_| Buffer::new(&*self.device, bytes))?;
+            self.pieces.push(piece);
+            self.used = 0;
+        }
+        let piece = self.pieces.last().map_or(0, |piece| piece.span().address());
+        let address = piece + self.used as u64;
+        self.used += bytes;
+        Ok(address)
+    }
+}
+
+fn no_room(error: Error, end: usize, reserved: usize) -> Error {
+    match error {
+        Error::Device { device, problem } => {
+            let fits = reserved.next_multiple_of(PAGE);
+            let what = format!("the K and V of {end} positions do not fit, those of {fits} do");
+            Error::Device { device, problem: format!("{what}; use a smaller cache type or context ({problem})") }
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,293 @@
+//! One sequence on a device: its K and V, the rooms of its passes, and what a round leaves there.
+//!
+//! A greedy round needs the host once: drafts go from step to step and into the verification where they lie, the verdict is
+//! made there, and the host reads it. The ids are one run of memory,
+//!
+//! ```text
+//! stand, next, emitted, newest, draft 1, draft 2, ...
+//! ```
+//!
+//! so that what a verdict calls the newest token is the first row of the next round's verification.
+
+use std::sync::Arc;
+
+use foretoken_kernels::gpu::Span;
+use foretoken_kernels::gpu::accept::{Verdict, accept_greedy};
+use foretoken_kernels::gpu::vocabulary::{NO_ID, Scores, argmax, argmax_parts};
+
+use super::Models;
+use super::assistant::{AssistantRoom, DeviceAssistant};
+use super::target::{Begin, TargetRoom};
+use crate::device::{Buffer, DeviceKv, Work, part};
+use crate::gemma4::Wanted;
+use crate::kv::{KvLayout, KvOptions};
+use crate::{Error, Result};
+
+/// A drafted token whose id the device has and the host has not read yet.
+pub(crate) const DRAFTED: u32 = NO_ID - 1;
+
+/// Words of a verdict, the newest token being the last.
+const VERDICT: usize = 4;
+const NEWEST: usize = VERDICT - 1;
+
+/// Room for results that is made at once: verifications grow no room in the middle of a text.
+const FEWEST_WANTED: usize = 16;
+
+/// A sequence.
+pub(crate) struct Sequence {
+    models: Arc<Models>,
+    work: Work,
+    kv: DeviceKv,
+    room: TargetRoom,
+    assistant: Option<AssistantRoom>,
+    ids: Buffer<u32>,
+    tokens: Buffer<u32>,        // what a verdict emits
+    state: Option<Buffer<f32>>, // the newest token's, where no assistant has a room for it
+    /// `(length, -, -, -, newest)`: where passes begin.
+    lengths: Buffer<i32>,
+    length: usize,          // what the device has there
+    emitted: Option<usize>, // what the last verdict will add to it
+    newest: Option<u32>,    // the token there, if it is known and its state beside it
+}
+
+impl Sequence {
+    /// An empty sequence whose K and V are kept as `options` say; `context` positions fit.
+    ///
+    /// # Errors
+    /// If the kernels do not read a format, or memory does not reach; nothing stays allocated then.
+    pub fn new(models: Arc<Models>, layout: &KvLayout, options: &KvOptions, context: usize) -> Result<Self> {
+        let device = models.device.clone();
+        let on = &*device;
+        let kv = DeviceKv::new(device.clone(), layout, options, context)?;
+        let room = models.target.room(on, FEWEST_WANTED, FEWEST_WANTED)?;
+        let assistant = models.assistant.as_ref().map(|assistant| assistant.room(on)).transpose()?;
+        let hidden = models.target.config().hidden_size;
+        Ok(Self {
+            kv,
+            room,
+            ids: Buffer::new(on, VERDICT + FEWEST_WANTED)?,
+            tokens: Buffer::new(on, FEWEST_WANTED)?,
+            state: assistant.is_none().then(|| Buffer::new(on, hidden)).transpose()?,
+            lengths: Buffer::of(on, &[0; 8])?,
+            assistant,
+            length: 0,
+            emitted: None,
+            newest: None,
+            work: Work::new(device),
+            models,
+        })
+    }
+
+    /// Bytes of K and V that are allocated.
+    pub fn kv_bytes(&self) -> usize {
+        self.kv.bytes()
+    }
+
+    /// One pass over `ids`, whose K and V are staged from `position` on: logits and states of the wanted rows stay on the
+    /// device. Ids that are [`DRAFTED`] are those that a chain left there, at the same places.
+    ///
+    /// # Errors
+    /// If memory does not reach, or the driver fails.
+    pub fn forward(&mut self, ids: &[u32], position: usize, wanted: Wanted) -> Result<()> {
+        let (rows, wanted) = match wanted {
+            Wanted::All => (ids.len(), ids.len()),
+            Wanted::Last => (ids.len(), 1),
+            Wanted::Nothing => (ids.len(), 0),
+        };
+        self.grow(rows, wanted)?;
+        self.kv.reserve(position + rows)?;
+        let known = ids.iter().take_while(|id| **id != DRAFTED).count();
+        let there = usize::from(self.newest.is_some() && self.newest == ids.first().copied());
+        if known > there {
+            self.ids.write(NEWEST + there, &ids[there..known])?;
+        }
+        let ids = part(self.ids.span(), NEWEST, rows);
+        let begin = self.begin(position)?;
+        if wanted > 0 && wanted < rows {
+            self.lengths.write(4, &[(position + rows - wanted) as i32])?;
+        }
+        self.newest = None;
+        self.models.target.forward(&self.work, &self.room, &mut self.kv, (ids, rows, wanted), &begin)
+    }
+
+    /// Where a pass from `position` on begins. The device's length is corrected if it is another one.
+    fn begin(&mut self, position: usize) -> Result<Begin> {
+        let (length, newest) = (part(self.lengths.span(), 0, 1), part(self.lengths.span(), 4, 1));
+        let emitted = self.emitted.take().filter(|emitted| self.length + emitted == position);
+        if emitted.is_none() && self.length != position {
+            self.lengths.write(0, &[position as i32])?;
+        }
+        self.length = position;
+        let emitted = emitted.map(|_| part(self.ids.span(), 2, 1));
+        Ok(Begin { length, newest, emitted, position })
+    }
+
+    /// Makes rooms that are too small anew.
+    fn grow(&mut self, rows: usize, wanted: usize) -> Result<()> {
+        let device = self.models.device.clone();
+        if !self.room.fits(rows, wanted) {
+            let (had, had_wanted) = self.room.size();
+            // Passes take rows in few sizes: chunks of prompts, and verifications.
+            self.room = self.models.target.room(&*device, rows.max(had), wanted.max(had_wanted))?;
+        }
+        if self.ids.len() < VERDICT + rows {
+            let had = self.ids.read(0, self.ids.len())?;
+            self.ids = Buffer::new(&*device, VERDICT + rows)?;
+            self.ids.write(0, &had)?;
+            self.tokens = Buffer::new(&*device, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Chooses a token for every one of the `drafted + 1` rows of the last pass, and compares: how many drafts stand, and what
+    /// follows them. `drafts` are given back as the ids that they are.
+    ///
+    /// # Errors
+    /// If the scores are no numbers, or the driver fails.
+    pub fn judge(&mut self, drafts: &mut [u32]) -> Result<(usize, u32)> {
+        let (rows, vocab) = (drafts.len() + 1, self.models.target.config().vocab_size);
+        let room = &self.room;
+        let scores = Scores {
+            x: room.logits.span(),
+            rows,
+            n: vocab,
+            stride: vocab,
+            cap: self.models.target.config().final_logit_softcapping.map(|cap| cap as f32),
+            suppressed: self.models.suppressed(),
+            grouped: None,
+        };
+        self.work.run(argmax_parts(&scores, room.partial.span(), room.chosen.span()))?;
+        self.work.run(argmax(&scores, room.partial.span(), room.chosen.span()))?;
+        self.accept(drafts.len(), 0)?;
+        let ids = self.ids.read(0, VERDICT + drafts.len())?;
+        let (verdict, drafted) = ids.split_at(VERDICT);
+        drafts.copy_from_slice(drafted);
+        let (stand, next, emitted) = (verdict[0] as usize, verdict[1], verdict[2] as usize);
+        if next == NO_ID {
+            return Err(not_numbers());
+        }
+        (self.emitted, self.newest) = (Some(emitted), Some(next));
+        Ok((stand, next))
+    }
+
+    /// The verdict over `count` drafts, of the last pass's rows from `first` on.
+    fn accept(&self, count: usize, first: usize) -> Result<()> {
+        let (ids, hidden) = (self.ids.span(), self.models.target.config().hidden_size);
+        let newest = match (&self.assistant, &self.state) {
+            (Some(assistant), _) => assistant.state(),
+            (None, Some(state)) => state.span(),
+            (None, None) => Span::new(0, 0), // `new` makes one of them
+        };
+        let out = Verdict { verdict: part(ids, 0, VERDICT), tokens: self.tokens.span(), newest };
+        let states = part(self.room.hidden.span(), first * hidden, (count + 1) * hidden);
+        let (drafts, none) = (part(ids, VERDICT, count), (Span::new(0, 0), 0));
+        self.work.run(accept_greedy((drafts, count), self.room.chosen.span(), none, (states, hidden), &out))
+    }
+
+    /// The sequence goes on behind row `row` of the last pass with `token`. After a verdict that says the same this is known.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn settle(&mut self, row: usize, token: u32) -> Result<()> {
+        if self.emitted == Some(row + 1) && self.newest == Some(token) {
+            return Ok(());
+        }
+        // A verdict over no drafts moves a state and its token to where the next round looks for them.
+        self.room.chosen.write(0, &[token])?;
+        self.accept(0, row)?;
+        (self.emitted, self.newest) = (None, Some(token));
+        Ok(())
+    }
+
+    /// The logits of the last pass's first `rows` wanted rows, after the soft cap: `(rows, vocab)`.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn logits(&self, rows: usize) -> Result<Vec<f32>> {
+        let config = self.models.target.config();
+        let mut logits = self.room.logits.read(0, rows * config.vocab_size)?;
+        if let Some(cap) = config.final_logit_softcapping {
+            foretoken_kernels::activation::soft_cap(foretoken_kernels::Isa::best(), &mut logits, cap as f32);
+        }
+        Ok(logits)
+    }
+
+    /// The state of wanted row `row` of the last pass: `(hidden)`.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn state(&self, row: usize) -> Result<Vec<f32>> {
+        let hidden = self.models.target.config().hidden_size;
+        self.room.hidden.read(row * hidden, hidden)
+    }
+
+    /// The ids of drafts that only the device knows.
+    ///
+    /// # Errors
+    /// If the driver fails, or a draft's scores were no numbers.
+    pub fn resolve(&self, drafts: &mut [u32]) -> Result<()> {
+        if drafts.contains(&DRAFTED) {
+            let ids = self.ids.read(VERDICT, drafts.len())?;
+            drafts.iter_mut().zip(ids).filter(|(draft, _)| **draft == DRAFTED).for_each(|(draft, id)| *draft = id);
+        }
+        if drafts.contains(&NO_ID) { Err(not_numbers()) } else { Ok(()) }
+    }
+
+    /// Link `link` of a chain of drafts behind `position` committed positions, of which `last` is the next: the scores of the
+    /// next token stay on the device. Links count from 0, and each token is put or chosen before the next link.
+    ///
+    /// # Errors
+    /// If the models have no assistant, or the driver fails.
+    pub fn draft(&mut self, last: u32, position: usize, link: usize) -> Result<()> {
+        self.grow(link + 1, 0)?;
+        if link == 0 && self.newest != Some(last) {
+            // Its state is not there either: after a round that failed. That costs a draft.
+            self.ids.write(NEWEST, &[last])?;
+            self.newest = Some(last);
+        }
+        let begin = if link == 0 { Some(self.begin(position)?) } else { None };
+        let (assistant, room) = drafting(&self.models, &self.assistant)?;
+        let placed = assistant.place(&self.work, room, position, begin.as_ref())?;
+        let token = part(self.ids.span(), NEWEST + link, 1);
+        assistant.step(&self.work, (room, &placed), &self.models.target, &mut self.kv, (token, link))
+    }
+
+    /// The best token of what link `link` scored is its draft. The host does not wait for it.
+    ///
+    /// # Errors
+    /// As [`Sequence::draft`].
+    pub fn choose_draft(&self, link: usize) -> Result<()> {
+        let (assistant, room) = drafting(&self.models, &self.assistant)?;
+        let token = part(self.ids.span(), VERDICT + link, 1);
+        assistant.choose(&self.work, room, self.models.suppressed(), token)
+    }
+
+    /// What the newest link scored, and of which ids; no ids means all, in order.
+    ///
+    /// # Errors
+    /// As [`Sequence::draft`].
+    pub fn draft_scores(&self) -> Result<(Option<Vec<u32>>, Vec<f32>)> {
+        let (assistant, room) = drafting(&self.models, &self.assistant)?;
+        assistant.scores(room)
+    }
+
+    /// The host's choice is the draft of link `link`.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn put_draft(&self, link: usize, token: u32) -> Result<()> {
+        self.ids.write(VERDICT + link, &[token])
+    }
+}
+
+fn drafting<'a>(
+    models: &'a Models,
+    room: &'a Option<AssistantRoom>,
+) -> Result<(&'a DeviceAssistant, &'a AssistantRoom)> {
+    let missing = || Error::Input("speculation needs an assistant; load one, or turn speculation off".into());
+    models.assistant.as_ref().zip(room.as_ref()).ok_or_else(missing)
+}
+
+fn not_numbers() -> Error {
+    Error::Input("the model's scores are no numbers: the checkpoint is damaged".into())
+}

@@ -1,0 +1,90 @@
+//! The engine on a CUDA device writes the CPU's text. Where there is no device, the errors that say so.
+
+#![cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
+
+use std::path::Path;
+
+use foretoken::kv::KvPreset;
+use foretoken::perplexity::{PerplexityOptions, perplexity};
+use foretoken::{
+    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, MtpOptions,
+    SessionOptions, Speculation, Stop, WeightType,
+};
+
+fn demo(device: DeviceChoice, quantize: Option<WeightType>) -> foretoken::Result<Engine> {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+    let options = EngineOptions::new(models.join("target")).with_assistant(models.join("assistant"));
+    Engine::load(&EngineOptions { device, quantize, ..options })
+}
+
+/// The demo pair on a device, or why there is none: the tests then pass, and say so.
+fn on_device(quantize: Option<WeightType>) -> Option<Engine> {
+    match demo(DeviceChoice::Cuda(0), quantize) {
+        Ok(engine) => Some(engine),
+        Err(error) => {
+            assert!(matches!(&error, Error::Device { device, .. } if device == "CUDA"), "{error}");
+            eprintln!("not run: {error}");
+            None
+        }
+    }
+}
+
+fn generate(engine: &Engine, session: &SessionOptions, prompt: &str, speculation: Speculation) -> (Vec<u32>, f64) {
+    let prompt = engine.tokenizer().expect("a tokenizer").encode(prompt).expect("tokens");
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    let options = GenerateOptions { max_tokens: 96, speculation, stop, ..GenerateOptions::default() };
+    let mut session = engine.session(session).expect("a session");
+    let mut generation = session.generate(&prompt, &options).expect("a generation");
+    let ids = generation.by_ref().flat_map(|piece| piece.expect("a piece").tokens).collect();
+    (ids, generation.statistics().acceptance_rate())
+}
+
+const PROMPT: &str = "impl Iterator for Counter {\n    type Item = u32;\n";
+
+#[test]
+fn the_text_is_the_cpus() {
+    let Some(engine) = on_device(None) else { return };
+    let cpu = demo(DeviceChoice::Cpu, None).expect("an engine");
+    let f32s = || SessionOptions {
+        kv: foretoken::kv::KvOptions {
+            key: ElementType::F32.into(),
+            value: ElementType::F32.into(),
+            ..Default::default()
+        },
+    };
+    let want = generate(&cpu, &f32s(), PROMPT, Speculation::Off).0;
+    assert_eq!(generate(&engine, &f32s(), PROMPT, Speculation::Off).0, want);
+    for block_size in 2..=8 {
+        let mtp = Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() });
+        let (ids, rate) = generate(&engine, &f32s(), PROMPT, mtp);
+        assert_eq!(ids, want, "B = {block_size}");
+        assert!(rate > 0.2, "B = {block_size}: {rate} of the drafts stand");
+    }
+}
+
+#[test]
+fn logits_of_quantized_weights_are_the_cpus() {
+    for quantize in [WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K] {
+        let Some(engine) = on_device(Some(quantize)) else { return };
+        let cpu = demo(DeviceChoice::Cpu, Some(quantize)).expect("an engine");
+        let text: Vec<u32> = (0..512).map(|i| 300 + i * 37 % 3000).collect();
+        let options = PerplexityOptions { kv: KvPreset::Exact.into(), ..PerplexityOptions::default() };
+        let of = |engine| perplexity(engine, &text, &options, |_| {}).expect("a perplexity").value();
+        let (device, cpu) = (of(&engine), of(&cpu));
+        assert!((device / cpu - 1.0).abs() < 1e-3, "{}: {device}, and {cpu} on the CPU", quantize.name());
+    }
+}
+
+#[test]
+fn auto_computes_somewhere() {
+    let engine = demo(DeviceChoice::Auto, None).expect("an engine");
+    let ids = generate(&engine, &SessionOptions::default(), PROMPT, Speculation::WherePossible).0;
+    assert_eq!(ids.len(), 96, "on {:?}", engine.device());
+}
+
+#[test]
+fn a_device_that_is_not_there_is_an_error() {
+    let error = demo(DeviceChoice::Cuda(usize::MAX), None).err().expect("no such device").to_string();
+    assert!(error.starts_with("CUDA: "), "{error}");
+    assert!(["no driver", "no device", "the driver"].iter().any(|part| error.contains(part)), "{error}");
+}

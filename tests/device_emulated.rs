@@ -1,0 +1,316 @@
+//! The engine on a device computes what it computes on the CPU: the whole round, on the machine that the kernels' tests emulate.
+//!
+//! It needs a C++ compiler: `c++`, `g++` or `clang++`.
+
+mod cases;
+#[path = "../kernels/tests/emulated/device.rs"]
+#[allow(dead_code)]
+mod device;
+#[path = "../kernels/tests/emulated/machine.rs"]
+#[allow(dead_code)]
+mod machine;
+mod on_device;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use foretoken::checkpoint::Checkpoint;
+use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
+use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
+use foretoken::kv::{CodeFormat, ExactZones, KvOptions};
+use foretoken::perplexity::{PerplexityOptions, perplexity};
+use foretoken::speculative::DraftSampling;
+use foretoken::{
+    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Sampling,
+    SessionOptions, Speculation, Statistics, Stop, WeightType,
+};
+use on_device::machine::Emulated;
+use on_device::widened::{Heads, Widths, widen};
+
+/// More than any of these models needs.
+const MEMORY: usize = 1 << 30;
+
+const NARROW: Widths = Widths { sliding: Heads { width: 64, pairs: 32 }, full: Heads { width: 64, pairs: 8 } };
+
+/// A pair on the CPU and on an emulated device.
+struct Pair {
+    cpu: Engine,
+    device: Engine,
+    machine: Arc<Emulated>,
+    prompt: Vec<u32>,
+    _files: tempfile::TempDir,
+}
+
+/// The fixture `name` with heads of `widths`.
+fn pair(name: &str, widths: Widths, quantize: Option<WeightType>) -> Pair {
+    let case = cases::all().into_iter().find(|case| case.name == name).expect("a fixture");
+    let files = tempfile::tempdir().expect("a folder");
+    let part = |part: &str| widen(&case.path.join(part), &files.path().join(part), widths);
+    let options = EngineOptions::new(part("target")).with_assistant(part("assistant"));
+    load(EngineOptions { quantize, ..options }, case.ids("input_ids"), files)
+}
+
+fn load(options: EngineOptions, prompt: Vec<u32>, files: tempfile::TempDir) -> Pair {
+    let machine = Emulated::new(MEMORY);
+    let options = EngineOptions { threads: Some(1), ..options };
+    let device = EngineOptions { device: DeviceChoice::Given(machine.clone()), ..options.clone() };
+    let cpu = Engine::load(&options).expect("an engine");
+    let device = Engine::load(&device).expect("an engine on a device");
+    Pair { cpu, device, machine, prompt, _files: files }
+}
+
+fn exact(element: ElementType) -> SessionOptions {
+    let kv = KvOptions { key: element.into(), value: element.into(), max_round_rows: 48, ..KvOptions::default() };
+    SessionOptions { kv: KvOptions { max_context: Some(1024), ..kv } }
+}
+
+fn plain(max_tokens: usize) -> GenerateOptions {
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    GenerateOptions { max_tokens, speculation: Speculation::Off, stop, ..GenerateOptions::default() }
+}
+
+fn mtp(block_size: usize, options: &GenerateOptions) -> GenerateOptions {
+    let speculation = Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() });
+    GenerateOptions { speculation, ..options.clone() }
+}
+
+fn run(engine: &Engine, session: &SessionOptions, prompt: &[u32], options: &GenerateOptions) -> (Vec<u32>, Statistics) {
+    let mut session = engine.session(session).expect("a session");
+    let mut generation = session.generate(prompt, options).expect("a generation");
+    let pieces: Vec<_> = generation.by_ref().map(|piece| piece.expect("a piece")).collect();
+    (pieces.into_iter().flat_map(|piece| piece.tokens).collect(), generation.statistics().clone())
+}
+
+/// Greedy ids and drafts, plain and speculative, are the CPU's; a round waits for the device once.
+fn same_ids(pair: &Pair, session: &SessionOptions, prompt: &[u32], tokens: usize) {
+    let options = plain(tokens);
+    let want = run(&pair.cpu, session, prompt, &options).0;
+    assert_eq!(run(&pair.device, session, prompt, &options).0, want, "plain");
+    let options = mtp(3, &options);
+    let (ids, statistics) = run(&pair.device, session, prompt, &options);
+    assert_eq!(ids, want, "speculative");
+    let (_, on_cpu) = run(&pair.cpu, session, prompt, &options);
+    let counts = |s: &Statistics| (s.rounds, s.drafted_at.clone(), s.accepted_at.clone());
+    assert_eq!(counts(&statistics), counts(&on_cpu));
+}
+
+/// Nats of surprise at a text, which every logit of its second half has a part in.
+fn same_surprise(pair: &Pair, session: &SessionOptions, text: &[u32], tolerance: f64) {
+    let options = PerplexityOptions { window: text.len(), kv: session.kv.clone(), ..PerplexityOptions::default() };
+    let of = |engine| perplexity(engine, text, &options, |_| {}).expect("a perplexity").value().ln();
+    let (cpu, device) = (of(&pair.cpu), of(&pair.device));
+    println!("{device:.6} nats on the device, {cpu:.6} on the CPU");
+    assert!((device - cpu).abs() < tolerance, "{device} nats on the device, {cpu} on the CPU");
+}
+
+fn text(len: usize) -> Vec<u32> {
+    (0..len).map(|i| (3 + (i * i * 7 + i * 31) % 509) as u32).collect()
+}
+
+/// Codes with zones so short that pages leave them early.
+fn coded(key: CodeFormat, value: CodeFormat) -> SessionOptions {
+    let zones = ExactZones { head: 20, tail: 10, ..ExactZones::default() };
+    let kv = KvOptions { key: key.into(), value: value.into(), exact: zones, ..exact(ElementType::F16).kv };
+    SessionOptions { kv }
+}
+
+/// Full and sliding layers, K and V from one vector, a head over all tokens.
+#[test]
+fn dense() {
+    let pair = pair("dense", NARROW, None);
+    same_ids(&pair, &exact(ElementType::F32), &pair.prompt, 6);
+}
+
+/// Per-layer embeddings, shared K and V, MLPs of two widths, a centroid head.
+#[test]
+fn edge() {
+    let pair = pair("edge", NARROW, None);
+    same_ids(&pair, &exact(ElementType::F32), &pair.prompt, 6);
+}
+
+/// Experts, also of more rows than are routed at once.
+#[test]
+fn experts() {
+    let pair = pair("moe", NARROW, None);
+    same_ids(&pair, &exact(ElementType::F32), &pair.prompt, 6);
+}
+
+/// Other formats of K and V, other widths of heads, on the fixture with the fewest launches.
+#[test]
+fn exact_formats() {
+    let widths = Widths { sliding: Heads { width: 128, pairs: 64 }, full: Heads { width: 256, pairs: 32 } };
+    let pair = pair("nested", widths, None);
+    same_ids(&pair, &exact(ElementType::F32), &pair.prompt, 4);
+    for element in [ElementType::F16, ElementType::Bf16] {
+        same_surprise(&pair, &exact(element), &pair.prompt, 1e-3);
+    }
+}
+
+/// The ring of the sliding layers begins anew at position 128, in the middle of a text of which drafts are rolled back.
+#[test]
+fn rings_wrap() {
+    let pair = pair("nested", NARROW, None);
+    same_ids(&pair, &exact(ElementType::F32), &text(124), 8);
+}
+
+/// Pages leave the tail, and queries read them as codes: K and V of their own, and from one vector.
+#[test]
+fn codes() {
+    let widths = Widths { full: Heads { width: 128, pairs: 8 }, ..NARROW };
+    let own = pair("nested", widths, None);
+    let widths = Widths { full: Heads { width: 512, pairs: 64 }, ..NARROW };
+    let shared = pair("dense", widths, None);
+    // What is kept twice on the device is made as it is read on the CPU.
+    same_surprise(&shared, &exact(ElementType::F32), &shared.prompt, 1e-4);
+    for (pair, session) in [
+        (&own, coded(CodeFormat::Tqc5, CodeFormat::Tqc4)),
+        (&own, coded(CodeFormat::Turbo3, CodeFormat::Turbo3)),
+        (&shared, coded(CodeFormat::Tqc4, CodeFormat::Tqc4)),
+    ] {
+        same_surprise(pair, &session, &text(150), 3e-3);
+    }
+    // A page is coded in the middle of this text: when it has 138 positions.
+    let session = coded(CodeFormat::Tqc5, CodeFormat::Tqc4);
+    let options = plain(8);
+    let want = run(&own.device, &session, &text(133), &options).0;
+    assert_eq!(run(&own.device, &session, &text(133), &mtp(3, &options)).0, want, "speculative");
+}
+
+/// The demo pair, whose rows are whole blocks of 256: its target as a file of mixed types, tables included, its assistant
+/// quantized as it is loaded.
+#[test]
+fn quantized_weights() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+    let files = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| files.path().join(name);
+    let source = Checkpoint::open(demo.join("target")).expect("a checkpoint");
+    to_gguf(&source, &at("f32.gguf"), &ToGguf { outtype: Outtype::F32, ..ToGguf::default() }).expect("a file");
+    let source = Checkpoint::open(at("f32.gguf")).expect("a file");
+    quantize(&source, &at("mixed.gguf"), &QuantizeOptions::new(Mix::Q4_K_M)).expect("a file");
+    let options = EngineOptions::new(at("mixed.gguf")).with_assistant(demo.join("assistant"));
+    let tokenizer = source.tokenizer(4096).expect("readable").expect("a tokenizer");
+    let prompt =
+        tokenizer.encode("impl Iterator for Counter {\n    type Item = u32;\n    fn next(&mut self)").expect("tokens");
+    let pair = load(EngineOptions { quantize: Some(WeightType::Q8_0), ..options }, prompt, files);
+    // Where a sum's last bit decides how an activation is rounded to 8 bits, everything behind it differs: K and V in f16
+    // instead of f32, which is 7e-5 with floating-point weights, moves the CPU's own surprise here by 8e-3.
+    same_surprise(&pair, &exact(ElementType::F16), &pair.prompt, 2e-2);
+    same_ids(&pair, &exact(ElementType::F16), &pair.prompt, 6);
+}
+
+/// Blocks of 32 of experts. A random model makes much of where a rounded activation falls: the same numbers in another order
+/// of summation.
+#[test]
+fn quantized_experts() {
+    let pair = pair("moe", NARROW, Some(WeightType::Q4_0));
+    same_surprise(&pair, &exact(ElementType::F32), &text(24), 3e-2);
+}
+
+/// Above temperature 0 the host chooses, from the device's logits; a session goes on where it was.
+#[test]
+fn drawn_tokens() {
+    let pair = pair("nested", NARROW, None);
+    let sampling = Sampling { temperature: 0.9, top_k: Some(40), ..Sampling::default() };
+    let options = GenerateOptions { sampling, seed: 5, ..plain(5) };
+    for drafts in [DraftSampling::Greedy, DraftSampling::Sampled] {
+        let speculation = Speculation::Mtp(MtpOptions { block_size: 3, drafts });
+        let options = GenerateOptions { speculation, ..options.clone() };
+        let ids = |engine: &Engine| {
+            let mut session = engine.session(&exact(ElementType::F32)).expect("a session");
+            let prompts = [&pair.prompt[..], &[7, 8]];
+            prompts.map(|prompt| {
+                let pieces = session.generate(prompt, &options).expect("a generation");
+                pieces.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<_>>()
+            })
+        };
+        assert_eq!(ids(&pair.device), ids(&pair.cpu), "{drafts:?}");
+    }
+}
+
+#[test]
+fn a_round_waits_for_the_device_once() {
+    let pair = pair("nested", NARROW, None);
+    let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+    let options = mtp(4, &plain(10));
+    let mut waits = Vec::new();
+    for piece in session.generate(&pair.prompt, &options).expect("a generation") {
+        piece.expect("a piece");
+        waits.push(pair.machine.waits());
+    }
+    assert!(waits.len() > 4);
+    // The first piece is the prompt's; the second finds rooms that are large enough.
+    assert!(waits[1..].windows(2).all(|pair| pair[1] - pair[0] == 1), "{waits:?}");
+}
+
+#[test]
+fn what_does_not_fit_is_an_error_and_leaves_nothing() {
+    let case = cases::all().into_iter().find(|case| case.name == "nested").expect("a fixture");
+    let load = |options: EngineOptions, machine: &Arc<Emulated>| {
+        Engine::load(&EngineOptions { device: DeviceChoice::Given(machine.clone()), threads: Some(1), ..options })
+    };
+    let problem = |error: Option<foretoken::Error>, parts: &[&str]| {
+        let text = error.expect("an error").to_string();
+        assert!(text.starts_with("emulated: ") || text.starts_with("a context"), "{text}");
+        assert!(parts.iter().all(|part| text.contains(part)) && !text.contains('\n'), "{parts:?}: {text}");
+    };
+    // Heads that have no kernels; weights that have none; less memory than the weights take.
+    let machine = Emulated::new(MEMORY);
+    let narrow = load(EngineOptions::new(case.path.join("target")), &machine);
+    problem(narrow.err(), &["layers.0.self_attn.q_proj.weight", "heads of 32", "use the CPU"]);
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+    let target = || EngineOptions::new(demo.join("target"));
+    let two_bits = load(EngineOptions { quantize: Some(WeightType::Q2_K), ..target() }, &machine);
+    problem(two_bits.err(), &["layers.0.self_attn.q_proj.weight", "q2_K", "quantize to q4_0"]);
+    assert_eq!(machine.used(), 0, "bytes are left");
+    let small = Emulated::new(4 << 20);
+    problem(load(target(), &small).err(), &["out of memory", "asked for"]);
+    assert_eq!(small.used(), 0, "bytes are left");
+
+    // Formats that have no kernels.
+    let pair = pair("nested", NARROW, None);
+    let weights = pair.machine.used();
+    let session = |kv: KvOptions| pair.device.session(&SessionOptions { kv });
+    let f32s = exact(ElementType::F32).kv;
+    problem(session(coded(CodeFormat::Tqc4, CodeFormat::Tqc4).kv).err(), &["layer 1", "tqc4 of 64 channels"]);
+    let mixed = KvOptions { value: ElementType::F16.into(), ..f32s.clone() };
+    problem(session(mixed).err(), &["layer 0", "keys in f32 beside values in f16"]);
+    problem(session(KvOptions { memory: Some(1 << 20), ..f32s.clone() }).err(), &["context of 1024", "largest"]);
+    let mut opened = session(f32s).expect("a session");
+    problem(opened.save("/nowhere").err(), &["cannot be saved"]);
+    assert_eq!((pair.cpu.device(), pair.device.device().as_deref()), (None, Some("emulated")));
+    drop(opened);
+    assert_eq!(pair.machine.used(), weights, "a session left bytes");
+    let machine = pair.machine.clone();
+    drop(pair);
+    assert_eq!(machine.used(), 0, "an engine left bytes");
+}
+
+/// A device that fills up in the middle of a text: what was written stands, and the session can be used.
+#[test]
+fn memory_that_runs_out_is_an_error_with_the_numbers() {
+    let pair = pair("nested", NARROW, None);
+    // Too little for a large piece, so that pages are allocated one by one.
+    pair.machine.fill(20 << 20);
+    let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+    let ids = |session: &mut foretoken::Session, prompt: &[u32]| -> foretoken::Result<Vec<u32>> {
+        let pieces = session.generate(prompt, &plain(3))?.collect::<foretoken::Result<Vec<_>>>()?;
+        Ok(pieces.into_iter().flat_map(|piece| piece.tokens).collect())
+    };
+    ids(&mut session, &text(60)).expect("a text");
+    let taken = pair.machine.fill(0);
+    let error = ids(&mut session, &text(124)).expect_err("no memory").to_string();
+    let parts = ["emulated: ", "K and V of", "positions do not fit, those of 128 do", "out of memory"];
+    assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    pair.machine.empty(taken);
+    assert_eq!(ids(&mut session, &text(10)).expect("a text").len(), 3);
+}
+
+#[test]
+fn devices_have_names() {
+    for (name, cpu) in [("cpu", true), ("cuda", false), ("cuda:3", false), ("auto", false)] {
+        let choice: DeviceChoice = name.parse().expect("a device");
+        assert_eq!(matches!(choice, DeviceChoice::Cpu), cpu, "{name}");
+    }
+    let error = "gpu".parse::<DeviceChoice>().err().expect("an error").to_string();
+    assert!(error.contains("cpu, cuda, cuda:N and auto"), "{error}");
+}

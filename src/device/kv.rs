@@ -84,8 +84,11 @@ pub(crate) struct Room {
     pub rows: Buffer<f32>,        // (rows, heads, head_dim)
     pub words: Buffer<u32>,       // a quarter of it
     pub word_scales: Buffer<f32>, // a 128th, and no less than one per head
-    unfinished: RefCell<Option<(Buffer<[f64; 2]>, Buffer<f32>)>>,
+    unfinished: RefCell<Option<UnfinishedRoom>>,
 }
+
+/// Softmaxes and their sums of values.
+type UnfinishedRoom = (Buffer<[f64; 2]>, Buffer<f32>);
 
 impl Room {
     /// For `len` elements of queries.

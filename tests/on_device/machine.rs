@@ -8,7 +8,7 @@ use foretoken::device::{AnyLaunch, Device, Memory};
 use foretoken::{Error, Result};
 
 use crate::device::Device as _;
-use crate::machine::Machine;
+use crate::machine::{Dialect, Machine};
 
 enum Job {
     Allocate(usize, Sender<u64>),
@@ -37,7 +37,7 @@ impl Emulated {
     pub fn new(total: usize) -> Arc<Self> {
         let (jobs, orders) = channel();
         std::thread::spawn(move || {
-            let mut session = Machine::get().session(false);
+            let mut session = Machine::get().session(Dialect::Cuda, false);
             for job in orders {
                 match job {
                     Job::Allocate(bytes, done) => drop(done.send(session.upload(&vec![0xcd; bytes.max(1)]))),

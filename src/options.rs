@@ -65,7 +65,9 @@ pub enum DeviceChoice {
     Cpu,
     /// On the CUDA device of this number, from 0 on (features `cuda` and `cuda-prebuilt`).
     Cuda(usize),
-    /// On the first CUDA device if it can be used, else on the processor.
+    /// On the Metal device of this number, from 0 on (feature `metal`).
+    Metal(usize),
+    /// On the first CUDA or Metal device if one can be used, else on the processor.
     Auto,
     /// On a device of the caller's.
     Given(Arc<dyn Device>),
@@ -74,15 +76,18 @@ pub enum DeviceChoice {
 impl FromStr for DeviceChoice {
     type Err = Error;
 
-    /// `cpu`, `cuda`, `cuda:1` or `auto`.
+    /// `cpu`, `cuda`, `cuda:1`, `metal`, `metal:1` or `auto`.
     fn from_str(text: &str) -> Result<Self> {
-        let number = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
-        match (text, number) {
-            ("cpu", _) => Ok(Self::Cpu),
-            ("cuda", _) => Ok(Self::Cuda(0)),
-            ("auto", _) => Ok(Self::Auto),
-            (_, Some(number)) => Ok(Self::Cuda(number)),
-            _ => Err(Error::Input(format!("{text:?} is no device; there are cpu, cuda, cuda:N and auto"))),
+        let (name, number) = text.split_once(':').unwrap_or((text, "0"));
+        match (name, number.parse()) {
+            ("cuda", Ok(number)) => Ok(Self::Cuda(number)),
+            ("metal", Ok(number)) => Ok(Self::Metal(number)),
+            _ if text == "cpu" => Ok(Self::Cpu),
+            _ if text == "auto" => Ok(Self::Auto),
+            _ => {
+                let problem = format!("{text:?} is no device; there are cpu, cuda, cuda:N, metal, metal:N and auto");
+                Err(Error::Input(problem))
+            }
         }
     }
 }

@@ -15,8 +15,8 @@ use foretoken::speculative::{
 };
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
-    Engine, EngineOptions, Error, GenerateOptions, MtpOptions, Result, Sampling, SessionOptions, Speculation,
-    SpeculationOptions,
+    DeviceChoice, Engine, EngineOptions, Error, GenerateOptions, MtpOptions, Result, Sampling, SessionOptions,
+    Speculation, SpeculationOptions,
 };
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -780,4 +780,17 @@ fn kinds() {
     assert!(matches!(pair.engine(), Err(Error::Config { field, .. }) if field == "hidden_activation"));
     std::fs::remove_file(pair.path(TARGET)).expect("it was there");
     assert!(matches!(pair.engine(), Err(Error::Io { .. })));
+}
+
+/// On a Mac there may be one.
+#[cfg(not(target_os = "macos"))]
+#[test]
+fn a_device_that_is_not_there_is_an_error_and_the_processor_still_works() {
+    let pair = Pair::new();
+    let load =
+        |device| Engine::load(&EngineOptions { device, ..EngineOptions::new(pair.directory.path().join("target")) });
+    let error = load(DeviceChoice::Metal(0)).err().expect("no Mac");
+    assert!(matches!(&error, Error::Device { device, .. } if device == "Metal"), "{error:?}");
+    assert!(error.to_string().contains("use the CPU"), "{error}");
+    load(DeviceChoice::Cpu).expect("an engine");
 }

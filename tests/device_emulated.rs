@@ -307,10 +307,14 @@ fn memory_that_runs_out_is_an_error_with_the_numbers() {
 
 #[test]
 fn devices_have_names() {
-    for (name, cpu) in [("cpu", true), ("cuda", false), ("cuda:3", false), ("auto", false)] {
+    for (name, cpu) in
+        [("cpu", true), ("cuda", false), ("cuda:3", false), ("metal", false), ("metal:1", false), ("auto", false)]
+    {
         let choice: DeviceChoice = name.parse().expect("a device");
         assert_eq!(matches!(choice, DeviceChoice::Cpu), cpu, "{name}");
     }
-    let error = "gpu".parse::<DeviceChoice>().err().expect("an error").to_string();
-    assert!(error.contains("cpu, cuda, cuda:N and auto"), "{error}");
+    for wrong in ["gpu", "cpu:0", "auto:1", "cuda:", "metal:x", ""] {
+        let error = wrong.parse::<DeviceChoice>().err().expect("an error").to_string();
+        assert!(error.contains("cpu, cuda, cuda:N, metal, metal:N and auto"), "{error}");
+    }
 }

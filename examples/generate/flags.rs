@@ -104,8 +104,8 @@ pub struct Args {
     /// Positions that fit the cache; by default, what the model was made for.
     #[arg(long, value_name = "N")]
     context: Option<usize>,
-    /// Where the models compute: cpu, cuda, cuda:N, or auto for cuda where it works and else the CPU (build with
-    /// --features cuda or cuda-prebuilt).
+    /// Where the models compute: cpu, cuda, cuda:N, metal, metal:N, or auto for a GPU where one works and else the CPU (build
+    /// with --features cuda, cuda-prebuilt or metal).
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: DeviceChoice,
     /// Threads; by default, the physical cores.

@@ -1,14 +1,14 @@
 //! Computing on a GPU: what this library needs of one, and what it keeps there.
 //!
 //! A [`Device`] is memory and launches, no more. The kernels and the plans of their launches are [`foretoken_kernels::gpu`]'s;
-//! CUDA is one implementation (features `cuda` and `cuda-prebuilt`), the tests' emulated machine another, so that the whole
-//! engine runs on either and no GPU is needed to know that it computes what the CPU does.
+//! CUDA (features `cuda` and `cuda-prebuilt`) and Metal (feature `metal`) are implementations, the tests' emulated machine
+//! another, so that the whole engine runs on each and no GPU is needed to know that it computes what the CPU does.
 //!
 //! On top of it: weights in the CPU's own bytes, and K and V in pages that tables on the device name.
 
+#[cfg(any(feature = "cuda", feature = "cuda-prebuilt", feature = "metal"))]
+mod backend;
 mod buffer;
-#[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
-mod cuda;
 mod kv;
 mod matrix;
 
@@ -112,25 +112,38 @@ pub(crate) fn open(choice: &DeviceChoice) -> Result<Option<Arc<dyn Device>>> {
         DeviceChoice::Cpu => Ok(None),
         DeviceChoice::Given(device) => Ok(Some(device.clone())),
         DeviceChoice::Cuda(index) => open_cuda(*index).map(Some),
-        DeviceChoice::Auto => match open_cuda(0) {
-            Ok(device) => Ok(Some(device)),
-            Err(error) => {
-                tracing::info!(%error, "no GPU is used");
-                Ok(None)
+        DeviceChoice::Metal(index) => open_metal(*index).map(Some),
+        DeviceChoice::Auto => {
+            for opened in [open_cuda(0), open_metal(0)] {
+                match opened {
+                    Ok(device) => return Ok(Some(device)),
+                    Err(error) => tracing::info!(%error, "this device is not used"),
+                }
             }
-        },
+            Ok(None)
+        }
     }
 }
 
 #[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
-fn open_cuda(index: usize) -> Result<Arc<dyn Device>> {
-    Ok(Arc::new(cuda::Cuda::open(index)?))
-}
+use backend::cuda::open as open_cuda;
+#[cfg(feature = "metal")]
+use backend::metal::open as open_metal;
 
 #[cfg(not(any(feature = "cuda", feature = "cuda-prebuilt")))]
 fn open_cuda(_: usize) -> Result<Arc<dyn Device>> {
-    let problem = "this program was built without it; build with the feature cuda or cuda-prebuilt, or use the CPU";
-    Err(Error::Device { device: "CUDA".into(), problem: problem.into() })
+    Err(not_built("CUDA", "the feature cuda or cuda-prebuilt"))
+}
+
+#[cfg(not(feature = "metal"))]
+fn open_metal(_: usize) -> Result<Arc<dyn Device>> {
+    Err(not_built("Metal", "the feature metal"))
+}
+
+#[cfg(not(all(any(feature = "cuda", feature = "cuda-prebuilt"), feature = "metal")))]
+fn not_built(device: &str, with: &str) -> Error {
+    let problem = format!("this program was built without it; build with {with}, or use the CPU");
+    Error::Device { device: device.into(), problem }
 }
 
 /// An error about something that the device's kernels do not have.

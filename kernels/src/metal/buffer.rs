@@ -14,7 +14,7 @@ pub struct Buffer<T> {
 
 // SAFETY: a buffer is its memory's only owner, and its device may be used from any thread.
 unsafe impl<T: Send> Send for Buffer<T> {}
-// SAFETY: what is shared can only be read.
+// SAFETY: the processor reads and writes what is shared under its device's lock.
 unsafe impl<T: Sync> Sync for Buffer<T> {}
 
 impl<T: Plain> Buffer<T> {
@@ -43,9 +43,20 @@ impl<T: Plain> Buffer<T> {
     /// # Errors
     /// If there are more than the buffer has, or something went wrong in kernels before.
     pub fn write(&mut self, elements: &[T]) -> Result<(), MetalError> {
-        self.whole(elements.len())?;
-        // SAFETY: the memory has as many bytes, and no kernel runs.
-        unsafe { self.bytes.copy_from_nonoverlapping(elements.as_ptr().cast(), size_of_val(elements)) };
+        self.write_at(0, elements)
+    }
+
+    /// Overwrites the elements from `at` on, when all that was launched before is done.
+    ///
+    /// # Errors
+    /// As [`Buffer::write`].
+    pub fn write_at(&self, at: usize, elements: &[T]) -> Result<(), MetalError> {
+        self.reach(at, elements.len())?;
+        let _alone = lock(&self.device.0.memories);
+        // SAFETY: the memory has as many bytes from there on, no kernel runs, and the lock keeps other threads away.
+        unsafe {
+            self.bytes.cast::<T>().add(at).cast::<u8>().copy_from(elements.as_ptr().cast(), size_of_val(elements));
+        }
         Ok(())
     }
 
@@ -54,13 +65,26 @@ impl<T: Plain> Buffer<T> {
     /// # Errors
     /// If there are fewer in the buffer, or something went wrong in kernels before.
     pub fn read(&self, elements: &mut [T]) -> Result<(), MetalError> {
-        self.whole(elements.len())?;
-        // SAFETY: the memory has as many bytes, of which any are a value, and no kernel runs.
-        unsafe { self.bytes.copy_to_nonoverlapping(elements.as_mut_ptr().cast(), size_of_val(elements)) };
+        self.read_at(0, elements)
+    }
+
+    /// Reads the elements from `at` on, when all that was launched before is done.
+    ///
+    /// # Errors
+    /// As [`Buffer::read`].
+    pub fn read_at(&self, at: usize, elements: &mut [T]) -> Result<(), MetalError> {
+        self.reach(at, elements.len())?;
+        let _alone = lock(&self.device.0.memories);
+        // SAFETY: as in `write_at`; any bytes are a value.
+        unsafe {
+            self.bytes.cast::<T>().add(at).cast::<u8>().copy_to(elements.as_mut_ptr().cast(), size_of_val(elements));
+        }
         Ok(())
     }
 
-    fn whole(&self, asked: usize) -> Result<(), MetalError> {
+    /// Waits for all streams, if the buffer has `count` elements from `at` on.
+    fn reach(&self, at: usize, count: usize) -> Result<(), MetalError> {
+        let asked = at.saturating_add(count);
         if asked > self.len() {
             return Err(MetalError::Length { asked, len: self.len() });
         }

@@ -1,0 +1,80 @@
+//! The kernels' devices, which all have one interface, as [`Device`](super::Device)s.
+
+macro_rules! backend {
+    ($module:ident, $name:literal, $error:ident) => {
+        pub(super) mod $module {
+            use std::sync::{Mutex, PoisonError};
+
+            use foretoken_kernels::$module::{self, $error, Buffer, Stream};
+
+            use crate::device::{AnyLaunch, Device, Memory};
+            use crate::{Error, Result};
+
+            /// A device and one stream, which all sequences share.
+            struct Opened {
+                device: $module::Device,
+                stream: Mutex<Stream>,
+                name: String,
+            }
+
+            /// # Errors
+            /// If there is no such device, or it cannot be used.
+            pub fn open(index: usize) -> Result<std::sync::Arc<dyn Device>> {
+                let device = $module::Device::open(index).map_err(failed)?;
+                let stream = Mutex::new(device.stream().map_err(failed)?);
+                let name = device.info().name.clone();
+                tracing::info!(info = ?device.info(), concat!("a ", $name, " device is used"));
+                Ok(std::sync::Arc::new(Opened { device, stream, name }))
+            }
+
+            /// What the driver said, which names itself.
+            fn failed(error: $error) -> Error {
+                let text = error.to_string();
+                let problem = text.strip_prefix(concat!($name, ": ")).unwrap_or(&text).into();
+                Error::Device { device: $name.into(), problem }
+            }
+
+            impl Device for Opened {
+                fn name(&self) -> String {
+                    self.name.clone()
+                }
+
+                fn memory(&self) -> Result<(usize, usize)> {
+                    self.device.memory().map_err(failed)
+                }
+
+                fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>> {
+                    Ok(Box::new(Piece(self.device.zeroed(bytes).map_err(failed)?)))
+                }
+
+                unsafe fn launch(&self, launch: &AnyLaunch) -> Result<()> {
+                    let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+                    // SAFETY: the caller vouches for what the parameters point to; the kernel reads its own structure, with
+                    // which `AnyLaunch` begins.
+                    unsafe { stream.launch(&launch.launch) }.map_err(failed)
+                }
+            }
+
+            struct Piece(Buffer<u8>);
+
+            impl Memory for Piece {
+                fn address(&self) -> u64 {
+                    self.0.span().address()
+                }
+
+                fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
+                    self.0.write_at(at, bytes).map_err(failed)
+                }
+
+                fn read(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
+                    self.0.read_at(at, bytes).map_err(failed)
+                }
+            }
+        }
+    };
+}
+
+#[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
+backend!(cuda, "CUDA", CudaError);
+#[cfg(feature = "metal")]
+backend!(metal, "Metal", MetalError);

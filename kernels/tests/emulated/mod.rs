@@ -3,6 +3,7 @@
 mod attention;
 pub mod cases;
 pub mod device;
+pub mod gpu;
 pub mod machine;
 mod matmul;
 mod steps;

@@ -1,0 +1,102 @@
+//! The suite on a GPU: what is the same for every interface to one.
+
+/// A session on `foretoken_kernels::$module` and the tests that go through it. `$wide` is the device's form of an `f64`; the
+/// caller's `open` gives a device, or `None` where there is none.
+#[allow(unused_macros)]
+macro_rules! on_a_gpu {
+    ($module:ident, $wide:path) => {
+        use foretoken_kernels::$module::{Buffer, Device, Stream};
+
+        struct Gpu<'a> {
+            device: &'a Device,
+            stream: &'a Stream,
+            buffers: Vec<Buffer<u8>>,
+        }
+
+        /// Any kernel's parameters.
+        #[repr(C, align(16))]
+        #[derive(Clone, Copy)]
+        struct AnyParams([u8; 1024]);
+
+        // SAFETY: the kernel reads as many bytes as its structure has, which the plan wrote.
+        unsafe impl foretoken_kernels::gpu::Params for AnyParams {}
+
+        impl $crate::emulated::device::Device for Gpu<'_> {
+            fn upload(&mut self, bytes: &[u8]) -> u64 {
+                let buffer = self.device.upload(bytes).expect("memory");
+                let address = buffer.span().address();
+                self.buffers.push(buffer);
+                address
+            }
+
+            fn download(&mut self, address: u64, bytes: &mut [u8]) {
+                let of = |buffer: &&Buffer<u8>| {
+                    let start = buffer.span().address();
+                    (start..=start + buffer.len() as u64).contains(&address)
+                        && start + buffer.len() as u64 - address >= bytes.len() as u64
+                };
+                let buffer = self.buffers.iter().find(of).expect("a buffer of this address");
+                let mut all = vec![0; buffer.len()];
+                buffer.read(&mut all).expect("a device that works");
+                let start = (address - buffer.span().address()) as usize;
+                bytes.copy_from_slice(&all[start..start + bytes.len()]);
+            }
+
+            fn wide(&self, x: f64) -> u64 {
+                $wide(x)
+            }
+
+            fn launch(
+                &mut self,
+                kernel: &'static str,
+                grid: [u32; 3],
+                block: [u32; 3],
+                params: &[u8],
+            ) -> Result<(), String> {
+                let mut bytes = AnyParams([0; 1024]);
+                bytes.0[..params.len()].copy_from_slice(params);
+                let launch = foretoken_kernels::gpu::Launch { kernel, grid, block, params: bytes };
+                // SAFETY: the session's buffers live until it is dropped, after the stream was waited for.
+                let launched = unsafe { self.stream.launch(&launch) }.and_then(|()| self.stream.synchronize());
+                launched.map_err(|error| error.to_string())
+            }
+        }
+
+        #[test]
+        fn kernels_agree_with_the_cpu_on_a_device() {
+            let Some(device) = open() else { return };
+            eprintln!("{:?}", device.info());
+            let stream = device.stream().expect("a stream");
+            let failed: Vec<_> = ($crate::emulated::cases::all().iter())
+                .filter_map(|case| {
+                    let mut session = Gpu { device: &device, stream: &stream, buffers: Vec::new() };
+                    (case.run)(&mut session).err().map(|error| format!("{}: {error}", case.name))
+                })
+                .collect();
+            assert!(failed.is_empty(), "{} cases fail:\n{}", failed.len(), failed.join("\n"));
+        }
+
+        #[test]
+        fn a_recording_does_what_its_launches_do() {
+            use foretoken_kernels::gpu::pointwise::rms_norm;
+            let Some(device) = open() else { return };
+            let stream = device.stream().expect("a stream");
+            let (mut x, y) =
+                (device.upload(&[1.0f32; 256]).expect("memory"), device.zeroed::<f32>(256).expect("memory"));
+            let plan = rms_norm(x.span(), (1, 256), None, 0.0, None, y.span()).expect("a plan");
+            // SAFETY: the buffers outlive the graph.
+            let graph = stream.record(|stream| unsafe { stream.launch(&plan) }).expect("a graph");
+            let mut got = [0.0f32; 256];
+            for sign in [1.0f32, -1.0] {
+                x.write(&[2.0 * sign; 256]).expect("memory");
+                // SAFETY: as above.
+                unsafe { stream.replay(&graph) }.expect("a replay");
+                y.read(&mut got).expect("a result");
+                assert_eq!(got, [sign; 256]);
+            }
+        }
+    };
+}
+
+#[allow(unused_imports)] // where the suite is run on the emulated machine alone
+pub(crate) use on_a_gpu;

@@ -223,7 +223,7 @@ fn two_hundred_rounds_find_the_best_block() {
         // more. The floor lends five, and then 2 % of the time: one such draft in 60 rounds. A text that was unlucky with
         // the first ones has seen too few in 200 rounds to tell a gain of a tenth or a quarter from none.
         let gain = machine.best_fixed() / machine.fixed(1);
-        let least = if machine.verify[1] > 2.0 * machine.verify[0] && gain < 1.5 { 0.95 } else { 0.98 };
+        let least = if machine.verify[1] > 2.0 * machine.verify[0] && gain > 1.0 && gain < 1.5 { 0.95 } else { 0.98 };
         if mean < least {
             missed.push(format!("{} (gain {gain:.2}): {mean:.3} of the best; {reached:.3?}", machine.name));
         }
@@ -382,14 +382,23 @@ fn short_texts_are_planned_well_from_the_start() {
     assert!(missed.is_empty(), "{missed:#?}");
 }
 
-/// Time against plain decoding's, where texts of less than 256 tokens count as such of 256: so long as that is at most 1.03,
-/// no text loses more than 3 %, and the first rounds of one no more than 8 plain steps.
+/// Time against plain decoding's, by the stricter of two accounts. One begins with the first token, and texts of less than 256
+/// count as such of 256: so long as it is at most 1.03, no text loses more than 3 %, and the first rounds of one no more than 8
+/// plain steps. The other begins behind 64 tokens, from 256 on: what these have won is not to be lost later.
 fn worst_loss(rounds: &[Round], plain_ms: f64) -> f64 {
     let (mut tokens, mut steps, mut worst) = (0.0, 0.0, 0.0_f64);
+    let (mut late_tokens, mut late_steps) = (0.0, 0.0);
     for round in rounds {
+        if tokens >= 64.0 {
+            late_tokens += round.emitted as f64;
+            late_steps += round.ms / plain_ms;
+        }
         tokens += round.emitted as f64;
         steps += round.ms / plain_ms;
         worst = worst.max(1.0 + (steps - tokens) / tokens.max(256.0));
+        if tokens >= 256.0 {
+            worst = worst.max(late_steps / late_tokens);
+        }
     }
     worst
 }
@@ -563,8 +572,7 @@ fn costs_are_saved_and_loaded() {
     let path = directory.path().join("costs.json");
     costs.save(&path).expect("a file");
     let loaded = Costs::load(&path, &own).expect("the same costs");
-    let ms = |costs: &Costs| costs.verify(700, 16).iter().map(|rows| rows.ms).collect::<Vec<_>>();
-    assert_eq!(ms(&loaded), ms(&costs));
+    assert_eq!(loaded.verify(700, 16), costs.verify(700, 16));
     assert_eq!(loaded.step(DrafterKind::Mtp, 0), 0.5);
     let estimates = loaded.verify(700, 8);
     assert!((estimates[3].ms - 5.0).abs() < 0.01 && (5.0..6.0).contains(&estimates[4].ms), "{estimates:?}");
@@ -577,6 +585,7 @@ fn costs_are_saved_and_loaded() {
         "{",
         "[]",
         r#"{"machine":{"isa":"avx2","threads":3,"step_bytes":1000,"step_multiply_adds":500},"verify":{"0":{"1":{"ms":-1.0,"samples":9}}},"draft":{}}"#,
+        r#"{"machine":{"isa":"avx2","threads":3,"step_bytes":1000,"step_multiply_adds":500},"verify":{},"draft":{},"pace":{"noise":0.0}}"#,
     ] {
         std::fs::write(&path, text).expect("a file");
         let complaint = Costs::load(&path, &own).expect_err("no costs").to_string();

@@ -51,7 +51,7 @@ struct Measured {
     samples: usize,
     #[serde(skip)]
     first: Vec<f64>,
-    #[serde(skip)]
+    #[serde(default)]
     seen: usize, // the pace's count of samples when this was last measured
 }
 
@@ -77,12 +77,16 @@ impl Measured {
 
 /// How fast the machine is now: a Kalman filter on the logarithms of times. A sample's surprise is shared between the pace
 /// and the figure by how uncertain each of them is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct Pace {
-    log: f64,      // of how much slower the machine is than when the figures were taken
+    #[serde(skip)]
+    log: f64, // of how much slower the machine is than when the figures were taken
+    #[serde(skip)]
     variance: f64, // of that
-    noise: f64,    // variance of a sample
+    noise: f64, // variance of a sample
     samples: usize,
+    #[serde(skip)]
     last: f64, // by how many standard deviations the last sample differed
 }
 
@@ -146,7 +150,7 @@ pub struct Costs {
     machine: Machine,
     verify: BTreeMap<usize, BTreeMap<usize, Measured>>, // context octave, rows
     draft: BTreeMap<DrafterKind, Measured>,             // per token
-    #[serde(skip)]
+    #[serde(default)] // not in older files
     pace: Pace,
 }
 
@@ -274,6 +278,9 @@ impl Costs {
         let all = costs.verify.values().flat_map(BTreeMap::values).chain(costs.draft.values());
         if all.into_iter().any(|measured| !(measured.ms > 0.0 && measured.ms.is_finite())) {
             return Err(Error::file(path, format!("has a cost that is not above 0{again}")));
+        }
+        if !(costs.pace.noise > 0.0 && costs.pace.noise.is_finite()) {
+            return Err(Error::file(path, format!("has a pace whose noise is not above 0{again}")));
         }
         Ok(costs)
     }

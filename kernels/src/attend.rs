@@ -77,7 +77,7 @@ pub struct Query<'a> {
 
 /// Room for one call of [`attend_tile`]: at least [`Scratch::len`] entries each, of any value.
 pub struct Scratch<'a> {
-    /// Scores of eight queries.
+    /// Scores of the queries that share a pass.
     pub scores: &'a mut [f64],
     /// Their weights.
     pub weights: &'a mut [f32],
@@ -134,7 +134,9 @@ pub fn attend_tile(isa: Isa, tile: KvTile<'_>, queries: &mut [Query<'_>], scratc
             Rows::Exact(Elements::F16(k)) => isa.run(Scores { k, head_dim, queries, range: range.clone(), scores }),
             Rows::Exact(Elements::Bf16(k)) => isa.run(Scores { k, head_dim, queries, range: range.clone(), scores }),
         }
-        isa.run(Softmax { len, queries, range: range.clone(), scores, weights });
+        // Values in codes meet the weights of whole pages.
+        let weighed = if matches!(values, Rows::Coded(_)) { 0..len } else { range.clone() };
+        isa.run(Softmax { len, queries, range: weighed, scores, weights });
         match values {
             Rows::Coded(page) => turbo::add_values(isa, &page, queries, range, weights),
             Rows::Shared { .. } => {}
@@ -146,7 +148,7 @@ pub fn attend_tile(isa: Isa, tile: KvTile<'_>, queries: &mut [Query<'_>], scratc
 }
 
 /// Queries that share a softmax pass, and a coded key or value.
-pub(crate) const SHARE: usize = 8;
+pub(crate) const SHARE: usize = 32;
 
 /// Queries that share a loaded exact key or value.
 const SHARE_EXACT: usize = 4;

@@ -5,7 +5,7 @@ use crate::lanes::NeonLanes;
 use crate::lanes::{Op, Scalar};
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{Avx2, Avx512, AvxVnni, avx_vnni_panels, avx2_panels, avx512_panels};
+pub(crate) use x86_64::{Amx, Avx2, Avx512, AvxVnni, avx_vnni_panels, avx2_panels, avx512_panels};
 
 #[cfg(target_arch = "aarch64")]
 pub(crate) use aarch64::{Neon, NeonDot, NeonI8mm, neon_dot_panels, neon_i8mm_panels, neon_panels};
@@ -26,6 +26,9 @@ pub enum Isa {
     /// AVX-512 F, BW, DQ, VL and VNNI (Ice Lake, Zen 4 and later).
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    /// AVX-512 and products of byte matrices in tile registers (Sapphire Rapids and later, on Linux).
+    #[cfg(target_arch = "x86_64")]
+    Amx(Amx),
     /// NEON with half-precision conversion, as on every aarch64.
     #[cfg(target_arch = "aarch64")]
     Neon(Neon),
@@ -53,6 +56,8 @@ impl Isa {
             AvxVnni::new().map(Isa::AvxVnni),
             #[cfg(target_arch = "x86_64")]
             Avx512::new().map(Isa::Avx512),
+            #[cfg(target_arch = "x86_64")]
+            Amx::new().map(Isa::Amx),
             #[cfg(target_arch = "aarch64")]
             Some(Isa::Neon(Neon::new())),
             #[cfg(target_arch = "aarch64")]
@@ -74,6 +79,8 @@ impl Isa {
             Isa::AvxVnni(_) => "avx-vnni",
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx(_) => "amx",
             #[cfg(target_arch = "aarch64")]
             Isa::Neon(_) => "neon",
             #[cfg(target_arch = "aarch64")]
@@ -94,6 +101,8 @@ impl Isa {
             Isa::AvxVnni(isa) => isa.run(op),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512(isa) => isa.run(op),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx(isa) => isa.run(op),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon(_) | Isa::NeonDot(_) | Isa::NeonI8mm(_) => op.eval(NeonLanes),
         }
@@ -104,7 +113,8 @@ impl Isa {
 mod x86_64 {
     use crate::lanes::{Avx512Lanes, Multiply, Op, Vnni, Ymm};
     use crate::quant::PanelOp;
-    use crate::turbo::CodeOp;
+    use crate::turbo::{CodeOp, MatrixOp};
+    use std::sync::LazyLock;
 
     /// A function of its own per operation: kernels divide their work into several, because a single one with all tile
     /// shapes inlined takes the compiler minutes.
@@ -146,6 +156,13 @@ mod x86_64 {
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
     fn avx512_codes<O: CodeOp>(op: O) {
+        op.eval(Avx512Lanes);
+    }
+
+    /// As [`avx2_panels`].
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
+    fn amx_codes<O: MatrixOp>(op: O) {
         op.eval(Avx512Lanes);
     }
 
@@ -255,6 +272,76 @@ mod x86_64 {
             // SAFETY: `self` is only made by `new`, which found the features of either.
             unsafe { if self.vbmi { avx512_codes(op) } else { avx2_codes(op) } }
         }
+    }
+
+    /// Proof of tile registers with byte products, which this process may use, and of what [`Avx512`] with VBMI proves.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Amx(Avx512);
+
+    impl Amx {
+        pub(crate) fn new() -> Option<Self> {
+            static HAS: LazyLock<bool> = LazyLock::new(|| has_tiles() && may_use_tiles());
+            Avx512::new().filter(|isa| isa.vbmi && *HAS).map(Self)
+        }
+
+        /// Floats gain nothing.
+        #[inline]
+        pub(crate) fn run<O: Op>(self, op: O) -> O::Output {
+            self.0.run(op)
+        }
+
+        /// Evaluates an operation over byte lanes.
+        #[inline]
+        pub(crate) fn run_panels<O: PanelOp>(self, op: O) {
+            self.0.run_panels(op);
+        }
+
+        /// Evaluates an operation over codes in vectors.
+        #[inline]
+        pub(crate) fn run_codes<O: CodeOp>(self, op: O) {
+            self.0.run_codes(op);
+        }
+
+        /// Evaluates an operation over codes in tiles.
+        #[inline]
+        pub(crate) fn run_matrices<O: MatrixOp>(self, op: O) {
+            // SAFETY: `self` is only made by `new`, which found the features and has the tiles.
+            unsafe { amx_codes(op) }
+        }
+    }
+
+    /// AMX-TILE and AMX-INT8, which the standard library's detection does not know on stable Rust.
+    fn has_tiles() -> bool {
+        let leaf = std::arch::x86_64::__cpuid(0).eax >= 7;
+        leaf && std::arch::x86_64::__cpuid_count(7, 0).edx >> 24 & 0b11 == 0b11
+    }
+
+    /// Linux gives tile registers to a process that asks for them; threads that start later have them too.
+    #[cfg(target_os = "linux")]
+    fn may_use_tiles() -> bool {
+        const ARCH_PRCTL: usize = 158;
+        const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
+        const TILE_DATA: usize = 18;
+        let mut result = ARCH_PRCTL;
+        // SAFETY: the system call takes two numbers and touches no memory of ours; it clobbers rcx and r11. A kernel that
+        // does not know it, or does not grant it, answers with an error.
+        unsafe {
+            std::arch::asm!(
+                "syscall",
+                inout("rax") result,
+                in("rdi") ARCH_REQ_XCOMP_PERM,
+                in("rsi") TILE_DATA,
+                out("rcx") _,
+                out("r11") _,
+                options(nostack),
+            );
+        }
+        result == 0
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn may_use_tiles() -> bool {
+        false
     }
 }
 

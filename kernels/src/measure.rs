@@ -72,7 +72,7 @@ pub fn int8_multiply_adds(isa: Isa, rounds: usize) -> Option<(u64, i32)> {
             })
         }
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512(_) => {
+        Isa::Avx512(_) | Isa::Amx(_) => {
             chains!("avx512f,avx512vnni", _mm512_setzero_si512(), _mm512_set1_epi8(black_box(3)), |sum, x| {
                 _mm512_dpbusd_epi32(sum, x, x)
             })

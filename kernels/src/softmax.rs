@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::Isa;
-use crate::attend::Query;
+use crate::attend::{Query, SHARE};
 use crate::lanes::{Lanes, Op};
 
 /// A softmax-weighted sum that is still being built: `sum = sum_i e^(score_i - max)`, and in the caller's buffer
@@ -52,7 +52,10 @@ pub fn finish(isa: Isa, running: Running, output: &mut [f32]) {
     }
 }
 
-/// Turns scores into weights, `len` of each per query: see [`softmax_step`].
+/// Turns every query's visible scores into weights relative to its new maximum, and rescales what was there before; `len` of
+/// each per query. Weights of `range` that a query does not see become zero.
+///
+/// One thing after the other for all queries, so that none waits for a maximum or a sum of its own.
 pub(crate) struct Softmax<'a, 'q> {
     pub len: usize,
     pub queries: &'a mut [Query<'q>],
@@ -66,10 +69,34 @@ impl Op for Softmax<'_, '_> {
 
     #[inline(always)]
     fn eval<L: Lanes>(self, l: L) {
-        let rows = self.scores.chunks(self.len).zip(self.weights.chunks_mut(self.len));
-        for (query, (scores, weights)) in self.queries.iter_mut().zip(rows) {
-            // SAFETY: `run` entered the features; `attend_tile` checked every length and range.
-            unsafe { softmax_step(l, query, scores, weights, self.range.clone()) };
+        let Self { len, queries, range, scores, weights } = self;
+        let mut maxima = [f64::NEG_INFINITY; SHARE];
+        for ((max, query), scores) in maxima.iter_mut().zip(&*queries).zip(scores.chunks(len)) {
+            *max = largest(query.running.max, &scores[query.visible.clone()]);
+        }
+        for (((max, query), scores), weights) in
+            maxima.iter().zip(&*queries).zip(scores.chunks(len)).zip(weights.chunks_mut(len))
+        {
+            // SAFETY: `run` entered the features.
+            unsafe { weigh(l, *max, scores, query.visible.clone(), range.clone(), weights) };
+        }
+        let mut sums = [0.0; SHARE];
+        for ((sum, query), weights) in sums.iter_mut().zip(&*queries).zip(weights.chunks(len)) {
+            if !query.visible.is_empty() {
+                *sum = total(&weights[blocks(&query.visible, len)]);
+            }
+        }
+        for ((query, max), sum) in queries.iter_mut().zip(maxima).zip(sums) {
+            if query.visible.is_empty() {
+                continue;
+            }
+            if query.running.sum > 0.0 && max > query.running.max {
+                let scale = decay(query.running.max - max);
+                query.running.sum *= f64::from(scale);
+                // SAFETY: `run` entered the features.
+                unsafe { scale_by(l, query.output, scale) };
+            }
+            *query.running = Running { max, sum: query.running.sum + sum };
         }
     }
 }
@@ -78,31 +105,47 @@ impl Op for Softmax<'_, '_> {
 /// visible keys begin and end nor the width of the lanes changes how they are added up.
 const STRANDS: usize = 16;
 
-/// Turns a row's visible scores into weights relative to the new maximum, and rescales what was there before.
-/// Weights of `range` that the row does not see become zero.
+/// Whole blocks of strands around the keys that a row sees.
 #[inline(always)]
-unsafe fn softmax_step<L: Lanes>(l: L, q: &mut Query<'_>, scores: &[f64], weights: &mut [f32], range: Range<usize>) {
-    let visible = q.visible.clone();
+fn blocks(visible: &Range<usize>, len: usize) -> Range<usize> {
+    visible.start - visible.start % STRANDS..visible.end.next_multiple_of(STRANDS).min(len)
+}
+
+/// The largest of `scores` and `start`. Scores that are no numbers are passed over.
+#[inline(always)]
+fn largest(start: f64, scores: &[f64]) -> f64 {
+    let mut strands = [start; STRANDS];
+    for scores in scores.chunks(STRANDS) {
+        for (strand, score) in strands.iter_mut().zip(scores) {
+            *strand = larger(*strand, *score);
+        }
+    }
+    halved(strands, larger)
+}
+
+/// One instruction, which `f64::max` is not.
+#[inline(always)]
+fn larger(a: f64, b: f64) -> f64 {
+    if b > a { b } else { a }
+}
+
+/// The weights of the `visible` scores; zero for the others of `range` and of the visible ones' blocks.
+#[inline(always)]
+unsafe fn weigh<L: Lanes>(
+    l: L,
+    max: f64,
+    scores: &[f64],
+    visible: Range<usize>,
+    range: Range<usize>,
+    weights: &mut [f32],
+) {
     if visible.is_empty() {
         weights[range].fill(0.0);
         return;
     }
-    let mut strands = [q.running.max; STRANDS];
-    let mut blocks = scores[visible.clone()].chunks_exact(STRANDS);
-    for scores in blocks.by_ref() {
-        for (strand, score) in strands.iter_mut().zip(scores) {
-            *strand = strand.max(*score);
-        }
-    }
-    let mut max = q.running.max;
-    for score in strands.iter().chain(blocks.remainder()) {
-        max = max.max(*score);
-    }
-    // Whole blocks of strands from the first on; keys that are not seen weigh nothing.
-    let first = visible.start - visible.start % STRANDS;
-    let end = visible.end.next_multiple_of(STRANDS).min(weights.len());
-    weights[first.min(range.start)..visible.start].fill(0.0);
-    weights[visible.end..end.max(range.end)].fill(0.0);
+    let blocks = blocks(&visible, weights.len());
+    weights[blocks.start.min(range.start)..visible.start].fill(0.0);
+    weights[visible.end..blocks.end.max(range.end)].fill(0.0);
     for (weight, score) in weights[visible.clone()].iter_mut().zip(&scores[visible.clone()]) {
         let difference = score - max;
         *weight = if difference < FLOOR { f32::NEG_INFINITY } else { difference as f32 };
@@ -118,27 +161,31 @@ unsafe fn softmax_step<L: Lanes>(l: L, q: &mut Query<'_>, scores: &[f64], weight
             }
         }
     }
+}
+
+/// The sum of weights from the first of a block on.
+#[inline(always)]
+fn total(weights: &[f32]) -> f64 {
     let mut strands = [0.0f64; STRANDS];
-    for weights in weights[first..end].chunks(STRANDS) {
+    for weights in weights.chunks(STRANDS) {
         for (strand, weight) in strands.iter_mut().zip(weights) {
             *strand += f64::from(*weight);
         }
     }
+    halved(strands, |a, b| a + b)
+}
+
+/// Strands folded half onto half: four operations wait for one another, not sixteen.
+#[inline(always)]
+fn halved(mut strands: [f64; STRANDS], fold: impl Fn(f64, f64) -> f64) -> f64 {
     let mut half = STRANDS / 2;
     while half > 0 {
         for i in 0..half {
-            strands[i] += strands[i + half];
+            strands[i] = fold(strands[i], strands[i + half]);
         }
         half /= 2;
     }
-    let sum = strands[0];
-    if q.running.sum > 0.0 && max > q.running.max {
-        let scale = decay(q.running.max - max);
-        q.running.sum *= f64::from(scale);
-        // SAFETY: the caller entered the features.
-        unsafe { scale_by(l, q.output, scale) };
-    }
-    *q.running = Running { max, sum: q.running.sum + sum };
+    strands[0]
 }
 
 #[inline(always)]

@@ -116,6 +116,8 @@ impl<'a> Activations<'a> {
             Isa::AvxVnni(isa) => isa.run_panels(op),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512(isa) => isa.run_panels(op),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx(isa) => isa.run_panels(op),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon(isa) => isa.run_panels(op),
             #[cfg(target_arch = "aarch64")]

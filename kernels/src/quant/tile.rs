@@ -40,6 +40,8 @@ macro_rules! dispatch {
             Isa::AvxVnni(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
             #[cfg(target_arch = "aarch64")]

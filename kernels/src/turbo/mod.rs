@@ -26,6 +26,8 @@ mod format;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod lanes;
 mod layout;
+#[cfg(target_arch = "x86_64")]
+mod matrix;
 mod page;
 mod quantizer;
 mod query;
@@ -42,6 +44,8 @@ pub(crate) use format::Levels;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use lanes::CodeOp;
 pub use layout::PageLayout;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use matrix::MatrixOp;
 pub use page::{Page, PageMut, decode_page, encode_page};
 pub use query::PreparedQuery;
 pub use rotate::{Groups, rotate, rotate_back};

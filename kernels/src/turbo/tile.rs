@@ -6,6 +6,8 @@
 
 use super::lanes::{CodeLanes, CodeOp};
 use super::layout::{LANES, LINE};
+#[cfg(target_arch = "x86_64")]
+use super::matrix;
 use super::page::Page;
 use super::query::Words;
 use super::reference::{WEIGHT_MAX, WEIGHT_MIN, total};
@@ -23,28 +25,30 @@ macro_rules! dispatch {
     ($isa:ident, $page:ident, $op:ident { $($field:ident),* }, else $reference:expr) => {
         match $isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(isa) => dispatch!(@planes isa, $page, $op { $($field),* }),
+            Isa::Avx2(isa) => dispatch!(@planes isa.run_codes, $page, $op { $($field),* }),
             #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni(isa) => dispatch!(@planes isa, $page, $op { $($field),* }),
+            Isa::AvxVnni(isa) => dispatch!(@planes isa.run_codes, $page, $op { $($field),* }),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(isa) => dispatch!(@planes isa, $page, $op { $($field),* }),
+            Isa::Avx512(isa) => dispatch!(@planes isa.run_codes, $page, $op { $($field),* }),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx(isa) => dispatch!(@planes isa.run_codes, $page, $op { $($field),* }),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon(isa) => dispatch!(@planes isa, $page, $op { $($field),* }),
+            Isa::Neon(isa) => dispatch!(@planes isa.run_codes, $page, $op { $($field),* }),
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot(isa) => dispatch!(@planes isa, $page, $op { $($field),* }),
+            Isa::NeonDot(isa) => dispatch!(@planes isa.run_codes, $page, $op { $($field),* }),
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonI8mm(isa) => dispatch!(@planes isa, $page, $op { $($field),* }),
+            Isa::NeonI8mm(isa) => dispatch!(@planes isa.run_codes, $page, $op { $($field),* }),
             Isa::Scalar => $reference,
         }
     };
-    (@planes $isa:ident, $page:ident, $op:ident $fields:tt) => {
+    (@planes $isa:ident.$run:ident, $page:ident, $op:ident $fields:tt) => {
         match $page.layout.plane_bits() {
-            (2, 0) => $isa.run_codes($op::<2, 0> $fields),
-            (2, 1) => $isa.run_codes($op::<2, 1> $fields),
-            (4, 0) => $isa.run_codes($op::<4, 0> $fields),
-            (4, 1) => $isa.run_codes($op::<4, 1> $fields),
-            (4, 2) => $isa.run_codes($op::<4, 2> $fields),
-            _ => $isa.run_codes($op::<8, 0> $fields),
+            (2, 0) => $isa.$run($op::<2, 0> $fields),
+            (2, 1) => $isa.$run($op::<2, 1> $fields),
+            (4, 0) => $isa.$run($op::<4, 0> $fields),
+            (4, 1) => $isa.$run($op::<4, 1> $fields),
+            (4, 2) => $isa.$run($op::<4, 2> $fields),
+            _ => $isa.$run($op::<8, 0> $fields),
         }
     };
 }
@@ -91,12 +95,24 @@ pub(super) use {dispatch, for_chunk, in_parts};
 
 /// `scores[n * 128 + t]` of the tokens of `range` for every query that sees any.
 pub(crate) fn key_scores(isa: Isa, page: &Page<'_>, queries: &[Query<'_>], range: Range<usize>, scores: &mut [f64]) {
+    #[cfg(target_arch = "x86_64")]
+    if let Isa::Amx(isa) = isa
+        && matrix::suits(page, queries.len())
+    {
+        return matrix::key_scores(isa, page, queries, scores);
+    }
     dispatch!(isa, page, KeyScores { page, queries, range, scores },
         else super::reference::key_scores(page, queries, range, scores));
 }
 
-/// Adds `weights[n * 128 + t]` of the values of `range` to the output of every query that sees any.
+/// Adds `weights[n * 128 + t]` of the values of `range` to the output of every query that sees any; outside it they are zero.
 pub(crate) fn add_values(isa: Isa, page: &Page<'_>, queries: &mut [Query<'_>], range: Range<usize>, weights: &[f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if let Isa::Amx(isa) = isa
+        && matrix::suits(page, queries.len())
+    {
+        return matrix::add_values(isa, page, queries, weights);
+    }
     dispatch!(isa, page, AddValues { page, queries, range, weights },
         else super::reference::add_values(page, queries, range, weights));
 }
@@ -123,13 +139,15 @@ const PREFETCH: usize = 2048;
 pub(super) struct Levels<L: CodeLanes, const UPPER: usize, const LOWER: usize> {
     pub lanes: L,
     table: L::Table,
+    bias: u8,
 }
 
 impl<L: CodeLanes, const UPPER: usize, const LOWER: usize> Levels<L, UPPER, LOWER> {
+    /// Levels plus `bias`.
     #[inline(always)]
-    pub unsafe fn new(lanes: L, page: &Page<'_>) -> Self {
+    pub unsafe fn new(lanes: L, page: &Page<'_>, bias: u8) -> Self {
         // SAFETY: as the caller's.
-        Self { lanes, table: unsafe { lanes.table(&table(page, L::BIAS)) } }
+        Self { lanes, table: unsafe { lanes.table(&table(page, bias)) }, bias }
     }
 
     /// The levels of vectors `4 * chunk..` of the run whose planes begin at `upper` and `lower`.
@@ -161,7 +179,7 @@ impl<L: CodeLanes, const UPPER: usize, const LOWER: usize> Levels<L, UPPER, LOWE
                 let at = v * UPPER;
                 let index = l.load_words(upper.add(at / 8 * LINE));
                 if UPPER == 8 {
-                    *levels = l.xor(index, l.splat_word((0x0101_0101u32 * u32::from(L::BIAS)) as i32));
+                    *levels = l.xor(index, l.splat_word((0x0101_0101u32 * u32::from(self.bias)) as i32));
                     continue;
                 }
                 let index = l.shift_right(index, (at % 8) as i32);
@@ -194,7 +212,7 @@ impl<const UPPER: usize, const LOWER: usize> CodeOp for KeyScores<'_, '_, UPPER,
         let Some((asked, count)) = asked(queries, |prepared| Some(prepared.own)) else { return };
         // SAFETY: `run_codes` entered the features; `attend_tile` checked every length and range.
         unsafe {
-            let levels = Levels::<L, UPPER, LOWER>::new(l, page);
+            let levels = Levels::<L, UPPER, LOWER>::new(l, page, L::BIAS);
             in_parts!(L, count, |first, N| score_part::<L, UPPER, LOWER, N>(
                 &levels,
                 page,
@@ -228,9 +246,11 @@ pub(super) fn asked<'a>(
         .filter_map(|(row, query)| Some(Asked { row, query: query.query, words: words(query.prepared?)? }));
     let (mut asked, mut count) = ([all.next()?; SHARE], 1);
     for one in all {
-        asked[count..].fill(one);
+        asked[count] = one;
         count += 1;
     }
+    let last = asked[count - 1];
+    asked[count..].fill(last);
     Some((asked, count))
 }
 
@@ -362,29 +382,28 @@ struct Weights([i32; PAGE_TOKENS / 2]);
 /// Weights or weights times scales.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Floats([f32; PAGE_TOKENS]);
+pub(super) struct Floats(pub [f32; PAGE_TOKENS]);
 
 impl<const UPPER: usize, const LOWER: usize> CodeOp for AddValues<'_, '_, UPPER, LOWER> {
     #[inline(always)]
     fn eval<L: CodeLanes>(self, l: L) {
         let Self { page, queries, range, weights } = self;
         let mut outputs = [std::ptr::null_mut(); SHARE];
-        let mut seen = [Floats([0.0; PAGE_TOKENS]); SHARE];
+        let mut seen = [&[0.0; PAGE_TOKENS]; SHARE];
         let mut count = 0;
         for (n, query) in queries.iter_mut().enumerate() {
             if !query.visible.is_empty() {
                 outputs[count] = query.output.as_mut_ptr();
-                // Outside the range there is anything.
-                seen[count].0[range.clone()].copy_from_slice(&weights[n * PAGE_TOKENS..][range.clone()]);
+                seen[count] = &weights.as_chunks().0[n];
                 // SAFETY: `run_codes` entered the features; a mean is as long as an output.
-                unsafe { add_mean(l, page, total(&seen[count].0), query.output) };
+                unsafe { add_mean(l, page, seen[count], query.output) };
                 count += 1;
             }
         }
         let chunks = range.start / LANES..range.end.div_ceil(LANES);
         // SAFETY: `run_codes` entered the features; `attend_tile` checked every length and range.
         unsafe {
-            let levels = Levels::<L, UPPER, LOWER>::new(l, page);
+            let levels = Levels::<L, UPPER, LOWER>::new(l, page, L::BIAS);
             in_parts!(L, count, |first, N| {
                 let mut part = [0; N];
                 for (n, part) in part.iter_mut().enumerate() {
@@ -396,9 +415,13 @@ impl<const UPPER: usize, const LOWER: usize> CodeOp for AddValues<'_, '_, UPPER,
     }
 }
 
-/// Adds the mean as often as the weights say.
+/// Adds the mean, if the page has one, as often as the weights say.
 #[inline(always)]
-unsafe fn add_mean<L: CodeLanes>(l: L, page: &Page<'_>, total: f32, output: &mut [f32]) {
+pub(super) unsafe fn add_mean<L: CodeLanes>(l: L, page: &Page<'_>, seen: &[f32; PAGE_TOKENS], output: &mut [f32]) {
+    if page.mean.is_empty() {
+        return;
+    }
+    let total = total(seen);
     for i in (0..page.mean.len()).step_by(L::LANES) {
         // SAFETY: the caller entered the features; both are whole sixteens.
         unsafe {
@@ -413,7 +436,7 @@ unsafe fn add_mean<L: CodeLanes>(l: L, page: &Page<'_>, total: f32, output: &mut
 unsafe fn add_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const N: usize>(
     levels: &Levels<L, UPPER, LOWER>,
     page: &Page<'_>,
-    seen: &[Floats; SHARE],
+    seen: &[&[f32; PAGE_TOKENS]; SHARE],
     outputs: &[*mut f32; SHARE],
     part: [usize; N],
     count: usize,
@@ -426,7 +449,7 @@ unsafe fn add_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const N
         let scales = &page.scales[group.index * PAGE_TOKENS..][..PAGE_TOKENS];
         for n in 0..N {
             // SAFETY: as the caller's.
-            worth[n] = unsafe { integer_weights(l, page, &seen[part[n]], scales, &mut weights[n]) };
+            worth[n] = unsafe { integer_weights(l, page, seen[part[n]], scales, &mut weights[n]) };
         }
         let (run, strip_bytes) = page.layout.runs(group);
         for strip in 0..group.len / LANES {
@@ -467,7 +490,7 @@ unsafe fn add_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const N
 unsafe fn integer_weights<L: CodeLanes>(
     l: L,
     page: &Page<'_>,
-    seen: &Floats,
+    seen: &[f32; PAGE_TOKENS],
     scales: &[half::f16],
     weights: &mut Weights,
 ) -> (i32, f32) {
@@ -478,7 +501,7 @@ unsafe fn integer_weights<L: CodeLanes>(
         let mut stored = Floats([0.0; PAGE_TOKENS]);
         for (v, product) in products.iter_mut().enumerate().take(vectors) {
             let at = v * L::LANES;
-            *product = l.mul(l.load(seen.0.as_ptr().add(at)), l.load_f16(scales.as_ptr().add(at)));
+            *product = l.mul(l.load(seen.as_ptr().add(at)), l.load_f16(scales.as_ptr().add(at)));
             l.store(stored.0.as_mut_ptr().add(at), *product);
         }
         let largest = f32::from_bits(l.largest_magnitude(&stored.0));

@@ -41,7 +41,7 @@ impl<const UPPER: usize, const LOWER: usize> CodeOp for AddKeyScores<'_, '_, UPP
         let Some((asked, count)) = asked(queries, |prepared| prepared.values) else { return };
         // SAFETY: `run_codes` entered the features; `attend_tile` checked every length and range.
         unsafe {
-            let levels = Levels::<L, UPPER, LOWER>::new(l, page);
+            let levels = Levels::<L, UPPER, LOWER>::new(l, page, L::BIAS);
             in_parts!(L, count, |first, N| score_part::<L, UPPER, LOWER, N>(
                 &levels,
                 page,

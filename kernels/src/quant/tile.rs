@@ -190,8 +190,13 @@ impl<F: Format> MatMul<'_, F> {
         let range = self.y.range();
         let (start, stop) = ((panel * PANEL_ROWS).max(range.start), ((panel + 1) * PANEL_ROWS).min(range.end));
         for (row, result) in results.iter().enumerate() {
-            self.y.row_mut(first_row + row)[start - range.start..stop - range.start]
-                .copy_from_slice(&result[start - panel * PANEL_ROWS..stop - panel * PANEL_ROWS]);
+            let y = &mut self.y.row_mut(first_row + row)[start - range.start..stop - range.start];
+            // One store instead of a call.
+            if let Some(y) = y.first_chunk_mut() {
+                *y = *result;
+            } else {
+                y.copy_from_slice(&result[start - panel * PANEL_ROWS..stop - panel * PANEL_ROWS]);
+            }
         }
     }
 }

@@ -1,16 +1,17 @@
 //! A column range of a row-major output, so that several threads can fill one matrix.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// The columns `range` of a row-major `(rows, width)` matrix, mutably. Two values of one matrix never share a column,
 /// because the only ways to make one are from the whole matrix and by [`ColumnsMut::split_at`].
 pub struct ColumnsMut<'a> {
-    data: *mut f32,
+    data: *mut MaybeUninit<f32>,
     rows: usize,
     width: usize,
     range: Range<usize>,
-    _matrix: PhantomData<&'a mut [f32]>,
+    _matrix: PhantomData<&'a mut [MaybeUninit<f32>]>,
 }
 
 // SAFETY: a value has exclusive access to its own columns of the borrowed matrix, as a `&mut [f32]` has to its elements.
@@ -22,6 +23,16 @@ impl<'a> ColumnsMut<'a> {
     /// # Panics
     /// If `matrix` is not `rows * width` long.
     pub fn new(matrix: &'a mut [f32], rows: usize, width: usize) -> Self {
+        let (data, len) = (matrix.as_mut_ptr().cast(), matrix.len());
+        // SAFETY: the same memory; what is in it is only ever replaced by floats, since `row_mut` stays in this crate.
+        Self::uninit(unsafe { std::slice::from_raw_parts_mut(data, len) }, rows, width)
+    }
+
+    /// As [`ColumnsMut::new`], of memory that nobody has written. The functions that take columns write all of them.
+    ///
+    /// # Panics
+    /// If `matrix` is not `rows * width` long.
+    pub fn uninit(matrix: &'a mut [MaybeUninit<f32>], rows: usize, width: usize) -> Self {
         assert_eq!(Some(matrix.len()), rows.checked_mul(width), "columns: not a (rows, width) matrix");
         Self { data: matrix.as_mut_ptr(), rows, width, range: 0..width, _matrix: PhantomData }
     }
@@ -51,7 +62,7 @@ impl<'a> ColumnsMut<'a> {
     /// # Panics
     /// If there is no such row.
     #[inline]
-    pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
+    pub(crate) fn row_mut(&mut self, row: usize) -> &mut [MaybeUninit<f32>] {
         assert!(row < self.rows, "columns: no row {row}");
         // SAFETY: `row < rows` and `range` lies within `width`, so the elements are inside the matrix; no other value
         // holds these columns, and `&mut self` keeps this one from being used twice.
@@ -68,8 +79,8 @@ mod tests {
         let mut matrix = vec![0.0; 2 * 5];
         let (mut left, mut right) = ColumnsMut::new(&mut matrix, 2, 5).split_at(2);
         for row in 0..2 {
-            left.row_mut(row).fill(1.0 + row as f32);
-            right.row_mut(row).fill(-1.0);
+            left.row_mut(row).fill(MaybeUninit::new(1.0 + row as f32));
+            right.row_mut(row).fill(MaybeUninit::new(-1.0));
         }
         assert_eq!(matrix, [1., 1., -1., -1., -1., 2., 2., -1., -1., -1.]);
     }

@@ -3,7 +3,7 @@
 use crate::lanes::{Element, Lanes, Op, prefetch};
 use crate::{ColumnsMut, Elements, Isa};
 
-/// `y[r][j] = sum_i x[r][i] * weight[j][i]` for the columns `j` that `y` holds.
+/// `y[r][j] = sum_i x[r][i] * weight[j][i]` for all the columns `j` that `y` holds, whatever was there.
 ///
 /// * `x`: `(rows, inputs)` row-major, where `rows` is `y`'s.
 /// * `weight`: `(outputs, inputs)` row-major; `y` is `(rows, outputs)`.
@@ -128,10 +128,14 @@ impl<W: Element> MatMul<'_, W> {
                 let y = &mut self.y.row_mut(row + r)[first..first + C];
                 for (y, acc) in y.chunks_mut(4).zip(acc.chunks(4)) {
                     match *acc {
-                        [a, b, c, d] => y.copy_from_slice(&l.sum4([a, b, c, d])),
+                        [a, b, c, d] => {
+                            for (y, sum) in y.iter_mut().zip(l.sum4([a, b, c, d])) {
+                                y.write(sum);
+                            }
+                        }
                         _ => {
                             for (y, acc) in y.iter_mut().zip(acc) {
-                                *y = l.sum(*acc);
+                                y.write(l.sum(*acc));
                             }
                         }
                     }

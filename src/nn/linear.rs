@@ -126,14 +126,17 @@ const BYTES_PER_PIECE: usize = 256 << 10;
 /// # Panics
 /// If an input has not as many columns as its matrix.
 pub fn multiply(isa: Isa, jobs: &[(Matrix<'_>, &Input<'_>)]) -> Vec<Vec<f32>> {
-    let mut outputs: Vec<_> = jobs.iter().map(|(matrix, input)| vec![0.0; input.rows * matrix.outputs()]).collect();
+    // Not zeroed first: a round of four rows of E2B would spend 1 % of its time with that.
+    let mut outputs: Vec<_> =
+        jobs.iter().map(|(matrix, input)| Vec::with_capacity(input.rows * matrix.outputs())).collect();
     let mut pieces = Vec::new();
     for ((matrix, input), y) in jobs.iter().zip(&mut outputs) {
         let rows = match matrix {
             Matrix::Float { .. } => Rows::Float(input.x),
             Matrix::Packed(packed) => Rows::Quantized(input.quantized(isa, packed.weight_type().activation_type())),
         };
-        let y = ColumnsMut::new(y, input.rows, matrix.outputs());
+        let room = &mut y.spare_capacity_mut()[..input.rows * matrix.outputs()];
+        let y = ColumnsMut::uninit(room, input.rows, matrix.outputs());
         if rayon::current_num_threads() == 1 {
             run_piece(isa, matrix, rows, y);
         } else {
@@ -141,6 +144,10 @@ pub fn multiply(isa: Isa, jobs: &[(Matrix<'_>, &Input<'_>)]) -> Vec<Vec<f32>> {
         }
     }
     pieces.into_par_iter().with_max_len(1).for_each(|(matrix, rows, y)| run_piece(isa, matrix, rows, y));
+    for ((matrix, input), y) in jobs.iter().zip(&mut outputs) {
+        // SAFETY: the pieces cover all columns of all rows, and `run_piece` wrote every piece.
+        unsafe { y.set_len(input.rows * matrix.outputs()) };
+    }
     outputs
 }
 
@@ -148,8 +155,7 @@ fn run_piece(isa: Isa, matrix: &Matrix<'_>, rows: Rows<'_>, y: ColumnsMut<'_>) {
     match (matrix, rows) {
         (Matrix::Packed(packed), Rows::Quantized(x)) => quant::matmul(isa, packed, &x, y),
         (Matrix::Float { elements, inputs }, Rows::Float(x)) => matmul(isa, x, *inputs, *elements, y),
-        // `multiply` pairs them by the matrix.
-        _ => {}
+        _ => unreachable!("`multiply` pairs matrices with the rows that they take"),
     }
 }
 

@@ -98,7 +98,7 @@ impl<'a> PackedMatrix<'a> {
     }
 }
 
-/// `y[r][j] = sum_i x[r][i] * weights[j][i]` for the columns `j` that `y` holds.
+/// `y[r][j] = sum_i x[r][i] * weights[j][i]` for all the columns `j` that `y` holds, whatever was there.
 ///
 /// * `x`: `(rows, inputs)`, quantized, where `rows` is `y`'s.
 /// * `y`: `(rows, outputs)`.

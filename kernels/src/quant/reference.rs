@@ -88,7 +88,9 @@ fn column(matrix: &PackedMatrix<'_>, x: &Activations<'_>, column: usize, mut set
 pub(super) fn matmul(matrix: &PackedMatrix<'_>, x: &Activations<'_>, mut y: ColumnsMut<'_>) {
     let range = y.range();
     for j in range.clone() {
-        column(matrix, x, j, |row, value| y.row_mut(row)[j - range.start] = value);
+        column(matrix, x, j, |row, value| {
+            y.row_mut(row)[j - range.start].write(value);
+        });
     }
 }
 

@@ -16,6 +16,7 @@ use super::products::{Ahead, Packed, Staged, add_block, block_words};
 use super::{Activations, PackedMatrix, WeightType};
 use crate::{ColumnsMut, Isa};
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Rows that share an unpacked block: their sums take 4 KiB of stack, their quants of a block 24 KiB.
@@ -193,9 +194,11 @@ impl<F: Format> MatMul<'_, F> {
             let y = &mut self.y.row_mut(first_row + row)[start - range.start..stop - range.start];
             // One store instead of a call.
             if let Some(y) = y.first_chunk_mut() {
-                *y = *result;
+                *y = result.map(MaybeUninit::new);
             } else {
-                y.copy_from_slice(&result[start - panel * PANEL_ROWS..stop - panel * PANEL_ROWS]);
+                for (y, result) in y.iter_mut().zip(&result[start - panel * PANEL_ROWS..]) {
+                    y.write(*result);
+                }
             }
         }
     }

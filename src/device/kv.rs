@@ -4,7 +4,7 @@
 //! codes; rollback is forgetting a length, which the caller has. One thing differs: where K and V come from one vector, the
 //! rotating channels of K are kept beside V in exact formats too.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use foretoken_kernels::ElementType;
@@ -30,7 +30,6 @@ const FEWEST_ROWS: usize = 16;
 
 /// The K and V of a sequence.
 pub(crate) struct DeviceKv {
-    work: Work,
     stores: Vec<Store>,
     store_of_layer: Vec<usize>,
     /// Addresses of all pages: each table has a run of it.
@@ -59,8 +58,6 @@ struct Kept {
     channels: usize,
     exact: Table,
     codes: Option<(PageLayout, Table)>,
-    /// Pages whose codes are those of the rows last written.
-    sealed: usize,
 }
 
 /// Which addresses a run of pages has.
@@ -85,6 +82,7 @@ pub(crate) struct Room {
     pub words: Buffer<u32>,       // a quarter of it
     pub word_scales: Buffer<f32>, // a 128th, and no less than one per head
     unfinished: RefCell<Option<UnfinishedRoom>>,
+    grown: Cell<usize>, // times
 }
 
 /// Softmaxes and their sums of values.
@@ -98,7 +96,13 @@ impl Room {
             words: Buffer::new(device, len.div_ceil(4))?,
             word_scales: Buffer::new(device, len.div_ceil(64))?,
             unfinished: RefCell::new(None),
+            grown: Cell::new(0),
         })
+    }
+
+    /// How often there was too little room for unfinished softmaxes: what was recorded before names memory that is gone.
+    pub fn grown(&self) -> usize {
+        self.grown.get()
     }
 
     /// Room for `slots` unfinished softmaxes over `width` channels, grown if it is too small.
@@ -111,6 +115,7 @@ impl Room {
             return Ok((running.span(), output.span()));
         }
         // What is too small goes first: both need not fit.
+        self.grown.set(self.grown.get() + 1);
         let (had, wide) = room.take().map_or((0, 0), |(running, output)| (running.len(), output.len()));
         let grown = (slots.max(had), (slots * width).max(wide));
         let (running, output) = room.insert((Buffer::new(device, grown.0)?, Buffer::new(device, grown.1)?));
@@ -118,7 +123,7 @@ impl Room {
     }
 }
 
-/// Where rows stand on the device, and the angles there.
+/// Where rows stand on the device.
 #[derive(Clone, Copy)]
 pub(crate) struct Standing {
     pub at: Span<[i32; 2]>,
@@ -126,6 +131,33 @@ pub(crate) struct Standing {
     /// The first row's position, and where the last row's sight ends: what `at` says.
     pub first: usize,
     pub end: usize,
+    /// As far as the rows may stand when the pass is replayed: it is recorded for all places up to there.
+    pub horizon: Option<usize>,
+}
+
+impl Standing {
+    /// `count` of the rows, from `first` on. Rows that stand together all see as far; others see one position further each.
+    fn part(&self, first: usize, count: usize) -> Self {
+        let at = part(self.at, first, count);
+        if self.end == self.first {
+            return Self { at, rows: count, ..*self };
+        }
+        let position = self.first + first;
+        Self { at, rows: count, first: position, end: position + count, horizon: self.horizon }
+    }
+
+    /// Splits that the queries need, wherever they may stand: more are harmless.
+    fn splits(&self, queries: &Queries) -> usize {
+        match (self.horizon, queries.window) {
+            (None, _) => queries.splits(self.first, self.end),
+            (Some(horizon), None) => queries.splits(0, horizon),
+            // A window and the rows behind its first, where they meet one split more than they fill.
+            (Some(horizon), Some(window)) => {
+                let split = SPLIT_PAGES * PAGE;
+                ((window + self.rows - 1).div_ceil(split) + 1).min(horizon.div_ceil(split))
+            }
+        }
+    }
 }
 
 /// What a layer makes of a projection before it is kept or asks.
@@ -149,19 +181,10 @@ impl DeviceKv {
         });
         let stores = stores.collect::<Result<Vec<_>>>()?;
         let tables = Buffer::new(&*device, entries)?;
-        let arena = Arena { device: device.clone(), pieces: Vec::new(), used: 0 };
+        let arena = Arena { device, pieces: Vec::new(), used: 0 };
         let store_of_layer = layout.store_of_layer.clone();
-        let work = Work::new(device);
-        Ok(Self {
-            work,
-            stores,
-            store_of_layer,
-            tables,
-            addresses: vec![0; entries],
-            written: true,
-            arena,
-            reserved: 0,
-        })
+        let addresses = vec![0; entries];
+        Ok(Self { stores, store_of_layer, tables, addresses, written: true, arena, reserved: 0 })
     }
 
     /// Bytes once positions below `end` were written.
@@ -219,8 +242,8 @@ impl DeviceKv {
     }
 
     /// Keeps the rows of a layer's own K and V, and codes the pages that have left the tail.
-    pub fn append(&mut self, layer: usize, k: Shaped, v: Shaped, standing: &Standing) -> Result<()> {
-        let store = &mut self.stores[self.store_of_layer[layer]];
+    pub fn append(&self, work: &Work, layer: usize, (k, v): (Shaped, Shaped), standing: &Standing) -> Result<()> {
+        let store = &self.stores[self.store_of_layer[layer]];
         let (order, domain, heads) = (store.order, store.domain(), store.heads);
         for (kept, shaped) in [(&store.keys, k), (&store.values, v)] {
             let pages = kept.exact.pages(&self.tables);
@@ -228,33 +251,31 @@ impl DeviceKv {
             let to = Destination { pages, element: store.element, at: standing.at };
             let results = Results { kept: kept.channels, rows: None, words: None, store: Some(to) };
             let heads = Heads { x: shaped.x, rows: standing.rows, heads, head_dim: store.head_dim };
-            self.work.run(rows(&heads, &steps, &results))?;
+            work.run(rows(&heads, &steps, &results))?;
         }
-        let Some(zones) = store.zones else { return Ok(()) };
-        let leaving = first_exact_page(standing.end, zones.tail);
-        for kept in [&mut store.keys, &mut store.values] {
+        let Some((first, count)) = store.leaving(standing.first, standing.end) else { return Ok(()) };
+        for kept in [&store.keys, &store.values] {
             let Some((layout, codes)) = &kept.codes else { continue };
-            // Rows that are written again, after a rollback, are coded again.
-            let first = kept.sealed.min(standing.first / PAGE);
-            if first < leaving {
-                let (from, to) = (kept.exact.pages(&self.tables), codes.pages(&self.tables));
-                let pages = (first, leaving - first);
-                self.work.run(encode(*layout, (&from, store.element), &to, pages, heads))?;
-            }
-            kept.sealed = leaving;
+            let (from, to) = (kept.exact.pages(&self.tables), codes.pages(&self.tables));
+            work.run(encode(*layout, (&from, store.element), &to, (first, count), heads))?;
         }
         Ok(())
+    }
+
+    /// Whether rows from `first` to `end` make pages leave a tail and be coded: which pages, is said by the host.
+    pub fn codes_pages(&self, first: usize, end: usize) -> bool {
+        self.stores.iter().any(|store| store.leaving(first, end).is_some())
     }
 
     /// The attention of `heads` query heads per row over the store that the target's layer `layer` reads: `y` is
     /// `(rows, heads * head_dim)`.
     pub fn attend(
         &self,
+        work: &Work,
         layer: usize,
         (q, heads): (Shaped, usize),
         standing: &Standing,
-        room: &Room,
-        y: Span<f32>,
+        (room, y): (&Room, Span<f32>),
     ) -> Result<()> {
         let store = &self.stores[self.store_of_layer[layer]];
         let (head_dim, domain) = (store.head_dim, store.domain());
@@ -273,7 +294,7 @@ impl DeviceKv {
             words: key_format.map(|format| Words { format, words, scales }),
             store: None,
         };
-        self.work.run(rows(&Heads { x: q.x, rows: standing.rows, heads, head_dim }, &steps, &results))?;
+        work.run(rows(&Heads { x: q.x, rows: standing.rows, heads, head_dim }, &steps, &results))?;
 
         let parts = if store.zones.is_some() { 2 } else { 1 };
         let of = |first: usize, count: usize| Queries {
@@ -288,17 +309,14 @@ impl DeviceKv {
             split_pages: SPLIT_PAGES,
         };
         let all = of(0, standing.rows);
-        let per_row = parts * all.splits(standing.first, standing.end) * heads * (4 * head_dim + 16);
+        let per_row = parts * standing.splits(&all) * heads * (4 * head_dim + 16);
         let at_once = (MOST_UNFINISHED / per_row / FEWEST_ROWS * FEWEST_ROWS).max(FEWEST_ROWS);
         for first in (0..standing.rows).step_by(at_once) {
             let count = at_once.min(standing.rows - first);
             let queries = of(first, count);
-            // Rows that stand together all see as far; others see one position further each.
-            let position = if standing.end == standing.first { standing.first } else { standing.first + first };
-            let end = if standing.end == standing.first { standing.end } else { position + count };
-            let splits = queries.splits(position, end);
+            let splits = standing.part(first, count).splits(&queries);
             let slots = parts * splits * count * heads;
-            let (running, output) = room.unfinished(self.work.device(), slots, head_dim)?;
+            let (running, output) = room.unfinished(work.device(), slots, head_dim)?;
             let unfinished = Unfinished { running, output, splits };
             let kv = ExactKv {
                 keys: store.keys.exact.pages(&self.tables),
@@ -306,7 +324,7 @@ impl DeviceKv {
                 element: store.element,
                 own: store.keys.channels,
             };
-            self.work.run(exact(&queries, &kv, &unfinished))?;
+            work.run(exact(&queries, &kv, &unfinished))?;
             if let (Some((key_layout, keys)), Some((value_layout, values))) = (&store.keys.codes, &store.values.codes) {
                 let (per_row, scales_per_row) = (heads * head_dim / 4, heads * head_dim / 128);
                 let kv = CodedKv {
@@ -317,10 +335,10 @@ impl DeviceKv {
                     words: part(words, first * per_row, count * per_row),
                     word_scales: part(scales, first * scales_per_row, count * scales_per_row),
                 };
-                self.work.run(coded(&queries, &kv, &unfinished))?;
+                work.run(coded(&queries, &kv, &unfinished))?;
             }
             let y = part(y, first * heads * head_dim, count * heads * head_dim);
-            self.work.run(combine(&queries, &unfinished, (domain, store.order), y))?;
+            work.run(combine(&queries, &unfinished, (domain, store.order), y))?;
         }
         Ok(())
     }
@@ -402,7 +420,6 @@ impl Plan {
             channels,
             exact: table(exact, exact_page_bytes(self.element, store.num_kv_heads, channels)),
             codes: layout.map(|layout| (layout, table(keep, store.num_kv_heads * layout.bytes()))),
-            sealed: 0,
         })
     }
 }
@@ -429,6 +446,14 @@ impl Store {
             element: plan.element,
             zones: plan.zones,
         })
+    }
+
+    /// The pages, first and count, that are coded when rows from `first` to `end` are written: those that they make leave the
+    /// tail. Pages before were coded by the rows before, and rows that are written again code their pages again.
+    fn leaving(&self, first: usize, end: usize) -> Option<(usize, usize)> {
+        let tail = self.zones?.tail;
+        let (first, leaving) = (first_exact_page(first, tail), first_exact_page(end, tail));
+        (first < leaving).then(|| (first, leaving - first))
     }
 
     fn domain(&self) -> Domain {

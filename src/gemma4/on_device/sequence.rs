@@ -8,7 +8,13 @@
 //! ```
 //!
 //! so that what a verdict calls the newest token is the first row of the next round's verification.
+//!
+//! Rounds are recorded, one time for each number of rows, and replayed. Whatever changes from round to round lies on the
+//! device, but for three things. Splits of attention are as many as positions up to a horizon need; the text reaches it now
+//! and then, and everything is recorded anew. So it is when a room must grow. And rounds that code pages, one in some tens,
+//! are launched directly.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use foretoken_kernels::gpu::Span;
@@ -17,8 +23,9 @@ use foretoken_kernels::gpu::vocabulary::{NO_ID, Scores, argmax, argmax_parts};
 
 use super::Models;
 use super::assistant::{AssistantRoom, DeviceAssistant};
+use super::standing::At;
 use super::target::{Begin, TargetRoom};
-use crate::device::{Buffer, DeviceKv, Work, part};
+use crate::device::{Buffer, DeviceKv, Recording, Work, part};
 use crate::gemma4::Wanted;
 use crate::kv::{KvLayout, KvOptions};
 use crate::{Error, Result};
@@ -32,6 +39,55 @@ const NEWEST: usize = VERDICT - 1;
 
 /// Room for results that is made at once: verifications grow no room in the middle of a text.
 const FEWEST_WANTED: usize = 16;
+
+/// Positions between two horizons, at least: a split of attention.
+const LEAST_HORIZON: usize = 512;
+
+/// What is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Part {
+    /// A pass over so many rows, all of them wanted.
+    Verify { rows: usize, begins: Begins },
+    /// The verdict over so many drafts, which is the target's or stands before it is asked.
+    Verdict { drafts: usize, verdict: Judge },
+    /// A link of a chain of drafts.
+    Link { link: usize, begins: Begins, chooser: Chooser },
+}
+
+/// What the length is when a pass begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Begins {
+    /// What the device has.
+    There,
+    /// What the last verdict emitted is to be added.
+    Behind,
+}
+
+/// Who says which drafts stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Judge {
+    /// The target.
+    Target,
+    /// A coin has said it: all of them.
+    Coin,
+}
+
+/// Who chooses a draft from its scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Chooser {
+    /// The device takes the best, and the host does not wait for it.
+    Device,
+    /// The host, by [`Sequence::put_draft`].
+    Host,
+}
+
+/// Recordings, and what they hold for.
+#[derive(Default)]
+struct Recordings {
+    made: HashMap<Part, Box<dyn Recording>>,
+    horizon: usize,
+    grown: usize,
+}
 
 /// A sequence.
 pub(crate) struct Sequence {
@@ -48,6 +104,7 @@ pub(crate) struct Sequence {
     length: usize,          // what the device has there
     emitted: Option<usize>, // what the last verdict will add to it
     newest: Option<u32>,    // the token there, if it is known and its state beside it
+    recordings: Recordings,
 }
 
 impl Sequence {
@@ -73,6 +130,7 @@ impl Sequence {
             length: 0,
             emitted: None,
             newest: None,
+            recordings: Recordings::default(),
             work: Work::new(device),
             models,
         })
@@ -107,7 +165,49 @@ impl Sequence {
             self.lengths.write(4, &[(position + rows - wanted) as i32])?;
         }
         self.newest = None;
-        self.models.target.forward(&self.work, &self.room, &mut self.kv, (ids, rows, wanted), &begin)
+        let end = position + rows;
+        if wanted < rows || rows > FEWEST_WANTED || self.kv.codes_pages(position, end) {
+            return self.models.target.forward(&self.work, &self.room, &self.kv, (ids, rows, wanted), &begin);
+        }
+        let begin = Begin { at: self.at(position, end), ..begin };
+        self.replay(Part::Verify { rows, begins: begin.begins() }, |sequence, work| {
+            sequence.models.target.forward(work, &sequence.room, &sequence.kv, (ids, rows, rows), &begin)
+        })
+    }
+
+    /// `position`, for what is replayed up to a horizon beyond `end`. Where the last one does not reach, the next is an eighth
+    /// of the text further: recording takes about as long as a few rounds.
+    fn at(&mut self, position: usize, end: usize) -> At {
+        if end > self.recordings.horizon {
+            let step = (end.next_power_of_two() / 8).max(LEAST_HORIZON);
+            self.recordings = Recordings { horizon: end.next_multiple_of(step), ..Recordings::default() };
+        }
+        At { position, horizon: Some(self.recordings.horizon) }
+    }
+
+    /// Runs what `launches` launches, which is recorded the first time.
+    fn replay(&mut self, part: Part, launches: impl Fn(&Self, &Work) -> Result<()>) -> Result<()> {
+        let grown =
+            |sequence: &Self| sequence.room.grown() + sequence.assistant.as_ref().map_or(0, |room| room.grown());
+        loop {
+            // Memory is not allocated while launches are run, but it may be while they are listed: then some of them, and
+            // whatever was recorded before, name memory that is gone.
+            let now = grown(self);
+            if now != self.recordings.grown {
+                self.recordings.made.clear();
+                self.recordings.grown = now;
+            }
+            if let Some(recording) = self.recordings.made.get(&part) {
+                // SAFETY: the models, the sequence's rooms and its pages live, and go through the device only, which waits;
+                // recordings go with the rooms that they name, and tables of pages are written before the rows they are for.
+                return unsafe { recording.replay() };
+            }
+            let work = Work::keeping(self.models.device.clone());
+            launches(self, &work)?;
+            if grown(self) == now {
+                self.recordings.made.insert(part, work.recording()?);
+            }
+        }
     }
 
     /// Where a pass from `position` on begins. The device's length is corrected if it is another one.
@@ -119,7 +219,7 @@ impl Sequence {
         }
         self.length = position;
         let emitted = emitted.map(|_| part(self.ids.span(), 2, 1));
-        Ok(Begin { length, newest, emitted, position })
+        Ok(Begin { length, newest, emitted, at: At { position, horizon: None } })
     }
 
     /// Makes rooms that are too small anew.
@@ -128,10 +228,12 @@ impl Sequence {
         if !self.room.fits(rows, wanted) {
             let (had, had_wanted) = self.room.size();
             // Passes take rows in few sizes: chunks of prompts, and verifications.
+            self.recordings = Recordings::default();
             self.room = self.models.target.room(&*device, rows.max(had), wanted.max(had_wanted))?;
         }
         if self.ids.len() < VERDICT + rows {
             let had = self.ids.read(0, self.ids.len())?;
+            self.recordings = Recordings::default();
             self.ids = Buffer::new(&*device, VERDICT + rows)?;
             self.ids.write(0, &had)?;
             self.tokens = Buffer::new(&*device, rows)?;
@@ -140,25 +242,17 @@ impl Sequence {
     }
 
     /// Chooses a token for every one of the `drafted + 1` rows of the last pass, and compares: how many drafts stand, and what
-    /// follows them. `drafts` are given back as the ids that they are.
+    /// follows them. `drafts` are given back as the ids that they are. Where a coin has said how many stand, those are what
+    /// is judged, and the tokens in their place are the target's.
     ///
     /// # Errors
     /// If the scores are no numbers, or the driver fails.
-    pub fn judge(&mut self, drafts: &mut [u32]) -> Result<(usize, u32)> {
-        let (rows, vocab) = (drafts.len() + 1, self.models.target.config().vocab_size);
-        let room = &self.room;
-        let scores = Scores {
-            x: room.logits.span(),
-            rows,
-            n: vocab,
-            stride: vocab,
-            cap: self.models.target.config().final_logit_softcapping.map(|cap| cap as f32),
-            suppressed: self.models.suppressed(),
-            grouped: None,
-        };
-        self.work.run(argmax_parts(&scores, room.partial.span(), room.chosen.span()))?;
-        self.work.run(argmax(&scores, room.partial.span(), room.chosen.span()))?;
-        self.accept(drafts.len(), 0)?;
+    pub fn judge(&mut self, drafts: &mut [u32], verdict: Judge) -> Result<(usize, u32)> {
+        let drafted = drafts.len();
+        self.replay(Part::Verdict { drafts: drafted, verdict }, |sequence, work| {
+            sequence.choose(work, drafted + 1)?;
+            sequence.accept(work, (drafted, verdict), 0)
+        })?;
         let ids = self.ids.read(0, VERDICT + drafts.len())?;
         let (verdict, drafted) = ids.split_at(VERDICT);
         drafts.copy_from_slice(drafted);
@@ -170,8 +264,24 @@ impl Sequence {
         Ok((stand, next))
     }
 
+    /// The target's own token behind each of the last pass's first `rows` rows.
+    fn choose(&self, work: &Work, rows: usize) -> Result<()> {
+        let (room, config) = (&self.room, self.models.target.config());
+        let scores = Scores {
+            x: room.logits.span(),
+            rows,
+            n: config.vocab_size,
+            stride: config.vocab_size,
+            cap: config.final_logit_softcapping.map(|cap| cap as f32),
+            suppressed: self.models.suppressed(),
+            grouped: None,
+        };
+        work.run(argmax_parts(&scores, room.partial.span(), room.chosen.span()))?;
+        work.run(argmax(&scores, room.partial.span(), room.chosen.span()))
+    }
+
     /// The verdict over `count` drafts, of the last pass's rows from `first` on.
-    fn accept(&self, count: usize, first: usize) -> Result<()> {
+    fn accept(&self, work: &Work, (count, verdict): (usize, Judge), first: usize) -> Result<()> {
         let (ids, hidden) = (self.ids.span(), self.models.target.config().hidden_size);
         let newest = match (&self.assistant, &self.state) {
             (Some(assistant), _) => assistant.state(),
@@ -180,8 +290,12 @@ impl Sequence {
         };
         let out = Verdict { verdict: part(ids, 0, VERDICT), tokens: self.tokens.span(), newest };
         let states = part(self.room.hidden.span(), first * hidden, (count + 1) * hidden);
-        let (drafts, none) = (part(ids, VERDICT, count), (Span::new(0, 0), 0));
-        self.work.run(accept_greedy((drafts, count), self.room.chosen.span(), none, (states, hidden), &out))
+        let (chosen, none) = (self.room.chosen.span(), (Span::new(0, 0), 0));
+        let drafts = match verdict {
+            Judge::Target => part(ids, VERDICT, count),
+            Judge::Coin => chosen,
+        };
+        work.run(accept_greedy((drafts, count), chosen, none, (states, hidden), &out))
     }
 
     /// The sequence goes on behind row `row` of the last pass with `token`. After a verdict that says the same this is known.
@@ -194,7 +308,7 @@ impl Sequence {
         }
         // A verdict over no drafts moves a state and its token to where the next round looks for them.
         self.room.chosen.write(0, &[token])?;
-        self.accept(0, row)?;
+        self.accept(&self.work, (0, Judge::Target), row)?;
         (self.emitted, self.newest) = (None, Some(token));
         Ok(())
     }
@@ -234,11 +348,12 @@ impl Sequence {
     }
 
     /// Link `link` of a chain of drafts behind `position` committed positions, of which `last` is the next: the scores of the
-    /// next token stay on the device. Links count from 0, and each token is put or chosen before the next link.
+    /// next token stay on the device, and the best of them is the link's draft unless the host is its chooser. Links count
+    /// from 0, and each token is chosen before the next link.
     ///
     /// # Errors
     /// If the models have no assistant, or the driver fails.
-    pub fn draft(&mut self, last: u32, position: usize, link: usize) -> Result<()> {
+    pub fn draft(&mut self, last: u32, position: usize, link: usize, chooser: Chooser) -> Result<()> {
         self.grow(link + 1, 0)?;
         if link == 0 && self.newest != Some(last) {
             // Its state is not there either: after a round that failed. That costs a draft.
@@ -246,20 +361,21 @@ impl Sequence {
             self.newest = Some(last);
         }
         let begin = if link == 0 { Some(self.begin(position)?) } else { None };
-        let (assistant, room) = drafting(&self.models, &self.assistant)?;
-        let placed = assistant.place(&self.work, room, position, begin.as_ref())?;
-        let token = part(self.ids.span(), NEWEST + link, 1);
-        assistant.step(&self.work, (room, &placed), &self.models.target, &mut self.kv, (token, link))
-    }
-
-    /// The best token of what link `link` scored is its draft. The host does not wait for it.
-    ///
-    /// # Errors
-    /// As [`Sequence::draft`].
-    pub fn choose_draft(&self, link: usize) -> Result<()> {
-        let (assistant, room) = drafting(&self.models, &self.assistant)?;
-        let token = part(self.ids.span(), VERDICT + link, 1);
-        assistant.choose(&self.work, room, self.models.suppressed(), token)
+        let begins = begin.as_ref().map_or(Begins::There, Begin::begins);
+        let at = self.at(position, position);
+        self.replay(Part::Link { link, begins, chooser }, |sequence, work| {
+            let (assistant, room) = drafting(&sequence.models, &sequence.assistant)?;
+            let placed = assistant.place(work, room, at, begin.as_ref())?;
+            let (token, next) = (NEWEST + link, VERDICT + link);
+            let token = (part(sequence.ids.span(), token, 1), link);
+            assistant.step(work, (room, &placed), &sequence.models.target, &sequence.kv, token)?;
+            match chooser {
+                Chooser::Host => Ok(()),
+                Chooser::Device => {
+                    assistant.choose(work, room, sequence.models.suppressed(), part(sequence.ids.span(), next, 1))
+                }
+            }
+        })
     }
 
     /// What the newest link scored, and of which ids; no ids means all, in order.
@@ -277,6 +393,12 @@ impl Sequence {
     /// If the driver fails.
     pub fn put_draft(&self, link: usize, token: u32) -> Result<()> {
         self.ids.write(VERDICT + link, &[token])
+    }
+}
+
+impl Begin {
+    fn begins(&self) -> Begins {
+        if self.emitted.is_some() { Begins::Behind } else { Begins::There }
     }
 }
 

@@ -11,13 +11,19 @@ use foretoken_kernels::ElementType;
 use foretoken_kernels::gpu::Span;
 use foretoken_kernels::gpu::attend::{CodedKv, ExactKv, Queries, Unfinished, Zones, coded, combine, exact};
 use foretoken_kernels::gpu::codes::{encode, supports};
-use foretoken_kernels::gpu::pages::{Pages, exact_page_bytes};
+use foretoken_kernels::gpu::pages::exact_page_bytes;
 use foretoken_kernels::gpu::rows::{Destination, Domain, HeadNorm, Heads, Order, Results, Rotary, Steps, Words, rows};
 use foretoken_kernels::turbo::{CodeFormat, Groups, PageLayout, Side};
 
+use super::pages::{Arena, Table, no_room};
 use super::{Buffer, Device, Work, part};
-use crate::kv::{Keep, KeysOfValues, KvFormat, KvLayout, KvOptions, PAGE, Sharing, StoreLayout, first_exact_page};
+use crate::kv::{
+    Keep, KeysOfValues, KvFormat, KvLayout, KvOptions, PAGE, Sharing, StoreLayout, first_exact_page, no_numbers,
+};
 use crate::{Error, Result};
+
+/// No position.
+pub(crate) const NO_FAULT: u32 = u32::MAX;
 
 /// Pages per split of attention: fixed, because it decides the order of summation.
 const SPLIT_PAGES: usize = 4;
@@ -36,6 +42,8 @@ pub(crate) struct DeviceKv {
     tables: Buffer<u64>,
     addresses: Vec<u64>,
     written: bool, // whether the tables say what the addresses do
+    /// Where the words begin that say, for K and V of every store, the first position that had no numbers.
+    faults: u64,
     arena: Arena,
     reserved: usize,
 }
@@ -58,22 +66,6 @@ struct Kept {
     channels: usize,
     exact: Table,
     codes: Option<(PageLayout, Table)>,
-}
-
-/// Which addresses a run of pages has.
-struct Table {
-    start: usize, // in the addresses
-    slots: usize,
-    keep: Keep,
-    page_bytes: usize,
-    held: usize,
-}
-
-/// Memory in large pieces, handed out page by page.
-struct Arena {
-    device: Arc<dyn Device>,
-    pieces: Vec<Buffer<u8>>,
-    used: usize, // of the newest
 }
 
 /// Room for a pass's queries and what attention leaves.
@@ -169,11 +161,17 @@ pub(crate) struct Shaped {
 }
 
 impl DeviceKv {
-    /// An empty cache with room in its tables for `context` positions.
+    /// An empty cache with room in its tables for `context` positions. `faults` are [`DeviceKv::faults`] words.
     ///
     /// # Errors
     /// If the kernels do not read a format, or the device has no memory for the tables.
-    pub fn new(device: Arc<dyn Device>, layout: &KvLayout, options: &KvOptions, context: usize) -> Result<Self> {
+    pub fn new(
+        device: Arc<dyn Device>,
+        layout: &KvLayout,
+        options: &KvOptions,
+        context: usize,
+        faults: Span<u32>,
+    ) -> Result<Self> {
         let mut entries = 0;
         let stores = layout.stores.iter().enumerate().map(|(i, store)| {
             let kept = Plan::new(&*device, layout, i, options)?;
@@ -184,7 +182,16 @@ impl DeviceKv {
         let arena = Arena { device, pieces: Vec::new(), used: 0 };
         let store_of_layer = layout.store_of_layer.clone();
         let addresses = vec![0; entries];
-        Ok(Self { stores, store_of_layer, tables, addresses, written: true, arena, reserved: 0 })
+        Ok(Self {
+            stores,
+            store_of_layer,
+            tables,
+            addresses,
+            written: true,
+            faults: faults.address(),
+            arena,
+            reserved: 0,
+        })
     }
 
     /// Bytes once positions below `end` were written.
@@ -205,6 +212,24 @@ impl DeviceKv {
             };
             stores.iter().map(of).fold(0, usize::saturating_add)
         })
+    }
+
+    /// How many words say where K or V were no numbers. They begin as [`NO_FAULT`].
+    pub fn faults(layout: &KvLayout) -> usize {
+        2 * layout.stores.len()
+    }
+
+    /// The error that the words say, if they do: the first layer's.
+    ///
+    /// # Errors
+    /// If K or V were no numbers, or too large.
+    pub fn check(&self, faults: &[u32]) -> Result<()> {
+        let layers = self.store_of_layer.iter().enumerate();
+        let found = layers.flat_map(|(layer, store)| [(layer, "K", 2 * store), (layer, "V", 2 * store + 1)]);
+        match found.map(|(layer, name, at)| (layer, name, faults[at])).find(|(.., position)| *position != NO_FAULT) {
+            None => Ok(()),
+            Some((layer, name, position)) => Err(no_numbers(name, layer, position as usize, "no number that fits f16")),
+        }
     }
 
     /// Bytes that are allocated.
@@ -245,10 +270,11 @@ impl DeviceKv {
     pub fn append(&self, work: &Work, layer: usize, (k, v): (Shaped, Shaped), standing: &Standing) -> Result<()> {
         let store = &self.stores[self.store_of_layer[layer]];
         let (order, domain, heads) = (store.order, store.domain(), store.heads);
-        for (kept, shaped) in [(&store.keys, k), (&store.values, v)] {
+        for (i, (kept, shaped)) in [(&store.keys, k), (&store.values, v)].into_iter().enumerate() {
             let pages = kept.exact.pages(&self.tables);
             let steps = Steps { norm: Some(shaped.norm), rotary: shaped.rotary, order, weight: None, domain };
-            let to = Destination { pages, element: store.element, at: standing.at };
+            let fault = Span::new(self.faults + 4 * (2 * self.store_of_layer[layer] + i) as u64, 1);
+            let to = Destination { pages, element: store.element, at: standing.at, fault };
             let results = Results { kept: kept.channels, rows: None, words: None, store: Some(to) };
             let heads = Heads { x: shaped.x, rows: standing.rows, heads, head_dim: store.head_dim };
             work.run(rows(&heads, &steps, &results))?;
@@ -467,48 +493,5 @@ impl Kept {
         let coded = zones.map_or(0, |zones| first_exact_page(end, zones.tail));
         let codes = self.codes.as_ref().map_or(0, |(_, table)| bytes(table, coded));
         bytes(&self.exact, end.div_ceil(PAGE)).saturating_add(codes)
-    }
-}
-
-impl Table {
-    fn pages(&self, tables: &Buffer<u64>) -> Pages {
-        let table = part(tables.span(), self.start, self.slots);
-        match self.keep.ring() {
-            Some((pinned, newest)) => Pages::ring(table, pinned, newest),
-            None => Pages::all(table),
-        }
-    }
-}
-
-/// Bytes that are allocated at a time.
-const PIECE: usize = 32 << 20;
-
-/// Where pages begin.
-const ALIGN: usize = 256;
-
-impl Arena {
-    fn take(&mut self, bytes: usize) -> Result<u64> {
-        let bytes = bytes.next_multiple_of(ALIGN);
-        if self.pieces.last().is_none_or(|piece| piece.len() - self.used < bytes) {
-            // Where a large piece does not fit any more, a page may.
-            let piece = Buffer::new(&*self.device, bytes.max(PIECE)).or_else(|_| Buffer::new(&*self.device, bytes))?;
-            self.pieces.push(piece);
-            self.used = 0;
-        }
-        let piece = self.pieces.last().map_or(0, |piece| piece.span().address());
-        let address = piece + self.used as u64;
-        self.used += bytes;
-        Ok(address)
-    }
-}
-
-fn no_room(error: Error, end: usize, reserved: usize) -> Error {
-    match error {
-        Error::Device { device, problem } => {
-            let fits = reserved.next_multiple_of(PAGE);
-            let what = format!("the K and V of {end} positions do not fit, those of {fits} do");
-            Error::Device { device, problem: format!("{what}; use a smaller cache type or context ({problem})") }
-        }
-        other => other,
     }
 }

@@ -11,6 +11,7 @@ mod backend;
 mod buffer;
 mod kv;
 mod matrix;
+mod pages;
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::options::DeviceChoice;
 use crate::{Error, Result};
 
 pub(crate) use buffer::{Buffer, Work, part};
-pub(crate) use kv::{DeviceKv, Room, Shaped, Standing};
+pub(crate) use kv::{DeviceKv, NO_FAULT, Room, Shaped, Standing};
 pub(crate) use matrix::{Input, Matrices, Quants};
 
 /// A GPU.

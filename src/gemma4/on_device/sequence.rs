@@ -1,10 +1,10 @@
 //! One sequence on a device: its K and V, the rooms of its passes, and what a round leaves there.
 //!
 //! A greedy round needs the host once: drafts go from step to step and into the verification where they lie, the verdict is
-//! made there, and the host reads it. The ids are one run of memory,
+//! made there, and the host reads it. What it reads is one run of memory,
 //!
 //! ```text
-//! stand, next, emitted, newest, draft 1, draft 2, ...
+//! faults of K and V ..., stand, next, emitted, newest, draft 1, draft 2, ...
 //! ```
 //!
 //! so that what a verdict calls the newest token is the first row of the next round's verification.
@@ -25,7 +25,7 @@ use super::Models;
 use super::assistant::{AssistantRoom, DeviceAssistant};
 use super::standing::At;
 use super::target::{Begin, TargetRoom};
-use crate::device::{Buffer, DeviceKv, Recording, Work, part};
+use crate::device::{Buffer, Device, DeviceKv, NO_FAULT, Recording, Work, part};
 use crate::gemma4::Wanted;
 use crate::kv::{KvLayout, KvOptions};
 use crate::{Error, Result};
@@ -35,7 +35,6 @@ pub(crate) const DRAFTED: u32 = NO_ID - 1;
 
 /// Words of a verdict, the newest token being the last.
 const VERDICT: usize = 4;
-const NEWEST: usize = VERDICT - 1;
 
 /// Room for results that is made at once: verifications grow no room in the middle of a text.
 const FEWEST_WANTED: usize = 16;
@@ -96,7 +95,7 @@ pub(crate) struct Sequence {
     kv: DeviceKv,
     room: TargetRoom,
     assistant: Option<AssistantRoom>,
-    ids: Buffer<u32>,
+    ids: Ids,
     tokens: Buffer<u32>,        // what a verdict emits
     state: Option<Buffer<f32>>, // the newest token's, where no assistant has a room for it
     /// `(length, -, -, -, newest)`: where passes begin.
@@ -115,15 +114,16 @@ impl Sequence {
     pub fn new(models: Arc<Models>, layout: &KvLayout, options: &KvOptions, context: usize) -> Result<Self> {
         let device = models.device.clone();
         let on = &*device;
-        let kv = DeviceKv::new(device.clone(), layout, options, context)?;
+        let ids = Ids::new(on, DeviceKv::faults(layout), options.max_round_rows)?;
+        let kv = DeviceKv::new(device.clone(), layout, options, context, ids.faults())?;
         let room = models.target.room(on, FEWEST_WANTED, FEWEST_WANTED)?;
         let assistant = models.assistant.as_ref().map(|assistant| assistant.room(on)).transpose()?;
         let hidden = models.target.config().hidden_size;
         Ok(Self {
             kv,
             room,
-            ids: Buffer::new(on, VERDICT + FEWEST_WANTED)?,
-            tokens: Buffer::new(on, FEWEST_WANTED)?,
+            ids,
+            tokens: Buffer::new(on, options.max_round_rows)?,
             state: assistant.is_none().then(|| Buffer::new(on, hidden)).transpose()?,
             lengths: Buffer::of(on, &[0; 8])?,
             assistant,
@@ -147,6 +147,7 @@ impl Sequence {
     /// # Errors
     /// If memory does not reach, or the driver fails.
     pub fn forward(&mut self, ids: &[u32], position: usize, wanted: Wanted) -> Result<()> {
+        let verifies = wanted == Wanted::All;
         let (rows, wanted) = match wanted {
             Wanted::All => (ids.len(), ids.len()),
             Wanted::Last => (ids.len(), 1),
@@ -157,17 +158,19 @@ impl Sequence {
         let known = ids.iter().take_while(|id| **id != DRAFTED).count();
         let there = usize::from(self.newest.is_some() && self.newest == ids.first().copied());
         if known > there {
-            self.ids.write(NEWEST + there, &ids[there..known])?;
+            self.ids.write(there, &ids[there..known])?;
         }
-        let ids = part(self.ids.span(), NEWEST, rows);
+        let ids = self.ids.from(0, rows);
         let begin = self.begin(position)?;
         if wanted > 0 && wanted < rows {
             self.lengths.write(4, &[(position + rows - wanted) as i32])?;
         }
         self.newest = None;
         let end = position + rows;
-        if wanted < rows || rows > FEWEST_WANTED || self.kv.codes_pages(position, end) {
-            return self.models.target.forward(&self.work, &self.room, &self.kv, (ids, rows, wanted), &begin);
+        if !verifies || rows > FEWEST_WANTED || self.kv.codes_pages(position, end) {
+            self.models.target.forward(&self.work, &self.room, &self.kv, (ids, rows, wanted), &begin)?;
+            // What is committed without a verdict, too, has numbers.
+            return self.wait();
         }
         let begin = Begin { at: self.at(position, end), ..begin };
         self.replay(Part::Verify { rows, begins: begin.begins() }, |sequence, work| {
@@ -218,7 +221,7 @@ impl Sequence {
             self.lengths.write(0, &[position as i32])?;
         }
         self.length = position;
-        let emitted = emitted.map(|_| part(self.ids.span(), 2, 1));
+        let emitted = emitted.map(|_| part(self.ids.verdict(), 2, 1));
         Ok(Begin { length, newest, emitted, at: At { position, horizon: None } })
     }
 
@@ -230,13 +233,6 @@ impl Sequence {
             // Passes take rows in few sizes: chunks of prompts, and verifications.
             self.recordings = Recordings::default();
             self.room = self.models.target.room(&*device, rows.max(had), wanted.max(had_wanted))?;
-        }
-        if self.ids.len() < VERDICT + rows {
-            let had = self.ids.read(0, self.ids.len())?;
-            self.recordings = Recordings::default();
-            self.ids = Buffer::new(&*device, VERDICT + rows)?;
-            self.ids.write(0, &had)?;
-            self.tokens = Buffer::new(&*device, rows)?;
         }
         Ok(())
     }
@@ -253,9 +249,8 @@ impl Sequence {
             sequence.choose(work, drafted + 1)?;
             sequence.accept(work, (drafted, verdict), 0)
         })?;
-        let ids = self.ids.read(0, VERDICT + drafts.len())?;
-        let (verdict, drafted) = ids.split_at(VERDICT);
-        drafts.copy_from_slice(drafted);
+        let (verdict, drafted) = self.ids.read(drafts.len(), &self.kv)?;
+        drafts.copy_from_slice(&drafted);
         let (stand, next, emitted) = (verdict[0] as usize, verdict[1], verdict[2] as usize);
         if next == NO_ID {
             return Err(not_numbers());
@@ -282,17 +277,17 @@ impl Sequence {
 
     /// The verdict over `count` drafts, of the last pass's rows from `first` on.
     fn accept(&self, work: &Work, (count, verdict): (usize, Judge), first: usize) -> Result<()> {
-        let (ids, hidden) = (self.ids.span(), self.models.target.config().hidden_size);
+        let hidden = self.models.target.config().hidden_size;
         let newest = match (&self.assistant, &self.state) {
             (Some(assistant), _) => assistant.state(),
             (None, Some(state)) => state.span(),
             (None, None) => Span::new(0, 0), // `new` makes one of them
         };
-        let out = Verdict { verdict: part(ids, 0, VERDICT), tokens: self.tokens.span(), newest };
+        let out = Verdict { verdict: self.ids.verdict(), tokens: self.tokens.span(), newest };
         let states = part(self.room.hidden.span(), first * hidden, (count + 1) * hidden);
         let (chosen, none) = (self.room.chosen.span(), (Span::new(0, 0), 0));
         let drafts = match verdict {
-            Judge::Target => part(ids, VERDICT, count),
+            Judge::Target => self.ids.from(1, count),
             Judge::Coin => chosen,
         };
         work.run(accept_greedy((drafts, count), chosen, none, (states, hidden), &out))
@@ -313,12 +308,21 @@ impl Sequence {
         Ok(())
     }
 
+    /// Waits for everything that was launched.
+    ///
+    /// # Errors
+    /// If K or V of a pass were no numbers, or the driver fails.
+    pub fn wait(&self) -> Result<()> {
+        self.ids.read(0, &self.kv).map(drop)
+    }
+
     /// The logits of the last pass's first `rows` wanted rows, after the soft cap: `(rows, vocab)`.
     ///
     /// # Errors
     /// If the driver fails.
     pub fn logits(&self, rows: usize) -> Result<Vec<f32>> {
         let config = self.models.target.config();
+        self.wait()?;
         let mut logits = self.room.logits.read(0, rows * config.vocab_size)?;
         if let Some(cap) = config.final_logit_softcapping {
             foretoken_kernels::activation::soft_cap(foretoken_kernels::Isa::best(), &mut logits, cap as f32);
@@ -341,7 +345,7 @@ impl Sequence {
     /// If the driver fails, or a draft's scores were no numbers.
     pub fn resolve(&self, drafts: &mut [u32]) -> Result<()> {
         if drafts.contains(&DRAFTED) {
-            let ids = self.ids.read(VERDICT, drafts.len())?;
+            let (_, ids) = self.ids.read(drafts.len(), &self.kv)?;
             drafts.iter_mut().zip(ids).filter(|(draft, _)| **draft == DRAFTED).for_each(|(draft, id)| *draft = id);
         }
         if drafts.contains(&NO_ID) { Err(not_numbers()) } else { Ok(()) }
@@ -357,7 +361,7 @@ impl Sequence {
         self.grow(link + 1, 0)?;
         if link == 0 && self.newest != Some(last) {
             // Its state is not there either: after a round that failed. That costs a draft.
-            self.ids.write(NEWEST, &[last])?;
+            self.ids.write(0, &[last])?;
             self.newest = Some(last);
         }
         let begin = if link == 0 { Some(self.begin(position)?) } else { None };
@@ -366,13 +370,12 @@ impl Sequence {
         self.replay(Part::Link { link, begins, chooser }, |sequence, work| {
             let (assistant, room) = drafting(&sequence.models, &sequence.assistant)?;
             let placed = assistant.place(work, room, at, begin.as_ref())?;
-            let (token, next) = (NEWEST + link, VERDICT + link);
-            let token = (part(sequence.ids.span(), token, 1), link);
+            let token = (sequence.ids.from(link, 1), link);
             assistant.step(work, (room, &placed), &sequence.models.target, &sequence.kv, token)?;
             match chooser {
                 Chooser::Host => Ok(()),
                 Chooser::Device => {
-                    assistant.choose(work, room, sequence.models.suppressed(), part(sequence.ids.span(), next, 1))
+                    assistant.choose(work, room, sequence.models.suppressed(), sequence.ids.from(link + 1, 1))
                 }
             }
         })
@@ -392,7 +395,55 @@ impl Sequence {
     /// # Errors
     /// If the driver fails.
     pub fn put_draft(&self, link: usize, token: u32) -> Result<()> {
-        self.ids.write(VERDICT + link, &[token])
+        self.ids.write(link + 1, &[token])
+    }
+}
+
+/// What the host reads of a round. Tokens count from the newest, 0, to the drafts behind it.
+struct Ids {
+    words: Buffer<u32>,
+    faults: usize,
+    verdict: usize, // where it begins: at 16 bytes
+}
+
+impl Ids {
+    fn new(device: &dyn Device, faults: usize, most_rows: usize) -> Result<Self> {
+        let verdict = faults.next_multiple_of(4);
+        let words = Buffer::new(device, verdict + VERDICT + most_rows)?;
+        words.write(0, &vec![NO_FAULT; faults])?;
+        Ok(Self { words, faults, verdict })
+    }
+
+    fn faults(&self) -> Span<u32> {
+        part(self.words.span(), 0, self.faults)
+    }
+
+    fn verdict(&self) -> Span<u32> {
+        part(self.words.span(), self.verdict, VERDICT)
+    }
+
+    /// `count` tokens, the first of which is number `token`.
+    fn from(&self, token: usize, count: usize) -> Span<u32> {
+        part(self.words.span(), self.verdict + VERDICT - 1 + token, count)
+    }
+
+    fn write(&self, token: usize, tokens: &[u32]) -> Result<()> {
+        self.words.write(self.verdict + VERDICT - 1 + token, tokens)
+    }
+
+    /// The verdict, and the first `count` drafts.
+    ///
+    /// # Errors
+    /// If K or V of a pass before were no numbers; or the driver fails.
+    fn read(&self, count: usize, kv: &DeviceKv) -> Result<([u32; VERDICT], Vec<u32>)> {
+        let words = self.words.read(0, self.verdict + VERDICT + count)?;
+        if let Err(error) = kv.check(&words[..self.faults]) {
+            // It is said once: the rows are not kept.
+            self.words.write(0, &vec![NO_FAULT; self.faults])?;
+            return Err(error);
+        }
+        let (verdict, drafts) = words[self.verdict..].split_at(VERDICT);
+        Ok((std::array::from_fn(|i| verdict[i]), drafts.to_vec()))
     }
 }
 

@@ -66,7 +66,7 @@ fn measure(args: &Args, engine: &Engine) -> Result<()> {
                 for (rows, times) in [1, 4].into_iter().zip(times) {
                     let time = probe.verify(&[300, 500, 700, 900][..rows])?;
                     // The first turn only warms up.
-                    times.extend((repeat > 0).then(|| 1e3 * time.as_secs_f64()));
+                    times.extend((repeat > 0).then_some(1e3 * time.as_secs_f64()));
                 }
             }
         }

@@ -27,7 +27,7 @@ pub fn curve(engine: &Engine, depth: usize, rows: &[usize], repeats: usize) -> R
         for (rows, times) in &mut verify {
             let time = probe.verify(&ids[..*rows])?;
             // The first turn only warms up.
-            times.extend((repeat > 0).then(|| 1e3 * time.as_secs_f64()));
+            times.extend((repeat > 0).then_some(1e3 * time.as_secs_f64()));
         }
         if engine.assistant().is_some() {
             let time = probe.draft(ids[0], DRAFTED)?;

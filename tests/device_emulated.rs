@@ -375,10 +375,10 @@ fn drafting_ahead_does_not_wait() {
         let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
         let options = ahead(pipeline);
         let start = pair.machine.launches()[2];
-        let mut generation = session.generate(&pair.prompt, &options).expect("a generation");
+        let generation = session.generate(&pair.prompt, &options).expect("a generation");
         let (mut ids, mut pieces) = (Vec::new(), 0);
         let (mut replays, mut waits) = (start, 0);
-        while let Some(piece) = generation.next() {
+        for piece in generation {
             ids.extend(piece.expect("a piece").tokens);
             if want.len() - ids.len() < 4 {
                 continue; // a round of fewer rows

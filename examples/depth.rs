@@ -1,15 +1,11 @@
 //! What context costs: `cargo run --release --example depth -- --threads 1`.
 
 use std::path::PathBuf;
-use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use foretoken::gemma4::Wanted;
-use foretoken::kv::{KvAccess, KvCache, KvFormat, KvLayout, KvOptions, KvPreset};
-use foretoken::{Engine, EngineOptions};
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use foretoken::kv::{KvFormat, KvOptions, KvPreset};
+use foretoken::{DeviceChoice, Engine, EngineOptions, Probe, SessionOptions};
 
 /// Measure single steps and verifications of four rows deep in a context, for several ways to keep K and V in turn.
 ///
@@ -26,6 +22,9 @@ struct Args {
     /// Presets, or formats of both keys and values.
     #[arg(long, value_delimiter = ',', default_value = "f16,balanced,turbo3,q8_0")]
     kv: Vec<String>,
+    /// Where the models compute: cpu, cuda, cuda:N, metal, metal:N or auto (build with --features cuda, cuda-prebuilt or metal).
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: DeviceChoice,
     /// Threads; by default, the physical cores.
     #[arg(long)]
     threads: Option<usize>,
@@ -41,18 +40,16 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let demo = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo/target"));
     let model = args.model.clone().unwrap_or(demo);
-    let engine = Engine::load(&EngineOptions { threads: args.threads, ..EngineOptions::new(model) })?;
-    engine.run(|| measure(&args, &engine))
+    let options = EngineOptions { threads: args.threads, device: args.device.clone(), ..EngineOptions::new(model) };
+    measure(&args, &Engine::load(&options)?)
 }
 
 fn measure(args: &Args, engine: &Engine) -> Result<()> {
-    let target = engine.target();
     let longest = args.depths.iter().max().context("no depths")? + 16;
-    let mut rng = StdRng::seed_from_u64(1);
-    let mut caches = Vec::new();
+    let mut probes = Vec::new();
     for name in &args.kv {
-        let options = KvOptions { max_context: Some(longest), ..options(name)? };
-        caches.push(KvCache::new(target.kv_layout(), &options, longest, engine.isa())?);
+        let kv = KvOptions { max_context: Some(longest), ..options(name)? };
+        probes.push(Probe::new(engine, &SessionOptions { kv })?);
     }
     if !args.json {
         println!("depth    K/V          step ms  4 rows ms  ratio   K/V MiB");
@@ -60,33 +57,27 @@ fn measure(args: &Args, engine: &Engine) -> Result<()> {
     let mut depths = args.depths.clone();
     depths.sort_unstable();
     for depth in depths {
-        for kv in &mut caches {
-            while kv.len() < depth {
-                fill(target.kv_layout(), kv, kv.max_round_rows().min(depth - kv.len()), &mut rng)?;
-            }
+        for probe in &mut probes {
+            probe.skip_to(depth)?;
         }
-        let mut times = vec![[Vec::new(), Vec::new()]; caches.len()];
+        let mut times = vec![[Vec::new(), Vec::new()]; probes.len()];
         for repeat in 0..=args.repeats {
-            for (kv, times) in caches.iter_mut().zip(&mut times) {
+            for (probe, times) in probes.iter_mut().zip(&mut times) {
                 for (rows, times) in [1, 4].into_iter().zip(times) {
-                    let start = Instant::now();
-                    let mut round = kv.begin_round(rows)?;
-                    target.forward(&[300, 500, 700, 900][..rows], &mut round, Wanted::All)?;
-                    drop(round);
+                    let time = probe.verify(&[300, 500, 700, 900][..rows])?;
                     // The first turn only warms up.
-                    times.extend((repeat > 0).then(|| 1e3 * start.elapsed().as_secs_f64()));
+                    times.extend((repeat > 0).then_some(1e3 * time.as_secs_f64()));
                 }
             }
         }
-        for ((name, kv), times) in args.kv.iter().zip(&caches).zip(times) {
-            let [step, four] = times.map(median);
+        for ((name, probe), times) in args.kv.iter().zip(&probes).zip(times) {
+            let ([step, four], bytes) = (times.map(median), probe.kv_bytes());
             if args.json {
-                let bytes = kv.bytes();
                 let report = serde_json::json!({"depth": depth, "kv": name, "step_ms": step, "four_rows_ms": four, "kv_bytes": bytes});
                 println!("{report}");
             } else {
-                let mebibytes = kv.bytes() as f64 / f64::from(1 << 20);
-                println!("{depth:<8} {name:<10} {step:>9.2} {four:>10.2} {:>6.2} {mebibytes:>9.1}", four / step);
+                let mebibytes = bytes as f64 / f64::from(1 << 20);
+                println!("{depth:<8} {name:<10} {step:>9.3} {four:>10.3} {:>6.2} {mebibytes:>9.1}", four / step);
             }
         }
     }
@@ -100,23 +91,6 @@ fn options(name: &str) -> Result<KvOptions> {
     }
     let format: KvFormat = name.parse().map_err(anyhow::Error::msg)?;
     Ok(KvOptions { key: format, value: format, ..KvOptions::default() })
-}
-
-/// Commits rows of noise, in no time beside a prefill: what a step costs does not depend on what K and V say.
-fn fill(layout: KvLayout, kv: &mut KvCache, rows: usize, rng: &mut StdRng) -> Result<()> {
-    let mut round = kv.begin_round(rows)?;
-    for (index, store) in layout.stores.iter().enumerate() {
-        let layer = layout.store_of_layer.iter().position(|of| *of == index).context("a store without a layer")?;
-        let mut noise = || {
-            // As large as normed rows are: elements of variance 1.
-            let count = rows * store.num_kv_heads * store.head_dim;
-            let noise = (0..count).map(|_| rng.random_range(-1.7f32..1.7)).collect();
-            foretoken::nn::tensor(noise, (rows, store.num_kv_heads, store.head_dim))
-        };
-        round.append(layer, &noise()?, &noise()?)?;
-    }
-    round.commit(rows);
-    Ok(())
 }
 
 fn median(mut times: Vec<f64>) -> f64 {

@@ -8,8 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use foretoken::gemma4::Wanted;
-use foretoken::{Engine, EngineOptions};
+use foretoken::{DeviceChoice, Engine, EngineOptions, Probe, SessionOptions};
 use foretoken_kernels::measure::int8_multiply_adds;
 
 /// Measure v(B), the cost of verifying B rows in single steps, beside what the machine can do at best.
@@ -24,6 +23,9 @@ struct Args {
     /// The assistant's checkpoint.
     #[arg(long)]
     assistant: Option<PathBuf>,
+    /// Where the models compute: cpu, cuda, cuda:N, metal, metal:N or auto (build with --features cuda, cuda-prebuilt or metal).
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: DeviceChoice,
     /// Threads; by default, the physical cores.
     #[arg(long)]
     threads: Option<usize>,
@@ -47,18 +49,17 @@ fn main() -> Result<()> {
     let engine = Engine::load(&EngineOptions {
         assistant: args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant"))),
         threads: args.threads,
+        device: args.device.clone(),
         ..EngineOptions::new(args.model.clone().unwrap_or_else(|| demo("target")))
     })?;
-    engine.run(|| measure_all(&args, &engine))
+    measure_all(&args, &engine)
 }
 
 fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
     let target = engine.target();
-    let mut kv = measure::cache(engine)?;
-    let start = Instant::now();
-    measure::pass(engine, &mut kv, &measure::ids(engine, PREFILL), Wanted::Last, PREFILL)?;
-    let prefill = PREFILL as f64 / start.elapsed().as_secs_f64();
-    drop(kv);
+    let mut probe = Probe::new(engine, &SessionOptions::default())?;
+    let prefill = PREFILL as f64 / probe.read(&measure::ids(engine, PREFILL))?.as_secs_f64();
+    drop(probe);
 
     let rows: Vec<usize> = (1..=MOST_ROWS).collect();
     let curve = measure::curve(engine, args.depth, &rows, args.repeats)?;
@@ -66,7 +67,8 @@ fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
     let v: Vec<f64> = ms.iter().map(|rows| rows / ms[0]).collect();
     let draft_ms = engine.assistant().map(|_| measure::median(curve.draft));
     let read = measure::read_bandwidth(engine).context("no memory to measure with")?;
-    let peak = peak_multiply_adds(engine);
+    let peak = if engine.device().is_none() { engine.run(|| peak_multiply_adds(engine)) } else { None };
+    let computes = engine.device().unwrap_or_else(|| format!("{} threads, {}", engine.threads(), engine.isa().name()));
     if args.json {
         let report = serde_json::json!({
             "v": v,
@@ -79,25 +81,27 @@ fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
             "step_multiply_adds": target.step_cost().multiply_adds,
             "threads": engine.threads(),
             "isa": engine.isa().name(),
+            "device": engine.device(),
         });
         println!("{report}");
         return Ok(());
     }
     let (bytes, multiply_adds) = (target.step_cost().bytes as f64 / 1e9, target.step_cost().multiply_adds as f64 / 1e9);
-    println!("{} threads, {}, depth {}", engine.threads(), engine.isa().name(), args.depth);
+    println!("{computes}, depth {}", args.depth);
     println!(
         "reads {read:.1} GB/s and multiplies {} at best",
         peak.map_or("unknown".into(), |p| format!("{p:.0} G/s"))
     );
     println!("a step reads {bytes:.3} GB of weights and does {multiply_adds:.2} G multiply-adds a row\n");
-    println!("rows      ms   v(B)   GB/s   G/s");
+    println!("rows      ms   v(B)   GB/s  of best   G/s");
     for (rows, (ms, v)) in (1..).zip(ms.iter().zip(&v)) {
         let per_second = |amount: f64| amount / ms * 1e3;
         let rate = per_second(multiply_adds * f64::from(rows));
-        println!("{rows:4} {ms:7.2} {v:6.2} {:6.1} {rate:5.0}", per_second(bytes));
+        let of_best = 100.0 * per_second(bytes) / read;
+        println!("{rows:4} {ms:7.3} {v:6.2} {:6.1} {of_best:6.1} % {rate:5.0}", per_second(bytes));
     }
     if let Some(draft_ms) = draft_ms {
-        println!("\na draft step takes {draft_ms:.2} ms");
+        println!("\na draft step takes {draft_ms:.3} ms");
     }
     println!("a prompt of {PREFILL} tokens is read at {prefill:.0} tokens/s");
     Ok(())

@@ -55,6 +55,7 @@ pub mod kv;
 pub mod nn;
 mod options;
 pub mod perplexity;
+mod probe;
 pub mod sampler;
 mod session;
 mod session_file;
@@ -71,5 +72,6 @@ pub use options::{
     DeviceChoice, EndOfGeneration, EngineOptions, GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation,
     SpeculationOptions, Stop,
 };
+pub use probe::{Probe, device_bandwidth};
 pub use sampler::Sampling;
 pub use session::{Session, Statistics};

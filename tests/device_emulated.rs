@@ -13,19 +13,21 @@ mod on_device;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use foretoken::checkpoint::Checkpoint;
 use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::kv::{CodeFormat, ExactZones, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
-use foretoken::speculative::DraftSampling;
+use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, Drafters};
 use foretoken::{
-    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Sampling,
-    SessionOptions, Speculation, Statistics, Stop, WeightType,
+    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, Pipeline,
+    Probe, Sampling, SessionOptions, Speculation, SpeculationOptions, Statistics, Stop, WeightType,
 };
 use on_device::machine::Emulated;
 use on_device::widened::{Heads, Widths, widen};
+use safetensors::SafeTensors;
 
 /// More than any of these models needs.
 const MEMORY: usize = 1 << 30;
@@ -43,10 +45,16 @@ struct Pair {
 
 /// The fixture `name` with heads of `widths`.
 fn pair(name: &str, widths: Widths, quantize: Option<WeightType>) -> Pair {
+    damaged(name, widths, quantize, |_| {})
+}
+
+/// The same, after `damage` to the target's folder.
+fn damaged(name: &str, widths: Widths, quantize: Option<WeightType>, damage: impl Fn(&Path)) -> Pair {
     let case = cases::all().into_iter().find(|case| case.name == name).expect("a fixture");
     let files = tempfile::tempdir().expect("a folder");
     let part = |part: &str| widen(&case.path.join(part), &files.path().join(part), widths);
     let options = EngineOptions::new(part("target")).with_assistant(part("assistant"));
+    damage(&files.path().join("target"));
     load(EngineOptions { quantize, ..options }, case.ids("input_ids"), files)
 }
 
@@ -101,6 +109,58 @@ fn same_surprise(pair: &Pair, session: &SessionOptions, text: &[u32], tolerance:
     let (cpu, device) = (of(&pair.cpu), of(&pair.device));
     println!("{device:.6} nats on the device, {cpu:.6} on the CPU");
     assert!((device - cpu).abs() < tolerance, "{device} nats on the device, {cpu} on the CPU");
+}
+
+/// How many rows of logits, behind every token of `texts`, are the CPU's within 1e-3, of how many: the device's, and those of
+/// the CPU's other instruction sets. The CPU's are its plain kernels'.
+fn same_logits(options: &EngineOptions, session: &SessionOptions, texts: &[&[u32]]) -> [(usize, usize); 2] {
+    let logits = |options: EngineOptions| -> Vec<Vec<f32>> {
+        let engine = Engine::load(&EngineOptions { threads: Some(1), ..options }).expect("an engine");
+        let vocab = engine.target().config().vocab_size;
+        let mut probe = Probe::new(&engine, session).expect("a sequence");
+        let rows = texts.iter().flat_map(|ids| probe.logits(ids).expect("logits"));
+        rows.collect::<Vec<_>>().chunks_exact(vocab).map(<[f32]>::to_vec).collect()
+    };
+    let on_cpu = |isa| logits(EngineOptions { isa: Some(isa), ..options.clone() });
+    let plain = on_cpu(Isa::Scalar);
+    let far = |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0.0f32, |far, (a, b)| far.max((a - b).abs()));
+    let count = |name: &str, rows: Vec<Vec<f32>>| {
+        let far: Vec<_> = rows.iter().zip(&plain).map(|(a, b)| far(a, b)).collect();
+        let (same, most) = (far.iter().filter(|far| **far < 1e-3).count(), far.iter().fold(0.0f32, |a, b| a.max(*b)));
+        println!("  {name}: {same} of {} rows within 1e-3, the others within {most:.2}", far.len());
+        (same, far.len())
+    };
+    let device = EngineOptions { device: DeviceChoice::Given(Emulated::new(MEMORY)), ..options.clone() };
+    let device = count("device", logits(device));
+    let others = Isa::available().filter(|isa| *isa != Isa::Scalar).map(|isa| count(isa.name(), on_cpu(isa)));
+    [device, others.fold((0, 0), |(a, b), (same, all)| (a + same, b + all))]
+}
+
+/// Rows of logits are the CPU's, but where the last bit of a sum decides how one of a row's activations is rounded to 8 bits: a
+/// step there is 1/127 of its block's largest, and a random model makes much of it. The CPU's own instruction sets, which add up
+/// in other orders, differ in that way from each other.
+#[test]
+fn logits_of_quantized_weights() {
+    let texts = text(48);
+    let texts: Vec<_> = texts.chunks(4).collect();
+    let (mut device, mut others) = ((0, 0), (0, 0));
+    for (name, quantize) in [
+        ("dense", WeightType::Q8_0),
+        ("moe", WeightType::Q4_0),
+        ("moe", WeightType::Q8_0),
+        ("nested", WeightType::Q8_0),
+        ("nested", WeightType::Q5_0),
+    ] {
+        let case = cases::all().into_iter().find(|case| case.name == name).expect("a fixture");
+        let files = tempfile::tempdir().expect("a folder");
+        let target = widen(&case.path.join("target"), &files.path().join("target"), NARROW);
+        let options = EngineOptions { quantize: Some(quantize), ..EngineOptions::new(target) };
+        println!("{name} in {}", quantize.name());
+        let [own, cpu] = same_logits(&options, &exact(ElementType::F32), &texts);
+        (device, others) = ((device.0 + own.0, device.1 + own.1), (others.0 + cpu.0, others.1 + cpu.1));
+    }
+    println!("device {device:?}, other instruction sets {others:?}");
+    assert!(10 * device.0 >= 9 * device.1, "{} of {} rows are the CPU's", device.0, device.1);
 }
 
 fn text(len: usize) -> Vec<u32> {
@@ -174,6 +234,7 @@ fn codes() {
     let options = plain(8);
     let want = run(&own.device, &session, &text(133), &options).0;
     assert_eq!(run(&own.device, &session, &text(133), &mtp(3, &options)).0, want, "speculative");
+    assert_eq!(run(&own.cpu, &session, &text(133), &options).0, want, "on the CPU");
 }
 
 /// The demo pair, whose rows are whole blocks of 256: its target as a file of mixed types, tables included, its assistant
@@ -191,6 +252,7 @@ fn quantized_weights() {
     let tokenizer = source.tokenizer(4096).expect("readable").expect("a tokenizer");
     let prompt =
         tokenizer.encode("impl Iterator for Counter {\n    type Item = u32;\n    fn next(&mut self)").expect("tokens");
+    same_logits(&options, &exact(ElementType::F32), &[&prompt[..4], &prompt[4..8]]);
     let pair = load(EngineOptions { quantize: Some(WeightType::Q8_0), ..options }, prompt, files);
     // Where a sum's last bit decides how an activation is rounded to 8 bits, everything behind it differs: K and V in f16
     // instead of f32, which is 7e-5 with floating-point weights, moves the CPU's own surprise here by 8e-3.
@@ -224,6 +286,160 @@ fn drawn_tokens() {
             })
         };
         assert_eq!(ids(&pair.device), ids(&pair.cpu), "{drafts:?}");
+    }
+}
+
+/// The ids of several generations of one session, which goes on with `prompts`.
+fn go_on(engine: &Engine, session: &SessionOptions, prompts: &[(&[u32], GenerateOptions)]) -> Vec<Vec<u32>> {
+    let mut session = engine.session(session).expect("a session");
+    let go_on = |(prompt, options): &(&[u32], GenerateOptions)| {
+        let pieces = session.generate(prompt, options).expect("a generation");
+        pieces.flat_map(|piece| piece.expect("a piece").tokens).collect()
+    };
+    prompts.iter().map(go_on).collect()
+}
+
+/// What is recorded for few rows names room that more rows outgrow; a text that has room for both goes on, plain and with
+/// drafts, of which some are rolled back.
+#[test]
+fn recordings_of_all_sizes_go_together() {
+    let pair = pair("nested", NARROW, None);
+    let session = exact(ElementType::F32);
+    let options = plain(4);
+    let blocks = [(1, 3), (4, 9), (2, 3), (5, 9), (1, 3), (4, 6)];
+    let prompts: Vec<_> = blocks
+        .iter()
+        .map(|(block, tokens)| {
+            let options = GenerateOptions { max_tokens: *tokens, ..options.clone() };
+            (&pair.prompt[..3], if *block == 1 { options } else { mtp(*block, &options) })
+        })
+        .collect();
+    let want = go_on(&pair.cpu, &session, &prompts);
+    let before = pair.machine.launches();
+    assert_eq!(go_on(&pair.device, &session, &prompts), want);
+    let [_, recordings, replays] = std::array::from_fn(|i| pair.machine.launches()[i] - before[i]);
+    // At most: verifications and verdicts of 1, 2, 4 and 5 rows and of what is left at an end, links of either beginning; and
+    // all of those again where a room has grown.
+    assert!(recordings < replays, "{recordings} recordings for {replays} replays");
+}
+
+/// Once everything was recorded, rounds are nothing but replays: of the links, the verification and the verdict.
+#[test]
+fn rounds_are_replays() {
+    let pair = pair("nested", NARROW, None);
+    let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+    let options = mtp(4, &plain(24));
+    let mut counts = Vec::new();
+    for piece in session.generate(&pair.prompt, &options).expect("a generation") {
+        piece.expect("a piece");
+        counts.push(pair.machine.launches());
+    }
+    let rounds: Vec<_> =
+        counts.windows(2).map(|pair| std::array::from_fn::<_, 3, _>(|i| pair[1][i] - pair[0][i])).collect();
+    assert!(rounds.len() > 6, "{rounds:?}");
+    // The last three have fewer rows.
+    assert!(rounds[2..rounds.len() - 3].iter().all(|round| *round == [0, 0, 5]), "{rounds:?}");
+}
+
+/// Splits of attention are recorded for positions below 512: behind them, there is one more.
+#[test]
+fn recordings_reach_a_horizon() {
+    let pair = pair("nested", NARROW, None);
+    let (before, behind) = (text(504), text(60));
+    let [cpu, device] = [&pair.cpu, &pair.device].map(|engine| {
+        let mut probe = Probe::new(engine, &exact(ElementType::F32)).expect("a sequence");
+        let mut logits = Vec::new();
+        for prompt in [&before, &behind] {
+            probe.read(prompt).expect("a prompt");
+            logits.extend(probe.logits(&text(4)).expect("logits"));
+        }
+        logits
+    });
+    let far = cpu.iter().zip(&device).fold(0.0f32, |far, (a, b)| far.max((a - b).abs()));
+    assert!(far < 1e-4, "logits are {far} from the CPU's");
+}
+
+/// At pipeline depth 2 the next draft is the device's while the caller has the last tokens, and nobody waits for it: this
+/// device does nothing before somebody does.
+#[test]
+fn drafting_ahead_does_not_wait() {
+    let pair = pair("nested", NARROW, None);
+    let ahead = |pipeline| {
+        let drafters = Drafters::Priority(vec![DrafterKind::Mtp.into()]);
+        let with =
+            SpeculationOptions { drafters, block: BlockSize::Fixed(4), pipeline, ..SpeculationOptions::default() };
+        GenerateOptions { speculation: Speculation::With(with), ..plain(24) }
+    };
+    let want = run(&pair.cpu, &exact(ElementType::F32), &pair.prompt, &plain(24)).0;
+    for (pipeline, drafted) in [(Pipeline::Ahead, 3), (Pipeline::InTurn, 0)] {
+        let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+        let options = ahead(pipeline);
+        let start = pair.machine.launches()[2];
+        let generation = session.generate(&pair.prompt, &options).expect("a generation");
+        let (mut ids, mut pieces) = (Vec::new(), 0);
+        let (mut replays, mut waits) = (start, 0);
+        for piece in generation {
+            ids.extend(piece.expect("a piece").tokens);
+            if want.len() - ids.len() < 4 {
+                continue; // a round of fewer rows
+            }
+            // The prompt's verdict and the links of the next round; then every round's verdict, verification and links.
+            replays += if pieces == 0 { 1 + drafted } else { 5 };
+            let patience = Instant::now() + Duration::from_secs(60);
+            while pair.machine.launches()[2] < replays && Instant::now() < patience {
+                std::thread::yield_now();
+            }
+            assert_eq!(
+                pair.machine.launches()[2],
+                replays,
+                "{pipeline:?}: launched when the caller has piece {pieces}"
+            );
+            // What the first rounds need besides is there.
+            if pieces > 2 {
+                assert_eq!(pair.machine.waits(), waits + 1, "{pipeline:?}: the verdict alone is waited for");
+            }
+            waits = pair.machine.waits();
+            pieces += 1;
+        }
+        assert_eq!(ids, want, "{pipeline:?}");
+        assert!(pieces > 5, "{pipeline:?}: {pieces} pieces");
+    }
+}
+
+/// K and V that are no numbers are an error that names layer and position as on the CPU, and the sequence goes on without them.
+#[test]
+fn keys_that_are_no_numbers_are_an_error() {
+    let case = cases::all().into_iter().find(|case| case.name == "edge").expect("a fixture");
+    let bad = 77u32;
+    // The embedding of one token, of the layers.
+    let pair = damaged("edge", NARROW, None, |target| {
+        let path = target.join("model.safetensors");
+        let mut bytes = std::fs::read(&path).expect("a file");
+        let file = SafeTensors::deserialize(&bytes).expect("tensors");
+        let (_, tensor) = (file.tensors().into_iter())
+            .find(|(name, _)| name.ends_with("embed_tokens_per_layer.weight"))
+            .expect("embeddings of the layers");
+        let row = tensor.data().len() / tensor.shape()[0];
+        let start = tensor.data().as_ptr() as usize - bytes.as_ptr() as usize + bad as usize * row;
+        bytes[start..start + row].as_chunks_mut().0.iter_mut().for_each(|x| *x = f32::NAN.to_le_bytes());
+        std::fs::write(&path, bytes).expect("a file");
+    });
+    let good = &case.ids("input_ids")[..6];
+    assert!(!good.contains(&bad));
+    let long: Vec<u32> = good.iter().copied().cycle().take(60).chain([bad]).chain(good.to_vec()).collect();
+    let options = plain(4);
+    let problem = |engine: &Engine, prompt: &[u32]| {
+        let mut session = engine.session(&exact(ElementType::F32)).expect("a session");
+        let error = session.generate(prompt, &options).err().expect("an error").to_string();
+        assert!(error.contains("checkpoint is damaged"), "{error}");
+        let first = session.generate(good, &options).expect("a generation");
+        let ids: Vec<u32> = first.flat_map(|piece| piece.expect("a piece").tokens).collect();
+        (error.split(" has ").next().expect("a part").to_owned(), ids)
+    };
+    for prompt in [&[good, &[bad]].concat()[..], &long, &[bad]] {
+        let on_device = problem(&pair.device, prompt);
+        assert_eq!(on_device, problem(&pair.cpu, prompt));
+        assert!(on_device.0.starts_with("K of layer 1 at position "), "{on_device:?}");
     }
 }
 

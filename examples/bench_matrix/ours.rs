@@ -59,12 +59,12 @@ impl<'a> Ours<'a> {
 
     /// What machine and passes are like now. It also warms up: packed weights, threads, and the processor's clock.
     pub fn turn(&self, run: usize) -> Result<Turn> {
-        let curve = self.engine.run(|| measure::curve(&self.engine, BEHIND, &ROWS, REPEATS))?;
+        let curve = measure::curve(&self.engine, BEHIND, &ROWS, REPEATS)?;
         Ok(Turn {
             setting: self.plan.setting.clone(),
             run,
             threads: self.engine.threads(),
-            read_gb_per_second: self.engine.run(|| measure::read_bandwidth(&self.engine)),
+            read_gb_per_second: measure::read_bandwidth(&self.engine),
             step_bytes: self.engine.target().step_cost().bytes,
             verify_ms: curve.verify.into_iter().map(|(rows, times)| (rows, measure::median(times))).collect(),
             draft_ms: self.engine.assistant().map(|_| measure::median(curve.draft)),

@@ -2,11 +2,9 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result};
-use foretoken::Engine;
-use foretoken::gemma4::{Output, Wanted};
-use foretoken::kv::{KvCache, KvOptions};
+use anyhow::Result;
 use foretoken::nn::Arena;
+use foretoken::{Engine, Probe, SessionOptions};
 use foretoken_kernels::measure;
 
 /// Milliseconds, a value for each measurement.
@@ -17,52 +15,36 @@ pub struct Curve {
     pub draft: Vec<f64>,
 }
 
-/// Measures verifications of each of `rows` behind `depth` positions, in turn, `repeats` times over, and draft steps. To be
-/// called on the engine's threads ([`Engine::run`]).
+/// Measures verifications of each of `rows` behind `depth` positions, in turn, `repeats` times over, and draft steps.
 pub fn curve(engine: &Engine, depth: usize, rows: &[usize], repeats: usize) -> Result<Curve> {
     let most = rows.iter().copied().max().unwrap_or(1);
     let ids = ids(engine, depth.max(most));
-    let mut kv = cache(engine)?;
-    for chunk in ids[..depth].chunks(kv.max_round_rows()) {
-        pass(engine, &mut kv, chunk, Wanted::Nothing, chunk.len())?;
-    }
-    let hidden = pass(engine, &mut kv, &ids[..1], Wanted::All, 0)?.context("a row")?.hidden;
+    let mut probe = Probe::new(engine, &SessionOptions::default())?;
+    probe.read(&ids[..depth])?;
     let mut verify: Vec<_> = rows.iter().map(|rows| (*rows, Vec::new())).collect();
     let mut draft = Vec::new();
     for repeat in 0..=repeats {
         for (rows, times) in &mut verify {
-            let start = Instant::now();
-            pass(engine, &mut kv, &ids[..*rows], Wanted::All, 0)?;
+            let time = probe.verify(&ids[..*rows])?;
             // The first turn only warms up.
-            times.extend((repeat > 0).then(|| 1e3 * start.elapsed().as_secs_f64()));
+            times.extend((repeat > 0).then_some(1e3 * time.as_secs_f64()));
         }
-        if let Some(assistant) = engine.assistant() {
-            let start = Instant::now();
-            assistant.step(engine.target(), ids[0], &hidden, kv.committed())?;
-            draft.extend((repeat > 0).then(|| 1e3 * start.elapsed().as_secs_f64()));
+        if engine.assistant().is_some() {
+            let time = probe.draft(ids[0], DRAFTED)?;
+            draft.extend((repeat > 0).then(|| 1e3 * time.as_secs_f64() / DRAFTED as f64));
         }
     }
     Ok(Curve { verify, draft })
 }
+
+/// Tokens of a draft: the host does not wait between them where a device drafts.
+const DRAFTED: usize = 3;
 
 /// Ids that are no text. The first 300 of a vocabulary are control tokens and bytes.
 pub fn ids(engine: &Engine, count: usize) -> Vec<u32> {
     let vocab = engine.target().config().vocab_size as u32;
     let first = 300.min(vocab / 2);
     (0..count as u32).map(|i| first + i.wrapping_mul(7919) % (vocab - first)).collect()
-}
-
-/// An empty cache.
-pub fn cache(engine: &Engine) -> Result<KvCache> {
-    Ok(KvCache::new(engine.target().kv_layout(), &KvOptions::default(), usize::MAX / 2, engine.isa())?)
-}
-
-/// Runs `ids` behind what the cache has, and keeps the first `keep` of them.
-pub fn pass(engine: &Engine, kv: &mut KvCache, ids: &[u32], wanted: Wanted, keep: usize) -> Result<Option<Output>> {
-    let mut round = kv.begin_round(ids.len())?;
-    let output = engine.target().forward(ids, &mut round, wanted).context("a forward pass")?;
-    round.commit(keep);
-    Ok(output)
 }
 
 /// The middle one, or the mean of the middle two; no number if there are none.
@@ -74,9 +56,17 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// GB/s: the best of three passes over more memory than any cache holds, all threads at once. To be called on the engine's
-/// threads; `None` if there is no memory to measure with.
+/// GB/s at which the device that computes reads at best; `None` if there is no memory to measure with.
 pub fn read_bandwidth(engine: &Engine) -> Option<f64> {
+    match foretoken::device_bandwidth(engine) {
+        Ok(None) => engine.run(|| processor_bandwidth(engine)),
+        Ok(read) => read,
+        Err(_) => None,
+    }
+}
+
+/// The best of three passes over more memory than any cache holds, all threads at once.
+fn processor_bandwidth(engine: &Engine) -> Option<f64> {
     const BYTES: usize = 1 << 30;
     // The memory that packed weights lie in: with small pages, reading is slower.
     let mut piece = Arena::default().take(BYTES)?;

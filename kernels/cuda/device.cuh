@@ -70,6 +70,7 @@ INLINE T shuffle(T x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
 template <class T>
 INLINE T shuffle_xor(T x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 INLINE unsigned votes(bool x) { return __ballot_sync(0xffffffffu, x); }
+INLINE void least(unsigned* at, unsigned x) { atomicMin(at, x); }
 
 CONSTEXPR bool PERMUTES = true;
 INLINE unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) { return __byte_perm(a, b, selector); }

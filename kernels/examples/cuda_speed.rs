@@ -26,7 +26,7 @@ mod measure {
     use std::time::Instant;
 
     use foretoken_kernels::ElementType;
-    use foretoken_kernels::cuda::{Buffer, CudaError, Device, Stream};
+    use foretoken_kernels::cuda::{Buffer, CudaError, Device, Recorder, Stream};
     use foretoken_kernels::gpu::attend::{CodedKv, ExactKv, Queries, Unfinished, Zones, coded, combine, exact};
     use foretoken_kernels::gpu::matmul::{Activations, Matrix, matmul, quantize};
     use foretoken_kernels::gpu::pages::{Pages, exact_page_bytes};
@@ -70,8 +70,11 @@ mod measure {
     }
 
     /// Microseconds per launch of what `launch(i)` launches.
-    fn time(stream: &Stream, launch: impl Fn(usize) -> std::result::Result<(), CudaError>) -> Result<f64> {
-        let graph = stream.record(|_| (0..LAUNCHES).try_for_each(&launch))?;
+    fn time(
+        stream: &Stream,
+        launch: impl Fn(&mut Recorder, usize) -> std::result::Result<(), CudaError>,
+    ) -> Result<f64> {
+        let graph = stream.record(|recorder| (0..LAUNCHES).try_for_each(|i| launch(recorder, i)))?;
         let mut best = f64::INFINITY;
         for _ in 0..REPLAYS {
             stream.synchronize()?;
@@ -102,11 +105,10 @@ mod measure {
         let activations = Activations::new(kind, (rows, inputs), (quants.span(), scales.span(), sums.span()))?;
         // SAFETY: the buffers live until the stream was waited for.
         unsafe { stream.launch(&quantize(x.span(), &activations)?)? };
-        let micros = time(stream, |i| {
+        let micros = time(stream, |recorder, i| {
             let at = weights.span().address() + (i % copies * bytes) as u64;
             let matrix = Matrix::new(weight_type, (1, outputs, inputs), foretoken_kernels::gpu::Span::new(at, bytes))?;
-            // SAFETY: as above.
-            unsafe { stream.launch(&matmul(&matrix, &activations, y.span())?) }
+            recorder.launch(&matmul(&matrix, &activations, y.span())?)
         })?;
         let name = weight_type.name();
         println!(
@@ -164,23 +166,21 @@ mod measure {
             element: ElementType::F16,
             own: width,
         };
-        let micros = time(stream, |_| {
-            // SAFETY: the buffers live until the stream was waited for; every page is in the tables.
-            unsafe {
-                stream.launch(&exact(&queries, &exact_kv, &room)?)?;
-                if let (Some((k, v)), Some((key_layout, value_layout))) = (&codes, layouts) {
-                    let kv = CodedKv {
-                        keys: Pages::all(k.1.span()),
-                        values: Pages::all(v.1.span()),
-                        key_layout,
-                        value_layout,
-                        words: words.span(),
-                        word_scales: scales.span(),
-                    };
-                    stream.launch(&coded(&queries, &kv, &room)?)?;
-                }
-                stream.launch(&combine(&queries, &room, (Domain::Plain, Order::Model), y.span())?)
+        // Every page is in the tables.
+        let micros = time(stream, |recorder, _| {
+            recorder.launch(&exact(&queries, &exact_kv, &room)?)?;
+            if let (Some((k, v)), Some((key_layout, value_layout))) = (&codes, layouts) {
+                let kv = CodedKv {
+                    keys: Pages::all(k.1.span()),
+                    values: Pages::all(v.1.span()),
+                    key_layout,
+                    value_layout,
+                    words: words.span(),
+                    word_scales: scales.span(),
+                };
+                recorder.launch(&coded(&queries, &kv, &room)?)?;
             }
+            recorder.launch(&combine(&queries, &room, (Domain::Plain, Order::Model), y.span())?)
         })?;
         let page_bytes = layouts.map_or(2 * exact_bytes, |(k, v)| kv_heads * (k.bytes() + v.bytes()));
         let name = formats.map_or("f16".into(), |(k, v)| format!("{}/{}", k.name(), v.name()));

@@ -14,6 +14,7 @@
 //   contracted. And the usual functions of floats: `expf`, `sqrtf`, `rintf`, ...
 // * Wide: a number of more than 40 bits, with + - * / > >=, `mul`, `add` and `sqrt`, of floats by `wide`, back by `narrow`.
 // * barrier() for the block; warp_barrier(), shuffle, shuffle_xor and votes for the 32 lanes of a warp, all of which call.
+// * least(at, x): a number in the device's memory, when all threads of a launch are done, is the least of what they said.
 // * mma_k32, mma_k16, dp2a_lo, dp2a_hi, permute_bytes, and PERMUTES: whether that is a single instruction.
 // * half_to_float, float_to_half, bits_of and float_of: of bits; u64.
 #pragma once

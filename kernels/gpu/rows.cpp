@@ -20,6 +20,7 @@ struct Params {
     DEVICE u32* words;         // (rows, heads, HD / 4): the row in bytes, for coded keys; or null
     DEVICE float* word_scales; // (rows, heads, HD / 128)
     const DEVICE int* positions; // (rows): the first of a pair each, see attend.h
+    DEVICE u32* fault;    // (1): becomes the first position whose row is no number or too large for pages
     Pages pages;          // where rows are kept, if table is not null
     int heads;
     int kept;         // channels kept, from the first on
@@ -74,6 +75,15 @@ INLINE void keep(const CONSTANT Params& p, const THREAD Row<HD>& row, int lane, 
             if (i < p.kept) page[AT(i)] = E::narrow(row.v[group][e]);
         }
     }
+}
+
+// Whether a row has what no format of pages holds: a NaN, or more than the largest half.
+template <int HD>
+INLINE bool out_of_range(const THREAD Row<HD>& row) {
+    bool some = false;
+    for (int group = 0; group < Row<HD>::GROUPS; group++)
+        for (int e = 0; e < Row<HD>::W; e++) some = some || (bits_of(row.v[group][e]) & 0x7fffffffu) > bits_of(65504.0f);
+    return some;
 }
 
 // Bytes of a rotated row, one scale per group.
@@ -131,6 +141,7 @@ INLINE void rows(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread se
     if (p.after)
         for (int group = 0; group < GROUPS; group++)
             for (int e = 0; e < W; e++) row.v[group][e] = mul(row.v[group][e], p.after[AT(Row<HD>::channel(lane, group, e))]);
+    if (p.pages.table && votes(out_of_range(row)) && lane == 0) least(p.fault, u32(p.positions[AT(2 * r)]));
     if (p.rotates) rotate(row, lane, false);
     if (p.y) {
         for (int group = 0; group < GROUPS; group++) {

@@ -113,6 +113,9 @@ INLINE T shuffle_xor(T x, int mask) { return simd_shuffle_xor(x, ushort(mask)); 
 INLINE u64 shuffle_xor(u64 x, int mask) { return as_type<u64>(simd_shuffle_xor(as_type<uint2>(x), ushort(mask))); }
 INLINE Wide shuffle(Wide x, int lane) { return {shuffle(x.high, lane), shuffle(x.low, lane)}; }
 INLINE Wide shuffle_xor(Wide x, int mask) { return {shuffle_xor(x.high, mask), shuffle_xor(x.low, mask)}; }
+INLINE void least(device uint* at, uint x) {
+    atomic_fetch_min_explicit(reinterpret_cast<device atomic_uint*>(at), x, memory_order_relaxed);
+}
 INLINE uint votes(bool x) { return uint(static_cast<simd_vote::vote_t>(simd_ballot(x))); }
 
 CONSTEXPR bool PERMUTES = false;

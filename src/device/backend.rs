@@ -3,28 +3,28 @@
 macro_rules! backend {
     ($module:ident, $name:literal, $error:ident) => {
         pub(super) mod $module {
-            use std::sync::{Mutex, PoisonError};
+            use std::sync::{Arc, Mutex, PoisonError};
 
-            use foretoken_kernels::$module::{self, $error, Buffer, Stream};
+            use foretoken_kernels::$module::{self, $error, Buffer, Graph, Stream};
 
-            use crate::device::{AnyLaunch, Device, Memory};
+            use crate::device::{AnyLaunch, Device, Memory, Recording};
             use crate::{Error, Result};
 
             /// A device and one stream, which all sequences share.
             struct Opened {
                 device: $module::Device,
-                stream: Mutex<Stream>,
+                stream: Arc<Mutex<Stream>>,
                 name: String,
             }
 
             /// # Errors
             /// If there is no such device, or it cannot be used.
-            pub fn open(index: usize) -> Result<std::sync::Arc<dyn Device>> {
+            pub fn open(index: usize) -> Result<Arc<dyn Device>> {
                 let device = $module::Device::open(index).map_err(failed)?;
-                let stream = Mutex::new(device.stream().map_err(failed)?);
+                let stream = Arc::new(Mutex::new(device.stream().map_err(failed)?));
                 let name = device.info().name.clone();
                 tracing::info!(info = ?device.info(), concat!("a ", $name, " device is used"));
-                Ok(std::sync::Arc::new(Opened { device, stream, name }))
+                Ok(Arc::new(Opened { device, stream, name }))
             }
 
             /// What the driver said, which names itself.
@@ -52,6 +52,27 @@ macro_rules! backend {
                     // SAFETY: the caller vouches for what the parameters point to; the kernel reads its own structure, with
                     // which `AnyLaunch` begins.
                     unsafe { stream.launch(&launch.launch) }.map_err(failed)
+                }
+
+                fn record(&self, launches: &[AnyLaunch]) -> Result<Box<dyn Recording>> {
+                    let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+                    let graph = stream
+                        .record(|recorder| launches.iter().try_for_each(|launch| recorder.launch(&launch.launch)))
+                        .map_err(failed)?;
+                    Ok(Box::new(Recorded { graph, stream: self.stream.clone() }))
+                }
+            }
+
+            struct Recorded {
+                graph: Graph,
+                stream: Arc<Mutex<Stream>>,
+            }
+
+            impl Recording for Recorded {
+                unsafe fn replay(&self) -> Result<()> {
+                    let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+                    // SAFETY: the caller's, as in `launch`.
+                    unsafe { stream.replay(&self.graph) }.map_err(failed)
                 }
             }
 

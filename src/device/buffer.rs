@@ -1,11 +1,12 @@
 //! Memory with a type, and launches into it.
 
+use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use foretoken_kernels::gpu::{Launch, Params, Span, Unfit};
 
-use super::{AnyLaunch, Device, Memory};
+use super::{AnyLaunch, Device, Memory, Recording};
 use crate::{Error, Result};
 
 /// What buffers are made of.
@@ -80,28 +81,49 @@ pub(crate) fn part<T>(span: Span<T>, start: usize, len: usize) -> Span<T> {
     Span::new(span.address() + (start * size_of::<T>()) as u64, len.min(span.len() - start))
 }
 
-/// Where plans are run.
-#[derive(Clone)]
-pub(crate) struct Work(Arc<dyn Device>);
+/// Where plans are run, or kept to be run again and again.
+pub(crate) struct Work {
+    device: Arc<dyn Device>,
+    kept: Option<RefCell<Vec<AnyLaunch>>>,
+}
 
 impl Work {
+    /// Plans are run.
     pub fn new(device: Arc<dyn Device>) -> Self {
-        Self(device)
+        Self { device, kept: None }
+    }
+
+    /// Plans are kept for [`Work::recording`].
+    pub fn keeping(device: Arc<dyn Device>) -> Self {
+        Self { device, kept: Some(RefCell::default()) }
     }
 
     pub fn device(&self) -> &dyn Device {
-        &*self.0
+        &*self.device
     }
 
-    /// Runs a plan after those before it.
+    /// Runs a plan after those before it, or keeps it behind them.
     ///
     /// # Errors
     /// If it does not fit its buffers, or the driver fails.
     pub fn run<P: Params>(&self, plan: Result<Launch<P>, Unfit>) -> Result<()> {
         let launch = plan.map_err(|problem| super::unfit(self.device(), "a launch", &problem))?;
+        let launch = AnyLaunch::new(&launch);
+        if let Some(kept) = &self.kept {
+            kept.borrow_mut().push(launch);
+            return Ok(());
+        }
         // SAFETY: the callers, all in this library, pass spans of buffers that their models and sequences own; those free
         // memory through the device only, which waits for kernels that are under way. Tables of pages are written before
         // the rows they are for.
-        unsafe { self.0.launch(&AnyLaunch::new(&launch)) }
+        unsafe { self.device.launch(&launch) }
+    }
+
+    /// What was kept, as one.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn recording(self) -> Result<Box<dyn Recording>> {
+        self.device.record(&self.kept.map(RefCell::into_inner).unwrap_or_default())
     }
 }

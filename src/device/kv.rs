@@ -4,20 +4,26 @@
 //! codes; rollback is forgetting a length, which the caller has. One thing differs: where K and V come from one vector, the
 //! rotating channels of K are kept beside V in exact formats too.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use foretoken_kernels::ElementType;
 use foretoken_kernels::gpu::Span;
 use foretoken_kernels::gpu::attend::{CodedKv, ExactKv, Queries, Unfinished, Zones, coded, combine, exact};
 use foretoken_kernels::gpu::codes::{encode, supports};
-use foretoken_kernels::gpu::pages::{Pages, exact_page_bytes};
+use foretoken_kernels::gpu::pages::exact_page_bytes;
 use foretoken_kernels::gpu::rows::{Destination, Domain, HeadNorm, Heads, Order, Results, Rotary, Steps, Words, rows};
 use foretoken_kernels::turbo::{CodeFormat, Groups, PageLayout, Side};
 
+use super::pages::{Arena, Table, no_room};
 use super::{Buffer, Device, Work, part};
-use crate::kv::{Keep, KeysOfValues, KvFormat, KvLayout, KvOptions, PAGE, Sharing, StoreLayout, first_exact_page};
+use crate::kv::{
+    Keep, KeysOfValues, KvFormat, KvLayout, KvOptions, PAGE, Sharing, StoreLayout, first_exact_page, no_numbers,
+};
 use crate::{Error, Result};
+
+/// No position.
+pub(crate) const NO_FAULT: u32 = u32::MAX;
 
 /// Pages per split of attention: fixed, because it decides the order of summation.
 const SPLIT_PAGES: usize = 4;
@@ -30,13 +36,14 @@ const FEWEST_ROWS: usize = 16;
 
 /// The K and V of a sequence.
 pub(crate) struct DeviceKv {
-    work: Work,
     stores: Vec<Store>,
     store_of_layer: Vec<usize>,
     /// Addresses of all pages: each table has a run of it.
     tables: Buffer<u64>,
     addresses: Vec<u64>,
     written: bool, // whether the tables say what the addresses do
+    /// Where the words begin that say, for K and V of every store, the first position that had no numbers.
+    faults: u64,
     arena: Arena,
     reserved: usize,
 }
@@ -59,24 +66,6 @@ struct Kept {
     channels: usize,
     exact: Table,
     codes: Option<(PageLayout, Table)>,
-    /// Pages whose codes are those of the rows last written.
-    sealed: usize,
-}
-
-/// Which addresses a run of pages has.
-struct Table {
-    start: usize, // in the addresses
-    slots: usize,
-    keep: Keep,
-    page_bytes: usize,
-    held: usize,
-}
-
-/// Memory in large pieces, handed out page by page.
-struct Arena {
-    device: Arc<dyn Device>,
-    pieces: Vec<Buffer<u8>>,
-    used: usize, // of the newest
 }
 
 /// Room for a pass's queries and what attention leaves.
@@ -85,6 +74,7 @@ pub(crate) struct Room {
     pub words: Buffer<u32>,       // a quarter of it
     pub word_scales: Buffer<f32>, // a 128th, and no less than one per head
     unfinished: RefCell<Option<UnfinishedRoom>>,
+    grown: Cell<usize>, // times
 }
 
 /// Softmaxes and their sums of values.
@@ -98,7 +88,13 @@ impl Room {
             words: Buffer::new(device, len.div_ceil(4))?,
             word_scales: Buffer::new(device, len.div_ceil(64))?,
             unfinished: RefCell::new(None),
+            grown: Cell::new(0),
         })
+    }
+
+    /// How often there was too little room for unfinished softmaxes: what was recorded before names memory that is gone.
+    pub fn grown(&self) -> usize {
+        self.grown.get()
     }
 
     /// Room for `slots` unfinished softmaxes over `width` channels, grown if it is too small.
@@ -111,6 +107,7 @@ impl Room {
             return Ok((running.span(), output.span()));
         }
         // What is too small goes first: both need not fit.
+        self.grown.set(self.grown.get() + 1);
         let (had, wide) = room.take().map_or((0, 0), |(running, output)| (running.len(), output.len()));
         let grown = (slots.max(had), (slots * width).max(wide));
         let (running, output) = room.insert((Buffer::new(device, grown.0)?, Buffer::new(device, grown.1)?));
@@ -118,7 +115,7 @@ impl Room {
     }
 }
 
-/// Where rows stand on the device, and the angles there.
+/// Where rows stand on the device.
 #[derive(Clone, Copy)]
 pub(crate) struct Standing {
     pub at: Span<[i32; 2]>,
@@ -126,6 +123,33 @@ pub(crate) struct Standing {
     /// The first row's position, and where the last row's sight ends: what `at` says.
     pub first: usize,
     pub end: usize,
+    /// As far as the rows may stand when the pass is replayed: it is recorded for all places up to there.
+    pub horizon: Option<usize>,
+}
+
+impl Standing {
+    /// `count` of the rows, from `first` on. Rows that stand together all see as far; others see one position further each.
+    fn part(&self, first: usize, count: usize) -> Self {
+        let at = part(self.at, first, count);
+        if self.end == self.first {
+            return Self { at, rows: count, ..*self };
+        }
+        let position = self.first + first;
+        Self { at, rows: count, first: position, end: position + count, horizon: self.horizon }
+    }
+
+    /// Splits that the queries need, wherever they may stand: more are harmless.
+    fn splits(&self, queries: &Queries) -> usize {
+        match (self.horizon, queries.window) {
+            (None, _) => queries.splits(self.first, self.end),
+            (Some(horizon), None) => queries.splits(0, horizon),
+            // A window and the rows behind its first, where they meet one split more than they fill.
+            (Some(horizon), Some(window)) => {
+                let split = SPLIT_PAGES * PAGE;
+                ((window + self.rows - 1).div_ceil(split) + 1).min(horizon.div_ceil(split))
+            }
+        }
+    }
 }
 
 /// What a layer makes of a projection before it is kept or asks.
@@ -137,11 +161,17 @@ pub(crate) struct Shaped {
 }
 
 impl DeviceKv {
-    /// An empty cache with room in its tables for `context` positions.
+    /// An empty cache with room in its tables for `context` positions. `faults` are [`DeviceKv::faults`] words.
     ///
     /// # Errors
     /// If the kernels do not read a format, or the device has no memory for the tables.
-    pub fn new(device: Arc<dyn Device>, layout: &KvLayout, options: &KvOptions, context: usize) -> Result<Self> {
+    pub fn new(
+        device: Arc<dyn Device>,
+        layout: &KvLayout,
+        options: &KvOptions,
+        context: usize,
+        faults: Span<u32>,
+    ) -> Result<Self> {
         let mut entries = 0;
         let stores = layout.stores.iter().enumerate().map(|(i, store)| {
             let kept = Plan::new(&*device, layout, i, options)?;
@@ -149,16 +179,16 @@ impl DeviceKv {
         });
         let stores = stores.collect::<Result<Vec<_>>>()?;
         let tables = Buffer::new(&*device, entries)?;
-        let arena = Arena { device: device.clone(), pieces: Vec::new(), used: 0 };
+        let arena = Arena { device, pieces: Vec::new(), used: 0 };
         let store_of_layer = layout.store_of_layer.clone();
-        let work = Work::new(device);
+        let addresses = vec![0; entries];
         Ok(Self {
-            work,
             stores,
             store_of_layer,
             tables,
-            addresses: vec![0; entries],
+            addresses,
             written: true,
+            faults: faults.address(),
             arena,
             reserved: 0,
         })
@@ -182,6 +212,24 @@ impl DeviceKv {
             };
             stores.iter().map(of).fold(0, usize::saturating_add)
         })
+    }
+
+    /// How many words say where K or V were no numbers. They begin as [`NO_FAULT`].
+    pub fn faults(layout: &KvLayout) -> usize {
+        2 * layout.stores.len()
+    }
+
+    /// The error that the words say, if they do: the first layer's.
+    ///
+    /// # Errors
+    /// If K or V were no numbers, or too large.
+    pub fn check(&self, faults: &[u32]) -> Result<()> {
+        let layers = self.store_of_layer.iter().enumerate();
+        let found = layers.flat_map(|(layer, store)| [(layer, "K", 2 * store), (layer, "V", 2 * store + 1)]);
+        match found.map(|(layer, name, at)| (layer, name, faults[at])).find(|(.., position)| *position != NO_FAULT) {
+            None => Ok(()),
+            Some((layer, name, position)) => Err(no_numbers(name, layer, position as usize, "no number that fits f16")),
+        }
     }
 
     /// Bytes that are allocated.
@@ -219,42 +267,41 @@ impl DeviceKv {
     }
 
     /// Keeps the rows of a layer's own K and V, and codes the pages that have left the tail.
-    pub fn append(&mut self, layer: usize, k: Shaped, v: Shaped, standing: &Standing) -> Result<()> {
-        let store = &mut self.stores[self.store_of_layer[layer]];
+    pub fn append(&self, work: &Work, layer: usize, (k, v): (Shaped, Shaped), standing: &Standing) -> Result<()> {
+        let store = &self.stores[self.store_of_layer[layer]];
         let (order, domain, heads) = (store.order, store.domain(), store.heads);
-        for (kept, shaped) in [(&store.keys, k), (&store.values, v)] {
+        for (i, (kept, shaped)) in [(&store.keys, k), (&store.values, v)].into_iter().enumerate() {
             let pages = kept.exact.pages(&self.tables);
             let steps = Steps { norm: Some(shaped.norm), rotary: shaped.rotary, order, weight: None, domain };
-            let to = Destination { pages, element: store.element, at: standing.at };
+            let fault = Span::new(self.faults + 4 * (2 * self.store_of_layer[layer] + i) as u64, 1);
+            let to = Destination { pages, element: store.element, at: standing.at, fault };
             let results = Results { kept: kept.channels, rows: None, words: None, store: Some(to) };
             let heads = Heads { x: shaped.x, rows: standing.rows, heads, head_dim: store.head_dim };
-            self.work.run(rows(&heads, &steps, &results))?;
+            work.run(rows(&heads, &steps, &results))?;
         }
-        let Some(zones) = store.zones else { return Ok(()) };
-        let leaving = first_exact_page(standing.end, zones.tail);
-        for kept in [&mut store.keys, &mut store.values] {
+        let Some((first, count)) = store.leaving(standing.first, standing.end) else { return Ok(()) };
+        for kept in [&store.keys, &store.values] {
             let Some((layout, codes)) = &kept.codes else { continue };
-            // Rows that are written again, after a rollback, are coded again.
-            let first = kept.sealed.min(standing.first / PAGE);
-            if first < leaving {
-                let (from, to) = (kept.exact.pages(&self.tables), codes.pages(&self.tables));
-                let pages = (first, leaving - first);
-                self.work.run(encode(*layout, (&from, store.element), &to, pages, heads))?;
-            }
-            kept.sealed = leaving;
+            let (from, to) = (kept.exact.pages(&self.tables), codes.pages(&self.tables));
+            work.run(encode(*layout, (&from, store.element), &to, (first, count), heads))?;
         }
         Ok(())
+    }
+
+    /// Whether rows from `first` to `end` make pages leave a tail and be coded: which pages, is said by the host.
+    pub fn codes_pages(&self, first: usize, end: usize) -> bool {
+        self.stores.iter().any(|store| store.leaving(first, end).is_some())
     }
 
     /// The attention of `heads` query heads per row over the store that the target's layer `layer` reads: `y` is
     /// `(rows, heads * head_dim)`.
     pub fn attend(
         &self,
+        work: &Work,
         layer: usize,
         (q, heads): (Shaped, usize),
         standing: &Standing,
-        room: &Room,
-        y: Span<f32>,
+        (room, y): (&Room, Span<f32>),
     ) -> Result<()> {
         let store = &self.stores[self.store_of_layer[layer]];
         let (head_dim, domain) = (store.head_dim, store.domain());
@@ -273,7 +320,7 @@ impl DeviceKv {
             words: key_format.map(|format| Words { format, words, scales }),
             store: None,
         };
-        self.work.run(rows(&Heads { x: q.x, rows: standing.rows, heads, head_dim }, &steps, &results))?;
+        work.run(rows(&Heads { x: q.x, rows: standing.rows, heads, head_dim }, &steps, &results))?;
 
         let parts = if store.zones.is_some() { 2 } else { 1 };
         let of = |first: usize, count: usize| Queries {
@@ -288,17 +335,14 @@ impl DeviceKv {
             split_pages: SPLIT_PAGES,
         };
         let all = of(0, standing.rows);
-        let per_row = parts * all.splits(standing.first, standing.end) * heads * (4 * head_dim + 16);
+        let per_row = parts * standing.splits(&all) * heads * (4 * head_dim + 16);
         let at_once = (MOST_UNFINISHED / per_row / FEWEST_ROWS * FEWEST_ROWS).max(FEWEST_ROWS);
         for first in (0..standing.rows).step_by(at_once) {
             let count = at_once.min(standing.rows - first);
             let queries = of(first, count);
-            // Rows that stand together all see as far; others see one position further each.
-            let position = if standing.end == standing.first { standing.first } else { standing.first + first };
-            let end = if standing.end == standing.first { standing.end } else { position + count };
-            let splits = queries.splits(position, end);
+            let splits = standing.part(first, count).splits(&queries);
             let slots = parts * splits * count * heads;
-            let (running, output) = room.unfinished(self.work.device(), slots, head_dim)?;
+            let (running, output) = room.unfinished(work.device(), slots, head_dim)?;
             let unfinished = Unfinished { running, output, splits };
             let kv = ExactKv {
                 keys: store.keys.exact.pages(&self.tables),
@@ -306,7 +350,7 @@ impl DeviceKv {
                 element: store.element,
                 own: store.keys.channels,
             };
-            self.work.run(exact(&queries, &kv, &unfinished))?;
+            work.run(exact(&queries, &kv, &unfinished))?;
             if let (Some((key_layout, keys)), Some((value_layout, values))) = (&store.keys.codes, &store.values.codes) {
                 let (per_row, scales_per_row) = (heads * head_dim / 4, heads * head_dim / 128);
                 let kv = CodedKv {
@@ -317,10 +361,10 @@ impl DeviceKv {
                     words: part(words, first * per_row, count * per_row),
                     word_scales: part(scales, first * scales_per_row, count * scales_per_row),
                 };
-                self.work.run(coded(&queries, &kv, &unfinished))?;
+                work.run(coded(&queries, &kv, &unfinished))?;
             }
             let y = part(y, first * heads * head_dim, count * heads * head_dim);
-            self.work.run(combine(&queries, &unfinished, (domain, store.order), y))?;
+            work.run(combine(&queries, &unfinished, (domain, store.order), y))?;
         }
         Ok(())
     }
@@ -402,7 +446,6 @@ impl Plan {
             channels,
             exact: table(exact, exact_page_bytes(self.element, store.num_kv_heads, channels)),
             codes: layout.map(|layout| (layout, table(keep, store.num_kv_heads * layout.bytes()))),
-            sealed: 0,
         })
     }
 }
@@ -431,6 +474,14 @@ impl Store {
         })
     }
 
+    /// The pages, first and count, that are coded when rows from `first` to `end` are written: those that they make leave the
+    /// tail. Pages before were coded by the rows before, and rows that are written again code their pages again.
+    fn leaving(&self, first: usize, end: usize) -> Option<(usize, usize)> {
+        let tail = self.zones?.tail;
+        let (first, leaving) = (first_exact_page(first, tail), first_exact_page(end, tail));
+        (first < leaving).then(|| (first, leaving - first))
+    }
+
     fn domain(&self) -> Domain {
         if self.zones.is_some() { Domain::Rotated } else { Domain::Plain }
     }
@@ -442,48 +493,5 @@ impl Kept {
         let coded = zones.map_or(0, |zones| first_exact_page(end, zones.tail));
         let codes = self.codes.as_ref().map_or(0, |(_, table)| bytes(table, coded));
         bytes(&self.exact, end.div_ceil(PAGE)).saturating_add(codes)
-    }
-}
-
-impl Table {
-    fn pages(&self, tables: &Buffer<u64>) -> Pages {
-        let table = part(tables.span(), self.start, self.slots);
-        match self.keep.ring() {
-            Some((pinned, newest)) => Pages::ring(table, pinned, newest),
-            None => Pages::all(table),
-        }
-    }
-}
-
-/// Bytes that are allocated at a time.
-const PIECE: usize = 32 << 20;
-
-/// Where pages begin.
-const ALIGN: usize = 256;
-
-impl Arena {
-    fn take(&mut self, bytes: usize) -> Result<u64> {
-        let bytes = bytes.next_multiple_of(ALIGN);
-        if self.pieces.last().is_none_or(|piece| piece.len() - self.used < bytes) {
-            // Where a large piece does not fit any more, a page may.
-            let piece = Buffer::new(&*self.device, bytes.max(PIECE)).or_else(|_| Buffer::new(&*self.device, bytes))?;
-            self.pieces.push(piece);
-            self.used = 0;
-        }
-        let piece = self.pieces.last().map_or(0, |piece| piece.span().address());
-        let address = piece + self.used as u64;
-        self.used += bytes;
-        Ok(address)
-    }
-}
-
-fn no_room(error: Error, end: usize, reserved: usize) -> Error {
-    match error {
-        Error::Device { device, problem } => {
-            let fits = reserved.next_multiple_of(PAGE);
-            let what = format!("the K and V of {end} positions do not fit, those of {fits} do");
-            Error::Device { device, problem: format!("{what}; use a smaller cache type or context ({problem})") }
-        }
-        other => other,
     }
 }

@@ -1,6 +1,6 @@
 //! Computing on a GPU: what this library needs of one, and what it keeps there.
 //!
-//! A [`Device`] is memory and launches, no more. The kernels and the plans of their launches are [`foretoken_kernels::gpu`]'s;
+//! A [`Device`] is memory and launches, and launches that were recorded to be replayed, no more. The kernels and the plans of their launches are [`foretoken_kernels::gpu`]'s;
 //! CUDA (features `cuda` and `cuda-prebuilt`) and Metal (feature `metal`) are implementations, the tests' emulated machine
 //! another, so that the whole engine runs on each and no GPU is needed to know that it computes what the CPU does.
 //!
@@ -11,6 +11,7 @@ mod backend;
 mod buffer;
 mod kv;
 mod matrix;
+mod pages;
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::options::DeviceChoice;
 use crate::{Error, Result};
 
 pub(crate) use buffer::{Buffer, Work, part};
-pub(crate) use kv::{DeviceKv, Room, Shaped, Standing};
+pub(crate) use kv::{DeviceKv, NO_FAULT, Room, Shaped, Standing};
 pub(crate) use matrix::{Input, Matrices, Quants};
 
 /// A GPU.
@@ -50,6 +51,24 @@ pub trait Device: Send + Sync {
     /// What the parameters point to is allocated on this device and stays so until the kernel is done; tables and lists there
     /// say what the plan's documentation asks for.
     unsafe fn launch(&self, launch: &AnyLaunch) -> Result<()>;
+
+    /// Keeps launches with their parameters, to be run in this order as often as is wanted.
+    ///
+    /// # Errors
+    /// If there is no such kernel, or the driver fails.
+    fn record(&self, launches: &[AnyLaunch]) -> Result<Box<dyn Recording>>;
+}
+
+/// Launches that were recorded once.
+pub trait Recording: Send {
+    /// Runs them, each after the one before, after everything that was launched before. It may return before they are done.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    ///
+    /// # Safety
+    /// As for [`Device::launch`], for each of them, now as when they were recorded.
+    unsafe fn replay(&self) -> Result<()>;
 }
 
 /// A run of a device's memory.

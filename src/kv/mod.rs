@@ -21,6 +21,7 @@ pub use round::{Borrowed, Committed, KvAccess, Round};
 
 pub use foretoken_kernels::turbo::CodeFormat;
 
+pub(crate) use round::no_numbers;
 pub(crate) use rows::Keep;
 pub(crate) use shared::Sharing;
 pub(crate) use store::first_exact_page;

@@ -77,10 +77,7 @@ impl KvAccess for Round<'_> {
         for (rows, name) in [(&k, "K"), (&v, "V")] {
             if let Some(at) = rows.iter().position(|x| x.is_nan() || x.abs() > LARGEST) {
                 let (position, value) = (*first + at / (shape[1] * shape[2]), rows[at]);
-                return Err(Error::Input(format!(
-                    "{name} of layer {layer} at position {position} has the value {value}: the checkpoint is damaged, or not \
-                     the model that its configuration says"
-                )));
+                return Err(no_numbers(name, layer, position, &format!("the value {value}")));
             }
         }
         if store.derives_keys() {
@@ -99,6 +96,12 @@ impl KvAccess for Round<'_> {
             position..position + 1
         })
     }
+}
+
+/// The error for K or V (`name`) that cannot be kept.
+pub(crate) fn no_numbers(name: &str, layer: usize, position: usize, what: &str) -> Error {
+    let cause = "the checkpoint is damaged, or not the model that its configuration says";
+    Error::Input(format!("{name} of layer {layer} at position {position} has {what}: {cause}"))
 }
 
 /// The committed rows, read by queries that all stand at one position: that of the next row.

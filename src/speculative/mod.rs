@@ -50,6 +50,6 @@ pub use trace::Trace;
 pub(crate) use draft_model::check_vocabulary;
 pub(crate) use drafter::Sources;
 pub(crate) use driver::{Order, Proposal, Round, Settings, Speculator};
-pub(crate) use passes::Passes;
+pub(crate) use passes::{Passed, Passes};
 pub(crate) use statistics::{add_all, count_at};
 pub(crate) use trace::{Path, Tracer};

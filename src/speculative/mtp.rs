@@ -8,7 +8,7 @@ use rand::rngs::StdRng;
 
 use super::{Confidence, Context, Draft, DraftCost, Drafter, DrafterKind, Verdict};
 use crate::Result;
-use crate::gemma4::on_device::{DRAFTED, Sequence};
+use crate::gemma4::on_device::{Chooser, DRAFTED, Sequence};
 use crate::gemma4::{Assistant, Target};
 
 /// How drafts are chosen by drafters that have a distribution. Both keep the target's distribution.
@@ -91,10 +91,10 @@ impl Drafter for DeviceMtp {
         let mut sequence = self.sequence.lock();
         let Some(last) = context.tokens.last() else { return Ok(()) };
         let stays = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Unsaid;
+        let chooser = if stays { Chooser::Device } else { Chooser::Host };
         for link in draft.tokens.len()..most {
-            sequence.draft(*last, context.kv.position(), link)?;
+            sequence.draft(*last, context.kv.position(), link, chooser)?;
             if stays {
-                sequence.choose_draft(link)?;
                 draft.tokens.push(DRAFTED);
             } else {
                 let (ids, scores) = sequence.draft_scores()?;

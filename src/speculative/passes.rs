@@ -9,7 +9,7 @@ use rand::Rng;
 
 use super::{Accepted, Confidence, Draft, accept};
 use crate::Result;
-use crate::gemma4::on_device::Sequence;
+use crate::gemma4::on_device::{Judge, Sequence};
 use crate::gemma4::{Output, Target, Wanted};
 use crate::kv::Round;
 use crate::nn::{F32View, tensor};
@@ -83,9 +83,14 @@ impl Passed<'_> {
         (sampler, simulated): (&Sampler, Option<f64>),
         rng: &mut impl Rng,
     ) -> Result<Accepted> {
+        let coins = |rng: &mut _, chance| draft.tokens.iter().take_while(|_| Rng::random::<f64>(rng) < chance).count();
+        let stand = simulated.map(|chance| coins(rng, chance));
         if let Passed::OnDevice(sequence) = self {
-            if sampler.is_greedy() && simulated.is_none() {
-                let (count, next) = sequence.judge(&mut draft.tokens)?;
+            if sampler.is_greedy() {
+                let (count, next) = match stand {
+                    None => sequence.judge(&mut draft.tokens, Judge::Target)?,
+                    Some(stand) => sequence.judge(&mut draft.tokens[..stand], Judge::Coin)?,
+                };
                 return Ok(Accepted { count, next });
             }
             sequence.resolve(&mut draft.tokens)?;
@@ -94,12 +99,9 @@ impl Passed<'_> {
         let logits = self.logits(rows)?;
         let target_probs: Result<Vec<_>> =
             logits.chunks_exact(logits.len() / rows).map(|logits| sampler.distribution(None, logits)).collect();
-        match simulated {
+        match stand {
             None => Ok(accept(draft, &target_probs?, rng)),
-            Some(chance) => {
-                let count = draft.tokens.iter().take_while(|_| rng.random::<f64>() < chance).count();
-                Ok(Accepted { count, next: target_probs?[count].sample(rng) })
-            }
+            Some(count) => Ok(Accepted { count, next: target_probs?[count].sample(rng) }),
         }
     }
 

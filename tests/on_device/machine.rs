@@ -4,24 +4,45 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
-use foretoken::device::{AnyLaunch, Device, Memory};
+use foretoken::device::{AnyLaunch, Device, Memory, Recording};
 use foretoken::{Error, Result};
 
 use crate::device::Device as _;
-use crate::machine::{Dialect, Machine};
+use crate::machine::{Dialect, Machine, Session};
 
 enum Job {
     Allocate(usize, Sender<u64>),
     Free(u64),
-    Launch { kernel: &'static str, grid: [u32; 3], block: [u32; 3], params: Vec<u8>, done: Sender<Result<(), String>> },
+    /// One behind the other.
+    Launch(Arc<[Kernel]>),
+    Wait(Sender<Result<(), String>>),
+}
+
+struct Kernel {
+    name: &'static str,
+    grid: [u32; 3],
+    block: [u32; 3],
+    params: Vec<u8>,
 }
 
 /// A machine with a thread of its own, to which its memory belongs. A kernel that reads or writes what was freed fails.
+///
+/// It is as slow as a device can be: it runs nothing before somebody waits for it. So what the host does between a launch and
+/// the next wait is done before the kernel runs, and what goes wrong in a kernel is heard at that wait.
 pub struct Emulated {
     jobs: Sender<Job>,
     total: usize,
     used: Arc<AtomicUsize>,
-    waits: Arc<AtomicUsize>,
+    counts: Arc<Counts>,
+}
+
+/// What happened so far.
+#[derive(Default)]
+struct Counts {
+    waits: AtomicUsize,
+    launches: AtomicUsize,
+    recordings: AtomicUsize,
+    replays: AtomicUsize,
 }
 
 struct Piece {
@@ -29,27 +50,62 @@ struct Piece {
     len: usize,
     jobs: Sender<Job>,
     used: Arc<AtomicUsize>,
-    waits: Arc<AtomicUsize>,
+    counts: Arc<Counts>,
+}
+
+struct Recorded {
+    kernels: Arc<[Kernel]>,
+    jobs: Sender<Job>,
+    counts: Arc<Counts>,
+}
+
+impl Kernel {
+    fn new(launch: &AnyLaunch) -> Self {
+        // SAFETY: as many bytes as the structure has; its padding is copied and never looked at.
+        let params = unsafe { std::slice::from_raw_parts(launch.params(), launch.len) }.to_vec();
+        Self { name: launch.launch.kernel, grid: launch.launch.grid, block: launch.launch.block, params }
+    }
+
+    fn run(&self, session: &mut Session<'_>) -> Result<(), String> {
+        let done = session.launch(self.name, self.grid, self.block, &self.params);
+        done.map_err(|problem| format!("{}: {problem}", self.name))
+    }
+}
+
+/// The machine's thread.
+fn work(orders: impl Iterator<Item = Job>) {
+    let mut session = Machine::get().session(Dialect::Cuda, false);
+    let (mut launched, mut failed) = (Vec::new(), Ok(()));
+    let catch_up = |session: &mut Session<'_>, launched: &mut Vec<Arc<[Kernel]>>, failed: &mut Result<(), String>| {
+        for kernel in launched.drain(..).flat_map(|kernels| (0..kernels.len()).map(move |i| (kernels.clone(), i))) {
+            // After a failure nothing is run.
+            if failed.is_ok() {
+                *failed = kernel.0[kernel.1].run(session);
+            }
+        }
+    };
+    for job in orders {
+        match job {
+            Job::Allocate(bytes, done) => drop(done.send(session.upload(&vec![0xcd; bytes.max(1)]))),
+            Job::Free(address) => {
+                catch_up(&mut session, &mut launched, &mut failed);
+                session.free(address);
+            }
+            Job::Launch(kernels) => launched.push(kernels),
+            Job::Wait(done) => {
+                catch_up(&mut session, &mut launched, &mut failed);
+                drop(done.send(std::mem::replace(&mut failed, Ok(()))));
+            }
+        }
+    }
 }
 
 impl Emulated {
     /// A device of `total` bytes.
     pub fn new(total: usize) -> Arc<Self> {
         let (jobs, orders) = channel();
-        std::thread::spawn(move || {
-            let mut session = Machine::get().session(Dialect::Cuda, false);
-            for job in orders {
-                match job {
-                    Job::Allocate(bytes, done) => drop(done.send(session.upload(&vec![0xcd; bytes.max(1)]))),
-                    Job::Free(address) => session.free(address),
-                    Job::Launch { kernel, grid, block, params, done } => {
-                        drop(done.send(session.launch(kernel, grid, block, &params)));
-                    }
-                }
-            }
-        });
-        let counter = || Arc::new(AtomicUsize::new(0));
-        Arc::new(Self { jobs, total, used: counter(), waits: counter() })
+        std::thread::spawn(move || work(orders.into_iter()));
+        Arc::new(Self { jobs, total, used: Arc::default(), counts: Arc::default() })
     }
 
     /// Bytes that are allocated now.
@@ -71,7 +127,13 @@ impl Emulated {
 
     /// How often the host waited so far: for a read or a write.
     pub fn waits(&self) -> usize {
-        self.waits.load(Ordering::Relaxed)
+        self.counts.waits.load(Ordering::Relaxed)
+    }
+
+    /// Launches one by one so far, recordings made, and replays of them.
+    pub fn launches(&self) -> [usize; 3] {
+        let Counts { launches, recordings, replays, .. } = &*self.counts;
+        [launches, recordings, replays].map(|count| count.load(Ordering::Relaxed))
     }
 
     fn error(&self, problem: impl Into<String>) -> Error {
@@ -97,31 +159,41 @@ impl Device for Emulated {
         self.jobs.send(Job::Allocate(bytes, done)).expect("the machine runs");
         let address = address.recv().expect("the machine answers");
         self.used.fetch_add(bytes, Ordering::Relaxed);
-        Ok(Box::new(Piece {
-            address,
-            len: bytes,
-            jobs: self.jobs.clone(),
-            used: self.used.clone(),
-            waits: self.waits.clone(),
-        }))
+        let (jobs, used, counts) = (self.jobs.clone(), self.used.clone(), self.counts.clone());
+        Ok(Box::new(Piece { address, len: bytes, jobs, used, counts }))
     }
 
     unsafe fn launch(&self, launch: &AnyLaunch) -> Result<()> {
-        // SAFETY: as many bytes as the structure has; its padding is copied and never looked at.
-        let params = unsafe { std::slice::from_raw_parts(launch.params(), launch.len) }.to_vec();
-        let (done, result) = channel();
-        let (kernel, grid, block) = (launch.launch.kernel, launch.launch.grid, launch.launch.block);
-        self.jobs.send(Job::Launch { kernel, grid, block, params, done }).expect("the machine runs");
-        let result = result.recv().expect("the machine answers");
-        result.map_err(|problem| self.error(format!("{kernel}: {problem}")))
+        self.counts.launches.fetch_add(1, Ordering::Relaxed);
+        self.jobs.send(Job::Launch([Kernel::new(launch)].into())).expect("the machine runs");
+        Ok(())
+    }
+
+    fn record(&self, launches: &[AnyLaunch]) -> Result<Box<dyn Recording>> {
+        self.counts.recordings.fetch_add(1, Ordering::Relaxed);
+        let kernels = launches.iter().map(Kernel::new).collect();
+        Ok(Box::new(Recorded { kernels, jobs: self.jobs.clone(), counts: self.counts.clone() }))
+    }
+}
+
+impl Recording for Recorded {
+    unsafe fn replay(&self) -> Result<()> {
+        self.counts.replays.fetch_add(1, Ordering::Relaxed);
+        self.jobs.send(Job::Launch(self.kernels.clone())).expect("the machine runs");
+        Ok(())
     }
 }
 
 impl Piece {
-    fn reach(&self, at: usize, len: usize) -> *mut u8 {
+    /// The address, when everything that was launched before is done.
+    fn reach(&self, at: usize, len: usize) -> Result<*mut u8> {
         assert!(at + len <= self.len, "{len} bytes from {at} on of {}", self.len);
-        self.waits.fetch_add(1, Ordering::Relaxed);
-        (self.address + at as u64) as *mut u8
+        self.counts.waits.fetch_add(1, Ordering::Relaxed);
+        let (done, result) = channel();
+        self.jobs.send(Job::Wait(done)).expect("the machine runs");
+        let result = result.recv().expect("the machine answers");
+        result.map_err(|problem| Error::Device { device: "emulated".into(), problem })?;
+        Ok((self.address + at as u64) as *mut u8)
     }
 }
 
@@ -131,14 +203,14 @@ impl Memory for Piece {
     }
 
     fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
-        // SAFETY: the bytes were checked to be this piece's, and kernels run to their end before a launch returns.
-        unsafe { self.reach(at, bytes.len()).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        // SAFETY: the bytes were checked to be this piece's, and no kernel runs before the host waits again.
+        unsafe { self.reach(at, bytes.len())?.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
 
     fn read(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
         // SAFETY: as in `write`.
-        unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(self.reach(at, bytes.len()), bytes.len()) };
+        unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(self.reach(at, bytes.len())?, bytes.len()) };
         Ok(())
     }
 }

@@ -15,4 +15,4 @@ pub use crate::gpu::Plain;
 pub use buffer::Buffer;
 pub use device::{Device, DeviceInfo};
 pub use error::CudaError;
-pub use stream::{Graph, Stream};
+pub use stream::{Graph, Recorder, Stream};

@@ -23,6 +23,17 @@ pub struct Graph {
     graph: sys::CUgraphExec,
 }
 
+/// Takes launches for a [`Graph`], one behind the other.
+///
+/// They are its nodes from the beginning. A stream that captures would do the same, but while it does, no thread of the
+/// process may wait for the device, and other sequences do.
+#[derive(Debug)]
+pub struct Recorder {
+    device: Device,
+    graph: sys::CUgraph,
+    last: Option<sys::CUgraphNode>,
+}
+
 // SAFETY: the driver's handles may be used from any thread.
 unsafe impl Send for Stream {}
 // SAFETY: as above.
@@ -68,32 +79,17 @@ impl Stream {
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
     }
 
-    /// Records what `launches` launches on this stream, without running it.
+    /// Records what `launches` tells the recorder, without running it.
     ///
     /// # Errors
-    /// If `launches` fails, which ends the recording, or the driver does.
-    pub fn record(&self, launches: impl FnOnce(&Self) -> Result<(), CudaError>) -> Result<Graph, CudaError> {
-        self.device.0.enter()?;
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives; the recording is ended below.
-        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) })?;
-        let launched = launches(self);
-        let mut recorded = std::ptr::null_mut();
-        // SAFETY: the recording is under way on this thread.
-        let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.stream, &mut recorded) });
-        let mut graph = std::ptr::null_mut();
-        let made = launched.and(ended).and_then(|()| {
-            // SAFETY: the recording is complete.
-            check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut graph, recorded, 0) })
-        });
-        if !recorded.is_null() {
-            // SAFETY: what was made of it does not need it.
-            let _ = unsafe { sys::cuGraphDestroy(recorded) };
-        }
-        made.map(|()| Graph { device: self.device.clone(), graph })
+    /// If `launches` fails, or the driver does.
+    pub fn record(&self, launches: impl FnOnce(&mut Recorder) -> Result<(), CudaError>) -> Result<Graph, CudaError> {
+        let mut recorder = Recorder::new(&self.device)?;
+        launches(&mut recorder)?;
+        recorder.graph()
     }
 
-    /// Replays a recording.
+    /// Replays a recording, after what was launched on this stream before.
     ///
     /// # Errors
     /// If the driver fails.
@@ -104,6 +100,66 @@ impl Stream {
         self.device.0.enter()?;
         // SAFETY: graph and stream live; the caller vouches for the launches.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.graph, self.stream) })
+    }
+}
+
+impl Recorder {
+    fn new(device: &Device) -> Result<Self, CudaError> {
+        device.0.enter()?;
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the context is current; the graph is destroyed when `self` is dropped.
+        check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut graph, 0) })?;
+        Ok(Self { device: device.clone(), graph, last: None })
+    }
+
+    /// Adds a plan behind what was added before.
+    ///
+    /// # Errors
+    /// If there is no such kernel, or the driver fails.
+    pub fn launch<P: Params>(&mut self, launch: &Launch<P>) -> Result<(), CudaError> {
+        let Launch { kernel, grid: [gx, gy, gz], block: [bx, by, bz], mut params } = *launch;
+        let function = self.device.0.function(kernel)?;
+        self.device.0.enter()?;
+        let mut pointers = [std::ptr::from_mut(&mut params).cast::<c_void>()];
+        let node = sys::CUDA_KERNEL_NODE_PARAMS {
+            func: function.0,
+            gridDimX: gx,
+            gridDimY: gy,
+            gridDimZ: gz,
+            blockDimX: bx,
+            blockDimY: by,
+            blockDimZ: bz,
+            sharedMemBytes: 0,
+            kernelParams: pointers.as_mut_ptr(),
+            extra: std::ptr::null_mut(),
+            // The function has its context.
+            kern: std::ptr::null_mut(),
+            ctx: std::ptr::null_mut(),
+        };
+        let (before, mut added) = (self.last.as_slice(), std::ptr::null_mut());
+        // SAFETY: graph and nodes live; `Params` is the kernel's structure, which the driver copies.
+        check("cuGraphAddKernelNode", unsafe {
+            sys::cuGraphAddKernelNode_v2(&mut added, self.graph, before.as_ptr(), before.len(), &node)
+        })?;
+        self.last = Some(added);
+        Ok(())
+    }
+
+    fn graph(self) -> Result<Graph, CudaError> {
+        self.device.0.enter()?;
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the graph lives; what is made of it does not need it.
+        check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut graph, self.graph, 0) })?;
+        Ok(Graph { device: self.device.clone(), graph })
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        if self.device.0.enter().is_ok() {
+            // SAFETY: the graph is this value's.
+            let _ = unsafe { sys::cuGraphDestroy(self.graph) };
+        }
     }
 }
 

@@ -18,6 +18,7 @@ pub mod pages;
 mod plain;
 pub mod pointwise;
 pub mod positions;
+pub mod read;
 pub mod rows;
 pub mod vocabulary;
 

@@ -101,6 +101,9 @@ pub struct Destination {
     pub element: ElementType,
     /// `(rows)` of position and end, see [`super::attend::Queries::at`].
     pub at: Span<[i32; 2]>,
+    /// `(1)`: becomes the least of itself and the positions of rows that are no numbers, or beyond what the smallest format
+    /// holds, 65504, before they are rotated.
+    pub fault: Span<u32>,
 }
 
 /// Where results go.
@@ -129,6 +132,7 @@ pub struct RowsParams {
     words: u64,
     word_scales: u64,
     positions: u64,
+    fault: u64,
     pages: PagesParams,
     heads: i32,
     kept: i32,
@@ -179,6 +183,7 @@ pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<Ro
         words: optional(results.words.map(|words| words.words), "the bytes", all * head_dim / 4)?,
         word_scales: optional(results.words.map(|words| words.scales), "the bytes' scales", all * head_dim / 128)?,
         positions: optional(results.store.map(|store| store.at), "the positions", rows)?,
+        fault: results.store.map_or(Ok(0), |store| store.fault.holding_single("the fault", 1))?,
         pages: results.store.map_or(Ok(PagesParams::NONE), |store| store.pages.params())?,
         heads: heads as i32,
         kept: results.kept as i32,

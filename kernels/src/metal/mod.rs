@@ -17,7 +17,7 @@ pub use crate::gpu::Plain;
 pub use buffer::Buffer;
 pub use device::{Device, DeviceInfo};
 pub use error::MetalError;
-pub use stream::{Graph, Stream};
+pub use stream::{Graph, Recorder, Stream};
 
 /// The kernels' sources, a text each: see `build.rs`.
 mod sources {

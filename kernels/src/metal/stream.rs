@@ -27,11 +27,17 @@ pub struct Graph {
     launches: Vec<Recorded>,
 }
 
+/// Takes launches for a [`Graph`], one behind the other.
+#[derive(Debug)]
+pub struct Recorder {
+    device: Device,
+    graph: Graph,
+}
+
 pub(super) struct State {
     queue: Queue,
     batch: Option<Open>,
     submitted: Vec<Submitted>,
-    recording: Option<Vec<Recorded>>,
 }
 
 struct Open {
@@ -75,20 +81,9 @@ impl Stream {
     /// The buffers of the plan's spans live, and nobody else writes them, until the stream has done it (or the graph that it
     /// is recorded in has for the last time). Tables and lists on the device say what the plan's documentation asks for.
     pub unsafe fn launch<P: Params>(&self, launch: &Launch<P>) -> Result<(), MetalError> {
-        let Launch { kernel, grid, block, params } = *launch;
-        let pipeline = self.device.0.pipeline(kernel)?;
-        // SAFETY: the bytes of a value.
-        let params = unsafe { std::slice::from_raw_parts((&raw const params).cast(), size_of::<P>()) };
-        let launch = Recorded { pipeline, grid, block, params: params.to_vec() };
-        let mut state = lock(&self.state);
-        match &mut state.recording {
-            Some(recording) => {
-                recording.push(launch);
-                Ok(())
-            }
-            // SAFETY: the caller's.
-            None => unsafe { state.launch(&self.device.0, &launch) },
-        }
+        let launch = Recorded::new(&self.device, launch)?;
+        // SAFETY: the caller's.
+        unsafe { lock(&self.state).launch(&self.device.0, &launch) }
     }
 
     /// Waits until everything launched here is done.
@@ -99,18 +94,17 @@ impl Stream {
         lock(&self.state).wait()
     }
 
-    /// Records what `launches` launches on this stream, without running it.
+    /// Records what `launches` tells the recorder, without running it.
     ///
     /// # Errors
-    /// If `launches` fails, which ends the recording.
-    pub fn record(&self, launches: impl FnOnce(&Self) -> Result<(), MetalError>) -> Result<Graph, MetalError> {
-        lock(&self.state).recording = Some(Vec::new());
-        let launched = launches(self);
-        let launches = lock(&self.state).recording.take().unwrap_or_default();
-        launched.map(|()| Graph { launches })
+    /// If `launches` fails.
+    pub fn record(&self, launches: impl FnOnce(&mut Recorder) -> Result<(), MetalError>) -> Result<Graph, MetalError> {
+        let mut recorder = Recorder { device: self.device.clone(), graph: Graph { launches: Vec::new() } };
+        launches(&mut recorder)?;
+        Ok(recorder.graph)
     }
 
-    /// Replays a recording.
+    /// Replays a recording, after what was launched on this stream before.
     ///
     /// # Errors
     /// If the system fails.
@@ -124,9 +118,30 @@ impl Stream {
     }
 }
 
+impl Recorder {
+    /// Adds a plan behind what was added before.
+    ///
+    /// # Errors
+    /// If there is no such kernel.
+    pub fn launch<P: Params>(&mut self, launch: &Launch<P>) -> Result<(), MetalError> {
+        self.graph.launches.push(Recorded::new(&self.device, launch)?);
+        Ok(())
+    }
+}
+
+impl Recorded {
+    fn new<P: Params>(device: &Device, launch: &Launch<P>) -> Result<Self, MetalError> {
+        let Launch { kernel, grid, block, params } = *launch;
+        let pipeline = device.0.pipeline(kernel)?;
+        // SAFETY: the bytes of a value.
+        let params = unsafe { std::slice::from_raw_parts((&raw const params).cast(), size_of::<P>()) };
+        Ok(Self { pipeline, grid, block, params: params.to_vec() })
+    }
+}
+
 impl State {
     pub(super) fn new(queue: Queue) -> Self {
-        Self { queue, batch: None, submitted: Vec::new(), recording: None }
+        Self { queue, batch: None, submitted: Vec::new() }
     }
 
     /// # Safety

@@ -125,15 +125,25 @@ struct RowCase {
     domain: Domain,
     kept: usize,
     element: ElementType,
+    /// A head of a row that has such a value, and so have all behind it.
+    fault: Option<(usize, f32)>,
 }
 
+/// No position.
+const NO_FAULT: u32 = u32::MAX;
+
 fn rows_case(case: RowCase) -> Case {
-    let RowCase { width, norm, pairs, shared, domain, kept, element } = case;
-    let name = format!("rows {width} norm {norm} pairs {pairs} shared {shared} {domain:?} kept {kept} {element:?}");
+    let RowCase { width, norm, pairs, shared, domain, kept, element, fault } = case;
+    let name = format!(
+        "rows {width} norm {norm} pairs {pairs} shared {shared} {domain:?} kept {kept} {element:?} fault {fault:?}"
+    );
     Case::new(name, &["rows.cpp", "rotate.h", "pages.h"], move |device| {
         let (count, heads, eps) = (3, 5, 1e-6);
         let mut numbers = Numbers::new((width + pairs) as u64);
-        let x = numbers.normals(count * heads * width);
+        let mut x = numbers.normals(count * heads * width);
+        if let Some((head, value)) = fault {
+            x.chunks_exact_mut(width).skip(head).for_each(|row| row[width / 2 + 1] = value);
+        }
         let (weight, after) = (numbers.normals(width), numbers.normals(width));
         let angles = numbers.normals(count * pairs);
         let (cos, sin): (Vec<_>, Vec<_>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
@@ -175,15 +185,26 @@ fn rows_case(case: RowCase) -> Case {
             domain,
         };
         let y: Span<f32> = device.room(count * heads * kept);
+        let first = device.of(&[NO_FAULT]);
         let results = Results {
             kept,
             rows: Some(y),
             words: coded.then_some(Words { format, words, scales }),
-            store: Some(Destination { pages: Pages::all(device.of(&table)), element, at: device.of(&at) }),
+            store: Some(Destination {
+                pages: Pages::all(device.of(&table)),
+                element,
+                at: device.of(&at),
+                fault: first,
+            }),
         };
         let x = device.of(&x);
         device.run(rows(&Heads { x, rows: count, heads, head_dim: width }, &steps, &results))?;
 
+        let found = fault.map_or(NO_FAULT, |(head, _)| at[head / heads][0] as u32);
+        same("the first fault", &device.read(first), &[found])?;
+        if fault.is_some() {
+            return Ok(());
+        }
         let got = device.read(y);
         let want_kept: Vec<f32> = want.chunks_exact(width).flat_map(|row| &row[..kept]).copied().collect();
         if norm {
@@ -564,6 +585,7 @@ fn row_cases() -> Vec<RowCase> {
         domain: Domain::Plain,
         kept: 256,
         element: ElementType::F16,
+        fault: None,
     };
     let full = RowCase { width: 512, pairs: 64, kept: 512, domain: Domain::Rotated, ..base };
     vec![
@@ -577,6 +599,9 @@ fn row_cases() -> Vec<RowCase> {
         RowCase { width: 128, pairs: 64, kept: 128, ..base },
         RowCase { width: 64, pairs: 32, kept: 64, ..base },
         RowCase { width: 64, norm: false, pairs: 0, kept: 64, element: ElementType::F32, ..base },
+        RowCase { fault: Some((7, f32::NAN)), ..base },
+        RowCase { fault: Some((14, f32::NEG_INFINITY)), norm: false, ..full },
+        RowCase { fault: Some((4, -1e30)), width: 64, norm: false, pairs: 0, kept: 64, ..base },
     ]
 }
 

@@ -84,12 +84,17 @@ macro_rules! on_a_gpu {
             let (mut x, y) =
                 (device.upload(&[1.0f32; 256]).expect("memory"), device.zeroed::<f32>(256).expect("memory"));
             let plan = rms_norm(x.span(), (1, 256), None, 0.0, None, y.span()).expect("a plan");
-            // SAFETY: the buffers outlive the graph.
-            let graph = stream.record(|stream| unsafe { stream.launch(&plan) }).expect("a graph");
+            // Twice, the second on what the first leaves.
+            let again = rms_norm(y.span(), (1, 256), None, 0.0, None, y.span()).expect("a plan");
+            let graph = stream.record(|recorder| {
+                recorder.launch(&plan)?;
+                recorder.launch(&again)
+            });
+            let graph = graph.expect("a graph");
             let mut got = [0.0f32; 256];
             for sign in [1.0f32, -1.0] {
                 x.write(&[2.0 * sign; 256]).expect("memory");
-                // SAFETY: as above.
+                // SAFETY: the buffers outlive the graph.
                 unsafe { stream.replay(&graph) }.expect("a replay");
                 y.read(&mut got).expect("a result");
                 assert_eq!(got, [sign; 256]);

@@ -7,6 +7,7 @@ use foretoken_kernels::gpu::matmul::Buckets;
 use foretoken_kernels::gpu::matmul_float::{FloatMatrix, matmul, matmul_buckets};
 use foretoken_kernels::gpu::pointwise::{Strided, TableType, embed, gelu_gate, rms_norm};
 use foretoken_kernels::gpu::positions::{Stand, angles, place};
+use foretoken_kernels::gpu::read::read_all;
 use foretoken_kernels::gpu::rows::Rotary;
 use foretoken_kernels::gpu::vocabulary::{Grouped, NO_ID, Scores, argmax, argmax_parts, top_k};
 use foretoken_kernels::norm::{self, AfterNorm};
@@ -366,6 +367,20 @@ fn positions_case(rows: usize, stand: Stand, emitted: Option<u32>) -> Case {
     })
 }
 
+fn read_case(words: usize, blocks: usize) -> Case {
+    Case::new(format!("read {words} words by {blocks} blocks"), &["read.cpp"], move |device| {
+        let mut numbers = Numbers::new(words as u64);
+        let x: Vec<u32> = (0..words).map(|_| numbers.bits() as u32).collect();
+        let mut want = vec![0; blocks * 8];
+        for (i, quad) in x.chunks_exact(4).enumerate() {
+            want[i / 32 % (blocks * 8)] ^= quad.iter().fold(0, |joined, word| joined ^ word);
+        }
+        let (x, y) = (device.of(&x), device.room(blocks * 8));
+        device.run(read_all(x, blocks, y))?;
+        same("what was read", &device.read(y), &want)
+    })
+}
+
 const QUANTIZED: [WeightType; 6] =
     [WeightType::Q4_0, WeightType::Q5_0, WeightType::Q8_0, WeightType::Q4_K, WeightType::Q5_K, WeightType::Q6_K];
 const ELEMENTS: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
@@ -385,6 +400,7 @@ pub fn all() -> Vec<Case> {
     let chosen: &[u32] = &[5, 6, 7, 8];
     cases.extend([&[5, 6, 7][..], &[5, 9, 7], &[9, 6, 7]].map(|drafts| accept_case(drafts, chosen, &[])));
     cases.push(accept_case(&[], &[4], &[4]));
+    cases.push(read_case(300, 3));
     cases.extend([positions_case(1, Stand::Together, None), positions_case(40, Stand::Following, Some(1))]);
     cases.extend([ElementType::F32, ElementType::Bf16].map(|element| centroid_case(element, 256, 16, 32)));
     cases
@@ -398,6 +414,7 @@ pub fn small() -> Vec<Case> {
     cases.extend([argmax_case(3, 4500, Some(30.0), false), argmax_case(3, 512, None, true)]);
     cases.push(positions_case(5, Stand::Following, Some(3)));
     cases.push(experts_case(5, 40, 3));
+    cases.push(read_case(6002, 2));
     cases.push(centroid_case(ElementType::F16, 20, 6, 5));
     cases.extend([accept_case(&[5, 6, 7], &[5, 6, 8, 9], &[6, 1]), accept_case(&[5, 6, 7], &[5, 6, 8, 9], &[1])]);
     cases

@@ -42,6 +42,15 @@ inline int max(int a, int b) { return a < b ? b : a; }
 inline uint min(uint a, uint b) { return b < a ? b : a; }
 inline uint max(uint a, uint b) { return a < b ? b : a; }
 
+// Threads take turns: nobody is in between.
+struct atomic_uint { uint value; };
+enum memory_order { memory_order_relaxed };
+inline uint atomic_fetch_min_explicit(volatile device atomic_uint* at, uint x, memory_order) {
+    uint was = at->value;
+    at->value = min(was, x);
+    return was;
+}
+
 enum class mem_flags { mem_none, mem_threadgroup };
 
 struct simd_vote {

@@ -7,7 +7,7 @@ use foretoken_kernels::gpu::vocabulary::{Grouped, MOST_RANKED, Scores, argmax, a
 
 use super::layer::{DeviceLayer, Pass};
 use super::room::LayerRoom;
-use super::standing::{Frequencies, Placed, Places};
+use super::standing::{At, Frequencies, Placed, Places};
 use super::target::{Begin, DeviceTarget};
 use super::{Norm, linear};
 use crate::device::{Buffer, Device, DeviceKv, Input, Matrices, Work, part};
@@ -117,19 +117,13 @@ impl DeviceAssistant {
     }
 
     /// Where a chain's links stand: behind the committed positions, all of them. The first link says where that begins.
-    pub(super) fn place(
-        &self,
-        work: &Work,
-        room: &AssistantRoom,
-        position: usize,
-        begin: Option<&Begin>,
-    ) -> Result<Placed> {
+    pub(super) fn place(&self, work: &Work, room: &AssistantRoom, at: At, begin: Option<&Begin>) -> Result<Placed> {
         match begin {
             Some(begin) => {
-                let start = (begin.length, begin.emitted, position);
+                let start = (begin.length, begin.emitted, at);
                 room.places.place(work, &self.frequencies, start, (1, Stand::Together))
             }
-            None => Ok(room.places.placed(position, (1, Stand::Together))),
+            None => Ok(room.places.placed(at, (1, Stand::Together))),
         }
     }
 
@@ -140,7 +134,7 @@ impl DeviceAssistant {
         work: &Work,
         (room, placed): (&AssistantRoom, &Placed),
         target: &DeviceTarget,
-        kv: &mut DeviceKv,
+        kv: &DeviceKv,
         (token, link): (Span<u32>, usize),
     ) -> Result<()> {
         let (hidden, backbone) = (self.config.hidden_size, self.post_projection.outputs());
@@ -212,6 +206,11 @@ impl DeviceAssistant {
 }
 
 impl AssistantRoom {
+    /// See [`crate::device::Room::grown`].
+    pub(super) fn grown(&self) -> usize {
+        self.layers.attention.grown()
+    }
+
     /// `(backbone)`: the target's state that a chain starts from.
     pub(super) fn state(&self) -> Span<f32> {
         let backbone = self.first.len() / 2;

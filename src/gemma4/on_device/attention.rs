@@ -51,7 +51,7 @@ impl DeviceAttention {
     }
 
     /// From the room's `normed` to its `branch`. `donor` is the target's layer whose K and V it reads.
-    pub(super) fn forward(&self, pass: &Pass<'_>, kv: &mut DeviceKv, donor: usize) -> Result<()> {
+    pub(super) fn forward(&self, pass: &Pass<'_>, kv: &DeviceKv, donor: usize) -> Result<()> {
         let Pass { work, room, placed } = *pass;
         let (rows, rotary) = (placed.standing.rows, placed.rotary(self.attention));
         let x = Input::new(&room.quants, room.normed.span(), (rows, self.q_proj.inputs()));
@@ -65,10 +65,10 @@ impl DeviceAttention {
             }
             let k = Shaped { x: room.k.span(), norm: own.k_norm.of_heads(), rotary };
             let v = Shaped { x: v, norm: own.v_norm.of_heads(), rotary: None };
-            kv.append(donor, k, v, &placed.standing)?;
+            kv.append(work, donor, (k, v), &placed.standing)?;
         }
         let q = Shaped { x: room.q.span(), norm: self.q_norm.of_heads(), rotary };
-        kv.attend(donor, (q, self.heads), &placed.standing, &room.attention, room.attended.span())?;
+        kv.attend(work, donor, (q, self.heads), &placed.standing, (&room.attention, room.attended.span()))?;
         let attended = Input::new(&room.quants, room.attended.span(), (rows, self.o_proj.inputs()));
         self.o_proj.multiply(work, &attended, room.branch.span())
     }

@@ -62,7 +62,7 @@ impl DeviceLayer {
     pub(super) fn forward(
         &self,
         pass: &Pass<'_>,
-        kv: &mut DeviceKv,
+        kv: &DeviceKv,
         donor: usize,
         (h, input): (Span<f32>, Option<Strided>),
     ) -> Result<()> {

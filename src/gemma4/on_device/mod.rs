@@ -26,7 +26,7 @@ use crate::nn::{Linear, RmsNorm};
 use assistant::DeviceAssistant;
 use target::DeviceTarget;
 
-pub(crate) use sequence::{DRAFTED, Sequence};
+pub(crate) use sequence::{Chooser, DRAFTED, Judge, Sequence};
 
 /// A pair on a device, for any number of sequences.
 pub(crate) struct Models {

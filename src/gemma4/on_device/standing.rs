@@ -24,6 +24,13 @@ impl Frequencies {
     }
 }
 
+/// A position that the device has, and how far it may be when what is launched for it is replayed: see [`Standing`].
+#[derive(Clone, Copy)]
+pub(super) struct At {
+    pub(super) position: usize,
+    pub(super) horizon: Option<usize>,
+}
+
 /// Room for positions and angles of up to `rows` rows.
 pub(super) struct Places {
     at: Buffer<[i32; 2]>,
@@ -63,7 +70,7 @@ impl Places {
         &self,
         work: &Work,
         frequencies: &Frequencies,
-        (length, emitted, first): (Span<i32>, Option<Span<u32>>, usize),
+        (length, emitted, first): (Span<i32>, Option<Span<u32>>, At),
         (rows, stand): (usize, Stand),
     ) -> Result<Placed> {
         let at = (self.at.span(), rows);
@@ -78,14 +85,15 @@ impl Places {
     }
 
     /// Rows that were placed before.
-    pub(super) fn placed(&self, first: usize, (rows, stand): (usize, Stand)) -> Placed {
+    pub(super) fn placed(&self, first: At, (rows, stand): (usize, Stand)) -> Placed {
         // Where a part of 0 of the pairs turns, nothing does.
         let rotary = |turns: &Option<Turns>| {
             let turns = turns.as_ref().filter(|turns| turns.pairs > 0);
             turns.map(|turns| Rotary { cos: turns.cos.span(), sin: turns.sin.span(), pairs: turns.pairs })
         };
+        let At { position: first, horizon } = first;
         let end = if stand == Stand::Following { first + rows } else { first };
-        let standing = Standing { at: self.at.span(), rows, first, end };
+        let standing = Standing { at: self.at.span(), rows, first, end, horizon };
         Placed { standing, sliding: rotary(&self.sliding), full: rotary(&self.full) }
     }
 }

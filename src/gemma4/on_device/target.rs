@@ -9,7 +9,7 @@ use foretoken_kernels::gpu::vocabulary::Scores;
 use super::layer::{DeviceLayer, Pass};
 use super::per_layer::{DevicePerLayerEmbeddings, PerLayerRoom};
 use super::room::LayerRoom;
-use super::standing::{Frequencies, Places};
+use super::standing::{At, Frequencies, Places};
 use super::{Norm, linear};
 use crate::Result;
 use crate::device::{Buffer, Device, DeviceKv, Input, Matrices, Work, part};
@@ -50,7 +50,7 @@ pub(super) struct Begin {
     /// What is added to the length first.
     pub(super) emitted: Option<Span<u32>>,
     /// The position that this is.
-    pub(super) position: usize,
+    pub(super) at: At,
 }
 
 impl DeviceTarget {
@@ -106,7 +106,7 @@ impl DeviceTarget {
         &self,
         work: &Work,
         room: &TargetRoom,
-        kv: &mut DeviceKv,
+        kv: &DeviceKv,
         (ids, rows, wanted): (Span<u32>, usize, usize),
         begin: &Begin,
     ) -> Result<()> {
@@ -116,7 +116,7 @@ impl DeviceTarget {
         if let (Some(per_layer), Some(inputs)) = (&self.per_layer, &room.per_layer) {
             per_layer.forward(work, (inputs, &room.layers.quants), (ids, rows), h)?;
         }
-        let start = (begin.length, begin.emitted, begin.position);
+        let start = (begin.length, begin.emitted, begin.at);
         let mut placed = room.places.place(work, &self.frequencies, start, (rows, Stand::Following))?;
         let mut first = 0; // row that is still computed
         for (i, layer) in self.layers.iter().enumerate() {
@@ -127,7 +127,8 @@ impl DeviceTarget {
                 }
                 first = rows - wanted;
                 h = part(h, first * hidden, wanted * hidden);
-                let start = (begin.newest, None, begin.position + first);
+                let at = At { position: begin.at.position + first, ..begin.at };
+                let start = (begin.newest, None, at);
                 placed = room.newest.place(work, &self.frequencies, start, (wanted, Stand::Following))?;
             }
             let input = match (&self.per_layer, &room.per_layer) {
@@ -149,6 +150,11 @@ impl DeviceTarget {
 }
 
 impl TargetRoom {
+    /// See [`crate::device::Room::grown`].
+    pub(super) fn grown(&self) -> usize {
+        self.layers.attention.grown()
+    }
+
     pub(super) fn fits(&self, rows: usize, wanted: usize) -> bool {
         rows <= self.layers.rows && wanted <= self.wanted
     }

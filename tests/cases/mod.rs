@@ -39,6 +39,16 @@ pub fn all() -> Vec<Case> {
     cases
 }
 
+/// The demo pair, with what transformers writes after its held-out prompts (`scripts/demo_reference.py`).
+pub fn demo() -> Case {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Case {
+        name: "demo".into(),
+        path: root.join("models/demo"),
+        expected: std::fs::read(root.join("tests/demo/greedy.safetensors")).expect("greedy.safetensors"),
+    }
+}
+
 impl Case {
     pub fn target(&self) -> Target {
         let checkpoint = Checkpoint::open(self.path.join("target")).expect("the target's checkpoint");

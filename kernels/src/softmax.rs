@@ -119,10 +119,14 @@ unsafe fn softmax_step<L: Lanes>(l: L, q: &mut Query<'_>, scores: &[f64], weight
         }
     }
     let mut strands = [0.0f64; STRANDS];
-    for weights in weights[first..end].chunks(STRANDS) {
+    let mut blocks = weights[first..end].chunks_exact(STRANDS);
+    for weights in blocks.by_ref() {
         for (strand, weight) in strands.iter_mut().zip(weights) {
             *strand += f64::from(*weight);
         }
+    }
+    for (strand, weight) in strands.iter_mut().zip(blocks.remainder()) {
+        *strand += f64::from(*weight);
     }
     let mut half = STRANDS / 2;
     while half > 0 {

@@ -150,9 +150,6 @@ pub fn attend_tile(isa: Isa, tile: KvTile<'_>, queries: &mut [Query<'_>], scratc
 /// Queries that share a softmax pass, and a coded key or value.
 pub(crate) const SHARE: usize = 32;
 
-/// Queries that share a loaded exact key or value.
-const SHARE_EXACT: usize = 4;
-
 /// How many keys (values) ahead of the ones in use the next are asked for. Without it one row at 32768 positions of E2B, f16,
 /// took 202 ms instead of 182.
 const AHEAD: usize = 8;
@@ -172,18 +169,20 @@ impl<K: Element> Op for Scores<'_, '_, K> {
     fn eval<L: Lanes>(self, l: L) {
         let Self { k, head_dim, queries, range, scores } = self;
         let len = k.len() / head_dim;
-        for (queries, scores) in queries.chunks(SHARE_EXACT).zip(scores.chunks_mut(SHARE_EXACT * len)) {
+        let mut done = 0;
+        while done < queries.len() {
+            let (queries, scores) = (&queries[done..], &mut scores[done * len..]);
+            let keys = Keys { k, head_dim, range: range.clone() };
             // SAFETY: `run` entered the features; `attend_tile` checked every length and range.
-            unsafe {
-                if let [a, b, c, d] = queries {
-                    let q = [a.query.as_ptr(), b.query.as_ptr(), c.query.as_ptr(), d.query.as_ptr()];
-                    key_scores(l, q, k, head_dim, range.clone(), scores, len);
-                } else {
-                    for (query, scores) in queries.iter().zip(scores.chunks_mut(len)) {
-                        key_scores(l, [query.query.as_ptr()], k, head_dim, range.clone(), scores, len);
-                    }
+            done += unsafe {
+                match queries.len() {
+                    8.. if L::LANES == 16 => keys.score::<L, 8, 2>(l, queries, scores),
+                    // With 16 registers, four queries by two keys leave room for operands.
+                    4.. if L::LANES == 8 => keys.score::<L, 4, 2>(l, queries, scores),
+                    4.. => keys.score::<L, 4, 4>(l, queries, scores),
+                    _ => keys.score::<L, 1, 4>(l, queries, scores),
                 }
-            }
+            };
         }
     }
 }
@@ -203,157 +202,183 @@ impl<V: Element> Op for Values<'_, '_, V> {
     fn eval<L: Lanes>(self, l: L) {
         let Self { v, head_dim, queries, range, weights } = self;
         let len = v.len() / head_dim;
-        for (queries, weights) in queries.chunks_mut(SHARE_EXACT).zip(weights.chunks(SHARE_EXACT * len)) {
+        let mut done = 0;
+        while done < queries.len() {
+            let (queries, weights) = (&mut queries[done..], &weights[done * len..]);
+            let values = Summands { v, head_dim, range: range.clone() };
             // SAFETY: `run` entered the features; `attend_tile` checked every length and range.
-            unsafe {
-                if let [a, b, c, d] = queries {
-                    let out =
-                        [a.output.as_mut_ptr(), b.output.as_mut_ptr(), c.output.as_mut_ptr(), d.output.as_mut_ptr()];
-                    add_values(l, out, v, head_dim, range.clone(), weights, len);
-                } else {
-                    for (query, weights) in queries.iter_mut().zip(weights.chunks(len)) {
-                        add_values(l, [query.output.as_mut_ptr()], v, head_dim, range.clone(), weights, len);
-                    }
+            done += unsafe {
+                match queries.len() {
+                    8.. if L::LANES == 16 => values.add::<L, 8, 2>(l, queries, weights),
+                    4.. if L::LANES == 8 => values.add::<L, 4, 2>(l, queries, weights),
+                    4.. => values.add::<L, 4, 4>(l, queries, weights),
+                    _ => values.add::<L, 1, 4>(l, queries, weights),
                 }
-            }
+            };
         }
     }
 }
 
-/// `scores[n][j] = q[n] . k[j]` for the keys of `range`, four keys at a time: sixteen sums run side by side.
-#[inline(always)]
-unsafe fn key_scores<L: Lanes, K: Element, const N: usize>(
-    l: L,
-    q: [*const f32; N],
-    k: &[K],
+/// The keys of a tile that some query sees.
+struct Keys<'a, K> {
+    k: &'a [K],
     head_dim: usize,
     range: Range<usize>,
-    scores: &mut [f64],
-    len: usize,
-) {
-    let mut j = range.start;
-    // SAFETY: the caller's queries are `head_dim` long and `range` is inside the tile.
-    unsafe {
-        while j + 4 <= range.end {
-            score_keys::<L, K, N, 4>(l, q, k.as_ptr().add(j * head_dim), head_dim, &mut scores[j..], len);
-            j += 4;
-        }
-        while j < range.end {
-            score_keys::<L, K, N, 1>(l, q, k.as_ptr().add(j * head_dim), head_dim, &mut scores[j..], len);
-            j += 1;
-        }
-    }
 }
 
-#[inline(always)]
-unsafe fn score_keys<L: Lanes, K: Element, const N: usize, const J: usize>(
-    l: L,
-    q: [*const f32; N],
-    k: *const K,
-    head_dim: usize,
-    scores: &mut [f64],
-    len: usize,
-) {
-    let whole = head_dim - head_dim % L::LANES;
-    // SAFETY: the caller's queries are `head_dim` long, and so are `J` keys from `k` on.
-    unsafe {
-        let mut acc = [[l.splat(0.0); J]; N];
-        let mut keys = [l.splat(0.0); J];
-        for i in (0..whole).step_by(L::LANES) {
-            for (j, key) in keys.iter_mut().enumerate() {
-                let at = k.add(j * head_dim + i);
-                prefetch(at.wrapping_add(AHEAD * head_dim).cast());
-                *key = K::load(l, at);
+impl<K: Element> Keys<'_, K> {
+    /// `scores[n][j] = q[n] . k[j]` for the first `N` queries, `J` keys at a time: `N * J` sums run side by side. Returns `N`.
+    #[inline(always)]
+    unsafe fn score<L: Lanes, const N: usize, const J: usize>(
+        &self,
+        l: L,
+        queries: &[Query<'_>],
+        scores: &mut [f64],
+    ) -> usize {
+        let mut q = [std::ptr::null(); N];
+        for (q, query) in q.iter_mut().zip(queries) {
+            *q = query.query.as_ptr();
+        }
+        let mut j = self.range.start;
+        // SAFETY: as the caller's.
+        unsafe {
+            while j + J <= self.range.end {
+                self.score_some::<L, N, J>(l, q, j, scores);
+                j += J;
             }
-            for (acc, q) in acc.iter_mut().zip(q) {
-                let q = l.load(q.add(i));
-                for (acc, key) in acc.iter_mut().zip(keys) {
-                    *acc = l.fma(q, key, *acc);
-                }
+            while j < self.range.end {
+                self.score_some::<L, N, 1>(l, q, j, scores);
+                j += 1;
             }
         }
-        let tail = head_dim - whole;
-        if tail > 0 {
-            for (j, key) in keys.iter_mut().enumerate() {
-                *key = K::load_part(l, k.add(j * head_dim + whole), tail);
-            }
-            for (acc, q) in acc.iter_mut().zip(q) {
-                let q = l.load_part(q.add(whole), tail);
-                for (acc, key) in acc.iter_mut().zip(keys) {
-                    *acc = l.fma(q, key, *acc);
-                }
-            }
-        }
-        for (n, acc) in acc.into_iter().enumerate() {
-            for (j, acc) in acc.into_iter().enumerate() {
-                scores[n * len + j] = l.sum_f64(acc);
-            }
-        }
+        N
     }
-}
 
-/// `out[n] += sum_j weights[n][j] * v[j]` over the keys of `range`.
-#[inline(always)]
-unsafe fn add_values<L: Lanes, V: Element, const N: usize>(
-    l: L,
-    out: [*mut f32; N],
-    v: &[V],
-    head_dim: usize,
-    range: Range<usize>,
-    weights: &[f32],
-    len: usize,
-) {
-    // Strips of four vectors: N * 4 accumulators stay in registers over all keys of the tile.
-    const STRIP: usize = 4;
-    let whole = head_dim - head_dim % L::LANES;
-    let mut i = 0;
-    // SAFETY: the caller's outputs are `head_dim` long and `range` is inside the tile.
-    unsafe {
-        while i + STRIP * L::LANES <= whole {
-            let mut acc = [[l.splat(0.0); STRIP]; N];
-            for (acc, out) in acc.iter_mut().zip(out) {
-                for (s, acc) in acc.iter_mut().enumerate() {
-                    *acc = l.load(out.add(i + s * L::LANES));
-                }
-            }
-            let mut values = [l.splat(0.0); STRIP];
-            for j in range.clone() {
-                for (s, value) in values.iter_mut().enumerate() {
-                    let at = v.as_ptr().add(j * head_dim + i + s * L::LANES);
+    /// The scores of the `J` keys from `first` on.
+    #[inline(always)]
+    unsafe fn score_some<L: Lanes, const N: usize, const J: usize>(
+        &self,
+        l: L,
+        q: [*const f32; N],
+        first: usize,
+        scores: &mut [f64],
+    ) {
+        let (head_dim, len) = (self.head_dim, self.k.len() / self.head_dim);
+        let whole = head_dim - head_dim % L::LANES;
+        // SAFETY: the queries are `head_dim` long, and so are `J` keys from `first` on.
+        unsafe {
+            let k = self.k.as_ptr().add(first * head_dim);
+            let mut acc = [[l.splat(0.0); J]; N];
+            let mut keys = [l.splat(0.0); J];
+            for i in (0..whole).step_by(L::LANES) {
+                for (j, key) in keys.iter_mut().enumerate() {
+                    let at = k.add(j * head_dim + i);
                     prefetch(at.wrapping_add(AHEAD * head_dim).cast());
-                    *value = V::load(l, at);
+                    *key = K::load(l, at);
                 }
-                for (n, acc) in acc.iter_mut().enumerate() {
-                    let weight = l.splat(weights[n * len + j]);
-                    for (acc, v) in acc.iter_mut().zip(values) {
-                        *acc = l.fma(weight, v, *acc);
+                for (acc, q) in acc.iter_mut().zip(q) {
+                    let q = l.load(q.add(i));
+                    for (acc, key) in acc.iter_mut().zip(keys) {
+                        *acc = l.fma(q, key, *acc);
                     }
                 }
             }
-            for (out, acc) in out.into_iter().zip(acc) {
-                for (s, acc) in acc.into_iter().enumerate() {
-                    l.store(out.add(i + s * L::LANES), acc);
+            let tail = head_dim - whole;
+            if tail > 0 {
+                for (j, key) in keys.iter_mut().enumerate() {
+                    *key = K::load_part(l, k.add(j * head_dim + whole), tail);
+                }
+                for (acc, q) in acc.iter_mut().zip(q) {
+                    let q = l.load_part(q.add(whole), tail);
+                    for (acc, key) in acc.iter_mut().zip(keys) {
+                        *acc = l.fma(q, key, *acc);
+                    }
                 }
             }
-            i += STRIP * L::LANES;
+            for (n, acc) in acc.into_iter().enumerate() {
+                for (j, acc) in acc.into_iter().enumerate() {
+                    scores[n * len + first + j] = l.sum_f64(acc);
+                }
+            }
         }
-        while i < head_dim {
-            let width = L::LANES.min(head_dim - i);
-            for (n, out) in out.into_iter().enumerate() {
+    }
+}
+
+/// The values of a tile that some query sees.
+struct Summands<'a, V> {
+    v: &'a [V],
+    head_dim: usize,
+    range: Range<usize>,
+}
+
+impl<V: Element> Summands<'_, V> {
+    /// `output[n] += sum_j weights[n][j] * v[j]` for the first `N` queries, in strips of `S` vectors: `N * S` accumulators
+    /// stay in registers over all keys of the tile. Returns `N`.
+    #[inline(always)]
+    unsafe fn add<L: Lanes, const N: usize, const S: usize>(
+        &self,
+        l: L,
+        queries: &mut [Query<'_>],
+        weights: &[f32],
+    ) -> usize {
+        let (head_dim, len) = (self.head_dim, self.v.len() / self.head_dim);
+        assert!(weights.len() >= N * len, "attend: too few weights");
+        let mut out = [std::ptr::null_mut(); N];
+        for (out, query) in out.iter_mut().zip(queries) {
+            *out = query.output.as_mut_ptr();
+        }
+        let whole = head_dim - head_dim % L::LANES;
+        let (v, weights) = (self.v.as_ptr(), weights.as_ptr());
+        let mut i = 0;
+        // SAFETY: the outputs are `head_dim` long, `range` is inside the tile, and there are weights of `N` queries.
+        unsafe {
+            while i + S * L::LANES <= whole {
+                let mut acc = [[l.splat(0.0); S]; N];
+                for (acc, out) in acc.iter_mut().zip(out) {
+                    for (s, acc) in acc.iter_mut().enumerate() {
+                        *acc = l.load(out.add(i + s * L::LANES));
+                    }
+                }
+                let mut values = [l.splat(0.0); S];
+                for j in self.range.clone() {
+                    for (s, value) in values.iter_mut().enumerate() {
+                        let at = v.add(j * head_dim + i + s * L::LANES);
+                        prefetch(at.wrapping_add(AHEAD * head_dim).cast());
+                        *value = V::load(l, at);
+                    }
+                    for (n, acc) in acc.iter_mut().enumerate() {
+                        let weight = l.splat(*weights.add(n * len + j));
+                        for (acc, v) in acc.iter_mut().zip(values) {
+                            *acc = l.fma(weight, v, *acc);
+                        }
+                    }
+                }
+                for (out, acc) in out.into_iter().zip(acc) {
+                    for (s, acc) in acc.into_iter().enumerate() {
+                        l.store(out.add(i + s * L::LANES), acc);
+                    }
+                }
+                i += S * L::LANES;
+            }
+            while i < head_dim {
+                let width = L::LANES.min(head_dim - i);
                 let part = width < L::LANES;
-                let mut acc = if part { l.load_part(out.add(i), width) } else { l.load(out.add(i)) };
-                for j in range.clone() {
-                    let at = v.as_ptr().add(j * head_dim + i);
-                    let v = if part { V::load_part(l, at, width) } else { V::load(l, at) };
-                    acc = l.fma(l.splat(weights[n * len + j]), v, acc);
+                for (n, out) in out.into_iter().enumerate() {
+                    let mut acc = if part { l.load_part(out.add(i), width) } else { l.load(out.add(i)) };
+                    for j in self.range.clone() {
+                        let at = v.add(j * head_dim + i);
+                        let v = if part { V::load_part(l, at, width) } else { V::load(l, at) };
+                        acc = l.fma(l.splat(*weights.add(n * len + j)), v, acc);
+                    }
+                    if part {
+                        l.store_part(out.add(i), acc, width);
+                    } else {
+                        l.store(out.add(i), acc);
+                    }
                 }
-                if part {
-                    l.store_part(out.add(i), acc, width);
-                } else {
-                    l.store(out.add(i), acc);
-                }
+                i += width;
             }
-            i += width;
         }
+        N
     }
 }

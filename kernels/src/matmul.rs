@@ -2,6 +2,7 @@
 
 use crate::lanes::{Element, Lanes, Op, prefetch};
 use crate::{ColumnsMut, Elements, Isa};
+use std::mem::MaybeUninit;
 
 /// `y[r][j] = sum_i x[r][i] * weight[j][i]` for all the columns `j` that `y` holds, whatever was there.
 ///
@@ -98,20 +99,27 @@ impl<W: Element> MatMul<'_, W> {
             let w = self.w.as_ptr().add(column * inputs);
             let mut acc = [[l.splat(0.0); C]; R];
             let mut columns = [l.splat(0.0); C];
-            for i in (0..whole).step_by(L::LANES) {
+            let mut i = 0;
+            while i + 2 * L::LANES <= whole {
                 for (c, column) in columns.iter_mut().enumerate() {
                     let at = w.add(c * inputs + i);
                     if streams {
                         prefetch(at.wrapping_add(C * inputs).cast());
                     }
-                    *column = W::load(l, at);
+                    *column = W::load_half::<L, 0>(l, at);
                 }
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    let x = l.load(x.add(r * inputs + i));
-                    for (acc, w) in acc.iter_mut().zip(columns) {
-                        *acc = l.fma(x, w, *acc);
-                    }
+                fold_in(l, &mut acc, x.add(i), inputs, columns);
+                for (c, column) in columns.iter_mut().enumerate() {
+                    *column = W::load_half::<L, 1>(l, w.add(c * inputs + i));
                 }
+                fold_in(l, &mut acc, x.add(i + L::LANES), inputs, columns);
+                i += 2 * L::LANES;
+            }
+            if i < whole {
+                for (c, column) in columns.iter_mut().enumerate() {
+                    *column = W::load(l, w.add(c * inputs + i));
+                }
+                fold_in(l, &mut acc, x.add(i), inputs, columns);
             }
             if tail > 0 {
                 for (c, column) in columns.iter_mut().enumerate() {
@@ -124,24 +132,57 @@ impl<W: Element> MatMul<'_, W> {
                     }
                 }
             }
-            for (r, acc) in acc.iter().enumerate() {
+            let mut r = 0;
+            while C == 4 && r + 4 <= R {
+                let mut sixteen = [l.splat(0.0); 16];
+                for (sixteen, acc) in sixteen.chunks_exact_mut(C).zip(&acc[r..]) {
+                    sixteen.copy_from_slice(acc);
+                }
+                for (sums, r) in l.sum16(sixteen).chunks_exact(C).zip(r..) {
+                    put(&mut self.y.row_mut(row + r)[first..first + C], sums);
+                }
+                r += 4;
+            }
+            for (r, acc) in acc.iter().enumerate().skip(r) {
                 let y = &mut self.y.row_mut(row + r)[first..first + C];
-                for (y, acc) in y.chunks_mut(4).zip(acc.chunks(4)) {
-                    match *acc {
-                        [a, b, c, d] => {
-                            for (y, sum) in y.iter_mut().zip(l.sum4([a, b, c, d])) {
-                                y.write(sum);
-                            }
-                        }
-                        _ => {
-                            for (y, acc) in y.iter_mut().zip(acc) {
-                                y.write(l.sum(*acc));
-                            }
+                match acc[..] {
+                    [a, b, c, d] => put(y, &l.sum4([a, b, c, d])),
+                    _ => {
+                        for (y, acc) in y.iter_mut().zip(acc) {
+                            y.write(l.sum(*acc));
                         }
                     }
                 }
             }
         }
         R
+    }
+}
+
+/// Writes sums where nobody may have written yet.
+#[inline(always)]
+fn put(y: &mut [MaybeUninit<f32>], sums: &[f32]) {
+    for (y, sum) in y.iter_mut().zip(sums) {
+        y.write(*sum);
+    }
+}
+
+/// Adds the products of a vector of each row of `x` and one of each column.
+#[inline(always)]
+unsafe fn fold_in<L: Lanes, const R: usize, const C: usize>(
+    l: L,
+    acc: &mut [[L::V; C]; R],
+    x: *const f32,
+    inputs: usize,
+    columns: [L::V; C],
+) {
+    // SAFETY: the caller entered the features; `R` rows have a vector from `x` on.
+    unsafe {
+        for (r, acc) in acc.iter_mut().enumerate() {
+            let x = l.load(x.add(r * inputs));
+            for (acc, w) in acc.iter_mut().zip(columns) {
+                *acc = l.fma(x, w, *acc);
+            }
+        }
     }
 }

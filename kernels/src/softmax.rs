@@ -115,10 +115,14 @@ fn blocks(visible: &Range<usize>, len: usize) -> Range<usize> {
 #[inline(always)]
 fn largest(start: f64, scores: &[f64]) -> f64 {
     let mut strands = [start; STRANDS];
-    for scores in scores.chunks(STRANDS) {
+    let mut blocks = scores.chunks_exact(STRANDS);
+    for scores in blocks.by_ref() {
         for (strand, score) in strands.iter_mut().zip(scores) {
             *strand = larger(*strand, *score);
         }
+    }
+    for (strand, score) in strands.iter_mut().zip(blocks.remainder()) {
+        *strand = larger(*strand, *score);
     }
     halved(strands, larger)
 }
@@ -167,10 +171,14 @@ unsafe fn weigh<L: Lanes>(
 #[inline(always)]
 fn total(weights: &[f32]) -> f64 {
     let mut strands = [0.0f64; STRANDS];
-    for weights in weights.chunks(STRANDS) {
+    let mut blocks = weights.chunks_exact(STRANDS);
+    for weights in blocks.by_ref() {
         for (strand, weight) in strands.iter_mut().zip(weights) {
             *strand += f64::from(*weight);
         }
+    }
+    for (strand, weight) in strands.iter_mut().zip(blocks.remainder()) {
+        *strand += f64::from(*weight);
     }
     halved(strands, |a, b| a + b)
 }

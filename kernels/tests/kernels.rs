@@ -39,7 +39,7 @@ fn lengths() -> impl Iterator<Item = usize> {
 fn matmul_is_the_sum_of_products() {
     let mut noise = Noise(1);
     for inputs in lengths() {
-        for (rows, outputs) in [(1, 1), (1, 9), (2, 4), (3, 5), (4, 8), (5, 13), (9, 7)] {
+        for (rows, outputs) in [(1, 1), (1, 9), (2, 4), (3, 5), (4, 8), (5, 13), (9, 7), (16, 8), (18, 5)] {
             let (x, w) = (noise.vec(rows * inputs), noise.vec(outputs * inputs));
             let halves: Vec<f16> = w.iter().map(|w| f16::from_f32(*w)).collect();
             let brains: Vec<bf16> = w.iter().map(|w| bf16::from_f32(*w)).collect();
@@ -213,6 +213,40 @@ fn attention_is_a_softmax_weighted_sum() {
                     }
                     close(&format!("attend {} {head_dim} {queries} {cut}", isa.name()), &output, &want, 1.0, 1e-5);
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_query_has_the_same_bits_in_any_company() {
+    let mut noise = Noise(5);
+    for head_dim in [16, 30, 64, 128] {
+        let (len, count) = (37, 21);
+        let rows =
+            |noise: &mut Noise| -> Vec<f16> { noise.vec(len * head_dim).into_iter().map(f16::from_f32).collect() };
+        let (k, v) = (rows(&mut noise), rows(&mut noise));
+        let q: Vec<f32> = noise.vec(count * head_dim).iter().map(|q| q * 3.0).collect();
+        let attend = |isa: Isa, first: usize, last: usize| -> Vec<f32> {
+            let count = last - first;
+            let (mut running, mut output) = (vec![Running::EMPTY; count], vec![0.0; count * head_dim]);
+            let mut states: Vec<_> = (running.iter_mut().zip(output.chunks_mut(head_dim)).enumerate())
+                .map(|(i, (running, output))| {
+                    let query = &q[(first + i) * head_dim..(first + i + 1) * head_dim];
+                    Query { query, prepared: None, visible: 0..len - (first + i) % 3, running, output }
+                })
+                .collect();
+            let (mut scores, mut weights) = (vec![0.0; Scratch::len(len)], vec![0.0; Scratch::len(len)]);
+            let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
+            let (keys, values) = (Elements::F16(&k).into(), Elements::F16(&v).into());
+            attend_tile(isa, KvTile { keys, values, head_dim }, &mut states, &mut scratch);
+            output
+        };
+        for isa in Isa::available() {
+            let all = attend(isa, 0, count);
+            for (first, last) in [(0, 1), (3, 4), (0, 4), (2, 7), (1, 9), (5, 17), (20, 21)] {
+                let some = attend(isa, first, last);
+                assert_eq!(some, all[first * head_dim..last * head_dim], "{} {head_dim} {first}..{last}", isa.name());
             }
         }
     }

@@ -4,7 +4,6 @@
 //! own and the splits are merged first to last. Both boundaries are fixed in the sequence, so a row's bits depend on its
 //! own keys only: not on the rows that ride with it, on chunking, or on the number of threads that share the splits.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use candle_core::Tensor;
@@ -16,7 +15,7 @@ use rayon::prelude::*;
 use super::store::{Reading, Store};
 use super::{KvCache, PAGE};
 use crate::Result;
-use crate::nn::{F32View, tensor};
+use crate::nn::{Aligned, F32View, tensor};
 
 /// Pages per split: 1024 positions, a few hundred KiB of K and V, which outlasts handing the piece to a thread.
 const SPLIT_PAGES: usize = 8;
@@ -26,8 +25,8 @@ const TILE_ROWS: usize = 16;
 
 /// The queries of one call.
 struct Queries<'a> {
-    rows: Cow<'a, [f32]>, // (rows, heads, head_dim), rotated where the keys are
-    words: Vec<i32>,      // (rows, heads, words) for coded keys
+    rows: Aligned,   // (rows, heads, head_dim), rotated where the keys are
+    words: Vec<i32>, // (rows, heads, words) for coded keys
     positions: &'a (dyn Fn(usize) -> Range<usize> + Sync),
     heads: usize,
     group: usize, // query heads per K/V head
@@ -117,13 +116,13 @@ impl<'a> Queries<'a> {
     fn new(
         isa: Isa,
         store: &Store,
-        rows: &'a [f32],
+        rows: &[f32],
         positions: &'a (dyn Fn(usize) -> Range<usize> + Sync),
         heads: usize,
     ) -> Self {
         let group = heads / store.layout.num_kv_heads;
         let Some((format, groups)) = store.key_codes() else {
-            return Self { rows: rows.into(), words: Vec::new(), positions, heads, group };
+            return Self { rows: Aligned::copy(rows), words: Vec::new(), positions, heads, group };
         };
         let width = store.layout.head_dim;
         let mut rows = store.sharing().map_or_else(|| rows.to_vec(), |sharing| sharing.weighted(rows));
@@ -137,7 +136,7 @@ impl<'a> Queries<'a> {
                 PreparedQuery::prepare(format, groups, row, others);
             }
         }
-        Self { rows: rows.into(), words, positions, heads, group }
+        Self { rows: Aligned::copy(&rows), words, positions, heads, group }
     }
 
     /// Query `index` of `(rows, heads)`, for coded keys.

@@ -8,7 +8,7 @@ use foretoken_kernels::quant::{self, ActivationType, Activations};
 use foretoken_kernels::{ColumnsMut, Isa, matmul::matmul};
 use rayon::prelude::*;
 
-use super::{F32View, Matrix, Weight, tensor};
+use super::{Aligned, F32View, Matrix, Weight, tensor};
 use crate::Result;
 
 /// `y = x W^T`, with `W` `(outputs, inputs)` in the checkpoint's own type.
@@ -78,10 +78,11 @@ fn lost() -> crate::Error {
     candle_core::Error::Msg("linear: an output was lost".into()).into()
 }
 
-/// Rows to be multiplied, and their quantized forms, each made once and shared by all matrices that need it.
+/// Rows to be multiplied, and their aligned and quantized forms, each made once and shared by all matrices that need it.
 pub struct Input<'a> {
     x: &'a [f32], // (rows, inputs)
     rows: usize,
+    aligned: OnceCell<Aligned>,
     q8_1: OnceCell<Vec<i32>>,
     q8_k: OnceCell<Vec<i32>>,
 }
@@ -89,11 +90,15 @@ pub struct Input<'a> {
 impl<'a> Input<'a> {
     /// `x` is `(rows, inputs)`.
     pub fn new(x: &'a [f32], rows: usize) -> Self {
-        Self { x, rows, q8_1: OnceCell::new(), q8_k: OnceCell::new() }
+        Self { x, rows, aligned: OnceCell::new(), q8_1: OnceCell::new(), q8_k: OnceCell::new() }
     }
 
     fn inputs(&self) -> usize {
         self.x.len() / self.rows.max(1)
+    }
+
+    fn aligned(&self) -> &[f32] {
+        self.aligned.get_or_init(|| Aligned::copy(self.x))
     }
 
     fn quantized(&self, isa: Isa, activation_type: ActivationType) -> Activations<'_> {
@@ -132,7 +137,7 @@ pub fn multiply(isa: Isa, jobs: &[(Matrix<'_>, &Input<'_>)]) -> Vec<Vec<f32>> {
     let mut pieces = Vec::new();
     for ((matrix, input), y) in jobs.iter().zip(&mut outputs) {
         let rows = match matrix {
-            Matrix::Float { .. } => Rows::Float(input.x),
+            Matrix::Float { .. } => Rows::Float(input.aligned()),
             Matrix::Packed(packed) => Rows::Quantized(input.quantized(isa, packed.weight_type().activation_type())),
         };
         let room = &mut y.spare_capacity_mut()[..input.rows * matrix.outputs()];

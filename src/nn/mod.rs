@@ -3,6 +3,7 @@
 //! Activations are `f32`, `(rows, width)`, contiguous. Weights stay in the checkpoint's own type, where they lie.
 
 mod activation;
+mod aligned;
 mod arena;
 mod bytes;
 mod embedding;
@@ -15,6 +16,7 @@ mod view;
 mod weight;
 
 pub use activation::gelu_gate;
+pub(crate) use aligned::Aligned;
 pub use arena::{Arena, Piece};
 pub use bytes::{Bytes, MappedFile, Source};
 pub use embedding::Embedding;

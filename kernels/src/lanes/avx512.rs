@@ -16,6 +16,75 @@ unsafe fn fold(a: __m512) -> __m128 {
     }
 }
 
+// The folds below add as `fold` and `sum128` do, but two vectors at a time: what one register gives room to, another
+// fills. Blending runs where additions do, shuffling on one port alone, hence one of each.
+
+/// `a`'s halves added in the lower half, `b`'s in the upper.
+#[inline(always)]
+unsafe fn fold_halves(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: the caller is inside a function with AVX-512.
+    unsafe { _mm512_add_ps(_mm512_mask_blend_ps(0xFF00, a, b), _mm512_shuffle_f32x4(a, b, 0x4E)) }
+}
+
+/// Four vectors, each folded to a quarter.
+#[inline(always)]
+unsafe fn fold4(a: [__m512; 4]) -> __m512 {
+    // SAFETY: the caller is inside a function with AVX-512.
+    unsafe {
+        let (x, y) = (fold_halves(a[0], a[2]), fold_halves(a[1], a[3]));
+        // The quarters are 0, 2 and 1, 3 of `a`, two each: 0, 1, 2, 3 remain.
+        let others = _mm512_setr_epi32(4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27);
+        _mm512_add_ps(_mm512_mask_blend_ps(0xF0F0, x, y), _mm512_permutex2var_ps(x, others, y))
+    }
+}
+
+/// In every quarter, `a`'s halves added in the lower half, `b`'s in the upper.
+#[inline(always)]
+unsafe fn fold_quarters(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: the caller is inside a function with AVX-512.
+    unsafe { _mm512_add_ps(_mm512_mask_blend_ps(0xCCCC, a, b), _mm512_shuffle_ps(a, b, 0x4E)) }
+}
+
+/// Words of a register in which each of sixteen 16-bit numbers becomes the upper half of 32 bits.
+const UPPER: __mmask32 = 0xAAAA_AAAA;
+
+/// For each of a register's halves, where those upper halves come from.
+#[repr(align(64))]
+struct Spread([u16; 32]);
+
+static SPREAD: [Spread; 2] = [spread(0), spread(16)];
+
+const fn spread(first: u16) -> Spread {
+    let mut from = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        from[i] = first + i as u16 / 2;
+        i += 1;
+    }
+    Spread(from)
+}
+
+/// Half of 32 numbers, widened by one instruction, where widening and shifting are two. Its intrinsic becomes two as well,
+/// the second to clear the lower halves.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn spread_half<const HALF: usize>(from: *const bf16) -> __m512 {
+    // SAFETY: the caller's pointer has 32 elements.
+    unsafe {
+        let words = _mm512_load_si512(SPREAD[HALF].0.as_ptr().cast());
+        let wide: __m512;
+        std::arch::asm!(
+            "vpermw {wide}{{{upper}}}{{z}}, {words}, zmmword ptr [{from}]",
+            wide = lateout(zmm_reg) wide,
+            upper = in(kreg) UPPER,
+            words = in(zmm_reg) words,
+            from = in(reg) from,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+        wide
+    }
+}
+
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Lanes;
 
@@ -41,6 +110,10 @@ impl Lanes for Avx512Lanes {
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const bf16) -> __m512 {
         unsafe { _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())), 16)) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_half<const HALF: usize>(self, from: *const bf16) -> __m512 {
+        unsafe { spread_half::<HALF>(from) }
     }
     #[inline(always)]
     unsafe fn load_part(self, from: *const f32, count: usize) -> __m512 {
@@ -99,14 +172,28 @@ impl Lanes for Avx512Lanes {
     #[inline(always)]
     unsafe fn sum4(self, a: [__m512; 4]) -> [f32; 4] {
         unsafe {
-            let x = [fold(a[0]), fold(a[1]), fold(a[2]), fold(a[3])];
-            // Four rows of four to four columns, then (0 + 2) + (1 + 3), as `sum` adds them.
-            let (p, q) = (_mm_unpacklo_ps(x[0], x[1]), _mm_unpackhi_ps(x[0], x[1]));
-            let (r, s) = (_mm_unpacklo_ps(x[2], x[3]), _mm_unpackhi_ps(x[2], x[3]));
-            let even = _mm_add_ps(_mm_movelh_ps(p, r), _mm_movelh_ps(q, s));
-            let odd = _mm_add_ps(_mm_movehl_ps(r, p), _mm_movehl_ps(s, q));
+            let x = fold4(a);
+            let x = _mm512_add_ps(x, _mm512_permute_ps(x, 0x4E));
+            let x = _mm512_add_ps(x, _mm512_movehdup_ps(x));
+            let firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
             let mut sums = [0.0; 4];
-            _mm_storeu_ps(sums.as_mut_ptr(), _mm_add_ps(even, odd));
+            _mm_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, x)));
+            sums
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum16(self, a: [__m512; 16]) -> [f32; 16] {
+        unsafe {
+            // Rows of four: a row to a quarter of a register, its columns then to the quarter's places.
+            let mut columns = [_mm512_setzero_ps(); 4];
+            for (i, column) in columns.iter_mut().enumerate() {
+                *column = fold4([a[i], a[4 + i], a[8 + i], a[12 + i]]);
+            }
+            let pairs = [fold_quarters(columns[0], columns[1]), fold_quarters(columns[2], columns[3])];
+            let even = _mm512_shuffle_ps(pairs[0], pairs[1], 0x88);
+            let odd = _mm512_shuffle_ps(pairs[0], pairs[1], 0xDD);
+            let mut sums = [0.0; 16];
+            _mm512_storeu_ps(sums.as_mut_ptr(), _mm512_add_ps(even, odd));
             sums
         }
     }

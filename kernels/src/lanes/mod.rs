@@ -65,6 +65,12 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load(self, from: *const f32) -> Self::V;
     unsafe fn load_f16(self, from: *const f16) -> Self::V;
     unsafe fn load_bf16(self, from: *const bf16) -> Self::V;
+    /// Of `2 * LANES` readable elements, the first (`HALF` 0) or the second half.
+    #[inline(always)]
+    unsafe fn load_bf16_half<const HALF: usize>(self, from: *const bf16) -> Self::V {
+        // SAFETY: as the caller's.
+        unsafe { self.load_bf16(from.add(HALF * Self::LANES)) }
+    }
     /// Reads `count < LANES` elements; the other lanes are zero.
     unsafe fn load_part(self, from: *const f32, count: usize) -> Self::V;
     /// Writes `LANES` elements.
@@ -91,6 +97,18 @@ pub(crate) trait Lanes: Copy {
     unsafe fn sum4(self, a: [Self::V; 4]) -> [f32; 4] {
         // SAFETY: as the caller's.
         unsafe { [self.sum(a[0]), self.sum(a[1]), self.sum(a[2]), self.sum(a[3])] }
+    }
+    /// The sums of sixteen vectors, each with the bits of [`Lanes::sum`].
+    #[inline(always)]
+    unsafe fn sum16(self, a: [Self::V; 16]) -> [f32; 16] {
+        let mut sums = [0.0; 16];
+        // SAFETY: as the caller's.
+        unsafe {
+            for (sums, a) in sums.chunks_exact_mut(4).zip(a.chunks_exact(4)) {
+                sums.copy_from_slice(&self.sum4([a[0], a[1], a[2], a[3]]));
+            }
+        }
+        sums
     }
     /// The sum of the lanes, added up in `f64`.
     unsafe fn sum_f64(self, a: Self::V) -> f64;
@@ -133,6 +151,13 @@ pub(crate) trait Lanes: Copy {
 pub(crate) trait Element: Copy {
     unsafe fn load<L: Lanes>(lanes: L, from: *const Self) -> L::V;
     fn widen(self) -> f32;
+
+    /// Of `2 * LANES` readable elements, the first (`HALF` 0) or the second half.
+    #[inline(always)]
+    unsafe fn load_half<L: Lanes, const HALF: usize>(lanes: L, from: *const Self) -> L::V {
+        // SAFETY: as the caller's.
+        unsafe { Self::load(lanes, from.add(HALF * L::LANES)) }
+    }
 
     /// Reads `count < LANES` elements; the other lanes are zero.
     #[inline(always)]
@@ -182,6 +207,11 @@ impl Element for bf16 {
     unsafe fn load<L: Lanes>(lanes: L, from: *const Self) -> L::V {
         // SAFETY: as the caller's.
         unsafe { lanes.load_bf16(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_half<L: Lanes, const HALF: usize>(lanes: L, from: *const Self) -> L::V {
+        // SAFETY: as the caller's.
+        unsafe { lanes.load_bf16_half::<HALF>(from) }
     }
     #[inline(always)]
     fn widen(self) -> f32 {

@@ -213,7 +213,7 @@ fn held_out_prompts_are_the_references() {
     }
 }
 
-/// Types as llama.cpp's llama-quantize chooses them for the same file (`tests/README.md` says how they were compared).
+/// Types as llama.cpp's llama-quantize chooses them for the same file (`benches/record/2026-11-21-gguf` says how they were compared).
 #[test]
 fn a_mix_is_llama_cpps() {
     let directory = tempfile::tempdir().expect("a directory");

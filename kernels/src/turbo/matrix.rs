@@ -12,7 +12,8 @@ use super::PAGE_TOKENS;
 use super::layout::{LANES, LINE, ScaleGroup};
 use super::page::Page;
 use super::reference::{WEIGHT_MAX, WEIGHT_MIN};
-use super::tile::{CHUNK, Floats, Levels, add_mean, asked, dispatch, mean_scores, part};
+use super::tile::{CHUNK, Floats, Levels, asked, dispatch, mean_scores, part};
+use super::values::Summands;
 use crate::attend::{Query, SHARE};
 use crate::isa::Amx;
 use crate::lanes::{Avx512Lanes, Lanes};
@@ -329,18 +330,8 @@ impl<const UPPER: usize, const LOWER: usize> MatrixOp for AddValues<'_, '_, UPPE
     #[inline(always)]
     fn eval(self, l: Avx512Lanes) {
         let Self { page, queries, weights } = self;
-        let mut outputs = [std::ptr::null_mut(); SHARE];
-        let mut seen = [&[0.0; PAGE_TOKENS]; SHARE];
-        let mut count = 0;
-        for (n, query) in queries.iter_mut().enumerate() {
-            if !query.visible.is_empty() {
-                outputs[count] = query.output.as_mut_ptr();
-                seen[count] = &weights.as_chunks().0[n];
-                // SAFETY: `run_matrices` entered the features; a mean is as long as an output.
-                unsafe { add_mean(l, page, seen[count], query.output) };
-                count += 1;
-            }
-        }
+        // SAFETY: `run_matrices` entered the features; `attend_tile` checked every length.
+        let Summands { seen, outputs, count } = unsafe { Summands::begin(l, page, queries, weights) };
         if count == 0 {
             return;
         }

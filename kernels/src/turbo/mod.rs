@@ -10,8 +10,8 @@
 //!   so queries are rotated once, and outputs rotated back once; nothing in between leaves the rotated domain.
 //! * `format`, `quantizer`: the levels, and the choice of codes and scale. `block`: interchange with llama.cpp's forks.
 //! * `layout`, `page`: the memory of 128 tokens, in the order of integer dot products.
-//! * `reference`: the scalar arithmetic of attention over pages. `lanes`, `tile`: the same in vectors; `turned`: for keys
-//!   that lie in a page of values.
+//! * `reference`: the scalar arithmetic of attention over pages. `lanes`, `tile`, `values`: the same in vectors; `turned`: for
+//!   keys that lie in a page of values; `matrix`: in products of matrices, where the processor has them.
 //!
 //! **Arithmetic.** Scores: with the query in 8-bit integers per scale group, integer dot products with the levels; then per
 //! token, from the first group to the last, `score = fma(dot, scale * query scale, score)`; then the query's dot product
@@ -37,6 +37,8 @@ mod rotate;
 mod tile;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod turned;
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+mod values;
 
 pub use block::{BLOCK_LEN, BlockError, BlockType, decode_block, encode_block};
 pub use format::CodeFormat;
@@ -119,5 +121,6 @@ pub(crate) fn check_values(page: &Page<'_>, head_dim: usize) {
     assert_eq!(page.layout.head_dim(), head_dim, "attend: a page of another width");
 }
 
-pub(crate) use tile::{add_values, key_scores};
+pub(crate) use tile::key_scores;
 pub(crate) use turned::add_key_scores;
+pub(crate) use values::add_values;

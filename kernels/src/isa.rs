@@ -113,7 +113,8 @@ impl Isa {
 mod x86_64 {
     use crate::lanes::{Avx512Lanes, Multiply, Op, Vnni, Ymm};
     use crate::quant::PanelOp;
-    use crate::turbo::{CodeOp, MatrixOp};
+    use crate::tile_registers::TileOp;
+    use crate::turbo::CodeOp;
     use std::sync::LazyLock;
 
     /// A function of its own per operation: kernels divide their work into several, because a single one with all tile
@@ -162,7 +163,7 @@ mod x86_64 {
     /// As [`avx2_panels`].
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
-    fn amx_codes<O: MatrixOp>(op: O) {
+    fn with_tiles<O: TileOp>(op: O) {
         op.eval(Avx512Lanes);
     }
 
@@ -302,11 +303,11 @@ mod x86_64 {
             self.0.run_codes(op);
         }
 
-        /// Evaluates an operation over codes in tiles.
+        /// Evaluates an operation that uses tile registers.
         #[inline]
-        pub(crate) fn run_matrices<O: MatrixOp>(self, op: O) {
+        pub(crate) fn run_tiles<O: TileOp>(self, op: O) {
             // SAFETY: `self` is only made by `new`, which found the features and has the tiles.
-            unsafe { amx_codes(op) }
+            unsafe { with_tiles(op) }
         }
     }
 

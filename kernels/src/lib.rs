@@ -25,6 +25,8 @@ pub mod norm;
 pub mod quant;
 pub mod rope;
 mod softmax;
+#[cfg(target_arch = "x86_64")]
+mod tile_registers;
 pub mod turbo;
 pub mod vocabulary;
 

@@ -131,6 +131,27 @@ fn all_row_counts_and_widths_agree_with_the_reference() {
     }
 }
 
+/// More rows than share an unpacked block, longer than what is put in order for them at once, and a last run of blocks of 32
+/// that is not 256 long.
+#[test]
+fn many_long_rows_agree_with_the_reference() {
+    let mut random = Random(8);
+    for weight_type in WeightType::ALL {
+        let (inputs, outputs) = (if weight_type.block_len() == 256 { 2560 } else { 2400 }, 85);
+        let rows = random_rows(weight_type, outputs, inputs, &mut random);
+        let bytes = packed(weight_type, inputs, &rows);
+        let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
+        let x = random_activations(150, inputs, &mut random);
+        let want = product(Isa::Scalar, &matrix, &x);
+        for isa in Isa::available().skip(1) {
+            for batch in [25, 128, 150] {
+                let what = format!("{weight_type:?} {} {batch} x {inputs} x {outputs}", isa.name());
+                assert_same_bits(&product(isa, &matrix, &x[..batch * inputs]), &want[..batch * outputs], &what);
+            }
+        }
+    }
+}
+
 #[test]
 fn rows_do_not_depend_on_the_batch_or_the_column_split() {
     let mut random = Random(3);

@@ -8,7 +8,8 @@
 //!
 //! * `block`: what every byte of a GGUF block means ([`dequantize_row`]); `quantize`: the way there ([`quantize_row`]).
 //! * `pack`: the interleaved order. `activations`: 8-bit inputs, in blocks as llama.cpp's dot product of the type has.
-//! * `reference`: the scalar matmul. `format`, `lanes`, `products` and `tile`: the same arithmetic in vectors.
+//! * `reference`: the scalar matmul. `format`, `lanes`, `products` and `tile`: the same arithmetic in vectors; `matrix` and
+//!   `sides`: with AMX, in products of matrices.
 //!
 //! **Bits.** Every ISA gives the reference's bits: integer products are exact, and the `f32` operations per output are the
 //! same in the same order. So a row of `y` depends on that row of `x` alone, whatever the number of rows, the columns of
@@ -20,11 +21,15 @@ mod block;
 mod format;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod matrix;
 mod pack;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod products;
 mod quantize;
 mod reference;
+#[cfg(target_arch = "x86_64")]
+mod sides;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod tile;
 mod weight_type;

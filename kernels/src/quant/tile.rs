@@ -9,8 +9,10 @@
 //! 256 unpack each block once into the first-level cache and run from there.
 
 use super::activations::{TILE_ROWS, Tile};
-use super::format::{self, Format, GROUP_BYTES, Header};
+use super::format::{Format, GROUP_BYTES, Header};
 use super::lanes::{ByteLanes, PanelOp};
+#[cfg(target_arch = "x86_64")]
+use super::matrix;
 use super::pack::{PANEL_ROWS, PackedBlock, Panel, interleave};
 use super::products::{Ahead, Packed, Staged, add_block, block_words};
 use super::{Activations, PackedMatrix, WeightType};
@@ -28,37 +30,37 @@ const STREAM_ROWS: usize = 4;
 
 /// Runs an operation for the matrix's type on the processor's lanes, or the reference where it has none.
 macro_rules! dispatch {
-    ($isa:ident, $weight_type:expr, $op:ident { $($field:ident),* }, else $reference:expr) => {
-        dispatch!(@types $isa, $weight_type, $op { $($field),* }, $reference,
-            Q4_0 Q40, Q4_1 Q41, Q5_0 Q50, Q5_1 Q51, Q8_0 Q80, Q2_K Q2K, Q3_K Q3K, Q4_K Q4K, Q5_K Q5K, Q6_K Q6K,
-            IQ4_NL Iq4Nl)
-    };
-    (@types $isa:ident, $weight_type:expr, $op:ident $fields:tt, $reference:expr, $($types:tt)*) => {
+    ($isa:ident, $weight_type:expr, $op:ident $fields:tt, else $reference:expr) => {
         match $isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
+            Isa::Avx2(isa) => dispatch!(@types isa.run_panels, $weight_type, $op $fields),
             #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
+            Isa::AvxVnni(isa) => dispatch!(@types isa.run_panels, $weight_type, $op $fields),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
+            Isa::Avx512(isa) => dispatch!(@types isa.run_panels, $weight_type, $op $fields),
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
+            Isa::Amx(isa) => dispatch!(@types isa.run_panels, $weight_type, $op $fields),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
+            Isa::Neon(isa) => dispatch!(@types isa.run_panels, $weight_type, $op $fields),
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
+            Isa::NeonDot(isa) => dispatch!(@types isa.run_panels, $weight_type, $op $fields),
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonI8mm(isa) => dispatch!(@run isa, $weight_type, $op $fields, $($types)*),
+            Isa::NeonI8mm(isa) => dispatch!(@types isa.run_panels, $weight_type, $op $fields),
             Isa::Scalar => $reference,
         }
     };
-    (@run $isa:ident, $weight_type:expr, $op:ident $fields:tt, $($type:ident $format:ident),*) => {
+    (@types $isa:ident.$run:ident, $weight_type:expr, $op:ident $fields:tt) => {
+        dispatch!(@each $isa.$run, $weight_type, $op $fields,
+            Q4_0 Q40, Q4_1 Q41, Q5_0 Q50, Q5_1 Q51, Q8_0 Q80, Q2_K Q2K, Q3_K Q3K, Q4_K Q4K, Q5_K Q5K, Q6_K Q6K,
+            IQ4_NL Iq4Nl)
+    };
+    (@each $isa:ident.$run:ident, $weight_type:expr, $op:ident $fields:tt, $($type:ident $format:ident),*) => {
         match $weight_type {
-            $(WeightType::$type => $isa.run_panels(dispatch!(@op $op $fields $format)),)*
+            $(WeightType::$type => $isa.$run(dispatch!(@op $op $fields $format)),)*
         }
     };
     (@op $op:ident { $($field:ident),* } $format:ident) => {
-        $op { $($field,)* format: PhantomData::<format::$format> }
+        $op { $($field,)* format: PhantomData::<$crate::quant::format::$format> }
     };
 }
 
@@ -91,7 +93,16 @@ macro_rules! in_parts {
     };
 }
 
+pub(super) use dispatch;
+
 pub(super) fn matmul(isa: Isa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMut<'_>) {
+    #[cfg(target_arch = "x86_64")]
+    if let Isa::Amx(isa) = isa
+        && x.rows() >= matrix::FEWEST
+        && weights.blocks() > 0
+    {
+        return matrix::matmul(isa, weights, x, y);
+    }
     dispatch!(isa, weights.weight_type(), MatMul { weights, x, y }, else super::reference::matmul(weights, x, y));
 }
 
@@ -150,7 +161,7 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
                         staged_tiles::<L, F>(l, self.weights, self.x, panel, chunk.clone(), &mut results);
                     }
                 }
-                self.store(panel, first_row, &results[..rows]);
+                store_panel(&mut self.y, panel, first_row, &results[..rows]);
             }
         }
     }
@@ -180,25 +191,25 @@ impl<F: Format> MatMul<'_, F> {
             }
             for stream in 0..STREAMS {
                 let results = &results[stream * STREAM_ROWS..][..tile.rows];
-                self.store(panel + stream * run, 0, results);
+                store_panel(&mut self.y, panel + stream * run, 0, results);
             }
         }
     }
+}
 
-    /// Writes a panel's results for rows from `first_row` on.
-    #[inline(always)]
-    fn store(&mut self, panel: usize, first_row: usize, results: &[[f32; PANEL_ROWS]]) {
-        let range = self.y.range();
-        let (start, stop) = ((panel * PANEL_ROWS).max(range.start), ((panel + 1) * PANEL_ROWS).min(range.end));
-        for (row, result) in results.iter().enumerate() {
-            let y = &mut self.y.row_mut(first_row + row)[start - range.start..stop - range.start];
-            // One store instead of a call.
-            if let Some(y) = y.first_chunk_mut() {
-                *y = result.map(MaybeUninit::new);
-            } else {
-                for (y, result) in y.iter_mut().zip(&result[start - panel * PANEL_ROWS..]) {
-                    y.write(*result);
-                }
+/// Writes a panel's results for rows from `first_row` on.
+#[inline(always)]
+pub(super) fn store_panel(y: &mut ColumnsMut<'_>, panel: usize, first_row: usize, results: &[[f32; PANEL_ROWS]]) {
+    let range = y.range();
+    let (start, stop) = ((panel * PANEL_ROWS).max(range.start), ((panel + 1) * PANEL_ROWS).min(range.end));
+    for (row, result) in results.iter().enumerate() {
+        let y = &mut y.row_mut(first_row + row)[start - range.start..stop - range.start];
+        // One store instead of a call.
+        if let Some(y) = y.first_chunk_mut() {
+            *y = result.map(MaybeUninit::new);
+        } else {
+            for (y, result) in y.iter_mut().zip(&result[start - panel * PANEL_ROWS..]) {
+                y.write(*result);
             }
         }
     }
@@ -248,7 +259,7 @@ unsafe fn fused_tile<L: ByteLanes, F: Format>(
 
 /// Interleaves block `b` of the rows that do not fill a panel. The lanes without a row give results that nobody reads.
 #[inline(never)]
-fn tail_block(weight_type: WeightType, rows: &[u8], row_bytes: usize, b: usize, out: &mut PackedBlock) {
+pub(super) fn tail_block(weight_type: WeightType, rows: &[u8], row_bytes: usize, b: usize, out: &mut PackedBlock) {
     let bytes = weight_type.block_bytes();
     interleave(weight_type, |lane| rows.get(lane * row_bytes + b * bytes..)?.get(..bytes), &mut out.0);
 }

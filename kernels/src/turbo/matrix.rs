@@ -17,12 +17,7 @@ use super::values::Summands;
 use crate::attend::{Query, SHARE};
 use crate::isa::Amx;
 use crate::lanes::{Avx512Lanes, Lanes};
-
-/// An operation over codes in tiles; [`crate::Isa`]'s token evaluates it inside its features.
-pub(crate) trait MatrixOp {
-    /// Must be `#[inline(always)]`, so that the intrinsics are compiled with the features.
-    fn eval(self, lanes: Avx512Lanes);
-}
+use crate::tile_registers::{TileOp, TileRegisters, TileShape};
 
 /// Depth of a strip: what two tiles hold.
 const DEPTH: usize = 128;
@@ -38,12 +33,12 @@ pub(super) fn suits(page: &Page<'_>, queries: usize) -> bool {
 
 /// As [`super::key_scores`], of all tokens.
 pub(super) fn key_scores(isa: Amx, page: &Page<'_>, queries: &[Query<'_>], scores: &mut [f64]) {
-    dispatch!(@planes isa.run_matrices, page, KeyScores { page, queries, scores });
+    dispatch!(@planes isa.run_tiles, page, KeyScores { page, queries, scores });
 }
 
 /// As [`super::add_values`].
 pub(super) fn add_values(isa: Amx, page: &Page<'_>, queries: &mut [Query<'_>], weights: &[f32]) {
-    dispatch!(@planes isa.run_matrices, page, AddValues { page, queries, weights });
+    dispatch!(@planes isa.run_tiles, page, AddValues { page, queries, weights });
 }
 
 /// Queries of a product.
@@ -100,30 +95,15 @@ impl Product {
     }
 }
 
-/// The tile registers, configured for a number of rows until this is dropped: 0 to 3 hold the left sides of `N` (1 or 2)
-/// products, 4 and 5 the results, 6 and 7 the right side. Compiled code touches none of them, since no function enables them:
-/// they keep what they hold from one method to the next.
-struct Tiles<const N: usize>(());
+/// The tile registers: 0 to 3 hold the left sides of `N` (1 or 2) products, 4 and 5 the results, 6 and 7 the right side.
+struct Tiles<const N: usize>(TileRegisters);
 
 impl<const N: usize> Tiles<N> {
     #[inline(always)]
     unsafe fn new(rows: usize) -> Self {
-        #[repr(C, align(64))]
-        struct Config {
-            palette: u8,
-            start_row: u8,
-            reserved: [u8; 14],
-            row_bytes: [u16; 16],
-            rows: [u8; 16],
-        }
-        let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        config.row_bytes[..8].fill(LINE as u16);
-        config.rows[..6].fill(rows as u8);
-        config.rows[6..8].fill(LANES as u8);
-        // SAFETY: the caller has the tiles; the configuration is the 64 bytes that palette 1 defines, of at most 16 rows of
-        // 64 bytes.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly, preserves_flags)) }
-        Self(())
+        let (left, right) = (TileShape { rows, bytes: LINE }, TileShape { rows: LANES, bytes: LINE });
+        // SAFETY: the caller has the registers, and no operation runs inside another.
+        Self(unsafe { TileRegisters::new([left, left, left, left, left, left, right, right]) })
     }
 
     /// Sets the left sides of the products that follow.
@@ -185,21 +165,13 @@ impl<const N: usize> Tiles<N> {
     }
 }
 
-impl<const N: usize> Drop for Tiles<N> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        // SAFETY: whoever made `self` has the tiles. Released, they cost nothing when threads are switched.
-        unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) }
-    }
-}
-
 struct KeyScores<'a, 'q, const UPPER: usize, const LOWER: usize> {
     page: &'a Page<'a>,
     queries: &'a [Query<'q>],
     scores: &'a mut [f64],
 }
 
-impl<const UPPER: usize, const LOWER: usize> MatrixOp for KeyScores<'_, '_, UPPER, LOWER> {
+impl<const UPPER: usize, const LOWER: usize> TileOp for KeyScores<'_, '_, UPPER, LOWER> {
     #[inline(always)]
     fn eval(self, l: Avx512Lanes) {
         let Self { page, queries, scores } = self;
@@ -209,7 +181,7 @@ impl<const UPPER: usize, const LOWER: usize> MatrixOp for KeyScores<'_, '_, UPPE
             sums.write(Floats([0.0; PAGE_TOKENS]));
         }
         let (mut left, mut right, mut dots) = (Left([[0; DEPTH]; ROWS]), Right::NONE, [Product::NONE]);
-        // SAFETY: `run_matrices` entered the features and has the tiles; `attend_tile` checked every length; `suits` checked
+        // SAFETY: `run_tiles` entered the features and has the tiles; `attend_tile` checked every length; `suits` checked
         // the groups.
         unsafe {
             let mut tiles = Tiles::new(count.min(ROWS));
@@ -326,11 +298,11 @@ impl Integers {
     }
 }
 
-impl<const UPPER: usize, const LOWER: usize> MatrixOp for AddValues<'_, '_, UPPER, LOWER> {
+impl<const UPPER: usize, const LOWER: usize> TileOp for AddValues<'_, '_, UPPER, LOWER> {
     #[inline(always)]
     fn eval(self, l: Avx512Lanes) {
         let Self { page, queries, weights } = self;
-        // SAFETY: `run_matrices` entered the features; `attend_tile` checked every length.
+        // SAFETY: `run_tiles` entered the features; `attend_tile` checked every length.
         let Summands { seen, outputs, count } = unsafe { Summands::begin(l, page, queries, weights) };
         if count == 0 {
             return;

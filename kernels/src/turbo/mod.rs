@@ -46,8 +46,6 @@ pub(crate) use format::Levels;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use lanes::CodeOp;
 pub use layout::PageLayout;
-#[cfg(target_arch = "x86_64")]
-pub(crate) use matrix::MatrixOp;
 pub use page::{Page, PageMut, decode_page, encode_page};
 pub use query::PreparedQuery;
 pub use rotate::{Groups, rotate, rotate_back};

@@ -71,7 +71,7 @@ impl<F: Format> TileOp for MatMul<'_, F> {
                 for group in panels.clone().step_by(GROUP).map(|first| first..(first + GROUP).min(panels.end)) {
                     for (panel, results) in group.clone().zip(&mut results) {
                         if block == 0 {
-                            results.fill([0.0; PANEL_ROWS]);
+                            results[..part.rows].fill([0.0; PANEL_ROWS]);
                         } else {
                             // SAFETY: the part before stored these rows.
                             unsafe { load_panel(&mut self.y, panel, first_row, &mut results[..rows]) };

@@ -223,7 +223,8 @@ pub struct Planner {
 
 impl Planner {
     /// A planner for `drafters` drafters that starts from `costs`.
-    pub fn new(block: BlockSize, skip_streak: Option<usize>, drafters: &[DraftCost], costs: Costs) -> Self {
+    pub fn new(block: BlockSize, skip_streak: Option<usize>, drafters: &[DraftCost], mut costs: Costs) -> Self {
+        costs.begin();
         let known = drafters.iter().map(|cost| Known {
             alone: Acceptance::new(match cost {
                 DraftCost::PerToken => 0.75,

@@ -2,8 +2,8 @@
 //! verdict against the best that could be done on them.
 
 use foretoken::speculative::{
-    BlockSize, Costs, DraftCost, DrafterKind, Machine, MtpPreset, Observation, Offer, Offered, Plan, Planner, Verified,
-    Why,
+    BlockSize, Costs, DraftCost, DrafterKind, Found, Machine, MtpPreset, Observation, Offer, Offered, Plan, Planner,
+    Verified, Why,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -148,13 +148,18 @@ impl Simulation {
             Some(LOOK_UP) => self.found_tokens(drafted),
             _ => self.tokens(drafted),
         };
+        let asked = matches!(decision.plan, Plan::Confirm { .. });
+        let found = match drafter {
+            Some(LOOK_UP) => Some(Found { drafter: LOOK_UP, drafted, accepted, agreed: asked.then_some(true) }),
+            _ => asked.then_some(Found { drafter: LOOK_UP, drafted: 1, accepted: 0, agreed: Some(false) }),
+        };
         planner.observe(&Observation {
             context,
             rows: drafted + 1,
             verify_ms: self.time(self.verify[drafted], rng),
             steps: (steps > 0).then(|| (DrafterKind::Mtp, steps, self.time(steps as f64 * self.step, rng))),
-            verified: drafter.map(|drafter| Verified { drafter, confirmed, drafted, accepted }),
-            agreed: matches!(decision.plan, Plan::Confirm { .. }).then_some((LOOK_UP, confirmed)),
+            verified: drafter.map(|drafter| Verified { drafter, drafted, accepted }),
+            found: found.as_slice(),
             emitted: accepted + 1,
         });
         Round { plan: decision.plan, why: decision.why, expected, emitted: accepted + 1, ms }

@@ -140,6 +140,11 @@ impl Speculator {
         self.planner.costs()
     }
 
+    /// Whether the planner chooses the rows.
+    pub fn chooses(&self) -> bool {
+        self.planner.chooses()
+    }
+
     pub fn sampler(&self) -> &Sampler {
         &self.settings.sampler
     }

@@ -61,6 +61,12 @@ const PATIENCE: usize = 8;
 /// How many times as many rows as were ever measured may be tried.
 const FRONTIER: usize = 2;
 
+/// Chances that a draft's first token stands before anything is known, and their weight in observations: a model's; a
+/// look-up's, of which much less can be said beforehand, because it is the text's; and one that a model agreed with.
+const OF_MODEL: (f64, f64) = (0.75, 8.0);
+const OF_LOOK_UP: (f64, f64) = (0.5, 2.0);
+const OF_AGREED: (f64, f64) = (0.9, 8.0);
+
 /// The most rows that are considered for a model's chain, and for a look-up.
 const MOST_CHAINED: usize = 16;
 const MOST_LOOKED_UP: usize = 64;
@@ -236,12 +242,13 @@ impl Planner {
     /// A planner for `drafters` drafters that starts from `costs`.
     pub fn new(block: BlockSize, skip_streak: Option<usize>, drafters: &[DraftCost], mut costs: Costs) -> Self {
         costs.begin();
+
         let known = drafters.iter().map(|cost| Known {
             alone: Acceptance::new(match cost {
-                DraftCost::PerToken => 0.75,
-                DraftCost::Once => 0.5,
+                DraftCost::PerToken => OF_MODEL,
+                DraftCost::Once => OF_LOOK_UP,
             }),
-            confirmed: Acceptance::new(0.9),
+            confirmed: Acceptance::new(OF_AGREED),
             agrees: Chance::default(),
         });
         Self {
@@ -261,6 +268,12 @@ impl Planner {
     /// The costs as measured so far.
     pub fn costs(&self) -> &Costs {
         &self.costs
+    }
+
+    /// Whether it chooses among several numbers of rows. Where all rounds have the same, what they cost against others is
+    /// not to be told from the machine's speed, and is nothing to start the next text from.
+    pub(super) fn chooses(&self) -> bool {
+        self.block == BlockSize::Measured && !self.known.is_empty()
     }
 
     /// The plan of the next round.

@@ -146,7 +146,8 @@ impl Engine {
         self.parts.sources.draft_model.as_deref()
     }
 
-    /// What rounds cost here, as generations have measured it so far. Every new generation starts from it.
+    /// What rounds cost here, as generations whose blocks are [`BlockSize::Measured`](crate::speculative::BlockSize::Measured)
+    /// have measured it so far. Every new generation starts from it.
     pub fn costs(&self) -> Costs {
         self.parts.costs.lock().clone()
     }

@@ -143,7 +143,7 @@ impl<'s> Generation<'s> {
     fn learn(&mut self) {
         let (speculator, drafted) = self.session.speculator();
         let context = speculator.kv.len();
-        let costs = speculator.costs().clone();
+        let (costs, chooses) = (speculator.costs().clone(), speculator.chooses());
         if let Some(Ok(Ok(drafted))) = &drafted {
             self.statistics.speculation.cancelled += 1;
             if let Some(tracer) = &self.tracer {
@@ -151,7 +151,9 @@ impl<'s> Generation<'s> {
             }
         }
         self.statistics.speculation.estimate(&costs, context);
-        *self.session.engine.parts.costs.lock() = costs;
+        if chooses {
+            *self.session.engine.parts.costs.lock() = costs;
+        }
     }
 }
 

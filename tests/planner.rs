@@ -2,8 +2,8 @@
 //! verdict against the best that could be done on them.
 
 use foretoken::speculative::{
-    BlockSize, Costs, DraftCost, DrafterKind, Machine, MtpPreset, Observation, Offer, Offered, Plan, Planner, Verified,
-    Why,
+    BlockSize, Costs, DraftCost, DrafterKind, Found, Machine, MtpPreset, Observation, Offer, Offered, Plan, Planner,
+    Verified, Why,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -148,13 +148,18 @@ impl Simulation {
             Some(LOOK_UP) => self.found_tokens(drafted),
             _ => self.tokens(drafted),
         };
+        let asked = matches!(decision.plan, Plan::Confirm { .. });
+        let found = match drafter {
+            Some(LOOK_UP) => Some(Found { drafter: LOOK_UP, drafted, accepted, agreed: asked.then_some(true) }),
+            _ => asked.then_some(Found { drafter: LOOK_UP, drafted: 1, accepted: 0, agreed: Some(false) }),
+        };
         planner.observe(&Observation {
             context,
             rows: drafted + 1,
             verify_ms: self.time(self.verify[drafted], rng),
             steps: (steps > 0).then(|| (DrafterKind::Mtp, steps, self.time(steps as f64 * self.step, rng))),
-            verified: drafter.map(|drafter| Verified { drafter, confirmed, drafted, accepted }),
-            agreed: matches!(decision.plan, Plan::Confirm { .. }).then_some((LOOK_UP, confirmed)),
+            verified: drafter.map(|drafter| Verified { drafter, drafted, accepted }),
+            found: found.as_slice(),
             emitted: accepted + 1,
         });
         Round { plan: decision.plan, why: decision.why, expected, emitted: accepted + 1, ms }
@@ -505,6 +510,56 @@ fn look_ups_are_used_as_far_as_they_are_good() {
             let reached = rate(&rounds) / machine.best_fixed();
             assert!(reached > 0.96, "{reached:.3} of the model alone");
         }
+    }
+}
+
+/// A look-up that is not used is judged by the text that the model writes.
+#[test]
+fn look_ups_are_judged_without_being_used() {
+    let machine = Simulation::new("judged", |rows| 1.0 + 0.05 * (rows - 1) as f64, 0.1, &[0.8]);
+    let (mut rng, mut planner) = (StdRng::seed_from_u64(8), machine.planner(BlockSize::Measured));
+    machine.run(&mut planner, 200, &mut rng);
+    let model = Offered { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 63 };
+    let look_up = Offered { drafter: LOOK_UP, kind: DrafterKind::NgramMapK, cost: DraftCost::Once, tokens: 16 };
+    let mut plan_after = |accepted: usize| {
+        for _ in 0..20 {
+            let found = [Found { drafter: LOOK_UP, drafted: 4, accepted, agreed: Some(accepted > 0) }];
+            planner.observe(&Observation {
+                context: 200,
+                rows: 4,
+                verify_ms: machine.verify[3],
+                steps: Some((DrafterKind::Mtp, 3, 3.0 * machine.step)),
+                verified: Some(Verified { drafter: MODEL, drafted: 3, accepted: 3 }),
+                found: &found,
+                emitted: 4,
+            });
+        }
+        planner.decide(&Offer { context: 200, most_rows: 64, drafters: &[look_up, model] }).plan
+    };
+    let (bad, good) = (plan_after(0), plan_after(4));
+    assert!(matches!(bad, Plan::Draft { drafter: MODEL, .. }), "{bad:?}");
+    assert!(matches!(good, Plan::Draft { drafter: LOOK_UP, .. } | Plan::Confirm { .. }), "{good:?}");
+}
+
+/// The first rounds behind a prompt are dearer: costs that were learnt before stay what they are.
+#[test]
+fn texts_that_begin_cold_leave_costs_as_they_are() {
+    let machine = Simulation::new("cold", |rows| 1.0 + 0.15 * (rows - 1) as f64, 0.1, &[0.0]);
+    let (mut rng, mut costs) = (StdRng::seed_from_u64(9), Costs::default());
+    for text in 0..60 {
+        let mut planner = Planner::new(BlockSize::Measured, None, &[DraftCost::PerToken], costs);
+        for cold in [1.2, 0.6, 0.2, 0.1].into_iter().chain([0.0; 116]) {
+            let mut now = machine.clone();
+            now.verify.iter_mut().for_each(|ms| *ms += cold * machine.verify[0]);
+            now.model = vec![[0.5, 0.7, 0.9, 0.95][text % 4]];
+            now.round(&mut planner, text, &mut rng, &mut |_| None);
+        }
+        costs = planner.costs().clone();
+    }
+    let (estimates, rows) = (costs.verify(0, 8), [2, 3, 4, 6, 8]);
+    for rows in rows {
+        let (found, truth) = (estimates[rows - 1].ms / estimates[0].ms, machine.verify[rows - 1] / machine.verify[0]);
+        assert!((found / truth).ln().abs() < 0.1, "{rows} rows: {found:.2}, in truth {truth:.2}");
     }
 }
 

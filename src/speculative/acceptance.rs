@@ -2,9 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// Weight of what is believed before anything is observed, in observations; the same after a change; and that of the place
-/// before.
-const PRIOR: f64 = 8.0;
+/// Weight of what is believed after a change, in observations, and that of the place before.
 const AGAIN: f64 = 1.5;
 const LIKE: f64 = 6.0;
 
@@ -118,9 +116,10 @@ pub(super) struct Expected {
 }
 
 impl Acceptance {
-    pub(super) fn new(prior: f64) -> Self {
+    /// What is believed of the first token before anything is observed, and its weight in observations.
+    pub(super) fn new(prior: (f64, f64)) -> Self {
         let (all, since) = (Places::default(), Places::default());
-        Self { prior: (prior, PRIOR), all, since, changed: 0.0, recent: VecDeque::new() }
+        Self { prior, all, since, changed: 0.0, recent: VecDeque::new() }
     }
 
     /// A draft of which `accepted` of `drafted` tokens stood.

@@ -8,8 +8,8 @@ use rand::{Rng, SeedableRng};
 
 use super::{
     Accepted, Cancel, Confidence, Confirmed, Context, Costs, Decision, Draft, DraftCost, DraftSampling, Drafter,
-    DrafterKind, DrafterOptions, NgramCache, Observation, Offer, Offered, Passes, Plan, Planner, Verdict, Verified,
-    Why, confirm,
+    DrafterKind, DrafterOptions, Found, NgramCache, Observation, Offer, Offered, Passes, Plan, Planner, Verdict,
+    Verified, Why, confirm,
 };
 use crate::Result;
 use crate::gemma4::Wanted;
@@ -74,7 +74,7 @@ pub(crate) struct Proposal {
     pub decision: Decision,
     calls: Vec<Call>,
     whose: Option<(usize, bool)>, // the drafter, and whether a model confirmed it
-    agreed: Option<(usize, bool)>,
+    found: Vec<Draft>,            // of every look-up
     time: Duration,
 }
 
@@ -140,6 +140,11 @@ impl Speculator {
         self.planner.costs()
     }
 
+    /// Whether the planner chooses the rows.
+    pub fn chooses(&self) -> bool {
+        self.planner.chooses()
+    }
+
     pub fn sampler(&self) -> &Sampler {
         &self.settings.sampler
     }
@@ -198,11 +203,11 @@ impl Speculator {
         }
         let offer = Offer { context: self.kv.len(), most_rows, drafters: &offered };
         let decision = self.planner.decide(&offer);
-        let (mut draft, mut whose, mut agreed) = (Draft::default(), None, None);
+        let (mut draft, mut whose) = (Draft::default(), None);
         match decision.plan {
             Plan::Plain => {}
             Plan::Draft { drafter, tokens } => {
-                draft = std::mem::take(&mut found[drafter]);
+                draft = found[drafter].clone();
                 if desk.drafters[drafter].cost() == DraftCost::PerToken {
                     desk.chain(drafter, tokens, &mut draft)?;
                 }
@@ -212,22 +217,22 @@ impl Speculator {
             Plan::Confirm { model, look_up, agreed: long, otherwise } => {
                 desk.chain(model, 1, &mut draft)?;
                 self.passes.resolve(&mut draft.tokens)?;
-                match confirm(draft, std::mem::take(&mut found[look_up])) {
+                match confirm(draft, found[look_up].clone()) {
                     Confirmed::Yes(confirmed) => {
                         draft = confirmed;
                         draft.truncate(long);
-                        (whose, agreed) = (Some((look_up, true)), Some((look_up, true)));
+                        whose = Some((look_up, true));
                     }
                     Confirmed::No(first) => {
                         draft = first;
                         desk.chain(model, otherwise, &mut draft)?;
-                        (whose, agreed) = (Some((model, false)), Some((look_up, false)));
+                        whose = Some((model, false));
                     }
                 }
             }
         }
         let calls = desk.calls;
-        Ok(Proposal { draft, decision, calls, whose, agreed, time: start.elapsed() })
+        Ok(Proposal { draft, decision, calls, whose, found, time: start.elapsed() })
     }
 
     /// Verifies a proposal in one pass of the target, and keeps what the target would have written. `ends(token)` is asked
@@ -244,7 +249,7 @@ impl Speculator {
         mut ends: impl FnMut(u32) -> Result<bool>,
         rng: &mut impl Rng,
     ) -> Result<Option<Round>> {
-        let Proposal { mut draft, decision, calls, whose, agreed, time: draft_time } = proposal;
+        let Proposal { mut draft, decision, calls, whose, found, time: draft_time } = proposal;
         let Some(frontier) = self.frontier.as_mut() else { return Ok(None) };
         let start = Instant::now();
         let (position, last) = (self.kv.len(), frontier.last);
@@ -289,19 +294,28 @@ impl Speculator {
         let accept_time = start.elapsed();
 
         let steps = calls.iter().find(|call| self.drafters[call.drafter].cost() == DraftCost::PerToken);
+        let first = draft.tokens.first().filter(|_| steps.is_some());
+        let found = found.iter().enumerate().filter(|(_, found)| !found.tokens.is_empty());
+        let found: Vec<_> = found
+            .map(|(drafter, found)| Found {
+                drafter,
+                drafted: found.tokens.len().min(emitted),
+                accepted: found.tokens.iter().zip(&tokens).take_while(|(found, token)| found == token).count(),
+                agreed: first.map(|first| *first == found.tokens[0]),
+            })
+            .collect();
         self.planner.observe(&Observation {
             context: position,
             rows: rows.len(),
             verify_ms: milliseconds(verify_time + accept_time),
             steps: steps.map(|call| (self.drafters[call.drafter].kind(), call.tokens, milliseconds(call.time))),
             // A draft that was cut by the end of the text says nothing about the drafts behind the cut.
-            verified: whose.map(|(drafter, confirmed)| Verified {
+            verified: whose.map(|(drafter, _)| Verified {
                 drafter,
-                confirmed,
                 drafted: if accepted < count { accepted } else { drafted },
                 accepted,
             }),
-            agreed,
+            found: &found,
             emitted,
         });
         let (drafter, confirmed) = (whose.map(|(drafter, _)| drafter), whose.is_some_and(|(_, confirmed)| confirmed));
@@ -329,7 +343,7 @@ impl Proposal {
         let decision =
             Decision { plan: Plan::Plain, why: Why::Nothing, tokens: 1.0, ms: 0.0, plain_ms: 0.0, balance: 0.0 };
         let (draft, calls, time) = (Draft::default(), Vec::new(), Duration::ZERO);
-        Self { draft, decision, calls, whose: None, agreed: None, time }
+        Self { draft, decision, calls, whose: None, found: Vec::new(), time }
     }
 
     /// Tokens that it would verify.

@@ -48,7 +48,7 @@ impl Ledger {
         self.emitted
     }
 
-    pub(super) fn add(&mut self, round: &Observation, costs: &Costs) {
+    pub(super) fn add(&mut self, round: &Observation<'_>, costs: &Costs) {
         if self.octave != octave(round.context) {
             *self = Self::from(self.emitted, octave(round.context), self.balance);
         }

@@ -43,7 +43,7 @@ pub use ngram_map_k4v::NgramMapK4v;
 pub use ngram_mod::{NgramMod, NgramModOptions, NgramPool};
 pub use ngram_simple::{NgramSimple, NgramSimpleOptions};
 pub use pipeline::{Cancel, Pending};
-pub use planner::{Decision, Observation, Offer, Offered, Plan, Planner, Verified, Why};
+pub use planner::{Decision, Found, Observation, Offer, Offered, Plan, Planner, Verified, Why};
 pub use statistics::{DrafterStats, SpeculationStats};
 pub use trace::Trace;
 

@@ -61,6 +61,12 @@ const PATIENCE: usize = 8;
 /// How many times as many rows as were ever measured may be tried.
 const FRONTIER: usize = 2;
 
+/// Chances that a draft's first token stands before anything is known, and their weight in observations: a model's; a
+/// look-up's, of which much less can be said beforehand, because it is the text's; and one that a model agreed with.
+const OF_MODEL: (f64, f64) = (0.75, 8.0);
+const OF_LOOK_UP: (f64, f64) = (0.5, 2.0);
+const OF_AGREED: (f64, f64) = (0.9, 8.0);
+
 /// The most rows that are considered for a model's chain, and for a look-up.
 const MOST_CHAINED: usize = 16;
 const MOST_LOOKED_UP: usize = 64;
@@ -151,7 +157,7 @@ pub struct Decision {
 
 /// What a round turned out to be.
 #[derive(Clone, Copy, Debug)]
-pub struct Observation {
+pub struct Observation<'a> {
     /// Committed positions before it.
     pub context: usize,
     /// Rows verified.
@@ -160,10 +166,10 @@ pub struct Observation {
     pub verify_ms: f64,
     /// The model that drafted, with the tokens that it was asked for and the milliseconds it took.
     pub steps: Option<(DrafterKind, usize, f64)>,
-    /// Whose draft was verified, and how.
+    /// The draft that was verified.
     pub verified: Option<Verified>,
-    /// Whether the model's first token was the look-up's, where that was asked: the look-up, and the answer.
-    pub agreed: Option<(usize, bool)>,
+    /// The look-ups that had a draft, verified or not: the emitted tokens judge them all.
+    pub found: &'a [Found],
     /// Tokens emitted.
     pub emitted: usize,
 }
@@ -173,12 +179,23 @@ pub struct Observation {
 pub struct Verified {
     /// The drafter.
     pub drafter: usize,
-    /// Whether a model's first token agreed with it.
-    pub confirmed: bool,
     /// Tokens verified.
     pub drafted: usize,
     /// Tokens that stood.
     pub accepted: usize,
+}
+
+/// What a look-up found, and what the emitted tokens say of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// The look-up.
+    pub drafter: usize,
+    /// Tokens that can be judged: no more than were emitted.
+    pub drafted: usize,
+    /// Tokens of those that stand.
+    pub accepted: usize,
+    /// Whether a model's first token is the look-up's, where a model drafted.
+    pub agreed: Option<bool>,
 }
 
 /// What is known about one drafter.
@@ -223,13 +240,15 @@ pub struct Planner {
 
 impl Planner {
     /// A planner for `drafters` drafters that starts from `costs`.
-    pub fn new(block: BlockSize, skip_streak: Option<usize>, drafters: &[DraftCost], costs: Costs) -> Self {
+    pub fn new(block: BlockSize, skip_streak: Option<usize>, drafters: &[DraftCost], mut costs: Costs) -> Self {
+        costs.begin();
+
         let known = drafters.iter().map(|cost| Known {
             alone: Acceptance::new(match cost {
-                DraftCost::PerToken => 0.75,
-                DraftCost::Once => 0.5,
+                DraftCost::PerToken => OF_MODEL,
+                DraftCost::Once => OF_LOOK_UP,
             }),
-            confirmed: Acceptance::new(0.9),
+            confirmed: Acceptance::new(OF_AGREED),
             agrees: Chance::default(),
         });
         Self {
@@ -249,6 +268,12 @@ impl Planner {
     /// The costs as measured so far.
     pub fn costs(&self) -> &Costs {
         &self.costs
+    }
+
+    /// Whether it chooses among several numbers of rows. Where all rounds have the same, what they cost against others is
+    /// not to be told from the machine's speed, and is nothing to start the next text from.
+    pub(super) fn chooses(&self) -> bool {
+        self.block == BlockSize::Measured && !self.known.is_empty()
     }
 
     /// The plan of the next round.
@@ -343,22 +368,24 @@ impl Planner {
     }
 
     /// Takes in what a round turned out to be.
-    pub fn observe(&mut self, round: &Observation) {
+    pub fn observe(&mut self, round: &Observation<'_>) {
         self.costs.verified(round.context, round.rows, round.verify_ms);
         if let Some((kind, tokens, ms)) = round.steps {
             self.costs.drafted(kind, tokens, ms);
         }
         for (i, known) in self.known.iter_mut().enumerate() {
+            let found = round.found.iter().find(|found| found.drafter == i);
             let verified = round.verified.filter(|verified| verified.drafter == i);
-            match verified {
-                Some(Verified { confirmed: true, drafted, accepted, .. }) => known.confirmed.observe(drafted, accepted),
-                Some(Verified { confirmed: false, drafted, accepted, .. }) => known.alone.observe(drafted, accepted),
-                None => {
-                    known.alone.fade();
-                    known.confirmed.fade();
-                }
+            let verdict = found.map(|found| (found.drafted, found.accepted));
+            match verdict.or(verified.map(|verified| (verified.drafted, verified.accepted))) {
+                Some((drafted, accepted)) => known.alone.observe(drafted, accepted),
+                None => known.alone.fade(),
             }
-            if let Some((_, agreed)) = round.agreed.filter(|(look_up, _)| *look_up == i) {
+            match found.and_then(|found| Some((found, found.agreed?))) {
+                Some((found, true)) => known.confirmed.observe(found.drafted, found.accepted),
+                _ => known.confirmed.fade(),
+            }
+            if let Some(agreed) = found.and_then(|found| found.agreed) {
                 known.agrees.add(agreed);
             }
         }

@@ -242,7 +242,6 @@ impl Planner {
     /// A planner for `drafters` drafters that starts from `costs`.
     pub fn new(block: BlockSize, skip_streak: Option<usize>, drafters: &[DraftCost], mut costs: Costs) -> Self {
         costs.begin();
-
         let known = drafters.iter().map(|cost| Known {
             alone: Acceptance::new(match cost {
                 DraftCost::PerToken => OF_MODEL,

@@ -48,7 +48,9 @@ impl Session {
             None => (KvCache::new(layout, &options.kv, context, engine.parts.isa)?, None),
             Some(models) => {
                 let context = device_context(models, &layout, &options.kv, context)?;
-                let sequence = Sequence::new(models.clone(), &layout, &options.kv, context)?;
+                // No round has more rows than that, whatever a file says.
+                let rooms = KvOptions { max_round_rows: options.kv.max_round_rows.min(context), ..options.kv.clone() };
+                let sequence = Sequence::new(models.clone(), &layout, &rooms, context)?;
                 // The rows are on the device: this one counts them.
                 let counted = KvOptions { max_context: Some(context), memory: Some(u64::MAX), ..options.kv.clone() };
                 let kv = KvCache::new(layout, &counted, context, engine.parts.isa)?;

@@ -520,6 +520,69 @@ fn memory_that_runs_out_is_an_error_with_the_numbers() {
     assert_eq!(ids(&mut session, &text(10)).expect("a text").len(), 3);
 }
 
+/// A draft model beside its target: the target itself, which is never wrong, and one that is now and then. Both sides draft the
+/// same, also where the host chooses, and where a draft is thrown away with the generation.
+#[test]
+fn draft_models() {
+    let case = cases::all().into_iter().find(|case| case.name == "nested").expect("a fixture");
+    let pair = |damage: f32| {
+        let files = tempfile::tempdir().expect("a folder");
+        let model = |name: &str| widen(&case.path.join("target"), &files.path().join(name), NARROW);
+        let (target, draft) = (model("target"), model("draft"));
+        blur(&draft.join("model.safetensors"), damage);
+        load(EngineOptions { draft_model: Some(draft), ..EngineOptions::new(target) }, Vec::new(), files)
+    };
+    let with = |pipeline, drafts, options: &GenerateOptions| {
+        let (drafters, block) = (Drafters::Priority(vec![DrafterKind::DraftModel.into()]), BlockSize::Fixed(4));
+        let with = SpeculationOptions { drafters, block, drafts, pipeline, ..SpeculationOptions::default() };
+        GenerateOptions { speculation: Speculation::With(with), ..options.clone() }
+    };
+    // The ids of two generations of a session, and the rounds, drafts and accepted drafts of both.
+    let go_on = |engine: &Engine, prompt: &[u32], options: &GenerateOptions| {
+        let mut session = engine.session(&exact(ElementType::F32)).expect("a session");
+        [prompt, &[9, 10, 11]].map(|prompt| {
+            let mut generation = session.generate(prompt, options).expect("a generation");
+            let ids: Vec<_> = generation.by_ref().flat_map(|piece| piece.expect("a piece").tokens).collect();
+            let statistics = generation.statistics();
+            (ids, [statistics.rounds, statistics.drafted, statistics.accepted])
+        })
+    };
+    let same = |pair: &Pair, prompt: &[u32], options: &GenerateOptions| {
+        let on_device = go_on(&pair.device, prompt, options);
+        assert_eq!(on_device, go_on(&pair.cpu, prompt, options));
+        on_device
+    };
+    let (greedy, short) = (plain(9), &text(6));
+    let in_turn = with(Pipeline::InTurn, DraftSampling::Greedy, &greedy);
+    let infallible = same(&pair(0.0), short, &in_turn);
+    assert!(infallible.iter().all(|(_, [_, drafted, accepted])| *drafted > 0 && drafted == accepted), "{infallible:?}");
+
+    let pair = pair(0.05);
+    // The draft model's rings begin anew, too.
+    for prompt in [short, &text(124)] {
+        let want = go_on(&pair.cpu, prompt, &greedy).map(|(ids, _)| ids);
+        let got = same(&pair, prompt, &in_turn);
+        let [drafted, accepted] = [1, 2].map(|i| got.iter().map(|(_, counts)| counts[i]).sum::<usize>());
+        assert!(0 < accepted && accepted < drafted, "{accepted} of {drafted} stand");
+        assert_eq!(got.map(|(ids, _)| ids), want, "another text than without drafts");
+    }
+    let ahead = with(Pipeline::Ahead, DraftSampling::Greedy, &greedy);
+    same(&pair, short, &ahead);
+    let sampling = Sampling { temperature: 0.9, top_k: Some(40), ..Sampling::default() };
+    same(&pair, short, &with(Pipeline::InTurn, DraftSampling::Sampled, &GenerateOptions { sampling, ..plain(6) }));
+}
+
+/// Makes every weight of a file another one, by up to `part` of it.
+fn blur(path: &Path, part: f32) {
+    let mut bytes = std::fs::read(path).expect("a file");
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("a length")) as usize;
+    for (i, x) in bytes[header..].as_chunks_mut().0.iter_mut().enumerate() {
+        let noise = (i * 7919 % 1009) as f32 / 504.0 - 1.0;
+        *x = (f32::from_le_bytes(*x) * (1.0 + part * noise)).to_le_bytes();
+    }
+    std::fs::write(path, bytes).expect("a file");
+}
+
 /// What a session goes on with.
 fn continued(session: &mut Session) -> Vec<u32> {
     let generation = session.generate(&[7, 8], &mtp(3, &plain(5))).expect("a generation");

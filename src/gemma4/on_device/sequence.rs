@@ -112,7 +112,7 @@ impl Sequence {
     ///
     /// # Errors
     /// If the kernels do not read a format, or memory does not reach; nothing stays allocated then.
-    pub fn new(models: Arc<Models>, layout: &KvLayout, options: &KvOptions, context: usize) -> Result<Self> {
+    pub(super) fn new(models: Arc<Models>, layout: &KvLayout, options: &KvOptions, context: usize) -> Result<Self> {
         let device = models.device.clone();
         let on = &*device;
         let ids = Ids::new(on, DeviceKv::faults(layout), options.max_round_rows)?;

@@ -4,8 +4,8 @@
 //! "foretoken session\n"   u32 length of the header   header (JSON)   tokens (u32)   state (f32)   K and V   u32 checksum
 //! ```
 //!
-//! Numbers are little endian; the checksum (CRC-32) is of everything before it. K and V lie as they do in memory, so the
-//! file says how they were kept, and the loaded session keeps them so.
+//! Numbers are little endian; the checksum (CRC-32) is of everything before it. K and V lie as they do in the CPU's
+//! memory, wherever they are, so the file says how they were kept, and the loaded session keeps them so.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -53,7 +53,7 @@ impl Session {
     /// new one is complete.
     ///
     /// # Errors
-    /// If the file cannot be written.
+    /// If the file cannot be written, or the device fails that has the K and V.
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let model = self.engine.target().fingerprint()?;
         let options = self.kv_options().clone();

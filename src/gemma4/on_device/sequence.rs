@@ -328,8 +328,8 @@ impl Sequence {
         self.kv.write_to(len, to)
     }
 
-    /// Fills an empty sequence with what was written at `len` positions, behind which come `token` and the state that
-    /// predicted it, where there is a newest token.
+    /// Fills an empty sequence with what was written at `len` positions. The `newest` token is the one behind them, if there
+    /// is one, with the state that predicted it.
     ///
     /// # Errors
     /// If memory does not reach or the driver fails, in one of `io`'s; or those of `from`.

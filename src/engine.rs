@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::chat::{ChatTemplate, Message, Thinking};
 use crate::checkpoint::{Checkpoint, GenerationTokens, LoadOptions};
-use crate::device;
+use crate::device::{self, Device};
 use crate::gemma4::on_device::Models;
 use crate::gemma4::{Assistant, Target};
 use crate::options::{DeviceChoice, EngineOptions, SessionOptions};
@@ -95,17 +95,18 @@ impl Engine {
         }
         end_of_generation.sort_unstable();
         end_of_generation.dedup();
-        let models = match device {
-            None => None,
-            Some(device) => match (Models::upload(device, &target, assistant.as_deref(), &suppressed), &options.device)
-            {
-                (Ok(models), _) => Some(Arc::new(models)),
-                (Err(error), DeviceChoice::Auto) => {
-                    tracing::warn!(%error, "the models do not run on the device; the CPU computes");
-                    None
-                }
-                (Err(error), _) => return Err(error),
-            },
+        let upload = |device: Arc<dyn Device>| -> Result<_> {
+            let pair = Models::upload(device.clone(), &target, assistant.as_deref(), &suppressed)?;
+            let draft = draft_model.as_ref().map(|model| Models::upload(device, model, None, &suppressed));
+            Ok((Arc::new(pair), draft.transpose()?.map(Arc::new)))
+        };
+        let (models, device_draft_model) = match (device.map(upload).transpose(), &options.device) {
+            (Ok(models), _) => models.unzip(),
+            (Err(error), DeviceChoice::Auto) => {
+                tracing::warn!(%error, "the models do not run on the device; the CPU computes");
+                (None, None)
+            }
+            (Err(error), _) => return Err(error),
         };
         tracing::info!(threads, isa = isa.name(), ?end_of_generation, "engine ready");
         let chat = checkpoint.chat_template()?;
@@ -116,8 +117,14 @@ impl Engine {
             step_multiply_adds: target.step_cost().multiply_adds,
         };
         let (costs, sessions) = (Mutex::new(Costs::new(machine)), AtomicU64::new(0));
-        let sources =
-            Sources { target: Arc::new(target), assistant, draft_model, pool: Arc::new(NgramPool::default()), isa };
+        let sources = Sources {
+            target: Arc::new(target),
+            assistant,
+            draft_model,
+            device_draft_model: device_draft_model.flatten(),
+            pool: Arc::new(NgramPool::default()),
+            isa,
+        };
         let parts =
             Parts { sources, models, tokenizer, chat, end_of_generation, suppressed, pool, isa, costs, sessions };
         Ok(Self { parts: Arc::new(parts) })

@@ -8,12 +8,10 @@ use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::device::DeviceKv;
 use crate::engine::Engine;
 use crate::gemma4::Wanted;
-use crate::gemma4::on_device::{Models, Sequence};
 use crate::generation::{Generation, Request};
-use crate::kv::{KvCache, KvFormat, KvLayout, KvOptions};
+use crate::kv::{KvCache, KvFormat, KvOptions};
 use crate::options::{GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
@@ -47,8 +45,7 @@ impl Session {
         let (kv, device) = match &engine.parts.models {
             None => (KvCache::new(layout, &options.kv, context, engine.parts.isa)?, None),
             Some(models) => {
-                let context = device_context(models, &layout, &options.kv, context)?;
-                let sequence = Sequence::new(models.clone(), &layout, &options.kv, context)?;
+                let (sequence, context) = models.sequence(&layout, &options.kv, context)?;
                 // The rows are on the device: this one counts them.
                 let counted = KvOptions { max_context: Some(context), memory: Some(u64::MAX), ..options.kv.clone() };
                 let kv = KvCache::new(layout, &counted, context, engine.parts.isa)?;
@@ -210,15 +207,6 @@ impl Session {
         }
         Ok(options)
     }
-}
-
-/// Positions that fit a device's memory, a sixteenth of which is left for the rooms of passes.
-fn device_context(models: &Models, layout: &KvLayout, options: &KvOptions, default: usize) -> Result<usize> {
-    options.check(layout)?;
-    let (free, _) = models.device().memory()?;
-    let bytes_at = DeviceKv::bytes_at(&**models.device(), layout, options)?;
-    let memory = options.memory.unwrap_or((free - free / 16) as u64);
-    KvOptions { memory: Some(memory), ..options.clone() }.context(default, bytes_at)
 }
 
 /// Runs the target over the prompt, in chunks, and draws the first token after it.

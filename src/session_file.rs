@@ -4,8 +4,8 @@
 //! "foretoken session\n"   u32 length of the header   header (JSON)   tokens (u32)   state (f32)   K and V   u32 checksum
 //! ```
 //!
-//! Numbers are little endian; the checksum (CRC-32) is of everything before it. K and V lie as they do in memory, so the
-//! file says how they were kept, and the loaded session keeps them so.
+//! Numbers are little endian; the checksum (CRC-32) is of everything before it. K and V lie as they do in the CPU's
+//! memory, wherever they are, so the file says how they were kept, and the loaded session keeps them so.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint::Partial;
 use crate::engine::Engine;
 use crate::kv::{ExactZones, KeysOfValues, KvFormat, KvOptions, LayerFormat};
-use crate::nn::{F32View, tensor};
+use crate::nn::tensor;
 use crate::options::SessionOptions;
 use crate::session::Session;
-use crate::speculative::Frontier;
+use crate::speculative::{Frontier, Speculator};
 use crate::{Error, Result};
 
 const MAGIC: &[u8] = b"foretoken session\n";
@@ -53,15 +53,14 @@ impl Session {
     /// new one is complete.
     ///
     /// # Errors
-    /// If the file cannot be written.
+    /// If the file cannot be written, or the device fails that has the K and V.
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        on_host(&self.engine)?;
         let model = self.engine.target().fingerprint()?;
         let options = self.kv_options().clone();
         let (speculator, _) = self.speculator();
         let (kv, frontier) = (&speculator.kv, &speculator.frontier);
-        let state = frontier.as_ref().map(|frontier| F32View::new(&frontier.hidden)).transpose()?;
-        let state = state.as_deref().unwrap_or_default();
+        let state = frontier.as_ref().map(|frontier| speculator.passes.state(frontier)).transpose()?;
+        let state = state.unwrap_or_default();
         let header = Header {
             version: VERSION,
             model,
@@ -76,23 +75,19 @@ impl Session {
             last: frontier.as_ref().map(|frontier| (frontier.last, state.len())),
         };
         let header = serde_json::to_vec(&header).map_err(|e| Error::file(path.as_ref(), e.to_string()))?;
-        let mut to =
-            Checked { inner: Partial::create(path.as_ref())?, checksum: crc32fast::Hasher::new(), failed: None };
-        let written = (|| {
+        let mut to = Checked { inner: Partial::create(path.as_ref())?, checksum: crc32fast::Hasher::new() };
+        let mut write = || {
             to.write_all(MAGIC)?;
             to.write_all(&(header.len() as u32).to_le_bytes())?;
             to.write_all(&header)?;
             speculator.tokens[..kv.len()].iter().try_for_each(|token| to.write_all(&token.to_le_bytes()))?;
             state.iter().try_for_each(|x| to.write_all(&x.to_le_bytes()))?;
-            kv.write_to(&mut to)?;
+            speculator.passes.write_to(kv, &mut to)?;
             let checksum = to.checksum.clone().finalize();
             to.write_all(&checksum.to_le_bytes())
-        })();
-        match (to.failed, written) {
-            (Some(error), _) => Err(error),
-            (None, Err(cause)) => Err(Error::io(path)(cause)),
-            (None, Ok(())) => to.inner.publish(),
-        }
+        };
+        write().map_err(|cause| cause.downcast().unwrap_or_else(Error::io(path)))?;
+        to.inner.publish()
     }
 }
 
@@ -102,13 +97,13 @@ impl Engine {
     /// # Errors
     /// If the file is none of this version, is of another model, is damaged or cut short, or its K and V do not fit memory.
     pub fn load_session(&self, path: impl AsRef<Path>) -> Result<Session> {
-        on_host(self)?;
         let path = path.as_ref();
         let problem = |problem: &str| Error::file(path, problem);
         let file = File::open(path).map_err(Error::io(path))?;
         let size = file.metadata().map_err(Error::io(path))?.len();
-        let mut from = Checked { inner: BufReader::new(file), checksum: crc32fast::Hasher::new(), failed: None };
-        let cut_short = |_| problem("is cut short; save the session again");
+        let mut from = Checked { inner: BufReader::new(file), checksum: crc32fast::Hasher::new() };
+        let cut_short =
+            |cause: io::Error| cause.downcast().unwrap_or_else(|_| problem("is cut short; save the session again"));
 
         let mut start = [0; MAGIC.len() + 4];
         from.read_exact(&mut start).map_err(|_| problem("is not a session file"))?;
@@ -161,7 +156,8 @@ impl Engine {
                 Some(Frontier { last, hidden: tensor(state.map_err(cut_short)?, (1, width))? })
             }
         };
-        speculator.kv.read_from(header.len, &mut from)?.map_err(cut_short)?;
+        let Speculator { kv, passes, .. } = speculator;
+        passes.read_from(kv, header.len, frontier.as_ref(), &mut from).map_err(cut_short)?;
         let checksum = from.checksum.clone().finalize();
         if number(&mut from).map(u32::from_le_bytes).map_err(cut_short)? != checksum {
             return Err(problem("is damaged: its checksum is another; save the session again"));
@@ -173,14 +169,6 @@ impl Engine {
         (speculator.tokens, speculator.frontier) = (tokens, frontier);
         Ok(session)
     }
-}
-
-/// K and V on a device are kept in another order where both come from one vector, and nobody reads them back yet.
-fn on_host(engine: &Engine) -> Result<()> {
-    engine.device().map_or(Ok(()), |device| {
-        let problem = "sessions on a device cannot be saved or loaded; load the engine on the CPU for that".into();
-        Err(Error::Device { device, problem })
-    })
 }
 
 impl Header {
@@ -211,12 +199,10 @@ fn number(from: &mut impl Read) -> io::Result<[u8; 4]> {
     Ok(bytes)
 }
 
-/// Bytes on their way, with their checksum.
+/// Bytes on their way, with their checksum. Errors of this library's go through `io`'s, which `downcast` takes off again.
 struct Checked<T> {
     inner: T,
     checksum: crc32fast::Hasher,
-    /// What went wrong, where the inner error says more than `io::Error` can.
-    failed: Option<Error>,
 }
 
 impl<T: Read> Read for Checked<T> {
@@ -230,10 +216,7 @@ impl<T: Read> Read for Checked<T> {
 impl Write for Checked<Partial> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.checksum.update(bytes);
-        self.inner.put(bytes).map_err(|error| {
-            self.failed = Some(error);
-            io::Error::other("see `failed`")
-        })?;
+        self.inner.put(bytes).map_err(io::Error::other)?;
         Ok(bytes.len())
     }
 

@@ -23,7 +23,7 @@ use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, Drafters};
 use foretoken::{
     DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, Pipeline,
-    Probe, Sampling, SessionOptions, Speculation, SpeculationOptions, Statistics, Stop, WeightType,
+    Probe, Sampling, Session, SessionOptions, Speculation, SpeculationOptions, Statistics, Stop, WeightType,
 };
 use on_device::machine::Emulated;
 use on_device::widened::{Heads, Widths, widen};
@@ -491,8 +491,7 @@ fn what_does_not_fit_is_an_error_and_leaves_nothing() {
     let mixed = KvOptions { value: ElementType::F16.into(), ..f32s.clone() };
     problem(session(mixed).err(), &["layer 0", "keys in f32 beside values in f16"]);
     problem(session(KvOptions { memory: Some(1 << 20), ..f32s.clone() }).err(), &["context of 1024", "largest"]);
-    let mut opened = session(f32s).expect("a session");
-    problem(opened.save("/nowhere").err(), &["cannot be saved"]);
+    let opened = session(f32s).expect("a session");
     assert_eq!((pair.cpu.device(), pair.device.device().as_deref()), (None, Some("emulated")));
     drop(opened);
     assert_eq!(pair.machine.used(), weights, "a session left bytes");
@@ -519,6 +518,160 @@ fn memory_that_runs_out_is_an_error_with_the_numbers() {
     assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     pair.machine.empty(taken);
     assert_eq!(ids(&mut session, &text(10)).expect("a text").len(), 3);
+}
+
+/// A draft model beside its target: the target itself, which is never wrong, and one that is now and then. Both sides draft the
+/// same, also where the host chooses, and where a draft is thrown away with the generation.
+#[test]
+fn draft_models() {
+    let case = cases::all().into_iter().find(|case| case.name == "nested").expect("a fixture");
+    let pair = |damage: f32| {
+        let files = tempfile::tempdir().expect("a folder");
+        let model = |name: &str| widen(&case.path.join("target"), &files.path().join(name), NARROW);
+        let (target, draft) = (model("target"), model("draft"));
+        blur(&draft.join("model.safetensors"), damage);
+        load(EngineOptions { draft_model: Some(draft), ..EngineOptions::new(target) }, Vec::new(), files)
+    };
+    let with = |pipeline, drafts, options: &GenerateOptions| {
+        let (drafters, block) = (Drafters::Priority(vec![DrafterKind::DraftModel.into()]), BlockSize::Fixed(4));
+        let with = SpeculationOptions { drafters, block, drafts, pipeline, ..SpeculationOptions::default() };
+        GenerateOptions { speculation: Speculation::With(with), ..options.clone() }
+    };
+    // The ids of two generations of a session, and the rounds, drafts and accepted drafts of both.
+    let go_on = |engine: &Engine, prompt: &[u32], options: &GenerateOptions| {
+        let mut session = engine.session(&exact(ElementType::F32)).expect("a session");
+        [prompt, &[9, 10, 11]].map(|prompt| {
+            let mut generation = session.generate(prompt, options).expect("a generation");
+            let ids: Vec<_> = generation.by_ref().flat_map(|piece| piece.expect("a piece").tokens).collect();
+            let statistics = generation.statistics();
+            (ids, [statistics.rounds, statistics.drafted, statistics.accepted])
+        })
+    };
+    let same = |pair: &Pair, prompt: &[u32], options: &GenerateOptions| {
+        let on_device = go_on(&pair.device, prompt, options);
+        assert_eq!(on_device, go_on(&pair.cpu, prompt, options));
+        on_device
+    };
+    let (greedy, short) = (plain(9), &text(6));
+    let in_turn = with(Pipeline::InTurn, DraftSampling::Greedy, &greedy);
+    let infallible = same(&pair(0.0), short, &in_turn);
+    assert!(infallible.iter().all(|(_, [_, drafted, accepted])| *drafted > 0 && drafted == accepted), "{infallible:?}");
+
+    let pair = pair(0.05);
+    // The draft model's rings begin anew, too.
+    for prompt in [short, &text(124)] {
+        let want = go_on(&pair.cpu, prompt, &greedy).map(|(ids, _)| ids);
+        let got = same(&pair, prompt, &in_turn);
+        let [drafted, accepted] = [1, 2].map(|i| got.iter().map(|(_, counts)| counts[i]).sum::<usize>());
+        assert!(0 < accepted && accepted < drafted, "{accepted} of {drafted} stand");
+        assert_eq!(got.map(|(ids, _)| ids), want, "another text than without drafts");
+    }
+    let ahead = with(Pipeline::Ahead, DraftSampling::Greedy, &greedy);
+    same(&pair, short, &ahead);
+    let sampling = Sampling { temperature: 0.9, top_k: Some(40), ..Sampling::default() };
+    same(&pair, short, &with(Pipeline::InTurn, DraftSampling::Sampled, &GenerateOptions { sampling, ..plain(6) }));
+}
+
+/// Makes every weight of a file another one, by up to `part` of it.
+fn blur(path: &Path, part: f32) {
+    let mut bytes = std::fs::read(path).expect("a file");
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("a length")) as usize;
+    for (i, x) in bytes[header..].as_chunks_mut().0.iter_mut().enumerate() {
+        let noise = (i * 7919 % 1009) as f32 / 504.0 - 1.0;
+        *x = (f32::from_le_bytes(*x) * (1.0 + part * noise)).to_le_bytes();
+    }
+    std::fs::write(path, bytes).expect("a file");
+}
+
+/// What a session goes on with.
+fn continued(session: &mut Session) -> Vec<u32> {
+    let generation = session.generate(&[7, 8], &mtp(3, &plain(5))).expect("a generation");
+    generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
+}
+
+/// A session that was saved on either side goes on, on either side, as one that never stopped. And what is loaded and saved
+/// again is the same file, so that both sides keep the same bits.
+#[test]
+fn sessions_in_files_go_between_the_cpu_and_a_device() {
+    let own = pair("nested", Widths { full: Heads { width: 128, pairs: 8 }, ..NARROW }, None);
+    let shared = pair("dense", Widths { full: Heads { width: 512, pairs: 64 }, ..NARROW }, None);
+    let unshared = pair("dense", NARROW, None);
+    let folder = tempfile::tempdir().expect("a folder");
+    let (path, again) = (folder.path().join("session"), folder.path().join("again"));
+    for (pair, options, prompt) in [
+        // Rings have begun anew, and a page is codes.
+        (&own, coded(CodeFormat::Tqc5, CodeFormat::Tqc4), text(140)),
+        (&shared, coded(CodeFormat::Tqc4, CodeFormat::Tqc4), text(140)),
+        // The keys are not in the file.
+        (&shared, exact(ElementType::F32), text(20)),
+        (&unshared, exact(ElementType::F16), text(20)),
+    ] {
+        for from in [&pair.device, &pair.cpu] {
+            let mut kept = from.session(&options).expect("a session");
+            let pieces = kept.generate(&prompt, &plain(2)).expect("a generation");
+            pieces.for_each(|piece| drop(piece.expect("a piece")));
+            kept.save(&path).expect("a file");
+            let file = std::fs::read(&path).expect("the file");
+            let want = continued(&mut kept);
+            for to in [&pair.device, &pair.cpu] {
+                let way = format!("from {:?} to {:?}", from.device(), to.device());
+                let mut loaded = to.load_session(&path).expect("the session");
+                loaded.save(&again).expect("a file");
+                assert!(std::fs::read(&again).expect("the file") == file, "{way}: another file");
+                assert_eq!(continued(&mut loaded), want, "{way}");
+            }
+        }
+    }
+}
+
+/// A file that is none, or has no room on the device, leaves nothing there, and other sessions as they were.
+#[test]
+fn a_session_that_cannot_be_loaded_leaves_nothing() {
+    let pair = pair("nested", NARROW, None);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("session");
+    let sessions = [&pair.device, &pair.cpu].map(|engine| {
+        let mut session = engine.session(&exact(ElementType::F32)).expect("a session");
+        session
+            .generate(&pair.prompt, &plain(1))
+            .expect("a generation")
+            .for_each(|piece| drop(piece.expect("a piece")));
+        session
+    });
+    let [mut kept, mut on_cpu] = sessions;
+    kept.save(&path).expect("a file");
+    let (whole, used) = (std::fs::read(&path).expect("the file"), pair.machine.used());
+    let refused = |bytes: &[u8], why: &str| {
+        std::fs::write(&path, bytes).expect("a file");
+        let error = pair.device.load_session(&path).err().expect("a refusal").to_string();
+        assert!(error.contains(why) && !error.contains('\n'), "{error}");
+        assert_eq!(pair.machine.used(), used, "bytes are left");
+    };
+    for len in [10, 30, whole.len() / 2, whole.len() - 1] {
+        refused(&whole[..len], "session");
+    }
+    let mut damaged = whole.clone();
+    damaged[whole.len() / 2] ^= 1;
+    refused(&damaged, "checksum");
+    let header = "\"max_round_rows\":48";
+    let at = whole.windows(header.len()).position(|part| part == header.as_bytes()).expect("the rows of a round");
+    let claims = "\"max_round_rows\":9999999999999999";
+    refused(&[&whole[..at], claims.as_bytes(), &whole[at + header.len()..]].concat(), "session");
+    // Memory for the rooms of a session, and not for its pages.
+    let rooms = {
+        let before = pair.machine.used();
+        let _session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+        pair.machine.used() - before
+    };
+    std::fs::write(&path, &whole).expect("a file");
+    let taken = pair.machine.fill(rooms + 100_000);
+    let error = pair.device.load_session(&path).err().expect("no memory").to_string();
+    assert!(error.contains("do not fit") || error.contains("are available"), "{error}");
+    pair.machine.empty(taken);
+    assert_eq!(pair.machine.used(), used, "bytes are left");
+    drop(pair.device.load_session(&path).expect("the session"));
+    assert!(kept.save(folder.path()).is_err(), "a folder is no file");
+    assert_eq!(continued(&mut kept), continued(&mut on_cpu));
 }
 
 #[test]

@@ -4,6 +4,8 @@
 //! codes; rollback is forgetting a length, which the caller has. One thing differs: where K and V come from one vector, the
 //! rotating channels of K are kept beside V in exact formats too.
 
+mod file;
+
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
@@ -21,6 +23,7 @@ use crate::kv::{
     Keep, KeysOfValues, KvFormat, KvLayout, KvOptions, PAGE, Sharing, StoreLayout, first_exact_page, no_numbers,
 };
 use crate::{Error, Result};
+use file::Derived;
 
 /// No position.
 pub(crate) const NO_FAULT: u32 = u32::MAX;
@@ -38,6 +41,7 @@ const FEWEST_ROWS: usize = 16;
 pub(crate) struct DeviceKv {
     stores: Vec<Store>,
     store_of_layer: Vec<usize>,
+    inverse_frequencies: Vec<f32>, // of keys that are made of values
     /// Addresses of all pages: each table has a run of it.
     tables: Buffer<u64>,
     addresses: Vec<u64>,
@@ -55,6 +59,7 @@ struct Store {
     window: Option<usize>,
     order: Order,
     query_weight: Option<Buffer<f32>>, // (head_dim), where K and V share
+    derived: Option<Derived>,
     keys: Kept,
     values: Kept,
     element: ElementType,
@@ -175,7 +180,7 @@ impl DeviceKv {
         let mut entries = 0;
         let stores = layout.stores.iter().enumerate().map(|(i, store)| {
             let kept = Plan::new(&*device, layout, i, options)?;
-            Store::new(&*device, store, &kept, options, context, &mut entries)
+            Store::new(&*device, store, kept, options, context, &mut entries)
         });
         let stores = stores.collect::<Result<Vec<_>>>()?;
         let tables = Buffer::new(&*device, entries)?;
@@ -185,6 +190,7 @@ impl DeviceKv {
         Ok(Self {
             stores,
             store_of_layer,
+            inverse_frequencies: layout.inverse_frequencies.clone(),
             tables,
             addresses,
             written: true,
@@ -454,12 +460,14 @@ impl Store {
     fn new(
         device: &dyn Device,
         layout: &StoreLayout,
-        plan: &Plan,
+        plan: Plan,
         options: &KvOptions,
         context: usize,
         entries: &mut usize,
     ) -> Result<Self> {
         let [keys, values] = plan.sides(layout, options, context, entries);
+        let derives = plan.zones.is_none() && options.keys_of_values == KeysOfValues::Derived;
+        let weight = layout.key_weight.clone().filter(|_| derives);
         let sharing = plan.sharing.as_ref();
         Ok(Self {
             heads: layout.num_kv_heads,
@@ -471,6 +479,7 @@ impl Store {
             values,
             element: plan.element,
             zones: plan.zones,
+            derived: weight.map(|weight| Derived { weight, sharing: plan.sharing }),
         })
     }
 
@@ -488,10 +497,14 @@ impl Store {
 }
 
 impl Kept {
-    fn bytes_at(&self, end: usize, zones: Option<Zones>) -> usize {
-        let bytes = |table: &Table, pages| table.keep.held(pages).saturating_mul(table.page_bytes);
+    /// The tables, and how many pages each holds once positions below `end` were written.
+    fn held(&self, end: usize, zones: Option<Zones>) -> impl Iterator<Item = (&Table, usize)> {
         let coded = zones.map_or(0, |zones| first_exact_page(end, zones.tail));
-        let codes = self.codes.as_ref().map_or(0, |(_, table)| bytes(table, coded));
-        bytes(&self.exact, end.div_ceil(PAGE)).saturating_add(codes)
+        let codes = self.codes.iter().map(move |(_, table)| (table, table.keep.held(coded)));
+        [(&self.exact, self.exact.keep.held(end.div_ceil(PAGE)))].into_iter().chain(codes)
+    }
+
+    fn bytes_at(&self, end: usize, zones: Option<Zones>) -> usize {
+        self.held(end, zones).map(|(table, held)| held.saturating_mul(table.page_bytes)).fold(0, usize::saturating_add)
     }
 }

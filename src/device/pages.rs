@@ -54,6 +54,24 @@ impl Arena {
         self.used += bytes;
         Ok(address)
     }
+
+    /// What was taken at `address`, `bytes` long.
+    pub(super) fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>> {
+        let (piece, at) = self.place(address);
+        piece.read(at, bytes)
+    }
+
+    /// Overwrites what was taken at `address`.
+    pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        let (piece, at) = self.place(address);
+        piece.write(at, bytes)
+    }
+
+    fn place(&self, address: u64) -> (&Buffer<u8>, usize) {
+        let at = |piece: &Buffer<u8>| address.checked_sub(piece.span().address()).map(|at| at as usize);
+        let found = self.pieces.iter().find_map(|piece| Some((piece, at(piece).filter(|at| *at < piece.len())?)));
+        found.expect("pages are cut from pieces")
+    }
 }
 
 /// The error `error` of a page below `end`, with what fits: `reserved` positions.

@@ -4,7 +4,6 @@ use std::io::{self, Read, Write};
 
 use super::KvCache;
 use super::store::Store;
-use crate::Result;
 
 impl KvCache {
     /// Writes the pages that hold the committed positions. How many bytes that are follows from the options and the
@@ -22,20 +21,21 @@ impl KvCache {
     /// Fills an empty cache of the same layout and options with what [`KvCache::write_to`] wrote at `len` positions.
     ///
     /// # Errors
-    /// If memory does not reach. Errors of `from` come back inside.
-    pub(crate) fn read_from(&mut self, len: usize, from: &mut impl Read) -> Result<io::Result<()>> {
+    /// If memory does not reach, in one of `io`'s; or those of `from`.
+    pub(crate) fn read_from(&mut self, len: usize, from: &mut impl Read) -> io::Result<()> {
         for store in &mut self.stores {
-            store.reserve(&mut self.arena, len)?;
-            for piece in store.pieces_mut(len) {
-                if let Err(error) = from.read_exact(piece.as_mut_slice()) {
-                    return Ok(Err(error));
-                }
-            }
+            store.reserve(&mut self.arena, len).map_err(io::Error::other)?;
+            store.pieces_mut(len).into_iter().try_for_each(|piece| from.read_exact(piece.as_mut_slice()))?;
         }
         if self.stores.iter().any(Store::derives_keys) {
-            self.angles.reserve(&mut self.arena, len)?;
+            self.angles.reserve(&mut self.arena, len).map_err(io::Error::other)?;
         }
         self.len = len;
-        Ok(Ok(()))
+        Ok(())
+    }
+
+    /// The same for a cache whose rows are on a device, and there already.
+    pub(crate) fn count(&mut self, len: usize) {
+        self.len = len;
     }
 }

@@ -38,7 +38,7 @@ impl Keep {
     /// What stays exact beside codes. A page is whole until it is coded, and what the first query of a round reads exactly
     /// lasts as long: the oldest such row is less than a page older than the tail.
     pub(crate) fn zones(zones: ExactZones, max_round_rows: usize) -> Self {
-        let newest = (zones.tail + PAGE - 1).saturating_add(max_round_rows).div_ceil(PAGE);
+        let newest = zones.tail.saturating_add(PAGE - 1).saturating_add(max_round_rows).div_ceil(PAGE);
         Keep::Ring { pinned: zones.head.div_ceil(PAGE), newest }
     }
 

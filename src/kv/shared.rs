@@ -47,13 +47,13 @@ impl Sharing {
     }
 
     /// The rotating channels of `keys` `(n, width)`: `(n, own)`.
-    pub(super) fn own_keys(&self, keys: &[f32]) -> Vec<f32> {
+    pub(crate) fn own_keys(&self, keys: &[f32]) -> Vec<f32> {
         let rows = keys.chunks_exact(self.order.len());
         rows.flat_map(|row| self.order[..self.own].iter().map(|channel| row[*channel])).collect()
     }
 
     /// `values` `(n, width)` in the shared order.
-    pub(super) fn ordered(&self, values: &[f32]) -> Vec<f32> {
+    pub(crate) fn ordered(&self, values: &[f32]) -> Vec<f32> {
         let rows = values.chunks_exact(self.order.len());
         rows.flat_map(|row| self.order.iter().map(|channel| row[*channel])).collect()
     }
@@ -68,7 +68,7 @@ impl Sharing {
     }
 
     /// Puts results `(n, width)` back in the model's order.
-    pub(super) fn restore(&self, results: &mut [f32]) {
+    pub(crate) fn restore(&self, results: &mut [f32]) {
         let mut shared = vec![0.0; self.order.len()];
         for row in results.chunks_exact_mut(self.order.len()) {
             shared.copy_from_slice(row);

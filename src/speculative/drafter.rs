@@ -7,11 +7,13 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use rand::rngs::StdRng;
 
+use super::draft_model::DeviceDraftModel;
 use super::mtp::DeviceMtp;
 use super::{
     Draft, DraftModel, DraftSampling, Mtp, NgramCache, NgramCacheDrafter, NgramCacheOptions, NgramMapK, NgramMapK4v,
     NgramMapOptions, NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions, Passes,
 };
+use crate::gemma4::on_device::Models;
 use crate::gemma4::{Assistant, Target};
 use crate::kv::{Committed, KvOptions};
 use crate::sampler::Sampler;
@@ -272,6 +274,8 @@ pub(crate) struct Sources {
     pub target: Arc<Target>,
     pub assistant: Option<Arc<Assistant>>,
     pub draft_model: Option<Arc<Target>>,
+    /// The draft model where the target computes, if that is a device.
+    pub device_draft_model: Option<Arc<Models>>,
     pub pool: Arc<NgramPool>,
     pub isa: Isa,
 }
@@ -308,7 +312,11 @@ impl Sources {
             }
             DrafterOptions::DraftModel => {
                 let missing = || Error::Input("draft-model needs a draft model; load one, or leave it out".into());
-                Box::new(DraftModel::new(self.draft_model.clone().ok_or_else(missing)?, kv, self.isa)?)
+                let model = self.draft_model.clone().ok_or_else(missing)?;
+                match &self.device_draft_model {
+                    Some(models) => Box::new(DeviceDraftModel::new(models, &model, kv)?),
+                    None => Box::new(DraftModel::new(model, kv, self.isa)?),
+                }
             }
             DrafterOptions::NgramSimple(options) => Box::new(NgramSimple::new(*options)),
             DrafterOptions::NgramMapK(options) => Box::new(NgramMapK::new(*options)),

@@ -1,5 +1,6 @@
 //! Where the target's passes run: the one place where rounds know of devices.
 
+use std::io::{self, Read, Write};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -7,11 +8,11 @@ use candle_core::Tensor;
 use parking_lot::{Mutex, MutexGuard};
 use rand::Rng;
 
-use super::{Accepted, Confidence, Draft, accept};
+use super::{Accepted, Confidence, Draft, Frontier, accept};
 use crate::Result;
 use crate::gemma4::on_device::{Judge, Sequence};
 use crate::gemma4::{Output, Target, Wanted};
-use crate::kv::Round;
+use crate::kv::{KvCache, Round};
 use crate::nn::{F32View, tensor};
 use crate::sampler::Sampler;
 
@@ -60,6 +61,47 @@ impl Passes {
                 Ok((wanted != Wanted::Nothing).then_some(Passed::OnDevice(sequence)))
             }
         }
+    }
+
+    /// The state that predicted `frontier`'s token, wherever it is: `(hidden)`.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn state(&self, frontier: &Frontier) -> Result<Vec<f32>> {
+        match &self.device {
+            None => Ok(F32View::new(&frontier.hidden)?.to_vec()),
+            Some(sequence) => sequence.lock().newest_state(),
+        }
+    }
+
+    /// Writes the K and V of `kv`'s positions; their bytes are as many as [`KvCache::written_bytes`] says, wherever they are.
+    ///
+    /// # Errors
+    /// Those of `to`, or the device's in one of them.
+    pub fn write_to(&self, kv: &KvCache, to: &mut impl Write) -> io::Result<()> {
+        match &self.device {
+            None => kv.write_to(to),
+            Some(sequence) => sequence.lock().write_to(kv.len(), to),
+        }
+    }
+
+    /// Fills an empty sequence with what was written at `len` positions, which `frontier` follows.
+    ///
+    /// # Errors
+    /// If memory does not reach, or the device's, in one of `io`'s; or those of `from`.
+    pub fn read_from(
+        &self,
+        kv: &mut KvCache,
+        len: usize,
+        frontier: Option<&Frontier>,
+        from: &mut impl Read,
+    ) -> io::Result<()> {
+        let Some(sequence) = &self.device else { return kv.read_from(len, from) };
+        let state = frontier.map(|frontier| F32View::new(&frontier.hidden)).transpose().map_err(io::Error::other)?;
+        let newest = frontier.zip(state.as_deref()).map(|(frontier, state)| (frontier.last, state));
+        sequence.lock().read_from(len, newest, from)?;
+        kv.count(len);
+        Ok(())
     }
 
     /// The ids of drafts that the host has not read yet.

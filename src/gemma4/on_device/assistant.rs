@@ -211,9 +211,8 @@ impl AssistantRoom {
         self.layers.attention.grown()
     }
 
-    /// `(backbone)`: the target's state that a chain starts from.
-    pub(super) fn state(&self) -> Span<f32> {
-        let backbone = self.first.len() / 2;
-        part(self.first.span(), backbone, backbone)
+    /// Where the target's state that a chain starts from lies, `(backbone)`: a buffer, and where it begins there.
+    pub(super) fn state(&self) -> (&Buffer<f32>, usize) {
+        (&self.first, self.first.len() / 2)
     }
 }

@@ -21,7 +21,8 @@ use foretoken_kernels::gpu::rows::HeadNorm;
 
 use super::{Assistant, Target};
 use crate::Result;
-use crate::device::{Buffer, Device, Matrices, Work};
+use crate::device::{Buffer, Device, DeviceKv, Matrices, Work};
+use crate::kv::{KvLayout, KvOptions};
 use crate::nn::{Linear, RmsNorm};
 use assistant::DeviceAssistant;
 use target::DeviceTarget;
@@ -37,7 +38,7 @@ pub(crate) struct Models {
 }
 
 impl Models {
-    /// Sends the weights of a pair to `device`. `suppressed` are the ids that are never chosen.
+    /// Sends the weights of a pair, or of a model by itself, to `device`. `suppressed` are the ids that are never chosen.
     ///
     /// # Errors
     /// If the kernels do not read a weight, or memory does not reach; nothing stays allocated then.
@@ -60,6 +61,27 @@ impl Models {
     /// The device.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
+    }
+
+    /// An empty sequence whose K and V are kept as `options` say, and how many positions fit: what the options ask for, or
+    /// `default`, or less if memory does not reach, a sixteenth of which is left for the rooms of passes.
+    ///
+    /// # Errors
+    /// If the kernels do not read a format, or memory does not reach; nothing stays allocated then.
+    pub fn sequence(
+        self: &Arc<Self>,
+        layout: &KvLayout,
+        options: &KvOptions,
+        default: usize,
+    ) -> Result<(Sequence, usize)> {
+        options.check(layout)?;
+        let (free, _) = self.device.memory()?;
+        let memory = options.memory.unwrap_or((free - free / 16) as u64);
+        let bytes_at = DeviceKv::bytes_at(&*self.device, layout, options)?;
+        let context = KvOptions { memory: Some(memory), ..options.clone() }.context(default, bytes_at)?;
+        // No round has more rows, whatever a file says.
+        let options = KvOptions { max_round_rows: options.max_round_rows.min(context), ..options.clone() };
+        Ok((Sequence::new(self.clone(), layout, &options, context)?, context))
     }
 
     fn suppressed(&self) -> Option<(Span<u32>, usize)> {

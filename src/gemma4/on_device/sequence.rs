@@ -15,6 +15,7 @@
 //! are launched directly.
 
 use std::collections::HashMap;
+use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use foretoken_kernels::gpu::Span;
@@ -96,8 +97,8 @@ pub(crate) struct Sequence {
     room: TargetRoom,
     assistant: Option<AssistantRoom>,
     ids: Ids,
-    tokens: Buffer<u32>,        // what a verdict emits
-    state: Option<Buffer<f32>>, // the newest token's, where no assistant has a room for it
+    tokens: Buffer<u32>, // what a verdict emits
+    state: Buffer<f32>,  // the newest token's, where no assistant has a room for it
     /// `(length, -, -, -, newest)`: where passes begin.
     lengths: Buffer<i32>,
     length: usize,          // what the device has there
@@ -111,7 +112,7 @@ impl Sequence {
     ///
     /// # Errors
     /// If the kernels do not read a format, or memory does not reach; nothing stays allocated then.
-    pub fn new(models: Arc<Models>, layout: &KvLayout, options: &KvOptions, context: usize) -> Result<Self> {
+    pub(super) fn new(models: Arc<Models>, layout: &KvLayout, options: &KvOptions, context: usize) -> Result<Self> {
         let device = models.device.clone();
         let on = &*device;
         let ids = Ids::new(on, DeviceKv::faults(layout), options.max_round_rows)?;
@@ -124,7 +125,7 @@ impl Sequence {
             room,
             ids,
             tokens: Buffer::new(on, options.max_round_rows)?,
-            state: assistant.is_none().then(|| Buffer::new(on, hidden)).transpose()?,
+            state: Buffer::new(on, hidden)?,
             lengths: Buffer::of(on, &[0; 8])?,
             assistant,
             length: 0,
@@ -278,11 +279,8 @@ impl Sequence {
     /// The verdict over `count` drafts, of the last pass's rows from `first` on.
     fn accept(&self, work: &Work, (count, verdict): (usize, Judge), first: usize) -> Result<()> {
         let hidden = self.models.target.config().hidden_size;
-        let newest = match (&self.assistant, &self.state) {
-            (Some(assistant), _) => assistant.state(),
-            (None, Some(state)) => state.span(),
-            (None, None) => Span::new(0, 0), // `new` makes one of them
-        };
+        let (newest, at) = self.newest();
+        let newest = part(newest.span(), at, hidden);
         let out = Verdict { verdict: self.ids.verdict(), tokens: self.tokens.span(), newest };
         let states = part(self.room.hidden.span(), first * hidden, (count + 1) * hidden);
         let (chosen, none) = (self.room.chosen.span(), (Span::new(0, 0), 0));
@@ -305,6 +303,43 @@ impl Sequence {
         self.room.chosen.write(0, &[token])?;
         self.accept(&self.work, (0, Judge::Target), row)?;
         (self.emitted, self.newest) = (None, Some(token));
+        Ok(())
+    }
+
+    /// Where the state that predicted the newest token lies, `(hidden)`: a buffer, and where it begins there.
+    fn newest(&self) -> (&Buffer<f32>, usize) {
+        self.assistant.as_ref().map_or((&self.state, 0), AssistantRoom::state)
+    }
+
+    /// The state that predicted the newest token: `(hidden)`.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn newest_state(&self) -> Result<Vec<f32>> {
+        let (newest, at) = self.newest();
+        newest.read(at, self.models.target.config().hidden_size)
+    }
+
+    /// Writes the K and V of the first `len` positions: see [`DeviceKv::write_to`].
+    ///
+    /// # Errors
+    /// Those of `to`, or the driver's in one of them.
+    pub fn write_to(&self, len: usize, to: &mut impl Write) -> io::Result<()> {
+        self.kv.write_to(len, to)
+    }
+
+    /// Fills an empty sequence with what was written at `len` positions. The `newest` token is the one behind them, if there
+    /// is one, with the state that predicted it.
+    ///
+    /// # Errors
+    /// If memory does not reach or the driver fails, in one of `io`'s; or those of `from`.
+    pub fn read_from(&mut self, len: usize, newest: Option<(u32, &[f32])>, from: &mut impl Read) -> io::Result<()> {
+        self.kv.read_from(len, from)?;
+        if let Some((token, state)) = newest {
+            let (buffer, at) = self.newest();
+            buffer.write(at, state).and_then(|()| self.ids.write(0, &[token])).map_err(io::Error::other)?;
+            self.newest = Some(token);
+        }
         Ok(())
     }
 

@@ -136,8 +136,7 @@ impl Default for GenerateOptions {
 /// Whether and how tokens are drafted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Speculation {
-    /// With the defaults of [`MtpOptions`] if the engine has an assistant, with those of [`SpeculationOptions`] if it has a
-    /// draft model, else not at all.
+    /// With the defaults of [`SpeculationOptions`] if the engine has an assistant or a draft model, else not at all.
     #[default]
     WherePossible,
     /// Never: one token per pass.

@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::gemma4::Wanted;
 use crate::generation::{Generation, Request};
 use crate::kv::{KvCache, KvFormat, KvOptions};
-use crate::options::{GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
+use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
     Confidence, Draft, Drafters, Frontier, NgramCache, Order, Passes, Pending, Planner, Proposal, Round, Settings,
@@ -189,8 +189,9 @@ impl Session {
     fn speculation(&self, speculation: &Speculation) -> Result<SpeculationOptions> {
         let sources = &self.engine.parts.sources;
         let options = match speculation {
-            Speculation::WherePossible if sources.assistant.is_some() => MtpOptions::default().into(),
-            Speculation::WherePossible if sources.draft_model.is_some() => SpeculationOptions::default(),
+            Speculation::WherePossible if sources.assistant.is_some() || sources.draft_model.is_some() => {
+                SpeculationOptions::default()
+            }
             Speculation::WherePossible | Speculation::Off => SpeculationOptions::off(),
             Speculation::Mtp(mtp) => SpeculationOptions::from(*mtp),
             Speculation::With(options) => options.clone(),

@@ -9,8 +9,8 @@ use foretoken::chat::{Message, Role, Thinking};
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, MtpPreset, NgramCache, Trace};
 use foretoken::{
-    DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Pipeline, Sampling,
-    SessionOptions, Speculation, SpeculationOptions, Stop, WeightType, hub,
+    DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Pipeline, Sampling, SessionOptions,
+    Speculation, SpeculationOptions, Stop, WeightType, hub,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -38,10 +38,11 @@ pub struct Args {
     #[arg(long)]
     no_speculation: bool,
     /// Who drafts: auto, or a list by priority of mtp, draft-model, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod,
-    /// ngram-cache, with parameters behind a name (ngram-map-k:n=8:m=24:hits=2).
+    /// ngram-cache, with parameters behind a name (ngram-map-k:n=8:m=24:hits=2). Default: auto where there is an assistant or
+    /// a draft model; the assistant where a block size or a preset is given.
     #[arg(long, value_name = "LIST", conflicts_with = "no_speculation")]
     spec_type: Option<Drafters>,
-    /// Rows of every verification; one token less is drafted. By default 4, and with --spec-type what measured costs say.
+    /// Rows of every verification; one token less is drafted. Default: what measured costs say, round by round.
     #[arg(long, value_name = "B")]
     draft_block_size: Option<usize>,
     /// Rows by a preset: throughput, lift, balanced, quality.
@@ -219,7 +220,7 @@ pub fn generate_options(args: &Args, engine: &Engine) -> Result<GenerateOptions>
     })
 }
 
-/// Who drafts, and how much. A block size alone means the assistant.
+/// Who drafts, and how much. A block size or a preset alone means the assistant.
 fn speculation(args: &Args, engine: &Engine) -> Result<Speculation> {
     let able = engine.assistant().is_some() || engine.draft_model().is_some();
     if args.no_speculation || (args.spec_type.is_none() && !able && args.draft_block_size.is_none()) {
@@ -228,15 +229,14 @@ fn speculation(args: &Args, engine: &Engine) -> Result<Speculation> {
     let block = match (args.draft_block_size, args.mtp_preset) {
         (Some(rows), _) => BlockSize::Fixed(rows),
         (None, Some(preset)) => BlockSize::Preset(preset),
-        (None, None) if args.spec_type.is_none() && engine.assistant().is_some() => {
-            BlockSize::Fixed(MtpOptions::default().block_size)
-        }
         (None, None) => BlockSize::Measured,
     };
     let mut drafters = match &args.spec_type {
         Some(drafters) => drafters.clone(),
-        None if engine.assistant().is_none() && engine.draft_model().is_some() => Drafters::Auto,
-        None => Drafters::Priority(vec![DrafterOptions::Mtp]),
+        None if block != BlockSize::Measured && (engine.assistant().is_some() || engine.draft_model().is_none()) => {
+            Drafters::Priority(vec![DrafterOptions::Mtp])
+        }
+        None => Drafters::Auto,
     };
     if let Drafters::Priority(list) = &mut drafters {
         for options in list {

@@ -93,6 +93,7 @@ macro_rules! in_parts {
     };
 }
 
+#[cfg(target_arch = "x86_64")]
 pub(super) use dispatch;
 
 pub(super) fn matmul(isa: Isa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMut<'_>) {

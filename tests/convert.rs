@@ -12,7 +12,7 @@ use foretoken::checkpoint::convert::{
 use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
 use foretoken::checkpoint::{Checkpoint, TensorType};
 use foretoken::gemma4::{Assistant, Target, Wanted};
-use foretoken::{ElementType, Engine, EngineOptions, GenerateOptions, Isa, SessionOptions};
+use foretoken::{ElementType, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, SessionOptions, Speculation};
 
 fn demo(part: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo").join(part)
@@ -118,7 +118,8 @@ fn a_pair_talks_as_before() {
         let engine = Engine::load(&EngineOptions::new(target).with_assistant(assistant)).expect("an engine");
         let prompt = engine.tokenizer().expect("one").encode("impl Iterator for Counter {\n").expect("tokens");
         let mut session = engine.session(&SessionOptions::default()).expect("a session");
-        let options = GenerateOptions { max_tokens: 48, ..GenerateOptions::default() };
+        let speculation = Speculation::Mtp(MtpOptions::default());
+        let options = GenerateOptions { max_tokens: 48, speculation, ..GenerateOptions::default() };
         let mut generation = session.generate(&prompt, &options).expect("a generation");
         let text: String = generation.by_ref().map(|piece| piece.expect("a piece").text).collect();
         (text, generation.statistics().accepted)

@@ -10,7 +10,10 @@ use clap::Parser;
 use foretoken::gemma4::Wanted;
 use foretoken::kv::{CodeFormat, ExactZones, KvCache, KvFormat, KvOptions, KvPreset};
 use foretoken::nn::F32View;
-use foretoken::{EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, SessionOptions, Statistics, Stop};
+use foretoken::{
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, SessionOptions, Speculation, Statistics,
+    Stop,
+};
 
 /// Read a text with every K/V format side by side and compare the next-token distributions with those over exact K/V.
 ///
@@ -208,7 +211,8 @@ fn acceptance(engine: &Engine, ids: &[u32], kv: KvOptions, tokens: usize) -> Res
         let len = longest / 2 + longest / 2 * piece / pieces;
         let mut session = engine.session(&SessionOptions { kv: kv.clone() })?;
         let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-        let options = GenerateOptions { max_tokens: PIECE, stop, ..GenerateOptions::default() };
+        let speculation = Speculation::Mtp(MtpOptions::default());
+        let options = GenerateOptions { max_tokens: PIECE, stop, speculation, ..GenerateOptions::default() };
         let mut generation = session.generate(&ids[..len], &options)?;
         generation.by_ref().try_for_each(|piece| piece.map(drop))?;
         total.add(generation.statistics());

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::checkpoint::{Checkpoint, RawTensor, TensorType, survey, token_ordering};
 use crate::gemma4::{AssistantConfig, TextConfig, check_pair, is_dead, is_tower};
-use crate::{Engine, EngineOptions, Error, GenerateOptions, Result, SessionOptions};
+use crate::{Engine, EngineOptions, Error, GenerateOptions, MtpOptions, Result, SessionOptions, Speculation};
 use expected::{Expected, Kind};
 
 /// What to verify.
@@ -229,7 +229,12 @@ impl Report {
                 Ok(tokenizer) => tokenizer.encode(options.prompt.as_deref().unwrap_or("The quick brown fox"))?,
                 Err(_) => engine.target().config().bos_token_id.into_iter().chain(3..8).collect(),
             };
-            let generate = GenerateOptions { max_tokens: SMOKE_TOKENS, ..GenerateOptions::default() };
+            // Not as the planner would: it leaves an assistant that is of no use alone.
+            let speculation = match &options.assistant {
+                Some(_) => Speculation::Mtp(MtpOptions::default()),
+                None => Speculation::Off,
+            };
+            let generate = GenerateOptions { max_tokens: SMOKE_TOKENS, speculation, ..GenerateOptions::default() };
             let mut session = engine.session(&SessionOptions::default())?;
             let mut generation = session.generate(&prompt, &generate)?;
             generation.by_ref().try_for_each(|piece| piece.map(drop))?;

@@ -1,7 +1,7 @@
 //! The weights: rows that follow from the seed and their number, so that none has to be kept.
 
 use foretoken::Isa;
-use foretoken_kernels::{ColumnsMut, Elements, matmul, vocabulary};
+use foretoken_kernels::{ColumnsMut, ElementType, Elements, matmul, vocabulary};
 use rayon::prelude::*;
 
 /// Rows that are made, multiplied and encoded together.
@@ -73,7 +73,8 @@ impl Echo {
         let mut x = vec![0.0; rows * self.hidden];
         self.embedding(first, &mut x);
         let y = ColumnsMut::new(out, rows, self.assistant);
-        matmul::matmul(self.isa, &x, self.hidden, Elements::F32(&self.projection), y);
+        let x = matmul::Rows::new(self.isa, ElementType::F32, &x, self.hidden, &mut []);
+        matmul::matmul(self.isa, x, Elements::F32(&self.projection), y);
         for row in out.chunks_exact_mut(self.assistant) {
             let length = row.iter().map(|x| x * x).sum::<f32>().sqrt();
             row.iter_mut().for_each(|x| *x /= length);
@@ -113,7 +114,8 @@ impl Echo {
             self.assistant_embedding(block * ROWS, &mut x);
             let mut scores = vec![0.0; rows * count];
             let y = ColumnsMut::new(&mut scores, rows, count);
-            matmul::matmul(self.isa, &x, self.assistant, Elements::F32(&centroids), y);
+            let x = matmul::Rows::new(self.isa, ElementType::F32, &x, self.assistant, &mut []);
+            matmul::matmul(self.isa, x, Elements::F32(&centroids), y);
             let mut best = Vec::new();
             for (choices, scores) in choices.chunks_exact_mut(nearest).zip(scores.chunks_exact(count)) {
                 vocabulary::top_k(scores, nearest, &mut best);

@@ -26,7 +26,7 @@ pub enum Isa {
     /// AVX-512 F, BW, DQ, VL and VNNI (Ice Lake, Zen 4 and later).
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
-    /// AVX-512 and products of byte matrices in tile registers (Sapphire Rapids and later, on Linux).
+    /// AVX-512, and products of matrices of bytes or brain floats in tile registers (Sapphire Rapids and later, on Linux).
     #[cfg(target_arch = "x86_64")]
     Amx(Amx),
     /// NEON with half-precision conversion, as on every aarch64.
@@ -275,7 +275,8 @@ mod x86_64 {
         }
     }
 
-    /// Proof of tile registers with byte products, which this process may use, and of what [`Avx512`] with VBMI proves.
+    /// Proof of tile registers with products of bytes and of brain floats, which this process may use, and of what [`Avx512`]
+    /// with VBMI proves.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Amx(Avx512);
 
@@ -285,7 +286,7 @@ mod x86_64 {
             Avx512::new().filter(|isa| isa.vbmi && *HAS).map(Self)
         }
 
-        /// Floats gain nothing.
+        /// Evaluates an operation over floats in vectors.
         #[inline]
         pub(crate) fn run<O: Op>(self, op: O) -> O::Output {
             self.0.run(op)
@@ -311,10 +312,11 @@ mod x86_64 {
         }
     }
 
-    /// AMX-TILE and AMX-INT8, which the standard library's detection does not know on stable Rust.
+    /// AMX-TILE, AMX-INT8 and AMX-BF16, which the standard library's detection does not know on stable Rust.
     fn has_tiles() -> bool {
+        const BITS: u32 = 1 << 22 | 1 << 24 | 1 << 25;
         let leaf = std::arch::x86_64::__cpuid(0).eax >= 7;
-        leaf && std::arch::x86_64::__cpuid_count(7, 0).edx >> 24 & 0b11 == 0b11
+        leaf && std::arch::x86_64::__cpuid_count(7, 0).edx & BITS == BITS
     }
 
     /// Linux gives tile registers to a process that asks for them; threads that start later have them too.

@@ -2,7 +2,7 @@
 //! reference against `f64`.
 
 use foretoken_kernels::attend::{KvTile, Query, Running, Scratch, attend_tile, finish, merge};
-use foretoken_kernels::matmul::matmul;
+use foretoken_kernels::matmul::{Rows, matmul};
 use foretoken_kernels::norm::{AfterNorm, rms_norm};
 use foretoken_kernels::{ColumnsMut, Elements, Isa, activation, rope, vocabulary};
 use half::{bf16, f16};
@@ -39,7 +39,7 @@ fn lengths() -> impl Iterator<Item = usize> {
 fn matmul_is_the_sum_of_products() {
     let mut noise = Noise(1);
     for inputs in lengths() {
-        for (rows, outputs) in [(1, 1), (1, 9), (2, 4), (3, 5), (4, 8), (5, 13), (9, 7), (16, 8), (18, 5)] {
+        for (rows, outputs) in [(1, 1), (1, 9), (2, 4), (3, 5), (4, 8), (5, 13), (9, 7), (16, 8), (18, 5), (33, 70)] {
             let (x, w) = (noise.vec(rows * inputs), noise.vec(outputs * inputs));
             let halves: Vec<f16> = w.iter().map(|w| f16::from_f32(*w)).collect();
             let brains: Vec<bf16> = w.iter().map(|w| bf16::from_f32(*w)).collect();
@@ -54,15 +54,20 @@ fn matmul_is_the_sum_of_products() {
                     .collect();
                 for isa in Isa::available() {
                     let mut y = vec![f32::NAN; rows * outputs];
+                    let element = weight.element_type();
+                    let mut words = vec![7; Rows::scratch_len(isa, element, rows, inputs)];
+                    let prepared = Rows::new(isa, element, &x, inputs, &mut words);
                     let (left, right) = ColumnsMut::new(&mut y, rows, outputs).split_at(outputs / 2);
-                    matmul(isa, &x, inputs, weight, left);
-                    matmul(isa, &x, inputs, weight, right);
+                    matmul(isa, prepared, weight, left);
+                    matmul(isa, prepared, weight, right);
                     close(&format!("{} {rows}x{inputs}x{outputs}", isa.name()), &y, &want, inputs as f64, 1.2e-7);
 
                     // A row has the same bits alone.
                     let mut alone = vec![f32::NAN; outputs];
                     let last = &x[(rows - 1) * inputs..];
-                    matmul(isa, last, inputs, weight, ColumnsMut::new(&mut alone, 1, outputs));
+                    let mut words = vec![7; Rows::scratch_len(isa, element, 1, inputs)];
+                    let last = Rows::new(isa, element, last, inputs, &mut words);
+                    matmul(isa, last, weight, ColumnsMut::new(&mut alone, 1, outputs));
                     assert_eq!(alone, y[(rows - 1) * outputs..], "{} {rows}x{inputs}x{outputs}", isa.name());
                 }
             }

@@ -25,8 +25,8 @@ const TILE_ROWS: usize = 16;
 
 /// The queries of one call.
 struct Queries<'a> {
-    rows: Aligned,   // (rows, heads, head_dim), rotated where the keys are
-    words: Vec<i32>, // (rows, heads, words) for coded keys
+    rows: Aligned<f32>, // (rows, heads, head_dim), rotated where the keys are
+    words: Vec<i32>,    // (rows, heads, words) for coded keys
     positions: &'a (dyn Fn(usize) -> Range<usize> + Sync),
     heads: usize,
     group: usize, // query heads per K/V head

@@ -1,33 +1,51 @@
 //! Rows that vectors are read from over and over.
 
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Floats that begin on a cache line. A vector that straddles two lines takes two reads, and at 64 bytes every vector of a
+/// Numbers that begin on a cache line. A vector that straddles two lines takes two reads, and at 64 bytes every vector of a
 /// row that begins elsewhere does: products of 16 rows ran at half the speed.
-pub struct Aligned {
-    data: Vec<f32>,
+pub struct Aligned<T> {
+    data: Vec<T>,
     start: usize,
 }
 
-impl Aligned {
+impl<T: Copy + Default> Aligned<T> {
     /// A copy.
-    pub fn copy(x: &[f32]) -> Self {
-        let mut data: Vec<f32> = Vec::with_capacity(x.len() + LINE / size_of::<f32>());
-        let start = data.as_ptr().align_offset(LINE).min(data.capacity() - x.len());
-        data.resize(start, 0.0);
-        data.extend_from_slice(x);
+    pub fn copy(x: &[T]) -> Self {
+        let mut copy = Self::room(x.len());
+        copy.data.extend_from_slice(x);
+        copy
+    }
+
+    /// Zeros.
+    pub fn zeros(len: usize) -> Self {
+        let mut zeros = Self::room(len);
+        zeros.data.resize(zeros.start + len, T::default());
+        zeros
+    }
+
+    fn room(len: usize) -> Self {
+        let mut data: Vec<T> = Vec::with_capacity(len + LINE / size_of::<T>());
+        let start = data.as_ptr().align_offset(LINE).min(data.capacity() - len);
+        data.resize(start, T::default());
         Self { data, start }
     }
 }
 
-impl Deref for Aligned {
-    type Target = [f32];
+impl<T> Deref for Aligned<T> {
+    type Target = [T];
 
-    fn deref(&self) -> &[f32] {
+    fn deref(&self) -> &[T] {
         &self.data[self.start..]
+    }
+}
+
+impl<T> DerefMut for Aligned<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.data[self.start..]
     }
 }
 

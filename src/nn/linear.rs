@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use candle_core::Tensor;
 use candle_nn::Module;
 use foretoken_kernels::quant::{self, ActivationType, Activations};
-use foretoken_kernels::{ColumnsMut, Isa, matmul::matmul};
+use foretoken_kernels::{ColumnsMut, ElementType, Isa, matmul};
 use rayon::prelude::*;
 
 use super::{Aligned, F32View, Matrix, Weight, tensor};
@@ -78,11 +78,12 @@ fn lost() -> crate::Error {
     candle_core::Error::Msg("linear: an output was lost".into()).into()
 }
 
-/// Rows to be multiplied, and their aligned and quantized forms, each made once and shared by all matrices that need it.
+/// Rows to be multiplied, and the forms that matrices need, each made once and shared by all that need it.
 pub struct Input<'a> {
     x: &'a [f32], // (rows, inputs)
     rows: usize,
-    aligned: OnceCell<Aligned>,
+    aligned: OnceCell<Aligned<f32>>,
+    words: OnceCell<Aligned<u32>>, // for the one type of floats that needs them
     q8_1: OnceCell<Vec<i32>>,
     q8_k: OnceCell<Vec<i32>>,
 }
@@ -90,15 +91,25 @@ pub struct Input<'a> {
 impl<'a> Input<'a> {
     /// `x` is `(rows, inputs)`.
     pub fn new(x: &'a [f32], rows: usize) -> Self {
-        Self { x, rows, aligned: OnceCell::new(), q8_1: OnceCell::new(), q8_k: OnceCell::new() }
+        Self { x, rows, aligned: OnceCell::new(), words: OnceCell::new(), q8_1: OnceCell::new(), q8_k: OnceCell::new() }
     }
 
     fn inputs(&self) -> usize {
         self.x.len() / self.rows.max(1)
     }
 
-    fn aligned(&self) -> &[f32] {
-        self.aligned.get_or_init(|| Aligned::copy(self.x))
+    fn floats(&self, isa: Isa, element: ElementType) -> matmul::Rows<'_> {
+        let (inputs, count) = (self.inputs(), matmul::Rows::scratch_len(isa, element, self.rows, self.inputs()));
+        if count == 0 {
+            let aligned = self.aligned.get_or_init(|| Aligned::copy(self.x));
+            return matmul::Rows::from_words(aligned, inputs, &[]);
+        }
+        let words = self.words.get_or_init(|| {
+            let mut words = Aligned::zeros(count);
+            matmul::Rows::new(isa, element, self.x, inputs, &mut words);
+            words
+        });
+        matmul::Rows::from_words(self.x, inputs, words)
     }
 
     fn quantized(&self, isa: Isa, activation_type: ActivationType) -> Activations<'_> {
@@ -118,7 +129,7 @@ impl<'a> Input<'a> {
 /// What a piece of work multiplies by.
 #[derive(Clone, Copy)]
 enum Rows<'a> {
-    Float(&'a [f32]),
+    Float(matmul::Rows<'a>),
     Quantized(Activations<'a>),
 }
 
@@ -137,7 +148,7 @@ pub fn multiply(isa: Isa, jobs: &[(Matrix<'_>, &Input<'_>)]) -> Vec<Vec<f32>> {
     let mut pieces = Vec::new();
     for ((matrix, input), y) in jobs.iter().zip(&mut outputs) {
         let rows = match matrix {
-            Matrix::Float { .. } => Rows::Float(input.aligned()),
+            Matrix::Float { elements, .. } => Rows::Float(input.floats(isa, elements.element_type())),
             Matrix::Packed(packed) => Rows::Quantized(input.quantized(isa, packed.weight_type().activation_type())),
         };
         let room = &mut y.spare_capacity_mut()[..input.rows * matrix.outputs()];
@@ -159,7 +170,7 @@ pub fn multiply(isa: Isa, jobs: &[(Matrix<'_>, &Input<'_>)]) -> Vec<Vec<f32>> {
 fn run_piece(isa: Isa, matrix: &Matrix<'_>, rows: Rows<'_>, y: ColumnsMut<'_>) {
     match (matrix, rows) {
         (Matrix::Packed(packed), Rows::Quantized(x)) => quant::matmul(isa, packed, &x, y),
-        (Matrix::Float { elements, inputs }, Rows::Float(x)) => matmul(isa, x, *inputs, *elements, y),
+        (Matrix::Float { elements, .. }, Rows::Float(x)) => matmul::matmul(isa, x, *elements, y),
         _ => unreachable!("`multiply` pairs matrices with the rows that they take"),
     }
 }

@@ -116,7 +116,8 @@ fn float_case(element: ElementType, rows: usize, outputs: usize, inputs: usize) 
             ElementType::Bf16 => Elements::Bf16(&brains),
         };
         let mut want = vec![0.0; rows * outputs];
-        cpu::matmul(ISA, &x, inputs, elements, ColumnsMut::new(&mut want, rows, outputs));
+        let prepared = cpu::Rows::new(ISA, element, &x, inputs, &mut []);
+        cpu::matmul(ISA, prepared, elements, ColumnsMut::new(&mut want, rows, outputs));
         let (bytes, x_of) = (device.of(&narrow(element, &w)), device.of(&x));
         let weights = FloatMatrix::new(element, (1, outputs, inputs), bytes).map_err(|error| error.to_string())?;
         let y: Span<f32> = device.room(rows * outputs);

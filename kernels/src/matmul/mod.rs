@@ -1,37 +1,85 @@
-//! Activations times the transpose of a floating-point weight matrix, widened in registers.
+//! Activations times the transpose of a floating-point weight matrix, widened in registers; brain floats, where there are
+//! tile registers, as they are.
 
 use crate::lanes::{Element, Lanes, Op, prefetch};
-use crate::{ColumnsMut, Elements, Isa};
+use crate::{ColumnsMut, ElementType, Elements, Isa};
 use std::mem::MaybeUninit;
+
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+
+/// Activations `(rows, inputs)`, as [`matmul`] takes them for one instruction set and type of weights.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    x: &'a [f32],
+    inputs: usize,
+    /// Made of `x`, where tile registers multiply; else empty.
+    words: &'a [u32],
+}
+
+impl<'a> Rows<'a> {
+    /// Words that [`Rows::new`] needs room for: none but for brain floats in tile registers.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+    pub fn scratch_len(isa: Isa, weight: ElementType, rows: usize, inputs: usize) -> usize {
+        match (isa, weight) {
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Amx(_), ElementType::Bf16) => tiles::words(rows, inputs),
+            _ => 0,
+        }
+    }
+
+    /// Prepares `x`, `(rows, inputs)` row-major, once for all weights of a type. `scratch` is [`Rows::scratch_len`] words.
+    ///
+    /// # Panics
+    /// If a length does not fit the shapes.
+    pub fn new(isa: Isa, weight: ElementType, x: &'a [f32], inputs: usize, scratch: &'a mut [u32]) -> Self {
+        let rows = x.len() / inputs.max(1);
+        assert_eq!(x.len(), rows * inputs, "matmul: x is not (rows, inputs)");
+        assert_eq!(
+            scratch.len(),
+            Self::scratch_len(isa, weight, rows, inputs),
+            "matmul: not the scratch of these rows"
+        );
+        #[cfg(target_arch = "x86_64")]
+        if let (Isa::Amx(isa), ElementType::Bf16) = (isa, weight) {
+            tiles::split(isa, x, inputs, scratch);
+        }
+        Self { x, inputs, words: scratch }
+    }
+
+    /// Of the words that [`Rows::new`] made of the same `x`.
+    pub fn from_words(x: &'a [f32], inputs: usize, words: &'a [u32]) -> Self {
+        Self { x, inputs, words }
+    }
+}
 
 /// `y[r][j] = sum_i x[r][i] * weight[j][i]` for all the columns `j` that `y` holds, whatever was there.
 ///
-/// * `x`: `(rows, inputs)` row-major, where `rows` is `y`'s.
+/// * `x`: made with the same `isa`, for the type of `weight`; as many rows as `y`.
 /// * `weight`: `(outputs, inputs)` row-major; `y` is `(rows, outputs)`.
 ///
-/// Each sum runs over lanes in order and is reduced once, whatever the tile: the bits of a row depend on that row only.
+/// Each sum runs over the inputs in an order that no number of rows or columns changes: the bits of a row depend on that
+/// row only.
 ///
 /// # Panics
 /// If a length does not fit the shapes.
-pub fn matmul(isa: Isa, x: &[f32], inputs: usize, weight: Elements<'_>, y: ColumnsMut<'_>) {
+pub fn matmul(isa: Isa, x: Rows<'_>, weight: Elements<'_>, y: ColumnsMut<'_>) {
+    let Rows { x, inputs, words } = x;
     assert_eq!(x.len(), y.rows() * inputs, "matmul: x is not (rows, inputs)");
     assert!(weight.len() >= y.range().end * inputs, "matmul: the weight has too few rows");
+    let scratch = Rows::scratch_len(isa, weight.element_type(), y.rows(), inputs);
+    assert_eq!(words.len(), scratch, "matmul: the rows were made for other weights");
+    #[cfg(target_arch = "x86_64")]
+    if let (Isa::Amx(isa), Elements::Bf16(w)) = (isa, weight)
+        && inputs > 0
+    {
+        return tiles::matmul(isa, words, inputs, w, y);
+    }
     match weight {
         Elements::F32(w) => isa.run(MatMul { x, inputs, w, y }),
         Elements::F16(w) => isa.run(MatMul { x, inputs, w, y }),
         Elements::Bf16(w) => isa.run(MatMul { x, inputs, w, y }),
     }
-}
-
-/// One dot product with the arithmetic of [`matmul`]: `dot(a, b)` has the bits that a one-row, one-column call gives.
-///
-/// # Panics
-/// If the lengths differ.
-pub fn dot(isa: Isa, x: &[f32], w: Elements<'_>) -> f32 {
-    let mut y = [0.0];
-    assert_eq!(x.len(), w.len(), "dot: lengths differ");
-    matmul(isa, x, x.len(), w, ColumnsMut::new(&mut y, 1, 1));
-    y[0]
 }
 
 struct MatMul<'a, W> {

@@ -563,6 +563,31 @@ fn texts_that_begin_cold_leave_costs_as_they_are() {
     }
 }
 
+/// Behind a long prompt more rounds are dearer than are left out. What is verified all the time must not become cheaper by
+/// it than what was measured once.
+#[test]
+fn slow_beginnings_make_nothing_cheap() {
+    let machine = Simulation::new("slow beginnings", |rows| 1.0 + 0.15 * (rows - 1) as f64, 0.1, &[0.8]);
+    let mut rng = StdRng::seed_from_u64(10);
+    let mut costs = Costs::default();
+    for rows in [1, 2, 3, 4, 5, 6, 8] {
+        (0..6).for_each(|_| costs.verified(0, rows, machine.time(machine.verify[rows - 1], &mut rng)));
+    }
+    for text in 0..100 {
+        let mut planner = Planner::new(BlockSize::Fixed(5), None, &[DraftCost::PerToken], costs);
+        for round in 0..60 {
+            let mut now = machine.clone();
+            let slow = 1.0 + 0.2 * (-f64::from(round) / 12.0).exp();
+            now.verify.iter_mut().for_each(|ms| *ms *= slow);
+            now.round(&mut planner, text, &mut rng, &mut |_| None);
+        }
+        costs = planner.costs().clone();
+    }
+    let estimates = costs.verify(0, 8);
+    let (found, truth) = (estimates[7].ms / estimates[4].ms, machine.verify[7] / machine.verify[4]);
+    assert!((found / truth).ln().abs() < 0.1, "8 rows are {found:.2} times 5 rows, in truth {truth:.2}");
+}
+
 #[test]
 fn a_context_length_is_measured_for_itself() {
     // Beyond 4096 positions every row costs as much as the first.

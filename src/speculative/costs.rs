@@ -43,6 +43,12 @@ const JUMP: f64 = 0.2;
 /// the figure would take most of it.
 const COLD: usize = 4;
 
+/// Rounds behind a prompt in which only the pace follows what is seen, once a figure has so many samples. A text that begins
+/// slowly and gains speed would else leave a share of the gain in the figures of what it verifies: with every such text
+/// they became cheaper, the machine slower, and row counts that were seldom verified stayed dear.
+const SETTLED: usize = 64;
+const MATURE: usize = 16;
+
 /// The same of one cost for itself: what was measured long ago is worth a try.
 const STALE: f64 = 0.003;
 
@@ -97,12 +103,12 @@ struct Pace {
     #[serde(skip)]
     last: f64, // by how many standard deviations the last sample differed
     #[serde(skip)]
-    cold: usize, // rounds until the caches are warm
+    rounds: usize, // behind the prompt
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { log: 0.0, variance: 0.0, noise: NOISE * NOISE, samples: 0, last: 0.0, cold: 0 }
+        Self { log: 0.0, variance: 0.0, noise: NOISE * NOISE, samples: 0, last: 0.0, rounds: SETTLED }
     }
 }
 
@@ -113,11 +119,9 @@ impl Pace {
 
     /// Takes in a sample of something that is known to cost `measured` at the pace of the figures.
     fn observe(&mut self, measured: &mut Measured, ms: f64) {
-        if self.cold > 0 {
-            self.cold -= 1;
-            if measured.samples >= FIRST {
-                return;
-            }
+        self.rounds += 1;
+        if self.rounds <= COLD && measured.samples >= FIRST {
+            return;
         }
         self.variance += DRIFT * DRIFT;
         self.samples += 1;
@@ -126,7 +130,8 @@ impl Pace {
             measured.seen = self.samples;
             return;
         }
-        let own = measured.variance(self);
+        let settling = self.rounds <= SETTLED && measured.samples >= MATURE;
+        let own = if settling { 0.0 } else { measured.variance(self) };
         let difference = (ms / measured.ms).ln() - self.log;
         let deviations = difference / (own + self.variance + self.noise).sqrt();
         if deviations.abs().min(self.last.abs()) > OUTLIER && deviations * self.last > 0.0 {
@@ -178,8 +183,8 @@ impl Costs {
 
     /// A text begins, behind its prompt.
     pub(super) fn begin(&mut self) {
-        self.pace.cold = COLD;
         if self.pace.samples > 0 {
+            self.pace.rounds = 0;
             self.pace.variance = self.pace.variance.max(JUMP * JUMP);
         }
     }

@@ -135,8 +135,8 @@ struct Batch {
 /// Adds what the part's blocks give to the results of a group of panels.
 ///
 /// Tile registers and vectors work side by side: while the products of a batch are made, the floats of the one before are.
-/// A right side is there until its last floats are done, beside the first products of the span that follows: of two, the other is
-/// unpacked meanwhile.
+/// A right side is there until its last floats are done, beside the first products of the span that follows: of two, the
+/// other is unpacked meanwhile.
 #[inline(always)]
 unsafe fn add_part<F: Format>(
     l: Avx512Lanes,

@@ -12,6 +12,7 @@ use half::f16;
 pub(super) const GROUP_BYTES: usize = 64;
 
 /// A block's scales, for the rows that one vector holds.
+#[derive(Clone, Copy)]
 pub(super) struct Header<L: ByteLanes> {
     /// Per group of weights: block scale times group scale, and what [`Format::weights`] leaves to be divided by.
     pub scales: [L::V; 16],
@@ -21,12 +22,21 @@ pub(super) struct Header<L: ByteLanes> {
     pub minimum: L::V,
 }
 
+impl<L: ByteLanes> Header<L> {
+    /// One to be filled, block by block, by [`Format::header`].
+    #[inline(always)]
+    pub unsafe fn empty(l: L) -> Self {
+        // SAFETY: as the caller's.
+        unsafe { Self { scales: [l.splat(0.0); 16], minima: [l.zero(); 8], minimum: l.splat(0.0) } }
+    }
+}
+
 /// A packed format. `SCALED` is the number of inputs that share a scale, in groups of four: 8 or 4.
 ///
 /// # Safety
 /// All functions are unsafe for one reason: they must run inside the features' function, with `block` pointing at a
 /// packed block of this format.
-pub(super) trait Format {
+pub(super) trait Format: Copy {
     const TYPE: WeightType;
     /// Groups of four inputs per scale.
     const SCALED: usize;
@@ -34,6 +44,8 @@ pub(super) trait Format {
     const OFFSET: Option<u32>;
     /// What [`Format::weights`] gives.
     const BYTES: Bytes = Bytes::Unsigned;
+    /// After how many scales the shifts of their weights repeat: 1, 2, 8 or 16.
+    const PERIOD: usize = 1;
     /// Number of pairs of minima.
     const PAIRS: usize = 0;
     /// Whether blocks of 32 have a minimum.
@@ -41,7 +53,7 @@ pub(super) trait Format {
     /// Where scale `s` finds its weights.
     type Cursor<L: ByteLanes>: Copy;
 
-    unsafe fn header<L: ByteLanes>(l: L, block: *const u8, lane: usize) -> Header<L>;
+    unsafe fn header<L: ByteLanes>(l: L, block: *const u8, lane: usize, header: &mut Header<L>);
     unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Self::Cursor<L>;
     /// Group `g` of scale `s`: four unsigned bytes per lane.
     unsafe fn weights<L: ByteLanes>(l: L, cursor: Self::Cursor<L>, g: usize) -> L::I;
@@ -57,12 +69,6 @@ unsafe fn halves<L: ByteLanes>(l: L, block: *const u8, offset: usize, lane: usiz
 unsafe fn words<L: ByteLanes>(l: L, block: *const u8, offset: usize, lane: usize) -> L::I {
     // SAFETY: the caller names a field of words.
     unsafe { l.load_words(block.add(16 * offset + 4 * lane)) }
-}
-
-#[inline(always)]
-unsafe fn empty<L: ByteLanes>(l: L) -> Header<L> {
-    // SAFETY: as the caller's.
-    unsafe { Header { scales: [l.splat(0.0); 16], minima: [l.zero(); 8], minimum: l.splat(0.0) } }
 }
 
 /// Bits `mask` of bytes, that lie `up` bits higher, in one plane of weights.
@@ -125,10 +131,9 @@ impl<L: ByteLanes> Planes<L> {
 
 /// The 6-bit scales and minima of Q4_K and Q5_K, four to a word; see `block.rs` for their places.
 #[inline(always)]
-unsafe fn six_bit_header<L: ByteLanes>(l: L, block: *const u8, lane: usize, odd_factor: f32) -> Header<L> {
+unsafe fn six_bit_header<L: ByteLanes>(l: L, block: *const u8, lane: usize, odd_factor: f32, header: &mut Header<L>) {
     // SAFETY: as the caller's; both formats begin with two scales and twelve bytes.
     unsafe {
-        let mut header = empty(l);
         let d = halves(l, block, 0, lane);
         let odd = l.mul(d, l.splat(odd_factor));
         let [a, b, c] = [words(l, block, 4, lane), words(l, block, 8, lane), words(l, block, 12, lane)];
@@ -146,23 +151,24 @@ unsafe fn six_bit_header<L: ByteLanes>(l: L, block: *const u8, lane: usize, odd_
             header.minima[2 * w + 1] = l.and(l.shift(minima, -8), even);
         }
         header.minimum = l.sub(l.splat(0.0), halves(l, block, 2, lane));
-        header
     }
 }
 
+#[derive(Clone, Copy)]
 pub(super) struct Q4K;
 
 impl Format for Q4K {
     const TYPE: WeightType = WeightType::Q4_K;
     const SCALED: usize = 8;
     const OFFSET: Option<u32> = None;
+    const PERIOD: usize = 2;
     const PAIRS: usize = 4;
     type Cursor<L: ByteLanes> = Plane<L>;
 
     #[inline(always)]
-    unsafe fn header<L: ByteLanes>(l: L, block: *const u8, lane: usize) -> Header<L> {
+    unsafe fn header<L: ByteLanes>(l: L, block: *const u8, lane: usize, header: &mut Header<L>) {
         // SAFETY: as the caller's.
-        unsafe { six_bit_header(l, block, lane, Plane::<L>::factor(4)) }
+        unsafe { six_bit_header(l, block, lane, Plane::<L>::factor(4), header) }
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Plane<L> {
@@ -176,6 +182,7 @@ impl Format for Q4K {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(super) struct Q5K;
 
 impl Format for Q5K {
@@ -183,12 +190,13 @@ impl Format for Q5K {
     const SCALED: usize = 8;
     const OFFSET: Option<u32> = None;
     const PAIRS: usize = 4;
+    const PERIOD: usize = 8;
     type Cursor<L: ByteLanes> = Planes<L>;
 
     #[inline(always)]
-    unsafe fn header<L: ByteLanes>(l: L, block: *const u8, lane: usize) -> Header<L> {
+    unsafe fn header<L: ByteLanes>(l: L, block: *const u8, lane: usize, header: &mut Header<L>) {
         // SAFETY: as the caller's.
-        unsafe { six_bit_header(l, block, lane, 1.0) }
+        unsafe { six_bit_header(l, block, lane, 1.0, header) }
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Planes<L> {
@@ -211,25 +219,25 @@ impl Format for Q5K {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(super) struct Q6K;
 
 impl Format for Q6K {
     const TYPE: WeightType = WeightType::Q6_K;
     const SCALED: usize = 4;
     const OFFSET: Option<u32> = Some(0);
+    const PERIOD: usize = 8;
     type Cursor<L: ByteLanes> = Planes<L>;
 
     #[inline(always)]
-    unsafe fn header<L: ByteLanes>(l: L, block: *const u8, lane: usize) -> Header<L> {
+    unsafe fn header<L: ByteLanes>(l: L, block: *const u8, lane: usize, header: &mut Header<L>) {
         // SAFETY: as the caller's; byte `s` of lane `n` is at `16 s + n` of the scales.
         unsafe {
-            let mut header = empty(l);
             let d = halves(l, block, 208, lane);
             for s in 0..16 {
                 let scale = l.load_signed_bytes(block.add(16 * (192 + s) + lane));
                 header.scales[s] = l.mul(l.to_float(scale), d);
             }
-            header
         }
     }
     #[inline(always)]
@@ -254,6 +262,7 @@ impl Format for Q6K {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(super) struct Q2K;
 
 impl Format for Q2K {
@@ -261,13 +270,13 @@ impl Format for Q2K {
     const SCALED: usize = 4;
     const OFFSET: Option<u32> = None;
     const PAIRS: usize = 8;
+    const PERIOD: usize = 8;
     type Cursor<L: ByteLanes> = Plane<L>;
 
     #[inline(always)]
-    unsafe fn header<L: ByteLanes>(l: L, block: *const u8, lane: usize) -> Header<L> {
+    unsafe fn header<L: ByteLanes>(l: L, block: *const u8, lane: usize, header: &mut Header<L>) {
         // SAFETY: as the caller's.
         unsafe {
-            let mut header = empty(l);
             let d = halves(l, block, 80, lane);
             let (nibble, even) = (l.splat_word(15), l.splat_word(0x000f_000f));
             for w in 0..4 {
@@ -281,7 +290,6 @@ impl Format for Q2K {
                 header.minima[2 * w + 1] = l.and(l.shift(word, -12), even);
             }
             header.minimum = l.sub(l.splat(0.0), halves(l, block, 82, lane));
-            header
         }
     }
     #[inline(always)]
@@ -299,19 +307,20 @@ impl Format for Q2K {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(super) struct Q3K;
 
 impl Format for Q3K {
     const TYPE: WeightType = WeightType::Q3_K;
     const SCALED: usize = 4;
     const OFFSET: Option<u32> = Some(3);
+    const PERIOD: usize = 16;
     type Cursor<L: ByteLanes> = Planes<L>;
 
     #[inline(always)]
-    unsafe fn header<L: ByteLanes>(l: L, block: *const u8, lane: usize) -> Header<L> {
+    unsafe fn header<L: ByteLanes>(l: L, block: *const u8, lane: usize, header: &mut Header<L>) {
         // SAFETY: as the caller's; the 6 bits of a scale are a nibble of the first two words and a pair of the third's.
         unsafe {
-            let mut header = empty(l);
             let d = halves(l, block, 108, lane);
             let low = [words(l, block, 96, lane), words(l, block, 100, lane)];
             let high = words(l, block, 104, lane);
@@ -324,7 +333,6 @@ impl Format for Q3K {
                     header.scales[4 * w + b] = l.mul(l.sub(scale, l.splat(32.0)), d);
                 }
             }
-            header
         }
     }
     #[inline(always)]
@@ -362,6 +370,7 @@ unsafe fn nibbles<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
 /// A format with blocks of 32: `$scale_bytes` of scales (2, or 4 with a minimum), then the weights.
 macro_rules! blocks_of_32 {
     ($name:ident, $type:ident, $minimum:literal, $offset:expr, $bytes:ident, |$l:ident, $from:ident, $g:ident| $weights:expr) => {
+        #[derive(Clone, Copy)]
         pub(super) struct $name;
 
         impl Format for $name {
@@ -373,15 +382,13 @@ macro_rules! blocks_of_32 {
             type Cursor<L: ByteLanes> = *const u8;
 
             #[inline(always)]
-            unsafe fn header<L: ByteLanes>(l: L, block: *const u8, lane: usize) -> Header<L> {
+            unsafe fn header<L: ByteLanes>(l: L, block: *const u8, lane: usize, header: &mut Header<L>) {
                 // SAFETY: as the caller's; the block begins with its scales.
                 unsafe {
-                    let mut header = empty(l);
                     header.scales[0] = halves(l, block, 0, lane);
                     if $minimum {
                         header.minimum = halves(l, block, 2, lane);
                     }
-                    header
                 }
             }
             #[inline(always)]

@@ -14,14 +14,17 @@ const PREFETCH: usize = 3584;
 
 /// Where a tile's weights come from.
 pub(super) trait Source<L: ByteLanes, F: Format> {
-    /// Whether weights are shifted by amounts that depend on their scale's index.
-    const SHIFTED: bool;
+    /// Scales whose products are written out one behind the other, so that what depends on a scale's index is constant.
+    const UNROLLED: usize;
     type Cursor: Copy;
+    /// Asks for the weights that come next, when groups `g` and `g + 1` of scale `s` are in turn.
+    unsafe fn ask(&self, s: usize, g: usize);
     unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor;
     unsafe fn weights(&self, l: L, cursor: Self::Cursor, g: usize) -> L::I;
 }
 
 /// A packed block.
+#[derive(Clone, Copy)]
 pub(super) struct Packed<F> {
     /// The block, and the first of the panel's rows that the lanes hold.
     pub block: *const u8,
@@ -30,21 +33,27 @@ pub(super) struct Packed<F> {
 }
 
 impl<L: ByteLanes, F: Format> Source<L, F> for Packed<F> {
-    const SHIFTED: bool = !L::ALL_BYTES;
+    const UNROLLED: usize = F::PERIOD;
     type Cursor = F::Cursor<L>;
 
+    // A few lines each time, as evenly as they go: the processor has not many on their way at once.
+    #[inline(always)]
+    unsafe fn ask(&self, s: usize, g: usize) {
+        if L::LANES < PANEL_ROWS && self.lane > 0 {
+            return;
+        }
+        let period = <Self as Source<L, F>>::UNROLLED * F::SCALED / 2;
+        let bytes = F::TYPE.block_bytes() * 8 * PANEL_ROWS / F::TYPE.block_len();
+        let step = (s * F::SCALED + g) / 2;
+        let from = PREFETCH + step / period * period * bytes;
+        for line in (step % period * bytes).div_ceil(64)..((step % period + 1) * bytes).div_ceil(64) {
+            prefetch(self.block.wrapping_add(from + line * 64));
+        }
+    }
     #[inline(always)]
     unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor {
-        // SAFETY: as the caller's; prefetching reads nothing.
-        unsafe {
-            let bytes = F::TYPE.block_bytes() * 4 * F::SCALED * PANEL_ROWS / F::TYPE.block_len();
-            if self.lane == 0 {
-                for at in (0..bytes).step_by(64) {
-                    prefetch(self.block.wrapping_add(PREFETCH + s * bytes + at));
-                }
-            }
-            F::cursor(l, self.block, self.lane, s)
-        }
+        // SAFETY: as the caller's.
+        unsafe { F::cursor(l, self.block, self.lane, s) }
     }
     #[inline(always)]
     unsafe fn weights(&self, l: L, cursor: Self::Cursor, g: usize) -> L::I {
@@ -54,49 +63,18 @@ impl<L: ByteLanes, F: Format> Source<L, F> for Packed<F> {
 }
 
 /// One that was unpacked.
-pub(super) struct Staged {
-    pub stage: *const u8,
-    pub ahead: Ahead,
-}
-
-/// The cache lines that a tile asks for while it works: without them the next block's unpacking would wait for memory, and
-/// 12 rows would cost twice what 8 do.
-#[derive(Clone, Copy)]
-pub(super) struct Ahead {
-    from: *const u8,
-    lines_per_scale: usize,
-}
-
-impl Ahead {
-    pub const NOTHING: Self = Self { from: std::ptr::null(), lines_per_scale: 0 };
-
-    /// The part of tile `tile` of `tiles`, for a block at `block`. From three tiles on computing takes so much longer than
-    /// reading that the processor's own prefetching is enough, and asking costs 5 %.
-    #[inline(always)]
-    pub fn new<F: Format>(block: *const u8, tile: usize, tiles: usize) -> Self {
-        if tiles > 2 {
-            return Self::NOTHING;
-        }
-        let lines = (PANEL_ROWS * F::TYPE.block_bytes()).div_ceil(64).div_ceil(tiles);
-        let lines_per_scale = lines.div_ceil(F::TYPE.block_len() / 4 / F::SCALED);
-        Self { from: block.wrapping_add(PREFETCH + tile * lines * 64), lines_per_scale }
-    }
-}
+pub(super) struct Staged(pub *const u8);
 
 impl<L: ByteLanes, F: Format> Source<L, F> for Staged {
-    const SHIFTED: bool = false;
+    const UNROLLED: usize = 1;
     type Cursor = *const u8;
 
     #[inline(always)]
+    unsafe fn ask(&self, _: usize, _: usize) {}
+    #[inline(always)]
     unsafe fn cursor(&self, _: L, s: usize) -> *const u8 {
-        let Ahead { from, lines_per_scale } = self.ahead;
-        // SAFETY: the stage holds every group of the block; prefetching reads nothing.
-        unsafe {
-            for line in s * lines_per_scale..(s + 1) * lines_per_scale {
-                prefetch(from.wrapping_add(line * 64));
-            }
-            self.stage.add(s * F::SCALED * 4 * L::LANES)
-        }
+        // SAFETY: the stage holds every group of the block.
+        unsafe { self.0.add(s * F::SCALED * 4 * L::LANES) }
     }
     #[inline(always)]
     unsafe fn weights(&self, l: L, cursor: *const u8, g: usize) -> L::I {
@@ -109,15 +87,40 @@ pub(super) const fn block_words<F: Format>() -> usize {
     if F::TYPE.block_len() == 256 { q8k::WORDS } else { q8_1::WORDS }
 }
 
-/// The integer products over scale `s`, for `R` rows.
+/// Adds the integer products of groups `g` and `g + 1` of scale `s`.
 #[inline(always)]
-unsafe fn dots<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
+unsafe fn add_groups<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize, const P: usize>(
     l: L,
-    source: &S,
+    sources: &[S; P],
+    cursors: &[S::Cursor; P],
+    x: *const i32,
+    stride: usize,
+    (s, g): (usize, usize),
+    sums: &mut [[L::Sum; R]; P],
+) {
+    // SAFETY: as the caller's. As many words can be read as the lanes may: others follow the quants, and the pairs below.
+    unsafe {
+        let x = x.add((s * F::SCALED + g) * stride);
+        for p in 0..P {
+            sources[p].ask(s, g);
+            let weights = [sources[p].weights(l, cursors[p], g), sources[p].weights(l, cursors[p], g + 1)];
+            l.add_products(&mut sums[p], F::BYTES, weights, [x, x.add(stride)]);
+            for sum in &mut sums[p] {
+                *sum = l.settle_words(*sum);
+            }
+        }
+    }
+}
+
+/// The integer products over scale `s` of `P` panels, for `R` rows.
+#[inline(always)]
+unsafe fn dots<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize, const P: usize>(
+    l: L,
+    sources: &[S; P],
     x: *const i32,
     stride: usize,
     s: usize,
-) -> [L::I; R] {
+) -> [[L::I; R]; P] {
     // SAFETY: as the caller's; a block has the words that the activations' table lists.
     unsafe {
         let mut from = [0; R];
@@ -129,86 +132,106 @@ unsafe fn dots<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
                 *from = *x.add((at + s) * stride + r) >> shift;
             }
         }
-        let mut sums = l.begin(from);
-        let cursor = source.cursor(l, s);
-        for g in (0..F::SCALED).step_by(2) {
-            let weights = [source.weights(l, cursor, g), source.weights(l, cursor, g + 1)];
-            // As many words can be read as the lanes may: others follow the quants, and the pairs below.
-            let x = x.add((s * F::SCALED + g) * stride);
-            l.add_products(&mut sums, F::BYTES, weights, [x, x.add(stride)]);
+        let mut sums = [l.begin(from); P];
+        let mut cursors = [sources[0].cursor(l, s); P];
+        for p in 1..P {
+            cursors[p] = sources[p].cursor(l, s);
         }
-        l.end(sums)
+        add_groups::<L, F, S, R, P>(l, sources, &cursors, x, stride, (s, 0), &mut sums);
+        add_groups::<L, F, S, R, P>(l, sources, &cursors, x, stride, (s, 2), &mut sums);
+        if F::SCALED == 8 {
+            add_groups::<L, F, S, R, P>(l, sources, &cursors, x, stride, (s, 4), &mut sums);
+            add_groups::<L, F, S, R, P>(l, sources, &cursors, x, stride, (s, 6), &mut sums);
+        }
+        let mut dots = [l.end(sums[0]); P];
+        for p in 1..P {
+            dots[p] = l.end(sums[p]);
+        }
+        dots
     }
 }
 
 /// Adds what the inputs of scale `s` give to `sums`.
 #[inline(always)]
-unsafe fn add_scale<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
+unsafe fn add_scale<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize, const P: usize>(
     l: L,
-    source: &S,
-    header: &Header<L>,
+    sources: &[S; P],
+    headers: &[Header<L>; P],
     x: *const i32,
     stride: usize,
     s: usize,
-    sums: &mut [L::V; R],
+    sums: &mut [[L::V; R]; P],
 ) {
     // SAFETY: as the caller's.
     unsafe {
-        let dots = dots::<L, F, S, R>(l, source, x, stride, s);
-        for r in 0..R {
-            sums[r] = l.fma(l.to_float(dots[r]), header.scales[s], sums[r]);
+        let dots = dots::<L, F, S, R, P>(l, sources, x, stride, s);
+        for p in 0..P {
+            for r in 0..R {
+                sums[p][r] = l.settle_floats(l.fma(l.to_float(dots[p][r]), headers[p].scales[s], sums[p][r]));
+            }
         }
     }
 }
 
-/// Adds one block's part to `y`, for `R` rows whose words of this block start at `x`.
+/// Adds one block's part of `P` panels to `y`, for `R` rows whose words of this block start at `x`.
 #[inline(always)]
-pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
+pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize, const P: usize>(
     l: L,
-    source: &S,
-    header: &Header<L>,
+    sources: &[S; P],
+    headers: &[Header<L>; P],
     x: *const i32,
     stride: usize,
-    y: &mut [L::V; R],
+    y: &mut [[L::V; R]; P],
 ) {
     // SAFETY: as the caller's; a block has the words that the activations' table lists.
     unsafe {
         let float = |index: usize, r: usize| l.splat(f32::from_bits(*x.add(index * stride + r) as u32));
         if F::TYPE.block_len() == 32 {
-            let dots = dots::<L, F, S, R>(l, source, x, stride, 0);
-            for r in 0..R {
-                y[r] = l.fma(l.mul(l.to_float(dots[r]), float(q8_1::SCALE, r)), header.scales[0], y[r]);
-                if F::MINIMUM {
-                    y[r] = l.fma(header.minimum, float(q8_1::SUM, r), y[r]);
+            let dots = dots::<L, F, S, R, P>(l, sources, x, stride, 0);
+            for p in 0..P {
+                for r in 0..R {
+                    let scaled = l.mul(l.to_float(dots[p][r]), float(q8_1::SCALE, r));
+                    y[p][r] = l.fma(scaled, headers[p].scales[0], y[p][r]);
+                    if F::MINIMUM {
+                        y[p][r] = l.fma(headers[p].minimum, float(q8_1::SUM, r), y[p][r]);
+                    }
                 }
             }
             return;
         }
-        let mut sums = [l.splat(0.0); R];
+        let mut sums = [[l.splat(0.0); R]; P];
         let scales = 64 / F::SCALED;
-        if S::SHIFTED {
-            // Two at a time: the shifts that single out nibbles are then constants, half of them zero.
-            for s in (0..scales).step_by(2) {
-                add_scale::<L, F, S, R>(l, source, header, x, stride, s, &mut sums);
-                add_scale::<L, F, S, R>(l, source, header, x, stride, s + 1, &mut sums);
+        for first in (0..scales).step_by(S::UNROLLED) {
+            macro_rules! scales {
+                ($($s:literal)*) => {
+                    $(add_scale::<L, F, S, R, P>(l, sources, headers, x, stride, first + $s, &mut sums);)*
+                };
             }
-        } else {
-            for s in 0..scales {
-                add_scale::<L, F, S, R>(l, source, header, x, stride, s, &mut sums);
+            scales!(0);
+            if S::UNROLLED > 1 {
+                scales!(1);
+            }
+            if S::UNROLLED > 2 {
+                scales!(2 3 4 5 6 7);
+            }
+            if S::UNROLLED > 8 {
+                scales!(8 9 10 11 12 13 14 15);
             }
         }
-        if F::PAIRS > 0 {
-            let at = if F::PAIRS == 4 { q8k::PAIRS_OF_32 } else { q8k::PAIRS_OF_16 };
-            let mut totals = [l.zero(); R];
-            for p in 0..F::PAIRS {
-                l.add_pairs(&mut totals, header.minima[p], x.add((at + p) * stride));
+        for p in 0..P {
+            if F::PAIRS > 0 {
+                let at = if F::PAIRS == 4 { q8k::PAIRS_OF_32 } else { q8k::PAIRS_OF_16 };
+                let mut totals = [l.zero(); R];
+                for pair in 0..F::PAIRS {
+                    l.add_pairs(&mut totals, headers[p].minima[pair], x.add((at + pair) * stride));
+                }
+                for r in 0..R {
+                    sums[p][r] = l.fma(l.to_float(totals[r]), headers[p].minimum, sums[p][r]);
+                }
             }
             for r in 0..R {
-                sums[r] = l.fma(l.to_float(totals[r]), header.minimum, sums[r]);
+                y[p][r] = l.fma(sums[p][r], float(q8k::SCALE, r), y[p][r]);
             }
-        }
-        for r in 0..R {
-            y[r] = l.fma(sums[r], float(q8k::SCALE, r), y[r]);
         }
     }
 }

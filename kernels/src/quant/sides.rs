@@ -8,7 +8,6 @@ use std::ops::Range;
 use super::Activations;
 use super::activations::{q8_1, q8k};
 use super::format::{Format, GROUP_BYTES, Header};
-use super::lanes::ByteLanes;
 use super::products::block_words;
 use crate::lanes::{Avx512Lanes, Lanes};
 
@@ -115,11 +114,7 @@ impl Right {
     #[inline(always)]
     pub unsafe fn new(l: Avx512Lanes) -> Self {
         // SAFETY: as the caller's.
-        unsafe {
-            let (none, nothing) = (l.splat(0.0), l.zero());
-            let header = Header { scales: [none; 16], minima: [nothing; 8], minimum: none };
-            Self { weights: [MaybeUninit::uninit(); _], header, minimum: [none; _] }
-        }
+        unsafe { Self { weights: [MaybeUninit::uninit(); _], header: Header::empty(l), minimum: [l.splat(0.0); _] } }
     }
 
     /// Unpacks block `i` of the span.
@@ -127,10 +122,11 @@ impl Right {
     pub unsafe fn unpack<F: Format>(&mut self, l: Avx512Lanes, block: *const u8, i: usize) {
         // SAFETY: as the caller's: the features, and a packed block of this format.
         unsafe {
-            let header = F::header(l, block, 0);
             if F::TYPE.block_len() == SPAN {
-                self.header = header;
+                F::header(l, block, 0, &mut self.header);
             } else {
+                let mut header = Header::empty(l);
+                F::header(l, block, 0, &mut header);
                 self.header.scales[i] = header.scales[0];
                 self.minimum[i] = header.minimum;
             }

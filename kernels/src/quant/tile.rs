@@ -5,8 +5,8 @@
 //! tile. Integer sums are exact, and the float operations per output are those of `reference.rs` in their order; that is
 //! why neither the tile, nor the column range, nor the instruction set changes a bit.
 //!
-//! One tile, and all tiles of blocks of 32, which unpack in two operations, unpack in registers. Several tiles of blocks of
-//! 256 unpack each block once into the first-level cache and run from there.
+//! Weights are unpacked in registers, again for every tile; a tile reads several panels side by side. Only where registers
+//! hold but half a tile, several tiles of blocks of 256 unpack each block once into the first-level cache and run from there.
 
 use super::activations::{TILE_ROWS, Tile};
 use super::format::{Format, GROUP_BYTES, Header};
@@ -14,7 +14,7 @@ use super::lanes::{ByteLanes, PanelOp};
 #[cfg(target_arch = "x86_64")]
 use super::matrix;
 use super::pack::{PANEL_ROWS, PackedBlock, Panel, interleave};
-use super::products::{Ahead, Packed, Staged, add_block, block_words};
+use super::products::{Packed, Staged, add_block, block_words};
 use super::{Activations, PackedMatrix, WeightType};
 use crate::{ColumnsMut, Isa};
 use std::marker::PhantomData;
@@ -24,9 +24,8 @@ use std::ops::Range;
 /// Rows that share an unpacked block: their sums take 4 KiB of stack, their quants of a block 24 KiB.
 const CHUNK_TILES: usize = 8;
 
-/// Runs of panels that few rows read side by side, and how many rows those are: more compute longer than they wait.
+/// Runs of panels that are read side by side: one run of addresses keeps too few cache lines on their way.
 const STREAMS: usize = 4;
-const STREAM_ROWS: usize = 4;
 
 /// Runs an operation for the matrix's type on the processor's lanes, or the reference where it has none.
 macro_rules! dispatch {
@@ -143,23 +142,21 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
             let chunk = chunk..(chunk + CHUNK_TILES).min(tiles.count);
             let (first_row, last) = (tiles.get(chunk.start).first, tiles.get(chunk.end - 1));
             let rows = last.first + last.rows - first_row;
-            let mut panel = first;
-            if tiles.count == 1 && rows <= STREAM_ROWS {
-                // SAFETY: as below.
-                unsafe { self.stream(l, first..self.whole_panels(first, end), &mut results) };
-                panel = self.whole_panels(first, end);
-            }
-            for panel in panel..end {
+            let staged = tiles.count > 1 && L::TILE_ROWS < TILE_ROWS && F::TYPE.block_len() > 32;
+            let streamed = if staged { first } else { self.whole_panels(first, end) };
+            // SAFETY: as below.
+            unsafe { self.stream(l, first..streamed, chunk.clone(), &mut results) };
+            for panel in streamed..end {
                 // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
                 unsafe {
-                    if F::TYPE.block_len() == 32 || tiles.count == 1 {
+                    if staged {
+                        results[..rows].fill([0.0; PANEL_ROWS]);
+                        staged_tiles::<L, F>(l, self.weights, self.x, panel, chunk.clone(), &mut results);
+                    } else {
                         for tile in chunk.clone().map(|t| tiles.get(t)) {
                             let results = &mut results[tile.first - first_row..];
                             fused_tile::<L, F>(l, self.weights, self.x, panel, tile, results);
                         }
-                    } else {
-                        results[..rows].fill([0.0; PANEL_ROWS]);
-                        staged_tiles::<L, F>(l, self.weights, self.x, panel, chunk.clone(), &mut results);
                     }
                 }
                 store_panel(&mut self.y, panel, first_row, &results[..rows]);
@@ -175,24 +172,26 @@ impl<F: Format> MatMul<'_, F> {
         first + whole.saturating_sub(first) / STREAMS * STREAMS
     }
 
-    /// Few rows, which wait for memory: the panels are cut into `STREAMS` runs that are read side by side, a block of each
-    /// in turn, because one run of addresses keeps too few cache lines on their way.
+    /// The panels, cut into `STREAMS` runs that are read side by side, a block of each in turn. Further tiles find them in
+    /// the second-level cache.
     #[inline(always)]
-    unsafe fn stream<L: ByteLanes>(&mut self, l: L, panels: Range<usize>, results: &mut Results) {
-        let (run, tile) = (panels.len() / STREAMS, self.x.tiles().get(0));
+    unsafe fn stream<L: ByteLanes>(&mut self, l: L, panels: Range<usize>, tiles: Range<usize>, results: &mut Results) {
+        let run = panels.len() / STREAMS;
         for panel in panels.start..panels.start + run {
-            for lane in (0..PANEL_ROWS).step_by(L::LANES) {
-                in_parts!(L, tile.rows, |first, R| {
-                    let (weights, x, results) = (self.weights, self.x, &mut results[..]);
-                    let op =
-                        Streams::<F, R> { weights, x, panel, run, lane, tile, first, results, format: PhantomData };
-                    // SAFETY: the caller is inside the features.
-                    unsafe { l.call(op) }
-                });
-            }
-            for stream in 0..STREAMS {
-                let results = &results[stream * STREAM_ROWS..][..tile.rows];
-                store_panel(&mut self.y, panel + stream * run, 0, results);
+            for tile in tiles.clone().map(|t| self.x.tiles().get(t)) {
+                for lane in (0..PANEL_ROWS).step_by(L::LANES) {
+                    in_parts!(L, tile.rows, |first, R| {
+                        let (weights, x, results) = (self.weights, self.x, &mut results[..]);
+                        let op =
+                            Streams::<F, R> { weights, x, panel, run, lane, tile, first, results, format: PhantomData };
+                        // SAFETY: the caller is inside the features.
+                        unsafe { l.call(op) }
+                    });
+                }
+                for stream in 0..STREAMS {
+                    let results = &results[stream * TILE_ROWS..][..tile.rows];
+                    store_panel(&mut self.y, panel + stream * run, tile.first, results);
+                }
             }
         }
     }
@@ -287,7 +286,8 @@ impl<F: Format, const R: usize> PanelOp for FusedTile<'_, F, R> {
         let mut tail = PackedBlock::new();
         // SAFETY: `call` entered the features; the panel and the tile have `weights.blocks()` blocks.
         unsafe {
-            let mut y = [l.splat(0.0); R];
+            let mut headers = [Header::empty(l)];
+            let mut y = [[l.splat(0.0); R]];
             let mut x = self.x.tile(self.tile, 0).as_ptr().add(self.first);
             for b in 0..weights.blocks() {
                 let block = match weights.panel(self.panel) {
@@ -297,12 +297,12 @@ impl<F: Format, const R: usize> PanelOp for FusedTile<'_, F, R> {
                         tail.0.as_ptr()
                     }
                 };
-                let header = F::header(l, block, lane);
+                F::header(l, block, lane, &mut headers[0]);
                 let source = Packed::<F> { block, lane, format: PhantomData };
-                add_block::<L, F, _, R>(l, &source, &header, x, stride, &mut y);
+                add_block::<L, F, _, R, 1>(l, &[source], &headers, x, stride, &mut y);
                 x = x.add(block_words);
             }
-            for (results, y) in self.results.iter_mut().zip(y) {
+            for (results, y) in self.results.iter_mut().zip(y[0]) {
                 l.store(results.as_mut_ptr().add(lane), y);
             }
         }
@@ -318,13 +318,28 @@ struct Streams<'a, F, const R: usize> {
     lane: usize,
     tile: Tile,
     first: usize,
-    results: &'a mut [[f32; PANEL_ROWS]], // stream `s`, row `r` at `s * STREAM_ROWS + r`
+    results: &'a mut [[f32; PANEL_ROWS]], // stream `s`, row `r` at `s * TILE_ROWS + r`
     format: PhantomData<F>,
 }
 
 impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
+        // A row's products are a chain; few rows alone would wait for theirs, where registers hold more.
+        if L::TILE_ROWS == TILE_ROWS && R <= 2 {
+            self.run::<L, 4>(l);
+        } else if L::TILE_ROWS == TILE_ROWS && R <= 4 {
+            self.run::<L, 2>(l);
+        } else {
+            self.run::<L, 1>(l);
+        }
+    }
+}
+
+impl<F: Format, const R: usize> Streams<'_, F, R> {
+    /// `P` panels at once.
+    #[inline(always)]
+    fn run<L: ByteLanes, const P: usize>(self, l: L) {
         let Self { weights, lane, .. } = self;
         let block_bytes = PANEL_ROWS * F::TYPE.block_bytes();
         let panel_bytes = weights.blocks() * block_bytes;
@@ -332,22 +347,26 @@ impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
         let block_words = block_words::<F>() * stride;
         // SAFETY: `call` entered the features; the panels are whole and, as the tile, have `weights.blocks()` blocks.
         unsafe {
+            let mut headers = [Header::empty(l); P];
             let mut y = [[l.splat(0.0); R]; STREAMS];
             let mut x = self.x.tile(self.tile, 0).as_ptr().add(self.first);
             let mut block = weights.bytes.as_ptr().add(self.panel * panel_bytes);
             for _ in 0..weights.blocks() {
-                for (stream, y) in y.iter_mut().enumerate() {
-                    let block = block.add(stream * self.run * panel_bytes);
-                    let header = F::header(l, block, lane);
-                    let source = Packed::<F> { block, lane, format: PhantomData };
-                    add_block::<L, F, _, R>(l, &source, &header, x, stride, y);
+                for (first, y) in y.as_chunks_mut::<P>().0.iter_mut().enumerate() {
+                    let block = block.add(first * P * self.run * panel_bytes);
+                    let mut sources = [Packed::<F> { block, lane, format: PhantomData }; P];
+                    for p in 0..P {
+                        sources[p].block = block.add(p * self.run * panel_bytes);
+                        F::header(l, sources[p].block, lane, &mut headers[p]);
+                    }
+                    add_block::<L, F, _, R, P>(l, &sources, &headers, x, stride, y);
                 }
                 x = x.add(block_words);
                 block = block.add(block_bytes);
             }
             for (stream, y) in y.into_iter().enumerate() {
                 for (r, y) in y.into_iter().enumerate() {
-                    let row = stream * STREAM_ROWS + self.first + r;
+                    let row = stream * TILE_ROWS + self.first + r;
                     l.store(self.results[row].as_mut_ptr().add(lane), y);
                 }
             }
@@ -369,6 +388,8 @@ unsafe fn staged_tiles<L: ByteLanes, F: Format>(
     let groups = F::TYPE.block_len() / 4;
     let mut tail = PackedBlock::new();
     let mut stage = Stage([0; 64 * GROUP_BYTES]);
+    // SAFETY: as the caller's.
+    let mut headers = unsafe { [Header::empty(l)] };
     for b in 0..weights.blocks() {
         // SAFETY: as the caller's: the features are entered, and the panel and the tiles have `weights.blocks()` blocks;
         // a stage has room for the 64 groups of the longest block.
@@ -381,7 +402,7 @@ unsafe fn staged_tiles<L: ByteLanes, F: Format>(
                 }
             };
             for lane in (0..PANEL_ROWS).step_by(L::LANES) {
-                let header = F::header(l, block, lane);
+                F::header(l, block, lane, &mut headers[0]);
                 for s in 0..groups / F::SCALED {
                     let cursor = F::cursor(l, block, lane, s);
                     for g in 0..F::SCALED {
@@ -390,23 +411,12 @@ unsafe fn staged_tiles<L: ByteLanes, F: Format>(
                     }
                 }
                 let mut done = 0;
-                for (t, tile) in tiles.clone().map(|t| x.tiles().get(t)).enumerate() {
+                for tile in tiles.clone().map(|t| x.tiles().get(t)) {
                     let x = x.tile(tile, b).as_ptr();
-                    let mut ahead = if lane == 0 { Ahead::new::<F>(block, t, tiles.len()) } else { Ahead::NOTHING };
                     in_parts!(L, tile.rows, |first, R| {
                         let results = &mut results[done + first..done + first + R];
-                        let (x, stage, header) = (x.add(first), &stage, (&raw const header).cast());
-                        l.call(StagedTile::<F, R> {
-                            stage,
-                            header,
-                            x,
-                            ahead,
-                            lane,
-                            tile,
-                            results,
-                            format: PhantomData,
-                        });
-                        ahead = Ahead::NOTHING;
+                        let (x, stage, header) = (x.add(first), &stage, (&raw const headers).cast());
+                        l.call(StagedTile::<F, R> { stage, header, x, lane, tile, results, format: PhantomData });
                     });
                     done += tile.rows;
                 }
@@ -421,7 +431,6 @@ struct StagedTile<'a, F, const R: usize> {
     /// A `Header<L>` of the lanes that evaluate this: [`PanelOp::eval`] chooses `L`, so the type cannot say it.
     header: *const (),
     x: *const i32,
-    ahead: Ahead,
     lane: usize,
     tile: Tile,
     results: &'a mut [[f32; PANEL_ROWS]],
@@ -435,14 +444,14 @@ impl<F: Format, const R: usize> PanelOp for StagedTile<'_, F, R> {
         // SAFETY: `staged_tiles` made this value with the `header` and the words of its own lanes and blocks, and called
         // with the same lanes, which entered the features.
         unsafe {
-            let header = &*self.header.cast::<Header<L>>();
-            let source = Staged { stage: self.stage.0.as_ptr(), ahead: self.ahead };
-            let mut y = [l.splat(0.0); R];
-            for (y, results) in y.iter_mut().zip(self.results.iter()) {
+            let header = &*self.header.cast::<[Header<L>; 1]>();
+            let source = Staged(self.stage.0.as_ptr());
+            let mut y = [[l.splat(0.0); R]];
+            for (y, results) in y[0].iter_mut().zip(self.results.iter()) {
                 *y = l.load(results.as_ptr().add(self.lane));
             }
-            add_block::<L, F, _, R>(l, &source, header, self.x, stride, &mut y);
-            for (results, y) in self.results.iter_mut().zip(y) {
+            add_block::<L, F, _, R, 1>(l, &[source], header, self.x, stride, &mut y);
+            for (results, y) in self.results.iter_mut().zip(y[0]) {
                 l.store(results.as_mut_ptr().add(self.lane), y);
             }
         }

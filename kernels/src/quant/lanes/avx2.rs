@@ -4,6 +4,15 @@ use super::{ByteLanes, Bytes, PanelOp};
 use crate::lanes::{Products, Ymm};
 use std::arch::x86_64::*;
 
+/// No instruction, but not `pure` either: it stays where it is, and with it what makes `x`.
+#[inline]
+#[target_feature(enable = "avx")]
+fn settle(mut x: __m256i) -> __m256i {
+    // SAFETY: there is no instruction.
+    unsafe { std::arch::asm!("/* {} */", inout(ymm_reg) x, options(nomem, nostack, preserves_flags)) };
+    x
+}
+
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, which is what `ByteLanes` demands.
 #[allow(clippy::undocumented_unsafe_blocks)]
@@ -60,6 +69,14 @@ impl<P: Products> ByteLanes for Ymm<P> {
     #[inline(always)]
     unsafe fn to_float(self, a: __m256i) -> __m256 {
         unsafe { _mm256_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn settle_words(self, x: __m256i) -> __m256i {
+        unsafe { settle(x) }
+    }
+    #[inline(always)]
+    unsafe fn settle_floats(self, x: __m256) -> __m256 {
+        unsafe { _mm256_castsi256_ps(settle(_mm256_castps_si256(x))) }
     }
     #[inline(always)]
     unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [__m256i; R] {

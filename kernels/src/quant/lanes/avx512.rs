@@ -19,6 +19,15 @@ fn add_pairs(mut sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
     sum
 }
 
+/// No instruction, but not `pure` either: it stays where it is, and with it what makes `x`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn settle(mut x: __m512i) -> __m512i {
+    // SAFETY: there is no instruction.
+    unsafe { asm!("/* {} */", inout(zmm_reg) x, options(nomem, nostack, preserves_flags)) };
+    x
+}
+
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, which is what `ByteLanes` demands.
 #[allow(clippy::undocumented_unsafe_blocks)]
@@ -72,6 +81,14 @@ impl ByteLanes for Avx512Lanes {
     #[inline(always)]
     unsafe fn to_float(self, a: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn settle_words(self, x: __m512i) -> __m512i {
+        unsafe { settle(x) }
+    }
+    #[inline(always)]
+    unsafe fn settle_floats(self, x: __m512) -> __m512 {
+        unsafe { _mm512_castsi512_ps(settle(_mm512_castps_si512(x))) }
     }
     #[inline(always)]
     unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [__m512i; R] {

@@ -63,6 +63,17 @@ pub(crate) trait ByteLanes: Lanes {
     /// Replaces bytes below 16 by the table's.
     unsafe fn lookup(self, table: &[u8; 16], a: Self::I) -> Self::I;
     unsafe fn to_float(self, a: Self::I) -> Self::V;
+    /// Returns `x`, in its place in the program: what it is made of comes before, what follows it after. The compiler, left
+    /// free, mixes the products of many scales until registers overflow, and the requests for memory come in bursts.
+    #[inline(always)]
+    unsafe fn settle_words(self, x: Self::Sum) -> Self::Sum {
+        x
+    }
+    /// As [`ByteLanes::settle_words`].
+    #[inline(always)]
+    unsafe fn settle_floats(self, x: Self::V) -> Self::V {
+        x
+    }
 
     /// Sums of `R` rows that start from a number each.
     unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [Self::Sum; R];

@@ -33,7 +33,7 @@ pub(super) struct Packed<F> {
 }
 
 impl<L: ByteLanes, F: Format> Source<L, F> for Packed<F> {
-    const UNROLLED: usize = F::PERIOD;
+    const UNROLLED: usize = if L::SETTLES || F::PERIOD == 1 { F::PERIOD } else { 2 };
     type Cursor = F::Cursor<L>;
 
     // A few lines each time, as evenly as they go: the processor has not many on their way at once.

@@ -326,9 +326,9 @@ impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
         // A row's products are a chain; few rows alone would wait for theirs, where registers hold more.
-        if L::TILE_ROWS == TILE_ROWS && R <= 2 {
+        if L::SETTLES && L::TILE_ROWS == TILE_ROWS && R <= 2 {
             self.run::<L, 4>(l);
-        } else if L::TILE_ROWS == TILE_ROWS && R <= 4 {
+        } else if L::SETTLES && L::TILE_ROWS == TILE_ROWS && R <= 4 {
             self.run::<L, 2>(l);
         } else {
             self.run::<L, 1>(l);

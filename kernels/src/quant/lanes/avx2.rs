@@ -19,6 +19,7 @@ fn settle(mut x: __m256i) -> __m256i {
 impl<P: Products> ByteLanes for Ymm<P> {
     const ALL_BYTES: bool = P::ALL_BYTES;
     const TILE_ROWS: usize = 4;
+    const SETTLES: bool = true;
     type I = __m256i;
     type Sum = __m256i;
 

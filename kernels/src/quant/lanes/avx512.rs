@@ -34,6 +34,7 @@ fn settle(mut x: __m512i) -> __m512i {
 impl ByteLanes for Avx512Lanes {
     const ALL_BYTES: bool = true;
     const TILE_ROWS: usize = 8;
+    const SETTLES: bool = true;
     type I = __m512i;
     type Sum = __m512i;
 

@@ -34,6 +34,9 @@ pub(crate) trait ByteLanes: Lanes {
     const ALL_BYTES: bool;
     /// Rows that the registers hold: an accumulator and a sum each.
     const TILE_ROWS: usize;
+    /// Whether [`ByteLanes::settle_words`] and its like hold a place. Without, loops stay short: many scales or panels written
+    /// out would overflow registers and take the compiler minutes.
+    const SETTLES: bool = false;
     type I: Copy;
     /// A row's sums while they grow, in an order of their own.
     type Sum: Copy;

@@ -44,8 +44,8 @@ pub(super) trait Format: Copy {
     const OFFSET: Option<u32>;
     /// What [`Format::weights`] gives.
     const BYTES: Bytes = Bytes::Unsigned;
-    /// After how many scales the shifts of their weights repeat: 1, 2, 8 or 16.
-    const PERIOD: usize = 1;
+    /// Scales in a block: 1, 8 or 16.
+    const SCALES: usize = Self::TYPE.block_len() / 4 / Self::SCALED;
     /// Number of pairs of minima.
     const PAIRS: usize = 0;
     /// Whether blocks of 32 have a minimum.
@@ -161,7 +161,6 @@ impl Format for Q4K {
     const TYPE: WeightType = WeightType::Q4_K;
     const SCALED: usize = 8;
     const OFFSET: Option<u32> = None;
-    const PERIOD: usize = 2;
     const PAIRS: usize = 4;
     type Cursor<L: ByteLanes> = Plane<L>;
 
@@ -190,7 +189,6 @@ impl Format for Q5K {
     const SCALED: usize = 8;
     const OFFSET: Option<u32> = None;
     const PAIRS: usize = 4;
-    const PERIOD: usize = 8;
     type Cursor<L: ByteLanes> = Planes<L>;
 
     #[inline(always)]
@@ -226,7 +224,6 @@ impl Format for Q6K {
     const TYPE: WeightType = WeightType::Q6_K;
     const SCALED: usize = 4;
     const OFFSET: Option<u32> = Some(0);
-    const PERIOD: usize = 8;
     type Cursor<L: ByteLanes> = Planes<L>;
 
     #[inline(always)]
@@ -270,7 +267,6 @@ impl Format for Q2K {
     const SCALED: usize = 4;
     const OFFSET: Option<u32> = None;
     const PAIRS: usize = 8;
-    const PERIOD: usize = 8;
     type Cursor<L: ByteLanes> = Plane<L>;
 
     #[inline(always)]
@@ -314,7 +310,6 @@ impl Format for Q3K {
     const TYPE: WeightType = WeightType::Q3_K;
     const SCALED: usize = 4;
     const OFFSET: Option<u32> = Some(3);
-    const PERIOD: usize = 16;
     type Cursor<L: ByteLanes> = Planes<L>;
 
     #[inline(always)]

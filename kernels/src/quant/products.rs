@@ -10,30 +10,34 @@ use std::marker::PhantomData;
 
 /// How far ahead of the weights in use the next ones are asked for, in bytes: under a page, a multiple of which would meet the
 /// weights in use in their set of the first-level cache.
-const PREFETCH: usize = 3584;
+pub(super) const PREFETCH: usize = 3584;
+
+/// Runs of panels that are read side by side: one run of addresses keeps too few cache lines on their way.
+pub(super) const STREAMS: usize = 4;
 
 /// Where a tile's weights come from.
 pub(super) trait Source<L: ByteLanes, F: Format> {
     /// Scales whose products are written out one behind the other, so that what depends on a scale's index is constant.
     const UNROLLED: usize;
     type Cursor: Copy;
-    /// Asks for the weights that come next, when groups `g` and `g + 1` of scale `s` are in turn.
+    /// Asks for a part of the weights that come next, when groups `g` and `g + 1` of scale `s` are in turn.
     unsafe fn ask(&self, s: usize, g: usize);
     unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor;
     unsafe fn weights(&self, l: L, cursor: Self::Cursor, g: usize) -> L::I;
 }
 
 /// A packed block.
-#[derive(Clone, Copy)]
 pub(super) struct Packed<F> {
     /// The block, and the first of the panel's rows that the lanes hold.
     pub block: *const u8,
     pub lane: usize,
+    /// Quarters of blocks to ask for meanwhile, a line of each in turn.
+    pub ahead: [*const u8; STREAMS],
     pub format: PhantomData<F>,
 }
 
 impl<L: ByteLanes, F: Format> Source<L, F> for Packed<F> {
-    const UNROLLED: usize = if L::SETTLES || F::PERIOD == 1 { F::PERIOD } else { 2 };
+    const UNROLLED: usize = if L::SETTLES { F::SCALES } else { 2 };
     type Cursor = F::Cursor<L>;
 
     // A few lines each time, as evenly as they go: the processor has not many on their way at once.
@@ -42,12 +46,11 @@ impl<L: ByteLanes, F: Format> Source<L, F> for Packed<F> {
         if L::LANES < PANEL_ROWS && self.lane > 0 {
             return;
         }
-        let period = <Self as Source<L, F>>::UNROLLED * F::SCALED / 2;
-        let bytes = F::TYPE.block_bytes() * 8 * PANEL_ROWS / F::TYPE.block_len();
-        let step = (s * F::SCALED + g) / 2;
-        let from = PREFETCH + step / period * period * bytes;
-        for line in (step % period * bytes).div_ceil(64)..((step % period + 1) * bytes).div_ceil(64) {
-            prefetch(self.block.wrapping_add(from + line * 64));
+        let bytes = PANEL_ROWS * F::TYPE.block_bytes();
+        let (step, steps) = ((s * F::SCALED + g) / 2, F::TYPE.block_len() / 8);
+        let lines = STREAMS * (bytes / STREAMS).div_ceil(64);
+        for line in step * lines / steps..(step + 1) * lines / steps {
+            prefetch(self.ahead[line % STREAMS].wrapping_add(line / STREAMS * 64));
         }
     }
     #[inline(always)]
@@ -89,38 +92,36 @@ pub(super) const fn block_words<F: Format>() -> usize {
 
 /// Adds the integer products of groups `g` and `g + 1` of scale `s`.
 #[inline(always)]
-unsafe fn add_groups<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize, const P: usize>(
+unsafe fn add_groups<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
     l: L,
-    sources: &[S; P],
-    cursors: &[S::Cursor; P],
+    source: &S,
+    cursor: S::Cursor,
     x: *const i32,
     stride: usize,
     (s, g): (usize, usize),
-    sums: &mut [[L::Sum; R]; P],
+    sums: &mut [L::Sum; R],
 ) {
     // SAFETY: as the caller's. As many words can be read as the lanes may: others follow the quants, and the pairs below.
     unsafe {
         let x = x.add((s * F::SCALED + g) * stride);
-        for p in 0..P {
-            sources[p].ask(s, g);
-            let weights = [sources[p].weights(l, cursors[p], g), sources[p].weights(l, cursors[p], g + 1)];
-            l.add_products(&mut sums[p], F::BYTES, weights, [x, x.add(stride)]);
-            for sum in &mut sums[p] {
-                *sum = l.settle_words(*sum);
-            }
+        source.ask(s, g);
+        let weights = [source.weights(l, cursor, g), source.weights(l, cursor, g + 1)];
+        l.add_products(sums, F::BYTES, weights, [x, x.add(stride)]);
+        for sum in sums {
+            *sum = l.settle_words(*sum);
         }
     }
 }
 
-/// The integer products over scale `s` of `P` panels, for `R` rows.
+/// The integer products over scale `s`, for `R` rows.
 #[inline(always)]
-unsafe fn dots<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize, const P: usize>(
+unsafe fn dots<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
     l: L,
-    sources: &[S; P],
+    source: &S,
     x: *const i32,
     stride: usize,
     s: usize,
-) -> [[L::I; R]; P] {
+) -> [L::I; R] {
     // SAFETY: as the caller's; a block has the words that the activations' table lists.
     unsafe {
         let mut from = [0; R];
@@ -132,80 +133,51 @@ unsafe fn dots<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize, const P
                 *from = *x.add((at + s) * stride + r) >> shift;
             }
         }
-        let mut sums = [l.begin(from); P];
-        let mut cursors = [sources[0].cursor(l, s); P];
-        for p in 1..P {
-            cursors[p] = sources[p].cursor(l, s);
-        }
-        add_groups::<L, F, S, R, P>(l, sources, &cursors, x, stride, (s, 0), &mut sums);
-        add_groups::<L, F, S, R, P>(l, sources, &cursors, x, stride, (s, 2), &mut sums);
+        let mut sums = l.begin(from);
+        let cursor = source.cursor(l, s);
+        add_groups::<L, F, S, R>(l, source, cursor, x, stride, (s, 0), &mut sums);
+        add_groups::<L, F, S, R>(l, source, cursor, x, stride, (s, 2), &mut sums);
         if F::SCALED == 8 {
-            add_groups::<L, F, S, R, P>(l, sources, &cursors, x, stride, (s, 4), &mut sums);
-            add_groups::<L, F, S, R, P>(l, sources, &cursors, x, stride, (s, 6), &mut sums);
+            add_groups::<L, F, S, R>(l, source, cursor, x, stride, (s, 4), &mut sums);
+            add_groups::<L, F, S, R>(l, source, cursor, x, stride, (s, 6), &mut sums);
         }
-        let mut dots = [l.end(sums[0]); P];
-        for p in 1..P {
-            dots[p] = l.end(sums[p]);
-        }
-        dots
+        l.end(sums)
     }
 }
 
-/// Adds what the inputs of scale `s` give to `sums`.
+/// Adds one block's part to `y`, for `R` rows whose words of this block start at `x`.
 #[inline(always)]
-unsafe fn add_scale<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize, const P: usize>(
+pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
     l: L,
-    sources: &[S; P],
-    headers: &[Header<L>; P],
+    source: &S,
+    header: &Header<L>,
     x: *const i32,
     stride: usize,
-    s: usize,
-    sums: &mut [[L::V; R]; P],
-) {
-    // SAFETY: as the caller's.
-    unsafe {
-        let dots = dots::<L, F, S, R, P>(l, sources, x, stride, s);
-        for p in 0..P {
-            for r in 0..R {
-                sums[p][r] = l.settle_floats(l.fma(l.to_float(dots[p][r]), headers[p].scales[s], sums[p][r]));
-            }
-        }
-    }
-}
-
-/// Adds one block's part of `P` panels to `y`, for `R` rows whose words of this block start at `x`.
-#[inline(always)]
-pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize, const P: usize>(
-    l: L,
-    sources: &[S; P],
-    headers: &[Header<L>; P],
-    x: *const i32,
-    stride: usize,
-    y: &mut [[L::V; R]; P],
+    y: &mut [L::V; R],
 ) {
     // SAFETY: as the caller's; a block has the words that the activations' table lists.
     unsafe {
         let float = |index: usize, r: usize| l.splat(f32::from_bits(*x.add(index * stride + r) as u32));
         if F::TYPE.block_len() == 32 {
-            let dots = dots::<L, F, S, R, P>(l, sources, x, stride, 0);
-            for p in 0..P {
-                for r in 0..R {
-                    let scaled = l.mul(l.to_float(dots[p][r]), float(q8_1::SCALE, r));
-                    y[p][r] = l.fma(scaled, headers[p].scales[0], y[p][r]);
-                    if F::MINIMUM {
-                        y[p][r] = l.fma(headers[p].minimum, float(q8_1::SUM, r), y[p][r]);
-                    }
+            let products = dots::<L, F, S, R>(l, source, x, stride, 0);
+            for r in 0..R {
+                let scaled = l.mul(l.to_float(products[r]), float(q8_1::SCALE, r));
+                y[r] = l.fma(scaled, header.scales[0], y[r]);
+                if F::MINIMUM {
+                    y[r] = l.fma(header.minimum, float(q8_1::SUM, r), y[r]);
                 }
             }
             return;
         }
-        let mut sums = [[l.splat(0.0); R]; P];
-        let scales = 64 / F::SCALED;
-        for first in (0..scales).step_by(S::UNROLLED) {
+        let mut sums = [l.splat(0.0); R];
+        for first in (0..F::SCALES).step_by(S::UNROLLED) {
             macro_rules! scales {
-                ($($s:literal)*) => {
-                    $(add_scale::<L, F, S, R, P>(l, sources, headers, x, stride, first + $s, &mut sums);)*
-                };
+                ($($s:literal)*) => {$(
+                    let products = dots::<L, F, S, R>(l, source, x, stride, first + $s);
+                    for r in 0..R {
+                        sums[r] = l.settle_floats(l.fma(l.to_float(products[r]), header.scales[first + $s], sums[r]));
+                    }
+                )*};
             }
             scales!(0);
             if S::UNROLLED > 1 {
@@ -218,20 +190,18 @@ pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R
                 scales!(8 9 10 11 12 13 14 15);
             }
         }
-        for p in 0..P {
-            if F::PAIRS > 0 {
-                let at = if F::PAIRS == 4 { q8k::PAIRS_OF_32 } else { q8k::PAIRS_OF_16 };
-                let mut totals = [l.zero(); R];
-                for pair in 0..F::PAIRS {
-                    l.add_pairs(&mut totals, headers[p].minima[pair], x.add((at + pair) * stride));
-                }
-                for r in 0..R {
-                    sums[p][r] = l.fma(l.to_float(totals[r]), headers[p].minimum, sums[p][r]);
-                }
+        if F::PAIRS > 0 {
+            let at = if F::PAIRS == 4 { q8k::PAIRS_OF_32 } else { q8k::PAIRS_OF_16 };
+            let mut totals = [l.zero(); R];
+            for pair in 0..F::PAIRS {
+                l.add_pairs(&mut totals, header.minima[pair], x.add((at + pair) * stride));
             }
             for r in 0..R {
-                y[p][r] = l.fma(sums[p][r], float(q8k::SCALE, r), y[p][r]);
+                sums[r] = l.fma(l.to_float(totals[r]), header.minimum, sums[r]);
             }
+        }
+        for r in 0..R {
+            y[r] = l.fma(sums[r], float(q8k::SCALE, r), y[r]);
         }
     }
 }

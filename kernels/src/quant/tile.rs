@@ -14,7 +14,7 @@ use super::lanes::{ByteLanes, PanelOp};
 #[cfg(target_arch = "x86_64")]
 use super::matrix;
 use super::pack::{PANEL_ROWS, PackedBlock, Panel, interleave};
-use super::products::{Packed, Staged, add_block, block_words};
+use super::products::{PREFETCH, Packed, STREAMS, Staged, add_block, block_words};
 use super::{Activations, PackedMatrix, WeightType};
 use crate::{ColumnsMut, Isa};
 use std::marker::PhantomData;
@@ -24,8 +24,8 @@ use std::ops::Range;
 /// Rows that share an unpacked block: their sums take 4 KiB of stack, their quants of a block 24 KiB.
 const CHUNK_TILES: usize = 8;
 
-/// Runs of panels that are read side by side: one run of addresses keeps too few cache lines on their way.
-const STREAMS: usize = 4;
+/// Inputs of a panel that are multiplied before the next stream's turn: those of the longest block.
+const TURN: usize = 256;
 
 /// Runs an operation for the matrix's type on the processor's lanes, or the reference where it has none.
 macro_rules! dispatch {
@@ -172,8 +172,8 @@ impl<F: Format> MatMul<'_, F> {
         first + whole.saturating_sub(first) / STREAMS * STREAMS
     }
 
-    /// The panels, cut into `STREAMS` runs that are read side by side, a block of each in turn. Further tiles find them in
-    /// the second-level cache.
+    /// The panels, cut into `STREAMS` runs that are read side by side, `TURN` inputs of each in turn. Further tiles find them
+    /// in the second-level cache.
     #[inline(always)]
     unsafe fn stream<L: ByteLanes>(&mut self, l: L, panels: Range<usize>, tiles: Range<usize>, results: &mut Results) {
         let run = panels.len() / STREAMS;
@@ -286,8 +286,8 @@ impl<F: Format, const R: usize> PanelOp for FusedTile<'_, F, R> {
         let mut tail = PackedBlock::new();
         // SAFETY: `call` entered the features; the panel and the tile have `weights.blocks()` blocks.
         unsafe {
-            let mut headers = [Header::empty(l)];
-            let mut y = [[l.splat(0.0); R]];
+            let mut header = Header::empty(l);
+            let mut y = [l.splat(0.0); R];
             let mut x = self.x.tile(self.tile, 0).as_ptr().add(self.first);
             for b in 0..weights.blocks() {
                 let block = match weights.panel(self.panel) {
@@ -297,19 +297,20 @@ impl<F: Format, const R: usize> PanelOp for FusedTile<'_, F, R> {
                         tail.0.as_ptr()
                     }
                 };
-                F::header(l, block, lane, &mut headers[0]);
-                let source = Packed::<F> { block, lane, format: PhantomData };
-                add_block::<L, F, _, R, 1>(l, &[source], &headers, x, stride, &mut y);
+                F::header(l, block, lane, &mut header);
+                let ahead = std::array::from_fn(|n| block.wrapping_add(PREFETCH + n * block_bytes / STREAMS));
+                let source = Packed::<F> { block, lane, ahead, format: PhantomData };
+                add_block::<L, F, _, R>(l, &source, &header, x, stride, &mut y);
                 x = x.add(block_words);
             }
-            for (results, y) in self.results.iter_mut().zip(y[0]) {
+            for (results, y) in self.results.iter_mut().zip(y) {
                 l.store(results.as_mut_ptr().add(lane), y);
             }
         }
     }
 }
 
-/// [`FusedTile`] of panels `panel`, `panel + run`, .. at once, a block of each in turn.
+/// [`FusedTile`] of panels `panel`, `panel + run`, .. at once, [`TURN`] inputs of each in turn.
 struct Streams<'a, F, const R: usize> {
     weights: &'a PackedMatrix<'a>,
     x: &'a Activations<'a>,
@@ -325,21 +326,6 @@ struct Streams<'a, F, const R: usize> {
 impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
-        // A row's products are a chain; few rows alone would wait for theirs, where registers hold more.
-        if L::SETTLES && L::TILE_ROWS == TILE_ROWS && R <= 2 {
-            self.run::<L, 4>(l);
-        } else if L::SETTLES && L::TILE_ROWS == TILE_ROWS && R <= 4 {
-            self.run::<L, 2>(l);
-        } else {
-            self.run::<L, 1>(l);
-        }
-    }
-}
-
-impl<F: Format, const R: usize> Streams<'_, F, R> {
-    /// `P` panels at once.
-    #[inline(always)]
-    fn run<L: ByteLanes, const P: usize>(self, l: L) {
         let Self { weights, lane, .. } = self;
         let block_bytes = PANEL_ROWS * F::TYPE.block_bytes();
         let panel_bytes = weights.blocks() * block_bytes;
@@ -347,22 +333,30 @@ impl<F: Format, const R: usize> Streams<'_, F, R> {
         let block_words = block_words::<F>() * stride;
         // SAFETY: `call` entered the features; the panels are whole and, as the tile, have `weights.blocks()` blocks.
         unsafe {
-            let mut headers = [Header::empty(l); P];
+            let mut header = Header::empty(l);
             let mut y = [[l.splat(0.0); R]; STREAMS];
             let mut x = self.x.tile(self.tile, 0).as_ptr().add(self.first);
-            let mut block = weights.bytes.as_ptr().add(self.panel * panel_bytes);
-            for _ in 0..weights.blocks() {
-                for (first, y) in y.as_chunks_mut::<P>().0.iter_mut().enumerate() {
-                    let block = block.add(first * P * self.run * panel_bytes);
-                    let mut sources = [Packed::<F> { block, lane, format: PhantomData }; P];
-                    for p in 0..P {
-                        sources[p].block = block.add(p * self.run * panel_bytes);
-                        F::header(l, sources[p].block, lane, &mut headers[p]);
+            let first = weights.bytes.as_ptr().add(self.panel * panel_bytes);
+            let mut blocks: [_; STREAMS] = std::array::from_fn(|stream| first.add(stream * self.run * panel_bytes));
+            for done in (0..weights.blocks()).step_by(TURN / F::TYPE.block_len()) {
+                let turn = (TURN / F::TYPE.block_len()).min(weights.blocks() - done);
+                for (stream, y) in y.iter_mut().enumerate() {
+                    let (mut sums, mut x) = (*y, x);
+                    for b in 0..turn {
+                        // A turn asks for a quarter of what every stream will need, not for all that its own will: lines of
+                        // several streams arrive sooner than as many of one.
+                        let quarter = PREFETCH + (stream * turn + b) * block_bytes / STREAMS;
+                        let ahead = blocks.map(|block| block.wrapping_add(quarter));
+                        let block = blocks[stream].add(b * block_bytes);
+                        F::header(l, block, lane, &mut header);
+                        let source = Packed::<F> { block, lane, ahead, format: PhantomData };
+                        add_block::<L, F, _, R>(l, &source, &header, x, stride, &mut sums);
+                        x = x.add(block_words);
                     }
-                    add_block::<L, F, _, R, P>(l, &sources, &headers, x, stride, y);
+                    *y = sums;
                 }
-                x = x.add(block_words);
-                block = block.add(block_bytes);
+                x = x.add(turn * block_words);
+                blocks = blocks.map(|block| block.add(turn * block_bytes));
             }
             for (stream, y) in y.into_iter().enumerate() {
                 for (r, y) in y.into_iter().enumerate() {
@@ -389,7 +383,7 @@ unsafe fn staged_tiles<L: ByteLanes, F: Format>(
     let mut tail = PackedBlock::new();
     let mut stage = Stage([0; 64 * GROUP_BYTES]);
     // SAFETY: as the caller's.
-    let mut headers = unsafe { [Header::empty(l)] };
+    let mut header = unsafe { Header::empty(l) };
     for b in 0..weights.blocks() {
         // SAFETY: as the caller's: the features are entered, and the panel and the tiles have `weights.blocks()` blocks;
         // a stage has room for the 64 groups of the longest block.
@@ -402,7 +396,7 @@ unsafe fn staged_tiles<L: ByteLanes, F: Format>(
                 }
             };
             for lane in (0..PANEL_ROWS).step_by(L::LANES) {
-                F::header(l, block, lane, &mut headers[0]);
+                F::header(l, block, lane, &mut header);
                 for s in 0..groups / F::SCALED {
                     let cursor = F::cursor(l, block, lane, s);
                     for g in 0..F::SCALED {
@@ -415,7 +409,7 @@ unsafe fn staged_tiles<L: ByteLanes, F: Format>(
                     let x = x.tile(tile, b).as_ptr();
                     in_parts!(L, tile.rows, |first, R| {
                         let results = &mut results[done + first..done + first + R];
-                        let (x, stage, header) = (x.add(first), &stage, (&raw const headers).cast());
+                        let (x, stage, header) = (x.add(first), &stage, (&raw const header).cast());
                         l.call(StagedTile::<F, R> { stage, header, x, lane, tile, results, format: PhantomData });
                     });
                     done += tile.rows;
@@ -444,14 +438,14 @@ impl<F: Format, const R: usize> PanelOp for StagedTile<'_, F, R> {
         // SAFETY: `staged_tiles` made this value with the `header` and the words of its own lanes and blocks, and called
         // with the same lanes, which entered the features.
         unsafe {
-            let header = &*self.header.cast::<[Header<L>; 1]>();
+            let header = &*self.header.cast::<Header<L>>();
             let source = Staged(self.stage.0.as_ptr());
-            let mut y = [[l.splat(0.0); R]];
-            for (y, results) in y[0].iter_mut().zip(self.results.iter()) {
+            let mut y = [l.splat(0.0); R];
+            for (y, results) in y.iter_mut().zip(self.results.iter()) {
                 *y = l.load(results.as_ptr().add(self.lane));
             }
-            add_block::<L, F, _, R, 1>(l, &[source], header, self.x, stride, &mut y);
-            for (results, y) in self.results.iter_mut().zip(y[0]) {
+            add_block::<L, F, _, R>(l, &source, header, self.x, stride, &mut y);
+            for (results, y) in self.results.iter_mut().zip(y) {
                 l.store(results.as_mut_ptr().add(self.lane), y);
             }
         }

@@ -34,7 +34,7 @@ pub(crate) trait ByteLanes: Lanes {
     const ALL_BYTES: bool;
     /// Rows that the registers hold: an accumulator and a sum each.
     const TILE_ROWS: usize;
-    /// Whether [`ByteLanes::settle_words`] and its like hold a place. Without, loops stay short: many scales or panels written
+    /// Whether [`ByteLanes::settle_words`] and its like hold a place. Without, loops stay short: a block's scales written
     /// out would overflow registers and take the compiler minutes.
     const SETTLES: bool = false;
     type I: Copy;

@@ -12,7 +12,6 @@ use half::f16;
 pub(super) const GROUP_BYTES: usize = 64;
 
 /// A block's scales, for the rows that one vector holds.
-#[derive(Clone, Copy)]
 pub(super) struct Header<L: ByteLanes> {
     /// Per group of weights: block scale times group scale, and what [`Format::weights`] leaves to be divided by.
     pub scales: [L::V; 16],
@@ -36,7 +35,7 @@ impl<L: ByteLanes> Header<L> {
 /// # Safety
 /// All functions are unsafe for one reason: they must run inside the features' function, with `block` pointing at a
 /// packed block of this format.
-pub(super) trait Format: Copy {
+pub(super) trait Format {
     const TYPE: WeightType;
     /// Groups of four inputs per scale.
     const SCALED: usize;
@@ -154,7 +153,6 @@ unsafe fn six_bit_header<L: ByteLanes>(l: L, block: *const u8, lane: usize, odd_
     }
 }
 
-#[derive(Clone, Copy)]
 pub(super) struct Q4K;
 
 impl Format for Q4K {
@@ -181,7 +179,6 @@ impl Format for Q4K {
     }
 }
 
-#[derive(Clone, Copy)]
 pub(super) struct Q5K;
 
 impl Format for Q5K {
@@ -217,7 +214,6 @@ impl Format for Q5K {
     }
 }
 
-#[derive(Clone, Copy)]
 pub(super) struct Q6K;
 
 impl Format for Q6K {
@@ -259,7 +255,6 @@ impl Format for Q6K {
     }
 }
 
-#[derive(Clone, Copy)]
 pub(super) struct Q2K;
 
 impl Format for Q2K {
@@ -303,7 +298,6 @@ impl Format for Q2K {
     }
 }
 
-#[derive(Clone, Copy)]
 pub(super) struct Q3K;
 
 impl Format for Q3K {
@@ -365,7 +359,6 @@ unsafe fn nibbles<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
 /// A format with blocks of 32: `$scale_bytes` of scales (2, or 4 with a minimum), then the weights.
 macro_rules! blocks_of_32 {
     ($name:ident, $type:ident, $minimum:literal, $offset:expr, $bytes:ident, |$l:ident, $from:ident, $g:ident| $weights:expr) => {
-        #[derive(Clone, Copy)]
         pub(super) struct $name;
 
         impl Format for $name {

@@ -110,9 +110,11 @@ pub struct GenerateOptions {
     pub seed: u64,
     /// Whether and how tokens are drafted. Default: where the engine has an assistant or a draft model.
     pub speculation: Speculation,
-    /// Accepts each draft by a coin with this chance, thrown from `seed`, instead of by the target: for measuring speed at
-    /// any acceptance. The text is meaningless then. Default: no.
-    pub simulate_acceptance: Option<f64>,
+    /// Accepts drafts by chance, drawn from `seed`, instead of by the target: for measuring speed at any acceptance. The
+    /// rates are by position, each the share of rounds that accept the draft there; behind the last, a draft is accepted
+    /// as often after the one before it as the last was. So one rate is the chance of every draft. The text is
+    /// meaningless then. Default: none, the target accepts.
+    pub simulate_acceptance: Vec<f64>,
     /// Where to tell what every round did. Default: nowhere, at no cost.
     pub trace: Option<Trace>,
     /// What ends the text. Default: the checkpoint's end-of-generation tokens.
@@ -126,7 +128,7 @@ impl Default for GenerateOptions {
             sampling: Sampling::default(),
             seed: 0,
             speculation: Speculation::default(),
-            simulate_acceptance: None,
+            simulate_acceptance: Vec::new(),
             trace: None,
             stop: Stop::default(),
         }

@@ -16,7 +16,7 @@ use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, Spe
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
     Confidence, Draft, Drafters, Frontier, NgramCache, Order, Passes, Pending, Planner, Proposal, Round, Settings,
-    SpeculationStats, Speculator, Tracer, add_all, count_at,
+    SimulatedAcceptance, SpeculationStats, Speculator, Tracer, add_all, count_at,
 };
 use crate::{Error, Result};
 
@@ -115,9 +115,7 @@ impl Session {
     pub fn generate(&mut self, prompt: &[u32], options: &GenerateOptions) -> Result<Generation<'_>> {
         let sampler = Sampler::new(options.sampling.clone(), self.engine.parts.suppressed.clone())?;
         let speculation = self.speculation(&options.speculation)?;
-        if let Some(chance) = options.simulate_acceptance.filter(|chance| !(0.0..=1.0).contains(chance)) {
-            return Err(Error::Input(format!("the simulated acceptance is {chance}, must be from 0 to 1")));
-        }
+        let simulated = SimulatedAcceptance::new(&options.simulate_acceptance)?;
         if prompt.is_empty() {
             return Err(Error::Input("the prompt is empty; give at least one token".into()));
         }
@@ -136,7 +134,7 @@ impl Session {
             drafts: speculation.drafts,
             order: if matches!(speculation.drafters, Drafters::Priority(_)) { Order::Priority } else { Order::Best },
             confidence: if options.trace.is_some() { Confidence::Said } else { Confidence::Unsaid },
-            simulated: options.simulate_acceptance,
+            simulated,
         };
         let costs = engine.costs();
         let planner = |drafters: &[_]| Planner::new(speculation.block, speculation.skip_streak, drafters, costs);
@@ -148,7 +146,7 @@ impl Session {
             generations: 1,
             prompt_tokens: prompt.len(),
             prefill: start.elapsed(),
-            simulated: options.simulate_acceptance.is_some(),
+            simulated: !options.simulate_acceptance.is_empty(),
             speculation: SpeculationStats::new(&kinds),
             ..Statistics::default()
         };

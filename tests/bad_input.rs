@@ -537,7 +537,7 @@ fn speculation_options() {
     let foreign = NgramCacheOptions { corpus: Some(Arc::new(foreign)), ..NgramCacheOptions::default() };
     let zero = DrafterOptions::NgramSimple(NgramSimpleOptions { n: 0, m: 4 });
     let drafters = |drafters| with(SpeculationOptions { drafters, ..SpeculationOptions::default() });
-    let simulated = |chance| GenerateOptions { simulate_acceptance: Some(chance), ..GenerateOptions::default() };
+    let simulated = |chance| GenerateOptions { simulate_acceptance: chance, ..GenerateOptions::default() };
     for (options, about) in [
         (block(BlockSize::Fixed(9)), &["draft block size is 9", "from 1 to 8", "sliding window"][..]),
         (block(BlockSize::Preset(MtpPreset::Quality)), &["draft block size is 16", "from 1 to 8"]),
@@ -546,8 +546,9 @@ fn speculation_options() {
         (drafters(list("draft-model")), &["draft-model", "load one"]),
         (drafters(Drafters::Priority(vec![DrafterOptions::NgramCache(foreign)])), &["token 512", "vocabulary 512"]),
         (drafters(Drafters::Best(vec![zero])), &["ngram-simple", "n is 0"]),
-        (simulated(1.5), &["simulated acceptance is 1.5", "0 to 1"]),
-        (simulated(f64::NAN), &["simulated acceptance is NaN"]),
+        (simulated(vec![1.5]), &["simulated acceptance is 1.5", "0 to 1"]),
+        (simulated(vec![0.5, f64::NAN]), &["simulated acceptance is NaN"]),
+        (simulated(vec![0.5, 0.4, 0.6]), &["simulated acceptance is 0.6 at position 3, 0.4 before it"]),
     ] {
         refused(session.generate(&[2, 3], &options).map(|_| ()), about);
         assert!(session.kv().is_empty(), "{about:?}: something of the prompt was kept");

@@ -266,14 +266,20 @@ fn acceptance_can_be_simulated() {
     let engine = pair.engine(2);
     let want = run(&engine, ElementType::F16, &pair.prompt, &plain(300));
     for chance in [0.0, 0.5, 0.8, 1.0] {
-        let options = GenerateOptions { simulate_acceptance: Some(chance), ..speculative(2, &plain(300)) };
+        let options = GenerateOptions { simulate_acceptance: vec![chance], ..speculative(2, &plain(300)) };
         let got = run(&engine, ElementType::F16, &pair.prompt, &options);
         let rate = got.statistics.acceptance_rate();
         assert!((rate - chance).abs() < 0.1, "{rate} accepted at {chance}");
         assert!(got.statistics.simulated && (chance == 0.0 || got.ids != want.ids));
         let again = run(&engine, ElementType::F16, &pair.prompt, &options);
-        assert_eq!(again.ids, got.ids, "the coin has a seed");
+        assert_eq!(again.ids, got.ids, "the draws have a seed");
     }
+    // By position: of 200 rounds, 0.12 is more than three deviations. The last quotient, 0.5, holds for the third draft too.
+    let options = GenerateOptions { simulate_acceptance: vec![0.8, 0.4], ..speculative(4, &plain(500)) };
+    let s = run(&engine, ElementType::F16, &pair.prompt, &options).statistics;
+    let rates: Vec<f64> = s.accepted_at.iter().zip(&s.drafted_at).map(|(a, n)| *a as f64 / *n as f64).collect();
+    assert!(rates.iter().zip([0.8, 0.4, 0.2]).all(|(rate, want)| (rate - want).abs() < 0.12), "{rates:?}");
+    assert!(s.rounds > 150 && rates.len() == 3, "{rates:?} in {} rounds", s.rounds);
 }
 
 /// Stops on each of several tokens of the greedy text: the result is the text up to the token's first occurrence.

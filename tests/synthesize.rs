@@ -54,6 +54,7 @@ fn echoes(options: &str) {
 #[test]
 fn every_kind_of_layer_echoes() {
     echoes("e2b --layers 7 --vocab 4096");
+    echoes("e2b --layers 7 --vocab 4096 --key-norm 0.125");
 }
 
 #[test]

@@ -30,7 +30,8 @@ struct Started {
 /// What `/completion` says, as far as it concerns us.
 #[derive(Deserialize)]
 struct Reply {
-    tokens: Vec<u32>,
+    /// ik_llama.cpp's server does not tell them.
+    tokens: Option<Vec<u32>>,
     timings: Timings,
 }
 
@@ -96,7 +97,7 @@ impl Llama {
             all.predicted_ms += t.predicted_ms;
             all.draft_n += t.draft_n;
             all.draft_n_accepted += t.draft_n_accepted;
-            written.push(checksum(&reply.tokens));
+            written.extend(reply.tokens.as_deref().map(checksum));
         }
         // A round writes what it accepts and one token more.
         let rounds = decoded.saturating_sub(all.draft_n_accepted);

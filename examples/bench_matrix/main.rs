@@ -72,9 +72,10 @@ pub struct Args {
     /// Threads; by default, the physical cores.
     #[arg(long)]
     threads: Option<usize>,
-    /// Accept each draft by a coin with this chance: for pairs of synthetic weights.
-    #[arg(long, value_name = "CHANCE")]
-    simulate_acceptance: Option<f64>,
+    /// Accept drafts by chance: RATE is the share of rounds that accept the draft, by position if several are given, as
+    /// .92,.78,.67,.57. For pairs of synthetic weights.
+    #[arg(long, value_name = "RATE,..", value_delimiter = ',')]
+    simulate_acceptance: Vec<f64>,
     /// Folder of the results; made if it is not there.
     #[arg(long, default_value = "target/bench_matrix")]
     out: PathBuf,
@@ -163,7 +164,7 @@ impl<'a> Done<'a> {
     /// Speculation must not change the text. (llama.cpp rounds otherwise; the report says whether its text is ours.)
     fn check(&self, plan: &Plan, run: &Run) -> Result<()> {
         let off = Cell { mode: matrix::OFF.into(), ..run.cell.clone() };
-        let free = plan.setting.simulated_acceptance.is_some() || run.cell.mode.starts_with(matrix::LLAMA);
+        let free = !plan.setting.simulated_acceptance.is_empty() || run.cell.mode.starts_with(matrix::LLAMA);
         let same = free || self.of(plan, &off).all(|off| off.written == run.written);
         ensure!(same, "the text is not the one that is written without speculation");
         Ok(())

@@ -35,7 +35,8 @@ pub struct Setting {
     pub texts: usize,
     /// A checksum of the text that the prompts are of.
     pub text: u32,
-    pub simulated_acceptance: Option<f64>,
+    /// By position; empty if the target accepts.
+    pub simulated_acceptance: Vec<f64>,
 }
 
 /// One place in the matrix.
@@ -160,7 +161,7 @@ impl Plan {
             max_tokens: args.max_tokens,
             texts: args.texts,
             text,
-            simulated_acceptance: args.simulate_acceptance,
+            simulated_acceptance: args.simulate_acceptance.clone(),
         };
         let (model, assistant) = (model.to_owned(), assistant.map(Path::to_owned));
         let mut plan = Self { model, assistant, setting, cells: Vec::new(), left_out: Vec::new() };

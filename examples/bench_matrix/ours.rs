@@ -82,10 +82,10 @@ impl<'a> Ours<'a> {
             let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
             let options = GenerateOptions {
                 max_tokens: self.args.max_tokens,
-                // The coins of a simulated acceptance.
+                // Of a simulated acceptance.
                 seed: index as u64,
                 speculation: speculation.clone(),
-                simulate_acceptance: self.args.simulate_acceptance,
+                simulate_acceptance: self.args.simulate_acceptance.clone(),
                 stop,
                 ..GenerateOptions::default()
             };

@@ -4,7 +4,7 @@ use crate::journal::{Event, Origin, Record, Run, Turn};
 use crate::matrix::LLAMA;
 use crate::plot::{self, Bar, escape};
 use crate::summary::{Row, Section, Spread};
-use crate::tables::speed;
+use crate::tables::{rates, speed};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -74,9 +74,12 @@ fn facts(section: &Section) -> String {
 }
 
 fn simulated(section: &Section) -> String {
-    let Some(chance) = section.setting.simulated_acceptance else { return String::new() };
+    let rates = rates(section.setting);
+    if rates.is_empty() {
+        return rates;
+    }
     format!(
-        "<p class=note>Drafts were accepted by a coin, with a chance of {chance}: these are speeds at that acceptance.</p>"
+        "<p class=note>Drafts were accepted by chance, at rates by position of {rates}: these are speeds at that acceptance.</p>"
     )
 }
 
@@ -275,7 +278,7 @@ fn table(section: &Section, modes: &[&str]) -> String {
             figure(row.spread(|run| Some(mebibytes(run.peak_rss_bytes? as f64))), plain(0)),
         ];
         let same = match row.same_text {
-            _ if section.setting.simulated_acceptance.is_some() => "",
+            _ if !section.setting.simulated_acceptance.is_empty() => "",
             Some(true) => "same",
             Some(false) => "another",
             None => "",

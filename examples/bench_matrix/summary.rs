@@ -165,6 +165,9 @@ fn row<'a>(cell: &'a Cell, runs: &[&'a Run], cells: &[(&'a Cell, Vec<&'a Run>)])
         runs: runs.to_vec(),
         speed: Spread::of(runs.iter().map(|run| run.tokens_per_second))?,
         speedup: Spread::of(runs.iter().filter_map(quotient)),
-        same_text: off.first().map(|off| runs.iter().all(|run| run.written == off.written)),
+        same_text: off
+            .first()
+            .filter(|_| runs.iter().all(|run| !run.written.is_empty()))
+            .map(|off| runs.iter().all(|run| run.written == off.written)),
     })
 }

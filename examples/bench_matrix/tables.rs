@@ -1,6 +1,7 @@
 //! The results for spreadsheets, and for a README.
 
 use crate::journal::{Event, Origin, Record};
+use crate::matrix::Setting;
 use crate::summary::{Section, Spread};
 
 /// A line per cell: medians with least and greatest, and what they were measured on.
@@ -57,7 +58,7 @@ pub fn csv(origin: &Origin, records: &[&Record], sections: &[Section]) -> String
                 setting.texts.to_string(),
                 number(section.turns.last().map(|turn| turn.threads.to_string())),
                 number(setting.quantize.clone()),
-                number(setting.simulated_acceptance.map(|chance| chance.to_string())),
+                rates(setting),
                 quoted(&origin.machine),
                 quoted(&origin.commit),
                 quoted(command.unwrap_or_default()),
@@ -66,6 +67,11 @@ pub fn csv(origin: &Origin, records: &[&Record], sections: &[Section]) -> String
         }
     }
     csv
+}
+
+/// The simulated rates of acceptance by position; nothing if the target accepts.
+pub fn rates(setting: &Setting) -> String {
+    setting.simulated_acceptance.iter().map(f64::to_string).collect::<Vec<_>>().join(" ")
 }
 
 fn quoted(text: &str) -> String {

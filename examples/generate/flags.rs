@@ -69,9 +69,10 @@ pub struct Args {
     /// Measured costs of this machine; made if missing, and written back.
     #[arg(long, value_name = "FILE")]
     pub costs: Option<PathBuf>,
-    /// Accept each draft by a coin with this chance: measures speed, and the text is meaningless.
-    #[arg(long, value_name = "CHANCE")]
-    pub simulate_acceptance: Option<f64>,
+    /// Accept drafts by chance: RATE is the share of rounds that accept the draft, by position if several are given, as
+    /// .92,.78,.67,.57. Measures speed, and the text is meaningless.
+    #[arg(long, value_name = "RATE,..", value_delimiter = ',')]
+    pub simulate_acceptance: Vec<f64>,
     /// Tell what every round did, a line of JSON each; - is stderr.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -214,7 +215,7 @@ pub fn generate_options(args: &Args, engine: &Engine) -> Result<GenerateOptions>
         sampling: Sampling { temperature, top_k, top_p, min_p },
         seed: args.seed,
         speculation: speculation(args, engine)?,
-        simulate_acceptance: args.simulate_acceptance,
+        simulate_acceptance: args.simulate_acceptance.clone(),
         trace: trace.transpose()?,
         stop: Stop { end_of_generation, tokens: Vec::new(), strings: args.stop.clone() },
     })

@@ -48,6 +48,10 @@ pub struct Args {
     /// Another number makes other weights.
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
+    /// Weight of the key norms. At 1 the scores of random weights spread so far that most exponentials are subnormal, which
+    /// slows attention down manyfold where they are not flushed to zero; 0.125 spreads them about as a text's.
+    #[arg(long, value_name = "W", default_value_t = 1.0)]
+    key_norm: f32,
     /// Give the assistant a centroid head, as e2b's and e4b's have, in the older layout of files.
     #[arg(long)]
     centroids: bool,
@@ -92,7 +96,7 @@ pub fn run(args: &Args) -> Result<()> {
         Centroids { count, ids: echo.group(vocab, count, nearest, |tokens| bar.inc(tokens as u64)) }
     });
     let count = centroids.as_ref().map(|centroids| centroids.count);
-    let target_tensors = tensors::target(&shape, &target, args.quantize, vocab, &echo);
+    let target_tensors = tensors::target(&shape, &target, (args.quantize, args.key_norm), vocab, &echo);
     let assistant_tensors = tensors::assistant(&shape, &assistant, args.quantize, vocab, &echo, centroids);
 
     let all = target_tensors.iter().chain(&assistant_tensors);

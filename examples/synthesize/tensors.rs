@@ -35,6 +35,7 @@ pub type Rows = Box<dyn Fn(usize, &mut [f32]) + Sync>;
 struct List {
     tensors: Vec<Tensor>,
     quantize: Quantize,
+    key_norm: f32,
 }
 
 /// What a matrix of a layer is there for.
@@ -105,7 +106,7 @@ impl List {
         if let Some(own) = own_kv {
             let shape = [stack.kv(i) * head, hidden];
             self.matrix(&b("attn_k.weight"), &shape, false, Role::Random);
-            self.ones(&b("attn_k_norm.weight"), head);
+            self.values(&b("attn_k_norm.weight"), vec![self.key_norm; head]);
             if own == OwnKv::KeyAndValue {
                 self.matrix(&b("attn_v.weight"), &shape, more_bits, Role::Random);
             }
@@ -132,8 +133,14 @@ fn more_bits(i: usize, n: usize) -> bool {
 }
 
 /// The target's.
-pub fn target(shape: &Shape, stack: &Stack, quantize: Quantize, vocab: usize, echo: &Arc<Echo>) -> Vec<Tensor> {
-    let mut list = List { tensors: Vec::new(), quantize };
+pub fn target(
+    shape: &Shape,
+    stack: &Stack,
+    (quantize, key_norm): (Quantize, f32),
+    vocab: usize,
+    echo: &Arc<Echo>,
+) -> Vec<Tensor> {
+    let mut list = List { tensors: Vec::new(), quantize, key_norm };
     let (n, hidden, width) = (shape.layers, stack.hidden, shape.per_layer);
     let rows = echo.clone();
     let fill = move |first: usize, out: &mut [f32]| rows.embedding(first, out);
@@ -185,7 +192,8 @@ pub fn assistant(
     echo: &Arc<Echo>,
     centroids: Option<Centroids>,
 ) -> Vec<Tensor> {
-    let mut list = List { tensors: Vec::new(), quantize };
+    // The assistant has no keys of its own.
+    let mut list = List { tensors: Vec::new(), quantize, key_norm: 1.0 };
     let (hidden, target) = (stack.hidden, shape.hidden);
     let section = if centroids.is_some() { "mtp" } else { "nextn" };
     let rows = echo.clone();

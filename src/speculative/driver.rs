@@ -8,8 +8,8 @@ use rand::{Rng, SeedableRng};
 
 use super::{
     Accepted, Cancel, Confidence, Confirmed, Context, Costs, Decision, Draft, DraftCost, DraftSampling, Drafter,
-    DrafterKind, DrafterOptions, Found, NgramCache, Observation, Offer, Offered, Passes, Plan, Planner, Verdict,
-    Verified, Why, confirm,
+    DrafterKind, DrafterOptions, Found, NgramCache, Observation, Offer, Offered, Passes, Plan, Planner,
+    SimulatedAcceptance, Verdict, Verified, Why, confirm,
 };
 use crate::Result;
 use crate::gemma4::Wanted;
@@ -42,8 +42,8 @@ pub(crate) struct Settings {
     pub drafts: DraftSampling,
     pub order: Order,
     pub confidence: Confidence,
-    /// Accepts each draft by a coin with this chance instead of by the target.
-    pub simulated: Option<f64>,
+    /// Accepts drafts by chance instead of by the target.
+    pub simulated: Option<SimulatedAcceptance>,
 }
 
 /// A sequence with everything that drafting reads or changes, so that it can be moved to where drafts are made.
@@ -259,7 +259,7 @@ impl Speculator {
         let verify_time = start.elapsed();
 
         let start = Instant::now();
-        let rule = (&self.settings.sampler, self.settings.simulated);
+        let rule = (&self.settings.sampler, self.settings.simulated.as_ref());
         let Accepted { count, next } = passed.judge(&mut draft, rule, rng)?;
         let mut tokens = draft.tokens[..count].to_vec();
         tokens.push(next);

@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use parking_lot::{Mutex, MutexGuard};
 use rand::Rng;
 
-use super::{Accepted, Confidence, Draft, Frontier, accept};
+use super::{Accepted, Confidence, Draft, Frontier, SimulatedAcceptance, accept};
 use crate::Result;
 use crate::gemma4::on_device::{Judge, Sequence};
 use crate::gemma4::{Output, Target, Wanted};
@@ -114,19 +114,18 @@ impl Passes {
 }
 
 impl Passed<'_> {
-    /// What the target says of `draft`, of which the rows of this pass are one more. `simulated` is the chance of a coin that
-    /// accepts in the target's place.
+    /// What the target says of `draft`, of which the rows of this pass are one more. `simulated` accepts in the target's
+    /// place.
     ///
     /// # Errors
     /// If the checkpoint's numbers are none, or the device's.
     pub fn judge(
         &mut self,
         draft: &mut Draft,
-        (sampler, simulated): (&Sampler, Option<f64>),
+        (sampler, simulated): (&Sampler, Option<&SimulatedAcceptance>),
         rng: &mut impl Rng,
     ) -> Result<Accepted> {
-        let coins = |rng: &mut _, chance| draft.tokens.iter().take_while(|_| Rng::random::<f64>(rng) < chance).count();
-        let stand = simulated.map(|chance| coins(rng, chance));
+        let stand = simulated.map(|simulated| simulated.count(draft.tokens.len(), rng));
         if let Passed::OnDevice(sequence) = self {
             if sampler.is_greedy() {
                 let (count, next) = match stand {

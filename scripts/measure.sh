@@ -1,0 +1,223 @@
+#!/usr/bin/env bash
+# Measure what README.md quotes, with one thread, and write the raw files that scripts/readme_figures.sh reads.
+#
+#     scripts/measure.sh OUT_DIR [--ik BIN_DIR] [--llama BIN_DIR] [--work DIR] [--name TEXT] [STAGE...]
+#
+#     --ik BIN_DIR     where ik_llama.cpp's llama-bench and llama-server are
+#     --llama BIN_DIR  where llama.cpp's are
+#     --work DIR       where the E2B pair lies, or is synthesized (3 GB); default: target/measure
+#     --name TEXT      what README.md calls the machine; default: processor and instruction set
+#     --tiny           a pair of seven layers and single runs, to try the script
+#
+# Stages, all by default, in this order; what is in OUT_DIR is not measured again, so a call goes on where one was cut:
+#
+#     machine      machine.txt: processor, instruction set, bandwidth, versions and build flags
+#     demo         demo-matrix.csv: the demo pair
+#     e2b          e2b-matrix.csv: the E2B pair, every draft accepted, in turn with llama.cpp's server
+#     ik           e2b-ik-matrix.csv: the same in turn with ik_llama.cpp's server
+#     acceptance   e2b-acceptance-*.csv: the E2B pair with drafts accepted at given rates
+#     passes       e2b-verify-curve-*.json and e2b-{ik,llama}-bench-*.json: 1 to 16 rows in one pass, prompts of 512, in turn
+#     depth        e2b-depth.json: steps deep in a context
+#     depth-peers  e2b-{ik,llama}-depth.json: the peers' after 4096 positions
+#     codes        kv-quality-synthetic.txt: errors of codes on made-up keys, which depend on no machine
+#
+# OUT_DIR/commands.txt has the command of every file. Nothing else should run meanwhile.
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+usage() {
+    sed -n '2,/^set/{/^set/d; s/^# \{0,1\}//p}' "$0" >&2
+    exit 2
+}
+[ $# -ge 1 ] || usage
+case $1 in -*) usage ;; esac
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+shift
+ik='' llama='' work=$root/target/measure name='' tiny=''
+stages=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        --ik) ik=$(cd "$2" && pwd); shift 2 ;;
+        --llama) llama=$(cd "$2" && pwd); shift 2 ;;
+        --work) work=$2; shift 2 ;;
+        --name) name=$2; shift 2 ;;
+        --tiny) tiny=yes; shift ;;
+        machine | demo | e2b | ik | acceptance | passes | depth | depth-peers | codes) stages+=("$1"); shift ;;
+        *) usage ;;
+    esac
+done
+[ ${#stages[@]} -gt 0 ] || stages=(machine demo e2b ik acceptance passes depth depth-peers codes)
+
+if [ -n "$tiny" ]; then
+    pair=(--layers 7 --vocab 4096) tokens=16 long=16 runs=1 repeats=1 depths=64,128 peer_depth=64 prompt=32
+else
+    pair=() tokens=64 long=192 runs=3 repeats=5 depths=4096,32768 peer_depth=4096 prompt=512
+fi
+
+# Everything is called from the folder of the pair, by names that mean the same on any machine.
+mkdir -p "$work"
+cd "$work"
+[ -z "$ik" ] || ln -sfn "$ik" ik_llama.cpp
+[ -z "$llama" ] || ln -sfn "$llama" llama.cpp
+examples=$root/target/release/examples
+cargo build --release --quiet --manifest-path "$root/Cargo.toml" \
+    --example bench_matrix --example verify_curve --example depth --example kv_quality --example synthesize
+
+step() { printf '\n== %s %s\n' "$(date -u +%H:%M:%S)" "$*" >&2; }
+
+# The words of a command, quoted where a shell needs it.
+words() {
+    local word
+    for word in "$@"; do
+        case $word in *[[:space:]\&\;\<\>\(\)\|]* | '') printf "'%s' " "$word" ;; *) printf '%s ' "$word" ;; esac
+    done
+}
+
+note() {
+    local file=$1
+    shift
+    [ ! -e "$out/commands.txt" ] || sed -i "\|^$file: |d" "$out/commands.txt"
+    printf '%s: %s\n' "$file" "$(words "$@" | sed 's/ $//')" >>"$out/commands.txt"
+}
+
+# keep FILE PROGRAM ARGUMENTS...: what the program prints becomes OUT_DIR/FILE, unless that is there.
+keep() {
+    local file=$1 program=$2
+    shift 2
+    [ ! -e "$out/$file" ] || return 0
+    case $program in
+        */*) [ -x "$program" ] || { echo "skipped: $file: $program is missing" >&2; return 0; } ;;
+        *) [ -x "$examples/$program" ] || { echo "$examples/$program: is missing" >&2; return 1; } ;;
+    esac
+    step "$file"
+    local path=$program
+    case $program in */*) ;; *) path=$examples/$program ;; esac
+    "$path" "$@" >"$out/$file.partial" 2>"$file.log" || { tail -n 5 "$file.log" >&2; return 1; }
+    mv "$out/$file.partial" "$out/$file"
+    note "$file" "$program" "$@"
+}
+
+# matrix NAME ARGUMENTS...: bench_matrix, whose own journal goes on where it was cut; keeps table and journal.
+matrix() {
+    local file=$1
+    shift
+    [ ! -e "$out/$file.csv" ] || return 0
+    step "$file.csv"
+    "$examples/bench_matrix" --threads 1 "$@" --out "bench-$file"
+    cp "bench-$file/runs.ndjson" "$out/$file.ndjson"
+    cp "bench-$file/results.csv" "$out/$file.csv"
+    note "$file.csv" bench_matrix --threads 1 "$@"
+}
+
+e2b=(--model e2b-target.gguf --assistant e2b-assistant.gguf)
+e2b_pair() {
+    [ ! -e e2b-target.gguf ] || [ ! -e e2b-assistant.gguf ] || return 0
+    step "the E2B pair"
+    # With key norms of 1 the peers' attention would meet subnormal exponentials, which are slow.
+    "$examples/synthesize" . e2b --key-norm 0.125 "${pair[@]}"
+}
+
+# The version and what cmake was told, where the build folder is still there.
+build() {
+    local bin=$1 cache=
+    "$bin/llama-server" --version 2>&1 | grep -i version | head -n 1 | tr '\n' ' '
+    for cache in "$bin/CMakeCache.txt" "$bin/../CMakeCache.txt" ''; do [ ! -e "$cache" ] || break; done
+    [ -z "$cache" ] || sed -nE 's/^(CMAKE_BUILD_TYPE|CMAKE_C_FLAGS|CMAKE_CXX_FLAGS|GGML_NATIVE|GGML_AVX[A-Z0-9_]*|GGML_AMX[A-Z0-9_]*|GGML_OPENMP|GGML_LLAMAFILE|GGML_CPU_REPACK|GGML_IQK[A-Z_]*):[A-Z]*=(..*)$/-D\1=\2/p' "$cache" | tr '\n' ' '
+}
+
+stage_machine() {
+    [ ! -e "$out/machine.txt" ] || return 0
+    keep demo-verify-curve.json verify_curve --threads 1 --repeats 3 --json
+    local field isa read
+    field() { sed -nE "s/.*\"$1\":\"?([^,\"}]*).*/\1/p" "$out/demo-verify-curve.json"; }
+    isa=$(field isa) read=$(field read_gb_per_second)
+    local model
+    model=$(sed -nE 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1)
+    {
+        echo "name: ${name:-$model, $isa}"
+        echo "processor: $model (family $(sed -nE 's/^cpu family[^:]*: *//p' /proc/cpuinfo | head -n 1), model $(sed -nE 's/^model\t[^:]*: *//p' /proc/cpuinfo | head -n 1)), $(nproc) CPUs"
+        echo "memory: $(sed -nE 's/^MemTotal: *//p' /proc/meminfo)"
+        echo "instruction set: $isa"
+        echo "threads: 1"
+        echo "reads: $(printf '%.1f' "$read") GB/s with one thread at best (demo-verify-curve.json)"
+        echo "load when it began: $(cut -d' ' -f1-3 /proc/loadavg)"
+        echo "date: $(date -u +%Y-%m-%d)"
+        echo "commit: $(git -C "$root" rev-parse --short=10 HEAD)"
+        echo "compiler: $(rustc --version)"
+        [ -z "$llama" ] || echo "llama.cpp: $(build llama.cpp)"
+        [ -z "$ik" ] || echo "ik_llama.cpp: $(build ik_llama.cpp)"
+    } >"$out/machine.txt"
+}
+
+stage_demo() {
+    local texts=3
+    [ -z "$tiny" ] || texts=1
+    matrix demo-matrix --prompts short,long --texts "$texts" --runs "$runs" --max-tokens 128
+}
+
+# Servers for off and for 1, 3 and 5 drafts a round, which are 2, 4 and 6 rows.
+stage_e2b() {
+    e2b_pair
+    local servers=() drafts
+    if [ -x llama.cpp/llama-server ]; then
+        servers=(--llama-server llama.cpp/llama-server --llama-args '')
+        for drafts in 1 3 5; do
+            servers+=(--llama-args "-md e2b-assistant.gguf --spec-type draft-mtp --spec-draft-n-max $drafts --spec-draft-p-min 0")
+        done
+    else
+        echo 'skipped: llama.cpp in e2b-matrix.csv: there is no llama-server; give --llama' >&2
+    fi
+    matrix e2b-matrix "${e2b[@]}" --kv f16 --mixture mtp --prompts short --max-tokens "$tokens" --runs "$runs" "${servers[@]}"
+}
+
+stage_ik() {
+    e2b_pair
+    [ -x ik_llama.cpp/llama-server ] || { echo 'skipped: e2b-ik-matrix.csv: there is no llama-server; give --ik' >&2; return 0; }
+    local servers=(--llama-server ik_llama.cpp/llama-server --llama-args '-rtr') drafts
+    for drafts in 1 3 5; do
+        servers+=(--llama-args "-rtr -md e2b-assistant.gguf --spec-type mtp:n_max=$drafts,p_min=0.0")
+    done
+    matrix e2b-ik-matrix "${e2b[@]}" --kv f16 --blocks 4 --mixture mtp --prompts short --max-tokens "$tokens" --runs "$runs" "${servers[@]}"
+}
+
+# Look-ups are left out: whatever drafts would be accepted alike. Rates by position are those published for 31B.
+stage_acceptance() {
+    e2b_pair
+    local named
+    for named in 31b=.92,.78,.67,.57 0.9=.9 0.8=.8 0.7=.7; do
+        matrix "e2b-acceptance-${named%=*}" "${e2b[@]}" --kv f16 --mixture mtp --prompts short --max-tokens "$long" --runs 1 \
+            --simulate-acceptance "${named#*=}"
+    done
+}
+
+stage_passes() {
+    e2b_pair
+    local turn passes=(-p "1,2,4,6,8,16,$prompt" -n 16 -r 2 -o json)
+    for turn in 1 2; do
+        keep "e2b-verify-curve-$turn.json" verify_curve "${e2b[@]}" --threads 1 --repeats "$repeats" --json
+        keep "e2b-ik-bench-$turn.json" ik_llama.cpp/llama-bench -m e2b-target.gguf -t 1 -rtr 1 "${passes[@]}"
+        keep "e2b-llama-bench-$turn.json" llama.cpp/llama-bench -m e2b-target.gguf -t 1 "${passes[@]}"
+    done
+}
+
+stage_depth() {
+    e2b_pair
+    keep e2b-depth.json depth --model e2b-target.gguf --threads 1 --depths "$depths" --kv f16,balanced --repeats 3 --json
+}
+
+stage_depth-peers() {
+    e2b_pair
+    keep e2b-ik-depth.json ik_llama.cpp/llama-bench -m e2b-target.gguf -t 1 -rtr 1 -p 0 -n 0 -gp "$peer_depth,12" -fa 1 \
+        -ctk q8_0 -ctv q8_0 -r 1 -o json
+    keep e2b-llama-depth.json llama.cpp/llama-bench -m e2b-target.gguf -t 1 -p 0 -n 12 -d "$peer_depth" -fa 1 -r 1 -o json
+}
+
+stage_codes() {
+    keep kv-quality-synthetic.txt kv_quality --synthetic
+}
+
+for stage in "${stages[@]}"; do
+    "stage_$stage"
+done
+step "done: $out"

@@ -1,24 +1,26 @@
 #!/usr/bin/env python3
-"""Train the demo pair in models/demo: a small Gemma 4 target and its MTP assistant.
+"""Train a demo pair, as the one in models/demo: a small Gemma 4 target and its MTP assistant.
 
     pip install torch transformers==5.17.0 safetensors tokenizers numpy
-    cargo fetch                                          # the crates whose sources are the corpus
-    python scripts/train_demo.py corpus tokenizer check  # one minute of CPU
-    python scripts/train_demo.py target assistant        # 22 minutes of one H200 GPU
-    python scripts/train_demo.py export evaluate         # writes models/demo, measures what its README.md states
+    python scripts/demo_corpus.py corpus                # the crates of demo_corpus.tsv: a minute of CPU
+    python scripts/train_demo.py tokenizer check        # a minute of CPU
+    python scripts/train_demo.py target assistant       # 22 minutes of one H200 GPU
+    python scripts/train_demo.py export                 # writes target/train_demo/pair, or what --out names
+    python scripts/demo_evaluate.py --pair target/train_demo/pair
 
-Stages run in the order given and read what earlier ones left in --work.  `target` and `assistant` train for a given
-time, save a checkpoint every minute and continue from it when started again.  A smoke run on a CPU: --target-minutes 1
---assistant-minutes 1 --batch-tokens 2048 --generate 2 --held-windows 1, with --work and --out elsewhere.
+Stages run in the order given and read what earlier ones left in --work and --out.  `target` and `assistant` train for a
+given time, save a checkpoint every minute and continue from it when started again.  A smoke run on a CPU:
+--target-minutes 1 --assistant-minutes 1 --batch-tokens 2048 --generate 2 --held-windows 1.
 """
-import argparse, collections, copy, hashlib, json, os, re, subprocess, time
+import argparse, collections, copy, json, os, re, time
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-ROOT = Path(__file__).resolve().parent.parent
+from demo_corpus import WORK, documents
+
 S, FULL = "sliding_attention", "full_attention"
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>"]
 PAD, EOS, BOS = 0, 1, 2
@@ -34,65 +36,7 @@ ASSISTANT = TARGET | dict(
     hidden_size_per_layer_input=0, vocab_size_per_layer_input=0, final_logit_softcapping=None)
 CENTROIDS, CENTROID_TOP_K = 64, 8  # 512 of the 4096 tokens are scored per draft
 DRAFT_STEPS = 5  # chained steps that the assistant is trained on
-BLOCK = 4  # tokens per verify pass when acceptance is measured: 3 drafts and the target's own token
-
-
-# ---------------------------------------------------------------------------------------------------------- corpus
-# Generated bindings and tables: much text, little language.
-SKIP_CRATE = re.compile(r"(windows|winapi|web-sys|linux-raw-sys|libc$|r-efi|unicode-|.*_data$|webpki-root)")
-SKIP_PATH = re.compile(
-    r"(^|/)(generated|gen|test-macros|bindings?|tables?|unicode_tables|unicode_data)(/|[^/]*\.rs$)|data/")
-
-
-def permissive(license_expr):
-    """Whether an SPDX expression lets us choose MIT or Apache-2.0 alone."""
-    if not license_expr or " AND " in license_expr:
-        return False
-    return any(t.strip() in ("MIT", "Apache-2.0") for t in re.split(r" OR |/", license_expr))
-
-
-def wanted(text):
-    lines = text.split("\n")
-    return (len(text) >= 200 and max(map(len, lines)) <= 500
-            and sum(c.isdigit() for c in text) < 0.12 * len(text))
-
-
-def corpus(a):
-    meta = json.loads(subprocess.check_output(
-        ["cargo", "metadata", "--format-version", "1", "--locked", "--offline", "--all-features"], cwd=ROOT))
-    seen, sizes, count = set(), collections.Counter(), collections.Counter()
-    with open(a.work / "corpus.jsonl", "w") as out:
-        for p in sorted(meta["packages"], key=lambda p: (p["name"], p["version"])):
-            if p["source"] is None or not permissive(p["license"]) or SKIP_CRATE.match(p["name"]):
-                continue
-            base = Path(p["manifest_path"]).parent
-            for f in sorted(base.rglob("*")):
-                rel = f.relative_to(base).as_posix()
-                if f.suffix not in (".rs", ".md") or SKIP_PATH.search(rel) or not f.is_file():
-                    continue
-                if f.stat().st_size > 200_000:
-                    continue
-                try:
-                    text = f.read_bytes().decode().replace("\r\n", "\n")
-                except UnicodeDecodeError:
-                    continue
-                digest = hashlib.sha256(text.encode()).digest()
-                if digest in seen or not wanted(text):
-                    continue
-                seen.add(digest)
-                # Keyed without the version, so that a file's near-copies in two versions fall on the same side.
-                key = hashlib.sha256(f"{p['name']}/{rel}".encode()).digest()
-                split = "heldout" if key[0] < 5 else "train"  # 5/256, about 2 %
-                json.dump(dict(crate=p["name"], license=p["license"], path=rel, split=split, text=text), out)
-                out.write("\n")
-                sizes[p["name"]] += len(text.encode())
-                count[split] += 1
-    print(f"{sum(sizes.values()) / 1e6:.1f} MB in {dict(count)} files of {len(sizes)} crates;", sizes.most_common(20))
-
-
-def documents(a):
-    with open(a.work / "corpus.jsonl") as f:
-        yield from map(json.loads, f)
+BLOCK = 4  # rows per verify pass that the assistant recommends: 3 drafts and the last token
 
 
 # ------------------------------------------------------------------------------------------------------- tokenizer
@@ -108,7 +52,7 @@ def tokenizer(a):
     tok.normalizer = normalizers.Replace(" ", "▁")
     tok.pre_tokenizer = pre_tokenizers.Split(Regex(SPLIT), "isolated")
     head = SPECIAL + [f"<0x{b:02X}>" for b in range(256)]
-    train = [d["text"] for d in documents(a) if d["split"] == "train"]
+    train = [d["text"] for d in documents(a.work) if d["split"] == "train"]
     tok.train_from_iterator(train, trainers.BpeTrainer(
         vocab_size=VOCAB - len(head), limit_alphabet=120, max_token_length=24, show_progress=False))
     model = json.loads(tok.to_str())["model"]
@@ -139,12 +83,12 @@ def tokenizer(a):
         pad_token="<pad>", mask_token="<mask>", clean_up_tokenization_spaces=False, padding_side="left",
         model_max_length=TARGET["max_position_embeddings"]), indent=1))
     tok = Tokenizer.from_file(str(out / "tokenizer.json"))
-    for split in ("heldout", "train"):
+    for split in ("heldout", "heldout_crates", "train"):
         ids, size = [], 0
-        for d in documents(a):
+        for d in documents(a.work):
             if d["split"] == split:
                 e = tok.encode(d["text"]).ids
-                if split == "heldout":
+                if split != "train":
                     assert tok.decode(e) == d["text"], d["path"]  # lossless, byte fallback included
                 size += len(d["text"].encode())
                 ids += [np.array(e + [EOS], dtype=np.uint16)]
@@ -153,9 +97,9 @@ def tokenizer(a):
         print(f"{split}: {len(ids)} tokens, {size} bytes, {size / len(ids):.3f} bytes per token")
 
 
-def token_bytes(a):
+def token_bytes(pair):
     """Bytes of text that each id stands for."""
-    vocab = json.loads((a.out / "target/tokenizer.json").read_text())["model"]["vocab"]
+    vocab = json.loads((pair / "target/tokenizer.json").read_text())["model"]["vocab"]
     size = torch.zeros(VOCAB)
     for piece, i in vocab.items():
         size[i] = 0 if i < len(SPECIAL) else 1 if i < len(SPECIAL) + 256 else len(piece.replace("▁", " ").encode())
@@ -392,18 +336,24 @@ def autocast(a):
 def target(a):
     model = build_target().to(a.device)
     tr = Trainer(a, "target", model, a.target_minutes)
-    ids, held, size = load_ids(a, "train"), load_ids(a, "heldout"), token_bytes(a).to(a.device)
+    ids, size = load_ids(a, "train"), token_bytes(a.out).to(a.device)
+    held = {split: load_ids(a, split) for split in ("heldout", "heldout_crates")}
 
     def loss_of(x):
         _, logits, _ = run_target(model, x[:, :-1], a.dropout)
         return F.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten())
 
-    def held_loss(length=1024, windows=a.held_windows):
-        x = held[: windows * length].view(windows, length).long()
+    def held_loss(split, length=1024, windows=a.held_windows):
+        x = held[split]
+        x = x[: len(x) // length * length].view(-1, length)
+        x = x[:: max(1, len(x) // windows)][:windows].long()  # evenly spaced, hence of every crate
         with torch.no_grad(), autocast(a):
             nll = sum(F.cross_entropy(run_target(model, b[:, :-1])[1].flatten(0, 1), b[:, 1:].flatten(),
                                       reduction="sum") for b in x.split(16))
         return (nll / size[x[:, 1:]].sum()).item()
+
+    def held_losses():
+        return "nats/byte " + " ".join(f"{split} {held_loss(split):.4f}" for split in held)
 
     step = compiled(a, loss_of)
     while tr.progress < 1:
@@ -414,11 +364,11 @@ def target(a):
             loss = step(sample(ids, batch, length + 1))
         tr.step(loss, batch * length)
         if tr.log_due():
-            tr.log(f"length {length}  train {loss.item():.3f} nats/token  held out {held_loss():.4f} nats/byte")
+            tr.log(f"length {length}  train {loss.item():.3f} nats/token  {held_losses()}")
         if time.time() - tr.saved > 60:
             tr.save()
     tr.save(final=True)
-    tr.log(f"done: held out {held_loss():.4f} nats/byte")
+    tr.log(f"done: {held_losses()}")
 
 
 def balanced_clusters(rows, count, rounds=15):
@@ -529,7 +479,7 @@ def assistant(a):
     tr.log("done")
 
 
-# ------------------------------------------------------------------------------------------------ export, evaluate
+# ---------------------------------------------------------------------------------------------------------- export
 def export(a):
     generation = dict(bos_token_id=BOS, eos_token_id=[EOS], pad_token_id=PAD)
     drafting = dict(is_assistant=True, num_assistant_tokens=BLOCK - 1)
@@ -546,74 +496,6 @@ def export(a):
         (out / "generation_config.json").write_text(json.dumps(generation | extra, indent=1) + "\n")
         size = (out / "model.safetensors").stat().st_size
         print(name, sum(p.numel() for p in model.parameters()), "parameters,", size, "bytes")
-
-
-@torch.no_grad()
-def evaluate(a):
-    """Figures of the files in models/demo, with transformers' own modules, in f32."""
-    from tokenizers import Tokenizer
-    from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
-    model = Gemma4ForCausalLM.from_pretrained(a.out / "target", dtype=torch.float32).to(a.device).eval()
-    draft = Gemma4AssistantForCausalLM.from_pretrained(a.out / "assistant", dtype=torch.float32).to(a.device).eval()
-    tok = Tokenizer.from_file(str(a.out / "target/tokenizer.json"))
-    size, held = token_bytes(a).to(a.device), load_ids(a, "heldout")
-    result = {}
-
-    for length in (1024, 4096):
-        x = held[: len(held) // length * length].view(-1, length).long()[: a.eval_tokens // length]
-        nll = [F.cross_entropy(model(b[None, :-1]).logits[0].float(), b[1:], reduction="none") for b in x]
-        result[f"heldout_nats_per_byte_{length}"] = (torch.stack(nll).sum() / size[x[:, 1:]].sum()).item()
-        result[f"heldout_nats_per_byte_{length}_last_quarter"] = (
-            torch.stack(nll)[:, -length // 4:].sum() / size[x[:, -length // 4:]].sum()).item()
-        print(json.dumps(result), flush=True)
-
-    def acceptance(ids, count):
-        """Speculative rounds along the target's greedy continuation.
-
-        Returns the drafts accepted per position, rounds, drafts the dense head agrees with, and drafts."""
-        first, out = len(ids), []
-        x, past = torch.tensor([ids], device=a.device), None
-        while len(out) < count and (not out or out[-1] != EOS):
-            o = model(x, past_key_values=past, use_cache=True)
-            past, x = o.past_key_values, o.logits[:, -1:].argmax(-1)
-            out.append(x.item())
-        ids = ids + out
-        o = model(torch.tensor([ids], device=a.device), output_hidden_states=True, return_shared_kv_states=True,
-                  use_cache=False)
-        hidden, kv = o.hidden_states[-1], o.shared_kv_states
-        hits, rounds, covered, drafts, newest = [0] * (BLOCK - 1), 0, 0, 0, first  # `newest`: the last known token
-        while newest + BLOCK <= len(ids):
-            low = max(0, newest - TARGET["sliding_window"] + 1)
-            seen = {t: tuple(z[:, :, (low if t == S else 0):newest] for z in kv[t]) for t in kv}
-            h, token, match = hidden[:, newest - 1: newest], ids[newest], True
-            accepted = 0
-            for j in range(BLOCK - 1):
-                e = model.get_input_embeddings()(torch.tensor([[token]], device=a.device))
-                r = draft(inputs_embeds=torch.cat((e, h), -1), position_ids=torch.tensor([[newest]], device=a.device),
-                          attention_mask=None, shared_kv_states=seen, output_hidden_states=True)
-                token, h = r.logits.argmax().item(), r.last_hidden_state
-                drafts, covered = drafts + 1, covered + (draft.lm_head(r.hidden_states[-1]).argmax().item() == token)
-                match = match and token == ids[newest + j + 1]
-                hits[j] += match
-                accepted += match
-            rounds, newest = rounds + 1, newest + accepted + 1
-        return np.array(hits), rounds, covered, drafts
-
-    def report(name, prompts, count):
-        parts = [acceptance(p, count) for p in prompts]
-        hits, rounds, covered, drafts = (sum(p[i] for p in parts) for i in range(4))
-        result[name] = dict(
-            prompts=len(prompts), rounds=rounds, acceptance=hits.sum() / drafts, per_position=(hits / rounds).tolist(),
-            tokens_per_pass=1 + hits.sum() / rounds, centroid_coverage=covered / drafts,
-            each=[round(p[0].sum() / p[3], 3) if p[3] else None for p in parts])
-        print(name, json.dumps(result[name]), flush=True)
-
-    prompts = json.loads((a.out / "prompts.json").read_text())
-    report("prompts_json", [tok.encode(p).ids for p in prompts], 160)
-    g = torch.Generator().manual_seed(1)
-    starts = torch.randint(len(held) - 200, (a.eval_windows,), generator=g).tolist()
-    report("random_windows", [[BOS] + held[s: s + 160].tolist() for s in starts], 128)
-    (a.work / "evaluation.json").write_text(json.dumps(result, indent=1))
 
 
 @torch.no_grad()
@@ -644,13 +526,13 @@ def check(a):
     assert max(worst) < 1e-4
 
 
-STAGES = [corpus, tokenizer, check, target, assistant, export, evaluate]
+STAGES = [tokenizer, check, target, assistant, export]
 
 if __name__ == "__main__":
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("stages", nargs="+", choices=[s.__name__ for s in STAGES])
-    p.add_argument("--work", type=Path, default=ROOT / "target/train_demo", help="corpus, token ids and checkpoints")
-    p.add_argument("--out", type=Path, default=ROOT / "models/demo")
+    p.add_argument("--work", type=Path, default=WORK, help="corpus, token ids and checkpoints")
+    p.add_argument("--out", type=Path, help="where the pair goes; by default, pair/ in --work")
     p.add_argument("--device", type=torch.device, default=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     p.add_argument("--target-minutes", type=float, default=13.5, help="compilation included")
     p.add_argument("--assistant-minutes", type=float, default=8.0,
@@ -659,11 +541,10 @@ if __name__ == "__main__":
     p.add_argument("--dropout", type=float, default=0.05)
     p.add_argument("--generate", type=int, default=4096, help="continuations per round of on-policy text")
     p.add_argument("--held-windows", type=int, default=128, help="windows of 1024 in the progress figure")
-    p.add_argument("--eval-tokens", type=int, default=1 << 30, help="held-out tokens to measure the loss on")
-    p.add_argument("--eval-windows", type=int, default=24, help="held-out windows beside prompts.json")
     p.add_argument("--threads", type=int, help="CPU threads")
     p.add_argument("--eager", action="store_true", help="no torch.compile")
     a = p.parse_args()
+    a.out = a.out or a.work / "pair"
     a.work.mkdir(parents=True, exist_ok=True)
     if a.threads:
         torch.set_num_threads(a.threads)

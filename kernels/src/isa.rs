@@ -109,6 +109,19 @@ impl Isa {
     }
 }
 
+/// By [`Isa::name`], among those that this processor has.
+impl std::str::FromStr for Isa {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::available().find(|isa| isa.name().eq_ignore_ascii_case(name));
+        found.ok_or_else(|| {
+            let names = Self::available().map(Self::name).collect::<Vec<_>>().join(", ");
+            format!("{name:?} is no instruction set of this processor; available: {names}")
+        })
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
     use crate::lanes::{Avx512Lanes, Multiply, Op, Vnni, Ymm};
@@ -455,6 +468,24 @@ mod aarch64 {
         #[inline]
         pub(crate) fn run_codes<O: CodeOp>(self, op: O) {
             self.0.run_codes(op);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Isa;
+
+    #[test]
+    fn names_parse() {
+        for isa in Isa::available() {
+            assert_eq!(isa.name().parse(), Ok(isa));
+            assert_eq!(isa.name().to_uppercase().parse(), Ok(isa));
+        }
+        for name in ["", "avx", "neon,scalar"] {
+            let message = name.parse::<Isa>().expect_err(name);
+            let lists_all = Isa::available().all(|isa| message.contains(isa.name()));
+            assert!(message.contains(&format!("{name:?}")) && lists_all && !message.contains('\n'), "{message}");
         }
     }
 }

@@ -9,13 +9,14 @@
 #     --name TEXT      what README.md calls the machine; default: processor and instruction set
 #     --tiny           a pair of seven layers and single runs, to try the script
 #
-# Stages, all by default, in this order; what is in OUT_DIR is not measured again, so a call goes on where one was cut:
+# Stages, all by default, in this order (some 23 minutes); what is in OUT_DIR is not measured again, so a call goes on where
+# one was cut:
 #
 #     machine      machine.txt: processor, instruction set, bandwidth, versions and build flags
 #     demo         demo-matrix.csv: the demo pair
 #     e2b          e2b-matrix.csv: the E2B pair, every draft accepted, in turn with llama.cpp's server
-#     ik           e2b-ik-matrix.csv: the same in turn with ik_llama.cpp's server
 #     acceptance   e2b-acceptance-*.csv: the E2B pair with drafts accepted at given rates
+#     ik           e2b-ik-matrix.csv: the E2B pair in turn with ik_llama.cpp's server
 #     passes       e2b-verify-curve-*.json and e2b-{ik,llama}-bench-*.json: 1 to 16 rows in one pass, prompts of 512, in turn
 #     depth        e2b-depth.json: steps deep in a context
 #     depth-peers  e2b-{ik,llama}-depth.json: the peers' after 4096 positions
@@ -47,7 +48,7 @@ while [ $# -gt 0 ]; do
         *) usage ;;
     esac
 done
-[ ${#stages[@]} -gt 0 ] || stages=(machine demo e2b ik acceptance passes depth depth-peers codes)
+[ ${#stages[@]} -gt 0 ] || stages=(machine demo e2b acceptance ik passes depth depth-peers codes)
 
 if [ -n "$tiny" ]; then
     pair=(--layers 7 --vocab 4096) tokens=16 long=16 runs=1 repeats=1 depths=64,128 peer_depth=64 prompt=32
@@ -116,6 +117,7 @@ e2b_pair() {
     step "the E2B pair"
     # With key norms of 1 the peers' attention would meet subnormal exponentials, which are slow.
     "$examples/synthesize" . e2b --key-norm 0.125 "${pair[@]}"
+    note e2b-target.gguf synthesize . e2b --key-norm 0.125 "${pair[@]}"
 }
 
 # The version and what cmake was told, where the build folder is still there.

@@ -226,7 +226,8 @@ def filled(match):
     kind, name, inner = match.groups()
     if kind not in KINDS:
         sys.exit(f"figures:begin {kind}: is no kind; there are {', '.join(KINDS)}")
-    margin = "\n" if inner.startswith("\n") or not inner else ""
+    # On lines of its own, or within a line: one that begins with a comment would end the paragraph.
+    margin = "\n" if inner.startswith("\n") else ""
     return f"<!-- figures:begin {kind} {name} -->{margin}{KINDS[kind](Record(name))}{margin}<!-- figures:end -->"
 
 
@@ -236,6 +237,8 @@ def complaints(name, text, wanted):
             yield f"{name}:{number}: says\n    {is_}\nthe record gives\n    {must}\n  write it: scripts/readme_figures.sh"
     if len(text.splitlines()) != len(wanted.splitlines()):
         yield f"{name}: has {len(text.splitlines())} lines, the record gives {len(wanted.splitlines())}; run scripts/readme_figures.sh"
+    if text.count("figures:begin") != len(BLOCK.findall(text)):
+        yield f"{name}: a figures:begin has no figures:end, or no KIND and RECORD"
     bare = BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text)
     for number, line in enumerate(bare.splitlines(), 1):
         if SPEED.search(line):

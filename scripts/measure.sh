@@ -65,6 +65,8 @@ examples=$root/target/release/examples
 cargo build --release --quiet --manifest-path "$root/Cargo.toml" \
     --example bench_matrix --example verify_curve --example depth --example kv_quality --example synthesize
 
+failed=()
+
 step() { printf '\n== %s %s\n' "$(date -u +%H:%M:%S)" "$*" >&2; }
 
 # The words of a command, quoted where a shell needs it.
@@ -84,17 +86,20 @@ note() {
 
 # keep FILE PROGRAM ARGUMENTS...: what the program prints becomes OUT_DIR/FILE, unless that is there.
 keep() {
-    local file=$1 program=$2
+    local file=$1 program=$2 path=$2
     shift 2
     [ ! -e "$out/$file" ] || return 0
     case $program in
         */*) [ -x "$program" ] || { echo "skipped: $file: $program is missing" >&2; return 0; } ;;
-        *) [ -x "$examples/$program" ] || { echo "$examples/$program: is missing" >&2; return 1; } ;;
+        *) path=$examples/$program ;;
     esac
     step "$file"
-    local path=$program
-    case $program in */*) ;; *) path=$examples/$program ;; esac
-    "$path" "$@" >"$out/$file.partial" 2>"$file.log" || { tail -n 5 "$file.log" >&2; return 1; }
+    if ! "$path" "$@" >"$out/$file.partial" 2>"$file.log"; then
+        tail -n 5 "$file.log" >&2
+        rm "$out/$file.partial"
+        failed+=("$file")
+        return 0
+    fi
     mv "$out/$file.partial" "$out/$file"
     note "$file" "$program" "$@"
 }
@@ -105,7 +110,10 @@ matrix() {
     shift
     [ ! -e "$out/$file.csv" ] || return 0
     step "$file.csv"
-    "$examples/bench_matrix" --threads 1 "$@" --out "bench-$file"
+    if ! "$examples/bench_matrix" --threads 1 "$@" --out "bench-$file"; then
+        failed+=("$file.csv")
+        return 0
+    fi
     cp "bench-$file/runs.ndjson" "$out/$file.ndjson"
     cp "bench-$file/results.csv" "$out/$file.csv"
     note "$file.csv" bench_matrix --threads 1 "$@"
@@ -131,10 +139,9 @@ build() {
 stage_machine() {
     [ ! -e "$out/machine.txt" ] || return 0
     keep demo-verify-curve.json verify_curve --threads 1 --repeats 3 --json
-    local field isa read
+    local isa read model
     field() { sed -nE "s/.*\"$1\":\"?([^,\"}]*).*/\1/p" "$out/demo-verify-curve.json"; }
     isa=$(field isa) read=$(field read_gb_per_second)
-    local model
     model=$(sed -nE 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1)
     {
         echo "name: ${name:-$model, $isa}"
@@ -223,3 +230,4 @@ for stage in "${stages[@]}"; do
     "stage_$stage"
 done
 step "done: $out"
+[ ${#failed[@]} -eq 0 ] || { echo "failed, call again: ${failed[*]}" >&2; exit 1; }

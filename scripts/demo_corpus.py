@@ -78,7 +78,8 @@ def download(work, crates):
             lock += (f'\n[[package]]\nname = "{c.name}"\nversion = "{c.version}"\n{source}\nchecksum = "{c.sha256}"\n')
         (package / "Cargo.toml").write_text(toml)
         (package / "Cargo.lock").write_text(lock)
-        subprocess.run(["cargo", "fetch", "--quiet"], cwd=package, check=True)
+        if subprocess.run(["cargo", "fetch", "--quiet"], cwd=package).returncode:
+            sys.exit(f"cargo fetch failed in {package}: a crate of {MANIFEST} is missing there, or is not what it was")
     cache = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo")) / "registry/cache"
     found = {}
     for c in crates:

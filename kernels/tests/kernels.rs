@@ -1,5 +1,8 @@
 //! Every `f32` kernel on every instruction set, at every tail length, against the scalar reference, and the scalar
 //! reference against `f64`.
+//!
+//! What a kernel gets is an allocation of its own, not a part of a longer one: `guarded_ends.rs` and `guarded_starts.rs` run
+//! these tests with inaccessible memory around every allocation.
 
 use foretoken_kernels::attend::{KvTile, Query, Running, Scratch, attend_tile, finish, merge};
 use foretoken_kernels::matmul::{Rows, matmul};
@@ -64,9 +67,9 @@ fn matmul_is_the_sum_of_products() {
 
                     // A row has the same bits alone.
                     let mut alone = vec![f32::NAN; outputs];
-                    let last = &x[(rows - 1) * inputs..];
+                    let last = x[(rows - 1) * inputs..].to_vec();
                     let mut words = vec![7; Rows::scratch_len(isa, element, 1, inputs)];
-                    let last = Rows::new(isa, element, last, inputs, &mut words);
+                    let last = Rows::new(isa, element, &last, inputs, &mut words);
                     matmul(isa, last, weight, ColumnsMut::new(&mut alone, 1, outputs));
                     assert_eq!(alone, y[(rows - 1) * outputs..], "{} {rows}x{inputs}x{outputs}", isa.name());
                 }
@@ -108,9 +111,10 @@ fn norms_are_what_the_formula_says() {
 #[test]
 fn rotation_turns_pairs_and_leaves_the_rest() {
     let mut noise = Noise(3);
-    for pairs in 0..=40 {
-        let (head_dim, angles) = (84, noise.vec(pairs));
-        let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
+    for (pairs, head_dim) in (0..=40).flat_map(|pairs| [(pairs, 84), (pairs, 2 * pairs.max(1))]) {
+        let angles = noise.vec(pairs);
+        let cos: Vec<f32> = angles.iter().map(|a| a.cos()).collect();
+        let sin: Vec<f32> = angles.iter().map(|a| a.sin()).collect();
         let x = noise.vec(2 * head_dim);
         let mut want: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
         for head in want.chunks_mut(head_dim) {
@@ -124,6 +128,36 @@ fn rotation_turns_pairs_and_leaves_the_rest() {
             let mut y = x.clone();
             rope::rotate(isa, &mut y, head_dim, &cos, &sin);
             close(&format!("rope {} {pairs}", isa.name()), &y, &want, 2.0, 1.2e-7);
+        }
+    }
+}
+
+#[test]
+fn keys_of_values_are_weighted_and_rotated() {
+    let mut noise = Noise(6);
+    for head_dim in lengths() {
+        let (rows, pairs) = (3, head_dim / 2);
+        let (x, weight) = (noise.vec(rows * head_dim), noise.vec(head_dim));
+        let (cos, sin) = (noise.vec(rows * pairs), noise.vec(rows * pairs));
+        let halves: Vec<f16> = x.iter().map(|x| f16::from_f32(*x)).collect();
+        let brains: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
+        for values in [Elements::F32(&x), Elements::F16(&halves), Elements::Bf16(&brains)] {
+            let mut wide = vec![0.0; x.len()];
+            values.widen(&mut wide);
+            let mut want: Vec<f64> =
+                wide.iter().enumerate().map(|(i, x)| f64::from(*x) * f64::from(weight[i % head_dim])).collect();
+            for (row, want) in want.chunks_mut(head_dim).enumerate() {
+                for pair in 0..pairs {
+                    let (a, b) = (want[pair], want[pair + head_dim / 2]);
+                    let (cos, sin) = (f64::from(cos[row * pairs + pair]), f64::from(sin[row * pairs + pair]));
+                    (want[pair], want[pair + head_dim / 2]) = (a * cos - b * sin, b * cos + a * sin);
+                }
+            }
+            for isa in Isa::available() {
+                let mut keys = vec![f32::NAN; x.len()];
+                rope::keys_of_values(isa, values, &weight, &cos, &sin, &mut keys);
+                close(&format!("keys {} {head_dim}", isa.name()), &keys, &want, 2.0, 2e-7);
+            }
         }
     }
 }
@@ -151,16 +185,17 @@ fn pointwise_functions_are_accurate() {
 #[test]
 fn attention_is_a_softmax_weighted_sum() {
     let mut noise = Noise(4);
-    for head_dim in [4, 16, 30, 64, 128, 256, 512] {
+    for head_dim in (1..=34).chain([64, 128, 256, 512]) {
         for queries in [1, 2, 4, 5, 8] {
             let len = 37;
             let (k, v) = (noise.vec(len * head_dim), noise.vec(len * head_dim));
-            let q: Vec<f32> = noise.vec(queries * head_dim).iter().map(|q| q * 3.0).collect();
+            let q: Vec<Vec<f32>> =
+                (0..queries).map(|_| noise.vec(head_dim).iter().map(|q| q * 3.0).collect()).collect();
             let visible = |query: usize| query..len - (queries - query);
             let want: Vec<f64> = (0..queries)
                 .flat_map(|query| {
                     let dot = |j: usize| -> f64 {
-                        (0..head_dim).map(|i| f64::from(q[query * head_dim + i]) * f64::from(k[j * head_dim + i])).sum()
+                        (0..head_dim).map(|i| f64::from(q[query][i]) * f64::from(k[j * head_dim + i])).sum()
                     };
                     let scores: Vec<f64> = visible(query).map(dot).collect();
                     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -177,7 +212,8 @@ fn attention_is_a_softmax_weighted_sum() {
             for isa in Isa::available() {
                 // Two tiles into one state, and one tile each into two states that are merged.
                 for cut in [0, 11, len] {
-                    let (mut running, mut output) = (vec![Running::EMPTY; queries], vec![0.0; queries * head_dim]);
+                    let mut running = vec![Running::EMPTY; queries];
+                    let mut output = vec![vec![0.0; head_dim]; queries];
                     let (mut later, mut later_output) = (running.clone(), output.clone());
                     for (tile, apart) in [(0..cut, false), (cut..len, cut == 11)] {
                         let (running, output) = match apart {
@@ -186,18 +222,18 @@ fn attention_is_a_softmax_weighted_sum() {
                         };
                         let mut states: Vec<_> = running
                             .iter_mut()
-                            .zip(output.chunks_mut(head_dim))
+                            .zip(output)
                             .enumerate()
                             .map(|(i, (running, output))| {
                                 let seen = visible(i);
                                 let start = seen.start.clamp(tile.start, tile.end) - tile.start;
                                 let end = seen.end.clamp(tile.start, tile.end) - tile.start;
-                                let query = &q[i * head_dim..(i + 1) * head_dim];
-                                Query { query, prepared: None, visible: start..end, running, output }
+                                Query { query: &q[i], prepared: None, visible: start..end, running, output }
                             })
                             .collect();
                         let rows = tile.start * head_dim..tile.end * head_dim;
-                        let (keys, values) = (Elements::F32(&k[rows.clone()]), Elements::F32(&v[rows]));
+                        let (k, v) = (k[rows.clone()].to_vec(), v[rows].to_vec());
+                        let (keys, values) = (Elements::F32(&k), Elements::F32(&v));
                         let (mut scores, mut weights) = (vec![0.0; Scratch::len(len)], vec![0.0; Scratch::len(len)]);
                         let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
                         attend_tile(
@@ -208,15 +244,11 @@ fn attention_is_a_softmax_weighted_sum() {
                         );
                     }
                     for i in 0..queries {
-                        let rows = i * head_dim..(i + 1) * head_dim;
-                        merge(
-                            isa,
-                            (&mut running[i], &mut output[rows.clone()]),
-                            (later[i], &later_output[rows.clone()]),
-                        );
-                        finish(isa, running[i], &mut output[rows]);
+                        merge(isa, (&mut running[i], &mut output[i]), (later[i], &later_output[i]));
+                        finish(isa, running[i], &mut output[i]);
                     }
-                    close(&format!("attend {} {head_dim} {queries} {cut}", isa.name()), &output, &want, 1.0, 1e-5);
+                    let what = format!("attend {} {head_dim} {queries} {cut}", isa.name());
+                    close(&what, &output.concat(), &want, 1.0, 1e-5);
                 }
             }
         }
@@ -226,24 +258,27 @@ fn attention_is_a_softmax_weighted_sum() {
 #[test]
 fn a_query_has_the_same_bits_in_any_company() {
     let mut noise = Noise(5);
-    for head_dim in [16, 30, 64, 128] {
+    for (head_dim, half) in (1..=18).chain([30, 64, 128]).flat_map(|head_dim| [(head_dim, true), (head_dim, false)]) {
         let (len, count) = (37, 21);
-        let rows =
-            |noise: &mut Noise| -> Vec<f16> { noise.vec(len * head_dim).into_iter().map(f16::from_f32).collect() };
-        let (k, v) = (rows(&mut noise), rows(&mut noise));
-        let q: Vec<f32> = noise.vec(count * head_dim).iter().map(|q| q * 3.0).collect();
-        let attend = |isa: Isa, first: usize, last: usize| -> Vec<f32> {
+        let (k, v) = (noise.vec(len * head_dim), noise.vec(len * head_dim));
+        let halves = [&k, &v].map(|x| -> Vec<f16> { x.iter().map(|x| f16::from_f32(*x)).collect() });
+        let brains = [&k, &v].map(|x| -> Vec<bf16> { x.iter().map(|x| bf16::from_f32(*x)).collect() });
+        let q: Vec<Vec<f32>> = (0..count).map(|_| noise.vec(head_dim).iter().map(|q| q * 3.0).collect()).collect();
+        let attend = |isa: Isa, first: usize, last: usize| -> Vec<Vec<f32>> {
             let count = last - first;
-            let (mut running, mut output) = (vec![Running::EMPTY; count], vec![0.0; count * head_dim]);
-            let mut states: Vec<_> = (running.iter_mut().zip(output.chunks_mut(head_dim)).enumerate())
+            let (mut running, mut output) = (vec![Running::EMPTY; count], vec![vec![0.0; head_dim]; count]);
+            let mut states: Vec<_> = (running.iter_mut().zip(&mut output).enumerate())
                 .map(|(i, (running, output))| {
-                    let query = &q[(first + i) * head_dim..(first + i + 1) * head_dim];
+                    let query = &q[first + i];
                     Query { query, prepared: None, visible: 0..len - (first + i) % 3, running, output }
                 })
                 .collect();
             let (mut scores, mut weights) = (vec![0.0; Scratch::len(len)], vec![0.0; Scratch::len(len)]);
             let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
-            let (keys, values) = (Elements::F16(&k).into(), Elements::F16(&v).into());
+            let [keys, values] = match half {
+                true => halves.each_ref().map(|x| Elements::F16(x).into()),
+                false => brains.each_ref().map(|x| Elements::Bf16(x).into()),
+            };
             attend_tile(isa, KvTile { keys, values, head_dim }, &mut states, &mut scratch);
             output
         };
@@ -251,7 +286,7 @@ fn a_query_has_the_same_bits_in_any_company() {
             let all = attend(isa, 0, count);
             for (first, last) in [(0, 1), (3, 4), (0, 4), (2, 7), (1, 9), (5, 17), (20, 21)] {
                 let some = attend(isa, first, last);
-                assert_eq!(some, all[first * head_dim..last * head_dim], "{} {head_dim} {first}..{last}", isa.name());
+                assert_eq!(some, all[first..last], "{} {head_dim} {first}..{last}", isa.name());
             }
         }
     }

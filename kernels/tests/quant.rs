@@ -1,5 +1,7 @@
 //! The quantized kernels against the scalar reference (bit for bit), against `f64` arithmetic over dequantized weights,
 //! and against dequantized values that llama.cpp's own Python package produced.
+//!
+//! What a kernel gets is an allocation of its own, as in `kernels.rs`.
 
 use foretoken_kernels::quant::{
     ActivationType, Activations, PANEL_ROWS, PackedMatrix, WeightType, dequantize_packed_row, dequantize_row, dot_rows,
@@ -67,8 +69,9 @@ fn packed(weight_type: WeightType, inputs: usize, rows: &[u8]) -> Vec<u8> {
 
 fn product(isa: Isa, matrix: &PackedMatrix<'_>, x: &[f32]) -> Vec<f32> {
     let (rows, kind) = (x.len() / matrix.inputs(), matrix.weight_type().activation_type());
+    let x = x.to_vec();
     let mut scratch = vec![0; kind.scratch_len(rows, matrix.inputs()).unwrap()];
-    let x = Activations::quantize(isa, kind, x, matrix.inputs(), &mut scratch);
+    let x = Activations::quantize(isa, kind, &x, matrix.inputs(), &mut scratch);
     let mut y = vec![f32::NAN; rows * matrix.outputs()];
     matmul(isa, matrix, &x, ColumnsMut::new(&mut y, rows, matrix.outputs()));
     y
@@ -185,7 +188,7 @@ fn rows_do_not_depend_on_the_batch_or_the_column_split() {
 fn gathered_rows_have_the_bits_of_the_matmul() {
     let mut random = Random(4);
     let (inputs, outputs) = (256, 100);
-    let indices = [3u32, 4, 99, 0, 17, 16, 98, 3, 96];
+    let indices = vec![3u32, 4, 99, 0, 17, 16, 98, 3, 96];
     for weight_type in WeightType::ALL {
         let rows = random_rows(weight_type, outputs, inputs, &mut random);
         let bytes = packed(weight_type, inputs, &rows);

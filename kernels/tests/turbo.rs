@@ -1,5 +1,7 @@
 //! Attention over coded pages: every instruction set against the scalar reference bit for bit, the reference against `f64`
 //! attention over decoded pages, and one query alone against the same query among others.
+//!
+//! What a kernel gets is an allocation of its own, as in `kernels.rs`.
 
 use foretoken_kernels::attend::{KvTile, Query, Rows, Running, Scratch, attend_tile, finish};
 use foretoken_kernels::turbo::{
@@ -434,12 +436,13 @@ fn exact_and_coded_rows_share_a_softmax() {
     let values = Owned::encode(Isa::Scalar, format, Side::Values, head_dim, &v);
     // The tail of a store: exact, shorter than a page.
     let tail = 37 * head_dim;
+    let tail_keys = k[..tail].to_vec();
     let halves: Vec<f16> = v[..tail].iter().map(|x| f16::from_f32(*x)).collect();
     let tiles: [(Rows<'_>, Rows<'_>); 4] = [
         (Rows::Coded(keys.page()), Rows::Coded(values.page())),
         (Rows::Coded(keys.page()), Elements::F32(&v).into()),
         (Elements::F32(&k).into(), Rows::Coded(values.page())),
-        (Elements::F32(&k[..tail]).into(), Elements::F16(&halves).into()),
+        (Elements::F32(&tail_keys).into(), Elements::F16(&halves).into()),
     ];
     let mut asked = asked(&mut random, 9, head_dim, 4);
     for asked in &mut asked {

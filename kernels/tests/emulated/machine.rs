@@ -1,6 +1,6 @@
 //! The emulated device: the sources of `kernels/gpu` in either dialect, compiled for this processor.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -13,6 +13,7 @@ use super::device::{Device, two_floats};
 pub struct Machine {
     machine: Library,
     kernels: Vec<Library>, // of every dialect
+    sites: Vec<Site>,      // of all sources: the first has the number 1
 }
 
 /// A kernel language.
@@ -28,23 +29,25 @@ impl Dialect {
     /// All of them, in the order of the machine's libraries.
     pub const ALL: [Self; 2] = [Self::Cuda, Self::Metal];
 
-    /// The emulator's header, and the dialect that it includes.
-    const fn headers(self) -> (&'static str, &'static str) {
+    /// The emulator's header, and the folder and the file of the dialect that it includes.
+    const fn headers(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Self::Cuda => ("cuda.h", "cuda/device.cuh"),
-            Self::Metal => ("metal.h", "metal/device.metal"),
+            Self::Cuda => ("cuda.h", "cuda", "device.cuh"),
+            Self::Metal => ("metal.h", "metal", "device.metal"),
         }
     }
 }
 
 /// A marked index.
+#[derive(Clone)]
 pub struct Site {
     /// The source's name.
     pub file: String,
-    /// The source as the compiler names it.
-    path: PathBuf,
-    /// Its line.
+    /// Its line, from 1 on.
     pub line: usize,
+    /// Which of the line's, from 1 on.
+    pub nth: usize,
+    number: c_int,
 }
 
 /// One case's memory and launches, on the thread that made it.
@@ -72,12 +75,51 @@ fn sources(extension: &str) -> Vec<PathBuf> {
 }
 
 /// The first C++ compiler of the usual ones.
-fn compiler() -> &'static str {
-    let works = |name: &&&str| Command::new(name).arg("--version").stdout(Stdio::null()).status().is_ok();
-    ["c++", "g++", "clang++"].iter().find(works).expect(
-        "no C++ compiler: this test compiles the GPU kernels for the CPU. Install g++ or clang++ (Debian: apt-get install \
-         g++; macOS: xcode-select --install)",
+pub fn compiler() -> Result<&'static str, &'static str> {
+    let works = |name: &&str| Command::new(name).arg("--version").stdout(Stdio::null()).status().is_ok();
+    ["c++", "g++", "clang++"].into_iter().find(works).ok_or(
+        "there is no C++ compiler, which compiles the GPU kernels for the CPU; install g++ or clang++ (Debian: apt-get \
+         install g++; macOS: xcode-select --install)",
     )
+}
+
+/// Copies a source, with a number for every marked index: a macro that stands twice in a line does not know which it is.
+fn copy(from: &Path, to: &Path, sites: &mut Vec<Site>) {
+    let text = std::fs::read_to_string(from).expect("a source");
+    let file = from.file_name().expect("a name").to_string_lossy();
+    let mut numbered = String::new();
+    for (i, line) in text.lines().enumerate() {
+        let parts: Vec<_> = if line.contains("AT(index)") { vec![line] } else { line.split("AT(").collect() };
+        numbered += parts[0];
+        for (nth, part) in parts.iter().enumerate().skip(1) {
+            let number = sites.len() as c_int + 1;
+            sites.push(Site { file: file.clone().into_owned(), line: i + 1, nth, number });
+            numbered += &format!("NUMBERED_AT({number}, {part}");
+        }
+        numbered.push('\n');
+    }
+    std::fs::write(to.join(&*file), numbered).expect("a copy of a source");
+}
+
+/// Copies of the sources, the dialects and the emulator, placed to each other as these are, and the marked indices.
+fn copies(out: &Path) -> Vec<Site> {
+    let mut sites = Vec::new();
+    let into = |name: &str| {
+        let folder = out.join(name);
+        std::fs::create_dir_all(&folder).expect("a folder for copies of the sources");
+        folder
+    };
+    for source in sources("cpp").iter().chain(&sources("h")) {
+        copy(source, &into("gpu"), &mut sites);
+    }
+    for dialect in Dialect::ALL {
+        let (_, name, file) = dialect.headers();
+        copy(&folder(name).join(file), &into(name), &mut sites);
+    }
+    for name in ["machine.h", "machine.cpp", "cuda.h", "metal.h", "faults.cpp"] {
+        std::fs::copy(folder("tests/emulator").join(name), into("tests/emulator").join(name)).expect("a copy");
+    }
+    sites
 }
 
 /// What clang says against the sources where Metal's address spaces are types of their own; `None` where there is no clang.
@@ -115,9 +157,10 @@ impl Machine {
 
     /// Compiles and loads the kernels.
     fn load() -> Self {
-        let (compiler, emulator) = (compiler(), folder("tests/emulator"));
+        let compiler = compiler().unwrap_or_else(|none| panic!("{none}"));
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{}", std::process::id()));
-        std::fs::create_dir_all(&out).expect("a folder for the compiled kernels");
+        let sites = copies(&out);
+        let emulator = out.join("tests/emulator");
         let compile = |source: &Path, dialect: Option<Dialect>, object: &Path| -> Child {
             let mut command = Command::new(compiler);
             command.args(["-O1", "-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-c"]);
@@ -130,7 +173,8 @@ impl Machine {
             }
             command.arg(source).arg("-o").arg(object).spawn().expect("the compiler starts")
         };
-        let mut sources = sources("cpp");
+        let mut sources: Vec<_> =
+            sources("cpp").iter().map(|path| out.join("gpu").join(path.file_name().expect("a name"))).collect();
         sources.push(emulator.join("faults.cpp"));
         let mut jobs = vec![(emulator.join("machine.cpp"), None, out.join("machine.o"))];
         for dialect in Dialect::ALL {
@@ -158,29 +202,20 @@ impl Machine {
         let (machine, path) = link(None, None);
         let kernels = Dialect::ALL.map(|dialect| link(Some(dialect), Some(&path)).0).into();
         let _ = std::fs::remove_dir_all(&out); // what is loaded stays
-        Self { machine, kernels }
+        Self { machine, kernels, sites }
     }
 
     /// A session on this thread.
     pub fn session(&self, dialect: Dialect, backwards: bool) -> Session<'_> {
         let session = Session { machine: self, dialect, backwards };
-        session.mutate(&Site { file: String::new(), path: PathBuf::new(), line: 0 });
+        session.set_mutant(0);
         session
     }
 
-    /// Every line that marks an index, of the sources and of a dialect.
+    /// Every marked index of the sources and of a dialect.
     pub fn sites(&self, dialect: Dialect) -> Vec<Site> {
-        // The emulator's header includes the dialect.
-        let own = folder("tests/emulator/../..").join(dialect.headers().1);
-        let sites = sources("cpp").into_iter().chain(sources("h")).chain([own]).flat_map(|path| {
-            let text = std::fs::read_to_string(&path).expect("a source");
-            let file = path.file_name().expect("a name").to_string_lossy().into_owned();
-            let lines =
-                text.lines().enumerate().filter(|(_, line)| line.contains("AT(") && !line.contains("AT(index)"));
-            let site = |(i, _)| Site { file: file.clone(), path: path.clone(), line: i + 1 };
-            lines.map(site).collect::<Vec<_>>()
-        });
-        sites.collect()
+        let other = |site: &&Site| Dialect::ALL.iter().any(|of| *of != dialect && of.headers().2 == site.file);
+        self.sites.iter().filter(|site| !other(site)).cloned().collect()
     }
 
     fn function<T>(&self, name: &str) -> Result<libloading::Symbol<'_, T>, String> {
@@ -196,12 +231,13 @@ fn symbol<'a, T>(library: &'a Library, name: &str) -> Result<libloading::Symbol<
 impl Session<'_> {
     /// Makes one index wrong.
     pub fn mutate(&self, site: &Site) {
-        // Kept, because the machine keeps the pointer.
-        let path = CString::new(site.path.to_string_lossy().as_bytes()).expect("a path").into_raw();
-        type Mutate = unsafe extern "C" fn(*const c_char, c_int);
-        let mutate = self.machine.function::<Mutate>("machine_mutate").expect("machine.cpp");
-        // SAFETY: the string is never freed.
-        unsafe { mutate(path, site.line as c_int) }
+        self.set_mutant(site.number);
+    }
+
+    fn set_mutant(&self, number: c_int) {
+        let mutate = self.machine.function::<unsafe extern "C" fn(c_int)>("machine_mutate").expect("machine.cpp");
+        // SAFETY: sets a number of this thread.
+        unsafe { mutate(number) }
     }
 }
 

@@ -13,8 +13,7 @@
 namespace machine {
 
 thread_local Self self;
-thread_local const char* mutant_file = "";
-thread_local int mutant_line = 0;
+thread_local int mutant = 0;
 
 namespace {
 
@@ -271,9 +270,8 @@ void machine_free_buffers() {
     m.buffers.clear();
 }
 
-void machine_mutate(const char* file, int line) {
-    mutant_file = file;
-    mutant_line = line;
+void machine_mutate(int number) {
+    mutant = number;
 }
 
 // Runs a kernel; null, or why it did not end well.

@@ -44,12 +44,8 @@ void* shared(size_t bytes);
 // Ends the launch with an error.
 [[noreturn]] void fail(const char* format, ...);
 
-// Whether the index at this line is to be wrong: see the mutation test.
-extern thread_local const char* mutant_file;
-extern thread_local int mutant_line;
-inline int mutated(const char* file, int line) {
-    return line == mutant_line && strcmp(file, mutant_file) == 0;
-}
+// The marked index that is one too large, or 0: see the mutation test.
+extern thread_local int mutant;
 
 template <class T>
 const T& shown(const unsigned char* slots, int lane) {
@@ -89,4 +85,6 @@ struct alignas(16) float4 { float x, y, z, w; };
     extern "C" size_t name##_params() { return sizeof(Params); }                                                    \
     static void name##_body(const CONSTANT Params& p, THREADGROUP __VA_ARGS__& s, Thread self)
 
-#define AT(index) ((index) + machine::mutated(__FILE__, __LINE__))
+// A marked index; in the copies of the sources that are compiled, each has a number of its own.
+#define AT(index) (index)
+#define NUMBERED_AT(number, index) ((index) + (machine::mutant == (number)))

@@ -5,7 +5,7 @@ mod cases;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use cases::{argmax, cache, pass, values};
+use cases::{argmax, cache, pass, same_id, values};
 use foretoken::checkpoint::convert::{
     AssistantLayout, Outtype, ToGguf, ToHuggingFace, Unknown, to_gguf, to_hugging_face,
 };
@@ -79,11 +79,11 @@ fn the_text_is_the_same() {
         to_hugging_face(&gguf, &at("target"), &ToHuggingFace::default()).expect("a directory");
         for checkpoint in [gguf, open(&at("target"))] {
             let target = Target::load(&checkpoint, Isa::best()).expect("a target");
-            let mut kv = cache(&target, ElementType::F32);
+            let mut kv = cache(&target, ElementType::F32, Isa::best());
             let mut output = pass(&target, &mut kv, &case.ids("input_ids"), Wanted::Last).expect("a row");
-            let first = case.ids("first_id");
             let state = output.hidden.clone();
-            let greedy = case.ids("greedy_ids");
+            let (greedy, margins) = (case.ids("greedy_ids"), case.floats("greedy_margins"));
+            let (error, name) = (case.tolerances().0, &case.name);
             if let Some(assistant) = case.assistant_path() {
                 let layouts = [AssistantLayout::Nextn, AssistantLayout::Mtp];
                 let files = layouts.map(|layout| {
@@ -93,14 +93,15 @@ fn the_text_is_the_same() {
                 to_hugging_face(&files[0], &at("assistant"), &ToHuggingFace::default()).expect("a directory");
                 for checkpoint in files.iter().chain([&open(&at("assistant"))]) {
                     let assistant = Assistant::load(checkpoint, &target, Isa::best()).expect("an assistant");
-                    let step = assistant.step(&target, first[0], &state, kv.committed()).expect("a step");
+                    let step =
+                        assistant.step(&target, case.ids("first_id")[0], &state, kv.committed()).expect("a step");
                     let best = argmax(&step.scores.logits) as usize;
                     let id = step.scores.ids.map_or(best as u32, |ids| ids[best]);
-                    assert_eq!(id, case.ids("draft_ids")[0], "{}", case.name);
+                    same_id(id, case.ids("draft_ids")[0], case.floats("draft_margins")[0], error, name);
                 }
             }
-            for (i, want) in greedy.iter().enumerate() {
-                assert_eq!(argmax(&values(&output.logits)), *want, "{}: token {i}", case.name);
+            for (i, (want, margin)) in greedy.iter().zip(margins).enumerate() {
+                same_id(argmax(&values(&output.logits)), *want, margin, error, &format!("{name}: token {i}"));
                 output = pass(&target, &mut kv, &[*want], Wanted::Last).expect("a row");
             }
         }

@@ -1,117 +1,208 @@
-//! The numbers are the reference's: transformers' outputs for every fixture case.
+//! The numbers are the reference's: transformers' outputs for every fixture case, on every instruction set.
 
 mod cases;
 
-use cases::{Case, argmax, cache, max_difference, pass, values};
-use foretoken::ElementType;
-use foretoken::gemma4::{Scores, Wanted};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use cases::{Case, argmax, cache, max_difference, on_every_isa, pass, same_id, values};
+use foretoken::gemma4::{Assistant, Scores, Target, Wanted};
+use foretoken::kv::KvCache;
 use foretoken::nn::tensor;
+use foretoken::sampler::{Sampler, Sampling};
+use foretoken::speculative::{Confidence, Context, Draft, DraftSampling, Drafter, Mtp};
+use foretoken::{ElementType, Isa};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use safetensors::Dtype;
 
-/// The promise: f32 results within this of the reference, largest difference. Checkpoints of other seeds may amplify rounding
-/// beyond it: the reference's own results in f32 were seen 2.5e-4 from its results in f64.
-const TOLERANCE: f32 = 1e-4;
-
-fn for_each_case(check: impl Fn(&Case)) {
-    for case in cases::all() {
-        println!("case {}", case.path.display());
-        check(&case);
-    }
+fn for_each_case(check: impl Fn(&Case, Isa)) {
+    let cases = cases::all();
+    on_every_isa(|isa| {
+        for case in &cases {
+            println!("case {}", case.path.display());
+            check(case, isa);
+        }
+    });
 }
 
 #[test]
 fn logits_and_hidden_are_the_references() {
-    for_each_case(|case| {
-        let target = case.target();
+    for_each_case(|case, isa| {
+        let target = case.target(isa);
         let ids = case.ids("input_ids");
-        let mut kv = cache(&target, ElementType::F32);
+        let mut kv = cache(&target, ElementType::F32, isa);
         let output = pass(&target, &mut kv, &ids, Wanted::All).expect("rows");
-        let (logits, hidden) = (values(&output.logits), values(&output.hidden));
-        let logits = max_difference(&logits, &case.floats("logits"));
-        let hidden = max_difference(&hidden, &case.floats("hidden"));
+        let logits = max_difference(&values(&output.logits), &case.floats("logits"));
+        let hidden = max_difference(&values(&output.hidden), &case.floats("hidden"));
         println!("  logits {logits:.1e}, hidden {hidden:.1e}");
-        assert!(logits <= TOLERANCE && hidden <= TOLERANCE, "{}: logits {logits}, hidden {hidden}", case.name);
+        let (of_logits, of_hidden) = case.tolerances();
+        assert!(logits <= of_logits, "{}: logits {logits}, tolerance {of_logits}", case.name);
+        assert!(hidden <= of_hidden, "{}: hidden {hidden}, tolerance {of_hidden}", case.name);
     });
 }
 
+/// Every token after the reference's own tokens before it.
 #[test]
 fn greedy_ids_are_the_references() {
-    for_each_case(|case| {
-        let target = case.target();
-        let mut kv = cache(&target, ElementType::F32);
-        let want = case.ids("greedy_ids");
+    for_each_case(|case, isa| {
+        let target = case.target(isa);
+        let mut kv = cache(&target, ElementType::F32, isa);
+        let (want, margins) = (case.ids("greedy_ids"), case.floats("greedy_margins"));
         let mut output = pass(&target, &mut kv, &case.ids("input_ids"), Wanted::Last);
-        let mut got = Vec::new();
-        while got.len() < want.len() {
-            let next = argmax(&values(&output.expect("a row").logits));
-            got.push(next);
-            output = pass(&target, &mut kv, &[next], Wanted::Last);
+        let mut decided = 0;
+        for (i, (id, margin)) in want.iter().zip(margins).enumerate() {
+            let got = argmax(&values(&output.expect("a row").logits));
+            let what = format!("{}: token {i}", case.name);
+            decided += usize::from(same_id(got, *id, margin, case.tolerances().0, &what));
+            output = pass(&target, &mut kv, &[*id], Wanted::Last);
         }
-        assert_eq!(got, want, "{}", case.name);
+        println!("  {decided} of {} margins decide", want.len());
+        assert!(decided > 0, "{}: no margin decides", case.name);
     });
 }
 
-/// Every link from the state that the reference chained, because links amplify what rounding put into their input: the
-/// reference's own chain, run with another of its attention kernels, drifts apart by 1e-2 in five links. One link of it
-/// is still up to 1.1e-4 from the same link in f64, on states as large as 6; so the tolerance is relative to the
-/// largest entry where that is above 1. The ids are compared along a chain of our own too.
+/// Every link of the chain of drafts, from the token and the state that the reference's link before it gave.
 #[test]
-fn drafts_are_the_references() {
-    for_each_case(|case| {
-        let target = case.target();
-        let Some(assistant) = case.assistant(&target) else { return };
-        let mut kv = cache(&target, ElementType::F32);
-        let output = pass(&target, &mut kv, &case.ids("input_ids"), Wanted::Last).expect("a row");
-        let want_ids = case.ids("draft_ids");
-        let (want_logits, want_hidden) = (case.floats("draft_logits"), case.floats("draft_hidden"));
-        let (vocab, backbone) = (target.config().vocab_size, target.config().hidden_size);
-        let state = |states: &[f32], i: usize| states[i * backbone..(i + 1) * backbone].to_vec();
-        let prompt = case.floats("hidden");
-
-        let mut token = *case.ids("first_id").first().expect("first_id");
-        let mut given = state(&prompt, prompt.len() / backbone - 1);
-        let (mut own_token, mut own_hidden) = (token, output.hidden);
-        for (k, want_id) in want_ids.iter().enumerate() {
-            let hidden = tensor(given, (1, backbone)).expect("a state");
-            let step = assistant.step(&target, token, &hidden, kv.committed()).expect("a step");
-            let row = &want_logits[k * vocab..(k + 1) * vocab];
-            let ids = scored(&step.scores, vocab);
-            let want: Vec<f32> = ids.iter().map(|id| row[*id as usize]).collect();
-            let logits = relative_difference(&step.scores.logits, &want);
-            let drift = relative_difference(&values(&step.hidden), &state(&want_hidden, k));
-            println!("  draft {k}: logits {logits:.1e}, hidden {drift:.1e}");
-            assert!(logits <= TOLERANCE && drift <= TOLERANCE, "{}: draft {k}: {logits}, {drift}", case.name);
-            assert_eq!(ids[argmax(&step.scores.logits) as usize], *want_id, "{}: draft {k}", case.name);
-            (token, given) = (*want_id, state(&want_hidden, k));
-
-            let own = assistant.step(&target, own_token, &own_hidden, kv.committed()).expect("a step");
-            own_token = scored(&own.scores, vocab)[argmax(&own.scores.logits) as usize];
-            own_hidden = own.hidden;
-            assert_eq!(own_token, *want_id, "{}: draft {k} of our own chain", case.name);
+fn draft_links_are_the_references() {
+    for_each_case(|case, isa| {
+        let target = case.target(isa);
+        let Some(assistant) = case.assistant(&target, isa) else { return };
+        let mut kv = cache(&target, ElementType::F32, isa);
+        pass(&target, &mut kv, &case.ids("input_ids"), Wanted::Nothing);
+        let (of_logits, of_hidden) = case.tolerances();
+        let reference = Chain::of(case);
+        for k in 0..reference.ids.len() {
+            let given = reference.state_before(k);
+            let hidden = tensor(given.to_vec(), (1, given.len())).expect("a state");
+            let step = assistant.step(&target, reference.token_before(k), &hidden, kv.committed()).expect("a step");
+            let logits = reference.logits_error(k, &step.scores);
+            let hidden = max_difference(&values(&step.hidden), reference.state(k));
+            println!("  draft {k}: logits {logits:.1e}, hidden {hidden:.1e}");
+            assert!(logits <= of_logits, "{}: draft {k}: logits {logits}, tolerance {of_logits}", case.name);
+            assert!(hidden <= of_hidden, "{}: draft {k}: hidden {hidden}, tolerance {of_hidden}", case.name);
+            let what = format!("{}: draft {k}", case.name);
+            same_id(best_id(&step.scores), reference.ids[k], reference.margins[k], of_logits, &what);
         }
     });
 }
 
-/// The largest difference, in units of the largest entry where that is above 1.
-fn relative_difference(got: &[f32], want: &[f32]) -> f32 {
-    max_difference(got, want) / want.iter().fold(1.0, |max, x| x.abs().max(max))
+/// How many times the error of the state that a link is given its results may be off by; 5.6 is the largest measured, on cases
+/// of other seeds.
+const AMPLIFICATION: f32 = 8.0;
+
+/// Our own chain: every link from the token and the state that our own link before it gave. Its error grows from link to
+/// link, so it is bounded, and decides about ids, by the error of the state that each link was given.
+#[test]
+fn free_running_drafts_are_the_references() {
+    for_each_case(|case, isa| {
+        let target = Arc::new(case.target(isa));
+        let Some(assistant) = case.assistant(&target, isa).map(Arc::new) else { return };
+        let mut kv = cache(&target, ElementType::F32, isa);
+        let output = pass(&target, &mut kv, &case.ids("input_ids"), Wanted::Last).expect("a row");
+        let reference = Chain::of(case);
+        let drafts = mtp(&target, &assistant, reference.first_id, &output.hidden, &kv, reference.ids.len());
+        let (mut token, mut hidden) = (reference.first_id, output.hidden);
+        for (k, draft) in drafts.iter().enumerate() {
+            let given = max_difference(&values(&hidden), reference.state_before(k));
+            let step = assistant.step(&target, token, &hidden, kv.committed()).expect("a step");
+            assert_eq!(*draft, best_id(&step.scores), "{}: the drafter's draft {k}", case.name);
+            let bound = AMPLIFICATION * given.max(case.tolerances().1);
+            let logits = reference.logits_error(k, &step.scores);
+            let error = max_difference(&values(&step.hidden), reference.state(k));
+            println!("  draft {k}: given {given:.1e}, logits {logits:.1e}, hidden {error:.1e}");
+            assert!(logits <= bound && error <= bound, "{}: draft {k}: {logits}, {error}, bound {bound}", case.name);
+            let what = format!("{}: draft {k} of our own chain", case.name);
+            same_id(*draft, reference.ids[k], reference.margins[k], bound, &what);
+            if *draft != reference.ids[k] {
+                break; // undecided, and what follows is another text
+            }
+            (token, hidden) = (*draft, step.hidden);
+        }
+    });
 }
 
-/// The ids that a head scored.
-fn scored(scores: &Scores, vocab: usize) -> Vec<u32> {
-    scores.ids.clone().unwrap_or_else(|| (0..vocab as u32).collect())
+/// The reference's chain of drafts: `first_id` and the prompt's last state in, then each link from the one before it.
+struct Chain {
+    first_id: u32,
+    ids: Vec<u32>,     // (K)
+    margins: Vec<f32>, // (K)
+    logits: Vec<f32>,  // (K, V)
+    hidden: Vec<f32>,  // (K, H)
+    before: Vec<f32>,  // (H)
+}
+
+impl Chain {
+    fn of(case: &Case) -> Self {
+        let (ids, hidden, prompt) = (case.ids("draft_ids"), case.floats("draft_hidden"), case.floats("hidden"));
+        let before = prompt[prompt.len() - hidden.len() / ids.len()..].to_vec();
+        let (margins, logits) = (case.floats("draft_margins"), case.floats("draft_logits"));
+        Self { first_id: case.ids("first_id")[0], ids, margins, logits, hidden, before }
+    }
+
+    fn state(&self, k: usize) -> &[f32] {
+        &self.hidden[k * self.before.len()..][..self.before.len()]
+    }
+
+    fn state_before(&self, k: usize) -> &[f32] {
+        k.checked_sub(1).map_or(&self.before, |k| self.state(k))
+    }
+
+    fn token_before(&self, k: usize) -> u32 {
+        k.checked_sub(1).map_or(self.first_id, |k| self.ids[k])
+    }
+
+    /// The largest difference between link `k`'s logits and these, over the ids that these score.
+    fn logits_error(&self, k: usize, scores: &Scores) -> f32 {
+        let vocab = self.logits.len() / self.ids.len();
+        let row = &self.logits[k * vocab..(k + 1) * vocab];
+        match &scores.ids {
+            None => max_difference(&scores.logits, row),
+            Some(ids) => {
+                let want: Vec<f32> = ids.iter().map(|id| row[*id as usize]).collect();
+                max_difference(&scores.logits, &want)
+            }
+        }
+    }
+}
+
+/// The id of the best score.
+fn best_id(scores: &Scores) -> u32 {
+    let best = argmax(&scores.logits);
+    scores.ids.as_ref().map_or(best, |ids| ids[best as usize])
+}
+
+/// What the drafter of the engine proposes behind `token`, whose row the cache does not hold.
+fn mtp(
+    target: &Arc<Target>,
+    assistant: &Arc<Assistant>,
+    token: u32,
+    hidden: &Tensor,
+    kv: &KvCache,
+    most: usize,
+) -> Vec<u32> {
+    let sampler = Sampler::new(Sampling::default(), Vec::new()).expect("a sampler");
+    let (drafts, confidence) = (DraftSampling::Greedy, Confidence::Unsaid);
+    let context = Context { tokens: &[token], hidden, kv: kv.committed(), sampler: &sampler, drafts, confidence };
+    let (mut draft, mut rng) = (Draft::default(), StdRng::seed_from_u64(0));
+    let mut drafter = Mtp::new(target.clone(), assistant.clone());
+    drafter.draft(&context, most, &mut draft, &mut rng).expect("drafts");
+    draft.tokens
 }
 
 #[test]
 fn chunked_prefill_equals_whole_prefill() {
-    for_each_case(|case| {
-        let target = case.target();
+    for_each_case(|case, isa| {
+        let target = case.target(isa);
         let ids = case.ids("input_ids");
-        let mut kv = cache(&target, ElementType::F32);
+        let mut kv = cache(&target, ElementType::F32, isa);
         let whole = pass(&target, &mut kv, &ids, Wanted::All).expect("rows");
         let (logits, hidden) = (values(&whole.logits), values(&whole.hidden));
         let last = |rows: &[f32]| rows[rows.len() - rows.len() / ids.len()..].to_vec();
         for chunk in [1, 7, ids.len()] {
-            let mut kv = cache(&target, ElementType::F32);
+            let mut kv = cache(&target, ElementType::F32, isa);
             let chunks: Vec<_> = ids.chunks(chunk).collect();
             let (newest, earlier) = chunks.split_last().expect("a chunk");
             for ids in earlier {
@@ -126,13 +217,13 @@ fn chunked_prefill_equals_whole_prefill() {
 
 #[test]
 fn a_verify_batch_equals_single_steps() {
-    for_each_case(|case| {
-        let target = case.target();
+    for_each_case(|case, isa| {
+        let target = case.target(isa);
         let ids = case.ids("input_ids");
         for rows in 1..=8.min(ids.len() - 1) {
             let (prompt, batch) = ids.split_at(ids.len() - rows);
-            let mut batched = cache(&target, ElementType::F32);
-            let mut single = cache(&target, ElementType::F32);
+            let mut batched = cache(&target, ElementType::F32, isa);
+            let mut single = cache(&target, ElementType::F32, isa);
             pass(&target, &mut batched, prompt, Wanted::Nothing);
             pass(&target, &mut single, prompt, Wanted::Nothing);
             let output = pass(&target, &mut batched, batch, Wanted::All).expect("rows");
@@ -146,4 +237,66 @@ fn a_verify_batch_equals_single_steps() {
             }
         }
     });
+}
+
+fn own_fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+/// What `$FORETOKEN_FIXTURES` lists is tested or refused.
+#[test]
+fn fixtures_that_test_nothing_are_errors() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    std::fs::create_dir_all(at("empty")).expect("a directory");
+    std::fs::create_dir_all(at("incomplete/dense/target")).expect("a directory");
+    for (path, why) in [
+        (at("nowhere"), "nowhere: "),
+        (at("empty"), "empty: holds no case"),
+        (own_fixtures().join("dense"), "dense: is itself a case"),
+        (at("incomplete"), "dense/expected.safetensors: "),
+    ] {
+        let problem = cases::under(&path).err().expect("nothing to test");
+        assert!(problem.contains(why) && !problem.contains('\n'), "{problem}");
+        // The same by the variable, in a process of its own.
+        let mut test = Command::new(std::env::current_exe().expect("this test"));
+        let test = test.args(["--exact", "cases_are_complete"]).env("FORETOKEN_FIXTURES", &path);
+        let output = test.output().expect("a run of this test");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(why), "{}: {text}", path.display());
+    }
+    assert_eq!(cases::under(&own_fixtures()).expect("the fixtures").len(), 4);
+}
+
+#[test]
+fn cases_are_complete() {
+    for case in cases::all() {
+        let margins = |name| case.floats(name).into_iter().fold(f32::INFINITY, f32::min);
+        // What ships decides every id, or equal ids would be asked of nobody.
+        let ships = case.path.starts_with(own_fixtures());
+        assert!(!ships || margins("greedy_margins") > 0.05, "{}", case.path.display());
+        let (rows, hidden) = (case.ids("input_ids").len(), case.floats("hidden").len());
+        let logits = case.floats("logits").len();
+        assert!(hidden % rows == 0 && logits % rows == 0, "{}", case.path.display());
+        assert_eq!(case.ids("greedy_ids").len(), case.floats("greedy_margins").len(), "{}", case.path.display());
+        assert_eq!(case.floats("reference_rounding").len(), 2, "{}", case.path.display());
+        if case.assistant_path().is_some() {
+            assert!(!ships || margins("draft_margins") > 0.05, "{}", case.path.display());
+            let drafts = case.ids("draft_ids").len();
+            assert_eq!(case.floats("draft_margins").len(), drafts, "{}", case.path.display());
+            assert_eq!(case.floats("draft_hidden").len() * rows, hidden * drafts, "{}", case.path.display());
+            assert_eq!(case.floats("draft_logits").len() * rows, logits * drafts, "{}", case.path.display());
+            assert_eq!(case.ids("first_id").len(), 1, "{}", case.path.display());
+        }
+    }
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    let case = &cases::under(&own_fixtures()).expect("cases")[0];
+    let problem = |name, dtype| case.tensor(name, dtype).expect_err("no such tensor");
+    let missing = problem("logitz", Dtype::F32);
+    assert!(missing.contains("dense") && missing.contains("logitz: is missing"), "{missing}");
+    let other = problem("input_ids", Dtype::F32);
+    assert!(other.contains("input_ids: is I64 [40], must be F32"), "{other}");
 }

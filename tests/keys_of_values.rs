@@ -2,7 +2,7 @@
 
 mod cases;
 
-use cases::{max_difference, pass, values};
+use cases::{max_difference, on_every_isa, pass, values};
 use foretoken::gemma4::Wanted;
 use foretoken::kv::{
     CodeFormat, ExactZones, KeysOfValues, KvAccess, KvCache, KvFormat, KvLayout, KvOptions, KvPreset, StoreLayout,
@@ -19,9 +19,13 @@ fn options(format: KvFormat, keys_of_values: KeysOfValues) -> KvOptions {
 
 #[test]
 fn logits_are_those_of_stored_keys() {
+    on_every_isa(derived_keys_are_stored_keys);
+}
+
+fn derived_keys_are_stored_keys(isa: Isa) {
     let mut tried = 0;
     for case in cases::all() {
-        let target = case.target();
+        let target = case.target(isa);
         if target.kv_layout().stores.iter().all(|store| store.key_weight.is_none()) {
             continue;
         }
@@ -29,7 +33,7 @@ fn logits_are_those_of_stored_keys() {
         let ids = case.ids("input_ids");
         let logits = |element: ElementType, keys_of_values| {
             let options = options(element.into(), keys_of_values);
-            let mut kv = KvCache::new(target.kv_layout(), &options, 4096, Isa::best()).expect("a cache");
+            let mut kv = KvCache::new(target.kv_layout(), &options, 4096, isa).expect("a cache");
             let output = pass(&target, &mut kv, &ids, Wanted::All).expect("rows");
             (values(&output.logits), kv.bytes_per_token())
         };
@@ -55,24 +59,26 @@ const PAIRS: usize = 64;
 const HEADS: usize = 8;
 
 struct Model {
+    isa: Isa,
     layout: KvLayout,
     rotary: Rotary,
     norm: RmsNorm,
 }
 
 impl Model {
-    fn new() -> Self {
+    fn new(isa: Isa) -> Self {
         let inverse_frequencies: Vec<f32> = (0..PAIRS).map(|i| 1e6f32.powf(-(2.0 * i as f32) / WIDTH as f32)).collect();
         let weight: Vec<f32> = (0..WIDTH).map(|i| 0.02 + 0.001 * (i % 13) as f32).collect();
-        let rotary = Rotary::new(inverse_frequencies.clone(), Isa::best());
-        let norm = RmsNorm::new(weight.clone(), 1e-6, Isa::best());
+        let rotary = Rotary::new(inverse_frequencies.clone(), isa);
+        let norm = RmsNorm::new(weight.clone(), 1e-6, isa);
         let store = StoreLayout { num_kv_heads: 1, head_dim: WIDTH, window: None, key_weight: Some(weight) };
-        Self { layout: KvLayout { stores: vec![store], store_of_layer: vec![0], inverse_frequencies }, rotary, norm }
+        let layout = KvLayout { stores: vec![store], store_of_layer: vec![0], inverse_frequencies };
+        Self { isa, layout, rotary, norm }
     }
 
     /// What a layer does: rows of one projection become K and V, and queries attend. Rounds of the given lengths.
     fn attend(&self, options: &KvOptions, rounds: &[usize]) -> (Vec<Vec<f32>>, usize) {
-        let mut cache = KvCache::new(self.layout.clone(), options, 8192, Isa::best()).expect("a cache");
+        let mut cache = KvCache::new(self.layout.clone(), options, 8192, self.isa).expect("a cache");
         let mut rng = StdRng::seed_from_u64(5);
         let mut attended = Vec::new();
         for rows in rounds {
@@ -83,7 +89,7 @@ impl Model {
             let projected = tensor(projected, (*rows, WIDTH)).expect("rows");
             let angles = self.rotary.angles(round.position(), *rows);
             let k = angles.norm_and_rotate(&self.norm, &projected).expect("keys");
-            let v = RmsNorm::weightless(WIDTH, 1e-6, Isa::best()).forward(&projected).expect("values");
+            let v = RmsNorm::weightless(WIDTH, 1e-6, self.isa).forward(&projected).expect("values");
             round.append(0, &k, &v.reshape((*rows, 1, WIDTH)).expect("values")).expect("an append");
             let q: Vec<f32> = x.iter().flat_map(|(_, q)| q.iter().copied()).collect();
             let q = tensor(q, (*rows, HEADS, WIDTH)).expect("queries");
@@ -102,7 +108,11 @@ fn relative_error(got: &[Vec<f32>], want: &[Vec<f32>]) -> f64 {
 
 #[test]
 fn shared_codes_serve_as_keys_and_values() {
-    let model = Model::new();
+    on_every_isa(shared_codes_serve_as_both);
+}
+
+fn shared_codes_serve_as_both(isa: Isa) {
+    let model = Model::new(isa);
     let rounds = [300, 200, 1, 1, 7, 1, 400, 4];
     let f32 = options(ElementType::F32.into(), KeysOfValues::Stored);
     let (exact, _) = model.attend(&f32, &rounds);
@@ -119,7 +129,11 @@ fn shared_codes_serve_as_keys_and_values() {
 /// A row's bits depend on its own keys only, with shared codes too.
 #[test]
 fn chunks_do_not_change_bits() {
-    let model = Model::new();
+    on_every_isa(bits_are_of_own_keys);
+}
+
+fn bits_are_of_own_keys(isa: Isa) {
+    let model = Model::new(isa);
     for format in [KvFormat::Coded(CodeFormat::Tqc5), KvFormat::Exact(ElementType::F16)] {
         let options = options(format, KeysOfValues::Derived);
         let (whole, _) = model.attend(&options, &[300, 100]);
@@ -132,7 +146,7 @@ fn chunks_do_not_change_bits() {
 /// 31B: ten full layers of four K/V heads of 512; 128 K tokens of `balanced` stay under 2.3 GiB.
 #[test]
 fn a_long_context_of_the_largest_variant_fits() {
-    let mut layout = Model::new().layout;
+    let mut layout = Model::new(Isa::best()).layout;
     layout.stores[0].num_kv_heads = 4;
     layout.stores = vec![layout.stores[0].clone(); 10];
     layout.store_of_layer = (0..10).collect();

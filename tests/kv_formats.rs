@@ -1,7 +1,10 @@
 //! What holds under every K/V format: the same text with speculation, sizes as reported, and errors for what cannot be.
 
+mod cases;
+
 use std::path::Path;
 
+use cases::on_every_isa;
 use foretoken::kv::{
     CodeFormat, ExactZones, KvAccess, KvCache, KvFormat, KvLayout, KvOptions, KvPreset, LayerFormat, StoreLayout,
 };
@@ -13,8 +16,13 @@ use foretoken::{
 
 #[test]
 fn text_is_the_same_with_speculation() {
+    on_every_isa(speculation_keeps_the_text);
+}
+
+fn speculation_keeps_the_text(isa: Isa) {
     let demo = |part: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo").join(part);
-    let engine = Engine::load(&EngineOptions::new(demo("target")).with_assistant(demo("assistant"))).expect("the pair");
+    let options = EngineOptions::new(demo("target")).with_assistant(demo("assistant"));
+    let engine = Engine::load(&EngineOptions { isa: Some(isa), ..options }).expect("the pair");
     let prompt: Vec<u32> = (0..200).map(|i| 300 + i * 7919 % 3700).collect();
     for format in KvFormat::all() {
         let generate = |block_size: usize| {

@@ -4,15 +4,15 @@ mod cases;
 
 use std::path::Path;
 
-use cases::{cache, pass, values};
+use cases::{cache, on_every_isa, pass, values};
 use foretoken::gemma4::Wanted;
 use foretoken::kv::KvOptions;
 use foretoken::perplexity::{PerplexityOptions, perplexity};
-use foretoken::{ElementType, Engine, EngineOptions};
+use foretoken::{ElementType, Engine, EngineOptions, Isa};
 
-fn engine() -> Engine {
-    Engine::load(&EngineOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target")))
-        .expect("the demo")
+fn engine(isa: Isa) -> Engine {
+    let options = EngineOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target"));
+    Engine::load(&EngineOptions { isa: Some(isa), ..options }).expect("the demo")
 }
 
 fn options(window: usize) -> PerplexityOptions {
@@ -22,7 +22,11 @@ fn options(window: usize) -> PerplexityOptions {
 
 #[test]
 fn windows_are_scored_in_their_second_half() {
-    let engine = engine();
+    on_every_isa(second_halves_are_scored);
+}
+
+fn second_halves_are_scored(isa: Isa) {
+    let engine = engine(isa);
     let text = std::fs::read_to_string(file!()).expect("this file");
     let tokens = engine.tokenizer().expect("one").encode(&text).expect("tokens");
     let window = 200;
@@ -39,7 +43,7 @@ fn windows_are_scored_in_their_second_half() {
         let mut ids = text.to_vec();
         ids[0] = 2;
         let target = engine.target();
-        let output = pass(target, &mut cache(target, ElementType::F32), &ids, Wanted::All).expect("rows");
+        let output = pass(target, &mut cache(target, ElementType::F32, isa), &ids, Wanted::All).expect("rows");
         let logits = values(&output.logits);
         for (row, next) in logits.chunks_exact(4096).zip(&ids[1..]).skip(window / 2) {
             let total: f64 = row.iter().map(|x| f64::from(*x).exp()).sum();
@@ -55,7 +59,7 @@ fn windows_are_scored_in_their_second_half() {
 
 #[test]
 fn what_cannot_be_measured_is_refused() {
-    let engine = engine();
+    let engine = engine(Isa::best());
     let refused = |tokens: &[u32], window: usize, what: &str| {
         let message = perplexity(&engine, tokens, &options(window), |_| {}).expect_err(what).to_string();
         assert!(message.contains(what), "{message:?} does not say {what:?}");

@@ -2,82 +2,138 @@
 
 mod cases;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use cases::{argmax, cache, pass, values};
+use cases::{argmax, cache, on_every_isa, pass, same_id, values};
 use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
 use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
 use foretoken::checkpoint::quantize::{Importance, Mix, QuantizeOptions, quantize};
 use foretoken::checkpoint::{Checkpoint, LoadOptions};
 use foretoken::gemma4::{Target, Wanted};
 use foretoken::{ElementType, Isa, WeightType};
-use foretoken_kernels::quant::dequantize_row;
+use foretoken_kernels::quant::{dequantize_row, quantize_row};
 
 /// Held-out prompts of the demo, and its vocabulary.
 const PROMPTS: usize = 12;
 const VOCABULARY: usize = 4096;
 
-fn load(path: &Path, quantize: Option<WeightType>) -> Target {
+fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target")
+}
+
+fn load(path: &Path, quantize: Option<WeightType>, isa: Isa) -> Target {
     let checkpoint = Checkpoint::open(path).expect("a checkpoint");
-    Target::load(&checkpoint, LoadOptions { quantize, ..LoadOptions::from(Isa::best()) }).expect("a target")
+    Target::load(&checkpoint, LoadOptions { quantize, ..LoadOptions::from(isa) }).expect("a target")
 }
 
-/// Greedy continuation, by single steps.
-fn greedy(target: &Target, prompt: &[u32], count: usize) -> Vec<u32> {
-    let mut kv = cache(target, ElementType::F32);
-    let mut output = pass(target, &mut kv, prompt, Wanted::Last);
-    let mut ids = Vec::new();
-    while ids.len() < count {
-        ids.push(argmax(&values(&output.expect("a row").logits)));
-        output = pass(target, &mut kv, &ids[ids.len() - 1..], Wanted::Last);
-    }
-    ids
+/// Logits of all rows of `ids`.
+fn logits(target: &Target, ids: &[u32], isa: Isa) -> Vec<f32> {
+    values(&pass(target, &mut cache(target, ElementType::F32, isa), ids, Wanted::All).expect("rows").logits)
 }
 
-/// The demo pair's text: what the model learned survives eight bits.
+/// Types by the bits of a code, the elements that share a step, and where a code of 0 lies.
+const GRIDS: [(WeightType, i32, usize, Zero); 11] = {
+    use WeightType::*;
+    [
+        (Q8_0, 8, 32, Zero::Middle),
+        (Q6_K, 6, 16, Zero::Middle),
+        (Q5_K, 5, 32, Zero::Minimum),
+        (Q5_1, 5, 32, Zero::Minimum),
+        (Q5_0, 5, 32, Zero::Middle),
+        (Q4_K, 4, 32, Zero::Minimum),
+        (Q4_1, 4, 32, Zero::Minimum),
+        (Q4_0, 4, 32, Zero::Middle),
+        (IQ4_NL, 4, 32, Zero::Middle),
+        (Q3_K, 3, 16, Zero::Middle),
+        (Q2_K, 2, 16, Zero::Minimum),
+    ]
+};
+
+#[derive(Clone, Copy)]
+enum Zero {
+    Middle,
+    Minimum,
+}
+
+/// The error of the demo's weights in every type, against that of rounding them to evenly spaced values, as many as the type
+/// has codes, between each block's own exact limits. One bit less doubles the latter, which the bound does not admit.
 #[test]
-fn eight_bits_keep_the_text() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
-    let tokenizer = Checkpoint::open(&path).and_then(|c| c.tokenizer(4096)).expect("readable").expect("a tokenizer");
-    let prompt = tokenizer.encode("impl Iterator for Counter {\n    type Item = u32;\n").expect("tokens");
-    let exact = greedy(&load(&path, None), &prompt, 32);
-    assert_eq!(greedy(&load(&path, Some(WeightType::Q8_0)), &prompt, 32), exact);
+fn weights_lose_what_their_types_do() {
+    let source = Checkpoint::open(demo()).expect("the demo");
+    let mut rows = Vec::new();
+    for name in source.names() {
+        let tensor = source.get(&name).expect("readable").expect("a tensor");
+        if let [_, inputs @ 256] = tensor.shape[..] {
+            let elements = tensor.bytes.as_slice().as_chunks().0;
+            let floats: Vec<f32> = elements.iter().map(|x| half::bf16::from_le_bytes(*x).to_f32()).collect();
+            rows.extend(floats.chunks_exact(inputs).step_by(8).map(<[f32]>::to_vec));
+        }
+    }
+    assert!(rows.len() > 500, "{} rows", rows.len());
+    for (weight_type, bits, block, zero) in GRIDS {
+        let (mut squares, mut of_grid, mut total) = (0.0, 0.0, 0.0);
+        for row in &rows {
+            let mut bytes = vec![0; weight_type.row_bytes(row.len()).expect("whole blocks")];
+            let mut got = vec![0.0; row.len()];
+            quantize_row(Isa::best(), weight_type, row, &mut bytes);
+            dequantize_row(weight_type, &bytes, &mut got);
+            squares += row.iter().zip(&got).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+            total += row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+            for block in row.chunks_exact(block) {
+                let (min, max) = block.iter().fold((0f32, 0f32), |(min, max), x| (min.min(*x), max.max(*x)));
+                let step = match zero {
+                    Zero::Middle => 2.0 * max.max(-min) / 2f32.powi(bits),
+                    Zero::Minimum => (max - min) / (2f32.powi(bits) - 1.0),
+                };
+                of_grid += f64::from(step).powi(2) / 12.0 * block.len() as f64;
+            }
+        }
+        let (error, of_grid) = ((squares / total).sqrt(), (of_grid / total).sqrt());
+        println!("{:7} {error:.4}, of the grid {of_grid:.4}: {:.2}", weight_type.name(), error / of_grid);
+        assert!(error > 0.6 * of_grid && error < 1.15 * of_grid, "{}: {error}, grid {of_grid}", weight_type.name());
+    }
 }
 
-/// Root-mean-square error of the logits, in units of their own spread; fewer bits, more error, and never more than the
-/// type's share. Random fixtures are no help here: their attention amplifies any difference a hundredfold.
+/// Root-mean-square error of the demo's logits, in units of their own spread (1 is the error of predicting their mean), with
+/// weights quantized while they are loaded. Every bound is below the error of the type with one bit less.
 #[test]
 fn errors_are_the_types_own() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
+    on_every_isa(logits_errors_are_the_types_own);
+}
+
+fn logits_errors_are_the_types_own(isa: Isa) {
     let prompt: Vec<u32> = (0..48).map(|i| 300 + i * 37 % 3000).collect();
-    let logits = |quantize| {
-        let target = load(&path, quantize);
-        values(&pass(&target, &mut cache(&target, ElementType::F32), &prompt, Wanted::All).expect("rows").logits)
-    };
-    let exact = logits(None);
+    let exact = logits(&load(&demo(), None, isa), &prompt, isa);
     let mean = exact.iter().sum::<f32>() / exact.len() as f32;
     let spread = exact.iter().map(|x| (x - mean).powi(2)).sum::<f32>();
     let error = |weight_type| {
-        let difference = logits(Some(weight_type)).iter().zip(&exact).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
-        (difference / spread).sqrt()
+        let got = logits(&load(&demo(), Some(weight_type), isa), &prompt, isa);
+        (got.iter().zip(&exact).map(|(a, b)| (a - b).powi(2)).sum::<f32>() / spread).sqrt()
     };
+    // Every third type on lesser instruction sets than the widest: quantizing takes most of the time.
+    let stride = if isa == Isa::best() { 1 } else { 3 };
+    let errors: Vec<_> =
+        GRIDS.iter().step_by(stride).map(|(weight_type, ..)| (*weight_type, error(*weight_type))).collect();
+    let of = |weight_type| errors.iter().find(|(other, _)| *other == weight_type).map(|(_, error)| *error);
     use WeightType::*;
-    for (weight_type, bound) in [
-        (Q8_0, 0.03),
-        (Q6_K, 0.08),
-        (Q5_K, 0.12),
-        (Q5_1, 0.12),
-        (Q5_0, 0.15),
-        (Q4_K, 0.25),
-        (Q4_1, 0.25),
-        (Q4_0, 0.3),
-        (IQ4_NL, 0.25),
-        (Q3_K, 0.7),
-        (Q2_K, 1.1),
+    for (weight_type, bound, coarser) in [
+        (Q8_0, 0.035, Some(Q6_K)),
+        (Q6_K, 0.08, Some(Q5_K)),
+        (Q5_K, 0.14, Some(Q4_K)),
+        (Q5_1, 0.14, Some(Q4_1)),
+        (Q5_0, 0.14, Some(Q4_0)),
+        (Q4_K, 0.22, Some(Q3_K)),
+        (Q4_1, 0.22, Some(Q3_K)),
+        (Q4_0, 0.25, Some(Q3_K)),
+        (IQ4_NL, 0.25, Some(Q3_K)),
+        (Q3_K, 0.45, Some(Q2_K)),
+        (Q2_K, 0.7, None),
     ] {
-        let error = error(weight_type);
+        let Some(error) = of(weight_type) else { continue };
         println!("{:7} {error:.4}", weight_type.name());
         assert!(error < bound, "{}: {error}", weight_type.name());
+        let coarser = coarser.and_then(of).unwrap_or(1.0);
+        assert!(coarser > bound, "{}: one bit less has {coarser}, within {bound}", weight_type.name());
     }
 }
 
@@ -109,108 +165,118 @@ fn dequantize(source: &Path, destination: &Path) {
     file.finish().expect("a file");
 }
 
-/// GGUF files by our own tools: with any mix, logits whose error is that of the weights, not of how they are multiplied; and
-/// with eight bits the ids of the demo, which was trained. The random fixtures' ids survive eight bits neither here nor in
-/// llama.cpp: their attention amplifies any difference a hundredfold. Their rows are no whole blocks of 256, so that Q4_K
-/// falls back to Q5_0; the demo's are.
+/// Beside `exact`, its weights in one mix, and the numbers that these stand for.
+fn quantized_files(exact: &Path, mix: Mix) -> [PathBuf; 2] {
+    let files = ["quantized.gguf", "numbers.gguf"].map(|name| exact.with_file_name(name));
+    let source = Checkpoint::open(exact).expect("a file");
+    quantize(&source, &files[0], &QuantizeOptions::new(mix)).expect("a file");
+    dequantize(&files[0], &files[1]);
+    files
+}
+
+/// Writes `f32.gguf` there.
+fn f32_file(checkpoint: &Path, directory: &Path) -> PathBuf {
+    let (source, path) = (Checkpoint::open(checkpoint).expect("a checkpoint"), directory.join("f32.gguf"));
+    to_gguf(&source, &path, &ToGguf { outtype: Outtype::F32, ..ToGguf::default() }).expect("a file");
+    path
+}
+
+/// Root mean square of the differences.
+fn rms(a: &[f32], b: &[f32]) -> f32 {
+    let squares = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+    (squares / a.len() as f64).sqrt() as f32
+}
+
+/// A product rounds its inputs to eight bits, which adds to the error of the weights as an error of Q8_0's own size:
+/// sqrt(1 + (e8 / e)^2) times the weights' error, where e is the type's relative error and e8 that of Q8_0 (see
+/// `weights_lose_what_their_types_do`). That is 1.41 for Q8_0 and 1.00 for Q4_K_M; inputs of seven bits would make it 2.2 and
+/// 1.01. It holds on average: one prompt of a random model amplifies either error by chance, and ratios from 0.9 to 2.0 were
+/// measured, so 16 prompts are averaged. Rows of the fixtures are no whole blocks of 256, so that Q4_K falls back to Q5_0;
+/// the demo's are.
 #[test]
-fn files_keep_what_their_types_can() {
+fn files_lose_what_their_types_do() {
     let directory = tempfile::tempdir().expect("a directory");
-    let at = |name: &str| directory.path().join(name);
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
-    let fixtures = cases::all().into_iter().map(|case| {
-        let (path, ids, greedy) = (case.path.join("target"), case.ids("input_ids"), case.ids("greedy_ids"));
-        (case.name, path, ids, greedy)
-    });
-    let ids: Vec<u32> = (0..48).map(|i| 300 + i * 37 % 3000).collect();
-    let demo_greedy = greedy(&load(&demo, None), &ids, 24);
-    for (name, path, ids, want) in fixtures.chain([("demo".into(), demo, ids, demo_greedy)]) {
-        let source = Checkpoint::open(&path).expect("a checkpoint");
-        to_gguf(&source, &at("f32.gguf"), &ToGguf { outtype: Outtype::F32, ..ToGguf::default() }).expect("a file");
-        let source = Checkpoint::open(at("f32.gguf")).expect("a file");
-        let logits = |path: &Path| {
-            let target = load(path, None);
-            values(&pass(&target, &mut cache(&target, ElementType::F32), &ids, Wanted::All).expect("rows").logits)
-        };
-        let exact = logits(&at("f32.gguf"));
-        let error = |got: &[f32]| got.iter().zip(&exact).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
-        for mix in [Mix::Q8_0, Mix::Q4_K_M] {
-            quantize(&source, &at("quantized.gguf"), &QuantizeOptions::new(mix)).expect("a file");
-            if mix == Mix::Q8_0 && name == "demo" {
-                assert_eq!(greedy(&load(&at("quantized.gguf"), None), &ids, want.len()), want, "{name}");
-            }
-            dequantize(&at("quantized.gguf"), &at("numbers.gguf"));
-            let (own, of_weights) = (error(&logits(&at("quantized.gguf"))), error(&logits(&at("numbers.gguf"))));
-            println!("{name:8} {:8} {own:.3}, of the weights alone {of_weights:.3}", mix.name());
-            assert!(own < 2.0 * of_weights, "{name} {}: {own} > 2 * {of_weights}", mix.name());
+    let fixtures = cases::all().into_iter().map(|case| (case.name.clone(), case.path.join("target")));
+    for (name, path) in fixtures.chain([("demo".into(), demo())]) {
+        let exact = f32_file(&path, directory.path());
+        for (mix, bound) in [(Mix::Q8_0, 1.6), (Mix::Q4_K_M, 1.1)] {
+            let [quantized, numbers] = quantized_files(&exact, mix);
+            on_every_isa(|isa| {
+                if isa == Isa::Scalar && name == "demo" {
+                    return; // twelve times as slow as the widest
+                }
+                let [exact, quantized, numbers] = [&exact, &quantized, &numbers].map(|path| {
+                    let target = load(path, None, isa);
+                    let vocab = target.config().vocab_size as u32;
+                    let prompt =
+                        |n: u32| (0..40u32).map(move |i| 3 + (n * 7919 + i * 104_729 + i * i * 31) % (vocab - 3));
+                    (0..16).flat_map(|n| logits(&target, &prompt(n).collect::<Vec<_>>(), isa)).collect::<Vec<_>>()
+                });
+                let (own, of_weights) = (rms(&quantized, &exact), rms(&numbers, &exact));
+                println!("{name:8} {:8} {own:.4}, of the weights alone {of_weights:.4}", mix.name());
+                assert!(own < bound * of_weights, "{name} {}: {own} > {bound} * {of_weights}", mix.name());
+            });
         }
     }
 }
 
-/// A trained checkpoint against transformers, in f32, after all twelve of the demo's held-out prompts, 64 tokens each. Eight
-/// bits choose what the reference chooses, except where its best two logits are nearly tied: where they differ by less than
-/// four times the error that the weights have for being of eight bits. There no arithmetic can keep the text: the weights
-/// alone, multiplied in f32, change one prompt of the twelve. And the logits of either file are as near to the reference's as
-/// its weights are.
+/// A trained checkpoint against transformers, in f32, after the demo's held-out prompts, 64 tokens each. Eight bits, of a file
+/// or made while loading, choose what the reference chooses, except where its best two logits are nearly tied: where they
+/// differ by less than four times the error that the weights have for being of eight bits. There no arithmetic can keep the
+/// text: the weights alone, multiplied in f32, change one prompt of the twelve.
 #[test]
 fn held_out_prompts_are_the_references() {
     let directory = tempfile::tempdir().expect("a directory");
-    let at = |name: &str| directory.path().join(name);
-    let demo = cases::demo();
-    let source = Checkpoint::open(demo.path.join("target")).expect("the demo");
-    to_gguf(&source, &at("f32.gguf"), &ToGguf { outtype: Outtype::F32, ..ToGguf::default() }).expect("a file");
-    let source = Checkpoint::open(at("f32.gguf")).expect("a file");
-
-    let of_prompt = |name: &str, n: usize| format!("{name}.{n}");
-    // For each prompt the logits of the rows that chose the reference's tokens: (64, vocabulary).
-    let logits = |path: &Path| -> Vec<Vec<f32>> {
-        let target = load(path, None);
-        let rows = |n| {
-            let (prompt, chosen) = (demo.ids(&of_prompt("input_ids", n)), demo.ids(&of_prompt("greedy_ids", n)));
-            let ids = [&prompt[..], &chosen[..chosen.len() - 1]].concat();
-            let output = pass(&target, &mut cache(&target, ElementType::F32), &ids, Wanted::All).expect("rows");
-            values(&output.logits).split_off((prompt.len() - 1) * VOCABULARY)
+    let exact = f32_file(&demo(), directory.path());
+    let [quantized, numbers] = quantized_files(&exact, Mix::Q8_0);
+    on_every_isa(|isa| {
+        let demo = cases::demo();
+        let load = |path, quantize| load(path, quantize, isa);
+        // All on the widest instruction set; few on the others, for their time.
+        let prompts = match isa {
+            Isa::Scalar => 1,
+            isa if isa == Isa::best() => PROMPTS,
+            _ => 3,
         };
-        (0..PROMPTS).map(rows).collect()
-    };
-    let rms = |a: &[Vec<f32>], b: &[Vec<f32>]| {
-        let squares = a.iter().flatten().zip(b.iter().flatten()).map(|(a, b)| f64::from(a - b).powi(2));
-        (squares.sum::<f64>() / a.iter().map(Vec::len).sum::<usize>() as f64).sqrt() as f32
-    };
-    let exact = logits(&at("f32.gguf"));
-    for (n, rows) in exact.iter().enumerate() {
-        let chosen: Vec<_> = rows.chunks_exact(VOCABULARY).map(argmax).collect();
-        assert_eq!(chosen, demo.ids(&of_prompt("greedy_ids", n)), "prompt {n}");
-        let difference = cases::max_difference(&rows[..VOCABULARY], &demo.floats(&of_prompt("logits", n)));
-        assert!(difference < 1e-3, "prompt {n}: {difference}");
-    }
+        let of_prompt = |name: &str, n: usize| format!("{name}.{n}");
+        // The logits of the rows that chose the reference's tokens: (prompts * 64, vocabulary).
+        let chosen_from = |target: &Target| -> Vec<f32> {
+            let rows = |n| {
+                let (prompt, chosen) = (demo.ids(&of_prompt("input_ids", n)), demo.ids(&of_prompt("greedy_ids", n)));
+                let ids = [&prompt[..], &chosen[..chosen.len() - 1]].concat();
+                logits(target, &ids, isa).split_off((prompt.len() - 1) * VOCABULARY)
+            };
+            (0..prompts).flat_map(rows).collect()
+        };
+        let want: Vec<u32> = (0..prompts).flat_map(|n| demo.ids(&of_prompt("greedy_ids", n))).collect();
+        let margins: Vec<f32> = (0..prompts).flat_map(|n| demo.floats(&of_prompt("margins", n))).collect();
+        // How many margins decide between the ids that `rows` choose and the reference's; all of those are equal.
+        let decided = |rows: &[f32], error: f32, what: &str| {
+            let places = rows.chunks_exact(VOCABULARY).zip(&want).zip(&margins).enumerate();
+            let same = places.filter(|(i, ((row, want), margin))| {
+                same_id(argmax(row), **want, **margin, error, &format!("{what}: prompt {}, token {}", i / 64, i % 64))
+            });
+            same.count()
+        };
 
-    for mix in [Mix::Q8_0, Mix::Q4_K_M] {
-        quantize(&source, &at("quantized.gguf"), &QuantizeOptions::new(mix)).expect("a file");
-        dequantize(&at("quantized.gguf"), &at("numbers.gguf"));
-        let got = logits(&at("quantized.gguf"));
-        let (own, of_weights) = (rms(&got, &exact), rms(&logits(&at("numbers.gguf")), &exact));
-        println!("{:8} error {own:.4}, of the weights alone {of_weights:.4}", mix.name());
-        assert!(own < 1.5 * of_weights, "{}: {own} > 1.5 * {of_weights}", mix.name());
-        if mix != Mix::Q8_0 {
-            continue;
+        let exact = chosen_from(&load(&exact, None));
+        for (n, rows) in exact.chunks_exact(64 * VOCABULARY).enumerate() {
+            let difference = cases::max_difference(&rows[..VOCABULARY], &demo.floats(&of_prompt("logits", n)));
+            assert!(difference < 1e-3, "prompt {n}: {difference}");
         }
-        let (mut places, mut ties, mut others) = (0, 0, 0);
-        for (n, rows) in got.iter().enumerate() {
-            let (want, margins) = (demo.ids(&of_prompt("greedy_ids", n)), demo.floats(&of_prompt("margins", n)));
-            for (i, row) in rows.chunks_exact(VOCABULARY).enumerate() {
-                let tied = margins[i] < 4.0 * of_weights;
-                (places, ties) = (places + 1, ties + usize::from(tied));
-                if argmax(row) != want[i] {
-                    println!("prompt {n}, token {i}: another, where the margin is {:.4}", margins[i]);
-                    assert!(tied, "prompt {n}, token {i}: not the reference's, whose margin is {}", margins[i]);
-                    others += 1;
-                }
-            }
+        assert!(decided(&exact, 1e-3, "f32") * 100 > want.len() * 99);
+
+        let of_weights = rms(&chosen_from(&load(&numbers, None)), &exact);
+        let loaded = [
+            ("q8_0 of a file", load(&quantized, None)),
+            ("q8_0", load(&demo.path.join("target"), Some(WeightType::Q8_0))),
+        ];
+        for (name, target) in loaded {
+            let decided = decided(&chosen_from(&target), 2.0 * of_weights, name);
+            println!("{name}: {decided} of {} margins decide, error of the weights {of_weights:.4}", want.len());
+            assert!(decided * 5 > want.len() * 4, "{name}: {decided} of {} margins decide", want.len());
         }
-        println!("{others} of {places} tokens are others, {ties} nearly tied");
-        assert!(ties * 10 < places && others * 100 < places, "{others} of {places} tokens are others, {ties} tied");
-    }
+    });
 }
 
 /// Types as llama.cpp's llama-quantize chooses them for the same file (`benches/record/2026-11-21-gguf` says how they were compared).

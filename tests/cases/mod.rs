@@ -3,6 +3,7 @@
 // Every test binary compiles this file and uses its own part of it.
 #![allow(dead_code)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use foretoken::checkpoint::Checkpoint;
@@ -10,82 +11,119 @@ use foretoken::gemma4::{Assistant, Output, Target, Wanted};
 use foretoken::kv::{KvCache, KvOptions};
 use foretoken::nn::F32View;
 use foretoken::{ElementType, Isa};
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors};
 
-/// A directory with a target, perhaps an assistant, and what is expected of them.
+/// A directory with a target, perhaps an assistant, and `expected.safetensors`.
 pub struct Case {
     pub name: String,
     pub path: PathBuf,
     expected: Vec<u8>,
 }
 
-/// Every case under `tests/fixtures/`, and every directory under those that `$FORETOKEN_FIXTURES` lists.
+/// Every case under `tests/fixtures/`, then every case under the directories that `$FORETOKEN_FIXTURES` lists.
 pub fn all() -> Vec<Case> {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    let others = std::env::var("FORETOKEN_FIXTURES").unwrap_or_default();
-    let roots = std::iter::once(own).chain(others.split(':').filter(|root| !root.is_empty()).map(PathBuf::from));
-    let mut cases: Vec<_> = roots
-        .flat_map(|root| std::fs::read_dir(&root).unwrap_or_else(|e| panic!("{}: {e}", root.display())))
-        .map(|entry| entry.expect("a directory entry").path())
-        .filter(|path| path.join("expected.safetensors").exists())
-        .map(|path| Case {
-            name: path.file_name().expect("a name").to_string_lossy().into_owned(),
-            expected: std::fs::read(path.join("expected.safetensors")).expect("expected.safetensors"),
-            path,
-        })
-        .collect();
-    cases.sort_by(|a, b| a.path.cmp(&b.path));
-    assert!(!cases.is_empty(), "no fixture case was found");
-    cases
+    let listed = std::env::var_os("FORETOKEN_FIXTURES").unwrap_or_default();
+    let listed = std::env::split_paths(&listed).filter(|root| !root.as_os_str().is_empty());
+    let roots = std::iter::once(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")).chain(listed);
+    let cases: Result<Vec<_>, String> = roots.map(|root| under(&root)).collect();
+    cases.unwrap_or_else(|problem| panic!("{problem}")).into_iter().flatten().collect()
 }
+
+/// The cases that lie directly under a directory, by name; at least one.
+pub fn under(root: &Path) -> Result<Vec<Case>, String> {
+    let failed = |problem: &str| Err(format!("fixtures {}: {problem}", root.display()));
+    if root.join(EXPECTED).exists() {
+        return failed("is itself a case; name the directory that holds it");
+    }
+    let entries = match std::fs::read_dir(root).and_then(Iterator::collect::<Result<Vec<_>, _>>) {
+        Ok(entries) => entries,
+        Err(error) => return failed(&error.to_string()),
+    };
+    let mut paths: Vec<_> = entries.into_iter().map(|entry| entry.path()).collect();
+    // A target without expected tensors is an incomplete case, which `Case::open` refuses.
+    paths.retain(|path| path.join(EXPECTED).exists() || path.join("target").exists());
+    paths.sort();
+    if paths.is_empty() {
+        return failed("holds no case: no NAME/expected.safetensors");
+    }
+    paths.into_iter().map(|path| Case::open(path.clone(), path.join(EXPECTED))).collect()
+}
+
+const EXPECTED: &str = "expected.safetensors";
 
 /// The demo pair, with what transformers writes after its held-out prompts (`scripts/demo_reference.py`).
 pub fn demo() -> Case {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    Case {
-        name: "demo".into(),
-        path: root.join("models/demo"),
-        expected: std::fs::read(root.join("tests/demo/greedy.safetensors")).expect("greedy.safetensors"),
-    }
+    Case::open(root.join("models/demo"), root.join("tests/demo/greedy.safetensors")).expect("the demo pair")
+}
+
+/// Runs `check` on every instruction set of this processor, and names those on which it failed.
+pub fn on_every_isa(check: impl Fn(Isa)) {
+    let fails = |isa: &Isa| {
+        println!("on {}", isa.name());
+        catch_unwind(AssertUnwindSafe(|| check(*isa))).is_err()
+    };
+    let failed: Vec<_> = Isa::available().filter(fails).map(Isa::name).collect();
+    assert!(failed.is_empty(), "failed on {}", failed.join(", "));
 }
 
 impl Case {
-    pub fn target(&self) -> Target {
+    /// The case in the directory `path`, whose expected tensors are in the file `expected`.
+    pub fn open(path: PathBuf, expected: PathBuf) -> Result<Self, String> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let bytes = std::fs::read(&expected).map_err(|error| format!("{}: {error}", expected.display()))?;
+        Ok(Case { name, path, expected: bytes })
+    }
+
+    pub fn target(&self, isa: Isa) -> Target {
         let checkpoint = Checkpoint::open(self.path.join("target")).expect("the target's checkpoint");
-        Target::load(&checkpoint, Isa::best()).expect("the target")
+        Target::load(&checkpoint, isa).expect("the target")
     }
 
     pub fn assistant_path(&self) -> Option<PathBuf> {
-        Some(self.path.join("assistant")).filter(|path| path.join("config.json").exists())
+        Some(self.path.join("assistant")).filter(|path| path.exists())
     }
 
-    pub fn assistant(&self, target: &Target) -> Option<Assistant> {
+    pub fn assistant(&self, target: &Target, isa: Isa) -> Option<Assistant> {
         let checkpoint = Checkpoint::open(self.assistant_path()?).expect("the assistant's checkpoint");
-        Some(Assistant::load(&checkpoint, target, Isa::best()).expect("the assistant"))
+        Some(Assistant::load(&checkpoint, target, isa).expect("the assistant"))
     }
 
-    /// An expected tensor of floats; empty if the case has none of this name.
+    /// An expected tensor of floats.
     pub fn floats(&self, name: &str) -> Vec<f32> {
-        let bytes = self.bytes(name);
+        let bytes = self.tensor(name, Dtype::F32).unwrap_or_else(|problem| panic!("{problem}"));
         bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
     }
 
-    /// An expected tensor of token ids; empty if the case has none of this name.
+    /// An expected tensor of token ids.
     pub fn ids(&self, name: &str) -> Vec<u32> {
-        let bytes = self.bytes(name);
+        let bytes = self.tensor(name, Dtype::I64).unwrap_or_else(|problem| panic!("{problem}"));
         bytes.as_chunks().0.iter().map(|x| u32::try_from(i64::from_le_bytes(*x)).expect("a token id")).collect()
     }
 
-    fn bytes(&self, name: &str) -> Vec<u8> {
-        let expected = SafeTensors::deserialize(&self.expected).expect("expected.safetensors");
-        expected.tensor(name).map(|tensor| tensor.data().to_vec()).unwrap_or_default()
+    /// The bytes of an expected tensor, little-endian.
+    pub fn tensor(&self, name: &str, dtype: Dtype) -> Result<Vec<u8>, String> {
+        let problem = |what: &str| format!("case {}: expected tensor {name}: {what}", self.path.display());
+        let expected = SafeTensors::deserialize(&self.expected).map_err(|error| problem(&error.to_string()))?;
+        let tensor = expected.tensor(name).map_err(|_| problem("is missing"))?;
+        if tensor.dtype() != dtype || tensor.data().is_empty() {
+            return Err(problem(&format!("is {:?} {:?}, must be {dtype:?}", tensor.dtype(), tensor.shape())));
+        }
+        Ok(tensor.data().to_vec())
+    }
+
+    /// The agreement with the reference that is asked of `(logits, hidden)` in f32, as the largest difference:
+    /// 1e-4, or twice what the reference's own f32 differs from its f64 by, where that is more.
+    pub fn tolerances(&self) -> (f32, f32) {
+        let rounding = self.floats("reference_rounding");
+        (1e-4f32.max(2.0 * rounding[0]), 1e-4f32.max(2.0 * rounding[1]))
     }
 }
 
 /// An empty cache of exact rows.
-pub fn cache(target: &Target, rows: ElementType) -> KvCache {
+pub fn cache(target: &Target, rows: ElementType, isa: Isa) -> KvCache {
     let options = KvOptions { key: rows.into(), value: rows.into(), ..KvOptions::default() };
-    KvCache::new(target.kv_layout(), &options, target.config().max_position_embeddings, Isa::best()).expect("a cache")
+    KvCache::new(target.kv_layout(), &options, target.config().max_position_embeddings, isa).expect("a cache")
 }
 
 /// Runs `ids` as one committed round.
@@ -101,7 +139,7 @@ pub fn values(tensor: &candle_core::Tensor) -> Vec<f32> {
     F32View::new(tensor).expect("an f32 tensor").to_vec()
 }
 
-/// The largest difference between two runs of floats; infinite if one of them is no number.
+/// The largest difference between two runs of floats; infinite if one of them is NaN.
 pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len(), "lengths differ");
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |max, d| if d.is_nan() { f32::INFINITY } else { max.max(d) })
@@ -110,4 +148,12 @@ pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
 /// Index of the largest entry, the first of equals.
 pub fn argmax(row: &[f32]) -> u32 {
     (0..row.len()).rev().max_by(|a, b| row[*a].total_cmp(&row[*b])).expect("a row") as u32
+}
+
+/// Compares an id where the reference's best two logits differ by more than twice what each of them may be off by; says
+/// whether it did.
+pub fn same_id(got: u32, want: u32, margin: f32, error: f32, what: &str) -> bool {
+    let decided = margin > 2.0 * error;
+    assert!(!decided || got == want, "{what}: {got} instead of {want}, whose margin is {margin} and error {error:.1e}");
+    decided
 }

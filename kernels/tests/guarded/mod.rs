@@ -1,6 +1,8 @@
-//! An allocator that puts inaccessible pages before and behind every allocation.
+//! An allocator that leaves inaccessible pages before and behind every allocation.
 
-use std::alloc::{GlobalAlloc, Layout};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// Where an allocation lies between its two inaccessible pages; what is left of its own pages is on the other side.
 #[derive(Clone, Copy, Debug)]
@@ -12,8 +14,38 @@ pub enum At {
     Start,
 }
 
-/// Maps every allocation by itself: what is read or written outside, or after it was freed, is a fault.
+/// Gives every allocation pages of its own, at addresses that are used once: what is read or written outside, or after it was
+/// freed, is a fault. What a panicking thread allocates is the system allocator's: a backtrace has more pieces than a process
+/// may have mappings.
 pub struct Guarded(pub At);
+
+/// Bytes of addresses.
+const SPACE: usize = 1 << 38;
+
+/// The addresses, reserved and inaccessible; null if the system refuses.
+fn space() -> *mut u8 {
+    static START: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+    let start = START.load(Ordering::Acquire);
+    if !start.is_null() {
+        return start;
+    }
+    // SAFETY: a new mapping touches no other; the one that is unmapped is known to nobody else.
+    unsafe {
+        let new = libc::mmap(null_mut(), SPACE, libc::PROT_NONE, RESERVED, -1, 0);
+        if new == libc::MAP_FAILED {
+            return null_mut();
+        }
+        match START.compare_exchange(null_mut(), new.cast(), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => new.cast(),
+            Err(other) => {
+                libc::munmap(new, SPACE);
+                other
+            }
+        }
+    }
+}
+
+const RESERVED: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_NORESERVE;
 
 /// Bytes of a page.
 fn page() -> usize {
@@ -26,23 +58,26 @@ fn held(layout: Layout) -> usize {
     layout.size().next_multiple_of(page())
 }
 
-// SAFETY: an allocation is a mapping of its own, of at least its size; `dealloc` finds the same mapping from the same layout.
+// SAFETY: an allocation has pages of its own, of at least its size, until `dealloc` takes them; what lies outside the space is
+// the system allocator's.
 unsafe impl GlobalAlloc for Guarded {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
         let (page, held) = (page(), held(layout));
-        if layout.align() > page {
-            return std::ptr::null_mut();
+        if std::thread::panicking() || layout.align() > page {
+            // SAFETY: the caller's promises are `System`'s.
+            return unsafe { System.alloc(layout) };
         }
-        // SAFETY: a new mapping touches no other; the pages inside it, and addresses in them, are its own.
+        let at = NEXT.fetch_add(page + held, Ordering::Relaxed);
+        let space = space();
+        if space.is_null() || at + held + 2 * page > SPACE {
+            return null_mut();
+        }
+        // SAFETY: inside the space, and nobody else's: between this allocation's page before and the next one's.
         unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANON;
-            let map = libc::mmap(std::ptr::null_mut(), held + 2 * page, libc::PROT_NONE, flags, -1, 0);
-            if map == libc::MAP_FAILED {
-                return std::ptr::null_mut();
-            }
-            let start = map.cast::<u8>().add(page);
+            let start = space.add(at + page);
             if libc::mprotect(start.cast(), held, libc::PROT_READ | libc::PROT_WRITE) != 0 {
-                return std::ptr::null_mut();
+                return null_mut();
             }
             match self.0 {
                 At::Start => start,
@@ -52,18 +87,31 @@ unsafe impl GlobalAlloc for Guarded {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller's. New pages are zeros.
-        unsafe { self.alloc(layout) }
+        // SAFETY: as the caller's; the bytes are the allocation's.
+        unsafe {
+            let at = self.alloc(layout);
+            // New pages are zeros.
+            if !at.is_null() && !is_guarded(at) {
+                at.write_bytes(0, layout.size());
+            }
+            at
+        }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        let page = page();
-        // SAFETY: the mapping that `alloc` made for this layout: in both cases the allocation begins on its first own page.
+        // SAFETY: the caller's promises; the pages are those that `alloc` gave this allocation, which begins on the first.
         unsafe {
-            let start = at.sub(at.addr() % page);
-            libc::munmap(start.sub(page).cast(), held(layout) + 2 * page);
+            if !is_guarded(at) {
+                return System.dealloc(at, layout);
+            }
+            let start = at.sub(at.addr() % page());
+            libc::mmap(start.cast(), held(layout), libc::PROT_NONE, RESERVED | libc::MAP_FIXED, -1, 0);
         }
     }
+}
+
+fn is_guarded(at: *const u8) -> bool {
+    (at.addr()).wrapping_sub(space().addr()) < SPACE
 }
 
 /// The signal that ends a process which reads the byte at `at`; `None` if it can be read.

@@ -17,8 +17,11 @@ pub(crate) struct TileShape {
     pub bytes: usize,
 }
 
-/// The tile registers, configured until this is dropped. Compiled code touches none of them, since no function enables them:
-/// they keep what they hold from one `asm!` to the next.
+/// The tile registers, configured until this is dropped.
+///
+/// Every `asm!` declares the registers that it writes as clobbered. Inputs and outputs they cannot be on stable Rust, so what
+/// one `asm!` loads for the next rests on more: the compiler gives registers of this class to nothing but AMX's own types and
+/// intrinsics, which no function here enables or uses, and calls nothing between that does.
 pub(crate) struct TileRegisters(());
 
 impl TileRegisters {
@@ -43,8 +46,17 @@ impl TileRegisters {
             config.rows[tile] = rows as u8;
             config.row_bytes[tile] = bytes as u16;
         }
-        // SAFETY: the caller has the registers; the configuration is the 64 bytes that palette 1 defines.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly, preserves_flags)) }
+        // SAFETY: the caller has the registers; the configuration is the 64 bytes that palette 1 defines. All registers become
+        // zero, and are declared.
+        unsafe {
+            asm!(
+                "ldtilecfg [{}]",
+                in(reg) &raw const config,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
         Self(())
     }
 }
@@ -52,7 +64,15 @@ impl TileRegisters {
 impl Drop for TileRegisters {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: whoever made `self` has the registers. Released, they cost nothing when threads are switched.
-        unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) }
+        // SAFETY: whoever made `self` has the registers, all of which are declared. Released, they cost nothing when threads
+        // are switched.
+        unsafe {
+            asm!(
+                "tilerelease",
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nomem, nostack, preserves_flags),
+            );
+        }
     }
 }

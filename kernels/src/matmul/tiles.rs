@@ -105,6 +105,9 @@ impl TileOp for Split<'_> {
 }
 
 /// The first sixteen numbers, or all of fewer and zeros.
+///
+/// # Safety
+/// The caller is inside a function with AVX-512's features.
 #[inline(always)]
 unsafe fn load_up_to(l: Avx512Lanes, x: &[f32]) -> __m512 {
     // SAFETY: as the caller's: the features.
@@ -113,6 +116,9 @@ unsafe fn load_up_to(l: Avx512Lanes, x: &[f32]) -> __m512 {
 
 /// The three parts of 32 numbers, as pairs of brain floats, the first part first. What is cut off one part is what the next
 /// begins with, so subtracting is exact.
+///
+/// # Safety
+/// The caller is inside a function with AVX-512's features.
 #[inline(always)]
 unsafe fn thirds(x: [__m512; 2]) -> [__m512; PARTS] {
     #[repr(align(64))]
@@ -143,9 +149,15 @@ unsafe fn thirds(x: [__m512; 2]) -> [__m512; PARTS] {
 }
 
 /// Lane `j` of vector `i` becomes lane `i` of vector `j`. No loops: vectors in arrays would go through memory.
+///
+/// # Safety
+/// The caller is inside a function with AVX-512's features.
 #[inline(always)]
 unsafe fn transposed(v: [__m512; 16]) -> [__m512; 16] {
     /// In every quarter, four by four lanes.
+    ///
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features.
     #[inline(always)]
     unsafe fn in_quarters(a: __m512, b: __m512, c: __m512, d: __m512) -> [__m512; 4] {
         // SAFETY: as the caller's: the features.
@@ -160,6 +172,9 @@ unsafe fn transposed(v: [__m512; 16]) -> [__m512; 16] {
         }
     }
     /// Four by four quarters.
+    ///
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features.
     #[inline(always)]
     unsafe fn quarters(a: __m512, b: __m512, c: __m512, d: __m512) -> [__m512; 4] {
         // SAFETY: as the caller's: the features.
@@ -258,6 +273,9 @@ const STORED: usize = 2;
 const READ: usize = 4;
 
 /// Stores the sums of a turn that added to the first (`EVEN`) or the second two of four registers.
+///
+/// # Safety
+/// The tile registers are configured as [`Products::eval`] does it, and hold the sums of such a turn.
 #[inline(always)]
 unsafe fn keep<const EVEN: bool>(sums: &mut Sums) {
     macro_rules! store {
@@ -271,12 +289,17 @@ unsafe fn keep<const EVEN: bool>(sums: &mut Sums) {
             )
         };
     }
-    // SAFETY: as the caller's: the registers are configured, and the sums have room for both.
+    // SAFETY: as the caller's: the registers are configured, and the sums have room for both. They are read as the last products
+    // left them (`TileRegisters` says why they are there); none is written.
     unsafe { if EVEN { store!("tmm4", "tmm5") } else { store!("tmm6", "tmm7") } }
 }
 
 impl Products<'_> {
     /// Adds a turn's products, and meanwhile writes the sums of the one `before`.
+    ///
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features, the tile registers are configured as [`Products::eval`] does
+    /// it, and hold the sums of `before`. The words have the turn's group, the weights its columns as far as `y` has them.
     #[inline(always)]
     unsafe fn multiply<const EVEN: bool>(
         &mut self,
@@ -290,34 +313,37 @@ impl Products<'_> {
         let width = width(self.y.rows());
         let (part, side) = (DEPTH / 2 * width, 4 * width);
         let columns = turn.column..self.y.range().end.min(turn.column + 2 * SIDE);
+        // The turn's register of sums, and what is done to it.
         macro_rules! both {
-            ($a:literal, $b:literal) => {
+            ($instruction:literal, $a:tt, $b:tt, $factors:literal) => {
                 if EVEN {
-                    asm!($a, options(nomem, nostack, preserves_flags))
+                    asm!(concat!($instruction, " ", $a, $factors), out($a) _, options(nomem, nostack, preserves_flags))
                 } else {
-                    asm!($b, options(nomem, nostack, preserves_flags))
+                    asm!(concat!($instruction, " ", $b, $factors), out($b) _, options(nomem, nostack, preserves_flags))
                 }
             };
         }
         macro_rules! load {
-            ($tile:literal, $from:expr, $stride:expr) => {
+            ($tile:tt, $from:expr, $stride:expr) => {
                 asm!(
                     concat!("tileloadd ", $tile, ", [{from} + {stride}*1]"),
                     from = in(reg) $from,
                     stride = in(reg) $stride,
+                    out($tile) _,
                     options(nostack, readonly, preserves_flags),
                 )
             };
         }
         // SAFETY: as the caller's. A panel of sixteen outputs has all of a step's inputs where the row has them; of an edge
-        // what is there is copied. Prefetching reads nothing.
+        // what is there is copied. Prefetching reads nothing. Each `asm!` declares the register that it writes; what the next
+        // ones read of it is there as `TileRegisters` says.
         unsafe {
             let here = self.w.as_ptr().add(columns.start * inputs);
             let next = here.wrapping_add(2 * SIDE * inputs);
             let whole = if columns.len() == 2 * SIDE { inputs / DEPTH } else { 0 };
             let mut words = self.words.as_ptr().add(turn.group * group_words(width, inputs));
-            both!("tilezero tmm4", "tilezero tmm6");
-            both!("tilezero tmm5", "tilezero tmm7");
+            both!("tilezero", "tmm4", "tmm6", "");
+            both!("tilezero", "tmm5", "tmm7", "");
             for step in 0..steps {
                 let (left, stride) = if step < whole {
                     let left = here.add(step * DEPTH);
@@ -342,20 +368,20 @@ impl Products<'_> {
                 ask(0..6);
                 load!("tmm0", left[0], stride);
                 load!("tmm2", words.add(2 * part), side);
-                both!("tdpbf16ps tmm4, tmm0, tmm2", "tdpbf16ps tmm6, tmm0, tmm2");
+                both!("tdpbf16ps", "tmm4", "tmm6", ", tmm0, tmm2");
                 ask(6..12);
                 load!("tmm1", left[1], stride);
-                both!("tdpbf16ps tmm5, tmm1, tmm2", "tdpbf16ps tmm7, tmm1, tmm2");
+                both!("tdpbf16ps", "tmm5", "tmm7", ", tmm1, tmm2");
                 ask(12..18);
                 load!("tmm3", words.add(part), side);
-                both!("tdpbf16ps tmm4, tmm0, tmm3", "tdpbf16ps tmm6, tmm0, tmm3");
+                both!("tdpbf16ps", "tmm4", "tmm6", ", tmm0, tmm3");
                 ask(18..24);
-                both!("tdpbf16ps tmm5, tmm1, tmm3", "tdpbf16ps tmm7, tmm1, tmm3");
+                both!("tdpbf16ps", "tmm5", "tmm7", ", tmm1, tmm3");
                 ask(24..28);
                 load!("tmm2", words, side);
-                both!("tdpbf16ps tmm4, tmm0, tmm2", "tdpbf16ps tmm6, tmm0, tmm2");
+                both!("tdpbf16ps", "tmm4", "tmm6", ", tmm0, tmm2");
                 ask(28..32);
-                both!("tdpbf16ps tmm5, tmm1, tmm2", "tdpbf16ps tmm7, tmm1, tmm2");
+                both!("tdpbf16ps", "tmm5", "tmm7", ", tmm1, tmm2");
                 words = words.add(PARTS * part);
                 if let Some(before) = before {
                     if step == STORED.min(steps - 1) {
@@ -383,6 +409,9 @@ impl Products<'_> {
     }
 
     /// Writes a turn's sums to `y`.
+    ///
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features.
     #[inline(always)]
     unsafe fn write(&mut self, l: Avx512Lanes, sums: &Sums, turn: Turn) {
         let (rows, columns) = (self.y.rows(), self.y.range());

@@ -94,6 +94,9 @@ impl<F: Format> TileOp for MatMul<'_, F> {
 type Results = [[[f32; PANEL_ROWS]; CHUNK_ROWS]; GROUP];
 
 /// Reads what [`store_panel`] wrote.
+///
+/// # Safety
+/// [`store_panel`] has stored these rows.
 #[inline(always)]
 unsafe fn load_panel(y: &mut ColumnsMut<'_>, panel: usize, first_row: usize, results: &mut [[f32; PANEL_ROWS]]) {
     let range = y.range();
@@ -137,6 +140,10 @@ struct Batch {
 /// Tile registers and vectors work side by side: while the products of a batch are made, the floats of the one before are.
 /// A right side is there until its last floats are done, beside the first products of the span that follows: of two, the
 /// other is unpacked meanwhile.
+///
+/// # Safety
+/// The caller is inside a function with AVX-512's features, and the tile registers are configured as [`MatMul::eval`] does it.
+/// The matrix has the panels of `group`, and `part` was set for blocks that it has.
 #[inline(always)]
 unsafe fn add_part<F: Format>(
     l: Avx512Lanes,
@@ -258,6 +265,9 @@ struct Floats<'a> {
 
 impl Floats<'_> {
     /// What the rows of a batch bring to its block `i`, word by word for all rows.
+    ///
+    /// # Safety
+    /// The batch and its block `i` are of the part.
     #[inline(always)]
     unsafe fn brought<F: Format>(&self, batch: Batch, i: usize) -> *const i32 {
         let at = (batch.block + i) * brought::<F>().len() * self.part.rows + batch.sixteen * ROWS;
@@ -270,6 +280,8 @@ impl Floats<'_> {
         &mut self.results[batch.panel].as_chunks_mut().0[batch.sixteen]
     }
 
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features.
     #[inline(always)]
     unsafe fn begin<F: Format>(&mut self, batch: Batch, sums: &mut [__m512; ROWS]) {
         let l = self.l;
@@ -286,6 +298,9 @@ impl Floats<'_> {
         }
     }
 
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features; the batch is of the part, `s` one of its scales, and `product`
+    /// was stored.
     #[inline(always)]
     unsafe fn add<F: Format>(
         &self,
@@ -317,6 +332,8 @@ impl Floats<'_> {
         }
     }
 
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features; the batch is of the part.
     #[inline(always)]
     unsafe fn end<F: Format>(&mut self, batch: Batch, right: &Right, sums: &[__m512; ROWS]) {
         let l = self.l;
@@ -334,6 +351,9 @@ impl Floats<'_> {
     }
 
     /// A block's end, of the rows from `FIRST` on.
+    ///
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features; the batch is of the part, and ends a block of 256.
     #[inline(always)]
     unsafe fn end_half<F: Format, const FIRST: usize>(&mut self, batch: Batch, right: &Right, sums: &[__m512; ROWS]) {
         let l = self.l;
@@ -358,6 +378,10 @@ impl Floats<'_> {
 }
 
 /// `to[r][o] = sum_d left[r][d] * right[d][o]` over the inputs of a scale.
+///
+/// # Safety
+/// The tile registers are configured as [`MatMul::eval`] does it for `F`; `left` has sixteen rows, and `right` the weights, of
+/// the inputs of a scale.
 #[inline(always)]
 unsafe fn multiply<F: Format>(left: *const MaybeUninit<u8>, right: *const MaybeUninit<u8>, to: &mut Product) {
     macro_rules! multiply {
@@ -373,12 +397,15 @@ unsafe fn multiply<F: Format>(left: *const MaybeUninit<u8>, right: *const MaybeU
                 to = in(reg) &raw mut to.0,
                 depth = in(reg) depth::<F>(),
                 line = in(reg) GROUP_BYTES,
+                out("tmm0") _,
+                out("tmm2") _,
+                out("tmm4") _,
                 options(nostack, preserves_flags),
             )
         };
     }
     // SAFETY: `MatMul::eval` configured the registers for these shapes; the caller gives a left side of sixteen rows and the
-    // right side of a scale.
+    // right side of a scale. The registers that are written are declared.
     unsafe {
         if F::OFFSET.is_some() {
             multiply!("tdpbssd");

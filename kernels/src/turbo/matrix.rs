@@ -58,6 +58,10 @@ impl Right {
     const NONE: Self = Self([[MaybeUninit::uninit(); VECTORS * LINE]; STRIPS]);
 
     /// Unpacks the runs of `group`.
+    ///
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features and VBMI; the page [`suits`], its planes have these bits, and
+    /// `group` is its.
     #[inline(always)]
     unsafe fn unpack<const UPPER: usize, const LOWER: usize>(
         &mut self,
@@ -88,6 +92,8 @@ struct Product([[MaybeUninit<i32>; ROWS * LANES]; STRIPS]);
 impl Product {
     const NONE: Self = Self([[MaybeUninit::uninit(); ROWS * LANES]; STRIPS]);
 
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features; [`Tiles::multiply`] wrote this row.
     #[inline(always)]
     unsafe fn row(&self, strip: usize, n: usize) -> __m512i {
         // SAFETY: as the caller's: the features, and that `Tiles::multiply` wrote this row.
@@ -99,6 +105,8 @@ impl Product {
 struct Tiles<const N: usize>(TileRegisters);
 
 impl<const N: usize> Tiles<N> {
+    /// # Safety
+    /// This processor has tile registers, this process may use them, and no other configuration is in use on this thread.
     #[inline(always)]
     unsafe fn new(rows: usize) -> Self {
         let (left, right) = (TileShape { rows, bytes: LINE }, TileShape { rows: LANES, bytes: LINE });
@@ -108,14 +116,17 @@ impl<const N: usize> Tiles<N> {
 
     /// Sets the left sides of the products that follow.
     #[inline(always)]
-    unsafe fn hold(&mut self, left: [&Left; N]) {
-        // SAFETY: `self` is the configuration. Read are two halves of 64 bytes of at most 16 rows.
+    fn hold(&mut self, left: [&Left; N]) {
+        // SAFETY: `self` is the configuration. Read are two halves of 64 bytes of at most 16 rows; the registers that are written
+        // are declared, and keep their contents as `TileRegisters` says.
         unsafe {
             asm!(
                 "tileloadd tmm0, [{left} + {depth}*1]",
                 "tileloadd tmm1, [{left} + {depth}*1 + 64]",
                 left = in(reg) &raw const left[0].0,
                 depth = in(reg) DEPTH,
+                out("tmm0") _,
+                out("tmm1") _,
                 options(nostack, readonly, preserves_flags),
             );
             if N == 2 {
@@ -124,6 +135,8 @@ impl<const N: usize> Tiles<N> {
                     "tileloadd tmm3, [{left} + {depth}*1 + 64]",
                     left = in(reg) &raw const left[1].0,
                     depth = in(reg) DEPTH,
+                    out("tmm2") _,
+                    out("tmm3") _,
                     options(nostack, readonly, preserves_flags),
                 );
             }
@@ -131,11 +144,15 @@ impl<const N: usize> Tiles<N> {
     }
 
     /// `to[i][strip][n][lane] = sum_d left[i][n][d] * right[strip][d][lane]`, for as many `n` as there are rows.
+    ///
+    /// # Safety
+    /// [`Tiles::hold`] came before.
     #[inline(always)]
     unsafe fn multiply(&self, right: &Right, to: &mut [Product; N]) {
         for strip in 0..STRIPS {
             // SAFETY: `self` is the configuration, and `hold` came before. Read are the two kilobytes of a strip, written at
-            // most 16 rows of 64 bytes.
+            // most 16 rows of 64 bytes; the registers that are written are declared, and keep their contents as `TileRegisters`
+            // says.
             unsafe {
                 asm!(
                     "tilezero tmm4",
@@ -147,6 +164,9 @@ impl<const N: usize> Tiles<N> {
                     right = in(reg) &raw const right.0[strip],
                     to = in(reg) &raw mut to[0].0[strip],
                     line = in(reg) LINE,
+                    out("tmm4") _,
+                    out("tmm6") _,
+                    out("tmm7") _,
                     options(nostack, preserves_flags),
                 );
                 if N == 2 {
@@ -157,6 +177,7 @@ impl<const N: usize> Tiles<N> {
                         "tilestored [{to} + {line}*1], tmm5",
                         to = in(reg) &raw mut to[1].0[strip],
                         line = in(reg) LINE,
+                        out("tmm5") _,
                         options(nostack, preserves_flags),
                     );
                 }
@@ -242,6 +263,9 @@ struct Integers {
 
 impl Integers {
     /// Of weights times scales, as the reference's.
+    ///
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features; `scales` has a page's tokens.
     #[inline(always)]
     unsafe fn set(&mut self, page: &Page<'_>, scales: &[half::f16], seen: &[&[f32; PAGE_TOKENS]]) {
         const PARTS: usize = PAGE_TOKENS / LANES;

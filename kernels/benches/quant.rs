@@ -40,7 +40,7 @@ impl Pool {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the words of the vector, as bytes.
+        // SAFETY: the vector has this many elements of 64 bytes, all of them integers.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.memory.len() * 64) }
     }
 

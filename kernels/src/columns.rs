@@ -24,7 +24,8 @@ impl<'a> ColumnsMut<'a> {
     /// If `matrix` is not `rows * width` long.
     pub fn new(matrix: &'a mut [f32], rows: usize, width: usize) -> Self {
         let (data, len) = (matrix.as_mut_ptr().cast(), matrix.len());
-        // SAFETY: the same memory; what is in it is only ever replaced by floats, since `row_mut` stays in this crate.
+        // SAFETY: the same memory, mutably borrowed as long; whoever has `row_mut`, in this crate alone, writes initialised
+        // floats and nothing else.
         Self::uninit(unsafe { std::slice::from_raw_parts_mut(data, len) }, rows, width)
     }
 

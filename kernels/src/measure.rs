@@ -5,8 +5,8 @@ use std::hint::black_box;
 use crate::Isa;
 use crate::lanes::{Lanes, Op};
 
-/// Reads every byte once, as fast as the processor loads, and returns a value that depends on all of them (so that
-/// nothing is optimised away). Divide the length by the time for the read bandwidth.
+/// Reads every byte once, but for some at the ends that fill no vector, as fast as the processor loads, and returns a value
+/// that depends on them (so that nothing is optimised away). Divide the length by the time for the read bandwidth.
 pub fn read_all(isa: Isa, data: &[u8]) -> f32 {
     struct Read<'a>(&'a [u8]);
     impl Op for Read<'_> {
@@ -15,9 +15,11 @@ pub fn read_all(isa: Isa, data: &[u8]) -> f32 {
         fn eval<L: Lanes>(self, l: L) -> f32 {
             // Eight streams, one per 4 KiB page: one stream leaves the prefetcher idle at every page's end.
             const STREAMS: usize = 8;
-            let part = self.0.len() / size_of::<f32>() / STREAMS / L::LANES * L::LANES;
-            let start = self.0.as_ptr().cast::<f32>();
-            // SAFETY: `run` entered the features; every stream stays inside its part; loads need no alignment.
+            // SAFETY: any bytes are an `f32`.
+            let (_, floats, _) = unsafe { self.0.align_to::<f32>() };
+            let part = floats.len() / STREAMS / L::LANES * L::LANES;
+            let start = floats.as_ptr();
+            // SAFETY: `run` entered the features; every stream stays inside its part of the floats.
             unsafe {
                 let mut max = [l.splat(f32::NEG_INFINITY); STREAMS];
                 for i in (0..part).step_by(L::LANES) {

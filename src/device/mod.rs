@@ -48,8 +48,9 @@ pub trait Device: Send + Sync {
     /// If there is no such kernel, or the driver fails.
     ///
     /// # Safety
-    /// What the parameters point to is allocated on this device and stays so until the kernel is done; tables and lists there
-    /// say what the plan's documentation asks for.
+    /// What the parameters point to is allocated on this device until the kernel is done. Until then, nobody else writes what
+    /// it reads, and nobody else reads or writes what it writes. Tables and lists there say what the plan's documentation
+    /// asks for.
     unsafe fn launch(&self, launch: &AnyLaunch) -> Result<()>;
 
     /// Keeps launches with their parameters, to be run in this order as often as is wanted.
@@ -97,7 +98,8 @@ const MOST_PARAMS: usize = 1024;
 #[derive(Clone, Copy)]
 pub struct AnyParams([MaybeUninit<u8>; MOST_PARAMS]);
 
-// SAFETY: made of a kernel's own structure by `AnyLaunch::new` only, and whoever reads it reads as many bytes as that has.
+// SAFETY: it begins with a kernel's own structure, which `AnyLaunch::new`, the only maker, wrote. The bytes that follow need not
+// be initialised; interfaces copy them at most, and no kernel reads beyond its structure.
 unsafe impl Params for AnyParams {}
 
 /// A launch of any kernel.
@@ -113,7 +115,8 @@ impl AnyLaunch {
     fn new<P: Params>(launch: &Launch<P>) -> Self {
         const { assert!(size_of::<P>() <= MOST_PARAMS && align_of::<P>() <= 16) };
         let mut params = AnyParams([MaybeUninit::uninit(); MOST_PARAMS]);
-        // SAFETY: the room is as long and as aligned as the assertion above says; it may hold padding.
+        // SAFETY: the assertion above: the structure fits, and `AnyParams` is aligned for it. Bytes of padding stay
+        // uninitialised, as the type allows.
         unsafe { params.0.as_mut_ptr().cast::<P>().write(launch.params) };
         let Launch { kernel, grid, block, .. } = *launch;
         Self { launch: Launch { kernel, grid, block, params }, len: size_of::<P>() }

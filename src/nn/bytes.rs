@@ -32,8 +32,9 @@ impl MappedFile {
         if file.metadata().map_err(Error::io(path))?.is_dir() {
             return Err(Error::file(path, "is a directory; a file is expected here"));
         }
-        // SAFETY: the map is read-only and private. A file that another process shortens or rewrites meanwhile can fault
-        // or change under us, as for every user of mmap; checkpoints are not edited in place.
+        // SAFETY: the map is read-only, so nothing here changes its bytes. It is shared with the file: one that is shortened or
+        // rewritten in place meanwhile faults, or changes what references see, which nothing here can rule out, as no user of
+        // mmap can. Checkpoints are not edited in place.
         Ok(Self(unsafe { Mmap::map(&file) }.map_err(Error::io(path))?))
     }
 }
@@ -52,8 +53,9 @@ impl Source for MappedFile {
             const PAGE: usize = 4096;
             let (start, end) = (range.start.next_multiple_of(PAGE), range.end / PAGE * PAGE);
             if start < end {
-                // SAFETY: the map is of a file and read-only, so a page that is read again comes back from the file with
-                // the same bytes. Failure means that the pages stay, which is no error.
+                // SAFETY: the range lies in the map. That is of a file and read-only, so a page that is read again comes back
+                // from the file with the same bytes, as long as the file is as `open` asks. Failure means that the pages stay,
+                // which is no error.
                 let _ =
                     unsafe { self.0.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
             }

@@ -2,12 +2,20 @@
 
 use half::{bf16, f16};
 
-/// Types of which every bit pattern is a value, and which have no padding.
-pub(crate) trait Plain: Copy {}
-impl Plain for u8 {}
-impl Plain for f32 {}
-impl Plain for f16 {}
-impl Plain for bf16 {}
+/// Types of numbers.
+///
+/// # Safety
+/// Every bit pattern is a value, and there is no padding.
+pub(crate) unsafe trait Plain: Copy {}
+
+// SAFETY: an integer.
+unsafe impl Plain for u8 {}
+// SAFETY: all bits are a number, an infinity or a NaN.
+unsafe impl Plain for f32 {}
+// SAFETY: as for `f32`.
+unsafe impl Plain for f16 {}
+// SAFETY: as for `f32`.
+unsafe impl Plain for bf16 {}
 
 /// The numbers that `bytes` are.
 ///
@@ -25,7 +33,7 @@ pub(crate) fn cast<T: Plain>(bytes: &[u8]) -> &[T] {
 /// # Panics
 /// As [`cast`].
 pub(crate) fn cast_mut<T: Plain>(bytes: &mut [u8]) -> &mut [T] {
-    // SAFETY: as in `cast`; and any value of `T` is bytes.
+    // SAFETY: as in `cast`; and any value of `T` that is written leaves initialised bytes, since there is no padding.
     let (before, numbers, after) = unsafe { bytes.align_to_mut::<T>() };
     assert!(before.is_empty() && after.is_empty(), "cast: bytes off the boundaries of numbers");
     numbers

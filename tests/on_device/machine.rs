@@ -1,5 +1,6 @@
 //! The emulated machine of the kernels' tests as a device of the engine's.
 
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -22,7 +23,7 @@ struct Kernel {
     name: &'static str,
     grid: [u32; 3],
     block: [u32; 3],
-    params: Vec<u8>,
+    params: Vec<MaybeUninit<u8>>,
 }
 
 /// A machine with a thread of its own, to which its memory belongs. A kernel that reads or writes what was freed fails.
@@ -61,8 +62,8 @@ struct Recorded {
 
 impl Kernel {
     fn new(launch: &AnyLaunch) -> Self {
-        // SAFETY: as many bytes as the structure has; its padding is copied and never looked at.
-        let params = unsafe { std::slice::from_raw_parts(launch.params(), launch.len) }.to_vec();
+        // SAFETY: as many bytes as the structure has, which may be uninitialised as padding.
+        let params = unsafe { std::slice::from_raw_parts(launch.params().cast(), launch.len) }.to_vec();
         Self { name: launch.launch.kernel, grid: launch.launch.grid, block: launch.launch.block, params }
     }
 
@@ -203,7 +204,8 @@ impl Memory for Piece {
     }
 
     fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
-        // SAFETY: the bytes were checked to be this piece's, and no kernel runs before the host waits again.
+        // SAFETY: the bytes were checked to be this piece's. Kernels run while somebody waits: those launched before are done, and
+        // who launches one meanwhile vouches that nobody copies what it writes.
         unsafe { self.reach(at, bytes.len())?.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }

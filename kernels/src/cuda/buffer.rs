@@ -15,7 +15,9 @@ pub struct Buffer<T> {
 
 // SAFETY: a buffer is an address and a device, which may be used from any thread.
 unsafe impl<T: Send> Send for Buffer<T> {}
-// SAFETY: what is shared can only be read.
+// SAFETY: no reference leads to the elements, which lie in the device's memory. Threads that share a buffer read and write them
+// through the driver alone, whose calls may come from any thread: of copies at the same time, the result is some of each one's
+// bytes, and any bytes are values of `T: Plain`.
 unsafe impl<T: Sync> Sync for Buffer<T> {}
 
 impl<T: Plain> Buffer<T> {

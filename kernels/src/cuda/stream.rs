@@ -55,8 +55,8 @@ impl Stream {
     /// If there is no such kernel, or the driver fails.
     ///
     /// # Safety
-    /// The buffers of the plan's spans live, and nobody else writes them, until the stream has done it (or the graph that it
-    /// is recorded in has for the last time). Tables and lists on the device say what the plan's documentation asks for.
+    /// Until the stream has done it, the buffers of the plan's spans live, nobody else writes what it reads, and nobody else
+    /// reads or writes what it writes. Tables and lists on the device say what the plan's documentation asks for.
     pub unsafe fn launch<P: Params>(&self, launch: &Launch<P>) -> Result<(), CudaError> {
         let Launch { kernel, grid: [gx, gy, gz], block: [bx, by, bz], mut params } = *launch;
         let function = self.device.0.function(kernel)?;

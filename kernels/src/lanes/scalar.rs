@@ -101,7 +101,7 @@ impl Lanes for Scalar {
         for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
             p = p.mul_add(r, c);
         }
-        // SAFETY: any feature will do for one float.
+        // SAFETY: plain Rust, which needs no feature.
         (p * r).mul_add(r, r + 1.0) * unsafe { self.exp2_int(n) }
     }
     #[inline(always)]

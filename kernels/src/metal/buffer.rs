@@ -12,9 +12,10 @@ pub struct Buffer<T> {
     bytes: *mut u8,
 }
 
-// SAFETY: a buffer is its memory's only owner, and its device may be used from any thread.
+// SAFETY: nothing but the buffer leads to its memory, which the device keeps until the buffer is dropped, and a device may be
+// used from any thread.
 unsafe impl<T: Send> Send for Buffer<T> {}
-// SAFETY: the processor reads and writes what is shared under its device's lock.
+// SAFETY: no reference leads to the elements; threads that share a buffer copy them under its device's lock.
 unsafe impl<T: Sync> Sync for Buffer<T> {}
 
 impl<T: Plain> Buffer<T> {
@@ -53,7 +54,9 @@ impl<T: Plain> Buffer<T> {
     pub fn write_at(&self, at: usize, elements: &[T]) -> Result<(), MetalError> {
         self.reach(at, elements.len())?;
         let _alone = lock(&self.device.0.memories);
-        // SAFETY: the memory has as many bytes from there on, no kernel runs, and the lock keeps other threads away.
+        // SAFETY: the memory has as many bytes from there on, and the lock keeps other threads' copies away. Kernels that were
+        // launched before are done; whoever launches one meanwhile vouches that nobody else uses what it writes, or writes what
+        // it reads.
         unsafe {
             self.bytes.cast::<T>().add(at).cast::<u8>().copy_from(elements.as_ptr().cast(), size_of_val(elements));
         }

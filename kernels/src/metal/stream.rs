@@ -51,7 +51,7 @@ struct Recorded {
     pipeline: Pipeline,
     grid: [u32; 3],
     block: [u32; 3],
-    /// What is between the fields is no byte yet.
+    /// Padding bytes are uninitialised.
     params: Vec<MaybeUninit<u8>>,
 }
 
@@ -78,8 +78,8 @@ impl Stream {
     /// If there is no such kernel, or the system fails.
     ///
     /// # Safety
-    /// The buffers of the plan's spans live, and nobody else writes them, until the stream has done it (or the graph that it
-    /// is recorded in has for the last time). Tables and lists on the device say what the plan's documentation asks for.
+    /// Until the stream has done it, the buffers of the plan's spans live, nobody else writes what it reads, and nobody else
+    /// reads or writes what it writes. Tables and lists on the device say what the plan's documentation asks for.
     pub unsafe fn launch<P: Params>(&self, launch: &Launch<P>) -> Result<(), MetalError> {
         let launch = Recorded::new(&self.device, launch)?;
         // SAFETY: the caller's.
@@ -133,7 +133,7 @@ impl Recorded {
     fn new<P: Params>(device: &Device, launch: &Launch<P>) -> Result<Self, MetalError> {
         let Launch { kernel, grid, block, params } = *launch;
         let pipeline = device.0.pipeline(kernel)?;
-        // SAFETY: the bytes of a value.
+        // SAFETY: the bytes of a value, which may be uninitialised as padding.
         let params = unsafe { std::slice::from_raw_parts((&raw const params).cast(), size_of::<P>()) };
         Ok(Self { pipeline, grid, block, params: params.to_vec() })
     }

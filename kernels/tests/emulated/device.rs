@@ -1,5 +1,7 @@
 //! Where a case runs: the emulated machine, or a GPU.
 
+use std::mem::MaybeUninit;
+
 use foretoken_kernels::gpu::{Launch, Params, Span, Unfit};
 
 /// Memory and launches.
@@ -12,21 +14,32 @@ pub trait Device {
     fn wide(&self, x: f64) -> u64 {
         x.to_bits()
     }
-    /// Runs a kernel to its end.
-    fn launch(&mut self, kernel: &'static str, grid: [u32; 3], block: [u32; 3], params: &[u8]) -> Result<(), String>;
+    /// Runs a kernel to its end. Padding bytes of `params` are uninitialised.
+    fn launch(
+        &mut self,
+        kernel: &'static str,
+        grid: [u32; 3],
+        block: [u32; 3],
+        params: &[MaybeUninit<u8>],
+    ) -> Result<(), String>;
 }
 
 /// Element types of buffers.
-pub trait Plain: Copy + Default {}
-impl Plain for u8 {}
-impl Plain for u16 {}
-impl Plain for i16 {}
-impl Plain for u32 {}
-impl Plain for i32 {}
-impl Plain for u64 {}
-impl Plain for f32 {}
-impl Plain for f64 {}
-impl<T: Plain> Plain for [T; 2] {}
+///
+/// # Safety
+/// Any bytes are a value, and there is no padding.
+pub unsafe trait Plain: Copy + Default {}
+
+macro_rules! plain {
+    ($($name:ty)*) => {
+        $(
+            // SAFETY: a number, or two of them.
+            unsafe impl Plain for $name {}
+        )*
+    };
+}
+
+plain!(u8 u16 i16 u32 i32 u64 f32 f64 [i32; 2] [u32; 2] [u64; 2] [f64; 2]);
 
 /// Metal's `Wide`: the nearest float, and what is left.
 pub fn two_floats(x: f64) -> u64 {
@@ -35,15 +48,12 @@ pub fn two_floats(x: f64) -> u64 {
     u64::from(low.to_bits()) << 32 | u64::from(high.to_bits())
 }
 
-fn bytes_of<T: Copy>(x: &[T]) -> &[u8] {
-    // SAFETY: the bytes of what `x` borrows; padding of parameter structures is never looked at.
-    unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) }
-}
-
 impl dyn Device + '_ {
     /// A span that holds `x`.
     pub fn of<T: Plain>(&mut self, x: &[T]) -> Span<T> {
-        Span::new(self.upload(bytes_of(x)), x.len())
+        // SAFETY: the bytes of what `x` borrows; `Plain` has no padding.
+        let bytes = unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) };
+        Span::new(self.upload(bytes), x.len())
     }
 
     /// `len` elements of nonsense.
@@ -55,7 +65,7 @@ impl dyn Device + '_ {
     /// The elements of a span.
     pub fn read<T: Plain>(&mut self, span: Span<T>) -> Vec<T> {
         let mut x = vec![T::default(); span.len()];
-        // SAFETY: plain numbers: any bytes are a value.
+        // SAFETY: `Plain`: any bytes are a value, and all of them are initialised.
         let bytes = unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), size_of_val(&x[..])) };
         self.download(span.address(), bytes);
         x
@@ -64,6 +74,8 @@ impl dyn Device + '_ {
     /// Runs a plan.
     pub fn run<P: Params>(&mut self, plan: Result<Launch<P>, Unfit>) -> Result<(), String> {
         let Launch { kernel, grid, block, params } = plan.map_err(|error| error.to_string())?;
-        self.launch(kernel, grid, block, bytes_of(&[params])).map_err(|error| format!("{kernel}: {error}"))
+        // SAFETY: the bytes of `params`, which may be uninitialised as padding.
+        let bytes = unsafe { std::slice::from_raw_parts((&raw const params).cast(), size_of::<P>()) };
+        self.launch(kernel, grid, block, bytes).map_err(|error| format!("{kernel}: {error}"))
     }
 }

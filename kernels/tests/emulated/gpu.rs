@@ -6,6 +6,7 @@
 macro_rules! on_a_gpu {
     ($module:ident, $wide:path) => {
         use foretoken_kernels::$module::{Buffer, Device, Stream};
+        use std::mem::MaybeUninit;
 
         struct Gpu<'a> {
             device: &'a Device,
@@ -16,9 +17,9 @@ macro_rules! on_a_gpu {
         /// Any kernel's parameters.
         #[repr(C, align(16))]
         #[derive(Clone, Copy)]
-        struct AnyParams([u8; 1024]);
+        struct AnyParams([MaybeUninit<u8>; 1024]);
 
-        // SAFETY: the kernel reads as many bytes as its structure has, which the plan wrote.
+        // SAFETY: it begins with the structure that the plan wrote, and the kernel reads no more.
         unsafe impl foretoken_kernels::gpu::Params for AnyParams {}
 
         impl $crate::emulated::device::Device for Gpu<'_> {
@@ -51,12 +52,13 @@ macro_rules! on_a_gpu {
                 kernel: &'static str,
                 grid: [u32; 3],
                 block: [u32; 3],
-                params: &[u8],
+                params: &[MaybeUninit<u8>],
             ) -> Result<(), String> {
-                let mut bytes = AnyParams([0; 1024]);
+                let mut bytes = AnyParams([MaybeUninit::uninit(); 1024]);
                 bytes.0[..params.len()].copy_from_slice(params);
                 let launch = foretoken_kernels::gpu::Launch { kernel, grid, block, params: bytes };
-                // SAFETY: the session's buffers live until it is dropped, after the stream was waited for.
+                // SAFETY: the session's buffers live until it is dropped, after the stream was waited for, and nobody else
+                // uses them.
                 let launched = unsafe { self.stream.launch(&launch) }.and_then(|()| self.stream.synchronize());
                 launched.map_err(|error| error.to_string())
             }
@@ -94,7 +96,7 @@ macro_rules! on_a_gpu {
             let mut got = [0.0f32; 256];
             for sign in [1.0f32, -1.0] {
                 x.write(&[2.0 * sign; 256]).expect("memory");
-                // SAFETY: the buffers outlive the graph.
+                // SAFETY: the buffers outlive the graph, and nobody uses them before `read`, which waits.
                 unsafe { stream.replay(&graph) }.expect("a replay");
                 y.read(&mut got).expect("a result");
                 assert_eq!(got, [sign; 256]);

@@ -1,6 +1,7 @@
 //! The emulated device: the sources of `kernels/gpu` in either dialect, compiled for this processor.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -196,7 +197,7 @@ impl Machine {
             let path = out.join(dialect.map_or("machine.so".into(), |dialect| format!("{dialect:?}.so")));
             let linked = Command::new(compiler).arg("-shared").args(objects).args(needed).arg("-o").arg(&path).status();
             assert!(linked.expect("the linker starts").success(), "{} does not link", path.display());
-            // SAFETY: our own code, which has no constructors with effects.
+            // SAFETY: our own code: its constructors set globals of its own at most.
             (unsafe { Library::new(&path) }.expect("the kernels load"), path)
         };
         let (machine, path) = link(None, None);
@@ -272,11 +273,17 @@ impl Device for Session<'_> {
     }
 
     fn download(&mut self, address: u64, bytes: &mut [u8]) {
-        // SAFETY: a span of a buffer that `upload` made in this session.
+        // SAFETY: tests pass spans of buffers that `upload` made in this session, which are as long.
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(address as *const u8, bytes.len()) }
     }
 
-    fn launch(&mut self, kernel: &'static str, grid: [u32; 3], block: [u32; 3], params: &[u8]) -> Result<(), String> {
+    fn launch(
+        &mut self,
+        kernel: &'static str,
+        grid: [u32; 3],
+        block: [u32; 3],
+        params: &[MaybeUninit<u8>],
+    ) -> Result<(), String> {
         let kernels = &self.machine.kernels[self.dialect as usize];
         let size = symbol::<unsafe extern "C" fn() -> usize>(kernels, &format!("{kernel}_params"))?;
         // SAFETY: `KERNEL` defines it.
@@ -287,7 +294,8 @@ impl Device for Session<'_> {
         type Run = unsafe extern "C" fn(Kernel, *const u32, *const u32, *const c_void, c_int) -> *const c_char;
         let run = self.machine.function::<Run>("machine_launch")?;
         let kernel = symbol::<Kernel>(kernels, kernel)?;
-        // SAFETY: the kernel gets its parameters; what it does wrong, the machine catches.
+        // SAFETY: the kernel gets parameters of its structure's size; an access outside the buffers meets an inaccessible page,
+        // which the machine reports.
         let error = unsafe {
             let error = run(*kernel, grid.as_ptr(), block.as_ptr(), params.as_ptr().cast(), self.backwards.into());
             if error.is_null() { None } else { Some(CStr::from_ptr(error).to_string_lossy().into_owned()) }

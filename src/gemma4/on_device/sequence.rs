@@ -202,7 +202,7 @@ impl Sequence {
                 self.recordings.grown = now;
             }
             if let Some(recording) = self.recordings.made.get(&part) {
-                // SAFETY: the models, the sequence's rooms and its pages live, and go through the device only, which waits;
+                // SAFETY: the models, the sequence's rooms and its pages live, and are freed by the device only, which waits;
                 // recordings go with the rooms that they name, and tables of pages are written before the rows they are for.
                 return unsafe { recording.replay() };
             }

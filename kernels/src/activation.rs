@@ -27,6 +27,8 @@ impl Op for GeluGate<'_> {
 
     #[inline(always)]
     fn eval<L: Lanes>(self, l: L) {
+        /// # Safety
+        /// The caller is inside a function with `L`'s features.
         #[inline(always)]
         unsafe fn gated<L: Lanes>(l: L, x: L::V, up: L::V) -> L::V {
             // SAFETY: as the caller's. sqrt(2 / pi) and the cubic term's factor are GELU's own (Hendrycks and Gimpel).

@@ -228,6 +228,10 @@ struct Keys<'a, K> {
 
 impl<K: Element> Keys<'_, K> {
     /// `scores[n][j] = q[n] . k[j]` for the first `N` queries, `J` keys at a time: `N * J` sums run side by side. Returns `N`.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; the first `N` queries are `head_dim` long, and `range` lies in the
+    /// tile.
     #[inline(always)]
     unsafe fn score<L: Lanes, const N: usize, const J: usize>(
         &self,
@@ -255,6 +259,10 @@ impl<K: Element> Keys<'_, K> {
     }
 
     /// The scores of the `J` keys from `first` on.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; `q` are `N` queries, `head_dim` long, and there are `J` keys from
+    /// `first` on.
     #[inline(always)]
     unsafe fn score_some<L: Lanes, const N: usize, const J: usize>(
         &self,
@@ -314,6 +322,10 @@ struct Summands<'a, V> {
 impl<V: Element> Summands<'_, V> {
     /// `output[n] += sum_j weights[n][j] * v[j]` for the first `N` queries, in strips of `S` vectors: `N * S` accumulators
     /// stay in registers over all keys of the tile. Returns `N`.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; the outputs of the first `N` queries are `head_dim` long, and
+    /// `range` lies in the tile.
     #[inline(always)]
     unsafe fn add<L: Lanes, const N: usize, const S: usize>(
         &self,

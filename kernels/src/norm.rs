@@ -86,6 +86,10 @@ struct Finish<'a, V> {
 
 impl<V: Copy> Finish<'_, V> {
     /// The results of `count` elements from the row's element `i` on.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; weight and residual have the row's `count` elements from `i` on, at
+    /// most `LANES`.
     #[inline(always)]
     unsafe fn apply<L: Lanes<V = V>>(&self, l: L, x: V, i: usize, count: usize) -> V {
         // SAFETY: the caller entered the features; weight and residual have the row's elements.
@@ -105,6 +109,8 @@ impl<V: Copy> Finish<'_, V> {
     }
 }
 
+/// # Safety
+/// The caller is inside a function with `L`'s features; `from` has `count` readable elements, at most `LANES`.
 #[inline(always)]
 unsafe fn load<L: Lanes>(l: L, from: *const f32, count: usize) -> L::V {
     // SAFETY: the caller's pointer has `count` elements.
@@ -112,6 +118,9 @@ unsafe fn load<L: Lanes>(l: L, from: *const f32, count: usize) -> L::V {
 }
 
 /// Four accumulators, added pairwise at the end.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features.
 #[inline(always)]
 unsafe fn sum_of_squares<L: Lanes>(l: L, x: &[f32]) -> f64 {
     // SAFETY: the caller entered the features; loads stay inside `x`.

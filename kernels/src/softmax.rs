@@ -134,6 +134,9 @@ fn larger(a: f64, b: f64) -> f64 {
 }
 
 /// The weights of the `visible` scores; zero for the others of `range` and of the visible ones' blocks.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features.
 #[inline(always)]
 unsafe fn weigh<L: Lanes>(
     l: L,
@@ -196,6 +199,8 @@ fn halved(mut strands: [f64; STRANDS], fold: impl Fn(f64, f64) -> f64) -> f64 {
     strands[0]
 }
 
+/// # Safety
+/// The caller is inside a function with `L`'s features.
 #[inline(always)]
 unsafe fn scale_by<L: Lanes>(l: L, x: &mut [f32], by: f32) {
     let mut lanes = x.chunks_exact_mut(L::LANES);

@@ -6,6 +6,9 @@ use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 /// A mask of the first `count` lanes.
+///
+/// # Safety
+/// The caller is inside a function with AVX2.
 #[inline(always)]
 unsafe fn first(count: usize) -> __m256i {
     // SAFETY: the caller is inside a function with AVX2.
@@ -13,6 +16,9 @@ unsafe fn first(count: usize) -> __m256i {
 }
 
 /// Halves added.
+///
+/// # Safety
+/// The caller is inside a function with AVX2.
 #[inline(always)]
 unsafe fn fold(a: __m256) -> __m128 {
     // SAFETY: the caller is inside a function with AVX2.
@@ -20,6 +26,9 @@ unsafe fn fold(a: __m256) -> __m128 {
 }
 
 /// `(0 + 2) + (1 + 3)`.
+///
+/// # Safety
+/// The caller is inside a function with AVX2.
 #[inline(always)]
 pub(super) unsafe fn sum128(x: __m128) -> f32 {
     // SAFETY: the caller is inside a function with AVX2.
@@ -30,6 +39,9 @@ pub(super) unsafe fn sum128(x: __m128) -> f32 {
 }
 
 /// How integers are multiplied and added: what AVX-VNNI adds to AVX2.
+///
+/// # Safety
+/// The caller of any function is inside a function with the instruction set's features.
 pub(crate) trait Products: Copy {
     /// Whether [`Products::add_bytes`] is exact for all bytes. If not, only for unsigned ones up to 128.
     const ALL_BYTES: bool;

@@ -7,6 +7,9 @@ use std::arch::x86_64::*;
 use super::avx2::sum128;
 
 /// Halves added, and their halves.
+///
+/// # Safety
+/// The caller is inside a function with AVX-512's features.
 #[inline(always)]
 unsafe fn fold(a: __m512) -> __m128 {
     // SAFETY: the caller is inside a function with AVX-512.
@@ -20,6 +23,9 @@ unsafe fn fold(a: __m512) -> __m128 {
 // fills. Blending runs where additions do, shuffling on one port alone, hence one of each.
 
 /// `a`'s halves added in the lower half, `b`'s in the upper.
+///
+/// # Safety
+/// The caller is inside a function with AVX-512's features.
 #[inline(always)]
 unsafe fn fold_halves(a: __m512, b: __m512) -> __m512 {
     // SAFETY: the caller is inside a function with AVX-512.
@@ -27,6 +33,9 @@ unsafe fn fold_halves(a: __m512, b: __m512) -> __m512 {
 }
 
 /// Four vectors, each folded to a quarter.
+///
+/// # Safety
+/// The caller is inside a function with AVX-512's features.
 #[inline(always)]
 unsafe fn fold4(a: [__m512; 4]) -> __m512 {
     // SAFETY: the caller is inside a function with AVX-512.
@@ -39,6 +48,9 @@ unsafe fn fold4(a: [__m512; 4]) -> __m512 {
 }
 
 /// In every quarter, `a`'s halves added in the lower half, `b`'s in the upper.
+///
+/// # Safety
+/// The caller is inside a function with AVX-512's features.
 #[inline(always)]
 unsafe fn fold_quarters(a: __m512, b: __m512) -> __m512 {
     // SAFETY: the caller is inside a function with AVX-512.
@@ -66,6 +78,9 @@ const fn spread(first: u16) -> Spread {
 
 /// Half of 32 numbers, widened by one instruction, where widening and shifting are two. Its intrinsic becomes two as well,
 /// the second to clear the lower halves.
+///
+/// # Safety
+/// The processor has AVX-512 F and BW, and `from` has 32 readable elements.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn spread_half<const HALF: usize>(from: *const bf16) -> __m512 {

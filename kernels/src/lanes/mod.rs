@@ -55,7 +55,8 @@ pub(crate) trait Op {
 ///
 /// # Safety
 /// All methods are unsafe for one reason: the code must run inside a function that has the instruction set's target
-/// features, which only [`crate::Isa::run`] enters. Pointers must be valid for the number of elements named.
+/// features, which only the tokens of [`crate::Isa`] enter. Pointers must be valid for the number of elements named; vectors
+/// take any address, [`Scalar`] an aligned one.
 pub(crate) trait Lanes: Copy {
     const LANES: usize;
     type V: Copy;
@@ -148,6 +149,10 @@ pub(crate) trait Lanes: Copy {
 }
 
 /// An element type that lanes widen to `f32` on load.
+///
+/// # Safety
+/// As [`Lanes`]: the code must run inside a function that has the features; pointers must be valid for what is named, `LANES`
+/// elements where nothing is.
 pub(crate) trait Element: Copy {
     unsafe fn load<L: Lanes>(lanes: L, from: *const Self) -> L::V;
     fn widen(self) -> f32;

@@ -135,6 +135,9 @@ impl<W: Element> Op for MatMul<'_, W> {
 
 impl<W: Element> MatMul<'_, W> {
     /// Fills `R` rows by `C` columns of `y` and returns `R`.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; `x` has `R` rows from `row` on, `w` has `C` from `column` on.
     #[inline(always)]
     unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&mut self, l: L, row: usize, column: usize) -> usize {
         let (inputs, first) = (self.inputs, column - self.y.range().start);
@@ -216,6 +219,9 @@ fn put(y: &mut [MaybeUninit<f32>], sums: &[f32]) {
 }
 
 /// Adds the products of a vector of each row of `x` and one of each column.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; from `x` on, `R` rows that are `inputs` apart have a vector each.
 #[inline(always)]
 unsafe fn fold_in<L: Lanes, const R: usize, const C: usize>(
     l: L,

@@ -54,6 +54,8 @@ impl Batch {
     pub(super) fn reside(&self, _memory: &Memory) {
         match self.0 {}
     }
+    /// # Safety
+    /// None: there is no value of this type.
     pub(super) unsafe fn launch(
         &self,
         _pipeline: &Pipeline,

@@ -23,6 +23,9 @@ pub(super) struct Header<L: ByteLanes> {
 
 impl<L: ByteLanes> Header<L> {
     /// One to be filled, block by block, by [`Format::header`].
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features.
     #[inline(always)]
     pub unsafe fn empty(l: L) -> Self {
         // SAFETY: as the caller's.
@@ -58,12 +61,18 @@ pub(super) trait Format {
     unsafe fn weights<L: ByteLanes>(l: L, cursor: Self::Cursor<L>, g: usize) -> L::I;
 }
 
+/// # Safety
+/// The caller is inside a function with `L`'s features; `block` is a packed block with `f16` scales at byte `offset` of a row,
+/// `lane` one of its rows.
 #[inline(always)]
 unsafe fn halves<L: ByteLanes>(l: L, block: *const u8, offset: usize, lane: usize) -> L::V {
-    // SAFETY: the caller names a field of `f16` scales.
+    // SAFETY: the caller names a field of `f16` scales; byte lanes are vectors, which load from any address.
     unsafe { l.load_f16(block.add(16 * offset + 2 * lane).cast::<f16>()) }
 }
 
+/// # Safety
+/// The caller is inside a function with `L`'s features; `block` is a packed block with units of 4 bytes at byte `offset` of a
+/// row, `lane` one of its rows.
 #[inline(always)]
 unsafe fn words<L: ByteLanes>(l: L, block: *const u8, offset: usize, lane: usize) -> L::I {
     // SAFETY: the caller names a field of words.
@@ -82,6 +91,8 @@ pub(super) struct Plane<L: ByteLanes> {
 }
 
 impl<L: ByteLanes> Plane<L> {
+    /// # Safety
+    /// The caller is inside a function with `L`'s features.
     #[inline(always)]
     unsafe fn new(l: L, from: *const u8, mask: i32, up: i32) -> Self {
         // SAFETY: as the caller's.
@@ -94,6 +105,8 @@ impl<L: ByteLanes> Plane<L> {
         if L::ALL_BYTES { 1.0 / (1u32 << up) as f32 } else { 1.0 }
     }
 
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; the plane has a group `g`.
     #[inline(always)]
     unsafe fn weights(self, l: L, g: usize) -> L::I {
         // SAFETY: the plane has a group `g`.
@@ -116,6 +129,8 @@ pub(super) struct Planes<L: ByteLanes> {
 }
 
 impl<L: ByteLanes> Planes<L> {
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; the planes have a group `g`.
     #[inline(always)]
     unsafe fn weights(self, l: L, g: usize) -> L::I {
         // SAFETY: the planes have a group `g`.
@@ -129,6 +144,9 @@ impl<L: ByteLanes> Planes<L> {
 }
 
 /// The 6-bit scales and minima of Q4_K and Q5_K, four to a word; see `block.rs` for their places.
+///
+/// # Safety
+/// As [`Format::header`], of Q4_K or Q5_K.
 #[inline(always)]
 unsafe fn six_bit_header<L: ByteLanes>(l: L, block: *const u8, lane: usize, odd_factor: f32, header: &mut Header<L>) {
     // SAFETY: as the caller's; both formats begin with two scales and twelve bytes.
@@ -347,6 +365,9 @@ impl Format for Q3K {
 }
 
 /// The first half of a block of 32 is its low nibbles, the second its high ones.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; from `from` on there are four groups of bytes.
 #[inline(always)]
 unsafe fn nibbles<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
     // SAFETY: as the caller's; there are four groups of bytes.
@@ -405,6 +426,9 @@ const BIASED_LEVELS: [u8; 16] = {
 };
 
 /// As [`nibbles`], after the transposed fifth bits.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; from `from` on there are a group of fifth bits and four of nibbles.
 #[inline(always)]
 unsafe fn nibbles_and_bits<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
     // SAFETY: as the caller's.

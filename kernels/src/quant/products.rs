@@ -16,6 +16,10 @@ pub(super) const PREFETCH: usize = 3584;
 pub(super) const STREAMS: usize = 4;
 
 /// Where a tile's weights come from.
+///
+/// # Safety
+/// The caller of any function is inside a function with `L`'s features; the block has a scale `s`, the scale has groups `g` and
+/// `g + 1`, and `cursor` is of this source.
 pub(super) trait Source<L: ByteLanes, F: Format> {
     /// Scales whose products are written out one behind the other, so that what depends on a scale's index is constant.
     const UNROLLED: usize;
@@ -91,6 +95,9 @@ pub(super) const fn block_words<F: Format>() -> usize {
 }
 
 /// Adds the integer products of groups `g` and `g + 1` of scale `s`.
+///
+/// # Safety
+/// As [`add_block`]; `g` and `g + 1` are groups of the scale `s`, of which `cursor` is.
 #[inline(always)]
 unsafe fn add_groups<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
     l: L,
@@ -114,6 +121,9 @@ unsafe fn add_groups<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
 }
 
 /// The integer products over scale `s`, for `R` rows.
+///
+/// # Safety
+/// As [`add_block`]; the block has a scale `s`.
 #[inline(always)]
 unsafe fn dots<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
     l: L,
@@ -146,6 +156,10 @@ unsafe fn dots<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
 }
 
 /// Adds one block's part to `y`, for `R` rows whose words of this block start at `x`.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; `source` and `header` are of one block of format `F`. `x` points at the
+/// first of `R` rows in a block of activations, laid out for a tile of `stride` rows.
 #[inline(always)]
 pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
     l: L,

@@ -111,6 +111,8 @@ pub(super) struct Right {
 }
 
 impl Right {
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features.
     #[inline(always)]
     pub unsafe fn new(l: Avx512Lanes) -> Self {
         // SAFETY: as the caller's.
@@ -118,6 +120,10 @@ impl Right {
     }
 
     /// Unpacks block `i` of the span.
+    ///
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features; `block` is a packed block of format `F`, and `i` is below
+    /// [`span`].
     #[inline(always)]
     pub unsafe fn unpack<F: Format>(&mut self, l: Avx512Lanes, block: *const u8, i: usize) {
         // SAFETY: as the caller's: the features, and a packed block of this format.

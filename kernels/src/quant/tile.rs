@@ -174,6 +174,9 @@ impl<F: Format> MatMul<'_, F> {
 
     /// The panels, cut into `STREAMS` runs that are read side by side, `TURN` inputs of each in turn. Further tiles find them
     /// in the second-level cache.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; the panels are whole ones of the matrix, and the tiles are `x`'s.
     #[inline(always)]
     unsafe fn stream<L: ByteLanes>(&mut self, l: L, panels: Range<usize>, tiles: Range<usize>, results: &mut Results) {
         let run = panels.len() / STREAMS;
@@ -238,6 +241,8 @@ fn stride<L: ByteLanes, const R: usize>(tile: Tile) -> usize {
     if L::TILE_ROWS == TILE_ROWS { R } else { tile.rows }
 }
 
+/// # Safety
+/// The caller is inside a function with `L`'s features; the matrix has the panel, and the tile is `x`'s, of as many inputs.
 #[inline(always)]
 unsafe fn fused_tile<L: ByteLanes, F: Format>(
     l: L,
@@ -369,6 +374,9 @@ impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
 }
 
 /// All rows of several tiles. Each block is unpacked once.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; the matrix has the panel, and the tiles are `x`'s, of as many inputs.
 #[inline(always)]
 unsafe fn staged_tiles<L: ByteLanes, F: Format>(
     l: L,

@@ -131,6 +131,9 @@ pub(super) struct Levels<L: CodeLanes, const UPPER: usize, const LOWER: usize> {
 
 impl<L: CodeLanes, const UPPER: usize, const LOWER: usize> Levels<L, UPPER, LOWER> {
     /// Levels plus `bias`.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features.
     #[inline(always)]
     pub unsafe fn new(lanes: L, page: &Page<'_>, bias: u8) -> Self {
         // SAFETY: as the caller's.
@@ -138,6 +141,10 @@ impl<L: CodeLanes, const UPPER: usize, const LOWER: usize> Levels<L, UPPER, LOWE
     }
 
     /// The levels of vectors `4 * chunk..` of the run whose planes begin at `upper` and `lower`.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; the run that begins at `upper` and `lower` has the lines of this
+    /// chunk.
     #[inline(always)]
     pub unsafe fn chunk(&self, upper: *const u8, lower: *const u8, chunk: usize) -> [L::I; CHUNK] {
         let l = self.lanes;
@@ -250,6 +257,10 @@ pub(super) fn part<'a, const N: usize>(asked: &[Asked<'a>; SHARE], first: usize)
 }
 
 /// Scores of the queries `asked` in the strips that hold the tokens of `range`.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; the page is of keys, its planes have these bits, the queries are
+/// prepared for it, and `range` lies in it.
 #[inline(always)]
 unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const N: usize>(
     levels: &Levels<L, UPPER, LOWER>,
@@ -322,6 +333,10 @@ unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const
 }
 
 /// The dot products of queries and mean from channel `from` on, as the reference's.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; the queries are at least as long as the page's mean, and `from` is a
+/// multiple of 16.
 #[inline(always)]
 pub(super) unsafe fn mean_scores<L: CodeLanes, const N: usize>(
     l: L,

@@ -56,6 +56,10 @@ impl<const UPPER: usize, const LOWER: usize> CodeOp for AddKeyScores<'_, '_, UPP
 
 /// Adds to the scores of the queries `asked`, of which the first `count` are kept, in the strips that hold the tokens of
 /// `range`.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; the page is laid out as values, its planes have these bits, a group
+/// begins at `from`, the queries are prepared for it, and `range` lies in it.
 #[inline(always)]
 unsafe fn score_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const N: usize>(
     levels: &Levels<L, UPPER, LOWER>,

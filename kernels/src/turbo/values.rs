@@ -67,6 +67,9 @@ pub(super) struct Summands<'w> {
 
 impl<'w> Summands<'w> {
     /// Adds the mean, if the page has one, as often as the weights say.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; the queries' outputs are as long as the page's rows.
     #[inline(always)]
     pub unsafe fn begin<L: CodeLanes>(l: L, page: &Page<'_>, queries: &mut [Query<'_>], weights: &'w [f32]) -> Self {
         let mut all = Self { seen: [&[0.0; PAGE_TOKENS]; SHARE], outputs: [std::ptr::null_mut(); SHARE], count: 0 };
@@ -88,6 +91,10 @@ impl<'w> Summands<'w> {
 }
 
 /// Adds the values of 16 tokens per chunk to the outputs of the queries `part`, of which the first `count` are kept.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; the page is laid out as values, its planes have these bits and sixteens
+/// of its tokens are `chunks`; `part` are indices of outputs, which are as long as its rows.
 #[inline(always)]
 unsafe fn add_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const N: usize>(
     levels: &Levels<L, UPPER, LOWER>,
@@ -142,6 +149,9 @@ unsafe fn add_part<L: CodeLanes, const UPPER: usize, const LOWER: usize, const N
 }
 
 /// Weights times scales in integers; the offset of their sums, and what one of them is worth at one level.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; `scales` has the page's tokens.
 #[inline(always)]
 unsafe fn integer_weights<L: CodeLanes>(
     l: L,

@@ -8,6 +8,9 @@ use crate::lanes::neon_pair::{Dot, Matrix, NeonPair, Widen, both, largest_magnit
 use std::arch::aarch64::*;
 
 /// How sums of `R` rows grow in one register of four words; see [`ByteLanes`].
+///
+/// # Safety
+/// As [`ByteLanes`].
 pub(crate) trait Products: Copy {
     const ALL_BYTES: bool;
     const TILE_ROWS: usize;
@@ -25,6 +28,9 @@ pub(crate) trait Products: Copy {
 }
 
 /// Weights as signed bytes.
+///
+/// # Safety
+/// None beyond NEON, which every aarch64 has.
 #[inline(always)]
 unsafe fn signed(bytes: Bytes, weights: uint8x16_t) -> int8x16_t {
     // SAFETY: instructions of every aarch64.
@@ -147,6 +153,10 @@ impl Products for Dot {
 }
 
 /// The words of rows `first..first + 4` of `R`; a single one comes alone, because that load has an offset for any address.
+///
+/// # Safety
+/// `x` has words of `R` rows which, if more than one, can be read up to the next multiple of four rows; `first` is a multiple
+/// of four below `R`.
 #[inline(always)]
 unsafe fn load_rows<const R: usize>(x: *const i32, first: usize) -> int32x4_t {
     // SAFETY: words can be read up to the next multiple of four rows.

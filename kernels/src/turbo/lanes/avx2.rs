@@ -5,6 +5,9 @@ use crate::lanes::{Products, Ymm};
 use std::arch::x86_64::*;
 
 /// Four by four bytes, turned.
+///
+/// # Safety
+/// The caller is inside a function with AVX2.
 #[inline(always)]
 pub(super) unsafe fn turn_bytes() -> __m128i {
     // SAFETY: the caller is inside a function with AVX2.

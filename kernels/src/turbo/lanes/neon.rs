@@ -5,6 +5,9 @@ use crate::lanes::neon_pair::{Dot, NeonPair, Widen, both, largest_magnitude, sdo
 use std::arch::aarch64::*;
 
 /// How signed bytes are multiplied and added.
+///
+/// # Safety
+/// The caller of any function is inside a function with the instruction set's features.
 pub(crate) trait Products: Copy {
     /// Adds to each word the dot product of its four bytes and those of word `LANE` of `x`. Products are at most
     /// 127 * 128.

@@ -1,5 +1,8 @@
 //! The page that shows a trace, in a real browser.
 
+#[path = "../kernels/tests/skipped/mod.rs"]
+mod skipped;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -58,8 +61,10 @@ fn hovering_shows_the_round() {
     let browsers = ["chromium", "chromium-browser", "google-chrome"];
     let runs = |name: &&str| Command::new(name).arg("--version").output().is_ok_and(|run| run.status.success());
     let Some(browser) = browsers.into_iter().find(runs) else {
-        eprintln!("skipped: none of {browsers:?} is installed (Debian: apt-get install chromium)");
-        return;
+        return skipped::skipped(
+            "browser",
+            format!("none of {browsers:?} is installed (Debian: apt-get install chromium)"),
+        );
     };
     let directory = tempfile::tempdir().expect("a directory");
     let (page, trace) = page(directory.path());

@@ -5,14 +5,21 @@
 //! `emulator/machine.h` for what that finds. It does not find races between threads that no barrier separates in either
 //! order of running them, nor anything about the compiler, the driver or the speed of a device.
 //!
-//! It needs a C++ compiler: `c++`, `g++` or `clang++`.
+//! It needs a C++ compiler: `c++`, `g++` or `clang++`. Without one it is skipped.
 
 mod emulated;
+mod skipped;
 
 use emulated::cases;
 use emulated::device::Device;
-use emulated::machine::{Dialect, Machine, mixed_address_spaces};
+use emulated::machine::{Dialect, Machine, compiler, mixed_address_spaces};
 use foretoken_kernels::gpu::{Launch, Params};
+use skipped::skipped;
+
+/// The machine; `None` where no compiler can make it: the test is skipped.
+fn machine() -> Option<&'static Machine> {
+    compiler().map_err(|none| skipped("emulated GPU", none)).is_ok().then(Machine::get)
+}
 
 #[test]
 fn cuda_kernels_agree_with_the_cpu() {
@@ -25,7 +32,7 @@ fn metal_kernels_agree_with_the_cpu() {
 }
 
 fn agree_with_the_cpu(dialect: Dialect) {
-    let machine = Machine::get();
+    let Some(machine) = machine() else { return };
     let failed: Vec<_> = in_parallel(&cases::all(), |case| {
         // Both orders of the threads between barriers.
         let run = |backwards| (case.run)(&mut machine.session(dialect, backwards)).err();
@@ -46,7 +53,7 @@ fn an_index_off_by_one_is_noticed_in_metal() {
 
 /// Every index that is marked with `AT` is made one too large, one at a time: some case must notice.
 fn an_index_off_by_one_is_noticed(dialect: Dialect) {
-    let machine = Machine::get();
+    let Some(machine) = machine() else { return };
     let cases = cases::small();
     let sites = machine.sites(dialect);
     assert!(sites.len() > 50, "only {} marked indices", sites.len());
@@ -56,7 +63,7 @@ fn an_index_off_by_one_is_noticed(dialect: Dialect) {
             session.mutate(site);
             (case.run)(&mut session).is_err()
         });
-        (!noticed).then(|| format!("{}:{}", site.file, site.line))
+        (!noticed).then(|| format!("{}:{}, index {}", site.file, site.line, site.nth))
     });
     assert!(survivors.is_empty(), "{} of {} are not noticed:\n{}", survivors.len(), sites.len(), survivors.join("\n"));
 }
@@ -65,7 +72,7 @@ fn an_index_off_by_one_is_noticed(dialect: Dialect) {
 fn metal_sources_keep_address_spaces_apart() {
     match mixed_address_spaces() {
         Some(problems) => assert!(problems.is_empty(), "{}", problems.join("\n")),
-        None => eprintln!("not run: there is no clang++"),
+        None => skipped("address spaces of the Metal sources", "there is no clang++ (Debian: apt-get install clang)"),
     }
 }
 
@@ -82,12 +89,13 @@ unsafe impl Params for Faulty {}
 /// The machine reports what it promises to: see `emulator/faults.cpp`.
 #[test]
 fn faults_are_reported() {
-    Dialect::ALL.into_iter().for_each(faults);
+    let Some(machine) = machine() else { return };
+    Dialect::ALL.into_iter().for_each(|dialect| faults(machine, dialect));
 }
 
-fn faults(dialect: Dialect) {
+fn faults(machine: &Machine, dialect: Dialect) {
     let run = |fault: i32| {
-        let mut session = Machine::get().session(dialect, false);
+        let mut session = machine.session(dialect, false);
         let device: &mut dyn Device = &mut session;
         let x: Vec<f32> = (0..64).map(|i| i as f32).collect();
         let span = device.of(&x);

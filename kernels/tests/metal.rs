@@ -1,21 +1,22 @@
-//! The Metal kernels on a device: the emulated suite's cases, and recordings. Where there is no device, the errors that say
-//! so.
+//! The Metal kernels on a device: the emulated suite's cases, and recordings. Where there is no device, they are skipped,
+//! and the errors say so.
 
 #![cfg(feature = "metal")]
 
 #[allow(dead_code)]
 mod emulated;
+mod skipped;
 
 use foretoken_kernels::metal::MetalError;
 
 emulated::gpu::on_a_gpu!(metal, emulated::device::two_floats);
 
-/// A device, or why there is none: the tests then pass, and say so.
+/// A device, or `None` where there is none: the test is skipped. Any other error is a failure.
 fn open() -> Option<Device> {
     match Device::open(0) {
         Ok(device) => Some(device),
         Err(error @ (MetalError::NoMetal | MetalError::NoDevice { .. } | MetalError::Unsupported { .. })) => {
-            eprintln!("not run: {error}");
+            skipped::skipped("metal", error);
             None
         }
         Err(error) => panic!("{error}"),

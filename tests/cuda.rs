@@ -1,14 +1,19 @@
-//! The engine on a CUDA device writes the CPU's text. Where there is no device, the errors that say so.
+//! The engine on a CUDA device writes the CPU's text. Where there is no device, it is skipped, and the errors say so.
 
 #![cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
+
+#[path = "../kernels/tests/cuda_device/mod.rs"]
+mod cuda_device;
+#[path = "../kernels/tests/skipped/mod.rs"]
+mod skipped;
 
 use std::path::Path;
 
 use foretoken::kv::KvPreset;
 use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::{
-    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, Error, GenerateOptions, MtpOptions,
-    SessionOptions, Speculation, Stop, WeightType,
+    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions,
+    Speculation, Stop, WeightType,
 };
 
 fn demo(device: DeviceChoice, quantize: Option<WeightType>) -> foretoken::Result<Engine> {
@@ -18,16 +23,10 @@ fn demo(device: DeviceChoice, quantize: Option<WeightType>) -> foretoken::Result
     Engine::load(&EngineOptions { device, quantize, ..options })
 }
 
-/// The demo pair on a device, or why there is none: the tests then pass, and say so.
+/// The demo pair on a device, or `None` where there is none: the test is skipped.
 fn on_device(quantize: Option<WeightType>) -> Option<Engine> {
-    match demo(DeviceChoice::Cuda(0), quantize) {
-        Ok(engine) => Some(engine),
-        Err(error) => {
-            assert!(matches!(&error, Error::Device { device, .. } if device == "CUDA"), "{error}");
-            eprintln!("not run: {error}");
-            None
-        }
-    }
+    cuda_device::open()?;
+    Some(demo(DeviceChoice::Cuda(0), quantize).expect("an engine on a device"))
 }
 
 fn generate(engine: &Engine, session: &SessionOptions, prompt: &str, speculation: Speculation) -> (Vec<u32>, f64) {
@@ -81,6 +80,7 @@ fn auto_computes_somewhere() {
     let engine = demo(DeviceChoice::Auto, None).expect("an engine");
     let ids = generate(&engine, &SessionOptions::default(), PROMPT, Speculation::WherePossible).0;
     assert_eq!(ids.len(), 96, "on {:?}", engine.device());
+    assert_eq!(engine.device().is_some(), cuda_device::open().is_some(), "on {:?}", engine.device());
 }
 
 #[test]

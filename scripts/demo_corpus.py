@@ -62,20 +62,21 @@ def download(work, crates):
     A throw-away package depends on exactly these versions; a Cargo.lock written beforehand tells cargo the checksums, and
     lets it take versions that were yanked since. Versions that exclude each other, and roles, go to packages of their own.
     """
-    packages = collections.defaultdict(list)
+    packages, number = collections.defaultdict(list), collections.Counter()
     for c in crates:
-        of_this_kind = lambda d: (d.role, d.name, compatible(d.version)) == (c.role, c.name, compatible(c.version))
-        packages[c.role, sum(of_this_kind(d) for d in crates[: crates.index(c)])].append(c)
+        kind = c.role, c.name, compatible(c.version)
+        packages[c.role, number[kind]].append(c)
+        number[kind] += 1
     source = re.search(r'^source = "registry\+.*"$', (ROOT / "Cargo.lock").read_text(), re.M)[0]  # crates.io
-    for (role, number), members in packages.items():
-        package = work / "fetch" / f"{role}-{number}"
+    for (role, n), members in packages.items():
+        package = work / "fetch" / f"{role}-{n}"
         (package / "src").mkdir(parents=True, exist_ok=True)
         (package / "src/lib.rs").touch()
-        toml, lock = f'[package]\nname = "fetch"\nversion = "0.0.0"\n\n[workspace]\n\n[dependencies]\n', "version = 4\n"
+        toml, lock = '[package]\nname = "fetch"\nversion = "0.0.0"\n\n[workspace]\n\n[dependencies]\n', "version = 4\n"
         for i, c in enumerate(members):
             exact = c.version.split("+")[0]
             toml += f'd{i} = {{ package = "{c.name}", version = "={exact}", default-features = false }}\n'
-            lock += (f'\n[[package]]\nname = "{c.name}"\nversion = "{c.version}"\n{source}\nchecksum = "{c.sha256}"\n')
+            lock += f'\n[[package]]\nname = "{c.name}"\nversion = "{c.version}"\n{source}\nchecksum = "{c.sha256}"\n'
         (package / "Cargo.toml").write_text(toml)
         (package / "Cargo.lock").write_text(lock)
         if subprocess.run(["cargo", "fetch", "--quiet"], cwd=package).returncode:
@@ -83,12 +84,12 @@ def download(work, crates):
     cache = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo")) / "registry/cache"
     found = {}
     for c in crates:
-        files = list(cache.glob(f"*/{c.name}-{c.version}.crate"))
-        sums = [hashlib.sha256(f.read_bytes()).hexdigest() for f in files]
+        copies = list(cache.glob(f"*/{c.name}-{c.version}.crate"))
+        sums = [hashlib.sha256(f.read_bytes()).hexdigest() for f in copies]
         if c.sha256 not in sums:
             sys.exit(f"{cache}: no {c.name}-{c.version}.crate with the checksum {c.sha256} of {MANIFEST.name}, "
                      f"but {sums}: remove it and start again")
-        found[c] = files[sums.index(c.sha256)]
+        found[c] = copies[sums.index(c.sha256)]
     return found
 
 
@@ -177,7 +178,7 @@ def corpus(a):
     for split in ("train", "heldout", "heldout_crates"):
         kept = [d for i, d in enumerate(documents) if d["split"] == split and i not in removed]
         size = sum(len(d["text"].encode()) for d in kept)
-        print(f"{split}: {len(kept)} files, {size / 1e6:.1f} MB, {len({d['crate'] for d in kept})} crates")
+        print(f"{split}: {len(kept)} files, {size / 1e6:.1f} MB, {len({(d['crate'], d['version']) for d in kept})} crates")
     near = sum(share > CONTAINMENT for i, share in shares.items() if documents[i]["split"] == "heldout")
     print(f"near-duplicates of training text (more than {CONTAINMENT:.0%} of their {SHINGLE}-word shingles): "
           f"{len(removed)} files of heldout_crates, removed; {near} of heldout, kept")

@@ -26,6 +26,7 @@ from transformers import Gemma4AssistantForCausalLM, Gemma4ForCausalLM
 from demo_corpus import ROOT, WORK, documents
 from train_demo import BLOCK, BOS, EOS, FULL, S, token_bytes
 
+SETS = ["prompts.json", "heldout", "heldout_distinct", "heldout_crates"]
 PROMPT, CONTINUED = 160, 128  # tokens of a window's prompt, and tokens generated after it
 
 
@@ -110,15 +111,14 @@ def windows_of(texts, count):
     return [[BOS] + ids[s: s + PROMPT] for ids, of_text in zip(texts, starts) for s in of_text]
 
 
-def held_out(work, tokenizer):
+def held_out(work, tokenizer, sets):
     """For every set its texts, as token ids: one of all files, or one per crate."""
     files = {}
     for d in documents(work):
-        if d["split"] == "train":
-            continue
-        ids = tokenizer.encode(d["text"]).ids + [EOS]
-        sets = [d["split"]] + ["heldout_distinct"] * (d["split"] == "heldout" and not d["near"])
-        for name in sets:
+        names = [d["split"]] + ["heldout_distinct"] * (d["split"] == "heldout" and not d["near"])
+        names = [name for name in names if name in sets]
+        ids = tokenizer.encode(d["text"]).ids + [EOS] if names else []
+        for name in names:
             key = d["crate"] if name == "heldout_crates" else "files"
             files.setdefault(name, {}).setdefault(key, []).extend(ids)
     return files
@@ -136,13 +136,14 @@ def evaluate(a):
         print(name, json.dumps(figures), flush=True)
         a.out.write_text(json.dumps(result, indent=1) + "\n")
 
-    prompts = json.loads((ROOT / "models/demo/prompts.json").read_text())
-    report("prompts.json", **pair.acceptance([pair.tokenizer.encode(p).ids for p in prompts], 160))
-    for name, texts in held_out(a.work, pair.tokenizer).items():
+    if SETS[0] in a.sets:
+        prompts = json.loads((ROOT / "models/demo/prompts.json").read_text())
+        report(SETS[0], **pair.acceptance([pair.tokenizer.encode(p).ids for p in prompts], 160))
+    for name, texts in held_out(a.work, pair.tokenizer, a.sets).items():
         report(name, crates=list(texts), tokens=sum(map(len, texts.values())))
         texts = list(texts.values())
         report(name, **pair.acceptance(windows_of(texts, a.windows), CONTINUED))
-        for length in (1024, 4096):
+        for length in (1024, 4096) if name == "heldout" else (1024,):
             report(name, **{f"loss_{length}": pair.loss(texts, length, a.loss_tokens)})
 
 if __name__ == "__main__":
@@ -150,6 +151,7 @@ if __name__ == "__main__":
     p.add_argument("--pair", type=Path, default=ROOT / "models/demo", help="target/ and assistant/")
     p.add_argument("--work", type=Path, default=WORK, help="where corpus.jsonl is")
     p.add_argument("--out", type=Path, help="the figures; by default, evaluation.json in --work")
+    p.add_argument("--sets", nargs="+", choices=SETS, default=SETS, help="what to measure; no set's figures change another's")
     p.add_argument("--windows", type=int, default=48, help="random windows of each held-out set")
     p.add_argument("--loss-tokens", type=int, default=98_304, help="tokens of each held-out set to measure the loss on")
     p.add_argument("--device", type=torch.device, default=torch.device("cpu"))

@@ -90,7 +90,7 @@ class Pair:
             centroid_coverage=covered / drafts,
             each=[round(h.sum() / (n * (BLOCK - 1)), 3) if n else None for h, n, _ in parts])
 
-    def loss(self, texts, length, limit):
+    def loss(self, texts, limit, length=1024):
         """Nats per byte over windows of `length` tokens: all of every text, or evenly spaced ones, `limit` tokens in all."""
         nats = size = windows = 0
         for ids in texts:
@@ -143,8 +143,7 @@ def evaluate(a):
         report(name, crates=list(texts), tokens=sum(map(len, texts.values())))
         texts = list(texts.values())
         report(name, **pair.acceptance(windows_of(texts, a.windows), CONTINUED))
-        for length in (1024, 4096) if name == "heldout" else (1024,):
-            report(name, **{f"loss_{length}": pair.loss(texts, length, a.loss_tokens)})
+        report(name, loss=pair.loss(texts, a.loss_tokens))
 
 if __name__ == "__main__":
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

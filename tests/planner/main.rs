@@ -1,0 +1,5 @@
+//! The planner on simulated machines: its bound, and what it does case by case.
+
+mod bound;
+mod rules;
+mod simulation;

@@ -1,0 +1,213 @@
+//! What the planner does with what it is told, case by case.
+
+use foretoken::speculative::{
+    BlockSize, Costs, DraftCost, DrafterKind, Found, Machine, MtpPreset, Observation, Offer, Offered, Plan, Planner,
+    Verified, Why,
+};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use crate::simulation::{LOOKUP, Lookup, MODEL, Round, Simulation, rate};
+
+/// Drift of the machine's speed is not taken for a reason to change the block, nor for a debt.
+#[test]
+fn a_machine_that_slows_down_is_no_reason() {
+    let mut machine = Simulation::new("drift", |rows| 1.0 + 0.1 * (rows - 1) as f64, 0.05, &[0.85]);
+    let (mut rng, mut planner) = (StdRng::seed_from_u64(3), machine.planner(BlockSize::Measured));
+    machine.run(&mut planner, 200, &mut rng);
+    for factor in [2.0, 0.5, 1.5, 0.4] {
+        machine.verify.iter_mut().for_each(|ms| *ms *= factor);
+        machine.step *= factor;
+        let rounds = machine.run(&mut planner, 150, &mut rng);
+        let reached = rate(&rounds) / machine.best();
+        assert!(reached >= 0.95, "speed times {factor}: {reached:.3} of the best");
+        assert!(rounds.iter().all(|round| round.why != Why::Floor), "speed times {factor}");
+    }
+}
+
+#[test]
+fn look_ups_are_used_as_far_as_they_are_good() {
+    let linear = |rows: usize| 1.0 + 0.08 * (rows - 1) as f64;
+    for (chance, used) in [(0.99, true), (0.1, false)] {
+        let model = Simulation::new("look-up", linear, 0.1, &[0.75]);
+        let machine = model.clone().with_lookup(Some(Lookup { found: 0.9, tokens: 48, chance }));
+        let (mut rng, mut planner) = (StdRng::seed_from_u64(4), machine.planner(BlockSize::Measured));
+        machine.run(&mut planner, 200, &mut rng);
+        let rounds = machine.run(&mut planner, 400, &mut rng);
+        let share = |of: fn(&Plan) -> bool| rounds.iter().filter(|round| of(&round.plan)).count() as f64 / 400.0;
+        let looked_up = share(|plan| matches!(plan, Plan::Draft { drafter: LOOKUP, .. } | Plan::Confirm { .. }));
+        let alone = share(|plan| matches!(plan, Plan::Draft { drafter: LOOKUP, .. }));
+        println!("look-ups that stand at {chance}: {looked_up:.2} used, {alone:.2} unconfirmed");
+        if used {
+            assert!(looked_up > 0.8, "{looked_up:.2} used");
+            let gain = rate(&rounds) / model.best();
+            assert!(gain > 1.3, "{gain:.2} times the model alone");
+        } else {
+            assert!(alone < 0.1, "{alone:.2} used");
+            let reached = rate(&rounds) / model.best();
+            assert!(reached > 0.96, "{reached:.3} of the model alone");
+        }
+    }
+}
+
+/// A look-up that is not used is judged by the text that the model writes.
+#[test]
+fn look_ups_are_judged_without_being_used() {
+    let machine = Simulation::new("judged", |rows| 1.0 + 0.05 * (rows - 1) as f64, 0.1, &[0.8]);
+    let (mut rng, mut planner) = (StdRng::seed_from_u64(8), machine.planner(BlockSize::Measured));
+    machine.run(&mut planner, 200, &mut rng);
+    let model = Offered { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 63 };
+    let look_up = Offered { drafter: LOOKUP, kind: DrafterKind::NgramMapK, cost: DraftCost::Once, tokens: 16 };
+    let mut plan_after = |accepted: usize| {
+        for _ in 0..20 {
+            let found = [Found { drafter: LOOKUP, drafted: 4, accepted, agreed: Some(accepted > 0) }];
+            planner.observe(&Observation {
+                context: 200,
+                rows: 4,
+                verify_ms: machine.verify[3],
+                steps: Some((DrafterKind::Mtp, 3, 3.0 * machine.step)),
+                verified: Some(Verified { drafter: MODEL, drafted: 3, accepted: 3 }),
+                found: &found,
+                emitted: 4,
+            });
+        }
+        let offer = Offer { context: 200, most_rows: 64, drafters: &[look_up, model] };
+        let mut decisions = (0..50).map(|_| planner.decide(&offer)).filter(|decision| decision.why == Why::Best);
+        decisions.next().expect("a round that is no probe").plan
+    };
+    let (bad, good) = (plan_after(0), plan_after(4));
+    assert!(matches!(bad, Plan::Draft { drafter: MODEL, .. }), "{bad:?}");
+    assert!(matches!(good, Plan::Draft { drafter: LOOKUP, .. } | Plan::Confirm { .. }), "{good:?}");
+}
+
+/// The first rounds behind a prompt are dearer: costs that were learnt before stay what they are.
+#[test]
+fn texts_that_begin_cold_leave_costs_as_they_are() {
+    let machine = Simulation::new("cold", |rows| 1.0 + 0.15 * (rows - 1) as f64, 0.1, &[0.0]);
+    let (mut rng, mut costs) = (StdRng::seed_from_u64(9), Costs::default());
+    for text in 0..60 {
+        let mut planner = Planner::new(BlockSize::Measured, None, &[DraftCost::PerToken], costs);
+        for cold in [1.2, 0.6, 0.2, 0.1].into_iter().chain([0.0; 116]) {
+            let mut now = machine.clone();
+            now.verify.iter_mut().for_each(|ms| *ms += cold * machine.verify[0]);
+            now.model = vec![[0.5, 0.7, 0.9, 0.95][text % 4]];
+            now.round(&mut planner, text, &mut rng, &mut |_, _| None);
+        }
+        costs = planner.costs().clone();
+    }
+    let (estimates, rows) = (costs.verify(0, 8), [2, 3, 4, 6, 8]);
+    for rows in rows {
+        let (found, truth) = (estimates[rows - 1].ms / estimates[0].ms, machine.verify[rows - 1] / machine.verify[0]);
+        assert!((found / truth).ln().abs() < 0.1, "{rows} rows: {found:.2}, in truth {truth:.2}");
+    }
+}
+
+/// Behind a long prompt more rounds are dearer than are left out. What is verified all the time must not become cheaper by
+/// it than what was measured once.
+#[test]
+fn slow_beginnings_make_nothing_cheap() {
+    let machine = Simulation::new("slow beginnings", |rows| 1.0 + 0.15 * (rows - 1) as f64, 0.1, &[0.8]);
+    let mut rng = StdRng::seed_from_u64(10);
+    let mut costs = Costs::default();
+    for rows in [1, 2, 3, 4, 5, 6, 8] {
+        (0..6).for_each(|_| costs.verified(0, rows, machine.time(machine.verify[rows - 1], &mut rng)));
+    }
+    for text in 0..100 {
+        let mut planner = Planner::new(BlockSize::Fixed(5), None, &[DraftCost::PerToken], costs);
+        for round in 0..60 {
+            let mut now = machine.clone();
+            let slow = 1.0 + 0.2 * (-f64::from(round) / 12.0).exp();
+            now.verify.iter_mut().for_each(|ms| *ms *= slow);
+            now.round(&mut planner, text, &mut rng, &mut |_, _| None);
+        }
+        costs = planner.costs().clone();
+    }
+    let estimates = costs.verify(0, 8);
+    let (found, truth) = (estimates[7].ms / estimates[4].ms, machine.verify[7] / machine.verify[4]);
+    assert!((found / truth).ln().abs() < 0.1, "8 rows are {found:.2} times 5 rows, in truth {truth:.2}");
+}
+
+#[test]
+fn a_context_length_is_measured_for_itself() {
+    // Beyond 4096 positions every row costs as much as the first.
+    let machine = Simulation::new("short", |rows| 1.0 + 0.05 * (rows - 1) as f64, 0.05, &[0.6]);
+    let far = Simulation::new("long", |rows| rows as f64, 0.05, &[0.6]);
+    let (mut rng, mut planner) = (StdRng::seed_from_u64(5), machine.planner(BlockSize::Measured));
+    machine.run(&mut planner, 300, &mut rng);
+    let drafted = |rounds: &[Round]| rounds.iter().filter(|round| round.plan != Plan::Plain).count();
+    let near = drafted(&machine.run(&mut planner, 100, &mut rng));
+    let mut at = |simulation: &Simulation, context, rounds| -> Vec<Round> {
+        (0..rounds).map(|_| simulation.round(&mut planner, context, &mut rng, &mut |_, _| None)).collect()
+    };
+    at(&far, 5000, 100);
+    let there = drafted(&at(&far, 5000, 100));
+    let back = drafted(&at(&machine, 100, 100));
+    assert!(near > 90 && there < 20 && back > 90, "{near}, {there} and {back} of 100 rounds drafted");
+}
+
+#[test]
+fn given_blocks_are_kept() {
+    let machine = Simulation::new("given", |rows| rows as f64, 0.5, &[0.0]);
+    for (block, rows) in [
+        (BlockSize::Fixed(1), 1),
+        (BlockSize::Fixed(5), 5),
+        (BlockSize::Preset(MtpPreset::Throughput), 2),
+        (BlockSize::Preset(MtpPreset::Lift), 3),
+        (BlockSize::Preset(MtpPreset::Balanced), 3),
+        (BlockSize::Preset(MtpPreset::Quality), 4),
+    ] {
+        let (mut rng, mut planner) = (StdRng::seed_from_u64(6), machine.planner(block));
+        for round in machine.run(&mut planner, 20, &mut rng) {
+            let want = if rows == 1 { Plan::Plain } else { Plan::Draft { drafter: MODEL, tokens: rows - 1 } };
+            assert_eq!(round.plan, want, "{block:?}");
+        }
+    }
+}
+
+/// A streak of failures rests the model, not the look-up.
+#[test]
+fn streaks_fall_to_the_look_up() {
+    let mut machine = Simulation::new("streak", |rows| rows as f64, 0.5, &[0.0]);
+    let costs = [DraftCost::PerToken, DraftCost::Once];
+    let mut planner = Planner::new(BlockSize::Fixed(4), Some(3), &costs, Costs::default());
+    let mut rng = StdRng::seed_from_u64(7);
+    let plans: Vec<Plan> = machine.run(&mut planner, 8, &mut rng).iter().map(|round| round.plan).collect();
+    let (model, plain) = (Plan::Draft { drafter: MODEL, tokens: 3 }, Plan::Plain);
+    assert_eq!(plans, [model, model, model, plain, model, model, model, plain]);
+    machine.lookup = Some(Lookup { found: 1.0, tokens: 8, chance: 0.0 });
+    let look_up = Plan::Draft { drafter: LOOKUP, tokens: 3 };
+    assert_eq!(machine.run(&mut planner, 1, &mut rng)[0].plan, look_up);
+}
+
+#[test]
+fn costs_are_saved_and_loaded() {
+    let own = Machine { isa: "avx2".into(), threads: 3, step_bytes: 1000, step_multiply_adds: 500 };
+    let mut costs = Costs::new(own.clone());
+    for (rows, ms) in [(1, 4.0), (2, 4.2), (4, 5.0), (8, 7.0)] {
+        (0..9).for_each(|_| costs.verified(600, rows, ms));
+    }
+    costs.drafted(DrafterKind::Mtp, 4, 2.0);
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("costs.json");
+    costs.save(&path).expect("a file");
+    let loaded = Costs::load(&path, &own).expect("the same costs");
+    assert_eq!(loaded.verify(700, 16), costs.verify(700, 16));
+    assert_eq!(loaded.step(DrafterKind::Mtp, 0), 0.5);
+    let estimates = loaded.verify(700, 8);
+    assert!((estimates[3].ms - 5.0).abs() < 0.01 && (5.0..6.0).contains(&estimates[4].ms), "{estimates:?}");
+
+    let other = Machine { threads: 4, ..own.clone() };
+    let complaint = Costs::load(&path, &other).expect_err("another machine's").to_string();
+    assert!(complaint.contains("costs.json") && complaint.contains("threads: 4"), "{complaint}");
+    for text in [
+        "",
+        "{",
+        "[]",
+        r#"{"machine":{"isa":"avx2","threads":3,"step_bytes":1000,"step_multiply_adds":500},"verify":{"0":{"1":{"ms":-1.0,"samples":9}}},"draft":{}}"#,
+        r#"{"machine":{"isa":"avx2","threads":3,"step_bytes":1000,"step_multiply_adds":500},"verify":{},"draft":{},"pace":{"noise":0.0}}"#,
+    ] {
+        std::fs::write(&path, text).expect("a file");
+        let complaint = Costs::load(&path, &own).expect_err("no costs").to_string();
+        assert!(complaint.contains("costs.json") && complaint.contains("delete it"), "{complaint}");
+    }
+}

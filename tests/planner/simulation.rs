@@ -1,0 +1,256 @@
+//! Simulated machines: tables of what rounds cost and of how often drafts are accepted, with noise, and the planner's
+//! rounds on them.
+
+use foretoken::speculative::{
+    BlockSize, Costs, DraftCost, DrafterKind, Found, Observation, Offer, Offered, Plan, Planner, Verified, Why,
+};
+use rand::Rng;
+use rand::rngs::StdRng;
+
+/// The drafters' places in the session's list.
+pub const MODEL: usize = 0;
+pub const LOOKUP: usize = 1;
+
+/// The most rows of a model's chain and of a prompt lookup draft among which the best choice is looked for.
+const CHAINED: usize = 16;
+const LOOKED_UP: usize = 64;
+
+/// Share by which measured times vary, and their pauses: in one of so many rounds the processor is taken away, and the
+/// round takes so many times longer.
+pub type Noise = (f64, (usize, f64));
+pub const QUIET: Noise = (0.08, (200, 8.0));
+pub const NOISY: Noise = (0.2, (50, 3.0));
+
+/// A prompt lookup drafter.
+#[derive(Clone, Copy, Debug)]
+pub struct Lookup {
+    /// Share of the rounds in which it has a draft.
+    pub found: f64,
+    /// Tokens of a draft.
+    pub tokens: usize,
+    /// Chance that a token is accepted if those before it are.
+    pub chance: f64,
+}
+
+/// A machine, and a text with its drafters.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    pub name: String,
+    /// Milliseconds of verifying 1, 2, ... rows.
+    pub verify: Vec<f64>,
+    /// Milliseconds of a draft step.
+    pub step: f64,
+    /// Chance that the model's token at a place is accepted if those before it are.
+    pub model: Vec<f64>,
+    pub lookup: Option<Lookup>,
+    pub noise: f64,
+    pub pause: (usize, f64),
+    /// How many times slower the machine is than its table for now.
+    pub slow: f64,
+}
+
+/// What a round did: tokens that were to be expected of it, tokens that it emitted, milliseconds without noise.
+#[derive(Clone, Copy, Debug)]
+pub struct Round {
+    pub plan: Plan,
+    pub why: Why,
+    pub expected: f64,
+    pub emitted: usize,
+    pub ms: f64,
+}
+
+/// Which drafters have the target's token at a place, the model and the prompt lookup; `None` leaves it to their chances.
+pub type Text<'a> = dyn FnMut(Plan, usize) -> Option<[bool; 2]> + 'a;
+
+/// v(B) of vector kernels that take four rows at a time, in plain steps.
+pub fn staircase(rows: usize) -> f64 {
+    [1.0, 1.04, 1.08, 1.1, 1.45, 1.48, 1.5, 1.52, 2.1][rows.min(9) - 1] + 0.11 * rows.saturating_sub(9) as f64
+}
+
+/// v(B) that grows by `slope` plain steps per row.
+pub fn linear(slope: f64) -> impl Fn(usize) -> f64 {
+    move |rows| 1.0 + slope * (rows - 1) as f64
+}
+
+/// Expected tokens of a chain of drafts with these chances, the target's own included.
+fn chain(chances: impl Iterator<Item = f64>) -> f64 {
+    let accepted = chances.scan(1.0, |accepted, chance| {
+        *accepted *= chance;
+        Some(*accepted)
+    });
+    1.0 + accepted.sum::<f64>()
+}
+
+impl Simulation {
+    /// `v` and `step` are in plain steps.
+    pub fn new(name: &str, v: impl Fn(usize) -> f64, step: f64, model: &[f64]) -> Self {
+        let plain_ms = 4.0;
+        Self {
+            name: name.into(),
+            verify: (1..=LOOKED_UP).map(|rows| plain_ms * v(rows)).collect(),
+            step: step * plain_ms,
+            model: model.to_vec(),
+            lookup: None,
+            noise: QUIET.0,
+            pause: QUIET.1,
+            slow: 1.0,
+        }
+    }
+
+    pub fn with_lookup(mut self, lookup: Option<Lookup>) -> Self {
+        if let Some(Lookup { found, tokens, chance }) = lookup {
+            self.name += &format!(", lookup {tokens} tokens in {found:.2} of rounds at {chance:.2}");
+        }
+        self.lookup = lookup;
+        self
+    }
+
+    pub fn plain_ms(&self) -> f64 {
+        self.verify[0]
+    }
+
+    pub fn planner(&self, block: BlockSize) -> Planner {
+        Planner::new(block, None, &[DraftCost::PerToken, DraftCost::Once], Costs::default())
+    }
+
+    fn chance(&self, place: usize) -> f64 {
+        self.model[place.min(self.model.len() - 1)]
+    }
+
+    fn lookup_chance(&self) -> f64 {
+        self.lookup.map_or(0.0, |lookup| lookup.chance)
+    }
+
+    /// Expected tokens of verifying so many of the model's drafts from `place` on.
+    fn tokens(&self, place: usize, drafts: usize) -> f64 {
+        chain((place..place + drafts).map(|place| self.chance(place)))
+    }
+
+    fn lookup_tokens(&self, drafts: usize) -> f64 {
+        chain((0..drafts).map(|_| self.lookup_chance()))
+    }
+
+    /// Chance that both first tokens are the target's: what is easy for one is easy for the other.
+    fn agrees(&self) -> f64 {
+        self.chance(0).min(self.lookup_chance())
+    }
+
+    /// Expected tokens of a draft whose first token both have, or of the model's where they differ.
+    fn agreed_tokens(&self, drafts: usize) -> f64 {
+        1.0 + self.lookup_tokens(drafts - 1)
+    }
+
+    fn disagreed_tokens(&self, drafts: usize) -> f64 {
+        let first = (self.chance(0) - self.agrees()) / (1.0 - self.agrees());
+        1.0 + first * self.tokens(1, drafts - 1)
+    }
+
+    /// Tokens per millisecond with `rows` rows in every round, drafted by the model.
+    pub fn fixed(&self, rows: usize) -> f64 {
+        self.tokens(0, rows - 1) / (self.verify[rows - 1] + (rows - 1) as f64 * self.step)
+    }
+
+    /// Tokens per millisecond of the best fixed choice: one plan for the rounds in which the prompt lookup has a draft,
+    /// one for the others.
+    pub fn best(&self) -> f64 {
+        let model = |drafts: usize| (self.tokens(0, drafts), self.verify[drafts] + drafts as f64 * self.step);
+        let without: Vec<_> = (0..CHAINED).map(model).collect();
+        let Some(lookup) = self.lookup else {
+            return without.iter().map(|(tokens, ms)| tokens / ms).fold(0.0, f64::max);
+        };
+        let mut with = without.clone();
+        let found = 1..=lookup.tokens.min(LOOKED_UP - 1);
+        with.extend(found.clone().map(|drafts| (self.lookup_tokens(drafts), self.verify[drafts])));
+        let agreed: Vec<_> =
+            found.map(|drafts| (self.agreed_tokens(drafts), self.verify[drafts] + self.step)).collect();
+        let disagreed: Vec<_> = (1..CHAINED).map(|drafts| (self.disagreed_tokens(drafts), model(drafts).1)).collect();
+        // The best quotient of sums (Dinkelbach 1967): what is won at the best rate so far, until nothing is.
+        let mut rate = self.fixed(1);
+        for _ in 0..50 {
+            let most = |plans: &[(f64, f64)]| {
+                plans
+                    .iter()
+                    .copied()
+                    .max_by(|a, b| (a.0 - rate * a.1).total_cmp(&(b.0 - rate * b.1)))
+                    .unwrap_or((1.0, 1.0))
+            };
+            let mix = |share: f64, a: (f64, f64), b: (f64, f64)| {
+                (share * a.0 + (1.0 - share) * b.0, share * a.1 + (1.0 - share) * b.1)
+            };
+            let confirm = mix(self.agrees(), most(&agreed), most(&disagreed));
+            let (tokens, ms) = mix(lookup.found, most(&[most(&with), confirm]), most(&without));
+            rate = tokens / ms;
+        }
+        rate
+    }
+
+    /// How many times as fast as plain decoding the best fixed choice is.
+    pub fn gain(&self) -> f64 {
+        self.best() / self.fixed(1)
+    }
+
+    pub fn time(&self, ms: f64, rng: &mut StdRng) -> f64 {
+        let (every, times) = self.pause;
+        let pause = if rng.random_range(0..every) == 0 { times } else { 1.0 };
+        ms * self.slow * pause * rng.random_range(1.0 - self.noise..=1.0 + self.noise)
+    }
+
+    /// One round.
+    pub fn round(&self, planner: &mut Planner, context: usize, rng: &mut StdRng, text: &mut Text<'_>) -> Round {
+        let mut offered =
+            vec![Offered { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 63 }];
+        let found = self.lookup.filter(|lookup| rng.random::<f64>() < lookup.found).map_or(0, |lookup| lookup.tokens);
+        let (kind, cost) = (DrafterKind::NgramMapK, DraftCost::Once);
+        offered.insert(0, Offered { drafter: LOOKUP, kind, cost, tokens: found });
+        let decision = planner.decide(&Offer { context, most_rows: LOOKED_UP, drafters: &offered });
+        let plan = decision.plan;
+        let mut correct = |place: usize| {
+            let easy = rng.random::<f64>();
+            text(plan, place).unwrap_or([easy < self.chance(place), easy < self.lookup_chance()])
+        };
+        let correct: Vec<[bool; 2]> = (0..LOOKED_UP).map(&mut correct).collect();
+
+        let agreed = correct[0] == [true, true];
+        let (drafter, drafted, steps, expected) = match plan {
+            Plan::Plain => (None, 0, 0, 1.0),
+            Plan::Draft { drafter: MODEL, tokens } => (Some(MODEL), tokens, tokens, self.tokens(0, tokens)),
+            Plan::Draft { drafter, tokens } => (Some(drafter), tokens, 0, self.lookup_tokens(tokens)),
+            Plan::Confirm { agreed: tokens, .. } if agreed => (Some(LOOKUP), tokens, 1, self.agreed_tokens(tokens)),
+            Plan::Confirm { otherwise, .. } => (Some(MODEL), otherwise, otherwise, self.disagreed_tokens(otherwise)),
+        };
+        let accepted =
+            |drafter: usize, drafted: usize| correct[..drafted].iter().take_while(|correct| correct[drafter]).count();
+        let count = drafter.map_or(0, |drafter| accepted(drafter, drafted));
+        let emitted = count + 1;
+        let ms = self.verify[drafted] + steps as f64 * self.step;
+        let judged = Found {
+            drafter: LOOKUP,
+            drafted: found.min(emitted),
+            accepted: accepted(LOOKUP, found.min(emitted)),
+            agreed: (steps > 0).then_some(agreed),
+        };
+        planner.observe(&Observation {
+            context,
+            rows: drafted + 1,
+            verify_ms: self.time(self.verify[drafted], rng),
+            steps: (steps > 0).then(|| (DrafterKind::Mtp, steps, self.time(steps as f64 * self.step, rng))),
+            verified: drafter.map(|drafter| Verified { drafter, drafted, accepted: count }),
+            found: if found > 0 { std::slice::from_ref(&judged) } else { &[] },
+            emitted,
+        });
+        Round { plan, why: decision.why, expected, emitted, ms }
+    }
+
+    pub fn run(&self, planner: &mut Planner, rounds: usize, rng: &mut StdRng) -> Vec<Round> {
+        (0..rounds).map(|round| self.round(planner, round, rng, &mut |_, _| None)).collect()
+    }
+}
+
+/// Expected tokens per millisecond.
+pub fn rate(rounds: &[Round]) -> f64 {
+    rounds.iter().map(|round| round.expected).sum::<f64>() / rounds.iter().map(|round| round.ms).sum::<f64>()
+}
+
+pub fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}

@@ -1,5 +1,6 @@
 //! The library's one error type.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 /// Shorthand for results of this library.
@@ -10,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A file could not be opened, mapped or read.
-    #[error("{}: {cause}{}", path.display(), hint(cause))]
+    #[error("{}", one_line(format_args!("{}: {cause}{}", path.display(), hint(cause))))]
     Io {
         /// The file.
         path: PathBuf,
@@ -19,7 +20,7 @@ pub enum Error {
         cause: std::io::Error,
     },
     /// A file is not what its name promises.
-    #[error("{}: {problem}", path.display())]
+    #[error("{}", one_line(format_args!("{}: {problem}", path.display())))]
     File {
         /// The file.
         path: PathBuf,
@@ -27,7 +28,7 @@ pub enum Error {
         problem: String,
     },
     /// A field of a configuration has a value that this library cannot honour.
-    #[error("{}: {field}: {problem}", path.display())]
+    #[error("{}", one_line(format_args!("{}: {field}: {problem}", path.display())))]
     Config {
         /// The configuration file.
         path: PathBuf,
@@ -37,7 +38,7 @@ pub enum Error {
         problem: String,
     },
     /// A tensor is missing, or has another shape or type than the configuration implies.
-    #[error("{}: tensor {tensor}: {problem}", path.display())]
+    #[error("{}", one_line(format_args!("{}: tensor {tensor}: {problem}", path.display())))]
     Tensor {
         /// The file or directory that was searched.
         path: PathBuf,
@@ -59,7 +60,7 @@ pub enum Error {
         problem: String,
     },
     /// A prompt, token or option that cannot be used.
-    #[error("{0}")]
+    #[error("{}", one_line(.0))]
     Input(String),
     /// The context is full.
     #[error("{needed} tokens do not fit the context of {limit}; shorten the prompt or raise the limit")]
@@ -70,10 +71,10 @@ pub enum Error {
         limit: usize,
     },
     /// A tokenizer file or a text that it cannot encode.
-    #[error("tokenizer: {0}")]
+    #[error("tokenizer: {}", one_line(.0))]
     Tokenizer(String),
     /// A chat template that does not compile or refuses the messages.
-    #[error("chat template: {0}")]
+    #[error("chat template: {}", one_line(.0))]
     Template(String),
     /// A device that is not there, has not enough memory, or lacks a kernel.
     #[error("{device}: {problem}")]
@@ -95,12 +96,17 @@ impl Error {
 
     pub(crate) fn template(error: minijinja::Error) -> Self {
         // The detail says where; the chain below it has no more.
-        Error::Template(error.to_string().lines().collect::<Vec<_>>().join(" "))
+        Error::Template(error.to_string())
     }
 
     pub(crate) fn file(path: impl AsRef<Path>, problem: impl Into<String>) -> Self {
         Error::File { path: path.as_ref().to_owned(), problem: problem.into() }
     }
+}
+
+/// Paths, and names that come from files, may have line breaks.
+fn one_line(text: impl Display) -> String {
+    text.to_string().replace(char::is_control, " ")
 }
 
 fn hint(cause: &std::io::Error) -> &'static str {

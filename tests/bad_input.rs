@@ -656,6 +656,17 @@ fn weights_that_are_no_numbers() {
     assert_eq!(generation.map(|piece| piece.expect("a piece").tokens.len()).sum::<usize>(), 4);
 }
 
+/// Names that are in files come back in messages, also when they have line breaks.
+#[test]
+fn names_with_line_breaks() {
+    let pair = Pair::new();
+    pair.set(TARGET, "per_layer_config", json!({"0": {"a\nb": 1, "head_dim": 32}}));
+    pair.refused(&[TARGET, "per_layer_config.0.a b", "not implemented"]);
+    let pair = Pair::new();
+    pair.set(TARGET, "layer_types", json!(["a\r\nb"]));
+    pair.refused(&[TARGET, "layer_types"]);
+}
+
 #[test]
 fn names_on_the_hub_without_the_feature() {
     for path in ["google/gemma-4-E2B-it", "some_one/a.model-1"] {

@@ -76,8 +76,7 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
     }
     let failed = |key: &'static str| {
         move |e: Box<dyn std::error::Error + Send + Sync>| {
-            let text = e.to_string().lines().collect::<Vec<_>>().join(" ");
-            gguf.key_error(key, format!("makes no tokenizer ({text}); convert the checkpoint again"))
+            gguf.key_error(key, format!("makes no tokenizer ({e}); convert the checkpoint again"))
         }
     };
     let mut tokenizer = Tokenizer::new(bpe.build().map_err(failed(MERGES))?);

@@ -61,6 +61,7 @@ mod session;
 mod session_file;
 pub mod speculative;
 pub mod tokenizer;
+mod tokenizer_file;
 pub mod verify;
 
 pub use engine::Engine;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::{Error, Result};
+use crate::{Error, Result, tokenizer_file};
 
 /// A checkpoint's tokenizer.
 pub struct Tokenizer {
@@ -19,8 +19,8 @@ impl Tokenizer {
         if meta.is_dir() {
             return Err(Error::file(path, "is a directory; a tokenizer.json is expected here"));
         }
-        let inner = tokenizers::Tokenizer::from_file(path)
-            .map_err(|e| Error::file(path, format!("is no tokenizer: {}", one_line(&*e))))?;
+        let json = std::fs::read(path).map_err(Error::io(path))?;
+        let inner = tokenizer_file::tokenizer(&json).map_err(|e| Error::file(path, format!("is no tokenizer: {e}")))?;
         Self::new(inner, path, vocab_size)
     }
 
@@ -63,7 +63,7 @@ impl Tokenizer {
         if text.is_empty() {
             return Err(Error::Input("the prompt is empty; give some text to continue".into()));
         }
-        let encoding = self.inner.encode_fast(text, add_special_tokens).map_err(|e| Error::Tokenizer(one_line(&*e)))?;
+        let encoding = self.inner.encode_fast(text, add_special_tokens).map_err(|e| Error::Tokenizer(e.to_string()))?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -72,7 +72,7 @@ impl Tokenizer {
     /// # Errors
     /// If the tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        self.inner.decode(ids, true).map_err(|e| Error::Tokenizer(one_line(&*e)))
+        self.inner.decode(ids, true).map_err(|e| Error::Tokenizer(e.to_string()))
     }
 
     /// The token with that id, as the vocabulary spells it.
@@ -84,10 +84,6 @@ impl Tokenizer {
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
-}
-
-fn one_line(error: &(dyn std::error::Error + Send + Sync)) -> String {
-    error.to_string().lines().collect::<Vec<_>>().join(" ")
 }
 
 /// Decodes a stream of tokens; never hands out part of a character.

@@ -667,6 +667,44 @@ fn names_with_line_breaks() {
     pair.refused(&[TARGET, "layer_types"]);
 }
 
+/// What would make the tokenizer's own library panic, or read beyond a token.
+#[test]
+fn tokenizer_files() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("tokenizer.json");
+    let file = |change: &dyn Fn(&mut Value)| {
+        let mut file = json!({
+            "added_tokens": [], "normalizer": null, "pre_tokenizer": null,
+            "decoder": {"type": "Fuse"},
+            "post_processor": {
+                "type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "pair": [],
+                "special_tokens": {},
+            },
+            "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]},
+        });
+        change(&mut file);
+        std::fs::write(&path, file.to_string()).expect("a file");
+        Tokenizer::read(&path, 3)
+    };
+    assert_eq!(file(&|_| ()).expect("sound").encode("abba").expect("ids"), [2, 1, 0]);
+    let bad = |change: &dyn Fn(&mut Value), about: &str| refused(file(change), &["tokenizer.json", about]);
+    bad(&|file| file["model"]["merges"] = json!(["a b", "ab ab"]), "merges: entry 1");
+    bad(&|file| file["model"]["merges"] = json!([["ab", "b"]]), "merges: entry 0");
+    bad(&|file| file["model"]["continuing_subword_prefix"] = json!("ééé"), "continuing_subword_prefix");
+    bad(&|file| file["model"]["dropout"] = json!(0.5), "dropout");
+    bad(&|file| file["model"] = json!({"type": "Unigram", "unk_id": 9, "vocab": {}, "merges": []}), "Unigram");
+    bad(&|file| file["decoder"] = json!({"type": "Strip", "content": "a", "start": 0, "stop": 9}), "stop");
+    bad(&|file| file["pre_tokenizer"] = json!({"type": "FixedLength", "length": 0}), "FixedLength");
+    bad(&|file| file["normalizer"] = json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "Precompiled");
+    let sequence = json!({"type": "Sequence", "pretokenizers": [{"type": "FixedLength", "length": 0}]});
+    bad(&|file| file["pre_tokenizer"] = sequence.clone(), "FixedLength");
+    for piece in
+        [json!({"SpecialToken": {"id": "<bos>", "type_id": 0}}), json!({"Sequence": {"id": "B", "type_id": 0}})]
+    {
+        bad(&|file| file["post_processor"]["single"] = json!([piece]), "special_tokens");
+    }
+}
+
 #[test]
 fn names_on_the_hub_without_the_feature() {
     for path in ["google/gemma-4-E2B-it", "some_one/a.model-1"] {

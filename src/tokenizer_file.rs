@@ -1,0 +1,143 @@
+//! tokenizer.json, as far as Gemma's tokenizers go. The `tokenizers` crate reads more kinds, and panics on files that are
+//! wrong in ways it does not expect: everything that it relies on is checked first.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+use tokenizers::models::bpe::BPE;
+use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer};
+
+/// Truncation and padding are ignored: a prompt is never cut.
+#[derive(Deserialize)]
+struct TokenizerFile {
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    post_processor: Value,
+    #[serde(default)]
+    decoder: Value,
+    model: Model,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    dropout: Option<f32>,
+    unk_token: Option<String>,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+    #[serde(default)]
+    fuse_unk: bool,
+    #[serde(default)]
+    byte_fallback: bool,
+    #[serde(default)]
+    ignore_merges: bool,
+    vocab: HashMap<String, u32>,
+    merges: Vec<Merge>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Joined(String),
+    Pair((String, String)),
+}
+
+const NORMALIZERS: [&str; 4] = ["Sequence", "Replace", "Prepend", "NFC"];
+const PRE_TOKENIZERS: [&str; 3] = ["Sequence", "Split", "Metaspace"];
+const POST_PROCESSORS: [&str; 2] = ["Sequence", "TemplateProcessing"];
+const DECODERS: [&str; 6] = ["Sequence", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"];
+
+/// The tokenizer that `json` describes, or what is wrong with it.
+pub(crate) fn tokenizer(json: &[u8]) -> Result<Tokenizer, Box<dyn std::error::Error + Send + Sync>> {
+    let file: TokenizerFile = serde_json::from_slice(json)?;
+    kinds("normalizer", &file.normalizer, "normalizers", &NORMALIZERS)?;
+    kinds("pre_tokenizer", &file.pre_tokenizer, "pretokenizers", &PRE_TOKENIZERS)?;
+    kinds("post_processor", &file.post_processor, "processors", &POST_PROCESSORS)?;
+    kinds("decoder", &file.decoder, "decoders", &DECODERS)?;
+    let mut tokenizer = Tokenizer::new(file.model.build()?);
+    tokenizer.with_normalizer(serde_json::from_value::<Option<NormalizerWrapper>>(file.normalizer)?)?;
+    tokenizer.with_pre_tokenizer(serde_json::from_value::<Option<PreTokenizerWrapper>>(file.pre_tokenizer)?);
+    tokenizer.with_post_processor(serde_json::from_value::<Option<PostProcessorWrapper>>(file.post_processor)?);
+    tokenizer.with_decoder(serde_json::from_value::<Option<DecoderWrapper>>(file.decoder)?);
+    tokenizer.add_tokens(file.added_tokens)?;
+    Ok(tokenizer)
+}
+
+impl Model {
+    fn build(self) -> Result<BPE, Box<dyn std::error::Error + Send + Sync>> {
+        if let Some(kind) = self.kind.filter(|kind| kind != "BPE") {
+            return Err(format!("model: {kind:?} is not implemented; Gemma 4's is BPE").into());
+        }
+        if self.continuing_subword_prefix.is_some_and(|prefix| !prefix.is_empty()) {
+            return Err("model.continuing_subword_prefix: is not implemented; Gemma 4 has none".into());
+        }
+        if self.dropout.is_some_and(|dropout| dropout != 0.0) {
+            return Err("model.dropout: is not 0, which makes tokens random; remove it".into());
+        }
+        let mut merges = Vec::with_capacity(self.merges.len());
+        for (i, merge) in self.merges.into_iter().enumerate() {
+            let pair = match merge {
+                Merge::Pair(pair) => Some(pair),
+                Merge::Joined(comment) if comment.starts_with("#version") => continue,
+                Merge::Joined(pair) => pair.split_once(' ').map(|(left, right)| (left.to_owned(), right.to_owned())),
+            };
+            // The builder of `tokenizers` panics on a merge that is longer than any token.
+            let merged = pair.filter(|(left, right)| self.vocab.contains_key(&format!("{left}{right}")));
+            merges.push(merged.ok_or_else(|| format!("model.merges: entry {i} is no pair that makes a token"))?);
+        }
+        let vocab: tokenizers::models::bpe::Vocab = self.vocab.into_iter().collect();
+        let mut bpe = BPE::builder()
+            .vocab_and_merges(vocab, merges)
+            .fuse_unk(self.fuse_unk)
+            .byte_fallback(self.byte_fallback)
+            .ignore_merges(self.ignore_merges);
+        if let Some(unknown) = self.unk_token {
+            bpe = bpe.unk_token(unknown);
+        }
+        if let Some(suffix) = self.end_of_word_suffix {
+            bpe = bpe.end_of_word_suffix(suffix);
+        }
+        bpe.build()
+    }
+}
+
+/// Checks the kind of a step, and of those in the list `nested` of a sequence.
+fn kinds(field: &str, step: &Value, nested: &str, known: &[&str]) -> Result<(), String> {
+    if step.is_null() {
+        return Ok(());
+    }
+    let kind = step["type"].as_str().unwrap_or_default();
+    if !known.contains(&kind) {
+        return Err(format!("{field}: {kind:?} is not implemented; Gemma 4's are {}", known.join(", ")));
+    }
+    match kind {
+        "Sequence" => {
+            let steps = step[nested].as_array().ok_or_else(|| format!("{field}: {nested} is no list"))?;
+            steps.iter().try_for_each(|step| kinds(field, step, nested, known))
+        }
+        // It counts below zero in a token of fewer characters.
+        "Strip" if step["stop"] != 0 => Err(format!("{field}: Strip: stop is not 0, which is not implemented")),
+        "TemplateProcessing" => template(step).map_err(|problem| format!("{field}: TemplateProcessing: {problem}")),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that the template for one text has that text and special tokens that are described.
+fn template(step: &Value) -> Result<(), String> {
+    let pieces = step["single"].as_array().ok_or("single is no list of pieces")?;
+    for piece in pieces {
+        let (sequence, special) = (&piece["Sequence"]["id"], piece["SpecialToken"]["id"].as_str());
+        let described = special.is_some_and(|id| !step["special_tokens"][id].is_null());
+        if sequence != "A" && !described {
+            return Err(format!("{piece} of single is neither the text nor one of special_tokens"));
+        }
+    }
+    Ok(())
+}

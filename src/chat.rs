@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
-use minijinja::{Environment, Error as TemplateError, ErrorKind, Value, context};
+use minijinja::value::{Rest, Serde, ValueOrKwargs};
+use minijinja::{Environment, Error as TemplateError, ErrorKind, State, Value, context, filters};
 use serde::Serialize;
 
 use crate::checkpoint::Fields;
@@ -76,7 +76,29 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(Error::template)?;
         environment.set_syntax(syntax);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(|state, value, method, arguments| {
+            if method == "format" {
+                check_widths(value)?;
+            }
+            minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
+        });
+        for (name, filter) in [
+            ("batch", Value::from_function(filters::batch)),
+            ("format", Value::from_function(filters::format)),
+            ("indent", Value::from_function(filters::indent)),
+            ("slice", Value::from_function(filters::slice)),
+            ("tojson", Value::from_function(filters::tojson)),
+        ] {
+            environment.add_filter(name, move |state: &mut State<'_, '_>, arguments: Rest<ValueOrKwargs>| {
+                let arguments = arguments.into_values();
+                let (value, counts) = arguments.split_first().ok_or(ErrorKind::MissingArgument)?;
+                match name {
+                    "format" => check_widths(value)?,
+                    _ => counts.iter().try_for_each(check_count)?,
+                }
+                filter.call(state, &arguments)
+            });
+        }
         environment.add_function("raise_exception", |message: String| -> Result<Value, TemplateError> {
             Err(TemplateError::new(ErrorKind::InvalidOperation, message))
         });
@@ -98,6 +120,35 @@ impl ChatTemplate {
             eos_token => self.eos.as_str(),
         });
         rendered.map_err(Error::template)
+    }
+}
+
+/// The longest indentation, batch or field, and the most slices, that a template may ask for: minijinja allocates what it is
+/// asked for, and panics or aborts where there is not so much.
+const MAX_COUNT: usize = 1 << 16;
+
+fn too_large() -> TemplateError {
+    TemplateError::new(ErrorKind::InvalidOperation, format!("a count or width is larger than {MAX_COUNT}"))
+}
+
+/// Checks the arguments of a filter that takes a count: `count` alone, or by keyword.
+fn check_count(argument: &Value) -> Result<(), TemplateError> {
+    if argument.is_kwargs() {
+        return argument.try_iter()?.try_for_each(|key| check_count(&argument.get_item(&key)?));
+    }
+    match argument.is_integer() && argument.as_usize().is_none_or(|count| count > MAX_COUNT) {
+        true => Err(too_large()),
+        false => Ok(()),
+    }
+}
+
+/// Checks the widths and precisions in a format string: no number in it may be too large.
+fn check_widths(format: &Value) -> Result<(), TemplateError> {
+    let numbers = format.as_str().unwrap_or_default().split(|c: char| !c.is_ascii_digit());
+    let mut numbers = numbers.filter(|digits| !digits.is_empty());
+    match numbers.any(|digits| digits.parse::<usize>().map_or(true, |number| number > MAX_COUNT)) {
+        true => Err(too_large()),
+        false => Ok(()),
     }
 }
 

@@ -705,6 +705,28 @@ fn tokenizer_files() {
     }
 }
 
+/// Counts that a template may not ask for: minijinja would allocate them, or panic.
+#[test]
+fn chat_templates_that_ask_for_too_much() {
+    let message = [Message { role: Role::User, content: "Hello".into() }];
+    let render = |source: &str| {
+        ChatTemplate::new(source.into(), "<bos>".into(), "<eos>".into())?.render(&message, Thinking::Off)
+    };
+    assert_eq!(render("{{ 'a' | indent(2, true) }}{{ [1, 2] | slice(2) | tojson }}").expect("small"), "  a[[1], [2]]");
+    assert_eq!(render("{{ '{:>4}|'.format('a') }}{{ '%4d' | format(12345678) }}").expect("small"), "   a|12345678");
+    for source in [
+        "{{ 'a' | indent(18446744073709551615) }}",
+        "{{ 'a' | indent(width=1000000000000) }}",
+        "{{ [1] | slice(1000000000000) }}",
+        "{{ [1] | batch(1000000000000, 'x') }}",
+        "{{ [1] | tojson(indent=1000000000000) }}",
+        "{{ '%1000000000000d' | format(1) }}",
+        "{{ '{:>1000000000000}'.format(1) }}",
+    ] {
+        refused(render(source), &["chat template", "larger than"]);
+    }
+}
+
 #[test]
 fn names_on_the_hub_without_the_feature() {
     for path in ["google/gemma-4-E2B-it", "some_one/a.model-1"] {

@@ -644,17 +644,14 @@ fn suppressed_tokens_are_read() {
     assert!(gguf::suppressed_tokens(&none).expect("ids").is_empty());
 }
 
-/// Small valid files for fuzz/ to start from: `cargo test --test gguf -- --ignored write_fuzz_seeds`.
+/// Small valid files for fuzz/ to start from, beside the models of tests/fuzz_seeds.rs.
 #[test]
-#[ignore = "writes to fuzz/corpus"]
+#[ignore = "writes to fuzz/seeds"]
 fn write_fuzz_seeds() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
-    let write = |target: &str, name: &str, bytes: Vec<u8>| {
-        let directory = root.join(target);
-        std::fs::create_dir_all(&directory).expect("a directory");
-        std::fs::write(directory.join(name), bytes).expect("written");
-    };
-    write("gguf", "sample", sample().bytes());
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/gguf");
+    std::fs::create_dir_all(&directory).expect("a directory");
+    let write = |name: &str, bytes: Vec<u8>| std::fs::write(directory.join(name), bytes).expect("written");
+    write("sample", sample().bytes());
     for fixture in fixtures() {
         let name = fixture.file_name().expect("a name").to_string_lossy().into_owned();
         let checkpoint = Checkpoint::open(fixture.join("target")).expect("the fixture");
@@ -662,30 +659,20 @@ fn write_fuzz_seeds() {
         let table = |file: GgufFile, name: &str| file.floats(name, &[4, 1], &[1.0; 4]);
         let mut file = table(text_keys(GgufFile::new(), "gemma4", &target), "token_embd.weight");
         file = table(table(file, "per_layer_token_embd.weight"), "blk.0.attn_v.weight");
-        write("gguf", &format!("{name}-target"), file.bytes());
+        write(&format!("{name}-target"), file.bytes());
         for (arch, section) in [("gemma4-assistant", "nextn"), ("gemma4_assistant", "mtp")] {
             let mut file = table(text_keys(GgufFile::new(), arch, &target), "token_embd.weight");
             file = file.floats(&format!("{section}.pre_projection.weight"), &[1, 4], &[1.0; 4]);
             file = table(file, "mtp.centroids.weight").tensor("mtp.token_ordering.weight", &[4], I32, vec![0; 16]);
-            write("gguf", &format!("{name}-{arch}"), file.bytes());
+            write(&format!("{name}-{arch}"), file.bytes());
         }
     }
     let tokens: Vec<String> = ["<pad>", "<eos>", "<bos>", "<unk>", "a", "b", "ab", "▁"].map(str::to_owned).into();
     let kinds = [3, 3, 3, 2, 1, 1, 1, 1].map(u32_value);
     let merges = tokenizer_file("gemma4", &tokens, &kinds).key("tokenizer.ggml.merges", strings(["a b"]));
-    write("gguf", "merges", merges.bytes());
+    write("merges", merges.bytes());
     let scores = tokenizer_file("llama", &tokens, &kinds).key("tokenizer.ggml.scores", array(&vec![f32_value(0.5); 8]));
-    write("gguf", "scores", scores.bytes());
-
-    let view = |dtype, shape: &[usize], bytes| {
-        safetensors::tensor::TensorView::new(dtype, shape.to_vec(), bytes).expect("a view")
-    };
-    let views = [
-        ("model.norm.weight", view(safetensors::Dtype::F32, &[2], &[0; 8])),
-        ("model.embed_tokens.weight", view(safetensors::Dtype::BF16, &[2, 3], &[0; 12])),
-        ("masked_embedding.token_ordering", view(safetensors::Dtype::I64, &[1], &[0; 8])),
-    ];
-    write("safetensors", "small", safetensors::serialize(views, None).expect("serialized"));
+    write("scores", scores.bytes());
 }
 
 // ---- tokenizers ----

@@ -1,0 +1,51 @@
+//! What the fuzz targets share: files in memory, and the checks that hold for every input.
+
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use foretoken::checkpoint::Checkpoint;
+use foretoken::gemma4::{Target, Wanted};
+use foretoken::kv::{KvCache, KvOptions};
+use foretoken::{Isa, Result};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use tempfile::TempDir;
+
+/// One directory per process, in memory where the system has such a place.
+static DIRECTORY: LazyLock<TempDir> =
+    LazyLock::new(|| TempDir::new_in("/dev/shm").or_else(|_| TempDir::new()).expect("a temporary directory"));
+
+static POOL: LazyLock<ThreadPool> =
+    LazyLock::new(|| ThreadPoolBuilder::new().num_threads(1).build().expect("one thread"));
+
+/// The directory that [`file`] writes to.
+pub fn directory() -> &'static Path {
+    DIRECTORY.path()
+}
+
+/// Writes `bytes` as the file `name` of [`directory`].
+pub fn file(name: &str, bytes: &[u8]) -> PathBuf {
+    let path = directory().join(name);
+    std::fs::write(&path, bytes).expect("a file in memory");
+    path
+}
+
+/// The value, if there is one; an error must be one line.
+pub fn checked<T>(result: Result<T>) -> Option<T> {
+    result.inspect_err(|error| assert_eq!(error.to_string().lines().count(), 1, "not one line: {error:?}")).ok()
+}
+
+/// Loads `checkpoint` as a target and runs it over a prompt and a step, as far as it can be.
+pub fn run(checkpoint: &Checkpoint) -> Option<()> {
+    POOL.install(|| {
+        let target = checked(Target::load(checkpoint, Isa::best()))?;
+        // What is kept grows with the context: a page of positions is enough.
+        let options = KvOptions { max_context: Some(8), max_round_rows: 4, ..KvOptions::default() };
+        let mut kv = checked(KvCache::new(target.kv_layout(), &options, 8, Isa::best()))?;
+        for ids in [&[0, 1, 2][..], &[1]] {
+            let mut round = checked(kv.begin_round(ids.len()))?;
+            checked(target.forward(ids, &mut round, Wanted::All))?;
+            round.commit(ids.len());
+        }
+        Some(())
+    })
+}

@@ -705,6 +705,21 @@ fn tokenizer_files() {
     }
 }
 
+/// What is checked is then read as the tokenizer's own library reads it.
+#[test]
+fn a_sound_tokenizer_file() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
+    let ours = Tokenizer::read(&demo, 4096).expect("the demo's");
+    let theirs = tokenizers::Tokenizer::from_file(&demo).expect("the demo's");
+    let text = include_str!("bad_input.rs");
+    let ids = ours.encode(text).expect("ids");
+    assert_eq!(ids, theirs.encode_fast(text, true).expect("ids").get_ids());
+    assert_eq!(ours.decode(&ids).expect("a text"), theirs.decode(&ids, true).expect("a text"));
+    for text in ["<bos><|turn>user\n größe 你好\u{1F980}", " ", "<unk>  <mask>x"] {
+        assert_eq!(ours.encode(text).expect("ids"), theirs.encode_fast(text, true).expect("ids").get_ids(), "{text:?}");
+    }
+}
+
 /// Counts that a template may not ask for: minijinja would allocate them, or panic.
 #[test]
 fn chat_templates_that_ask_for_too_much() {

@@ -16,7 +16,8 @@ fuzz_target!(|data: &[u8]| {
         file("tokenizer_config.json", br#"{"bos_token": "<bos>", "eos_token": {"content": "<eos>"}}"#);
     }
     let Some(Some(template)) = checked(ChatTemplate::read(directory())) else { return };
-    let turns = [(Role::System, "Be brief."), (Role::User, "Hello {{ x }}\n"), (Role::Assistant, "Hi"), (Role::User, "")];
+    let turns =
+        [(Role::System, "Be brief."), (Role::User, "Hello {{ x }}\n"), (Role::Assistant, "Hi"), (Role::User, "")];
     let turns = turns.map(|(role, content)| Message { role, content: content.into() });
     for (messages, thinking) in [(&turns[..], Thinking::On), (&turns[1..2], Thinking::Off), (&[], Thinking::Off)] {
         checked(template.render(messages, thinking));

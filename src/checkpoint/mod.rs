@@ -260,7 +260,7 @@ impl Checkpoint {
     /// Whether there is a tensor `name`.
     pub fn has(&self, name: &str) -> bool {
         match &self.files {
-            Files::HuggingFace(tensors) => tensors.get(name).is_some(),
+            Files::HuggingFace(tensors) => tensors.has(name),
             Files::Gguf(gguf) => gguf.has_weight(name),
         }
     }
@@ -271,7 +271,7 @@ impl Checkpoint {
     /// If it cannot be read: a type that is unknown, a file that has shrunk.
     pub fn get(&self, name: &str) -> Result<Option<RawTensor>> {
         match &self.files {
-            Files::HuggingFace(tensors) => Ok(tensors.get(name)),
+            Files::HuggingFace(tensors) => tensors.get(name),
             Files::Gguf(gguf) => {
                 // The assistant's tensors are asked for with the prefix that its safetensors have.
                 let tensor = gguf.weight(name.strip_prefix("model.").unwrap_or(name))?;

@@ -36,8 +36,18 @@ impl Tensors {
         self.tensors.keys().map(String::as_str)
     }
 
-    pub(super) fn get(&self, name: &str) -> Option<RawTensor> {
-        self.tensors.get(name).cloned()
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// The tensor `name`, or `None`.
+    ///
+    /// # Errors
+    /// If its file has shrunk.
+    pub(super) fn get(&self, name: &str) -> Result<Option<RawTensor>> {
+        let Some(tensor) = self.tensors.get(name) else { return Ok(None) };
+        tensor.bytes.check_length()?;
+        Ok(Some(tensor.clone()))
     }
 }
 

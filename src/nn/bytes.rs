@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::Mmap;
@@ -15,12 +15,25 @@ pub trait Source: AsRef<[u8]> + Send + Sync {
     fn release(&self, range: Range<usize>) {
         let _ = range;
     }
+
+    /// Refuses a file that has become shorter than its map, whose missing pages would fault when they are read. One that
+    /// shrinks after its bytes were handed out cannot be caught: the fault then ends the process.
+    ///
+    /// # Errors
+    /// If it has, or its length cannot be asked for.
+    fn check_length(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl Source for Vec<u8> {}
 
 /// A file, mapped read-only.
-pub struct MappedFile(Mmap);
+pub struct MappedFile {
+    path: PathBuf,
+    file: File, // to ask for its length
+    map: Mmap,
+}
 
 impl MappedFile {
     /// Maps the file `path`.
@@ -35,17 +48,30 @@ impl MappedFile {
         // SAFETY: the map is read-only, so nothing here changes its bytes. It is shared with the file: one that is shortened or
         // rewritten in place meanwhile faults, or changes what references see, which nothing here can rule out, as no user of
         // mmap can. Checkpoints are not edited in place.
-        Ok(Self(unsafe { Mmap::map(&file) }.map_err(Error::io(path))?))
+        let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
+        let mapped = Self { path: path.to_owned(), file, map };
+        mapped.check_length()?;
+        Ok(mapped)
     }
 }
 
 impl AsRef<[u8]> for MappedFile {
     fn as_ref(&self) -> &[u8] {
-        &self.0
+        &self.map
     }
 }
 
 impl Source for MappedFile {
+    fn check_length(&self) -> Result<()> {
+        let len = self.file.metadata().map_err(Error::io(&self.path))?.len();
+        if len < self.map.len() as u64 {
+            let problem =
+                format!("shrank from {} to {len} bytes while it was loaded; download it again", self.map.len());
+            return Err(Error::file(&self.path, problem));
+        }
+        Ok(())
+    }
+
     fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         {
@@ -57,7 +83,7 @@ impl Source for MappedFile {
                 // from the file with the same bytes, as long as the file is as `open` asks. Failure means that the pages stay,
                 // which is no error.
                 let _ =
-                    unsafe { self.0.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
+                    unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
             }
         }
     }
@@ -80,6 +106,14 @@ impl Bytes {
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         &(*self.owner).as_ref()[self.range.clone()]
+    }
+
+    /// As [`Source::check_length`].
+    ///
+    /// # Errors
+    /// As [`Source::check_length`].
+    pub fn check_length(&self) -> Result<()> {
+        self.owner.check_length()
     }
 
     /// Says that `range` of these bytes will not be read again soon.

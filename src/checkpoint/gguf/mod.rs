@@ -26,7 +26,6 @@ pub use types::GgmlType;
 pub use writer::{GgufWriter, MetadataValue, TensorWriter};
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -60,7 +59,6 @@ pub struct Gguf {
 /// A file and its contents.
 struct Part {
     path: PathBuf,
-    file: Option<File>, // kept to notice that it shrinks
     bytes: Arc<dyn Source>,
 }
 
@@ -78,26 +76,11 @@ impl Part {
             let problem = format!("is {} bytes long, too short for GGUF; download it again", meta.len());
             return Err(Error::file(path, problem));
         }
-        let file = File::open(path).map_err(Error::io(path))?;
-        let part = Self { path: path.to_owned(), file: Some(file), bytes: Arc::new(MappedFile::open(path)?) };
-        part.check_length()?;
-        Ok(part)
+        Ok(Self { path: path.to_owned(), bytes: Arc::new(MappedFile::open(path)?) })
     }
 
     fn bytes(&self) -> &[u8] {
         (*self.bytes).as_ref()
-    }
-
-    /// Refuses a file that has become shorter than its map, whose missing pages would fault when they are read. One that
-    /// shrinks after its tensors were handed out cannot be caught: the fault then ends the process.
-    fn check_length(&self) -> Result<()> {
-        let Some(file) = &self.file else { return Ok(()) };
-        let len = file.metadata().map_err(Error::io(&self.path))?.len();
-        if len < self.bytes().len() as u64 {
-            let problem = format!("shrank from {} to {len} bytes while it was loaded", self.bytes().len());
-            return Err(Error::file(&self.path, problem));
-        }
-        Ok(())
     }
 }
 
@@ -120,7 +103,7 @@ impl Gguf {
     /// # Errors
     /// If it is malformed, or one part of a split checkpoint.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self> {
-        let part = Part { path: "(memory)".into(), file: None, bytes: Arc::new(bytes) };
+        let part = Part { path: "(memory)".into(), bytes: Arc::new(bytes) };
         let header = Header::read(part.bytes(), 0).map_err(|problem| problem.of(&part.path))?;
         let gguf = Self::single(part, header);
         match split::count(&gguf)? {
@@ -209,7 +192,7 @@ impl Gguf {
                 format!("has type {}, which is unknown; quantize the checkpoint to another type", info.type_id);
             return Err(error(problem));
         };
-        part.check_length()?;
+        part.bytes.check_length()?;
         let bytes = Bytes::new(part.bytes.clone(), info.start..info.start + len)
             .ok_or_else(|| error("does not end inside the file; download the file again".into()))?;
         Ok(GgufTensor { type_id: info.type_id, shape: info.shape.clone(), bytes })

@@ -1,5 +1,6 @@
 //! One sequence: its cache, and where it stands.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -324,8 +325,33 @@ impl Statistics {
         ratio(self.tokens_of_rounds(), self.decode.as_secs_f64())
     }
 
+    /// How many times as fast as plain decoding the rounds were, estimated: [`SpeculationStats::plain_ms`] over the time of
+    /// drafts, passes and acceptance. `None` without drafters, or if plain steps were not measured.
+    pub fn speed_up(&self) -> Option<f64> {
+        let s = &self.speculation;
+        let plain_ms = s.plain_ms.filter(|_| !s.drafters.is_empty())?;
+        Some(ratio(plain_ms / 1e3, (s.wait + s.verify + s.accept).as_secs_f64()))
+    }
+
     fn tokens_of_rounds(&self) -> f64 {
         self.generated_tokens.saturating_sub(self.generations) as f64
+    }
+}
+
+/// For people: speed, acceptance and the estimated speed-up on one line.
+impl fmt::Display for Statistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tokens at {:.1} tokens/s", self.generated_tokens, self.decode_tokens_per_second())?;
+        if !self.speculation.drafters.is_empty() {
+            write!(f, ", {} of {} drafted tokens accepted", self.accepted, self.drafted)?;
+        }
+        if let Some(speed_up) = self.speed_up() {
+            write!(f, ", {speed_up:.2}x the estimated speed without speculation")?;
+        }
+        if self.simulated {
+            write!(f, "; acceptance was simulated: the text is meaningless")?;
+        }
+        Ok(())
     }
 }
 

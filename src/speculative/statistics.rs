@@ -7,6 +7,9 @@ use serde::Serialize;
 
 use super::{Costs, DrafterKind, Round, Why};
 
+/// Measurements of a plain step from which on it is compared with: the first one behind a prompt finds the caches cold.
+const FIRM: usize = 2;
+
 /// Counts and times of speculation.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct SpeculationStats {
@@ -37,6 +40,11 @@ pub struct SpeculationStats {
     pub cancelled: usize,
     /// Estimated milliseconds of verifying 1, 2, ... rows at the context where the generation ended: v(B).
     pub verify_ms: Vec<f64>,
+    /// Estimated milliseconds of the passes of plain decoding for the tokens of the rounds; `None` if plain steps were not
+    /// measured. By what factor passes took longer than their costs, as other processes make them, plain steps are taken to
+    /// take longer, too.
+    #[serde(skip)]
+    pub plain_ms: Option<f64>,
 }
 
 /// One drafter's part.
@@ -142,14 +150,28 @@ impl SpeculationStats {
     /// Notes what the planner has learnt about costs.
     pub(crate) fn estimate(&mut self, costs: &Costs, context: usize) {
         let most = self.rows.len().max(9) - 1;
-        self.verify_ms = costs.verify(context, most).iter().map(|estimate| estimate.ms).collect();
+        let estimates = costs.verify(context, most);
+        self.verify_ms = estimates.iter().map(|estimate| estimate.ms).collect();
         for drafter in &mut self.drafters {
             drafter.step_ms = drafter.kind.and_then(|kind| costs.known_step(kind));
         }
+        let passes: f64 = self.rows.iter().skip(1).zip(&self.verify_ms).map(|(n, ms)| *n as f64 * ms).sum();
+        let plain = estimates.first().filter(|plain| plain.samples >= FIRM && passes > 0.0);
+        self.plain_ms = plain.map(|plain| {
+            let tokens = self.passes_saved + self.rows.iter().sum::<usize>();
+            let slower = 1e3 * (self.verify + self.accept).as_secs_f64() / passes;
+            tokens as f64 * plain.ms * slower
+        });
     }
 
     /// Adds another generation's counts and times; drafters are added by their place in the list.
     pub fn add(&mut self, other: &Self) {
+        self.plain_ms = match (self.plain_ms, other.plain_ms) {
+            (Some(own), Some(other)) => Some(own + other),
+            (None, other) if self.rows.is_empty() => other,
+            (own, None) if other.rows.is_empty() => own,
+            _ => None,
+        };
         self.drafters.resize(self.drafters.len().max(other.drafters.len()), DrafterStats::default());
         self.drafters.iter_mut().zip(&other.drafters).for_each(|(to, from)| to.add(from));
         add_all(&mut self.rows, &other.rows);

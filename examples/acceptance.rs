@@ -1,6 +1,7 @@
 //! How well a pair works together: `cargo run --release --example acceptance -- --threads 1`.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -36,8 +37,11 @@ struct Args {
     json: bool,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
     let demo = |part: &str| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo/")).join(part);
     let engine = Engine::load(&EngineOptions {
         assistant: args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant"))),

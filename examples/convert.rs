@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
@@ -41,9 +42,12 @@ struct Args {
     leave_out_unknown: bool,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
-    let args = Args::parse();
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
     let source = Checkpoint::open(&args.source)?;
     let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {eta}")?);
     let shown = bar.clone();

@@ -1,6 +1,7 @@
 //! What context costs: `cargo run --release --example depth -- --threads 1`.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -36,8 +37,11 @@ struct Args {
     json: bool,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
     let demo = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo/target"));
     let model = args.model.clone().unwrap_or(demo);
     let options = EngineOptions { threads: args.threads, device: args.device.clone(), ..EngineOptions::new(model) };

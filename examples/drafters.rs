@@ -1,6 +1,7 @@
 //! What each drafter is worth on five kinds of text: `cargo run --release --example drafters -- --threads 1`.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
@@ -55,8 +56,11 @@ struct Mode {
     last: Statistics,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
     let demo = |part: &str| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo/")).join(part);
     let engine = Engine::load(&EngineOptions {
         assistant: Some(args.assistant.clone().unwrap_or_else(|| demo("assistant"))),

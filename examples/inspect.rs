@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
@@ -23,8 +24,11 @@ struct Args {
     no_tensors: bool,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     metadata(&checkpoint)?;
     tensors(&checkpoint, !args.no_tensors)?;

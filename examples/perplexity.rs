@@ -1,6 +1,7 @@
 //! Perplexity over a text: `cargo run --release --example perplexity -- README.md`.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -45,9 +46,12 @@ struct Args {
     json: bool,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
-    let args = Args::parse();
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
     let demo = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo/target"));
     let model = args.model.clone().unwrap_or_else(demo);
     let load = EngineOptions { threads: args.threads, quantize: args.quantize, ..EngineOptions::new(model) };

@@ -1,6 +1,7 @@
 //! Quantizes GGUF files: `cargo run --release --example quantize -- demo-f16.gguf demo-q4_k_m.gguf q4_k_m`.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -39,9 +40,12 @@ struct Args {
     verbose: bool,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
-    let args = Args::parse();
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
     let source = Checkpoint::open(&args.source)?;
     let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {eta}")?);
     let shown = bar.clone();

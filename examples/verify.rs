@@ -29,8 +29,11 @@ struct Args {
     json: bool,
 }
 
-fn main() -> Result<ExitCode> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<ExitCode> {
     ensure!(args.model.is_some() || args.assistant.is_some(), "nothing to verify; give --model, --assistant, or both");
     let Args { model, assistant, prompt, json } = args;
     let findings = verify(&VerifyOptions { target: model, assistant, prompt });

@@ -4,6 +4,7 @@
 mod measure;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -43,8 +44,11 @@ struct Args {
 const MOST_ROWS: usize = 16;
 const PREFILL: usize = 512;
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
     let demo = |part: &str| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo/")).join(part);
     let engine = Engine::load(&EngineOptions {
         assistant: args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant"))),

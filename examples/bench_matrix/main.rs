@@ -16,6 +16,7 @@ mod texts;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
@@ -109,9 +110,12 @@ fn at_least_two(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| *n >= 2).ok_or_else(|| "must be a number, at least 2".into())
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::ERROR).init();
-    let args = Args::parse();
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
     let path = args.out.join("runs.ndjson");
     if args.dry_run {
         let text = texts::text(args.text.as_deref())?;

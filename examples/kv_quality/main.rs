@@ -4,6 +4,7 @@ mod plot;
 mod synthetic;
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -64,8 +65,11 @@ struct Case {
     acceptance: Option<f64>,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
     if args.synthetic {
         return synthetic::print();
     }

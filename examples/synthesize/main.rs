@@ -13,6 +13,7 @@ mod tensors;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
@@ -64,8 +65,8 @@ pub struct Args {
 const CENTROID_TOKENS: usize = 128;
 const CENTROID_TOP_K: usize = 32;
 
-fn main() -> Result<()> {
-    run(&Args::parse())
+fn main() -> ExitCode {
+    foretoken_tools::run(|args: Args| run(&args))
 }
 
 /// Writes the pair.

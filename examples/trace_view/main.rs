@@ -4,6 +4,7 @@ mod plot;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -22,8 +23,11 @@ struct Args {
     out: Option<PathBuf>,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
     let text = std::fs::read_to_string(&args.trace).with_context(|| args.trace.display().to_string())?;
     // A trace that was cut short ends in half a line.
     let lines: Vec<Value> = text.lines().map_while(|line| serde_json::from_str(line).ok()).collect();

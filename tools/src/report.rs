@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use foretoken::Statistics;
 use foretoken::kv::KvCache;
+use foretoken::{Session, Statistics};
 use serde_json::{Value, json};
 
-/// Says how K and V are kept: layers that are kept alike on one line.
-pub fn kept(kv: &KvCache) -> String {
+/// How K and V are stored, a line for each kind of layers.
+pub fn kv(kv: &KvCache) -> String {
     let mut kinds: Vec<(String, Vec<String>)> = Vec::new();
     for store in kv.report() {
         let key = store.key.map_or("made of values".into(), |key| key.to_string());
@@ -20,13 +20,11 @@ pub fn kept(kv: &KvCache) -> String {
     kinds.iter().map(|(kind, layers)| format!("K/V of layers {}: {kind}\n", layers.join(", "))).collect()
 }
 
-/// For people, on stderr.
-pub fn print(s: &Statistics, kv_bytes: usize) {
-    eprintln!(
-        "\n{} tokens at {:.1} tokens/s after {} at {:.1} tokens/s; {} rounds, {:.2} tokens per round, {:.0} % of {} drafts \
-         accepted; {:.1} MiB of K/V",
-        s.generated_tokens,
-        s.decode_tokens_per_second(),
+/// Rounds, drafters and measured costs, a line each.
+pub fn details(s: &Statistics, kv_bytes: usize) -> String {
+    let mut text = format!(
+        "{} tokens of prompt at {:.1} tokens/s; {} rounds, {:.2} tokens per round, {:.0} % of {} drafts accepted; \
+         {:.1} MiB of K/V\n",
         s.prompt_tokens,
         s.prefill_tokens_per_second(),
         s.rounds,
@@ -36,20 +34,18 @@ pub fn print(s: &Statistics, kv_bytes: usize) {
         kv_bytes as f64 / f64::from(1 << 20),
     );
     if !s.speculation.drafters.is_empty() {
-        print_speculation(s);
+        text += &drafters(s);
+        text += &rounds(s);
     }
-    if s.simulated {
-        eprintln!("acceptance was simulated: the text is meaningless");
-    }
+    text
 }
 
-fn print_speculation(statistics: &Statistics) {
-    let s = &statistics.speculation;
-    for d in &s.drafters {
+fn drafters(s: &Statistics) -> String {
+    let line = |d: &foretoken::speculative::DrafterStats| {
         let at = d.accepted_at.iter().zip(&d.drafted_at).map(|(a, n)| format!("{:.0}", 100.0 * *a as f64 / *n as f64));
-        eprintln!(
-            "{}: {} calls, {} drafts verified of which {} were of use, {} tokens of which {} stood, {:.2} tokens per draft; \
-             stood at each place (%): {}; {:.1} ms",
+        format!(
+            "{}: {} calls, {} drafts verified, something of {} accepted; {} tokens verified, {} accepted; {:.2} tokens per \
+             draft; accepted at each place (%): {}; {:.1} ms\n",
             d.kind.map_or("", |kind| kind.name()),
             d.calls,
             d.drafts,
@@ -59,36 +55,39 @@ fn print_speculation(statistics: &Statistics) {
             d.mean_accepted_length(),
             at.collect::<Vec<_>>().join(" "),
             ms(d.draft),
-        );
-    }
+        )
+    };
+    s.speculation.drafters.iter().map(line).collect()
+}
+
+fn rounds(s: &Statistics) -> String {
+    let s = &s.speculation;
     let rows = s.rows.iter().enumerate().filter(|(_, n)| **n > 0).map(|(rows, n)| format!("{n} of {rows}"));
-    let why = s.why.iter().map(|(why, n)| format!("{n} {why}"));
-    eprintln!(
-        "rounds by rows: {}; by reason: {}; {} passes saved",
-        rows.collect::<Vec<_>>().join(", "),
-        why.collect::<Vec<_>>().join(", "),
-        s.passes_saved,
-    );
-    let v = s.verify_ms.iter().map(|ms| format!("{:.2}", ms / s.verify_ms[0])).collect::<Vec<_>>();
+    let reasons = s.why.iter().map(|(reason, n)| format!("{n} {reason}"));
+    let v = s.verify_ms.iter().map(|ms| format!("{:.2}", ms / s.verify_ms[0]));
     let steps = s.drafters.iter().filter_map(|d| Some(format!("{} {:.2} ms", d.kind?.name(), d.step_ms?)));
-    eprintln!(
-        "begin {:.1}, draft {:.1} (waited for {:.1}), verify {:.1}, accept {:.1} ms; v(B): {}; a step: {}",
+    format!(
+        "rounds by rows: {}; by reason: {}; {} passes saved\n\
+         begin {:.1}, draft {:.1} (waited for {:.1}), verify {:.1}, accept {:.1} ms; v(B): {}; a step: {}\n",
+        rows.collect::<Vec<_>>().join(", "),
+        reasons.collect::<Vec<_>>().join(", "),
+        s.passes_saved,
         ms(s.begin),
         ms(s.draft),
         ms(s.wait),
         ms(s.verify),
         ms(s.accept),
-        v.join(" "),
+        v.collect::<Vec<_>>().join(" "),
         steps.collect::<Vec<_>>().join(", "),
-    );
+    )
 }
 
 fn ms(time: Duration) -> f64 {
     1e3 * time.as_secs_f64()
 }
 
-/// For tools: `report` with the figures added.
-pub fn json(mut report: Value, s: &Statistics, (kv, kv_bytes): (&KvCache, usize)) -> Value {
+/// One object for tools: `report` with the figures added.
+pub fn json(mut report: Value, s: &Statistics, session: &Session) -> Value {
     for (name, value) in [
         ("prompt_tokens", json!(s.prompt_tokens)),
         ("generated_tokens", json!(s.generated_tokens)),
@@ -101,8 +100,8 @@ pub fn json(mut report: Value, s: &Statistics, (kv, kv_bytes): (&KvCache, usize)
         ("tokens_per_round", json!(s.tokens_per_round())),
         ("simulated_acceptance", json!(s.simulated)),
         ("speculation", json!(s.speculation)),
-        ("kv_bytes", json!(kv_bytes)),
-        ("kv_bytes_per_token", json!(kv.bytes_per_token())),
+        ("kv_bytes", json!(session.kv_bytes())),
+        ("kv_bytes_per_token", json!(session.kv().bytes_per_token())),
         ("peak_rss_bytes", json!(peak_rss_bytes())),
     ] {
         report[name] = value;
@@ -110,7 +109,7 @@ pub fn json(mut report: Value, s: &Statistics, (kv, kv_bytes): (&KvCache, usize)
     report
 }
 
-/// The most memory that the process has held, where the system tells.
+/// The most memory that the process has held, in bytes, where the system tells.
 fn peak_rss_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

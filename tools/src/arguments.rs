@@ -1,0 +1,274 @@
+//! Groups of command-line options, and what they stand for.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::Args;
+use foretoken::chat::{Message, Role, Thinking};
+use foretoken::kv::{KvFormat, KvOptions, KvPreset};
+use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, MtpPreset, NgramCache};
+use foretoken::{
+    DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, Pipeline, Sampling, SessionOptions,
+    Speculation, SpeculationOptions, Stop, WeightType, hub,
+};
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Which checkpoints, and what computes.
+#[derive(Args)]
+pub struct Load {
+    /// The target's checkpoint: a directory, a GGUF file, or a name on the Hugging Face Hub.
+    #[arg(long)]
+    pub model: Option<PathBuf>,
+    /// The assistant's checkpoint, likewise.
+    #[arg(long)]
+    pub assistant: Option<PathBuf>,
+    /// A smaller Gemma 4 for the drafter draft-model: a directory, a GGUF file, or a name on the Hugging Face Hub.
+    #[arg(long, value_name = "MODEL")]
+    pub draft_model: Option<PathBuf>,
+    /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...
+    #[arg(long, value_name = "TYPE")]
+    pub quantize: Option<WeightType>,
+    /// Where the models compute: cpu, cuda, cuda:N, metal, metal:N, or auto for a GPU where one works and else the CPU (build
+    /// with --features cuda, cuda-prebuilt or metal).
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub device: DeviceChoice,
+    /// Threads; by default, the physical cores.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Instruction set of the CPU's kernels; by default, the widest that the processor has.
+    #[arg(long, value_name = "NAME", value_parser = isa)]
+    pub isa: Option<Isa>,
+}
+
+fn isa(name: &str) -> Result<Isa, String> {
+    Isa::available().find(|isa| isa.name() == name).ok_or_else(|| {
+        format!("no such instruction set: {}", Isa::available().map(Isa::name).collect::<Vec<_>>().join(", "))
+    })
+}
+
+impl Load {
+    /// What to load; with no model named, the demo pair. Names on the Hub are resolved, with a bar on a terminal.
+    ///
+    /// # Errors
+    /// If a name is the Hub's, and the checkpoint cannot be downloaded.
+    pub fn options(&self) -> Result<EngineOptions> {
+        let assistant = self.assistant.clone().or_else(|| self.model.is_none().then(|| crate::demo("assistant")));
+        let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {eta}")?);
+        let download = bar.clone();
+        let from = hub::HubOptions {
+            cache: std::env::home_dir().map(|home| home.join(".cache/huggingface/hub")),
+            progress: Some(Arc::new(move |file| {
+                download.set_length(file.total);
+                download.set_position(file.done);
+            })),
+            ..hub::HubOptions::default()
+        };
+        let model = self.model.clone().unwrap_or_else(|| crate::demo("target"));
+        Ok(EngineOptions {
+            assistant: assistant.map(|path| hub::resolve_with(&path, &from)).transpose()?,
+            draft_model: self.draft_model.as_deref().map(|path| hub::resolve_with(path, &from)).transpose()?,
+            threads: self.threads,
+            device: self.device.clone(),
+            isa: self.isa,
+            quantize: self.quantize,
+            progress: Some(Arc::new(move |progress| {
+                bar.set_length(progress.total);
+                bar.set_position(progress.loaded);
+            })),
+            ..EngineOptions::new(hub::resolve_with(&model, &from)?)
+        })
+    }
+}
+
+/// Who drafts, and how much.
+#[derive(Args)]
+pub struct Drafting {
+    /// One token per pass of the target.
+    #[arg(long)]
+    pub no_speculation: bool,
+    /// Who drafts: auto, or a list by priority of mtp, draft-model, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod,
+    /// ngram-cache, with parameters behind a name (ngram-map-k:n=8:m=24:hits=2). Default: auto where there is an assistant or
+    /// a draft model; the assistant where a block size or a preset is given.
+    #[arg(long, value_name = "LIST", conflicts_with = "no_speculation")]
+    pub spec_type: Option<Drafters>,
+    /// Rows of every verification; one token less is drafted. Default: what measured costs say, round by round.
+    #[arg(long, value_name = "B")]
+    pub draft_block_size: Option<usize>,
+    /// Rows by a preset: throughput, lift, balanced, quality.
+    #[arg(long, value_name = "NAME", conflicts_with = "draft_block_size")]
+    pub mtp_preset: Option<MtpPreset>,
+    /// Rest the model that drafts after N drafts in a row of which nothing was accepted (1 to 32).
+    #[arg(long, value_name = "N")]
+    pub skip_streak: Option<usize>,
+    /// 2 drafts the next round while this one's text is written.
+    #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub pipeline_depth: u8,
+    /// Draw drafts from the drafter's distribution instead of taking its best token.
+    #[arg(long)]
+    pub sample_drafts: bool,
+    /// N-gram counts of a corpus for ngram-cache.
+    #[arg(long, value_name = "FILE")]
+    pub ngram_static: Option<PathBuf>,
+    /// N-gram counts of earlier texts for ngram-cache; made if missing, and written back.
+    #[arg(long, value_name = "FILE")]
+    pub ngram_dynamic: Option<PathBuf>,
+}
+
+impl Drafting {
+    /// Who drafts. A block size or a preset alone means the assistant.
+    ///
+    /// # Errors
+    /// If a file of n-gram counts cannot be read.
+    pub fn options(&self, engine: &Engine) -> Result<Speculation> {
+        let able = engine.assistant().is_some() || engine.draft_model().is_some();
+        if self.no_speculation || (self.spec_type.is_none() && !able && self.draft_block_size.is_none()) {
+            return Ok(Speculation::Off);
+        }
+        let block = match (self.draft_block_size, self.mtp_preset) {
+            (Some(rows), _) => BlockSize::Fixed(rows),
+            (None, Some(preset)) => BlockSize::Preset(preset),
+            (None, None) => BlockSize::Measured,
+        };
+        let mut drafters = match &self.spec_type {
+            Some(drafters) => drafters.clone(),
+            None if block != BlockSize::Measured
+                && (engine.assistant().is_some() || engine.draft_model().is_none()) =>
+            {
+                Drafters::Priority(vec![DrafterOptions::Mtp])
+            }
+            None => Drafters::Auto,
+        };
+        if let Drafters::Priority(list) = &mut drafters {
+            for options in list {
+                if let DrafterOptions::NgramCache(options) = options {
+                    options.corpus = self.ngram_static.as_deref().map(NgramCache::load).transpose()?.map(Arc::new);
+                    let dynamic = self.ngram_dynamic.as_deref().filter(|path| path.exists());
+                    options.earlier = dynamic.map(NgramCache::load).transpose()?.map(Arc::new);
+                }
+            }
+        }
+        Ok(Speculation::With(SpeculationOptions {
+            drafters,
+            block,
+            skip_streak: self.skip_streak,
+            drafts: if self.sample_drafts { DraftSampling::Sampled } else { DraftSampling::Greedy },
+            pipeline: if self.pipeline_depth == 2 { Pipeline::Ahead } else { Pipeline::InTurn },
+        }))
+    }
+}
+
+/// How K and V are stored.
+#[derive(Args)]
+pub struct Kv {
+    /// How K and V are kept: exact (f16), or in codes: quality, balanced, compact.
+    #[arg(long, value_name = "NAME", default_value = "exact")]
+    pub kv_preset: KvPreset,
+    /// Type of the cached keys, instead of the preset's: f32, f16, bf16, tqc2..tqc6, turbo2..turbo4, q8_0, q4_0.
+    #[arg(long, value_name = "T")]
+    pub cache_type_k: Option<KvFormat>,
+    /// Type of the cached values, likewise.
+    #[arg(long, value_name = "T")]
+    pub cache_type_v: Option<KvFormat>,
+    /// Positions that fit the cache; by default, what the model was made for.
+    #[arg(long, value_name = "N")]
+    pub context: Option<usize>,
+}
+
+impl Kv {
+    /// The preset, with the formats and the context that were given instead of its own.
+    pub fn options(&self) -> SessionOptions {
+        let preset = KvOptions::from(self.kv_preset);
+        SessionOptions {
+            kv: KvOptions {
+                key: self.cache_type_k.unwrap_or(preset.key),
+                value: self.cache_type_v.unwrap_or(preset.value),
+                max_context: self.context,
+                ..preset
+            },
+        }
+    }
+}
+
+/// What is continued.
+#[derive(Args)]
+pub struct Prompt {
+    /// The text to continue (with --chat: the user's message).
+    #[arg(default_value = "/// Returns the largest element of the slice, or `None` if it is empty.\n")]
+    pub prompt: String,
+    /// Token ids instead of a prompt.
+    #[arg(long, value_name = "2,500,..", value_delimiter = ',', conflicts_with_all = ["prompt", "chat"])]
+    pub prompt_ids: Option<Vec<u32>>,
+    /// Put the prompt through the checkpoint's chat template.
+    #[arg(long)]
+    pub chat: bool,
+    /// The system message, with --chat.
+    #[arg(long, requires = "chat")]
+    pub system: Option<String>,
+    /// Let the model think first, with --chat.
+    #[arg(long, requires = "chat")]
+    pub think: bool,
+}
+
+impl Prompt {
+    /// Its token ids.
+    ///
+    /// # Errors
+    /// If the checkpoint has no tokenizer or, with --chat, no template.
+    pub fn ids(&self, engine: &Engine) -> foretoken::Result<Vec<u32>> {
+        if let Some(ids) = &self.prompt_ids {
+            return Ok(ids.clone());
+        }
+        if !self.chat {
+            return engine.tokenizer()?.encode(&self.prompt);
+        }
+        let system = self.system.iter().map(|content| Message { role: Role::System, content: content.clone() });
+        let user = Message { role: Role::User, content: self.prompt.clone() };
+        let thinking = if self.think { Thinking::On } else { Thinking::Off };
+        engine.encode_chat(&system.chain([user]).collect::<Vec<_>>(), thinking)
+    }
+}
+
+/// How tokens are chosen, and what ends the text.
+#[derive(Args)]
+pub struct Text {
+    /// Tokens to generate at most.
+    #[arg(long, default_value_t = 128)]
+    pub max_tokens: usize,
+    /// 0 takes the most probable token.
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f32,
+    /// Keep the K most probable tokens.
+    #[arg(long)]
+    pub top_k: Option<usize>,
+    /// Keep the most probable tokens up to this sum of probabilities.
+    #[arg(long, default_value_t = 1.0)]
+    pub top_p: f32,
+    /// Keep tokens at least this probable relative to the best.
+    #[arg(long, default_value_t = 0.0)]
+    pub min_p: f32,
+    /// Seed of the draws.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Go on past the tokens that end a text.
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// End the text before this string; may be given several times.
+    #[arg(long, value_name = "STRING")]
+    pub stop: Vec<String>,
+}
+
+impl Text {
+    /// These options, with the default of every other.
+    pub fn options(&self) -> GenerateOptions {
+        let Self { temperature, top_k, top_p, min_p, .. } = *self;
+        let end_of_generation = if self.ignore_eos { EndOfGeneration::Ignored } else { EndOfGeneration::Stops };
+        GenerateOptions {
+            max_tokens: self.max_tokens,
+            sampling: Sampling { temperature, top_k, top_p, min_p },
+            seed: self.seed,
+            stop: Stop { end_of_generation, strings: self.stop.clone(), ..Stop::default() },
+            ..GenerateOptions::default()
+        }
+    }
+}

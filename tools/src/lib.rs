@@ -1,0 +1,48 @@
+//! What the examples share: how a command begins and ends, command lines, and reports.
+
+pub mod arguments;
+pub mod report;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, Termination};
+
+use anyhow::{Result, anyhow};
+use clap::Parser;
+
+/// Runs `command` with the process's arguments. An error, of usage too, is one line on stderr and exit code 1, with
+/// `RUST_BACKTRACE` as without: `anyhow`'s own report has the frames. A closed pipe ends the process as it ends other Unix
+/// programs, by SIGPIPE; Rust ignores that signal, and `println!` panics then.
+pub fn run<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<T>) -> ExitCode {
+    sigpipe::reset();
+    match parse(std::env::args_os()).and_then(command) {
+        Ok(value) => value.report(),
+        Err(error) => {
+            eprintln!("Error: {}", one_line(&format!("{error:#}")));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The arguments; help and the version are printed and end the process.
+fn parse<A: Parser>(arguments: impl Iterator<Item = OsString>) -> Result<A> {
+    A::try_parse_from(arguments).map_err(|error| {
+        if !error.use_stderr() {
+            error.exit();
+        }
+        // Behind the first empty line there are hints and the usage.
+        let message = error.to_string();
+        let problem = one_line(message.split("\n\n").next().unwrap_or(&message));
+        anyhow!("{}; see --help", problem.strip_prefix("error: ").unwrap_or(&problem))
+    })
+}
+
+fn one_line(message: &str) -> String {
+    message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+/// `part` of the demo pair that the repository ships: `target`, `assistant` or `prompts.json`.
+pub fn demo(part: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(""));
+    root.join("models/demo").join(part)
+}

@@ -763,8 +763,8 @@ fn generate() -> Command {
     let path = profile.join("examples").join(format!("generate{}", std::env::consts::EXE_SUFFIX));
     assert!(path.exists(), "{} is missing; build it: cargo build --example generate", path.display());
     let mut command = Command::new(path);
-    // Neither log lines nor backtraces are part of the promise.
-    command.env_remove("RUST_LOG").env_remove("RUST_BACKTRACE").env_remove("RUST_LIB_BACKTRACE");
+    // Errors are one line where backtraces are asked for, too.
+    command.env_remove("RUST_LOG").env("RUST_BACKTRACE", "1");
     command
 }
 

@@ -208,7 +208,19 @@ def key_mean(record):
     return f"error {of_bias_8['tqc4']:.3f} at 4 bits instead of {of_bias_8['turbo4']:.2f}; record: `{record.path.name}/{record.used[-1].name}`"
 
 
+def acceptance(record):
+    """How often the demo pair's drafts are accepted."""
+    sets = json.loads(record.files("demo-evaluate.json")[-1].read_text())
+    percent = lambda name: f"{100 * sets[name]['acceptance']:.0f} %"
+    return (
+        f"With three drafts a round {percent('prompts.json')} of them are accepted behind the prompts that ship with the pair, "
+        f"{percent('heldout')} in random windows of held-out files, {percent('heldout_crates')} in windows of crates that it has "
+        f"never seen ({record.links()})."
+    )
+
+
 KINDS = {
+    "acceptance": acceptance,
     "speed": speed,
     "passes": passes,
     "depth": depth,

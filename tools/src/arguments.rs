@@ -37,14 +37,8 @@ pub struct Load {
     #[arg(long)]
     pub threads: Option<usize>,
     /// Instruction set of the CPU's kernels; by default, the widest that the processor has.
-    #[arg(long, value_name = "NAME", value_parser = isa)]
+    #[arg(long, value_name = "NAME")]
     pub isa: Option<Isa>,
-}
-
-fn isa(name: &str) -> Result<Isa, String> {
-    Isa::available().find(|isa| isa.name() == name).ok_or_else(|| {
-        format!("no such instruction set: {}", Isa::available().map(Isa::name).collect::<Vec<_>>().join(", "))
-    })
 }
 
 impl Load {

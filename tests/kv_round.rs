@@ -158,7 +158,9 @@ fn rounds_leave_what_single_steps_leave() {
 
 fn rounds_are_single_steps(isa: Isa) {
     const MAX_ROUND_ROWS: usize = 20;
-    for (types, seed) in types().into_iter().flat_map(|types| [1, 2].map(|seed| (types, seed))) {
+    // Every fifth on lesser instruction sets than the widest, for their time.
+    let stride = if isa == Isa::best() { 1 } else { 5 };
+    for (types, seed) in types().into_iter().flat_map(|types| [1, 2].map(|seed| (types, seed))).step_by(stride) {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut rounds = cache(isa, types, MAX_ROUND_ROWS, 4096);
         // Its rings have another size, so equal rows do not lie in equal places by chance.

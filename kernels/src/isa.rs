@@ -130,54 +130,31 @@ mod x86_64 {
     use crate::turbo::CodeOp;
     use std::sync::LazyLock;
 
-    /// A function of its own per operation: kernels divide their work into several, because a single one with all tile
-    /// shapes inlined takes the compiler minutes.
-    #[inline(never)]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(crate) fn avx2_panels<O: PanelOp>(op: O) {
-        op.eval(Ymm(Multiply));
+    /// Defines a module with one function: that evaluates an operation with the features of an instruction set. A function of
+    /// its own per operation, because a single one with all tile shapes inlined takes the compiler minutes; a module of its own,
+    /// because the compiler's threads share the work by modules.
+    macro_rules! evaluators {
+        ($($name:ident, $op:ident, $lanes:expr, $features:literal;)*) => {$(
+            pub(crate) mod $name {
+                use super::*;
+
+                #[inline(never)]
+                #[target_feature(enable = $features)]
+                pub(crate) fn eval<O: $op>(op: O) {
+                    op.eval($lanes);
+                }
+            }
+        )*};
     }
 
-    /// As [`avx2_panels`].
-    #[inline(never)]
-    #[target_feature(enable = "avxvnni,avx2,fma,f16c")]
-    pub(crate) fn avx_vnni_panels<O: PanelOp>(op: O) {
-        op.eval(Ymm(Vnni));
-    }
-
-    /// As [`avx2_panels`].
-    #[inline(never)]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-    pub(crate) fn avx512_panels<O: PanelOp>(op: O) {
-        op.eval(Avx512Lanes);
-    }
-
-    /// As [`avx2_panels`].
-    #[inline(never)]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn avx2_codes<O: CodeOp>(op: O) {
-        op.eval(Ymm(Multiply));
-    }
-
-    /// As [`avx2_panels`].
-    #[inline(never)]
-    #[target_feature(enable = "avxvnni,avx2,fma,f16c")]
-    fn avx_vnni_codes<O: CodeOp>(op: O) {
-        op.eval(Ymm(Vnni));
-    }
-
-    /// As [`avx2_panels`].
-    #[inline(never)]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
-    fn avx512_codes<O: CodeOp>(op: O) {
-        op.eval(Avx512Lanes);
-    }
-
-    /// As [`avx2_panels`].
-    #[inline(never)]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
-    fn with_tiles<O: TileOp>(op: O) {
-        op.eval(Avx512Lanes);
+    evaluators! {
+        avx2_panels, PanelOp, Ymm(Multiply), "avx2,fma,f16c";
+        avx_vnni_panels, PanelOp, Ymm(Vnni), "avxvnni,avx2,fma,f16c";
+        avx512_panels, PanelOp, Avx512Lanes, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c";
+        avx2_codes, CodeOp, Ymm(Multiply), "avx2,fma,f16c";
+        avx_vnni_codes, CodeOp, Ymm(Vnni), "avxvnni,avx2,fma,f16c";
+        avx512_codes, CodeOp, Avx512Lanes, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c";
+        tiles, TileOp, Avx512Lanes, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c";
     }
 
     /// Proof of AVX2, FMA and F16C.
@@ -205,14 +182,14 @@ mod x86_64 {
         #[inline]
         pub(crate) fn run_panels<O: PanelOp>(self, op: O) {
             // SAFETY: `self` is only made by `new`, which found the features.
-            unsafe { avx2_panels(op) }
+            unsafe { avx2_panels::eval(op) }
         }
 
         /// Evaluates an operation over codes.
         #[inline]
         pub(crate) fn run_codes<O: CodeOp>(self, op: O) {
             // SAFETY: `self` is only made by `new`, which found the features.
-            unsafe { avx2_codes(op) }
+            unsafe { avx2_codes::eval(op) }
         }
     }
 
@@ -235,14 +212,14 @@ mod x86_64 {
         #[inline]
         pub(crate) fn run_panels<O: PanelOp>(self, op: O) {
             // SAFETY: `self` is only made by `new`, which found the features.
-            unsafe { avx_vnni_panels(op) }
+            unsafe { avx_vnni_panels::eval(op) }
         }
 
         /// Evaluates an operation over codes.
         #[inline]
         pub(crate) fn run_codes<O: CodeOp>(self, op: O) {
             // SAFETY: `self` is only made by `new`, which found the features.
-            unsafe { avx_vnni_codes(op) }
+            unsafe { avx_vnni_codes::eval(op) }
         }
     }
 
@@ -277,14 +254,14 @@ mod x86_64 {
         #[inline]
         pub(crate) fn run_panels<O: PanelOp>(self, op: O) {
             // SAFETY: `self` is only made by `new`, which found the features.
-            unsafe { avx512_panels(op) }
+            unsafe { avx512_panels::eval(op) }
         }
 
         /// Evaluates an operation over codes, without VBMI in the narrower lanes.
         #[inline]
         pub(crate) fn run_codes<O: CodeOp>(self, op: O) {
             // SAFETY: `self` is only made by `new`, which found the features of either.
-            unsafe { if self.vbmi { avx512_codes(op) } else { avx2_codes(op) } }
+            unsafe { if self.vbmi { avx512_codes::eval(op) } else { avx2_codes::eval(op) } }
         }
     }
 
@@ -321,7 +298,7 @@ mod x86_64 {
         #[inline]
         pub(crate) fn run_tiles<O: TileOp>(self, op: O) {
             // SAFETY: `self` is only made by `new`, which found the features and has the tiles.
-            unsafe { with_tiles(op) }
+            unsafe { tiles::eval(op) }
         }
     }
 

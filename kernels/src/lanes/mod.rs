@@ -13,7 +13,7 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {
-    avx2::{Multiply, Products, Vnni, Ymm},
+    avx2::{Multiply, Products, Vnni, Ymm, ymm_barrier},
     avx512::Avx512Lanes,
 };
 

@@ -45,7 +45,7 @@ pub(super) trait Format {
     /// By how much to shift the activations' offsets for the weights' own; `None` for unsigned weights.
     const OFFSET: Option<u32>;
     /// What [`Format::weights`] gives.
-    const BYTES: Bytes = Bytes::Unsigned;
+    const BYTES: Bytes;
     /// Scales in a block: 1, 8 or 16.
     const SCALES: usize = Self::TYPE.block_len() / 4 / Self::SCALED;
     /// Number of pairs of minima.
@@ -177,6 +177,7 @@ impl Format for Q4K {
     const TYPE: WeightType = WeightType::Q4_K;
     const SCALED: usize = 8;
     const OFFSET: Option<u32> = None;
+    const BYTES: Bytes = Bytes::Unsigned(15);
     const PAIRS: usize = 4;
     type Cursor<L: ByteLanes> = Plane<L>;
 
@@ -203,6 +204,7 @@ impl Format for Q5K {
     const TYPE: WeightType = WeightType::Q5_K;
     const SCALED: usize = 8;
     const OFFSET: Option<u32> = None;
+    const BYTES: Bytes = Bytes::Unsigned(31);
     const PAIRS: usize = 4;
     type Cursor<L: ByteLanes> = Planes<L>;
 
@@ -238,6 +240,7 @@ impl Format for Q6K {
     const TYPE: WeightType = WeightType::Q6_K;
     const SCALED: usize = 4;
     const OFFSET: Option<u32> = Some(0);
+    const BYTES: Bytes = Bytes::Unsigned(63);
     type Cursor<L: ByteLanes> = Planes<L>;
 
     #[inline(always)]
@@ -279,6 +282,7 @@ impl Format for Q2K {
     const TYPE: WeightType = WeightType::Q2_K;
     const SCALED: usize = 4;
     const OFFSET: Option<u32> = None;
+    const BYTES: Bytes = Bytes::Unsigned(3);
     const PAIRS: usize = 8;
     type Cursor<L: ByteLanes> = Plane<L>;
 
@@ -322,6 +326,7 @@ impl Format for Q3K {
     const TYPE: WeightType = WeightType::Q3_K;
     const SCALED: usize = 4;
     const OFFSET: Option<u32> = Some(3);
+    const BYTES: Bytes = Bytes::Unsigned(7);
     type Cursor<L: ByteLanes> = Planes<L>;
 
     #[inline(always)]
@@ -379,14 +384,14 @@ unsafe fn nibbles<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
 
 /// A format with blocks of 32: `$scale_bytes` of scales (2, or 4 with a minimum), then the weights.
 macro_rules! blocks_of_32 {
-    ($name:ident, $type:ident, $minimum:literal, $offset:expr, $bytes:ident, |$l:ident, $from:ident, $g:ident| $weights:expr) => {
+    ($name:ident, $type:ident, $minimum:literal, $offset:expr, $bytes:expr, |$l:ident, $from:ident, $g:ident| $weights:expr) => {
         pub(super) struct $name;
 
         impl Format for $name {
             const TYPE: WeightType = WeightType::$type;
             const SCALED: usize = 8;
             const OFFSET: Option<u32> = $offset;
-            const BYTES: Bytes = Bytes::$bytes;
+            const BYTES: Bytes = $bytes;
             const MINIMUM: bool = $minimum;
             type Cursor<L: ByteLanes> = *const u8;
 
@@ -438,9 +443,9 @@ unsafe fn nibbles_and_bits<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::
     }
 }
 
-blocks_of_32!(Q40, Q4_0, false, Some(4), Unsigned, |l, from, g| nibbles(l, from, g));
-blocks_of_32!(Q41, Q4_1, true, None, Unsigned, |l, from, g| nibbles(l, from, g));
-blocks_of_32!(Q50, Q5_0, false, Some(3), Unsigned, |l, from, g| nibbles_and_bits(l, from, g));
-blocks_of_32!(Q51, Q5_1, true, None, Unsigned, |l, from, g| nibbles_and_bits(l, from, g));
-blocks_of_32!(Q80, Q8_0, false, Some(0), Biased, |l, from, g| l.load_words(from.add(g * GROUP_BYTES)));
-blocks_of_32!(Iq4Nl, IQ4_NL, false, Some(0), Biased, |l, from, g| l.lookup(&BIASED_LEVELS, nibbles(l, from, g)));
+blocks_of_32!(Q40, Q4_0, false, Some(4), Bytes::Unsigned(15), |l, from, g| nibbles(l, from, g));
+blocks_of_32!(Q41, Q4_1, true, None, Bytes::Unsigned(15), |l, from, g| nibbles(l, from, g));
+blocks_of_32!(Q50, Q5_0, false, Some(3), Bytes::Unsigned(31), |l, from, g| nibbles_and_bits(l, from, g));
+blocks_of_32!(Q51, Q5_1, true, None, Bytes::Unsigned(31), |l, from, g| nibbles_and_bits(l, from, g));
+blocks_of_32!(Q80, Q8_0, false, Some(0), Bytes::Biased, |l, from, g| l.load_words(from.add(g * GROUP_BYTES)));
+blocks_of_32!(Iq4Nl, IQ4_NL, false, Some(0), Bytes::Biased, |l, from, g| l.lookup(&BIASED_LEVELS, nibbles(l, from, g)));

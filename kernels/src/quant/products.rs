@@ -41,7 +41,7 @@ pub(super) struct Packed<F> {
 }
 
 impl<L: ByteLanes, F: Format> Source<L, F> for Packed<F> {
-    const UNROLLED: usize = if L::SETTLES { F::SCALES } else { 2 };
+    const UNROLLED: usize = if L::BARRIERS { F::SCALES } else { 2 };
     type Cursor = F::Cursor<L>;
 
     // A few lines each time, as evenly as they go: the processor has not many on their way at once.
@@ -113,10 +113,7 @@ unsafe fn add_groups<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
         let x = x.add((s * F::SCALED + g) * stride);
         source.ask(s, g);
         let weights = [source.weights(l, cursor, g), source.weights(l, cursor, g + 1)];
-        l.add_products(sums, F::BYTES, weights, [x, x.add(stride)]);
-        for sum in sums {
-            *sum = l.settle_words(*sum);
-        }
+        l.add_products(sums, F::BYTES, (g, F::SCALED), weights, [x, x.add(stride)]);
     }
 }
 
@@ -136,7 +133,7 @@ unsafe fn dots<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
     unsafe {
         let mut from = [0; R];
         if let Some(shift) = F::OFFSET
-            && (L::ALL_BYTES || F::BYTES == Bytes::Unsigned)
+            && (L::ALL_BYTES || F::BYTES != Bytes::Biased)
         {
             let at = if F::TYPE.block_len() == 256 { q8k::OFFSETS } else { q8_1::OFFSETS };
             for (r, from) in from.iter_mut().enumerate() {
@@ -189,7 +186,7 @@ pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R
                 ($($s:literal)*) => {$(
                     let products = dots::<L, F, S, R>(l, source, x, stride, first + $s);
                     for r in 0..R {
-                        sums[r] = l.settle_floats(l.fma(l.to_float(products[r]), header.scales[first + $s], sums[r]));
+                        sums[r] = l.barrier(l.fma(l.to_float(products[r]), header.scales[first + $s], sums[r]));
                     }
                 )*};
             }

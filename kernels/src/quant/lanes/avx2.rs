@@ -1,17 +1,8 @@
 //! Eight words in a ymm register: half a panel at a time.
 
 use super::{ByteLanes, Bytes, PanelOp};
-use crate::lanes::{Products, Ymm};
+use crate::lanes::{Products, Ymm, ymm_barrier};
 use std::arch::x86_64::*;
-
-/// No instruction, but not `pure` either: it stays where it is, and with it what makes `x`.
-#[inline]
-#[target_feature(enable = "avx")]
-fn settle(mut x: __m256i) -> __m256i {
-    // SAFETY: there is no instruction.
-    unsafe { std::arch::asm!("/* {} */", inout(ymm_reg) x, options(nomem, nostack, preserves_flags)) };
-    x
-}
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, which is what `ByteLanes` demands.
@@ -19,9 +10,9 @@ fn settle(mut x: __m256i) -> __m256i {
 impl<P: Products> ByteLanes for Ymm<P> {
     const ALL_BYTES: bool = P::ALL_BYTES;
     const TILE_ROWS: usize = 4;
-    const SETTLES: bool = true;
+    const BARRIERS: bool = true;
     type I = __m256i;
-    type Sum = __m256i;
+    type Sum = P::Sum;
 
     #[inline(always)]
     unsafe fn call<O: PanelOp>(self, op: O) {
@@ -72,19 +63,15 @@ impl<P: Products> ByteLanes for Ymm<P> {
         unsafe { _mm256_cvtepi32_ps(a) }
     }
     #[inline(always)]
-    unsafe fn settle_words(self, x: __m256i) -> __m256i {
-        unsafe { settle(x) }
+    unsafe fn barrier(self, x: __m256) -> __m256 {
+        unsafe { _mm256_castsi256_ps(ymm_barrier(_mm256_castps_si256(x))) }
     }
     #[inline(always)]
-    unsafe fn settle_floats(self, x: __m256) -> __m256 {
-        unsafe { _mm256_castsi256_ps(settle(_mm256_castps_si256(x))) }
-    }
-    #[inline(always)]
-    unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [__m256i; R] {
+    unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [P::Sum; R] {
         unsafe {
-            let mut sums = [self.zero(); R];
+            let mut sums = [P::begin(0); R];
             for (sum, from) in sums.iter_mut().zip(from) {
-                *sum = self.splat_word(from);
+                *sum = P::begin(from);
             }
             sums
         }
@@ -92,29 +79,39 @@ impl<P: Products> ByteLanes for Ymm<P> {
     #[inline(always)]
     unsafe fn add_products<const R: usize>(
         self,
-        sums: &mut [__m256i; R],
+        sums: &mut [P::Sum; R],
         bytes: Bytes,
+        (g, groups): (usize, usize),
         weights: [__m256i; 2],
         x: [*const i32; 2],
     ) {
         unsafe {
-            for (weights, x) in weights.into_iter().zip(x) {
+            for (i, (weights, x)) in weights.into_iter().zip(x).enumerate() {
                 for (r, sum) in sums.iter_mut().enumerate() {
                     let x = self.splat_word(*x.add(r));
-                    *sum = if P::ALL_BYTES || bytes == Bytes::Unsigned {
-                        P::add_bytes(*sum, weights, x)
-                    } else {
-                        // |w| (128 at most, as an unsigned byte) times x with w's sign.
-                        let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
-                        P::add_bytes(*sum, _mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed))
-                    };
+                    match bytes {
+                        Bytes::Unsigned(max) => P::add_group(sum, weights, x, max, g + i, groups),
+                        Bytes::Biased if P::ALL_BYTES => P::add_group(sum, weights, x, 255, g + i, groups),
+                        Bytes::Biased => {
+                            // |w| (128 at most, as an unsigned byte) times x with w's sign.
+                            let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
+                            let (weights, x) = (_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed));
+                            P::add_group(sum, weights, x, 128, g + i, groups);
+                        }
+                    }
                 }
             }
         }
     }
     #[inline(always)]
-    unsafe fn end<const R: usize>(self, sums: [__m256i; R]) -> [__m256i; R] {
-        sums
+    unsafe fn end<const R: usize>(self, sums: [P::Sum; R]) -> [__m256i; R] {
+        unsafe {
+            let mut words = [self.zero(); R];
+            for (words, sum) in words.iter_mut().zip(sums) {
+                *words = P::end(sum);
+            }
+            words
+        }
     }
     #[inline(always)]
     unsafe fn add_pairs<const R: usize>(self, totals: &mut [__m256i; R], pairs: __m256i, x: *const i32) {

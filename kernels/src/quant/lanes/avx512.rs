@@ -19,10 +19,10 @@ fn add_pairs(mut sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
     sum
 }
 
-/// No instruction, but not `pure` either: it stays where it is, and with it what makes `x`.
+/// Compiler barrier: keeps `x` and what it depends on in program order.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn settle(mut x: __m512i) -> __m512i {
+fn barrier(mut x: __m512i) -> __m512i {
     // SAFETY: there is no instruction.
     unsafe { asm!("/* {} */", inout(zmm_reg) x, options(nomem, nostack, preserves_flags)) };
     x
@@ -34,13 +34,13 @@ fn settle(mut x: __m512i) -> __m512i {
 impl ByteLanes for Avx512Lanes {
     const ALL_BYTES: bool = true;
     const TILE_ROWS: usize = 8;
-    const SETTLES: bool = true;
+    const BARRIERS: bool = true;
     type I = __m512i;
     type Sum = __m512i;
 
     #[inline(always)]
     unsafe fn call<O: PanelOp>(self, op: O) {
-        unsafe { crate::isa::avx512_panels(op) }
+        unsafe { crate::isa::avx512_panels::eval(op) }
     }
     #[inline(always)]
     unsafe fn zero(self) -> __m512i {
@@ -84,12 +84,8 @@ impl ByteLanes for Avx512Lanes {
         unsafe { _mm512_cvtepi32_ps(a) }
     }
     #[inline(always)]
-    unsafe fn settle_words(self, x: __m512i) -> __m512i {
-        unsafe { settle(x) }
-    }
-    #[inline(always)]
-    unsafe fn settle_floats(self, x: __m512) -> __m512 {
-        unsafe { _mm512_castsi512_ps(settle(_mm512_castps_si512(x))) }
+    unsafe fn barrier(self, x: __m512) -> __m512 {
+        unsafe { _mm512_castsi512_ps(barrier(_mm512_castps_si512(x))) }
     }
     #[inline(always)]
     unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [__m512i; R] {
@@ -106,6 +102,7 @@ impl ByteLanes for Avx512Lanes {
         self,
         sums: &mut [__m512i; R],
         _: Bytes,
+        _: (usize, usize),
         weights: [__m512i; 2],
         x: [*const i32; 2],
     ) {
@@ -114,6 +111,9 @@ impl ByteLanes for Avx512Lanes {
                 for (r, sum) in sums.iter_mut().enumerate() {
                     *sum = _mm512_dpbusd_epi32(*sum, weights, self.splat_word(*x.add(r)));
                 }
+            }
+            for sum in sums {
+                *sum = barrier(*sum);
             }
         }
     }

@@ -18,8 +18,8 @@ pub(crate) trait PanelOp {
 /// What weights' bytes are.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bytes {
-    /// The weights plus an offset: below 64, or any where [`ByteLanes::ALL_BYTES`].
-    Unsigned,
+    /// The weights plus an offset, at most this; where [`ByteLanes::ALL_BYTES`] possibly shifted up.
+    Unsigned(u8),
     /// The weights plus 128.
     Biased,
 }
@@ -34,9 +34,9 @@ pub(crate) trait ByteLanes: Lanes {
     const ALL_BYTES: bool;
     /// Rows that the registers hold: an accumulator and a sum each.
     const TILE_ROWS: usize;
-    /// Whether [`ByteLanes::settle_words`] and its like hold a place. Without, loops stay short: a block's scales written
-    /// out would overflow registers and take the compiler minutes.
-    const SETTLES: bool = false;
+    /// Whether [`ByteLanes::add_products`] and [`ByteLanes::barrier`] are compiler barriers. Without, loops stay short: a
+    /// block's scales written out would overflow registers and take the compiler minutes.
+    const BARRIERS: bool = false;
     type I: Copy;
     /// A row's sums while they grow, in an order of their own.
     type Sum: Copy;
@@ -66,27 +66,23 @@ pub(crate) trait ByteLanes: Lanes {
     /// Replaces bytes below 16 by the table's.
     unsafe fn lookup(self, table: &[u8; 16], a: Self::I) -> Self::I;
     unsafe fn to_float(self, a: Self::I) -> Self::V;
-    /// Returns `x`, in its place in the program: what it is made of comes before, what follows it after. The compiler, left
-    /// free, mixes the products of many scales until registers overflow, and the requests for memory come in bursts.
+    /// Compiler barrier: keeps `x` and what it depends on in program order. Left free, the compiler mixes the products of
+    /// many scales until registers overflow, and issues the prefetches in bursts.
     #[inline(always)]
-    unsafe fn settle_words(self, x: Self::Sum) -> Self::Sum {
-        x
-    }
-    /// As [`ByteLanes::settle_words`].
-    #[inline(always)]
-    unsafe fn settle_floats(self, x: Self::V) -> Self::V {
+    unsafe fn barrier(self, x: Self::V) -> Self::V {
         x
     }
 
     /// Sums of `R` rows that start from a number each.
     unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [Self::Sum; R];
-    /// Adds two groups: for each word and row `r`, the dot product of the word's four bytes in `weights[g]` and the four
-    /// signed ones of the word `x[g][r]`. Here and below, words of `x` can be read up to the next multiple of four rows,
-    /// where `R` is more than one.
+    /// With `group` = `(g, groups)`, adds groups `g` and `g + 1` of the `groups` that share a scale: for each word and row `r`, the dot product of the
+    /// word's four bytes in `weights[i]` and the four signed ones of the word `x[i][r]`. Calls come in the order of `g`.
+    /// Here and below, words of `x` can be read up to the next multiple of four rows, where `R` is more than one.
     unsafe fn add_products<const R: usize>(
         self,
         sums: &mut [Self::Sum; R],
         bytes: Bytes,
+        group: (usize, usize),
         weights: [Self::I; 2],
         x: [*const i32; 2],
     );

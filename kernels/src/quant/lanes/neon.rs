@@ -36,7 +36,7 @@ unsafe fn signed(bytes: Bytes, weights: uint8x16_t) -> int8x16_t {
     // SAFETY: instructions of every aarch64.
     unsafe {
         vreinterpretq_s8_u8(match bytes {
-            Bytes::Unsigned => weights,
+            Bytes::Unsigned(_) => weights,
             Bytes::Biased => veorq_u8(weights, vdupq_n_u8(128)),
         })
     }
@@ -317,6 +317,7 @@ impl<P: Products> ByteLanes for NeonPair<P> {
         self,
         sums: &mut [Self::Sum; R],
         bytes: Bytes,
+        _: (usize, usize),
         weights: [Self::I; 2],
         x: [*const i32; 2],
     ) {

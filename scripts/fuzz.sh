@@ -23,7 +23,7 @@ if [ $# = 0 ]; then set -- gguf safetensors tokenizer chat_template session_file
 for target; do [ -d "fuzz/seeds/$target" ] || { echo "no target $target; there are: $(ls fuzz/seeds | xargs)" >&2; exit 2; }; done
 
 RUSTC_WRAPPER="$PWD/scripts/fuzz_rustc.sh" \
-    cargo build --release --target-dir target/fuzz --manifest-path fuzz/Cargo.toml
+    cargo build --release --locked --target-dir target/fuzz --manifest-path fuzz/Cargo.toml
 
 # Leaks are reported where memory runs out; symbols come from the panic's own message or a debugger.
 export ASAN_OPTIONS=detect_leaks=0:symbolize=0

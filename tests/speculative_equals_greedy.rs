@@ -517,3 +517,28 @@ fn most_drafts_are_accepted(isa: Isa) {
     println!("{accepted} of {drafted} drafts accepted: {rate:.3}");
     assert!(rate >= 0.6, "{accepted} of {drafted} drafts accepted");
 }
+
+/// A round drafts what a fresh session drafts that read the same text as its prompt: whatever was rejected before, it starts
+/// from the state that predicted the newest token and from committed rows. Acceptance alone falls too little to show it.
+#[test]
+fn rounds_draft_as_a_fresh_session_does() {
+    let pair = demo(&demo_prompts()[0]);
+    let engine = pair.engine(2);
+    let options = speculative(4, &plain(96));
+    let rounds = |prompt: &[u32], pieces: usize| -> Vec<Vec<u32>> {
+        let mut session = engine.session(&session_options(ElementType::F16)).expect("a session");
+        let generation = session.generate(prompt, &options).expect("a generation");
+        generation.take(pieces).map(|piece| piece.expect("a piece").tokens).collect()
+    };
+    let all = rounds(&pair.prompt, usize::MAX);
+    let (mut text, mut after_rejection) = (pair.prompt.clone(), 0);
+    // The last rounds are cut by `max_tokens`.
+    for i in 0..all.len() - 3 {
+        let (last, earlier) = all[i].split_last().expect("a round emits a token");
+        text.extend(earlier);
+        assert_eq!(rounds(&text, 2), [vec![*last], all[i + 1].clone()], "round {i}");
+        text.push(*last);
+        after_rejection += usize::from(i > 0 && all[i].len() < 4);
+    }
+    assert!(after_rejection >= 5, "{after_rejection} rounds followed a rejected draft");
+}

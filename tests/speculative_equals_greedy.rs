@@ -522,7 +522,7 @@ fn most_drafts_are_accepted(isa: Isa) {
 /// from the state that predicted the newest token and from committed rows. Acceptance alone falls too little to show it.
 #[test]
 fn rounds_draft_as_a_fresh_session_does() {
-    let pair = demo(&demo_prompts()[0]);
+    let pair = demo(&demo_prompts()[0], Isa::best());
     let engine = pair.engine(2);
     let options = speculative(4, &plain(96));
     let rounds = |prompt: &[u32], pieces: usize| -> Vec<Vec<u32>> {

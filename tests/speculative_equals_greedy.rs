@@ -494,8 +494,7 @@ fn a_session_continues_after_a_cut() {
     });
 }
 
-/// Whatever is wrong with a drafter, the text stays right; only this number falls. Feeding the state of a rejected
-/// draft's row, a position that is one off, or a row too many halves it.
+/// Whatever is wrong with a drafter, the text stays right; only this number falls.
 #[test]
 fn drafts_are_mostly_accepted() {
     on_every_isa(most_drafts_are_accepted);

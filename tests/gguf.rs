@@ -607,6 +607,8 @@ fn a_configuration_is_honoured_or_refused_by_name() {
         ("gemma4.attention.sliding_window_pattern", Some(array(&vec![bool_value(true); layers])), "last layer"),
         ("gemma4.attention.value_length", Some(u32_value(2)), "not implemented"),
         ("gemma4.attention.key_length_swa", Some(u32_value(33)), "must be even"),
+        ("gemma4.attention.key_length_swa", Some(u32_value(2_147_483_646)), "at most 8192"),
+        ("gemma4.attention.head_count", Some(u32_value(2048)), "more than 1024"),
         ("gemma4.attention.layer_norm_rms_epsilon", Some(f32_value(f64::NAN)), "must be a positive number"),
         ("gemma4.final_logit_softcapping", Some(f32_value(-1.0)), "must be a positive number"),
         ("gemma4.attention.scale", Some(f32_value(0.5)), "anything but 1 is not implemented"),

@@ -109,7 +109,12 @@ pub struct TextConfig {
 }
 
 /// More layers than any Gemma, few enough that a mistyped count cannot fill the memory.
-const MAX_LAYERS: usize = 1024;
+pub(crate) const MAX_LAYERS: usize = 1024;
+
+/// More query heads, and wider ones, than any Gemma: the layout of K and V and the table of angles are made of these sizes
+/// before a tensor could contradict them.
+pub(crate) const MAX_HEADS: usize = 1024;
+pub(crate) const MAX_HEAD_DIM: usize = 8192;
 
 impl TextConfig {
     /// Reads a target's config.json: the text model's fields at top level, or inside `text_config`.
@@ -144,6 +149,10 @@ impl TextConfig {
         };
         refuse_unsupported(fields)?;
         let num_attention_heads = fields.size("num_attention_heads", Some(8))?;
+        if num_attention_heads > MAX_HEADS {
+            let problem = format!("is {num_attention_heads}, more than {MAX_HEADS}");
+            return Err(fields.error("num_attention_heads", problem));
+        }
         let hidden_size_per_layer_input =
             fields.optional_size("hidden_size_per_layer_input")?.unwrap_or(if unified { 0 } else { 256 });
         let (rope_sliding, rope_full) = rope(fields)?;
@@ -366,8 +375,9 @@ fn layers(fields: &Fields, num_attention_heads: usize) -> Result<Vec<LayerConfig
             let problem = format!("{} K/V heads do not divide {num_attention_heads} query heads", layer.num_kv_heads);
             return Err(fields.error("num_key_value_heads", format!("layer {i}: {problem}")));
         }
-        if !layer.head_dim.is_multiple_of(2) {
-            return Err(fields.error("head_dim", format!("layer {i}: {} is odd", layer.head_dim)));
+        if !layer.head_dim.is_multiple_of(2) || layer.head_dim > MAX_HEAD_DIM {
+            let problem = format!("layer {i}: {} is odd, or more than {MAX_HEAD_DIM}", layer.head_dim);
+            return Err(fields.error("head_dim", problem));
         }
         layers.push(layer);
     }

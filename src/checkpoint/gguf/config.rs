@@ -4,14 +4,15 @@
 use super::keys::Keys;
 use super::types::{self, GgmlType};
 use super::{Gguf, TensorInfo};
-use crate::gemma4::{AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MoeConfig, RopeConfig, TextConfig};
+use crate::gemma4::{
+    AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MoeConfig,
+    RopeConfig, TextConfig,
+};
 use crate::{Error, Result};
 
 const TARGET: &str = "gemma4";
 /// The layout of llama.cpp, and the older one of a fork.
 const ASSISTANTS: [&str; 2] = ["gemma4-assistant", "gemma4_assistant"];
-/// More layers than any Gemma, few enough that a mistyped count cannot fill the memory.
-const MAX_LAYERS: usize = 1024;
 /// More tokens than anyone suppresses.
 const MAX_SUPPRESSED: usize = 1 << 16;
 /// A divisor of a frequency from which on a pair does not turn: 1e6 positions then make no millionth of a radian.
@@ -141,10 +142,13 @@ fn refuse_unsupported(keys: &Keys<'_>) -> Result<()> {
 
 fn heads(keys: &Keys<'_>, layers: usize) -> Result<usize> {
     let heads = keys.sizes("attention.head_count", layers)?;
-    match heads.iter().all(|count| *count == heads[0]) {
-        true => Ok(heads[0]),
-        false => Err(keys.error("attention.head_count", "differs between layers, which is not implemented")),
+    if heads.iter().any(|count| *count != heads[0]) {
+        return Err(keys.error("attention.head_count", "differs between layers, which is not implemented"));
     }
+    if heads[0] > MAX_HEADS {
+        return Err(keys.error("attention.head_count", format!("is {}, more than {MAX_HEADS}", heads[0])));
+    }
+    Ok(heads[0])
 }
 
 fn layers(keys: &Keys<'_>, shared: usize) -> Result<Vec<LayerConfig>> {
@@ -194,8 +198,8 @@ fn layers(keys: &Keys<'_>, shared: usize) -> Result<Vec<LayerConfig>> {
 fn head_dim(keys: &Keys<'_>, suffix: &str) -> Result<usize> {
     let key = format!("attention.key_length{suffix}");
     let width = keys.size(&key)?;
-    if !width.is_multiple_of(2) {
-        return Err(keys.error(&key, format!("is {width}, must be even")));
+    if !width.is_multiple_of(2) || width > MAX_HEAD_DIM {
+        return Err(keys.error(&key, format!("is {width}, must be even and at most {MAX_HEAD_DIM}")));
     }
     for other in [format!("attention.value_length{suffix}"), format!("rope.dimension_count{suffix}")] {
         if let Some(size) = keys.optional_size(&other)?.filter(|size| *size != width) {

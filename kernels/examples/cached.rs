@@ -1,0 +1,48 @@
+//! Multiply-adds per second of quantized products whose weights and activations stay in the second-level cache: what the
+//! arithmetic of an instruction set allows where memory is no limit. One thread, the best of many runs.
+//!
+//! `cargo run --release -p foretoken-kernels --example cached -- [ISA,..|all] [TYPE,..|all]`
+
+use std::time::{Duration, Instant};
+
+use foretoken_kernels::quant::{Activations, PackedMatrix, WeightType, matmul};
+use foretoken_kernels::{ColumnsMut, Isa};
+
+const OUTPUTS: usize = 256;
+const INPUTS: usize = 1536;
+const ROWS: [usize; 10] = [1, 2, 3, 4, 5, 6, 8, 12, 16, 64];
+
+/// Giga multiply-adds per second of `rows` rows.
+fn measure(isa: Isa, matrix: &PackedMatrix<'_>, rows: usize) -> f64 {
+    let x: Vec<f32> = (0..rows * INPUTS).map(|i| (i as f32 * 0.37).sin()).collect();
+    let kind = matrix.weight_type().activation_type();
+    let mut scratch = vec![0; kind.scratch_len(rows, INPUTS).expect("whole blocks")];
+    let x = Activations::quantize(isa, kind, &x, INPUTS, &mut scratch);
+    let mut y = vec![0.0; rows * OUTPUTS];
+    let (mut best, begin) = (f64::MAX, Instant::now());
+    while begin.elapsed() < Duration::from_millis(150) {
+        let start = Instant::now();
+        matmul(isa, matrix, &x, ColumnsMut::new(&mut y, rows, OUTPUTS));
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    (rows * OUTPUTS * INPUTS) as f64 / best / 1e9
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let asked = |index: usize, name: &str| {
+        arguments
+            .get(index)
+            .is_none_or(|names| names == "all" || names.split(',').any(|n| n.eq_ignore_ascii_case(name)))
+    };
+    println!("G multiply-adds/s, {OUTPUTS} x {INPUTS}, rows {ROWS:?}");
+    for weight_type in WeightType::ALL.into_iter().filter(|weight_type| asked(1, weight_type.name())) {
+        // Zeros are weights of every type; the time does not depend on them.
+        let bytes = vec![0; weight_type.bytes_for(OUTPUTS, INPUTS).expect("whole blocks")];
+        let matrix = PackedMatrix::new(weight_type, OUTPUTS, INPUTS, &bytes);
+        for isa in Isa::available().filter(|isa| asked(0, isa.name())) {
+            let speeds = ROWS.map(|rows| format!("{:4.0}", measure(isa, &matrix, rows)));
+            println!("{:12} {:7} {}", isa.name(), weight_type.name(), speeds.join(" "));
+        }
+    }
+}

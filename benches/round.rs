@@ -1,16 +1,15 @@
 //! A decode step and a speculative round on the demo pair: `cargo bench --bench round`.
 
-use std::path::Path;
 use std::time::Instant;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use foretoken::gemma4::Wanted;
-use foretoken::kv::{KvCache, KvOptions};
+use foretoken::OutputRows;
+use foretoken::kv::KvOptions;
 use foretoken::{Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions, Speculation};
+use foretoken_tools::demo;
 
 fn engine() -> Engine {
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
-    let options = EngineOptions::new(models.join("target")).with_assistant(models.join("assistant"));
+    let options = EngineOptions::new(demo("target")).with_assistant(demo("assistant"));
     Engine::load(&EngineOptions { threads: Some(1), ..options }).expect("the demo pair")
 }
 
@@ -19,18 +18,17 @@ fn pass(criterion: &mut Criterion) {
     let engine = engine();
     let target = engine.target();
     let ids: Vec<u32> = (0..256).map(|i| 300 + i * 13 % 3000).collect();
-    let mut kv = KvCache::new(target.kv_layout(), &KvOptions::default(), 8192, engine.isa()).expect("a cache");
-    let mut round = kv.begin_round(ids.len()).expect("a round");
-    target.forward(&ids, &mut round, Wanted::Nothing).expect("a pass");
-    round.commit(ids.len());
+    let mut state = target.new_state(&KvOptions::default(), engine.pages()).expect("a state");
+    let round = state.begin_round(ids.len()).expect("a round");
+    target.forward_one(&ids, round, OutputRows::None, ids.len()).expect("a pass");
     let mut group = criterion.benchmark_group("pass");
     group.throughput(Throughput::Bytes(target.step_cost().bytes as u64));
     for rows in [1, 2, 4, 8, 16] {
         let mut passes = |count: u64| {
             let start = Instant::now();
             for _ in 0..count {
-                let mut round = kv.begin_round(rows).expect("a round");
-                target.forward(&ids[..rows], &mut round, Wanted::All).expect("a pass");
+                let round = state.begin_round(rows).expect("a round");
+                target.forward_one(&ids[..rows], round, OutputRows::All, 0).expect("a pass");
             }
             start.elapsed()
         };

@@ -26,8 +26,8 @@ build() {
             sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
         cp "$built" "$folder/$1"
     }
-    executable suite test -p foretoken-kernels --no-run --test cuda
-    executable speed build -p foretoken-kernels --example cuda_speed
+    executable suite test -p foretoken-gpu --no-run --test cuda
+    executable speed build -p foretoken-gpu --example cuda_speed
     executable engine test --no-run --test cuda
     for example in synthesize verify_curve depth generate; do executable "$example" build --example "$example"; done
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Compiles the CUDA kernels to the PTX that the feature `cuda-prebuilt` embeds: once per release, with nvcc 13.0.
 set -euo pipefail
-cd "$(dirname "$0")/../kernels"
+cd "$(dirname "$0")/../gpu"
 nvcc=${NVCC:-nvcc}
 mkdir -p cuda/prebuilt
 rm -f cuda/prebuilt/*.ptx
-for source in gpu/*.cpp; do
+for source in shaders/*.cpp; do
     "$nvcc" -x cu -include cuda/device.cuh -std=c++17 -O3 -arch=compute_80 -ptx "$source" \
         -o "cuda/prebuilt/$(basename "${source%.cpp}").ptx"
 done

@@ -7,31 +7,32 @@ use minijinja::value::{Rest, Serde, ValueOrKwargs};
 use minijinja::{Environment, Error as TemplateError, ErrorKind, State, Value, context, filters};
 use serde::Serialize;
 
-use crate::checkpoint::Fields;
+use crate::checkpoint::{Checkpoint, Fields, NotGguf};
 use crate::{Error, Result};
 
-/// Who speaks.
+/// The role of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Role {
-    /// Instructions that hold for the whole conversation.
+    /// Instructions for the whole conversation.
     System,
-    /// The person.
+    /// The user.
     User,
     /// The model.
     Assistant,
 }
 
-/// One turn.
+/// One message.
 #[derive(Clone, Debug, Serialize)]
 pub struct Message {
-    /// Who says it.
+    /// Its role.
     pub role: Role,
-    /// What is said.
+    /// Its text.
     pub content: String,
 }
 
-/// Whether the model is asked to think aloud first.
+/// Whether the model writes its reasoning first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Thinking {
     /// It answers at once.
@@ -51,6 +52,17 @@ pub struct ChatTemplate {
 const NAME: &str = "chat_template";
 
 impl ChatTemplate {
+    /// The checkpoint's; `None` if it has none.
+    ///
+    /// # Errors
+    /// If a file is malformed or the template does not compile.
+    pub fn of(checkpoint: &Checkpoint) -> Result<Option<Self>> {
+        match checkpoint.gguf_text("tokenizer.chat_template") {
+            Err(NotGguf) => Self::read(checkpoint.path()),
+            Ok(source) => source.map(|source| Self::new(source.to_owned(), "<bos>".into(), "<eos>".into())).transpose(),
+        }
+    }
+
     /// Reads `chat_template.jinja`, or else the template in `tokenizer_config.json`; `None` if there is neither.
     ///
     /// # Errors
@@ -106,7 +118,7 @@ impl ChatTemplate {
         Ok(Self { environment, bos, eos })
     }
 
-    /// The prompt of a conversation, ready for the model's next turn.
+    /// The prompt of a conversation, ready with the generation prompt.
     ///
     /// # Errors
     /// If the template refuses the messages.
@@ -123,8 +135,8 @@ impl ChatTemplate {
     }
 }
 
-/// The longest indentation, batch or field, and the most slices, that a template may ask for: minijinja allocates what it is
-/// asked for, and panics or aborts where there is not so much.
+/// Limit of indentation, batch size, field width and slice count in templates: minijinja allocates them unchecked and
+/// panics or aborts if memory is short.
 const MAX_COUNT: usize = 1 << 16;
 
 fn too_large() -> TemplateError {

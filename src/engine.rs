@@ -1,4 +1,4 @@
-//! A loaded pair, ready to open sessions on.
+//! The engine: a loaded pair, its threads, and its sessions' memory.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -8,17 +8,18 @@ use parking_lot::Mutex;
 
 use crate::chat::{ChatTemplate, Message, Thinking};
 use crate::checkpoint::{Checkpoint, GenerationTokens, LoadOptions};
-use crate::device::{self, Device};
+use crate::device::{self, Device, DeviceChoice};
 use crate::gemma4::on_device::Models;
 use crate::gemma4::{Assistant, Target};
-use crate::options::{DeviceChoice, EngineOptions, SessionOptions};
-use crate::session::Session;
+use crate::kv::PagePool;
+use crate::model::Model;
+use crate::options::EngineOptions;
 use crate::speculative::{Costs, Machine, NgramPool, Sources, check_vocabulary};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// A target, its assistant, tokenizer and chat template, and the threads that compute. Cheap to clone; sessions of one
-/// engine share it and may run from several threads.
+/// A target, its assistant, tokenizer, chat template and thread pool. Cheap to clone; its sessions may run from several
+/// threads.
 #[derive(Clone)]
 pub struct Engine {
     pub(crate) parts: Arc<Parts>,
@@ -26,7 +27,7 @@ pub struct Engine {
 
 pub(crate) struct Parts {
     pub(crate) sources: Sources,
-    /// The pair on a device, where it computes there.
+    /// The pair on a device, if one is used.
     pub(crate) models: Option<Arc<Models>>,
     pub(crate) tokenizer: Option<Tokenizer>,
     pub(crate) chat: Option<ChatTemplate>,
@@ -34,7 +35,7 @@ pub(crate) struct Parts {
     pub(crate) suppressed: Vec<u32>,
     pub(crate) pool: rayon::ThreadPool,
     pub(crate) isa: Isa,
-    /// What rounds cost, as the sessions have measured it.
+    /// Costs of rounds, measured by the sessions.
     pub(crate) costs: Mutex<Costs>,
     pub(crate) sessions: AtomicU64,
 }
@@ -43,32 +44,24 @@ pub(crate) struct Parts {
 /// their files list.
 const END_OF_GENERATION: [&str; 3] = ["<eos>", "<turn|>", "<|tool_response>"];
 
-/// More than any machine has, and few enough to start.
+/// Limit of threads.
 const MAX_THREADS: usize = 1024;
 
 impl Engine {
-    /// Loads what the options name.
+    /// Loads the models of the options.
     ///
     /// # Errors
-    /// If a file is missing or malformed, a configuration asks for something that is not implemented, or the assistant
+    /// If a file is missing or malformed, a configuration needs something that is not implemented, or the assistant
     /// does not fit the target.
     pub fn load(options: &EngineOptions) -> Result<Self> {
         let isa = options.isa.unwrap_or_else(Isa::best);
         let threads = options.threads.unwrap_or_else(default_threads);
-        if threads == 0 || threads > MAX_THREADS {
-            let problem = format!("the number of threads is {threads}, must be from 1 to {MAX_THREADS}");
-            return Err(Error::Input(format!("{problem}; leave it out for the physical cores")));
-        }
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|i| format!("foretoken-{i}"))
-            .build()
-            .map_err(|e| Error::Input(format!("{threads} threads cannot be started: {e}")))?;
-        // Before anything is read: a device that is not there need not be waited for.
+        let pool = thread_pool(threads)?;
+        // Before the files are read: a missing device is reported at once.
         let device = device::open(&options.device)?;
         let load = LoadOptions { isa, quantize: options.quantize, progress: options.progress.clone() };
         let checkpoint = Checkpoint::open(&options.model)?;
-        // On the pool, because quantized weights are packed by all threads.
+        // On the pool: all threads pack quantized weights.
         let target = pool.install(|| Target::load(&checkpoint, load.clone()))?;
         let assistant = match &options.assistant {
             Some(path) => {
@@ -95,6 +88,7 @@ impl Engine {
         }
         end_of_generation.sort_unstable();
         end_of_generation.dedup();
+        let target = Arc::new(target);
         let upload = |device: Arc<dyn Device>| -> Result<_> {
             let pair = Models::upload(device.clone(), &target, assistant.as_deref(), &suppressed)?;
             let draft = draft_model.as_ref().map(|model| Models::upload(device, model, None, &suppressed));
@@ -103,13 +97,13 @@ impl Engine {
         let (models, device_draft_model) = match (device.map(upload).transpose(), &options.device) {
             (Ok(models), _) => models.unzip(),
             (Err(error), DeviceChoice::Auto) => {
-                tracing::warn!(%error, "the models do not run on the device; the CPU computes");
+                tracing::warn!(%error, "the models do not run on the device; using the CPU");
                 (None, None)
             }
             (Err(error), _) => return Err(error),
         };
         tracing::info!(threads, isa = isa.name(), ?end_of_generation, "engine ready");
-        let chat = checkpoint.chat_template()?;
+        let chat = ChatTemplate::of(&checkpoint)?;
         let machine = Machine {
             isa: models.as_ref().map_or_else(|| isa.name().into(), |models| models.device().name()),
             threads,
@@ -118,29 +112,70 @@ impl Engine {
         };
         let (costs, sessions) = (Mutex::new(Costs::new(machine)), AtomicU64::new(0));
         let sources = Sources {
-            target: Arc::new(target),
+            model: target.clone(),
+            gemma4: Some(target),
             assistant,
             draft_model,
             device_draft_model: device_draft_model.flatten(),
-            pool: Arc::new(NgramPool::default()),
-            isa,
+            ngrams: Arc::new(NgramPool::default()),
+            pages: PagePool::new(options.kv_memory),
         };
         let parts =
             Parts { sources, models, tokenizer, chat, end_of_generation, suppressed, pool, isa, costs, sessions };
         Ok(Self { parts: Arc::new(parts) })
     }
 
-    /// Opens a session: an empty cache for one sequence.
+    /// An engine for a caller's [`Model`], on the CPU: token ids in and out, no tokenizer, no end-of-generation tokens.
     ///
     /// # Errors
-    /// If an option is out of its range.
-    pub fn session(&self, options: &SessionOptions) -> Result<Session> {
-        Session::new(self.clone(), options)
+    /// If the threads cannot be started.
+    pub fn from_model(model: Arc<dyn Model>, threads: usize) -> Result<Self> {
+        let isa = Isa::best();
+        let cost = model.step_cost();
+        let machine =
+            Machine { isa: isa.name().into(), threads, step_bytes: cost.bytes, step_multiply_adds: cost.multiply_adds };
+        let sources = Sources {
+            model,
+            gemma4: None,
+            assistant: None,
+            draft_model: None,
+            device_draft_model: None,
+            ngrams: Arc::new(NgramPool::default()),
+            pages: PagePool::new(None),
+        };
+        let parts = Parts {
+            sources,
+            models: None,
+            tokenizer: None,
+            chat: None,
+            end_of_generation: Vec::new(),
+            suppressed: Vec::new(),
+            pool: thread_pool(threads)?,
+            isa,
+            costs: Mutex::new(Costs::new(machine)),
+            sessions: AtomicU64::new(0),
+        };
+        Ok(Self { parts: Arc::new(parts) })
+    }
+
+    /// Whether the two are clones of one engine.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.parts, &other.parts)
     }
 
     /// The target.
-    pub fn target(&self) -> &Target {
-        &self.parts.sources.target
+    pub fn target(&self) -> &dyn Model {
+        &*self.parts.sources.model
+    }
+
+    /// The target, if it is a Gemma 4.
+    pub fn gemma4(&self) -> Option<&Target> {
+        self.parts.sources.gemma4.as_deref()
+    }
+
+    /// The page pool of the sessions' K and V.
+    pub fn pages(&self) -> &PagePool {
+        &self.parts.sources.pages
     }
 
     /// The assistant, if one was loaded.
@@ -153,21 +188,22 @@ impl Engine {
         self.parts.sources.draft_model.as_deref()
     }
 
-    /// What rounds cost here, as generations whose blocks are [`BlockSize::Measured`](crate::speculative::BlockSize::Measured)
-    /// have measured it so far. Every new generation starts from it.
+    /// Costs of rounds, as generations whose blocks are
+    /// [`BlockSize::Measured`](crate::speculative::BlockSize::Measured) have measured it so far. Every new generation
+    /// starts from it.
     pub fn costs(&self) -> Costs {
         self.parts.costs.lock().clone()
     }
 
-    /// Starts from costs that were measured before: `Costs::load(path, engine.costs().machine())`.
+    /// Sets costs measured earlier: `Costs::load(path, engine.costs().machine())`.
     ///
     /// # Errors
-    /// If they are another machine's or model's.
+    /// If they are of another machine or model.
     pub fn set_costs(&self, costs: Costs) -> Result<()> {
         let mut own = self.parts.costs.lock();
         if costs.machine() != own.machine() {
-            let problem = format!("the costs are those of {:?}, this is {:?}", costs.machine(), own.machine());
-            return Err(Error::Input(problem));
+            let problem = format!("are those of {:?}, this is {:?}; measure again", costs.machine(), own.machine());
+            return Err(Error::argument("costs", problem));
         }
         *own = costs;
         Ok(())
@@ -183,12 +219,12 @@ impl Engine {
         self.parts.tokenizer.as_ref().ok_or_else(missing)
     }
 
-    /// The tokens of a conversation under the checkpoint's own chat template, ready for the model's next turn.
+    /// The tokens of a conversation under the checkpoint's own chat template, with the generation prompt.
     ///
     /// # Errors
     /// If the checkpoint has no template or tokenizer, or the template refuses the messages.
     pub fn encode_chat(&self, messages: &[Message], thinking: Thinking) -> Result<Vec<u32>> {
-        let missing = || Error::Input("the checkpoint has no chat template; give a plain prompt instead".into());
+        let missing = || Error::Template("the checkpoint has none; give a plain prompt instead".into());
         let rendered = self.parts.chat.as_ref().ok_or_else(missing)?.render(messages, thinking)?;
         self.tokenizer()?.encode_rendered(&rendered)
     }
@@ -198,30 +234,49 @@ impl Engine {
         &self.parts.end_of_generation
     }
 
-    /// Runs `work` on the engine's threads, as sessions do: for callers who drive [`Engine::target`] themselves.
+    /// Runs `work` on the engine's thread pool, as sessions do, for callers that use [`Engine::target`] directly.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.parts.pool.install(work)
     }
 
-    /// The device that computes, if it is not the processor. [`Engine::target`] and [`Engine::assistant`] are the
-    /// processor's all the same.
+    /// Spawns `work` on the engine's thread pool.
+    #[cfg(feature = "stream")]
+    pub(crate) fn spawn(&self, work: impl FnOnce() + Send + 'static) {
+        self.parts.pool.spawn(work);
+    }
+
+    /// The device, if the CPU is not used. [`Engine::target`] and [`Engine::assistant`] are on the CPU even then.
     pub fn device(&self) -> Option<String> {
         self.parts.models.as_ref().map(|models| models.device().name())
     }
 
-    /// The instruction set that computes.
+    /// The instruction set of the kernels.
     pub fn isa(&self) -> Isa {
         self.parts.isa
     }
 
-    /// Threads that compute.
+    /// Threads of the pool.
     pub fn threads(&self) -> usize {
         self.parts.pool.current_num_threads()
     }
 }
 
-/// Physical cores, as far as affinity and the control group's quota let the process use them. A second thread on a core
-/// brings nothing to kernels that wait for memory or keep the multipliers busy.
+/// # Errors
+/// If there are none, too many, or the system starts no more.
+fn thread_pool(threads: usize) -> Result<rayon::ThreadPool> {
+    if threads == 0 || threads > MAX_THREADS {
+        let problem = format!("is {threads}, must be from 1 to {MAX_THREADS}");
+        return Err(Error::argument("threads", format!("{problem}; leave it out for the physical cores")));
+    }
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(|i| format!("foretoken-{i}"))
+        .build()
+        .map_err(|e| Error::argument("threads", format!("{threads} cannot be started ({e}); give fewer")))
+}
+
+/// Physical cores, limited by affinity and the cgroup quota. SMT siblings are left out: the kernels are bound by memory
+/// or by the multipliers.
 fn default_threads() -> usize {
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
     num_cpus::get_physical().min(usable).max(1)

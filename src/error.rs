@@ -1,4 +1,4 @@
-//! The library's one error type.
+//! The library's one error type: a variant per cause.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -15,11 +15,10 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the operating system said. Not an error source in `std`'s sense: the message has it already, and a report
-        /// that follows sources would say it twice.
+        /// The operating system's error. Not a `source`: the message contains it already.
         cause: std::io::Error,
     },
-    /// A file is not what its name promises.
+    /// A malformed file.
     #[error("{}", one_line(format_args!("{}: {problem}", path.display())))]
     File {
         /// The file.
@@ -27,7 +26,7 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         problem: String,
     },
-    /// A field of a configuration has a value that this library cannot honour.
+    /// A field of a configuration is missing, malformed or contradicts others.
     #[error("{}", one_line(format_args!("{}: {field}: {problem}", path.display())))]
     Config {
         /// The configuration file.
@@ -37,7 +36,7 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
-    /// A tensor is missing, or has another shape or type than the configuration implies.
+    /// A tensor is missing, is cut short, or has another shape or type than the configuration implies.
     #[error("{}", one_line(format_args!("{}: tensor {tensor}: {problem}", path.display())))]
     Tensor {
         /// The file or directory that was searched.
@@ -53,15 +52,60 @@ pub enum Error {
         /// Both sides of the mismatch.
         problem: String,
     },
-    /// A draft model that speaks another vocabulary.
+    /// A draft model with another vocabulary.
     #[error("the draft model does not fit the target: {problem}; load a smaller model with the same tokenizer")]
     DraftModel {
         /// Both sides of the mismatch.
         problem: String,
     },
-    /// A prompt, token or option that cannot be used.
-    #[error("{}", one_line(.0))]
-    Input(String),
+    /// A valid file, or a combination of options, needs something that is not implemented.
+    #[error("{}", one_line(format_args!("{}{what}: {problem}", in_file(path.as_deref()))))]
+    Unsupported {
+        /// The file that needs it, if any.
+        path: Option<PathBuf>,
+        /// The field, tensor or feature.
+        what: String,
+        /// Its value, and what is implemented instead.
+        problem: String,
+    },
+    /// An argument of the caller's (a prompt, a token, an option) that cannot be used.
+    #[error("{}", one_line(format_args!("{name}: {problem}")))]
+    Argument {
+        /// The argument's, or the option's name.
+        name: &'static str,
+        /// Its value, and the values that can be used.
+        problem: String,
+    },
+    /// NaN or infinity in what a model computed; of K and V also magnitudes above f16's largest, 65504.
+    #[error(
+        "{what}{}: not finite{}; the checkpoint is damaged, or not the model that its configuration says",
+        place(*layer, *position),
+        value(*found)
+    )]
+    NotFinite {
+        /// What was computed: `K`, `V`, `logits` or `logits of a draft`.
+        what: &'static str,
+        /// The layer, from 0 on; `None` after the last.
+        layer: Option<usize>,
+        /// The position in the sequence, where it is known.
+        position: Option<usize>,
+        /// The value; `None` if found on a device.
+        found: Option<f32>,
+    },
+    /// Memory of the system, of a device, or of [`KvOptions::memory`](crate::kv::KvOptions) does not suffice.
+    #[error("{}", one_line(format_args!("{what}: {}; {remedy}", shortage(*needed, *available, *fits))))]
+    Memory {
+        /// What needs it.
+        what: String,
+        /// Bytes that it needs, if known.
+        needed: Option<u64>,
+        /// Bytes that are available, if known.
+        available: Option<u64>,
+        /// Of K and V: the positions that fit, if known.
+        fits: Option<usize>,
+        /// What to do.
+        remedy: String,
+    },
     /// The context is full.
     #[error("{needed} tokens do not fit the context of {limit}; shorten the prompt or raise the limit")]
     Context {
@@ -76,7 +120,7 @@ pub enum Error {
     /// A chat template that does not compile or refuses the messages.
     #[error("chat template: {}", one_line(.0))]
     Template(String),
-    /// A device that is not there, has not enough memory, or lacks a kernel.
+    /// A device that is not there, fails, or lacks a kernel.
     #[error("{device}: {problem}")]
     Device {
         /// Its name.
@@ -95,12 +139,41 @@ impl Error {
     }
 
     pub(crate) fn template(error: minijinja::Error) -> Self {
-        // The detail says where; the chain below it has no more.
+        // The message is complete without the sources.
         Error::Template(error.to_string())
     }
 
     pub(crate) fn file(path: impl AsRef<Path>, problem: impl Into<String>) -> Self {
         Error::File { path: path.as_ref().to_owned(), problem: problem.into() }
+    }
+
+    pub(crate) fn argument(name: &'static str, problem: impl Into<String>) -> Self {
+        Error::Argument { name, problem: problem.into() }
+    }
+
+    /// The logits of some position have no finite maximum: `found`, if it is known.
+    pub(crate) fn logits(found: impl Into<Option<f32>>) -> Self {
+        Error::NotFinite { what: "logits", layer: None, position: None, found: found.into() }
+    }
+
+    /// Marks an error of logits as a drafter's; other errors are unchanged.
+    pub(crate) fn of_draft(self) -> Self {
+        match self {
+            Error::NotFinite { what: "logits", layer, position, found } => {
+                Error::NotFinite { what: "logits of a draft", layer, position, found }
+            }
+            other => other,
+        }
+    }
+
+    /// Sets what memory was needed for; other errors are unchanged.
+    pub(crate) fn needed_for(self, needs: impl FnOnce() -> String) -> Self {
+        match self {
+            Error::Memory { needed, available, fits, remedy, .. } => {
+                Error::Memory { what: needs(), needed, available, fits, remedy }
+            }
+            other => other,
+        }
     }
 }
 
@@ -114,5 +187,39 @@ fn hint(cause: &std::io::Error) -> &'static str {
         std::io::ErrorKind::NotFound => "; check the path, or download the checkpoint there",
         std::io::ErrorKind::IsADirectory => "; a file is expected here",
         _ => "",
+    }
+}
+
+fn in_file(path: Option<&Path>) -> String {
+    path.map_or(String::new(), |path| format!("{}: ", path.display()))
+}
+
+fn place(layer: Option<usize>, position: Option<usize>) -> String {
+    let layer = layer.map_or(String::new(), |layer| format!(" of layer {layer}"));
+    position.map_or(layer.clone(), |position| format!("{layer} at position {position}"))
+}
+
+fn value(found: Option<f32>) -> String {
+    match found {
+        None => String::new(),
+        Some(value) if value.is_finite() => format!(" in f16 ({value})"),
+        Some(value) => format!(" ({value})"),
+    }
+}
+
+fn shortage(needed: Option<u64>, available: Option<u64>, fits: Option<usize>) -> String {
+    let fits = fits.map_or(String::new(), |fits| format!("; {fits} positions fit"));
+    match (needed, available) {
+        (Some(needed), Some(available)) => format!("needs {}, {} are available{fits}", size(needed), size(available)),
+        (Some(needed), None) => format!("no memory is left for {}{fits}", size(needed)),
+        (None, _) => format!("no memory is left{fits}"),
+    }
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..0x10_0000 => format!("{bytes} bytes"),
+        0x10_0000..0x4000_0000 => format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20)),
+        _ => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
     }
 }

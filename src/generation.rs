@@ -1,255 +1,162 @@
 //! A generation: an iterator over rounds.
 
-use std::panic::resume_unwind;
+use std::borrow::BorrowMut;
 use std::time::Instant;
 
-use rand::rngs::StdRng;
+use crate::options::{GenerateOptions, Pipeline};
+use crate::run::{Piece, Run, advance};
+use crate::session::{Session, Statistics};
+use crate::speculative::Cancel;
+use crate::stop::Finish;
+use crate::{Error, Result};
 
-use crate::Result;
-use crate::engine::Engine;
-use crate::options::{EndOfGeneration, GenerateOptions, Stop};
-use crate::session::{Desk, Session, Statistics};
-use crate::speculative::{Cancel, Frontier, Path, Tracer};
-use crate::tokenizer::{StreamDecoder, Tokenizer};
-
-/// What one round wrote.
-#[derive(Clone, Debug, Default)]
-pub struct Piece {
-    /// Its tokens.
-    pub tokens: Vec<u32>,
-    /// The text that they complete: whole characters, and nothing that may be the beginning of a stop string. Empty if
-    /// the checkpoint has no tokenizer.
-    pub text: String,
+/// Yields a [`Piece`] per round. After an error, and after the end, it yields nothing more; what was yielded before is
+/// part of the session, which can be used again.
+///
+/// It owns its session ([`Session::into_generation`], [`Generation::into_session`]) or borrows it ([`Session::generate`]).
+pub struct Generation<S: BorrowMut<Session> = Session> {
+    session: Option<S>, // taken by `into_session` alone
+    run: Run,
 }
 
-/// Why a generation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// A token or string that ends the text.
-    Stop,
-    /// `max_tokens` were generated.
-    Length,
-    /// The context is full.
-    Context,
-}
+impl<S: BorrowMut<Session>> Generation<S> {
+    /// A generation whose prompt has not been read yet.
+    pub(crate) fn new(mut session: S, prompt: &[u32], options: &GenerateOptions) -> Result<Self, (S, Error)> {
+        match Run::new(session.borrow_mut(), prompt, options) {
+            Ok(run) => Ok(Self { session: Some(session), run }),
+            Err(error) => Err((session, error)),
+        }
+    }
 
-/// Yields a [`Piece`] per round. After an error, and after the end, it yields nothing more; what was yielded before
-/// stands, and the session can be used again.
-pub struct Generation<'s> {
-    session: &'s mut Session,
-    rng: StdRng,
-    ahead: bool,
-    left: usize,
-    text: TextEnd,
-    first: Option<Frontier>, // not handed out yet, and so not yet the session's
-    finish: Option<Finish>,
-    statistics: Statistics,
-    tracer: Option<Tracer>,
-}
-
-/// What a generation starts from.
-pub(crate) struct Request<'a> {
-    pub rng: StdRng,
-    pub options: &'a GenerateOptions,
-    /// Whether drafts are made while the caller is busy.
-    pub ahead: bool,
-    pub tracer: Option<Tracer>,
-    pub first: Frontier,
-    pub statistics: Statistics,
-}
-
-impl<'s> Generation<'s> {
-    pub(crate) fn new(session: &'s mut Session, request: Request<'_>) -> Self {
-        let Request { rng, options, ahead, tracer, first, statistics } = request;
-        let text = TextEnd::new(&options.stop, session.engine.end_of_generation());
-        let (left, finish) = (options.max_tokens, (options.max_tokens == 0).then_some(Finish::Length));
-        Self { session, rng, ahead, left, text, first: Some(first), finish, statistics, tracer }
+    /// Reads the prompt.
+    ///
+    /// # Errors
+    /// If a number is not finite, or memory does not reach. Nothing of the prompt is kept then.
+    pub(crate) fn read_prompt(&mut self) -> Result<()> {
+        let Some(session) = self.session.as_mut().map(BorrowMut::borrow_mut) else { return Ok(()) };
+        let start = Instant::now();
+        while self.run.is_reading() {
+            if self.run.cancel.is_cancelled() {
+                self.run.cancelled(session);
+                return Ok(());
+            }
+            if let Err(error) = advance(&mut self.run, session) {
+                return self.run.fail(session, error).map(drop);
+            }
+        }
+        self.run.statistics.prefill += start.elapsed();
+        self.run.nothing_to_generate();
+        Ok(())
     }
 
     /// Counts and times so far.
     pub fn statistics(&self) -> &Statistics {
-        &self.statistics
+        &self.run.statistics
     }
 
     /// Why it ended; `None` while it goes on.
     pub fn finish(&self) -> Option<Finish> {
-        self.finish
+        self.run.finish()
     }
 
-    fn round(&mut self) -> Result<Piece> {
-        let engine = self.session.engine.clone();
-        let tokenizer = engine.parts.tokenizer.as_ref();
-        let tokens = match self.first.take() {
-            Some(first) => {
-                self.text.push(tokenizer, first.last)?;
-                if let Some(tracer) = &mut self.tracer {
-                    tracer.first(tokenizer, first.last);
-                }
-                let tokens = vec![first.last];
-                let begin = self.session.speculator().0.begin(first);
-                self.statistics.speculation.begin += begin;
-                tokens
-            }
-            None => self.next_tokens(&engine)?,
+    /// Stops it from any thread: before the next chunk of the prompt, or before the next round.
+    pub fn cancel_handle(&self) -> Cancel {
+        self.run.cancel.clone()
+    }
+
+    fn piece(&mut self) -> Result<Option<Piece>> {
+        if self.run.is_reading() {
+            self.read_prompt()?;
+        }
+        if self.run.finish().is_some() {
+            return Ok(None);
+        }
+        let Some(session) = self.session.as_mut().map(BorrowMut::borrow_mut) else { return Ok(None) };
+        if self.run.cancel.is_cancelled() {
+            return Ok(self.run.cancelled(session));
+        }
+        let piece = if self.run.has_first() {
+            self.run.hand_out(session)?
+        } else {
+            let start = Instant::now();
+            let piece = advance(&mut self.run, session);
+            self.run.statistics.decode += start.elapsed();
+            piece?
         };
-        self.left -= tokens.len();
-        self.statistics.generated_tokens += tokens.len();
-        let left = self.left;
-        let (speculator, _) = self.session.speculator();
-        let room = speculator.kv.max_context() - speculator.kv.len();
-        if self.text.ended {
-            self.finish = Some(Finish::Stop);
-        } else if left == 0 {
-            self.finish = Some(Finish::Length);
-        } else if room == 0 {
-            self.finish = Some(Finish::Context);
+        if self.run.finish().is_none() && self.run.pipeline == Pipeline::Ahead {
+            let most_rows = self.run.most_rows(session.decoder().0);
+            session.submit(most_rows);
         }
-        if self.finish.is_some() {
-            self.learn();
-        } else if self.ahead {
-            self.session.submit(most_rows(left, room));
-        }
-        let text = self.text.take(tokenizer, self.finish)?;
-        Ok(Piece { tokens, text })
+        Ok(piece)
+    }
+}
+
+impl Generation {
+    /// The session.
+    pub fn session(&self) -> &Session {
+        // Only `into_session` takes it, and takes `self`.
+        self.session.as_ref().expect("the session is there until it is taken")
     }
 
-    /// One round of the target.
-    fn next_tokens(&mut self, engine: &Engine) -> Result<Vec<u32>> {
-        let tokenizer = engine.parts.tokenizer.as_ref();
-        let start = Instant::now();
-        let (speculator, drafted) = self.session.speculator();
-        let wait = start.elapsed();
-        let room = speculator.kv.max_context() - speculator.kv.len();
-        let (rng, text) = (&mut self.rng, &mut self.text);
-        let path = if drafted.is_some() { Path::Lazy } else { Path::Sync };
-        let drafted = drafted.map(|result| result.unwrap_or_else(|panic| resume_unwind(panic))).transpose()?;
-        let round = engine.parts.pool.install(|| {
-            let proposal = match drafted {
-                Some(proposal) => proposal,
-                None => speculator.propose(most_rows(self.left, room), &Cancel::default())?,
-            };
-            speculator.verify(proposal, |token| text.push(tokenizer, token), rng)
-        })?;
-        let Some(round) = round else { return Ok(Vec::new()) };
-        let wait = if path == Path::Sync { round.draft_time } else { wait };
-        self.statistics.count(&round, wait);
-        if let Some(tracer) = &mut self.tracer {
-            tracer.round(tokenizer, &round, path, wait);
-        }
-        Ok(round.tokens)
+    /// Ends the generation after the last round that it handed out, and gives the session back.
+    pub fn into_session(mut self) -> Session {
+        self.end();
+        self.session.take().expect("the session is there until it is taken")
     }
+}
 
-    /// Hands what was learnt about costs to the engine, and to the statistics.
-    fn learn(&mut self) {
-        let (speculator, drafted) = self.session.speculator();
-        let context = speculator.kv.len();
-        let (costs, chooses) = (speculator.costs().clone(), speculator.chooses());
-        if let Some(Ok(Ok(drafted))) = &drafted {
-            self.statistics.speculation.cancelled += 1;
-            if let Some(tracer) = &self.tracer {
-                tracer.cancelled(drafted.drafted());
-            }
-        }
-        self.statistics.speculation.estimate(&costs, context);
-        if chooses {
-            *self.session.engine.parts.costs.lock() = costs;
+impl<S: BorrowMut<Session>> Generation<S> {
+    /// Cancels a draft that is under way, waits until the sequence is back, and notes the end.
+    fn end(&mut self) {
+        if let Some(session) = self.session.as_mut().map(BorrowMut::borrow_mut) {
+            session.cancel_draft();
+            self.run.end(session);
         }
     }
 }
 
-/// Rows that a round may have: it emits at most as many tokens, and `max_tokens` is exact.
-fn most_rows(left: usize, room: usize) -> usize {
-    left.min(room).max(1)
-}
-
-impl Iterator for Generation<'_> {
+impl<S: BorrowMut<Session>> Iterator for Generation<S> {
     type Item = Result<Piece>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.finish.is_some() {
-            return None;
+        if self.run.finish().is_some() {
+            return self.run.take_error().map(Err);
         }
-        let start = Instant::now();
-        let first = self.first.is_some();
-        let piece = self.round();
-        if !first {
-            self.statistics.decode += start.elapsed();
-        }
-        if piece.is_err() {
-            self.finish = Some(Finish::Stop);
-        }
-        Some(piece)
-    }
-}
-
-impl Drop for Generation<'_> {
-    /// Cancels a draft that is under way, and waits until the cache is back.
-    fn drop(&mut self) {
-        if let Desk::Away(pending) = &self.session.desk {
-            pending.cancel();
-        }
-        if self.finish.is_none() {
-            self.learn();
-        }
-        if let Some(tracer) = &self.tracer {
-            tracer.end(match self.finish {
-                Some(Finish::Stop) => "stop",
-                Some(Finish::Length) => "length",
-                Some(Finish::Context) => "context",
-                None => "dropped",
-            });
-        }
-    }
-}
-
-/// Decodes what is emitted and watches for the end.
-struct TextEnd {
-    stop_tokens: Vec<u32>,
-    stop_strings: Vec<String>,
-    decoder: StreamDecoder,
-    text: String, // decoded, not handed out
-    ended: bool,
-}
-
-impl TextEnd {
-    fn new(stop: &Stop, end_of_generation: &[u32]) -> Self {
-        let mut stop_tokens = stop.tokens.clone();
-        if stop.end_of_generation == EndOfGeneration::Stops {
-            stop_tokens.extend(end_of_generation);
-        }
-        let stop_strings = stop.strings.iter().filter(|s| !s.is_empty()).cloned().collect();
-        Self { stop_tokens, stop_strings, decoder: StreamDecoder::default(), text: String::new(), ended: false }
-    }
-
-    /// Takes an emitted token; says whether the text ends with it.
-    fn push(&mut self, tokenizer: Option<&Tokenizer>, token: u32) -> Result<bool> {
-        if let Some(tokenizer) = tokenizer {
-            self.text += &self.decoder.push(tokenizer, token)?;
-        }
-        let found = self.stop_strings.iter().filter_map(|stop| self.text.find(stop)).min();
-        if let Some(at) = found {
-            self.text.truncate(at);
-            // What the decoder still holds comes after the stop string.
-            self.decoder = StreamDecoder::default();
-        }
-        self.ended = found.is_some() || self.stop_tokens.contains(&token);
-        Ok(self.ended)
-    }
-
-    /// The text that can be handed out: all at the end, else all but what may become a stop string.
-    fn take(&mut self, tokenizer: Option<&Tokenizer>, finish: Option<Finish>) -> Result<String> {
-        if finish.is_some() {
-            if let Some(tokenizer) = tokenizer {
-                self.text += &self.decoder.finish(tokenizer)?;
+        match self.piece() {
+            Ok(piece) => piece.map(Ok),
+            Err(error) => {
+                let session = self.session.as_mut().map(BorrowMut::borrow_mut)?;
+                Some(self.run.fail(session, error))
             }
-            return Ok(std::mem::take(&mut self.text));
         }
-        let begins = |at: &usize| {
-            let rest = &self.text[*at..];
-            self.stop_strings.iter().any(|stop| stop.starts_with(rest))
-        };
-        let keep = (0..self.text.len()).filter(|at| self.text.is_char_boundary(*at)).find(begins);
-        let rest = self.text.split_off(keep.unwrap_or(self.text.len()));
-        Ok(std::mem::replace(&mut self.text, rest))
+    }
+}
+
+impl<S: BorrowMut<Session>> Drop for Generation<S> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Session {
+    /// Appends `prompt` and generates. The prompt is processed before this returns; the tokens come as the iterator is
+    /// asked for them. Dropping the iterator ends the generation after the last round that it handed out.
+    ///
+    /// # Errors
+    /// If the prompt is empty, has ids outside the vocabulary or does not fit the context, an option is out of its range, a
+    /// number is not finite, or memory does not reach. Nothing of the prompt is kept then.
+    pub fn generate(&mut self, prompt: &[u32], options: &GenerateOptions) -> Result<Generation<&mut Self>> {
+        let mut generation = Generation::new(self, prompt, options).map_err(|(_, error)| error)?;
+        generation.read_prompt()?;
+        Ok(generation)
+    }
+
+    /// As [`Session::generate`], with a generation that owns the session, so that it can go to another thread. Its prompt is
+    /// read when the first piece is asked for.
+    ///
+    /// # Errors
+    /// As [`Session::generate`], for what is known before anything is computed; the session comes back with it.
+    pub fn into_generation(self, prompt: &[u32], options: &GenerateOptions) -> Result<Generation, Box<(Self, Error)>> {
+        Generation::new(self, prompt, options).map_err(Box::new)
     }
 }

@@ -5,18 +5,17 @@ use std::sync::Arc;
 
 use crate::{Error, Result};
 
-/// Where names are looked up, and where downloads are kept.
+/// The Hub endpoint and the cache directory.
 #[derive(Clone)]
 pub struct HubOptions {
     /// The Hub, or a mirror of it. Default: `https://huggingface.co`.
     pub endpoint: String,
-    /// Directory of the downloads, in the layout that Hugging Face's own tools use (theirs is `.cache/huggingface/hub` in
-    /// the home directory; give that, and nothing is downloaded twice). Default: none, and nothing is downloaded.
+    /// Directory of the downloads, in the layout that Hugging Face's own tools use (theirs is `.cache/huggingface/hub`
+    /// in the home directory; give that, and nothing is downloaded twice). Default: none; nothing is downloaded.
     pub cache: Option<PathBuf>,
-    /// Sent with every request, for repositories that are not public. Default: what `hf auth login` left beside the
-    /// cache.
+    /// Access token for repositories that are not public. Default: the one stored by `hf auth login` beside the cache.
     pub token: Option<String>,
-    /// Called as a file arrives. Default: nobody.
+    /// Called as a file is downloaded. Default: none.
     pub progress: Option<OnDownload>,
 }
 
@@ -26,15 +25,15 @@ impl Default for HubOptions {
     }
 }
 
-/// What is told how far a download has come.
+/// A callback for download progress.
 pub type OnDownload = Arc<dyn Fn(Download<'_>) + Send + Sync>;
 
-/// How far the download of a file has come.
+/// Progress of a file's download.
 #[derive(Clone, Copy, Debug)]
 pub struct Download<'a> {
     /// Name of the file in its repository.
     pub file: &'a str,
-    /// Bytes that are here; what an earlier, interrupted download left counts.
+    /// Bytes present, those of an interrupted earlier download included.
     pub done: u64,
     /// Bytes of the file.
     pub total: u64,
@@ -74,7 +73,7 @@ fn repository(path: &Path) -> Option<&str> {
 
 #[cfg(not(feature = "hub"))]
 fn download(name: &str, _: &HubOptions) -> Result<PathBuf> {
-    Err(Error::Input(format!("{name} is no directory here; download it: hf download {name} --local-dir models/{name}")))
+    Err(Error::file(name, format!("is no directory here; download it: hf download {name} --local-dir models/{name}")))
 }
 
 #[cfg(feature = "hub")]
@@ -88,7 +87,7 @@ mod client {
     use super::{Download, Error, HubOptions, OnDownload, Path, PathBuf, Result};
     use crate::checkpoint::shards;
 
-    /// Small files that a checkpoint may have; the first one it must.
+    /// Small files of a checkpoint; only the first is required.
     const DESCRIPTIONS: [&str; 5] =
         ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
 
@@ -98,7 +97,7 @@ mod client {
     /// The directory of repository `name` in the cache, complete.
     pub(super) fn download(name: &str, options: &HubOptions) -> Result<PathBuf> {
         let cache = match &options.cache {
-            // The client compares components of paths, which must all be absolute for that.
+            // The client compares path components, so paths have to be absolute.
             Some(path) => std::path::absolute(path).map_err(Error::io(path))?,
             None => {
                 let problem =
@@ -130,7 +129,7 @@ mod client {
                 return Err(Error::file(name, format!("has no {missing}; this is no checkpoint in safetensors")));
             }
         }
-        // Weights come last: where they are, everything is.
+        // Weights last: if they are present, everything is.
         for file in DESCRIPTIONS.into_iter().filter(|file| has(file)) {
             fetch(file)?;
         }
@@ -146,7 +145,7 @@ mod client {
             .ok_or_else(|| Error::file(name, "was changed on the Hub while it was downloaded; start again"))
     }
 
-    /// The directory of what was downloaded earlier, if nothing is missing.
+    /// The directory of an earlier complete download.
     fn complete(cache: &CacheRepo) -> Option<PathBuf> {
         let config = cache.get(DESCRIPTIONS[0])?;
         let directory = directory_of(&config);
@@ -178,7 +177,7 @@ mod client {
         }
     }
 
-    /// Turns the client's increments into totals.
+    /// Sums the client's increments.
     struct Listener {
         progress: Option<OnDownload>,
         file: String,
@@ -201,10 +200,10 @@ mod client {
         fn finish(&mut self) {}
     }
 
-    /// What went wrong, on one line, with what to do about it.
+    /// One line: the error and the remedy.
     fn problem(at: &str, error: &ApiError) -> String {
         let error = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-        // The Hub answers 401 for names that do not exist, too.
+        // The Hub also answers 401 for names that do not exist.
         let remedy = match error.as_str() {
             e if e.ends_with("404") || e.ends_with("401") || e.ends_with("403") => {
                 "check the name; a repository that is not public needs a token (hf auth login)"

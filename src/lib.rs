@@ -52,27 +52,40 @@ pub mod gemma4;
 mod generation;
 pub mod hub;
 pub mod kv;
+mod model;
 pub mod nn;
 mod options;
 pub mod perplexity;
 mod probe;
+mod run;
 pub mod sampler;
+mod scheduler;
 mod session;
 mod session_file;
 pub mod speculative;
+mod stop;
+#[cfg(feature = "stream")]
+mod stream;
 pub mod tokenizer;
 mod tokenizer_file;
 pub mod verify;
 
+pub use device::DeviceChoice;
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use foretoken_kernels::quant::WeightType;
 pub use foretoken_kernels::{ElementType, Isa};
-pub use generation::{Finish, Generation, Piece};
+pub use generation::Generation;
+pub use model::{Model, Output, OutputRows, Request};
 pub use options::{
-    DeviceChoice, EndOfGeneration, EngineOptions, GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation,
+    EndOfGeneration, EngineOptions, GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation,
     SpeculationOptions, Stop,
 };
 pub use probe::{Probe, device_bandwidth};
-pub use sampler::Sampling;
+pub use run::Piece;
+pub use sampler::{LogitsProcessor, Sampling, TokenLogprobs};
+pub use scheduler::{Event, Scheduler, SchedulerOptions, SequenceId};
 pub use session::{Session, Statistics};
+pub use stop::Finish;
+#[cfg(feature = "stream")]
+pub use stream::GenerationStream;

@@ -1,20 +1,18 @@
-//! What a caller may choose, with the defaults in sight.
+//! Options of the engine, sessions and generations.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use foretoken_kernels::Isa;
 use foretoken_kernels::quant::WeightType;
 
 use crate::checkpoint::Progress;
-use crate::device::Device;
+use crate::device::DeviceChoice;
 use crate::kv::KvOptions;
-use crate::sampler::Sampling;
-use crate::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, Trace};
-use crate::{Error, Result};
+use crate::sampler::{LogitsProcessor, Sampling};
+use crate::speculative::{BlockSize, Cancel, DraftSampling, DrafterOptions, Drafters, Trace};
 
-/// What to load, and what to compute with.
+/// Options of an engine.
 #[derive(Clone)]
 pub struct EngineOptions {
     /// Directory of the target's checkpoint.
@@ -23,20 +21,22 @@ pub struct EngineOptions {
     pub assistant: Option<PathBuf>,
     /// Directory of a smaller Gemma 4 for the drafter `draft-model`. Default: none.
     pub draft_model: Option<PathBuf>,
-    /// Threads. Default: the physical cores that the process may use.
+    /// Threads. Default: the physical cores available to the process.
     pub threads: Option<usize>,
     /// Where the models compute. Default: the CPU.
     pub device: DeviceChoice,
-    /// Instruction set. Default: the widest that the processor has.
+    /// Instruction set. Default: the widest that the CPU has.
     pub isa: Option<Isa>,
-    /// Quantizes floating-point matrices while they are loaded. Default: they stay as they are.
+    /// Quantizes floating-point matrices while they are loaded. Default: no.
     pub quantize: Option<WeightType>,
-    /// Called as tensors are loaded. Default: nobody.
+    /// Limit of K and V of all sessions together in bytes, on the CPU. Default: none.
+    pub kv_memory: Option<u64>,
+    /// Called as tensors are loaded. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }
 
 impl EngineOptions {
-    /// The checkpoint in directory `model`, with every default.
+    /// The checkpoint in directory `model`, with defaults.
     pub fn new(model: impl Into<PathBuf>) -> Self {
         Self {
             model: model.into(),
@@ -46,6 +46,7 @@ impl EngineOptions {
             device: DeviceChoice::default(),
             isa: None,
             quantize: None,
+            kv_memory: None,
             progress: None,
         }
     }
@@ -57,68 +58,39 @@ impl EngineOptions {
     }
 }
 
-/// Where models compute.
-#[derive(Clone, Default)]
-pub enum DeviceChoice {
-    /// On the processor.
-    #[default]
-    Cpu,
-    /// On the CUDA device of this number, from 0 on (features `cuda` and `cuda-prebuilt`).
-    Cuda(usize),
-    /// On the Metal device of this number, from 0 on (feature `metal`).
-    Metal(usize),
-    /// On the first CUDA or Metal device if one can be used, else on the processor.
-    Auto,
-    /// On a device of the caller's.
-    Given(Arc<dyn Device>),
-}
-
-impl FromStr for DeviceChoice {
-    type Err = Error;
-
-    /// `cpu`, `cuda`, `cuda:1`, `metal`, `metal:1` or `auto`.
-    fn from_str(text: &str) -> Result<Self> {
-        let (name, number) = text.split_once(':').unwrap_or((text, "0"));
-        match (name, number.parse()) {
-            ("cuda", Ok(number)) => Ok(Self::Cuda(number)),
-            ("metal", Ok(number)) => Ok(Self::Metal(number)),
-            _ if text == "cpu" => Ok(Self::Cpu),
-            _ if text == "auto" => Ok(Self::Auto),
-            _ => {
-                let problem = format!("{text:?} is no device; there are cpu, cuda, cuda:N, metal, metal:N and auto");
-                Err(Error::Input(problem))
-            }
-        }
-    }
-}
-
-/// One sequence's memory.
+/// Options of a session.
 #[derive(Clone, Debug, Default)]
 pub struct SessionOptions {
-    /// How K and V are kept.
+    /// K/V cache options.
     pub kv: KvOptions,
 }
 
-/// One generation.
+/// Options of a generation.
 #[derive(Clone, Debug)]
 pub struct GenerateOptions {
-    /// Tokens to generate at most. Default: 128.
+    /// Maximum tokens to generate. Default: 128.
     pub max_tokens: usize,
-    /// How tokens are chosen. Default: greedy.
+    /// Sampling parameters. Default: greedy.
     pub sampling: Sampling,
-    /// Seed of the draws. Default: 0.
+    /// Seed of the sampler. Default: 0.
     pub seed: u64,
-    /// Whether and how tokens are drafted. Default: where the engine has an assistant or a draft model.
+    /// Speculation. Default: if the engine has an assistant or a draft model.
     pub speculation: Speculation,
-    /// Accepts drafts by chance, drawn from `seed`, instead of by the target: for measuring speed at any acceptance. The
-    /// rates are by position, each the share of rounds that accept the draft there; behind the last, a draft is accepted
-    /// as often after the one before it as the last was. So one rate is the chance of every draft. The text is
-    /// meaningless then. Default: none, the target accepts.
+    /// Accepts drafts at random (from `seed`) instead of by the target, to measure speed at a given acceptance; the
+    /// text is meaningless. `rates[i]` is the share of rounds that accept draft `i`; beyond the list, the conditional
+    /// acceptance of the last entry is repeated, so one rate is the conditional acceptance of every draft. Default:
+    /// none.
     pub simulate_acceptance: Vec<f64>,
-    /// Where to tell what every round did. Default: nowhere, at no cost.
+    /// Receives a trace of every round. Default: none, at no cost.
     pub trace: Option<Trace>,
-    /// What ends the text. Default: the checkpoint's end-of-generation tokens.
+    /// Stop conditions. Default: the checkpoint's end-of-generation tokens.
     pub stop: Stop,
+    /// Modifies logits before sampling. Default: none.
+    pub logits_processor: Option<Arc<dyn LogitsProcessor>>,
+    /// Reports the target's log-probability of every token, and of this many most probable ones. Default: none.
+    pub logprobs: Option<usize>,
+    /// Cancels the generation from any thread, before the next prefill chunk or round. Default: a new handle.
+    pub cancel: Cancel,
 }
 
 impl Default for GenerateOptions {
@@ -131,25 +103,29 @@ impl Default for GenerateOptions {
             simulate_acceptance: Vec::new(),
             trace: None,
             stop: Stop::default(),
+            logits_processor: None,
+            logprobs: None,
+            cancel: Cancel::default(),
         }
     }
 }
 
-/// Whether and how tokens are drafted.
+/// Speculation of a generation.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub enum Speculation {
-    /// With the defaults of [`SpeculationOptions`] if the engine has an assistant or a draft model, else not at all.
+    /// With the defaults of [`SpeculationOptions`] if the engine has an assistant or a draft model, else off.
     #[default]
     WherePossible,
-    /// Never: one token per pass.
+    /// Off: one token per pass.
     Off,
-    /// With the assistant alone and blocks of one size.
+    /// With the assistant only and a fixed block size.
     Mtp(MtpOptions),
-    /// As the options say.
+    /// With these options.
     With(SpeculationOptions),
 }
 
-/// Drafting with the assistant in blocks of one size.
+/// Drafting with the assistant and a fixed block size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MtpOptions {
     /// Rows of a verification: `block_size - 1` tokens are drafted. Default: 4.
@@ -171,11 +147,12 @@ pub struct SpeculationOptions {
     pub drafters: Drafters,
     /// Rows of a verification. Default: chosen for every round from measured costs.
     pub block: BlockSize,
-    /// Rests a model after this many drafts in a row (1 to 32) of which nothing stood; look-ups go on. Default: never.
+    /// Pauses a draft model after this many (1 to 32) consecutive drafts without an accepted token; prompt lookup
+    /// continues. Default: never.
     pub skip_streak: Option<usize>,
     /// How models choose their drafts. Default: greedily.
     pub drafts: DraftSampling,
-    /// Whether drafts are made while the caller is busy. Default: they are not.
+    /// Whether drafting overlaps with the caller's work. Default: no.
     pub pipeline: Pipeline,
 }
 
@@ -197,33 +174,34 @@ impl From<MtpOptions> for SpeculationOptions {
     }
 }
 
-/// When drafts are made.
+/// When drafting runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Pipeline {
-    /// When the next round is asked for (depth 1).
+    /// When the next round is requested (depth 1).
     #[default]
     InTurn,
-    /// As soon as a round is over, on the engine's threads, while the caller does something with its tokens (depth 2).
+    /// As soon as a round is done, on the engine's threads, in parallel with the caller (depth 2).
     Ahead,
 }
 
-/// What ends a text before `max_tokens`.
+/// Stop conditions besides `max_tokens`.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
-    /// Whether the checkpoint's own end-of-generation tokens do.
+    /// Handling of the checkpoint's end-of-generation tokens.
     pub end_of_generation: EndOfGeneration,
-    /// Further tokens that do. The token itself is emitted.
+    /// Further stop tokens. The token itself is emitted.
     pub tokens: Vec<u32>,
-    /// Strings that do. They are not part of the text.
+    /// Stop strings. They are not part of the text.
     pub strings: Vec<String>,
 }
 
-/// What the checkpoint's end-of-generation tokens do.
+/// Handling of the checkpoint's end-of-generation tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EndOfGeneration {
     /// They end the text.
     #[default]
     Stops,
-    /// They are tokens like any other (for benchmarks of a fixed length).
+    /// They are ordinary tokens (for benchmarks of fixed length).
     Ignored,
 }

@@ -1,25 +1,24 @@
-//! How surprised a target is by a text, windowed as llama.cpp does it, so that the figures compare.
+//! Perplexity of a target on a text, windowed as in llama.cpp, so that values are comparable.
 //!
-//! The tokens are cut into windows that do not overlap. Each is read from an empty cache, its first token replaced by the
-//! one that begins a text; predictions in its second half, which have at least half a window before them, are scored.
+//! Windows do not overlap. Each starts from an empty cache with its first token replaced by BOS; predictions in its
+//! second half are scored, so each has at least half a window of context.
 
-use crate::gemma4::Wanted;
 use crate::kv::KvOptions;
+use crate::model::OutputRows;
 use crate::options::SessionOptions;
-use crate::speculative::Speculator;
 use crate::{Engine, Error, Result};
 
-/// Rows whose logits are in memory at once: 32 MiB of a vocabulary of 262144.
+/// Rows per batch of logits: 32 MiB at a vocabulary of 262144.
 const ROWS: usize = 32;
 
-/// How a text is read.
+/// Options of a measurement.
 #[derive(Clone, Debug)]
 pub struct PerplexityOptions {
     /// Tokens per window. Default: 512.
     pub window: usize,
-    /// Windows at most. Default: all that are full.
+    /// Maximum number of windows. Default: all full ones.
     pub max_windows: Option<usize>,
-    /// How K and V are kept.
+    /// K/V cache options.
     pub kv: KvOptions,
 }
 
@@ -29,15 +28,15 @@ impl Default for PerplexityOptions {
     }
 }
 
-/// What was measured so far.
+/// The measurement so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Perplexity {
-    /// Windows read.
+    /// Windows processed.
     pub windows: usize,
     /// Tokens scored.
     pub tokens: usize,
     sum: f64,     // of negative log likelihoods
-    squares: f64, // of them squared
+    squares: f64, // sum of squared negative log likelihoods
 }
 
 impl Perplexity {
@@ -66,7 +65,7 @@ impl Perplexity {
     }
 }
 
-/// Measures the engine's target over `tokens`; `progress` is told after each window.
+/// Measures the engine's target over `tokens`; `progress` is called after each window.
 ///
 /// # Errors
 /// If there is no full window, a window is shorter than 4 tokens or longer than the model's context, a token is outside
@@ -79,13 +78,13 @@ pub fn perplexity(
 ) -> Result<Perplexity> {
     let (window, target) = (options.window, engine.target());
     if window < 4 {
-        return Err(Error::Input(format!("a window of {window} tokens is too short; give at least 4")));
+        return Err(Error::argument("window", format!("is {window} tokens, must be at least 4")));
     }
     if tokens.len() < window {
-        let problem = format!("the text has {} tokens, a window {window}", tokens.len());
-        return Err(Error::Input(format!("{problem}; give a longer text or a shorter window")));
+        let problem = format!("are {}, fewer than a window of {window}", tokens.len());
+        return Err(Error::argument("tokens", format!("{problem}; give a longer text or a shorter window")));
     }
-    let limit = target.config().max_position_embeddings;
+    let limit = target.max_position_embeddings();
     if window > limit {
         return Err(Error::Context { needed: window, limit });
     }
@@ -93,35 +92,33 @@ pub fn perplexity(
     let mut result = Perplexity::default();
     for text in tokens.chunks_exact(window).take(options.max_windows.unwrap_or(usize::MAX)) {
         let mut ids = text.to_vec();
-        if let Some(bos) = target.config().bos_token_id {
+        if let Some(bos) = target.bos_token_id() {
             ids[0] = bos;
         }
         let context = options.kv.max_context.unwrap_or(window);
         let kv = KvOptions { max_context: Some(context), ..options.kv.clone() };
         let mut session = engine.session(&SessionOptions { kv })?;
-        let Speculator { passes, kv, .. } = session.speculator().0;
+        let decoder = session.decoder().0;
         engine.run(|| {
-            for chunk in ids[..first].chunks(kv.max_round_rows()) {
-                let mut round = kv.begin_round(chunk.len())?;
-                passes.run(chunk, &mut round, Wanted::Nothing)?;
-                round.commit(chunk.len());
+            for chunk in ids[..first].chunks(decoder.state.kv().max_round_rows()) {
+                decoder.read(chunk)?;
             }
-            // The last token is predicted, not read.
+            // The last token is predicted only.
             for start in (first..window - 1).step_by(ROWS) {
                 let end = (start + ROWS).min(window - 1);
-                let mut round = kv.begin_round(end - start)?;
-                let passed = passes.run(&ids[start..end], &mut round, Wanted::All)?;
-                round.commit(end - start);
-                let Some(passed) = passed else { continue };
-                let logits = passed.logits(end - start)?;
-                let rows = logits.chunks_exact(target.config().vocab_size);
-                rows.zip(&ids[start + 1..=end]).for_each(|(row, next)| result.add(row, *next));
+                decoder.forward(&ids[start..end], OutputRows::All, |output| {
+                    let Some(output) = output else { return Ok(0) };
+                    let logits = output.logits(end - start)?;
+                    let rows = logits.chunks_exact(target.vocab_size());
+                    rows.zip(&ids[start + 1..=end]).for_each(|(row, next)| result.add(row, *next));
+                    Ok(end - start)
+                })?;
             }
             Ok::<_, Error>(())
         })?;
         result.windows += 1;
         if !result.sum.is_finite() {
-            return Err(Error::Input("the model's output is not finite; verify the checkpoint".into()));
+            return Err(Error::logits(None));
         }
         progress(&result);
     }

@@ -1,45 +1,47 @@
-//! What passes cost: benchmarks are made of it.
+//! Times single passes at any depth, for benchmarks.
 
 use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
-use foretoken_kernels::gpu::read::read_all;
+use foretoken_gpu::plan::read::read_all;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::device::{Buffer, Work};
+use crate::device::{Buffer, Launcher};
 use crate::engine::Engine;
-use crate::gemma4::Wanted;
+use crate::gemma4::Target;
 use crate::gemma4::on_device::Chooser;
 use crate::kv::{KvAccess, KvLayout, Round};
+use crate::model::OutputRows;
 use crate::nn::tensor;
 use crate::options::SessionOptions;
 use crate::session::Session;
-use crate::speculative::{Passed, Passes};
+use crate::speculative::ForwardOutput;
 use crate::{Error, Result};
 
-/// Bytes that a device reads to say how fast it does, if it has four times as many: more than any cache holds.
+/// Bytes read by the bandwidth measurement, larger than any cache; less if the device has less than four times that
+/// free.
 const READ: usize = 1 << 30;
 
-/// Blocks of threads that read them, and how often they do while the host waits once.
+/// Thread blocks of a launch, and launches per host synchronisation.
 const READERS: usize = 4096;
 const TIMES: usize = 8;
 
-/// Gigabytes per second that the engine's device reads at best; `None` on the CPU.
+/// Peak read bandwidth of the engine's device in GB/s; `None` on the CPU.
 ///
 /// # Errors
-/// If the device has no memory left to read.
+/// If the device is out of memory.
 pub fn device_bandwidth(engine: &Engine) -> Result<Option<f64>> {
     let Some(models) = &engine.parts.models else { return Ok(None) };
     let device = models.device();
     let words = READ.min(device.memory()?.0 / 4) / 4;
     let (x, y) = (Buffer::<u32>::new(&**device, words)?, Buffer::<u32>::new(&**device, READERS * 8)?);
-    let work = Work::new(device.clone());
+    let launcher = Launcher::new(device.clone());
     let mut best = f64::INFINITY;
     for _ in 0..4 {
         let start = Instant::now();
         for _ in 0..TIMES {
-            work.run(read_all(x.span(), READERS, y.span()))?;
+            launcher.run(read_all(x.slice(), READERS, y.slice()))?;
         }
         y.read(0, 1)?;
         best = best.min(start.elapsed().as_secs_f64());
@@ -47,11 +49,11 @@ pub fn device_bandwidth(engine: &Engine) -> Result<Option<f64>> {
     Ok(Some((TIMES * 4 * words) as f64 / 1e9 / best))
 }
 
-/// A sequence whose passes are timed, on the CPU or a device: nothing that is measured is kept, so that all of it is measured
-/// at one depth.
+/// A sequence whose passes are timed, on the CPU or a device. Measured passes are rolled back, so that all have one
+/// depth.
 pub struct Probe {
     session: Session,
-    hidden: Option<Tensor>, // a state for drafts to begin with, on the CPU
+    hidden: Option<Tensor>, // the hidden state that drafts start from, on the CPU
     rng: StdRng,
 }
 
@@ -64,113 +66,109 @@ impl Probe {
         Ok(Self { session: engine.session(options)?, hidden: None, rng: StdRng::seed_from_u64(1) })
     }
 
-    /// Positions that passes are behind.
+    /// Committed positions.
     pub fn depth(&self) -> usize {
         self.session.kv().len()
     }
 
-    /// Bytes of K and V held.
+    /// Bytes allocated for K and V.
     pub fn kv_bytes(&self) -> usize {
         self.session.kv_bytes()
     }
 
-    /// Reads a prompt. Returns the time that it took.
+    /// Prefills a prompt. Returns the duration.
     ///
     /// # Errors
-    /// If it does not fit the context, or the model's numbers are none.
+    /// If it does not fit the context, or the output is not finite.
     pub fn read(&mut self, ids: &[u32]) -> Result<Duration> {
         let engine = self.session.engine.clone();
-        let (speculator, _) = self.session.speculator();
-        let passes = speculator.passes.clone();
+        let decoder = self.session.decoder().0;
         engine.run(|| {
             let start = Instant::now();
-            for chunk in ids.chunks(speculator.kv.max_round_rows()) {
-                let mut round = speculator.kv.begin_round(chunk.len())?;
-                passes.run(chunk, &mut round, Wanted::Nothing)?;
-                round.commit(chunk.len());
-            }
+            ids.chunks(decoder.state.kv().max_round_rows()).try_for_each(|chunk| decoder.read(chunk))?;
             Ok(start.elapsed())
         })
     }
 
-    /// Goes on at position `depth` as if a prompt had been read, in no time beside that: what a pass costs does not depend on
-    /// what K and V say. On the CPU they are noise, on a device what was in its memory.
+    /// Extends the sequence to `depth` positions without computing them: the cost of a pass does not depend on the
+    /// values of K and V. On the CPU they are random, on a device uninitialised.
     ///
     /// # Errors
     /// If that many positions do not fit the context.
     pub fn skip_to(&mut self, depth: usize) -> Result<()> {
-        let layout = self.session.engine().target().kv_layout();
+        let layout = self.session.engine().gemma4().map(Target::kv_layout);
         let rng = &mut self.rng;
-        let (speculator, _) = self.session.speculator();
-        let on_device = speculator.passes.device.is_some();
-        while speculator.kv.len() < depth {
-            let rows = speculator.kv.max_round_rows().min(depth - speculator.kv.len());
-            let mut round = speculator.kv.begin_round(rows)?;
-            if !on_device {
-                noise(&layout, &mut round, rows, rng)?;
+        let decoder = self.session.decoder().0;
+        let layout = layout.filter(|_| decoder.backend.device.is_none());
+        while decoder.state.len() < depth {
+            let rows = decoder.state.kv().max_round_rows().min(depth - decoder.state.len());
+            let mut round = decoder.state.begin_round(rows)?;
+            if let Some(layout) = &layout {
+                noise(layout, &mut round, rows, rng)?;
             }
             round.commit(rows);
         }
         Ok(())
     }
 
-    /// Verifies `ids` in one pass, of which nothing is kept. Returns the time until its results are there.
+    /// Verifies `ids` in one pass, which is rolled back. Returns the duration, results included.
     ///
     /// # Errors
-    /// If they do not fit the context or a round, or the model's numbers are none.
+    /// If they do not fit the context or a round, or the output is not finite.
     pub fn verify(&mut self, ids: &[u32]) -> Result<Duration> {
         let engine = self.session.engine.clone();
-        let (speculator, _) = self.session.speculator();
-        let passes = speculator.passes.clone();
-        let (time, hidden) = engine.run(|| -> Result<_> {
+        let decoder = self.session.decoder().0;
+        let (mut time, mut hidden) = (Duration::ZERO, None);
+        engine.run(|| {
             let start = Instant::now();
-            let mut round = speculator.kv.begin_round(ids.len())?;
-            let passed = passes.run(ids, &mut round, Wanted::All)?;
-            let hidden = match passed {
-                Some(Passed::OnDevice(sequence)) => {
-                    sequence.wait()?;
-                    None
+            decoder.forward(ids, OutputRows::All, |output| {
+                match output {
+                    Some(ForwardOutput::Device(sequence)) => sequence.wait()?,
+                    Some(ForwardOutput::Cpu(output)) => hidden = Some(output.hidden.narrow(0, 0, 1)?.contiguous()?),
+                    None => {}
                 }
-                Some(Passed::Here(output)) => Some(output.hidden),
-                None => None,
-            };
-            let time = start.elapsed();
-            Ok((time, hidden.map(|hidden| hidden.narrow(0, 0, 1)?.contiguous()).transpose()?))
+                time = start.elapsed();
+                Ok(0)
+            })
         })?;
         self.hidden = hidden;
         Ok(time)
     }
 
-    /// The logits behind each of `ids`, in one pass of which nothing is kept: `(ids, vocab)`, after the soft cap.
+    /// Logits after each of `ids`, from one pass, which is rolled back: `(ids, vocab)`, with the soft cap.
     ///
     /// # Errors
     /// As [`Probe::verify`].
     pub fn logits(&mut self, ids: &[u32]) -> Result<Vec<f32>> {
         let engine = self.session.engine.clone();
-        let (speculator, _) = self.session.speculator();
-        let passes = speculator.passes.clone();
+        let decoder = self.session.decoder().0;
+        let mut logits = Vec::new();
         engine.run(|| {
-            let mut round = speculator.kv.begin_round(ids.len())?;
-            let passed = passes.run(ids, &mut round, Wanted::All)?;
-            passed.map_or(Ok(Vec::new()), |passed| Ok(passed.logits(ids.len())?.to_vec()))
-        })
+            decoder.forward(ids, OutputRows::All, |output| {
+                if let Some(output) = output {
+                    logits = output.logits(ids.len())?.to_vec();
+                }
+                Ok(0)
+            })
+        })?;
+        Ok(logits)
     }
 
-    /// Drafts `tokens` tokens behind `last` with the assistant. A verification goes before: drafts begin with its state.
+    /// Drafts `tokens` tokens after `last` with the assistant. Needs a [`Probe::verify`] before, whose hidden state it
+    /// starts from.
     ///
     /// # Errors
-    /// If there is no assistant, or its numbers are none.
+    /// If there is no assistant, or its output is not finite.
     pub fn draft(&mut self, last: u32, tokens: usize) -> Result<Duration> {
         let engine = self.session.engine.clone();
-        let no_assistant = || Error::Input("drafts need an assistant; load one".into());
-        let assistant = engine.assistant().ok_or_else(no_assistant)?;
+        let no_assistant = || Error::argument("assistant", "is none, drafts need one; load one");
+        let (target, assistant) = engine.gemma4().zip(engine.assistant()).ok_or_else(no_assistant)?;
         let hidden = self.hidden.clone();
-        let (speculator, _) = self.session.speculator();
-        let Passes { target, device } = &speculator.passes;
-        let committed = speculator.kv.committed();
+        let decoder = self.session.decoder().0;
+        let committed = decoder.state.kv().committed();
         engine.run(|| {
             let start = Instant::now();
-            match device {
+            match &decoder.backend.device {
                 Some(sequence) => {
                     let mut sequence = sequence.lock();
                     for link in 0..tokens {
@@ -179,7 +177,7 @@ impl Probe {
                     sequence.wait()?;
                 }
                 None => {
-                    let missing = || Error::Input("drafts begin with a verification's state; verify something".into());
+                    let missing = || Error::argument("last", "has no state of the target's; verify something first");
                     let mut hidden = hidden.ok_or_else(missing)?;
                     for _ in 0..tokens {
                         hidden = assistant.step(target, last, &hidden, committed)?.hidden;
@@ -191,10 +189,10 @@ impl Probe {
     }
 }
 
-/// Rows as large as normed ones are: elements of variance 1.
+/// Stages random rows of variance 1, like normed ones.
 fn noise(layout: &KvLayout, round: &mut Round<'_>, rows: usize, rng: &mut StdRng) -> Result<()> {
     for (index, store) in layout.stores.iter().enumerate() {
-        // Every store is some layer's.
+        // Every store belongs to a layer.
         let layer = layout.store_of_layer.iter().position(|of| *of == index).unwrap_or(index);
         let mut noise = || {
             let count = rows * store.num_kv_heads * store.head_dim;

@@ -1,11 +1,11 @@
-//! From logits to a distribution over tokens, and draws from it.
+//! Sampling: logits to a token distribution, and draws from it.
 
 use foretoken_kernels::vocabulary;
 use rand::Rng;
 
 use crate::{Error, Result};
 
-/// How the next token is chosen. The filters apply in the order of the fields, as in transformers; the default is greedy.
+/// Sampling parameters. Filters apply in field order, as in transformers. Default: greedy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Divides the logits; 0 takes the most probable token.
@@ -26,21 +26,21 @@ impl Default for Sampling {
 
 impl Sampling {
     fn check(&self) -> Result<()> {
-        let refuse = |what: &str| Err(Error::Input(what.to_owned()));
+        let refuse = |name, range: &str| Err(Error::argument(name, range));
         match self {
-            s if !(s.temperature >= 0.0 && s.temperature.is_finite()) => refuse("the temperature must be 0 or more"),
-            s if s.top_k == Some(0) => refuse("top-k must be at least 1; leave it out to keep all tokens"),
-            s if !(s.top_p > 0.0 && s.top_p <= 1.0) => refuse("top-p must be above 0 and at most 1"),
-            s if !(0.0..=1.0).contains(&s.min_p) => refuse("min-p must be from 0 to 1"),
+            s if !(s.temperature >= 0.0 && s.temperature.is_finite()) => refuse("temperature", "must be 0 or more"),
+            s if s.top_k == Some(0) => refuse("top_k", "must be at least 1; leave it out to keep all tokens"),
+            s if !(s.top_p > 0.0 && s.top_p <= 1.0) => refuse("top_p", "must be above 0 and at most 1"),
+            s if !(0.0..=1.0).contains(&s.min_p) => refuse("min_p", "must be from 0 to 1"),
             _ => Ok(()),
         }
     }
 }
 
-/// Logits that are compared with the largest before them at once.
+/// Logits per block of the argmax.
 const SCANNED: usize = 1024;
 
-/// A [`Sampling`] with the tokens that a checkpoint never emits.
+/// [`Sampling`] plus the checkpoint's suppressed tokens.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
@@ -55,7 +55,7 @@ impl Sampler {
         Ok(Self { sampling, suppressed })
     }
 
-    /// Whether the most probable token is taken.
+    /// Whether sampling is greedy.
     pub(crate) fn is_greedy(&self) -> bool {
         self.sampling.temperature == 0.0
     }
@@ -64,11 +64,11 @@ impl Sampler {
     /// without ids, token `i` is.
     ///
     /// # Errors
-    /// If a logit is not a number, or none of a token that may be emitted is finite.
+    /// If a logit is NaN, or no allowed token's logit is finite.
     pub fn most_probable(&self, ids: Option<&[u32]>, logits: &[f32]) -> Result<u32> {
         let mut best: Option<(f32, u32)> = None;
         for (block, first) in logits.chunks(SCANNED).zip((0..).step_by(SCANNED)) {
-            // Without a branch per logit: nearly all of a vocabulary's blocks are passed over here.
+            // Block maximum first, without a branch per logit: nearly all blocks are skipped here.
             let max = best.map_or(f32::NEG_INFINITY, |(max, _)| max);
             if !block.iter().fold(false, |found, logit| found | (*logit >= max) | logit.is_nan()) {
                 continue;
@@ -77,7 +77,7 @@ impl Sampler {
                 let id = ids.map_or(i as u32, |ids| ids[i]);
                 let better = best.is_none_or(|(max, of)| *logit > max || (*logit == max && id < of));
                 if logit.is_nan() {
-                    return Err(not_numbers(*logit));
+                    return Err(Error::logits(*logit));
                 }
                 if better && *logit > f32::NEG_INFINITY && !self.suppressed.contains(&id) {
                     best = Some((*logit, id));
@@ -86,12 +86,12 @@ impl Sampler {
         }
         match best {
             Some((max, id)) if max.is_finite() => Ok(id),
-            Some((max, _)) => Err(not_numbers(max)),
-            None => Err(not_numbers(f32::NEG_INFINITY)),
+            Some((max, _)) => Err(Error::logits(max)),
+            None => Err(Error::logits(f32::NEG_INFINITY)),
         }
     }
 
-    /// The distribution that `logits` give. `ids[i]` is the token of `logits[i]`; without ids, token `i` is.
+    /// The distribution of `logits`. `ids[i]` is the token of `logits[i]`; without ids, token `i` is.
     ///
     /// # Errors
     /// As [`Sampler::most_probable`].
@@ -114,9 +114,9 @@ impl Sampler {
         };
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let weight = |i: u32| f64::from((logits[i as usize] - max) / self.sampling.temperature).exp();
-        let mut kept: Vec<u32> = Vec::new();
-        vocabulary::top_k(logits, self.sampling.top_k.unwrap_or(logits.len()), &mut kept);
-        let mut weights: Vec<f64> = kept.iter().map(|i| weight(*i)).collect(); // largest first
+        let mut candidates: Vec<u32> = Vec::new();
+        vocabulary::top_k(logits, self.sampling.top_k.unwrap_or(logits.len()), &mut candidates);
+        let mut weights: Vec<f64> = candidates.iter().map(|i| weight(*i)).collect(); // largest first
         if self.sampling.top_p < 1.0 {
             let mut left = weights.iter().sum::<f64>() * f64::from(self.sampling.top_p);
             let reached = weights.iter().position(|weight| {
@@ -125,15 +125,12 @@ impl Sampler {
             });
             weights.truncate(reached.map_or(weights.len(), |last| last + 1));
         }
-        // The largest weight is e^0 = 1, so a weight is its own ratio to it. Zero weights (suppressed tokens) go too.
-        let kept_by_min_p = weights.iter().take_while(|w| **w > 0.0 && **w >= f64::from(self.sampling.min_p)).count();
-        weights.truncate(kept_by_min_p.max(1));
-        Ok(Distribution::new(kept.into_iter().map(id).zip(weights).collect()))
+        // The largest weight is e^0 = 1, so `min_p` compares weights directly. Zero weights (suppressed tokens) are
+        // removed.
+        let min_p_count = weights.iter().take_while(|w| **w > 0.0 && **w >= f64::from(self.sampling.min_p)).count();
+        weights.truncate(min_p_count.max(1));
+        Ok(Distribution::new(candidates.into_iter().map(id).zip(weights).collect()))
     }
-}
-
-fn not_numbers(largest: f32) -> Error {
-    Error::Input(format!("the logits are no finite numbers (largest {largest}); the checkpoint is damaged"))
 }
 
 /// A probability distribution over tokens; tokens that it does not list have probability 0.
@@ -143,7 +140,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// The distribution in which `token` is certain.
+    /// The one-hot distribution of `token`.
     pub fn certain(token: u32) -> Self {
         Self { entries: vec![(token, 1.0)] }
     }
@@ -173,15 +170,52 @@ impl Distribution {
                 return *id;
             }
         }
-        // Rounding left a sliver beyond the last entry.
+        // Rounding: the probabilities sum to slightly less than 1.
         self.entries.last().map_or(0, |(id, _)| *id)
     }
 
-    /// What is left of this distribution after `draft` had its chance: proportional to `max(self - draft, 0)`
-    /// (Leviathan et al. 2023, Chen et al. 2023). Where nothing is left the two are equal, and so is the result.
-    pub fn beyond(&self, draft: &Distribution) -> Distribution {
+    /// The residual `norm(max(0, self - draft))` (Leviathan et al. 2023, Chen et al. 2023). If it is zero everywhere,
+    /// the two are equal, and `self` is returned.
+    pub fn residual(&self, draft: &Distribution) -> Distribution {
         let left = |(id, p): &(u32, f64)| Some((*id, p - draft.probability(*id))).filter(|(_, left)| *left > 0.0);
         let left: Vec<_> = self.entries.iter().filter_map(left).collect();
         if left.is_empty() { self.clone() } else { Distribution::new(left) }
+    }
+}
+
+/// Modifies logits before sampling: a mask, a bias, a penalty.
+///
+/// It is called for every verified row in order, up to the first rejected draft, so that its effect on the text is the
+/// same with and without speculation.
+pub trait LogitsProcessor: std::fmt::Debug + Send + Sync {
+    /// Modifies `logits` `(vocab)` of the token after `tokens`: prompt, text, and accepted drafts.
+    /// `-inf` excludes a token.
+    ///
+    /// # Errors
+    /// The implementation's; they end the generation.
+    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()>;
+}
+
+/// Log-probabilities under the target's own distribution: of its logits at temperature 1, before any
+/// [`LogitsProcessor`] and filter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprobs {
+    /// The emitted token.
+    pub token: u32,
+    /// Its log-probability.
+    pub logprob: f32,
+    /// The most probable tokens and theirs, the most probable first.
+    pub top: Vec<(u32, f32)>,
+}
+
+impl TokenLogprobs {
+    /// Log-probabilities of `token` and of the `top` most probable tokens, from a row of logits.
+    pub(crate) fn of(logits: &[f32], token: u32, top: usize) -> Self {
+        let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - max).exp()).sum();
+        let logprob = |id: u32| (f64::from(logits[id as usize]) - max - sum.ln()) as f32;
+        let mut best = Vec::new();
+        vocabulary::top_k(logits, top, &mut best);
+        Self { token, logprob: logprob(token), top: best.into_iter().map(|id| (id, logprob(id))).collect() }
     }
 }

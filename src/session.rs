@@ -1,69 +1,68 @@
-//! One sequence: its cache, and where it stands.
+//! One sequence: its state, and what continues it.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use crate::engine::Engine;
-use crate::gemma4::Wanted;
-use crate::generation::{Generation, Request};
-use crate::kv::{KvCache, KvFormat, KvOptions};
+use crate::kv::{KvCache, KvFormat, KvOptions, PagePool};
+use crate::nn::tensor;
 use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
-    Confidence, Draft, Drafters, Frontier, NgramCache, Order, Passes, Pending, Planner, Proposal, Round, Settings,
-    SimulatedAcceptance, SpeculationStats, Speculator, Tracer, add_all, count_at,
+    Backend, Confidence, DecodeState, Drafters, NgramCache, Order, Others, Pending, Planner, Proposal, Round, Settings,
+    SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder, add_all, count_at,
 };
 use crate::{Error, Result};
 
 /// A sequence of tokens and its K and V. Prompts and generations alternate; each continues where the last one ended.
 pub struct Session {
     pub(crate) engine: Engine,
-    pub(crate) desk: Desk,
+    place: Place,
     kv_options: KvOptions,
     id: u64,
 }
 
 /// Where the sequence is.
-pub(crate) enum Desk {
-    /// Here, at rest.
-    Here(Box<Speculator>),
-    /// With a drafter, who is ahead of the caller.
-    Away(Pending<Box<Speculator>, Result<Proposal>>),
-    /// On its way between the two; nobody sees this.
-    Moving,
+enum Place {
+    /// Here.
+    Idle(Box<SpeculativeDecoder>),
+    /// With the thread that makes the next draft.
+    Drafting(Pending<Box<SpeculativeDecoder>, Result<Proposal>>),
+    /// Between the two, within a function.
+    Transient,
 }
 
 impl Session {
     pub(crate) fn new(engine: Engine, options: &SessionOptions) -> Result<Self> {
-        let target = engine.target();
-        let (layout, context) = (target.kv_layout(), target.config().max_position_embeddings);
-        let (kv, device) = match &engine.parts.models {
-            None => (KvCache::new(layout, &options.kv, context, engine.parts.isa)?, None),
-            Some(models) => {
-                let (sequence, context) = models.sequence(&layout, &options.kv, context)?;
-                // The rows are on the device: this one counts them.
+        let Sources { model, pages, gemma4, .. } = &engine.parts.sources;
+        let (state, device) = match (&engine.parts.models, gemma4) {
+            (Some(models), Some(target)) => {
+                let context = model.max_position_embeddings();
+                let (sequence, context) = models.sequence(&target.kv_layout(), &options.kv, context)?;
+                // The rows are on the device: this state counts them.
                 let counted = KvOptions { max_context: Some(context), memory: Some(u64::MAX), ..options.kv.clone() };
-                let kv = KvCache::new(layout, &counted, context, engine.parts.isa)?;
-                (kv, Some(Arc::new(Mutex::new(sequence))))
+                (model.new_state(&counted, &PagePool::new(None))?, Some(Arc::new(Mutex::new(sequence))))
             }
+            _ => (model.new_state(&options.kv, pages)?, None),
         };
-        let coarse = |key: KvFormat| matches!(key, KvFormat::Coded(format) if format.bits() < 5);
-        if kv.report().iter().filter_map(|store| store.key).any(coarse) {
+        let coarse = |key: KvFormat| matches!(key, KvFormat::Quantized(format) if format.bits() < 5);
+        if gemma4.is_some() && state.kv().report().iter().filter_map(|store| store.key).any(coarse) {
             tracing::warn!(
                 "keys in fewer than 5 bits: Gemma 4 does not scale its scores, which multiplies their errors"
             );
         }
         let sampler = Sampler::new(Sampling::default(), engine.parts.suppressed.clone())?;
-        let passes = Passes { target: engine.parts.sources.target.clone(), device };
-        let desk = Desk::Here(Box::new(Speculator::new(passes, kv, sampler)));
+        let backend = Backend { model: model.clone(), device };
+        let place = Place::Idle(Box::new(SpeculativeDecoder::new(backend, state, sampler)));
         let id = engine.parts.sessions.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { engine, desk, kv_options: options.kv.clone(), id })
+        Ok(Self { engine, place, kv_options: options.kv.clone(), id })
     }
 
     /// The engine that it runs on.
@@ -77,10 +76,7 @@ impl Session {
     /// If a generation at pipeline depth 2 was leaked ([`std::mem::forget`]), until the next one begins: a drafter has the
     /// cache then.
     pub fn kv(&self) -> &KvCache {
-        match &self.desk {
-            Desk::Here(speculator) => &speculator.kv,
-            Desk::Away(_) | Desk::Moving => panic!("a leaked generation is still drafting; begin another one first"),
-        }
+        self.at_rest().state.kv()
     }
 
     /// Bytes of K and V held, wherever they are.
@@ -88,12 +84,24 @@ impl Session {
     /// # Panics
     /// As [`Session::kv`].
     pub fn kv_bytes(&self) -> usize {
-        let kv = self.kv();
-        match &self.desk {
-            Desk::Here(speculator) => {
-                speculator.passes.device.as_ref().map_or_else(|| kv.bytes(), |sequence| sequence.lock().kv_bytes())
+        let decoder = self.at_rest();
+        decoder.backend.bytes(&decoder.state)
+    }
+
+    /// The tokens of the sequence: prompts and what was generated.
+    ///
+    /// # Panics
+    /// As [`Session::kv`].
+    pub fn tokens(&self) -> &[u32] {
+        &self.at_rest().drafting.tokens
+    }
+
+    fn at_rest(&self) -> &SpeculativeDecoder {
+        match &self.place {
+            Place::Idle(decoder) => decoder,
+            Place::Drafting(_) | Place::Transient => {
+                panic!("a leaked generation is still drafting; begin another one first")
             }
-            Desk::Away(_) | Desk::Moving => kv.bytes(),
         }
     }
 
@@ -101,87 +109,128 @@ impl Session {
         &self.kv_options
     }
 
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// What the drafter `ngram-cache` of the last generation has learnt: its dynamic cache with this sequence's counts. To
     /// be saved, and given to later sessions.
     pub fn learnt_ngrams(&mut self) -> Option<NgramCache> {
-        self.speculator().0.learnt()
+        self.decoder().0.drafting.learnt()
     }
 
-    /// Appends `prompt` and generates. The prompt is processed before this returns; the tokens come as the iterator is
-    /// asked for them. Dropping the iterator ends the generation after the last round that it handed out.
+    /// A second session that goes on from here. The two share memory for what they have in common.
     ///
     /// # Errors
-    /// If the prompt is empty, has ids outside the vocabulary or does not fit the context, or an option is out of its
-    /// range. Nothing of the prompt is kept then.
-    pub fn generate(&mut self, prompt: &[u32], options: &GenerateOptions) -> Result<Generation<'_>> {
-        let sampler = Sampler::new(options.sampling.clone(), self.engine.parts.suppressed.clone())?;
-        let speculation = self.speculation(&options.speculation)?;
-        let simulated = SimulatedAcceptance::new(&options.simulate_acceptance)?;
-        if prompt.is_empty() {
-            return Err(Error::Input("the prompt is empty; give at least one token".into()));
+    /// If memory does not reach. On a device, where pages are not shared, the K and V are copied through the host.
+    pub fn fork(&mut self) -> Result<Self> {
+        let mut fork = Session::new(self.engine.clone(), &SessionOptions { kv: self.kv_options.clone() })?;
+        let from = self.decoder().0;
+        let to = fork.decoder().0;
+        let newest = from.drafting.newest.clone();
+        match &from.backend.device {
+            None => to.state = from.state.fork(),
+            Some(_) => {
+                let hidden = newest.as_ref().map(|newest| from.backend.hidden(newest)).transpose()?;
+                let newest = newest.as_ref().zip(hidden).map(|(newest, hidden)| -> Result<_> {
+                    let width = hidden.len();
+                    Ok(DecodeState { last: newest.last, hidden: tensor(hidden, (1, width))? })
+                });
+                let copy_failed = |cause: io::Error| cause.downcast().unwrap_or_else(Error::io("a fork's K and V"));
+                let mut bytes = Vec::new();
+                from.backend.write_to(from.state.kv(), &mut bytes).map_err(copy_failed)?;
+                let (len, newest) = (from.state.len(), newest.transpose()?);
+                let read = to.backend.read_from(to.state.kv_mut(), len, newest.as_ref(), &mut &bytes[..]);
+                read.map_err(copy_failed)?;
+            }
         }
-        let mut rng = StdRng::seed_from_u64(options.seed);
-        let start = Instant::now();
-        let (engine, kv_options, id) = (self.engine.clone(), self.kv_options.clone(), self.id);
-        let list = engine.parts.sources.list(&speculation.drafters);
-        let (speculator, _) = self.speculator();
-        if !speculator.has(&list) {
-            let drafters: Result<_> =
-                list.iter().map(|one| engine.parts.sources.drafter(one, &speculator.passes, &kv_options)).collect();
-            speculator.set_drafters(list, drafters?);
-        }
-        let settings = Settings {
-            sampler,
-            drafts: speculation.drafts,
-            order: if matches!(speculation.drafters, Drafters::Priority(_)) { Order::Priority } else { Order::Best },
-            confidence: if options.trace.is_some() { Confidence::Said } else { Confidence::Unsaid },
-            simulated,
-        };
-        let costs = engine.costs();
-        let planner = |drafters: &[_]| Planner::new(speculation.block, speculation.skip_streak, drafters, costs);
-        // Drafts are drawn from numbers of their own.
-        speculator.configure(settings, planner, StdRng::seed_from_u64(!options.seed));
-        let first = engine.parts.pool.install(|| prefill(speculator, prompt, &mut rng))?;
-        let kinds = speculator.kinds();
-        let statistics = Statistics {
-            generations: 1,
-            prompt_tokens: prompt.len(),
-            prefill: start.elapsed(),
-            simulated: !options.simulate_acceptance.is_empty(),
-            speculation: SpeculationStats::new(&kinds),
-            ..Statistics::default()
-        };
-        let tracer = options.trace.as_ref().map(|trace| Tracer::begin(trace, id, prompt.len(), kinds));
-        let ahead = speculation.pipeline == Pipeline::Ahead;
-        Ok(Generation::new(self, Request { rng, options, ahead, tracer, first, statistics }))
+        to.drafting.tokens = from.drafting.tokens.clone();
+        to.drafting.newest = newest;
+        Ok(fork)
+    }
+
+    /// Goes back to the first `len` tokens of the sequence. The next generation needs a prompt, as always.
+    ///
+    /// # Errors
+    /// If there are fewer tokens, or rows that the next query reads are gone: a sliding window keeps one round's rows beyond
+    /// itself, and a recurrent state cannot go back. Nothing changes then.
+    pub fn rewind(&mut self, len: usize) -> Result<()> {
+        let decoder = self.decoder().0;
+        decoder.state.rewind(len)?;
+        decoder.drafting.truncate(len);
+        Ok(())
     }
 
     /// The sequence, back from wherever it is, and what was drafted meanwhile.
-    pub(crate) fn speculator(&mut self) -> (&mut Speculator, Option<std::thread::Result<Result<Proposal>>>) {
+    pub(crate) fn decoder(&mut self) -> (&mut SpeculativeDecoder, Option<std::thread::Result<Result<Proposal>>>) {
         let mut proposal = None;
-        self.desk = match std::mem::replace(&mut self.desk, Desk::Moving) {
-            Desk::Away(pending) => {
-                let (speculator, result) = pending.wait(&self.engine.parts.pool);
+        self.place = match std::mem::replace(&mut self.place, Place::Transient) {
+            Place::Drafting(pending) => {
+                let (decoder, result) = pending.wait(&self.engine.parts.pool);
                 proposal = Some(result);
-                Desk::Here(speculator)
+                Place::Idle(decoder)
             }
-            desk => desk,
+            place => place,
         };
-        match &mut self.desk {
-            Desk::Here(speculator) => (speculator, proposal),
-            Desk::Away(_) | Desk::Moving => unreachable!("it was brought here above"),
+        match &mut self.place {
+            Place::Idle(decoder) => (decoder, proposal),
+            Place::Drafting(_) | Place::Transient => unreachable!("it was brought here above"),
         }
     }
 
     /// Has the next round's draft made on the engine's threads.
     pub(crate) fn submit(&mut self, most_rows: usize) {
-        self.desk = match std::mem::replace(&mut self.desk, Desk::Moving) {
-            Desk::Here(speculator) => {
-                let draft = move |speculator: &mut Box<Speculator>, cancel: &_| speculator.propose(most_rows, cancel);
-                Desk::Away(Pending::submit(&self.engine.parts.pool, speculator, draft))
+        self.place = match std::mem::replace(&mut self.place, Place::Transient) {
+            Place::Idle(decoder) => {
+                let draft = move |decoder: &mut Box<SpeculativeDecoder>, cancel: &_| {
+                    decoder.propose(most_rows, Others::default(), cancel)
+                };
+                Place::Drafting(Pending::submit(&self.engine.parts.pool, decoder, draft))
             }
-            desk => desk,
+            place => place,
         };
+    }
+
+    /// Asks the thread that makes the next draft, if one does, to stop early.
+    pub(crate) fn cancel_draft(&self) {
+        if let Place::Drafting(pending) = &self.place {
+            pending.cancel();
+        }
+    }
+
+    /// Makes the sequence ready for a generation: its drafters, its planner, how it chooses tokens.
+    ///
+    /// # Errors
+    /// If an option is out of its range.
+    pub(crate) fn configure(&mut self, options: &GenerateOptions) -> Result<Pipeline> {
+        let sampler = Sampler::new(options.sampling.clone(), self.engine.parts.suppressed.clone())?;
+        let speculation = self.speculation(&options.speculation)?;
+        let simulated = SimulatedAcceptance::new(&options.simulate_acceptance)?;
+        let (engine, kv_options) = (self.engine.clone(), self.kv_options.clone());
+        let list = engine.parts.sources.list(&speculation.drafters);
+        let SpeculativeDecoder { backend, drafting, .. } = self.decoder().0;
+        if !drafting.has(&list) {
+            let drafters = list.iter().map(|one| engine.parts.sources.drafter(one, backend, &kv_options));
+            let drafters = drafters.collect::<Result<_>>()?;
+            drafting.set_drafters(list, drafters);
+        }
+        let settings = Settings {
+            sampler,
+            processor: options.logits_processor.clone(),
+            drafts: speculation.drafts,
+            order: match speculation.drafters {
+                Drafters::Priority(_) | Drafters::Custom(_) => Order::Priority,
+                Drafters::Auto | Drafters::Best(_) => Order::Best,
+            },
+            confidence: if options.trace.is_some() { Confidence::Report } else { Confidence::Omit },
+            simulated,
+            logprobs: options.logprobs,
+        };
+        let costs = engine.costs();
+        let planner = |drafters: &[_]| Planner::new(speculation.block, speculation.skip_streak, drafters, costs);
+        // Drafts are drawn from numbers of their own.
+        drafting.configure(settings, planner, StdRng::seed_from_u64(!options.seed));
+        Ok(speculation.pipeline)
     }
 
     /// The options in full, checked.
@@ -196,49 +245,28 @@ impl Session {
             Speculation::With(options) => options.clone(),
         };
         let most = self.kv_options.max_round_rows;
-        let (chain, look_up) = options.block.rows().unwrap_or((1, 1));
-        if let Some(rows) = [chain, look_up].into_iter().find(|rows| *rows == 0 || *rows > most) {
-            let problem = format!("the draft block size is {rows}, must be from 1 to {most}");
-            return Err(Error::Input(format!("{problem}, the rows that a round may stage beside the sliding window")));
+        let (chain, lookup) = options.block.rows().unwrap_or((1, 1));
+        if let Some(rows) = [chain, lookup].into_iter().find(|rows| *rows == 0 || *rows > most) {
+            let problem = format!("is {rows}, must be from 1 to {most}");
+            let limit = "the rows that a round may stage beside the sliding window";
+            return Err(Error::argument("block", format!("{problem}, {limit}")));
         }
         if options.skip_streak.is_some_and(|rounds| !(1..=32).contains(&rounds)) {
-            let problem = format!("the skip streak is {}, must be from 1 to 32", options.skip_streak.unwrap_or(0));
-            return Err(Error::Input(problem));
+            let problem = format!("is {}, must be from 1 to 32", options.skip_streak.unwrap_or(0));
+            return Err(Error::argument("skip_streak", problem));
         }
         Ok(options)
     }
 }
 
-/// Runs the target over the prompt, in chunks, and draws the first token after it.
-fn prefill(speculator: &mut Speculator, prompt: &[u32], rng: &mut StdRng) -> Result<Frontier> {
-    let last = speculator.frontier.as_ref().map(|frontier| frontier.last);
-    let ids: Vec<u32> = last.into_iter().chain(prompt.iter().copied()).collect();
-    let vocab = speculator.passes.target.config().num_readable_tokens();
-    if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
-        return Err(Error::Input(format!("token id {id} of the prompt is outside the vocabulary of {vocab}")));
+impl Engine {
+    /// Opens a session: an empty cache for one sequence.
+    ///
+    /// # Errors
+    /// If an option is out of its range.
+    pub fn session(&self, options: &SessionOptions) -> Result<Session> {
+        Session::new(self.clone(), options)
     }
-    let needed = speculator.kv.len() + ids.len();
-    if needed > speculator.kv.max_context() {
-        return Err(Error::Context { needed, limit: speculator.kv.max_context() });
-    }
-    let passes = speculator.passes.clone();
-    let mut chunks = ids.chunks(speculator.kv.max_round_rows()).peekable();
-    while let Some(chunk) = chunks.next() {
-        let wanted = if chunks.peek().is_none() { Wanted::Last } else { Wanted::Nothing };
-        let mut round = speculator.kv.begin_round(chunk.len())?;
-        let passed = passes.run(chunk, &mut round, wanted)?;
-        round.commit(chunk.len());
-        // From here on the cache has more than the old frontier speaks of.
-        if speculator.frontier.take().is_some() {
-            speculator.tokens.pop();
-        }
-        speculator.tokens.extend(chunk);
-        if let Some(mut passed) = passed {
-            let last = passed.judge(&mut Draft::default(), (speculator.sampler(), None), rng)?.next;
-            return Ok(Frontier { last, hidden: passed.settle(0, last, Confidence::Said)? });
-        }
-    }
-    Err(Error::Input("the prompt is empty; give at least one token".into()))
 }
 
 /// Counts and times of one generation.

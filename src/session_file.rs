@@ -1,11 +1,11 @@
-//! Sessions in files: a prompt is processed once and continued later, by any process with the same model.
+//! Session files: a processed prompt, to be continued later by any process with the same model.
 //!
 //! ```text
 //! "foretoken session\n"   u32 length of the header   header (JSON)   tokens (u32)   state (f32)   K and V   u32 checksum
 //! ```
 //!
-//! Numbers are little endian; the checksum (CRC-32) is of everything before it. K and V lie as they do in the CPU's
-//! memory, wherever they are, so the file says how they were kept, and the loaded session keeps them so.
+//! Numbers are little endian; the checksum (CRC-32) is of everything before it. K and V have the CPU's
+//! memory layout, also when saved from a device; the header has their formats, which the loaded session uses.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -15,19 +15,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::Partial;
 use crate::engine::Engine;
-use crate::kv::{ExactZones, KeysOfValues, KvFormat, KvOptions, LayerFormat};
+use crate::kv::{ExactZones, KEqV, KvFormat, KvOptions, LayerFormat};
 use crate::nn::tensor;
 use crate::options::SessionOptions;
 use crate::session::Session;
-use crate::speculative::{Frontier, Speculator};
+use crate::speculative::{DecodeState, SpeculativeDecoder};
 use crate::{Error, Result};
 
 const MAGIC: &[u8] = b"foretoken session\n";
 
-/// Raised whenever the layout of the file, of the header or of K and V in memory changes.
+/// Incremented when the layout of the file, the header or K and V changes.
 const VERSION: u32 = 1;
 
-/// Longer headers are damage.
+/// Limit of the header's length.
 const MAX_HEADER: usize = 1 << 20;
 
 #[derive(Serialize, Deserialize)]
@@ -44,22 +44,22 @@ struct Header {
     max_round_rows: usize,
     /// Committed positions.
     len: usize,
-    /// The newest token and the width of its state, if there is one.
+    /// The newest token and the width of the hidden state that predicted it, if any.
     last: Option<(u32, usize)>,
 }
 
 impl Session {
-    /// Writes the session to `path`, from where [`Engine::load_session`] goes on. A file of that name is replaced when the
-    /// new one is complete.
+    /// Writes the session to `path`, for [`Engine::load_session`]. An existing file is replaced when the new one is
+    /// complete.
     ///
     /// # Errors
-    /// If the file cannot be written, or the device fails that has the K and V.
+    /// If the file cannot be written, or the device with K and V fails.
     pub fn save(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let model = self.engine.target().fingerprint()?;
         let options = self.kv_options().clone();
-        let (speculator, _) = self.speculator();
-        let (kv, frontier) = (&speculator.kv, &speculator.frontier);
-        let state = frontier.as_ref().map(|frontier| speculator.passes.state(frontier)).transpose()?;
+        let SpeculativeDecoder { backend, state, drafting } = self.decoder().0;
+        let (kv, newest) = (state.kv(), &drafting.newest);
+        let state = newest.as_ref().map(|newest| backend.hidden(newest)).transpose()?;
         let state = state.unwrap_or_default();
         let header = Header {
             version: VERSION,
@@ -68,11 +68,11 @@ impl Session {
             value: options.value.to_string(),
             exact: (options.exact.head, options.exact.tail, KvFormat::from(options.exact.element).to_string()),
             layers: options.layers.iter().map(|f| (f.layer, f.key.to_string(), f.value.to_string())).collect(),
-            keys_of_values_derived: options.keys_of_values == KeysOfValues::Derived,
+            keys_of_values_derived: options.k_eq_v == KEqV::Derived,
             max_context: kv.max_context(),
             max_round_rows: kv.max_round_rows(),
             len: kv.len(),
-            last: frontier.as_ref().map(|frontier| (frontier.last, state.len())),
+            last: newest.as_ref().map(|newest| (newest.last, state.len())),
         };
         let header = serde_json::to_vec(&header).map_err(|e| Error::file(path.as_ref(), e.to_string()))?;
         let mut to = Checked { inner: Partial::create(path.as_ref())?, checksum: crc32fast::Hasher::new() };
@@ -80,9 +80,9 @@ impl Session {
             to.write_all(MAGIC)?;
             to.write_all(&(header.len() as u32).to_le_bytes())?;
             to.write_all(&header)?;
-            speculator.tokens[..kv.len()].iter().try_for_each(|token| to.write_all(&token.to_le_bytes()))?;
+            drafting.tokens[..kv.len()].iter().try_for_each(|token| to.write_all(&token.to_le_bytes()))?;
             state.iter().try_for_each(|x| to.write_all(&x.to_le_bytes()))?;
-            speculator.passes.write_to(kv, &mut to)?;
+            backend.write_to(kv, &mut to)?;
             let checksum = to.checksum.clone().finalize();
             to.write_all(&checksum.to_le_bytes())
         };
@@ -95,7 +95,7 @@ impl Engine {
     /// Opens the session that [`Session::save`] wrote to `path`.
     ///
     /// # Errors
-    /// If the file is none of this version, is of another model, is damaged or cut short, or its K and V do not fit memory.
+    /// If the file has another version, is of another model, is damaged or cut short, or its K and V do not fit memory.
     pub fn load_session(&self, path: impl AsRef<Path>) -> Result<Session> {
         let path = path.as_ref();
         let problem = |problem: &str| Error::file(path, problem);
@@ -128,17 +128,24 @@ impl Engine {
             return Err(problem("is a session of another model; load the model that it was saved with"));
         }
 
-        let options = header.options().map_err(|error| problem(&format!("names a K/V format: {error}")))?;
-        let mut session = self.session(&SessionOptions { kv: options })?;
-        let width = self.target().config().hidden_size;
-        let (speculator, _) = session.speculator();
-        if header.len > speculator.kv.max_context() || header.last.is_some_and(|(_, len)| len != width) {
+        let refused = |error: Error| match error {
+            Error::Argument { name, problem: cause } => {
+                problem(&format!("has a damaged header ({name}: {cause}); save the session again"))
+            }
+            other => other,
+        };
+        let options = header.options().map_err(refused)?;
+        let mut session = self.session(&SessionOptions { kv: options }).map_err(refused)?;
+        let width = self.target().hidden_size();
+        let SpeculativeDecoder { backend, state, drafting } = session.decoder().0;
+        if header.len > state.kv().max_context() || header.last.is_some_and(|(_, len)| len != width) {
             return Err(problem("has a damaged header; save the session again"));
         }
-        let kv = speculator.kv.written_bytes(header.len);
-        let state = if header.last.is_some() { 4 * width } else { 0 };
-        let expected =
-            [start.len(), header_len, 4 * header.len, state, kv, 4].into_iter().fold(0, usize::saturating_add);
+        let kv_bytes = state.kv().written_bytes(header.len);
+        let hidden_bytes = if header.last.is_some() { 4 * width } else { 0 };
+        let expected = [start.len(), header_len, 4 * header.len, hidden_bytes, kv_bytes, 4]
+            .into_iter()
+            .fold(0, usize::saturating_add);
         if size != expected as u64 {
             return Err(problem(&format!("has {size} bytes, not {expected}: it is damaged or cut short")));
         }
@@ -147,44 +154,45 @@ impl Engine {
         for _ in 0..header.len {
             tokens.push(u32::from_le_bytes(number(&mut from).map_err(cut_short)?));
         }
-        let frontier = match header.last {
+        let newest = match header.last {
             None => None,
             Some((last, width)) => {
-                let state: io::Result<Vec<f32>> =
+                let hidden: io::Result<Vec<f32>> =
                     (0..width).map(|_| Ok(f32::from_le_bytes(number(&mut from)?))).collect();
                 tokens.push(last);
-                Some(Frontier { last, hidden: tensor(state.map_err(cut_short)?, (1, width))? })
+                Some(DecodeState { last, hidden: tensor(hidden.map_err(cut_short)?, (1, width))? })
             }
         };
-        let Speculator { kv, passes, .. } = speculator;
-        passes.read_from(kv, header.len, frontier.as_ref(), &mut from).map_err(cut_short)?;
+        backend.read_from(state.kv_mut(), header.len, newest.as_ref(), &mut from).map_err(cut_short)?;
         let checksum = from.checksum.clone().finalize();
         if number(&mut from).map(u32::from_le_bytes).map_err(cut_short)? != checksum {
             return Err(problem("is damaged: its checksum is another; save the session again"));
         }
-        let vocab = self.target().config().num_readable_tokens();
+        let vocab = self.target().num_readable_tokens();
         if tokens.iter().any(|token| *token as usize >= vocab) {
             return Err(problem("has tokens outside the vocabulary; save the session again"));
         }
-        (speculator.tokens, speculator.frontier) = (tokens, frontier);
+        (drafting.tokens, drafting.newest) = (tokens, newest);
         Ok(session)
     }
 }
 
 impl Header {
-    fn options(&self) -> Result<KvOptions, String> {
-        let layers: Result<_, String> = (self.layers.iter())
+    fn options(&self) -> Result<KvOptions> {
+        let layers: Result<_> = (self.layers.iter())
             .map(|(layer, key, value)| Ok(LayerFormat { layer: *layer, key: key.parse()?, value: value.parse()? }))
             .collect();
-        let KvFormat::Exact(element) = self.exact.2.parse()? else { return Err("exact rows in codes".into()) };
+        let KvFormat::Exact(element) = self.exact.2.parse()? else {
+            return Err(Error::argument("exact.element", "is a format of codes"));
+        };
         Ok(KvOptions {
             key: self.key.parse()?,
             value: self.value.parse()?,
             exact: ExactZones { head: self.exact.0, tail: self.exact.1, element },
             layers: layers?,
-            keys_of_values: match self.keys_of_values_derived {
-                true => KeysOfValues::Derived,
-                false => KeysOfValues::Stored,
+            k_eq_v: match self.keys_of_values_derived {
+                true => KEqV::Derived,
+                false => KEqV::Stored,
             },
             max_context: Some(self.max_context),
             max_round_rows: self.max_round_rows,
@@ -199,7 +207,8 @@ fn number(from: &mut impl Read) -> io::Result<[u8; 4]> {
     Ok(bytes)
 }
 
-/// Bytes on their way, with their checksum. Errors of this library's go through `io`'s, which `downcast` takes off again.
+/// A reader or writer with a running checksum. This library's errors are wrapped in `io::Error`; `downcast` unwraps
+/// them.
 struct Checked<T> {
     inner: T,
     checksum: crc32fast::Hasher,

@@ -1,4 +1,4 @@
-//! Text to tokens and back, a piece at a time.
+//! Text to tokens, and streaming decoding of tokens to text.
 
 use std::path::Path;
 
@@ -24,12 +24,12 @@ impl Tokenizer {
         Self::new(inner, path, vocab_size)
     }
 
-    /// The implementation behind it.
+    /// The underlying tokenizer.
     pub(crate) fn inner(&self) -> &tokenizers::Tokenizer {
         &self.inner
     }
 
-    /// Takes the tokenizer of the file `path`; its ids must be below `vocab_size`.
+    /// Wraps the tokenizer of the file `path`; its ids must be below `vocab_size`.
     ///
     /// # Errors
     /// If an id is outside the model's vocabulary.
@@ -51,7 +51,7 @@ impl Tokenizer {
         self.encode_with(text, true)
     }
 
-    /// The tokens of a rendered chat, whose template has put every special token in its place.
+    /// The tokens of a rendered chat; no special tokens are added, the template has them.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
@@ -61,7 +61,7 @@ impl Tokenizer {
 
     fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
         if text.is_empty() {
-            return Err(Error::Input("the prompt is empty; give some text to continue".into()));
+            return Err(Error::argument("prompt", "is empty; give some text to continue"));
         }
         let encoding = self.inner.encode_fast(text, add_special_tokens).map_err(|e| Error::Tokenizer(e.to_string()))?;
         Ok(encoding.get_ids().to_vec())
@@ -86,19 +86,19 @@ impl Tokenizer {
     }
 }
 
-/// Decodes a stream of tokens; never hands out part of a character.
+/// Decodes a stream of tokens into whole characters.
 #[derive(Default)]
 pub struct StreamDecoder {
-    context: Vec<u32>, // the tokens last decoded together, kept because spaces depend on the neighbour before
+    context: Vec<u32>,    // tokens decoded together: leading spaces depend on the previous token
     context_text: String, // their text
-    held: Vec<u32>,    // tokens whose text is not complete yet
+    held: Vec<u32>,       // tokens whose text is not complete yet
 }
 
-/// A character has at most four bytes; a run of byte tokens longer than that is no beginning of one.
+/// Maximum bytes of a UTF-8 character: a longer run of byte tokens is no incomplete character.
 const MAX_HELD: usize = 4;
 
 impl StreamDecoder {
-    /// The text that `id` completes; empty while it ends inside a character.
+    /// The text completed by `id`; empty inside a character.
     ///
     /// # Errors
     /// If the tokenizer's decoder fails.
@@ -111,7 +111,7 @@ impl StreamDecoder {
         self.take(tokenizer, text)
     }
 
-    /// The text of what is still held; incomplete characters become U+FFFD.
+    /// The remaining text; an incomplete character becomes U+FFFD.
     ///
     /// # Errors
     /// If the tokenizer's decoder fails.
@@ -125,8 +125,8 @@ impl StreamDecoder {
     }
 
     fn take(&mut self, tokenizer: &Tokenizer, text: String) -> Result<String> {
-        // A run of bytes is decoded as a whole: behind an invalid one, characters that are out would read differently.
-        // They stay as they are, and only what is new is replaced.
+        // A run of byte tokens is decoded as a whole, so an invalid byte would change characters already returned: only
+        // the new part is replaced by U+FFFD.
         let new = match text.strip_prefix(&self.context_text) {
             Some(new) => new.to_owned(),
             None => tokenizer.decode(&self.held)?,

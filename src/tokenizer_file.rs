@@ -1,5 +1,5 @@
-//! tokenizer.json, as far as Gemma's tokenizers go. The `tokenizers` crate reads more kinds, and panics on files that are
-//! wrong in ways it does not expect: everything that it relies on is checked first.
+//! tokenizer.json of Gemma's tokenizers. The `tokenizers` crate panics on some malformed files, so everything that it
+//! relies on is checked first.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer};
 
-/// Truncation and padding are ignored: a prompt is never cut.
+/// Truncation and padding are ignored.
 #[derive(Deserialize)]
 struct TokenizerFile {
     #[serde(default)]
@@ -54,7 +54,7 @@ const PRE_TOKENIZERS: [&str; 3] = ["Sequence", "Split", "Metaspace"];
 const POST_PROCESSORS: [&str; 2] = ["Sequence", "TemplateProcessing"];
 const DECODERS: [&str; 6] = ["Sequence", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"];
 
-/// The tokenizer that `json` describes, or what is wrong with it.
+/// The tokenizer in `json`, or the problem.
 pub(crate) fn tokenizer(json: &[u8]) -> Result<Tokenizer, Box<dyn std::error::Error + Send + Sync>> {
     let file: TokenizerFile = serde_json::from_slice(json)?;
     kinds("normalizer", &file.normalizer, "normalizers", &NORMALIZERS)?;
@@ -122,14 +122,14 @@ fn kinds(field: &str, step: &Value, nested: &str, known: &[&str]) -> Result<(), 
             let steps = step[nested].as_array().ok_or_else(|| format!("{field}: {nested} is no list"))?;
             steps.iter().try_for_each(|step| kinds(field, step, nested, known))
         }
-        // It counts below zero in a token of fewer characters.
+        // `tokenizers` underflows on tokens with fewer characters.
         "Strip" if step["stop"] != 0 => Err(format!("{field}: Strip: stop is not 0, which is not implemented")),
         "TemplateProcessing" => template(step).map_err(|problem| format!("{field}: TemplateProcessing: {problem}")),
         _ => Ok(()),
     }
 }
 
-/// Checks that the template for one text has that text and special tokens that are described.
+/// Checks that the single-text template has the text and defined special tokens only.
 fn template(step: &Value) -> Result<(), String> {
     let pieces = step["single"].as_array().ok_or("single is no list of pieces")?;
     for piece in pieces {

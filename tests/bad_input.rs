@@ -1,5 +1,5 @@
-//! Whatever is wrong with an input, the answer is one line that names the thing and the remedy: no panic, no memory for
-//! a number that nobody checked, and from the command line exit code 1.
+//! Bad input gives a one-line error that names the file, field or tensor and the remedy: no panic, no allocation of an
+//! unchecked size, and exit code 1 on the command line.
 
 mod cases;
 
@@ -22,7 +22,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A copy of the `edge` fixture's pair, to be spoilt.
+/// A copy of the `edge` fixture's pair, to be corrupted.
 struct Pair {
     directory: TempDir,
 }
@@ -78,7 +78,7 @@ impl Pair {
         Engine::load(&EngineOptions { threads: Some(1), ..options })
     }
 
-    /// The complaint about this pair, which must mention everything in `about`.
+    /// Checks that loading the pair fails with an error that mentions everything in `about`.
     fn refused(&self, about: &[&str]) {
         refused(self.engine(), about);
     }
@@ -152,7 +152,7 @@ fn safetensors_headers() {
         pair.write(WEIGHTS, &whole[..len]);
         pair.refused(&[WEIGHTS, "download it again"]);
     }
-    // Headers that claim to be longer than the file, or than anything.
+    // Header lengths beyond the file, or beyond any file.
     for claimed in [whole.len() as u64, 1 << 32, 1 << 62, u64::MAX] {
         let mut bytes = whole.clone();
         bytes[..8].copy_from_slice(&claimed.to_le_bytes());
@@ -200,7 +200,7 @@ fn shards() {
     }
     pair.write(index, json!({"weight_map": {"x": "model-00001-of-00002.safetensors"}}).to_string());
     pair.refused(&["target/model-00001-of-00002.safetensors", "check the path"]);
-    // The same tensors in two shards: which one is meant?
+    // The same tensors in two shards are ambiguous.
     std::fs::copy(pair.path(WEIGHTS), pair.path("target/again.safetensors")).expect("a copy");
     let both = json!({"weight_map": {"x": "model.safetensors", "y": "again.safetensors"}});
     pair.write(index, both.to_string());
@@ -273,8 +273,8 @@ fn values_that_are_unknown() {
     }
 }
 
-/// Sizes that no machine holds: each is refused, and before anything of that size is allocated or computed. Without that
-/// the process would abort, or overflow.
+/// Sizes beyond any machine are refused before anything of that size is allocated or computed, which would abort or
+/// overflow.
 #[test]
 fn absurd_numbers() {
     let sizes = [
@@ -313,7 +313,7 @@ fn absurd_numbers() {
             pair.refused(&[about]);
         }
     }
-    // A window or a context of any size costs nothing until it is filled.
+    // A window or context of any size takes no memory until it is filled.
     let pair = Pair::new();
     pair.set(TARGET, "sliding_window", json!(2_147_483_647));
     pair.set(ASSISTANT, "text_config.sliding_window", json!(2_147_483_647));
@@ -357,8 +357,8 @@ fn tokenizers() {
         pair.refused(&["target/tokenizer.json"]);
     }
     let tokenizer = Tokenizer::read(&demo, 4096).expect("the demo's tokenizer");
-    refused(tokenizer.encode(""), &["prompt is empty"]);
-    refused(tokenizer.encode_rendered(""), &["prompt is empty"]);
+    refused(tokenizer.encode(""), &["prompt: is empty"]);
+    refused(tokenizer.encode_rendered(""), &["prompt: is empty"]);
 }
 
 #[test]
@@ -400,7 +400,7 @@ fn pairs_that_do_not_fit() {
     let pair = Pair::new();
     pair.set(ASSISTANT, "model_type", json!("gemma4_text"));
     pair.refused(&[ASSISTANT, "model_type", "not a Gemma 4 assistant"]);
-    // Target and assistant in each other's place.
+    // Target and assistant swapped.
     let options = EngineOptions::new(pair.path("assistant")).with_assistant(pair.path("target"));
     refused(Engine::load(&options), &["assistant"]);
 }
@@ -427,7 +427,7 @@ fn token_ordering_is_a_permutation() {
     pair.refused(&["assistant", name, "I64"]);
 }
 
-/// Prompts and options that a session refuses; afterwards it works as if they had not been tried.
+/// Prompts and options that a session refuses without changing its state.
 #[test]
 fn prompts_and_options() {
     let engine = Pair::new().engine().expect("an engine");
@@ -442,28 +442,28 @@ fn prompts_and_options() {
     let sampling = |temperature, top_k, top_p, min_p| with(Sampling { temperature, top_k, top_p, min_p });
     let prompt: &[u32] = &[2, 3, 4];
     for (prompt, options, about) in [
-        (&[][..], with(Sampling::default()), ["prompt is empty", "at least one token"]),
+        (&[][..], with(Sampling::default()), ["prompt: is empty", "at least one token"]),
         (&[2, 512], with(Sampling::default()), ["token id 512", "vocabulary of 512"]),
         (&[u32::MAX], with(Sampling::default()), ["token id 4294967295", "vocabulary"]),
         (&[2; 33], with(Sampling::default()), ["33 tokens", "context of 32"]),
         (&[2; 5000], with(Sampling::default()), ["5000 tokens", "shorten the prompt"]),
-        (prompt, block(0), ["draft block size is 0", "from 1"]),
-        (prompt, block(513), ["draft block size is 513", "512"]),
-        (prompt, block(usize::MAX), ["draft block size is 18446744073709551615", "512"]),
+        (prompt, block(0), ["block: is 0", "from 1"]),
+        (prompt, block(513), ["block: is 513", "512"]),
+        (prompt, block(usize::MAX), ["block: is 18446744073709551615", "512"]),
         (prompt, sampling(-1.0, None, 1.0, 0.0), ["temperature", "0 or more"]),
         (prompt, sampling(f32::NAN, None, 1.0, 0.0), ["temperature", "0 or more"]),
         (prompt, sampling(f32::INFINITY, None, 1.0, 0.0), ["temperature", "0 or more"]),
-        (prompt, sampling(1.0, Some(0), 1.0, 0.0), ["top-k", "at least 1"]),
-        (prompt, sampling(1.0, None, 0.0, 0.0), ["top-p", "above 0"]),
-        (prompt, sampling(1.0, None, 1.5, 0.0), ["top-p", "at most 1"]),
-        (prompt, sampling(1.0, None, f32::NAN, 0.0), ["top-p", "above 0"]),
-        (prompt, sampling(1.0, None, 1.0, -0.5), ["min-p", "0 to 1"]),
-        (prompt, sampling(1.0, None, 1.0, f32::NAN), ["min-p", "0 to 1"]),
+        (prompt, sampling(1.0, Some(0), 1.0, 0.0), ["top_k", "at least 1"]),
+        (prompt, sampling(1.0, None, 0.0, 0.0), ["top_p", "above 0"]),
+        (prompt, sampling(1.0, None, 1.5, 0.0), ["top_p", "at most 1"]),
+        (prompt, sampling(1.0, None, f32::NAN, 0.0), ["top_p", "above 0"]),
+        (prompt, sampling(1.0, None, 1.0, -0.5), ["min_p", "0 to 1"]),
+        (prompt, sampling(1.0, None, 1.0, f32::NAN), ["min_p", "0 to 1"]),
     ] {
         refused(session.generate(prompt, &options).map(|_| ()), &about);
         assert!(session.kv().is_empty(), "{about:?}: something of the prompt was kept");
     }
-    // Values at the far ends that mean something are no errors.
+    // Extreme but valid values are accepted.
     for options in
         [sampling(f32::MIN_POSITIVE, Some(usize::MAX), f32::MIN_POSITIVE, 1.0), sampling(1e30, None, 1.0, 0.0)]
     {
@@ -484,7 +484,8 @@ fn speculation_without_an_assistant() {
     refused(session.generate(&[2], &options).map(|_| ()), &["assistant", "turn speculation off"]);
 }
 
-/// A copy of the demo pair's tokenizer and a fixture's weights would not fit; so the target is its own draft model, spoilt.
+/// A copy of the demo pair's tokenizer and a fixture's weights would not fit; so the target is its own draft model,
+/// corrupted.
 #[test]
 fn draft_models_of_another_vocabulary() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
@@ -496,7 +497,7 @@ fn draft_models_of_another_vocabulary() {
         EngineOptions { draft_model: Some(directory.path().into()), threads: Some(1), ..EngineOptions::new(&demo) };
     assert!(Engine::load(&options).expect("the same vocabulary").draft_model().is_some());
 
-    // Two ordinary tokens change places.
+    // Two ordinary tokens swapped.
     let path = directory.path().join("tokenizer.json");
     let text = std::fs::read_to_string(&path).expect("a file");
     let mut tokenizer: Value = serde_json::from_str(&text).expect("JSON");
@@ -521,7 +522,7 @@ fn draft_models_of_another_vocabulary() {
     refused(Engine::load(&options), &["nowhere", "check the path"]);
 }
 
-/// What speculation can be asked for and not be given; the session is as before.
+/// Invalid speculation options are refused without changing the session.
 #[test]
 fn speculation_options() {
     let engine = Pair::new().engine().expect("an engine");
@@ -539,16 +540,16 @@ fn speculation_options() {
     let drafters = |drafters| with(SpeculationOptions { drafters, ..SpeculationOptions::default() });
     let simulated = |chance| GenerateOptions { simulate_acceptance: chance, ..GenerateOptions::default() };
     for (options, about) in [
-        (block(BlockSize::Fixed(9)), &["draft block size is 9", "from 1 to 8", "sliding window"][..]),
-        (block(BlockSize::Preset(MtpPreset::Quality)), &["draft block size is 16", "from 1 to 8"]),
-        (streak(0), &["skip streak is 0", "1 to 32"]),
-        (streak(33), &["skip streak is 33", "1 to 32"]),
+        (block(BlockSize::Fixed(9)), &["block: is 9", "from 1 to 8", "sliding window"][..]),
+        (block(BlockSize::Preset(MtpPreset::Quality)), &["block: is 16", "from 1 to 8"]),
+        (streak(0), &["skip_streak: is 0", "1 to 32"]),
+        (streak(33), &["skip_streak: is 33", "1 to 32"]),
         (drafters(list("draft-model")), &["draft-model", "load one"]),
         (drafters(Drafters::Priority(vec![DrafterOptions::NgramCache(foreign)])), &["token 512", "vocabulary 512"]),
         (drafters(Drafters::Best(vec![zero])), &["ngram-simple", "n is 0"]),
-        (simulated(vec![1.5]), &["simulated acceptance is 1.5", "0 to 1"]),
-        (simulated(vec![0.5, f64::NAN]), &["simulated acceptance is NaN"]),
-        (simulated(vec![0.5, 0.4, 0.6]), &["simulated acceptance is 0.6 at position 3, 0.4 before it"]),
+        (simulated(vec![1.5]), &["simulate_acceptance: is 1.5", "0 to 1"]),
+        (simulated(vec![0.5, f64::NAN]), &["simulate_acceptance: is NaN"]),
+        (simulated(vec![0.5, 0.4, 0.6]), &["simulate_acceptance: is 0.6 at position 3, 0.4 before it"]),
     ] {
         refused(session.generate(&[2, 3], &options).map(|_| ()), about);
         assert!(session.kv().is_empty(), "{about:?}: something of the prompt was kept");
@@ -595,7 +596,7 @@ fn traces() {
         );
         assert!(round["hidden_l2"].as_f64().expect("a length") > 0.0);
     }
-    // A disk that is full from the beginning, and one that fills after a few lines.
+    // A disk that is full at once, and one that fills after a few lines.
     if Path::new("/dev/full").exists() {
         assert_eq!(ids(Some(Trace::file(Path::new("/dev/full")).expect("it can be opened"))), want);
     }
@@ -616,27 +617,27 @@ fn traces() {
 fn no_threads() {
     let pair = Pair::new();
     let options = EngineOptions { threads: Some(0), ..EngineOptions::new(pair.path("target")) };
-    refused(Engine::load(&options), &["number of threads is 0", "from 1 to"]);
+    refused(Engine::load(&options), &["threads: is 0", "from 1 to"]);
 }
 
-/// Weights that are no numbers give an error, not token 0; the session stands where it stood.
+/// Weights that are not finite give an error, not token 0; the session is unchanged.
 #[test]
-fn weights_that_are_no_numbers() {
+fn weights_that_are_not_finite() {
     for value in [f32::NAN, f32::INFINITY] {
         let pair = Pair::new();
         pair.tensors(WEIGHTS, |tensors| {
             let norm = &mut tensors.get_mut("model.norm.weight").expect("a tensor").2;
-            // All of them: one infinite logit would be within the soft cap again, their sums are no numbers.
+            // All of them: one infinite logit would be within the soft cap again, their sums are NaN.
             norm.chunks_exact_mut(4).for_each(|weight| weight.copy_from_slice(&value.to_le_bytes()));
         });
         let engine = pair.engine().expect("values are not looked at while loading");
         for sampling in [Sampling::default(), Sampling { temperature: 1.0, ..Sampling::default() }] {
             let mut session = engine.session(&SessionOptions::default()).expect("a session");
             let options = GenerateOptions { sampling, ..GenerateOptions::default() };
-            refused(session.generate(&[2, 3], &options).map(|_| ()), &["no finite numbers", "damaged"]);
+            refused(session.generate(&[2, 3], &options).map(|_| ()), &["logits: not finite", "damaged"]);
         }
     }
-    // A drafter whose numbers are none is noticed too, though the target could go on without it.
+    // A drafter whose output is not finite is reported too, although the target could continue.
     let pair = Pair::new();
     pair.tensors(DRAFTER, |tensors| {
         tensors.get_mut("model.norm.weight").expect("a tensor").2[..4].copy_from_slice(&f32::NAN.to_le_bytes());
@@ -647,7 +648,7 @@ fn weights_that_are_no_numbers() {
     let mut generation = session.generate(&[2, 3], &mtp).expect("the target is sound");
     let first = generation.next().expect("a first piece").expect("the target's own token");
     assert_eq!(first.tokens.len(), 1);
-    refused(generation.next().expect("a second piece"), &["no finite numbers"]);
+    refused(generation.next().expect("a second piece"), &["logits of a draft: not finite"]);
     assert!(generation.next().is_none(), "an error is the end");
     drop(generation);
     assert_eq!(session.kv().len(), 2, "a round that failed left nothing");
@@ -667,7 +668,7 @@ fn names_with_line_breaks() {
     pair.refused(&[TARGET, "layer_types"]);
 }
 
-/// What would make the tokenizer's own library panic, or read beyond a token.
+/// Files on which the `tokenizers` crate would panic, or read beyond a token.
 #[test]
 fn tokenizer_files() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -705,7 +706,7 @@ fn tokenizer_files() {
     }
 }
 
-/// What is checked is then read as the tokenizer's own library reads it.
+/// A valid file is read as the `tokenizers` crate reads it.
 #[test]
 fn a_sound_tokenizer_file() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
@@ -798,10 +799,10 @@ fn the_command_line() {
     }
     let ids = ["--model", &model, "--assistant", &path("assistant"), "--prompt-ids", "2,3"];
     let with = |more: &[&str]| arguments(&[&ids[..], more].concat());
-    fails(&with(&["--draft-block-size", "0"]), &["draft block size is 0"]);
-    fails(&with(&["--threads", "0"]), &["threads is 0"]);
-    fails(&with(&["--skip-streak", "33"]), &["skip streak is 33"]);
-    fails(&with(&["--simulate-acceptance", "2"]), &["simulated acceptance is 2"]);
+    fails(&with(&["--draft-block-size", "0"]), &["block: is 0"]);
+    fails(&with(&["--threads", "0"]), &["threads: is 0"]);
+    fails(&with(&["--skip-streak", "33"]), &["skip_streak: is 33"]);
+    fails(&with(&["--simulate-acceptance", "2"]), &["simulate_acceptance: is 2"]);
     fails(&with(&["--spec-type", "draft-model"]), &["draft-model", "load one"]);
     fails(&with(&["--draft-model", &path("nowhere")]), &["nowhere", "check the path"]);
     fails(&with(&["--trace", &path("nowhere/trace")]), &["nowhere/trace", "directory does not exist"]);
@@ -815,14 +816,14 @@ fn the_command_line() {
     fails(&with(&["--costs", &path("costs.json")]), &["costs.json", "delete it to measure again"]);
     fails(&with(&["--temperature=-1"]), &["temperature"]);
     fails(&with(&["--temperature", "NaN"]), &["temperature"]);
-    fails(&with(&["--temperature", "1", "--top-p", "0"]), &["top-p"]);
-    fails(&with(&["--temperature", "1", "--top-k", "0"]), &["top-k"]);
+    fails(&with(&["--temperature", "1", "--top-p", "0"]), &["top_p"]);
+    fails(&with(&["--temperature", "1", "--top-k", "0"]), &["top_k"]);
     fails(&with(&["--context", "1"]), &["2 tokens", "context of 1"]);
-    fails(&with(&["--context", "0"]), &["at least 1"]);
+    fails(&with(&["--context", "0"]), &["max_context: is 0"]);
     fails(&arguments(&["--model", &model, "--prompt-ids", "2,600"]), &["token id 600"]);
     pair.write(TARGET, "{");
     fails(&with(&[]), &[TARGET, "valid JSON"]);
-    fails(&arguments(&[""]), &["prompt is empty"]);
+    fails(&arguments(&[""]), &["prompt: is empty"]);
     fails(&arguments(&["--chat", "x"]), &["chat template"]);
 }
 
@@ -857,16 +858,109 @@ fn arguments_that_are_not_utf_8() {
     fails(&[bytes(b"x"), bytes(b"--model"), bytes(b"\xFF/\xFE")], &["check the path"]);
 }
 
-/// The library's errors keep their kind, for callers that act on it.
+/// What a file can be: missing, cut short, incomplete, malformed, another's, or of a kind that is not implemented.
 #[test]
-fn kinds() {
+fn causes_in_files() {
+    let tensor = "model.layers.1.mlp.down_proj.weight";
+    let cause = |spoil: &dyn Fn(&Pair)| {
+        let pair = Pair::new();
+        spoil(&pair);
+        pair.engine().err().expect("a spoilt pair")
+    };
+    let missing = cause(&|pair| std::fs::remove_file(pair.path(TARGET)).expect("it was there"));
+    assert!(matches!(&missing, Error::Io { path, .. } if path.ends_with(TARGET)), "{missing:?}");
+    let cut = cause(&|pair| {
+        let whole = std::fs::read(pair.path(WEIGHTS)).expect("a file");
+        pair.write(WEIGHTS, &whole[..whole.len() - 1]);
+    });
+    assert!(matches!(&cut, Error::File { path, .. } if path.ends_with(WEIGHTS)), "{cut:?}");
+    let incomplete = cause(&|pair| pair.tensors(WEIGHTS, |tensors| drop(tensors.remove(tensor))));
+    assert!(matches!(&incomplete, Error::Tensor { tensor: name, .. } if name == tensor), "{incomplete:?}");
+    let malformed = cause(&|pair| pair.set(TARGET, "hidden_size", json!("64")));
+    assert!(matches!(&malformed, Error::Config { field, .. } if field == "hidden_size"), "{malformed:?}");
+    let another = cause(&|pair| pair.set(ASSISTANT, "backbone_hidden_size", json!(96)));
+    assert!(matches!(&another, Error::Pair { .. }), "{another:?}");
+    let activation = cause(&|pair| pair.set(TARGET, "hidden_activation", json!("relu")));
+    assert!(matches!(&activation, Error::Unsupported { what, .. } if what == "hidden_activation"), "{activation:?}");
+    let integers = cause(&|pair| {
+        pair.tensors(WEIGHTS, |tensors| tensors.get_mut(tensor).expect("a tensor").0 = Dtype::I32);
+    });
+    assert!(matches!(&integers, Error::Unsupported { what, .. } if what.ends_with(tensor)), "{integers:?}");
+}
+
+/// K, V and logits that are not finite, with their layer and position.
+#[test]
+fn causes_in_weights() {
+    let generate = |pair: &Pair| {
+        let engine = pair.engine().expect("values are not looked at while loading");
+        let mut session = engine.session(&SessionOptions::default()).expect("a session");
+        session.generate(&[2, 3, 5], &GenerateOptions::default()).err().expect("no finite numbers")
+    };
     let pair = Pair::new();
-    pair.set(ASSISTANT, "backbone_hidden_size", json!(96));
-    assert!(matches!(pair.engine(), Err(Error::Pair { .. })));
-    pair.set(TARGET, "hidden_activation", json!("relu"));
-    assert!(matches!(pair.engine(), Err(Error::Config { field, .. }) if field == "hidden_activation"));
-    std::fs::remove_file(pair.path(TARGET)).expect("it was there");
-    assert!(matches!(pair.engine(), Err(Error::Io { .. })));
+    // What token 5 adds to the first layer's output.
+    pair.tensors(WEIGHTS, |tensors| {
+        let (_, shape, data) = tensors.get_mut("model.embed_tokens_per_layer.weight").expect("a tensor");
+        let row = data.len() / shape[0];
+        data[5 * row..][..row].as_chunks_mut().0.iter_mut().for_each(|x| *x = f32::NAN.to_le_bytes());
+    });
+    let error = generate(&pair);
+    let Error::NotFinite { what: "K", layer: Some(1), position: Some(2), found: Some(found) } = error else {
+        panic!("{error:?}");
+    };
+    assert!(found.is_nan());
+    says(&error.to_string(), &["K of layer 1 at position 2", "NaN", "checkpoint is damaged"]);
+
+    let pair = Pair::new();
+    pair.tensors(WEIGHTS, |tensors| {
+        let norm = &mut tensors.get_mut("model.norm.weight").expect("a tensor").2;
+        norm.as_chunks_mut().0.iter_mut().for_each(|x| *x = f32::NAN.to_le_bytes());
+    });
+    let error = generate(&pair);
+    assert!(matches!(error, Error::NotFinite { what: "logits", layer: None, found: Some(_), .. }), "{error:?}");
+}
+
+/// Errors of requests: wrong arguments by name, memory by bytes, a full context by tokens.
+#[test]
+fn causes_in_requests() {
+    let engine = Pair::new().engine().expect("an engine");
+    let session = |change: &dyn Fn(&mut SessionOptions)| {
+        let mut options = SessionOptions::default();
+        options.kv.max_context = Some(32);
+        change(&mut options);
+        engine.session(&options)
+    };
+    let error = session(&|options| options.kv.memory = Some(1000)).err().expect("1000 bytes are too few");
+    let Error::Memory { needed: Some(needed), available: Some(1000), fits: Some(fits), .. } = error else {
+        panic!("{error:?}");
+    };
+    assert!(needed > 1000 && fits < 32, "{error:?}");
+    says(&error.to_string(), &["context of 32", "1000 bytes are available", "use a smaller cache type or context"]);
+
+    let error = session(&|options| options.kv.max_round_rows = 0).err().expect("a round has rows");
+    assert!(matches!(error, Error::Argument { name: "max_round_rows", .. }), "{error:?}");
+    let mut session = session(&|_| ()).expect("a session");
+    let mut refuse = |prompt: &[u32], sampling| {
+        let options = GenerateOptions { sampling, ..GenerateOptions::default() };
+        session.generate(prompt, &options).err().expect("a refusal")
+    };
+    let greedy = Sampling::default;
+    let error = refuse(&[2; 33], greedy());
+    assert!(matches!(error, Error::Context { needed: 33, limit: 32 }), "{error:?}");
+    for (prompt, sampling, argument) in [
+        (&[][..], greedy(), "prompt"),
+        (&[512], greedy(), "prompt"),
+        (&[2], Sampling { top_k: Some(0), ..greedy() }, "top_k"),
+        (&[2], Sampling { temperature: f32::NAN, ..greedy() }, "temperature"),
+    ] {
+        let error = refuse(prompt, sampling);
+        assert!(matches!(error, Error::Argument { name, .. } if name == argument), "{argument}: {error:?}");
+    }
+    let unknown = "tpu".parse::<DeviceChoice>().err().expect("no device");
+    assert!(matches!(unknown, Error::Argument { name: "device", .. }), "{unknown:?}");
+    let message = Message { role: Role::User, content: "Hello".into() };
+    let error = engine.encode_chat(&[message], Thinking::Off).expect_err("no template");
+    assert!(matches!(error, Error::Template(_)), "{error:?}");
+    assert!(matches!(engine.tokenizer(), Err(Error::Tokenizer(_))));
 }
 
 /// On a Mac there may be one.

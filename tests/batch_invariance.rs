@@ -1,5 +1,5 @@
-//! The bits of a row of logits are a function of its sequence alone: not of the rows that ride with it, of chunking, of
-//! the number of threads, or (for one instruction set) of anything else; for every weight type.
+//! The bits of a row of logits are a function of its sequence alone: not of the other rows of the batch, of chunking,
+//! of the number of threads, or (for one instruction set) of anything else; for every weight type.
 
 mod cases;
 
@@ -7,10 +7,11 @@ use std::path::Path;
 
 use cases::on_every_isa;
 use foretoken::checkpoint::{Checkpoint, LoadOptions};
-use foretoken::gemma4::{Target, Wanted};
+use foretoken::gemma4::Target;
 use foretoken::kv::{ExactZones, KvCache, KvFormat, KvOptions};
 use foretoken::nn::F32View;
 use foretoken::{ElementType, Isa, WeightType};
+use foretoken::{Model, OutputRows};
 
 /// The demo target has everything: both layer types, shared K/V, per-layer embeddings, a wrapped window.
 fn demo(isa: Isa, quantize: Option<WeightType>) -> Target {
@@ -39,23 +40,21 @@ fn on_threads<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> R {
 
 /// A cache that holds `prompt`, which came in chunks.
 fn prefilled(target: &Target, isa: Isa, kv: KvFormat, prompt: &[u32], chunk: usize) -> KvCache {
-    // Pages leave the exact zones early, so that the prompt has some in codes.
+    // Small exact zones, so that some pages of the prompt are quantized.
     let exact = ExactZones { head: 8, tail: 16, element: ElementType::F16 };
     let options = KvOptions { key: kv, value: kv, exact, ..KvOptions::default() };
     let mut cache = KvCache::new(target.kv_layout(), &options, 4096, isa).expect("a cache");
     for chunk in prompt.chunks(chunk) {
-        let mut round = cache.begin_round(chunk.len()).expect("a round");
-        target.forward(chunk, &mut round, Wanted::Nothing).expect("a pass");
-        round.commit(chunk.len());
+        let round = cache.begin_round(chunk.len()).expect("a round");
+        target.forward_one(chunk, round, OutputRows::None, chunk.len()).expect("a pass");
     }
     cache
 }
 
-/// The logits of a round of these ids, of which so many rows are kept.
+/// The logits of a round of these ids, of which `keep` rows are committed.
 fn logits(target: &Target, cache: &mut KvCache, ids: &[u32], keep: usize) -> Vec<f32> {
-    let mut round = cache.begin_round(ids.len()).expect("a round");
-    let output = target.forward(ids, &mut round, Wanted::All).expect("a pass").expect("rows");
-    round.commit(keep);
+    let round = cache.begin_round(ids.len()).expect("a round");
+    let output = target.forward_one(ids, round, OutputRows::All, keep).expect("a pass");
     F32View::new(&output.logits).expect("floats").to_vec()
 }
 

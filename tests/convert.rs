@@ -1,4 +1,5 @@
-//! Checkpoints from safetensors to GGUF and back: the same bits, the same text. And nothing half-written ever has a name.
+//! Checkpoints from safetensors to GGUF and back: the same bits, the same text. And nothing half-written ever has a
+//! name.
 
 mod cases;
 #[path = "../kernels/tests/skipped/mod.rs"]
@@ -8,12 +9,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cases::{argmax, cache, pass, same_id, values};
+use foretoken::OutputRows;
 use foretoken::checkpoint::convert::{
     AssistantLayout, Outtype, ToGguf, ToHuggingFace, Unknown, to_gguf, to_hugging_face,
 };
 use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
 use foretoken::checkpoint::{Checkpoint, TensorType};
-use foretoken::gemma4::{Assistant, Target, Wanted};
+use foretoken::gemma4::{Assistant, Target};
 use foretoken::{ElementType, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, SessionOptions, Speculation};
 use skipped::skipped;
 
@@ -51,7 +53,7 @@ fn there_and_back_the_bits_are_the_same() {
     let directory = tempfile::tempdir().expect("a directory");
     let case = |path: PathBuf| (path, Outtype::F32, None);
     let fixtures = cases::all().into_iter().flat_map(|case| [case.path.join("target"), case.path.join("assistant")]);
-    // The demo pair is in brain floats: F32 holds them exactly, and they come back as what they were.
+    // The demo pair is in bf16, which F32 represents exactly: the round trip is exact.
     let demo = ["target", "assistant"].map(|part| (demo(part), Outtype::F32, Some(ElementType::Bf16)));
     let same = ["target", "assistant"].map(|part| (self::demo(part), Outtype::Bf16, Some(ElementType::Bf16)));
     let sources: Vec<_> = fixtures.filter(|path| path.exists()).map(case).chain(demo).chain(same).collect();
@@ -83,7 +85,7 @@ fn the_text_is_the_same() {
         for checkpoint in [gguf, open(&at("target"))] {
             let target = Target::load(&checkpoint, Isa::best()).expect("a target");
             let mut kv = cache(&target, ElementType::F32, Isa::best());
-            let mut output = pass(&target, &mut kv, &case.ids("input_ids"), Wanted::Last).expect("a row");
+            let mut output = pass(&target, &mut kv, &case.ids("input_ids"), OutputRows::Last);
             let state = output.hidden.clone();
             let (greedy, margins) = (case.ids("greedy_ids"), case.floats("greedy_margins"));
             let (error, name) = (case.tolerances().0, &case.name);
@@ -105,7 +107,7 @@ fn the_text_is_the_same() {
             }
             for (i, (want, margin)) in greedy.iter().zip(margins).enumerate() {
                 same_id(argmax(&values(&output.logits)), *want, margin, error, &format!("{name}: token {i}"));
-                output = pass(&target, &mut kv, &[*want], Wanted::Last).expect("a row");
+                output = pass(&target, &mut kv, &[*want], OutputRows::Last);
             }
         }
     }
@@ -133,7 +135,7 @@ fn a_pair_talks_as_before() {
 
 /// Types as llama.cpp's converter chooses them.
 #[test]
-fn what_is_small_or_steers_stays_exact() {
+fn norms_scales_and_routers_stay_exact() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("moe.gguf");
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/moe/target");
@@ -213,7 +215,7 @@ fn copy(path: &Path, change: impl FnOnce(&mut serde_json::Value, &mut [u8])) -> 
     open(path)
 }
 
-/// What a killed run left is replaced, and the file that had the name stays until the new one is whole.
+/// A killed run's partial file is replaced, and the old file stays until the new one is complete.
 #[test]
 fn an_interrupted_run_is_redone() {
     let directory = tempfile::tempdir().expect("a directory");

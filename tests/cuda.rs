@@ -2,7 +2,7 @@
 
 #![cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
 
-#[path = "../kernels/tests/cuda_device/mod.rs"]
+#[path = "../gpu/tests/cuda_device/mod.rs"]
 mod cuda_device;
 #[path = "../kernels/tests/skipped/mod.rs"]
 mod skipped;

@@ -1,12 +1,13 @@
-//! The engine on a device computes what it computes on the CPU: the whole round, on the machine that the kernels' tests emulate.
+//! The engine on a device computes what it computes on the CPU: the whole round, on the machine that the kernels' tests
+//! emulate.
 //!
 //! It needs a C++ compiler: `c++`, `g++` or `clang++`.
 
 mod cases;
-#[path = "../kernels/tests/emulated/device.rs"]
+#[path = "../gpu/tests/emulated/device.rs"]
 #[allow(dead_code)]
 mod device;
-#[path = "../kernels/tests/emulated/machine.rs"]
+#[path = "../gpu/tests/emulated/machine.rs"]
 #[allow(dead_code)]
 mod machine;
 mod on_device;
@@ -20,7 +21,7 @@ use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::kv::{CodeFormat, ExactZones, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
-use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, Drafters};
+use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters};
 use foretoken::{
     DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, Pipeline,
     Probe, Sampling, Session, SessionOptions, Speculation, SpeculationOptions, Statistics, Stop, WeightType,
@@ -103,8 +104,8 @@ fn same_ids(pair: &Pair, session: &SessionOptions, prompt: &[u32], tokens: usize
     assert_eq!(counts(&statistics), counts(&on_cpu));
 }
 
-/// Nats of surprise at a text, which every logit of its second half has a part in.
-fn same_surprise(pair: &Pair, session: &SessionOptions, text: &[u32], tolerance: f64) {
+/// Perplexity of a text, to which all logits of its second half contribute.
+fn same_perplexity(pair: &Pair, session: &SessionOptions, text: &[u32], tolerance: f64) {
     let options = PerplexityOptions { window: text.len(), kv: session.kv.clone(), ..PerplexityOptions::default() };
     let of = |engine| perplexity(engine, text, &options, |_| {}).expect("a perplexity").value().ln();
     let (cpu, device) = (of(&pair.cpu), of(&pair.device));
@@ -112,12 +113,12 @@ fn same_surprise(pair: &Pair, session: &SessionOptions, text: &[u32], tolerance:
     assert!((device - cpu).abs() < tolerance, "{device} nats on the device, {cpu} on the CPU");
 }
 
-/// How many rows of the device's logits, behind every token of `texts`, are within 1e-3 those of one of the CPU's instruction
-/// sets, of how many.
+/// How many rows of the device's logits, behind every token of `texts`, are within 1e-3 those of one of the CPU's
+/// instruction sets, of how many.
 fn same_logits(options: &EngineOptions, session: &SessionOptions, texts: &[&[u32]]) -> (usize, usize) {
     let logits = |options: EngineOptions| -> Vec<Vec<f32>> {
         let engine = Engine::load(&EngineOptions { threads: Some(1), ..options }).expect("an engine");
-        let vocab = engine.target().config().vocab_size;
+        let vocab = engine.target().vocab_size();
         let mut probe = Probe::new(&engine, session).expect("a sequence");
         let rows = texts.iter().flat_map(|ids| probe.logits(ids).expect("logits"));
         rows.collect::<Vec<_>>().chunks_exact(vocab).map(<[f32]>::to_vec).collect()
@@ -137,9 +138,9 @@ fn same_logits(options: &EngineOptions, session: &SessionOptions, texts: &[&[u32
     (count(&nearest), nearest.len())
 }
 
-/// Rows of logits are the CPU's, but where the last bit of a sum decides how one of a row's activations is rounded to 8 bits: a
-/// step there is 1/127 of its block's largest, and a random model makes much of it. The CPU's own instruction sets, which add up
-/// in other orders, differ in that way from each other.
+/// Rows of logits are the CPU's, but where the last bit of a sum decides how one of a row's activations is rounded to 8
+/// bits: a step there is 1/127 of its block's largest, and a random model makes much of it. The CPU's own instruction
+/// sets, which add up in other orders, differ in that way from each other.
 #[test]
 fn logits_of_quantized_weights() {
     let texts = text(48);
@@ -167,14 +168,14 @@ fn text(len: usize) -> Vec<u32> {
     (0..len).map(|i| (3 + (i * i * 7 + i * 31) % 509) as u32).collect()
 }
 
-/// Codes with zones so short that pages leave them early.
-fn coded(key: CodeFormat, value: CodeFormat) -> SessionOptions {
+/// Quantized K and V with exact zones so short that pages leave them early.
+fn quantized(key: CodeFormat, value: CodeFormat) -> SessionOptions {
     let zones = ExactZones { head: 20, tail: 10, ..ExactZones::default() };
     let kv = KvOptions { key: key.into(), value: value.into(), exact: zones, ..exact(ElementType::F16).kv };
     SessionOptions { kv }
 }
 
-/// Full and sliding layers, K and V from one vector, a head over all tokens.
+/// Full and sliding layers, K = V, a head over all tokens.
 #[test]
 fn dense() {
     let pair = pair("dense", NARROW, None);
@@ -202,7 +203,7 @@ fn exact_formats() {
     let pair = pair("nested", widths, None);
     same_ids(&pair, &exact(ElementType::F32), &pair.prompt, 4);
     for element in [ElementType::F16, ElementType::Bf16] {
-        same_surprise(&pair, &exact(element), &pair.prompt, 1e-3);
+        same_perplexity(&pair, &exact(element), &pair.prompt, 1e-3);
     }
 }
 
@@ -213,32 +214,32 @@ fn rings_wrap() {
     same_ids(&pair, &exact(ElementType::F32), &text(124), 8);
 }
 
-/// Pages leave the tail, and queries read them as codes: K and V of their own, and from one vector.
+/// Pages leave the exact tail and are read quantized: K and V both stored, and K = V.
 #[test]
-fn codes() {
+fn quantized_pages() {
     let widths = Widths { full: Heads { width: 128, pairs: 8 }, ..NARROW };
     let own = pair("nested", widths, None);
     let widths = Widths { full: Heads { width: 512, pairs: 64 }, ..NARROW };
     let shared = pair("dense", widths, None);
     // What is kept twice on the device is made as it is read on the CPU.
-    same_surprise(&shared, &exact(ElementType::F32), &shared.prompt, 1e-4);
+    same_perplexity(&shared, &exact(ElementType::F32), &shared.prompt, 1e-4);
     for (pair, session) in [
-        (&own, coded(CodeFormat::Tqc5, CodeFormat::Tqc4)),
-        (&own, coded(CodeFormat::Turbo3, CodeFormat::Turbo3)),
-        (&shared, coded(CodeFormat::Tqc4, CodeFormat::Tqc4)),
+        (&own, quantized(CodeFormat::Tqc5, CodeFormat::Tqc4)),
+        (&own, quantized(CodeFormat::Turbo3, CodeFormat::Turbo3)),
+        (&shared, quantized(CodeFormat::Tqc4, CodeFormat::Tqc4)),
     ] {
-        same_surprise(pair, &session, &text(150), 3e-3);
+        same_perplexity(pair, &session, &text(150), 3e-3);
     }
-    // A page is coded in the middle of this text: when it has 138 positions.
-    let session = coded(CodeFormat::Tqc5, CodeFormat::Tqc4);
+    // A page is quantized within this text: at 138 positions.
+    let session = quantized(CodeFormat::Tqc5, CodeFormat::Tqc4);
     let options = plain(8);
     let want = run(&own.device, &session, &text(133), &options).0;
     assert_eq!(run(&own.device, &session, &text(133), &mtp(3, &options)).0, want, "speculative");
     assert_eq!(run(&own.cpu, &session, &text(133), &options).0, want, "on the CPU");
 }
 
-/// The demo pair, whose rows are whole blocks of 256: its target as a file of mixed types, tables included, its assistant
-/// quantized as it is loaded.
+/// The demo pair, whose rows are whole blocks of 256: its target as a file of mixed types, tables included, its
+/// assistant quantized as it is loaded.
 #[test]
 fn quantized_weights() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
@@ -255,18 +256,18 @@ fn quantized_weights() {
     let (same, rows) = same_logits(&options, &exact(ElementType::F32), &[&prompt[..4], &prompt[4..8]]);
     assert!(10 * same >= 9 * rows, "{same} of {rows} rows are the CPU's");
     let pair = load(EngineOptions { quantize: Some(WeightType::Q8_0), ..options }, prompt, files);
-    // Where a sum's last bit decides how an activation is rounded to 8 bits, everything behind it differs: K and V in f16
-    // instead of f32, which is 7e-5 with floating-point weights, moves the CPU's own surprise here by 8e-3.
-    same_surprise(&pair, &exact(ElementType::F16), &pair.prompt, 2e-2);
+    // Where a sum's last bit decides how an activation is rounded to 8 bits, everything behind it differs: K and V in
+    // f16 instead of f32, which is 7e-5 with floating-point weights, moves the CPU's own surprise here by 8e-3.
+    same_perplexity(&pair, &exact(ElementType::F16), &pair.prompt, 2e-2);
     same_ids(&pair, &exact(ElementType::F16), &pair.prompt, 6);
 }
 
-/// Blocks of 32 of experts. A random model makes much of where a rounded activation falls: the same numbers in another order
-/// of summation.
+/// Blocks of 32 of experts. A random model makes much of where a rounded activation falls: the same numbers in another
+/// order of summation.
 #[test]
 fn quantized_experts() {
     let pair = pair("moe", NARROW, Some(WeightType::Q4_0));
-    same_surprise(&pair, &exact(ElementType::F32), &text(24), 3e-2);
+    same_perplexity(&pair, &exact(ElementType::F32), &text(24), 3e-2);
 }
 
 /// Above temperature 0 the host chooses, from the device's logits; a session goes on where it was.
@@ -300,8 +301,7 @@ fn go_on(engine: &Engine, session: &SessionOptions, prompts: &[(&[u32], Generate
     prompts.iter().map(go_on).collect()
 }
 
-/// What is recorded for few rows names room that more rows outgrow; a text that has room for both goes on, plain and with
-/// drafts, of which some are rolled back.
+/// Recordings refer to workspaces; when more rows make these grow, recordings are made again, and the text is the same.
 #[test]
 fn recordings_of_all_sizes_go_together() {
     let pair = pair("nested", NARROW, None);
@@ -319,12 +319,12 @@ fn recordings_of_all_sizes_go_together() {
     let before = pair.machine.launches();
     assert_eq!(go_on(&pair.device, &session, &prompts), want);
     let [_, recordings, replays] = std::array::from_fn(|i| pair.machine.launches()[i] - before[i]);
-    // At most: verifications and verdicts of 1, 2, 4 and 5 rows and of what is left at an end, links of either beginning; and
-    // all of those again where a room has grown.
+    // At most: verify and accept of 1, 2, 4 and 5 rows and of the rest at an end, draft steps of either
+    // start length; and all of those again after a workspace has grown.
     assert!(recordings < replays, "{recordings} recordings for {replays} replays");
 }
 
-/// Once everything was recorded, rounds are nothing but replays: of the links, the verification and the verdict.
+/// Once everything is recorded, rounds are replays only: of the draft steps, verify and accept.
 #[test]
 fn rounds_are_replays() {
     let pair = pair("nested", NARROW, None);
@@ -360,13 +360,13 @@ fn recordings_reach_a_horizon() {
     assert!(far < 1e-4, "logits are {far} from the CPU's");
 }
 
-/// At pipeline depth 2 the next draft is the device's while the caller has the last tokens, and nobody waits for it: this
-/// device does nothing before somebody does.
+/// At pipeline depth 2 the next draft is launched while the caller has the last tokens, without a wait: this device
+/// runs kernels at waits only.
 #[test]
 fn drafting_ahead_does_not_wait() {
     let pair = pair("nested", NARROW, None);
     let ahead = |pipeline| {
-        let drafters = Drafters::Priority(vec![DrafterKind::Mtp.into()]);
+        let drafters = Drafters::Priority(vec![DrafterOptions::Mtp]);
         let with =
             SpeculationOptions { drafters, block: BlockSize::Fixed(4), pipeline, ..SpeculationOptions::default() };
         GenerateOptions { speculation: Speculation::With(with), ..plain(24) }
@@ -384,7 +384,8 @@ fn drafting_ahead_does_not_wait() {
             if want.len() - ids.len() < 4 {
                 continue; // a round of fewer rows
             }
-            // The prompt's verdict and the links of the next round; then every round's verdict, verification and links.
+            // The prompt's accept and the draft steps of the next round; then every round's accept, verification and
+            // draft steps.
             replays += if pieces == 0 { 1 + drafted } else { 5 };
             let patience = Instant::now() + Duration::from_secs(60);
             while pair.machine.launches()[2] < replays && Instant::now() < patience {
@@ -407,9 +408,10 @@ fn drafting_ahead_does_not_wait() {
     }
 }
 
-/// K and V that are no numbers are an error that names layer and position as on the CPU, and the sequence goes on without them.
+/// K and V that are not finite give an error with layer and position, as on the CPU; the sequence continues without
+/// them.
 #[test]
-fn keys_that_are_no_numbers_are_an_error() {
+fn keys_that_are_not_finite_are_an_error() {
     let case = cases::all().into_iter().find(|case| case.name == "edge").expect("a fixture");
     let bad = 77u32;
     // The embedding of one token, of the layers.
@@ -435,7 +437,7 @@ fn keys_that_are_no_numbers_are_an_error() {
         assert!(error.contains("checkpoint is damaged"), "{error}");
         let first = session.generate(good, &options).expect("a generation");
         let ids: Vec<u32> = first.flat_map(|piece| piece.expect("a piece").tokens).collect();
-        (error.split(" has ").next().expect("a part").to_owned(), ids)
+        (error.split(": not finite").next().expect("a part").to_owned(), ids)
     };
     for prompt in [&[good, &[bad]].concat()[..], &long, &[bad]] {
         let on_device = problem(&pair.device, prompt);
@@ -455,7 +457,7 @@ fn a_round_waits_for_the_device_once() {
         waits.push(pair.machine.waits());
     }
     assert!(waits.len() > 4);
-    // The first piece is the prompt's; the second finds rooms that are large enough.
+    // The first piece is the prompt's; from the second on the workspaces are large enough.
     assert!(waits[1..].windows(2).all(|pair| pair[1] - pair[0] == 1), "{waits:?}");
 }
 
@@ -467,7 +469,7 @@ fn what_does_not_fit_is_an_error_and_leaves_nothing() {
     };
     let problem = |error: Option<foretoken::Error>, parts: &[&str]| {
         let text = error.expect("an error").to_string();
-        assert!(text.starts_with("emulated: ") || text.starts_with("a context"), "{text}");
+        assert!(text.contains("emulated") || text.starts_with("K and V of a context"), "{text}");
         assert!(parts.iter().all(|part| text.contains(part)) && !text.contains('\n'), "{parts:?}: {text}");
     };
     // Heads that have no kernels; weights that have none; less memory than the weights take.
@@ -480,7 +482,7 @@ fn what_does_not_fit_is_an_error_and_leaves_nothing() {
     problem(two_bits.err(), &["layers.0.self_attn.q_proj.weight", "q2_K", "quantize to q4_0"]);
     assert_eq!(machine.used(), 0, "bytes are left");
     let small = Emulated::new(4 << 20);
-    problem(load(target(), &small).err(), &["out of memory", "asked for"]);
+    problem(load(target(), &small).err(), &["tensor ", " on emulated: needs ", " are available", "use the CPU"]);
     assert_eq!(small.used(), 0, "bytes are left");
 
     // Formats that have no kernels.
@@ -488,10 +490,13 @@ fn what_does_not_fit_is_an_error_and_leaves_nothing() {
     let weights = pair.machine.used();
     let session = |kv: KvOptions| pair.device.session(&SessionOptions { kv });
     let f32s = exact(ElementType::F32).kv;
-    problem(session(coded(CodeFormat::Tqc4, CodeFormat::Tqc4).kv).err(), &["layer 1", "tqc4 of 64 channels"]);
+    problem(session(quantized(CodeFormat::Tqc4, CodeFormat::Tqc4).kv).err(), &["layer 1", "tqc4 of 64 channels"]);
     let mixed = KvOptions { value: ElementType::F16.into(), ..f32s.clone() };
     problem(session(mixed).err(), &["layer 0", "keys in f32 beside values in f16"]);
-    problem(session(KvOptions { memory: Some(1 << 20), ..f32s.clone() }).err(), &["context of 1024", "largest"]);
+    problem(
+        session(KvOptions { memory: Some(1 << 20), ..f32s.clone() }).err(),
+        &["context of 1024", "1.00 MiB are available", "positions fit"],
+    );
     let opened = session(f32s).expect("a session");
     assert_eq!((pair.cpu.device(), pair.device.device().as_deref()), (None, Some("emulated")));
     drop(opened);
@@ -501,11 +506,11 @@ fn what_does_not_fit_is_an_error_and_leaves_nothing() {
     assert_eq!(machine.used(), 0, "an engine left bytes");
 }
 
-/// A device that fills up in the middle of a text: what was written stands, and the session can be used.
+/// A device that runs out of memory within a text: committed rows stay, and the session can be used.
 #[test]
 fn memory_that_runs_out_is_an_error_with_the_numbers() {
     let pair = pair("nested", NARROW, None);
-    // Too little for a large piece, so that pages are allocated one by one.
+    // Too little for a whole chunk, so that pages are allocated one by one.
     pair.machine.fill(20 << 20);
     let mut session = pair.device.session(&exact(ElementType::F32)).expect("a session");
     let ids = |session: &mut foretoken::Session, prompt: &[u32]| -> foretoken::Result<Vec<u32>> {
@@ -515,14 +520,14 @@ fn memory_that_runs_out_is_an_error_with_the_numbers() {
     ids(&mut session, &text(60)).expect("a text");
     let taken = pair.machine.fill(0);
     let error = ids(&mut session, &text(124)).expect_err("no memory").to_string();
-    let parts = ["emulated: ", "K and V of", "positions do not fit, those of 128 do", "out of memory"];
+    let parts = ["K and V of", "positions on emulated: no memory is left", "128 positions fit", "smaller cache type"];
     assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     pair.machine.empty(taken);
     assert_eq!(ids(&mut session, &text(10)).expect("a text").len(), 3);
 }
 
-/// A draft model beside its target: the target itself, which is never wrong, and one that is now and then. Both sides draft the
-/// same, also where the host chooses, and where a draft is thrown away with the generation.
+/// A draft model beside its target: the target itself, which is never wrong, and one that is now and then. Both sides
+/// draft the same, also where the host chooses, and where a draft is thrown away with the generation.
 #[test]
 fn draft_models() {
     let case = cases::all().into_iter().find(|case| case.name == "nested").expect("a fixture");
@@ -534,7 +539,7 @@ fn draft_models() {
         load(EngineOptions { draft_model: Some(draft), ..EngineOptions::new(target) }, Vec::new(), files)
     };
     let with = |pipeline, drafts, options: &GenerateOptions| {
-        let (drafters, block) = (Drafters::Priority(vec![DrafterKind::DraftModel.into()]), BlockSize::Fixed(4));
+        let (drafters, block) = (Drafters::Priority(vec![DrafterOptions::DraftModel]), BlockSize::Fixed(4));
         let with = SpeculationOptions { drafters, block, drafts, pipeline, ..SpeculationOptions::default() };
         GenerateOptions { speculation: Speculation::With(with), ..options.clone() }
     };
@@ -590,8 +595,8 @@ fn continued(session: &mut Session) -> Vec<u32> {
     generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
 }
 
-/// A session that was saved on either side goes on, on either side, as one that never stopped. And what is loaded and saved
-/// again is the same file, so that both sides keep the same bits.
+/// A session that was saved on either side goes on, on either side, as one that never stopped. And what is loaded and
+/// saved again is the same file, so that both sides keep the same bits.
 #[test]
 fn sessions_in_files_go_between_the_cpu_and_a_device() {
     let own = pair("nested", Widths { full: Heads { width: 128, pairs: 8 }, ..NARROW }, None);
@@ -600,9 +605,9 @@ fn sessions_in_files_go_between_the_cpu_and_a_device() {
     let folder = tempfile::tempdir().expect("a folder");
     let (path, again) = (folder.path().join("session"), folder.path().join("again"));
     for (pair, options, prompt) in [
-        // Rings have begun anew, and a page is codes.
-        (&own, coded(CodeFormat::Tqc5, CodeFormat::Tqc4), text(140)),
-        (&shared, coded(CodeFormat::Tqc4, CodeFormat::Tqc4), text(140)),
+        // Rings have wrapped, and a page is quantized.
+        (&own, quantized(CodeFormat::Tqc5, CodeFormat::Tqc4), text(140)),
+        (&shared, quantized(CodeFormat::Tqc4, CodeFormat::Tqc4), text(140)),
         // The keys are not in the file.
         (&shared, exact(ElementType::F32), text(20)),
         (&unshared, exact(ElementType::F16), text(20)),
@@ -625,7 +630,7 @@ fn sessions_in_files_go_between_the_cpu_and_a_device() {
     }
 }
 
-/// A file that is none, or has no room on the device, leaves nothing there, and other sessions as they were.
+/// A file that is invalid or does not fit device memory leaves nothing allocated, and other sessions unchanged.
 #[test]
 fn a_session_that_cannot_be_loaded_leaves_nothing() {
     let pair = pair("nested", NARROW, None);
@@ -658,7 +663,7 @@ fn a_session_that_cannot_be_loaded_leaves_nothing() {
     let at = whole.windows(header.len()).position(|part| part == header.as_bytes()).expect("the rows of a round");
     let claims = "\"max_round_rows\":9999999999999999";
     refused(&[&whole[..at], claims.as_bytes(), &whole[at + header.len()..]].concat(), "session");
-    // Memory for the rooms of a session, and not for its pages.
+    // Memory for a session's workspaces, not for its pages.
     let rooms = {
         let before = pair.machine.used();
         let _session = pair.device.session(&exact(ElementType::F32)).expect("a session");
@@ -667,7 +672,7 @@ fn a_session_that_cannot_be_loaded_leaves_nothing() {
     std::fs::write(&path, &whole).expect("a file");
     let taken = pair.machine.fill(rooms + 100_000);
     let error = pair.device.load_session(&path).err().expect("no memory").to_string();
-    assert!(error.contains("do not fit") || error.contains("are available"), "{error}");
+    assert!(error.contains("no memory is left") || error.contains("are available"), "{error}");
     pair.machine.empty(taken);
     assert_eq!(pair.machine.used(), used, "bytes are left");
     drop(pair.device.load_session(&path).expect("the session"));

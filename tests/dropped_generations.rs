@@ -43,8 +43,8 @@ fn threads() -> Option<usize> {
     status.lines().find_map(|line| line.strip_prefix("Threads:"))?.trim().parse().ok()
 }
 
-/// 200 generations on four threads of one engine are dropped at some point, with a draft under way or not; the next one on
-/// the same session is what a session without drafts writes.
+/// 200 generations on four threads of one engine are dropped at some point, with a draft under way or not; the next one
+/// on the same session is what a session without drafts writes.
 #[test]
 fn dropped_generations_leave_nothing_behind() {
     const WORKERS: u64 = 4;

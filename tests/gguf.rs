@@ -12,24 +12,24 @@ use foretoken::checkpoint::gguf::{self, GgmlType, Gguf, Value, ValueType, gguf_n
 use foretoken::gemma4::{AttentionType, TextConfig};
 use gguf_writer::*;
 
-/// Counts what a thread allocates, to see that no length is believed before it is checked.
+/// Counts the bytes that a thread allocates, to test that no unchecked length is allocated.
 struct Counting;
 
 thread_local! {
     static ALLOCATED: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: `System` does the work; the counter is a constant-initialized thread-local without destructor, which does not
-// allocate.
+// SAFETY: all calls are forwarded to `System`; the counter is a constant-initialized thread-local without destructor,
+// which does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.set(ALLOCATED.get().saturating_add(layout.size()));
-        // SAFETY: the caller's promises are `System`'s.
+        // SAFETY: the caller's contract is that of `System`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are `System`'s.
+        // SAFETY: the caller's contract is that of `System`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -165,7 +165,8 @@ fn a_file_cut_short_anywhere_is_an_error() {
     }
 }
 
-/// Every byte of the header becomes something else: an error or another valid file, but no panic and no great allocation.
+/// Every byte of the header becomes something else: an error or another valid file, but no panic and no great
+/// allocation.
 #[test]
 fn a_flipped_byte_does_no_harm() {
     let file = sample();

@@ -15,7 +15,7 @@ use serde_json::json;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What the server serves, and what it was asked.
+/// Served files, and the log of requests.
 #[derive(Default)]
 struct State {
     /// Files by `owner/name/file`.
@@ -41,7 +41,7 @@ impl Server {
         let (own, served) = (endpoint.clone(), Arc::clone(&state));
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                // A client that goes away is its own business.
+                // Errors of clients that disconnect are ignored.
                 let _ = answer(stream.expect("a connection"), &served, &own);
             }
         });
@@ -281,7 +281,7 @@ fn a_server_that_dies_midway() {
 #[test]
 fn nobody_answers() {
     let cache = tempfile::tempdir().expect("a directory");
-    // The port was free a moment ago, and nobody listens on it now.
+    // A port that was free a moment ago: no server listens on it.
     let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port();
     let endpoint = format!("http://127.0.0.1:{port}");
     let options =

@@ -1,4 +1,4 @@
-//! What holds under every K/V format: the same text with speculation, sizes as reported, and errors for what cannot be.
+//! Every K/V format: the same text with speculation, sizes as reported, and errors for what cannot be.
 
 mod cases;
 
@@ -55,7 +55,7 @@ fn speculation_keeps_the_text(isa: Isa) {
 }
 
 fn layout(head_dim: usize) -> KvLayout {
-    let store = StoreLayout { num_kv_heads: 1, head_dim, window: None, key_weight: None };
+    let store = StoreLayout { num_kv_heads: 1, head_dim, window: None, k_eq_v: None };
     KvLayout { stores: vec![store], store_of_layer: vec![0], inverse_frequencies: Vec::new() }
 }
 
@@ -64,7 +64,7 @@ fn cache(head_dim: usize, options: &KvOptions) -> foretoken::Result<KvCache> {
 }
 
 #[test]
-fn what_is_no_number_is_named_by_layer_and_position() {
+fn what_is_not_finite_is_named_by_layer_and_position() {
     for format in [KvFormat::Exact(ElementType::F16), CodeFormat::Tqc4.into()] {
         for poison in [f32::NAN, f32::INFINITY, 1e6] {
             let mut cache =
@@ -84,7 +84,7 @@ fn what_is_no_number_is_named_by_layer_and_position() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_refused() {
+fn unsupported_formats_are_refused() {
     let coded = KvOptions { key: CodeFormat::Tqc4.into(), ..KvOptions::default() };
     let refusal = |head_dim, options: &KvOptions| cache(head_dim, options).err().expect("a refusal").to_string();
     assert!(refusal(72, &coded).contains("72"), "{}", refusal(72, &coded));
@@ -108,7 +108,7 @@ fn what_cannot_be_kept_is_refused() {
 #[test]
 fn names_are_those_of_llama_cpp_and_say_what_is_wrong() {
     for format in KvFormat::all() {
-        assert_eq!(format.to_string().to_uppercase().parse(), Ok(format));
+        assert_eq!(format.to_string().to_uppercase().parse::<KvFormat>().expect("a format"), format);
     }
     for (name, format) in [
         ("turbo2_0", CodeFormat::Turbo2),
@@ -117,18 +117,18 @@ fn names_are_those_of_llama_cpp_and_say_what_is_wrong() {
         ("tbq4", CodeFormat::Turbo4),
         ("tbq4_0", CodeFormat::Turbo4),
     ] {
-        assert_eq!(name.parse(), Ok(KvFormat::from(format)));
+        assert_eq!(name.parse::<KvFormat>().expect(name), KvFormat::from(format));
     }
     for (name, why) in
         [("tbq3", "turbo3"), ("tbq3_0", "turbo3"), ("turbo4-legacy", "turbo4"), ("q9", "tqc5"), ("", "f16")]
     {
-        let message = name.parse::<KvFormat>().expect_err(name);
+        let message = name.parse::<KvFormat>().expect_err(name).to_string();
         assert!(message.contains(why) && !message.contains('\n'), "{message}");
     }
-    assert!("best".parse::<KvPreset>().expect_err("no preset").contains("balanced"));
+    assert!("best".parse::<KvPreset>().expect_err("no preset").to_string().contains("balanced"));
 }
 
-/// Bytes that a position adds to the full layers of every variant: what the presets promise is what a cache comes to hold.
+/// Bytes per position of the full layers of every variant: documented values equal what a cache allocates.
 /// DESIGN.md has this table.
 #[test]
 fn every_variant_holds_what_its_preset_promises() {
@@ -142,12 +142,8 @@ fn every_variant_holds_what_its_preset_promises() {
     ];
     let mut noise = (0..).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 8) as f32 / 8e6 - 1.0);
     for (name, layers, heads, k_eq_v, want) in variants {
-        let store = StoreLayout {
-            num_kv_heads: heads,
-            head_dim: 512,
-            window: None,
-            key_weight: k_eq_v.then(|| vec![1.0; 512]),
-        };
+        let store =
+            StoreLayout { num_kv_heads: heads, head_dim: 512, window: None, k_eq_v: k_eq_v.then(|| vec![1.0; 512]) };
         let inverse_frequencies = if k_eq_v { vec![1.0; 64] } else { Vec::new() };
         for (preset, want) in KvPreset::ALL.into_iter().zip(want) {
             let layout = KvLayout {

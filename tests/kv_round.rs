@@ -1,5 +1,5 @@
-//! The cache's promise: a committed round leaves what plain decoding of the committed rows leaves, a dropped one leaves
-//! nothing, and while it lasts its queries see what plain decoding shows them.
+//! Rounds of the KV cache: a committed round leaves the state of plain decoding of the committed rows, a dropped one
+//! leaves none, and its queries read the rows that they would read in plain decoding.
 
 mod cases;
 
@@ -20,7 +20,7 @@ const F32: KvFormat = KvFormat::Exact(ElementType::F32);
 const F16: KvFormat = KvFormat::Exact(ElementType::F16);
 const BF16: KvFormat = KvFormat::Exact(ElementType::Bf16);
 
-/// The types of keys and values that are tried: the exact ones and mixtures, and every code on either side.
+/// The types of keys and values that are tried: the exact ones and mixtures, and every quantized format on either side.
 fn types() -> Vec<(KvFormat, KvFormat)> {
     let mut types = vec![(F32, F32), (F16, F16), (BF16, BF16), (F16, F32), (F32, BF16)];
     types.extend(CodeFormat::ALL.map(|format| (format.into(), CodeFormat::Tqc4.into())));
@@ -32,7 +32,7 @@ fn types() -> Vec<(KvFormat, KvFormat)> {
 fn size(format: KvFormat) -> Option<usize> {
     match format {
         KvFormat::Exact(element) => Some(element.size()),
-        KvFormat::Coded(_) => None,
+        _ => None,
     }
 }
 
@@ -41,7 +41,7 @@ const GROUP: usize = 2;
 
 /// Full and sliding stores of every kind, the last two layers reading the stores of others.
 fn layout() -> KvLayout {
-    let store = |num_kv_heads, head_dim, window| StoreLayout { num_kv_heads, head_dim, window, key_weight: None };
+    let store = |num_kv_heads, head_dim, window| StoreLayout { num_kv_heads, head_dim, window, k_eq_v: None };
     KvLayout {
         stores: vec![
             store(1, 64, None),
@@ -55,7 +55,7 @@ fn layout() -> KvLayout {
     }
 }
 
-/// Sliding layers are coded as well, and exact zones are small, so that pages soon leave them.
+/// Sliding layers are quantized too, and exact zones are small, so that pages soon leave them.
 fn cache(isa: Isa, (key, value): (KvFormat, KvFormat), max_round_rows: usize, max_context: usize) -> KvCache {
     let layers = (0..layout().stores.len()).map(|layer| LayerFormat { layer, key, value }).collect();
     let exact = ExactZones { head: 20, tail: 40, element: ElementType::F16 };
@@ -127,7 +127,7 @@ fn assert_same_row(round: &Attended, row: usize, step: &Attended, what: &str) {
     }
 }
 
-/// What a drafter sees: queries behind the last committed row.
+/// A drafter's view: queries after the last committed row.
 fn drafter_view(cache: &KvCache, queries: &Position) -> Vec<Vec<Vec<u32>>> {
     let layout = layout();
     let attend = |(layer, store): (usize, &usize)| {
@@ -148,9 +148,9 @@ fn bytes((key, value): (KvFormat, KvFormat), max_round_rows: usize, end: usize) 
     Some(layout().stores.iter().map(of).sum())
 }
 
-/// Rounds of 1 to 20 rows, of which any number is kept, against a cache that saw the kept rows one by one. Rejected rows
-/// differ from those that later stand at their positions, so a row that survives a rollback shows. 80 rounds write some
-/// 400 positions: three pages, and twice around the ring of the widest window.
+/// Rounds of 1 to 20 rows, of which any number is kept, against a cache that saw the kept rows one by one. Rejected
+/// rows differ from those written at their positions later, so a row that survives a rollback shows. 80 rounds write
+/// some 400 positions: three pages, and twice around the ring of the widest window.
 #[test]
 fn rounds_leave_what_single_steps_leave() {
     on_every_isa(rounds_are_single_steps);
@@ -283,7 +283,7 @@ fn a_refused_round_changes_nothing() {
     for (rows, context) in [(0, false), (21, false), (usize::MAX, false), (13, true), (20, true)] {
         match tried.begin_round(rows).err() {
             Some(Error::Context { needed, limit }) if context => assert_eq!((needed, limit), (18 + rows, 30)),
-            Some(Error::Input(problem)) if !context => {
+            Some(Error::Argument { name: "rows", problem }) if !context => {
                 assert!(problem.contains(&rows.to_string()) && problem.contains("20"), "{problem}");
             }
             other => panic!("a round of {rows} rows: {other:?}"),

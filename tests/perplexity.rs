@@ -1,11 +1,11 @@
-//! Perplexity: the windows' figures are those of one plain pass over each, and what cannot be measured is refused.
+//! Perplexity: each window's value equals that of one plain pass over it; invalid requests are refused.
 
 mod cases;
 
 use std::path::Path;
 
 use cases::{cache, on_every_isa, pass, values};
-use foretoken::gemma4::Wanted;
+use foretoken::OutputRows;
 use foretoken::kv::KvOptions;
 use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::{ElementType, Engine, EngineOptions, Isa};
@@ -42,8 +42,8 @@ fn second_halves_are_scored(isa: Isa) {
     for text in tokens.chunks_exact(window) {
         let mut ids = text.to_vec();
         ids[0] = 2;
-        let target = engine.target();
-        let output = pass(target, &mut cache(target, ElementType::F32, isa), &ids, Wanted::All).expect("rows");
+        let target = engine.gemma4().expect("a Gemma 4");
+        let output = pass(target, &mut cache(target, ElementType::F32, isa), &ids, OutputRows::All);
         let logits = values(&output.logits);
         for (row, next) in logits.chunks_exact(4096).zip(&ids[1..]).skip(window / 2) {
             let total: f64 = row.iter().map(|x| f64::from(*x).exp()).sum();
@@ -53,7 +53,7 @@ fn second_halves_are_scored(isa: Isa) {
     }
     let want = (sum / f64::from(count)).exp();
     assert!((result.value() / want - 1.0).abs() < 1e-9, "{} is not {want}", result.value());
-    // It was trained on Rust; a model that knows nothing has 4096.
+    // It was trained on Rust; a uniform model has 4096.
     assert!(result.value() < 100.0 && result.error() > 0.0, "{} +/- {}", result.value(), result.error());
 }
 
@@ -64,8 +64,8 @@ fn what_cannot_be_measured_is_refused() {
         let message = perplexity(&engine, tokens, &options(window), |_| {}).expect_err(what).to_string();
         assert!(message.contains(what), "{message:?} does not say {what:?}");
     };
-    refused(&[2; 100], 3, "too short");
-    refused(&[2; 100], 101, "the text has 100 tokens");
+    refused(&[2; 100], 3, "must be at least 4");
+    refused(&[2; 100], 101, "are 100, fewer than a window of 101");
     refused(&[2; 10_000], 9_000, "do not fit the context");
     refused(&[5000; 64], 64, "5000");
 }

@@ -5,11 +5,12 @@ mod cases;
 use std::path::{Path, PathBuf};
 
 use cases::{argmax, cache, on_every_isa, pass, same_id, values};
+use foretoken::OutputRows;
 use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
 use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
 use foretoken::checkpoint::quantize::{Importance, Mix, QuantizeOptions, quantize};
 use foretoken::checkpoint::{Checkpoint, LoadOptions};
-use foretoken::gemma4::{Target, Wanted};
+use foretoken::gemma4::Target;
 use foretoken::{ElementType, Isa, WeightType};
 use foretoken_kernels::quant::{dequantize_row, quantize_row};
 
@@ -28,7 +29,7 @@ fn load(path: &Path, quantize: Option<WeightType>, isa: Isa) -> Target {
 
 /// Logits of all rows of `ids`.
 fn logits(target: &Target, ids: &[u32], isa: Isa) -> Vec<f32> {
-    values(&pass(target, &mut cache(target, ElementType::F32, isa), ids, Wanted::All).expect("rows").logits)
+    values(&pass(target, &mut cache(target, ElementType::F32, isa), ids, OutputRows::All).logits)
 }
 
 /// Types by the bits of a code, the elements that share a step, and where a code of 0 lies.
@@ -55,8 +56,9 @@ enum Zero {
     Minimum,
 }
 
-/// The error of the demo's weights in every type, against that of rounding them to evenly spaced values, as many as the type
-/// has codes, between each block's own exact limits. One bit less doubles the latter, which the bound does not admit.
+/// The error of the demo's weights in every type, against that of rounding them to evenly spaced values, as many as the
+/// type has codes, between each block's own exact limits. One bit less doubles the latter, which the bound does not
+/// admit.
 #[test]
 fn weights_lose_what_their_types_do() {
     let source = Checkpoint::open(demo()).expect("the demo");
@@ -94,8 +96,8 @@ fn weights_lose_what_their_types_do() {
     }
 }
 
-/// Root-mean-square error of the demo's logits, in units of their own spread (1 is the error of predicting their mean), with
-/// weights quantized while they are loaded. Every bound is below the error of the type with one bit less.
+/// Root-mean-square error of the demo's logits, in units of their own spread (1 is the error of predicting their mean),
+/// with weights quantized while they are loaded. Every bound is below the error of the type with one bit less.
 #[test]
 fn errors_are_the_types_own() {
     on_every_isa(logits_errors_are_the_types_own);
@@ -137,7 +139,7 @@ fn logits_errors_are_the_types_own(isa: Isa) {
     }
 }
 
-/// Writes the weights of a quantized file as the numbers that they stand for.
+/// Writes the dequantized weights of a quantized file.
 fn dequantize(source: &Path, destination: &Path) {
     let source = Gguf::open(source).expect("a file");
     let mut file = GgufWriter::create(destination).expect("a writer");
@@ -165,7 +167,7 @@ fn dequantize(source: &Path, destination: &Path) {
     file.finish().expect("a file");
 }
 
-/// Beside `exact`, its weights in one mix, and the numbers that these stand for.
+/// Beside `exact`, its weights in one mix, and these dequantized.
 fn quantized_files(exact: &Path, mix: Mix) -> [PathBuf; 2] {
     let files = ["quantized.gguf", "numbers.gguf"].map(|name| exact.with_file_name(name));
     let source = Checkpoint::open(exact).expect("a file");
@@ -189,10 +191,10 @@ fn rms(a: &[f32], b: &[f32]) -> f32 {
 
 /// A product rounds its inputs to eight bits, which adds to the error of the weights as an error of Q8_0's own size:
 /// sqrt(1 + (e8 / e)^2) times the weights' error, where e is the type's relative error and e8 that of Q8_0 (see
-/// `weights_lose_what_their_types_do`). That is 1.41 for Q8_0 and 1.00 for Q4_K_M; inputs of seven bits would make it 2.2 and
-/// 1.01. It holds on average: one prompt of a random model amplifies either error by chance, and ratios from 0.9 to 2.0 were
-/// measured, so 16 prompts are averaged. Rows of the fixtures are no whole blocks of 256, so that Q4_K falls back to Q5_0;
-/// the demo's are.
+/// `weights_lose_what_their_types_do`). That is 1.41 for Q8_0 and 1.00 for Q4_K_M; inputs of seven bits would make it
+/// 2.2 and 1.01. It holds on average: one prompt of a random model amplifies either error by chance, and ratios from
+/// 0.9 to 2.0 were measured, so 16 prompts are averaged. Rows of the fixtures are no whole blocks of 256, so that Q4_K
+/// falls back to Q5_0; the demo's are.
 #[test]
 fn files_lose_what_their_types_do() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -220,10 +222,10 @@ fn files_lose_what_their_types_do() {
     }
 }
 
-/// A trained checkpoint against transformers, in f32, after the demo's held-out prompts, 64 tokens each. Eight bits, of a file
-/// or made while loading, choose what the reference chooses, except where its best two logits are nearly tied: where they
-/// differ by less than four times the error that the weights have for being of eight bits. There no arithmetic can keep the
-/// text: the weights alone, multiplied in f32, change one prompt of the twelve.
+/// A trained checkpoint against transformers, in f32, after the demo's held-out prompts, 64 tokens each. Eight bits, of
+/// a file or made while loading, choose what the reference chooses, except where its best two logits are nearly tied:
+/// where they differ by less than four times the error that the weights have for being of eight bits. There no
+/// arithmetic can keep the text: the weights alone, multiplied in f32, change one prompt of the twelve.
 #[test]
 fn held_out_prompts_are_the_references() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -279,7 +281,8 @@ fn held_out_prompts_are_the_references() {
     });
 }
 
-/// Types as llama.cpp's llama-quantize chooses them for the same file (`benches/record/2026-11-21-gguf` says how they were compared).
+/// Types as llama.cpp's llama-quantize chooses them for the same file (`benches/record/2026-11-21-gguf` says how they
+/// were compared).
 #[test]
 fn a_mix_is_llama_cpps() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 
 use foretoken::sampler::{Distribution, Sampler};
 use foretoken::speculative::{
-    BlockSize, Confirmed, Draft, DraftSampling, DrafterOptions, Drafters, NgramMapOptions, NgramSimpleOptions, accept,
-    confirm,
+    BlockSize, Draft, DraftSampling, DrafterOptions, Drafters, NgramMapOptions, NgramSimpleOptions, accept,
 };
 use foretoken::{
     Engine, EngineOptions, GenerateOptions, MtpOptions, Pipeline, Sampling, SessionOptions, Speculation,
@@ -209,63 +208,9 @@ fn drafts_leave_the_targets_distribution() {
             let what = format!("{sampling:?}, {num_drafts} {drafts:?} drafts");
             println!("{what}: {accepted} of {drafted} accepted, deviate {fit:.2}");
             assert!(fit < LIMIT, "{what}: deviate {fit}");
-            // Neither verdict is rare, or the test would show nothing about it.
+            // Acceptance and rejection are both frequent enough to be tested.
             assert!((drafted / 20..drafted * 19 / 20).contains(&accepted), "{what}: {accepted} of {drafted} accepted");
         }
-    }
-}
-
-/// A look-up that a drawn token confirms or vetoes: the mixture leaves the target's distribution too. Verifying the vetoing
-/// token as if it had just been drawn would not.
-#[test]
-fn mixtures_leave_the_targets_distribution() {
-    const DRAWS: usize = 100_000;
-    for (sampling, token) in samplings().into_iter().zip([0, 1, 2, 3, 4, 5]) {
-        let mut models = Models::new(8, sampling.clone());
-        let exact = models.exact(2);
-        let (first, second) = (models.drafter(&[]).1, models.target(&[]));
-        let look_up = if first.probability(token) > 0.0 { token } else { models.drafter(&[]).0 };
-        let (mut right, mut wrong) = (BTreeMap::new(), BTreeMap::new());
-        let mut rng = StdRng::seed_from_u64(11);
-        let mut agreed = 0;
-        for _ in 0..DRAWS {
-            let drawn = first.sample(&mut rng);
-            let model = Draft { tokens: vec![drawn], probs: Some(vec![first.clone()]), ..Draft::default() };
-            let found = Draft { tokens: vec![look_up, 3], ..Draft::default() };
-            let naive = if drawn == look_up { found.clone() } else { model.clone() };
-            let draft = match confirm(model, found) {
-                Confirmed::Yes(draft) => {
-                    agreed += 1;
-                    draft
-                }
-                Confirmed::No(mut draft) => {
-                    let distribution = models.drafter(&[drawn]).1;
-                    draft.tokens.push(distribution.sample(&mut rng));
-                    draft.probs.get_or_insert_default().push(distribution);
-                    draft
-                }
-            };
-            let mut count = |draft: &Draft, counts: &mut BTreeMap<Vec<u32>, usize>| {
-                let mut target_probs = vec![second.clone()];
-                target_probs.extend((1..=draft.tokens.len()).map(|n| models.target(&draft.tokens[..n])));
-                let accepted = accept(draft, &target_probs, &mut rng);
-                let mut text = draft.tokens[..accepted.count].to_vec();
-                text.push(accepted.next);
-                while text.len() < 2 {
-                    text.push(models.target(&text).sample(&mut rng));
-                }
-                text.truncate(2);
-                *counts.entry(text).or_insert(0) += 1;
-            };
-            count(&draft, &mut right);
-            count(&naive, &mut wrong);
-        }
-        let (right, wrong) = (goodness_of_fit(&right, &exact), goodness_of_fit(&wrong, &exact));
-        println!("{sampling:?}: {agreed} of {DRAWS} agreed, deviate {right:.2}, naively {wrong:.2}");
-        assert!(right < LIMIT, "{sampling:?}: deviate {right}");
-        // Where the model always agrees or never there is nothing to get wrong.
-        let mixed = (DRAWS / 20..DRAWS * 19 / 20).contains(&agreed);
-        assert!(!mixed || wrong > LIMIT, "{sampling:?}: the naive rule passes with {wrong}");
     }
 }
 
@@ -462,9 +407,9 @@ fn the_engine_samples_as_without_drafts() {
     pair.same_distribution(sampling(1.0, Some(5), 1.0, 0.0), 3, 2000);
 }
 
-/// The same with weights that learned something, so that most drafts stand.
+/// The same with trained weights, so that most drafts are accepted.
 #[test]
-fn the_engine_samples_as_without_drafts_where_they_stand() {
+fn the_engine_samples_as_without_drafts_where_they_are_accepted() {
     let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
     let engine = Engine::load(&EngineOptions::new(demo.join("target"))).expect("an engine");
     let prompt = engine.tokenizer().expect("a tokenizer").encode("impl<T> From<").expect("tokens");

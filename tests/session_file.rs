@@ -1,4 +1,4 @@
-//! A saved session goes on as if it had never been away, in every K/V format; other files are refused.
+//! A saved and loaded session continues like the original, in every K/V format; other files are refused.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
 //! Speculation changes the speed and never the text: greedy ids with drafts are those without, whatever ends the text,
-//! wherever the sliding windows stand and however the cache keeps its rows.
+//! at any position of the sliding windows and in every cache format.
 
 mod cases;
 
@@ -72,8 +72,8 @@ fn demo_unless_scalar(prompt: &str, isa: Isa) -> Option<Pair> {
     (isa != Isa::Scalar).then(|| demo(prompt, isa))
 }
 
-/// The demo pair on the widest instruction set only, for what ends a text: that is no matter of arithmetic, and the fixtures
-/// test it on every one.
+/// The demo pair on the widest instruction set only, for what ends a text: that is no matter of arithmetic, and the
+/// fixtures test it on every one.
 fn demo_if_widest(prompt: &str, isa: Isa) -> Option<Pair> {
     (isa == Isa::best()).then(|| demo(prompt, isa))
 }
@@ -126,7 +126,7 @@ fn same_ids(pair: &Pair, rows: ElementType, threads: usize, tokens: usize) {
     let options = plain(tokens);
     // The reference is always the plainest: one thread.
     let want = run(&pair.engine(1), rows, &pair.prompt, &options);
-    assert_eq!((want.ids.len(), want.finish), (tokens, Some(Finish::Length)), "{}", pair.name);
+    assert_eq!((want.ids.len(), want.finish), (tokens, Some(Finish::MaxTokens)), "{}", pair.name);
     assert_eq!(want.statistics.drafted, 0, "plain decoding drafts nothing");
     for block_size in BLOCK_SIZES {
         let got = run(&engine, rows, &pair.prompt, &speculative(block_size, &options));
@@ -290,7 +290,7 @@ fn fixtures_in_every_way() {
     on_every_isa(|isa| fixtures(isa).iter().for_each(|pair| same_ids_in_every_way(pair, 40)));
 }
 
-/// Code that repeats itself, so that look-ups find something.
+/// Repetitive code, so that prompt lookup finds drafts.
 #[test]
 fn demo_in_every_way() {
     on_every_isa(|isa| {
@@ -315,7 +315,8 @@ fn acceptance_can_be_simulated() {
         let again = run(&engine, ElementType::F16, &pair.prompt, &options);
         assert_eq!(again.ids, got.ids, "the draws have a seed");
     }
-    // By position: of 200 rounds, 0.12 is more than three deviations. The last quotient, 0.5, holds for the third draft too.
+    // By position: of 200 rounds, 0.12 is more than three deviations. The last quotient, 0.5, holds for the third draft
+    // too.
     let options = GenerateOptions { simulate_acceptance: vec![0.8, 0.4], ..speculative(4, &plain(500)) };
     let s = run(&engine, ElementType::F16, &pair.prompt, &options).statistics;
     let rates: Vec<f64> = s.accepted_at.iter().zip(&s.drafted_at).map(|(a, n)| *a as f64 / *n as f64).collect();
@@ -336,7 +337,7 @@ fn stops_at_tokens(pair: &Pair, candidates: usize) {
             let got = run(&engine, ElementType::F16, &pair.prompt, &speculative(block_size, &options));
             let what = format!("{}: B = {block_size}, stop at token {stop}", pair.name);
             assert_eq!(got.ids, greedy[..end], "{what}");
-            assert_eq!(got.finish, Some(Finish::Stop), "{what}");
+            assert_eq!(got.finish, Some(Finish::EndOfText), "{what}");
             inside_a_block += usize::from(got.statistics.accepted + got.statistics.rounds + 1 > got.ids.len());
         }
     }
@@ -383,7 +384,7 @@ fn stop_strings_cut_a_block() {
             let what = format!("stop at {stop:?}, B = {speculation:?}");
             assert_eq!(got.ids, greedy.ids[..end], "{what}");
             assert_eq!(got.text, greedy.text[..at], "{what}");
-            assert_eq!(got.finish, Some(Finish::Stop), "{what}");
+            assert_eq!(got.finish, Some(Finish::StopString), "{what}");
         }
     }
 }
@@ -398,7 +399,7 @@ fn counts(pair: &Pair) {
             let got = run(&engine, ElementType::F16, &pair.prompt, &options);
             let what = format!("{}: B = {block_size}, {max_tokens} tokens", pair.name);
             assert_eq!(got.ids, greedy[..max_tokens], "{what}");
-            assert_eq!(got.finish, Some(Finish::Length), "{what}");
+            assert_eq!(got.finish, Some(Finish::MaxTokens), "{what}");
             assert_eq!(got.statistics.generated_tokens, max_tokens, "{what}");
         }
     }
@@ -494,7 +495,7 @@ fn a_session_continues_after_a_cut() {
     });
 }
 
-/// Whatever is wrong with a drafter, the text stays right; only this number falls.
+/// A wrong drafter does not change the text; only the acceptance rate shows it.
 #[test]
 fn drafts_are_mostly_accepted() {
     on_every_isa(most_drafts_are_accepted);
@@ -517,8 +518,9 @@ fn most_drafts_are_accepted(isa: Isa) {
     assert!(rate >= 0.6, "{accepted} of {drafted} drafts accepted");
 }
 
-/// A round drafts what a fresh session drafts that read the same text as its prompt: whatever was rejected before, it starts
-/// from the state that predicted the newest token and from committed rows. Acceptance alone falls too little to show it.
+/// A round drafts what a fresh session drafts that read the same text as its prompt: whatever was rejected before, it
+/// starts from the state that predicted the newest token and from committed rows. Acceptance alone falls too little to
+/// show it.
 #[test]
 fn rounds_draft_as_a_fresh_session_does() {
     let pair = demo(&demo_prompts()[0], Isa::best());

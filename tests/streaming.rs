@@ -183,9 +183,9 @@ fn with_and_without_drafts(options: &GenerateOptions) -> Vec<GenerateOptions> {
 const WORDS: [&str; 11] =
     ["Hel", "lo", "\u{2581}wor", "l", "d\u{2581}", "o", "<0xF0>", "<0x9F>", "<0xA6>", "<0x80>", "again"];
 
-/// The text is what the decoder makes of the ids one by one, wherever pieces end. That is the whole text's decoding as far
-/// as bytes are UTF-8; behind an invalid byte the latter also replaces the characters before it in the same run of byte
-/// tokens, which a stream has handed out.
+/// The text is what the decoder makes of the ids one by one, wherever pieces end. That is the whole text's decoding as
+/// far as bytes are UTF-8; behind an invalid byte the latter also replaces the characters before it in the same run of
+/// byte tokens, which a stream has handed out.
 #[test]
 fn a_generation_hands_out_whole_characters() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -198,7 +198,7 @@ fn a_generation_hands_out_whole_characters() {
     assert!(streamed.starts_with(sound), "{streamed:?} does not start with {sound:?}");
     for options in with_and_without_drafts(&greedy(24, Vec::new())) {
         let (pieces, got, finish) = generate(&engine, &prompt, &options);
-        assert_eq!((got, finish), (ids.clone(), Some(Finish::Length)));
+        assert_eq!((got, finish), (ids.clone(), Some(Finish::MaxTokens)));
         assert_eq!(pieces.concat(), streamed, "{pieces:?}");
     }
 }
@@ -220,7 +220,7 @@ fn stop_strings_are_cut_exactly() {
         for options in with_and_without_drafts(&greedy(16, vec![stop.into()])) {
             let (pieces, got, finish) = generate(&engine, &prompt, &options);
             assert_eq!(pieces.concat(), whole[..at], "stop at {stop:?}: {pieces:?}");
-            assert_eq!(finish, Some(Finish::Stop), "stop at {stop:?}");
+            assert_eq!(finish, Some(Finish::StopString), "stop at {stop:?}");
             assert!(ids.starts_with(&got), "stop at {stop:?}");
             assert!(tokenizer.decode(&got).expect("text").contains(stop), "stop at {stop:?}: it is not complete");
             let shorter = tokenizer.decode(&got[..got.len() - 1]).expect("text");
@@ -239,7 +239,7 @@ fn the_first_of_several_stop_strings_cuts() {
     {
         let options = greedy(16, strings.map(String::from).to_vec());
         let (pieces, _, finish) = generate(&engine, &prompt, &options);
-        assert_eq!((pieces.concat().as_str(), finish), (want, Some(Finish::Stop)), "{strings:?}");
+        assert_eq!((pieces.concat().as_str(), finish), (want, Some(Finish::StopString)), "{strings:?}");
     }
 }
 
@@ -256,7 +256,7 @@ fn held_text_comes_out_at_the_end() {
         for options in with_and_without_drafts(&greedy(tokens, vec![stop])) {
             let (pieces, _, finish) = generate(&engine, &prompt, &options);
             assert_eq!(pieces.concat(), whole, "{tokens} tokens: {pieces:?}");
-            assert_eq!(finish, Some(Finish::Length));
+            assert_eq!(finish, Some(Finish::MaxTokens));
             let (last, earlier) = pieces.split_last().expect("a piece");
             assert!(earlier.iter().all(String::is_empty), "{tokens} tokens: {pieces:?}");
             assert_eq!(*last, whole);

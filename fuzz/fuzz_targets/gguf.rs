@@ -42,7 +42,7 @@ fuzz_target!(|data: &[u8]| {
         let _ = tokenizer.encode("a text\n", true).map(|ids| tokenizer.decode(ids.get_ids(), true));
     }
     if let Some(checkpoint) = checked(Checkpoint::open(file("model.gguf", data))) {
-        checked(checkpoint.chat_template());
+        checked(foretoken::chat::ChatTemplate::of(&checkpoint));
         run(&checkpoint);
     }
 });

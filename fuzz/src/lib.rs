@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use foretoken::checkpoint::Checkpoint;
-use foretoken::gemma4::{Target, Wanted};
+use foretoken::gemma4::Target;
 use foretoken::kv::{KvCache, KvOptions};
-use foretoken::{Isa, Result};
+use foretoken::{Isa, Model, OutputRows, Result};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use tempfile::TempDir;
 
@@ -38,13 +38,12 @@ pub fn checked<T>(result: Result<T>) -> Option<T> {
 pub fn run(checkpoint: &Checkpoint) -> Option<()> {
     POOL.install(|| {
         let target = checked(Target::load(checkpoint, Isa::best()))?;
-        // What is kept grows with the context: a page of positions is enough.
+        // K and V grow with the context: a page of positions is enough.
         let options = KvOptions { max_context: Some(8), max_round_rows: 4, ..KvOptions::default() };
         let mut kv = checked(KvCache::new(target.kv_layout(), &options, 8, Isa::best()))?;
         for ids in [&[0, 1, 2][..], &[1]] {
-            let mut round = checked(kv.begin_round(ids.len()))?;
-            checked(target.forward(ids, &mut round, Wanted::All))?;
-            round.commit(ids.len());
+            let round = checked(kv.begin_round(ids.len()))?;
+            checked(target.forward_one(ids, round, OutputRows::All, ids.len()))?;
         }
         Some(())
     })

@@ -1,19 +1,19 @@
 //! Attention of one KV head over a long context: keys per second and bytes of K and V per second, for exact rows in f16 and
-//! for every code format, with 1, 8 and 32 queries.
+//! for every quantized format, with 1, 8 and 32 queries.
 //!
 //! `cargo bench -p foretoken-kernels --bench attend`. The pages are distinct and together larger than a second-level cache.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use foretoken_kernels::attend::{KvTile, Query, Rows, Running, Scratch, attend_tile};
-use foretoken_kernels::turbo::{
-    CodeFormat, Groups, PAGE_TOKENS, Page, PageLayout, PageMut, PreparedQuery, Side, encode_page,
+use foretoken_kernels::attention::turboquant::{
+    CodeFormat, PAGE_TOKENS, Page, PageLayout, PageMut, QuantizedQuery, RotationGroups, Side, encode_page,
 };
+use foretoken_kernels::attention::{KvBlock, KvRows, OnlineSoftmax, Query, Scratch, attend_block};
 use foretoken_kernels::{Elements, Isa};
 use half::f16;
 
 const HEAD_DIM: usize = 512;
 const PAGES: usize = 32;
-const GROUPS: Groups = Groups::of(HEAD_DIM).expect("a multiple of 16");
+const GROUPS: RotationGroups = RotationGroups::of(HEAD_DIM).expect("a multiple of 16");
 
 /// Keys and values of a page.
 enum Memory {
@@ -31,12 +31,12 @@ impl Memory {
         Self::Coded { layout, codes, scales, mean }
     }
 
-    fn rows(&self) -> Rows<'_> {
+    fn rows(&self) -> KvRows<'_> {
         match self {
             Self::Exact(rows) => Elements::F16(rows).into(),
             Self::Coded { layout, codes, scales, mean } => {
                 let at = codes.as_ptr().align_offset(64);
-                Rows::Coded(Page::new(*layout, &codes[at..][..layout.code_bytes()], scales, mean))
+                KvRows::Quantized(Page::new(*layout, &codes[at..][..layout.code_bytes()], scales, mean))
             }
         }
     }
@@ -49,7 +49,7 @@ impl Memory {
     }
 }
 
-/// Numbers around zero that look random.
+/// Pseudo-random values around zero.
 fn noise(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
     let mut next = move || {
@@ -79,27 +79,28 @@ fn attend(criterion: &mut Criterion) {
             };
             let pages: Vec<_> = (0..PAGES).map(|_| keys_and_values()).collect();
             let bytes = pages.iter().map(|(keys, values)| keys.bytes() + values.bytes()).sum::<usize>();
-            let mut words: Vec<_> =
-                (0..queries).map(|_| vec![0; format.map_or(0, |(key, _)| PreparedQuery::words(key, GROUPS))]).collect();
+            let mut words: Vec<_> = (0..queries)
+                .map(|_| vec![0; format.map_or(0, |(key, _)| QuantizedQuery::word_count(key, GROUPS))])
+                .collect();
             let (mut scores, mut weights) =
                 (vec![0.0; Scratch::len(PAGE_TOKENS)], vec![0.0; Scratch::len(PAGE_TOKENS)]);
             let mut run = || {
-                let mut running = vec![Running::EMPTY; queries];
+                let mut running = vec![OnlineSoftmax::EMPTY; queries];
                 let mut output = vec![0.0; queries * HEAD_DIM];
                 let rows = q.chunks(HEAD_DIM).zip(&mut words).zip(&mut running).zip(output.chunks_mut(HEAD_DIM));
-                let mut asked: Vec<_> = rows
+                let mut query_cases: Vec<_> = rows
                     .map(|(((query, words), running), output)| Query {
                         query,
-                        prepared: format.map(|(key, _)| PreparedQuery::prepare(key, GROUPS, query, words)),
+                        quantized: format.map(|(key, _)| QuantizedQuery::quantize(key, GROUPS, query, words)),
                         visible: 0..PAGE_TOKENS,
-                        running,
+                        softmax: running,
                         output,
                     })
                     .collect();
                 for (keys, values) in &pages {
-                    let tile = KvTile { keys: keys.rows(), values: values.rows(), head_dim: HEAD_DIM };
+                    let tile = KvBlock { keys: keys.rows(), values: values.rows(), head_dim: HEAD_DIM };
                     let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
-                    attend_tile(isa, tile, &mut asked, &mut scratch);
+                    attend_block(isa, tile, &mut query_cases, &mut scratch);
                 }
                 output
             };

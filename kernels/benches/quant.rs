@@ -51,7 +51,7 @@ impl Pool {
     }
 }
 
-/// Quantized inputs of both kinds, and room for the product.
+/// Quantized inputs of both block types, and memory for the product.
 struct Inputs {
     rows: usize,
     q8_1: Vec<i32>,
@@ -76,7 +76,7 @@ impl Inputs {
     }
 }
 
-/// Sums all words with enough independent accumulators to wait for memory only.
+/// Sums all words, with enough independent accumulators to be bound by memory.
 fn read_all(memory: &[[u64; 8]]) -> u64 {
     let mut sums = [[0u64; 8]; 4];
     for lines in memory.chunks_exact(4) {
@@ -89,7 +89,7 @@ fn read_all(memory: &[[u64; 8]]) -> u64 {
     sums.as_flattened().iter().fold(0, |a, b| a.wrapping_add(*b))
 }
 
-/// Prints the cost of `B` rows for one mix of types. Each round measures everything once; the medians count.
+/// Prints the cost of `B` rows for one mix of types. Each round measures everything once; medians are printed.
 fn cost(isa: Isa, types: &[WeightType], megabytes: usize) {
     const ROWS: [usize; 9] = [1, 2, 3, 4, 5, 6, 8, 12, 16];
     let pool = Pool::new(types, megabytes << 20);

@@ -1,11 +1,11 @@
-//! A column range of a row-major output, so that several threads can fill one matrix.
+//! A column range of a row-major output matrix, so that threads can divide it.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// The columns `range` of a row-major `(rows, width)` matrix, mutably. Two values of one matrix never share a column,
-/// because the only ways to make one are from the whole matrix and by [`ColumnsMut::split_at`].
+/// The columns `range` of a row-major `(rows, width)` matrix, mutably. Two values of one matrix never share a column:
+/// they are made from the whole matrix, or by [`ColumnsMut::split_at`].
 pub struct ColumnsMut<'a> {
     data: *mut MaybeUninit<f32>,
     rows: usize,
@@ -24,12 +24,11 @@ impl<'a> ColumnsMut<'a> {
     /// If `matrix` is not `rows * width` long.
     pub fn new(matrix: &'a mut [f32], rows: usize, width: usize) -> Self {
         let (data, len) = (matrix.as_mut_ptr().cast(), matrix.len());
-        // SAFETY: the same memory, mutably borrowed as long; whoever has `row_mut`, in this crate alone, writes initialised
-        // floats and nothing else.
+        // SAFETY: the same memory, borrowed for as long; only this crate has `row_mut`, and writes initialised floats to it.
         Self::uninit(unsafe { std::slice::from_raw_parts_mut(data, len) }, rows, width)
     }
 
-    /// As [`ColumnsMut::new`], of memory that nobody has written. The functions that take columns write all of them.
+    /// As [`ColumnsMut::new`], of uninitialised memory: functions that take columns write all of them.
     ///
     /// # Panics
     /// If `matrix` is not `rows * width` long.
@@ -38,7 +37,7 @@ impl<'a> ColumnsMut<'a> {
         Self { data: matrix.as_mut_ptr(), rows, width, range: 0..width, _matrix: PhantomData }
     }
 
-    /// The columns of this value before and from `column` on (a column of the whole matrix).
+    /// Splits into the columns before `column` and those from it on, counted in the whole matrix.
     ///
     /// # Panics
     /// If `column` is outside [`ColumnsMut::range`].
@@ -66,7 +65,7 @@ impl<'a> ColumnsMut<'a> {
     pub(crate) fn row_mut(&mut self, row: usize) -> &mut [MaybeUninit<f32>] {
         assert!(row < self.rows, "columns: no row {row}");
         // SAFETY: `row < rows` and `range` lies within `width`, so the elements are inside the matrix; no other value
-        // holds these columns, and `&mut self` keeps this one from being used twice.
+        // has these columns, and `&mut self` excludes a second slice.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.width + self.range.start), self.range.len()) }
     }
 }

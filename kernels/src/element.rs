@@ -1,4 +1,4 @@
-//! Floating-point element types as they lie in files and caches.
+//! Floating-point element types of weights and K/V rows.
 
 use half::{bf16, f16};
 
@@ -9,7 +9,7 @@ pub enum ElementType {
     F32,
     /// IEEE half precision.
     F16,
-    /// The upper half of a single.
+    /// bfloat16: the upper 16 bits of a single.
     Bf16,
 }
 
@@ -36,14 +36,14 @@ impl std::str::FromStr for ElementType {
     }
 }
 
-/// A borrowed run of elements of one of the [`ElementType`]s.
+/// A slice of one of the [`ElementType`]s.
 #[derive(Clone, Copy, Debug)]
 pub enum Elements<'a> {
     /// Single precision.
     F32(&'a [f32]),
     /// Half precision.
     F16(&'a [f16]),
-    /// Brain floats.
+    /// bf16.
     Bf16(&'a [bf16]),
 }
 
@@ -83,7 +83,10 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Widens every element into `out` (same length).
+    /// Converts every element to `f32` in `out`.
+    ///
+    /// # Panics
+    /// If `out` has another length.
     pub fn widen(self, out: &mut [f32]) {
         assert_eq!(self.len(), out.len(), "widen: lengths differ");
         match self {

@@ -8,28 +8,17 @@
 //!   chooses an order of summation from the number of rows, of columns in the call, or of threads.
 //! * Work is divided by the caller: kernels that fill a wide output take a [`ColumnsMut`], a column range of it.
 
-pub mod activation;
-pub mod attend;
+pub mod attention;
 mod columns;
-#[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
-pub mod cuda;
 mod element;
-pub mod gpu;
+pub mod gemm;
 mod isa;
-mod lanes;
-pub mod matmul;
 pub mod measure;
-#[cfg(feature = "metal")]
-pub mod metal;
-pub mod norm;
+mod ops;
 pub mod quant;
-pub mod rope;
-mod softmax;
-#[cfg(target_arch = "x86_64")]
-mod tile_registers;
-pub mod turbo;
-pub mod vocabulary;
+mod simd;
 
 pub use columns::ColumnsMut;
 pub use element::{ElementType, Elements};
 pub use isa::Isa;
+pub use ops::{activation, norm, rope, vocabulary};

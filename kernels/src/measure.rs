@@ -1,19 +1,19 @@
-//! What this processor can do at best, for reports that compare with it.
+//! Upper bounds of this processor: read bandwidth, int8 multiply-adds.
 
 use std::hint::black_box;
 
-use crate::Isa;
-use crate::lanes::{Lanes, Op};
+use crate::isa::Isa;
+use crate::simd::float::{Lanes, Op};
 
-/// Reads every byte once, but for some at the ends that fill no vector, as fast as the processor loads, and returns a value
-/// that depends on them (so that nothing is optimised away). Divide the length by the time for the read bandwidth.
+/// Reads every byte once, except a few at the ends that do not fill a vector, and returns a value that depends on them,
+/// so that nothing is optimised away. Length divided by time is the read bandwidth.
 pub fn read_all(isa: Isa, data: &[u8]) -> f32 {
     struct Read<'a>(&'a [u8]);
     impl Op for Read<'_> {
         type Output = f32;
         #[inline(always)]
         fn eval<L: Lanes>(self, l: L) -> f32 {
-            // Eight streams, one per 4 KiB page: one stream leaves the prefetcher idle at every page's end.
+            // Eight sequential streams: with one, the hardware prefetcher stops at every 4 KiB page boundary.
             const STREAMS: usize = 8;
             // SAFETY: any bytes are an `f32`.
             let (_, floats, _) = unsafe { self.0.align_to::<f32>() };
@@ -38,10 +38,10 @@ pub fn read_all(isa: Isa, data: &[u8]) -> f32 {
     isa.run(Read(data))
 }
 
-/// Multiplies and adds pairs of 8-bit integers in registers, 16 vectors of them per round, and returns their number and a
-/// value that depends on them; `None` for an instruction set that has no such instruction.
+/// Multiplies and adds pairs of 8-bit integers in registers, 16 vectors per round. Returns the number of multiply-adds
+/// and a value that depends on them; `None` for an instruction set without such an instruction.
 pub fn int8_multiply_adds(isa: Isa, rounds: usize) -> Option<(u64, i32)> {
-    /// `$dot` in 16 chains.
+    /// `$dot` in 16 independent chains.
     #[allow(unused_macros)]
     macro_rules! chains {
         ($features:literal, $zero:expr, $bytes:expr, |$sum:ident, $x:ident| $dot:expr) => {{
@@ -55,7 +55,7 @@ pub fn int8_multiply_adds(isa: Isa, rounds: usize) -> Option<(u64, i32)> {
                     }
                 }
                 let sums = black_box(sums);
-                // SAFETY: vectors are words.
+                // SAFETY: a vector consists of words.
                 (size_of_val(&sums) as u64 * rounds as u64, unsafe { *(&raw const sums).cast() })
             }
             // SAFETY: the `Isa` is only made where these features were found.
@@ -83,7 +83,7 @@ pub fn int8_multiply_adds(isa: Isa, rounds: usize) -> Option<(u64, i32)> {
         Isa::NeonDot(_) | Isa::NeonI8mm(_) => {
             chains!("dotprod", vdupq_n_s32(0), vdupq_n_s32(black_box(0x0303_0303)), |sum, x| {
                 // SAFETY: the function has the feature.
-                unsafe { crate::lanes::neon_pair::sdot::<0>(sum, vreinterpretq_s8_s32(x), x) }
+                unsafe { crate::simd::neon::pair::sdot::<0>(sum, vreinterpretq_s8_s32(x), x) }
             })
         }
         _ => None,

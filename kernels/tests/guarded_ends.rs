@@ -1,5 +1,5 @@
-//! The CPU kernels' tests with inaccessible memory right behind every slice. Where one faults, the process ends with a signal:
-//! `cargo test --release -p foretoken-kernels --test guarded_ends -- --test-threads 1` names it.
+//! The CPU kernels' tests with inaccessible memory directly behind every slice. A fault ends the process with a signal;
+//! `cargo test --release -p foretoken-kernels --test guarded_ends -- --test-threads 1` names the test.
 #![cfg(unix)]
 
 mod guarded;

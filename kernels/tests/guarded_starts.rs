@@ -1,5 +1,5 @@
-//! The CPU kernels' tests with inaccessible memory right before every slice. Where one faults, the process ends with a signal:
-//! `cargo test --release -p foretoken-kernels --test guarded_starts -- --test-threads 1` names it.
+//! The CPU kernels' tests with inaccessible memory directly before every slice. A fault ends the process with a signal;
+//! `cargo test --release -p foretoken-kernels --test guarded_starts -- --test-threads 1` names the test.
 #![cfg(unix)]
 
 mod guarded;

@@ -1,16 +1,16 @@
 //! Every `f32` kernel on every instruction set, at every tail length, against the scalar reference, and the scalar
 //! reference against `f64`.
 //!
-//! What a kernel gets is an allocation of its own, not a part of a longer one: `guarded_ends.rs` and `guarded_starts.rs` run
+//! Every slice that a kernel gets is a separate allocation: `guarded_ends.rs` and `guarded_starts.rs` run
 //! these tests with inaccessible memory around every allocation.
 
-use foretoken_kernels::attend::{KvTile, Query, Running, Scratch, attend_tile, finish, merge};
-use foretoken_kernels::matmul::{Rows, matmul};
+use foretoken_kernels::attention::{KvBlock, OnlineSoftmax, Query, Scratch, attend_block, finish, merge};
+use foretoken_kernels::gemm::{PreparedRows, matmul};
 use foretoken_kernels::norm::{AfterNorm, rms_norm};
 use foretoken_kernels::{ColumnsMut, Elements, Isa, activation, rope, vocabulary};
 use half::{bf16, f16};
 
-/// Numbers that look random, the same in every run.
+/// A small deterministic generator.
 struct Noise(u64);
 
 impl Noise {
@@ -24,7 +24,7 @@ impl Noise {
     }
 }
 
-/// Asserts that every entry is within `tolerance` of what is wanted, relative to the magnitude of its terms.
+/// Asserts that every entry is within `tolerance * scale` of the expected value.
 fn close(what: &str, got: &[f32], want: &[f64], scale: f64, tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
@@ -58,18 +58,18 @@ fn matmul_is_the_sum_of_products() {
                 for isa in Isa::available() {
                     let mut y = vec![f32::NAN; rows * outputs];
                     let element = weight.element_type();
-                    let mut words = vec![7; Rows::scratch_len(isa, element, rows, inputs)];
-                    let prepared = Rows::new(isa, element, &x, inputs, &mut words);
+                    let mut words = vec![7; PreparedRows::scratch_len(isa, element, rows, inputs)];
+                    let prepared = PreparedRows::new(isa, element, &x, inputs, &mut words);
                     let (left, right) = ColumnsMut::new(&mut y, rows, outputs).split_at(outputs / 2);
                     matmul(isa, prepared, weight, left);
                     matmul(isa, prepared, weight, right);
                     close(&format!("{} {rows}x{inputs}x{outputs}", isa.name()), &y, &want, inputs as f64, 1.2e-7);
 
-                    // A row has the same bits alone.
+                    // A row computed alone has the same bits.
                     let mut alone = vec![f32::NAN; outputs];
                     let last = x[(rows - 1) * inputs..].to_vec();
-                    let mut words = vec![7; Rows::scratch_len(isa, element, 1, inputs)];
-                    let last = Rows::new(isa, element, &last, inputs, &mut words);
+                    let mut words = vec![7; PreparedRows::scratch_len(isa, element, 1, inputs)];
+                    let last = PreparedRows::new(isa, element, &last, inputs, &mut words);
                     matmul(isa, last, weight, ColumnsMut::new(&mut alone, 1, outputs));
                     assert_eq!(alone, y[(rows - 1) * outputs..], "{} {rows}x{inputs}x{outputs}", isa.name());
                 }
@@ -79,7 +79,7 @@ fn matmul_is_the_sum_of_products() {
 }
 
 #[test]
-fn norms_are_what_the_formula_says() {
+fn norms_agree_with_the_formula() {
     let mut noise = Noise(2);
     for width in lengths() {
         let (x, residual, weight) = (noise.vec(3 * width), noise.vec(3 * width), noise.vec(width));
@@ -109,7 +109,7 @@ fn norms_are_what_the_formula_says() {
 }
 
 #[test]
-fn rotation_turns_pairs_and_leaves_the_rest() {
+fn rotary_embedding_rotates_its_pairs_only() {
     let mut noise = Noise(3);
     for (pairs, head_dim) in (0..=40).flat_map(|pairs| [(pairs, 84), (pairs, 2 * pairs.max(1))]) {
         let angles = noise.vec(pairs);
@@ -210,9 +210,9 @@ fn attention_is_a_softmax_weighted_sum() {
                 })
                 .collect();
             for isa in Isa::available() {
-                // Two tiles into one state, and one tile each into two states that are merged.
+                // Two blocks into one softmax, and one block each into two that are merged.
                 for cut in [0, 11, len] {
-                    let mut running = vec![Running::EMPTY; queries];
+                    let mut running = vec![OnlineSoftmax::EMPTY; queries];
                     let mut output = vec![vec![0.0; head_dim]; queries];
                     let (mut later, mut later_output) = (running.clone(), output.clone());
                     for (tile, apart) in [(0..cut, false), (cut..len, cut == 11)] {
@@ -228,7 +228,7 @@ fn attention_is_a_softmax_weighted_sum() {
                                 let seen = visible(i);
                                 let start = seen.start.clamp(tile.start, tile.end) - tile.start;
                                 let end = seen.end.clamp(tile.start, tile.end) - tile.start;
-                                Query { query: &q[i], prepared: None, visible: start..end, running, output }
+                                Query { query: &q[i], quantized: None, visible: start..end, softmax: running, output }
                             })
                             .collect();
                         let rows = tile.start * head_dim..tile.end * head_dim;
@@ -236,9 +236,9 @@ fn attention_is_a_softmax_weighted_sum() {
                         let (keys, values) = (Elements::F32(&k), Elements::F32(&v));
                         let (mut scores, mut weights) = (vec![0.0; Scratch::len(len)], vec![0.0; Scratch::len(len)]);
                         let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
-                        attend_tile(
+                        attend_block(
                             isa,
-                            KvTile { keys: keys.into(), values: values.into(), head_dim },
+                            KvBlock { keys: keys.into(), values: values.into(), head_dim },
                             &mut states,
                             &mut scratch,
                         );
@@ -256,7 +256,7 @@ fn attention_is_a_softmax_weighted_sum() {
 }
 
 #[test]
-fn a_query_has_the_same_bits_in_any_company() {
+fn a_query_has_the_same_bits_in_any_batch() {
     let mut noise = Noise(5);
     for (head_dim, half) in (1..=18).chain([30, 64, 128]).flat_map(|head_dim| [(head_dim, true), (head_dim, false)]) {
         let (len, count) = (37, 21);
@@ -266,11 +266,11 @@ fn a_query_has_the_same_bits_in_any_company() {
         let q: Vec<Vec<f32>> = (0..count).map(|_| noise.vec(head_dim).iter().map(|q| q * 3.0).collect()).collect();
         let attend = |isa: Isa, first: usize, last: usize| -> Vec<Vec<f32>> {
             let count = last - first;
-            let (mut running, mut output) = (vec![Running::EMPTY; count], vec![vec![0.0; head_dim]; count]);
+            let (mut running, mut output) = (vec![OnlineSoftmax::EMPTY; count], vec![vec![0.0; head_dim]; count]);
             let mut states: Vec<_> = (running.iter_mut().zip(&mut output).enumerate())
                 .map(|(i, (running, output))| {
                     let query = &q[first + i];
-                    Query { query, prepared: None, visible: 0..len - (first + i) % 3, running, output }
+                    Query { query, quantized: None, visible: 0..len - (first + i) % 3, softmax: running, output }
                 })
                 .collect();
             let (mut scores, mut weights) = (vec![0.0; Scratch::len(len)], vec![0.0; Scratch::len(len)]);
@@ -279,7 +279,7 @@ fn a_query_has_the_same_bits_in_any_company() {
                 true => halves.each_ref().map(|x| Elements::F16(x).into()),
                 false => brains.each_ref().map(|x| Elements::Bf16(x).into()),
             };
-            attend_tile(isa, KvTile { keys, values, head_dim }, &mut states, &mut scratch);
+            attend_block(isa, KvBlock { keys, values, head_dim }, &mut states, &mut scratch);
             output
         };
         for isa in Isa::available() {
@@ -293,7 +293,7 @@ fn a_query_has_the_same_bits_in_any_company() {
 }
 
 #[test]
-fn the_largest_is_found_first_of_equals() {
+fn argmax_is_the_first_of_equals() {
     for len in lengths() {
         let mut x = Noise(len as u64).vec(len);
         let best = len / 3;

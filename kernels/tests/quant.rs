@@ -1,7 +1,7 @@
 //! The quantized kernels against the scalar reference (bit for bit), against `f64` arithmetic over dequantized weights,
 //! and against dequantized values that llama.cpp's own Python package produced.
 //!
-//! What a kernel gets is an allocation of its own, as in `kernels.rs`.
+//! Every slice that a kernel gets is a separate allocation, as in `kernels.rs`.
 
 use foretoken_kernels::quant::{
     ActivationType, Activations, PANEL_ROWS, PackedMatrix, WeightType, dequantize_packed_row, dequantize_row, dot_rows,
@@ -26,14 +26,14 @@ impl Random {
         (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
-    /// Roughly normal, now and then large, as activations are.
+    /// Roughly normal with occasional outliers, like activations.
     fn activation(&mut self) -> f32 {
         let x = (0..4).map(|_| self.symmetric()).sum::<f32>();
         if self.next().is_multiple_of(61) { 12.0 * x } else { x }
     }
 }
 
-/// Where a block's `f16` scales lie.
+/// Byte offsets of a block's `f16` scales.
 fn scale_offsets(weight_type: WeightType) -> &'static [usize] {
     match weight_type {
         WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4_K | WeightType::Q5_K => &[0, 2],
@@ -44,7 +44,7 @@ fn scale_offsets(weight_type: WeightType) -> &'static [usize] {
     }
 }
 
-/// Rows of random blocks: any bytes are a block, once its scales are numbers.
+/// Rows of random blocks: any bytes with finite scales are a block.
 fn random_rows(weight_type: WeightType, outputs: usize, inputs: usize, random: &mut Random) -> Vec<u8> {
     let mut bytes: Vec<u8> =
         (0..weight_type.bytes_for(outputs, inputs).unwrap()).map(|_| random.next() as u8).collect();
@@ -233,7 +233,7 @@ fn products_are_within_the_activations_rounding() {
                             want += f64::from(*x) * f64::from(*w);
                             bound += f64::from(w.abs()) * slack;
                         }
-                        // A minimum multiplies the sum, which was rounded to `f16` on its own.
+                        // A min multiplies the sum, which was rounded to `f16` separately.
                         bound += 32.0 * 0.02 * step * 127.0 * 2f64.powi(-10);
                     }
                     let error = (f64::from(y[r * outputs + j]) - want).abs();
@@ -306,7 +306,7 @@ fn dequantization_agrees_with_llama_cpp() {
         let mut got = vec![0.0; want.len()];
         dequantize_row(weight_type, blocks, &mut got);
         for (got, want) in got.iter().zip(&want) {
-            // Equal but for the sign of zero, which numpy keeps differently.
+            // Equal except for the sign of zero.
             assert!(got == want, "{weight_type:?}: {got}, not {want}");
         }
     }
@@ -332,7 +332,7 @@ fn quantization_error(weight_type: WeightType, x: &[f32]) -> f64 {
 #[test]
 fn quantization_errors_are_as_expected() {
     let mut random = Random(8);
-    // Nearly normal weights, which is what weights are.
+    // Nearly normal weights.
     let x: Vec<f32> = (0..64 * 256).map(|_| 0.02 * (0..8).map(|_| random.symmetric()).sum::<f32>()).collect();
     for (weight_type, bound) in [
         // llama.cpp's own on the same weights: 0.0835, 0.0766, 0.0413, 0.0370, 0.00518 with equal bytes, 0.2905, 0.1479,
@@ -355,7 +355,7 @@ fn quantization_errors_are_as_expected() {
 }
 
 #[test]
-fn quantization_takes_odd_rows() {
+fn special_rows_are_quantized() {
     let mut random = Random(9);
     for weight_type in WeightType::ALL {
         let constant = [0.75f32; 256];
@@ -368,7 +368,7 @@ fn quantization_takes_odd_rows() {
                 assert!((x - back).abs() <= tolerance, "{weight_type:?}: {x} became {back}");
             }
         }
-        // What the formats can say exactly stays: quantizing a second time changes little.
+        // Values that the format represents exactly: quantizing them again changes little.
         let x: Vec<f32> = (0..256).map(|_| random.symmetric()).collect();
         quantize_row(Isa::best(), weight_type, &x, &mut bytes);
         dequantize_row(weight_type, &bytes, &mut back);
@@ -377,9 +377,9 @@ fn quantization_takes_odd_rows() {
     }
 }
 
-/// The squared error weighted by importance is the smaller for it, for every type that has a choice.
+/// Importance reduces the weighted squared error, for every type that fits scales.
 #[test]
-fn importance_goes_where_it_matters() {
+fn importance_reduces_the_weighted_error() {
     let mut random = Random(10);
     let x: Vec<f32> = (0..16 * 256).map(|_| (0..4).map(|_| random.symmetric()).sum()).collect();
     let importance: Vec<f32> = (0..x.len()).map(|_| random.symmetric().powi(4)).collect();
@@ -403,7 +403,7 @@ fn importance_goes_where_it_matters() {
             WeightType::Q8_0 => assert_eq!(weighted, plain),
             _ => assert!(weighted < 0.9 * plain, "{weight_type:?}: {weighted} of {plain}"),
         }
-        // Inputs that are never met leave nothing to weight with; the weights count as without importance.
+        // All-zero importance is treated as no importance.
         let none = vec![0.0; x.len()];
         let mut same = vec![0; weight_type.row_bytes(x.len()).unwrap()];
         quantize_row(Isa::best(), weight_type, &x, &mut same);

@@ -1,13 +1,13 @@
-//! Attention over coded pages: every instruction set against the scalar reference bit for bit, the reference against `f64`
-//! attention over decoded pages, and one query alone against the same query among others.
+//! Attention over quantized pages: every instruction set against the scalar reference bit for bit, the reference against
+//! `f64` attention over decoded pages, and one query alone against the same query among others.
 //!
-//! What a kernel gets is an allocation of its own, as in `kernels.rs`.
+//! Every slice that a kernel gets is a separate allocation, as in `kernels.rs`.
 
-use foretoken_kernels::attend::{KvTile, Query, Rows, Running, Scratch, attend_tile, finish};
-use foretoken_kernels::turbo::{
-    CodeFormat, Groups, PAGE_TOKENS, Page, PageLayout, PageMut, PreparedQuery, Side, decode_page, encode_page, rotate,
-    rotate_back,
+use foretoken_kernels::attention::turboquant::{
+    CodeFormat, PAGE_TOKENS, Page, PageLayout, PageMut, QuantizedQuery, RotationGroups, Side, decode_page, encode_page,
+    rotate, rotate_back,
 };
+use foretoken_kernels::attention::{KvBlock, KvRows, OnlineSoftmax, Query, Scratch, attend_block, finish};
 use foretoken_kernels::{Elements, Isa};
 use half::f16;
 use std::ops::Range;
@@ -25,7 +25,7 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// Normal, by Box and Muller.
+    /// A normal deviate (Box and Muller).
     fn normal(&mut self) -> f32 {
         let uniform = |bits: u64| ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
         let (a, b) = (uniform(self.next()), uniform(self.next()));
@@ -47,8 +47,8 @@ struct Owned {
 
 impl Owned {
     fn encode(isa: Isa, format: CodeFormat, side: Side, head_dim: usize, rows: &[f32]) -> Self {
-        let layout = PageLayout::new(format, side, Groups::of(head_dim).unwrap());
-        // Whatever was there before must not matter.
+        let layout = PageLayout::new(format, side, RotationGroups::of(head_dim).unwrap());
+        // The memory's previous content must not matter.
         let mut page = Self {
             layout,
             codes: vec![0xa5; layout.code_bytes()],
@@ -71,60 +71,62 @@ impl Owned {
     }
 }
 
-/// What a page expands to, and its mean.
+/// A page's decoded rows, and its mean.
 #[derive(Clone)]
 struct Decoded {
     rows: Vec<f32>,
     mean: Vec<f16>,
 }
 
-/// One query's inputs: its row, and what it sees of each tile.
+/// One query: its row, and the visible range of each block.
 #[derive(Clone)]
-struct Asked {
+struct QueryCase {
     row: Vec<f32>,
     visible: Vec<Range<usize>>,
 }
 
-/// Runs the queries over the tiles; the finished outputs and softmax states.
+/// Attends the blocks; returns the finished outputs and the softmaxes.
 fn attend(
     isa: Isa,
     head_dim: usize,
     key_format: Option<CodeFormat>,
-    tiles: &[(Rows<'_>, Rows<'_>)],
-    asked: &[Asked],
-) -> (Vec<Vec<f32>>, Vec<Running>) {
-    let groups = Groups::of(head_dim).unwrap();
-    let words = key_format.map_or(0, |format| PreparedQuery::words(format, groups));
-    let mut words = vec![vec![0x55; words]; asked.len()];
-    let prepared: Vec<_> = (words.iter_mut().zip(asked))
-        .map(|(words, asked)| key_format.map(|format| PreparedQuery::prepare(format, groups, &asked.row, words)))
+    tiles: &[(KvRows<'_>, KvRows<'_>)],
+    query_cases: &[QueryCase],
+) -> (Vec<Vec<f32>>, Vec<OnlineSoftmax>) {
+    let groups = RotationGroups::of(head_dim).unwrap();
+    let words = key_format.map_or(0, |format| QuantizedQuery::word_count(format, groups));
+    let mut words = vec![vec![0x55; words]; query_cases.len()];
+    let prepared: Vec<_> = (words.iter_mut().zip(query_cases))
+        .map(|(words, query_cases)| {
+            key_format.map(|format| QuantizedQuery::quantize(format, groups, &query_cases.row, words))
+        })
         .collect();
-    attend_prepared(isa, head_dim, &prepared, tiles, asked)
+    attend_prepared(isa, head_dim, &prepared, tiles, query_cases)
 }
 
 fn attend_prepared(
     isa: Isa,
     head_dim: usize,
-    prepared: &[Option<PreparedQuery<'_>>],
-    tiles: &[(Rows<'_>, Rows<'_>)],
-    asked: &[Asked],
-) -> (Vec<Vec<f32>>, Vec<Running>) {
-    let mut running = vec![Running::EMPTY; asked.len()];
-    let mut outputs = vec![vec![0.0; head_dim]; asked.len()];
+    prepared: &[Option<QuantizedQuery<'_>>],
+    tiles: &[(KvRows<'_>, KvRows<'_>)],
+    query_cases: &[QueryCase],
+) -> (Vec<Vec<f32>>, Vec<OnlineSoftmax>) {
+    let mut running = vec![OnlineSoftmax::EMPTY; query_cases.len()];
+    let mut outputs = vec![vec![0.0; head_dim]; query_cases.len()];
     let (mut scores, mut weights) =
         (vec![f64::NAN; Scratch::len(PAGE_TOKENS)], vec![f32::NAN; Scratch::len(PAGE_TOKENS)]);
     for (t, (keys, values)) in tiles.iter().enumerate() {
-        let mut queries: Vec<_> = (asked.iter().zip(prepared).zip(&mut running).zip(&mut outputs))
-            .map(|(((asked, prepared), running), output)| Query {
-                query: &asked.row,
-                prepared: *prepared,
-                visible: asked.visible[t].clone(),
-                running,
+        let mut queries: Vec<_> = (query_cases.iter().zip(prepared).zip(&mut running).zip(&mut outputs))
+            .map(|(((query_cases, prepared), running), output)| Query {
+                query: &query_cases.row,
+                quantized: *prepared,
+                visible: query_cases.visible[t].clone(),
+                softmax: running,
                 output,
             })
             .collect();
         let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
-        attend_tile(isa, KvTile { keys: *keys, values: *values, head_dim }, &mut queries, &mut scratch);
+        attend_block(isa, KvBlock { keys: *keys, values: *values, head_dim }, &mut queries, &mut scratch);
     }
     for (running, output) in running.iter().zip(&mut outputs) {
         finish(isa, *running, output);
@@ -149,9 +151,9 @@ fn visible(random: &mut Random, query: usize) -> Range<usize> {
     }
 }
 
-fn asked(random: &mut Random, count: usize, head_dim: usize, tiles: usize) -> Vec<Asked> {
+fn query_cases(random: &mut Random, count: usize, head_dim: usize, tiles: usize) -> Vec<QueryCase> {
     (0..count)
-        .map(|query| Asked {
+        .map(|query| QueryCase {
             row: random.normals(head_dim).iter().map(|x| x * 0.5).collect(),
             visible: (0..tiles).map(|tile| visible(random, query + tile)).collect(),
         })
@@ -159,16 +161,16 @@ fn asked(random: &mut Random, count: usize, head_dim: usize, tiles: usize) -> Ve
 }
 
 #[test]
-fn rotation_is_the_matrix_it_claims_and_comes_back() {
+fn rotation_is_its_matrix_and_invertible() {
     for width in 0..=512 {
-        assert_eq!(Groups::of(width).is_some(), width > 0 && width % 16 == 0, "{width}");
+        assert_eq!(RotationGroups::of(width).is_some(), width > 0 && width % 16 == 0, "{width}");
     }
     let (before, after) = (0x49f250a9a4c63bbb42f85949e46a0359u128, 0xbea56562b7a5357a3f628fdc16acee90u128);
     let sign = |mask: u128, i: usize| if mask >> i & 1 == 1 { -1.0 } else { 1.0 };
     let splits: [(usize, &[usize]); 6] =
         [(16, &[16]), (32, &[32]), (80, &[64, 16]), (96, &[64, 32]), (192, &[128, 64]), (512, &[128; 4])];
     for (head_dim, split) in splits {
-        let groups = Groups::of(head_dim).unwrap();
+        let groups = RotationGroups::of(head_dim).unwrap();
         let rows = Random(head_dim as u64).normals(3 * head_dim);
         let mut want = Vec::new();
         for row in rows.chunks(head_dim) {
@@ -204,11 +206,11 @@ fn rotation_is_the_matrix_it_claims_and_comes_back() {
 }
 
 #[test]
-fn pages_are_the_same_on_every_isa_and_decode_near_their_rows() {
+fn pages_are_the_same_on_every_isa_and_decode_close_to_their_rows() {
     for head_dim in HEAD_DIMS {
         let rows = Random(head_dim as u64).normals(PAGE_TOKENS * head_dim);
         for format in CodeFormat::ALL {
-            for side in [Side::Keys, Side::Values, Side::Shared] {
+            for side in [Side::Keys, Side::Values, Side::KEqV] {
                 let scalar = Owned::encode(Isa::Scalar, format, side, head_dim, &rows);
                 assert_eq!(scalar.mean.is_empty(), !format.centred(side));
                 for isa in Isa::available() {
@@ -228,21 +230,21 @@ fn pages_are_the_same_on_every_isa_and_decode_near_their_rows() {
 }
 
 #[test]
-fn zeros_code_as_zeros_and_what_is_no_number_is_named() {
+fn zeros_quantize_to_zeros_and_non_finite_values_are_errors() {
     for format in CodeFormat::ALL {
-        for side in [Side::Keys, Side::Values, Side::Shared] {
+        for side in [Side::Keys, Side::Values, Side::KEqV] {
             let mut rows = vec![0.0; PAGE_TOKENS * 64];
             assert!(Owned::encode(Isa::best(), format, side, 64, &rows).decode().rows.iter().all(|x| *x == 0.0));
             for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 rows[70 * 64 + 3] = poison;
-                let layout = PageLayout::new(format, side, Groups::of(64).unwrap());
+                let layout = PageLayout::new(format, side, RotationGroups::of(64).unwrap());
                 let (mut codes, mut scales) = (vec![0; layout.code_bytes()], vec![f16::ZERO; layout.scales()]);
                 let mut mean = vec![f16::ZERO; layout.mean()];
                 let memory = PageMut { codes: &mut codes, scales: &mut scales, mean: &mut mean };
                 let error = encode_page(Isa::best(), layout, &rows, memory).unwrap_err();
                 assert_eq!((error.row, error.channel), (70, 3));
             }
-            // The largest and the smallest numbers stay numbers.
+            // The largest and the smallest floats stay finite.
             for size in [f32::MAX / 1e3, 1e-20, f32::MIN_POSITIVE, 1e-45] {
                 let rows: Vec<f32> = Random(7).normals(PAGE_TOKENS * 64).iter().map(|x| x * size).collect();
                 let decoded = Owned::encode(Isa::best(), format, side, 64, &rows).decode().rows;
@@ -254,9 +256,9 @@ fn zeros_code_as_zeros_and_what_is_no_number_is_named() {
 
 /// Attention over decoded rows in `f64`. With a `quantum`, of a query in 8 bits per that many channels; its dot products
 /// with the pages' means are exact.
-fn expected(keys: &[Decoded], values: &[Decoded], asked: &Asked, quantum: Option<usize>) -> Vec<f64> {
-    let head_dim = asked.row.len();
-    let exact: Vec<f64> = asked.row.iter().map(|x| f64::from(*x)).collect();
+fn expected(keys: &[Decoded], values: &[Decoded], query_cases: &QueryCase, quantum: Option<usize>) -> Vec<f64> {
+    let head_dim = query_cases.row.len();
+    let exact: Vec<f64> = query_cases.row.iter().map(|x| f64::from(*x)).collect();
     let mut row = exact.clone();
     if let Some(quantum) = quantum {
         let mut first = 0;
@@ -269,8 +271,12 @@ fn expected(keys: &[Decoded], values: &[Decoded], asked: &Asked, quantum: Option
             first += len;
         }
     }
-    let seen: Vec<(usize, usize)> =
-        asked.visible.iter().enumerate().flat_map(|(tile, range)| range.clone().map(move |t| (tile, t))).collect();
+    let seen: Vec<(usize, usize)> = query_cases
+        .visible
+        .iter()
+        .enumerate()
+        .flat_map(|(tile, range)| range.clone().map(move |t| (tile, t)))
+        .collect();
     let score = |(tile, t): &(usize, usize)| -> f64 {
         let Decoded { rows, mean } = &keys[*tile];
         let key = |i: usize| f64::from(rows[t * head_dim + i]);
@@ -292,12 +298,12 @@ fn expected(keys: &[Decoded], values: &[Decoded], asked: &Asked, quantum: Option
 }
 
 #[test]
-fn attention_over_pages_is_attention_over_what_they_decode_to() {
+fn attention_over_pages_is_attention_over_decoded_rows() {
     let mut random = Random(11);
     let tiles = 3;
     for head_dim in HEAD_DIMS {
         for format in CodeFormat::ALL {
-            // Keys around a mean: it must reach the scores. Half of `1 / sqrt(head_dim)` keeps scores near 1.
+            // Keys around a mean, which must be part of the scores. Half of `1 / sqrt(head_dim)` keeps scores near 1.
             let size = 2.0 / (head_dim as f32).sqrt();
             let mean: Vec<f32> = random.normals(head_dim).iter().map(|x| 2.0 * size * x).collect();
             let (mut keys, mut values) = (Vec::new(), Vec::new());
@@ -308,18 +314,21 @@ fn attention_over_pages_is_attention_over_what_they_decode_to() {
                 let rows = random.normals(PAGE_TOKENS * head_dim);
                 values.push(Owned::encode(Isa::Scalar, format, Side::Values, head_dim, &rows));
             }
-            let coded: Vec<_> =
-                keys.iter().zip(&values).map(|(k, v)| (Rows::Coded(k.page()), Rows::Coded(v.page()))).collect();
-            let asked = asked(&mut random, 6, head_dim, tiles);
-            let (outputs, _) = attend(Isa::Scalar, head_dim, Some(format), &coded, &asked);
+            let quantized: Vec<_> = keys
+                .iter()
+                .zip(&values)
+                .map(|(k, v)| (KvRows::Quantized(k.page()), KvRows::Quantized(v.page())))
+                .collect();
+            let query_cases = query_cases(&mut random, 6, head_dim, tiles);
+            let (outputs, _) = attend(Isa::Scalar, head_dim, Some(format), &quantized, &query_cases);
             let quantum = if matches!(format, CodeFormat::Q4_0 | CodeFormat::Q8_0) { 32 } else { 128 };
             let decoded: (Vec<_>, Vec<_>) =
                 (keys.iter().map(Owned::decode).collect(), values.iter().map(Owned::decode).collect());
-            for (asked, output) in asked.iter().zip(&outputs) {
-                // Beside the query's 8 bits, what is left is the 15 bits of the weights: half of 1/32767 for each of 128
-                // values. The 8 bits of the query cost a hundred times that.
+            for (query_cases, output) in query_cases.iter().zip(&outputs) {
+                // The remaining error, beside the query's 8 bits, is that of weights in 15 bits: half of 1/32767 for each
+                // of 128 values. The 8 bits of the query cost a hundred times that.
                 for (quantum, tolerance) in [(Some(quantum), 4e-4), (None, 4e-2)] {
-                    let want = expected(&decoded.0, &decoded.1, asked, quantum);
+                    let want = expected(&decoded.0, &decoded.1, query_cases, quantum);
                     for (got, want) in output.iter().zip(&want) {
                         let error = (f64::from(*got) - want).abs();
                         assert!(error < tolerance, "{format:?} {head_dim}: {got}, not {want} ({quantum:?})");
@@ -331,7 +340,7 @@ fn attention_over_pages_is_attention_over_what_they_decode_to() {
 }
 
 #[test]
-fn every_isa_gives_the_bits_of_the_reference_however_many_queries_ride_along() {
+fn every_isa_has_the_bits_of_the_reference_for_any_number_of_queries() {
     let mut random = Random(12);
     for head_dim in HEAD_DIMS {
         for (i, format) in CodeFormat::ALL.into_iter().enumerate() {
@@ -340,13 +349,13 @@ fn every_isa_gives_the_bits_of_the_reference_however_many_queries_ride_along() {
             let keys = Owned::encode(Isa::Scalar, format, Side::Keys, head_dim, &rows);
             let rows = random.normals(PAGE_TOKENS * head_dim);
             let values = Owned::encode(Isa::Scalar, value_format, Side::Values, head_dim, &rows);
-            // Twice the same page: the second meets a softmax that is under way.
-            let tiles = [(Rows::Coded(keys.page()), Rows::Coded(values.page())); 2];
-            let all = asked(&mut random, 40, head_dim, 2);
+            // The same page twice: the second updates a softmax with keys.
+            let tiles = [(KvRows::Quantized(keys.page()), KvRows::Quantized(values.page())); 2];
+            let all = query_cases(&mut random, 40, head_dim, 2);
             let (reference, reference_running) = attend(Isa::Scalar, head_dim, Some(format), &tiles, &all);
             for isa in Isa::available() {
                 let what = format!("{} {format:?} {value_format:?} {head_dim}", isa.name());
-                // Around the sixteen of a matrix and the thirty-two of a pass.
+                // Around the 16 rows of a tile and the 32 queries of a block.
                 for count in (1..=17).chain([31, 32, 33, 40]) {
                     let (outputs, running) = attend(isa, head_dim, Some(format), &tiles, &all[..count]);
                     assert_eq!(running, reference_running[..count], "{what} {count}");
@@ -365,58 +374,63 @@ fn every_isa_gives_the_bits_of_the_reference_however_many_queries_ride_along() {
 }
 
 #[test]
-fn keys_may_lie_in_the_page_of_the_values() {
+fn k_eq_v_keys_are_read_from_the_page_of_values() {
     let mut random = Random(15);
     for (head_dim, own) in [(512, 128), (512, 256), (192, 128), (96, 64), (80, 64), (256, 128)] {
         for (i, format) in CodeFormat::ALL.into_iter().enumerate() {
             let own_format = CodeFormat::ALL[(i + 7) % CodeFormat::ALL.len()];
-            let (groups, own_groups) = (Groups::of(head_dim).unwrap(), Groups::of(own).unwrap());
+            let (groups, own_groups) = (RotationGroups::of(head_dim).unwrap(), RotationGroups::of(own).unwrap());
             let size = 2.0 / (head_dim as f32).sqrt();
             let mean = random.normals(head_dim);
             let rows: Vec<f32> = random.normals(PAGE_TOKENS * head_dim);
             let rows: Vec<f32> = rows.iter().enumerate().map(|(i, x)| size * (x + mean[i % head_dim])).collect();
-            let values = Owned::encode(Isa::Scalar, format, Side::Shared, head_dim, &rows);
+            let values = Owned::encode(Isa::Scalar, format, Side::KEqV, head_dim, &rows);
             let rows: Vec<f32> = random.normals(PAGE_TOKENS * own).iter().map(|x| size * x).collect();
             let keys = Owned::encode(Isa::Scalar, own_format, Side::Keys, own, &rows);
-            let shared = Rows::Shared { own: keys.page(), values: values.page() };
-            let tiles = [(shared, Rows::Coded(values.page())); 2];
-            let asked = asked(&mut random, 11, head_dim, 2);
-            let run = |isa: Isa, asked: &[Asked]| {
-                let mut words: Vec<_> = (asked.iter())
+            let shared = KvRows::KEqV { rotary: keys.page(), values: values.page() };
+            let tiles = [(shared, KvRows::Quantized(values.page())); 2];
+            let query_cases = query_cases(&mut random, 11, head_dim, 2);
+            let run = |isa: Isa, query_cases: &[QueryCase]| {
+                let mut words: Vec<_> = (query_cases.iter())
                     .map(|_| {
-                        let own = vec![0; PreparedQuery::words(own_format, own_groups)];
-                        (own, vec![0; PreparedQuery::words(format, groups)])
+                        let own = vec![0; QuantizedQuery::word_count(own_format, own_groups)];
+                        (own, vec![0; QuantizedQuery::word_count(format, groups)])
                     })
                     .collect();
-                let prepared: Vec<_> = (words.iter_mut().zip(asked))
-                    .map(|((own_words, words), asked)| {
-                        let all = PreparedQuery::prepare(format, groups, &asked.row, words);
-                        let first = PreparedQuery::prepare(own_format, own_groups, &asked.row[..own], own_words);
+                let prepared: Vec<_> = (words.iter_mut().zip(query_cases))
+                    .map(|((own_words, words), query_cases)| {
+                        let all = QuantizedQuery::quantize(format, groups, &query_cases.row, words);
+                        let first =
+                            QuantizedQuery::quantize(own_format, own_groups, &query_cases.row[..own], own_words);
                         Some(first.with_values(all))
                     })
                     .collect();
-                attend_prepared(isa, head_dim, &prepared, &tiles, asked)
+                attend_prepared(isa, head_dim, &prepared, &tiles, query_cases)
             };
-            let (reference, reference_running) = run(Isa::Scalar, &asked);
+            let (reference, reference_running) = run(Isa::Scalar, &query_cases);
             let decoded = (keys.decode(), values.decode());
             let mut joined = decoded.1.clone();
             for (joined, keys) in joined.rows.chunks_mut(head_dim).zip(decoded.0.rows.chunks(own)) {
                 joined[..own].copy_from_slice(keys);
             }
-            for (asked, output) in asked.iter().zip(&reference) {
-                let want =
-                    expected(&[joined.clone(), joined.clone()], &[decoded.1.clone(), decoded.1.clone()], asked, None);
+            for (query_cases, output) in query_cases.iter().zip(&reference) {
+                let want = expected(
+                    &[joined.clone(), joined.clone()],
+                    &[decoded.1.clone(), decoded.1.clone()],
+                    query_cases,
+                    None,
+                );
                 for (got, want) in output.iter().zip(want) {
                     let error = (f64::from(*got) - want).abs();
                     assert!(error < 4e-2 * f64::from(size), "{format:?} {head_dim}: {got}, not {want}");
                 }
             }
             for isa in Isa::available() {
-                let (outputs, running) = run(isa, &asked);
+                let (outputs, running) = run(isa, &query_cases);
                 let what = format!("{} {own_format:?} {format:?} {head_dim}", isa.name());
                 assert_eq!(running, reference_running, "{what}");
                 assert_eq!(bits(&outputs), bits(&reference), "{what}");
-                for (n, alone) in asked.iter().enumerate() {
+                for (n, alone) in query_cases.iter().enumerate() {
                     let (outputs, _) = run(isa, std::slice::from_ref(alone));
                     assert_eq!(bits(&outputs), bits(&reference[n..=n]), "{what}, query {n} alone");
                 }
@@ -426,7 +440,7 @@ fn keys_may_lie_in_the_page_of_the_values() {
 }
 
 #[test]
-fn exact_and_coded_rows_share_a_softmax() {
+fn exact_and_quantized_rows_share_a_softmax() {
     let mut random = Random(13);
     let head_dim = 96;
     let (k, v) = (random.normals(PAGE_TOKENS * head_dim), random.normals(PAGE_TOKENS * head_dim));
@@ -438,28 +452,28 @@ fn exact_and_coded_rows_share_a_softmax() {
     let tail = 37 * head_dim;
     let tail_keys = k[..tail].to_vec();
     let halves: Vec<f16> = v[..tail].iter().map(|x| f16::from_f32(*x)).collect();
-    let tiles: [(Rows<'_>, Rows<'_>); 4] = [
-        (Rows::Coded(keys.page()), Rows::Coded(values.page())),
-        (Rows::Coded(keys.page()), Elements::F32(&v).into()),
-        (Elements::F32(&k).into(), Rows::Coded(values.page())),
+    let tiles: [(KvRows<'_>, KvRows<'_>); 4] = [
+        (KvRows::Quantized(keys.page()), KvRows::Quantized(values.page())),
+        (KvRows::Quantized(keys.page()), Elements::F32(&v).into()),
+        (Elements::F32(&k).into(), KvRows::Quantized(values.page())),
         (Elements::F32(&tail_keys).into(), Elements::F16(&halves).into()),
     ];
-    let mut asked = asked(&mut random, 9, head_dim, 4);
-    for asked in &mut asked {
-        asked.visible[3] = 0..asked.visible[3].end.min(37);
+    let mut query_cases = query_cases(&mut random, 9, head_dim, 4);
+    for query_cases in &mut query_cases {
+        query_cases.visible[3] = 0..query_cases.visible[3].end.min(37);
     }
     let exact = |rows: &[f32]| Decoded { rows: rows.to_vec(), mean: Vec::new() };
     let (coded_keys, coded_values) = (keys.decode(), values.decode());
     let keys = [coded_keys.clone(), coded_keys, exact(&k), exact(&k)];
     let values = [coded_values.clone(), exact(&v), coded_values, exact(&v)];
     for isa in Isa::available() {
-        let (outputs, _) = attend(isa, head_dim, Some(format), &tiles, &asked);
-        for (asked, output) in asked.iter().zip(&outputs) {
-            for (got, want) in output.iter().zip(expected(&keys, &values, asked, None)) {
+        let (outputs, _) = attend(isa, head_dim, Some(format), &tiles, &query_cases);
+        for (query_cases, output) in query_cases.iter().zip(&outputs) {
+            for (got, want) in output.iter().zip(expected(&keys, &values, query_cases, None)) {
                 assert!((f64::from(*got) - want).abs() < 1e-2, "{}: {got}, not {want}", isa.name());
             }
         }
-        for (n, alone) in asked.iter().enumerate() {
+        for (n, alone) in query_cases.iter().enumerate() {
             let (output, _) = attend(isa, head_dim, Some(format), &tiles, std::slice::from_ref(alone));
             assert_eq!(bits(&output), bits(&outputs[n..=n]), "{}, query {n} alone", isa.name());
         }
@@ -467,18 +481,18 @@ fn exact_and_coded_rows_share_a_softmax() {
 }
 
 #[test]
-fn what_is_no_number_in_a_query_reaches_the_output() {
+fn nan_in_a_query_reaches_the_output() {
     let head_dim = 64;
     let rows = Random(14).normals(PAGE_TOKENS * head_dim);
     let keys = Owned::encode(Isa::Scalar, CodeFormat::Tqc5, Side::Keys, head_dim, &rows);
     let values = Owned::encode(Isa::Scalar, CodeFormat::Tqc4, Side::Values, head_dim, &rows);
-    let tiles = [(Rows::Coded(keys.page()), Rows::Coded(values.page()))];
+    let tiles = [(KvRows::Quantized(keys.page()), KvRows::Quantized(values.page()))];
     for isa in Isa::available() {
         for poison in [f32::NAN, f32::INFINITY] {
             let mut row = rows[..head_dim].to_vec();
             row[5] = poison;
-            let asked = [Asked { row, visible: std::iter::once(0..PAGE_TOKENS).collect() }];
-            let (outputs, _) = attend(isa, head_dim, Some(CodeFormat::Tqc5), &tiles, &asked);
+            let query_cases = [QueryCase { row, visible: std::iter::once(0..PAGE_TOKENS).collect() }];
+            let (outputs, _) = attend(isa, head_dim, Some(CodeFormat::Tqc5), &tiles, &query_cases);
             assert!(outputs[0].iter().all(|x| x.is_nan()), "{}", isa.name());
         }
     }

@@ -1,10 +1,10 @@
-//! The codes against numbers from elsewhere: blocks that an independent script wrote (`scripts/turbo_golden.py`), and the
+//! Codes against independent references: blocks that an independent script wrote (`scripts/turbo_golden.py`), and the
 //! known errors of the formats on Gaussian data.
 
 use foretoken_kernels::Isa;
-use foretoken_kernels::turbo::{
-    BLOCK_LEN, BlockError, BlockType, CodeFormat, Groups, PAGE_TOKENS, Page, PageLayout, PageMut, Side, decode_block,
-    decode_page, encode_block, encode_page,
+use foretoken_kernels::attention::turboquant::{
+    BLOCK_LEN, BlockError, BlockType, CodeFormat, PAGE_TOKENS, Page, PageLayout, PageMut, RotationGroups, Side,
+    decode_block, decode_page, encode_block, encode_page,
 };
 use half::f16;
 
@@ -27,7 +27,7 @@ fn vector(seed: u64) -> Box<[f32; BLOCK_LEN]> {
     }))
 }
 
-/// Two normal numbers, by Box and Muller.
+/// Two normal deviates (Box and Muller).
 fn normals(state: &mut u64) -> [f32; 2] {
     let mut uniform = || ((splitmix(state) >> 40) as f32 + 0.5) / (1u64 << 24) as f32;
     let (radius, angle) = ((-2.0 * uniform().ln()).sqrt(), std::f32::consts::TAU * uniform());
@@ -60,7 +60,7 @@ fn blocks_have_the_bytes_of_the_published_layout() {
                 let difference: Vec<f32> = values.iter().zip(&*decoded).map(|(a, b)| a - b).collect();
                 let error = square(&difference) / square(&*values);
                 assert!(error < [0.0, 0.0, 0.2, 0.06, 0.02][block_type.format().unwrap().bits()], "{name}: {error}");
-                // The stored norm keeps the length, to the precision of an f16.
+                // The stored norm preserves the length, to the precision of an f16.
                 assert!((square(&*decoded) / square(&*values) - 1.0).abs() < 1.5e-3, "{name}");
             }
             seen += 1;
@@ -70,13 +70,13 @@ fn blocks_have_the_bytes_of_the_published_layout() {
 }
 
 #[test]
-fn what_no_block_can_hold_is_an_error_and_legacy_blocks_are_read() {
+fn non_finite_blocks_are_errors_and_legacy_blocks_are_read() {
     let mut values = vector(1);
     let mut block = [0; 68];
     let refused = encode_block(Isa::best(), BlockType::Turbo4Legacy, &values, &mut block);
     assert_eq!(refused, Err(BlockError::ReadOnly(BlockType::Turbo4Legacy)));
 
-    // As turbo4 with another half between, and centroids of about .7 times the size.
+    // As turbo4 with 2 more bytes, and centroids of about .7 times the magnitude.
     let (mut now, mut legacy) = ([0.0; BLOCK_LEN], [0.0; BLOCK_LEN]);
     encode_block(Isa::best(), BlockType::Turbo4, &values, &mut block[2..]).unwrap();
     decode_block(Isa::best(), BlockType::Turbo4, &block[2..], &mut now);
@@ -102,7 +102,7 @@ fn what_no_block_can_hold_is_an_error_and_legacy_blocks_are_read() {
 
 /// Decoded rows of a page.
 fn round_trip(format: CodeFormat, side: Side, head_dim: usize, rows: &[f32]) -> Vec<f32> {
-    let layout = PageLayout::new(format, side, Groups::of(head_dim).unwrap());
+    let layout = PageLayout::new(format, side, RotationGroups::of(head_dim).unwrap());
     let (mut codes, mut scales) = (vec![0; layout.code_bytes()], vec![f16::ZERO; layout.scales()]);
     let mut mean = vec![f16::ZERO; layout.mean()];
     let memory = PageMut { codes: &mut codes, scales: &mut scales, mean: &mut mean };
@@ -115,7 +115,7 @@ fn round_trip(format: CodeFormat, side: Side, head_dim: usize, rows: &[f32]) -> 
 #[test]
 fn errors_on_gaussian_data_are_the_known_ones() {
     // Lloyd-Max with one matched scale per 128: .1189, .0339, .0092, .00241, .00063; with least squares .1153 at 2 bits;
-    // ggml's q4_0 .00739, q8_0 2.9e-5. A mean over 128 tokens takes 1/128 of the energy off before anything is coded.
+    // ggml's q4_0 .00739, q8_0 2.9e-5. Subtracting a mean over 128 tokens removes 1/128 of the energy.
     let centred = 1.0 - 1.0 / 128.0;
     let known = [
         (CodeFormat::Tqc2, Side::Keys, 0.1189 * centred),
@@ -168,9 +168,13 @@ fn a_constant_part_of_the_keys_costs_no_precision() {
         for _ in 0..8 {
             let noise = gaussian(&mut state, PAGE_TOKENS * head_dim);
             let mut rows: Vec<f32> = noise.iter().enumerate().map(|(i, x)| x + bias[i % head_dim]).collect();
-            foretoken_kernels::turbo::rotate(Isa::best(), &mut rows, Groups::of(head_dim).unwrap());
+            foretoken_kernels::attention::turboquant::rotate(
+                Isa::best(),
+                &mut rows,
+                RotationGroups::of(head_dim).unwrap(),
+            );
             let decoded = round_trip(format, Side::Keys, head_dim, &rows);
-            // What all tokens' errors have in common is no error: the softmax does not see it.
+            // An error common to all tokens is subtracted: the softmax is invariant to it.
             for channel in 0..head_dim {
                 let of =
                     |token: usize| f64::from(rows[token * head_dim + channel] - decoded[token * head_dim + channel]);

@@ -1,4 +1,4 @@
-//! JSON objects read field by field, so that every complaint names file and field.
+//! JSON objects read field by field; every error names file and field.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result};
 
-/// A JSON file larger than this is no configuration (tokenizer files, which can be, are not read through here).
+/// Size limit of JSON configuration files (tokenizer files may be larger and are read elsewhere).
 const MAX_BYTES: u64 = 64 << 20;
 
 /// A JSON object, with the file and the nesting it was found in.
@@ -100,7 +100,7 @@ impl Fields {
         self.typed(name, "a number", |value| value.as_f64().filter(|x| x.is_finite()))
     }
 
-    /// A truth value; absent is `false`.
+    /// A boolean; absent is `false`.
     ///
     /// # Errors
     /// If it is something else.
@@ -108,7 +108,7 @@ impl Fields {
         Ok(self.optional_flag(name)?.unwrap_or(false))
     }
 
-    /// A truth value, or `None` if it is absent.
+    /// A boolean, or `None` if it is absent.
     ///
     /// # Errors
     /// If it is something else.
@@ -158,6 +158,12 @@ impl Fields {
     /// An error about a field.
     pub fn error(&self, name: &str, problem: impl Into<String>) -> Error {
         Error::Config { path: self.path.clone(), field: format!("{}{name}", self.nesting), problem: problem.into() }
+    }
+
+    /// An error about a field whose value is not implemented.
+    pub fn unsupported(&self, name: &str, problem: impl Into<String>) -> Error {
+        let what = format!("{}{name}", self.nesting);
+        Error::Unsupported { path: Some(self.path.clone()), what, problem: problem.into() }
     }
 
     fn typed<'a, T>(&'a self, name: &str, kind: &str, read: impl FnOnce(&'a Value) -> Option<T>) -> Result<Option<T>> {

@@ -1,4 +1,4 @@
-//! From named tensors to modules.
+//! Builds modules from named tensors.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -11,14 +11,14 @@ use super::{Checkpoint, RawTensor, TensorType};
 use crate::nn::{Arena, Embedding, Linear, RmsNorm, Weight};
 use crate::{Error, Result};
 
-/// How a checkpoint becomes modules.
+/// Options of loading a checkpoint.
 #[derive(Clone)]
 pub struct LoadOptions {
-    /// Instruction set that the modules compute with.
+    /// Instruction set of the modules.
     pub isa: Isa,
-    /// Quantizes floating-point matrices while they are loaded. Default: they stay as they are.
+    /// Quantizes floating-point matrices while they are loaded. Default: no.
     pub quantize: Option<WeightType>,
-    /// Called as tensors are loaded. Default: nobody.
+    /// Called as tensors are loaded. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }
 
@@ -28,29 +28,29 @@ impl From<Isa> for LoadOptions {
     }
 }
 
-/// How far a load has come.
+/// Progress of a load.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// Bytes of the checkpoint's tensors that are loaded.
+    /// Bytes of tensors loaded.
     pub loaded: u64,
-    /// Bytes of all its tensors.
+    /// Bytes of all tensors.
     pub total: u64,
 }
 
-/// What one row of a pass costs in weights.
+/// Cost of the weights in a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepCost {
-    /// Bytes that are read, once for all rows of a pass.
+    /// Bytes read per pass, once for all rows.
     pub bytes: usize,
     /// Multiply-adds per row.
     pub multiply_adds: usize,
 }
 
-/// What a matrix is for, which decides the type that in-situ quantization gives it.
+/// The role of a matrix, which decides its type under in-situ quantization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Matrix,
-    /// The output head, where errors reach the logits directly: never below 6 bits, as llama.cpp's mixes have it.
+    /// The output head, whose errors go directly into the logits: at least 6 bits, as in llama.cpp's mixes.
     Head,
     /// Small and sensitive (routers, the projection of per-layer embeddings): never quantized here.
     Exact,
@@ -59,13 +59,13 @@ enum Role {
 /// How an embedding table is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableUse {
-    /// Rows are looked up: the table stays in the file.
+    /// Rows are gathered: the table stays in the file.
     LookUp,
-    /// It is the output head as well.
+    /// It is also the output head.
     Tied,
 }
 
-/// Takes tensors out of a checkpoint by name, checks their shapes, and remembers which were taken.
+/// Loads tensors by name, checks their shapes, and records which were used.
 pub struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     prefix: String,
@@ -95,12 +95,12 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// The instruction set that the loaded modules compute with.
+    /// The instruction set of the loaded modules.
     pub fn isa(&self) -> Isa {
         self.options.isa
     }
 
-    /// What the matrices that were loaded so far cost per row.
+    /// Cost of the matrices loaded so far.
     pub fn step_cost(&self) -> StepCost {
         self.step
     }
@@ -126,12 +126,12 @@ impl<'a> Loader<'a> {
     /// A linear layer `(outputs, inputs)`.
     ///
     /// # Errors
-    /// As [`Loader::tensor`], or if its type is none that the kernels read.
+    /// As [`Loader::tensor`], or if no kernel reads its type.
     pub fn linear(&mut self, name: &str, outputs: usize, inputs: usize) -> Result<Linear> {
         self.linear_in(Role::Matrix, name, outputs, inputs)
     }
 
-    /// A linear layer that in-situ quantization leaves alone.
+    /// A linear layer exempt from in-situ quantization.
     ///
     /// # Errors
     /// As [`Loader::linear`].
@@ -165,7 +165,7 @@ impl<'a> Loader<'a> {
         Ok(weight)
     }
 
-    /// A table whose rows come out multiplied by `scale(its element type)`; quantized tables have no element type.
+    /// An embedding table whose rows are multiplied by `scale(element type)`; `None` for quantized tables.
     ///
     /// # Errors
     /// As [`Loader::linear`].
@@ -233,28 +233,40 @@ impl<'a> Loader<'a> {
         Ok(RmsNorm::new(self.vector(name, width)?, eps, self.options.isa))
     }
 
-    /// Matrices that will be multiplied, in the type that their role asks for.
+    /// Matrices to be multiplied, in the type of their role.
     fn multiplied(&mut self, role: Role, name: &str, tensor: RawTensor, shape: [usize; 3]) -> Result<Weight> {
+        let [count, outputs, inputs] = shape;
+        let bytes = |of: WeightType| of.bytes_for(outputs, inputs).and_then(|one| one.checked_mul(count));
         let weight = match tensor.dtype {
-            TensorType::Quantized(weight_type) => Weight::packed(&mut self.arena, tensor.bytes, weight_type, shape),
+            TensorType::Quantized(weight_type) => {
+                let len = tensor.bytes.as_slice().len();
+                if bytes(weight_type) != Some(len) {
+                    return Err(self.short(name));
+                }
+                let packed = Weight::packed(&mut self.arena, tensor.bytes, weight_type, shape);
+                packed.ok_or_else(|| self.no_memory(name, Some(len)))?
+            }
             TensorType::Float(element) => {
-                let [_, _, inputs] = shape;
                 let as_it_lies = Weight::float(tensor.bytes.clone(), element, shape);
                 match (as_it_lies, self.options.quantize.and_then(|to| in_situ_type(to, role, inputs))) {
                     (Some(source), Some(weight_type)) => {
                         let quantized = quantize(&mut self.arena, self.options.isa, &source, weight_type, shape);
                         tensor.bytes.release(0..tensor.bytes.as_slice().len());
-                        quantized
+                        quantized.ok_or_else(|| self.no_memory(name, bytes(weight_type)))?
                     }
-                    (as_it_lies, _) => as_it_lies,
+                    (as_it_lies, _) => as_it_lies.ok_or_else(|| self.short(name))?,
                 }
             }
-            _ => return Err(self.error(name, "has a type that the kernels do not read; convert or quantize it anew")),
+            _ => {
+                let (path, what) = (Some(self.checkpoint.path().to_owned()), format!("tensor {}", self.full(name)));
+                let problem = "has a type that the kernels do not read; convert or quantize it anew".into();
+                return Err(Error::Unsupported { path, what, problem });
+            }
         };
         if let Some(progress) = &self.options.progress {
             progress(Progress { loaded: self.loaded, total: self.total });
         }
-        weight.ok_or_else(|| self.short(name))
+        Ok(weight)
     }
 
     fn charge(&mut self, weight: &Weight, used: usize) {
@@ -263,7 +275,17 @@ impl<'a> Loader<'a> {
     }
 
     fn short(&self, name: &str) -> Error {
-        self.error(name, "is not as long as its shape and type imply, or memory ran out; download the file again")
+        self.error(name, "is not as long as its shape and type imply; download the file again")
+    }
+
+    fn no_memory(&self, name: &str, bytes: Option<usize>) -> Error {
+        Error::Memory {
+            what: format!("tensor {}", self.full(name)),
+            needed: bytes.map(|bytes| bytes as u64),
+            available: None,
+            fits: None,
+            remedy: "free memory, or take a smaller model or type".into(),
+        }
     }
 
     /// An error about the tensor `name`.
@@ -272,24 +294,24 @@ impl<'a> Loader<'a> {
         Error::Tensor { path, tensor: self.full(name), problem: problem.into() }
     }
 
-    /// Takes over what a loader of the same checkpoint, under another prefix, has taken.
+    /// Merges the used tensors of a loader of the same checkpoint with another prefix.
     pub fn absorb(&mut self, other: Self) {
         self.taken.extend(other.taken);
     }
 
-    /// Ends the load: tensors that nothing asked for and `known` does not explain are logged, so that a checkpoint with
-    /// something this library does not compute never passes in silence.
+    /// Ends the load and warns of unused tensors, except those that `known` accepts: a checkpoint with modules that are
+    /// not implemented is noticed.
     pub fn finish(self, known: impl Fn(&str) -> bool) {
-        let mut strangers = self.checkpoint.names();
-        // `rope_freqs` is GGUF's own; it was compared with the configuration.
+        let mut unused = self.checkpoint.names();
+        // `rope_freqs` exists in GGUF only; it is checked against the configuration.
         let taken = |name: &String| {
-            // An assistant's tensors are asked for with the prefix that its safetensors have, and GGUF's names lack.
+            // Assistants' tensors are loaded by their safetensors prefix, which GGUF names lack.
             self.taken.contains(name) || self.taken.contains(&format!("model.{name}"))
         };
-        strangers.retain(|name| !taken(name) && name != "rope_freqs.weight" && !known(name));
-        if !strangers.is_empty() {
+        unused.retain(|name| !taken(name) && name != "rope_freqs.weight" && !known(name));
+        if !unused.is_empty() {
             let path = self.checkpoint.path().display();
-            tracing::warn!(%path, tensors = ?strangers, "tensors that no module uses");
+            tracing::warn!(%path, tensors = ?unused, "tensors that no module uses");
         }
     }
 
@@ -302,14 +324,14 @@ impl<'a> Loader<'a> {
 /// blocks of 256; `None` leaves it as it is.
 fn in_situ_type(to: WeightType, role: Role, inputs: usize) -> Option<WeightType> {
     use WeightType::*;
-    let wanted = match (role, to) {
+    let target_type = match (role, to) {
         (Role::Exact, _) => return None,
         (Role::Head, Q8_0) => Q8_0,
         (Role::Head, _) => Q6_K,
         (Role::Matrix, to) => to,
     };
-    let fitting = match (inputs.is_multiple_of(wanted.block_len()), wanted) {
-        (true, wanted) => wanted,
+    let fitting = match (inputs.is_multiple_of(target_type.block_len()), target_type) {
+        (true, target_type) => target_type,
         (false, Q2_K | Q3_K) => Q4_0,
         (false, Q4_K) => Q5_0,
         (false, Q5_K) => Q5_1,
@@ -318,7 +340,7 @@ fn in_situ_type(to: WeightType, role: Role, inputs: usize) -> Option<WeightType>
     inputs.is_multiple_of(fitting.block_len()).then_some(fitting)
 }
 
-/// Quantizes and packs, a piece at a time on all threads: memory grows by the quantized size only.
+/// Quantizes and packs chunk by chunk on all threads: memory grows by the quantized size only.
 fn quantize(
     arena: &mut Arena,
     isa: Isa,

@@ -1,4 +1,4 @@
-//! Files in: a checkpoint is a set of named tensors and a configuration.
+//! Checkpoints: named tensors and a configuration, from safetensors or GGUF.
 
 pub mod convert;
 mod fields;
@@ -24,14 +24,14 @@ use std::path::{Path, PathBuf};
 use foretoken_kernels::ElementType;
 use foretoken_kernels::quant::WeightType;
 
-use crate::chat::ChatTemplate;
 use crate::gemma4::{AssistantConfig, TextConfig};
 use crate::nn::Bytes;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// The stored type of a tensor, as far as this library reads it.
+/// The stored type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum TensorType {
     /// Floating point.
     Float(ElementType),
@@ -46,7 +46,7 @@ pub enum TensorType {
 }
 
 impl TensorType {
-    /// The number that stands for this type in a GGUF file; `None` for those that no kernel reads.
+    /// The type's id in GGUF files; `None` if no kernel reads it.
     pub fn ggml_id(self) -> Option<u32> {
         Some(match self {
             Self::Float(ElementType::F32) => 0,
@@ -59,7 +59,7 @@ impl TensorType {
         })
     }
 
-    /// As reports show it.
+    /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Float(ElementType::F32) => "f32",
@@ -98,7 +98,7 @@ enum Files {
     Gguf(Box<Gguf>),
 }
 
-/// What a checkpoint says about when to stop, and what never to say.
+/// End-of-generation tokens and suppressed tokens of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GenerationTokens {
     /// Tokens that end a text.
@@ -106,6 +106,9 @@ pub struct GenerationTokens {
     /// Tokens that are never generated.
     pub suppressed: Vec<u32>,
 }
+
+/// The checkpoint is a directory.
+pub(crate) struct NotGguf;
 
 impl Checkpoint {
     /// Opens the checkpoint in directory `path`, or the GGUF file `path`.
@@ -131,7 +134,7 @@ impl Checkpoint {
         &self.path
     }
 
-    /// The GGUF file behind it; `None` for a directory of safetensors.
+    /// The GGUF file; `None` for a directory of safetensors.
     pub fn gguf(&self) -> Option<&Gguf> {
         match &self.files {
             Files::HuggingFace(_) => None,
@@ -150,7 +153,7 @@ impl Checkpoint {
     /// The configuration of a target.
     ///
     /// # Errors
-    /// If it is missing, malformed, another model's, or asks for something that is not implemented.
+    /// If it is missing, malformed, another model's, or needs something that is not implemented.
     pub fn target_config(&self) -> Result<TextConfig> {
         match &self.files {
             Files::HuggingFace(_) => TextConfig::target(&Fields::read(self.path.join("config.json"))?),
@@ -169,7 +172,7 @@ impl Checkpoint {
         }
     }
 
-    /// What the checkpoint says about when to stop, beside its configuration.
+    /// End-of-generation and suppressed tokens from `generation_config.json` or metadata.
     ///
     /// # Errors
     /// If `generation_config.json` or a metadata key is malformed.
@@ -211,17 +214,11 @@ impl Checkpoint {
         }
     }
 
-    /// The chat template; `None` if the checkpoint has none.
-    ///
-    /// # Errors
-    /// If a file is malformed or the template does not compile.
-    pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
+    /// A text of a GGUF file's metadata; an error value says that this is no GGUF file.
+    pub(crate) fn gguf_text(&self, key: &str) -> Result<Option<&str>, NotGguf> {
         match &self.files {
-            Files::HuggingFace(_) => ChatTemplate::read(&self.path),
-            Files::Gguf(gguf) => match gguf.metadata("tokenizer.chat_template").and_then(|value| value.as_str()) {
-                Some(source) => ChatTemplate::new(source.to_owned(), "<bos>".into(), "<eos>".into()).map(Some),
-                None => Ok(None),
-            },
+            Files::HuggingFace(_) => Err(NotGguf),
+            Files::Gguf(gguf) => Ok(gguf.metadata(key).and_then(|value| value.as_str())),
         }
     }
 
@@ -230,7 +227,7 @@ impl Checkpoint {
     /// # Errors
     /// If it has no embedding under any known prefix.
     pub fn text_prefix(&self) -> Result<&'static str> {
-        // Published checkpoints, text-only exports, and an older nesting; GGUF files have none.
+        // Published checkpoints, text-only exports, an older nesting; GGUF files have no prefix.
         let prefixes = ["model.language_model.", "model.", "language_model.model.", ""];
         let found = prefixes.into_iter().find(|prefix| self.has(&format!("{prefix}embed_tokens.weight")));
         found.ok_or_else(|| Error::Tensor {
@@ -273,7 +270,7 @@ impl Checkpoint {
         match &self.files {
             Files::HuggingFace(tensors) => tensors.get(name),
             Files::Gguf(gguf) => {
-                // The assistant's tensors are asked for with the prefix that its safetensors have.
+                // Assistants' tensors are requested by their safetensors prefix.
                 let tensor = gguf.weight(name.strip_prefix("model.").unwrap_or(name))?;
                 let raw = |t: GgufTensor| RawTensor { dtype: tensor_type(t.type_id), shape: t.shape, bytes: t.bytes };
                 Ok(tensor.map(raw))
@@ -282,7 +279,7 @@ impl Checkpoint {
     }
 }
 
-/// What a ggml type is to the kernels.
+/// The tensor type of a ggml type id.
 fn tensor_type(ggml_id: u32) -> TensorType {
     let floats = [ElementType::F32, ElementType::F16, ElementType::Bf16].map(TensorType::Float);
     let simple = floats.into_iter().chain([TensorType::I32, TensorType::I64]);

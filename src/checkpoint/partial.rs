@@ -1,5 +1,5 @@
-//! Files that get their name when they are complete: `NAME.partial` until then, on disk before it is renamed. The file that
-//! had the name stays until that moment, and no half-written one ever has it.
+//! Files that get their name when they are complete: `NAME.partial` until then, on disk before it is renamed. The file
+//! that had the name stays until that moment, and no half-written one ever has it.
 
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// Small pieces are collected to this size before they go to the system.
+/// Size of the write buffer.
 const BUFFER: usize = 1 << 18;
 
-/// A file under its temporary name. Dropped before [`Partial::publish`], it leaves nothing behind.
+/// A file under its temporary name. Dropped before [`Partial::publish`], it is removed.
 pub(crate) struct Partial {
     path: PathBuf,    // the name that it will have
-    partial: PathBuf, // the name that it has; as long as it has it, the file is locked
+    partial: PathBuf, // the temporary name; the file is locked while it has it
     file: BufWriter<File>,
     len: u64,
     total: Option<u64>, // bytes of the whole file, once they are known
@@ -53,7 +53,7 @@ impl Partial {
         self.len
     }
 
-    /// Says how long the file will be, for messages.
+    /// Sets the final length, for error messages.
     pub(crate) fn expect(&mut self, total: u64) {
         self.total = Some(total);
     }
@@ -69,7 +69,7 @@ impl Partial {
         Ok(())
     }
 
-    /// Overwrites what stands at `at`.
+    /// Overwrites the bytes at `at`.
     pub(crate) fn patch(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
         let result = (|| {
             self.file.seek(SeekFrom::Start(at))?;
@@ -79,7 +79,7 @@ impl Partial {
         self.checked(result)
     }
 
-    /// Puts the file on disk and gives it its name.
+    /// Syncs the file and renames it.
     pub(crate) fn publish(mut self) -> Result<()> {
         if self.broken {
             return Err(Error::file(&self.path, "is incomplete after an error; write it again"));
@@ -89,7 +89,7 @@ impl Partial {
         let renamed = std::fs::rename(&self.partial, &self.path);
         self.checked(renamed)?;
         self.published = true;
-        // The name, too, outlives a loss of power; where directories cannot be opened, this is left to the system.
+        // Sync the directory, so that the rename survives a power loss; not every system can open directories.
         let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         if let Ok(directory) = File::open(directory.unwrap_or(Path::new("."))) {
             let _ = directory.sync_all();
@@ -108,15 +108,15 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.published {
-            // Nobody is there to hear that it could not be removed; the next writer of this file will try again.
+            // Errors cannot be reported from `drop`; the next writer of this file replaces it.
             let _ = std::fs::remove_file(&self.partial);
         }
     }
 }
 
-/// Creates and locks `partial`, in place of one that a killed process left.
+/// Creates and locks `partial`, replacing one left by a killed process.
 fn create_locked(path: &Path, partial: &Path) -> Result<File> {
-    // Locked until the new file is: of several processes that find a leftover, one replaces it.
+    // The old file stays locked until the new one is: of several processes that find it, one replaces it.
     let mut _leftover = None;
     for _ in 0..2 {
         match File::options().write(true).create_new(true).open(partial) {
@@ -124,7 +124,7 @@ fn create_locked(path: &Path, partial: &Path) -> Result<File> {
             Err(cause) if cause.kind() == ErrorKind::AlreadyExists => {
                 let file = File::options().write(true).open(partial).map_err(Error::io(partial))?;
                 _leftover = Some(lock(path, file)?);
-                tracing::warn!(path = %partial.display(), "an interrupted run left this; it is written anew");
+                tracing::warn!(path = %partial.display(), "replacing the file of an interrupted run");
                 std::fs::remove_file(partial).map_err(Error::io(partial))?;
             }
             Err(cause) => return Err(failed(path, 0, None, cause)),
@@ -136,7 +136,7 @@ fn create_locked(path: &Path, partial: &Path) -> Result<File> {
 fn lock(path: &Path, file: File) -> Result<File> {
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => Err(busy(path)),
-        // Some file systems have no locks.
+        // Some file systems do not support locks.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
     }
 }
@@ -145,7 +145,7 @@ fn busy(path: &Path) -> Error {
     Error::file(path, "is being written by another process; wait for it, or give another name")
 }
 
-/// What kept `path` from being written after `len` bytes of `total`.
+/// The error of writing `path` after `len` bytes of `total`.
 fn failed(path: &Path, len: u64, total: Option<u64>, cause: io::Error) -> Error {
     let of = total.map_or(String::new(), |total| format!(" of {total}"));
     match cause.kind() {

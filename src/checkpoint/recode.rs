@@ -1,4 +1,4 @@
-//! Tensors from one type to another, a few megabytes at a time on all threads: no tensor is ever in memory as a whole.
+//! Converts tensors between types in chunks of a few megabytes on all threads; no tensor is in memory as a whole.
 
 use foretoken_kernels::quant::{dequantize_row, quantize_row, quantize_row_by_importance};
 use foretoken_kernels::{ElementType, Isa};
@@ -7,20 +7,20 @@ use rayon::prelude::*;
 
 use super::{RawTensor, TensorType};
 
-/// Bytes, of the wider of both types, that are recoded before they are handed over.
+/// Bytes per chunk, in the wider of both types.
 const BATCH: usize = 16 << 20;
-/// Elements that one thread recodes in a row, at least.
+/// Minimum elements per task.
 const RUN: usize = 1 << 14;
 
-/// What can be wrong with the elements; the caller knows the tensor's name.
+/// Errors of a conversion; the caller adds the tensor's name.
 pub(super) enum RecodeError<E> {
-    /// The tensor, with what to do about it.
+    /// What is wrong with the tensor, and the remedy.
     Tensor(String),
-    /// What the receiver of the bytes said.
+    /// An error of the byte sink.
     Sink(E),
 }
 
-/// What errors of quantization are weighted with.
+/// Weights of quantization errors (importance matrix).
 #[derive(Clone, Copy)]
 pub(super) struct Weighted<'a> {
     /// One number for each input of each matrix of a stack.
@@ -29,7 +29,7 @@ pub(super) struct Weighted<'a> {
     pub rows: usize,
 }
 
-/// Gives `write` the elements of `source` as type `to`, in order.
+/// Passes the elements of `source`, converted to `to`, to `write` in order.
 pub(super) fn recode<E>(
     isa: Isa,
     source: &RawTensor,
@@ -80,7 +80,7 @@ pub(super) fn recode<E>(
     Ok(())
 }
 
-/// What a tensor's values are like.
+/// Properties of a tensor's values.
 pub(crate) struct Survey {
     /// All are finite.
     pub(crate) finite: bool,
@@ -88,7 +88,7 @@ pub(crate) struct Survey {
     pub(crate) zero: bool,
 }
 
-/// Looks at every value; `None` if the type is none of floating point or blocks, or the length is not the shape's.
+/// Scans all values; `None` if the type is none of floating point or blocks, or the length is not the shape's.
 pub(crate) fn survey(source: &RawTensor) -> Option<Survey> {
     let bytes = source.bytes.as_slice();
     let inputs = source.shape.last().copied().unwrap_or(1);
@@ -132,7 +132,7 @@ fn decode(from: TensorType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Whether all elements stayed finite.
+/// Whether all elements are finite after the conversion.
 fn encode(isa: Isa, to: TensorType, x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) -> bool {
     match to {
         TensorType::Float(ElementType::F32) => {
@@ -140,7 +140,7 @@ fn encode(isa: Isa, to: TensorType, x: &[f32], importance: Option<&[f32]>, out: 
         }
         TensorType::Float(ElementType::F16) => {
             out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(out, x)| *out = f16::from_f32(*x).to_le_bytes());
-            // The largest half; 65520 and more round to infinity.
+            // Above the largest f16, 65504: from 65520 on values round to infinity.
             return x.iter().all(|x| x.abs() < 65_520.0);
         }
         TensorType::Float(ElementType::Bf16) => {

@@ -58,7 +58,7 @@ pub(crate) fn shards(directory: &Path, index: &Path) -> Result<Vec<PathBuf>> {
     let mut names = Vec::new();
     for tensor in map.names() {
         let name = map.string(tensor)?;
-        // A shard lies beside its index; anything else would let an index file open any path.
+        // Shards are in the directory of the index; a path in an index could name any file.
         if Path::new(&name).components().count() != 1 || name == ".." {
             return Err(map.error(tensor, format!("{name:?} is not a file name")));
         }

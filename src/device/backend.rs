@@ -1,16 +1,16 @@
-//! The kernels' devices, which all have one interface, as [`Device`](super::Device)s.
+//! [`Device`](super::Device) for the backends of `foretoken_gpu`, which have one interface.
 
 macro_rules! backend {
     ($module:ident, $name:literal, $error:ident) => {
         pub(super) mod $module {
             use std::sync::{Arc, Mutex, PoisonError};
 
-            use foretoken_kernels::$module::{self, $error, Buffer, Graph, Stream};
+            use foretoken_gpu::$module::{self, $error, Buffer, Graph, Stream};
 
-            use crate::device::{AnyLaunch, Device, Memory, Recording};
+            use crate::device::{AnyLaunch, Device, Memory, Recording, out_of_memory};
             use crate::{Error, Result};
 
-            /// A device and one stream, which all sequences share.
+            /// A device and its one stream, shared by all sequences.
             struct Opened {
                 device: $module::Device,
                 stream: Arc<Mutex<Stream>>,
@@ -18,7 +18,7 @@ macro_rules! backend {
             }
 
             /// # Errors
-            /// If there is no such device, or it cannot be used.
+            /// If there is no such device, or the driver fails.
             pub fn open(index: usize) -> Result<Arc<dyn Device>> {
                 let device = $module::Device::open(index).map_err(failed)?;
                 let stream = Arc::new(Mutex::new(device.stream().map_err(failed)?));
@@ -27,8 +27,11 @@ macro_rules! backend {
                 Ok(Arc::new(Opened { device, stream, name }))
             }
 
-            /// What the driver said, which names itself.
+            /// The driver's error; its text without the driver's name, which `Error::Device` adds.
             fn failed(error: $error) -> Error {
+                if let $error::OutOfMemory { requested, free, .. } = error {
+                    return out_of_memory($name, requested, free);
+                }
                 let text = error.to_string();
                 let problem = text.strip_prefix(concat!($name, ": ")).unwrap_or(&text).into();
                 Error::Device { device: $name.into(), problem }
@@ -44,13 +47,13 @@ macro_rules! backend {
                 }
 
                 fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>> {
-                    Ok(Box::new(Piece(self.device.zeroed(bytes).map_err(failed)?)))
+                    Ok(Box::new(Allocation(self.device.zeroed(bytes).map_err(failed)?)))
                 }
 
                 unsafe fn launch(&self, launch: &AnyLaunch) -> Result<()> {
                     let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-                    // SAFETY: the caller vouches for what the parameters point to; the kernel reads its own structure, with
-                    // which `AnyLaunch` begins.
+                    // SAFETY: the caller's contract covers the memory that the parameters point to; the kernel reads
+                    // its own parameter structure, with which `AnyLaunch` begins.
                     unsafe { stream.launch(&launch.launch) }.map_err(failed)
                 }
 
@@ -71,16 +74,16 @@ macro_rules! backend {
             impl Recording for Recorded {
                 unsafe fn replay(&self) -> Result<()> {
                     let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-                    // SAFETY: the caller's, as in `launch`.
+                    // SAFETY: the caller's contract, as in `launch`.
                     unsafe { stream.replay(&self.graph) }.map_err(failed)
                 }
             }
 
-            struct Piece(Buffer<u8>);
+            struct Allocation(Buffer<u8>);
 
-            impl Memory for Piece {
+            impl Memory for Allocation {
                 fn address(&self) -> u64 {
-                    self.0.span().address()
+                    self.0.slice().address()
                 }
 
                 fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {

@@ -1,30 +1,13 @@
-//! Memory with a type, and launches into it.
+//! Typed device buffers, and the launcher of kernels on them.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use foretoken_kernels::gpu::{Launch, Params, Span, Unfit};
+use foretoken_gpu::{DeviceSlice, Launch, LaunchError, Params, Pod};
 
 use super::{AnyLaunch, Device, Memory, Recording};
 use crate::{Error, Result};
-
-/// What buffers are made of.
-///
-/// # Safety
-/// Any bytes are a value, and there is no padding.
-pub(crate) unsafe trait Element: Copy + Default {}
-
-macro_rules! elements {
-    ($($name:ty)*) => {
-        $(
-            // SAFETY: a number, or two of them.
-            unsafe impl Element for $name {}
-        )*
-    };
-}
-
-elements!(u8 i16 u32 i32 u64 f32 [i32; 2] [u32; 2] [f64; 2]);
 
 /// `len` elements on a device, freed when it is dropped.
 pub(crate) struct Buffer<T> {
@@ -33,12 +16,15 @@ pub(crate) struct Buffer<T> {
     elements: PhantomData<fn() -> T>,
 }
 
-impl<T: Element> Buffer<T> {
+impl<T: Pod + Default> Buffer<T> {
     /// # Errors
-    /// If the device has not that much memory left.
+    /// If the device is out of memory.
     pub fn new(device: &dyn Device, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
-        let too_long = || Error::Device { device: device.name(), problem: format!("a buffer of {len} elements") };
+        let too_long = || {
+            let what = format!("a buffer of {len} elements on {}", device.name());
+            Error::Memory { what, needed: None, available: None, fits: None, remedy: "use the CPU".into() }
+        };
         Ok(Self { memory: device.allocate(bytes.ok_or_else(too_long)?)?, len, elements: PhantomData })
     }
 
@@ -50,80 +36,80 @@ impl<T: Element> Buffer<T> {
         Ok(buffer)
     }
 
-    pub fn span(&self) -> Span<T> {
-        Span::new(self.memory.address(), self.len)
+    pub fn slice(&self) -> DeviceSlice<T> {
+        DeviceSlice::new(self.memory.address(), self.len)
     }
 
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Overwrites the elements from `at` on, when everything that was launched before is done.
+    /// Overwrites the elements from `at` on, after all earlier launches.
     pub fn write(&self, at: usize, elements: &[T]) -> Result<()> {
-        // SAFETY: `Element`: they are bytes, all of them written.
+        // SAFETY: `Pod`: no padding, so every byte is initialised.
         let bytes = unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) };
         self.memory.write(at * size_of::<T>(), bytes)
     }
 
-    /// `len` elements from `at` on, when everything that was launched before is done.
+    /// Reads `len` elements from `at` on, after all earlier launches.
     pub fn read(&self, at: usize, len: usize) -> Result<Vec<T>> {
         let mut elements = vec![T::default(); len];
-        // SAFETY: `Element`: any bytes are values.
+        // SAFETY: `Pod`: any bytes are values.
         let bytes = unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(&elements[..])) };
         self.memory.read(at * size_of::<T>(), bytes)?;
         Ok(elements)
     }
 }
 
-/// `len` elements of a span from `start` on: as many as there are, so that a plan notices what is missing.
-pub(crate) fn part<T>(span: Span<T>, start: usize, len: usize) -> Span<T> {
-    let start = start.min(span.len());
-    Span::new(span.address() + (start * size_of::<T>()) as u64, len.min(span.len() - start))
+/// `len` elements of `slice` from `start` on, clamped to the slice; plans check the length.
+pub(crate) fn subslice<T>(slice: DeviceSlice<T>, start: usize, len: usize) -> DeviceSlice<T> {
+    let start = start.min(slice.len());
+    DeviceSlice::new(slice.address() + (start * size_of::<T>()) as u64, len.min(slice.len() - start))
 }
 
-/// Where plans are run, or kept to be run again and again.
-pub(crate) struct Work {
+/// Runs launches, or records them for replay.
+pub(crate) struct Launcher {
     device: Arc<dyn Device>,
-    kept: Option<RefCell<Vec<AnyLaunch>>>,
+    recorded: Option<RefCell<Vec<AnyLaunch>>>,
 }
 
-impl Work {
-    /// Plans are run.
+impl Launcher {
+    /// A launcher that runs every launch.
     pub fn new(device: Arc<dyn Device>) -> Self {
-        Self { device, kept: None }
+        Self { device, recorded: None }
     }
 
-    /// Plans are kept for [`Work::recording`].
-    pub fn keeping(device: Arc<dyn Device>) -> Self {
-        Self { device, kept: Some(RefCell::default()) }
+    /// A launcher that records until [`Launcher::finish`].
+    pub fn recorder(device: Arc<dyn Device>) -> Self {
+        Self { device, recorded: Some(RefCell::default()) }
     }
 
     pub fn device(&self) -> &dyn Device {
         &*self.device
     }
 
-    /// Runs a plan after those before it, or keeps it behind them.
+    /// Runs or records a launch, in order.
     ///
     /// # Errors
-    /// If it does not fit its buffers, or the driver fails.
-    pub fn run<P: Params>(&self, plan: Result<Launch<P>, Unfit>) -> Result<()> {
-        let launch = plan.map_err(|problem| super::unfit(self.device(), "a launch", &problem))?;
+    /// If the plan was refused, or the driver fails.
+    pub fn run<P: Params>(&self, plan: Result<Launch<P>, LaunchError>) -> Result<()> {
+        let launch = plan.map_err(|problem| super::launch_error(self.device(), "a launch", &problem))?;
         let launch = AnyLaunch::new(&launch);
-        if let Some(kept) = &self.kept {
-            kept.borrow_mut().push(launch);
+        if let Some(recorded) = &self.recorded {
+            recorded.borrow_mut().push(launch);
             return Ok(());
         }
-        // SAFETY: the callers, all in this library, pass spans of buffers that their models and sequences own; those free
-        // memory through the device only, which waits for kernels that are under way. Tables of pages are written before
-        // the rows they are for.
+        // SAFETY: all callers are in this library and pass slices of buffers that their models and sequences own.
+        // Buffers are freed through the device, which waits for running kernels. Page tables are written before the
+        // rows that use them.
         unsafe { self.device.launch(&launch) }
     }
 
-    /// What was kept, as one.
+    /// The recorded launches.
     ///
     /// # Errors
     /// If the driver fails.
-    pub fn recording(self) -> Result<Box<dyn Recording>> {
-        self.device.record(&self.kept.map(RefCell::into_inner).unwrap_or_default())
+    pub fn finish(self) -> Result<Box<dyn Recording>> {
+        self.device.record(&self.recorded.map(RefCell::into_inner).unwrap_or_default())
     }
 }

@@ -1,87 +1,89 @@
-//! Pages of K and V: which addresses they have, and the memory that they are cut from.
+//! Pages of K and V: page tables, and the arena that pages are allocated from.
 
 use std::sync::Arc;
 
-use foretoken_kernels::gpu::pages::Pages;
+use foretoken_gpu::plan::pages::Pages;
 
-use super::{Buffer, Device, part};
-use crate::kv::{Keep, PAGE};
+use super::{Buffer, Device, subslice};
+use crate::kv::{PAGE, Retention, SMALLER};
 use crate::{Error, Result};
 
-/// Which addresses a run of pages has.
+/// The entries of one page table.
 pub(super) struct Table {
-    pub(super) start: usize, // in the addresses
+    pub(super) start: usize, // first entry in the array of addresses
     pub(super) slots: usize,
-    pub(super) keep: Keep,
+    pub(super) retention: Retention,
     pub(super) page_bytes: usize,
     pub(super) held: usize,
 }
 
-/// Memory in large pieces, handed out page by page.
+/// Allocates pages from large buffers.
 pub(super) struct Arena {
     pub(super) device: Arc<dyn Device>,
-    pub(super) pieces: Vec<Buffer<u8>>,
-    pub(super) used: usize, // of the newest
+    pub(super) chunks: Vec<Buffer<u8>>,
+    pub(super) used: usize, // bytes of the newest chunk
 }
 
 impl Table {
     pub(super) fn pages(&self, tables: &Buffer<u64>) -> Pages {
-        let table = part(tables.span(), self.start, self.slots);
-        match self.keep.ring() {
+        let table = subslice(tables.slice(), self.start, self.slots);
+        match self.retention.ring() {
             Some((pinned, newest)) => Pages::ring(table, pinned, newest),
             None => Pages::all(table),
         }
     }
 }
 
-/// Bytes that are allocated at a time.
-const PIECE: usize = 32 << 20;
+/// Bytes per chunk.
+const CHUNK: usize = 32 << 20;
 
-/// Where pages begin.
+/// Alignment of pages.
 const ALIGN: usize = 256;
 
 impl Arena {
     pub(super) fn take(&mut self, bytes: usize) -> Result<u64> {
         let bytes = bytes.next_multiple_of(ALIGN);
-        if self.pieces.last().is_none_or(|piece| piece.len() - self.used < bytes) {
-            // Where a large piece does not fit any more, a page may.
-            let piece = Buffer::new(&*self.device, bytes.max(PIECE)).or_else(|_| Buffer::new(&*self.device, bytes))?;
-            self.pieces.push(piece);
+        if self.chunks.last().is_none_or(|chunk| chunk.len() - self.used < bytes) {
+            // When no whole chunk is left, a single page may still fit.
+            let chunk = Buffer::new(&*self.device, bytes.max(CHUNK)).or_else(|_| Buffer::new(&*self.device, bytes))?;
+            self.chunks.push(chunk);
             self.used = 0;
         }
-        let piece = self.pieces.last().map_or(0, |piece| piece.span().address());
-        let address = piece + self.used as u64;
+        let chunk = self.chunks.last().map_or(0, |chunk| chunk.slice().address());
+        let address = chunk + self.used as u64;
         self.used += bytes;
         Ok(address)
     }
 
-    /// What was taken at `address`, `bytes` long.
+    /// Reads the page at `address`, `bytes` long.
     pub(super) fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>> {
-        let (piece, at) = self.place(address);
-        piece.read(at, bytes)
+        let (chunk, at) = self.place(address);
+        chunk.read(at, bytes)
     }
 
-    /// Overwrites what was taken at `address`.
+    /// Overwrites the page at `address`.
     pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
-        let (piece, at) = self.place(address);
-        piece.write(at, bytes)
+        let (chunk, at) = self.place(address);
+        chunk.write(at, bytes)
     }
 
     fn place(&self, address: u64) -> (&Buffer<u8>, usize) {
-        let at = |piece: &Buffer<u8>| address.checked_sub(piece.span().address()).map(|at| at as usize);
-        let found = self.pieces.iter().find_map(|piece| Some((piece, at(piece).filter(|at| *at < piece.len())?)));
-        found.expect("pages are cut from pieces")
+        let at = |chunk: &Buffer<u8>| address.checked_sub(chunk.slice().address()).map(|at| at as usize);
+        let found = self.chunks.iter().find_map(|chunk| Some((chunk, at(chunk).filter(|at| *at < chunk.len())?)));
+        found.expect("every page lies in a chunk")
     }
 }
 
-/// The error `error` of a page below `end`, with what fits: `reserved` positions.
-pub(super) fn no_room(error: Error, end: usize, reserved: usize) -> Error {
+/// `error` of allocating pages up to `end`, with the `reserved` positions that fit.
+pub(super) fn page_memory_error(error: Error, device: &dyn Device, end: usize, reserved: usize) -> Error {
     match error {
-        Error::Device { device, problem } => {
-            let fits = reserved.next_multiple_of(PAGE);
-            let what = format!("the K and V of {end} positions do not fit, those of {fits} do");
-            Error::Device { device, problem: format!("{what}; use a smaller cache type or context ({problem})") }
-        }
+        Error::Memory { available, .. } => Error::Memory {
+            what: format!("K and V of {end} positions on {}", device.name()),
+            needed: None,
+            available,
+            fits: Some(reserved.next_multiple_of(PAGE)),
+            remedy: SMALLER.into(),
+        },
         other => other,
     }
 }

@@ -13,14 +13,14 @@ use crate::kv::{Borrowed, Committed};
 use crate::nn::{F32View, Linear, RmsNorm};
 use crate::{Error, Result};
 
-/// A `gemma4_assistant` that was checked against its target.
+/// A `gemma4_assistant`, checked against its target.
 pub struct Assistant {
     pub(super) config: TextConfig,
     pub(super) pre_projection: Linear, // (hidden, 2 * backbone)
     pub(super) layers: Vec<DecoderLayer>,
     pub(super) norm: RmsNorm,
     pub(super) post_projection: Linear, // (backbone, hidden)
-    pub(super) head: Head,              // the assistant's own embedding is this only; its input is the target's
+    pub(super) head: Head,              // its input embedding is the target's
     pub(super) rotations: Rotations,
     pub(super) donors: Vec<usize>, // for each layer, the target's layer whose K and V it reads
 }
@@ -30,19 +30,19 @@ pub(super) enum Head {
     Centroids(CentroidHead),
 }
 
-/// What the head scored.
+/// Scores of the output head.
 pub struct Scores {
-    /// The ids that were scored; `None` means all, in order.
+    /// The scored ids; `None` means all, in order.
     pub ids: Option<Vec<u32>>,
     /// Their logits.
     pub logits: Vec<f32>,
 }
 
-/// One link of the draft chain.
+/// The result of one draft step.
 pub struct DraftStep {
     /// Scores of the next token.
     pub scores: Scores,
-    /// `(1, backbone)`: stands in for the target's hidden state at the next link.
+    /// `(1, backbone)`: replaces the target's hidden state in the next step.
     pub hidden: Tensor,
 }
 
@@ -50,8 +50,8 @@ impl Assistant {
     /// Loads an assistant for `target`.
     ///
     /// # Errors
-    /// If the pair does not fit, config.json asks for something that is not implemented, or a tensor is missing or
-    /// misshapen.
+    /// If the pair does not fit, config.json needs something that is not implemented, or a tensor is missing or has
+    /// another shape.
     pub fn load(checkpoint: &Checkpoint, target: &Target, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
         let config = checkpoint.assistant_config()?;
@@ -79,17 +79,17 @@ impl Assistant {
         Ok(Self { config, pre_projection, layers, norm, post_projection, head, rotations, donors })
     }
 
-    /// One link: from `token` and the hidden state `(1, backbone)` that predicted it, over the committed K and V.
+    /// One draft step from `token` and the hidden state `(1, backbone)` that predicted it, over the committed K and V.
     ///
-    /// The position is that of the first undecoded token, for every link of a chain: the assistant adds no K or V, and
-    /// it was trained that way.
+    /// The position is that of `token` after the committed ones, the same for all steps of a chain: the assistant
+    /// writes no K or V and was trained with a constant position.
     ///
     /// # Errors
-    /// If a shape does not fit, which a checked pair's do.
+    /// If a shape does not fit (not for a checked pair).
     pub fn step(&self, target: &Target, token: u32, hidden: &Tensor, kv: Committed<'_>) -> Result<DraftStep> {
         let input = Tensor::cat(&[&target.embed(&[token])?, hidden], 1)?; // embedding first
         let mut h = self.pre_projection.forward(&input)?;
-        let angles = self.rotations.angles(kv.position(), 1);
+        let angles = self.rotations.angles(std::iter::once(kv.position()));
         let mut access = Borrowed { committed: kv, donors: &self.donors };
         for (i, layer) in self.layers.iter().enumerate() {
             h = layer.forward(&h, None, &angles, &mut access, i)?;
@@ -106,7 +106,7 @@ impl Assistant {
     }
 }
 
-/// Whether the assistant's queries fit the target's K and V; returns the target's layer that each of its layers reads.
+/// Checks that the assistant's queries fit the target's K and V; returns the donor layer of each of its layers.
 pub(crate) fn check_pair(assistant: &AssistantConfig, target: &TextConfig) -> Result<Vec<usize>> {
     let refuse = |problem: String| Err(Error::Pair { problem });
     if assistant.backbone_hidden_size != target.hidden_size {

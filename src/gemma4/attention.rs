@@ -21,7 +21,7 @@ pub(super) struct Attention {
 
 pub(super) struct KeysValues {
     pub(super) k_proj: Linear,         // (num_kv_heads * head_dim, hidden)
-    pub(super) v_proj: Option<Linear>, // the same; absent where V comes from the K projection
+    pub(super) v_proj: Option<Linear>, // the same; `None` if K = V
     pub(super) k_norm: RmsNorm,
     pub(super) v_norm: RmsNorm, // weightless
     pub(super) num_kv_heads: usize,
@@ -54,12 +54,12 @@ impl Attention {
         })
     }
 
-    /// The weight of the key norm, where keys are values that are normed with it and rotated.
-    pub(super) fn key_weight(&self) -> Option<&[f32]> {
+    /// The key norm's weight if K = V: K is V, normed with it and rotated.
+    pub(super) fn k_eq_v_weight(&self) -> Option<&[f32]> {
         self.kv.as_ref().filter(|own| own.v_proj.is_none()).and_then(|own| own.k_norm.weight())
     }
 
-    /// `x` `(rows, hidden)` to `(rows, hidden)`. `index` is the layer's place in the model.
+    /// `x` `(rows, hidden)` to `(rows, hidden)`. `index` is the layer's index.
     pub(super) fn forward(
         &self,
         x: &Tensor,

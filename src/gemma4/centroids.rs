@@ -1,4 +1,4 @@
-//! The centroid head: tokens are grouped under centroids, and only the groups that fit the state best are scored.
+//! The centroid head: tokens are grouped by centroid, and only the groups of the best centroids are scored.
 
 use candle_core::Tensor;
 use candle_nn::Module;
@@ -24,7 +24,7 @@ impl CentroidHead {
         let token_ordering = ordering(loader, vocab)?;
         Ok(Self {
             centroids: loader.linear("masked_embedding.centroids.weight", count, hidden)?,
-            // Rows in the order of their centroids, so that a group is one run of memory.
+            // Rows in centroid order, so that a group is contiguous.
             table: loader.reordered("model.embed_tokens.weight", [count, vocab / count, hidden], &token_ordering)?,
             token_ordering,
             top_k: centroids.top_k,
@@ -33,7 +33,7 @@ impl CentroidHead {
     }
 
     /// The ids that are scored for state `n` `(1, hidden)`, and their scores: `embedding[id] . n` for the ids under the
-    /// `top_k` centroids with the largest dot product. No row over the vocabulary is made.
+    /// `top_k` centroids with the largest dot product. No row over the whole vocabulary is computed.
     pub(super) fn forward(&self, n: &Tensor) -> Result<(Vec<u32>, Vec<f32>)> {
         let ranks = self.centroids.forward(n)?;
         let mut best = Vec::new();
@@ -47,7 +47,7 @@ impl CentroidHead {
     }
 }
 
-/// The ids in the order of their centroids.
+/// The ids in centroid order.
 fn ordering(loader: &mut Loader, vocab_size: usize) -> Result<Vec<u32>> {
     let name = "masked_embedding.token_ordering";
     let tensor = loader.tensor(name, &[vocab_size])?;

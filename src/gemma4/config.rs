@@ -1,11 +1,10 @@
-//! What `config.json` says, checked: every field that shapes the computation is honoured or refused by name.
+//! `config.json`, checked: every field that affects the computation is implemented or refused by name.
 
-use super::rope::inverse_frequencies;
 use crate::Result;
 use crate::checkpoint::Fields;
 use crate::kv::{KvLayout, StoreLayout};
 
-/// What a layer attends to.
+/// The attention type of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttentionType {
     /// The newest `sliding_window` positions.
@@ -27,7 +26,9 @@ impl AttentionType {
         match name {
             "sliding_attention" => Ok(AttentionType::Sliding),
             "full_attention" => Ok(AttentionType::Full),
-            _ => Err(fields.error(field, format!("{name:?} is unknown; sliding_attention and full_attention are"))),
+            _ => {
+                Err(fields.unsupported(field, format!("{name:?} is unknown; sliding_attention and full_attention are")))
+            }
         }
     }
 }
@@ -37,16 +38,30 @@ impl AttentionType {
 pub struct RopeConfig {
     /// Base of the frequencies.
     pub theta: f64,
-    /// Part of the pairs that rotate (`proportional`), 1 for `default`.
+    /// Share of the pairs that rotate (`proportional`), 1 for `default`.
     pub partial_rotary_factor: f64,
     /// Divides the frequencies.
     pub factor: f64,
 }
 
+impl RopeConfig {
+    /// `inv_i = theta^(-2i / head_dim) / factor` for the first `partial_rotary_factor` of the pairs; the rest are not
+    /// rotated. The denominator is the whole `head_dim`, even if only a quarter of it rotates.
+    pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f32> {
+        let pairs = (self.partial_rotary_factor * head_dim as f64 / 2.0).floor() as usize;
+        let frequency = |i: usize| {
+            // Rounded to f32 where the reference rounds: at position 1e5 the last bit of a frequency is multiplied by 1e5.
+            let exponent = (2 * i) as f32 / head_dim as f32;
+            1.0 / (self.theta.powf(f64::from(exponent)) as f32) / self.factor as f32
+        };
+        (0..pairs).map(frequency).collect()
+    }
+}
+
 /// One decoder layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerConfig {
-    /// What it attends to.
+    /// Its attention type.
     pub attention: AttentionType,
     /// Width of a head.
     pub head_dim: usize,
@@ -54,9 +69,9 @@ pub struct LayerConfig {
     pub num_kv_heads: usize,
     /// Width of the dense MLP.
     pub intermediate_size: usize,
-    /// Whether V comes from the K projection.
+    /// Whether K = V: V comes from the K projection.
     pub k_eq_v: bool,
-    /// Whether it has no K and V of its own and reads those of an earlier layer.
+    /// Whether it reads the K and V of an earlier layer.
     pub kv_shared: bool,
 }
 
@@ -84,9 +99,9 @@ pub struct TextConfig {
     pub layers: Vec<LayerConfig>,
     /// Added to the mean square in every norm.
     pub rms_norm_eps: f64,
-    /// Positions that a sliding layer sees, its own included.
+    /// Positions visible in a sliding layer, the query's included.
     pub sliding_window: usize,
-    /// Positions that the model was made for.
+    /// Maximum context in positions.
     pub max_position_embeddings: usize,
     /// `c` of `c tanh(logits / c)`.
     pub final_logit_softcapping: Option<f64>,
@@ -94,7 +109,7 @@ pub struct TextConfig {
     pub hidden_size_per_layer_input: usize,
     /// Vocabulary of the per-layer embeddings.
     pub vocab_size_per_layer_input: usize,
-    /// The experts, where there are any.
+    /// The mixture of experts, if there is one.
     pub moe: Option<MoeConfig>,
     /// Whether the output head is the embedding table.
     pub tie_word_embeddings: bool,
@@ -102,17 +117,17 @@ pub struct TextConfig {
     pub rope_sliding: RopeConfig,
     /// Rotary parameters of full layers.
     pub rope_full: RopeConfig,
-    /// Token that begins a text.
+    /// Beginning-of-text token.
     pub bos_token_id: Option<u32>,
-    /// Tokens that end one.
+    /// End-of-text tokens.
     pub eos_token_ids: Vec<u32>,
 }
 
-/// More layers than any Gemma, few enough that a mistyped count cannot fill the memory.
+/// Limit of layers, above any Gemma's: a wrong count cannot exhaust memory.
 pub(crate) const MAX_LAYERS: usize = 1024;
 
-/// More query heads, and wider ones, than any Gemma: the layout of K and V and the table of angles are made of these sizes
-/// before a tensor could contradict them.
+/// More query heads, and wider ones, than any Gemma: the layout of K and V and the table of angles are made of these
+/// sizes before a tensor could contradict them.
 pub(crate) const MAX_HEADS: usize = 1024;
 pub(crate) const MAX_HEAD_DIM: usize = 8192;
 
@@ -136,7 +151,7 @@ impl TextConfig {
             "gemma4_assistant" | "gemma4_unified_assistant" => {
                 Err(config.error("model_type", "is an assistant; give it as the assistant and its target as the model"))
             }
-            other => Err(config.error("model_type", format!("{other:?} is not a Gemma 4 text model"))),
+            other => Err(config.unsupported("model_type", format!("{other:?} is not a Gemma 4 text model"))),
         }
     }
 
@@ -145,7 +160,9 @@ impl TextConfig {
         let unified = match fields.optional_string("model_type")?.as_deref() {
             None | Some("gemma4_text") => false,
             Some("gemma4_unified_text") => true,
-            Some(other) => return Err(fields.error("model_type", format!("{other:?} is not a Gemma 4 text model"))),
+            Some(other) => {
+                return Err(fields.unsupported("model_type", format!("{other:?} is not a Gemma 4 text model")));
+            }
         };
         refuse_unsupported(fields)?;
         let num_attention_heads = fields.size("num_attention_heads", Some(8))?;
@@ -185,7 +202,7 @@ impl TextConfig {
         })
     }
 
-    /// Ids below this can be read: the table of per-layer embeddings may be shorter than the vocabulary.
+    /// Input ids are below this: the table of per-layer embeddings may be shorter than the vocabulary.
     pub fn num_readable_tokens(&self) -> usize {
         match self.hidden_size_per_layer_input {
             0 => self.vocab_size,
@@ -198,28 +215,28 @@ impl TextConfig {
         self.layers.iter().take_while(|layer| !layer.kv_shared).count()
     }
 
-    /// The layer whose K and V the KV-shared layers of this type read, and the assistant with them: the last that
-    /// computes its own.
+    /// The donor of an attention type: the last layer that computes K and V, read by KV-shared layers and the
+    /// assistant.
     pub fn kv_donor(&self, attention: AttentionType) -> Option<usize> {
         self.layers[..self.num_own_kv_layers()].iter().rposition(|layer| layer.attention == attention)
     }
 
-    /// The K/V that the model keeps: a store for every layer that computes its own, and who reads which. The weights of key
-    /// norms, which only the checkpoint has, are ones.
+    /// The K/V layout: one store per layer that computes K and V, and the store of each layer. Key norm weights, which
+    /// only the checkpoint has, are set to 1.
     pub fn kv_layout(&self) -> KvLayout {
         let own = self.num_own_kv_layers();
         let stores = self.layers[..own].iter().map(|layer| StoreLayout {
             num_kv_heads: layer.num_kv_heads,
             head_dim: layer.head_dim,
             window: (layer.attention == AttentionType::Sliding).then_some(self.sliding_window),
-            key_weight: layer.k_eq_v.then(|| vec![1.0; layer.head_dim]),
+            k_eq_v: layer.k_eq_v.then(|| vec![1.0; layer.head_dim]),
         });
         let store_of_layer = self.layers.iter().enumerate().map(|(i, layer)| match layer.kv_shared {
             false => i,
             true => self.kv_donor(layer.attention).unwrap_or(i),
         });
         let mut full = self.layers.iter().filter(|layer| layer.attention == AttentionType::Full);
-        let inverse_frequencies = full.next().map(|layer| inverse_frequencies(&self.rope_full, layer.head_dim));
+        let inverse_frequencies = full.next().map(|layer| self.rope_full.inverse_frequencies(layer.head_dim));
         KvLayout {
             stores: stores.collect(),
             store_of_layer: store_of_layer.collect(),
@@ -236,18 +253,18 @@ impl TextConfig {
     }
 }
 
-/// A `gemma4_assistant`: a small text model without K and V of its own.
+/// A `gemma4_assistant`: a small text model that computes no K and V.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AssistantConfig {
     /// Its layers and widths.
     pub text: TextConfig,
     /// Hidden size of the target that it was made for.
     pub backbone_hidden_size: usize,
-    /// The centroid head, where it has one; else every row of its embedding is scored.
+    /// The centroid head; `None`: every row of the embedding is scored.
     pub centroids: Option<CentroidConfig>,
 }
 
-/// The centroid head: tokens are grouped under centroids, and only the best groups are scored.
+/// The centroid head: tokens are grouped by centroid, and only the best groups are scored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CentroidConfig {
     /// Groups, all of the same size.
@@ -264,7 +281,7 @@ impl AssistantConfig {
     pub fn read(config: &Fields) -> Result<Self> {
         match config.string("model_type")?.as_str() {
             "gemma4_assistant" | "gemma4_unified_assistant" => {}
-            other => return Err(config.error("model_type", format!("{other:?} is not a Gemma 4 assistant"))),
+            other => return Err(config.unsupported("model_type", format!("{other:?} is not a Gemma 4 assistant"))),
         }
         let fields = config.object("text_config")?;
         let mut text = TextConfig::text(&fields)?;
@@ -306,17 +323,17 @@ fn refuse_unsupported(fields: &Fields) -> Result<()> {
         && activation != "gelu_pytorch_tanh"
     {
         let problem = format!("{activation:?} is not implemented; Gemma 4 has gelu_pytorch_tanh");
-        return Err(fields.error("hidden_activation", problem));
+        return Err(fields.unsupported("hidden_activation", problem));
     }
     if fields.flag("attention_bias")? {
-        return Err(fields.error("attention_bias", "is true; projections with bias are not implemented"));
+        return Err(fields.unsupported("attention_bias", "is true; projections with bias are not implemented"));
     }
     match fields.optional_string("use_bidirectional_attention")?.as_deref() {
-        // "vision" changes attention inside image blocks only, and images are not read.
+        // "vision" affects attention inside image blocks only; images are not supported.
         None | Some("vision") => Ok(()),
         Some(other) => {
             let problem = format!("{other:?} is not implemented; text is attended causally (null or \"vision\")");
-            Err(fields.error("use_bidirectional_attention", problem))
+            Err(fields.unsupported("use_bidirectional_attention", problem))
         }
     }
 }
@@ -353,7 +370,7 @@ fn layers(fields: &Fields, num_attention_heads: usize) -> Result<Vec<LayerConfig
             k_eq_v: k_eq_v && full,
             kv_shared,
         };
-        // Published files give the full layers' shape in two fields; newer transformers write it out per layer instead.
+        // Published files have the full layers' shape in two fields; newer transformers write it per layer.
         match &overrides {
             None if full => {
                 layer.head_dim = global_head_dim;
@@ -366,7 +383,7 @@ fn layers(fields: &Fields, num_attention_heads: usize) -> Result<Vec<LayerConfig
                     layer.num_kv_heads = own.size("num_key_value_heads", Some(num_kv_heads))?;
                     let known = ["head_dim", "num_key_value_heads"];
                     if let Some(name) = own.names().find(|name| !known.contains(name)) {
-                        return Err(own.error(name, "is not implemented as a per-layer value"));
+                        return Err(own.unsupported(name, "is not implemented as a per-layer value"));
                     }
                 }
             }
@@ -397,7 +414,7 @@ fn layer_types(fields: &Fields, count: usize) -> Result<Vec<AttentionType>> {
     if types.len() != count {
         return Err(fields.error("layer_types", format!("has {} entries for {count} layers", types.len())));
     }
-    // As transformers does: the last layer sees everything, whatever the list says.
+    // As in transformers: the last layer has full attention, whatever the list says.
     if let Some(last) = types.last_mut() {
         *last = AttentionType::Full;
     }
@@ -433,7 +450,9 @@ fn rope_of_type(fields: &Fields, default_theta: f64) -> Result<RopeConfig> {
             }
             Ok(RopeConfig { theta, partial_rotary_factor, factor })
         }
-        other => Err(fields.error("rope_type", format!("{other:?} is not implemented; default and proportional are"))),
+        other => {
+            Err(fields.unsupported("rope_type", format!("{other:?} is not implemented; default and proportional are")))
+        }
     }
 }
 
@@ -446,8 +465,31 @@ fn moe(fields: &Fields) -> Result<Option<MoeConfig>> {
     if top_k_experts > num_experts {
         return Err(fields.error("top_k_experts", format!("is {top_k_experts} of {num_experts} experts")));
     }
-    // Early files spell the width differently.
+    // Early files have another key for the width.
     let older = fields.optional_size("expert_intermediate_size")?;
     let intermediate_size = fields.size("moe_intermediate_size", older)?;
     Ok(Some(MoeConfig { num_experts, top_k_experts, intermediate_size }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frequencies_are_the_published_ones() {
+        let sliding = RopeConfig { theta: 1e4, partial_rotary_factor: 1.0, factor: 1.0 };
+        let full = RopeConfig { theta: 1e6, partial_rotary_factor: 0.25, factor: 1.0 };
+        let (sliding, full) = (sliding.inverse_frequencies(256), full.inverse_frequencies(512));
+        assert_eq!((sliding.len(), full.len()), (128, 64));
+        for (got, want) in [
+            (sliding[1], 0.930_572),
+            (sliding[64], 0.01),
+            (sliding[127], 1.074_61e-4),
+            (full[1], 0.947_464),
+            (full[32], 0.177_828),
+            (full[63], 0.033_376_2),
+        ] {
+            assert!((got / want - 1.0f32).abs() < 1e-5, "{got} is not {want}");
+        }
+    }
 }

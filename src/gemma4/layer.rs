@@ -46,18 +46,18 @@ impl DecoderLayer {
                 0 => None,
                 _ => Some(PerLayerInput::load(loader, &name, config)?),
             },
-            // Far from 1 in published weights, so a missing one is an error like any other tensor's.
+            // Not close to 1 in published weights, so a missing one is an error.
             layer_scalar: loader.vector(&format!("{name}layer_scalar"), 1)?[0],
         })
     }
 
-    /// The weight of the key norm, where keys are values that are normed with it and rotated.
-    pub(super) fn key_weight(&self) -> Option<&[f32]> {
-        self.self_attn.key_weight()
+    /// The key norm's weight if K = V: K is V, normed with it and rotated.
+    pub(super) fn k_eq_v_weight(&self) -> Option<&[f32]> {
+        self.self_attn.k_eq_v_weight()
     }
 
-    /// `h` `(rows, hidden)` to `(rows, hidden)`. `index` is the layer's place in the model, `input` its per-layer input
-    /// `(rows, width)` where the model has such.
+    /// `h` `(rows, hidden)` to `(rows, hidden)`. `index` is the layer's index, `input` its per-layer input
+    /// `(rows, width)`, if the model has one.
     pub(super) fn forward(
         &self,
         h: &Tensor,

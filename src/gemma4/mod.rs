@@ -17,5 +17,5 @@ pub(crate) use assistant::check_pair;
 pub use assistant::{Assistant, DraftStep, Scores};
 pub use config::{AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MoeConfig, RopeConfig, TextConfig};
 pub(crate) use config::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS};
-pub use target::{Output, Target, Wanted};
+pub use target::Target;
 pub(crate) use target::{is_dead, is_tower};

@@ -18,7 +18,7 @@ pub(super) struct Moe {
     pub(super) post_feedforward_layernorm_2: RmsNorm,
 }
 
-/// Which experts a row uses, and how much.
+/// Routes rows to experts, with weights.
 struct Choice {
     row: usize,
     expert: usize,
@@ -64,7 +64,8 @@ impl Moe {
         })
     }
 
-    /// The sum of the dense branch `mlp` and the experts; `residual` is the stream before the feed-forward norm.
+    /// The sum of the dense branch `mlp` and the experts; `residual` is the residual stream before the feed-forward
+    /// norm.
     pub(super) fn forward(&self, residual: &Tensor, mlp: &Tensor) -> Result<Tensor> {
         let dense = self.post_feedforward_layernorm_1.forward(mlp)?;
         let choices = self.router.choose(residual)?;
@@ -97,7 +98,7 @@ impl Router {
         for (row, scores) in F32View::new(&scores)?.chunks_exact(experts).enumerate() {
             let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             vocabulary::top_k(scores, self.top_k, &mut chosen);
-            // The softmax's own sum cancels in the renormalisation.
+            // The softmax denominator cancels in the renormalisation.
             let total: f32 = chosen.iter().map(|e| (scores[*e as usize] - max).exp()).sum();
             chosen.sort_unstable();
             choices.extend(chosen.iter().map(|e| {
@@ -122,8 +123,8 @@ impl Experts {
         })
     }
 
-    /// Every chosen expert is read once, for all rows that chose it, and all of them side by side; a row adds its experts
-    /// up in their order, so that its bits do not depend on the other rows.
+    /// Each chosen expert is read once for all of its rows, all experts in parallel. A row sums its experts in index
+    /// order, so that its bits do not depend on the other rows.
     fn forward(&self, x: &Tensor, mut choices: Vec<Choice>) -> Result<Tensor> {
         choices.sort_by_key(|choice| choice.expert);
         let x = F32View::new(x)?;

@@ -2,14 +2,15 @@
 
 use candle_core::Tensor;
 use candle_nn::Module;
-use foretoken_kernels::Isa;
+use foretoken_kernels::{ElementType, Isa};
+use half::{bf16, f16};
 
 use super::config::TextConfig;
 use crate::checkpoint::{Loader, TableUse};
 use crate::nn::{Embedding, F32View, Linear, RmsNorm, gelu_gate, tensor};
 use crate::{Error, Result};
 
-/// What the model holds once.
+/// The model's shared part.
 pub(super) struct PerLayerEmbeddings {
     pub(super) embed_tokens_per_layer: Embedding, // (vocab_size_per_layer_input, layers * width)
     pub(super) per_layer_model_projection: Linear, // (layers * width, hidden)
@@ -25,9 +26,8 @@ impl PerLayerEmbeddings {
         let all = layers * width;
         let (table, shape) = ("embed_tokens_per_layer.weight", [config.vocab_size_per_layer_input, all]);
         Ok(Self {
-            embed_tokens_per_layer: loader.embedding(table, shape, TableUse::LookUp, |element| {
-                super::target::round_to(element, (width as f32).sqrt())
-            })?,
+            embed_tokens_per_layer: loader
+                .embedding(table, shape, TableUse::LookUp, |element| round_to(element, (width as f32).sqrt()))?,
             per_layer_model_projection: loader.exact_linear(
                 "per_layer_model_projection.weight",
                 all,
@@ -40,12 +40,13 @@ impl PerLayerEmbeddings {
         })
     }
 
-    /// The inputs of every layer, `(rows, width)` each: `(norm(x0 W^T / sqrt(hidden)) + table[id] sqrt(width)) / sqrt 2`.
+    /// The inputs of every layer, `(rows, width)` each: `(norm(x0 W^T / sqrt(hidden)) + table[id] sqrt(width)) / sqrt
+    /// 2`.
     ///
     /// `x0` `(rows, hidden)` is the first layer's input.
     pub(super) fn forward(&self, ids: &[u32], x0: &Tensor) -> Result<Vec<Tensor>> {
         let from_tokens = self.embed_tokens_per_layer.forward(ids).map_err(|e| match e {
-            Error::Input(problem) => Error::Input(format!("per-layer embeddings: {problem}")),
+            Error::Argument { name, problem } => Error::argument(name, format!("per-layer embeddings: {problem}")),
             other => other,
         })?;
         let from_tokens = F32View::new(&from_tokens)?;
@@ -68,7 +69,7 @@ impl PerLayerEmbeddings {
     }
 }
 
-/// What a layer does with its input, after the feed-forward block.
+/// A layer's part, applied after the feed-forward block.
 pub(super) struct PerLayerInput {
     pub(super) per_layer_input_gate: Linear, // (width, hidden)
     pub(super) per_layer_projection: Linear, // (hidden, width)
@@ -93,5 +94,15 @@ impl PerLayerInput {
         let gated = gelu_gate(&self.per_layer_input_gate.forward(h)?, input, self.isa)?;
         let projected = self.per_layer_projection.forward(&gated)?;
         self.post_per_layer_input_norm.add_to(h, &projected, layer_scalar)
+    }
+}
+
+/// The embedding scale is rounded to the table's type, as in the reference. For quantized tables it is not: the engines
+/// that write them do not round it.
+pub(super) fn round_to(element: Option<ElementType>, x: f32) -> f32 {
+    match element {
+        None | Some(ElementType::F32) => x,
+        Some(ElementType::F16) => f16::from_f32(x).to_f32(),
+        Some(ElementType::Bf16) => bf16::from_f32(x).to_f32(),
     }
 }

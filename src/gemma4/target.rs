@@ -1,16 +1,16 @@
-//! The model whose text is wanted.
+//! The target model.
 
 use candle_core::Tensor;
+use foretoken_kernels::Isa;
 use foretoken_kernels::activation::soft_cap;
-use foretoken_kernels::{ElementType, Isa};
-use half::{bf16, f16};
 
 use super::config::TextConfig;
 use super::layer::DecoderLayer;
-use super::per_layer::PerLayerEmbeddings;
+use super::per_layer::{PerLayerEmbeddings, round_to};
 use super::rope::Rotations;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse};
-use crate::kv::{KvLayout, Round};
+use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
+use crate::model::{Model, Output, Request, select_rows};
 use crate::nn::{Embedding, F32View, Linear, RmsNorm};
 use crate::{Error, Result};
 
@@ -27,30 +27,11 @@ pub struct Target {
     pub(super) step: StepCost,
 }
 
-/// Which rows of a pass are wanted. Layers that only read K and V compute no others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// Every row (verification).
-    All,
-    /// The newest row (the end of a prompt, a decode step).
-    Last,
-    /// None: only K and V (the earlier chunks of a prompt).
-    Nothing,
-}
-
-/// The wanted rows' results.
-pub struct Output {
-    /// `(rows, vocab)`, after the soft cap.
-    pub logits: Tensor,
-    /// `(rows, hidden)`, after the final norm: what the assistant starts from.
-    pub hidden: Tensor,
-}
-
 impl Target {
     /// Loads a checkpoint; weights stay in the mapped file.
     ///
     /// # Errors
-    /// If config.json asks for something that is not implemented, or a tensor is missing or misshapen.
+    /// If config.json needs something that is not implemented, or a tensor is missing or has another shape.
     pub fn load(checkpoint: &Checkpoint, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
         let config = checkpoint.target_config()?;
@@ -93,37 +74,16 @@ impl Target {
         Ok(Self { config, embed_tokens, per_layer, layers, norm, lm_head, rotations, isa: options.isa, step })
     }
 
-    /// What config.json says.
+    /// The configuration.
     pub fn config(&self) -> &TextConfig {
         &self.config
     }
 
-    /// A number that tells this model from others: of its configuration, and of some embeddings, which training moves.
-    ///
-    /// # Errors
-    /// If an embedding cannot be read.
-    pub(crate) fn fingerprint(&self) -> Result<u64> {
-        let mut sums = [crc32fast::Hasher::new(), crc32fast::Hasher::new()];
-        sums[0].update(format!("{:?}", self.config).as_bytes());
-        let tokens = self.config.num_readable_tokens() as u32;
-        let ids: Vec<u32> = (0..8).map(|i| (tokens - 1) / 8 * i).collect();
-        for x in F32View::new(&self.embed(&ids)?)?.iter() {
-            sums[1].update(&x.to_le_bytes());
-        }
-        let [config, weights] = sums.map(|sum| u64::from(sum.finalize()));
-        Ok(config << 32 | weights)
-    }
-
-    /// What one row of a pass costs in weights.
-    pub fn step_cost(&self) -> StepCost {
-        self.step
-    }
-
-    /// The K/V that this model keeps: a store for every layer that computes its own, and who reads which.
+    /// The K/V layout: one store per layer that computes K and V, and the store of each layer.
     pub fn kv_layout(&self) -> KvLayout {
         let mut layout = self.config.kv_layout();
         for (store, layer) in layout.stores.iter_mut().zip(&self.layers) {
-            store.key_weight = layer.key_weight().map(<[f32]>::to_vec);
+            store.k_eq_v = layer.k_eq_v_weight().map(<[f32]>::to_vec);
         }
         layout
     }
@@ -136,79 +96,114 @@ impl Target {
         self.embed_tokens.forward(ids)
     }
 
-    /// One pass over `ids`, whose K and V are staged in `round`; `None` if [`Wanted::Nothing`] is.
-    ///
-    /// # Errors
-    /// If there are not as many ids as the round has rows, or one is outside the vocabulary.
-    pub fn forward(&self, ids: &[u32], round: &mut Round<'_>, wanted: Wanted) -> Result<Option<Output>> {
-        if ids.len() != round.rows() {
-            return Err(Error::Input(format!("{} tokens for a round of {} rows", ids.len(), round.rows())));
-        }
-        let wanted_rows = match wanted {
-            Wanted::All => ids.len(),
-            Wanted::Last => 1,
-            Wanted::Nothing => 0,
-        };
-        let own_kv_layers = self.config.num_own_kv_layers();
-        let mut h = self.embed(ids)?;
-        let mut inputs = self.per_layer.as_ref().map(|per_layer| per_layer.forward(ids, &h)).transpose()?;
-        let mut angles = self.rotations.angles(round.position(), ids.len());
-        for (i, layer) in self.layers.iter().enumerate() {
-            // From here on layers write no K or V: rows that nobody wants need not be computed.
-            if i == own_kv_layers && wanted_rows < ids.len() {
-                if wanted_rows == 0 {
-                    return Ok(None);
-                }
-                h = newest(&h, wanted_rows)?;
-                angles = angles.newest(wanted_rows);
-                for input in inputs.iter_mut().flatten() {
-                    *input = newest(input, wanted_rows)?;
-                }
-            }
-            let input = inputs.as_ref().map(|inputs| &inputs[i]);
-            h = layer.forward(&h, input, &angles, round, i)?;
-        }
-        if wanted_rows == 0 {
-            return Ok(None);
-        }
-        if h.dim(0)? > wanted_rows {
-            h = newest(&h, wanted_rows)?;
-        }
-        let hidden = self.norm.forward(&h)?;
-        let logits = self.lm_head.forward_then(&hidden, |logits| {
+    /// Logits of hidden states `(rows, hidden)` after the final norm, with the soft cap: `(rows, vocab)`.
+    fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.lm_head.forward_then(hidden, |logits| {
             if let Some(cap) = self.config.final_logit_softcapping {
                 soft_cap(self.isa, logits, cap as f32);
             }
-        })?;
-        Ok(Some(Output { logits, hidden }))
+        })
     }
 }
 
-fn newest(x: &Tensor, rows: usize) -> Result<Tensor> {
-    Ok(x.narrow(0, x.dim(0)? - rows, rows)?.contiguous()?)
+impl Model for Target {
+    fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    fn num_readable_tokens(&self) -> usize {
+        self.config.num_readable_tokens()
+    }
+
+    fn hidden_size(&self) -> usize {
+        self.config.hidden_size
+    }
+
+    fn max_position_embeddings(&self) -> usize {
+        self.config.max_position_embeddings
+    }
+
+    fn bos_token_id(&self) -> Option<u32> {
+        self.config.bos_token_id
+    }
+
+    fn step_cost(&self) -> StepCost {
+        self.step
+    }
+
+    fn fingerprint(&self) -> Result<u64> {
+        let mut sums = [crc32fast::Hasher::new(), crc32fast::Hasher::new()];
+        sums[0].update(format!("{:?}", self.config).as_bytes());
+        let tokens = self.config.num_readable_tokens() as u32;
+        let ids: Vec<u32> = (0..8).map(|i| (tokens - 1) / 8 * i).collect();
+        // A few embedding rows tell models of one shape apart.
+        for x in F32View::new(&self.embed(&ids)?)?.iter() {
+            sums[1].update(&x.to_le_bytes());
+        }
+        let [config, weights] = sums.map(|sum| u64::from(sum.finalize()));
+        Ok(config << 32 | weights)
+    }
+
+    fn new_state(&self, options: &KvOptions, pool: &PagePool) -> Result<SequenceState> {
+        let context = self.config.max_position_embeddings;
+        Ok(SequenceState::new(KvCache::in_pool(self.kv_layout(), options, context, self.isa, pool)?))
+    }
+
+    fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> Result<Output> {
+        let mut rows = Vec::from_iter(0..batch.rows()); // the rows that `h` has
+        let needed = request.rows();
+        let own_kv_layers = self.config.num_own_kv_layers();
+        let mut h = self.embed(batch.ids())?;
+        let mut inputs = self.per_layer.as_ref().map(|per_layer| per_layer.forward(batch.ids(), &h)).transpose()?;
+        let mut angles = self.rotations.angles(batch.positions());
+        let mut kv = batch.kv();
+        let mut taps = Vec::with_capacity(request.taps.len());
+        for (i, layer) in self.layers.iter().enumerate() {
+            // The remaining layers write no K or V: only output rows are computed.
+            if i == own_kv_layers && needed.len() < rows.len() {
+                if needed.is_empty() {
+                    break;
+                }
+                h = select_rows(&h, &needed)?;
+                angles = angles.select(&needed);
+                kv.narrow(&needed);
+                for input in inputs.iter_mut().flatten() {
+                    *input = select_rows(input, &needed)?;
+                }
+                rows.clone_from(&needed);
+            }
+            let input = inputs.as_ref().map(|inputs| &inputs[i]);
+            h = layer.forward(&h, input, &angles, &mut kv, i)?;
+            if request.taps.contains(&i) {
+                taps.push(select_rows(&h, &places(&request.hidden, &rows))?);
+            }
+        }
+        if needed.is_empty() {
+            return Output::empty(self, taps);
+        }
+        let normed = self.norm.forward(&select_rows(&h, &places(&needed, &rows))?)?;
+        let logits = self.logits(&select_rows(&normed, &places(&request.logits, &needed))?)?;
+        let hidden = select_rows(&normed, &places(&request.hidden, &needed))?;
+        Ok(Output { logits, hidden, taps })
+    }
 }
 
-/// Image and audio towers, which text does not pass.
+/// Indices of `rows` in `held`, a superset; both ascend.
+fn places(rows: &[usize], held: &[usize]) -> Vec<usize> {
+    rows.iter().filter_map(|row| held.binary_search(row).ok()).collect()
+}
+
+/// Tensors of image and audio towers, which text does not use.
 pub(crate) fn is_tower(name: &str) -> bool {
     ["vision_", "audio_", "embed_vision", "embed_audio", "multi_modal_projector"]
         .iter()
         .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
 }
 
-/// K and V weights of KV-shared layers, which published checkpoints still carry.
+/// Unused K and V weights of KV-shared layers, which published checkpoints contain.
 pub(crate) fn is_dead(name: &str, prefix: &str, config: &TextConfig) -> bool {
     let layer = name.strip_prefix(prefix).and_then(|name| name.strip_prefix("layers."));
     let Some((index, rest)) = layer.and_then(|rest| rest.split_once('.')) else { return false };
     index.parse::<usize>().ok().and_then(|i| config.layers.get(i)).is_some_and(|layer| layer.kv_shared)
         && ["k_proj", "v_proj", "k_norm", "v_norm"].iter().any(|dead| rest.starts_with(&format!("self_attn.{dead}.")))
-}
-
-/// The embedding scale is rounded to the table's type before it is used, in the reference and so here. Quantized tables
-/// come from engines that do not round it.
-pub(super) fn round_to(element: Option<ElementType>, x: f32) -> f32 {
-    match element {
-        None | Some(ElementType::F32) => x,
-        Some(ElementType::F16) => f16::from_f32(x).to_f32(),
-        Some(ElementType::Bf16) => bf16::from_f32(x).to_f32(),
-    }
 }

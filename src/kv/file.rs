@@ -1,19 +1,20 @@
-//! A cache as bytes: what is needed to go on from its committed positions.
+//! A cache as bytes: the pages of its committed positions.
 
 use std::io::{self, Read, Write};
 
 use super::KvCache;
+use super::pool::page_mut;
 use super::store::Store;
 
 impl KvCache {
-    /// Writes the pages that hold the committed positions. How many bytes that are follows from the options and the
-    /// length: [`KvCache::bytes_at`], less the angles of derived keys.
+    /// Writes the pages of the committed positions: [`KvCache::written_bytes`] bytes.
     pub(crate) fn write_to(&self, to: &mut impl Write) -> io::Result<()> {
         let stores = self.stores.iter();
-        stores.flat_map(|store| store.pieces(self.len)).try_for_each(|piece| to.write_all(piece.as_slice()))
+        stores.flat_map(|store| store.pages(self.len)).try_for_each(|page| to.write_all(page.as_slice()))
     }
 
-    /// Bytes that [`KvCache::write_to`] writes at `len` committed positions.
+    /// Bytes that [`KvCache::write_to`] writes at `len` committed positions: [`KvCache::bytes_at`] without the angle
+    /// table.
     pub(crate) fn written_bytes(&self, len: usize) -> usize {
         self.stores.iter().map(|store| store.bytes_at(len)).fold(0, usize::saturating_add)
     }
@@ -21,21 +22,21 @@ impl KvCache {
     /// Fills an empty cache of the same layout and options with what [`KvCache::write_to`] wrote at `len` positions.
     ///
     /// # Errors
-    /// If memory does not reach, in one of `io`'s; or those of `from`.
+    /// [`Error::Memory`](crate::Error::Memory) inside an `io::Error`; or those of `from`.
     pub(crate) fn read_from(&mut self, len: usize, from: &mut impl Read) -> io::Result<()> {
         for store in &mut self.stores {
-            store.reserve(&mut self.arena, len).map_err(io::Error::other)?;
-            store.pieces_mut(len).into_iter().try_for_each(|piece| from.read_exact(piece.as_mut_slice()))?;
+            store.reserve(&self.pool, 0..len).map_err(io::Error::other)?;
+            store.pages_mut(len).into_iter().try_for_each(|page| from.read_exact(page_mut(page)))?;
         }
         if self.stores.iter().any(Store::derives_keys) {
-            self.angles.reserve(&mut self.arena, len).map_err(io::Error::other)?;
+            self.angles.reserve(&self.pool, len).map_err(io::Error::other)?;
         }
-        self.len = len;
+        (self.len, self.written) = (len, len);
         Ok(())
     }
 
-    /// The same for a cache whose rows are on a device, and there already.
+    /// Sets the length of a cache whose rows are on a device, loaded there already.
     pub(crate) fn count(&mut self, len: usize) {
-        self.len = len;
+        (self.len, self.written) = (len, len);
     }
 }

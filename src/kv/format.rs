@@ -1,18 +1,21 @@
-//! How rows are kept: exact floating point, or codes that attention reads as they are.
+//! K/V cache formats: floating point, or TurboQuant, which attention reads without dequantizing.
 
 use std::fmt;
 use std::str::FromStr;
 
 use foretoken_kernels::ElementType;
-use foretoken_kernels::turbo::CodeFormat;
+use foretoken_kernels::attention::turboquant::CodeFormat;
 
-/// How the rows of K, or of V, are kept.
+use crate::{Error, Result};
+
+/// Storage format of K, or of V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum KvFormat {
-    /// As floating point.
+    /// Floating point.
     Exact(ElementType),
-    /// Whole pages as codes, once they are older than the exact tail.
-    Coded(CodeFormat),
+    /// Quantized in whole pages, once they are older than the exact tail.
+    Quantized(CodeFormat),
 }
 
 impl From<ElementType> for KvFormat {
@@ -23,15 +26,15 @@ impl From<ElementType> for KvFormat {
 
 impl From<CodeFormat> for KvFormat {
     fn from(format: CodeFormat) -> Self {
-        KvFormat::Coded(format)
+        KvFormat::Quantized(format)
     }
 }
 
 impl KvFormat {
-    /// Every format: the exact ones, then the coded ones.
+    /// Every format: the exact ones, then the quantized ones.
     pub fn all() -> impl Iterator<Item = Self> {
         let exact = [ElementType::F32, ElementType::F16, ElementType::Bf16].map(KvFormat::Exact);
-        exact.into_iter().chain(CodeFormat::ALL.map(KvFormat::Coded))
+        exact.into_iter().chain(CodeFormat::ALL.map(KvFormat::Quantized))
     }
 }
 
@@ -41,16 +44,17 @@ impl fmt::Display for KvFormat {
             KvFormat::Exact(ElementType::F32) => "f32",
             KvFormat::Exact(ElementType::F16) => "f16",
             KvFormat::Exact(ElementType::Bf16) => "bf16",
-            KvFormat::Coded(format) => format.name(),
+            KvFormat::Quantized(format) => format.name(),
         })
     }
 }
 
 impl FromStr for KvFormat {
-    type Err = String;
+    type Err = Error;
 
-    /// The names of llama.cpp and its forks, in any case: `turbo3` is also `turbo3_0`, `turbo4` also `tbq4` and `tbq4_0`.
-    fn from_str(name: &str) -> Result<Self, String> {
+    /// The names of llama.cpp and its forks, in any case: `turbo3` is also `turbo3_0`, `turbo4` also `tbq4` and
+    /// `tbq4_0`.
+    fn from_str(name: &str) -> Result<Self> {
         let lower = name.to_ascii_lowercase();
         let canonical = match lower.as_str() {
             "turbo2_0" => "turbo2",
@@ -58,29 +62,30 @@ impl FromStr for KvFormat {
             "turbo4_0" | "tbq4" | "tbq4_0" => "turbo4",
             "tbq3" | "tbq3_0" => {
                 let problem = "tbq3 has no single meaning: its writers disagree on signs and lose bits; use turbo3";
-                return Err(problem.into());
+                return Err(Error::argument("K/V format", problem));
             }
             "turbo4-legacy" => {
                 let problem = "turbo4-legacy can be read, not written: its levels are 1.5 times too narrow; use turbo4";
-                return Err(problem.into());
+                return Err(Error::argument("K/V format", problem));
             }
             other => other,
         };
         Self::all().find(|format| format.to_string() == canonical).ok_or_else(|| {
             let names: Vec<_> = Self::all().map(|format| format.to_string()).collect();
-            format!("{name:?} is unknown; there are {}", names.join(", "))
+            Error::argument("K/V format", format!("{name:?} is unknown; there are {}", names.join(", ")))
         })
     }
 }
 
-/// Rows of a coded store that stay exact: codes cost most where attention looks most.
+/// Rows of a quantized store that stay exact: attention weights are largest on the first and the newest positions, and
+/// so is the error of quantizing them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExactZones {
     /// The first positions, at most 128. Default: 64.
     pub head: usize,
-    /// The newest positions, besides a query's own. A page is coded once, when all of it is older. Default: 512.
+    /// The newest positions, besides a query's own. A page is quantized once all of it is older. Default: 512.
     pub tail: usize,
-    /// Their type. Default: f16.
+    /// Type of the exact rows. Default: f16.
     pub element: ElementType,
 }
 
@@ -90,8 +95,9 @@ impl Default for ExactZones {
     }
 }
 
-/// Formats that go well together.
+/// Key and value formats chosen together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum KvPreset {
     /// f16 everywhere.
     Exact,
@@ -132,10 +138,11 @@ impl KvPreset {
 }
 
 impl FromStr for KvPreset {
-    type Err = String;
+    type Err = Error;
 
-    fn from_str(name: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|preset| preset.name() == name);
-        found.ok_or_else(|| format!("{name:?} is unknown; there are exact, quality, balanced and compact"))
+        let unknown = || format!("{name:?} is unknown; there are exact, quality, balanced and compact");
+        found.ok_or_else(|| Error::argument("K/V preset", unknown()))
     }
 }

@@ -1,40 +1,48 @@
-//! The KV cache: it owns every byte of K and V, and attention is one of its operations, so nobody else sees them.
+//! The KV cache. It owns all of K and V; attention is one of its operations, so no other module depends on the layout.
 //!
 //! * [`KvCache`] holds the rows of every layer that computes K and V; KV-shared layers and the drafter read a donor's.
-//! * [`Round`] stages new rows; [`Round::commit`] keeps the first of them, dropping it keeps none.
+//! * [`SequenceState`] is what a round can roll back: the cache, and the recurrent state of a model that has one.
+//! * [`Round`] stages new rows; [`Round::commit`] commits the first of them, dropping the round rolls all back.
 //! * [`Committed`] is the drafter's read-only view: committed rows, one constant position.
+//! * [`Batch`] holds the rounds of several sequences, for one pass of the model.
+//! * [`PagePool`] is the memory that the sequences of an engine share.
 
 mod attend;
-mod coded;
-mod derived;
+mod batch;
+mod exact;
 mod file;
 mod format;
+mod k_eq_v;
 mod options;
+mod pool;
+mod quantized;
+mod ring;
 mod round;
-mod rows;
-mod shared;
+mod state;
 mod store;
 
+pub use batch::{Batch, BatchKv};
 pub use format::{ExactZones, KvFormat, KvPreset};
-pub use options::{KeysOfValues, KvOptions, LayerFormat, available_memory};
+pub use options::{KEqV, KvOptions, LayerFormat, available_memory};
+pub use pool::PagePool;
 pub use round::{Borrowed, Committed, KvAccess, Round};
+pub use state::{Recurrent, SequenceState};
 
-pub use foretoken_kernels::turbo::CodeFormat;
+pub use foretoken_kernels::attention::turboquant::CodeFormat;
 
-pub(crate) use round::no_numbers;
-pub(crate) use rows::Keep;
-pub(crate) use shared::Sharing;
-pub(crate) use store::first_exact_page;
+pub(crate) use k_eq_v::RotaryFirst;
+pub(crate) use options::SMALLER;
+pub(crate) use ring::{Retention, first_exact_page};
+pub(crate) use round::not_finite;
 
 use foretoken_kernels::Isa;
 
-use crate::nn::Arena;
 use crate::{Error, Result};
-use derived::AngleTable;
+use k_eq_v::AngleTable;
 use store::Store;
 
-/// Positions per page. Pages are the unit of allocation and, because their boundaries are fixed in the sequence, the
-/// tiles that attention is summed over: see [`attend`].
+/// Positions per page. Pages are the unit of allocation, of quantization, and of summation in attention: see
+/// [`attend`].
 pub(crate) const PAGE: usize = 128;
 
 /// The K/V of one layer.
@@ -46,9 +54,8 @@ pub struct StoreLayout {
     pub head_dim: usize,
     /// Positions that a query sees, its own included; `None` sees all.
     pub window: Option<usize>,
-    /// Where the layer's keys are its values, normed with this weight `(head_dim)` and rotated: then V alone needs to be
-    /// kept.
-    pub key_weight: Option<Vec<f32>>,
+    /// The key norm's weight `(head_dim)` if the layer's K is its V, normed and rotated: V alone is stored then.
+    pub k_eq_v: Option<Vec<f32>>,
 }
 
 /// The K/V of a model: one store per layer that computes its own, and which store every layer reads.
@@ -58,23 +65,23 @@ pub struct KvLayout {
     pub stores: Vec<StoreLayout>,
     /// For each layer of the target, the store that it reads (its own, or its donor's).
     pub store_of_layer: Vec<usize>,
-    /// The rotation of keys that are made from values: see [`StoreLayout::key_weight`].
+    /// Rotary frequencies of the layers with K = V: see [`StoreLayout::k_eq_v`].
     pub inverse_frequencies: Vec<f32>,
 }
 
-/// Further than any window or exact zone: what grows here grows with the text.
+/// A position beyond any window or exact zone: bytes that grow here grow with the context.
 const FAR: usize = 1 << 30;
 
-/// How the K and V of one layer are kept.
+/// Storage of the K and V of one layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StoreReport {
     /// The layer that computes them.
     pub layer: usize,
-    /// Format of the keys; `None` where they are made of the values.
+    /// Format of the keys; `None` if they are computed from the values (K = V).
     pub key: Option<KvFormat>,
     /// Format of the values.
     pub value: KvFormat,
-    /// Bytes that one more position adds in the long run: none in a window.
+    /// Bytes per additional position once windows and exact zones are full: 0 for a sliding layer.
     pub bytes_per_token: f64,
 }
 
@@ -83,28 +90,73 @@ pub struct KvCache {
     layout: KvLayout,
     stores: Vec<Store>,
     len: usize,
+    written: usize, // positions below it have been written, committed or not
     max_context: usize,
     max_round_rows: usize,
     angles: AngleTable,
-    arena: Arena,
+    pool: PagePool,
     isa: Isa,
 }
 
 impl KvCache {
-    /// An empty cache; `default_context` holds where the options name no limit.
+    /// An empty cache with its own page pool. `default_context` applies if the options set no `max_context`.
     ///
     /// # Errors
     /// If an option is out of its range, or the context does not fit memory.
     pub fn new(layout: KvLayout, options: &KvOptions, default_context: usize, isa: Isa) -> Result<Self> {
+        Self::in_pool(layout, options, default_context, isa, &PagePool::new(None))
+    }
+
+    /// An empty cache whose pages come from `pool`; else as [`KvCache::new`].
+    ///
+    /// # Errors
+    /// As [`KvCache::new`].
+    pub fn in_pool(
+        layout: KvLayout,
+        options: &KvOptions,
+        default_context: usize,
+        isa: Isa,
+        pool: &PagePool,
+    ) -> Result<Self> {
         options.check(&layout)?;
         let pairs = layout.inverse_frequencies.len();
         let store = |(i, store)| Store::new(store, pairs, options.formats(&layout, i), options);
         let stores: Vec<_> = layout.stores.iter().enumerate().map(store).collect::<Result<_>>()?;
         let angles = AngleTable::new(layout.inverse_frequencies.clone(), isa);
-        let (arena, max_round_rows) = (Arena::default(), options.max_round_rows);
-        let mut cache = Self { layout, stores, len: 0, max_context: 0, max_round_rows, angles, arena, isa };
-        cache.max_context = options.context(default_context, |context| cache.bytes_at(context))?;
+        let (pool, max_round_rows) = (pool.clone(), options.max_round_rows);
+        let memory = [options.memory, pool.available()].into_iter().flatten().min();
+        let mut cache = Self { layout, stores, len: 0, written: 0, max_context: 0, max_round_rows, angles, pool, isa };
+        let limited = KvOptions { memory, ..options.clone() };
+        cache.max_context = limited.context(default_context, |context| cache.bytes_at(context))?;
         Ok(cache)
+    }
+
+    /// A copy of the committed rows. Pages are shared, and copied on write.
+    pub fn fork(&self) -> Self {
+        Self {
+            layout: self.layout.clone(),
+            stores: self.stores.clone(),
+            angles: self.angles.clone(),
+            pool: self.pool.clone(),
+            ..*self
+        }
+    }
+
+    /// Truncates to the first `len` positions. It is possible while no row that a query there reads was overwritten: a
+    /// ring retains the rows of one round beyond its window, and an exact tail likewise.
+    ///
+    /// # Errors
+    /// If there are fewer positions, or such a row was overwritten. Nothing changes then.
+    pub fn rewind(&mut self, len: usize) -> Result<()> {
+        if len > self.len || !self.stores.iter().all(|store| store.holds(len, self.written)) {
+            let problem = format!("{} positions cannot be taken back to {len}", self.len);
+            return Err(Error::argument(
+                "len",
+                format!("{problem}: rows of a sliding window were overwritten; begin a new session"),
+            ));
+        }
+        self.len = len;
+        Ok(())
     }
 
     /// Committed positions.
@@ -134,7 +186,10 @@ impl KvCache {
     pub fn begin_round(&mut self, rows: usize) -> Result<Round<'_>> {
         if rows == 0 || rows > self.max_round_rows {
             let limit = self.max_round_rows;
-            return Err(Error::Input(format!("a round of {rows} rows; the cache was made for 1 to {limit}")));
+            return Err(Error::argument(
+                "rows",
+                format!("are {rows}, must be from 1 to {limit}, for which the cache was made"),
+            ));
         }
         if self.len + rows > self.max_context {
             return Err(Error::Context { needed: self.len + rows, limit: self.max_context });
@@ -147,7 +202,7 @@ impl KvCache {
         Committed::new(self)
     }
 
-    /// How every store is kept.
+    /// Storage of every store.
     pub fn report(&self) -> Vec<StoreReport> {
         let layer = |index| self.layout.store_of_layer.iter().position(|store| *store == index).unwrap_or(index);
         let report = |(index, store): (usize, &Store)| {
@@ -162,24 +217,24 @@ impl KvCache {
         self.stores.iter().enumerate().map(report).collect()
     }
 
-    /// Bytes of K and V held.
+    /// Bytes allocated for K and V.
     pub fn bytes(&self) -> usize {
         self.stores.iter().map(Store::bytes).sum::<usize>() + self.angles.bytes()
     }
 
-    /// Bytes once positions below `end` were written.
+    /// Bytes after positions below `end` were written.
     pub fn bytes_at(&self, end: usize) -> usize {
-        let derives = self.stores.iter().any(Store::derives_keys);
-        let angles = if derives { self.angles.bytes_at(end) } else { 0 };
+        let derives_keys = self.stores.iter().any(Store::derives_keys);
+        let angles = if derives_keys { self.angles.bytes_at(end) } else { 0 };
         self.stores.iter().map(|store| store.bytes_at(end)).fold(angles, usize::saturating_add)
     }
 
-    /// Bytes that one more position adds in the long run, when sliding windows and exact zones are full; rounded up.
+    /// Bytes per additional position once sliding windows and exact zones are full; rounded up.
     pub fn bytes_per_token(&self) -> usize {
         (self.bytes_at(FAR + PAGE) - self.bytes_at(FAR)).div_ceil(PAGE)
     }
 
-    /// Whether two caches hold the same, bit by bit, at every position that a future query can see.
+    /// Whether two caches hold the same bits at every position that a future query can see.
     pub fn same_rows(&self, other: &Self) -> bool {
         let mut stores = self.stores.iter().zip(&other.stores);
         self.len == other.len && self.layout == other.layout && stores.all(|(a, b)| a.same(b, self.len))

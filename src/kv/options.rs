@@ -1,36 +1,39 @@
-//! How much is kept, in what, and whether it fits.
+//! Options of the KV cache, and the context that fits memory.
 
 use super::format::{ExactZones, KvFormat, KvPreset};
 use super::{KvLayout, PAGE};
 use crate::{Error, Result};
 
-/// How rows are kept, and how many.
+/// Formats and limits of the KV cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvOptions {
     /// Format of the keys. Default: f16.
     pub key: KvFormat,
     /// Format of the values. Default: f16.
     pub value: KvFormat,
-    /// What stays exact of a layer that is coded; its type is also that of sliding layers, which are bounded by their
-    /// window and stay exact, unless `layers` says otherwise.
+    /// Exact rows of quantized layers. Its type is also that of sliding layers, which stay exact (their size is bounded
+    /// by the window) unless `layers` says otherwise.
     pub exact: ExactZones,
-    /// Layers of the target with formats of their own.
+    /// Per-layer formats.
     pub layers: Vec<LayerFormat>,
-    /// What happens where a layer's keys are its values, normed and rotated. Default: they are derived from them.
-    pub keys_of_values: KeysOfValues,
-    /// Positions that fit. Default: what the model was made for, or less if memory does not reach.
+    /// Storage of layers with K = V. Default: V alone.
+    pub k_eq_v: KEqV,
+    /// Positions that fit. Default: the model's maximum, or the largest that fits memory.
     pub max_context: Option<usize>,
-    /// Rows that one round may stage (a prefill chunk, a verify batch). Sliding layers keep this many rows beyond their
-    /// window, so that a round can be rolled back. Default: 512.
+    /// Rows that one round may stage (a prefill chunk, a verify batch). Sliding layers retain this many rows beyond
+    /// their window, so that a round can be rolled back. Default: 512.
     pub max_round_rows: usize,
-    /// Bytes that K and V may take. Default: what the system says is available.
+    /// Limit of K and V in bytes. Default: available system memory.
     pub memory: Option<u64>,
 }
+
+/// Remedy for K and V that do not fit.
+pub(crate) const SMALLER: &str = "use a smaller cache type or context";
 
 /// The formats of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerFormat {
-    /// The layer's place in the target. It must be one that computes its own K and V.
+    /// Index of a target layer that computes its own K and V.
     pub layer: usize,
     /// Format of its keys.
     pub key: KvFormat,
@@ -38,13 +41,14 @@ pub struct LayerFormat {
     pub value: KvFormat,
 }
 
-/// What happens where a layer's keys are its values, normed and rotated.
+/// Storage of a layer with K = V: its keys are its values, normed and rotated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KeysOfValues {
-    /// Only the values are kept, and the keys are made as they are read, if both have the same exact format.
+pub enum KEqV {
+    /// V is stored, and K computed from it while reading: all of K if both have the same exact format, the channels
+    /// that do not rotate if both are quantized.
     #[default]
     Derived,
-    /// Both are kept.
+    /// K and V are both stored.
     Stored,
 }
 
@@ -62,7 +66,7 @@ impl From<KvPreset> for KvOptions {
             value,
             exact,
             layers: Vec::new(),
-            keys_of_values: KeysOfValues::default(),
+            k_eq_v: KEqV::default(),
             max_context: None,
             max_round_rows: 512,
             memory: None,
@@ -73,59 +77,65 @@ impl From<KvPreset> for KvOptions {
 impl KvOptions {
     /// Formats of the keys and values of store `index`.
     pub(crate) fn formats(&self, layout: &KvLayout, index: usize) -> (KvFormat, KvFormat) {
-        let owns = |format: &&LayerFormat| layout.store_of_layer.get(format.layer) == Some(&index);
-        if let Some(format) = self.layers.iter().find(owns) {
+        let is_of_store = |format: &&LayerFormat| layout.store_of_layer.get(format.layer) == Some(&index);
+        if let Some(format) = self.layers.iter().find(is_of_store) {
             return (format.key, format.value);
         }
         let bounded = layout.stores[index].window.is_some();
         let or_exact = |format| match format {
-            KvFormat::Coded(_) if bounded => KvFormat::Exact(self.exact.element),
+            KvFormat::Quantized(_) if bounded => KvFormat::Exact(self.exact.element),
             format => format,
         };
         (or_exact(self.key), or_exact(self.value))
     }
 
     pub(crate) fn check(&self, layout: &KvLayout) -> Result<()> {
-        if self.max_context == Some(0) || self.max_round_rows == 0 {
-            return Err(Error::Input("the context and the rows of a round must be at least 1".into()));
+        if self.max_context == Some(0) {
+            return Err(Error::argument("max_context", "is 0, must be at least 1"));
+        }
+        if self.max_round_rows == 0 {
+            return Err(Error::argument("max_round_rows", "is 0, must be at least 1"));
         }
         if self.exact.head > PAGE {
             let head = self.exact.head;
-            return Err(Error::Input(format!("the exact head is {head} positions, {PAGE} is the most")));
+            return Err(Error::argument("exact.head", format!("is {head} positions, must be at most {PAGE}")));
         }
-        let own = |layer: usize| layout.store_of_layer.iter().position(|s| Some(s) == layout.store_of_layer.get(layer));
-        if let Some(LayerFormat { layer, .. }) = self.layers.iter().find(|f| own(f.layer) != Some(f.layer)) {
-            return Err(Error::Input(format!("layer {layer} has no K and V of its own whose format could be chosen")));
+        let donor =
+            |layer: usize| layout.store_of_layer.iter().position(|s| Some(s) == layout.store_of_layer.get(layer));
+        if let Some(LayerFormat { layer, .. }) = self.layers.iter().find(|f| donor(f.layer) != Some(f.layer)) {
+            let problem = format!("layer {layer} computes no K and V; name the layer that it shares them with");
+            return Err(Error::argument("layers", problem));
         }
         Ok(())
     }
 
-    /// The context to prepare for: the one asked for, if it fits memory; else the model's, or the largest that fits.
+    /// The context: `max_context` if set, else the largest up to `default` that fits memory.
     pub(crate) fn context(&self, default: usize, bytes_at: impl Fn(usize) -> usize) -> Result<usize> {
-        let wanted = self.max_context.unwrap_or(default);
-        let Some(available) = self.memory.or_else(available_memory) else { return Ok(wanted) };
-        if bytes_at(wanted) as u64 <= available {
-            return Ok(wanted);
+        let requested = self.max_context.unwrap_or(default);
+        let Some(available) = self.memory.or_else(available_memory) else { return Ok(requested) };
+        if bytes_at(requested) as u64 <= available {
+            return Ok(requested);
         }
-        let (mut fits, mut too_long) = (0, wanted);
+        let (mut fits, mut too_long) = (0, requested);
         while too_long - fits > 1 {
             let middle = fits + (too_long - fits) / 2;
             if bytes_at(middle) as u64 <= available { fits = middle } else { too_long = middle }
         }
-        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         if self.max_context.is_some() || fits == 0 {
-            let (needed, available) = (gib(bytes_at(wanted) as u64), gib(available));
-            return Err(Error::Input(format!(
-                "a context of {wanted} needs {needed:.2} GiB of K/V and {available:.2} GiB are available; the largest that \
-                 fits is {fits}, a smaller cache type fits more"
-            )));
+            return Err(Error::Memory {
+                what: format!("K and V of a context of {requested}"),
+                needed: Some(bytes_at(requested) as u64),
+                available: Some(available),
+                fits: Some(fits),
+                remedy: SMALLER.into(),
+            });
         }
-        tracing::warn!(model = wanted, fits, "memory does not reach for the model's context; it is shortened");
+        tracing::warn!(model = requested, fits, "the model's context does not fit memory; using the largest that does");
         Ok(fits)
     }
 }
 
-/// Bytes that the system could give without swapping; `None` where it does not tell.
+/// `MemAvailable` of Linux in bytes; `None` on other systems.
 pub fn available_memory() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

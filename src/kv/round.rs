@@ -1,45 +1,59 @@
-//! Rounds: rows are staged, then committed or forgotten.
+//! Rounds: rows are staged, then committed or rolled back.
 //!
-//! Three facts hold. During a round every query sees exactly what plain decoding would show it. After `commit(n)` the
-//! cache equals one that only ever saw those `n` rows. `commit` cannot fail, and forgetting it rolls back.
+//! Invariants: a query of a round reads the same rows as without speculation; after `commit(n)` the cache equals one to
+//! which only those `n` rows were appended; `commit` cannot fail; dropping a round rolls it back.
 //!
-//! Rollback costs nothing, on a ring either: staged rows overwrite positions that are older than any window, because a
-//! ring holds a window and a whole round.
+//! Rollback copies nothing, in a ring either: a ring holds a window and a whole round, so staged rows overwrite only
+//! positions outside every window.
+
+use std::any::Any;
 
 use candle_core::Tensor;
 
-use super::{KvCache, attend};
+use super::{KvCache, Recurrent, attend};
 use crate::nn::F32View;
 use crate::{Error, Result};
 
-/// The largest magnitude that every format holds: that of `f16`. Normalized K and V stay far below it.
+/// The largest magnitude that every format represents: that of `f16`. Normalized K and V stay far below it.
 const LARGEST: f32 = 65504.0;
 
-/// What a layer does with the cache.
+/// The cache operations of a decoder layer.
 pub trait KvAccess {
-    /// Adds the K and V of this pass's rows, `(rows, num_kv_heads, head_dim)` each, to a layer's own store.
+    /// Appends the K and V of this pass's rows, `(rows, num_kv_heads, head_dim)` each, to the layer's store.
     ///
     /// # Errors
     /// If the access is read-only or the shapes are not the store's.
     fn append(&mut self, layer: usize, k: &Tensor, v: &Tensor) -> Result<()>;
 
-    /// The attention of `q` `(rows, heads, head_dim)` over what each row may see: `(rows, heads * head_dim)`.
+    /// The attention of `q` `(rows, heads, head_dim)` over the rows visible to each: `(rows, heads * head_dim)`.
     ///
     /// # Errors
     /// If the shapes are not the store's.
     fn attend(&self, layer: usize, q: &Tensor) -> Result<Tensor>;
 }
 
-/// New rows that are staged: visible to this round's queries, not yet kept.
-#[must_use = "dropping a round rolls it back; commit it to keep its rows"]
+/// Staged rows: visible to this round's queries, not yet committed.
+#[must_use = "dropping a round rolls it back; commit it"]
 pub struct Round<'a> {
     cache: &'a mut KvCache,
+    recurrent: Option<&'a mut dyn Recurrent>,
     rows: usize,
 }
 
 impl<'a> Round<'a> {
     pub(super) fn new(cache: &'a mut KvCache, rows: usize) -> Self {
-        Self { cache, rows }
+        Self { cache, recurrent: None, rows }
+    }
+
+    /// Adds the sequence's recurrent state, whose `begin` was called.
+    pub(super) fn attach(&mut self, recurrent: &'a mut dyn Recurrent) {
+        self.recurrent = Some(recurrent);
+    }
+
+    /// The recurrent state, if the sequence has one of this type.
+    pub fn recurrent_mut<R: Recurrent>(&mut self) -> Option<&mut R> {
+        let recurrent: &mut dyn Any = self.recurrent.as_deref_mut()?;
+        recurrent.downcast_mut()
     }
 
     /// Position of the first staged row.
@@ -52,19 +66,34 @@ impl<'a> Round<'a> {
         self.rows
     }
 
-    /// Keeps the first `keep` rows.
+    /// Commits the first `keep` rows.
     ///
     /// # Panics
     /// If fewer were staged.
     pub fn commit(self, keep: usize) {
         assert!(keep <= self.rows, "commit: {keep} of {} rows", self.rows);
         self.cache.len += keep;
+        if let Some(recurrent) = self.recurrent {
+            recurrent.commit(keep);
+        }
+    }
+
+    /// The attention of `q` `(rows.len(), heads, head_dim)`, the queries of the round's `rows`.
+    ///
+    /// # Errors
+    /// If the shapes are not the store's.
+    pub(super) fn attend_rows(&self, layer: usize, q: &Tensor, rows: &[usize]) -> Result<Tensor> {
+        let store = &self.cache.stores[self.cache.layout.store_of_layer[layer]];
+        attend::attend(self.cache, store, q, |row| {
+            let position = self.cache.len + rows[row];
+            position..position + 1
+        })
     }
 }
 
 impl KvAccess for Round<'_> {
     fn append(&mut self, layer: usize, k: &Tensor, v: &Tensor) -> Result<()> {
-        let KvCache { layout, stores, angles, arena, isa, len: first, .. } = &mut *self.cache;
+        let KvCache { layout, stores, angles, pool, isa, len: first, written, .. } = &mut *self.cache;
         let store = &mut stores[layout.store_of_layer[layer]];
         let shape = [self.rows, store.layout.num_kv_heads, store.layout.head_dim];
         for (tensor, name) in [(k, "K"), (v, "V")] {
@@ -77,36 +106,27 @@ impl KvAccess for Round<'_> {
         for (rows, name) in [(&k, "K"), (&v, "V")] {
             if let Some(at) = rows.iter().position(|x| x.is_nan() || x.abs() > LARGEST) {
                 let (position, value) = (*first + at / (shape[1] * shape[2]), rows[at]);
-                return Err(no_numbers(name, layer, position, &format!("the value {value}")));
+                return Err(not_finite(name, layer, position, Some(value)));
             }
         }
         if store.derives_keys() {
-            angles.reserve(arena, *first + self.rows)?;
+            angles.reserve(pool, *first + self.rows)?;
         }
-        store.write(arena, *isa, *first, &k, &v)
+        *written = (*written).max(*first + self.rows);
+        store.write(pool, *isa, *first, &k, &v)
     }
 
-    /// `q` holds the newest rows of the round: all of them, or the last few where the others' results are not wanted.
     fn attend(&self, layer: usize, q: &Tensor) -> Result<Tensor> {
-        let (rows, _, _) = q.dims3()?;
-        let end = self.cache.len + self.rows;
-        let store = &self.cache.stores[self.cache.layout.store_of_layer[layer]];
-        attend::attend(self.cache, store, q, |row| {
-            let position = end - rows + row;
-            position..position + 1
-        })
+        self.attend_rows(layer, q, &Vec::from_iter(0..self.rows))
     }
 }
 
-/// The error for K or V (`name`) that cannot be kept.
-pub(crate) fn no_numbers(name: &str, layer: usize, position: usize, what: &str) -> Error {
-    let cause = "the checkpoint is damaged, or not the model that its configuration says";
-    Error::Input(format!("{name} of layer {layer} at position {position} has {what}: {cause}"))
+/// The error for K or V (`what`) that is NaN, infinite or beyond `f16`.
+pub(crate) fn not_finite(what: &'static str, layer: usize, position: usize, found: Option<f32>) -> Error {
+    Error::NotFinite { what, layer: Some(layer), position: Some(position), found }
 }
 
-/// The committed rows, read by queries that all stand at one position: that of the next row.
-///
-/// Layers are counted in stores here, because the reader is another model than the writer.
+/// The committed rows, for queries of another model (a drafter) that all have the position of the next row.
 #[derive(Clone, Copy)]
 pub struct Committed<'a> {
     cache: &'a KvCache,
@@ -117,7 +137,7 @@ impl<'a> Committed<'a> {
         Self { cache }
     }
 
-    /// The position at which the queries stand.
+    /// The position of the queries.
     pub fn position(self) -> usize {
         self.cache.len
     }
@@ -144,7 +164,7 @@ pub struct Borrowed<'a> {
 
 impl KvAccess for Borrowed<'_> {
     fn append(&mut self, layer: usize, _: &Tensor, _: &Tensor) -> Result<()> {
-        Err(Error::Input(format!("layer {layer} of a drafter has no K and V of its own")))
+        Err(Error::argument("layer", format!("{layer} of a drafter has no K and V of its own")))
     }
 
     fn attend(&self, layer: usize, q: &Tensor) -> Result<Tensor> {

@@ -2,202 +2,213 @@
 
 use std::ops::Range;
 
-use foretoken_kernels::attend::{self, KvTile};
-use foretoken_kernels::turbo::{CodeFormat, Groups, Side};
+use foretoken_kernels::attention::turboquant::{CodeFormat, RotationGroups, Side};
+use foretoken_kernels::attention::{self, KvBlock};
 use foretoken_kernels::{Elements, Isa};
 
-use super::coded::CodedRows;
-use super::derived::AngleTable;
+use super::exact::ExactRows;
 use super::format::{ExactZones, KvFormat};
-use super::options::KeysOfValues;
-use super::rows::{Keep, Rows};
-use super::shared::Sharing;
+use super::k_eq_v::{AngleTable, RotaryFirst};
+use super::options::KEqV;
+use super::pool::{PagePool, SharedPage};
+use super::quantized::QuantizedKv;
+use super::ring::{Retention, first_exact_page, visible};
 use super::{KvOptions, PAGE, StoreLayout};
 use crate::Result;
-use crate::nn::{Arena, Piece};
 
-/// The K and V of one layer.
+/// The K and V of one layer. A clone shares the pages.
+#[derive(Clone)]
 pub(super) struct Store {
     pub layout: StoreLayout,
     keys: Keys,
-    values: Kept,
+    values: Storage,
     zones: ExactZones,
 }
 
 /// Where keys come from.
+#[derive(Clone)]
 enum Keys {
-    /// They are kept.
-    Own(Kept),
-    /// They are made of the values as they are read: see `derived`. The weight of their norm.
-    Derived(Vec<f32>),
-    /// Some channels are kept, and the codes of the values serve for the others: see `shared`.
-    Shared(Sharing, Kept),
+    /// Stored as K.
+    Stored(Storage),
+    /// K = V, exact: computed from V while reading, with this key norm weight (see `k_eq_v`).
+    FromValues(Vec<f32>),
+    /// K = V, quantized: the rotary channels are stored, quantized V serves for the others (see `k_eq_v`).
+    RotaryStored(RotaryFirst, Storage),
 }
 
-/// The rows of K, or of V.
-enum Kept {
-    Exact(Rows),
-    Coded(CodedRows),
+/// Storage of K, or of V.
+#[derive(Clone)]
+enum Storage {
+    Exact(ExactRows),
+    Quantized(QuantizedKv),
 }
 
-/// How a query reads keys: exact rows near its position and at the very beginning, codes between, where there are codes.
+/// How a query reads a key: exact in the head and tail zones, quantized between them, if the store is quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     Exact,
-    Coded,
+    Quantized,
 }
 
 impl Store {
     /// # Errors
-    /// If heads of this width cannot be kept so.
+    /// If the format does not support the head width.
     pub(super) fn new(
         layout: &StoreLayout,
         rotating_pairs: usize,
         (key, value): (KvFormat, KvFormat),
         options: &KvOptions,
     ) -> Result<Self> {
-        let kept = |width, format, side| Kept::new(layout, width, format, side, options);
+        let storage = |width, format, side| Storage::new(layout, width, format, side, options);
         let width = layout.head_dim;
-        let own = || -> Result<Keys> { Ok(Keys::Own(kept(width, key, Side::Keys)?)) };
-        let (keys, values) = match (&layout.key_weight, key, value, options.keys_of_values) {
-            (Some(weight), KvFormat::Exact(k), KvFormat::Exact(v), KeysOfValues::Derived) if k == v => {
-                (Keys::Derived(weight.clone()), kept(width, value, Side::Values)?)
+        let stored = || -> Result<Keys> { Ok(Keys::Stored(storage(width, key, Side::Keys)?)) };
+        let (keys, values) = match (&layout.k_eq_v, key, value, options.k_eq_v) {
+            (Some(weight), KvFormat::Exact(k), KvFormat::Exact(v), KEqV::Derived) if k == v => {
+                (Keys::FromValues(weight.clone()), storage(width, value, Side::Values)?)
             }
-            (Some(_), KvFormat::Coded(_), KvFormat::Coded(_), KeysOfValues::Derived) => {
-                match Sharing::of(layout, rotating_pairs) {
-                    // What serves as keys has the keys' format.
-                    Some(sharing) => {
-                        let own = kept(sharing.own(), key, Side::Keys)?;
-                        (Keys::Shared(sharing, own), kept(width, key, Side::Shared)?)
+            (Some(_), KvFormat::Quantized(_), KvFormat::Quantized(_), KEqV::Derived) => {
+                match RotaryFirst::of(layout, rotating_pairs) {
+                    // V serves as K, so it takes the key format.
+                    Some(rotary_first) => {
+                        let rotary = storage(rotary_first.rotary_channels(), key, Side::Keys)?;
+                        (Keys::RotaryStored(rotary_first, rotary), storage(width, key, Side::KEqV)?)
                     }
-                    None => (own()?, kept(width, value, Side::Values)?),
+                    None => (stored()?, storage(width, value, Side::Values)?),
                 }
             }
-            _ => (own()?, kept(width, value, Side::Values)?),
+            _ => (stored()?, storage(width, value, Side::Values)?),
         };
         Ok(Self { layout: layout.clone(), keys, values, zones: options.exact })
     }
 
-    /// The formats of the keys, where any are kept, and of the values.
+    /// Key format (`None` if no keys are stored) and value format.
     pub(super) fn formats(&self) -> (Option<KvFormat>, KvFormat) {
         match &self.keys {
-            Keys::Own(keys) | Keys::Shared(_, keys) => (Some(keys.format()), self.values.format()),
-            Keys::Derived(_) => (None, self.values.format()),
+            Keys::Stored(keys) | Keys::RotaryStored(_, keys) => (Some(keys.format()), self.values.format()),
+            Keys::FromValues(_) => (None, self.values.format()),
         }
     }
 
-    /// Whether keys are made as they are read.
+    /// Whether keys are computed from values while reading.
     pub(super) fn derives_keys(&self) -> bool {
-        matches!(self.keys, Keys::Derived(_))
+        matches!(self.keys, Keys::FromValues(_))
     }
 
-    /// Whether exact keys are put together in memory of the caller's.
-    pub(super) fn makes_keys(&self) -> bool {
-        !matches!(self.keys, Keys::Own(_))
+    /// Whether exact keys need the caller's buffer: see [`Store::block`].
+    pub(super) fn assembles_keys(&self) -> bool {
+        !matches!(self.keys, Keys::Stored(_))
     }
 
-    /// How the codes of the values serve as keys, if they do.
-    pub(super) fn sharing(&self) -> Option<&Sharing> {
+    /// The channel order where quantized V serves as K.
+    pub(super) fn rotary_first(&self) -> Option<&RotaryFirst> {
         match &self.keys {
-            Keys::Shared(sharing, _) => Some(sharing),
-            Keys::Own(_) | Keys::Derived(_) => None,
+            Keys::RotaryStored(rotary_first, _) => Some(rotary_first),
+            Keys::Stored(_) | Keys::FromValues(_) => None,
         }
     }
 
-    /// What the keys of their own are coded in, if they are.
-    pub(super) fn key_codes(&self) -> Option<(CodeFormat, Groups)> {
+    /// Quantization of the stored keys.
+    pub(super) fn key_quantization(&self) -> Option<(CodeFormat, RotationGroups)> {
         match &self.keys {
-            Keys::Own(keys) | Keys::Shared(_, keys) => keys.codes(),
-            Keys::Derived(_) => None,
+            Keys::Stored(keys) | Keys::RotaryStored(_, keys) => keys.quantization(),
+            Keys::FromValues(_) => None,
         }
     }
 
-    /// What the values are coded in, if they are.
-    pub(super) fn value_codes(&self) -> Option<(CodeFormat, Groups)> {
-        self.values.codes()
+    /// Quantization of the values.
+    pub(super) fn value_quantization(&self) -> Option<(CodeFormat, RotationGroups)> {
+        self.values.quantization()
     }
 
-    /// The ways in which parts of a page may have to be read.
+    /// The readings that occur within a page.
     pub(super) fn readings(&self) -> &'static [Reading] {
-        if self.is_coded() { &[Reading::Exact, Reading::Coded] } else { &[Reading::Exact] }
+        if self.is_quantized() { &[Reading::Exact, Reading::Quantized] } else { &[Reading::Exact] }
     }
 
-    fn is_coded(&self) -> bool {
-        self.key_codes().or(self.value_codes()).is_some()
+    fn is_quantized(&self) -> bool {
+        self.key_quantization().or(self.value_quantization()).is_some()
     }
 
-    /// The first `len` rows of one head in page `page` of the sequence, where they are read exactly, else the whole page.
-    /// Keys that are not kept as they are read are made in `made`, which has room for a page of them.
-    pub(super) fn tile<'a>(
+    /// K and V of one head in page `page` of the sequence: the first `len` rows if exact, the whole page if quantized.
+    /// `assembled` `(PAGE, head_dim)` receives exact keys that are not stored as such ([`Store::assembles_keys`]).
+    pub(super) fn block<'a>(
         &'a self,
         reading: Reading,
         (page, head, len): (usize, usize, usize),
         angles: &AngleTable,
-        made: &'a mut [f32],
-    ) -> KvTile<'a> {
-        let values = self.values.tile(reading, page, head, len);
+        assembled: &'a mut [f32],
+    ) -> KvBlock<'a> {
+        let values = self.values.rows(reading, page, head, len);
         let head_dim = self.layout.head_dim;
         let keys = match (&self.keys, values) {
-            (Keys::Own(keys), _) => keys.tile(reading, page, head, len),
-            (Keys::Shared(_, own), attend::Rows::Coded(values)) => match own.tile(reading, page, head, len) {
-                attend::Rows::Coded(own) => attend::Rows::Shared { own, values },
-                other => other,
-            },
-            (Keys::Derived(weight), attend::Rows::Exact(rows)) => {
-                let keys = &mut made[..rows.len()];
+            (Keys::Stored(keys), _) => keys.rows(reading, page, head, len),
+            (Keys::RotaryStored(_, rotary), attention::KvRows::Quantized(values)) => {
+                match rotary.rows(reading, page, head, len) {
+                    attention::KvRows::Quantized(rotary) => attention::KvRows::KEqV { rotary, values },
+                    other => other,
+                }
+            }
+            (Keys::FromValues(weight), attention::KvRows::Exact(rows)) => {
+                let keys = &mut assembled[..rows.len()];
                 angles.keys(page, rows, weight, keys);
-                attend::Rows::Exact(Elements::F32(keys))
+                attention::KvRows::Exact(Elements::F32(keys))
             }
-            (Keys::Shared(sharing, own), values) => {
-                let keys = &mut made[..len * head_dim];
-                sharing.exact_keys(own.tile(reading, page, head, len), values, keys);
-                attend::Rows::Exact(Elements::F32(keys))
+            (Keys::RotaryStored(rotary_first, rotary), values) => {
+                let keys = &mut assembled[..len * head_dim];
+                rotary_first.join_keys(rotary.rows(reading, page, head, len), values, keys);
+                attention::KvRows::Exact(Elements::F32(keys))
             }
-            (Keys::Derived(_), values) => values,
+            (Keys::FromValues(_), values) => values,
         };
-        KvTile { keys, values, head_dim }
+        KvBlock { keys, values, head_dim }
     }
 
-    /// The positions that a query sees, of `at`: its position up to an end.
-    pub(super) fn seen(&self, at: Range<usize>) -> Range<usize> {
-        self.layout.window.map_or(0, |window| (at.start + 1).saturating_sub(window))..at.end
+    /// The positions visible to a query at `at.start`, up to `at.end`: see [`visible`].
+    pub(super) fn visible(&self, at: Range<usize>) -> Range<usize> {
+        visible(self.layout.window, at)
     }
 
-    /// Of the keys of `page` that a query at `position` sees (`seen`, counted from the page's first), those that it reads
-    /// this way. The query alone decides, so a row's bits do not depend on who rides with it.
-    pub(super) fn part(&self, reading: Reading, page: usize, position: usize, seen: Range<usize>) -> Range<usize> {
-        let codes_from = match page {
-            _ if !self.is_coded() || page >= first_exact_page(position, self.zones.tail) => PAGE,
+    /// Of the `visible` rows of `page` (counted from the page's first), those that a query at `position` reads by
+    /// `reading`. It depends on the query's position only, so a row's bits do not depend on its batch.
+    pub(super) fn visible_in_page(
+        &self,
+        reading: Reading,
+        page: usize,
+        position: usize,
+        visible: Range<usize>,
+    ) -> Range<usize> {
+        let quantized_from = match page {
+            _ if !self.is_quantized() || page >= first_exact_page(position, self.zones.tail) => PAGE,
             0 => self.zones.head,
             _ => 0,
         };
         match reading {
-            Reading::Exact => seen.start.min(codes_from)..seen.end.min(codes_from),
-            Reading::Coded => seen.start.max(codes_from)..seen.end.max(codes_from),
+            Reading::Exact => visible.start.min(quantized_from)..visible.end.min(quantized_from),
+            Reading::Quantized => visible.start.max(quantized_from)..visible.end.max(quantized_from),
         }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.kept().map(Kept::bytes).sum()
+        self.storages().map(Storage::bytes).sum()
     }
 
-    /// Bytes once positions below `end` were written.
+    /// Bytes after positions below `end` were written.
     pub(super) fn bytes_at(&self, end: usize) -> usize {
-        self.kept().map(|kept| kept.bytes_at(end)).fold(0, usize::saturating_add)
+        self.storages().map(|storage| storage.bytes_at(end)).fold(0, usize::saturating_add)
     }
 
-    fn kept(&self) -> impl Iterator<Item = &Kept> {
+    fn storages(&self) -> impl Iterator<Item = &Storage> {
         let keys = match &self.keys {
-            Keys::Own(keys) | Keys::Shared(_, keys) => Some(keys),
-            Keys::Derived(_) => None,
+            Keys::Stored(keys) | Keys::RotaryStored(_, keys) => Some(keys),
+            Keys::FromValues(_) => None,
         };
         keys.into_iter().chain([&self.values])
     }
 
-    fn kept_mut(&mut self) -> impl Iterator<Item = &mut Kept> {
+    fn storages_mut(&mut self) -> impl Iterator<Item = &mut Storage> {
         let keys = match &mut self.keys {
-            Keys::Own(keys) | Keys::Shared(_, keys) => Some(keys),
-            Keys::Derived(_) => None,
+            Keys::Stored(keys) | Keys::RotaryStored(_, keys) => Some(keys),
+            Keys::FromValues(_) => None,
         };
         keys.into_iter().chain([&mut self.values])
     }
@@ -205,16 +216,16 @@ impl Store {
     /// Writes the K and V of the positions from `first` on, `(n, num_kv_heads, head_dim)` each.
     ///
     /// # Errors
-    /// If the system has no more memory.
-    pub(super) fn write(&mut self, arena: &mut Arena, isa: Isa, first: usize, k: &[f32], v: &[f32]) -> Result<()> {
+    /// If the pool has no more memory.
+    pub(super) fn write(&mut self, pool: &PagePool, isa: Isa, first: usize, k: &[f32], v: &[f32]) -> Result<()> {
         let end = first + k.len() / (self.layout.num_kv_heads * self.layout.head_dim);
-        self.reserve(arena, end)?;
+        self.reserve(pool, first..end)?;
         match &mut self.keys {
-            Keys::Own(keys) => keys.write(isa, first, k),
-            Keys::Derived(_) => {}
-            Keys::Shared(sharing, keys) => {
-                keys.write(isa, first, &sharing.own_keys(k));
-                self.values.write(isa, first, &sharing.ordered(v));
+            Keys::Stored(keys) => keys.write(isa, first, k),
+            Keys::FromValues(_) => {}
+            Keys::RotaryStored(rotary_first, keys) => {
+                keys.write(isa, first, &rotary_first.rotary_keys(k));
+                self.values.write(isa, first, &rotary_first.reorder(v));
                 return Ok(());
             }
         }
@@ -222,127 +233,128 @@ impl Store {
         Ok(())
     }
 
-    /// Makes room for positions below `end`.
+    /// Allocates pages for `positions` and makes them unique.
     ///
     /// # Errors
-    /// If the system has no more memory.
-    pub(super) fn reserve(&mut self, arena: &mut Arena, end: usize) -> Result<()> {
-        self.kept_mut().try_for_each(|kept| kept.reserve(arena, end))
+    /// If the pool has no more memory.
+    pub(super) fn reserve(&mut self, pool: &PagePool, positions: Range<usize>) -> Result<()> {
+        self.storages_mut().try_for_each(|storage| storage.reserve(pool, positions.clone()))
     }
 
-    /// The memory that holds the positions below `end`, in a fixed order.
-    pub(super) fn pieces(&self, end: usize) -> Vec<&Piece> {
-        self.kept().flat_map(|kept| kept.pieces(end)).collect()
+    /// Whether all rows that a query at `position` reads remain after positions below `written` were written.
+    pub(super) fn holds(&self, position: usize, written: usize) -> bool {
+        let oldest = self.visible(position..position).start;
+        // A query at position 0 reads nothing before it.
+        position == 0
+            || self.storages().all(|storage| match storage {
+                Storage::Exact(rows) => rows.holds(oldest, written),
+                Storage::Quantized(rows) => rows.holds(position, oldest, written),
+            })
     }
 
-    /// As [`Store::pieces`], to be filled.
-    pub(super) fn pieces_mut(&mut self, end: usize) -> Vec<&mut Piece> {
-        self.kept_mut().flat_map(|kept| kept.pieces_mut(end)).collect()
+    /// The pages of the positions below `end`: keys, then values.
+    pub(super) fn pages(&self, end: usize) -> Vec<&SharedPage> {
+        self.storages().flat_map(|storage| storage.pages(end)).collect()
     }
 
-    /// Whether both hold the same at the positions that a query at `end` or later sees.
+    /// As [`Store::pages`], writable.
+    pub(super) fn pages_mut(&mut self, end: usize) -> Vec<&mut SharedPage> {
+        self.storages_mut().flat_map(|storage| storage.pages_mut(end)).collect()
+    }
+
+    /// Whether both hold the same bits at the positions visible to queries at `end` or later.
     pub(super) fn same(&self, other: &Self, end: usize) -> bool {
-        let oldest = self.layout.window.map_or(0, |window| (end + 1).saturating_sub(window));
-        let mut pairs = self.kept().zip(other.kept());
-        self.kept().count() == other.kept().count() && pairs.all(|(a, b)| a.same(b, oldest..end))
+        let oldest = visible(self.layout.window, end..end).start;
+        let mut pairs = self.storages().zip(other.storages());
+        self.storages().count() == other.storages().count() && pairs.all(|(a, b)| a.same(b, oldest..end))
     }
 }
 
-impl Kept {
+impl Storage {
     fn new(layout: &StoreLayout, width: usize, format: KvFormat, side: Side, options: &KvOptions) -> Result<Self> {
         let StoreLayout { num_kv_heads, window, .. } = *layout;
-        let keep = window.map_or(Keep::All, |window| Keep::window(window, options.max_round_rows));
+        let retention = window.map_or(Retention::All, |window| Retention::window(window, options.max_round_rows));
         Ok(match format {
-            KvFormat::Exact(element) => Kept::Exact(Rows::new(element, num_kv_heads, width, keep)),
-            KvFormat::Coded(format) => {
-                Kept::Coded(CodedRows::new((format, side), (num_kv_heads, width), keep, options)?)
+            KvFormat::Exact(element) => Storage::Exact(ExactRows::new(element, num_kv_heads, width, retention)),
+            KvFormat::Quantized(format) => {
+                Storage::Quantized(QuantizedKv::new((format, side), (num_kv_heads, width), retention, options)?)
             }
         })
     }
 
     fn format(&self) -> KvFormat {
         match self {
-            Kept::Exact(rows) => rows.element().into(),
-            Kept::Coded(rows) => rows.format().into(),
+            Storage::Exact(rows) => rows.element().into(),
+            Storage::Quantized(rows) => rows.format().into(),
         }
     }
 
-    /// Makes room for positions below `end`.
-    ///
-    /// # Errors
-    /// If the system has no more memory.
-    fn reserve(&mut self, arena: &mut Arena, end: usize) -> Result<()> {
+    fn reserve(&mut self, pool: &PagePool, positions: Range<usize>) -> Result<()> {
         match self {
-            Kept::Exact(rows) => rows.reserve(arena, end),
-            Kept::Coded(rows) => rows.reserve(arena, end),
+            Storage::Exact(rows) => rows.reserve(pool, positions),
+            Storage::Quantized(rows) => rows.reserve(pool, positions),
         }
     }
 
-    /// Writes `rows` `(n, num_kv_heads, head_dim)` at `first` and the positions after it, for which there is room.
+    /// Writes `rows` `(n, num_kv_heads, head_dim)` at `first` and the positions after it, already reserved.
     fn write(&mut self, isa: Isa, first: usize, rows: &[f32]) {
         match self {
-            Kept::Exact(kept) => kept.write(first, rows),
-            Kept::Coded(kept) => kept.write(isa, first, rows),
+            Storage::Exact(storage) => storage.write(first, rows),
+            Storage::Quantized(storage) => storage.write(isa, first, rows),
         }
     }
 
-    /// The first `len` rows of one head in page `page` of the sequence, or all of them.
-    fn tile(&self, reading: Reading, page: usize, head: usize, len: usize) -> attend::Rows<'_> {
+    /// The first `len` rows of one head in page `page` of the sequence; quantized: the whole page.
+    fn rows(&self, reading: Reading, page: usize, head: usize, len: usize) -> attention::KvRows<'_> {
         match (self, reading) {
-            (Kept::Exact(rows), _) => rows.tile(page, head, len).into(),
-            (Kept::Coded(rows), Reading::Exact) => rows.tile(page, head, len).into(),
-            (Kept::Coded(rows), Reading::Coded) => attend::Rows::Coded(rows.page(page, head)),
+            (Storage::Exact(rows), _) => rows.rows(page, head, len).into(),
+            (Storage::Quantized(rows), Reading::Exact) => rows.rows(page, head, len).into(),
+            (Storage::Quantized(rows), Reading::Quantized) => attention::KvRows::Quantized(rows.page(page, head)),
         }
     }
 
-    /// What they are coded in, if they are.
-    fn codes(&self) -> Option<(CodeFormat, Groups)> {
+    /// Format and rotation groups, if quantized.
+    fn quantization(&self) -> Option<(CodeFormat, RotationGroups)> {
         match self {
-            Kept::Exact(_) => None,
-            Kept::Coded(rows) => Some((rows.format(), rows.groups())),
+            Storage::Exact(_) => None,
+            Storage::Quantized(rows) => Some((rows.format(), rows.groups())),
         }
     }
 
-    fn pieces(&self, end: usize) -> Vec<&Piece> {
+    fn pages(&self, end: usize) -> Vec<&SharedPage> {
         match self {
-            Kept::Exact(rows) => rows.pieces(end).iter().collect(),
-            Kept::Coded(rows) => rows.pieces(end).collect(),
+            Storage::Exact(rows) => rows.pages(end).iter().collect(),
+            Storage::Quantized(rows) => rows.pages(end).collect(),
         }
     }
 
-    fn pieces_mut(&mut self, end: usize) -> Vec<&mut Piece> {
+    fn pages_mut(&mut self, end: usize) -> Vec<&mut SharedPage> {
         match self {
-            Kept::Exact(rows) => rows.pieces_mut(end).iter_mut().collect(),
-            Kept::Coded(rows) => rows.pieces_mut(end).collect(),
+            Storage::Exact(rows) => rows.pages_mut(end).iter_mut().collect(),
+            Storage::Quantized(rows) => rows.pages_mut(end).collect(),
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
-            Kept::Exact(rows) => rows.bytes(),
-            Kept::Coded(rows) => rows.bytes(),
+            Storage::Exact(rows) => rows.bytes(),
+            Storage::Quantized(rows) => rows.bytes(),
         }
     }
 
     fn bytes_at(&self, end: usize) -> usize {
         match self {
-            Kept::Exact(rows) => rows.bytes_at(end),
-            Kept::Coded(rows) => rows.bytes_at(end),
+            Storage::Exact(rows) => rows.bytes_at(end),
+            Storage::Quantized(rows) => rows.bytes_at(end),
         }
     }
 
-    /// Whether both hold bit-equal rows, and codes, where queries at `end` and later find `positions`.
+    /// Whether both hold the same bits at `positions`, as queries from `positions.end` on read them.
     fn same(&self, other: &Self, positions: Range<usize>) -> bool {
         match (self, other) {
-            (Kept::Exact(a), Kept::Exact(b)) => a.same(b, positions),
-            (Kept::Coded(a), Kept::Coded(b)) => a.same(b, positions),
+            (Storage::Exact(a), Storage::Exact(b)) => a.same(b, positions),
+            (Storage::Quantized(a), Storage::Quantized(b)) => a.same(b, positions),
             _ => false,
         }
     }
-}
-
-/// The first page that a query at `position` reads exactly, where there are codes: whole pages before its newest `tail`
-/// keys are codes to it.
-pub(crate) fn first_exact_page(position: usize, tail: usize) -> usize {
-    position.saturating_sub(tail) / PAGE
 }

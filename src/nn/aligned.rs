@@ -1,33 +1,33 @@
-//! Rows that vectors are read from over and over.
+//! Buffers aligned to cache lines.
 
 use std::ops::{Deref, DerefMut};
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Numbers that begin on a cache line. A vector that straddles two lines takes two reads, and at 64 bytes every vector of a
-/// row that begins elsewhere does: products of 16 rows ran at half the speed.
+/// A buffer that begins on a cache line. A load that straddles two lines costs two reads, and unaligned rows make every
+/// 64-byte load straddle: matrix products of 16 rows ran at half the speed.
 pub struct Aligned<T> {
     data: Vec<T>,
     start: usize,
 }
 
 impl<T: Copy + Default> Aligned<T> {
-    /// A copy.
+    /// An aligned copy of `x`.
     pub fn copy(x: &[T]) -> Self {
-        let mut copy = Self::room(x.len());
+        let mut copy = Self::with_capacity(x.len());
         copy.data.extend_from_slice(x);
         copy
     }
 
-    /// Zeros.
+    /// `len` zeros.
     pub fn zeros(len: usize) -> Self {
-        let mut zeros = Self::room(len);
+        let mut zeros = Self::with_capacity(len);
         zeros.data.resize(zeros.start + len, T::default());
         zeros
     }
 
-    fn room(len: usize) -> Self {
+    fn with_capacity(len: usize) -> Self {
         let mut data: Vec<T> = Vec::with_capacity(len + LINE / size_of::<T>());
         let start = data.as_ptr().align_offset(LINE).min(data.capacity() - len);
         data.resize(start, T::default());

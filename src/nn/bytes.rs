@@ -1,4 +1,4 @@
-//! Bytes inside something that keeps them alive.
+//! Reference-counted byte ranges of files and buffers.
 
 use std::fs::File;
 use std::ops::Range;
@@ -9,18 +9,18 @@ use memmap2::Mmap;
 
 use crate::{Error, Result};
 
-/// What bytes can lie in.
+/// The owner of byte ranges.
 pub trait Source: AsRef<[u8]> + Send + Sync {
-    /// Says that `range` will not be read again soon: pages of a mapped file need not stay in memory.
+    /// Hints that `range` will not be read again soon, so that pages of a mapped file can be evicted.
     fn release(&self, range: Range<usize>) {
         let _ = range;
     }
 
-    /// Refuses a file that has become shorter than its map, whose missing pages would fault when they are read. One that
-    /// shrinks after its bytes were handed out cannot be caught: the fault then ends the process.
+    /// Refuses a file that has become shorter than its map, whose missing pages would fault when they are read. One
+    /// that shrinks after its bytes were handed out cannot be caught: the fault then ends the process.
     ///
     /// # Errors
-    /// If it has, or its length cannot be asked for.
+    /// If it has, or its length cannot be read.
     fn check_length(&self) -> Result<()> {
         Ok(())
     }
@@ -31,7 +31,7 @@ impl Source for Vec<u8> {}
 /// A file, mapped read-only.
 pub struct MappedFile {
     path: PathBuf,
-    file: File, // to ask for its length
+    file: File, // for its current length
     map: Mmap,
 }
 
@@ -45,9 +45,9 @@ impl MappedFile {
         if file.metadata().map_err(Error::io(path))?.is_dir() {
             return Err(Error::file(path, "is a directory; a file is expected here"));
         }
-        // SAFETY: the map is read-only, so nothing here changes its bytes. It is shared with the file: one that is shortened or
-        // rewritten in place meanwhile faults, or changes what references see, which nothing here can rule out, as no user of
-        // mmap can. Checkpoints are not edited in place.
+        // SAFETY: the map is read-only, so nothing here changes its bytes. It is shared with the file: one that is
+        // shortened or rewritten in place meanwhile faults, or changes what references see, which nothing here can rule
+        // out, as no user of mmap can. Checkpoints are not edited in place.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
         let mapped = Self { path: path.to_owned(), file, map };
         mapped.check_length()?;
@@ -75,13 +75,13 @@ impl Source for MappedFile {
     fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         {
-            // Whole pages only; a neighbour's bytes on the same page stay.
+            // Whole pages only: a page shared with another tensor stays.
             const PAGE: usize = 4096;
             let (start, end) = (range.start.next_multiple_of(PAGE), range.end / PAGE * PAGE);
             if start < end {
-                // SAFETY: the range lies in the map. That is of a file and read-only, so a page that is read again comes back
-                // from the file with the same bytes, as long as the file is as `open` asks. Failure means that the pages stay,
-                // which is no error.
+                // SAFETY: the range lies in the map. That is of a file and read-only, so a page that is read again
+                // comes back from the file with the same bytes, as long as the file is as `open` asks. Failure means
+                // that the pages stay, which is no error.
                 let _ =
                     unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
             }
@@ -89,7 +89,7 @@ impl Source for MappedFile {
     }
 }
 
-/// A run of bytes of a [`Source`].
+/// A byte range of a [`Source`].
 #[derive(Clone)]
 pub struct Bytes {
     owner: Arc<dyn Source>,
@@ -116,7 +116,7 @@ impl Bytes {
         self.owner.check_length()
     }
 
-    /// Says that `range` of these bytes will not be read again soon.
+    /// [`Source::release`] for `range` of these bytes.
     pub fn release(&self, range: Range<usize>) {
         self.owner.release(self.range.start + range.start..self.range.start + range.end);
     }

@@ -1,11 +1,11 @@
-//! Table look-up.
+//! Embedding tables.
 
 use candle_core::Tensor;
 
 use super::{Weight, for_row_blocks, tensor};
 use crate::{Error, Result};
 
-/// A table `(vocabulary, width)` in the checkpoint's own type, with a scale that multiplies every row it gives out.
+/// A table `(vocabulary, width)` in the checkpoint's own type, and a scale for its rows.
 #[derive(Clone)]
 pub struct Embedding {
     weight: Weight,
@@ -13,7 +13,7 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// A table whose rows come out multiplied by `scale`.
+    /// A table whose rows are multiplied by `scale`.
     pub fn new(weight: Weight, scale: f32) -> Self {
         Self { weight, scale }
     }
@@ -23,7 +23,7 @@ impl Embedding {
         &self.weight
     }
 
-    /// What multiplies every row.
+    /// The factor of every row.
     pub fn scale(&self) -> f32 {
         self.scale
     }
@@ -35,7 +35,7 @@ impl Embedding {
     pub fn forward(&self, ids: &[u32]) -> Result<Tensor> {
         let (vocabulary, width) = (self.weight.outputs(), self.weight.inputs());
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocabulary) {
-            return Err(Error::Input(format!("token id {id} is outside the vocabulary of {vocabulary}")));
+            return Err(Error::argument("ids", format!("token id {id} is outside the vocabulary of {vocabulary}")));
         }
         let mut rows = vec![0.0; ids.len() * width];
         for_row_blocks(&mut rows, width, |first, rows| {

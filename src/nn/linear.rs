@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use candle_core::Tensor;
 use candle_nn::Module;
 use foretoken_kernels::quant::{self, ActivationType, Activations};
-use foretoken_kernels::{ColumnsMut, ElementType, Isa, matmul};
+use foretoken_kernels::{ColumnsMut, ElementType, Isa, gemm};
 use rayon::prelude::*;
 
 use super::{Aligned, F32View, Matrix, Weight, tensor};
@@ -29,7 +29,7 @@ impl Linear {
         &self.weight
     }
 
-    /// `y = x W^T`, and `then` on what lies in `y`.
+    /// `y = x W^T`, then `then(y)` in place.
     ///
     /// # Errors
     /// If `x` is not `(rows, inputs)`.
@@ -57,7 +57,7 @@ pub fn project<const N: usize>(layers: [&Linear; N], x: &Tensor) -> Result<[Tens
     for (layer, y) in layers.into_iter().zip(products(layers, x)?) {
         tensors.push(tensor(y, (rows, layer.weight.outputs()))?);
     }
-    tensors.try_into().map_err(|_| lost())
+    tensors.try_into().map_err(|_| missing_output())
 }
 
 fn products<const N: usize>(layers: [&Linear; N], x: &Tensor) -> Result<[Vec<f32>; N]> {
@@ -71,19 +71,19 @@ fn products<const N: usize>(layers: [&Linear; N], x: &Tensor) -> Result<[Vec<f32
     let view = F32View::new(x)?;
     let input = Input::new(&view, rows);
     let jobs = layers.map(|layer| (layer.weight.matrix(0), &input));
-    multiply(layers[0].isa, &jobs).try_into().map_err(|_| lost())
+    multiply(layers[0].isa, &jobs).try_into().map_err(|_| missing_output())
 }
 
-fn lost() -> crate::Error {
-    candle_core::Error::Msg("linear: an output was lost".into()).into()
+fn missing_output() -> crate::Error {
+    candle_core::Error::Msg("linear: an output is missing".into()).into()
 }
 
-/// Rows to be multiplied, and the forms that matrices need, each made once and shared by all that need it.
+/// Input rows and their prepared forms (aligned, packed, quantized), each computed once and shared by all matrices.
 pub struct Input<'a> {
     x: &'a [f32], // (rows, inputs)
     rows: usize,
     aligned: OnceCell<Aligned<f32>>,
-    words: OnceCell<Aligned<u32>>, // for the one type of floats that needs them
+    words: OnceCell<Aligned<u32>>, // packed rows, for the float types that need them
     q8_1: OnceCell<Vec<i32>>,
     q8_k: OnceCell<Vec<i32>>,
 }
@@ -98,18 +98,18 @@ impl<'a> Input<'a> {
         self.x.len() / self.rows.max(1)
     }
 
-    fn floats(&self, isa: Isa, element: ElementType) -> matmul::Rows<'_> {
-        let (inputs, count) = (self.inputs(), matmul::Rows::scratch_len(isa, element, self.rows, self.inputs()));
+    fn floats(&self, isa: Isa, element: ElementType) -> gemm::PreparedRows<'_> {
+        let (inputs, count) = (self.inputs(), gemm::PreparedRows::scratch_len(isa, element, self.rows, self.inputs()));
         if count == 0 {
             let aligned = self.aligned.get_or_init(|| Aligned::copy(self.x));
-            return matmul::Rows::from_words(aligned, inputs, &[]);
+            return gemm::PreparedRows::from_words(aligned, inputs, &[]);
         }
         let words = self.words.get_or_init(|| {
             let mut words = Aligned::zeros(count);
-            matmul::Rows::new(isa, element, self.x, inputs, &mut words);
+            gemm::PreparedRows::new(isa, element, self.x, inputs, &mut words);
             words
         });
-        matmul::Rows::from_words(self.x, inputs, words)
+        gemm::PreparedRows::from_words(self.x, inputs, words)
     }
 
     fn quantized(&self, isa: Isa, activation_type: ActivationType) -> Activations<'_> {
@@ -126,66 +126,68 @@ impl<'a> Input<'a> {
     }
 }
 
-/// What a piece of work multiplies by.
+/// The prepared rows of a task.
 #[derive(Clone, Copy)]
-enum Rows<'a> {
-    Float(matmul::Rows<'a>),
+enum PreparedInput<'a> {
+    Float(gemm::PreparedRows<'a>),
     Quantized(Activations<'a>),
 }
 
-/// Weight bytes per piece of work: small enough that a thread which loses its processor leaves little behind, large
-/// enough (about 10 microseconds) to outlast the hand-over.
-const BYTES_PER_PIECE: usize = 256 << 10;
+/// Weight bytes per task: small enough that a preempted thread delays little work, large enough (about 10 microseconds)
+/// to outweigh the scheduling cost.
+const BYTES_PER_TASK: usize = 256 << 10;
 
 /// Multiplies each input by its matrix, `(rows, inputs)` to `(rows, outputs)`, all in one parallel region.
 ///
 /// # Panics
 /// If an input has not as many columns as its matrix.
 pub fn multiply(isa: Isa, jobs: &[(Matrix<'_>, &Input<'_>)]) -> Vec<Vec<f32>> {
-    // Not zeroed first: a round of four rows of E2B would spend 1 % of its time with that.
+    // Uninitialised: zeroing would cost 1 % of a round of four rows of E2B.
     let mut outputs: Vec<_> =
         jobs.iter().map(|(matrix, input)| Vec::with_capacity(input.rows * matrix.outputs())).collect();
-    let mut pieces = Vec::new();
+    let mut tasks = Vec::new();
     for ((matrix, input), y) in jobs.iter().zip(&mut outputs) {
         let rows = match matrix {
-            Matrix::Float { elements, .. } => Rows::Float(input.floats(isa, elements.element_type())),
-            Matrix::Packed(packed) => Rows::Quantized(input.quantized(isa, packed.weight_type().activation_type())),
+            Matrix::Float { elements, .. } => PreparedInput::Float(input.floats(isa, elements.element_type())),
+            Matrix::Packed(packed) => {
+                PreparedInput::Quantized(input.quantized(isa, packed.weight_type().activation_type()))
+            }
         };
-        let room = &mut y.spare_capacity_mut()[..input.rows * matrix.outputs()];
-        let y = ColumnsMut::uninit(room, input.rows, matrix.outputs());
+        let spare = &mut y.spare_capacity_mut()[..input.rows * matrix.outputs()];
+        let y = ColumnsMut::uninit(spare, input.rows, matrix.outputs());
         if rayon::current_num_threads() == 1 {
-            run_piece(isa, matrix, rows, y);
+            run_task(isa, matrix, rows, y);
         } else {
-            pieces.extend(split(matrix, y).into_iter().map(|y| (matrix, rows, y)));
+            tasks.extend(split(matrix, y).into_iter().map(|y| (matrix, rows, y)));
         }
     }
-    pieces.into_par_iter().with_max_len(1).for_each(|(matrix, rows, y)| run_piece(isa, matrix, rows, y));
+    tasks.into_par_iter().with_max_len(1).for_each(|(matrix, rows, y)| run_task(isa, matrix, rows, y));
     for ((matrix, input), y) in jobs.iter().zip(&mut outputs) {
-        // SAFETY: the pieces cover all columns of all rows, and `run_piece` wrote every piece.
+        // SAFETY: the tasks cover all columns of all rows, and `run_task` wrote every one.
         unsafe { y.set_len(input.rows * matrix.outputs()) };
     }
     outputs
 }
 
-fn run_piece(isa: Isa, matrix: &Matrix<'_>, rows: Rows<'_>, y: ColumnsMut<'_>) {
+fn run_task(isa: Isa, matrix: &Matrix<'_>, rows: PreparedInput<'_>, y: ColumnsMut<'_>) {
     match (matrix, rows) {
-        (Matrix::Packed(packed), Rows::Quantized(x)) => quant::matmul(isa, packed, &x, y),
-        (Matrix::Float { elements, .. }, Rows::Float(x)) => matmul::matmul(isa, x, *elements, y),
+        (Matrix::Packed(packed), PreparedInput::Quantized(x)) => quant::matmul(isa, packed, &x, y),
+        (Matrix::Float { elements, .. }, PreparedInput::Float(x)) => gemm::matmul(isa, x, *elements, y),
         _ => unreachable!("`multiply` pairs matrices with the rows that they take"),
     }
 }
 
-/// Cuts the columns of `y` into pieces of whole panels.
+/// Splits the columns of `y` into tasks of whole panels.
 fn split<'y>(matrix: &Matrix<'_>, mut y: ColumnsMut<'y>) -> Vec<ColumnsMut<'y>> {
     let row_bytes = matrix.bytes() / matrix.outputs().max(1);
-    let columns = (BYTES_PER_PIECE / row_bytes.max(1)).max(1).next_multiple_of(quant::PANEL_ROWS);
-    let mut pieces = Vec::with_capacity(y.range().len() / columns + 1);
+    let columns = (BYTES_PER_TASK / row_bytes.max(1)).max(1).next_multiple_of(quant::PANEL_ROWS);
+    let mut tasks = Vec::with_capacity(y.range().len() / columns + 1);
     while y.range().len() > columns {
         let at = y.range().start + columns;
         let (left, right) = y.split_at(at);
-        pieces.push(left);
+        tasks.push(left);
         y = right;
     }
-    pieces.push(y);
-    pieces
+    tasks.push(y);
+    tasks
 }

@@ -1,6 +1,6 @@
 //! The few neural-network modules that Gemma 4 is made of: candle tensors in and out, [`foretoken_kernels`] inside.
 //!
-//! Activations are `f32`, `(rows, width)`, contiguous. Weights stay in the checkpoint's own type, where they lie.
+//! Activations are `f32`, `(rows, width)`, contiguous. Weights keep the checkpoint's type.
 
 mod activation;
 mod aligned;
@@ -10,20 +10,20 @@ mod embedding;
 mod linear;
 mod norm;
 mod parallel;
-mod plain;
+mod pod;
 mod rotary;
 mod view;
 mod weight;
 
 pub use activation::gelu_gate;
 pub(crate) use aligned::Aligned;
-pub use arena::{Arena, Piece};
+pub use arena::{Allocation, Arena};
 pub use bytes::{Bytes, MappedFile, Source};
 pub use embedding::Embedding;
 pub use linear::{Input, Linear, multiply, project};
 pub use norm::RmsNorm;
 pub use parallel::for_row_blocks;
-pub(crate) use plain::{cast, cast_mut};
+pub(crate) use pod::{cast, cast_mut};
 pub use rotary::{Angles, Rotary};
 pub use view::{F32View, tensor};
 pub(crate) use weight::Stored;

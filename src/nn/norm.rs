@@ -8,7 +8,7 @@ use super::{F32View, for_row_blocks, tensor};
 use crate::Result;
 
 /// `norm(x) = x / sqrt(mean(x^2) + eps) * weight` over the last dimension (of `weight.len()`, or of `width` where
-/// weightless). The weight multiplies as it is, not as `1 + weight`.
+/// weightless). The factor is `weight`, not `1 + weight`.
 #[derive(Clone)]
 pub struct RmsNorm {
     weight: Option<Vec<f32>>, // (width)
@@ -38,20 +38,20 @@ impl RmsNorm {
         self.width
     }
 
-    /// `norm(x)`, for every run of `width` elements of `x`; shaped as `x`.
+    /// `norm(x)`, for every `width` consecutive elements of `x`; shaped as `x`.
     ///
     /// # Errors
-    /// If `x` is not made of such runs.
+    /// If the size of `x` is no multiple of `width`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let mut y = vec![0.0; x.elem_count()];
         self.write(&self.checked(x)?, &mut y);
         tensor(y, x.dims())
     }
 
-    /// `(residual + norm(x)) * scale`: the norm that closes a branch of a layer.
+    /// `(residual + norm(x)) * scale`: the post-norm of a branch.
     ///
     /// # Errors
-    /// If `x` is not made of runs of `width`, or `residual` is not shaped as `x`.
+    /// If the size of `x` is no multiple of `width`, or `residual` is not shaped as `x`.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, scale: f32) -> Result<Tensor> {
         if residual.dims() != x.dims() {
             let (lhs, rhs) = (residual.shape().clone(), x.shape().clone());
@@ -67,7 +67,7 @@ impl RmsNorm {
         tensor(y, x.dims())
     }
 
-    /// What is added to the mean square.
+    /// The epsilon added to the mean square.
     pub fn eps(&self) -> f32 {
         self.eps
     }

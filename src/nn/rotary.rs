@@ -22,20 +22,21 @@ pub struct Angles {
 }
 
 impl Rotary {
-    /// `inverse_frequencies[i]` turns the pair `(i, i + head_dim / 2)`; pairs beyond them never turn.
+    /// `inverse_frequencies[i]` rotates the pair `(i, i + head_dim / 2)`; pairs beyond the list are not rotated.
     pub fn new(inverse_frequencies: Vec<f32>, isa: Isa) -> Self {
         Self { inverse_frequencies, isa }
     }
 
-    /// The inverse frequency of every pair that turns.
+    /// The inverse frequency of every rotary pair.
     pub fn inverse_frequencies(&self) -> &[f32] {
         &self.inverse_frequencies
     }
 
-    /// The angles of positions `first..first + rows`.
-    pub fn angles(&self, first: usize, rows: usize) -> Angles {
+    /// The angles of `positions`, one row each.
+    pub fn angles(&self, positions: impl IntoIterator<Item = usize>) -> Angles {
         let pairs = self.inverse_frequencies.len();
-        let (cos, sin) = (first..first + rows)
+        let (cos, sin) = positions
+            .into_iter()
             .flat_map(|position| self.inverse_frequencies.iter().map(move |f| f * position as f32))
             .map(|angle| (angle.cos(), angle.sin()))
             .unzip();
@@ -54,19 +55,21 @@ impl Angles {
         &self.sin
     }
 
-    /// The angles of the newest `rows` positions.
+    /// The angles of some `rows`.
     ///
     /// # Panics
-    /// If there are fewer.
-    pub fn newest(&self, rows: usize) -> Self {
-        let skip = self.cos.len() - rows * self.pairs;
-        Self { cos: self.cos[skip..].to_vec(), sin: self.sin[skip..].to_vec(), pairs: self.pairs, isa: self.isa }
+    /// If there is no such row.
+    pub fn select(&self, rows: &[usize]) -> Self {
+        let of = |angles: &[f32]| {
+            rows.iter().flat_map(|row| &angles[row * self.pairs..(row + 1) * self.pairs]).copied().collect()
+        };
+        Self { cos: of(&self.cos), sin: of(&self.sin), pairs: self.pairs, isa: self.isa }
     }
 
     /// Normalises every head of `x` `(rows, heads * head_dim)` and rotates it: `(rows, heads, head_dim)`.
     ///
     /// # Errors
-    /// If `x` is not made of heads of the norm's width.
+    /// If the width of `x` is no multiple of the norm's.
     pub fn norm_and_rotate(&self, norm: &RmsNorm, x: &Tensor) -> Result<Tensor> {
         let (rows, width) = x.dims2()?;
         let view = norm.checked(x)?;

@@ -7,7 +7,7 @@ use candle_core::{CpuStorage, DType, Device, Shape, Storage, Tensor};
 
 use crate::Result;
 
-/// A contiguous `f32` CPU tensor, borrowed as a slice for as long as the view lives.
+/// A contiguous `f32` CPU tensor, borrowed as a slice.
 pub struct F32View<'a> {
     storage: RwLockReadGuard<'a, Storage>,
     range: (usize, usize),
@@ -37,7 +37,7 @@ impl Deref for F32View<'_> {
     fn deref(&self) -> &[f32] {
         match &*self.storage {
             Storage::Cpu(CpuStorage::F32(data)) => &data[self.range.0..self.range.1],
-            // `new` admits no other storage.
+            // Excluded by `new`.
             _ => &[],
         }
     }

@@ -1,4 +1,4 @@
-//! Matrices in the types of their files.
+//! Weight matrices in the types of their files.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,14 +8,13 @@ use foretoken_kernels::{ElementType, Elements};
 use rayon::prelude::*;
 
 use super::Bytes;
-use super::arena::{Arena, Piece};
-use super::plain::cast;
+use super::arena::{Allocation, Arena};
+use super::pod::cast;
 
 /// A stack of `count` matrices `(outputs, inputs)`; most weights are one.
 ///
-/// Floating-point matrices are read where they lie in the map. Quantized ones are packed once, into memory of the same
-/// size that replaces the file's pages: sixteen rows side by side let one load serve sixteen outputs, which is what
-/// makes a verification of several rows cheap.
+/// Floating-point matrices are read from the mapped file. Quantized ones are packed at load into memory of the same
+/// size (the file's pages are released): panels of 16 interleaved rows, so that one vector load serves 16 outputs.
 #[derive(Clone)]
 pub struct Weight {
     storage: Storage,
@@ -27,18 +26,18 @@ pub struct Weight {
 #[derive(Clone)]
 enum Storage {
     Float(ElementType, Bytes),
-    Packed(WeightType, Arc<Piece>),
-    /// As in the file: for tables of which rows are looked up, never multiplied.
+    Packed(WeightType, Arc<Allocation>),
+    /// Rows in the file's layout: for tables whose rows are gathered, never multiplied.
     Rows(WeightType, Bytes),
 }
 
-/// The bytes of a [`Weight`], as it keeps them.
+/// The bytes of a [`Weight`] in their layout.
 pub(crate) enum Stored<'a> {
     /// Elements.
     Float(ElementType, &'a [u8]),
     /// Packed matrices, one after the other.
     Packed(WeightType, &'a [u8]),
-    /// Rows as in a file.
+    /// Rows in the file's layout.
     Rows(WeightType, &'a [u8]),
 }
 
@@ -83,7 +82,7 @@ impl Matrix<'_> {
 }
 
 impl Weight {
-    /// Floating-point matrices where they lie; bytes that are not on the element's own boundary are copied once.
+    /// Floating-point matrices, read in place; bytes that are not aligned for the element type are copied once.
     ///
     /// Returns `None` if `bytes` is not `(count, outputs, inputs)` elements long.
     pub fn float(bytes: Bytes, element: ElementType, [count, outputs, inputs]: [usize; 3]) -> Option<Self> {
@@ -92,12 +91,12 @@ impl Weight {
             return None;
         }
         let aligned = bytes.as_slice().as_ptr().align_offset(element.size()) == 0;
-        // A buffer's own beginning is aligned for any element on every allocator in use; `cast` checks.
+        // Allocators align buffers for any element type; `cast` checks.
         let bytes = if aligned { bytes } else { Bytes::from(bytes.as_slice().to_vec()) };
         Some(Self { storage: Storage::Float(element, bytes), count, outputs, inputs })
     }
 
-    /// A quantized table, left in the file's order.
+    /// A quantized table in the file's layout.
     ///
     /// Returns `None` if `bytes` is not the bytes of `(outputs, inputs)`.
     pub fn table(bytes: Bytes, weight_type: WeightType, outputs: usize, inputs: usize) -> Option<Self> {
@@ -105,7 +104,7 @@ impl Weight {
         fits.then_some(Self { storage: Storage::Rows(weight_type, bytes), count: 1, outputs, inputs })
     }
 
-    /// Packs quantized matrices, on all threads of the current pool; the file's pages are released as they are read.
+    /// Packs quantized matrices, on all threads of the current pool; the file's pages are released while they are read.
     ///
     /// Returns `None` if `bytes` is not the bytes of `(count, outputs, inputs)`, or there is no memory for a copy.
     pub fn packed(arena: &mut Arena, bytes: Bytes, weight_type: WeightType, shape: [usize; 3]) -> Option<Self> {
@@ -123,7 +122,8 @@ impl Weight {
         })
     }
 
-    /// Allocates packed matrices and has `fill(matrix, rows, packed bytes)` write them, a run of whole panels at a time.
+    /// Allocates packed matrices and has `fill(matrix, rows, packed bytes)` write them, a run of whole panels at a
+    /// time.
     pub(crate) fn fill_packed(
         arena: &mut Arena,
         weight_type: WeightType,
@@ -133,10 +133,10 @@ impl Weight {
         let row = weight_type.row_bytes(inputs)?;
         let matrix = row.checked_mul(outputs)?;
         let mut packed = arena.take(matrix.checked_mul(count)?)?;
-        let piece_rows = (PIECE_BYTES / row.max(1)).next_multiple_of(PANEL_ROWS);
+        let chunk_rows = (CHUNK_BYTES / row.max(1)).next_multiple_of(PANEL_ROWS);
         for (index, matrix) in packed.as_mut_slice().chunks_mut(matrix.max(1)).enumerate() {
-            matrix.par_chunks_mut(piece_rows * row).enumerate().for_each(|(piece, bytes)| {
-                let first = piece * piece_rows;
+            matrix.par_chunks_mut(chunk_rows * row).enumerate().for_each(|(chunk, bytes)| {
+                let first = chunk * chunk_rows;
                 fill(index, first..first + bytes.len() / row, bytes);
             });
         }
@@ -174,7 +174,7 @@ impl Weight {
         }
     }
 
-    /// The bytes, for those who compute elsewhere.
+    /// The bytes, for upload to a device.
     pub(crate) fn stored(&self) -> Stored<'_> {
         match &self.storage {
             Storage::Float(element, bytes) => Stored::Float(*element, bytes.as_slice()),
@@ -227,8 +227,8 @@ impl Weight {
     }
 }
 
-/// Bytes packed at a time: the source and the result of a piece stay in the second-level cache.
-const PIECE_BYTES: usize = 256 << 10;
+/// Bytes packed at a time: source and result stay in the L2 cache.
+const CHUNK_BYTES: usize = 256 << 10;
 
 fn cast_elements(element: ElementType, bytes: &[u8]) -> Elements<'_> {
     match element {

@@ -1,10 +1,12 @@
-//! The rule that decides which drafts stand: a pure function of ids, probabilities and an RNG.
+//! The rule that decides which drafts are accepted: a pure function of ids, probabilities and an RNG.
+
+use std::convert::Infallible;
 
 use rand::Rng;
 
-use super::{Confidence, Context, DraftSampling};
-use crate::Result;
-use crate::sampler::Distribution;
+use super::{Confidence, Context, DraftSampling, SimulatedAcceptance};
+use crate::sampler::{Distribution, LogitsProcessor, Sampler};
+use crate::{Error, Result};
 
 /// A chain of proposed tokens.
 #[derive(Clone, Debug, Default)]
@@ -13,8 +15,8 @@ pub struct Draft {
     pub tokens: Vec<u32>,
     /// The distribution that each was drawn from; `None` where they were chosen, not drawn (one-hot).
     pub probs: Option<Vec<Distribution>>,
-    /// How probable its drafter thinks each token, among those it scored; empty unless [`Confidence::Said`] was wanted of
-    /// a drafter that has probabilities.
+    /// The drafter's probability of each token, among those it scored; empty unless [`Confidence::Report`] is asked of a
+    /// drafter that has probabilities.
     pub confidence: Vec<f32>,
 }
 
@@ -31,16 +33,16 @@ impl Draft {
         rng: &mut impl Rng,
     ) -> Result<()> {
         let token = match context.drafts {
-            DraftSampling::Greedy => context.sampler.most_probable(ids, logits)?,
+            DraftSampling::Greedy => context.sampler.most_probable(ids, logits).map_err(Error::of_draft)?,
             DraftSampling::Sampled => {
-                let distribution = context.sampler.distribution(ids, logits)?;
+                let distribution = context.sampler.distribution(ids, logits).map_err(Error::of_draft)?;
                 let token = distribution.sample(rng);
                 self.probs.get_or_insert_default().push(distribution);
                 token
             }
         };
         self.tokens.push(token);
-        if context.confidence == Confidence::Said {
+        if context.confidence == Confidence::Report {
             let at = ids.map_or(Some(token as usize), |ids| ids.iter().position(|id| *id == token));
             let own = at.map_or(f32::NAN, |at| logits[at]);
             self.confidence.push(1.0 / logits.iter().map(|logit| (logit - own).exp()).sum::<f32>());
@@ -58,41 +60,17 @@ impl Draft {
     }
 }
 
-/// What a model's first token said about a look-up's draft.
-#[derive(Clone, Debug)]
-pub enum Confirmed {
-    /// They have the same first token: the look-up's draft.
-    Yes(Draft),
-    /// They differ: the model's draft, to be gone on with.
-    No(Draft),
-}
-
-/// Puts a look-up's draft to the first token of a model's, `first`, which must be all there is of it yet.
-///
-/// Which draft goes on depends on which token the model drew. So a drawn token is not distributed as its distribution
-/// says any more once it is known to differ from the look-up's, and it counts as chosen: one-hot. What the model draws
-/// behind it depends on nothing of the sort.
-pub fn confirm(mut first: Draft, look_up: Draft) -> Confirmed {
-    if first.tokens.first() == look_up.tokens.first() {
-        return Confirmed::Yes(look_up);
-    }
-    if let Some(probs) = &mut first.probs {
-        *probs = first.tokens.iter().map(|token| Distribution::certain(*token)).collect();
-    }
-    Confirmed::No(first)
-}
-
-/// The verdict: `count` drafts stand, and `next` follows them.
+/// `count` drafts are accepted, and `next` follows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accepted {
-    /// Leading drafts that stand.
+    /// Leading drafts that are accepted.
     pub count: usize,
-    /// The target's own token after them: the correction of the first rejected draft, or a bonus if all stand.
+    /// The target's own token after them: the correction of the first rejected draft, or a bonus token if all are accepted.
     pub next: u32,
 }
 
 /// Accepts draft `i` with probability `min(1, target / draft)`, and draws the correction of the first rejected one from
-/// what the target's distribution has beyond the draft's: the emitted tokens are distributed as the target's own
+/// the residual distribution `norm(max(0, target - draft))`: the emitted tokens are distributed as the target's own
 /// (Leviathan et al. 2023, section 2.3). With certain (greedy) target distributions this compares ids.
 ///
 /// `target_probs` has one row more than there are drafts.
@@ -100,22 +78,69 @@ pub struct Accepted {
 /// # Panics
 /// If it has fewer.
 pub fn accept(draft: &Draft, target_probs: &[Distribution], rng: &mut impl Rng) -> Accepted {
-    for (count, (token, target)) in draft.tokens.iter().zip(target_probs).enumerate() {
-        let chosen;
+    match accept_rows(draft, |row| Ok::<_, Infallible>(target_probs[row].clone()), rng) {
+        Ok(accepted) => accepted,
+        Err(never) => match never {},
+    }
+}
+
+/// [`accept`], with rows that are computed as they are needed: `target_probs(i)` is asked only when drafts `0..i` are
+/// accepted.
+///
+/// # Errors
+/// Those of `target_probs`.
+pub(crate) fn accept_rows<E>(
+    draft: &Draft,
+    mut target_probs: impl FnMut(usize) -> Result<Distribution, E>,
+    rng: &mut impl Rng,
+) -> Result<Accepted, E> {
+    for (count, token) in draft.tokens.iter().enumerate() {
+        let target = target_probs(count)?;
+        let one_hot;
         let proposal = match &draft.probs {
             Some(probs) => &probs[count],
             None => {
-                chosen = Distribution::certain(*token);
-                &chosen
+                one_hot = Distribution::certain(*token);
+                &one_hot
             }
         };
         let ratio = target.probability(*token) / proposal.probability(*token);
         if ratio < 1.0 && rng.random::<f64>() >= ratio {
-            return Accepted { count, next: target.beyond(proposal).sample(rng) };
+            return Ok(Accepted { count, next: target.residual(proposal).sample(rng) });
         }
     }
     let count = draft.tokens.len();
-    Accepted { count, next: target_probs[count].sample(rng) }
+    Ok(Accepted { count, next: target_probs(count)?.sample(rng) })
+}
+
+/// How a round is judged.
+pub(crate) struct Verification<'a> {
+    pub sampler: &'a Sampler,
+    pub processor: Option<&'a dyn LogitsProcessor>,
+    /// The sequence, the newest token included: what the first row's token follows.
+    pub tokens: &'a [u32],
+    /// Accepts in the target's place.
+    pub simulated: Option<&'a SimulatedAcceptance>,
+    /// How many of the most probable tokens to report beside every emitted one.
+    pub logprobs: Option<usize>,
+}
+
+impl Verification<'_> {
+    /// Whether nothing has to be seen on the host but the verdict.
+    pub fn decides_on_device(&self) -> bool {
+        self.sampler.is_greedy() && self.processor.is_none() && self.logprobs.is_none()
+    }
+
+    /// The target's distribution behind `drafts`, whose row of logits is given.
+    ///
+    /// # Errors
+    /// If a logit is not finite, or the processor's.
+    pub fn distribution(&self, logits: &[f32], drafts: &[u32]) -> Result<Distribution> {
+        let Some(processor) = self.processor else { return self.sampler.distribution(None, logits) };
+        let mut processed = logits.to_vec();
+        processor.process(&[self.tokens, drafts].concat(), &mut processed)?;
+        self.sampler.distribution(None, &processed)
+    }
 }
 
 #[cfg(test)]

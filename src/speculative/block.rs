@@ -6,6 +6,7 @@ use crate::{Error, Result};
 
 /// How the number of rows is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BlockSize {
     /// By the planner, for every round.
     #[default]
@@ -18,8 +19,9 @@ pub enum BlockSize {
 
 /// Block sizes by the names that users know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MtpPreset {
-    /// 2 rows for a model's chain, up to 6 for a look-up.
+    /// 2 rows for a model's chain, up to 6 for prompt lookup.
     Throughput,
     /// 3 and 8.
     Lift,
@@ -51,13 +53,13 @@ impl FromStr for MtpPreset {
         let found = Self::ALL.into_iter().find(|preset| preset.name() == text);
         found.ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
-            Error::Input(format!("{text:?} is no preset; there are {names}"))
+            Error::argument("preset", format!("{text:?} is unknown; there are {names}"))
         })
     }
 }
 
 impl BlockSize {
-    /// Rows for a model's chain and for a look-up; `None` if the planner chooses.
+    /// Rows for a model's chain and for prompt lookup; `None` if the planner chooses.
     pub(crate) fn rows(self) -> Option<(usize, usize)> {
         match self {
             Self::Measured => None,

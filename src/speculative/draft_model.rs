@@ -5,13 +5,14 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use rand::rngs::StdRng;
 
-use super::{Confidence, Context, Draft, DraftCost, DraftSampling, Drafter, DrafterKind, Verdict};
+use super::{Confidence, Context, Draft, DraftCost, DraftSampling, Drafter, DrafterKind, Observed};
+use crate::gemma4::Target;
 use crate::gemma4::on_device::{Judge, Models, Sequence};
-use crate::gemma4::{Target, Wanted};
-use crate::kv::{KvCache, KvOptions};
+use crate::kv::{KvOptions, PagePool, SequenceState};
+use crate::model::{Model, OutputRows};
 use crate::nn::F32View;
 use crate::tokenizer::Tokenizer;
-use crate::{Error, Isa, Result};
+use crate::{Error, Result};
 
 /// Runs the model over what was emitted, which it keeps, and over its own draft, which it does not.
 ///
@@ -19,39 +20,38 @@ use crate::{Error, Isa, Result};
 /// beside the weights, which are read once either way. The other way, keeping draft rows and taking them back, would need a
 /// cache that can go back behind a commit.
 pub struct DraftModel {
-    model: Arc<Target>,
-    kv: KvCache,
-    kv_options: KvOptions,
-    isa: Isa,
+    model: Arc<dyn Model>,
+    state: SequenceState,
+    kv: KvOptions,
+    pages: PagePool,
     read: Vec<u32>,         // the tokens whose rows the cache has
     behind: Option<Tensor>, // (1, vocab): the logits behind the newest of them
 }
 
 impl DraftModel {
-    /// A drafter whose cache is empty. Its context is the model's own, as far as `kv` sets no lower limit.
+    /// A drafter whose cache is empty; its pages come from `pages`. Its context is the model's own, as far as `kv` sets no
+    /// lower limit.
     ///
     /// # Errors
     /// If an option of the cache is out of its range.
-    pub fn new(model: Arc<Target>, kv: &KvOptions, isa: Isa) -> Result<Self> {
-        let cache = KvCache::new(model.kv_layout(), kv, model.config().max_position_embeddings, isa)?;
-        Ok(Self { model, kv: cache, kv_options: kv.clone(), isa, read: Vec::new(), behind: None })
+    pub fn new(model: Arc<dyn Model>, kv: &KvOptions, pages: &PagePool) -> Result<Self> {
+        let state = model.new_state(kv, pages)?;
+        Ok(Self { model, state, kv: kv.clone(), pages: pages.clone(), read: Vec::new(), behind: None })
     }
 
     /// One pass over `ids`, of which `keep` rows stay; the logits behind the last one if they are wanted.
-    fn pass(&mut self, ids: &[u32], keep: usize, wanted: Wanted) -> Result<Option<Tensor>> {
-        let mut round = self.kv.begin_round(ids.len())?;
-        let output = self.model.forward(ids, &mut round, wanted)?;
-        round.commit(keep);
+    fn pass(&mut self, ids: &[u32], keep: usize, wanted: OutputRows) -> Result<Option<Tensor>> {
+        let output = self.model.forward_one(ids, self.state.begin_round(ids.len())?, wanted, keep)?;
         self.read.extend(&ids[..keep]);
-        Ok(output.map(|output| output.logits))
+        Ok((wanted != OutputRows::None).then_some(output.logits))
     }
 
     /// Reads the tokens that the cache lacks.
     fn catch_up(&mut self, tokens: &[u32]) -> Result<()> {
         let known = self.read.len();
-        let mut chunks = tokens[known..].chunks(self.kv.max_round_rows()).peekable();
+        let mut chunks = tokens[known..].chunks(self.state.kv().max_round_rows()).peekable();
         while let Some(chunk) = chunks.next() {
-            let wanted = if chunks.peek().is_none() { Wanted::Last } else { Wanted::Nothing };
+            let wanted = if chunks.peek().is_none() { OutputRows::Last } else { OutputRows::None };
             self.behind = self.pass(chunk, chunk.len(), wanted)?;
         }
         Ok(())
@@ -69,24 +69,23 @@ impl Drafter for DraftModel {
 
     fn begin(&mut self, tokens: &[u32]) {
         if !tokens.starts_with(&self.read) {
-            let context = self.model.config().max_position_embeddings;
             // The options were good when the drafter was made.
-            if let Ok(kv) = KvCache::new(self.model.kv_layout(), &self.kv_options, context, self.isa) {
-                (self.kv, self.read, self.behind) = (kv, Vec::new(), None);
+            if let Ok(state) = self.model.new_state(&self.kv, &self.pages) {
+                (self.state, self.read, self.behind) = (state, Vec::new(), None);
             }
         }
     }
 
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
         // A model with a shorter context than the target's has nothing to say beyond it.
-        let room = self.kv.max_context().saturating_sub(context.tokens.len());
-        let most = most.min(room).min(self.kv.max_round_rows());
+        let room = self.state.kv().max_context().saturating_sub(context.tokens.len());
+        let most = most.min(room).min(self.state.kv().max_round_rows());
         while draft.tokens.len() < most {
             let logits = if draft.tokens.is_empty() {
                 self.catch_up(context.tokens)?;
                 self.behind.clone()
             } else {
-                self.pass(&draft.tokens, 0, Wanted::Last)?
+                self.pass(&draft.tokens, 0, OutputRows::Last)?
             };
             let Some(logits) = logits else { break };
             draft.push(context, None, &F32View::new(&logits)?, rng)?;
@@ -94,12 +93,14 @@ impl Drafter for DraftModel {
         Ok(())
     }
 
-    fn accept(&mut self, _: &[u32], _: Option<Verdict>) {}
+    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// [`DraftModel`] on the target's device.
 ///
-/// Its sequence is told where a pass begins, so that it can go back: rows of a draft stay, and those of one that stood need
+/// Its sequence is told where a pass begins, so that it can go back: rows of a draft stay, and accepted ones need
 /// not be made again. The host learns every token as it is drafted, because the target's sequence is another one.
 pub(super) struct DeviceDraftModel {
     sequence: Sequence,
@@ -142,9 +143,9 @@ impl DeviceDraftModel {
         let mut chunks = tokens.chunks(rows).peekable();
         while let Some(chunk) = chunks.next() {
             let wanted = match chunks.peek() {
-                _ if rows == 1 => Wanted::All,
-                Some(_) => Wanted::Nothing,
-                None => Wanted::Last,
+                _ if rows == 1 => OutputRows::All,
+                Some(_) => OutputRows::None,
+                None => OutputRows::Last,
             };
             self.sequence.forward(chunk, self.read.len(), wanted)?;
             self.read.extend(chunk);
@@ -169,7 +170,7 @@ impl Drafter for DeviceDraftModel {
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
         let room = self.max_context.saturating_sub(context.tokens.len());
         let most = most.min(room).min(self.max_round_rows);
-        let chosen_there = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Unsaid;
+        let chosen_there = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Omit;
         while draft.tokens.len() < most {
             match draft.tokens.last() {
                 None => {
@@ -189,7 +190,9 @@ impl Drafter for DeviceDraftModel {
         Ok(())
     }
 
-    fn accept(&mut self, _: &[u32], _: Option<Verdict>) {}
+    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Whether every token of the draft model means what it means to the target.

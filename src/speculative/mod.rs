@@ -1,21 +1,22 @@
 //! Speculative decoding: draft, verify, accept, commit.
 //!
 //! * [`Drafter`] is what proposes tokens, a file each: a model that is chained with itself ([`Mtp`], [`DraftModel`]) or a
-//!   look-up in what was written before ([`NgramSimple`], [`NgramMapK`], [`NgramMapK4v`], [`NgramMod`],
+//!   prompt lookup in what was written before ([`NgramSimple`], [`NgramMapK`], [`NgramMapK4v`], [`NgramMod`],
 //!   [`NgramCacheDrafter`]).
 //! * [`Planner`] chooses for every round whose draft is verified and how far, from measured [`Costs`].
-//! * [`accept()`] decides which drafts stand: a pure function.
+//! * [`accept()`] decides which drafts are accepted: a pure function.
 //! * [`Pending`] computes the next draft while the caller is busy.
 //! * [`SpeculationStats`] says what came of it, and a [`Trace`] round by round.
 
 mod accept;
 mod acceptance;
+mod backend;
 mod block;
 mod costs;
+mod decoder;
 mod draft_model;
 mod drafter;
-mod driver;
-mod ledger;
+mod drafting;
 mod mtp;
 mod ngram;
 mod ngram_cache;
@@ -23,20 +24,21 @@ mod ngram_map_k;
 mod ngram_map_k4v;
 mod ngram_mod;
 mod ngram_simple;
-mod passes;
 mod pipeline;
 mod planner;
+mod registry;
 mod simulated;
 mod statistics;
 mod streak;
 mod trace;
+mod tuning;
 
-pub use accept::{Accepted, Confirmed, Draft, accept, confirm};
+pub use accept::{Accepted, Draft, accept};
 pub use block::{BlockSize, MtpPreset};
 pub use costs::{Costs, Estimate, Machine};
+pub use decoder::DecodeState;
 pub use draft_model::DraftModel;
-pub use drafter::{Confidence, Context, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters, Verdict};
-pub use driver::Frontier;
+pub use drafter::{Confidence, Context, DraftCost, Drafter, Observed, Reads, Verdict};
 pub use mtp::{DraftSampling, Mtp};
 pub use ngram_cache::{NgramCache, NgramCacheDrafter, NgramCacheOptions};
 pub use ngram_map_k::{NgramMapK, NgramMapOptions};
@@ -44,14 +46,18 @@ pub use ngram_map_k4v::NgramMapK4v;
 pub use ngram_mod::{NgramMod, NgramModOptions, NgramPool};
 pub use ngram_simple::{NgramSimple, NgramSimpleOptions};
 pub use pipeline::{Cancel, Pending};
-pub use planner::{Decision, Found, Observation, Offer, Offered, Plan, Planner, Verified, Why};
+pub use planner::{Decision, Found, Observation, Offer, Offered, Others, Plan, Planner, Verified, Why};
+pub use registry::{CustomDrafter, DrafterKind, DrafterOptions, Drafters};
 pub use statistics::{DrafterStats, SpeculationStats};
 pub use trace::Trace;
+pub use tuning::Tuning;
 
+pub(crate) use accept::{Verification, accept_rows};
+pub(crate) use backend::{Backend, ForwardOutput};
+pub(crate) use decoder::{Done, SpeculativeDecoder, Step, Work, run_pass};
 pub(crate) use draft_model::check_vocabulary;
-pub(crate) use drafter::Sources;
-pub(crate) use driver::{Order, Proposal, Round, Settings, Speculator};
-pub(crate) use passes::{Passed, Passes};
+pub(crate) use drafting::{Drafting, Order, Proposal, Round, Settings};
+pub(crate) use registry::Sources;
 pub(crate) use simulated::SimulatedAcceptance;
 pub(crate) use statistics::{add_all, count_at};
 pub(crate) use trace::{Path, Tracer};

@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 
-use super::{Confidence, Context, Draft, DraftCost, Drafter, DrafterKind, Verdict};
+use super::{Confidence, Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 use crate::Result;
 use crate::gemma4::on_device::{Chooser, DRAFTED, Sequence};
 use crate::gemma4::{Assistant, Target};
@@ -61,7 +61,9 @@ impl Drafter for Mtp {
         Ok(())
     }
 
-    fn accept(&mut self, _: &[u32], _: Option<Verdict>) {}
+    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// [`Mtp`] on a device. Greedy drafts stay there: the host has marks in their place until the target's verdict.
@@ -90,7 +92,7 @@ impl Drafter for DeviceMtp {
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
         let mut sequence = self.sequence.lock();
         let Some(last) = context.tokens.last() else { return Ok(()) };
-        let stays = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Unsaid;
+        let stays = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Omit;
         let chooser = if stays { Chooser::Device } else { Chooser::Host };
         for link in draft.tokens.len()..most {
             sequence.draft(*last, context.kv.position(), link, chooser)?;
@@ -105,5 +107,7 @@ impl Drafter for DeviceMtp {
         Ok(())
     }
 
-    fn accept(&mut self, _: &[u32], _: Option<Verdict>) {}
+    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
+        Ok(())
+    }
 }

@@ -1,4 +1,4 @@
-//! What the look-up drafters share.
+//! What the prompt lookup (n-gram) drafters share.
 
 /// A hash of an n-gram whose upper and lower bits are both good (a multiply-and-fold step per token).
 pub(super) fn hash(ngram: &[u32]) -> u64 {
@@ -18,7 +18,7 @@ pub(super) fn copy(tokens: &[u32], from: usize, count: usize) -> Vec<u32> {
     copied
 }
 
-/// How many tokens a draft may have: grows while everything stands, falls to what stood.
+/// Tokens that a draft may have: grows while all are accepted, falls to what was accepted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cap {
     tokens: usize,
@@ -33,7 +33,7 @@ impl Cap {
         self.tokens
     }
 
-    /// Doubles after a draft that stood whole, else falls to what stood and one more. It never reaches 0, so a key that
+    /// Doubles after a draft that was accepted whole, else falls to one more than were accepted. It never reaches 0, so a key that
     /// failed once is tried again with a single token.
     pub(super) fn learn(&mut self, drafted: usize, accepted: usize, most: usize) {
         self.tokens = if accepted == drafted { (2 * self.tokens).min(most) } else { (accepted + 1).min(most) };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rand::rngs::StdRng;
 
-use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Verdict};
+use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 use crate::{Error, Result};
 
 /// The longest n-grams that are counted.
@@ -68,9 +68,10 @@ impl NgramCache {
     pub(super) fn check(&self, vocab: usize) -> Result<()> {
         let tokens = self.counts.values().flat_map(HashMap::keys);
         match tokens.max().filter(|token| **token as usize >= vocab) {
-            Some(token) => Err(Error::Input(format!(
-                "the n-gram cache has token {token}, the vocabulary {vocab}; make the cache with this model's tokenizer"
-            ))),
+            Some(token) => {
+                let problem = format!("the n-gram cache has token {token}, the vocabulary {vocab}");
+                Err(Error::argument("drafters", format!("{problem}; make it with this model's tokenizer")))
+            }
             None => Ok(()),
         }
     }
@@ -200,6 +201,13 @@ fn trusted(cache: &NgramCache, trust: &Trust, corpus: Option<&NgramCache>, token
     })
 }
 
+impl NgramCacheDrafter {
+    fn learn(&mut self, tokens: &[u32]) {
+        self.context.learn(tokens, self.indexed, LONGEST);
+        self.indexed = tokens.len();
+    }
+}
+
 impl Drafter for NgramCacheDrafter {
     fn kind(&self) -> DrafterKind {
         DrafterKind::NgramCache
@@ -210,10 +218,14 @@ impl Drafter for NgramCacheDrafter {
     }
 
     fn begin(&mut self, tokens: &[u32]) {
-        if tokens.len() < self.indexed {
+        self.truncate(tokens.len());
+        self.learn(tokens);
+    }
+
+    fn truncate(&mut self, len: usize) {
+        if len < self.indexed {
             (self.context, self.indexed) = (NgramCache::default(), 0);
         }
-        self.accept(tokens, None);
     }
 
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
@@ -229,9 +241,9 @@ impl Drafter for NgramCacheDrafter {
     }
 
     /// Counts the n-grams before every new token; they begin among the tokens that were known before.
-    fn accept(&mut self, tokens: &[u32], _: Option<Verdict>) {
-        self.context.learn(tokens, self.indexed, LONGEST);
-        self.indexed = tokens.len();
+    fn observe(&mut self, seen: &Observed<'_>) -> Result<()> {
+        self.learn(seen.tokens);
+        Ok(())
     }
 
     /// The earlier texts' cache, and this context's counts.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use rand::rngs::StdRng;
 
 use super::ngram::{Cap, copy, hash};
-use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Verdict};
+use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 use crate::Result;
 
 /// Parameters of [`NgramMapK`] and [`super::NgramMapK4v`].
@@ -47,7 +47,7 @@ struct Key {
 }
 
 impl NgramMapK {
-    /// A drafter that knows nothing yet.
+    /// A drafter without history.
     pub fn new(options: NgramMapOptions) -> Self {
         Self { options, keys: HashMap::new(), indexed: 0, drafted: None }
     }
@@ -82,10 +82,14 @@ impl Drafter for NgramMapK {
     }
 
     fn begin(&mut self, tokens: &[u32]) {
-        if tokens.len() < self.indexed {
+        self.truncate(tokens.len());
+        self.index(tokens);
+    }
+
+    fn truncate(&mut self, len: usize) {
+        if len < self.indexed {
             (self.keys, self.indexed) = (HashMap::new(), 0);
         }
-        self.index(tokens);
     }
 
     /// Follows the last occurrence as far as `min_hits` occurrences go the same way.
@@ -115,12 +119,14 @@ impl Drafter for NgramMapK {
         Ok(())
     }
 
-    fn accept(&mut self, tokens: &[u32], own: Option<Verdict>) {
+    fn observe(&mut self, seen: &Observed<'_>) -> Result<()> {
+        let Observed { tokens, own, .. } = *seen;
         if let (Some(hash), Some(own)) = (self.drafted.take(), own)
             && let Some(key) = self.keys.get_mut(&hash)
         {
             key.cap.learn(own.drafted, own.accepted, self.options.m);
         }
         self.index(tokens);
+        Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use rand::rngs::StdRng;
 
 use super::ngram::{Cap, hash};
-use super::{Context, Draft, DraftCost, Drafter, DrafterKind, NgramMapOptions, Verdict};
+use super::{Context, Draft, DraftCost, Drafter, DrafterKind, NgramMapOptions, Observed};
 use crate::Result;
 
 /// Continuations that are counted for a key.
@@ -25,13 +25,13 @@ struct Key {
 }
 
 struct Value {
-    start: u32, // where it stands in the history: m tokens from here
+    start: u32, // its place in the history: m tokens from here
     count: usize,
     cap: Cap,
 }
 
 impl NgramMapK4v {
-    /// A drafter that knows nothing yet.
+    /// A drafter without history.
     pub fn new(options: NgramMapOptions) -> Self {
         Self { options, keys: HashMap::new(), indexed: 0, drafted: None }
     }
@@ -74,10 +74,14 @@ impl Drafter for NgramMapK4v {
     }
 
     fn begin(&mut self, tokens: &[u32]) {
-        if tokens.len() < self.indexed {
+        self.truncate(tokens.len());
+        self.index(tokens);
+    }
+
+    fn truncate(&mut self, len: usize) {
+        if len < self.indexed {
             (self.keys, self.indexed) = (HashMap::new(), 0);
         }
-        self.index(tokens);
     }
 
     /// Drafts the m-gram that was counted most, if it was at least twice as often as the others together.
@@ -101,12 +105,14 @@ impl Drafter for NgramMapK4v {
         Ok(())
     }
 
-    fn accept(&mut self, tokens: &[u32], own: Option<Verdict>) {
+    fn observe(&mut self, seen: &Observed<'_>) -> Result<()> {
+        let Observed { tokens, own, .. } = *seen;
         if let (Some((hash, i)), Some(own)) = (self.drafted.take(), own)
             && let Some(value) = self.keys.get_mut(&hash).and_then(|key| key.values.get_mut(i))
         {
             value.cap.learn(own.drafted, own.accepted, self.options.m);
         }
         self.index(tokens);
+        Ok(())
     }
 }

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use rand::rngs::StdRng;
 
 use super::ngram::hash;
-use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Verdict};
+use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 use crate::Result;
 
 /// Parameters of [`NgramMod`].
@@ -32,7 +32,7 @@ const TOKEN: u32 = 24; // bits of an entry for the token; the others verify the 
 /// What followed which n-gram, for all sessions of an engine: the newest writer of a slot wins.
 ///
 /// There is no room for keys in a table of constant size. An entry has 40 bits of the n-gram's hash beside its token,
-/// and the slot's number is 22 further bits, so that another n-gram is taken for it once in 10^12 look-ups.
+/// and the slot's number is 22 further bits, so that another n-gram is taken for it once in 10^12 lookups.
 #[derive(Default)]
 pub struct NgramPool {
     table: Mutex<Table>,
@@ -96,6 +96,13 @@ impl NgramMod {
     }
 }
 
+impl NgramMod {
+    fn learn(&mut self, tokens: &[u32]) {
+        self.pool.learn(tokens, self.options.n, self.indexed);
+        self.indexed = tokens.len();
+    }
+}
+
 impl Drafter for NgramMod {
     fn kind(&self) -> DrafterKind {
         DrafterKind::NgramMod
@@ -106,10 +113,14 @@ impl Drafter for NgramMod {
     }
 
     fn begin(&mut self, tokens: &[u32]) {
-        if tokens.len() < self.indexed {
+        self.truncate(tokens.len());
+        self.learn(tokens);
+    }
+
+    fn truncate(&mut self, len: usize) {
+        if len < self.indexed {
             self.indexed = 0;
         }
-        self.accept(tokens, None);
     }
 
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
@@ -123,8 +134,8 @@ impl Drafter for NgramMod {
     }
 
     /// Every window that has become complete goes in, those across the boundary of a round as well.
-    fn accept(&mut self, tokens: &[u32], _: Option<Verdict>) {
-        self.pool.learn(tokens, self.options.n, self.indexed);
-        self.indexed = tokens.len();
+    fn observe(&mut self, seen: &Observed<'_>) -> Result<()> {
+        self.learn(seen.tokens);
+        Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use rand::rngs::StdRng;
 
 use super::ngram::copy;
-use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Verdict};
+use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 use crate::Result;
 
 /// Parameters of [`NgramSimple`].
@@ -54,5 +54,7 @@ impl Drafter for NgramSimple {
         Ok(())
     }
 
-    fn accept(&mut self, _: &[u32], _: Option<Verdict>) {}
+    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
+        Ok(())
+    }
 }

@@ -31,17 +31,22 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use rayon::{ThreadPool, Yield};
 
-/// Says that a job's result is not wanted any more.
+/// Asks a job to stop early. Clones ask the same.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel {
-    wanted_not: Arc<AtomicBool>,
+    cancelled: Arc<AtomicBool>,
 }
 
 impl Cancel {
-    /// Whether it is not.
+    /// Asks for it.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// True once cancelled.
     pub fn is_cancelled(&self) -> bool {
-        // Only a hint to stop early: everything else comes through the channel.
-        self.wanted_not.load(Ordering::Relaxed)
+        // A hint to stop early, which orders nothing: results come through channels.
+        self.cancelled.load(Ordering::Relaxed)
     }
 }
 
@@ -69,7 +74,7 @@ impl<W: Send + 'static, R: Send + 'static> Pending<W, R> {
 
     /// Asks the job to stop early; [`Pending::wait`] gives the work back all the same.
     pub fn cancel(&self) {
-        self.cancel.wanted_not.store(true, Ordering::Relaxed);
+        self.cancel.cancel();
     }
 
     /// The work and the job's result, or what it panicked with.

@@ -1,80 +1,29 @@
-//! How many drafts, and whose: chosen for every round from what rounds cost and how often drafts stood.
+//! How many drafts, and whose: chosen for every round from what rounds cost and how often drafts are accepted.
 //!
-//! The planner is a function of what it is told: it reads no clock and draws no number. For every draft that is on offer
-//! it knows the expected tokens of verifying it to each length, from the chances of acceptance place by place, and the
-//! expected milliseconds, from measured costs; it takes the most tokens per millisecond over the whole table, because
-//! v(B) has stairs on which a climb would rest. Not drafting is one of the choices.
+//! The planner is a function of what it is told: it reads no clock and draws no number. For every draft on offer it knows
+//! the expected tokens of verifying it to each length, from acceptance probabilities by position, and the expected
+//! milliseconds, from measured costs; it takes the most tokens per millisecond over the whole table, because v(B) has
+//! stairs at which hill climbing would stop. A plain step is one of the choices.
 //!
-//! Two accounts keep it honest. The *probe* account gets a small share of the time and pays for rounds that are only taken
-//! to learn something. The *floor* account (the ledger) holds what was won against plain decoding, plus a small share of
-//! its time; a round that may cost more than that is not taken.
+//! Two budgets bound what that may cost. *Exploration*, a share of the time, is saved up for the draft with the highest
+//! upper confidence bound where that is above the best choice. *Loss*, a share of plain decoding's time and all that
+//! drafts have won, must cover a round if none of its drafts is accepted; else a plain step is taken.
 //!
-//! On simulated machines, with prompt lookup drafts and without, a text takes at most 3 % longer than plain decoding
-//! where some fixed choice of drafter and block is at least 1.5 times as fast, and elsewhere at most 6 % longer if
-//! measured times vary by 8 %, 16 % if they vary by 20 % (a text under 256 tokens counts as 256); from round 200 on, a
-//! model's drafts reach 0.98 of the best fixed choice's speed, and 0.95 with prompt lookup drafts beside them, on
-//! average over texts and machines.
+//! On simulated machines, with prompt lookup drafts and without, a text takes at most 5 % longer than plain decoding if
+//! measured times vary by 8 %, 12 % if they vary by 20 %, and 8 % if it answers so that it hurts (a text under 256
+//! tokens counts as 256); from round 200 on, a model's drafts reach 0.97 of the best fixed choice's speed, and 0.95
+//! with prompt lookup drafts beside them (0.9 where one round of ten has one), on average over texts and machines.
 
-use super::acceptance::{Acceptance, Chance, Expected};
-use super::ledger::Ledger;
+use super::acceptance::{Acceptance, Interval};
+use super::costs::octave;
 use super::streak::Streak;
-use super::{BlockSize, Costs, DraftCost, DrafterKind, Estimate};
+use super::{BlockSize, Costs, DraftCost, DrafterKind, Tuning};
 
-/// Share of the time that may go to probes: at least, at most where drafts are verified, and at most in the first tokens
-/// and where they are not.
-const PROBES: f64 = 0.007;
-const MORE_PROBES: f64 = 0.012;
-const MOST_PROBES: f64 = 0.03;
+/// Tokens of the shortest text: what may be lost of so many may be lost at once.
+const SHORTEST: usize = 256;
 
-/// That share, by how much better than the best choice a probe may turn out to be.
-const EAGER: f64 = 0.1;
-
-/// Plain steps that the probe account begins with, and holds at most.
-const FIRST_PROBE: f64 = 0.2;
-const PROBE_CREDIT: f64 = 6.0;
-
-/// How much better than the best a choice must perhaps be to be worth a probe.
-const HOPE: f64 = 1.035;
-
-/// Plain steps that do not matter in the price of a probe.
-const CHEAP: f64 = 0.1;
-
-/// Share of what a probe costs at worst in its price, the rest being what it costs on average.
-const FEAR: f64 = 0.5;
-
-/// Tokens in which a probe's price is the worst, and what was never measured is taken to cost more than it seems to, by
-/// this share of the worst: a short text does not live to see what it was good for.
-const EARLY: usize = 192;
-const CAUTION: f64 = 0.6;
-
-/// Share of speculation's gain that may go to measuring a plain step again: where the gain is small, what a plain step
-/// costs must be known well.
-const ANCHOR: f64 = 0.004;
-
-/// Plain steps that are measured at a new context length, the first before anything else; the rounds between these; and
-/// the gain under which they are not put off.
-const ANCHORS: usize = 5;
-const ANCHOR_ROUNDS: usize = 20;
-const SMALL_GAIN: f64 = 0.1;
-
-/// How many times as much as it should a plain step may cost before it is measured again.
-const SUSPECT: f64 = 1.2;
-
-/// Rounds between tries of a drafter that does not seem worth its price.
-const PATIENCE: usize = 8;
-
-/// How many times as many rows as were ever measured may be tried.
-const FRONTIER: usize = 2;
-
-/// Chances that a draft's first token stands before anything is known, and their weight in observations: a model's; a
-/// look-up's, of which much less can be said beforehand, because it is the text's; and one that a model agreed with.
-const OF_MODEL: (f64, f64) = (0.75, 8.0);
-const OF_LOOK_UP: (f64, f64) = (0.5, 2.0);
-const OF_AGREED: (f64, f64) = (0.9, 8.0);
-
-/// The most rows that are considered for a model's chain, and for a look-up.
-const MOST_CHAINED: usize = 16;
-const MOST_LOOKED_UP: usize = 64;
+/// Rows of other sequences beside which a pass is measured.
+const MOST_OTHERS: usize = 64;
 
 /// A drafter that could draft this round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +34,16 @@ pub struct Offered {
     pub kind: DrafterKind,
     /// How its price grows.
     pub cost: DraftCost,
-    /// Tokens it can offer: what a look-up found, and for a model any number.
+    /// Tokens it can offer: what prompt lookup found, and for a model any number.
+    pub tokens: usize,
+}
+
+/// Other sequences of the same pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Others {
+    /// Their rows.
+    pub rows: usize,
+    /// Tokens that they emit at least.
     pub tokens: usize,
 }
 
@@ -98,6 +56,8 @@ pub struct Offer<'a> {
     pub most_rows: usize,
     /// The drafters that could draft.
     pub drafters: &'a [Offered],
+    /// Who shares the pass: costs are those of the whole batch.
+    pub others: Others,
 }
 
 /// What a round does. Drafters are named by their place in the session's list.
@@ -112,18 +72,6 @@ pub enum Plan {
         /// How many.
         tokens: usize,
     },
-    /// A model drafts one token. Where a look-up has the same, `agreed` tokens of the look-up are verified; else the model
-    /// goes on to `otherwise` tokens.
-    Confirm {
-        /// The model.
-        model: usize,
-        /// The look-up.
-        look_up: usize,
-        /// Tokens of the look-up.
-        agreed: usize,
-        /// Tokens of the model.
-        otherwise: usize,
-    },
 }
 
 /// Why a plan was chosen.
@@ -131,7 +79,7 @@ pub enum Plan {
 pub enum Why {
     /// It promises the most tokens per millisecond.
     Best,
-    /// It may be better than what is known to be best, and what it can cost was saved up.
+    /// Its upper confidence bound is above the best, and what it may cost was saved up.
     Probe,
     /// What a plain step costs was measured too long ago, or not yet.
     Anchor,
@@ -167,13 +115,15 @@ pub struct Observation<'a> {
     pub context: usize,
     /// Rows verified.
     pub rows: usize,
-    /// Milliseconds of the verification.
+    /// Who shared the pass.
+    pub others: Others,
+    /// Milliseconds of the verification, of the whole batch.
     pub verify_ms: f64,
     /// The model that drafted, with the tokens that it was asked for and the milliseconds it took.
     pub steps: Option<(DrafterKind, usize, f64)>,
     /// The draft that was verified.
     pub verified: Option<Verified>,
-    /// The look-ups that had a draft, verified or not: the emitted tokens judge them all.
+    /// The prompt lookup drafters that had a draft, verified or not: the emitted tokens judge them all.
     pub found: &'a [Found],
     /// Tokens emitted.
     pub emitted: usize,
@@ -186,45 +136,37 @@ pub struct Verified {
     pub drafter: usize,
     /// Tokens verified.
     pub drafted: usize,
-    /// Tokens that stood.
+    /// Tokens that were accepted.
     pub accepted: usize,
 }
 
-/// What a look-up found, and what the emitted tokens say of it.
+/// What prompt lookup found, and how much of it the emitted tokens confirm.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
-    /// The look-up.
+    /// The drafter.
     pub drafter: usize,
     /// Tokens that can be judged: no more than were emitted.
     pub drafted: usize,
-    /// Tokens of those that stand.
+    /// Tokens of those that were emitted.
     pub accepted: usize,
-    /// Whether a model's first token is the look-up's, where a model drafted.
-    pub agreed: Option<bool>,
-}
-
-/// What is known about one drafter.
-#[derive(Clone, Debug)]
-struct Known {
-    alone: Acceptance,
-    confirmed: Acceptance,
-    agrees: Chance,
 }
 
 /// One way to spend the round.
 #[derive(Clone, Copy)]
 struct Candidate {
     plan: Plan,
-    tokens: f64,
-    ms: f64,
-    paid_ms: f64,      // if nothing that was measured was an accident
-    fears: (f64, f64), // tokens and ms if both are as bad as they may be
-    hopes: f64,        // tokens per ms if both are as good as they may be
+    tokens: Interval,
+    ms: Interval,
+    known: bool, // as many rows were measured
 }
 
 impl Candidate {
     fn rate(&self) -> f64 {
-        self.tokens / self.ms
+        self.tokens.mean / self.ms.mean
+    }
+
+    fn upper_rate(&self) -> f64 {
+        self.tokens.high / self.ms.low
     }
 }
 
@@ -233,13 +175,14 @@ impl Candidate {
 pub struct Planner {
     block: BlockSize,
     costs: Costs,
-    known: Vec<Known>,
+    acceptance: Vec<Acceptance>,
+    emitted: usize,
     since_plain: usize,
-    since_draft: usize,
-    around: usize, // rows of the best choice
-    ledger: Ledger,
-    probes: f64, // probe account, in plain steps
-    hope: f64,   // by how much the most promising probe may be better than the best choice
+    context: usize,   // of the last round
+    allowed: f64,     // plain steps that rounds with drafts may have taken
+    rounds: Vec<f64>, // that verified drafts at this octave of the context, by rows
+    drafted_ms: f64,  // drafting for them, divided by the speed factor
+    exploration: f64, // plain steps that may be spent on probes
     streak: Option<Streak>,
 }
 
@@ -247,24 +190,22 @@ impl Planner {
     /// A planner for `drafters` drafters that starts from `costs`.
     pub fn new(block: BlockSize, skip_streak: Option<usize>, drafters: &[DraftCost], mut costs: Costs) -> Self {
         costs.begin();
-        let known = drafters.iter().map(|cost| Known {
-            alone: Acceptance::new(match cost {
-                DraftCost::PerToken => OF_MODEL,
-                DraftCost::Once => OF_LOOK_UP,
-            }),
-            confirmed: Acceptance::new(OF_AGREED),
-            agrees: Chance::default(),
+        let tuning = *costs.tuning();
+        let acceptance = drafters.iter().map(|cost| match cost {
+            DraftCost::PerToken => Acceptance::new(tuning.model_prior),
+            DraftCost::Once => Acceptance::new(tuning.lookup_prior),
         });
         Self {
             block,
+            acceptance: acceptance.collect(),
             costs,
-            known: known.collect(),
+            emitted: 0,
             since_plain: 0,
-            since_draft: 0,
-            around: 1,
-            ledger: Ledger::new(),
-            probes: FIRST_PROBE,
-            hope: 0.0,
+            context: 0,
+            allowed: tuning.loss * SHORTEST as f64,
+            rounds: Vec::new(),
+            drafted_ms: 0.0,
+            exploration: 0.0,
             streak: skip_streak.map(Streak::new),
         }
     }
@@ -277,240 +218,177 @@ impl Planner {
     /// Whether it chooses among several numbers of rows. Where all rounds have the same, what they cost against others is
     /// not to be told from the machine's speed, and is nothing to start the next text from.
     pub(super) fn chooses(&self) -> bool {
-        self.block == BlockSize::Measured && !self.known.is_empty()
+        self.block == BlockSize::Measured && !self.acceptance.is_empty()
+    }
+
+    fn tuning(&self) -> &Tuning {
+        self.costs.tuning()
     }
 
     /// The plan of the next round.
     pub fn decide(&mut self, offer: &Offer<'_>) -> Decision {
         let resting = self.streak.as_mut().is_some_and(Streak::rests);
-        let offered: Vec<Offered> = (offer.drafters.iter().copied())
-            .filter(|offered| offered.tokens > 0 && !(resting && offered.cost == DraftCost::PerToken))
-            .collect();
-        let most = offered.iter().map(|one| self.most(one, offer.most_rows)).max().unwrap_or(0);
-        let estimates = self.costs.verify(offer.context, most + 1);
-        let plain_ms = estimates[0].ms;
-        let plain = Candidate {
-            plan: Plan::Plain,
-            tokens: 1.0,
-            ms: plain_ms,
-            paid_ms: plain_ms,
-            fears: (1.0, plain_ms),
-            hopes: 1.0 / plain_ms,
+        let (plain, drafts) = self.candidates(offer, resting);
+        let plain_ms = plain.ms.mean;
+        let shared = offer.others.rows > 0;
+        let balance = if shared { 0.0 } else { self.balance(offer.context) };
+        let decision = |of: &Candidate, why| {
+            let (tokens, ms) = (of.tokens.mean, of.ms.mean);
+            Decision { plan: of.plan, why, tokens, ms, plain_ms, balance }
         };
-        let balance = self.ledger.balance();
-        let decision =
-            |of: &Candidate, why| Decision { plan: of.plan, why, tokens: of.tokens, ms: of.ms, plain_ms, balance };
-        let candidates = Table { offer, estimates: &estimates, planner: self }.candidates(&offered);
-        let Some(best) = candidates.iter().max_by(|a, b| a.rate().total_cmp(&b.rate())).copied() else {
+        let fastest =
+            |of: &mut dyn Iterator<Item = &Candidate>| of.max_by(|a, b| a.rate().total_cmp(&b.rate())).copied();
+        if shared && self.block == BlockSize::Measured {
+            // The best of the whole batch, of what is known: probes and the loss budget are for sequences by themselves, whose
+            // counterfactual, the same text by plain steps, is one sequence's.
+            let known = drafts.iter().filter(|of| of.known).chain([&plain]);
+            let best = fastest(&mut { known }).unwrap_or(plain);
+            return decision(&best, Why::Best);
+        }
+        let Some(best) = fastest(&mut drafts.iter()) else {
             return decision(&plain, Why::Nothing);
         };
         if self.block != BlockSize::Measured {
             return decision(&best, Why::Given);
         }
-        let best = if best.rate() > plain.rate() { best } else { plain };
-        let covered = |c: &Candidate| c.paid_ms - plain_ms <= balance * plain_ms;
-        if !covered(&best) {
-            let safer = candidates.iter().filter(|c| covered(c) && c.rate() > plain.rate());
-            let safer = safer.max_by(|a, b| a.rate().total_cmp(&b.rate()));
-            // Here, too, a plain step is measured again: one that seems dear makes drafts safe that are not.
-            let safer = safer.filter(|c| !self.is_anchor_due(c.rate() / plain.rate() - 1.0));
-            return decision(safer.unwrap_or(&plain), Why::Floor);
-        }
-        self.around = match best.plan {
-            Plan::Plain => 1,
-            Plan::Draft { tokens, .. } | Plan::Confirm { otherwise: tokens, .. } => tokens + 1,
-        };
-        let gain = best.rate() / plain.rate() - 1.0;
-        // Near break-even at once, else now and then; at once, too, if more rows cost less.
-        let urgent = gain < SMALL_GAIN || estimates[0].paid_ms > SUSPECT * plain_ms;
-        let few = estimates[0].samples < ANCHORS && (urgent || self.since_plain >= ANCHOR_ROUNDS);
-        if estimates[0].samples == 0 || few || self.is_anchor_due(gain) {
+        let plain_samples = self.costs.verify(offer.context, 1)[0].samples;
+        if plain_samples == 0 {
             return decision(&plain, Why::Anchor);
         }
-        if !self.costs.are_settled() {
-            // What is new would be mistaken for the reason of what may be the machine's.
-            let known = estimates[self.around - 1].samples >= ANCHORS;
-            return if known { decision(&best, Why::Best) } else { decision(&plain, Why::Anchor) };
+        let covered: Vec<Candidate> =
+            drafts.into_iter().filter(|c| c.ms.mean - plain_ms <= balance * plain_ms).collect();
+        let chosen = fastest(&mut covered.iter().chain([&plain])).unwrap_or(plain);
+        let why = if best.rate() > chosen.rate() { Why::Floor } else { Why::Best };
+        // What it may lose against the choice, in plain steps.
+        let price = |c: &Candidate| ((c.ms.high - c.tokens.low / chosen.rate()) / plain_ms).max(0.0);
+        // A plain step is measured again the sooner the less is known about it, and the less it costs.
+        let unknown = (self.tuning().median as f64 / plain_samples as f64).max(1.0);
+        let saved = self.since_plain as f64 * self.tuning().exploration * unknown;
+        if chosen.plan != Plan::Plain && saved > price(&plain) {
+            return decision(&plain, Why::Anchor);
         }
-        // What a probe loses against the best choice, in plain steps.
-        let fear = if self.is_early() { 1.0 } else { FEAR };
-        let price = |c: &Candidate| {
-            let ms = c.ms + fear * (c.fears.1 - c.ms);
-            let tokens = c.tokens + fear * (c.fears.0 - c.tokens);
-            ((ms - tokens / best.rate()) / plain_ms).max(0.0)
-        };
-        let hope = |c: &Candidate| c.hopes / best.rate();
-        let promise = |c: &Candidate| (hope(c) - 1.0) / (price(c) + CHEAP);
-        let possible = |c: &&Candidate| c.plan != best.plan && covered(c) && price(c) <= PROBE_CREDIT;
-        let hopeful = candidates.iter().filter(|c| hope(c) > HOPE).filter(possible);
-        let probe = hopeful.max_by(|a, b| promise(a).total_cmp(&promise(b))).or_else(|| {
-            // Without a draft nothing would ever be learnt about drafts again; the cheapest is tried now and then.
-            let cheapest = candidates.iter().filter(possible).min_by(|a, b| a.ms.total_cmp(&b.ms));
-            cheapest.filter(|_| best.plan == Plan::Plain && self.since_draft >= PATIENCE)
-        });
-        self.hope = probe.map_or(0.0, |c| hope(c) - 1.0);
-        // What is not affordable yet is saved up for.
-        match probe.filter(|c| price(c) <= self.probes) {
+        let probe = (covered.iter().chain([&plain]))
+            .filter(|c| c.plan != chosen.plan && c.upper_rate() > chosen.rate())
+            .max_by(|a, b| a.upper_rate().total_cmp(&b.upper_rate()));
+        // What cannot be afforded yet is saved up for.
+        match probe.filter(|c| price(c) <= self.exploration) {
             Some(probe) => {
-                self.probes -= price(probe);
-                decision(probe, Why::Probe)
+                self.exploration -= price(probe);
+                decision(probe, if probe.plan == Plan::Plain { Why::Anchor } else { Why::Probe })
             }
-            None => decision(&best, Why::Best),
+            None => decision(&chosen, why),
         }
     }
 
-    /// Whether a plain step was measured too long ago for a choice that is better than plain decoding by `gain`.
-    fn is_anchor_due(&self, gain: f64) -> bool {
-        self.since_plain as f64 * ANCHOR > gain.max(ANCHOR)
+    /// Plain steps that may be lost. Rounds are priced as costs are known now, so that an accident is no lasting debt. A
+    /// plain step is taken to cost no more than its lower bound: while it is known badly less may be lost.
+    fn balance(&self, context: usize) -> f64 {
+        let estimates = self.costs.verify(context, self.rounds.len().max(1));
+        let plain = &estimates[0];
+        let low = plain.ms * (-self.tuning().confidence * plain.error).exp();
+        let verified: f64 = self.rounds.iter().zip(&estimates).map(|(count, rows)| count * rows.ms).sum();
+        self.allowed - (verified + self.drafted_ms * self.costs.speed_factor()) / low
     }
 
-    /// Whether drafts are verified in a text that may end soon.
-    fn is_early(&self) -> bool {
-        self.ledger.emitted() < EARLY && self.around > 1
-    }
-
-    /// The longest draft of a drafter that may be verified.
-    fn most(&self, one: &Offered, most_rows: usize) -> usize {
-        let (chain, look_up) = self.block.rows().unwrap_or((MOST_CHAINED, MOST_LOOKED_UP));
-        let rows = match one.cost {
-            DraftCost::PerToken => chain,
-            DraftCost::Once => look_up,
+    /// A plain step, and every draft that could be verified.
+    fn candidates(&self, offer: &Offer<'_>, resting: bool) -> (Candidate, Vec<Candidate>) {
+        let (chain, lookup) = self.block.rows().unwrap_or((usize::MAX, usize::MAX));
+        let offered = offer.drafters.iter().filter(|one| !(resting && one.cost == DraftCost::PerToken));
+        let offered = offered.map(|one| {
+            let (rows, step) = match one.cost {
+                DraftCost::PerToken => (chain, self.costs.step(one.kind, offer.context)),
+                DraftCost::Once => (lookup, 0.0), // drafted already
+            };
+            (one.drafter, one.tokens.min(rows.min(offer.most_rows).saturating_sub(1)), step)
+        });
+        let offered: Vec<_> = offered.filter(|(_, most, _)| *most > 0).collect();
+        let rows = 1 + offered.iter().map(|(_, most, _)| *most).max().unwrap_or(0);
+        let Others { rows: other_rows, tokens: other_tokens } = offer.others;
+        let estimates = self.costs.verify(offer.context, other_rows + rows);
+        let ms = |rows: usize, drafting: f64| {
+            let of = &estimates[other_rows + rows - 1];
+            Interval { mean: of.ms + drafting, low: of.least_ms + drafting, high: of.most_ms + drafting }
         };
-        one.tokens.min(rows.min(most_rows).saturating_sub(1))
+        let in_all = |tokens: Interval| {
+            let other = other_tokens as f64;
+            Interval { mean: tokens.mean + other, low: tokens.low + other, high: tokens.high + other }
+        };
+        let tokens = in_all(Interval::exact(1.0));
+        let plain = Candidate { plan: Plan::Plain, tokens, ms: ms(1, 0.0), known: true };
+        let measured = estimates.iter().rposition(|rows| rows.known).map_or(1, |last| last + 1);
+        let longest = (self.tuning().growth * measured).max(4) - 1;
+        let mut drafts = Vec::new();
+        for (drafter, most, step) in offered {
+            let expected = self.acceptance[drafter].tokens(most, self.tuning());
+            let lengths = if self.block == BlockSize::Measured { 1..=most.min(longest) } else { most..=most };
+            for tokens in lengths.filter(|tokens| self.block != BlockSize::Measured || is_considered(tokens + 1)) {
+                let plan = Plan::Draft { drafter, tokens };
+                let drafting = tokens as f64 * step;
+                let known = other_rows + tokens < measured;
+                let (tokens, ms) = (in_all(expected[tokens]), ms(tokens + 1, drafting));
+                drafts.push(Candidate { plan, tokens, ms, known });
+            }
+        }
+        (plain, drafts)
     }
 
     /// Takes in what a round turned out to be.
     pub fn observe(&mut self, round: &Observation<'_>) {
-        self.costs.verified(round.context, round.rows, round.verify_ms);
+        let tuning = *self.tuning();
+        // Passes with a prompt's chunk say little about those of few rows.
+        if round.others.rows <= MOST_OTHERS {
+            self.costs.verified(round.context, round.rows + round.others.rows, round.verify_ms);
+        }
         if let Some((kind, tokens, ms)) = round.steps {
             self.costs.drafted(kind, tokens, ms);
         }
-        for (i, known) in self.known.iter_mut().enumerate() {
-            let found = round.found.iter().find(|found| found.drafter == i);
+        for (i, acceptance) in self.acceptance.iter_mut().enumerate() {
+            let found =
+                round.found.iter().find(|found| found.drafter == i).map(|found| (found.drafted, found.accepted));
             let verified = round.verified.filter(|verified| verified.drafter == i);
-            let verdict = found.map(|found| (found.drafted, found.accepted));
-            match verdict.or(verified.map(|verified| (verified.drafted, verified.accepted))) {
-                Some((drafted, accepted)) => known.alone.observe(drafted, accepted),
-                None => known.alone.fade(),
-            }
-            match found.and_then(|found| Some((found, found.agreed?))) {
-                Some((found, true)) => known.confirmed.observe(found.drafted, found.accepted),
-                _ => known.confirmed.fade(),
-            }
-            if let Some(agreed) = found.and_then(|found| found.agreed) {
-                known.agrees.add(agreed);
+            match found.or(verified.map(|verified| (verified.drafted, verified.accepted))) {
+                Some((drafted, accepted)) => acceptance.observe(drafted, accepted, &tuning),
+                None => acceptance.idle(&tuning),
             }
         }
         if let (Some(streak), Some(verified)) = (&mut self.streak, round.verified) {
             streak.observe(verified.accepted);
         }
 
-        self.ledger.add(round, &self.costs);
+        if round.others.rows > 0 {
+            return;
+        }
         let estimates = self.costs.verify(round.context, round.rows.max(1));
-        let steps = round.steps.map_or(0.0, |(kind, tokens, _)| tokens as f64 * self.costs.step(kind, round.context));
-        let spent = (estimates[estimates.len() - 1].ms + steps) / estimates[0].ms;
-        let most = if self.ledger.is_new() || self.around == 1 { MOST_PROBES } else { MORE_PROBES };
-        self.probes = (self.probes + (EAGER * self.hope).clamp(PROBES, most) * spent).min(PROBE_CREDIT);
-        let plain = round.rows == 1;
-        self.since_plain = if plain { 0 } else { self.since_plain + 1 };
-        self.since_draft = if plain { self.since_draft + 1 } else { 0 };
+        let (plain, rows) = (&estimates[0], &estimates[estimates.len() - 1]);
+        let drafting =
+            round.steps.map_or(0.0, |(kind, tokens, _)| tokens as f64 * self.costs.step(kind, round.context));
+        let spent = (rows.ms + drafting) / plain.ms;
+        self.exploration += tuning.exploration * spent;
+        if octave(self.context) != octave(round.context) {
+            self.allowed = self.balance(self.context);
+            self.rounds.clear();
+            self.drafted_ms = 0.0;
+        }
+        self.context = round.context;
+        let free = (self.emitted + round.emitted).saturating_sub(self.emitted.max(SHORTEST));
+        self.emitted += round.emitted;
+        self.allowed += round.emitted as f64 + tuning.loss * free as f64;
+        self.since_plain = if round.rows > 1 { self.since_plain + 1 } else { 0 };
+        if round.rows > 1 {
+            self.rounds.resize(self.rounds.len().max(round.rows), 0.0);
+            self.rounds[round.rows - 1] += 1.0;
+        } else {
+            self.allowed -= 1.0;
+        }
+        self.drafted_ms += drafting / self.costs.speed_factor();
     }
 }
 
-/// Everything that a round could do, priced.
-struct Table<'a> {
-    offer: &'a Offer<'a>,
-    estimates: &'a [Estimate],
-    planner: &'a Planner,
-}
-
-impl Table<'_> {
-    fn candidates(&self, offered: &[Offered]) -> Vec<Candidate> {
-        let mut candidates = Vec::new();
-        for one in offered {
-            let expected = self.planner.known[one.drafter].alone.tokens(self.most(one));
-            for tokens in self.lengths(one) {
-                candidates.push(self.draft(one, tokens, expected[tokens]));
-            }
-        }
-        let models = offered.iter().filter(|one| one.cost == DraftCost::PerToken);
-        for (model, look_up) in models.flat_map(|model| offered.iter().map(move |other| (model, other))) {
-            if look_up.cost == DraftCost::Once {
-                candidates.extend(self.confirm(model, look_up));
-            }
-        }
-        candidates
-    }
-
-    fn most(&self, one: &Offered) -> usize {
-        self.planner.most(one, self.offer.most_rows)
-    }
-
-    /// The lengths that are considered: all short ones, and of the long ones few, so that their costs get measured.
-    fn lengths(&self, one: &Offered) -> Vec<usize> {
-        let most = self.most(one);
-        if self.planner.block != BlockSize::Measured {
-            return if most == 0 { Vec::new() } else { vec![most] };
-        }
-        let around = self.planner.around;
-        let worth = |rows: &usize| match rows {
-            0..=8 => true,
-            9..=16 => rows.is_multiple_of(4) || rows.abs_diff(around) <= 1,
-            17..=32 => rows.is_multiple_of(4),
-            _ => rows.is_multiple_of(8),
-        };
-        let measured = self.estimates.iter().rposition(|rows| rows.known).map_or(1, |last| last + 1);
-        let frontier = (FRONTIER * measured).max(4);
-        (1..=most.min(frontier - 1)).filter(|tokens| worth(&(tokens + 1))).collect()
-    }
-
-    fn step(&self, one: &Offered) -> f64 {
-        match one.cost {
-            DraftCost::PerToken => self.planner.costs.step(one.kind, self.offer.context),
-            DraftCost::Once => 0.0, // it has been paid
-        }
-    }
-
-    fn draft(&self, one: &Offered, tokens: usize, expected: Expected) -> Candidate {
-        let (rows, steps) = (&self.estimates[tokens], tokens as f64 * self.step(one));
-        let never = if rows.samples == 0 && self.planner.is_early() { CAUTION } else { 0.0 };
-        Candidate {
-            plan: Plan::Draft { drafter: one.drafter, tokens },
-            tokens: expected.mean,
-            ms: rows.ms + never * (rows.most_ms - rows.ms) + steps,
-            paid_ms: rows.paid_ms + steps,
-            fears: (expected.low, rows.most_ms + steps),
-            hopes: expected.high / (rows.least_ms + steps),
-        }
-    }
-
-    /// The best lengths for a look-up that a model confirms, and for the model where it does not.
-    fn confirm(&self, model: &Offered, look_up: &Offered) -> Option<Candidate> {
-        let (of_model, of_look_up) = (&self.planner.known[model.drafter], &self.planner.known[look_up.drafter]);
-        let step = self.step(model);
-        let best = |one: &Offered, acceptance: &Acceptance, drafted: &dyn Fn(usize) -> f64| {
-            let expected = acceptance.tokens(self.most(one));
-            let of_length = self.lengths(one).into_iter().map(|tokens| {
-                let rows = &self.estimates[tokens];
-                (tokens, expected[tokens], rows.ms + drafted(tokens), rows.paid_ms + drafted(tokens))
-            });
-            of_length.max_by(|a, b| (a.1.mean / a.2).total_cmp(&(b.1.mean / b.2)))
-        };
-        let (agreed, yes, yes_ms, yes_paid_ms) = best(look_up, &of_look_up.confirmed, &|_| step)?;
-        let (otherwise, no, no_ms, no_paid_ms) = best(model, &of_model.alone, &|tokens| tokens as f64 * step)?;
-        if yes.high / yes_ms <= no.high / no_ms {
-            return None; // even where it agrees the model had better go on
-        }
-        let chance = of_look_up.agrees.mean(0.5);
-        let mix = |yes: f64, no: f64| chance * yes + (1.0 - chance) * no;
-        let ms = mix(yes_ms, no_ms);
-        Some(Candidate {
-            plan: Plan::Confirm { model: model.drafter, look_up: look_up.drafter, agreed, otherwise },
-            tokens: mix(yes.mean, no.mean),
-            ms,
-            paid_ms: yes_paid_ms.max(no_paid_ms), // the text says which of them it is
-            fears: (mix(yes.low, no.low), ms),
-            hopes: mix(yes.high, no.high) / ms,
-        })
+/// All short blocks, and of the long ones few, so that their costs get measured.
+fn is_considered(rows: usize) -> bool {
+    match rows {
+        0..=8 => true,
+        9..=32 => rows.is_multiple_of(4),
+        _ => rows.is_multiple_of(16),
     }
 }

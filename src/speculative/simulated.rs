@@ -19,13 +19,12 @@ impl SimulatedAcceptance {
         let mut chances = Vec::with_capacity(rates.len());
         for (position, rate) in (1..).zip(rates) {
             if !(0.0..=1.0).contains(rate) {
-                return Err(Error::Input(format!("the simulated acceptance is {rate}, must be from 0 to 1")));
+                return Err(Error::argument("simulate_acceptance", format!("is {rate}, must be from 0 to 1")));
             }
             if *rate > before {
                 let rule = "give the share of rounds that accept the draft at each position, which cannot rise";
-                return Err(Error::Input(format!(
-                    "the simulated acceptance is {rate} at position {position}, {before} before it; {rule}"
-                )));
+                let problem = format!("is {rate} at position {position}, {before} before it; {rule}");
+                return Err(Error::argument("simulate_acceptance", problem));
             }
             chances.push(if before > 0.0 { rate / before } else { 0.0 });
             before = *rate;

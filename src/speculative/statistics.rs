@@ -52,21 +52,21 @@ pub struct SpeculationStats {
 pub struct DrafterStats {
     /// Which one; `None` only in an empty default.
     pub kind: Option<DrafterKind>,
-    /// Times it was asked for a draft.
+    /// Calls for a draft.
     pub calls: usize,
     /// Tokens it proposed, whether or not they were verified.
     pub proposed: usize,
     /// Drafts of it that were verified.
     pub drafts: usize,
-    /// Drafts of which something stood.
+    /// Drafts of which a token was accepted.
     pub accepted_drafts: usize,
     /// Tokens of it that were verified.
     pub drafted: usize,
-    /// Tokens of those that stood.
+    /// Those that were accepted.
     pub accepted: usize,
     /// For each place, drafts that had a token there.
     pub drafted_at: Vec<usize>,
-    /// For each place, drafts whose token there stood.
+    /// For each place, drafts whose token there was accepted.
     pub accepted_at: Vec<usize>,
     /// Time for its drafts.
     #[serde(serialize_with = "milliseconds")]

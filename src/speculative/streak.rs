@@ -1,7 +1,7 @@
 //! Rests after drafts that failed.
 
-/// Rests a model after drafts in a row of which nothing stood; look-ups go on. While that repeats itself, the rests grow,
-/// and they are short again once something stands.
+/// Rests a model after drafts in a row of which nothing was accepted; prompt lookup goes on. While that repeats itself, the
+/// rests grow; they are short again once something is accepted.
 #[derive(Clone, Debug)]
 pub(super) struct Streak {
     limit: usize,
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rests_grow_until_something_stands() {
+    fn rests_grow_until_something_is_accepted() {
         let mut streak = Streak::new(2);
         let mut rests_after = |accepted: [usize; 2]| {
             accepted.iter().for_each(|accepted| streak.observe(*accepted));

@@ -122,7 +122,6 @@ impl Tracer {
             "iteration": self.iteration,
             "path": path,
             "drafter": round.drafter.map(|drafter| self.kinds[drafter].name()),
-            "confirmed": round.confirmed,
             "last": round.last,
             "position": round.position,
             "hidden_l2": round.hidden_l2,

@@ -2,20 +2,20 @@
 
 use crate::gemma4::{AssistantConfig, LayerConfig, TextConfig};
 
-/// What a tensor is there for, which decides what may be wrong with it.
+/// The role of a tensor, which decides its checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Multiplied or looked up, of any type that the kernels read.
+    /// A matrix or table, of any type that the kernels read.
     Matrix,
-    /// Widened when it is loaded: floating point.
+    /// A vector: floating point.
     Vector,
-    /// As a vector, and the model is dead if it is all zeros.
+    /// A vector of factors: all zeros would zero the model's output.
     Gain,
     /// Token ids.
     Ordering,
 }
 
-/// A tensor that must be there; `name` is Hugging Face's, without the text model's prefix.
+/// A required tensor; `name` is Hugging Face's, without the text model's prefix.
 pub(super) struct Expected {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
@@ -30,7 +30,7 @@ impl List {
         self.0.push(Expected { name: name.into(), shape: shape.to_vec(), kind });
     }
 
-    /// What layers of targets and assistants have in common.
+    /// Tensors common to layers of targets and assistants.
     fn layer(&mut self, at: &str, config: &TextConfig, layer: &LayerConfig) {
         let (hidden, ffn) = (config.hidden_size, layer.intermediate_size);
         let queries = config.num_attention_heads * layer.head_dim;
@@ -47,7 +47,7 @@ impl List {
     }
 }
 
-/// A target's.
+/// Tensors of a target.
 pub(super) fn target(config: &TextConfig) -> Vec<Expected> {
     let mut list = List::default();
     let (hidden, vocab, width) = (config.hidden_size, config.vocab_size, config.hidden_size_per_layer_input);
@@ -91,7 +91,7 @@ pub(super) fn target(config: &TextConfig) -> Vec<Expected> {
     list.0
 }
 
-/// An assistant's, all with the names that its checkpoints have.
+/// Tensors of an assistant, with the names of its checkpoints.
 pub(super) fn assistant(config: &AssistantConfig) -> Vec<Expected> {
     let mut list = List::default();
     let (text, backbone) = (&config.text, config.backbone_hidden_size);

@@ -1,5 +1,5 @@
-//! Whether a target, an assistant, or a pair of them is sound: every check is made, whatever the others found, and each
-//! that fails names the tensor or field and the remedy.
+//! Checks a target, an assistant, or a pair. All checks run, independent of each other; a failed one names the tensor
+//! or field and the remedy.
 
 mod expected;
 
@@ -21,11 +21,11 @@ pub struct VerifyOptions {
     pub target: Option<PathBuf>,
     /// The assistant's.
     pub assistant: Option<PathBuf>,
-    /// What the smoke run continues, where there is a tokenizer. Default: a few words.
+    /// Prompt of the smoke run, if there is a tokenizer. Default: a few words.
     pub prompt: Option<String>,
 }
 
-/// What was verified.
+/// The subject of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Part {
@@ -37,32 +37,32 @@ pub enum Part {
     Pair,
 }
 
-/// How a check went.
+/// The outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// As it should be.
+    /// Passed.
     Passed,
-    /// It works, but somebody should know.
+    /// Works, with a warning.
     Warned,
-    /// It does not work.
+    /// Failed.
     Failed,
 }
 
-/// One check, or one thing that a check found.
+/// A check, or one finding of it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// Of what.
+    /// Its subject.
     pub part: Part,
-    /// Which check.
+    /// Its name.
     pub check: &'static str,
-    /// How it went.
+    /// Its outcome.
     pub outcome: Outcome,
-    /// What was found; where it failed, the tensor or field and the remedy.
+    /// The finding; if failed, the tensor or field and the remedy.
     pub detail: String,
 }
 
-/// Makes every check that the checkpoints allow. Reads all weights.
+/// Runs every check that the checkpoints allow. Reads all weights.
 pub fn verify(options: &VerifyOptions) -> Vec<Finding> {
     let mut report = Report::default();
     let target = options.target.as_deref().and_then(|path| report.target(path));
@@ -71,7 +71,7 @@ pub fn verify(options: &VerifyOptions) -> Vec<Finding> {
         report.pair(config, own);
         report.tokenizers(target, assistant, config.vocab_size);
     }
-    // What is known to be broken is not run.
+    // A model that failed a check is not run.
     if let Some(path) = options.target.as_deref().filter(|_| report.sound()) {
         report.smoke(path, options);
     }
@@ -90,7 +90,7 @@ impl Report {
         self.0.push(Finding { part, check, outcome, detail: detail.into() });
     }
 
-    /// Notes the check, and hands on what it found.
+    /// Records the check and returns its value.
     fn note<T>(
         &mut self,
         part: Part,
@@ -124,7 +124,7 @@ impl Report {
             expected.push(Expected { name: "lm_head.weight".into(), shape, kind: Kind::Matrix });
         }
         self.tensors(part, &checkpoint, &expected, None);
-        self.strangers(part, &checkpoint, &expected, |name| {
+        self.unused(part, &checkpoint, &expected, |name| {
             is_tower(name) || is_dead(name, prefix, &config) || name == "lm_head.weight"
         });
         self.tokenizer(part, &checkpoint, config.vocab_size);
@@ -139,12 +139,12 @@ impl Report {
         })?;
         let expected = expected::assistant(&config);
         self.tensors(part, &checkpoint, &expected, Some(&config));
-        self.strangers(part, &checkpoint, &expected, |name| name == "lm_head.weight");
+        self.unused(part, &checkpoint, &expected, |name| name == "lm_head.weight");
         self.tokenizer(part, &checkpoint, config.text.vocab_size);
         Some((checkpoint, config))
     }
 
-    /// That every tensor is there, has its shape, a type that can be computed with, and values that mean something.
+    /// Checks presence, shape, type and values of every tensor.
     fn tensors(&mut self, part: Part, checkpoint: &Checkpoint, expected: &[Expected], of: Option<&AssistantConfig>) {
         let problems = expected.par_iter().map(|expected| (expected, examine(checkpoint, expected, of)));
         let problems: Vec<_> = problems.collect();
@@ -169,19 +169,19 @@ impl Report {
         }
     }
 
-    fn strangers(&mut self, part: Part, checkpoint: &Checkpoint, expected: &[Expected], known: impl Fn(&str) -> bool) {
+    fn unused(&mut self, part: Part, checkpoint: &Checkpoint, expected: &[Expected], known: impl Fn(&str) -> bool) {
         let expected: BTreeSet<&str> = expected.iter().map(|tensor| tensor.name.as_str()).collect();
-        let mut strangers = checkpoint.names();
-        strangers.retain(|name| {
-            // GGUF files have no `model.`; `rope_freqs` is theirs alone and was compared with the configuration.
+        let mut unused = checkpoint.names();
+        unused.retain(|name| {
+            // GGUF names lack `model.`; `rope_freqs` exists in GGUF only and is checked against the configuration.
             let is_expected = expected.contains(name.as_str()) || expected.contains(format!("model.{name}").as_str());
             !is_expected && name != "rope_freqs.weight" && !known(name)
         });
-        match strangers.is_empty() {
-            true => self.add(part, "strangers", Outcome::Passed, "no tensors that no module uses"),
+        match unused.is_empty() {
+            true => self.add(part, "unused", Outcome::Passed, "no tensors that no module uses"),
             false => {
-                let detail = format!("{} tensors that no module uses: {}", strangers.len(), strangers.join(", "));
-                self.add(part, "strangers", Outcome::Warned, detail);
+                let detail = format!("{} tensors that no module uses: {}", unused.len(), unused.join(", "));
+                self.add(part, "unused", Outcome::Warned, detail);
             }
         }
     }
@@ -189,7 +189,7 @@ impl Report {
     fn tokenizer(&mut self, part: Part, checkpoint: &Checkpoint, vocab_size: usize) {
         match checkpoint.tokenizer(vocab_size) {
             Ok(Some(_)) => self.add(part, "tokenizer", Outcome::Passed, "fits the vocabulary"),
-            // An assistant is given its target's tokens.
+            // An assistant reads its target's tokens.
             Ok(None) if part == Part::Assistant => {}
             Ok(None) => self.add(part, "tokenizer", Outcome::Warned, "has none; only token ids can be given"),
             Err(error) => self.add(part, "tokenizer", Outcome::Failed, error.to_string()),
@@ -202,7 +202,7 @@ impl Report {
         });
     }
 
-    /// Both speak of the same tokens, where both say what theirs are.
+    /// Compares the tokenizers of both, if both have one.
     fn tokenizers(&mut self, target: &Checkpoint, assistant: &Checkpoint, vocab_size: usize) {
         let of = |checkpoint: &Checkpoint| checkpoint.tokenizer(vocab_size).ok().flatten();
         let Some((a, b)) = of(target).zip(of(assistant)) else { return };
@@ -219,7 +219,7 @@ impl Report {
         }
     }
 
-    /// One prompt, with drafts where there is an assistant.
+    /// Continues one prompt, with drafts if there is an assistant.
     fn smoke(&mut self, model: &Path, options: &VerifyOptions) {
         let part = if options.assistant.is_some() { Part::Pair } else { Part::Target };
         let run = || {
@@ -227,9 +227,9 @@ impl Report {
             let engine = Engine::load(&load)?;
             let prompt = match engine.tokenizer() {
                 Ok(tokenizer) => tokenizer.encode(options.prompt.as_deref().unwrap_or("The quick brown fox"))?,
-                Err(_) => engine.target().config().bos_token_id.into_iter().chain(3..8).collect(),
+                Err(_) => engine.target().bos_token_id().into_iter().chain(3..8).collect(),
             };
-            // Not as the planner would: it leaves an assistant that is of no use alone.
+            // Fixed blocks: the planner would stop using a useless assistant.
             let speculation = match &options.assistant {
                 Some(_) => Speculation::Mtp(MtpOptions::default()),
                 None => Speculation::Off,
@@ -259,14 +259,14 @@ impl Report {
 
 /// Tokens of the smoke run.
 const SMOKE_TOKENS: usize = 32;
-/// Guesses of an assistant that knows nothing are accepted less often than this, those of a real one far more often.
+/// Acceptance rate below which an assistant is taken for another target's.
 const POOR_ACCEPTANCE: f64 = 0.1;
 
 fn opened(checkpoint: &Checkpoint) -> String {
     format!("{} tensors, {} bytes", checkpoint.names().len(), checkpoint.bytes())
 }
 
-/// What is wrong with a tensor, if something is.
+/// The problem of a tensor, if any.
 fn examine(checkpoint: &Checkpoint, expected: &Expected, assistant: Option<&AssistantConfig>) -> Option<String> {
     let tensor = match checkpoint.get(&expected.name) {
         Ok(Some(tensor)) => tensor,
@@ -303,7 +303,8 @@ fn examine(checkpoint: &Checkpoint, expected: &Expected, assistant: Option<&Assi
     (survey.zero && dead).then(|| format!("is all zeros; {remedy}"))
 }
 
-/// A converter of old gave assistants their target's embedding, as wide as that is.
+/// The shape error of a tensor. An old converter wrote the target's embedding into assistants, which has the target's
+/// width.
 fn wrong_shape(expected: &Expected, tensor: &RawTensor, assistant: Option<&AssistantConfig>) -> String {
     let shapes = format!("has shape {:?}, the configuration implies {:?}", tensor.shape, expected.shape);
     let backbone = assistant.map(|config| config.backbone_hidden_size);

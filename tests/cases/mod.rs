@@ -7,10 +7,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use foretoken::checkpoint::Checkpoint;
-use foretoken::gemma4::{Assistant, Output, Target, Wanted};
+use foretoken::gemma4::{Assistant, Target};
 use foretoken::kv::{KvCache, KvOptions};
 use foretoken::nn::F32View;
 use foretoken::{ElementType, Isa};
+use foretoken::{Model, Output, OutputRows};
 use safetensors::{Dtype, SafeTensors};
 
 /// A directory with a target, perhaps an assistant, and `expected.safetensors`.
@@ -127,11 +128,9 @@ pub fn cache(target: &Target, rows: ElementType, isa: Isa) -> KvCache {
 }
 
 /// Runs `ids` as one committed round.
-pub fn pass(target: &Target, kv: &mut KvCache, ids: &[u32], wanted: Wanted) -> Option<Output> {
-    let mut round = kv.begin_round(ids.len()).expect("a round");
-    let output = target.forward(ids, &mut round, wanted).expect("a forward pass");
-    round.commit(ids.len());
-    output
+pub fn pass(target: &Target, kv: &mut KvCache, ids: &[u32], wanted: OutputRows) -> Output {
+    let round = kv.begin_round(ids.len()).expect("a round");
+    target.forward_one(ids, round, wanted, ids.len()).expect("a forward pass")
 }
 
 /// A tensor's elements.

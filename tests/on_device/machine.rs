@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
-use foretoken::device::{AnyLaunch, Device, Memory, Recording};
+use foretoken::device::{AnyLaunch, Device, Memory, Recording, out_of_memory};
 use foretoken::{Error, Result};
 
 use crate::device::Device as _;
@@ -28,8 +28,8 @@ struct Kernel {
 
 /// A machine with a thread of its own, to which its memory belongs. A kernel that reads or writes what was freed fails.
 ///
-/// It is as slow as a device can be: it runs nothing before somebody waits for it. So what the host does between a launch and
-/// the next wait is done before the kernel runs, and what goes wrong in a kernel is heard at that wait.
+/// It is as lazy as a device may be: kernels run at the next wait only. So host code between a launch and the next wait
+/// runs before the kernel, and errors of a kernel are returned by that wait.
 pub struct Emulated {
     jobs: Sender<Job>,
     total: usize,
@@ -136,10 +136,6 @@ impl Emulated {
         let Counts { launches, recordings, replays, .. } = &*self.counts;
         [launches, recordings, replays].map(|count| count.load(Ordering::Relaxed))
     }
-
-    fn error(&self, problem: impl Into<String>) -> Error {
-        Error::Device { device: self.name(), problem: problem.into() }
-    }
 }
 
 impl Device for Emulated {
@@ -154,7 +150,7 @@ impl Device for Emulated {
     fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>> {
         let free = self.total - self.used();
         if bytes > free {
-            return Err(self.error(format!("out of memory: {bytes} bytes asked for, {free} of {} free", self.total)));
+            return Err(out_of_memory("emulated", bytes, free));
         }
         let (done, address) = channel();
         self.jobs.send(Job::Allocate(bytes, done)).expect("the machine runs");
@@ -204,8 +200,8 @@ impl Memory for Piece {
     }
 
     fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
-        // SAFETY: the bytes were checked to be this piece's. Kernels run while somebody waits: those launched before are done, and
-        // who launches one meanwhile vouches that nobody copies what it writes.
+        // SAFETY: the bytes were checked to be in this allocation. Kernels run during waits: earlier ones are done, and
+        // by the contract of `launch` no kernel writes what is copied here.
         unsafe { self.reach(at, bytes.len())?.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }

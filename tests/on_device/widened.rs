@@ -1,8 +1,8 @@
 //! The fixtures with wider heads: the kernels have none for heads of 32.
 //!
-//! A head of `from` channels lies in one of `to`, and the channels between are zero. A norm over more channels has a larger
-//! result by the square root of the quotient, which the norms' weights and the output projection take back; rotations turn by
-//! the same angles with another base. So the numbers are the fixture's, up to rounding.
+//! A head of `from` channels lies in one of `to`, and the channels between are zero. A norm over more channels has a
+//! larger result by the square root of the quotient, which the norms' weights and the output projection take back;
+//! rotations turn by the same angles with another base. So the outputs are the fixture's, up to rounding.
 
 use std::path::{Path, PathBuf};
 

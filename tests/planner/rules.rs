@@ -1,8 +1,8 @@
 //! What the planner does with what it is told, case by case.
 
 use foretoken::speculative::{
-    BlockSize, Costs, DraftCost, DrafterKind, Found, Machine, MtpPreset, Observation, Offer, Offered, Plan, Planner,
-    Verified, Why,
+    BlockSize, Costs, DraftCost, DrafterKind, Found, Machine, MtpPreset, Observation, Offer, Offered, Others, Plan,
+    Planner, Verified, Why,
 };
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -26,18 +26,18 @@ fn a_machine_that_slows_down_is_no_reason() {
 }
 
 #[test]
-fn look_ups_are_used_as_far_as_they_are_good() {
+fn lookups_are_used_as_far_as_they_are_good() {
     let linear = |rows: usize| 1.0 + 0.08 * (rows - 1) as f64;
     for (chance, used) in [(0.99, true), (0.1, false)] {
-        let model = Simulation::new("look-up", linear, 0.1, &[0.75]);
+        let model = Simulation::new("lookup", linear, 0.1, &[0.75]);
         let machine = model.clone().with_lookup(Some(Lookup { found: 0.9, tokens: 48, chance }));
         let (mut rng, mut planner) = (StdRng::seed_from_u64(4), machine.planner(BlockSize::Measured));
         machine.run(&mut planner, 200, &mut rng);
         let rounds = machine.run(&mut planner, 400, &mut rng);
         let share = |of: fn(&Plan) -> bool| rounds.iter().filter(|round| of(&round.plan)).count() as f64 / 400.0;
-        let looked_up = share(|plan| matches!(plan, Plan::Draft { drafter: LOOKUP, .. } | Plan::Confirm { .. }));
+        let looked_up = share(|plan| matches!(plan, Plan::Draft { drafter: LOOKUP, .. }));
         let alone = share(|plan| matches!(plan, Plan::Draft { drafter: LOOKUP, .. }));
-        println!("look-ups that stand at {chance}: {looked_up:.2} used, {alone:.2} unconfirmed");
+        println!("lookup drafts accepted at {chance}: {looked_up:.2} used, {alone:.2} unconfirmed");
         if used {
             assert!(looked_up > 0.8, "{looked_up:.2} used");
             let gain = rate(&rounds) / model.best();
@@ -50,20 +50,21 @@ fn look_ups_are_used_as_far_as_they_are_good() {
     }
 }
 
-/// A look-up that is not used is judged by the text that the model writes.
+/// A prompt lookup drafter that is not used is judged by the text that the model writes.
 #[test]
-fn look_ups_are_judged_without_being_used() {
+fn lookups_are_judged_without_being_used() {
     let machine = Simulation::new("judged", |rows| 1.0 + 0.05 * (rows - 1) as f64, 0.1, &[0.8]);
     let (mut rng, mut planner) = (StdRng::seed_from_u64(8), machine.planner(BlockSize::Measured));
     machine.run(&mut planner, 200, &mut rng);
     let model = Offered { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 63 };
-    let look_up = Offered { drafter: LOOKUP, kind: DrafterKind::NgramMapK, cost: DraftCost::Once, tokens: 16 };
+    let lookup = Offered { drafter: LOOKUP, kind: DrafterKind::NgramMapK, cost: DraftCost::Once, tokens: 16 };
     let mut plan_after = |accepted: usize| {
         for _ in 0..20 {
-            let found = [Found { drafter: LOOKUP, drafted: 4, accepted, agreed: Some(accepted > 0) }];
+            let found = [Found { drafter: LOOKUP, drafted: 4, accepted }];
             planner.observe(&Observation {
                 context: 200,
                 rows: 4,
+                others: Others::default(),
                 verify_ms: machine.verify[3],
                 steps: Some((DrafterKind::Mtp, 3, 3.0 * machine.step)),
                 verified: Some(Verified { drafter: MODEL, drafted: 3, accepted: 3 }),
@@ -71,13 +72,49 @@ fn look_ups_are_judged_without_being_used() {
                 emitted: 4,
             });
         }
-        let offer = Offer { context: 200, most_rows: 64, drafters: &[look_up, model] };
+        let offer = Offer { context: 200, most_rows: 64, drafters: &[lookup, model], others: Others::default() };
         let mut decisions = (0..50).map(|_| planner.decide(&offer)).filter(|decision| decision.why == Why::Best);
         decisions.next().expect("a round that is no probe").plan
     };
     let (bad, good) = (plan_after(0), plan_after(4));
     assert!(matches!(bad, Plan::Draft { drafter: MODEL, .. }), "{bad:?}");
-    assert!(matches!(good, Plan::Draft { drafter: LOOKUP, .. } | Plan::Confirm { .. }), "{good:?}");
+    assert!(matches!(good, Plan::Draft { drafter: LOOKUP, .. }), "{good:?}");
+}
+
+/// The costs are those of the whole batch: where its rows cost nothing more, drafts go on; where every row costs, few are
+/// verified, and none beside many sequences.
+#[test]
+fn a_batch_leaves_less_to_speculation() {
+    // 8 rows cost what one does, each further one a quarter of it.
+    let machine = Simulation::new("batch", |rows| 1.0 + 0.25 * rows.saturating_sub(8) as f64, 0.02, &[0.6]);
+    let mut rng = StdRng::seed_from_u64(3);
+    let mut planner = machine.planner(BlockSize::Measured);
+    machine.run(&mut planner, 400, &mut rng);
+    for rows in (1..=24).cycle().take(240) {
+        let (rows, others) = (1, Others { rows: rows - 1, tokens: rows - 1 });
+        planner.observe(&Observation {
+            context: 0,
+            rows,
+            others,
+            verify_ms: machine.verify[others.rows],
+            steps: None,
+            verified: None,
+            found: &[],
+            emitted: 1,
+        });
+    }
+    let model = Offered { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 63 };
+    let mut drafted = |others: usize| {
+        let others = Others { rows: others, tokens: others };
+        let offer = Offer { context: 0, most_rows: 8, drafters: &[model], others };
+        match planner.decide(&offer).plan {
+            Plan::Plain => 0,
+            Plan::Draft { tokens, .. } => tokens,
+        }
+    };
+    let (few, many) = (drafted(3), drafted(15));
+    assert!((2..=4).contains(&few), "{few} drafts beside three sequences: rows up to the eighth cost nothing");
+    assert_eq!(many, 0, "beside fifteen sequences every row costs more than it brings");
 }
 
 /// The first rounds behind a prompt are dearer: costs that were learnt before stay what they are.
@@ -164,9 +201,9 @@ fn given_blocks_are_kept() {
     }
 }
 
-/// A streak of failures rests the model, not the look-up.
+/// A streak of failures rests the model, not prompt lookup.
 #[test]
-fn streaks_fall_to_the_look_up() {
+fn streaks_fall_to_lookup() {
     let mut machine = Simulation::new("streak", |rows| rows as f64, 0.5, &[0.0]);
     let costs = [DraftCost::PerToken, DraftCost::Once];
     let mut planner = Planner::new(BlockSize::Fixed(4), Some(3), &costs, Costs::default());
@@ -175,8 +212,8 @@ fn streaks_fall_to_the_look_up() {
     let (model, plain) = (Plan::Draft { drafter: MODEL, tokens: 3 }, Plan::Plain);
     assert_eq!(plans, [model, model, model, plain, model, model, model, plain]);
     machine.lookup = Some(Lookup { found: 1.0, tokens: 8, chance: 0.0 });
-    let look_up = Plan::Draft { drafter: LOOKUP, tokens: 3 };
-    assert_eq!(machine.run(&mut planner, 1, &mut rng)[0].plan, look_up);
+    let lookup = Plan::Draft { drafter: LOOKUP, tokens: 3 };
+    assert_eq!(machine.run(&mut planner, 1, &mut rng)[0].plan, lookup);
 }
 
 #[test]
@@ -204,7 +241,7 @@ fn costs_are_saved_and_loaded() {
         "{",
         "[]",
         r#"{"machine":{"isa":"avx2","threads":3,"step_bytes":1000,"step_multiply_adds":500},"verify":{"0":{"1":{"ms":-1.0,"samples":9}}},"draft":{}}"#,
-        r#"{"machine":{"isa":"avx2","threads":3,"step_bytes":1000,"step_multiply_adds":500},"verify":{},"draft":{},"pace":{"noise":0.0}}"#,
+        r#"{"machine":{"isa":"avx2","threads":3,"step_bytes":1000,"step_multiply_adds":500},"verify":{},"draft":{},"variance":0.0}"#,
     ] {
         std::fs::write(&path, text).expect("a file");
         let complaint = Costs::load(&path, &own).expect_err("no costs").to_string();

@@ -2,7 +2,8 @@
 //! rounds on them.
 
 use foretoken::speculative::{
-    BlockSize, Costs, DraftCost, DrafterKind, Found, Observation, Offer, Offered, Plan, Planner, Verified, Why,
+    BlockSize, Costs, DraftCost, DrafterKind, Found, Observation, Offer, Offered, Others, Plan, Planner, Tuning,
+    Verified, Why,
 };
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -12,8 +13,7 @@ pub const MODEL: usize = 0;
 pub const LOOKUP: usize = 1;
 
 /// The most rows of a model's chain and of a prompt lookup draft among which the best choice is looked for.
-const CHAINED: usize = 16;
-const LOOKED_UP: usize = 64;
+const MOST_ROWS: usize = 64;
 
 /// Share by which measured times vary, and their pauses: in one of so many rounds the processor is taken away, and the
 /// round takes so many times longer.
@@ -47,6 +47,8 @@ pub struct Simulation {
     pub pause: (usize, f64),
     /// How many times slower the machine is than its table for now.
     pub slow: f64,
+    /// The planner's constants.
+    pub tuning: Tuning,
 }
 
 /// What a round did: tokens that were to be expected of it, tokens that it emitted, milliseconds without noise.
@@ -87,13 +89,14 @@ impl Simulation {
         let plain_ms = 4.0;
         Self {
             name: name.into(),
-            verify: (1..=LOOKED_UP).map(|rows| plain_ms * v(rows)).collect(),
+            verify: (1..=MOST_ROWS).map(|rows| plain_ms * v(rows)).collect(),
             step: step * plain_ms,
             model: model.to_vec(),
             lookup: None,
             noise: QUIET.0,
             pause: QUIET.1,
             slow: 1.0,
+            tuning: Tuning::default(),
         }
     }
 
@@ -110,7 +113,7 @@ impl Simulation {
     }
 
     pub fn planner(&self, block: BlockSize) -> Planner {
-        Planner::new(block, None, &[DraftCost::PerToken, DraftCost::Once], Costs::default())
+        Planner::new(block, None, &[DraftCost::PerToken, DraftCost::Once], Costs::tuned(self.tuning))
     }
 
     fn chance(&self, place: usize) -> f64 {
@@ -130,21 +133,6 @@ impl Simulation {
         chain((0..drafts).map(|_| self.lookup_chance()))
     }
 
-    /// Chance that both first tokens are the target's: what is easy for one is easy for the other.
-    fn agrees(&self) -> f64 {
-        self.chance(0).min(self.lookup_chance())
-    }
-
-    /// Expected tokens of a draft whose first token both have, or of the model's where they differ.
-    fn agreed_tokens(&self, drafts: usize) -> f64 {
-        1.0 + self.lookup_tokens(drafts - 1)
-    }
-
-    fn disagreed_tokens(&self, drafts: usize) -> f64 {
-        let first = (self.chance(0) - self.agrees()) / (1.0 - self.agrees());
-        1.0 + first * self.tokens(1, drafts - 1)
-    }
-
     /// Tokens per millisecond with `rows` rows in every round, drafted by the model.
     pub fn fixed(&self, rows: usize) -> f64 {
         self.tokens(0, rows - 1) / (self.verify[rows - 1] + (rows - 1) as f64 * self.step)
@@ -154,16 +142,13 @@ impl Simulation {
     /// one for the others.
     pub fn best(&self) -> f64 {
         let model = |drafts: usize| (self.tokens(0, drafts), self.verify[drafts] + drafts as f64 * self.step);
-        let without: Vec<_> = (0..CHAINED).map(model).collect();
+        let without: Vec<_> = (0..MOST_ROWS).map(model).collect();
         let Some(lookup) = self.lookup else {
             return without.iter().map(|(tokens, ms)| tokens / ms).fold(0.0, f64::max);
         };
         let mut with = without.clone();
-        let found = 1..=lookup.tokens.min(LOOKED_UP - 1);
+        let found = 1..=lookup.tokens.min(MOST_ROWS - 1);
         with.extend(found.clone().map(|drafts| (self.lookup_tokens(drafts), self.verify[drafts])));
-        let agreed: Vec<_> =
-            found.map(|drafts| (self.agreed_tokens(drafts), self.verify[drafts] + self.step)).collect();
-        let disagreed: Vec<_> = (1..CHAINED).map(|drafts| (self.disagreed_tokens(drafts), model(drafts).1)).collect();
         // The best quotient of sums (Dinkelbach 1967): what is won at the best rate so far, until nothing is.
         let mut rate = self.fixed(1);
         for _ in 0..50 {
@@ -177,8 +162,7 @@ impl Simulation {
             let mix = |share: f64, a: (f64, f64), b: (f64, f64)| {
                 (share * a.0 + (1.0 - share) * b.0, share * a.1 + (1.0 - share) * b.1)
             };
-            let confirm = mix(self.agrees(), most(&agreed), most(&disagreed));
-            let (tokens, ms) = mix(lookup.found, most(&[most(&with), confirm]), most(&without));
+            let (tokens, ms) = mix(lookup.found, most(&with), most(&without));
             rate = tokens / ms;
         }
         rate
@@ -202,36 +186,31 @@ impl Simulation {
         let found = self.lookup.filter(|lookup| rng.random::<f64>() < lookup.found).map_or(0, |lookup| lookup.tokens);
         let (kind, cost) = (DrafterKind::NgramMapK, DraftCost::Once);
         offered.insert(0, Offered { drafter: LOOKUP, kind, cost, tokens: found });
-        let decision = planner.decide(&Offer { context, most_rows: LOOKED_UP, drafters: &offered });
+        let decision =
+            planner.decide(&Offer { context, most_rows: MOST_ROWS, drafters: &offered, others: Others::default() });
         let plan = decision.plan;
         let mut correct = |place: usize| {
             let easy = rng.random::<f64>();
             text(plan, place).unwrap_or([easy < self.chance(place), easy < self.lookup_chance()])
         };
-        let correct: Vec<[bool; 2]> = (0..LOOKED_UP).map(&mut correct).collect();
+        let correct: Vec<[bool; 2]> = (0..MOST_ROWS).map(&mut correct).collect();
 
-        let agreed = correct[0] == [true, true];
         let (drafter, drafted, steps, expected) = match plan {
             Plan::Plain => (None, 0, 0, 1.0),
             Plan::Draft { drafter: MODEL, tokens } => (Some(MODEL), tokens, tokens, self.tokens(0, tokens)),
             Plan::Draft { drafter, tokens } => (Some(drafter), tokens, 0, self.lookup_tokens(tokens)),
-            Plan::Confirm { agreed: tokens, .. } if agreed => (Some(LOOKUP), tokens, 1, self.agreed_tokens(tokens)),
-            Plan::Confirm { otherwise, .. } => (Some(MODEL), otherwise, otherwise, self.disagreed_tokens(otherwise)),
         };
         let accepted =
             |drafter: usize, drafted: usize| correct[..drafted].iter().take_while(|correct| correct[drafter]).count();
         let count = drafter.map_or(0, |drafter| accepted(drafter, drafted));
         let emitted = count + 1;
         let ms = self.verify[drafted] + steps as f64 * self.step;
-        let judged = Found {
-            drafter: LOOKUP,
-            drafted: found.min(emitted),
-            accepted: accepted(LOOKUP, found.min(emitted)),
-            agreed: (steps > 0).then_some(agreed),
-        };
+        let judged =
+            Found { drafter: LOOKUP, drafted: found.min(emitted), accepted: accepted(LOOKUP, found.min(emitted)) };
         planner.observe(&Observation {
             context,
             rows: drafted + 1,
+            others: Others::default(),
             verify_ms: self.time(self.verify[drafted], rng),
             steps: (steps > 0).then(|| (DrafterKind::Mtp, steps, self.time(steps as f64 * self.step, rng))),
             verified: drafter.map(|drafter| Verified { drafter, drafted, accepted: count }),

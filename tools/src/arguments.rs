@@ -12,7 +12,8 @@ use foretoken::{
     DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, Pipeline, Sampling, SessionOptions,
     Speculation, SpeculationOptions, Stop, WeightType, hub,
 };
-use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::progress::ProgressLine;
 
 /// Which checkpoints, and what computes.
 #[derive(Args)]
@@ -48,14 +49,10 @@ impl Load {
     /// If a name is the Hub's, and the checkpoint cannot be downloaded.
     pub fn options(&self) -> Result<EngineOptions> {
         let assistant = self.assistant.clone().or_else(|| self.model.is_none().then(|| crate::demo("assistant")));
-        let bar = ProgressBar::new(0).with_style(ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {eta}")?);
-        let download = bar.clone();
+        let (download, load) = (ProgressLine::new("downloading", 0), ProgressLine::new("loading", 0));
         let from = hub::HubOptions {
             cache: std::env::home_dir().map(|home| home.join(".cache/huggingface/hub")),
-            progress: Some(Arc::new(move |file| {
-                download.set_length(file.total);
-                download.set_position(file.done);
-            })),
+            progress: Some(Arc::new(move |file| download.set(file.done, file.total))),
             ..hub::HubOptions::default()
         };
         let model = self.model.clone().unwrap_or_else(|| crate::demo("target"));
@@ -66,10 +63,7 @@ impl Load {
             device: self.device.clone(),
             isa: self.isa,
             quantize: self.quantize,
-            progress: Some(Arc::new(move |progress| {
-                bar.set_length(progress.total);
-                bar.set_position(progress.loaded);
-            })),
+            progress: Some(Arc::new(move |progress| load.set(progress.loaded, progress.total))),
             ..EngineOptions::new(hub::resolve_with(&model, &from)?)
         })
     }
@@ -155,7 +149,7 @@ impl Drafting {
 /// How K and V are stored.
 #[derive(Args)]
 pub struct Kv {
-    /// How K and V are kept: exact (f16), or in codes: quality, balanced, compact.
+    /// K/V cache preset: exact (f16), or quantized: quality, balanced, compact.
     #[arg(long, value_name = "NAME", default_value = "exact")]
     pub kv_preset: KvPreset,
     /// Type of the cached keys, instead of the preset's: f32, f16, bf16, tqc2..tqc6, turbo2..turbo4, q8_0, q4_0.

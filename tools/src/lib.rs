@@ -1,6 +1,8 @@
 //! What the examples share: how a command begins and ends, command lines, and reports.
 
 pub mod arguments;
+pub mod measure;
+pub mod progress;
 pub mod report;
 
 use std::ffi::OsString;
@@ -43,6 +45,10 @@ fn one_line(message: &str) -> String {
 
 /// `part` of the demo pair that the repository ships: `target`, `assistant` or `prompts.json`.
 pub fn demo(part: &str) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(""));
-    root.join("models/demo").join(part)
+    repository().join("models/demo").join(part)
+}
+
+/// The root of the repository that this was built in.
+pub fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(""))
 }

@@ -1,87 +1,12 @@
-//! Activations as 8-bit blocks, quantized once per input and shared by every matrix that reads it.
-//!
-//! Rows are cut into tiles of at most [`TILE_ROWS`] rows, as equal as possible. A tile is one run of blocks; inside a block
-//! every array is `[index][row of the tile]`, so that a kernel reads the rows it works on from consecutive words:
-//!
-//! | words per row | block of 256 ([`ActivationType::Q8_K`]) | block of 32 ([`ActivationType::Q8_1`]) |
-//! |---|---|---|
-//! | quants, four `i8` each | 64 | 8 |
-//! | offsets | 16: -32 times the sum of 16 quants | 1: -128 times the sum of 32 |
-//! | pairs of `i16` sums | 4: sums of 32, see [`PAIRS`]; 8: of 16 | |
-//! | scale, `f32` bits | 1 | 1 |
-//! | scale times the sum of the quants, `f32` bits | | 1 |
-//!
-//! The offsets are what an accumulator starts from when its weights are stored unsigned, `w + 32` or `w + 128`; formats
-//! with a smaller offset shift them right.
+//! Activations in 8-bit blocks, quantized once per input and shared by every matrix that reads it. Layout: `layout.rs`.
 
-use super::lanes::{ByteLanes, PanelOp};
-use crate::Isa;
+use crate::isa::Isa;
+use crate::quant::layout::{PAIRS, ROW_BLOCK, q8_1, q8k};
+use crate::quant::weight_type::ActivationType;
+use crate::simd::bytes::{ByteLanes, PanelOp};
 use half::f16;
 
-/// Rows per tile at most: eight accumulators and eight sums are half of AVX-512's registers.
-pub(super) const TILE_ROWS: usize = 8;
-
-/// The order of the sums in their pairs, within 8 sums of 32 or within each 8 sums of 16: the order that masking the bytes
-/// of a word by `0x00ff00ff`, before and after a shift by 8, gives the weights' minima.
-pub(super) const PAIRS: [(usize, usize); 4] = [(0, 2), (1, 3), (4, 6), (5, 7)];
-
-/// Word offsets of the arrays in a block of 256, to be multiplied by the tile's rows.
-pub(super) mod q8k {
-    pub const OFFSETS: usize = 64;
-    pub const PAIRS_OF_32: usize = 80;
-    pub const PAIRS_OF_16: usize = 84;
-    pub const SCALE: usize = 92;
-    pub const WORDS: usize = 93;
-}
-
-/// Word offsets of the arrays in a block of 32, to be multiplied by the tile's rows.
-pub(super) mod q8_1 {
-    pub const OFFSETS: usize = 8;
-    pub const SCALE: usize = 9;
-    pub const SUM: usize = 10;
-    pub const WORDS: usize = 11;
-}
-
-/// How activations are quantized: what llama.cpp's dot product of the weight type does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(non_camel_case_types)]
-pub enum ActivationType {
-    /// Blocks of 32: `f16` scale `max |x| / 127`, and for formats with minima the `f16` product of scale and sum.
-    Q8_1,
-    /// Blocks of 256: `f32` scale `-max / 127` with the sign of the largest, and the quants' sums.
-    Q8_K,
-}
-
-impl ActivationType {
-    /// Inputs per block.
-    pub const fn block_len(self) -> usize {
-        match self {
-            Self::Q8_1 => 32,
-            Self::Q8_K => 256,
-        }
-    }
-
-    const fn block_words(self) -> usize {
-        match self {
-            Self::Q8_1 => q8_1::WORDS,
-            Self::Q8_K => q8k::WORDS,
-        }
-    }
-
-    /// Words of scratch that [`Activations::quantize`] needs for `rows` rows of `inputs`; `None` if the rows are not
-    /// whole blocks or the product overflows.
-    pub const fn scratch_len(self, rows: usize, inputs: usize) -> Option<usize> {
-        if !inputs.is_multiple_of(self.block_len()) {
-            return None;
-        }
-        match (inputs / self.block_len()).checked_mul(self.block_words()) {
-            Some(row) => row.checked_mul(rows),
-            None => None,
-        }
-    }
-}
-
-/// Quantized rows in a caller's scratch.
+/// Quantized rows, in words that the caller owns.
 #[derive(Clone, Copy, Debug)]
 pub struct Activations<'a> {
     words: &'a [i32],
@@ -109,27 +34,14 @@ impl<'a> Activations<'a> {
         assert!(len <= scratch.len(), "activations: the scratch is too short");
         let words = &mut scratch[..len];
         let op = Quantize { x, inputs, rows, activation_type, words: &mut *words };
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(isa) => isa.run_panels(op),
-            #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni(isa) => isa.run_panels(op),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(isa) => isa.run_panels(op),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx(isa) => isa.run_panels(op),
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon(isa) => isa.run_panels(op),
-            #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot(isa) => isa.run_panels(op),
-            #[cfg(target_arch = "aarch64")]
-            Isa::NeonI8mm(isa) => isa.run_panels(op),
-            Isa::Scalar => op.run(Plain),
+        match isa.vectors() {
+            Some(isa) => isa.run_panels(op),
+            None => op.run(ScalarLoops),
         }
         Activations { words, activation_type, rows, inputs }
     }
 
-    /// Takes what [`Activations::quantize`] wrote, for a caller who keeps the words.
+    /// Reads what [`Activations::quantize`] wrote into `words` before.
     ///
     /// # Panics
     /// If `words` is not [`ActivationType::scratch_len`] long.
@@ -144,7 +56,7 @@ impl<'a> Activations<'a> {
         self.rows
     }
 
-    /// Columns of the matrices that these rows can meet.
+    /// Elements of a row: the columns of a matching matrix.
     pub fn inputs(&self) -> usize {
         self.inputs
     }
@@ -154,41 +66,41 @@ impl<'a> Activations<'a> {
         self.activation_type
     }
 
-    /// The tiles.
-    pub(super) fn tiles(&self) -> Tiles {
-        Tiles::new(self.rows)
+    /// The row blocks.
+    pub(super) fn row_blocks(&self) -> RowBlocks {
+        RowBlocks::new(self.rows)
     }
 
-    /// The words of a tile's blocks from `block` on.
-    pub(super) fn tile(&self, tile: Tile, block: usize) -> &'a [i32] {
+    /// The words of a row block's activation blocks from `block` on.
+    pub(super) fn words(&self, rows: RowBlock, block: usize) -> &'a [i32] {
         let blocks = self.inputs / self.activation_type.block_len();
-        &self.words[(tile.first * blocks + tile.rows * block) * self.activation_type.block_words()..]
+        &self.words[(rows.first * blocks + rows.rows * block) * self.activation_type.block_words()..]
     }
 }
 
-/// Rows `first..first + rows`, which are laid out together.
+/// Rows `first..first + rows`, whose words alternate.
 #[derive(Clone, Copy)]
-pub(super) struct Tile {
+pub(super) struct RowBlock {
     pub first: usize,
     pub rows: usize,
 }
 
-/// How rows are cut into tiles: as few as possible, and of sizes that differ by at most one, because a tile of one row
-/// costs nearly what a tile of four does.
+/// The division of rows into row blocks: as few as possible, of sizes that differ by at most one, because a block of one row
+/// costs nearly what a block of four does.
 #[derive(Clone, Copy)]
-pub(super) struct Tiles {
+pub(super) struct RowBlocks {
     pub count: usize,
     rows: usize,
 }
 
-impl Tiles {
+impl RowBlocks {
     fn new(rows: usize) -> Self {
-        Self { count: rows.div_ceil(TILE_ROWS), rows }
+        Self { count: rows.div_ceil(ROW_BLOCK), rows }
     }
 
-    pub fn get(self, index: usize) -> Tile {
+    pub fn get(self, index: usize) -> RowBlock {
         let (size, larger) = (self.rows / self.count, self.rows % self.count);
-        Tile { first: index * size + index.min(larger), rows: size + usize::from(index < larger) }
+        RowBlock { first: index * size + index.min(larger), rows: size + usize::from(index < larger) }
     }
 }
 
@@ -206,22 +118,22 @@ impl Quantize<'_> {
         let block_len = self.activation_type.block_len();
         let block_words = self.activation_type.block_words();
         let blocks = self.inputs / block_len;
-        let tiles = Tiles::new(self.rows);
-        for tile in (0..tiles.count).map(|t| tiles.get(t)) {
-            for r in 0..tile.rows {
-                let x = &self.x[(tile.first + r) * self.inputs..][..self.inputs];
-                let words = &mut self.words[tile.first * blocks * block_words..][..tile.rows * blocks * block_words];
-                for (x, words) in x.chunks_exact(block_len).zip(words.chunks_exact_mut(tile.rows * block_words)) {
+        let row_blocks = RowBlocks::new(self.rows);
+        for rows in (0..row_blocks.count).map(|b| row_blocks.get(b)) {
+            for r in 0..rows.rows {
+                let x = &self.x[(rows.first + r) * self.inputs..][..self.inputs];
+                let words = &mut self.words[rows.first * blocks * block_words..][..rows.rows * blocks * block_words];
+                for (x, words) in x.chunks_exact(block_len).zip(words.chunks_exact_mut(rows.rows * block_words)) {
                     match self.activation_type {
                         ActivationType::Q8_K => {
                             let mut block = [0; q8k::WORDS];
                             q8k_block(loops, x, &mut block);
-                            scatter(&block, words, tile.rows, r);
+                            scatter(&block, words, rows.rows, r);
                         }
                         ActivationType::Q8_1 => {
                             let mut block = [0; q8_1::WORDS];
                             q8_1_block(loops, x, &mut block);
-                            scatter(&block, words, tile.rows, r);
+                            scatter(&block, words, rows.rows, r);
                         }
                     }
                 }
@@ -230,7 +142,7 @@ impl Quantize<'_> {
     }
 }
 
-/// Puts one row's words between those of the tile's other rows.
+/// Interleaves one row's words with those of the row block's other rows.
 #[inline(always)]
 fn scatter<const N: usize>(block: &[i32; N], words: &mut [i32], rows: usize, row: usize) {
     if rows == 1 {
@@ -245,26 +157,26 @@ fn scatter<const N: usize>(block: &[i32; N], words: &mut [i32], rows: usize, row
 impl PanelOp for Quantize<'_> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
-        self.run(Vector(l));
+        self.run(VectorLoops(l));
     }
 }
 
 /// The loops over a block's elements.
 trait Loops: Copy {
-    /// The bits of the largest magnitude, compared as integers: magnitudes order the same, and a NaN is largest, so that
-    /// it reaches the scale.
+    /// The bits of the largest magnitude. Compared as integers, which order as magnitudes do, except that a NaN is the
+    /// largest: so the scale becomes NaN, too.
     fn largest(self, x: &[f32]) -> u32;
     /// The first element of that magnitude.
     fn first(self, x: &[f32], largest: u32) -> f32;
-    /// The nearest integers to `inverse * x`, ties to even, within -127..=127. -128 would break the kernels' bounds: the
-    /// products reach 127.00001 by rounding, and the inverse of a subnormal scale is infinite.
+    /// The nearest integers to `inverse * x`, ties to even, clamped to -127..=127: rounding makes products up to
+    /// 127.00001, the inverse of a subnormal scale is infinite, and -128 would overflow the kernels' 16-bit sums.
     fn round(self, x: &[f32], inverse: f32, out: &mut [u8]);
 }
 
 #[derive(Clone, Copy)]
-struct Plain;
+struct ScalarLoops;
 
-impl Loops for Plain {
+impl Loops for ScalarLoops {
     fn largest(self, x: &[f32]) -> u32 {
         x.iter().fold(0, |a, x| a.max(x.abs().to_bits()))
     }
@@ -278,11 +190,12 @@ impl Loops for Plain {
     }
 }
 
-/// Written out, because the compiler turned the plain loops into gathers and single lanes (1.1 ns per element for 0.2).
+/// Explicit vectors: the compiler vectorizes the scalar loops into gathers and single lanes (1.1 ns per element instead
+/// of 0.2).
 #[derive(Clone, Copy)]
-struct Vector<L>(L);
+struct VectorLoops<L>(L);
 
-impl<L: ByteLanes> Loops for Vector<L> {
+impl<L: ByteLanes> Loops for VectorLoops<L> {
     #[inline(always)]
     fn largest(self, x: &[f32]) -> u32 {
         // SAFETY: `run_panels` entered the features; blocks are whole vectors.
@@ -300,7 +213,7 @@ impl<L: ByteLanes> Loops for Vector<L> {
     }
 }
 
-/// The sum of 16 signed bytes, eight at a time in one integer: the fields of 16 bits stay below 2^11.
+/// The sum of 16 signed bytes, eight at a time in a `u64` (SWAR): its 16-bit fields stay below 2^11.
 #[inline(always)]
 fn sum_of_16(bytes: &[u8; 16]) -> i32 {
     let word = |half: usize| u64::from_le_bytes(bytes.as_chunks::<8>().0[half]) ^ 0x8080_8080_8080_8080;
@@ -314,7 +227,7 @@ fn q8k_block(loops: impl Loops, x: &[f32], block: &mut [i32; q8k::WORDS]) {
     let mut quants = [0; 256];
     let mut scale = 0.0;
     if largest != 0 {
-        // The first element of that size decides the sign, as in llama.cpp.
+        // The first element of that magnitude decides the sign, as in llama.cpp.
         let inverse = -127.0 / loops.first(x, largest);
         loops.round(x, inverse, &mut quants);
         scale = 1.0 / inverse;
@@ -330,9 +243,9 @@ fn q8k_block(loops: impl Loops, x: &[f32], block: &mut [i32; q8k::WORDS]) {
     let pair = |a: i32, b: i32| a & 0xffff | b << 16;
     let sum_of_32 = |s: usize| sums[2 * s] + sums[2 * s + 1];
     for (p, (a, b)) in PAIRS.into_iter().enumerate() {
-        block[q8k::PAIRS_OF_32 + p] = pair(sum_of_32(a), sum_of_32(b));
-        block[q8k::PAIRS_OF_16 + p] = pair(sums[a], sums[b]);
-        block[q8k::PAIRS_OF_16 + 4 + p] = pair(sums[8 + a], sums[8 + b]);
+        block[q8k::BSUMS_OF_32 + p] = pair(sum_of_32(a), sum_of_32(b));
+        block[q8k::BSUMS_OF_16 + p] = pair(sums[a], sums[b]);
+        block[q8k::BSUMS_OF_16 + 4 + p] = pair(sums[8 + a], sums[8 + b]);
     }
     block[q8k::SCALE] = scale.to_bits() as i32;
 }

@@ -1,6 +1,6 @@
-//! The quantized weight types and their sizes.
+//! The block types of weights and activations, and their sizes.
 
-use super::ActivationType;
+use crate::quant::layout::{q8_1, q8k};
 
 /// A block-quantized weight type of GGUF files. The names, numbers and block layouts are llama.cpp's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -8,21 +8,21 @@ use super::ActivationType;
 pub enum WeightType {
     /// 4 bits, one scale per 32.
     Q4_0,
-    /// 4 bits, scale and minimum per 32.
+    /// 4 bits, scale and min per 32.
     Q4_1,
     /// 5 bits, one scale per 32.
     Q5_0,
-    /// 5 bits, scale and minimum per 32.
+    /// 5 bits, scale and min per 32.
     Q5_1,
     /// 8 bits, one scale per 32.
     Q8_0,
-    /// 2 bits, 4-bit scales and minima per 16 in blocks of 256.
+    /// 2 bits, 4-bit scales and mins per 16 in blocks of 256.
     Q2_K,
     /// 3 bits, 6-bit scales per 16 in blocks of 256.
     Q3_K,
-    /// 4 bits, 6-bit scales and minima per 32 in blocks of 256.
+    /// 4 bits, 6-bit scales and mins per 32 in blocks of 256.
     Q4_K,
-    /// 5 bits, 6-bit scales and minima per 32 in blocks of 256.
+    /// 5 bits, 6-bit scales and mins per 32 in blocks of 256.
     Q5_K,
     /// 6 bits, 8-bit scales per 16 in blocks of 256.
     Q6_K,
@@ -63,7 +63,7 @@ impl WeightType {
         }
     }
 
-    /// The number that stands for this type in a GGUF file.
+    /// The type's number in GGUF files.
     pub const fn ggml_id(self) -> u32 {
         match self {
             Self::Q4_0 => 2,
@@ -126,7 +126,7 @@ impl WeightType {
         }
     }
 
-    /// How activations are quantized before they meet weights of this type.
+    /// The block type of activations that are multiplied by this type.
     pub const fn activation_type(self) -> ActivationType {
         match self.block_len() {
             256 => ActivationType::Q8_K,
@@ -142,5 +142,44 @@ impl std::str::FromStr for WeightType {
         let found = Self::ALL.into_iter().find(|weight_type| weight_type.name().eq_ignore_ascii_case(name));
         let known = || Self::ALL.map(|weight_type| weight_type.name().to_ascii_lowercase()).join(", ");
         found.ok_or_else(|| format!("{name:?} is unknown; {} are", known()))
+    }
+}
+
+/// A block type of quantized activations: the one that llama.cpp's dot product of a weight type uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(non_camel_case_types)]
+pub enum ActivationType {
+    /// Blocks of 32: `f16` scale `max |x| / 127`, and for formats with mins the `f16` product of scale and sum.
+    Q8_1,
+    /// Blocks of 256: `f32` scale `-max / 127` with the sign of the largest, and the quants' sums.
+    Q8_K,
+}
+
+impl ActivationType {
+    /// Inputs per block.
+    pub const fn block_len(self) -> usize {
+        match self {
+            Self::Q8_1 => 32,
+            Self::Q8_K => 256,
+        }
+    }
+
+    pub(super) const fn block_words(self) -> usize {
+        match self {
+            Self::Q8_1 => q8_1::WORDS,
+            Self::Q8_K => q8k::WORDS,
+        }
+    }
+
+    /// Words of scratch that [`Activations::quantize`](super::Activations::quantize) needs for `rows` rows of `inputs`;
+    /// `None` if the rows are not whole blocks or the product overflows.
+    pub const fn scratch_len(self, rows: usize, inputs: usize) -> Option<usize> {
+        if !inputs.is_multiple_of(self.block_len()) {
+            return None;
+        }
+        match (inputs / self.block_len()).checked_mul(self.block_words()) {
+            Some(row) => row.checked_mul(rows),
+            None => None,
+        }
     }
 }

@@ -1,10 +1,10 @@
-//! An allocator that leaves inaccessible pages before and behind every allocation.
+//! An allocator with inaccessible pages before and behind every allocation.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// Where an allocation lies between its two inaccessible pages; what is left of its own pages is on the other side.
+/// The side on which an allocation touches an inaccessible page; its unused bytes are on the other side.
 #[derive(Clone, Copy, Debug)]
 #[allow(dead_code)] // every test binary has one of them
 pub enum At {
@@ -14,9 +14,9 @@ pub enum At {
     Start,
 }
 
-/// Gives every allocation pages of its own, at addresses that are used once: what is read or written outside, or after it was
-/// freed, is a fault. What a panicking thread allocates is the system allocator's: a backtrace has more pieces than a process
-/// may have mappings.
+/// Gives every allocation its own pages, at addresses that are never reused: accesses outside it, or after it is freed,
+/// fault. A panicking thread uses the system allocator, because a backtrace has more allocations than a process may have
+/// mappings.
 pub struct Guarded(pub At);
 
 /// Bytes of addresses.
@@ -29,7 +29,7 @@ fn space() -> *mut u8 {
     if !start.is_null() {
         return start;
     }
-    // SAFETY: a new mapping touches no other; the one that is unmapped is known to nobody else.
+    // SAFETY: a new mapping does not affect others; nothing refers to the one that is unmapped.
     unsafe {
         let new = libc::mmap(null_mut(), SPACE, libc::PROT_NONE, RESERVED, -1, 0);
         if new == libc::MAP_FAILED {
@@ -49,7 +49,7 @@ const RESERVED: libc::c_int = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_NOR
 
 /// Bytes of a page.
 fn page() -> usize {
-    // SAFETY: takes a number and returns one.
+    // SAFETY: an integer argument and result.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
@@ -58,14 +58,14 @@ fn held(layout: Layout) -> usize {
     layout.size().next_multiple_of(page())
 }
 
-// SAFETY: an allocation has pages of its own, of at least its size, until `dealloc` takes them; what lies outside the space is
-// the system allocator's.
+// SAFETY: an allocation has pages of its own, of at least its size, until `dealloc` takes them; what lies outside the
+// space is the system allocator's.
 unsafe impl GlobalAlloc for Guarded {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let (page, held) = (page(), held(layout));
         if std::thread::panicking() || layout.align() > page {
-            // SAFETY: the caller's promises are `System`'s.
+            // SAFETY: the caller's contract is that of `System`.
             return unsafe { System.alloc(layout) };
         }
         let at = NEXT.fetch_add(page + held, Ordering::Relaxed);
@@ -73,7 +73,7 @@ unsafe impl GlobalAlloc for Guarded {
         if space.is_null() || at + held + 2 * page > SPACE {
             return null_mut();
         }
-        // SAFETY: inside the space, and nobody else's: between this allocation's page before and the next one's.
+        // SAFETY: within the space, between this allocation's leading guard page and the next allocation's.
         unsafe {
             let start = space.add(at + page);
             if libc::mprotect(start.cast(), held, libc::PROT_READ | libc::PROT_WRITE) != 0 {
@@ -99,7 +99,7 @@ unsafe impl GlobalAlloc for Guarded {
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises; the pages are those that `alloc` gave this allocation, which begins on the first.
+        // SAFETY: as the caller's; the pages are those that `alloc` gave this allocation, which begins on the first.
         unsafe {
             if !is_guarded(at) {
                 return System.dealloc(at, layout);
@@ -117,7 +117,7 @@ fn is_guarded(at: *const u8) -> bool {
 /// The signal that ends a process which reads the byte at `at`; `None` if it can be read.
 fn signal_of_reading(at: *const u8) -> Option<i32> {
     let mut status = 0;
-    // SAFETY: the child calls nothing that a process with one thread of several must not. Its read is volatile, so it
+    // SAFETY: the child calls async-signal-safe functions only. Its read is volatile, so it
     // happens, and is of a byte of an allocation or of an inaccessible page.
     unsafe {
         let child = libc::fork();
@@ -131,7 +131,7 @@ fn signal_of_reading(at: *const u8) -> Option<i32> {
     libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status))
 }
 
-/// What the tests here rely on, of the allocator that they run with.
+/// Asserts that the allocator guards as the tests assume.
 pub fn check(at: At) {
     for len in [1, 3, 16, 100, 1023, 1024, 1025, 5000] {
         // Elements of four bytes: the alignment leaves no gap.

@@ -46,7 +46,7 @@ fn text(config: &TextConfig) -> Value {
         "num_kv_shared_layers": layers.iter().filter(|layer| layer.kv_shared).count(),
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": own_kv,
-        // Read only where K and V are one: a full layer's other number of heads goes with that in every variant.
+        // Read only with K = V: in every variant the different head count of full layers comes with it.
         "num_global_key_value_heads": full_kv,
         "attention_k_eq_v": layers.iter().any(|layer| layer.k_eq_v) || own_kv != full_kv,
         "attention_bias": false,

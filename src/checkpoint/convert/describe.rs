@@ -1,4 +1,4 @@
-//! What a configuration is in a GGUF file's metadata: llama.cpp's keys, in its converter's order.
+//! A configuration as GGUF metadata: llama.cpp's keys, in its converter's order.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::checkpoint::gguf::GgufWriter;
 use crate::gemma4::{AssistantConfig, AttentionType, LayerConfig, TextConfig};
 use crate::{Error, Result};
 
-/// Divides the frequency of a pair that does not turn.
+/// Frequency divisor of a pair that does not rotate.
 const STANDS_STILL: f32 = 1e30;
 
 /// Declares a target's keys, except for `general.*` and the tokenizer's.
@@ -87,7 +87,7 @@ fn text(file: &mut GgufWriter, path: &Path, architecture: &str, config: &TextCon
     Ok(())
 }
 
-/// One number if all layers agree, else one for each: signed, as llama.cpp's converter writes them.
+/// One value if all layers agree, else one per layer; signed, as llama.cpp's converter writes them.
 fn per_layer(
     file: &mut GgufWriter,
     key: &str,
@@ -114,7 +114,7 @@ fn head_dim(path: &Path, layers: &[LayerConfig], attention: AttentionType) -> Re
     }
 }
 
-/// How full layers turn: a divisor for the frequency of each pair.
+/// Frequency divisors of full layers, one per pair.
 pub(super) fn rope_freqs(config: &TextConfig) -> Option<Vec<f32>> {
     let full = config.layers.iter().find(|layer| layer.attention == AttentionType::Full)?;
     let pairs = full.head_dim / 2;

@@ -14,28 +14,28 @@ use crate::checkpoint::{Checkpoint, Fields, Progress, TensorType, token_ordering
 use crate::gemma4::{AssistantConfig, TextConfig};
 use crate::{Error, Result};
 
-/// How a GGUF file becomes a directory.
+/// Options of a conversion to a directory.
 #[derive(Clone, Default)]
 pub struct ToHuggingFace {
-    /// Type of all tensors of floating point. Default: what the file has.
+    /// Type of all tensors of floating point. Default: the file's.
     pub outtype: Option<ElementType>,
     /// Tensors of no text model. Default: refused.
     pub unknown: Unknown,
-    /// Called as tensors are written. Default: nobody.
+    /// Called as tensors are written. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }
 
 /// A tensor of the new file.
 struct Planned {
-    source: String, // what the checkpoint calls it
+    source: String, // its name in the checkpoint
     name: String,
     dtype: TensorType,
     shape: Vec<usize>,
     len: usize, // bytes
 }
 
-/// Writes the GGUF checkpoint `source` as the directory `destination`: config.json, what the file says about tokens, and
-/// model.safetensors last, so that a directory that has it is complete.
+/// Writes the GGUF checkpoint `source` as the directory `destination`: config.json, what the file says about tokens,
+/// and model.safetensors last, so that a directory that has it is complete.
 ///
 /// # Errors
 /// If the file is malformed or not Gemma 4's, has quantized tensors or some that no text model has, or a file cannot be
@@ -68,7 +68,7 @@ pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHugg
     Ok(Report { tensors: planned.len(), bytes, left_out })
 }
 
-/// Writes a target's config.json, and makes sure that it says what the GGUF file says.
+/// Writes a target's config.json and checks that it reads back as the GGUF file's configuration.
 fn target(config: &TextConfig, path: &Path) -> Result<Value> {
     let json = config_json::target(config);
     write(path, &pretty(&json))?;
@@ -82,7 +82,7 @@ fn assistant(config: &AssistantConfig, path: &Path) -> Result<Value> {
     write(path, &pretty(&json))?;
     let mut read = AssistantConfig::read(&Fields::read(path)?)?;
     read.text.eos_token_ids.clone_from(&config.text.eos_token_ids);
-    // An assistant computes no V; not every layout says where it would come from.
+    // Assistants compute no V; not every layout has `k_eq_v`.
     read.text.layers.iter_mut().zip(&config.text.layers).for_each(|(read, own)| read.k_eq_v = own.k_eq_v);
     let text = json["text_config"].clone();
     if read == *config { Ok(text) } else { Err(unsayable(path)) }
@@ -99,7 +99,7 @@ fn plan(source: &Checkpoint, gguf: &Gguf, options: &ToHuggingFace) -> Result<(Ve
             left_out.push((own.to_owned(), "config.json says it"));
             continue;
         }
-        // Experts' gate and up may be apart; where there are both, they are one tensor.
+        // Experts' gate and up projections may be separate in GGUF; they become one tensor.
         if gguf.info(&own.replace("ffn_up_exps", "ffn_gate_exps")).is_some_and(|gate| gate.name() != own) {
             continue;
         }
@@ -119,7 +119,7 @@ fn plan(source: &Checkpoint, gguf: &Gguf, options: &ToHuggingFace) -> Result<(Ve
                 return Err(tensor_error(source, own, format!("is {}; {problem}", other.name())));
             }
         };
-        // What belongs to a head stands outside the model.
+        // Head tensors have no `model.` prefix.
         let outside = ["lm_head.", "pre_projection.", "post_projection.", "masked_embedding."];
         let root = if outside.iter().any(|prefix| weight.starts_with(prefix)) { "" } else { "model." };
         let (name, len) = (format!("{root}{weight}"), size * tensor.shape.iter().product::<usize>());
@@ -132,7 +132,7 @@ fn plan(source: &Checkpoint, gguf: &Gguf, options: &ToHuggingFace) -> Result<(Ve
     Ok((planned, left_out))
 }
 
-/// Writes a small file, aside first.
+/// Writes a small file by way of a temporary one.
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = Partial::create(path)?;
     file.put(bytes)?;

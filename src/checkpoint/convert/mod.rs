@@ -1,7 +1,7 @@
-//! Checkpoints from one file format to another: Hugging Face directories to GGUF as llama.cpp's converter writes it, and
-//! GGUF files of floating point back.
+//! Checkpoints from one file format to another: Hugging Face directories to GGUF as llama.cpp's converter writes it,
+//! and GGUF files of floating point back.
 //!
-//! Tensors stream from map to file, a few megabytes at a time. The new file takes its name when it is complete.
+//! Tensors are streamed in chunks of a few megabytes. The new file gets its name when it is complete.
 
 mod config_json;
 mod describe;
@@ -25,14 +25,15 @@ use vocabulary::SpecialIds;
 
 /// The type of the matrices in a converted file. Norms, scales and routers are F32 always.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Outtype {
     /// Single precision.
     F32,
     /// Half precision; an error where a value is too large for it.
     F16,
-    /// Brain floats, which published checkpoints are in.
+    /// bf16, the type of published checkpoints.
     Bf16,
-    /// 8 bits; F16 where rows are no whole blocks of 32.
+    /// 8 bits; F16 for rows that are no multiple of 32.
     Q8_0,
 }
 
@@ -49,7 +50,7 @@ impl Outtype {
         }
     }
 
-    /// llama.cpp's number for a file of mostly this type.
+    /// llama.cpp's file type id (`general.file_type`).
     fn file_type(self) -> u32 {
         match self {
             Self::F32 => 0,
@@ -61,23 +62,24 @@ impl Outtype {
 }
 
 impl std::str::FromStr for Outtype {
-    type Err = String;
+    type Err = Error;
 
-    fn from_str(name: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> Result<Self> {
         match name.to_ascii_lowercase().as_str() {
             "f32" => Ok(Self::F32),
             "f16" => Ok(Self::F16),
             "bf16" => Ok(Self::Bf16),
             "q8_0" => Ok(Self::Q8_0),
-            _ => Err(format!("{name:?} is unknown; f32, f16, bf16 and q8_0 are")),
+            _ => Err(Error::argument("outtype", format!("{name:?} is unknown; f32, f16, bf16 and q8_0 are"))),
         }
     }
 }
 
-/// How an assistant's GGUF file is laid out.
+/// Layout of an assistant's GGUF file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AssistantLayout {
-    /// llama.cpp's: `gemma4-assistant`, `nextn.*`. Centroids are kept under the names that its loader tolerates.
+    /// llama.cpp's: `gemma4-assistant`, `nextn.*`. Centroids have names that its loader ignores.
     #[default]
     Nextn,
     /// A fork's older one: `gemma4_assistant`, `mtp.*`.
@@ -85,7 +87,7 @@ pub enum AssistantLayout {
 }
 
 impl AssistantLayout {
-    /// The architecture that files of this layout name.
+    /// The architecture name of the layout.
     pub fn architecture(self) -> &'static str {
         match self {
             Self::Nextn => "gemma4-assistant",
@@ -95,25 +97,26 @@ impl AssistantLayout {
 }
 
 impl std::str::FromStr for AssistantLayout {
-    type Err = String;
+    type Err = Error;
 
-    fn from_str(name: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> Result<Self> {
         let known = [Self::Nextn, Self::Mtp].into_iter().find(|layout| layout.architecture() == name);
-        known.ok_or_else(|| format!("{name:?} is unknown; gemma4-assistant and gemma4_assistant are"))
+        let unknown = || format!("{name:?} is unknown; gemma4-assistant and gemma4_assistant are");
+        known.ok_or_else(|| Error::argument("layout", unknown()))
     }
 }
 
-/// What to do with tensors that no Gemma 4 text model has.
+/// Handling of tensors that are not part of a Gemma 4 text model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unknown {
     /// An error that lists them.
     #[default]
     Refused,
-    /// They are left out; the report lists them.
+    /// They are skipped; the report lists them.
     LeftOut,
 }
 
-/// How a checkpoint becomes a GGUF file.
+/// Options of a conversion to GGUF.
 #[derive(Clone)]
 pub struct ToGguf {
     /// Type of the matrices. Default: F16.
@@ -124,9 +127,9 @@ pub struct ToGguf {
     pub tokenizer: Option<PathBuf>,
     /// `general.name`. Default: the directory's name.
     pub name: Option<String>,
-    /// Tensors of no text model. Default: refused. Image and audio towers are always left out.
+    /// Tensors of no text model. Default: refused. Image and audio towers are always skipped.
     pub unknown: Unknown,
-    /// Called as tensors are written. Default: nobody.
+    /// Called as tensors are written. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }
 
@@ -137,14 +140,14 @@ impl Default for ToGguf {
     }
 }
 
-/// What a conversion wrote, and what it did not.
+/// The result of a conversion.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Tensors written.
     pub tensors: usize,
     /// Bytes of them.
     pub bytes: u64,
-    /// Tensors that were left out: the name, and why.
+    /// Skipped tensors: name and reason.
     pub left_out: Vec<(String, &'static str)>,
 }
 
@@ -165,8 +168,8 @@ enum Config {
 /// Writes the Hugging Face checkpoint `source`, a target's or an assistant's, as the GGUF file `destination`.
 ///
 /// # Errors
-/// If the checkpoint is malformed or not Gemma 4's, has tensors that no text model has, or the file cannot be written: an
-/// existing one stays as it is then.
+/// If the checkpoint is malformed or not Gemma 4's, has tensors that no text model has, or the file cannot be written:
+/// an existing one stays as it is then.
 pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Result<Report> {
     if source.path().is_file() {
         return Err(Error::file(source.path(), "is a GGUF file already; give a Hugging Face directory"));
@@ -222,12 +225,12 @@ pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Res
     Ok(Report { tensors: planned.len() + usize::from(freqs.is_some()), bytes, left_out })
 }
 
-/// Refuses to write over the source, whose map would be pulled away, and names that nothing opens.
+/// Refuses to overwrite the mapped source, and paths that cannot be a file.
 pub(crate) fn check_destination(source: &Checkpoint, destination: &Path) -> Result<()> {
     if destination.extension().is_none_or(|extension| extension != "gguf") {
         return Err(Error::file(destination, "does not end in .gguf, so nothing would open it; give such a name"));
     }
-    // What does not exist yet is nobody's source.
+    // A path that does not exist is not the source.
     let Ok(own) = destination.canonicalize() else { return Ok(()) };
     match source.files().iter().any(|file| file.canonicalize().is_ok_and(|file| file == own)) {
         true => Err(Error::file(destination, "is the source itself; give another name")),
@@ -248,7 +251,7 @@ fn read_config(source: &Checkpoint) -> Result<Config> {
 
 type LeftOut = Vec<(String, &'static str)>;
 
-/// The new file's tensors, layer by layer, and those that it will not have.
+/// The new file's tensors, layer by layer, and the skipped ones.
 fn plan(source: &Checkpoint, config: &Config, options: &ToGguf) -> Result<(Vec<Planned>, LeftOut)> {
     let (prefix, text, layout) = match config {
         Config::Target(text) => (source.text_prefix()?, text, AssistantLayout::Nextn),
@@ -277,7 +280,7 @@ fn plan(source: &Checkpoint, config: &Config, options: &ToGguf) -> Result<(Vec<P
         Unknown::Refused if !strangers.is_empty() => return Err(refused(source, &strangers)),
         _ => left_out.extend(strangers.into_iter().map(|name| (name, "no Gemma 4 text model has it"))),
     }
-    // As people read them: what is outside the layers first, then layer by layer.
+    // Order: tensors outside the layers, then layer by layer.
     planned.sort_by_cached_key(|tensor| (layer(&tensor.name), tensor.name.clone()));
     Ok((planned, left_out))
 }
@@ -301,7 +304,7 @@ fn layer(name: &str) -> Option<u32> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
-/// As llama.cpp's converter decides: what is small or steers stays F32.
+/// As in llama.cpp's converter: norms, scales and routers stay F32.
 fn stored_type(name: &str, tensor: &RawTensor, outtype: Outtype) -> TensorType {
     if matches!(tensor.dtype, TensorType::I64 | TensorType::I32) {
         return TensorType::I32;

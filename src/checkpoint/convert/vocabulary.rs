@@ -10,21 +10,21 @@ use crate::checkpoint::Fields;
 use crate::checkpoint::gguf::GgufWriter;
 use crate::{Error, Result, chat};
 
-/// Special tokens that stay visible in generated text, so that a reader of tool calls finds them.
+/// Special tokens that stay visible in generated text, for parsers of tool calls.
 const VISIBLE: [&str; 7] =
     ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|\"|>"];
 
-/// llama.cpp's numbers of what a token is.
+/// llama.cpp's token types.
 const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// Merges have the order that matters; llama.cpp's converter gives every token this score.
+/// The score of every token: BPE uses merge order only, and llama.cpp's converter writes this value.
 const SCORE: f32 = -1000.0;
 
-/// A larger file is no tokenizer.
+/// Size limit of tokenizer files.
 const MAX_BYTES: u64 = 1 << 30;
 
 #[derive(Deserialize)]
@@ -126,7 +126,7 @@ fn read(path: &Path) -> Result<TokenizerFile> {
     Ok(source)
 }
 
-/// Every token by its id, and what it is.
+/// Tokens by id, with their types.
 fn tokens(path: &Path, source: &TokenizerFile, vocab_size: usize) -> Result<(Vec<String>, Vec<i32>)> {
     let mut tokens: Vec<Option<&str>> = vec![None; vocab_size];
     let mut kinds = vec![UNUSED; vocab_size];
@@ -147,7 +147,7 @@ fn tokens(path: &Path, source: &TokenizerFile, vocab_size: usize) -> Result<(Vec
         let visible = !special || VISIBLE.contains(&content.as_str());
         kinds[*id as usize] = if visible { USER_DEFINED } else { CONTROL };
     }
-    // The model may have more rows than there are tokens; llama.cpp wants a name for each.
+    // Embedding rows without a token get a placeholder name, which llama.cpp requires.
     let named = tokens.iter().enumerate();
     let named = named.map(|(id, token)| token.map_or_else(|| format!("[PAD{id}]"), str::to_owned));
     Ok((named.collect(), kinds))

@@ -1,5 +1,5 @@
-//! The configuration that a GGUF file's metadata describe, checked as `config.json` is: what shapes the computation is
-//! honoured or refused by name.
+//! The configuration from a GGUF file's metadata, checked as `config.json` is: every key that affects the computation
+//! is implemented or refused by name.
 
 use super::keys::Keys;
 use super::types::{self, GgmlType};
@@ -13,11 +13,11 @@ use crate::{Error, Result};
 const TARGET: &str = "gemma4";
 /// The layout of llama.cpp, and the older one of a fork.
 const ASSISTANTS: [&str; 2] = ["gemma4-assistant", "gemma4_assistant"];
-/// More tokens than anyone suppresses.
+/// Limit of suppressed tokens.
 const MAX_SUPPRESSED: usize = 1 << 16;
-/// A divisor of a frequency from which on a pair does not turn: 1e6 positions then make no millionth of a radian.
+/// Frequency divisor from which on a pair counts as not rotated: below 1e-6 radians at position 1e6.
 const STANDS_STILL: f32 = 1e20;
-/// The value of transformers' class, which files without the key were made from.
+/// transformers' default, for files without the key.
 const DEFAULT_CENTROID_TOP_K: usize = 32;
 
 /// The configuration of a target (architecture `gemma4`).
@@ -72,7 +72,7 @@ pub fn assistant_config(gguf: &Gguf) -> Result<AssistantConfig> {
     Ok(AssistantConfig { text, backbone_hidden_size, centroids })
 }
 
-/// Tokens that the file says must not be generated.
+/// The suppressed tokens of the file.
 ///
 /// # Errors
 /// If the key is malformed.
@@ -85,7 +85,7 @@ fn architecture(gguf: &Gguf) -> Result<&str> {
     Keys::new(gguf, "").optional_str("general.architecture")?.ok_or_else(missing)
 }
 
-/// The text model, of which the last `shared` layers have no K and V of their own.
+/// The text model, whose last `shared` layers are KV-shared.
 fn text(keys: &Keys<'_>, shared: usize) -> Result<TextConfig> {
     refuse_unsupported(keys)?;
     let hidden_size = keys.size("embedding_length")?;
@@ -129,12 +129,12 @@ fn text(keys: &Keys<'_>, shared: usize) -> Result<TextConfig> {
 /// Values that change the computation and are not implemented.
 fn refuse_unsupported(keys: &Keys<'_>) -> Result<()> {
     if let Some(kind) = keys.optional_str("rope.scaling.type")?.filter(|kind| *kind != "none") {
-        return Err(keys.error("rope.scaling.type", format!("{kind:?} is not implemented; Gemma 4 has none")));
+        return Err(keys.unsupported("rope.scaling.type", format!("{kind:?} is not implemented; Gemma 4 has none")));
     }
-    // What each is where it does nothing.
+    // The neutral value of each key.
     for (key, neutral) in [("attention.scale", 1.0), ("attn_logit_softcapping", 0.0), ("rope.scaling.factor", 1.0)] {
         if let Some(value) = keys.value(key).filter(|value| value.as_f64() != Some(neutral)) {
-            return Err(keys.error(key, format!("is {value:?}; anything but {neutral} is not implemented")));
+            return Err(keys.unsupported(key, format!("is {value:?}; anything but {neutral} is not implemented")));
         }
     }
     Ok(())
@@ -143,7 +143,7 @@ fn refuse_unsupported(keys: &Keys<'_>) -> Result<()> {
 fn heads(keys: &Keys<'_>, layers: usize) -> Result<usize> {
     let heads = keys.sizes("attention.head_count", layers)?;
     if heads.iter().any(|count| *count != heads[0]) {
-        return Err(keys.error("attention.head_count", "differs between layers, which is not implemented"));
+        return Err(keys.unsupported("attention.head_count", "differs between layers, which is not implemented"));
     }
     if heads[0] > MAX_HEADS {
         return Err(keys.error("attention.head_count", format!("is {}, more than {MAX_HEADS}", heads[0])));
@@ -174,7 +174,7 @@ fn layers(keys: &Keys<'_>, shared: usize) -> Result<Vec<LayerConfig>> {
     };
     let no_v = |i: usize| keys.gguf().info(&format!("blk.{i}.attn_v.weight")).is_none();
     let own_full = || (0..count - shared).filter(|i| !sliding[*i]);
-    // Layers without K and V of their own say nothing about V; they are taken to be like the others.
+    // KV-shared layers have no V tensor to tell; they are taken to be like the others.
     let shared_k_eq_v = own_full().next().is_some() && own_full().all(no_v);
     let layer = |i: usize| {
         if !heads.is_multiple_of(num_kv_heads[i]) {
@@ -203,14 +203,16 @@ fn head_dim(keys: &Keys<'_>, suffix: &str) -> Result<usize> {
     }
     for other in [format!("attention.value_length{suffix}"), format!("rope.dimension_count{suffix}")] {
         if let Some(size) = keys.optional_size(&other)?.filter(|size| *size != width) {
-            return Err(keys.error(&other, format!("is {size}, not {width} as {key} is; that is not implemented")));
+            return Err(
+                keys.unsupported(&other, format!("is {size}, not {width} as {key} is; that is not implemented"))
+            );
         }
     }
     Ok(width)
 }
 
-/// Full layers turn a part of their pairs only. llama.cpp spells that as divisors of the frequencies, 1 for the pairs
-/// that turn and then 1e30; anything else in that table is another rotation, which is refused.
+/// The partial rotary factor of full layers. llama.cpp stores frequency divisors: 1 for rotary pairs, then 1e30. Any
+/// other table is refused.
 fn rope_full(keys: &Keys<'_>, theta: f64, layers: &[LayerConfig]) -> Result<RopeConfig> {
     let none = RopeConfig { theta, partial_rotary_factor: 1.0, factor: 1.0 };
     let Some(full) = layers.iter().find(|layer| layer.attention == AttentionType::Full) else { return Ok(none) };
@@ -270,13 +272,13 @@ fn backbone_hidden_size(keys: &Keys<'_>) -> Result<usize> {
     Ok(inputs / 2)
 }
 
-/// The centroid head, where the file has its tensors and does not switch it off.
+/// The centroid head, if the file has its tensors and does not disable it.
 fn centroids(keys: &Keys<'_>, vocab_size: usize) -> Result<Option<CentroidConfig>> {
     let gguf = keys.gguf();
-    let wanted = keys.optional_bool("use_ordered_embeddings")?;
+    let enabled = keys.optional_bool("use_ordered_embeddings")?;
     let name = "masked_embedding.centroids.weight";
     let tensors = gguf.info_of_weight(name).zip(gguf.info_of_weight("masked_embedding.token_ordering"));
-    let (centroids, ordering) = match (wanted, tensors) {
+    let (centroids, ordering) = match (enabled, tensors) {
         (Some(false), _) | (None, None) => return Ok(None),
         (_, Some(tensors)) => tensors,
         (Some(true), None) => {
@@ -306,7 +308,7 @@ fn first_dimension(tensor: &TensorInfo) -> usize {
     tensor.shape().first().copied().unwrap_or(1)
 }
 
-/// Rows of a table, which is where the files keep the size of a vocabulary.
+/// Rows of a table: the vocabulary size, for which files have no key.
 fn rows(gguf: &Gguf, name: &str) -> Result<usize> {
     let missing = || gguf.error(name, "is missing; the checkpoint is incomplete or of another architecture");
     let table = gguf.info(name).ok_or_else(missing)?;

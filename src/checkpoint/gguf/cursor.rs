@@ -1,5 +1,4 @@
-//! A position in the header. Nothing is read that is not there, and no length is believed before it is compared with
-//! the bytes that are left.
+//! A bounds-checked reader of the header: every length is compared with the remaining bytes before use.
 
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
@@ -16,12 +15,12 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
-    /// What is left.
+    /// The remaining bytes.
     pub(super) fn rest(&self) -> &'a [u8] {
         self.bytes.get(self.at..).unwrap_or_default()
     }
 
-    /// What was read since `start`.
+    /// The bytes read since `start`.
     pub(super) fn behind(&self, start: usize) -> Option<&'a [u8]> {
         self.bytes.get(start..self.at)
     }
@@ -44,7 +43,7 @@ impl<'a> Cursor<'a> {
         self.array().map(u64::from_le_bytes).ok_or_else(|| self.too_short(8))
     }
 
-    /// A number of things of which each takes at least `min_bytes`: no more of them than there is room for.
+    /// A count of entries of at least `min_bytes` each, limited by the remaining bytes.
     pub(super) fn count(&mut self, min_bytes: usize) -> Result<usize, String> {
         let count = self.u64()?;
         match usize::try_from(count).ok().filter(|count| *count <= self.rest().len() / min_bytes) {

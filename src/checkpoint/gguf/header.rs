@@ -9,7 +9,7 @@ use super::metadata::{self, Value, ValueType, shown};
 use super::types::GgmlType;
 use crate::Error;
 
-/// Far more than any model's, few enough that a hostile file of many gigabytes cannot turn into as much memory.
+/// Limit of tensors and keys, above any model's: bounds the memory that a hostile file can claim.
 const MAX_KEYS: usize = 1 << 16;
 const MAX_TENSORS: usize = 1 << 18;
 /// llama.cpp's limit on keys; on tensors' names it is stricter.
@@ -19,7 +19,7 @@ const DEFAULT_ALIGNMENT: usize = 32;
 const MIN_PAIR: usize = 8 + 4 + 1;
 const MIN_TENSOR: usize = 8 + 4 + 8 + 4 + 8;
 
-/// A metadata value's type and place.
+/// Type and offset of a metadata value.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
     kind: ValueType,
@@ -70,14 +70,14 @@ impl TensorInfo {
     }
 }
 
-/// What a header says.
+/// A parsed header.
 pub(super) struct Header {
     pub(super) version: u32,
     pub(super) metadata: BTreeMap<String, Slot>,
     pub(super) tensors: Vec<TensorInfo>,
 }
 
-/// Something wrong in a header.
+/// An error in a header.
 pub(super) enum Problem {
     File(String),
     Key(String, String),
@@ -198,7 +198,7 @@ fn description(cursor: &mut Cursor<'_>, file: usize, index: usize) -> Result<Ten
     Ok(TensorInfo { name, type_id, shape, file, start, len: None })
 }
 
-/// Turns offsets in the data section into places in the file, all of them inside it.
+/// Converts offsets in the data section to offsets in the file, and checks them.
 fn place(tensors: &mut [TensorInfo], header: usize, alignment: usize, file_len: usize) -> Result<(), Problem> {
     for tensor in tensors {
         let problem = |problem: String| Err(Problem::Tensor(tensor.name.clone(), problem));
@@ -215,7 +215,7 @@ fn place(tensors: &mut [TensorInfo], header: usize, alignment: usize, file_len: 
             Some(Err(text)) => return problem(text),
             None => None,
         };
-        // Of an unknown type only the first byte can be checked to be there.
+        // The size of an unknown type is unknown: only its first byte is checked.
         let start = header.checked_next_multiple_of(alignment).and_then(|data| data.checked_add(tensor.start));
         let end = start.and_then(|start| start.checked_add(len.unwrap_or(1)));
         match (start, end) {

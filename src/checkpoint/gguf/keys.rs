@@ -1,4 +1,4 @@
-//! Typed access to the metadata of one architecture, so that every complaint names file and key.
+//! Typed access to the metadata of one architecture, so that every error names file and key.
 
 use super::{Gguf, Value};
 use crate::{Error, Result};
@@ -31,6 +31,12 @@ impl<'a> Keys<'a> {
 
     pub(super) fn error(&self, key: &str, problem: impl Into<String>) -> Error {
         self.gguf.key_error(&self.full(key), problem)
+    }
+
+    /// An error about a key whose value is not implemented.
+    pub(super) fn unsupported(&self, key: &str, problem: impl Into<String>) -> Error {
+        let path = Some(self.gguf.path().to_owned());
+        Error::Unsupported { path, what: self.full(key), problem: problem.into() }
     }
 
     pub(super) fn missing(&self, key: &str) -> Error {
@@ -73,7 +79,7 @@ impl<'a> Keys<'a> {
         self.typed(key, "true or false", Value::as_bool)
     }
 
-    /// A name: nothing that is read here is longer.
+    /// A name, of limited length.
     pub(super) fn optional_str(&self, key: &str) -> Result<Option<&'a str>> {
         self.typed(key, "a string of at most 100 bytes", |value| value.as_str().filter(|text| text.len() <= 100))
     }
@@ -104,7 +110,7 @@ impl<'a> Keys<'a> {
         sizes.ok_or_else(|| self.missing(key))
     }
 
-    /// A truth value for each of `layers` layers: booleans, or integers that are 0 or not.
+    /// A boolean per layer: booleans, or integers (0 is false).
     pub(super) fn flags(&self, key: &str, layers: usize) -> Result<Vec<bool>> {
         let flag = |value: Value<'_>| value.as_bool().or_else(|| value.as_u64().map(|number| number != 0));
         let flags = self.typed(key, &format!("an array of {layers} truth values"), |value| {

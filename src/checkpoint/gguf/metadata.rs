@@ -1,11 +1,11 @@
 //! Metadata values, read where they lie in the map.
 //!
-//! A Gemma 4 tokenizer is 262 thousand tokens and 515 thousand merges: arrays are therefore never collected here. They
-//! are walked once when the file is opened, which finds their end and checks every element, and borrow from then on.
+//! Arrays are not collected (a Gemma 4 tokenizer has 262 thousand tokens and 515 thousand merges): opening the file
+//! scans them once, which checks every element and finds their end; afterwards they are borrowed.
 
 use super::cursor::Cursor;
 
-/// Arrays of arrays of arrays have no use; each level costs a stack frame.
+/// Limit of array nesting; each level costs a stack frame.
 const MAX_NESTING: usize = 4;
 
 /// The type of a metadata value.
@@ -81,8 +81,8 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A floating-point number. Writers narrow to f32 what config.json spells in decimal (1e-6): such a value comes back
-    /// as the decimal that it stands for, not as the nearest f32.
+    /// A floating-point number. Writers narrow to f32 what config.json spells in decimal (1e-6): such a value comes
+    /// back as the decimal that it stands for, not as the nearest f32.
     pub fn as_f64(self) -> Option<f64> {
         match self {
             Self::F32(x) => x.to_string().parse().ok(),
@@ -91,7 +91,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A truth value.
+    /// A boolean.
     pub fn as_bool(self) -> Option<bool> {
         if let Self::Bool(x) = self { Some(x) } else { None }
     }
@@ -107,7 +107,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// As messages show it: in one line, and no longer than a reader wants.
+/// For error messages: one line, truncated.
 impl std::fmt::Debug for Value<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -128,7 +128,7 @@ impl std::fmt::Debug for Value<'_> {
     }
 }
 
-/// Text from a file, fit for a one-line message.
+/// Text from a file, escaped and truncated for a one-line message.
 pub(super) fn shown(text: &str) -> String {
     const LONGEST: usize = 100;
     let escaped: String = text.chars().take(LONGEST).flat_map(char::escape_debug).collect();
@@ -154,7 +154,7 @@ impl<'a> Array<'a> {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether it is empty.
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
@@ -162,7 +162,7 @@ impl<'a> Array<'a> {
     /// Its elements, first to last.
     pub fn iter(self) -> impl Iterator<Item = Value<'a>> {
         let mut cursor = Cursor::new(self.bytes);
-        // Everything was checked when the file was opened; an element that is malformed now ends the iteration.
+        // Checked when the file was opened; a malformed element (the file changed) ends the iteration.
         (0..self.len).map_while(move |_| read(&mut cursor, self.element))
     }
 
@@ -178,7 +178,7 @@ impl std::fmt::Debug for Array<'_> {
     }
 }
 
-/// Walks over one value, checking it.
+/// Skips one value, checking it.
 pub(super) fn check(cursor: &mut Cursor<'_>, kind: ValueType) -> Result<(), String> {
     check_nested(cursor, kind, 0)
 }
@@ -197,7 +197,7 @@ fn check_nested(cursor: &mut Cursor<'_>, kind: ValueType, nesting: usize) -> Res
                 ValueType::String | ValueType::Array => {
                     (0..len).try_for_each(|_| check_nested(cursor, element, nesting + 1))
                 }
-                // `count` saw to it that the product fits in what is left.
+                // `count` checked that the product fits the remaining bytes.
                 _ => check_fixed(element, cursor.take(len * element.min_bytes())?),
             }
         }
@@ -235,7 +235,7 @@ pub(super) fn read<'a>(cursor: &mut Cursor<'a>, kind: ValueType) -> Option<Value
     })
 }
 
-/// Reads an array that takes up all of `bytes`, without walking over its elements.
+/// Reads an array that spans all of `bytes`, without scanning its elements.
 pub(super) fn array(bytes: &[u8]) -> Option<Array<'_>> {
     let mut cursor = Cursor::new(bytes);
     let element = ValueType::from_id(cursor.u32().ok()?)?;

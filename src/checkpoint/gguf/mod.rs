@@ -1,8 +1,8 @@
 //! GGUF, the file format of llama.cpp: metadata, a directory of tensors, and the tensors, in one file or several.
 //!
 //! The files are mapped, not read: metadata arrays and tensors are borrowed from the map. Opening a file checks
-//! everything that its header claims (lengths against the bytes that are there, places of tensors against the file, names
-//! against repetition) and allocates for keys and tensors only, never for what an array claims to hold.
+//! everything that its header claims (lengths against the bytes that are there, places of tensors against the file,
+//! names against repetition) and allocates for keys and tensors only, never for what an array claims to hold.
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>, versions 2 and 3, little-endian.
 
@@ -36,7 +36,7 @@ use header::{Header, Slot};
 /// The smallest header: magic, version, two counts.
 const MIN_FILE: u64 = 24;
 
-/// A tensor where it lies.
+/// A tensor, borrowed from the map.
 #[derive(Clone)]
 pub struct GgufTensor {
     /// The number of its type in the file, one that [`GgmlType::from_id`] knows.
@@ -64,7 +64,7 @@ struct Part {
 
 impl Part {
     fn open(path: &Path) -> Result<Self> {
-        // Asked before the file is opened: opening a pipe would wait for its other end.
+        // Checked before opening: opening a pipe would block.
         let meta = std::fs::metadata(path).map_err(Error::io(path))?;
         if meta.is_dir() {
             return Err(Error::file(path, "is a directory; give a .gguf file in it"));
@@ -85,8 +85,8 @@ impl Part {
 }
 
 impl Gguf {
-    /// Opens the file `path`. If it is one of a split checkpoint (`NAME-00001-of-00003.gguf`), the others are opened too;
-    /// any of them may be given.
+    /// Opens the file `path`. If it is one of a split checkpoint (`NAME-00001-of-00003.gguf`), the others are opened
+    /// too; any of them may be given.
     ///
     /// # Errors
     /// If a file is missing, malformed, or of another version or byte order.
@@ -163,7 +163,7 @@ impl Gguf {
 
     /// The tensor of this Hugging Face name, without its prefix (`layers.3.self_attn.q_proj.weight`), or `None`.
     ///
-    /// Where a file has the experts' gate and up projections apart, `experts.gate_up_proj` is put together in memory.
+    /// Where a file has the experts' gate and up projections apart, `experts.gate_up_proj` is assembled in memory.
     ///
     /// # Errors
     /// As [`Gguf::tensor`], or if gate and up do not fit together.
@@ -203,8 +203,8 @@ impl Gguf {
         Some((self.info(&gate)?, self.info(&up)?))
     }
 
-    /// `(experts, 2 * intermediate, hidden)` from `(experts, intermediate, hidden)` twice: each expert's gate rows, then
-    /// its up rows. Rows are whole blocks in every type, so they can be moved without looking inside.
+    /// `(experts, 2 * intermediate, hidden)` from `(experts, intermediate, hidden)` twice: each expert's gate rows,
+    /// then its up rows. Rows are whole blocks in every type, so they can be moved without looking inside.
     fn gate_up(&self, name: &str) -> Result<Option<GgufTensor>> {
         let Some((gate_info, up_info)) = self.gate_up_infos(name) else { return Ok(None) };
         let (gate, up) = (self.borrow(gate_info)?, self.borrow(up_info)?);
@@ -216,7 +216,7 @@ impl Gguf {
             return Err(self.error(&up_info.name, problem));
         }
         let (gate_bytes, up_bytes) = (gate.bytes.as_slice(), up.bytes.as_slice());
-        let expert = gate_bytes.len() / experts; // at least a row: dimensions are not 0
+        let expert = gate_bytes.len() / experts; // not 0: dimensions are positive
         let mut joined = Vec::with_capacity(gate_bytes.len() + up_bytes.len());
         for (gate, up) in gate_bytes.chunks_exact(expert).zip(up_bytes.chunks_exact(expert)) {
             joined.extend_from_slice(gate);

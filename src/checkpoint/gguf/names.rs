@@ -70,7 +70,7 @@ pub fn hugging_face_name(name: &str) -> Option<String> {
     }
 }
 
-/// The names of the gate and up projections that together are `name`, where a file has them apart.
+/// Names of the separate gate and up projections that form `name`.
 pub(super) fn split_gate_up(name: &str) -> Option<(String, String)> {
     let (index, _) = layer(name, "layers.").filter(|(_, rest)| *rest == GATE_UP_HF)?;
     Some((format!("blk.{index}.ffn_gate_exps.weight"), format!("blk.{index}.ffn_up_exps.weight")))
@@ -80,7 +80,7 @@ fn with<'a>(table: &'a [(&'static str, &'static str)], name: &'a str) -> impl It
     table.iter().filter(move |(_, hf)| *hf == name).map(|(gguf, _)| *gguf)
 }
 
-/// Splits `{prefix}{index}.{rest}`. The index is spelled one way only, so that no two names mean one tensor.
+/// Splits `{prefix}{index}.{rest}`. The index must be canonical, so that no two names denote one tensor.
 fn layer<'a>(name: &'a str, prefix: &str) -> Option<(u32, &'a str)> {
     let (digits, rest) = name.strip_prefix(prefix)?.split_once('.')?;
     let index: u32 = digits.parse().ok()?;

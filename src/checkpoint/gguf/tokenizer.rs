@@ -1,7 +1,7 @@
 //! The tokenizer that a GGUF file's metadata describe.
 //!
-//! Gemma 4's is BPE over whole texts: spaces become `▁`, nothing is split beforehand, bytes stand in for characters that
-//! no token has. Files say `gemma4` and list the merges; some say `llama`, with merges or with scores only, from which
+//! Gemma 4's is BPE over whole texts: spaces become `▁`, no pre-tokenization, byte fallback for characters without a
+//! token. Files say `gemma4` and list the merges; some say `llama`, with merges or with scores only, from which
 //! the merges follow.
 
 use tokenizers::decoders::sequence::Sequence;
@@ -17,20 +17,20 @@ use super::{Array, Gguf, Value, ValueType};
 use crate::Result;
 
 const MODEL: &str = "tokenizer.ggml.model";
-/// What [`MODEL`] says where there is none.
+/// Value of [`MODEL`] without a tokenizer.
 const NONE: &str = "no_vocab";
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const MERGES: &str = "tokenizer.ggml.merges";
 const SCORES: &str = "tokenizer.ggml.scores";
 
-/// Stands for a space inside tokens.
+/// Replaces a space inside tokens.
 const SPACE: &str = "\u{2581}";
 
 /// Scores give merges by trying every split of every token; the longest of Gemma's have some 100 bytes.
 const MAX_SCORED_TOKEN: usize = 1024;
 
-/// What `token_type` says of a token, as far as it matters here.
+/// The values of `token_type` used here.
 const NORMAL: u64 = 1;
 const UNKNOWN: u64 = 2;
 const CONTROL: u64 = 3;
@@ -46,10 +46,12 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
     let Some(model) = keys.optional_str(MODEL)?.filter(|model| *model != NONE) else { return Ok(None) };
     if !["gemma4", "llama"].contains(&model) {
         let problem = format!("{model:?} is not implemented; Gemma 4's is gemma4 or llama, give a tokenizer.json");
-        return Err(keys.error(MODEL, problem));
+        return Err(keys.unsupported(MODEL, problem));
     }
     if keys.optional_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false) {
-        return Err(keys.error("tokenizer.ggml.add_eos_token", "is true, which is not implemented; Gemma 4 adds none"));
+        return Err(
+            keys.unsupported("tokenizer.ggml.add_eos_token", "is true, which is not implemented; Gemma 4 adds none")
+        );
     }
     let tokens = tokens(&keys)?;
     let kinds = kinds(&keys, tokens.len())?;
@@ -95,7 +97,7 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
     }
     tokenizer.with_decoder(Some(Sequence::new(decoders)));
 
-    // llama.cpp begins every text of such a tokenizer with BOS, whatever the file says: so does Gemma's own.
+    // llama.cpp always adds BOS for this tokenizer, as Gemma's own does.
     let add_bos = model == "gemma4" || keys.optional_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(true);
     if add_bos && let Some(id) = keys.optional_token_id("tokenizer.ggml.bos_token_id")? {
         let bos = token(id, "tokenizer.ggml.bos_token_id")?;
@@ -103,14 +105,14 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
         tokenizer.with_post_processor(Some(template));
     }
 
-    let of_kind = |wanted: &'static [u64]| {
+    let of_kind = |kinds_of: &'static [u64]| {
         tokens
             .iter()
             .zip(&kinds)
-            .filter(move |(token, kind)| wanted.contains(kind) && !token.is_empty())
+            .filter(move |(token, kind)| kinds_of.contains(kind) && !token.is_empty())
             .map(|(token, _)| *token)
     };
-    // Both are found in the text as it is given; a special one is left out of decoded text.
+    // Both are matched in the input text; special ones are omitted from decoded text.
     let special = of_kind(&[UNKNOWN, CONTROL]).map(|token| AddedToken::from(token, true).normalized(false));
     tokenizer.add_special_tokens(special).map_err(failed(TYPES))?;
     let visible = of_kind(&[USER_DEFINED]).map(|token| AddedToken::from(token, false).normalized(false));
@@ -142,13 +144,13 @@ pub fn check_tokenizer(gguf: &Gguf, other: &Tokenizer) -> Result<()> {
     let mut found = 0;
     for (id, (token, kind)) in tokens.iter().zip(&kinds).enumerate() {
         match other.id_to_token(id as u32) {
-            // Converters fill the gaps of a vocabulary with names of their own.
+            // Converters name unused ids in different ways.
             None if *kind == UNUSED => {}
             Some(other) if same(token, &other) => found += 1,
             other => return differs(id, other.as_deref()),
         }
     }
-    // Counted first: a list of all tokens is a hundred milliseconds' work.
+    // Length first: collecting all tokens takes 100 ms.
     if other.get_vocab_size(true) <= found {
         return Ok(());
     }
@@ -189,7 +191,7 @@ fn array<'a>(keys: &Keys<'a>, key: &str, element: ValueType) -> Result<Option<Ar
 }
 
 fn repeated(tokens: &[&str], vocabulary: &Vocab) -> String {
-    // The vocabulary has the last id of each token.
+    // The map has the last id of duplicate tokens.
     let twice = tokens.iter().zip(0..).find_map(|(token, id)| {
         let last = vocabulary.get(*token).copied().filter(|last| *last != id)?;
         Some(format!("ids {id} and {last} are both {}; convert the checkpoint again", shown(token)))

@@ -1,9 +1,9 @@
 //! The types of tensors in GGUF files and their sizes.
 
-/// How a tensor's elements are stored: whole blocks, a row at a time.
+/// A ggml type: rows are whole blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GgmlType {
-    /// The name that llama.cpp gives it.
+    /// llama.cpp's name.
     pub name: &'static str,
     /// Elements per block; the innermost dimension is a multiple of it.
     pub block_len: usize,
@@ -17,10 +17,10 @@ pub const F32: u32 = 0;
 pub const I32: u32 = 26;
 
 impl GgmlType {
-    /// The type that `id` stands for in files.
+    /// The type of `id` in files.
     ///
-    /// Numbers that llama.cpp has taken back (4, 5, 31..33, 36..38) are unknown, and so is 42 (`Q2_0`), whose block is 64
-    /// elements long in one lineage of files and 128 in another.
+    /// Unknown: ids that llama.cpp removed (4, 5, 31..33, 36..38), and 42 (`Q2_0`), whose block has 64 elements in some
+    /// files and 128 in others.
     pub fn from_id(id: u32) -> Option<Self> {
         let of = |name, block_len, block_bytes| Some(Self { name, block_len, block_bytes });
         match id {
@@ -62,7 +62,7 @@ impl GgmlType {
         }
     }
 
-    /// Bytes of a tensor of `elements` elements in rows of `inner`, or what keeps it from having a size.
+    /// Bytes of a tensor of `elements` elements in rows of `inner`, or the reason why it has none.
     pub(super) fn bytes(self, inner: usize, elements: usize) -> Result<usize, String> {
         if !inner.is_multiple_of(self.block_len) {
             return Err(format!("has rows of {inner} elements, {} needs a multiple of {}", self.name, self.block_len));

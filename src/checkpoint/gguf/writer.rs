@@ -1,7 +1,8 @@
-//! Writing GGUF files: first what they hold is declared, then the tensors' bytes follow in the order of declaration.
+//! Writes GGUF files: metadata and tensors are declared first, then the tensors' bytes follow in declaration order.
 //!
 //! Nothing is collected: arrays go to disk as they are iterated, tensors in pieces of any size. The file grows beside
-//! its name, as `NAME.partial`, and takes the name when it is complete and on disk; a file that had it stays until then.
+//! its name, as `NAME.partial`, and takes the name when it is complete and on disk; a file that had it stays until
+//! then.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,13 +14,13 @@ use crate::{Error, Result};
 
 const VERSION: u32 = 3;
 const ALIGNMENT: u64 = 32;
-/// Where the header counts tensors, then keys.
+/// Offset of the tensor count and the key count.
 const COUNTS: u64 = 8;
 /// llama.cpp refuses longer ones.
 const MAX_KEY: usize = (1 << 16) - 1;
 const MAX_TENSOR_NAME: usize = 63;
 
-/// What a metadata value, or an element of an array, can be.
+/// A type of metadata values and array elements.
 pub trait MetadataValue {
     /// Its type in the file.
     const TYPE: ValueType;
@@ -70,7 +71,7 @@ impl MetadataValue for String {
 
 /// A GGUF file of which metadata and tensors are declared: little-endian, version 3, aligned to 32 bytes.
 ///
-/// Dropped before [`TensorWriter::finish`], it leaves nothing behind.
+/// Dropped before [`TensorWriter::finish`], the partial file is removed.
 ///
 /// ```
 /// # use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
@@ -98,7 +99,7 @@ pub struct GgufWriter {
     scratch: Vec<u8>, // an encoded value
 }
 
-/// A tensor whose bytes are to come.
+/// A declared tensor.
 struct Declared {
     name: String,
     type_id: u32,
@@ -116,12 +117,12 @@ impl GgufWriter {
         let mut out = Partial::create(path.as_ref())?;
         out.put(b"GGUF")?;
         out.put(&VERSION.to_le_bytes())?;
-        out.put(&[0; 16])?; // the counts, when they are known
+        out.put(&[0; 16])?; // the counts, written by `begin`
         let (keys, names) = (BTreeSet::new(), BTreeSet::new());
         Ok(Self { out, keys, tensors: Vec::new(), names, scratch: Vec::new() })
     }
 
-    /// Declares a single value: a number, a truth value, a string.
+    /// Declares a single value: a number, a boolean, a string.
     ///
     /// # Errors
     /// If the key was declared before or is no key, or on a full disk.
@@ -198,7 +199,7 @@ impl GgufWriter {
             tensor.type_id.encode(&mut self.scratch);
             offset.encode(&mut self.scratch);
             self.out.put(&self.scratch)?;
-            // Saturated, it is far more than any disk has.
+            // Saturated: larger than any disk.
             offset = offset.saturating_add(tensor.len).checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX);
         }
         let counts = [self.tensors.len() as u64, self.keys.len() as u64].map(u64::to_le_bytes);
@@ -230,7 +231,7 @@ impl GgufWriter {
         self.out.put(&self.scratch)
     }
 
-    /// Returns where the length stands.
+    /// Returns the offset of the length.
     fn array_head(&mut self, element: ValueType, len: usize) -> Result<u64> {
         self.element(element as u32)?;
         let at = self.out.len();
@@ -292,8 +293,8 @@ impl TensorWriter {
         self.out.total().unwrap_or(self.out.len())
     }
 
-    /// Appends `bytes` to the tensor `name`. Tensors come in the order of their declaration, each in as many pieces as
-    /// the caller likes: rows of whole blocks, little-endian.
+    /// Appends `bytes` to the tensor `name`. Tensors come in the order of their declaration, each in any number of
+    /// parts: rows of whole blocks, little-endian.
     ///
     /// # Errors
     /// If the tensor before is not complete, another one is next, `bytes` is too long, or the disk is full.
@@ -321,7 +322,7 @@ impl TensorWriter {
         if written == len { pad(&mut self.out) } else { Ok(()) }
     }
 
-    /// Puts the file on disk and gives it its name, in place of the file that had it.
+    /// Syncs the file and renames it, replacing an existing file.
     ///
     /// # Errors
     /// If a tensor is not complete, or the disk is full.

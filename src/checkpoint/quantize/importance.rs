@@ -14,7 +14,7 @@ pub struct Importance {
     entries: BTreeMap<String, Vec<f32>>,
 }
 
-/// The older format has no counts worth believing: no model has more matrices, or matrices with longer rows.
+/// Limits for the older format, whose counts are unchecked: above any model's matrices and row lengths.
 const MAX_ENTRIES: usize = 1 << 18;
 
 impl Importance {
@@ -40,18 +40,18 @@ impl Importance {
         &self.path
     }
 
-    /// Matrices that it knows of.
+    /// Number of matrices.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether it knows of none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The importances of the matrix, or stack of matrices, `name`: `count` times `inputs` numbers, or `None` if it is not
-    /// there.
+    /// The importances of the matrix, or stack of matrices, `name`: `count` times `inputs` numbers, or `None` if it is
+    /// not there.
     pub(super) fn of(&self, name: &str, count: usize, inputs: usize) -> Result<Option<&[f32]>> {
         match self.entries.get(name) {
             Some(values) if values.len() != count * inputs => {
@@ -85,7 +85,7 @@ fn gguf(path: &Path) -> Result<BTreeMap<String, Vec<f32>>> {
         }
         let inputs = values.len() / counts.len();
         for (values, count) in values.chunks_exact_mut(inputs).zip(counts) {
-            // An expert that no token chose: all its inputs count alike.
+            // An expert that no token used: uniform importance.
             values.iter_mut().for_each(|x| *x = if count > 0.0 { *x / count } else { 1.0 });
         }
         entries.insert(name.to_owned(), values);
@@ -96,7 +96,8 @@ fn gguf(path: &Path) -> Result<BTreeMap<String, Vec<f32>>> {
     }
 }
 
-/// A count; then for each matrix the length of its name, the name, the number of passes, the number of values, the values.
+/// A count; then for each matrix the length of its name, the name, the number of passes, the number of values, the
+/// values.
 fn legacy(path: &Path) -> Result<BTreeMap<String, Vec<f32>>> {
     let bytes = std::fs::read(path).map_err(Error::io(path))?;
     let mut rest = &bytes[..];

@@ -4,10 +4,12 @@ use foretoken_kernels::ElementType;
 use foretoken_kernels::quant::WeightType::{self, *};
 
 use crate::checkpoint::TensorType;
+use crate::{Error, Result};
 
-/// What a whole file is quantized to. Single types are mixes as well: tables and heads get more bits than the rest.
+/// A llama.cpp quantization mix. Single types are mixes too: tables and heads get more bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, non_camel_case_types)] // llama.cpp's names
+#[non_exhaustive]
 pub enum Mix {
     Q4_0,
     Q4_1,
@@ -59,29 +61,31 @@ impl Mix {
         self.entry().2
     }
 
-    /// llama.cpp's number for a file of this mix.
+    /// llama.cpp's file type id (`general.file_type`).
     pub(super) fn file_type(self) -> u32 {
         self.entry().3
     }
 }
 
 impl std::str::FromStr for Mix {
-    type Err = String;
+    type Err = Error;
 
-    fn from_str(name: &str) -> Result<Self, String> {
+    fn from_str(name: &str) -> Result<Self> {
         let name = name.to_ascii_lowercase();
-        // As llama.cpp has it, the middle of three is meant where none is named.
+        // As in llama.cpp, the name without a suffix is the `_m` mix.
         let full = match name.as_str() {
             "q3_k" | "q4_k" | "q5_k" => format!("{name}_m"),
             _ => name.clone(),
         };
         let known = || Self::ALL.map(|(_, name, ..)| name).join(", ");
         let found = Self::ALL.into_iter().find(|(_, name, ..)| *name == full);
-        found.map(|(mix, ..)| mix).ok_or_else(|| format!("{name:?} is unknown; {} are", known()))
+        found
+            .map(|(mix, ..)| mix)
+            .ok_or_else(|| Error::argument("mix", format!("{name:?} is unknown; {} are", known())))
     }
 }
 
-/// What the rules ask of a file.
+/// Inputs of the rules: properties of the file.
 pub(super) struct Facts {
     /// Layers.
     pub layers: usize,
@@ -95,7 +99,7 @@ pub(super) struct Facts {
     pub importance: bool,
 }
 
-/// What the rules ask of a tensor, beside its name.
+/// Inputs of the rules: properties of a tensor, besides its name.
 pub(super) struct Place {
     /// Its layer; 0 outside the layers.
     pub layer: usize,
@@ -105,8 +109,8 @@ pub(super) struct Place {
     pub inputs: usize,
 }
 
-/// Whether `name`, of `dimensions` dimensions, is quantized at all: vectors, norms, routers, scales, tokens' order and the
-/// projection of per-layer embeddings stay as they are.
+/// Whether `name`, of `dimensions` dimensions, is quantized at all: vectors, norms, routers, scales, tokens' order and
+/// the projection of per-layer embeddings stay as they are.
 pub(super) fn is_quantized(name: &str, dimensions: usize) -> bool {
     let kept = ["_norm.weight", "ffn_gate_inp.weight", "per_layer_model_proj", "centroids.weight", "token_ordering"];
     dimensions > 1 && name.ends_with(".weight") && !kept.iter().any(|kept| name.contains(kept))
@@ -114,14 +118,14 @@ pub(super) fn is_quantized(name: &str, dimensions: usize) -> bool {
 
 /// The type of a tensor that [`is_quantized`].
 pub(super) fn type_of(mix: Mix, name: &str, place: &Place, facts: &Facts) -> TensorType {
-    fitting(wanted(mix, name, place, facts), place.inputs)
+    fitting(preferred(mix, name, place, facts), place.inputs)
 }
 
-/// `wanted`, or what stands in for it where rows of `inputs` are no whole blocks.
-pub(super) fn fitting(wanted: WeightType, inputs: usize) -> TensorType {
+/// `preferred`, or llama.cpp's fallback for rows of `inputs` that are no whole blocks.
+pub(super) fn fitting(preferred: WeightType, inputs: usize) -> TensorType {
     let fits = |weight_type: WeightType| inputs.is_multiple_of(weight_type.block_len());
-    let fitting = match (fits(wanted), wanted) {
-        (true, wanted) => Some(wanted),
+    let fitting = match (fits(preferred), preferred) {
+        (true, preferred) => Some(preferred),
         (false, Q2_K | Q3_K) => Some(WeightType::Q4_0),
         (false, Q4_K) => Some(WeightType::Q5_0),
         (false, Q5_K) => Some(WeightType::Q5_1),
@@ -134,7 +138,7 @@ pub(super) fn fitting(wanted: WeightType, inputs: usize) -> TensorType {
     }
 }
 
-fn wanted(mix: Mix, name: &str, place: &Place, facts: &Facts) -> WeightType {
+fn preferred(mix: Mix, name: &str, place: &Place, facts: &Facts) -> WeightType {
     let base = mix.weight_type();
     let (layer, layers) = (place.layer, facts.layers);
     let is_table = matches!(name, "token_embd.weight" | "per_layer_token_embd.weight");
@@ -192,10 +196,10 @@ mod tests {
 
     #[test]
     fn names_are_llama_cpps() {
-        assert_eq!("Q4_K_M".parse(), Ok(Mix::Q4_K_M));
-        assert_eq!("q4_k".parse(), Ok(Mix::Q4_K_M));
-        assert_eq!("q2_k".parse(), Ok(Mix::Q2_K));
-        assert!("q7".parse::<Mix>().is_err_and(|problem| problem.contains("q4_k_s, q4_k_m")));
+        for (name, mix) in [("Q4_K_M", Mix::Q4_K_M), ("q4_k", Mix::Q4_K_M), ("q2_k", Mix::Q2_K)] {
+            assert_eq!(name.parse::<Mix>().expect(name), mix);
+        }
+        assert!("q7".parse::<Mix>().is_err_and(|error| error.to_string().contains("q4_k_s, q4_k_m")));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! GGUF files to GGUF files of fewer bits, with llama.cpp's mixes.
+//! Quantizes GGUF files with llama.cpp's mixes.
 
 mod importance;
 mod mix;
@@ -18,43 +18,43 @@ use super::{Checkpoint, Progress, RawTensor, TensorType, tensor_type};
 use crate::{Error, Result};
 use mix::{Facts, Place, is_quantized, type_of};
 
-/// What happens to matrices that are quantized already.
+/// Handling of matrices that are already quantized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Requantize {
-    /// An error: errors would add up.
+    /// Refused: quantization errors would accumulate.
     #[default]
     Refused,
     /// They are quantized again.
     Allowed,
 }
 
-/// Who decides which tensor gets which type.
+/// The rules that choose each tensor's type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rules {
     /// llama.cpp's rules: more bits for tables, heads, and some of attn_v and ffn_down.
     #[default]
     Mixed,
-    /// Nobody: all get the one type, where their rows are whole blocks of it.
+    /// One type for all matrices whose rows are whole blocks of it.
     Pure,
 }
 
-/// How a file is quantized.
+/// Options of a quantization.
 #[derive(Clone)]
 pub struct QuantizeOptions {
-    /// To what.
+    /// The mix.
     pub mix: Mix,
-    /// By which rules. Default: llama.cpp's.
+    /// The rules. Default: llama.cpp's.
     pub rules: Rules,
-    /// What errors are weighted with. Default: nothing.
+    /// Importance matrix that weights errors. Default: none.
     pub importance: Option<Importance>,
-    /// Matrices that are quantized already. Default: refused.
+    /// Already quantized matrices. Default: refused.
     pub requantize: Requantize,
-    /// Called as tensors are written. Default: nobody.
+    /// Called as tensors are written. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }
 
 impl QuantizeOptions {
-    /// To `mix`, with every default.
+    /// `mix` with defaults.
     pub fn new(mix: Mix) -> Self {
         let (rules, requantize) = (Rules::default(), Requantize::default());
         Self { mix, rules, importance: None, requantize, progress: None }
@@ -66,9 +66,9 @@ impl QuantizeOptions {
 pub struct Quantized {
     /// Its name.
     pub name: String,
-    /// The type that it had.
+    /// Its old type.
     pub from: &'static str,
-    /// The type that it has.
+    /// Its new type.
     pub to: &'static str,
     /// Its bytes.
     pub bytes: u64,
@@ -80,8 +80,8 @@ pub struct Quantized {
 /// few megabytes beside the maps.
 ///
 /// # Errors
-/// If the file is malformed, a matrix is quantized already, importances are for another model, or the new file cannot be
-/// written: an existing one stays as it is then.
+/// If the file is malformed, a matrix is quantized already, importances are for another model, or the new file cannot
+/// be written: an existing one stays as it is then.
 pub fn quantize(source: &Checkpoint, destination: &Path, options: &QuantizeOptions) -> Result<Vec<Quantized>> {
     let Some(gguf) = source.gguf() else {
         return Err(Error::file(source.path(), "is a directory of safetensors; convert it to GGUF first"));
@@ -130,7 +130,7 @@ pub fn quantize(source: &Checkpoint, destination: &Path, options: &QuantizeOptio
     Ok(report)
 }
 
-/// The source's metadata, but for what describes its files and types.
+/// The source's metadata without the keys that describe its files and types.
 fn declare(file: &mut GgufWriter, gguf: &Gguf, options: &QuantizeOptions) -> Result<()> {
     let own = ["general.alignment", "general.file_type", "general.quantization_version"];
     for key in
@@ -189,19 +189,19 @@ fn plan(gguf: &Gguf, options: &QuantizeOptions) -> Result<Vec<Planned>> {
         let layer = layer(&name).unwrap_or(0);
         let values_before = values.iter().filter(|other| **other < layer).count();
         let place = Place { layer, values_before, inputs: shape.last().copied().unwrap_or(1) };
-        let wanted = match options.rules {
+        let preferred = match options.rules {
             Rules::Mixed => type_of(options.mix, &name, &place, &facts),
             Rules::Pure => mix::fitting(options.mix.weight_type(), place.inputs),
         };
         match stored {
-            TensorType::Quantized(_) if stored != wanted && options.requantize == Requantize::Refused => {
+            TensorType::Quantized(_) if stored != preferred && options.requantize == Requantize::Refused => {
                 let problem = format!("is {} already; quantize the file that it came from", stored.name());
                 return Err(gguf.error(&name, problem));
             }
             TensorType::Quantized(_) | TensorType::Float(_) => {}
             _ => return Err(gguf.error(&name, "has a type that cannot be quantized; convert the checkpoint again")),
         }
-        Ok(Planned { name, shape, to_id: wanted.ggml_id().unwrap_or(tensor.type_id()) })
+        Ok(Planned { name, shape, to_id: preferred.ggml_id().unwrap_or(tensor.type_id()) })
     });
     planned.collect()
 }

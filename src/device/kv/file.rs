@@ -1,8 +1,8 @@
-//! K and V on the device in the CPU's files (`crate::kv`, `write_to`): the pages that hold the committed positions, store by
-//! store, keys before values, exact rows before codes, each in the order of their slots.
+//! K and V on the device in the CPU's files (`crate::kv`, `write_to`): the pages that hold the committed positions,
+//! store by store, keys before values, exact rows before codes, each in the order of their slots.
 //!
-//! A page has the CPU's bytes, but for one kind: where K and V come from one vector and are exact, the file has V alone, in the
-//! model's order of channels. The keys are made of it when they are loaded, as the CPU makes them whenever it reads them.
+//! Pages have the CPU's bytes with one exception: where K = V and both are exact, the file has V alone, in the model's
+//! channel order. Loading computes K from V; the CPU computes it at every read.
 
 use std::io::{self, Read, Write};
 
@@ -10,19 +10,19 @@ use foretoken_kernels::{ElementType, Elements, Isa, rope};
 use half::{bf16, f16};
 
 use super::{DeviceKv, Store};
-use crate::kv::{PAGE, Sharing};
+use crate::kv::{PAGE, RotaryFirst};
 use crate::nn::{Angles, Rotary};
 
-/// Keys that are kept here and not in files.
-pub(super) struct Derived {
-    /// The weight of their norm: `(head_dim)`.
+/// Keys that are stored on the device but not in files (K = V).
+pub(super) struct RecomputedKeys {
+    /// The key norm's weight: `(head_dim)`.
     pub(super) weight: Vec<f32>,
-    /// How they are kept here; `None` is as the model has them.
-    pub(super) sharing: Option<Sharing>,
+    /// Channel order on the device; `None` is the model's.
+    pub(super) rotary_first: Option<RotaryFirst>,
 }
 
-/// A page that a file has.
-struct Filed<'a> {
+/// A page that is written to files.
+struct FilePage<'a> {
     store: &'a Store,
     slot: usize,
     address: u64,
@@ -33,13 +33,13 @@ impl DeviceKv {
     /// Writes the pages that hold the positions below `end`: as many bytes as the CPU's cache has of them.
     ///
     /// # Errors
-    /// Those of `to`, or the device's in one of them.
+    /// Those of `to`, or the device's inside an `io::Error`.
     pub fn write_to(&self, end: usize, to: &mut impl Write) -> io::Result<()> {
-        for Filed { store, address, bytes, .. } in self.filed(end) {
+        for FilePage { store, address, bytes, .. } in self.file_pages(end) {
             let mut page = self.arena.read(address, bytes).map_err(io::Error::other)?;
-            if let Some(Derived { sharing: Some(sharing), .. }) = &store.derived {
+            if let Some(RecomputedKeys { rotary_first: Some(rotary_first), .. }) = &store.recomputed_keys {
                 let mut values = widened(store.element, &page);
-                sharing.restore(&mut values);
+                rotary_first.restore(&mut values);
                 page = narrowed(store.element, &values);
             }
             to.write_all(&page)?;
@@ -47,22 +47,23 @@ impl DeviceKv {
         Ok(())
     }
 
-    /// Fills an empty cache of the same layout and options with what was written of the positions below `end`.
+    /// Fills an empty cache of the same layout and options with what [`DeviceKv::write_to`] wrote of the positions
+    /// below `end`.
     ///
     /// # Errors
-    /// If the device has no more memory, or those of `from`.
+    /// If the device is out of memory, or those of `from`.
     pub fn read_from(&mut self, end: usize, from: &mut impl Read) -> io::Result<()> {
         self.reserve(end).map_err(io::Error::other)?;
         let rotary = Rotary::new(self.inverse_frequencies.clone(), Isa::best());
-        for Filed { store, slot, address, bytes } in self.filed(end) {
+        for FilePage { store, slot, address, bytes } in self.file_pages(end) {
             let mut page = vec![0; bytes];
             from.read_exact(&mut page)?;
-            if let Some(derived) = &store.derived {
+            if let Some(recomputed_keys) = &store.recomputed_keys {
                 let mut values = widened(store.element, &page);
-                // Such a layer sees all positions: its pages lie in the sequence's order.
-                let mut keys = derived.keys(&rotary.angles(slot * PAGE, PAGE), &values);
-                if let Some(sharing) = &derived.sharing {
-                    (keys, values) = (sharing.own_keys(&keys), sharing.ordered(&values));
+                // Layers with K = V have no window: slot and page index are equal.
+                let mut keys = recomputed_keys.keys(&rotary.angles((slot * PAGE..).take(PAGE)), &values);
+                if let Some(rotary_first) = &recomputed_keys.rotary_first {
+                    (keys, values) = (rotary_first.rotary_keys(&keys), rotary_first.reorder(&values));
                     page = narrowed(store.element, &values);
                 }
                 let address = self.addresses[store.keys.exact.start + slot];
@@ -74,20 +75,21 @@ impl DeviceKv {
     }
 
     /// The pages that hold the positions below `end`, in a file's order.
-    fn filed(&self, end: usize) -> impl Iterator<Item = Filed<'_>> {
+    fn file_pages(&self, end: usize) -> impl Iterator<Item = FilePage<'_>> {
         self.stores.iter().flat_map(move |store| {
-            let keys = store.derived.is_none().then_some(&store.keys);
-            let tables = keys.into_iter().chain([&store.values]).flat_map(move |kept| kept.held(end, store.zones));
+            let keys = store.recomputed_keys.is_none().then_some(&store.keys);
+            let tables =
+                keys.into_iter().chain([&store.values]).flat_map(move |storage| storage.held(end, store.zones));
             tables.flat_map(move |(table, held)| {
                 let addresses = self.addresses[table.start..][..held].iter().enumerate();
-                addresses.map(|(slot, address)| Filed { store, slot, address: *address, bytes: table.page_bytes })
+                addresses.map(|(slot, address)| FilePage { store, slot, address: *address, bytes: table.page_bytes })
             })
         })
     }
 }
 
-impl Derived {
-    /// The keys of a page, of its values `(heads, PAGE, head_dim)` and the angles of its positions.
+impl RecomputedKeys {
+    /// The keys of a page, from its values `(heads, PAGE, head_dim)` and the angles of its positions.
     fn keys(&self, angles: &Angles, values: &[f32]) -> Vec<f32> {
         let mut keys = vec![0.0; values.len()];
         let head = PAGE * self.weight.len();

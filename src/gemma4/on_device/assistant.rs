@@ -1,16 +1,17 @@
 //! The assistant: see `gemma4::assistant`.
 
-use foretoken_kernels::gpu::Span;
-use foretoken_kernels::gpu::matmul::Buckets;
-use foretoken_kernels::gpu::positions::Stand;
-use foretoken_kernels::gpu::vocabulary::{Grouped, MOST_RANKED, Scores, argmax, argmax_parts, top_k};
+use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::matmul::Buckets;
+use foretoken_gpu::plan::positions::Placement;
+use foretoken_gpu::plan::vocabulary::{Grouped, MAX_TOP_K, Scores, argmax, argmax_parts, top_k};
 
-use super::layer::{DeviceLayer, Pass};
-use super::room::LayerRoom;
-use super::standing::{At, Frequencies, Placed, Places};
-use super::target::{Begin, DeviceTarget};
+use super::layer::DeviceLayer;
+use super::positions::{Frequencies, HostPosition, PassPositions, PositionBuffers};
+use super::target::{DeviceTarget, PassStart};
+use super::workspace::LayerWorkspace;
+use super::workspace::Pass;
 use super::{Norm, linear};
-use crate::device::{Buffer, Device, DeviceKv, Input, Matrices, Work, part};
+use crate::device::{Buffer, Device, DeviceKv, Input, Launcher, Matrices, subslice};
 use crate::gemma4::assistant::Head;
 use crate::gemma4::{Assistant, TextConfig};
 use crate::{Error, Result};
@@ -38,18 +39,19 @@ struct Centroids {
     ordering: Buffer<u32>,
     token_ordering: Vec<u32>,
     top_k: usize,
-    // The buckets of one row: a centroid each.
+    // Buckets of one row: one per chosen centroid.
     starts: Buffer<i32>,
     count: Buffer<i32>,
     row: Buffer<i32>,
 }
 
-/// Rooms for steps of one row.
-pub(super) struct AssistantRoom {
+/// Buffers for draft steps of one row.
+pub(super) struct AssistantWorkspace {
     h: Buffer<f32>, // (hidden)
-    layers: LayerRoom,
-    places: Places,
-    /// `(2 * backbone)`: a token's embedding, and the state behind it. The first step's, and the others'.
+    layers: LayerWorkspace,
+    places: PositionBuffers,
+    /// `(2 * backbone)`: a token's embedding, then the hidden state that predicted it; for the first step, and for
+    /// later ones.
     first: Buffer<f32>,
     next: Buffer<f32>,
     normed: Buffer<f32>, // (hidden)
@@ -65,8 +67,8 @@ impl DeviceAssistant {
             Head::Dense(head) => DeviceHead::Dense(linear(device, "model.embed_tokens", head)?),
             Head::Centroids(head) => {
                 let (count, best) = (head.table.count(), head.top_k);
-                if count > MOST_RANKED {
-                    let problem = format!("an assistant of {count} centroids; the kernels rank {MOST_RANKED} at most");
+                if count > MAX_TOP_K {
+                    let problem = format!("an assistant of {count} centroids; the kernels rank {MAX_TOP_K} at most");
                     return Err(Error::Device { device: device.name(), problem: format!("{problem}; use the CPU") });
                 }
                 let starts: Vec<i32> = (0..=best as i32).collect();
@@ -96,16 +98,16 @@ impl DeviceAssistant {
         })
     }
 
-    pub(super) fn room(&self, device: &dyn Device) -> Result<AssistantRoom> {
+    pub(super) fn workspace(&self, device: &dyn Device) -> Result<AssistantWorkspace> {
         let (hidden, backbone) = (self.config.hidden_size, self.post_projection.outputs());
         let (centroids, groups, scores) = match &self.head {
             DeviceHead::Dense(head) => (1, 1, head.outputs()),
             DeviceHead::Centroids(head) => (head.centroids.outputs(), head.top_k, head.top_k * head.table.outputs()),
         };
-        Ok(AssistantRoom {
+        Ok(AssistantWorkspace {
             h: Buffer::new(device, hidden)?,
-            layers: LayerRoom::new(device, &self.config, 1, 2 * backbone)?,
-            places: Places::new(device, &self.frequencies, 1)?,
+            layers: LayerWorkspace::new(device, &self.config, 1, 2 * backbone)?,
+            places: PositionBuffers::new(device, &self.frequencies, 1)?,
             first: Buffer::new(device, 2 * backbone)?,
             next: Buffer::new(device, 2 * backbone)?,
             normed: Buffer::new(device, hidden)?,
@@ -116,102 +118,110 @@ impl DeviceAssistant {
         })
     }
 
-    /// Where a chain's links stand: behind the committed positions, all of them. The first link says where that begins.
-    pub(super) fn place(&self, work: &Work, room: &AssistantRoom, at: At, begin: Option<&Begin>) -> Result<Placed> {
+    /// Positions of a draft chain: all steps have the one after the committed positions. The first step computes it on
+    /// the device; later ones reuse it.
+    pub(super) fn place(
+        &self,
+        launcher: &Launcher,
+        workspace: &AssistantWorkspace,
+        at: HostPosition,
+        begin: Option<&PassStart>,
+    ) -> Result<PassPositions> {
         match begin {
             Some(begin) => {
                 let start = (begin.length, begin.emitted, at);
-                room.places.place(work, &self.frequencies, start, (1, Stand::Together))
+                workspace.places.place(launcher, &self.frequencies, start, (1, Placement::Constant))
             }
-            None => Ok(room.places.placed(at, (1, Stand::Together))),
+            None => Ok(workspace.places.placed(at, (1, Placement::Constant))),
         }
     }
 
-    /// One link of a chain, from `token` and the state behind it: scores of the next token, and its state in
-    /// [`AssistantRoom::next`]. The `link` 0 starts from [`AssistantRoom::state`], the others from the link before.
+    /// One draft step from `token` and the hidden state that predicted it: scores of the next token, and its hidden
+    /// state in [`AssistantWorkspace::next`]. Step 0 reads [`AssistantWorkspace::state`], later ones the previous
+    /// step's.
     pub(super) fn step(
         &self,
-        work: &Work,
-        (room, placed): (&AssistantRoom, &Placed),
+        launcher: &Launcher,
+        (workspace, placed): (&AssistantWorkspace, &PassPositions),
         target: &DeviceTarget,
         kv: &DeviceKv,
-        (token, link): (Span<u32>, usize),
+        (token, link): (DeviceSlice<u32>, usize),
     ) -> Result<()> {
         let (hidden, backbone) = (self.config.hidden_size, self.post_projection.outputs());
-        let (h, quants) = (room.h.span(), &room.layers.quants);
-        let input = if link == 0 { room.first.span() } else { room.next.span() };
-        target.embed(work, (token, 1), part(input, 0, backbone))?; // embedding first
-        self.pre_projection.multiply(work, &Input::new(quants, input, (1, 2 * backbone)), h)?;
-        let pass = Pass { work, room: &room.layers, placed };
+        let (h, quants) = (workspace.h.slice(), &workspace.layers.quants);
+        let input = if link == 0 { workspace.first.slice() } else { workspace.next.slice() };
+        target.embed(launcher, (token, 1), subslice(input, 0, backbone))?; // embedding first
+        self.pre_projection.multiply(launcher, &Input::new(quants, input, (1, 2 * backbone)), h)?;
+        let pass = Pass { launcher, workspace: &workspace.layers, placed };
         for (layer, donor) in self.layers.iter().zip(&self.donors) {
             layer.forward(&pass, kv, *donor, (h, None))?;
         }
-        let normed = room.normed.span();
-        self.norm.write(work, h, 1, normed)?;
+        let normed = workspace.normed.slice();
+        self.norm.write(launcher, h, 1, normed)?;
         let n = Input::new(quants, normed, (1, hidden));
         match &self.head {
-            DeviceHead::Dense(head) => head.multiply(work, &n, room.scores.span())?,
+            DeviceHead::Dense(head) => head.multiply(launcher, &n, workspace.scores.slice())?,
             DeviceHead::Centroids(head) => {
                 let (count, best) = (head.centroids.outputs(), head.top_k);
-                head.centroids.multiply(work, &n, room.ranks.span())?;
-                work.run(top_k((room.ranks.span(), count), (room.groups.span(), best)))?;
+                head.centroids.multiply(launcher, &n, workspace.ranks.slice())?;
+                launcher.run(top_k((workspace.ranks.slice(), count), (workspace.groups.slice(), best)))?;
                 let lists = Buckets {
-                    matrices: room.groups.span(),
-                    starts: head.starts.span(),
-                    count: head.count.span(),
-                    rows: Some(head.row.span()),
+                    matrices: workspace.groups.slice(),
+                    starts: head.starts.slice(),
+                    count: head.count.slice(),
+                    rows: Some(head.row.slice()),
                 };
-                head.table.multiply_buckets(work, &n, &lists, (best, best), room.scores.span())?;
+                head.table.multiply_buckets(launcher, &n, &lists, (best, best), workspace.scores.slice())?;
             }
         }
-        self.post_projection.multiply(work, &n, part(room.next.span(), backbone, backbone))
+        self.post_projection.multiply(launcher, &n, subslice(workspace.next.slice(), backbone, backbone))
     }
 
-    /// The best of what the last step scored goes to `token`, which need not be aligned.
+    /// Writes the argmax of the last step's scores to `token`, which need not be aligned.
     pub(super) fn choose(
         &self,
-        work: &Work,
-        room: &AssistantRoom,
-        suppressed: Option<(Span<u32>, usize)>,
-        token: Span<u32>,
+        launcher: &Launcher,
+        workspace: &AssistantWorkspace,
+        suppressed: Option<(DeviceSlice<u32>, usize)>,
+        token: DeviceSlice<u32>,
     ) -> Result<()> {
         let (n, grouped) = match &self.head {
             DeviceHead::Dense(head) => (head.outputs(), None),
             DeviceHead::Centroids(head) => {
                 let len = head.table.outputs();
-                let grouped = Grouped { groups: room.groups.span(), ordering: head.ordering.span(), len };
+                let grouped = Grouped { groups: workspace.groups.slice(), ordering: head.ordering.slice(), len };
                 (head.top_k * len, Some(grouped))
             }
         };
-        let scores = Scores { x: room.scores.span(), rows: 1, n, stride: n, cap: None, suppressed, grouped };
-        work.run(argmax_parts(&scores, room.partial.span(), token))?;
-        work.run(argmax(&scores, room.partial.span(), token))
+        let scores = Scores { x: workspace.scores.slice(), rows: 1, n, stride: n, cap: None, suppressed, grouped };
+        launcher.run(argmax_parts(&scores, workspace.partial.slice(), token))?;
+        launcher.run(argmax(&scores, workspace.partial.slice(), token))
     }
 
-    /// What the last step scored, and of which ids; no ids means all, in order.
-    pub(super) fn scores(&self, room: &AssistantRoom) -> Result<(Option<Vec<u32>>, Vec<f32>)> {
+    /// The last step's scores, and their ids (`None`: all, in order).
+    pub(super) fn scores(&self, workspace: &AssistantWorkspace) -> Result<(Option<Vec<u32>>, Vec<f32>)> {
         match &self.head {
-            DeviceHead::Dense(head) => Ok((None, room.scores.read(0, head.outputs())?)),
+            DeviceHead::Dense(head) => Ok((None, workspace.scores.read(0, head.outputs())?)),
             DeviceHead::Centroids(head) => {
                 let (best, len) = (head.top_k, head.table.outputs());
-                let groups = room.groups.read(0, best)?;
+                let groups = workspace.groups.read(0, best)?;
                 let ids = groups.iter().flat_map(|group| {
                     let start = *group as usize * len;
                     head.token_ordering.get(start..start + len).unwrap_or_default()
                 });
-                Ok((Some(ids.copied().collect()), room.scores.read(0, best * len)?))
+                Ok((Some(ids.copied().collect()), workspace.scores.read(0, best * len)?))
             }
         }
     }
 }
 
-impl AssistantRoom {
-    /// See [`crate::device::Room::grown`].
+impl AssistantWorkspace {
+    /// See [`crate::device::AttentionWorkspace::grown`].
     pub(super) fn grown(&self) -> usize {
         self.layers.attention.grown()
     }
 
-    /// Where the target's state that a chain starts from lies, `(backbone)`: a buffer, and where it begins there.
+    /// The target's hidden state `(backbone)` that a chain starts from: buffer and offset.
     pub(super) fn state(&self) -> (&Buffer<f32>, usize) {
         (&self.first, self.first.len() / 2)
     }

@@ -1,8 +1,8 @@
 //! Self-attention: see `gemma4::attention`.
 
-use super::layer::Pass;
+use super::workspace::Pass;
 use super::{Norm, linear};
-use crate::device::{Device, DeviceKv, Input, Matrices, Shaped};
+use crate::device::{Device, DeviceKv, Input, Matrices, Projection};
 use crate::gemma4::attention::Attention;
 use crate::gemma4::{AttentionType, LayerConfig};
 use crate::{Error, Result};
@@ -50,26 +50,32 @@ impl DeviceAttention {
         })
     }
 
-    /// From the room's `normed` to its `branch`. `donor` is the target's layer whose K and V it reads.
+    /// Reads `normed` of the workspace, writes `branch`. `donor` is the target's layer whose K and V it reads.
     pub(super) fn forward(&self, pass: &Pass<'_>, kv: &DeviceKv, donor: usize) -> Result<()> {
-        let Pass { work, room, placed } = *pass;
-        let (rows, rotary) = (placed.standing.rows, placed.rotary(self.attention));
-        let x = Input::new(&room.quants, room.normed.span(), (rows, self.q_proj.inputs()));
-        self.q_proj.multiply(work, &x, room.q.span())?;
+        let Pass { launcher, workspace, placed } = *pass;
+        let (rows, rotary) = (placed.positions.rows, placed.rotary(self.attention));
+        let x = Input::new(&workspace.quants, workspace.normed.slice(), (rows, self.q_proj.inputs()));
+        self.q_proj.multiply(launcher, &x, workspace.q.slice())?;
         if let Some(own) = &self.kv {
-            own.k_proj.multiply(work, &x, room.k.span())?;
-            let mut v = room.k.span();
+            own.k_proj.multiply(launcher, &x, workspace.k.slice())?;
+            let mut v = workspace.k.slice();
             if let Some(v_proj) = &own.v_proj {
-                v = room.v.span();
-                v_proj.multiply(work, &x, v)?;
+                v = workspace.v.slice();
+                v_proj.multiply(launcher, &x, v)?;
             }
-            let k = Shaped { x: room.k.span(), norm: own.k_norm.of_heads(), rotary };
-            let v = Shaped { x: v, norm: own.v_norm.of_heads(), rotary: None };
-            kv.append(work, donor, (k, v), &placed.standing)?;
+            let k = Projection { x: workspace.k.slice(), norm: own.k_norm.of_heads(), rotary };
+            let v = Projection { x: v, norm: own.v_norm.of_heads(), rotary: None };
+            kv.append(launcher, donor, (k, v), &placed.positions)?;
         }
-        let q = Shaped { x: room.q.span(), norm: self.q_norm.of_heads(), rotary };
-        kv.attend(work, donor, (q, self.heads), &placed.standing, (&room.attention, room.attended.span()))?;
-        let attended = Input::new(&room.quants, room.attended.span(), (rows, self.o_proj.inputs()));
-        self.o_proj.multiply(work, &attended, room.branch.span())
+        let q = Projection { x: workspace.q.slice(), norm: self.q_norm.of_heads(), rotary };
+        kv.attend(
+            launcher,
+            donor,
+            (q, self.heads),
+            &placed.positions,
+            (&workspace.attention, workspace.attended.slice()),
+        )?;
+        let attended = Input::new(&workspace.quants, workspace.attended.slice(), (rows, self.o_proj.inputs()));
+        self.o_proj.multiply(launcher, &attended, workspace.branch.slice())
     }
 }

@@ -1,26 +1,17 @@
 //! The decoder layer: see `gemma4::layer`.
 
-use foretoken_kernels::gpu::Span;
-use foretoken_kernels::gpu::pointwise::{Strided, gelu_gate};
+use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::pointwise::{Strided, gelu_gate};
 
 use super::attention::DeviceAttention;
 use super::moe::DeviceMoe;
 use super::per_layer::DevicePerLayerInput;
-use super::room::LayerRoom;
-use super::standing::Placed;
+use super::workspace::Pass;
 use super::{Norm, linear};
 use crate::Result;
-use crate::device::{Device, DeviceKv, Input, Matrices, Work};
+use crate::device::{Device, DeviceKv, Input, Matrices};
 use crate::gemma4::LayerConfig;
 use crate::gemma4::layer::DecoderLayer;
-
-/// What the layers of a pass share.
-#[derive(Clone, Copy)]
-pub(super) struct Pass<'a> {
-    pub(super) work: &'a Work,
-    pub(super) room: &'a LayerRoom,
-    pub(super) placed: &'a Placed,
-}
 
 pub(super) struct DeviceLayer {
     input_layernorm: Norm,
@@ -57,39 +48,39 @@ impl DeviceLayer {
         })
     }
 
-    /// `h` `(rows, hidden)` becomes what the layer makes of it. `donor` is the target's layer whose K and V it reads, `input`
-    /// its per-layer input where the model has such.
+    /// Applies the layer to `h` `(rows, hidden)` in place. `donor` is the target's layer whose K and V it reads,
+    /// `input` its per-layer input, if the model has one.
     pub(super) fn forward(
         &self,
         pass: &Pass<'_>,
         kv: &DeviceKv,
         donor: usize,
-        (h, input): (Span<f32>, Option<Strided>),
+        (h, input): (DeviceSlice<f32>, Option<Strided>),
     ) -> Result<()> {
-        let Pass { work, room, placed } = *pass;
-        let (rows, normed, branch) = (placed.standing.rows, room.normed.span(), room.branch.span());
-        self.input_layernorm.write(work, h, rows, normed)?;
+        let Pass { launcher, workspace, placed } = *pass;
+        let (rows, normed, branch) = (placed.positions.rows, workspace.normed.slice(), workspace.branch.slice());
+        self.input_layernorm.write(launcher, h, rows, normed)?;
         self.self_attn.forward(pass, kv, donor)?;
-        self.post_attention_layernorm.add_to(work, h, branch, rows, 1.0)?;
+        self.post_attention_layernorm.add_to(launcher, h, branch, rows, 1.0)?;
 
-        self.pre_feedforward_layernorm.write(work, h, rows, normed)?;
-        let (gate, up, width) = (room.gate.span(), room.up.span(), self.gate_proj.outputs());
-        let x = Input::new(&room.quants, normed, (rows, self.gate_proj.inputs()));
-        self.gate_proj.multiply(work, &x, gate)?;
-        self.up_proj.multiply(work, &x, up)?;
-        let strided = |span| Strided { span, stride: width };
-        work.run(gelu_gate(strided(gate), strided(up), (rows, width), room.gated.span()))?;
-        let gated = Input::new(&room.quants, room.gated.span(), (rows, width));
-        self.down_proj.multiply(work, &gated, branch)?;
+        self.pre_feedforward_layernorm.write(launcher, h, rows, normed)?;
+        let (gate, up, width) = (workspace.gate.slice(), workspace.up.slice(), self.gate_proj.outputs());
+        let x = Input::new(&workspace.quants, normed, (rows, self.gate_proj.inputs()));
+        self.gate_proj.multiply(launcher, &x, gate)?;
+        self.up_proj.multiply(launcher, &x, up)?;
+        let strided = |slice| Strided { slice, stride: width };
+        launcher.run(gelu_gate(strided(gate), strided(up), (rows, width), workspace.gated.slice()))?;
+        let gated = Input::new(&workspace.quants, workspace.gated.slice(), (rows, width));
+        self.down_proj.multiply(launcher, &gated, branch)?;
         if let Some(moe) = &self.moe {
             moe.forward(pass, h)?;
         }
         match (&self.per_layer_input, input) {
             (Some(per_layer_input), Some(input)) => {
-                self.post_feedforward_layernorm.add_to(work, h, branch, rows, 1.0)?;
+                self.post_feedforward_layernorm.add_to(launcher, h, branch, rows, 1.0)?;
                 per_layer_input.forward(pass, h, input, self.layer_scalar)
             }
-            _ => self.post_feedforward_layernorm.add_to(work, h, branch, rows, self.layer_scalar),
+            _ => self.post_feedforward_layernorm.add_to(launcher, h, branch, rows, self.layer_scalar),
         }
     }
 }

@@ -1,27 +1,27 @@
-//! The models on a device: the modules beside this folder as lists of launches over rooms with names.
+//! The models on a device: each module of `gemma4` as a list of launches over named buffers.
 //!
-//! Weights come from the loaded modules, so nothing about checkpoints is said twice. Every launch of a pass goes to one
-//! queue; the host waits when it reads.
+//! Weights are uploaded from the loaded modules, so checkpoints are read in one place. All launches go to one stream;
+//! the host waits only when it reads.
 
 mod assistant;
 mod attention;
 mod layer;
 mod moe;
 mod per_layer;
-mod room;
+mod positions;
 mod sequence;
-mod standing;
 mod target;
+mod workspace;
 
 use std::sync::Arc;
 
-use foretoken_kernels::gpu::Span;
-use foretoken_kernels::gpu::pointwise::rms_norm;
-use foretoken_kernels::gpu::rows::HeadNorm;
+use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::pointwise::rms_norm;
+use foretoken_gpu::plan::rows::HeadNorm;
 
 use super::{Assistant, Target};
 use crate::Result;
-use crate::device::{Buffer, Device, DeviceKv, Matrices, Work};
+use crate::device::{Buffer, Device, DeviceKv, Launcher, Matrices};
 use crate::kv::{KvLayout, KvOptions};
 use crate::nn::{Linear, RmsNorm};
 use assistant::DeviceAssistant;
@@ -29,7 +29,7 @@ use target::DeviceTarget;
 
 pub(crate) use sequence::{Chooser, DRAFTED, Judge, Sequence};
 
-/// A pair on a device, for any number of sequences.
+/// A target and its assistant, if any, on a device; shared by any number of sequences.
 pub(crate) struct Models {
     device: Arc<dyn Device>,
     target: DeviceTarget,
@@ -38,10 +38,10 @@ pub(crate) struct Models {
 }
 
 impl Models {
-    /// Sends the weights of a pair, or of a model by itself, to `device`. `suppressed` are the ids that are never chosen.
+    /// Uploads the weights to `device`. `suppressed` are ids that are never chosen.
     ///
     /// # Errors
-    /// If the kernels do not read a weight, or memory does not reach; nothing stays allocated then.
+    /// If no kernel reads a weight's type, or the device is out of memory; nothing stays allocated then.
     pub fn upload(
         device: Arc<dyn Device>,
         target: &Target,
@@ -63,11 +63,11 @@ impl Models {
         &self.device
     }
 
-    /// An empty sequence whose K and V are kept as `options` say, and how many positions fit: what the options ask for, or
-    /// `default`, or less if memory does not reach, a sixteenth of which is left for the rooms of passes.
+    /// An empty sequence, and its context: `options.max_context`, or the largest up to `default` that fits memory. 1/16
+    /// of the free memory is left for workspaces.
     ///
     /// # Errors
-    /// If the kernels do not read a format, or memory does not reach; nothing stays allocated then.
+    /// If no kernel reads a K/V format, or the device is out of memory; nothing stays allocated then.
     pub fn sequence(
         self: &Arc<Self>,
         layout: &KvLayout,
@@ -79,17 +79,17 @@ impl Models {
         let memory = options.memory.unwrap_or((free - free / 16) as u64);
         let bytes_at = DeviceKv::bytes_at(&*self.device, layout, options)?;
         let context = KvOptions { memory: Some(memory), ..options.clone() }.context(default, bytes_at)?;
-        // No round has more rows, whatever a file says.
+        // A session file may ask for more rows than the context has positions.
         let options = KvOptions { max_round_rows: options.max_round_rows.min(context), ..options.clone() };
         Ok((Sequence::new(self.clone(), layout, &options, context)?, context))
     }
 
-    fn suppressed(&self) -> Option<(Span<u32>, usize)> {
-        self.suppressed.as_ref().map(|ids| (ids.span(), ids.len()))
+    fn suppressed(&self) -> Option<(DeviceSlice<u32>, usize)> {
+        self.suppressed.as_ref().map(|ids| (ids.slice(), ids.len()))
     }
 }
 
-/// Sends the matrix of a layer, of the tensor `name`.
+/// Uploads the matrix of a linear layer, tensor `{name}.weight`.
 fn linear(device: &dyn Device, name: &str, linear: &Linear) -> Result<Matrices> {
     Matrices::upload(device, &format!("{name}.weight"), linear.weight())
 }
@@ -107,22 +107,29 @@ impl Norm {
         Ok(Self { weight, width: norm.width(), eps: norm.eps() })
     }
 
-    /// As rows of heads are normed on their way to the cache.
+    /// The same norm, fused into the kernel that writes heads to the cache.
     fn of_heads(&self) -> HeadNorm {
         HeadNorm { weight: self.weight(), eps: self.eps }
     }
 
-    fn weight(&self) -> Option<Span<f32>> {
-        self.weight.as_ref().map(Buffer::span)
+    fn weight(&self) -> Option<DeviceSlice<f32>> {
+        self.weight.as_ref().map(Buffer::slice)
     }
 
     /// `y = norm(x)` of `(rows, width)`.
-    fn write(&self, work: &Work, x: Span<f32>, rows: usize, y: Span<f32>) -> Result<()> {
-        work.run(rms_norm(x, (rows, self.width), self.weight(), self.eps, None, y))
+    fn write(&self, launcher: &Launcher, x: DeviceSlice<f32>, rows: usize, y: DeviceSlice<f32>) -> Result<()> {
+        launcher.run(rms_norm(x, (rows, self.width), self.weight(), self.eps, None, y))
     }
 
     /// `y = (y + norm(x)) * scale`: the norm that closes a branch of a layer.
-    fn add_to(&self, work: &Work, y: Span<f32>, x: Span<f32>, rows: usize, scale: f32) -> Result<()> {
-        work.run(rms_norm(x, (rows, self.width), self.weight(), self.eps, Some((y, scale)), y))
+    fn add_to(
+        &self,
+        launcher: &Launcher,
+        y: DeviceSlice<f32>,
+        x: DeviceSlice<f32>,
+        rows: usize,
+        scale: f32,
+    ) -> Result<()> {
+        launcher.run(rms_norm(x, (rows, self.width), self.weight(), self.eps, Some((y, scale)), y))
     }
 }

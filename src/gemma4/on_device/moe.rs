@@ -1,14 +1,14 @@
 //! The mixture of experts: see `gemma4::moe`.
 
-use foretoken_kernels::gpu::Span;
-use foretoken_kernels::gpu::experts::{MOST, Route, mix, route};
-use foretoken_kernels::gpu::matmul::Buckets;
-use foretoken_kernels::gpu::pointwise::{Strided, gelu_gate};
+use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::experts::{MAX_ROUTE, Route, mix, route};
+use foretoken_gpu::plan::matmul::Buckets;
+use foretoken_gpu::plan::pointwise::{Strided, gelu_gate};
 
-use super::layer::Pass;
-use super::room::ExpertsRoom;
+use super::workspace::ExpertsWorkspace;
+use super::workspace::Pass;
 use super::{Norm, linear};
-use crate::device::{Buffer, Device, Input, Matrices, part};
+use crate::device::{Buffer, Device, Input, Matrices, subslice};
 use crate::gemma4::moe::Moe;
 use crate::{Error, Result};
 
@@ -28,8 +28,9 @@ impl DeviceMoe {
     pub(super) fn upload(device: &dyn Device, name: &str, from: &Moe) -> Result<Self> {
         let (router, experts) = (&from.router, &from.experts);
         let (count, top_k) = (router.per_expert_scale.len(), router.top_k);
-        if count > MOST.1 || top_k > MOST.2 {
-            let problem = format!("{top_k} of {count} experts; the kernels choose at most {} of {}", MOST.2, MOST.1);
+        if count > MAX_ROUTE.1 || top_k > MAX_ROUTE.2 {
+            let problem =
+                format!("{top_k} of {count} experts; the kernels choose at most {} of {}", MAX_ROUTE.2, MAX_ROUTE.1);
             return Err(Error::Device { device: device.name(), problem: format!("{problem}; use the CPU") });
         }
         Ok(Self {
@@ -45,66 +46,66 @@ impl DeviceMoe {
         })
     }
 
-    /// The room's `branch`, the dense MLP's, becomes the sum of that and the experts'. `h` is the stream before both.
-    pub(super) fn forward(&self, pass: &Pass<'_>, h: Span<f32>) -> Result<()> {
-        let Pass { work, room, placed } = *pass;
-        let Some(own) = &room.experts else { return Ok(()) };
-        let (rows, hidden) = (placed.standing.rows, self.router_proj.inputs());
-        let (dense, mixed, normed) = (own.dense.span(), own.mixed.span(), room.normed.span());
-        self.post_feedforward_layernorm_1.write(work, room.branch.span(), rows, dense)?;
-        for first in (0..rows).step_by(MOST.0) {
-            let rows = MOST.0.min(rows - first);
-            let of = |span| part(span, first * hidden, rows * hidden);
-            self.choose_and_mix(pass, own, (of(h), of(normed), rows), of(mixed))?;
+    /// Adds the experts' output to `branch`, which holds the dense MLP's. `h` is the residual stream before both.
+    pub(super) fn forward(&self, pass: &Pass<'_>, h: DeviceSlice<f32>) -> Result<()> {
+        let Pass { launcher, workspace, placed } = *pass;
+        let Some(buffers) = &workspace.experts else { return Ok(()) };
+        let (rows, hidden) = (placed.positions.rows, self.router_proj.inputs());
+        let (dense, mixed, normed) = (buffers.dense.slice(), buffers.mixed.slice(), workspace.normed.slice());
+        self.post_feedforward_layernorm_1.write(launcher, workspace.branch.slice(), rows, dense)?;
+        for first in (0..rows).step_by(MAX_ROUTE.0) {
+            let rows = MAX_ROUTE.0.min(rows - first);
+            let of = |slice| subslice(slice, first * hidden, rows * hidden);
+            self.choose_and_mix(pass, buffers, (of(h), of(normed), rows), of(mixed))?;
         }
-        // The sum's place is the dense part's, and then the branch's.
+        // `branch = dense + norm(mixed)`.
         let norm = &self.post_feedforward_layernorm_2;
         let add_to = Some((dense, 1.0));
-        work.run(foretoken_kernels::gpu::pointwise::rms_norm(
+        launcher.run(foretoken_gpu::plan::pointwise::rms_norm(
             mixed,
             (rows, hidden),
             norm.weight(),
             norm.eps,
             add_to,
-            room.branch.span(),
+            workspace.branch.slice(),
         ))
     }
 
-    /// For as many rows as can be routed at once.
+    /// Routes at most `MAX_ROUTE.0` rows and writes the sum of their experts to `mixed`.
     fn choose_and_mix(
         &self,
         pass: &Pass<'_>,
-        own: &ExpertsRoom,
-        (h, normed, rows): (Span<f32>, Span<f32>, usize),
-        mixed: Span<f32>,
+        buffers: &ExpertsWorkspace,
+        (h, normed, rows): (DeviceSlice<f32>, DeviceSlice<f32>, usize),
+        mixed: DeviceSlice<f32>,
     ) -> Result<()> {
-        let Pass { work, room, .. } = *pass;
+        let Pass { launcher, workspace, .. } = *pass;
         let (hidden, experts, width) = (self.router_proj.inputs(), self.router_proj.outputs(), self.down_proj.inputs());
         let entries = rows * self.top_k;
-        self.router_norm.write(work, h, rows, normed)?;
-        let x = Input::new(&room.quants, normed, (rows, hidden));
-        self.router_proj.multiply(work, &x, own.scores.span())?;
+        self.router_norm.write(launcher, h, rows, normed)?;
+        let x = Input::new(&workspace.quants, normed, (rows, hidden));
+        self.router_proj.multiply(launcher, &x, buffers.scores.slice())?;
         let buckets = Buckets {
-            matrices: own.matrices.span(),
-            starts: own.starts.span(),
-            count: own.count.span(),
-            rows: Some(own.rows_of.span()),
+            matrices: buffers.matrices.slice(),
+            starts: buffers.starts.slice(),
+            count: buffers.count.slice(),
+            rows: Some(buffers.rows_of.slice()),
         };
-        let chosen = Route { buckets, entries: own.entries.span(), weights: own.weights.span() };
+        let chosen = Route { buckets, entries: buffers.entries.slice(), weights: buffers.weights.slice() };
         let size = (rows, experts, self.top_k);
-        work.run(route(own.scores.span(), self.per_expert_scale.span(), size, &chosen))?;
+        launcher.run(route(buffers.scores.slice(), self.per_expert_scale.slice(), size, &chosen))?;
 
-        self.pre_feedforward_layernorm_2.write(work, h, rows, normed)?;
-        let x = Input::new(&room.quants, normed, (rows, hidden));
-        let gate_up = own.gate_up.span();
-        self.gate_up_proj.multiply_buckets(work, &x, &buckets, (entries, entries), gate_up)?;
-        let gate = Strided { span: gate_up, stride: 2 * width };
-        let up = Strided { span: part(gate_up, width, gate_up.len() - width), ..gate };
-        work.run(gelu_gate(gate, up, (entries, width), own.gated.span()))?;
-        // What a bucket multiplies now are entries.
+        self.pre_feedforward_layernorm_2.write(launcher, h, rows, normed)?;
+        let x = Input::new(&workspace.quants, normed, (rows, hidden));
+        let gate_up = buffers.gate_up.slice();
+        self.gate_up_proj.multiply_buckets(launcher, &x, &buckets, (entries, entries), gate_up)?;
+        let gate = Strided { slice: gate_up, stride: 2 * width };
+        let up = Strided { slice: subslice(gate_up, width, gate_up.len() - width), ..gate };
+        launcher.run(gelu_gate(gate, up, (entries, width), buffers.gated.slice()))?;
+        // Rows of this product are entries (row, expert), already in bucket order.
         let entry_buckets = Buckets { rows: None, ..buckets };
-        let gated = Input::new(&room.quants, own.gated.span(), (entries, width));
-        self.down_proj.multiply_buckets(work, &gated, &entry_buckets, (entries, entries), own.parts.span())?;
-        work.run(mix(own.parts.span(), &chosen, (rows, self.top_k, hidden), mixed))
+        let gated = Input::new(&workspace.quants, buffers.gated.slice(), (entries, width));
+        self.down_proj.multiply_buckets(launcher, &gated, &entry_buckets, (entries, entries), buffers.parts.slice())?;
+        launcher.run(mix(buffers.parts.slice(), &chosen, (rows, self.top_k, hidden), mixed))
     }
 }

@@ -1,12 +1,12 @@
 //! Per-layer embeddings: see `gemma4::per_layer`.
 
-use foretoken_kernels::gpu::Span;
-use foretoken_kernels::gpu::pointwise::{Strided, gelu_gate};
+use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::pointwise::{Strided, gelu_gate};
 
-use super::layer::Pass;
+use super::workspace::Pass;
 use super::{Norm, linear};
 use crate::Result;
-use crate::device::{Buffer, Device, Input, Matrices, Quants, Work, part};
+use crate::device::{Buffer, Device, Input, Launcher, Matrices, QuantizedInputs, subslice};
 use crate::gemma4::per_layer::{PerLayerEmbeddings, PerLayerInput};
 
 pub(super) struct DevicePerLayerEmbeddings {
@@ -18,8 +18,8 @@ pub(super) struct DevicePerLayerEmbeddings {
     width: usize,
 }
 
-/// Room for the inputs of all layers.
-pub(super) struct PerLayerRoom {
+/// Buffers for the inputs of all layers.
+pub(super) struct PerLayerWorkspace {
     context: Buffer<f32>, // (rows, layers * width)
     inputs: Buffer<f32>,  // (rows, layers * width)
 }
@@ -28,7 +28,7 @@ impl DevicePerLayerEmbeddings {
     pub(super) fn upload(device: &dyn Device, from: &PerLayerEmbeddings) -> Result<Self> {
         let table = from.embed_tokens_per_layer.weight();
         let mut norm = Norm::upload(device, &from.per_layer_projection_norm)?;
-        // norm(s x) with an epsilon e is norm(x) with e / s^2: the context's scale needs no launch of its own.
+        // norm(s x) with an epsilon e is norm(x) with e / s^2: so the context scale needs no launch.
         norm.eps /= from.context_scale * from.context_scale;
         Ok(Self {
             embed_tokens_per_layer: Matrices::upload(device, "embed_tokens_per_layer.weight", table)?,
@@ -40,25 +40,25 @@ impl DevicePerLayerEmbeddings {
         })
     }
 
-    pub(super) fn room(&self, device: &dyn Device, rows: usize) -> Result<PerLayerRoom> {
+    pub(super) fn workspace(&self, device: &dyn Device, rows: usize) -> Result<PerLayerWorkspace> {
         let len = rows * self.layers * self.width;
-        Ok(PerLayerRoom { context: Buffer::new(device, len)?, inputs: Buffer::new(device, len)? })
+        Ok(PerLayerWorkspace { context: Buffer::new(device, len)?, inputs: Buffer::new(device, len)? })
     }
 
-    /// Makes the inputs of every layer from the ids and the first layer's input `x0` `(rows, hidden)`.
+    /// Computes the inputs of every layer from the ids and the first layer's input `x0` `(rows, hidden)`.
     pub(super) fn forward(
         &self,
-        work: &Work,
-        (room, quants): (&PerLayerRoom, &Quants),
-        (ids, rows): (Span<u32>, usize),
-        x0: Span<f32>,
+        launcher: &Launcher,
+        (workspace, quants): (&PerLayerWorkspace, &QuantizedInputs),
+        (ids, rows): (DeviceSlice<u32>, usize),
+        x0: DeviceSlice<f32>,
     ) -> Result<()> {
-        let (context, inputs) = (room.context.span(), room.inputs.span());
-        self.embed_tokens_per_layer.look_up(work, (ids, rows), self.scale, inputs)?;
+        let (context, inputs) = (workspace.context.slice(), workspace.inputs.slice());
+        self.embed_tokens_per_layer.embed_rows(launcher, (ids, rows), self.scale, inputs)?;
         let x0 = Input::new(quants, x0, (rows, self.per_layer_model_projection.inputs()));
-        self.per_layer_model_projection.multiply(work, &x0, context)?;
+        self.per_layer_model_projection.multiply(launcher, &x0, context)?;
         self.per_layer_projection_norm.add_to(
-            work,
+            launcher,
             inputs,
             context,
             rows * self.layers,
@@ -66,11 +66,11 @@ impl DevicePerLayerEmbeddings {
         )
     }
 
-    /// The input of layer `layer`, of the rows from `first` on.
-    pub(super) fn input(&self, room: &PerLayerRoom, layer: usize, first: usize) -> Strided {
-        let (stride, inputs) = (self.layers * self.width, room.inputs.span());
+    /// The input of layer `layer` for the rows from `first` on.
+    pub(super) fn input(&self, workspace: &PerLayerWorkspace, layer: usize, first: usize) -> Strided {
+        let (stride, inputs) = (self.layers * self.width, workspace.inputs.slice());
         let start = first * stride + layer * self.width;
-        Strided { span: part(inputs, start, inputs.len()), stride }
+        Strided { slice: subslice(inputs, start, inputs.len()), stride }
     }
 }
 
@@ -82,7 +82,7 @@ pub(super) struct DevicePerLayerInput {
 
 impl DevicePerLayerInput {
     pub(super) fn upload(device: &dyn Device, name: &str, from: &PerLayerInput) -> Result<Self> {
-        let matrix = |part: &str, of| linear(device, &format!("{name}{part}"), of);
+        let matrix = |name_part: &str, of| linear(device, &format!("{name}{name_part}"), of);
         Ok(Self {
             per_layer_input_gate: matrix("per_layer_input_gate", &from.per_layer_input_gate)?,
             per_layer_projection: matrix("per_layer_projection", &from.per_layer_projection)?,
@@ -90,15 +90,21 @@ impl DevicePerLayerInput {
         })
     }
 
-    pub(super) fn forward(&self, pass: &Pass<'_>, h: Span<f32>, input: Strided, layer_scalar: f32) -> Result<()> {
-        let Pass { work, room, placed } = *pass;
-        let (rows, width) = (placed.standing.rows, self.per_layer_input_gate.outputs());
-        let (gate, gated, branch) = (room.gate.span(), room.gated.span(), room.branch.span());
-        let x = Input::new(&room.quants, h, (rows, self.per_layer_input_gate.inputs()));
-        self.per_layer_input_gate.multiply(work, &x, gate)?;
-        work.run(gelu_gate(Strided { span: gate, stride: width }, input, (rows, width), gated))?;
-        let x = Input::new(&room.quants, gated, (rows, width));
-        self.per_layer_projection.multiply(work, &x, branch)?;
-        self.post_per_layer_input_norm.add_to(work, h, branch, rows, layer_scalar)
+    pub(super) fn forward(
+        &self,
+        pass: &Pass<'_>,
+        h: DeviceSlice<f32>,
+        input: Strided,
+        layer_scalar: f32,
+    ) -> Result<()> {
+        let Pass { launcher, workspace, placed } = *pass;
+        let (rows, width) = (placed.positions.rows, self.per_layer_input_gate.outputs());
+        let (gate, gated, branch) = (workspace.gate.slice(), workspace.gated.slice(), workspace.branch.slice());
+        let x = Input::new(&workspace.quants, h, (rows, self.per_layer_input_gate.inputs()));
+        self.per_layer_input_gate.multiply(launcher, &x, gate)?;
+        launcher.run(gelu_gate(Strided { slice: gate, stride: width }, input, (rows, width), gated))?;
+        let x = Input::new(&workspace.quants, gated, (rows, width));
+        self.per_layer_projection.multiply(launcher, &x, branch)?;
+        self.post_per_layer_input_norm.add_to(launcher, h, branch, rows, layer_scalar)
     }
 }

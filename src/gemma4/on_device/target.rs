@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use foretoken_kernels::gpu::Span;
-use foretoken_kernels::gpu::positions::Stand;
-use foretoken_kernels::gpu::vocabulary::Scores;
+use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::positions::Placement;
+use foretoken_gpu::plan::vocabulary::Scores;
 
-use super::layer::{DeviceLayer, Pass};
-use super::per_layer::{DevicePerLayerEmbeddings, PerLayerRoom};
-use super::room::LayerRoom;
-use super::standing::{At, Frequencies, Places};
+use super::layer::DeviceLayer;
+use super::per_layer::{DevicePerLayerEmbeddings, PerLayerWorkspace};
+use super::positions::{Frequencies, HostPosition, PositionBuffers};
+use super::workspace::LayerWorkspace;
+use super::workspace::Pass;
 use super::{Norm, linear};
 use crate::Result;
-use crate::device::{Buffer, Device, DeviceKv, Input, Matrices, Work, part};
+use crate::device::{Buffer, Device, DeviceKv, Input, Launcher, Matrices, subslice};
 use crate::gemma4::{Target, TextConfig};
 
 pub(super) struct DeviceTarget {
@@ -26,31 +27,31 @@ pub(super) struct DeviceTarget {
     frequencies: Frequencies,
 }
 
-/// Rooms for passes of up to so many rows, of which so many results are wanted.
-pub(super) struct TargetRoom {
-    wanted: usize,
+/// Buffers for passes of up to `layers.rows` rows, of which the newest `outputs` have logits.
+pub(super) struct TargetWorkspace {
+    outputs: usize,
     h: Buffer<f32>, // (rows, hidden)
-    layers: LayerRoom,
-    per_layer: Option<PerLayerRoom>,
-    places: Places,
-    newest: Places,
-    pub(super) hidden: Buffer<f32>,       // (wanted, hidden), after the final norm
-    pub(super) logits: Buffer<f32>,       // (wanted, vocab), before the soft cap
+    layers: LayerWorkspace,
+    per_layer: Option<PerLayerWorkspace>,
+    places: PositionBuffers,
+    newest: PositionBuffers,
+    pub(super) hidden: Buffer<f32>,       // (outputs, hidden), after the final norm
+    pub(super) logits: Buffer<f32>,       // (outputs, vocab), before the soft cap
     pub(super) partial: Buffer<[u32; 2]>, // of the argmax
-    pub(super) chosen: Buffer<u32>,       // (wanted): the argmax of every row
+    pub(super) chosen: Buffer<u32>,       // (outputs): the argmax of every row
 }
 
-/// Where the rows of a pass begin, as the device has it.
+/// Start of a pass, in device memory.
 #[derive(Clone, Copy)]
-pub(super) struct Begin {
+pub(super) struct PassStart {
     /// Committed positions.
-    pub(super) length: Span<i32>,
-    /// As many more for the newest wanted rows, where not all are.
-    pub(super) newest: Span<i32>,
-    /// What is added to the length first.
-    pub(super) emitted: Option<Span<u32>>,
-    /// The position that this is.
-    pub(super) at: At,
+    pub(super) length: DeviceSlice<i32>,
+    /// Position of the first output row, if not all rows are output rows.
+    pub(super) newest: DeviceSlice<i32>,
+    /// Tokens emitted by the last round, to be added to `length` first.
+    pub(super) emitted: Option<DeviceSlice<u32>>,
+    /// The host's copy of the position after that.
+    pub(super) at: HostPosition,
 }
 
 impl DeviceTarget {
@@ -79,88 +80,89 @@ impl DeviceTarget {
         &self.config
     }
 
-    pub(super) fn room(&self, device: &dyn Device, rows: usize, wanted: usize) -> Result<TargetRoom> {
+    pub(super) fn workspace(&self, device: &dyn Device, rows: usize, outputs: usize) -> Result<TargetWorkspace> {
         let (hidden, vocab) = (self.config.hidden_size, self.lm_head.outputs());
-        Ok(TargetRoom {
-            wanted,
+        Ok(TargetWorkspace {
+            outputs,
             h: Buffer::new(device, rows * hidden)?,
-            layers: LayerRoom::new(device, &self.config, rows, hidden)?,
-            per_layer: self.per_layer.as_ref().map(|per_layer| per_layer.room(device, rows)).transpose()?,
-            places: Places::new(device, &self.frequencies, rows)?,
-            newest: Places::new(device, &self.frequencies, wanted)?,
-            hidden: Buffer::new(device, wanted * hidden)?,
-            logits: Buffer::new(device, wanted * vocab)?,
-            partial: Buffer::new(device, Scores::partial_len(wanted, vocab))?,
-            chosen: Buffer::new(device, wanted)?,
+            layers: LayerWorkspace::new(device, &self.config, rows, hidden)?,
+            per_layer: self.per_layer.as_ref().map(|per_layer| per_layer.workspace(device, rows)).transpose()?,
+            places: PositionBuffers::new(device, &self.frequencies, rows)?,
+            newest: PositionBuffers::new(device, &self.frequencies, outputs)?,
+            hidden: Buffer::new(device, outputs * hidden)?,
+            logits: Buffer::new(device, outputs * vocab)?,
+            partial: Buffer::new(device, Scores::partial_len(outputs, vocab))?,
+            chosen: Buffer::new(device, outputs)?,
         })
     }
 
     /// The scaled embeddings of `count` ids: `(count, hidden)`.
-    pub(super) fn embed(&self, work: &Work, ids: (Span<u32>, usize), y: Span<f32>) -> Result<()> {
-        self.embed_tokens.look_up(work, ids, self.scale, y)
+    pub(super) fn embed(&self, launcher: &Launcher, ids: (DeviceSlice<u32>, usize), y: DeviceSlice<f32>) -> Result<()> {
+        self.embed_tokens.embed_rows(launcher, ids, self.scale, y)
     }
 
-    /// One pass over `rows` ids, whose K and V are staged behind `begin`: the results of the newest `wanted` rows are left
-    /// in `room`.
+    /// One pass over `rows` ids, whose K and V are staged after `begin`. Hidden states and logits of the newest
+    /// `outputs` rows are written to `workspace`.
     pub(super) fn forward(
         &self,
-        work: &Work,
-        room: &TargetRoom,
+        launcher: &Launcher,
+        workspace: &TargetWorkspace,
         kv: &DeviceKv,
-        (ids, rows, wanted): (Span<u32>, usize, usize),
-        begin: &Begin,
+        (ids, rows, outputs): (DeviceSlice<u32>, usize, usize),
+        begin: &PassStart,
     ) -> Result<()> {
         let (hidden, own_kv_layers) = (self.config.hidden_size, self.config.num_own_kv_layers());
-        let mut h = part(room.h.span(), 0, rows * hidden);
-        self.embed(work, (ids, rows), h)?;
-        if let (Some(per_layer), Some(inputs)) = (&self.per_layer, &room.per_layer) {
-            per_layer.forward(work, (inputs, &room.layers.quants), (ids, rows), h)?;
+        let mut h = subslice(workspace.h.slice(), 0, rows * hidden);
+        self.embed(launcher, (ids, rows), h)?;
+        if let (Some(per_layer), Some(inputs)) = (&self.per_layer, &workspace.per_layer) {
+            per_layer.forward(launcher, (inputs, &workspace.layers.quants), (ids, rows), h)?;
         }
         let start = (begin.length, begin.emitted, begin.at);
-        let mut placed = room.places.place(work, &self.frequencies, start, (rows, Stand::Following))?;
-        let mut first = 0; // row that is still computed
+        let mut placed = workspace.places.place(launcher, &self.frequencies, start, (rows, Placement::Consecutive))?;
+        let mut first = 0; // first row still computed
         for (i, layer) in self.layers.iter().enumerate() {
-            // From here on layers write no K or V: rows that nobody wants need not be computed.
-            if i == own_kv_layers && wanted < rows {
-                if wanted == 0 {
+            // The remaining layers write no K or V: only output rows are computed.
+            if i == own_kv_layers && outputs < rows {
+                if outputs == 0 {
                     return Ok(());
                 }
-                first = rows - wanted;
-                h = part(h, first * hidden, wanted * hidden);
-                let at = At { position: begin.at.position + first, ..begin.at };
+                first = rows - outputs;
+                h = subslice(h, first * hidden, outputs * hidden);
+                let at = HostPosition { position: begin.at.position + first, ..begin.at };
                 let start = (begin.newest, None, at);
-                placed = room.newest.place(work, &self.frequencies, start, (wanted, Stand::Following))?;
+                placed =
+                    workspace.newest.place(launcher, &self.frequencies, start, (outputs, Placement::Consecutive))?;
             }
-            let input = match (&self.per_layer, &room.per_layer) {
+            let input = match (&self.per_layer, &workspace.per_layer) {
                 (Some(per_layer), Some(inputs)) => Some(per_layer.input(inputs, i, first)),
                 _ => None,
             };
-            let pass = Pass { work, room: &room.layers, placed: &placed };
+            let pass = Pass { launcher, workspace: &workspace.layers, placed: &placed };
             layer.forward(&pass, kv, i, (h, input))?;
         }
-        if wanted == 0 {
+        if outputs == 0 {
             return Ok(());
         }
-        let skipped = rows - first - wanted;
-        let h = part(h, skipped * hidden, wanted * hidden);
-        self.norm.write(work, h, wanted, room.hidden.span())?;
-        let x = Input::new(&room.layers.quants, room.hidden.span(), (wanted, hidden));
-        self.lm_head.multiply(work, &x, room.logits.span())
+        let skipped = rows - first - outputs;
+        let h = subslice(h, skipped * hidden, outputs * hidden);
+        self.norm.write(launcher, h, outputs, workspace.hidden.slice())?;
+        let x = Input::new(&workspace.layers.quants, workspace.hidden.slice(), (outputs, hidden));
+        self.lm_head.multiply(launcher, &x, workspace.logits.slice())
     }
 }
 
-impl TargetRoom {
-    /// See [`crate::device::Room::grown`].
+impl TargetWorkspace {
+    /// See [`crate::device::AttentionWorkspace::grown`].
     pub(super) fn grown(&self) -> usize {
         self.layers.attention.grown()
     }
 
-    pub(super) fn fits(&self, rows: usize, wanted: usize) -> bool {
-        rows <= self.layers.rows && wanted <= self.wanted
+    pub(super) fn fits(&self, rows: usize, outputs: usize) -> bool {
+        rows <= self.layers.rows && outputs <= self.outputs
     }
 
-    /// Rows, and wanted ones.
+    /// Capacity: rows, and output rows.
     pub(super) fn size(&self) -> (usize, usize) {
-        (self.layers.rows, self.wanted)
+        (self.layers.rows, self.outputs)
     }
 }

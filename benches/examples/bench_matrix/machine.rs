@@ -1,0 +1,88 @@
+//! Where and with what something was measured.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use foretoken::Isa;
+use foretoken_tools::repository;
+
+use crate::journal::Origin;
+
+/// This machine, and what is checked out.
+pub fn origin() -> Origin {
+    Origin { machine: machine(), commit: commit() }
+}
+
+/// Processor, memory and instruction set.
+fn machine() -> String {
+    let field = |file: &str, name: &str| {
+        let text = std::fs::read_to_string(file).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.trim_start_matches([' ', '\t', ':']).trim().to_owned())
+    };
+    let processor = field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.into());
+    let usable = std::thread::available_parallelism().map_or(1, usize::from);
+    let kilobytes = field("/proc/meminfo", "MemTotal:").and_then(|total| total.strip_suffix("kB")?.trim().parse().ok());
+    let memory = kilobytes.map_or(String::new(), |kb: f64| format!(", {:.0} GiB", kb / f64::from(1 << 20)));
+    let (isa, system) = (Isa::best().name(), std::env::consts::OS);
+    format!("{processor}, {usable} CPUs{memory}, {isa}, {system}")
+}
+
+/// The commit that is checked out, and a checksum of what the sources differ from it by; `unknown` outside of git.
+fn commit() -> String {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").arg("-C").arg(repository()).args(arguments).output().ok()?;
+        output.status.success().then_some(output.stdout)
+    };
+    let Some(head) = git(&["rev-parse", "--short=10", "HEAD"]) else { return "unknown".into() };
+    let head = String::from_utf8_lossy(&head).trim().to_owned();
+    let sources =
+        ["diff", "HEAD", "--", "src", "kernels", "gpu", "benches/examples/bench_matrix", "tools/src", "Cargo.lock"];
+    match git(&sources) {
+        Some(difference) if !difference.is_empty() => format!("{head}+{:08x}", crc32fast::hash(&difference)),
+        _ => head,
+    }
+}
+
+/// How this was called, without the executable's folder.
+pub fn command() -> String {
+    let quoted = |argument: String| match argument.contains(|c: char| c.is_whitespace() || "\"'$&|;<>()*".contains(c)) {
+        true => format!("'{}'", argument.replace('\'', "'\\''")),
+        false => argument,
+    };
+    std::iter::once("bench_matrix".into()).chain(std::env::args().skip(1).map(quoted)).collect::<Vec<_>>().join(" ")
+}
+
+/// Now, as `2026-11-21 20:15 UTC`.
+pub fn now() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let (mut year, mut day) = (1970, seconds / 86_400);
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    while day >= 365 + u64::from(leap(year)) {
+        day -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let mut month = 1;
+    for days in [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if day < days {
+            break;
+        }
+        (day, month) = (day - days, month + 1);
+    }
+    let (hour, minute) = (seconds / 3600 % 24, seconds / 60 % 60);
+    format!("{year}-{month:02}-{:02} {hour:02}:{minute:02} UTC", day + 1)
+}
+
+/// Begins to count the process's peak memory anew, where the system can.
+pub fn forget_peak() {
+    // 5 resets the mark of the resident set (proc_pid_clear_refs(5)); elsewhere the peak stays the process's.
+    let _ = std::fs::write(Path::new("/proc/self/clear_refs"), "5");
+}
+
+/// The most memory that was resident since then.
+pub fn peak_rss_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}

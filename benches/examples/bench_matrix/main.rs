@@ -1,0 +1,258 @@
+//! How fast, everywhere: `cargo run --release --example bench_matrix -- --threads 1`.
+
+mod journal;
+mod llama;
+mod machine;
+mod matrix;
+mod ours;
+mod page;
+mod plot;
+mod summary;
+mod tables;
+mod texts;
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use foretoken::WeightType;
+use foretoken_tools::demo;
+
+use journal::{Event, Journal, Origin, Record, Run};
+use llama::Llama;
+use matrix::{Cell, Kv, Mode, Plan, Prompt};
+use ours::Ours;
+
+/// Measure pairs of checkpoints with every K/V format, prompt and way to draft, and make a page of it.
+///
+/// OUT gets runs.ndjson (every measurement, as soon as it is made), results.csv and report.html. The cells of a pair are
+/// measured in turn, one run of each after the other, so that a machine whose speed drifts wrongs none of them. Called
+/// again after an interruption, it measures what is missing; other options add cells, another commit begins anew.
+///
+/// Example: bench_matrix --model e2b-target.gguf --assistant e2b-assistant.gguf --kv f16,balanced --prompts short,long,4k
+#[derive(Parser)]
+#[command(version)]
+pub struct Args {
+    /// A target's checkpoint, may be given several times; by default, the demo pair.
+    #[arg(long)]
+    model: Vec<PathBuf>,
+    /// Its assistant's, as often as --model; without any, only look-ups draft.
+    #[arg(long)]
+    assistant: Vec<PathBuf>,
+    /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...
+    #[arg(long, value_name = "TYPE", conflicts_with_all = ["llama_server", "llama_url"])]
+    quantize: Option<WeightType>,
+    /// Presets, or formats of both keys and values.
+    #[arg(long, value_delimiter = ',', default_value = "f16,balanced")]
+    kv: Vec<Kv>,
+    /// Rows of a verification, with the assistant alone; plain decoding is always measured.
+    #[arg(long, value_delimiter = ',', default_value = "2,4,6")]
+    blocks: Vec<usize>,
+    /// auto, or a list of drafters under the planner, as generate's --spec-type; may be given several times.
+    #[arg(long, value_name = "LIST", default_values = ["auto"])]
+    mixture: Vec<String>,
+    /// short (128 tokens), long (512), or tokens: 4k, 16k, 32k.
+    #[arg(long, value_delimiter = ',', default_value = "short,long")]
+    prompts: Vec<Prompt>,
+    /// Prompts of each length, which count together.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    texts: usize,
+    /// The text that prompts are cut from; by default, held-out Rust and this project's sources.
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Tokens after each prompt.
+    #[arg(long, default_value_t = 128, value_parser = at_least_two)]
+    max_tokens: usize,
+    /// Runs of every cell, of which the median counts.
+    #[arg(long, default_value_t = 5, value_parser = at_least_one)]
+    runs: usize,
+    /// Threads; by default, the physical cores.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Accept drafts by chance: RATE is the share of rounds that accept the draft, by position if several are given, as
+    /// .92,.78,.67,.57. For pairs of synthetic weights.
+    #[arg(long, value_name = "RATE,..", value_delimiter = ',')]
+    simulate_acceptance: Vec<f64>,
+    /// Folder of the results; made if it is not there.
+    #[arg(long, default_value = "target/bench_matrix")]
+    out: PathBuf,
+    /// Start this server of llama.cpp with the same target, and put its figures beside ours.
+    #[arg(long, value_name = "PATH", conflicts_with = "llama_url")]
+    llama_server: Option<PathBuf>,
+    /// Use a server of llama.cpp that is running with the same target.
+    #[arg(long, value_name = "URL")]
+    llama_url: Option<String>,
+    /// Further arguments for the server, as one string; given several times, each makes a server of its own. With
+    /// --llama-url, only what the report calls it.
+    #[arg(long, value_name = "ARGS", default_values = [""], allow_hyphen_values = true)]
+    llama_args: Vec<String>,
+    /// List the cells and what is there of them, and measure nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Measure nothing; make the page and the tables of the last commit and machine that OUT knows.
+    #[arg(long, conflicts_with = "dry_run")]
+    render: bool,
+    /// Print the results as a Markdown table.
+    #[arg(long)]
+    markdown: bool,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| *n >= 1).ok_or_else(|| "must be a number, at least 1".into())
+}
+
+/// The first token comes from the prompt's pass.
+fn at_least_two(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| *n >= 2).ok_or_else(|| "must be a number, at least 2".into())
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::ERROR).init();
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
+    let path = args.out.join("runs.ndjson");
+    if args.dry_run {
+        let text = texts::text(args.text.as_deref())?;
+        let records = if path.exists() { journal::read(&path)?.0 } else { Vec::new() };
+        let done = Done::new(&records, &machine::origin());
+        plans(&args, &text)?.iter().for_each(|plan| list(plan, &args, &done));
+        return Ok(());
+    }
+    if args.render {
+        let records = journal::read(&path)?.0;
+        let last = records.last().with_context(|| format!("{}: is empty; measure first", path.display()))?;
+        return report(&args, &records, &last.origin);
+    }
+    std::fs::create_dir_all(&args.out).with_context(|| format!("{}: cannot be made", args.out.display()))?;
+    let (mut journal, here) = (Journal::open(&path)?, machine::origin());
+    let measured = measure_all(&args, &mut journal, &here);
+    // What was measured before an error is reported all the same.
+    measured.and(report(&args, &journal.records, &here))
+}
+
+/// Everything to measure, pair by pair.
+fn plans(args: &Args, text: &str) -> Result<Vec<Plan>> {
+    let (models, assistants) = match args.model.is_empty() {
+        true => (vec![demo("target")], vec![demo("assistant")]),
+        false => (args.model.clone(), args.assistant.clone()),
+    };
+    let (of, with) = (models.len(), assistants.len());
+    ensure!(with == 0 || with == of, "{of} times --model and {with} times --assistant: give them in pairs");
+    let one = of == 1 && args.llama_args.len() == 1;
+    ensure!(one || args.llama_url.is_none(), "--llama-url: that is one server; give one --model and one --llama-args");
+    let text = crc32fast::hash(text.as_bytes());
+    let plan = |(i, model): (usize, &PathBuf)| Plan::new(args, model, assistants.get(i).map(PathBuf::as_path), text);
+    models.iter().enumerate().map(plan).collect()
+}
+
+/// The runs that count as done: those of this machine and commit.
+struct Done<'a>(Vec<&'a Run>);
+
+impl<'a> Done<'a> {
+    fn new(records: &'a [Record], here: &Origin) -> Self {
+        let own = records.iter().filter(|record| record.origin == *here);
+        Self(own.filter_map(|record| if let Event::Run(run) = &record.event { Some(run) } else { None }).collect())
+    }
+
+    fn of<'s>(&'s self, plan: &'s Plan, cell: &'s Cell) -> impl Iterator<Item = &'a Run> + 's {
+        self.0.iter().copied().filter(move |run| run.setting == plan.setting && run.cell == *cell)
+    }
+
+    /// Speculation must not change the text. (llama.cpp rounds otherwise; the report says whether its text is ours.)
+    fn check(&self, plan: &Plan, run: &Run) -> Result<()> {
+        let off = Cell { mode: matrix::OFF.into(), ..run.cell.clone() };
+        let free = !plan.setting.simulated_acceptance.is_empty() || run.cell.mode.starts_with(matrix::LLAMA);
+        let same = free || self.of(plan, &off).all(|off| off.written == run.written);
+        ensure!(same, "the text is not the one that is written without speculation");
+        Ok(())
+    }
+}
+
+fn list(plan: &Plan, args: &Args, done: &Done) {
+    println!("{}: {} cells, {} runs of each", plan.setting.pair, plan.cells.len(), args.runs);
+    for (cell, _) in &plan.cells {
+        let there = done.of(plan, cell).filter(|run| run.run <= args.runs).count();
+        println!(
+            "  {cell}{}",
+            if there > 0 { format!(": {there} of {} runs are there", args.runs) } else { String::new() }
+        );
+    }
+    plan.left_out.iter().for_each(|what| println!("  left out: {what}"));
+}
+
+fn measure_all(args: &Args, journal: &mut Journal, here: &Origin) -> Result<()> {
+    let text = texts::text(args.text.as_deref())?;
+    let plans = plans(args, &text)?;
+    let mut started = false;
+    for plan in &plans {
+        plan.left_out.iter().for_each(|what| eprintln!("{}: left out: {what}", plan.setting.pair));
+        // One pair at a time: two of the large ones do not fit most machines.
+        let (mut ours, mut servers): (Option<Ours>, HashMap<&str, Llama>) = (None, HashMap::new());
+        for run in 1..=args.runs {
+            let done = Done::new(&journal.records, here);
+            let is_missing = |(cell, _): &&(Cell, Mode)| !done.of(plan, cell).any(|other| other.run == run);
+            let missing: Vec<_> = plan.cells.iter().filter(is_missing).collect();
+            if missing.is_empty() {
+                continue;
+            }
+            let record = |event| Record { origin: here.clone(), event };
+            if !std::mem::replace(&mut started, true) {
+                journal.append(record(Event::Start { command: machine::command(), time: machine::now() }))?;
+            }
+            let ours = match &mut ours {
+                Some(ours) => ours,
+                none => none.insert(Ours::load(args, plan, &text)?),
+            };
+            let turn = ours.turn(run)?;
+            journal.append(record(Event::Turn(turn.clone())))?;
+            for (cell, mode) in missing {
+                let named = || format!("{}, {cell}, run {run}", plan.setting.pair);
+                let mut measure = || match mode {
+                    Mode::Ours { kv, speculation } => ours.run(cell, kv, speculation, &turn),
+                    Mode::Llama { arguments } => {
+                        let prompts = ours.prompts(cell.prompt)?;
+                        let server = match servers.entry(arguments) {
+                            Entry::Occupied(server) => server.into_mut(),
+                            Entry::Vacant(none) => none.insert(Llama::new(args, plan, arguments)?),
+                        };
+                        server.run(cell, &prompts, plan, run)
+                    }
+                };
+                let measured = measure().with_context(named)?;
+                Done::new(&journal.records, here).check(plan, &measured).with_context(named)?;
+                eprintln!("{}: {:.1} tokens/s", named(), measured.tokens_per_second);
+                journal.append(record(Event::Run(measured)))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Writes the tables and the page of what is known of a machine and commit.
+fn report(args: &Args, records: &[Record], origin: &Origin) -> Result<()> {
+    let records: Vec<&Record> = records.iter().filter(|record| record.origin == *origin).collect();
+    if !records.iter().any(|record| matches!(record.event, Event::Run(_))) {
+        return Ok(());
+    }
+    let sections = summary::sections(&records);
+    write(&args.out.join("results.csv"), &tables::csv(origin, &records, &sections))?;
+    let page = args.out.join("report.html");
+    write(&page, &page::page(origin, &records, &sections))?;
+    if args.markdown {
+        print!("{}", tables::markdown(&sections));
+    }
+    eprintln!("{}", page.display());
+    Ok(())
+}
+
+/// Replaces a file when its new contents are complete.
+fn write(path: &Path, contents: &str) -> Result<()> {
+    let aside = path.with_extension("partial");
+    let written = std::fs::write(&aside, contents).and_then(|()| std::fs::rename(&aside, path));
+    written.with_context(|| path.display().to_string())
+}

@@ -1,0 +1,252 @@
+//! What is measured: every prompt with every K/V format in every mode.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::UNIX_EPOCH;
+
+use anyhow::{Context, Result, ensure};
+use foretoken::checkpoint::Checkpoint;
+use foretoken::kv::{KvFormat, KvOptions, KvPreset};
+use foretoken::speculative::{DrafterOptions, Drafters};
+use foretoken::{MtpOptions, Speculation, SpeculationOptions};
+use serde::{Deserialize, Serialize};
+
+use crate::Args;
+
+/// The mode that the others are compared with.
+pub const OFF: &str = "off";
+/// How modes of llama.cpp's server begin.
+pub const LLAMA: &str = "llama.cpp";
+
+/// What figures must have in common to be compared.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Setting {
+    pub pair: String,
+    /// Size of the checkpoints, and when they last changed (seconds since 1970): under a known name may lie another pair.
+    pub bytes: u64,
+    pub changed: u64,
+    pub quantize: Option<String>,
+    /// `None`: the physical cores.
+    pub threads: Option<usize>,
+    /// Tokens after each prompt.
+    pub max_tokens: usize,
+    /// Prompts of each length.
+    pub texts: usize,
+    /// A checksum of the text that the prompts are of.
+    pub text: u32,
+    /// By position; empty if the target accepts.
+    pub simulated_acceptance: Vec<f64>,
+}
+
+/// One place in the matrix.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cell {
+    pub prompt: Prompt,
+    pub kv: String,
+    pub mode: String,
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, K/V {}, {}", self.prompt, self.kv, self.mode)
+    }
+}
+
+/// A prompt of so many tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Prompt(pub usize);
+
+impl FromStr for Prompt {
+    type Err = String;
+
+    /// `short`, `long`, or tokens: `4096` or `4k`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let lower = text.to_ascii_lowercase();
+        let tokens = match (lower.as_str(), lower.strip_suffix('k')) {
+            ("short", _) => Some(128),
+            ("long", _) => Some(512),
+            (_, Some(thousands)) => thousands.parse::<usize>().ok().and_then(|n| n.checked_mul(1024)),
+            (tokens, None) => tokens.parse().ok(),
+        };
+        let tokens = tokens.filter(|tokens| (2..=1 << 24).contains(tokens));
+        tokens.map(Prompt).ok_or_else(|| format!("{text:?} is no prompt; give short, long, or tokens as 4096 or 4k"))
+    }
+}
+
+impl fmt::Display for Prompt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            128 => f.write_str("short (128 tokens)"),
+            512 => f.write_str("long (512 tokens)"),
+            tokens if tokens.is_multiple_of(1024) => write!(f, "{} K deep", tokens / 1024),
+            tokens => write!(f, "{tokens} tokens"),
+        }
+    }
+}
+
+/// A way to keep K and V: a preset, or one format for both.
+#[derive(Clone, Debug)]
+pub struct Kv {
+    pub name: String,
+    pub options: KvOptions,
+}
+
+impl FromStr for Kv {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let options = match name.parse::<KvPreset>() {
+            Ok(preset) => preset.into(),
+            Err(_) => {
+                let format: KvFormat = name.parse().map_err(|problem| {
+                    let presets = KvPreset::ALL.map(KvPreset::name).join(", ");
+                    format!("{problem}; presets are {presets}")
+                })?;
+                KvOptions { key: format, value: format, ..KvOptions::default() }
+            }
+        };
+        Ok(Self { name: name.into(), options })
+    }
+}
+
+/// Who computes a cell, and how.
+#[derive(Clone, Debug)]
+pub enum Mode {
+    Ours {
+        kv: KvOptions,
+        speculation: Speculation,
+    },
+    /// A server of llama.cpp that was started with these arguments.
+    Llama {
+        arguments: String,
+    },
+}
+
+/// A pair and everything that is measured with it.
+pub struct Plan {
+    pub model: PathBuf,
+    pub assistant: Option<PathBuf>,
+    pub setting: Setting,
+    pub cells: Vec<(Cell, Mode)>,
+    /// What is left out, and why.
+    pub left_out: Vec<String>,
+}
+
+impl Plan {
+    /// # Errors
+    /// If a checkpoint or the server is missing, or cannot be what it is given for.
+    pub fn new(args: &Args, model: &Path, assistant: Option<&Path>, text: u32) -> Result<Self> {
+        let config = Checkpoint::open(model)?.target_config()?;
+        if let Some(assistant) = assistant {
+            Checkpoint::open(assistant)?.assistant_config()?;
+        }
+        if let Some(server) = &args.llama_server {
+            ensure!(server.exists(), "{}: is missing; give the path of llama.cpp's llama-server", server.display());
+            let (remedy, name) = ("cargo run --release --example convert", model.display());
+            ensure!(!model.is_dir(), "{name}: llama.cpp reads GGUF files; make one: {remedy} -- {name} FILE.gguf");
+        }
+        let (mut bytes, mut changed) = (0, 0);
+        for path in [Some(model), assistant].into_iter().flatten() {
+            let (size, time) = size_and_time(path).with_context(|| path.display().to_string())?;
+            (bytes, changed) = (bytes + size, changed.max(time));
+        }
+        let setting = Setting {
+            pair: pair_name(model),
+            bytes,
+            changed,
+            quantize: args.quantize.map(|weight_type| weight_type.name().into()),
+            threads: args.threads,
+            max_tokens: args.max_tokens,
+            texts: args.texts,
+            text,
+            simulated_acceptance: args.simulate_acceptance.clone(),
+        };
+        let (model, assistant) = (model.to_owned(), assistant.map(Path::to_owned));
+        let mut plan = Self { model, assistant, setting, cells: Vec::new(), left_out: Vec::new() };
+        for prompt in &args.prompts {
+            let (needed, most) = (prompt.0 + args.max_tokens, config.max_position_embeddings);
+            if needed > most {
+                plan.left_out.push(format!("{prompt}: {needed} positions, the model was made for {most}"));
+                continue;
+            }
+            for kv in &args.kv {
+                for (mode, speculation) in modes(args)? {
+                    let cell = Cell { prompt: *prompt, kv: kv.name.clone(), mode };
+                    let options = KvOptions { max_context: Some(needed), ..kv.options.clone() };
+                    plan.add(cell, Mode::Ours { kv: options, speculation });
+                }
+            }
+            let servers = args.llama_server.is_some() || args.llama_url.is_some();
+            for arguments in args.llama_args.iter().filter(|_| servers) {
+                // Its cache is f16 unless its own arguments say otherwise, which are then part of the name.
+                let exact = args.kv.iter().find(|kv| kv.options == KvOptions::default());
+                let kv = exact.map_or("f16", |kv| kv.name.as_str()).to_owned();
+                let cell = Cell { prompt: *prompt, kv, mode: llama_name(arguments) };
+                plan.add(cell, Mode::Llama { arguments: arguments.clone() });
+            }
+        }
+        Ok(plan)
+    }
+
+    fn add(&mut self, cell: Cell, mode: Mode) {
+        let drafts = match &mode {
+            Mode::Ours { speculation: Speculation::Mtp(_), .. } => true,
+            Mode::Ours { speculation: Speculation::With(options), .. } => match &options.drafters {
+                Drafters::Priority(list) | Drafters::Best(list) => list.contains(&DrafterOptions::Mtp),
+                _ => false,
+            },
+            _ => false,
+        };
+        if drafts && self.assistant.is_none() {
+            self.left_out.push(format!("{cell}: there is no assistant"));
+        } else if !self.cells.iter().any(|(other, _)| *other == cell) {
+            self.cells.push((cell, mode));
+        }
+    }
+}
+
+/// The modes in order, the one that the others are compared with first.
+fn modes(args: &Args) -> Result<Vec<(String, Speculation)>> {
+    let mut modes = vec![(OFF.to_owned(), Speculation::Off)];
+    for rows in &args.blocks {
+        ensure!((2..=64).contains(rows), "--blocks: {rows}: a block has 2 to 64 rows");
+        let speculation = Speculation::Mtp(MtpOptions { block_size: *rows, ..MtpOptions::default() });
+        modes.push((format!("B = {rows}"), speculation));
+    }
+    for name in &args.mixture {
+        let drafters = name.parse().with_context(|| format!("--mixture {name}"))?;
+        modes.push((name.clone(), Speculation::With(SpeculationOptions { drafters, ..SpeculationOptions::default() })));
+    }
+    Ok(modes)
+}
+
+/// llama.cpp with arguments, of paths the last part.
+fn llama_name(arguments: &str) -> String {
+    let short = |word: &str| word.rsplit('/').next().unwrap_or_default().to_owned();
+    std::iter::once(LLAMA.into()).chain(arguments.split_whitespace().map(short)).collect::<Vec<_>>().join(" ")
+}
+
+/// What people call the pair: the target's name, without what says that it is one.
+fn pair_name(model: &Path) -> String {
+    let name = |path: &Path| path.file_stem().map(|name| name.to_string_lossy().into_owned());
+    let own = name(model).unwrap_or_default();
+    let own = if own == "target" { model.parent().and_then(name).unwrap_or(own) } else { own };
+    own.strip_suffix("-target").map_or(own.clone(), str::to_owned)
+}
+
+/// Bytes in a file, or in a directory's files, and when they last changed.
+fn size_and_time(path: &Path) -> std::io::Result<(u64, u64)> {
+    if path.is_dir() {
+        let files = std::fs::read_dir(path)?.collect::<Result<Vec<_>, _>>()?;
+        let all = files.iter().map(|file| file.path()).filter(|path| path.is_file());
+        return all.map(|path| size_and_time(&path)).try_fold((0, 0), |(bytes, changed), one| {
+            let (size, time) = one?;
+            Ok((bytes + size, changed.max(time)))
+        });
+    }
+    let file = std::fs::metadata(path)?;
+    let changed = file.modified()?.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    Ok((file.len(), changed))
+}

@@ -1,0 +1,173 @@
+//! What the runs amount to: medians, and how far the runs are apart.
+
+use crate::journal::{Event, Record, Run, Turn};
+use crate::matrix::{Cell, LLAMA, OFF, Setting};
+use foretoken_tools::measure::median;
+
+/// The median of some values, the least and the greatest.
+#[derive(Clone, Copy, Debug)]
+pub struct Spread {
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Spread {
+    /// `None` of no values.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let values: Vec<f64> = values.into_iter().collect();
+        let (min, max) = (values.iter().copied().reduce(f64::min)?, values.iter().copied().reduce(f64::max)?);
+        Some(Self { median: median(values), min, max })
+    }
+}
+
+/// All that was measured with one pair in one setting.
+pub struct Section<'a> {
+    pub setting: &'a Setting,
+    pub turns: Vec<&'a Turn>,
+    /// By prompt, K/V and mode.
+    pub rows: Vec<Row<'a>>,
+}
+
+/// A cell's runs.
+pub struct Row<'a> {
+    pub cell: &'a Cell,
+    pub runs: Vec<&'a Run>,
+    pub speed: Spread,
+    /// Against off in the same run, if that was measured.
+    pub speedup: Option<Spread>,
+    /// Whether it is the text that off writes.
+    pub same_text: Option<bool>,
+}
+
+impl Row<'_> {
+    /// How a figure of the runs spreads; `None` if no run has it.
+    pub fn spread(&self, figure: impl Fn(&Run) -> Option<f64>) -> Option<Spread> {
+        Spread::of(self.runs.iter().filter_map(|run| figure(run)))
+    }
+
+    /// Accepted tokens per drafted one.
+    pub fn acceptance(&self) -> Option<Spread> {
+        self.spread(|run| (run.drafted > 0).then(|| run.accepted as f64 / run.drafted as f64))
+    }
+
+    /// The same for each place in a draft, of the runs that drafted enough there for a share to say something.
+    pub fn acceptance_at(&self) -> Vec<Spread> {
+        const ENOUGH: usize = 5;
+        let share = |run: &Run, place: usize| {
+            let drafted = run.drafted_at.get(place).copied().filter(|drafted| *drafted >= ENOUGH)?;
+            Some(run.accepted_at.get(place).copied().unwrap_or(0) as f64 / drafted as f64)
+        };
+        (0..).map_while(|place| self.spread(|run| share(run, place))).collect()
+    }
+
+    /// Whether this is the plain decoding that the others are compared with.
+    pub fn is_off(&self) -> bool {
+        self.cell.mode == OFF
+    }
+
+    /// Whether llama.cpp computed it.
+    pub fn is_llama(&self) -> bool {
+        self.cell.mode.starts_with(LLAMA)
+    }
+}
+
+impl<'a> Section<'a> {
+    /// What the machine read at best, in GB/s, over the turns.
+    pub fn read(&self) -> Option<Spread> {
+        Spread::of(self.turns.iter().filter_map(|turn| turn.read_gb_per_second))
+    }
+
+    /// v(B): what verifying so many rows costs in single steps.
+    pub fn curve(&self) -> Vec<(usize, Spread)> {
+        let Some(first) = self.turns.first() else { return Vec::new() };
+        let rows = first.verify_ms.iter().map(|(rows, _)| *rows);
+        let v = |turn: &Turn, rows: usize| {
+            let ms = |rows| turn.verify_ms.iter().find(|(other, _)| *other == rows).map(|(_, ms)| *ms);
+            Some(ms(rows)? / ms(1)?)
+        };
+        rows.filter_map(|rows| Some((rows, Spread::of(self.turns.iter().filter_map(|turn| v(turn, rows)))?))).collect()
+    }
+
+    /// The rows by prompt and K/V.
+    pub fn groups(&self) -> impl Iterator<Item = &[Row<'a>]> {
+        self.rows.chunk_by(|a, b| a.cell.prompt == b.cell.prompt && a.cell.kv == b.cell.kv)
+    }
+
+    /// The modes of all rows, each once, in their order.
+    pub fn modes(&self) -> Vec<&'a str> {
+        let mut modes: Vec<&str> = Vec::new();
+        for row in &self.rows {
+            if !modes.contains(&row.cell.mode.as_str()) {
+                modes.push(&row.cell.mode);
+            }
+        }
+        modes.sort_by_key(|mode| rank(mode));
+        modes
+    }
+}
+
+/// Off first, then blocks by their size, then the planner's modes, then llama.cpp.
+fn rank(mode: &str) -> usize {
+    let rows = mode.strip_prefix("B = ").and_then(|rows| rows.parse().ok());
+    match rows {
+        _ if mode == OFF => 0,
+        Some(rows) => rows,
+        None if mode == "auto" => 1 << 20,
+        None if !mode.starts_with(LLAMA) => 1 << 21,
+        None => 1 << 22,
+    }
+}
+
+/// What the records say, pair by pair in the order in which they were measured.
+pub fn sections<'a>(records: &[&'a Record]) -> Vec<Section<'a>> {
+    let mut sections: Vec<Section> = Vec::new();
+    let mut cells: Vec<Vec<(&Cell, Vec<&Run>)>> = Vec::new();
+    for record in records {
+        let setting = match &record.event {
+            Event::Start { .. } => continue,
+            Event::Turn(turn) => &turn.setting,
+            Event::Run(run) => &run.setting,
+        };
+        let at = sections.iter().position(|section| section.setting == setting).unwrap_or_else(|| {
+            sections.push(Section { setting, turns: Vec::new(), rows: Vec::new() });
+            cells.push(Vec::new());
+            sections.len() - 1
+        });
+        match &record.event {
+            Event::Turn(turn) => sections[at].turns.push(turn),
+            Event::Run(run) => match cells[at].iter_mut().find(|(cell, _)| **cell == run.cell) {
+                Some((_, runs)) => runs.push(run),
+                None => cells[at].push((&run.cell, vec![run])),
+            },
+            Event::Start { .. } => {}
+        }
+    }
+    for (section, cells) in sections.iter_mut().zip(cells) {
+        let kv_order: Vec<&str> = cells.iter().map(|(cell, _)| cell.kv.as_str()).collect();
+        section.rows = cells.iter().filter_map(|(cell, runs)| row(cell, runs, &cells)).collect();
+        let kv_rank = |kv: &str| kv_order.iter().position(|other| *other == kv);
+        section.rows.sort_by_key(|row| (row.cell.prompt.0, kv_rank(&row.cell.kv), rank(&row.cell.mode)));
+    }
+    sections
+}
+
+fn row<'a>(cell: &'a Cell, runs: &[&'a Run], cells: &[(&'a Cell, Vec<&'a Run>)]) -> Option<Row<'a>> {
+    let of_off = |other: &Cell| other.mode == OFF && other.prompt == cell.prompt && other.kv == cell.kv;
+    let off = cells.iter().find(|(other, _)| of_off(other)).map_or(&[][..], |(_, runs)| runs);
+    // The quotient within a run, because the machine's speed drifts from run to run.
+    let quotient = |run: &&Run| {
+        let off = off.iter().find(|off| off.run == run.run)?;
+        Some(run.tokens_per_second / off.tokens_per_second)
+    };
+    Some(Row {
+        cell,
+        runs: runs.to_vec(),
+        speed: Spread::of(runs.iter().map(|run| run.tokens_per_second))?,
+        speedup: Spread::of(runs.iter().filter_map(quotient)),
+        same_text: off
+            .first()
+            .filter(|_| runs.iter().all(|run| !run.written.is_empty()))
+            .map(|off| runs.iter().all(|run| run.written == off.written)),
+    })
+}

@@ -1,0 +1,42 @@
+//! The prompts.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use foretoken::Engine;
+use foretoken_tools::{demo, measure, repository};
+
+use crate::matrix::Prompt;
+
+/// The text that prompts are cut from: a file, or the demo pair's held-out prompts and then this project's sources.
+pub fn text(path: Option<&Path>) -> Result<String> {
+    let read = |path: &Path| std::fs::read_to_string(path).with_context(|| path.display().to_string());
+    if let Some(path) = path {
+        return read(path);
+    }
+    let prompts: Vec<String> = serde_json::from_str(&read(&demo("prompts.json"))?)?;
+    let mut text = prompts.concat();
+    for folder in ["src/gemma4", "src/speculative", "src/checkpoint", "kernels/src/quant"] {
+        let mut files: Vec<_> =
+            std::fs::read_dir(repository().join(folder))?.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        files.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+        files.sort();
+        for path in files {
+            text += &read(&path)?;
+        }
+    }
+    Ok(text)
+}
+
+/// The first `count` prompts of a length: one piece of the text after the other, each behind the token that texts begin
+/// with. Of a checkpoint without a tokenizer: ids that mean nothing.
+pub fn prompts(engine: &Engine, text: &str, prompt: Prompt, count: usize) -> Result<Vec<Vec<u32>>> {
+    let own = prompt.0 - 1;
+    let ids = match engine.tokenizer() {
+        Ok(tokenizer) => tokenizer.encode(text)?,
+        Err(_) => measure::ids(engine, 1 + count * own),
+    };
+    let (has, needs) = (ids.len(), 1 + count * own);
+    ensure!(has >= needs, "the text has {has} tokens, {count} of {prompt} need {needs}; give a longer --text");
+    Ok(ids[1..].chunks_exact(own).take(count).map(|piece| [&ids[..1], piece].concat()).collect())
+}

@@ -1,0 +1,259 @@
+//! What a K/V format costs in quality: `cargo run --release --example kv_quality`.
+
+mod plot;
+mod synthetic;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use foretoken::kv::{CodeFormat, ExactZones, KvCache, KvFormat, KvOptions, KvPreset};
+use foretoken::nn::F32View;
+use foretoken::{
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, SessionOptions, Speculation, Statistics,
+    Stop,
+};
+use foretoken::{Model, OutputRows};
+use foretoken_tools::{demo, repository};
+
+/// Read a text with every K/V format side by side and compare the next-token distributions with those over exact K/V.
+///
+/// Every position is computed as decoding computes it: what it reads of K and V is what one more generated token would.
+///
+/// Example: kv_quality --model google/gemma-4-E2B-it --text book.txt --tokens 8192 --csv kv.csv --svg kv.svg
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// The target's checkpoint; by default, the demo pair.
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// The assistant's checkpoint; with one, its acceptance is measured too.
+    #[arg(long)]
+    assistant: Option<PathBuf>,
+    /// A text file; by default, this project's own sources.
+    #[arg(long)]
+    text: Option<PathBuf>,
+    /// Tokens to read.
+    #[arg(long, default_value_t = 4096)]
+    tokens: usize,
+    /// Tokens to generate for the acceptance, in pieces of 64 after prompts from the text.
+    #[arg(long, default_value_t = 2048)]
+    generate: usize,
+    /// Of the ways to keep K and V, only these presets and formats; exact K/V is always there.
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..")]
+    only: Vec<String>,
+    /// No checkpoint: quantization errors on synthetic rows (Gaussian, biased, heavy-tailed, drifting).
+    #[arg(long)]
+    synthetic: bool,
+    /// Write the table as CSV.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Plot the divergence against the size.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// One way to keep K and V, and what it did.
+struct Case {
+    name: String,
+    options: KvOptions,
+    /// Divergence from exact K/V at every position, in nats.
+    divergences: Vec<f64>,
+    /// Positions whose most probable token is that of exact K/V.
+    same_best: usize,
+    bits: f64,
+    acceptance: Option<f64>,
+}
+
+fn main() -> ExitCode {
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
+    if args.synthetic {
+        return synthetic::print();
+    }
+    let engine = Engine::load(&EngineOptions {
+        assistant: args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant"))),
+        ..EngineOptions::new(args.model.clone().unwrap_or_else(|| demo("target")))
+    })?;
+    let ids = engine.tokenizer()?.encode(&text(args.text.as_deref())?)?;
+    ensure!(ids.len() >= args.tokens, "the text has {} tokens, --tokens asks for {}", ids.len(), args.tokens);
+
+    let mut cases = cases();
+    if let Some(unknown) = args.only.iter().find(|name| cases.iter().all(|case| case.name != **name)) {
+        let names: Vec<_> = cases.iter().map(|case| &case.name[..]).collect();
+        bail!("--only {unknown}: there are {}", names.join("; "));
+    }
+    if !args.only.is_empty() {
+        cases.retain(|case| case.name == KvPreset::Exact.name() || args.only.contains(&case.name));
+    }
+    read(&engine, &ids[..args.tokens], &mut cases)?;
+    if engine.assistant().is_some() {
+        for case in &mut cases {
+            case.acceptance = Some(acceptance(&engine, &ids, case.options.clone(), args.generate)?);
+        }
+    }
+    print(&cases);
+    if let Some(path) = &args.csv {
+        std::fs::write(path, csv(&cases)).with_context(|| path.display().to_string())?;
+    }
+    if let Some(path) = &args.svg {
+        plot::divergence_by_size(path, &cases)?;
+    }
+    Ok(())
+}
+
+/// The text to read: a file, or this project's sources in a fixed order.
+fn text(path: Option<&Path>) -> Result<String> {
+    if let Some(path) = path {
+        return std::fs::read_to_string(path).with_context(|| path.display().to_string());
+    }
+    let mut files = Vec::new();
+    for folder in ["src/gemma4", "src/speculative", "src/checkpoint", "kernels/src/quant"] {
+        let folder = repository().join(folder);
+        files.extend(std::fs::read_dir(folder)?.filter_map(|entry| Some(entry.ok()?.path())));
+    }
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    files.sort();
+    files.iter().map(|path| Ok(std::fs::read_to_string(path)?)).collect()
+}
+
+/// Exact K/V first, which the others are compared with; presets; every format; and what each part of `balanced` buys.
+fn cases() -> Vec<Case> {
+    let case = |name: String, options: KvOptions| Case {
+        name,
+        options,
+        divergences: Vec::new(),
+        same_best: 0,
+        bits: 0.0,
+        acceptance: None,
+    };
+    let mut cases: Vec<_> =
+        KvPreset::ALL.iter().map(|preset| case(preset.name().into(), KvOptions::from(*preset))).collect();
+    for format in CodeFormat::ALL.map(KvFormat::from) {
+        let options = KvOptions { key: format, value: format, ..KvOptions::default() };
+        cases.push(case(format.to_string(), options));
+    }
+    let balanced = KvOptions::from(KvPreset::Balanced);
+    let zones = balanced.exact;
+    for (name, exact) in [
+        ("balanced, no exact head", ExactZones { head: 0, ..zones }),
+        ("balanced, no exact tail", ExactZones { tail: 0, ..zones }),
+        ("balanced, neither", ExactZones { head: 0, tail: 0, ..zones }),
+    ] {
+        cases.push(case(name.into(), KvOptions { exact, ..balanced.clone() }));
+    }
+    let neither = ExactZones { head: 0, tail: 0, ..zones };
+    for format in [CodeFormat::Tqc4, CodeFormat::Turbo4] {
+        let name = format!("{}, no exact zones", format.name());
+        cases.push(case(
+            name,
+            KvOptions { key: format.into(), value: format.into(), exact: neither, ..balanced.clone() },
+        ));
+    }
+    cases
+}
+
+/// Runs the target over `ids` with every case's cache in step.
+fn read(engine: &Engine, ids: &[u32], cases: &mut [Case]) -> Result<()> {
+    /// Rows per pass: their bits are those of single steps, whatever their number.
+    const ROWS: usize = 64;
+    let target = engine.gemma4().context("a Gemma 4")?;
+    let context = target.max_position_embeddings();
+    let new = |case: &Case| KvCache::new(target.kv_layout(), &case.options, context, Isa::best());
+    let mut caches: Vec<_> = cases.iter().map(new).collect::<foretoken::Result<_>>()?;
+    for chunk in ids.chunks(ROWS) {
+        let mut exact: Vec<f64> = Vec::new();
+        for (case, cache) in cases.iter_mut().zip(&mut caches) {
+            let round = cache.begin_round(chunk.len())?;
+            let output = target.forward_one(chunk, round, OutputRows::All, chunk.len())?;
+            let logits = F32View::new(&output.logits)?;
+            let vocab = logits.len() / chunk.len();
+            let log_probs: Vec<f64> = logits.chunks_exact(vocab).flat_map(log_softmax).collect();
+            if exact.is_empty() {
+                exact.clone_from(&log_probs);
+            }
+            for (want, got) in exact.chunks_exact(vocab).zip(log_probs.chunks_exact(vocab)) {
+                let divergence: f64 = want.iter().zip(got).map(|(p, q)| p.exp() * (p - q)).sum();
+                case.divergences.push(divergence.max(0.0));
+                case.same_best += usize::from(best(want) == best(got));
+            }
+        }
+    }
+    let values: usize = target
+        .kv_layout()
+        .stores
+        .iter()
+        .filter(|store| store.window.is_none())
+        .fold(0, |n, store| n + 2 * store.num_kv_heads * store.head_dim);
+    for (case, cache) in cases.iter_mut().zip(&caches) {
+        case.bits = 8.0 * cache.bytes_per_token() as f64 / values as f64;
+    }
+    Ok(())
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|x| f64::from(x - largest).exp()).sum();
+    logits.iter().map(|x| f64::from(x - largest) - sum.ln()).collect()
+}
+
+fn best(log_probs: &[f64]) -> Option<usize> {
+    (0..log_probs.len()).max_by(|a, b| log_probs[*a].total_cmp(&log_probs[*b]))
+}
+
+/// Accepted tokens per drafted one, in generations of 64 tokens after prompts of 2 to 4 thousand tokens.
+fn acceptance(engine: &Engine, ids: &[u32], kv: KvOptions, tokens: usize) -> Result<f64> {
+    const PIECE: usize = 64;
+    let mut total = Statistics::default();
+    let pieces = tokens.div_ceil(PIECE);
+    let longest = 4096.min(ids.len());
+    for piece in 0..pieces {
+        let len = longest / 2 + longest / 2 * piece / pieces;
+        let mut session = engine.session(&SessionOptions { kv: kv.clone() })?;
+        let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+        let speculation = Speculation::Mtp(MtpOptions::default());
+        let options = GenerateOptions { max_tokens: PIECE, stop, speculation, ..GenerateOptions::default() };
+        let mut generation = session.generate(&ids[..len], &options)?;
+        generation.by_ref().try_for_each(|piece| piece.map(drop))?;
+        total.add(generation.statistics());
+    }
+    Ok(total.acceptance_rate())
+}
+
+/// Median, mean and 99.9 % of the positions.
+fn summary(case: &Case) -> [f64; 3] {
+    let mut sorted = case.divergences.clone();
+    sorted.sort_by(f64::total_cmp);
+    let at = |part: f64| sorted[((sorted.len() - 1) as f64 * part) as usize];
+    [at(0.5), sorted.iter().sum::<f64>() / sorted.len() as f64, at(0.999)]
+}
+
+fn print(cases: &[Case]) {
+    println!(
+        "{:<26} {:>6} {:>10} {:>10} {:>10} {:>8} {:>8}",
+        "K/V", "bits", "median", "mean", "99.9 %", "same", "accept"
+    );
+    for case in cases {
+        let [median, mean, tail] = summary(case);
+        let same = 100.0 * case.same_best as f64 / case.divergences.len() as f64;
+        let acceptance = case.acceptance.map_or("-".into(), |rate| format!("{:.1} %", 100.0 * rate));
+        println!(
+            "{:<26} {:>6.3} {median:>10.2e} {mean:>10.2e} {tail:>10.2e} {same:>6.2} % {acceptance:>8}",
+            case.name, case.bits
+        );
+    }
+}
+
+fn csv(cases: &[Case]) -> String {
+    let mut csv = String::from("name,bits_per_value,median_kld,mean_kld,kld_99_9,same_top_1,acceptance\n");
+    for case in cases {
+        let [median, mean, tail] = summary(case);
+        let same = case.same_best as f64 / case.divergences.len() as f64;
+        let acceptance = case.acceptance.map_or(String::new(), |rate| rate.to_string());
+        csv += &format!("\"{}\",{},{median},{mean},{tail},{same},{acceptance}\n", case.name, case.bits);
+    }
+    csv
+}

@@ -1,0 +1,75 @@
+// The CUDA dialect of `shaders/device.h`.
+#pragma once
+
+#define DEVICE
+#define CONSTANT
+#define THREADGROUP
+#define THREAD
+#define INLINE __device__ __forceinline__
+#define CONSTEXPR constexpr
+
+typedef unsigned long long u64;
+
+#ifndef FORETOKEN_EMULATED
+
+#define AT(index) (index)
+#define KERNEL(name, Params, threads, blocks, ...)                                                                  \
+    INLINE void name##_body(const Params& p, __VA_ARGS__& s, Thread self);                                          \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Params p) {          \
+        __shared__ __VA_ARGS__ s;                                                                                   \
+        Thread self = {int(threadIdx.x), int(threadIdx.x % 32), int(threadIdx.x / 32), int(blockDim.x / 32),        \
+                       int(blockIdx.x), int(blockIdx.y), int(blockIdx.z)};                                          \
+        name##_body(p, s, self);                                                                                    \
+    }                                                                                                               \
+    INLINE void name##_body(const Params& p, __VA_ARGS__& s, Thread self)
+
+INLINE float half_to_float(unsigned short bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+}
+INLINE unsigned short float_to_half(float x) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+
+// By tensor cores; columns of zeros cost nothing extra. `shaders/device.h` draws the fragments.
+INLINE void mma_k32(int (&c)[4], const unsigned (&a)[4], uint2 b, int t, int live) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+}
+INLINE void mma_k16(int (&c)[4], const unsigned (&a)[2], unsigned b, int t, int live) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
+#endif
+
+INLINE float mul(float a, float b) { return __fmul_rn(a, b); }
+INLINE float add(float a, float b) { return __fadd_rn(a, b); }
+INLINE float sub(float a, float b) { return __fsub_rn(a, b); }
+INLINE float float_of(unsigned bits) { return __uint_as_float(bits); }
+INLINE unsigned bits_of(float x) { return __float_as_uint(x); }
+
+typedef double Wide;
+INLINE Wide wide(float x) { return x; }
+INLINE float narrow(Wide x) { return float(x); }
+INLINE Wide mul(Wide a, Wide b) { return __dmul_rn(a, b); }
+INLINE Wide add(Wide a, Wide b) { return __dadd_rn(a, b); }
+
+INLINE void barrier() { __syncthreads(); }
+INLINE void warp_barrier() { __syncwarp(); }
+template <class T>
+INLINE T shuffle(T x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+template <class T>
+INLINE T shuffle_xor(T x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+INLINE unsigned warp_ballot(bool x) { return __ballot_sync(0xffffffffu, x); }
+INLINE void atomic_min(unsigned* at, unsigned x) { atomicMin(at, x); }
+
+CONSTEXPR bool PERMUTES = true;
+INLINE unsigned permute_bytes(unsigned a, unsigned b, unsigned selector) { return __byte_perm(a, b, selector); }
+INLINE int dp2a_lo(int a, int b, int c) { return __dp2a_lo(a, b, c); }
+INLINE int dp2a_hi(int a, int b, int c) { return __dp2a_hi(a, b, c); }

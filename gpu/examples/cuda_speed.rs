@@ -1,0 +1,195 @@
+//! Speed of the CUDA kernels on this device: products by type, shape and rows, attention by format, depth and rows.
+//!
+//! ```text
+//! cargo run --release -p foretoken-gpu --features cuda --example cuda_speed
+//! ```
+//!
+//! A line per measurement: microseconds per launch in a replayed graph, and gigabytes of weights or K/V per second. Weights
+//! alternate over more memory than the second-level cache.
+
+#[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
+fn main() {
+    if let Err(error) = measure::all() {
+        eprintln!("{error}");
+        std::process::exit(1);
+    }
+}
+
+#[cfg(not(any(feature = "cuda", feature = "cuda-prebuilt")))]
+fn main() {
+    eprintln!("built without the feature `cuda`: add --features cuda");
+}
+
+#[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
+mod measure {
+    use std::error::Error;
+    use std::time::Instant;
+
+    use foretoken_gpu::cuda::{Buffer, CudaError, Device, Recorder, Stream};
+    use foretoken_gpu::plan::attention::{
+        ExactKv, QuantizedKv, Queries, SplitPartials, Zones, combine, exact, quantized,
+    };
+    use foretoken_gpu::plan::matmul::{Activations, Matrix, matmul, quantize};
+    use foretoken_gpu::plan::pages::{Pages, exact_page_bytes};
+    use foretoken_gpu::plan::rows::{Domain, Order};
+    use foretoken_kernels::ElementType;
+    use foretoken_kernels::attention::turboquant::{CodeFormat, PAGE_TOKENS, PageLayout, RotationGroups, Side};
+    use foretoken_kernels::quant::WeightType;
+
+    type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+    /// Launches per graph, and number of replays.
+    const LAUNCHES: usize = 16;
+    const REPLAYS: usize = 20;
+
+    pub fn all() -> Result<()> {
+        let device = Device::open(0)?;
+        let stream = device.stream()?;
+        println!("{:?}", device.info());
+        for (weight_type, outputs, inputs) in [
+            (WeightType::Q8_0, 10240, 2560),
+            (WeightType::Q8_0, 2560, 10240),
+            (WeightType::Q4_K, 10240, 2560),
+            (WeightType::Q4_K, 2560, 10240),
+            (WeightType::Q4_0, 10240, 2560),
+            (WeightType::Q5_K, 10240, 2560),
+            (WeightType::Q6_K, 10240, 2560),
+            (WeightType::Q6_K, 262_144, 2560),
+        ] {
+            for rows in [1, 2, 4, 8, 16] {
+                product(&device, &stream, weight_type, (rows, outputs, inputs))?;
+            }
+        }
+        for depth in [8 << 10, 32 << 10, 128 << 10] {
+            for rows in [1, 4, 16] {
+                attention(&device, &stream, None, (rows, depth))?;
+                for formats in [(CodeFormat::Tqc5, CodeFormat::Tqc4), (CodeFormat::Turbo3, CodeFormat::Turbo3)] {
+                    attention(&device, &stream, Some(formats), (rows, depth))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Microseconds per launch of `launch(i)`.
+    fn time(
+        stream: &Stream,
+        launch: impl Fn(&mut Recorder, usize) -> std::result::Result<(), CudaError>,
+    ) -> Result<f64> {
+        let graph = stream.record(|recorder| (0..LAUNCHES).try_for_each(|i| launch(recorder, i)))?;
+        let mut best = f64::INFINITY;
+        for _ in 0..REPLAYS {
+            stream.synchronize()?;
+            let start = Instant::now();
+            // SAFETY: the callers' buffers live until this function returns, after the last replay.
+            unsafe { stream.replay(&graph)? };
+            stream.synchronize()?;
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        Ok(best * 1e6 / LAUNCHES as f64)
+    }
+
+    fn product(
+        device: &Device,
+        stream: &Stream,
+        weight_type: WeightType,
+        (rows, outputs, inputs): (usize, usize, usize),
+    ) -> Result<()> {
+        let bytes = Matrix::bytes(weight_type, outputs, inputs).ok_or("a shape")?;
+        let copies = (4 * device.info().cache / bytes).clamp(1, LAUNCHES) + 1;
+        let weights: Buffer<u8> = device.zeroed(copies * bytes)?;
+        let kind = weight_type.activation_type();
+        let x = device.upload(&vec![1.0f32; rows * inputs])?;
+        let quants = device.zeroed(Activations::quants_len(rows, inputs))?;
+        let scales = device.zeroed(Activations::scales_len(kind, rows, inputs))?;
+        let sums = device.zeroed(Activations::sums_len(kind, rows, inputs))?;
+        let y: Buffer<f32> = device.zeroed(rows * outputs)?;
+        let activations = Activations::new(kind, (rows, inputs), (quants.slice(), scales.slice(), sums.slice()))?;
+        // SAFETY: the buffers live until the stream is synchronized.
+        unsafe { stream.launch(&quantize(x.slice(), &activations)?)? };
+        let micros = time(stream, |recorder, i| {
+            let at = weights.slice().address() + (i % copies * bytes) as u64;
+            let matrix = Matrix::new(weight_type, (1, outputs, inputs), foretoken_gpu::DeviceSlice::new(at, bytes))?;
+            recorder.launch(&matmul(&matrix, &activations, y.slice())?)
+        })?;
+        let name = weight_type.name();
+        println!(
+            "{name:5} {outputs:6} x {inputs:5}  rows {rows:2}  {micros:8.1} us  {:7.0} GB/s",
+            bytes as f64 / micros / 1e3
+        );
+        Ok(())
+    }
+
+    /// A full-attention layer of E4B: eight heads over two, 512 wide. Up to 32 K positions, K and V stay in the cache
+    /// between launches.
+    fn attention(
+        device: &Device,
+        stream: &Stream,
+        formats: Option<(CodeFormat, CodeFormat)>,
+        (rows, depth): (usize, usize),
+    ) -> Result<()> {
+        let (heads, kv_heads, width) = (8, 2, 512);
+        let pages = depth / PAGE_TOKENS + 1;
+        let groups = RotationGroups::of(width).ok_or("a width")?;
+        let exact_bytes = exact_page_bytes(ElementType::F16, kv_heads, width);
+        let store = |page_bytes: usize| -> Result<(Buffer<u8>, Buffer<u64>)> {
+            let memory: Buffer<u8> = device.zeroed(pages * page_bytes)?;
+            let table: Vec<u64> =
+                (0..pages).map(|page| memory.slice().address() + (page * page_bytes) as u64).collect();
+            Ok((memory, device.upload(&table)?))
+        };
+        let (keys, values) = (store(exact_bytes)?, store(exact_bytes)?);
+        let layouts = formats.map(|(key, value)| {
+            (PageLayout::new(key, Side::Keys, groups), PageLayout::new(value, Side::Values, groups))
+        });
+        let codes =
+            layouts.map(|(k, v)| -> Result<_> { Ok((store(kv_heads * k.bytes())?, store(kv_heads * v.bytes())?)) });
+        let codes = codes.transpose()?;
+        let at: Vec<[i32; 2]> = (0..rows).map(|row| (depth - rows + row) as i32).map(|p| [p, p + 1]).collect();
+        let (q, at) = (device.zeroed::<f32>(rows * heads * width)?, device.upload(&at)?);
+        let (words, scales) = (device.zeroed::<u32>(q.len() / 4)?, device.zeroed::<f32>(q.len() / 128)?);
+        let queries = Queries {
+            rows: q.slice(),
+            at: at.slice(),
+            count: rows,
+            heads,
+            kv_heads,
+            head_dim: width,
+            window: None,
+            zones: formats.map(|_| Zones { head: 64, tail: 512 }),
+            split_pages: 4,
+        };
+        let splits = queries.splits(depth - rows, depth);
+        let slots = 2 * splits * rows * heads;
+        let (running, output) = (device.zeroed::<[f64; 2]>(slots)?, device.zeroed::<f32>(slots * width)?);
+        let room = SplitPartials { softmax: running.slice(), output: output.slice(), splits };
+        let y = device.zeroed::<f32>(q.len())?;
+        let exact_kv = ExactKv {
+            keys: Pages::all(keys.1.slice()),
+            values: Pages::all(values.1.slice()),
+            element: ElementType::F16,
+            rotary_channels: width,
+        };
+        // Every page is in the tables.
+        let micros = time(stream, |recorder, _| {
+            recorder.launch(&exact(&queries, &exact_kv, &room)?)?;
+            if let (Some((k, v)), Some((key_layout, value_layout))) = (&codes, layouts) {
+                let kv = QuantizedKv {
+                    keys: Pages::all(k.1.slice()),
+                    values: Pages::all(v.1.slice()),
+                    key_layout,
+                    value_layout,
+                    query_words: words.slice(),
+                    query_scales: scales.slice(),
+                };
+                recorder.launch(&quantized(&queries, &kv, &room)?)?;
+            }
+            recorder.launch(&combine(&queries, &room, (Domain::Unrotated, Order::Model), y.slice())?)
+        })?;
+        let page_bytes = layouts.map_or(2 * exact_bytes, |(k, v)| kv_heads * (k.bytes() + v.bytes()));
+        let name = formats.map_or("f16".into(), |(k, v)| format!("{}/{}", k.name(), v.name()));
+        let rate = (pages * page_bytes) as f64 / micros / 1e3;
+        println!("attention {name:13} depth {depth:6}  rows {rows:2}  {micros:8.1} us  {rate:7.0} GB/s");
+        Ok(())
+    }
+}

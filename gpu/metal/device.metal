@@ -1,0 +1,169 @@
+// The Metal dialect of `shaders/device.h`: Metal 3, GPUs of family Apple7 (M1) and later, whose warps are simdgroups of 32.
+//
+// The Mac compiles the sources when a device is opened, with fast math off and without contraction, which the defined
+// roundings require. Parameters hold addresses, as in CUDA; the memory must have been made resident.
+#pragma once
+
+#pragma METAL fp contract(off)
+
+#ifndef FORETOKEN_EMULATED
+
+#include <metal_stdlib>
+
+#define AT(index) (index)
+#define KERNEL(name, Params, threads, blocks, ...)                                                                  \
+    INLINE void name##_body(const constant Params& p, threadgroup __VA_ARGS__& s, Thread self);                     \
+    extern "C" [[kernel, max_total_threads_per_threadgroup(threads)]] void name(                                    \
+        const constant Params& p [[buffer(0)]], uint3 block [[threadgroup_position_in_grid]],                       \
+        uint lane [[thread_index_in_simdgroup]], uint warp [[simdgroup_index_in_threadgroup]],                      \
+        uint warps [[simdgroups_per_threadgroup]]) {                                                                \
+        threadgroup __VA_ARGS__ s;                                                                                  \
+        Thread self = {int(warp * 32 + lane), int(lane), int(warp), int(warps), int(block.x), int(block.y), int(block.z)}; \
+        name##_body(p, s, self);                                                                                    \
+    }                                                                                                               \
+    INLINE void name##_body(const constant Params& p, threadgroup __VA_ARGS__& s, Thread self)
+
+#define INLINE inline __attribute__((__always_inline__))
+
+INLINE float expf(float x) { return metal::precise::exp(x); }
+INLINE float sinf(float x) { return metal::precise::sin(x); }
+INLINE float cosf(float x) { return metal::precise::cos(x); }
+INLINE float tanhf(float x) { return metal::precise::tanh(x); }
+INLINE float sqrtf(float x) { return metal::precise::sqrt(x); }
+INLINE float rintf(float x) { return metal::rint(x); }
+INLINE float fminf(float a, float b) { return metal::fmin(a, b); }
+INLINE float fmaxf(float a, float b) { return metal::fmax(a, b); }
+INLINE float fmaf(float a, float b, float c) { return metal::fma(a, b, c); }
+
+#endif
+
+using namespace metal;
+
+#define DEVICE device
+#define CONSTANT constant
+#define THREADGROUP threadgroup
+#define THREAD thread
+#define CONSTEXPR constant constexpr
+
+typedef unsigned long u64;
+
+INLINE float mul(float a, float b) { return a * b; }
+INLINE float add(float a, float b) { return a + b; }
+INLINE float sub(float a, float b) { return a - b; }
+INLINE float float_of(uint bits) { return as_type<float>(bits); }
+INLINE uint bits_of(float x) { return as_type<uint>(x); }
+INLINE float half_to_float(ushort bits) { return float(as_type<half>(bits)); }
+INLINE ushort float_to_half(float x) { return as_type<ushort>(half(x)); }
+
+// Metal has no doubles. Double-float arithmetic: the sum of two floats, the second at most half a unit in the last place
+// of the first; operations have a relative error of 2^-45 in a float's range. Squares overflow beyond 1e19 and lose bits
+// below 1e-12. The sums are those of Dekker and Knuth, and rely on every operation's rounding.
+struct Wide {
+    float high, low;
+};
+
+INLINE Wide wide(float x) { return {x, 0.0f}; }
+INLINE float narrow(Wide x) { return x.high; }
+
+// a + b exactly, for |a| >= |b|; and for any two.
+INLINE Wide sum_of_falling(float a, float b) {
+    float sum = a + b;
+    return {sum, b - (sum - a)};
+}
+INLINE Wide sum_of(float a, float b) {
+    float sum = a + b, other = sum - a;
+    return {sum, (a - (sum - other)) + (b - other)};
+}
+
+INLINE Wide operator-(Wide x) { return {-x.high, -x.low}; }
+// Symmetric, so that two lanes that add each other's values get the same bits.
+INLINE Wide operator+(Wide a, Wide b) {
+    Wide high = sum_of(a.high, b.high), low = sum_of(a.low, b.low);
+    high = sum_of_falling(high.high, high.low + low.high);
+    return sum_of_falling(high.high, high.low + low.low);
+}
+INLINE Wide operator-(Wide a, Wide b) { return a + -b; }
+INLINE Wide operator*(Wide a, Wide b) {
+    float product = a.high * b.high, rest = fmaf(a.high, b.high, -product);
+    return sum_of_falling(product, rest + (a.high * b.low + a.low * b.high));
+}
+INLINE Wide operator/(Wide a, Wide b) {
+    float quotient = a.high / b.high;
+    Wide rest = a - b * wide(quotient);
+    return sum_of_falling(quotient, rest.high / b.high);
+}
+INLINE Wide sqrt(Wide x) {
+    float root = sqrtf(x.high);
+    if (!(root > 0)) return wide(root);
+    Wide rest = x - wide(root) * wide(root);
+    return sum_of_falling(root, rest.high / (2 * root));
+}
+INLINE Wide add(Wide a, Wide b) { return a + b; }
+INLINE Wide mul(Wide a, Wide b) { return a * b; }
+INLINE bool operator>(Wide a, Wide b) { return a.high > b.high || (a.high == b.high && a.low > b.low); }
+INLINE bool operator>=(Wide a, Wide b) { return !(b > a); }
+
+INLINE void barrier() { threadgroup_barrier(mem_flags::mem_threadgroup); }
+INLINE void warp_barrier() { simdgroup_barrier(mem_flags::mem_threadgroup); }
+template <class T>
+INLINE T shuffle(T x, int lane) { return simd_shuffle(x, ushort(lane)); }
+template <class T>
+INLINE T shuffle_xor(T x, int mask) { return simd_shuffle_xor(x, ushort(mask)); }
+// simd_shuffle takes 32 bits.
+INLINE u64 shuffle_xor(u64 x, int mask) { return as_type<u64>(simd_shuffle_xor(as_type<uint2>(x), ushort(mask))); }
+INLINE Wide shuffle(Wide x, int lane) { return {shuffle(x.high, lane), shuffle(x.low, lane)}; }
+INLINE Wide shuffle_xor(Wide x, int mask) { return {shuffle_xor(x.high, mask), shuffle_xor(x.low, mask)}; }
+INLINE void atomic_min(device uint* at, uint x) {
+    atomic_fetch_min_explicit(reinterpret_cast<device atomic_uint*>(at), x, memory_order_relaxed);
+}
+INLINE uint warp_ballot(bool x) { return uint(static_cast<simd_vote::vote_t>(simd_ballot(x))); }
+
+CONSTEXPR bool PERMUTES = false;
+// Each nibble of the selector, 0 to 7, selects one of the eight bytes of `a` and `b`.
+INLINE uint permute_bytes(uint a, uint b, uint selector) {
+    uint bytes = 0;
+    for (int i = 0; i < 4; i++) {
+        uint nibble = selector >> (4 * i);
+        bytes |= ((nibble & 4 ? b : a) >> (nibble % 4 * 8) & 255) << (8 * i);
+    }
+    return bytes;
+}
+
+// The dot product of four signed bytes; below, of two i16 and two signed bytes.
+INLINE int dot_4(uint a, uint b) {
+    int sum = 0;
+    for (int i = 0; i < 32; i += 8) sum += int((signed char)(a >> i)) * int((signed char)(b >> i));
+    return sum;
+}
+INLINE int dp2a_lo(int a, int b, int c) {
+    return c + short(a) * int((signed char)b) + (a >> 16) * int((signed char)(b >> 8));
+}
+INLINE int dp2a_hi(int a, int b, int c) { return dp2a_lo(a, b >> 16, c); }
+
+// Adds to column `n` the sum over the four lanes that have a row's words.
+INLINE void add_column(thread int (&c)[4], int low, int high, int t, int n) {
+    for (int mask = 1; mask < 4; mask *= 2) {
+        low += shuffle_xor(low, mask);
+        high += shuffle_xor(high, mask);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (2 * t + i != n) continue;
+        c[i] += low;
+        c[2 + i] += high;
+    }
+}
+
+// Metal has no integer tensor cores: dot products for each of the `live` columns, of which decoding has one.
+// `shaders/device.h` draws the fragments.
+INLINE void mma_k32(thread int (&c)[4], const thread uint (&a)[4], uint2 b, int t, int live) {
+    for (int n = 0; n < live; n++) {
+        uint x = shuffle(b.x, AT(4 * n) + t), y = shuffle(b.y, 4 * n + t);
+        add_column(c, dot_4(a[0], x) + dot_4(a[2], y), dot_4(a[1], x) + dot_4(a[3], y), t, n);
+    }
+}
+INLINE void mma_k16(thread int (&c)[4], const thread uint (&a)[2], uint b, int t, int live) {
+    for (int n = 0; n < live; n++) {
+        uint x = shuffle(b, AT(4 * n) + t);
+        add_column(c, dot_4(a[0], x), dot_4(a[1], x), t, n);
+    }
+}

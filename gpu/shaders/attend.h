@@ -1,0 +1,98 @@
+// Attention over pages of K and V, split along the sequence: shared by the kernels over exact and quantized pages.
+//
+// A block processes one split of `split_pages` pages, one KV head, and a tile of columns. A column is a query: row r and
+// head m of the KV head's group are column r * group + m. The result is a partial softmax; `combine.cpp` merges the
+// splits. Split boundaries are fixed positions, so a row's bits depend neither on other rows nor on the length of the
+// sequence.
+//
+// Whether a query reads a page exactly or quantized is a function of its own position.
+#pragma once
+
+#include "pages.h"
+
+// Maximum score, and sum of e^(score - max), over the keys seen so far.
+struct alignas(16) OnlineSoftmax {
+    Wide max, sum;
+};
+
+INLINE OnlineSoftmax empty_softmax() { return {wide(-INFINITY), wide(0.0f)}; }
+
+struct Queries {
+    const DEVICE float* rows; // (rows, heads, HD), in the domain of the store
+    const DEVICE int2* at;    // (rows): position, and the first position that is not visible; both non-decreasing
+    DEVICE OnlineSoftmax* softmax; // (splits, rows * heads)
+    DEVICE float* output;     // (splits, rows * heads, HD): weighted sums, not normalised; undefined where the sum is 0
+    int count, heads, kv_heads;
+    int window;      // positions that a query sees, its own included; 0: all
+    int exact_head;  // first positions that are read exactly, if there are quantized pages
+    int exact_tail;  // positions before a query that are read exactly; -1: no quantized pages
+    int split_pages;
+};
+
+struct Range {
+    int start, end;
+};
+
+INLINE int first_seen(const CONSTANT Queries& q, int row) {
+    int position = q.at[AT(row)].x;
+    return q.window ? max(0, position + 1 - q.window) : 0;
+}
+
+// The first split of this call.
+INLINE int first_split(const CONSTANT Queries& q) { return first_seen(q, 0) / (PAGE * q.split_pages); }
+
+// The keys of a page that a row sees in the exact or in the quantized store.
+INLINE Range visible(const CONSTANT Queries& q, int row, int page, bool quantized) {
+    int2 at = q.at[AT(row)];
+    int start = min(max(first_seen(q, row) - page * PAGE, 0), PAGE);
+    int end = max(min(max(at.y - page * PAGE, 0), PAGE), start);
+    int quantized_from = 0;
+    if (q.exact_tail < 0 || page >= max(at.x - q.exact_tail, 0) / PAGE) quantized_from = PAGE;
+    else if (page == 0) quantized_from = q.exact_head;
+    Range exact = {min(start, quantized_from), min(end, quantized_from)};
+    Range rest = {max(start, quantized_from), max(end, quantized_from)};
+    return quantized ? rest : exact;
+}
+
+// A column: its row, and its index in rows * heads; -1 beyond the last.
+struct Column {
+    int row, index;
+};
+INLINE Column column_of(const CONSTANT Queries& q, int kv_head, int entry) {
+    int group = q.heads / q.kv_heads, row = entry / group;
+    if (row >= q.count) return {-1, -1};
+    return {row, row * q.heads + kv_head * group + entry % group};
+}
+
+// e^x with the bits of the CPU kernels.
+INLINE float exponential(float x) {
+    x = fminf(fmaxf(x, -87.33654f), 88.37626f);
+    float n = rintf(mul(x, 1.44269504f));
+    float r = fmaf(n, 2.1219444e-4f, fmaf(n, -0.6933594f, x));
+    float p = 1.9875691e-4f;
+    p = fmaf(p, r, 1.3981999e-3f);
+    p = fmaf(p, r, 8.333452e-3f);
+    p = fmaf(p, r, 4.1665796e-2f);
+    p = fmaf(p, r, 1.6666665e-1f);
+    p = fmaf(p, r, 0.5f);
+    return mul(fmaf(mul(p, r), r, add(r, 1.0f)), float_of(u32(int(n) + 127) << 23));
+}
+
+// One online-softmax step of a column over a page: four scores per lane, of which `seen` are visible. Returns the new
+// state and the keys' weights; `factor` rescales the output so far.
+INLINE OnlineSoftmax advance(OnlineSoftmax before, const THREAD Wide (&score)[4], const THREAD bool (&seen)[4],
+                       THREAD float (&weight)[4], THREAD float& factor) {
+    OnlineSoftmax after = before;
+    for (int i = 0; i < 4; i++)
+        if (seen[i] && score[i] > after.max) after.max = score[i];
+    after.max = warp_max(after.max);
+    Wide sum = wide(0.0f);
+    for (int i = 0; i < 4; i++) {
+        weight[i] = seen[i] ? exponential(narrow(score[i] - after.max)) : 0.0f;
+        sum = sum + wide(weight[i]);
+    }
+    sum = warp_sum(sum);
+    factor = before.sum > wide(0.0f) ? expf(narrow(before.max - after.max)) : 0.0f;
+    after.sum = before.sum * wide(factor) + sum;
+    return after;
+}

@@ -1,0 +1,260 @@
+// Attention over quantized pages: the integers of turboquant/scalar.rs, on tensor cores where available. Scores and
+// weights have the CPU's bits; a split's output differs by the rounding of its rescaling.
+//
+// Eight warps share a page. Scores: a warp computes 16 tokens over all channels. Softmax: a warp computes one or two
+// columns, and writes their weights times scales as 15-bit integers, in two planes of signed bytes. Values: a warp
+// computes 16 channels of every group over all tokens. An unpacked fragment serves 8 or 16 columns: the heads of a group
+// times the rows of a verification. Shared memory is 9 to 18 KiB per block, so that registers (two blocks) limit the
+// occupancy. Grid: (splits, KV heads, tiles of 8 or 16 columns).
+
+#include "attend.h"
+#include "planes.h"
+
+namespace {
+
+struct Params {
+    Queries queries;
+    const DEVICE u32* words;         // (rows, heads, HD / 4)
+    const DEVICE float* word_scales; // (rows, heads, HD / 128)
+    Pages keys;
+    Pages values;
+    Format key, value;
+    int rotary_channels;       // channels of the keys; the others are those of the values, in the same format
+    int key_bytes, value_bytes; // of a head's page
+};
+
+CONSTEXPR int THREADS = 256;
+
+// A column's scores, then, in the same memory, its weights in two planes. 8 words of padding put eight columns in
+// different banks.
+template <int GROUPS>
+union ScoresOrWeights {
+    Wide score[PAGE];
+    u32 weight[2][GROUPS][32];
+    u32 words[264];
+};
+
+template <int HD, int TILES>
+struct Scratch {
+    ScoresOrWeights<HD / 128> columns[8 * TILES];
+    Wide mean[2][8 * TILES];
+    float unit[HD / 128][8 * TILES];
+    float factor[8 * TILES], total[8 * TILES];
+    Range visible[2][8 * TILES];
+    u32 table[2][16];
+};
+
+// A query's dot product with a mean over channels first..last: sixteen partial sums, added up as Wide. Called by all
+// lanes, sixteen per query.
+INLINE Wide mean_score(const DEVICE float* query, const DEVICE u16* mean, int first, int last, int lane) {
+    float partial = 0;
+    if (mean && query)
+        for (int i = first + lane % 16; i < last; i += 16) partial = fmaf(query[AT(i)], half_to_float(mean[i]), partial);
+    Wide sum = wide(0.0f);
+    for (int s = 0; s < 16; s++) sum = sum + wide(shuffle(partial, (lane & 16) | s));
+    return sum;
+}
+
+// Adds the dot products of group `group`, times both scales, to the scores of the lane's two tokens and its columns.
+template <int HD, int TILES>
+INLINE void add_group(const CONSTANT Params& p, const THREAD int (&dot)[TILES][4], const DEVICE u16* scales, int token,
+                      int group, const THREAD int (&index)[TILES][2], THREAD float (&sum)[TILES][4]) {
+    u32 both = *reinterpret_cast<const DEVICE u32*>(scales + AT(group * PAGE + token));
+    float scale[2] = {half_to_float(u16(both)), half_to_float(u16(both >> 16))};
+    for (int tile = 0; tile < TILES; tile++) {
+        for (int i = 0; i < 4; i++) {
+            int column = index[tile][i % 2];
+            float of_query = column < 0 ? 0.0f : p.word_scales[AT(long(column) * (HD / 128) + group)];
+            sum[tile][i] = fmaf(float(dot[tile][i]), mul(scale[i / 2], of_query), sum[tile][i]);
+        }
+    }
+}
+
+template <int HD, int TILES>
+INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, Thread self) {
+    constexpr int COLUMNS = 8 * TILES, GROUPS = HD / 128;
+    const CONSTANT Queries& q = p.queries;
+    int tid = self.index, lane = self.lane, warp = self.warp, g = lane / 4, t = lane % 4;
+    int kv_head = self.y, first_column = self.z * COLUMNS, rotary_groups = p.rotary_channels / 128;
+    if (tid < 32) s.table[tid / 16][tid % 16] = tid < 16 ? p.key.levels[AT(tid) % 16] : p.value.levels[tid - 16];
+    const THREADGROUP u8* key_table = reinterpret_cast<const THREADGROUP u8*>(s.table[0]);
+    const THREADGROUP u8* value_table = reinterpret_cast<const THREADGROUP u8*>(s.table[1]);
+
+    // The columns of this lane: g in the B fragment, 2 t and 2 t + 1 in the result.
+    int operand_index[TILES], index[TILES][2], live[TILES];
+    for (int tile = 0; tile < TILES; tile++) {
+        live[tile] = min(max(q.count * (q.heads / q.kv_heads) - first_column - tile * 8, 0), 8);
+        operand_index[tile] = column_of(q, kv_head, first_column + tile * 8 + AT(g)).index;
+        for (int i = 0; i < 2; i++) index[tile][i] = column_of(q, kv_head, first_column + tile * 8 + 2 * t + AT(i)).index;
+    }
+    OnlineSoftmax softmax[TILES];
+    for (int tile = 0; tile < TILES; tile++) softmax[tile] = empty_softmax();
+    float output[GROUPS][TILES][4] = {};
+
+    int first_page = (first_split(q) + self.x) * q.split_pages;
+    for (int page = first_page; page < first_page + q.split_pages; page++) {
+        THREADGROUP Range* ranges = s.visible[page % 2];
+        if (tid < COLUMNS) {
+            Column column = column_of(q, kv_head, first_column + tid);
+            Range range = {0, 0};
+            if (column.row >= 0) range = visible(q, column.row, page, true);
+            ranges[tid] = range;
+        }
+        barrier();
+        int first = PAGE, last = 0;
+        for (int n = 0; n < COLUMNS; n++) {
+            if (ranges[n].start >= ranges[n].end) continue;
+            first = min(first, ranges[n].start);
+            last = max(last, ranges[n].end);
+        }
+        if (first >= last) continue;
+        QuantizedPage keys = quantized_page(p.key, page_of<const u8>(p.keys, page) + AT(long(kv_head)) * p.key_bytes,
+                                            p.rotary_channels);
+        QuantizedPage values = quantized_page(p.value, page_of<const u8>(p.values, page) + AT(long(kv_head)) * p.value_bytes,
+                                              HD);
+
+        // Sixteen lanes per query: a warp computes the mean scores of its one or two columns.
+        {
+            int n = TILES == 1 ? warp : 2 * warp + lane / 16;
+            Column column = column_of(q, kv_head, first_column + n);
+            const DEVICE float* query = column.row < 0 ? nullptr : q.rows + long(column.index) * HD;
+            Wide of_keys = mean_score(query, keys.mean, 0, p.rotary_channels, lane);
+            Wide of_values = p.rotary_channels < HD ? mean_score(query, values.mean, p.rotary_channels, HD, lane) : wide(0.0f);
+            if (lane % 16 == 0) s.mean[0][AT(n)] = of_keys, s.mean[1][n] = of_values;
+        }
+        barrier();
+
+        // The warp's 16 tokens.
+        if (warp * 16 < last && first < warp * 16 + 16) {
+            float sum[TILES][4] = {}, value_sum[TILES][4] = {};
+            for (int group = 0; group < GROUPS; group++) {
+                bool transposed = group >= rotary_groups;
+                int dot[TILES][4] = {};
+                for (int step = 0; step < 4; step++) {
+                    u32 a[4];
+                    if (transposed) transposed_fragment(p.value, value_table, values, group * 8 + step * 2, warp, g, t, a);
+                    else fragment(p.key, key_table, keys, group * 8 + warp, step, g, t, a);
+                    for (int tile = 0; tile < TILES; tile++) {
+                        uint2 b = {0, 0};
+                        if (operand_index[tile] >= 0) {
+                            long row = long(operand_index[tile]) * (HD / 4);
+                            const DEVICE u32* words = p.words + row + AT(group * 32 + step * 8);
+                            if (transposed) b.x = words[t], b.y = words[t + 4];
+                            else b = reinterpret_cast<const DEVICE uint2*>(words)[t];
+                        }
+                        mma_k32(dot[tile], a, b, t, live[tile]);
+                    }
+                }
+                int token = warp * 16 + 2 * g;
+                if (transposed) add_group<HD, TILES>(p, dot, values.scales, token, group, index, value_sum);
+                else add_group<HD, TILES>(p, dot, keys.scales, token, group, index, sum);
+            }
+            for (int tile = 0; tile < TILES; tile++) {
+                for (int i = 0; i < 4; i++) {
+                    int n = tile * 8 + 2 * t + i % 2;
+                    Wide of_keys = s.mean[0][n], of_values = s.mean[1][n], score = wide(sum[tile][i]) + of_keys;
+                    if (p.rotary_channels < HD) score = score + (wide(value_sum[tile][i]) + of_values);
+                    s.columns[n].score[AT(warp * 16 + 2 * g + i / 2)] = score;
+                }
+            }
+        }
+        barrier();
+
+        // The warp's columns; a lane has four tokens, which are one word of weights.
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+            int n = tile * 8 + warp;
+            Range range = ranges[n];
+            float weight[4] = {0, 0, 0, 0}, factor = 1;
+            if (range.start < range.end) {
+                Wide score[4];
+                bool seen[4];
+                for (int i = 0; i < 4; i++) {
+                    int token = 4 * lane + i;
+                    seen[i] = range.start <= token && token < range.end;
+                    score[i] = wide(0.0f);
+                    if (seen[i]) score[i] = s.columns[n].score[AT(token)];
+                }
+                softmax[tile] = advance(softmax[tile], score, seen, weight, factor);
+            }
+            warp_barrier(); // weights overwrite the scores
+            float total = warp_sum(weight[0] + weight[1] + weight[2] + weight[3]);
+            if (lane == 0) s.factor[n] = factor, s.total[n] = total;
+            for (int group = 0; group < GROUPS; group++) {
+                float scaled[4];
+                u32 largest_bits = 0;
+                for (int i = 0; i < 4; i++) {
+                    scaled[i] = mul(weight[i], half_to_float(values.scales[AT(group * PAGE + 4 * lane + i)]));
+                    largest_bits = max(largest_bits, bits_of(scaled[i]) & 0x7fffffffu);
+                }
+                float largest = float_of(warp_max(largest_bits));
+                bool negligible = largest < 1e-30f;
+                float inverse = negligible ? 0.0f : 32639.0f / largest;
+                u32 high = 0, low = 0;
+                for (int i = 0; i < 4; i++) {
+                    int integer = int(rintf(mul(scaled[i], inverse))); // 256 * upper + lower, both signed bytes
+                    int upper = (integer + 128) >> 8;
+                    high |= u32(upper & 255) << (8 * i);
+                    low |= u32((integer - 256 * upper) & 255) << (8 * i);
+                }
+                s.columns[n].weight[0][group][AT(lane)] = high;
+                s.columns[n].weight[1][group][AT(lane)] = low;
+                if (lane == 0) s.unit[group][n] = negligible ? 0.0f : mul(largest, p.value.unit / 32639.0f);
+            }
+        }
+        barrier();
+
+        // The warp's 16 channels of every group.
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
+            int strip = group * 8 + warp, upper[TILES][4] = {}, lower[TILES][4] = {};
+            for (int step = 0; step < 4; step++) {
+                u32 a[4];
+                fragment(p.value, value_table, values, strip, step, g, t, a);
+                for (int tile = 0; tile < TILES; tile++) {
+                    int n = AT(tile * 8 + g), word = 8 * step + 2 * t;
+                    uint2 high = *reinterpret_cast<const THREADGROUP uint2*>(&s.columns[n].weight[0][group][word]);
+                    uint2 low = *reinterpret_cast<const THREADGROUP uint2*>(&s.columns[n].weight[1][group][word]);
+                    mma_k32(upper[tile], a, high, t, live[tile]);
+                    mma_k32(lower[tile], a, low, t, live[tile]);
+                }
+            }
+            for (int tile = 0; tile < TILES; tile++) {
+                for (int i = 0; i < 4; i++) {
+                    int n = tile * 8 + 2 * t + i % 2;
+                    float before = mul(output[group][tile][i], s.factor[n]);
+                    if (values.mean) {
+                        float mean = half_to_float(values.mean[AT(strip * 16 + 2 * g + i / 2)]);
+                        before = fmaf(s.total[n], mean, before);
+                    }
+                    output[group][tile][i] = fmaf(float(256 * upper[tile][i] + lower[tile][i]), s.unit[group][n], before);
+                }
+            }
+        }
+    }
+    long split = long(self.x) * q.count * q.heads;
+    for (int tile = 0; tile < TILES; tile++) {
+        Column column = column_of(q, kv_head, first_column + tile * 8 + warp);
+        if (lane == 0 && column.row >= 0) q.softmax[AT(split + column.index)] = softmax[tile];
+        for (int i = 0; i < 2; i++) {
+            if (index[tile][i] < 0) continue;
+            // Channels 2 g and 2 g + 1 of a strip: 8 bytes per lane, 64 consecutive bytes per eight lanes.
+            DEVICE float* to = q.output + (split + index[tile][i]) * HD;
+#pragma unroll
+            for (int group = 0; group < GROUPS; group++) {
+                float2 two = {output[group][tile][i], output[group][tile][2 + i]};
+                *reinterpret_cast<DEVICE float2*>(to + AT((group * 8 + warp) * 16 + 2 * g)) = two;
+            }
+        }
+    }
+}
+
+} // namespace
+
+#define ATTEND(HD)                                                                                                  \
+    KERNEL(attend_quantized_##HD##_8, Params, THREADS, 2, Scratch<HD, 1>) { attend<HD, 1>(p, s, self); }                \
+    KERNEL(attend_quantized_##HD##_16, Params, THREADS, 2, Scratch<HD, 2>) { attend<HD, 2>(p, s, self); }
+
+ATTEND(128)
+ATTEND(256)
+ATTEND(512)

@@ -1,0 +1,112 @@
+// Shared by all kernels, which are written in what CUDA C++ and the Metal Shading Language have in common; a dialect,
+// `cuda/device.cuh` or `metal/device.metal`, is included before this file and defines the rest. On the CPU, the headers
+// of `tests/emulator` are included before the dialect and replace its language. Metal is C++14, has no doubles, no shared
+// memory outside of kernels, and the keywords half, device, kernel, thread, which are no identifiers here.
+//
+// A dialect defines:
+// * KERNEL(name, Params, threads, blocks, Scratch): a kernel with one parameter structure, which `src/plan` has in Rust,
+//   field by field. `threads` is the largest block; registers are limited so that `blocks` blocks fit on a
+//   multiprocessor. The body has the parameters `p`, the shared memory `s` of at most 32 KiB, and the thread `self`.
+// * DEVICE, CONSTANT, THREADGROUP, THREAD: address spaces: device memory, parameters, shared memory, the thread's own.
+//   INLINE before functions, CONSTEXPR before constants.
+// * AT(index): an index. The mutation test changes one of them at a time, and some test must fail.
+// * `mul`, `add` and `sub` of floats, and `fmaf`: rounded as in the CPU's kernels, never contracted. Other operations may be
+//   contracted. And the usual functions of floats: `expf`, `sqrtf`, `rintf`, ...
+// * Wide: a floating-point number of more than 40 bits, with + - * / > >=, `mul`, `add`, `sqrt`; `wide` converts from float,
+//   `narrow` to float.
+// * barrier() for the block; warp_barrier(), shuffle, shuffle_xor and warp_ballot for the 32 lanes of a warp, called by
+//   all of them.
+// * atomic_min(at, x): the minimum with a word of device memory.
+// * mma_k32, mma_k16 (below), dp2a_lo, dp2a_hi, permute_bytes, and PERMUTES: whether permute_bytes is a single instruction.
+// * half_to_float, float_to_half, bits_of and float_of: conversions of bits; u64.
+//
+// mma_k32(c, a, b, t, live): C += A B of i8, 16 rows by 32 inputs by 8 columns, in the fragments of m16n8k32. Lane = 4 g
+// + t, g in 0..8, t in 0..4; a word is four consecutive inputs, word w is inputs 4 w .. 4 w + 4:
+//
+//        A (16 x 32)              B (32 x 8)               C (16 x 8), i32
+//        word t     word t + 4    column g                 column 2 t   2 t + 1
+// row g      a[0]       a[2]      word t      b.x     row g      c[0]       c[1]
+// row g + 8  a[1]       a[3]      word t + 4  b.y     row g + 8  c[2]       c[3]
+//
+// mma_k16 has 16 inputs: words t only, a[0] of row g, a[1] of row g + 8, b. Columns from `live` on are zeros.
+#pragma once
+
+typedef unsigned char u8;
+typedef signed char i8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+
+// A thread of a block.
+struct Thread {
+    int index, lane, warp, warps; // index in the block; lane in the warp; index of the warp; number of warps in the block
+    int x, y, z;                  // the block's index in the grid
+};
+
+// The shared memory of kernels without any.
+struct None {
+    u8 unused;
+};
+
+// Tokens of a K/V page.
+CONSTEXPR int PAGE = 128;
+
+INLINE float bf16_to_float(u16 bits) { return float_of(u32(bits) << 16); }
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+INLINE u16 float_to_bf16(float x) {
+    u32 bits = bits_of(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return u16(bits >> 16 | 0x40);
+    return u16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Element types of weights and K/V rows, numbered as in `src/plan/pages.rs`.
+CONSTEXPR int F32 = 0, F16 = 1, BF16 = 2;
+
+struct Single {
+    typedef float Bits;
+    static INLINE float widen(Bits x) { return x; }
+    static INLINE Bits narrow(float x) { return x; }
+};
+struct Half {
+    typedef u16 Bits;
+    static INLINE float widen(Bits x) { return half_to_float(x); }
+    static INLINE Bits narrow(float x) { return float_to_half(x); }
+};
+struct Bfloat16 {
+    typedef u16 Bits;
+    static INLINE float widen(Bits x) { return bf16_to_float(x); }
+    static INLINE Bits narrow(float x) { return float_to_bf16(x); }
+};
+
+INLINE void spread(float4 v, THREAD float (&x)[4]) { x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w; }
+
+// Four consecutive elements, as one load: `at` is aligned to their size.
+template <class E>
+INLINE void load4(const DEVICE typename E::Bits* at, THREAD float (&x)[4]) {
+    uint2 v = *reinterpret_cast<const DEVICE uint2*>(at);
+    x[0] = E::widen(u16(v.x)), x[1] = E::widen(u16(v.x >> 16));
+    x[2] = E::widen(u16(v.y)), x[3] = E::widen(u16(v.y >> 16));
+}
+template <>
+INLINE void load4<Single>(const DEVICE float* at, THREAD float (&x)[4]) {
+    spread(*reinterpret_cast<const DEVICE float4*>(at), x);
+}
+// The same from shared memory.
+INLINE void load4_shared(const THREADGROUP float* at, THREAD float (&x)[4]) {
+    spread(*reinterpret_cast<const THREADGROUP float4*>(at), x);
+}
+
+// Sums and maxima over a warp: every lane gets the same bits.
+template <class T>
+INLINE T warp_sum(T x) {
+    for (int mask = 16; mask > 0; mask /= 2) x = x + shuffle_xor(x, mask);
+    return x;
+}
+template <class T>
+INLINE T warp_max(T x) {
+    for (int mask = 16; mask > 0; mask /= 2) {
+        T other = shuffle_xor(x, mask);
+        if (other > x) x = other;
+    }
+    return x;
+}

@@ -1,0 +1,101 @@
+// Floating-point weights times up to 16 rows of f32.
+//
+// A warp computes four outputs, so that a loaded activation serves four; lanes divide the inputs, four consecutive ones
+// each: 8 or 16 bytes of every weight row per load. Sums are f32 in an order that depends on the number of inputs only.
+// Tensor cores would round the activations, so that f32 checkpoints would not give the CPU's results; up to eight rows,
+// memory bandwidth is the bound.
+//
+// Grid: (outputs by 32, tiles of rows or buckets).
+
+#include "device.h"
+
+namespace {
+
+struct Params {
+    const DEVICE u8* weights; // (outputs, inputs)
+    const DEVICE float* x;      // (rows, inputs)
+    DEVICE float* y;            // (rows, outputs)
+    int rows, inputs, outputs;
+};
+
+// Entries by matrix: bucket b is entries starts[b]..starts[b + 1] of the list, 16 at most.
+struct BucketParams {
+    const DEVICE u8* weights; // (matrices, outputs, inputs)
+    const DEVICE float* x;      // (rows, inputs)
+    DEVICE float* y;            // (entries, outputs)
+    const DEVICE int* matrices; // (buckets): the matrix of a bucket
+    const DEVICE int* starts;   // (buckets + 1)
+    const DEVICE int* count;    // (1): buckets in use
+    const DEVICE int* rows;     // (entries): the row of x; null if it is the entry itself
+    int inputs, outputs;
+};
+
+CONSTEXPR int WARPS = 8, OUTPUTS = 4;
+
+// Entries first..first + count of y; `row_of` maps an entry to its row of x.
+template <class E, int ROWS, class RowOf>
+INLINE void matmul(const DEVICE typename E::Bits* weights, const DEVICE float* x, DEVICE float* y, int inputs, int outputs,
+                   int first, int count, RowOf row_of, Thread self) {
+    int lane = self.lane, output = (self.x * WARPS + self.warp) * OUTPUTS;
+    if (output >= outputs) return;
+    float sum[ROWS][OUTPUTS] = {};
+#pragma unroll 2
+    for (int i = lane * 4; i < inputs; i += 128) {
+        float w[OUTPUTS][4] = {};
+        for (int o = 0; o < OUTPUTS; o++)
+            if (output + o < outputs) load4<E>(weights + AT(long(output + o) * inputs + i), w[o]);
+        for (int row = 0; row < ROWS; row++) {
+            if (row >= count) break;
+            float v[4];
+            load4<Single>(x + AT(long(row_of(first + row)) * inputs + i), v);
+            for (int o = 0; o < OUTPUTS; o++)
+                for (int e = 0; e < 4; e++) sum[row][o] = fmaf(w[o][e], v[e], sum[row][o]);
+        }
+    }
+    for (int row = 0; row < ROWS; row++) {
+        if (row >= count) break;
+        for (int o = 0; o < OUTPUTS; o++) {
+            float total = warp_sum(sum[row][o]);
+            if (lane == 0 && output + o < outputs) y[AT(long(first + row) * outputs + output + o)] = total;
+        }
+    }
+}
+
+struct Same {
+    INLINE int operator()(int entry) const { return entry; }
+};
+struct Listed {
+    const DEVICE int* rows;
+    INLINE int operator()(int entry) const { return rows ? rows[AT(entry)] : entry; }
+};
+
+template <class E, int ROWS>
+INLINE void matmul(const CONSTANT Params& p, Thread self) {
+    int first = self.y * ROWS;
+    matmul<E, ROWS>(reinterpret_cast<const DEVICE typename E::Bits*>(p.weights), p.x, p.y, p.inputs, p.outputs, first,
+                    min(ROWS, p.rows - first), Same(), self);
+}
+
+template <class E>
+INLINE void matmul_buckets(const CONSTANT BucketParams& p, Thread self) {
+    int bucket = self.y;
+    if (bucket >= *p.count) return;
+    int first = p.starts[AT(bucket)], count = p.starts[bucket + 1] - first;
+    const DEVICE typename E::Bits* weights = reinterpret_cast<const DEVICE typename E::Bits*>(p.weights);
+    weights += AT(long(p.matrices[bucket]) * p.outputs) * p.inputs;
+    // Eight at a time: sixteen, with their rows, would spill registers; few experts have more.
+    for (int part = 0; part < count; part += 8)
+        matmul<E, 8>(weights, p.x, p.y, p.inputs, p.outputs, first + part, min(8, count - part), Listed{p.rows}, self);
+}
+
+} // namespace
+
+#define MATMUL(name, E)                                                                                             \
+    KERNEL(matmul_##name##_1, Params, 256, 4, None) { matmul<E, 1>(p, self); }                                      \
+    KERNEL(matmul_##name##_4, Params, 256, 3, None) { matmul<E, 4>(p, self); }                                      \
+    KERNEL(matmul_##name##_16, Params, 256, 2, None) { matmul<E, 16>(p, self); }                                    \
+    KERNEL(matmul_buckets_##name, BucketParams, 256, 2, None) { matmul_buckets<E>(p, self); }
+
+MATMUL(f32, Single)
+MATMUL(f16, Half)
+MATMUL(bf16, Bfloat16)

@@ -1,0 +1,169 @@
+// Queries, keys and values between projection and attention, in one kernel: norm, rotary embedding, channel order,
+// rotation, store.
+//
+// A warp per head of a row, in registers; the reordering goes through a row of shared memory. Operations and their order
+// are those of ops/norm.rs, ops/rope.rs, turboquant/rotation.rs and turboquant/query.rs. Grid: (heads by 4, rows).
+
+#include "pages.h"
+#include "rotate.h"
+
+namespace {
+
+struct Params {
+    const DEVICE float* x; // (rows, heads * HD)
+    const DEVICE float* weight; // of the norm: (HD), or null
+    const DEVICE float* cos;    // (rows, pairs)
+    const DEVICE float* sin;
+    const DEVICE float* after; // (HD): multiplies the rotated embedding, in the stored order; or null
+    DEVICE float* y;           // (rows, heads, channels), or null
+    DEVICE u32* words;         // (rows, heads, HD / 4): the row in 8 bits, for quantized keys; or null
+    DEVICE float* word_scales; // (rows, heads, HD / 128)
+    const DEVICE int* positions; // (rows, 2): the first of each pair, see attend.h
+    DEVICE u32* fault;    // (1): atomicMin of the positions of rows that are not finite or too large for pages
+    Pages pages;          // the rows are stored there if table is not null
+    int heads;
+    int channels;     // channels that are stored, from the first on
+    int normalize;    // 1: divide by the root mean square
+    int pairs;        // rotary pairs; 0: none
+    int k_eq_v_pairs; // 0: the model's channel order; else the channels of this many rotary pairs come first
+    int rotates;      // 1: rotate
+    int element;      // element type of the pages
+    float eps;
+    float unit; // of the keys' format
+};
+
+CONSTEXPR int WARPS = 4;
+
+template <int HD>
+struct Scratch {
+    float rows[WARPS][HD];
+};
+
+template <int HD>
+INLINE void rope(THREAD Row<HD>& row, int lane, const DEVICE float* cos, const DEVICE float* sin, int pairs) {
+    constexpr int GROUPS = Row<HD>::GROUPS, W = Row<HD>::W;
+    if (GROUPS > 1) {
+        // Both channels of a pair are in this lane.
+        for (int group = 0; group < GROUPS / 2; group++) {
+            for (int e = 0; e < W; e++) {
+                int i = Row<HD>::channel(lane, group, e);
+                if (i >= pairs) continue;
+                float a = row.v[group][e], b = row.v[group + GROUPS / 2][e], c = cos[AT(i)], s = sin[AT(i)];
+                row.v[group][e] = sub(mul(a, c), mul(b, s));
+                row.v[group + GROUPS / 2][e] = add(mul(b, c), mul(a, s));
+            }
+        }
+    } else {
+        for (int e = 0; e < W; e++) {
+            float self = row.v[0][e], other = shuffle_xor(self, 16);
+            int i = Row<HD>::channel(lane % 16, 0, e);
+            if (i >= pairs) continue;
+            float c = cos[AT(i)], s = sin[AT(i)];
+            row.v[0][e] = lane < 16 ? sub(mul(self, c), mul(other, s)) : add(mul(self, c), mul(other, s));
+        }
+    }
+}
+
+template <class E, int HD>
+INLINE void store_row(const CONSTANT Params& p, const THREAD Row<HD>& row, int lane, int position, int head) {
+    DEVICE typename E::Bits* page = page_of<typename E::Bits>(p.pages, position / PAGE);
+    page += (long(head) * PAGE + AT(position % PAGE)) * p.channels;
+    for (int group = 0; group < Row<HD>::GROUPS; group++) {
+        for (int e = 0; e < Row<HD>::W; e++) {
+            int i = Row<HD>::channel(lane, group, e);
+            if (i < p.channels) page[AT(i)] = E::narrow(row.v[group][e]);
+        }
+    }
+}
+
+// Whether a row has a NaN, an infinity, or a magnitude above the largest f16.
+template <int HD>
+INLINE bool out_of_range(const THREAD Row<HD>& row) {
+    bool found = false;
+    for (int group = 0; group < Row<HD>::GROUPS; group++)
+        for (int e = 0; e < Row<HD>::W; e++) found = found || (bits_of(row.v[group][e]) & 0x7fffffffu) > bits_of(65504.0f);
+    return found;
+}
+
+// A rotated row in 8 bits, one scale per group.
+template <int HD>
+INLINE void quantize_query(const CONSTANT Params& p, const THREAD Row<HD>& row, int lane, long index) {
+    for (int group = 0; group < Row<HD>::GROUPS; group++) {
+        u32 largest_bits = 0, word = 0;
+        for (int e = 0; e < Row<HD>::W; e++) largest_bits = max(largest_bits, bits_of(row.v[group][e]) & 0x7fffffffu);
+        float largest = float_of(warp_max(largest_bits));
+        float inverse = largest < 1.17549435e-38f ? 0.0f : 127.0f / largest;
+        for (int e = 0; e < Row<HD>::W; e++) {
+            // Adding 1.5 * 2^23 puts the nearest integer, ties to even, in the lowest bits.
+            u32 byte = bits_of(add(mul(row.v[group][e], inverse), 12582912.0f)) & 255;
+            word |= byte << (8 * e);
+        }
+        p.words[AT(index * (HD / 4) + group * 32 + lane)] = word;
+        if (lane == 0) p.word_scales[AT(index * Row<HD>::GROUPS + group)] = mul(largest / 127.0f, p.unit);
+    }
+}
+
+template <int HD>
+INLINE void rows(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread self) {
+    constexpr int GROUPS = Row<HD>::GROUPS, W = Row<HD>::W;
+    int lane = self.lane, warp = self.warp, head = self.x * WARPS + warp, r = self.y;
+    if (head >= p.heads) return;
+    long index = long(r) * p.heads + head;
+    Row<HD> row;
+    float squares = 0;
+    for (int group = 0; group < GROUPS; group++) {
+        for (int e = 0; e < W; e++) {
+            float v = p.x[AT(index * HD + Row<HD>::channel(lane, group, e))];
+            row.v[group][e] = v;
+            squares = fmaf(v, v, squares);
+        }
+    }
+    if (p.normalize) {
+        float inverse = narrow(wide(1.0f) / sqrt(warp_sum(wide(squares)) / wide(float(HD)) + wide(p.eps)));
+        for (int group = 0; group < GROUPS; group++) {
+            for (int e = 0; e < W; e++) {
+                float v = mul(row.v[group][e], inverse);
+                if (p.weight) v = mul(v, p.weight[AT(Row<HD>::channel(lane, group, e))]);
+                row.v[group][e] = v;
+            }
+        }
+    }
+    if (p.pairs) rope(row, lane, p.cos + AT(long(r) * p.pairs), p.sin + AT(long(r) * p.pairs), p.pairs);
+    if (p.k_eq_v_pairs) {
+        for (int group = 0; group < GROUPS; group++)
+            for (int e = 0; e < W; e++)
+                s.rows[warp][k_eq_v_place<HD>(Row<HD>::channel(lane, group, e), p.k_eq_v_pairs)] = row.v[group][e];
+        warp_barrier();
+        for (int group = 0; group < GROUPS; group++)
+            for (int e = 0; e < W; e++) row.v[group][e] = s.rows[warp][AT(Row<HD>::channel(lane, group, e))];
+    }
+    if (p.after)
+        for (int group = 0; group < GROUPS; group++)
+            for (int e = 0; e < W; e++) row.v[group][e] = mul(row.v[group][e], p.after[AT(Row<HD>::channel(lane, group, e))]);
+    if (p.pages.table && warp_ballot(out_of_range(row)) && lane == 0) atomic_min(p.fault, u32(p.positions[AT(2 * r)]));
+    if (p.rotates) rotate(row, lane, false);
+    if (p.y) {
+        for (int group = 0; group < GROUPS; group++) {
+            for (int e = 0; e < W; e++) {
+                int i = Row<HD>::channel(lane, group, e);
+                if (i < p.channels) p.y[AT(index * p.channels + i)] = row.v[group][e];
+            }
+        }
+    }
+    if (HD >= 128 && p.words) quantize_query(p, row, lane, index);
+    if (p.pages.table) {
+        int position = p.positions[AT(2 * r)];
+        if (p.element == F32) store_row<Single>(p, row, lane, position, head);
+        if (p.element == F16) store_row<Half>(p, row, lane, position, head);
+        if (p.element == BF16) store_row<Bfloat16>(p, row, lane, position, head);
+    }
+}
+
+} // namespace
+
+#define ROWS(HD) KERNEL(rows_##HD, Params, 32 * WARPS, 8, Scratch<HD>) { rows<HD>(p, s, self); }
+
+ROWS(64)
+ROWS(128)
+ROWS(256)
+ROWS(512)

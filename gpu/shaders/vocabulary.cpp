@@ -1,0 +1,114 @@
+// Argmax and top-k over rows of scores.
+
+#include "device.h"
+
+namespace {
+
+// A float's bits as an unsigned integer of the same order.
+INLINE u32 ordered(float x) {
+    u32 bits = bits_of(x);
+    return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+}
+
+CONSTEXPR int MAX_TOP_K = 4096;
+
+struct TopParams {
+    const DEVICE float* x; // (n)
+    DEVICE int* indices;   // (k)
+    int n, padded, k; // padded: n rounded up to a power of two
+};
+
+struct Keys {
+    u64 keys[MAX_TOP_K];
+};
+
+struct Best {
+    float value;
+    u32 id;
+};
+
+struct ArgmaxParams {
+    const DEVICE float* x;        // (rows, n)
+    const DEVICE u32* suppressed; // (num_suppressed): ids that are never chosen
+    const DEVICE int* groups;     // null: element i is id i; else elements come in groups of ordering
+    const DEVICE u32* ordering;   // element i is id ordering[groups[i / group] * group + i % group]
+    DEVICE Best* partial;         // (rows, blocks)
+    DEVICE u32* ids;              // (rows): the lowest id of the largest; 0xffffffff if all are NaN or suppressed
+    int n, stride, num_suppressed, group, blocks;
+    float cap; // 0: none
+};
+
+CONSTEXPR int THREADS = 256, PER_BLOCK = 4096;
+
+struct Warps {
+    Best best[THREADS / 32];
+};
+
+INLINE bool better(Best a, Best b) {
+    return a.value > b.value || (a.value == b.value && a.id < b.id);
+}
+
+INLINE Best best_of_warp(Best best) {
+    for (int mask = 16; mask > 0; mask /= 2) {
+        Best other = {shuffle_xor(best.value, mask), shuffle_xor(best.id, mask)};
+        if (better(other, best)) best = other;
+    }
+    return best;
+}
+
+} // namespace
+
+// A bitonic sort of all elements in one block: 2048 centroids take 66 steps of one exchange per thread, a few
+// microseconds. Equal scores are in order of index.
+KERNEL(top_k, TopParams, 1024, 1, Keys) {
+    int tid = self.index, threads = self.warps * 32;
+    for (int i = tid; i < p.padded; i += threads)
+        s.keys[i] = i < p.n ? u64(~ordered(p.x[AT(i)])) << 32 | u32(i) : ~u64(0);
+    barrier();
+    for (int run = 2; run <= p.padded; run *= 2) {
+        for (int step = run / 2; step > 0; step /= 2) {
+            for (int i = tid; i < p.padded / 2; i += threads) {
+                int low = 2 * i - (i & (step - 1)), high = low + step;
+                bool ascends = (low & run) == 0;
+                u64 a = s.keys[low], b = s.keys[AT(high) % MAX_TOP_K];
+                if ((a > b) == ascends) s.keys[low] = b, s.keys[high] = a;
+            }
+            barrier();
+        }
+    }
+    for (int i = tid; i < p.k; i += threads) p.indices[AT(i)] = int(u32(s.keys[i]));
+}
+
+// The best of 4096 elements per block; `argmax` reduces the blocks. Grid: (blocks, rows).
+KERNEL(argmax_parts, ArgmaxParams, THREADS, 4, Warps) {
+    int tid = self.index, row = self.y;
+    Best best = {-INFINITY, 0xffffffffu};
+    float inverse = p.cap != 0 ? 1.0f / p.cap : 0.0f;
+    for (int i = self.x * PER_BLOCK + tid; i < min(p.n, int(self.x + 1) * PER_BLOCK); i += THREADS) {
+        Best one = {p.x[AT(long(row) * p.stride + i)], u32(i)};
+        if (p.cap != 0) one.value = mul(tanhf(mul(one.value, inverse)), p.cap);
+        if (p.groups) one.id = p.ordering[AT(long(p.groups[AT(i / p.group)]) * p.group + i % p.group)];
+        bool allowed = true;
+        for (int n = 0; n < p.num_suppressed; n++) allowed = allowed && p.suppressed[AT(n)] != one.id;
+        if (allowed && better(one, best) && one.value > -INFINITY) best = one;
+    }
+    best = best_of_warp(best);
+    if (self.lane == 0) s.best[self.warp] = best;
+    barrier();
+    if (tid > 0) return;
+    for (int w = 1; w < THREADS / 32; w++)
+        if (better(s.best[AT(w) % (THREADS / 32)], best)) best = s.best[w];
+    p.partial[AT(long(row) * p.blocks + self.x)] = best;
+}
+
+// Grid: (rows). One warp.
+KERNEL(argmax, ArgmaxParams, 32, 1, None) {
+    int row = self.x;
+    Best best = {-INFINITY, 0xffffffffu};
+    for (int i = self.index; i < p.blocks; i += 32) {
+        Best one = p.partial[AT(long(row) * p.blocks + i)];
+        if (better(one, best)) best = one;
+    }
+    best = best_of_warp(best);
+    if (self.index == 0) p.ids[AT(row)] = best.id;
+}

@@ -1,0 +1,198 @@
+//! A device and its loaded kernels.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_int};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+
+use super::driver::{self, check};
+use super::error::CudaError;
+use super::images;
+
+/// Properties of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its name.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub capability: (i32, i32),
+    /// Multiprocessors.
+    pub multiprocessors: usize,
+    /// Bytes of memory.
+    pub memory: usize,
+    /// Bytes of the second-level cache.
+    pub cache: usize,
+    /// The driver's version: 1000 times major plus 10 times minor.
+    pub driver: i32,
+}
+
+/// An open device. Clones are the same device.
+#[derive(Clone)]
+pub struct Device(pub(super) Arc<Opened>);
+
+pub(super) struct Opened {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    modules: Vec<sys::CUmodule>,
+    functions: Mutex<HashMap<&'static str, Function>>,
+    info: DeviceInfo,
+}
+
+/// A kernel of a module that lives as long as the device.
+#[derive(Clone, Copy)]
+pub(super) struct Function(pub sys::CUfunction);
+
+// SAFETY: the driver's handles may be used from any thread; what they name is immutable while `Opened` lives.
+unsafe impl Send for Opened {}
+// SAFETY: as above; the map is behind a lock.
+unsafe impl Sync for Opened {}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Device").field(&self.0.info.name).finish()
+    }
+}
+
+impl Device {
+    /// Opens device `index` and loads the kernels.
+    ///
+    /// # Errors
+    /// If there is no driver, or one that is too old, no such device, or one below compute capability 8.0, or the kernels do
+    /// not load.
+    pub fn open(index: usize) -> Result<Self, CudaError> {
+        let driver = driver::load()?;
+        let mut count: c_int = 0;
+        // SAFETY: the driver is initialised; the pointer is to an integer.
+        check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+        let count = usize::try_from(count).unwrap_or(0);
+        let ordinal = c_int::try_from(index).ok().filter(|_| index < count);
+        let ordinal = ordinal.ok_or(CudaError::NoDevice { index, count })?;
+        let mut device = 0;
+        // SAFETY: as above.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, ordinal) })?;
+        let info = info(device, driver)?;
+        if info.capability.0 < 8 {
+            return Err(CudaError::Unsupported { name: info.name, capability: info.capability });
+        }
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the device exists; `Opened` releases the context.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
+        let functions = Mutex::new(HashMap::new());
+        let mut opened = Opened { device, context, modules: Vec::new(), functions, info };
+        opened.enter()?;
+        let mut memory = 0;
+        // SAFETY: the context is current; the pointers are to integers.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut 0, &mut memory) })?;
+        opened.info.memory = memory;
+        for (source, image) in images::IMAGES {
+            let module = load(source, image, driver)?;
+            opened.modules.push(module);
+        }
+        Ok(Self(Arc::new(opened)))
+    }
+
+    /// Its properties.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.0.info
+    }
+
+    /// Bytes free, and bytes of the device.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn memory(&self) -> Result<(usize, usize), CudaError> {
+        self.0.memory()
+    }
+}
+
+impl Opened {
+    /// Makes the device's context current on this thread.
+    pub(super) fn enter(&self) -> Result<(), CudaError> {
+        // SAFETY: the context lives as long as `self`.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    pub(super) fn memory(&self) -> Result<(usize, usize), CudaError> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current; the pointers are to integers.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok((free, total))
+    }
+
+    /// The kernel `name`, looked up once.
+    pub(super) fn function(&self, name: &'static str) -> Result<Function, CudaError> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = functions.get(name) {
+            return Ok(*function);
+        }
+        let symbol = CString::new(name).map_err(|_| CudaError::NoKernel(name.into()))?;
+        for module in &self.modules {
+            let mut function = std::ptr::null_mut();
+            // SAFETY: the module is loaded; the name ends in a zero.
+            match unsafe { sys::cuModuleGetFunction(&mut function, *module, symbol.as_ptr()) } {
+                sys::CUresult::CUDA_ERROR_NOT_FOUND => {}
+                result => {
+                    check("cuModuleGetFunction", result)?;
+                    functions.insert(name, Function(function));
+                    return Ok(Function(function));
+                }
+            }
+        }
+        Err(CudaError::NoKernel(name.into()))
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if self.enter().is_err() {
+            return;
+        }
+        // SAFETY: streams, buffers and graphs hold the device, so none of them is left.
+        unsafe {
+            for module in &self.modules {
+                let _ = sys::cuModuleUnload(*module);
+            }
+            let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
+        }
+    }
+}
+
+fn info(device: sys::CUdevice, driver: i32) -> Result<DeviceInfo, CudaError> {
+    let attribute = |attribute| -> Result<i32, CudaError> {
+        let mut value = 0;
+        // SAFETY: the device exists; the pointer is to an integer.
+        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) })?;
+        Ok(value)
+    };
+    let mut name = [0u8; 256];
+    // SAFETY: the driver writes at most 255 bytes and a zero.
+    check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), 255, device) })?;
+    let len = name.iter().position(|byte| *byte == 0).unwrap_or(0);
+    Ok(DeviceInfo {
+        name: String::from_utf8_lossy(&name[..len]).into_owned(),
+        capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(0) as usize,
+        memory: 0,
+        cache: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.max(0) as usize,
+        driver,
+    })
+}
+
+/// Loads one image: machine code if it has some for the device, else its PTX.
+fn load(source: &'static str, image: &[u8], driver: i32) -> Result<sys::CUmodule, CudaError> {
+    // PTX is text that ends in a zero; other images carry their own length.
+    let mut bytes = image.to_vec();
+    bytes.push(0);
+    let mut module = std::ptr::null_mut();
+    // SAFETY: the context is current; the image is whole.
+    match unsafe { sys::cuModuleLoadData(&mut module, bytes.as_ptr().cast()) } {
+        sys::CUresult::CUDA_SUCCESS => Ok(module),
+        _ if driver < driver::IMAGES => Err(CudaError::DriverTooOld { found: driver, needed: driver::IMAGES }),
+        result => Err(CudaError::BadImage { source, problem: driver::text(result) }),
+    }
+}

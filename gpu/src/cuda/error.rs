@@ -1,0 +1,109 @@
+//! Errors of a device.
+
+use crate::launch::LaunchError;
+
+/// An error of the driver, of a device, or of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// No driver library is installed.
+    NoDriver,
+    /// The driver's version, and the oldest that works: 1000 times major plus 10 times minor.
+    DriverTooOld {
+        /// The driver's.
+        found: i32,
+        /// The oldest that works.
+        needed: i32,
+    },
+    /// There is no device of this index.
+    NoDevice {
+        /// The index.
+        index: usize,
+        /// Number of devices.
+        count: usize,
+    },
+    /// The device's compute capability is below 8.0.
+    Unsupported {
+        /// Its name.
+        name: String,
+        /// Its capability, major and minor.
+        capability: (i32, i32),
+    },
+    /// Not enough memory is left on the device.
+    OutOfMemory {
+        /// Bytes requested.
+        requested: usize,
+        /// Bytes free.
+        free: usize,
+        /// Bytes of the device.
+        total: usize,
+    },
+    /// A launch does not fit.
+    Launch(LaunchError),
+    /// The kernels do not load on this device.
+    BadImage {
+        /// The source's name.
+        source: &'static str,
+        /// The driver's message.
+        problem: String,
+    },
+    /// No image has this kernel: images and plans are of different versions.
+    NoKernel(String),
+    /// A length does not fit a buffer.
+    Length {
+        /// Elements requested.
+        requested: usize,
+        /// Elements of the buffer.
+        len: usize,
+    },
+    /// A call of the driver failed.
+    Driver {
+        /// The call.
+        call: &'static str,
+        /// The driver's message.
+        problem: String,
+    },
+}
+
+impl From<LaunchError> for CudaError {
+    fn from(error: LaunchError) -> Self {
+        Self::Launch(error)
+    }
+}
+
+/// `major.minor` of a driver's version.
+fn version(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+impl std::fmt::Display for CudaError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NoDriver => {
+                f.write_str("CUDA: no driver library (libcuda) is installed; install NVIDIA's driver, or use the CPU")
+            }
+            Self::DriverTooOld { found, needed } => write!(
+                f,
+                "CUDA: the driver supports CUDA {}, and {} is needed; update the driver, or use the CPU",
+                version(*found),
+                version(*needed)
+            ),
+            Self::NoDevice { index, count } => write!(f, "CUDA: there is no device {index}: the driver has {count}"),
+            Self::Unsupported { name, capability: (major, minor) } => {
+                write!(f, "CUDA: {name} has compute capability {major}.{minor}, and 8.0 is needed; use the CPU")
+            }
+            Self::OutOfMemory { requested, free, total } => {
+                write!(f, "CUDA: out of memory: {requested} bytes requested, {free} of {total} free")
+            }
+            Self::Launch(error) => error.fmt(f),
+            Self::BadImage { source, problem } => write!(f, "CUDA: the kernels of {source} do not load: {problem}"),
+            Self::NoKernel(name) => write!(f, "CUDA: there is no kernel {name}; build the kernels again"),
+            Self::Length { requested, len } => {
+                write!(f, "CUDA: {requested} elements of a buffer of {len} were requested")
+            }
+            Self::Driver { call, problem } => write!(f, "CUDA: {call}: {problem}"),
+        }
+    }
+}
+
+impl std::error::Error for CudaError {}

@@ -1,0 +1,195 @@
+//! Streams of launches, and graphs of them.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+
+use super::device::Device;
+use super::driver::check;
+use super::error::CudaError;
+use crate::launch::{Launch, Params};
+
+/// A sequence of launches on a device.
+#[derive(Debug)]
+pub struct Stream {
+    device: Device,
+    stream: sys::CUstream,
+}
+
+/// Recorded launches, replayed as one. Their parameters are fixed: what changes from round to round (ids, positions,
+/// tables) is in device memory.
+#[derive(Debug)]
+pub struct Graph {
+    device: Device,
+    graph: sys::CUgraphExec,
+}
+
+/// Collects launches for a [`Graph`], in sequence.
+///
+/// Each becomes a graph node. Stream capture would do the same, but while a stream captures, no thread of the process may
+/// synchronize the device, and other sequences do.
+#[derive(Debug)]
+pub struct Recorder {
+    device: Device,
+    graph: sys::CUgraph,
+    last: Option<sys::CUgraphNode>,
+}
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Send for Graph {}
+
+impl Stream {
+    fn new(device: &Device) -> Result<Self, CudaError> {
+        device.0.enter()?;
+        let mut stream = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current; the stream is destroyed when `self` is dropped.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+        Ok(Self { device: device.clone(), stream })
+    }
+
+    /// Launches a plan behind the stream's earlier launches.
+    ///
+    /// # Errors
+    /// If there is no such kernel, or the driver fails.
+    ///
+    /// # Safety
+    /// Until the launch has finished: the buffers of the plan's slices live, nothing else writes what it reads, and
+    /// nothing else reads or writes what it writes. Tables and lists in device memory are as the plan's documentation
+    /// requires.
+    pub unsafe fn launch<P: Params>(&self, launch: &Launch<P>) -> Result<(), CudaError> {
+        let Launch { kernel, grid: [gx, gy, gz], block: [bx, by, bz], mut params } = *launch;
+        let function = self.device.0.function(kernel)?;
+        self.device.0.enter()?;
+        let mut pointers = [std::ptr::from_mut(&mut params).cast::<c_void>()];
+        // SAFETY: `Params` is the kernel's structure, which the driver copies; the caller guarantees the memory it points
+        // to.
+        check("cuLaunchKernel", unsafe {
+            let (params, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
+            sys::cuLaunchKernel(function.0, gx, gy, gz, bx, by, bz, 0, self.stream, params, none)
+        })
+    }
+
+    /// Waits until all launches on this stream have finished.
+    ///
+    /// # Errors
+    /// If the driver fails, or a kernel failed.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.device.0.enter()?;
+        // SAFETY: the stream lives.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
+
+    /// Records the launches that `launches` adds to the recorder, without running them.
+    ///
+    /// # Errors
+    /// If `launches` fails, or the driver does.
+    pub fn record(&self, launches: impl FnOnce(&mut Recorder) -> Result<(), CudaError>) -> Result<Graph, CudaError> {
+        let mut recorder = Recorder::new(&self.device)?;
+        launches(&mut recorder)?;
+        recorder.graph()
+    }
+
+    /// Replays a graph behind the stream's earlier launches.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`], for every recorded launch.
+    pub unsafe fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
+        self.device.0.enter()?;
+        // SAFETY: graph and stream live; the caller guarantees the launches.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.graph, self.stream) })
+    }
+}
+
+impl Recorder {
+    fn new(device: &Device) -> Result<Self, CudaError> {
+        device.0.enter()?;
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the context is current; the graph is destroyed when `self` is dropped.
+        check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut graph, 0) })?;
+        Ok(Self { device: device.clone(), graph, last: None })
+    }
+
+    /// Adds a launch behind those added before.
+    ///
+    /// # Errors
+    /// If there is no such kernel, or the driver fails.
+    pub fn launch<P: Params>(&mut self, launch: &Launch<P>) -> Result<(), CudaError> {
+        let Launch { kernel, grid: [gx, gy, gz], block: [bx, by, bz], mut params } = *launch;
+        let function = self.device.0.function(kernel)?;
+        self.device.0.enter()?;
+        let mut pointers = [std::ptr::from_mut(&mut params).cast::<c_void>()];
+        let node = sys::CUDA_KERNEL_NODE_PARAMS {
+            func: function.0,
+            gridDimX: gx,
+            gridDimY: gy,
+            gridDimZ: gz,
+            blockDimX: bx,
+            blockDimY: by,
+            blockDimZ: bz,
+            sharedMemBytes: 0,
+            kernelParams: pointers.as_mut_ptr(),
+            extra: std::ptr::null_mut(),
+            // Null: the context is the function's.
+            kern: std::ptr::null_mut(),
+            ctx: std::ptr::null_mut(),
+        };
+        let (before, mut added) = (self.last.as_slice(), std::ptr::null_mut());
+        // SAFETY: graph and nodes live; `Params` is the kernel's structure, which the driver copies.
+        check("cuGraphAddKernelNode", unsafe {
+            sys::cuGraphAddKernelNode_v2(&mut added, self.graph, before.as_ptr(), before.len(), &node)
+        })?;
+        self.last = Some(added);
+        Ok(())
+    }
+
+    fn graph(self) -> Result<Graph, CudaError> {
+        self.device.0.enter()?;
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the graph lives; the instance does not refer to it.
+        check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut graph, self.graph, 0) })?;
+        Ok(Graph { device: self.device.clone(), graph })
+    }
+}
+
+impl Device {
+    /// A new stream.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn stream(&self) -> Result<Stream, CudaError> {
+        Stream::new(self)
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        if self.device.0.enter().is_ok() {
+            // SAFETY: the graph is this value's.
+            let _ = unsafe { sys::cuGraphDestroy(self.graph) };
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.device.0.enter().is_ok() {
+            // SAFETY: the stream is this value's; its running launches finish.
+            let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
+        }
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.device.0.enter().is_ok() {
+            // SAFETY: the graph is this value's.
+            let _ = unsafe { sys::cuGraphExecDestroy(self.graph) };
+        }
+    }
+}

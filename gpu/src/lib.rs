@@ -1,0 +1,21 @@
+//! foretoken's GPU kernels: their sources, the plans of their launches, and the drivers that run them.
+//!
+//! * `shaders/` has the sources, in what CUDA C++ and the Metal Shading Language have in common; `cuda/device.cuh` and
+//!   `metal/device.metal` define the rest.
+//! * [`plan`] has one function per kernel, which checks shapes and lengths and returns a [`Launch`]. It knows no device and
+//!   is always compiled.
+//! * `cuda` (feature `cuda` or `cuda-prebuilt`) and `metal` (feature `metal`) run launches on a device; the tests run them
+//!   on an emulated one.
+//!
+//! Layouts of weights, activations and K/V pages are those of [`foretoken_kernels`].
+
+#[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
+pub mod cuda;
+mod launch;
+#[cfg(feature = "metal")]
+pub mod metal;
+pub mod plan;
+mod pod;
+
+pub use launch::{DeviceSlice, Launch, LaunchError, Params};
+pub use pod::Pod;

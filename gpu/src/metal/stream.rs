@@ -1,0 +1,130 @@
+//! Streams of launches, and recordings of them.
+
+use std::sync::{Arc, Mutex};
+
+use super::device::Device;
+use super::error::MetalError;
+use super::memory::lock;
+use super::queue::{Recorded, StreamState};
+use crate::launch::{Launch, Params};
+
+/// A sequence of launches on a device.
+pub struct Stream {
+    device: Device,
+    state: Arc<Mutex<StreamState>>,
+}
+
+/// Recorded launches. Their parameters are fixed: what changes from round to round (ids, positions, tables) is in device
+/// memory. A replay encodes them again, microseconds each; indirect command buffers would not save the barriers between
+/// them.
+pub struct Graph {
+    launches: Vec<Recorded>,
+}
+
+/// Collects launches for a [`Graph`], in sequence.
+#[derive(Debug)]
+pub struct Recorder {
+    device: Device,
+    graph: Graph,
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Stream").field(&self.device).finish()
+    }
+}
+
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Graph").field("launches", &self.launches.len()).finish()
+    }
+}
+
+impl Stream {
+    fn new(device: &Device, state: Arc<Mutex<StreamState>>) -> Self {
+        Self { device: device.clone(), state }
+    }
+
+    /// Launches a plan behind the stream's earlier launches.
+    ///
+    /// # Errors
+    /// If there is no such kernel, or the system fails.
+    ///
+    /// # Safety
+    /// Until the launch has finished: the buffers of the plan's slices live, nothing else writes what it reads, and
+    /// nothing else reads or writes what it writes. Tables and lists in device memory are as the plan's documentation
+    /// requires.
+    pub unsafe fn launch<P: Params>(&self, launch: &Launch<P>) -> Result<(), MetalError> {
+        let launch = recorded(&self.device, launch)?;
+        // SAFETY: as the caller's.
+        unsafe { lock(&self.state).launch(&self.device.0.memories, &launch) }
+    }
+
+    /// Waits until all launches on this stream have finished.
+    ///
+    /// # Errors
+    /// If a launch failed.
+    pub fn synchronize(&self) -> Result<(), MetalError> {
+        lock(&self.state).wait()
+    }
+
+    /// Records the launches that `launches` adds to the recorder, without running them.
+    ///
+    /// # Errors
+    /// If `launches` fails.
+    pub fn record(&self, launches: impl FnOnce(&mut Recorder) -> Result<(), MetalError>) -> Result<Graph, MetalError> {
+        let mut recorder = Recorder { device: self.device.clone(), graph: Graph { launches: Vec::new() } };
+        launches(&mut recorder)?;
+        Ok(recorder.graph)
+    }
+
+    /// Replays a graph behind the stream's earlier launches.
+    ///
+    /// # Errors
+    /// If the system fails.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`], for every recorded launch.
+    pub unsafe fn replay(&self, graph: &Graph) -> Result<(), MetalError> {
+        let mut state = lock(&self.state);
+        // SAFETY: as the caller's.
+        graph.launches.iter().try_for_each(|launch| unsafe { state.launch(&self.device.0.memories, launch) })
+    }
+}
+
+impl Recorder {
+    /// Adds a launch behind those added before.
+    ///
+    /// # Errors
+    /// If there is no such kernel.
+    pub fn launch<P: Params>(&mut self, launch: &Launch<P>) -> Result<(), MetalError> {
+        self.graph.launches.push(recorded(&self.device, launch)?);
+        Ok(())
+    }
+}
+
+/// Looks up the pipeline and copies the parameters.
+fn recorded<P: Params>(device: &Device, launch: &Launch<P>) -> Result<Recorded, MetalError> {
+    let Launch { kernel, grid, block, params } = *launch;
+    let pipeline = device.0.pipeline(kernel)?;
+    // SAFETY: the bytes of a value, as `MaybeUninit`: padding bytes are uninitialised.
+    let params = unsafe { std::slice::from_raw_parts((&raw const params).cast(), size_of::<P>()) };
+    Ok(Recorded { pipeline, grid, block, params: params.to_vec() })
+}
+
+impl Device {
+    /// A new stream.
+    ///
+    /// # Errors
+    /// If the system has none left.
+    pub fn stream(&self) -> Result<Stream, MetalError> {
+        let queue = self.0.gpu.queue();
+        let queue =
+            queue.ok_or(MetalError::System { call: "newCommandQueue", problem: "there is none left".into() })?;
+        let state = Arc::new(Mutex::new(StreamState::new(queue)));
+        let mut streams = lock(&self.0.streams);
+        streams.retain(|stream| stream.strong_count() > 0);
+        streams.push(Arc::downgrade(&state));
+        Ok(Stream::new(self, state))
+    }
+}

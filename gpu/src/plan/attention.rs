@@ -1,0 +1,318 @@
+//! Attention over pages: `attend_exact.cpp`, `attend_quantized.cpp`, `combine.cpp`.
+//!
+//! One launch for the exact pages of a layer and one for its quantized pages, each writing a partial softmax per split
+//! and query; then one that merges them. Split boundaries are fixed positions of the sequence.
+
+use super::pages::{Pages, PagesParams};
+use super::rows::{Domain, Order};
+use super::turboquant::{self, FormatParams};
+use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension};
+use foretoken_kernels::ElementType;
+use foretoken_kernels::attention::turboquant::{PageLayout, Side};
+
+/// The positions that a query reads exactly in a quantized store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Zones {
+    /// Number of first positions of the sequence.
+    pub head: usize,
+    /// Number of newest positions, rounded to whole pages as the CPU does.
+    pub tail: usize,
+}
+
+/// The queries of one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Queries {
+    /// `(rows, heads, head_dim)`, in the domain and channel order of the store.
+    pub rows: DeviceSlice<f32>,
+    /// `(rows)`: position, and the first position that is not visible. Both are non-decreasing from row to row.
+    pub at: DeviceSlice<[i32; 2]>,
+    /// Rows.
+    pub count: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// K/V heads, a divisor of the query heads.
+    pub kv_heads: usize,
+    /// Width.
+    pub head_dim: usize,
+    /// Positions that a query sees, its own included; `None` for all before it.
+    pub window: Option<usize>,
+    /// Exact zones; `None` if all pages are exact.
+    pub zones: Option<Zones>,
+    /// Pages per split. A constant of a session, because it decides the order of summation.
+    pub split_pages: usize,
+}
+
+/// Memory for the partial softmaxes of all splits.
+#[derive(Clone, Copy, Debug)]
+pub struct SplitPartials {
+    /// `(stores, splits, rows * heads)` of maximum and sum; one store, or two with zones (exact, quantized).
+    pub softmax: DeviceSlice<[f64; 2]>,
+    /// `(stores, splits, rows * heads, head_dim)`: weighted sums, not normalised.
+    pub output: DeviceSlice<f32>,
+    /// Splits from the first that any query sees to the last; an upper bound is enough.
+    pub splits: usize,
+}
+
+/// The kernel that fills a store's [`SplitPartials`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Store {
+    Exact,
+    Quantized,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct QueriesParams {
+    rows: u64,
+    at: u64,
+    softmax: u64,
+    output: u64,
+    count: i32,
+    heads: i32,
+    kv_heads: i32,
+    window: i32,
+    exact_head: i32,
+    exact_tail: i32,
+    split_pages: i32,
+}
+
+impl Queries {
+    fn stores(&self) -> usize {
+        if self.zones.is_some() { 2 } else { 1 }
+    }
+
+    /// Number of splits from the first that a query at `first` sees to the last that begins before `end`.
+    pub fn splits(&self, first: usize, end: usize) -> usize {
+        let split = self.split_pages * foretoken_kernels::attention::turboquant::PAGE_TOKENS;
+        let start = self.window.map_or(0, |window| (first + 1).saturating_sub(window));
+        end.div_ceil(split).saturating_sub(start / split).max(1)
+    }
+
+    fn params(&self, room: &SplitPartials, store: Store) -> Result<QueriesParams, LaunchError> {
+        if self.kv_heads == 0 || self.count == 0 || self.heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            let (rows, heads, kv) = (self.count, self.heads, self.kv_heads);
+            return Err(LaunchError(format!("attention of {rows} rows of {heads} heads over {kv} K/V heads")));
+        }
+        if self.split_pages == 0 {
+            return Err(LaunchError("a split has no pages; at least one is needed".into()));
+        }
+        let all = self.count * self.heads;
+        let slots = self.stores() * room.splits * all;
+        dimension("the queries' size", all * self.head_dim)?;
+        let skip = if store == Store::Quantized { room.splits * all } else { 0 };
+        let window = self.window.map_or(Ok(0), |window| dimension("the window", window))?;
+        Ok(QueriesParams {
+            rows: self.rows.checked("the queries", all * self.head_dim)?,
+            at: self.at.checked("the queries' positions", self.count)?,
+            softmax: room.softmax.checked("the partial softmaxes", slots)? + 16 * skip as u64,
+            output: room.output.checked("the partial outputs", slots * self.head_dim)?
+                + 4 * (skip * self.head_dim) as u64,
+            count: self.count as i32,
+            heads: self.heads as i32,
+            kv_heads: self.kv_heads as i32,
+            window,
+            exact_head: self.zones.map_or(Ok(0), |zones| dimension("the exact head", zones.head))?,
+            exact_tail: self.zones.map_or(Ok(-1), |zones| dimension("the exact tail", zones.tail))?,
+            split_pages: dimension("the pages of a split", self.split_pages)?,
+        })
+    }
+
+    fn grid(&self, splits: usize, columns: usize) -> Result<[u32; 3], LaunchError> {
+        let tiles = (self.count * (self.heads / self.kv_heads)).div_ceil(columns);
+        Ok([dimension("splits", splits.max(1))? as u32, blocks("K/V heads", self.kv_heads)?, blocks("queries", tiles)?])
+    }
+}
+
+/// Exact keys and values.
+#[derive(Clone, Copy, Debug)]
+pub struct ExactKv {
+    /// `(kv_heads, 128, rotary_channels)`.
+    pub keys: Pages,
+    /// `(kv_heads, 128, head_dim)`.
+    pub values: Pages,
+    /// Element type of both.
+    pub element: ElementType,
+    /// Channels of the keys: `head_dim`, or for `attention_k_eq_v` the rotary ones; the other channels are the values'.
+    pub rotary_channels: usize,
+}
+
+/// Parameters of the kernels over exact pages.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ExactParams {
+    queries: QueriesParams,
+    keys: PagesParams,
+    values: PagesParams,
+    rotary_channels: i32,
+}
+
+// SAFETY: the `Params` of attend_exact.cpp.
+unsafe impl Params for ExactParams {}
+
+fn check_rotary_channels(channels: usize, head_dim: usize) -> Result<(), LaunchError> {
+    if channels == head_dim || (channels > 0 && channels < head_dim && channels.is_multiple_of(128)) {
+        return Ok(());
+    }
+    Err(LaunchError(format!("keys have {channels} of {head_dim} channels; all, or a multiple of 128, have kernels")))
+}
+
+/// Attention over the exact pages.
+///
+/// # Errors
+/// If there is no kernel for the width, or a slice is too short.
+pub fn exact(queries: &Queries, kv: &ExactKv, room: &SplitPartials) -> Result<Launch<ExactParams>, LaunchError> {
+    check_rotary_channels(kv.rotary_channels, queries.head_dim)?;
+    let kernel = match (kv.element, queries.head_dim) {
+        (ElementType::F32, 64) => "attend_f32_64",
+        (ElementType::F32, 128) => "attend_f32_128",
+        (ElementType::F32, 256) => "attend_f32_256",
+        (ElementType::F32, 512) => "attend_f32_512",
+        (ElementType::F16, 64) => "attend_f16_64",
+        (ElementType::F16, 128) => "attend_f16_128",
+        (ElementType::F16, 256) => "attend_f16_256",
+        (ElementType::F16, 512) => "attend_f16_512",
+        (ElementType::Bf16, 64) => "attend_bf16_64",
+        (ElementType::Bf16, 128) => "attend_bf16_128",
+        (ElementType::Bf16, 256) => "attend_bf16_256",
+        (ElementType::Bf16, 512) => "attend_bf16_512",
+        (_, width) => {
+            return Err(LaunchError(format!("no kernels for heads of {width}; 64, 128, 256 and 512 have some")));
+        }
+    };
+    let params = ExactParams {
+        queries: queries.params(room, Store::Exact)?,
+        keys: kv.keys.params()?,
+        values: kv.values.params()?,
+        rotary_channels: kv.rotary_channels as i32,
+    };
+    Ok(Launch { kernel, grid: queries.grid(room.splits, 8)?, block: [256, 1, 1], params })
+}
+
+/// Quantized keys and values.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizedKv {
+    /// Pages of `key_layout`.
+    pub keys: Pages,
+    /// Pages of `value_layout`.
+    pub values: Pages,
+    /// Keys of all channels; for `attention_k_eq_v` of the rotary ones, in the values' format.
+    pub key_layout: PageLayout,
+    /// Values; for `attention_k_eq_v` of [`Side::KEqV`].
+    pub value_layout: PageLayout,
+    /// `(rows, heads, head_dim / 4)`: the queries in 8 bits, see [`super::rows::QuantizedQueries`].
+    pub query_words: DeviceSlice<u32>,
+    /// `(rows, heads, head_dim / 128)`.
+    pub query_scales: DeviceSlice<f32>,
+}
+
+/// Parameters of the kernels over quantized pages.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizedParams {
+    queries: QueriesParams,
+    words: u64,
+    word_scales: u64,
+    keys: PagesParams,
+    values: PagesParams,
+    key: FormatParams,
+    value: FormatParams,
+    rotary_channels: i32,
+    key_bytes: i32,
+    value_bytes: i32,
+}
+
+// SAFETY: the `Params` of attend_quantized.cpp.
+unsafe impl Params for QuantizedParams {}
+
+/// Attention over the quantized pages.
+///
+/// # Errors
+/// If there are no kernels for a layout, the layouts do not go together, or a slice is too short.
+pub fn quantized(
+    queries: &Queries,
+    kv: &QuantizedKv,
+    room: &SplitPartials,
+) -> Result<Launch<QuantizedParams>, LaunchError> {
+    let (key, value, width) = (kv.key_layout, kv.value_layout, queries.head_dim);
+    turboquant::check(key)?;
+    turboquant::check(value)?;
+    check_rotary_channels(key.head_dim(), width)?;
+    let side = if key.head_dim() == width { Side::Values } else { Side::KEqV };
+    let formats_fit = side == Side::Values || key.format() == value.format();
+    if value.head_dim() != width || key.side() != Side::Keys || value.side() != side || !formats_fit {
+        return Err(LaunchError("the layouts of keys and values do not go together".into()));
+    }
+    if queries.zones.is_none() {
+        return Err(LaunchError("quantized pages need exact zones".into()));
+    }
+    let columns = queries.count * (queries.heads / queries.kv_heads.max(1));
+    let kernel = match (width, columns <= 8) {
+        (128, true) => "attend_quantized_128_8",
+        (128, false) => "attend_quantized_128_16",
+        (256, true) => "attend_quantized_256_8",
+        (256, false) => "attend_quantized_256_16",
+        (_, true) => "attend_quantized_512_8",
+        (_, false) => "attend_quantized_512_16",
+    };
+    let all = queries.count * queries.heads;
+    let params = QuantizedParams {
+        queries: queries.params(room, Store::Quantized)?,
+        words: kv.query_words.checked("the quantized queries", all * width / 4)?,
+        word_scales: kv.query_scales.checked("the quantized queries' scales", all * width / 128)?,
+        keys: kv.keys.params()?,
+        values: kv.values.params()?,
+        key: FormatParams::new(key),
+        value: FormatParams::new(value),
+        rotary_channels: key.head_dim() as i32,
+        key_bytes: key.bytes() as i32,
+        value_bytes: value.bytes() as i32,
+    };
+    let grid = queries.grid(room.splits, if columns <= 8 { 8 } else { 16 })?;
+    Ok(Launch { kernel, grid, block: [256, 1, 1], params })
+}
+
+/// Parameters of the kernels that merge.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CombineParams {
+    queries: QueriesParams,
+    y: u64,
+    head_dim: i32,
+    splits: i32,
+    stores: i32,
+    rotated: i32,
+    k_eq_v_pairs: i32,
+}
+
+// SAFETY: the `Params` of combine.cpp.
+unsafe impl Params for CombineParams {}
+
+/// Merges the partials of [`exact`] and, with zones, [`quantized`]: `y` is `(rows, heads, head_dim)`, not rotated, in the
+/// model's channel order.
+///
+/// # Errors
+/// If there is no kernel for the width, or a slice is too short.
+pub fn combine(
+    queries: &Queries,
+    room: &SplitPartials,
+    (domain, order): (Domain, Order),
+    y: DeviceSlice<f32>,
+) -> Result<Launch<CombineParams>, LaunchError> {
+    let kernel = match queries.head_dim {
+        64 => "combine_64",
+        128 | 256 | 512 => "combine_128",
+        width => return Err(LaunchError(format!("no kernels for heads of {width}; 64, 128, 256 and 512 have some"))),
+    };
+    let all = queries.count * queries.heads;
+    let params = CombineParams {
+        queries: queries.params(room, Store::Exact)?,
+        y: y.checked("y", all * queries.head_dim)?,
+        head_dim: queries.head_dim as i32,
+        splits: dimension("splits", room.splits)?,
+        stores: queries.stores() as i32,
+        rotated: (domain == Domain::Rotated).into(),
+        k_eq_v_pairs: order.pairs(queries.head_dim)?,
+    };
+    let grid = [dimension("queries", all)? as u32, queries.head_dim.div_ceil(128) as u32, 1];
+    Ok(Launch { kernel, grid, block: [256, 1, 1], params })
+}

@@ -1,0 +1,113 @@
+//! The mixture of experts: `experts.cpp`. [`route`], [`super::matmul::matmul_buckets`] over gate and up, the gated
+//! activation, `matmul_buckets` over down (whose rows are entries), [`mix`].
+
+use super::matmul::Buckets;
+use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension};
+
+/// Upper bounds of rows per call, of experts, and of experts per row.
+pub const MAX_ROUTE: (usize, usize, usize) = (16, 256, 16);
+
+/// A route; `entries` below is `rows * top_k`, an entry being a row of one expert.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// Buckets of rows, by expert: `matrices` `(entries)`, `starts` `(entries + 1)`, `count` `(1)`, `rows` `(entries)`.
+    pub buckets: Buckets,
+    /// `(rows, top_k)`: the entries of a row, in order of the experts.
+    pub entries: DeviceSlice<i32>,
+    /// `(rows, top_k)`: their weights.
+    pub weights: DeviceSlice<f32>,
+}
+
+/// Parameters of the routing.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct RouteParams {
+    scores: u64,
+    scale: u64,
+    matrices: u64,
+    starts: u64,
+    count: u64,
+    rows_of: u64,
+    entries: u64,
+    weights: u64,
+    rows: i32,
+    experts: i32,
+    top_k: i32,
+}
+
+// SAFETY: the `RouteParams` of experts.cpp.
+unsafe impl Params for RouteParams {}
+
+/// Softmax over the experts; the largest `top_k` renormalised to sum 1, each times its expert's scale.
+///
+/// * `scores`: `(rows, experts)`; `scale`: `(experts)`.
+///
+/// # Errors
+/// If there are more than [`MAX_ROUTE`], or a slice is too short.
+pub fn route(
+    scores: DeviceSlice<f32>,
+    scale: DeviceSlice<f32>,
+    (rows, experts, top_k): (usize, usize, usize),
+    route: &Route,
+) -> Result<Launch<RouteParams>, LaunchError> {
+    if rows == 0 || rows > MAX_ROUTE.0 || experts > MAX_ROUTE.1 || top_k == 0 || top_k > MAX_ROUTE.2.min(experts) {
+        return Err(LaunchError(format!(
+            "{top_k} of {experts} experts for {rows} rows; at most {MAX_ROUTE:?} (rows, experts, choices)"
+        )));
+    }
+    let entries = rows * top_k;
+    let rows_of = route.buckets.rows.ok_or_else(|| LaunchError("a route needs the entries' rows".into()))?;
+    let params = RouteParams {
+        scores: scores.checked("the router's scores", rows * experts)?,
+        scale: scale.checked("the experts' scales", experts)?,
+        matrices: route.buckets.matrices.checked("the buckets' matrices", entries)?,
+        starts: route.buckets.starts.checked("the buckets' starts", entries + 1)?,
+        count: route.buckets.count.checked("the number of buckets", 1)?,
+        rows_of: rows_of.checked("the entries' rows", entries)?,
+        entries: route.entries.checked("the rows' entries", entries)?,
+        weights: route.weights.checked("the rows' weights", entries)?,
+        rows: rows as i32,
+        experts: experts as i32,
+        top_k: top_k as i32,
+    };
+    Ok(Launch { kernel: "route", grid: [1, 1, 1], block: [512, 1, 1], params })
+}
+
+/// Parameters of the mixing.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MixParams {
+    parts: u64,
+    entries: u64,
+    weights: u64,
+    y: u64,
+    width: i32,
+    top_k: i32,
+}
+
+// SAFETY: the `MixParams` of experts.cpp.
+unsafe impl Params for MixParams {}
+
+/// `y[row] = sum of weight * parts[entry]` over the row's entries, in order of the experts.
+///
+/// * `parts`: `(rows * top_k, width)`; `y`: `(rows, width)`.
+///
+/// # Errors
+/// If a slice is too short.
+pub fn mix(
+    parts: DeviceSlice<f32>,
+    route: &Route,
+    (rows, top_k, width): (usize, usize, usize),
+    y: DeviceSlice<f32>,
+) -> Result<Launch<MixParams>, LaunchError> {
+    let params = MixParams {
+        parts: parts.checked("the experts' results", rows * top_k * width)?,
+        entries: route.entries.checked("the rows' entries", rows * top_k)?,
+        weights: route.weights.checked("the rows' weights", rows * top_k)?,
+        y: y.checked("y", rows * width)?,
+        width: dimension("width", width)?,
+        top_k: dimension("choices", top_k)?,
+    };
+    let grid = [blocks("width", width.div_ceil(256))?, blocks("rows", rows)?, 1];
+    Ok(Launch { kernel: "mix", grid, block: [256, 1, 1], params })
+}

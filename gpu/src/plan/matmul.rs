@@ -1,0 +1,306 @@
+//! Quantized weights times 8-bit activations: `quantize.cpp`, `matmul.cpp`.
+//!
+//! Weights are in the order of [`foretoken_kernels::quant::pack`], padded with zero rows to whole panels, so that a file
+//! is packed once for CPU and GPU.
+
+use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension};
+use foretoken_kernels::quant::{ActivationType, PANEL_ROWS, WeightType};
+
+/// Warps per block of threads, at most.
+const MAX_WARPS: usize = 16;
+
+/// Quantized rows on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Activations {
+    activation_type: ActivationType,
+    rows: usize,
+    inputs: usize,
+    quants: DeviceSlice<u32>,
+    scales: DeviceSlice<f32>,
+    sums: DeviceSlice<i16>,
+}
+
+impl Activations {
+    /// Words of the quants of `rows` rows, rounded up to a multiple of eight rows.
+    pub const fn quants_len(rows: usize, inputs: usize) -> usize {
+        rows.next_multiple_of(8) * (inputs / 4)
+    }
+
+    /// Number of scales of `rows` rows.
+    pub const fn scales_len(activation_type: ActivationType, rows: usize, inputs: usize) -> usize {
+        rows * (inputs / activation_type.block_len())
+    }
+
+    /// Number of bsums of `rows` rows: one per 32 inputs of blocks of 256, else none.
+    pub const fn sums_len(activation_type: ActivationType, rows: usize, inputs: usize) -> usize {
+        match activation_type {
+            ActivationType::Q8_K => rows * (inputs / 32),
+            ActivationType::Q8_1 => 0,
+        }
+    }
+
+    /// Memory for `rows` rows of `inputs`.
+    ///
+    /// # Errors
+    /// If the rows are not whole blocks, or a slice is too short.
+    pub fn new(
+        activation_type: ActivationType,
+        (rows, inputs): (usize, usize),
+        (quants, scales, sums): (DeviceSlice<u32>, DeviceSlice<f32>, DeviceSlice<i16>),
+    ) -> Result<Self, LaunchError> {
+        if inputs == 0 || !inputs.is_multiple_of(activation_type.block_len()) {
+            let block = activation_type.block_len();
+            return Err(LaunchError(format!("rows of {inputs} inputs are not whole blocks of {block}")));
+        }
+        quants.checked("the activations' quants", Self::quants_len(rows, inputs))?;
+        scales.checked("the activations' scales", Self::scales_len(activation_type, rows, inputs))?;
+        sums.checked("the activations' sums", Self::sums_len(activation_type, rows, inputs))?;
+        Ok(Self { activation_type, rows, inputs, quants, scales, sums })
+    }
+
+    fn params(&self) -> ActivationsParams {
+        ActivationsParams {
+            quants: self.quants.address(),
+            scales: self.scales.address(),
+            sums: self.sums.address(),
+            inputs: self.inputs as i32,
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct ActivationsParams {
+    quants: u64,
+    scales: u64,
+    sums: u64,
+    inputs: i32,
+}
+
+/// Parameters of the kernels that quantize.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizeParams {
+    x: u64,
+    out: ActivationsParams,
+}
+
+// SAFETY: the `Params` of quantize.cpp.
+unsafe impl Params for QuantizeParams {}
+
+/// Quantizes `x` `(rows, inputs)` into `out`.
+///
+/// # Errors
+/// If `x` is too short.
+pub fn quantize(x: DeviceSlice<f32>, out: &Activations) -> Result<Launch<QuantizeParams>, LaunchError> {
+    let x = x.checked("x", out.rows * out.inputs)?;
+    dimension("the activations' size", out.rows * out.inputs)?;
+    let kernel = match out.activation_type {
+        ActivationType::Q8_K => "quantize_q8_k",
+        ActivationType::Q8_1 => "quantize_q8_1",
+    };
+    let grid = [blocks("quantize", out.inputs.div_ceil(4 * 256))?, blocks("quantize", out.rows)?, 1];
+    Ok(Launch { kernel, grid, block: [128, 1, 1], params: QuantizeParams { x, out: out.params() } })
+}
+
+/// One or several packed matrices of one shape, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    weight_type: WeightType,
+    outputs: usize,
+    inputs: usize,
+    count: usize,
+    weights: DeviceSlice<u8>,
+}
+
+impl Matrix {
+    /// Bytes of one `(outputs, inputs)` matrix, padded to whole panels; `None` if the rows are not whole blocks or the
+    /// product overflows.
+    pub const fn bytes(weight_type: WeightType, outputs: usize, inputs: usize) -> Option<usize> {
+        match outputs.checked_next_multiple_of(PANEL_ROWS) {
+            Some(rows) => weight_type.bytes_for(rows, inputs),
+            None => None,
+        }
+    }
+
+    /// Whether there are kernels for this type.
+    pub const fn supports(weight_type: WeightType) -> bool {
+        use WeightType::*;
+        matches!(weight_type, Q4_0 | Q5_0 | Q8_0 | Q4_K | Q5_K | Q6_K)
+    }
+
+    /// `count` matrices of `outputs` rows each, padded with zero rows to whole panels.
+    ///
+    /// # Errors
+    /// If there are no kernels for the type, or `weights` is not of this shape.
+    pub fn new(
+        weight_type: WeightType,
+        (count, outputs, inputs): (usize, usize, usize),
+        weights: DeviceSlice<u8>,
+    ) -> Result<Self, LaunchError> {
+        if !Self::supports(weight_type) {
+            let name = weight_type.name();
+            return Err(LaunchError(format!(
+                "no kernels for {name} weights; q4_0, q5_0, q8_0, q4_K, q5_K and q6_K have some"
+            )));
+        }
+        let shape = || LaunchError(format!("no {outputs} by {inputs} matrix of {}", weight_type.name()));
+        let one = Self::bytes(weight_type, outputs, inputs).filter(|bytes| *bytes > 0).ok_or_else(shape)?;
+        weights.checked("the weights", one.checked_mul(count).ok_or_else(shape)?)?;
+        Ok(Self { weight_type, outputs: outputs.next_multiple_of(PANEL_ROWS), inputs, count, weights })
+    }
+
+    /// Rows of a matrix with padding: the width of a result's row.
+    pub const fn padded_outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Blocks of inputs per warp, and number of warps. They depend on the number of inputs only, and so does the order of
+    /// summation: the sum over a warp's blocks has the CPU's bits, and the warps' sums are added in order.
+    pub const fn warp_split(weight_type: WeightType, inputs: usize) -> (usize, usize) {
+        let blocks = inputs / weight_type.block_len();
+        let per_warp = blocks.div_ceil(MAX_WARPS);
+        (per_warp, blocks.div_ceil(per_warp))
+    }
+
+    fn params(&self) -> Result<MatrixParams, LaunchError> {
+        let (per_warp, _) = Self::warp_split(self.weight_type, self.inputs);
+        Ok(MatrixParams {
+            weights: self.weights.address(),
+            inputs: dimension("inputs", self.inputs)?,
+            outputs: dimension("outputs", self.outputs)?,
+            warp_blocks: per_warp as i32,
+        })
+    }
+
+    fn check(&self, x: &Activations) -> Result<(), LaunchError> {
+        if x.inputs != self.inputs || x.activation_type != self.weight_type.activation_type() {
+            let (a, b) = ((x.inputs, x.activation_type), (self.inputs, self.weight_type.name()));
+            return Err(LaunchError(format!("activations {a:?} do not fit a matrix {b:?}")));
+        }
+        dimension("the activations' size", x.rows.next_multiple_of(8) * x.inputs).map(drop)
+    }
+
+    fn block(&self) -> [u32; 3] {
+        [32 * Self::warp_split(self.weight_type, self.inputs).1 as u32, 1, 1]
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct MatrixParams {
+    weights: u64,
+    inputs: i32,
+    outputs: i32,
+    warp_blocks: i32,
+}
+
+/// Parameters of the kernels that multiply.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MatMulParams {
+    matrix: MatrixParams,
+    x: ActivationsParams,
+    y: u64,
+    rows: i32,
+}
+
+// SAFETY: the `Params` of matmul.cpp.
+unsafe impl Params for MatMulParams {}
+
+/// `y = x w^T`: `y` is `(rows, padded_outputs)`.
+///
+/// # Errors
+/// If the shapes do not fit, or `y` is too short.
+pub fn matmul(w: &Matrix, x: &Activations, y: DeviceSlice<f32>) -> Result<Launch<MatMulParams>, LaunchError> {
+    w.check(x)?;
+    let y = y.checked("y", x.rows * w.outputs)?;
+    let narrow = x.rows <= 8;
+    let kernel = match (w.weight_type, narrow) {
+        (WeightType::Q4_0, true) => "matmul_q4_0_8",
+        (WeightType::Q4_0, false) => "matmul_q4_0_16",
+        (WeightType::Q5_0, true) => "matmul_q5_0_8",
+        (WeightType::Q5_0, false) => "matmul_q5_0_16",
+        (WeightType::Q8_0, true) => "matmul_q8_0_8",
+        (WeightType::Q8_0, false) => "matmul_q8_0_16",
+        (WeightType::Q4_K, true) => "matmul_q4_k_8",
+        (WeightType::Q4_K, false) => "matmul_q4_k_16",
+        (WeightType::Q5_K, true) => "matmul_q5_k_8",
+        (WeightType::Q5_K, false) => "matmul_q5_k_16",
+        (WeightType::Q6_K, true) => "matmul_q6_k_8",
+        (_, _) => "matmul_q6_k_16",
+    };
+    let tiles = if narrow { 1 } else { x.rows.div_ceil(16) };
+    let grid = [dimension("outputs", w.outputs / PANEL_ROWS)? as u32, blocks("rows", tiles)?, 1];
+    let params = MatMulParams { matrix: w.params()?, x: x.params(), y, rows: dimension("rows", x.rows)? };
+    Ok(Launch { kernel, grid, block: w.block(), params })
+}
+
+/// Entries by matrix, in device memory. Bucket `b` is entries `starts[b]..starts[b + 1]`, at most 16.
+#[derive(Clone, Copy, Debug)]
+pub struct Buckets {
+    /// `(max_buckets)`: the matrix of each.
+    pub matrices: DeviceSlice<i32>,
+    /// `(max_buckets + 1)`.
+    pub starts: DeviceSlice<i32>,
+    /// `(1)`: the number of buckets.
+    pub count: DeviceSlice<i32>,
+    /// `(entries)`: the row of `x` of each entry; `None` if entries are rows.
+    pub rows: Option<DeviceSlice<i32>>,
+}
+
+/// Parameters of the kernels that multiply by buckets.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct BucketParams {
+    matrix: MatrixParams,
+    x: ActivationsParams,
+    y: u64,
+    matrices: u64,
+    starts: u64,
+    count: u64,
+    rows: u64,
+}
+
+// SAFETY: the `BucketParams` of matmul.cpp.
+unsafe impl Params for BucketParams {}
+
+/// `y[e] = x[rows[e]] w[matrix of e's bucket]^T` for the entries of at most `max_buckets` buckets: `y` is
+/// `(entries, padded_outputs)`. The caller guarantees that the lists are in range: matrices, rows of `x`, entries of `y`.
+///
+/// # Errors
+/// If the shapes do not fit, or a list is shorter than `max_buckets` need.
+pub fn matmul_buckets(
+    w: &Matrix,
+    x: &Activations,
+    lists: &Buckets,
+    (max_buckets, entries): (usize, usize),
+    y: DeviceSlice<f32>,
+) -> Result<Launch<BucketParams>, LaunchError> {
+    w.check(x)?;
+    if max_buckets > w.count.saturating_mul(entries) {
+        return Err(LaunchError(format!("{max_buckets} buckets of {entries} entries over {} matrices", w.count)));
+    }
+    let kernel = match w.weight_type {
+        WeightType::Q4_0 => "matmul_buckets_q4_0",
+        WeightType::Q5_0 => "matmul_buckets_q5_0",
+        WeightType::Q8_0 => "matmul_buckets_q8_0",
+        WeightType::Q4_K => "matmul_buckets_q4_k",
+        WeightType::Q5_K => "matmul_buckets_q5_k",
+        _ => "matmul_buckets_q6_k",
+    };
+    let params = BucketParams {
+        matrix: w.params()?,
+        x: x.params(),
+        y: y.checked("y", entries * w.outputs)?,
+        matrices: lists.matrices.checked("the buckets' matrices", max_buckets)?,
+        starts: lists.starts.checked("the buckets' starts", max_buckets + 1)?,
+        count: lists.count.checked("the number of buckets", 1)?,
+        rows: match lists.rows {
+            Some(rows) => rows.checked("the entries' rows", entries)?,
+            None => 0,
+        },
+    };
+    let grid = [dimension("outputs", w.outputs / PANEL_ROWS)? as u32, blocks("buckets", max_buckets)?, 1];
+    Ok(Launch { kernel, grid, block: w.block(), params })
+}

@@ -1,0 +1,61 @@
+//! The memory of K and V on the device: `pages.h`.
+
+use crate::launch::{DeviceSlice, LaunchError};
+use foretoken_kernels::ElementType;
+use foretoken_kernels::attention::turboquant::PAGE_TOKENS;
+
+/// Pages of a layer's keys or values: a table of addresses on the device.
+///
+/// An exact page is `(kv_heads, 128, channels)` elements; a quantized one is `kv_heads` pages of
+/// [`PageLayout::bytes`](foretoken_kernels::attention::turboquant::PageLayout::bytes), one after the other. The caller
+/// guarantees an address, aligned to 16 bytes, for every slot that a kernel reads or writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Pages {
+    table: DeviceSlice<u64>,
+    pinned: usize,
+    ring: usize,
+}
+
+impl Pages {
+    /// Page `p` of the sequence is in slot `p`.
+    pub const fn all(table: DeviceSlice<u64>) -> Self {
+        Self { table, pinned: 0, ring: 0 }
+    }
+
+    /// The first `pinned` pages are in the first slots; page `p` behind them in slot `pinned + (p - pinned) % ring`.
+    pub const fn ring(table: DeviceSlice<u64>, pinned: usize, ring: usize) -> Self {
+        Self { table, pinned, ring }
+    }
+
+    pub(super) fn params(&self) -> Result<PagesParams, LaunchError> {
+        let slots = self.pinned + self.ring;
+        let table = self.table.checked("the table of pages", slots.max(1))?;
+        Ok(PagesParams { table, pinned: self.pinned as i32, ring: self.ring as i32 })
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PagesParams {
+    table: u64,
+    pinned: i32,
+    ring: i32,
+}
+
+impl PagesParams {
+    pub(super) const NONE: Self = Self { table: 0, pinned: 0, ring: 0 };
+}
+
+/// Bytes of an exact page.
+pub const fn exact_page_bytes(element: ElementType, kv_heads: usize, channels: usize) -> usize {
+    kv_heads * PAGE_TOKENS * channels * element.size()
+}
+
+/// The number of an element type in the kernels' parameters.
+pub(super) const fn element_number(element: ElementType) -> i32 {
+    match element {
+        ElementType::F32 => 0,
+        ElementType::F16 => 1,
+        ElementType::Bf16 => 2,
+    }
+}

@@ -1,0 +1,177 @@
+//! Norm, gated activation, embedding lookup: `norm.cpp`, `embed.cpp`.
+
+use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
+use foretoken_kernels::ElementType;
+use foretoken_kernels::quant::{PANEL_ROWS, WeightType};
+
+/// Parameters of the norm.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct NormParams {
+    x: u64,
+    weight: u64,
+    residual: u64,
+    y: u64,
+    width: i32,
+    eps: f32,
+    scale: f32,
+}
+
+// SAFETY: the `NormParams` of norm.cpp.
+unsafe impl Params for NormParams {}
+
+/// `y = norm(x)`, or with a residual `(residual + norm(x)) * scale`: [`foretoken_kernels::norm::rms_norm`] of `(rows,
+/// width)`.
+///
+/// # Errors
+/// If a slice is too short.
+pub fn rms_norm(
+    x: DeviceSlice<f32>,
+    (rows, width): (usize, usize),
+    weight: Option<DeviceSlice<f32>>,
+    eps: f32,
+    add_to: Option<(DeviceSlice<f32>, f32)>,
+    y: DeviceSlice<f32>,
+) -> Result<Launch<NormParams>, LaunchError> {
+    let params = NormParams {
+        x: x.checked("x", rows * width)?,
+        weight: optional(weight, "the norm's weight", width)?,
+        residual: optional(add_to.map(|(residual, _)| residual), "the residual", rows * width)?,
+        y: y.checked("y", rows * width)?,
+        width: dimension("width", width)?,
+        eps,
+        scale: add_to.map_or(1.0, |(_, scale)| scale),
+    };
+    Ok(Launch { kernel: "rms_norm", grid: [dimension("rows", rows)? as u32, 1, 1], block: [256, 1, 1], params })
+}
+
+/// Parameters of the gated activation.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GateParams {
+    gate: u64,
+    up: u64,
+    y: u64,
+    width: i32,
+    gate_stride: i32,
+    up_stride: i32,
+}
+
+// SAFETY: the `GateParams` of norm.cpp.
+unsafe impl Params for GateParams {}
+
+/// A `(rows, width)` matrix whose rows are `stride` elements apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Strided {
+    /// The elements, from the first row's first.
+    pub slice: DeviceSlice<f32>,
+    /// Elements from one row to the next, a multiple of 4.
+    pub stride: usize,
+}
+
+/// `y = gelu_tanh(gate) * up` of `(rows, width)`: [`foretoken_kernels::activation::gelu_gate`].
+///
+/// # Errors
+/// If width or strides are not multiples of 4, or a slice is too short.
+pub fn gelu_gate(
+    gate: Strided,
+    up: Strided,
+    (rows, width): (usize, usize),
+    y: DeviceSlice<f32>,
+) -> Result<Launch<GateParams>, LaunchError> {
+    if [width, gate.stride, up.stride].into_iter().any(|n| !n.is_multiple_of(4)) {
+        return Err(LaunchError(format!(
+            "width {width} with strides {} and {}: not multiples of 4",
+            gate.stride, up.stride
+        )));
+    }
+    let reach = |stride: usize| rows.saturating_sub(1) * stride + width;
+    let params = GateParams {
+        gate: gate.slice.checked("the gate", reach(gate.stride))?,
+        up: up.slice.checked("the up projection", reach(up.stride))?,
+        y: y.checked("y", rows * width)?,
+        width: dimension("width", width)?,
+        gate_stride: dimension("the stride", gate.stride)?,
+        up_stride: dimension("the stride", up.stride)?,
+    };
+    let grid = [blocks("width", width.div_ceil(1024))?, blocks("rows", rows)?, 1];
+    Ok(Launch { kernel: "gelu_gate", grid, block: [256, 1, 1], params })
+}
+
+/// The storage of an embedding table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableType {
+    /// Packed panels: see [`super::matmul::Matrix`].
+    Quantized(WeightType),
+    /// Rows of elements.
+    Float(ElementType),
+}
+
+/// Parameters of the lookup.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EmbedParams {
+    table: u64,
+    ids: u64,
+    y: u64,
+    inputs: i32,
+    rows: u32,
+    scale: f32,
+}
+
+// SAFETY: the `Params` of embed.cpp.
+unsafe impl Params for EmbedParams {}
+
+/// `y[i] = table[ids[i]] * scale`: `(count, inputs)`. Rows of ids outside the table are NaN.
+///
+/// * `table`: `(rows, inputs)`.
+///
+/// # Errors
+/// If there is no kernel for the type, or a slice is too short.
+pub fn embed(
+    table_type: TableType,
+    table: DeviceSlice<u8>,
+    (rows, inputs): (usize, usize),
+    (ids, count): (DeviceSlice<u32>, usize),
+    scale: f32,
+    y: DeviceSlice<f32>,
+) -> Result<Launch<EmbedParams>, LaunchError> {
+    let (kernel, bytes) = match table_type {
+        TableType::Quantized(weight_type) => {
+            let kernel = match weight_type {
+                WeightType::Q4_0 => "embed_q4_0",
+                WeightType::Q5_0 => "embed_q5_0",
+                WeightType::Q8_0 => "embed_q8_0",
+                WeightType::Q4_K => "embed_q4_k",
+                WeightType::Q5_K => "embed_q5_k",
+                WeightType::Q6_K => "embed_q6_k",
+                _ => {
+                    return Err(LaunchError(format!(
+                        "no embedding lookup in {} tables; q4_0, q5_0, q8_0, q4_K, q5_K, q6_K and floats have one",
+                        weight_type.name()
+                    )));
+                }
+            };
+            (kernel, weight_type.bytes_for(rows.next_multiple_of(PANEL_ROWS), inputs))
+        }
+        TableType::Float(element) => {
+            let kernel = match element {
+                ElementType::F32 => "embed_f32",
+                ElementType::F16 => "embed_f16",
+                ElementType::Bf16 => "embed_bf16",
+            };
+            (kernel, rows.checked_mul(inputs).and_then(|len| len.checked_mul(element.size())))
+        }
+    };
+    let bytes = bytes.ok_or_else(|| LaunchError(format!("no table of {rows} rows of {inputs}")))?;
+    let params = EmbedParams {
+        table: table.checked("the table", bytes)?,
+        ids: ids.checked_unaligned("the ids", count)?,
+        y: y.checked("y", count * inputs)?,
+        inputs: dimension("inputs", inputs)?,
+        rows: dimension("the table's rows", rows)? as u32,
+        scale,
+    };
+    let grid = [blocks("inputs", inputs.div_ceil(256))?, blocks("ids", count)?, 1];
+    Ok(Launch { kernel, grid, block: [256, 1, 1], params })
+}

@@ -1,0 +1,212 @@
+//! Queries, keys and values between projection and attention: norm, rotary embedding, rotation, storage. `rows.cpp`.
+
+use super::pages::{Pages, PagesParams, element_number};
+use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
+use foretoken_kernels::ElementType;
+use foretoken_kernels::attention::turboquant::CodeFormat;
+
+/// Heads to process: `x` is `(rows, heads, head_dim)`.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    /// The projection's result.
+    pub x: DeviceSlice<f32>,
+    /// Rows.
+    pub rows: usize,
+    /// Heads of a row.
+    pub heads: usize,
+    /// Width: 64, 128, 256 or 512.
+    pub head_dim: usize,
+}
+
+/// RMS norm of every head.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorm {
+    /// `(head_dim)`; `None` for no weight.
+    pub weight: Option<DeviceSlice<f32>>,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// Rotary embedding: see [`foretoken_kernels::rope`].
+#[derive(Clone, Copy, Debug)]
+pub struct Rotary {
+    /// `(rows, pairs)`.
+    pub cos: DeviceSlice<f32>,
+    /// `(rows, pairs)`.
+    pub sin: DeviceSlice<f32>,
+    /// Rotary pairs.
+    pub pairs: usize,
+}
+
+/// The order of a head's channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// The model's.
+    Model,
+    /// For `attention_k_eq_v`: the channels of this many rotary pairs first.
+    RotaryFirst(usize),
+}
+
+impl Order {
+    pub(super) fn pairs(self, head_dim: usize) -> Result<i32, LaunchError> {
+        match self {
+            Self::Model => Ok(0),
+            Self::RotaryFirst(pairs) if pairs > 0 && 2 * pairs < head_dim => Ok(pairs as i32),
+            Self::RotaryFirst(pairs) => Err(LaunchError(format!(
+                "{pairs} rotary pairs of a head of {head_dim}; 1 to head_dim / 2 - 1 can come first"
+            ))),
+        }
+    }
+}
+
+/// The domain of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Domain {
+    /// Not rotated.
+    Unrotated,
+    /// Rotated by [`foretoken_kernels::attention::turboquant::rotate`].
+    Rotated,
+}
+
+/// The steps, in this order; `None` skips a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps {
+    /// 1.
+    pub norm: Option<HeadNorm>,
+    /// 2.
+    pub rotary: Option<Rotary>,
+    /// 3.
+    pub order: Order,
+    /// 4. `(head_dim)` in that order: multiplies every row.
+    pub weight: Option<DeviceSlice<f32>>,
+    /// 5.
+    pub domain: Domain,
+}
+
+/// Queries in 8 bits, for quantized keys.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizedQueries {
+    /// The keys' format.
+    pub format: CodeFormat,
+    /// `(rows, heads, head_dim / 4)`.
+    pub words: DeviceSlice<u32>,
+    /// `(rows, heads, head_dim / 128)`.
+    pub scales: DeviceSlice<f32>,
+}
+
+/// The pages that K or V is stored to.
+#[derive(Clone, Copy, Debug)]
+pub struct KvDestination {
+    /// Exact pages.
+    pub pages: Pages,
+    /// Their element type.
+    pub element: ElementType,
+    /// `(rows)` of position and end, see [`super::attention::Queries::at`].
+    pub at: DeviceSlice<[i32; 2]>,
+    /// `(1)`: atomicMin with the positions of rows that, before the rotation, have a NaN, an infinity, or a magnitude
+    /// above f16's largest, 65504.
+    pub fault: DeviceSlice<u32>,
+}
+
+/// The results.
+#[derive(Clone, Copy, Debug)]
+pub struct Results {
+    /// Channels that are stored, the first ones.
+    pub channels: usize,
+    /// `(rows, heads, channels)`.
+    pub rows: Option<DeviceSlice<f32>>,
+    /// Queries in 8 bits, of all channels.
+    pub quantized: Option<QuantizedQueries>,
+    /// Pages `(heads, 128, channels)`.
+    pub store: Option<KvDestination>,
+}
+
+/// Parameters of the kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct RowsParams {
+    x: u64,
+    weight: u64,
+    cos: u64,
+    sin: u64,
+    after: u64,
+    y: u64,
+    words: u64,
+    word_scales: u64,
+    positions: u64,
+    fault: u64,
+    pages: PagesParams,
+    heads: i32,
+    channels: i32,
+    normalize: i32,
+    pairs: i32,
+    k_eq_v_pairs: i32,
+    rotates: i32,
+    element: i32,
+    eps: f32,
+    unit: f32,
+}
+
+// SAFETY: the `Params` of rows.cpp.
+unsafe impl Params for RowsParams {}
+
+/// Norm, rotary embedding, order, weight, rotation; then the results that are given.
+///
+/// # Errors
+/// If there is no kernel for the width, or a slice is too short.
+pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<RowsParams>, LaunchError> {
+    let Heads { x, rows, heads, head_dim } = *heads;
+    let kernel = match head_dim {
+        64 => "rows_64",
+        128 => "rows_128",
+        256 => "rows_256",
+        512 => "rows_512",
+        _ => return Err(LaunchError(format!("no kernels for heads of {head_dim}; 64, 128, 256 and 512 have some"))),
+    };
+    if results.channels == 0 || results.channels > head_dim {
+        return Err(LaunchError(format!("{} of {head_dim} channels to store", results.channels)));
+    }
+    if results.quantized.is_some() && (head_dim < 128 || steps.domain == Domain::Unrotated) {
+        return Err(LaunchError("queries in 8 bits are of rotated rows of at least 128 channels".into()));
+    }
+    let pairs = steps.rotary.map_or(0, |rotary| rotary.pairs);
+    if pairs > head_dim / 2 {
+        return Err(LaunchError(format!(
+            "{pairs} rotary pairs of a head of {head_dim}; at most half of the channels rotate"
+        )));
+    }
+    let all = rows * heads;
+    dimension("the rows' size", all * head_dim)?;
+    let params = RowsParams {
+        x: x.checked("x", all * head_dim)?,
+        weight: optional(steps.norm.and_then(|norm| norm.weight), "the norm's weight", head_dim)?,
+        cos: optional(steps.rotary.map(|rotary| rotary.cos), "the cosines", rows * pairs)?,
+        sin: optional(steps.rotary.map(|rotary| rotary.sin), "the sines", rows * pairs)?,
+        after: optional(steps.weight, "the weight", head_dim)?,
+        y: optional(results.rows, "the rows", all * results.channels)?,
+        words: optional(results.quantized.map(|queries| queries.words), "the quantized queries", all * head_dim / 4)?,
+        word_scales: optional(
+            results.quantized.map(|queries| queries.scales),
+            "the quantized queries' scales",
+            all * head_dim / 128,
+        )?,
+        positions: optional(results.store.map(|store| store.at), "the positions", rows)?,
+        fault: results.store.map_or(Ok(0), |store| store.fault.checked_unaligned("the fault", 1))?,
+        pages: results.store.map_or(Ok(PagesParams::NONE), |store| store.pages.params())?,
+        heads: heads as i32,
+        channels: results.channels as i32,
+        normalize: steps.norm.is_some().into(),
+        pairs: pairs as i32,
+        k_eq_v_pairs: steps.order.pairs(head_dim)?,
+        rotates: (steps.domain == Domain::Rotated).into(),
+        element: results.store.map_or(0, |store| element_number(store.element)),
+        eps: steps.norm.map_or(0.0, |norm| norm.eps),
+        unit: results.quantized.map_or(0.0, |queries| queries.format.unit()),
+    };
+    Ok(Launch {
+        kernel,
+        grid: [blocks("heads", heads.div_ceil(4))?, blocks("rows", rows)?, 1],
+        block: [128, 1, 1],
+        params,
+    })
+}

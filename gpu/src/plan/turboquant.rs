@@ -1,0 +1,120 @@
+//! Quantized pages: `encode.cpp`, and the formats that `planes.h` reads.
+
+use super::pages::{Pages, PagesParams, element_number};
+use crate::launch::{Launch, LaunchError, Params, blocks};
+use foretoken_kernels::ElementType;
+use foretoken_kernels::attention::turboquant::{CodeFormat, Levels, PageLayout, Side};
+
+/// Whether there are kernels for this layout: one scale per 128 channels, head widths 128, 256 and 512.
+pub fn supports(layout: PageLayout) -> bool {
+    !matches!(layout.format(), CodeFormat::Q4_0 | CodeFormat::Q8_0) && matches!(layout.head_dim(), 128 | 256 | 512)
+}
+
+/// An error unless [`supports`].
+pub(super) fn check(layout: PageLayout) -> Result<(), LaunchError> {
+    if supports(layout) {
+        return Ok(());
+    }
+    let (name, width) = (layout.format().name(), layout.head_dim());
+    Err(LaunchError(format!(
+        "no kernels for pages of {name} of {width} channels; tqc2 to tqc6 and turbo2 to turbo4 of 128, 256 or 512 have some"
+    )))
+}
+
+/// A format, for the kernels of attention.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FormatParams {
+    upper: i32,
+    lower: i32,
+    levels: [i8; 64],
+    unit: f32,
+    centred: i32,
+}
+
+impl FormatParams {
+    pub(super) fn new(layout: PageLayout) -> Self {
+        let (upper, lower) = layout.plane_bits();
+        let mut levels = [0; 64];
+        if let Some(known) = layout.format().levels() {
+            levels[..known.len()].copy_from_slice(known);
+        }
+        let centred = layout.format().centred(layout.side());
+        Self { upper: upper as i32, lower: lower as i32, levels, unit: layout.format().unit(), centred: centred.into() }
+    }
+}
+
+/// Parameters of the kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EncodeParams {
+    rows: PagesParams,
+    codes: PagesParams,
+    first: i32,
+    channels: i32,
+    head_bytes: i32,
+    element: i32,
+    keys: i32,
+    centred: i32,
+    least_squares: i32,
+    upper: i32,
+    lower: i32,
+    boundaries: i32,
+    spread: f32,
+    boundary: [f32; 64],
+    level: [f32; 64],
+}
+
+// SAFETY: the `Params` of encode.cpp.
+unsafe impl Params for EncodeParams {}
+
+/// Quantizes the pages `first..first + count` of the sequence for all `kv_heads`, to the bytes of
+/// [`encode_page`](foretoken_kernels::attention::turboquant::encode_page).
+///
+/// * `rows`: exact pages of `element`, rotated, all of whose 128 rows are written and finite.
+/// * `codes`: pages of the layout.
+///
+/// # Errors
+/// If there are no kernels for the layout.
+pub fn encode(
+    layout: PageLayout,
+    (rows, element): (&Pages, ElementType),
+    codes: &Pages,
+    (first, count): (usize, usize),
+    kv_heads: usize,
+) -> Result<Launch<EncodeParams>, LaunchError> {
+    check(layout)?;
+    let book = layout.format().codebook().ok_or_else(|| LaunchError("q4_0 and q8_0 have no codebook".into()))?;
+    let (mut boundary, mut level) = ([0.0; 64], [0.0; 64]);
+    boundary[..book.boundaries.len()].copy_from_slice(book.boundaries);
+    let least_squares = match book.levels {
+        Levels::Integers(levels) => {
+            level.iter_mut().zip(levels).for_each(|(to, from)| *to = f32::from(*from) * layout.format().unit());
+            layout.side() == Side::Values
+        }
+        Levels::Centroids(levels) => {
+            level[..levels.len()].copy_from_slice(levels);
+            false
+        }
+    };
+    let (upper, lower) = layout.plane_bits();
+    let params = EncodeParams {
+        rows: rows.params()?,
+        codes: codes.params()?,
+        first: first as i32,
+        channels: layout.head_dim() as i32,
+        head_bytes: layout.bytes() as i32,
+        element: element_number(element),
+        keys: (layout.side() == Side::Keys).into(),
+        centred: layout.format().centred(layout.side()).into(),
+        least_squares: least_squares.into(),
+        upper: upper as i32,
+        lower: lower as i32,
+        boundaries: book.boundaries.len() as i32,
+        spread: book.spread,
+        boundary,
+        level,
+    };
+    let grid = [(layout.head_dim() / 128) as u32, blocks("K/V heads", kv_heads)?, blocks("pages", count)?];
+    Ok(Launch { kernel: "encode_page", grid, block: [256, 1, 1], params })
+}

@@ -1,0 +1,160 @@
+//! Top-k and argmax: `vocabulary.cpp`. With [`super::matmul::matmul_buckets`] between them, they are the centroid head: a
+//! centroid is a bucket, and its tokens' rows of the embedding are the bucket's matrix.
+
+use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
+
+/// Upper bound of a [`top_k`]'s elements.
+pub const MAX_TOP_K: usize = 4096;
+
+/// Elements of a row per block of [`argmax_parts`].
+const PER_BLOCK: usize = 4096;
+
+/// Written by [`argmax`] if all elements are NaN or suppressed.
+pub const NO_ID: u32 = u32::MAX;
+
+/// Parameters of [`top_k`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TopParams {
+    x: u64,
+    indices: u64,
+    n: i32,
+    padded: i32,
+    k: i32,
+}
+
+// SAFETY: the `TopParams` of vocabulary.cpp.
+unsafe impl Params for TopParams {}
+
+/// Indices of the `k` largest of `n` elements, largest first, the lower index first among equals:
+/// [`foretoken_kernels::vocabulary::top_k`].
+///
+/// # Errors
+/// If `k > n`, there are more than [`MAX_TOP_K`], or a slice is too short.
+pub fn top_k(
+    (x, n): (DeviceSlice<f32>, usize),
+    (indices, k): (DeviceSlice<i32>, usize),
+) -> Result<Launch<TopParams>, LaunchError> {
+    if n == 0 || k > n || n > MAX_TOP_K {
+        return Err(LaunchError(format!("the {k} largest of {n}; at most {MAX_TOP_K} can be ranked")));
+    }
+    let padded = n.next_power_of_two();
+    let params = TopParams {
+        x: x.checked("x", n)?,
+        indices: indices.checked("the indices", k)?,
+        n: n as i32,
+        padded: padded as i32,
+        k: k as i32,
+    };
+    let threads = (padded / 2).clamp(32, 1024) as u32;
+    Ok(Launch { kernel: "top_k", grid: [1, 1, 1], block: [threads, 1, 1], params })
+}
+
+/// Rows of scores.
+#[derive(Clone, Copy, Debug)]
+pub struct Scores {
+    /// `(rows, n)`, rows `stride` apart.
+    pub x: DeviceSlice<f32>,
+    /// Rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub n: usize,
+    /// Elements from one row to the next.
+    pub stride: usize,
+    /// `cap * tanh(x / cap)` is compared; `x` if `None`.
+    pub cap: Option<f32>,
+    /// Ids that are never chosen, and their number.
+    pub suppressed: Option<(DeviceSlice<u32>, usize)>,
+    /// The ids of elements that are not in order of id.
+    pub grouped: Option<Grouped>,
+}
+
+/// Element `i` has the id `ordering[groups[i / len] * len + i % len]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Grouped {
+    /// `(n / len)`: the groups in order.
+    pub groups: DeviceSlice<i32>,
+    /// All ids, group by group.
+    pub ordering: DeviceSlice<u32>,
+    /// Ids per group.
+    pub len: usize,
+}
+
+/// Parameters of [`argmax_parts`] and [`argmax`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ArgmaxParams {
+    x: u64,
+    suppressed: u64,
+    groups: u64,
+    ordering: u64,
+    partial: u64,
+    ids: u64,
+    n: i32,
+    stride: i32,
+    num_suppressed: i32,
+    group: i32,
+    blocks: i32,
+    cap: f32,
+}
+
+// SAFETY: the `ArgmaxParams` of vocabulary.cpp.
+unsafe impl Params for ArgmaxParams {}
+
+impl Scores {
+    /// Elements of `partial`, the results of [`argmax_parts`].
+    pub const fn partial_len(rows: usize, n: usize) -> usize {
+        rows * n.div_ceil(PER_BLOCK)
+    }
+
+    fn params(&self, partial: DeviceSlice<[u32; 2]>, ids: DeviceSlice<u32>) -> Result<ArgmaxParams, LaunchError> {
+        let Self { x, rows, n, stride, cap, suppressed, grouped } = *self;
+        if rows == 0 || n == 0 || stride < n {
+            return Err(LaunchError(format!(
+                "the argmax of {rows} rows of {n}, {stride} apart; rows must not overlap or be empty"
+            )));
+        }
+        let num_suppressed = suppressed.map_or(0, |(_, count)| count);
+        let group = grouped.map_or(1, |grouped| grouped.len.max(1));
+        Ok(ArgmaxParams {
+            x: x.checked("the scores", (rows - 1) * stride + n)?,
+            suppressed: optional(suppressed.map(|(ids, _)| ids), "the suppressed ids", num_suppressed)?,
+            groups: optional(grouped.map(|grouped| grouped.groups), "the groups", n.div_ceil(group))?,
+            ordering: optional(grouped.map(|grouped| grouped.ordering), "the ordering", group)?,
+            partial: partial.checked("the partial results", Self::partial_len(rows, n))?,
+            ids: ids.checked_unaligned("the ids", rows)?,
+            n: dimension("n", n)?,
+            stride: dimension("the stride", stride)?,
+            num_suppressed: dimension("suppressed ids", num_suppressed)?,
+            group: dimension("the group", group)?,
+            blocks: n.div_ceil(PER_BLOCK) as i32,
+            cap: cap.unwrap_or(0.0),
+        })
+    }
+}
+
+/// The largest element of each part of a row.
+///
+/// # Errors
+/// If a slice is too short.
+pub fn argmax_parts(
+    scores: &Scores,
+    partial: DeviceSlice<[u32; 2]>,
+    ids: DeviceSlice<u32>,
+) -> Result<Launch<ArgmaxParams>, LaunchError> {
+    let grid = [blocks("elements", scores.n.div_ceil(PER_BLOCK))?, blocks("rows", scores.rows)?, 1];
+    Ok(Launch { kernel: "argmax_parts", grid, block: [256, 1, 1], params: scores.params(partial, ids)? })
+}
+
+/// The largest of each row's parts: the lowest id of equals; [`NO_ID`] if there is none.
+///
+/// # Errors
+/// If a slice is too short.
+pub fn argmax(
+    scores: &Scores,
+    partial: DeviceSlice<[u32; 2]>,
+    ids: DeviceSlice<u32>,
+) -> Result<Launch<ArgmaxParams>, LaunchError> {
+    let grid = [blocks("rows", scores.rows)?, 1, 1];
+    Ok(Launch { kernel: "argmax", grid, block: [32, 1, 1], params: scores.params(partial, ids)? })
+}

@@ -1,0 +1,668 @@
+//! Rows, pages, quantization and attention.
+
+use std::ops::Range;
+
+use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::attention::{ExactKv, QuantizedKv, Queries, SplitPartials, Zones, combine, exact, quantized};
+use foretoken_gpu::plan::pages::Pages;
+use foretoken_gpu::plan::rows::{
+    Domain, HeadNorm, Heads, KvDestination, Order, QuantizedQueries, Results, Rotary, Steps, rows,
+};
+use foretoken_gpu::plan::turboquant::encode;
+use foretoken_kernels::attention::turboquant::{
+    CodeFormat, Page, PageLayout, PageMut, QuantizedQuery, RotationGroups, Side, encode_page, rotate, rotate_back,
+};
+use foretoken_kernels::attention::{KvBlock, OnlineSoftmax, Query, Scratch, attend_block, finish};
+use foretoken_kernels::norm::{AfterNorm, rms_norm};
+use foretoken_kernels::{ElementType, Elements, Isa, attention, rope};
+use half::{bf16, f16};
+
+use super::cases::{Case, Numbers, close, same, same_bits};
+use super::device::Device;
+
+const PAGE: usize = 128;
+const ISA: Isa = Isa::Scalar;
+const ELEMENTS: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
+const FORMATS: [CodeFormat; 8] = [
+    CodeFormat::Tqc2,
+    CodeFormat::Tqc3,
+    CodeFormat::Tqc4,
+    CodeFormat::Tqc5,
+    CodeFormat::Tqc6,
+    CodeFormat::Turbo2,
+    CodeFormat::Turbo3,
+    CodeFormat::Turbo4,
+];
+
+/// Rows in the bytes of an exact page.
+fn narrow(element: ElementType, rows: &[f32]) -> Vec<u8> {
+    match element {
+        ElementType::F32 => rows.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        ElementType::F16 => rows.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
+        ElementType::Bf16 => rows.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+    }
+}
+
+/// Values after rounding to the page's element type.
+fn rounded(element: ElementType, rows: &mut [f32]) {
+    match element {
+        ElementType::F32 => {}
+        ElementType::F16 => rows.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
+        ElementType::Bf16 => rows.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),
+    }
+}
+
+/// The channels in the order of an `attention_k_eq_v` store.
+fn shared_order(width: usize, pairs: usize) -> Vec<usize> {
+    let (mut first, rest): (Vec<_>, Vec<_>) = (0..width).partition(|channel| channel % (width / 2) < pairs);
+    first.extend(rest);
+    first
+}
+
+fn groups(width: usize) -> RotationGroups {
+    RotationGroups::of(width).expect("a width")
+}
+
+/// A page's codes, scales and mean as one slice of bytes.
+fn encoded(layout: PageLayout, rows: &[f32]) -> Vec<u8> {
+    let (mut codes, mut scales) = (vec![0; layout.code_bytes()], vec![f16::ZERO; layout.scales()]);
+    let mut mean = vec![f16::ZERO; layout.mean()];
+    let page = PageMut { codes: &mut codes, scales: &mut scales, mean: &mut mean };
+    encode_page(ISA, layout, rows, page).expect("finite rows");
+    codes.extend(scales.iter().chain(&mean).flat_map(|x| x.to_le_bytes()));
+    codes
+}
+
+/// A page's codes, scales and mean.
+type Parts = (Vec<u8>, Vec<f16>, Vec<f16>);
+
+fn parts(layout: PageLayout, bytes: &[u8]) -> Parts {
+    let halves: Vec<f16> =
+        bytes[layout.code_bytes()..].chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
+    let (scales, mean) = halves.split_at(layout.scales());
+    (bytes[..layout.code_bytes()].to_vec(), scales.to_vec(), mean.to_vec())
+}
+
+fn encode_case(format: CodeFormat, side: Side, width: usize, element: ElementType) -> Case {
+    let name = format!("encode {} {side:?} {width} from {element:?}", format.name());
+    Case::new(name, &["encode.cpp", "pages.h"], move |device| {
+        let (layout, kv_heads) = (PageLayout::new(format, side, groups(width)), 2);
+        let mut numbers = Numbers::new(width as u64);
+        // Pages 1 to 3 of the sequence, in a ring of two slots behind one pinned slot.
+        let mut wanted = Vec::new();
+        let (mut sources, mut targets) = (vec![0; 3], vec![0; 3]);
+        for page in 2..4usize {
+            let mut heads = Vec::new();
+            let mut bytes = Vec::new();
+            for _ in 0..kv_heads {
+                let mut rows = numbers.normals(PAGE * width);
+                rows.iter_mut().enumerate().for_each(|(i, x)| *x += 3.0 * ((i % width) as f32 * 0.7).sin());
+                rows[5 * width..6 * width].fill(0.0);
+                rows[7 * width..8 * width].iter_mut().for_each(|x| *x *= 1e-3);
+                rows[9 * width + 3] = 400.0;
+                rounded(element, &mut rows);
+                bytes.extend(narrow(element, &rows));
+                heads.extend(encoded(layout, &rows));
+            }
+            let slot = 1 + (page - 1) % 2;
+            sources[slot] = device.of(&bytes).address();
+            let room: DeviceSlice<u8> = device.room(heads.len());
+            targets[slot] = room.address();
+            wanted.push((room, heads));
+        }
+        let (sources, targets) = (device.of(&sources), device.of(&targets));
+        let (sources, targets) = (Pages::ring(sources, 1, 2), Pages::ring(targets, 1, 2));
+        device.run(encode(layout, (&sources, element), &targets, (2, 2), kv_heads))?;
+        wanted.into_iter().try_for_each(|(room, heads)| same("the page", &device.read(room), &heads))
+    })
+}
+
+/// The steps and results of a case.
+#[derive(Clone, Copy)]
+struct RowCase {
+    width: usize,
+    norm: bool,
+    pairs: usize,
+    shared: bool,
+    domain: Domain,
+    kept: usize,
+    element: ElementType,
+    /// The first head of a row that has an invalid value, and the value; all heads behind it have it, too.
+    fault: Option<(usize, f32)>,
+}
+
+/// The value of `fault` without a fault.
+const NO_FAULT: u32 = u32::MAX;
+
+fn rows_case(case: RowCase) -> Case {
+    let RowCase { width, norm, pairs, shared, domain, kept, element, fault } = case;
+    let name = format!(
+        "rows {width} norm {norm} pairs {pairs} shared {shared} {domain:?} kept {kept} {element:?} fault {fault:?}"
+    );
+    Case::new(name, &["rows.cpp", "rotate.h", "pages.h"], move |device| {
+        let (count, heads, eps) = (3, 5, 1e-6);
+        let mut numbers = Numbers::new((width + pairs) as u64);
+        let mut x = numbers.normals(count * heads * width);
+        if let Some((head, value)) = fault {
+            x.chunks_exact_mut(width).skip(head).for_each(|row| row[width / 2 + 1] = value);
+        }
+        let (weight, after) = (numbers.normals(width), numbers.normals(width));
+        let angles = numbers.normals(count * pairs);
+        let (cos, sin): (Vec<_>, Vec<_>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
+
+        // The CPU's.
+        let mut want = x.clone();
+        if norm {
+            rms_norm(ISA, &x, width, Some(&weight), eps, AfterNorm::Write, &mut want);
+        }
+        for (row, want) in want.chunks_exact_mut(heads * width).enumerate() {
+            let at = row * pairs..(row + 1) * pairs;
+            rope::rotate(ISA, want, width, &cos[at.clone()], &sin[at]);
+        }
+        if shared {
+            let order = shared_order(width, pairs);
+            for row in want.chunks_exact_mut(width) {
+                let model = row.to_vec();
+                row.iter_mut().zip(&order).for_each(|(x, channel)| *x = model[*channel]);
+            }
+        }
+        want.chunks_exact_mut(width).for_each(|row| row.iter_mut().zip(&after).for_each(|(x, w)| *x *= w));
+        if domain == Domain::Rotated {
+            rotate(ISA, &mut want, groups(width));
+        }
+
+        // The device's.
+        let format = CodeFormat::Tqc5;
+        let coded = domain == Domain::Rotated && width >= 128;
+        let (words, scales) = (device.room(count * heads * width / 4), device.room(count * heads * width / 128));
+        let at = [[126, 0], [127, 0], [128, 0]];
+        let page_len = heads * PAGE * kept * element.size();
+        let pages: Vec<DeviceSlice<u8>> = (0..2).map(|_| device.room(page_len)).collect();
+        let table: Vec<_> = pages.iter().map(|page| page.address()).collect();
+        let steps = Steps {
+            norm: norm.then(|| HeadNorm { weight: Some(device.of(&weight)), eps }),
+            rotary: (pairs > 0).then(|| Rotary { cos: device.of(&cos), sin: device.of(&sin), pairs }),
+            order: if shared { Order::RotaryFirst(pairs) } else { Order::Model },
+            weight: Some(device.of(&after)),
+            domain,
+        };
+        let y: DeviceSlice<f32> = device.room(count * heads * kept);
+        let first = device.of(&[NO_FAULT]);
+        let results = Results {
+            channels: kept,
+            rows: Some(y),
+            quantized: coded.then_some(QuantizedQueries { format, words, scales }),
+            store: Some(KvDestination {
+                pages: Pages::all(device.of(&table)),
+                element,
+                at: device.of(&at),
+                fault: first,
+            }),
+        };
+        let x = device.of(&x);
+        device.run(rows(&Heads { x, rows: count, heads, head_dim: width }, &steps, &results))?;
+
+        let found = fault.map_or(NO_FAULT, |(head, _)| at[head / heads][0] as u32);
+        same("the first fault", &device.read(first), &[found])?;
+        if fault.is_some() {
+            return Ok(());
+        }
+        let got = device.read(y);
+        let want_kept: Vec<f32> = want.chunks_exact(width).flat_map(|row| &row[..kept]).copied().collect();
+        if norm {
+            close("rows", &got, &want_kept, 1e-6)?;
+        } else {
+            same_bits("rows", &got, &want_kept)?;
+        }
+        // Stored channels are equal; all other bytes are untouched.
+        for (p, page) in pages.iter().enumerate() {
+            let mut bytes = vec![0xcd; page_len];
+            for (i, head) in got.chunks_exact(kept).enumerate() {
+                let position = at[i / heads][0] as usize;
+                if position / PAGE == p {
+                    let start = (i % heads * PAGE + position % PAGE) * kept * element.size();
+                    bytes[start..start + kept * element.size()].copy_from_slice(&narrow(element, head));
+                }
+            }
+            same("a page", &device.read(*page), &bytes)?;
+        }
+        if coded && kept == width {
+            let (words, scales) = (device.read(words), device.read(scales));
+            for (i, row) in got.chunks_exact(width).enumerate() {
+                let (want_words, want_scales) = prepared(format, row);
+                same("words", &words[i * width / 4..(i + 1) * width / 4], &want_words)?;
+                same_bits("scales", &scales[i * width / 128..(i + 1) * width / 128], &want_scales)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A quantized query's words and scales.
+fn prepared(format: CodeFormat, row: &[f32]) -> (Vec<u32>, Vec<f32>) {
+    let mut words = vec![0; QuantizedQuery::word_count(format, groups(row.len()))];
+    QuantizedQuery::quantize(format, groups(row.len()), row, &mut words);
+    let (quads, tail) = words.split_at(row.len() / 4);
+    let scales = tail.chunks_exact(2).map(|pair| f32::from_bits(pair[0] as u32)).collect();
+    (quads.iter().map(|word| *word as u32).collect(), scales)
+}
+
+/// A layer and the queries that attend it.
+#[derive(Clone)]
+struct Layer {
+    width: usize,
+    kv_heads: usize,
+    group: usize,
+    element: ElementType,
+    window: Option<usize>,
+    codes: Option<(CodeFormat, CodeFormat)>,
+    shared_pairs: usize,
+    zones: Zones,
+    /// Position and end of every row.
+    at: Vec<[i32; 2]>,
+    split_pages: usize,
+}
+
+impl Layer {
+    fn exact(width: usize, element: ElementType, at: Vec<[i32; 2]>) -> Self {
+        let zones = Zones { head: 64, tail: 150 };
+        Self {
+            width,
+            kv_heads: 2,
+            group: 3,
+            element,
+            window: None,
+            codes: None,
+            shared_pairs: 0,
+            zones,
+            at,
+            split_pages: 1,
+        }
+    }
+
+    fn coded(width: usize, key: CodeFormat, value: CodeFormat, at: Vec<[i32; 2]>) -> Self {
+        Self { codes: Some((key, value)), ..Self::exact(width, ElementType::F16, at) }
+    }
+
+    fn shared(format: CodeFormat, at: Vec<[i32; 2]>) -> Self {
+        Self { shared_pairs: 64, ..Self::coded(512, format, format, at) }
+    }
+
+    fn own(&self) -> usize {
+        if self.shared_pairs > 0 { 2 * self.shared_pairs } else { self.width }
+    }
+
+    fn layouts(&self) -> Option<(PageLayout, PageLayout)> {
+        let (key, value) = self.codes?;
+        let side = if self.shared_pairs > 0 { Side::KEqV } else { Side::Values };
+        Some((PageLayout::new(key, Side::Keys, groups(self.own())), PageLayout::new(value, side, groups(self.width))))
+    }
+
+    /// The keys that a row reads exactly or quantized, as the CPU's store decides.
+    fn visible(&self, row: usize, page: usize, coded: bool) -> Range<usize> {
+        let [position, end] = self.at[row].map(|x| x as usize);
+        let start = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let clamp = |x: usize| x.clamp(page * PAGE, (page + 1) * PAGE) - page * PAGE;
+        let (start, end) = (clamp(start), clamp(end).max(clamp(start)));
+        let codes_from = match page {
+            _ if self.codes.is_none() || page >= position.saturating_sub(self.zones.tail) / PAGE => PAGE,
+            0 => self.zones.head,
+            _ => 0,
+        };
+        match coded {
+            false => start.min(codes_from)..end.min(codes_from),
+            true => start.max(codes_from)..end.max(codes_from),
+        }
+    }
+
+    fn pages(&self) -> usize {
+        self.at.iter().map(|at| at[1] as usize).max().unwrap_or(0).div_ceil(PAGE)
+    }
+
+    fn reads(&self, page: usize, coded: bool) -> bool {
+        (0..self.at.len()).any(|row| !self.visible(row, page, coded).is_empty())
+    }
+}
+
+/// A layer's keys and values in its domain, `(pages, kv_heads, 128, channels)`.
+struct Stored {
+    keys: Vec<Vec<f32>>, // one per page and head
+    values: Vec<Vec<f32>>,
+}
+
+fn stored(layer: &Layer, numbers: &mut Numbers) -> Stored {
+    let mut make = |width: usize, bias: f32| -> Vec<Vec<f32>> {
+        let mut pages = Vec::new();
+        for _ in 0..layer.pages() * layer.kv_heads {
+            let mut rows = numbers.normals(PAGE * width);
+            rows.iter_mut().enumerate().for_each(|(i, x)| *x += bias * ((i % width) as f32).cos());
+            if layer.codes.is_some() {
+                rotate(ISA, &mut rows, groups(width));
+            }
+            rounded(layer.element, &mut rows);
+            pages.push(rows);
+        }
+        pages
+    };
+    Stored { keys: make(layer.own(), 2.0), values: make(layer.width, 0.5) }
+}
+
+/// The CPU's attention, in the domain and order of the store.
+fn expected(layer: &Layer, stored: &Stored, queries: &[f32]) -> Vec<f32> {
+    let (width, own, heads) = (layer.width, layer.own(), layer.kv_heads * layer.group);
+    let layouts = layer.layouts();
+    let coded: Vec<Option<(Parts, Parts)>> = (0..layer.pages() * layer.kv_heads)
+        .map(|i| {
+            let (key, value) = layouts.filter(|_| layer.reads(i / layer.kv_heads, true))?;
+            Some((parts(key, &encoded(key, &stored.keys[i])), parts(value, &encoded(value, &stored.values[i]))))
+        })
+        .collect();
+    let mut y = vec![0.0; queries.len()];
+    let (mut scores, mut weights) = (vec![0.0; Scratch::len(PAGE)], vec![0.0; Scratch::len(PAGE)]);
+    for (index, (query, output)) in queries.chunks_exact(width).zip(y.chunks_exact_mut(width)).enumerate() {
+        let (row, kv_head) = (index / heads, index % heads / layer.group);
+        let (mut running, mut words, mut more) = (OnlineSoftmax::EMPTY, Vec::new(), Vec::new());
+        let of = |format, query: &[f32], words: &mut Vec<i32>| {
+            words.resize(QuantizedQuery::word_count(format, groups(query.len())), 0);
+            QuantizedQuery::quantize(format, groups(query.len()), query, words);
+        };
+        if let Some((key, value)) = layouts {
+            of(key.format(), &query[..own], &mut words);
+            of(value.format(), query, &mut more);
+        }
+        for page in 0..layer.pages() {
+            for is_coded in [false, true] {
+                let visible = layer.visible(row, page, is_coded);
+                if visible.is_empty() {
+                    continue;
+                }
+                let i = page * layer.kv_heads + kv_head;
+                let mut exact_keys = stored.values[i].clone();
+                for (to, from) in exact_keys.chunks_exact_mut(width).zip(stored.keys[i].chunks_exact(own)) {
+                    to[..own].copy_from_slice(from);
+                }
+                let mut prepared = None;
+                let (keys, values) = match (is_coded, layouts, &coded[i]) {
+                    (true, Some((key, value)), Some((k, v))) => {
+                        let (k, v) = (Page::new(key, &k.0, &k.1, &k.2), Page::new(value, &v.0, &v.1, &v.2));
+                        let own_words = QuantizedQuery::from_words(key.format(), groups(own), &words);
+                        let all_words = QuantizedQuery::from_words(value.format(), groups(width), &more);
+                        prepared = Some(if own < width { own_words.with_values(all_words) } else { own_words });
+                        match own < width {
+                            true => (attention::KvRows::KEqV { rotary: k, values: v }, attention::KvRows::Quantized(v)),
+                            false => (attention::KvRows::Quantized(k), attention::KvRows::Quantized(v)),
+                        }
+                    }
+                    _ => (Elements::F32(&exact_keys).into(), Elements::F32(&stored.values[i]).into()),
+                };
+                let tile = KvBlock { keys, values, head_dim: width };
+                let mut query =
+                    [Query { query, quantized: prepared, visible, softmax: &mut running, output: &mut *output }];
+                attend_block(ISA, tile, &mut query, &mut Scratch { scores: &mut scores, weights: &mut weights });
+            }
+        }
+        finish(ISA, running, output);
+    }
+    y
+}
+
+fn attend_case(what: &str, layer: Layer) -> Case {
+    let codes = layer.codes.map_or("exact".into(), |(k, v)| format!("{}/{}", k.name(), v.name()));
+    let name = format!(
+        "attend {what} {codes} {} {:?}, {} rows, window {:?}",
+        layer.width,
+        layer.element,
+        layer.at.len(),
+        layer.window
+    );
+    let sources: &[_] = match layer.codes.is_some() {
+        false => &["attend.h", "attend_exact.cpp", "combine.cpp", "pages.h", "rotate.h"],
+        true => &[
+            "attend.h",
+            "attend_exact.cpp",
+            "attend_quantized.cpp",
+            "planes.h",
+            "device.metal",
+            "combine.cpp",
+            "pages.h",
+            "rotate.h",
+        ],
+    };
+    Case::new(name, sources, move |device| run_attention(&layer, device))
+}
+
+fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
+    let (width, own, heads) = (layer.width, layer.own(), layer.kv_heads * layer.group);
+    let mut numbers = Numbers::new((width + layer.at.len()) as u64);
+    let stored = stored(layer, &mut numbers);
+    let mut rows = numbers.normals(layer.at.len() * heads * width);
+    rows.iter_mut().for_each(|x| *x *= 2.0 / (width as f32).sqrt());
+
+    // Pages that are not read have null addresses, and rows that are not written are NaN.
+    let total = layer.at.iter().map(|at| at[1] as usize).max().unwrap_or(0);
+    let exact_table = |device: &mut dyn Device, heads: &[Vec<f32>], channels: usize| -> Pages {
+        let mut table = Vec::new();
+        for (page, heads) in heads.chunks_exact(layer.kv_heads).enumerate() {
+            let mut rows = heads.to_vec();
+            for row in total.saturating_sub(page * PAGE)..PAGE {
+                rows.iter_mut().for_each(|head| head[row * channels..(row + 1) * channels].fill(f32::NAN));
+            }
+            let bytes = narrow(layer.element, &rows.concat());
+            table.push(if layer.reads(page, false) { device.of(&bytes).address() } else { 0 });
+        }
+        Pages::all(device.of(&table))
+    };
+    let kv = ExactKv {
+        keys: exact_table(device, &stored.keys, own),
+        values: exact_table(device, &stored.values, width),
+        element: layer.element,
+        rotary_channels: own,
+    };
+    let coded_table = |device: &mut dyn Device, layout: PageLayout, heads: &[Vec<f32>]| -> Pages {
+        let mut table = Vec::new();
+        for (page, heads) in heads.chunks_exact(layer.kv_heads).enumerate() {
+            let bytes = || heads.iter().flat_map(|rows| encoded(layout, rows)).collect::<Vec<u8>>();
+            table.push(if layer.reads(page, true) { device.of(&bytes()).address() } else { 0 });
+        }
+        Pages::all(device.of(&table))
+    };
+    let coded_kv = layer.layouts().map(|(key_layout, value_layout)| {
+        let (words, scales): (Vec<_>, Vec<_>) =
+            rows.chunks_exact(width).map(|row| prepared(key_layout.format(), row)).unzip();
+        QuantizedKv {
+            keys: coded_table(device, key_layout, &stored.keys),
+            values: coded_table(device, value_layout, &stored.values),
+            key_layout,
+            value_layout,
+            query_words: device.of(&words.concat()),
+            query_scales: device.of(&scales.concat()),
+        }
+    });
+
+    let attend = |device: &mut dyn Device, of: Range<usize>| -> Result<Vec<f32>, String> {
+        let at = &layer.at[of.clone()];
+        let queries = Queries {
+            rows: device.of(&rows[of.start * heads * width..of.end * heads * width]),
+            at: device.of(at),
+            count: of.len(),
+            heads,
+            kv_heads: layer.kv_heads,
+            head_dim: width,
+            window: layer.window,
+            zones: layer.codes.map(|_| layer.zones),
+            split_pages: layer.split_pages,
+        };
+        // One split more than needed.
+        let splits = queries.splits(at[0][0] as usize, at[at.len() - 1][1] as usize) + 1;
+        let slots = (1 + usize::from(coded_kv.is_some())) * splits * of.len() * heads;
+        let room = SplitPartials { softmax: device.room(slots), output: device.room(slots * width), splits };
+        device.run(exact(&queries, &kv, &room))?;
+        if let Some(kv) = &coded_kv {
+            let skip = of.start * heads;
+            let words = device.read(kv.query_words)[skip * width / 4..].to_vec();
+            let scales = device.read(kv.query_scales)[skip * width / 128..].to_vec();
+            let kv = QuantizedKv { query_words: device.of(&words), query_scales: device.of(&scales), ..*kv };
+            device.run(quantized(&queries, &kv, &room))?;
+        }
+        let y: DeviceSlice<f32> = device.room(of.len() * heads * width);
+        let domain = if coded_kv.is_some() { Domain::Rotated } else { Domain::Unrotated };
+        let order = if layer.shared_pairs > 0 { Order::RotaryFirst(layer.shared_pairs) } else { Order::Model };
+        device.run(combine(&queries, &room, (domain, order), y))?;
+        Ok(device.read(y))
+    };
+    let got = attend(device, 0..layer.at.len())?;
+    // The newest row, computed alone, has the same bits.
+    let last = attend(device, layer.at.len() - 1..layer.at.len())?;
+    same_bits("a row alone", &last, &got[got.len() - last.len()..])?;
+
+    let mut want = expected(layer, &stored, &rows);
+    if layer.codes.is_some() {
+        rotate_back(ISA, &mut want, groups(width));
+    }
+    if layer.shared_pairs > 0 {
+        let order = shared_order(width, layer.shared_pairs);
+        for row in want.chunks_exact_mut(width) {
+            let shared = row.to_vec();
+            order.iter().zip(&shared).for_each(|(channel, x)| row[*channel] = *x);
+        }
+    }
+    close("y", &got, &want, 1e-5)
+}
+
+/// More splits than a chunk of the merging kernel, some without visible keys, whose outputs are poison.
+fn combine_case(splits: usize, width: usize) -> Case {
+    Case::new(format!("combine {splits} splits of {width}"), &["combine.cpp", "rotate.h", "attend.h"], move |device| {
+        let mut numbers = Numbers::new(splits as u64);
+        let (heads, slots) = (2, 2 * splits * 2);
+        let mut running: Vec<[f64; 2]> =
+            (0..slots).map(|_| [f64::from(numbers.normal()) * 3.0, 1.0 + f64::from(numbers.uniform().abs())]).collect();
+        let mut output = numbers.normals(slots * width);
+        for slot in (0..slots).filter(|slot| slot % 5 == 3) {
+            running[slot] = [f64::NEG_INFINITY, 0.0];
+            output[slot * width..(slot + 1) * width].fill(f32::NAN);
+        }
+        let mut want = Vec::new();
+        for head in 0..heads {
+            let seen = |slot: &usize| slot % heads == head && running[*slot][1] > 0.0;
+            let max = (0..slots).filter(seen).map(|slot| running[slot][0]).fold(f64::NEG_INFINITY, f64::max);
+            let (mut sum, mut total) = (0.0, vec![0.0f64; width]);
+            for slot in (0..slots).filter(seen) {
+                let weight = (running[slot][0] - max).exp();
+                sum += weight * running[slot][1];
+                let output = &output[slot * width..(slot + 1) * width];
+                total.iter_mut().zip(output).for_each(|(total, x)| *total += weight * f64::from(*x));
+            }
+            want.extend(total.iter().map(|x| (x / sum) as f32));
+        }
+        // The first split is the eighth of the sequence.
+        let queries = Queries {
+            rows: device.of(&vec![0.0; heads * width]),
+            at: device.of(&[[1000, 1001]]),
+            count: 1,
+            heads,
+            kv_heads: 1,
+            head_dim: width,
+            window: Some(100),
+            zones: Some(Zones { head: 0, tail: 0 }),
+            split_pages: 1,
+        };
+        let running: Vec<[u64; 2]> = running.iter().map(|of| of.map(|x| device.wide(x))).collect();
+        let room = SplitPartials { softmax: device.of(&running).cast(), output: device.of(&output), splits };
+        let y: DeviceSlice<f32> = device.room(heads * width);
+        device.run(combine(&queries, &room, (Domain::Unrotated, Order::Model), y))?;
+        close("y", &device.read(y), &want, 1e-5)
+    })
+}
+
+/// `count` rows that end at `end`, each of which sees itself.
+fn causal(end: usize, count: usize) -> Vec<[i32; 2]> {
+    (end - count..end).map(|position| [position as i32, position as i32 + 1]).collect()
+}
+
+fn row_cases() -> Vec<RowCase> {
+    let base = RowCase {
+        width: 256,
+        norm: true,
+        pairs: 128,
+        shared: false,
+        domain: Domain::Unrotated,
+        kept: 256,
+        element: ElementType::F16,
+        fault: None,
+    };
+    let full = RowCase { width: 512, pairs: 64, kept: 512, domain: Domain::Rotated, ..base };
+    vec![
+        base,
+        RowCase { norm: false, domain: Domain::Rotated, element: ElementType::Bf16, ..base },
+        full,
+        RowCase { norm: false, ..full },
+        RowCase { shared: true, ..full },
+        RowCase { shared: true, norm: false, kept: 128, element: ElementType::F32, ..full },
+        RowCase { width: 128, norm: false, pairs: 16, kept: 128, domain: Domain::Rotated, ..base },
+        RowCase { width: 128, pairs: 64, kept: 128, ..base },
+        RowCase { width: 64, pairs: 32, kept: 64, ..base },
+        RowCase { width: 64, norm: false, pairs: 0, kept: 64, element: ElementType::F32, ..base },
+        RowCase { fault: Some((7, f32::NAN)), ..base },
+        RowCase { fault: Some((14, f32::NEG_INFINITY)), norm: false, ..full },
+        RowCase { fault: Some((4, -1e30)), width: 64, norm: false, pairs: 0, kept: 64, ..base },
+    ]
+}
+
+pub fn all() -> Vec<Case> {
+    let mut cases: Vec<_> = row_cases().into_iter().map(rows_case).collect();
+    cases.extend([combine_case(1100, 128), combine_case(513, 256), combine_case(3, 64)]);
+    for format in FORMATS {
+        cases.push(encode_case(format, Side::Keys, 256, ElementType::F16));
+        cases.push(encode_case(format, Side::Values, 256, ElementType::F32));
+        cases.push(encode_case(format, Side::KEqV, 128, ElementType::Bf16));
+    }
+    cases.push(encode_case(CodeFormat::Tqc5, Side::Keys, 512, ElementType::F16));
+    cases.push(encode_case(CodeFormat::Tqc4, Side::Values, 512, ElementType::F16));
+    for width in [64, 128, 256, 512] {
+        for element in ELEMENTS {
+            cases.push(attend_case("ragged", Layer::exact(width, element, causal(157, 3))));
+        }
+        let window = |window, at| Layer { window: Some(window), ..Layer::exact(width, ElementType::F16, at) };
+        cases.push(attend_case("window", window(100, causal(300, 4))));
+        cases.push(attend_case("window", window(1, causal(129, 2))));
+        // A drafter: one position, keys before it only.
+        cases.push(attend_case("drafter", Layer::exact(width, ElementType::Bf16, vec![[131, 130]])));
+    }
+    for rows in 1..=16 {
+        cases.push(attend_case("exact rows", Layer::exact(128, ElementType::F16, causal(130, rows))));
+        cases.push(attend_case("coded rows", Layer::coded(128, CodeFormat::Tqc4, CodeFormat::Tqc4, causal(420, rows))));
+    }
+    for end in [1, 127, 128, 129, 256, 257] {
+        cases.push(attend_case("page ends", Layer::exact(128, ElementType::F16, causal(end, 1))));
+    }
+    for end in [278, 279, 406, 407] {
+        cases.push(attend_case("page ends", Layer::coded(128, CodeFormat::Tqc5, CodeFormat::Tqc4, causal(end, 2))));
+    }
+    for format in FORMATS {
+        cases.push(attend_case("codes", Layer::coded(256, format, format, causal(430, 2))));
+        cases.push(attend_case("one vector", Layer::shared(format, causal(420, 1))));
+    }
+    let mixed = |width, at| Layer { split_pages: 3, ..Layer::coded(width, CodeFormat::Tqc5, CodeFormat::Tqc4, at) };
+    cases.push(attend_case("mixed", mixed(512, causal(560, 1))));
+    cases.push(attend_case("mixed", mixed(512, causal(540, 4))));
+    cases.push(attend_case("mixed", Layer { window: Some(300), ..mixed(256, causal(540, 4)) }));
+    cases.push(attend_case("one head", Layer { kv_heads: 1, group: 8, ..mixed(256, causal(420, 2)) }));
+    cases.push(attend_case("no head zone", Layer { zones: Zones { head: 0, tail: 0 }, ..mixed(128, causal(300, 2)) }));
+    cases.push(attend_case("one vector", Layer { group: 8, ..Layer::shared(CodeFormat::Tqc6, causal(420, 2)) }));
+    cases
+}
+
+pub fn small() -> Vec<Case> {
+    let mut cases: Vec<_> = row_cases().into_iter().map(rows_case).collect();
+    cases.push(encode_case(CodeFormat::Tqc5, Side::Keys, 256, ElementType::F16));
+    cases.push(encode_case(CodeFormat::Tqc3, Side::Values, 256, ElementType::F32));
+    let layer = |layer: Layer| Layer { kv_heads: 2, group: 2, ..layer };
+    cases.push(attend_case("small", layer(Layer::exact(64, ElementType::F16, causal(131, 2)))));
+    cases.push(attend_case(
+        "small",
+        layer(Layer { window: Some(30), ..Layer::exact(128, ElementType::F32, causal(140, 2)) }),
+    ));
+    cases.push(attend_case("small", layer(Layer::coded(128, CodeFormat::Tqc5, CodeFormat::Tqc3, causal(300, 2)))));
+    cases.push(attend_case("small", layer(Layer::shared(CodeFormat::Tqc5, causal(300, 1)))));
+    cases
+}

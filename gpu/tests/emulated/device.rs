@@ -1,0 +1,81 @@
+//! The interface to the device that a case runs on: the emulated machine, or a GPU.
+
+use std::mem::MaybeUninit;
+
+use foretoken_gpu::{DeviceSlice, Launch, LaunchError, Params};
+
+/// Memory and launches.
+pub trait Device {
+    /// Memory with these bytes, valid as long as the device.
+    fn upload(&mut self, bytes: &[u8]) -> u64;
+    /// Copies memory to `bytes`.
+    fn download(&mut self, address: u64, bytes: &mut [u8]);
+    /// A number as the kernels' `Wide` type.
+    fn wide(&self, x: f64) -> u64 {
+        x.to_bits()
+    }
+    /// Runs a kernel and waits for it. Padding bytes of `params` are uninitialised.
+    fn launch(
+        &mut self,
+        kernel: &'static str,
+        grid: [u32; 3],
+        block: [u32; 3],
+        params: &[MaybeUninit<u8>],
+    ) -> Result<(), String>;
+}
+
+/// Element types of buffers.
+///
+/// # Safety
+/// Any bytes are a value, and there is no padding.
+pub unsafe trait Pod: Copy + Default {}
+
+macro_rules! pod {
+    ($($name:ty)*) => {
+        $(
+            // SAFETY: a number, or an array of two.
+            unsafe impl Pod for $name {}
+        )*
+    };
+}
+
+pod!(u8 u16 i16 u32 i32 u64 f32 f64 [i32; 2] [u32; 2] [u64; 2] [f64; 2]);
+
+/// Metal's `Wide`: the nearest float, and the remainder.
+pub fn two_floats(x: f64) -> u64 {
+    let high = x as f32;
+    let low = if high.is_finite() { (x - f64::from(high)) as f32 } else { 0.0 };
+    u64::from(low.to_bits()) << 32 | u64::from(high.to_bits())
+}
+
+impl dyn Device + '_ {
+    /// Uploads `x`.
+    pub fn of<T: Pod>(&mut self, x: &[T]) -> DeviceSlice<T> {
+        // SAFETY: the bytes of `x`; `Pod` has no padding.
+        let bytes = unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), size_of_val(x)) };
+        DeviceSlice::new(self.upload(bytes), x.len())
+    }
+
+    /// `len` elements of poison.
+    pub fn room<T: Pod>(&mut self, len: usize) -> DeviceSlice<T> {
+        let poison = vec![0xcdu8; len * size_of::<T>()];
+        DeviceSlice::new(self.upload(&poison), len)
+    }
+
+    /// Reads a slice's elements.
+    pub fn read<T: Pod>(&mut self, slice: DeviceSlice<T>) -> Vec<T> {
+        let mut x = vec![T::default(); slice.len()];
+        // SAFETY: `Pod`: any bytes are a value, and all of them are initialised.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), size_of_val(&x[..])) };
+        self.download(slice.address(), bytes);
+        x
+    }
+
+    /// Runs a plan.
+    pub fn run<P: Params>(&mut self, plan: Result<Launch<P>, LaunchError>) -> Result<(), String> {
+        let Launch { kernel, grid, block, params } = plan.map_err(|error| error.to_string())?;
+        // SAFETY: the bytes of `params`, as `MaybeUninit`: padding is uninitialised.
+        let bytes = unsafe { std::slice::from_raw_parts((&raw const params).cast(), size_of::<P>()) };
+        self.launch(kernel, grid, block, bytes).map_err(|error| format!("{kernel}: {error}"))
+    }
+}

@@ -1,0 +1,109 @@
+//! The suite on a GPU, for every driver interface.
+
+/// A session on `foretoken_gpu::$module`, and the tests that use it. `$wide` converts an `f64` to the device's `Wide`;
+/// the caller defines `open`, which returns a device, or `None` without one.
+#[allow(unused_macros)]
+macro_rules! on_a_gpu {
+    ($module:ident, $wide:path) => {
+        use foretoken_gpu::$module::{Buffer, Device, Stream};
+        use std::mem::MaybeUninit;
+
+        struct Gpu<'a> {
+            device: &'a Device,
+            stream: &'a Stream,
+            buffers: Vec<Buffer<u8>>,
+        }
+
+        /// Any kernel's parameters.
+        #[repr(C, align(16))]
+        #[derive(Clone, Copy)]
+        struct AnyParams([MaybeUninit<u8>; 1024]);
+
+        // SAFETY: it begins with the structure of the plan, and the kernel reads no more.
+        unsafe impl foretoken_gpu::Params for AnyParams {}
+
+        impl $crate::emulated::device::Device for Gpu<'_> {
+            fn upload(&mut self, bytes: &[u8]) -> u64 {
+                let buffer = self.device.upload(bytes).expect("memory");
+                let address = buffer.slice().address();
+                self.buffers.push(buffer);
+                address
+            }
+
+            fn download(&mut self, address: u64, bytes: &mut [u8]) {
+                let of = |buffer: &&Buffer<u8>| {
+                    let start = buffer.slice().address();
+                    (start..=start + buffer.len() as u64).contains(&address)
+                        && start + buffer.len() as u64 - address >= bytes.len() as u64
+                };
+                let buffer = self.buffers.iter().find(of).expect("a buffer of this address");
+                let mut all = vec![0; buffer.len()];
+                buffer.read(&mut all).expect("a device that works");
+                let start = (address - buffer.slice().address()) as usize;
+                bytes.copy_from_slice(&all[start..start + bytes.len()]);
+            }
+
+            fn wide(&self, x: f64) -> u64 {
+                $wide(x)
+            }
+
+            fn launch(
+                &mut self,
+                kernel: &'static str,
+                grid: [u32; 3],
+                block: [u32; 3],
+                params: &[MaybeUninit<u8>],
+            ) -> Result<(), String> {
+                let mut bytes = AnyParams([MaybeUninit::uninit(); 1024]);
+                bytes.0[..params.len()].copy_from_slice(params);
+                let launch = foretoken_gpu::Launch { kernel, grid, block, params: bytes };
+                // SAFETY: the session's buffers live until it is dropped, after the stream was synchronized, and nothing
+                // else uses them.
+                let launched = unsafe { self.stream.launch(&launch) }.and_then(|()| self.stream.synchronize());
+                launched.map_err(|error| error.to_string())
+            }
+        }
+
+        #[test]
+        fn kernels_agree_with_the_cpu_on_a_device() {
+            let Some(device) = open() else { return };
+            eprintln!("{:?}", device.info());
+            let stream = device.stream().expect("a stream");
+            let failed: Vec<_> = ($crate::emulated::cases::all().iter())
+                .filter_map(|case| {
+                    let mut session = Gpu { device: &device, stream: &stream, buffers: Vec::new() };
+                    (case.run)(&mut session).err().map(|error| format!("{}: {error}", case.name))
+                })
+                .collect();
+            assert!(failed.is_empty(), "{} cases fail:\n{}", failed.len(), failed.join("\n"));
+        }
+
+        #[test]
+        fn a_replayed_graph_runs_its_launches() {
+            use foretoken_gpu::plan::pointwise::rms_norm;
+            let Some(device) = open() else { return };
+            let stream = device.stream().expect("a stream");
+            let (mut x, y) =
+                (device.upload(&[1.0f32; 256]).expect("memory"), device.zeroed::<f32>(256).expect("memory"));
+            let plan = rms_norm(x.slice(), (1, 256), None, 0.0, None, y.slice()).expect("a plan");
+            // The second launch reads the result of the first.
+            let again = rms_norm(y.slice(), (1, 256), None, 0.0, None, y.slice()).expect("a plan");
+            let graph = stream.record(|recorder| {
+                recorder.launch(&plan)?;
+                recorder.launch(&again)
+            });
+            let graph = graph.expect("a graph");
+            let mut got = [0.0f32; 256];
+            for sign in [1.0f32, -1.0] {
+                x.write(&[2.0 * sign; 256]).expect("memory");
+                // SAFETY: the buffers outlive the graph, and nothing uses them before `read`, which waits.
+                unsafe { stream.replay(&graph) }.expect("a replay");
+                y.read(&mut got).expect("a result");
+                assert_eq!(got, [sign; 256]);
+            }
+        }
+    };
+}
+
+#[allow(unused_imports)] // by the suite of the emulated machine
+pub(crate) use on_a_gpu;

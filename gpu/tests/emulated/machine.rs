@@ -1,0 +1,314 @@
+//! The emulated device: the sources of `gpu/shaders` in either dialect, compiled for the CPU.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use libloading::Library;
+
+use super::device::{Device, two_floats};
+
+/// The compiled kernels.
+pub struct Machine {
+    machine: Library,
+    kernels: Vec<Library>, // one per dialect
+    sites: Vec<Site>,      // of all sources, numbered from 1
+}
+
+/// A kernel language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// CUDA C++.
+    Cuda,
+    /// The Metal Shading Language.
+    Metal,
+}
+
+impl Dialect {
+    /// All, in the order of [`Machine`]'s libraries.
+    pub const ALL: [Self; 2] = [Self::Cuda, Self::Metal];
+
+    /// The emulator's header, and the folder and the file of the dialect that it includes.
+    const fn headers(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Cuda => ("cuda.h", "cuda", "device.cuh"),
+            Self::Metal => ("metal.h", "metal", "device.metal"),
+        }
+    }
+}
+
+/// An index marked with `AT`.
+#[derive(Clone)]
+pub struct Site {
+    /// The source's name.
+    pub file: String,
+    /// Its line, from 1.
+    pub line: usize,
+    /// Its index in the line, from 1.
+    pub nth: usize,
+    number: c_int,
+}
+
+/// One case's memory and launches, on one thread.
+pub struct Session<'a> {
+    machine: &'a Machine,
+    dialect: Dialect,
+    backwards: bool,
+}
+
+type Kernel = unsafe extern "C" fn(*const c_void);
+
+/// A folder of the package `foretoken-gpu`; the root package's tests include this file, too.
+fn folder(name: &str) -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let gpu = package.join("gpu");
+    if gpu.exists() { gpu.join(name) } else { package.join(name) }
+}
+
+fn sources(extension: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder("shaders")).expect("gpu/shaders");
+    let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|found| found == extension));
+    paths.sort();
+    paths
+}
+
+/// The first C++ compiler found.
+pub fn compiler() -> Result<&'static str, &'static str> {
+    let works = |name: &&str| Command::new(name).arg("--version").stdout(Stdio::null()).status().is_ok();
+    ["c++", "g++", "clang++"].into_iter().find(works).ok_or(
+        "there is no C++ compiler, which compiles the GPU kernels for the CPU; install g++ or clang++ (Debian: apt-get \
+         install g++; macOS: xcode-select --install)",
+    )
+}
+
+/// Copies a source and numbers every marked index, because a macro cannot tell two uses on one line apart.
+fn copy(from: &Path, to: &Path, sites: &mut Vec<Site>) {
+    let text = std::fs::read_to_string(from).expect("a source");
+    let file = from.file_name().expect("a name").to_string_lossy();
+    let mut numbered = String::new();
+    for (i, line) in text.lines().enumerate() {
+        let parts: Vec<_> = if line.contains("AT(index)") { vec![line] } else { line.split("AT(").collect() };
+        numbered += parts[0];
+        for (nth, part) in parts.iter().enumerate().skip(1) {
+            let number = sites.len() as c_int + 1;
+            sites.push(Site { file: file.clone().into_owned(), line: i + 1, nth, number });
+            numbered += &format!("NUMBERED_AT({number}, {part}");
+        }
+        numbered.push('\n');
+    }
+    std::fs::write(to.join(&*file), numbered).expect("a copy of a source");
+}
+
+/// Copies the sources, the dialects and the emulator, in the same folders; returns the marked indices.
+fn copies(out: &Path) -> Vec<Site> {
+    let mut sites = Vec::new();
+    let into = |name: &str| {
+        let folder = out.join(name);
+        std::fs::create_dir_all(&folder).expect("a folder for copies of the sources");
+        folder
+    };
+    for source in sources("cpp").iter().chain(&sources("h")) {
+        copy(source, &into("shaders"), &mut sites);
+    }
+    for dialect in Dialect::ALL {
+        let (_, name, file) = dialect.headers();
+        copy(&folder(name).join(file), &into(name), &mut sites);
+    }
+    for name in ["machine.h", "machine.cpp", "cuda.h", "metal.h", "faults.cpp"] {
+        std::fs::copy(folder("tests/emulator").join(name), into("tests/emulator").join(name)).expect("a copy");
+    }
+    sites
+}
+
+/// Clang's errors with Metal's address spaces as distinct types; `None` without clang. Errors about copies of structures
+/// between address spaces are ignored: Metal has such copies, clang does not.
+pub fn mixed_address_spaces() -> Option<Vec<String>> {
+    let emulator = folder("tests/emulator");
+    let check = |source: &PathBuf| -> Option<Vec<String>> {
+        let mut command = Command::new("clang++");
+        command.args([
+            "-std=c++14",
+            "-fsyntax-only",
+            "-w",
+            "-ferror-limit=0",
+            "-DFORETOKEN_ADDRESS_SPACES",
+            "-include",
+        ]);
+        let output = command.arg(emulator.join("metal.h")).arg(source).output().ok()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let copies = ["no viable overloaded '='", "no matching constructor for initialization of"];
+        let problem = |line: &&str| line.contains("error:") && !copies.iter().any(|copy| line.contains(copy));
+        Some(said.lines().filter(problem).map(String::from).collect())
+    };
+    sources("cpp").iter().map(check).collect::<Option<Vec<_>>>().map(|problems| problems.concat())
+}
+
+impl Machine {
+    /// The only one of the process, because it installs signal handlers.
+    ///
+    /// # Panics
+    /// If there is no C++ compiler, or compilation fails.
+    pub fn get() -> &'static Self {
+        static MACHINE: OnceLock<Machine> = OnceLock::new();
+        MACHINE.get_or_init(Self::load)
+    }
+
+    /// Compiles and loads the kernels.
+    fn load() -> Self {
+        let compiler = compiler().unwrap_or_else(|none| panic!("{none}"));
+        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{}", std::process::id()));
+        let sites = copies(&out);
+        let emulator = out.join("tests/emulator");
+        let compile = |source: &Path, dialect: Option<Dialect>, object: &Path| -> Child {
+            let mut command = Command::new(compiler);
+            command.args(["-O1", "-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-c"]);
+            // Sanitizer findings raise a signal, which the machine reports.
+            command.args(["-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"]);
+            // Metal 3 is C++14.
+            command.arg(if dialect == Some(Dialect::Metal) { "-std=c++14" } else { "-std=c++17" });
+            if let Some(dialect) = dialect {
+                command.arg("-include").arg(emulator.join(dialect.headers().0));
+            }
+            command.arg(source).arg("-o").arg(object).spawn().expect("the compiler starts")
+        };
+        let mut sources: Vec<_> =
+            sources("cpp").iter().map(|path| out.join("shaders").join(path.file_name().expect("a name"))).collect();
+        sources.push(emulator.join("faults.cpp"));
+        let mut jobs = vec![(emulator.join("machine.cpp"), None, out.join("machine.o"))];
+        for dialect in Dialect::ALL {
+            let job =
+                |(i, source): (usize, &PathBuf)| (source.clone(), Some(dialect), out.join(format!("{dialect:?}{i}.o")));
+            jobs.extend(sources.iter().enumerate().map(job));
+        }
+        for jobs in jobs.chunks(2) {
+            let start = |(source, dialect, object): &(PathBuf, _, PathBuf)| compile(source, *dialect, object);
+            let children: Vec<_> = jobs.iter().map(start).collect();
+            for (mut child, (source, dialect, _)) in children.into_iter().zip(jobs) {
+                let compiled = child.wait().expect("the compiler ends").success();
+                assert!(compiled, "{} does not compile for {dialect:?}", source.display());
+            }
+        }
+        // One library per dialect: their functions have the same names.
+        let link = |dialect: Option<Dialect>, needed: Option<&Path>| -> (Library, PathBuf) {
+            let objects = jobs.iter().filter(|(_, of, _)| *of == dialect).map(|(_, _, object)| object);
+            let path = out.join(dialect.map_or("machine.so".into(), |dialect| format!("{dialect:?}.so")));
+            let linked = Command::new(compiler).arg("-shared").args(objects).args(needed).arg("-o").arg(&path).status();
+            assert!(linked.expect("the linker starts").success(), "{} does not link", path.display());
+            // SAFETY: our own code: its constructors set globals of its own at most.
+            (unsafe { Library::new(&path) }.expect("the kernels load"), path)
+        };
+        let (machine, path) = link(None, None);
+        let kernels = Dialect::ALL.map(|dialect| link(Some(dialect), Some(&path)).0).into();
+        let _ = std::fs::remove_dir_all(&out); // loaded libraries stay mapped
+        Self { machine, kernels, sites }
+    }
+
+    /// A session on this thread.
+    pub fn session(&self, dialect: Dialect, backwards: bool) -> Session<'_> {
+        let session = Session { machine: self, dialect, backwards };
+        session.set_mutant(0);
+        session
+    }
+
+    /// Every marked index of the sources and of a dialect.
+    pub fn sites(&self, dialect: Dialect) -> Vec<Site> {
+        let other = |site: &&Site| Dialect::ALL.iter().any(|of| *of != dialect && of.headers().2 == site.file);
+        self.sites.iter().filter(|site| !other(site)).cloned().collect()
+    }
+
+    fn function<T>(&self, name: &str) -> Result<libloading::Symbol<'_, T>, String> {
+        symbol(&self.machine, name)
+    }
+}
+
+fn symbol<'a, T>(library: &'a Library, name: &str) -> Result<libloading::Symbol<'a, T>, String> {
+    // SAFETY: callers name the types that machine.cpp and `KERNEL` define.
+    unsafe { library.get(name.as_bytes()) }.map_err(|_| format!("there is no {name}"))
+}
+
+impl Session<'_> {
+    /// Makes one index too large by one.
+    pub fn mutate(&self, site: &Site) {
+        self.set_mutant(site.number);
+    }
+
+    fn set_mutant(&self, number: c_int) {
+        let mutate = self.machine.function::<unsafe extern "C" fn(c_int)>("machine_mutate").expect("machine.cpp");
+        // SAFETY: sets a thread-local integer.
+        unsafe { mutate(number) }
+    }
+}
+
+impl Session<'_> {
+    /// Frees what `upload` returned, before the session ends.
+    #[allow(dead_code)] // the engine's tests do
+    pub fn free(&mut self, address: u64) {
+        let free =
+            self.machine.function::<unsafe extern "C" fn(*const u8)>("machine_free_buffer").expect("machine.cpp");
+        // SAFETY: the buffer is unused from here on; other addresses are ignored.
+        unsafe { free(address as *const u8) }
+    }
+}
+
+impl Device for Session<'_> {
+    fn wide(&self, x: f64) -> u64 {
+        match self.dialect {
+            Dialect::Cuda => x.to_bits(),
+            Dialect::Metal => two_floats(x),
+        }
+    }
+
+    fn upload(&mut self, bytes: &[u8]) -> u64 {
+        let buffer =
+            self.machine.function::<unsafe extern "C" fn(usize) -> *mut u8>("machine_buffer").expect("machine.cpp");
+        // SAFETY: the buffer has as many bytes.
+        unsafe {
+            let at = buffer(bytes.len());
+            at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            at as u64
+        }
+    }
+
+    fn download(&mut self, address: u64, bytes: &mut [u8]) {
+        // SAFETY: tests pass slices of buffers that `upload` made in this session, of this length.
+        unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(address as *const u8, bytes.len()) }
+    }
+
+    fn launch(
+        &mut self,
+        kernel: &'static str,
+        grid: [u32; 3],
+        block: [u32; 3],
+        params: &[MaybeUninit<u8>],
+    ) -> Result<(), String> {
+        let kernels = &self.machine.kernels[self.dialect as usize];
+        let size = symbol::<unsafe extern "C" fn() -> usize>(kernels, &format!("{kernel}_params"))?;
+        // SAFETY: `KERNEL` defines it.
+        let size = unsafe { size() };
+        if size != params.len() {
+            return Err(format!("its parameters have {size} bytes, not {}", params.len()));
+        }
+        type Run = unsafe extern "C" fn(Kernel, *const u32, *const u32, *const c_void, c_int) -> *const c_char;
+        let run = self.machine.function::<Run>("machine_launch")?;
+        let kernel = symbol::<Kernel>(kernels, kernel)?;
+        // SAFETY: the parameters have the size of the kernel's structure; accesses outside the buffers fault, which the
+        // machine reports.
+        let error = unsafe {
+            let error = run(*kernel, grid.as_ptr(), block.as_ptr(), params.as_ptr().cast(), self.backwards.into());
+            if error.is_null() { None } else { Some(CStr::from_ptr(error).to_string_lossy().into_owned()) }
+        };
+        error.map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        if let Ok(free) = self.machine.function::<unsafe extern "C" fn()>("machine_free_buffers") {
+            // SAFETY: the session ends, and with it the use of its slices.
+            unsafe { free() }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Quantized products.
+
+use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::matmul::{Activations, Buckets, Matrix, matmul, matmul_buckets, quantize};
+use foretoken_kernels::quant::{self, PackedMatrix, WeightType, pack, quantize_row};
+use foretoken_kernels::{ColumnsMut, Isa};
+
+use super::cases::{Case, Numbers, same_bits};
+use super::device::Device;
+
+const TYPES: [WeightType; 6] =
+    [WeightType::Q4_0, WeightType::Q5_0, WeightType::Q8_0, WeightType::Q4_K, WeightType::Q5_K, WeightType::Q6_K];
+
+const SOURCES: &[&str] = &["quantize.cpp", "matmul.cpp", "formats.h", "activations.h", "device.metal"];
+
+/// The rows of a matrix in a file's order.
+pub fn file_rows(weight_type: WeightType, outputs: usize, inputs: usize, numbers: &mut Numbers) -> Vec<u8> {
+    let row_bytes = weight_type.row_bytes(inputs).expect("whole blocks");
+    let mut bytes = vec![0; outputs * row_bytes];
+    for row in bytes.chunks_exact_mut(row_bytes) {
+        quantize_row(Isa::Scalar, weight_type, &numbers.normals(inputs), row);
+    }
+    bytes
+}
+
+/// Packed, padded with zero rows to whole panels.
+pub fn packed(weight_type: WeightType, outputs: usize, inputs: usize, file: &[u8]) -> Vec<u8> {
+    let len = Matrix::bytes(weight_type, outputs, inputs).expect("whole blocks");
+    let (mut rows, mut packed) = (file.to_vec(), vec![0; len]);
+    rows.resize(len, 0);
+    pack(weight_type, inputs, &rows, &mut packed);
+    packed
+}
+
+/// The kernel's result: the CPU's results over every warp's run of inputs, added in order.
+pub fn expected(weight_type: WeightType, outputs: usize, inputs: usize, file: &[u8], x: &[f32]) -> Vec<f32> {
+    let (block, rows) = (weight_type.block_len(), x.len() / inputs);
+    let row_bytes = file.len() / outputs;
+    let (per_warp, _) = Matrix::warp_split(weight_type, inputs);
+    let mut sum = vec![0.0; rows * outputs];
+    for start in (0..inputs).step_by(per_warp * block) {
+        let width = (per_warp * block).min(inputs - start);
+        let of = |i: usize| i / block * weight_type.block_bytes();
+        let part: Vec<u8> =
+            file.chunks_exact(row_bytes).flat_map(|row| &row[of(start)..of(start + width)]).copied().collect();
+        let mut bytes = vec![0; part.len()];
+        pack(weight_type, width, &part, &mut bytes);
+        let x: Vec<f32> = x.chunks_exact(inputs).flat_map(|row| &row[start..start + width]).copied().collect();
+        let kind = weight_type.activation_type();
+        let mut scratch = vec![0; kind.scratch_len(rows, width).expect("whole blocks")];
+        let x = quant::Activations::quantize(Isa::Scalar, kind, &x, width, &mut scratch);
+        let mut y = vec![0.0; rows * outputs];
+        let matrix = PackedMatrix::new(weight_type, outputs, width, &bytes);
+        quant::matmul(Isa::Scalar, &matrix, &x, ColumnsMut::new(&mut y, rows, outputs));
+        sum.iter_mut().zip(&y).for_each(|(sum, y)| *sum += y);
+    }
+    sum
+}
+
+/// Quantizes on the device.
+pub fn quantized(
+    device: &mut dyn Device,
+    weight_type: WeightType,
+    x: &[f32],
+    inputs: usize,
+) -> Result<Activations, String> {
+    let (kind, rows) = (weight_type.activation_type(), x.len() / inputs);
+    let room = (
+        device.room(Activations::quants_len(rows, inputs)),
+        device.room(Activations::scales_len(kind, rows, inputs)),
+        device.room(Activations::sums_len(kind, rows, inputs)),
+    );
+    let x = device.of(x);
+    let activations = Activations::new(kind, (rows, inputs), room).map_err(|error| error.to_string())?;
+    device.run(quantize(x, &activations))?;
+    Ok(activations)
+}
+
+fn dense(weight_type: WeightType, rows: usize, outputs: usize, inputs: usize) -> Case {
+    let name = format!("matmul {} {rows} rows, {outputs} by {inputs}", weight_type.name());
+    Case::new(name, SOURCES, move |device| {
+        let mut numbers = Numbers::new((rows * 1000 + inputs) as u64);
+        let file = file_rows(weight_type, outputs, inputs, &mut numbers);
+        let mut x = numbers.normals(rows * inputs);
+        x[..inputs.min(256)].iter_mut().for_each(|x| *x *= 30.0);
+        x[(rows - 1) * inputs..][..32].fill(0.0);
+        let weights = device.of(&packed(weight_type, outputs, inputs, &file));
+        let weights = Matrix::new(weight_type, (1, outputs, inputs), weights).map_err(|error| error.to_string())?;
+        let padded = weights.padded_outputs();
+        let x_of = quantized(device, weight_type, &x, inputs)?;
+        let y: DeviceSlice<f32> = device.room(rows * padded);
+        device.run(matmul(&weights, &x_of, y))?;
+        let got: Vec<f32> = device.read(y).chunks_exact(padded).flat_map(|row| row[..outputs].to_vec()).collect();
+        same_bits("y", &got, &expected(weight_type, outputs, inputs, &file, &x))
+    })
+}
+
+/// Buckets: several matrices, each with some of the rows.
+fn buckets(weight_type: WeightType, outputs: usize, inputs: usize) -> Case {
+    let name = format!("matmul by buckets {} {outputs} by {inputs}", weight_type.name());
+    Case::new(name, SOURCES, move |device| {
+        let mut numbers = Numbers::new(7);
+        let files: Vec<_> = (0..4).map(|_| file_rows(weight_type, outputs, inputs, &mut numbers)).collect();
+        let weights: Vec<u8> = files.iter().flat_map(|file| packed(weight_type, outputs, inputs, file)).collect();
+        let weights = device.of(&weights);
+        let weights = Matrix::new(weight_type, (4, outputs, inputs), weights).map_err(|error| error.to_string())?;
+        let rows_of: Vec<Vec<i32>> = vec![vec![2], (0..11).collect(), vec![0, 3, 9]];
+        let (matrices, entries) = ([3, 0, 2, -1], rows_of.concat());
+        let x = numbers.normals(11 * inputs);
+        let lists = Buckets {
+            matrices: device.of(&matrices),
+            starts: device.of(&[0, 1, 12, 15, 15]),
+            count: device.of(&[3]),
+            rows: Some(device.of(&entries)),
+        };
+        let x_of = quantized(device, weight_type, &x, inputs)?;
+        let y: DeviceSlice<f32> = device.room(15 * outputs);
+        device.run(matmul_buckets(&weights, &x_of, &lists, (4, 15), y))?;
+        let mut want = Vec::new();
+        for (rows, matrix) in rows_of.iter().zip(matrices) {
+            let x: Vec<f32> = rows.iter().flat_map(|row| &x[*row as usize * inputs..][..inputs]).copied().collect();
+            want.extend(expected(weight_type, outputs, inputs, &files[matrix as usize], &x));
+        }
+        same_bits("y", &device.read(y), &want)
+    })
+}
+
+pub fn all() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for weight_type in TYPES {
+        cases.extend((1..=16).map(|rows| dense(weight_type, rows, 32, 512)));
+        // More blocks than warps; a partial last panel; more than 16 rows.
+        cases.push(dense(weight_type, 3, 20, 256 * 18));
+        cases.push(dense(weight_type, 37, 16, 256));
+        cases.push(buckets(weight_type, 48, 512));
+        if weight_type.block_len() == 32 {
+            cases.push(dense(weight_type, 2, 16, 32 * 22));
+            cases.push(dense(weight_type, 9, 16, 32));
+        }
+    }
+    cases
+}
+
+pub fn small() -> Vec<Case> {
+    let cases =
+        TYPES.into_iter().flat_map(|weight_type| [dense(weight_type, 11, 32, 512), buckets(weight_type, 32, 512)]);
+    cases.collect()
+}

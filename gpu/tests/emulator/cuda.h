@@ -1,0 +1,94 @@
+// The parts of CUDA C++ that the CUDA dialect uses, on `machine.h`. Included before every source (`-include`).
+#pragma once
+
+#include "machine.h"
+
+#include <cmath>
+
+#define __device__
+#define __forceinline__ inline
+#define KERNEL(name, Params, threads, blocks, ...) MACHINE_KERNEL(name, Params, threads, __VA_ARGS__)
+
+inline void __syncthreads() { machine::barrier(); }
+inline void __syncwarp() { char none = 0; machine::exchange("__syncwarp", &none, 1); }
+
+template <class T> T __shfl_sync(unsigned, T value, int lane) {
+    return machine::shown<T>(machine::exchange("__shfl_sync", &value, sizeof value), lane & 31);
+}
+template <class T> T __shfl_xor_sync(unsigned, T value, int mask) {
+    int lane = machine::self.lane;
+    return machine::shown<T>(machine::exchange("__shfl_xor_sync", &value, sizeof value), (lane ^ mask) & 31);
+}
+inline unsigned __ballot_sync(unsigned, int predicate) {
+    const unsigned char* all = machine::exchange("__ballot_sync", &predicate, sizeof predicate);
+    unsigned bits = 0;
+    for (int lane = 0; lane < 32; lane++) bits |= unsigned(machine::shown<int>(all, lane) != 0) << lane;
+    return bits;
+}
+
+// Each nibble of the selector selects one of the eight bytes of `a` and `b`; its upper bit replicates the byte's sign.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    uint64_t pool = uint64_t(b) << 32 | a;
+    unsigned out = 0;
+    for (int i = 0; i < 4; i++) {
+        unsigned nibble = selector >> (4 * i) & 15;
+        unsigned byte = unsigned(pool >> (8 * (nibble & 7))) & 255;
+        if (nibble & 8) byte = byte & 128 ? 255 : 0;
+        out |= byte << (8 * i);
+    }
+    return out;
+}
+
+// The dot product of two i16 with the lower, or the upper, two signed bytes of `b`.
+inline int two_products(int a, int b, int first) {
+    int sum = 0;
+    for (int i = 0; i < 2; i++) sum += int(int16_t(unsigned(a) >> (16 * i))) * int8_t(unsigned(b) >> (8 * (first + i)));
+    return sum;
+}
+inline int __dp2a_lo(int a, int b, int c) { return c + two_products(a, b, 0); }
+inline int __dp2a_hi(int a, int b, int c) { return c + two_products(a, b, 2); }
+
+inline float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
+inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
+template <class T> T min(T a, T b) { return b < a ? b : a; }
+template <class T> T max(T a, T b) { return a < b ? b : a; }
+// Threads run one at a time: no interleaving.
+inline unsigned atomicMin(unsigned* at, unsigned x) { unsigned was = *at; *at = min(was, x); return was; }
+
+inline float half_to_float(unsigned short bits) { _Float16 x; memcpy(&x, &bits, 2); return float(x); }
+inline unsigned short float_to_half(float x) { _Float16 y = _Float16(x); unsigned short bits; memcpy(&bits, &y, 2); return bits; }
+
+// mma.sync.m16n8k32 of signed bytes, and m16n8k16 of word t only: see the dialect.
+inline int mma_dot(const unsigned char* all, int row, int column, int words) {
+    struct Operands { unsigned a[4], b[2]; };
+    int sum = 0;
+    for (int k = 0; k < 4 * words; k++) {
+        int t = k / 4 % 4, upper = k / 16;
+        unsigned a = machine::shown<Operands>(all, row % 8 * 4 + t).a[row / 8 + 2 * upper];
+        unsigned b = machine::shown<Operands>(all, column * 4 + t).b[upper];
+        sum += int8_t(a >> (8 * (k % 4))) * int8_t(b >> (8 * (k % 4)));
+    }
+    return sum;
+}
+inline void mma_collective(const char* what, int (&c)[4], const unsigned (&operands)[6], int words, int live) {
+    const unsigned char* all = machine::exchange(what, operands, sizeof operands);
+    int g = machine::self.lane / 4, t = machine::self.lane % 4;
+    for (int i = 0; i < 4; i++) {
+        int product = mma_dot(all, g + i / 2 * 8, 2 * t + i % 2, words);
+        if (product != 0 && 2 * t + i % 2 >= live) machine::fail("%s: column %d of %d", what, 2 * t + i % 2, live);
+        c[i] += product;
+    }
+}
+inline void mma_k32(int (&c)[4], const unsigned (&a)[4], uint2 b, int, int live) {
+    mma_collective("mma.m16n8k32", c, {a[0], a[1], a[2], a[3], b.x, b.y}, 8, live);
+}
+inline void mma_k16(int (&c)[4], const unsigned (&a)[2], unsigned b, int, int live) {
+    mma_collective("mma.m16n8k16", c, {a[0], a[1], 0, 0, b, 0}, 4, live);
+}
+
+#include "../../cuda/device.cuh"

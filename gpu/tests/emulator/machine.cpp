@@ -1,0 +1,324 @@
+#include "machine.h"
+
+#include <csetjmp>
+#include <csignal>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+namespace machine {
+
+thread_local Self self;
+thread_local int mutant = 0;
+
+namespace {
+
+constexpr size_t STACK = 64 << 10;
+constexpr unsigned char POISON = 0xa5;
+
+// A synchronization point: of a warp or of the block.
+struct Gate {
+    const char* what = nullptr;
+    int arrived = 0;
+    unsigned generation = 0;
+    alignas(16) unsigned char slots[2][WARP * SLOT];
+};
+
+// A stack and its saved context, reused by the threads of every block.
+struct Context {
+    jmp_buf resume;
+    bool started = false;
+};
+
+struct Fiber {
+    Self self;
+    Context* context;
+    Gate* waits;
+    unsigned generation;
+    bool done;
+};
+
+struct Guarded {
+    unsigned char *map, *data;
+    size_t map_len, len;
+};
+
+// One per test thread, so that launches can run in parallel.
+struct Machine {
+    std::vector<Fiber> fibers;
+    std::vector<Context> contexts; // one per stack
+    ucontext_t entry;
+    unsigned char* stacks = nullptr;
+    size_t num_stacks = 0;
+    std::vector<Gate> warps;
+    Gate block;
+    std::vector<Guarded> shared; // one, or none yet
+    std::vector<Guarded> buffers;
+    Fiber* running = nullptr;
+    jmp_buf scheduler;
+    sigjmp_buf escape;
+    bool launched = false;
+    void (*kernel)(const void*) = nullptr;
+    const void* params = nullptr;
+    char error[512];
+};
+thread_local Machine m;
+
+const size_t page = sysconf(_SC_PAGESIZE);
+
+Guarded guard(size_t len) {
+    size_t data_len = (len + 15) / 16 * 16;
+    size_t pages = (data_len + page - 1) / page + 1; // one more page in front, to detect writes below the beginning
+    Guarded g;
+    g.map_len = (pages + 1) * page;
+    void* map = mmap(nullptr, g.map_len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED) abort();
+    g.map = static_cast<unsigned char*>(map);
+    mprotect(g.map + pages * page, page, PROT_NONE);
+    g.data = g.map + pages * page - data_len;
+    g.len = len;
+    memset(g.map, POISON, pages * page);
+    return g;
+}
+
+bool intact(const Guarded& g) {
+    // The bytes are all poison if the first is and each equals the next. The data themselves are not compared.
+    auto poisoned = [](const unsigned char* at, const unsigned char* end) {
+        return at == end || (*at == POISON && memcmp(at, at + 1, size_t(end - at) - 1) == 0);
+    };
+    return poisoned(g.map, g.data) && poisoned(g.data + g.len, g.map + g.map_len - page);
+}
+
+// Yields until the gate opens.
+void wait(Gate& gate) {
+    Fiber* own = m.running;
+    own->waits = &gate;
+    own->generation = gate.generation;
+    if (_setjmp(own->context->resume) == 0) _longjmp(m.scheduler, 1);
+}
+
+void arrive(Gate& gate, const char* what, int expected) {
+    if (gate.arrived > 0 && gate.what != what)
+        fail("some threads are at %s while others are at %s", gate.what, what);
+    gate.what = what;
+    gate.arrived++;
+    if (gate.arrived == expected) {
+        gate.arrived = 0;
+        gate.generation++;
+    } else {
+        wait(gate);
+    }
+}
+
+void run_fiber() {
+    for (;;) {
+        m.kernel(m.params);
+        m.running->done = true;
+        if (_setjmp(m.running->context->resume) == 0) _longjmp(m.scheduler, 1);
+    }
+}
+
+// Resumes the fiber until it waits or ends.
+void resume(Fiber& fiber, size_t index) {
+    m.running = &fiber;
+    self = fiber.self;
+    fiber.waits = nullptr;
+    if (_setjmp(m.scheduler)) return;
+    if (fiber.context->started) _longjmp(fiber.context->resume, 1);
+    fiber.context->started = true;
+    getcontext(&m.entry);
+    m.entry.uc_stack.ss_sp = m.stacks + index * STACK;
+    m.entry.uc_stack.ss_size = STACK;
+    m.entry.uc_link = nullptr;
+    makecontext(&m.entry, run_fiber, 0);
+    setcontext(&m.entry);
+}
+
+void stuck() {
+    int done = 0, at_barrier = 0, at_exchange = 0;
+    const Fiber* first = nullptr;
+    for (const Fiber& fiber : m.fibers) {
+        if (fiber.done) {
+            done++;
+            continue;
+        }
+        if (!first) first = &fiber;
+        (fiber.waits == &m.block ? at_barrier : at_exchange)++;
+    }
+    fail("a barrier is not reached by all: %d threads wait for the block, %d for their warp, %d have returned; thread %d is at %s",
+         at_barrier, at_exchange, done, first->self.linear, first->waits->what);
+}
+
+void run_block(bool backwards) {
+    size_t n = m.fibers.size(), left = n;
+    for (Guarded& s : m.shared) memset(s.data, 0xff, s.len);
+    for (Gate& gate : m.warps) gate = Gate();
+    m.block = Gate();
+    while (left > 0) {
+        bool progress = false;
+        for (size_t i = 0; i < n; i++) {
+            size_t index = backwards ? n - 1 - i : i;
+            Fiber& fiber = m.fibers[index];
+            if (fiber.done || (fiber.waits && fiber.waits->generation == fiber.generation)) continue;
+            resume(fiber, index);
+            progress = true;
+            if (fiber.done) left--;
+        }
+        if (!progress) stuck();
+    }
+}
+
+void on_signal(int signal, siginfo_t* info, void*) {
+    if (!m.launched) { // not from a launch
+        ::signal(signal, SIG_DFL);
+        return;
+    }
+    if (signal == SIGSEGV || signal == SIGBUS) {
+        auto* at = static_cast<unsigned char*>(info->si_addr);
+        auto name = [&](const Guarded& g, const char* kind, size_t index) {
+            if (at < g.map || at >= g.map + g.map_len) return;
+            snprintf(m.error, sizeof m.error, "thread %d of block (%u, %u, %u): byte %td of %s %zu, which has %zu",
+                     self.linear, self.block.x, self.block.y, self.block.z, at - g.data, kind, index, g.len);
+        };
+        snprintf(m.error, sizeof m.error, "thread %d of block (%u, %u, %u): no memory at %p", self.linear, self.block.x,
+                 self.block.y, self.block.z, static_cast<void*>(at));
+        for (size_t i = 0; i < m.buffers.size(); i++) name(m.buffers[i], "buffer", i);
+        for (size_t i = 0; i < m.shared.size(); i++) name(m.shared[i], "shared memory", i);
+    } else {
+        snprintf(m.error, sizeof m.error,
+                 "thread %d of block (%u, %u, %u): a misaligned access, or an index beyond an array's end", self.linear,
+                 self.block.x, self.block.y, self.block.z);
+    }
+    siglongjmp(m.escape, 1);
+}
+
+constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGILL, SIGTRAP};
+
+void install_handlers() {
+    // Once per process: other signals get the default action.
+    static bool installed = [] {
+        struct sigaction action = {};
+        action.sa_sigaction = on_signal;
+        action.sa_flags = SA_SIGINFO | SA_NODEFER;
+        for (int signal : SIGNALS) sigaction(signal, &action, nullptr);
+        return true;
+    }();
+    (void)installed;
+}
+
+} // namespace
+
+void fail(const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    int len = snprintf(m.error, sizeof m.error, "block (%u, %u, %u): ", self.block.x, self.block.y, self.block.z);
+    vsnprintf(m.error + len, sizeof m.error - len, format, args);
+    va_end(args);
+    siglongjmp(m.escape, 1);
+}
+
+const unsigned char* exchange(const char* what, const void* value, size_t bytes) {
+    Gate& gate = m.warps[self.linear / WARP];
+    unsigned char* slots = gate.slots[gate.generation % 2];
+    if (bytes > SLOT) fail("%s shows more than a slot holds", what);
+    memcpy(slots + self.lane * SLOT, value, bytes);
+    arrive(gate, what, WARP);
+    return slots;
+}
+
+void barrier() {
+    arrive(m.block, "the block's barrier", static_cast<int>(m.fibers.size()));
+}
+
+void* shared(size_t bytes) {
+    if (m.shared.empty()) {
+        m.shared.push_back(guard(bytes));
+        memset(m.shared[0].data, 0xff, bytes);
+    }
+    return m.shared[0].data;
+}
+
+} // namespace machine
+
+using namespace machine;
+
+extern "C" {
+
+// Guarded memory of `len` bytes of poison.
+unsigned char* machine_buffer(size_t len) {
+    m.buffers.push_back(guard(len));
+    return m.buffers.back().data;
+}
+
+// Frees one buffer: later accesses are errors.
+void machine_free_buffer(const unsigned char* data) {
+    for (size_t i = 0; i < m.buffers.size(); i++) {
+        if (m.buffers[i].data != data) continue;
+        munmap(m.buffers[i].map, m.buffers[i].map_len);
+        m.buffers.erase(m.buffers.begin() + i);
+        return;
+    }
+}
+
+// Frees all buffers of this thread.
+void machine_free_buffers() {
+    for (Guarded& g : m.buffers) munmap(g.map, g.map_len);
+    m.buffers.clear();
+}
+
+void machine_mutate(int number) {
+    mutant = number;
+}
+
+// Runs a kernel; null, or an error message.
+const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, const unsigned* block, const void* params,
+                           int backwards) {
+    Dim threads = {block[0], block[1], block[2]};
+    size_t n = size_t(threads.x) * threads.y * threads.z;
+    if (n == 0 || n > 1024 || n % WARP != 0) return "the block is not of whole warps, or too large";
+    install_handlers();
+    if (m.num_stacks < n) {
+        if (m.stacks) munmap(m.stacks, m.num_stacks * STACK);
+        void* map = mmap(nullptr, n * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (map == MAP_FAILED) return "no memory for stacks";
+        m.stacks = static_cast<unsigned char*>(map);
+        m.num_stacks = n;
+        m.contexts.assign(n, Context());
+    }
+    for (Guarded& s : m.shared) munmap(s.map, s.map_len);
+    m.shared.clear();
+    m.kernel = kernel;
+    m.params = params;
+    m.warps.assign(n / WARP, Gate());
+    m.error[0] = 0;
+    m.launched = true;
+    if (sigsetjmp(m.escape, 1) == 0) {
+        size_t blocks = size_t(grid[0]) * grid[1] * grid[2];
+        for (size_t i = 0; i < blocks; i++) {
+            size_t b = backwards ? blocks - 1 - i : i;
+            Dim at = {unsigned(b % grid[0]), unsigned(b / grid[0] % grid[1]), unsigned(b / grid[0] / grid[1])};
+            m.fibers.assign(n, Fiber());
+            for (size_t t = 0; t < n; t++) {
+                Dim thread = {unsigned(t % threads.x), unsigned(t / threads.x % threads.y), unsigned(t / threads.x / threads.y)};
+                m.fibers[t].context = &m.contexts[t];
+                m.fibers[t].self = {thread, at, {grid[0], grid[1], grid[2]}, threads, int(t), int(t % WARP)};
+            }
+            run_block(backwards);
+        }
+        for (const Guarded& s : m.shared)
+            if (!intact(s)) snprintf(m.error, sizeof m.error, "shared memory was written outside its bounds");
+        for (const Guarded& g : m.buffers)
+            if (!intact(g)) snprintf(m.error, sizeof m.error, "a buffer was written before its beginning");
+    } else {
+        // The fibers are suspended within the kernel.
+        m.contexts.assign(m.num_stacks, Context());
+    }
+    m.launched = false;
+    return m.error[0] ? m.error : nullptr;
+}
+
+}

@@ -1,0 +1,90 @@
+// A block of GPU threads on the CPU: the base of the headers of the two kernel languages (`cuda.h`, `metal.h`).
+//
+// Every thread of a block is a fiber. A fiber runs until a barrier or a warp-wide exchange, and resumes when all others
+// have arrived; if some never arrive, the launch ends with an error that names the waiting threads. Threads between two
+// barriers run one after the other, forwards or backwards: a missing barrier usually gives a wrong result in one of the
+// orders. Blocks run one after the other, too. So this detects errors of indexing and logic, uneven barriers, and many
+// missing ones; not all races, and no speed.
+//
+// Memory: buffers and shared memory end at an inaccessible page, so that an access to the first byte behind them faults;
+// the bytes before them are known and checked after a launch. Sanitizer traps (misaligned access, an index beyond an
+// array) are errors of the launch as well.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace machine {
+
+struct Dim {
+    unsigned x, y, z;
+};
+
+constexpr int WARP = 32;
+constexpr int SLOT = 32; // bytes per lane of an exchange
+
+// The running thread's indices.
+struct Self {
+    Dim thread, block, blocks, threads;
+    int linear, lane;
+};
+extern thread_local Self self;
+
+// Exchanges `bytes` of `value` among all lanes of the warp: returns the 32 values, SLOT bytes apart, valid until the
+// lane's second next exchange.
+const unsigned char* exchange(const char* what, const void* value, size_t bytes);
+
+// Returns when all threads of the block have arrived.
+void barrier();
+
+// The block's shared memory: guarded, and poisoned at the beginning of a block.
+void* shared(size_t bytes);
+
+// Ends the launch with an error.
+[[noreturn]] void fail(const char* format, ...);
+
+// The marked index that is one too large, or 0: see the mutation test.
+extern thread_local int mutant;
+
+template <class T>
+const T& shown(const unsigned char* slots, int lane) {
+    return *reinterpret_cast<const T*>(slots + lane * SLOT);
+}
+
+} // namespace machine
+
+#ifdef FORETOKEN_ADDRESS_SPACES
+typedef unsigned uint2 __attribute__((ext_vector_type(2)));
+typedef unsigned uint4 __attribute__((ext_vector_type(4)));
+typedef int int2 __attribute__((ext_vector_type(2)));
+typedef float float2 __attribute__((ext_vector_type(2)));
+typedef float float4 __attribute__((ext_vector_type(4)));
+#else
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+#endif
+
+#define FORETOKEN_EMULATED 1
+
+// A kernel is called through a pointer to its parameters.
+#define MACHINE_KERNEL(name, Params, largest, ...)                                                                  \
+    static void name##_body(const CONSTANT Params& p, THREADGROUP __VA_ARGS__& s, Thread self);                     \
+    extern "C" void name(const void* p) {                                                                           \
+        const machine::Self& self = machine::self;                                                                  \
+        int threads = self.threads.x * self.threads.y * self.threads.z;                                             \
+        if (threads > largest) machine::fail("a block of %d threads; its kernel has %d at most", threads, largest); \
+        Thread own = {self.linear, self.lane, self.linear / machine::WARP, threads / machine::WARP,                 \
+                      int(self.block.x), int(self.block.y), int(self.block.z)};                                     \
+        void* s = machine::shared(sizeof(__VA_ARGS__));                                                             \
+        name##_body(*(const CONSTANT Params*)p, *(THREADGROUP __VA_ARGS__*)s, own);                                 \
+    }                                                                                                               \
+    extern "C" size_t name##_params() { return sizeof(Params); }                                                    \
+    static void name##_body(const CONSTANT Params& p, THREADGROUP __VA_ARGS__& s, Thread self)
+
+// A marked index; the compiled copies of the sources number them.
+#define AT(index) (index)
+#define NUMBERED_AT(number, index) ((index) + (machine::mutant == (number)))

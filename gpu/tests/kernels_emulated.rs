@@ -1,0 +1,143 @@
+//! The GPU kernels' sources, compiled as C++ in either dialect and run on the CPU, against the CPU kernels: every kernel,
+//! format and shape.
+//!
+//! `emulator/` implements threads, barriers, shuffles and tensor-core products with fibers; `emulator/machine.h` says
+//! what it detects. It does not detect races that no order of its threads shows, nor errors of the compiler or the
+//! driver.
+//!
+//! Needs a C++ compiler: `c++`, `g++` or `clang++`; skipped without one.
+
+mod emulated;
+#[path = "../../kernels/tests/skipped/mod.rs"]
+mod skipped;
+
+use emulated::cases;
+use emulated::device::Device;
+use emulated::machine::{Dialect, Machine, compiler, mixed_address_spaces};
+use foretoken_gpu::{Launch, Params};
+use skipped::skipped;
+
+/// The machine; `None` without a C++ compiler: the test is skipped.
+fn machine() -> Option<&'static Machine> {
+    compiler().map_err(|none| skipped("emulated GPU", none)).is_ok().then(Machine::get)
+}
+
+#[test]
+fn cuda_kernels_agree_with_the_cpu() {
+    agree_with_the_cpu(Dialect::Cuda);
+}
+
+#[test]
+fn metal_kernels_agree_with_the_cpu() {
+    agree_with_the_cpu(Dialect::Metal);
+}
+
+fn agree_with_the_cpu(dialect: Dialect) {
+    let Some(machine) = machine() else { return };
+    let failed: Vec<_> = in_parallel(&cases::all(), |case| {
+        // Both orders of threads between barriers.
+        let run = |backwards| (case.run)(&mut machine.session(dialect, backwards)).err();
+        [false, true].into_iter().find_map(run).map(|error| format!("{}: {error}", case.name))
+    });
+    assert!(failed.is_empty(), "{} cases fail:\n{}", failed.len(), failed.join("\n"));
+}
+
+#[test]
+fn an_index_off_by_one_is_noticed_in_cuda() {
+    an_index_off_by_one_is_noticed(Dialect::Cuda);
+}
+
+#[test]
+fn an_index_off_by_one_is_noticed_in_metal() {
+    an_index_off_by_one_is_noticed(Dialect::Metal);
+}
+
+/// Mutation test: each index marked with `AT` is made too large by one, one at a time; some case must fail.
+fn an_index_off_by_one_is_noticed(dialect: Dialect) {
+    let Some(machine) = machine() else { return };
+    let cases = cases::small();
+    let sites = machine.sites(dialect);
+    assert!(sites.len() > 50, "only {} marked indices", sites.len());
+    let survivors = in_parallel(&sites, |site| {
+        let noticed = cases.iter().filter(|case| case.reads(&site.file)).any(|case| {
+            let mut session = machine.session(dialect, false);
+            session.mutate(site);
+            (case.run)(&mut session).is_err()
+        });
+        (!noticed).then(|| format!("{}:{}, index {}", site.file, site.line, site.nth))
+    });
+    assert!(survivors.is_empty(), "{} of {} are not noticed:\n{}", survivors.len(), sites.len(), survivors.join("\n"));
+}
+
+#[test]
+fn metal_sources_keep_address_spaces_apart() {
+    match mixed_address_spaces() {
+        Some(problems) => assert!(problems.is_empty(), "{}", problems.join("\n")),
+        None => skipped("address spaces of the Metal sources", "there is no clang++ (Debian: apt-get install clang)"),
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Faulty {
+    x: u64,
+    fault: i32,
+}
+
+// SAFETY: the `Params` of faults.cpp.
+unsafe impl Params for Faulty {}
+
+/// The machine reports the faults of `emulator/faults.cpp`.
+#[test]
+fn faults_are_reported() {
+    let Some(machine) = machine() else { return };
+    Dialect::ALL.into_iter().for_each(|dialect| faults(machine, dialect));
+}
+
+fn faults(machine: &Machine, dialect: Dialect) {
+    let run = |fault: i32| {
+        let mut session = machine.session(dialect, false);
+        let device: &mut dyn Device = &mut session;
+        let x: Vec<f32> = (0..64).map(|i| i as f32).collect();
+        let span = device.of(&x);
+        let params = Faulty { x: span.address(), fault };
+        device.run(Ok(Launch { kernel: "faulty", grid: [1; 3], block: [64, 1, 1], params })).map(|()| device.read(span))
+    };
+    let right: Vec<f32> = (0..64).map(|i| ((i + 1) % 64) as f32).collect();
+    assert_eq!(run(0), Ok(right.clone()));
+    assert!(run(1).is_ok_and(|x| x != right), "a missing barrier shows in the result");
+    for (fault, part) in [
+        (2, "not reached by all"),
+        (3, "byte 256 of buffer 0, which has 256"),
+        (4, "misaligned"),
+        (5, "before its beginning"),
+        (6, "not reached by all"),
+        (7, "beyond an array"),
+        (8, "of shared memory"),
+        (9, "while others are at"),
+    ] {
+        let error = run(fault).expect_err("a fault");
+        assert!(error.contains(part), "fault {fault}: {error}");
+    }
+    // Later launches are not affected.
+    assert_eq!(run(0), Ok(right));
+}
+
+/// The results of `f`, in order, on two threads.
+fn in_parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> Option<R> + Sync) -> Vec<R> {
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let mut found: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let work = || {
+            let mut found = Vec::new();
+            loop {
+                let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                let Some(item) = items.get(i) else { return found };
+                found.extend(f(item).map(|r| (i, r)));
+            }
+        };
+        let threads: Vec<_> = (0..2).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
+    });
+    found.sort_by_key(|(i, _)| *i);
+    found.into_iter().map(|(_, r)| r).collect()
+}

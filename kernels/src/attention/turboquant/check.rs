@@ -1,0 +1,34 @@
+//! Whether pages and queries go together.
+
+use crate::attention::query::Query;
+use crate::attention::turboquant::page::Page;
+use crate::attention::turboquant::side::Side;
+
+/// Panics unless `page` has keys for these queries.
+pub(in crate::attention) fn keys(page: &Page<'_>, head_dim: usize, queries: &[Query<'_>]) {
+    assert_eq!(
+        (page.layout.side(), page.layout.head_dim()),
+        (Side::Keys, head_dim),
+        "attend: not a page of keys of head_dim"
+    );
+    let fit = |query: &Query<'_>| query.quantized.is_some_and(|quantized| quantized.rotary.fits(page.layout));
+    assert!(queries.iter().all(fit), "attend: a query is not quantized for these keys");
+}
+
+/// Panics unless `rotary` has the first channels of keys for these queries, and `values` the others.
+pub(in crate::attention) fn k_eq_v(rotary: &Page<'_>, values: &Page<'_>, head_dim: usize, queries: &[Query<'_>]) {
+    keys(rotary, rotary.layout.head_dim(), queries);
+    self::values(values, head_dim);
+    let starts_group = values.layout.scale_groups().any(|group| group.first == rotary.layout.head_dim());
+    assert!(starts_group, "attend: the rotary channels do not end where a scale group of the values begins");
+    let fit = |query: &Query<'_>| {
+        query.quantized.and_then(|quantized| quantized.values).is_some_and(|query| query.fits(values.layout))
+    };
+    assert!(queries.iter().all(fit), "attend: a query is not quantized for these values");
+}
+
+/// Panics unless `page` has values of this width.
+pub(in crate::attention) fn values(page: &Page<'_>, head_dim: usize) {
+    assert_ne!(page.layout.side(), Side::Keys, "attend: a page of keys as values");
+    assert_eq!(page.layout.head_dim(), head_dim, "attend: a page of another width");
+}

@@ -1,0 +1,32 @@
+//! The product with bf16 weights in tile registers.
+//!
+//! `tdpbf16ps` multiplies bf16 by bf16 and does sixteen times the multiply-adds of a vector instruction. Activations are
+//! `f32`, and an `f32` is the exact sum of three bf16: its first eight significant bits, the next eight, and the rest. So
+//! each weight is multiplied by three parts of each activation: 16/3 times the arithmetic of vectors where rows are many;
+//! where rows are few, sixteen cost what one does, because memory bandwidth is the bound. M = 1 costs 1-3 % (10 % if the
+//! weights are cached), so that a row's bits do not depend on the batch.
+//!
+//! An output is a sum over the inputs in order, 32 at a time: the products of the third parts, of the second parts, of the
+//! first parts. The instruction's definition says in which order it adds.
+
+mod layout;
+mod multiply;
+mod split;
+mod transpose;
+
+use half::bf16;
+
+use crate::columns::ColumnsMut;
+use crate::isa::Amx;
+
+pub(super) use layout::words;
+
+/// Packs `x`, `(rows, inputs)`, into B tiles of three parts. `words` is [`words`] long.
+pub(super) fn split(isa: Amx, x: &[f32], inputs: usize, words: &mut [u32]) {
+    split::split(isa, x, inputs, words);
+}
+
+/// As [`super::matmul`], with what [`split`] wrote.
+pub(super) fn matmul(isa: Amx, words: &[u32], inputs: usize, w: &[bf16], y: ColumnsMut<'_>) {
+    multiply::matmul(isa, words, inputs, w, y);
+}

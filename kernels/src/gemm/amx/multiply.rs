@@ -1,0 +1,268 @@
+//! The tile products: C blocks of 32 outputs by 16 rows.
+
+use std::arch::asm;
+use std::ops::Range;
+
+use half::bf16;
+
+use super::layout::{DEPTH, PARTS, SIDE, block_words, width};
+use super::transpose::transpose;
+use crate::columns::ColumnsMut;
+use crate::isa::Amx;
+use crate::simd::amx::{AmxOp, TileRegisters, TileShape};
+use crate::simd::avx512::float::Avx512Lanes;
+use crate::simd::float::Lanes;
+use crate::simd::prefetch::prefetch;
+
+/// Bytes of the B tiles per pass over the weights: they stay in the second-level cache.
+const PASS_BYTES: usize = 1 << 20;
+
+/// Prefetch distance, in steps of [`DEPTH`] inputs.
+const PREFETCH_STEPS: usize = 8;
+
+/// `y = words * w^T`: see [`crate::gemm::matmul`].
+pub(super) fn matmul(isa: Amx, words: &[u32], inputs: usize, w: &[bf16], y: ColumnsMut<'_>) {
+    isa.run_tiles(MatMul { words, inputs, w, y });
+}
+
+struct MatMul<'a> {
+    words: &'a [u32],
+    inputs: usize,
+    w: &'a [bf16],
+    y: ColumnsMut<'a>,
+}
+
+/// The two C tiles of a [`Block`]: `(tiles, outputs, rows)`.
+#[repr(C, align(64))]
+struct CTiles([[[f32; SIDE]; SIDE]; 2]);
+
+/// An A tile that does not lie in the matrix as such: outputs or inputs beyond its edges are zeros.
+#[repr(C, align(64))]
+struct EdgeTile([bf16; SIDE * DEPTH]);
+
+/// A block of `y`: 32 outputs (two C tiles) by one row block.
+#[derive(Clone, Copy)]
+struct Block {
+    /// The first output.
+    column: usize,
+    /// The row block.
+    rows: usize,
+    /// Whether weights are prefetched: only for the first row block of a pass, the others find them in the cache.
+    prefetches: bool,
+}
+
+impl AmxOp for MatMul<'_> {
+    #[inline(always)]
+    fn eval(mut self, l: Avx512Lanes) {
+        let (rows, columns) = (self.y.rows(), self.y.range());
+        let width = width(rows);
+        let a = TileShape { rows: SIDE, bytes: 2 * DEPTH };
+        // B and C have the same shape: 16 pairs or outputs by `width` rows of 4 bytes.
+        let bc = TileShape { rows: SIDE, bytes: 4 * width };
+        // SAFETY: an `Amx` is the proof of tile registers, and no operation runs inside another.
+        let _registers = unsafe { TileRegisters::new([a, a, bc, bc, bc, bc, bc, bc]) };
+        let mut c = CTiles([[[0.0; SIDE]; SIDE]; 2]);
+        let mut edges = [const { EdgeTile([bf16::ZERO; _]) }; 2];
+        let blocks = (PASS_BYTES / 4 / block_words(width, self.inputs).max(1)).max(1);
+        let (mut previous, mut even) = (None, true);
+        for pass in (0..rows.div_ceil(SIDE)).step_by(blocks) {
+            for column in columns.clone().step_by(2 * SIDE) {
+                for row_block in pass..(pass + blocks).min(rows.div_ceil(SIDE)) {
+                    let block = Block { column, rows: row_block, prefetches: row_block == pass };
+                    // SAFETY: `run_tiles` entered the features, the registers have these shapes, and `matmul` checked
+                    // that the weights have these columns.
+                    unsafe {
+                        if even {
+                            self.multiply::<true>(l, block, previous, &mut edges, &mut c);
+                        } else {
+                            self.multiply::<false>(l, block, previous, &mut edges, &mut c);
+                        }
+                    }
+                    (previous, even) = (Some(block), !even);
+                }
+            }
+        }
+        if let Some(previous) = previous {
+            // SAFETY: as above; the last block's sums are in its C tiles.
+            unsafe {
+                if even {
+                    store_c::<false>(&mut c)
+                } else {
+                    store_c::<true>(&mut c)
+                }
+                self.write(l, &c, previous);
+            }
+        }
+    }
+}
+
+/// The steps of a block at which the C tiles of the previous block are stored, and at which they are read again. Not at
+/// once: a tile product takes 52 cycles and a store some more, and waiting for either would stall the prefetches.
+const STORE_STEP: usize = 2;
+const READ_STEP: usize = 4;
+
+/// Stores the C tiles of an even (tmm4, tmm5) or odd (tmm6, tmm7) block.
+///
+/// # Safety
+/// The tile registers are configured as [`MatMul::eval`] does it, and hold the sums of such a block.
+#[inline(always)]
+unsafe fn store_c<const EVEN: bool>(c: &mut CTiles) {
+    macro_rules! store {
+        ($a:literal, $b:literal) => {
+            asm!(
+                concat!("tilestored [{to} + {side}*1], ", $a),
+                concat!("tilestored [{to} + {side}*1 + 1024], ", $b),
+                to = in(reg) c.0.as_mut_ptr(),
+                side = in(reg) 4 * SIDE,
+                options(nostack, preserves_flags),
+            )
+        };
+    }
+    // SAFETY: the caller configured the registers, and `c` has room for both tiles. They are read as the last products
+    // left them (`TileRegisters` says why they are still there); none is written.
+    unsafe { if EVEN { store!("tmm4", "tmm5") } else { store!("tmm6", "tmm7") } }
+}
+
+impl MatMul<'_> {
+    /// Computes a block's C tiles, and meanwhile writes those of the `previous` block to `y`.
+    ///
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features, the tile registers are configured as [`MatMul::eval`] does
+    /// it, and hold the sums of `previous`. The words have the row block, the weights its columns as far as `y` has them.
+    #[inline(always)]
+    unsafe fn multiply<const EVEN: bool>(
+        &mut self,
+        l: Avx512Lanes,
+        block: Block,
+        previous: Option<Block>,
+        edges: &mut [EdgeTile; 2],
+        c: &mut CTiles,
+    ) {
+        let (inputs, steps) = (self.inputs, self.inputs.div_ceil(DEPTH));
+        let width = width(self.y.rows());
+        let (part, side) = (DEPTH / 2 * width, 4 * width);
+        let columns = block.column..self.y.range().end.min(block.column + 2 * SIDE);
+        // An instruction on one C tile of the block: `$a` of an even block, `$b` of an odd one.
+        macro_rules! on_c {
+            ($instruction:literal, $a:tt, $b:tt, $operands:literal) => {
+                if EVEN {
+                    asm!(concat!($instruction, " ", $a, $operands), out($a) _, options(nomem, nostack, preserves_flags))
+                } else {
+                    asm!(concat!($instruction, " ", $b, $operands), out($b) _, options(nomem, nostack, preserves_flags))
+                }
+            };
+        }
+        macro_rules! load {
+            ($tile:tt, $from:expr, $stride:expr) => {
+                asm!(
+                    concat!("tileloadd ", $tile, ", [{from} + {stride}*1]"),
+                    from = in(reg) $from,
+                    stride = in(reg) $stride,
+                    out($tile) _,
+                    options(nostack, readonly, preserves_flags),
+                )
+            };
+        }
+        // SAFETY: as the caller's. An A tile of whole steps lies in the matrix; one at an edge is a copy. Prefetching reads
+        // nothing. Each `asm!` declares the register that it writes; `TileRegisters` says why the next ones find it there.
+        unsafe {
+            let here = self.w.as_ptr().add(columns.start * inputs);
+            let next = here.wrapping_add(2 * SIDE * inputs);
+            let whole = if columns.len() == 2 * SIDE { inputs / DEPTH } else { 0 };
+            let mut words = self.words.as_ptr().add(block.rows * block_words(width, inputs));
+            on_c!("tilezero", "tmm4", "tmm6", "");
+            on_c!("tilezero", "tmm5", "tmm7", "");
+            for step in 0..steps {
+                let (a, stride) = if step < whole {
+                    let a = here.add(step * DEPTH);
+                    ([a, a.add(SIDE * inputs)], 2 * inputs)
+                } else {
+                    (self.copy_edges(&columns, step * DEPTH, edges), 2 * DEPTH)
+                };
+                let ahead = step + PREFETCH_STEPS.min(steps);
+                let prefetched = if ahead < steps {
+                    here.wrapping_add(ahead * DEPTH)
+                } else {
+                    next.wrapping_add((ahead - steps) * DEPTH)
+                };
+                // Spread between the products: 32 prefetches at once would fill the line buffers and stall.
+                let prefetch_outputs = |outputs: Range<usize>| {
+                    if block.prefetches {
+                        for output in outputs {
+                            prefetch(prefetched.wrapping_add(output * inputs).cast());
+                        }
+                    }
+                };
+                prefetch_outputs(0..6);
+                load!("tmm0", a[0], stride);
+                load!("tmm2", words.add(2 * part), side);
+                on_c!("tdpbf16ps", "tmm4", "tmm6", ", tmm0, tmm2");
+                prefetch_outputs(6..12);
+                load!("tmm1", a[1], stride);
+                on_c!("tdpbf16ps", "tmm5", "tmm7", ", tmm1, tmm2");
+                prefetch_outputs(12..18);
+                load!("tmm3", words.add(part), side);
+                on_c!("tdpbf16ps", "tmm4", "tmm6", ", tmm0, tmm3");
+                prefetch_outputs(18..24);
+                on_c!("tdpbf16ps", "tmm5", "tmm7", ", tmm1, tmm3");
+                prefetch_outputs(24..28);
+                load!("tmm2", words, side);
+                on_c!("tdpbf16ps", "tmm4", "tmm6", ", tmm0, tmm2");
+                prefetch_outputs(28..32);
+                on_c!("tdpbf16ps", "tmm5", "tmm7", ", tmm1, tmm2");
+                words = words.add(PARTS * part);
+                if let Some(previous) = previous {
+                    if step == STORE_STEP.min(steps - 1) {
+                        if EVEN { store_c::<false>(c) } else { store_c::<true>(c) }
+                    }
+                    if step == READ_STEP.min(steps - 1) {
+                        self.write(l, c, previous);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Two A tiles from the input `from` on, copied; zeros beyond the matrix's edges.
+    #[inline(never)]
+    fn copy_edges(&self, columns: &Range<usize>, from: usize, edges: &mut [EdgeTile; 2]) -> [*const bf16; 2] {
+        let depth = (self.inputs - from).min(DEPTH);
+        for (p, edge) in edges.iter_mut().enumerate() {
+            edge.0.fill(bf16::ZERO);
+            for (column, edge) in (columns.start + p * SIDE..columns.end).zip(edge.0.chunks_exact_mut(DEPTH)) {
+                edge[..depth].copy_from_slice(&self.w[column * self.inputs + from..][..depth]);
+            }
+        }
+        edges.each_ref().map(|edge| edge.0.as_ptr())
+    }
+
+    /// Writes a block's C tiles, transposed, to `y`.
+    ///
+    /// # Safety
+    /// The caller is inside a function with AVX-512's features.
+    #[inline(always)]
+    unsafe fn write(&mut self, l: Avx512Lanes, c: &CTiles, block: Block) {
+        let (rows, columns) = (self.y.rows(), self.y.range());
+        for (outputs, start) in c.0.iter().zip((block.column..columns.end).step_by(SIDE)) {
+            // SAFETY: the caller entered the features; a row of a C tile is a vector.
+            let outputs = unsafe {
+                let mut vectors = [l.splat(0.0); SIDE];
+                for (vector, output) in vectors.iter_mut().zip(outputs) {
+                    *vector = l.load(output.as_ptr());
+                }
+                transpose(vectors)
+            };
+            let count = (columns.end - start).min(SIDE);
+            for (row, outputs) in (block.rows * SIDE..rows).zip(outputs) {
+                let y = &mut self.y.row_mut(row)[start - columns.start..][..count];
+                // SAFETY: as above; `y` has an element for every lane that is stored.
+                unsafe {
+                    match y.first_chunk_mut::<SIDE>() {
+                        Some(y) => l.store(y.as_mut_ptr().cast(), outputs),
+                        None => l.store_part(y.as_mut_ptr().cast(), outputs, count),
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The product over `f32` lanes: weights of any element type are widened in registers.
+
+use std::mem::MaybeUninit;
+
+use crate::columns::ColumnsMut;
+use crate::isa::Isa;
+use crate::simd::float::{Element, Lanes, Op};
+use crate::simd::prefetch::prefetch;
+
+/// As [`super::matmul`].
+pub(super) fn matmul<W: Element>(isa: Isa, x: &[f32], inputs: usize, w: &[W], y: ColumnsMut<'_>) {
+    isa.run(MatMul { x, inputs, w, y });
+}
+
+struct MatMul<'a, W> {
+    x: &'a [f32],
+    inputs: usize,
+    w: &'a [W],
+    y: ColumnsMut<'a>,
+}
+
+/// Rows that share a pass over the weights: 256 KiB with rows of 4 KiB, which stay in the second-level cache.
+const ROW_BLOCK: usize = 64;
+
+/// With at most this many rows, memory bandwidth is the bound and weights are prefetched.
+const STREAM_ROWS: usize = 16;
+
+impl<W: Element> Op for MatMul<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<L: Lanes>(mut self, l: L) {
+        let columns = self.y.range();
+        let rows = self.y.rows();
+        for block in (0..rows).step_by(ROW_BLOCK) {
+            let end = rows.min(block + ROW_BLOCK);
+            let mut column = columns.start;
+            // Columns outside, rows inside: weights are widened once for a register block's rows.
+            while column < columns.end {
+                let wide = columns.end - column >= 4;
+                let mut row = block;
+                while row < end {
+                    // Six rows by four columns need 24 accumulators and 5 operands, of 32 registers; of 16 registers, two
+                    // rows by four columns need 8 and 5.
+                    let most = if L::LANES == 16 { 6 } else { 2 };
+                    // SAFETY: `run` entered the features; `matmul` checked that rows and columns are in `x` and `w`.
+                    unsafe {
+                        row += match (most.min(end - row), wide) {
+                            (1, true) => self.register_block::<L, 1, 4>(l, row, column),
+                            (2, true) => self.register_block::<L, 2, 4>(l, row, column),
+                            (3, true) => self.register_block::<L, 3, 4>(l, row, column),
+                            (4, true) => self.register_block::<L, 4, 4>(l, row, column),
+                            (5, true) => self.register_block::<L, 5, 4>(l, row, column),
+                            (_, true) => self.register_block::<L, 6, 4>(l, row, column),
+                            (_, false) => self.register_block::<L, 1, 1>(l, row, column),
+                        };
+                    }
+                }
+                column += if wide { 4 } else { 1 };
+            }
+        }
+    }
+}
+
+impl<W: Element> MatMul<'_, W> {
+    /// Computes `R` rows by `C` columns of `y`. Returns `R`.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; `x` has `R` rows from `row` on, `w` has `C` from `column` on.
+    #[inline(always)]
+    unsafe fn register_block<L: Lanes, const R: usize, const C: usize>(
+        &mut self,
+        l: L,
+        row: usize,
+        column: usize,
+    ) -> usize {
+        let (inputs, first) = (self.inputs, column - self.y.range().start);
+        let whole = inputs - inputs % L::LANES;
+        let tail = inputs - whole;
+        let streams = self.y.rows() <= STREAM_ROWS;
+        // SAFETY: the caller's rows and columns are inside `x` and `w`; loads stop at `inputs`.
+        unsafe {
+            let x = self.x.as_ptr().add(row * inputs);
+            let w = self.w.as_ptr().add(column * inputs);
+            let mut acc = [[l.splat(0.0); C]; R];
+            let mut columns = [l.splat(0.0); C];
+            let mut i = 0;
+            while i + 2 * L::LANES <= whole {
+                for (c, column) in columns.iter_mut().enumerate() {
+                    let at = w.add(c * inputs + i);
+                    if streams {
+                        prefetch(at.wrapping_add(C * inputs).cast());
+                    }
+                    *column = W::load_half::<L, 0>(l, at);
+                }
+                accumulate(l, &mut acc, x.add(i), inputs, columns);
+                for (c, column) in columns.iter_mut().enumerate() {
+                    *column = W::load_half::<L, 1>(l, w.add(c * inputs + i));
+                }
+                accumulate(l, &mut acc, x.add(i + L::LANES), inputs, columns);
+                i += 2 * L::LANES;
+            }
+            if i < whole {
+                for (c, column) in columns.iter_mut().enumerate() {
+                    *column = W::load(l, w.add(c * inputs + i));
+                }
+                accumulate(l, &mut acc, x.add(i), inputs, columns);
+            }
+            if tail > 0 {
+                for (c, column) in columns.iter_mut().enumerate() {
+                    *column = W::load_part(l, w.add(c * inputs + whole), tail);
+                }
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let x = l.load_part(x.add(r * inputs + whole), tail);
+                    for (acc, w) in acc.iter_mut().zip(columns) {
+                        *acc = l.fma(x, w, *acc);
+                    }
+                }
+            }
+            let mut r = 0;
+            while C == 4 && r + 4 <= R {
+                let mut sixteen = [l.splat(0.0); 16];
+                for (sixteen, acc) in sixteen.chunks_exact_mut(C).zip(&acc[r..]) {
+                    sixteen.copy_from_slice(acc);
+                }
+                for (sums, r) in l.sum16(sixteen).chunks_exact(C).zip(r..) {
+                    put(&mut self.y.row_mut(row + r)[first..first + C], sums);
+                }
+                r += 4;
+            }
+            for (r, acc) in acc.iter().enumerate().skip(r) {
+                let y = &mut self.y.row_mut(row + r)[first..first + C];
+                match acc[..] {
+                    [a, b, c, d] => put(y, &l.sum4([a, b, c, d])),
+                    _ => {
+                        for (y, acc) in y.iter_mut().zip(acc) {
+                            y.write(l.sum(*acc));
+                        }
+                    }
+                }
+            }
+        }
+        R
+    }
+}
+
+/// Writes sums to uninitialised memory.
+#[inline(always)]
+fn put(y: &mut [MaybeUninit<f32>], sums: &[f32]) {
+    for (y, sum) in y.iter_mut().zip(sums) {
+        y.write(*sum);
+    }
+}
+
+/// `acc[r][c] += x[r] * columns[c]`, one vector of each.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; from `x` on, `R` rows that are `inputs` apart have a vector each.
+#[inline(always)]
+unsafe fn accumulate<L: Lanes, const R: usize, const C: usize>(
+    l: L,
+    acc: &mut [[L::V; C]; R],
+    x: *const f32,
+    inputs: usize,
+    columns: [L::V; C],
+) {
+    // SAFETY: the caller entered the features; `R` rows have a vector from `x` on.
+    unsafe {
+        for (r, acc) in acc.iter_mut().enumerate() {
+            let x = l.load(x.add(r * inputs));
+            for (acc, w) in acc.iter_mut().zip(columns) {
+                *acc = l.fma(x, w, *acc);
+            }
+        }
+    }
+}

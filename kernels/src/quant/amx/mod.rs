@@ -1,0 +1,6 @@
+//! The product in tile registers, for more rows than vectors do well.
+
+mod multiply;
+mod operands;
+
+pub(super) use multiply::{MIN_ROWS, matmul};

@@ -1,0 +1,74 @@
+//! Blocks of 32 weights with one scale, or a scale and a min.
+
+use super::fit::{MinRange, error_weights, extreme, fit, fit_affine, fit_symmetric, inverse, nearest, put_half};
+use crate::quant::ggml::IQ4_NL_LEVELS;
+
+/// Q4_0 and Q5_0.
+#[inline(always)]
+pub(super) fn symmetric(x: &[f32], importance: Option<&[f32]>, out: &mut [u8], levels: f32) {
+    let weights: [f32; 32] = error_weights(importance);
+    let inverse = inverse(put_half(out, 0, fit_symmetric(x, &weights, levels)));
+    put_nibbles(&mut out[2..], x, |x| (nearest(x * inverse, -levels, levels - 1.0) + levels) as u8);
+}
+
+/// Q4_1 and Q5_1.
+#[inline(always)]
+pub(super) fn affine(x: &[f32], importance: Option<&[f32]>, out: &mut [u8], levels: f32) {
+    let weights: [f32; 32] = error_weights(importance);
+    let (scale, low) = fit_affine(x, &weights, levels, MinRange::Anywhere);
+    let (inverse, low) = (inverse(put_half(out, 0, scale)), put_half(out, 2, low));
+    put_nibbles(&mut out[4..], x, |x| nearest((x - low) * inverse, 0.0, levels) as u8);
+}
+
+/// Writes 16 bytes of nibbles; if `out` has 20 bytes, the fifth bits come first.
+#[inline(always)]
+fn put_nibbles(out: &mut [u8], x: &[f32], quant: impl Fn(f32) -> u8) {
+    let (bits, nibbles) = out.split_at_mut(out.len() - 16);
+    for (i, x) in x.iter().enumerate() {
+        let q = quant(*x);
+        nibbles[i % 16] |= (q & 15) << (i / 16 * 4);
+        if let Some(bits) = bits.get_mut(i / 8) {
+            *bits |= (q >> 4) << (i % 8);
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) fn q8_0(x: &[f32], out: &mut [u8]) {
+    // As llama.cpp: the unrounded scale chooses the integers, ties away from zero.
+    let scale = extreme(x).abs() / 127.0;
+    let inverse = inverse(scale);
+    put_half(out, 0, scale);
+    for (q, x) in out[2..].iter_mut().zip(x) {
+        *q = (x * inverse).round() as i8 as u8;
+    }
+}
+
+/// The index of the nearest level of IQ4_NL: the number of midpoints between sorted levels that are at most `x`.
+#[inline(always)]
+fn iq4_nl_index(x: f32) -> u8 {
+    IQ4_NL_LEVELS.windows(2).map(|w| u8::from(x >= 0.5 * (f32::from(w[0]) + f32::from(w[1])))).sum()
+}
+
+/// The nearest level, as a sum of steps, which vectorizes; a table lookup does not.
+#[inline(always)]
+fn iq4_nl_level(x: f32) -> f32 {
+    let mut level = f32::from(IQ4_NL_LEVELS[0]);
+    for w in IQ4_NL_LEVELS.windows(2) {
+        let (below, above) = (f32::from(w[0]), f32::from(w[1]));
+        level += if x >= 0.5 * (below + above) { above - below } else { 0.0 };
+    }
+    level
+}
+
+#[inline(always)]
+pub(super) fn iq4_nl(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+    let extreme = extreme(x);
+    let weights: [f32; 32] = error_weights(importance);
+    // The element of largest magnitude becomes a level near either end of the table, which is not symmetric.
+    let (negative, positive) = (f32::from(IQ4_NL_LEVELS[0]), f32::from(IQ4_NL_LEVELS[15]));
+    let candidates = (-12..=12).flat_map(|step| [negative, positive].map(|end| extreme / (end + 1.5 * step as f32)));
+    let scale = fit(x, &weights, candidates, iq4_nl_level);
+    let inverse = inverse(put_half(out, 0, scale));
+    put_nibbles(&mut out[2..], x, |x| iq4_nl_index(x * inverse));
+}

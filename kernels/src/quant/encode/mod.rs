@@ -1,0 +1,73 @@
+//! Quantization to the GGUF formats, for weights that come in floating point.
+//!
+//! For each sub-block, candidate scales around that of its range choose integers; scale (and min) are fitted to them by
+//! least squares, and the fit with the smallest weighted error is taken. Where a block's scales are integers, their
+//! neighbours are tried, too; then the block's scale is fitted to the chosen integers, and they are chosen once more.
+//!
+//! Errors are weighted by the importance of the inputs, if it is known: then the weighted error is the expected squared
+//! error of the product. Without it, all errors have weight 1.
+
+mod blocks_256;
+mod blocks_32;
+mod fit;
+
+use crate::isa::Isa;
+use crate::quant::weight_type::WeightType;
+use crate::simd::float::{Lanes, Op};
+
+/// Quantizes one row; every ISA gives the same bytes.
+///
+/// * `out`: `weight_type.row_bytes(x.len())` bytes.
+///
+/// # Panics
+/// If `x` is not whole blocks or `out` has another length.
+pub fn quantize_row(isa: Isa, weight_type: WeightType, x: &[f32], out: &mut [u8]) {
+    assert_eq!(Some(out.len()), weight_type.row_bytes(x.len()), "quantize: not a row of this length");
+    isa.run(QuantizeRow { weight_type, x, importance: None, out });
+}
+
+/// As [`quantize_row`], with errors weighted by `importance`, non-negative, one per element of `x`: the mean square of
+/// the input that the element is multiplied by.
+///
+/// # Panics
+/// As [`quantize_row`], or if `importance` has another length than `x`.
+pub fn quantize_row_by_importance(isa: Isa, weight_type: WeightType, x: &[f32], importance: &[f32], out: &mut [u8]) {
+    assert_eq!(Some(out.len()), weight_type.row_bytes(x.len()), "quantize: not a row of this length");
+    assert_eq!(x.len(), importance.len(), "quantize: not an importance for each element");
+    isa.run(QuantizeRow { weight_type, x, importance: Some(importance), out });
+}
+
+struct QuantizeRow<'a> {
+    weight_type: WeightType,
+    x: &'a [f32],
+    importance: Option<&'a [f32]>,
+    out: &'a mut [u8],
+}
+
+/// Plain Rust, compiled once for each ISA's registers; nothing is contracted or reordered, so the bytes are the same.
+impl Op for QuantizeRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<L: Lanes>(self, _: L) {
+        let Self { weight_type, x, importance, out } = self;
+        let len = weight_type.block_len();
+        for (i, (x, out)) in x.chunks_exact(len).zip(out.chunks_exact_mut(weight_type.block_bytes())).enumerate() {
+            out.fill(0);
+            let importance = importance.map(|all| &all[i * len..(i + 1) * len]);
+            match weight_type {
+                WeightType::Q4_0 => blocks_32::symmetric(x, importance, out, 8.0),
+                WeightType::Q5_0 => blocks_32::symmetric(x, importance, out, 16.0),
+                WeightType::Q4_1 => blocks_32::affine(x, importance, out, 15.0),
+                WeightType::Q5_1 => blocks_32::affine(x, importance, out, 31.0),
+                WeightType::Q8_0 => blocks_32::q8_0(x, out),
+                WeightType::IQ4_NL => blocks_32::iq4_nl(x, importance, out),
+                WeightType::Q2_K => blocks_256::q2(x, importance, out),
+                WeightType::Q3_K => blocks_256::q3(x, importance, out),
+                WeightType::Q4_K => blocks_256::q4_or_q5(x, importance, out, 15.0),
+                WeightType::Q5_K => blocks_256::q4_or_q5(x, importance, out, 31.0),
+                WeightType::Q6_K => blocks_256::q6(x, importance, out),
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Where every byte lies: packed weight blocks and quantized activations. AMX operands are in `amx/operands.rs`.
+//!
+//! # Packed weight blocks
+//!
+//! A *panel* is 16 consecutive rows (outputs) of a matrix. Block `b` of a panel is the 16 rows' GGUF blocks `b`, field after
+//! field in the file's order; within a field, units of the 16 rows alternate. A field at byte `o` of a GGUF block therefore
+//! begins at byte `16 o` of a packed block. A unit is 4 bytes for weights, so that one 64-byte vector is the same four bytes
+//! of 16 rows, and 2 bytes for `f16` scales. `Q4_K`, 144 bytes per row, 2304 per packed block:
+//!
+//! ```text
+//! GGUF block of one row        packed block of 16 rows
+//! byte                         byte
+//!    0  d     f16                 0  d    of rows 0, 1, .. 15       2 bytes each
+//!    2  dmin  f16                32  dmin of rows 0, 1, .. 15       2 bytes each
+//!    4  12 bytes: 6-bit          64  bytes  4..8  of rows 0, 1, .. 15   4 bytes each
+//!       scales and mins         128  bytes  8..12 of rows 0, 1, .. 15
+//!                               192  bytes 12..16 of rows 0, 1, .. 15
+//!   16  128 bytes: nibbles      256  bytes 16..20 of rows 0, 1, .. 15 = one vector
+//!                               320  bytes 20..24 of rows 0, 1, .. 15
+//!                               ...
+//!  144  end                    2304  end
+//! ```
+//!
+//! One vector of nibbles, as byte lanes load it; the low nibbles are a *quad* of inputs (four consecutive ones) of each row,
+//! the high nibbles the quad 32 inputs later:
+//!
+//! ```text
+//! lane (row)      0                   1                       15
+//! byte      0   1   2   3       4   5   6   7          60  61  62  63
+//! low      x0  x1  x2  x3      x0  x1  x2  x3   ...    x0  x1  x2  x3
+//! high    x32 x33 x34 x35     x32 x33 x34 x35   ...   x32 x33 x34 x35
+//! ```
+//!
+//! Three fields change their content:
+//!
+//! | type | field | change | reason |
+//! |---|---|---|---|
+//! | `Q8_0` | weights | plus 128 | `vpdpbusd` takes one operand unsigned |
+//! | `Q5_0`, `Q5_1` | fifth bits | bit `4 g + i` to bit `8 i + g` | one shift and mask reach quad `g`'s four bits |
+//! | `Q6_K` | 8-bit scales | units of 1 byte | 16 of them widen in one instruction |
+//!
+//! The rows after the last whole panel stay as the file has them; kernels interleave those blocks on the stack. So a packed
+//! matrix is as long as the file's, and a range of panels occupies the same bytes before and after.
+//!
+//! # Activations
+//!
+//! Rows are divided into row blocks of at most [`ROW_BLOCK`] rows, as equal as possible. A row block is a run of activation
+//! blocks; in an activation block every array is `[index][row]`, in words of 4 bytes, so that a kernel reads its rows from
+//! consecutive words:
+//!
+//! ```text
+//! Q8_K, 256 inputs, R rows                              Q8_1, 32 inputs, R rows
+//! word                                                  word
+//!   0 R  quants: 4 x i8, 64 quads x R rows                0 R  quants: 4 x i8, 8 quads x R rows
+//!  64 R  offsets: -32 * sum of 16 quants, 16 x R          8 R  offset: -128 * sum of 32 quants, R
+//!  80 R  bsums of 32, pairs of i16 (PAIRS), 4 x R         9 R  d: f32 bits, R
+//!  84 R  bsums of 16, pairs of i16 (PAIRS), 8 x R        10 R  d * sum of quants: f32 bits, R
+//!  92 R  d: f32 bits, R                                  11 R  end
+//!  93 R  end
+//! ```
+//!
+//! The offsets are what an accumulator starts from if its weights are stored unsigned, `w + 32` or `w + 128`; formats with a
+//! smaller zero point shift them right.
+
+/// Rows per panel: the `i32` lanes of a 64-byte register.
+pub const PANEL_ROWS: usize = 16;
+
+/// Bytes of a packed quad: four inputs of 16 rows, one byte each.
+pub(super) const QUAD_BYTES: usize = 4 * PANEL_ROWS;
+
+/// The longest GGUF block in bytes (Q6_K).
+pub(super) const MAX_BLOCK_BYTES: usize = 210;
+
+/// Rows per row block at most: eight accumulators and eight sums take half of AVX-512's registers.
+pub(super) const ROW_BLOCK: usize = 8;
+
+/// The order of the bsums in their pairs, within 8 sums of 32 or within each 8 sums of 16: masking a word of four 8-bit
+/// mins with `0x00ff00ff`, before and after a shift by 8, gives mins 0 and 2, and 1 and 3.
+pub(super) const PAIRS: [(usize, usize); 4] = [(0, 2), (1, 3), (4, 6), (5, 7)];
+
+/// Word offsets of the arrays in an activation block of 256, to be multiplied by its rows.
+pub(super) mod q8k {
+    pub const OFFSETS: usize = 64;
+    pub const BSUMS_OF_32: usize = 80;
+    pub const BSUMS_OF_16: usize = 84;
+    pub const SCALE: usize = 92;
+    pub const WORDS: usize = 93;
+}
+
+/// Word offsets of the arrays in an activation block of 32, to be multiplied by its rows.
+pub(super) mod q8_1 {
+    pub const OFFSETS: usize = 8;
+    pub const SCALE: usize = 9;
+    pub const SUM: usize = 10;
+    pub const WORDS: usize = 11;
+}

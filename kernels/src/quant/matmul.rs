@@ -1,0 +1,62 @@
+//! The product of activations and a packed matrix: checks, and the choice of a kernel.
+
+use crate::columns::ColumnsMut;
+use crate::isa::Isa;
+use crate::quant::activations::Activations;
+#[cfg(target_arch = "x86_64")]
+use crate::quant::amx;
+use crate::quant::packed_matrix::PackedMatrix;
+use crate::quant::{scalar, vector};
+
+/// `y[r][j] = sum_i x[r][i] * weights[j][i]` for all the columns `j` that `y` holds, which are overwritten.
+///
+/// * `x`: `(rows, inputs)`, quantized, where `rows` is `y`'s.
+/// * `y`: `(rows, outputs)`.
+///
+/// Threads divide a matrix by columns; ranges should start at multiples of [`PANEL_ROWS`](super::PANEL_ROWS), or a panel is
+/// computed twice.
+///
+/// # Panics
+/// If the shapes do not fit, or `x` is not of [`WeightType::activation_type`](super::WeightType::activation_type).
+pub fn matmul(isa: Isa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMut<'_>) {
+    check(weights, x);
+    assert_eq!(x.rows(), y.rows(), "matmul: x and y have different rows");
+    assert!(y.range().end <= weights.outputs(), "matmul: the weight has too few rows");
+    if y.range().is_empty() || y.rows() == 0 {
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Isa::Amx(isa) = isa
+        && x.rows() >= amx::MIN_ROWS
+        && weights.inputs() > 0
+    {
+        return amx::matmul(isa, weights, x, y);
+    }
+    match isa.vectors() {
+        Some(isa) => vector::matmul(isa, weights, x, y),
+        None => scalar::matmul(weights, x, y),
+    }
+}
+
+/// `out[k] = sum_i x[i] * weights[indices[k]][i]`, with the bits that [`matmul`] gives.
+///
+/// A panel's 16 rows are always computed together: consecutive entries of `indices` in one panel cost one panel.
+///
+/// # Panics
+/// If the shapes do not fit, `x` has not exactly one row, or an index is not below `outputs`.
+pub fn dot_rows(isa: Isa, weights: &PackedMatrix<'_>, indices: &[u32], x: &Activations<'_>, out: &mut [f32]) {
+    check(weights, x);
+    assert_eq!(x.rows(), 1, "dot_rows: not one row");
+    assert_eq!(indices.len(), out.len(), "dot_rows: lengths differ");
+    assert!(indices.iter().all(|i| (*i as usize) < weights.outputs()), "dot_rows: no such row");
+    match isa.vectors() {
+        Some(isa) => vector::dot_rows(isa, weights, indices, x, out),
+        None => scalar::dot_rows(weights, indices, x, out),
+    }
+}
+
+fn check(weights: &PackedMatrix<'_>, x: &Activations<'_>) {
+    assert_eq!(x.inputs(), weights.inputs(), "matmul: x and the weight have different inputs");
+    let expected = weights.weight_type().activation_type();
+    assert_eq!(x.activation_type(), expected, "matmul: x is quantized for other weights");
+}

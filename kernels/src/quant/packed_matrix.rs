@@ -1,0 +1,121 @@
+//! A packed matrix, and its rows as the file had them.
+
+use crate::quant::ggml::Block;
+use crate::quant::layout::{MAX_BLOCK_BYTES, PANEL_ROWS};
+use crate::quant::pack::{extract, interleave};
+use crate::quant::weight_type::WeightType;
+
+/// A packed `(outputs, inputs)` matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct PackedMatrix<'a> {
+    weight_type: WeightType,
+    outputs: usize,
+    inputs: usize,
+    bytes: &'a [u8],
+}
+
+impl<'a> PackedMatrix<'a> {
+    /// A matrix over what [`super::pack`] wrote. `bytes` should be aligned to 64 bytes: a vector is then one cache line.
+    ///
+    /// # Panics
+    /// If `bytes` is not [`WeightType::bytes_for`] the shape.
+    pub fn new(weight_type: WeightType, outputs: usize, inputs: usize, bytes: &'a [u8]) -> Self {
+        let len = weight_type.bytes_for(outputs, inputs);
+        assert_eq!(Some(bytes.len()), len, "packed matrix: not the bytes of this shape");
+        Self { weight_type, outputs, inputs, bytes }
+    }
+
+    /// The format.
+    pub fn weight_type(&self) -> WeightType {
+        self.weight_type
+    }
+
+    /// Rows of the matrix.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Columns of the matrix.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// The packed bytes.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    pub(super) fn blocks(&self) -> usize {
+        self.inputs / self.weight_type.block_len()
+    }
+
+    pub(super) fn row_bytes(&self) -> usize {
+        self.blocks() * self.weight_type.block_bytes()
+    }
+
+    pub(super) fn panel(&self, panel: usize) -> Panel<'a> {
+        let size = PANEL_ROWS * self.row_bytes();
+        let rest = &self.bytes[panel * size..];
+        match rest.get(..size) {
+            Some(packed) => Panel::Packed(packed),
+            None => Panel::Rows(rest),
+        }
+    }
+}
+
+/// A panel's bytes.
+#[derive(Clone, Copy)]
+pub(super) enum Panel<'a> {
+    /// Sixteen rows in the packed order.
+    Packed(&'a [u8]),
+    /// The fewer rows after the last whole panel, in the file's order.
+    Rows(&'a [u8]),
+}
+
+/// Memory for one packed block of any type, aligned for vector loads.
+#[repr(align(64))]
+pub(super) struct PackedBlock(pub [u8; PANEL_ROWS * MAX_BLOCK_BYTES]);
+
+impl PackedBlock {
+    pub const fn new() -> Self {
+        Self([0; PANEL_ROWS * MAX_BLOCK_BYTES])
+    }
+}
+
+/// Packs block `b` of the rows that do not fill a panel. Results of lanes without a row are not read.
+#[inline(never)]
+pub(super) fn tail_block(weight_type: WeightType, rows: &[u8], row_bytes: usize, b: usize, out: &mut PackedBlock) {
+    let bytes = weight_type.block_bytes();
+    interleave(weight_type, |lane| rows.get(lane * row_bytes + b * bytes..)?.get(..bytes), &mut out.0);
+}
+
+/// Dequantizes row `row` of a packed matrix, for an embedding lookup; the values are [`super::dequantize_row`]'s.
+///
+/// # Panics
+/// If there is no such row or `out` is not `inputs` long.
+pub fn dequantize_packed_row(matrix: &PackedMatrix<'_>, row: usize, out: &mut [f32]) {
+    assert_eq!(out.len(), matrix.inputs(), "dequantize: a row is `inputs` long");
+    let weight_type = matrix.weight_type();
+    let mut bytes = [0; MAX_BLOCK_BYTES];
+    for (b, out) in out.chunks_exact_mut(weight_type.block_len()).enumerate() {
+        let bytes = &mut bytes[..weight_type.block_bytes()];
+        file_block(matrix, row, b, bytes);
+        let block = Block::new(weight_type, bytes);
+        out.iter_mut().enumerate().for_each(|(i, out)| *out = block.value(i));
+    }
+}
+
+/// Copies block `b` of row `row` in the file's order.
+pub(super) fn file_block(matrix: &PackedMatrix<'_>, row: usize, b: usize, out: &mut [u8]) {
+    let block_bytes = matrix.weight_type().block_bytes();
+    match matrix.panel(row / PANEL_ROWS) {
+        Panel::Packed(panel) => {
+            let packed = &panel[b * PANEL_ROWS * block_bytes..][..PANEL_ROWS * block_bytes];
+            extract(matrix.weight_type(), packed, row % PANEL_ROWS, out);
+        }
+        Panel::Rows(rows) => {
+            let start = row % PANEL_ROWS * matrix.row_bytes() + b * block_bytes;
+            out.copy_from_slice(&rows[start..][..block_bytes]);
+        }
+    }
+}

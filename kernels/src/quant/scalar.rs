@@ -1,0 +1,105 @@
+//! The scalar product: specification, fallback and test oracle. The vector kernels give these bits exactly.
+//!
+//! Per block of 256, with `dot(s)` the integer dot product and `bsum(s)` the sum of `x` over sub-block `s`, every `fma`
+//! rounding once:
+//!
+//! ```text
+//! sum = 0;   for s in sub-blocks: sum = fma(dot(s), d * scale(s), sum)
+//! if the format has mins:         sum = fma(sum over s of min(s) * bsum(s), -dmin, sum)
+//! y = fma(sum, d_x, y)
+//! ```
+//!
+//! Per block of 32: `y = fma(dot * d_x, d, y)`, and with a min `m`, `y = fma(m, d_x * bsum, y)`.
+
+use crate::columns::ColumnsMut;
+use crate::quant::activations::{Activations, RowBlock};
+use crate::quant::ggml::Block;
+use crate::quant::layout::{MAX_BLOCK_BYTES, ROW_BLOCK, q8_1, q8k};
+use crate::quant::packed_matrix::{PackedMatrix, file_block};
+use crate::quant::weight_type::{ActivationType, WeightType};
+
+/// One row's quants of one block.
+struct Row<'a> {
+    words: &'a [i32],
+    rows: RowBlock,
+    row: usize,
+}
+
+impl Row<'_> {
+    fn word(&self, index: usize) -> i32 {
+        self.words[index * self.rows.rows + self.row]
+    }
+
+    fn float(&self, index: usize) -> f32 {
+        f32::from_bits(self.word(index) as u32)
+    }
+
+    fn quant(&self, i: usize) -> i32 {
+        i32::from(self.word(i / 4).to_le_bytes()[i % 4] as i8)
+    }
+}
+
+fn has_mins(weight_type: WeightType) -> bool {
+    use WeightType::*;
+    matches!(weight_type, Q4_1 | Q5_1 | Q2_K | Q4_K | Q5_K)
+}
+
+/// Adds one block's product to `y`.
+fn add_block(weight_type: WeightType, block: &Block, x: &Row<'_>, y: f32) -> f32 {
+    let dot = |s: usize| -> i32 {
+        (s * block.sub_block..(s + 1) * block.sub_block).map(|i| i32::from(block.quants[i]) * x.quant(i)).sum()
+    };
+    match weight_type.activation_type() {
+        ActivationType::Q8_K => {
+            let sub_blocks = 256 / block.sub_block;
+            let sum = (0..sub_blocks).fold(0.0f32, |sum, s| (dot(s) as f32).mul_add(block.scales[s], sum));
+            let sum = if has_mins(weight_type) {
+                let bsum =
+                    |s: usize| -> i32 { (s * block.sub_block..(s + 1) * block.sub_block).map(|i| x.quant(i)).sum() };
+                let total: i32 = (0..sub_blocks).map(|s| i32::from(block.mins[s]) * bsum(s)).sum();
+                (total as f32).mul_add(-block.dmin, sum)
+            } else {
+                sum
+            };
+            sum.mul_add(x.float(q8k::SCALE), y)
+        }
+        ActivationType::Q8_1 => {
+            let y = (dot(0) as f32 * x.float(q8_1::SCALE)).mul_add(block.scales[0], y);
+            if has_mins(weight_type) { (-block.dmin).mul_add(x.float(q8_1::SUM), y) } else { y }
+        }
+    }
+}
+
+/// One output column, for every row: `set(row, value)`.
+fn column(matrix: &PackedMatrix<'_>, x: &Activations<'_>, column: usize, mut set: impl FnMut(usize, f32)) {
+    let weight_type = matrix.weight_type();
+    let row_blocks = x.row_blocks();
+    let mut bytes = [0; MAX_BLOCK_BYTES];
+    let bytes = &mut bytes[..weight_type.block_bytes()];
+    for rows in (0..row_blocks.count).map(|b| row_blocks.get(b)) {
+        let mut y = [0.0; ROW_BLOCK];
+        for b in 0..matrix.blocks() {
+            file_block(matrix, column, b, bytes);
+            let block = Block::new(weight_type, bytes);
+            for (row, y) in y[..rows.rows].iter_mut().enumerate() {
+                *y = add_block(weight_type, &block, &Row { words: x.words(rows, b), rows, row }, *y);
+            }
+        }
+        y[..rows.rows].iter().enumerate().for_each(|(row, y)| set(rows.first + row, *y));
+    }
+}
+
+pub(super) fn matmul(matrix: &PackedMatrix<'_>, x: &Activations<'_>, mut y: ColumnsMut<'_>) {
+    let range = y.range();
+    for j in range.clone() {
+        column(matrix, x, j, |row, value| {
+            y.row_mut(row)[j - range.start].write(value);
+        });
+    }
+}
+
+pub(super) fn dot_rows(matrix: &PackedMatrix<'_>, indices: &[u32], x: &Activations<'_>, out: &mut [f32]) {
+    for (index, out) in indices.iter().zip(out) {
+        column(matrix, x, *index as usize, |_, value| *out = value);
+    }
+}

@@ -1,0 +1,409 @@
+//! The product over byte lanes: panels of 16 outputs times row blocks of up to 8 rows.
+//!
+//! A lane is an output, so nothing is reduced across lanes. One vector of weights (a quad of 16 outputs) is multiplied by
+//! every row of the row block: one `vpdpbusd` with the row's four quants broadcast from memory, so unpacking is paid once
+//! per row block. Integer sums are exact, and the float operations per output are those of `scalar.rs` in their order:
+//! neither the row block, nor the column range, nor the instruction set changes a bit.
+//!
+//! Weights are unpacked in registers, once per row block, and several panels are read side by side. Where registers hold
+//! half a row block only, several row blocks share blocks of 256 that are unpacked once into the first-level cache.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::columns::ColumnsMut;
+use crate::quant::activations::{Activations, RowBlock};
+use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES, ROW_BLOCK};
+use crate::quant::microkernel::{PREFETCH_DISTANCE, PackedSource, STREAMS, UnpackedSource, add_block, block_words};
+use crate::quant::output::store_panel;
+use crate::quant::packed_matrix::{PackedBlock, PackedMatrix, Panel, tail_block};
+use crate::quant::unpack::{BlockScales, Format, with_format};
+use crate::simd::bytes::{ByteLanes, PanelOp};
+use crate::simd::dispatch::VectorIsa;
+
+/// Row blocks per pass over the weights: their sums take 4 KiB of stack, their quants of a block 24 KiB.
+const PASS_BLOCKS: usize = 8;
+
+/// Inputs of a panel that are multiplied before the next stream's: those of the longest block.
+const STREAM_INPUTS: usize = 256;
+
+/// Evaluates `$run` with the constant `R` for parts of a row block, `$first` being the part's first row: all rows at
+/// once, or two nearly equal parts if the registers hold only half a row block.
+macro_rules! for_row_parts {
+    ($lanes:ident, $rows:expr, |$first:ident, $R:ident| $run:expr) => {
+        let rows = $rows;
+        let part = if rows > $lanes::MAX_ROWS { rows.div_ceil(2) } else { rows };
+        let mut $first = 0;
+        while $first < rows {
+            macro_rules! part {
+                ($r:literal) => {{
+                    const $R: usize = $r;
+                    $run;
+                    $first += $r;
+                }};
+            }
+            match part.min(rows - $first) {
+                1 => part!(1),
+                2 => part!(2),
+                3 => part!(3),
+                5 if $lanes::MAX_ROWS == 8 => part!(5),
+                6 if $lanes::MAX_ROWS == 8 => part!(6),
+                7 if $lanes::MAX_ROWS == 8 => part!(7),
+                8 if $lanes::MAX_ROWS == 8 => part!(8),
+                _ => part!(4),
+            }
+        }
+    };
+}
+
+/// As [`super::matmul`], of a matrix that has inputs.
+pub(super) fn matmul(isa: VectorIsa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMut<'_>) {
+    with_format!(weights.weight_type(), |F| isa.run_panels(MatMul::<F> { weights, x, y, format: PhantomData }));
+}
+
+/// As [`super::dot_rows`].
+pub(super) fn dot_rows(
+    isa: VectorIsa,
+    weights: &PackedMatrix<'_>,
+    indices: &[u32],
+    x: &Activations<'_>,
+    out: &mut [f32],
+) {
+    with_format!(weights.weight_type(), |F| {
+        isa.run_panels(DotRows::<F> { weights, indices, x, out, format: PhantomData })
+    });
+}
+
+struct MatMul<'a, F> {
+    weights: &'a PackedMatrix<'a>,
+    x: &'a Activations<'a>,
+    y: ColumnsMut<'a>,
+    format: PhantomData<F>,
+}
+
+struct DotRows<'a, F> {
+    weights: &'a PackedMatrix<'a>,
+    indices: &'a [u32],
+    x: &'a Activations<'a>,
+    out: &'a mut [f32],
+    format: PhantomData<F>,
+}
+
+/// A panel's results for the row blocks of a pass.
+type Results = [[f32; PANEL_ROWS]; PASS_BLOCKS * ROW_BLOCK];
+
+impl<F: Format> PanelOp for MatMul<'_, F> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(mut self, l: L) {
+        let range = self.y.range();
+        let (first, end) = (range.start / PANEL_ROWS, range.end.div_ceil(PANEL_ROWS));
+        let mut results: Results = [[0.0; PANEL_ROWS]; _];
+        let blocks = self.x.row_blocks();
+        // Passes outside: a pass's activations stay in the second-level cache, and reading the weights again for the next
+        // 64 rows costs little beside the arithmetic.
+        for pass in (0..blocks.count).step_by(PASS_BLOCKS) {
+            let pass = pass..(pass + PASS_BLOCKS).min(blocks.count);
+            let (first_row, last) = (blocks.get(pass.start).first, blocks.get(pass.end - 1));
+            let rows = last.first + last.rows - first_row;
+            let unpack_once = blocks.count > 1 && L::MAX_ROWS < ROW_BLOCK && F::TYPE.block_len() > 32;
+            let streamed = if unpack_once { first } else { self.whole_panels(first, end) };
+            // SAFETY: as below.
+            unsafe { self.stream(l, first..streamed, pass.clone(), &mut results) };
+            for panel in streamed..end {
+                // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
+                unsafe {
+                    if unpack_once {
+                        results[..rows].fill([0.0; PANEL_ROWS]);
+                        unpacked_panel::<L, F>(l, self.weights, self.x, panel, pass.clone(), &mut results);
+                    } else {
+                        for rows in pass.clone().map(|b| blocks.get(b)) {
+                            let results = &mut results[rows.first - first_row..];
+                            fused_panel::<L, F>(l, self.weights, self.x, panel, rows, results);
+                        }
+                    }
+                }
+                store_panel(&mut self.y, panel, first_row, &results[..rows]);
+            }
+        }
+    }
+}
+
+impl<F: Format> MatMul<'_, F> {
+    /// The end of the panels from `first` on that `stream` can take: a multiple of [`STREAMS`] whole panels.
+    fn whole_panels(&self, first: usize, end: usize) -> usize {
+        let whole = (self.weights.outputs() / PANEL_ROWS).min(end);
+        first + whole.saturating_sub(first) / STREAMS * STREAMS
+    }
+
+    /// The panels, divided into [`STREAMS`] runs that are read side by side, [`STREAM_INPUTS`] of each in turn. Further row
+    /// blocks find them in the second-level cache.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; the panels are whole ones of the matrix, and the row blocks
+    /// `x`'s.
+    #[inline(always)]
+    unsafe fn stream<L: ByteLanes>(&mut self, l: L, panels: Range<usize>, pass: Range<usize>, results: &mut Results) {
+        let run = panels.len() / STREAMS;
+        for panel in panels.start..panels.start + run {
+            for rows in pass.clone().map(|b| self.x.row_blocks().get(b)) {
+                for lane in (0..PANEL_ROWS).step_by(L::LANES) {
+                    for_row_parts!(L, rows.rows, |first, R| {
+                        let (weights, x, results) = (self.weights, self.x, &mut results[..]);
+                        let op =
+                            Streams::<F, R> { weights, x, panel, run, lane, rows, first, results, format: PhantomData };
+                        // SAFETY: the caller is inside the features.
+                        unsafe { l.call(op) }
+                    });
+                }
+                for stream in 0..STREAMS {
+                    let results = &results[stream * ROW_BLOCK..][..rows.rows];
+                    store_panel(&mut self.y, panel + stream * run, rows.first, results);
+                }
+            }
+        }
+    }
+}
+
+impl<F: Format> PanelOp for DotRows<'_, F> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        let mut results: Results = [[0.0; PANEL_ROWS]; _];
+        let (rows, mut done) = (self.x.row_blocks().get(0), None);
+        for (index, out) in self.indices.iter().zip(self.out) {
+            let (panel, lane) = (*index as usize / PANEL_ROWS, *index as usize % PANEL_ROWS);
+            if done != Some(panel) {
+                // SAFETY: `run_panels` entered the features; the shapes were checked by `super::dot_rows`.
+                unsafe { fused_panel::<L, F>(l, self.weights, self.x, panel, rows, &mut results) };
+                done = Some(panel);
+            }
+            *out = results[0][lane];
+        }
+    }
+}
+
+/// The words from one index of an array to the next: the row block's rows, a constant if they are always `R`.
+#[inline(always)]
+fn stride<L: ByteLanes, const R: usize>(rows: RowBlock) -> usize {
+    if L::MAX_ROWS == ROW_BLOCK { R } else { rows.rows }
+}
+
+/// A panel times a row block, weights unpacked in registers.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; the matrix has the panel, and the row block is `x`'s, of as many
+/// inputs.
+#[inline(always)]
+unsafe fn fused_panel<L: ByteLanes, F: Format>(
+    l: L,
+    weights: &PackedMatrix<'_>,
+    x: &Activations<'_>,
+    panel: usize,
+    rows: RowBlock,
+    results: &mut [[f32; PANEL_ROWS]],
+) {
+    for lane in (0..PANEL_ROWS).step_by(L::LANES) {
+        for_row_parts!(L, rows.rows, |first, R| {
+            let results = &mut results[first..first + R];
+            let op = FusedPanel::<F, R> { weights, x, panel, lane, rows, first, results, format: PhantomData };
+            // SAFETY: the caller is inside the features.
+            unsafe { l.call(op) }
+        });
+    }
+}
+
+/// Rows `first..first + R` of a row block and `LANES` outputs, all blocks, weights unpacked in registers.
+struct FusedPanel<'a, F, const R: usize> {
+    weights: &'a PackedMatrix<'a>,
+    x: &'a Activations<'a>,
+    panel: usize,
+    lane: usize,
+    rows: RowBlock,
+    first: usize,
+    results: &'a mut [[f32; PANEL_ROWS]],
+    format: PhantomData<F>,
+}
+
+impl<F: Format, const R: usize> PanelOp for FusedPanel<'_, F, R> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        let Self { weights, lane, .. } = self;
+        let block_bytes = PANEL_ROWS * F::TYPE.block_bytes();
+        let stride = stride::<L, R>(self.rows);
+        let block_words = block_words::<F>() * stride;
+        let mut tail = PackedBlock::new();
+        // SAFETY: `call` entered the features; the panel and the row block have `weights.blocks()` blocks.
+        unsafe {
+            let mut scales = BlockScales::empty(l);
+            let mut y = [l.splat(0.0); R];
+            let mut x = self.x.words(self.rows, 0).as_ptr().add(self.first);
+            for b in 0..weights.blocks() {
+                let block = match weights.panel(self.panel) {
+                    Panel::Packed(panel) => panel.as_ptr().add(b * block_bytes),
+                    Panel::Rows(rows) => {
+                        tail_block(F::TYPE, rows, weights.row_bytes(), b, &mut tail);
+                        tail.0.as_ptr()
+                    }
+                };
+                F::load_scales(l, block, lane, &mut scales);
+                let prefetched =
+                    std::array::from_fn(|n| block.wrapping_add(PREFETCH_DISTANCE + n * block_bytes / STREAMS));
+                let source = PackedSource::<F> { block, lane, prefetched, format: PhantomData };
+                add_block::<L, F, _, R>(l, &source, &scales, x, stride, &mut y);
+                x = x.add(block_words);
+            }
+            for (results, y) in self.results.iter_mut().zip(y) {
+                l.store(results.as_mut_ptr().add(lane), y);
+            }
+        }
+    }
+}
+
+/// As [`FusedPanel`], of the [`STREAMS`] panels `panel`, `panel + run`, .. at once, [`STREAM_INPUTS`] of each in turn.
+struct Streams<'a, F, const R: usize> {
+    weights: &'a PackedMatrix<'a>,
+    x: &'a Activations<'a>,
+    panel: usize,
+    run: usize,
+    lane: usize,
+    rows: RowBlock,
+    first: usize,
+    results: &'a mut [[f32; PANEL_ROWS]], // stream `s`, row `r` at `s * ROW_BLOCK + r`
+    format: PhantomData<F>,
+}
+
+impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        let Self { weights, lane, .. } = self;
+        let block_bytes = PANEL_ROWS * F::TYPE.block_bytes();
+        let panel_bytes = weights.blocks() * block_bytes;
+        let stride = stride::<L, R>(self.rows);
+        let block_words = block_words::<F>() * stride;
+        // SAFETY: `call` entered the features; the panels are whole; they and the row block have `weights.blocks()` blocks.
+        unsafe {
+            let mut scales = BlockScales::empty(l);
+            let mut y = [[l.splat(0.0); R]; STREAMS];
+            let mut x = self.x.words(self.rows, 0).as_ptr().add(self.first);
+            let first = weights.bytes().as_ptr().add(self.panel * panel_bytes);
+            let mut blocks: [_; STREAMS] = std::array::from_fn(|stream| first.add(stream * self.run * panel_bytes));
+            for done in (0..weights.blocks()).step_by(STREAM_INPUTS / F::TYPE.block_len()) {
+                let count = (STREAM_INPUTS / F::TYPE.block_len()).min(weights.blocks() - done);
+                for (stream, y) in y.iter_mut().enumerate() {
+                    let (mut sums, mut x) = (*y, x);
+                    for b in 0..count {
+                        // Each stream prefetches a quarter of what every stream needs next, not all of its own: lines of
+                        // several streams arrive sooner than as many of one.
+                        let quarter = PREFETCH_DISTANCE + (stream * count + b) * block_bytes / STREAMS;
+                        let prefetched = blocks.map(|block| block.wrapping_add(quarter));
+                        let block = blocks[stream].add(b * block_bytes);
+                        F::load_scales(l, block, lane, &mut scales);
+                        let source = PackedSource::<F> { block, lane, prefetched, format: PhantomData };
+                        add_block::<L, F, _, R>(l, &source, &scales, x, stride, &mut sums);
+                        x = x.add(block_words);
+                    }
+                    *y = sums;
+                }
+                x = x.add(count * block_words);
+                blocks = blocks.map(|block| block.add(count * block_bytes));
+            }
+            for (stream, y) in y.into_iter().enumerate() {
+                for (r, y) in y.into_iter().enumerate() {
+                    let row = stream * ROW_BLOCK + self.first + r;
+                    l.store(self.results[row].as_mut_ptr().add(lane), y);
+                }
+            }
+        }
+    }
+}
+
+/// A panel times several row blocks, each block unpacked once.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; the matrix has the panel, and the row blocks are `x`'s, of as many
+/// inputs.
+#[inline(always)]
+unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
+    l: L,
+    weights: &PackedMatrix<'_>,
+    x: &Activations<'_>,
+    panel: usize,
+    pass: Range<usize>,
+    results: &mut Results,
+) {
+    let block_bytes = PANEL_ROWS * F::TYPE.block_bytes();
+    let quads = F::TYPE.block_len() / 4;
+    let mut tail = PackedBlock::new();
+    let mut unpacked = UnpackedBlock([0; 64 * QUAD_BYTES]);
+    // SAFETY: as the caller's.
+    let mut scales = unsafe { BlockScales::empty(l) };
+    for b in 0..weights.blocks() {
+        // SAFETY: the caller entered the features; the panel and the row blocks have `weights.blocks()` blocks; an
+        // `UnpackedBlock` has room for the 64 quads of the longest block.
+        unsafe {
+            let block = match weights.panel(panel) {
+                Panel::Packed(panel) => panel.as_ptr().add(b * block_bytes),
+                Panel::Rows(rows) => {
+                    tail_block(F::TYPE, rows, weights.row_bytes(), b, &mut tail);
+                    tail.0.as_ptr()
+                }
+            };
+            for lane in (0..PANEL_ROWS).step_by(L::LANES) {
+                F::load_scales(l, block, lane, &mut scales);
+                for s in 0..quads / F::QUADS_PER_SCALE {
+                    let cursor = F::cursor(l, block, lane, s);
+                    for g in 0..F::QUADS_PER_SCALE {
+                        let to = unpacked.0.as_mut_ptr().add((s * F::QUADS_PER_SCALE + g) * 4 * L::LANES);
+                        l.store_words(to, F::quad(l, cursor, g));
+                    }
+                }
+                let mut done = 0;
+                for rows in pass.clone().map(|b| x.row_blocks().get(b)) {
+                    let x = x.words(rows, b).as_ptr();
+                    for_row_parts!(L, rows.rows, |first, R| {
+                        let results = &mut results[done + first..done + first + R];
+                        let (x, unpacked, scales) = (x.add(first), &unpacked, (&raw const scales).cast());
+                        l.call(UnpackedPanel::<F, R> { unpacked, scales, x, lane, rows, results, format: PhantomData });
+                    });
+                    done += rows.rows;
+                }
+            }
+        }
+    }
+}
+
+/// Rows `first..first + R` of a row block and `LANES` outputs, one unpacked block.
+struct UnpackedPanel<'a, F, const R: usize> {
+    unpacked: &'a UnpackedBlock,
+    /// A `BlockScales<L>` of the lanes that evaluate this: [`PanelOp::eval`] chooses `L`, so the type cannot say it.
+    scales: *const (),
+    x: *const i32,
+    lane: usize,
+    rows: RowBlock,
+    results: &'a mut [[f32; PANEL_ROWS]],
+    format: PhantomData<F>,
+}
+
+impl<F: Format, const R: usize> PanelOp for UnpackedPanel<'_, F, R> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        let stride = stride::<L, R>(self.rows);
+        // SAFETY: `unpacked_panel` made this value with the scales and the words of its own lanes and blocks, and called
+        // with the same lanes, which entered the features.
+        unsafe {
+            let scales = &*self.scales.cast::<BlockScales<L>>();
+            let source = UnpackedSource(self.unpacked.0.as_ptr());
+            let mut y = [l.splat(0.0); R];
+            for (y, results) in y.iter_mut().zip(self.results.iter()) {
+                *y = l.load(results.as_ptr().add(self.lane));
+            }
+            add_block::<L, F, _, R>(l, &source, scales, self.x, stride, &mut y);
+            for (results, y) in self.results.iter_mut().zip(y) {
+                l.store(results.as_mut_ptr().add(self.lane), y);
+            }
+        }
+    }
+}
+
+/// Unpacked weights of one block.
+#[repr(align(64))]
+struct UnpackedBlock([u8; 64 * QUAD_BYTES]);

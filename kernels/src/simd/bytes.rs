@@ -1,0 +1,159 @@
+//! Byte lanes: the integer vector operations of products with quantized weights, on top of [`Lanes`].
+
+use crate::simd::float::Lanes;
+
+/// An operation written once for all byte lanes; `dispatch.rs` evaluates it inside the instruction set's features.
+pub(crate) trait PanelOp {
+    /// Must be `#[inline(always)]`, so that the intrinsics are compiled with the features.
+    fn eval<L: ByteLanes>(self, lanes: L);
+}
+
+/// The meaning of weights' bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bytes {
+    /// The weights plus their zero point, at most this; shifted left if [`ByteLanes::ALL_BYTES`] makes that exact.
+    Unsigned(u8),
+    /// The weights plus 128.
+    Biased,
+}
+
+/// A vector of `LANES` words of 32 bits, each an `i32`, two `i16` or four bytes. Every method is `#[inline(always)]`.
+///
+/// # Safety
+/// As [`Lanes`]: the code must run inside a function that has the features; pointers must be valid for what is named.
+pub(crate) trait ByteLanes: Lanes {
+    /// Whether products with all unsigned bytes are exact. If so, the 128 of [`Bytes::Biased`] stays in the products, and
+    /// sums start from -128 times the sum of `x`; if not, products are made with signed weights.
+    const ALL_BYTES: bool;
+    /// Rows that the registers hold, with an accumulator and a sum each.
+    const MAX_ROWS: usize;
+    /// Whether [`ByteLanes::add_products`] and [`ByteLanes::barrier`] are compiler barriers. Without them, scales are not
+    /// unrolled: the compiler would spill registers and take minutes.
+    const BARRIERS: bool = false;
+    type I: Copy;
+    /// A row's sums during accumulation, in an order that depends on the instruction set.
+    type Sum: Copy;
+
+    /// Evaluates an operation in a function of its own.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn call<O: PanelOp>(self, op: O);
+
+    /// All zeros.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn zero(self) -> Self::I;
+    /// `x` in every word.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn splat_word(self, x: i32) -> Self::I;
+    /// Reads `LANES` words.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn load_words(self, from: *const u8) -> Self::I;
+    /// Writes `LANES` words.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn store_words(self, to: *mut u8, v: Self::I);
+    /// Reads `LANES` signed bytes, one per word.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn load_signed_bytes(self, from: *const u8) -> Self::I;
+
+    /// Bitwise `a & b`.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn and(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Bitwise `a | b`.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn or(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Shifts words left by `by` in -31..=31. The bits shifted in are unspecified.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn shift(self, a: Self::I, by: i32) -> Self::I;
+    /// Shifts bytes left by `by` in -7..=7. The bits shifted in are unspecified.
+    ///
+    /// # Safety
+    /// As the trait's.
+    #[inline(always)]
+    unsafe fn shift_bytes(self, a: Self::I, by: i32) -> Self::I {
+        // SAFETY: as the caller's.
+        unsafe { self.shift(a, by) }
+    }
+    /// Replaces bytes below 16 by the table's.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn lookup(self, table: &[u8; 16], a: Self::I) -> Self::I;
+    /// The words as floats, rounded to nearest.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn to_float(self, a: Self::I) -> Self::V;
+    /// Compiler barrier: keeps `x` and what it depends on in program order. Left free, the compiler mixes the products of
+    /// many scales until registers overflow, and issues the prefetches in bursts.
+    ///
+    /// # Safety
+    /// As the trait's.
+    #[inline(always)]
+    unsafe fn barrier(self, x: Self::V) -> Self::V {
+        x
+    }
+
+    /// Sums of `R` rows that start from `from[r]` in every word.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [Self::Sum; R];
+    /// Adds quads `g` and `g + 1` of the `quads` that share a scale, with `quad` = `(g, quads)`: for each word and row
+    /// `r`, the dot product of the word's four bytes in `weights[i]` and the four signed bytes of word `x[i][r]`. Calls
+    /// are in order of `g`. Here and below, words of `x` are readable up to the next multiple of four rows if `R` is more
+    /// than one.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn add_products<const R: usize>(
+        self,
+        sums: &mut [Self::Sum; R],
+        bytes: Bytes,
+        quad: (usize, usize),
+        weights: [Self::I; 2],
+        x: [*const i32; 2],
+    );
+    /// The sums, one word per lane.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn end<const R: usize>(self, sums: [Self::Sum; R]) -> [Self::I; R];
+    /// Adds to each word, for row `r`, the dot product of its two `i16` in `pairs` and the two of the word `x[r]`.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn add_pairs<const R: usize>(self, totals: &mut [Self::I; R], pairs: Self::I, x: *const i32);
+
+    /// The bits of the largest magnitude, as an unsigned integer. Here and below, `x` has a multiple of 32 elements.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn largest_magnitude(self, x: &[f32]) -> u32;
+    /// The index of the first element with that magnitude, which must be there.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn first_of_magnitude(self, x: &[f32], largest: u32) -> usize;
+    /// The nearest integers to `scale * x`, ties to even, within -127..=127.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn round_to_bytes(self, x: &[f32], scale: f32, out: &mut [u8]);
+}

@@ -1,0 +1,77 @@
+//! The functions that enter an instruction set's features: each evaluates one operation with the lanes of that set.
+//!
+//! A function of its own per operation, because a single one with all register blocks inlined takes the compiler minutes; a
+//! module of its own per function, because the compiler divides its work among threads by modules.
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64::*;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::*;
+
+#[cfg(target_arch = "x86_64")]
+mod x86_64 {
+    use crate::simd::amx::AmxOp;
+    use crate::simd::avx2::products::{Multiply, Vnni, Ymm};
+    use crate::simd::avx512::float::Avx512Lanes;
+    use crate::simd::bytes::PanelOp;
+    use crate::simd::levels::LevelOp;
+
+    macro_rules! entries {
+        ($($name:ident, $op:ident, $lanes:expr, $features:literal;)*) => {$(
+            pub(crate) mod $name {
+                use super::*;
+
+                #[inline(never)]
+                #[target_feature(enable = $features)]
+                pub(crate) fn eval<O: $op>(op: O) {
+                    op.eval($lanes);
+                }
+            }
+        )*};
+    }
+
+    entries! {
+        avx2_panels, PanelOp, Ymm(Multiply), "avx2,fma,f16c";
+        avx_vnni_panels, PanelOp, Ymm(Vnni), "avxvnni,avx2,fma,f16c";
+        avx512_panels, PanelOp, Avx512Lanes, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c";
+        avx2_levels, LevelOp, Ymm(Multiply), "avx2,fma,f16c";
+        avx_vnni_levels, LevelOp, Ymm(Vnni), "avxvnni,avx2,fma,f16c";
+        avx512_levels, LevelOp, Avx512Lanes, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c";
+        amx, AmxOp, Avx512Lanes, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c";
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64 {
+    use crate::simd::bytes::PanelOp;
+    use crate::simd::levels::LevelOp;
+    use crate::simd::neon::pair::{Dot, Matrix, NeonPair, Widen};
+
+    #[inline(never)]
+    pub(crate) fn neon_panels<O: PanelOp>(op: O) {
+        op.eval(NeonPair(Widen));
+    }
+
+    #[inline(never)]
+    #[target_feature(enable = "dotprod")]
+    pub(crate) fn neon_dot_panels<O: PanelOp>(op: O) {
+        op.eval(NeonPair(Dot));
+    }
+
+    #[inline(never)]
+    #[target_feature(enable = "dotprod,i8mm")]
+    pub(crate) fn neon_i8mm_panels<O: PanelOp>(op: O) {
+        op.eval(NeonPair(Matrix));
+    }
+
+    #[inline(never)]
+    pub(crate) fn neon_levels<O: LevelOp>(op: O) {
+        op.eval(NeonPair(Widen));
+    }
+
+    #[inline(never)]
+    #[target_feature(enable = "dotprod")]
+    pub(crate) fn neon_dot_levels<O: LevelOp>(op: O) {
+        op.eval(NeonPair(Dot));
+    }
+}

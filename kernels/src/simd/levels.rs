@@ -1,0 +1,126 @@
+//! The integer vector operations of attention over quantized pages, on top of [`Lanes`].
+
+use crate::simd::float::Lanes;
+
+/// An operation written once for all level lanes; `dispatch.rs` evaluates it inside the instruction set's features.
+pub(crate) trait LevelOp {
+    /// Must be `#[inline(always)]`, so that the intrinsics are compiled with the features.
+    fn eval<L: LevelLanes>(self, lanes: L);
+}
+
+/// A vector of `LANES` words of 32 bits, each an `i32`, two `i16` or four bytes. Every method is `#[inline(always)]`.
+///
+/// # Safety
+/// As [`Lanes`]: the code must run inside a function that has the features; pointers must be valid for what is named.
+pub(crate) trait LevelLanes: Lanes {
+    /// Queries whose sums the registers hold: 4 or 8.
+    const QUERIES: usize;
+    /// Added to levels: 128 where the dot product takes one operand unsigned, else 0. The caller subtracts `BIAS` times
+    /// the sum of the other operand.
+    const BIAS: u8;
+    type I: Copy;
+    /// A lookup table of 64 bytes.
+    type Table: Copy;
+    /// Levels prepared for [`LevelLanes::dot_key`], once for several queries.
+    type Key: Copy;
+    /// Levels prepared for [`LevelLanes::dot_value`], once for several queries.
+    type Value: Copy;
+
+    /// `x` in every word.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn splat_word(self, x: i32) -> Self::I;
+    /// Reads `LANES` words.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn load_words(self, from: *const u8) -> Self::I;
+    /// Wrapping sums of words.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn add_words(self, a: Self::I, b: Self::I) -> Self::I;
+    /// The words as floats, rounded to nearest.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn to_float(self, a: Self::I) -> Self::V;
+    /// Bitwise `a ^ b`.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn xor(self, a: Self::I, b: Self::I) -> Self::I;
+    /// Shifts words right by `by` in -31..=31. The bits shifted in are unspecified.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn shift_right(self, a: Self::I, by: i32) -> Self::I;
+    /// Bits of `a` where `mask` is one, of `b` where it is zero.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn select(self, mask: Self::I, a: Self::I, b: Self::I) -> Self::I;
+
+    /// Prepares a table for [`LevelLanes::lookup`].
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn table(self, bytes: &[u8; 64]) -> Self::Table;
+    /// Replaces bytes by the table's entries at their lower six bits, of which `BITS` distinguish entries.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn lookup<const BITS: usize>(self, table: Self::Table, index: Self::I) -> Self::I;
+
+    /// Prepares levels plus `BIAS`.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn key(self, levels: Self::I) -> Self::Key;
+    /// Adds to each word the dot product of its four levels and the four signed bytes of word `v` (0 to 3) at `query`.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn dot_key(self, sum: Self::I, key: Self::Key, query: *const i32, v: usize) -> Self::I;
+    /// Prepares levels plus `BIAS`.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn value(self, levels: Self::I) -> Self::Value;
+    /// Adds to each word's sum, kept in two parts, the dot product of its four levels and the weights of four tokens:
+    /// pair `v` of the four pairs of words at `weights`.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn dot_value(self, sums: [Self::I; 2], value: Self::Value, weights: *const i32, v: usize) -> [Self::I; 2];
+    /// The sums: what [`LevelLanes::dot_value`] added, plus `offset`.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn join(self, sums: [Self::I; 2], offset: i32) -> Self::I;
+    /// Writes the nearest integers, ties to even, of `LANES` weights within `WEIGHT_MAX`, two words per four of them; the
+    /// integers.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn store_weights(self, to: *mut i32, weights: Self::V) -> Self::I;
+    /// The sum of the words.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn sum_words(self, a: Self::I) -> i32;
+
+    /// Transposes four vectors of 16 channels by four tokens each into four vectors of 16 tokens by four channels each.
+    /// If a vector has 8 lanes, each comes in two halves; else the second half is ignored.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn transpose(self, vectors: [[Self::I; 4]; 2]) -> [[Self::I; 2]; 4];
+
+    /// The bits of the largest magnitude among `x` (whole vectors), as an unsigned integer; a NaN is the largest.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn largest_magnitude(self, x: &[f32]) -> u32;
+}

@@ -1,0 +1,30 @@
+//! Vector operations: what the kernels are written in, once for every instruction set.
+//!
+//! | file | operations | used by |
+//! |---|---|---|
+//! | `float.rs` | `f32` vectors | everything |
+//! | `bytes.rs` | int8 products of activations and packed weights | `quant` |
+//! | `levels.rs` | int8 products of queries and table-looked-up levels | `attention::turboquant` |
+//! | `amx.rs` | configuration of the tile registers | `gemm::amx`, `quant::amx`, `attention::turboquant::amx` |
+//!
+//! `scalar.rs`, `avx2/`, `avx512/` and `neon/` implement them; `dispatch.rs` chooses by [`crate::isa::Isa`] and
+//! `entry.rs` enters the features.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+pub(crate) mod bytes;
+pub(crate) mod dispatch;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod entry;
+pub(crate) mod float;
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+pub(crate) mod levels;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+pub(crate) mod prefetch;
+mod scalar;

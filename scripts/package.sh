@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Packages what a registry gets, and checks that it compiles from those files alone, with the features that docs.rs builds.
+# `cargo publish --dry-run --workspace` verifies as much by building the kernels once more, which takes minutes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+target=${CARGO_TARGET_DIR:-target}
+rm -rf "$target/package"
+cargo publish --quiet --locked --dry-run --workspace --no-verify --allow-dirty
+
+unpacked=$target/package/unpacked
+mkdir "$unpacked"
+printf '[workspace]\nmembers = ["*"]\nresolver = "3"\n[patch.crates-io]\n' >"$unpacked/Cargo.toml"
+cp Cargo.lock "$unpacked"
+for crate in "$target"/package/tmp-crate/*.crate; do
+    tar -xf "$crate" -C "$unpacked"
+    name=$(basename "$crate" .crate)
+    echo "${name%-*} = { path = \"$name\" }" >>"$unpacked/Cargo.toml"
+    du -h "$crate"
+done
+cargo check --offline --manifest-path "$unpacked/Cargo.toml" --target-dir "$target" -p foretoken --features hub,cuda-prebuilt,metal

@@ -1,0 +1,136 @@
+//! Pages of K and V: memory that the sequences of an engine share, under one limit.
+//!
+//! Pages are reference-counted and copied on write ([`PagePool::make_unique`]). A page returns to the pool when its
+//! last reference is dropped, and is zeroed when it is reused.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::nn::{Allocation, Arena};
+
+/// The allocator of pages. Clones share memory and limit.
+#[derive(Clone)]
+pub struct PagePool {
+    shared: Arc<Mutex<Shared>>,
+}
+
+struct Shared {
+    limit: Option<u64>,
+    held: u64, // bytes of pages in use
+    arena: Arena,
+    free: HashMap<usize, Vec<Allocation>>, // by bytes
+}
+
+/// A reference-counted page.
+pub(super) type SharedPage = Arc<Page>;
+
+/// Bytes that return to their pool on drop.
+pub(super) struct Page {
+    memory: Option<Allocation>, // `None` only during `drop`
+    pool: PagePool,
+}
+
+impl PagePool {
+    /// A pool that hands out at most `limit` bytes; `None` leaves the limit to the system.
+    pub fn new(limit: Option<u64>) -> Self {
+        let (arena, free) = (Arena::default(), HashMap::new());
+        Self { shared: Arc::new(Mutex::new(Shared { limit, held: 0, arena, free })) }
+    }
+
+    /// Bytes of the pages in use; a page shared by forks counts once.
+    pub fn held(&self) -> u64 {
+        self.shared.lock().held
+    }
+
+    /// Bytes left under the limit; `None` without one.
+    pub fn available(&self) -> Option<u64> {
+        let shared = self.shared.lock();
+        shared.limit.map(|limit| limit.saturating_sub(shared.held))
+    }
+
+    /// A page of `len` zeroed bytes; `None` if the limit is reached or the system is out of memory.
+    pub(super) fn take(&self, len: usize) -> Option<SharedPage> {
+        let mut shared = self.shared.lock();
+        let held = shared.held + len as u64;
+        if shared.limit.is_some_and(|limit| held > limit) {
+            return None;
+        }
+        let memory = match shared.free.get_mut(&len).and_then(Vec::pop) {
+            Some(mut memory) => {
+                memory.as_mut_slice().fill(0);
+                memory
+            }
+            None => shared.arena.take(len)?,
+        };
+        shared.held = held;
+        drop(shared);
+        Some(Arc::new(Page { memory: Some(memory), pool: self.clone() }))
+    }
+
+    /// Replaces `page` by a copy if it is shared (copy on write). `None` as for [`PagePool::take`].
+    pub(super) fn make_unique(&self, page: &mut SharedPage) -> Option<()> {
+        if Arc::get_mut(page).is_none() {
+            let mut copy = self.take(page.as_slice().len())?;
+            page_mut(&mut copy).copy_from_slice(page.as_slice());
+            *page = copy;
+        }
+        Some(())
+    }
+}
+
+/// The bytes of a page after [`PagePool::make_unique`].
+///
+/// # Panics
+/// If it is shared.
+pub(super) fn page_mut(page: &mut SharedPage) -> &mut [u8] {
+    let page = Arc::get_mut(page).expect("a page is made unique before it is written");
+    page.memory.as_mut().map_or(&mut [], Allocation::as_mut_slice)
+}
+
+impl Page {
+    pub(super) fn as_slice(&self) -> &[u8] {
+        self.memory.as_ref().map_or(&[], Allocation::as_slice)
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        let len = memory.as_slice().len();
+        let mut shared = self.pool.shared.lock();
+        shared.held -= len as u64;
+        shared.free.entry(len).or_default().push(memory);
+        if shared.held == 0 {
+            // No page in use: unmap.
+            shared.free.clear();
+            shared.arena = Arena::default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_shared_until_they_are_written_and_counted_once() {
+        let pool = PagePool::new(Some(3 * 4096));
+        let mut first = pool.take(4096).expect("a page");
+        page_mut(&mut first)[7] = 7;
+        let mut fork = first.clone();
+        assert_eq!(pool.held(), 4096);
+        pool.make_unique(&mut fork).expect("a copy");
+        page_mut(&mut fork)[7] = 8;
+        assert_eq!((first.as_slice()[7], fork.as_slice()[7], pool.available()), (7, 8, Some(4096)));
+
+        let third = pool.take(4096).expect("a page");
+        assert!(pool.take(1).is_none() && pool.make_unique(&mut third.clone()).is_none());
+        drop(first);
+        let reused = pool.take(4096).expect("the page that was given back");
+        assert!(reused.as_slice().iter().all(|byte| *byte == 0));
+        drop((fork, third, reused));
+        assert_eq!((pool.held(), pool.available()), (0, Some(3 * 4096)));
+    }
+}

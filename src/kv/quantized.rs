@@ -1,0 +1,174 @@
+//! TurboQuant K or V: quantized pages between an exact head and an exact tail.
+//!
+//! Every row is rotated once, on append, the exact ones too: exact and quantized keys are scored by the same rotated
+//! query, and exact and quantized values are summed in one output, rotated back once.
+
+use std::ops::Range;
+
+use foretoken_kernels::attention::turboquant::{
+    CodeFormat, Page, PageLayout, PageMut, RotationGroups, Side, encode_page, rotate,
+};
+use foretoken_kernels::{Elements, Isa};
+use rayon::prelude::*;
+
+use super::exact::{ExactRows, out_of_memory};
+use super::format::ExactZones;
+use super::pool::{PagePool, SharedPage, page_mut};
+use super::ring::{Retention, first_exact_page};
+use super::{KvOptions, PAGE};
+use crate::nn::{cast, cast_mut};
+use crate::{Error, Result};
+
+/// K or V of one layer: exact first and newest rows, quantized pages between them. A clone shares the pages.
+#[derive(Clone)]
+pub(super) struct QuantizedKv {
+    layout: PageLayout,
+    groups: RotationGroups,
+    num_kv_heads: usize,
+    zones: ExactZones,
+    exact: ExactRows,
+    retention: Retention,
+    /// `(pages, num_kv_heads)`; each: quantized rows, then `f16` scales, then the `f16` mean.
+    pages: Vec<SharedPage>,
+    /// Pages quantized from the rows last written. A dropped round may leave more in `pages`; they are stale.
+    quantized_pages: usize,
+}
+
+impl QuantizedKv {
+    /// # Errors
+    /// If `head_dim` is no multiple of 16.
+    pub(super) fn new(
+        (format, side): (CodeFormat, Side),
+        (num_kv_heads, head_dim): (usize, usize),
+        retention: Retention,
+        options: &KvOptions,
+    ) -> Result<Self> {
+        let groups = RotationGroups::of(head_dim).ok_or_else(|| {
+            let what = format!("K/V heads of {head_dim} channels in {}", format.name());
+            Error::Unsupported { path: None, what, problem: "are no multiple of 16; use f16, bf16 or f32".into() }
+        })?;
+        let zones = options.exact;
+        let whole = Retention::zones(zones, options.max_round_rows);
+        let exact = ExactRows::new(zones.element, num_kv_heads, head_dim, whole);
+        let layout = PageLayout::new(format, side, groups);
+        Ok(Self { layout, groups, num_kv_heads, zones, exact, retention, pages: Vec::new(), quantized_pages: 0 })
+    }
+
+    pub(super) fn format(&self) -> CodeFormat {
+        self.layout.format()
+    }
+
+    pub(super) fn groups(&self) -> RotationGroups {
+        self.groups
+    }
+
+    /// Allocates the pages that a write of `positions` touches, quantized ones too, and makes them unique.
+    ///
+    /// # Errors
+    /// If the pool has no more memory.
+    pub(super) fn reserve(&mut self, pool: &PagePool, positions: Range<usize>) -> Result<()> {
+        let Range { start, end } = positions;
+        self.exact.reserve(pool, start..end)?;
+        while self.pages.len() < self.num_pages(end) * self.num_kv_heads {
+            self.pages.push(pool.take(self.layout.bytes()).ok_or_else(|| out_of_memory(end))?);
+        }
+        for page in self.quantized_by(start, end) {
+            let heads = self.retention.slot(page) * self.num_kv_heads..;
+            for page in &mut self.pages[heads][..self.num_kv_heads] {
+                pool.make_unique(page).ok_or_else(|| out_of_memory(end))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The pages that a write of the positions `first..end` quantizes.
+    fn quantized_by(&self, first: usize, end: usize) -> Range<usize> {
+        self.quantized_pages.min(first / PAGE)..first_exact_page(end, self.zones.tail)
+    }
+
+    /// Whether all rows from `oldest` on that a query at `position` reads remain after positions below `written` were
+    /// written.
+    pub(super) fn holds(&self, position: usize, oldest: usize, written: usize) -> bool {
+        let exact_page = first_exact_page(position, self.zones.tail);
+        let quantized = first_exact_page(written, self.zones.tail);
+        self.exact.holds(oldest.max(exact_page * PAGE), written)
+            && (oldest / PAGE >= exact_page || self.retention.holds(oldest / PAGE, quantized))
+    }
+
+    /// Writes `rows` `(n, num_kv_heads, head_dim)` at `first` and the positions after it, already reserved, and
+    /// quantizes the pages that leave the exact tail. Rows written again after a dropped round are quantized again.
+    pub(super) fn write(&mut self, isa: Isa, first: usize, rows: &[f32]) {
+        let mut rotated = rows.to_vec();
+        rotate(isa, &mut rotated, self.groups);
+        self.exact.write(first, &rotated);
+
+        let layout = self.layout;
+        let end = first + rows.len() / (self.num_kv_heads * layout.head_dim());
+        for page in self.quantized_by(first, end) {
+            let heads = self.retention.slot(page) * self.num_kv_heads..;
+            let heads = self.pages[heads][..self.num_kv_heads].par_iter_mut().enumerate();
+            heads.for_each(|(head, page_of_head)| {
+                let mut rows = vec![0.0; PAGE * layout.head_dim()];
+                self.exact.rows(page, head, PAGE).widen(&mut rows);
+                let (codes, halves) = page_mut(page_of_head).split_at_mut(layout.code_bytes());
+                let (scales, mean) = cast_mut(halves).split_at_mut(layout.scales());
+                let quantized = encode_page(isa, layout, &rows, PageMut { codes, scales, mean });
+                debug_assert!(quantized.is_ok(), "`Round::append` rejects rows that are not finite");
+            });
+        }
+        self.quantized_pages = first_exact_page(end, self.zones.tail);
+    }
+
+    /// The first `len` exact rows of one head in page `page` of the sequence, rotated: `(len, head_dim)`.
+    pub(super) fn rows(&self, page: usize, head: usize, len: usize) -> Elements<'_> {
+        self.exact.rows(page, head, len)
+    }
+
+    /// One head of quantized page `page` of the sequence.
+    pub(super) fn page(&self, page: usize, head: usize) -> Page<'_> {
+        let bytes = self.pages[self.retention.slot(page) * self.num_kv_heads + head].as_slice();
+        let (codes, halves) = bytes.split_at(self.layout.code_bytes());
+        let (scales, mean) = cast(halves).split_at(self.layout.scales());
+        Page::new(self.layout, codes, scales, mean)
+    }
+
+    /// The pages that hold the positions below `end`: exact ones, then quantized ones.
+    pub(super) fn pages(&self, end: usize) -> impl Iterator<Item = &SharedPage> {
+        self.exact.pages(end).iter().chain(&self.pages[..self.num_pages(end) * self.num_kv_heads])
+    }
+
+    /// As [`QuantizedKv::pages`], writable.
+    pub(super) fn pages_mut(&mut self, end: usize) -> impl Iterator<Item = &mut SharedPage> {
+        self.quantized_pages = first_exact_page(end, self.zones.tail);
+        let quantized = self.num_pages(end) * self.num_kv_heads;
+        self.exact.pages_mut(end).iter_mut().chain(&mut self.pages[..quantized])
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.exact.bytes() + self.pages.iter().map(|page| page.as_slice().len()).sum::<usize>()
+    }
+
+    /// Bytes after positions below `end` were written.
+    pub(super) fn bytes_at(&self, end: usize) -> usize {
+        let pages = self.num_pages(end).saturating_mul(self.num_kv_heads * self.layout.bytes());
+        self.exact.bytes_at(end).saturating_add(pages)
+    }
+
+    /// Quantized pages per head after positions below `end` were written.
+    fn num_pages(&self, end: usize) -> usize {
+        self.retention.held(first_exact_page(end, self.zones.tail))
+    }
+
+    /// Whether both hold the same quantized pages, and the same exact rows in head and tail, at `positions`.
+    pub(super) fn same(&self, other: &Self, positions: Range<usize>) -> bool {
+        let exact_from = first_exact_page(positions.end, self.zones.tail);
+        let bytes = |rows: &Self, page: usize, head: usize| {
+            let slot = rows.retention.slot(page) * rows.num_kv_heads + head;
+            rows.pages[slot].as_slice().to_vec()
+        };
+        let same_page = |page| (0..self.num_kv_heads).all(|head| bytes(self, page, head) == bytes(other, page, head));
+        (positions.start / PAGE..exact_from).all(same_page)
+            && self.exact.same(&other.exact, positions.start..self.zones.head.min(positions.end))
+            && self.exact.same(&other.exact, positions.start.max(exact_from * PAGE)..positions.end)
+    }
+}

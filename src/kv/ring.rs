@@ -1,0 +1,74 @@
+//! The sliding window: which keys a query sees, and which pages a ring retains.
+
+use std::ops::Range;
+
+use super::PAGE;
+use super::format::ExactZones;
+
+/// The sliding-window mask: the positions visible to a query at `at.start`, of which `at.end` is the first masked one.
+/// `window` counts the query's own position; `None` is full causal attention.
+pub(super) fn visible(window: Option<usize>, at: Range<usize>) -> Range<usize> {
+    window.map_or(0, |window| (at.start + 1).saturating_sub(window))..at.end
+}
+
+/// Which pages of a sequence are retained.
+#[derive(Clone, Copy)]
+pub(crate) enum Retention {
+    /// All.
+    All,
+    /// The first `pinned`, and a ring of the newest `newest` of the others.
+    Ring { pinned: usize, newest: usize },
+}
+
+impl Retention {
+    /// For a sliding window: the window of a round's first query and the round's rows, in whole pages. A round can then
+    /// be rolled back, because its rows overwrite positions outside every window.
+    pub(crate) fn window(window: usize, max_round_rows: usize) -> Self {
+        Retention::Ring { pinned: 0, newest: (window - 1).saturating_add(max_round_rows).div_ceil(PAGE) }
+    }
+
+    /// For the exact head and tail of a quantized store. A page stays exact until all of it is older than the tail, so
+    /// the oldest exact row of a round's first query is less than `PAGE` positions older than the tail.
+    pub(crate) fn zones(zones: ExactZones, max_round_rows: usize) -> Self {
+        let newest = zones.tail.saturating_add(PAGE - 1).saturating_add(max_round_rows).div_ceil(PAGE);
+        Retention::Ring { pinned: zones.head.div_ceil(PAGE), newest }
+    }
+
+    /// `(pinned, newest)` of a ring.
+    pub(crate) fn ring(self) -> Option<(usize, usize)> {
+        match self {
+            Retention::All => None,
+            Retention::Ring { pinned, newest } => Some((pinned, newest)),
+        }
+    }
+
+    /// Slot of page `page` of the sequence.
+    pub(super) fn slot(self, page: usize) -> usize {
+        match self {
+            Retention::Ring { pinned, newest } if page >= pinned => pinned + (page - pinned) % newest,
+            _ => page,
+        }
+    }
+
+    /// Whether page `page` is retained after the first `written` pages were written.
+    pub(super) fn holds(self, page: usize, written: usize) -> bool {
+        match self {
+            Retention::Ring { pinned, newest } if page >= pinned => page + newest >= written,
+            _ => true,
+        }
+    }
+
+    /// Pages retained after the first `pages` of the sequence were written.
+    pub(crate) fn held(self, pages: usize) -> usize {
+        match self {
+            Retention::All => pages,
+            Retention::Ring { pinned, newest } => pages.min(pinned.saturating_add(newest)),
+        }
+    }
+}
+
+/// The first page of the exact tail of a query at `position` in a quantized store: whole pages older than the newest
+/// `tail` keys are read quantized.
+pub(crate) fn first_exact_page(position: usize, tail: usize) -> usize {
+    position.saturating_sub(tail) / PAGE
+}

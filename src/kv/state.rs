@@ -1,0 +1,105 @@
+//! The state of a sequence: what a round can roll back.
+
+use std::any::Any;
+
+use super::{KvCache, Round};
+use crate::{Error, Result};
+
+/// State that a model updates row by row, instead of K and V or in addition: a recurrence, a convolution's window.
+///
+/// A staged row must not destroy the committed state, because most rounds reject some: implementations log the staged
+/// rows' inputs and replay the accepted ones, or keep a state for every row.
+pub trait Recurrent: Any + Send + Sync {
+    /// Begins a round of `rows` rows after the committed ones; rows staged before and not committed are discarded.
+    fn begin(&mut self, rows: usize);
+
+    /// Commits the first `keep` staged rows.
+    fn commit(&mut self, keep: usize);
+
+    /// A copy of the committed state.
+    fn fork(&self) -> Box<dyn Recurrent>;
+
+    /// Bytes allocated.
+    fn bytes(&self) -> usize;
+}
+
+/// The state of one sequence: K and V of its committed rows, and the model's recurrent state. It changes by [`Round`]s:
+/// begun, staged by a forward pass, committed in part or dropped.
+pub struct SequenceState {
+    kv: KvCache,
+    recurrent: Option<Box<dyn Recurrent>>,
+}
+
+impl SequenceState {
+    /// The state of a model with K and V only.
+    pub fn new(kv: KvCache) -> Self {
+        Self { kv, recurrent: None }
+    }
+
+    /// The state of a model with a recurrent state; `kv` counts the positions, even if it has no stores.
+    pub fn with_recurrent(kv: KvCache, recurrent: Box<dyn Recurrent>) -> Self {
+        Self { kv, recurrent: Some(recurrent) }
+    }
+
+    /// K and V.
+    pub fn kv(&self) -> &KvCache {
+        &self.kv
+    }
+
+    pub(crate) fn kv_mut(&mut self) -> &mut KvCache {
+        &mut self.kv
+    }
+
+    /// Committed positions.
+    pub fn len(&self) -> usize {
+        self.kv.len()
+    }
+
+    /// Whether nothing is committed.
+    pub fn is_empty(&self) -> bool {
+        self.kv.is_empty()
+    }
+
+    /// Positions that the context has left.
+    pub fn remaining(&self) -> usize {
+        self.kv.max_context() - self.kv.len()
+    }
+
+    /// Bytes allocated; pages shared with a fork count for each.
+    pub fn bytes(&self) -> usize {
+        self.kv.bytes() + self.recurrent.as_ref().map_or(0, |recurrent| recurrent.bytes())
+    }
+
+    /// Begins a round of `rows` new positions.
+    ///
+    /// # Errors
+    /// As [`KvCache::begin_round`].
+    pub fn begin_round(&mut self, rows: usize) -> Result<Round<'_>> {
+        let mut round = self.kv.begin_round(rows)?;
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.begin(rows);
+            round.attach(recurrent.as_mut());
+        }
+        Ok(round)
+    }
+
+    /// A copy of the committed state: see [`KvCache::fork`].
+    pub fn fork(&self) -> Self {
+        Self { kv: self.kv.fork(), recurrent: self.recurrent.as_ref().map(|recurrent| recurrent.fork()) }
+    }
+
+    /// Truncates to the first `len` positions.
+    ///
+    /// # Errors
+    /// As [`KvCache::rewind`]; a recurrent state cannot be truncated.
+    pub fn rewind(&mut self, len: usize) -> Result<()> {
+        if self.recurrent.is_some() && len != self.kv.len() {
+            let problem = format!("{} positions cannot be taken back to {len}", self.kv.len());
+            return Err(Error::argument(
+                "len",
+                format!("{problem}: the model's state is recurrent; fork the session before"),
+            ));
+        }
+        self.kv.rewind(len)
+    }
+}

@@ -1,0 +1,176 @@
+//! The interface of a target: a state per sequence, and a forward pass over a batch of rows.
+
+use std::ops::Range;
+
+use candle_core::Tensor;
+
+use crate::Result;
+use crate::checkpoint::StepCost;
+use crate::kv::{Batch, KvOptions, PagePool, Round, SequenceState};
+use crate::nn::{F32View, tensor};
+
+/// A target. The bits of a row must not depend on the rest of the batch: that makes speculation and batching lossless.
+pub trait Model: Send + Sync {
+    /// Logits of a row.
+    fn vocab_size(&self) -> usize;
+
+    /// Input ids are below this number.
+    fn num_readable_tokens(&self) -> usize {
+        self.vocab_size()
+    }
+
+    /// Width of a hidden state.
+    fn hidden_size(&self) -> usize;
+
+    /// Maximum context in positions.
+    fn max_position_embeddings(&self) -> usize;
+
+    /// The beginning-of-text token, if any.
+    fn bos_token_id(&self) -> Option<u32> {
+        None
+    }
+
+    /// Cost of the weights in a pass.
+    fn step_cost(&self) -> StepCost;
+
+    /// A fingerprint of the model, stored in session files.
+    ///
+    /// # Errors
+    /// If a weight cannot be read.
+    fn fingerprint(&self) -> Result<u64>;
+
+    /// The state of an empty sequence; its pages come from `pool`.
+    ///
+    /// # Errors
+    /// If an option is out of its range, or the context does not fit memory.
+    fn new_state(&self, options: &KvOptions, pool: &PagePool) -> Result<SequenceState>;
+
+    /// One pass over the rows of `batch`, staged in its rounds.
+    ///
+    /// # Errors
+    /// If an id is outside the vocabulary, a number is not finite, or memory is exhausted. The caller drops the rounds
+    /// then.
+    fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> Result<Output>;
+
+    /// One pass over the rows of one sequence, of which the first `keep` are committed; returns logits and hidden
+    /// states of the `outputs` rows.
+    ///
+    /// # Errors
+    /// As [`Model::forward`]; nothing is committed then.
+    ///
+    /// # Panics
+    /// If `keep` is more than there are rows.
+    fn forward_one(&self, ids: &[u32], round: Round<'_>, outputs: OutputRows, keep: usize) -> Result<Output> {
+        let mut batch = Batch::of(ids, round)?;
+        let request = Request::of(&batch, outputs);
+        let output = self.forward(&mut batch, &request)?;
+        batch.into_rounds().into_iter().for_each(|round| round.commit(keep));
+        Ok(output)
+    }
+}
+
+/// Requested outputs of a pass. Row indices are in the batch, ascending.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// Rows with logits.
+    pub logits: Vec<usize>,
+    /// Rows with hidden states.
+    pub hidden: Vec<usize>,
+    /// Layers, ascending, whose outputs are returned for the rows in `hidden`.
+    pub taps: Vec<usize>,
+}
+
+/// The output rows of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputRows {
+    /// Every row (verification).
+    All,
+    /// The newest row (the end of a prompt, a decode step).
+    Last,
+    /// None: K and V only (the earlier chunks of a prompt).
+    None,
+}
+
+/// The outputs of a pass.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// `(rows, vocab)`, after a soft cap if the model has one.
+    pub logits: Tensor,
+    /// `(rows, hidden)`, after the final norm.
+    pub hidden: Tensor,
+    /// `(rows, hidden)` for each of [`Request::taps`]: the layer's output.
+    pub taps: Vec<Tensor>,
+}
+
+impl Request {
+    /// Logits and hidden states of the `outputs` rows of every segment.
+    pub fn of(batch: &Batch<'_>, outputs: OutputRows) -> Self {
+        let mut request = Self::default();
+        let mut first = 0;
+        for round in batch.rounds() {
+            request.want_logits(first, round.rows(), outputs);
+            request.want_hidden(first, round.rows(), outputs);
+            first += round.rows();
+        }
+        request
+    }
+
+    /// Adds the logits of the `outputs` rows of a segment of `rows` rows from `first` on; returns their rows in
+    /// [`Output::logits`].
+    pub(crate) fn want_logits(&mut self, first: usize, rows: usize, outputs: OutputRows) -> Range<usize> {
+        add(&mut self.logits, first, rows, outputs)
+    }
+
+    /// The same for hidden states.
+    pub(crate) fn want_hidden(&mut self, first: usize, rows: usize, outputs: OutputRows) -> Range<usize> {
+        add(&mut self.hidden, first, rows, outputs)
+    }
+
+    /// All output rows.
+    pub fn rows(&self) -> Vec<usize> {
+        if self.logits == self.hidden {
+            return self.logits.clone();
+        }
+        let mut rows = [&self.logits[..], &self.hidden].concat();
+        rows.sort_unstable();
+        rows.dedup();
+        rows
+    }
+}
+
+fn add(to: &mut Vec<usize>, first: usize, rows: usize, outputs: OutputRows) -> Range<usize> {
+    let before = to.len();
+    to.extend(first + rows - outputs.of(rows)..first + rows);
+    before..to.len()
+}
+
+impl OutputRows {
+    /// The number of output rows of a segment of `rows` rows: its newest.
+    pub fn of(self, rows: usize) -> usize {
+        match self {
+            Self::All => rows,
+            Self::Last => rows.min(1),
+            Self::None => 0,
+        }
+    }
+}
+
+impl Output {
+    /// The output of a pass of `model` without output rows.
+    pub(crate) fn empty(model: &dyn Model, taps: Vec<Tensor>) -> Result<Self> {
+        let no_rows = |width| tensor(Vec::new(), (0, width));
+        Ok(Self { logits: no_rows(model.vocab_size())?, hidden: no_rows(model.hidden_size())?, taps })
+    }
+}
+
+/// Rows of `x` `(rows, width)`, ascending; no copy if they are contiguous.
+pub(crate) fn select_rows(x: &Tensor, rows: &[usize]) -> Result<Tensor> {
+    let (held, width) = x.dims2()?;
+    let first = rows.first().copied().unwrap_or(0);
+    if rows.iter().copied().eq(first..first + rows.len()) {
+        return if rows.len() == held { Ok(x.clone()) } else { Ok(x.narrow(0, first, rows.len())?) };
+    }
+    let view = F32View::new(x)?;
+    let selected = rows.iter().flat_map(|row| &view[row * width..(row + 1) * width]).copied().collect();
+    tensor(selected, (rows.len(), width))
+}

@@ -1,0 +1,40 @@
+//! Casts between bytes and plain old data.
+
+use half::{bf16, f16};
+
+/// Plain old data.
+///
+/// # Safety
+/// Every bit pattern is a value, and there is no padding.
+pub(crate) unsafe trait Pod: Copy {}
+
+// SAFETY: an integer.
+unsafe impl Pod for u8 {}
+// SAFETY: every bit pattern is a finite value, an infinity or a NaN.
+unsafe impl Pod for f32 {}
+// SAFETY: as for `f32`.
+unsafe impl Pod for f16 {}
+// SAFETY: as for `f32`.
+unsafe impl Pod for bf16 {}
+
+/// `bytes` as elements of `T`.
+///
+/// # Panics
+/// If `bytes` is not aligned for `T`, or no whole number of elements.
+pub(crate) fn cast<T: Pod>(bytes: &[u8]) -> &[T] {
+    // SAFETY: `T: Pod`, so any bytes are values of it; `align_to` itself sees to alignment and length.
+    let (before, elements, after) = unsafe { bytes.align_to::<T>() };
+    assert!(before.is_empty() && after.is_empty(), "cast: bytes are misaligned, or no whole number of elements");
+    elements
+}
+
+/// As [`cast`], writable.
+///
+/// # Panics
+/// As [`cast`].
+pub(crate) fn cast_mut<T: Pod>(bytes: &mut [u8]) -> &mut [T] {
+    // SAFETY: as in `cast`; and any value of `T` that is written leaves initialised bytes, since there is no padding.
+    let (before, elements, after) = unsafe { bytes.align_to_mut::<T>() };
+    assert!(before.is_empty() && after.is_empty(), "cast: bytes are misaligned, or no whole number of elements");
+    elements
+}

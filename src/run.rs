@@ -1,0 +1,353 @@
+//! One generation, step by step: what remains of its prompt, its text, and what ends it. Whoever drives it (a
+//! [`Generation`](crate::Generation), a [`Scheduler`](crate::Scheduler)) asks for its part of the next pass and hands back
+//! what came of it.
+
+use std::time::{Duration, Instant};
+
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use crate::engine::Engine;
+use crate::kv::SequenceState;
+use crate::options::{GenerateOptions, Pipeline};
+use crate::sampler::TokenLogprobs;
+use crate::session::{Session, Statistics};
+use crate::speculative::{
+    Cancel, DecodeState, Done, Others, Path, Proposal, Round, SpeculationStats, SpeculativeDecoder, Step, Tracer, Work,
+    run_pass,
+};
+use crate::stop::{Finish, TextEnd};
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
+
+/// What one round wrote.
+#[derive(Clone, Debug, Default)]
+pub struct Piece {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// The text that they complete: whole characters, and nothing that may be the beginning of a stop string. Empty if
+    /// the checkpoint has no tokenizer.
+    pub text: String,
+    /// The target's log-probabilities of the tokens; empty unless [`GenerateOptions::logprobs`] asks for them.
+    pub logprobs: Vec<TokenLogprobs>,
+}
+
+/// A generation under way.
+pub(crate) struct Run {
+    rng: StdRng,
+    pub pipeline: Pipeline,
+    pub cancel: Cancel,
+    /// Tokens of the prompt that were not read yet, the newest of the sequence before them.
+    prompt: Vec<u32>,
+    undo: Option<Undo>,
+    first: Option<(DecodeState, Vec<TokenLogprobs>)>, // not handed out yet, and so not yet the sequence's
+    left: usize,                                      // tokens that may still be generated
+    text: TextEnd,
+    finish: Option<Finish>,
+    failed: Option<Error>, // to be reported behind the text that was held back
+    pub statistics: Statistics,
+    tracer: Option<Tracer>,
+}
+
+/// The sequence in front of a prompt, until the prompt is read.
+struct Undo {
+    len: usize,
+    newest: Option<DecodeState>,
+    /// Where a prompt takes several passes and the state is on the host.
+    state: Option<SequenceState>,
+}
+
+impl Run {
+    /// Checks the request and makes the sequence ready for it. Nothing is computed.
+    ///
+    /// # Errors
+    /// If the prompt is empty, has ids outside the vocabulary or does not fit the context, or an option is out of its
+    /// range.
+    pub fn new(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> Result<Self> {
+        let pipeline = session.configure(options)?;
+        let (engine, id) = (session.engine.clone(), session.id());
+        let decoder = session.decoder().0;
+        let newest = decoder.drafting.newest.as_ref().map(|newest| newest.last);
+        let ids: Vec<u32> = newest.into_iter().chain(prompt.iter().copied()).collect();
+        if prompt.is_empty() {
+            return Err(Error::argument("prompt", "is empty; give at least one token"));
+        }
+        let vocab = decoder.backend.model.num_readable_tokens();
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
+            return Err(Error::argument("prompt", format!("token id {id} is outside the vocabulary of {vocab}")));
+        }
+        if ids.len() > decoder.state.remaining() {
+            let (needed, limit) = (decoder.state.len() + ids.len(), decoder.state.kv().max_context());
+            return Err(Error::Context { needed, limit });
+        }
+        let kinds = decoder.drafting.kinds();
+        let statistics = Statistics {
+            generations: 1,
+            prompt_tokens: prompt.len(),
+            simulated: !options.simulate_acceptance.is_empty(),
+            speculation: SpeculationStats::new(&kinds),
+            ..Statistics::default()
+        };
+        Ok(Self {
+            rng: StdRng::seed_from_u64(options.seed),
+            pipeline,
+            cancel: options.cancel.clone(),
+            prompt: ids,
+            undo: Some(Undo { len: decoder.state.len(), newest: decoder.drafting.newest.clone(), state: None }),
+            first: None,
+            left: options.max_tokens,
+            text: TextEnd::new(&options.stop, engine.end_of_generation()),
+            finish: None,
+            failed: None,
+            statistics,
+            tracer: options.trace.as_ref().map(|trace| Tracer::begin(trace, id, prompt.len(), kinds)),
+        })
+    }
+
+    /// Why it ended; `None` while it goes on.
+    pub fn finish(&self) -> Option<Finish> {
+        self.finish
+    }
+
+    /// Whether the prompt was not read to its end yet.
+    pub fn is_reading(&self) -> bool {
+        !self.prompt.is_empty()
+    }
+
+    /// Whether the token behind the prompt waits to be handed out.
+    pub fn has_first(&self) -> bool {
+        self.first.is_some()
+    }
+
+    /// Rows that a round may have: it emits at most as many tokens, and `max_tokens` is exact.
+    pub fn most_rows(&self, decoder: &SpeculativeDecoder) -> usize {
+        self.left.min(decoder.state.remaining()).max(1)
+    }
+
+    /// Its part of the next pass, of at most `most_rows` rows beside those of `others`. A draft that was made ahead of time is taken as it is.
+    ///
+    /// # Errors
+    /// If a drafter's numbers are not finite.
+    pub fn plan(
+        &mut self,
+        decoder: &mut SpeculativeDecoder,
+        (most_rows, others): (usize, Others),
+        drafted: Option<Proposal>,
+    ) -> Result<Work> {
+        if self.is_reading() {
+            let rows = most_rows.clamp(1, decoder.state.kv().max_round_rows()).min(self.prompt.len());
+            let is_last = rows == self.prompt.len();
+            if let Some(undo) = self.undo.as_mut().filter(|undo| !is_last && undo.state.is_none())
+                && decoder.backend.device.is_none()
+            {
+                undo.state = Some(decoder.state.fork());
+            }
+            return Ok(Work::Prompt { ids: self.prompt.drain(..rows).collect(), is_last });
+        }
+        match drafted {
+            Some(proposal) => Ok(Work::Verify(Box::new(proposal))),
+            None => {
+                let most_rows = most_rows.min(self.most_rows(decoder));
+                Ok(Work::Verify(Box::new(decoder.propose(most_rows, others, &self.cancel)?)))
+            }
+        }
+    }
+
+    /// The step that carries out `work`.
+    pub fn step<'s>(
+        &'s mut self,
+        decoder: &'s mut SpeculativeDecoder,
+        work: Work,
+        tokenizer: Option<&'s Tokenizer>,
+    ) -> Step<'s> {
+        let text = &mut self.text;
+        let ends = Box::new(move |token| text.push(tokenizer, token));
+        Step { decoder, work: Some(work), rng: &mut self.rng, ends }
+    }
+
+    /// Takes what came of a step. A round gives a piece; a prompt that was read to its end does with [`Run::hand_out`].
+    ///
+    /// # Errors
+    /// The step's: it is to be [reported](Run::fail).
+    pub fn take(
+        &mut self,
+        session: &mut Session,
+        done: Result<Done>,
+        (path, wait): (Path, Option<Duration>),
+    ) -> Result<Option<Piece>> {
+        match done {
+            Ok(Done::Prompt(first)) => {
+                if first.is_some() {
+                    (self.first, self.undo) = (first, None);
+                }
+                Ok(None)
+            }
+            Ok(Done::Round(round)) => self.take_round(session, *round, path, wait).map(Some),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The token behind the prompt, when it is handed out, is the sequence's.
+    ///
+    /// # Errors
+    /// If the tokenizer cannot decode it.
+    pub fn hand_out(&mut self, session: &mut Session) -> Result<Option<Piece>> {
+        let Some((first, logprobs)) = self.first.take() else { return Ok(None) };
+        let engine = session.engine.clone();
+        let tokenizer = engine.parts.tokenizer.as_ref();
+        self.text.push(tokenizer, first.last)?;
+        if let Some(tracer) = &mut self.tracer {
+            tracer.first(tokenizer, first.last);
+        }
+        let tokens = vec![first.last];
+        self.statistics.speculation.begin += session.decoder().0.drafting.begin(first);
+        self.piece(session, tokens, logprobs).map(Some)
+    }
+
+    fn take_round(&mut self, session: &mut Session, round: Round, path: Path, wait: Option<Duration>) -> Result<Piece> {
+        let engine = session.engine.clone();
+        let wait = wait.unwrap_or(round.draft_time);
+        self.statistics.count(&round, wait);
+        if let Some(tracer) = &mut self.tracer {
+            tracer.round(engine.parts.tokenizer.as_ref(), &round, path, wait);
+        }
+        self.piece(session, round.tokens, round.logprobs)
+    }
+
+    fn piece(&mut self, session: &mut Session, tokens: Vec<u32>, logprobs: Vec<TokenLogprobs>) -> Result<Piece> {
+        self.left -= tokens.len();
+        self.statistics.generated_tokens += tokens.len();
+        let engine = session.engine.clone();
+        let full = session.decoder().0.state.remaining() == 0;
+        self.finish = match self.text.ended {
+            Some(finish) => Some(finish),
+            None if self.left == 0 => Some(Finish::MaxTokens),
+            None => full.then_some(Finish::Context),
+        };
+        if self.finish.is_some() {
+            self.learn(session);
+        }
+        let text = self.text.take(engine.parts.tokenizer.as_ref(), self.finish)?;
+        Ok(Piece { tokens, text, logprobs })
+    }
+
+    /// The generation was cancelled. What is left is the text that was held back, if any.
+    pub fn cancelled(&mut self, session: &mut Session) -> Option<Piece> {
+        self.restore(session);
+        self.finish = Some(Finish::Cancelled);
+        self.learn(session);
+        self.held_back(session).filter(|piece| !piece.text.is_empty())
+    }
+
+    /// There was nothing to generate: `max_tokens` is 0.
+    pub fn nothing_to_generate(&mut self) -> bool {
+        let nothing = self.left == 0 && self.finish.is_none();
+        if nothing {
+            self.finish = Some(Finish::MaxTokens);
+        }
+        nothing
+    }
+
+    /// The error that ended the generation, when the text before it was handed out.
+    pub fn take_error(&mut self) -> Option<Error> {
+        self.failed.take()
+    }
+
+    /// Ends with an error: nothing is kept of a prompt that was not read to its end. Text that was held back goes first.
+    ///
+    /// # Errors
+    /// `error`, if there is none.
+    pub fn fail(&mut self, session: &mut Session, error: Error) -> Result<Piece> {
+        self.restore(session);
+        self.finish = Some(Finish::Error);
+        match self.held_back(session) {
+            Some(piece) if !piece.text.is_empty() => {
+                self.failed = Some(error);
+                Ok(piece)
+            }
+            _ => Err(error),
+        }
+    }
+
+    fn held_back(&mut self, session: &Session) -> Option<Piece> {
+        let text = self.text.take(session.engine.parts.tokenizer.as_ref(), self.finish).ok()?;
+        Some(Piece { text, ..Piece::default() })
+    }
+
+    /// Takes back what was read of a prompt that was not read to its end.
+    fn restore(&mut self, session: &mut Session) {
+        let Some(undo) = self.undo.take() else { return };
+        self.prompt.clear();
+        let engine = session.engine.clone();
+        let decoder = session.decoder().0;
+        if let Some(state) = undo.state {
+            decoder.state = state;
+        } else if decoder.state.rewind(undo.len).is_err()
+            && let Err(error) = engine.run(|| decoder.read_again(undo.len))
+        {
+            tracing::warn!(%error, "the sequence in front of a failed prompt could not be restored; the session is empty");
+            decoder.drafting.truncate(0);
+            return;
+        }
+        decoder.drafting.truncate(undo.len);
+        if let Some(newest) = undo.newest {
+            decoder.drafting.tokens.push(newest.last);
+            decoder.drafting.newest = Some(newest);
+        }
+    }
+
+    /// Hands what was learnt about costs to the engine, and to the statistics.
+    fn learn(&mut self, session: &mut Session) {
+        let engine = session.engine.clone();
+        let (decoder, drafted) = session.decoder();
+        if let Some(Ok(Ok(drafted))) = &drafted {
+            self.statistics.speculation.cancelled += 1;
+            if let Some(tracer) = &self.tracer {
+                tracer.cancelled(drafted.drafted());
+            }
+        }
+        let costs = decoder.drafting.costs().clone();
+        self.statistics.speculation.estimate(&costs, decoder.state.len());
+        if decoder.drafting.chooses() {
+            *engine.parts.costs.lock() = costs;
+        }
+    }
+
+    /// Nobody goes on with it: what it learnt and how it ended is noted, and a prompt that was half read is taken back.
+    pub fn end(&mut self, session: &mut Session) {
+        if self.finish.is_none() {
+            self.restore(session);
+            self.learn(session);
+        }
+        if let Some(tracer) = self.tracer.take() {
+            tracer.end(match self.finish {
+                Some(Finish::EndOfText | Finish::StopString) => "stop",
+                Some(Finish::MaxTokens) => "length",
+                Some(Finish::Context) => "context",
+                Some(Finish::Cancelled) => "cancelled",
+                Some(Finish::Error) => "error",
+                None => "dropped",
+            });
+        }
+    }
+}
+
+/// Moves one generation on by one pass.
+///
+/// # Errors
+/// See [`Run::take`].
+pub(crate) fn advance(run: &mut Run, session: &mut Session) -> Result<Option<Piece>> {
+    let engine: Engine = session.engine.clone();
+    let start = Instant::now();
+    let (decoder, drafted) = session.decoder();
+    let waited = drafted.is_some().then(|| start.elapsed());
+    let path = if drafted.is_some() { Path::Lazy } else { Path::Sync };
+    let drafted = drafted.map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).transpose();
+    let most_rows = decoder.state.kv().max_round_rows();
+    let done = engine.parts.pool.install(|| {
+        let work = run.plan(decoder, (most_rows, Others::default()), drafted?)?;
+        let step = run.step(decoder, work, engine.parts.tokenizer.as_ref());
+        run_pass(&mut [step]).pop().unwrap_or(Ok(Done::Prompt(None)))
+    });
+    run.take(session, done, (path, waited))
+}

@@ -1,0 +1,251 @@
+//! Many sequences in one batch: plan each, one forward pass for all rows, accept each, finish each.
+
+use std::fmt;
+use std::time::Instant;
+
+use crate::engine::Engine;
+use crate::options::GenerateOptions;
+use crate::run::{Piece, Run};
+use crate::session::{Session, Statistics};
+use crate::speculative::{Done, Others, Path, SpeculativeDecoder, Step, Work, run_pass};
+use crate::stop::Finish;
+use crate::{Error, Result};
+
+/// How passes are filled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SchedulerOptions {
+    /// Rows of one pass: chunks of prompts take what the rounds of decoding sequences leave of it, and at least one row each.
+    /// Rounds are never cut: how many tokens are drafted would change which random numbers a sampled text draws. A larger
+    /// pass reads prompts faster; a smaller one keeps the others waiting for less. Default: 512.
+    pub max_rows: usize,
+}
+
+impl Default for SchedulerOptions {
+    fn default() -> Self {
+        Self { max_rows: 512 }
+    }
+}
+
+/// A sequence of a [`Scheduler`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SequenceId(u64);
+
+/// What a step brought for a sequence.
+#[derive(Debug)]
+pub struct Event {
+    /// Whose it is.
+    pub id: SequenceId,
+    /// A round's piece, or the error that ended the generation.
+    pub piece: Result<Piece>,
+    /// Why the generation ended, if it has.
+    pub finish: Option<Finish>,
+}
+
+/// Decodes any number of sessions of one engine together. Sequences join and leave between steps, and whatever one does or
+/// suffers, the others write what they would have written alone, byte for byte.
+///
+/// ```no_run
+/// # use foretoken::{Engine, EngineOptions, GenerateOptions, Scheduler, SchedulerOptions, SessionOptions};
+/// # fn main() -> foretoken::Result<()> {
+/// let engine = Engine::load(&EngineOptions::new("models/demo/target"))?;
+/// let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
+/// for prompt in ["fn main() {", "struct "] {
+///     let prompt = engine.tokenizer()?.encode(prompt)?;
+///     let session = engine.session(&SessionOptions::default())?;
+///     scheduler.add(session, &prompt, &GenerateOptions::default()).map_err(|refused| refused.1)?;
+/// }
+/// while scheduler.is_active() {
+///     for event in scheduler.step() {
+///         println!("{:?}: {}", event.id, event.piece?.text);
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Scheduler {
+    engine: Engine,
+    options: SchedulerOptions,
+    slots: Vec<Slot>,
+    next: u64,
+}
+
+struct Slot {
+    id: SequenceId,
+    session: Session,
+    run: Run,
+}
+
+impl Scheduler {
+    /// A scheduler without sequences, for sessions of `engine`.
+    pub fn new(engine: &Engine, options: SchedulerOptions) -> Self {
+        Self { engine: engine.clone(), options, slots: Vec::new(), next: 0 }
+    }
+
+    /// Adds a generation on `session`, which takes part from the next step on.
+    ///
+    /// # Errors
+    /// As [`Session::generate`], for what is known before anything is computed, or if the session is another engine's. The
+    /// session comes back with it.
+    pub fn add(
+        &mut self,
+        mut session: Session,
+        prompt: &[u32],
+        options: &GenerateOptions,
+    ) -> Result<SequenceId, Box<(Session, Error)>> {
+        if !self.engine.is(session.engine()) {
+            let problem = "is of another engine; open it on the scheduler's";
+            return Err(Box::new((session, Error::argument("session", problem))));
+        }
+        let mut run = match Run::new(&mut session, prompt, options) {
+            Ok(run) => run,
+            Err(error) => return Err(Box::new((session, error))),
+        };
+        run.nothing_to_generate();
+        let id = SequenceId(self.next);
+        self.next += 1;
+        self.slots.push(Slot { id, session, run });
+        Ok(id)
+    }
+
+    /// Ends a sequence's generation after the last piece that it gave, and hands its session back; `None` if there is no such
+    /// sequence.
+    pub fn remove(&mut self, id: SequenceId) -> Option<Session> {
+        let at = self.slots.iter().position(|slot| slot.id == id)?;
+        let Slot { mut session, mut run, .. } = self.slots.remove(at);
+        run.end(&mut session);
+        Some(session)
+    }
+
+    /// Sequences that were added and not removed.
+    pub fn ids(&self) -> impl Iterator<Item = SequenceId> {
+        self.slots.iter().map(|slot| slot.id)
+    }
+
+    /// Whether a generation is under way.
+    pub fn is_active(&self) -> bool {
+        self.slots.iter().any(|slot| slot.run.finish().is_none())
+    }
+
+    /// Counts and times of a sequence's generation. Times are those of the passes that it took part in.
+    pub fn statistics(&self, id: SequenceId) -> Option<&Statistics> {
+        self.slots.iter().find(|slot| slot.id == id).map(|slot| &slot.run.statistics)
+    }
+
+    /// A second sequence that goes on from where `id` is, with a generation of its own that begins with `prompt`.
+    ///
+    /// # Errors
+    /// As [`Session::fork`] and [`Scheduler::add`], or if there is no such sequence or its prompt is not read yet.
+    pub fn fork(&mut self, id: SequenceId, prompt: &[u32], options: &GenerateOptions) -> Result<SequenceId> {
+        let missing = || Error::argument("id", "there is no such sequence; it was removed");
+        let slot = self.slots.iter_mut().find(|slot| slot.id == id).ok_or_else(missing)?;
+        if slot.run.is_reading() {
+            return Err(Error::argument("id", "its prompt is being read; fork it when it has written a token"));
+        }
+        let fork = slot.session.fork()?;
+        self.add(fork, prompt, options).map_err(|refused| refused.1)
+    }
+
+    /// One pass for all generations under way. Each gives a piece, unless it is still at its prompt.
+    pub fn step(&mut self) -> Vec<Event> {
+        let (engine, mut events) = (self.engine.clone(), Vec::new());
+        let start = Instant::now();
+        for slot in self.slots.iter_mut().filter(|slot| slot.run.finish().is_none()) {
+            if slot.run.cancel.is_cancelled() {
+                let piece = slot.run.cancelled(&mut slot.session).unwrap_or_default();
+                events.push(slot.event(Ok(piece)));
+            }
+        }
+        let done = engine.run(|| {
+            let planned = self.plan(&mut events);
+            self.pass(planned)
+        });
+        let time = start.elapsed();
+        for (id, was_reading, done) in done {
+            let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else { continue };
+            let Slot { session, run, .. } = slot;
+            match was_reading {
+                true => run.statistics.prefill += time,
+                false => run.statistics.decode += time,
+            }
+            let piece = match run.take(session, done, (Path::Sync, None)) {
+                Ok(None) if run.has_first() => run.hand_out(session),
+                taken => taken,
+            };
+            let piece = piece.or_else(|error| run.fail(session, error).map(Some));
+            if let Some(piece) = piece.transpose() {
+                events.push(slot.event(piece));
+            }
+        }
+        for slot in &mut self.slots {
+            // The error follows the text in front of it.
+            if let Some(error) = slot.run.take_error() {
+                events.push(slot.event(Err(error)));
+            }
+        }
+        events
+    }
+
+    /// What every generation under way does in the next pass. One that cannot say so ends.
+    fn plan(&mut self, events: &mut Vec<Event>) -> Vec<(SequenceId, Work)> {
+        let mut left = self.options.max_rows;
+        let mut planned = Vec::new();
+        let (reading, decoding): (Vec<_>, Vec<_>) =
+            (self.slots.iter_mut()).filter(|slot| slot.run.finish().is_none()).partition(|slot| slot.run.is_reading());
+        // Those that have not planned yet emit at least one token, in one row.
+        let mut others = Others { rows: decoding.len(), tokens: decoding.len() };
+        for slot in decoding.into_iter().chain(reading) {
+            let Slot { id, session, run } = slot;
+            let most_rows = if run.is_reading() { left.max(1) } else { usize::MAX };
+            let alone = !run.is_reading();
+            let beside = Others { rows: others.rows - usize::from(alone), tokens: others.tokens - usize::from(alone) };
+            match run.plan(session.decoder().0, (most_rows, beside), None) {
+                Ok(work) => {
+                    others.rows = beside.rows + work.num_rows();
+                    left = left.saturating_sub(work.num_rows());
+                    planned.push((*id, work));
+                }
+                Err(error) => {
+                    let failed = run.fail(session, error);
+                    events.push(slot.event(failed));
+                }
+            }
+        }
+        planned
+    }
+
+    /// Runs the pass.
+    fn pass(&mut self, planned: Vec<(SequenceId, Work)>) -> Vec<(SequenceId, bool, Result<Done>)> {
+        let tokenizer = self.engine.parts.tokenizer.as_ref();
+        let (mut ids, mut steps) = (Vec::new(), Vec::<Step<'_>>::new());
+        let mut planned = planned;
+        for Slot { id, session, run } in &mut self.slots {
+            let Some(at) = planned.iter().position(|(of, _)| of == id) else { continue };
+            let (_, work) = planned.swap_remove(at);
+            ids.push((*id, matches!(work, Work::Prompt { .. })));
+            let decoder: &mut SpeculativeDecoder = session.decoder().0;
+            steps.push(run.step(decoder, work, tokenizer));
+        }
+        let done = run_pass(&mut steps);
+        ids.into_iter().zip(done).map(|((id, was_reading), done)| (id, was_reading, done)).collect()
+    }
+}
+
+impl Slot {
+    fn event(&self, piece: Result<Piece>) -> Event {
+        Event { id: self.id, piece, finish: self.run.finish() }
+    }
+}
+
+impl fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scheduler").field("sequences", &self.slots.len()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        for Slot { session, run, .. } in &mut self.slots {
+            run.end(session);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Where a sequence's passes run: on the CPU, where several sequences share one, or on a device.
+
+use std::io::{self, Read, Write};
+use std::ops::Deref;
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use parking_lot::{Mutex, MutexGuard};
+use rand::Rng;
+
+use super::{Accepted, Confidence, DecodeState, Draft, Verification, accept_rows};
+use crate::Result;
+use crate::gemma4::on_device::{Judge, Sequence};
+use crate::kv::{KvCache, SequenceState};
+use crate::model::{Model, Output, OutputRows};
+use crate::nn::{F32View, tensor};
+use crate::sampler::{Distribution, TokenLogprobs};
+
+/// A target, and the sequence's part of a device if it runs on one. Lengths, limits and rollback are the host's state in
+/// either case: for a device, its K/V cache counts rows and holds none.
+#[derive(Clone)]
+pub(crate) struct Backend {
+    pub model: Arc<dyn Model>,
+    pub device: Option<Arc<Mutex<Sequence>>>,
+}
+
+/// One sequence's results of a pass.
+pub(crate) enum ForwardOutput<'a> {
+    Cpu(Output),
+    Device(MutexGuard<'a, Sequence>),
+}
+
+/// Rows of logits where they are, or read from a device.
+pub(crate) enum Logits<'a> {
+    Cpu(F32View<'a>),
+    Read(Vec<f32>),
+}
+
+impl Deref for Logits<'_> {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Logits::Cpu(view) => view,
+            Logits::Read(logits) => logits,
+        }
+    }
+}
+
+impl Backend {
+    /// The pass of one sequence on its device, from `position` on; `None` if no row is wanted.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn forward_on_device<'s>(
+        sequence: &'s Mutex<Sequence>,
+        ids: &[u32],
+        position: usize,
+        wanted: OutputRows,
+    ) -> Result<Option<ForwardOutput<'s>>> {
+        let mut sequence = sequence.lock();
+        sequence.forward(ids, position, wanted)?;
+        Ok((wanted != OutputRows::None).then_some(ForwardOutput::Device(sequence)))
+    }
+
+    /// The state that predicted the newest token, wherever it is: `(hidden)`.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn hidden(&self, newest: &DecodeState) -> Result<Vec<f32>> {
+        match &self.device {
+            None => Ok(F32View::new(&newest.hidden)?.to_vec()),
+            Some(sequence) => sequence.lock().newest_state(),
+        }
+    }
+
+    /// Bytes of the sequence's state, wherever it is.
+    pub fn bytes(&self, state: &SequenceState) -> usize {
+        self.device.as_ref().map_or_else(|| state.bytes(), |sequence| sequence.lock().kv_bytes())
+    }
+
+    /// Writes the K and V of `kv`'s positions; their bytes are as many as [`KvCache::written_bytes`] says, wherever they are.
+    ///
+    /// # Errors
+    /// Those of `to`, or the device's in one of them.
+    pub fn write_to(&self, kv: &KvCache, to: &mut impl Write) -> io::Result<()> {
+        match &self.device {
+            None => kv.write_to(to),
+            Some(sequence) => sequence.lock().write_to(kv.len(), to),
+        }
+    }
+
+    /// Fills an empty sequence with what was written at `len` positions, which the `newest` token follows.
+    ///
+    /// # Errors
+    /// If memory does not reach, or the device's, in one of `io`'s; or those of `from`.
+    pub fn read_from(
+        &self,
+        kv: &mut KvCache,
+        len: usize,
+        newest: Option<&DecodeState>,
+        from: &mut impl Read,
+    ) -> io::Result<()> {
+        let Some(sequence) = &self.device else { return kv.read_from(len, from) };
+        let hidden = newest.map(|newest| F32View::new(&newest.hidden)).transpose().map_err(io::Error::other)?;
+        let newest = newest.zip(hidden.as_deref()).map(|(newest, hidden)| (newest.last, hidden));
+        sequence.lock().read_from(len, newest, from)?;
+        kv.count(len);
+        Ok(())
+    }
+}
+
+impl ForwardOutput<'_> {
+    /// Verifies `draft`, of which the rows of this pass are one more. Also returns what the target thinks of the tokens, if
+    /// that was asked for.
+    ///
+    /// # Errors
+    /// If a logit is not finite, or the device's.
+    pub fn verify(
+        &mut self,
+        draft: &mut Draft,
+        rule: &Verification<'_>,
+        rng: &mut impl Rng,
+    ) -> Result<(Accepted, Vec<TokenLogprobs>)> {
+        let simulated = rule.simulated.map(|simulated| simulated.count(draft.tokens.len(), rng));
+        if let ForwardOutput::Device(sequence) = self {
+            if rule.decides_on_device() {
+                let (count, next) = match simulated {
+                    None => sequence.judge(&mut draft.tokens, Judge::Target)?,
+                    Some(count) => sequence.judge(&mut draft.tokens[..count], Judge::Coin)?,
+                };
+                return Ok((Accepted { count, next }, Vec::new()));
+            }
+            sequence.resolve(&mut draft.tokens)?;
+        }
+        let rows = draft.tokens.len() + 1;
+        let logits = self.logits(rows)?;
+        let vocab = logits.len() / rows;
+        let row = |i: usize| &logits[i * vocab..(i + 1) * vocab];
+        let target_probs = |i: usize| -> Result<Distribution> { rule.distribution(row(i), &draft.tokens[..i]) };
+        let accepted = match simulated {
+            None => accept_rows(draft, target_probs, rng)?,
+            Some(count) => Accepted { count, next: target_probs(count)?.sample(rng) },
+        };
+        let logprobs = rule.logprobs.map(|top| {
+            let emitted = draft.tokens[..accepted.count].iter().chain([&accepted.next]).enumerate();
+            emitted.map(|(i, token)| TokenLogprobs::of(row(i), *token, top)).collect()
+        });
+        Ok((accepted, logprobs.unwrap_or_default()))
+    }
+
+    /// The logits of the first `rows` wanted rows, after the soft cap: `(rows, vocab)`.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn logits(&self, rows: usize) -> Result<Logits<'_>> {
+        match self {
+            ForwardOutput::Cpu(output) => Ok(Logits::Cpu(F32View::new(&output.logits)?)),
+            ForwardOutput::Device(sequence) => Ok(Logits::Read(sequence.logits(rows)?)),
+        }
+    }
+
+    /// The sequence goes on with `token`, which row `row` predicted. Returns that row's state `(1, hidden)`: on a device, where
+    /// it stays, only if `confidence` will look at it; else an empty one.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn advance(&mut self, row: usize, token: u32, confidence: Confidence) -> Result<Tensor> {
+        match self {
+            ForwardOutput::Cpu(output) => Ok(output.hidden.narrow(0, row, 1)?.contiguous()?),
+            ForwardOutput::Device(sequence) => {
+                sequence.settle(row, token)?;
+                let state = if confidence == Confidence::Report { sequence.state(row)? } else { Vec::new() };
+                let width = state.len();
+                tensor(state, (1, width))
+            }
+        }
+    }
+
+    /// The hidden states and taps of the first `rows` wanted rows, where the host has them.
+    ///
+    /// # Errors
+    /// Candle's.
+    pub fn hidden_rows(&self, rows: usize) -> Result<(Option<Tensor>, Vec<Tensor>)> {
+        match self {
+            ForwardOutput::Cpu(output) if output.hidden.dim(0)? >= rows => {
+                let first = |x: &Tensor| x.narrow(0, 0, rows);
+                Ok((Some(first(&output.hidden)?), output.taps.iter().map(first).collect::<Result<_, _>>()?))
+            }
+            ForwardOutput::Cpu(_) | ForwardOutput::Device(_) => Ok((None, Vec::new())),
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! A sequence that is decoded, and the pass that moves any number of them on: plan each, one batched forward, finish each.
+
+use std::time::Instant;
+
+use candle_core::Tensor;
+use rand::rngs::StdRng;
+
+use super::drafting::PassTiming;
+use super::{Backend, Cancel, Drafting, ForwardOutput, Others, Proposal, Round};
+use crate::Result;
+use crate::kv::{Batch, SequenceState};
+use crate::model::{Output, OutputRows, Request};
+use crate::sampler::{Sampler, TokenLogprobs};
+
+/// Where decoding is between rounds: the state has the rows of every token except `last`.
+#[derive(Clone)]
+pub struct DecodeState {
+    /// The newest token, which the target has not read yet.
+    pub last: u32,
+    /// `(1, hidden)`: the target's state, after the final norm, that predicted `last`. Where the models run on a device,
+    /// which has it, it is empty unless a trace looks at it.
+    pub hidden: Tensor,
+}
+
+/// One sequence, so that it can be moved to where drafts are made.
+pub(crate) struct SpeculativeDecoder {
+    pub backend: Backend,
+    pub state: SequenceState,
+    pub drafting: Drafting,
+}
+
+/// What a sequence has to do in a pass.
+pub(crate) enum Work {
+    /// Read some tokens of a prompt. Behind the last ones, a token is drawn.
+    Prompt { ids: Vec<u32>, is_last: bool },
+    /// Verify a draft.
+    Verify(Box<Proposal>),
+}
+
+/// Takes an emitted token, and says whether the text ends with it.
+pub(crate) type Ends<'s> = Box<dyn FnMut(u32) -> Result<bool> + Send + 's>;
+
+/// A sequence's part of a pass.
+pub(crate) struct Step<'s> {
+    pub decoder: &'s mut SpeculativeDecoder,
+    pub work: Option<Work>, // taken when the pass has run
+    /// Of the target's draws.
+    pub rng: &'s mut StdRng,
+    /// Whether the text ends with a token; called for every emitted one in order.
+    pub ends: Ends<'s>,
+}
+
+/// What came of a step.
+pub(crate) enum Done {
+    /// Tokens of a prompt were read; behind the last ones, the next token is known.
+    Prompt(Option<(DecodeState, Vec<TokenLogprobs>)>),
+    /// A round is over.
+    Round(Box<Round>),
+}
+
+impl SpeculativeDecoder {
+    /// An empty sequence without drafters.
+    pub fn new(backend: Backend, state: SequenceState, sampler: Sampler) -> Self {
+        Self { backend, state, drafting: Drafting::new(sampler) }
+    }
+
+    /// See [`Drafting::propose`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn propose(&mut self, most_rows: usize, others: Others, cancel: &Cancel) -> Result<Proposal> {
+        self.drafting.propose(&self.state, (most_rows, others), cancel)
+    }
+
+    /// Makes the state of the first `len` tokens anew, from the tokens.
+    ///
+    /// # Errors
+    /// The pass's; the state is empty then.
+    pub fn read_again(&mut self, len: usize) -> Result<()> {
+        self.state.rewind(0)?;
+        let tokens = self.drafting.tokens[..len.min(self.drafting.tokens.len())].to_vec();
+        let read = tokens.chunks(self.state.kv().max_round_rows()).try_for_each(|ids| self.read(ids));
+        read.inspect_err(|_| drop(self.state.rewind(0)))
+    }
+
+    /// One pass over `ids`, all of whose rows are kept and nothing is wanted of.
+    ///
+    /// # Errors
+    /// The pass's; nothing is kept then.
+    pub fn read(&mut self, ids: &[u32]) -> Result<()> {
+        self.forward(ids, OutputRows::None, |_| Ok(ids.len())).map(drop)
+    }
+
+    /// One pass over `ids` besides any generation. `keep` says how many rows stay, from the results if any are wanted.
+    ///
+    /// # Errors
+    /// The pass's, or those of `keep`; nothing is kept then.
+    pub fn forward(
+        &mut self,
+        ids: &[u32],
+        wanted: OutputRows,
+        keep: impl FnOnce(Option<&mut ForwardOutput<'_>>) -> Result<usize>,
+    ) -> Result<()> {
+        let round = self.state.begin_round(ids.len())?;
+        if let Some(sequence) = &self.backend.device {
+            let mut output = Backend::forward_on_device(sequence, ids, round.position(), wanted)?;
+            let keep = keep(output.as_mut())?;
+            round.commit(keep);
+            return Ok(());
+        }
+        let mut batch = Batch::of(ids, round)?;
+        let request = Request::of(&batch, wanted);
+        let output = self.backend.model.forward(&mut batch, &request)?;
+        let mut output = (wanted != OutputRows::None).then_some(ForwardOutput::Cpu(output));
+        let keep = keep(output.as_mut())?;
+        batch.into_rounds().into_iter().for_each(|round| round.commit(keep));
+        Ok(())
+    }
+}
+
+/// Moves every sequence on by its step, in one pass of the model where they run on the CPU. What a step does and computes does
+/// not depend on the others; if it fails, its sequence is as before, but for what a prompt's earlier chunks left.
+pub(crate) fn run_pass(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
+    if steps.iter().all(|step| step.decoder.backend.device.is_none()) {
+        match batched(steps) {
+            Ok(done) => return done,
+            Err(error) if steps.len() == 1 => return vec![Err(error)],
+            // Rows have the same bits in a batch of their own, so whose fault it was is found by asking each.
+            Err(error) => tracing::debug!(%error, "a pass of several sequences failed; each runs alone"),
+        }
+    }
+    let alone = |step: &mut Step<'_>| match step.decoder.backend.device {
+        None => batched(std::slice::from_mut(step))?.pop().unwrap_or_else(|| Ok(Done::Prompt(None))),
+        Some(_) => on_device(step),
+    };
+    steps.iter_mut().map(alone).collect()
+}
+
+impl Work {
+    /// Rows of its pass.
+    pub fn num_rows(&self) -> usize {
+        match self {
+            Work::Prompt { ids, .. } => ids.len(),
+            Work::Verify(proposal) => 1 + proposal.drafted(),
+        }
+    }
+
+    /// The tokens of its rows, and which rows' logits and hidden states are wanted.
+    fn rows(&self, drafting: &Drafting) -> (Vec<u32>, OutputRows, OutputRows) {
+        match self {
+            Work::Prompt { ids, is_last } => {
+                let logits = if *is_last { OutputRows::Last } else { OutputRows::None };
+                (ids.clone(), logits, if drafting.reads().hidden { OutputRows::All } else { logits })
+            }
+            Work::Verify(proposal) => (drafting.rows(proposal), OutputRows::All, OutputRows::All),
+        }
+    }
+}
+
+/// One pass of the model over the rows of all steps.
+///
+/// # Errors
+/// If the pass failed; all rounds are dropped then, and no step's work is taken.
+fn batched(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
+    let (mut batch, mut request, mut rests) = (Batch::new(), Request::default(), Vec::with_capacity(steps.len()));
+    let Some(model) = steps.first().map(|step| step.decoder.backend.model.clone()) else { return Ok(Vec::new()) };
+    for Step { decoder, work, rng, ends } in steps.iter_mut() {
+        let SpeculativeDecoder { state, drafting, .. } = &mut **decoder;
+        let Some(planned) = &*work else { continue };
+        let (ids, logits, hidden) = planned.rows(drafting);
+        let first = batch.rows();
+        batch.push(&ids, state.begin_round(ids.len())?)?;
+        let (logits, hidden) =
+            (request.want_logits(first, ids.len(), logits), request.want_hidden(first, ids.len(), hidden));
+        request.taps.extend(drafting.reads().taps);
+        rests.push((drafting, work, rng, ends, logits, hidden));
+    }
+    request.taps.sort_unstable();
+    request.taps.dedup();
+    let (rows_in_all, start) = (batch.rows(), Instant::now());
+    let output = model.forward(&mut batch, &request)?;
+    let verify = start.elapsed();
+    // Before the first step is finished: from then on no error is the whole pass's.
+    let outputs = rests.iter().map(|(drafting, .., logits, hidden)| -> Result<_> {
+        let rows = Output {
+            logits: output.logits.narrow(0, logits.start, logits.len())?,
+            hidden: output.hidden.narrow(0, hidden.start, hidden.len())?,
+            taps: drafting.taps_of(&request.taps, &output.taps, hidden.clone())?,
+        };
+        Ok((!hidden.is_empty()).then_some(ForwardOutput::Cpu(rows)))
+    });
+    let outputs = outputs.collect::<Result<Vec<_>>>()?;
+    let mut done = Vec::with_capacity(rests.len());
+    for (((drafting, work, rng, ends, ..), rows), round) in rests.into_iter().zip(outputs).zip(batch.into_rounds()) {
+        let others = Others { rows: rows_in_all - round.rows(), tokens: 0 };
+        let timing = PassTiming { position: round.position(), verify, others };
+        let finished = finish(drafting, work.take(), rows, (rng, ends), &timing);
+        done.push(finished.map(|(keep, done)| {
+            round.commit(keep);
+            done
+        }));
+    }
+    Ok(done)
+}
+
+/// One pass of a sequence on its device.
+fn on_device(step: &mut Step<'_>) -> Result<Done> {
+    let Step { decoder, work, rng, ends } = step;
+    let SpeculativeDecoder { backend, state, drafting } = &mut **decoder;
+    let (Some(sequence), Some(planned)) = (&backend.device, &*work) else { return Ok(Done::Prompt(None)) };
+    let (ids, wanted, _) = planned.rows(drafting);
+    let round = state.begin_round(ids.len())?;
+    let start = Instant::now();
+    let output = Backend::forward_on_device(sequence, &ids, round.position(), wanted)?;
+    let (verify, others) = (start.elapsed(), Others::default());
+    let timing = PassTiming { position: round.position(), verify, others };
+    let (keep, done) = finish(drafting, work.take(), output, (rng, ends), &timing)?;
+    round.commit(keep);
+    Ok(done)
+}
+
+/// What the pass means for a sequence, and how many of its rows are kept.
+fn finish(
+    drafting: &mut Drafting,
+    work: Option<Work>,
+    output: Option<ForwardOutput<'_>>,
+    (rng, ends): (&mut StdRng, &mut Ends<'_>),
+    timing: &PassTiming,
+) -> Result<(usize, Done)> {
+    match (work, output) {
+        (Some(Work::Prompt { ids, is_last }), mut output) => {
+            let next = drafting.read_prompt(&ids, is_last, output.as_mut(), rng)?;
+            Ok((ids.len(), Done::Prompt(next)))
+        }
+        (Some(Work::Verify(proposal)), Some(output)) => {
+            let round = drafting.verify(*proposal, output, ends, rng, timing)?;
+            Ok((round.tokens.len(), Done::Round(Box::new(round))))
+        }
+        (Some(Work::Verify(_)) | None, _) => Ok((0, Done::Prompt(None))),
+    }
+}

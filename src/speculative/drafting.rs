@@ -1,0 +1,457 @@
+//! What decides about one sequence's rounds: its tokens, drafters and planner. A round is proposed here before the pass,
+//! and accepted here behind it.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use candle_core::Tensor;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::{
+    Accepted, Cancel, Confidence, Context, Costs, Decision, DecodeState, Draft, DraftCost, DraftSampling, Drafter,
+    DrafterKind, DrafterOptions, ForwardOutput, Found, NgramCache, Observation, Observed, Offer, Offered, Others, Plan,
+    Planner, Reads, SimulatedAcceptance, Verdict, Verification, Verified, Why,
+};
+use crate::kv::SequenceState;
+use crate::nn::F32View;
+use crate::sampler::{LogitsProcessor, Sampler, TokenLogprobs};
+use crate::{Error, Result};
+
+/// Whose draft counts where several have one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The first in the list that has one.
+    Priority,
+    /// The best per millisecond.
+    Best,
+}
+
+/// What a generation asks for.
+pub(crate) struct Settings {
+    pub sampler: Sampler,
+    pub processor: Option<Arc<dyn LogitsProcessor>>,
+    pub drafts: DraftSampling,
+    pub order: Order,
+    pub confidence: Confidence,
+    /// Accepts drafts by chance instead of by the target.
+    pub simulated: Option<SimulatedAcceptance>,
+    /// How many of the most probable tokens to report beside every emitted one.
+    pub logprobs: Option<usize>,
+}
+
+impl Settings {
+    /// Plain decoding with `sampler`.
+    pub fn plain(sampler: Sampler) -> Self {
+        Self {
+            sampler,
+            processor: None,
+            drafts: DraftSampling::Greedy,
+            order: Order::Priority,
+            confidence: Confidence::Omit,
+            simulated: None,
+            logprobs: None,
+        }
+    }
+}
+
+/// One sequence's tokens, drafters and planner.
+pub(crate) struct Drafting {
+    /// The tokens whose rows the state has, and behind them the newest, if there is one.
+    pub tokens: Vec<u32>,
+    pub newest: Option<DecodeState>,
+    drafters: Vec<Box<dyn Drafter>>,
+    list: Vec<DrafterOptions>, // what the drafters were made from
+    planner: Planner,
+    settings: Settings,
+    rng: StdRng, // of drafts; the target's draws have their own, so that they do not depend on who drafts when
+    failed: Option<Error>, // of a drafter, behind a round that was good
+}
+
+/// What one drafter did in a round.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub drafter: usize,
+    pub tokens: usize,
+    pub time: Duration,
+}
+
+/// A draft to be verified.
+pub(crate) struct Proposal {
+    draft: Draft,
+    decision: Decision,
+    calls: Vec<Call>,
+    whose: Option<usize>, // the drafter
+    found: Vec<Draft>,    // of every prompt lookup drafter
+    time: Duration,
+}
+
+/// What a round did.
+pub(crate) struct Round {
+    /// The emitted tokens, at least one.
+    pub tokens: Vec<u32>,
+    pub logprobs: Vec<TokenLogprobs>,
+    pub draft: Draft,
+    /// Drafted tokens that were emitted.
+    pub accepted: usize,
+    pub decision: Decision,
+    pub calls: Vec<Call>,
+    pub drafter: Option<usize>,
+    /// The newest token before the round, and its position.
+    pub last: u32,
+    pub position: usize,
+    /// Length of the hidden state that the drafts started from; 0 unless confidence is reported.
+    pub hidden_l2: f64,
+    pub draft_time: Duration,
+    pub verify_time: Duration,
+    pub accept_time: Duration,
+}
+
+/// When the pass behind a proposal ran, and where.
+pub(crate) struct PassTiming {
+    /// Position of the pass's first row.
+    pub position: usize,
+    pub verify: Duration,
+    pub others: Others,
+}
+
+impl Drafting {
+    /// An empty sequence without drafters.
+    pub fn new(sampler: Sampler) -> Self {
+        let planner = Planner::new(Default::default(), None, &[], Costs::default());
+        let (tokens, drafters, list) = (Vec::new(), Vec::new(), Vec::new());
+        let (settings, rng) = (Settings::plain(sampler), StdRng::seed_from_u64(0));
+        Self { tokens, newest: None, drafters, list, planner, settings, rng, failed: None }
+    }
+
+    /// Whether the drafters are those of `list`; if so they keep what they know.
+    pub fn has(&self, list: &[DrafterOptions]) -> bool {
+        self.list == list
+    }
+
+    pub fn set_drafters(&mut self, list: Vec<DrafterOptions>, drafters: Vec<Box<dyn Drafter>>) {
+        (self.list, self.drafters) = (list, drafters);
+    }
+
+    /// What a generation asks for. `planner` is given what the drafters cost.
+    pub fn configure(&mut self, settings: Settings, planner: impl FnOnce(&[DraftCost]) -> Planner, rng: StdRng) {
+        let costs: Vec<_> = self.drafters.iter().map(|drafter| drafter.cost()).collect();
+        self.planner = planner(&costs);
+        self.settings = settings;
+        self.rng = rng;
+    }
+
+    pub fn kinds(&self) -> Vec<DrafterKind> {
+        self.drafters.iter().map(|drafter| drafter.kind()).collect()
+    }
+
+    pub fn costs(&self) -> &Costs {
+        self.planner.costs()
+    }
+
+    /// Whether the planner chooses the rows.
+    pub fn chooses(&self) -> bool {
+        self.planner.chooses()
+    }
+
+    pub fn learnt(&self) -> Option<NgramCache> {
+        self.drafters.iter().find_map(|drafter| drafter.learnt())
+    }
+
+    /// What the drafters read of the target's passes, all together.
+    pub fn reads(&self) -> Reads {
+        self.drafters.iter().map(|drafter| drafter.reads()).fold(Reads::default(), Reads::and)
+    }
+
+    /// The outputs of the layers that the drafters read, of the rows `rows`, from a pass that gave out those of `layers`.
+    ///
+    /// # Errors
+    /// Candle's.
+    pub fn taps_of(&self, layers: &[usize], taps: &[Tensor], rows: Range<usize>) -> Result<Vec<Tensor>> {
+        let own = self.reads().taps;
+        let taps = layers.iter().zip(taps).filter(|(layer, _)| own.contains(layer));
+        taps.map(|(_, tap)| Ok(tap.narrow(0, rows.start, rows.len())?)).collect()
+    }
+
+    /// A generation goes on behind `newest`. Returns the time that the drafters took to take notice.
+    pub fn begin(&mut self, newest: DecodeState) -> Duration {
+        self.tokens.push(newest.last);
+        self.newest = Some(newest);
+        let start = Instant::now();
+        self.drafters.iter_mut().for_each(|drafter| drafter.begin(&self.tokens));
+        start.elapsed()
+    }
+
+    /// The sequence has only its first `len` tokens any more, all of them in the state.
+    pub fn truncate(&mut self, len: usize) {
+        self.tokens.truncate(len);
+        self.newest = None;
+        self.drafters.iter_mut().for_each(|drafter| drafter.truncate(len));
+    }
+
+    /// Rows of a prompt were read: `ids`. Where they were the last, `output` has the newest one's results, and the token
+    /// behind it is drawn.
+    ///
+    /// # Errors
+    /// If a logit is not finite, or the device's.
+    pub fn read_prompt(
+        &mut self,
+        ids: &[u32],
+        draws: bool,
+        output: Option<&mut ForwardOutput<'_>>,
+        rng: &mut StdRng,
+    ) -> Result<Option<(DecodeState, Vec<TokenLogprobs>)>> {
+        // The newest token's row is now in the state.
+        if self.newest.take().is_some() {
+            self.tokens.pop();
+        }
+        let first = self.tokens.len();
+        self.tokens.extend(ids);
+        let Some(output) = output else { return Ok(None) };
+        if self.reads().hidden {
+            let (hidden, taps) = output.hidden_rows(ids.len())?;
+            let seen = Observed { tokens: &self.tokens, first, hidden: hidden.as_ref(), taps: &taps, own: None };
+            self.drafters.iter_mut().try_for_each(|drafter| drafter.observe(&seen))?;
+        }
+        if !draws {
+            return Ok(None);
+        }
+        let rule = self.settings.rule(&self.tokens);
+        let (Accepted { next: last, .. }, logprobs) = output.verify(&mut Draft::default(), &rule, rng)?;
+        let row = if self.reads().hidden { ids.len() - 1 } else { 0 };
+        let hidden = output.advance(row, last, Confidence::Report)?;
+        Ok(Some((DecodeState { last, hidden }, logprobs)))
+    }
+
+    /// Drafts for a round of up to `most_rows` rows beside those of `others`. Nothing of it is visible before it is verified,
+    /// and it may be thrown away.
+    ///
+    /// # Errors
+    /// If a drafter's logits are not finite, or its error from observing the last round.
+    pub fn propose(
+        &mut self,
+        state: &SequenceState,
+        (most_rows, others): (usize, Others),
+        cancel: &Cancel,
+    ) -> Result<Proposal> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        let start = Instant::now();
+        let Some(newest) = &self.newest else { return Ok(Proposal::nothing()) };
+        let context = Context {
+            tokens: &self.tokens,
+            hidden: &newest.hidden,
+            kv: state.kv().committed(),
+            sampler: &self.settings.sampler,
+            drafts: self.settings.drafts,
+            confidence: self.settings.confidence,
+        };
+        let most_rows = most_rows.clamp(1, state.kv().max_round_rows());
+        let most = most_rows - 1;
+        let mut drafting =
+            DraftingContext { context, drafters: &mut self.drafters, rng: &mut self.rng, cancel, calls: Vec::new() };
+        let (mut offered, mut found) = (Vec::new(), Vec::new());
+        for i in 0..drafting.drafters.len() {
+            let (kind, cost) = (drafting.drafters[i].kind(), drafting.drafters[i].cost());
+            let mut draft = Draft::default();
+            let tokens = match cost {
+                _ if most == 0 => 0,
+                DraftCost::PerToken => most,
+                DraftCost::Once => {
+                    drafting.draft(i, most, &mut draft)?;
+                    draft.tokens.len()
+                }
+            };
+            found.push(draft);
+            if tokens > 0 {
+                offered.push(Offered { drafter: i, kind, cost, tokens });
+                if self.settings.order == Order::Priority {
+                    break;
+                }
+            }
+        }
+        let offer = Offer { context: state.len(), most_rows, drafters: &offered, others };
+        let decision = self.planner.decide(&offer);
+        let (mut draft, mut whose) = (Draft::default(), None);
+        match decision.plan {
+            Plan::Plain => {}
+            Plan::Draft { drafter, tokens } => {
+                draft = found[drafter].clone();
+                if drafting.drafters[drafter].cost() == DraftCost::PerToken {
+                    drafting.chain(drafter, tokens, &mut draft)?;
+                }
+                draft.truncate(tokens);
+                whose = Some(drafter);
+            }
+        }
+        let calls = drafting.calls;
+        Ok(Proposal { draft, decision, calls, whose, found, time: start.elapsed() })
+    }
+
+    /// The tokens of a proposal's rows.
+    pub fn rows(&self, proposal: &Proposal) -> Vec<u32> {
+        self.newest.iter().map(|newest| newest.last).chain(proposal.draft.tokens.iter().copied()).collect()
+    }
+
+    /// Decides what of a proposal is accepted, behind its pass, and what the target writes after it. `ends(token)` is asked
+    /// for every emitted token in order; the round is cut after the first for which it says yes. The round is to be
+    /// committed with as many rows as tokens were emitted. On an error the sequence is as before.
+    ///
+    /// # Errors
+    /// If a logit is not finite, or those of `ends`.
+    pub fn verify(
+        &mut self,
+        proposal: Proposal,
+        mut output: ForwardOutput<'_>,
+        ends: &mut dyn FnMut(u32) -> Result<bool>,
+        rng: &mut impl Rng,
+        timing: &PassTiming,
+    ) -> Result<Round> {
+        let start = Instant::now();
+        let Proposal { mut draft, decision, calls, whose, found, time: draft_time } = proposal;
+        let drafted = draft.tokens.len();
+        let (Accepted { count, next }, mut logprobs) =
+            output.verify(&mut draft, &self.settings.rule(&self.tokens), rng)?;
+        let mut tokens = draft.tokens[..count].to_vec();
+        tokens.push(next);
+        let mut emitted = 0;
+        for token in &tokens {
+            emitted += 1;
+            if ends(*token)? {
+                break;
+            }
+        }
+        tokens.truncate(emitted);
+        logprobs.truncate(emitted);
+
+        let hidden_l2 = match (self.settings.confidence, &self.newest) {
+            (Confidence::Report, Some(newest)) => {
+                F32View::new(&newest.hidden)?.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt()
+            }
+            _ => 0.0,
+        };
+        // The rows of the newest token before and of all emitted ones but the last, whose state is the row that predicted it.
+        let last_token = tokens[emitted - 1];
+        let hidden = output.advance(emitted - 1, last_token, self.settings.confidence)?;
+        let (rows, taps) = if self.reads().hidden { output.hidden_rows(emitted)? } else { (None, Vec::new()) };
+        drop(output);
+        let last = self.newest.replace(DecodeState { last: last_token, hidden }).map_or(next, |newest| newest.last);
+        self.tokens.extend(&tokens);
+        let accepted = count.min(emitted);
+        for (i, drafter) in self.drafters.iter_mut().enumerate() {
+            let own = whose.filter(|drafter| *drafter == i && drafted > 0).map(|_| Verdict { drafted, accepted });
+            let (tokens, first) = (&self.tokens[..], timing.position);
+            let observed = drafter.observe(&Observed { tokens, first, hidden: rows.as_ref(), taps: &taps, own });
+            // The round is committed; the next one reports the error.
+            self.failed = self.failed.take().or(observed.err());
+        }
+        let accept_time = start.elapsed();
+
+        let steps = calls.iter().find(|call| self.drafters[call.drafter].cost() == DraftCost::PerToken);
+        let found = found.iter().enumerate().filter(|(_, found)| !found.tokens.is_empty());
+        let found: Vec<_> = found
+            .map(|(drafter, found)| Found {
+                drafter,
+                drafted: found.tokens.len().min(emitted),
+                accepted: found.tokens.iter().zip(&tokens).take_while(|(found, token)| found == token).count(),
+            })
+            .collect();
+        self.planner.observe(&Observation {
+            context: timing.position,
+            rows: drafted + 1,
+            others: timing.others,
+            verify_ms: milliseconds(timing.verify + accept_time),
+            steps: steps.map(|call| (self.drafters[call.drafter].kind(), call.tokens, milliseconds(call.time))),
+            // A draft that was cut by the end of the text says nothing about the drafts behind the cut.
+            verified: whose.map(|drafter| Verified {
+                drafter,
+                drafted: if accepted < count { accepted } else { drafted },
+                accepted,
+            }),
+            found: &found,
+            emitted,
+        });
+        let (position, verify_time) = (timing.position, timing.verify);
+        Ok(Round {
+            tokens,
+            logprobs,
+            draft,
+            accepted,
+            decision,
+            calls,
+            drafter: whose,
+            last,
+            position,
+            hidden_l2,
+            draft_time,
+            verify_time,
+            accept_time,
+        })
+    }
+}
+
+impl Settings {
+    fn rule<'a>(&'a self, tokens: &'a [u32]) -> Verification<'a> {
+        Verification {
+            sampler: &self.sampler,
+            processor: self.processor.as_deref(),
+            tokens,
+            simulated: self.simulated.as_ref(),
+            logprobs: self.logprobs,
+        }
+    }
+}
+
+impl Proposal {
+    /// A plain step that nobody decided on.
+    fn nothing() -> Self {
+        let decision =
+            Decision { plan: Plan::Plain, why: Why::Nothing, tokens: 1.0, ms: 0.0, plain_ms: 0.0, balance: 0.0 };
+        let (draft, calls, time) = (Draft::default(), Vec::new(), Duration::ZERO);
+        Self { draft, decision, calls, whose: None, found: Vec::new(), time }
+    }
+
+    /// Tokens that it would verify.
+    pub fn drafted(&self) -> usize {
+        self.draft.tokens.len()
+    }
+}
+
+/// The drafters at work on one proposal.
+struct DraftingContext<'a> {
+    context: Context<'a>,
+    drafters: &'a mut [Box<dyn Drafter>],
+    rng: &'a mut StdRng,
+    cancel: &'a Cancel,
+    calls: Vec<Call>,
+}
+
+impl DraftingContext<'_> {
+    fn draft(&mut self, drafter: usize, most: usize, draft: &mut Draft) -> Result<()> {
+        let (start, before) = (Instant::now(), draft.tokens.len());
+        self.drafters[drafter].draft(&self.context, most, draft, self.rng)?;
+        let (tokens, time) = (draft.tokens.len() - before, start.elapsed());
+        match self.calls.iter_mut().find(|call| call.drafter == drafter) {
+            Some(call) => (call.tokens, call.time) = (call.tokens + tokens, call.time + time),
+            None => self.calls.push(Call { drafter, tokens, time }),
+        }
+        Ok(())
+    }
+
+    /// A model's draft, token by token, because it may be cancelled.
+    fn chain(&mut self, drafter: usize, tokens: usize, draft: &mut Draft) -> Result<()> {
+        for most in draft.tokens.len() + 1..=tokens {
+            if self.cancel.is_cancelled() {
+                break;
+            }
+            self.draft(drafter, most, draft)?;
+        }
+        Ok(())
+    }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    1e3 * time.as_secs_f64()
+}

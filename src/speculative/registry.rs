@@ -1,0 +1,322 @@
+//! Which drafters there are, by the names that users give them, and how they are made.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use super::draft_model::DeviceDraftModel;
+use super::mtp::DeviceMtp;
+use super::{
+    Backend, DraftModel, Drafter, Mtp, NgramCacheDrafter, NgramCacheOptions, NgramMapK, NgramMapK4v, NgramMapOptions,
+    NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions, Reads,
+};
+use crate::gemma4::on_device::Models;
+use crate::gemma4::{Assistant, Target};
+use crate::kv::{KvOptions, PagePool};
+use crate::model::Model;
+use crate::{Error, Result};
+
+/// The drafters, by the names that users give them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum DrafterKind {
+    /// The assistant, chained with itself.
+    Mtp,
+    /// A smaller Gemma 4.
+    DraftModel,
+    /// What followed the newest n-gram when it last occurred.
+    NgramSimple,
+    /// What followed it often enough.
+    NgramMapK,
+    /// What followed it most often, of up to four continuations.
+    NgramMapK4v,
+    /// A hash table of next tokens, shared by the sessions of an engine.
+    NgramMod,
+    /// Counts of next tokens after one to four tokens, in the context, in earlier texts and in a corpus.
+    NgramCache,
+    /// A caller's own.
+    Custom,
+}
+
+/// A drafter that has a name.
+struct Entry {
+    kind: DrafterKind,
+    name: &'static str,
+    /// With its default parameters.
+    options: fn() -> DrafterOptions,
+}
+
+/// The drafters that have a name: everything that lists them reads this.
+static REGISTRY: [Entry; 7] = [
+    Entry { kind: DrafterKind::Mtp, name: "mtp", options: || DrafterOptions::Mtp },
+    Entry { kind: DrafterKind::DraftModel, name: "draft-model", options: || DrafterOptions::DraftModel },
+    Entry {
+        kind: DrafterKind::NgramSimple,
+        name: "ngram-simple",
+        options: || DrafterOptions::NgramSimple(NgramSimpleOptions::default()),
+    },
+    Entry {
+        kind: DrafterKind::NgramMapK,
+        name: "ngram-map-k",
+        options: || DrafterOptions::NgramMapK(NgramMapOptions::default()),
+    },
+    Entry {
+        kind: DrafterKind::NgramMapK4v,
+        name: "ngram-map-k4v",
+        options: || DrafterOptions::NgramMapK4v(NgramMapOptions::default()),
+    },
+    Entry {
+        kind: DrafterKind::NgramMod,
+        name: "ngram-mod",
+        options: || DrafterOptions::NgramMod(NgramModOptions::default()),
+    },
+    Entry {
+        kind: DrafterKind::NgramCache,
+        name: "ngram-cache",
+        options: || DrafterOptions::NgramCache(NgramCacheOptions::default()),
+    },
+];
+
+impl DrafterKind {
+    /// Those that have a name on a command line.
+    pub fn named() -> impl Iterator<Item = Self> {
+        REGISTRY.iter().map(|entry| entry.kind)
+    }
+
+    /// Its name on a command line and in a trace.
+    pub fn name(self) -> &'static str {
+        REGISTRY.iter().find(|entry| entry.kind == self).map_or("custom", |entry| entry.name)
+    }
+}
+
+impl fmt::Display for DrafterKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A drafter with its parameters.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum DrafterOptions {
+    /// [`Mtp`]
+    Mtp,
+    /// [`DraftModel`]
+    DraftModel,
+    /// [`NgramSimple`]
+    NgramSimple(NgramSimpleOptions),
+    /// [`NgramMapK`]
+    NgramMapK(NgramMapOptions),
+    /// [`NgramMapK4v`]
+    NgramMapK4v(NgramMapOptions),
+    /// [`NgramMod`]
+    NgramMod(NgramModOptions),
+    /// [`NgramCacheDrafter`]
+    NgramCache(NgramCacheOptions),
+    /// A caller's own.
+    Custom(CustomDrafter),
+}
+
+impl DrafterOptions {
+    /// Which drafter it is.
+    pub fn kind(&self) -> DrafterKind {
+        match self {
+            Self::Mtp => DrafterKind::Mtp,
+            Self::DraftModel => DrafterKind::DraftModel,
+            Self::NgramSimple(_) => DrafterKind::NgramSimple,
+            Self::NgramMapK(_) => DrafterKind::NgramMapK,
+            Self::NgramMapK4v(_) => DrafterKind::NgramMapK4v,
+            Self::NgramMod(_) => DrafterKind::NgramMod,
+            Self::NgramCache(_) => DrafterKind::NgramCache,
+            Self::Custom(_) => DrafterKind::Custom,
+        }
+    }
+
+    /// The parameters by the short names that [`FromStr`] takes.
+    fn parameters(&mut self) -> Vec<(&'static str, &mut usize)> {
+        match self {
+            Self::Mtp | Self::DraftModel | Self::Custom(_) => Vec::new(),
+            Self::NgramSimple(o) => vec![("n", &mut o.n), ("m", &mut o.m)],
+            Self::NgramMapK(o) | Self::NgramMapK4v(o) => {
+                vec![("n", &mut o.n), ("m", &mut o.m), ("hits", &mut o.min_hits)]
+            }
+            Self::NgramMod(o) => vec![("n", &mut o.n), ("min", &mut o.min), ("max", &mut o.max)],
+            Self::NgramCache(o) => vec![("max", &mut o.max)],
+        }
+    }
+
+    /// # Errors
+    /// If a parameter is zero.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.clone().parameters().iter().find(|(_, value)| **value == 0) {
+            Some((name, _)) => {
+                Err(Error::argument("drafters", format!("{}: {name} is 0, must be at least 1", self.kind())))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// A name with parameters behind it: `mtp`, `ngram-map-k:n=8:m=24:hits=2`.
+impl FromStr for DrafterOptions {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut parts = text.split(':');
+        let name = parts.next().unwrap_or_default();
+        let Some(entry) = REGISTRY.iter().find(|entry| entry.name == name) else {
+            let names: Vec<_> = REGISTRY.iter().map(|entry| entry.name).collect();
+            let problem =
+                format!("{name:?} is no drafter; there are {}, and auto for the best of them", names.join(", "));
+            return Err(Error::argument("drafters", problem));
+        };
+        let mut options = (entry.options)();
+        for part in parts {
+            let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            let mut parameters = options.parameters();
+            let names: Vec<_> = parameters.iter().map(|(name, _)| *name).collect();
+            let Some((_, to)) = parameters.iter_mut().find(|(name, _)| *name == key) else {
+                let names = if names.is_empty() { "none".into() } else { names.join(", ") };
+                let problem = format!("{name} has no parameter {key:?}; it has {names}");
+                return Err(Error::argument("drafters", problem));
+            };
+            let problem = |_| Error::argument("drafters", format!("{name}: {key} is {value:?}, must be a number"));
+            **to = value.parse().map_err(problem)?;
+        }
+        options.check()?;
+        Ok(options)
+    }
+}
+
+/// How to make a caller's own drafter, one for every session.
+#[derive(Clone)]
+pub struct CustomDrafter {
+    name: Arc<str>,
+    make: Arc<dyn Fn() -> Box<dyn Drafter> + Send + Sync>,
+}
+
+impl CustomDrafter {
+    /// `make` makes the drafter of an empty sequence; `name` is for messages.
+    pub fn new(name: &str, make: impl Fn() -> Box<dyn Drafter> + Send + Sync + 'static) -> Self {
+        Self { name: name.into(), make: Arc::new(make) }
+    }
+}
+
+impl fmt::Debug for CustomDrafter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// Clones of one are equal: a session keeps its drafters, and what they have learnt, as long as its options are equal.
+impl PartialEq for CustomDrafter {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.make, &other.make)
+    }
+}
+
+/// Which drafters propose, and whose draft is verified.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum Drafters {
+    /// Those that the engine can offer without being asked: the assistant or a draft model if one is loaded, and a
+    /// prompt lookup drafter; as [`Drafters::Best`].
+    #[default]
+    Auto,
+    /// The first of the list that has a draft.
+    Priority(Vec<DrafterOptions>),
+    /// The draft that promises the most tokens per millisecond.
+    Best(Vec<DrafterOptions>),
+    /// A caller's own, alone. In a list, among others, it is a [`DrafterOptions::Custom`].
+    Custom(CustomDrafter),
+}
+
+/// `auto`, or a list by priority: `ngram-mod,mtp`.
+impl FromStr for Drafters {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        Ok(Self::Priority(text.split(',').map(DrafterOptions::from_str).collect::<Result<_>>()?))
+    }
+}
+
+/// What drafters are made from; an engine's.
+#[derive(Clone)]
+pub(crate) struct Sources {
+    pub model: Arc<dyn Model>,
+    /// The target, if it is a Gemma 4.
+    pub gemma4: Option<Arc<Target>>,
+    pub assistant: Option<Arc<Assistant>>,
+    pub draft_model: Option<Arc<Target>>,
+    /// The draft model where the target computes, if that is a device.
+    pub device_draft_model: Option<Arc<Models>>,
+    pub ngrams: Arc<NgramPool>,
+    pub pages: PagePool,
+}
+
+impl Sources {
+    /// The list that [`Drafters`] stands for.
+    pub fn list(&self, drafters: &Drafters) -> Vec<DrafterOptions> {
+        match drafters {
+            Drafters::Priority(list) | Drafters::Best(list) => list.clone(),
+            Drafters::Custom(custom) => vec![DrafterOptions::Custom(custom.clone())],
+            Drafters::Auto => {
+                let lookup = DrafterOptions::NgramMapK(NgramMapOptions::AUTO);
+                let assistant = self.assistant.as_ref().map(|_| DrafterOptions::Mtp);
+                let model = self.draft_model.as_ref().map(|_| DrafterOptions::DraftModel);
+                [Some(lookup), assistant.or(model)].into_iter().flatten().collect()
+            }
+        }
+    }
+
+    /// Makes a drafter for one sequence, whose target runs in `backend` and whose cache is made as `kv` says.
+    ///
+    /// # Errors
+    /// If its model was not loaded, or a parameter is out of range.
+    pub fn drafter(&self, options: &DrafterOptions, backend: &Backend, kv: &KvOptions) -> Result<Box<dyn Drafter>> {
+        options.check()?;
+        Ok(match options {
+            DrafterOptions::Mtp => {
+                let missing =
+                    || Error::argument("drafters", "mtp needs an assistant; load one, or turn speculation off");
+                let (target, assistant) = self.gemma4.clone().zip(self.assistant.clone()).ok_or_else(missing)?;
+                match &backend.device {
+                    Some(sequence) => Box::new(DeviceMtp::new(sequence.clone())),
+                    None => Box::new(Mtp::new(target, assistant)),
+                }
+            }
+            DrafterOptions::DraftModel => {
+                let missing =
+                    || Error::argument("drafters", "draft-model needs a draft model; load one, or leave it out");
+                let model = self.draft_model.clone().ok_or_else(missing)?;
+                match &self.device_draft_model {
+                    Some(models) => Box::new(DeviceDraftModel::new(models, &model, kv)?),
+                    None => Box::new(DraftModel::new(model, kv, &self.pages)?),
+                }
+            }
+            DrafterOptions::NgramSimple(options) => Box::new(NgramSimple::new(*options)),
+            DrafterOptions::NgramMapK(options) => Box::new(NgramMapK::new(*options)),
+            DrafterOptions::NgramMapK4v(options) => Box::new(NgramMapK4v::new(*options)),
+            DrafterOptions::NgramMod(options) => Box::new(NgramMod::new(*options, self.ngrams.clone())),
+            DrafterOptions::NgramCache(options) => {
+                let vocab = self.model.num_readable_tokens();
+                for cache in options.corpus.iter().chain(&options.earlier) {
+                    cache.check(vocab)?;
+                }
+                Box::new(NgramCacheDrafter::new(options.clone()))
+            }
+            DrafterOptions::Custom(custom) => {
+                let drafter = (custom.make)();
+                if drafter.reads() != Reads::default() && backend.device.is_some() {
+                    let problem = format!("the drafter {} reads hidden states, which stay on the device", custom.name);
+                    return Err(Error::argument("drafters", format!("{problem}; use the CPU")));
+                }
+                drafter
+            }
+        })
+    }
+}

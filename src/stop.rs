@@ -1,0 +1,78 @@
+//! Where a text ends, and what of it can be handed out before.
+
+use crate::Result;
+use crate::options::{EndOfGeneration, Stop};
+use crate::tokenizer::{StreamDecoder, Tokenizer};
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Finish {
+    /// A token that ends the text.
+    EndOfText,
+    /// A string that ends the text.
+    StopString,
+    /// `max_tokens` were generated.
+    MaxTokens,
+    /// The context is full.
+    Context,
+    /// It was cancelled.
+    Cancelled,
+    /// An error, which was reported.
+    Error,
+}
+
+/// Decodes what is emitted and watches for the end.
+pub(crate) struct TextEnd {
+    stop_tokens: Vec<u32>,
+    stop_strings: Vec<String>,
+    decoder: StreamDecoder,
+    text: String, // decoded, not handed out
+    pub ended: Option<Finish>,
+}
+
+impl TextEnd {
+    pub fn new(stop: &Stop, end_of_generation: &[u32]) -> Self {
+        let mut stop_tokens = stop.tokens.clone();
+        if stop.end_of_generation == EndOfGeneration::Stops {
+            stop_tokens.extend(end_of_generation);
+        }
+        let stop_strings = stop.strings.iter().filter(|s| !s.is_empty()).cloned().collect();
+        Self { stop_tokens, stop_strings, decoder: StreamDecoder::default(), text: String::new(), ended: None }
+    }
+
+    /// Takes an emitted token; says whether the text ends with it.
+    pub fn push(&mut self, tokenizer: Option<&Tokenizer>, token: u32) -> Result<bool> {
+        if let Some(tokenizer) = tokenizer {
+            self.text += &self.decoder.push(tokenizer, token)?;
+        }
+        let found = self.stop_strings.iter().filter_map(|stop| self.text.find(stop)).min();
+        if let Some(at) = found {
+            self.text.truncate(at);
+            // What the decoder still holds comes after the stop string.
+            self.decoder = StreamDecoder::default();
+        }
+        self.ended = match found {
+            Some(_) => Some(Finish::StopString),
+            None => self.stop_tokens.contains(&token).then_some(Finish::EndOfText),
+        };
+        Ok(self.ended.is_some())
+    }
+
+    /// The text that can be handed out: all at the end, else all but what may become a stop string.
+    pub fn take(&mut self, tokenizer: Option<&Tokenizer>, finish: Option<Finish>) -> Result<String> {
+        if finish.is_some() {
+            if let Some(tokenizer) = tokenizer {
+                self.text += &self.decoder.finish(tokenizer)?;
+            }
+            return Ok(std::mem::take(&mut self.text));
+        }
+        let begins = |at: &usize| {
+            let rest = &self.text[*at..];
+            self.stop_strings.iter().any(|stop| stop.starts_with(rest))
+        };
+        let keep = (0..self.text.len()).filter(|at| self.text.is_char_boundary(*at)).find(begins);
+        let rest = self.text.split_off(keep.unwrap_or(self.text.len()));
+        Ok(std::mem::replace(&mut self.text, rest))
+    }
+}

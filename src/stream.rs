@@ -1,0 +1,110 @@
+//! A generation as an asynchronous stream (feature `stream`): its passes run on the engine's threads, and no thread of the
+//! caller's waits.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use futures_core::Stream;
+use parking_lot::Mutex;
+
+use crate::generation::Generation;
+use crate::run::Piece;
+use crate::speculative::Cancel;
+use crate::{Error, Result};
+
+/// Yields a [`Piece`] per round: [`Generation::into_stream`]. Dropping it cancels the generation before its next pass.
+pub struct GenerationStream {
+    state: State,
+    cancel: Cancel,
+}
+
+enum State {
+    /// Between two pieces.
+    Idle(Box<Generation>),
+    /// On a thread of the engine's.
+    Running(Arc<Mutex<Job>>),
+    /// Everything was yielded.
+    Ended,
+}
+
+/// A generation and its next piece, or what it panicked with.
+type Done = std::thread::Result<(Box<Generation>, Option<Result<Piece>>)>;
+
+/// A piece that is computed.
+struct Job {
+    done: Option<Done>,
+    waker: Option<Waker>,
+}
+
+impl Generation {
+    /// The generation as a stream. It is driven by its polls: nothing is computed before the first.
+    pub fn into_stream(self) -> GenerationStream {
+        GenerationStream { cancel: self.cancel_handle(), state: State::Idle(Box::new(self)) }
+    }
+}
+
+impl GenerationStream {
+    /// Stops it from anywhere: before the next chunk of the prompt, or before the next round.
+    pub fn cancel_handle(&self) -> Cancel {
+        self.cancel.clone()
+    }
+
+    fn submit(mut generation: Box<Generation>, waker: &Waker) -> Arc<Mutex<Job>> {
+        let engine = generation.session().engine().clone();
+        let job = Arc::new(Mutex::new(Job { done: None, waker: Some(waker.clone()) }));
+        let result = job.clone();
+        engine.spawn(move || {
+            let done = catch_unwind(AssertUnwindSafe(|| {
+                let piece = generation.next();
+                (generation, piece)
+            }));
+            let mut job = result.lock();
+            job.done = Some(done);
+            let waker = job.waker.take();
+            drop(job);
+            waker.into_iter().for_each(Waker::wake);
+        });
+        job
+    }
+}
+
+impl Stream for GenerationStream {
+    type Item = Result<Piece, Error>;
+
+    /// # Panics
+    /// With what the generation panicked with.
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        match std::mem::replace(&mut self.state, State::Ended) {
+            State::Idle(generation) => {
+                self.state = State::Running(Self::submit(generation, context.waker()));
+                Poll::Pending
+            }
+            State::Running(job) => {
+                let mut running = job.lock();
+                match running.done.take() {
+                    Some(Ok((generation, Some(piece)))) => {
+                        self.state = State::Idle(generation);
+                        Poll::Ready(Some(piece))
+                    }
+                    Some(Ok((_, None))) => Poll::Ready(None),
+                    Some(Err(panic)) => resume_unwind(panic),
+                    None => {
+                        running.waker = Some(context.waker().clone());
+                        drop(running);
+                        self.state = State::Running(job);
+                        Poll::Pending
+                    }
+                }
+            }
+            State::Ended => Poll::Ready(None),
+        }
+    }
+}
+
+impl Drop for GenerationStream {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+    }
+}

@@ -1,0 +1,259 @@
+//! Extension points: custom drafters, logits processors, log-probabilities, forks and rewinding. None changes the
+//! target's text, except the processor, whose effect is the same with and without speculation.
+
+mod cases;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use foretoken::kv::{KvFormat, KvOptions, SequenceState};
+use foretoken::nn::F32View;
+use foretoken::speculative::{
+    BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters, Observed,
+    Reads,
+};
+use foretoken::{
+    Engine, EngineOptions, Error, GenerateOptions, LogitsProcessor, MtpOptions, OutputRows, Piece, Request, Sampling,
+    Session, SessionOptions, Speculation, SpeculationOptions,
+};
+use rand::rngs::StdRng;
+
+fn engine(name: &str) -> (Engine, Vec<u32>) {
+    let case = cases::all().into_iter().find(|case| case.name == name).expect("a fixture");
+    let options = EngineOptions { threads: Some(1), ..EngineOptions::new(case.path.join("target")) };
+    let engine = Engine::load(&EngineOptions { assistant: case.assistant_path(), ..options }).expect("an engine");
+    (engine, case.ids("input_ids"))
+}
+
+fn demo() -> (Engine, Vec<u32>) {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+    let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
+    let engine = Engine::load(&options).expect("the demo pair");
+    let prompt = engine.tokenizer().and_then(|t| t.encode("impl Iterator for Counter {\n")).expect("a prompt");
+    (engine, prompt)
+}
+
+fn options(max_tokens: usize, speculation: Speculation) -> GenerateOptions {
+    GenerateOptions { max_tokens, speculation, ..GenerateOptions::default() }
+}
+
+fn mtp(block_size: usize) -> Speculation {
+    Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() })
+}
+
+fn pieces(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> Vec<Piece> {
+    session.generate(prompt, options).expect("a generation").map(|piece| piece.expect("a piece")).collect()
+}
+
+fn ids(pieces: &[Piece]) -> Vec<u32> {
+    pieces.iter().flat_map(|piece| piece.tokens.clone()).collect()
+}
+
+fn session(engine: &Engine) -> Session {
+    engine.session(&SessionOptions::default()).expect("a session")
+}
+
+/// Rows that a drafter was shown: position, token, hidden state, outputs of the tapped layers.
+type Seen = Arc<Mutex<Vec<(usize, Vec<f32>, Vec<Vec<f32>>)>>>;
+
+/// Drafts the newest token again, and notes what it is shown.
+struct Witness {
+    seen: Seen,
+    taps: Vec<usize>,
+}
+
+impl Drafter for Witness {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Custom
+    }
+    fn cost(&self) -> DraftCost {
+        DraftCost::Once
+    }
+    fn reads(&self) -> Reads {
+        Reads { hidden: true, taps: self.taps.clone() }
+    }
+    fn begin(&mut self, _: &[u32]) {}
+    fn draft(
+        &mut self,
+        context: &Context<'_>,
+        most: usize,
+        draft: &mut Draft,
+        _: &mut StdRng,
+    ) -> foretoken::Result<()> {
+        draft.tokens.resize(most, context.tokens[context.tokens.len() - 1]);
+        Ok(())
+    }
+    fn observe(&mut self, seen: &Observed<'_>) -> foretoken::Result<()> {
+        let rows = seen.hidden.expect("the hidden states that it reads").to_vec2::<f32>()?;
+        let taps: Vec<Vec<Vec<f32>>> = seen.taps.iter().map(|tap| tap.to_vec2()).collect::<Result<_, _>>()?;
+        let tap_rows = |row: usize| taps.iter().map(|tap| tap[row].clone()).collect();
+        let rows = rows.into_iter().enumerate().map(|(row, hidden)| (seen.first + row, hidden, tap_rows(row)));
+        self.seen.lock().expect("the list").extend(rows);
+        Ok(())
+    }
+}
+
+/// A caller's drafter is shown every committed row of prompts and rounds once, in order, with the hidden states and
+/// layer outputs that plain passes compute; the text stays the target's.
+#[test]
+fn a_custom_drafter_sees_every_committed_row() {
+    for name in ["dense", "nested", "edge"] {
+        let (engine, prompt) = engine(name);
+        let seen = Seen::default();
+        let noted = seen.clone();
+        let witness =
+            CustomDrafter::new("witness", move || Box::new(Witness { seen: noted.clone(), taps: vec![1, 4] }));
+        let block = BlockSize::Fixed(3);
+        let list = Drafters::Priority(vec![DrafterOptions::Custom(witness)]);
+        let with = Speculation::With(SpeculationOptions { drafters: list, block, ..SpeculationOptions::default() });
+        let kv = KvOptions { max_round_rows: 5, ..KvOptions::default() };
+        let mut speculative = engine.session(&SessionOptions { kv }).expect("a session");
+        let want = ids(&pieces(&mut session(&engine), &prompt, &options(20, Speculation::Off)));
+        assert_eq!(ids(&pieces(&mut speculative, &prompt, &options(20, with.clone()))), want, "{name}");
+        pieces(&mut speculative, &[5, 6, 7], &options(4, with));
+
+        let tokens = speculative.tokens().to_vec();
+        let mut state: SequenceState =
+            engine.target().new_state(&KvOptions::default(), engine.pages()).expect("a state");
+        let seen = seen.lock().expect("the list");
+        assert_eq!(seen.len(), tokens.len() - 1, "{name}: all rows but the newest token's");
+        for (row, (position, hidden, taps)) in seen.iter().enumerate() {
+            assert_eq!(*position, row, "{name}");
+            let round = state.begin_round(1).expect("a round");
+            let mut batch = foretoken::kv::Batch::of(&tokens[row..=row], round).expect("a batch");
+            let request = Request { taps: vec![1, 4], ..Request::of(&batch, OutputRows::All) };
+            let output = engine.target().forward(&mut batch, &request).expect("a pass");
+            batch.into_rounds().into_iter().for_each(|round| round.commit(1));
+            assert_eq!(*hidden, F32View::new(&output.hidden).expect("floats").to_vec(), "{name}: position {position}");
+            let want: Vec<_> = output.taps.iter().map(|tap| F32View::new(tap).expect("floats").to_vec()).collect();
+            assert_eq!(*taps, want, "{name}: taps at position {position}");
+        }
+    }
+}
+
+/// Forbids a token that depends on what is written, and notes what it sees.
+#[derive(Debug, Default)]
+struct Forbid {
+    seen: Mutex<Vec<usize>>,
+}
+
+impl LogitsProcessor for Forbid {
+    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> foretoken::Result<()> {
+        self.seen.lock().expect("the list").push(tokens.len());
+        let parity = tokens.iter().sum::<u32>() % 2;
+        let allowed = |id: usize| id as u32 % 2 == parity;
+        logits.iter_mut().enumerate().filter(|(id, _)| !allowed(*id)).for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+        Ok(())
+    }
+}
+
+/// A processor sees the row behind every accepted prefix of a draft, and what it forbids is never written.
+#[test]
+fn a_processor_means_the_same_with_and_without_speculation() {
+    let (engine, prompt) = demo();
+    for temperature in [0.0, 0.7] {
+        let run = |speculation| {
+            let processor = Arc::new(Forbid::default());
+            let sampling = Sampling { temperature, ..Sampling::default() };
+            let logits_processor = Some(processor.clone() as Arc<dyn LogitsProcessor>);
+            let options = GenerateOptions { sampling, logits_processor, ..options(48, speculation) };
+            let written = ids(&pieces(&mut session(&engine), &prompt, &options));
+            let mut tokens = prompt.clone();
+            for id in &written {
+                assert_eq!(id % 2, tokens.iter().sum::<u32>() % 2, "a forbidden token was written");
+                tokens.push(*id);
+            }
+            let seen = processor.seen.lock().expect("the list").clone();
+            assert!((prompt.len()..prompt.len() + written.len()).all(|len| seen.contains(&len)));
+            written
+        };
+        let want = run(Speculation::Off);
+        for rows in [2, 4, 8] {
+            let got = run(mtp(rows));
+            assert!(temperature > 0.0 || got == want, "B = {rows}: {got:?} instead of {want:?}");
+        }
+    }
+}
+
+/// Log-probabilities are those of the target's logits, one entry per emitted token, the same with speculation.
+#[test]
+fn log_probabilities_are_the_targets() {
+    let (engine, prompt) = demo();
+    let run = |speculation| {
+        let options = GenerateOptions { logprobs: Some(5), ..options(32, speculation) };
+        let pieces = pieces(&mut session(&engine), &prompt, &options);
+        assert!(pieces.iter().all(|piece| piece.tokens.len() == piece.logprobs.len()));
+        pieces.into_iter().flat_map(|piece| piece.logprobs).collect::<Vec<_>>()
+    };
+    let plain = run(Speculation::Off);
+    assert_eq!(run(mtp(4)), plain);
+    assert_eq!(run(Speculation::WherePossible), plain);
+    for entry in &plain {
+        assert_eq!(entry.top.len(), 5);
+        assert_eq!(entry.top[0], (entry.token, entry.logprob), "greedy text takes the most probable token");
+        assert!(entry.top.is_sorted_by(|a, b| a.1 >= b.1) && entry.top.iter().all(|(_, logprob)| *logprob <= 0.0));
+    }
+    let all = GenerateOptions { logprobs: Some(usize::MAX), ..options(1, Speculation::Off) };
+    let first = pieces(&mut session(&engine), &prompt, &all)[0].logprobs[0].clone();
+    let total: f64 = first.top.iter().map(|(_, logprob)| f64::from(*logprob).exp()).sum();
+    assert!((total - 1.0).abs() < 1e-4, "probabilities sum to {total}");
+    assert!((first.logprob - plain[0].logprob).abs() < 1e-6);
+}
+
+/// A fork continues as its original does, and neither disturbs the other, whatever the K and V are kept in.
+#[test]
+fn forks_share_the_past_and_nothing_else() {
+    let (engine, _) = engine("dense");
+    for format in ["f32", "f16", "turbo4"] {
+        let format: KvFormat = format.parse().expect("a format");
+        let kv = KvOptions { key: format, value: format, ..KvOptions::default() };
+        let open = || engine.session(&SessionOptions { kv: kv.clone() }).expect("a session");
+        let prompt: Vec<u32> = (3..330).collect();
+        let mut original = open();
+        pieces(&mut original, &prompt, &options(20, mtp(4)));
+        let mut fork = original.fork().expect("a fork");
+        let past = original.tokens().to_vec();
+        let (a, b) = ([400, 401], [402, 403]);
+        let of_fork = ids(&pieces(&mut fork, &a, &options(150, mtp(4))));
+        let of_original = ids(&pieces(&mut original, &b, &options(150, mtp(4))));
+        for (prompt, got) in [(a, of_fork), (b, of_original)] {
+            let fresh = ids(&pieces(&mut open(), &[&past[..], &prompt].concat(), &options(150, Speculation::Off)));
+            assert_eq!(got, fresh, "{format}");
+        }
+    }
+}
+
+/// After going back a session writes what a fresh one writes after the same tokens; what cannot be gone back to is
+/// refused, and nothing changes.
+#[test]
+fn a_session_goes_back_as_far_as_its_rows_last() {
+    let (engine, _) = engine("dense");
+    let prompt: Vec<u32> = (3..300).collect();
+    let kv = KvOptions { max_round_rows: 256, ..KvOptions::default() };
+    let open = || engine.session(&SessionOptions { kv: kv.clone() }).expect("a session");
+    let mut session = open();
+    pieces(&mut session, &prompt, &options(8, Speculation::Off));
+    for len in [300, 297, 280] {
+        session.rewind(len).expect("within a round's rows");
+        assert_eq!((session.tokens().len(), session.kv().len()), (len, len));
+        let past = session.tokens().to_vec();
+        let got = ids(&pieces(&mut session, &[9, 8], &options(6, mtp(4))));
+        let fresh = ids(&pieces(&mut open(), &[&past[..], &[9, 8]].concat(), &options(6, Speculation::Off)));
+        assert_eq!(got, fresh, "{len}");
+    }
+    let tokens = session.tokens().to_vec();
+    for len in [tokens.len() + 1, 1000] {
+        assert!(matches!(session.rewind(len), Err(Error::Argument { name: "len", .. })));
+    }
+    // The window of 8 keeps 263 positions in whole pages of 128.
+    let mut long = open();
+    pieces(&mut long, &(3..500).chain(3..500).collect::<Vec<_>>(), &options(2, Speculation::Off));
+    let tokens = long.tokens().to_vec();
+    assert!(matches!(long.rewind(300), Err(Error::Argument { name: "len", .. })));
+    assert_eq!(long.tokens(), tokens);
+    long.rewind(0).expect("an empty sequence reads nothing");
+    assert_eq!(
+        ids(&pieces(&mut long, &prompt, &options(6, mtp(3)))),
+        ids(&pieces(&mut open(), &prompt, &options(6, mtp(2))))
+    );
+}

@@ -1,0 +1,378 @@
+//! Sequences that share passes write what each writes alone, byte for byte: whoever joins, leaves, forks, is cancelled
+//! or fails in the same batch.
+
+mod cases;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use foretoken::checkpoint::{Checkpoint, StepCost};
+use foretoken::gemma4::Target;
+use foretoken::kv::{Batch, KvFormat, KvOptions, KvPreset, PagePool, SequenceState};
+use foretoken::speculative::{BlockSize, Cancel, DraftSampling, Drafters};
+use foretoken::{
+    EndOfGeneration, Engine, EngineOptions, Error, Finish, GenerateOptions, Isa, Model, Output, Request, Sampling,
+    Scheduler, SchedulerOptions, SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop,
+};
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+/// What one sequence is asked for.
+#[derive(Clone)]
+struct Job {
+    prompt: Vec<u32>,
+    session: SessionOptions,
+    options: GenerateOptions,
+}
+
+/// What a generation wrote, and why it ended.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Written {
+    ids: Vec<u32>,
+    finish: Option<Finish>,
+}
+
+fn job(rng: &mut StdRng, vocab: u32, engine_has_assistant: bool) -> Job {
+    let prompt = (0..rng.random_range(1..40)).map(|_| rng.random_range(3..vocab)).collect();
+    let formats: [KvOptions; 4] = [
+        KvPreset::Exact.into(),
+        KvPreset::Balanced.into(),
+        KvOptions {
+            key: "f32".parse().expect("a format"),
+            value: "bf16".parse().expect("a format"),
+            ..KvOptions::default()
+        },
+        KvOptions { max_round_rows: 16, ..KvOptions::default() },
+    ];
+    let mut kv = formats.choose(rng).expect("a format").clone();
+    if rng.random_bool(0.2) {
+        kv.max_context = Some(60);
+    }
+    let drafters = match rng.random_range(0..4) {
+        0 => None,
+        1 if engine_has_assistant => Some("mtp"),
+        2 if engine_has_assistant => Some("ngram-simple:n=2,mtp"),
+        _ => Some("ngram-map-k:n=2:m=8:hits=1"),
+    };
+    let speculation = drafters.map_or(Speculation::Off, |drafters| {
+        Speculation::With(SpeculationOptions {
+            drafters: drafters.parse::<Drafters>().expect("drafters"),
+            block: BlockSize::Fixed(rng.random_range(1..=8)),
+            drafts: *[DraftSampling::Greedy, DraftSampling::Sampled].choose(rng).expect("one"),
+            ..SpeculationOptions::default()
+        })
+    });
+    let temperature = *[0.0, 0.0, 0.8].choose(rng).expect("a temperature");
+    let options = GenerateOptions {
+        max_tokens: rng.random_range(1..32),
+        sampling: Sampling { temperature, top_k: Some(50), ..Sampling::default() },
+        seed: rng.random(),
+        speculation,
+        stop: Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() },
+        cancel: Cancel::default(),
+        ..GenerateOptions::default()
+    };
+    Job { prompt, session: SessionOptions { kv }, options }
+}
+
+/// What a job writes by itself.
+fn alone(engine: &Engine, job: &Job) -> Written {
+    let mut session = engine.session(&job.session).expect("a session");
+    let mut generation = session.generate(&job.prompt, &job.options).expect("a generation");
+    let ids = generation.by_ref().flat_map(|piece| piece.expect("a piece").tokens).collect();
+    Written { ids, finish: generation.finish() }
+}
+
+/// 1 to 8 sequences with different prompts, block sizes and K/V formats, which join, leave, fork and are cancelled at
+/// random rounds.
+fn check(engine: &Engine, vocab: u32, seed: u64, name: &str) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let has_assistant = engine.assistant().is_some();
+    let jobs: Vec<Job> = (0..rng.random_range(1..=8)).map(|_| job(&mut rng, vocab, has_assistant)).collect();
+    let want: Vec<_> = jobs.iter().map(|job| alone(engine, job)).collect();
+    let max_rows = *[1, 7, 64, 512].choose(&mut rng).expect("a size");
+    let mut scheduler = Scheduler::new(engine, SchedulerOptions { max_rows });
+    let mut running: HashMap<SequenceId, (usize, Written)> = HashMap::new();
+    let mut waiting: Vec<usize> = (0..jobs.len()).rev().collect();
+    let mut forks = 0;
+    while !waiting.is_empty() || scheduler.is_active() {
+        if let Some(i) = waiting.pop_if(|_| rng.random_bool(0.4)) {
+            let session = engine.session(&jobs[i].session).expect("a session");
+            let mut options = jobs[i].options.clone();
+            options.cancel = Cancel::default();
+            let id = scheduler.add(session, &jobs[i].prompt, &options).map_err(|refused| refused.1).expect("added");
+            running.insert(id, (i, Written::default()));
+        }
+        for event in scheduler.step() {
+            let (_, written) = running.get_mut(&event.id).expect("a sequence that was added");
+            written.ids.extend(event.piece.expect("a piece").tokens);
+            written.finish = event.finish;
+        }
+        let ids: Vec<_> = scheduler.ids().collect();
+        let Some(id) = ids.choose(&mut rng).copied() else { continue };
+        let (i, written) = running[&id].clone();
+        let what = format!("{name}, seed {seed}, sequence {i}");
+        match rng.random_range(0..20) {
+            // It leaves: what it wrote is how the whole begins, and its session goes on by itself.
+            0 => {
+                let mut session = scheduler.remove(id).expect("a session");
+                running.remove(&id);
+                assert!(want[i].ids.starts_with(&written.ids), "{what}");
+                if session.kv().max_context() - session.kv().len() > 8 {
+                    let more = GenerateOptions { max_tokens: 2, ..GenerateOptions::default() };
+                    assert_eq!(session.generate(&[5, 6], &more).expect("a generation").count(), 2, "{what}");
+                }
+            }
+            // A fork of it writes what a fresh session writes after the same tokens.
+            1 if forks < 3 && !written.ids.is_empty() => {
+                forks += 1;
+                let Ok(fork) = scheduler.fork(id, &[7, 8, 9], &jobs[i].options) else { continue };
+                let tokens = [&jobs[i].prompt[..], &written.ids, &[7, 8, 9]].concat();
+                let fresh = alone(engine, &Job { prompt: tokens, ..jobs[i].clone() });
+                let mut got = Written::default();
+                while got.finish.is_none() {
+                    for event in scheduler.step() {
+                        let of = running.get_mut(&event.id).map_or(&mut got, |(_, written)| written);
+                        of.ids.extend(event.piece.expect("a piece").tokens);
+                        of.finish = event.finish;
+                    }
+                }
+                assert_eq!(got, fresh, "{what}: the fork");
+                scheduler.remove(fork);
+            }
+            _ => {}
+        }
+    }
+    for (i, written) in running.values() {
+        assert_eq!(*written, want[*i], "{name}, seed {seed}, sequence {i}");
+    }
+    drop(scheduler);
+    assert_eq!(engine.pages().held(), 0, "{name}: pages of sequences that are gone");
+}
+
+#[test]
+fn texts_are_those_of_each_alone() {
+    cases::on_every_isa(|isa| {
+        for case in cases::all() {
+            let options =
+                EngineOptions { threads: Some(2), isa: Some(isa), ..EngineOptions::new(case.path.join("target")) };
+            let engine =
+                Engine::load(&EngineOptions { assistant: case.assistant_path(), ..options }).expect("an engine");
+            let vocab = engine.target().num_readable_tokens() as u32;
+            (0..6).for_each(|seed| check(&engine, vocab, seed, &case.name));
+        }
+    });
+}
+
+#[test]
+fn texts_of_the_demo_pair_are_those_of_each_alone() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+    let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
+    let engine = Engine::load(&options).expect("the demo pair");
+    (10..16).for_each(|seed| check(&engine, 4000, seed, "demo"));
+}
+
+/// A target with a poison token: rows after it are NaN, or the pass fails.
+struct Poisoned {
+    target: Target,
+    nan: u32,
+    error: u32,
+}
+
+impl Model for Poisoned {
+    fn vocab_size(&self) -> usize {
+        self.target.vocab_size()
+    }
+    fn hidden_size(&self) -> usize {
+        self.target.hidden_size()
+    }
+    fn max_position_embeddings(&self) -> usize {
+        self.target.max_position_embeddings()
+    }
+    fn step_cost(&self) -> StepCost {
+        self.target.step_cost()
+    }
+    fn fingerprint(&self) -> foretoken::Result<u64> {
+        self.target.fingerprint()
+    }
+    fn new_state(&self, options: &KvOptions, pool: &PagePool) -> foretoken::Result<SequenceState> {
+        self.target.new_state(options, pool)
+    }
+    fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> foretoken::Result<Output> {
+        let ids = batch.ids().to_vec();
+        if ids.contains(&self.error) {
+            return Err(candle_core::Error::Msg("poison".into()).into());
+        }
+        let output = self.target.forward(batch, request)?;
+        let mut logits: Vec<Vec<f32>> = output.logits.to_vec2()?;
+        for (row, logits) in request.logits.iter().zip(&mut logits) {
+            if ids[*row] == self.nan {
+                logits.fill(f32::NAN);
+            }
+        }
+        let vocab = self.vocab_size();
+        let logits =
+            candle_core::Tensor::from_vec(logits.concat(), (request.logits.len(), vocab), output.logits.device())?;
+        Ok(Output { logits, ..output })
+    }
+}
+
+const NAN: u32 = 500;
+const POISON: u32 = 501;
+
+fn poisoned() -> Engine {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dense/target");
+    let target = Target::load(&Checkpoint::open(&path).expect("a checkpoint"), Isa::best()).expect("a target");
+    Engine::from_model(Arc::new(Poisoned { target, nan: NAN, error: POISON }), 1).expect("an engine")
+}
+
+/// NaN, a failing pass and a full context in one sequence leave the others untouched.
+#[test]
+fn a_failure_is_the_failing_sequences_alone() {
+    let engine = poisoned();
+    let options = GenerateOptions { max_tokens: 12, ..GenerateOptions::default() };
+    let full = SessionOptions { kv: KvOptions { max_context: Some(9), ..KvOptions::default() } };
+    let jobs = [
+        (vec![3, 4, 5, 6], SessionOptions::default(), Finish::MaxTokens),
+        (vec![3, 4, NAN], SessionOptions::default(), Finish::Error),
+        (vec![9, 8, 7, 6, 5], SessionOptions::default(), Finish::MaxTokens),
+        (vec![3, POISON, 9], SessionOptions::default(), Finish::Error),
+        (vec![11, 12, 13, 14], full, Finish::Context),
+    ];
+    let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
+    let mut running = HashMap::new();
+    for (prompt, session, finish) in &jobs {
+        let session = engine.session(session).expect("a session");
+        let id = scheduler.add(session, prompt, &options).map_err(|refused| refused.1).expect("added");
+        running.insert(id, (prompt, *finish, Vec::new(), None));
+    }
+    while scheduler.is_active() {
+        for event in scheduler.step() {
+            let (prompt, finish, ids, seen) = running.get_mut(&event.id).expect("a sequence");
+            match event.piece {
+                Ok(piece) => ids.extend(piece.tokens),
+                Err(Error::NotFinite { .. }) => assert!(prompt.contains(&NAN), "{prompt:?}"),
+                Err(Error::Candle(_)) => assert!(prompt.contains(&POISON), "{prompt:?}"),
+                Err(other) => panic!("{prompt:?}: {other}"),
+            }
+            *seen = event.finish;
+            assert!(seen.is_none_or(|seen| seen == *finish), "{prompt:?}: {seen:?}");
+        }
+    }
+    for (id, (prompt, finish, ids, seen)) in running {
+        assert_eq!(seen, Some(finish), "{prompt:?}");
+        let session = scheduler.remove(id).expect("a session");
+        if finish == Finish::Error {
+            assert!(session.kv().is_empty() && session.tokens().is_empty(), "{prompt:?}: something of it was kept");
+        } else {
+            let context = session.kv().max_context();
+            let kv = KvOptions { max_context: Some(context), ..KvOptions::default() };
+            let mut session = engine.session(&SessionOptions { kv }).expect("a session");
+            let alone = session.generate(prompt, &options).expect("a generation");
+            assert_eq!(alone.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<_>>(), ids, "{prompt:?}");
+        }
+    }
+}
+
+/// An error in a later chunk of a prompt keeps nothing of the prompt: the session goes on as if it had not been asked.
+#[test]
+fn a_prompt_is_atomic() {
+    let engine = poisoned();
+    for key in ["f16", "turbo4"] {
+        let key: KvFormat = key.parse().expect("a format");
+        let kv = KvOptions { key, value: key, max_round_rows: 4, ..KvOptions::default() };
+        let session = || engine.session(&SessionOptions { kv: kv.clone() }).expect("a session");
+        let options = GenerateOptions { max_tokens: 8, ..GenerateOptions::default() };
+        let write = |session: &mut foretoken::Session, prompt: &[u32]| -> Vec<u32> {
+            let generation = session.generate(prompt, &options).expect("a generation");
+            generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
+        };
+        let first: Vec<u32> = (20..50).collect();
+        let (mut disturbed, mut undisturbed) = (session(), session());
+        assert_eq!(write(&mut disturbed, &first), write(&mut undisturbed, &first));
+        for bad in [NAN, POISON] {
+            let (tokens, len) = (disturbed.tokens().to_vec(), disturbed.kv().len());
+            // The sliding window of 8 passes on by far before the last chunk fails.
+            let mut prompt: Vec<u32> = (60..90).collect();
+            prompt.push(bad);
+            let error = disturbed.generate(&prompt, &options).map(drop).expect_err("a poisoned prompt");
+            assert_eq!(bad == NAN, matches!(error, Error::NotFinite { .. }), "{error}");
+            assert_eq!((disturbed.tokens(), disturbed.kv().len()), (&tokens[..], len));
+            assert!(disturbed.kv().same_rows(undisturbed.kv()), "{key}: rows of the failed prompt are left");
+        }
+        assert_eq!(
+            write(&mut disturbed, &[91, 92, 93, 94, 95, 96]),
+            write(&mut undisturbed, &[91, 92, 93, 94, 95, 96])
+        );
+    }
+}
+
+/// Cancelled before, while and after its prompt is read.
+#[test]
+fn a_cancelled_generation_keeps_what_it_gave() {
+    let engine = poisoned();
+    let options = || GenerateOptions { max_tokens: 20, ..GenerateOptions::default() };
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let cancelled = options();
+    cancelled.cancel.cancel();
+    let mut generation = session.generate(&[3, 4, 5], &cancelled).expect("a generation");
+    assert!(generation.next().is_none() && generation.finish() == Some(Finish::Cancelled));
+    drop(generation);
+    assert!(session.tokens().is_empty() && session.kv().is_empty());
+
+    let options = options();
+    let mut generation = session.into_generation(&[3, 4, 5], &options).map_err(|refused| refused.1).expect("one");
+    let handle = generation.cancel_handle();
+    let mut ids = Vec::new();
+    let worker = std::thread::spawn(move || {
+        for piece in generation.by_ref() {
+            ids.extend(piece.expect("a piece").tokens);
+            if ids.len() == 5 {
+                handle.cancel();
+            }
+        }
+        assert_eq!(generation.finish(), Some(Finish::Cancelled));
+        (ids, generation.into_session())
+    });
+    let (ids, session) = worker.join().expect("the worker");
+    assert_eq!((ids.len(), &session.tokens()[3..]), (5, &ids[..]));
+}
+
+/// Sessions of one engine share its memory; one that finds none left fails alone, and what it held serves others.
+#[test]
+fn memory_is_one_limit_for_all() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dense/target");
+    let engine = Engine::load(&EngineOptions { threads: Some(1), ..EngineOptions::new(&path) }).expect("an engine");
+    let kv = KvOptions { max_context: Some(512), ..KvOptions::default() };
+    let session = |engine: &Engine| engine.session(&SessionOptions { kv: kv.clone() });
+    let prompt: Vec<u32> = (3..200).collect();
+    let options = GenerateOptions { max_tokens: 2, ..GenerateOptions::default() };
+    let mut first = session(&engine).expect("a session");
+    assert_eq!(first.generate(&prompt, &options).expect("a generation").count(), 2);
+    let (one, fork_bytes) = (engine.pages().held(), {
+        let before = engine.pages().held();
+        let mut fork = first.fork().expect("a fork");
+        assert_eq!(engine.pages().held(), before, "a fork copies nothing before it writes");
+        assert_eq!(fork.generate(&[5], &options).expect("a generation").count(), 2);
+        engine.pages().held() - before
+    });
+    assert!(fork_bytes > 0 && fork_bytes < one, "{fork_bytes} of {one}");
+    assert_eq!(engine.pages().held(), one, "the fork's pages came back");
+
+    let limited = EngineOptions { threads: Some(1), kv_memory: Some(one + one / 2), ..EngineOptions::new(&path) };
+    let engine = Engine::load(&limited).expect("an engine");
+    let short = KvOptions { max_context: Some(200), ..KvOptions::default() };
+    let open = || engine.session(&SessionOptions { kv: short.clone() }).expect("a session");
+    let (mut a, mut b) = (open(), open());
+    let text = |session: &mut foretoken::Session| -> foretoken::Result<Vec<u32>> {
+        let pieces: foretoken::Result<Vec<_>> = session.generate(&prompt, &options)?.collect();
+        Ok(pieces?.into_iter().flat_map(|piece| piece.tokens).collect())
+    };
+    let want = text(&mut a).expect("memory for one");
+    assert!(matches!(text(&mut b).expect_err("no memory for two"), Error::Memory { .. }));
+    assert!(b.kv().is_empty());
+    drop(a);
+    assert_eq!(text(&mut b).expect("memory that came back"), want);
+}

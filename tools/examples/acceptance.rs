@@ -1,0 +1,97 @@
+//! How well a pair works together: `cargo run --release --example acceptance -- --threads 1`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use foretoken::{Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions, Speculation, Statistics};
+use foretoken_tools::demo;
+
+/// Continue every prompt of a file greedily, without speculation and with several block sizes in turn, and print what
+/// the drafts were worth: tokens per second and acceptance at each place of the chain.
+///
+/// Example: acceptance --prompts models/demo/prompts.json --blocks 2,4,8 --json
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// The target's checkpoint; by default, the demo pair.
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// The assistant's checkpoint.
+    #[arg(long)]
+    assistant: Option<PathBuf>,
+    /// A JSON list of prompts; by default, the demo pair's held-out ones.
+    #[arg(long)]
+    prompts: Option<PathBuf>,
+    /// Rows of a verification; 1 is plain decoding.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,6,8")]
+    blocks: Vec<usize>,
+    /// Tokens per prompt.
+    #[arg(long, default_value_t = 128)]
+    max_tokens: usize,
+    /// Threads; by default, the physical cores.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
+    let engine = Engine::load(&EngineOptions {
+        assistant: args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant"))),
+        threads: args.threads,
+        ..EngineOptions::new(args.model.clone().unwrap_or_else(|| demo("target")))
+    })?;
+    let path = args.prompts.clone().unwrap_or_else(|| demo("prompts.json"));
+    let prompts = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let prompts: Vec<String> = serde_json::from_str(&prompts).with_context(|| path.display().to_string())?;
+
+    let mut totals = vec![Statistics::default(); args.blocks.len()];
+    for prompt in &prompts {
+        let prompt = engine.tokenizer()?.encode(prompt)?;
+        for (block_size, total) in args.blocks.iter().zip(&mut totals) {
+            let mtp = MtpOptions { block_size: *block_size, ..MtpOptions::default() };
+            let speculation = if *block_size == 1 { Speculation::Off } else { Speculation::Mtp(mtp) };
+            let options = GenerateOptions { max_tokens: args.max_tokens, speculation, ..GenerateOptions::default() };
+            let mut session = engine.session(&SessionOptions::default())?;
+            let mut generation = session.generate(&prompt, &options)?;
+            generation.by_ref().try_for_each(|piece| piece.map(drop))?;
+            total.add(generation.statistics());
+        }
+    }
+    if args.json {
+        let rows = args.blocks.iter().zip(&totals).map(|(block, s)| {
+            serde_json::json!({
+                "block_size": block,
+                "tokens_per_second": s.decode_tokens_per_second(),
+                "tokens_per_round": s.tokens_per_round(),
+                "acceptance_rate": s.acceptance_rate(),
+                "acceptance_at": per_position(s),
+                "draft_ms_per_round": 1e3 * s.draft.as_secs_f64() / s.rounds as f64,
+                "verify_ms_per_round": 1e3 * s.verify.as_secs_f64() / s.rounds as f64,
+            })
+        });
+        println!("{}", serde_json::Value::from_iter(rows));
+        return Ok(());
+    }
+    println!("{} prompts, {} tokens each, {} threads", prompts.len(), args.max_tokens, engine.threads());
+    println!("block  tokens/s  tokens/round  accepted  at each position");
+    for (block, s) in args.blocks.iter().zip(&totals) {
+        let at: Vec<_> = per_position(s).iter().map(|rate| format!("{:.0} %", 100.0 * rate)).collect();
+        let (speed, per_round, rate) =
+            (s.decode_tokens_per_second(), s.tokens_per_round(), 100.0 * s.acceptance_rate());
+        println!("{block:5} {speed:9.1} {per_round:13.2} {rate:7.0} %  {}", at.join("  "));
+    }
+    Ok(())
+}
+
+/// Accepted tokens per round in which a token was drafted at that place.
+fn per_position(s: &Statistics) -> Vec<f64> {
+    s.accepted_at.iter().zip(&s.drafted_at).map(|(accepted, drafted)| *accepted as f64 / *drafted as f64).collect()
+}

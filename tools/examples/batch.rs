@@ -1,0 +1,202 @@
+//! Many prompts in one batch: `cargo run --release --example batch -- prompts.txt --sequences 8`.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use foretoken::{Engine, GenerateOptions, Probe, Scheduler, SchedulerOptions, SequenceId, SessionOptions};
+use foretoken_tools::{arguments, demo, measure};
+
+/// Continue the prompts of a file, a line each, several at a time in one batch.
+///
+/// Example: batch prompts.txt --sequences 8 --max-tokens 64
+///
+/// With --measure, how much a batch gains: batch --measure --sequences 1,4,8 --threads 1 --no-speculation --ignore-eos
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// The prompts, a line each; by default, those of the demo pair, or tokens that are no text where a model is named.
+    file: Option<PathBuf>,
+    /// Sequences that are decoded together; with --measure, several numbers.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "4")]
+    sequences: Vec<usize>,
+    /// Tokens of a prompt that is no text.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    prompt_tokens: usize,
+    /// Rows of a pass: what the rounds leave of it, prompts are read with.
+    #[arg(long, value_name = "N", default_value_t = SchedulerOptions::default().max_rows)]
+    max_rows: usize,
+    /// Print no text but tokens/s of every number of sequences, and how it compares with v(N), the cost of a pass of N rows in
+    /// passes of one, measured in turn. The number is how often.
+    #[arg(long, value_name = "TIMES", num_args = 0..=1, default_missing_value = "5")]
+    measure: Option<usize>,
+    #[command(flatten)]
+    load: arguments::Load,
+    #[command(flatten)]
+    drafting: arguments::Drafting,
+    #[command(flatten)]
+    text: arguments::Text,
+    #[command(flatten)]
+    kv: arguments::Kv,
+    /// Print one JSON object: with --measure its figures, else a text for every prompt.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
+    ensure!(args.sequences.iter().all(|n| (1..=1024).contains(n)), "--sequences must be from 1 to 1024");
+    let engine = Engine::load(&args.load.options()?)?;
+    let prompts = prompts(&args, &engine)?;
+    let options = GenerateOptions { speculation: args.drafting.options(&engine)?, ..args.text.options() };
+    match args.measure {
+        Some(times) => gains(&args, &engine, &prompts, &options, times.max(1)),
+        None => texts(&args, &engine, &prompts, &options),
+    }
+}
+
+fn prompts(args: &Args, engine: &Engine) -> Result<Vec<Vec<u32>>> {
+    let lines = match &args.file {
+        Some(path) => std::fs::read_to_string(path).with_context(|| path.display().to_string())?,
+        None if args.load.model.is_none() => {
+            let list: Vec<String> = serde_json::from_str(&std::fs::read_to_string(demo("prompts.json"))?)?;
+            return list.iter().map(|text| Ok(engine.tokenizer()?.encode(text)?)).collect();
+        }
+        None => {
+            let most = args.sequences.iter().copied().max().unwrap_or(1);
+            let ids = measure::ids(engine, args.prompt_tokens.max(1) + most);
+            return Ok((0..most).map(|i| ids[i..i + args.prompt_tokens.max(1)].to_vec()).collect());
+        }
+    };
+    let prompts: Vec<_> = lines.lines().filter(|line| !line.is_empty()).collect();
+    ensure!(!prompts.is_empty(), "the file has no prompts; give one a line");
+    prompts.into_iter().map(|line| Ok(engine.tokenizer()?.encode(line)?)).collect()
+}
+
+/// Continues all prompts, as many at a time as there are to be sequences.
+fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<()> {
+    let mut scheduler = Scheduler::new(engine, SchedulerOptions { max_rows: args.max_rows });
+    let mut running: Vec<(SequenceId, usize)> = Vec::new();
+    let mut texts = vec![String::new(); prompts.len()];
+    let (mut next, mut tokens) = (0, 0);
+    let most = args.sequences.iter().copied().max().unwrap_or(1);
+    let start = Instant::now();
+    while next < prompts.len() || scheduler.is_active() {
+        while running.len() < most && next < prompts.len() {
+            let id = add(&mut scheduler, engine, &args.kv, &prompts[next], options)?;
+            running.push((id, next));
+            next += 1;
+        }
+        for event in scheduler.step() {
+            let Some((_, prompt)) = running.iter().find(|(id, _)| *id == event.id) else { continue };
+            let piece = event.piece?;
+            texts[*prompt] += &piece.text;
+            tokens += piece.tokens.len();
+            if event.finish.is_some() {
+                scheduler.remove(event.id);
+                running.retain(|(id, _)| *id != event.id);
+            }
+        }
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let report = serde_json::json!({"texts": texts, "generated_tokens": tokens, "seconds": seconds});
+        writeln!(out, "{report}")?;
+    } else {
+        for (i, text) in texts.iter().enumerate() {
+            writeln!(out, "== {}\n{text}", i + 1)?;
+        }
+    }
+    let per_second = tokens as f64 / seconds;
+    eprintln!("{} prompts, {most} at a time: {tokens} tokens at {per_second:.1} tokens/s in total", prompts.len());
+    Ok(())
+}
+
+fn add(
+    scheduler: &mut Scheduler,
+    engine: &Engine,
+    kv: &arguments::Kv,
+    prompt: &[u32],
+    options: &GenerateOptions,
+) -> Result<SequenceId> {
+    let session = engine.session(&kv.options())?;
+    Ok(scheduler.add(session, prompt, options).map_err(|refused| refused.1)?)
+}
+
+/// Tokens per second of some sequences together, behind their prompts.
+fn together(
+    args: &Args,
+    engine: &Engine,
+    prompts: &[Vec<u32>],
+    options: &GenerateOptions,
+    sequences: usize,
+) -> Result<f64> {
+    let mut scheduler = Scheduler::new(engine, SchedulerOptions { max_rows: args.max_rows });
+    let ids: Result<Vec<_>> =
+        (0..sequences).map(|i| add(&mut scheduler, engine, &args.kv, &prompts[i % prompts.len()], options)).collect();
+    let ids = ids?;
+    let mut reading = ids.len();
+    let (mut tokens, mut time) = (0, Duration::ZERO);
+    while scheduler.is_active() {
+        let (start, decoding) = (Instant::now(), reading == 0);
+        let events = scheduler.step();
+        if decoding {
+            time += start.elapsed();
+        }
+        for event in events {
+            let written = event.piece?.tokens.len();
+            tokens += if decoding { written } else { 0 };
+        }
+        reading = ids.iter().filter_map(|id| scheduler.statistics(*id)).filter(|s| s.generated_tokens == 0).count();
+    }
+    Ok(tokens as f64 / time.as_secs_f64())
+}
+
+/// What a batch gains, and what it would if a pass of as many rows were all that it takes.
+fn gains(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateOptions, times: usize) -> Result<()> {
+    let mut probe = Probe::new(engine, &SessionOptions::default())?;
+    let ids = measure::ids(engine, prompts[0].len().max(1024));
+    probe.read(&prompts[0])?;
+    let mut single = Vec::new();
+    let mut measured: Vec<_> = args.sequences.iter().map(|n| (*n, Vec::new(), Vec::new())).collect();
+    for time in 0..=times {
+        let one = together(args, engine, prompts, options, 1)?;
+        let pass_of_one = probe.verify(&ids[..1])?.as_secs_f64();
+        for (n, speeds, v) in &mut measured {
+            let speed = together(args, engine, prompts, options, *n)?;
+            let pass = probe.verify(&ids[..*n])?.as_secs_f64();
+            // The first turn only warms up.
+            if time > 0 {
+                speeds.push(speed);
+                v.push(pass / pass_of_one);
+            }
+        }
+        single.extend((time > 0).then_some(one));
+    }
+    let one = measure::median(single);
+    let rows = measured.into_iter().map(|(n, speeds, v)| {
+        let (speed, v) = (measure::median(speeds), measure::median(v));
+        (n, speed, speed / one, v, speed / one / (n as f64 / v))
+    });
+    if args.json {
+        let rows = rows.map(|(n, speed, gain, v, share)| {
+            serde_json::json!({"sequences": n, "tokens_per_second": speed, "gain": gain, "v": v, "of_n_over_v": share})
+        });
+        let rows: Vec<_> = rows.collect();
+        println!("{}", serde_json::json!({"one_sequence": one, "batches": rows, "threads": engine.threads()}));
+        return Ok(());
+    }
+    println!("one sequence: {one:.1} tokens/s\n");
+    println!("sequences  tokens/s   gain   v(N)  of N / v(N)");
+    for (n, speed, gain, v, share) in rows {
+        println!("{n:9} {speed:9.1} {gain:6.2} {v:6.2} {:8.1} %", 100.0 * share);
+    }
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! Converts checkpoints: `cargo run --release --example convert -- models/demo/target /tmp/demo.gguf`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use clap::Parser;
+use foretoken::ElementType;
+use foretoken::checkpoint::convert::{
+    AssistantLayout, Outtype, Report, ToGguf, ToHuggingFace, Unknown, to_gguf, to_hugging_face,
+};
+use foretoken::checkpoint::{Checkpoint, Progress};
+use foretoken_tools::progress::ProgressLine;
+
+/// Convert a Hugging Face directory, a target's or an assistant's, to a GGUF file that llama.cpp reads as well, or a GGUF
+/// file of floating point to a directory.
+///
+/// Example: convert path/to/gemma-4-E2B-it gemma-4-E2B-it-bf16.gguf --outtype bf16
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// The checkpoint: a directory with config.json and safetensors, or a GGUF file.
+    source: PathBuf,
+    /// The file NAME.gguf, or the directory, to write.
+    destination: PathBuf,
+    /// Type of the matrices: f32, f16, bf16, q8_0. By default f16 in a GGUF file, and in a directory what the file has.
+    #[arg(long, value_name = "TYPE")]
+    outtype: Option<Outtype>,
+    /// Layout of an assistant's GGUF file: gemma4-assistant (llama.cpp's), or gemma4_assistant (an older one).
+    #[arg(long, default_value = "gemma4-assistant")]
+    layout: AssistantLayout,
+    /// Directory whose tokenizer goes into the GGUF file, if not the checkpoint's own: an assistant's target, say.
+    #[arg(long, value_name = "DIR")]
+    tokenizer: Option<PathBuf>,
+    /// Name of the model in the GGUF file; by default the directory's.
+    #[arg(long)]
+    name: Option<String>,
+    /// Leave out tensors that no Gemma 4 text model has, instead of refusing the checkpoint.
+    #[arg(long)]
+    leave_out_unknown: bool,
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
+    let source = Checkpoint::open(&args.source)?;
+    let line = ProgressLine::new("converting", 0);
+    let shown = line.clone();
+    let progress: Option<Arc<dyn Fn(Progress) + Send + Sync>> =
+        Some(Arc::new(move |progress: Progress| shown.set(progress.loaded, progress.total)));
+    let unknown = if args.leave_out_unknown { Unknown::LeftOut } else { Unknown::Refused };
+    let report = match source.gguf() {
+        None => {
+            let Args { outtype, layout, tokenizer, name, .. } = args;
+            let outtype = outtype.unwrap_or(Outtype::F16);
+            if !tokenizer.as_ref().unwrap_or(&args.source).join("tokenizer.json").exists() {
+                eprintln!("no tokenizer.json: the file will have no tokens, which llama.cpp wants; see --tokenizer");
+            }
+            to_gguf(&source, &args.destination, &ToGguf { outtype, layout, tokenizer, name, unknown, progress })?
+        }
+        Some(_) => {
+            let outtype = args.outtype.map(element).transpose()?;
+            to_hugging_face(&source, &args.destination, &ToHuggingFace { outtype, unknown, progress })?
+        }
+    };
+    print(&report, &args.destination);
+    Ok(())
+}
+
+fn element(outtype: Outtype) -> Result<ElementType> {
+    Ok(match outtype {
+        Outtype::F32 => ElementType::F32,
+        Outtype::F16 => ElementType::F16,
+        Outtype::Bf16 => ElementType::Bf16,
+        _ => bail!("--outtype: safetensors hold floating point; give f32, f16 or bf16"),
+    })
+}
+
+fn print(report: &Report, destination: &std::path::Path) {
+    let mebibytes = report.bytes as f64 / f64::from(1 << 20);
+    println!("{}: {} tensors, {mebibytes:.1} MiB", destination.display(), report.tensors);
+    let mut left_out: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (name, why) in &report.left_out {
+        left_out.entry(why).or_default().push(name);
+    }
+    for (why, names) in left_out {
+        // Towers have hundreds.
+        let shown = names.iter().take(20).copied().collect::<Vec<_>>().join(", ");
+        let more = if names.len() > 20 { ", ..." } else { "" };
+        println!("left out, {why}: {} ({shown}{more})", names.len());
+    }
+}

@@ -1,0 +1,103 @@
+//! What context costs: `cargo run --release --example depth -- --threads 1`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use foretoken::kv::{KvFormat, KvOptions, KvPreset};
+use foretoken::{DeviceChoice, Engine, EngineOptions, Probe, SessionOptions};
+use foretoken_tools::demo;
+
+/// Measure single steps and verifications of four rows deep in a context, for several ways to keep K and V in turn.
+///
+/// Example: depth --model e2b.gguf --depths 4096,16384 --kv f16,balanced,turbo3 --threads 1
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// The target's checkpoint; by default, the demo pair's.
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// Positions in the cache.
+    #[arg(long, value_delimiter = ',', default_value = "512,1024,2048")]
+    depths: Vec<usize>,
+    /// Presets, or formats of both keys and values.
+    #[arg(long, value_delimiter = ',', default_value = "f16,balanced,turbo3,q8_0")]
+    kv: Vec<String>,
+    /// Where the models compute: cpu, cuda, cuda:N, metal, metal:N or auto (build with --features cuda, cuda-prebuilt or metal).
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: DeviceChoice,
+    /// Threads; by default, the physical cores.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Measurements of each, in turn; the median counts.
+    #[arg(long, default_value_t = 7)]
+    repeats: usize,
+    /// Print one JSON object per line instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
+    let model = args.model.clone().unwrap_or_else(|| demo("target"));
+    let options = EngineOptions { threads: args.threads, device: args.device.clone(), ..EngineOptions::new(model) };
+    measure(&args, &Engine::load(&options)?)
+}
+
+fn measure(args: &Args, engine: &Engine) -> Result<()> {
+    let longest = args.depths.iter().max().context("no depths")? + 16;
+    let mut probes = Vec::new();
+    for name in &args.kv {
+        let kv = KvOptions { max_context: Some(longest), ..options(name)? };
+        probes.push(Probe::new(engine, &SessionOptions { kv })?);
+    }
+    if !args.json {
+        println!("depth    K/V          step ms  4 rows ms  ratio   K/V MiB");
+    }
+    let mut depths = args.depths.clone();
+    depths.sort_unstable();
+    for depth in depths {
+        for probe in &mut probes {
+            probe.skip_to(depth)?;
+        }
+        let mut times = vec![[Vec::new(), Vec::new()]; probes.len()];
+        for repeat in 0..=args.repeats {
+            for (probe, times) in probes.iter_mut().zip(&mut times) {
+                for (rows, times) in [1, 4].into_iter().zip(times) {
+                    let time = probe.verify(&[300, 500, 700, 900][..rows])?;
+                    // The first turn only warms up.
+                    times.extend((repeat > 0).then_some(1e3 * time.as_secs_f64()));
+                }
+            }
+        }
+        for ((name, probe), times) in args.kv.iter().zip(&probes).zip(times) {
+            let ([step, four], bytes) = (times.map(median), probe.kv_bytes());
+            if args.json {
+                let report = serde_json::json!({"depth": depth, "kv": name, "step_ms": step, "four_rows_ms": four, "kv_bytes": bytes});
+                println!("{report}");
+            } else {
+                let mebibytes = bytes as f64 / f64::from(1 << 20);
+                println!("{depth:<8} {name:<10} {step:>9.3} {four:>10.3} {:>6.2} {mebibytes:>9.1}", four / step);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A preset, or one format for keys and values.
+fn options(name: &str) -> Result<KvOptions> {
+    if let Ok(preset) = name.parse::<KvPreset>() {
+        return Ok(preset.into());
+    }
+    let format: KvFormat = name.parse().map_err(anyhow::Error::msg)?;
+    Ok(KvOptions { key: format, value: format, ..KvOptions::default() })
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}

@@ -1,0 +1,214 @@
+//! What each drafter is worth on five kinds of text: `cargo run --release --example drafters -- --threads 1`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use foretoken::speculative::{BlockSize, Drafters};
+use foretoken::{
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions,
+    Statistics, Stop,
+};
+use foretoken_tools::demo;
+use serde_json::json;
+
+/// Continue five kinds of text greedily: code that repeats, code that does not, prose, numbers, and an edit of a file of
+/// 2000 tokens. Without drafts, with the assistant in blocks of every size, with auto, and with mixtures; in
+/// turn, several times over, and the medians count. All must write the same text.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// The target's checkpoint; by default, the demo pair.
+    #[arg(long, requires = "assistant")]
+    model: Option<PathBuf>,
+    /// The assistant's checkpoint.
+    #[arg(long)]
+    assistant: Option<PathBuf>,
+    /// Block sizes of the assistant alone.
+    #[arg(long, value_delimiter = ',', default_value = "2,3,4,6,8")]
+    blocks: Vec<usize>,
+    /// Mixtures under the planner (one list each). What ngram-mod learns in one run it knows in the next, so its figures
+    /// here would be those of a text that was written before.
+    #[arg(long, default_values = ["mtp", "ngram-simple:n=8,mtp", "ngram-map-k:n=6,mtp", "ngram-map-k4v:n=6:m=16,mtp"])]
+    mixture: Vec<Drafters>,
+    /// Tokens per text.
+    #[arg(long, default_value_t = 384)]
+    max_tokens: usize,
+    /// Runs of everything.
+    #[arg(long, default_value_t = 5)]
+    repeats: usize,
+    /// 2 drafts the next round while this one's text is written.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pipeline_depth: u8,
+    /// Threads; by default, the physical cores.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Write all figures there as JSON.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+/// One way to draft, and what came of it.
+struct Mode {
+    name: String,
+    speculation: Speculation,
+    speeds: Vec<f64>, // tokens/s, a run each
+    last: Statistics,
+}
+
+fn main() -> ExitCode {
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
+    let engine = Engine::load(&EngineOptions {
+        assistant: Some(args.assistant.clone().unwrap_or_else(|| demo("assistant"))),
+        threads: args.threads,
+        ..EngineOptions::new(args.model.clone().unwrap_or_else(|| demo("target")))
+    })?;
+    let mut kinds = Vec::new();
+    for (kind, text) in texts()? {
+        let prompt = engine.tokenizer()?.encode(&text)?;
+        let mut modes = modes(&args);
+        // The first turn warms up, and teaches the planner what rounds cost here.
+        for turn in 0..=args.repeats {
+            let mut written: Option<Vec<u32>> = None;
+            for mode in &mut modes {
+                let (ids, statistics) = run(&engine, &prompt, mode.speculation.clone(), args.max_tokens)?;
+                ensure!(
+                    written.get_or_insert_with(|| ids.clone()) == &ids,
+                    "{kind}: {} writes another text",
+                    mode.name
+                );
+                if turn > 0 {
+                    mode.speeds.push(statistics.decode_tokens_per_second());
+                    mode.last = statistics;
+                }
+            }
+        }
+        print(kind, prompt.len(), &mut modes);
+        let rows = modes.iter_mut().map(|mode| {
+            let s = &mode.last;
+            json!({
+                "mode": mode.name,
+                "tokens_per_second": median(&mut mode.speeds),
+                "tokens_per_second_sorted": mode.speeds,
+                "tokens_per_round": s.tokens_per_round(),
+                "acceptance_rate": s.acceptance_rate(),
+                "rows": s.speculation.rows,
+                "why": s.speculation.why,
+                "drafters": s.speculation.drafters,
+            })
+        });
+        kinds.push(json!({"kind": kind, "prompt_tokens": prompt.len(), "modes": rows.collect::<Vec<_>>()}));
+    }
+    if let Some(out) = &args.out {
+        let report = json!({
+            "max_tokens": args.max_tokens,
+            "repeats": args.repeats,
+            "threads": engine.threads(),
+            "isa": engine.isa().name(),
+            "pipeline_depth": args.pipeline_depth,
+            "costs": engine.costs(),
+            "kinds": kinds,
+        });
+        std::fs::write(out, serde_json::to_string_pretty(&report)?).with_context(|| out.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// The kinds of text, from the demo pair's held-out prompts and this repository.
+fn texts() -> Result<Vec<(&'static str, String)>> {
+    let path = demo("prompts.json");
+    let prompts = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let prompts: Vec<String> = serde_json::from_str(&prompts).with_context(|| path.display().to_string())?;
+    let prompt = |index: usize| prompts.get(index).cloned().context("prompts.json is shorter than it was");
+    Ok(vec![
+        ("code that repeats", prompt(1)?),
+        ("code that does not", prompt(8)?),
+        ("prose", prompt(3)?),
+        ("numbers", prompt(11)?),
+        ("an edit of a given file", edited_file()),
+    ])
+}
+
+/// A file of 2000 tokens in which the same two blocks have been adapted to one type after the other, and the next type
+/// begins: an edit that the demo pair, which follows no instructions, goes on with.
+fn edited_file() -> String {
+    let block = |name: &str| {
+        format!(
+            "impl Serialize for {name} {{\n    #[inline]\n    fn serialize<S>(&self, serializer: S) -> Result<S::Ok, S::Error>\n    \
+             where\n        S: Serializer,\n    {{\n        // The width goes first, so that a reader of another width can \
+             refuse.\n        let width = std::mem::size_of::<{name}>();\n        let mut state = \
+             serializer.serialize_struct(\"{name}\", 2)?;\n        state.serialize_field(\"width\", &width)?;\n        \
+             state.serialize_field(\"value\", &self.to_le_bytes())?;\n        state.end()\n    }}\n}}\n\n\
+             impl<'de> Deserialize<'de> for {name} {{\n    #[inline]\n    fn deserialize<D>(deserializer: D) -> \
+             Result<Self, D::Error>\n    where\n        D: Deserializer<'de>,\n    {{\n        let (width, bytes) = \
+             deserializer.deserialize_struct(\"{name}\", FIELDS, PairVisitor)?;\n        if width != \
+             std::mem::size_of::<{name}>() {{\n            return Err(Error::custom(\"another width\"));\n        }}\n        \
+             Ok({name}::from_le_bytes(bytes))\n    }}\n}}\n\n"
+        )
+    };
+    let done: String = ["u8", "u16", "u32", "u64", "usize", "i8", "i16"].map(block).concat();
+    done + "impl Serialize for i32 {"
+}
+
+fn modes(args: &Args) -> Vec<Mode> {
+    let pipeline = if args.pipeline_depth == 2 { Pipeline::Ahead } else { Pipeline::InTurn };
+    let with = |drafters: &Drafters, block| {
+        let drafters = drafters.clone();
+        Speculation::With(SpeculationOptions { drafters, block, pipeline, ..SpeculationOptions::default() })
+    };
+    let assistant = Drafters::Priority(vec![foretoken::speculative::DrafterOptions::Mtp]);
+    let mut modes = vec![("off".to_owned(), Speculation::Off)];
+    modes.extend(args.blocks.iter().map(|rows| (format!("B = {rows}"), with(&assistant, BlockSize::Fixed(*rows)))));
+    modes.push(("auto".into(), with(&Drafters::Auto, BlockSize::Measured)));
+    modes.extend(args.mixture.iter().map(|list| (name(list), with(list, BlockSize::Measured))));
+    let mode = |(name, speculation)| Mode { name, speculation, speeds: Vec::new(), last: Statistics::default() };
+    modes.into_iter().map(mode).collect()
+}
+
+fn name(list: &Drafters) -> String {
+    match list {
+        Drafters::Priority(list) | Drafters::Best(list) => {
+            list.iter().map(|one| one.kind().name()).collect::<Vec<_>>().join(",")
+        }
+        _ => "auto".into(),
+    }
+}
+
+fn run(engine: &Engine, prompt: &[u32], speculation: Speculation, max_tokens: usize) -> Result<(Vec<u32>, Statistics)> {
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    let options = GenerateOptions { max_tokens, speculation, stop, ..GenerateOptions::default() };
+    let mut session = engine.session(&SessionOptions::default())?;
+    let mut generation = session.generate(prompt, &options)?;
+    let mut ids = Vec::new();
+    for piece in generation.by_ref() {
+        ids.extend(piece?.tokens);
+    }
+    Ok((ids, generation.statistics().clone()))
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn print(kind: &str, prompt_tokens: usize, modes: &mut [Mode]) {
+    println!("{kind}, {prompt_tokens} tokens of prompt");
+    let off = median(&mut modes[0].speeds);
+    for mode in modes {
+        let speed = median(&mut mode.speeds);
+        let s = &mode.last;
+        let rows =
+            s.speculation.rows.iter().enumerate().filter(|(_, n)| **n > 0).map(|(rows, n)| format!("{rows}:{n}"));
+        println!(
+            "  {:24} {speed:8.1} tokens/s {:6.2} x off {:6.2} tokens per round  {}",
+            mode.name,
+            speed / off,
+            s.tokens_per_round(),
+            rows.collect::<Vec<_>>().join(" "),
+        );
+    }
+}

@@ -1,0 +1,80 @@
+//! Perplexity over a text: `cargo run --release --example perplexity -- README.md`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use foretoken::kv::{KvFormat, KvOptions};
+use foretoken::perplexity::{PerplexityOptions, perplexity};
+use foretoken::{Engine, EngineOptions, WeightType};
+use foretoken_tools::demo;
+
+/// The perplexity of a target over a text file: what quantization and cache types cost.
+///
+/// Windowed as llama.cpp does it: the text is cut into windows, each begins with the token that begins a text, and the
+/// second half of each is scored.
+///
+/// Example: perplexity wiki.test.raw --model gemma-4-E2B-it-q4_k_m.gguf --cache-type-k bf16
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// The text.
+    text: PathBuf,
+    /// The target's checkpoint: a directory or a GGUF file; by default, the demo's.
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...
+    #[arg(long, value_name = "TYPE")]
+    quantize: Option<WeightType>,
+    /// Tokens per window.
+    #[arg(long, default_value_t = 512)]
+    window: usize,
+    /// Windows at most.
+    #[arg(long, value_name = "N")]
+    windows: Option<usize>,
+    /// Type of the cached keys: f32, f16, bf16.
+    #[arg(long, value_name = "T", default_value = "f16")]
+    cache_type_k: KvFormat,
+    /// Type of the cached values: f32, f16, bf16.
+    #[arg(long, value_name = "T", default_value = "f16")]
+    cache_type_v: KvFormat,
+    /// Threads; by default, the physical cores.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
+    let model = args.model.clone().unwrap_or_else(|| demo("target"));
+    let load = EngineOptions { threads: args.threads, quantize: args.quantize, ..EngineOptions::new(model) };
+    let engine = Engine::load(&load)?;
+    let text = std::fs::read_to_string(&args.text).with_context(|| args.text.display().to_string())?;
+    let tokens = engine.tokenizer()?.encode(&text)?;
+    let kv = KvOptions { key: args.cache_type_k, value: args.cache_type_v, ..KvOptions::default() };
+    let options = PerplexityOptions { window: args.window, max_windows: args.windows, kv };
+    let result = perplexity(&engine, &tokens, &options, |so_far| {
+        eprint!("\r{} windows: {:.4} ", so_far.windows, so_far.value());
+    })?;
+    eprintln!();
+    if args.json {
+        let report = serde_json::json!({
+            "perplexity": result.value(),
+            "error": result.error(),
+            "windows": result.windows,
+            "scored_tokens": result.tokens,
+        });
+        println!("{report}");
+    } else {
+        let (value, error) = (result.value(), result.error());
+        println!("perplexity {value:.4} +/- {error:.4} over {} tokens in {} windows", result.tokens, result.windows);
+    }
+    Ok(())
+}

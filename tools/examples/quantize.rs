@@ -1,0 +1,76 @@
+//! Quantizes GGUF files: `cargo run --release --example quantize -- demo-f16.gguf demo-q4_k_m.gguf q4_k_m`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use foretoken::checkpoint::quantize::{Importance, Mix, QuantizeOptions, Requantize, Rules, quantize};
+use foretoken::checkpoint::{Checkpoint, Progress};
+use foretoken_tools::progress::ProgressLine;
+
+/// Quantize a GGUF file, a target's or an assistant's, by llama.cpp's rules.
+///
+/// Example: quantize gemma-4-E2B-it-bf16.gguf gemma-4-E2B-it-q4_k_m.gguf q4_k_m --imatrix imatrix.gguf
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// A GGUF file, or the first of a split one.
+    source: PathBuf,
+    /// The file NAME.gguf to write.
+    destination: PathBuf,
+    /// q4_0, q4_1, q5_0, q5_1, q8_0, iq4_nl, q2_k, q3_k_s, q3_k_m, q3_k_l, q4_k_s, q4_k_m, q5_k_s, q5_k_m, q6_k.
+    mix: Mix,
+    /// An importance matrix of llama-imatrix, GGUF or .dat: errors count for as much as they matter.
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
+    /// One type for all matrices, instead of more bits for tables, heads and some of the rest.
+    #[arg(long)]
+    pure: bool,
+    /// Quantize matrices that are quantized already.
+    #[arg(long)]
+    allow_requantize: bool,
+    /// Threads; by default, all that the machine runs at once.
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    /// Print each tensor.
+    #[arg(long)]
+    verbose: bool,
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN).init();
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
+    let source = Checkpoint::open(&args.source)?;
+    let line = ProgressLine::new("quantizing", 0);
+    let shown = line.clone();
+    let options = QuantizeOptions {
+        rules: if args.pure { Rules::Pure } else { Rules::Mixed },
+        importance: args.imatrix.as_deref().map(Importance::read).transpose()?,
+        requantize: if args.allow_requantize { Requantize::Allowed } else { Requantize::Refused },
+        progress: Some(Arc::new(move |progress: Progress| shown.set(progress.loaded, progress.total))),
+        ..QuantizeOptions::new(args.mix)
+    };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(args.threads).build().context("threads")?;
+    let start = Instant::now();
+    let tensors = pool.install(|| quantize(&source, &args.destination, &options))?;
+    if args.verbose {
+        for tensor in &tensors {
+            let how = if tensor.by_importance { ", by importance" } else { "" };
+            println!("{:40} {} -> {}, {} bytes{how}", tensor.name, tensor.from, tensor.to, tensor.bytes);
+        }
+    }
+    let without = tensors.iter().filter(|tensor| tensor.from != tensor.to && !tensor.by_importance).count();
+    if options.importance.is_some() && without > 0 {
+        println!("{without} tensors were quantized without importance; the matrix does not know them");
+    }
+    let bytes: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
+    let (mebibytes, seconds) = (bytes as f64 / f64::from(1 << 20), start.elapsed().as_secs_f64());
+    println!("{}: {} tensors, {mebibytes:.1} MiB in {seconds:.1} s", args.destination.display(), tensors.len());
+    Ok(())
+}

@@ -1,0 +1,254 @@
+//! Writes a full-size checkpoint without a download: `cargo run --release --example synthesize -- /tmp/echo e2b`.
+//!
+//! Its weights are an echo. What attention, MLP and per-layer embeddings add to the residual stream is zero, so the
+//! stream stays the embedding of the token and the target predicts the token that it was given. The assistant's
+//! pre-projection is a random projection `P`, its embedding the normalised `E P^T`: it predicts the same token, and every
+//! draft is accepted (ids below 300 are control tokens and bytes; keep prompts above). All other weights are random and
+//! all shapes real: a step costs what the real checkpoint's costs.
+
+mod echo;
+mod shape;
+mod stored;
+mod tensors;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use foretoken::Isa;
+use foretoken::checkpoint::gguf::{GgufWriter, TensorWriter};
+use foretoken_tools::progress::ProgressLine;
+use rayon::prelude::*;
+
+use echo::{Echo, ROWS, Random};
+use shape::{Shape, Variant};
+use stored::{Quantize, Stored};
+use tensors::{Centroids, Contents, Tensor};
+
+/// Write a target and an assistant of a real variant's shapes whose drafts are all accepted, for measurements.
+///
+/// OUT_DIR/VARIANT-target.gguf and OUT_DIR/VARIANT-assistant.gguf take 3 GB for e2b and 18 GB for 26b.
+///
+/// Example: synthesize /tmp/echo 26b --quantize q4_k_m
+#[derive(Parser)]
+#[command(version)]
+pub struct Args {
+    /// Where the files go; made if it is not there.
+    out_dir: PathBuf,
+    /// Whose shapes to write.
+    variant: Variant,
+    /// Type of the matrices: q4_k_m (Q4_K and Q6_K mixed), q8_0, q4_0, q4_k, q6_k, ..., f16, bf16, f32.
+    #[arg(long, value_name = "TYPE", default_value = "q4_k_m")]
+    quantize: Quantize,
+    /// Layers of the target, if not as many as the variant has; at least 2, a sliding and a full one.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=1024))]
+    layers: Option<u16>,
+    /// Another number makes other weights.
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    seed: u64,
+    /// Weight of the key norms. At 1 the scores of random weights spread so far that most exponentials are subnormal, which
+    /// slows attention down manyfold where they are not flushed to zero; 0.125 spreads them about as a text's.
+    #[arg(long, value_name = "W", default_value_t = 1.0)]
+    key_norm: f32,
+    /// Give the assistant a centroid head, as e2b's and e4b's have, in the older layout of files.
+    #[arg(long)]
+    centroids: bool,
+    /// Tokens in the vocabulary (a smaller one, for tests).
+    #[arg(long, hide = true, default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(1024..=262_144))]
+    vocab: u32,
+}
+
+/// Tokens under a centroid, and centroids whose tokens are scored.
+const CENTROID_TOKENS: usize = 128;
+const CENTROID_TOP_K: usize = 32;
+
+fn main() -> ExitCode {
+    foretoken_tools::run(|args: Args| run(&args))
+}
+
+/// Writes the pair.
+pub fn run(args: &Args) -> Result<()> {
+    let vocab = args.vocab as usize;
+    let shape = args.variant.shape();
+    let shape = match args.layers {
+        Some(layers) => shape.with_layers(layers.into()),
+        None => shape,
+    };
+    if args.centroids {
+        ensure!(shape.per_layer > 0, "--centroids: only the assistants of e2b and e4b have a centroid head");
+        ensure!(
+            vocab.is_multiple_of(CENTROID_TOKENS),
+            "--vocab: with --centroids, give a multiple of {CENTROID_TOKENS}"
+        );
+    }
+    let directory = &args.out_dir;
+    std::fs::create_dir_all(directory).with_context(|| format!("{}: cannot be made", directory.display()))?;
+
+    let isa = Isa::best();
+    let (target, assistant) = (shape.target(), shape.assistant());
+    let echo = Arc::new(Echo::new(isa, args.seed, shape.hidden, assistant.hidden));
+    let centroids = args.centroids.then(|| {
+        let line = ProgressLine::new("grouping tokens", vocab as u64);
+        // Half of those that are scored, so that rounding the weights moves no token out of reach.
+        let (count, nearest) = (vocab / CENTROID_TOKENS, CENTROID_TOP_K.min(vocab / CENTROID_TOKENS).div_ceil(2));
+        Centroids { count, ids: echo.group(vocab, count, nearest, |tokens| line.add(tokens as u64)) }
+    });
+    let count = centroids.as_ref().map(|centroids| centroids.count);
+    let target_tensors = tensors::target(&shape, &target, (args.quantize, args.key_norm), vocab, &echo);
+    let assistant_tensors = tensors::assistant(&shape, &assistant, args.quantize, vocab, &echo, centroids);
+
+    let all = target_tensors.iter().chain(&assistant_tensors);
+    let line = ProgressLine::new("", all.map(|tensor| tensor.bytes as u64).sum());
+    let mut job = Job { isa, seed: args.seed, banks: HashMap::new(), line };
+    let (name, file_type) = (args.variant.name(), args.quantize.file_type());
+    job.write(&directory.join(format!("{name}-target.gguf")), &target_tensors, |file| {
+        target.describe(file, "gemma4", &format!("echo {name}"), file_type, vocab)?;
+        describe_target(file, &shape)
+    })?;
+    let architecture = if count.is_some() { "gemma4_assistant" } else { "gemma4-assistant" };
+    job.write(&directory.join(format!("{name}-assistant.gguf")), &assistant_tensors, |file| {
+        assistant.describe(file, architecture, &format!("echo {name} assistant"), file_type, vocab)?;
+        describe_assistant(file, &shape, count)
+    })?;
+    Ok(())
+}
+
+fn describe_target(file: &mut GgufWriter, shape: &Shape) -> Result<()> {
+    file.value("gemma4.final_logit_softcapping", 30f32)?;
+    file.value("gemma4.embedding_length_per_layer_input", shape.per_layer as u32)?;
+    if let Some(experts) = shape.experts {
+        file.value("gemma4.expert_count", experts.count as u32)?;
+        file.value("gemma4.expert_used_count", experts.used as u32)?;
+        file.value("gemma4.expert_feed_forward_length", experts.ffn as u32)?;
+    }
+    Ok(())
+}
+
+fn describe_assistant(file: &mut GgufWriter, shape: &Shape, centroids: Option<usize>) -> Result<()> {
+    let Some(count) = centroids else {
+        file.value("gemma4-assistant.embedding_length_out", shape.hidden as u32)?;
+        return Ok(file.value("gemma4-assistant.nextn_predict_layers", 4u32)?);
+    };
+    file.value("gemma4_assistant.n_embd_backbone", shape.hidden as u32)?;
+    file.value("gemma4_assistant.n_centroids", count as u32)?;
+    file.value("gemma4_assistant.centroid_top_k", CENTROID_TOP_K.min(count) as u32)?;
+    file.value("gemma4_assistant.use_ordered_embeddings", true)?;
+    file.value("gemma4_assistant.attention.k_eq_v", shape.k_eq_v)?;
+    Ok(file.value("gemma4_assistant.requires_target_arch", "gemma4")?)
+}
+
+/// Bytes that are made at once, before they are written.
+const BATCH: usize = 16 << 20;
+/// Random weights are drawn in pieces of so many, whole blocks of every type, from so many pieces.
+const PIECE: usize = 256;
+const PIECES: usize = 1024;
+/// Pieces that one thread draws in a row.
+const RUN: usize = 256;
+
+/// Pieces of random weights of a type: quantizing 18 GB of them would take minutes, copying takes seconds.
+struct Bank {
+    piece: usize, // bytes
+    bytes: Vec<u8>,
+}
+
+struct Job {
+    isa: Isa,
+    seed: u64,
+    banks: HashMap<(u32, u32), Bank>, // by type and the bits of the deviation
+    line: ProgressLine,
+}
+
+impl Job {
+    fn write(
+        &mut self,
+        path: &Path,
+        tensors: &[Tensor],
+        describe: impl FnOnce(&mut GgufWriter) -> Result<()>,
+    ) -> Result<()> {
+        let mut file = GgufWriter::create(path)?;
+        describe(&mut file)?;
+        for tensor in tensors {
+            file.tensor(&tensor.name, tensor.ggml_id, &tensor.shape)?;
+        }
+        let mut file = file.begin()?;
+        self.line.label(path.file_name().map_or(String::new(), |name| name.display().to_string()));
+        for tensor in tensors {
+            self.fill(&mut file, tensor)?;
+        }
+        Ok(file.finish()?)
+    }
+
+    fn fill(&mut self, file: &mut TensorWriter, tensor: &Tensor) -> Result<()> {
+        let mut write = |bytes: &[u8]| -> Result<()> {
+            file.write(&tensor.name, bytes)?;
+            self.line.add(bytes.len() as u64);
+            Ok(())
+        };
+        match &tensor.contents {
+            Contents::Zeros => {
+                let zeros = vec![0; tensor.bytes.min(BATCH)];
+                batches(tensor.bytes, zeros.len()).try_for_each(|(_, len)| write(&zeros[..len]))
+            }
+            Contents::Values(values) => write(&values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>()),
+            Contents::Ids(ids) => write(&ids.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>()),
+            Contents::Rows(stored, rows) => {
+                let inputs = tensor.shape.last().copied().unwrap_or(1);
+                let block = ROWS * stored.bytes(inputs);
+                let mut buffer = vec![0; tensor.bytes.min((BATCH / block).max(1) * block)];
+                batches(tensor.bytes, buffer.len()).try_for_each(|(start, len)| {
+                    let out = &mut buffer[..len];
+                    out.par_chunks_mut(block).enumerate().for_each(|(i, out)| {
+                        let mut x = vec![0.0; out.len() / (block / ROWS) * inputs];
+                        rows((start / block + i) * ROWS, &mut x);
+                        for (x, out) in x.chunks_exact(inputs).zip(out.chunks_exact_mut(block / ROWS)) {
+                            stored.encode(self.isa, x, out);
+                        }
+                    });
+                    write(out)
+                })
+            }
+            Contents::Random(stored, std) => {
+                let (isa, seed) = (self.isa, self.seed);
+                let make = || Bank::new(isa, seed, *stored, *std);
+                let bank = &*self.banks.entry((tensor.ggml_id, std.to_bits())).or_insert_with(make);
+                let run = RUN * bank.piece;
+                let mut buffer = vec![0; tensor.bytes.min((BATCH / run).max(1) * run)];
+                batches(tensor.bytes, buffer.len()).try_for_each(|(start, len)| {
+                    let out = &mut buffer[..len];
+                    out.par_chunks_mut(run).enumerate().for_each(|(i, out)| {
+                        bank.draw(&mut Random::new(seed, &tensor.name, (start / run + i) as u64), out);
+                    });
+                    write(out)
+                })
+            }
+        }
+    }
+}
+
+/// `(start, length)` of the pieces of `total` that are `len` long, except for the last.
+fn batches(total: usize, len: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..total).step_by(len.max(1)).map(move |start| (start, len.min(total - start)))
+}
+
+impl Bank {
+    fn new(isa: Isa, seed: u64, stored: Stored, std: f32) -> Self {
+        let piece = stored.bytes(PIECE);
+        let mut bytes = vec![0; PIECES * piece];
+        bytes.par_chunks_mut(piece).enumerate().for_each(|(i, out)| {
+            let mut x = [0.0; PIECE];
+            Random::new(seed, "bank", i as u64).fill(std, &mut x);
+            stored.encode(isa, &x, out);
+        });
+        Self { piece, bytes }
+    }
+
+    fn draw(&self, random: &mut Random, out: &mut [u8]) {
+        for out in out.chunks_mut(self.piece) {
+            let at = (random.next() % PIECES as u64) as usize * self.piece;
+            out.copy_from_slice(&self.bytes[at..at + out.len()]);
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Shows a trace: `cargo run --release --example trace_view -- trace.ndjson --out trace.html`.
+
+mod plot;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use plot::{Series, bars, escape, steps};
+use serde_json::Value;
+
+/// Turn a trace (generate --trace FILE) into one HTML file that needs nothing else: the text coloured by who wrote each
+/// token, the round behind a token under the pointer, and plots.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// The trace.
+    trace: PathBuf,
+    /// Where the page goes; by default, beside the trace.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
+    let text = std::fs::read_to_string(&args.trace).with_context(|| args.trace.display().to_string())?;
+    // A trace that was cut short ends in half a line.
+    let lines: Vec<Value> = text.lines().map_while(|line| serde_json::from_str(line).ok()).collect();
+    anyhow::ensure!(!lines.is_empty(), "{}: is no trace; make one with generate --trace", args.trace.display());
+    let out = args.out.unwrap_or_else(|| args.trace.with_extension("html"));
+    std::fs::write(&out, page(&lines)).with_context(|| out.display().to_string())?;
+    println!("{}", out.display());
+    Ok(())
+}
+
+/// Colours that are told apart by people who see few, and black on them.
+const COLOURS: [&str; 7] = ["#8ecae6", "#ffb703", "#b5e48c", "#f4acb7", "#cdb4db", "#f9dcc4", "#9bf6ff"];
+const TARGET: &str = "#e9ecef";
+
+fn page(lines: &[Value]) -> String {
+    let rounds: Vec<&Value> = lines.iter().filter(|line| line["event"] == "round").collect();
+    let mut drafters: Vec<&str> = rounds.iter().filter_map(|round| round["drafter"].as_str()).collect();
+    drafters.sort_unstable();
+    drafters.dedup();
+    let colour = |drafter: &str| {
+        let at = drafters.iter().position(|known| *known == drafter);
+        at.map_or(TARGET, |at| COLOURS[at % COLOURS.len()])
+    };
+    let legend = std::iter::once(("target", TARGET)).chain(drafters.iter().map(|name| (*name, colour(name))));
+    let legend: String = legend
+        .map(|(name, colour)| format!("<span class=key style=\"background:{colour}\">{}</span>", escape(name)))
+        .collect();
+
+    let mut sessions: BTreeMap<u64, String> = BTreeMap::new();
+    let mut index = 0;
+    for line in lines {
+        let text = sessions.entry(line["session"].as_u64().unwrap_or(0)).or_default();
+        match line["event"].as_str() {
+            Some("begin") => {
+                let prompt = &line["prompt_tokens"];
+                *text += &format!("<p class=begin>behind a prompt of {prompt} tokens</p><div class=text>");
+            }
+            Some("first") => *text += &tokens(line, None, &colour),
+            Some("round") => {
+                *text += &tokens(line, Some(index), &colour);
+                index += 1;
+            }
+            Some("end") => {
+                *text += &format!("</div><p class=begin>end: {}</p>", escape(line["finish"].as_str().unwrap_or("")))
+            }
+            _ => {}
+        }
+    }
+    let texts: String =
+        sessions.iter().map(|(session, text)| format!("<section><h2>session {session}</h2>{text}</section>")).collect();
+    // Closing tags inside the data would end the script element.
+    let data = serde_json::to_string(&rounds).unwrap_or_default().replace('<', "\\u003c");
+    let emitted: usize = rounds.iter().map(|round| round["tokens"].as_array().map_or(0, Vec::len)).sum();
+    let summary = format!(
+        "{} rounds, {emitted} tokens, {:.2} tokens per round",
+        rounds.len(),
+        emitted as f64 / rounds.len().max(1) as f64
+    );
+    format!(
+        "<!doctype html><html lang=en><meta charset=utf-8><title>foretoken trace</title><style>{STYLE}</style>\
+         <h1>Who wrote what</h1><p>{summary}</p><p>{legend} <small>deeper places in a draft are darker</small></p>\
+         <aside id=round>Point at a token.</aside>{texts}<h2>Accepted at each place of the draft</h2>{}\
+         <h2>Rows verified (B), round by round</h2>{}<h2>Milliseconds of each phase, round by round</h2>{}\
+         <script type=\"application/json\" id=data>{data}</script><script>{SCRIPT}</script></html>",
+        acceptance(&rounds, &drafters, &colour),
+        steps(&[Series {
+            name: "rows",
+            colour: "#023047",
+            values: rounds.iter().map(|r| number(&r["rows"])).collect()
+        }]),
+        phases(&rounds),
+    )
+}
+
+/// The tokens of a line: those of the draft in its drafter's colour, the target's own in grey.
+fn tokens(line: &Value, round: Option<usize>, colour: &dyn Fn(&str) -> &'static str) -> String {
+    let accepted = line["accepted"].as_u64().unwrap_or(0) as usize;
+    let drafter = line["drafter"].as_str().unwrap_or("target");
+    let mut html = String::new();
+    for (place, token) in line["tokens"].as_array().into_iter().flatten().enumerate() {
+        let drafted = place < accepted;
+        let shade = if drafted { 0.045 * place.min(6) as f64 } else { 0.0 };
+        let text = token["text"].as_str().map_or_else(|| format!("[{}]", token["id"]), escape);
+        let text = text.replace('\n', "\u{21b5}\n");
+        let round = round.map_or(String::new(), |round| format!(" data-round={round} data-place={place}"));
+        html += &format!(
+            "<span class=token style=\"background:color-mix(in srgb,{} {:.0}%,black)\"{round}>{text}</span>",
+            if drafted { colour(drafter) } else { TARGET },
+            100.0 * (1.0 - shade),
+        );
+    }
+    html
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
+}
+
+/// For each drafter, the share of its drafts accepted up to each position.
+fn acceptance<'a>(rounds: &[&Value], drafters: &[&'a str], colour: &dyn Fn(&str) -> &'static str) -> String {
+    let of_drafter = |name: &'a str| {
+        let own = rounds.iter().filter(|round| round["drafter"] == name);
+        let (mut drafted, mut accepted) = (Vec::new(), Vec::new());
+        for round in own {
+            let (of, at) = (round["draft"].as_array().map_or(0, Vec::len), number(&round["accepted"]) as usize);
+            drafted.resize(drafted.len().max(of), 0.0);
+            accepted.resize(drafted.len(), 0.0);
+            drafted[..of].iter_mut().for_each(|n| *n += 1.0);
+            accepted[..at].iter_mut().for_each(|n| *n += 1.0);
+        }
+        let values = accepted.iter().zip(drafted).map(|(accepted, drafted): (&f64, f64)| accepted / drafted);
+        Series { name, colour: colour(name), values: values.collect() }
+    };
+    bars(&drafters.iter().copied().map(of_drafter).collect::<Vec<_>>())
+}
+
+fn phases(rounds: &[&Value]) -> String {
+    let phase = |(name, field, colour)| Series {
+        name,
+        colour,
+        values: rounds.iter().map(|round| number(&round[field]) / 1e3).collect(),
+    };
+    let phases =
+        [("draft", "us_draft", "#fb8500"), ("verify", "us_verify", "#219ebc"), ("accept", "us_accept", "#8a817c")];
+    steps(&phases.map(phase))
+}
+
+const STYLE: &str = "body{font:15px system-ui,sans-serif;margin:2em;max-width:70em;padding-right:24em}\
+    .text{font:14px/1.7 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere}\
+    .token{border-radius:3px;outline:1px solid #fff}.token.same{outline:2px solid #d00000}.key{padding:2px 8px;margin-right:6px}\
+    .begin{color:#666}aside{position:fixed;top:2em;right:2em;width:21em;max-height:90vh;overflow:auto;background:#fff;\
+    border:1px solid #ccc;border-radius:6px;padding:1em;font:13px ui-monospace,monospace;white-space:pre-wrap}\
+    svg{background:#fafafa;max-width:100%}svg text{font:11px system-ui}";
+
+const SCRIPT: &str = r#"
+const rounds = JSON.parse(document.getElementById("data").textContent);
+const panel = document.getElementById("round");
+const show = (r) => {
+  const e = r.expected, draft = r.draft.map((d, i) =>
+    `  ${i < r.accepted ? "+" : "-"} ${d.id}${d.p === undefined || d.p === null ? "" : "  p " + d.p.toFixed(3)}`).join("\n");
+  panel.textContent = `round ${r.iteration} of session ${r.session}, ${r.us} us\n` +
+    `position ${r.position}, behind token ${r.last}\n` +
+    `${r.drafter ?? "no drafter"}, ${r.path}\n` +
+    `${r.rows} rows because: ${r.why}\n${draft}\naccepted ${r.accepted}, next ${r.next}\n\n` +
+    `expected ${e.tokens.toFixed(2)} tokens in ${e.ms.toFixed(2)} ms\n` +
+    `a plain step takes ${e.plain_ms.toFixed(2)} ms\nwon so far: ${e.balance.toFixed(1)} plain steps\n\n` +
+    `draft ${r.us_draft} us, waited ${r.us_wait}\nverify ${r.us_verify} us\naccept ${r.us_accept} us`;
+};
+document.addEventListener("mouseover", (event) => {
+  const token = event.target.closest("[data-round]");
+  if (!token) return;
+  document.querySelectorAll(".same").forEach((other) => other.classList.remove("same"));
+  document.querySelectorAll(`[data-round="${token.dataset.round}"]`).forEach((own) => own.classList.add("same"));
+  show(rounds[token.dataset.round]);
+});
+"#;

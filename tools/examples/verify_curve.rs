@@ -1,0 +1,125 @@
+//! What a verification costs: `cargo run --release --example verify_curve -- --threads 1`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use foretoken::{DeviceChoice, Engine, EngineOptions, Probe, SessionOptions};
+use foretoken_kernels::measure::int8_multiply_adds;
+use foretoken_tools::{demo, measure};
+
+/// Measure v(B), the cost of verifying B rows in single steps, beside what the machine can do at best.
+///
+/// Example: verify_curve --model e2b.gguf --assistant e2b-assistant.gguf --threads 1
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// The target's checkpoint; by default, the demo pair.
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// The assistant's checkpoint.
+    #[arg(long)]
+    assistant: Option<PathBuf>,
+    /// Where the models compute: cpu, cuda, cuda:N, metal, metal:N or auto (build with --features cuda, cuda-prebuilt or metal).
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: DeviceChoice,
+    /// Threads; by default, the physical cores.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Positions in the cache when a step is measured.
+    #[arg(long, default_value_t = 64)]
+    depth: usize,
+    /// Measurements of each row count, taken in turn; the median counts.
+    #[arg(long, default_value_t = 7)]
+    repeats: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+const MOST_ROWS: usize = 16;
+const PREFILL: usize = 512;
+
+fn main() -> ExitCode {
+    foretoken_tools::run(command)
+}
+
+fn command(args: Args) -> Result<()> {
+    let engine = Engine::load(&EngineOptions {
+        assistant: args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant"))),
+        threads: args.threads,
+        device: args.device.clone(),
+        ..EngineOptions::new(args.model.clone().unwrap_or_else(|| demo("target")))
+    })?;
+    measure_all(&args, &engine)
+}
+
+fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
+    let target = engine.target();
+    let mut probe = Probe::new(engine, &SessionOptions::default())?;
+    let prefill = PREFILL as f64 / probe.read(&measure::ids(engine, PREFILL))?.as_secs_f64();
+    drop(probe);
+
+    let rows: Vec<usize> = (1..=MOST_ROWS).collect();
+    let curve = measure::curve(engine, args.depth, &rows, args.repeats)?;
+    let ms: Vec<f64> = curve.verify.into_iter().map(|(_, times)| measure::median(times)).collect();
+    let v: Vec<f64> = ms.iter().map(|rows| rows / ms[0]).collect();
+    let draft_ms = engine.assistant().map(|_| measure::median(curve.draft));
+    let read = measure::read_bandwidth(engine).context("no memory to measure with")?;
+    let peak = if engine.device().is_none() { engine.run(|| peak_multiply_adds(engine)) } else { None };
+    let computes = engine.device().unwrap_or_else(|| format!("{} threads, {}", engine.threads(), engine.isa().name()));
+    if args.json {
+        let report = serde_json::json!({
+            "v": v,
+            "ms": ms,
+            "draft_ms": draft_ms,
+            "prefill_512_tokens_per_second": prefill,
+            "read_gb_per_second": read,
+            "peak_gmac_per_second": peak,
+            "step_bytes": target.step_cost().bytes,
+            "step_multiply_adds": target.step_cost().multiply_adds,
+            "threads": engine.threads(),
+            "isa": engine.isa().name(),
+            "device": engine.device(),
+        });
+        println!("{report}");
+        return Ok(());
+    }
+    let (bytes, multiply_adds) = (target.step_cost().bytes as f64 / 1e9, target.step_cost().multiply_adds as f64 / 1e9);
+    println!("{computes}, depth {}", args.depth);
+    println!(
+        "reads {read:.1} GB/s and multiplies {} at best",
+        peak.map_or("unknown".into(), |p| format!("{p:.0} G/s"))
+    );
+    println!("a step reads {bytes:.3} GB of weights and does {multiply_adds:.2} G multiply-adds a row\n");
+    println!("rows      ms   v(B)   GB/s  of best   G/s");
+    for (rows, (ms, v)) in (1..).zip(ms.iter().zip(&v)) {
+        let per_second = |amount: f64| amount / ms * 1e3;
+        let rate = per_second(multiply_adds * f64::from(rows));
+        let of_best = 100.0 * per_second(bytes) / read;
+        println!("{rows:4} {ms:7.3} {v:6.2} {:6.1} {of_best:6.1} % {rate:5.0}", per_second(bytes));
+    }
+    if let Some(draft_ms) = draft_ms {
+        println!("\na draft step takes {draft_ms:.3} ms");
+    }
+    println!("a prompt of {PREFILL} tokens is read at {prefill:.0} tokens/s");
+    Ok(())
+}
+
+/// Billions of 8-bit multiply-adds per second, all threads at once; `None` if the processor has no instruction for them.
+fn peak_multiply_adds(engine: &Engine) -> Option<f64> {
+    const ROUNDS: usize = 20_000_000;
+    int8_multiply_adds(engine.isa(), 1)?;
+    let start = Instant::now();
+    rayon::scope(|scope| {
+        for _ in 0..engine.threads() {
+            scope.spawn(|_| {
+                std::hint::black_box(int8_multiply_adds(engine.isa(), ROUNDS));
+            });
+        }
+    });
+    let all = 64.0 * 16.0 * ROUNDS as f64 * engine.threads() as f64;
+    Some(all / 1e9 / start.elapsed().as_secs_f64())
+}

@@ -1,0 +1,92 @@
+//! How far a long command is, on a terminal.
+
+use std::io::{IsTerminal, Write, stderr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A line on stderr with a bar, the share that is done and the time left, erased when all is done or the last clone is
+/// dropped. Where stderr is no terminal nothing is written.
+#[derive(Clone)]
+pub struct ProgressLine(Arc<Mutex<Line>>);
+
+struct Line {
+    label: String,
+    done: u64,
+    total: u64,
+    began: Instant,
+    drawn: Option<Instant>,
+    terminal: bool,
+}
+
+const BAR: usize = 40; // characters
+const REDRAW: Duration = Duration::from_millis(100);
+
+impl ProgressLine {
+    /// A line that begins with `label` and ends at `total`, in any unit.
+    pub fn new(label: &str, total: u64) -> Self {
+        Self(Arc::new(Mutex::new(Line {
+            label: label.into(),
+            done: 0,
+            total,
+            began: Instant::now(),
+            drawn: None,
+            terminal: stderr().is_terminal(),
+        })))
+    }
+
+    /// `done` of `total`; another total begins anew.
+    pub fn set(&self, done: u64, total: u64) {
+        self.change(|line| {
+            if line.total != total {
+                line.began = Instant::now();
+            }
+            (line.done, line.total) = (done, total);
+        });
+    }
+
+    /// `more` than before.
+    pub fn add(&self, more: u64) {
+        self.change(|line| line.done += more);
+    }
+
+    /// Replaces the label.
+    pub fn label(&self, label: String) {
+        self.change(|line| line.label = label);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Line)) {
+        let mut line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut line);
+        line.draw();
+    }
+}
+
+impl Line {
+    /// Writes the line if the last time was long enough ago.
+    fn draw(&mut self) {
+        if self.done >= self.total {
+            return self.erase();
+        }
+        if !self.terminal || self.drawn.is_some_and(|at| at.elapsed() < REDRAW) {
+            return;
+        }
+        self.drawn = Some(Instant::now());
+        let share = self.done as f64 / self.total as f64;
+        let left = self.began.elapsed().as_secs_f64() * (1.0 / share.max(1e-3) - 1.0);
+        let bar = "#".repeat((share * BAR as f64) as usize);
+        // A line that cannot be written is no reason to stop the command.
+        let _ = write!(stderr(), "\r{} [{bar:-<BAR$}] {:.0} %, {left:.0} s left\x1b[K", self.label, 100.0 * share);
+    }
+
+    fn erase(&mut self) {
+        if self.drawn.take().is_some() {
+            let _ = write!(stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.erase();
+    }
+}

@@ -1,0 +1,626 @@
+//! Every command once, small, on the demo pair: what it prints, its exit code, its errors, and a reader that leaves.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use foretoken::Statistics;
+use foretoken::checkpoint::{Checkpoint, LoadOptions};
+use foretoken::gemma4::Target;
+use foretoken::speculative::{DrafterKind, DrafterStats};
+use foretoken::{Error, Isa};
+use serde_json::Value;
+
+/// An example's executable, which `cargo test` builds beside this one. Backtraces are asked for: no output may have them.
+fn example(name: &str) -> Command {
+    let own = std::env::current_exe().expect("a path");
+    let profile = own.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
+    let path = profile.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    assert!(path.exists(), "{} is missing; build it: cargo build --example {name}", path.display());
+    let mut command = Command::new(path);
+    command.env_remove("RUST_LOG").env("RUST_BACKTRACE", "1").current_dir(env!("CARGO_MANIFEST_DIR"));
+    command
+}
+
+fn run(name: &str, arguments: &[&str]) -> Output {
+    example(name).args(arguments).output().expect("a run")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+/// Runs a command that must succeed; its stdout and stderr.
+fn succeeds(name: &str, arguments: &[&str]) -> (String, String) {
+    let run = run(name, arguments);
+    assert!(run.status.success(), "{name} {arguments:?}: {}", text(&run.stderr));
+    (text(&run.stdout), text(&run.stderr))
+}
+
+/// The last line of a command's stdout.
+fn json(name: &str, arguments: &[&str]) -> Value {
+    let (stdout, _) = succeeds(name, arguments);
+    let last = stdout.lines().last().unwrap_or_else(|| panic!("{name} printed nothing"));
+    serde_json::from_str(last).unwrap_or_else(|e| panic!("{name}: {e}: {last}"))
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().expect("an object").keys().map(String::as_str).collect() // sorted: serde_json's map is a BTreeMap
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+fn demo(part: &str) -> PathBuf {
+    foretoken_tools::demo(part)
+}
+
+/// A path in UTF-8.
+fn utf8(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
+
+const COMMANDS: [&str; 14] = [
+    "acceptance",
+    "bench_matrix",
+    "convert",
+    "depth",
+    "drafters",
+    "generate",
+    "inspect",
+    "kv_quality",
+    "perplexity",
+    "quantize",
+    "synthesize",
+    "trace_view",
+    "verify",
+    "verify_curve",
+];
+
+// ---- generate ----
+
+#[test]
+fn generate_ends_with_one_line() {
+    let all = ["fn main() {", "--threads", "1", "--max-tokens", "96", "--ignore-eos"];
+    let with = |more: &[&str]| succeeds("generate", &[&all[..], more].concat());
+    let (written, line) = with(&[]);
+    assert!(written.trim().len() > 50, "{written}");
+    assert_eq!(line.lines().count(), 1, "{line}");
+    assert!(line.starts_with("96 tokens at ") && line.contains(" drafted tokens accepted"), "{line}");
+
+    let (plain, line) = with(&["--no-speculation"]);
+    assert_eq!(plain, written, "speculation changed the text");
+    assert_eq!(line.lines().count(), 1, "{line}");
+    assert!(line.starts_with("96 tokens at ") && line.ends_with(" tokens/s\n"), "{line}");
+
+    let (same, details) = with(&["--stats"]);
+    assert_eq!(same, written);
+    for part in ["K/V of layers 1, 3, 5: keys f16, values f16", "\nmtp: ", "rounds by rows: ", "v(B): 1.00 "] {
+        assert!(details.contains(part), "{details} has no {part:?}");
+    }
+    assert!(details.lines().last().is_some_and(|line| line.starts_with("96 tokens at ")), "{details}");
+
+    let (_, line) = with(&["--simulate-acceptance", "1"]);
+    assert!(line.lines().count() == 1 && line.contains("acceptance was simulated: the text is meaningless"), "{line}");
+}
+
+/// 100 tokens of rounds in a second, where plain steps would have taken 20 ms each.
+#[test]
+fn the_speed_up_is_plain_decoding_over_the_time_taken() {
+    let mut s = Statistics {
+        generations: 1,
+        generated_tokens: 101,
+        rounds: 40,
+        drafted: 90,
+        accepted: 60,
+        decode: Duration::from_secs(1),
+        ..Statistics::default()
+    };
+    assert_eq!(s.speed_up(), None);
+    assert_eq!(s.to_string(), "101 tokens at 100.0 tokens/s");
+    s.speculation.plain_ms = Some(2000.0);
+    s.speculation.rows = vec![0, 10, 30];
+    let phases = [200, 700, 100].map(Duration::from_millis);
+    [s.speculation.wait, s.speculation.verify, s.speculation.accept] = phases;
+    assert_eq!(s.speed_up(), None, "there are no drafters");
+    s.speculation.drafters = vec![DrafterStats { kind: Some(DrafterKind::Mtp), ..DrafterStats::default() }];
+    assert_eq!(s.speed_up(), Some(2.0));
+    let line =
+        "101 tokens at 100.0 tokens/s, 60 of 90 drafted tokens accepted, 2.00x the estimated speed without speculation";
+    assert_eq!(s.to_string(), line);
+    s.speculation.plain_ms = None;
+    assert_eq!(s.to_string(), line.split(", 2.00x").next().expect("a first part"));
+    let mut sum = Statistics::default();
+    s.speculation.plain_ms = Some(2000.0);
+    sum.add(&s);
+    sum.add(&s);
+    assert_eq!(sum.speed_up(), Some(2.0));
+    s.speculation.plain_ms = None;
+    sum.add(&s);
+    assert_eq!(sum.speed_up(), None);
+}
+
+/// Where the planner measured plain steps there is an estimate; where every round has the same rows there is none.
+#[test]
+fn the_speed_up_is_left_out_where_it_is_not_known() {
+    let arguments = ["x", "--threads", "1", "--max-tokens", "200", "--ignore-eos"];
+    let line = |more: &[&str]| succeeds("generate", &[&arguments[..], more].concat()).1;
+    let measured = line(&[]);
+    let factor =
+        measured.split(", ").last().and_then(|part| part.strip_suffix("x the estimated speed without speculation\n"));
+    let factor: f64 = factor.unwrap_or_else(|| panic!("{measured}")).parse().expect("a number");
+    assert!(factor > 0.2 && factor < 10.0, "{measured}");
+    let fixed = line(&["--draft-block-size", "4"]);
+    assert!(!fixed.contains("estimated"), "{fixed}");
+}
+
+#[test]
+fn the_keys_of_generate_json() {
+    let report = json("generate", &["fn main() {", "--json", "--max-tokens", "12", "--threads", "1", "--ignore-eos"]);
+    let all = [
+        "acceptance_rate",
+        "accepted",
+        "decode_tokens_per_second",
+        "drafted",
+        "generated_tokens",
+        "kv_bytes",
+        "kv_bytes_per_token",
+        "load_seconds",
+        "peak_rss_bytes",
+        "prefill_tokens_per_second",
+        "prompt_tokens",
+        "rounds",
+        "simulated_acceptance",
+        "speculation",
+        "text",
+        "tokens",
+        "tokens_per_round",
+    ];
+    assert_eq!(keys(&report), all);
+    let of_speculation = [
+        "accept",
+        "begin",
+        "cancelled",
+        "draft",
+        "drafters",
+        "passes_saved",
+        "rows",
+        "verify",
+        "verify_ms",
+        "wait",
+        "why",
+    ];
+    assert_eq!(keys(&report["speculation"]), of_speculation);
+    let of_drafters = [
+        "accepted",
+        "accepted_at",
+        "accepted_drafts",
+        "calls",
+        "draft",
+        "drafted",
+        "drafted_at",
+        "drafts",
+        "kind",
+        "proposed",
+        "step_ms",
+    ];
+    let drafters = report["speculation"]["drafters"].as_array().expect("drafters");
+    assert!(!drafters.is_empty() && drafters.iter().all(|drafter| keys(drafter) == of_drafters), "{drafters:?}");
+
+    let tokens = report["tokens"].as_array().expect("tokens");
+    assert!(
+        tokens.len() == 12 && report["generated_tokens"] == 12 && !report["text"].as_str().expect("text").is_empty()
+    );
+    assert_eq!(report["simulated_acceptance"], false);
+    // The first token comes from the prompt's pass.
+    let rounds = number(&report["rounds"]);
+    assert!((number(&report["tokens_per_round"]) * rounds - 11.0).abs() < 1e-9, "{report}");
+    assert!(number(&report["accepted"]) <= number(&report["drafted"]) && number(&report["kv_bytes"]) > 0.0);
+}
+
+/// Instruction sets by name: they write the same text where the demo pair's margins decide it, and report their own name.
+#[test]
+fn an_instruction_set_can_be_chosen() {
+    let refused = run("generate", &["x", "--isa", "sse9"]);
+    let complaint = text(&refused.stderr);
+    assert!(refused.status.code() == Some(1) && complaint.lines().count() == 1, "{complaint}");
+    assert!(complaint.contains("--isa") && complaint.contains("sse9") && complaint.contains("scalar"), "{complaint}");
+    let costs = tempfile::tempdir().expect("a directory");
+    for isa in Isa::available() {
+        let path = costs.path().join(isa.name());
+        let arguments = ["x", "--isa", isa.name(), "--max-tokens", "4", "--threads", "1", "--costs", utf8(&path)];
+        succeeds("generate", &arguments);
+        let measured = std::fs::read_to_string(&path).expect("costs");
+        let measured: Value = serde_json::from_str(&measured).expect("JSON");
+        assert_eq!(measured["machine"]["isa"], isa.name());
+    }
+}
+
+/// Keys in fewer than 5 bits harm a model that does not scale its scores; the user is told once, on one line.
+#[test]
+fn coarse_keys_are_warned_of() {
+    for (arguments, warned) in [
+        (&["--cache-type-k", "turbo3"][..], true),
+        (&["--kv-preset", "compact"], true),
+        (&["--kv-preset", "balanced"], false),
+        (&["--cache-type-v", "turbo3"], false),
+        (&[], false),
+    ] {
+        let (_, stderr) = succeeds("generate", &[&["x", "--max-tokens", "1", "--threads", "1"], arguments].concat());
+        let warnings = stderr.lines().filter(|line| line.contains("WARN")).collect::<Vec<_>>();
+        assert_eq!(warnings.len(), usize::from(warned), "{arguments:?}: {stderr}");
+        assert!(warnings.iter().all(|line| line.contains("keys in fewer than 5 bits")), "{stderr}");
+    }
+}
+
+/// In-situ quantization holds the quantized weights, not the file beside them.
+#[test]
+fn quantizing_while_loading_does_not_hold_the_file() {
+    let directory = tempfile::tempdir().expect("a directory");
+    succeeds("synthesize", &[utf8(directory.path()), "e2b", "--layers", "2", "--vocab", "4096", "--quantize", "bf16"]);
+    let model = directory.path().join("e2b-target.gguf");
+    let file = std::fs::metadata(&model).expect("a file").len() as f64;
+    let common = ["--model", utf8(&model), "--prompt-ids", "400,500", "--max-tokens", "2", "--threads", "2", "--json"];
+    let peak = |more: &[&str]| json("generate", &[&common[..], more].concat())["peak_rss_bytes"].as_f64();
+    let Some(quantized) = peak(&["--quantize", "q8_0"]) else {
+        // The test harness would capture `eprintln!`.
+        let line = "skipped: peak memory of --quantize: this system has no /proc/self/status\n";
+        return std::io::stderr().write_all(line.as_bytes()).expect("stderr");
+    };
+    // 34 bytes for 32 weights of 2 bytes each, and what every process has: code, stacks, buffers, an embedding's rows.
+    let bound = file * 34.0 / 64.0 + f64::from(48 << 20);
+    assert!(bound < file, "the file of {file} bytes is too small to tell");
+    assert!(quantized < bound, "{quantized} bytes at most, {bound} allowed; the file has {file}");
+
+    // The files are what they are called.
+    let (listed, _) = succeeds("inspect", &[utf8(&model), "--no-tensors"]);
+    assert!(listed.contains("general.architecture = Some(") && listed.contains("tensors of bf16: "), "{listed}");
+    let assistant = directory.path().join("e2b-assistant.gguf");
+    let (sound, _) = succeeds("verify", &["--model", utf8(&model), "--assistant", utf8(&assistant)]);
+    assert_eq!(sound.lines().last(), Some("sound"), "{sound}");
+}
+
+// ---- checkpoints ----
+
+#[test]
+fn verify_says_what_is_unsound() {
+    let (target, assistant) = (demo("target"), demo("assistant"));
+    let both = ["--model", utf8(&target), "--assistant", utf8(&assistant)];
+    let (sound, stderr) = succeeds("verify", &both);
+    assert!(sound.lines().last() == Some("sound") && stderr.is_empty(), "{sound}{stderr}");
+    assert!(sound.lines().any(|line| line.starts_with("ok      pair      acceptance")), "{sound}");
+    let report = json("verify", &[&both[..], &["--json"]].concat());
+    assert_eq!((keys(&report), &report["passed"]), (vec!["findings", "passed"], &Value::Bool(true)));
+    for finding in report["findings"].as_array().expect("findings") {
+        assert_eq!(keys(finding), ["check", "detail", "outcome", "part"]);
+        assert_eq!(finding["outcome"], "passed", "{finding}");
+    }
+
+    // A target as its own assistant.
+    let swapped = ["--model", utf8(&target), "--assistant", utf8(&target)];
+    let unsound = run("verify", &swapped);
+    let printed = text(&unsound.stdout);
+    assert_eq!(unsound.status.code(), Some(1), "{printed}");
+    let failed = printed.lines().filter(|line| line.starts_with("FAILED  assistant ")).count();
+    assert!(failed > 0 && printed.lines().last() == Some(&format!("{failed} failures")), "{printed}");
+    let unsound = run("verify", &[&swapped[..], &["--json"]].concat());
+    let report: Value = serde_json::from_slice(&unsound.stdout).expect("JSON");
+    assert_eq!((unsound.status.code(), &report["passed"]), (Some(1), &Value::Bool(false)));
+    let outcomes = report["findings"].as_array().expect("findings").iter().filter(|one| one["outcome"] == "failed");
+    assert_eq!(outcomes.count(), failed);
+}
+
+#[test]
+fn inspect_lists_a_checkpoint() {
+    let target = demo("target");
+    let (listed, stderr) = succeeds("inspect", &[utf8(&target)]);
+    assert!(stderr.is_empty(), "{stderr}");
+    let checkpoint = Checkpoint::open(&target).expect("the demo");
+    let names = checkpoint.names();
+    assert!(names.iter().all(|name| listed.lines().any(|line| line.starts_with(&format!("{name} ")))));
+    assert!(listed.contains("\"hidden_size\": 256") && listed.contains(&format!("{} tensors of bf16: ", names.len())));
+    for part in [
+        "K/V exact ",
+        "K/V compact ",
+        " bytes per token, ",
+        " at 8192 positions",
+        " fit the memory",
+        "weights take 19.6 MiB",
+    ] {
+        assert!(listed.contains(part), "{listed} has no {part:?}");
+    }
+    let (shorter, _) = succeeds("inspect", &[utf8(&target), "--no-tensors"]);
+    assert_eq!(listed.lines().count() - shorter.lines().count(), names.len());
+    // An assistant has no K/V of its own.
+    let (assistant, _) = succeeds("inspect", &[utf8(&demo("assistant")), "--no-tensors"]);
+    assert!(!assistant.contains("K/V") && assistant.contains("MiB in all"), "{assistant}");
+}
+
+/// Directory to GGUF, GGUF to fewer bits, and GGUF to a directory; all of them load and go on writing.
+#[test]
+fn checkpoints_are_converted_and_quantized() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let (bf16, q8_0, back, source) = (at("demo.gguf"), at("demo-q8_0.gguf"), at("demo"), demo("target"));
+    let (report, _) = succeeds("convert", &[utf8(&source), utf8(&bf16), "--outtype", "bf16"]);
+    // The rotation's frequencies are a tensor in GGUF files.
+    let tensors = Checkpoint::open(&source).expect("the demo").names().len() + 1;
+    assert_eq!(report, format!("{}: {tensors} tensors, 19.7 MiB\n", bf16.display()));
+    let (listed, _) = succeeds("quantize", &[utf8(&bf16), utf8(&q8_0), "q8_0", "--verbose"]);
+    assert_eq!(listed.lines().count(), tensors + 1, "{listed}");
+    assert!(
+        listed.lines().any(|line| line.starts_with("token_embd.weight ") && line.contains("BF16 -> Q8_0, 1114112 "))
+    );
+    assert!(listed.lines().last().is_some_and(|line| line.starts_with(&format!("{}: {tensors} ", q8_0.display()))));
+    let bytes = |path: &Path| std::fs::metadata(path).expect("a file").len();
+    assert!(bytes(&q8_0) * 10 < bytes(&bf16) * 6, "{} of {} bytes", bytes(&q8_0), bytes(&bf16));
+    let (report, _) = succeeds("convert", &[utf8(&bf16), utf8(&back)]);
+    assert!(report.starts_with(&format!("{}: ", back.display())), "{report}");
+    let weights =
+        |path: &Path| std::fs::read(path.join("model.safetensors")).map(|bytes| bytes.len()).expect("weights");
+    assert!(weights(&back).abs_diff(weights(&source)) < 65_536);
+    for model in [&bf16, &q8_0] {
+        let (written, _) = succeeds("generate", &["fn main() {", "--model", utf8(model), "--max-tokens", "4"]);
+        assert!(!written.trim().is_empty());
+    }
+    let refused = run("quantize", &[utf8(&q8_0), utf8(&at("again.gguf")), "q4_0"]);
+    let complaint = text(&refused.stderr);
+    assert!(refused.status.code() == Some(1) && complaint.contains("is q8_0 already"), "{complaint}");
+}
+
+/// A copy of the demo target that shrinks between two tensors is an error that names the file, not a fault.
+#[test]
+fn safetensors_that_shrink_are_noticed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let weights = directory.path().join("model.safetensors");
+    let copy = || {
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(demo("target").join(file), directory.path().join(file)).expect("a copy");
+        }
+        Checkpoint::open(directory.path()).expect("the demo")
+    };
+    let shrink = |path: &Path| {
+        let file = std::fs::OpenOptions::new().write(true).open(path).expect("opened");
+        file.set_len(4096).expect("truncated");
+    };
+    let noticed = |error: Error| {
+        let message = error.to_string();
+        let named = message.starts_with(utf8(&weights)) && !message.contains('\n');
+        assert!(named && message.contains("shrank from 20608940 to 4096 bytes"), "{message}");
+    };
+    let checkpoint = copy();
+    let name = "model.norm.weight";
+    assert!(checkpoint.get(name).expect("readable").is_some());
+    shrink(&weights);
+    assert!(checkpoint.has(name));
+    noticed(checkpoint.get(name).err().expect("an error"));
+    noticed(Target::load(&checkpoint, Isa::best()).err().expect("an error"));
+
+    // Behind the first tensor, while the others are loaded.
+    let (checkpoint, path) = (copy(), weights.clone());
+    let progress = Some(Arc::new(move |_| shrink(&path)) as Arc<_>);
+    noticed(Target::load(&checkpoint, LoadOptions { progress, ..Isa::best().into() }).err().expect("an error"));
+
+    // Another file that takes its name is no matter: the old one stays mapped.
+    let (checkpoint, other) = (copy(), directory.path().join("other"));
+    std::fs::write(&other, "short").expect("a file");
+    std::fs::rename(&other, &weights).expect("renamed");
+    Target::load(&checkpoint, Isa::best()).expect("the file that was opened");
+}
+
+// ---- measurements ----
+
+#[test]
+fn perplexity_of_a_text() {
+    let arguments = ["tests/command_lines.rs", "--window", "64", "--windows", "2"];
+    let report = json("perplexity", &[&arguments[..], &["--json"]].concat());
+    assert_eq!(keys(&report), ["error", "perplexity", "scored_tokens", "windows"]);
+    assert_eq!((&report["windows"], &report["scored_tokens"]), (&2.into(), &62.into()));
+    let value = number(&report["perplexity"]);
+    assert!(value > 1.0 && value < 4096.0, "{value}");
+    let (line, _) = succeeds("perplexity", &arguments);
+    assert!(line.starts_with(&format!("perplexity {value:.4} +/- ")), "{line}");
+    assert!(line.ends_with(" over 62 tokens in 2 windows\n"), "{line}");
+    let (other, _) = succeeds("perplexity", &[&arguments[..], &["--quantize", "q4_0"]].concat());
+    assert_ne!(other, line);
+}
+
+#[test]
+fn kv_quality_compares_formats() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    let (source, csv, svg) = (at("text"), at("kv.csv"), at("kv.svg"));
+    let own = std::fs::read_to_string(foretoken_tools::repository().join(file!())).expect("this file");
+    std::fs::write(&source, &own[..4000]).expect("a text");
+    let arguments = ["--text", utf8(&source), "--tokens", "704", "--generate", "64", "--only", "turbo2"];
+    let (table, _) = succeeds("kv_quality", &[&arguments[..], &["--csv", utf8(&csv), "--svg", utf8(&svg)]].concat());
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows.iter().map(|row| row[0]).collect::<Vec<_>>(), ["K/V", "exact", "turbo2"], "{table}");
+    let csv = std::fs::read_to_string(csv).expect("a table");
+    let rows: Vec<Vec<f64>> = csv
+        .lines()
+        .skip(1)
+        .map(|line| line.split(',').skip(1).map(|x| x.parse().expect("a number")).collect())
+        .collect();
+    // bits, divergences (median, mean, 99.9 %), the same best token, acceptance.
+    let [exact, turbo2] = &rows[..] else { panic!("{csv}") };
+    assert_eq!(exact[..5], [16.0, 0.0, 0.0, 0.0, 1.0]);
+    assert!(turbo2[0] > 2.0 && turbo2[0] < 3.0 && turbo2[2] > 0.0 && turbo2[3] >= turbo2[1], "{csv}");
+    assert!(exact[5] > 0.0 && exact[5] <= 1.0, "{csv}");
+    assert!(std::fs::read_to_string(svg).expect("a plot").starts_with("<svg"));
+    let unknown = run("kv_quality", &["--only", "turbo9"]);
+    assert!(text(&unknown.stderr).contains("--only turbo9: there are exact; "), "{}", text(&unknown.stderr));
+}
+
+#[test]
+fn bench_matrix_lists_its_cells() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let out = directory.path().join("none");
+    let arguments = ["--dry-run", "--kv", "f16", "--blocks", "3", "--prompts", "short", "--out", utf8(&out)];
+    let (cells, _) = succeeds("bench_matrix", &arguments);
+    let mode = |name: &str| format!("  short (128 tokens), K/V f16, {name}\n");
+    let want = ["off", "B = 3", "auto"].map(mode).concat();
+    assert_eq!(cells, format!("demo: 3 cells, 5 runs of each\n{want}"));
+    assert!(!out.exists());
+}
+
+#[test]
+fn verify_curve_measures_sixteen_row_counts() {
+    let report = json("verify_curve", &["--json", "--repeats", "1", "--threads", "1"]);
+    let all = [
+        "device",
+        "draft_ms",
+        "isa",
+        "ms",
+        "peak_gmac_per_second",
+        "prefill_512_tokens_per_second",
+        "read_gb_per_second",
+        "step_bytes",
+        "step_multiply_adds",
+        "threads",
+        "v",
+    ];
+    assert_eq!(keys(&report), all);
+    let list = |name: &str| report[name].as_array().expect("a list").iter().map(number).collect::<Vec<_>>();
+    let (ms, v) = (list("ms"), list("v"));
+    assert!(ms.len() == 16 && ms.iter().all(|ms| *ms > 0.0), "{report}");
+    assert!(v.iter().zip(&ms).all(|(v, of)| (v - of / ms[0]).abs() < 1e-9), "{report}");
+    assert!(report["threads"] == 1 && report["isa"] == Isa::best().name() && report["step_bytes"] == 19_251_200);
+    assert!(number(&report["read_gb_per_second"]) > 0.0 && number(&report["draft_ms"]) > 0.0, "{report}");
+}
+
+#[test]
+fn depth_measures_formats_in_turn() {
+    let arguments = ["--depths", "200,64", "--kv", "f16,turbo3", "--repeats", "1", "--threads", "1"];
+    let (lines, _) = succeeds("depth", &[&arguments[..], &["--json"]].concat());
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let cells: Vec<_> =
+        lines.iter().map(|line| (number(&line["depth"]), line["kv"].as_str().expect("a name"))).collect();
+    assert_eq!(cells, [(64.0, "f16"), (64.0, "turbo3"), (200.0, "f16"), (200.0, "turbo3")]);
+    for line in &lines {
+        assert_eq!(keys(line), ["depth", "four_rows_ms", "kv", "kv_bytes", "step_ms"]);
+        assert!(number(&line["step_ms"]) > 0.0 && number(&line["kv_bytes"]) > 0.0, "{line}");
+    }
+    let (table, _) = succeeds("depth", &arguments);
+    assert!(table.lines().count() == 5 && table.starts_with("depth    K/V "), "{table}");
+}
+
+#[test]
+fn drafters_are_compared() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let out = directory.path().join("drafters.json");
+    let arguments = ["--blocks", "3", "--mixture", "mtp", "--max-tokens", "8", "--repeats", "1", "--threads", "2"];
+    let (table, _) = succeeds("drafters", &[&arguments[..], &["--out", utf8(&out)]].concat());
+    let report: Value = serde_json::from_slice(&std::fs::read(out).expect("a report")).expect("JSON");
+    let kinds = report["kinds"].as_array().expect("kinds");
+    assert_eq!((kinds.len(), table.lines().count()), (5, 5 * 5), "{table}");
+    for kind in kinds {
+        let modes = kind["modes"].as_array().expect("modes");
+        let names: Vec<_> = modes.iter().map(|mode| mode["mode"].as_str().expect("a name")).collect();
+        assert_eq!(names, ["off", "B = 3", "auto", "mtp"]);
+        assert!(modes.iter().all(|mode| number(&mode["tokens_per_second"]) > 0.0), "{kind}");
+        assert_eq!(modes[0]["tokens_per_round"], 1.0);
+    }
+}
+
+#[test]
+fn acceptance_by_place() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let prompts = directory.path().join("prompts.json");
+    std::fs::write(&prompts, r#"["fn main() {\n    let mut ", "impl Iterator for Counter {\n"]"#).expect("a file");
+    let arguments = ["--prompts", utf8(&prompts), "--blocks", "1,4", "--max-tokens", "24", "--threads", "1"];
+    let report = json("acceptance", &[&arguments[..], &["--json"]].concat());
+    let [off, four] = &report.as_array().expect("blocks")[..] else { panic!("{report}") };
+    let all = [
+        "acceptance_at",
+        "acceptance_rate",
+        "block_size",
+        "draft_ms_per_round",
+        "tokens_per_round",
+        "tokens_per_second",
+        "verify_ms_per_round",
+    ];
+    assert_eq!((keys(off), keys(four)), (all.to_vec(), all.to_vec()));
+    assert_eq!(
+        (&off["block_size"], &off["tokens_per_round"], &off["acceptance_rate"]),
+        (&1.into(), &1.0.into(), &0.0.into())
+    );
+    assert_eq!((&four["block_size"], four["acceptance_at"].as_array().map(Vec::len)), (&4.into(), Some(3)));
+    assert!(number(&four["tokens_per_round"]) > 1.0, "{report}");
+    let (table, _) = succeeds("acceptance", &arguments);
+    assert!(table.starts_with("2 prompts, 24 tokens each, 1 threads\n") && table.lines().count() == 4, "{table}");
+}
+
+// ---- errors and pipes ----
+
+/// One line, whatever is wrong, and exit code 1, also where backtraces are asked for.
+#[test]
+fn errors_are_one_line() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (empty, nowhere) = (utf8(directory.path()), directory.path().join("nowhere"));
+    let nowhere = utf8(&nowhere);
+    let gguf = format!("{nowhere}.gguf");
+    let both = ["--model", nowhere, "--assistant", nowhere];
+    let wrong = |name: &str| -> Vec<&str> {
+        match name {
+            "bench_matrix" => vec!["--render", "--out", empty],
+            "convert" => vec![nowhere, &gguf],
+            "drafters" => both.to_vec(),
+            "inspect" | "perplexity" | "trace_view" => vec![nowhere],
+            "quantize" => vec![nowhere, &gguf, "q8_0"],
+            "synthesize" => vec![nowhere, "31b", "--centroids"],
+            "verify" => vec![],
+            _ => both[..2].to_vec(),
+        }
+    };
+    for name in COMMANDS {
+        for arguments in [wrong(name), vec!["--no-such-flag"], vec!["a", "b", "c", "d", "e"]] {
+            let Output { status, stdout, stderr } = run(name, &arguments);
+            let stderr = text(&stderr);
+            let what = format!("{name} {arguments:?}: {status}: {stderr}");
+            assert!(status.code() == Some(1) && stdout.is_empty(), "{what}");
+            assert!(stderr.starts_with("Error: ") && stderr.lines().count() == 1 && stderr.len() < 600, "{what}");
+        }
+    }
+    for name in COMMANDS {
+        let (help, stderr) = succeeds(name, &["--help"]);
+        assert!(help.contains("Usage: ") && stderr.is_empty(), "{name}: {help}{stderr}");
+        let (version, _) = succeeds(name, &["--version"]);
+        assert!(version.ends_with(concat!(" ", env!("CARGO_PKG_VERSION"), "\n")), "{name}: {version}");
+    }
+}
+
+/// Runs a command whose reader is gone before it begins.
+fn unread(name: &str, arguments: &[&str]) -> Output {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    example(name).args(arguments).stdout(writer).stderr(Stdio::piped()).output().expect("a run")
+}
+
+/// A closed pipe ends a command as it ends `cat`: by SIGPIPE, with nothing on stderr.
+#[cfg(unix)]
+#[test]
+fn a_closed_pipe_ends_a_command_quietly() {
+    use std::os::unix::process::ExitStatusExt;
+    let (target, assistant) = (demo("target"), demo("assistant"));
+    let printing: [(&str, &[&str]); 8] = [
+        ("generate", &["fn main() {", "--max-tokens", "8"]),
+        ("generate", &["fn main() {", "--max-tokens", "8", "--json"]),
+        ("inspect", &[utf8(&target)]),
+        ("verify", &["--model", utf8(&target)]),
+        ("verify", &["--assistant", utf8(&assistant), "--json"]),
+        ("depth", &["--depths", "16", "--kv", "f16", "--repeats", "1"]),
+        ("kv_quality", &["--tokens", "16", "--generate", "1", "--only", "exact"]),
+        ("bench_matrix", &["--dry-run", "--out", "/nowhere"]),
+    ];
+    let help = COMMANDS.map(|name| (name, &["--help"][..]));
+    for (name, arguments) in printing.into_iter().chain(help) {
+        let Output { status, stderr, .. } = unread(name, arguments);
+        let stderr = text(&stderr);
+        assert!(stderr.is_empty(), "{name} {arguments:?}: {stderr}");
+        assert_eq!(status.signal(), Some(13), "{name} {arguments:?}: {status}");
+    }
+}

@@ -8,8 +8,7 @@ use parking_lot::Mutex;
 
 use crate::chat::{ChatTemplate, Message, Thinking};
 use crate::checkpoint::{Checkpoint, GenerationTokens, LoadOptions};
-use crate::device::{self, Device, DeviceChoice};
-use crate::gemma4::on_device::Models;
+use crate::device::{self, Device, DeviceChoice, Models};
 use crate::gemma4::{Assistant, Target};
 use crate::kv::PagePool;
 use crate::model::Model;

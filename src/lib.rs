@@ -54,6 +54,7 @@ pub mod hub;
 pub mod kv;
 mod model;
 pub mod nn;
+mod ops;
 mod options;
 pub mod perplexity;
 mod probe;

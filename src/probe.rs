@@ -3,14 +3,12 @@
 use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
-use foretoken_gpu::plan::read::read_all;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::device::{Buffer, Launcher};
+use crate::device::{DraftChoice, read_bandwidth};
 use crate::engine::Engine;
 use crate::gemma4::Target;
-use crate::gemma4::on_device::Chooser;
 use crate::kv::{KvAccess, KvLayout, Round};
 use crate::model::OutputRows;
 use crate::nn::tensor;
@@ -19,34 +17,12 @@ use crate::session::Session;
 use crate::speculative::ForwardOutput;
 use crate::{Error, Result};
 
-/// Bytes read by the bandwidth measurement, larger than any cache; less if the device has less than four times that
-/// free.
-const READ: usize = 1 << 30;
-
-/// Thread blocks of a launch, and launches per host synchronisation.
-const READERS: usize = 4096;
-const TIMES: usize = 8;
-
 /// Peak read bandwidth of the engine's device in GB/s; `None` on the CPU.
 ///
 /// # Errors
 /// If the device is out of memory.
 pub fn device_bandwidth(engine: &Engine) -> Result<Option<f64>> {
-    let Some(models) = &engine.parts.models else { return Ok(None) };
-    let device = models.device();
-    let words = READ.min(device.memory()?.0 / 4) / 4;
-    let (x, y) = (Buffer::<u32>::new(&**device, words)?, Buffer::<u32>::new(&**device, READERS * 8)?);
-    let launcher = Launcher::new(device.clone());
-    let mut best = f64::INFINITY;
-    for _ in 0..4 {
-        let start = Instant::now();
-        for _ in 0..TIMES {
-            launcher.run(read_all(x.slice(), READERS, y.slice()))?;
-        }
-        y.read(0, 1)?;
-        best = best.min(start.elapsed().as_secs_f64());
-    }
-    Ok(Some((TIMES * 4 * words) as f64 / 1e9 / best))
+    engine.parts.models.as_ref().map(|models| read_bandwidth(models.device())).transpose()
 }
 
 /// A sequence whose passes are timed, on the CPU or a device. Measured passes are rolled back, so that all have one
@@ -172,7 +148,7 @@ impl Probe {
                 Some(sequence) => {
                     let mut sequence = sequence.lock();
                     for link in 0..tokens {
-                        sequence.draft(last, committed.position(), link, Chooser::Device)?;
+                        sequence.draft(last, committed.position(), link, DraftChoice::Device)?;
                     }
                     sequence.wait()?;
                 }

@@ -183,7 +183,8 @@ impl<'a> Loader<'a> {
         };
         let weight = match (table_use, tensor.dtype) {
             (TableUse::LookUp, TensorType::Quantized(weight_type)) => {
-                Weight::table(tensor.bytes, weight_type, vocabulary, width).ok_or_else(|| self.short(name))?
+                let table = Weight::table(tensor.bytes, weight_type, vocabulary, width);
+                table.ok_or_else(|| self.short(name))?.named(&self.full(name))
             }
             (TableUse::LookUp, _) => self.multiplied(Role::Exact, name, tensor, [1, vocabulary, width])?,
             (TableUse::Tied, _) => {
@@ -266,7 +267,7 @@ impl<'a> Loader<'a> {
         if let Some(progress) = &self.options.progress {
             progress(Progress { loaded: self.loaded, total: self.total });
         }
-        Ok(weight)
+        Ok(weight.named(&self.full(name)))
     }
 
     fn charge(&mut self, weight: &Weight, used: usize) {

@@ -5,7 +5,6 @@
 //! stored in exact formats too.
 
 mod file;
-mod workspace;
 
 use std::sync::Arc;
 
@@ -20,14 +19,12 @@ use foretoken_kernels::ElementType;
 use foretoken_kernels::attention::turboquant::{CodeFormat, PageLayout, RotationGroups, Side};
 
 use super::pages::{Arena, Table, page_memory_error};
-use super::{Buffer, Device, Launcher, subslice};
+use super::{Buffer, Device, DeviceOps, Launcher, subslice};
 use crate::kv::{
     KEqV, KvFormat, KvLayout, KvOptions, PAGE, Retention, RotaryFirst, StoreLayout, first_exact_page, not_finite,
 };
 use crate::{Error, Result};
 use file::RecomputedKeys;
-
-pub(crate) use workspace::AttentionWorkspace;
 
 /// Value of a fault word without a fault.
 pub(crate) const NO_FAULT: u32 = u32::MAX;
@@ -270,16 +267,21 @@ impl DeviceKv {
     /// `(rows, heads * head_dim)`.
     pub fn attend(
         &self,
-        launcher: &Launcher,
+        ops: &DeviceOps,
         layer: usize,
         (q, heads): (Projection, usize),
         positions: &RowPositions,
-        (workspace, y): (&AttentionWorkspace, DeviceSlice<f32>),
+        y: DeviceSlice<f32>,
     ) -> Result<()> {
         let store = &self.stores[self.store_of_layer[layer]];
-        let (head_dim, domain) = (store.head_dim, store.domain());
+        let (head_dim, domain, launcher) = (store.head_dim, store.domain(), &ops.launcher);
         let key_format = store.keys.quantized.as_ref().map(|(layout, _)| layout.format());
-        let (words, scales) = (workspace.words.slice(), workspace.word_scales.slice());
+        let len = positions.rows * heads * head_dim;
+        let query_rows = ops.temporaries.take::<f32>(len)?;
+        // 4 i8 per word; at least one scale per 128 elements and one per head.
+        let quantized_queries =
+            (ops.temporaries.take::<u32>(len.div_ceil(4))?, ops.temporaries.take::<f32>(len.div_ceil(64))?);
+        let (words, scales) = (quantized_queries.0.slice(), quantized_queries.1.slice());
         let steps = Steps {
             norm: Some(q.norm),
             rotary: q.rotary,
@@ -289,7 +291,7 @@ impl DeviceKv {
         };
         let results = Results {
             channels: head_dim,
-            rows: Some(workspace.rows.slice()),
+            rows: Some(query_rows.slice()),
             quantized: key_format.map(|format| QuantizedQueries { format, words, scales }),
             store: None,
         };
@@ -297,7 +299,7 @@ impl DeviceKv {
 
         let parts = if store.zones.is_some() { 2 } else { 1 };
         let of = |first: usize, count: usize| Queries {
-            rows: subslice(workspace.rows.slice(), first * heads * head_dim, count * heads * head_dim),
+            rows: subslice(query_rows.slice(), first * heads * head_dim, count * heads * head_dim),
             at: subslice(positions.at, first, count),
             count,
             heads,
@@ -315,8 +317,8 @@ impl DeviceKv {
             let queries = of(first, count);
             let splits = positions.part(first, count).splits(&queries);
             let slots = parts * splits * count * heads;
-            let (softmax, output) = workspace.partials(launcher.device(), slots, head_dim)?;
-            let partials = SplitPartials { softmax, output, splits };
+            let (softmax, output) = (ops.temporaries.take::<[f64; 2]>(slots)?, ops.temporaries.take(slots * head_dim)?);
+            let partials = SplitPartials { softmax: softmax.slice(), output: output.slice(), splits };
             let kv = ExactKv {
                 keys: store.keys.exact.pages(&self.tables),
                 values: store.values.exact.pages(&self.tables),

@@ -1,6 +1,6 @@
 //! Weight matrices on the device, and their input rows.
 
-use std::cell::Cell;
+use std::cell::OnceCell;
 
 use foretoken_gpu::plan::matmul::{Activations, Buckets, Matrix, matmul, matmul_buckets, quantize};
 use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
@@ -9,6 +9,8 @@ use foretoken_gpu::{DeviceSlice, LaunchError};
 use foretoken_kernels::ElementType;
 use foretoken_kernels::quant::{ActivationType, PANEL_ROWS, WeightType, pack};
 
+use super::ops::{DeviceOps, DeviceTensor};
+use super::temporaries::Temporary;
 use super::{Buffer, Device, Launcher};
 use crate::nn::{Stored, Weight};
 use crate::{Error, Result};
@@ -32,11 +34,12 @@ enum Kind {
 }
 
 impl Matrices {
-    /// Uploads `weight` of the tensor `name`.
+    /// Uploads `weight`.
     ///
     /// # Errors
     /// If no kernel reads its type, or the device is out of memory.
-    pub fn upload(device: &dyn Device, name: &str, weight: &Weight) -> Result<Self> {
+    pub fn upload(device: &dyn Device, weight: &Weight) -> Result<Self> {
+        let name = weight.name();
         let (count, outputs, inputs) = (weight.count(), weight.outputs(), weight.inputs());
         let shape = (count, outputs, inputs);
         let no_memory = |error: Error| error.needed_for(|| format!("tensor {name} on {}", device.name()));
@@ -98,13 +101,15 @@ impl Matrices {
     }
 
     /// `y = x w^T` of the first matrix: `(rows, outputs)`.
-    pub fn multiply(&self, launcher: &Launcher, x: &Input<'_>, y: DeviceSlice<f32>) -> Result<()> {
+    pub fn multiply(&self, x: &Input<'_>, y: DeviceSlice<f32>) -> Result<()> {
+        let launcher = &x.ops.launcher;
         match self.kind {
             Kind::Float(element) => {
-                launcher.run(self.float(element).and_then(|matrix| matmul_float::matmul(&matrix, (x.x, x.rows), y)))
+                let x = (x.x.slice, x.x.rows);
+                launcher.run(self.float(element).and_then(|matrix| matmul_float::matmul(&matrix, x, y)))
             }
             Kind::Packed(weight_type) => {
-                let x = x.quantized(launcher, weight_type.activation_type())?;
+                let x = x.quantized(weight_type.activation_type())?;
                 launcher.run(self.packed(weight_type).and_then(|matrix| matmul(&matrix, &x, y)))
             }
         }
@@ -114,32 +119,34 @@ impl Matrices {
     /// outputs)`.
     pub fn multiply_buckets(
         &self,
-        launcher: &Launcher,
         x: &Input<'_>,
         lists: &Buckets,
         size: (usize, usize),
         y: DeviceSlice<f32>,
     ) -> Result<()> {
+        let launcher = &x.ops.launcher;
         match self.kind {
-            Kind::Float(element) => launcher.run(
-                self.float(element)
-                    .and_then(|matrix| matmul_float::matmul_buckets(&matrix, (x.x, x.rows), lists, size, y)),
-            ),
+            Kind::Float(element) => {
+                let x = (x.x.slice, x.x.rows);
+                let plan = |matrix| matmul_float::matmul_buckets(&matrix, x, lists, size, y);
+                launcher.run(self.float(element).and_then(plan))
+            }
             Kind::Packed(weight_type) => {
-                let x = x.quantized(launcher, weight_type.activation_type())?;
+                let x = x.quantized(weight_type.activation_type())?;
                 launcher.run(self.packed(weight_type).and_then(|matrix| matmul_buckets(&matrix, &x, lists, size, y)))
             }
         }
     }
 
-    /// The rows of `count` ids, times `scale`: `(count, inputs)`.
+    /// The rows of `ids`, times `scale`: `(ids, inputs)`.
     pub fn embed_rows(
         &self,
         launcher: &Launcher,
-        (ids, count): (DeviceSlice<u32>, usize),
+        ids: DeviceSlice<u32>,
         scale: f32,
         y: DeviceSlice<f32>,
     ) -> Result<()> {
+        let count = ids.len();
         let table = match self.kind {
             Kind::Float(element) => TableType::Float(element),
             Kind::Packed(weight_type) => TableType::Quantized(weight_type),
@@ -148,63 +155,43 @@ impl Matrices {
     }
 }
 
-/// Buffers for rows quantized to 8 bits, one set per activation type.
-pub(crate) struct QuantizedInputs {
-    q8_1: ActivationBuffers,
-    q8_k: ActivationBuffers,
-}
-
-struct ActivationBuffers {
-    quants: Buffer<u32>,
-    scales: Buffer<f32>,
-    sums: Buffer<i16>,
-}
-
-impl QuantizedInputs {
-    /// Buffers for `rows` rows of `width`, or as many elements in other shapes.
-    pub fn new(device: &dyn Device, rows: usize, width: usize) -> Result<Self> {
-        let of = || -> Result<ActivationBuffers> {
-            // Whole blocks of either type.
-            let width = width.next_multiple_of(256);
-            Ok(ActivationBuffers {
-                quants: Buffer::new(device, Activations::quants_len(rows, width))?,
-                scales: Buffer::new(device, Activations::scales_len(ActivationType::Q8_1, rows, width))?,
-                sums: Buffer::new(device, Activations::sums_len(ActivationType::Q8_K, rows, width))?,
-            })
-        };
-        Ok(Self { q8_1: of()?, q8_k: of()? })
-    }
-}
-
-/// Input rows of one or more matrices. Each 8-bit activation type is quantized once, into `workspace`, which the next
-/// input overwrites.
+/// Input rows of one or more matrices. Each 8-bit activation type is quantized once.
 pub(crate) struct Input<'a> {
-    x: DeviceSlice<f32>, // (rows, width)
-    rows: usize,
-    width: usize,
-    workspace: &'a QuantizedInputs,
-    q8_1: Cell<Option<Activations>>,
-    q8_k: Cell<Option<Activations>>,
+    ops: &'a DeviceOps,
+    x: &'a DeviceTensor,
+    q8_1: OnceCell<QuantizedInput>,
+    q8_k: OnceCell<QuantizedInput>,
+}
+
+struct QuantizedInput {
+    activations: Activations,
+    _memory: (Temporary<u32>, Temporary<f32>, Temporary<i16>),
 }
 
 impl<'a> Input<'a> {
-    pub fn new(workspace: &'a QuantizedInputs, x: DeviceSlice<f32>, (rows, width): (usize, usize)) -> Self {
-        Self { x, rows, width, workspace, q8_1: Cell::new(None), q8_k: Cell::new(None) }
+    pub fn new(ops: &'a DeviceOps, x: &'a DeviceTensor) -> Self {
+        Self { ops, x, q8_1: OnceCell::new(), q8_k: OnceCell::new() }
     }
 
-    fn quantized(&self, launcher: &Launcher, kind: ActivationType) -> Result<Activations> {
-        let (cell, workspace) = match kind {
-            ActivationType::Q8_1 => (&self.q8_1, &self.workspace.q8_1),
-            ActivationType::Q8_K => (&self.q8_k, &self.workspace.q8_k),
+    fn quantized(&self, activation_type: ActivationType) -> Result<Activations> {
+        let cell = match activation_type {
+            ActivationType::Q8_1 => &self.q8_1,
+            ActivationType::Q8_K => &self.q8_k,
         };
-        if let Some(activations) = cell.get() {
-            return Ok(activations);
+        if let Some(quantized) = cell.get() {
+            return Ok(quantized.activations);
         }
-        let workspace = (workspace.quants.slice(), workspace.scales.slice(), workspace.sums.slice());
-        let activations = Activations::new(kind, (self.rows, self.width), workspace)
+        let (rows, width, temporaries) = (self.x.rows, self.x.width, &self.ops.temporaries);
+        let memory = (
+            temporaries.take(Activations::quants_len(rows, width))?,
+            temporaries.take(Activations::scales_len(activation_type, rows, width))?,
+            temporaries.take(Activations::sums_len(activation_type, rows, width))?,
+        );
+        let slices = (memory.0.slice(), memory.1.slice(), memory.2.slice());
+        let launcher = &self.ops.launcher;
+        let activations = Activations::new(activation_type, (rows, width), slices)
             .map_err(|problem| super::launch_error(launcher.device(), "activations", &problem))?;
-        launcher.run(quantize(self.x, &activations))?;
-        cell.set(Some(activations));
-        Ok(activations)
+        launcher.run(quantize(self.x.slice, &activations))?;
+        Ok(cell.get_or_init(|| QuantizedInput { activations, _memory: memory }).activations)
     }
 }

@@ -1,4 +1,5 @@
-//! GPUs: the interface that this library needs, and weights, K and V in device memory.
+//! GPUs: the interface that this library needs, the operations of models on it, and a sequence whose passes and rounds
+//! stay there.
 //!
 //! A [`Device`] allocates memory, launches kernels, and records and replays launches. Kernels and launch plans are
 //! [`foretoken_gpu`]'s. CUDA (features `cuda` and `cuda-prebuilt`), Metal (feature `metal`) and the tests' emulated
@@ -8,11 +9,20 @@
 
 #[cfg(any(feature = "cuda", feature = "cuda-prebuilt", feature = "metal"))]
 mod backend;
+mod bandwidth;
 mod buffer;
 mod choice;
+mod drafters;
+mod experts;
 mod kv;
 mod matrix;
+mod models;
+mod ops;
+mod outputs;
 mod pages;
+mod positions;
+mod sequence;
+mod temporaries;
 
 use std::mem::MaybeUninit;
 
@@ -23,9 +33,14 @@ use crate::{Error, Result};
 pub use choice::DeviceChoice;
 pub(crate) use choice::open;
 
-pub(crate) use buffer::{Buffer, Launcher, subslice};
-pub(crate) use kv::{AttentionWorkspace, DeviceKv, NO_FAULT, Projection, RowPositions};
-pub(crate) use matrix::{Input, Matrices, QuantizedInputs};
+pub(crate) use bandwidth::read_bandwidth;
+use buffer::{Buffer, Launcher, subslice};
+pub(crate) use drafters::{DeviceDraftModel, DeviceMtp};
+use kv::DeviceKv;
+use matrix::{Input, Matrices};
+pub(crate) use models::Models;
+pub(crate) use ops::DeviceOps;
+pub(crate) use sequence::{AcceptRule, DRAFTED, DraftChoice, Sequence};
 
 /// A GPU.
 pub trait Device: Send + Sync {

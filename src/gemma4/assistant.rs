@@ -1,41 +1,38 @@
 //! The MTP drafter: a small model that reads the target's K and V and the target's last hidden state.
 
 use candle_core::Tensor;
-use candle_nn::Module;
 
-use super::centroids::CentroidHead;
 use super::config::{AssistantConfig, AttentionType, TextConfig};
 use super::layer::DecoderLayer;
 use super::rope::Rotations;
 use super::target::Target;
-use crate::checkpoint::{Checkpoint, LoadOptions, Loader};
+use crate::checkpoint::{Checkpoint, LoadOptions, Loader, token_ordering};
 use crate::kv::{Borrowed, Committed};
-use crate::nn::{F32View, Linear, RmsNorm};
+use crate::nn::{CentroidHead, Scores};
+use crate::ops::{CpuOps, Ops, Upload};
 use crate::{Error, Result};
 
 /// A `gemma4_assistant`, checked against its target.
 pub struct Assistant {
-    pub(super) config: TextConfig,
-    pub(super) pre_projection: Linear, // (hidden, 2 * backbone)
-    pub(super) layers: Vec<DecoderLayer>,
-    pub(super) norm: RmsNorm,
-    pub(super) post_projection: Linear, // (backbone, hidden)
-    pub(super) head: Head,              // its input embedding is the target's
-    pub(super) rotations: Rotations,
-    pub(super) donors: Vec<usize>, // for each layer, the target's layer whose K and V it reads
+    model: AssistantModel<CpuOps>,
+    ops: CpuOps,
+    donors: Vec<usize>, // for each layer, the target's layer whose K and V it reads
 }
 
-pub(super) enum Head {
-    Dense(Linear),
-    Centroids(CentroidHead),
+/// Weights of an assistant, where `O` computes. Its input embedding is the target's.
+pub(crate) struct AssistantModel<O: Ops> {
+    pre_projection: O::Linear, // (hidden, 2 * backbone)
+    layers: Vec<DecoderLayer<O>>,
+    norm: O::Norm,
+    post_projection: O::Linear, // (backbone, hidden)
+    head: Head<O>,
+    rotations: Rotations<O>,
 }
 
-/// Scores of the output head.
-pub struct Scores {
-    /// The scored ids; `None` means all, in order.
-    pub ids: Option<Vec<u32>>,
-    /// Their logits.
-    pub logits: Vec<f32>,
+/// The output head.
+pub(crate) enum Head<O: Ops> {
+    Dense(O::Linear),
+    Centroids(O::CentroidHead),
 }
 
 /// The result of one draft step.
@@ -67,7 +64,17 @@ impl Assistant {
         let layers = layers?;
         let norm = loader.norm("norm.weight", hidden, text.rms_norm_eps)?;
         let head = match &config.centroids {
-            Some(centroids) => Head::Centroids(CentroidHead::load(&mut projections, &config, centroids)?),
+            Some(centroids) => {
+                let (count, vocab) = (centroids.num_centroids, text.vocab_size);
+                let name = "masked_embedding.token_ordering";
+                let ordering = projections.tensor(name, &[vocab])?;
+                let ordering = token_ordering(&ordering).map_err(|problem| projections.error(name, problem))?;
+                let of_centroids = projections.linear("masked_embedding.centroids.weight", count, hidden)?;
+                // Rows in centroid order, so that a group is contiguous.
+                let shape = [count, vocab / count, hidden];
+                let table = projections.reordered("model.embed_tokens.weight", shape, &ordering)?;
+                Head::Centroids(CentroidHead::new(of_centroids, ordering, table, centroids.top_k, options.isa))
+            }
             None => Head::Dense(loader.head("embed_tokens.weight", text.vocab_size, hidden)?),
         };
         loader.absorb(projections);
@@ -75,8 +82,18 @@ impl Assistant {
         let rotations = Rotations::new(text, options.isa)?;
         let centroid_head = config.centroids.is_some();
         tracing::info!(path = %checkpoint.path().display(), hidden, centroid_head, "assistant loaded");
-        let config = config.text;
-        Ok(Self { config, pre_projection, layers, norm, post_projection, head, rotations, donors })
+        let model = AssistantModel { pre_projection, layers, norm, post_projection, head, rotations };
+        Ok(Self { model, ops: CpuOps { isa: options.isa }, donors })
+    }
+
+    /// The weights.
+    pub(crate) fn model(&self) -> &AssistantModel<CpuOps> {
+        &self.model
+    }
+
+    /// For each layer, the target's layer whose K and V it reads.
+    pub(crate) fn donors(&self) -> &[usize] {
+        &self.donors
     }
 
     /// One draft step from `token` and the hidden state `(1, backbone)` that predicted it, over the committed K and V.
@@ -87,22 +104,63 @@ impl Assistant {
     /// # Errors
     /// If a shape does not fit (not for a checked pair).
     pub fn step(&self, target: &Target, token: u32, hidden: &Tensor, kv: Committed<'_>) -> Result<DraftStep> {
-        let input = Tensor::cat(&[&target.embed(&[token])?, hidden], 1)?; // embedding first
-        let mut h = self.pre_projection.forward(&input)?;
-        let angles = self.rotations.angles(std::iter::once(kv.position()));
-        let mut access = Borrowed { committed: kv, donors: &self.donors };
+        let mut kv = Borrowed { committed: kv, donors: &self.donors };
+        let table = target.model().embed_tokens();
+        let (scores, hidden) = self.model.step(&self.ops, (table, &[token]), hidden, &mut kv)?;
+        Ok(DraftStep { scores, hidden })
+    }
+}
+
+impl AssistantModel<CpuOps> {
+    /// The model on a device.
+    ///
+    /// # Errors
+    /// If no kernel reads a weight's type, or memory is exhausted.
+    pub(crate) fn upload<U: Upload>(&self, to: &U) -> Result<AssistantModel<U::Ops>> {
+        let layers: Result<Vec<_>> = self.layers.iter().map(|layer| layer.upload(to)).collect();
+        Ok(AssistantModel {
+            pre_projection: to.linear(&self.pre_projection)?,
+            layers: layers?,
+            norm: to.norm(&self.norm)?,
+            post_projection: to.linear(&self.post_projection)?,
+            head: match &self.head {
+                Head::Dense(head) => Head::Dense(to.linear(head)?),
+                Head::Centroids(head) => Head::Centroids(to.centroid_head(head)?),
+            },
+            rotations: self.rotations.upload(to)?,
+        })
+    }
+}
+
+impl<O: Ops> AssistantModel<O> {
+    /// The output head.
+    pub(crate) fn head(&self) -> &Head<O> {
+        &self.head
+    }
+
+    /// Scores of the token after `id`, which `state` predicted, and the state that predicts it. `table` is the target's
+    /// embedding.
+    ///
+    /// # Errors
+    /// If the id is outside the vocabulary, or memory is exhausted.
+    pub(crate) fn step(
+        &self,
+        ops: &O,
+        (table, id): (&O::Embedding, O::Ids<'_>),
+        state: &O::State,
+        kv: &mut O::Kv<'_>,
+    ) -> Result<(O::Scores, O::State)> {
+        let mut h = ops.linear(&self.pre_projection, &ops.embed_beside(table, id, state)?)?;
+        let angles = self.rotations.angles(ops, kv)?;
         for (i, layer) in self.layers.iter().enumerate() {
-            h = layer.forward(&h, None, &angles, &mut access, i)?;
+            h = layer.forward(ops, &h, None, &angles, kv, i)?;
         }
-        let n = self.norm.forward(&h)?;
+        let n = ops.norm(&self.norm, &h)?;
         let scores = match &self.head {
-            Head::Dense(head) => Scores { ids: None, logits: F32View::new(&head.forward(&n)?)?.to_vec() },
-            Head::Centroids(head) => {
-                let (ids, logits) = head.forward(&n)?;
-                Scores { ids: Some(ids), logits }
-            }
+            Head::Dense(head) => ops.scores(head, &n)?,
+            Head::Centroids(head) => ops.centroid_scores(head, &n)?,
         };
-        Ok(DraftStep { scores, hidden: self.post_projection.forward(&n)? })
+        Ok((scores, ops.next_state(&self.post_projection, &n)?))
     }
 }
 

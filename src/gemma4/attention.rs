@@ -1,33 +1,29 @@
 //! Self-attention: QK-norm, weightless V-norm, scale 1, grouped queries.
 
-use candle_core::Tensor;
-use candle_nn::Module;
-
 use super::config::{AttentionType, LayerConfig, TextConfig};
 use super::rope::PassAngles;
 use crate::Result;
 use crate::checkpoint::Loader;
-use crate::kv::KvAccess;
-use crate::nn::{Linear, RmsNorm, project};
+use crate::nn::RmsNorm;
+use crate::ops::{CpuOps, Heads, Ops, Upload};
 
 /// `self_attn` of a decoder layer. KV-shared layers, and all layers of an assistant, have queries only.
-pub(super) struct Attention {
-    pub(super) attention: AttentionType,
-    pub(super) q_proj: Linear, // (heads * head_dim, hidden)
-    pub(super) q_norm: RmsNorm,
-    pub(super) kv: Option<KeysValues>,
-    pub(super) o_proj: Linear, // (hidden, heads * head_dim)
+pub(super) struct Attention<O: Ops> {
+    attention: AttentionType,
+    q_proj: O::Linear, // (heads * head_dim, hidden)
+    q_norm: O::Norm,
+    kv: Option<KeysValues<O>>,
+    o_proj: O::Linear, // (hidden, heads * head_dim)
 }
 
-pub(super) struct KeysValues {
-    pub(super) k_proj: Linear,         // (num_kv_heads * head_dim, hidden)
-    pub(super) v_proj: Option<Linear>, // the same; `None` if K = V
-    pub(super) k_norm: RmsNorm,
-    pub(super) v_norm: RmsNorm, // weightless
-    pub(super) num_kv_heads: usize,
+struct KeysValues<O: Ops> {
+    k_proj: O::Linear,         // (num_kv_heads * head_dim, hidden)
+    v_proj: Option<O::Linear>, // the same; `None` if K = V
+    k_norm: O::Norm,
+    v_norm: O::Norm, // weightless
 }
 
-impl Attention {
+impl Attention<CpuOps> {
     pub(super) fn load(loader: &mut Loader, name: &str, config: &TextConfig, layer: &LayerConfig) -> Result<Self> {
         let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
         let (q, kv) = (config.num_attention_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim);
@@ -42,7 +38,6 @@ impl Attention {
                 },
                 k_norm: loader.norm(&format!("{name}k_norm.weight"), layer.head_dim, eps)?,
                 v_norm: RmsNorm::weightless(layer.head_dim, eps, loader.isa()),
-                num_kv_heads: layer.num_kv_heads,
             })
         };
         Ok(Self {
@@ -59,35 +54,55 @@ impl Attention {
         self.kv.as_ref().filter(|own| own.v_proj.is_none()).and_then(|own| own.k_norm.weight())
     }
 
+    pub(super) fn upload<U: Upload>(&self, to: &U) -> Result<Attention<U::Ops>> {
+        let kv = self.kv.as_ref().map(|own| -> Result<_> {
+            Ok(KeysValues {
+                k_proj: to.linear(&own.k_proj)?,
+                v_proj: own.v_proj.as_ref().map(|v_proj| to.linear(v_proj)).transpose()?,
+                k_norm: to.norm(&own.k_norm)?,
+                v_norm: to.norm(&own.v_norm)?,
+            })
+        });
+        Ok(Attention {
+            attention: self.attention,
+            q_proj: to.linear(&self.q_proj)?,
+            q_norm: to.norm(&self.q_norm)?,
+            kv: kv.transpose()?,
+            o_proj: to.linear(&self.o_proj)?,
+        })
+    }
+}
+
+impl<O: Ops> Attention<O> {
     /// `x` `(rows, hidden)` to `(rows, hidden)`. `index` is the layer's index.
     pub(super) fn forward(
         &self,
-        x: &Tensor,
-        angles: &PassAngles,
-        kv: &mut impl KvAccess,
+        ops: &O,
+        x: &O::Tensor,
+        angles: &PassAngles<O>,
+        kv: &mut O::Kv<'_>,
         index: usize,
-    ) -> Result<Tensor> {
-        let angles = angles.of(self.attention)?;
+    ) -> Result<O::Tensor> {
+        let angles = Some(angles.of(self.attention)?);
         let q = match &self.kv {
-            None => self.q_proj.forward(x)?,
+            None => ops.linear(&self.q_proj, x)?,
             Some(own) => {
                 let (q, k, v) = match &own.v_proj {
                     Some(v_proj) => {
-                        let [q, k, v] = project([&self.q_proj, &own.k_proj, v_proj], x)?;
-                        (q, k, v)
+                        let [q, k, v] = ops.project([&self.q_proj, &own.k_proj, v_proj], x)?;
+                        (q, k, Some(v))
                     }
                     None => {
-                        let [q, k] = project([&self.q_proj, &own.k_proj], x)?;
-                        let v = k.clone();
-                        (q, k, v)
+                        let [q, k] = ops.project([&self.q_proj, &own.k_proj], x)?;
+                        (q, k, None)
                     }
                 };
-                let v = own.v_norm.forward(&v)?.reshape((x.dim(0)?, own.num_kv_heads, own.v_norm.width()))?;
-                kv.append(index, &angles.norm_and_rotate(&own.k_norm, &k)?, &v)?;
+                let values = Heads { x: v.as_ref().unwrap_or(&k), norm: &own.v_norm, angles: None };
+                ops.append(kv, index, Heads { x: &k, norm: &own.k_norm, angles }, values)?;
                 q
             }
         };
-        let q = angles.norm_and_rotate(&self.q_norm, &q)?;
-        Ok(self.o_proj.forward(&kv.attend(index, &q)?)?)
+        let attended = ops.attend(kv, index, Heads { x: &q, norm: &self.q_norm, angles })?;
+        ops.linear(&self.o_proj, &attended)
     }
 }

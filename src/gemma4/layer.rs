@@ -1,7 +1,5 @@
 //! The decoder layer: sandwich norms around attention and feed-forward, a per-layer input, an output scale.
 
-use candle_core::Tensor;
-
 use super::attention::Attention;
 use super::config::{LayerConfig, TextConfig};
 use super::mlp::Mlp;
@@ -10,38 +8,35 @@ use super::per_layer::PerLayerInput;
 use super::rope::PassAngles;
 use crate::Result;
 use crate::checkpoint::Loader;
-use crate::kv::KvAccess;
-use crate::nn::RmsNorm;
+use crate::ops::{CpuOps, Ops, Upload};
 
 /// One layer of a target or of an assistant.
-pub(super) struct DecoderLayer {
-    pub(super) input_layernorm: RmsNorm,
-    pub(super) self_attn: Attention,
-    pub(super) post_attention_layernorm: RmsNorm,
-    pub(super) pre_feedforward_layernorm: RmsNorm,
-    pub(super) mlp: Mlp,
-    pub(super) moe: Option<Moe>,
-    pub(super) post_feedforward_layernorm: RmsNorm,
-    pub(super) per_layer_input: Option<PerLayerInput>,
-    pub(super) layer_scalar: f32,
+pub(super) struct DecoderLayer<O: Ops> {
+    input_layernorm: O::Norm,
+    self_attn: Attention<O>,
+    post_attention_layernorm: O::Norm,
+    pre_feedforward_layernorm: O::Norm,
+    mlp: Mlp<O>,
+    moe: Option<Moe<O>>,
+    post_feedforward_layernorm: O::Norm,
+    per_layer_input: Option<PerLayerInput<O>>,
+    layer_scalar: f32,
 }
 
-impl DecoderLayer {
+impl DecoderLayer<CpuOps> {
     pub(super) fn load(loader: &mut Loader, index: usize, config: &TextConfig, layer: &LayerConfig) -> Result<Self> {
         let name = format!("layers.{index}.");
-        let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
+        let norm = |loader: &mut Loader, norm: &str| {
+            loader.norm(&format!("{name}{norm}.weight"), config.hidden_size, config.rms_norm_eps)
+        };
         Ok(Self {
-            input_layernorm: loader.norm(&format!("{name}input_layernorm.weight"), hidden, eps)?,
+            input_layernorm: norm(loader, "input_layernorm")?,
             self_attn: Attention::load(loader, &format!("{name}self_attn."), config, layer)?,
-            post_attention_layernorm: loader.norm(&format!("{name}post_attention_layernorm.weight"), hidden, eps)?,
-            pre_feedforward_layernorm: loader.norm(&format!("{name}pre_feedforward_layernorm.weight"), hidden, eps)?,
-            mlp: Mlp::load(loader, &format!("{name}mlp."), hidden, layer.intermediate_size)?,
+            post_attention_layernorm: norm(loader, "post_attention_layernorm")?,
+            pre_feedforward_layernorm: norm(loader, "pre_feedforward_layernorm")?,
+            mlp: Mlp::load(loader, &format!("{name}mlp."), config.hidden_size, layer.intermediate_size)?,
             moe: config.moe.as_ref().map(|moe| Moe::load(loader, &name, config, moe)).transpose()?,
-            post_feedforward_layernorm: loader.norm(
-                &format!("{name}post_feedforward_layernorm.weight"),
-                hidden,
-                eps,
-            )?,
+            post_feedforward_layernorm: norm(loader, "post_feedforward_layernorm")?,
             per_layer_input: match config.hidden_size_per_layer_input {
                 0 => None,
                 _ => Some(PerLayerInput::load(loader, &name, config)?),
@@ -56,29 +51,46 @@ impl DecoderLayer {
         self.self_attn.k_eq_v_weight()
     }
 
+    pub(super) fn upload<U: Upload>(&self, to: &U) -> Result<DecoderLayer<U::Ops>> {
+        Ok(DecoderLayer {
+            input_layernorm: to.norm(&self.input_layernorm)?,
+            self_attn: self.self_attn.upload(to)?,
+            post_attention_layernorm: to.norm(&self.post_attention_layernorm)?,
+            pre_feedforward_layernorm: to.norm(&self.pre_feedforward_layernorm)?,
+            mlp: self.mlp.upload(to)?,
+            moe: self.moe.as_ref().map(|moe| moe.upload(to)).transpose()?,
+            post_feedforward_layernorm: to.norm(&self.post_feedforward_layernorm)?,
+            per_layer_input: self.per_layer_input.as_ref().map(|input| input.upload(to)).transpose()?,
+            layer_scalar: self.layer_scalar,
+        })
+    }
+}
+
+impl<O: Ops> DecoderLayer<O> {
     /// `h` `(rows, hidden)` to `(rows, hidden)`. `index` is the layer's index, `input` its per-layer input
     /// `(rows, width)`, if the model has one.
     pub(super) fn forward(
         &self,
-        h: &Tensor,
-        input: Option<&Tensor>,
-        angles: &PassAngles,
-        kv: &mut impl KvAccess,
+        ops: &O,
+        h: &O::Tensor,
+        input: Option<&O::Tensor>,
+        angles: &PassAngles<O>,
+        kv: &mut O::Kv<'_>,
         index: usize,
-    ) -> Result<Tensor> {
-        let attended = self.self_attn.forward(&self.input_layernorm.forward(h)?, angles, kv, index)?;
-        let h = self.post_attention_layernorm.add_to(h, &attended, 1.0)?;
+    ) -> Result<O::Tensor> {
+        let attended = self.self_attn.forward(ops, &ops.norm(&self.input_layernorm, h)?, angles, kv, index)?;
+        let h = ops.add_norm(&self.post_attention_layernorm, h, &attended, 1.0)?;
 
-        let mut fed = self.mlp.forward(&self.pre_feedforward_layernorm.forward(&h)?)?;
+        let mut fed = self.mlp.forward(ops, &ops.norm(&self.pre_feedforward_layernorm, &h)?)?;
         if let Some(moe) = &self.moe {
-            fed = moe.forward(&h, &fed)?;
+            fed = moe.forward(ops, &h, &fed)?;
         }
         match (&self.per_layer_input, input) {
             (Some(branch), Some(input)) => {
-                let h = self.post_feedforward_layernorm.add_to(&h, &fed, 1.0)?;
-                branch.forward(&h, input, self.layer_scalar)
+                let h = ops.add_norm(&self.post_feedforward_layernorm, &h, &fed, 1.0)?;
+                branch.forward(ops, &h, input, self.layer_scalar)
             }
-            _ => self.post_feedforward_layernorm.add_to(&h, &fed, self.layer_scalar),
+            _ => ops.add_norm(&self.post_feedforward_layernorm, &h, &fed, self.layer_scalar),
         }
     }
 }

@@ -3,19 +3,20 @@
 
 mod assistant;
 mod attention;
-mod centroids;
 mod config;
 mod layer;
 mod mlp;
 mod moe;
-pub(crate) mod on_device;
 mod per_layer;
 mod rope;
 mod target;
+mod text_model;
 
-pub(crate) use assistant::check_pair;
-pub use assistant::{Assistant, DraftStep, Scores};
+pub use crate::nn::Scores;
+pub use assistant::{Assistant, DraftStep};
+pub(crate) use assistant::{AssistantModel, Head, check_pair};
 pub use config::{AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MoeConfig, RopeConfig, TextConfig};
 pub(crate) use config::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS};
 pub use target::Target;
 pub(crate) use target::{is_dead, is_tower};
+pub(crate) use text_model::TextModel;

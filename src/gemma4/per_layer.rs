@@ -1,83 +1,75 @@
 //! Per-layer embeddings: a second, narrow input to every layer, from its own table and from the first layer's input.
 
-use candle_core::Tensor;
-use candle_nn::Module;
-use foretoken_kernels::{ElementType, Isa};
+use std::f32::consts::FRAC_1_SQRT_2;
+
+use foretoken_kernels::ElementType;
 use half::{bf16, f16};
 
 use super::config::TextConfig;
 use crate::checkpoint::{Loader, TableUse};
-use crate::nn::{Embedding, F32View, Linear, RmsNorm, gelu_gate, tensor};
+use crate::ops::{CpuOps, Ops, Upload};
 use crate::{Error, Result};
 
 /// The model's shared part.
-pub(super) struct PerLayerEmbeddings {
-    pub(super) embed_tokens_per_layer: Embedding, // (vocab_size_per_layer_input, layers * width)
-    pub(super) per_layer_model_projection: Linear, // (layers * width, hidden)
-    pub(super) per_layer_projection_norm: RmsNorm, // (width), shared by the layers
-    pub(super) layers: usize,
-    pub(super) width: usize,
-    pub(super) context_scale: f32,
+pub(super) struct PerLayerEmbeddings<O: Ops> {
+    embed_tokens_per_layer: O::Embedding, // (vocab_size_per_layer_input, layers * width)
+    per_layer_model_projection: O::Linear, // (layers * width, hidden)
+    per_layer_projection_norm: O::Norm,   // (width), shared by the layers
+    width: usize,
 }
 
-impl PerLayerEmbeddings {
+impl PerLayerEmbeddings<CpuOps> {
     pub(super) fn load(loader: &mut Loader, config: &TextConfig) -> Result<Self> {
-        let (layers, width) = (config.layers.len(), config.hidden_size_per_layer_input);
-        let all = layers * width;
+        let (hidden, width) = (config.hidden_size, config.hidden_size_per_layer_input);
+        let all = config.layers.len() * width;
         let (table, shape) = ("embed_tokens_per_layer.weight", [config.vocab_size_per_layer_input, all]);
+        let scale = |element| round_to(element, (width as f32).sqrt());
+        // The projection is scaled by 1 / sqrt(hidden): norm(s x) with an epsilon e is norm(x) with e / s^2.
+        let eps = config.rms_norm_eps * hidden as f64;
         Ok(Self {
-            embed_tokens_per_layer: loader
-                .embedding(table, shape, TableUse::LookUp, |element| round_to(element, (width as f32).sqrt()))?,
-            per_layer_model_projection: loader.exact_linear(
-                "per_layer_model_projection.weight",
-                all,
-                config.hidden_size,
-            )?,
-            per_layer_projection_norm: loader.norm("per_layer_projection_norm.weight", width, config.rms_norm_eps)?,
-            layers,
+            embed_tokens_per_layer: loader.embedding(table, shape, TableUse::LookUp, scale)?,
+            per_layer_model_projection: loader.exact_linear("per_layer_model_projection.weight", all, hidden)?,
+            per_layer_projection_norm: loader.norm("per_layer_projection_norm.weight", width, eps)?,
             width,
-            context_scale: (config.hidden_size as f32).powf(-0.5),
         })
     }
 
-    /// The inputs of every layer, `(rows, width)` each: `(norm(x0 W^T / sqrt(hidden)) + table[id] sqrt(width)) / sqrt
-    /// 2`.
-    ///
-    /// `x0` `(rows, hidden)` is the first layer's input.
-    pub(super) fn forward(&self, ids: &[u32], x0: &Tensor) -> Result<Vec<Tensor>> {
-        let from_tokens = self.embed_tokens_per_layer.forward(ids).map_err(|e| match e {
+    pub(super) fn upload<U: Upload>(&self, to: &U) -> Result<PerLayerEmbeddings<U::Ops>> {
+        Ok(PerLayerEmbeddings {
+            embed_tokens_per_layer: to.embedding(&self.embed_tokens_per_layer)?,
+            per_layer_model_projection: to.linear(&self.per_layer_model_projection)?,
+            per_layer_projection_norm: to.norm(&self.per_layer_projection_norm)?,
+            width: self.width,
+        })
+    }
+}
+
+impl<O: Ops> PerLayerEmbeddings<O> {
+    /// The inputs of all layers `(rows, layers * width)`: `(norm(x0 W^T / sqrt(hidden)) + table[id] sqrt(width)) /
+    /// sqrt 2`. `x0` `(rows, hidden)` is the first layer's input.
+    pub(super) fn forward(&self, ops: &O, ids: O::Ids<'_>, x0: &O::Tensor) -> Result<O::Tensor> {
+        let from_tokens = ops.embed(&self.embed_tokens_per_layer, ids).map_err(|e| match e {
             Error::Argument { name, problem } => Error::argument(name, format!("per-layer embeddings: {problem}")),
             other => other,
         })?;
-        let from_tokens = F32View::new(&from_tokens)?;
-        let context = self.per_layer_model_projection.forward(x0)?;
-        let mut context = F32View::new(&context)?.to_vec();
-        context.iter_mut().for_each(|x| *x *= self.context_scale);
-        let context =
-            self.per_layer_projection_norm.forward(&tensor(context, (ids.len(), self.layers * self.width))?)?;
-        let context = F32View::new(&context)?;
-        (0..self.layers)
-            .map(|layer| {
-                let rows = (0..ids.len()).flat_map(|row| {
-                    let at = (row * self.layers + layer) * self.width;
-                    let pairs = context[at..at + self.width].iter().zip(&from_tokens[at..at + self.width]);
-                    pairs.map(|(context, token)| (context + token) * std::f32::consts::FRAC_1_SQRT_2)
-                });
-                tensor(rows.collect(), (ids.len(), self.width))
-            })
-            .collect()
+        let context = ops.linear(&self.per_layer_model_projection, x0)?;
+        ops.add_norm(&self.per_layer_projection_norm, &from_tokens, &context, FRAC_1_SQRT_2)
+    }
+
+    /// The input of layer `layer`: `(rows, width)`.
+    pub(super) fn input(&self, ops: &O, inputs: &O::Tensor, layer: usize) -> Result<O::Tensor> {
+        ops.columns(inputs, layer * self.width, self.width)
     }
 }
 
 /// A layer's part, applied after the feed-forward block.
-pub(super) struct PerLayerInput {
-    pub(super) per_layer_input_gate: Linear, // (width, hidden)
-    pub(super) per_layer_projection: Linear, // (hidden, width)
-    pub(super) post_per_layer_input_norm: RmsNorm,
-    isa: Isa,
+pub(super) struct PerLayerInput<O: Ops> {
+    per_layer_input_gate: O::Linear, // (width, hidden)
+    per_layer_projection: O::Linear, // (hidden, width)
+    post_per_layer_input_norm: O::Norm,
 }
 
-impl PerLayerInput {
+impl PerLayerInput<CpuOps> {
     pub(super) fn load(loader: &mut Loader, name: &str, config: &TextConfig) -> Result<Self> {
         let (hidden, width) = (config.hidden_size, config.hidden_size_per_layer_input);
         let norm = format!("{name}post_per_layer_input_norm.weight");
@@ -85,15 +77,24 @@ impl PerLayerInput {
             per_layer_input_gate: loader.linear(&format!("{name}per_layer_input_gate.weight"), width, hidden)?,
             per_layer_projection: loader.linear(&format!("{name}per_layer_projection.weight"), hidden, width)?,
             post_per_layer_input_norm: loader.norm(&norm, hidden, config.rms_norm_eps)?,
-            isa: loader.isa(),
         })
     }
 
+    pub(super) fn upload<U: Upload>(&self, to: &U) -> Result<PerLayerInput<U::Ops>> {
+        Ok(PerLayerInput {
+            per_layer_input_gate: to.linear(&self.per_layer_input_gate)?,
+            per_layer_projection: to.linear(&self.per_layer_projection)?,
+            post_per_layer_input_norm: to.norm(&self.post_per_layer_input_norm)?,
+        })
+    }
+}
+
+impl<O: Ops> PerLayerInput<O> {
     /// `(h + norm(projection(gelu_tanh(gate(h)) * input))) * layer_scalar`.
-    pub(super) fn forward(&self, h: &Tensor, input: &Tensor, layer_scalar: f32) -> Result<Tensor> {
-        let gated = gelu_gate(&self.per_layer_input_gate.forward(h)?, input, self.isa)?;
-        let projected = self.per_layer_projection.forward(&gated)?;
-        self.post_per_layer_input_norm.add_to(h, &projected, layer_scalar)
+    pub(super) fn forward(&self, ops: &O, h: &O::Tensor, input: &O::Tensor, layer_scalar: f32) -> Result<O::Tensor> {
+        let gated = ops.gelu_gate(&ops.linear(&self.per_layer_input_gate, h)?, input)?;
+        let projected = ops.linear(&self.per_layer_projection, &gated)?;
+        ops.add_norm(&self.post_per_layer_input_norm, h, &projected, layer_scalar)
     }
 }
 

@@ -3,22 +3,23 @@
 use foretoken_kernels::Isa;
 
 use super::config::{AttentionType, TextConfig};
-use crate::nn::{Angles, Rotary};
+use crate::nn::Rotary;
+use crate::ops::{CpuOps, Ops, Upload};
 use crate::{Error, Result};
 
 /// The rotations of a model's two attention types.
-pub(super) struct Rotations {
-    pub(super) sliding: Option<Rotary>,
-    pub(super) full: Option<Rotary>,
+pub(super) struct Rotations<O: Ops> {
+    sliding: Option<O::Rotary>,
+    full: Option<O::Rotary>,
 }
 
 /// Their angles for one pass.
-pub(super) struct PassAngles {
-    sliding: Option<Angles>,
-    full: Option<Angles>,
+pub(super) struct PassAngles<O: Ops> {
+    sliding: Option<O::Angles>,
+    full: Option<O::Angles>,
 }
 
-impl Rotations {
+impl Rotations<CpuOps> {
     /// # Errors
     /// If layers of one type have different head widths, whose angles would differ.
     pub(super) fn new(config: &TextConfig, isa: Isa) -> Result<Self> {
@@ -35,21 +36,22 @@ impl Rotations {
         Ok(Self { sliding: of(AttentionType::Sliding)?, full: of(AttentionType::Full)? })
     }
 
-    /// The angles of `positions`, one row each.
-    pub(super) fn angles(&self, positions: impl Iterator<Item = usize> + Clone) -> PassAngles {
-        let of = |rotary: &Option<Rotary>| rotary.as_ref().map(|rotary| rotary.angles(positions.clone()));
-        PassAngles { sliding: of(&self.sliding), full: of(&self.full) }
+    pub(super) fn upload<U: Upload>(&self, to: &U) -> Result<Rotations<U::Ops>> {
+        let of = |rotary: &Option<Rotary>| rotary.as_ref().map(|rotary| to.rotary(rotary)).transpose();
+        Ok(Rotations { sliding: of(&self.sliding)?, full: of(&self.full)? })
     }
 }
 
-impl PassAngles {
-    /// The angles of some `rows`.
-    pub(super) fn select(&self, rows: &[usize]) -> Self {
-        let of = |angles: &Option<Angles>| angles.as_ref().map(|angles| angles.select(rows));
-        Self { sliding: of(&self.sliding), full: of(&self.full) }
+impl<O: Ops> Rotations<O> {
+    /// The angles of the rows that have queries.
+    pub(super) fn angles(&self, ops: &O, kv: &O::Kv<'_>) -> Result<PassAngles<O>> {
+        let of = |rotary: &Option<O::Rotary>| rotary.as_ref().map(|rotary| ops.angles(rotary, kv)).transpose();
+        Ok(PassAngles { sliding: of(&self.sliding)?, full: of(&self.full)? })
     }
+}
 
-    pub(super) fn of(&self, attention: AttentionType) -> Result<&Angles> {
+impl<O: Ops> PassAngles<O> {
+    pub(super) fn of(&self, attention: AttentionType) -> Result<&O::Angles> {
         let angles = match attention {
             AttentionType::Sliding => &self.sliding,
             AttentionType::Full => &self.full,

@@ -1,30 +1,24 @@
 //! The target model.
 
 use candle_core::Tensor;
-use foretoken_kernels::Isa;
-use foretoken_kernels::activation::soft_cap;
 
 use super::config::TextConfig;
 use super::layer::DecoderLayer;
 use super::per_layer::{PerLayerEmbeddings, round_to};
 use super::rope::Rotations;
+use super::text_model::{PassOutput, TextModel};
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse};
 use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
-use crate::model::{Model, Output, Request, select_rows};
-use crate::nn::{Embedding, F32View, Linear, RmsNorm};
+use crate::model::{Model, Output, Request};
+use crate::nn::{F32View, Linear};
+use crate::ops::CpuOps;
 use crate::{Error, Result};
 
 /// A Gemma 4 text model of any published variant.
 pub struct Target {
-    pub(super) config: TextConfig,
-    pub(super) embed_tokens: Embedding,
-    pub(super) per_layer: Option<PerLayerEmbeddings>,
-    pub(super) layers: Vec<DecoderLayer>,
-    pub(super) norm: RmsNorm,
-    pub(super) lm_head: Linear, // (vocab, hidden)
-    pub(super) rotations: Rotations,
-    isa: Isa,
-    pub(super) step: StepCost,
+    model: TextModel<CpuOps>,
+    ops: CpuOps,
+    step: StepCost,
 }
 
 impl Target {
@@ -71,18 +65,24 @@ impl Target {
         };
         let rotations = Rotations::new(&config, options.isa)?;
         tracing::info!(path = %checkpoint.path().display(), layers = config.layers.len(), hidden, "target loaded");
-        Ok(Self { config, embed_tokens, per_layer, layers, norm, lm_head, rotations, isa: options.isa, step })
+        let model = TextModel { config, embed_tokens, per_layer, layers, norm, lm_head, rotations };
+        Ok(Self { model, ops: CpuOps { isa: options.isa }, step })
     }
 
     /// The configuration.
     pub fn config(&self) -> &TextConfig {
-        &self.config
+        &self.model.config
+    }
+
+    /// The weights.
+    pub(crate) fn model(&self) -> &TextModel<CpuOps> {
+        &self.model
     }
 
     /// The K/V layout: one store per layer that computes K and V, and the store of each layer.
     pub fn kv_layout(&self) -> KvLayout {
-        let mut layout = self.config.kv_layout();
-        for (store, layer) in layout.stores.iter_mut().zip(&self.layers) {
+        let mut layout = self.model.config.kv_layout();
+        for (store, layer) in layout.stores.iter_mut().zip(&self.model.layers) {
             store.k_eq_v = layer.k_eq_v_weight().map(<[f32]>::to_vec);
         }
         layout
@@ -93,38 +93,29 @@ impl Target {
     /// # Errors
     /// If an id is outside the vocabulary.
     pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
-        self.embed_tokens.forward(ids)
-    }
-
-    /// Logits of hidden states `(rows, hidden)` after the final norm, with the soft cap: `(rows, vocab)`.
-    fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        self.lm_head.forward_then(hidden, |logits| {
-            if let Some(cap) = self.config.final_logit_softcapping {
-                soft_cap(self.isa, logits, cap as f32);
-            }
-        })
+        self.model.embed_tokens.forward(ids)
     }
 }
 
 impl Model for Target {
     fn vocab_size(&self) -> usize {
-        self.config.vocab_size
+        self.model.config.vocab_size
     }
 
     fn num_readable_tokens(&self) -> usize {
-        self.config.num_readable_tokens()
+        self.model.config.num_readable_tokens()
     }
 
     fn hidden_size(&self) -> usize {
-        self.config.hidden_size
+        self.model.config.hidden_size
     }
 
     fn max_position_embeddings(&self) -> usize {
-        self.config.max_position_embeddings
+        self.model.config.max_position_embeddings
     }
 
     fn bos_token_id(&self) -> Option<u32> {
-        self.config.bos_token_id
+        self.model.config.bos_token_id
     }
 
     fn step_cost(&self) -> StepCost {
@@ -133,8 +124,8 @@ impl Model for Target {
 
     fn fingerprint(&self) -> Result<u64> {
         let mut sums = [crc32fast::Hasher::new(), crc32fast::Hasher::new()];
-        sums[0].update(format!("{:?}", self.config).as_bytes());
-        let tokens = self.config.num_readable_tokens() as u32;
+        sums[0].update(format!("{:?}", self.model.config).as_bytes());
+        let tokens = self.model.config.num_readable_tokens() as u32;
         let ids: Vec<u32> = (0..8).map(|i| (tokens - 1) / 8 * i).collect();
         // A few embedding rows tell models of one shape apart.
         for x in F32View::new(&self.embed(&ids)?)?.iter() {
@@ -145,52 +136,18 @@ impl Model for Target {
     }
 
     fn new_state(&self, options: &KvOptions, pool: &PagePool) -> Result<SequenceState> {
-        let context = self.config.max_position_embeddings;
-        Ok(SequenceState::new(KvCache::in_pool(self.kv_layout(), options, context, self.isa, pool)?))
+        let context = self.model.config.max_position_embeddings;
+        Ok(SequenceState::new(KvCache::in_pool(self.kv_layout(), options, context, self.ops.isa, pool)?))
     }
 
     fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> Result<Output> {
-        let mut rows = Vec::from_iter(0..batch.rows()); // the rows that `h` has
-        let needed = request.rows();
-        let own_kv_layers = self.config.num_own_kv_layers();
-        let mut h = self.embed(batch.ids())?;
-        let mut inputs = self.per_layer.as_ref().map(|per_layer| per_layer.forward(batch.ids(), &h)).transpose()?;
-        let mut angles = self.rotations.angles(batch.positions());
-        let mut kv = batch.kv();
-        let mut taps = Vec::with_capacity(request.taps.len());
-        for (i, layer) in self.layers.iter().enumerate() {
-            // The remaining layers write no K or V: only output rows are computed.
-            if i == own_kv_layers && needed.len() < rows.len() {
-                if needed.is_empty() {
-                    break;
-                }
-                h = select_rows(&h, &needed)?;
-                angles = angles.select(&needed);
-                kv.narrow(&needed);
-                for input in inputs.iter_mut().flatten() {
-                    *input = select_rows(input, &needed)?;
-                }
-                rows.clone_from(&needed);
-            }
-            let input = inputs.as_ref().map(|inputs| &inputs[i]);
-            h = layer.forward(&h, input, &angles, &mut kv, i)?;
-            if request.taps.contains(&i) {
-                taps.push(select_rows(&h, &places(&request.hidden, &rows))?);
-            }
+        let ids = batch.ids().to_vec();
+        let PassOutput { rows, taps } = self.model.forward(&self.ops, (&ids, ids.len()), &mut batch.kv(), request)?;
+        match rows {
+            Some((logits, hidden)) => Ok(Output { logits, hidden, taps }),
+            None => Output::empty(self, taps),
         }
-        if needed.is_empty() {
-            return Output::empty(self, taps);
-        }
-        let normed = self.norm.forward(&select_rows(&h, &places(&needed, &rows))?)?;
-        let logits = self.logits(&select_rows(&normed, &places(&request.logits, &needed))?)?;
-        let hidden = select_rows(&normed, &places(&request.hidden, &needed))?;
-        Ok(Output { logits, hidden, taps })
     }
-}
-
-/// Indices of `rows` in `held`, a superset; both ascend.
-fn places(rows: &[usize], held: &[usize]) -> Vec<usize> {
-    rows.iter().filter_map(|row| held.binary_search(row).ok()).collect()
 }
 
 /// Tensors of image and audio towers, which text does not use.

@@ -74,7 +74,7 @@ impl<'a> Batch<'a> {
         self.rounds.iter().flat_map(|round| round.position()..round.position() + round.rows())
     }
 
-    /// K and V for a layer: all rows append; the rows selected by [`BatchKv::narrow`] attend (all, at first).
+    /// K and V for a layer: all rows append; the rows selected by [`KvAccess::narrow`] attend (all, at first).
     pub fn kv(&mut self) -> BatchKv<'_, 'a> {
         let query_rows = self.rounds.iter().map(|round| (0..round.rows()).collect()).collect();
         BatchKv { rounds: &mut self.rounds, query_rows }
@@ -85,19 +85,6 @@ impl<'a> Batch<'a> {
 pub struct BatchKv<'b, 'a> {
     rounds: &'b mut [Round<'a>],
     query_rows: Vec<Vec<usize>>, // per round: its rows that have queries, ascending
-}
-
-impl BatchKv<'_, '_> {
-    /// From here on only `rows` of the batch, ascending, have queries.
-    pub fn narrow(&mut self, rows: &[usize]) {
-        let (mut first, mut rows) = (0, rows.iter().copied().peekable());
-        for (round, query_rows) in self.rounds.iter().zip(&mut self.query_rows) {
-            let end = first + round.rows();
-            query_rows.clear();
-            query_rows.extend(std::iter::from_fn(|| rows.next_if(|row| *row < end)).map(|row| row - first));
-            first = end;
-        }
-    }
 }
 
 impl KvAccess for BatchKv<'_, '_> {
@@ -131,5 +118,21 @@ impl KvAccess for BatchKv<'_, '_> {
             _ => segments.par_iter().map(attend).collect(),
         };
         Ok(Tensor::cat(&attended?, 0)?)
+    }
+
+    fn positions(&self) -> Vec<usize> {
+        let rounds = self.rounds.iter().zip(&self.query_rows);
+        rounds.flat_map(|(round, rows)| rows.iter().map(|row| round.position() + row)).collect()
+    }
+
+    fn narrow(&mut self, rows: &[usize]) -> Result<()> {
+        let (mut first, mut rows) = (0, rows.iter().copied().peekable());
+        for (round, query_rows) in self.rounds.iter().zip(&mut self.query_rows) {
+            let end = first + round.rows();
+            query_rows.clear();
+            query_rows.extend(std::iter::from_fn(|| rows.next_if(|row| *row < end)).map(|row| row - first));
+            first = end;
+        }
+        Ok(())
     }
 }

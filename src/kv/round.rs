@@ -30,6 +30,17 @@ pub trait KvAccess {
     /// # Errors
     /// If the shapes are not the store's.
     fn attend(&self, layer: usize, q: &Tensor) -> Result<Tensor>;
+
+    /// The positions of the rows that have queries.
+    fn positions(&self) -> Vec<usize>;
+
+    /// From here on only `rows` of the pass, ascending, have queries.
+    ///
+    /// # Errors
+    /// If the access is that of one sequence, all of whose rows have some.
+    fn narrow(&mut self, rows: &[usize]) -> Result<()> {
+        Err(Error::argument("rows", format!("{rows:?} cannot be selected here; use a batch")))
+    }
 }
 
 /// Staged rows: visible to this round's queries, not yet committed.
@@ -119,6 +130,10 @@ impl KvAccess for Round<'_> {
     fn attend(&self, layer: usize, q: &Tensor) -> Result<Tensor> {
         self.attend_rows(layer, q, &Vec::from_iter(0..self.rows))
     }
+
+    fn positions(&self) -> Vec<usize> {
+        Vec::from_iter(self.position()..self.position() + self.rows)
+    }
 }
 
 /// The error for K or V (`what`) that is NaN, infinite or beyond `f16`.
@@ -169,5 +184,9 @@ impl KvAccess for Borrowed<'_> {
 
     fn attend(&self, layer: usize, q: &Tensor) -> Result<Tensor> {
         self.committed.attend(self.donors[layer], q)
+    }
+
+    fn positions(&self) -> Vec<usize> {
+        vec![self.committed.position()]
     }
 }

@@ -17,6 +17,7 @@ use super::pod::cast;
 /// size (the file's pages are released): panels of 16 interleaved rows, so that one vector load serves 16 outputs.
 #[derive(Clone)]
 pub struct Weight {
+    name: Arc<str>, // the tensor's, for errors
     storage: Storage,
     count: usize,
     outputs: usize,
@@ -31,6 +32,9 @@ enum Storage {
     Rows(WeightType, Bytes),
 }
 
+/// The name of a weight that did not come from a checkpoint.
+const UNNAMED: &str = "unnamed";
+
 /// The bytes of a [`Weight`] in their layout.
 pub(crate) enum Stored<'a> {
     /// Elements.
@@ -39,6 +43,15 @@ pub(crate) enum Stored<'a> {
     Packed(WeightType, &'a [u8]),
     /// Rows in the file's layout.
     Rows(WeightType, &'a [u8]),
+}
+
+impl<'a> Stored<'a> {
+    /// The bytes.
+    pub(crate) fn bytes(&self) -> &'a [u8] {
+        match self {
+            Self::Float(_, bytes) | Self::Packed(_, bytes) | Self::Rows(_, bytes) => bytes,
+        }
+    }
 }
 
 /// One matrix of a [`Weight`], ready to be multiplied.
@@ -93,7 +106,7 @@ impl Weight {
         let aligned = bytes.as_slice().as_ptr().align_offset(element.size()) == 0;
         // Allocators align buffers for any element type; `cast` checks.
         let bytes = if aligned { bytes } else { Bytes::from(bytes.as_slice().to_vec()) };
-        Some(Self { storage: Storage::Float(element, bytes), count, outputs, inputs })
+        Some(Self { name: UNNAMED.into(), storage: Storage::Float(element, bytes), count, outputs, inputs })
     }
 
     /// A quantized table in the file's layout.
@@ -101,7 +114,13 @@ impl Weight {
     /// Returns `None` if `bytes` is not the bytes of `(outputs, inputs)`.
     pub fn table(bytes: Bytes, weight_type: WeightType, outputs: usize, inputs: usize) -> Option<Self> {
         let fits = weight_type.bytes_for(outputs, inputs) == Some(bytes.as_slice().len());
-        fits.then_some(Self { storage: Storage::Rows(weight_type, bytes), count: 1, outputs, inputs })
+        fits.then(|| Self {
+            name: UNNAMED.into(),
+            storage: Storage::Rows(weight_type, bytes),
+            count: 1,
+            outputs,
+            inputs,
+        })
     }
 
     /// Packs quantized matrices, on all threads of the current pool; the file's pages are released while they are read.
@@ -140,7 +159,18 @@ impl Weight {
                 fill(index, first..first + bytes.len() / row, bytes);
             });
         }
-        Some(Self { storage: Storage::Packed(weight_type, Arc::new(packed)), count, outputs, inputs })
+        let storage = Storage::Packed(weight_type, Arc::new(packed));
+        Some(Self { name: UNNAMED.into(), storage, count, outputs, inputs })
+    }
+
+    /// The same weight with the name of its tensor, which errors mention.
+    pub fn named(self, name: &str) -> Self {
+        Self { name: name.into(), ..self }
+    }
+
+    /// The tensor's name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Matrices in the stack.

@@ -25,7 +25,7 @@ impl Draft {
     ///
     /// # Errors
     /// If the logits are no finite numbers.
-    pub(super) fn push(
+    pub(crate) fn push(
         &mut self,
         context: &Context<'_>,
         ids: Option<&[u32]>,

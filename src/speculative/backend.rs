@@ -10,7 +10,7 @@ use rand::Rng;
 
 use super::{Accepted, Confidence, DecodeState, Draft, Verification, accept_rows};
 use crate::Result;
-use crate::gemma4::on_device::{Judge, Sequence};
+use crate::device::{AcceptRule, Sequence};
 use crate::kv::{KvCache, SequenceState};
 use crate::model::{Model, Output, OutputRows};
 use crate::nn::{F32View, tensor};
@@ -126,8 +126,8 @@ impl ForwardOutput<'_> {
         if let ForwardOutput::Device(sequence) = self {
             if rule.decides_on_device() {
                 let (count, next) = match simulated {
-                    None => sequence.judge(&mut draft.tokens, Judge::Target)?,
-                    Some(count) => sequence.judge(&mut draft.tokens[..count], Judge::Coin)?,
+                    None => sequence.accept(&mut draft.tokens, AcceptRule::Argmax)?,
+                    Some(count) => sequence.accept(&mut draft.tokens[..count], AcceptRule::All)?,
                 };
                 return Ok((Accepted { count, next }, Vec::new()));
             }
@@ -169,7 +169,7 @@ impl ForwardOutput<'_> {
         match self {
             ForwardOutput::Cpu(output) => Ok(output.hidden.narrow(0, row, 1)?.contiguous()?),
             ForwardOutput::Device(sequence) => {
-                sequence.settle(row, token)?;
+                sequence.set_newest(row, token)?;
                 let state = if confidence == Confidence::Report { sequence.state(row)? } else { Vec::new() };
                 let width = state.len();
                 tensor(state, (1, width))

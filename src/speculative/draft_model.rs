@@ -5,9 +5,8 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use rand::rngs::StdRng;
 
-use super::{Confidence, Context, Draft, DraftCost, DraftSampling, Drafter, DrafterKind, Observed};
+use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 use crate::gemma4::Target;
-use crate::gemma4::on_device::{Judge, Models, Sequence};
 use crate::kv::{KvOptions, PagePool, SequenceState};
 use crate::model::{Model, OutputRows};
 use crate::nn::F32View;
@@ -89,103 +88,6 @@ impl Drafter for DraftModel {
             };
             let Some(logits) = logits else { break };
             draft.push(context, None, &F32View::new(&logits)?, rng)?;
-        }
-        Ok(())
-    }
-
-    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// [`DraftModel`] on the target's device.
-///
-/// Its sequence is told where a pass begins, so that it can go back: rows of a draft stay, and accepted ones need
-/// not be made again. The host learns every token as it is drafted, because the target's sequence is another one.
-pub(super) struct DeviceDraftModel {
-    sequence: Sequence,
-    max_context: usize,
-    max_round_rows: usize,
-    read: Vec<u32>, // the tokens whose rows the device has
-    sure: usize,    // as many of them are known to be the text's
-}
-
-/// Tokens that are read one by one, in passes that were recorded: what a round of full acceptance adds.
-const FEW: usize = 2;
-
-impl DeviceDraftModel {
-    /// A drafter whose cache is empty; see [`DraftModel::new`]. `models` has `model` on the device.
-    ///
-    /// # Errors
-    /// If an option of the cache is out of its range, or memory does not reach.
-    pub(super) fn new(models: &Arc<Models>, model: &Target, kv: &KvOptions) -> Result<Self> {
-        let default = model.config().max_position_embeddings;
-        let (sequence, max_context) = models.sequence(&model.kv_layout(), kv, default)?;
-        let max_round_rows = kv.max_round_rows.min(max_context);
-        Ok(Self { sequence, max_context, max_round_rows, read: Vec::new(), sure: 0 })
-    }
-
-    /// Forgets the rows that are not `text`'s, and that of its newest token: the scores behind that one are wanted.
-    fn go_back(&mut self, text: &[u32]) {
-        let (read, text_behind) = (&self.read[self.sure..], &text[self.sure..]);
-        let same = self.sure + read.iter().zip(text_behind).take_while(|(a, b)| a == b).count();
-        self.sure = same.min(text.len().saturating_sub(1));
-        // A ring has what a round that is dropped leaves, and nothing older.
-        if self.read.len() - self.sure > self.max_round_rows {
-            self.sure = 0;
-        }
-        self.read.truncate(self.sure);
-    }
-
-    /// Reads `tokens` behind those that were read. The scores behind the newest stay on the device.
-    fn pass(&mut self, tokens: &[u32]) -> Result<()> {
-        let rows = if tokens.len() <= FEW { 1 } else { self.max_round_rows };
-        let mut chunks = tokens.chunks(rows).peekable();
-        while let Some(chunk) = chunks.next() {
-            let wanted = match chunks.peek() {
-                _ if rows == 1 => OutputRows::All,
-                Some(_) => OutputRows::None,
-                None => OutputRows::Last,
-            };
-            self.sequence.forward(chunk, self.read.len(), wanted)?;
-            self.read.extend(chunk);
-        }
-        Ok(())
-    }
-}
-
-impl Drafter for DeviceDraftModel {
-    fn kind(&self) -> DrafterKind {
-        DrafterKind::DraftModel
-    }
-
-    fn cost(&self) -> DraftCost {
-        DraftCost::PerToken
-    }
-
-    fn begin(&mut self, _: &[u32]) {
-        self.sure = 0;
-    }
-
-    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
-        let room = self.max_context.saturating_sub(context.tokens.len());
-        let most = most.min(room).min(self.max_round_rows);
-        let chosen_there = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Omit;
-        while draft.tokens.len() < most {
-            match draft.tokens.last() {
-                None => {
-                    self.go_back(context.tokens);
-                    self.pass(&context.tokens[self.sure..])?;
-                }
-                Some(newest) => self.pass(&[*newest])?,
-            }
-            if chosen_there {
-                // A verdict over no drafts is the model's own choice.
-                let (_, token) = self.sequence.judge(&mut [], Judge::Target)?;
-                draft.tokens.push(token);
-            } else {
-                draft.push(context, None, &self.sequence.logits(1)?, rng)?;
-            }
         }
         Ok(())
     }

@@ -3,12 +3,10 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use parking_lot::Mutex;
 use rand::rngs::StdRng;
 
-use super::{Confidence, Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
+use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 use crate::Result;
-use crate::gemma4::on_device::{Chooser, DRAFTED, Sequence};
 use crate::gemma4::{Assistant, Target};
 
 /// How drafts are chosen by drafters that have a distribution. Both keep the target's distribution.
@@ -57,52 +55,6 @@ impl Drafter for Mtp {
             let step = self.assistant.step(&self.target, token, hidden, context.kv)?;
             draft.push(context, step.scores.ids.as_deref(), &step.scores.logits, rng)?;
             self.hidden = Some(step.hidden);
-        }
-        Ok(())
-    }
-
-    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// [`Mtp`] on a device. Greedy drafts stay there: the host has marks in their place until the target's verdict.
-pub(super) struct DeviceMtp {
-    sequence: Arc<Mutex<Sequence>>,
-}
-
-impl DeviceMtp {
-    /// The drafter of a sequence whose models have an assistant.
-    pub(super) fn new(sequence: Arc<Mutex<Sequence>>) -> Self {
-        Self { sequence }
-    }
-}
-
-impl Drafter for DeviceMtp {
-    fn kind(&self) -> DrafterKind {
-        DrafterKind::Mtp
-    }
-
-    fn cost(&self) -> DraftCost {
-        DraftCost::PerToken
-    }
-
-    fn begin(&mut self, _: &[u32]) {}
-
-    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
-        let mut sequence = self.sequence.lock();
-        let Some(last) = context.tokens.last() else { return Ok(()) };
-        let stays = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Omit;
-        let chooser = if stays { Chooser::Device } else { Chooser::Host };
-        for link in draft.tokens.len()..most {
-            sequence.draft(*last, context.kv.position(), link, chooser)?;
-            if stays {
-                draft.tokens.push(DRAFTED);
-            } else {
-                let (ids, scores) = sequence.draft_scores()?;
-                draft.push(context, ids.as_deref(), &scores, rng)?;
-                sequence.put_draft(link, draft.tokens[link])?;
-            }
         }
         Ok(())
     }

@@ -4,13 +4,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::draft_model::DeviceDraftModel;
-use super::mtp::DeviceMtp;
 use super::{
     Backend, DraftModel, Drafter, Mtp, NgramCacheDrafter, NgramCacheOptions, NgramMapK, NgramMapK4v, NgramMapOptions,
     NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions, Reads,
 };
-use crate::gemma4::on_device::Models;
+use crate::device::{DeviceDraftModel, DeviceMtp, Models};
 use crate::gemma4::{Assistant, Target};
 use crate::kv::{KvOptions, PagePool};
 use crate::model::Model;

@@ -1,4 +1,4 @@
-//! One sequence on a device: its K and V, its workspaces, and the results of a round.
+//! One sequence on a device: its K and V, and the results of a round.
 //!
 //! A greedy round has one host synchronisation: drafts stay in device memory from step to step and into verification,
 //! drafts are accepted on the device, and the host reads the result, one contiguous range of words:
@@ -11,7 +11,7 @@
 //!
 //! Passes are recorded once per number of rows and replayed: their parameters are constant, what changes lies in device
 //! memory. Exceptions: the number of attention splits covers positions up to a horizon, beyond which everything is
-//! recorded again; so it is after a workspace grew; and passes that quantize pages (one in tens) are launched directly.
+//! recorded again; so it is after the outputs grew; and passes that quantize pages (one in tens) are launched directly.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -21,13 +21,14 @@ use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::accept::{AcceptOutput, accept_greedy};
 use foretoken_gpu::plan::vocabulary::{NO_ID, Scores, argmax, argmax_parts};
 
-use super::Models;
-use super::assistant::{AssistantWorkspace, DeviceAssistant};
-use super::positions::HostPosition;
-use super::target::{PassStart, TargetWorkspace};
-use crate::device::{Buffer, Device, DeviceKv, Launcher, NO_FAULT, Recording, subslice};
+use super::kv::NO_FAULT;
+use super::models::DeviceAssistant;
+use super::outputs::{DraftOutputs, TargetOutputs};
+use super::positions::{ChainPositions, HostPosition, PassKv, PassStart};
+use super::temporaries::Temporaries;
+use super::{Buffer, Device, DeviceKv, DeviceOps, Launcher, Models, Recording, subslice};
 use crate::kv::{KvLayout, KvOptions};
-use crate::model::OutputRows;
+use crate::model::{OutputRows, Request};
 use crate::{Error, Result};
 
 /// Stands for a drafted token whose id the host has not read yet.
@@ -48,9 +49,9 @@ enum RecordedPass {
     /// A target pass over `rows` rows, all of them output rows.
     Verify { rows: usize, start: StartLength },
     /// Accepting `drafts` drafts.
-    Accept { drafts: usize, judge: Judge },
+    Accept { drafts: usize, rule: AcceptRule },
     /// Step `link` of a draft chain.
-    Draft { link: usize, start: StartLength, chooser: Chooser },
+    Draft { link: usize, start: StartLength, choice: DraftChoice },
 }
 
 /// The committed length when a pass begins.
@@ -64,16 +65,16 @@ enum StartLength {
 
 /// How drafts are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Judge {
+pub(crate) enum AcceptRule {
     /// A draft is accepted if it is the target's argmax.
-    Target,
+    Argmax,
     /// All given drafts are accepted: the host simulates acceptance, to measure speed.
-    Coin,
+    All,
 }
 
 /// Where a draft is chosen from its scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Chooser {
+pub(crate) enum DraftChoice {
     /// On the device (argmax), without host synchronisation.
     Device,
     /// On the host, by [`Sequence::put_draft`].
@@ -85,16 +86,14 @@ pub(crate) enum Chooser {
 struct Recordings {
     made: HashMap<RecordedPass, Box<dyn Recording>>,
     horizon: usize,
-    grown: usize,
 }
 
 /// A sequence.
 pub(crate) struct Sequence {
     models: Arc<Models>,
-    launcher: Launcher,
+    ops: DeviceOps,
     kv: DeviceKv,
-    workspace: TargetWorkspace,
-    assistant: Option<AssistantWorkspace>,
+    chain: ChainPositions,
     ids: Ids,
     tokens: Buffer<u32>, // emitted by the last accept
     state: Buffer<f32>,  // hidden state that predicted the newest token, if there is no assistant
@@ -112,26 +111,27 @@ impl Sequence {
     /// # Errors
     /// If no kernel reads a K/V format, or the device is out of memory; nothing stays allocated then.
     pub(super) fn new(models: Arc<Models>, layout: &KvLayout, options: &KvOptions, context: usize) -> Result<Self> {
-        let device = models.device.clone();
+        let device = models.device().clone();
         let on = &*device;
         let ids = Ids::new(on, DeviceKv::faults(layout), options.max_round_rows)?;
         let kv = DeviceKv::new(device.clone(), layout, options, context, ids.faults())?;
-        let workspace = models.target.workspace(on, MIN_OUTPUT_ROWS, MIN_OUTPUT_ROWS)?;
-        let assistant = models.assistant.as_ref().map(|assistant| assistant.workspace(on)).transpose()?;
-        let hidden = models.target.config().hidden_size;
+        let config = models.target.config();
+        let hidden = config.hidden_size;
+        let outputs = Arc::new(TargetOutputs::new(on, MIN_OUTPUT_ROWS, (hidden, config.vocab_size))?);
+        let draft = models.assistant.as_ref().map(|of| DraftOutputs::new(on, of.model.head(), hidden)).transpose()?;
+        let (launcher, temporaries) = (Launcher::new(device.clone()), Temporaries::new(device.clone()));
         Ok(Self {
             kv,
-            workspace,
             ids,
             tokens: Buffer::new(on, options.max_round_rows)?,
             state: Buffer::new(on, hidden)?,
             lengths: Buffer::of(on, &[0; 8])?,
-            assistant,
+            chain: ChainPositions::new(on)?,
+            ops: DeviceOps { launcher, temporaries, outputs, draft: draft.map(Arc::new) },
             length: 0,
             emitted: None,
             newest: None,
             recordings: Recordings::default(),
-            launcher: Launcher::new(device),
             models,
         })
     }
@@ -147,20 +147,15 @@ impl Sequence {
     /// # Errors
     /// If the device is out of memory, or the driver fails.
     pub fn forward(&mut self, ids: &[u32], position: usize, outputs: OutputRows) -> Result<()> {
-        let verifies = outputs == OutputRows::All;
-        let (rows, outputs) = match outputs {
-            OutputRows::All => (ids.len(), ids.len()),
-            OutputRows::Last => (ids.len(), 1),
-            OutputRows::None => (ids.len(), 0),
-        };
-        self.grow(rows, outputs)?;
+        let (rows, verifies) = (ids.len(), outputs == OutputRows::All);
+        let outputs = outputs.of(rows);
+        self.grow(outputs)?;
         self.kv.reserve(position + rows)?;
         let known = ids.iter().take_while(|id| **id != DRAFTED).count();
         let there = usize::from(self.newest.is_some() && self.newest == ids.first().copied());
         if known > there {
             self.ids.write(there, &ids[there..known])?;
         }
-        let ids = self.ids.from(0, rows);
         let begin = self.begin(position)?;
         if outputs > 0 && outputs < rows {
             self.lengths.write(4, &[(position + rows - outputs) as i32])?;
@@ -168,14 +163,22 @@ impl Sequence {
         self.newest = None;
         let end = position + rows;
         if !verifies || rows > MIN_OUTPUT_ROWS || self.kv.quantizes_pages(position, end) {
-            self.models.target.forward(&self.launcher, &self.workspace, &self.kv, (ids, rows, outputs), &begin)?;
+            self.pass(&self.ops, begin, (rows, outputs))?;
             // Rows committed without accept are checked to be finite here.
             return self.wait();
         }
         let begin = PassStart { at: self.at(position, end), ..begin };
-        self.replay(RecordedPass::Verify { rows, start: begin.start_length() }, |sequence, launcher| {
-            sequence.models.target.forward(launcher, &sequence.workspace, &sequence.kv, (ids, rows, rows), &begin)
+        self.replay(RecordedPass::Verify { rows, start: begin.start_length() }, |sequence, ops| {
+            sequence.pass(ops, begin, (rows, rows))
         })
+    }
+
+    /// Launches the target over `rows` ids, whose newest `outputs` rows have logits and hidden states.
+    fn pass(&self, ops: &DeviceOps, begin: PassStart, (rows, outputs): (usize, usize)) -> Result<()> {
+        let newest = Vec::from_iter(rows - outputs..rows);
+        let request = Request { logits: newest.clone(), hidden: newest, taps: Vec::new() };
+        let mut kv = PassKv::consecutive(ops, &self.kv, begin, rows)?;
+        self.models.target.forward(ops, (self.ids.from(0, rows), rows), &mut kv, &request).map(drop)
     }
 
     /// `position` with the current horizon. If `end` is beyond it, the horizon moves by 1/8 of `end` and all recordings
@@ -189,29 +192,16 @@ impl Sequence {
     }
 
     /// Replays `pass`, recording what `launches` launches if there is no recording.
-    fn replay(&mut self, pass: RecordedPass, launches: impl Fn(&Self, &Launcher) -> Result<()>) -> Result<()> {
-        let grown = |sequence: &Self| {
-            sequence.workspace.grown() + sequence.assistant.as_ref().map_or(0, |workspace| workspace.grown())
-        };
-        loop {
-            // Listing launches may reallocate a workspace; then this recording and earlier ones refer to freed memory.
-            let now = grown(self);
-            if now != self.recordings.grown {
-                self.recordings.made.clear();
-                self.recordings.grown = now;
-            }
-            if let Some(recording) = self.recordings.made.get(&pass) {
-                // SAFETY: models, workspaces and pages are alive and are freed through the device, which waits for
-                // kernels. Recordings are dropped with the workspaces that they refer to. Page tables are written
-                // before the rows that use them.
-                return unsafe { recording.replay() };
-            }
-            let launcher = Launcher::recorder(self.models.device.clone());
-            launches(self, &launcher)?;
-            if grown(self) == now {
-                self.recordings.made.insert(pass, launcher.finish()?);
-            }
+    fn replay(&mut self, pass: RecordedPass, launches: impl Fn(&Self, &DeviceOps) -> Result<()>) -> Result<()> {
+        if !self.recordings.made.contains_key(&pass) {
+            let ops = self.ops.with(Launcher::recorder(self.models.device().clone()));
+            launches(self, &ops)?;
+            self.recordings.made.insert(pass, ops.launcher.finish()?);
         }
+        // SAFETY: models, pages, outputs and temporaries are alive and are freed through the device, which waits for
+        // kernels. Recordings are dropped with the outputs that they refer to; temporaries are not freed before the
+        // sequence. Page tables are written before the rows that use them.
+        unsafe { self.recordings.made[&pass].replay() }
     }
 
     /// Start of a pass at `position`; corrects the length in device memory if it differs.
@@ -226,28 +216,27 @@ impl Sequence {
         Ok(PassStart { length, newest, emitted, at: HostPosition { position, horizon: None } })
     }
 
-    /// Reallocates workspaces that are too small.
-    fn grow(&mut self, rows: usize, outputs: usize) -> Result<()> {
-        let device = self.models.device.clone();
-        if !self.workspace.fits(rows, outputs) {
-            let (had, had_outputs) = self.workspace.size();
-            // Passes have few sizes: prefill chunks and verify batches.
+    /// Reallocates outputs for fewer than `rows` rows.
+    fn grow(&mut self, rows: usize) -> Result<()> {
+        if rows > self.ops.outputs.rows {
+            let config = self.models.target.config();
+            let shape = (config.hidden_size, config.vocab_size);
             self.recordings = Recordings::default();
-            self.workspace = self.models.target.workspace(&*device, rows.max(had), outputs.max(had_outputs))?;
+            self.ops.outputs = Arc::new(TargetOutputs::new(&**self.models.device(), rows, shape)?);
         }
         Ok(())
     }
 
-    /// Chooses the target's token for the `drafts.len() + 1` rows of the last pass and accepts drafts as `judge` says:
+    /// Chooses the target's token for the `drafts.len() + 1` rows of the last pass and accepts drafts as `rule` says:
     /// how many, and the token after them. [`DRAFTED`] ids in `drafts` are replaced by the real ones.
     ///
     /// # Errors
     /// If the scores are not finite, or the driver fails.
-    pub fn judge(&mut self, drafts: &mut [u32], judge: Judge) -> Result<(usize, u32)> {
+    pub fn accept(&mut self, drafts: &mut [u32], rule: AcceptRule) -> Result<(usize, u32)> {
         let drafted = drafts.len();
-        self.replay(RecordedPass::Accept { drafts: drafted, judge }, |sequence, launcher| {
-            sequence.choose(launcher, drafted + 1)?;
-            sequence.accept(launcher, (drafted, judge), 0)
+        self.replay(RecordedPass::Accept { drafts: drafted, rule }, |sequence, ops| {
+            sequence.choose(&ops.launcher, drafted + 1)?;
+            sequence.launch_accept(&ops.launcher, (drafted, rule), 0)
         })?;
         let (result, drafted) = self.ids.read(drafts.len(), &self.kv)?;
         drafts.copy_from_slice(&drafted);
@@ -261,9 +250,9 @@ impl Sequence {
 
     /// The target's argmax for the first `rows` rows of the last pass.
     fn choose(&self, launcher: &Launcher, rows: usize) -> Result<()> {
-        let (workspace, config) = (&self.workspace, self.models.target.config());
+        let (outputs, config) = (&self.ops.outputs, self.models.target.config());
         let scores = Scores {
-            x: workspace.logits.slice(),
+            x: outputs.logits.slice(),
             rows,
             n: config.vocab_size,
             stride: config.vocab_size,
@@ -271,21 +260,21 @@ impl Sequence {
             suppressed: self.models.suppressed(),
             grouped: None,
         };
-        launcher.run(argmax_parts(&scores, workspace.partial.slice(), workspace.chosen.slice()))?;
-        launcher.run(argmax(&scores, workspace.partial.slice(), workspace.chosen.slice()))
+        launcher.run(argmax_parts(&scores, outputs.partial.slice(), outputs.chosen.slice()))?;
+        launcher.run(argmax(&scores, outputs.partial.slice(), outputs.chosen.slice()))
     }
 
     /// Accepts among `count` drafts, from row `first` of the last pass on.
-    fn accept(&self, launcher: &Launcher, (count, judge): (usize, Judge), first: usize) -> Result<()> {
+    fn launch_accept(&self, launcher: &Launcher, (count, rule): (usize, AcceptRule), first: usize) -> Result<()> {
         let hidden = self.models.target.config().hidden_size;
         let (newest, at) = self.newest();
         let newest = subslice(newest.slice(), at, hidden);
         let out = AcceptOutput { counts: self.ids.accept(), tokens: self.tokens.slice(), hidden: newest };
-        let states = subslice(self.workspace.hidden.slice(), first * hidden, (count + 1) * hidden);
-        let (chosen, none) = (self.workspace.chosen.slice(), (DeviceSlice::new(0, 0), 0));
-        let drafts = match judge {
-            Judge::Target => self.ids.from(1, count),
-            Judge::Coin => chosen,
+        let states = subslice(self.ops.outputs.hidden.slice(), first * hidden, (count + 1) * hidden);
+        let (chosen, none) = (self.ops.outputs.chosen.slice(), (DeviceSlice::new(0, 0), 0));
+        let drafts = match rule {
+            AcceptRule::Argmax => self.ids.from(1, count),
+            AcceptRule::All => chosen,
         };
         launcher.run(accept_greedy((drafts, count), chosen, none, (states, hidden), &out))
     }
@@ -295,20 +284,21 @@ impl Sequence {
     ///
     /// # Errors
     /// If the driver fails.
-    pub fn settle(&mut self, row: usize, token: u32) -> Result<()> {
+    pub fn set_newest(&mut self, row: usize, token: u32) -> Result<()> {
         if self.emitted == Some(row + 1) && self.newest == Some(token) {
             return Ok(());
         }
         // Run accept with zero drafts to copy the hidden state and the token.
-        self.workspace.chosen.write(0, &[token])?;
-        self.accept(&self.launcher, (0, Judge::Target), row)?;
+        self.ops.outputs.chosen.write(0, &[token])?;
+        self.launch_accept(&self.ops.launcher, (0, AcceptRule::Argmax), row)?;
         (self.emitted, self.newest) = (None, Some(token));
         Ok(())
     }
 
     /// The hidden state `(hidden)` that predicted the newest token: buffer and offset.
     fn newest(&self) -> (&Buffer<f32>, usize) {
-        self.assistant.as_ref().map_or((&self.state, 0), AssistantWorkspace::state)
+        let state = |draft: &Arc<DraftOutputs>| draft.first.len() / 2;
+        self.ops.draft.as_ref().map_or((&self.state, 0), |draft| (&draft.first, state(draft)))
     }
 
     /// The hidden state that predicted the newest token: `(hidden)`.
@@ -358,7 +348,7 @@ impl Sequence {
     pub fn logits(&self, rows: usize) -> Result<Vec<f32>> {
         let config = self.models.target.config();
         self.wait()?;
-        let mut logits = self.workspace.logits.read(0, rows * config.vocab_size)?;
+        let mut logits = self.ops.outputs.logits.read(0, rows * config.vocab_size)?;
         if let Some(cap) = config.final_logit_softcapping {
             foretoken_kernels::activation::soft_cap(foretoken_kernels::Isa::best(), &mut logits, cap as f32);
         }
@@ -371,7 +361,7 @@ impl Sequence {
     /// If the driver fails.
     pub fn state(&self, row: usize) -> Result<Vec<f32>> {
         let hidden = self.models.target.config().hidden_size;
-        self.workspace.hidden.read(row * hidden, hidden)
+        self.ops.outputs.hidden.read(row * hidden, hidden)
     }
 
     /// Replaces [`DRAFTED`] ids by the ids in device memory.
@@ -387,13 +377,12 @@ impl Sequence {
     }
 
     /// Step `link` (from 0) of a draft chain after `position` committed positions and the token `last`. The scores stay
-    /// on the device; with [`Chooser::Device`] their argmax becomes the draft, with [`Chooser::Host`] the caller puts
+    /// on the device; with [`DraftChoice::Device`] their argmax becomes the draft, with [`DraftChoice::Host`] the caller puts
     /// one before the next step.
     ///
     /// # Errors
     /// If the models have no assistant, or the driver fails.
-    pub fn draft(&mut self, last: u32, position: usize, link: usize, chooser: Chooser) -> Result<()> {
-        self.grow(link + 1, 0)?;
+    pub fn draft(&mut self, last: u32, position: usize, link: usize, choice: DraftChoice) -> Result<()> {
         if link == 0 && self.newest != Some(last) {
             // After a failed round. The hidden state is stale too, which costs acceptance of this draft only.
             self.ids.write(0, &[last])?;
@@ -402,15 +391,18 @@ impl Sequence {
         let begin = if link == 0 { Some(self.begin(position)?) } else { None };
         let start = begin.as_ref().map_or(StartLength::Current, PassStart::start_length);
         let at = self.at(position, position);
-        self.replay(RecordedPass::Draft { link, start, chooser }, |sequence, launcher| {
-            let (assistant, workspace) = drafting(&sequence.models, &sequence.assistant)?;
-            let placed = assistant.place(launcher, workspace, at, begin.as_ref())?;
-            let token = (sequence.ids.from(link, 1), link);
-            assistant.step(launcher, (workspace, &placed), &sequence.models.target, &sequence.kv, token)?;
-            match chooser {
-                Chooser::Host => Ok(()),
-                Chooser::Device => {
-                    assistant.choose(launcher, workspace, sequence.models.suppressed(), sequence.ids.from(link + 1, 1))
+        self.replay(RecordedPass::Draft { link, start, choice }, |sequence, ops| {
+            let (DeviceAssistant { model, donors }, outputs) = sequence.drafting()?;
+            let mut kv = PassKv::chain(ops, &sequence.kv, (&sequence.chain, donors), (link, begin.as_ref(), at))?;
+            let (table, token) = (sequence.models.target.embed_tokens(), sequence.ids.from(link, 1));
+            let (scores, _) = model.step(ops, (table, token), &outputs.state(link), &mut kv)?;
+            match choice {
+                DraftChoice::Host => Ok(()),
+                DraftChoice::Device => {
+                    let scores = Scores { suppressed: sequence.models.suppressed(), ..scores };
+                    let (partial, token) = (outputs.partial.slice(), sequence.ids.from(link + 1, 1));
+                    ops.launcher.run(argmax_parts(&scores, partial, token))?;
+                    ops.launcher.run(argmax(&scores, partial, token))
                 }
             }
         })
@@ -421,8 +413,13 @@ impl Sequence {
     /// # Errors
     /// As [`Sequence::draft`].
     pub fn draft_scores(&self) -> Result<(Option<Vec<u32>>, Vec<f32>)> {
-        let (assistant, workspace) = drafting(&self.models, &self.assistant)?;
-        assistant.scores(workspace)
+        let (assistant, outputs) = self.drafting()?;
+        outputs.read(assistant.model.head())
+    }
+
+    fn drafting(&self) -> Result<(&DeviceAssistant, &DraftOutputs)> {
+        let missing = || Error::argument("speculation", "needs an assistant; load one, or turn speculation off");
+        self.models.assistant.as_ref().zip(self.ops.draft.as_deref()).ok_or_else(missing)
     }
 
     /// Sets the draft of step `link`.
@@ -486,12 +483,4 @@ impl PassStart {
     fn start_length(&self) -> StartLength {
         if self.emitted.is_some() { StartLength::AfterAccept } else { StartLength::Current }
     }
-}
-
-fn drafting<'a>(
-    models: &'a Models,
-    workspace: &'a Option<AssistantWorkspace>,
-) -> Result<(&'a DeviceAssistant, &'a AssistantWorkspace)> {
-    let missing = || Error::argument("speculation", "needs an assistant; load one, or turn speculation off");
-    models.assistant.as_ref().zip(workspace.as_ref()).ok_or_else(missing)
 }

@@ -1,0 +1,37 @@
+//! The read bandwidth of a device.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use foretoken_gpu::plan::read::read_all;
+
+use super::{Buffer, Device, Launcher};
+use crate::Result;
+
+/// Bytes read by the bandwidth measurement, larger than any cache; less if the device has less than four times that
+/// free.
+const READ: usize = 1 << 30;
+
+/// Thread blocks of a launch, and launches per host synchronisation.
+const READERS: usize = 4096;
+const TIMES: usize = 8;
+
+/// Peak read bandwidth of a device in GB/s.
+///
+/// # Errors
+/// If it is out of memory.
+pub(crate) fn read_bandwidth(device: &Arc<dyn Device>) -> Result<f64> {
+    let words = READ.min(device.memory()?.0 / 4) / 4;
+    let (x, y) = (Buffer::<u32>::new(&**device, words)?, Buffer::<u32>::new(&**device, READERS * 8)?);
+    let launcher = Launcher::new(device.clone());
+    let mut best = f64::INFINITY;
+    for _ in 0..4 {
+        let start = Instant::now();
+        for _ in 0..TIMES {
+            launcher.run(read_all(x.slice(), READERS, y.slice()))?;
+        }
+        y.read(0, 1)?;
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    Ok((TIMES * 4 * words) as f64 / 1e9 / best)
+}

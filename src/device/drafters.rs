@@ -1,0 +1,156 @@
+//! Drafters that run on the target's device.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+
+use super::{AcceptRule, DRAFTED, DraftChoice, Models, Sequence};
+use crate::Result;
+use crate::gemma4::Target;
+use crate::kv::KvOptions;
+use crate::model::OutputRows;
+use crate::speculative::{Confidence, Context, Draft, DraftCost, DraftSampling, Drafter, DrafterKind, Observed};
+
+/// [`Mtp`](crate::speculative::Mtp) on a device. Greedy drafts stay there: the host has marks in their place until the target's verdict.
+pub(crate) struct DeviceMtp {
+    sequence: Arc<Mutex<Sequence>>,
+}
+
+impl DeviceMtp {
+    /// The drafter of a sequence whose models have an assistant.
+    pub fn new(sequence: Arc<Mutex<Sequence>>) -> Self {
+        Self { sequence }
+    }
+}
+
+impl Drafter for DeviceMtp {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Mtp
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::PerToken
+    }
+
+    fn begin(&mut self, _: &[u32]) {}
+
+    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
+        let mut sequence = self.sequence.lock();
+        let Some(last) = context.tokens.last() else { return Ok(()) };
+        let stays = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Omit;
+        let choice = if stays { DraftChoice::Device } else { DraftChoice::Host };
+        for link in draft.tokens.len()..most {
+            sequence.draft(*last, context.kv.position(), link, choice)?;
+            if stays {
+                draft.tokens.push(DRAFTED);
+            } else {
+                let (ids, scores) = sequence.draft_scores()?;
+                draft.push(context, ids.as_deref(), &scores, rng)?;
+                sequence.put_draft(link, draft.tokens[link])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// [`DraftModel`](crate::speculative::DraftModel) on the target's device.
+///
+/// Its sequence is told where a pass begins, so that it can go back: rows of a draft stay, and accepted ones need
+/// not be made again. The host learns every token as it is drafted, because the target's sequence is another one.
+pub(crate) struct DeviceDraftModel {
+    sequence: Sequence,
+    max_context: usize,
+    max_round_rows: usize,
+    read: Vec<u32>, // the tokens whose rows the device has
+    sure: usize,    // as many of them are known to be the text's
+}
+
+/// Tokens that are read one by one, in passes that were recorded: what a round of full acceptance adds.
+const FEW: usize = 2;
+
+impl DeviceDraftModel {
+    /// A drafter whose cache is empty; see [`DraftModel::new`](crate::speculative::DraftModel::new). `models` has `model` on the device.
+    ///
+    /// # Errors
+    /// If an option of the cache is out of its range, or memory does not reach.
+    pub fn new(models: &Arc<Models>, model: &Target, kv: &KvOptions) -> Result<Self> {
+        let default = model.config().max_position_embeddings;
+        let (sequence, max_context) = models.sequence(&model.kv_layout(), kv, default)?;
+        let max_round_rows = kv.max_round_rows.min(max_context);
+        Ok(Self { sequence, max_context, max_round_rows, read: Vec::new(), sure: 0 })
+    }
+
+    /// Forgets the rows that are not `text`'s, and that of its newest token: the scores behind that one are wanted.
+    fn go_back(&mut self, text: &[u32]) {
+        let (read, text_behind) = (&self.read[self.sure..], &text[self.sure..]);
+        let same = self.sure + read.iter().zip(text_behind).take_while(|(a, b)| a == b).count();
+        self.sure = same.min(text.len().saturating_sub(1));
+        // A ring has what a round that is dropped leaves, and nothing older.
+        if self.read.len() - self.sure > self.max_round_rows {
+            self.sure = 0;
+        }
+        self.read.truncate(self.sure);
+    }
+
+    /// Reads `tokens` behind those that were read. The scores behind the newest stay on the device.
+    fn pass(&mut self, tokens: &[u32]) -> Result<()> {
+        let rows = if tokens.len() <= FEW { 1 } else { self.max_round_rows };
+        let mut chunks = tokens.chunks(rows).peekable();
+        while let Some(chunk) = chunks.next() {
+            let wanted = match chunks.peek() {
+                _ if rows == 1 => OutputRows::All,
+                Some(_) => OutputRows::None,
+                None => OutputRows::Last,
+            };
+            self.sequence.forward(chunk, self.read.len(), wanted)?;
+            self.read.extend(chunk);
+        }
+        Ok(())
+    }
+}
+
+impl Drafter for DeviceDraftModel {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::DraftModel
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::PerToken
+    }
+
+    fn begin(&mut self, _: &[u32]) {
+        self.sure = 0;
+    }
+
+    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
+        let room = self.max_context.saturating_sub(context.tokens.len());
+        let most = most.min(room).min(self.max_round_rows);
+        let chosen_there = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Omit;
+        while draft.tokens.len() < most {
+            match draft.tokens.last() {
+                None => {
+                    self.go_back(context.tokens);
+                    self.pass(&context.tokens[self.sure..])?;
+                }
+                Some(newest) => self.pass(&[*newest])?,
+            }
+            if chosen_there {
+                // A verdict over no drafts is the model's own choice.
+                let (_, token) = self.sequence.accept(&mut [], AcceptRule::Argmax)?;
+                draft.tokens.push(token);
+            } else {
+                draft.push(context, None, &self.sequence.logits(1)?, rng)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
+        Ok(())
+    }
+}

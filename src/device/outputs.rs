@@ -1,0 +1,97 @@
+//! What passes leave for later launches and for the host, at addresses that recordings share.
+
+use foretoken_gpu::plan::vocabulary::Scores;
+
+use super::ops::{DeviceCentroidHead, DraftState};
+use super::{Buffer, Device, DeviceOps, Matrices};
+use crate::Result;
+use crate::gemma4::Head;
+
+/// Results of the target's passes of up to `rows` output rows.
+pub(crate) struct TargetOutputs {
+    pub rows: usize,
+    pub hidden: Buffer<f32>,       // (rows, hidden), after the final norm
+    pub logits: Buffer<f32>,       // (rows, vocab), before the soft cap
+    pub partial: Buffer<[u32; 2]>, // of the argmax
+    pub chosen: Buffer<u32>,       // (rows): the argmax of every row
+}
+
+/// Results of draft steps.
+pub(crate) struct DraftOutputs {
+    /// `(2 * backbone)`: a token's embedding, then the hidden state that predicted it; for the first step, and for
+    /// later ones.
+    pub first: Buffer<f32>,
+    next: Buffer<f32>,
+    pub groups: Buffer<i32>, // (top_k): the best centroids
+    scores: Buffer<f32>,
+    pub partial: Buffer<[u32; 2]>, // of the argmax
+}
+
+impl TargetOutputs {
+    pub fn new(device: &dyn Device, rows: usize, (hidden, vocab): (usize, usize)) -> Result<Self> {
+        Ok(Self {
+            rows,
+            hidden: Buffer::new(device, rows * hidden)?,
+            logits: Buffer::new(device, rows * vocab)?,
+            partial: Buffer::new(device, Scores::partial_len(rows, vocab))?,
+            chosen: Buffer::new(device, rows)?,
+        })
+    }
+}
+
+impl DraftOutputs {
+    pub fn new(device: &dyn Device, head: &Head<DeviceOps>, backbone: usize) -> Result<Self> {
+        let (groups, scores) = match head {
+            Head::Dense(head) => (1, head.outputs()),
+            Head::Centroids(head) => (head.top_k, head.top_k * head.table.outputs()),
+        };
+        Ok(Self {
+            first: Buffer::new(device, 2 * backbone)?,
+            next: Buffer::new(device, 2 * backbone)?,
+            groups: Buffer::new(device, groups)?,
+            scores: Buffer::new(device, scores)?,
+            partial: Buffer::new(device, Scores::partial_len(1, scores))?,
+        })
+    }
+
+    /// The state that step `link` of a chain continues.
+    pub fn state(&self, link: usize) -> DraftState {
+        if link == 0 { DraftState { input: self.first.slice() } } else { self.next_state() }
+    }
+
+    pub fn next_state(&self) -> DraftState {
+        DraftState { input: self.next.slice() }
+    }
+
+    pub fn dense_scores(&self, head: &Matrices) -> Scores {
+        self.scores_of(head.outputs())
+    }
+
+    pub fn centroid_scores(&self, head: &DeviceCentroidHead) -> Scores {
+        let grouped = Some(head.grouped(self.groups.slice()));
+        Scores { grouped, ..self.scores_of(head.top_k * head.table.outputs()) }
+    }
+
+    fn scores_of(&self, n: usize) -> Scores {
+        Scores { x: self.scores.slice(), rows: 1, n, stride: n, cap: None, suppressed: None, grouped: None }
+    }
+
+    /// The last step's scores, and their ids (`None`: all, in order).
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn read(&self, head: &Head<DeviceOps>) -> Result<(Option<Vec<u32>>, Vec<f32>)> {
+        match head {
+            Head::Dense(head) => Ok((None, self.scores.read(0, head.outputs())?)),
+            Head::Centroids(head) => {
+                let (best, len) = (head.top_k, head.table.outputs());
+                let groups = self.groups.read(0, best)?;
+                let ids = groups.iter().flat_map(|group| {
+                    let start = *group as usize * len;
+                    head.token_ordering.get(start..start + len).unwrap_or_default()
+                });
+                Ok((Some(ids.copied().collect()), self.scores.read(0, best * len)?))
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The text model: embeddings, decoder layers, final norm and output head.
+
+use super::config::TextConfig;
+use super::layer::DecoderLayer;
+use super::per_layer::PerLayerEmbeddings;
+use super::rope::Rotations;
+use crate::Result;
+use crate::model::Request;
+use crate::ops::{CpuOps, Ops, Upload};
+
+/// Weights of a target, where `O` computes.
+pub(crate) struct TextModel<O: Ops> {
+    pub(super) config: TextConfig,
+    pub(super) embed_tokens: O::Embedding,
+    pub(super) per_layer: Option<PerLayerEmbeddings<O>>,
+    pub(super) layers: Vec<DecoderLayer<O>>,
+    pub(super) norm: O::Norm,
+    pub(super) lm_head: O::Linear, // (vocab, hidden)
+    pub(super) rotations: Rotations<O>,
+}
+
+/// What a pass leaves: logits and hidden states, if any row has them, and taps.
+pub(crate) struct PassOutput<O: Ops> {
+    pub(super) rows: Option<(O::Tensor, O::Tensor)>, // (rows, vocab) and (rows, hidden)
+    pub(super) taps: Vec<O::Tensor>,
+}
+
+impl TextModel<CpuOps> {
+    /// The model on a device.
+    ///
+    /// # Errors
+    /// If no kernel reads a weight's type, or memory is exhausted.
+    pub(crate) fn upload<U: Upload>(&self, to: &U) -> Result<TextModel<U::Ops>> {
+        let layers: Result<Vec<_>> = self.layers.iter().map(|layer| layer.upload(to)).collect();
+        Ok(TextModel {
+            config: self.config.clone(),
+            embed_tokens: to.embedding(&self.embed_tokens)?,
+            per_layer: self.per_layer.as_ref().map(|per_layer| per_layer.upload(to)).transpose()?,
+            layers: layers?,
+            norm: to.norm(&self.norm)?,
+            lm_head: to.linear(&self.lm_head)?,
+            rotations: self.rotations.upload(to)?,
+        })
+    }
+}
+
+impl<O: Ops> TextModel<O> {
+    /// The configuration.
+    pub(crate) fn config(&self) -> &TextConfig {
+        &self.config
+    }
+
+    /// The embedding table.
+    pub(crate) fn embed_tokens(&self) -> &O::Embedding {
+        &self.embed_tokens
+    }
+
+    /// One pass over `rows` rows, whose K and V are staged in `kv`.
+    ///
+    /// # Errors
+    /// If an id is outside the vocabulary, a number is not finite, or memory is exhausted.
+    pub(crate) fn forward(
+        &self,
+        ops: &O,
+        (ids, rows): (O::Ids<'_>, usize),
+        kv: &mut O::Kv<'_>,
+        request: &Request,
+    ) -> Result<PassOutput<O>> {
+        let mut rows = Vec::from_iter(0..rows); // the rows that `h` has
+        let needed = request.rows();
+        let own_kv_layers = self.config.num_own_kv_layers();
+        let mut h = ops.embed(&self.embed_tokens, ids)?;
+        let mut inputs = self.per_layer.as_ref().map(|per_layer| per_layer.forward(ops, ids, &h)).transpose()?;
+        let mut angles = self.rotations.angles(ops, kv)?;
+        let mut taps = Vec::with_capacity(request.taps.len());
+        for (i, layer) in self.layers.iter().enumerate() {
+            // The remaining layers write no K or V: only output rows are computed.
+            if i == own_kv_layers && needed.len() < rows.len() {
+                if needed.is_empty() {
+                    break;
+                }
+                h = ops.rows(&h, &needed)?;
+                ops.narrow(kv, &needed)?;
+                angles = self.rotations.angles(ops, kv)?;
+                inputs = inputs.map(|inputs| ops.rows(&inputs, &needed)).transpose()?;
+                rows.clone_from(&needed);
+            }
+            let input = match (&self.per_layer, &inputs) {
+                (Some(per_layer), Some(inputs)) => Some(per_layer.input(ops, inputs, i)?),
+                _ => None,
+            };
+            h = layer.forward(ops, &h, input.as_ref(), &angles, kv, i)?;
+            if request.taps.contains(&i) {
+                taps.push(ops.rows(&h, &places(&request.hidden, &rows))?);
+            }
+        }
+        if needed.is_empty() {
+            return Ok(PassOutput { rows: None, taps });
+        }
+        let normed = ops.final_norm(&self.norm, &ops.rows(&h, &places(&needed, &rows))?)?;
+        let soft_cap = self.config.final_logit_softcapping.map(|cap| cap as f32);
+        let logits = ops.logits(&self.lm_head, &ops.rows(&normed, &places(&request.logits, &needed))?, soft_cap)?;
+        Ok(PassOutput { rows: Some((logits, ops.rows(&normed, &places(&request.hidden, &needed))?)), taps })
+    }
+}
+
+/// Indices of `rows` in `held`, a superset; both ascend.
+fn places(rows: &[usize], held: &[usize]) -> Vec<usize> {
+    rows.iter().filter_map(|row| held.binary_search(row).ok()).collect()
+}

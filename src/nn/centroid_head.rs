@@ -1,0 +1,54 @@
+//! The centroid head: tokens are grouped by centroid, and only the groups of the best centroids are scored.
+
+use candle_core::Tensor;
+use candle_nn::Module;
+use foretoken_kernels::{Isa, vocabulary};
+
+use super::{F32View, Input, Linear, Weight, multiply};
+use crate::Result;
+
+/// Scores of an output head.
+pub struct Scores {
+    /// The scored ids; `None` means all, in order.
+    pub ids: Option<Vec<u32>>,
+    /// Their logits.
+    pub logits: Vec<f32>,
+}
+
+/// A head over `num_centroids` groups of equally many tokens.
+pub struct CentroidHead {
+    /// `(num_centroids, hidden)`.
+    pub centroids: Linear,
+    /// The ids under each centroid: `(num_centroids, tokens per centroid)`.
+    pub token_ordering: Vec<u32>,
+    /// Their rows of the embedding: `(num_centroids, tokens per centroid, hidden)`.
+    pub table: Weight,
+    /// Centroids whose groups are scored.
+    pub top_k: usize,
+    isa: Isa,
+}
+
+impl CentroidHead {
+    /// A head computed with `isa`.
+    pub fn new(centroids: Linear, token_ordering: Vec<u32>, table: Weight, top_k: usize, isa: Isa) -> Self {
+        Self { centroids, token_ordering, table, top_k, isa }
+    }
+
+    /// Scores `embedding[id] . n`, for state `n` `(1, hidden)`, of the ids under the `top_k` centroids with the largest
+    /// dot product. No row over the whole vocabulary is computed.
+    ///
+    /// # Errors
+    /// Candle's, if the shape does not fit.
+    pub fn forward(&self, n: &Tensor) -> Result<Scores> {
+        let ranks = self.centroids.forward(n)?;
+        let mut best = Vec::new();
+        vocabulary::top_k(&F32View::new(&ranks)?, self.top_k, &mut best);
+        let group = self.table.outputs();
+        let ids = |centroid: &u32| &self.token_ordering[*centroid as usize * group..(*centroid as usize + 1) * group];
+        let n = F32View::new(n)?;
+        let input = Input::new(&n, 1);
+        let jobs: Vec<_> = best.iter().map(|centroid| (self.table.matrix(*centroid as usize), &input)).collect();
+        let ids = best.iter().flat_map(ids).copied().collect();
+        Ok(Scores { ids: Some(ids), logits: multiply(self.isa, &jobs).concat() })
+    }
+}

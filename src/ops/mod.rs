@@ -1,0 +1,135 @@
+//! The operations that models are made of. A model is described once, generic over where it computes: on the CPU
+//! ([`CpuOps`]) or on a device ([`crate::device::DeviceOps`]).
+//!
+//! Activations are `f32` `(rows, width)`. Operations leave their inputs unchanged.
+
+mod cpu;
+
+use crate::Result;
+use crate::nn::{CentroidHead, Embedding, Experts, Linear, RmsNorm, Rotary};
+
+pub(crate) use cpu::CpuOps;
+
+/// Heads before their norm and rotation: `x` `(rows, heads * head_dim)`. K and V are stored, and queries attend, after
+/// them; kernels may fuse the three.
+pub(crate) struct Heads<'a, O: Ops> {
+    pub x: &'a O::Tensor,
+    pub norm: &'a O::Norm, // over head_dim
+    pub angles: Option<&'a O::Angles>,
+}
+
+/// Operations on activations and weights. One value serves the passes of one sequence or batch.
+pub(crate) trait Ops: Sized {
+    /// A matrix `(outputs, inputs)`.
+    type Linear;
+    /// A root-mean-square norm.
+    type Norm;
+    /// A table `(vocabulary, width)` with a scale.
+    type Embedding;
+    /// Rotary frequencies.
+    type Rotary;
+    /// Routed experts.
+    type Experts;
+    /// An output head that scores the tokens of a few centroids.
+    type CentroidHead;
+    /// Activations.
+    type Tensor;
+    /// The hidden state `(1, width)` that a draft step continues.
+    type State;
+    /// Rotary angles of the rows that have queries.
+    type Angles;
+    /// Scores of the next token.
+    type Scores;
+    /// Token ids, one per row.
+    type Ids<'a>: Copy;
+    /// K and V of a pass, and the positions of its rows.
+    type Kv<'a>: ?Sized;
+
+    /// The scaled rows of `ids`: `(ids, width)`.
+    fn embed(&self, table: &Self::Embedding, ids: Self::Ids<'_>) -> Result<Self::Tensor>;
+
+    /// `x W^T` for several matrices: `(rows, outputs)` each.
+    fn project<const N: usize>(&self, layers: [&Self::Linear; N], x: &Self::Tensor) -> Result<[Self::Tensor; N]>;
+
+    /// `x W^T`: `(rows, outputs)`.
+    fn linear(&self, layer: &Self::Linear, x: &Self::Tensor) -> Result<Self::Tensor> {
+        let [y] = self.project([layer], x)?;
+        Ok(y)
+    }
+
+    /// `norm(x)`, over every `width` of the norm consecutive elements.
+    fn norm(&self, norm: &Self::Norm, x: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// `(residual + norm(x)) * scale`.
+    fn add_norm(
+        &self,
+        norm: &Self::Norm,
+        residual: &Self::Tensor,
+        x: &Self::Tensor,
+        scale: f32,
+    ) -> Result<Self::Tensor>;
+
+    /// `gelu_tanh(gate) * up`.
+    fn gelu_gate(&self, gate: &Self::Tensor, up: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// Some rows of `x`, ascending. On a device they are contiguous.
+    fn rows(&self, x: &Self::Tensor, rows: &[usize]) -> Result<Self::Tensor>;
+
+    /// Columns `start..start + width` of `x`.
+    fn columns(&self, x: &Self::Tensor, start: usize, width: usize) -> Result<Self::Tensor>;
+
+    /// The weighted sum of the experts that `scores` `(rows, experts)` choose for `x` `(rows, hidden)`: `(rows,
+    /// hidden)`.
+    fn experts(&self, experts: &Self::Experts, scores: &Self::Tensor, x: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// The angles of the rows that have queries.
+    fn angles(&self, rotary: &Self::Rotary, kv: &Self::Kv<'_>) -> Result<Self::Angles>;
+
+    /// From here on only `rows` of the pass have queries.
+    fn narrow(&self, kv: &mut Self::Kv<'_>, rows: &[usize]) -> Result<()>;
+
+    /// Stores the K and V of layer `layer`.
+    fn append(&self, kv: &mut Self::Kv<'_>, layer: usize, k: Heads<'_, Self>, v: Heads<'_, Self>) -> Result<()>;
+
+    /// The attention of the queries over the K and V that layer `layer` reads: `(rows, heads * head_dim)`.
+    fn attend(&self, kv: &Self::Kv<'_>, layer: usize, q: Heads<'_, Self>) -> Result<Self::Tensor>;
+
+    /// The norm behind the last layer, whose result is the pass's hidden states.
+    fn final_norm(&self, norm: &Self::Norm, x: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// The target's logits of hidden states: `(rows, vocabulary)`. On a device the soft cap is applied where they are
+    /// read.
+    fn logits(&self, head: &Self::Linear, hidden: &Self::Tensor, soft_cap: Option<f32>) -> Result<Self::Tensor>;
+
+    /// A drafter's input: the embedding of a token, then the state that predicted it: `(1, 2 * width)`.
+    fn embed_beside(&self, table: &Self::Embedding, id: Self::Ids<'_>, state: &Self::State) -> Result<Self::Tensor>;
+
+    /// The state for the next draft step.
+    fn next_state(&self, layer: &Self::Linear, x: &Self::Tensor) -> Result<Self::State>;
+
+    /// Scores of all tokens.
+    fn scores(&self, head: &Self::Linear, x: &Self::Tensor) -> Result<Self::Scores>;
+
+    /// Scores of the tokens of the best centroids.
+    fn centroid_scores(&self, head: &Self::CentroidHead, x: &Self::Tensor) -> Result<Self::Scores>;
+}
+
+/// Copies weights from the CPU to a device.
+pub(crate) trait Upload {
+    /// The device's operations.
+    type Ops: Ops;
+
+    /// # Errors
+    /// If no kernel reads the weight's type, or memory is exhausted; likewise for the others.
+    fn linear(&self, from: &Linear) -> Result<<Self::Ops as Ops>::Linear>;
+
+    fn norm(&self, from: &RmsNorm) -> Result<<Self::Ops as Ops>::Norm>;
+
+    fn embedding(&self, from: &Embedding) -> Result<<Self::Ops as Ops>::Embedding>;
+
+    fn rotary(&self, from: &Rotary) -> Result<<Self::Ops as Ops>::Rotary>;
+
+    fn experts(&self, from: &Experts) -> Result<<Self::Ops as Ops>::Experts>;
+
+    fn centroid_head(&self, from: &CentroidHead) -> Result<<Self::Ops as Ops>::CentroidHead>;
+}

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
-use foretoken::{DeviceChoice, Engine, EngineOptions, Probe, SessionOptions};
+use foretoken::{DeviceChoice, Engine, EngineOptions, Isa, Probe, SessionOptions};
 use foretoken_tools::demo;
 
 /// Measure single steps and verifications of four rows deep in a context, for several ways to keep K and V in turn.
@@ -30,6 +30,9 @@ struct Args {
     /// Threads; by default, the physical cores.
     #[arg(long)]
     threads: Option<usize>,
+    /// Instruction set of the CPU's kernels; by default, the widest that the processor has.
+    #[arg(long, value_name = "NAME")]
+    isa: Option<Isa>,
     /// Measurements of each, in turn; the median counts.
     #[arg(long, default_value_t = 7)]
     repeats: usize,
@@ -44,7 +47,12 @@ fn main() -> ExitCode {
 
 fn command(args: Args) -> Result<()> {
     let model = args.model.clone().unwrap_or_else(|| demo("target"));
-    let options = EngineOptions { threads: args.threads, device: args.device.clone(), ..EngineOptions::new(model) };
+    let options = EngineOptions {
+        threads: args.threads,
+        device: args.device.clone(),
+        isa: args.isa,
+        ..EngineOptions::new(model)
+    };
     measure(&args, &Engine::load(&options)?)
 }
 

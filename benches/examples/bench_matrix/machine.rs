@@ -10,12 +10,12 @@ use foretoken_tools::repository;
 use crate::journal::Origin;
 
 /// This machine, and what is checked out.
-pub fn origin() -> Origin {
-    Origin { machine: machine(), commit: commit() }
+pub fn origin(isa: Option<Isa>) -> Origin {
+    Origin { machine: machine(isa.unwrap_or_else(Isa::best)), commit: commit() }
 }
 
-/// Processor, memory and instruction set.
-fn machine() -> String {
+/// Processor, memory and the instruction set that is used.
+fn machine(isa: Isa) -> String {
     let field = |file: &str, name: &str| {
         let text = std::fs::read_to_string(file).ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -25,7 +25,7 @@ fn machine() -> String {
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
     let kilobytes = field("/proc/meminfo", "MemTotal:").and_then(|total| total.strip_suffix("kB")?.trim().parse().ok());
     let memory = kilobytes.map_or(String::new(), |kb: f64| format!(", {:.0} GiB", kb / f64::from(1 << 20)));
-    let (isa, system) = (Isa::best().name(), std::env::consts::OS);
+    let (isa, system) = (isa.name(), std::env::consts::OS);
     format!("{processor}, {usable} CPUs{memory}, {isa}, {system}")
 }
 

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use foretoken::WeightType;
+use foretoken::{Isa, WeightType};
 use foretoken_tools::demo;
 
 use journal::{Event, Journal, Origin, Record, Run};
@@ -72,6 +72,9 @@ pub struct Args {
     /// Threads; by default, the physical cores.
     #[arg(long)]
     threads: Option<usize>,
+    /// Instruction set of the CPU's kernels; by default, the widest that the processor has.
+    #[arg(long, value_name = "NAME")]
+    isa: Option<Isa>,
     /// Accept drafts by chance: RATE is the share of rounds that accept the draft, by position if several are given, as
     /// .92,.78,.67,.57. For pairs of synthetic weights.
     #[arg(long, value_name = "RATE,..", value_delimiter = ',')]
@@ -119,7 +122,7 @@ fn command(args: Args) -> Result<()> {
     if args.dry_run {
         let text = texts::text(args.text.as_deref())?;
         let records = if path.exists() { journal::read(&path)?.0 } else { Vec::new() };
-        let done = Done::new(&records, &machine::origin());
+        let done = Done::new(&records, &machine::origin(args.isa));
         plans(&args, &text)?.iter().for_each(|plan| list(plan, &args, &done));
         return Ok(());
     }
@@ -129,7 +132,7 @@ fn command(args: Args) -> Result<()> {
         return report(&args, &records, &last.origin);
     }
     std::fs::create_dir_all(&args.out).with_context(|| format!("{}: cannot be made", args.out.display()))?;
-    let (mut journal, here) = (Journal::open(&path)?, machine::origin());
+    let (mut journal, here) = (Journal::open(&path)?, machine::origin(args.isa));
     let measured = measure_all(&args, &mut journal, &here);
     // What was measured before an error is reported all the same.
     measured.and(report(&args, &journal.records, &here))

@@ -39,6 +39,7 @@ impl<'a> Ours<'a> {
         let engine = Engine::load(&EngineOptions {
             assistant: plan.assistant.clone(),
             threads: args.threads,
+            isa: args.isa,
             quantize: args.quantize,
             ..EngineOptions::new(&plan.model)
         })?;

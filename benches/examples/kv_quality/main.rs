@@ -46,6 +46,9 @@ struct Args {
     /// No checkpoint: quantization errors on synthetic rows (Gaussian, biased, heavy-tailed, drifting).
     #[arg(long)]
     synthetic: bool,
+    /// Instruction set of the CPU's kernels; by default, the widest that the processor has.
+    #[arg(long, value_name = "NAME")]
+    isa: Option<Isa>,
     /// Write the table as CSV.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
@@ -72,10 +75,11 @@ fn main() -> ExitCode {
 
 fn command(args: Args) -> Result<()> {
     if args.synthetic {
-        return synthetic::print();
+        return synthetic::print(args.isa.unwrap_or_else(Isa::best));
     }
     let engine = Engine::load(&EngineOptions {
         assistant: args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant"))),
+        isa: args.isa,
         ..EngineOptions::new(args.model.clone().unwrap_or_else(|| demo("target")))
     })?;
     let ids = engine.tokenizer()?.encode(&text(args.text.as_deref())?)?;
@@ -162,7 +166,7 @@ fn read(engine: &Engine, ids: &[u32], cases: &mut [Case]) -> Result<()> {
     const ROWS: usize = 64;
     let target = engine.gemma4().context("a Gemma 4")?;
     let context = target.max_position_embeddings();
-    let new = |case: &Case| KvCache::new(target.kv_layout(), &case.options, context, Isa::best());
+    let new = |case: &Case| KvCache::new(target.kv_layout(), &case.options, context, engine.isa());
     let mut caches: Vec<_> = cases.iter().map(new).collect::<foretoken::Result<_>>()?;
     for chunk in ids.chunks(ROWS) {
         let mut exact: Vec<f64> = Vec::new();

@@ -33,22 +33,21 @@ struct Kind {
 }
 
 /// Prints the squared error of every format on every kind, relative to the energy of what is not constant.
-pub fn print() -> Result<()> {
+pub fn print(isa: Isa) -> Result<()> {
     print!("{:<10}", "keys");
     KINDS.iter().for_each(|(name, _)| print!(" {name:>16}"));
     println!();
     for format in CodeFormat::ALL {
         print!("{:<10}", format.name());
         for (_, kind) in &KINDS {
-            print!(" {:>16.6}", relative_error(format, kind)?);
+            print!(" {:>16.6}", relative_error(isa, format, kind)?);
         }
         println!();
     }
     Ok(())
 }
 
-fn relative_error(format: CodeFormat, kind: &Kind) -> Result<f64> {
-    let isa = Isa::best();
+fn relative_error(isa: Isa, format: CodeFormat, kind: &Kind) -> Result<f64> {
     let groups = RotationGroups::of(WIDTH).context("a width of whole groups")?;
     let layout = PageLayout::new(format, Side::Keys, groups);
     let mut rng = StdRng::seed_from_u64(1);

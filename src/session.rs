@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
+use crate::device::Sequence;
 use crate::engine::Engine;
 use crate::kv::{KvCache, KvFormat, KvOptions, PagePool};
 use crate::nn::tensor;
@@ -45,7 +46,7 @@ impl Session {
         let (state, device) = match (&engine.parts.models, gemma4) {
             (Some(models), Some(target)) => {
                 let context = model.max_position_embeddings();
-                let (sequence, context) = models.sequence(&target.kv_layout(), &options.kv, context)?;
+                let (sequence, context) = Sequence::new(models, &target.kv_layout(), &options.kv, context)?;
                 // The rows are on the device: this state counts them.
                 let counted = KvOptions { max_context: Some(context), memory: Some(u64::MAX), ..options.kv.clone() };
                 (model.new_state(&counted, &PagePool::new(None))?, Some(Arc::new(Mutex::new(sequence))))

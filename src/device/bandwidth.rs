@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use foretoken_gpu::plan::read::read_all;
 
-use super::{Buffer, Device, Launcher};
+use super::Device;
+use super::buffer::{Buffer, Launcher};
 use crate::Result;
 
 /// Bytes read by the bandwidth measurement, larger than any cache; less if the device has less than four times that

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 
-use super::{AcceptRule, DRAFTED, DraftChoice, Models, Sequence};
+use super::models::Models;
+use super::sequence::{AcceptRule, DRAFTED, DraftChoice, Sequence};
 use crate::Result;
 use crate::gemma4::Target;
 use crate::kv::KvOptions;
@@ -80,7 +81,7 @@ impl DeviceDraftModel {
     /// If an option of the cache is out of its range, or memory does not reach.
     pub fn new(models: &Arc<Models>, model: &Target, kv: &KvOptions) -> Result<Self> {
         let default = model.config().max_position_embeddings;
-        let (sequence, max_context) = models.sequence(&model.kv_layout(), kv, default)?;
+        let (sequence, max_context) = Sequence::new(models, &model.kv_layout(), kv, default)?;
         let max_round_rows = kv.max_round_rows.min(max_context);
         Ok(Self { sequence, max_context, max_round_rows, read: Vec::new(), sure: 0 })
     }

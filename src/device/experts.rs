@@ -4,8 +4,9 @@ use foretoken_gpu::plan::experts::{MAX_ROUTE, Route, mix, route};
 use foretoken_gpu::plan::matmul::Buckets;
 use foretoken_gpu::plan::pointwise::{Strided, gelu_gate};
 
-use super::ops::{DeviceOps, DeviceTensor};
-use super::{Buffer, Input, Matrices, subslice};
+use super::buffer::{Buffer, subslice};
+use super::matrix::{Input, Matrices};
+use super::queue::{DeviceTensor, Queue};
 use crate::Result;
 
 /// Stacks of gated MLPs.
@@ -18,22 +19,22 @@ pub(crate) struct DeviceExperts {
 
 impl DeviceExperts {
     /// The weighted sum of each row's experts, chosen by `scores` `(rows, experts)`.
-    pub(super) fn forward(&self, ops: &DeviceOps, scores: &DeviceTensor, x: &DeviceTensor) -> Result<DeviceTensor> {
-        let y = ops.new_tensor(x.rows, x.width)?;
+    pub(super) fn forward(&self, queue: &Queue, scores: &DeviceTensor, x: &DeviceTensor) -> Result<DeviceTensor> {
+        let y = queue.new_tensor(x.rows, x.width)?;
         for first in (0..x.rows).step_by(MAX_ROUTE.0) {
             let rows = MAX_ROUTE.0.min(x.rows - first);
             let of = |x: &DeviceTensor| x.some_rows(first, rows);
-            self.choose_and_mix(ops, &of(scores), &of(x), &of(&y))?;
+            self.choose_and_mix(queue, &of(scores), &of(x), &of(&y))?;
         }
         Ok(y)
     }
 
     /// Routes at most `MAX_ROUTE.0` rows and writes the sum of their experts to `y`.
-    fn choose_and_mix(&self, ops: &DeviceOps, scores: &DeviceTensor, x: &DeviceTensor, y: &DeviceTensor) -> Result<()> {
+    fn choose_and_mix(&self, queue: &Queue, scores: &DeviceTensor, x: &DeviceTensor, y: &DeviceTensor) -> Result<()> {
         let (experts, width, entries) = (scores.width, self.down_proj.inputs(), x.rows * self.top_k);
-        let list = |len: usize| ops.temporaries.take::<i32>(len);
+        let list = |len: usize| queue.temporaries.take::<i32>(len);
         let (matrices, starts, count) = (list(entries)?, list(entries + 1)?, list(1)?);
-        let (rows_of, entries_of, weights) = (list(entries)?, list(entries)?, ops.temporaries.take::<f32>(entries)?);
+        let (rows_of, entries_of, weights) = (list(entries)?, list(entries)?, queue.temporaries.take::<f32>(entries)?);
         let buckets = Buckets {
             matrices: matrices.slice(),
             starts: starts.slice(),
@@ -42,18 +43,18 @@ impl DeviceExperts {
         };
         let chosen = Route { buckets, entries: entries_of.slice(), weights: weights.slice() };
         let size = (x.rows, experts, self.top_k);
-        ops.launcher.run(route(scores.slice, self.per_expert_scale.slice(), size, &chosen))?;
+        queue.launcher.run(route(scores.slice, self.per_expert_scale.slice(), size, &chosen))?;
 
-        let gate_up = ops.new_tensor(entries, 2 * width)?;
-        self.gate_up_proj.multiply_buckets(&Input::new(ops, x), &buckets, (entries, entries), gate_up.slice)?;
+        let gate_up = queue.new_tensor(entries, 2 * width)?;
+        self.gate_up_proj.multiply_buckets(&Input::new(queue, x), &buckets, (entries, entries), gate_up.slice)?;
         let gate = gate_up.strided();
         let up = Strided { slice: subslice(gate.slice, width, gate.slice.len()), ..gate };
-        let gated = ops.new_tensor(entries, width)?;
-        ops.launcher.run(gelu_gate(gate, up, (entries, width), gated.slice))?;
+        let gated = queue.new_tensor(entries, width)?;
+        queue.launcher.run(gelu_gate(gate, up, (entries, width), gated.slice))?;
         // Rows of this product are entries (row, expert), already in bucket order.
         let entry_buckets = Buckets { rows: None, ..buckets };
-        let parts = ops.new_tensor(entries, x.width)?;
-        self.down_proj.multiply_buckets(&Input::new(ops, &gated), &entry_buckets, (entries, entries), parts.slice)?;
-        ops.launcher.run(mix(parts.slice, &chosen, (x.rows, self.top_k, x.width), y.slice))
+        let parts = queue.new_tensor(entries, x.width)?;
+        self.down_proj.multiply_buckets(&Input::new(queue, &gated), &entry_buckets, (entries, entries), parts.slice)?;
+        queue.launcher.run(mix(parts.slice, &chosen, (x.rows, self.top_k, x.width), y.slice))
     }
 }

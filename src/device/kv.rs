@@ -18,8 +18,10 @@ use foretoken_gpu::plan::turboquant::{encode, supports};
 use foretoken_kernels::ElementType;
 use foretoken_kernels::attention::turboquant::{CodeFormat, PageLayout, RotationGroups, Side};
 
+use super::Device;
+use super::buffer::{Buffer, Launcher, subslice};
 use super::pages::{Arena, Table, page_memory_error};
-use super::{Buffer, Device, DeviceOps, Launcher, subslice};
+use super::queue::Queue;
 use crate::kv::{
     KEqV, KvFormat, KvLayout, KvOptions, PAGE, Retention, RotaryFirst, StoreLayout, first_exact_page, not_finite,
 };
@@ -267,20 +269,20 @@ impl DeviceKv {
     /// `(rows, heads * head_dim)`.
     pub fn attend(
         &self,
-        ops: &DeviceOps,
+        queue: &Queue,
         layer: usize,
         (q, heads): (Projection, usize),
         positions: &RowPositions,
         y: DeviceSlice<f32>,
     ) -> Result<()> {
         let store = &self.stores[self.store_of_layer[layer]];
-        let (head_dim, domain, launcher) = (store.head_dim, store.domain(), &ops.launcher);
+        let (head_dim, domain, launcher) = (store.head_dim, store.domain(), &queue.launcher);
         let key_format = store.keys.quantized.as_ref().map(|(layout, _)| layout.format());
         let len = positions.rows * heads * head_dim;
-        let query_rows = ops.temporaries.take::<f32>(len)?;
+        let query_rows = queue.temporaries.take::<f32>(len)?;
         // 4 i8 per word; at least one scale per 128 elements and one per head.
         let quantized_queries =
-            (ops.temporaries.take::<u32>(len.div_ceil(4))?, ops.temporaries.take::<f32>(len.div_ceil(64))?);
+            (queue.temporaries.take::<u32>(len.div_ceil(4))?, queue.temporaries.take::<f32>(len.div_ceil(64))?);
         let (words, scales) = (quantized_queries.0.slice(), quantized_queries.1.slice());
         let steps = Steps {
             norm: Some(q.norm),
@@ -317,7 +319,8 @@ impl DeviceKv {
             let queries = of(first, count);
             let splits = positions.part(first, count).splits(&queries);
             let slots = parts * splits * count * heads;
-            let (softmax, output) = (ops.temporaries.take::<[f64; 2]>(slots)?, ops.temporaries.take(slots * head_dim)?);
+            let (softmax, output) =
+                (queue.temporaries.take::<[f64; 2]>(slots)?, queue.temporaries.take(slots * head_dim)?);
             let partials = SplitPartials { softmax: softmax.slice(), output: output.slice(), splits };
             let kv = ExactKv {
                 keys: store.keys.exact.pages(&self.tables),

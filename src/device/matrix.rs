@@ -9,9 +9,10 @@ use foretoken_gpu::{DeviceSlice, LaunchError};
 use foretoken_kernels::ElementType;
 use foretoken_kernels::quant::{ActivationType, PANEL_ROWS, WeightType, pack};
 
-use super::ops::{DeviceOps, DeviceTensor};
+use super::Device;
+use super::buffer::{Buffer, Launcher};
+use super::queue::{DeviceTensor, Queue};
 use super::temporaries::Temporary;
-use super::{Buffer, Device, Launcher};
 use crate::nn::{Stored, Weight};
 use crate::{Error, Result};
 
@@ -102,7 +103,7 @@ impl Matrices {
 
     /// `y = x w^T` of the first matrix: `(rows, outputs)`.
     pub fn multiply(&self, x: &Input<'_>, y: DeviceSlice<f32>) -> Result<()> {
-        let launcher = &x.ops.launcher;
+        let launcher = &x.queue.launcher;
         match self.kind {
             Kind::Float(element) => {
                 let x = (x.x.slice, x.x.rows);
@@ -124,7 +125,7 @@ impl Matrices {
         size: (usize, usize),
         y: DeviceSlice<f32>,
     ) -> Result<()> {
-        let launcher = &x.ops.launcher;
+        let launcher = &x.queue.launcher;
         match self.kind {
             Kind::Float(element) => {
                 let x = (x.x.slice, x.x.rows);
@@ -157,7 +158,7 @@ impl Matrices {
 
 /// Input rows of one or more matrices. Each 8-bit activation type is quantized once.
 pub(crate) struct Input<'a> {
-    ops: &'a DeviceOps,
+    queue: &'a Queue,
     x: &'a DeviceTensor,
     q8_1: OnceCell<QuantizedInput>,
     q8_k: OnceCell<QuantizedInput>,
@@ -169,8 +170,8 @@ struct QuantizedInput {
 }
 
 impl<'a> Input<'a> {
-    pub fn new(ops: &'a DeviceOps, x: &'a DeviceTensor) -> Self {
-        Self { ops, x, q8_1: OnceCell::new(), q8_k: OnceCell::new() }
+    pub fn new(queue: &'a Queue, x: &'a DeviceTensor) -> Self {
+        Self { queue, x, q8_1: OnceCell::new(), q8_k: OnceCell::new() }
     }
 
     fn quantized(&self, activation_type: ActivationType) -> Result<Activations> {
@@ -181,14 +182,14 @@ impl<'a> Input<'a> {
         if let Some(quantized) = cell.get() {
             return Ok(quantized.activations);
         }
-        let (rows, width, temporaries) = (self.x.rows, self.x.width, &self.ops.temporaries);
+        let (rows, width, temporaries) = (self.x.rows, self.x.width, &self.queue.temporaries);
         let memory = (
             temporaries.take(Activations::quants_len(rows, width))?,
             temporaries.take(Activations::scales_len(activation_type, rows, width))?,
             temporaries.take(Activations::sums_len(activation_type, rows, width))?,
         );
         let slices = (memory.0.slice(), memory.1.slice(), memory.2.slice());
-        let launcher = &self.ops.launcher;
+        let launcher = &self.queue.launcher;
         let activations = Activations::new(activation_type, (rows, width), slices)
             .map_err(|problem| super::launch_error(launcher.device(), "activations", &problem))?;
         launcher.run(quantize(self.x.slice, &activations))?;

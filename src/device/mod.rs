@@ -21,8 +21,11 @@ mod ops;
 mod outputs;
 mod pages;
 mod positions;
+mod queue;
+mod readback;
 mod sequence;
 mod temporaries;
+mod weights;
 
 use std::mem::MaybeUninit;
 
@@ -34,13 +37,9 @@ pub use choice::DeviceChoice;
 pub(crate) use choice::open;
 
 pub(crate) use bandwidth::read_bandwidth;
-use buffer::{Buffer, Launcher, subslice};
 pub(crate) use drafters::{DeviceDraftModel, DeviceMtp};
-use kv::DeviceKv;
-use matrix::{Input, Matrices};
 pub(crate) use models::Models;
-pub(crate) use ops::DeviceOps;
-pub(crate) use sequence::{AcceptRule, DRAFTED, DraftChoice, Sequence};
+pub(crate) use sequence::{AcceptRule, DraftChoice, Sequence};
 
 /// A GPU.
 pub trait Device: Send + Sync {

@@ -8,11 +8,14 @@ use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::experts::MAX_ROUTE;
 use foretoken_gpu::plan::vocabulary::MAX_TOP_K;
 
+use super::Device;
+use super::buffer::Buffer;
 use super::experts::DeviceExperts;
-use super::ops::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm};
-use super::{Buffer, Device, DeviceKv, DeviceOps, Matrices, Sequence};
-use crate::gemma4::{Assistant, AssistantModel, Target, TextConfig, TextModel};
-use crate::kv::{KvLayout, KvOptions};
+use super::matrix::Matrices;
+use super::ops::DeviceOps;
+use super::outputs::DraftOutputs;
+use super::weights::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm};
+use crate::gemma4::{Assistant, AssistantModel, Head, Target, TextConfig, TextModel};
 use crate::nn::{CentroidHead, Embedding, Experts, Linear, RmsNorm, Rotary, Weight};
 use crate::ops::Upload;
 use crate::{Error, Result};
@@ -60,29 +63,41 @@ impl Models {
         &self.device
     }
 
-    /// An empty sequence, and its context: `options.max_context`, or the largest up to `default` that fits memory. 1/16
-    /// of the free memory is left for activations.
-    ///
-    /// # Errors
-    /// If no kernel reads a K/V format, or the device is out of memory; nothing stays allocated then.
-    pub fn sequence(
-        self: &Arc<Self>,
-        layout: &KvLayout,
-        options: &KvOptions,
-        default: usize,
-    ) -> Result<(Sequence, usize)> {
-        options.check(layout)?;
-        let (free, _) = self.device.memory()?;
-        let memory = options.memory.unwrap_or((free - free / 16) as u64);
-        let bytes_at = DeviceKv::bytes_at(&*self.device, layout, options)?;
-        let context = KvOptions { memory: Some(memory), ..options.clone() }.context(default, bytes_at)?;
-        // A session file may ask for more rows than the context has positions.
-        let options = KvOptions { max_round_rows: options.max_round_rows.min(context), ..options.clone() };
-        Ok((Sequence::new(self.clone(), layout, &options, context)?, context))
-    }
-
     pub(super) fn suppressed(&self) -> Option<(DeviceSlice<u32>, usize)> {
         self.suppressed.as_ref().map(|ids| (ids.slice(), ids.len()))
+    }
+}
+
+impl DeviceAssistant {
+    /// Memory for the results of draft steps, for a target whose hidden states have `backbone` channels.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn outputs(&self, device: &dyn Device, backbone: usize) -> Result<DraftOutputs> {
+        let size = match self.model.head() {
+            Head::Dense(head) => (1, head.outputs()),
+            Head::Centroids(head) => (head.top_k, head.top_k * head.table.outputs()),
+        };
+        DraftOutputs::new(device, backbone, size)
+    }
+
+    /// The last step's scores, and their ids (`None`: all, in order).
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn read_scores(&self, outputs: &DraftOutputs) -> Result<(Option<Vec<u32>>, Vec<f32>)> {
+        match self.model.head() {
+            Head::Dense(head) => Ok((None, outputs.read_scores(head.outputs())?)),
+            Head::Centroids(head) => {
+                let (best, len) = (head.top_k, head.table.outputs());
+                let groups = outputs.groups.read(0, best)?;
+                let ids = groups.iter().flat_map(|group| {
+                    let start = *group as usize * len;
+                    head.token_ordering.get(start..start + len).unwrap_or_default()
+                });
+                Ok((Some(ids.copied().collect()), outputs.read_scores(best * len)?))
+            }
+        }
     }
 }
 

@@ -1,11 +1,20 @@
 //! What passes leave for later launches and for the host, at addresses that recordings share.
 
+use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::vocabulary::Scores;
 
-use super::ops::{DeviceCentroidHead, DraftState};
-use super::{Buffer, Device, DeviceOps, Matrices};
+use super::Device;
+use super::buffer::Buffer;
+use super::matrix::Matrices;
+use super::weights::DeviceCentroidHead;
 use crate::Result;
-use crate::gemma4::Head;
+
+/// The hidden state of a draft step: the second half of a drafter's input `(1, 2 * width)`, whose first half the next
+/// step's embedding fills.
+#[derive(Clone, Copy)]
+pub(crate) struct DraftState {
+    pub input: DeviceSlice<f32>,
+}
 
 /// Results of the target's passes of up to `rows` output rows.
 pub(crate) struct TargetOutputs {
@@ -40,11 +49,8 @@ impl TargetOutputs {
 }
 
 impl DraftOutputs {
-    pub fn new(device: &dyn Device, head: &Head<DeviceOps>, backbone: usize) -> Result<Self> {
-        let (groups, scores) = match head {
-            Head::Dense(head) => (1, head.outputs()),
-            Head::Centroids(head) => (head.top_k, head.top_k * head.table.outputs()),
-        };
+    /// For scores of `scores` tokens, in `groups` groups if the head has centroids.
+    pub fn new(device: &dyn Device, backbone: usize, (groups, scores): (usize, usize)) -> Result<Self> {
         Ok(Self {
             first: Buffer::new(device, 2 * backbone)?,
             next: Buffer::new(device, 2 * backbone)?,
@@ -76,22 +82,11 @@ impl DraftOutputs {
         Scores { x: self.scores.slice(), rows: 1, n, stride: n, cap: None, suppressed: None, grouped: None }
     }
 
-    /// The last step's scores, and their ids (`None`: all, in order).
+    /// The last step's first `n` scores.
     ///
     /// # Errors
     /// If the driver fails.
-    pub fn read(&self, head: &Head<DeviceOps>) -> Result<(Option<Vec<u32>>, Vec<f32>)> {
-        match head {
-            Head::Dense(head) => Ok((None, self.scores.read(0, head.outputs())?)),
-            Head::Centroids(head) => {
-                let (best, len) = (head.top_k, head.table.outputs());
-                let groups = self.groups.read(0, best)?;
-                let ids = groups.iter().flat_map(|group| {
-                    let start = *group as usize * len;
-                    head.token_ordering.get(start..start + len).unwrap_or_default()
-                });
-                Ok((Some(ids.copied().collect()), self.scores.read(0, best * len)?))
-            }
-        }
+    pub fn read_scores(&self, n: usize) -> Result<Vec<f32>> {
+        self.scores.read(0, n)
     }
 }

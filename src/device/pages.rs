@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use foretoken_gpu::plan::pages::Pages;
 
-use super::{Buffer, Device, subslice};
+use super::Device;
+use super::buffer::{Buffer, subslice};
 use crate::kv::{PAGE, Retention, SMALLER};
 use crate::{Error, Result};
 

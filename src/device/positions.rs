@@ -7,9 +7,11 @@ use foretoken_gpu::plan::positions::{Placement, angles, place};
 use foretoken_gpu::plan::rows;
 use parking_lot::Mutex;
 
-use super::kv::RowPositions;
+use super::Device;
+use super::buffer::Buffer;
+use super::kv::{DeviceKv, RowPositions};
+use super::queue::Queue;
 use super::temporaries::Temporary;
-use super::{Buffer, Device, DeviceKv, DeviceOps};
 use crate::Result;
 
 /// The host's copy of a position in device memory, and the upper bound of it in replays: see [`RowPositions`].
@@ -79,10 +81,10 @@ impl<'a> PassKv<'a> {
     ///
     /// # Errors
     /// If the device is out of memory, or the driver fails.
-    pub(super) fn consecutive(ops: &DeviceOps, kv: &'a DeviceKv, start: PassStart, rows: usize) -> Result<Self> {
-        let memory = ops.temporaries.take(rows)?;
+    pub(super) fn consecutive(queue: &Queue, kv: &'a DeviceKv, start: PassStart, rows: usize) -> Result<Self> {
+        let memory = queue.temporaries.take(rows)?;
         let at = (memory.slice(), rows);
-        ops.launcher.run(place(start.length, start.emitted, at, Placement::Consecutive))?;
+        queue.launcher.run(place(start.length, start.emitted, at, Placement::Consecutive))?;
         let HostPosition { position: first, horizon } = start.at;
         let positions = RowPositions { at: memory.slice(), rows, first, end: first + rows, horizon };
         Ok(Self { kv, positions, source: Source::Pass { start, _memory: memory } })
@@ -93,14 +95,14 @@ impl<'a> PassKv<'a> {
     /// # Errors
     /// If the driver fails.
     pub(super) fn chain(
-        ops: &DeviceOps,
+        queue: &Queue,
         kv: &'a DeviceKv,
         (chain, donors): (&'a ChainPositions, &'a [usize]),
         (link, start, at): (usize, Option<&PassStart>, HostPosition),
     ) -> Result<Self> {
         if let Some(start) = start {
             let at = (chain.at.slice(), 1);
-            ops.launcher.run(place(start.length, start.emitted, at, Placement::Constant))?;
+            queue.launcher.run(place(start.length, start.emitted, at, Placement::Constant))?;
         }
         let HostPosition { position: first, horizon } = at;
         let positions = RowPositions { at: chain.at.slice(), rows: 1, first, end: first, horizon };
@@ -108,11 +110,12 @@ impl<'a> PassKv<'a> {
     }
 
     /// Leaves the newest `rows` rows.
-    pub(super) fn narrow(&mut self, ops: &DeviceOps, rows: usize) -> Result<()> {
+    pub(super) fn narrow(&mut self, queue: &Queue, rows: usize) -> Result<()> {
         let Source::Pass { start, .. } = self.source else { return Ok(()) };
         let position = start.at.position + self.positions.rows - rows;
         let at = HostPosition { position, ..start.at };
-        *self = Self::consecutive(ops, self.kv, PassStart { length: start.newest, emitted: None, at, ..start }, rows)?;
+        *self =
+            Self::consecutive(queue, self.kv, PassStart { length: start.newest, emitted: None, at, ..start }, rows)?;
         Ok(())
     }
 
@@ -125,11 +128,11 @@ impl<'a> PassKv<'a> {
     }
 
     /// The angles of the positions at the inverse `frequencies`.
-    pub(super) fn angles(&self, ops: &DeviceOps, frequencies: DeviceSlice<f32>) -> Result<DeviceAngles> {
+    pub(super) fn angles(&self, queue: &Queue, frequencies: DeviceSlice<f32>) -> Result<DeviceAngles> {
         match &self.source {
             Source::Pass { .. } => {
-                let angles = self.allocate(ops, frequencies)?;
-                self.compute(ops, frequencies, &angles)?;
+                let angles = self.allocate(queue, frequencies)?;
+                self.compute(queue, frequencies, &angles)?;
                 Ok(angles)
             }
             Source::Chain { chain, link, .. } => {
@@ -138,27 +141,27 @@ impl<'a> PassKv<'a> {
                 let angles = match found {
                     Some((_, angles)) => angles.clone(),
                     None => {
-                        let angles = self.allocate(ops, frequencies)?;
+                        let angles = self.allocate(queue, frequencies)?;
                         held.push((frequencies.address(), angles.clone()));
                         angles
                     }
                 };
                 if *link == 0 {
-                    self.compute(ops, frequencies, &angles)?;
+                    self.compute(queue, frequencies, &angles)?;
                 }
                 Ok(angles)
             }
         }
     }
 
-    fn allocate(&self, ops: &DeviceOps, frequencies: DeviceSlice<f32>) -> Result<DeviceAngles> {
+    fn allocate(&self, queue: &Queue, frequencies: DeviceSlice<f32>) -> Result<DeviceAngles> {
         let pairs = frequencies.len();
-        let new = || ops.temporaries.take(self.positions.rows * pairs).map(Arc::new);
+        let new = || queue.temporaries.take(self.positions.rows * pairs).map(Arc::new);
         Ok(DeviceAngles { cos: new()?, sin: new()?, pairs })
     }
 
-    fn compute(&self, ops: &DeviceOps, frequencies: DeviceSlice<f32>, to: &DeviceAngles) -> Result<()> {
+    fn compute(&self, queue: &Queue, frequencies: DeviceSlice<f32>, to: &DeviceAngles) -> Result<()> {
         let at = (self.positions.at, self.positions.rows);
-        to.rotary().map_or(Ok(()), |rotary| ops.launcher.run(angles(at, frequencies, &rotary)))
+        to.rotary().map_or(Ok(()), |rotary| queue.launcher.run(angles(at, frequencies, &rotary)))
     }
 }

@@ -1,13 +1,7 @@
 //! One sequence on a device: its K and V, and the results of a round.
 //!
 //! A greedy round has one host synchronisation: drafts stay in device memory from step to step and into verification,
-//! drafts are accepted on the device, and the host reads the result, one contiguous range of words:
-//!
-//! ```text
-//! faults of K and V ..., accepted, next, emitted, newest, draft 1, draft 2, ...
-//! ```
-//!
-//! The newest token is stored where the next round's verification reads its first row.
+//! drafts are accepted on the device, and the host reads the result: [`Readback`].
 //!
 //! Passes are recorded once per number of rows and replayed: their parameters are constant, what changes lies in device
 //! memory. Exceptions: the number of attention splits covers positions up to a horizon, beyond which everything is
@@ -21,21 +15,22 @@ use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::accept::{AcceptOutput, accept_greedy};
 use foretoken_gpu::plan::vocabulary::{NO_ID, Scores, argmax, argmax_parts};
 
-use super::kv::NO_FAULT;
-use super::models::DeviceAssistant;
+use super::Recording;
+use super::buffer::{Buffer, Launcher, subslice};
+use super::kv::DeviceKv;
+use super::models::{DeviceAssistant, Models};
+use super::ops::DeviceOps;
 use super::outputs::{DraftOutputs, TargetOutputs};
 use super::positions::{ChainPositions, HostPosition, PassKv, PassStart};
+use super::queue::Queue;
+use super::readback::Readback;
 use super::temporaries::Temporaries;
-use super::{Buffer, Device, DeviceKv, DeviceOps, Launcher, Models, Recording, subslice};
 use crate::kv::{KvLayout, KvOptions};
 use crate::model::{OutputRows, Request};
 use crate::{Error, Result};
 
 /// Stands for a drafted token whose id the host has not read yet.
 pub(crate) const DRAFTED: u32 = NO_ID - 1;
-
-/// Words of an accept result: accepted, next, emitted, newest token.
-const ACCEPT_WORDS: usize = 4;
 
 /// Output rows allocated initially, so that verification rarely reallocates.
 const MIN_OUTPUT_ROWS: usize = 16;
@@ -94,7 +89,7 @@ pub(crate) struct Sequence {
     ops: DeviceOps,
     kv: DeviceKv,
     chain: ChainPositions,
-    ids: Ids,
+    readback: Readback,
     tokens: Buffer<u32>, // emitted by the last accept
     state: Buffer<f32>,  // hidden state that predicted the newest token, if there is no assistant
     /// `(length, -, -, -, position of the first output row)`, aligned to 16 bytes each.
@@ -106,28 +101,40 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// An empty sequence of at most `context` positions, with K and V as in `options`.
+    /// An empty sequence, and its context: `options.max_context`, or the largest up to `default` that fits memory. 1/16
+    /// of the free memory is left for activations.
     ///
     /// # Errors
     /// If no kernel reads a K/V format, or the device is out of memory; nothing stays allocated then.
-    pub(super) fn new(models: Arc<Models>, layout: &KvLayout, options: &KvOptions, context: usize) -> Result<Self> {
+    pub fn new(models: &Arc<Models>, layout: &KvLayout, options: &KvOptions, default: usize) -> Result<(Self, usize)> {
+        options.check(layout)?;
+        let (free, _) = models.device().memory()?;
+        let memory = options.memory.unwrap_or((free - free / 16) as u64);
+        let bytes_at = DeviceKv::bytes_at(&**models.device(), layout, options)?;
+        let context = KvOptions { memory: Some(memory), ..options.clone() }.context(default, bytes_at)?;
+        // A session file may ask for more rows than the context has positions.
+        let options = KvOptions { max_round_rows: options.max_round_rows.min(context), ..options.clone() };
+        Ok((Self::of_context(models.clone(), layout, &options, context)?, context))
+    }
+
+    fn of_context(models: Arc<Models>, layout: &KvLayout, options: &KvOptions, context: usize) -> Result<Self> {
         let device = models.device().clone();
         let on = &*device;
-        let ids = Ids::new(on, DeviceKv::faults(layout), options.max_round_rows)?;
-        let kv = DeviceKv::new(device.clone(), layout, options, context, ids.faults())?;
+        let readback = Readback::new(on, DeviceKv::faults(layout), options.max_round_rows)?;
+        let kv = DeviceKv::new(device.clone(), layout, options, context, readback.faults())?;
         let config = models.target.config();
         let hidden = config.hidden_size;
         let outputs = Arc::new(TargetOutputs::new(on, MIN_OUTPUT_ROWS, (hidden, config.vocab_size))?);
-        let draft = models.assistant.as_ref().map(|of| DraftOutputs::new(on, of.model.head(), hidden)).transpose()?;
+        let draft = models.assistant.as_ref().map(|of| of.outputs(on, hidden)).transpose()?;
         let (launcher, temporaries) = (Launcher::new(device.clone()), Temporaries::new(device.clone()));
         Ok(Self {
             kv,
-            ids,
+            readback,
             tokens: Buffer::new(on, options.max_round_rows)?,
             state: Buffer::new(on, hidden)?,
             lengths: Buffer::of(on, &[0; 8])?,
             chain: ChainPositions::new(on)?,
-            ops: DeviceOps { launcher, temporaries, outputs, draft: draft.map(Arc::new) },
+            ops: DeviceOps { queue: Queue { launcher, temporaries }, outputs, draft: draft.map(Arc::new) },
             length: 0,
             emitted: None,
             newest: None,
@@ -154,7 +161,7 @@ impl Sequence {
         let known = ids.iter().take_while(|id| **id != DRAFTED).count();
         let there = usize::from(self.newest.is_some() && self.newest == ids.first().copied());
         if known > there {
-            self.ids.write(there, &ids[there..known])?;
+            self.readback.write(there, &ids[there..known])?;
         }
         let begin = self.begin(position)?;
         if outputs > 0 && outputs < rows {
@@ -177,8 +184,8 @@ impl Sequence {
     fn pass(&self, ops: &DeviceOps, begin: PassStart, (rows, outputs): (usize, usize)) -> Result<()> {
         let newest = Vec::from_iter(rows - outputs..rows);
         let request = Request { logits: newest.clone(), hidden: newest, taps: Vec::new() };
-        let mut kv = PassKv::consecutive(ops, &self.kv, begin, rows)?;
-        self.models.target.forward(ops, (self.ids.from(0, rows), rows), &mut kv, &request).map(drop)
+        let mut kv = PassKv::consecutive(&ops.queue, &self.kv, begin, rows)?;
+        self.models.target.forward(ops, (self.readback.from(0, rows), rows), &mut kv, &request).map(drop)
     }
 
     /// `position` with the current horizon. If `end` is beyond it, the horizon moves by 1/8 of `end` and all recordings
@@ -196,7 +203,7 @@ impl Sequence {
         if !self.recordings.made.contains_key(&pass) {
             let ops = self.ops.with(Launcher::recorder(self.models.device().clone()));
             launches(self, &ops)?;
-            self.recordings.made.insert(pass, ops.launcher.finish()?);
+            self.recordings.made.insert(pass, ops.queue.launcher.finish()?);
         }
         // SAFETY: models, pages, outputs and temporaries are alive and are freed through the device, which waits for
         // kernels. Recordings are dropped with the outputs that they refer to; temporaries are not freed before the
@@ -212,7 +219,7 @@ impl Sequence {
             self.lengths.write(0, &[position as i32])?;
         }
         self.length = position;
-        let emitted = emitted.map(|_| subslice(self.ids.accept(), 2, 1));
+        let emitted = emitted.map(|_| subslice(self.readback.accept(), 2, 1));
         Ok(PassStart { length, newest, emitted, at: HostPosition { position, horizon: None } })
     }
 
@@ -235,10 +242,10 @@ impl Sequence {
     pub fn accept(&mut self, drafts: &mut [u32], rule: AcceptRule) -> Result<(usize, u32)> {
         let drafted = drafts.len();
         self.replay(RecordedPass::Accept { drafts: drafted, rule }, |sequence, ops| {
-            sequence.choose(&ops.launcher, drafted + 1)?;
-            sequence.launch_accept(&ops.launcher, (drafted, rule), 0)
+            sequence.choose(&ops.queue.launcher, drafted + 1)?;
+            sequence.launch_accept(&ops.queue.launcher, (drafted, rule), 0)
         })?;
-        let (result, drafted) = self.ids.read(drafts.len(), &self.kv)?;
+        let (result, drafted) = self.readback.read(drafts.len(), &self.kv)?;
         drafts.copy_from_slice(&drafted);
         let (accepted, next, emitted) = (result[0] as usize, result[1], result[2] as usize);
         if next == NO_ID {
@@ -269,11 +276,11 @@ impl Sequence {
         let hidden = self.models.target.config().hidden_size;
         let (newest, at) = self.newest();
         let newest = subslice(newest.slice(), at, hidden);
-        let out = AcceptOutput { counts: self.ids.accept(), tokens: self.tokens.slice(), hidden: newest };
+        let out = AcceptOutput { counts: self.readback.accept(), tokens: self.tokens.slice(), hidden: newest };
         let states = subslice(self.ops.outputs.hidden.slice(), first * hidden, (count + 1) * hidden);
         let (chosen, none) = (self.ops.outputs.chosen.slice(), (DeviceSlice::new(0, 0), 0));
         let drafts = match rule {
-            AcceptRule::Argmax => self.ids.from(1, count),
+            AcceptRule::Argmax => self.readback.from(1, count),
             AcceptRule::All => chosen,
         };
         launcher.run(accept_greedy((drafts, count), chosen, none, (states, hidden), &out))
@@ -290,7 +297,7 @@ impl Sequence {
         }
         // Run accept with zero drafts to copy the hidden state and the token.
         self.ops.outputs.chosen.write(0, &[token])?;
-        self.launch_accept(&self.ops.launcher, (0, AcceptRule::Argmax), row)?;
+        self.launch_accept(&self.ops.queue.launcher, (0, AcceptRule::Argmax), row)?;
         (self.emitted, self.newest) = (None, Some(token));
         Ok(())
     }
@@ -327,7 +334,7 @@ impl Sequence {
         self.kv.read_from(len, from)?;
         if let Some((token, state)) = newest {
             let (buffer, at) = self.newest();
-            buffer.write(at, state).and_then(|()| self.ids.write(0, &[token])).map_err(io::Error::other)?;
+            buffer.write(at, state).and_then(|()| self.readback.write(0, &[token])).map_err(io::Error::other)?;
             self.newest = Some(token);
         }
         Ok(())
@@ -338,7 +345,7 @@ impl Sequence {
     /// # Errors
     /// If K or V of a pass were not finite, or the driver fails.
     pub fn wait(&self) -> Result<()> {
-        self.ids.read(0, &self.kv).map(drop)
+        self.readback.read(0, &self.kv).map(drop)
     }
 
     /// Logits of the first `rows` output rows of the last pass, after the soft cap: `(rows, vocab)`.
@@ -370,7 +377,7 @@ impl Sequence {
     /// If the driver fails, or a draft's scores were not finite.
     pub fn resolve(&self, drafts: &mut [u32]) -> Result<()> {
         if drafts.contains(&DRAFTED) {
-            let (_, ids) = self.ids.read(drafts.len(), &self.kv)?;
+            let (_, ids) = self.readback.read(drafts.len(), &self.kv)?;
             drafts.iter_mut().zip(ids).filter(|(draft, _)| **draft == DRAFTED).for_each(|(draft, id)| *draft = id);
         }
         if drafts.contains(&NO_ID) { Err(Error::logits(None).of_draft()) } else { Ok(()) }
@@ -385,7 +392,7 @@ impl Sequence {
     pub fn draft(&mut self, last: u32, position: usize, link: usize, choice: DraftChoice) -> Result<()> {
         if link == 0 && self.newest != Some(last) {
             // After a failed round. The hidden state is stale too, which costs acceptance of this draft only.
-            self.ids.write(0, &[last])?;
+            self.readback.write(0, &[last])?;
             self.newest = Some(last);
         }
         let begin = if link == 0 { Some(self.begin(position)?) } else { None };
@@ -393,16 +400,17 @@ impl Sequence {
         let at = self.at(position, position);
         self.replay(RecordedPass::Draft { link, start, choice }, |sequence, ops| {
             let (DeviceAssistant { model, donors }, outputs) = sequence.drafting()?;
-            let mut kv = PassKv::chain(ops, &sequence.kv, (&sequence.chain, donors), (link, begin.as_ref(), at))?;
-            let (table, token) = (sequence.models.target.embed_tokens(), sequence.ids.from(link, 1));
+            let mut kv =
+                PassKv::chain(&ops.queue, &sequence.kv, (&sequence.chain, donors), (link, begin.as_ref(), at))?;
+            let (table, token) = (sequence.models.target.embed_tokens(), sequence.readback.from(link, 1));
             let (scores, _) = model.step(ops, (table, token), &outputs.state(link), &mut kv)?;
             match choice {
                 DraftChoice::Host => Ok(()),
                 DraftChoice::Device => {
                     let scores = Scores { suppressed: sequence.models.suppressed(), ..scores };
-                    let (partial, token) = (outputs.partial.slice(), sequence.ids.from(link + 1, 1));
-                    ops.launcher.run(argmax_parts(&scores, partial, token))?;
-                    ops.launcher.run(argmax(&scores, partial, token))
+                    let (partial, token) = (outputs.partial.slice(), sequence.readback.from(link + 1, 1));
+                    ops.queue.launcher.run(argmax_parts(&scores, partial, token))?;
+                    ops.queue.launcher.run(argmax(&scores, partial, token))
                 }
             }
         })
@@ -414,7 +422,7 @@ impl Sequence {
     /// As [`Sequence::draft`].
     pub fn draft_scores(&self) -> Result<(Option<Vec<u32>>, Vec<f32>)> {
         let (assistant, outputs) = self.drafting()?;
-        outputs.read(assistant.model.head())
+        assistant.read_scores(outputs)
     }
 
     fn drafting(&self) -> Result<(&DeviceAssistant, &DraftOutputs)> {
@@ -427,55 +435,7 @@ impl Sequence {
     /// # Errors
     /// If the driver fails.
     pub fn put_draft(&self, link: usize, token: u32) -> Result<()> {
-        self.ids.write(link + 1, &[token])
-    }
-}
-
-/// The words that the host reads after a round: see the module. Token 0 is the newest, token `i` draft `i`.
-struct Ids {
-    words: Buffer<u32>,
-    faults: usize,
-    accept: usize, // offset of the accept result, a multiple of 4 words
-}
-
-impl Ids {
-    fn new(device: &dyn Device, faults: usize, most_rows: usize) -> Result<Self> {
-        let accept = faults.next_multiple_of(4);
-        let words = Buffer::new(device, accept + ACCEPT_WORDS + most_rows)?;
-        words.write(0, &vec![NO_FAULT; faults])?;
-        Ok(Self { words, faults, accept })
-    }
-
-    fn faults(&self) -> DeviceSlice<u32> {
-        subslice(self.words.slice(), 0, self.faults)
-    }
-
-    fn accept(&self) -> DeviceSlice<u32> {
-        subslice(self.words.slice(), self.accept, ACCEPT_WORDS)
-    }
-
-    /// `count` tokens from `token` on.
-    fn from(&self, token: usize, count: usize) -> DeviceSlice<u32> {
-        subslice(self.words.slice(), self.accept + ACCEPT_WORDS - 1 + token, count)
-    }
-
-    fn write(&self, token: usize, tokens: &[u32]) -> Result<()> {
-        self.words.write(self.accept + ACCEPT_WORDS - 1 + token, tokens)
-    }
-
-    /// The accept result, and the first `count` drafts.
-    ///
-    /// # Errors
-    /// If K or V of an earlier pass were not finite, or the driver fails.
-    fn read(&self, count: usize, kv: &DeviceKv) -> Result<([u32; ACCEPT_WORDS], Vec<u32>)> {
-        let words = self.words.read(0, self.accept + ACCEPT_WORDS + count)?;
-        if let Err(error) = kv.check(&words[..self.faults]) {
-            // Reported once: the caller drops the rows.
-            self.words.write(0, &vec![NO_FAULT; self.faults])?;
-            return Err(error);
-        }
-        let (result, drafts) = words[self.accept..].split_at(ACCEPT_WORDS);
-        Ok((std::array::from_fn(|i| result[i]), drafts.to_vec()))
+        self.readback.write(link + 1, &[token])
     }
 }
 

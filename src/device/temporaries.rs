@@ -7,7 +7,8 @@ use std::sync::Arc;
 use foretoken_gpu::DeviceSlice;
 use parking_lot::Mutex;
 
-use super::{Buffer, Device};
+use super::Device;
+use super::buffer::Buffer;
 use crate::Result;
 
 /// The activations of one sequence's passes. A [`Temporary`] returns here when it is dropped. All launches go to one

@@ -1,0 +1,59 @@
+//! Where launches go, and the memory of their results.
+
+use std::sync::Arc;
+
+use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::pointwise::Strided;
+
+use super::buffer::{Launcher, subslice};
+use super::temporaries::{Temporaries, Temporary};
+use crate::Result;
+
+/// Launches of one sequence's passes, and the memory of their activations.
+pub(crate) struct Queue {
+    pub launcher: Launcher,
+    pub temporaries: Arc<Temporaries>,
+}
+
+/// `f32` `(rows, width)`.
+#[derive(Clone)]
+pub(crate) struct DeviceTensor {
+    pub(super) slice: DeviceSlice<f32>,
+    pub(super) rows: usize,
+    pub(super) width: usize,
+    stride: usize,                        // elements from row to row
+    _memory: Option<Arc<Temporary<f32>>>, // `None`: it belongs to the sequence
+}
+
+impl Queue {
+    /// Memory for a result.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn new_tensor(&self, rows: usize, width: usize) -> Result<DeviceTensor> {
+        let memory = self.temporaries.take(rows * width)?;
+        Ok(DeviceTensor { slice: memory.slice(), rows, width, stride: width, _memory: Some(Arc::new(memory)) })
+    }
+}
+
+impl DeviceTensor {
+    /// Memory of the sequence, at a constant address.
+    pub(super) fn of_sequence(slice: DeviceSlice<f32>, rows: usize, width: usize) -> Self {
+        Self { slice: subslice(slice, 0, rows * width), rows, width, stride: width, _memory: None }
+    }
+
+    /// `rows` rows from `first` on.
+    pub(super) fn some_rows(&self, first: usize, rows: usize) -> Self {
+        let len = if self.stride == self.width { rows * self.width } else { self.slice.len() };
+        Self { slice: subslice(self.slice, first * self.stride, len), rows, ..self.clone() }
+    }
+
+    /// `width` columns from `start` on.
+    pub(super) fn some_columns(&self, start: usize, width: usize) -> Self {
+        Self { slice: subslice(self.slice, start, self.slice.len()), width, ..self.clone() }
+    }
+
+    pub(super) fn strided(&self) -> Strided {
+        Strided { slice: self.slice, stride: self.stride }
+    }
+}

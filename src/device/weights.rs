@@ -1,0 +1,48 @@
+//! Weights on a device, beside matrices and experts.
+
+use std::sync::Arc;
+
+use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::vocabulary::Grouped;
+
+use super::buffer::Buffer;
+use super::matrix::Matrices;
+
+/// A root-mean-square norm.
+pub(crate) struct DeviceNorm {
+    pub(super) weight: Option<Buffer<f32>>, // (width)
+    pub(super) width: usize,
+    pub(super) eps: f32,
+}
+
+/// A table and the factor of its rows.
+pub(crate) struct DeviceEmbedding {
+    pub(super) table: Arc<Matrices>,
+    pub(super) scale: f32,
+}
+
+/// See [`crate::nn::CentroidHead`].
+pub(crate) struct DeviceCentroidHead {
+    pub(super) centroids: Arc<Matrices>,
+    pub(super) table: Arc<Matrices>,
+    pub(super) ordering: Buffer<u32>,
+    pub(super) token_ordering: Vec<u32>, // the host's copy
+    pub(super) top_k: usize,
+    // Buckets of one row: one per chosen centroid.
+    pub(super) starts: Buffer<i32>,
+    pub(super) count: Buffer<i32>,
+    pub(super) row: Buffer<i32>,
+}
+
+impl DeviceNorm {
+    pub(super) fn weight(&self) -> Option<DeviceSlice<f32>> {
+        self.weight.as_ref().map(Buffer::slice)
+    }
+}
+
+impl DeviceCentroidHead {
+    /// Scores of the groups in `groups`.
+    pub(super) fn grouped(&self, groups: DeviceSlice<i32>) -> Grouped {
+        Grouped { groups, ordering: self.ordering.slice(), len: self.table.outputs() }
+    }
+}

@@ -225,7 +225,7 @@ impl Engine {
     pub fn encode_chat(&self, messages: &[Message], thinking: Thinking) -> Result<Vec<u32>> {
         let missing = || Error::Template("the checkpoint has none; give a plain prompt instead".into());
         let rendered = self.parts.chat.as_ref().ok_or_else(missing)?.render(messages, thinking)?;
-        self.tokenizer()?.encode_rendered(&rendered)
+        self.tokenizer()?.encode(&rendered)
     }
 
     /// Tokens that end a text.

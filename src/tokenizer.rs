@@ -7,7 +7,11 @@ use crate::{Error, Result, tokenizer_file};
 /// A checkpoint's tokenizer.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    bos: Option<u32>,
 }
+
+/// Gemma's beginning-of-text token.
+const BOS: &str = "<bos>";
 
 impl Tokenizer {
     /// Reads `tokenizer.json`; its ids must be below `vocab_size`.
@@ -40,31 +44,25 @@ impl Tokenizer {
             let problem = format!("token {token:?} has id {id}, but the model's vocabulary has {vocab_size} entries");
             return Err(Error::file(path, format!("{problem}; use the tokenizer that came with the checkpoint")));
         }
-        Ok(Self { inner })
+        let bos = inner.token_to_id(BOS);
+        Ok(Self { inner, bos })
     }
 
-    /// The tokens of `text`, with the special tokens that the tokenizer itself puts around a text (`<bos>`).
+    /// The tokens of `text`, raw or a rendered chat. They begin with exactly one `<bos>`, whether or not the tokenizer's
+    /// post-processor adds one and the text begins with one. A vocabulary without `<bos>` gets what its post-processor
+    /// adds.
     ///
     /// # Errors
     /// If the text is empty, or cannot be encoded.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.encode_with(text, true)
-    }
-
-    /// The tokens of a rendered chat; no special tokens are added, the template has them.
-    ///
-    /// # Errors
-    /// As [`Tokenizer::encode`].
-    pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>> {
-        self.encode_with(text, false)
-    }
-
-    fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
         if text.is_empty() {
             return Err(Error::argument("prompt", "is empty; give some text to continue"));
         }
-        let encoding = self.inner.encode_fast(text, add_special_tokens).map_err(|e| Error::Tokenizer(e.to_string()))?;
-        Ok(encoding.get_ids().to_vec())
+        let encoding = self.inner.encode_fast(text, self.bos.is_none()).map_err(|e| Error::Tokenizer(e.to_string()))?;
+        let ids = encoding.get_ids();
+        let Some(bos) = self.bos else { return Ok(ids.to_vec()) };
+        let own = ids.iter().take_while(|id| **id == bos).count();
+        Ok(std::iter::once(bos).chain(ids[own..].iter().copied()).collect())
     }
 
     /// The text of `ids`, without special tokens.

@@ -488,13 +488,13 @@ fn text_keys(mut file: GgufFile, arch: &str, config: &TextConfig) -> GgufFile {
     file.floats("rope_freqs.weight", &[full_dim / 2], &divisors)
 }
 
-/// The checkpoint's tensors, all f32, with GGUF names (the last of several: the older layout's).
+/// The checkpoint's tensors, all f32, with GGUF names, where there are several those of llama.cpp or of an older layout.
 fn weights(mut file: GgufFile, checkpoint: &Checkpoint, older: bool) -> GgufFile {
     for name in checkpoint.names().iter().filter(|name| !is_tower(name)) {
         let tensor = checkpoint.get(name).expect("readable").expect("the tensor");
-        let mut names = gguf_names(strip(name));
-        let gguf =
-            if older { names.pop() } else { names.into_iter().next() }.unwrap_or_else(|| panic!("no name for {name}"));
+        let names = gguf_names(strip(name));
+        let named = names.iter().find(|name| older && name.starts_with("mtp.")).or(names.first());
+        let gguf = named.unwrap_or_else(|| panic!("no name for {name}"));
         let bytes = tensor.bytes.as_slice();
         file = match name.ends_with("token_ordering") {
             true => file.tensor(

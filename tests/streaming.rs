@@ -380,6 +380,6 @@ fn rendered_chats_become_tokens() {
     let special = |name: &str| tokenizer.id(name).expect("a special token");
     let rendered = "<bos><|turn>m\nHi <turn|>\n";
     let want = [special("<bos>"), special("<|turn>"), 302, 303, 300, 301, 304, special("<turn|>"), 303];
-    assert_eq!(tokenizer.encode_rendered(rendered).expect("tokens"), want);
+    assert_eq!(tokenizer.encode(rendered).expect("tokens"), want);
     assert_eq!(tokenizer.decode(&want).expect("text"), "m\nHi \n");
 }

@@ -1,5 +1,6 @@
 //! `config.json`, checked: every field that affects the computation is implemented or refused by name.
 
+use super::per_layer_config::PerLayerConfig;
 use crate::Result;
 use crate::checkpoint::Fields;
 use crate::kv::{KvLayout, StoreLayout};
@@ -281,6 +282,10 @@ impl AssistantConfig {
     pub fn read(config: &Fields) -> Result<Self> {
         match config.string("model_type")?.as_str() {
             "gemma4_assistant" | "gemma4_unified_assistant" => {}
+            other @ ("gemma4" | "gemma4_text" | "gemma4_unified" | "gemma4_unified_text") => {
+                let problem = format!("{other:?} is a target's, not a Gemma 4 assistant's");
+                return Err(config.error("model_type", format!("{problem}; give it as the model, and its -assistant here")));
+            }
             other => return Err(config.unsupported("model_type", format!("{other:?} is not a Gemma 4 assistant"))),
         }
         let fields = config.object("text_config")?;
@@ -355,7 +360,7 @@ fn layers(fields: &Fields, num_attention_heads: usize) -> Result<Vec<LayerConfig
     let num_kv_heads = fields.size("num_key_value_heads", Some(4))?;
     let global_head_dim = fields.size("global_head_dim", Some(512))?;
     let global_kv_heads = fields.optional_size("num_global_key_value_heads")?.filter(|_| k_eq_v);
-    let overrides = fields.optional_object("per_layer_config")?;
+    let overrides = PerLayerConfig::read(fields, count)?;
 
     let first_shared = count - shared;
     let mut layers = Vec::with_capacity(count);
@@ -378,14 +383,9 @@ fn layers(fields: &Fields, num_attention_heads: usize) -> Result<Vec<LayerConfig
             }
             None => {}
             Some(overrides) => {
-                if let Some(own) = overrides.optional_object(&i.to_string())? {
-                    layer.head_dim = own.size("head_dim", Some(head_dim))?;
-                    layer.num_kv_heads = own.size("num_key_value_heads", Some(num_kv_heads))?;
-                    let known = ["head_dim", "num_key_value_heads"];
-                    if let Some(name) = own.names().find(|name| !known.contains(name)) {
-                        return Err(own.unsupported(name, "is not implemented as a per-layer value"));
-                    }
-                }
+                let own = overrides.layer(i);
+                layer.head_dim = own.head_dim.unwrap_or(head_dim);
+                layer.num_kv_heads = own.num_kv_heads.unwrap_or(num_kv_heads);
             }
         }
         if layer.num_kv_heads == 0 || !num_attention_heads.is_multiple_of(layer.num_kv_heads) {

@@ -8,6 +8,7 @@ mod layer;
 mod mlp;
 mod moe;
 mod per_layer;
+mod per_layer_config;
 mod rope;
 mod target;
 mod text_model;

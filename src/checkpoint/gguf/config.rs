@@ -11,14 +11,21 @@ use crate::gemma4::{
 use crate::{Error, Result};
 
 const TARGET: &str = "gemma4";
-/// The layout of llama.cpp, and the older one of a fork.
-const ASSISTANTS: [&str; 2] = ["gemma4-assistant", "gemma4_assistant"];
+/// The layout of llama.cpp (`nextn.*`), and those of forks (`mtp.*`, `mtp_*`). One fork has assistants, with
+/// `assistant.*`, under the target's name.
+const ASSISTANTS: [&str; 3] = ["gemma4-assistant", "gemma4_assistant", "gemma4_mtp"];
+/// Image and audio towers in a file of their own.
+const PROJECTOR: &str = "clip";
 /// Limit of suppressed tokens.
 const MAX_SUPPRESSED: usize = 1 << 16;
 /// Frequency divisor from which on a pair counts as not rotated: below 1e-6 radians at position 1e6.
 const STANDS_STILL: f32 = 1e20;
 /// transformers' default, for files without the key.
 const DEFAULT_CENTROID_TOP_K: usize = 32;
+/// Share of the pairs of full layers that rotate, for assistants without `rope_freqs.weight`.
+const DEFAULT_PARTIAL_ROTARY_FACTOR: f64 = 0.25;
+/// Limit of end-of-generation tokens.
+const MAX_EOS: usize = 64;
 
 /// The configuration of a target (architecture `gemma4`).
 ///
@@ -27,27 +34,32 @@ const DEFAULT_CENTROID_TOP_K: usize = 32;
 /// implemented.
 pub fn target_config(gguf: &Gguf) -> Result<TextConfig> {
     let keys = Keys::new(gguf, TARGET);
-    match architecture(gguf)? {
-        TARGET => {}
-        name if ASSISTANTS.contains(&name) => {
-            let problem = "is an assistant's; give the file as the assistant and its target as the model";
-            return Err(gguf.key_error("general.architecture", problem));
+    if let Some(problem) = match architecture(gguf)? {
+        name if is_assistant(gguf, name) => {
+            Some("is an assistant's; give the file as the assistant and its target as the model".to_owned())
         }
-        other => return Err(gguf.key_error("general.architecture", format!("{other:?} is not gemma4"))),
+        TARGET => None,
+        name => Some(stranger(name, "gemma4")),
+    } {
+        return Err(gguf.key_error(ARCHITECTURE, problem));
     }
     let shared = keys.optional_size("attention.shared_kv_layers")?.unwrap_or(0);
-    text(&keys, shared)
+    text(&keys, shared, None)
 }
 
-/// The configuration of an assistant (architecture `gemma4-assistant`, or the older `gemma4_assistant`).
+/// The configuration of an assistant (architecture `gemma4-assistant`, `gemma4_assistant`, `gemma4_mtp`, or `gemma4` with
+/// an assistant's tensors).
 ///
 /// # Errors
 /// As [`target_config`].
 pub fn assistant_config(gguf: &Gguf) -> Result<AssistantConfig> {
     let name = architecture(gguf)?;
-    if !ASSISTANTS.contains(&name) {
-        let problem = format!("{name:?} is not a Gemma 4 assistant's ({} or {})", ASSISTANTS[0], ASSISTANTS[1]);
-        return Err(gguf.key_error("general.architecture", problem));
+    if !is_assistant(gguf, name) {
+        let problem = match name {
+            TARGET => "is a target's; give the file as the model, and its -assistant or mtp- file here".to_owned(),
+            _ => stranger(name, &format!("a Gemma 4 assistant's ({})", ASSISTANTS.join(", "))),
+        };
+        return Err(gguf.key_error(ARCHITECTURE, problem));
     }
     let keys = Keys::new(gguf, name);
     if let Some(other) = keys.optional_str("requires_target_arch")?.filter(|arch| *arch != TARGET) {
@@ -58,7 +70,7 @@ pub fn assistant_config(gguf: &Gguf) -> Result<AssistantConfig> {
         let problem = format!("is {shared}, but all {layers} layers of an assistant read the target's");
         return Err(keys.error("attention.shared_kv_layers", problem));
     }
-    let mut text = text(&keys, layers)?;
+    let mut text = text(&keys, layers, Some(DEFAULT_PARTIAL_ROTARY_FACTOR))?;
     if text.moe.is_some() || text.hidden_size_per_layer_input > 0 {
         let key = if text.moe.is_some() { "expert_count" } else { "embedding_length_per_layer_input" };
         return Err(keys.error(key, "is not 0, but an assistant has neither per-layer embeddings nor experts"));
@@ -80,13 +92,32 @@ pub fn suppressed_tokens(gguf: &Gguf) -> Result<Vec<u32>> {
     Keys::new(gguf, TARGET).token_ids("tokenizer.ggml.suppress_tokens", MAX_SUPPRESSED)
 }
 
+const ARCHITECTURE: &str = "general.architecture";
+
 fn architecture(gguf: &Gguf) -> Result<&str> {
-    let missing = || gguf.key_error("general.architecture", "is missing; this is no model");
-    Keys::new(gguf, "").optional_str("general.architecture")?.ok_or_else(missing)
+    let missing = || gguf.key_error(ARCHITECTURE, "is missing; this is no model");
+    Keys::new(gguf, "").optional_str(ARCHITECTURE)?.ok_or_else(missing)
 }
 
-/// The text model, whose last `shared` layers are KV-shared.
-fn text(keys: &Keys<'_>, shared: usize) -> Result<TextConfig> {
+/// Whether the file is an assistant's: under the target's name, one with an assistant's projection and without keys. (A
+/// target's file may hold its assistant's tensors, too.)
+fn is_assistant(gguf: &Gguf, architecture: &str) -> bool {
+    let projection = || gguf.info_of_weight("pre_projection.weight").is_some();
+    let own_keys = || gguf.info("blk.0.attn_k.weight").is_some();
+    ASSISTANTS.contains(&architecture) || (architecture == TARGET && projection() && !own_keys())
+}
+
+/// The problem with a file of the architecture `name`.
+fn stranger(name: &str, wanted: &str) -> String {
+    match name {
+        PROJECTOR => format!("{name:?} is an image and audio projector's (mmproj), which text does not use; give the model's file"),
+        _ => format!("{name:?} is not {wanted}"),
+    }
+}
+
+/// The text model, whose last `shared` layers are KV-shared. `partial_rotary_factor` is that of files without
+/// `rope_freqs.weight`; `None` refuses them.
+fn text(keys: &Keys<'_>, shared: usize, partial_rotary_factor: Option<f64>) -> Result<TextConfig> {
     refuse_unsupported(keys)?;
     let hidden_size = keys.size("embedding_length")?;
     let layers = layers(keys, shared)?;
@@ -99,6 +130,7 @@ fn text(keys: &Keys<'_>, shared: usize) -> Result<TextConfig> {
     for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
         eos_token_ids.extend(keys.optional_token_id(&format!("tokenizer.ggml.{key}"))?);
     }
+    eos_token_ids.extend(keys.token_ids("tokenizer.ggml.eos_token_ids", MAX_EOS)?);
     eos_token_ids.dedup();
     let rope_theta = |key: &str, default: f64| Ok::<_, Error>(keys.optional_positive(key)?.unwrap_or(default));
     let eps = keys.optional_positive("attention.layer_norm_rms_epsilon")?;
@@ -119,7 +151,7 @@ fn text(keys: &Keys<'_>, shared: usize) -> Result<TextConfig> {
             partial_rotary_factor: 1.0,
             factor: 1.0,
         },
-        rope_full: rope_full(keys, rope_theta("rope.freq_base", 1e6)?, &layers)?,
+        rope_full: rope_full(keys, rope_theta("rope.freq_base", 1e6)?, &layers, partial_rotary_factor)?,
         layers,
         bos_token_id: keys.optional_token_id("tokenizer.ggml.bos_token_id")?,
         eos_token_ids,
@@ -219,7 +251,11 @@ fn rope_full(keys: &Keys<'_>, theta: f64, layers: &[LayerConfig]) -> Result<Rope
     let (name, pairs) = ("rope_freqs.weight", full.head_dim / 2);
     let gguf = keys.gguf();
     let missing = || gguf.error(name, "is missing; convert the checkpoint again");
-    let tensor = gguf.tensor(name)?.ok_or_else(missing)?;
+    let tensor = match (gguf.tensor(name)?, default) {
+        (Some(tensor), _) => tensor,
+        (None, Some(partial_rotary_factor)) => return Ok(RopeConfig { theta, partial_rotary_factor, factor: 1.0 }),
+        (None, None) => return Err(missing()),
+    };
     if tensor.type_id != types::F32 || tensor.shape != [pairs] {
         let stored = GgmlType::from_id(tensor.type_id).map_or("unknown", |stored| stored.name);
         let problem = format!("is {stored} of shape {:?}, must be F32 of {pairs}", tensor.shape);
@@ -253,7 +289,7 @@ fn moe(keys: &Keys<'_>) -> Result<Option<MoeConfig>> {
 fn backbone_hidden_size(keys: &Keys<'_>) -> Result<usize> {
     let gguf = keys.gguf();
     let name = "pre_projection.weight";
-    let missing = || gguf.error(name, "is missing (as nextn.* and as mtp.*); this is no Gemma 4 assistant");
+    let missing = || gguf.error(name, "is missing, under any name (nextn.*, mtp.*, mtp_*, assistant.*); this is no Gemma 4 assistant");
     let projection = gguf.info_of_weight(name).ok_or_else(missing)?;
     let [_, inputs] = projection.shape() else {
         return Err(gguf.error(projection.name(), format!("has shape {:?}, must be a matrix", projection.shape())));
@@ -263,7 +299,7 @@ fn backbone_hidden_size(keys: &Keys<'_>) -> Result<usize> {
             gguf.error(projection.name(), format!("has {inputs} inputs, must have twice the target's hidden size"))
         );
     }
-    for key in ["embedding_length_out", "n_embd_backbone"] {
+    for key in ["embedding_length_out", "n_embd_backbone", "assistant.backbone_hidden_size"] {
         if let Some(size) = keys.optional_size(key)?.filter(|size| size * 2 != *inputs) {
             let problem = format!("is {size}, but {} has {inputs} inputs, not twice that", projection.name());
             return Err(keys.error(key, problem));

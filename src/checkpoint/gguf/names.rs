@@ -1,9 +1,9 @@
 //! Tensor names: llama.cpp's and Hugging Face's, without the latter's prefix (`model.language_model.`, `model.`).
 //!
-//! Assistants exist in two layouts, `nextn.*` and the older `mtp.*`; both stand for the same tensors.
+//! Assistants exist in four layouts: `nextn.*`, llama.cpp's; `mtp.*`, `mtp_*` and `assistant.*`, those of forks.
 
-/// Names outside the layers: in GGUF, at Hugging Face. The first of several GGUF names is the current one.
-const GLOBAL: [(&str, &str); 14] = [
+/// Names outside the layers: in GGUF, at Hugging Face. The first of several GGUF names is llama.cpp's.
+const GLOBAL: [(&str, &str); 20] = [
     ("token_embd.weight", "embed_tokens.weight"),
     ("output_norm.weight", "norm.weight"),
     ("output.weight", "lm_head.weight"),
@@ -12,16 +12,22 @@ const GLOBAL: [(&str, &str); 14] = [
     ("per_layer_proj_norm.weight", "per_layer_projection_norm.weight"),
     ("nextn.pre_projection.weight", "pre_projection.weight"),
     ("mtp.pre_projection.weight", "pre_projection.weight"),
+    ("mtp_pre_proj.weight", "pre_projection.weight"),
+    ("assistant.pre_projection.weight", "pre_projection.weight"),
     ("nextn.post_projection.weight", "post_projection.weight"),
     ("mtp.post_projection.weight", "post_projection.weight"),
+    ("mtp_post_proj.weight", "post_projection.weight"),
+    ("assistant.post_projection.weight", "post_projection.weight"),
     ("masked_embd_centroids.weight", "masked_embedding.centroids.weight"),
     ("mtp.centroids.weight", "masked_embedding.centroids.weight"),
+    ("mtp_centroids.weight", "masked_embedding.centroids.weight"),
     ("masked_embd_ordering", "masked_embedding.token_ordering"),
     ("mtp.token_ordering.weight", "masked_embedding.token_ordering"),
+    ("mtp_token_ordering.weight", "masked_embedding.token_ordering"),
 ];
 
 /// Names inside layer `i`: after `blk.i.`, and after `layers.i.`.
-const LAYER: [(&str, &str); 25] = [
+const LAYER: [(&str, &str); 26] = [
     ("attn_norm.weight", "input_layernorm.weight"),
     ("post_attention_norm.weight", "post_attention_layernorm.weight"),
     ("ffn_norm.weight", "pre_feedforward_layernorm.weight"),
@@ -36,6 +42,7 @@ const LAYER: [(&str, &str); 25] = [
     ("ffn_up.weight", "mlp.up_proj.weight"),
     ("ffn_down.weight", "mlp.down_proj.weight"),
     ("layer_output_scale.weight", "layer_scalar"),
+    ("layer_output_scale", "layer_scalar"),
     ("inp_gate.weight", "per_layer_input_gate.weight"),
     ("proj.weight", "per_layer_projection.weight"),
     ("post_norm.weight", "post_per_layer_input_norm.weight"),
@@ -100,9 +107,18 @@ mod tests {
         for (gguf, hf) in LAYER {
             let (gguf, hf) = (format!("blk.17.{gguf}"), format!("layers.17.{hf}"));
             assert_eq!(hugging_face_name(&gguf).as_ref(), Some(&hf));
-            assert_eq!(gguf_names(&hf), [gguf]);
+            assert!(gguf_names(&hf).contains(&gguf));
         }
-        assert_eq!(gguf_names("pre_projection.weight"), ["nextn.pre_projection.weight", "mtp.pre_projection.weight"]);
+        assert_eq!(gguf_names("layers.3.self_attn.q_proj.weight"), ["blk.3.attn_q.weight"]);
+        assert_eq!(
+            gguf_names("pre_projection.weight"),
+            [
+                "nextn.pre_projection.weight",
+                "mtp.pre_projection.weight",
+                "mtp_pre_proj.weight",
+                "assistant.pre_projection.weight"
+            ]
+        );
         for stranger in ["rope_freqs.weight", "blk.01.attn_q.weight", "blk.+1.attn_q.weight", "blk.1", "blk..x", ""] {
             assert_eq!(hugging_face_name(stranger), None, "{stranger}");
         }

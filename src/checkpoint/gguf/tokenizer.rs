@@ -37,6 +37,37 @@ const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 const UNUSED: u64 = 5;
 
+/// Gemma 4's control tokens. Files in circulation call some of them normal (`<eos>`, `<|tool_response>`), and their text
+/// would then be merged like any other.
+const CONTROL_TOKENS: [&str; 24] = [
+    "<pad>",
+    "<eos>",
+    "<bos>",
+    "<unk>",
+    "<mask>",
+    "<|tool>",
+    "<tool|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_response>",
+    "<tool_response|>",
+    "<|\"|>",
+    "<|think|>",
+    "<|channel>",
+    "<channel|>",
+    "<|turn>",
+    "<turn|>",
+    "<|image>",
+    "<image|>",
+    "<|image|>",
+    "<|audio>",
+    "<audio|>",
+    "<|audio|>",
+    "<|video|>",
+];
+/// A tag of HTML to Gemma 4, which is one token but stays visible.
+const STRIKE_END: &str = "</s>";
+
 /// The tokenizer, or `None` if the file has none.
 ///
 /// # Errors
@@ -54,7 +85,7 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
         );
     }
     let tokens = tokens(&keys)?;
-    let kinds = kinds(&keys, tokens.len())?;
+    let kinds = kinds(&keys, &tokens)?;
     let vocabulary: Vocab = tokens.iter().zip(0..).map(|(token, id)| ((*token).to_owned(), id)).collect();
     if vocabulary.len() < tokens.len() {
         return Err(keys.error(TOKENS, repeated(&tokens, &vocabulary)));
@@ -97,9 +128,8 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
     }
     tokenizer.with_decoder(Some(Sequence::new(decoders)));
 
-    // llama.cpp always adds BOS for this tokenizer, as Gemma's own does.
-    let add_bos = model == "gemma4" || keys.optional_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(true);
-    if add_bos && let Some(id) = keys.optional_token_id("tokenizer.ggml.bos_token_id")? {
+    // Whatever `add_bos_token` says: Gemma 4 always begins with it, and files say false.
+    if let Some(id) = keys.optional_token_id("tokenizer.ggml.bos_token_id")? {
         let bos = token(id, "tokenizer.ggml.bos_token_id")?;
         let template = template(bos, id).map_err(failed("tokenizer.ggml.bos_token_id"))?;
         tokenizer.with_post_processor(Some(template));
@@ -134,7 +164,7 @@ fn template(bos: &str, id: u32) -> tokenizers::Result<TemplateProcessing> {
 pub fn check_tokenizer(gguf: &Gguf, other: &Tokenizer) -> Result<()> {
     let keys = Keys::new(gguf, "");
     let tokens = tokens(&keys)?;
-    let kinds = kinds(&keys, tokens.len())?;
+    let kinds = kinds(&keys, &tokens)?;
     let differs = |id: usize, other: Option<&str>| {
         let (token, other) = (tokens.get(id).map(|token| shown(token)), other.map(shown));
         let (token, other) = (token.unwrap_or_else(|| "absent".into()), other.unwrap_or_else(|| "absent".into()));
@@ -175,11 +205,21 @@ fn tokens<'a>(keys: &Keys<'a>) -> Result<Vec<&'a str>> {
     Ok(array.strings().into_iter().flatten().collect())
 }
 
-fn kinds(keys: &Keys<'_>, tokens: usize) -> Result<Vec<u64>> {
+/// The types of the tokens, put right where a control token is called normal.
+fn kinds(keys: &Keys<'_>, tokens: &[&str]) -> Result<Vec<u64>> {
     let array = keys.value(TYPES).and_then(|value| value.as_array()).ok_or_else(|| keys.missing(TYPES))?;
     let kinds: Option<Vec<u64>> =
-        (array.len() == tokens).then(|| array.iter().map(|kind| kind.as_u64()).collect()).flatten();
-    kinds.ok_or_else(|| keys.error(TYPES, format!("is {array:?}, must be {tokens} integers, one for each token")))
+        (array.len() == tokens.len()).then(|| array.iter().map(|kind| kind.as_u64()).collect()).flatten();
+    let wrong = || keys.error(TYPES, format!("is {array:?}, must be {} integers, one for each token", tokens.len()));
+    let mut kinds = kinds.ok_or_else(wrong)?;
+    for (token, kind) in tokens.iter().zip(&mut kinds).filter(|(_, kind)| **kind == NORMAL) {
+        match *token {
+            STRIKE_END => *kind = USER_DEFINED,
+            token if CONTROL_TOKENS.contains(&token) => *kind = CONTROL,
+            _ => {}
+        }
+    }
+    Ok(kinds)
 }
 
 fn array<'a>(keys: &Keys<'a>, key: &str, element: ValueType) -> Result<Option<Array<'a>>> {

@@ -13,6 +13,7 @@ use crate::gemma4::{Assistant, Target};
 use crate::kv::PagePool;
 use crate::model::Model;
 use crate::options::EngineOptions;
+use crate::sampler::Sampling;
 use crate::speculative::{Costs, Machine, NgramPool, Sources, check_vocabulary};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -32,6 +33,7 @@ pub(crate) struct Parts {
     pub(crate) chat: Option<ChatTemplate>,
     pub(crate) end_of_generation: Vec<u32>,
     pub(crate) suppressed: Vec<u32>,
+    sampling_defaults: Option<Sampling>,
     pub(crate) pool: rayon::ThreadPool,
     pub(crate) isa: Isa,
     /// Costs of rounds, measured by the sessions.
@@ -102,7 +104,7 @@ impl Engine {
             (Err(error), _) => return Err(error),
         };
         tracing::info!(threads, isa = isa.name(), ?end_of_generation, "engine ready");
-        let chat = ChatTemplate::of(&checkpoint)?;
+        let (chat, sampling_defaults) = (ChatTemplate::of(&checkpoint)?, checkpoint.sampling_defaults()?);
         let machine = Machine {
             isa: models.as_ref().map_or_else(|| isa.name().into(), |models| models.device().name()),
             threads,
@@ -119,8 +121,19 @@ impl Engine {
             ngrams: Arc::new(NgramPool::default()),
             pages: PagePool::new(options.kv_memory),
         };
-        let parts =
-            Parts { sources, models, tokenizer, chat, end_of_generation, suppressed, pool, isa, costs, sessions };
+        let parts = Parts {
+            sources,
+            models,
+            tokenizer,
+            chat,
+            end_of_generation,
+            suppressed,
+            sampling_defaults,
+            pool,
+            isa,
+            costs,
+            sessions,
+        };
         Ok(Self { parts: Arc::new(parts) })
     }
 
@@ -149,6 +162,7 @@ impl Engine {
             chat: None,
             end_of_generation: Vec::new(),
             suppressed: Vec::new(),
+            sampling_defaults: None,
             pool: thread_pool(threads)?,
             isa,
             costs: Mutex::new(Costs::new(machine)),
@@ -231,6 +245,11 @@ impl Engine {
     /// Tokens that end a text.
     pub fn end_of_generation(&self) -> &[u32] {
         &self.parts.end_of_generation
+    }
+
+    /// The publisher's sampling parameters; `None` if the checkpoint has none. No generation uses them unasked.
+    pub fn sampling_defaults(&self) -> Option<&Sampling> {
+        self.parts.sampling_defaults.as_ref()
     }
 
     /// Runs `work` on the engine's thread pool, as sessions do, for callers that use [`Engine::target`] directly.

@@ -25,7 +25,9 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    fn check(&self) -> Result<()> {
+    /// # Errors
+    /// If a parameter is out of its range.
+    pub(crate) fn check(&self) -> Result<()> {
         let refuse = |name, range: &str| Err(Error::argument(name, range));
         match self {
             s if !(s.temperature >= 0.0 && s.temperature.is_finite()) => refuse("temperature", "must be 0 or more"),

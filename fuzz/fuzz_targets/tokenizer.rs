@@ -11,13 +11,11 @@ const TEXTS: [&str; 3] = ["a text, <bos> and more\n", " ▁größe 你好 \u{1F9
 fuzz_target!(|data: &[u8]| {
     let Some(tokenizer) = checked(Tokenizer::read(&file("tokenizer.json", data), 1 << 16)) else { return };
     for text in TEXTS {
-        let encoded = [checked(tokenizer.encode(text)), checked(tokenizer.encode_rendered(text))];
-        for ids in encoded.into_iter().flatten() {
-            checked(tokenizer.decode(&ids));
-            let mut stream = StreamDecoder::default();
-            ids.iter().for_each(|id| drop(checked(stream.push(&tokenizer, *id))));
-            checked(stream.finish(&tokenizer));
-        }
+        let Some(ids) = checked(tokenizer.encode(text)) else { continue };
+        checked(tokenizer.decode(&ids));
+        let mut stream = StreamDecoder::default();
+        ids.iter().for_each(|id| drop(checked(stream.push(&tokenizer, *id))));
+        checked(stream.finish(&tokenizer));
     }
     // Ids that no text gives, too.
     checked(tokenizer.decode(&[0, 1, 2, 3, 4, 1 << 15, u32::MAX]));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use foretoken_kernels::quant::{PANEL_ROWS, WeightType, pack, quantize_row};
 use foretoken_kernels::{ElementType, Isa};
 
-use super::{Checkpoint, RawTensor, TensorType};
+use super::{Checkpoint, RawTensor, TensorType, unread};
 use crate::nn::{Arena, Embedding, Linear, RmsNorm, Weight};
 use crate::{Error, Result};
 
@@ -258,9 +258,10 @@ impl<'a> Loader<'a> {
                     (as_it_lies, _) => as_it_lies.ok_or_else(|| self.short(name))?,
                 }
             }
-            _ => {
+            other => {
                 let (path, what) = (Some(self.checkpoint.path().to_owned()), format!("tensor {}", self.full(name)));
-                let problem = "has a type that the kernels do not read; convert or quantize it anew".into();
+                let problem =
+                    format!("is {}, a type that is not read; convert or quantize the model anew", other.name());
                 return Err(Error::Unsupported { path, what, problem });
             }
         };
@@ -302,7 +303,10 @@ impl<'a> Loader<'a> {
 
     /// Ends the load and warns of unused tensors, except those that `known` accepts: a checkpoint with modules that are
     /// not implemented is noticed.
-    pub fn finish(self, known: impl Fn(&str) -> bool) {
+    ///
+    /// # Errors
+    /// If an unused tensor is a scale of weights.
+    pub fn finish(self, known: impl Fn(&str) -> bool) -> Result<()> {
         let mut unused = self.checkpoint.names();
         // `rope_freqs` exists in GGUF only; it is checked against the configuration.
         let taken = |name: &String| {
@@ -310,10 +314,17 @@ impl<'a> Loader<'a> {
             self.taken.contains(name) || self.taken.contains(&format!("model.{name}"))
         };
         unused.retain(|name| !taken(name) && name != "rope_freqs.weight" && !known(name));
+        if let Some(scale) = unused.iter().find(|name| unread::is_scale(name)) {
+            let problem = "is a scale that nothing applies, and without it the weights are others; \
+                           take a file that was quantized without such (Q4_K_M, Q6_K, Q8_0), or the bf16 checkpoint";
+            let (path, tensor) = (self.checkpoint.path().to_owned(), scale.clone());
+            return Err(Error::Tensor { path, tensor, problem: problem.into() });
+        }
         if !unused.is_empty() {
             let path = self.checkpoint.path().display();
             tracing::warn!(%path, tensors = ?unused, "tensors that no module uses");
         }
+        Ok(())
     }
 
     fn full(&self, name: &str) -> String {

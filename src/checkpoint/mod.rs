@@ -2,6 +2,8 @@
 
 pub mod convert;
 mod fields;
+mod find_assistants;
+mod generation;
 pub mod gguf;
 mod loader;
 mod ordering;
@@ -9,9 +11,11 @@ mod partial;
 pub mod quantize;
 mod recode;
 mod safetensors;
+mod unread;
 
 pub use fields::Fields;
-use gguf::{Gguf, GgufTensor};
+pub use find_assistants::{FoundAssistants, find_assistants};
+use gguf::{GgmlType, Gguf, GgufTensor};
 pub use loader::{LoadOptions, Loader, Progress, StepCost, TableUse};
 pub(crate) use ordering::token_ordering;
 pub(crate) use partial::Partial;
@@ -26,6 +30,7 @@ use foretoken_kernels::quant::WeightType;
 
 use crate::gemma4::{AssistantConfig, TextConfig};
 use crate::nn::Bytes;
+use crate::sampler::Sampling;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -41,8 +46,8 @@ pub enum TensorType {
     I32,
     /// Blocks of quantized weights.
     Quantized(WeightType),
-    /// A type of the file format that no kernel reads.
-    Other,
+    /// A type of the file format that no kernel reads, by the format's name.
+    Other(&'static str),
 }
 
 impl TensorType {
@@ -55,7 +60,7 @@ impl TensorType {
             Self::I64 => 27,
             Self::I32 => 26,
             Self::Quantized(weight_type) => weight_type.ggml_id(),
-            Self::Other => return None,
+            Self::Other(_) => return None,
         })
     }
 
@@ -68,7 +73,7 @@ impl TensorType {
             Self::I64 => "i64",
             Self::I32 => "i32",
             Self::Quantized(weight_type) => weight_type.name(),
-            Self::Other => "another type",
+            Self::Other(name) => name,
         }
     }
 }
@@ -110,20 +115,32 @@ pub struct GenerationTokens {
 /// The checkpoint is a directory.
 pub(crate) struct NotGguf;
 
+/// Whether the file begins as GGUF files do: some stores keep them under names without an extension.
+fn begins_gguf(path: &Path) -> Result<bool> {
+    let mut magic = [0; 4];
+    let mut file = std::fs::File::open(path).map_err(Error::io(path))?;
+    // A shorter file is none.
+    Ok(std::io::Read::read_exact(&mut file, &mut magic).is_ok() && &magic == b"GGUF")
+}
+
 impl Checkpoint {
-    /// Opens the checkpoint in directory `path`, or the GGUF file `path`.
+    /// Opens the checkpoint in directory `path`, or the GGUF file `path`, which need not be named `.gguf`.
     ///
     /// # Errors
     /// If `path` is neither, or a file is missing or malformed.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let files = if std::fs::metadata(path).map_err(Error::io(path))?.is_dir() {
+        let meta = std::fs::metadata(path).map_err(Error::io(path))?;
+        let files = if meta.is_dir() {
+            unread::refuse_directory(path)?;
             Files::HuggingFace(safetensors::Tensors::open(path)?)
-        } else if path.extension().is_some_and(|extension| extension == "gguf") {
+        } else if path.extension().is_some_and(|extension| extension == "gguf")
+            || (meta.is_file() && begins_gguf(path)?)
+        {
             Files::Gguf(Box::new(Gguf::open(path)?))
         } else {
             let problem =
-                "is a file, but no .gguf; give the checkpoint's directory (with config.json and model.safetensors)";
+                "is a file, but no GGUF file; give the checkpoint's directory (with config.json and model.safetensors)";
             return Err(Error::file(path, problem));
         };
         Ok(Self { path: path.to_owned(), files })
@@ -156,8 +173,15 @@ impl Checkpoint {
     /// If it is missing, malformed, another model's, or needs something that is not implemented.
     pub fn target_config(&self) -> Result<TextConfig> {
         match &self.files {
-            Files::HuggingFace(_) => TextConfig::target(&Fields::read(self.path.join("config.json"))?),
-            Files::Gguf(gguf) => gguf::target_config(gguf),
+            Files::HuggingFace(_) => {
+                let fields = Fields::read(self.path.join("config.json"))?;
+                unread::refuse_quantized(&fields, self)?;
+                TextConfig::target(&fields)
+            }
+            Files::Gguf(gguf) => {
+                let config = gguf::target_config(gguf)?;
+                unread::refuse_types(self).map(|()| config)
+            }
         }
     }
 
@@ -167,8 +191,15 @@ impl Checkpoint {
     /// As [`Checkpoint::target_config`].
     pub fn assistant_config(&self) -> Result<AssistantConfig> {
         match &self.files {
-            Files::HuggingFace(_) => AssistantConfig::read(&Fields::read(self.path.join("config.json"))?),
-            Files::Gguf(gguf) => gguf::assistant_config(gguf),
+            Files::HuggingFace(_) => {
+                let fields = Fields::read(self.path.join("config.json"))?;
+                unread::refuse_quantized(&fields, self)?;
+                AssistantConfig::read(&fields)
+            }
+            Files::Gguf(gguf) => {
+                let config = gguf::assistant_config(gguf)?;
+                unread::refuse_types(self).map(|()| config)
+            }
         }
     }
 
@@ -178,16 +209,20 @@ impl Checkpoint {
     /// If `generation_config.json` or a metadata key is malformed.
     pub fn generation_tokens(&self) -> Result<GenerationTokens> {
         match &self.files {
-            Files::HuggingFace(_) => {
-                let path = self.path.join("generation_config.json");
-                if !path.exists() {
-                    return Ok(GenerationTokens::default());
-                }
-                let fields = Fields::read(path)?;
-                let (end, suppressed) = (fields.token_ids("eos_token_id")?, fields.token_ids("suppress_tokens")?);
-                Ok(GenerationTokens { end, suppressed })
-            }
+            Files::HuggingFace(_) => generation::tokens(&self.path),
             Files::Gguf(gguf) => Ok(GenerationTokens { end: Vec::new(), suppressed: gguf::suppressed_tokens(gguf)? }),
+        }
+    }
+
+    /// The publisher's sampling parameters, from `generation_config.json` or metadata; `None` if there are none, or they
+    /// are greedy.
+    ///
+    /// # Errors
+    /// If one is malformed or out of its range.
+    pub fn sampling_defaults(&self) -> Result<Option<Sampling>> {
+        match &self.files {
+            Files::HuggingFace(_) => generation::sampling(&self.path),
+            Files::Gguf(gguf) => gguf::sampling_defaults(gguf),
         }
     }
 
@@ -284,5 +319,6 @@ fn tensor_type(ggml_id: u32) -> TensorType {
     let floats = [ElementType::F32, ElementType::F16, ElementType::Bf16].map(TensorType::Float);
     let simple = floats.into_iter().chain([TensorType::I32, TensorType::I64]);
     let quantized = || WeightType::from_ggml_id(ggml_id).map(TensorType::Quantized);
-    simple.into_iter().find(|known| known.ggml_id() == Some(ggml_id)).or_else(quantized).unwrap_or(TensorType::Other)
+    let other = || TensorType::Other(GgmlType::from_id(ggml_id).map_or("an unknown type", |known| known.name));
+    simple.into_iter().find(|known| known.ggml_id() == Some(ggml_id)).or_else(quantized).unwrap_or_else(other)
 }

@@ -100,6 +100,11 @@ fn tensor_type(dtype: Dtype) -> TensorType {
         Dtype::BF16 => TensorType::Float(ElementType::Bf16),
         Dtype::I64 => TensorType::I64,
         Dtype::I32 => TensorType::I32,
-        _ => TensorType::Other,
+        Dtype::F8_E4M3 => TensorType::Other("F8_E4M3"),
+        Dtype::F8_E5M2 => TensorType::Other("F8_E5M2"),
+        Dtype::U8 => TensorType::Other("U8"),
+        Dtype::I8 => TensorType::Other("I8"),
+        Dtype::F64 => TensorType::Other("F64"),
+        _ => TensorType::Other("another type"),
     }
 }

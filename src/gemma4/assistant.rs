@@ -78,7 +78,8 @@ impl Assistant {
             None => Head::Dense(loader.head("embed_tokens.weight", text.vocab_size, hidden)?),
         };
         loader.absorb(projections);
-        loader.finish(|name| name == "lm_head.weight");
+        // Some files hold the target's embedding, too.
+        loader.finish(|name| name == "lm_head.weight" || name == "mtp_input_embd.weight")?;
         let rotations = Rotations::new(text, options.isa)?;
         let centroid_head = config.centroids.is_some();
         tracing::info!(path = %checkpoint.path().display(), hidden, centroid_head, "assistant loaded");

@@ -284,7 +284,9 @@ impl AssistantConfig {
             "gemma4_assistant" | "gemma4_unified_assistant" => {}
             other @ ("gemma4" | "gemma4_text" | "gemma4_unified" | "gemma4_unified_text") => {
                 let problem = format!("{other:?} is a target's, not a Gemma 4 assistant's");
-                return Err(config.error("model_type", format!("{problem}; give it as the model, and its -assistant here")));
+                return Err(
+                    config.error("model_type", format!("{problem}; give it as the model, and its -assistant here"))
+                );
             }
             other => return Err(config.unsupported("model_type", format!("{other:?} is not a Gemma 4 assistant"))),
         }

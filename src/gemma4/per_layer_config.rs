@@ -37,8 +37,7 @@ impl PerLayerConfig {
                 return Err(own.unsupported(name, "is not implemented as a per-layer value"));
             }
             let size = |name: &str| own.get(name).map(|_| own.size(name, None)).transpose();
-            let layer =
-                LayerOverride { head_dim: size("head_dim")?, num_kv_heads: size("num_key_value_heads")? };
+            let layer = LayerOverride { head_dim: size("head_dim")?, num_kv_heads: size("num_key_value_heads")? };
             if layers.insert(index, layer).is_some() {
                 return Err(map.error(key, format!("is layer {index} a second time; keep one of the entries")));
             }

@@ -52,7 +52,7 @@ impl Target {
         let layers = layers?;
         let norm = loader.norm("norm.weight", hidden, config.rms_norm_eps)?;
         let mut step = loader.step_cost();
-        loader.finish(|name| is_tower(name) || is_dead(name, prefix, &config) || name == "lm_head.weight");
+        loader.finish(|name| is_tower(name) || is_dead(name, prefix, &config) || name == "lm_head.weight")?;
         let lm_head = match config.tie_word_embeddings {
             true => Linear::new(embed_tokens.weight().clone(), options.isa),
             false => {
@@ -152,7 +152,7 @@ impl Model for Target {
 
 /// Tensors of image and audio towers, which text does not use.
 pub(crate) fn is_tower(name: &str) -> bool {
-    ["vision_", "audio_", "embed_vision", "embed_audio", "multi_modal_projector"]
+    ["vision_", "audio_", "embed_vision", "embed_audio", "multi_modal_projector", "v.", "a.", "mm."]
         .iter()
         .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
 }

@@ -110,7 +110,9 @@ fn is_assistant(gguf: &Gguf, architecture: &str) -> bool {
 /// The problem with a file of the architecture `name`.
 fn stranger(name: &str, wanted: &str) -> String {
     match name {
-        PROJECTOR => format!("{name:?} is an image and audio projector's (mmproj), which text does not use; give the model's file"),
+        PROJECTOR => format!(
+            "{name:?} is an image and audio projector's (mmproj), which text does not use; give the model's file"
+        ),
         _ => format!("{name:?} is not {wanted}"),
     }
 }
@@ -244,8 +246,8 @@ fn head_dim(keys: &Keys<'_>, suffix: &str) -> Result<usize> {
 }
 
 /// The partial rotary factor of full layers. llama.cpp stores frequency divisors: 1 for rotary pairs, then 1e30. Any
-/// other table is refused.
-fn rope_full(keys: &Keys<'_>, theta: f64, layers: &[LayerConfig]) -> Result<RopeConfig> {
+/// other table is refused. `default` is the factor without a table; `None` asks for one.
+fn rope_full(keys: &Keys<'_>, theta: f64, layers: &[LayerConfig], default: Option<f64>) -> Result<RopeConfig> {
     let none = RopeConfig { theta, partial_rotary_factor: 1.0, factor: 1.0 };
     let Some(full) = layers.iter().find(|layer| layer.attention == AttentionType::Full) else { return Ok(none) };
     let (name, pairs) = ("rope_freqs.weight", full.head_dim / 2);
@@ -289,7 +291,12 @@ fn moe(keys: &Keys<'_>) -> Result<Option<MoeConfig>> {
 fn backbone_hidden_size(keys: &Keys<'_>) -> Result<usize> {
     let gguf = keys.gguf();
     let name = "pre_projection.weight";
-    let missing = || gguf.error(name, "is missing, under any name (nextn.*, mtp.*, mtp_*, assistant.*); this is no Gemma 4 assistant");
+    let missing = || {
+        gguf.error(
+            name,
+            "is missing, under any name (nextn.*, mtp.*, mtp_*, assistant.*); this is no Gemma 4 assistant",
+        )
+    };
     let projection = gguf.info_of_weight(name).ok_or_else(missing)?;
     let [_, inputs] = projection.shape() else {
         return Err(gguf.error(projection.name(), format!("has shape {:?}, must be a matrix", projection.shape())));

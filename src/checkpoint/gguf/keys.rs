@@ -67,6 +67,12 @@ impl<'a> Keys<'a> {
         self.typed(key, "a positive number", |value| value.as_f64().filter(|x| x.is_finite() && *x > 0.0))
     }
 
+    /// A finite number, an integer or not.
+    pub(super) fn optional_number(&self, key: &str) -> Result<Option<f64>> {
+        let number = |value: Value<'a>| value.as_f64().or_else(|| value.as_u64().map(|number| number as f64));
+        self.typed(key, "a number", |value| number(value).filter(|x| x.is_finite()))
+    }
+
     /// A positive, finite number; 0 stands for none, as llama.cpp has it.
     pub(super) fn positive_or_none(&self, key: &str) -> Result<Option<f64>> {
         match self.value(key).and_then(Value::as_f64) {

@@ -12,6 +12,7 @@ mod header;
 mod keys;
 mod metadata;
 mod names;
+mod sampling;
 mod split;
 mod tokenizer;
 mod types;
@@ -21,6 +22,7 @@ pub use config::{assistant_config, suppressed_tokens, target_config};
 pub use header::TensorInfo;
 pub use metadata::{Array, Value, ValueType};
 pub use names::{gguf_names, hugging_face_name};
+pub use sampling::sampling_defaults;
 pub use tokenizer::{check_tokenizer, tokenizer};
 pub use types::GgmlType;
 pub use writer::{GgufWriter, MetadataValue, TensorWriter};
@@ -188,8 +190,7 @@ impl Gguf {
         let part = self.parts.get(info.file).unwrap_or(&self.parts[0]);
         let error = |problem: String| Error::Tensor { path: part.path.clone(), tensor: info.name.clone(), problem };
         let Some(len) = info.len else {
-            let problem =
-                format!("has type {}, which is unknown; quantize the checkpoint to another type", info.type_id);
+            let problem = format!("has type {}, which is unknown; take a file of another quantization", info.type_id);
             return Err(error(problem));
         };
         part.bytes.check_length()?;

@@ -1,0 +1,92 @@
+//! Assistants that lie beside a target.
+
+use std::path::{Path, PathBuf};
+
+use super::Checkpoint;
+use crate::gemma4::{TextConfig, check_pair};
+use crate::{Error, Result};
+
+/// The assistants beside a target, by path.
+#[derive(Debug, Default)]
+pub struct FoundAssistants {
+    /// Those that fit it.
+    pub fitting: Vec<PathBuf>,
+    /// Those that do not, or that cannot be read, with the reason.
+    pub misfits: Vec<(PathBuf, Error)>,
+}
+
+impl FoundAssistants {
+    /// The one that fits; `None` if none does, or several do.
+    pub fn only(&self) -> Option<&Path> {
+        match &self.fitting[..] {
+            [one] => Some(one),
+            _ => None,
+        }
+    }
+}
+
+/// Looks for assistants beside the target `model`, a directory or a GGUF file: in its own directory `mtp-*.gguf` and
+/// `*-assistant*.gguf`, every GGUF file in the directory `MTP` there, and beside it a checkpoint `MODEL-assistant`. Headers
+/// are read, not weights.
+///
+/// # Errors
+/// If the target cannot be read.
+pub fn find_assistants(model: &Path) -> Result<FoundAssistants> {
+    let candidates = candidates(model);
+    if candidates.is_empty() {
+        return Ok(FoundAssistants::default());
+    }
+    let target = Checkpoint::open(model)?.target_config()?;
+    let mut found = FoundAssistants::default();
+    for path in candidates {
+        match fits(&path, &target) {
+            Ok(()) => found.fitting.push(path),
+            Err(error) => found.misfits.push((path, error)),
+        }
+    }
+    Ok(found)
+}
+
+fn fits(path: &Path, target: &TextConfig) -> Result<()> {
+    check_pair(&Checkpoint::open(path)?.assistant_config()?, target).map(drop)
+}
+
+/// What is named like an assistant, each once, sorted; of a split file the first part.
+fn candidates(model: &Path) -> Vec<PathBuf> {
+    // `.` has a name then. Links stay: what they lead to may lie elsewhere, under another name.
+    let model = std::path::absolute(model).unwrap_or_else(|_| model.to_owned());
+    let (inside, stem) = match model.is_dir() {
+        true => (Some(model.as_path()), model.file_name()),
+        false => (model.parent(), model.file_stem()),
+    };
+    let mut found = Vec::new();
+    if let Some(inside) = inside {
+        found.extend(gguf_files(inside).filter(|path| {
+            file_name(path).is_some_and(|name| name.starts_with("mtp-") || name.contains("-assistant"))
+        }));
+        found.extend(gguf_files(&inside.join("MTP")));
+    }
+    if let (Some(parent), Some(stem)) = (model.parent(), stem.and_then(|stem| stem.to_str())) {
+        found.extend([format!("{stem}-assistant"), format!("{stem}-assistant.gguf")].map(|name| parent.join(name)));
+    }
+    found.retain(|path| *path != model && path.exists() && !is_later_part(path));
+    found.sort();
+    found.dedup();
+    found
+}
+
+fn gguf_files(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().filter_map(|entry| entry.ok());
+    entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|extension| extension == "gguf"))
+}
+
+fn file_name(path: &Path) -> Option<String> {
+    path.file_name()?.to_str().map(str::to_lowercase)
+}
+
+/// Whether the name is that of a part of a split file other than the first (`-00002-of-00003.gguf`).
+fn is_later_part(path: &Path) -> bool {
+    let name = file_name(path).unwrap_or_default();
+    let number = name.rsplit_once("-of-").and_then(|(start, _)| start.rsplit_once('-')).map(|(_, number)| number);
+    number.and_then(|number| number.parse::<usize>().ok()).is_some_and(|number| number > 1)
+}

@@ -1,0 +1,75 @@
+//! `generation_config.json`: the tokens that end a text, and the publisher's sampling parameters.
+
+use std::path::Path;
+
+use super::{Fields, GenerationTokens};
+use crate::sampler::Sampling;
+use crate::{Error, Result};
+
+/// The file in the directory of a checkpoint, if there is one.
+fn read(directory: &Path) -> Result<Option<Fields>> {
+    let path = directory.join("generation_config.json");
+    if path.exists() { Fields::read(path).map(Some) } else { Ok(None) }
+}
+
+/// The end-of-generation and suppressed tokens.
+///
+/// # Errors
+/// If the file is malformed.
+pub(super) fn tokens(directory: &Path) -> Result<GenerationTokens> {
+    let Some(fields) = read(directory)? else { return Ok(GenerationTokens::default()) };
+    let (end, suppressed) = (fields.token_ids("eos_token_id")?, fields.token_ids("suppress_tokens")?);
+    Ok(GenerationTokens { end, suppressed })
+}
+
+/// The sampling parameters; `None` if the file has none, or says `do_sample: false`.
+///
+/// # Errors
+/// If the file is malformed, or a parameter is out of its range.
+pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
+    let Some(fields) = read(directory)? else { return Ok(None) };
+    let number = |name: &str| fields.optional_number(name);
+    let parameters = Parameters {
+        temperature: number("temperature")?,
+        top_k: fields.optional_size("top_k")?,
+        top_p: number("top_p")?,
+        min_p: number("min_p")?,
+    };
+    match fields.optional_flag("do_sample")? {
+        Some(false) => Ok(None),
+        _ => parameters.sampling(|name, problem| fields.error(name, problem)),
+    }
+}
+
+/// Sampling parameters as files have them.
+pub(super) struct Parameters {
+    pub(super) temperature: Option<f64>,
+    /// 0 keeps all.
+    pub(super) top_k: Option<usize>,
+    pub(super) top_p: Option<f64>,
+    pub(super) min_p: Option<f64>,
+}
+
+impl Parameters {
+    /// The parameters, a temperature of 1 and no filters where the file says nothing; `None` if it says nothing at all.
+    ///
+    /// # Errors
+    /// If one is out of its range: what `error` makes of its name and the problem.
+    pub(super) fn sampling(self, error: impl FnOnce(&str, String) -> Error) -> Result<Option<Sampling>> {
+        let Self { temperature, top_k, top_p, min_p } = self;
+        if temperature.is_none() && top_k.is_none() && top_p.is_none() && min_p.is_none() {
+            return Ok(None);
+        }
+        let sampling = Sampling {
+            temperature: temperature.unwrap_or(1.0) as f32,
+            top_k: top_k.filter(|k| *k > 0),
+            top_p: top_p.unwrap_or(1.0) as f32,
+            min_p: min_p.unwrap_or(0.0) as f32,
+        };
+        match sampling.check() {
+            Ok(()) => Ok(Some(sampling).filter(|sampling| sampling.temperature > 0.0)),
+            Err(Error::Argument { name, problem }) => Err(error(name, problem)),
+            Err(other) => Err(other),
+        }
+    }
+}

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use foretoken::{Engine, GenerateOptions, Probe, Scheduler, SchedulerOptions, SequenceId, SessionOptions};
+use foretoken::{Engine, GenerateOptions, Probe, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions};
 use foretoken_tools::{arguments, demo, measure};
 
 /// Continue the prompts of a file, a line each, several at a time in one batch.
@@ -52,9 +52,10 @@ fn main() -> ExitCode {
 
 fn command(args: Args) -> Result<()> {
     ensure!(args.sequences.iter().all(|n| (1..=1024).contains(n)), "--sequences must be from 1 to 1024");
-    let engine = Engine::load(&args.load.options()?)?;
+    let engine = Engine::load(&args.load.options(&args.drafting)?)?;
     let prompts = prompts(&args, &engine)?;
-    let options = GenerateOptions { speculation: args.drafting.options(&engine)?, ..args.text.options() };
+    let speculation = args.drafting.options(&engine)?;
+    let options = GenerateOptions { speculation, ..args.text.options(&Sampling::default()) };
     match args.measure {
         Some(times) => gains(&args, &engine, &prompts, &options, times.max(1)),
         None => texts(&args, &engine, &prompts, &options),

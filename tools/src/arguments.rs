@@ -1,11 +1,12 @@
 //! Groups of command-line options, and what they stand for.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
 use foretoken::chat::{Message, Role, Thinking};
+use foretoken::checkpoint::find_assistants;
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, MtpPreset, NgramCache};
 use foretoken::{
@@ -21,9 +22,13 @@ pub struct Load {
     /// The target's checkpoint: a directory, a GGUF file, or a name on the Hugging Face Hub.
     #[arg(long)]
     pub model: Option<PathBuf>,
-    /// The assistant's checkpoint, likewise.
+    /// The assistant's checkpoint, likewise. Default: the one that fits the model and lies beside it (mtp-*.gguf,
+    /// *-assistant*.gguf, MTP/, MODEL-assistant).
     #[arg(long)]
     pub assistant: Option<PathBuf>,
+    /// No assistant, also if one lies beside the model.
+    #[arg(long, conflicts_with = "assistant")]
+    pub no_assistant: bool,
     /// A smaller Gemma 4 for the drafter draft-model: a directory, a GGUF file, or a name on the Hugging Face Hub.
     #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<PathBuf>,
@@ -43,30 +48,55 @@ pub struct Load {
 }
 
 impl Load {
-    /// What to load; with no model named, the demo pair. Names on the Hub are resolved, with a bar on a terminal.
+    /// What to load; with no model named, the demo pair. Names on the Hub are resolved, with a bar on a terminal. With no
+    /// assistant named, and `drafting` not off, one is looked for beside the model; what is found is said on stderr.
     ///
     /// # Errors
-    /// If a name is the Hub's, and the checkpoint cannot be downloaded.
-    pub fn options(&self) -> Result<EngineOptions> {
-        let assistant = self.assistant.clone().or_else(|| self.model.is_none().then(|| crate::demo("assistant")));
+    /// If a name is the Hub's, and the checkpoint cannot be downloaded, or the model that assistants are to fit cannot be
+    /// read.
+    pub fn options(&self, drafting: &Drafting) -> Result<EngineOptions> {
+        let demo = || (self.model.is_none() && !self.no_assistant).then(|| crate::demo("assistant"));
+        let assistant = self.assistant.clone().or_else(demo);
         let (download, load) = (ProgressLine::new("downloading", 0), ProgressLine::new("loading", 0));
         let from = hub::HubOptions {
             cache: std::env::home_dir().map(|home| home.join(".cache/huggingface/hub")),
             progress: Some(Arc::new(move |file| download.set(file.done, file.total))),
             ..hub::HubOptions::default()
         };
-        let model = self.model.clone().unwrap_or_else(|| crate::demo("target"));
+        let model = hub::resolve_with(&self.model.clone().unwrap_or_else(|| crate::demo("target")), &from)?;
+        let assistant = match assistant {
+            Some(path) => Some(hub::resolve_with(&path, &from)?),
+            None if self.no_assistant || drafting.no_speculation => None,
+            None => found_assistant(&model)?,
+        };
         Ok(EngineOptions {
-            assistant: assistant.map(|path| hub::resolve_with(&path, &from)).transpose()?,
+            assistant,
             draft_model: self.draft_model.as_deref().map(|path| hub::resolve_with(path, &from)).transpose()?,
             threads: self.threads,
             device: self.device.clone(),
             isa: self.isa,
             quantize: self.quantize,
             progress: Some(Arc::new(move |progress| load.set(progress.loaded, progress.total))),
-            ..EngineOptions::new(hub::resolve_with(&model, &from)?)
+            ..EngineOptions::new(model)
         })
     }
+}
+
+/// The assistant beside the model, if exactly one fits; says which, or why none is used.
+fn found_assistant(model: &Path) -> Result<Option<PathBuf>> {
+    let found = find_assistants(model)?;
+    if let Some(path) = found.only() {
+        eprintln!("assistant: {}, found beside the model (--no-assistant: without)", path.display());
+        return Ok(Some(path.to_owned()));
+    }
+    if !found.fitting.is_empty() {
+        let paths: Vec<_> = found.fitting.iter().map(|path| path.display().to_string()).collect();
+        eprintln!("no assistant: several beside the model fit it; name one with --assistant: {}", paths.join(", "));
+    }
+    for (path, error) in found.misfits.iter().filter(|_| found.fitting.is_empty()) {
+        eprintln!("no assistant: {} is not used: {error}", path.display());
+    }
+    Ok(None)
 }
 
 /// Who drafts, and how much.
@@ -223,18 +253,19 @@ pub struct Text {
     /// Tokens to generate at most.
     #[arg(long, default_value_t = 128)]
     pub max_tokens: usize,
-    /// 0 takes the most probable token.
-    #[arg(long, default_value_t = 0.0)]
-    pub temperature: f32,
-    /// Keep the K most probable tokens.
+    /// 0 takes the most probable token. Default: 0; of a chat, what the checkpoint's publisher says, as of top-k, top-p and
+    /// min-p.
+    #[arg(long)]
+    pub temperature: Option<f32>,
+    /// Keep the K most probable tokens. Default: all.
     #[arg(long)]
     pub top_k: Option<usize>,
-    /// Keep the most probable tokens up to this sum of probabilities.
-    #[arg(long, default_value_t = 1.0)]
-    pub top_p: f32,
-    /// Keep tokens at least this probable relative to the best.
-    #[arg(long, default_value_t = 0.0)]
-    pub min_p: f32,
+    /// Keep the most probable tokens up to this sum of probabilities. Default: 1.
+    #[arg(long)]
+    pub top_p: Option<f32>,
+    /// Keep tokens at least this probable relative to the best. Default: 0.
+    #[arg(long)]
+    pub min_p: Option<f32>,
     /// Seed of the draws.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
@@ -247,13 +278,18 @@ pub struct Text {
 }
 
 impl Text {
-    /// These options, with the default of every other.
-    pub fn options(&self) -> GenerateOptions {
-        let Self { temperature, top_k, top_p, min_p, .. } = *self;
+    /// These options, with the default of every other. `sampling` has the parameters that were not given.
+    pub fn options(&self, sampling: &Sampling) -> GenerateOptions {
+        let sampling = Sampling {
+            temperature: self.temperature.unwrap_or(sampling.temperature),
+            top_k: self.top_k.or(sampling.top_k),
+            top_p: self.top_p.unwrap_or(sampling.top_p),
+            min_p: self.min_p.unwrap_or(sampling.min_p),
+        };
         let end_of_generation = if self.ignore_eos { EndOfGeneration::Ignored } else { EndOfGeneration::Stops };
         GenerateOptions {
             max_tokens: self.max_tokens,
-            sampling: Sampling { temperature, top_k, top_p, min_p },
+            sampling,
             seed: self.seed,
             stop: Stop { end_of_generation, strings: self.stop.clone(), ..Stop::default() },
             ..GenerateOptions::default()

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use foretoken::kv::KvCache;
-use foretoken::{Session, Statistics};
+use foretoken::{Sampling, Session, Statistics};
 use serde_json::{Value, json};
 
 /// How K and V are stored, a line for each kind of layers.
@@ -18,6 +18,16 @@ pub fn kv(kv: &KvCache) -> String {
         }
     }
     kinds.iter().map(|(kind, layers)| format!("K/V of layers {}: {kind}\n", layers.join(", "))).collect()
+}
+
+/// The sampling parameters of a chat, in a line.
+pub fn sampling(sampling: &Sampling) -> String {
+    let Sampling { temperature, top_k, top_p, min_p } = sampling;
+    let top_k = top_k.map_or_else(|| "all".into(), |k| k.to_string());
+    format!(
+        "sampling: temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}; the checkpoint's where no option \
+         says otherwise"
+    )
 }
 
 /// Rounds, drafters and measured costs, a line each.

@@ -54,7 +54,7 @@ fn main() -> ExitCode {
 
 fn generate(args: Args) -> Result<()> {
     let start = Instant::now();
-    let engine = Engine::load(&args.load.options()?)?;
+    let engine = Engine::load(&args.load.options(&args.drafting)?)?;
     let load_seconds = start.elapsed().as_secs_f64();
     if let Some(path) = args.costs.as_deref().filter(|path| path.exists()) {
         engine.set_costs(Costs::load(path, engine.costs().machine())?)?;
@@ -99,10 +99,15 @@ fn options(args: &Args, engine: &Engine) -> Result<GenerateOptions> {
         Some("-") => Ok(Trace::stderr()),
         _ => Trace::file(path),
     });
+    let defaults = engine.sampling_defaults().filter(|_| args.prompt.chat);
+    let text = args.text.options(&defaults.cloned().unwrap_or_default());
+    if defaults.is_some() && text.sampling.temperature > 0.0 {
+        eprintln!("{}", report::sampling(&text.sampling));
+    }
     Ok(GenerateOptions {
         speculation: args.drafting.options(engine)?,
         simulate_acceptance: args.simulate_acceptance.clone(),
         trace: trace.transpose()?,
-        ..args.text.options()
+        ..text
     })
 }

@@ -1,3 +1,843 @@
-//! Files in circulation.
+//! Checkpoints as people have them: twins of the files in circulation load and compute what the reference computes, or
+//! are refused by name with what to take instead.
+
+mod cases;
+mod gguf_writer;
+mod twins;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cases::{Case, cache, max_difference, pass, values};
+use foretoken::chat::{Message, Role, Thinking};
+use foretoken::checkpoint::{Checkpoint, find_assistants};
+use foretoken::gemma4::{Assistant, Target};
+use foretoken::nn::tensor;
+use foretoken::tokenizer::Tokenizer;
+use foretoken::{
+    ElementType, Engine, EngineOptions, Finish, GenerateOptions, Isa, LogitsProcessor, OutputRows, Result, Sampling,
+    SessionOptions,
+};
+use gguf_writer::*;
+use safetensors::Dtype;
+use serde_json::{Value, json};
+use twins::{BYTES, Change, NEWLINE, STRIKE_END, Tensors, Twin, Vocabulary};
+
+fn case(fixture: &str) -> Case {
+    cases::all().into_iter().find(|case| case.name == fixture).expect("the fixture")
+}
+
+fn target(path: &Path) -> Result<Target> {
+    Target::load(&Checkpoint::open(path)?, Isa::best())
+}
+
+fn assistant(path: &Path, target: &Target) -> Result<Assistant> {
+    Assistant::load(&Checkpoint::open(path)?, target, Isa::best())
+}
+
+fn engine(model: &Path, assistant: Option<&Path>) -> Result<Engine> {
+    let assistant = assistant.map(Path::to_owned);
+    Engine::load(&EngineOptions { assistant, threads: Some(1), ..EngineOptions::new(model) })
+}
+
+/// Logits of every row of `ids`.
+fn logits(target: &Target, ids: &[u32]) -> Vec<f32> {
+    let mut kv = cache(target, ElementType::F32, Isa::best());
+    values(&pass(target, &mut kv, ids, OutputRows::All).logits)
+}
+
+/// Checks that the target has the reference's logits.
+#[track_caller]
+fn computes_the_references(case: &Case, target: &Target) {
+    let error = max_difference(&logits(target, &case.ids("input_ids")), &case.floats("logits"));
+    assert!(error <= case.tolerances().0, "{}: off by {error}", case.name);
+}
+
+/// Checks that every link of the reference's chain of drafts is the assistant's; says how many ids a link scores.
+#[track_caller]
+fn drafts_the_references(case: &Case, target: &Target, assistant: &Assistant) -> usize {
+    let mut kv = cache(target, ElementType::F32, Isa::best());
+    pass(target, &mut kv, &case.ids("input_ids"), OutputRows::None);
+    let (ids, all) = (case.ids("draft_ids"), case.floats("draft_logits"));
+    let (prompt, drafted) = (case.floats("hidden"), case.floats("draft_hidden"));
+    let (width, vocab) = (drafted.len() / ids.len(), all.len() / ids.len());
+    let (mut token, mut hidden) = (case.ids("first_id")[0], prompt[prompt.len() - width..].to_vec());
+    let mut scored = 0;
+    for (k, id) in ids.iter().enumerate() {
+        let state = tensor(hidden, (1, width)).expect("a state");
+        let step = assistant.step(target, token, &state, kv.committed()).expect("a step");
+        let row = &all[k * vocab..(k + 1) * vocab];
+        let want = match &step.scores.ids {
+            None => row.to_vec(),
+            Some(ids) => ids.iter().map(|id| row[*id as usize]).collect(),
+        };
+        // A dense head scores more ids than the reference, whose others are not finite or the least there is.
+        let pairs: Vec<(f32, f32)> = (step.scores.logits.iter().copied().zip(want))
+            .filter(|(_, want)| want.is_finite() && step.scores.ids.is_some() || *want > least(row))
+            .collect();
+        let (got, want): (Vec<f32>, Vec<f32>) = pairs.into_iter().unzip();
+        let error = max_difference(&got, &want);
+        assert!(!got.is_empty() && error <= case.tolerances().0, "{}: draft {k} is off by {error}", case.name);
+        scored = step.scores.logits.len();
+        (token, hidden) = (*id, drafted[k * width..(k + 1) * width].to_vec());
+    }
+    scored
+}
+
+/// The reference's score of the ids that a centroid head leaves out: one below the least that it scores, the same for
+/// all.
+fn least(row: &[f32]) -> f32 {
+    let least = row.iter().copied().fold(f32::INFINITY, f32::min);
+    if row.iter().filter(|x| **x == least).count() > 1 { least } else { f32::NEG_INFINITY }
+}
+
+/// Checks that `result` is an error of one line that says everything in `about`.
+#[track_caller]
+fn refused<T>(result: Result<T>, about: &[&str]) {
+    let Err(error) = result else { panic!("accepted; an error with {about:?} was expected") };
+    let message = error.to_string();
+    assert!(message.lines().count() == 1 && message.len() < 600, "not one line: {message:?}");
+    about.iter().for_each(|part| assert!(message.contains(part), "{message:?} does not say {part:?}"));
+}
+
+fn copy_layer(tensors: &mut Tensors, from: usize, to: usize) {
+    tensors.retain(|name, _| !name.contains(&format!(".layers.{to}.")));
+    let copies: Vec<_> = (tensors.iter())
+        .filter(|(name, _)| name.contains(&format!(".layers.{from}.")))
+        .map(|(name, tensor)| (name.replace(&format!(".layers.{from}."), &format!(".layers.{to}.")), tensor.clone()))
+        .collect();
+    tensors.extend(copies);
+}
+
+// ---- per_layer_config ----
+
+const WEIGHTS: &str = "target/model.safetensors";
+const CONFIG: &str = "target/config.json";
+
+/// Twelve layers, of which 5 and 11 are full: the fixture `dense` twice over.
+fn twelve_layers() -> Twin {
+    let twin = Twin::of("dense");
+    twin.tensors(WEIGHTS, |tensors| (0..6).for_each(|layer| copy_layer(tensors, layer, layer + 6)));
+    twin.json(CONFIG, |config| {
+        let types = config["layer_types"].as_array().expect("a list").clone();
+        config["layer_types"] = json!([types.clone(), types].concat());
+        config["num_hidden_layers"] = json!(12);
+    });
+    twin
+}
+
+/// The twin with a map of layers instead of the fields of full layers.
+fn with_map(twin: &Twin, map: Value) -> Result<Target> {
+    twin.json(CONFIG, |config| {
+        let fields = config.as_object_mut().expect("an object");
+        fields.remove("global_head_dim");
+        fields.remove("num_global_key_value_heads");
+        fields.insert("per_layer_config".into(), map);
+    });
+    target(&twin.path("target"))
+}
+
+/// transformers pads the keys to the digits of the largest; a look-up of "5" would miss layer 5, which would get the
+/// sliding layers' geometry.
 #[test]
-fn placeholder() {}
+fn per_layer_keys_padded_and_unpadded() {
+    let twin = twelve_layers();
+    let published = target(&twin.path("target")).expect("the fields of published files");
+    let ids = case("dense").ids("input_ids");
+    let want = logits(&published, &ids);
+    let full = json!({"head_dim": 64, "num_key_value_heads": 1});
+    for keys in [["05", "11"], ["5", "11"], ["005", "011"]] {
+        let map = Value::Object(keys.iter().map(|key| ((*key).to_owned(), full.clone())).collect());
+        let padded = with_map(&twin, map).expect("a target");
+        assert_eq!(padded.config(), published.config(), "{keys:?}");
+        assert_eq!(logits(&padded, &ids), want, "{keys:?}");
+    }
+}
+
+/// The map replaces the fields of full layers: a layer without an entry is like the sliding ones.
+#[test]
+fn per_layer_maps_that_are_empty_or_partial() {
+    let twin = twelve_layers();
+    let full = json!({"head_dim": 64, "num_key_value_heads": 1});
+    refused(with_map(&twin, json!({})), &["layers.5.self_attn", "the configuration implies"]);
+    // Layers of one type share their angles, so layer 5 alone cannot be as wide as the sliding ones.
+    let about = [CONFIG, "per_layer_config", "full_attention", "of 32 in layer 5", "of 64 in layer 11"];
+    refused(with_map(&twin, json!({"11": full})), &about);
+
+    // The full layers with the width of the sliding ones: layer 5 has their K/V heads too, layer 11 fewer.
+    twin.json(CONFIG, |config| config["attention_k_eq_v"] = json!(false));
+    twin.tensors(WEIGHTS, |tensors| {
+        copy_layer(tensors, 0, 5);
+        copy_layer(tensors, 0, 11);
+        for part in ["k_proj", "v_proj"] {
+            let name = format!("model.layers.11.self_attn.{part}.weight");
+            let (_, shape, bytes) = tensors.get_mut(&name).expect("the tensor");
+            (shape[0], *bytes) = (32, bytes[..bytes.len() / 2].to_vec());
+        }
+    });
+    let partial = with_map(&twin, json!({"11": {"num_key_value_heads": 1}})).expect("a target");
+    let geometry =
+        |layer: usize| (partial.config().layers[layer].head_dim, partial.config().layers[layer].num_kv_heads);
+    assert_eq!([geometry(4), geometry(5), geometry(11)], [(32, 2), (32, 2), (32, 1)]);
+
+    twin.tensors(WEIGHTS, |tensors| copy_layer(tensors, 0, 11));
+    let empty = with_map(&twin, json!({})).expect("a target");
+    // What the map means, in the fields of published files.
+    twin.json(CONFIG, |config| {
+        config.as_object_mut().expect("an object").remove("per_layer_config");
+        config["global_head_dim"] = json!(32);
+    });
+    let uniform = target(&twin.path("target")).expect("a target");
+    assert_eq!(empty.config(), uniform.config());
+    let ids = case("dense").ids("input_ids");
+    assert_eq!(logits(&empty, &ids), logits(&uniform, &ids));
+}
+
+#[test]
+fn per_layer_keys_that_are_no_layers() {
+    let twin = twelve_layers();
+    let full = json!({"head_dim": 64, "num_key_value_heads": 1});
+    for key in ["12", "-1", "+5", "x", "", "5.0", "99999999999999999999999"] {
+        refused(with_map(&twin, json!({key: full})), &["per_layer_config", "layers from 0 to 11"]);
+    }
+    refused(with_map(&twin, json!({"5": full, "05": full})), &["per_layer_config", "layer 5 a second time"]);
+    refused(with_map(&twin, json!({"5": 7})), &["per_layer_config.5", "an object"]);
+    refused(with_map(&twin, json!({"5": {"head_dim": 0}})), &["per_layer_config.5.head_dim", "is 0"]);
+    refused(with_map(&twin, json!({"5": {"skip": ["mlp"]}})), &["per_layer_config.5.skip", "not implemented"]);
+}
+
+// ---- assistants ----
+
+/// The names that llama.cpp's converter gives an assistant's own tensors, and those of a fork.
+fn assistant_names(names: [&str; 4]) -> [(&'static str, String); 4] {
+    let own = [
+        "nextn.pre_projection.weight",
+        "nextn.post_projection.weight",
+        "masked_embd_centroids.weight",
+        "masked_embd_ordering",
+    ];
+    std::array::from_fn(|i| (own[i], names[i].to_owned()))
+}
+
+/// The fixture's assistant as a GGUF file with these names.
+fn assistant_file(twin: &Twin, architecture: &str, names: [&str; 4]) -> GgufFile {
+    let mut file = twin.gguf("assistant").architecture(architecture);
+    for (from, to) in assistant_names(names) {
+        if file.tensors.iter().any(|tensor| tensor.name == from.as_bytes()) {
+            file = file.renamed(from, &to);
+        }
+    }
+    file
+}
+
+const NEXTN: [&str; 4] = [
+    "nextn.pre_projection.weight",
+    "nextn.post_projection.weight",
+    "masked_embd_centroids.weight",
+    "masked_embd_ordering",
+];
+const MTP: [&str; 4] =
+    ["mtp.pre_projection.weight", "mtp.post_projection.weight", "mtp.centroids.weight", "mtp.token_ordering.weight"];
+const MTP_PROJ: [&str; 4] =
+    ["mtp_pre_proj.weight", "mtp_post_proj.weight", "mtp_centroids.weight", "mtp_token_ordering.weight"];
+const ASSISTANT: [&str; 4] = [
+    "assistant.pre_projection.weight",
+    "assistant.post_projection.weight",
+    "masked_embd_centroids.weight",
+    "masked_embd_ordering",
+];
+
+/// The four layouts of assistants in circulation: architecture, names, and what else is their own.
+fn layouts(twin: &Twin) -> Vec<(&'static str, GgufFile)> {
+    let backbone = u32_value(64);
+    let nextn = assistant_file(twin, "gemma4-assistant", NEXTN);
+    let mtp = assistant_file(twin, "gemma4_assistant", MTP)
+        .without("gemma4_assistant.embedding_length_out")
+        .with("gemma4_assistant.n_embd_backbone", backbone.clone());
+    // Holds the target's embedding, too, and says nothing of shared layers.
+    let embedding = twin.gguf("target").tensors.into_iter().find(|tensor| tensor.name == b"token_embd.weight");
+    let mut mtp_proj = assistant_file(twin, "gemma4_mtp", MTP_PROJ).without("gemma4_mtp.attention.shared_kv_layers");
+    let embedding = embedding.expect("an embedding");
+    mtp_proj = mtp_proj.tensor("mtp_input_embd.weight", &[512, 64], F32, embedding.bytes);
+    // Under the target's name, without the divisors of the rotation; scalars without `.weight`.
+    let mut target_named = assistant_file(twin, "gemma4", ASSISTANT)
+        .dropped("rope_freqs.weight")
+        .without("gemma4.embedding_length_out")
+        .with("gemma4.assistant.type", str_value("mtp"))
+        .with("gemma4.assistant.backbone_hidden_size", backbone);
+    for layer in 0..4 {
+        let name = format!("blk.{layer}.layer_output_scale");
+        target_named = target_named.renamed(&format!("{name}.weight"), &name);
+    }
+    vec![
+        ("gemma4-assistant", nextn),
+        ("gemma4_assistant", mtp),
+        ("gemma4_mtp", mtp_proj),
+        ("gemma4 with assistant.*", target_named),
+    ]
+}
+
+#[test]
+fn assistants_of_every_layout_draft_the_references() {
+    for fixture in ["dense", "edge"] {
+        let (twin, case) = (Twin::of(fixture), case(fixture));
+        let target = target(&twin.path("target")).expect("the target");
+        for (layout, file) in layouts(&twin) {
+            println!("{fixture}, {layout}");
+            let path = twin.write("drafter.gguf", file.bytes());
+            let assistant = assistant(&path, &target).unwrap_or_else(|error| panic!("{layout}: {error}"));
+            let scored = drafts_the_references(&case, &target, &assistant);
+            assert_eq!(scored < 512, fixture == "edge", "{layout}: {scored} ids scored");
+        }
+    }
+}
+
+/// llama.cpp's converter drops the centroids: every id is scored then, and those of the centroids as before.
+#[test]
+fn assistants_without_their_centroids_score_every_id() {
+    let (twin, case) = (Twin::of("edge"), case("edge"));
+    let target = target(&twin.path("target")).expect("the target");
+    for (layout, names) in [("gemma4-assistant", NEXTN), ("gemma4_assistant", MTP), ("gemma4_mtp", MTP_PROJ)] {
+        let file = assistant_file(&twin, layout, names).dropped(names[2]).dropped(names[3]);
+        let file = file.without(&format!("{layout}.centroid_top_k"));
+        let assistant = assistant(&twin.write("drafter.gguf", file.bytes()), &target).expect("an assistant");
+        assert_eq!(drafts_the_references(&case, &target, &assistant), 512, "{layout}");
+    }
+}
+
+#[test]
+fn parts_given_for_one_another_are_refused_by_name() {
+    let twin = Twin::of("edge");
+    let target_file = twin.write("target.gguf", twin.gguf("target").bytes());
+    for (layout, file) in layouts(&twin) {
+        let path = twin.write("drafter.gguf", file.bytes());
+        println!("{layout}");
+        refused(engine(&path, None), &["drafter.gguf", "general.architecture", "as the assistant and its target as"]);
+        engine(&target_file, Some(&path)).expect("a pair");
+    }
+    refused(engine(&target_file, Some(&target_file)), &["target.gguf", "is a target's", "as the model"]);
+    let projector = GgufFile::new()
+        .key("general.architecture", str_value("clip"))
+        .key("general.type", str_value("mmproj"))
+        .key("clip.vision.block_count", u32_value(1))
+        .floats("v.blk.0.ln1.weight", &[4], &[1.0; 4]);
+    let projector = twin.write("mmproj-F16.gguf", projector.bytes());
+    refused(engine(&projector, None), &["mmproj-F16.gguf", "\"clip\"", "projector", "give the model's file"]);
+    refused(engine(&target_file, Some(&projector)), &["mmproj-F16.gguf", "projector"]);
+    let (target, assistant) = (twin.path("target"), twin.path("assistant"));
+    refused(engine(&assistant, None), &["assistant/config.json", "give it as the assistant"]);
+    refused(engine(&target, Some(&target)), &["target/config.json", "target's", "give it as the model"]);
+}
+
+// ---- formats that are not read ----
+
+/// Scales that nothing applies: every spelling in circulation.
+#[test]
+fn a_stray_scale_is_an_error() {
+    let twin = Twin::of("moe");
+    let one = 1f32.to_le_bytes().to_vec();
+    for (name, shown) in [
+        ("blk.0.attn_q.scale", "blk.0.attn_q.scale"),
+        ("blk.0.attn_q.input_scale", "input_scale"),
+        ("blk.1.ffn_gate.weight.scale", "ffn_gate.weight.scale"),
+        ("blk.0.ffn_up_exps.scale", "ffn_up_exps.scale"),
+        ("output.scale", "output.scale"),
+    ] {
+        let file = twin.gguf("target").tensor(name, &[1], F32, one.clone());
+        refused(engine(&twin.write("model.gguf", file.bytes()), None), &["model.gguf", shown, "is a scale", "take"]);
+        let file = twin.gguf("assistant").tensor(name, &[1], F32, one.clone());
+        let drafter = twin.write("drafter.gguf", file.bytes());
+        refused(engine(&twin.path("target"), Some(&drafter)), &["drafter.gguf", shown, "is a scale"]);
+    }
+    for name in ["weight_scale", "input_scale", "k_scale", "weight.scale"] {
+        let twin = Twin::of("moe");
+        let full = format!("model.layers.0.self_attn.q_proj.{name}");
+        let scale = (Dtype::F32, vec![1], one.clone());
+        twin.tensors(WEIGHTS, |tensors| drop(tensors.insert(full.clone(), scale)));
+        refused(engine(&twin.path("target"), None), &[&full, "is a scale", "take"]);
+    }
+    // The scales that a mixture of experts has are none of these.
+    computes_the_references(&case("moe"), &target(&twin.path("target")).expect("a target"));
+    computes_the_references(
+        &case("moe"),
+        &target(&twin.write("model.gguf", twin.gguf("target").bytes())).expect("a target"),
+    );
+}
+
+#[test]
+fn quantized_directories_are_refused_by_name() {
+    for (field, value, name) in [
+        ("quantization", json!({"group_size": 64, "bits": 4, "mode": "affine"}), "an MLX checkpoint of 4 bits"),
+        ("quantization_config", json!({"group_size": 64, "bits": 8}), "an MLX checkpoint of 8 bits"),
+        (
+            "quantization_config",
+            json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}),
+            "a compressed-tensors checkpoint (pack-quantized)",
+        ),
+        (
+            "quantization_config",
+            json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+            "a ModelOpt NVFP4 checkpoint",
+        ),
+        ("quantization_config", json!({"quant_method": "fp8", "weight_block_size": [128, 128]}), "an FP8 checkpoint"),
+        ("quantization_config", json!({"quant_method": "awq", "bits": 4}), "an AWQ checkpoint of 4 bits"),
+        ("quantization_config", json!({"quant_method": "gptq", "bits": 4}), "a GPTQ checkpoint of 4 bits"),
+        (
+            "quantization_config",
+            json!({"quant_method": "bitsandbytes", "load_in_4bit": true}),
+            "a bitsandbytes checkpoint",
+        ),
+        ("quantization_config", json!({"quant_method": "auto-round"}), "\"auto-round\""),
+    ] {
+        let twin = Twin::of("dense");
+        twin.json(CONFIG, |config| config[field] = value.clone());
+        refused(engine(&twin.path("target"), None), &[CONFIG, field, name, "take the bf16 checkpoint, or a GGUF file"]);
+        let twin = Twin::of("nested");
+        twin.json(CONFIG, |config| config["text_config"][field] = value.clone());
+        refused(engine(&twin.path("target"), None), &[CONFIG, name]);
+    }
+    // Without a word in config.json, the tensors tell.
+    let q = "model.layers.0.self_attn.q_proj";
+    for (tensor, name) in [
+        (format!("{q}.scales"), "an MLX checkpoint"),
+        (format!("{q}.biases"), "an MLX checkpoint"),
+        (format!("{q}.qweight"), "an AWQ or GPTQ checkpoint"),
+        (format!("{q}.g_idx"), "a GPTQ checkpoint"),
+        (format!("{q}.weight_packed"), "a compressed-tensors checkpoint"),
+        (format!("{q}.weight_scale_2"), "an NVFP4 checkpoint"),
+        (format!("{q}.weight_scale_inv"), "an FP8 checkpoint"),
+        (format!("{q}.weight.absmax"), "a bitsandbytes checkpoint"),
+        (format!("{q}.weight.quant_state.bitsandbytes__nf4"), "a bitsandbytes checkpoint"),
+    ] {
+        let twin = Twin::of("dense");
+        let one = (Dtype::F32, vec![1], vec![0; 4]);
+        twin.tensors(WEIGHTS, |tensors| drop(tensors.insert(tensor.clone(), one)));
+        refused(engine(&twin.path("target"), None), &[&tensor, name, "take the bf16 checkpoint"]);
+        let one = (Dtype::F32, vec![1], vec![0; 4]);
+        twin.tensors("assistant/model.safetensors", |tensors| drop(tensors.insert(tensor.clone(), one)));
+        let own = Twin::of("dense");
+        refused(engine(&own.path("target"), Some(&twin.path("assistant"))), &[&tensor, name]);
+    }
+    // FP8 without a configuration or scales: the type tells.
+    let twin = Twin::of("dense");
+    twin.tensors(WEIGHTS, |tensors| {
+        let tensor = tensors.get_mut(&format!("{q}.weight")).expect("the tensor");
+        *tensor = (Dtype::F8_E4M3, tensor.1.clone(), vec![0; tensor.2.len() / 4]);
+    });
+    refused(engine(&twin.path("target"), None), &[q, "F8_E4M3", "not read"]);
+}
+
+#[test]
+fn directories_without_a_model_say_what_they_hold() {
+    let twin = Twin::of("dense");
+    std::fs::remove_file(twin.path(WEIGHTS)).expect("it was there");
+    twin.write("target/adapter_model.safetensors", [0; 16]);
+    twin.write("target/adapter_config.json", json!({"base_model_name_or_path": "google/gemma-4-E2B-it"}).to_string());
+    let about = ["target", "LoRA adapter", "merge it into its base model google/gemma-4-E2B-it"];
+    refused(engine(&twin.path("target"), None), &about);
+
+    twin.write("files/gemma-4-E2B-it-Q4_K_M.gguf", b"GGUF");
+    twin.write("files/mmproj-F16.gguf", b"GGUF");
+    let about = ["files", "holds GGUF files", "gemma-4-E2B-it-Q4_K_M.gguf, mmproj-F16.gguf"];
+    refused(engine(&twin.path("files"), None), &about);
+}
+
+/// Types without a kernel: the error names tensor, type and what to take, before any weight is loaded.
+#[test]
+fn gguf_types_without_kernels_are_refused_by_name() {
+    let twin = Twin::of("dense");
+    // ggml's numbers and blocks: elements, bytes.
+    for (id, name, elements, bytes) in [
+        (16, "IQ2_XXS", 256, 66),
+        (17, "IQ2_XS", 256, 74),
+        (22, "IQ2_S", 256, 82),
+        (18, "IQ3_XXS", 256, 98),
+        (21, "IQ3_S", 256, 110),
+        (23, "IQ4_XS", 256, 136),
+        (34, "TQ1_0", 256, 54),
+        (35, "TQ2_0", 256, 66),
+        (39, "MXFP4", 32, 17),
+        (40, "NVFP4", 64, 36),
+        (42, "an unknown type", 64, 18),
+    ] {
+        for part in ["target", "assistant"] {
+            let file = twin.gguf(part).dropped("blk.1.ffn_down.weight");
+            // A scale beside it, as NVFP4 files have, does not hide the type.
+            let file = file.tensor("blk.1.ffn_down.weight", &[1, elements], id, vec![0; bytes]).tensor(
+                "blk.1.ffn_down.scale",
+                &[1],
+                F32,
+                vec![0; 4],
+            );
+            let path = twin.write("model-UD-Q4_K_XL.gguf", file.bytes());
+            let loaded = match part {
+                "target" => engine(&path, None),
+                _ => engine(&twin.path("target"), Some(&path)),
+            };
+            refused(loaded, &["model-UD-Q4_K_XL.gguf", "tensor blk.1.ffn_down.weight", name, "1 of ", "Q4_K_M"]);
+        }
+    }
+}
+
+/// The types of published mixes that a name does not promise, in one file.
+#[test]
+fn types_in_files_that_are_read_load() {
+    let (twin, case) = (Twin::of("dense"), case("dense"));
+    let half = |file: GgufFile, name: &str, type_id: u32, encode: fn(f32) -> [u8; 2]| {
+        let tensor = file.tensors.iter().find(|tensor| tensor.name == name.as_bytes()).expect("the tensor");
+        let shape: Vec<usize> = tensor.shape.iter().map(|size| *size as usize).collect();
+        let floats = tensor.bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x));
+        let bytes = floats.flat_map(encode).collect();
+        file.dropped(name).tensor(name, &shape, type_id, bytes)
+    };
+    let file = half(twin.gguf("target"), "blk.0.attn_q.weight", 1, |x| half::f16::from_f32(x).to_le_bytes());
+    let file = half(file, "blk.0.attn_k.weight", 30, |x| half::bf16::from_f32(x).to_le_bytes());
+    let target = target(&twin.write("model.gguf", file.bytes())).expect("a target");
+    let got = logits(&target, &case.ids("input_ids"));
+    let error = max_difference(&got, &case.floats("logits"));
+    assert!(error > 0.0 && error < 0.5, "off by {error}");
+}
+
+// ---- tokenizers ----
+
+const NO_POST_PROCESSOR: Value = Value::Null;
+
+fn bos_post_processor() -> Value {
+    json!({"type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}}})
+}
+
+/// The tokenizer and the template of every twin, as engines have them.
+fn engines_with_tokenizers(normal: &[usize], template: &str) -> Vec<(String, Engine)> {
+    let (twin, vocabulary) = (Twin::of("edge"), Vocabulary::new());
+    let mut engines = Vec::new();
+    twin.write("target/chat_template.jinja", template);
+    for (name, post_processor) in [("no post-processor", NO_POST_PROCESSOR), ("a post-processor", bos_post_processor())]
+    {
+        twin.write("target/tokenizer.json", vocabulary.json(post_processor));
+        engines.push((name.to_owned(), engine(&twin.path("target"), None).expect("an engine")));
+    }
+    for model in ["gemma4", "llama"] {
+        for add_bos in [None, Some(false), Some(true)] {
+            let mut file =
+                vocabulary.in_gguf(twin.gguf("target"), model, normal).without("tokenizer.ggml.add_bos_token");
+            if let Some(add_bos) = add_bos {
+                file = file.key("tokenizer.ggml.add_bos_token", bool_value(add_bos));
+            }
+            let file = file.with("tokenizer.chat_template", str_value(template));
+            let path = twin.write("files/model.gguf", file.bytes());
+            engines.push((format!("{model}, add_bos_token {add_bos:?}"), engine(&path, None).expect("an engine")));
+        }
+    }
+    engines
+}
+
+fn user(content: &str) -> [Message; 1] {
+    [Message { role: Role::User, content: content.into() }]
+}
+
+const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}<|turn>{{ message.role }}\n\
+    {{ message.content }}<turn|>\n{% endfor %}<|turn>model\n";
+
+#[test]
+fn a_text_and_a_chat_begin_with_one_bos() {
+    for template in [TEMPLATE, TEMPLATE.strip_prefix("{{ bos_token }}").expect("the beginning")] {
+        for (name, engine) in engines_with_tokenizers(&[], template) {
+            let tokenizer = engine.tokenizer().expect("a tokenizer");
+            let raw = tokenizer.encode("the inner\n").expect("ids");
+            let own = tokenizer.encode("<bos>the inner\n").expect("ids");
+            let chat = engine.encode_chat(&user("the inner"), Thinking::Off).expect("ids");
+            for ids in [&raw, &own, &chat] {
+                assert_eq!((ids[0], ids.iter().filter(|id| **id == 2).count()), (2, 1), "{name}: {ids:?}");
+            }
+            assert_eq!(raw, own, "{name}");
+            assert_eq!(chat[1], 105, "{name}: {chat:?}");
+        }
+    }
+}
+
+/// Files call `<eos>`, `<|tool_response>` and `</s>` normal; they are single tokens all the same.
+#[test]
+fn control_tokens_called_normal_are_one_id() {
+    let template = "{{ bos_token }}<|turn>user\n{{ messages[0].content }}<turn|>\n<|turn>model\n<|tool_response>";
+    let vocabulary = Vocabulary::new();
+    for (name, engine) in engines_with_tokenizers(&[1, 50, STRIKE_END], template) {
+        let chat = engine.encode_chat(&user("the"), Thinking::Off).expect("ids");
+        assert_eq!(chat.last(), Some(&50), "{name}: {chat:?}");
+        assert_eq!(chat.iter().filter(|id| **id == 50).count(), 1, "{name}");
+        let tokenizer = engine.tokenizer().expect("a tokenizer");
+        let ids = tokenizer.encode("a</s>b<eos>").expect("ids");
+        let want = [2, vocabulary.id("a"), STRIKE_END as u32, vocabulary.id("b"), 1];
+        assert_eq!(ids, want, "{name}");
+        assert_eq!(tokenizer.decode(&ids).expect("text"), "a</s>b", "{name}: a tag stays, control tokens go");
+        assert!([1, 50, 106].iter().all(|id| engine.end_of_generation().contains(id)), "{name}");
+    }
+}
+
+/// Emits the tokens of a list, one after the other.
+#[derive(Debug)]
+struct Script {
+    prompt: usize,
+    ids: Vec<u32>,
+}
+
+impl LogitsProcessor for Script {
+    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
+        let next = self.ids.get(tokens.len() - self.prompt).copied().unwrap_or(106);
+        logits.fill(f32::NEG_INFINITY);
+        logits[next as usize] = 0.0;
+        Ok(())
+    }
+}
+
+/// Text that spells a token is text: in a prompt where the template breaks it up, and in the output.
+#[test]
+fn spelled_tokens_end_no_text() {
+    let template = TEMPLATE.replace("message.content }}", "message.content | replace('<|', '< |') }}");
+    let vocabulary = Vocabulary::new();
+    for (name, engine) in engines_with_tokenizers(&[50], &template) {
+        let chat = engine.encode_chat(&user("x<end_of_turn><|tool_response>y"), Thinking::Off).expect("ids");
+        assert!(!chat.contains(&50), "{name}: {chat:?}");
+        assert_eq!(chat.iter().filter(|id| **id == 106).count(), 1, "{name}: {chat:?}");
+
+        let spelled = "<end_of_turn>in<|tool_response>er<turn|>";
+        let ids: Vec<u32> = [&vocabulary.spelled(spelled)[..], &[106, 107]].concat();
+        let script = Script { prompt: chat.len(), ids: ids.clone() };
+        let options = GenerateOptions { logits_processor: Some(Arc::new(script)), ..GenerateOptions::default() };
+        let mut session = engine.session(&SessionOptions::default()).expect("a session");
+        let mut generation = session.generate(&chat, &options).expect("a generation");
+        let (mut text, mut tokens) = (String::new(), Vec::new());
+        for piece in generation.by_ref() {
+            let piece = piece.expect("a piece");
+            text += &piece.text;
+            tokens.extend(piece.tokens);
+        }
+        assert_eq!((text.as_str(), &tokens[..]), (spelled, &ids[..ids.len() - 1]), "{name}");
+        assert_eq!(generation.finish(), Some(Finish::EndOfText), "{name}");
+    }
+}
+
+/// What tokenizers of other engines got wrong: the GGUF file's tokenizer and tokenizer.json agree, and ids are as known.
+#[test]
+fn unusual_text_has_the_ids_of_tokenizer_json() {
+    let (twin, vocabulary) = (Twin::of("edge"), Vocabulary::new());
+    let path = twin.write("tokenizer.json", vocabulary.json(bos_post_processor()));
+    let theirs = tokenizers::Tokenizer::from_file(&path).expect("a tokenizer");
+    let engines = engines_with_tokenizers(&[1, 50], TEMPLATE);
+    let long: String = "the inner thing ".repeat(2000).chars().take(30_000).collect();
+    let byte = |byte: u8| (BYTES + usize::from(byte)) as u32;
+    let newline = NEWLINE as u32;
+    let known: [(&str, Vec<u32>); 5] = [
+        ("\0", vec![2, byte(0)]),
+        ("\r\n", vec![2, byte(b'\r'), newline]),
+        ("\n\n\n", vec![2, newline + 2]),
+        ("\u{2581}the", vec![2, vocabulary.id("\u{2581}the")]),
+        (" the", vec![2, vocabulary.id("\u{2581}the")]),
+    ];
+    let texts = [
+        "Caf\u{e9} d\u{e9}j\u{e0}\r\n",
+        "e\u{301}",
+        "\u{1f468}\u{200d}\u{1f469}\u{200d}\u{1f467}",
+        "\u{6771}\u{4eac}\t\ttab",
+        "a\0b",
+        "\n\n\n\n\n\n\nx\n \n",
+        "<end_of_turn><|tool_response></s>",
+        &long,
+    ];
+    for (name, engine) in &engines {
+        let tokenizer = engine.tokenizer().expect("a tokenizer");
+        for (text, want) in &known {
+            assert_eq!(tokenizer.encode(text).expect("ids"), *want, "{name}: {text:?}");
+        }
+        for text in texts {
+            let want = theirs.encode(text, true).expect("ids");
+            let got = tokenizer.encode(text).expect("ids");
+            assert_eq!(got, want.get_ids(), "{name}: {:?}", text.chars().take(40).collect::<String>());
+            let back = tokenizer.decode(&got).expect("text");
+            assert_eq!(back, text.replace("<|tool_response>", ""), "{name}");
+        }
+    }
+}
+
+/// A megabyte takes less than two seconds, with line ends and without.
+#[test]
+fn a_megabyte_is_encoded_in_time() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
+    let tokenizer = Tokenizer::read(&path, 4096).expect("the demo's");
+    let source = include_str!("wild.rs");
+    let lines: String = source.chars().cycle().take(1 << 20).collect();
+    let runs = ["a", "\n", " ", "\0", "\u{1f468}\u{200d}"].map(|piece| piece.repeat((1 << 20) / piece.len()));
+    for text in [lines.replace('\n', " "), lines].into_iter().chain(runs) {
+        // The best of three: other processes take time, too.
+        let times = [(); 3].map(|()| {
+            let start = Instant::now();
+            let ids = tokenizer.encode(&text).expect("ids");
+            assert!(ids.len() > text.len() / 20);
+            start.elapsed()
+        });
+        let took = times.into_iter().min().expect("three");
+        println!("{} bytes in {took:?}", text.len());
+        assert!(took < Duration::from_secs(2), "{took:?}");
+    }
+}
+
+// ---- sampling ----
+
+#[test]
+fn the_publishers_sampling_is_known_and_not_used_unasked() {
+    let twin = Twin::of("edge");
+    let published = Sampling { temperature: 1.0, top_k: Some(64), top_p: 0.95, min_p: 0.0 };
+    assert_eq!(engine(&twin.path("target"), None).expect("an engine").sampling_defaults(), None);
+    let file = "target/generation_config.json";
+    for eos in [json!([1, 106, 50]), json!(106)] {
+        let config = json!({"do_sample": true, "temperature": 1.0, "top_k": 64, "top_p": 0.95, "eos_token_id": eos});
+        twin.write(file, config.to_string());
+        let engine = engine(&twin.path("target"), None).expect("an engine");
+        assert_eq!(engine.sampling_defaults(), Some(&published));
+        assert!(engine.end_of_generation().contains(&106));
+        assert_eq!(GenerateOptions::default().sampling, Sampling::default());
+    }
+    for (config, want) in [
+        (json!({"do_sample": false, "temperature": 1.0, "top_k": 64}), None),
+        (json!({"temperature": 0.0}), None),
+        (json!({"top_k": 0, "top_p": 0.9}), Some(Sampling { top_k: None, top_p: 0.9, ..published.clone() })),
+        (json!({"min_p": 0.1}), Some(Sampling { temperature: 1.0, top_k: None, top_p: 1.0, min_p: 0.1 })),
+    ] {
+        twin.write(file, config.to_string());
+        assert_eq!(
+            engine(&twin.path("target"), None).expect("an engine").sampling_defaults(),
+            want.as_ref(),
+            "{config}"
+        );
+    }
+    for (config, about) in [(json!({"top_p": 1.5}), "top_p"), (json!({"temperature": "hot"}), "temperature")] {
+        twin.write(file, config.to_string());
+        refused(engine(&twin.path("target"), None), &["generation_config.json", about]);
+    }
+    let file = twin
+        .gguf("target")
+        .with("general.sampling.temp", f32_value(1.0))
+        .with("general.sampling.top_k", Raw(5, 64i32.to_le_bytes().to_vec()))
+        .with("general.sampling.top_p", f32_value(0.95));
+    let path = twin.write("model.gguf", file.bytes());
+    assert_eq!(engine(&path, None).expect("an engine").sampling_defaults(), Some(&published));
+    let path = twin.write("model.gguf", file.with("general.sampling.temp", f32_value(-1.0)).bytes());
+    refused(engine(&path, None), &["model.gguf", "general.sampling.temp", "0 or more"]);
+}
+
+// ---- the assistant beside its target ----
+
+#[test]
+fn an_assistant_beside_its_target_is_found() {
+    let twin = Twin::of("edge");
+    let (target, drafter) = (twin.gguf("target").bytes(), twin.gguf("assistant").bytes());
+    for place in [
+        "mtp-gemma-4-E2B-it.gguf",
+        "gemma-4-E2B-it-assistant-Q8_0.gguf",
+        "gemma-4-E2B-it-Q4_K_M-assistant.gguf",
+        "MTP/gemma-4-E2B-it.gguf",
+    ] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let model = directory.path().join("gemma-4-E2B-it-Q4_K_M.gguf");
+        std::fs::write(&model, &target).expect("written");
+        std::fs::write(directory.path().join("mmproj-F16.gguf"), b"GGUF").expect("written");
+        assert!(find_assistants(&model).expect("none").fitting.is_empty());
+        let path = directory.path().join(place);
+        std::fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+        std::fs::write(&path, &drafter).expect("written");
+        let found = find_assistants(&model).expect("one");
+        assert_eq!(found.only(), Some(path.as_path()), "{place}");
+        assert!(found.misfits.is_empty(), "{found:?}");
+        assert!(engine(&model, found.only()).expect("a pair").assistant().is_some());
+    }
+    // Directories.
+    std::fs::rename(twin.path("assistant"), twin.path("target-assistant")).expect("renamed");
+    let found = find_assistants(&twin.path("target")).expect("one");
+    assert_eq!(found.only(), Some(twin.path("target-assistant").as_path()));
+    let inside = twin.write("target/mtp-target.gguf", &drafter);
+    let found = find_assistants(&twin.path("target")).expect("two");
+    assert_eq!(found.only(), None);
+    assert_eq!(found.fitting, [inside, twin.path("target-assistant")]);
+}
+
+#[test]
+fn an_assistant_of_another_target_is_a_misfit() {
+    let (edge, dense) = (Twin::of("edge"), Twin::of("dense"));
+    let model = edge.write("models/edge.gguf", edge.gguf("target").bytes());
+    let stranger = edge.write("models/mtp-dense.gguf", dense.gguf("assistant").bytes());
+    let broken = edge.write("models/mtp-broken.gguf", b"GGUF");
+    let found = find_assistants(&model).expect("two");
+    assert_eq!(found.only(), None);
+    let reasons: Vec<_> = found.misfits.iter().map(|(path, error)| (path.clone(), error.to_string())).collect();
+    assert_eq!(reasons.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>(), [broken, stranger]);
+    assert!(reasons[1].1.contains("does not fit the target"), "{reasons:?}");
+    // The one that fits is used, whatever else lies there.
+    let own = edge.write("models/mtp-edge.gguf", edge.gguf("assistant").bytes());
+    assert_eq!(find_assistants(&model).expect("three").only(), Some(own.as_path()));
+}
+
+// ---- other containers ----
+
+/// A blob of Ollama's store: no extension, the towers in the same file, `llama` as the tokenizer's model.
+#[test]
+fn a_blob_with_towers_computes_the_references() {
+    let (twin, case) = (Twin::of("edge"), case("edge"));
+    let vocabulary = Vocabulary::new();
+    let scores: Vec<_> = (0..512).map(|id| f32_value(f64::from(id))).collect();
+    let mut file = vocabulary
+        .in_gguf(twin.gguf("target"), "llama", &[50, STRIKE_END])
+        .with("tokenizer.ggml.pre", str_value("gemma4"))
+        .with("tokenizer.ggml.scores", array(&scores))
+        .with("tokenizer.ggml.eos_token_id", u32_value(1))
+        .with("tokenizer.ggml.eos_token_ids", array(&[u32_value(1), u32_value(106)]))
+        .with("gemma4.vision.block_count", u32_value(1))
+        .with("gemma4.audio.block_count", u32_value(1));
+    for name in [
+        "v.blk.0.attn_q.weight",
+        "v.std_scale",
+        "v.clamp_data",
+        "a.blk.0.per_dim_scale.weight",
+        "a.conv1d.0.weight",
+        "mm.input_projection.weight",
+        "mm.a.fc.weight",
+    ] {
+        file = file.tensor(name, &[32], 39, vec![0; 17]); // a type that is not read, too
+    }
+    let path =
+        twin.write("blobs/sha256-4c27e0f5b5adf02ac956c7322bd2ee7636fe3f45a8512c9aba5385242cb6e09a", file.bytes());
+    computes_the_references(&case, &target(&path).expect("a target"));
+    let engine = engine(&path, Some(&twin.path("assistant"))).expect("a pair");
+    assert_eq!(engine.tokenizer().expect("one").encode("the").expect("ids"), [2, vocabulary.id("the")]);
+    assert_eq!(engine.end_of_generation(), [1, 50, 106]);
+
+    let short = twin.write("blobs/short", b"GG");
+    refused(target(&short), &["short", "no GGUF file", "give the checkpoint's directory"]);
+}
+
+#[test]
+fn split_files_compute_the_references() {
+    let (twin, case) = (Twin::of("edge"), case("edge"));
+    let whole = twin.gguf("target");
+    let (keys, tensors) = (whole.keys, whole.tensors);
+    let half = tensors.len() / 2;
+    let mut parts = [GgufFile::new(), GgufFile::new()];
+    parts[0].keys = keys;
+    for (i, tensor) in tensors.into_iter().enumerate() {
+        parts[usize::from(i >= half)].tensors.push(tensor);
+    }
+    let mut paths: Vec<PathBuf> = Vec::new();
+    for (i, part) in parts.into_iter().enumerate() {
+        let short = |x: u16| Raw(2, x.to_le_bytes().to_vec());
+        let part = part.key("split.no", short(i as u16)).key("split.count", short(2));
+        paths.push(twin.write(&format!("split/model-0000{}-of-00002.gguf", i + 1), part.bytes()));
+    }
+    for path in &paths {
+        computes_the_references(&case, &target(path).expect("a target"));
+    }
+    std::fs::rename(&paths[1], twin.path("split/part2.gguf")).expect("renamed");
+    refused(target(&paths[0]), &["model-00002-of-00002.gguf", "check the path"]);
+    refused(target(&twin.path("split/part2.gguf")), &["part2.gguf", "one of 2 files", "give it its name back"]);
+}

@@ -400,7 +400,22 @@ fn layers(fields: &Fields, num_attention_heads: usize) -> Result<Vec<LayerConfig
         }
         layers.push(layer);
     }
+    refuse_mixed_widths(fields, &layers)?;
     Ok(layers)
+}
+
+/// The layers of a type share their angles, so their heads are of one width. Only `per_layer_config` can say otherwise.
+fn refuse_mixed_widths(fields: &Fields, layers: &[LayerConfig]) -> Result<()> {
+    for (i, layer) in layers.iter().enumerate() {
+        let first = layers.iter().position(|other| other.attention == layer.attention).unwrap_or(i);
+        let (own, width) = (layer.head_dim, layers[first].head_dim);
+        if own != width {
+            let name = layer.attention.name();
+            let problem = format!("layers of {name} have heads of {width} in layer {first}, of {own} in layer {i}");
+            return Err(fields.unsupported("per_layer_config", format!("{problem}, which is not implemented")));
+        }
+    }
+    Ok(())
 }
 
 fn layer_types(fields: &Fields, count: usize) -> Result<Vec<AttentionType>> {

@@ -107,6 +107,88 @@ fn generate_ends_with_one_line() {
     assert!(line.lines().count() == 1 && line.contains("acceptance was simulated: the text is meaningless"), "{line}");
 }
 
+/// The demo's target and assistant, under these names in `directory`.
+fn beside(directory: &Path, parts: [(&str, &str); 2]) {
+    for (part, name) in parts {
+        let to = directory.join(name);
+        std::fs::create_dir(&to).expect("a directory");
+        for entry in std::fs::read_dir(demo(part)).expect("the demo") {
+            let entry = entry.expect("an entry");
+            std::fs::copy(entry.path(), to.join(entry.file_name())).expect("a copy");
+        }
+    }
+}
+
+#[test]
+fn the_assistant_beside_the_model_is_used_and_said() {
+    let directory = tempfile::tempdir().expect("a directory");
+    beside(directory.path(), [("target", "model"), ("assistant", "model-assistant")]);
+    let model = directory.path().join("model");
+    let all = ["fn main() {", "--model", utf8(&model), "--threads", "1", "--max-tokens", "32", "--ignore-eos"];
+    let with = |more: &[&str]| succeeds("generate", &[&all[..], more].concat());
+    let (written, lines) = with(&[]);
+    let (said, statistics) = lines.split_once('\n').expect("two lines");
+    assert!(said.starts_with("assistant: ") && said.contains("model-assistant, found beside the model"), "{lines}");
+    assert!(statistics.lines().count() == 1 && statistics.contains(" drafted tokens accepted"), "{lines}");
+    for none in ["--no-assistant", "--no-speculation"] {
+        let (plain, lines) = with(&[none]);
+        assert_eq!(plain, written);
+        assert!(lines.lines().count() == 1 && !lines.contains("drafted"), "{none}: {lines}");
+    }
+    // A second one: neither is used.
+    std::fs::create_dir(model.join("MTP")).expect("a directory");
+    let gguf = model.join("MTP/mtp-model.gguf");
+    succeeds("convert", &[utf8(&demo("assistant")), utf8(&gguf)]);
+    let (plain, lines) = with(&[]);
+    assert_eq!(plain, written);
+    let several = ["no assistant: several", "--assistant", "model-assistant", "mtp-model.gguf"];
+    several.iter().for_each(|part| assert!(lines.contains(part), "{lines} has no {part:?}"));
+    assert!(with(&["--assistant", utf8(&gguf)]).1.contains("drafted tokens accepted"));
+    // One that does not fit.
+    std::fs::remove_dir_all(directory.path().join("model-assistant")).expect("it was there");
+    let config = std::fs::read_to_string(demo("assistant").join("config.json")).expect("the demo");
+    std::fs::remove_dir_all(model.join("MTP")).expect("it was there");
+    let misfit = directory.path().join("model-assistant");
+    std::fs::create_dir(&misfit).expect("a directory");
+    let weights = demo("assistant").join("model.safetensors");
+    std::fs::copy(weights, misfit.join("model.safetensors")).expect("a copy");
+    let other = config.replace("\"backbone_hidden_size\": 256", "\"backbone_hidden_size\": 512");
+    assert_ne!(other, config);
+    std::fs::write(misfit.join("config.json"), other).expect("a file");
+    let (plain, lines) = with(&[]);
+    assert_eq!(plain, written);
+    assert!(lines.starts_with("no assistant: ") && lines.contains("hidden_size 512, the target's is 256"), "{lines}");
+}
+
+#[test]
+fn a_chat_is_sampled_as_its_publisher_says() {
+    let directory = tempfile::tempdir().expect("a directory");
+    beside(directory.path(), [("target", "model"), ("assistant", "model-assistant")]);
+    let model = directory.path().join("model");
+    let file = |name: &str, content: &str| std::fs::write(model.join(name), content).expect("a file");
+    file("chat_template.jinja", "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}");
+    let settings = r#"{"do_sample": true, "temperature": 1.5, "top_k": 64, "top_p": 0.95, "eos_token_id": [1, 106]}"#;
+    file("generation_config.json", settings);
+    let all = ["fn main() {", "--model", utf8(&model), "--no-assistant", "--threads", "1", "--max-tokens", "32"];
+    let with = |more: &[&str]| succeeds("generate", &[&all[..], more].concat());
+    let greedy = with(&["--ignore-eos"]);
+    assert!(!greedy.1.contains("sampling: "), "{}", greedy.1);
+    let sampled = with(&["--ignore-eos", "--chat"]);
+    assert_ne!(sampled.0, greedy.0);
+    let line = sampled.1.lines().next().expect("a line");
+    assert!(line.starts_with("sampling: temperature 1.5, top-k 64, top-p 0.95, min-p 0;"), "{line}");
+    let said = ["--temperature", "1.5", "--top-k", "64", "--top-p", "0.95"];
+    assert_eq!(
+        with(&[&["--ignore-eos"][..], &said].concat()).0,
+        sampled.0,
+        "the same draws from the same distribution"
+    );
+    let own = with(&["--ignore-eos", "--chat", "--top-k", "3"]);
+    assert!(own.1.starts_with("sampling: temperature 1.5, top-k 3, top-p 0.95"), "{}", own.1);
+    let zero = with(&["--ignore-eos", "--chat", "--temperature", "0"]);
+    assert_eq!((zero.0, zero.1.contains("sampling: ")), (greedy.0, false));
+}
+
 /// 100 tokens of rounds in a second, where plain steps would have taken 20 ms each.
 #[test]
 fn the_speed_up_is_plain_decoding_over_the_time_taken() {

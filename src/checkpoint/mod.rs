@@ -1,5 +1,6 @@
 //! Checkpoints: named tensors and a configuration, from safetensors or GGUF.
 
+mod compressed;
 pub mod convert;
 mod fields;
 mod find_assistants;
@@ -285,8 +286,10 @@ impl Checkpoint {
 
     /// Bytes of all tensors.
     pub fn bytes(&self) -> u64 {
-        let len = |tensor: Result<Option<RawTensor>>| tensor.ok().flatten().map_or(0, |t| t.bytes.as_slice().len());
-        self.names().iter().map(|name| len(self.get(name)) as u64).sum()
+        match &self.files {
+            Files::HuggingFace(tensors) => tensors.bytes(),
+            Files::Gguf(gguf) => gguf.tensors().filter_map(|tensor| tensor.len_bytes()).map(|len| len as u64).sum(),
+        }
     }
 
     /// Whether there is a tensor `name`.

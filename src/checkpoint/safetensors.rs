@@ -7,14 +7,17 @@ use std::sync::Arc;
 use foretoken_kernels::ElementType;
 use safetensors::{Dtype, SafeTensors};
 
+use super::compressed::{self, Compressed};
 use super::{Fields, RawTensor, TensorType};
 use crate::nn::{Bytes, MappedFile};
 use crate::{Error, Result};
 
 /// The tensors of all files of one checkpoint.
 pub(super) struct Tensors {
+    directory: PathBuf,
     files: Vec<PathBuf>,
     tensors: BTreeMap<String, RawTensor>,
+    compressed: BTreeMap<String, Compressed>, // by the name of the matrix
 }
 
 impl Tensors {
@@ -25,7 +28,8 @@ impl Tensors {
         for file in &files {
             read(file, &mut tensors)?;
         }
-        Ok(Self { files, tensors })
+        let compressed = compressed::collect(&mut tensors);
+        Ok(Self { directory: directory.to_owned(), files, tensors, compressed })
     }
 
     pub(super) fn files(&self) -> &[PathBuf] {
@@ -33,21 +37,32 @@ impl Tensors {
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.tensors.keys().map(String::as_str)
+        self.tensors.keys().chain(self.compressed.keys()).map(String::as_str)
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
+        self.tensors.contains_key(name) || self.compressed.contains_key(name)
     }
 
-    /// The tensor `name`, or `None`.
+    /// Bytes of all tensors when they are loaded.
+    pub(super) fn bytes(&self) -> u64 {
+        let plain = self.tensors.values().map(|tensor| tensor.bytes.as_slice().len() as u64);
+        plain.chain(self.compressed.values().map(|matrix| matrix.len_bytes() as u64)).sum()
+    }
+
+    /// The tensor `name`, or `None`. A compressed matrix is converted in memory.
     ///
     /// # Errors
-    /// If its file has shrunk.
+    /// If its file has shrunk, or the tensors of a compressed matrix do not fit together.
     pub(super) fn get(&self, name: &str) -> Result<Option<RawTensor>> {
-        let Some(tensor) = self.tensors.get(name) else { return Ok(None) };
-        tensor.bytes.check_length()?;
-        Ok(Some(tensor.clone()))
+        if let Some(tensor) = self.tensors.get(name) {
+            tensor.bytes.check_length()?;
+            return Ok(Some(tensor.clone()));
+        }
+        let Some(matrix) = self.compressed.get(name) else { return Ok(None) };
+        matrix.check_length()?;
+        let error = |problem| Error::Tensor { path: self.directory.clone(), tensor: name.to_owned(), problem };
+        matrix.load().map(Some).map_err(error)
     }
 }
 
@@ -100,7 +115,7 @@ fn tensor_type(dtype: Dtype) -> TensorType {
         Dtype::BF16 => TensorType::Float(ElementType::Bf16),
         Dtype::I64 => TensorType::I64,
         Dtype::I32 => TensorType::I32,
-        Dtype::F8_E4M3 => TensorType::Other("F8_E4M3"),
+        Dtype::F8_E4M3 => TensorType::Other(compressed::FP8),
         Dtype::F8_E5M2 => TensorType::Other("F8_E5M2"),
         Dtype::U8 => TensorType::Other("U8"),
         Dtype::I8 => TensorType::Other("I8"),

@@ -64,7 +64,7 @@ pub(super) fn refuse_quantized(config: &Fields, checkpoint: &Checkpoint) -> Resu
         let text = config.optional_object("text_config")?;
         let fields = [Some(config.clone()), text].into_iter().flatten();
         for fields in fields {
-            if let Some(format) = fields.optional_object(field)?.as_ref().map(configured_format) {
+            if let Some(format) = fields.optional_object(field)?.as_ref().and_then(configured_format) {
                 return Err(fields.unsupported(field, format!("this is {format}, which is not read; {INSTEAD}")));
             }
         }
@@ -80,18 +80,21 @@ pub(super) fn refuse_quantized(config: &Fields, checkpoint: &Checkpoint) -> Resu
     }
 }
 
-/// The format that a quantization configuration describes.
-fn configured_format(fields: &Fields) -> String {
+/// The format that a quantization configuration describes; `None` if it is read.
+fn configured_format(fields: &Fields) -> Option<String> {
     let text =
         |name: &str| fields.get(name).and_then(Value::as_str).map(|text| text.chars().take(40).collect::<String>());
     let bits = fields.get("bits").and_then(Value::as_u64);
     let method = text("quant_method").unwrap_or_default();
     let bits = bits.map_or_else(String::new, |bits| format!(" of {bits} bits"));
-    match method.as_str() {
+    Some(match method.as_str() {
         // MLX names no method.
         "" if fields.get("group_size").is_some() => format!("an MLX checkpoint{bits}"),
         "" => "a quantized checkpoint".into(),
+        // The matrices themselves say whether they are packed as is read.
+        "fp8" => return None,
         "compressed-tensors" => match text("format") {
+            Some(format) if ["pack-quantized", "float-quantized"].contains(&format.as_str()) => return None,
             Some(format) => format!("a compressed-tensors checkpoint ({format})"),
             None => "a compressed-tensors checkpoint".into(),
         },
@@ -99,10 +102,9 @@ fn configured_format(fields: &Fields) -> String {
         "bitsandbytes" => "a bitsandbytes checkpoint".into(),
         "awq" => format!("an AWQ checkpoint{bits}"),
         "gptq" => format!("a GPTQ checkpoint{bits}"),
-        "fp8" => "an FP8 checkpoint".into(),
         "mxfp4" => "an MXFP4 checkpoint".into(),
         other => format!("a checkpoint quantized by {other:?}"),
-    }
+    })
 }
 
 /// The format that has tensors of this name, for directories whose configuration names none.
@@ -143,10 +145,10 @@ pub(super) fn refuse_types(checkpoint: &Checkpoint) -> Result<()> {
     Err(Error::Unsupported { path, what: format!("tensor {name}"), problem })
 }
 
-/// Whether an unused tensor holds what quantized weights are multiplied with or shifted by: a model without it computes
+/// Whether an unused tensor holds what quantized weights are multiplied with, shifted by or ordered by: a model without it computes
 /// something else.
 pub(super) fn is_scale(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
-    let known = ["scale", "scales", "biases", "zeros", "qzeros", "absmax", "SCB"];
-    last.split('_').any(|word| known.contains(&word)) || last == "weight_zero_point"
+    let known = ["scale", "scales", "biases", "zero", "zeros", "qzeros", "idx", "absmax", "SCB"];
+    last.split('_').any(|word| known.contains(&word))
 }

@@ -1,0 +1,184 @@
+//! Quantized safetensors that are read: 4-bit integers as compressed-tensors packs them (w4a16), and FP8 with scales.
+//!
+//! The tensors of a matrix become one when it is loaded: `X.weight_packed` with `X.weight_scale` becomes `X.weight` in
+//! blocks of Q4_0, which hold the same integers and the scales in f16; `X.weight` in FP8 with `X.weight_scale` or
+//! `X.weight_scale_inv` becomes `X.weight` in bf16.
+
+use std::collections::BTreeMap;
+
+use foretoken_kernels::ElementType;
+use foretoken_kernels::quant::WeightType;
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::{RawTensor, TensorType};
+use crate::Result;
+use crate::nn::Bytes;
+
+/// Weights of a block of Q4_0, and its bytes: the scale in f16, then the halves of the block in low and high nibbles.
+const BLOCK: usize = 32;
+const BLOCK_BYTES: usize = 2 + BLOCK / 2;
+/// Rows and columns of an FP8 block with one scale.
+const FP8_BLOCK: usize = 128;
+/// The type of FP8 weights in safetensors files.
+pub(super) const FP8: &str = "F8_E4M3";
+
+/// The tensors that make up one matrix.
+pub(super) enum Compressed {
+    /// Unsigned 4-bit integers, eight in an `I32`, and a scale for every group of a row: `(q - 8) * scale`.
+    Int4 { packed: RawTensor, scales: RawTensor, shape: Option<RawTensor> },
+    /// E4M3 numbers and a scale for the matrix, each row or each block of 128 x 128.
+    Fp8 { weight: RawTensor, scales: RawTensor },
+}
+
+/// Takes the tensors of quantized matrices out of `tensors`, by the matrix's name.
+pub(super) fn collect(tensors: &mut BTreeMap<String, RawTensor>) -> BTreeMap<String, Compressed> {
+    let mut found = BTreeMap::new();
+    let packed: Vec<_> = tensors.keys().filter_map(|name| name.strip_suffix("_packed").map(str::to_owned)).collect();
+    for name in packed {
+        let Some(scales) = tensors.remove(&format!("{name}_scale")) else { continue };
+        let Some(packed) = tensors.remove(&format!("{name}_packed")) else { continue };
+        let shape = tensors.remove(&format!("{name}_shape"));
+        found.insert(name, Compressed::Int4 { packed, scales, shape });
+    }
+    let fp8 = tensors.iter().filter(|(_, tensor)| tensor.dtype == TensorType::Other(FP8));
+    for name in fp8.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+        let scales = tensors.remove(&format!("{name}_scale"));
+        let Some(scales) = scales.or_else(|| tensors.remove(&format!("{name}_scale_inv"))) else { continue };
+        let Some(weight) = tensors.remove(&name) else { continue };
+        found.insert(name, Compressed::Fp8 { weight, scales });
+    }
+    found
+}
+
+impl Compressed {
+    /// Bytes of the matrix when it is loaded.
+    pub(super) fn len_bytes(&self) -> usize {
+        match self {
+            Self::Int4 { packed, .. } => packed.bytes.as_slice().len() / (BLOCK / 2) * BLOCK_BYTES,
+            Self::Fp8 { weight, .. } => weight.bytes.as_slice().len() * 2,
+        }
+    }
+
+    /// # Errors
+    /// If a file has shrunk.
+    pub(super) fn check_length(&self) -> Result<()> {
+        match self {
+            Self::Int4 { packed: weight, scales, .. } | Self::Fp8 { weight, scales } => {
+                weight.bytes.check_length()?;
+                scales.bytes.check_length()
+            }
+        }
+    }
+
+    /// The matrix, or what is wrong with its tensors.
+    pub(super) fn load(&self) -> Result<RawTensor, String> {
+        match self {
+            Self::Int4 { packed, scales, shape } => int4(packed, scales, shape.as_ref()),
+            Self::Fp8 { weight, scales } => fp8(weight, scales),
+        }
+    }
+}
+
+fn int4(packed: &RawTensor, scales: &RawTensor, shape: Option<&RawTensor>) -> Result<RawTensor, String> {
+    let wrong = |what: &str| {
+        let shapes = format!("weight_packed is {:?}, weight_scale {:?}", packed.shape, scales.shape);
+        Err(format!("{what} ({shapes}); symmetric 4-bit integers in groups of 32, 64, 128, ... are read"))
+    };
+    let ([rows, words], [of_rows, groups]) = (&packed.shape[..], &scales.shape[..]) else {
+        return wrong("is no matrix");
+    };
+    let (rows, inputs, groups) = (*rows, words * 8, *groups);
+    if packed.dtype != TensorType::I32 || rows != *of_rows || groups == 0 || !inputs.is_multiple_of(groups * BLOCK) {
+        return wrong("is not packed as is read");
+    }
+    let says = |shape: &RawTensor| {
+        shape.bytes.as_slice().as_chunks().0.iter().map(|x| i64::from_le_bytes(*x)).eq([rows as i64, inputs as i64])
+    };
+    if shape.is_some_and(|shape| shape.dtype == TensorType::I64 && !says(shape)) {
+        return wrong("is of another shape than weight_shape says");
+    }
+    let values = floats(scales).ok_or("weight_scale is not floating point")?;
+    if values.iter().any(|scale| !f16::from_f32(*scale).is_finite()) {
+        return Err("weight_scale is not finite in f16, the type of scales here".into());
+    }
+    let blocks = inputs / BLOCK; // of a row
+    let mut bytes = vec![0; rows * blocks * BLOCK_BYTES];
+    let source = packed.bytes.as_slice().par_chunks(inputs / 2);
+    bytes.par_chunks_mut(blocks * BLOCK_BYTES).zip(source).zip(values.par_chunks(groups)).for_each(
+        |((out, row), scales)| {
+            let pairs = out.chunks_exact_mut(BLOCK_BYTES).zip(row.chunks_exact(BLOCK / 2));
+            for (i, (out, nibbles)) in pairs.enumerate() {
+                out[..2].copy_from_slice(&f16::from_f32(scales[i * groups / blocks]).to_le_bytes());
+                let weight = |k: usize| nibbles[k / 2] >> (4 * (k % 2)) & 15;
+                for (k, out) in out[2..].iter_mut().enumerate() {
+                    *out = weight(k) | weight(k + BLOCK / 2) << 4;
+                }
+            }
+        },
+    );
+    release(&packed.bytes);
+    Ok(RawTensor { dtype: TensorType::Quantized(WeightType::Q4_0), shape: vec![rows, inputs], bytes: bytes.into() })
+}
+
+fn fp8(weight: &RawTensor, scales: &RawTensor) -> Result<RawTensor, String> {
+    let [rows, inputs] = weight.shape[..] else { return Err("is no matrix of FP8".into()) };
+    let values = floats(scales).ok_or("its scales are not floating point")?;
+    let by_blocks = [rows.div_ceil(FP8_BLOCK), inputs.div_ceil(FP8_BLOCK)];
+    // The scales of a row: how many, and the inputs of each.
+    let (rows_of, inputs_of) = match scales.shape[..] {
+        [] | [1] | [1, 1] => (rows, inputs),
+        [count] | [count, 1] if count == rows => (1, inputs),
+        [a, b] if [a, b] == by_blocks => (FP8_BLOCK, FP8_BLOCK),
+        _ => {
+            let shapes = format!("has scales of shape {:?} for {rows} x {inputs} weights", scales.shape);
+            return Err(format!("{shapes}; one for the matrix, for each row or for blocks of 128 x 128 is read"));
+        }
+    };
+    let in_row = inputs.div_ceil(inputs_of.max(1));
+    let numbers = e4m3();
+    let mut bytes = vec![0; rows * inputs * 2];
+    let source = weight.bytes.as_slice().par_chunks(inputs.max(1));
+    bytes.par_chunks_mut((inputs * 2).max(1)).zip(source).enumerate().for_each(|(row, (out, weights))| {
+        let scales = &values[row / rows_of * in_row..][..in_row];
+        for ((i, weight), out) in weights.iter().enumerate().zip(out.as_chunks_mut().0) {
+            *out = bf16::from_f32(numbers[usize::from(*weight)] * scales[i / inputs_of]).to_le_bytes();
+        }
+    });
+    release(&weight.bytes);
+    Ok(RawTensor { dtype: TensorType::Float(ElementType::Bf16), shape: weight.shape.clone(), bytes: bytes.into() })
+}
+
+fn release(bytes: &Bytes) {
+    bytes.release(0..bytes.as_slice().len());
+}
+
+/// The numbers that E4M3 bytes stand for: sign, four bits of exponent (bias 7), three of mantissa; no infinities.
+fn e4m3() -> [f32; 256] {
+    std::array::from_fn(|byte| {
+        let (exponent, mantissa) = (byte as i32 >> 3 & 15, (byte & 7) as f32);
+        let size = match (exponent, byte & 7) {
+            (15, 7) => f32::NAN,
+            (0, _) => mantissa / 8.0 * 2f32.powi(-6),
+            _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+        };
+        if byte & 0x80 != 0 { -size } else { size }
+    })
+}
+
+/// The values of a small tensor; `None` if it is not floating point.
+fn floats(tensor: &RawTensor) -> Option<Vec<f32>> {
+    let bytes = tensor.bytes.as_slice();
+    match tensor.dtype {
+        TensorType::Float(ElementType::F32) => {
+            Some(bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect())
+        }
+        TensorType::Float(ElementType::F16) => {
+            Some(bytes.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()).collect())
+        }
+        TensorType::Float(ElementType::Bf16) => {
+            Some(bytes.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect())
+        }
+        _ => None,
+    }
+}

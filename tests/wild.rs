@@ -17,8 +17,9 @@ use foretoken::nn::tensor;
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
     ElementType, Engine, EngineOptions, Finish, GenerateOptions, Isa, LogitsProcessor, OutputRows, Result, Sampling,
-    SessionOptions,
+    SessionOptions, WeightType,
 };
+use foretoken_kernels::quant::dequantize_row;
 use gguf_writer::*;
 use safetensors::Dtype;
 use serde_json::{Value, json};
@@ -372,15 +373,14 @@ fn quantized_directories_are_refused_by_name() {
         ("quantization_config", json!({"group_size": 64, "bits": 8}), "an MLX checkpoint of 8 bits"),
         (
             "quantization_config",
-            json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}),
-            "a compressed-tensors checkpoint (pack-quantized)",
+            json!({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}),
+            "a compressed-tensors checkpoint (nvfp4-pack-quantized)",
         ),
         (
             "quantization_config",
             json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}),
             "a ModelOpt NVFP4 checkpoint",
         ),
-        ("quantization_config", json!({"quant_method": "fp8", "weight_block_size": [128, 128]}), "an FP8 checkpoint"),
         ("quantization_config", json!({"quant_method": "awq", "bits": 4}), "an AWQ checkpoint of 4 bits"),
         ("quantization_config", json!({"quant_method": "gptq", "bits": 4}), "a GPTQ checkpoint of 4 bits"),
         (
@@ -404,9 +404,7 @@ fn quantized_directories_are_refused_by_name() {
         (format!("{q}.biases"), "an MLX checkpoint"),
         (format!("{q}.qweight"), "an AWQ or GPTQ checkpoint"),
         (format!("{q}.g_idx"), "a GPTQ checkpoint"),
-        (format!("{q}.weight_packed"), "a compressed-tensors checkpoint"),
         (format!("{q}.weight_scale_2"), "an NVFP4 checkpoint"),
-        (format!("{q}.weight_scale_inv"), "an FP8 checkpoint"),
         (format!("{q}.weight.absmax"), "a bitsandbytes checkpoint"),
         (format!("{q}.weight.quant_state.bitsandbytes__nf4"), "a bitsandbytes checkpoint"),
     ] {
@@ -426,6 +424,218 @@ fn quantized_directories_are_refused_by_name() {
         *tensor = (Dtype::F8_E4M3, tensor.1.clone(), vec![0; tensor.2.len() / 4]);
     });
     refused(engine(&twin.path("target"), None), &[q, "F8_E4M3", "not read"]);
+}
+
+// ---- compressed safetensors ----
+
+/// The matrices of the layers, as compressed checkpoints have them: embeddings and norms stay.
+fn matrices(tensors: &Tensors) -> Vec<String> {
+    tensors.keys().filter(|name| name.ends_with("_proj.weight")).cloned().collect()
+}
+
+fn f32s(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
+}
+
+fn f32_bytes(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
+    values.into_iter().flat_map(f32::to_le_bytes).collect()
+}
+
+const W4A16: &str = r#"{"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+    "quantization_status": "compressed", "kv_cache_scheme": null, "config_groups": {"group_0": {"targets": ["Linear"],
+    "input_activations": null, "weights": {"num_bits": 4, "type": "int", "symmetric": true, "strategy": "group",
+    "group_size": 32}}}}"#;
+
+/// Packs a twin's matrices: eight integers in a word, a scale in bf16 for every `group`. The weights become what the
+/// packed ones stand for, in a second twin.
+fn packed_pair(fixture: &str, group: impl Fn(usize) -> usize) -> (Twin, Twin) {
+    let (packed, plain) = (Twin::of(fixture), Twin::of(fixture));
+    let mut exact = Tensors::new();
+    packed.tensors(WEIGHTS, |tensors| {
+        for name in matrices(tensors) {
+            let (_, shape, bytes) = tensors.remove(&name).expect("the matrix");
+            let group = group(shape[1]);
+            let (mut nibbles, mut scales, mut values) = (Vec::new(), Vec::new(), Vec::new());
+            for weights in f32s(&bytes).chunks(group) {
+                let most = weights.iter().fold(0f32, |most, x| most.max(x.abs()));
+                let scale = half::bf16::from_f32(most / 7.5);
+                scales.extend(scale.to_le_bytes());
+                for weight in weights {
+                    let q = (weight / scale.to_f32()).round_ties_even().clamp(-8.0, 7.0);
+                    nibbles.push((q as i32 + 8) as u32);
+                    values.push(q * scale.to_f32());
+                }
+            }
+            let words = nibbles.chunks(8).map(|eight| eight.iter().rev().fold(0, |word, q| word << 4 | q));
+            let words = words.flat_map(u32::to_le_bytes).collect();
+            let dimensions = shape.iter().flat_map(|size| (*size as i64).to_le_bytes()).collect();
+            let (rows, inputs) = (shape[0], shape[1]);
+            tensors.insert(format!("{name}_packed"), (Dtype::I32, vec![rows, inputs / 8], words));
+            tensors.insert(format!("{name}_scale"), (Dtype::BF16, vec![rows, inputs / group], scales));
+            tensors.insert(format!("{name}_shape"), (Dtype::I64, vec![2], dimensions));
+            exact.insert(name, (Dtype::F32, shape, f32_bytes(values)));
+        }
+    });
+    plain.tensors(WEIGHTS, |tensors| tensors.extend(exact));
+    let config: Value = serde_json::from_str(W4A16).expect("JSON");
+    packed.json(CONFIG, |json| json["quantization_config"] = config);
+    (packed, plain)
+}
+
+/// Every weight is exactly what the packed integers and scales stand for.
+#[test]
+fn packed_integers_are_the_dequantized_weights() {
+    for (fixture, group) in [("dense", 0), ("dense", 32), ("edge", 32)] {
+        let (packed, plain) = packed_pair(fixture, |inputs| if group == 0 { inputs } else { group });
+        let (a, b) = (packed.path("target"), plain.path("target"));
+        let (a, b) = (Checkpoint::open(a).expect("a directory"), Checkpoint::open(b).expect("a directory"));
+        assert_eq!(a.names(), b.names());
+        let mut count = 0;
+        for name in a.names().iter().filter(|name| name.ends_with("_proj.weight")) {
+            let tensor = |checkpoint: &Checkpoint| checkpoint.get(name).expect("readable").expect("there");
+            let (got, want) = (tensor(&a), tensor(&b));
+            assert_eq!((got.shape.clone(), got.dtype.name()), (want.shape, "q4_0"), "{name}");
+            let mut row = vec![0.0; got.shape[1]];
+            let rows = got.bytes.as_slice().chunks(got.shape[1] / 32 * 18);
+            for (bytes, want) in rows.zip(f32s(want.bytes.as_slice()).chunks(got.shape[1])) {
+                dequantize_row(WeightType::Q4_0, bytes, &mut row);
+                assert_eq!(row, want, "{name}");
+            }
+            count += 1;
+        }
+        assert!(count > 30, "{count} matrices");
+        // Products round their activations, as those of Q4_0 do; other weights would be off by more than 1.
+        let ids = case(fixture).ids("input_ids");
+        let got = logits(&target(&packed.path("target")).expect("a target"), &ids);
+        let want = logits(&target(&plain.path("target")).expect("a target"), &ids);
+        let deviation =
+            |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| f64::from((x - y) * (x - y))).sum::<f64>().sqrt();
+        let error = deviation(&got, &want) / deviation(&want, &vec![0.0; want.len()]);
+        println!("{fixture}, groups of {group}: logits off by {error:.3}");
+        assert!(error > 0.0 && error < 0.2, "{error}");
+    }
+}
+
+/// A head of its own beside a tied embedding, as Google's w4a16 files have, is not used.
+#[test]
+fn packed_checkpoints_load_whole_pairs() {
+    let (packed, _) = packed_pair("edge", |_| 32);
+    packed.tensors(WEIGHTS, |tensors| {
+        let (dtype, shape, bytes) = tensors["model.embed_tokens.weight"].clone();
+        tensors.insert("lm_head.weight".into(), (dtype, shape, vec![0; bytes.len()]));
+    });
+    let engine = engine(&packed.path("target"), Some(&packed.path("assistant"))).expect("a pair");
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let generation = session.generate(&[2, 5, 7], &GenerateOptions::default()).expect("a generation");
+    assert!(generation.map(|piece| piece.expect("a piece").tokens.len()).sum::<usize>() > 0);
+}
+
+#[test]
+fn packings_that_are_not_read_are_refused() {
+    let q = "model.layers.0.self_attn.q_proj.weight";
+    let refused_with = |change: &dyn Fn(&mut Tensors), about: &[&str]| {
+        let (twin, _) = packed_pair("dense", |_| 32);
+        twin.tensors(WEIGHTS, change);
+        refused(engine(&twin.path("target"), None), &[&["target", q][..], about].concat());
+    };
+    // Eight bits: twice as many words.
+    let eight = |tensors: &mut Tensors| {
+        let (_, shape, words) = tensors.get_mut(&format!("{q}_packed")).expect("words");
+        (shape[1], *words) = (shape[1] * 2, words.repeat(2));
+    };
+    refused_with(&eight, &["of another shape than weight_shape says", "symmetric 4-bit integers"]);
+    let sixteen = |tensors: &mut Tensors| {
+        let (_, shape, scales) = tensors.get_mut(&format!("{q}_scale")).expect("scales");
+        (shape[1], *scales) = (shape[1] * 2, scales.repeat(2));
+    };
+    refused_with(&sixteen, &["not packed as is read", "groups of 32"]);
+    let huge = |tensors: &mut Tensors| {
+        let (_, _, scales) = tensors.get_mut(&format!("{q}_scale")).expect("scales");
+        scales[..2].copy_from_slice(&half::bf16::from_f32(1e9).to_le_bytes());
+    };
+    refused_with(&huge, &["not finite in f16"]);
+    for (extra, dtype) in [("zero_point", Dtype::I32), ("g_idx", Dtype::I32)] {
+        let stray = |tensors: &mut Tensors| drop(tensors.insert(format!("{q}_{extra}"), (dtype, vec![1], vec![0; 4])));
+        let (twin, _) = packed_pair("dense", |_| 32);
+        twin.tensors(WEIGHTS, stray);
+        refused(engine(&twin.path("target"), None), &[&format!("{q}_{extra}"), "is a scale"]);
+    }
+}
+
+/// The 256 numbers of E4M3, from its definition as a sum of bits.
+fn e4m3(byte: u8) -> f64 {
+    let bit = |i: u8| f64::from(byte >> i & 1);
+    let fraction = bit(2) / 2.0 + bit(1) / 4.0 + bit(0) / 8.0;
+    let exponent = (byte >> 3 & 15) as i32;
+    let size = if exponent == 0 { fraction / 64.0 } else { (1.0 + fraction) * f64::powi(2.0, exponent - 7) };
+    if byte > 127 { -size } else { size }
+}
+
+#[test]
+fn fp8_is_the_dequantized_weights() {
+    assert_eq!([0x00, 0x01, 0x38, 0x7e, 0xb8].map(e4m3), [0.0, 1.0 / 512.0, 1.0, 448.0, -1.0]);
+    let numbers: [f64; 256] = std::array::from_fn(|byte| e4m3(byte as u8));
+    // The scale's suffix, and its shape for (rows, inputs).
+    type Shape = fn(usize, usize) -> Vec<usize>;
+    let layouts: [(&str, Shape, Value); 4] = [
+        ("scale", |_, _| vec![1], json!({"quant_method": "compressed-tensors", "format": "float-quantized"})),
+        ("scale", |rows, _| vec![rows, 1], json!({"quant_method": "compressed-tensors", "format": "float-quantized"})),
+        ("scale", |rows, _| vec![rows], json!({"quant_method": "fp8"})),
+        (
+            "scale_inv",
+            |rows, inputs| vec![rows.div_ceil(128), inputs.div_ceil(128)],
+            json!({"quant_method": "fp8", "weight_block_size": [128, 128]}),
+        ),
+    ];
+    for (suffix, shape_of, config) in layouts {
+        let (fp8, plain) = (Twin::of("edge"), Twin::of("edge"));
+        let mut exact = Tensors::new();
+        fp8.tensors(WEIGHTS, |tensors| {
+            for name in matrices(tensors) {
+                let (_, shape, bytes) = tensors.remove(&name).expect("the matrix");
+                let (rows, inputs) = (shape[0], shape[1]);
+                let of_scales = shape_of(rows, inputs);
+                let count: usize = of_scales.iter().product();
+                let scales: Vec<f32> = (0..count).map(|i| 0.003 + 0.001 * (i % 7) as f32).collect();
+                let columns = of_scales.get(1).copied().unwrap_or(1);
+                let scale = |i: usize| {
+                    let (row, column) = (i / inputs * of_scales[0] / rows.max(1), i % inputs / 128);
+                    let row = if of_scales[0] == rows.div_ceil(128) { i / inputs / 128 } else { row };
+                    scales[row * columns + if columns > 1 { column } else { 0 }]
+                };
+                let nearest = |value: f64| {
+                    let far = |byte: &u8| (numbers[usize::from(*byte)] - value).abs();
+                    (0..=255u8)
+                        .filter(|byte| byte & 127 != 127)
+                        .min_by(|a, b| far(a).total_cmp(&far(b)))
+                        .expect("a byte")
+                };
+                let weights = f32s(&bytes);
+                let coded: Vec<u8> =
+                    weights.iter().enumerate().map(|(i, x)| nearest(f64::from(x / scale(i)))).collect();
+                let values = coded.iter().enumerate().map(|(i, byte)| e4m3(*byte) as f32 * scale(i));
+                let values = values.flat_map(|x| half::bf16::from_f32(x).to_le_bytes()).collect();
+                exact.insert(name.clone(), (Dtype::BF16, shape.clone(), values));
+                tensors.insert(format!("{name}_{suffix}"), (Dtype::F32, of_scales, f32_bytes(scales)));
+                tensors.insert(name, (Dtype::F8_E4M3, shape, coded));
+            }
+        });
+        plain.tensors(WEIGHTS, |tensors| tensors.extend(exact));
+        fp8.json(CONFIG, |json| json["quantization_config"] = config.clone());
+        let ids = case("edge").ids("input_ids");
+        let got = target(&fp8.path("target")).unwrap_or_else(|error| panic!("{config}: {error}"));
+        let want = target(&plain.path("target")).expect("a target");
+        assert_eq!(logits(&got, &ids), logits(&want, &ids), "{config}");
+    }
+    let twin = Twin::of("edge");
+    let q = "model.layers.0.self_attn.q_proj.weight";
+    twin.tensors(WEIGHTS, |tensors| {
+        let (_, shape, _) = tensors[q].clone();
+        let len = shape.iter().product();
+        tensors.insert(q.into(), (Dtype::F8_E4M3, shape, vec![0x38; len]));
+        tensors.insert(format!("{q}_scale"), (Dtype::F32, vec![3, 5], vec![0; 60]));
+    });
+    refused(engine(&twin.path("target"), None), &[q, "scales of shape [3, 5]", "for each row"]);
 }
 
 #[test]

@@ -276,7 +276,7 @@ impl Checkpoint {
     /// The names of all tensors, Hugging Face's where there is one.
     pub fn names(&self) -> Vec<String> {
         match &self.files {
-            Files::HuggingFace(tensors) => tensors.names().map(str::to_owned).collect(),
+            Files::HuggingFace(tensors) => tensors.names(),
             Files::Gguf(gguf) => {
                 let name = |own: &str| gguf::hugging_face_name(own).unwrap_or_else(|| own.to_owned());
                 gguf.tensors().map(|tensor| name(tensor.name())).collect()

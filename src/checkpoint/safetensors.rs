@@ -36,8 +36,11 @@ impl Tensors {
         &self.files
     }
 
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.tensors.keys().chain(self.compressed.keys()).map(String::as_str)
+    /// The names, sorted.
+    pub(super) fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.tensors.keys().chain(self.compressed.keys()).cloned().collect();
+        names.sort();
+        names
     }
 
     pub(super) fn has(&self, name: &str) -> bool {

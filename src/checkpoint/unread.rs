@@ -114,9 +114,7 @@ fn named_format(name: &str) -> Option<&'static str> {
         "scales" | "biases" => Some("an MLX checkpoint"),
         "g_idx" => Some("a GPTQ checkpoint"),
         "qweight" | "qzeros" => Some("an AWQ or GPTQ checkpoint"),
-        "weight_packed" | "weight_shape" => Some("a compressed-tensors checkpoint"),
         "weight_scale_2" => Some("an NVFP4 checkpoint"),
-        "weight_scale_inv" => Some("an FP8 checkpoint"),
         "absmax" | "quant_map" | "SCB" => Some("a bitsandbytes checkpoint"),
         last if module.ends_with(".quant_state") || last.starts_with("bitsandbytes__") => {
             Some("a bitsandbytes checkpoint")

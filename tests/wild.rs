@@ -417,6 +417,14 @@ fn quantized_directories_are_refused_by_name() {
         let own = Twin::of("dense");
         refused(engine(&own.path("target"), Some(&twin.path("assistant"))), &[&tensor, name]);
     }
+    // Experts that are not stacked.
+    let twin = Twin::of("moe");
+    let expert = "model.layers.0.experts.7.gate_proj.weight";
+    twin.tensors(WEIGHTS, |tensors| {
+        tensors.remove("model.layers.0.experts.gate_up_proj").expect("the stack");
+        tensors.insert(expert.into(), (Dtype::F32, vec![1], vec![0; 4]));
+    });
+    refused(engine(&twin.path("target"), None), &[expert, "a tensor for each expert", "take the bf16 checkpoint"]);
     // FP8 without a configuration or scales: the type tells.
     let twin = Twin::of("dense");
     twin.tensors(WEIGHTS, |tensors| {
@@ -1025,6 +1033,63 @@ fn a_blob_with_towers_computes_the_references() {
 
     let short = twin.write("blobs/short", b"GG");
     refused(target(&short), &["short", "no GGUF file", "give the checkpoint's directory"]);
+}
+
+/// Prefixes, a head beside a tied embedding, K and V of layers that share others', towers in a shard of their own.
+#[test]
+fn directories_of_every_layout_compute_the_references() {
+    let case = case("edge");
+    for prefix in ["model.language_model.", "language_model.model.", ""] {
+        let twin = Twin::of("edge");
+        twin.tensors(WEIGHTS, |tensors| {
+            let renamed = std::mem::take(tensors).into_iter();
+            tensors.extend(renamed.map(|(name, tensor)| (name.replacen("model.", prefix, 1), tensor)));
+        });
+        computes_the_references(&case, &target(&twin.path("target")).expect(prefix));
+    }
+    let shared = |name: &str| (5..8).any(|layer| name.contains(&format!(".layers.{layer}.self_attn.")));
+    let dead = ["k_proj", "v_proj", "k_norm"];
+    let is_dead = |name: &str| shared(name) && dead.iter().any(|part| name.contains(part));
+    for with_dead in [true, false] {
+        let twin = Twin::of("edge");
+        twin.tensors(WEIGHTS, |tensors| {
+            tensors.retain(|name, _| !is_dead(name));
+            if with_dead {
+                let of_donor = |layer: usize, part: &str| {
+                    let donor = if layer == 7 { 3 } else { 4 };
+                    tensors.get(&format!("model.layers.{donor}.self_attn.{part}.weight")).cloned()
+                };
+                let copies: Vec<_> = (5..8)
+                    .flat_map(|layer| dead.map(|part| (layer, part)))
+                    .map(|(layer, part)| {
+                        let (dtype, shape, bytes) = of_donor(layer, part).expect("the donor's");
+                        (format!("model.layers.{layer}.self_attn.{part}.weight"), (dtype, shape, vec![0; bytes.len()]))
+                    })
+                    .collect();
+                tensors.extend(copies);
+            }
+            let (dtype, shape, bytes) = tensors["model.embed_tokens.weight"].clone();
+            tensors.insert("lm_head.weight".into(), (dtype, shape, vec![0; bytes.len()]));
+        });
+        computes_the_references(&case, &target(&twin.path("target")).expect("a target"));
+    }
+    let twin = Twin::of("edge");
+    let mut names = Vec::new();
+    twin.tensors(WEIGHTS, |tensors| names.extend(tensors.keys().cloned()));
+    std::fs::rename(twin.path(WEIGHTS), twin.path("target/model-00001-of-00002.safetensors")).expect("renamed");
+    std::fs::copy(twin.path("assistant/model.safetensors"), twin.path(WEIGHTS)).expect("a copy");
+    let tower = ["model.vision_tower.std_scale", "model.audio_tower.layers.0.self_attn.per_dim_scale"];
+    twin.tensors(WEIGHTS, |tensors| {
+        *tensors = tower.map(|name| (name.to_owned(), (Dtype::F8_E4M3, vec![2], vec![0; 2]))).into();
+    });
+    std::fs::rename(twin.path(WEIGHTS), twin.path("target/model-00002-of-00002.safetensors")).expect("renamed");
+    let of_file =
+        |names: &[String], file: &str| names.iter().map(|name| (name.clone(), json!(file))).collect::<Vec<_>>();
+    let mut map = of_file(&names, "model-00001-of-00002.safetensors");
+    map.extend(of_file(&tower.map(String::from), "model-00002-of-00002.safetensors"));
+    let map: serde_json::Map<_, _> = map.into_iter().collect();
+    twin.write("target/model.safetensors.index.json", json!({"weight_map": map}).to_string());
+    computes_the_references(&case, &target(&twin.path("target")).expect("a target"));
 }
 
 #[test]

@@ -116,11 +116,18 @@ fn named_format(name: &str) -> Option<&'static str> {
         "qweight" | "qzeros" => Some("an AWQ or GPTQ checkpoint"),
         "weight_scale_2" => Some("an NVFP4 checkpoint"),
         "absmax" | "quant_map" | "SCB" => Some("a bitsandbytes checkpoint"),
+        _ if module.split('.').skip_while(|part| *part != "experts").nth(1).is_some_and(is_number) => {
+            Some("a checkpoint with a tensor for each expert")
+        }
         last if module.ends_with(".quant_state") || last.starts_with("bitsandbytes__") => {
             Some("a bitsandbytes checkpoint")
         }
         _ => None,
     }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Refuses a GGUF file with types that no kernel reads, before any weight is loaded.

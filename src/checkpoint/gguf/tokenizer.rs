@@ -14,7 +14,7 @@ use tokenizers::{AddedToken, Tokenizer};
 use super::keys::Keys;
 use super::metadata::shown;
 use super::{Array, Gguf, Value, ValueType};
-use crate::Result;
+use crate::{Error, Result};
 
 const MODEL: &str = "tokenizer.ggml.model";
 /// Value of [`MODEL`] without a tokenizer.
@@ -107,31 +107,12 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
     if let Some(unknown) = unknown {
         bpe = bpe.unk_token(unknown.to_owned());
     }
-    let failed = |key: &'static str| {
-        move |e: Box<dyn std::error::Error + Send + Sync>| {
-            gguf.key_error(key, format!("makes no tokenizer ({e}); convert the checkpoint again"))
-        }
-    };
-    let mut tokenizer = Tokenizer::new(bpe.build().map_err(failed(MERGES))?);
-
-    let prefix = keys.optional_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(false);
-    let to_tokens: NormalizerWrapper = Replace::new(" ", SPACE).map_err(failed(MODEL))?.into();
-    let normalizer = match prefix {
-        true => Normalizers::new(vec![Prepend::new(SPACE.into()).into(), to_tokens]).into(),
-        false => to_tokens,
-    };
-    tokenizer.with_normalizer(Some(normalizer)).map_err(failed(MODEL))?;
-    let to_text: DecoderWrapper = Replace::new(SPACE, " ").map_err(failed(MODEL))?.into();
-    let mut decoders = vec![to_text, ByteFallback::new().into(), Fuse::new().into()];
-    if prefix {
-        decoders.push(Strip::new(' ', 1, 0).into());
-    }
-    tokenizer.with_decoder(Some(Sequence::new(decoders)));
-
+    let mut tokenizer = Tokenizer::new(bpe.build().map_err(failed(&keys, MERGES))?);
+    replace_spaces(&keys, &mut tokenizer)?;
     // Whatever `add_bos_token` says: Gemma 4 always begins with it, and files say false.
     if let Some(id) = keys.optional_token_id("tokenizer.ggml.bos_token_id")? {
         let bos = token(id, "tokenizer.ggml.bos_token_id")?;
-        let template = template(bos, id).map_err(failed("tokenizer.ggml.bos_token_id"))?;
+        let template = template(bos, id).map_err(failed(&keys, "tokenizer.ggml.bos_token_id"))?;
         tokenizer.with_post_processor(Some(template));
     }
 
@@ -144,10 +125,33 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
     };
     // Both are matched in the input text; special ones are omitted from decoded text.
     let special = of_kind(&[UNKNOWN, CONTROL]).map(|token| AddedToken::from(token, true).normalized(false));
-    tokenizer.add_special_tokens(special).map_err(failed(TYPES))?;
+    tokenizer.add_special_tokens(special).map_err(failed(&keys, TYPES))?;
     let visible = of_kind(&[USER_DEFINED]).map(|token| AddedToken::from(token, false).normalized(false));
-    tokenizer.add_tokens(visible).map_err(failed(TYPES))?;
+    tokenizer.add_tokens(visible).map_err(failed(&keys, TYPES))?;
     Ok(Some(tokenizer))
+}
+
+/// The error of the tokenizer's library that the value of `key` leads to.
+fn failed<'a>(keys: &'a Keys<'_>, key: &'a str) -> impl FnOnce(Box<dyn std::error::Error + Send + Sync>) -> Error + 'a {
+    move |e| keys.error(key, format!("makes no tokenizer ({e}); convert the checkpoint again"))
+}
+
+/// Spaces are `▁` in tokens, one of them in front of a text if the file says so, and spaces in texts.
+fn replace_spaces(keys: &Keys<'_>, tokenizer: &mut Tokenizer) -> Result<()> {
+    let prefix = keys.optional_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(false);
+    let to_tokens: NormalizerWrapper = Replace::new(" ", SPACE).map_err(failed(keys, MODEL))?.into();
+    let normalizer = match prefix {
+        true => Normalizers::new(vec![Prepend::new(SPACE.into()).into(), to_tokens]).into(),
+        false => to_tokens,
+    };
+    tokenizer.with_normalizer(Some(normalizer)).map_err(failed(keys, MODEL))?;
+    let to_text: DecoderWrapper = Replace::new(SPACE, " ").map_err(failed(keys, MODEL))?.into();
+    let mut decoders = vec![to_text, ByteFallback::new().into(), Fuse::new().into()];
+    if prefix {
+        decoders.push(Strip::new(' ', 1, 0).into());
+    }
+    tokenizer.with_decoder(Some(Sequence::new(decoders)));
+    Ok(())
 }
 
 /// Puts the token `bos` before a text.

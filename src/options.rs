@@ -17,7 +17,8 @@ use crate::speculative::{BlockSize, Cancel, DraftSampling, DrafterOptions, Draft
 pub struct EngineOptions {
     /// Directory of the target's checkpoint.
     pub model: PathBuf,
-    /// Directory of its assistant's; without one there is no speculation.
+    /// Directory or file of its assistant's; without one there is no speculation.
+    /// [`find_assistants`](crate::checkpoint::find_assistants) finds those beside the target. Default: none.
     pub assistant: Option<PathBuf>,
     /// Directory of a smaller Gemma 4 for the drafter `draft-model`. Default: none.
     pub draft_model: Option<PathBuf>,

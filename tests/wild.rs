@@ -19,7 +19,7 @@ use foretoken::{
     ElementType, Engine, EngineOptions, Finish, GenerateOptions, Isa, LogitsProcessor, OutputRows, Result, Sampling,
     SessionOptions, WeightType,
 };
-use foretoken_kernels::quant::dequantize_row;
+use foretoken_kernels::quant::{dequantize_row, quantize_row};
 use gguf_writer::*;
 use safetensors::Dtype;
 use serde_json::{Value, json};
@@ -100,6 +100,14 @@ fn refused<T>(result: Result<T>, about: &[&str]) {
     let message = error.to_string();
     assert!(message.lines().count() == 1 && message.len() < 600, "not one line: {message:?}");
     about.iter().for_each(|part| assert!(message.contains(part), "{message:?} does not say {part:?}"));
+}
+
+/// The norm of the differences, in norms of `want`.
+fn relative_error(got: &[f32], want: &[f32]) -> f64 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let of = |squares: f64| squares.sqrt();
+    let differences = got.iter().zip(want).map(|(got, want)| square(got - want)).sum();
+    of(differences) / of(want.iter().map(|x| square(*x)).sum())
 }
 
 fn copy_layer(tensors: &mut Tensors, from: usize, to: usize) {
@@ -438,7 +446,8 @@ fn quantized_directories_are_refused_by_name() {
 
 /// The matrices of the layers, as compressed checkpoints have them: embeddings and norms stay.
 fn matrices(tensors: &Tensors) -> Vec<String> {
-    tensors.keys().filter(|name| name.ends_with("_proj.weight")).cloned().collect()
+    let is_matrix = |name: &&String| name.ends_with("_proj.weight") || name.ends_with("per_layer_input_gate.weight");
+    tensors.keys().filter(is_matrix).cloned().collect()
 }
 
 fn f32s(bytes: &[u8]) -> Vec<f32> {
@@ -516,9 +525,7 @@ fn packed_integers_are_the_dequantized_weights() {
         let ids = case(fixture).ids("input_ids");
         let got = logits(&target(&packed.path("target")).expect("a target"), &ids);
         let want = logits(&target(&plain.path("target")).expect("a target"), &ids);
-        let deviation =
-            |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| f64::from((x - y) * (x - y))).sum::<f64>().sqrt();
-        let error = deviation(&got, &want) / deviation(&want, &vec![0.0; want.len()]);
+        let error = relative_error(&got, &want);
         println!("{fixture}, groups of {group}: logits off by {error:.3}");
         assert!(error > 0.0 && error < 0.2, "{error}");
     }
@@ -698,23 +705,67 @@ fn gguf_types_without_kernels_are_refused_by_name() {
     }
 }
 
-/// The types of published mixes that a name does not promise, in one file.
+/// Every type for rows of whole blocks of 32, and floats of 16 bits, in one file: the model of the dequantized weights.
+/// (Rows of 256 are those of the demo, in `quantized`.)
 #[test]
 fn types_in_files_that_are_read_load() {
     let (twin, case) = (Twin::of("dense"), case("dense"));
-    let half = |file: GgufFile, name: &str, type_id: u32, encode: fn(f32) -> [u8; 2]| {
-        let tensor = file.tensors.iter().find(|tensor| tensor.name == name.as_bytes()).expect("the tensor");
+    let (mut mixed, mut plain) = (twin.gguf("target"), twin.gguf("target"));
+    let types =
+        [WeightType::Q4_0, WeightType::Q4_1, WeightType::Q5_0, WeightType::Q5_1, WeightType::Q8_0, WeightType::IQ4_NL];
+    let quantized =
+        types.iter().enumerate().map(|(i, of)| (format!("blk.{i}.ffn_down.weight"), of.ggml_id(), Some(*of)));
+    let halves = [("blk.0.attn_q.weight".to_owned(), 1, None), ("blk.0.attn_k.weight".to_owned(), 30, None)];
+    for (name, type_id, quantized) in quantized.chain(halves) {
+        let tensor = plain.tensors.iter().find(|tensor| tensor.name == name.as_bytes()).expect("the tensor");
         let shape: Vec<usize> = tensor.shape.iter().map(|size| *size as usize).collect();
-        let floats = tensor.bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x));
-        let bytes = floats.flat_map(encode).collect();
-        file.dropped(name).tensor(name, &shape, type_id, bytes)
-    };
-    let file = half(twin.gguf("target"), "blk.0.attn_q.weight", 1, |x| half::f16::from_f32(x).to_le_bytes());
-    let file = half(file, "blk.0.attn_k.weight", 30, |x| half::bf16::from_f32(x).to_le_bytes());
-    let target = target(&twin.write("model.gguf", file.bytes())).expect("a target");
-    let got = logits(&target, &case.ids("input_ids"));
-    let error = max_difference(&got, &case.floats("logits"));
-    assert!(error > 0.0 && error < 0.5, "off by {error}");
+        let (floats, inputs) = (f32s(&tensor.bytes), shape[1]);
+        let (bytes, exact): (Vec<u8>, Vec<f32>) = match (quantized, type_id) {
+            (Some(of), _) => {
+                let mut bytes = vec![0; floats.len() / inputs * of.row_bytes(inputs).expect("whole blocks")];
+                let mut exact = vec![0.0; floats.len()];
+                let row = bytes.len() / shape[0];
+                for (i, out) in bytes.chunks_mut(row).enumerate() {
+                    let of_row = i * inputs..(i + 1) * inputs;
+                    quantize_row(Isa::best(), of, &floats[of_row.clone()], out);
+                    dequantize_row(of, out, &mut exact[of_row]);
+                }
+                (bytes, exact)
+            }
+            (None, 1) => {
+                let halves: Vec<_> = floats.iter().map(|x| half::f16::from_f32(*x)).collect();
+                (halves.iter().flat_map(|x| x.to_le_bytes()).collect(), halves.iter().map(|x| x.to_f32()).collect())
+            }
+            (None, _) => {
+                let halves: Vec<_> = floats.iter().map(|x| half::bf16::from_f32(*x)).collect();
+                (halves.iter().flat_map(|x| x.to_le_bytes()).collect(), halves.iter().map(|x| x.to_f32()).collect())
+            }
+        };
+        mixed = mixed.dropped(&name).tensor(&name, &shape, type_id, bytes);
+        plain = plain.dropped(&name).tensor(&name, &shape, F32, f32_bytes(exact));
+    }
+    let ids = case.ids("input_ids");
+    let of = |name: &str, file: GgufFile| logits(&target(&twin.write(name, file.bytes())).expect("a target"), &ids);
+    let error = relative_error(&of("mixed.gguf", mixed), &of("plain.gguf", plain));
+    println!("logits off by {error:.3}");
+    assert!(error > 0.0 && error < 0.2, "{error}");
+}
+
+/// An assistant's tensors in its target's file make it no assistant.
+#[test]
+fn a_target_with_its_assistants_tensors_is_a_target() {
+    let (twin, case) = (Twin::of("edge"), case("edge"));
+    let mut file = twin.gguf("target");
+    for tensor in twin.gguf("assistant").tensors {
+        let name = String::from_utf8(tensor.name).expect("a name");
+        if name.starts_with("nextn.") || name.starts_with("masked_embd") {
+            let shape: Vec<usize> = tensor.shape.iter().map(|size| *size as usize).collect();
+            file = file.tensor(name, &shape, tensor.type_id, tensor.bytes);
+        }
+    }
+    let path = twin.write("both.gguf", file.bytes());
+    computes_the_references(&case, &target(&path).expect("a target"));
+    refused(engine(&twin.path("target"), Some(&path)), &["both.gguf", "is a target's"]);
 }
 
 // ---- tokenizers ----
@@ -889,16 +940,14 @@ fn a_megabyte_is_encoded_in_time() {
     let lines: String = source.chars().cycle().take(1 << 20).collect();
     let runs = ["a", "\n", " ", "\0", "\u{1f468}\u{200d}"].map(|piece| piece.repeat((1 << 20) / piece.len()));
     for text in [lines.replace('\n', " "), lines].into_iter().chain(runs) {
-        // The best of three: other processes take time, too.
-        let times = [(); 3].map(|()| {
+        let in_time = || {
             let start = Instant::now();
             let ids = tokenizer.encode(&text).expect("ids");
-            assert!(ids.len() > text.len() / 20);
-            start.elapsed()
-        });
-        let took = times.into_iter().min().expect("three");
-        println!("{} bytes in {took:?}", text.len());
-        assert!(took < Duration::from_secs(2), "{took:?}");
+            println!("{} bytes to {} tokens in {:?}", text.len(), ids.len(), start.elapsed());
+            start.elapsed() < Duration::from_secs(2)
+        };
+        // Other processes take time, too.
+        assert!((0..3).any(|_| in_time()));
     }
 }
 
@@ -1027,9 +1076,13 @@ fn a_blob_with_towers_computes_the_references() {
     let path =
         twin.write("blobs/sha256-4c27e0f5b5adf02ac956c7322bd2ee7636fe3f45a8512c9aba5385242cb6e09a", file.bytes());
     computes_the_references(&case, &target(&path).expect("a target"));
-    let engine = engine(&path, Some(&twin.path("assistant"))).expect("a pair");
-    assert_eq!(engine.tokenizer().expect("one").encode("the").expect("ids"), [2, vocabulary.id("the")]);
-    assert_eq!(engine.end_of_generation(), [1, 50, 106]);
+    let pair = engine(&path, Some(&twin.path("assistant"))).expect("a pair");
+    assert_eq!(pair.tokenizer().expect("one").encode("the").expect("ids"), [2, vocabulary.id("the")]);
+    assert_eq!(pair.end_of_generation(), [1, 50, 106]);
+
+    // Its scores are the ids: without the merges they would give another tokenizer.
+    let path = twin.write("blobs/sha256-0", file.without("tokenizer.ggml.merges").bytes());
+    refused(engine(&path, None), &["tokenizer.ggml.scores", "order of merges", "tokenizer.json"]);
 
     let short = twin.write("blobs/short", b"GG");
     refused(target(&short), &["short", "no GGUF file", "give the checkpoint's directory"]);

@@ -268,6 +268,11 @@ fn scored_merges(keys: &Keys<'_>, tokens: &[&str], kinds: &[u64], vocabulary: &V
     if scores.len() != tokens.len() {
         return Err(keys.error(SCORES, format!("has {} entries for {} tokens", scores.len(), tokens.len())));
     }
+    let are_ids = scores.iter().enumerate().all(|(id, score)| *score == id as f32);
+    if are_ids || scores.iter().all(|score| *score == scores[0]) {
+        let problem = "say nothing of the order of merges, and there is no list of them; give a tokenizer.json";
+        return Err(keys.error(SCORES, problem));
+    }
     let mut splits = Vec::new();
     for (id, token) in tokens.iter().enumerate() {
         if ![NORMAL, USER_DEFINED].contains(&kinds[id]) {

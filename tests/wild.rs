@@ -564,11 +564,23 @@ fn packings_that_are_not_read_are_refused() {
         (shape[1], *scales) = (shape[1] * 2, scales.repeat(2));
     };
     refused_with(&sixteen, &["not packed as is read", "groups of 32"]);
+    let empty = |tensors: &mut Tensors| {
+        let (_, shape, words) = tensors.get_mut(&format!("{q}_packed")).expect("words");
+        (shape[1], *words) = (0, Vec::new());
+    };
+    refused_with(&empty, &["not packed as is read", "groups of 32"]);
+    let no_rows = |tensors: &mut Tensors| {
+        for part in ["packed", "scale"] {
+            let (_, shape, bytes) = tensors.get_mut(&format!("{q}_{part}")).expect("words");
+            (*shape, *bytes) = (vec![0, 1 << 61], Vec::new());
+        }
+    };
+    refused_with(&no_rows, &["not packed as is read"]);
     let huge = |tensors: &mut Tensors| {
         let (_, _, scales) = tensors.get_mut(&format!("{q}_scale")).expect("scales");
         scales[..2].copy_from_slice(&half::bf16::from_f32(1e9).to_le_bytes());
     };
-    refused_with(&huge, &["not finite in f16"]);
+    refused_with(&huge, &["not finite in f16", "take the bf16 checkpoint"]);
     for (extra, dtype) in [("zero_point", Dtype::I32), ("g_idx", Dtype::I32)] {
         let stray = |tensors: &mut Tensors| drop(tensors.insert(format!("{q}_{extra}"), (dtype, vec![1], vec![0; 4])));
         let (twin, _) = packed_pair("dense", |_| 32);
@@ -651,6 +663,11 @@ fn fp8_is_the_dequantized_weights() {
         tensors.insert(format!("{q}_scale"), (Dtype::F32, vec![3, 5], vec![0; 60]));
     });
     refused(engine(&twin.path("target"), None), &[q, "scales of shape [3, 5]", "for each row"]);
+    for shape in [vec![0, 1 << 62], vec![2, 2, 0], vec![0]] {
+        let empty = (Dtype::F8_E4M3, shape, Vec::new());
+        twin.tensors(WEIGHTS, |tensors| drop(tensors.insert(q.into(), empty)));
+        refused(engine(&twin.path("target"), None), &[q, "is of shape", "matrices are read"]);
+    }
 }
 
 #[test]

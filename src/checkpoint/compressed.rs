@@ -11,6 +11,7 @@ use foretoken_kernels::quant::WeightType;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use super::unread::INSTEAD;
 use super::{RawTensor, TensorType};
 use crate::Result;
 use crate::nn::Bytes;
@@ -83,13 +84,17 @@ impl Compressed {
 fn int4(packed: &RawTensor, scales: &RawTensor, shape: Option<&RawTensor>) -> Result<RawTensor, String> {
     let wrong = |what: &str| {
         let shapes = format!("weight_packed is {:?}, weight_scale {:?}", packed.shape, scales.shape);
-        Err(format!("{what} ({shapes}); symmetric 4-bit integers in groups of 32, 64, 128, ... are read"))
+        Err(format!("{what} ({shapes}); symmetric 4-bit integers in groups of 32, 64, 128, ... are read, {INSTEAD}"))
     };
     let ([rows, words], [of_rows, groups]) = (&packed.shape[..], &scales.shape[..]) else {
         return wrong("is no matrix");
     };
+    if packed.dtype != TensorType::I32 || rows != of_rows || [rows, words, groups].contains(&&0) {
+        return wrong("is not packed as is read");
+    }
+    // None is 0, so the file's length bounds them all.
     let (rows, inputs, groups) = (*rows, words * 8, *groups);
-    if packed.dtype != TensorType::I32 || rows != *of_rows || groups == 0 || !inputs.is_multiple_of(groups * BLOCK) {
+    if !inputs.is_multiple_of(groups * BLOCK) {
         return wrong("is not packed as is read");
     }
     let says = |shape: &RawTensor| {
@@ -98,9 +103,10 @@ fn int4(packed: &RawTensor, scales: &RawTensor, shape: Option<&RawTensor>) -> Re
     if shape.is_some_and(|shape| shape.dtype == TensorType::I64 && !says(shape)) {
         return wrong("is of another shape than weight_shape says");
     }
-    let values = floats(scales).ok_or("weight_scale is not floating point")?;
+    let values = floats(scales)
+        .ok_or_else(|| format!("has scales of {}, which are not read; {INSTEAD}", scales.dtype.name()))?;
     if values.iter().any(|scale| !f16::from_f32(*scale).is_finite()) {
-        return Err("weight_scale is not finite in f16, the type of scales here".into());
+        return Err(format!("has scales that are not finite in f16, the type of scales here; {INSTEAD}"));
     }
     let blocks = inputs / BLOCK; // of a row
     let mut bytes = vec![0; rows * blocks * BLOCK_BYTES];
@@ -122,8 +128,12 @@ fn int4(packed: &RawTensor, scales: &RawTensor, shape: Option<&RawTensor>) -> Re
 }
 
 fn fp8(weight: &RawTensor, scales: &RawTensor) -> Result<RawTensor, String> {
-    let [rows, inputs] = weight.shape[..] else { return Err("is no matrix of FP8".into()) };
-    let values = floats(scales).ok_or("its scales are not floating point")?;
+    let (rows, inputs) = match weight.shape[..] {
+        [rows, inputs] if rows > 0 && inputs > 0 => (rows, inputs),
+        _ => return Err(format!("is of shape {:?}, but of FP8 only matrices are read; {INSTEAD}", weight.shape)),
+    };
+    let values = floats(scales)
+        .ok_or_else(|| format!("has scales of {}, which are not read; {INSTEAD}", scales.dtype.name()))?;
     let by_blocks = [rows.div_ceil(FP8_BLOCK), inputs.div_ceil(FP8_BLOCK)];
     // The scales of a row: how many, and the inputs of each.
     let (rows_of, inputs_of) = match scales.shape[..] {
@@ -132,14 +142,16 @@ fn fp8(weight: &RawTensor, scales: &RawTensor) -> Result<RawTensor, String> {
         [a, b] if [a, b] == by_blocks => (FP8_BLOCK, FP8_BLOCK),
         _ => {
             let shapes = format!("has scales of shape {:?} for {rows} x {inputs} weights", scales.shape);
-            return Err(format!("{shapes}; one for the matrix, for each row or for blocks of 128 x 128 is read"));
+            return Err(format!(
+                "{shapes}; one for the matrix, for each row or for blocks of 128 x 128 is read, {INSTEAD}"
+            ));
         }
     };
-    let in_row = inputs.div_ceil(inputs_of.max(1));
+    let in_row = inputs.div_ceil(inputs_of);
     let numbers = e4m3();
     let mut bytes = vec![0; rows * inputs * 2];
-    let source = weight.bytes.as_slice().par_chunks(inputs.max(1));
-    bytes.par_chunks_mut((inputs * 2).max(1)).zip(source).enumerate().for_each(|(row, (out, weights))| {
+    let source = weight.bytes.as_slice().par_chunks(inputs);
+    bytes.par_chunks_mut(inputs * 2).zip(source).enumerate().for_each(|(row, (out, weights))| {
         let scales = &values[row / rows_of * in_row..][..in_row];
         for ((i, weight), out) in weights.iter().enumerate().zip(out.as_chunks_mut().0) {
             *out = bf16::from_f32(numbers[usize::from(*weight)] * scales[i / inputs_of]).to_le_bytes();

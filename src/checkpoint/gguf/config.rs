@@ -39,7 +39,7 @@ pub fn target_config(gguf: &Gguf) -> Result<TextConfig> {
             Some("is an assistant's; give the file as the assistant and its target as the model".to_owned())
         }
         TARGET => None,
-        name => Some(stranger(name, "gemma4")),
+        name => Some(other_architecture(name, "gemma4")),
     } {
         return Err(gguf.key_error(ARCHITECTURE, problem));
     }
@@ -57,7 +57,7 @@ pub fn assistant_config(gguf: &Gguf) -> Result<AssistantConfig> {
     if !is_assistant(gguf, name) {
         let problem = match name {
             TARGET => "is a target's; give the file as the model, and its -assistant or mtp- file here".to_owned(),
-            _ => stranger(name, &format!("a Gemma 4 assistant's ({})", ASSISTANTS.join(", "))),
+            _ => other_architecture(name, &format!("a Gemma 4 assistant's ({})", ASSISTANTS.join(", "))),
         };
         return Err(gguf.key_error(ARCHITECTURE, problem));
     }
@@ -108,7 +108,7 @@ fn is_assistant(gguf: &Gguf, architecture: &str) -> bool {
 }
 
 /// The problem with a file of the architecture `name`.
-fn stranger(name: &str, wanted: &str) -> String {
+fn other_architecture(name: &str, wanted: &str) -> String {
     match name {
         PROJECTOR => format!(
             "{name:?} is an image and audio projector's (mmproj), which text does not use; give the model's file"

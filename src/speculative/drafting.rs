@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use super::{
     Accepted, Cancel, Confidence, Context, Costs, Decision, DecodeState, Draft, DraftCost, DraftSampling, Drafter,
     DrafterKind, DrafterOptions, ForwardOutput, Found, NgramCache, Observation, Observed, Offer, Offered, Others, Plan,
-    Planner, Reads, SimulatedAcceptance, Verdict, Verification, Verified, Why,
+    Planner, Reads, Reason, SimulatedAcceptance, Verdict, Verification, Verified,
 };
 use crate::kv::SequenceState;
 use crate::nn::F32View;
@@ -408,7 +408,7 @@ impl Proposal {
     /// A plain step that nobody decided on.
     fn nothing() -> Self {
         let decision =
-            Decision { plan: Plan::Plain, why: Why::Nothing, tokens: 1.0, ms: 0.0, plain_ms: 0.0, balance: 0.0 };
+            Decision { plan: Plan::Plain, reason: Reason::Nothing, tokens: 1.0, ms: 0.0, plain_ms: 0.0, balance: 0.0 };
         let (draft, calls, time) = (Draft::default(), Vec::new(), Duration::ZERO);
         Self { draft, decision, calls, whose: None, found: Vec::new(), time }
     }

@@ -76,7 +76,7 @@ pub enum Plan {
 
 /// Why a plan was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum Reason {
     /// It promises the most tokens per millisecond.
     Best,
     /// Its upper confidence bound is above the best, and what it may cost was saved up.
@@ -97,7 +97,7 @@ pub struct Decision {
     /// The plan.
     pub plan: Plan,
     /// The reason.
-    pub why: Why,
+    pub reason: Reason,
     /// Expected tokens.
     pub tokens: f64,
     /// Expected milliseconds of drafting and verifying.
@@ -232,9 +232,9 @@ impl Planner {
         let plain_ms = plain.ms.mean;
         let shared = offer.others.rows > 0;
         let balance = if shared { 0.0 } else { self.balance(offer.context) };
-        let decision = |of: &Candidate, why| {
+        let decision = |of: &Candidate, reason| {
             let (tokens, ms) = (of.tokens.mean, of.ms.mean);
-            Decision { plan: of.plan, why, tokens, ms, plain_ms, balance }
+            Decision { plan: of.plan, reason, tokens, ms, plain_ms, balance }
         };
         let fastest =
             |of: &mut dyn Iterator<Item = &Candidate>| of.max_by(|a, b| a.rate().total_cmp(&b.rate())).copied();
@@ -243,29 +243,29 @@ impl Planner {
             // counterfactual, the same text by plain steps, is one sequence's.
             let known = drafts.iter().filter(|of| of.known).chain([&plain]);
             let best = fastest(&mut { known }).unwrap_or(plain);
-            return decision(&best, Why::Best);
+            return decision(&best, Reason::Best);
         }
         let Some(best) = fastest(&mut drafts.iter()) else {
-            return decision(&plain, Why::Nothing);
+            return decision(&plain, Reason::Nothing);
         };
         if self.block != BlockSize::Measured {
-            return decision(&best, Why::Given);
+            return decision(&best, Reason::Given);
         }
         let plain_samples = self.costs.verify(offer.context, 1)[0].samples;
         if plain_samples == 0 {
-            return decision(&plain, Why::Anchor);
+            return decision(&plain, Reason::Anchor);
         }
         let covered: Vec<Candidate> =
             drafts.into_iter().filter(|c| c.ms.mean - plain_ms <= balance * plain_ms).collect();
         let chosen = fastest(&mut covered.iter().chain([&plain])).unwrap_or(plain);
-        let why = if best.rate() > chosen.rate() { Why::Floor } else { Why::Best };
+        let reason = if best.rate() > chosen.rate() { Reason::Floor } else { Reason::Best };
         // What it may lose against the choice, in plain steps.
         let price = |c: &Candidate| ((c.ms.high - c.tokens.low / chosen.rate()) / plain_ms).max(0.0);
         // A plain step is measured again the sooner the less is known about it, and the less it costs.
         let unknown = (self.tuning().median as f64 / plain_samples as f64).max(1.0);
         let saved = self.since_plain as f64 * self.tuning().exploration * unknown;
         if chosen.plan != Plan::Plain && saved > price(&plain) {
-            return decision(&plain, Why::Anchor);
+            return decision(&plain, Reason::Anchor);
         }
         let probe = (covered.iter().chain([&plain]))
             .filter(|c| c.plan != chosen.plan && c.upper_rate() > chosen.rate())
@@ -274,9 +274,9 @@ impl Planner {
         match probe.filter(|c| price(c) <= self.exploration) {
             Some(probe) => {
                 self.exploration -= price(probe);
-                decision(probe, if probe.plan == Plan::Plain { Why::Anchor } else { Why::Probe })
+                decision(probe, if probe.plan == Plan::Plain { Reason::Anchor } else { Reason::Probe })
             }
-            None => decision(&chosen, why),
+            None => decision(&chosen, reason),
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Costs, DrafterKind, Round, Why};
+use super::{Costs, DrafterKind, Reason, Round};
 
 /// Measurements of a plain step from which on it is compared with: the first one behind a prompt finds the caches cold.
 const FIRM: usize = 2;
@@ -18,7 +18,7 @@ pub struct SpeculationStats {
     /// Rounds by the rows that they verified: `rows[b]` rounds verified `b`.
     pub rows: Vec<usize>,
     /// Rounds by the reason for what they did.
-    pub why: BTreeMap<&'static str, usize>,
+    pub reasons: BTreeMap<&'static str, usize>,
     /// Passes of the target that drafts made unnecessary: tokens emitted, less rounds.
     pub passes_saved: usize,
     /// Time in which drafters took notice of the beginning of a generation.
@@ -123,7 +123,7 @@ impl SpeculationStats {
         let rows = 1 + round.draft.tokens.len();
         self.rows.resize(self.rows.len().max(rows + 1), 0);
         self.rows[rows] += 1;
-        *self.why.entry(round.decision.why.name()).or_default() += 1;
+        *self.reasons.entry(round.decision.reason.name()).or_default() += 1;
         self.passes_saved += round.tokens.len() - 1;
         self.draft += round.draft_time;
         self.wait += wait;
@@ -175,7 +175,7 @@ impl SpeculationStats {
         self.drafters.resize(self.drafters.len().max(other.drafters.len()), DrafterStats::default());
         self.drafters.iter_mut().zip(&other.drafters).for_each(|(to, from)| to.add(from));
         add_all(&mut self.rows, &other.rows);
-        other.why.iter().for_each(|(why, n)| *self.why.entry(why).or_default() += n);
+        other.reasons.iter().for_each(|(reason, n)| *self.reasons.entry(reason).or_default() += n);
         self.passes_saved += other.passes_saved;
         self.begin += other.begin;
         self.draft += other.draft;
@@ -189,7 +189,7 @@ impl SpeculationStats {
     }
 }
 
-impl Why {
+impl Reason {
     /// Its name in statistics and traces.
     pub fn name(self) -> &'static str {
         match self {

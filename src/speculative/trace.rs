@@ -128,7 +128,7 @@ impl Tracer {
             "draft": draft.collect::<Vec<_>>(),
             "calls": calls.collect::<Vec<_>>(),
             "rows": 1 + round.draft.tokens.len(),
-            "why": d.why.name(),
+            "reason": d.reason.name(),
             "expected": {"tokens": d.tokens, "ms": d.ms, "plain_ms": d.plain_ms, "balance": d.balance},
             "accepted": round.accepted,
             "next": round.tokens.last(),

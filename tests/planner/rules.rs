@@ -2,7 +2,7 @@
 
 use foretoken::speculative::{
     BlockSize, Costs, DraftCost, DrafterKind, Found, Machine, MtpPreset, Observation, Offer, Offered, Others, Plan,
-    Planner, Verified, Why,
+    Planner, Reason, Verified,
 };
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -21,7 +21,7 @@ fn a_machine_that_slows_down_is_no_reason() {
         let rounds = machine.run(&mut planner, 150, &mut rng);
         let reached = rate(&rounds) / machine.best();
         assert!(reached >= 0.95, "speed times {factor}: {reached:.3} of the best");
-        assert!(rounds.iter().all(|round| round.why != Why::Floor), "speed times {factor}");
+        assert!(rounds.iter().all(|round| round.reason != Reason::Floor), "speed times {factor}");
     }
 }
 
@@ -73,7 +73,7 @@ fn lookups_are_judged_without_being_used() {
             });
         }
         let offer = Offer { context: 200, most_rows: 64, drafters: &[lookup, model], others: Others::default() };
-        let mut decisions = (0..50).map(|_| planner.decide(&offer)).filter(|decision| decision.why == Why::Best);
+        let mut decisions = (0..50).map(|_| planner.decide(&offer)).filter(|decision| decision.reason == Reason::Best);
         decisions.next().expect("a round that is no probe").plan
     };
     let (bad, good) = (plan_after(0), plan_after(4));

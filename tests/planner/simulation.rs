@@ -2,8 +2,8 @@
 //! rounds on them.
 
 use foretoken::speculative::{
-    BlockSize, Costs, DraftCost, DrafterKind, Found, Observation, Offer, Offered, Others, Plan, Planner, Tuning,
-    Verified, Why,
+    BlockSize, Costs, DraftCost, DrafterKind, Found, Observation, Offer, Offered, Others, Plan, Planner, Reason,
+    Tuning, Verified,
 };
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -55,7 +55,7 @@ pub struct Simulation {
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
     pub plan: Plan,
-    pub why: Why,
+    pub reason: Reason,
     pub expected: f64,
     pub emitted: usize,
     pub ms: f64,
@@ -217,7 +217,7 @@ impl Simulation {
             found: if found > 0 { std::slice::from_ref(&judged) } else { &[] },
             emitted,
         });
-        Round { plan, why: decision.why, expected, emitted, ms }
+        Round { plan, reason: decision.reason, expected, emitted, ms }
     }
 
     pub fn run(&self, planner: &mut Planner, rounds: usize, rng: &mut StdRng) -> Vec<Round> {

@@ -97,7 +97,7 @@ fn command(args: Args) -> Result<()> {
                 "tokens_per_round": s.tokens_per_round(),
                 "acceptance_rate": s.acceptance_rate(),
                 "rows": s.speculation.rows,
-                "why": s.speculation.why,
+                "reasons": s.speculation.reasons,
                 "drafters": s.speculation.drafters,
             })
         });

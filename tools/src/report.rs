@@ -73,7 +73,7 @@ fn drafters(s: &Statistics) -> String {
 fn rounds(s: &Statistics) -> String {
     let s = &s.speculation;
     let rows = s.rows.iter().enumerate().filter(|(_, n)| **n > 0).map(|(rows, n)| format!("{n} of {rows}"));
-    let reasons = s.why.iter().map(|(reason, n)| format!("{n} {reason}"));
+    let reasons = s.reasons.iter().map(|(reason, n)| format!("{n} {reason}"));
     let v = s.verify_ms.iter().map(|ms| format!("{:.2}", ms / s.verify_ms[0]));
     let steps = s.drafters.iter().filter_map(|d| Some(format!("{} {:.2} ms", d.kind?.name(), d.step_ms?)));
     format!(

@@ -269,11 +269,11 @@ fn the_keys_of_generate_json() {
         "draft",
         "drafters",
         "passes_saved",
+        "reasons",
         "rows",
         "verify",
         "verify_ms",
         "wait",
-        "why",
     ];
     assert_eq!(keys(&report["speculation"]), of_speculation);
     let of_drafters = [

@@ -95,6 +95,10 @@ fn hovering_shows_the_round() {
     let round = &rounds[2];
     assert!(panel.starts_with("round 3 of session 0"), "{panel}");
     assert!(panel.contains(&format!("position {}, behind token {}", round["position"], round["last"])), "{panel}");
-    assert!(panel.contains(&format!("{} rows because: {}", round["rows"], round["why"].as_str().expect("a reason"))));
+    assert!(panel.contains(&format!(
+        "{} rows because: {}",
+        round["rows"],
+        round["reason"].as_str().expect("a reason")
+    )));
     assert_eq!(dom.matches("class=\"token same\"").count(), round["tokens"].as_array().expect("tokens").len());
 }

@@ -171,7 +171,7 @@ const show = (r) => {
   panel.textContent = `round ${r.iteration} of session ${r.session}, ${r.us} us\n` +
     `position ${r.position}, behind token ${r.last}\n` +
     `${r.drafter ?? "no drafter"}, ${r.path}\n` +
-    `${r.rows} rows because: ${r.why}\n${draft}\naccepted ${r.accepted}, next ${r.next}\n\n` +
+    `${r.rows} rows because: ${r.reason}\n${draft}\naccepted ${r.accepted}, next ${r.next}\n\n` +
     `expected ${e.tokens.toFixed(2)} tokens in ${e.ms.toFixed(2)} ms\n` +
     `a plain step takes ${e.plain_ms.toFixed(2)} ms\nwon so far: ${e.balance.toFixed(1)} plain steps\n\n` +
     `draft ${r.us_draft} us, waited ${r.us_wait}\nverify ${r.us_verify} us\naccept ${r.us_accept} us`;

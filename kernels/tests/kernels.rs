@@ -155,7 +155,7 @@ fn keys_of_values_are_weighted_and_rotated() {
             }
             for isa in Isa::available() {
                 let mut keys = vec![f32::NAN; x.len()];
-                rope::keys_of_values(isa, values, &weight, &cos, &sin, &mut keys);
+                rope::k_eq_v(isa, values, &weight, &cos, &sin, &mut keys);
                 close(&format!("keys {} {head_dim}", isa.name()), &keys, &want, 2.0, 2e-7);
             }
         }

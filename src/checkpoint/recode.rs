@@ -8,9 +8,9 @@ use rayon::prelude::*;
 use super::{RawTensor, TensorType};
 
 /// Bytes per chunk, in the wider of both types.
-const BATCH: usize = 16 << 20;
+const CHUNK_BYTES: usize = 16 << 20;
 /// Minimum elements per task.
-const RUN: usize = 1 << 14;
+const MIN_TASK_ELEMENTS: usize = 1 << 14;
 
 /// Errors of a conversion; the caller adds the tensor's name.
 pub(super) enum RecodeError<E> {
@@ -20,10 +20,10 @@ pub(super) enum RecodeError<E> {
     Sink(E),
 }
 
-/// Weights of quantization errors (importance matrix).
+/// Importance matrix: weights of squared quantization errors.
 #[derive(Clone, Copy)]
 pub(super) struct Weighted<'a> {
-    /// One number for each input of each matrix of a stack.
+    /// `(matrices, inputs)` of a stack.
     pub importances: &'a [f32],
     /// Rows of one matrix.
     pub rows: usize,
@@ -46,21 +46,21 @@ pub(super) fn recode<E>(
     if bytes.len() != rows * from_row {
         return Err(unreadable("is not as long as its shape and type imply"));
     }
-    let batch = (BATCH / from_row.max(to_row).max(1)).max(1);
-    let run = RUN.div_ceil(inputs.max(1));
+    let chunk_rows = (CHUNK_BYTES / from_row.max(to_row).max(1)).max(1);
+    let task_rows = MIN_TASK_ELEMENTS.div_ceil(inputs.max(1));
     let mut out = Vec::new();
-    for start in (0..rows).step_by(batch) {
-        let end = (start + batch).min(rows);
+    for start in (0..rows).step_by(chunk_rows) {
+        let end = (start + chunk_rows).min(rows);
         let from = &bytes[start * from_row..end * from_row];
         if source.dtype == to {
             write(from).map_err(RecodeError::Sink)?;
         } else {
             out.resize((end - start) * to_row, 0);
-            let runs = out.par_chunks_mut(run * to_row).zip(from.par_chunks(run * from_row)).enumerate();
-            let finite = runs.map(|(i, (out, from))| {
+            let tasks = out.par_chunks_mut(task_rows * to_row).zip(from.par_chunks(task_rows * from_row)).enumerate();
+            let finite = tasks.map(|(i, (out, from))| {
                 let mut floats = vec![0.0; inputs];
                 let pairs = from.chunks_exact(from_row).zip(out.chunks_exact_mut(to_row));
-                (start + i * run..).zip(pairs).fold(true, |finite, (row, (from, out))| {
+                (start + i * task_rows..).zip(pairs).fold(true, |finite, (row, (from, out))| {
                     decode(source.dtype, from, &mut floats);
                     let importance = weighted.map(|weighted| {
                         let matrix = row / weighted.rows;
@@ -94,8 +94,8 @@ pub(crate) fn survey(source: &RawTensor) -> Option<Survey> {
     let inputs = source.shape.last().copied().unwrap_or(1);
     let rows = source.shape.iter().product::<usize>() / inputs.max(1);
     let row = row_bytes(source.dtype, inputs).filter(|row| rows * row == bytes.len())?;
-    let run = RUN.div_ceil(inputs.max(1));
-    let seen = bytes.par_chunks((run * row).max(1)).map(|bytes| {
+    let task_rows = MIN_TASK_ELEMENTS.div_ceil(inputs.max(1));
+    let seen = bytes.par_chunks((task_rows * row).max(1)).map(|bytes| {
         let mut floats = vec![0.0; inputs];
         bytes.chunks_exact(row).fold((true, true), |(finite, zero), bytes| {
             decode(source.dtype, bytes, &mut floats);

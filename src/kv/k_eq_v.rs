@@ -55,7 +55,7 @@ impl AngleTable {
         let (cos, sin) = self.pages[page].as_slice().split_at(self.page_bytes() / 2);
         let (cos, sin) = (cast(cos), cast(sin));
         let angles = ..keys.len() / weight.len() * pairs;
-        rope::keys_of_values(self.isa, values, weight, &cos[angles], &sin[angles], keys);
+        rope::k_eq_v(self.isa, values, weight, &cos[angles], &sin[angles], keys);
     }
 
     pub(super) fn bytes(&self) -> usize {

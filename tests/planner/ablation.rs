@@ -46,7 +46,7 @@ fn variants(base: Tuning) -> Vec<(&'static str, Tuning)> {
         ("unmeasured 0.4", Tuning { unmeasured: 0.4, ..base }),
         ("outlier 1.5", Tuning { outlier: 1.5, ..base }),
         ("outlier off", Tuning { outlier: 1e9, ..base }),
-        ("median 1 (off)", Tuning { median: 1, ..base }),
+        ("median 3", Tuning { median: 3, ..base }),
         ("median 9", Tuning { median: 9, ..base }),
         ("history 16", Tuning { history: 16, ..base }),
         ("history off", Tuning { history: usize::MAX, ..base }),

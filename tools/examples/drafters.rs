@@ -49,7 +49,7 @@ struct Args {
     out: Option<PathBuf>,
 }
 
-/// One way to draft, and what came of it.
+/// A drafter list and its results.
 struct Mode {
     name: String,
     speculation: Speculation,

@@ -32,7 +32,7 @@ fn command(args: Args) -> Result<()> {
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
     metadata(&checkpoint)?;
     tensors(&checkpoint, !args.no_tensors)?;
-    // An assistant keeps no K/V.
+    // An assistant stores no K/V.
     if let Ok(config) = checkpoint.target_config() {
         memory(&config, checkpoint.bytes());
     }

@@ -110,7 +110,7 @@ pub struct Drafting {
     /// a draft model; the assistant where a block size or a preset is given.
     #[arg(long, value_name = "LIST", conflicts_with = "no_speculation")]
     pub spec_type: Option<Drafters>,
-    /// Rows of every verification; one token less is drafted. Default: what measured costs say, round by round.
+    /// Rows of every verification; one token less is drafted. Default: chosen for every round from measured costs.
     #[arg(long, value_name = "B")]
     pub draft_block_size: Option<usize>,
     /// Rows by a preset: throughput, lift, balanced, quality.

@@ -75,7 +75,7 @@ pub struct Run {
     pub read_gb_per_second: Option<f64>,
     pub kv_bytes: Option<usize>,
     pub peak_rss_bytes: Option<u64>,
-    /// A checksum of the tokens written after each prompt; empty if a server does not tell them.
+    /// A checksum of the tokens written after each prompt; empty if a server does not report them.
     pub written: Vec<u32>,
 }
 

@@ -27,10 +27,10 @@ struct Started {
     log: PathBuf,
 }
 
-/// What `/completion` says, as far as it concerns us.
+/// The fields of `/completion`'s answer that are used.
 #[derive(Deserialize)]
 struct Reply {
-    /// ik_llama.cpp's server does not tell them.
+    /// Missing in the answers of ik_llama.cpp's server.
     tokens: Option<Vec<u32>>,
     timings: Timings,
 }
@@ -169,7 +169,7 @@ impl Drop for Llama {
 }
 
 fn start(path: &Path, args: &Args, plan: &Plan, arguments: &str) -> Result<(Started, String)> {
-    // Free now; whoever takes it before the server does makes that one end, and its log says so.
+    // Free now; if another process takes it first, the server exits with an error in its log.
     let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr())?.port();
     let deepest = plan.cells.iter().map(|(cell, _)| cell.prompt.0).max().unwrap_or(0) + args.max_tokens;
     let number = args.llama_args.iter().position(|other| other == arguments).unwrap_or(0) + 1;
@@ -177,7 +177,7 @@ fn start(path: &Path, args: &Args, plan: &Plan, arguments: &str) -> Result<(Star
     let file = File::create(&log).with_context(|| log.display().to_string())?;
     let mut command = Command::new(path);
     command.arg("--model").arg(&plan.model).args(["--host", "127.0.0.1", "--port", &port.to_string()]);
-    // One sequence, whose drafts need some room behind the last token.
+    // One sequence; drafts need positions after the last token.
     command.args(["--parallel", "1", "--ctx-size", &(deepest + 64).to_string()]);
     if let Some(threads) = args.threads {
         command.args(["--threads", &threads.to_string()]);

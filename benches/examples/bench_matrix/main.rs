@@ -39,7 +39,7 @@ pub struct Args {
     /// A target's checkpoint, may be given several times; by default, the demo pair.
     #[arg(long)]
     model: Vec<PathBuf>,
-    /// Its assistant's, as often as --model; without any, only look-ups draft.
+    /// Its assistant's, as often as --model; without any, only prompt lookup drafts.
     #[arg(long)]
     assistant: Vec<PathBuf>,
     /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...

@@ -180,7 +180,7 @@ impl Plan {
             }
             let servers = args.llama_server.is_some() || args.llama_url.is_some();
             for arguments in args.llama_args.iter().filter(|_| servers) {
-                // Its cache is f16 unless its own arguments say otherwise, which are then part of the name.
+                // Its cache is f16 unless its arguments, which are part of the name, set another type.
                 let exact = args.kv.iter().find(|kv| kv.options == KvOptions::default());
                 let kv = exact.map_or("f16", |kv| kv.name.as_str()).to_owned();
                 let cell = Cell { prompt: *prompt, kv, mode: llama_name(arguments) };
@@ -228,7 +228,7 @@ fn llama_name(arguments: &str) -> String {
     std::iter::once(LLAMA.into()).chain(arguments.split_whitespace().map(short)).collect::<Vec<_>>().join(" ")
 }
 
-/// What people call the pair: the target's name, without what says that it is one.
+/// The pair's name: the target's, without a "target" suffix.
 fn pair_name(model: &Path) -> String {
     let name = |path: &Path| path.file_stem().map(|name| name.to_string_lossy().into_owned());
     let own = name(model).unwrap_or_default();

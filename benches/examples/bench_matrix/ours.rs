@@ -142,7 +142,7 @@ impl<'a> Ours<'a> {
         if !self.deep.contains_key(&key) {
             eprintln!("reading {} tokens once, K/V {}", prompt.len(), cell.kv);
             let mut session = self.engine.session(&options)?;
-            // No token is asked for: what is saved has read the prompt and written nothing.
+            // Zero tokens: the saved session holds the prompt only.
             let nothing =
                 GenerateOptions { max_tokens: 0, speculation: Speculation::Off, ..GenerateOptions::default() };
             let speed = session.generate(before, &nothing)?.statistics().prefill_tokens_per_second();
@@ -157,7 +157,7 @@ impl<'a> Ours<'a> {
 
 impl Drop for Ours<'_> {
     fn drop(&mut self) {
-        // The next run tries again.
+        // The next run repeats it.
         let _ = remove(&self.folder);
     }
 }

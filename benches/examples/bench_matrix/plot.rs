@@ -12,7 +12,7 @@ pub struct Bar<'a> {
     /// Class that gives the colour.
     pub class: &'a str,
     pub value: Spread,
-    /// What stands behind the bar.
+    /// Label to the right of the bar.
     pub label: String,
 }
 

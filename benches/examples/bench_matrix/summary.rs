@@ -119,7 +119,7 @@ fn rank(mode: &str) -> usize {
     }
 }
 
-/// What the records say, pair by pair in the order in which they were measured.
+/// Summaries of the records, one per pair in the order of measurement.
 pub fn sections<'a>(records: &[&'a Record]) -> Vec<Section<'a>> {
     let mut sections: Vec<Section> = Vec::new();
     let mut cells: Vec<Vec<(&Cell, Vec<&Run>)>> = Vec::new();

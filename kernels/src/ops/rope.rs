@@ -58,7 +58,7 @@ impl Op for Rotate<'_> {
 ///
 /// # Panics
 /// If a length differs.
-pub fn keys_of_values(isa: Isa, values: Elements<'_>, weight: &[f32], cos: &[f32], sin: &[f32], keys: &mut [f32]) {
+pub fn k_eq_v(isa: Isa, values: Elements<'_>, weight: &[f32], cos: &[f32], sin: &[f32], keys: &mut [f32]) {
     let head_dim = weight.len();
     assert!(head_dim > 0 && keys.len().is_multiple_of(head_dim), "keys: not whole rows");
     let pairs = cos.len() / (keys.len() / head_dim).max(1);

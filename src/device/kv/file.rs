@@ -95,7 +95,7 @@ impl RecomputedKeys {
         let head = PAGE * self.weight.len();
         for (values, keys) in values.chunks_exact(head).zip(keys.chunks_exact_mut(head)) {
             let values = Elements::F32(values);
-            rope::keys_of_values(Isa::best(), values, &self.weight, angles.cos(), angles.sin(), keys);
+            rope::k_eq_v(Isa::best(), values, &self.weight, angles.cos(), angles.sin(), keys);
         }
         keys
     }

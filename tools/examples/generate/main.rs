@@ -36,7 +36,7 @@ struct Args {
     /// .92,.78,.67,.57. Measures speed, and the text is meaningless.
     #[arg(long, value_name = "RATE,..", value_delimiter = ',')]
     simulate_acceptance: Vec<f64>,
-    /// Tell what every round did, a line of JSON each; - is stderr.
+    /// Write a trace of the rounds, a line of JSON each; - is stderr.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Print one JSON object instead of text.

@@ -1,4 +1,4 @@
-//! The weights: rows that follow from the seed and their number, so that none has to be kept.
+//! The weights: rows are computed from the seed and the row number; none is stored.
 
 use foretoken::Isa;
 use foretoken_kernels::{ColumnsMut, ElementType, Elements, gemm, vocabulary};
@@ -40,7 +40,7 @@ impl Random {
     }
 }
 
-/// The weights of an echo: `E`, of which nothing is kept, and the projection `P`.
+/// The weights of an echo model: `E`, computed on demand, and the projection `P`.
 pub struct Echo {
     seed: u64,
     isa: Isa,

@@ -38,7 +38,7 @@ fn command(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Colours that are told apart by people who see few, and black on them.
+/// Colour-blind safe background colours for black text.
 const COLOURS: [&str; 7] = ["#8ecae6", "#ffb703", "#b5e48c", "#f4acb7", "#cdb4db", "#f9dcc4", "#9bf6ff"];
 const TARGET: &str = "#e9ecef";
 

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use foretoken_kernels::Isa;
 use parking_lot::Mutex;
 
-use crate::chat::{ChatTemplate, Message, Thinking};
+use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::checkpoint::{Checkpoint, GenerationTokens, LoadOptions};
 use crate::device::{self, Device, DeviceChoice, Models};
 use crate::gemma4::{Assistant, Target};
@@ -232,13 +232,13 @@ impl Engine {
         self.parts.tokenizer.as_ref().ok_or_else(missing)
     }
 
-    /// The tokens of a conversation under the checkpoint's own chat template, with the generation prompt.
+    /// The tokens of a conversation under the checkpoint's own chat template.
     ///
     /// # Errors
-    /// If the checkpoint has no template or tokenizer, or the template refuses the messages.
-    pub fn encode_chat(&self, messages: &[Message], thinking: Thinking) -> Result<Vec<u32>> {
+    /// If the checkpoint has no template or tokenizer, the template refuses the messages, or an option cannot be used.
+    pub fn encode_chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>> {
         let missing = || Error::Template("the checkpoint has none; give a plain prompt instead".into());
-        let rendered = self.parts.chat.as_ref().ok_or_else(missing)?.render(messages, thinking)?;
+        let rendered = self.parts.chat.as_ref().ok_or_else(missing)?.render(messages, options)?;
         self.tokenizer()?.encode(&rendered)
     }
 

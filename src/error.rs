@@ -139,8 +139,18 @@ impl Error {
     }
 
     pub(crate) fn template(error: minijinja::Error) -> Self {
-        // The message is complete without the sources.
-        Error::Template(error.to_string())
+        match error.kind() {
+            minijinja::ErrorKind::OutOfFuel => {
+                Error::Template("executes too many instructions; take the template that was published".into())
+            }
+            // The prompt is too large: the cause says how large it may be.
+            minijinja::ErrorKind::WriteFailure => {
+                let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+                Error::Template(format!("cannot be written{}", cause.unwrap_or_default()))
+            }
+            // The message is complete without the sources.
+            _ => Error::Template(error.to_string()),
+        }
     }
 
     pub(crate) fn file(path: impl AsRef<Path>, problem: impl Into<String>) -> Self {

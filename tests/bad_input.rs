@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-use foretoken::chat::{ChatTemplate, Message, Role, Thinking};
+use foretoken::chat::{ChatOptions, ChatTemplate, Message};
 use foretoken::speculative::{
     BlockSize, DrafterOptions, Drafters, MtpPreset, NgramCache, NgramCacheOptions, NgramSimpleOptions, Trace,
 };
@@ -126,8 +126,8 @@ fn missing_files() {
     // Token ids work without a tokenizer; text does not.
     let engine = pair.engine().expect("an engine");
     refused(engine.tokenizer(), &["tokenizer.json", "token ids"]);
-    let message = Message { role: Role::User, content: "Hello".into() };
-    refused(engine.encode_chat(&[message], Thinking::Off), &["chat template", "plain prompt"]);
+    let message = Message::user("Hello");
+    refused(engine.encode_chat(&[message], &ChatOptions::default()), &["chat template", "plain prompt"]);
 }
 
 #[test]
@@ -370,8 +370,8 @@ fn chat_templates() {
 
     let source = "{{ raise_exception('roles must\nalternate') }}";
     let template = ChatTemplate::new(source.into(), "<bos>".into(), "<eos>".into()).expect("a template");
-    let message = Message { role: Role::User, content: "Hello".into() };
-    refused(template.render(&[message], Thinking::Off), &["chat template", "roles must", "alternate"]);
+    let message = Message::user("Hello");
+    refused(template.render(&[message], &ChatOptions::default()), &["chat template", "roles must", "alternate"]);
 }
 
 /// Every way in which an assistant can belong to another target, with both sides named.
@@ -723,9 +723,9 @@ fn a_sound_tokenizer_file() {
 /// Counts that a template may not ask for: minijinja would allocate them, or panic.
 #[test]
 fn chat_templates_that_ask_for_too_much() {
-    let message = [Message { role: Role::User, content: "Hello".into() }];
+    let message = [Message::user("Hello")];
     let render = |source: &str| {
-        ChatTemplate::new(source.into(), "<bos>".into(), "<eos>".into())?.render(&message, Thinking::Off)
+        ChatTemplate::new(source.into(), "<bos>".into(), "<eos>".into())?.render(&message, &ChatOptions::default())
     };
     assert_eq!(render("{{ 'a' | indent(2, true) }}{{ [1, 2] | slice(2) | tojson }}").expect("small"), "  a[[1], [2]]");
     assert_eq!(render("{{ '{:>4}|'.format('a') }}{{ '%4d' | format(12345678) }}").expect("small"), "   a|12345678");
@@ -956,8 +956,8 @@ fn causes_in_requests() {
     }
     let unknown = "tpu".parse::<DeviceChoice>().err().expect("no device");
     assert!(matches!(unknown, Error::Argument { name: "device", .. }), "{unknown:?}");
-    let message = Message { role: Role::User, content: "Hello".into() };
-    let error = engine.encode_chat(&[message], Thinking::Off).expect_err("no template");
+    let message = Message::user("Hello");
+    let error = engine.encode_chat(&[message], &ChatOptions::default()).expect_err("no template");
     assert!(matches!(error, Error::Template(_)), "{error:?}");
     assert!(matches!(engine.tokenizer(), Err(Error::Tokenizer(_))));
 }

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use foretoken::chat::{ChatTemplate, Message, Role, Thinking};
+use foretoken::chat::{ChatOptions, ChatTemplate, Message};
 use foretoken::checkpoint::convert::{ToGguf, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
 use foretoken::checkpoint::{Checkpoint, Fields};
@@ -375,8 +375,8 @@ fn the_committed_seeds_are_accepted() {
         let at = if seed.starts_with(b"{\"") { "tokenizer_config.json" } else { "chat_template.jinja" };
         let path = file(at, &seed);
         let template = ChatTemplate::read(directory.path()).expect(&name).expect(&name);
-        let message = Message { role: Role::User, content: "Hello".into() };
-        assert!(!template.render(&[message], Thinking::On).expect(&name).is_empty(), "{name}");
+        let message = Message::user("Hello");
+        assert!(!template.render(&[message], &ChatOptions::default()).expect(&name).is_empty(), "{name}");
         std::fs::remove_file(path).expect("it was written");
     }
     let engine = engine(model.expect("the dense model").path());

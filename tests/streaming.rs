@@ -5,7 +5,7 @@ mod cases;
 
 use std::path::Path;
 
-use foretoken::chat::{ChatTemplate, Message, Role, Thinking};
+use foretoken::chat::{ChatOptions, ChatTemplate, Message, Role, Thinking};
 use foretoken::tokenizer::{StreamDecoder, Tokenizer};
 use foretoken::{
     EndOfGeneration, Engine, EngineOptions, Finish, GenerateOptions, MtpOptions, SessionOptions, Speculation, Stop,
@@ -309,14 +309,17 @@ const TEMPLATE: &str = r#"
 "#;
 
 fn message(role: Role, content: &str) -> Message {
-    Message { role, content: content.into() }
+    Message::new(role, content)
 }
 
 #[test]
 fn conversations_go_through_the_template() {
     let template = ChatTemplate::new(TEMPLATE.into(), "<bos>".into(), "<eos>".into()).expect("a template");
     let question = message(Role::User, "  Why is the sky blue?\n");
-    let render = |messages: &[Message], thinking| template.render(messages, thinking).expect("a prompt");
+    let render = |messages: &[Message], thinking| {
+        let options = ChatOptions { thinking, ..ChatOptions::default() };
+        template.render(messages, &options).expect("a prompt")
+    };
     assert_eq!(
         render(std::slice::from_ref(&question), Thinking::Off),
         "<bos><|turn>user\nWhy is the sky blue?<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
@@ -337,7 +340,8 @@ fn conversations_go_through_the_template() {
         "<bos><|turn>system\nAnswer in {{ one }} word.<turn|>\n<|turn>user\nWhy is the sky blue?<turn|>\n\
          <|turn>model\nRayleigh.<turn|>\n<|turn>user\nAnd at dusk?<turn|>\n<|turn>model\n<|channel>thought\n<channel|>"
     );
-    let problem = template.render(&[question, system], Thinking::Off).expect_err("a late system message").to_string();
+    let problem =
+        template.render(&[question, system], &ChatOptions::default()).expect_err("a late system message").to_string();
     assert!(problem.contains("a system message comes too late") && problem.lines().count() == 1, "{problem}");
 }
 
@@ -349,7 +353,7 @@ fn templates_are_found() {
     let read = || ChatTemplate::read(directory.path()).expect("no error");
     let render = |template: Option<ChatTemplate>| {
         let messages = [message(Role::User, "x")];
-        template.expect("a template").render(&messages, Thinking::Off).expect("a prompt")
+        template.expect("a template").render(&messages, &ChatOptions::default()).expect("a prompt")
     };
     assert!(read().is_none());
     std::fs::write(&config, "{}").expect("a file");

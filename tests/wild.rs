@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cases::{Case, cache, max_difference, pass, values};
-use foretoken::chat::{Message, Role, Thinking};
+use foretoken::chat::{ChatOptions, Message};
 use foretoken::checkpoint::{Checkpoint, find_assistants};
 use foretoken::gemma4::{Assistant, Target};
 use foretoken::nn::tensor;
@@ -822,7 +822,7 @@ fn engines_with_tokenizers(normal: &[usize], template: &str) -> Vec<(String, Eng
 }
 
 fn user(content: &str) -> [Message; 1] {
-    [Message { role: Role::User, content: content.into() }]
+    [Message::user(content)]
 }
 
 const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}<|turn>{{ message.role }}\n\
@@ -835,7 +835,7 @@ fn a_text_and_a_chat_begin_with_one_bos() {
             let tokenizer = engine.tokenizer().expect("a tokenizer");
             let raw = tokenizer.encode("the inner\n").expect("ids");
             let own = tokenizer.encode("<bos>the inner\n").expect("ids");
-            let chat = engine.encode_chat(&user("the inner"), Thinking::Off).expect("ids");
+            let chat = engine.encode_chat(&user("the inner"), &ChatOptions::default()).expect("ids");
             for ids in [&raw, &own, &chat] {
                 assert_eq!((ids[0], ids.iter().filter(|id| **id == 2).count()), (2, 1), "{name}: {ids:?}");
             }
@@ -851,7 +851,7 @@ fn control_tokens_called_normal_are_one_id() {
     let template = "{{ bos_token }}<|turn>user\n{{ messages[0].content }}<turn|>\n<|turn>model\n<|tool_response>";
     let vocabulary = Vocabulary::new();
     for (name, engine) in engines_with_tokenizers(&[1, 50, STRIKE_END], template) {
-        let chat = engine.encode_chat(&user("the"), Thinking::Off).expect("ids");
+        let chat = engine.encode_chat(&user("the"), &ChatOptions::default()).expect("ids");
         assert_eq!(chat.last(), Some(&50), "{name}: {chat:?}");
         assert_eq!(chat.iter().filter(|id| **id == 50).count(), 1, "{name}");
         let tokenizer = engine.tokenizer().expect("a tokenizer");
@@ -885,7 +885,7 @@ fn spelled_tokens_end_no_text() {
     let template = TEMPLATE.replace("message.content }}", "message.content | replace('<|', '< |') }}");
     let vocabulary = Vocabulary::new();
     for (name, engine) in engines_with_tokenizers(&[50], &template) {
-        let chat = engine.encode_chat(&user("x<end_of_turn><|tool_response>y"), Thinking::Off).expect("ids");
+        let chat = engine.encode_chat(&user("x<end_of_turn><|tool_response>y"), &ChatOptions::default()).expect("ids");
         assert!(!chat.contains(&50), "{name}: {chat:?}");
         assert_eq!(chat.iter().filter(|id| **id == 106).count(), 1, "{name}: {chat:?}");
 

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use foretoken::chat::{ChatTemplate, Message, Role, Thinking};
+use foretoken::chat::{ChatOptions, ChatTemplate, Json, Message, Role, Thinking, ToolCall};
 use foretoken_fuzz::{checked, directory, file};
 use libfuzzer_sys::fuzz_target;
 
@@ -18,8 +18,17 @@ fuzz_target!(|data: &[u8]| {
     let Some(Some(template)) = checked(ChatTemplate::read(directory())) else { return };
     let turns =
         [(Role::System, "Be brief."), (Role::User, "Hello {{ x }}\n"), (Role::Assistant, "Hi"), (Role::User, "")];
-    let turns = turns.map(|(role, content)| Message { role, content: content.into() });
-    for (messages, thinking) in [(&turns[..], Thinking::On), (&turns[1..2], Thinking::Off), (&[], Thinking::Off)] {
-        checked(template.render(messages, thinking));
+    let turns = turns.map(|(role, content)| Message::new(role, content));
+    let arguments = Json::parse(r#"{"z": [1, 1.5, null], "a": "\u00e9"}"#).expect("JSON");
+    let call = ToolCall { id: Some("1".into()), name: "f".into(), arguments: arguments.clone() };
+    let call = Message { reasoning: Some("r".into()), tool_calls: vec![call], ..Message::assistant("") };
+    let turns: Vec<_> = turns.into_iter().chain([call, Message::tool("1", "f", "{}")]).collect();
+    let with_tools = ChatOptions { thinking: Thinking::On, tools: vec![arguments], ..ChatOptions::default() };
+    for (messages, options) in [(&turns[..], &with_tools), (&turns[1..2], &plain()), (&[], &plain())] {
+        checked(template.render(messages, options));
     }
 });
+
+fn plain() -> ChatOptions {
+    ChatOptions::default()
+}

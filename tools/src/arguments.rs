@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
-use foretoken::chat::{Message, Role, Thinking};
+use foretoken::chat::{ChatOptions, Message, Thinking};
 use foretoken::checkpoint::find_assistants;
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, MtpPreset, NgramCache};
@@ -240,10 +240,10 @@ impl Prompt {
         if !self.chat {
             return engine.tokenizer()?.encode(&self.prompt);
         }
-        let system = self.system.iter().map(|content| Message { role: Role::System, content: content.clone() });
-        let user = Message { role: Role::User, content: self.prompt.clone() };
+        let system = self.system.iter().map(Message::system);
+        let messages: Vec<Message> = system.chain([Message::user(&self.prompt)]).collect();
         let thinking = if self.think { Thinking::On } else { Thinking::Off };
-        engine.encode_chat(&system.chain([user]).collect::<Vec<_>>(), thinking)
+        engine.encode_chat(&messages, &ChatOptions { thinking, ..ChatOptions::default() })
     }
 }
 

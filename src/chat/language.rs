@@ -1,0 +1,126 @@
+//! The language of templates as transformers sets it up: Jinja's filters and tests, Python's methods and JSON, and limits on
+//! what a template can ask for.
+
+use std::time::SystemTime;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error as TemplateError, ErrorKind, State, Value, escape_formatter, filters};
+
+use super::json::{self, Dumps};
+
+/// Limit of instructions per rendering: a linear template has a few hundred for each message.
+pub(super) const MAX_INSTRUCTIONS: u64 = 20_000_000;
+
+/// Limit of indentation, batch size, field width and slice count in templates: minijinja allocates them unchecked and
+/// panics or aborts if memory is short.
+const MAX_COUNT: usize = 1 << 16;
+
+/// An environment without a template.
+///
+/// # Errors
+/// Those of the syntax, which is constant.
+pub(super) fn environment() -> Result<Environment<'static>, TemplateError> {
+    let mut environment = Environment::new();
+    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    environment.set_fuel(Some(MAX_INSTRUCTIONS));
+    environment.set_unknown_method_callback(|state, value, method, arguments| {
+        if method == "format" {
+            check_widths(value)?;
+        }
+        minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
+    });
+    for (name, filter) in [
+        ("batch", Value::from_function(filters::batch)),
+        ("format", Value::from_function(filters::format)),
+        ("indent", Value::from_function(filters::indent)),
+        ("slice", Value::from_function(filters::slice)),
+        ("tojson", Value::from_function(to_json)),
+    ] {
+        environment.add_filter(name, move |state: &mut State<'_, '_>, arguments: Rest<ValueOrKwargs>| {
+            let arguments = arguments.into_values();
+            let (value, counts) = arguments.split_first().ok_or(ErrorKind::MissingArgument)?;
+            match name {
+                "format" => check_widths(value)?,
+                _ => counts.iter().try_for_each(check_count)?,
+            }
+            filter.call(state, &arguments)
+        });
+    }
+    // Python writes `1e+20`; minijinja would write all digits.
+    environment.set_formatter(|out, state, value| match value.is_number() && !value.is_integer() {
+        true => Ok(out.write_str(&json::repr(value))?),
+        false => escape_formatter(out, state, value),
+    });
+    environment.add_filter("fromjson", from_json);
+    environment.add_function("fromjson", from_json);
+    environment.add_function("raise_exception", |message: String| -> Result<Value, TemplateError> {
+        Err(TemplateError::new(ErrorKind::InvalidOperation, message))
+    });
+    // Jinja's: whatever has a length and can be indexed.
+    environment.add_test("sequence", |value: Value| {
+        matches!(value.kind(), ValueKind::Undefined | ValueKind::Seq | ValueKind::Map | ValueKind::String)
+    });
+    Ok(environment)
+}
+
+/// `strftime_now(format)`: the time `now`, in UTC, by the directives of C's `strftime`.
+pub(super) fn strftime(now: SystemTime) -> Value {
+    Value::from_function(move |format: String| {
+        let time = jiff::Timestamp::try_from(now).map(|now| jiff::tz::Offset::UTC.to_datetime(now));
+        let text = time.and_then(|time| jiff::fmt::strtime::format(&format, time));
+        text.map_err(|e| TemplateError::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {e}")))
+    })
+}
+
+/// `tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)`: Python's `json.dumps`, and no escapes for
+/// HTML.
+fn to_json(value: Value, given: Rest<Value>, keywords: Kwargs) -> Result<String, TemplateError> {
+    let argument = |at: usize, name: &str| -> Result<Value, TemplateError> {
+        let named = keywords.get::<Option<Value>>(name)?;
+        Ok(named.or_else(|| given.get(at).cloned()).unwrap_or_else(|| Value::from(())))
+    };
+    let [ascii, indent, separators, sort] =
+        [argument(0, "ensure_ascii")?, argument(1, "indent")?, argument(2, "separators")?, argument(3, "sort_keys")?];
+    keywords.assert_all_used()?;
+    let indent = match indent.kind() {
+        ValueKind::None => None,
+        ValueKind::String => indent.as_str().map(str::to_owned),
+        ValueKind::Bool => Some(" ".repeat(indent.is_true().into())),
+        _ => Some(" ".repeat(usize::try_from(indent)?)),
+    };
+    let separators = match separators.kind() {
+        ValueKind::None => (if indent.is_none() { ", " } else { "," }.into(), ": ".into()),
+        _ => (separators.get_item_by_index(0)?.to_string(), separators.get_item_by_index(1)?.to_string()),
+    };
+    Dumps { ensure_ascii: ascii.is_true(), indent, separators, sort_keys: sort.is_true() }.dump(&value)
+}
+
+fn from_json(text: String) -> Result<Value, TemplateError> {
+    json::parse(&text).map_err(|e| TemplateError::new(ErrorKind::InvalidOperation, format!("fromjson: {e}")))
+}
+
+fn too_large() -> TemplateError {
+    TemplateError::new(ErrorKind::InvalidOperation, format!("a count or width is larger than {MAX_COUNT}"))
+}
+
+/// Checks the arguments of a filter that takes a count: `count` alone, or by keyword.
+fn check_count(argument: &Value) -> Result<(), TemplateError> {
+    if argument.is_kwargs() {
+        return argument.try_iter()?.try_for_each(|key| check_count(&argument.get_item(&key)?));
+    }
+    match argument.is_integer() && argument.as_usize().is_none_or(|count| count > MAX_COUNT) {
+        true => Err(too_large()),
+        false => Ok(()),
+    }
+}
+
+/// Checks the widths and precisions in a format string: no number in it may be too large.
+fn check_widths(format: &Value) -> Result<(), TemplateError> {
+    let numbers = format.as_str().unwrap_or_default().split(|c: char| !c.is_ascii_digit());
+    let mut numbers = numbers.filter(|digits| !digits.is_empty());
+    match numbers.any(|digits| digits.parse::<usize>().map_or(true, |number| number > MAX_COUNT)) {
+        true => Err(too_large()),
+        false => Ok(()),
+    }
+}

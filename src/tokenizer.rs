@@ -78,6 +78,16 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
+    /// The ids of all tokens that have `part` in them, ascending; a space is a space, not `\u{2581}`. None have an empty part.
+    pub fn ids_with(&self, part: &str) -> Vec<u32> {
+        let part = part.replace(' ', "\u{2581}");
+        let vocabulary = self.inner.get_vocab(true);
+        let with = vocabulary.iter().filter(|(token, _)| !part.is_empty() && token.contains(&part));
+        let mut ids: Vec<u32> = with.map(|(_, id)| *id).collect();
+        ids.sort_unstable();
+        ids
+    }
+
     /// The id of a token, by its exact string.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)

@@ -438,7 +438,8 @@ fn prompts_and_options() {
         let speculation = Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() });
         GenerateOptions { speculation, ..GenerateOptions::default() }
     };
-    let sampling = |temperature, top_k, top_p, min_p| with(Sampling { temperature, top_k, top_p, min_p });
+    let sampling =
+        |temperature, top_k, top_p, min_p| with(Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() });
     let prompt: &[u32] = &[2, 3, 4];
     for (prompt, options, about) in [
         (&[][..], with(Sampling::default()), ["prompt: is empty", "at least one token"]),

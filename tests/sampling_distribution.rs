@@ -5,7 +5,7 @@ mod cases;
 
 use std::collections::BTreeMap;
 
-use foretoken::sampler::{Distribution, Sampler};
+use foretoken::sampler::{Distribution, Dry, Penalties, Sampler, Xtc};
 use foretoken::speculative::{
     BlockSize, Draft, DraftSampling, DrafterOptions, Drafters, NgramMapOptions, NgramSimpleOptions, accept,
 };
@@ -73,12 +73,22 @@ fn two_samples<K: Ord + Clone>(a: &BTreeMap<K, usize>, b: &BTreeMap<K, usize>) -
 }
 
 fn sampling(temperature: f32, top_k: Option<usize>, top_p: f32, min_p: f32) -> Sampling {
-    Sampling { temperature, top_k, top_p, min_p }
+    Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() }
 }
 
-/// Each filter alone, and all together.
-fn samplings() -> [Sampling; 6] {
+fn penalized(temperature: f32) -> Sampling {
+    let penalties = Penalties { repeat: 1.5, frequency: 0.5, presence: 0.5, last_n: Some(2) };
+    let dry = Dry { allowed_length: 1, ..Dry::default() };
+    Sampling { penalties, dry: Some(dry), temperature, ..Sampling::default() }
+}
+
+/// Each filter alone, and all together; penalties, whose rows depend on the drafts before them.
+fn samplings() -> [Sampling; 10] {
     [
+        penalized(1.0),
+        Sampling { top_k: Some(6), ..penalized(0.8) },
+        Sampling { top_n_sigma: Some(1.0), ..sampling(1.0, None, 1.0, 0.0) },
+        Sampling { typical_p: 0.7, xtc: Some(Xtc::default()), ..sampling(1.0, None, 1.0, 0.0) },
         sampling(1.0, None, 1.0, 0.0),
         sampling(0.6, None, 1.0, 0.0),
         sampling(1.0, Some(4), 1.0, 0.0),
@@ -112,7 +122,8 @@ impl Models {
         if let Some(known) = self.target.get(prefix) {
             return known.clone();
         }
-        let logits = self.logits(prefix, 1, 3.0);
+        let mut logits = self.logits(prefix, 1, 3.0);
+        self.sampler.penalize(prefix, &mut logits).expect("no error");
         let distribution = self.sampler.distribution(None, &logits).expect("finite logits");
         self.target.insert(prefix.to_vec(), distribution.clone());
         distribution
@@ -251,19 +262,43 @@ fn the_rule_at_its_edges() {
     assert!((400..600).contains(&kept), "a draft of probability one half was kept {kept} times in 1000");
 }
 
-/// The definition, step by step and in f64: softmax, then each filter on the renormalised rest.
+fn normalise(rows: &mut [(u32, f64)]) {
+    let total: f64 = rows.iter().map(|(_, p)| p).sum();
+    rows.iter_mut().for_each(|(_, p)| *p /= total);
+}
+
+/// Probabilities at another temperature.
+fn heated(rows: &[(u32, f64)], temperature: f64) -> Vec<(u32, f64)> {
+    let most = rows.iter().map(|(_, p)| p.ln()).fold(f64::NEG_INFINITY, f64::max);
+    let mut heated: Vec<_> = rows.iter().map(|(id, p)| (*id, ((p.ln() - most) / temperature).exp())).collect();
+    normalise(&mut heated);
+    heated
+}
+
+/// The definition, step by step and in f64: softmax, each filter on the renormalised rest, and the temperature.
 fn by_definition(sampling: &Sampling, suppressed: &[u32], ids: &[u32], logits: &[f32]) -> BTreeMap<u32, f64> {
-    let scaled = |logit: &f32| f64::from(*logit) / f64::from(sampling.temperature);
-    let max = logits.iter().map(scaled).fold(f64::NEG_INFINITY, f64::max);
-    let tokens = ids.iter().zip(logits).filter(|(id, _)| !suppressed.contains(id));
-    let mut rows: Vec<(u32, f64)> = tokens.map(|(id, logit)| (*id, (scaled(logit) - max).exp())).collect();
+    let allowed: Vec<_> = ids.iter().zip(logits).filter(|(id, _)| !suppressed.contains(id)).collect();
+    let values = || allowed.iter().map(|(_, logit)| f64::from(**logit));
+    let (max, count) = (values().fold(f64::NEG_INFINITY, f64::max), allowed.len() as f64);
+    let mean = values().sum::<f64>() / count;
+    let deviation = (values().map(|x| (x - mean).powi(2)).sum::<f64>() / count).sqrt();
+    let within = |x: f64| sampling.top_n_sigma.is_none_or(|n| x >= max - f64::from(n) * deviation);
+    let rows = allowed.iter().map(|(id, logit)| (**id, f64::from(**logit))).filter(|(_, logit)| within(*logit));
+    let mut rows: Vec<(u32, f64)> = rows.map(|(id, logit)| (id, (logit - max).exp())).collect();
     rows.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let normalise = |rows: &mut Vec<(u32, f64)>| {
-        let total: f64 = rows.iter().map(|(_, p)| p).sum();
-        rows.iter_mut().for_each(|(_, p)| *p /= total);
-    };
     rows.truncate(sampling.top_k.unwrap_or(rows.len()));
     normalise(&mut rows);
+    if sampling.typical_p < 1.0 {
+        let entropy: f64 = rows.iter().map(|(_, p)| -p * p.ln()).sum();
+        rows.sort_by(|a, b| (-a.1.ln() - entropy).abs().total_cmp(&(-b.1.ln() - entropy).abs()));
+        let mut before = 0.0;
+        rows.retain(|(_, p)| {
+            before += p;
+            before - p <= f64::from(sampling.typical_p)
+        });
+        rows.sort_by(|a, b| b.1.total_cmp(&a.1));
+        normalise(&mut rows);
+    }
     let mut before = 0.0;
     rows.retain(|(_, p)| {
         before += p;
@@ -273,23 +308,38 @@ fn by_definition(sampling: &Sampling, suppressed: &[u32], ids: &[u32], logits: &
     let least = f64::from(sampling.min_p) * rows[0].1;
     rows.retain(|(_, p)| *p >= least);
     normalise(&mut rows);
-    rows.into_iter().collect()
+    let all = heated(&rows, sampling.temperature.into());
+    let Some(xtc) = sampling.xtc else { return all.into_iter().collect() };
+    // Either all of them, or without the top choices but the last.
+    let top = rows.iter().filter(|(_, p)| *p >= f64::from(xtc.threshold)).count();
+    let rest: BTreeMap<u32, f64> =
+        heated(&rows[top.saturating_sub(1)..], sampling.temperature.into()).into_iter().collect();
+    let applies = f64::from(xtc.probability);
+    all.into_iter()
+        .map(|(id, p)| (id, (1.0 - applies) * p + applies * rest.get(&id).copied().unwrap_or_default()))
+        .collect()
 }
 
 #[test]
 fn filters_are_the_definitions() {
     let mut rng = StdRng::seed_from_u64(6);
-    for case in 0..3000 {
+    for case in 0..6000 {
         let vocabulary = rng.random_range(1..40);
         let logits: Vec<f32> = (0..vocabulary).map(|_| rng.random_range(-8.0..8.0)).collect();
         // Ids of their own, as a drafter's head that scores a part of the vocabulary gives them.
         let ids: Vec<u32> = (0..vocabulary).map(|i| if case % 2 == 0 { i } else { 3 * (vocabulary - i) }).collect();
         let suppressed: Vec<u32> = ids.iter().copied().skip(1).filter(|_| rng.random_range(0..10) == 0).collect();
+        let mut rarely = || rng.random_range(0..4) == 0;
+        let (sigma, typical, xtc) = (rarely(), rarely(), rarely());
         let sampling = Sampling {
             temperature: rng.random_range(0.3..2.0),
             top_k: rng.random::<bool>().then(|| rng.random_range(1..50)),
             top_p: if rng.random() { 1.0 } else { rng.random_range(0.05..1.0) },
             min_p: if rng.random() { 0.0 } else { rng.random_range(0.0..0.5) },
+            top_n_sigma: sigma.then(|| rng.random_range(0.1..2.0)),
+            typical_p: if typical { rng.random_range(0.05..1.0) } else { 1.0 },
+            xtc: xtc.then(|| Xtc { probability: rng.random_range(0.0..1.0), threshold: rng.random_range(0.0..0.5) }),
+            ..Sampling::default()
         };
         let sampler = Sampler::new(sampling.clone(), suppressed.clone()).expect("parameters in range");
         let got = sampler.distribution((case % 2 == 1).then_some(&ids), &logits).expect("finite logits");
@@ -299,11 +349,30 @@ fn filters_are_the_definitions() {
             let (got, want) = (got.probability(id), want.get(&id).copied().unwrap_or(0.0));
             assert!((got - want).abs() < 1e-5, "{what}: token {id} has {got}, not {want}");
         }
-        // Greedy is the limit of small temperatures, under the same suppression.
+        // Greedy is the limit of small temperatures, under the same suppression; a typical token need not be it.
         let greedy = Sampler::new(Sampling::default(), suppressed.clone()).expect("parameters in range");
         let best = greedy.most_probable((case % 2 == 1).then_some(&ids), &logits).expect("finite logits");
-        assert!(got.probability(best) > 0.0 && !suppressed.contains(&best), "{what}");
+        assert!((got.probability(best) > 0.0 || typical) && !suppressed.contains(&best), "{what}");
     }
+}
+
+/// Top choices are excluded as often as is asked for, and the least probable of them stays.
+#[test]
+fn top_choices_are_excluded() {
+    let logits = [0.4_f32, 0.3, 0.2, 0.1].map(f32::ln);
+    let probabilities = |probability, threshold| {
+        let xtc = Some(Xtc { probability, threshold });
+        let sampling = Sampling { temperature: 1.0, xtc, ..Sampling::default() };
+        let sampler = Sampler::new(sampling, Vec::new()).expect("parameters in range");
+        let distribution = sampler.distribution(None, &logits).expect("finite logits");
+        [0, 1, 2, 3].map(|id| (distribution.probability(id) * 1e4).round() / 1e4)
+    };
+    assert_eq!(probabilities(1.0, 0.25), [0.0, 0.5, 0.3333, 0.1667]);
+    assert_eq!(probabilities(1.0, 0.15), [0.0, 0.0, 0.6667, 0.3333]);
+    assert_eq!(probabilities(1.0, 0.05), [0.0, 0.0, 0.0, 1.0]);
+    assert_eq!(probabilities(1.0, 0.45), [0.4, 0.3, 0.2, 0.1]);
+    assert_eq!(probabilities(0.5, 0.25), [0.2, 0.4, 0.2667, 0.1333]);
+    assert_eq!(probabilities(0.0, 0.25), [0.4, 0.3, 0.2, 0.1]);
 }
 
 #[test]
@@ -405,6 +474,17 @@ fn the_engine_samples_as_without_drafts() {
         least_accepted: 0.0,
     };
     pair.same_distribution(sampling(1.0, Some(5), 1.0, 0.0), 3, 2000);
+}
+
+/// Penalties and DRY look at the drafts before a row: the distribution is that of plain decoding all the same.
+#[test]
+fn the_engine_samples_as_without_drafts_under_penalties() {
+    let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+    let engine = Engine::load(&EngineOptions::new(demo.join("target"))).expect("an engine");
+    let prompt =
+        engine.tokenizer().expect("a tokenizer").encode("impl<T> From<T> for T { impl<T> From").expect("tokens");
+    let pair = Pair { model: demo.join("target"), assistant: demo.join("assistant"), prompt, least_accepted: 0.05 };
+    pair.same_distribution(Sampling { top_k: Some(5), xtc: Some(Xtc::default()), ..penalized(1.0) }, 3, 500);
 }
 
 /// The same with trained weights, so that most drafts are accepted.

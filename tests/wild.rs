@@ -14,6 +14,7 @@ use foretoken::chat::{ChatOptions, Message};
 use foretoken::checkpoint::{Checkpoint, find_assistants};
 use foretoken::gemma4::{Assistant, Target};
 use foretoken::nn::tensor;
+use foretoken::sampler::Penalties;
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
     ElementType, Engine, EngineOptions, Finish, GenerateOptions, Isa, LogitsProcessor, OutputRows, Result, Sampling,
@@ -973,7 +974,7 @@ fn a_megabyte_is_encoded_in_time() {
 #[test]
 fn the_publishers_sampling_is_known_and_not_used_unasked() {
     let twin = Twin::of("edge");
-    let published = Sampling { temperature: 1.0, top_k: Some(64), top_p: 0.95, min_p: 0.0 };
+    let published = Sampling { temperature: 1.0, top_k: Some(64), top_p: 0.95, ..Sampling::default() };
     assert_eq!(engine(&twin.path("target"), None).expect("an engine").sampling_defaults(), None);
     let file = "target/generation_config.json";
     for eos in [json!([1, 106, 50]), json!(106)] {
@@ -988,7 +989,18 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
         (json!({"do_sample": false, "temperature": 1.0, "top_k": 64}), None),
         (json!({"temperature": 0.0}), None),
         (json!({"top_k": 0, "top_p": 0.9}), Some(Sampling { top_k: None, top_p: 0.9, ..published.clone() })),
-        (json!({"min_p": 0.1}), Some(Sampling { temperature: 1.0, top_k: None, top_p: 1.0, min_p: 0.1 })),
+        // Of all tokens, as transformers has it; alone it does not say that anything is drawn.
+        (
+            json!({"temperature": 1.0, "typical_p": 0.9, "repetition_penalty": 1.2}),
+            Some(Sampling {
+                temperature: 1.0,
+                typical_p: 0.9,
+                penalties: Penalties { repeat: 1.2, last_n: None, ..Penalties::default() },
+                ..Sampling::default()
+            }),
+        ),
+        (json!({"repetition_penalty": 1.2}), None),
+        (json!({"min_p": 0.1}), Some(Sampling { temperature: 1.0, min_p: 0.1, ..Sampling::default() })),
     ] {
         twin.write(file, config.to_string());
         assert_eq!(
@@ -997,7 +1009,11 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
             "{config}"
         );
     }
-    for (config, about) in [(json!({"top_p": 1.5}), "top_p"), (json!({"temperature": "hot"}), "temperature")] {
+    for (config, about) in [
+        (json!({"top_p": 1.5}), "top_p"),
+        (json!({"temperature": "hot"}), "temperature"),
+        (json!({"temperature": 1.0, "repetition_penalty": 0.0}), "repetition_penalty"),
+    ] {
         twin.write(file, config.to_string());
         refused(engine(&twin.path("target"), None), &["generation_config.json", about]);
     }
@@ -1008,6 +1024,17 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
         .with("general.sampling.top_p", f32_value(0.95));
     let path = twin.write("model.gguf", file.bytes());
     assert_eq!(engine(&path, None).expect("an engine").sampling_defaults(), Some(&published));
+    // The last number of tokens is llama.cpp's -1 for all, or what it is.
+    for (n, last_n) in [(-1_i32, None), (32, Some(32))] {
+        let file = twin
+            .gguf("target")
+            .with("general.sampling.temp", f32_value(1.0))
+            .with("general.sampling.penalty_repeat", f32_value(1.2))
+            .with("general.sampling.penalty_last_n", Raw(5, n.to_le_bytes().to_vec()));
+        let engine = engine(&twin.write("model.gguf", file.bytes()), None).expect("an engine");
+        let penalties = Penalties { repeat: 1.2, last_n, ..Penalties::default() };
+        assert_eq!(engine.sampling_defaults().expect("parameters").penalties, penalties);
+    }
     let path = twin.write("model.gguf", file.with("general.sampling.temp", f32_value(-1.0)).bytes());
     refused(engine(&path, None), &["model.gguf", "general.sampling.temp", "0 or more"]);
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Fields, GenerationTokens};
-use crate::sampler::Sampling;
+use crate::sampler::{Penalties, Sampling};
 use crate::{Error, Result};
 
 /// The file in the directory of a checkpoint, if there is one.
@@ -34,10 +34,16 @@ pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
         top_k: fields.optional_size("top_k")?,
         top_p: number("top_p")?,
         min_p: number("min_p")?,
+        typical_p: number("typical_p")?,
+        // Over the whole context, as in transformers.
+        penalty_repeat: number("repetition_penalty")?,
+        penalty_last_n: None,
     };
     match fields.optional_flag("do_sample")? {
         Some(false) => Ok(None),
-        _ => parameters.sampling(|name, problem| fields.error(name, problem)),
+        _ => parameters.sampling(|name, problem| {
+            fields.error(if name == "penalties.repeat" { "repetition_penalty" } else { name }, problem)
+        }),
     }
 }
 
@@ -48,6 +54,10 @@ pub(super) struct Parameters {
     pub(super) top_k: Option<usize>,
     pub(super) top_p: Option<f64>,
     pub(super) min_p: Option<f64>,
+    pub(super) typical_p: Option<f64>,
+    pub(super) penalty_repeat: Option<f64>,
+    /// Tokens; -1 is all, and so is `None`.
+    pub(super) penalty_last_n: Option<i64>,
 }
 
 impl Parameters {
@@ -56,15 +66,23 @@ impl Parameters {
     /// # Errors
     /// If one is out of its range: what `error` makes of its name and the problem.
     pub(super) fn sampling(self, error: impl FnOnce(&str, String) -> Error) -> Result<Option<Sampling>> {
-        let Self { temperature, top_k, top_p, min_p } = self;
-        if temperature.is_none() && top_k.is_none() && top_p.is_none() && min_p.is_none() {
+        let Self { temperature, top_k, top_p, min_p, typical_p, penalty_repeat, penalty_last_n } = self;
+        // A penalty alone does not say that anything is drawn.
+        let numbers = [temperature, top_p, min_p, typical_p];
+        if top_k.is_none() && numbers.iter().all(Option::is_none) {
             return Ok(None);
         }
+        let last_n = penalty_last_n.and_then(|n| usize::try_from(n).ok());
+        let penalties = Penalties { repeat: penalty_repeat.unwrap_or(1.0) as f32, last_n, ..Penalties::default() };
         let sampling = Sampling {
+            // As by default where there is none.
+            penalties: if penalty_repeat.is_some() { penalties } else { Penalties::default() },
             temperature: temperature.unwrap_or(1.0) as f32,
             top_k: top_k.filter(|k| *k > 0),
             top_p: top_p.unwrap_or(1.0) as f32,
             min_p: min_p.unwrap_or(0.0) as f32,
+            typical_p: typical_p.unwrap_or(1.0) as f32,
+            ..Sampling::default()
         };
         match sampling.check() {
             Ok(()) => Ok(Some(sampling).filter(|sampling| sampling.temperature > 0.0)),

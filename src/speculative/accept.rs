@@ -128,17 +128,26 @@ pub(crate) struct Verification<'a> {
 impl Verification<'_> {
     /// Whether nothing has to be seen on the host but the verdict.
     pub fn decides_on_device(&self) -> bool {
-        self.sampler.is_greedy() && self.processor.is_none() && self.logprobs.is_none()
+        self.sampler.is_plain_greedy() && self.processor.is_none() && self.logprobs.is_none()
     }
 
-    /// The target's distribution behind `drafts`, whose row of logits is given.
+    /// The target's distribution behind `drafts`, whose row of logits is given: processor, penalties, filters, temperature.
     ///
     /// # Errors
     /// If a logit is not finite, or the processor's.
     pub fn distribution(&self, logits: &[f32], drafts: &[u32]) -> Result<Distribution> {
-        let Some(processor) = self.processor else { return self.sampler.distribution(None, logits) };
+        let history = if self.processor.is_some() { usize::MAX } else { self.sampler.history() };
+        if history == 0 {
+            return self.sampler.distribution(None, logits);
+        }
+        // The newest tokens, of which the row's drafts are the last.
+        let before = history.saturating_sub(drafts.len()).min(self.tokens.len());
+        let tokens = [&self.tokens[self.tokens.len() - before..], drafts].concat();
         let mut processed = logits.to_vec();
-        processor.process(&[self.tokens, drafts].concat(), &mut processed)?;
+        if let Some(processor) = self.processor {
+            processor.process(&tokens, &mut processed)?;
+        }
+        self.sampler.penalize(&tokens, &mut processed)?;
         self.sampler.distribution(None, &processed)
     }
 }

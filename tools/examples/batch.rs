@@ -38,7 +38,7 @@ struct Args {
     #[command(flatten)]
     drafting: arguments::Drafting,
     #[command(flatten)]
-    text: arguments::Text,
+    text: foretoken_tools::text::Text,
     #[command(flatten)]
     kv: arguments::Kv,
     /// Print one JSON object: with --measure its figures, else a text for every prompt.
@@ -55,7 +55,7 @@ fn command(args: Args) -> Result<()> {
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;
     let prompts = prompts(&args, &engine)?;
     let speculation = args.drafting.options(&engine)?;
-    let options = GenerateOptions { speculation, ..args.text.options(&Sampling::default()) };
+    let options = GenerateOptions { speculation, ..args.text.options(&engine, &Sampling::default())? };
     match args.measure {
         Some(times) => gains(&args, &engine, &prompts, &options, times.max(1)),
         None => texts(&args, &engine, &prompts, &options),

@@ -10,8 +10,7 @@ use foretoken::checkpoint::find_assistants;
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, MtpPreset, NgramCache};
 use foretoken::{
-    DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, Pipeline, Sampling, SessionOptions,
-    Speculation, SpeculationOptions, Stop, WeightType, hub,
+    DeviceChoice, Engine, EngineOptions, Isa, Pipeline, SessionOptions, Speculation, SpeculationOptions, WeightType, hub,
 };
 
 use crate::progress::ProgressLine;
@@ -244,55 +243,5 @@ impl Prompt {
         let messages: Vec<Message> = system.chain([Message::user(&self.prompt)]).collect();
         let thinking = if self.think { Thinking::On } else { Thinking::Off };
         engine.encode_chat(&messages, &ChatOptions { thinking, ..ChatOptions::default() })
-    }
-}
-
-/// How tokens are chosen, and what ends the text.
-#[derive(Args)]
-pub struct Text {
-    /// Tokens to generate at most.
-    #[arg(long, default_value_t = 128)]
-    pub max_tokens: usize,
-    /// 0 takes the most probable token. Default: 0; of a chat, what the checkpoint's publisher says, as of top-k, top-p and
-    /// min-p.
-    #[arg(long)]
-    pub temperature: Option<f32>,
-    /// Keep the K most probable tokens. Default: all.
-    #[arg(long)]
-    pub top_k: Option<usize>,
-    /// Keep the most probable tokens up to this sum of probabilities. Default: 1.
-    #[arg(long)]
-    pub top_p: Option<f32>,
-    /// Keep tokens at least this probable relative to the best. Default: 0.
-    #[arg(long)]
-    pub min_p: Option<f32>,
-    /// Seed of the draws.
-    #[arg(long, default_value_t = 0)]
-    pub seed: u64,
-    /// Go on past the tokens that end a text.
-    #[arg(long)]
-    pub ignore_eos: bool,
-    /// End the text before this string; may be given several times.
-    #[arg(long, value_name = "STRING")]
-    pub stop: Vec<String>,
-}
-
-impl Text {
-    /// These options, with the default of every other. `sampling` has the parameters that were not given.
-    pub fn options(&self, sampling: &Sampling) -> GenerateOptions {
-        let sampling = Sampling {
-            temperature: self.temperature.unwrap_or(sampling.temperature),
-            top_k: self.top_k.or(sampling.top_k),
-            top_p: self.top_p.unwrap_or(sampling.top_p),
-            min_p: self.min_p.unwrap_or(sampling.min_p),
-        };
-        let end_of_generation = if self.ignore_eos { EndOfGeneration::Ignored } else { EndOfGeneration::Stops };
-        GenerateOptions {
-            max_tokens: self.max_tokens,
-            sampling,
-            seed: self.seed,
-            stop: Stop { end_of_generation, strings: self.stop.clone(), ..Stop::default() },
-            ..GenerateOptions::default()
-        }
     }
 }

@@ -4,6 +4,7 @@ pub mod arguments;
 pub mod measure;
 pub mod progress;
 pub mod report;
+pub mod text;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

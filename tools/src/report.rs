@@ -22,11 +22,15 @@ pub fn kv(kv: &KvCache) -> String {
 
 /// The sampling parameters of a chat, in a line.
 pub fn sampling(sampling: &Sampling) -> String {
-    let Sampling { temperature, top_k, top_p, min_p } = sampling;
+    let Sampling { temperature, top_k, top_p, min_p, .. } = sampling;
     let top_k = top_k.map_or_else(|| "all".into(), |k| k.to_string());
+    let repeat = sampling.penalties.repeat;
+    let rarer = [("repeat penalty", repeat), ("typical", sampling.typical_p)];
+    let rarer = rarer.map(|(name, x)| if x == 1.0 { String::new() } else { format!(", {name} {x}") });
     format!(
-        "sampling: temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}; the checkpoint's where no option \
-         says otherwise"
+        "sampling: temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}{}; the checkpoint's where no option \
+         says otherwise",
+        rarer.concat()
     )
 }
 

@@ -43,7 +43,12 @@ impl<'a> Keys<'a> {
         self.error(key, "is missing; convert the checkpoint again")
     }
 
-    fn typed<T>(&self, key: &str, kind: &str, read: impl FnOnce(Value<'a>) -> Option<T>) -> Result<Option<T>> {
+    pub(super) fn typed<T>(
+        &self,
+        key: &str,
+        kind: &str,
+        read: impl FnOnce(Value<'a>) -> Option<T>,
+    ) -> Result<Option<T>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         read(value).map(Some).ok_or_else(|| self.error(key, format!("is {value:?}, must be {kind}")))
     }

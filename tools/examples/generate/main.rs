@@ -9,6 +9,7 @@ use anyhow::Result;
 use clap::Parser;
 use foretoken::speculative::{Costs, Trace};
 use foretoken::{Engine, GenerateOptions};
+use foretoken_tools::text::Text;
 use foretoken_tools::{arguments, report};
 
 /// Generate text with a Gemma 4 and its assistant.
@@ -26,7 +27,7 @@ struct Args {
     #[command(flatten)]
     drafting: arguments::Drafting,
     #[command(flatten)]
-    text: arguments::Text,
+    text: Text,
     #[command(flatten)]
     kv: arguments::Kv,
     /// Measured costs of this machine; made if missing, and written back.
@@ -100,7 +101,7 @@ fn options(args: &Args, engine: &Engine) -> Result<GenerateOptions> {
         _ => Trace::file(path),
     });
     let defaults = engine.sampling_defaults().filter(|_| args.prompt.chat);
-    let text = args.text.options(&defaults.cloned().unwrap_or_default());
+    let text = args.text.options(engine, &defaults.cloned().unwrap_or_default())?;
     if defaults.is_some() && text.sampling.temperature > 0.0 {
         eprintln!("{}", report::sampling(&text.sampling));
     }

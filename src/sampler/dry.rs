@@ -1,0 +1,98 @@
+//! DRY ("don't repeat yourself"): penalties of tokens that would prolong a repetition.
+
+use std::collections::HashMap;
+
+use super::penalties::newest;
+use super::processor::LogitsProcessor;
+use crate::{Error, Result};
+
+/// Where the newest tokens have occurred before, `n` of them in a row, the token that followed then loses
+/// `multiplier * base^(n - allowed_length)`, with the largest `n` of all occurrences.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dry {
+    /// Scale of the penalty, from 0 to 100. Default: 0.8.
+    pub multiplier: f32,
+    /// Growth of the penalty with every further token, from 1 to 16. Default: 1.75.
+    pub base: f32,
+    /// Tokens in a row that may be repeated, at least 1. Default: 2.
+    pub allowed_length: usize,
+    /// How many of the newest tokens count; `None` for all. Default: all.
+    pub last_n: Option<usize>,
+    /// Tokens that end a repetition, such as line ends and quotes
+    /// ([`Tokenizer::ids_with`](crate::tokenizer::Tokenizer::ids_with) finds them). Default: none.
+    pub breakers: Vec<u32>,
+}
+
+impl Default for Dry {
+    fn default() -> Self {
+        Self { multiplier: 0.8, base: 1.75, allowed_length: 2, last_n: None, breakers: Vec::new() }
+    }
+}
+
+/// Limit of a penalty: no number of them makes a logit infinite.
+const MAX_PENALTY: f32 = 1e30;
+
+impl Dry {
+    /// # Errors
+    /// If a parameter is out of its range.
+    pub(super) fn check(&self) -> Result<()> {
+        match self {
+            s if !(0.0..=100.0).contains(&s.multiplier) => {
+                Err(Error::argument("dry.multiplier", "must be from 0 to 100"))
+            }
+            s if !(1.0..=16.0).contains(&s.base) => Err(Error::argument("dry.base", "must be from 1 to 16")),
+            s if s.allowed_length == 0 => Err(Error::argument("dry.allowed_length", "must be at least 1")),
+            _ => Ok(()),
+        }
+    }
+
+    /// How many of the newest tokens it reads.
+    pub(super) fn history(&self) -> usize {
+        if self.multiplier == 0.0 { 0 } else { self.last_n.unwrap_or(usize::MAX) }
+    }
+}
+
+impl LogitsProcessor for Dry {
+    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
+        let tokens = newest(tokens, self.history());
+        let unbroken = tokens.iter().rev().take_while(|token| !self.breakers.contains(token)).count();
+        if unbroken < self.allowed_length {
+            return Ok(());
+        }
+        let mut longest: HashMap<u32, usize> = HashMap::new();
+        // `repeats[back]`: tokens in a row that end `back` before the newest, and are as the newest ones.
+        for (back, repeat) in repeats(tokens).into_iter().enumerate().skip(1) {
+            let repeat = repeat.min(unbroken);
+            if repeat >= self.allowed_length {
+                let length = longest.entry(tokens[tokens.len() - back]).or_default();
+                *length = repeat.max(*length);
+            }
+        }
+        for (token, length) in longest {
+            let Some(logit) = logits.get_mut(token as usize) else { continue };
+            let exponent = (length - self.allowed_length).min(1 << 16) as i32;
+            *logit -= (self.multiplier * self.base.powi(exponent)).min(MAX_PENALTY);
+        }
+        Ok(())
+    }
+}
+
+/// How many of the newest tokens occur in a row so that the last of them is `i` before the newest, for every `i`: the Z-function
+/// of the reversed tokens (Gusfield 1997), in linear time.
+fn repeats(tokens: &[u32]) -> Vec<usize> {
+    let at = |i: usize| tokens[tokens.len() - 1 - i];
+    let mut lengths = vec![0; tokens.len()];
+    // The occurrence that reaches farthest: `start..end`.
+    let (mut start, mut end) = (0, 0);
+    for i in 1..tokens.len() {
+        let mut length = if i < end { lengths[i - start].min(end - i) } else { 0 };
+        while i + length < tokens.len() && at(length) == at(i + length) {
+            length += 1;
+        }
+        if i + length > end {
+            (start, end) = (i, i + length);
+        }
+        lengths[i] = length;
+    }
+    lengths
+}

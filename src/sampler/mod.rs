@@ -1,0 +1,117 @@
+//! Sampling: logits to a token distribution, and draws from it.
+
+mod distribution;
+mod dry;
+mod filters;
+mod logprobs;
+mod penalties;
+mod processor;
+mod sampling;
+
+pub use distribution::Distribution;
+pub use dry::Dry;
+pub use logprobs::TokenLogprobs;
+pub use penalties::Penalties;
+pub use processor::LogitsProcessor;
+pub use sampling::{Sampling, Xtc};
+
+use filters::Candidates;
+
+use crate::{Error, Result};
+
+/// Logits per block of the argmax.
+const SCANNED: usize = 1024;
+
+/// [`Sampling`] plus the checkpoint's suppressed tokens.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+    suppressed: Vec<u32>,
+}
+
+impl Sampler {
+    /// # Errors
+    /// If a parameter is out of its range.
+    pub fn new(sampling: Sampling, suppressed: Vec<u32>) -> Result<Self> {
+        sampling.check()?;
+        Ok(Self { sampling, suppressed })
+    }
+
+    /// Whether the token is the most probable one of the logits as they are.
+    pub(crate) fn is_plain_greedy(&self) -> bool {
+        self.sampling.temperature == 0.0 && self.history() == 0
+    }
+
+    /// How many of the newest tokens [`Sampler::penalize`] reads; `usize::MAX` for all.
+    pub(crate) fn history(&self) -> usize {
+        let dry = self.sampling.dry.as_ref().map_or(0, Dry::history);
+        self.sampling.penalties.history().max(dry)
+    }
+
+    /// Changes `logits` `(vocab)` of the token after `tokens` by the penalties and DRY. Logits of other vocabularies, as of a
+    /// drafter's head, are not for this.
+    ///
+    /// # Errors
+    /// None; the signature is a processor's.
+    pub fn penalize(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
+        self.sampling.penalties.process(tokens, logits)?;
+        self.sampling.dry.iter().try_for_each(|dry| dry.process(tokens, logits))
+    }
+
+    /// The most probable token that may be emitted, the lowest id among equals. `ids[i]` is the token of `logits[i]`;
+    /// without ids, token `i` is.
+    ///
+    /// # Errors
+    /// If a logit is NaN, or no allowed token's logit is finite.
+    pub fn most_probable(&self, ids: Option<&[u32]>, logits: &[f32]) -> Result<u32> {
+        let mut best: Option<(f32, u32)> = None;
+        for (block, first) in logits.chunks(SCANNED).zip((0..).step_by(SCANNED)) {
+            // Block maximum first, without a branch per logit: nearly all blocks are skipped here.
+            let max = best.map_or(f32::NEG_INFINITY, |(max, _)| max);
+            if !block.iter().fold(false, |found, logit| found | (*logit >= max) | logit.is_nan()) {
+                continue;
+            }
+            for (logit, i) in block.iter().zip(first..) {
+                let id = ids.map_or(i as u32, |ids| ids[i]);
+                let better = best.is_none_or(|(max, of)| *logit > max || (*logit == max && id < of));
+                if logit.is_nan() {
+                    return Err(Error::logits(*logit));
+                }
+                if better && *logit > f32::NEG_INFINITY && !self.suppressed.contains(&id) {
+                    best = Some((*logit, id));
+                }
+            }
+        }
+        match best {
+            Some((max, id)) if max.is_finite() => Ok(id),
+            Some((max, _)) => Err(Error::logits(max)),
+            None => Err(Error::logits(f32::NEG_INFINITY)),
+        }
+    }
+
+    /// The distribution of `logits` under the filters and the temperature. `ids[i]` is the token of `logits[i]`; without ids,
+    /// token `i` is.
+    ///
+    /// # Errors
+    /// As [`Sampler::most_probable`].
+    pub fn distribution(&self, ids: Option<&[u32]>, logits: &[f32]) -> Result<Distribution> {
+        let best = self.most_probable(ids, logits)?;
+        if self.sampling.temperature == 0.0 {
+            return Ok(Distribution::certain(best));
+        }
+        let id = |i: u32| ids.map_or(i, |ids| ids[i as usize]);
+        let allowed: Vec<f32>;
+        let logits = if self.suppressed.is_empty() {
+            logits
+        } else {
+            let mask = |(i, logit): (usize, &f32)| match self.suppressed.contains(&id(i as u32)) {
+                true => f32::NEG_INFINITY,
+                false => *logit,
+            };
+            allowed = logits.iter().enumerate().map(mask).collect();
+            &allowed
+        };
+        let weights = Candidates::new(&self.sampling, logits).filtered(&self.sampling).weights(&self.sampling);
+        Ok(Distribution::new(weights.into_iter().map(|(i, weight)| (id(i), weight)).collect()))
+    }
+}

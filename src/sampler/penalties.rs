@@ -1,0 +1,71 @@
+//! Penalties of tokens that were there before.
+
+use std::collections::HashMap;
+
+use super::processor::LogitsProcessor;
+use crate::{Error, Result};
+
+/// Penalties of the tokens among the newest ones, of the prompt as of the text. Default: none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Penalties {
+    /// Divides positive logits of such tokens, and multiplies negative ones (Keskar et al. 2019); from 0.1 to 10. Default: 1.
+    pub repeat: f32,
+    /// Is subtracted once for every occurrence; from -100 to 100. Default: 0.
+    pub frequency: f32,
+    /// Is subtracted from the logits of such tokens; from -100 to 100. Default: 0.
+    pub presence: f32,
+    /// How many of the newest tokens count; `None` for all. Default: 64.
+    pub last_n: Option<usize>,
+}
+
+impl Default for Penalties {
+    fn default() -> Self {
+        Self { repeat: 1.0, frequency: 0.0, presence: 0.0, last_n: Some(64) }
+    }
+}
+
+impl Penalties {
+    /// # Errors
+    /// If one is out of its range.
+    pub(super) fn check(&self) -> Result<()> {
+        let range = -100.0..=100.0;
+        match self {
+            s if !(0.1..=10.0).contains(&s.repeat) => {
+                Err(Error::argument("penalties.repeat", "must be from 0.1 to 10; 1 for none"))
+            }
+            s if !range.contains(&s.frequency) => {
+                Err(Error::argument("penalties.frequency", "must be from -100 to 100; 0 for none"))
+            }
+            s if !range.contains(&s.presence) => {
+                Err(Error::argument("penalties.presence", "must be from -100 to 100; 0 for none"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// How many of the newest tokens it reads.
+    pub(super) fn history(&self) -> usize {
+        let none = self.repeat == 1.0 && self.frequency == 0.0 && self.presence == 0.0;
+        if none { 0 } else { self.last_n.unwrap_or(usize::MAX) }
+    }
+}
+
+impl LogitsProcessor for Penalties {
+    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
+        let mut counts: HashMap<u32, f32> = HashMap::new();
+        for token in newest(tokens, self.history()) {
+            *counts.entry(*token).or_default() += 1.0;
+        }
+        for (token, count) in counts {
+            let Some(logit) = logits.get_mut(token as usize) else { continue };
+            *logit = if *logit > 0.0 { *logit / self.repeat } else { *logit * self.repeat };
+            *logit -= count * self.frequency + self.presence;
+        }
+        Ok(())
+    }
+}
+
+/// The newest `most` tokens.
+pub(super) fn newest(tokens: &[u32], most: usize) -> &[u32] {
+    &tokens[tokens.len().saturating_sub(most)..]
+}

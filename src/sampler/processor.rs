@@ -1,0 +1,16 @@
+//! What changes logits before they are sampled.
+
+use crate::Result;
+
+/// Modifies logits before sampling: a mask, a bias, a penalty.
+///
+/// It is called for every verified row in order, up to the first rejected draft, so that its effect on the text is the
+/// same with and without speculation. It comes before the penalties and filters of [`Sampling`](crate::Sampling).
+pub trait LogitsProcessor: std::fmt::Debug + Send + Sync {
+    /// Modifies `logits` `(vocab)` of the token after `tokens`: prompt, text, and accepted drafts.
+    /// `-inf` excludes a token.
+    ///
+    /// # Errors
+    /// The implementation's; they end the generation.
+    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()>;
+}

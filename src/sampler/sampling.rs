@@ -1,0 +1,94 @@
+//! Sampling parameters.
+
+use super::dry::Dry;
+use super::penalties::Penalties;
+use crate::{Error, Result};
+
+/// Sampling parameters, applied in field order, which is that of llama.cpp's default chain: penalties, filters, temperature.
+/// Default: greedy, without penalties.
+///
+/// All of them are functions of one row of logits and of the tokens before it, so that every verified row has the
+/// distribution that it has without speculation. Mirostat, whose target follows the surprise of what was emitted, is not
+/// offered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Penalties of tokens that were there before. Default: none.
+    pub penalties: Penalties,
+    /// Penalties of tokens that would prolong a repetition. Default: none.
+    pub dry: Option<Dry>,
+    /// Keeps tokens whose logits are at most this many standard deviations of the row below the largest (top-n-sigma, Tang
+    /// et al. 2024). Default: all.
+    pub top_n_sigma: Option<f32>,
+    /// Keeps the `k` most probable tokens; `None` keeps all.
+    pub top_k: Option<usize>,
+    /// Keeps the tokens whose surprise is closest to the entropy until their probabilities exceed this sum (locally typical
+    /// sampling, Meister et al. 2022); 1 keeps all. Default: 1.
+    pub typical_p: f32,
+    /// Keeps the most probable tokens until their probabilities reach this sum; 1 keeps all.
+    pub top_p: f32,
+    /// Keeps tokens at least this probable relative to the most probable; 0 keeps all.
+    pub min_p: f32,
+    /// Excludes the most probable tokens at random. Default: never.
+    pub xtc: Option<Xtc>,
+    /// Divides the logits that are left; 0 takes the most probable token after the penalties, and no filter applies.
+    pub temperature: f32,
+}
+
+/// Exclude top choices: of the tokens at least as probable as the threshold, all but the least probable one are removed.
+/// Whether they are is not drawn: the distribution is the mixture of both cases.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Xtc {
+    /// How often. Default: 0.5.
+    pub probability: f32,
+    /// Probability from which a token counts as a top choice, up to 0.5. Default: 0.1.
+    pub threshold: f32,
+}
+
+impl Default for Xtc {
+    fn default() -> Self {
+        Self { probability: 0.5, threshold: 0.1 }
+    }
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            penalties: Penalties::default(),
+            dry: None,
+            top_n_sigma: None,
+            top_k: None,
+            typical_p: 1.0,
+            top_p: 1.0,
+            min_p: 0.0,
+            xtc: None,
+            temperature: 0.0,
+        }
+    }
+}
+
+impl Sampling {
+    /// # Errors
+    /// If a parameter is out of its range.
+    pub(crate) fn check(&self) -> Result<()> {
+        let refuse = |name, range: &str| Err(Error::argument(name, range));
+        self.penalties.check()?;
+        self.dry.iter().try_for_each(Dry::check)?;
+        match self {
+            s if !(s.temperature >= 0.0 && s.temperature.is_finite()) => refuse("temperature", "must be 0 or more"),
+            s if !s.top_n_sigma.is_none_or(|n| n > 0.0) => {
+                refuse("top_n_sigma", "must be above 0; leave it out to keep all tokens")
+            }
+            s if s.top_k == Some(0) => refuse("top_k", "must be at least 1; leave it out to keep all tokens"),
+            s if !(s.typical_p > 0.0 && s.typical_p <= 1.0) => refuse("typical_p", "must be above 0 and at most 1"),
+            s if !(s.top_p > 0.0 && s.top_p <= 1.0) => refuse("top_p", "must be above 0 and at most 1"),
+            s if !(0.0..=1.0).contains(&s.min_p) => refuse("min_p", "must be from 0 to 1"),
+            s if !s.xtc.is_none_or(|xtc| (0.0..=1.0).contains(&xtc.probability)) => {
+                refuse("xtc.probability", "must be from 0 to 1")
+            }
+            s if !s.xtc.is_none_or(|xtc| (0.0..=0.5).contains(&xtc.threshold)) => {
+                refuse("xtc.threshold", "must be from 0 to 0.5: no two tokens are more probable than that")
+            }
+            _ => Ok(()),
+        }
+    }
+}

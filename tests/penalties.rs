@@ -1,0 +1,279 @@
+//! Penalties and DRY: what they do to a row, and that drafts change nothing of a text under them.
+
+mod cases;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use foretoken::sampler::{Dry, Penalties, Sampler, Xtc};
+use foretoken::speculative::{BlockSize, Drafters};
+use foretoken::tokenizer::Tokenizer;
+use foretoken::{
+    EndOfGeneration, Engine, EngineOptions, GenerateOptions, LogitsProcessor, Pipeline, Result, Sampling,
+    SessionOptions, Speculation, SpeculationOptions, Stop,
+};
+
+fn penalties(repeat: f32, frequency: f32, presence: f32, last_n: Option<usize>) -> Sampling {
+    Sampling { penalties: Penalties { repeat, frequency, presence, last_n }, ..Sampling::default() }
+}
+
+fn dry(allowed_length: usize, last_n: Option<usize>, breakers: &[u32]) -> Sampling {
+    let breakers = breakers.to_vec();
+    let dry = Dry { multiplier: 1.0, base: 2.0, allowed_length, last_n, breakers };
+    Sampling { dry: Some(dry), ..Sampling::default() }
+}
+
+/// The row of ten logits after `tokens`.
+fn row(sampling: &Sampling, tokens: &[u32], logits: [f32; 10]) -> [f32; 10] {
+    let mut row = logits;
+    let sampler = Sampler::new(sampling.clone(), Vec::new()).expect("parameters in range");
+    sampler.penalize(tokens, &mut row).expect("no error");
+    row
+}
+
+#[test]
+fn penalties_are_the_definitions() {
+    let logits: [f32; 10] = [4.0, -4.0, 0.0, 2.0, -1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+    let tokens = [9, 0, 1, 0, 2];
+    let with = |changed: &[(usize, f32)]| {
+        let mut row = logits;
+        changed.iter().for_each(|(i, logit)| row[*i] = *logit);
+        row
+    };
+    for (sampling, want) in [
+        (penalties(1.0, 0.0, 0.0, None), with(&[])),
+        (penalties(2.0, 0.0, 0.0, None), with(&[(0, 2.0), (1, -8.0), (2, 0.0), (9, 0.5)])),
+        (penalties(2.0, 0.0, 0.0, Some(4)), with(&[(0, 2.0), (1, -8.0), (2, 0.0)])),
+        (penalties(2.0, 0.0, 0.0, Some(0)), with(&[])),
+        (penalties(1.0, 0.5, 0.0, None), with(&[(0, 3.0), (1, -4.5), (2, -0.5), (9, 0.5)])),
+        (penalties(1.0, 0.0, 0.5, None), with(&[(0, 3.5), (1, -4.5), (2, -0.5), (9, 0.5)])),
+        (penalties(2.0, 0.5, 0.25, Some(4)), with(&[(0, 0.75), (1, -8.75), (2, -0.75)])),
+        (penalties(1.0, -1.0, 0.0, Some(1)), with(&[(2, 1.0)])),
+    ] {
+        assert_eq!(row(&sampling, &tokens, logits), want, "{:?}", sampling.penalties);
+        assert_eq!(row(&sampling, &[], logits), logits, "nothing was there before");
+    }
+    // Tokens of another vocabulary change nothing, and excluded ones stay so.
+    let mut excluded = logits;
+    excluded[0] = f32::NEG_INFINITY;
+    assert_eq!(row(&penalties(2.0, 1.0, 1.0, None), &[0, 99], excluded), excluded);
+}
+
+/// By trying every occurrence and every length.
+fn dry_by_definition(dry: &Dry, tokens: &[u32]) -> BTreeMap<u32, f32> {
+    let tokens = &tokens[tokens.len().saturating_sub(dry.last_n.unwrap_or(usize::MAX))..];
+    let mut lost = BTreeMap::new();
+    for next in 1..tokens.len() {
+        for length in dry.allowed_length..=next {
+            let (suffix, earlier) = (&tokens[tokens.len() - length..], &tokens[next - length..next]);
+            if suffix == earlier && !suffix.iter().any(|token| dry.breakers.contains(token)) {
+                let penalty = dry.multiplier * dry.base.powi((length - dry.allowed_length) as i32);
+                let own: &mut f32 = lost.entry(tokens[next]).or_default();
+                *own = own.max(penalty);
+            }
+        }
+    }
+    lost
+}
+
+#[test]
+fn dry_is_the_definition() {
+    // After "1 2 3 4 1 2 3" a 4 would be the fourth of a repetition.
+    assert_eq!(row(&dry(2, None, &[]), &[1, 2, 3, 4, 1, 2, 3], [0.0; 10])[4], -2.0);
+    assert_eq!(row(&dry(3, None, &[]), &[1, 2, 3, 4, 1, 2, 3], [0.0; 10])[4], -1.0);
+    assert_eq!(row(&dry(4, None, &[]), &[1, 2, 3, 4, 1, 2, 3], [0.0; 10]), [0.0; 10]);
+    assert_eq!(row(&dry(2, Some(6), &[]), &[1, 2, 3, 4, 1, 2, 3], [0.0; 10])[4], -1.0);
+    assert_eq!(row(&dry(2, None, &[1]), &[1, 2, 3, 4, 1, 2, 3], [0.0; 10])[4], -1.0);
+    assert_eq!(row(&dry(2, None, &[2]), &[1, 2, 3, 4, 1, 2, 3], [0.0; 10]), [0.0; 10]);
+    let mut state = 1_u64;
+    let mut random = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    let mut penalized = 0;
+    for case in 0..2000 {
+        let (length, alphabet) = (random(40) as usize, 1 + random(4));
+        let tokens: Vec<u32> = (0..length).map(|_| random(alphabet) as u32).collect();
+        let last_n = (random(2) == 0).then(|| random(30) as usize);
+        let breakers: Vec<u32> = (random(3) == 0).then(|| random(4) as u32).into_iter().collect();
+        let sampling = dry(1 + random(4) as usize, last_n, &breakers);
+        let got = row(&sampling, &tokens, [0.0; 10]);
+        let want = dry_by_definition(sampling.dry.as_ref().expect("DRY"), &tokens);
+        for (token, logit) in (0..).zip(got) {
+            let lost = want.get(&token).copied().unwrap_or_default();
+            assert_eq!(logit, -lost, "case {case}: {sampling:?} after {tokens:?}: token {token}");
+            penalized += usize::from(lost > 0.0);
+        }
+    }
+    assert!(penalized > 1000, "{penalized} tokens were penalized");
+    // A repetition of any length gives a finite logit.
+    let row = row(&dry(1, None, &[]), &[7; 5000], [0.0; 10]);
+    assert!(row[7] < -1e29 && row[7].is_finite(), "{row:?}");
+}
+
+#[test]
+fn parameters_out_of_range_are_refused() {
+    let default = Sampling::default;
+    let with_dry = |change: &dyn Fn(&mut Dry)| {
+        let mut dry = Dry::default();
+        change(&mut dry);
+        Sampling { dry: Some(dry), ..default() }
+    };
+    for (sampling, about) in [
+        (penalties(0.0, 0.0, 0.0, None), "penalties.repeat"),
+        (penalties(f32::NAN, 0.0, 0.0, None), "penalties.repeat"),
+        (penalties(1.0, f32::INFINITY, 0.0, None), "penalties.frequency"),
+        (penalties(1.0, 0.0, -101.0, None), "penalties.presence"),
+        (with_dry(&|dry| dry.multiplier = -1.0), "dry.multiplier"),
+        (with_dry(&|dry| dry.base = 0.5), "dry.base"),
+        (with_dry(&|dry| dry.base = f32::NAN), "dry.base"),
+        (with_dry(&|dry| dry.allowed_length = 0), "dry.allowed_length"),
+        (Sampling { top_n_sigma: Some(0.0), ..default() }, "top_n_sigma"),
+        (Sampling { top_n_sigma: Some(f32::NAN), ..default() }, "top_n_sigma"),
+        (Sampling { typical_p: 0.0, ..default() }, "typical_p"),
+        (Sampling { typical_p: 1.5, ..default() }, "typical_p"),
+        (Sampling { xtc: Some(Xtc { probability: 1.1, ..Xtc::default() }), ..default() }, "xtc.probability"),
+        (Sampling { xtc: Some(Xtc { threshold: 0.6, ..Xtc::default() }), ..default() }, "xtc.threshold"),
+        (Sampling { xtc: Some(Xtc { threshold: f32::NAN, ..Xtc::default() }), ..default() }, "xtc.threshold"),
+    ] {
+        let error = Sampler::new(sampling, Vec::new()).expect_err(about).to_string();
+        assert!(error.starts_with(about) && error.lines().count() == 1, "{error:?} is not about {about}");
+    }
+}
+
+/// All drafters that there are, by themselves and together.
+const DRAFTERS: [&str; 9] = [
+    "mtp",
+    "draft-model",
+    "ngram-simple:n=2:m=6",
+    "ngram-map-k:n=2:m=6",
+    "ngram-map-k4v:n=2:m=3",
+    "ngram-mod:n=2:min=1",
+    "ngram-cache",
+    "ngram-map-k4v:n=2:m=2,ngram-simple:n=1:m=7,mtp",
+    "auto",
+];
+
+struct Pair {
+    name: String,
+    engine: Engine,
+    prompt: Vec<u32>,
+}
+
+fn pairs() -> Vec<Pair> {
+    let pair = |name: String, model: PathBuf, assistant: PathBuf, prompt: Option<Vec<u32>>| {
+        let draft_model = Some(model.clone());
+        let options = EngineOptions { draft_model, threads: Some(1), ..EngineOptions::new(model) };
+        let engine = Engine::load(&options.with_assistant(assistant)).expect("a pair");
+        // A prompt that repeats itself, so that prompt lookup drafts.
+        let prompt = prompt.unwrap_or_else(|| {
+            let tokenizer = engine.tokenizer().expect("a tokenizer");
+            tokenizer.encode("fn a() -> u32 { 1 }\nfn b() -> u32 { 1 }\nfn c() ->").expect("tokens")
+        });
+        Pair { name, engine, prompt }
+    };
+    let fixtures = cases::all().into_iter().filter_map(|case| {
+        let prompt = case.ids("input_ids").repeat(2);
+        Some(pair(case.name.clone(), case.path.join("target"), case.assistant_path()?, Some(prompt)))
+    });
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+    fixtures.chain([pair("demo".into(), demo.join("target"), demo.join("assistant"), None)]).collect()
+}
+
+fn samplings() -> [Sampling; 5] {
+    let dry = Dry { multiplier: 2.0, allowed_length: 1, ..Dry::default() };
+    [
+        penalties(1.3, 0.0, 0.0, Some(64)),
+        penalties(1.0, 0.7, 0.4, None),
+        penalties(1.1, 0.2, 0.1, Some(5)),
+        Sampling { dry: Some(dry.clone()), ..Sampling::default() },
+        Sampling { dry: Some(Dry { last_n: Some(24), ..dry }), ..penalties(1.2, 0.1, 0.0, Some(16)) },
+    ]
+}
+
+fn run(pair: &Pair, options: &GenerateOptions) -> (Vec<u32>, usize) {
+    let mut session = pair.engine.session(&SessionOptions::default()).expect("a session");
+    let mut generation = session.generate(&pair.prompt, options).expect("a generation");
+    let ids = generation.by_ref().flat_map(|piece| piece.expect("a piece").tokens).collect();
+    (ids, generation.statistics().drafted)
+}
+
+fn options(sampling: &Sampling, speculation: Speculation) -> GenerateOptions {
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    GenerateOptions { max_tokens: 40, sampling: sampling.clone(), speculation, stop, ..GenerateOptions::default() }
+}
+
+/// Greedy ids under penalties are those without drafts, whoever drafts: row `i` of a verification sees the drafts before it.
+#[test]
+fn drafts_do_not_change_penalized_texts() {
+    for pair in pairs() {
+        let (free, _) = run(&pair, &options(&Sampling::default(), Speculation::Off));
+        let mut drafted = [0; DRAFTERS.len()];
+        for sampling in samplings() {
+            let (want, _) = run(&pair, &options(&sampling, Speculation::Off));
+            assert_ne!(want, free, "{}: {sampling:?} changes nothing", pair.name);
+            for (of, drafters) in DRAFTERS.iter().enumerate() {
+                let drafters: Drafters = drafters.parse().expect("drafters");
+                let with = SpeculationOptions {
+                    block: BlockSize::Fixed(4),
+                    pipeline: if of % 2 == 0 { Pipeline::InTurn } else { Pipeline::Ahead },
+                    drafters,
+                    ..SpeculationOptions::default()
+                };
+                let (got, count) = run(&pair, &options(&sampling, Speculation::With(with)));
+                assert_eq!(got, want, "{}: {sampling:?}, {}", pair.name, DRAFTERS[of]);
+                drafted[of] += count;
+            }
+        }
+        println!("{}: drafted {drafted:?}", pair.name);
+        // Prompt lookup finds little in texts that may not repeat themselves.
+        assert!(drafted[0] > 0 && drafted[1] > 0, "{}: {drafted:?}", pair.name);
+    }
+}
+
+/// The same penalties, written as a processor.
+#[derive(Debug)]
+struct Own(Penalties);
+
+impl LogitsProcessor for Own {
+    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
+        let first = tokens.len().saturating_sub(self.0.last_n.unwrap_or(usize::MAX));
+        for (id, logit) in (0..).zip(logits) {
+            let count = tokens[first..].iter().filter(|token| **token == id).count();
+            if count > 0 {
+                *logit = if *logit > 0.0 { *logit / self.0.repeat } else { *logit * self.0.repeat };
+                *logit -= count as f32 * self.0.frequency + self.0.presence;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Prompt, text and drafts are the history: a processor that gets all of them computes the same text.
+#[test]
+fn the_history_is_the_whole_sequence() {
+    for pair in pairs() {
+        for sampling in &samplings()[..3] {
+            let (got, _) = run(&pair, &options(sampling, Speculation::WherePossible));
+            let own = Arc::new(Own(sampling.penalties)) as Arc<dyn LogitsProcessor>;
+            let plain = options(&Sampling::default(), Speculation::Off);
+            let (want, _) = run(&pair, &GenerateOptions { logits_processor: Some(own), ..plain });
+            assert_eq!(got, want, "{}: {sampling:?}", pair.name);
+        }
+    }
+}
+
+/// Breakers are found by what tokens spell.
+#[test]
+fn tokens_with_a_string() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
+    let tokenizer = Tokenizer::read(&path, 4096).expect("the demo's");
+    for part in ["\n", ":", " fn", "\""] {
+        let ids = tokenizer.ids_with(part);
+        let spells = |id: u32| tokenizer.token(id).is_some_and(|token| token.replace('\u{2581}', " ").contains(part));
+        assert!(!ids.is_empty() && ids.is_sorted(), "{part:?}");
+        assert_eq!(ids, (0..4096).filter(|id| spells(*id)).collect::<Vec<_>>(), "{part:?}");
+    }
+    assert!(tokenizer.ids_with("").is_empty());
+}

@@ -1074,6 +1074,43 @@ fn an_assistant_beside_its_target_is_found() {
     assert_eq!(found.fitting, [inside, twin.path("target-assistant")]);
 }
 
+/// In the layout of the Hub's cache: the newest revision of the repository of that name, whoever owns it.
+#[test]
+fn an_assistant_in_the_hubs_cache_is_found() {
+    let twin = Twin::of("edge");
+    let repository = |name: &str, revision: &str, part: &str| {
+        let to = format!("hub/models--{name}/snapshots/{revision}");
+        std::fs::create_dir_all(twin.path(&to)).expect("a directory");
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(twin.path(part).join(file), twin.path(&to).join(file)).expect("a copy");
+        }
+        twin.path(&to)
+    };
+    let target = repository("google--gemma-4-E2B-it", "0f", "target");
+    repository("google--gemma-4-E4B-it-assistant", "1a", "assistant");
+    assert!(find_assistants(&target).expect("none").fitting.is_empty());
+    repository("google--gemma-4-E2B-it-assistant", "2b", "assistant");
+    let newest = repository("google--gemma-4-E2B-it-assistant", "3c", "assistant");
+    assert!(find_assistants(&target).expect("none").fitting.is_empty(), "no revision is named");
+    twin.write("hub/models--google--gemma-4-E2B-it-assistant/refs/main", "3c");
+    let found = find_assistants(&target).expect("one");
+    assert_eq!((found.only(), found.misfits.len()), (Some(newest.as_path()), 0), "{found:?}");
+    assert!(engine(&target, found.only()).expect("a pair").assistant().is_some());
+    // A GGUF file of the same model in another owner's repository.
+    let file = twin.write(
+        "hub/models--unsloth--gemma-4-E2B-it-GGUF/snapshots/4d/gemma-4-E2B-it-Q4_0.gguf",
+        twin.gguf("target").bytes(),
+    );
+    assert_eq!(find_assistants(&file).expect("one").only(), Some(newest.as_path()));
+    // A second one.
+    let drafter = twin.gguf("assistant").bytes();
+    let other = "hub/models--unsloth--gemma-4-E2B-it-assistant-GGUF";
+    twin.write(&format!("{other}/refs/main"), "5e\n");
+    let drafter = twin.write(&format!("{other}/snapshots/5e/gemma-4-E2B-it-assistant-Q8_0.gguf"), drafter);
+    let found = find_assistants(&target).expect("two");
+    assert_eq!((found.only(), &found.fitting), (None, &vec![newest, drafter]));
+}
+
 #[test]
 fn an_assistant_of_another_target_is_a_misfit() {
     let (edge, dense) = (Twin::of("edge"), Twin::of("dense"));

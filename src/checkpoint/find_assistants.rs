@@ -1,4 +1,4 @@
-//! Assistants that lie beside a target.
+//! Assistants that lie beside a target, or in the cache of the Hugging Face Hub.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use super::Checkpoint;
 use crate::gemma4::{TextConfig, check_pair};
 use crate::{Error, Result};
 
-/// The assistants beside a target, by path.
+/// The assistants that were found for a target, by path.
 #[derive(Debug, Default)]
 pub struct FoundAssistants {
     /// Those that fit it.
@@ -26,8 +26,9 @@ impl FoundAssistants {
 }
 
 /// Looks for assistants beside the target `model`, a directory or a GGUF file: in its own directory `mtp-*.gguf` and
-/// `*-assistant*.gguf`, every GGUF file in the directory `MTP` there, and beside it a checkpoint `MODEL-assistant`. Headers
-/// are read, not weights.
+/// `*-assistant*.gguf`, every GGUF file in the directory `MTP` there, and beside it a checkpoint `MODEL-assistant`. For a model
+/// in a cache of the Hub (`models--OWNER--NAME/snapshots/REVISION`) that is the repository `NAME-assistant` of any owner in the
+/// same cache, by its `refs/main`; nothing is downloaded. Headers are read, not weights.
 ///
 /// # Errors
 /// If the target cannot be read.
@@ -69,10 +70,41 @@ fn candidates(model: &Path) -> Vec<PathBuf> {
     if let (Some(parent), Some(stem)) = (model.parent(), stem.and_then(|stem| stem.to_str())) {
         found.extend([format!("{stem}-assistant"), format!("{stem}-assistant.gguf")].map(|name| parent.join(name)));
     }
+    found.extend(in_hub_cache(&model));
     found.retain(|path| *path != model && path.exists() && !is_later_part(path));
     found.sort();
     found.dedup();
     found
+}
+
+/// The checkpoints of assistants in the cache of the Hub that the model lies in: directories, and GGUF files. A target's
+/// repository of GGUF files (`NAME-GGUF`) has the assistants of `NAME`.
+fn in_hub_cache(model: &Path) -> Vec<PathBuf> {
+    let ancestors = || model.ancestors().zip(model.ancestors().skip(1));
+    let snapshots = ancestors().find(|(_, parent)| parent.file_name().is_some_and(|name| name == "snapshots"));
+    let repository = snapshots.and_then(|(_, snapshots)| snapshots.parent());
+    let Some((cache, name)) = repository.and_then(|own| Some((own.parent()?, repository_name(own)?))) else {
+        return Vec::new();
+    };
+    let assistant = format!("{}-assistant", name.trim_end_matches("-gguf"));
+    let repositories = std::fs::read_dir(cache).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let its = repositories
+        .filter(|path| repository_name(path).is_some_and(|name| name.trim_end_matches("-gguf") == assistant));
+    let snapshot = |path: PathBuf| {
+        let revision = std::fs::read_to_string(path.join("refs/main")).ok()?;
+        Some(path.join("snapshots").join(revision.trim())).filter(|snapshot| snapshot.is_dir())
+    };
+    its.filter_map(snapshot)
+        .flat_map(|snapshot| match snapshot.join("config.json").exists() {
+            true => vec![snapshot],
+            false => gguf_files(&snapshot).collect(),
+        })
+        .collect()
+}
+
+/// `name` of `models--owner--name`, in lower case.
+fn repository_name(path: &Path) -> Option<String> {
+    Some(file_name(path)?.strip_prefix("models--")?.split_once("--")?.1.to_owned())
 }
 
 fn gguf_files(directory: &Path) -> impl Iterator<Item = PathBuf> {

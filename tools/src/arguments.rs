@@ -3,14 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
-use foretoken::chat::{ChatOptions, Message, Thinking};
+use foretoken::chat::{ChatOptions, Json, Message, Thinking};
 use foretoken::checkpoint::find_assistants;
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, MtpPreset, NgramCache};
 use foretoken::{
-    DeviceChoice, Engine, EngineOptions, Isa, Pipeline, SessionOptions, Speculation, SpeculationOptions, WeightType, hub,
+    DeviceChoice, Engine, EngineOptions, Isa, Pipeline, SessionOptions, Speculation, SpeculationOptions, WeightType,
+    hub,
 };
 
 use crate::progress::ProgressLine;
@@ -22,7 +23,8 @@ pub struct Load {
     #[arg(long)]
     pub model: Option<PathBuf>,
     /// The assistant's checkpoint, likewise. Default: the one that fits the model and lies beside it (mtp-*.gguf,
-    /// *-assistant*.gguf, MTP/, MODEL-assistant).
+    /// *-assistant*.gguf, MTP/, MODEL-assistant; of a model in the Hub's cache, the repository NAME-assistant there); several
+    /// are an error.
     #[arg(long)]
     pub assistant: Option<PathBuf>,
     /// No assistant, also if one lies beside the model.
@@ -51,8 +53,8 @@ impl Load {
     /// assistant named, and `drafting` not off, one is looked for beside the model; what is found is said on stderr.
     ///
     /// # Errors
-    /// If a name is the Hub's, and the checkpoint cannot be downloaded, or the model that assistants are to fit cannot be
-    /// read.
+    /// If a name is the Hub's, and the checkpoint cannot be downloaded, the model that assistants are to fit cannot be read,
+    /// or several fit.
     pub fn options(&self, drafting: &Drafting) -> Result<EngineOptions> {
         let demo = || (self.model.is_none() && !self.no_assistant).then(|| crate::demo("assistant"));
         let assistant = self.assistant.clone().or_else(demo);
@@ -81,18 +83,24 @@ impl Load {
     }
 }
 
-/// The assistant beside the model, if exactly one fits; says which, or why none is used.
+/// The assistant beside the model, if one fits; says which, or why none is used.
+///
+/// # Errors
+/// If several fit.
 fn found_assistant(model: &Path) -> Result<Option<PathBuf>> {
     let found = find_assistants(model)?;
     if let Some(path) = found.only() {
-        eprintln!("assistant: {}, found beside the model (--no-assistant: without)", path.display());
+        eprintln!("assistant: {}, found for the model (--no-assistant: without)", path.display());
         return Ok(Some(path.to_owned()));
     }
     if !found.fitting.is_empty() {
         let paths: Vec<_> = found.fitting.iter().map(|path| path.display().to_string()).collect();
-        eprintln!("no assistant: several beside the model fit it; name one with --assistant: {}", paths.join(", "));
+        bail!(
+            "several assistants fit the model; name one with --assistant, or give --no-assistant: {}",
+            paths.join(", ")
+        );
     }
-    for (path, error) in found.misfits.iter().filter(|_| found.fitting.is_empty()) {
+    for (path, error) in found.misfits {
         eprintln!("no assistant: {} is not used: {error}", path.display());
     }
     Ok(None)
@@ -225,13 +233,26 @@ pub struct Prompt {
     /// Let the model think first, with --chat.
     #[arg(long, requires = "chat")]
     pub think: bool,
+    /// A JSON list of messages instead of the prompt, with --chat: as for OpenAI's chat completions.
+    #[arg(long, value_name = "FILE", requires = "chat", conflicts_with = "prompt")]
+    pub messages: Option<PathBuf>,
+    /// A JSON list of the tools' schemas, with --chat.
+    #[arg(long, value_name = "FILE", requires = "chat")]
+    pub tools: Option<PathBuf>,
+    /// Further variables of the chat template: a JSON object.
+    #[arg(long, value_name = "JSON", requires = "chat")]
+    pub chat_template_kwargs: Option<String>,
+}
+
+fn read(path: &Path) -> foretoken::Result<String> {
+    std::fs::read_to_string(path).map_err(|cause| foretoken::Error::Io { path: path.to_owned(), cause })
 }
 
 impl Prompt {
     /// Its token ids.
     ///
     /// # Errors
-    /// If the checkpoint has no tokenizer or, with --chat, no template.
+    /// If the checkpoint has no tokenizer or, with --chat, no template; or a file is no such JSON.
     pub fn ids(&self, engine: &Engine) -> foretoken::Result<Vec<u32>> {
         if let Some(ids) = &self.prompt_ids {
             return Ok(ids.clone());
@@ -240,8 +261,26 @@ impl Prompt {
             return engine.tokenizer()?.encode(&self.prompt);
         }
         let system = self.system.iter().map(Message::system);
-        let messages: Vec<Message> = system.chain([Message::user(&self.prompt)]).collect();
-        let thinking = if self.think { Thinking::On } else { Thinking::Off };
-        engine.encode_chat(&messages, &ChatOptions { thinking, ..ChatOptions::default() })
+        let messages: Vec<Message> = match &self.messages {
+            Some(path) => system.chain(Message::list(&Json::parse(&read(path)?)?)?).collect(),
+            None => system.chain([Message::user(&self.prompt)]).collect(),
+        };
+        let options = ChatOptions {
+            thinking: if self.think { Thinking::On } else { Thinking::Off },
+            tools: self
+                .tools
+                .as_deref()
+                .map(|path| Json::parse(&read(path)?)?.into_list())
+                .transpose()?
+                .unwrap_or_default(),
+            variables: self
+                .chat_template_kwargs
+                .as_deref()
+                .map(|text| Json::parse(text)?.into_fields())
+                .transpose()?
+                .unwrap_or_default(),
+            ..ChatOptions::default()
+        };
+        engine.encode_chat(&messages, &options)
     }
 }

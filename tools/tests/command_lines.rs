@@ -128,21 +128,23 @@ fn the_assistant_beside_the_model_is_used_and_said() {
     let with = |more: &[&str]| succeeds("generate", &[&all[..], more].concat());
     let (written, lines) = with(&[]);
     let (said, statistics) = lines.split_once('\n').expect("two lines");
-    assert!(said.starts_with("assistant: ") && said.contains("model-assistant, found beside the model"), "{lines}");
+    assert!(said.starts_with("assistant: ") && said.contains("model-assistant, found for the model"), "{lines}");
     assert!(statistics.lines().count() == 1 && statistics.contains(" drafted tokens accepted"), "{lines}");
     for none in ["--no-assistant", "--no-speculation"] {
         let (plain, lines) = with(&[none]);
         assert_eq!(plain, written);
         assert!(lines.lines().count() == 1 && !lines.contains("drafted"), "{none}: {lines}");
     }
-    // A second one: neither is used.
+    // A second one: the error lists both.
     std::fs::create_dir(model.join("MTP")).expect("a directory");
     let gguf = model.join("MTP/mtp-model.gguf");
     succeeds("convert", &[utf8(&demo("assistant")), utf8(&gguf)]);
-    let (plain, lines) = with(&[]);
-    assert_eq!(plain, written);
-    let several = ["no assistant: several", "--assistant", "model-assistant", "mtp-model.gguf"];
+    let output = run("generate", &all);
+    let lines = text(&output.stderr);
+    assert!(!output.status.success() && lines.lines().count() == 1, "{lines}");
+    let several = ["Error: several assistants", "--assistant", "--no-assistant", "model-assistant", "mtp-model.gguf"];
     several.iter().for_each(|part| assert!(lines.contains(part), "{lines} has no {part:?}"));
+    assert_eq!(with(&["--no-assistant"]).0, written);
     assert!(with(&["--assistant", utf8(&gguf)]).1.contains("drafted tokens accepted"));
     // One that does not fit.
     std::fs::remove_dir_all(directory.path().join("model-assistant")).expect("it was there");
@@ -187,6 +189,62 @@ fn a_chat_is_sampled_as_its_publisher_says() {
     assert!(own.1.starts_with("sampling: temperature 1.5, top-k 3, top-p 0.95"), "{}", own.1);
     let zero = with(&["--ignore-eos", "--chat", "--temperature", "0"]);
     assert_eq!((zero.0, zero.1.contains("sampling: ")), (greedy.0, false));
+}
+
+/// Messages, tools and variables from files reach the template; what is not read is said in a line.
+#[test]
+fn a_chat_from_files() {
+    let directory = tempfile::tempdir().expect("a directory");
+    beside(directory.path(), [("target", "model"), ("assistant", "model-assistant")]);
+    let model = directory.path().join("model");
+    let file = |name: &str, content: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, content).expect("a file");
+        path
+    };
+    let template =
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}{{ tools | tojson }}{{ x }}";
+    file("model/chat_template.jinja", template);
+    let messages =
+        file("messages.json", r#"[{"role": "user", "content": "fn main"}, {"role": "tool", "content": "0"}]"#);
+    let tools = file("tools.json", r#"[{"type": "function", "function": {"name": "f"}}]"#);
+    let all = ["--chat", "--model", utf8(&model), "--threads", "1", "--max-tokens", "4", "--json"];
+    let prompt_tokens = |more: &[&str]| number(&json("generate", &[&all[..], more].concat())["prompt_tokens"]);
+    let messages = ["--messages", utf8(&messages)];
+    let (alone, with_tools) =
+        (prompt_tokens(&messages), prompt_tokens(&[&messages[..], &["--tools", utf8(&tools)]].concat()));
+    let x = ["--chat-template-kwargs", r#"{"x": "a whole line of further text"}"#];
+    let with_x = prompt_tokens(&[&messages[..], &x].concat());
+    assert!(alone < with_tools && alone < with_x, "{alone}, {with_tools}, {with_x}");
+    let image =
+        file("image.json", r#"[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]"#);
+    let output = run("generate", &[&all[..], &["--messages", utf8(&image)]].concat());
+    let line = text(&output.stderr);
+    let last = line.lines().last().unwrap_or_default();
+    assert!(
+        !output.status.success() && last.contains("messages: [0].content[0]") && last.contains("image_url"),
+        "{line}"
+    );
+}
+
+/// Penalties and filters by llama.cpp's names: they change the text, and drafts do not.
+#[test]
+fn sampling_by_llama_cpps_names() {
+    let all = ["fn main() {", "--threads", "1", "--max-tokens", "48", "--ignore-eos"];
+    let with = |more: &[&str]| succeeds("generate", &[&all[..], more].concat()).0;
+    let greedy = with(&[]);
+    let penalties = ["--repeat-penalty", "1.3", "--repeat-last-n", "-1", "--presence-penalty", "0.2"];
+    let dry = ["--frequency-penalty", "-0.1", "--dry-multiplier", "2", "--dry-allowed-length", "1", "--dry-base", "2"];
+    for options in [&penalties[..], &dry] {
+        let penalized = with(options);
+        assert_ne!(penalized, greedy, "{options:?}");
+        assert_eq!(with(&[options, &["--no-speculation"]].concat()), penalized, "{options:?}");
+    }
+    let filters = ["--temp", "1", "--top-n-sigma", "1", "--typical", "0.9", "--xtc-probability", "0.5"];
+    assert_ne!(with(&filters), greedy);
+    let output = run("generate", &[&all[..], &["--xtc-probability", "0.5", "--xtc-threshold", "0.7"]].concat());
+    let line = text(&output.stderr);
+    assert!(!output.status.success() && line.contains("xtc.threshold: must be from 0 to 0.5"), "{line}");
 }
 
 /// 100 tokens of rounds in a second, where plain steps would have taken 20 ms each.

@@ -26,6 +26,8 @@ struct State {
     break_after: Option<usize>,
     /// The token that requests need.
     token: Option<&'static str>,
+    /// Status and headers of every answer to paths with this in them.
+    refuse: Option<(&'static str, &'static str)>,
 }
 
 struct Server {
@@ -54,7 +56,7 @@ impl Server {
 
     fn options(&self, cache: &Path) -> HubOptions {
         let cache = Some(cache.join("hub"));
-        HubOptions { endpoint: self.endpoint.clone(), cache, ..HubOptions::default() }
+        HubOptions { endpoint: self.endpoint.clone(), cache, retries: 0, ..HubOptions::default() }
     }
 }
 
@@ -74,6 +76,9 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>, endpoint: &str) -> std::i
 
     let mut words = request.split(' ');
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    if let Some((_, head)) = state.refuse.filter(|(part, _)| path.contains(part)) {
+        return write!(stream, "HTTP/1.1 {head}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    }
     let allowed = state.token.is_none_or(|token| headers.get("authorization") == Some(&format!("Bearer {token}")));
     let info = path.strip_prefix("/api/models/").and_then(|path| path.strip_suffix("/revision/main"));
     if let Some(name) = info.filter(|_| allowed) {
@@ -278,14 +283,87 @@ fn a_server_that_dies_midway() {
     assert!(read(&target) == read(&path.join("target")), "the two parts do not make the whole");
 }
 
+/// A download that breaks off is taken up again in the same call.
+#[test]
+fn a_connection_that_breaks_once() {
+    let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
+    let options = HubOptions { retries: 1, ..server.options(cache.path()) };
+    server.state().break_after = Some(100_000);
+    let target = resolve("test/target", &options).expect("the target");
+    let resumed = |request: &String| request.contains("model.safetensors") && request.ends_with(" 100000-");
+    assert!(server.state().requests.iter().any(resumed), "{:?}", server.state().requests);
+    let read = |directory: &Path| std::fs::read(directory.join("model.safetensors")).expect("weights");
+    assert!(read(&target) == read(&fixture().0.join("target")), "the two parts do not make the whole");
+}
+
+/// Answers that ask for something: each error says what.
+#[test]
+fn requests_that_are_refused() {
+    let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
+    let options = HubOptions { retries: 3, ..server.options(cache.path()) };
+    let refuse = |part, head| {
+        server.state().refuse = Some((part, head));
+        server.state().requests.clear();
+        resolve("test/target", &options)
+    };
+    let wait = refuse("/api/", "429 Too Many Requests\r\nRetry-After: 37");
+    refused(wait, &["test/target", "429", "try again in 37 s", "token"]);
+    refused(refuse("/api/", "429 Too Many Requests"), &["429", "try again in some minutes"]);
+    refused(refuse("/resolve/", "429 Too Many Requests"), &[", config.json", "429", "try again in some minutes"]);
+    let terms = format!("terms accepted at {}/test/target", server.endpoint);
+    refused(refuse("/resolve/", "403 Forbidden"), &["403", "gated", "needs a token (hf auth login)", &terms]);
+    assert_eq!(server.state().requests.len(), 2, "a refusal is not asked for again");
+    refused(refuse("/api/", "503 Service Unavailable"), &["503", "try again"]);
+}
+
+/// `owner/name:TAG` is one GGUF file of a repository, in all its parts.
+#[test]
+fn a_gguf_file_by_its_tag() {
+    let file = |name: &str| (format!("test/files-GGUF/{name}"), name.as_bytes().to_vec());
+    let parts = ["BF16/edge-BF16-00001-of-00002.gguf", "BF16/edge-BF16-00002-of-00002.gguf"];
+    let all =
+        ["README.md", "config.json", "edge-Q4_K_M.gguf", "edge-UD-Q8_0.gguf", "mmproj-Q8_0.gguf", parts[0], parts[1]];
+    let mut all: BTreeMap<_, _> = all.map(file).into();
+    all.insert("test/one-GGUF/edge-Q4_0.gguf".into(), b"one".to_vec());
+    all.insert("test/odd-GGUF/../../../edge-Q4_0.gguf".into(), b"outside".to_vec());
+    let (server, cache) = (Server::new(all), tempfile::tempdir().expect("a directory"));
+    let options = server.options(cache.path());
+    let read = |path: &Path| String::from_utf8(std::fs::read(path).expect("a file")).expect("text");
+    for (tag, name) in [("q4_k_m", "edge-Q4_K_M.gguf"), ("UD-Q8_0", "edge-UD-Q8_0.gguf"), ("edge-BF16", parts[0])] {
+        let path = resolve(&format!("test/files-GGUF:{tag}"), &options).expect(name);
+        assert!(path.ends_with(name), "{path:?}");
+        assert_eq!(read(&path), name);
+        if tag == "edge-BF16" {
+            assert_eq!(read(&path.with_file_name(&parts[1][5..])), parts[1]);
+        }
+        // What is here is used without a question to the server.
+        let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options.clone() };
+        assert_eq!(resolve(&format!("test/files-GGUF:{tag}"), &offline).expect("the same"), path);
+    }
+    assert!(!server.state().requests.iter().any(|request| request.contains("README") || request.contains("mmproj")));
+    let unknown = resolve("test/files-GGUF:Q5_K_M", &options);
+    refused(unknown, &["test/files-GGUF", "no GGUF file with \"Q5_K_M\"", "edge-Q4_K_M.gguf, edge-UD-Q8_0.gguf"]);
+    let several = resolve("test/files-GGUF", &options);
+    refused(several, &["several GGUF files", "edge-Q4_K_M.gguf", "edge-UD-Q8_0.gguf", "test/files-GGUF:TAG"]);
+    assert_eq!(read(&resolve("test/one-GGUF", &options).expect("the only one")), "one");
+    refused(resolve("test/odd-GGUF", &options), &["not below it"]);
+    server.state().files.remove(&format!("test/files-GGUF/{}", parts[1]));
+    let fresh = tempfile::tempdir().expect("a directory");
+    refused(resolve("test/files-GGUF:BF16", &server.options(fresh.path())), &["lacks parts", parts[0]]);
+}
+
 #[test]
 fn nobody_answers() {
     let cache = tempfile::tempdir().expect("a directory");
     // A port that was free a moment ago: no server listens on it.
     let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port();
     let endpoint = format!("http://127.0.0.1:{port}");
-    let options =
-        HubOptions { endpoint: endpoint.clone(), cache: Some(cache.path().join("hub")), ..Default::default() };
+    let options = HubOptions {
+        endpoint: endpoint.clone(),
+        cache: Some(cache.path().join("hub")),
+        retries: 0,
+        ..Default::default()
+    };
     refused(resolve("test/target", &options), &["test/target", &endpoint, "try again"]);
     let nonsense = HubOptions { endpoint: "no endpoint".into(), ..options };
     refused(resolve("test/target", &nonsense), &["test/target", "no endpoint"]);

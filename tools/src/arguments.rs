@@ -19,7 +19,8 @@ use crate::progress::ProgressLine;
 /// Which checkpoints, and what computes.
 #[derive(Args)]
 pub struct Load {
-    /// The target's checkpoint: a directory, a GGUF file, or a name on the Hugging Face Hub.
+    /// The target's checkpoint: a directory, a GGUF file, or a name on the Hugging Face Hub (owner/name, owner/name:Q4_K_M for a
+    /// GGUF file there).
     #[arg(long)]
     pub model: Option<PathBuf>,
     /// The assistant's checkpoint, likewise. Default: the one that fits the model and lies beside it (mtp-*.gguf,
@@ -33,6 +34,10 @@ pub struct Load {
     /// A smaller Gemma 4 for the drafter draft-model: a directory, a GGUF file, or a name on the Hugging Face Hub.
     #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<PathBuf>,
+    /// Where downloads are kept. Default: HF_HUB_CACHE, or hub in HF_HOME, or .cache/huggingface/hub in the home directory. The
+    /// token is HF_TOKEN, or what hf auth login stored.
+    #[arg(long, value_name = "DIR")]
+    pub hf_cache: Option<PathBuf>,
     /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...
     #[arg(long, value_name = "TYPE")]
     pub quantize: Option<WeightType>,
@@ -60,7 +65,8 @@ impl Load {
         let assistant = self.assistant.clone().or_else(demo);
         let (download, load) = (ProgressLine::new("downloading", 0), ProgressLine::new("loading", 0));
         let from = hub::HubOptions {
-            cache: std::env::home_dir().map(|home| home.join(".cache/huggingface/hub")),
+            cache: self.hf_cache.clone().or_else(hub_cache),
+            token: std::env::var("HF_TOKEN").ok().filter(|token| !token.is_empty()),
             progress: Some(Arc::new(move |file| download.set(file.done, file.total))),
             ..hub::HubOptions::default()
         };
@@ -81,6 +87,13 @@ impl Load {
             ..EngineOptions::new(model)
         })
     }
+}
+
+/// The directory that Hugging Face's own tools use.
+fn hub_cache() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let home = || std::env::home_dir().map(|home| home.join(".cache/huggingface"));
+    set("HF_HUB_CACHE").or_else(|| Some(set("HF_HOME").or_else(home)?.join("hub")))
 }
 
 /// The assistant beside the model, if one fits; says which, or why none is used.

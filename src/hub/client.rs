@@ -1,0 +1,241 @@
+//! The Hub's client: what of a repository is downloaded, into a cache in the layout of Hugging Face's own tools.
+
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+use hf_hub::api::RepoInfo;
+use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
+use hf_hub::{Cache, CacheRepo, Repo};
+
+use super::gguf_files::{in_directory, parts, tagged};
+use super::{Download, HubOptions, Name, OnDownload};
+use crate::checkpoint::shards;
+use crate::{Error, Result};
+
+/// Small files of a checkpoint; only the first is required.
+const DESCRIPTIONS: [&str; 5] =
+    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
+
+const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The directory or GGUF file of a repository in the cache, complete.
+pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> {
+    let cache = match &options.cache {
+        // The client compares path components, so paths have to be absolute.
+        Some(path) => std::path::absolute(path).map_err(Error::io(path))?,
+        None => {
+            let problem = "is no directory here, and none is named for downloads; name one, or download it yourself";
+            return Err(Error::file(name.repository, problem));
+        }
+    };
+    let cache = Cache::new(cache);
+    let repo = Repo::model(name.repository.to_owned());
+    if let Some(path) = complete(&cache.repo(repo.clone()), name) {
+        return Ok(path);
+    }
+    let mut api = ApiBuilder::from_cache(cache.clone()).with_endpoint(options.endpoint.clone());
+    if options.token.is_some() {
+        api = api.with_token(options.token.clone());
+    }
+    let api = api.build().map_err(|e| Error::file(name.repository, problem(&options.endpoint, &e)))?.repo(repo.clone());
+    let download = Downloads { api, cache: cache.repo(repo), name, options };
+    let info = download.info()?;
+    let files: Vec<&str> = info.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
+    let has = |file: &str| files.contains(&file);
+    if name.tag.is_some() || !has(WEIGHTS) && !has(INDEX) && files.iter().any(|file| file.ends_with(".gguf")) {
+        return download.gguf(&files);
+    }
+    for missing in [DESCRIPTIONS[0], WEIGHTS].into_iter().filter(|file| !has(file)) {
+        if missing != WEIGHTS || !has(INDEX) {
+            return Err(Error::file(
+                name.repository,
+                format!("has no {missing}; this is no checkpoint in safetensors or GGUF"),
+            ));
+        }
+    }
+    // Weights last: if they are present, everything is.
+    for file in DESCRIPTIONS.into_iter().filter(|file| has(file)) {
+        download.file(file)?;
+    }
+    if has(INDEX) {
+        let index = download.file(INDEX)?;
+        for shard in shards(directory_of(&index), &index)? {
+            download.file(&shard.file_name().unwrap_or_default().to_string_lossy())?;
+        }
+    } else {
+        download.file(WEIGHTS)?;
+    }
+    complete(&download.cache, name)
+        .ok_or_else(|| Error::file(name.repository, "was changed on the Hub while it was downloaded; start again"))
+}
+
+/// The directory or the GGUF file of an earlier complete download.
+fn complete(cache: &CacheRepo, name: Name<'_>) -> Option<PathBuf> {
+    if let Some(tag) = name.tag {
+        let snapshot = cache.get("")?;
+        let files = in_directory(&snapshot);
+        let files: Vec<&str> = files.iter().map(String::as_str).collect();
+        let [file] = tagged(&files, Some(tag))[..] else { return None };
+        return parts(file, &files).map(|_| snapshot.join(file));
+    }
+    let config = cache.get(DESCRIPTIONS[0])?;
+    let directory = directory_of(&config);
+    let weights = match cache.get(INDEX) {
+        Some(index) => shards(directory, &index).ok()?,
+        None => vec![directory.join(WEIGHTS)],
+    };
+    weights.iter().all(|file| file.exists()).then(|| directory.to_owned())
+}
+
+fn directory_of(file: &Path) -> &Path {
+    file.parent().unwrap_or(Path::new("."))
+}
+
+struct Downloads<'a> {
+    api: ApiRepo,
+    cache: CacheRepo,
+    name: Name<'a>,
+    options: &'a HubOptions,
+}
+
+impl Downloads<'_> {
+    /// The names of the repository's files.
+    fn info(&self) -> Result<RepoInfo> {
+        // By hand, because the client's errors have no headers.
+        let response = self.api.info_request().config().http_status_as_error(false).build().call();
+        let mut response = response.map_err(|e| self.failed("", &ApiError::RequestError(Box::new(e))))?;
+        let status = response.status().as_u16();
+        if status != 200 {
+            let wait = response.headers().get("retry-after").and_then(|wait| wait.to_str().ok()?.parse().ok());
+            return Err(self.refused("", status, wait));
+        }
+        response.body_mut().read_json().map_err(|e| self.failed("", &ApiError::RequestError(Box::new(e))))
+    }
+
+    /// A GGUF file in all its parts; the first is what is loaded.
+    fn gguf(&self, files: &[&str]) -> Result<PathBuf> {
+        let Name { repository, tag } = self.name;
+        let none = || Error::file(repository, format!("has no GGUF file{}; it has {}", tagged_as(tag), listed(files)));
+        let found = tagged(files, tag);
+        let file = match found[..] {
+            [] => return Err(none()),
+            [one] => one,
+            _ => {
+                let problem = format!("has several GGUF files{}", tagged_as(tag));
+                let remedy = format!("name one ({repository}:TAG, a part of its name, or the name without .gguf)");
+                return Err(Error::file(repository, format!("{problem}: {}; {remedy}", listed(&found))));
+            }
+        };
+        let parts = parts(file, files).ok_or_else(|| Error::file(repository, format!("lacks parts of {file}")))?;
+        // The first part last: if it is present, everything is.
+        let paths = parts.into_iter().rev().map(|part| self.file(part)).collect::<Result<Vec<_>>>()?;
+        paths.into_iter().last().ok_or_else(none)
+    }
+
+    fn file(&self, name: &str) -> Result<PathBuf> {
+        if let Some(path) = self.cache.get(name) {
+            return Ok(path);
+        }
+        if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
+            return Err(Error::file(self.name.repository, format!("names a file {name:?}, which is not below it")));
+        }
+        let mut retries = 0;
+        loop {
+            let file = name.to_owned();
+            let listener = Listener { progress: self.options.progress.clone(), file, done: 0, total: 0 };
+            // Not by the client's own retries: one that broke off before its first byte would append the whole file.
+            match self.api.download_with_progress(name, listener) {
+                Ok(path) => return Ok(path),
+                Err(error) if status(&error).is_some() || retries == self.options.retries => {
+                    return Err(self.failed(&format!(", {name}"), &error));
+                }
+                Err(_) => retries += 1,
+            }
+            std::thread::sleep(RETRY_WAIT * retries as u32);
+        }
+    }
+
+    fn failed(&self, what: &str, error: &ApiError) -> Error {
+        match status(error) {
+            Some(status) => self.refused(what, status, None),
+            None => {
+                let at = format!("{}{what}", self.options.endpoint);
+                Error::file(self.name.repository, problem(&at, error))
+            }
+        }
+    }
+
+    /// The server refused to answer, and named the seconds to `wait` or not.
+    fn refused(&self, what: &str, status: u16, wait: Option<u64>) -> Error {
+        let (repository, endpoint) = (self.name.repository, &self.options.endpoint);
+        let remedy = match (status, wait) {
+            (404, _) => "check the name".into(),
+            // The Hub also answers 401 for names that do not exist.
+            (401 | 403, _) => format!(
+                "check the name; a repository that is not public or gated needs a token (hf auth login), and its terms \
+                 accepted at {endpoint}/{repository}"
+            ),
+            (429, Some(wait)) => format!("too many requests: try again in {wait} s, or give a token (hf auth login)"),
+            (429, None) => "too many requests: try again in some minutes, or give a token (hf auth login)".into(),
+            _ => "try again, it goes on where it stopped; or download it with hf download".into(),
+        };
+        let problem = format!("cannot be downloaded from {endpoint}{what}: http status {status}; {remedy}");
+        Error::file(repository, problem)
+    }
+}
+
+/// Before the first retry; each one waits longer by this.
+const RETRY_WAIT: Duration = Duration::from_millis(500);
+
+fn tagged_as(tag: Option<&str>) -> String {
+    tag.map_or(String::new(), |tag| format!(" with {tag:?} in its name"))
+}
+
+/// File names for an error of one line.
+fn listed(files: &[&str]) -> String {
+    const SHOWN: usize = 24;
+    let files: Vec<&str> = files.iter().copied().filter(|file| file.ends_with(".gguf")).collect();
+    match files.len() {
+        0 => "none".into(),
+        len if len > SHOWN => format!("{} and {} more", files[..SHOWN].join(", "), len - SHOWN),
+        _ => files.join(", "),
+    }
+}
+
+/// The HTTP status that an error is.
+fn status(error: &ApiError) -> Option<u16> {
+    let text = error.to_string();
+    text.rsplit_once("http status: ").and_then(|(_, status)| status.trim().parse().ok())
+}
+
+/// Sums the client's increments.
+struct Listener {
+    progress: Option<OnDownload>,
+    file: String,
+    done: u64,
+    total: u64,
+}
+
+impl hf_hub::api::Progress for Listener {
+    fn init(&mut self, size: usize, _: &str) {
+        (self.done, self.total) = (0, size as u64);
+    }
+
+    fn update(&mut self, size: usize) {
+        self.done += size as u64;
+        if let Some(progress) = &self.progress {
+            progress(Download { file: &self.file, done: self.done, total: self.total });
+        }
+    }
+
+    fn finish(&mut self) {}
+}
+
+/// One line: the error and the remedy.
+fn problem(at: &str, error: &ApiError) -> String {
+    let error = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    format!(
+        "cannot be downloaded from {at}: {error}; try again, it goes on where it stopped; or download it with hf download"
+    )
+}

@@ -1,0 +1,113 @@
+//! Which of a repository's GGUF files is meant.
+
+use std::path::Path;
+
+/// The models among `files` with `tag` in their names, or all without a tag; of split ones the first part. Projectors are no
+/// models, and assistants are left out where a target is there. A file whose name is the tag is the only one.
+pub(super) fn tagged<'a>(files: &[&'a str], tag: Option<&str>) -> Vec<&'a str> {
+    let models = files.iter().copied().filter(|file| {
+        let name = file_name(file);
+        name.ends_with(".gguf") && !name.starts_with("mmproj") && part(&name).is_none_or(|(number, _)| number == 1)
+    });
+    let tag = tag.map(str::to_lowercase);
+    let named = |file: &&str| tag.as_ref().is_none_or(|tag| has_tag(&file_name(file), tag));
+    let found: Vec<&str> = models.filter(named).collect();
+    if let Some(exact) = found.iter().find(|file| tag.as_deref() == file_name(file).strip_suffix(".gguf")) {
+        return vec![exact];
+    }
+    let targets: Vec<&str> = found.iter().copied().filter(|file| !is_assistant(file)).collect();
+    if targets.is_empty() { found } else { targets }
+}
+
+/// All parts of the file whose first is `first`, in order; `None` if one is missing.
+pub(super) fn parts<'a>(first: &'a str, files: &[&'a str]) -> Option<Vec<&'a str>> {
+    let Some((_, count)) = part(&file_name(first)) else { return Some(vec![first]) };
+    // `-00001-of-00003.gguf`
+    let stem = &first[..first.len() - SUFFIX];
+    let named = |number: usize| format!("{stem}-{number:05}-of-{count:05}.gguf");
+    (1..=count).map(|number| files.iter().copied().find(|file| *file == named(number))).collect()
+}
+
+/// The files in a directory and in the directories in it, by their paths from there.
+pub(super) fn in_directory(directory: &Path) -> Vec<String> {
+    let names = |of: &Path| -> Vec<String> {
+        let entries = std::fs::read_dir(of).into_iter().flatten().filter_map(|entry| entry.ok());
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    };
+    let mut files = Vec::new();
+    for name in names(directory) {
+        match directory.join(&name) {
+            path if path.is_dir() => files.extend(names(&path).into_iter().map(|file| format!("{name}/{file}"))),
+            path if path.exists() => files.push(name), // no link that leads nowhere
+            _ => {}
+        }
+    }
+    files.sort();
+    files
+}
+
+/// Bytes of `-00001-of-00003.gguf`.
+const SUFFIX: usize = 20;
+
+/// Number and count of a split file's part. Of thousands of parts, no file is.
+fn part(name: &str) -> Option<(usize, usize)> {
+    let suffix = name.get(name.len().checked_sub(SUFFIX)?..)?;
+    let (number, count) = suffix.strip_prefix('-')?.strip_suffix(".gguf")?.split_once("-of-")?;
+    Some((number.parse().ok()?, count.parse().ok().filter(|count| (1..=1000).contains(count))?))
+}
+
+/// Whether `tag` is in the name, between its separators.
+fn has_tag(name: &str, tag: &str) -> bool {
+    name.match_indices(tag).any(|(at, _)| {
+        let separates = |c: char| matches!(c, '-' | '.');
+        name[..at].chars().next_back().is_none_or(separates) && name[at + tag.len()..].starts_with(separates)
+    })
+}
+
+fn is_assistant(file: &str) -> bool {
+    let name = file_name(file);
+    name.starts_with("mtp-") || name.contains("-assistant") || file.to_lowercase().starts_with("mtp/")
+}
+
+fn file_name(file: &str) -> String {
+    file.rsplit('/').next().unwrap_or_default().to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILES: [&str; 11] = [
+        "README.md",
+        "gemma-4-E2B-it-Q4_K_M.gguf",
+        "gemma-4-E2B-it-Q4_K_S.gguf",
+        "gemma-4-E2B-it-UD-Q4_K_XL.gguf",
+        "gemma-4-E2B-it-Q8_0.gguf",
+        "gemma-4-E2B-it-qat-Q8_0.gguf",
+        "mmproj-Q8_0.gguf",
+        "mtp-gemma-4-E2B-it-Q8_0.gguf",
+        "BF16/gemma-4-E2B-it-BF16-00001-of-00002.gguf",
+        "BF16/gemma-4-E2B-it-BF16-00002-of-00002.gguf",
+        "F32/gemma-4-E2B-it-F32-00001-of-00002.gguf",
+    ];
+
+    #[test]
+    fn a_tag_is_a_part_of_a_name() {
+        let found = |tag: &str| tagged(&FILES, Some(tag));
+        assert_eq!(found("Q4_K_M"), [FILES[1]]);
+        assert_eq!(found("q4_k_s"), [FILES[2]]);
+        assert_eq!(found("Q4_K_XL"), [FILES[3]]);
+        assert_eq!(found("UD-Q4_K_XL"), [FILES[3]]);
+        assert_eq!(found("Q4_K"), [""; 0], "no beginning of a tag");
+        assert_eq!(found("K_M"), [""; 0], "no end of a tag");
+        assert_eq!(found("Q8_0"), [FILES[4], FILES[5]], "no projector, no assistant");
+        assert_eq!(found("gemma-4-E2B-it-Q8_0"), [FILES[4]], "the one of that name");
+        assert_eq!(found("mtp-gemma-4-E2B-it-Q8_0"), [FILES[7]]);
+        assert_eq!(found("BF16"), [FILES[8]]);
+        assert_eq!(tagged(&FILES, None).len(), 7);
+        assert_eq!(tagged(&FILES[6..8], None), [FILES[7]], "an assistant's repository");
+        assert_eq!(parts(FILES[8], &FILES), Some(vec![FILES[8], FILES[9]]));
+        assert_eq!(parts(FILES[10], &FILES), None, "a part is missing");
+        assert_eq!(parts(FILES[1], &FILES), Some(vec![FILES[1]]));
+    }
+}

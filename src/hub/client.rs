@@ -128,17 +128,16 @@ impl Downloads<'_> {
             }
         };
         let parts = parts(file, files).ok_or_else(|| Error::file(repository, format!("lacks parts of {file}")))?;
-        // The first part last: if it is present, everything is.
-        let paths = parts.into_iter().rev().map(|part| self.file(part)).collect::<Result<Vec<_>>>()?;
-        paths.into_iter().last().ok_or_else(none)
+        let paths = parts.into_iter().map(|part| self.file(part)).collect::<Result<Vec<_>>>()?;
+        paths.into_iter().next().ok_or_else(none)
     }
 
     fn file(&self, name: &str) -> Result<PathBuf> {
-        if let Some(path) = self.cache.get(name) {
-            return Ok(path);
-        }
         if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
             return Err(Error::file(self.name.repository, format!("names a file {name:?}, which is not below it")));
+        }
+        if let Some(path) = self.cache.get(name) {
+            return Ok(path);
         }
         let mut retries = 0;
         loop {

@@ -1,6 +1,7 @@
 //! The library's one error type: a variant per cause.
 
 use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// Shorthand for results of this library.
@@ -128,6 +129,10 @@ pub enum Error {
         /// What is wrong, and what to do.
         problem: String,
     },
+    /// Code that a generation runs panicked: a caller's logits processor or drafter, or this library. Other sequences of the
+    /// same pass are as without it; this one's session is not to be used again.
+    #[error("a generation panicked: {}; correct the logits processor or drafter, or report it", one_line(.0))]
+    Panic(String),
     /// A tensor operation failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
@@ -155,6 +160,18 @@ impl Error {
 
     pub(crate) fn file(path: impl AsRef<Path>, problem: impl Into<String>) -> Self {
         Error::File { path: path.as_ref().to_owned(), problem: problem.into() }
+    }
+
+    /// Runs a sequence's part of a pass; a panic is an error of that sequence.
+    ///
+    /// # Errors
+    /// Those of `work`, and its panic.
+    pub(crate) fn catch<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+        // What `work` leaves half done is the sequence's own: its rounds are dropped, and its generation ends.
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+            let message = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            Err(Error::Panic(message.unwrap_or("no message").to_owned()))
+        })
     }
 
     pub(crate) fn argument(name: &'static str, problem: impl Into<String>) -> Self {

@@ -127,7 +127,7 @@ impl Run {
     /// Its part of the next pass, of at most `most_rows` rows beside those of `others`. A draft that was made ahead of time is taken as it is.
     ///
     /// # Errors
-    /// If a drafter's numbers are not finite.
+    /// If a drafter's numbers are not finite, or it panics.
     pub fn plan(
         &mut self,
         decoder: &mut SpeculativeDecoder,
@@ -148,7 +148,8 @@ impl Run {
             Some(proposal) => Ok(Work::Verify(Box::new(proposal))),
             None => {
                 let most_rows = most_rows.min(self.most_rows(decoder));
-                Ok(Work::Verify(Box::new(decoder.propose(most_rows, others, &self.cancel)?)))
+                let proposal = Error::catch(|| decoder.propose(most_rows, others, &self.cancel))?;
+                Ok(Work::Verify(Box::new(proposal)))
             }
         }
     }

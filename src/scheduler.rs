@@ -167,10 +167,10 @@ impl Scheduler {
                 true => run.statistics.prefill += time,
                 false => run.statistics.decode += time,
             }
-            let piece = match run.take(session, done, (Path::Sync, None)) {
+            let piece = Error::catch(|| match run.take(session, done, (Path::Sync, None)) {
                 Ok(None) if run.has_first() => run.hand_out(session),
                 taken => taken,
-            };
+            });
             let piece = piece.or_else(|error| run.fail(session, error).map(Some));
             if let Some(piece) = piece.transpose() {
                 events.push(slot.event(piece));

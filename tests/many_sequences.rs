@@ -12,8 +12,8 @@ use foretoken::gemma4::Target;
 use foretoken::kv::{Batch, KvFormat, KvOptions, KvPreset, PagePool, SequenceState};
 use foretoken::speculative::{BlockSize, Cancel, DraftSampling, Drafters};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, Error, Finish, GenerateOptions, Isa, Model, Output, Request, Sampling,
-    Scheduler, SchedulerOptions, SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop,
+    EndOfGeneration, Engine, EngineOptions, Error, Finish, GenerateOptions, Isa, LogitsProcessor, Model, Output,
+    Request, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -174,11 +174,12 @@ fn texts_of_the_demo_pair_are_those_of_each_alone() {
     (10..16).for_each(|seed| check(&engine, 4000, seed, "demo"));
 }
 
-/// A target with a poison token: rows after it are NaN, or the pass fails.
+/// A target with poison tokens: rows after one are NaN, the pass of the next fails, that of the last panics.
 struct Poisoned {
     target: Target,
     nan: u32,
     error: u32,
+    panic: u32,
 }
 
 impl Model for Poisoned {
@@ -205,6 +206,7 @@ impl Model for Poisoned {
         if ids.contains(&self.error) {
             return Err(candle_core::Error::Msg("poison".into()).into());
         }
+        assert!(!ids.contains(&self.panic), "poison");
         let output = self.target.forward(batch, request)?;
         let mut logits: Vec<Vec<f32>> = output.logits.to_vec2()?;
         for (row, logits) in request.logits.iter().zip(&mut logits) {
@@ -221,21 +223,38 @@ impl Model for Poisoned {
 
 const NAN: u32 = 500;
 const POISON: u32 = 501;
+const PANIC: u32 = 502;
+const DEFECT: u32 = 10; // first in the prompt whose logits processor panics
 
 fn poisoned() -> Engine {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dense/target");
     let target = Target::load(&Checkpoint::open(&path).expect("a checkpoint"), Isa::best()).expect("a target");
-    Engine::from_model(Arc::new(Poisoned { target, nan: NAN, error: POISON }), 1).expect("an engine")
+    Engine::from_model(Arc::new(Poisoned { target, nan: NAN, error: POISON, panic: PANIC }), 1).expect("an engine")
 }
 
-/// NaN, a failing pass and a full context in one sequence leave the others untouched.
+/// Panics with the second token.
+#[derive(Debug)]
+struct Panicking;
+
+impl LogitsProcessor for Panicking {
+    fn process(&self, tokens: &[u32], _: &mut [f32]) -> foretoken::Result<()> {
+        assert!(tokens.len() < 4, "a defect");
+        Ok(())
+    }
+}
+
+/// NaN, a failing or panicking pass, a panicking logits processor and a full context in one sequence leave the others
+/// untouched.
 #[test]
 fn a_failure_is_the_failing_sequences_alone() {
     let engine = poisoned();
     let options = GenerateOptions { max_tokens: 12, ..GenerateOptions::default() };
     let full = SessionOptions { kv: KvOptions { max_context: Some(9), ..KvOptions::default() } };
+    let panicking = GenerateOptions { logits_processor: Some(Arc::new(Panicking)), ..options.clone() };
     let jobs = [
         (vec![3, 4, 5, 6], SessionOptions::default(), Finish::MaxTokens),
+        (vec![3, PANIC, 7], SessionOptions::default(), Finish::Error),
+        (vec![DEFECT, 4, 5], SessionOptions::default(), Finish::Error),
         (vec![3, 4, NAN], SessionOptions::default(), Finish::Error),
         (vec![9, 8, 7, 6, 5], SessionOptions::default(), Finish::MaxTokens),
         (vec![3, POISON, 9], SessionOptions::default(), Finish::Error),
@@ -245,7 +264,8 @@ fn a_failure_is_the_failing_sequences_alone() {
     let mut running = HashMap::new();
     for (prompt, session, finish) in &jobs {
         let session = engine.session(session).expect("a session");
-        let id = scheduler.add(session, prompt, &options).map_err(|refused| refused.1).expect("added");
+        let options = if prompt[0] == DEFECT { &panicking } else { &options };
+        let id = scheduler.add(session, prompt, options).map_err(|refused| refused.1).expect("added");
         running.insert(id, (prompt, *finish, Vec::new(), None));
     }
     while scheduler.is_active() {
@@ -255,6 +275,8 @@ fn a_failure_is_the_failing_sequences_alone() {
                 Ok(piece) => ids.extend(piece.tokens),
                 Err(Error::NotFinite { .. }) => assert!(prompt.contains(&NAN), "{prompt:?}"),
                 Err(Error::Candle(_)) => assert!(prompt.contains(&POISON), "{prompt:?}"),
+                Err(Error::Panic(message)) if prompt[0] == DEFECT => assert_eq!(message, "a defect"),
+                Err(Error::Panic(message)) => assert!(message == "poison" && prompt.contains(&PANIC), "{prompt:?}"),
                 Err(other) => panic!("{prompt:?}: {other}"),
             }
             *seen = event.finish;
@@ -264,7 +286,9 @@ fn a_failure_is_the_failing_sequences_alone() {
     for (id, (prompt, finish, ids, seen)) in running {
         assert_eq!(seen, Some(finish), "{prompt:?}");
         let session = scheduler.remove(id).expect("a session");
-        if finish == Finish::Error {
+        if prompt[0] == DEFECT {
+            assert_eq!(ids.len(), 1, "the token before the panic");
+        } else if finish == Finish::Error {
             assert!(session.kv().is_empty() && session.tokens().is_empty(), "{prompt:?}: something of it was kept");
         } else {
             let context = session.kv().max_context();

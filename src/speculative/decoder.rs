@@ -7,10 +7,10 @@ use rand::rngs::StdRng;
 
 use super::drafting::PassTiming;
 use super::{Backend, Cancel, Drafting, ForwardOutput, Others, Proposal, Round};
-use crate::Result;
 use crate::kv::{Batch, SequenceState};
 use crate::model::{Output, OutputRows, Request};
 use crate::sampler::{Sampler, TokenLogprobs};
+use crate::{Error, Result};
 
 /// Where decoding is between rounds: the state has the rows of every token except `last`.
 #[derive(Clone)]
@@ -119,10 +119,11 @@ impl SpeculativeDecoder {
 }
 
 /// Moves every sequence on by its step, in one pass of the model where they run on the CPU. What a step does and computes does
-/// not depend on the others; if it fails, its sequence is as before, but for what a prompt's earlier chunks left.
+/// not depend on the others; if it fails, its sequence is as before, but for what a prompt's earlier chunks left. A panic is an
+/// error of the sequence whose step it was.
 pub(crate) fn run_pass(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
     if steps.iter().all(|step| step.decoder.backend.device.is_none()) {
-        match batched(steps) {
+        match Error::catch(|| batched(steps)) {
             Ok(done) => return done,
             Err(error) if steps.len() == 1 => return vec![Err(error)],
             // Rows have the same bits in a batch of their own, so whose fault it was is found by asking each.
@@ -133,7 +134,7 @@ pub(crate) fn run_pass(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
         None => batched(std::slice::from_mut(step))?.pop().unwrap_or_else(|| Ok(Done::Prompt(None))),
         Some(_) => on_device(step),
     };
-    steps.iter_mut().map(alone).collect()
+    steps.iter_mut().map(|step| Error::catch(|| alone(step))).collect()
 }
 
 impl Work {
@@ -194,7 +195,7 @@ fn batched(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     for (((drafting, work, rng, ends, ..), rows), round) in rests.into_iter().zip(outputs).zip(batch.into_rounds()) {
         let others = Others { rows: rows_in_all - round.rows(), tokens: 0 };
         let timing = PassTiming { position: round.position(), verify, others };
-        let finished = finish(drafting, work.take(), rows, (rng, ends), &timing);
+        let finished = Error::catch(|| finish(drafting, work.take(), rows, (rng, ends), &timing));
         done.push(finished.map(|(keep, done)| {
             round.commit(keep);
             done

@@ -209,7 +209,7 @@ pub struct Kv {
     #[arg(long, value_name = "T")]
     pub cache_type_v: Option<KvFormat>,
     /// Positions that fit the cache; by default, what the model was made for.
-    #[arg(long, value_name = "N")]
+    #[arg(long, visible_alias = "ctx-size", value_name = "N")]
     pub context: Option<usize>,
 }
 

@@ -18,6 +18,11 @@ use clap::Parser;
 /// programs, by SIGPIPE; Rust ignores that signal, and `println!` panics then.
 pub fn run<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<T>) -> ExitCode {
     sigpipe::reset();
+    run_service(command)
+}
+
+/// As [`run`], for what writes to sockets: a peer that closes its connection is an error of that write, not a signal.
+pub fn run_service<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<T>) -> ExitCode {
     match parse(std::env::args_os()).and_then(command) {
         Ok(value) => value.report(),
         Err(error) => {

@@ -1,0 +1,163 @@
+//! What a client is told when its request cannot be served, in the shape of the API that it called.
+
+use axum::response::{IntoResponse, Response};
+use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::{HeaderMap, StatusCode};
+use serde_json::{Value, json};
+
+use crate::job::Failure;
+
+/// Seconds after which a client may try again where a queue was full or the server stops.
+const RETRY_AFTER_SECONDS: u64 = 1;
+
+/// An answer other than 2xx. The middleware writes its body ([`ApiError::body`]), because shapes differ by route.
+#[derive(Clone, Debug)]
+pub(crate) struct ApiError {
+    pub status: StatusCode,
+    /// One line; names the field, the limit and the remedy.
+    pub message: String,
+    /// The field of the request, with its nesting (`messages[0].role`).
+    pub param: Option<String>,
+    /// A word for programs (`context_length_exceeded`).
+    pub code: Option<&'static str>,
+}
+
+impl ApiError {
+    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code: None }
+    }
+
+    /// 400 for the field `param`, whose name begins the message.
+    pub fn field(param: impl Into<String>, problem: impl AsRef<str>) -> Self {
+        let param = param.into();
+        let message = format!("{param}: {}", problem.as_ref());
+        Self { param: Some(param), ..Self::new(StatusCode::BAD_REQUEST, message) }
+    }
+
+    pub fn with_code(self, code: &'static str) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    /// 429: as many requests wait as may.
+    pub fn queue_full(limit: usize) -> Self {
+        let message = format!("{limit} requests are running or waiting, which is the limit; try again (--max-queue)");
+        Self::new(StatusCode::TOO_MANY_REQUESTS, message).with_code("queue_full")
+    }
+
+    /// 503: the server drains.
+    pub fn stopping() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping").with_code("stopping")
+    }
+
+    /// 500. What happened is in the log only: it may contain what the client sent.
+    pub fn internal() -> Self {
+        let message = "the request failed on the server; the log has the cause under this response's x-request-id";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
+    /// What an error of the library means for the client whose request caused it. `prompt` is the field of the prompt.
+    pub fn of(error: &foretoken::Error, prompt: &str) -> Self {
+        use foretoken::Error as E;
+        match error {
+            E::Argument { name, problem } => Self::field(field_of(name, prompt), problem),
+            E::Context { .. } => Self::field(prompt, error.to_string()).with_code("context_length_exceeded"),
+            E::Template(_) | E::Tokenizer(_) => Self::field(prompt, error.to_string()),
+            E::Memory { .. } => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()).with_code("out_of_memory")
+            }
+            _ => Self::internal(),
+        }
+    }
+
+    /// What a failed generation means for its client.
+    pub fn of_failure(failure: &Failure, prompt: &str) -> Self {
+        match failure {
+            Failure::Library(error) => Self::of(error, prompt),
+            Failure::Stopping => Self::stopping(),
+            Failure::Panic => Self::internal(),
+        }
+    }
+
+    /// The body in the shape of the API.
+    pub fn body(&self, api: Api, request_id: &str) -> Value {
+        match api {
+            Api::OpenAi => json!({"error": {
+                "message": self.message,
+                "type": openai_type(self.status),
+                "param": self.param,
+                "code": self.code,
+            }}),
+            Api::Anthropic => json!({
+                "type": "error",
+                "error": {"type": anthropic_type(self.status), "message": self.message},
+                "request_id": request_id,
+            }),
+        }
+    }
+
+    /// Status, headers and body.
+    pub fn response(&self, api: Api, request_id: &str) -> Response {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+            headers.insert(RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECONDS));
+        }
+        (self.status, headers, self.body(api, request_id).to_string()).into_response()
+    }
+}
+
+/// Carried in an extension of an empty response, until the middleware writes it.
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = self.status.into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// Whose shapes a route speaks. llama.cpp's routes have errors of OpenAI's shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Api {
+    OpenAi,
+    Anthropic,
+}
+
+impl Api {
+    /// The API of a path.
+    pub fn of_path(path: &str) -> Self {
+        if path.starts_with("/v1/messages") { Self::Anthropic } else { Self::OpenAi }
+    }
+}
+
+/// The request's field for an argument of the library's.
+fn field_of(argument: &str, prompt: &str) -> String {
+    match argument {
+        "block" => "speculative.draft_block_size".into(),
+        "drafters" => "speculative.type".into(),
+        "prompt" => prompt.into(),
+        other => other.into(),
+    }
+}
+
+fn openai_type(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::NOT_IMPLEMENTED => "not_supported_error",
+        status if status.is_server_error() => "server_error",
+        _ => "invalid_request_error",
+    }
+}
+
+fn anthropic_type(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+        status if status.is_server_error() => "api_error",
+        _ => "invalid_request_error",
+    }
+}

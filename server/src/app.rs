@@ -1,0 +1,136 @@
+//! What all routes share.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use foretoken::Engine;
+use foretoken::chat::ChatTemplate;
+use hyper::body::Body as _;
+use hyper::header::CONTENT_TYPE;
+use hyper::http::request::Parts;
+use hyper::{HeaderMap, StatusCode};
+use tokio::time::timeout;
+
+use crate::api_error::ApiError;
+use crate::auth::ApiKeys;
+use crate::convert::GenerateDefaults;
+use crate::fields::Fields;
+use crate::job::Ticket;
+use crate::metrics::Metrics;
+use crate::worker::Worker;
+
+/// The state of the routes.
+pub(crate) struct App {
+    pub engine: Engine,
+    pub worker: Worker,
+    pub metrics: Arc<Metrics>,
+    /// The model's name in requests and answers.
+    pub model: String,
+    /// When the server was started, in seconds since 1970.
+    pub created: u64,
+    /// Positions of a sequence.
+    pub context: usize,
+    pub parallel: usize,
+    pub defaults: GenerateDefaults,
+    /// Instead of the checkpoint's.
+    pub chat_template: Option<ChatTemplate>,
+    pub api_keys: ApiKeys,
+    /// Set when the server begins to stop.
+    pub stopping: AtomicBool,
+}
+
+impl App {
+    /// A place for a request.
+    ///
+    /// # Errors
+    /// 429 if all are taken.
+    pub fn admit(&self) -> Result<Ticket, ApiError> {
+        self.worker.admit().ok_or_else(|| {
+            self.metrics.refused();
+            ApiError::queue_full(self.worker.limit())
+        })
+    }
+
+    /// Takes the field `model`, which may be left out.
+    ///
+    /// # Errors
+    /// 404 if it is another model's name.
+    pub fn check_model(&self, fields: &mut Fields) -> Result<(), ApiError> {
+        match fields.string("model")? {
+            Some(model) if model != self.model => {
+                let problem = format!("is not served here; {:?} is, and the field may be left out", self.model);
+                let error = fields.error("model", problem).with_code("model_not_found");
+                Err(ApiError { status: StatusCode::NOT_FOUND, ..error })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The request's id: from the middleware.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestId(pub String);
+
+impl<S: Sync> FromRequestParts<S> for RequestId {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        parts.extensions.get().cloned().ok_or_else(ApiError::internal)
+    }
+}
+
+/// Bytes of a request's body.
+const MAX_BODY: usize = 4 << 20;
+/// Bytes of one that is too long, from which on its connection is closed.
+const MAX_DROPPED: usize = 64 << 20;
+/// Time in which it must be there.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+impl<S: Sync> FromRequest<S> for Fields {
+    type Rejection = ApiError;
+
+    /// The body's object. Only of the type `application/json`: a page in a browser cannot send that to another origin without
+    /// asking, and nothing here answers such a question.
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        if !is_json(request.headers()) {
+            let message = "content-type: must be application/json";
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+        }
+        let body = timeout(BODY_TIMEOUT, read(request.into_body())).await.map_err(|_| {
+            let message = format!("body: was not there within {} s", BODY_TIMEOUT.as_secs());
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
+        })?;
+        Fields::parse(&body?)
+    }
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    value.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+}
+
+/// The bytes of a body. Those beyond the limit are read and dropped, up to a second limit: a client that is still writing would
+/// not see the answer.
+async fn read(mut body: Body) -> Result<Vec<u8>, ApiError> {
+    let (mut bytes, mut length) = (Vec::new(), 0);
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        let frame = frame.map_err(|_| ApiError::field("body", "ends early"))?;
+        let data = frame.data_ref().map_or(&[][..], |data| data);
+        length += data.len();
+        match length {
+            0..=MAX_BODY => bytes.extend_from_slice(data),
+            _ if length > MAX_DROPPED => break,
+            _ => bytes = Vec::new(),
+        }
+    }
+    if length > MAX_BODY {
+        let error = ApiError::field("body", format!("is longer than {MAX_BODY} bytes; shorten the prompt"));
+        return Err(ApiError { status: StatusCode::PAYLOAD_TOO_LARGE, ..error });
+    }
+    Ok(bytes)
+}

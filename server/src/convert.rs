@@ -1,0 +1,339 @@
+//! From requests to the library's types and back: the one file that knows both.
+
+use foretoken::chat::{ChatTemplate, Message, Role, Thinking};
+use foretoken::sampler::Sampler;
+use foretoken::speculative::{BlockSize, DrafterOptions, Drafters};
+use foretoken::tokenizer::Tokenizer;
+use foretoken::{
+    EndOfGeneration, Engine, GenerateOptions, Sampling, Speculation, SpeculationOptions, Statistics, Stop,
+    TokenLogprobs,
+};
+use serde_json::{Value, json};
+
+use crate::api_error::ApiError;
+use crate::fields::{Fields, kind};
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// What a generation uses where its request says nothing.
+#[derive(Clone, Debug, Default)]
+pub struct GenerateDefaults {
+    /// Default: 0; of a chat, the checkpoint's, as of the next three.
+    pub temperature: Option<f32>,
+    /// Default: all tokens.
+    pub top_k: Option<usize>,
+    /// Default: 1.
+    pub top_p: Option<f32>,
+    /// Default: 0.
+    pub min_p: Option<f32>,
+    /// Default: drawn anew for every request.
+    pub seed: Option<u64>,
+    /// Default: what the context has room for.
+    pub max_tokens: Option<usize>,
+    /// Default: where possible.
+    pub speculation: Speculation,
+}
+
+/// What is continued.
+pub(crate) enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+    Chat(Vec<Message>),
+}
+
+/// Most stop strings of a request, and bytes of one: every token is compared with all of them.
+const MAX_STOPS: usize = 16;
+const MAX_STOP_BYTES: usize = 1024;
+/// Most tokens whose log-probabilities are reported beside the emitted one's.
+pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
+
+/// The options that all routes have, by their common names. `base` has the sampling parameters that neither the request nor the
+/// command line gives.
+pub(crate) fn options(
+    fields: &mut Fields,
+    defaults: &GenerateDefaults,
+    base: &Sampling,
+    max_tokens: Option<usize>,
+) -> Result<GenerateOptions> {
+    let options = GenerateOptions {
+        max_tokens: max_tokens.or(defaults.max_tokens).unwrap_or(usize::MAX),
+        sampling: sampling(fields, defaults, base)?,
+        seed: seed(fields, defaults)?,
+        speculation: speculation(fields, &defaults.speculation)?,
+        ..GenerateOptions::default()
+    };
+    Sampler::new(options.sampling.clone(), Vec::new()).map_err(|error| ApiError::of(&error, "prompt"))?;
+    Ok(options)
+}
+
+/// The options of a request that says nothing.
+pub(crate) fn default_options(defaults: &GenerateDefaults) -> Result<GenerateOptions> {
+    options(&mut Fields::parse(b"{}")?, defaults, &Sampling::default(), None)
+}
+
+fn sampling(fields: &mut Fields, defaults: &GenerateDefaults, base: &Sampling) -> Result<Sampling> {
+    let mut number = |field: &str| fields.number(field).map(|number| number.map(|number| number as f32));
+    let temperature = number("temperature")?.or(defaults.temperature).unwrap_or(base.temperature);
+    let top_p = number("top_p")?.or(defaults.top_p).unwrap_or(base.top_p);
+    let min_p = number("min_p")?.or(defaults.min_p).unwrap_or(base.min_p);
+    let top_k = match fields.integer("top_k")? {
+        None => defaults.top_k.or(base.top_k),
+        Some(-1 | 0) => None, // vLLM's and llama.cpp's words for all
+        Some(k) => match usize::try_from(k) {
+            Ok(k) => Some(k),
+            Err(_) => {
+                return Err(fields.error("top_k", format!("is {k}, must be at least 1; 0 and -1 keep all tokens")));
+            }
+        },
+    };
+    Ok(Sampling { temperature, top_k, top_p, min_p })
+}
+
+fn seed(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<u64> {
+    match fields.integer("seed")? {
+        None => Ok(defaults.seed.unwrap_or_else(rand::random)),
+        Some(-1) => Ok(rand::random()),
+        Some(seed) => u64::try_from(seed)
+            .map_err(|_| fields.error("seed", format!("is {seed}, must be 0 or more; -1 draws one at random"))),
+    }
+}
+
+/// `speculative: {enabled, type, draft_block_size}`: as `--no-speculation`, `--spec-type` and `--draft-block-size`. The text does
+/// not depend on it; of sampled text, the draws do.
+fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation> {
+    let Some(mut own) = fields.object("speculative")? else { return Ok(default.clone()) };
+    let enabled = own.flag("enabled")?;
+    let drafters = own.string("type")?;
+    let block = own.count("draft_block_size", 1..=usize::MAX)?;
+    if enabled == Some(false) {
+        own.end()?;
+        return Ok(Speculation::Off);
+    }
+    let mut options = match default {
+        Speculation::With(options) => options.clone(),
+        Speculation::Mtp(mtp) => SpeculationOptions::from(*mtp),
+        _ => SpeculationOptions::default(),
+    };
+    if let Some(rows) = block {
+        options.block = BlockSize::Fixed(rows);
+        if drafters.is_none() {
+            // A block size alone means the assistant, as on the command line.
+            options.drafters = Drafters::Priority(vec![DrafterOptions::Mtp]);
+        }
+    }
+    if let Some(name) = &drafters {
+        if name.contains(':') {
+            // Parameters are sizes of tables, which are the operator's to choose.
+            return Err(own.error("type", "takes names without parameters: auto, or a list such as ngram-map-k,mtp"));
+        }
+        let named = name.parse::<Drafters>();
+        options.drafters = named.map_err(|error| ApiError::of(&error, "prompt"))?;
+    }
+    own.end()?;
+    match (enabled, drafters.is_some() || block.is_some()) {
+        // Nothing was said: as the server was started.
+        (None, false) => Ok(default.clone()),
+        (Some(true), false) if matches!(default, Speculation::Off) => Ok(Speculation::WherePossible),
+        (_, false) => Ok(default.clone()),
+        _ => Ok(Speculation::With(options)),
+    }
+}
+
+/// Stop strings of the field `name`: a string or a list.
+pub(crate) fn stop_strings(fields: &mut Fields, name: &str) -> Result<Vec<String>> {
+    let strings = match fields.value(name) {
+        None => return Ok(Vec::new()),
+        Some(Value::String(one)) => vec![one],
+        Some(Value::Array(list)) => {
+            let string = |(i, value): (usize, Value)| match value {
+                Value::String(string) => Ok(string),
+                other => Err(fields.error(&format!("{name}[{i}]"), format!("is {}, must be a string", kind(&other)))),
+            };
+            list.into_iter().enumerate().map(string).collect::<Result<_>>()?
+        }
+        Some(other) => {
+            return Err(fields.error(name, format!("is {}, must be a string or a list of strings", kind(&other))));
+        }
+    };
+    if strings.len() > MAX_STOPS {
+        return Err(fields.error(name, format!("has {} strings, may have {MAX_STOPS}", strings.len())));
+    }
+    match strings.iter().find(|string| string.is_empty() || string.len() > MAX_STOP_BYTES) {
+        Some(string) => {
+            let problem = format!("has a string of {} bytes, must have 1 to {MAX_STOP_BYTES}", string.len());
+            Err(fields.error(name, problem))
+        }
+        None => Ok(strings),
+    }
+}
+
+/// Stop conditions, with vLLM's and llama.cpp's `ignore_eos` and `stop_token_ids`.
+pub(crate) fn stop(fields: &mut Fields, strings: Vec<String>) -> Result<Stop> {
+    let end_of_generation = match fields.flag("ignore_eos")? {
+        Some(true) => EndOfGeneration::Ignored,
+        _ => EndOfGeneration::Stops,
+    };
+    let tokens =
+        fields.list("stop_token_ids")?.map_or(Ok(Vec::new()), |list| token_ids(fields, "stop_token_ids", &list))?;
+    Ok(Stop { end_of_generation, tokens, strings })
+}
+
+/// Token ids in a list.
+pub(crate) fn token_ids(fields: &Fields, name: &str, list: &[Value]) -> Result<Vec<u32>> {
+    let id = |(i, value): (usize, &Value)| {
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        id.ok_or_else(|| fields.error(&format!("{name}[{i}]"), format!("is {}, must be a token id", kind(value))))
+    };
+    list.iter().enumerate().map(id).collect()
+}
+
+/// A prompt of the field `name`: a text, or a list of token ids. A list of one prompt is that prompt.
+pub(crate) fn prompt(fields: &mut Fields, name: &str) -> Result<Prompt> {
+    let several = "has several prompts; send a request for each";
+    match fields.value(name) {
+        None => Err(fields.error(name, "is missing; give a text or token ids")),
+        Some(Value::String(text)) => Ok(Prompt::Text(text)),
+        Some(Value::Array(mut list)) => match list.first_mut().map(Value::take) {
+            None => Err(fields.error(name, "is empty; give at least one token")),
+            Some(Value::Number(first)) => {
+                list[0] = Value::Number(first);
+                token_ids(fields, name, &list).map(Prompt::Ids)
+            }
+            Some(_) if list.len() > 1 => Err(fields.error(name, several)),
+            Some(Value::String(text)) => Ok(Prompt::Text(text)),
+            Some(Value::Array(ids)) => token_ids(fields, &format!("{name}[0]"), &ids).map(Prompt::Ids),
+            Some(other) => Err(fields.error(name, format!("has {}, must have a text or token ids", kind(&other)))),
+        },
+        Some(other) => Err(fields.error(name, format!("is {}, must be a text or a list of token ids", kind(&other)))),
+    }
+}
+
+/// The messages of a chat: of each the role and the text, in OpenAI's form and in Anthropic's.
+pub(crate) fn messages(fields: &mut Fields) -> Result<Vec<Message>> {
+    let list =
+        fields.list("messages")?.ok_or_else(|| fields.error("messages", "is missing; give at least one message"))?;
+    if list.is_empty() {
+        return Err(fields.error("messages", "is empty; give at least one message"));
+    }
+    list.into_iter().enumerate().map(|(i, value)| message(value, &format!("messages[{i}]"))).collect()
+}
+
+fn message(value: Value, name: &str) -> Result<Message> {
+    let mut fields = Fields::of(value, name)?;
+    let role = match fields.string("role")?.as_deref() {
+        Some("system" | "developer") => Role::System,
+        Some("user") => Role::User,
+        Some("assistant") => Role::Assistant,
+        Some(_) => {
+            let problem = "is unknown, or not implemented; there are system, developer, user and assistant";
+            return Err(fields.error("role", problem));
+        }
+        None => return Err(fields.error("role", "is missing; give system, user or assistant")),
+    };
+    let content = text_of(&mut fields, "content")?.ok_or_else(|| fields.error("content", "is missing; give a text"))?;
+    fields.ignore(&["name"]);
+    fields.only("tool_calls", &[json!([])])?;
+    fields.end()?;
+    Ok(Message { role, content })
+}
+
+/// A text: a string, or a list of parts of the type `text`, one behind the other.
+pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>> {
+    match fields.value(name) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(Value::Array(parts)) => {
+            let name = fields.name(name);
+            let part = |(i, value)| {
+                let mut part = Fields::of(value, &format!("{name}[{i}]"))?;
+                part.only("type", &[json!("text")])?;
+                let text = part.string("text")?.ok_or_else(|| part.error("text", "is missing"))?;
+                part.ignore(&["cache_control"]);
+                part.end()?;
+                Ok(text)
+            };
+            parts.into_iter().enumerate().map(part).collect::<Result<String>>().map(Some)
+        }
+        Some(other) => Err(fields.error(name, format!("is {}, must be a text or a list of its parts", kind(&other)))),
+    }
+}
+
+/// A system message in front of a chat.
+pub(crate) fn system(content: String) -> Message {
+    Message { role: Role::System, content }
+}
+
+/// Whether the last message is the model's.
+pub(crate) fn ends_with_assistant(messages: &[Message]) -> bool {
+    messages.last().is_some_and(|message| message.role == Role::Assistant)
+}
+
+/// The tokens of a prompt. Takes time that grows with the prompt.
+///
+/// # Errors
+/// If the text is empty, the checkpoint has no tokenizer or no template, or the template refuses the messages.
+pub(crate) fn tokens(engine: &Engine, template: Option<&ChatTemplate>, prompt: Prompt) -> foretoken::Result<Vec<u32>> {
+    match (prompt, template) {
+        (Prompt::Ids(ids), _) => Ok(ids),
+        (Prompt::Text(text), _) => engine.tokenizer()?.encode(&text),
+        (Prompt::Chat(messages), None) => engine.encode_chat(&messages, Thinking::Off),
+        (Prompt::Chat(messages), Some(template)) => {
+            engine.tokenizer()?.encode(&template.render(&messages, Thinking::Off)?)
+        }
+    }
+}
+
+/// The sampling parameters of a chat that says nothing: the checkpoint's.
+pub(crate) fn chat_sampling(engine: &Engine) -> Sampling {
+    engine.sampling_defaults().cloned().unwrap_or_default()
+}
+
+/// The bytes of a token: part of a character, for a token of one byte.
+pub(crate) fn token_bytes(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
+    let Some(token) = tokenizer.token(id) else { return Vec::new() };
+    let byte = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    match byte.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+        Some(byte) => vec![byte],
+        None => token.replace('\u{2581}', " ").into_bytes(),
+    }
+}
+
+/// Which stop string ended a text: the one that the tokens go on with behind it.
+pub(crate) fn stop_string(engine: &Engine, tokens: &[u32], text: &str, strings: &[String]) -> Option<String> {
+    let whole = engine.tokenizer().ok()?.decode(tokens).ok()?;
+    let rest = whole.strip_prefix(text)?;
+    strings.iter().filter(|string| rest.starts_with(string.as_str())).max_by_key(|string| string.len()).cloned()
+}
+
+/// A token with its log-probability: OpenAI's fields, and llama.cpp's `id`.
+pub(crate) fn logprob(engine: &Engine, id: u32, logprob: f32) -> Value {
+    let bytes = engine.tokenizer().map(|tokenizer| token_bytes(tokenizer, id)).unwrap_or_default();
+    json!({"id": id, "token": String::from_utf8_lossy(&bytes), "bytes": bytes, "logprob": logprob})
+}
+
+/// A token as [`logprob`], with those that were most probable in its place.
+pub(crate) fn logprobs(engine: &Engine, of: &TokenLogprobs) -> Value {
+    let mut value = logprob(engine, of.token, of.logprob);
+    value["top_logprobs"] = of.top.iter().map(|(id, value)| logprob(engine, *id, *value)).collect();
+    value
+}
+
+/// Counts and times under llama.cpp's names; times are milliseconds.
+pub(crate) fn timings(statistics: &Statistics) -> Value {
+    let ms = |time: std::time::Duration| 1e3 * time.as_secs_f64();
+    let per = |time: f64, count: usize| if count > 0 { time / count as f64 } else { 0.0 };
+    let (prompt_ms, predicted_ms) = (ms(statistics.prefill), ms(statistics.decode));
+    json!({
+        "cache_n": 0,
+        "prompt_n": statistics.prompt_tokens,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": per(prompt_ms, statistics.prompt_tokens),
+        "prompt_per_second": statistics.prefill_tokens_per_second(),
+        "predicted_n": statistics.generated_tokens,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": per(predicted_ms, statistics.generated_tokens.saturating_sub(1)),
+        "predicted_per_second": statistics.decode_tokens_per_second(),
+        "draft_n": statistics.drafted,
+        "draft_n_accepted": statistics.accepted,
+    })
+}

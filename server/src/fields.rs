@@ -1,0 +1,177 @@
+//! The fields of a request's JSON object, taken one by one: what is left at the end is an error that names it.
+
+use serde_json::{Map, Value};
+
+use crate::api_error::ApiError;
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// An object whose fields are taken by name. `null` is as absent.
+pub(crate) struct Fields {
+    values: Map<String, Value>,
+    /// In front of the names in errors: empty, or `messages[0].`.
+    prefix: String,
+}
+
+impl Fields {
+    /// The object in a request's body.
+    ///
+    /// # Errors
+    /// If it is no JSON, or no object.
+    pub fn parse(body: &[u8]) -> Result<Self> {
+        let malformed = |e: serde_json::Error| {
+            // Without the text around it, which is the client's.
+            let place = format!("line {}, column {}", e.line(), e.column());
+            ApiError::field("body", format!("is no JSON ({:?} error at {place})", e.classify()))
+        };
+        match serde_json::from_slice(body).map_err(malformed)? {
+            Value::Object(values) => Ok(Self { values, prefix: String::new() }),
+            other => Err(ApiError::field("body", format!("is {}, must be an object", kind(&other)))),
+        }
+    }
+
+    /// The object `value`, which is the field `name`.
+    ///
+    /// # Errors
+    /// If it is no object.
+    pub fn of(value: Value, name: &str) -> Result<Self> {
+        match value {
+            Value::Object(values) => Ok(Self { values, prefix: format!("{name}.") }),
+            other => Err(ApiError::field(name, format!("is {}, must be an object", kind(&other)))),
+        }
+    }
+
+    /// The full name of a field.
+    pub fn name(&self, field: &str) -> String {
+        format!("{}{field}", self.prefix)
+    }
+
+    /// An error of a field.
+    pub fn error(&self, field: &str, problem: impl AsRef<str>) -> ApiError {
+        ApiError::field(self.name(field), problem)
+    }
+
+    /// The field's value, as it is.
+    pub fn value(&mut self, field: &str) -> Option<Value> {
+        self.values.remove(field).filter(|value| !value.is_null())
+    }
+
+    /// # Errors
+    /// If it is no number.
+    pub fn number(&mut self, field: &str) -> Result<Option<f64>> {
+        self.typed(field, "a number", |value| value.as_f64())
+    }
+
+    /// # Errors
+    /// If it is no whole number of 64 bits.
+    pub fn integer(&mut self, field: &str) -> Result<Option<i128>> {
+        let whole = |value: &Value| value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from));
+        self.typed(field, "a whole number", whole)
+    }
+
+    /// # Errors
+    /// If it is no whole number in `range`.
+    pub fn count(&mut self, field: &str, range: std::ops::RangeInclusive<usize>) -> Result<Option<usize>> {
+        let Some(given) = self.integer(field)? else { return Ok(None) };
+        let (least, most) = (*range.start(), *range.end());
+        match usize::try_from(given).ok().filter(|count| range.contains(count)) {
+            Some(count) => Ok(Some(count)),
+            None if most == usize::MAX => Err(self.error(field, format!("is {given}, must be {least} or more"))),
+            None => Err(self.error(field, format!("is {given}, must be from {least} to {most}"))),
+        }
+    }
+
+    /// # Errors
+    /// If it is no string.
+    pub fn string(&mut self, field: &str) -> Result<Option<String>> {
+        self.typed(field, "a string", |value| value.as_str().map(str::to_owned))
+    }
+
+    /// # Errors
+    /// If it is not `true` or `false`.
+    pub fn flag(&mut self, field: &str) -> Result<Option<bool>> {
+        self.typed(field, "true or false", |value| value.as_bool())
+    }
+
+    /// # Errors
+    /// If it is no list.
+    pub fn list(&mut self, field: &str) -> Result<Option<Vec<Value>>> {
+        match self.value(field) {
+            None => Ok(None),
+            Some(Value::Array(list)) => Ok(Some(list)),
+            Some(other) => Err(self.error(field, format!("is {}, must be a list", kind(&other)))),
+        }
+    }
+
+    /// # Errors
+    /// If it is no object.
+    pub fn object(&mut self, field: &str) -> Result<Option<Self>> {
+        let name = self.name(field);
+        self.value(field).map(|value| Self::of(value, &name)).transpose()
+    }
+
+    /// Fields that have no effect here, whatever their values.
+    pub fn ignore(&mut self, fields: &[&str]) {
+        for field in fields {
+            self.values.remove(*field);
+        }
+    }
+
+    /// A field that is implemented for the values in `allowed` alone, which mean that it is off.
+    ///
+    /// # Errors
+    /// If it has another value.
+    pub fn only(&mut self, field: &str, allowed: &[Value]) -> Result<()> {
+        let Some(value) = self.value(field) else { return Ok(()) };
+        let same = |other: &Value| match (value.as_f64(), other.as_f64()) {
+            (Some(a), Some(b)) => a == b,
+            _ => value == *other,
+        };
+        if allowed.iter().any(same) {
+            return Ok(());
+        }
+        let allowed: Vec<_> = allowed.iter().map(Value::to_string).collect();
+        let problem = match allowed.is_empty() {
+            true => "is not implemented; leave it out".to_owned(),
+            false => format!("is not implemented but for {}; leave it out", allowed.join(", ")),
+        };
+        Err(self.error(field, problem).with_code("unsupported_parameter"))
+    }
+
+    /// # Errors
+    /// If a field was not taken: it is unknown, or not implemented.
+    pub fn end(self) -> Result<()> {
+        match self.values.iter().find(|(_, value)| !value.is_null()) {
+            None => Ok(()),
+            Some((field, _)) => {
+                let field: String = self.name(field).chars().take(MAX_NAME).filter(|c| !c.is_control()).collect();
+                let problem = "is unknown, or not implemented; leave it out";
+                Err(ApiError::field(field, problem).with_code("unsupported_parameter"))
+            }
+        }
+    }
+
+    fn typed<T>(&mut self, field: &str, what: &str, take: impl FnOnce(&Value) -> Option<T>) -> Result<Option<T>> {
+        let Some(value) = self.value(field) else { return Ok(None) };
+        match take(&value) {
+            Some(taken) => Ok(Some(taken)),
+            None => Err(self.error(field, format!("is {}, must be {what}", kind(&value)))),
+        }
+    }
+}
+
+/// Characters of an unknown field's name that an error repeats.
+const MAX_NAME: usize = 64;
+
+/// The kind of a value, for errors: values themselves may be long, and are the client's.
+pub(crate) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(number) if number.is_f64() => "a fraction",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}

@@ -1,0 +1,27 @@
+//! foretoken over HTTP: OpenAI's, Anthropic's and llama.cpp's routes over one engine, whose sequences are decoded together.
+//!
+//! [`Server`] is what the binary `foretoken-server` runs. One thread owns the library's
+//! [`Scheduler`](foretoken::Scheduler); requests wait for it in a bounded queue, and it never waits for a reader.
+
+#![forbid(unsafe_code)]
+
+mod anthropic;
+mod api_error;
+mod app;
+mod auth;
+mod convert;
+mod fields;
+mod info;
+mod job;
+mod llama;
+mod metrics;
+mod openai;
+mod openai_chat;
+mod openai_completions;
+mod reply;
+mod routes;
+mod server;
+mod worker;
+
+pub use convert::GenerateDefaults;
+pub use server::{Server, ServerOptions};

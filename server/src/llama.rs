@@ -1,0 +1,229 @@
+//! llama.cpp's own routes: `/completion`, `/tokenize`, `/detokenize`, `/props`, `/slots`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use foretoken::{Finish, GenerateOptions, Piece, Sampling};
+use serde_json::{Value, json};
+
+use crate::api_error::ApiError;
+use crate::app::{App, RequestId};
+use crate::convert::{self, MAX_TOP_LOGPROBS};
+use crate::fields::Fields;
+use crate::job::Ended;
+use crate::reply::{self, Generate, Reply, Written, answer, event};
+
+pub(crate) async fn completion(
+    State(app): State<Arc<App>>,
+    id: RequestId,
+    fields: Fields,
+) -> Result<Response, ApiError> {
+    let generate = request(&app, fields)?;
+    answer(&app, id, generate).await
+}
+
+fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
+    app.check_model(&mut fields)?;
+    let prompt = convert::prompt(&mut fields, "prompt")?;
+    let streams = fields.flag("stream")?.unwrap_or(false);
+    let most = match fields.integer("n_predict")? {
+        None => None,
+        Some(-1) => Some(usize::MAX),
+        Some(n) => match usize::try_from(n) {
+            Ok(n) if n > 0 => Some(n),
+            _ => return Err(fields.error("n_predict", format!("is {n}, must be at least 1; -1 is no limit"))),
+        },
+    };
+    let strings = convert::stop_strings(&mut fields, "stop")?;
+    let logprobs = fields.count("n_probs", 0..=MAX_TOP_LOGPROBS)?.filter(|n| *n > 0);
+    let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
+    let options = GenerateOptions {
+        stop: convert::stop(&mut fields, strings)?,
+        logprobs,
+        ..convert::options(&mut fields, &app.defaults, &Sampling::default(), most)?
+    };
+    take_inert(&mut fields)?;
+    fields.end()?;
+    let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings: settings(app, &options) });
+    Ok(Generate { prompt, prompt_field: "prompt", reply, options, streams })
+}
+
+/// Takes what has no effect, and samplers that are off.
+fn take_inert(fields: &mut Fields) -> Result<(), ApiError> {
+    fields.ignore(&["cache_prompt", "id_slot", "n_keep"]);
+    for field in ["frequency_penalty", "presence_penalty", "xtc_probability", "dynatemp_range", "dry_multiplier"] {
+        fields.only(field, &[json!(0)])?;
+    }
+    fields.only("repeat_penalty", &[json!(1)])?;
+    fields.only("typical_p", &[json!(1)])?;
+    fields.only("mirostat", &[json!(0)])?;
+    fields.only("logit_bias", &[json!([]), json!({})])?;
+    fields.only("grammar", &[json!("")])?;
+    fields.only("timings_per_token", &[json!(false)])?;
+    fields.only("post_sampling_probs", &[json!(false)])
+}
+
+fn settings(app: &App, options: &GenerateOptions) -> Value {
+    let sampling = &options.sampling;
+    json!({
+        "n_ctx": app.context,
+        "n_predict": i64::try_from(options.max_tokens).ok().filter(|most| *most < i64::MAX).unwrap_or(-1),
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k.unwrap_or(0),
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "seed": options.seed,
+        "stop": options.stop.strings,
+    })
+}
+
+struct Completion {
+    return_tokens: bool,
+    logprobs: bool,
+    settings: Value,
+}
+
+impl Completion {
+    fn probabilities(&self, written: &Written, of: &[foretoken::TokenLogprobs]) -> Value {
+        of.iter().map(|of| convert::logprobs(&written.engine, of)).collect()
+    }
+
+    /// The last object of a stream, and a whole answer but for its text.
+    fn last(&self, written: &Written, ended: &Ended) -> Value {
+        let (kind, word) = match ended.finish {
+            Finish::StopString => ("word", written.stop_string(ended).unwrap_or_default()),
+            Finish::MaxTokens | Finish::Context => ("limit", String::new()),
+            _ => ("eos", String::new()),
+        };
+        json!({
+            "index": 0,
+            "content": "",
+            "tokens": [],
+            "stop": true,
+            "model": written.model,
+            "tokens_predicted": written.tokens.len(),
+            "tokens_evaluated": written.prompt_tokens,
+            "generation_settings": self.settings,
+            "truncated": false,
+            "stop_type": kind,
+            "stopping_word": word,
+            "timings": convert::timings(&ended.statistics),
+        })
+    }
+}
+
+impl Reply for Completion {
+    fn piece(&mut self, piece: &Piece, written: &Written) -> String {
+        let mut value = json!({
+            "index": 0,
+            "content": piece.text,
+            "tokens": piece.tokens,
+            "stop": false,
+            "tokens_predicted": written.tokens.len(),
+            "tokens_evaluated": written.prompt_tokens,
+        });
+        if self.logprobs {
+            value["completion_probabilities"] = self.probabilities(written, &piece.logprobs);
+        }
+        event(&value)
+    }
+
+    fn end(&mut self, written: &Written, ended: &Ended) -> String {
+        event(&self.last(written, ended))
+    }
+
+    fn whole(&mut self, written: &Written, ended: &Ended) -> Value {
+        let mut value = self.last(written, ended);
+        value["content"] = json!(written.text);
+        if self.return_tokens {
+            value["tokens"] = json!(written.tokens);
+        }
+        if self.logprobs {
+            value["completion_probabilities"] = self.probabilities(written, &written.logprobs);
+        }
+        value
+    }
+}
+
+/// `POST /tokenize`: the tokens of `content`, with `<bos>` if `add_special` says so.
+pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
+    let text = fields.string("content")?.ok_or_else(|| fields.error("content", "is missing; give a text"))?;
+    let add_special = fields.flag("add_special")?.unwrap_or(false);
+    let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
+    fields.only("parse_special", &[json!(true)])?;
+    fields.end()?;
+    let _ticket = app.admit()?;
+    let of_text = app.clone();
+    let tokens = tokio::task::spawn_blocking(move || -> foretoken::Result<_> {
+        let tokenizer = of_text.engine.tokenizer()?;
+        // Of an empty text there is <bos> alone, which `encode` refuses as a prompt.
+        let encoded = if text.is_empty() { Vec::new() } else { tokenizer.encode(&text)? };
+        let bos = tokenizer.id("<bos>");
+        let own = encoded.strip_prefix(bos.as_slice()).unwrap_or(&encoded);
+        Ok(bos.filter(|_| add_special).into_iter().chain(own.iter().copied()).collect::<Vec<u32>>())
+    });
+    let tokens = tokens.await.map_err(|_| ApiError::internal())?.map_err(|e| ApiError::of(&e, "content"))?;
+    let tokens: Value = match with_pieces {
+        false => json!(tokens),
+        true => tokens.into_iter().map(|id| json!({"id": id, "piece": piece(&app, id)})).collect(),
+    };
+    Ok(reply::json(&json!({"tokens": tokens})))
+}
+
+/// A token's text, or its bytes where they are no text by themselves.
+fn piece(app: &App, id: u32) -> Value {
+    let bytes = app.engine.tokenizer().map(|tokenizer| convert::token_bytes(tokenizer, id)).unwrap_or_default();
+    String::from_utf8(bytes).map_or_else(|error| json!(error.into_bytes()), |text| json!(text))
+}
+
+/// `POST /detokenize`: the text of `tokens`, without special tokens.
+pub(crate) async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
+    let list = fields.list("tokens")?.ok_or_else(|| fields.error("tokens", "is missing; give token ids"))?;
+    let ids = convert::token_ids(&fields, "tokens", &list)?;
+    let vocab = app.engine.target().num_readable_tokens();
+    if let Some(at) = ids.iter().position(|id| *id as usize >= vocab) {
+        let problem = format!("is {}, outside the vocabulary of {vocab}", ids[at]);
+        return Err(fields.error(&format!("tokens[{at}]"), problem));
+    }
+    fields.end()?;
+    let text = app.engine.tokenizer().and_then(|tokenizer| tokenizer.decode(&ids));
+    Ok(reply::json(&json!({"content": text.map_err(|error| ApiError::of(&error, "tokens"))?})))
+}
+
+/// `GET /props`.
+pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
+    let options = GenerateOptions {
+        max_tokens: app.defaults.max_tokens.unwrap_or(usize::MAX),
+        sampling: Sampling {
+            temperature: app.defaults.temperature.unwrap_or_default(),
+            top_k: app.defaults.top_k,
+            top_p: app.defaults.top_p.unwrap_or(1.0),
+            min_p: app.defaults.min_p.unwrap_or_default(),
+        },
+        ..GenerateOptions::default()
+    };
+    reply::json(&json!({
+        "default_generation_settings": settings(&app, &options),
+        "total_slots": app.parallel,
+        "model_alias": app.model,
+        "n_ctx": app.context,
+        "modalities": {"vision": false, "audio": false},
+        "build_info": concat!("foretoken ", env!("CARGO_PKG_VERSION")),
+    }))
+}
+
+/// `GET /slots`: counts, and no text.
+pub(crate) async fn slots(State(app): State<Arc<App>>) -> Response {
+    let slots = app.worker.slots().into_iter().enumerate().map(|(id, slot)| {
+        json!({
+            "id": id,
+            "n_ctx": app.context,
+            "is_processing": slot.request_id.is_some(),
+            "request_id": slot.request_id,
+            "n_prompt_tokens": slot.prompt_tokens,
+            "n_decoded": slot.generated_tokens,
+        })
+    });
+    reply::json(&json!(slots.collect::<Vec<_>>()))
+}

@@ -1,0 +1,90 @@
+//! The routes, and what every request passes on its way to one.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
+use axum::routing::{get, post};
+use hyper::StatusCode;
+use hyper::header::{HeaderName, HeaderValue};
+
+use crate::api_error::{Api, ApiError};
+use crate::app::{App, RequestId};
+use crate::{anthropic, info, llama, openai_chat, openai_completions};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Bytes of a client's request id.
+const MAX_REQUEST_ID: usize = 64;
+/// The one route without a key: what watches over a server has none.
+const HEALTH: &str = "/health";
+
+/// All routes.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(openai_chat::chat_completions))
+        .route("/v1/completions", post(openai_completions::completions))
+        .route("/v1/embeddings", post(info::embeddings))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/models", get(info::models))
+        .route("/v1/models/{id}", get(info::one_model))
+        .route("/completion", post(llama::completion))
+        .route("/tokenize", post(llama::tokenize))
+        .route("/detokenize", post(llama::detokenize))
+        .route("/props", get(llama::props))
+        .route("/slots", get(llama::slots))
+        .route(HEALTH, get(info::health))
+        .route("/metrics", get(info::metrics))
+        .method_not_allowed_fallback(info::wrong_method)
+        .fallback(info::not_found)
+        .layer(from_fn_with_state(app.clone(), pass))
+        .with_state(app)
+}
+
+/// Gives the request an id, checks its key, and writes errors in the shape of the route's API. The log has no content: the path
+/// as the router has it, and nothing of headers or body.
+async fn pass(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let id = request_id(&request);
+    let api = Api::of_path(request.uri().path());
+    let route = request.extensions().get::<MatchedPath>().map_or("-", |path| path.as_str()).to_owned();
+    let method = request.method().clone();
+    request.extensions_mut().insert(RequestId(id.clone()));
+    let refused = match route.as_str() {
+        HEALTH => None,
+        _ if !app.api_keys.admit(request.headers()) => {
+            let message = "the API key is missing or wrong; send it as Authorization: Bearer KEY, or as x-api-key";
+            Some(ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key"))
+        }
+        _ if app.stopping.load(Ordering::Acquire) => Some(ApiError::stopping()),
+        _ => None,
+    };
+    let mut response = match refused {
+        Some(error) => error.response(api, &id),
+        None => next.run(request).await,
+    };
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        let allow = response.headers_mut().remove(hyper::header::ALLOW);
+        response = error.response(api, &id);
+        response.headers_mut().extend(allow.map(|allow| (hyper::header::ALLOW, allow)));
+    }
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    let (status, ms) = (response.status().as_u16(), began.elapsed().as_millis());
+    tracing::info!(request = id, %method, route, status, ms, "answered");
+    response
+}
+
+/// The client's id, if it is short and plain; else a random one.
+fn request_id(request: &Request) -> String {
+    let plain = |id: &&str| {
+        (1..=MAX_REQUEST_ID).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+    };
+    let given = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(plain);
+    given.map_or_else(|| format!("{:032x}", rand::random::<u128>()), str::to_owned)
+}

@@ -1,0 +1,192 @@
+//! What cannot be served is refused with a status, a shape and a name; nothing is left of it.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::{PROMPT, TestServer, agent, options, read_head, read_rest};
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+/// A body with `more` beside what every route needs.
+fn body(path: &str, more: Value) -> Value {
+    let mut body = match path {
+        TEXT | "/completion" => json!({"prompt": "fn"}),
+        "/v1/messages" => json!({"messages": [{"role": "user", "content": "fn"}], "max_tokens": 2}),
+        _ => json!({"messages": [{"role": "user", "content": "fn"}]}),
+    };
+    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    body
+}
+
+#[test]
+fn fields_that_are_wrong_are_named() {
+    let server = TestServer::start(options());
+    let user = |content: Value| json!([{"role": "user", "content": content}]);
+    let cases = [
+        // Types and ranges.
+        (TEXT, json!({"prompt": 3}), "prompt"),
+        (TEXT, json!({"prompt": null}), "prompt"),
+        (TEXT, json!({"prompt": ""}), "prompt"),
+        (TEXT, json!({"prompt": []}), "prompt"),
+        (TEXT, json!({"prompt": ["a", "b"]}), "prompt"),
+        (TEXT, json!({"prompt": [1, -1]}), "prompt[1]"),
+        (TEXT, json!({"prompt": [1, 1.5]}), "prompt[1]"),
+        (TEXT, json!({"prompt": [2, 4_000_000_000u32]}), "prompt"),
+        (TEXT, json!({"prompt": [2, 5_000_000_000u64]}), "prompt[1]"),
+        (TEXT, json!({"max_tokens": 0}), "max_tokens"),
+        (TEXT, json!({"max_tokens": -1}), "max_tokens"),
+        (TEXT, json!({"max_tokens": 1.5}), "max_tokens"),
+        (TEXT, json!({"max_tokens": "2"}), "max_tokens"),
+        (TEXT, json!({"temperature": -0.1}), "temperature"),
+        (TEXT, json!({"temperature": 1e300}), "temperature"),
+        (TEXT, json!({"temperature": "hot"}), "temperature"),
+        (TEXT, json!({"temperature": [1]}), "temperature"),
+        (TEXT, json!({"top_p": 0}), "top_p"),
+        (TEXT, json!({"top_p": 1.1}), "top_p"),
+        (TEXT, json!({"min_p": -0.1}), "min_p"),
+        (TEXT, json!({"top_k": -2}), "top_k"),
+        (TEXT, json!({"seed": -2}), "seed"),
+        (TEXT, json!({"seed": 0.5}), "seed"),
+        (TEXT, json!({"stop": 3}), "stop"),
+        (TEXT, json!({"stop": ["a", 3]}), "stop[1]"),
+        (TEXT, json!({"stop": ""}), "stop"),
+        (TEXT, json!({"stop": vec!["x"; 17]}), "stop"),
+        (TEXT, json!({"stop": "x".repeat(1025)}), "stop"),
+        (TEXT, json!({"stop_token_ids": ["a"]}), "stop_token_ids[0]"),
+        (TEXT, json!({"stream": "yes"}), "stream"),
+        (TEXT, json!({"stream_options": {"include_usage": true}}), "stream_options"),
+        (TEXT, json!({"stream": true, "stream_options": {"usage": true}}), "stream_options.usage"),
+        (TEXT, json!({"logprobs": 21}), "logprobs"),
+        (TEXT, json!({"logprobs": true}), "logprobs"),
+        (TEXT, json!({"speculative": true}), "speculative"),
+        (TEXT, json!({"speculative": {"type": "magic"}}), "speculative.type"),
+        (TEXT, json!({"speculative": {"type": "ngram-mod:n=1000000000"}}), "speculative.type"),
+        (TEXT, json!({"speculative": {"type": "draft-model"}}), "speculative.type"),
+        (TEXT, json!({"speculative": {"draft_block_size": 0}}), "speculative.draft_block_size"),
+        (TEXT, json!({"speculative": {"draft_block_size": 100_000}}), "speculative.draft_block_size"),
+        (TEXT, json!({"speculative": {"depth": 2}}), "speculative.depth"),
+        (CHAT, json!({"messages": []}), "messages"),
+        (CHAT, json!({"messages": null}), "messages"),
+        (CHAT, json!({"messages": "hello"}), "messages"),
+        (CHAT, json!({"messages": ["hello"]}), "messages[0]"),
+        (CHAT, json!({"messages": [{"content": "x"}]}), "messages[0].role"),
+        (CHAT, json!({"messages": [{"role": "wizard", "content": "x"}]}), "messages[0].role"),
+        (CHAT, json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].role"),
+        (CHAT, json!({"messages": [{"role": "user"}]}), "messages[0].content"),
+        (CHAT, json!({"messages": user(json!(5))}), "messages[0].content"),
+        (
+            CHAT,
+            json!({"messages": user(json!([{"type": "image_url", "image_url": {"url": "x"}}]))}),
+            "messages[0].content[0].type",
+        ),
+        (CHAT, json!({"messages": [{"role": "user", "content": "x", "color": 1}]}), "messages[0].color"),
+        (CHAT, json!({"top_logprobs": 2}), "top_logprobs"),
+        (CHAT, json!({"logprobs": 2}), "logprobs"),
+        ("/v1/messages", json!({"max_tokens": null}), "max_tokens"),
+        ("/v1/messages", json!({"system": 3}), "system"),
+        ("/v1/messages", json!({"messages": [{"role": "assistant", "content": "x"}]}), "messages[0].role"),
+        ("/completion", json!({"n_predict": 0}), "n_predict"),
+        ("/completion", json!({"n_probs": -1}), "n_probs"),
+        // What would change the text, and is not implemented.
+        (CHAT, json!({"tools": [{"type": "function"}]}), "tools"),
+        (CHAT, json!({"tool_choice": "required"}), "tool_choice"),
+        (CHAT, json!({"response_format": {"type": "json_object"}}), "response_format"),
+        (CHAT, json!({"n": 2}), "n"),
+        (CHAT, json!({"frequency_penalty": 0.5}), "frequency_penalty"),
+        (CHAT, json!({"logit_bias": {"5": 1}}), "logit_bias"),
+        (CHAT, json!({"reasoning_effort": "high"}), "reasoning_effort"),
+        (CHAT, json!({"functions": []}), "functions"),
+        (CHAT, json!({"a field of the future": 1}), "a field of the future"),
+        (TEXT, json!({"echo": true}), "echo"),
+        (TEXT, json!({"suffix": "}"}), "suffix"),
+        (TEXT, json!({"best_of": 3}), "best_of"),
+        ("/v1/messages", json!({"tools": [{"name": "x"}]}), "tools"),
+        ("/v1/messages", json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}), "thinking"),
+        ("/completion", json!({"grammar": "root ::= x"}), "grammar"),
+        ("/completion", json!({"mirostat": 2}), "mirostat"),
+        ("/completion", json!({"repeat_penalty": 1.1}), "repeat_penalty"),
+    ];
+    for (path, more, field) in cases {
+        let (status, answer) = server.post(path, &body(path, more.clone()));
+        assert_eq!(status, 400, "{path} {more}: {answer}");
+        let error = &answer["error"];
+        let message = error["message"].as_str().expect("a message");
+        assert!(message.starts_with(&format!("{field}: ")) && !message.contains('\n'), "{path} {more}: {message}");
+        assert_eq!(error["type"], "invalid_request_error", "{path} {more}");
+        if path != "/v1/messages" {
+            assert_eq!(error["param"], field, "{path} {more}");
+        }
+    }
+    let (status, error) = server.post(TEXT, &body(TEXT, json!({"model": "gpt-4o"})));
+    assert_eq!((status, &error["error"]["code"]), (404, &json!("model_not_found")));
+    let (status, _) = server.post("/tokenize", &json!({"content": "x", "parse_special": false}));
+    assert_eq!(status, 400);
+    let (status, error) = server.post("/detokenize", &json!({"tokens": [1, 4096]}));
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("tokens[1]")));
+    assert_eq!(server.metric("vllm:generation_tokens_total"), 0.0, "something was generated");
+}
+
+#[test]
+fn bodies_that_are_wrong() {
+    let server = TestServer::start(options());
+    let nested = [b"{\"prompt\":".to_vec(), vec![b'['; 100_000]].concat();
+    let cases: [&[u8]; 9] = [
+        b"",
+        b"{",
+        b"[]",
+        b"\"prompt\"",
+        b"{\"prompt\": \"x\", \"temperature\": NaN}",
+        b"{\"prompt\": \"x\", \"temperature\": 1e999}",
+        b"{\"prompt\": \"\xFF\xFE\"}",
+        b"{\"prompt\": \"\\ud800\"}",
+        &nested,
+    ];
+    for bytes in cases {
+        let (status, error) = server.post_bytes(TEXT, bytes);
+        let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(50)]).into_owned();
+        assert_eq!((status, &error["error"]["param"]), (400, &json!("body")), "{shown}: {error}");
+    }
+    let large = json!({"prompt": "x".repeat(10 << 20)});
+    let (status, error) = server.post(TEXT, &large);
+    assert_eq!((status, &error["error"]["param"]), (413, &json!("body")));
+    for content_type in ["text/plain", "application/x-www-form-urlencoded"] {
+        let request = agent().post(server.url(TEXT)).header("content-type", content_type);
+        let response = request.send(json!({"prompt": PROMPT}).to_string()).expect("an answer");
+        assert_eq!(response.status().as_u16(), 415, "{content_type}");
+    }
+    // More than the context has room for, as a text and as ids.
+    for prompt in [json!("let x = 1;\n".repeat(100_000)), json!(vec![5; 8192 + 1])] {
+        let (status, error) = server.post(TEXT, &json!({"prompt": prompt}));
+        assert_eq!((status, &error["error"]["code"]), (400, &json!("context_length_exceeded")), "{error}");
+    }
+    // After all of that it serves.
+    server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 4}));
+}
+
+#[test]
+fn heads_that_are_wrong_or_late() {
+    let options = foretoken_server::ServerOptions { idle_timeout: Duration::from_millis(500), ..options() };
+    let server = TestServer::start(options);
+    let send = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(server.address).expect("a connection");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+        // The server may have closed already.
+        let _ = stream.write_all(bytes);
+        stream
+    };
+    let status = |stream: TcpStream| read_rest(stream).get(9..12).unwrap_or("").to_owned();
+    assert_eq!(status(send(b"what is this\r\n\r\n")), "400");
+    let many = format!("GET /health HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(100));
+    assert_eq!(status(send(many.as_bytes())), "431");
+    let long = format!("GET /health HTTP/1.1\r\na: {}\r\n\r\n", "b".repeat(1 << 20));
+    assert_eq!(status(send(long.as_bytes())), "431");
+    // Half a head, and nothing behind an answer: both connections are closed by the server.
+    read_rest(send(b"GET /health HTTP/1.1\r\nhost: t"));
+    let kept = send(b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n");
+    assert!(read_head(&kept).starts_with("HTTP/1.1 200"));
+    assert!(read_rest(kept).ends_with('}'));
+}

@@ -1,0 +1,106 @@
+//! Clients that leave, do not read, or are too many; and the end.
+
+use std::io::Read;
+use std::time::Duration;
+
+use foretoken::GenerateOptions;
+use foretoken_server::ServerOptions;
+use serde_json::json;
+
+use crate::support::{PROMPT, TestServer, agent, alone, long, options, read_head, read_rest, wait_until};
+
+const ABORTED: &str = "vllm:request_success_total{model_name=\"demo\",finished_reason=\"abort\"}";
+
+/// Reads until the first event.
+fn first_event(stream: &mut std::net::TcpStream) {
+    assert!(read_head(stream).starts_with("HTTP/1.1 200"));
+    let mut some = [0; 16];
+    assert!(stream.read(&mut some).expect("an event") > 0);
+}
+
+#[test]
+fn clients_that_leave_free_their_sequences() {
+    let server = TestServer::start(options());
+    let want = alone(PROMPT, &GenerateOptions { max_tokens: 60, ..GenerateOptions::default() });
+    // Streamed, whole, and of a whole answer behind nothing but a head.
+    let mut streamed = server.open("/v1/completions", &long(8000));
+    first_event(&mut streamed);
+    let whole = server.open("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 8000, "ignore_eos": true}));
+    wait_until("two sequences", || server.busy_slots() == 2);
+    drop((streamed, whole));
+    // Another one is not disturbed.
+    let got = server.ask("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 60}));
+    assert_eq!(got["choices"][0]["text"], want);
+    wait_until("sequences freed", || server.busy_slots() == 0 && server.metric(ABORTED) == 2.0);
+    assert_eq!(server.metric("foretoken:kv_cache_bytes"), 0.0);
+    assert!(server.metric("vllm:generation_tokens_total") < 16_000.0, "they were written to the end");
+}
+
+#[test]
+fn a_full_queue_is_429() {
+    let server = TestServer::start(ServerOptions { parallel: 1, max_queue: 1, ..options() });
+    let mut running = server.open("/v1/completions", &long(8000));
+    first_event(&mut running);
+    let waiting = server.open("/v1/completions", &long(8));
+    wait_until("one that waits", || server.metric("vllm:num_requests_waiting") == 1.0);
+    let post = || {
+        let request = agent().post(server.url("/v1/completions")).header("content-type", "application/json");
+        request.send(long(8).to_string()).expect("an answer")
+    };
+    let refused = post();
+    assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (429, &"1".parse().expect("a value")));
+    assert_eq!(server.metric("foretoken:requests_refused_total"), 1.0);
+    // One that waits leaves its place at once, and one that runs its sequence.
+    drop(waiting);
+    wait_until("the place of the one that waited", || server.metric("vllm:num_requests_waiting") == 0.0);
+    let waiting = server.open("/v1/completions", &long(8));
+    wait_until("another that waits", || server.metric("vllm:num_requests_waiting") == 1.0);
+    drop(running);
+    assert!(read_head(&waiting).starts_with("HTTP/1.1 200"));
+    wait_until("an empty queue", || server.busy_slots() == 0);
+    assert_eq!(post().status().as_u16(), 200);
+}
+
+/// A client that reads nothing: the engine writes its text to the end meanwhile, and others'.
+#[test]
+fn slow_readers_hold_nobody() {
+    let server = TestServer::start(ServerOptions { idle_timeout: Duration::from_secs(1), ..options() });
+    // Some megabytes of events: more than the sockets' buffers.
+    let mut body = long(4000);
+    body["logprobs"] = json!(20);
+    let unread = server.open("/v1/completions", &body);
+    wait_until("a sequence", || server.busy_slots() == 1);
+    server.ask("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 40}));
+    let length = "vllm:request_success_total{model_name=\"demo\",finished_reason=\"length\"}";
+    let stop = "vllm:request_success_total{model_name=\"demo\",finished_reason=\"stop\"}";
+    wait_until("both ends, or the connection closed", || {
+        server.metric(length) + server.metric(stop) + server.metric(ABORTED) == 2.0
+    });
+    assert_eq!(server.busy_slots(), 0);
+    // The connection was closed for want of a reader, in the middle.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(!read_rest(unread).ends_with("[DONE]\n\n\r\n0\r\n\r\n"));
+}
+
+#[test]
+fn what_is_under_way_ends_before_the_server() {
+    let mut server = TestServer::start(options());
+    let mut running = server.open("/v1/completions", &long(600));
+    first_event(&mut running);
+    server.stop();
+    let rest = read_rest(running);
+    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("[DONE]"), "{rest}");
+    server.join();
+    assert!(std::net::TcpStream::connect(server.address).is_err());
+}
+
+#[test]
+fn what_takes_longer_than_the_drain_gets_an_error() {
+    let mut server = TestServer::start(ServerOptions { drain_timeout: Duration::from_millis(50), ..options() });
+    let mut running = server.open("/v1/completions", &long(8000));
+    first_event(&mut running);
+    server.stop();
+    let rest = read_rest(running);
+    assert!(rest.contains("\"code\":\"stopping\"") && !rest.contains("[DONE]"), "{rest}");
+    server.join();
+}

@@ -1,0 +1,7 @@
+//! The server in this process, on a free port, with the demo pair.
+
+mod bad_requests;
+mod life;
+mod routes;
+mod support;
+mod texts;

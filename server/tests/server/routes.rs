@@ -1,0 +1,185 @@
+//! Every route, in the shape that its clients read.
+
+use serde_json::{Value, json};
+
+use crate::support::{PROMPT, TestServer, agent, options};
+
+#[test]
+fn openai() {
+    let server = TestServer::start(options());
+    let messages = json!([{"role": "developer", "content": "// Rust\n"}, {"role": "user", "content": [{"type": "text", "text": PROMPT}]}]);
+    let inert = json!({
+        "model": "demo", "messages": messages, "max_tokens": 16, "user": "u", "metadata": {"a": "b"}, "store": true, "n": 1,
+        "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "frequency_penalty": 0, "presence_penalty": 0.0,
+        "logit_bias": {}, "parallel_tool_calls": true, "seed": null, "stop": null, "service_tier": "auto",
+    });
+    let chat = server.ask("/v1/chat/completions", &inert);
+    assert!(chat["id"].as_str().is_some_and(|id| id.starts_with("chatcmpl-")), "{chat}");
+    assert_eq!((&chat["object"], &chat["model"]), (&json!("chat.completion"), &json!("demo")));
+    let choice = &chat["choices"][0];
+    assert_eq!((&choice["index"], &choice["message"]["role"]), (&json!(0), &json!("assistant")));
+    assert_eq!((&choice["finish_reason"], &choice["logprobs"]), (&json!("length"), &Value::Null));
+    let usage = &chat["usage"];
+    assert_eq!(usage["completion_tokens"], 16);
+    assert_eq!(usage["total_tokens"].as_u64(), Some(16 + usage["prompt_tokens"].as_u64().expect("a number")));
+    let timings = &chat["timings"];
+    assert_eq!((&timings["prompt_n"], &timings["predicted_n"]), (&usage["prompt_tokens"], &json!(16)));
+    for time in ["prompt_ms", "prompt_per_second", "predicted_ms", "predicted_per_second", "predicted_per_token_ms"] {
+        assert!(timings[time].as_f64() > Some(0.0), "{time}: {timings}");
+    }
+    let off = json!({"prompt": PROMPT, "max_tokens": 16, "speculative": {"enabled": false}});
+    assert_eq!(server.ask("/v1/completions", &off)["timings"]["draft_n"], 0);
+    let on = json!({"prompt": PROMPT, "max_tokens": 16, "speculative": {"enabled": true, "draft_block_size": 3}});
+    let on = server.ask("/v1/completions", &on);
+    assert!(on["timings"]["draft_n"].as_u64() > Some(0), "{on}");
+    assert!(on["id"].as_str().is_some_and(|id| id.starts_with("cmpl-")) && on["object"] == "text_completion", "{on}");
+
+    let stop = json!({"prompt": PROMPT, "max_tokens": 64, "stop": "\n"});
+    assert_eq!(server.ask("/v1/completions", &stop)["choices"][0]["finish_reason"], "stop");
+
+    let stream = json!({"messages": messages, "max_tokens": 16, "stream": true});
+    let chunks = server.chunks("/v1/chat/completions", &stream);
+    assert!(chunks.iter().all(|chunk| chunk["object"] == "chat.completion.chunk" && chunk["id"] == chunks[0]["id"]));
+    assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
+    let last = chunks.last().expect("a chunk");
+    assert_eq!((&last["choices"][0]["finish_reason"], &last["timings"]["predicted_n"]), (&json!("length"), &json!(16)));
+    assert!(chunks.iter().all(|chunk| chunk.get("usage").is_none()));
+}
+
+#[test]
+fn anthropic() {
+    let server = TestServer::start(options());
+    let body = json!({
+        "model": "demo", "max_tokens": 24, "system": [{"type": "text", "text": "// Rust\n"}], "metadata": {"user_id": "u"},
+        "messages": [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}], "thinking": {"type": "disabled"},
+    });
+    let whole = server.ask("/v1/messages", &body);
+    assert_eq!(
+        (&whole["type"], &whole["role"], &whole["stop_reason"]),
+        (&json!("message"), &json!("assistant"), &json!("max_tokens"))
+    );
+    assert_eq!(whole["usage"]["output_tokens"], 24);
+    let mut counted = body.clone();
+    for field in ["max_tokens", "metadata"] {
+        counted.as_object_mut().expect("an object").remove(field);
+    }
+    let counted = server.ask("/v1/messages/count_tokens", &counted);
+    assert_eq!(counted["input_tokens"], whole["usage"]["input_tokens"]);
+
+    let text = whole["content"][0]["text"].as_str().expect("a text").to_owned();
+    let mut stopped = body.clone();
+    stopped["stop_sequences"] = json!(["never written", &text[8..10]]);
+    let stopped = server.ask("/v1/messages", &stopped);
+    assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!(text[8..10])));
+
+    let mut stream = body.clone();
+    stream["stream"] = json!(true);
+    let events = server.stream("/v1/messages", &stream);
+    let names: Vec<_> = events.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names[..3], ["message_start", "content_block_start", "ping"]);
+    assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
+    assert!(names[3..names.len() - 3].iter().all(|name| *name == "content_block_delta"));
+    let end: Value = serde_json::from_str(&events[events.len() - 2].1).expect("JSON");
+    assert_eq!((&end["delta"]["stop_reason"], &end["usage"]["output_tokens"]), (&json!("max_tokens"), &json!(24)));
+
+    let (status, error) = server.post("/v1/messages", &json!({"messages": []}));
+    assert_eq!(
+        (status, &error["type"], &error["error"]["type"]),
+        (400, &json!("error"), &json!("invalid_request_error"))
+    );
+    let (status, error) = server.post("/v1/messages/none", &json!({}));
+    assert_eq!((status, &error["error"]["type"]), (404, &json!("not_found_error")));
+}
+
+#[test]
+fn llama_cpp() {
+    let server = TestServer::start(options());
+    let body = json!({"prompt": PROMPT, "n_predict": 12, "n_probs": 2, "return_tokens": true, "cache_prompt": true});
+    let whole = server.ask("/completion", &body);
+    assert_eq!(
+        (&whole["stop"], &whole["stop_type"], &whole["tokens_predicted"]),
+        (&json!(true), &json!("limit"), &json!(12))
+    );
+    assert_eq!(whole["completion_probabilities"].as_array().map(Vec::len), Some(12));
+    let back = server.ask("/detokenize", &json!({"tokens": whole["tokens"]}));
+    assert_eq!(back["content"], whole["content"]);
+    let word = json!({"prompt": PROMPT, "stop": ["\n"]});
+    let word = server.ask("/completion", &word);
+    assert_eq!((&word["stop_type"], &word["stopping_word"]), (&json!("word"), &json!("\n")));
+
+    let text = "fn main() {\n    let x = \"漢\";\n}";
+    let tokens = server.ask("/tokenize", &json!({"content": text, "with_pieces": true}))["tokens"].clone();
+    let bytes = tokens.as_array().expect("a list").iter().flat_map(|token| match &token["piece"] {
+        Value::String(text) => text.as_bytes().to_vec(),
+        piece => serde_json::from_value(piece.clone()).expect("bytes"),
+    });
+    assert_eq!(String::from_utf8(bytes.collect()).as_deref(), Ok(text));
+    assert_eq!(server.ask("/tokenize", &json!({"content": ""})), json!({"tokens": []}));
+    assert_eq!(server.ask("/tokenize", &json!({"content": "", "add_special": true})), json!({"tokens": [2]}));
+
+    let props: Value = serde_json::from_str(&server.get("/props").1).expect("JSON");
+    assert_eq!((&props["total_slots"], &props["default_generation_settings"]["n_ctx"]), (&json!(8), &json!(8192)));
+    let slots: Value = serde_json::from_str(&server.get("/slots").1).expect("JSON");
+    assert_eq!(slots.as_array().map(Vec::len), Some(8));
+}
+
+#[test]
+fn models_health_metrics_and_what_is_not_there() {
+    let server = TestServer::start(options());
+    let models: Value = serde_json::from_str(&server.get("/v1/models").1).expect("JSON");
+    assert_eq!((&models["data"][0]["id"], &models["data"][0]["max_model_len"]), (&json!("demo"), &json!(8192)));
+    assert_eq!(server.get("/v1/models/demo").0, 200);
+    assert_eq!(server.get("/v1/models/other").0, 404);
+    assert_eq!(server.get("/health"), (200, r#"{"status":"ok"}"#.to_owned()));
+
+    let body = json!({"prompt": PROMPT, "max_tokens": 20, "ignore_eos": true, "speculative": {"type": "mtp", "draft_block_size": 3}});
+    let timings = server.ask("/v1/completions", &body)["timings"].clone();
+    let of = |name: &str| server.metric(&format!("{name}{{model_name=\"demo\"}}"));
+    assert_eq!(of("vllm:generation_tokens_total"), 20.0);
+    assert_eq!(Some(of("vllm:prompt_tokens_total")), timings["prompt_n"].as_f64());
+    assert_eq!(Some(of("vllm:spec_decode_num_draft_tokens_total")), timings["draft_n"].as_f64());
+    assert_eq!(Some(of("vllm:spec_decode_num_accepted_tokens_total")), timings["draft_n_accepted"].as_f64());
+    assert_eq!(of("vllm:e2e_request_latency_seconds_count"), 1.0);
+    assert_eq!(server.metric("vllm:request_success_total{model_name=\"demo\",finished_reason=\"length\"}"), 1.0);
+    assert_eq!(of("vllm:num_requests_running") + of("vllm:num_requests_waiting"), 0.0);
+
+    let (status, error) = server.post("/v1/embeddings", &json!({"input": "x"}));
+    let message = error["error"]["message"].as_str().expect("a message");
+    assert!(status == 501 && message.contains("embeddings"), "{error}");
+    assert_eq!(server.get("/v1/nothing").0, 404);
+    let response = agent().get(server.url("/v1/completions")).call().expect("an answer");
+    assert_eq!((response.status().as_u16(), &response.headers()["allow"]), (405, &"POST".parse().expect("a value")));
+}
+
+#[test]
+fn request_ids_and_keys() {
+    let keys = vec!["first key".to_owned(), "second".to_owned()];
+    let server = TestServer::start(foretoken_server::ServerOptions { api_keys: keys, ..options() });
+    let models = |header: &str, value: &str| {
+        let response = agent().get(server.url("/v1/models")).header(header, value).call().expect("an answer");
+        assert!(response.headers().get("access-control-allow-origin").is_none());
+        (response.status().as_u16(), response.headers()["x-request-id"].to_str().expect("a text").to_owned())
+    };
+    for (header, value, status) in [
+        ("authorization", "Bearer second", 200),
+        ("authorization", "bearer first key", 200),
+        ("x-api-key", "first key", 200),
+        ("authorization", "Bearer", 401),
+        ("authorization", "Bearer secon", 401),
+        ("authorization", "Bearer second ", 200), // white space around a header's value is not part of it
+        ("authorization", "Basic second", 401),
+        ("x-api-key", "", 401),
+        ("x-other", "second", 401),
+    ] {
+        assert_eq!(models(header, value).0, status, "{header}: {value:?}");
+    }
+    assert_eq!(server.get("/health").0, 200);
+    assert_eq!(server.get("/nothing").0, 401, "routes are told to those with a key");
+    let (status, error) = server.post("/v1/completions", &json!({"prompt": PROMPT}));
+    assert_eq!((status, &error["error"]["code"]), (401, &json!("invalid_api_key")));
+    let (status, error) = server.post("/v1/messages", &json!({}));
+    assert_eq!((status, &error["error"]["type"]), (401, &json!("authentication_error")));
+
+    assert_eq!(models("x-request-id", "my-id_1.2").1, "my-id_1.2");
+    assert_eq!(models("x-request-id", "not a plain id").1.len(), 32);
+}

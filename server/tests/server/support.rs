@@ -1,0 +1,193 @@
+//! A server of a test's own, and a client.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use foretoken::chat::ChatTemplate;
+use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions};
+use foretoken_server::{Server, ServerOptions};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+pub const PROMPT: &str = "impl Iterator for Counter {\n";
+pub const TEMPLATE: &str = "{% for message in messages %}{{ message.content }}{% endfor %}";
+
+/// The demo pair, loaded once.
+pub fn engine() -> &'static Engine {
+    static ENGINE: OnceLock<Engine> = OnceLock::new();
+    ENGINE.get_or_init(|| {
+        let demo: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
+        let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
+        Engine::load(&options).expect("the demo pair")
+    })
+}
+
+pub fn options() -> ServerOptions {
+    let template = ChatTemplate::new(TEMPLATE.into(), "<bos>".into(), "<eos>".into()).expect("a template");
+    let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+    ServerOptions { parallel: 8, chat_template: Some(template), ..ServerOptions::new(any_port, "demo") }
+}
+
+/// A server that runs until it is dropped.
+pub struct TestServer {
+    pub address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TestServer {
+    pub fn start(options: ServerOptions) -> Self {
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (send, address) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+            runtime.expect("a runtime").block_on(async {
+                let server = Server::bind(engine(), options).await.expect("a server");
+                send.send(server.address()).expect("the test waits for it");
+                server.run(async { drop(stopped.await) }).await;
+            });
+        });
+        Self { address: address.recv().expect("an address"), stop: Some(stop), thread: Some(thread) }
+    }
+
+    /// Asks it to stop.
+    pub fn stop(&mut self) {
+        drop(self.stop.take());
+    }
+
+    /// Waits until it has.
+    pub fn join(&mut self) {
+        self.stop();
+        self.thread.take().map_or(Ok(()), JoinHandle::join).expect("the server ends without a panic");
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    pub fn get(&self, path: &str) -> (u16, String) {
+        let mut response = agent().get(self.url(path)).call().expect("an answer");
+        (response.status().as_u16(), response.body_mut().read_to_string().expect("a text"))
+    }
+
+    /// The status, and the JSON of the answer.
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        self.post_bytes(path, body.to_string().as_bytes())
+    }
+
+    pub fn post_bytes(&self, path: &str, body: &[u8]) -> (u16, Value) {
+        let request = agent().post(self.url(path)).header("content-type", "application/json");
+        let mut response = request.send(body).expect("an answer");
+        let text = response.body_mut().read_to_string().expect("a text");
+        let value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{path}: {e}: {text}"));
+        (response.status().as_u16(), value)
+    }
+
+    /// The answer to a request that is served.
+    pub fn ask(&self, path: &str, body: &Value) -> Value {
+        let (status, value) = self.post(path, body);
+        assert_eq!(status, 200, "{path}: {value}");
+        value
+    }
+
+    /// The events of a stream: the name, if it has one, and the data.
+    pub fn stream(&self, path: &str, body: &Value) -> Vec<(String, String)> {
+        let request = agent().post(self.url(path)).header("content-type", "application/json");
+        let mut response = request.send(body.to_string().as_bytes()).expect("an answer");
+        let text = response.body_mut().read_to_string().expect("a text");
+        assert_eq!(response.status().as_u16(), 200, "{path}: {text}");
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let event = |event: &str| {
+            let field = |name| event.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().to_owned();
+            (field("event: "), field("data: "))
+        };
+        text.split("\n\n").filter(|event| !event.is_empty() && !event.starts_with(':')).map(event).collect()
+    }
+
+    /// The data of a stream that ends with `[DONE]`.
+    pub fn chunks(&self, path: &str, body: &Value) -> Vec<Value> {
+        let mut events = self.stream(path, body);
+        assert_eq!(events.pop().expect("an event").1, "[DONE]");
+        events.iter().map(|(_, data)| serde_json::from_str(data).expect("JSON")).collect()
+    }
+
+    /// The value of a metric, by the beginning of its line.
+    pub fn metric(&self, line: &str) -> f64 {
+        let (_, text) = self.get("/metrics");
+        let found = text.lines().find(|l| l.starts_with(line)).unwrap_or_else(|| panic!("no {line} in {text}"));
+        found.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
+    }
+
+    /// Sequences that are decoded.
+    pub fn busy_slots(&self) -> usize {
+        let slots: Value = serde_json::from_str(&self.get("/slots").1).expect("JSON");
+        slots.as_array().expect("a list").iter().filter(|slot| slot["is_processing"] == true).count()
+    }
+
+    /// A connection with a request on it, of which nothing was read.
+    pub fn open(&self, path: &str, body: &Value) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).expect("a connection");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+        let body = body.to_string();
+        let head = format!("POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n");
+        write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).expect("written");
+        stream
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        self.stop();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Statuses are values; no connection is kept.
+pub fn agent() -> ureq::Agent {
+    let config = ureq::Agent::config_builder().http_status_as_error(false).max_idle_connections(0);
+    config.timeout_global(Some(Duration::from_secs(50))).build().into()
+}
+
+/// Waits until `holds`, 20 s at most.
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Reads the status line and the headers.
+pub fn read_head(stream: &TcpStream) -> String {
+    let mut reader = BufReader::with_capacity(1, stream.try_clone().expect("a clone"));
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") && reader.read_line(&mut head).expect("a line") > 0 {}
+    head
+}
+
+/// Reads to the end of the connection.
+pub fn read_rest(mut stream: TcpStream) -> String {
+    let mut bytes = Vec::new();
+    // A reset ends it, too.
+    let _ = stream.read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A request for so many tokens, whatever they are.
+pub fn long(max_tokens: usize) -> Value {
+    json!({"prompt": PROMPT, "max_tokens": max_tokens, "ignore_eos": true, "stream": true})
+}
+
+/// The library's own text.
+pub fn alone(prompt: &str, options: &GenerateOptions) -> String {
+    let mut session = engine().session(&SessionOptions::default()).expect("a session");
+    let prompt = engine().tokenizer().and_then(|tokenizer| tokenizer.encode(prompt)).expect("tokens");
+    let generation = session.generate(&prompt, options).expect("a generation");
+    generation.map(|piece| piece.expect("a piece").text).collect()
+}

@@ -1,0 +1,141 @@
+//! Texts are the library's own, however many are written at a time, whole and streamed.
+
+use foretoken::speculative::{BlockSize, DrafterOptions, Drafters};
+use foretoken::{GenerateOptions, Sampling, Speculation, SpeculationOptions, Stop};
+use serde_json::{Value, json};
+
+use crate::support::{PROMPT, TestServer, alone, options};
+
+const PROMPTS: [&str; 8] = [
+    PROMPT,
+    "fn main() {\n",
+    "/// Returns the",
+    "use std::collections::HashMap;\n",
+    "#[derive(Debug, Clone)]\npub struct ",
+    "match self {\n",
+    "impl fmt::Display for Error {\n",
+    "// é, ü and 漢字\nlet text = \"",
+];
+
+/// Greedy by whatever means, and sampled where drafts do not depend on the clock.
+fn cases() -> Vec<(Value, GenerateOptions)> {
+    let greedy = GenerateOptions { max_tokens: 40, ..GenerateOptions::default() };
+    let block = Speculation::With(SpeculationOptions {
+        drafters: Drafters::Priority(vec![DrafterOptions::Mtp]),
+        block: BlockSize::Fixed(4),
+        ..SpeculationOptions::default()
+    });
+    let sampling = Sampling { temperature: 0.8, top_k: Some(50), top_p: 0.95, min_p: 0.02 };
+    let sampled = GenerateOptions { sampling: sampling.clone(), seed: 7, speculation: block, ..greedy.clone() };
+    let plain = GenerateOptions { sampling, seed: u64::MAX, speculation: Speculation::Off, ..greedy.clone() };
+    let stopped = GenerateOptions {
+        stop: Stop { strings: vec!["\n\n".into(), "self".into()], ..Stop::default() },
+        ..greedy.clone()
+    };
+    vec![
+        (json!({}), greedy),
+        (
+            json!({"temperature": 0.8, "top_k": 50, "top_p": 0.95, "min_p": 0.02, "seed": 7,
+                "speculative": {"type": "mtp", "draft_block_size": 4}}),
+            sampled,
+        ),
+        (
+            json!({"temperature": 0.8, "top_k": 50, "top_p": 0.95, "min_p": 0.02, "seed": u64::MAX,
+                "speculative": {"enabled": false}}),
+            plain,
+        ),
+        (json!({"stop": ["\n\n", "self"]}), stopped),
+    ]
+}
+
+fn with(fields: &Value, more: Value) -> Value {
+    let mut all = fields.clone();
+    all.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    all
+}
+
+#[test]
+fn texts_of_concurrent_requests_are_the_librarys() {
+    let server = TestServer::start(options());
+    for concurrent in [1, 4, 8] {
+        for (fields, generate) in &cases() {
+            let want: Vec<_> = PROMPTS[..concurrent].iter().map(|prompt| alone(prompt, generate)).collect();
+            let got: Vec<_> = std::thread::scope(|scope| {
+                let ask = |prompt| {
+                    let body = with(fields, json!({"prompt": prompt, "max_tokens": 40}));
+                    let server = &server;
+                    scope.spawn(move || server.ask("/v1/completions", &body)["choices"][0]["text"].clone())
+                };
+                let asked: Vec<_> = PROMPTS[..concurrent].iter().map(ask).collect();
+                asked.into_iter().map(|thread| thread.join().expect("an answer")).collect()
+            });
+            assert_eq!(got, want, "{concurrent} at a time, {fields}");
+        }
+    }
+}
+
+#[test]
+fn streams_are_whole_answers_in_pieces() {
+    let server = TestServer::start(options());
+    let chat = json!({"messages": [{"role": "user", "content": PROMPT}]});
+    for (fields, _) in &cases() {
+        let fields = with(fields, json!({"max_tokens": 40, "logprobs": 3, "prompt": PROMPT}));
+        let whole = server.ask("/v1/completions", &fields);
+        let streamed = with(&fields, json!({"stream": true, "stream_options": {"include_usage": true}}));
+        let chunks = server.chunks("/v1/completions", &streamed);
+        let choices = || chunks.iter().filter_map(|chunk| chunk["choices"].get(0));
+        let text: String = choices().filter_map(|choice| choice["text"].as_str()).collect();
+        assert_eq!(whole["choices"][0]["text"], text);
+        for list in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+            let pieces: Vec<_> =
+                choices().filter_map(|choice| choice["logprobs"][list].as_array()).flatten().cloned().collect();
+            assert_eq!(whole["choices"][0]["logprobs"][list], json!(pieces), "{list}");
+        }
+        assert_eq!(choices().next_back().expect("one")["finish_reason"], whole["choices"][0]["finish_reason"]);
+        assert_eq!(chunks.last().expect("one")["usage"], whole["usage"]);
+
+        // Of a chat, and of llama.cpp's and Anthropic's routes, the same text.
+        let mut fields = fields;
+        fields.as_object_mut().expect("an object").retain(|name, _| name != "logprobs" && name != "prompt");
+        let fields = with(&fields, json!({"stream": true}));
+        let chunks = server.chunks("/v1/chat/completions", &with(&fields, chat.clone()));
+        let deltas = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str());
+        assert_eq!(deltas.collect::<String>(), text);
+        let events = server
+            .stream("/completion", &with(&fields, json!({"prompt": PROMPT, "n_predict": 40, "max_tokens": null})));
+        let data = |events: Vec<(String, String)>| -> Vec<Value> {
+            events.iter().map(|(_, data)| serde_json::from_str(data).expect("JSON")).collect()
+        };
+        let events = data(events);
+        assert_eq!(events.iter().filter_map(|event| event["content"].as_str()).collect::<String>(), text);
+        let stop = with(&fields, json!({"stop_sequences": fields["stop"], "stop": null}));
+        let events = data(server.stream("/v1/messages", &with(&stop, chat.clone())));
+        assert_eq!(events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect::<String>(), text);
+    }
+}
+
+#[test]
+fn token_ids_and_log_probabilities() {
+    let server = TestServer::start(options());
+    let text = server.ask("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 12}));
+    let tokens = server.ask("/tokenize", &json!({"content": PROMPT, "add_special": true}))["tokens"].clone();
+    let ids = server.ask("/v1/completions", &json!({"prompt": tokens, "max_tokens": 12}));
+    assert_eq!(text["choices"], ids["choices"]);
+    assert_eq!(text["usage"]["prompt_tokens"], tokens.as_array().expect("a list").len());
+
+    let messages = json!([{"role": "user", "content": PROMPT}]);
+    let body = json!({"messages": messages, "max_tokens": 12, "logprobs": true, "top_logprobs": 2});
+    let chat = server.ask("/v1/chat/completions", &body);
+    assert_eq!(chat["choices"][0]["message"]["content"], text["choices"][0]["text"]);
+    let content = chat["choices"][0]["logprobs"]["content"].as_array().expect("a list").clone();
+    assert_eq!(content.len(), 12);
+    let bytes = content.iter().flat_map(|token| token["bytes"].as_array().expect("a list").clone());
+    let bytes: Vec<u8> = bytes.map(|byte| byte.as_u64().expect("a byte") as u8).collect();
+    assert_eq!(text["choices"][0]["text"], String::from_utf8(bytes).expect("a text"));
+    for token in &content {
+        let top = token["top_logprobs"].as_array().expect("a list");
+        // Greedy: the token is the first of the most probable ones.
+        assert_eq!((top.len(), &top[0]["token"], &top[0]["logprob"]), (2, &token["token"], &token["logprob"]));
+        assert!(top[0]["logprob"].as_f64() >= top[1]["logprob"].as_f64() && token["logprob"].as_f64() <= Some(0.0));
+    }
+}

@@ -13,7 +13,7 @@ use crate::app::{App, RequestId};
 use crate::convert::{self, Prompt};
 use crate::fields::Fields;
 use crate::job::Ended;
-use crate::reply::{Generate, Reply, Written, answer};
+use crate::reply::{Generate, Reply, Written, answer, encode, json as json_response};
 
 pub(crate) async fn messages(State(app): State<Arc<App>>, id: RequestId, fields: Fields) -> Result<Response, ApiError> {
     let generate = request(&app, fields)?;
@@ -26,13 +26,11 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields
     let messages = conversation(&mut fields)?;
     take_inert(&mut fields)?;
     fields.end()?;
-    let _ticket = app.admit()?;
-    let of_prompt = app.clone();
-    let tokens = tokio::task::spawn_blocking(move || {
-        convert::tokens(&of_prompt.engine, of_prompt.chat_template.as_ref(), Prompt::Chat(messages))
-    });
-    let tokens = tokens.await.map_err(|_| ApiError::internal())?.map_err(|e| ApiError::of(&e, "messages"))?;
-    Ok(crate::reply::json(&json!({"input_tokens": tokens.len()})))
+    let (tokens, _) = encode(&app, app.admit()?, "messages", move |app| {
+        convert::tokens(&app.engine, app.chat_template.as_ref(), Prompt::Chat(messages))
+    })
+    .await?;
+    Ok(json_response(&json!({"input_tokens": tokens.len()})))
 }
 
 fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {

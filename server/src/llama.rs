@@ -153,17 +153,15 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) ->
     let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
     fields.only("parse_special", &[json!(true)])?;
     fields.end()?;
-    let _ticket = app.admit()?;
-    let of_text = app.clone();
-    let tokens = tokio::task::spawn_blocking(move || -> foretoken::Result<_> {
-        let tokenizer = of_text.engine.tokenizer()?;
+    let (tokens, _) = reply::encode(&app, app.admit()?, "content", move |app| {
+        let tokenizer = app.engine.tokenizer()?;
         // Of an empty text there is <bos> alone, which `encode` refuses as a prompt.
         let encoded = if text.is_empty() { Vec::new() } else { tokenizer.encode(&text)? };
         let bos = tokenizer.id("<bos>");
         let own = encoded.strip_prefix(bos.as_slice()).unwrap_or(&encoded);
         Ok(bos.filter(|_| add_special).into_iter().chain(own.iter().copied()).collect::<Vec<u32>>())
-    });
-    let tokens = tokens.await.map_err(|_| ApiError::internal())?.map_err(|e| ApiError::of(&e, "content"))?;
+    })
+    .await?;
     let tokens: Value = match with_pieces {
         false => json!(tokens),
         true => tokens.into_iter().map(|id| json!({"id": id, "piece": piece(&app, id)})).collect(),

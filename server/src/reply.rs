@@ -16,7 +16,7 @@ use tokio::time::{Instant as TokioInstant, Sleep, sleep};
 use crate::api_error::{Api, ApiError};
 use crate::app::{App, RequestId};
 use crate::convert::{self, Prompt};
-use crate::job::{Ended, Job, Running, Update};
+use crate::job::{Ended, Job, Running, Ticket, Update};
 
 /// What a route makes of a request.
 pub(crate) struct Generate {
@@ -104,12 +104,9 @@ pub(crate) async fn answer(
     let Generate { prompt, prompt_field, options, streams, reply } = generate;
     let ticket = app.admit()?;
     let admitted = Instant::now();
-    let of_prompt = app.clone();
-    // Long texts take long: not on the threads of connections.
-    let tokens = tokio::task::spawn_blocking(move || {
-        convert::tokens(&of_prompt.engine, of_prompt.chat_template.as_ref(), prompt)
-    });
-    let prompt = tokens.await.map_err(|_| ApiError::internal())?.map_err(|e| ApiError::of(&e, prompt_field))?;
+    let (prompt, ticket) =
+        encode(app, ticket, prompt_field, move |app| convert::tokens(&app.engine, app.chat_template.as_ref(), prompt))
+            .await?;
     let (updates, mut running) = Running::channel(&options);
     let mut written = Written {
         engine: app.engine.clone(),
@@ -140,6 +137,23 @@ pub(crate) async fn answer(
             Update::Failed(failure) => return Err(ApiError::of_failure(&failure, prompt_field)),
         }
     }
+}
+
+/// Does work that takes as long as the text of the field `field` is long, not on the threads of connections. It goes on if the
+/// client leaves, and keeps the request's place until it is done: so it is as bounded as requests are.
+///
+/// # Errors
+/// Those of the work.
+pub(crate) async fn encode<T: Send + 'static>(
+    app: &Arc<App>,
+    ticket: Ticket,
+    field: &str,
+    work: impl FnOnce(&App) -> foretoken::Result<T> + Send + 'static,
+) -> Result<(T, Ticket), ApiError> {
+    let app = app.clone();
+    let done = tokio::task::spawn_blocking(move || (work(&app), ticket)).await;
+    let (result, ticket) = done.map_err(|_| ApiError::internal())?;
+    Ok((result.map_err(|error| ApiError::of(&error, field))?, ticket))
 }
 
 /// A JSON response.

@@ -65,10 +65,11 @@ fn a_full_queue_is_429() {
 #[test]
 fn slow_readers_hold_nobody() {
     let server = TestServer::start(ServerOptions { idle_timeout: Duration::from_secs(1), ..options() });
-    // Some megabytes of events: more than the sockets' buffers.
-    let mut body = long(4000);
-    body["logprobs"] = json!(20);
-    let unread = server.open("/v1/completions", &body);
+    // More than ten megabytes of events: more than the sockets' buffers.
+    let mut body = long(8000);
+    body["n_predict"] = body["max_tokens"].take();
+    body["n_probs"] = json!(20);
+    let unread = server.open("/completion", &body);
     wait_until("a sequence", || server.busy_slots() == 1);
     server.ask("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 40}));
     let length = "vllm:request_success_total{model_name=\"demo\",finished_reason=\"length\"}";
@@ -79,7 +80,7 @@ fn slow_readers_hold_nobody() {
     assert_eq!(server.busy_slots(), 0);
     // The connection was closed for want of a reader, in the middle.
     std::thread::sleep(Duration::from_millis(1500));
-    assert!(!read_rest(unread).ends_with("[DONE]\n\n\r\n0\r\n\r\n"));
+    assert!(!read_rest(unread).contains("\"stop\":true"));
 }
 
 #[test]

@@ -154,11 +154,11 @@ pub fn agent() -> ureq::Agent {
     config.timeout_global(Some(Duration::from_secs(50))).build().into()
 }
 
-/// Waits until `holds`, 20 s at most.
+/// Waits until `holds`, 40 s at most.
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
+        assert!(start.elapsed() < Duration::from_secs(40), "not within 40 s: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -27,30 +27,34 @@ const PASS_BLOCKS: usize = 8;
 /// Inputs of a panel that are multiplied before the next stream's: those of the longest block.
 const STREAM_INPUTS: usize = 256;
 
-/// Evaluates `$run` with the constant `R` for parts of a row block, `$first` being the part's first row: all rows at
-/// once, or two nearly equal parts if the registers hold only half a row block.
+/// Evaluates `$run` with the constant `R` for parts of a row block, `$first` being the part's first row: all rows at once,
+/// or two nearly equal parts if there are more than four and the registers (or, with `in fours`, the compiler's time: these
+/// kernels take a matrix's last panels) allow no more. A condition in `const` keeps the other instances from being compiled.
 macro_rules! for_row_parts {
     ($lanes:ident, $rows:expr, |$first:ident, $R:ident| $run:expr) => {
+        if const { $lanes::MAX_ROWS == ROW_BLOCK } {
+            let $first = 0;
+            for_row_parts!(@match $rows, $R, $run, 1 2 3 4 5 6 7, 8)
+        } else {
+            for_row_parts!(in fours, $rows, |$first, $R| $run)
+        }
+    };
+    (in fours, $rows:expr, |$first:ident, $R:ident| $run:expr) => {{
         let rows = $rows;
-        let part = if rows > $lanes::MAX_ROWS { rows.div_ceil(2) } else { rows };
-        let mut $first = 0;
-        while $first < rows {
-            macro_rules! part {
-                ($r:literal) => {{
-                    const $R: usize = $r;
-                    $run;
-                    $first += $r;
-                }};
-            }
-            match part.min(rows - $first) {
-                1 => part!(1),
-                2 => part!(2),
-                3 => part!(3),
-                5 if $lanes::MAX_ROWS == 8 => part!(5),
-                6 if $lanes::MAX_ROWS == 8 => part!(6),
-                7 if $lanes::MAX_ROWS == 8 => part!(7),
-                8 if $lanes::MAX_ROWS == 8 => part!(8),
-                _ => part!(4),
+        let part = if rows > 4 { rows.div_ceil(2) } else { rows };
+        for $first in (0..rows).step_by(part) {
+            for_row_parts!(@match part.min(rows - $first), $R, $run, 1 2 3, 4)
+        }
+    }};
+    (@match $rows:expr, $R:ident, $run:expr, $($r:literal)*, $last:literal) => {
+        match $rows {
+            $($r => {
+                const $R: usize = $r;
+                $run
+            })*
+            _ => {
+                const $R: usize = $last;
+                $run
             }
         }
     };
@@ -105,22 +109,23 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
             let pass = pass..(pass + PASS_BLOCKS).min(blocks.count);
             let (first_row, last) = (blocks.get(pass.start).first, blocks.get(pass.end - 1));
             let rows = last.first + last.rows - first_row;
-            let unpack_once = blocks.count > 1 && L::MAX_ROWS < ROW_BLOCK && F::TYPE.block_len() > 32;
-            let streamed = if unpack_once { first } else { self.whole_panels(first, end) };
-            // SAFETY: as below.
+            if const { L::MAX_ROWS < ROW_BLOCK && F::TYPE.block_len() > 32 } && blocks.count > 1 {
+                for panel in first..end {
+                    results[..rows].fill([0.0; PANEL_ROWS]);
+                    // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
+                    unsafe { unpacked_panel::<L, F>(l, self.weights, self.x, panel, pass.clone(), &mut results) };
+                    store_panel(&mut self.y, panel, first_row, &results[..rows]);
+                }
+                continue;
+            }
+            let streamed = self.whole_panels(first, end);
+            // SAFETY: as above.
             unsafe { self.stream(l, first..streamed, pass.clone(), &mut results) };
             for panel in streamed..end {
-                // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
-                unsafe {
-                    if unpack_once {
-                        results[..rows].fill([0.0; PANEL_ROWS]);
-                        unpacked_panel::<L, F>(l, self.weights, self.x, panel, pass.clone(), &mut results);
-                    } else {
-                        for rows in pass.clone().map(|b| blocks.get(b)) {
-                            let results = &mut results[rows.first - first_row..];
-                            fused_panel::<L, F>(l, self.weights, self.x, panel, rows, results);
-                        }
-                    }
+                for rows in pass.clone().map(|b| blocks.get(b)) {
+                    let results = &mut results[rows.first - first_row..];
+                    // SAFETY: as above.
+                    unsafe { fused_panel::<L, F>(l, self.weights, self.x, panel, rows, results) };
                 }
                 store_panel(&mut self.y, panel, first_row, &results[..rows]);
             }
@@ -202,7 +207,7 @@ unsafe fn fused_panel<L: ByteLanes, F: Format>(
     results: &mut [[f32; PANEL_ROWS]],
 ) {
     for lane in (0..PANEL_ROWS).step_by(L::LANES) {
-        for_row_parts!(L, rows.rows, |first, R| {
+        for_row_parts!(in fours, rows.rows, |first, R| {
             let results = &mut results[first..first + R];
             let op = FusedPanel::<F, R> { weights, x, panel, lane, rows, first, results, format: PhantomData };
             // SAFETY: the caller is inside the features.
@@ -228,7 +233,7 @@ impl<F: Format, const R: usize> PanelOp for FusedPanel<'_, F, R> {
     fn eval<L: ByteLanes>(self, l: L) {
         let Self { weights, lane, .. } = self;
         let block_bytes = PANEL_ROWS * F::TYPE.block_bytes();
-        let stride = stride::<L, R>(self.rows);
+        let stride = self.rows.rows;
         let block_words = block_words::<F>() * stride;
         let mut tail = PackedBlock::new();
         // SAFETY: `call` entered the features; the panel and the row block have `weights.blocks()` blocks.

@@ -1,6 +1,6 @@
-//! Byte lanes: the integer vector operations of products with quantized weights, on top of [`Lanes`].
+//! Byte lanes: the integer vector operations of products with quantized weights, on top of [`Floats`].
 
-use crate::simd::float::Lanes;
+use crate::simd::float::Floats;
 
 /// An operation written once for all byte lanes; `dispatch.rs` evaluates it inside the instruction set's features.
 pub(crate) trait PanelOp {
@@ -20,8 +20,8 @@ pub(crate) enum Bytes {
 /// A vector of `LANES` words of 32 bits, each an `i32`, two `i16` or four bytes. Every method is `#[inline(always)]`.
 ///
 /// # Safety
-/// As [`Lanes`]: the code must run inside a function that has the features; pointers must be valid for what is named.
-pub(crate) trait ByteLanes: Lanes {
+/// As [`Floats`]: the code must run inside a function that has the features; pointers must be valid for what is named.
+pub(crate) trait ByteLanes: Floats {
     /// Whether products with all unsigned bytes are exact. If so, the 128 of [`Bytes::Biased`] stays in the products, and
     /// sums start from -128 times the sum of `x`; if not, products are made with signed weights.
     const ALL_BYTES: bool;

@@ -11,7 +11,7 @@ pub(crate) use x86_64::*;
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {
     use crate::simd::amx::AmxOp;
-    use crate::simd::avx2::products::{Multiply, Vnni, Ymm};
+    use crate::simd::avx2::products::{Multiply, Vnni, Ymm, YmmPair};
     use crate::simd::avx512::float::Avx512Lanes;
     use crate::simd::bytes::PanelOp;
     use crate::simd::levels::LevelOp;
@@ -31,8 +31,8 @@ mod x86_64 {
     }
 
     entries! {
-        avx2_panels, PanelOp, Ymm(Multiply), "avx2,fma,f16c";
-        avx_vnni_panels, PanelOp, Ymm(Vnni), "avxvnni,avx2,fma,f16c";
+        avx2_panels, PanelOp, YmmPair(Multiply), "avx2,fma,f16c";
+        avx_vnni_panels, PanelOp, YmmPair(Vnni), "avxvnni,avx2,fma,f16c";
         avx512_panels, PanelOp, Avx512Lanes, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c";
         avx2_levels, LevelOp, Ymm(Multiply), "avx2,fma,f16c";
         avx_vnni_levels, LevelOp, Ymm(Vnni), "avxvnni,avx2,fma,f16c";

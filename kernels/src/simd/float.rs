@@ -19,7 +19,7 @@ pub(crate) trait Op {
 /// All methods are unsafe for one reason: the code must run inside a function that has the instruction set's target
 /// features, which only `dispatch.rs` enters. Pointers must be valid for the number of elements named; vectors
 /// take any address, `Scalar` an aligned one.
-pub(crate) trait Lanes: Copy {
+pub(crate) trait Floats: Copy {
     const LANES: usize;
     type V: Copy;
 
@@ -38,6 +38,33 @@ pub(crate) trait Lanes: Copy {
     /// # Safety
     /// As the trait's.
     unsafe fn load_f16(self, from: *const f16) -> Self::V;
+    /// Writes `LANES` elements.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn store(self, to: *mut f32, v: Self::V);
+    /// `a - b`.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once where the instruction set has it.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+}
+
+/// What `f32` kernels need besides.
+///
+/// # Safety
+/// As [`Floats`].
+pub(crate) trait Lanes: Floats {
     /// Reads `LANES` elements and converts them to `f32`.
     ///
     /// # Safety
@@ -57,11 +84,6 @@ pub(crate) trait Lanes: Copy {
     /// # Safety
     /// As the trait's.
     unsafe fn load_part(self, from: *const f32, count: usize) -> Self::V;
-    /// Writes `LANES` elements.
-    ///
-    /// # Safety
-    /// As the trait's.
-    unsafe fn store(self, to: *mut f32, v: Self::V);
     /// Writes the first `count < LANES` lanes.
     ///
     /// # Safety
@@ -73,16 +95,6 @@ pub(crate) trait Lanes: Copy {
     /// # Safety
     /// As the trait's.
     unsafe fn add(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a - b`.
-    ///
-    /// # Safety
-    /// As the trait's.
-    unsafe fn sub(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b`.
-    ///
-    /// # Safety
-    /// As the trait's.
-    unsafe fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a / b`.
     ///
     /// # Safety
@@ -98,11 +110,6 @@ pub(crate) trait Lanes: Copy {
     /// # Safety
     /// As the trait's.
     unsafe fn min(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`, rounded once where the instruction set has it.
-    ///
-    /// # Safety
-    /// As the trait's.
-    unsafe fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The nearest integer, as a float.
     ///
     /// # Safety

@@ -1,12 +1,12 @@
 //! One lane: the reference.
 
-use crate::simd::float::Lanes;
+use crate::simd::float::{Floats, Lanes};
 use half::{bf16, f16};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Scalar;
 
-impl Lanes for Scalar {
+impl Floats for Scalar {
     const LANES: usize = 1;
     type V = f32;
 
@@ -25,6 +25,27 @@ impl Lanes for Scalar {
         unsafe { (*from).to_f32() }
     }
     #[inline(always)]
+    unsafe fn store(self, to: *mut f32, v: f32) {
+        // SAFETY: the caller gives one writable element.
+        unsafe { *to = v }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, a: f32, b: f32) -> f32 {
+        a - b
+    }
+    #[inline(always)]
+    unsafe fn mul(self, a: f32, b: f32) -> f32 {
+        a * b
+    }
+    // Two roundings: `mul_add` is a library call where the build's baseline has no FMA.
+    #[inline(always)]
+    unsafe fn fma(self, a: f32, b: f32, c: f32) -> f32 {
+        a * b + c
+    }
+}
+
+impl Lanes for Scalar {
+    #[inline(always)]
     unsafe fn load_bf16(self, from: *const bf16) -> f32 {
         // SAFETY: the caller gives one readable element.
         unsafe { (*from).to_f32() }
@@ -34,24 +55,11 @@ impl Lanes for Scalar {
         0.0
     }
     #[inline(always)]
-    unsafe fn store(self, to: *mut f32, v: f32) {
-        // SAFETY: the caller gives one writable element.
-        unsafe { *to = v }
-    }
-    #[inline(always)]
     unsafe fn store_part(self, _: *mut f32, _: f32, _: usize) {}
 
     #[inline(always)]
     unsafe fn add(self, a: f32, b: f32) -> f32 {
         a + b
-    }
-    #[inline(always)]
-    unsafe fn sub(self, a: f32, b: f32) -> f32 {
-        a - b
-    }
-    #[inline(always)]
-    unsafe fn mul(self, a: f32, b: f32) -> f32 {
-        a * b
     }
     #[inline(always)]
     unsafe fn div(self, a: f32, b: f32) -> f32 {
@@ -64,11 +72,6 @@ impl Lanes for Scalar {
     #[inline(always)]
     unsafe fn min(self, a: f32, b: f32) -> f32 {
         a.min(b)
-    }
-    // Two roundings: `mul_add` is a library call where the build's baseline has no FMA.
-    #[inline(always)]
-    unsafe fn fma(self, a: f32, b: f32, c: f32) -> f32 {
-        a * b + c
     }
     #[inline(always)]
     unsafe fn round(self, a: f32) -> f32 {

@@ -39,7 +39,7 @@ use crate::attention::query::{QUERY_BLOCK, Query};
 use crate::isa::Amx;
 use crate::simd::amx::{AmxOp, TileRegisters, TileShape};
 use crate::simd::avx512::float::Avx512Lanes;
-use crate::simd::float::Lanes;
+use crate::simd::float::Floats;
 
 /// Depth of a run: two tiles.
 const DEPTH: usize = 128;

@@ -11,7 +11,7 @@ use crate::columns::ColumnsMut;
 use crate::isa::Amx;
 use crate::simd::amx::{AmxOp, TileRegisters, TileShape};
 use crate::simd::avx512::float::Avx512Lanes;
-use crate::simd::float::Lanes;
+use crate::simd::float::{Floats, Lanes};
 use crate::simd::prefetch::prefetch;
 
 /// Bytes of the B tiles per pass over the weights: they stay in the second-level cache.

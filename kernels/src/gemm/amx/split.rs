@@ -7,7 +7,7 @@ use super::transpose::transpose;
 use crate::isa::Amx;
 use crate::simd::amx::AmxOp;
 use crate::simd::avx512::float::Avx512Lanes;
-use crate::simd::float::Lanes;
+use crate::simd::float::{Floats, Lanes};
 
 /// Fills the `words` of [`super::layout`].
 pub(super) fn split(isa: Amx, x: &[f32], inputs: usize, words: &mut [u32]) {

@@ -26,7 +26,7 @@ use crate::quant::unpack::{Format, with_format};
 use crate::simd::amx::{AmxOp, TileRegisters, TileShape};
 use crate::simd::avx512::float::Avx512Lanes;
 use crate::simd::bytes::ByteLanes;
-use crate::simd::float::Lanes;
+use crate::simd::float::Floats;
 use crate::simd::prefetch::prefetch;
 
 /// Rows that share unpacked weights.

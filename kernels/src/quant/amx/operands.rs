@@ -34,7 +34,7 @@ use crate::quant::layout::{QUAD_BYTES, q8_1, q8k};
 use crate::quant::microkernel::block_words;
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::avx512::float::Avx512Lanes;
-use crate::simd::float::Lanes;
+use crate::simd::float::Floats;
 
 /// Rows of an A tile.
 pub(super) const ROWS: usize = 16;

@@ -1,8 +1,11 @@
-//! Byte lanes: eight words in a ymm register, half a panel at a time.
+//! Byte lanes: sixteen words in two ymm registers, a whole panel.
 
-use crate::simd::avx2::products::{Multiply, Products, Vnni, Ymm, ymm_barrier};
+use crate::simd::avx2::products::{Multiply, Products, Vnni, Ymm, YmmPair, ymm_barrier};
+use crate::simd::both::both;
 use crate::simd::bytes::{ByteLanes, Bytes, PanelOp};
 use crate::simd::entry;
+use crate::simd::float::Floats;
+use half::f16;
 use std::arch::x86_64::*;
 
 /// The entry of a kind of products.
@@ -31,73 +34,119 @@ impl Enter for Vnni {
 }
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
+// that are valid for the elements read or written, which is what `Floats` demands.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<P: Products> Floats for YmmPair<P> {
+    const LANES: usize = 16;
+    type V = [__m256; 2];
+
+    #[inline(always)]
+    unsafe fn splat(self, x: f32) -> Self::V {
+        unsafe { [Ymm(self.0).splat(x); 2] }
+    }
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> Self::V {
+        unsafe { both!(|I| Ymm(self.0).load(from.add(8 * I))) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const f16) -> Self::V {
+        unsafe { both!(|I| Ymm(self.0).load_f16(from.add(8 * I))) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, v: Self::V) {
+        unsafe {
+            Ymm(self.0).store(to, v[0]);
+            Ymm(self.0).store(to.add(8), v[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        unsafe { both!(|I| Ymm(self.0).sub(a[I], b[I])) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        unsafe { both!(|I| Ymm(self.0).mul(a[I], b[I])) }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        unsafe { both!(|I| Ymm(self.0).fma(a[I], b[I], c[I])) }
+    }
+}
+
+// SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, which is what `ByteLanes` demands.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<P: Enter> ByteLanes for Ymm<P> {
+impl<P: Enter> ByteLanes for YmmPair<P> {
     const ALL_BYTES: bool = P::ALL_BYTES;
     const MAX_ROWS: usize = 4;
     const BARRIERS: bool = true;
-    type I = __m256i;
-    type Sum = P::Sum;
+    type I = [__m256i; 2];
+    type Sum = [P::Sum; 2];
 
     #[inline(always)]
     unsafe fn call<O: PanelOp>(self, op: O) {
         unsafe { P::call(op) }
     }
     #[inline(always)]
-    unsafe fn zero(self) -> __m256i {
-        unsafe { _mm256_setzero_si256() }
+    unsafe fn zero(self) -> Self::I {
+        unsafe { [_mm256_setzero_si256(); 2] }
     }
     #[inline(always)]
-    unsafe fn splat_word(self, x: i32) -> __m256i {
-        unsafe { _mm256_set1_epi32(x) }
+    unsafe fn splat_word(self, x: i32) -> Self::I {
+        unsafe { [_mm256_set1_epi32(x); 2] }
     }
     #[inline(always)]
-    unsafe fn load_words(self, from: *const u8) -> __m256i {
-        unsafe { _mm256_loadu_si256(from.cast()) }
+    unsafe fn load_words(self, from: *const u8) -> Self::I {
+        unsafe { both!(|I| _mm256_loadu_si256(from.add(32 * I).cast())) }
     }
     #[inline(always)]
-    unsafe fn store_words(self, to: *mut u8, v: __m256i) {
-        unsafe { _mm256_storeu_si256(to.cast(), v) }
-    }
-    #[inline(always)]
-    unsafe fn load_signed_bytes(self, from: *const u8) -> __m256i {
-        unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn and(self, a: __m256i, b: __m256i) -> __m256i {
-        unsafe { _mm256_and_si256(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn or(self, a: __m256i, b: __m256i) -> __m256i {
-        unsafe { _mm256_or_si256(a, b) }
-    }
-    // AVX2 has no rotation. One of the two shifts has count zero; with a constant `by` it is optimised away.
-    #[inline(always)]
-    unsafe fn shift(self, a: __m256i, by: i32) -> __m256i {
+    unsafe fn store_words(self, to: *mut u8, v: Self::I) {
         unsafe {
-            let left = _mm256_sllv_epi32(a, _mm256_set1_epi32(by.max(0)));
-            _mm256_srlv_epi32(left, _mm256_set1_epi32((-by).max(0)))
+            _mm256_storeu_si256(to.cast(), v[0]);
+            _mm256_storeu_si256(to.add(32).cast(), v[1]);
         }
     }
     #[inline(always)]
-    unsafe fn lookup(self, table: &[u8; 16], a: __m256i) -> __m256i {
-        unsafe { _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), a) }
+    unsafe fn load_signed_bytes(self, from: *const u8) -> Self::I {
+        unsafe { both!(|I| _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(8 * I).cast()))) }
     }
     #[inline(always)]
-    unsafe fn to_float(self, a: __m256i) -> __m256 {
-        unsafe { _mm256_cvtepi32_ps(a) }
+    unsafe fn and(self, a: Self::I, b: Self::I) -> Self::I {
+        unsafe { both!(|I| _mm256_and_si256(a[I], b[I])) }
     }
     #[inline(always)]
-    unsafe fn barrier(self, x: __m256) -> __m256 {
-        unsafe { _mm256_castsi256_ps(ymm_barrier(_mm256_castps_si256(x))) }
+    unsafe fn or(self, a: Self::I, b: Self::I) -> Self::I {
+        unsafe { both!(|I| _mm256_or_si256(a[I], b[I])) }
     }
+    // AVX2 has no rotation. One of the two shifts has count zero; with a constant `by` it is optimised away.
     #[inline(always)]
-    unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [P::Sum; R] {
+    unsafe fn shift(self, a: Self::I, by: i32) -> Self::I {
         unsafe {
-            let mut sums = [P::begin(0); R];
+            let (left, right) = (_mm256_set1_epi32(by.max(0)), _mm256_set1_epi32((-by).max(0)));
+            both!(|I| _mm256_srlv_epi32(_mm256_sllv_epi32(a[I], left), right))
+        }
+    }
+    #[inline(always)]
+    unsafe fn lookup(self, table: &[u8; 16], a: Self::I) -> Self::I {
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            both!(|I| _mm256_shuffle_epi8(table, a[I]))
+        }
+    }
+    #[inline(always)]
+    unsafe fn to_float(self, a: Self::I) -> Self::V {
+        unsafe { both!(|I| _mm256_cvtepi32_ps(a[I])) }
+    }
+    #[inline(always)]
+    unsafe fn barrier(self, x: Self::V) -> Self::V {
+        unsafe { both!(|I| _mm256_castsi256_ps(ymm_barrier(_mm256_castps_si256(x[I])))) }
+    }
+    #[inline(always)]
+    unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [Self::Sum; R] {
+        unsafe {
+            let mut sums = [[P::begin(0); 2]; R];
             for (sum, from) in sums.iter_mut().zip(from) {
-                *sum = P::begin(from);
+                *sum = [P::begin(from); 2];
             }
             sums
         }
@@ -105,24 +154,26 @@ impl<P: Enter> ByteLanes for Ymm<P> {
     #[inline(always)]
     unsafe fn add_products<const R: usize>(
         self,
-        sums: &mut [P::Sum; R],
+        sums: &mut [Self::Sum; R],
         bytes: Bytes,
         (g, quads): (usize, usize),
-        weights: [__m256i; 2],
+        weights: [Self::I; 2],
         x: [*const i32; 2],
     ) {
         unsafe {
             for (i, (weights, x)) in weights.into_iter().zip(x).enumerate() {
                 for (r, sum) in sums.iter_mut().enumerate() {
-                    let x = self.splat_word(*x.add(r));
-                    match bytes {
-                        Bytes::Unsigned(max) => P::add_quad(sum, weights, x, max, g + i, quads),
-                        Bytes::Biased if P::ALL_BYTES => P::add_quad(sum, weights, x, 255, g + i, quads),
-                        Bytes::Biased => {
-                            // |w| (at most 128, as an unsigned byte) times x with w's sign.
-                            let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
-                            let (weights, x) = (_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed));
-                            P::add_quad(sum, weights, x, 128, g + i, quads);
+                    let x = _mm256_set1_epi32(*x.add(r));
+                    for (sum, weights) in sum.iter_mut().zip(weights) {
+                        match bytes {
+                            Bytes::Unsigned(max) => P::add_quad(sum, weights, x, max, g + i, quads),
+                            Bytes::Biased if P::ALL_BYTES => P::add_quad(sum, weights, x, 255, g + i, quads),
+                            Bytes::Biased => {
+                                // |w| (at most 128, as an unsigned byte) times x with w's sign.
+                                let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
+                                let (weights, x) = (_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed));
+                                P::add_quad(sum, weights, x, 128, g + i, quads);
+                            }
                         }
                     }
                 }
@@ -130,20 +181,21 @@ impl<P: Enter> ByteLanes for Ymm<P> {
         }
     }
     #[inline(always)]
-    unsafe fn end<const R: usize>(self, sums: [P::Sum; R]) -> [__m256i; R] {
+    unsafe fn end<const R: usize>(self, sums: [Self::Sum; R]) -> [Self::I; R] {
         unsafe {
             let mut words = [self.zero(); R];
             for (words, sum) in words.iter_mut().zip(sums) {
-                *words = P::end(sum);
+                *words = both!(|I| P::end(sum[I]));
             }
             words
         }
     }
     #[inline(always)]
-    unsafe fn add_pairs<const R: usize>(self, totals: &mut [__m256i; R], pairs: __m256i, x: *const i32) {
+    unsafe fn add_pairs<const R: usize>(self, totals: &mut [Self::I; R], pairs: Self::I, x: *const i32) {
         unsafe {
             for (r, total) in totals.iter_mut().enumerate() {
-                *total = P::add_pairs(*total, pairs, self.splat_word(*x.add(r)));
+                let x = _mm256_set1_epi32(*x.add(r));
+                *total = both!(|I| P::add_pairs(total[I], pairs[I], x));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! `f32` lanes: eight in a ymm register.
 
 use crate::simd::avx2::products::{Products, Ymm};
-use crate::simd::float::Lanes;
+use crate::simd::float::{Floats, Lanes};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -41,7 +41,7 @@ pub(crate) unsafe fn sum128(x: __m128) -> f32 {
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, which is what `Lanes` demands.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<P: Products> Lanes for Ymm<P> {
+impl<P: Products> Floats for Ymm<P> {
     const LANES: usize = 8;
     type V = __m256;
 
@@ -58,24 +58,8 @@ impl<P: Products> Lanes for Ymm<P> {
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
     }
     #[inline(always)]
-    unsafe fn load_bf16(self, from: *const bf16) -> __m256 {
-        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast())), 16)) }
-    }
-    #[inline(always)]
-    unsafe fn load_part(self, from: *const f32, count: usize) -> __m256 {
-        unsafe { _mm256_maskload_ps(from, first(count)) }
-    }
-    #[inline(always)]
     unsafe fn store(self, to: *mut f32, v: __m256) {
         unsafe { _mm256_storeu_ps(to, v) }
-    }
-    #[inline(always)]
-    unsafe fn store_part(self, to: *mut f32, v: __m256, count: usize) {
-        unsafe { _mm256_maskstore_ps(to, first(count), v) }
-    }
-    #[inline(always)]
-    unsafe fn add(self, a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_add_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn sub(self, a: __m256, b: __m256) -> __m256 {
@@ -84,6 +68,31 @@ impl<P: Products> Lanes for Ymm<P> {
     #[inline(always)]
     unsafe fn mul(self, a: __m256, b: __m256) -> __m256 {
         unsafe { _mm256_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+}
+
+// SAFETY of every block below: as above.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<P: Products> Lanes for Ymm<P> {
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const bf16) -> __m256 {
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast())), 16)) }
+    }
+    #[inline(always)]
+    unsafe fn load_part(self, from: *const f32, count: usize) -> __m256 {
+        unsafe { _mm256_maskload_ps(from, first(count)) }
+    }
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut f32, v: __m256, count: usize) {
+        unsafe { _mm256_maskstore_ps(to, first(count), v) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_add_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn div(self, a: __m256, b: __m256) -> __m256 {
@@ -96,10 +105,6 @@ impl<P: Products> Lanes for Ymm<P> {
     #[inline(always)]
     unsafe fn min(self, a: __m256, b: __m256) -> __m256 {
         unsafe { _mm256_min_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-        unsafe { _mm256_fmadd_ps(a, b, c) }
     }
     #[inline(always)]
     unsafe fn round(self, a: __m256) -> __m256 {

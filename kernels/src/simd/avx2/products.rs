@@ -146,3 +146,7 @@ impl Products for Vnni {
 /// Eight lanes in a ymm register; `P` is the kind of integer products.
 #[derive(Clone, Copy)]
 pub(crate) struct Ymm<P>(pub P);
+
+/// Sixteen lanes in two ymm registers, for products with panels: a loaded word of activations is used for both.
+#[derive(Clone, Copy)]
+pub(crate) struct YmmPair<P>(pub P);

@@ -1,7 +1,7 @@
 //! `f32` lanes: sixteen in a zmm register.
 
 use crate::simd::avx2::float::sum128;
-use crate::simd::float::Lanes;
+use crate::simd::float::{Floats, Lanes};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -107,7 +107,7 @@ pub(crate) struct Avx512Lanes;
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, which is what `Lanes` demands.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Lanes for Avx512Lanes {
+impl Floats for Avx512Lanes {
     const LANES: usize = 16;
     type V = __m512;
 
@@ -124,6 +124,27 @@ impl Lanes for Avx512Lanes {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
     }
     #[inline(always)]
+    unsafe fn store(self, to: *mut f32, v: __m512) {
+        unsafe { _mm512_storeu_ps(to, v) }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+}
+
+// SAFETY of every block below: as above.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Lanes for Avx512Lanes {
+    #[inline(always)]
     unsafe fn load_bf16(self, from: *const bf16) -> __m512 {
         unsafe { _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())), 16)) }
     }
@@ -136,24 +157,12 @@ impl Lanes for Avx512Lanes {
         unsafe { _mm512_maskz_loadu_ps((1u16 << count) - 1, from) }
     }
     #[inline(always)]
-    unsafe fn store(self, to: *mut f32, v: __m512) {
-        unsafe { _mm512_storeu_ps(to, v) }
-    }
-    #[inline(always)]
     unsafe fn store_part(self, to: *mut f32, v: __m512, count: usize) {
         unsafe { _mm512_mask_storeu_ps(to, (1u16 << count) - 1, v) }
     }
     #[inline(always)]
     unsafe fn add(self, a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_add_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn sub(self, a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_sub_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_mul_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn div(self, a: __m512, b: __m512) -> __m512 {
@@ -166,10 +175,6 @@ impl Lanes for Avx512Lanes {
     #[inline(always)]
     unsafe fn min(self, a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_min_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        unsafe { _mm512_fmadd_ps(a, b, c) }
     }
     #[inline(always)]
     unsafe fn round(self, a: __m512) -> __m512 {

@@ -3,9 +3,10 @@
 //! A word of weights is four inputs of one output, as `sdot` takes them. `usmmla` takes eight inputs of two outputs, and
 //! eight of two rows: two quads zipped (weights), and two rows' words of two quads zipped (activations).
 
+use crate::simd::both::both;
 use crate::simd::bytes::{ByteLanes, Bytes, PanelOp};
 use crate::simd::entry;
-use crate::simd::neon::pair::{Dot, Matrix, NeonPair, Widen, both, largest_magnitude, sdot, usdot, usmmla};
+use crate::simd::neon::pair::{Dot, Matrix, NeonPair, Widen, largest_magnitude, sdot, usdot, usmmla};
 use std::arch::aarch64::*;
 
 /// Sums of `R` rows in one register of four words; the functions are those of [`ByteLanes`].

@@ -1,6 +1,6 @@
 //! `f32` lanes: four in a NEON register.
 
-use crate::simd::float::Lanes;
+use crate::simd::float::{Floats, Lanes};
 use half::{bf16, f16};
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -11,7 +11,7 @@ pub(crate) struct NeonLanes;
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, which is what `Lanes` demands.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Lanes for NeonLanes {
+impl Floats for NeonLanes {
     const LANES: usize = 4;
     type V = float32x4_t;
 
@@ -34,6 +34,27 @@ impl Lanes for NeonLanes {
         wide
     }
     #[inline(always)]
+    unsafe fn store(self, to: *mut f32, v: float32x4_t) {
+        unsafe { vst1q_f32(to, v) }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vsubq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vmulq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        unsafe { vfmaq_f32(c, a, b) }
+    }
+}
+
+// SAFETY of every block below: as above.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Lanes for NeonLanes {
+    #[inline(always)]
     unsafe fn load_bf16(self, from: *const bf16) -> float32x4_t {
         unsafe { vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from.cast()), 16)) }
     }
@@ -44,10 +65,6 @@ impl Lanes for NeonLanes {
             std::ptr::copy_nonoverlapping(from, x.as_mut_ptr(), count);
             vld1q_f32(x.as_ptr())
         }
-    }
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32, v: float32x4_t) {
-        unsafe { vst1q_f32(to, v) }
     }
     #[inline(always)]
     unsafe fn store_part(self, to: *mut f32, v: float32x4_t, count: usize) {
@@ -62,14 +79,6 @@ impl Lanes for NeonLanes {
         unsafe { vaddq_f32(a, b) }
     }
     #[inline(always)]
-    unsafe fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        unsafe { vsubq_f32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
-        unsafe { vmulq_f32(a, b) }
-    }
-    #[inline(always)]
     unsafe fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
         unsafe { vdivq_f32(a, b) }
     }
@@ -80,10 +89,6 @@ impl Lanes for NeonLanes {
     #[inline(always)]
     unsafe fn min(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
         unsafe { vminq_f32(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn fma(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
-        unsafe { vfmaq_f32(c, a, b) }
     }
     #[inline(always)]
     unsafe fn round(self, a: float32x4_t) -> float32x4_t {

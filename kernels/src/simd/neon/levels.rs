@@ -1,7 +1,8 @@
 //! Level lanes: eight words in two NEON registers, `tbl` table lookups.
 
+use crate::simd::both::both;
 use crate::simd::levels::LevelLanes;
-use crate::simd::neon::pair::{Dot, NeonPair, Widen, both, largest_magnitude, sdot};
+use crate::simd::neon::pair::{Dot, NeonPair, Widen, largest_magnitude, sdot};
 use std::arch::aarch64::*;
 
 /// How signed bytes are multiplied and added.

@@ -1,7 +1,8 @@
 //! Eight lanes in two NEON registers, for integer kernels: a loaded word of activations is used for two registers of
 //! weights, and half a cache line of a panel is read at a time.
 
-use crate::simd::float::Lanes;
+use crate::simd::both::both;
+use crate::simd::float::{Floats, Lanes};
 use crate::simd::neon::float::NeonLanes;
 use half::{bf16, f16};
 use std::arch::aarch64::*;
@@ -23,27 +24,10 @@ pub(crate) struct Dot;
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix;
 
-/// Evaluates an expression for both registers, with the constant index `$i`.
-macro_rules! both {
-    (|$i:ident| $each:expr) => {
-        [
-            {
-                const $i: usize = 0;
-                $each
-            },
-            {
-                const $i: usize = 1;
-                $each
-            },
-        ]
-    };
-}
-pub(crate) use both;
-
 // SAFETY of every block below: the caller gives pointers that are valid for the elements read or written, which is what
 // `Lanes` demands; the instructions are on every aarch64.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<P: Copy> Lanes for NeonPair<P> {
+impl<P: Copy> Floats for NeonPair<P> {
     const LANES: usize = 8;
     type V = [float32x4_t; 2];
 
@@ -60,6 +44,30 @@ impl<P: Copy> Lanes for NeonPair<P> {
         unsafe { both!(|I| NeonLanes.load_f16(from.add(4 * I))) }
     }
     #[inline(always)]
+    unsafe fn store(self, to: *mut f32, v: Self::V) {
+        unsafe {
+            NeonLanes.store(to, v[0]);
+            NeonLanes.store(to.add(4), v[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        unsafe { both!(|I| NeonLanes.sub(a[I], b[I])) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        unsafe { both!(|I| NeonLanes.mul(a[I], b[I])) }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        unsafe { both!(|I| NeonLanes.fma(a[I], b[I], c[I])) }
+    }
+}
+
+// SAFETY of every block below: as above.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<P: Copy> Lanes for NeonPair<P> {
+    #[inline(always)]
     unsafe fn load_bf16(self, from: *const bf16) -> Self::V {
         unsafe { both!(|I| NeonLanes.load_bf16(from.add(4 * I))) }
     }
@@ -69,13 +77,6 @@ impl<P: Copy> Lanes for NeonPair<P> {
             let mut x = [0.0f32; 8];
             std::ptr::copy_nonoverlapping(from, x.as_mut_ptr(), count);
             self.load(x.as_ptr())
-        }
-    }
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32, v: Self::V) {
-        unsafe {
-            NeonLanes.store(to, v[0]);
-            NeonLanes.store(to.add(4), v[1]);
         }
     }
     #[inline(always)]
@@ -91,14 +92,6 @@ impl<P: Copy> Lanes for NeonPair<P> {
         unsafe { both!(|I| NeonLanes.add(a[I], b[I])) }
     }
     #[inline(always)]
-    unsafe fn sub(self, a: Self::V, b: Self::V) -> Self::V {
-        unsafe { both!(|I| NeonLanes.sub(a[I], b[I])) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, a: Self::V, b: Self::V) -> Self::V {
-        unsafe { both!(|I| NeonLanes.mul(a[I], b[I])) }
-    }
-    #[inline(always)]
     unsafe fn div(self, a: Self::V, b: Self::V) -> Self::V {
         unsafe { both!(|I| NeonLanes.div(a[I], b[I])) }
     }
@@ -109,10 +102,6 @@ impl<P: Copy> Lanes for NeonPair<P> {
     #[inline(always)]
     unsafe fn min(self, a: Self::V, b: Self::V) -> Self::V {
         unsafe { both!(|I| NeonLanes.min(a[I], b[I])) }
-    }
-    #[inline(always)]
-    unsafe fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-        unsafe { both!(|I| NeonLanes.fma(a[I], b[I], c[I])) }
     }
     #[inline(always)]
     unsafe fn round(self, a: Self::V) -> Self::V {

@@ -135,6 +135,9 @@ fn field_of(argument: &str, prompt: &str) -> String {
         "block" => "speculative.draft_block_size".into(),
         "drafters" => "speculative.type".into(),
         "prompt" => prompt.into(),
+        "penalties.repeat" => "repeat_penalty".into(),
+        "penalties.frequency" => "frequency_penalty".into(),
+        "penalties.presence" => "presence_penalty".into(),
         other => other.into(),
     }
 }

@@ -1,7 +1,7 @@
 //! From requests to the library's types and back: the one file that knows both.
 
-use foretoken::chat::{ChatTemplate, Message, Role, Thinking};
-use foretoken::sampler::Sampler;
+use foretoken::chat::{ChatOptions, ChatTemplate, Message, Role};
+use foretoken::sampler::{Penalties, Sampler};
 use foretoken::speculative::{BlockSize, DrafterOptions, Drafters};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
@@ -86,7 +86,24 @@ fn sampling(fields: &mut Fields, defaults: &GenerateDefaults, base: &Sampling) -
             }
         },
     };
-    Ok(Sampling { temperature, top_k, top_p, min_p })
+    Ok(Sampling { temperature, top_k, top_p, min_p, penalties: penalties(fields, base.penalties)?, ..base.clone() })
+}
+
+/// OpenAI's penalties, vLLM's `repetition_penalty` and llama.cpp's names; of the newest tokens, as llama.cpp's server.
+fn penalties(fields: &mut Fields, base: Penalties) -> Result<Penalties> {
+    let mut number = |field: &str| fields.number(field).map(|number| number.map(|number| number as f32));
+    let frequency = number("frequency_penalty")?.unwrap_or(base.frequency);
+    let presence = number("presence_penalty")?.unwrap_or(base.presence);
+    let repeat = number("repeat_penalty")?.or(number("repetition_penalty")?).unwrap_or(base.repeat);
+    let last_n = match fields.integer("repeat_last_n")? {
+        None => base.last_n,
+        Some(-1) => None,
+        Some(n) => match usize::try_from(n) {
+            Ok(n) => Some(n),
+            Err(_) => return Err(fields.error("repeat_last_n", format!("is {n}, must be 0 or more; -1 counts all"))),
+        },
+    };
+    Ok(Penalties { repeat, frequency, presence, last_n })
 }
 
 fn seed(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<u64> {
@@ -234,7 +251,7 @@ fn message(value: Value, name: &str) -> Result<Message> {
     fields.ignore(&["name"]);
     fields.only("tool_calls", &[json!([])])?;
     fields.end()?;
-    Ok(Message { role, content })
+    Ok(Message::new(role, content))
 }
 
 /// A text: a string, or a list of parts of the type `text`, one behind the other.
@@ -260,7 +277,7 @@ pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>>
 
 /// A system message in front of a chat.
 pub(crate) fn system(content: String) -> Message {
-    Message { role: Role::System, content }
+    Message::system(content)
 }
 
 /// Whether the last message is the model's.
@@ -276,9 +293,9 @@ pub(crate) fn tokens(engine: &Engine, template: Option<&ChatTemplate>, prompt: P
     match (prompt, template) {
         (Prompt::Ids(ids), _) => Ok(ids),
         (Prompt::Text(text), _) => engine.tokenizer()?.encode(&text),
-        (Prompt::Chat(messages), None) => engine.encode_chat(&messages, Thinking::Off),
+        (Prompt::Chat(messages), None) => engine.encode_chat(&messages, &ChatOptions::default()),
         (Prompt::Chat(messages), Some(template)) => {
-            engine.tokenizer()?.encode(&template.render(&messages, Thinking::Off)?)
+            engine.tokenizer()?.encode(&template.render(&messages, &ChatOptions::default())?)
         }
     }
 }

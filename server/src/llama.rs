@@ -52,10 +52,9 @@ fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
 /// Takes what has no effect, and samplers that are off.
 fn take_inert(fields: &mut Fields) -> Result<(), ApiError> {
     fields.ignore(&["cache_prompt", "id_slot", "n_keep"]);
-    for field in ["frequency_penalty", "presence_penalty", "xtc_probability", "dynatemp_range", "dry_multiplier"] {
+    for field in ["xtc_probability", "dynatemp_range", "dry_multiplier"] {
         fields.only(field, &[json!(0)])?;
     }
-    fields.only("repeat_penalty", &[json!(1)])?;
     fields.only("typical_p", &[json!(1)])?;
     fields.only("mirostat", &[json!(0)])?;
     fields.only("logit_bias", &[json!([]), json!({})])?;
@@ -73,6 +72,10 @@ fn settings(app: &App, options: &GenerateOptions) -> Value {
         "top_k": sampling.top_k.unwrap_or(0),
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
+        "repeat_penalty": sampling.penalties.repeat,
+        "repeat_last_n": sampling.penalties.last_n.map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX)),
+        "presence_penalty": sampling.penalties.presence,
+        "frequency_penalty": sampling.penalties.frequency,
         "seed": options.seed,
         "stop": options.stop.strings,
     })
@@ -198,6 +201,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
             top_k: app.defaults.top_k,
             top_p: app.defaults.top_p.unwrap_or(1.0),
             min_p: app.defaults.min_p.unwrap_or_default(),
+            ..Sampling::default()
         },
         ..GenerateOptions::default()
     };

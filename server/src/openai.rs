@@ -35,10 +35,6 @@ pub(crate) struct Streaming {
 /// If one of them has another value.
 pub(crate) fn take_inert(fields: &mut Fields) -> Result<(), ApiError> {
     fields.ignore(&NO_EFFECT);
-    for field in ["frequency_penalty", "presence_penalty"] {
-        fields.only(field, &[json!(0)])?;
-    }
-    fields.only("repetition_penalty", &[json!(1)])?;
     fields.only("logit_bias", &[json!({}), json!([])])?;
     fields.only("n", &[json!(1)])?;
     fields.only("min_tokens", &[json!(0)])?;

@@ -91,12 +91,14 @@ fn fields_that_are_wrong_are_named() {
         ("/v1/messages", json!({"messages": [{"role": "assistant", "content": "x"}]}), "messages[0].role"),
         ("/completion", json!({"n_predict": 0}), "n_predict"),
         ("/completion", json!({"n_probs": -1}), "n_probs"),
+        (CHAT, json!({"frequency_penalty": 101}), "frequency_penalty"),
+        ("/completion", json!({"repeat_penalty": 0}), "repeat_penalty"),
+        ("/completion", json!({"repeat_last_n": -2}), "repeat_last_n"),
         // What would change the text, and is not implemented.
         (CHAT, json!({"tools": [{"type": "function"}]}), "tools"),
         (CHAT, json!({"tool_choice": "required"}), "tool_choice"),
         (CHAT, json!({"response_format": {"type": "json_object"}}), "response_format"),
         (CHAT, json!({"n": 2}), "n"),
-        (CHAT, json!({"frequency_penalty": 0.5}), "frequency_penalty"),
         (CHAT, json!({"logit_bias": {"5": 1}}), "logit_bias"),
         (CHAT, json!({"reasoning_effort": "high"}), "reasoning_effort"),
         (CHAT, json!({"functions": []}), "functions"),
@@ -108,7 +110,6 @@ fn fields_that_are_wrong_are_named() {
         ("/v1/messages", json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}), "thinking"),
         ("/completion", json!({"grammar": "root ::= x"}), "grammar"),
         ("/completion", json!({"mirostat": 2}), "mirostat"),
-        ("/completion", json!({"repeat_penalty": 1.1}), "repeat_penalty"),
     ];
     for (path, more, field) in cases {
         let (status, answer) = server.post(path, &body(path, more.clone()));

@@ -1,5 +1,6 @@
 //! Texts are the library's own, however many are written at a time, whole and streamed.
 
+use foretoken::sampler::Penalties;
 use foretoken::speculative::{BlockSize, DrafterOptions, Drafters};
 use foretoken::{GenerateOptions, Sampling, Speculation, SpeculationOptions, Stop};
 use serde_json::{Value, json};
@@ -25,7 +26,9 @@ fn cases() -> Vec<(Value, GenerateOptions)> {
         block: BlockSize::Fixed(4),
         ..SpeculationOptions::default()
     });
-    let sampling = Sampling { temperature: 0.8, top_k: Some(50), top_p: 0.95, min_p: 0.02 };
+    let sampling = Sampling { temperature: 0.8, top_k: Some(50), top_p: 0.95, min_p: 0.02, ..Sampling::default() };
+    let penalties = Penalties { repeat: 1.1, frequency: 0.5, presence: 0.2, last_n: None };
+    let penalized = GenerateOptions { sampling: Sampling { penalties, ..Sampling::default() }, ..greedy.clone() };
     let sampled = GenerateOptions { sampling: sampling.clone(), seed: 7, speculation: block, ..greedy.clone() };
     let plain = GenerateOptions { sampling, seed: u64::MAX, speculation: Speculation::Off, ..greedy.clone() };
     let stopped = GenerateOptions {
@@ -45,6 +48,10 @@ fn cases() -> Vec<(Value, GenerateOptions)> {
             plain,
         ),
         (json!({"stop": ["\n\n", "self"]}), stopped),
+        (
+            json!({"repeat_penalty": 1.1, "frequency_penalty": 0.5, "presence_penalty": 0.2, "repeat_last_n": -1}),
+            penalized,
+        ),
     ]
 }
 

@@ -186,7 +186,7 @@ fn samplings() -> [Sampling; 5] {
     [
         penalties(1.3, 0.0, 0.0, Some(64)),
         penalties(1.0, 0.7, 0.4, None),
-        penalties(1.1, 0.2, 0.1, Some(5)),
+        penalties(1.3, 0.5, 0.2, Some(16)),
         Sampling { dry: Some(dry.clone()), ..Sampling::default() },
         Sampling { dry: Some(Dry { last_n: Some(24), ..dry }), ..penalties(1.2, 0.1, 0.0, Some(16)) },
     ]

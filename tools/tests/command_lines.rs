@@ -234,7 +234,8 @@ fn sampling_by_llama_cpps_names() {
     let with = |more: &[&str]| succeeds("generate", &[&all[..], more].concat()).0;
     let greedy = with(&[]);
     let penalties = ["--repeat-penalty", "1.3", "--repeat-last-n", "-1", "--presence-penalty", "0.2"];
-    let dry = ["--frequency-penalty", "-0.1", "--dry-multiplier", "2", "--dry-allowed-length", "1", "--dry-base", "2"];
+    let dry =
+        ["--dry-multiplier", "2", "--dry-allowed-length", "1", "--dry-base", "2", "--dry-sequence-breaker", "none"];
     for options in [&penalties[..], &dry] {
         let penalized = with(options);
         assert_ne!(penalized, greedy, "{options:?}");

@@ -19,11 +19,14 @@ pub const TEMPLATE: &str = "{% for message in messages %}{{ message.content }}{%
 /// The demo pair, loaded once.
 pub fn engine() -> &'static Engine {
     static ENGINE: OnceLock<Engine> = OnceLock::new();
-    ENGINE.get_or_init(|| {
-        let demo: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
-        let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
-        Engine::load(&options).expect("the demo pair")
-    })
+    ENGINE.get_or_init(load)
+}
+
+/// The demo pair, with memory of its own.
+pub fn load() -> Engine {
+    let demo: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
+    let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
+    Engine::load(&options).expect("the demo pair")
 }
 
 pub fn options() -> ServerOptions {
@@ -41,12 +44,16 @@ pub struct TestServer {
 
 impl TestServer {
     pub fn start(options: ServerOptions) -> Self {
+        Self::start_on(engine().clone(), options)
+    }
+
+    pub fn start_on(engine: Engine, options: ServerOptions) -> Self {
         let (stop, stopped) = oneshot::channel::<()>();
         let (send, address) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
             runtime.expect("a runtime").block_on(async {
-                let server = Server::bind(engine(), options).await.expect("a server");
+                let server = Server::bind(&engine, options).await.expect("a server");
                 send.send(server.address()).expect("the test waits for it");
                 server.run(async { drop(stopped.await) }).await;
             });

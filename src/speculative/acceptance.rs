@@ -5,20 +5,6 @@ use super::Tuning;
 /// Positions that are counted for themselves; the deeper ones share the last count, because few drafts get there.
 const POSITIONS: usize = 10;
 
-/// A value with its confidence bounds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Interval {
-    pub mean: f64,
-    pub low: f64,
-    pub high: f64,
-}
-
-impl Interval {
-    pub(super) fn exact(value: f64) -> Self {
-        Self { mean: value, low: value, high: value }
-    }
-}
-
 /// The acceptance probabilities along the drafts of one drafter: at every position, that its token is accepted if those
 /// before it are.
 #[derive(Clone, Debug)]
@@ -40,12 +26,9 @@ impl Acceptance {
         let reached = drafted.min(accepted + 1);
         let keep = 1.0 - 1.0 / tuning.change_window;
         (self.surprise, self.variance) = (self.surprise * keep, self.variance * keep * keep);
-        let (mut prior, weight) = (self.prior, tuning.prior_weight);
-        for position in 0..reached {
-            let at = position.min(POSITIONS - 1);
-            prior = (self.accepted[at] + weight * prior) / (self.drafted[at] + weight);
-            self.surprise += f64::from(u8::from(position < accepted)) - prior;
-            self.variance += prior * (1.0 - prior);
+        for (position, chance) in self.chances(reached, tuning).into_iter().enumerate() {
+            self.surprise += f64::from(u8::from(position < accepted)) - chance;
+            self.variance += chance * (1.0 - chance);
         }
         // A text that changes: what was counted before says little any more. A quarter of a token squared keeps a single
         // accepted token of a drafter that is never right from being one.
@@ -71,26 +54,24 @@ impl Acceptance {
         self.accepted.iter_mut().chain(&mut self.drafted)
     }
 
-    /// Expected tokens of rounds that verify 0 to `most` drafts, the target's own token included. The prior of a position
-    /// is the mean of the one before it.
-    pub(super) fn tokens(&self, most: usize, tuning: &Tuning) -> Vec<Interval> {
-        let (mut prior, weight) = (self.prior, tuning.prior_weight);
-        let (mut sum, mut all_accepted) = (Interval::exact(1.0), Interval::exact(1.0));
-        let mut tokens = vec![sum];
-        for position in 0..most {
-            let at = position.min(POSITIONS - 1);
-            let trials = self.drafted[at] + weight;
-            let mean = (self.accepted[at] + weight * prior) / trials;
-            let error = tuning.confidence * (mean * (1.0 - mean) / trials).sqrt();
-            all_accepted.mean *= mean;
-            all_accepted.low *= (mean - error).max(0.0);
-            all_accepted.high *= (mean + error).min(1.0);
-            sum.mean += all_accepted.mean;
-            sum.low += all_accepted.low;
-            sum.high += all_accepted.high;
-            tokens.push(sum);
-            prior = mean;
+    /// Expected tokens of rounds that verify 0 to `most` drafts, the target's own token included.
+    pub(super) fn tokens(&self, most: usize, tuning: &Tuning) -> Vec<f64> {
+        let (mut tokens, mut all_accepted) = (vec![1.0], 1.0);
+        for (drafts, chance) in self.chances(most, tuning).into_iter().enumerate() {
+            all_accepted *= chance;
+            tokens.push(tokens[drafts] + all_accepted);
         }
         tokens
+    }
+
+    /// The probabilities of the first `count` positions. The prior of a position is the mean of the one before it.
+    fn chances(&self, count: usize, tuning: &Tuning) -> Vec<f64> {
+        let (mut chance, weight) = (self.prior, tuning.prior_weight);
+        let of = |position: usize| {
+            let at = position.min(POSITIONS - 1);
+            chance = (self.accepted[at] + weight * chance) / (self.drafted[at] + weight);
+            chance
+        };
+        (0..count).map(of).collect()
     }
 }

@@ -11,8 +11,8 @@ use rand::{Rng, SeedableRng};
 
 use super::{
     Accepted, Cancel, Confidence, Context, Costs, Decision, DecodeState, Draft, DraftCost, DraftSampling, Drafter,
-    DrafterKind, DrafterOptions, ForwardOutput, Found, NgramCache, Observation, Observed, Offer, Offered, Others, Plan,
-    Planner, Reads, Reason, SimulatedAcceptance, Verdict, Verification, Verified,
+    DrafterKind, DrafterOptions, ForwardOutput, Judged, NgramCache, Observation, Observed, Offer, Offered, Others,
+    Plan, Planner, Reads, Reason, SimulatedAcceptance, Verdict, Verification,
 };
 use crate::kv::SequenceState;
 use crate::nn::F32View;
@@ -352,7 +352,7 @@ impl Drafting {
         let steps = calls.iter().find(|call| self.drafters[call.drafter].cost() == DraftCost::PerToken);
         let found = found.iter().enumerate().filter(|(_, found)| !found.tokens.is_empty());
         let found: Vec<_> = found
-            .map(|(drafter, found)| Found {
+            .map(|(drafter, found)| Judged {
                 drafter,
                 drafted: found.tokens.len().min(emitted),
                 accepted: found.tokens.iter().zip(&tokens).take_while(|(found, token)| found == token).count(),
@@ -365,7 +365,7 @@ impl Drafting {
             verify_ms: milliseconds(timing.verify + accept_time),
             steps: steps.map(|call| (self.drafters[call.drafter].kind(), call.tokens, milliseconds(call.time))),
             // A draft that was cut by the end of the text says nothing about the drafts behind the cut.
-            verified: whose.map(|drafter| Verified {
+            verified: whose.map(|drafter| Judged {
                 drafter,
                 drafted: if accepted < count { accepted } else { drafted },
                 accepted,

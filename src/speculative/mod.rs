@@ -46,7 +46,7 @@ pub use ngram_map_k4v::NgramMapK4v;
 pub use ngram_mod::{NgramMod, NgramModOptions, NgramPool};
 pub use ngram_simple::{NgramSimple, NgramSimpleOptions};
 pub use pipeline::{Cancel, Pending};
-pub use planner::{Decision, Found, Observation, Offer, Offered, Others, Plan, Planner, Reason, Verified};
+pub use planner::{Decision, Judged, Observation, Offer, Offered, Others, Plan, Planner, Reason};
 pub use registry::{CustomDrafter, DrafterKind, DrafterOptions, Drafters};
 pub use statistics::{DrafterStats, SpeculationStats};
 pub use trace::Trace;

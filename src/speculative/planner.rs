@@ -5,19 +5,18 @@
 //! milliseconds, from measured costs; it takes the most tokens per millisecond over the whole table, because v(B) has
 //! stairs at which hill climbing would stop. A plain step is one of the choices.
 //!
-//! Two budgets bound what that may cost. *Exploration*, a share of the time, is saved up for the draft with the highest
-//! upper confidence bound where that is above the best choice. *Loss*, a share of plain decoding's time and all that
-//! drafts have won, must cover a round if none of its drafts is accepted; else a plain step is taken.
+//! Two budgets bound what that may cost. *Exploration*, a share of the time, is saved up for what would be fastest at the
+//! lower confidence bound of its cost, where that is above the best choice. *Loss*, a share of plain decoding's time and
+//! all that drafts have won, must cover a round if none of its drafts is accepted; else a plain step is taken.
 //!
 //! On simulated machines, with prompt lookup drafts and without, a text takes at most 5 % longer than plain decoding if
 //! measured times vary by 8 %, 12 % if they vary by 20 %, and 8 % if it answers so that it hurts (a text under 256
 //! tokens counts as 256); from round 200 on, a model's drafts reach 0.97 of the best fixed choice's speed, and 0.95
 //! with prompt lookup drafts beside them (0.9 where one round of ten has one), on average over texts and machines.
 
-use super::acceptance::{Acceptance, Interval};
-use super::costs::octave;
+use super::acceptance::Acceptance;
 use super::streak::Streak;
-use super::{BlockSize, Costs, DraftCost, DrafterKind, Tuning};
+use super::{BlockSize, Costs, DraftCost, DrafterKind, Estimate};
 
 /// Tokens of the shortest text: what may be lost of so many may be lost at once.
 const SHORTEST: usize = 256;
@@ -79,7 +78,7 @@ pub enum Plan {
 pub enum Reason {
     /// It promises the most tokens per millisecond.
     Best,
-    /// Its upper confidence bound is above the best, and what it may cost was saved up.
+    /// At the lower bound of its cost it is faster than the best, and what it is expected to lose was saved up.
     Probe,
     /// What a plain step costs was measured too long ago, or not yet.
     Anchor,
@@ -104,7 +103,7 @@ pub struct Decision {
     pub ms: f64,
     /// Expected milliseconds of a plain step.
     pub plain_ms: f64,
-    /// What was won against plain decoding so far, in plain steps: the floor account.
+    /// Plain steps that may be lost: those won against plain decoding so far, and the loss budget.
     pub balance: f64,
 }
 
@@ -122,32 +121,21 @@ pub struct Observation<'a> {
     /// The model that drafted, with the tokens that it was asked for and the milliseconds it took.
     pub steps: Option<(DrafterKind, usize, f64)>,
     /// The draft that was verified.
-    pub verified: Option<Verified>,
-    /// The prompt lookup drafters that had a draft, verified or not: the emitted tokens judge them all.
-    pub found: &'a [Found],
+    pub verified: Option<Judged>,
+    /// What prompt lookup found, verified or not, as far as it can be judged: no more tokens than were emitted.
+    pub found: &'a [Judged],
     /// Tokens emitted.
     pub emitted: usize,
 }
 
-/// A draft and its verdict.
+/// A draft, and how much of it the target's tokens confirm.
 #[derive(Clone, Copy, Debug)]
-pub struct Verified {
+pub struct Judged {
     /// The drafter.
     pub drafter: usize,
-    /// Tokens verified.
+    /// Tokens that were verified, or that the emitted tokens judge.
     pub drafted: usize,
-    /// Tokens that were accepted.
-    pub accepted: usize,
-}
-
-/// What prompt lookup found, and how much of it the emitted tokens confirm.
-#[derive(Clone, Copy, Debug)]
-pub struct Found {
-    /// The drafter.
-    pub drafter: usize,
-    /// Tokens that can be judged: no more than were emitted.
-    pub drafted: usize,
-    /// Tokens of those that were emitted.
+    /// Tokens of those that were accepted, or emitted.
     pub accepted: usize,
 }
 
@@ -155,19 +143,22 @@ pub struct Found {
 #[derive(Clone, Copy)]
 struct Candidate {
     plan: Plan,
-    tokens: Interval,
-    ms: Interval,
-    known: bool, // as many rows were measured
+    tokens: f64,
+    cost: Estimate, // of drafting and verifying
 }
 
 impl Candidate {
     fn rate(&self) -> f64 {
-        self.tokens.mean / self.ms.mean
+        self.tokens / self.cost.ms
     }
 
     fn upper_rate(&self) -> f64 {
-        self.tokens.high / self.ms.low
+        self.tokens / self.cost.least_ms
     }
+}
+
+fn fastest<'a>(candidates: impl IntoIterator<Item = &'a Candidate>) -> Option<&'a Candidate> {
+    candidates.into_iter().max_by(|a, b| a.rate().total_cmp(&b.rate()))
 }
 
 /// Chooses the rounds of one sequence.
@@ -178,10 +169,7 @@ pub struct Planner {
     acceptance: Vec<Acceptance>,
     emitted: usize,
     since_plain: usize,
-    context: usize,   // of the last round
-    allowed: f64,     // plain steps that rounds with drafts may have taken
-    rounds: Vec<f64>, // that verified drafts at this octave of the context, by rows
-    drafted_ms: f64,  // drafting for them, divided by the speed factor
+    won: f64,         // plain steps, against plain decoding
     exploration: f64, // plain steps that may be spent on probes
     streak: Option<Streak>,
 }
@@ -201,10 +189,7 @@ impl Planner {
             costs,
             emitted: 0,
             since_plain: 0,
-            context: 0,
-            allowed: tuning.loss * SHORTEST as f64,
-            rounds: Vec::new(),
-            drafted_ms: 0.0,
+            won: 0.0,
             exploration: 0.0,
             streak: skip_streak.map(Streak::new),
         }
@@ -221,120 +206,96 @@ impl Planner {
         self.block == BlockSize::Measured && !self.acceptance.is_empty()
     }
 
-    fn tuning(&self) -> &Tuning {
-        self.costs.tuning()
-    }
-
     /// The plan of the next round.
     pub fn decide(&mut self, offer: &Offer<'_>) -> Decision {
         let resting = self.streak.as_mut().is_some_and(Streak::rests);
-        let (plain, drafts) = self.candidates(offer, resting);
-        let plain_ms = plain.ms.mean;
-        let shared = offer.others.rows > 0;
-        let balance = if shared { 0.0 } else { self.balance(offer.context) };
-        let decision = |of: &Candidate, reason| {
-            let (tokens, ms) = (of.tokens.mean, of.ms.mean);
-            Decision { plan: of.plan, reason, tokens, ms, plain_ms, balance }
+        let candidates = self.candidates(offer, resting);
+        let (plain, tuning) = (&candidates[0], *self.costs.tuning());
+        let (plain_ms, balance) = (plain.cost.ms, self.won + tuning.loss * self.emitted.max(SHORTEST) as f64);
+        let decision = |of: &Candidate, reason| Decision {
+            plan: of.plan,
+            reason,
+            tokens: of.tokens,
+            ms: of.cost.ms,
+            plain_ms,
+            balance,
         };
-        let fastest =
-            |of: &mut dyn Iterator<Item = &Candidate>| of.max_by(|a, b| a.rate().total_cmp(&b.rate())).copied();
-        if shared && self.block == BlockSize::Measured {
-            // The best of the whole batch, of what is known: probes and the loss budget are for sequences by themselves, whose
-            // counterfactual, the same text by plain steps, is one sequence's.
-            let known = drafts.iter().filter(|of| of.known).chain([&plain]);
-            let best = fastest(&mut { known }).unwrap_or(plain);
-            return decision(&best, Reason::Best);
-        }
-        let Some(best) = fastest(&mut drafts.iter()) else {
-            return decision(&plain, Reason::Nothing);
+        let Some(best) = fastest(&candidates[1..]) else {
+            return decision(plain, Reason::Nothing);
         };
         if self.block != BlockSize::Measured {
-            return decision(&best, Reason::Given);
+            return decision(best, Reason::Given);
         }
-        let plain_samples = self.costs.verify(offer.context, 1)[0].samples;
-        if plain_samples == 0 {
-            return decision(&plain, Reason::Anchor);
+        let best = fastest(&candidates).unwrap_or(plain);
+        if offer.others.rows > 0 {
+            // The best of the whole batch: probes and the loss budget are for sequences by themselves, whose
+            // counterfactual, the same text by plain steps, is one sequence's.
+            return decision(best, Reason::Best);
         }
-        let covered: Vec<Candidate> =
-            drafts.into_iter().filter(|c| c.ms.mean - plain_ms <= balance * plain_ms).collect();
-        let chosen = fastest(&mut covered.iter().chain([&plain])).unwrap_or(plain);
+        if plain.cost.samples == 0 {
+            return decision(plain, Reason::Anchor);
+        }
+        let is_covered = |of: &&Candidate| of.cost.ms - plain_ms <= (balance * plain_ms).max(0.0);
+        let covered: Vec<&Candidate> = candidates.iter().filter(is_covered).collect();
+        let chosen = fastest(covered.iter().copied()).unwrap_or(plain);
         let reason = if best.rate() > chosen.rate() { Reason::Floor } else { Reason::Best };
-        // What it may lose against the choice, in plain steps.
-        let price = |c: &Candidate| ((c.ms.high - c.tokens.low / chosen.rate()) / plain_ms).max(0.0);
+        // What it is expected to lose against the choice, in plain steps.
+        let price = |of: &Candidate| (of.cost.ms - of.tokens / chosen.rate()) / plain_ms;
         // A plain step is measured again the sooner the less is known about it, and the less it costs.
-        let unknown = (self.tuning().median as f64 / plain_samples as f64).max(1.0);
-        let saved = self.since_plain as f64 * self.tuning().exploration * unknown;
-        if chosen.plan != Plan::Plain && saved > price(&plain) {
-            return decision(&plain, Reason::Anchor);
+        let unknown = (tuning.median as f64 / plain.cost.samples as f64).max(1.0);
+        let saved = self.since_plain as f64 * tuning.exploration * unknown;
+        if chosen.plan != Plan::Plain && saved > price(plain) {
+            return decision(plain, Reason::Anchor);
         }
-        let probe = (covered.iter().chain([&plain]))
-            .filter(|c| c.plan != chosen.plan && c.upper_rate() > chosen.rate())
+        let probe = (covered.into_iter())
+            .filter(|of| of.plan != chosen.plan && of.upper_rate() > chosen.rate())
             .max_by(|a, b| a.upper_rate().total_cmp(&b.upper_rate()));
         // What cannot be afforded yet is saved up for.
-        match probe.filter(|c| price(c) <= self.exploration) {
+        match probe.filter(|of| price(of) <= self.exploration) {
             Some(probe) => {
                 self.exploration -= price(probe);
-                decision(probe, if probe.plan == Plan::Plain { Reason::Anchor } else { Reason::Probe })
+                decision(probe, Reason::Probe)
             }
-            None => decision(&chosen, reason),
+            None => decision(chosen, reason),
         }
-    }
-
-    /// Plain steps that may be lost. Rounds are priced as costs are known now, so that an accident is no lasting debt. A
-    /// plain step is taken to cost no more than its lower bound: while it is known badly less may be lost.
-    fn balance(&self, context: usize) -> f64 {
-        let estimates = self.costs.verify(context, self.rounds.len().max(1));
-        let plain = &estimates[0];
-        let low = plain.ms * (-self.tuning().confidence * plain.error).exp();
-        let verified: f64 = self.rounds.iter().zip(&estimates).map(|(count, rows)| count * rows.ms).sum();
-        self.allowed - (verified + self.drafted_ms * self.costs.speed_factor()) / low
     }
 
     /// A plain step, and every draft that could be verified.
-    fn candidates(&self, offer: &Offer<'_>, resting: bool) -> (Candidate, Vec<Candidate>) {
-        let (chain, lookup) = self.block.rows().unwrap_or((usize::MAX, usize::MAX));
-        let offered = offer.drafters.iter().filter(|one| !(resting && one.cost == DraftCost::PerToken));
-        let offered = offered.map(|one| {
-            let (rows, step) = match one.cost {
-                DraftCost::PerToken => (chain, self.costs.step(one.kind, offer.context)),
-                DraftCost::Once => (lookup, 0.0), // drafted already
-            };
-            (one.drafter, one.tokens.min(rows.min(offer.most_rows).saturating_sub(1)), step)
-        });
-        let offered: Vec<_> = offered.filter(|(_, most, _)| *most > 0).collect();
-        let rows = 1 + offered.iter().map(|(_, most, _)| *most).max().unwrap_or(0);
-        let Others { rows: other_rows, tokens: other_tokens } = offer.others;
-        let estimates = self.costs.verify(offer.context, other_rows + rows);
-        let ms = |rows: usize, drafting: f64| {
-            let of = &estimates[other_rows + rows - 1];
-            Interval { mean: of.ms + drafting, low: of.least_ms + drafting, high: of.most_ms + drafting }
+    fn candidates(&self, offer: &Offer<'_>, resting: bool) -> Vec<Candidate> {
+        let (given, others, tuning) = (self.block.rows(), offer.others, self.costs.tuning());
+        let estimates = self.costs.verify(offer.context, others.rows + offer.most_rows.max(1));
+        let candidate = |plan, drafted: usize, tokens: f64, drafting: f64| {
+            let cost = &estimates[others.rows + drafted];
+            let cost = Estimate { ms: cost.ms + drafting, least_ms: cost.least_ms + drafting, ..*cost };
+            Candidate { plan, tokens: tokens + others.tokens as f64, cost }
         };
-        let in_all = |tokens: Interval| {
-            let other = other_tokens as f64;
-            Interval { mean: tokens.mean + other, low: tokens.low + other, high: tokens.high + other }
-        };
-        let tokens = in_all(Interval::exact(1.0));
-        let plain = Candidate { plan: Plan::Plain, tokens, ms: ms(1, 0.0), known: true };
         let measured = estimates.iter().rposition(|rows| rows.known).map_or(1, |last| last + 1);
-        let longest = (self.tuning().growth * measured).max(4) - 1;
-        let mut drafts = Vec::new();
-        for (drafter, most, step) in offered {
-            let expected = self.acceptance[drafter].tokens(most, self.tuning());
-            let lengths = if self.block == BlockSize::Measured { 1..=most.min(longest) } else { most..=most };
-            for tokens in lengths.filter(|tokens| self.block != BlockSize::Measured || is_considered(tokens + 1)) {
-                let plan = Plan::Draft { drafter, tokens };
-                let drafting = tokens as f64 * step;
-                let known = other_rows + tokens < measured;
-                let (tokens, ms) = (in_all(expected[tokens]), ms(tokens + 1, drafting));
-                drafts.push(Candidate { plan, tokens, ms, known });
+        // Beside other sequences only as many rows as were measured.
+        let longest = match others.rows {
+            0 => (tuning.growth * measured).max(4) - 1,
+            rows => measured.saturating_sub(rows + 1),
+        };
+        let mut candidates = vec![candidate(Plan::Plain, 0, 1.0, 0.0)];
+        let rests = |one: &Offered| resting && one.cost == DraftCost::PerToken;
+        for one in offer.drafters.iter().filter(|one| one.tokens > 0 && !rests(one)) {
+            let (rows, step) = match one.cost {
+                DraftCost::PerToken => (given.map(|(chain, _)| chain), self.costs.step(one.kind, offer.context)),
+                DraftCost::Once => (given.map(|(_, lookup)| lookup), 0.0), // drafted already
+            };
+            let most = one.tokens.min(rows.unwrap_or(usize::MAX).min(offer.most_rows).saturating_sub(1));
+            let expected = self.acceptance[one.drafter].tokens(most, tuning);
+            let lengths = if given.is_none() { 1..=most.min(longest) } else { most.max(1)..=most };
+            for tokens in lengths {
+                let plan = Plan::Draft { drafter: one.drafter, tokens };
+                candidates.push(candidate(plan, tokens, expected[tokens], tokens as f64 * step));
             }
         }
-        (plain, drafts)
+        candidates
     }
 
     /// Takes in what a round turned out to be.
     pub fn observe(&mut self, round: &Observation<'_>) {
-        let tuning = *self.tuning();
+        let tuning = *self.costs.tuning();
         // Passes with a prompt's chunk say little about those of few rows.
         if round.others.rows <= MOST_OTHERS {
             self.costs.verified(round.context, round.rows + round.others.rows, round.verify_ms);
@@ -343,11 +304,8 @@ impl Planner {
             self.costs.drafted(kind, tokens, ms);
         }
         for (i, acceptance) in self.acceptance.iter_mut().enumerate() {
-            let found =
-                round.found.iter().find(|found| found.drafter == i).map(|found| (found.drafted, found.accepted));
-            let verified = round.verified.filter(|verified| verified.drafter == i);
-            match found.or(verified.map(|verified| (verified.drafted, verified.accepted))) {
-                Some((drafted, accepted)) => acceptance.observe(drafted, accepted, &tuning),
+            match round.found.iter().chain(&round.verified).find(|draft| draft.drafter == i) {
+                Some(draft) => acceptance.observe(draft.drafted, draft.accepted, &tuning),
                 None => acceptance.idle(&tuning),
             }
         }
@@ -360,35 +318,12 @@ impl Planner {
         }
         let estimates = self.costs.verify(round.context, round.rows.max(1));
         let (plain, rows) = (&estimates[0], &estimates[estimates.len() - 1]);
-        let drafting =
-            round.steps.map_or(0.0, |(kind, tokens, _)| tokens as f64 * self.costs.step(kind, round.context));
-        let spent = (rows.ms + drafting) / plain.ms;
-        self.exploration += tuning.exploration * spent;
-        if octave(self.context) != octave(round.context) {
-            self.allowed = self.balance(self.context);
-            self.rounds.clear();
-            self.drafted_ms = 0.0;
-        }
-        self.context = round.context;
-        let free = (self.emitted + round.emitted).saturating_sub(self.emitted.max(SHORTEST));
+        let step = |(kind, tokens, _)| tokens as f64 * self.costs.step(kind, round.context);
+        let spent_ms = rows.ms + round.steps.map_or(0.0, step);
+        self.exploration += tuning.exploration * spent_ms / plain.ms;
         self.emitted += round.emitted;
-        self.allowed += round.emitted as f64 + tuning.loss * free as f64;
+        // A plain step is taken to cost no more than its lower bound: while it is known badly less may be lost.
+        self.won += round.emitted as f64 - if round.rows > 1 { spent_ms / plain.least_ms } else { 1.0 };
         self.since_plain = if round.rows > 1 { self.since_plain + 1 } else { 0 };
-        if round.rows > 1 {
-            self.rounds.resize(self.rounds.len().max(round.rows), 0.0);
-            self.rounds[round.rows - 1] += 1.0;
-        } else {
-            self.allowed -= 1.0;
-        }
-        self.drafted_ms += drafting / self.costs.speed_factor();
-    }
-}
-
-/// All short blocks, and of the long ones few, so that their costs get measured.
-fn is_considered(rows: usize) -> bool {
-    match rows {
-        0..=8 => true,
-        9..=32 => rows.is_multiple_of(4),
-        _ => rows.is_multiple_of(16),
     }
 }

@@ -6,9 +6,9 @@
 pub struct Tuning {
     /// What one more row, or a draft step, is taken to cost before it is measured, in plain steps.
     pub row_cost: f64,
-    /// Standard error of the logarithm of a cost that was never measured, and of one measurement before that is known.
+    /// Standard error of the logarithm of a cost that was never measured, and of one measurement.
     pub unmeasured: f64,
-    /// Standard deviations beyond which a measurement is clipped, and accepted tokens are taken for a change of the text.
+    /// Standard errors beyond which a measurement is clipped, and accepted tokens are taken for a change of the text.
     pub outlier: f64,
     /// Measurements of which a median is taken: the first ones of a cost, and the newest rounds for the speed factor.
     pub median: usize,
@@ -26,7 +26,7 @@ pub struct Tuning {
     pub change_window: f64,
     /// Share of the acceptance counts that a change leaves.
     pub change_keep: f64,
-    /// Standard errors between an estimate and its confidence bounds.
+    /// Standard errors between the estimate of a cost and its lower confidence bound.
     pub confidence: f64,
     /// Share of the time that drafts may cost that are verified to learn from them, and that plain steps may.
     pub exploration: f64,
@@ -50,10 +50,10 @@ impl Default for Tuning {
             window: 192.0,
             change_window: 12.0,
             change_keep: 0.1,
-            confidence: 1.0,
+            confidence: 1.5,
             exploration: 0.008,
             growth: 2,
-            loss: 0.015,
+            loss: 0.02,
         }
     }
 }

@@ -2,8 +2,8 @@
 //! rounds on them.
 
 use foretoken::speculative::{
-    BlockSize, Costs, DraftCost, DrafterKind, Found, Observation, Offer, Offered, Others, Plan, Planner, Reason,
-    Tuning, Verified,
+    BlockSize, Costs, DraftCost, DrafterKind, Judged, Observation, Offer, Offered, Others, Plan, Planner, Reason,
+    Tuning,
 };
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -206,14 +206,14 @@ impl Simulation {
         let emitted = count + 1;
         let ms = self.verify[drafted] + steps as f64 * self.step;
         let judged =
-            Found { drafter: LOOKUP, drafted: found.min(emitted), accepted: accepted(LOOKUP, found.min(emitted)) };
+            Judged { drafter: LOOKUP, drafted: found.min(emitted), accepted: accepted(LOOKUP, found.min(emitted)) };
         planner.observe(&Observation {
             context,
             rows: drafted + 1,
             others: Others::default(),
             verify_ms: self.time(self.verify[drafted], rng),
             steps: (steps > 0).then(|| (DrafterKind::Mtp, steps, self.time(steps as f64 * self.step, rng))),
-            verified: drafter.map(|drafter| Verified { drafter, drafted, accepted: count }),
+            verified: drafter.map(|drafter| Judged { drafter, drafted, accepted: count }),
             found: if found > 0 { std::slice::from_ref(&judged) } else { &[] },
             emitted,
         });

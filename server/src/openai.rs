@@ -4,9 +4,10 @@ use foretoken::Finish;
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
+use crate::convert;
 use crate::fields::Fields;
 use crate::job::Ended;
-use crate::reply::Written;
+use crate::reply::{Written, event};
 
 /// Fields that change nothing in the answer, or only how a service would account for it.
 const NO_EFFECT: [&str; 9] = [
@@ -74,4 +75,20 @@ pub(crate) fn finish_reason(ended: &Ended) -> &'static str {
         Finish::MaxTokens | Finish::Context => "length",
         _ => "stop",
     }
+}
+
+/// The end of a stream: the last chunk with its timings, one without choices but with the usage if it is asked for, and `[DONE]`.
+pub(crate) fn last_events(
+    streaming: Streaming,
+    [mut last, mut empty]: [Value; 2],
+    written: &Written,
+    ended: &Ended,
+) -> String {
+    last["timings"] = convert::timings(&ended.statistics);
+    let mut events = event(&last);
+    if streaming.include_usage {
+        empty["usage"] = usage(written);
+        events += &event(&empty);
+    }
+    events + "data: [DONE]\n\n"
 }

@@ -115,15 +115,8 @@ impl Reply for Chat {
     fn end(&mut self, written: &Written, ended: &Ended) -> String {
         let reason = openai::finish_reason(ended);
         let choice = json!([{"index": 0, "delta": {}, "logprobs": null, "finish_reason": reason}]);
-        let mut last = self.chunk(written, choice);
-        last["timings"] = convert::timings(&ended.statistics);
-        let mut events = event(&last);
-        if self.streaming.include_usage {
-            let mut chunk = self.chunk(written, json!([]));
-            chunk["usage"] = openai::usage(written);
-            events += &event(&chunk);
-        }
-        events + "data: [DONE]\n\n"
+        let (last, empty) = (self.chunk(written, choice), self.chunk(written, json!([])));
+        openai::last_events(self.streaming, [last, empty], written, ended)
     }
 
     fn whole(&mut self, written: &Written, ended: &Ended) -> Value {

@@ -103,15 +103,8 @@ impl Reply for Completion {
 
     fn end(&mut self, written: &Written, ended: &Ended) -> String {
         let choice = self.choice(written, ("", &[]), Some(openai::finish_reason(ended)));
-        let mut last = self.object(written, choice);
-        last["timings"] = convert::timings(&ended.statistics);
-        let mut events = event(&last);
-        if self.streaming.include_usage {
-            let mut chunk = self.object(written, json!([]));
-            chunk["usage"] = openai::usage(written);
-            events += &event(&chunk);
-        }
-        events + "data: [DONE]\n\n"
+        let (last, empty) = (self.object(written, choice), self.object(written, json!([])));
+        openai::last_events(self.streaming, [last, empty], written, ended)
     }
 
     fn whole(&mut self, written: &Written, ended: &Ended) -> Value {

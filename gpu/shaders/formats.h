@@ -13,7 +13,7 @@
 //   a[2]  row 2 g,     quad t + 4
 //   a[3]  row 2 g + 1, quad t + 4
 //
-// Integer products are exact; the operations on floats are those of quant/scalar.rs, in their order, so a run of blocks
+// Integer sums are exact; the operations on floats are those of quant/scalar.rs, in their order, so a run of blocks
 // has the CPU's bits.
 //
 // A format has BLOCK (inputs), BYTES (of a GGUF block), `add`, and `value` for single weights.
@@ -199,7 +199,8 @@ struct QK {
     template <int TILES>
     static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
                            THREAD Results<TILES>& y) {
-        float d[2], dmin[2], sum[TILES][2][2] = {};
+        float d[2], dmin[2];
+        int sum[TILES][2][2] = {};
         uint2 fifth[2] = {{0, 0}, {0, 0}};
         if (BITS == 5)
             for (int h = 0; h < 2; h++) fifth[h] = load_rows(at, 256 + 64 * (t + 4 * h), g);
@@ -225,14 +226,12 @@ struct QK {
                         a[2 * h + 1] |= (fifth[h].y >> s & 0x01010101u) << 4;
                     }
                 }
-                float by[2];
-                for (int row = 0; row < 2; row++) by[row] = d[row] * float(scales[row] >> (q * 8) & 255);
+                int by[2] = {int(scales[0] >> (q * 8) & 255), int(scales[1] >> (q * 8) & 255)};
                 for (int tile = 0; tile < TILES; tile++) {
                     uint2 b = quants(x, tile, block * 8 + s);
                     int dot[4] = {0, 0, 0, 0};
                     mma_k32(dot, a, b, t, x.live[tile]);
-                    for (int i = 0; i < 4; i++)
-                        sum[tile][i / 2][i % 2] = fmaf(float(dot[i]), by[i / 2], sum[tile][i / 2][i % 2]);
+                    for (int i = 0; i < 4; i++) sum[tile][i / 2][i % 2] += dot[i] * by[i / 2];
                 }
             }
         }
@@ -245,7 +244,7 @@ struct QK {
                     total = dp2a_hi(int(sums.y), int(six.mins[row][0]), total);
                     total = dp2a_lo(int(sums.z), int(six.mins[row][1]), total);
                     total = dp2a_hi(int(sums.w), int(six.mins[row][1]), total);
-                    float all = fmaf(float(total), -dmin[row], sum[tile][row][column]);
+                    float all = fmaf(float(total), -dmin[row], mul(float(sum[tile][row][column]), d[row]));
                     y[tile][row][column] = fmaf(all, dx, y[tile][row][column]);
                 }
             }
@@ -270,7 +269,8 @@ struct Q6_K {
     template <int TILES>
     static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
                            THREAD Results<TILES>& y) {
-        float d[2], sum[TILES][2][2] = {};
+        float d[2];
+        int sum[TILES][2][2] = {};
         load_scales(at, D, g, d);
         for (int side = 0; side < 2; side++) {
             // Of 16 words, word w has inputs 4 w.. of the half's first 64 in its low nibbles, of its last 64 in the high
@@ -291,19 +291,20 @@ struct Q6_K {
                     }
                     // Scales of the rows alternate every byte.
                     u32 scales = *reinterpret_cast<const DEVICE u16*>(at + SCALES + AT(16 * s + 2 * g));
-                    float by[2] = {float((i8)scales) * d[0], float((i8)(scales >> 8)) * d[1]};
+                    int by[2] = {(i8)scales, (i8)(scales >> 8)};
                     for (int tile = 0; tile < TILES; tile++) {
                         int dot[4] = {0, 0, 0, 0};
                         mma_k16(dot, a, h ? b[tile].y : b[tile].x, t, x.live[tile]);
-                        for (int i = 0; i < 4; i++)
-                            sum[tile][i / 2][i % 2] = fmaf(float(dot[i]), by[i / 2], sum[tile][i / 2][i % 2]);
+                        for (int i = 0; i < 4; i++) sum[tile][i / 2][i % 2] += dot[i] * by[i / 2];
                     }
                 }
             }
         }
         for (int tile = 0; tile < TILES; tile++)
-            for (int i = 0; i < 4; i++)
-                y[tile][i / 2][i % 2] = fmaf(sum[tile][i / 2][i % 2], scale(x, tile, i % 2, block), y[tile][i / 2][i % 2]);
+            for (int i = 0; i < 4; i++) {
+                THREAD float& all = y[tile][i / 2][i % 2];
+                all = fmaf(mul(float(sum[tile][i / 2][i % 2]), d[i / 2]), scale(x, tile, i % 2, block), all);
+            }
     }
     static INLINE float value(const DEVICE u8* at, int row, int i) {
         int side = i / 128, quarter = i % 128 / 32;

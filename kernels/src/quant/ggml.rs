@@ -7,14 +7,16 @@ use half::f16;
 /// The sixteen levels of IQ4_NL.
 pub(super) const IQ4_NL_LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// One decoded block: weight `i` is `scales[s] * quants[i] - dmin * mins[s]` with `s = i / sub_block`.
+/// One decoded block: weight `i` is `d * scales[s] * quants[i] - dmin * mins[s]` with `s = i / sub_block`.
 pub(super) struct Block {
     /// The integer weights, zero point subtracted. Blocks of 32 fill the first 32.
     pub quants: [i8; 256],
     /// Weights per scale: 16 or 32.
     pub sub_block: usize,
-    /// The block's scale times the sub-block's: exact in `f32` (11 bits by at most 8).
-    pub scales: [f32; 16],
+    /// The block's scale.
+    pub d: f32,
+    /// The sub-blocks' scales; 1 in blocks of 32.
+    pub scales: [i8; 16],
     /// The scale of the mins; `-m` for Q4_1 and Q5_1, zero for formats without mins.
     pub dmin: f32,
     /// The sub-blocks' mins.
@@ -60,7 +62,8 @@ impl Block {
             } else {
                 32
             },
-            scales: [0.0; 16],
+            d: 0.0,
+            scales: [1; 16],
             dmin: 0.0,
             mins: [0; 16],
         };
@@ -71,7 +74,7 @@ impl Block {
             WeightType::Q5_0 => block.nibbles_and_bits(bytes, &bytes[2..], 16),
             WeightType::Q5_1 => block.nibbles_and_bits(bytes, &bytes[4..], 0),
             WeightType::Q8_0 => {
-                block.scales[0] = half_at(bytes, 0);
+                block.d = half_at(bytes, 0);
                 block.quants.iter_mut().zip(&bytes[2..34]).for_each(|(q, b)| *q = *b as i8);
             }
             WeightType::Q2_K => block.q2(bytes),
@@ -88,7 +91,7 @@ impl Block {
 
     /// Blocks of 32: weight `i` in the low nibble of byte `i`, weight `16 + i` in the high one.
     fn nibbles(&mut self, bytes: &[u8], nibbles: &[u8], value: impl Fn(u8) -> i8) {
-        self.scales[0] = half_at(bytes, 0);
+        self.d = half_at(bytes, 0);
         for (i, b) in nibbles[..16].iter().enumerate() {
             self.quants[i] = value(b & 15);
             self.quants[16 + i] = value(b >> 4);
@@ -106,10 +109,10 @@ impl Block {
 
     fn q2(&mut self, bytes: &[u8]) {
         let (scales, quants) = (&bytes[..16], &bytes[16..80]);
-        let d = half_at(bytes, 80);
+        self.d = half_at(bytes, 80);
         self.dmin = half_at(bytes, 82);
         for (s, both) in scales.iter().enumerate() {
-            self.scales[s] = d * f32::from(both & 15);
+            self.scales[s] = (both & 15) as i8;
             self.mins[s] = both >> 4;
         }
         for (i, q) in self.quants.iter_mut().enumerate() {
@@ -119,9 +122,9 @@ impl Block {
 
     fn q3(&mut self, bytes: &[u8]) {
         let (high, quants, scales) = (&bytes[..32], &bytes[32..96], &bytes[96..108]);
-        let d = half_at(bytes, 108);
+        self.d = half_at(bytes, 108);
         for (s, scale) in self.scales.iter_mut().enumerate() {
-            *scale = d * f32::from(q3_scale(scales, s));
+            *scale = q3_scale(scales, s);
         }
         for (i, q) in self.quants.iter_mut().enumerate() {
             let low = quants[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
@@ -130,11 +133,11 @@ impl Block {
     }
 
     fn q4_or_q5(&mut self, bytes: &[u8], weight_type: WeightType) {
-        let d = half_at(bytes, 0);
+        self.d = half_at(bytes, 0);
         self.dmin = half_at(bytes, 2);
         for s in 0..8 {
             let (scale, min) = six_bit_scale_and_min(&bytes[4..16], s);
-            self.scales[s] = d * f32::from(scale);
+            self.scales[s] = scale as i8;
             self.mins[s] = min;
         }
         let (high, quants) = match weight_type {
@@ -150,9 +153,9 @@ impl Block {
 
     fn q6(&mut self, bytes: &[u8]) {
         let (low, high, scales) = (&bytes[..128], &bytes[128..192], &bytes[192..208]);
-        let d = half_at(bytes, 208);
+        self.d = half_at(bytes, 208);
         for (scale, s) in self.scales.iter_mut().zip(scales) {
-            *scale = d * f32::from(*s as i8);
+            *scale = *s as i8;
         }
         for (i, q) in self.quants.iter_mut().enumerate() {
             let (half, quarter) = (i / 128, i % 128 / 32);
@@ -165,7 +168,8 @@ impl Block {
     /// The value of weight `i`.
     pub fn value(&self, i: usize) -> f32 {
         let s = i / self.sub_block;
-        self.scales[s] * f32::from(self.quants[i]) - self.dmin * f32::from(self.mins[s])
+        // The product of the scales is exact: 11 bits by at most 8.
+        self.d * f32::from(self.scales[s]) * f32::from(self.quants[i]) - self.dmin * f32::from(self.mins[s])
     }
 }
 

@@ -1,8 +1,9 @@
-//! One block of a panel times up to 8 rows: integer dot products, then the float operations of `scalar.rs` in their order.
+//! One block of a panel times up to 8 rows: integer sums, then the float operations of `scalar.rs` in their order.
 
-use crate::quant::layout::{PANEL_ROWS, q8_1, q8k};
+use crate::quant::layout::{PAIRS, PANEL_ROWS, q8_1, q8k};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::bytes::{ByteLanes, Bytes};
+use crate::simd::opaque::opaque;
 use crate::simd::prefetch::prefetch;
 use std::marker::PhantomData;
 
@@ -69,7 +70,7 @@ impl<L: ByteLanes, F: Format> Source<L, F> for PackedSource<F> {
     #[inline(always)]
     unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor {
         // SAFETY: as the caller's.
-        unsafe { F::cursor(l, self.block, self.lane, s) }
+        unsafe { F::cursor(l, opaque(self.block), self.lane, s) }
     }
     #[inline(always)]
     unsafe fn quad(&self, l: L, cursor: Self::Cursor, g: usize) -> L::I {
@@ -79,18 +80,28 @@ impl<L: ByteLanes, F: Format> Source<L, F> for PackedSource<F> {
 }
 
 /// A block that was unpacked into memory: quads of `LANES` rows, one after the other.
-pub(super) struct UnpackedSource(pub *const u8);
+pub(super) struct UnpackedSource {
+    pub from: *const u8,
+    /// Cache lines to prefetch meanwhile: the first, and how many.
+    pub prefetched: (*const u8, usize),
+}
 
 impl<L: ByteLanes, F: Format> Source<L, F> for UnpackedSource {
-    const UNROLLED: usize = 1;
+    const UNROLLED: usize = if L::BARRIERS { F::SCALES } else { 1 };
     type Cursor = *const u8;
 
     #[inline(always)]
-    unsafe fn prefetch(&self, _: usize, _: usize) {}
+    unsafe fn prefetch(&self, s: usize, g: usize) {
+        let (step, steps) = ((s * F::QUADS_PER_SCALE + g) / 2, F::TYPE.block_len() / 8);
+        let (from, lines) = self.prefetched;
+        for line in step * lines / steps..(step + 1) * lines / steps {
+            prefetch(from.wrapping_add(64 * line));
+        }
+    }
     #[inline(always)]
     unsafe fn cursor(&self, _: L, s: usize) -> *const u8 {
         // SAFETY: the memory holds every quad of the block.
-        unsafe { self.0.add(s * F::QUADS_PER_SCALE * 4 * L::LANES) }
+        unsafe { self.from.add(s * F::QUADS_PER_SCALE * 4 * L::LANES) }
     }
     #[inline(always)]
     unsafe fn quad(&self, l: L, cursor: *const u8, g: usize) -> L::I {
@@ -104,7 +115,14 @@ pub(super) const fn block_words<F: Format>() -> usize {
     if F::TYPE.block_len() == 256 { q8k::WORDS } else { q8_1::WORDS }
 }
 
-/// Adds the integer dot products of quads `g` and `g + 1` of scale `s`.
+/// A row block's quants, to be read quad after quad.
+struct Quants {
+    next: *const i32,
+    /// Words from one quad to the next: the row block's rows.
+    stride: usize,
+}
+
+/// Adds the integer dot products of quads `g` and `g + 1` of scale `s`, times `scale`.
 ///
 /// # Safety
 /// As [`add_block`]; `g` and `g + 1` are quads of the scale `s`, of which `cursor` is.
@@ -113,50 +131,131 @@ unsafe fn add_quads<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
     l: L,
     source: &S,
     cursor: S::Cursor,
-    x: *const i32,
-    stride: usize,
+    x: &mut Quants,
     (s, g): (usize, usize),
+    scale: Option<L::I>,
     sums: &mut [L::Sum; R],
 ) {
     // SAFETY: as the caller's. Words can be read up to the next multiple of four rows: other arrays follow the quants.
     unsafe {
-        let x = x.add((s * F::QUADS_PER_SCALE + g) * stride);
         source.prefetch(s, g);
         let weights = [source.quad(l, cursor, g), source.quad(l, cursor, g + 1)];
-        l.add_products(sums, F::BYTES, (g, F::QUADS_PER_SCALE), weights, [x, x.add(stride)]);
+        let quads = [x.next, x.next.add(x.stride)];
+        l.add_products(sums, F::BYTES, (g, F::QUADS_PER_SCALE), weights, quads, scale);
+        x.next = opaque(quads[1].add(x.stride));
     }
 }
 
-/// The integer dot products over scale `s`, for `R` rows.
+/// Adds the integer dot products over scale `s`, times `scale`, for `R` rows, whose quants of that scale are next.
 ///
 /// # Safety
 /// As [`add_block`]; the block has a scale `s`.
 #[inline(always)]
-unsafe fn scale_dots<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
+unsafe fn add_scale<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
     l: L,
     source: &S,
+    x: &mut Quants,
+    s: usize,
+    scale: Option<L::I>,
+    sums: &mut [L::Sum; R],
+) {
+    // SAFETY: as the caller's.
+    unsafe {
+        let cursor = source.cursor(l, s);
+        add_quads::<L, F, S, R>(l, source, cursor, x, (s, 0), scale, sums);
+        add_quads::<L, F, S, R>(l, source, cursor, x, (s, 2), scale, sums);
+        if F::QUADS_PER_SCALE == 8 {
+            add_quads::<L, F, S, R>(l, source, cursor, x, (s, 4), scale, sums);
+            add_quads::<L, F, S, R>(l, source, cursor, x, (s, 6), scale, sums);
+        }
+    }
+}
+
+/// The sums over the block's pairs of `i16` times the activations' bsums, for `R` rows.
+///
+/// # Safety
+/// As [`add_block`]; a block of 256, with `pairs` of this many sums.
+#[inline(always)]
+unsafe fn pair_totals<L: ByteLanes, const R: usize>(l: L, pairs: &[L::I], x: *const i32, stride: usize) -> [L::I; R] {
+    // SAFETY: as the caller's; an activation block has the words that `layout.rs` lists.
+    unsafe {
+        let at = if pairs.len() == 4 { q8k::BSUMS_OF_32 } else { q8k::BSUMS_OF_16 };
+        let mut totals = [l.zero(); R];
+        for (p, pair) in pairs.iter().enumerate() {
+            l.add_pairs(&mut totals, *pair, x.add((at + p) * stride));
+        }
+        totals
+    }
+}
+
+/// Whether weights are multiplied as stored, so that the zero point must be taken off the sums.
+const fn has_offset<L: ByteLanes, F: Format>() -> bool {
+    F::ZERO_POINT.is_some() && (L::ALL_BYTES || !matches!(F::BYTES, Bytes::Biased))
+}
+
+/// The `f32` of `index` in an activation block, for row `r`.
+///
+/// # Safety
+/// As [`add_block`]; the activation block has the index, and the row block the row.
+#[inline(always)]
+unsafe fn float<L: ByteLanes>(l: L, x: *const i32, stride: usize, index: usize, r: usize) -> L::V {
+    // SAFETY: as the caller's.
+    unsafe { l.splat(f32::from_bits(*x.add(index * stride + r) as u32)) }
+}
+
+/// As [`add_block`], of a format with blocks of 32.
+///
+/// # Safety
+/// As [`add_block`].
+#[inline(always)]
+unsafe fn add_block_of_32<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
+    l: L,
+    source: &S,
+    scales: &BlockScales<L>,
     x: *const i32,
     stride: usize,
-    s: usize,
-) -> [L::I; R] {
+    y: &mut [L::V; R],
+) {
     // SAFETY: as the caller's; an activation block has the words that `layout.rs` lists.
     unsafe {
         let mut from = [0; R];
-        if F::ZERO_POINT.is_some() && (L::ALL_BYTES || F::BYTES != Bytes::Biased) {
-            let at = if F::TYPE.block_len() == 256 { q8k::OFFSETS } else { q8_1::OFFSETS };
+        if has_offset::<L, F>() {
             for (r, from) in from.iter_mut().enumerate() {
-                *from = *x.add((at + s) * stride + r) >> F::OFFSET_SHIFT;
+                *from = *x.add(q8_1::OFFSETS * stride + r) >> F::OFFSET_SHIFT;
             }
         }
-        let mut sums = l.begin(from);
-        let cursor = source.cursor(l, s);
-        add_quads::<L, F, S, R>(l, source, cursor, x, stride, (s, 0), &mut sums);
-        add_quads::<L, F, S, R>(l, source, cursor, x, stride, (s, 2), &mut sums);
-        if F::QUADS_PER_SCALE == 8 {
-            add_quads::<L, F, S, R>(l, source, cursor, x, stride, (s, 4), &mut sums);
-            add_quads::<L, F, S, R>(l, source, cursor, x, stride, (s, 6), &mut sums);
+        let (mut sums, mut quants) = (l.begin(from), Quants { next: x, stride });
+        add_scale::<L, F, S, R>(l, source, &mut quants, 0, None, &mut sums);
+        let dots = l.end(sums);
+        for r in 0..R {
+            let scaled = l.mul(l.to_float(dots[r]), float(l, x, stride, q8_1::SCALE, r));
+            y[r] = l.fma(scaled, scales.d, y[r]);
+            if F::HAS_MIN {
+                y[r] = l.fma(scales.dmin, float(l, x, stride, q8_1::SUM, r), y[r]);
+            }
         }
-        l.end(sums)
+    }
+}
+
+/// The sums of scales times bsums, for `R` rows: what the zero point multiplies.
+///
+/// # Safety
+/// As [`add_block`], of a format with blocks of 256.
+#[inline(always)]
+unsafe fn scaled_bsums<L: ByteLanes, F: Format, const R: usize>(
+    l: L,
+    scales: &BlockScales<L>,
+    x: *const i32,
+    stride: usize,
+) -> [L::I; R] {
+    // SAFETY: as the caller's.
+    unsafe {
+        let mut pairs = [l.zero(); 8];
+        for (p, pair) in pairs[..F::SCALES / 2].iter_mut().enumerate() {
+            let (a, b) = PAIRS[p % 4];
+            *pair = l.pair_scales(scales.scales[p / 4 * 8 + a], scales.scales[p / 4 * 8 + b]);
+        }
+        pair_totals::<L, R>(l, &pairs[..F::SCALES / 2], x, stride)
     }
 }
 
@@ -176,26 +275,15 @@ pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R
 ) {
     // SAFETY: as the caller's; an activation block has the words that `layout.rs` lists.
     unsafe {
-        let float = |index: usize, r: usize| l.splat(f32::from_bits(*x.add(index * stride + r) as u32));
         if F::TYPE.block_len() == 32 {
-            let products = scale_dots::<L, F, S, R>(l, source, x, stride, 0);
-            for r in 0..R {
-                let scaled = l.mul(l.to_float(products[r]), float(q8_1::SCALE, r));
-                y[r] = l.fma(scaled, scales.scales[0], y[r]);
-                if F::HAS_MIN {
-                    y[r] = l.fma(scales.dmin, float(q8_1::SUM, r), y[r]);
-                }
-            }
-            return;
+            return add_block_of_32(l, source, scales, x, stride, y);
         }
-        let mut sums = [l.splat(0.0); R];
+        let (mut sums, mut quants) = (l.begin([0; R]), Quants { next: x, stride });
         for first in (0..F::SCALES).step_by(S::UNROLLED) {
             macro_rules! add_scales {
                 ($($s:literal)*) => {$(
-                    let products = scale_dots::<L, F, S, R>(l, source, x, stride, first + $s);
-                    for r in 0..R {
-                        sums[r] = l.barrier(l.fma(l.to_float(products[r]), scales.scales[first + $s], sums[r]));
-                    }
+                    let scale = Some(scales.scales[first + $s]);
+                    add_scale::<L, F, S, R>(l, source, &mut quants, first + $s, scale, &mut sums);
                 )*};
             }
             add_scales!(0);
@@ -209,18 +297,22 @@ pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R
                 add_scales!(8 9 10 11 12 13 14 15);
             }
         }
-        if F::MIN_PAIRS > 0 {
-            let at = if F::MIN_PAIRS == 4 { q8k::BSUMS_OF_32 } else { q8k::BSUMS_OF_16 };
-            let mut totals = [l.zero(); R];
-            for pair in 0..F::MIN_PAIRS {
-                l.add_pairs(&mut totals, scales.mins[pair], x.add((at + pair) * stride));
-            }
+        let mut sums = l.end(sums);
+        if let Some(zero_point) = F::ZERO_POINT
+            && has_offset::<L, F>()
+        {
+            let totals = scaled_bsums::<L, F, R>(l, scales, x, stride);
             for r in 0..R {
-                sums[r] = l.fma(l.to_float(totals[r]), scales.dmin, sums[r]);
+                sums[r] = l.sub_product(sums[r], totals[r], zero_point.into());
             }
         }
+        let mins = pair_totals::<L, R>(l, &scales.mins[..F::MIN_PAIRS], x, stride);
         for r in 0..R {
-            y[r] = l.fma(sums[r], float(q8k::SCALE, r), y[r]);
+            let mut sum = l.mul(l.to_float(sums[r]), scales.d);
+            if F::MIN_PAIRS > 0 {
+                sum = l.fma(l.to_float(mins[r]), scales.dmin, sum);
+            }
+            y[r] = l.fma(sum, float(l, x, stride, q8k::SCALE, r), y[r]);
         }
     }
 }

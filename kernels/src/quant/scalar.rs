@@ -1,11 +1,11 @@
 //! The scalar product: specification, fallback and test oracle. The vector kernels give these bits exactly.
 //!
 //! Per block of 256, with `dot(s)` the integer dot product and `bsum(s)` the sum of `x` over sub-block `s`, every `fma`
-//! rounding once:
+//! rounding once, the sums over `s` in `i32` (at most 256 * 127 * 32 * 128 < 2^31, of Q6_K):
 //!
 //! ```text
-//! sum = 0;   for s in sub-blocks: sum = fma(dot(s), d * scale(s), sum)
-//! if the format has mins:         sum = fma(sum over s of min(s) * bsum(s), -dmin, sum)
+//! sum = (sum over s of scale(s) * dot(s)) * d
+//! if the format has mins:  sum = fma(sum over s of min(s) * bsum(s), -dmin, sum)
 //! y = fma(sum, d_x, y)
 //! ```
 //!
@@ -52,7 +52,8 @@ fn add_block(weight_type: WeightType, block: &Block, x: &Row<'_>, y: f32) -> f32
     match weight_type.activation_type() {
         ActivationType::Q8_K => {
             let sub_blocks = 256 / block.sub_block;
-            let sum = (0..sub_blocks).fold(0.0f32, |sum, s| (dot(s) as f32).mul_add(block.scales[s], sum));
+            let total: i32 = (0..sub_blocks).map(|s| i32::from(block.scales[s]) * dot(s)).sum();
+            let sum = total as f32 * block.d;
             let sum = if has_mins(weight_type) {
                 let bsum =
                     |s: usize| -> i32 { (s * block.sub_block..(s + 1) * block.sub_block).map(|i| x.quant(i)).sum() };
@@ -64,7 +65,7 @@ fn add_block(weight_type: WeightType, block: &Block, x: &Row<'_>, y: f32) -> f32
             sum.mul_add(x.float(q8k::SCALE), y)
         }
         ActivationType::Q8_1 => {
-            let y = (dot(0) as f32 * x.float(q8_1::SCALE)).mul_add(block.scales[0], y);
+            let y = (dot(0) as f32 * x.float(q8_1::SCALE)).mul_add(block.d, y);
             if has_mins(weight_type) { (-block.dmin).mul_add(x.float(q8_1::SUM), y) } else { y }
         }
     }

@@ -11,11 +11,13 @@ use half::f16;
 
 /// A block's scales, for the rows that one vector holds.
 pub(super) struct BlockScales<L: ByteLanes> {
-    /// Per scale: block scale times sub-block scale, divided by the power of two that [`Format::quad`] leaves in the
-    /// weights.
-    pub scales: [L::V; 16],
+    /// Sub-block scales, for [`ByteLanes::add_products`]. Where [`Format::quad`] leaves weights a power of two high, those
+    /// of the other sub-blocks are that much larger, and `d` smaller. Blocks of 32 have `d` alone.
+    pub scales: [L::I; 16],
     /// The sub-blocks' mins as pairs of `i16`, in the order of the activations' bsums.
     pub mins: [L::I; 8],
+    /// The block's scale.
+    pub d: L::V,
     /// What multiplies the mins' part: `-dmin`, or `m` of Q4_1 and Q5_1.
     pub dmin: L::V,
 }
@@ -28,7 +30,7 @@ impl<L: ByteLanes> BlockScales<L> {
     #[inline(always)]
     pub unsafe fn empty(l: L) -> Self {
         // SAFETY: as the caller's.
-        unsafe { Self { scales: [l.splat(0.0); 16], mins: [l.zero(); 8], dmin: l.splat(0.0) } }
+        unsafe { Self { scales: [l.zero(); 16], mins: [l.zero(); 8], d: l.splat(0.0), dmin: l.splat(0.0) } }
     }
 }
 
@@ -51,9 +53,9 @@ pub(super) trait Format {
     const MIN_PAIRS: usize = 0;
     /// Whether blocks of 32 have a min.
     const HAS_MIN: bool = false;
-    /// The offsets in an activation block are for zero point 32 (blocks of 256) or 128 (of 32): the shift to `ZERO_POINT`.
+    /// The offset in an activation block of 32 is for zero point 128: the shift to `ZERO_POINT`.
     const OFFSET_SHIFT: u32 = match Self::ZERO_POINT {
-        Some(zero_point) => (if Self::TYPE.block_len() == 256 { 32 } else { 128u8 } / zero_point).ilog2(),
+        Some(zero_point) => (128 / zero_point).ilog2(),
         None => 0,
     };
     /// The place of a scale's quads.
@@ -96,7 +98,8 @@ unsafe fn load_field<L: ByteLanes>(l: L, block: *const u8, offset: usize, lane: 
 
 /// Weights in one plane: bits `mask << up` of the bytes.
 ///
-/// If [`ByteLanes::ALL_BYTES`], the bits stay where they are and the scale is divided by `2^up`: exact, and one shift less.
+/// If [`ByteLanes::ALL_BYTES`], the bits stay where they are: one shift less. Scales make up for it, all of a block times
+/// the same power of two.
 #[derive(Clone, Copy)]
 pub(super) struct Plane<L: ByteLanes> {
     from: *const u8,
@@ -113,10 +116,9 @@ impl<L: ByteLanes> Plane<L> {
         unsafe { Self { from, mask: l.splat_word(if L::ALL_BYTES { mask << up } else { mask }), up } }
     }
 
-    /// The factor of the scale of weights that are left `up` bits high.
-    #[inline(always)]
-    fn factor(up: usize) -> f32 {
-        if L::ALL_BYTES { 1.0 / (1u32 << up) as f32 } else { 1.0 }
+    /// `bits` where weights are left high, else zero.
+    const fn up(bits: i32) -> i32 {
+        if L::ALL_BYTES { bits } else { 0 }
     }
 
     /// # Safety
@@ -157,30 +159,22 @@ impl<L: ByteLanes> Planes<L> {
     }
 }
 
-/// The 6-bit scales and mins of Q4_K and Q5_K, four to a word; `ggml.rs` says which bits they are.
+/// The 6-bit scales and mins of Q4_K and Q5_K, four to a word; `ggml.rs` says which bits they are. The weights of odd
+/// sub-blocks are left `up` bits high.
 ///
 /// # Safety
 /// As [`Format::load_scales`], of Q4_K or Q5_K.
 #[inline(always)]
-unsafe fn load_six_bit_scales<L: ByteLanes>(
-    l: L,
-    block: *const u8,
-    lane: usize,
-    odd_factor: f32,
-    scales: &mut BlockScales<L>,
-) {
+unsafe fn load_six_bit_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, up: i32, scales: &mut BlockScales<L>) {
     // SAFETY: as the caller's; both formats begin with two scales and twelve bytes.
     unsafe {
-        let d = load_halves(l, block, 0, lane);
-        let odd = l.mul(d, l.splat(odd_factor));
+        scales.d = l.mul(load_halves(l, block, 0, lane), l.splat(1.0 / (1u32 << up) as f32));
         let [a, b, c] = [load_field(l, block, 4, lane), load_field(l, block, 8, lane), load_field(l, block, 12, lane)];
         let (six, four, two) = (l.splat_word(0x3f3f_3f3f), l.splat_word(0x0f0f_0f0f), l.splat_word(0x3030_3030));
         let six_bit = [l.and(a, six), l.or(l.and(c, four), l.and(l.shift(a, -2), two))];
         let mins = [l.and(b, six), l.or(l.and(l.shift(c, -4), four), l.and(l.shift(b, -2), two))];
-        let byte = l.splat_word(0xff);
         for s in 0..8 {
-            let scale = l.and(l.shift(six_bit[s / 4], -8 * (s as i32 % 4)), byte);
-            scales.scales[s] = l.mul(l.to_float(scale), if s % 2 == 0 { d } else { odd });
+            scales.scales[s] = l.byte_scale(six_bit[s / 4], s as i32 % 4, if s % 2 == 0 { up } else { 0 });
         }
         let even = l.splat_word(0x00ff_00ff);
         for (w, mins) in mins.into_iter().enumerate() {
@@ -204,7 +198,7 @@ impl Format for Q4K {
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: as the caller's.
-        unsafe { load_six_bit_scales(l, block, lane, Plane::<L>::factor(4), scales) }
+        unsafe { load_six_bit_scales(l, block, lane, Plane::<L>::up(4), scales) }
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Plane<L> {
@@ -231,7 +225,7 @@ impl Format for Q5K {
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: as the caller's.
-        unsafe { load_six_bit_scales(l, block, lane, 1.0, scales) }
+        unsafe { load_six_bit_scales(l, block, lane, 0, scales) }
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Planes<L> {
@@ -267,10 +261,9 @@ impl Format for Q6K {
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: as the caller's; byte `s` of lane `n` is at `16 s + n` of the scales.
         unsafe {
-            let d = load_halves(l, block, 208, lane);
+            scales.d = load_halves(l, block, 208, lane);
             for s in 0..16 {
-                let scale = l.load_signed_bytes(block.add(16 * (192 + s) + lane));
-                scales.scales[s] = l.mul(l.to_float(scale), d);
+                scales.scales[s] = l.to_scale(l.load_signed_bytes(block.add(16 * (192 + s) + lane)));
             }
         }
     }
@@ -310,14 +303,15 @@ impl Format for Q2K {
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: as the caller's.
         unsafe {
-            let d = load_halves(l, block, 80, lane);
-            let (nibble, even) = (l.splat_word(15), l.splat_word(0x000f_000f));
+            let max_up = Plane::<L>::up(6);
+            scales.d = l.mul(load_halves(l, block, 80, lane), l.splat(1.0 / (1u32 << max_up) as f32));
+            let (nibbles, even) = (l.splat_word(0x0f0f_0f0f), l.splat_word(0x000f_000f));
             for w in 0..4 {
                 let word = load_field(l, block, 4 * w, lane);
                 for b in 0..4 {
                     let s = 4 * w + b;
-                    let d = l.mul(d, l.splat(Plane::<L>::factor(s % 8 / 2 * 2)));
-                    scales.scales[s] = l.mul(l.to_float(l.and(l.shift(word, -8 * b as i32), nibble)), d);
+                    let up = max_up - Plane::<L>::up(s as i32 % 8 / 2 * 2);
+                    scales.scales[s] = l.byte_scale(l.and(word, nibbles), b as i32, up);
                 }
                 scales.mins[2 * w] = l.and(l.shift(word, -4), even);
                 scales.mins[2 * w + 1] = l.and(l.shift(word, -12), even);
@@ -353,7 +347,7 @@ impl Format for Q3K {
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: as the caller's; the 6 bits of a scale are a nibble of the first two words and a pair of the third's.
         unsafe {
-            let d = load_halves(l, block, 108, lane);
+            scales.d = load_halves(l, block, 108, lane);
             let low = [load_field(l, block, 96, lane), load_field(l, block, 100, lane)];
             let high = load_field(l, block, 104, lane);
             for w in 0..4 {
@@ -361,8 +355,7 @@ impl Format for Q3K {
                 let pairs = l.and(l.shift(high, 4 - 2 * w as i32), l.splat_word(0x3030_3030));
                 let word = l.or(nibbles, pairs);
                 for b in 0..4 {
-                    let scale = l.to_float(l.and(l.shift(word, -8 * b as i32), l.splat_word(0xff)));
-                    scales.scales[4 * w + b] = l.mul(l.sub(scale, l.splat(32.0)), d);
+                    scales.scales[4 * w + b] = l.offset_scale(l.byte_scale(word, b as i32, 0), -32);
                 }
             }
         }
@@ -419,7 +412,7 @@ macro_rules! blocks_of_32 {
             unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
                 // SAFETY: as the caller's; the block begins with its scales.
                 unsafe {
-                    scales.scales[0] = load_halves(l, block, 0, lane);
+                    scales.d = load_halves(l, block, 0, lane);
                     if $has_min {
                         scales.dmin = load_halves(l, block, 2, lane);
                     }

@@ -361,13 +361,18 @@ unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
                         l.store_words(to, F::quad(l, cursor, g));
                     }
                 }
-                let mut done = 0;
+                let (mut done, mut part) = (0, 0);
+                // Every part prefetches its share of the next block.
+                let lines = block_bytes.div_ceil(64 * pass.len() * 2);
                 for rows in pass.clone().map(|b| x.row_blocks().get(b)) {
                     let x = x.words(rows, b).as_ptr();
                     for_row_parts!(L, rows.rows, |first, R| {
                         let results = &mut results[done + first..done + first + R];
-                        let (x, unpacked, scales) = (x.add(first), &unpacked, (&raw const scales).cast());
-                        l.call(UnpackedPanel::<F, R> { unpacked, scales, x, lane, rows, results, format: PhantomData });
+                        let prefetched = (block.wrapping_add(block_bytes + part * lines * 64), lines);
+                        part += 1;
+                        let source = UnpackedSource { from: unpacked.0.as_ptr(), prefetched };
+                        let (x, scales) = (x.add(first), (&raw const scales).cast());
+                        l.call(UnpackedPanel::<F, R> { source, scales, x, lane, rows, results, format: PhantomData });
                     });
                     done += rows.rows;
                 }
@@ -378,7 +383,7 @@ unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
 
 /// Rows `first..first + R` of a row block and `LANES` outputs, one unpacked block.
 struct UnpackedPanel<'a, F, const R: usize> {
-    unpacked: &'a UnpackedBlock,
+    source: UnpackedSource,
     /// A `BlockScales<L>` of the lanes that evaluate this: [`PanelOp::eval`] chooses `L`, so the type cannot say it.
     scales: *const (),
     x: *const i32,
@@ -396,12 +401,11 @@ impl<F: Format, const R: usize> PanelOp for UnpackedPanel<'_, F, R> {
         // with the same lanes, which entered the features.
         unsafe {
             let scales = &*self.scales.cast::<BlockScales<L>>();
-            let source = UnpackedSource(self.unpacked.0.as_ptr());
             let mut y = [l.splat(0.0); R];
             for (y, results) in y.iter_mut().zip(self.results.iter()) {
                 *y = l.load(results.as_ptr().add(self.lane));
             }
-            add_block::<L, F, _, R>(l, &source, scales, self.x, stride, &mut y);
+            add_block::<L, F, _, R>(l, &self.source, scales, self.x, stride, &mut y);
             for (results, y) in self.results.iter_mut().zip(y) {
                 l.store(results.as_mut_ptr().add(self.lane), y);
             }

@@ -27,8 +27,8 @@ pub(crate) trait ByteLanes: Floats {
     const ALL_BYTES: bool;
     /// Rows that the registers hold, with an accumulator and a sum each.
     const MAX_ROWS: usize;
-    /// Whether [`ByteLanes::add_products`] and [`ByteLanes::barrier`] are compiler barriers. Without them, scales are not
-    /// unrolled: the compiler would spill registers and take minutes.
+    /// Whether [`ByteLanes::add_products`] is a compiler barrier. Without it, scales are not unrolled: the compiler would
+    /// spill registers and take minutes.
     const BARRIERS: bool = false;
     type I: Copy;
     /// A row's sums during accumulation, in an order that depends on the instruction set.
@@ -100,15 +100,31 @@ pub(crate) trait ByteLanes: Floats {
     /// # Safety
     /// As the trait's.
     unsafe fn to_float(self, a: Self::I) -> Self::V;
-    /// Compiler barrier: keeps `x` and what it depends on in program order. Left free, the compiler mixes the products of
-    /// many scales until registers overflow, and issues the prefetches in bursts.
+
+    /// Words within the range of `i16` as scales for [`ByteLanes::add_products`].
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn to_scale(self, words: Self::I) -> Self::I;
+    /// Byte `b` of every word, unsigned, times `2^up` as a scale; `up` in 0..=8.
     ///
     /// # Safety
     /// As the trait's.
     #[inline(always)]
-    unsafe fn barrier(self, x: Self::V) -> Self::V {
-        x
+    unsafe fn byte_scale(self, words: Self::I, b: i32, up: i32) -> Self::I {
+        // SAFETY: as the caller's.
+        unsafe { self.to_scale(self.and(self.shift(words, up - 8 * b), self.splat_word(0xff << up))) }
     }
+    /// Adds `by` to every scale.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn offset_scale(self, scale: Self::I, by: i16) -> Self::I;
+    /// Two scales as the two `i16` of a word, `a` in the lower half: pairs for [`ByteLanes::add_pairs`].
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn pair_scales(self, a: Self::I, b: Self::I) -> Self::I;
 
     /// Sums of `R` rows that start from `from[r]` in every word.
     ///
@@ -116,9 +132,9 @@ pub(crate) trait ByteLanes: Floats {
     /// As the trait's.
     unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [Self::Sum; R];
     /// Adds quads `g` and `g + 1` of the `quads` that share a scale, with `quad` = `(g, quads)`: for each word and row
-    /// `r`, the dot product of the word's four bytes in `weights[i]` and the four signed bytes of word `x[i][r]`. Calls
-    /// are in order of `g`. Here and below, words of `x` are readable up to the next multiple of four rows if `R` is more
-    /// than one.
+    /// `r`, the dot product of the word's four bytes in `weights[i]` and the four signed bytes of word `x[i][r]`, times
+    /// the scale. Calls are in order of `g`, up to the scale's last quads. Here and below, words of `x` are readable up to
+    /// the next multiple of four rows if `R` is more than one.
     ///
     /// # Safety
     /// As the trait's.
@@ -129,6 +145,7 @@ pub(crate) trait ByteLanes: Floats {
         quad: (usize, usize),
         weights: [Self::I; 2],
         x: [*const i32; 2],
+        scale: Option<Self::I>,
     );
     /// The sums, one word per lane.
     ///
@@ -140,6 +157,11 @@ pub(crate) trait ByteLanes: Floats {
     /// # Safety
     /// As the trait's.
     unsafe fn add_pairs<const R: usize>(self, totals: &mut [Self::I; R], pairs: Self::I, x: *const i32);
+    /// `a - b * by`, word by word.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn sub_product(self, a: Self::I, b: Self::I, by: i32) -> Self::I;
 
     /// The bits of the largest magnitude, as an unsigned integer. Here and below, `x` has a multiple of 32 elements.
     ///

@@ -22,11 +22,12 @@ pub(crate) mod both;
 pub(crate) mod bytes;
 pub(crate) mod dispatch;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod entry;
+pub(crate) mod entry;
 pub(crate) mod float;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 pub(crate) mod levels;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
+pub(crate) mod opaque;
 pub(crate) mod prefetch;
 mod scalar;

@@ -1,7 +1,7 @@
 //! The tile products, and the float operations on them.
 //!
-//! One tile product per scale: the scales are `f32`, applied in the order of `scalar.rs`, so C is stored and read back
-//! per scale. Those stores are the bound: a store takes as long as a product, and the two do not overlap. Vectors run the
+//! One tile product per scale, which vectors multiply by the scale, so C is stored and read back per scale. Those stores are
+//! the bound: a store takes as long as a product, and the two do not overlap. Vectors run the
 //! epilogue of the products before meanwhile.
 //!
 //! K outside, panels inside: a range of blocks is as long as the A tiles of it stay in the second-level cache, and `y`
@@ -167,7 +167,7 @@ unsafe fn add_blocks<F: Format>(
     unsafe {
         let mut buffers = [UnpackedWeights::new(l), UnpackedWeights::new(l)];
         let mut epilogue = Epilogue { l, x, results };
-        let mut sums = [l.splat(0.0); ROWS];
+        let mut sums = [l.zero(); ROWS];
         let (mut batches, mut spans) = (0, 0);
         for (p, panel) in group.enumerate() {
             for first in (0..x.blocks.len()).step_by(span_blocks::<F>()) {
@@ -260,8 +260,8 @@ const LINE: usize = 64;
 /// Rows whose sums and products with mins the vector registers hold.
 const HALF: usize = 8;
 
-/// The `f32` operations on stored C tiles, in the order of `microkernel.rs`. `sums` are 16 rows' sums over a block of
-/// 256; for blocks of 32, the results themselves.
+/// The operations on stored C tiles, those of `microkernel.rs`. `sums` are 16 rows' integer sums over a block of 256; for
+/// blocks of 32, the bits of the results themselves.
 struct Epilogue<'a> {
     l: Avx512Lanes,
     x: &'a PackedActivations,
@@ -288,16 +288,16 @@ impl Epilogue<'_> {
     /// # Safety
     /// The caller is inside a function with AVX-512's features.
     #[inline(always)]
-    unsafe fn begin<F: Format>(&mut self, batch: Batch, sums: &mut [__m512; ROWS]) {
+    unsafe fn begin<F: Format>(&mut self, batch: Batch, sums: &mut [__m512i; ROWS]) {
         let l = self.l;
         let results = self.results(batch);
         // SAFETY: as the caller's.
         unsafe {
             for (sum, result) in sums.iter_mut().zip(results) {
                 if F::TYPE.block_len() == 32 {
-                    *sum = l.load(result.as_ptr());
+                    *sum = _mm512_castps_si512(l.load(result.as_ptr()));
                 } else if batch.scale == 0 {
-                    *sum = l.splat(0.0);
+                    *sum = l.zero();
                 }
             }
         }
@@ -313,26 +313,29 @@ impl Epilogue<'_> {
         weights: &UnpackedWeights,
         product: &CTile,
         s: usize,
-        sums: &mut [__m512; ROWS],
+        sums: &mut [__m512i; ROWS],
     ) {
         let l = self.l;
         // SAFETY: as the caller's.
         unsafe {
-            let dot = |r: usize| l.to_float(_mm512_load_si512(product.0.as_ptr().add(r * PANEL_ROWS).cast()));
-            let scale = *weights.scales.scales.get_unchecked(batch.scale + s);
+            let dot = |r: usize| _mm512_load_si512(product.0.as_ptr().add(r * PANEL_ROWS).cast());
             if F::TYPE.block_len() == 256 {
+                let scale = *weights.scales.scales.get_unchecked(batch.scale + s);
                 for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = l.fma(dot(r), scale, *sum);
+                    *sum = _mm512_add_epi32(*sum, _mm512_mullo_epi32(dot(r), scale));
                 }
                 return;
             }
+            let d = *weights.d.get_unchecked(batch.scale + s);
             let bsums = self.bsums::<F>(batch, s);
             let float = |word: usize, r: usize| l.splat(f32::from_bits(*bsums.add(word * self.x.rows + r) as u32));
             for (r, sum) in sums.iter_mut().enumerate() {
-                *sum = l.fma(l.mul(dot(r), float(0, r)), scale, *sum);
+                let scaled = l.mul(l.to_float(dot(r)), float(0, r));
+                let mut y = l.fma(scaled, d, _mm512_castsi512_ps(*sum));
                 if F::HAS_MIN {
-                    *sum = l.fma(*weights.mins.get_unchecked(s), float(1, r), *sum);
+                    y = l.fma(*weights.mins.get_unchecked(s), float(1, r), y);
                 }
+                *sum = _mm512_castps_si512(y);
             }
         }
     }
@@ -340,13 +343,13 @@ impl Epilogue<'_> {
     /// # Safety
     /// The caller is inside a function with AVX-512's features; the batch is within `x`.
     #[inline(always)]
-    unsafe fn end<F: Format>(&mut self, batch: Batch, weights: &UnpackedWeights, sums: &[__m512; ROWS]) {
+    unsafe fn end<F: Format>(&mut self, batch: Batch, weights: &UnpackedWeights, sums: &[__m512i; ROWS]) {
         let l = self.l;
         // SAFETY: as the caller's.
         unsafe {
             if F::TYPE.block_len() == 32 {
                 for (result, sum) in self.results(batch).iter_mut().zip(sums) {
-                    l.store(result.as_mut_ptr(), *sum);
+                    l.store(result.as_mut_ptr(), _mm512_castsi512_ps(*sum));
                 }
             } else if batch.scale + batch.count == scales::<F>() {
                 self.end_half::<F, 0>(batch, weights, sums);
@@ -364,7 +367,7 @@ impl Epilogue<'_> {
         &mut self,
         batch: Batch,
         weights: &UnpackedWeights,
-        sums: &[__m512; ROWS],
+        sums: &[__m512i; ROWS],
     ) {
         let l = self.l;
         // SAFETY: as the caller's.
@@ -376,7 +379,7 @@ impl Epilogue<'_> {
             }
             let results = self.results(batch);
             for r in 0..HALF {
-                let mut sum = sums[FIRST + r];
+                let mut sum = l.mul(l.to_float(sums[FIRST + r]), weights.scales.d);
                 if F::MIN_PAIRS > 0 {
                     sum = l.fma(l.to_float(totals[r]), weights.scales.dmin, sum);
                 }
@@ -393,6 +396,11 @@ impl Epilogue<'_> {
 /// The tile registers are configured as [`MatMul::eval`] does it for `F`; `a` and `b` are tiles of these shapes.
 #[inline(always)]
 unsafe fn multiply<F: Format>(a: *const MaybeUninit<u8>, b: *const MaybeUninit<u8>, c: &mut CTile) {
+    #[cfg(test)]
+    if !crate::simd::amx::has_tiles() {
+        // SAFETY: as the caller's.
+        return unsafe { tests::multiply::<F>(a, b, c) };
+    }
     macro_rules! multiply {
         ($product:literal) => {
             asm!(
@@ -420,6 +428,73 @@ unsafe fn multiply<F: Format>(a: *const MaybeUninit<u8>, b: *const MaybeUninit<u
             multiply!("tdpbssd");
         } else {
             multiply!("tdpbsud");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+    use crate::quant::weight_type::WeightType;
+    use crate::quant::{pack, quantize_row, scalar};
+    use crate::simd::entry;
+
+    /// [`super::multiply`] in scalar code.
+    ///
+    /// # Safety
+    /// `a` and `b` are tiles of the shapes of `F`.
+    pub unsafe fn multiply<F: Format>(a: *const MaybeUninit<u8>, b: *const MaybeUninit<u8>, c: &mut CTile) {
+        for m in 0..ROWS {
+            for n in 0..PANEL_ROWS {
+                let dot = (0..depth::<F>()).map(|k| {
+                    // SAFETY: `a` is `(ROWS, depth)`, `b` is `(depth / 4, PANEL_ROWS, 4)`, both written.
+                    let (x, w) = unsafe {
+                        let w = (*b.add(k / 4 * QUAD_BYTES + 4 * n + k % 4)).assume_init();
+                        ((*a.add(m * depth::<F>() + k)).assume_init() as i8, w)
+                    };
+                    i32::from(x) * if F::ZERO_POINT.is_some() { i32::from(w as i8) } else { i32::from(w) }
+                });
+                c.0[m * PANEL_ROWS + n].write(dot.sum());
+            }
+        }
+    }
+
+    #[test]
+    fn epilogues_have_the_bits_of_the_reference() {
+        // The features of `entry::amx`: those of AVX-512 with VBMI.
+        if !Isa::available().any(|isa| matches!(isa, Isa::Avx512(isa) if isa.has_vbmi())) {
+            println!("skipped: epilogues of tile products: this processor has no AVX-512 VBMI");
+            return;
+        }
+        let mut state = 1u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        for weight_type in WeightType::ALL {
+            let (outputs, inputs, rows) = (40, 512, 41);
+            let mut source = vec![0; weight_type.bytes_for(outputs, inputs).unwrap()];
+            for row_bytes in source.chunks_exact_mut(weight_type.row_bytes(inputs).unwrap()) {
+                let row: Vec<f32> = (0..inputs).map(|_| random()).collect();
+                quantize_row(Isa::Scalar, weight_type, &row, row_bytes);
+            }
+            let mut bytes = vec![0; source.len()];
+            pack(weight_type, inputs, &source, &mut bytes);
+            let weights = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
+            let x: Vec<f32> = (0..rows * inputs).map(|_| random()).collect();
+            let activation_type = weight_type.activation_type();
+            let mut scratch = vec![0; activation_type.scratch_len(rows, inputs).unwrap()];
+            let x = Activations::quantize(Isa::Scalar, activation_type, &x, inputs, &mut scratch);
+            let (mut y, mut want) = (vec![0.0; rows * outputs], vec![0.0; rows * outputs]);
+            scalar::matmul(&weights, &x, ColumnsMut::new(&mut want, rows, outputs));
+            let (weights, x) = (&weights, &x);
+            with_format!(weight_type, |F| {
+                let y = ColumnsMut::new(&mut y, rows, outputs);
+                // SAFETY: the features were found.
+                unsafe { entry::amx::eval(MatMul::<F> { weights, x, y, format: PhantomData }) }
+            });
+            assert!(y.iter().zip(&want).all(|(y, want)| y.to_bits() == want.to_bits()), "{weight_type:?}");
         }
     }
 }

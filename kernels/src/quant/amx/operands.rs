@@ -130,9 +130,10 @@ pub(super) fn bsum_words<F: Format>() -> impl ExactSizeIterator<Item = usize> {
 pub(super) struct UnpackedWeights {
     /// B tiles: `(scales, QUADS_PER_SCALE, 64)`.
     pub b: [MaybeUninit<u8>; K_SPAN / 4 * QUAD_BYTES],
-    /// Of blocks of 32: block `s`'s scale at `scales[s]`.
+    /// Of a block of 256.
     pub scales: BlockScales<Avx512Lanes>,
-    /// The mins of blocks of 32, block by block.
+    /// The scales and the mins of blocks of 32, block by block.
+    pub d: [__m512; K_SPAN / 32],
     pub mins: [__m512; K_SPAN / 32],
 }
 
@@ -142,7 +143,10 @@ impl UnpackedWeights {
     #[inline(always)]
     pub unsafe fn new(l: Avx512Lanes) -> Self {
         // SAFETY: as the caller's.
-        unsafe { Self { b: [MaybeUninit::uninit(); _], scales: BlockScales::empty(l), mins: [l.splat(0.0); _] } }
+        unsafe {
+            let zeros = [l.splat(0.0); _];
+            Self { b: [MaybeUninit::uninit(); _], scales: BlockScales::empty(l), d: zeros, mins: zeros }
+        }
     }
 
     /// Unpacks block `i` of the K span.
@@ -159,7 +163,7 @@ impl UnpackedWeights {
             } else {
                 let mut scales = BlockScales::empty(l);
                 F::load_scales(l, block, 0, &mut scales);
-                self.scales.scales[i] = scales.scales[0];
+                self.d[i] = scales.d;
                 self.mins[i] = scales.dmin;
             }
             let to = self.b.as_mut_ptr().add(i * F::TYPE.block_len() / 4 * QUAD_BYTES);

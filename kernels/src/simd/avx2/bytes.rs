@@ -1,6 +1,6 @@
 //! Byte lanes: sixteen words in two ymm registers, a whole panel.
 
-use crate::simd::avx2::products::{Multiply, Products, Vnni, Ymm, YmmPair, ymm_barrier};
+use crate::simd::avx2::products::{Multiply, Products, Vnni, Ymm, YmmPair, opaque_ymm};
 use crate::simd::both::both;
 use crate::simd::bytes::{ByteLanes, Bytes, PanelOp};
 use crate::simd::entry;
@@ -93,7 +93,7 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
     }
     #[inline(always)]
     unsafe fn splat_word(self, x: i32) -> Self::I {
-        unsafe { [_mm256_set1_epi32(x); 2] }
+        unsafe { [opaque_ymm(_mm256_set1_epi32(x)); 2] }
     }
     #[inline(always)]
     unsafe fn load_words(self, from: *const u8) -> Self::I {
@@ -138,8 +138,21 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
         unsafe { both!(|I| _mm256_cvtepi32_ps(a[I])) }
     }
     #[inline(always)]
-    unsafe fn barrier(self, x: Self::V) -> Self::V {
-        unsafe { both!(|I| _mm256_castsi256_ps(ymm_barrier(_mm256_castps_si256(x[I])))) }
+    unsafe fn to_scale(self, words: Self::I) -> Self::I {
+        unsafe { both!(|I| P::to_scale(words[I])) }
+    }
+    #[inline(always)]
+    unsafe fn byte_scale(self, words: Self::I, b: i32, up: i32) -> Self::I {
+        unsafe { both!(|I| P::byte_scale(words[I], b, up)) }
+    }
+    #[inline(always)]
+    unsafe fn offset_scale(self, scale: Self::I, by: i16) -> Self::I {
+        unsafe { both!(|I| P::offset_scale(scale[I], by)) }
+    }
+    // Either kind of scale has the value in the lower half of the word.
+    #[inline(always)]
+    unsafe fn pair_scales(self, a: Self::I, b: Self::I) -> Self::I {
+        unsafe { both!(|I| _mm256_blend_epi16::<0xaa>(a[I], _mm256_slli_epi32::<16>(b[I]))) }
     }
     #[inline(always)]
     unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [Self::Sum; R] {
@@ -159,22 +172,27 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
         (g, quads): (usize, usize),
         weights: [Self::I; 2],
         x: [*const i32; 2],
+        scale: Option<Self::I>,
     ) {
+        let max = match bytes {
+            Bytes::Unsigned(max) => max,
+            Bytes::Biased if P::ALL_BYTES => 255,
+            Bytes::Biased => 128,
+        };
         unsafe {
-            for (i, (weights, x)) in weights.into_iter().zip(x).enumerate() {
+            // Row by row if a sum is widened that soon, else quad by quad: fewer registers at a time.
+            if P::quads_together(max, quads) <= 2 {
                 for (r, sum) in sums.iter_mut().enumerate() {
-                    let x = _mm256_set1_epi32(*x.add(r));
-                    for (sum, weights) in sum.iter_mut().zip(weights) {
-                        match bytes {
-                            Bytes::Unsigned(max) => P::add_quad(sum, weights, x, max, g + i, quads),
-                            Bytes::Biased if P::ALL_BYTES => P::add_quad(sum, weights, x, 255, g + i, quads),
-                            Bytes::Biased => {
-                                // |w| (at most 128, as an unsigned byte) times x with w's sign.
-                                let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
-                                let (weights, x) = (_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed));
-                                P::add_quad(sum, weights, x, 128, g + i, quads);
-                            }
-                        }
+                    for i in 0..2 {
+                        let x = _mm256_set1_epi32(*x[i].add(r));
+                        add_quad::<P>(sum, bytes, weights[i], x, max, (g + i, quads), scale);
+                    }
+                }
+            } else {
+                for i in 0..2 {
+                    for (r, sum) in sums.iter_mut().enumerate() {
+                        let x = _mm256_set1_epi32(*x[i].add(r));
+                        add_quad::<P>(sum, bytes, weights[i], x, max, (g + i, quads), scale);
                     }
                 }
             }
@@ -198,6 +216,10 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
                 *total = both!(|I| P::add_pairs(total[I], pairs[I], x));
             }
         }
+    }
+    #[inline(always)]
+    unsafe fn sub_product(self, a: Self::I, b: Self::I, by: i32) -> Self::I {
+        unsafe { both!(|I| _mm256_sub_epi32(a[I], _mm256_mullo_epi32(b[I], _mm256_set1_epi32(by)))) }
     }
 
     #[inline(always)]
@@ -246,6 +268,35 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
                 let bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), order);
                 _mm256_storeu_si256(out.as_mut_ptr().cast(), bytes);
             }
+        }
+    }
+}
+
+/// [`Products::add_quad`] for both registers.
+///
+/// # Safety
+/// As [`Products`].
+#[inline(always)]
+unsafe fn add_quad<P: Products>(
+    sum: &mut [P::Sum; 2],
+    bytes: Bytes,
+    weights: [__m256i; 2],
+    x: __m256i,
+    max: u8,
+    quad: (usize, usize),
+    scale: Option<[__m256i; 2]>,
+) {
+    // SAFETY: as the caller's.
+    unsafe {
+        for half in 0..2 {
+            let (mut weights, mut x) = (weights[half], x);
+            if bytes == Bytes::Biased && !P::ALL_BYTES {
+                // |w| (at most 128, as an unsigned byte) times x with w's sign.
+                let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
+                (weights, x) = (_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed));
+            }
+            let scale = scale.map(|scale| scale[half]);
+            P::add_quad(&mut sum[half], weights, x, max, quad, scale);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 pub(crate) trait Products: Copy {
     /// Whether [`Products::add_bytes`] is exact for all bytes. If not, only for unsigned ones up to 128.
     const ALL_BYTES: bool;
-    /// A row's sum over the quads of one scale, during accumulation.
+    /// A row's sum over a block, during accumulation.
     type Sum: Copy;
 
     /// Adds to each word the dot product of four unsigned and four signed bytes.
@@ -22,12 +22,36 @@ pub(crate) trait Products: Copy {
     /// # Safety
     /// As the trait's.
     unsafe fn begin(from: i32) -> Self::Sum;
-    /// Adds to each word the dot product of four unsigned bytes, at most `max`, and four signed ones in -127..=127: quad
-    /// `g` of the `quads` that share a scale. Calls are in order of `g`.
+    /// Words within the range of `i16` as scales.
     ///
     /// # Safety
     /// As the trait's.
-    unsafe fn add_quad(sum: &mut Self::Sum, unsigned: __m256i, signed: __m256i, max: u8, g: usize, quads: usize);
+    unsafe fn to_scale(words: __m256i) -> __m256i;
+    /// Byte `b` of every word, unsigned, as a scale.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn byte_scale(words: __m256i, b: i32, up: i32) -> __m256i;
+    /// Adds `by` to every scale.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn offset_scale(scale: __m256i, by: i16) -> __m256i;
+    /// How many quads of unsigned bytes up to `max`, of `quads`, are added before the sum is widened: a power of two.
+    fn quads_together(max: u8, quads: usize) -> usize;
+    /// Adds to each word the dot product of four unsigned bytes, at most `max`, and four signed ones in -127..=127, times
+    /// the scale: quad `g` of the `quads` that share it. Calls are in order of `g`, up to the last.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn add_quad(
+        sum: &mut Self::Sum,
+        unsigned: __m256i,
+        signed: __m256i,
+        max: u8,
+        quad: (usize, usize),
+        scale: Option<__m256i>,
+    );
     /// The sums, one word per lane.
     ///
     /// # Safety
@@ -80,19 +104,48 @@ impl Products for Multiply {
         unsafe { PairSum { words: _mm256_set1_epi32(from), pairs: _mm256_setzero_si256() } }
     }
     #[inline(always)]
-    unsafe fn add_quad(sum: &mut PairSum, unsigned: __m256i, signed: __m256i, max: u8, g: usize, quads: usize) {
+    unsafe fn to_scale(words: __m256i) -> __m256i {
         unsafe {
-            // Quads whose pair sums fit 16 bits together, rounded down to a power of two, which `quads` is.
-            let fit = (1 << (32767 / (2 * 127 * usize::from(max))).ilog2()).min(quads);
+            let low = _mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
+            _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(low))
+        }
+    }
+    #[inline(always)]
+    unsafe fn byte_scale(words: __m256i, b: i32, _: i32) -> __m256i {
+        unsafe {
+            // Bytes 0 and 2 of a word are its byte `b`, the others zero.
+            let bytes = _mm256_set1_epi32(0x8000_8000_u32 as i32 | b << 16 | b);
+            let words_at = _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x0004_0004, 0x0008_0008, 0x000c_000c));
+            _mm256_shuffle_epi8(words, _mm256_or_si256(bytes, words_at))
+        }
+    }
+    #[inline(always)]
+    unsafe fn offset_scale(scale: __m256i, by: i16) -> __m256i {
+        unsafe { _mm256_add_epi16(scale, _mm256_set1_epi16(by)) }
+    }
+    // Pair sums that fit 16 bits together.
+    #[inline(always)]
+    fn quads_together(max: u8, quads: usize) -> usize {
+        (1 << (32767 / (2 * 127 * usize::from(max))).ilog2()).min(quads)
+    }
+    #[inline(always)]
+    unsafe fn add_quad(
+        sum: &mut PairSum,
+        unsigned: __m256i,
+        signed: __m256i,
+        max: u8,
+        (g, quads): (usize, usize),
+        scale: Option<__m256i>,
+    ) {
+        unsafe {
+            let together = Self::quads_together(max, quads);
             let pairs = _mm256_maddubs_epi16(unsigned, signed);
-            sum.pairs = if g.is_multiple_of(fit) { pairs } else { _mm256_add_epi16(sum.pairs, pairs) };
-            let widen = g % fit == fit - 1;
-            if widen {
-                sum.words = _mm256_add_epi32(sum.words, _mm256_madd_epi16(sum.pairs, _mm256_set1_epi16(1)));
-            }
-            if g % 2 == 1 {
-                let changed = if widen { &mut sum.words } else { &mut sum.pairs };
-                *changed = ymm_barrier(*changed);
+            sum.pairs = if g.is_multiple_of(together) { pairs } else { _mm256_add_epi16(sum.pairs, pairs) };
+            if g % together == together - 1 {
+                let scale = scale.unwrap_or(_mm256_set1_epi16(1));
+                sum.words = ymm_barrier(_mm256_add_epi32(sum.words, _mm256_madd_epi16(sum.pairs, scale)));
+            } else if together > 2 {
+                sum.pairs = ymm_barrier(sum.pairs);
             }
         }
     }
@@ -106,6 +159,23 @@ impl Products for Multiply {
     }
 }
 
+/// A row's sum over a block, and its dot products over the quads of one scale.
+#[derive(Clone, Copy)]
+pub(crate) struct ScaledSum {
+    total: __m256i,
+    dots: __m256i,
+}
+
+/// The same value, of which the compiler knows nothing: constants stay in registers or memory instead of being built anew
+/// at each use.
+#[inline]
+#[target_feature(enable = "avx")]
+pub(crate) fn opaque_ymm(mut x: __m256i) -> __m256i {
+    // SAFETY: the template has no instruction.
+    unsafe { std::arch::asm!("/* {} */", inout(ymm_reg) x, options(pure, nomem, nostack, preserves_flags)) };
+    x
+}
+
 /// AVX-VNNI: `vpdpbusd` in VEX encoding, without AVX-512.
 #[derive(Clone, Copy)]
 pub(crate) struct Vnni;
@@ -114,28 +184,59 @@ pub(crate) struct Vnni;
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Products for Vnni {
     const ALL_BYTES: bool = true;
-    type Sum = __m256i;
+    type Sum = ScaledSum;
 
     #[inline(always)]
     unsafe fn add_bytes(sum: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
         unsafe { _mm256_dpbusd_avx_epi32(sum, unsigned, signed) }
     }
     #[inline(always)]
-    unsafe fn begin(from: i32) -> __m256i {
-        unsafe { _mm256_set1_epi32(from) }
+    unsafe fn begin(from: i32) -> ScaledSum {
+        unsafe { ScaledSum { total: _mm256_set1_epi32(from), dots: _mm256_setzero_si256() } }
     }
     #[inline(always)]
-    unsafe fn add_quad(sum: &mut __m256i, unsigned: __m256i, signed: __m256i, _: u8, g: usize, _: usize) {
+    unsafe fn to_scale(words: __m256i) -> __m256i {
+        words
+    }
+    #[inline(always)]
+    unsafe fn byte_scale(words: __m256i, b: i32, up: i32) -> __m256i {
         unsafe {
-            *sum = _mm256_dpbusd_avx_epi32(*sum, unsigned, signed);
-            if g % 2 == 1 {
-                *sum = ymm_barrier(*sum);
+            let byte = _mm256_and_si256(_mm256_srlv_epi32(words, _mm256_set1_epi32(8 * b)), _mm256_set1_epi32(0xff));
+            _mm256_sllv_epi32(byte, _mm256_set1_epi32(up))
+        }
+    }
+    #[inline(always)]
+    unsafe fn offset_scale(scale: __m256i, by: i16) -> __m256i {
+        unsafe { _mm256_add_epi32(scale, _mm256_set1_epi32(by.into())) }
+    }
+    #[inline(always)]
+    fn quads_together(_: u8, quads: usize) -> usize {
+        quads
+    }
+    #[inline(always)]
+    unsafe fn add_quad(
+        sum: &mut ScaledSum,
+        unsigned: __m256i,
+        signed: __m256i,
+        _: u8,
+        (g, quads): (usize, usize),
+        scale: Option<__m256i>,
+    ) {
+        unsafe {
+            let Some(scale) = scale else {
+                sum.total = ymm_barrier(_mm256_dpbusd_avx_epi32(sum.total, unsigned, signed));
+                return;
+            };
+            let from = if g == 0 { _mm256_setzero_si256() } else { sum.dots };
+            sum.dots = ymm_barrier(_mm256_dpbusd_avx_epi32(from, unsigned, signed));
+            if g + 1 == quads {
+                sum.total = _mm256_add_epi32(sum.total, _mm256_mullo_epi32(sum.dots, scale));
             }
         }
     }
     #[inline(always)]
-    unsafe fn end(sum: __m256i) -> __m256i {
-        sum
+    unsafe fn end(sum: ScaledSum) -> __m256i {
+        sum.total
     }
     #[inline(always)]
     unsafe fn add_pairs(sum: __m256i, a: __m256i, b: __m256i) -> __m256i {

@@ -29,6 +29,13 @@ fn barrier(mut x: __m512i) -> __m512i {
     x
 }
 
+/// A row's sum over a block, and its dot products over the quads of one scale.
+#[derive(Clone, Copy)]
+pub(crate) struct ScaledSum {
+    total: __m512i,
+    dots: __m512i,
+}
+
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
 // that are valid for the elements read or written, which is what `ByteLanes` demands.
 #[allow(clippy::undocumented_unsafe_blocks)]
@@ -37,7 +44,7 @@ impl ByteLanes for Avx512Lanes {
     const MAX_ROWS: usize = 8;
     const BARRIERS: bool = true;
     type I = __m512i;
-    type Sum = __m512i;
+    type Sum = ScaledSum;
 
     #[inline(always)]
     unsafe fn call<O: PanelOp>(self, op: O) {
@@ -85,15 +92,23 @@ impl ByteLanes for Avx512Lanes {
         unsafe { _mm512_cvtepi32_ps(a) }
     }
     #[inline(always)]
-    unsafe fn barrier(self, x: __m512) -> __m512 {
-        unsafe { _mm512_castsi512_ps(barrier(_mm512_castps_si512(x))) }
+    unsafe fn to_scale(self, words: __m512i) -> __m512i {
+        words
     }
     #[inline(always)]
-    unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [__m512i; R] {
+    unsafe fn offset_scale(self, scale: __m512i, by: i16) -> __m512i {
+        unsafe { _mm512_add_epi32(scale, _mm512_set1_epi32(by.into())) }
+    }
+    #[inline(always)]
+    unsafe fn pair_scales(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_mask_blend_epi16(0xaaaa_aaaa, a, _mm512_slli_epi32::<16>(b)) }
+    }
+    #[inline(always)]
+    unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [ScaledSum; R] {
         unsafe {
-            let mut sums = [self.zero(); R];
+            let mut sums = [ScaledSum { total: self.zero(), dots: self.zero() }; R];
             for (sum, from) in sums.iter_mut().zip(from) {
-                *sum = self.splat_word(from);
+                sum.total = self.splat_word(from);
             }
             sums
         }
@@ -101,26 +116,41 @@ impl ByteLanes for Avx512Lanes {
     #[inline(always)]
     unsafe fn add_products<const R: usize>(
         self,
-        sums: &mut [__m512i; R],
+        sums: &mut [ScaledSum; R],
         _: Bytes,
-        _: (usize, usize),
+        (g, quads): (usize, usize),
         weights: [__m512i; 2],
         x: [*const i32; 2],
+        scale: Option<__m512i>,
     ) {
         unsafe {
-            for (weights, x) in weights.into_iter().zip(x) {
+            for (i, (weights, x)) in weights.into_iter().zip(x).enumerate() {
                 for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = _mm512_dpbusd_epi32(*sum, weights, self.splat_word(*x.add(r)));
+                    let dots = if scale.is_none() { &mut sum.total } else { &mut sum.dots };
+                    let from = if scale.is_some() && g + i == 0 { self.zero() } else { *dots };
+                    *dots = _mm512_dpbusd_epi32(from, weights, self.splat_word(*x.add(r)));
                 }
             }
             for sum in sums {
-                *sum = barrier(*sum);
+                match scale {
+                    None => sum.total = barrier(sum.total),
+                    Some(scale) if g + 2 == quads => {
+                        sum.total = barrier(_mm512_add_epi32(sum.total, _mm512_mullo_epi32(sum.dots, scale)));
+                    }
+                    Some(_) => sum.dots = barrier(sum.dots),
+                }
             }
         }
     }
     #[inline(always)]
-    unsafe fn end<const R: usize>(self, sums: [__m512i; R]) -> [__m512i; R] {
-        sums
+    unsafe fn end<const R: usize>(self, sums: [ScaledSum; R]) -> [__m512i; R] {
+        unsafe {
+            let mut totals = [self.zero(); R];
+            for (total, sum) in totals.iter_mut().zip(sums) {
+                *total = sum.total;
+            }
+            totals
+        }
     }
     #[inline(always)]
     unsafe fn add_pairs<const R: usize>(self, totals: &mut [__m512i; R], pairs: __m512i, x: *const i32) {
@@ -129,6 +159,10 @@ impl ByteLanes for Avx512Lanes {
                 *total = add_pairs(*total, pairs, self.splat_word(*x.add(r)));
             }
         }
+    }
+    #[inline(always)]
+    unsafe fn sub_product(self, a: __m512i, b: __m512i, by: i32) -> __m512i {
+        unsafe { _mm512_sub_epi32(a, _mm512_mullo_epi32(b, _mm512_set1_epi32(by))) }
     }
 
     #[inline(always)]

@@ -264,13 +264,20 @@ impl Products for Matrix {
     }
 }
 
+/// A row's sum over a block, and its dot products over the quads of one scale.
+#[derive(Clone, Copy)]
+pub(crate) struct ScaledSum<S> {
+    total: [int32x4_t; 2],
+    dots: [S; 2],
+}
+
 // SAFETY of every block below: as above.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<P: Products> ByteLanes for NeonPair<P> {
     const ALL_BYTES: bool = P::ALL_BYTES;
     const MAX_ROWS: usize = P::MAX_ROWS;
     type I = [uint8x16_t; 2];
-    type Sum = [P::Sum; 2];
+    type Sum = ScaledSum<P::Sum>;
 
     #[inline(always)]
     unsafe fn call<O: PanelOp>(self, op: O) {
@@ -327,35 +334,77 @@ impl<P: Products> ByteLanes for NeonPair<P> {
         unsafe { both!(|I| vcvtq_f32_s32(vreinterpretq_s32_u8(a[I]))) }
     }
     #[inline(always)]
+    unsafe fn to_scale(self, words: Self::I) -> Self::I {
+        words
+    }
+    #[inline(always)]
+    unsafe fn offset_scale(self, scale: Self::I, by: i16) -> Self::I {
+        unsafe { both!(|I| vreinterpretq_u8_s32(vaddq_s32(vreinterpretq_s32_u8(scale[I]), vdupq_n_s32(by.into())))) }
+    }
+    #[inline(always)]
+    unsafe fn pair_scales(self, a: Self::I, b: Self::I) -> Self::I {
+        unsafe {
+            both!(|I| vreinterpretq_u8_s32(vsliq_n_s32::<16>(vreinterpretq_s32_u8(a[I]), vreinterpretq_s32_u8(b[I]))))
+        }
+    }
+    #[inline(always)]
     unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [Self::Sum; R] {
-        unsafe { join(both!(|_I| P::begin(from))) }
+        unsafe {
+            let dots = P::begin(from);
+            let mut sums = [ScaledSum { total: [vdupq_n_s32(0); 2], dots: [dots[0]; 2] }; R];
+            for r in 0..R {
+                sums[r].dots = [dots[r]; 2];
+            }
+            sums
+        }
     }
     #[inline(always)]
     unsafe fn add_products<const R: usize>(
         self,
         sums: &mut [Self::Sum; R],
         bytes: Bytes,
-        _: (usize, usize),
+        (g, quads): (usize, usize),
         weights: [Self::I; 2],
         x: [*const i32; 2],
+        scale: Option<Self::I>,
     ) {
+        macro_rules! half {
+            ($half:literal) => {
+                let mut dots = P::begin([0; R]);
+                if scale.is_none() || g > 0 {
+                    for r in 0..R {
+                        dots[r] = sums[r].dots[$half];
+                    }
+                }
+                P::add(&mut dots, bytes, [weights[0][$half], weights[1][$half]], x);
+                for r in 0..R {
+                    sums[r].dots[$half] = dots[r];
+                }
+                if g + 2 == quads {
+                    let words = P::end(dots);
+                    for r in 0..R {
+                        let total = &mut sums[r].total[$half];
+                        *total = match scale {
+                            Some(scale) => vmlaq_s32(*total, words[r], vreinterpretq_s32_u8(scale[$half])),
+                            None => words[r],
+                        };
+                    }
+                }
+            };
+        }
         unsafe {
-            *sums = join(both!(|I| {
-                let mut sums = half::<_, R, I>(*sums);
-                P::add(&mut sums, bytes, [weights[0][I], weights[1][I]], x);
-                sums
-            }));
+            half!(0);
+            half!(1);
         }
     }
     #[inline(always)]
     unsafe fn end<const R: usize>(self, sums: [Self::Sum; R]) -> [Self::I; R] {
         unsafe {
-            let words = join(both!(|I| P::end(half::<_, R, I>(sums))));
-            let mut bytes = [self.zero(); R];
-            for r in 0..R {
-                bytes[r] = both!(|I| vreinterpretq_u8_s32(words[r][I]));
+            let mut totals = [self.zero(); R];
+            for (total, sum) in totals.iter_mut().zip(sums) {
+                *total = both!(|I| vreinterpretq_u8_s32(sum.total[I]));
             }
-            bytes
+            totals
         }
     }
     #[inline(always)]
@@ -383,6 +432,12 @@ impl<P: Products> ByteLanes for NeonPair<P> {
                 row!(2, 4, 5);
                 row!(3, 6, 7);
             }
+        }
+    }
+    #[inline(always)]
+    unsafe fn sub_product(self, a: Self::I, b: Self::I, by: i32) -> Self::I {
+        unsafe {
+            both!(|I| vreinterpretq_u8_s32(vmlsq_n_s32(vreinterpretq_s32_u8(a[I]), vreinterpretq_s32_u8(b[I]), by)))
         }
     }
 
@@ -419,24 +474,4 @@ impl<P: Products> ByteLanes for NeonPair<P> {
             }
         }
     }
-}
-
-/// Register `I` of every row.
-#[inline(always)]
-fn half<S: Copy, const R: usize, const I: usize>(sums: [[S; 2]; R]) -> [S; R] {
-    let mut half = [sums[0][I]; R];
-    for r in 0..R {
-        half[r] = sums[r][I];
-    }
-    half
-}
-
-/// The rows of both registers.
-#[inline(always)]
-fn join<S: Copy, const R: usize>(halves: [[S; R]; 2]) -> [[S; 2]; R] {
-    let mut sums = [[halves[0][0]; 2]; R];
-    for r in 0..R {
-        sums[r] = [halves[0][r], halves[1][r]];
-    }
-    sums
 }

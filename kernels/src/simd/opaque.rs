@@ -1,0 +1,19 @@
+//! Values of which the compiler knows nothing.
+
+/// The same pointer, of which the compiler does not know where it points: it neither keeps what was read through another in
+/// registers, nor computes addresses ahead of their use. Both spill where registers are few.
+#[inline(always)]
+pub(crate) fn opaque<T>(pointer: *const T) -> *const T {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    {
+        let mut pointer = pointer;
+        // SAFETY: the template has no instruction.
+        #[allow(clippy::pointers_in_nomem_asm_block)]
+        unsafe {
+            std::arch::asm!("/* {} */", inout(reg) pointer, options(nomem, nostack, preserves_flags))
+        };
+        pointer
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    pointer
+}

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::checkpoint::{Checkpoint, GenerationTokens, LoadOptions};
+use crate::constraint::{Compiler, Constraint, ConstraintState};
 use crate::device::{self, Device, DeviceChoice, Models};
 use crate::gemma4::{Assistant, Target};
 use crate::kv::PagePool;
@@ -29,7 +30,8 @@ pub(crate) struct Parts {
     pub(crate) sources: Sources,
     /// The pair on a device, if one is used.
     pub(crate) models: Option<Arc<Models>>,
-    pub(crate) tokenizer: Option<Tokenizer>,
+    pub(crate) tokenizer: Option<Arc<Tokenizer>>,
+    pub(crate) constraints: Compiler,
     pub(crate) chat: Option<ChatTemplate>,
     pub(crate) end_of_generation: Vec<u32>,
     pub(crate) suppressed: Vec<u32>,
@@ -124,7 +126,8 @@ impl Engine {
         let parts = Parts {
             sources,
             models,
-            tokenizer,
+            tokenizer: tokenizer.map(Arc::new),
+            constraints: Compiler::default(),
             chat,
             end_of_generation,
             suppressed,
@@ -159,6 +162,7 @@ impl Engine {
             sources,
             models: None,
             tokenizer: None,
+            constraints: Compiler::default(),
             chat: None,
             end_of_generation: Vec::new(),
             suppressed: Vec::new(),
@@ -227,9 +231,31 @@ impl Engine {
     /// # Errors
     /// If the checkpoint has none; token ids work without.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.shared_tokenizer().map(|tokenizer| &**tokenizer)
+    }
+
+    fn shared_tokenizer(&self) -> Result<&Arc<Tokenizer>> {
         let missing =
             || Error::Tokenizer("the checkpoint has no tokenizer.json; give token ids instead of text".into());
         self.parts.tokenizer.as_ref().ok_or_else(missing)
+    }
+
+    /// Compiles a constraint, which the engine keeps for the generations that ask for it.
+    ///
+    /// # Errors
+    /// If it is malformed, no text satisfies it or it exceeds its limits (with the place in a JSON schema), the checkpoint has
+    /// no tokenizer whose tokens can be told as bytes, or the cargo feature `constraint` is off.
+    pub fn compile(&self, constraint: &Constraint) -> Result<()> {
+        self.constraint(constraint).map(drop)
+    }
+
+    /// The state of a constraint before a text's first token.
+    ///
+    /// # Errors
+    /// As [`Engine::compile`].
+    pub(crate) fn constraint(&self, constraint: &Constraint) -> Result<ConstraintState> {
+        let (vocab, end) = (self.target().vocab_size(), &self.parts.end_of_generation);
+        self.parts.constraints.state(constraint, self.shared_tokenizer()?, vocab, end)
     }
 
     /// The tokens of a conversation under the checkpoint's own chat template.

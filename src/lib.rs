@@ -45,6 +45,7 @@
 
 pub mod chat;
 pub mod checkpoint;
+mod constraint;
 pub mod device;
 mod engine;
 mod error;
@@ -71,6 +72,7 @@ pub mod tokenizer;
 mod tokenizer_file;
 pub mod verify;
 
+pub use constraint::{Constraint, ConstraintLimits};
 pub use device::DeviceChoice;
 pub use engine::Engine;
 pub use error::{Error, Result};

@@ -7,6 +7,7 @@ use foretoken_kernels::Isa;
 use foretoken_kernels::quant::WeightType;
 
 use crate::checkpoint::Progress;
+use crate::constraint::Constraint;
 use crate::device::DeviceChoice;
 use crate::kv::KvOptions;
 use crate::sampler::{LogitsProcessor, Sampling};
@@ -86,6 +87,8 @@ pub struct GenerateOptions {
     pub trace: Option<Trace>,
     /// Stop conditions. Default: the checkpoint's end-of-generation tokens.
     pub stop: Stop,
+    /// What the text must match. Needs the cargo feature `constraint`. Default: none.
+    pub constraint: Option<Constraint>,
     /// Modifies logits before sampling. Default: none.
     pub logits_processor: Option<Arc<dyn LogitsProcessor>>,
     /// Reports the target's log-probability of every token, and of this many most probable ones. Default: none.
@@ -104,6 +107,7 @@ impl Default for GenerateOptions {
             simulate_acceptance: Vec::new(),
             trace: None,
             stop: Stop::default(),
+            constraint: None,
             logits_processor: None,
             logprobs: None,
             cancel: Cancel::default(),

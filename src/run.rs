@@ -195,7 +195,7 @@ impl Run {
     pub fn hand_out(&mut self, session: &mut Session) -> Result<Option<Piece>> {
         let Some((first, logprobs)) = self.first.take() else { return Ok(None) };
         let engine = session.engine.clone();
-        let tokenizer = engine.parts.tokenizer.as_ref();
+        let tokenizer = engine.parts.tokenizer.as_deref();
         self.text.push(tokenizer, first.last)?;
         if let Some(tracer) = &mut self.tracer {
             tracer.first(tokenizer, first.last);
@@ -210,7 +210,7 @@ impl Run {
         let wait = wait.unwrap_or(round.draft_time);
         self.statistics.count(&round, wait);
         if let Some(tracer) = &mut self.tracer {
-            tracer.round(engine.parts.tokenizer.as_ref(), &round, path, wait);
+            tracer.round(engine.parts.tokenizer.as_deref(), &round, path, wait);
         }
         self.piece(session, round.tokens, round.logprobs)
     }
@@ -218,17 +218,19 @@ impl Run {
     fn piece(&mut self, session: &mut Session, tokens: Vec<u32>, logprobs: Vec<TokenLogprobs>) -> Result<Piece> {
         self.left -= tokens.len();
         self.statistics.generated_tokens += tokens.len();
+        self.statistics.constraint = session.decoder().0.drafting.constraint_time();
         let engine = session.engine.clone();
         let full = session.decoder().0.state.remaining() == 0;
         self.finish = match self.text.ended {
             Some(finish) => Some(finish),
+            None if session.decoder().0.drafting.is_complete() => Some(Finish::Constraint),
             None if self.left == 0 => Some(Finish::MaxTokens),
             None => full.then_some(Finish::Context),
         };
         if self.finish.is_some() {
             self.learn(session);
         }
-        let text = self.text.take(engine.parts.tokenizer.as_ref(), self.finish)?;
+        let text = self.text.take(engine.parts.tokenizer.as_deref(), self.finish)?;
         Ok(Piece { tokens, text, logprobs })
     }
 
@@ -271,7 +273,7 @@ impl Run {
     }
 
     fn held_back(&mut self, session: &Session) -> Option<Piece> {
-        let text = self.text.take(session.engine.parts.tokenizer.as_ref(), self.finish).ok()?;
+        let text = self.text.take(session.engine.parts.tokenizer.as_deref(), self.finish).ok()?;
         Some(Piece { text, ..Piece::default() })
     }
 
@@ -322,7 +324,7 @@ impl Run {
         }
         if let Some(tracer) = self.tracer.take() {
             tracer.end(match self.finish {
-                Some(Finish::EndOfText | Finish::StopString) => "stop",
+                Some(Finish::EndOfText | Finish::StopString | Finish::Constraint) => "stop",
                 Some(Finish::MaxTokens) => "length",
                 Some(Finish::Context) => "context",
                 Some(Finish::Cancelled) => "cancelled",
@@ -347,7 +349,7 @@ pub(crate) fn advance(run: &mut Run, session: &mut Session) -> Result<Option<Pie
     let most_rows = decoder.state.kv().max_round_rows();
     let done = engine.parts.pool.install(|| {
         let work = run.plan(decoder, (most_rows, Others::default()), drafted?)?;
-        let step = run.step(decoder, work, engine.parts.tokenizer.as_ref());
+        let step = run.step(decoder, work, engine.parts.tokenizer.as_deref());
         run_pass(&mut [step]).pop().unwrap_or(Ok(Done::Prompt(None)))
     });
     run.take(session, done, (path, waited))

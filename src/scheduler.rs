@@ -215,7 +215,7 @@ impl Scheduler {
 
     /// Runs the pass.
     fn pass(&mut self, planned: Vec<(SequenceId, Work)>) -> Vec<(SequenceId, bool, Result<Done>)> {
-        let tokenizer = self.engine.parts.tokenizer.as_ref();
+        let tokenizer = self.engine.parts.tokenizer.as_deref();
         let (mut ids, mut steps) = (Vec::new(), Vec::<Step<'_>>::new());
         let mut planned = planned;
         for Slot { id, session, run } in &mut self.slots {

@@ -17,8 +17,8 @@ use crate::nn::tensor;
 use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
-    Backend, Confidence, DecodeState, Drafters, NgramCache, Order, Others, Pending, Planner, Proposal, Round, Settings,
-    SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder, add_all, count_at,
+    Backend, Confidence, DecodeState, DrafterOptions, Drafters, NgramCache, Order, Others, Pending, Planner, Proposal,
+    Round, Settings, SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder, add_all, count_at,
 };
 use crate::{Error, Result};
 
@@ -208,7 +208,17 @@ impl Session {
         let speculation = self.speculation(&options.speculation)?;
         let simulated = SimulatedAcceptance::new(&options.simulate_acceptance)?;
         let (engine, kv_options) = (self.engine.clone(), self.kv_options.clone());
-        let list = engine.parts.sources.list(&speculation.drafters);
+        let constraint = options.constraint.as_ref().map(|constraint| engine.constraint(constraint)).transpose()?;
+        let mut list = engine.parts.sources.list(&speculation.drafters);
+        if constraint.is_some() {
+            if simulated.is_some() {
+                let problem = "accepts what a constraint refuses; leave out one of the two";
+                return Err(Error::argument("simulate_acceptance", problem));
+            }
+            if options.speculation != Speculation::Off {
+                list.insert(0, DrafterOptions::Forced);
+            }
+        }
         let SpeculativeDecoder { backend, drafting, .. } = self.decoder().0;
         if !drafting.has(&list) {
             let drafters = list.iter().map(|one| engine.parts.sources.drafter(one, backend, &kv_options));
@@ -217,6 +227,7 @@ impl Session {
         }
         let settings = Settings {
             sampler,
+            constraint: constraint.map(Mutex::new),
             processor: options.logits_processor.clone(),
             drafts: speculation.drafts,
             order: match speculation.drafters {
@@ -297,6 +308,8 @@ pub struct Statistics {
     pub draft: Duration,
     /// Part of `decode` spent in the target's passes.
     pub verify: Duration,
+    /// Time for a constraint's masks, cut drafts and forced tokens: part of `prefill` for the first token, else of `decode`.
+    pub constraint: Duration,
     /// Whether drafts were accepted by a coin: the text is meaningless then.
     pub simulated: bool,
     /// What each drafter and the planner did.
@@ -318,6 +331,7 @@ impl Statistics {
         self.decode += other.decode;
         self.draft += other.draft;
         self.verify += other.verify;
+        self.constraint += other.constraint;
         self.simulated |= other.simulated;
         self.speculation.add(&other.speculation);
     }

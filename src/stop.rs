@@ -12,6 +12,8 @@ pub enum Finish {
     EndOfText,
     /// A string that ends the text.
     StopString,
+    /// The text is complete: its constraint allows nothing more.
+    Constraint,
     /// `max_tokens` were generated.
     MaxTokens,
     /// The context is full.

@@ -186,7 +186,8 @@ fn mtp(
 ) -> Vec<u32> {
     let sampler = Sampler::new(Sampling::default(), Vec::new()).expect("a sampler");
     let (drafts, confidence) = (DraftSampling::Greedy, Confidence::Omit);
-    let context = Context { tokens: &[token], hidden, kv: kv.committed(), sampler: &sampler, drafts, confidence };
+    let context =
+        Context { tokens: &[token], hidden, forced: &[], kv: kv.committed(), sampler: &sampler, drafts, confidence };
     let (mut draft, mut rng) = (Draft::default(), StdRng::seed_from_u64(0));
     let mut drafter = Mtp::new(target.clone(), assistant.clone());
     drafter.draft(&context, most, &mut draft, &mut rng).expect("drafts");

@@ -22,7 +22,8 @@ fn draft(drafter: &mut dyn Drafter, tokens: &[u32], most: usize) -> Vec<u32> {
     let hidden = Tensor::zeros((1, 1), DType::F32, &Device::Cpu).expect("a tensor");
     let sampler = Sampler::new(Sampling::default(), Vec::new()).expect("a sampler");
     let (drafts, confidence) = (DraftSampling::Greedy, Confidence::Omit);
-    let context = Context { tokens, hidden: &hidden, kv: kv.committed(), sampler: &sampler, drafts, confidence };
+    let context =
+        Context { tokens, hidden: &hidden, forced: &[], kv: kv.committed(), sampler: &sampler, drafts, confidence };
     let (mut draft, mut rng) = (Draft::default(), StdRng::seed_from_u64(0));
     drafter.draft(&context, most, &mut draft, &mut rng).expect("a draft");
     assert!(draft.tokens.len() <= most && draft.probs.is_none());
@@ -223,7 +224,7 @@ fn draft_mod(drafter: &mut NgramMod, tokens: &[u32]) -> Vec<u32> {
     }
     PARTS.with(|(kv, hidden, sampler)| {
         let (drafts, confidence) = (DraftSampling::Greedy, Confidence::Omit);
-        let context = Context { tokens, hidden, kv: kv.committed(), sampler, drafts, confidence };
+        let context = Context { tokens, hidden, forced: &[], kv: kv.committed(), sampler, drafts, confidence };
         let mut draft = Draft::default();
         drafter.draft(&context, 64, &mut draft, &mut StdRng::seed_from_u64(0)).expect("a draft");
         draft.tokens

@@ -2,9 +2,11 @@
 
 use std::convert::Infallible;
 
+use parking_lot::Mutex;
 use rand::Rng;
 
 use super::{Confidence, Context, DraftSampling, SimulatedAcceptance};
+use crate::constraint::ConstraintState;
 use crate::sampler::{Distribution, LogitsProcessor, Sampler};
 use crate::{Error, Result};
 
@@ -18,6 +20,8 @@ pub struct Draft {
     /// The drafter's probability of each token, among those it scored; empty unless [`Confidence::Report`] is asked of a
     /// drafter that has probabilities.
     pub confidence: Vec<f32>,
+    /// The distribution of a token behind the last one that was drawn and that the constraint refused: it counts as rejected.
+    pub refused: Option<Distribution>,
 }
 
 impl Draft {
@@ -52,10 +56,23 @@ impl Draft {
 
     /// The first `tokens` tokens.
     pub(super) fn truncate(&mut self, tokens: usize) {
+        if tokens < self.tokens.len() {
+            self.refused = None;
+        }
         self.tokens.truncate(tokens);
         self.confidence.truncate(tokens);
         if let Some(probs) = &mut self.probs {
             probs.truncate(tokens);
+        }
+    }
+
+    /// Drops the tokens from `valid` on, which the constraint refuses. Whether there is a draft of a position then depends on
+    /// the draw, so the first one's distribution stays, for the residual.
+    pub(super) fn refuse(&mut self, valid: usize) {
+        if valid < self.tokens.len() {
+            let refused = self.probs.as_ref().and_then(|probs| probs.get(valid).cloned());
+            self.truncate(valid);
+            self.refused = refused;
         }
     }
 }
@@ -110,13 +127,16 @@ pub(crate) fn accept_rows<E>(
         }
     }
     let count = draft.tokens.len();
-    Ok(Accepted { count, next: target_probs(count)?.sample(rng) })
+    let target = target_probs(count)?;
+    let next = draft.refused.as_ref().map_or_else(|| target.clone(), |refused| target.residual(refused)).sample(rng);
+    Ok(Accepted { count, next })
 }
 
 /// How a round is judged.
 pub(crate) struct Verification<'a> {
     pub sampler: &'a Sampler,
     pub processor: Option<&'a dyn LogitsProcessor>,
+    pub constraint: Option<&'a Mutex<ConstraintState>>,
     /// The sequence, the newest token included: what the first row's token follows.
     pub tokens: &'a [u32],
     /// Accepts in the target's place.
@@ -128,16 +148,18 @@ pub(crate) struct Verification<'a> {
 impl Verification<'_> {
     /// Whether nothing has to be seen on the host but the verdict.
     pub fn decides_on_device(&self) -> bool {
-        self.sampler.is_plain_greedy() && self.processor.is_none() && self.logprobs.is_none()
+        let looks = self.processor.is_some() || self.constraint.is_some() || self.logprobs.is_some();
+        self.sampler.is_plain_greedy() && !looks
     }
 
-    /// The target's distribution behind `drafts`, whose row of logits is given: processor, penalties, filters, temperature.
+    /// The target's distribution behind `drafts`, whose row of logits is given: processor, constraint, penalties,
+    /// filters, temperature.
     ///
     /// # Errors
-    /// If a logit is not finite, or the processor's.
+    /// If a logit is not finite, or the processor's or constraint's.
     pub fn distribution(&self, logits: &[f32], drafts: &[u32]) -> Result<Distribution> {
         let history = if self.processor.is_some() { usize::MAX } else { self.sampler.history() };
-        if history == 0 {
+        if history == 0 && self.constraint.is_none() {
             return self.sampler.distribution(None, logits);
         }
         // The newest tokens, of which the row's drafts are the last.
@@ -146,6 +168,9 @@ impl Verification<'_> {
         let mut processed = logits.to_vec();
         if let Some(processor) = self.processor {
             processor.process(&tokens, &mut processed)?;
+        }
+        if let Some(constraint) = self.constraint {
+            constraint.lock().mask(drafts, &mut processed)?;
         }
         self.sampler.penalize(&tokens, &mut processed)?;
         self.sampler.distribution(None, &processed)

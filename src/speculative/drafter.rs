@@ -15,6 +15,8 @@ pub struct Context<'a> {
     pub tokens: &'a [u32],
     /// `(1, hidden)`: the target's state, after the final norm, that predicted the newest token.
     pub hidden: &'a Tensor,
+    /// Tokens that a constraint leaves no choice about, behind the newest one; none without a constraint.
+    pub forced: &'a [u32],
     /// The target's K and V of all tokens but the newest.
     pub kv: Committed<'a>,
     /// How the request chooses tokens.
@@ -87,6 +89,8 @@ pub enum DraftCost {
     PerToken,
     /// Next to nothing, whatever its length: it is drafted first, and the planner decides how much of it is verified.
     Once,
+    /// Nothing, and it is certain to be accepted.
+    Forced,
 }
 
 /// Proposes tokens. Whatever it proposes, the text stays the target's; only the speed is at stake.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
+use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -14,6 +15,7 @@ use super::{
     DrafterKind, DrafterOptions, ForwardOutput, Judged, NgramCache, Observation, Observed, Offer, Offered, Others,
     Plan, Planner, Reads, Reason, SimulatedAcceptance, Verdict, Verification,
 };
+use crate::constraint::ConstraintState;
 use crate::kv::SequenceState;
 use crate::nn::F32View;
 use crate::sampler::{LogitsProcessor, Sampler, TokenLogprobs};
@@ -32,6 +34,8 @@ pub(crate) enum Order {
 pub(crate) struct Settings {
     pub sampler: Sampler,
     pub processor: Option<Arc<dyn LogitsProcessor>>,
+    /// What the text must match, behind the newest token.
+    pub constraint: Option<Mutex<ConstraintState>>,
     pub drafts: DraftSampling,
     pub order: Order,
     pub confidence: Confidence,
@@ -47,6 +51,7 @@ impl Settings {
         Self {
             sampler,
             processor: None,
+            constraint: None,
             drafts: DraftSampling::Greedy,
             order: Order::Priority,
             confidence: Confidence::Omit,
@@ -150,6 +155,20 @@ impl Drafting {
         self.planner.costs()
     }
 
+    /// Whether the constraint allows nothing behind the newest token.
+    pub fn is_complete(&self) -> bool {
+        self.settings.constraint.as_ref().is_some_and(|constraint| constraint.lock().is_complete())
+    }
+
+    /// Time that the constraint has taken since the generation began.
+    pub fn constraint_time(&self) -> Duration {
+        self.settings.constraint.as_ref().map_or(Duration::ZERO, |constraint| constraint.lock().time())
+    }
+
+    fn offers_forced(&self) -> bool {
+        self.drafters.iter().any(|drafter| drafter.cost() == DraftCost::Forced)
+    }
+
     /// Whether the planner chooses the rows.
     pub fn chooses(&self) -> bool {
         self.planner.chooses()
@@ -219,6 +238,8 @@ impl Drafting {
         }
         let rule = self.settings.rule(&self.tokens);
         let (Accepted { next: last, .. }, logprobs) = output.verify(&mut Draft::default(), &rule, rng)?;
+        self.settings.read(&[last])?;
+        self.settings.commit();
         let row = if self.reads().hidden { ids.len() - 1 } else { 0 };
         let hidden = output.advance(row, last, Confidence::Report)?;
         Ok(Some((DecodeState { last, hidden }, logprobs)))
@@ -240,18 +261,22 @@ impl Drafting {
         }
         let start = Instant::now();
         let Some(newest) = &self.newest else { return Ok(Proposal::nothing()) };
+        let most_rows = most_rows.clamp(1, state.kv().max_round_rows());
+        let most = most_rows - 1;
+        let constraint = self.settings.constraint.as_ref();
+        let forced = constraint.filter(|_| self.offers_forced()).map(|constraint| constraint.lock().forced(most));
+        let forced = forced.unwrap_or_default();
         let context = Context {
             tokens: &self.tokens,
             hidden: &newest.hidden,
+            forced: &forced,
             kv: state.kv().committed(),
             sampler: &self.settings.sampler,
             drafts: self.settings.drafts,
             confidence: self.settings.confidence,
         };
-        let most_rows = most_rows.clamp(1, state.kv().max_round_rows());
-        let most = most_rows - 1;
-        let mut drafting =
-            DraftingContext { context, drafters: &mut self.drafters, rng: &mut self.rng, cancel, calls: Vec::new() };
+        let (drafters, rng) = (&mut self.drafters, &mut self.rng);
+        let mut drafting = DraftingContext { context, drafters, constraint, rng, cancel, calls: Vec::new() };
         let (mut offered, mut found) = (Vec::new(), Vec::new());
         for i in 0..drafting.drafters.len() {
             let (kind, cost) = (drafting.drafters[i].kind(), drafting.drafters[i].cost());
@@ -259,7 +284,7 @@ impl Drafting {
             let tokens = match cost {
                 _ if most == 0 => 0,
                 DraftCost::PerToken => most,
-                DraftCost::Once => {
+                DraftCost::Once | DraftCost::Forced => {
                     drafting.draft(i, most, &mut draft)?;
                     draft.tokens.len()
                 }
@@ -319,10 +344,12 @@ impl Drafting {
         let mut emitted = 0;
         for token in &tokens {
             emitted += 1;
-            if ends(*token)? {
+            let complete = self.settings.read(&tokens[..emitted])?;
+            if ends(*token)? || complete {
                 break;
             }
         }
+        self.settings.commit();
         tokens.truncate(emitted);
         logprobs.truncate(emitted);
 
@@ -397,9 +424,23 @@ impl Settings {
         Verification {
             sampler: &self.sampler,
             processor: self.processor.as_deref(),
+            constraint: self.constraint.as_ref(),
             tokens,
             simulated: self.simulated.as_ref(),
             logprobs: self.logprobs,
+        }
+    }
+}
+
+impl Settings {
+    /// Has the constraint read a round's first tokens, and says whether they complete the text.
+    fn read(&self, tokens: &[u32]) -> Result<bool> {
+        self.constraint.as_ref().map_or(Ok(false), |constraint| constraint.lock().read(tokens))
+    }
+
+    fn commit(&self) {
+        if let Some(constraint) = &self.constraint {
+            constraint.lock().commit();
         }
     }
 }
@@ -423,6 +464,7 @@ impl Proposal {
 struct DraftingContext<'a> {
     context: Context<'a>,
     drafters: &'a mut [Box<dyn Drafter>],
+    constraint: Option<&'a Mutex<ConstraintState>>,
     rng: &'a mut StdRng,
     cancel: &'a Cancel,
     calls: Vec<Call>,
@@ -433,6 +475,9 @@ impl DraftingContext<'_> {
         let (start, before) = (Instant::now(), draft.tokens.len());
         self.drafters[drafter].draft(&self.context, most, draft, self.rng)?;
         let (tokens, time) = (draft.tokens.len() - before, start.elapsed());
+        if let Some(constraint) = self.constraint {
+            draft.refuse(constraint.lock().valid(&draft.tokens));
+        }
         match self.calls.iter_mut().find(|call| call.drafter == drafter) {
             Some(call) => (call.tokens, call.time) = (call.tokens + tokens, call.time + time),
             None => self.calls.push(Call { drafter, tokens, time }),
@@ -447,6 +492,10 @@ impl DraftingContext<'_> {
                 break;
             }
             self.draft(drafter, most, draft)?;
+            // The drafter is at its end, or ahead of what the constraint left of its draft.
+            if draft.tokens.len() < most {
+                break;
+            }
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! * [`Drafter`] is what proposes tokens, a file each: a model that is chained with itself ([`Mtp`], [`DraftModel`]) or a
 //!   prompt lookup in what was written before ([`NgramSimple`], [`NgramMapK`], [`NgramMapK4v`], [`NgramMod`],
-//!   [`NgramCacheDrafter`]).
+//!   [`NgramCacheDrafter`]), or what a constraint forces ([`Forced`]).
 //! * [`Planner`] chooses for every round whose draft is verified and how far, from measured [`Costs`].
 //! * [`accept()`] decides which drafts are accepted: a pure function.
 //! * [`Pending`] computes the next draft while the caller is busy.
@@ -17,6 +17,7 @@ mod decoder;
 mod draft_model;
 mod drafter;
 mod drafting;
+mod forced;
 mod mtp;
 mod ngram;
 mod ngram_cache;
@@ -39,6 +40,7 @@ pub use costs::{Costs, Estimate, Machine};
 pub use decoder::DecodeState;
 pub use draft_model::DraftModel;
 pub use drafter::{Confidence, Context, DraftCost, Drafter, Observed, Reads, Verdict};
+pub use forced::Forced;
 pub use mtp::{DraftSampling, Mtp};
 pub use ngram_cache::{NgramCache, NgramCacheDrafter, NgramCacheOptions};
 pub use ngram_map_k::{NgramMapK, NgramMapOptions};

@@ -182,6 +182,7 @@ impl Planner {
         let acceptance = drafters.iter().map(|cost| match cost {
             DraftCost::PerToken => Acceptance::new(tuning.model_prior),
             DraftCost::Once => Acceptance::new(tuning.lookup_prior),
+            DraftCost::Forced => Acceptance::new(tuning.forced_prior),
         });
         Self {
             block,
@@ -280,7 +281,8 @@ impl Planner {
         for one in offer.drafters.iter().filter(|one| one.tokens > 0 && !rests(one)) {
             let (rows, step) = match one.cost {
                 DraftCost::PerToken => (given.map(|(chain, _)| chain), self.costs.step(one.kind, offer.context)),
-                DraftCost::Once => (given.map(|(_, lookup)| lookup), 0.0), // drafted already
+                // Drafted already.
+                DraftCost::Once | DraftCost::Forced => (given.map(|(_, lookup)| lookup), 0.0),
             };
             let most = one.tokens.min(rows.unwrap_or(usize::MAX).min(offer.most_rows).saturating_sub(1));
             let expected = self.acceptance[one.drafter].tokens(most, tuning);

@@ -5,8 +5,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::{
-    Backend, DraftModel, Drafter, Mtp, NgramCacheDrafter, NgramCacheOptions, NgramMapK, NgramMapK4v, NgramMapOptions,
-    NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions, Reads,
+    Backend, DraftModel, Drafter, Forced, Mtp, NgramCacheDrafter, NgramCacheOptions, NgramMapK, NgramMapK4v,
+    NgramMapOptions, NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions, Reads,
 };
 use crate::device::{DeviceDraftModel, DeviceMtp, Models};
 use crate::gemma4::{Assistant, Target};
@@ -33,6 +33,8 @@ pub enum DrafterKind {
     NgramMod,
     /// Counts of next tokens after one to four tokens, in the context, in earlier texts and in a corpus.
     NgramCache,
+    /// What a constraint leaves no choice about.
+    Forced,
     /// A caller's own.
     Custom,
 }
@@ -84,7 +86,12 @@ impl DrafterKind {
 
     /// Its name on a command line and in a trace.
     pub fn name(self) -> &'static str {
-        REGISTRY.iter().find(|entry| entry.kind == self).map_or("custom", |entry| entry.name)
+        REGISTRY.iter().find(|entry| entry.kind == self).map_or(self.unlisted(), |entry| entry.name)
+    }
+
+    /// The name of one that nobody asks for by its name.
+    fn unlisted(self) -> &'static str {
+        if self == Self::Forced { "forced" } else { "custom" }
     }
 }
 
@@ -112,6 +119,8 @@ pub enum DrafterOptions {
     NgramMod(NgramModOptions),
     /// [`NgramCacheDrafter`]
     NgramCache(NgramCacheOptions),
+    /// [`Forced`]: in front of every other where there is a constraint, without being asked for.
+    Forced,
     /// A caller's own.
     Custom(CustomDrafter),
 }
@@ -127,6 +136,7 @@ impl DrafterOptions {
             Self::NgramMapK4v(_) => DrafterKind::NgramMapK4v,
             Self::NgramMod(_) => DrafterKind::NgramMod,
             Self::NgramCache(_) => DrafterKind::NgramCache,
+            Self::Forced => DrafterKind::Forced,
             Self::Custom(_) => DrafterKind::Custom,
         }
     }
@@ -134,7 +144,7 @@ impl DrafterOptions {
     /// The parameters by the short names that [`FromStr`] takes.
     fn parameters(&mut self) -> Vec<(&'static str, &mut usize)> {
         match self {
-            Self::Mtp | Self::DraftModel | Self::Custom(_) => Vec::new(),
+            Self::Mtp | Self::DraftModel | Self::Forced | Self::Custom(_) => Vec::new(),
             Self::NgramSimple(o) => vec![("n", &mut o.n), ("m", &mut o.m)],
             Self::NgramMapK(o) | Self::NgramMapK4v(o) => {
                 vec![("n", &mut o.n), ("m", &mut o.m), ("hits", &mut o.min_hits)]
@@ -307,6 +317,7 @@ impl Sources {
                 }
                 Box::new(NgramCacheDrafter::new(options.clone()))
             }
+            DrafterOptions::Forced => Box::new(Forced),
             DrafterOptions::Custom(custom) => {
                 let drafter = (custom.make)();
                 if drafter.reads() != Reads::default() && backend.device.is_some() {

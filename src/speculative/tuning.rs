@@ -18,6 +18,8 @@ pub struct Tuning {
     pub model_prior: f64,
     /// The same of a prompt lookup draft.
     pub lookup_prior: f64,
+    /// The same of what a constraint forces.
+    pub forced_prior: f64,
     /// Weight of that prior, and of a position as the prior of the next one, in observations.
     pub prior_weight: f64,
     /// Rounds that acceptance counts go back to.
@@ -46,6 +48,7 @@ impl Default for Tuning {
             history: 64,
             model_prior: 0.75,
             lookup_prior: 0.5,
+            forced_prior: 0.99,
             prior_weight: 4.0,
             window: 192.0,
             change_window: 12.0,

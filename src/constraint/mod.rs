@@ -1,0 +1,124 @@
+//! Constraints: what a text must match, token by token.
+//!
+//! A constraint is compiled once per engine. Before every draw, tokens that it refuses get `-inf`, ahead of penalties and
+//! filters: what is drawn is the target's distribution over the tokens that are left, renormalised. The end of the text is
+//! allowed exactly where the grammar accepts, and where nothing else is left the generation ends without a token.
+//!
+//! With drafts, row `i` of a verification gets the mask behind drafts `0..i`. Drafts are cut in front of the first token that
+//! the grammar refuses, so that no row is spent on it, and tokens that the grammar forces are drafted by
+//! [`Forced`](crate::speculative::Forced).
+
+#[cfg(feature = "constraint")]
+mod compile;
+#[cfg(feature = "constraint")]
+mod schema;
+#[cfg(feature = "constraint")]
+mod state;
+#[cfg(feature = "constraint")]
+mod vocabulary;
+#[cfg(not(feature = "constraint"))]
+mod without;
+
+#[cfg(feature = "constraint")]
+pub(crate) use compile::Compiler;
+#[cfg(feature = "constraint")]
+pub(crate) use state::ConstraintState;
+#[cfg(not(feature = "constraint"))]
+pub(crate) use without::{Compiler, ConstraintState};
+
+use std::sync::Arc;
+
+/// What a text must match: a JSON schema, any JSON object, a regular expression or a grammar. It is data; the engine that
+/// generates compiles it, and needs a tokenizer and the cargo feature `constraint` for that.
+///
+/// ```
+/// use foretoken::{Constraint, GenerateOptions};
+///
+/// let constraint = Constraint::json_schema(r#"{"type": "object", "properties": {"n": {"type": "integer"}}}"#);
+/// let options = GenerateOptions { constraint: Some(constraint), ..GenerateOptions::default() };
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Constraint {
+    pub(crate) grammar: Grammar,
+    pub(crate) limits: ConstraintLimits,
+}
+
+/// The language of a constraint, with its text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "constraint"), allow(dead_code))]
+pub(crate) enum Grammar {
+    JsonSchema(Arc<str>),
+    Regex(Arc<str>),
+    Lark(Arc<str>),
+}
+
+impl Constraint {
+    /// JSON that is valid under a schema (draft 2020-12, as far as llguidance implements it; what it does not is an error).
+    /// Properties come in the schema's order, `$ref` refers to the same document. The schema's own key `x-guidance`
+    /// sets llguidance's options.
+    pub fn json_schema(schema: impl Into<Arc<str>>) -> Self {
+        Self::new(Grammar::JsonSchema(schema.into()))
+    }
+
+    /// Any JSON object.
+    pub fn json_object() -> Self {
+        Self::json_schema(r#"{"type":"object"}"#)
+    }
+
+    /// The whole text matches a regular expression: the syntax of the crate `regex`, without anchors, boundaries and lazy
+    /// repetition.
+    pub fn regex(expression: impl Into<Arc<str>>) -> Self {
+        Self::new(Grammar::Regex(expression.into()))
+    }
+
+    /// A context-free grammar in llguidance's variant of Lark's syntax, whose rule `start` is the text.
+    pub fn lark(grammar: impl Into<Arc<str>>) -> Self {
+        Self::new(Grammar::Lark(grammar.into()))
+    }
+
+    fn new(grammar: Grammar) -> Self {
+        Self { grammar, limits: ConstraintLimits::default() }
+    }
+
+    /// With other limits.
+    pub fn with_limits(self, limits: ConstraintLimits) -> Self {
+        Self { limits, ..self }
+    }
+}
+
+/// What compiling a constraint and following it may cost. What exceeds a limit is an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConstraintLimits {
+    /// Bytes of the schema, expression or grammar. Default: 262144.
+    pub source_bytes: usize,
+    /// Symbols in the productions of the grammar. Default: 200000.
+    pub grammar_symbols: usize,
+    /// Nodes of regular expressions built while it is compiled; 50000 take about a millisecond. Default: 1000000.
+    pub compile_fuel: u64,
+    /// Nodes of regular expressions built for one mask; 14000 take about a millisecond. Default: 200000.
+    pub mask_fuel: u64,
+    /// Parser items made for one mask; 20000 take about a millisecond. Default: 50000.
+    pub mask_items: usize,
+    /// Parser items at one position. Default: 2000.
+    pub row_items: usize,
+    /// States of the lexer of one generation, 1 to 2 KiB each. Default: 50000.
+    pub lexer_states: usize,
+    /// Characters of white space in a row between tokens of JSON; 0 for none. A model that is not sure of itself fills what
+    /// is allowed. Default: 40.
+    pub json_whitespace: usize,
+}
+
+impl Default for ConstraintLimits {
+    fn default() -> Self {
+        Self {
+            source_bytes: 262_144,
+            grammar_symbols: 200_000,
+            compile_fuel: 1_000_000,
+            mask_fuel: 200_000,
+            mask_items: 50_000,
+            row_items: 2_000,
+            lexer_states: 50_000,
+            json_whitespace: 40,
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Where in a JSON schema a problem is.
+
+use serde_json::{Map, Value, json};
+
+/// Keys whose values are maps of schemas, lists of schemas, and schemas.
+const MAPS: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
+const LISTS: [&str; 4] = ["prefixItems", "allOf", "anyOf", "oneOf"];
+const ONES: [&str; 4] = ["items", "additionalProperties", "not", "contains"];
+
+/// Where the document is while a part of it is compiled.
+const INSIDE: &str = "document";
+
+/// Bytes of schemas that may be compiled for a search.
+const SEARCHED: usize = 4 << 20;
+
+/// The place (`#/properties/age`) and problem of the smallest part of `root` that `refuses` refuses. `problem` is the whole's.
+pub(super) fn locate(root: &Value, problem: String, refuses: impl Fn(Value) -> Option<String>) -> (String, String) {
+    let (mut place, mut problem, mut part) = (String::from("#"), problem, root);
+    let mut document = root.clone();
+    if let Value::Object(fields) = &mut document {
+        fields.remove("x-guidance");
+    }
+    move_references(&mut document);
+    let size = document.to_string().len().max(4 << 10);
+    let mut left = SEARCHED / size;
+    'deeper: loop {
+        for (key, child) in children(part) {
+            if left == 0 {
+                break 'deeper;
+            }
+            left -= 1;
+            let moved = format!("#/{INSIDE}{}/{key}", &place[1..]);
+            // The reference alone decides: `document` is no keyword.
+            if let Some(of_child) = refuses(json!({"$ref": moved, INSIDE: document})) {
+                place = format!("{place}/{key}");
+                problem = of_child.replace(&format!("#/{INSIDE}"), "#");
+                part = child;
+                continue 'deeper;
+            }
+        }
+        break;
+    }
+    (place, problem)
+}
+
+/// The place of the object with the most optional properties, and how many it has.
+pub(super) fn widest(schema: &Value) -> Option<(String, usize)> {
+    let (mut parts, mut widest) = (vec![(String::from("#"), schema)], None::<(String, usize)>);
+    while let Some((place, part)) = parts.pop() {
+        parts.extend(children(part).into_iter().map(|(key, child)| (format!("{place}/{key}"), child)));
+        let properties = part["properties"].as_object().map_or(0, Map::len);
+        let optional = properties.saturating_sub(part["required"].as_array().map_or(0, Vec::len));
+        if widest.as_ref().is_none_or(|(_, most)| optional > *most) {
+            widest = Some((place, optional));
+        }
+    }
+    widest
+}
+
+/// The schemas in a schema, by their place in it. llguidance follows no reference with an escaped `/`.
+fn children(schema: &Value) -> Vec<(String, &Value)> {
+    let mut found = Vec::new();
+    for key in MAPS {
+        let children = schema[key].as_object().into_iter().flatten();
+        found.extend(children.map(|(name, child)| (format!("{key}/{name}"), child, name.contains('/'))));
+    }
+    for key in LISTS {
+        let children = schema[key].as_array().into_iter().flatten().enumerate();
+        found.extend(children.map(|(i, child)| (format!("{key}/{i}"), child, false)));
+    }
+    found.extend(ONES.iter().filter_map(|key| Some((key.to_string(), schema.get(key)?, false))));
+    found.into_iter().filter(|(.., escaped)| !escaped).map(|(place, child, _)| (place, child)).collect()
+}
+
+/// Has every reference to the document point to where it is.
+fn move_references(value: &mut Value) {
+    match value {
+        Value::Array(list) => list.iter_mut().for_each(move_references),
+        Value::Object(fields) => move_references_of(fields),
+        _ => {}
+    }
+}
+
+fn move_references_of(fields: &mut Map<String, Value>) {
+    for (key, value) in fields {
+        match value {
+            Value::String(reference) if key == "$ref" && reference.starts_with('#') => {
+                let path = reference[1..].trim_end_matches('/');
+                *reference = format!("#/{INSIDE}{path}");
+            }
+            value => move_references(value),
+        }
+    }
+}

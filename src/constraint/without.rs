@@ -1,0 +1,54 @@
+//! What stands in for the compiler without the cargo feature `constraint`: no state is ever made.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Constraint;
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
+
+/// Refuses every constraint.
+#[derive(Default)]
+pub(crate) struct Compiler;
+
+/// There is none.
+pub(crate) enum ConstraintState {}
+
+impl Compiler {
+    /// # Errors
+    /// Always.
+    pub fn state(&self, _: &Constraint, _: &Arc<Tokenizer>, _: usize, _: &[u32]) -> Result<ConstraintState> {
+        let problem = "this build has no grammars; build with the cargo feature `constraint`".into();
+        Err(Error::Unsupported { path: None, what: "constraint".into(), problem })
+    }
+}
+
+impl ConstraintState {
+    pub fn is_complete(&self) -> bool {
+        match *self {}
+    }
+
+    pub fn forced(&mut self, _: usize) -> Vec<u32> {
+        match *self {}
+    }
+
+    pub fn valid(&mut self, _: &[u32]) -> usize {
+        match *self {}
+    }
+
+    pub fn mask(&mut self, _: &[u32], _: &mut [f32]) -> Result<()> {
+        match *self {}
+    }
+
+    pub fn read(&mut self, _: &[u32]) -> Result<bool> {
+        match *self {}
+    }
+
+    pub fn time(&self) -> Duration {
+        match *self {}
+    }
+
+    pub fn commit(&mut self) {
+        match *self {}
+    }
+}

@@ -1,0 +1,31 @@
+//! `forced`: the tokens that a constraint leaves no choice about.
+
+use rand::rngs::StdRng;
+
+use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
+use crate::Result;
+
+/// Proposes [`Context::forced`]: names of properties, punctuation, constants. Their masks have one token, so they are accepted
+/// without fail and cost the rows that they take anyway.
+pub struct Forced;
+
+impl Drafter for Forced {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Forced
+    }
+
+    fn cost(&self) -> DraftCost {
+        DraftCost::Forced
+    }
+
+    fn begin(&mut self, _: &[u32]) {}
+
+    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
+        draft.tokens = context.forced[..most.min(context.forced.len())].to_vec();
+        Ok(())
+    }
+
+    fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,554 @@
+//! Texts under a constraint match it, with and without speculation the same; what cannot be matched is refused by its place.
+
+mod cases;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, Drafters};
+use foretoken::{
+    Constraint, ConstraintLimits, EndOfGeneration, Engine, EngineOptions, Error, Finish, GenerateOptions,
+    LogitsProcessor, Pipeline, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions, Speculation,
+    SpeculationOptions, Statistics, Stop,
+};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+/// The demo pair.
+static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
+    let case = cases::demo();
+    let options = EngineOptions::new(case.path.join("target")).with_assistant(case.path.join("assistant"));
+    Engine::load(&options).expect("the demo pair")
+});
+
+/// What a generation wrote.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Written {
+    ids: Vec<u32>,
+    text: String,
+    finish: Option<Finish>,
+}
+
+fn prompt() -> Vec<u32> {
+    ENGINE.tokenizer().and_then(|tokenizer| tokenizer.encode("/// The value as JSON:\nlet value = r#\"")).expect("ids")
+}
+
+fn write(options: &GenerateOptions) -> (Written, Statistics) {
+    let mut session = ENGINE.session(&SessionOptions::default()).expect("a session");
+    let mut generation = session.generate(&prompt(), options).expect("a generation");
+    let mut written = Written::default();
+    for piece in generation.by_ref() {
+        let piece = piece.expect("a piece");
+        written.ids.extend(piece.tokens);
+        written.text += &piece.text;
+    }
+    written.finish = generation.finish();
+    (written, generation.statistics().clone())
+}
+
+fn plain(constraint: Constraint) -> GenerateOptions {
+    let speculation = Speculation::Off;
+    GenerateOptions { max_tokens: 600, constraint: Some(constraint), speculation, ..GenerateOptions::default() }
+}
+
+fn speculation(drafters: &str, block: BlockSize) -> Speculation {
+    let drafters = drafters.parse::<Drafters>().expect("drafters");
+    Speculation::With(SpeculationOptions { drafters, block, ..SpeculationOptions::default() })
+}
+
+/// Schemas whose texts end: strings, lists and numbers are bounded.
+fn schemas() -> Vec<Value> {
+    let word = json!({"type": "string", "pattern": "^[a-z]{1,12}$"});
+    let small = json!({"type": "integer", "minimum": 0, "maximum": 999});
+    vec![
+        json!({"type": "boolean"}),
+        json!({"type": "null"}),
+        json!({"const": "a \"quoted\" <eos> text"}),
+        json!({"const": {"name": "fixed", "list": [1, 2.5, true, null]}}),
+        json!({"enum": ["red", "green", "blue"]}),
+        json!({"enum": [1, "one", [1], {"one": 1}, null]}),
+        json!({"type": "integer", "minimum": -5, "maximum": 5}),
+        json!({"type": "integer", "exclusiveMinimum": 10, "maximum": 1000, "multipleOf": 7}),
+        json!({"enum": [0.5, -2, 1e3]}),
+        json!({"type": "string", "maxLength": 24}),
+        json!({"type": "string", "minLength": 3, "maxLength": 8}),
+        json!({"type": "string", "pattern": "^[A-Z][a-z]{2,9}( [A-Z][a-z]{2,9})?$"}),
+        json!({"type": "string", "format": "date"}),
+        json!({"type": "string", "format": "date-time"}),
+        json!({"type": "string", "format": "uuid"}),
+        json!({"type": "string", "format": "ipv4"}),
+        json!({"type": ["integer", "null"], "minimum": 0, "maximum": 9}),
+        json!({"type": "array", "items": small, "maxItems": 4}),
+        json!({"type": "array", "items": word, "minItems": 2, "maxItems": 3}),
+        json!({"type": "array", "prefixItems": [word, small], "items": false, "minItems": 2}),
+        json!({"type": "object", "additionalProperties": false}),
+        json!({"type": "object", "properties": {"name": word}, "required": ["name"], "additionalProperties": false}),
+        json!({"type": "object", "properties": {"zeta": small, "alpha": word, "mid": {"type": "boolean"}},
+            "required": ["zeta", "alpha", "mid"], "additionalProperties": false}),
+        json!({"type": "object", "properties": {"a": small, "b": word}, "additionalProperties": false}),
+        json!({"type": "object", "properties": {"kind": {"const": "circle"}, "radius": small},
+            "required": ["kind", "radius"], "additionalProperties": false}),
+        json!({"anyOf": [
+            {"type": "object", "properties": {"kind": {"const": "circle"}, "r": small}, "required": ["kind", "r"],
+                "additionalProperties": false},
+            {"type": "object", "properties": {"kind": {"const": "square"}, "side": small}, "required": ["kind", "side"],
+                "additionalProperties": false}]}),
+        json!({"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 30}]}),
+        json!({"oneOf": [{"type": "integer", "minimum": 0, "maximum": 9}, {"type": "string", "maxLength": 5}]}),
+        json!({"$defs": {"point": {"type": "object", "properties": {"x": small, "y": small}, "required": ["x", "y"],
+            "additionalProperties": false}},
+            "type": "array", "items": {"$ref": "#/$defs/point"}, "minItems": 1, "maxItems": 3}),
+        json!({"type": "object", "properties": {"user": {"type": "object", "properties": {"id": small, "tags":
+            {"type": "array", "items": word, "maxItems": 2}}, "required": ["id", "tags"], "additionalProperties": false}},
+            "required": ["user"], "additionalProperties": false}),
+        json!({"type": "object", "properties": {"unicode": {"enum": ["größe", "日本", "🦀"]}}, "required": ["unicode"],
+            "additionalProperties": false}),
+        json!({"type": "object", "patternProperties": {"^x[0-9]$": small}, "maxProperties": 1,
+            "additionalProperties": false}),
+    ]
+}
+
+/// That a text is JSON under the schema: the crate jsonschema's word.
+fn check(schema: &Value, written: &Written) {
+    let text = &written.text;
+    assert!(matches!(written.finish, Some(Finish::Constraint | Finish::EndOfText)), "{schema}: {written:?}");
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{schema}: {text:?}: {e}"));
+    let validator = jsonschema::options().should_validate_formats(true).build(schema).expect("a schema");
+    assert!(validator.is_valid(&value), "{schema}: {text}");
+}
+
+#[test]
+fn every_text_is_valid_and_speculation_changes_none() {
+    for schema in schemas() {
+        let options = plain(Constraint::json_schema(schema.to_string()));
+        let (want, _) = write(&options);
+        check(&schema, &want);
+        for speculation in [
+            speculation("mtp", BlockSize::Fixed(2)),
+            speculation("mtp", BlockSize::Fixed(4)),
+            speculation("mtp", BlockSize::Fixed(6)),
+            speculation("ngram-map-k:n=1:m=8:hits=1,mtp", BlockSize::Fixed(3)),
+            speculation("ngram-simple:n=2", BlockSize::Fixed(5)),
+            speculation("auto", BlockSize::Measured),
+            Speculation::WherePossible,
+        ] {
+            let (got, _) = write(&GenerateOptions { speculation: speculation.clone(), ..options.clone() });
+            assert_eq!(got, want, "{schema}, {speculation:?}");
+        }
+        let ahead = SpeculationOptions { pipeline: Pipeline::Ahead, ..SpeculationOptions::default() };
+        let (got, _) = write(&GenerateOptions { speculation: Speculation::With(ahead), ..options.clone() });
+        assert_eq!(got, want, "{schema}, drafting ahead");
+    }
+}
+
+#[test]
+fn what_is_forced_is_drafted_and_accepted() {
+    let names = ["identifier", "description", "quantity", "available"];
+    let properties: serde_json::Map<_, _> =
+        names.iter().map(|name| (name.to_string(), json!({"type": "integer", "minimum": 0, "maximum": 9}))).collect();
+    let schema = json!({"type": "object", "properties": properties, "required": names, "additionalProperties": false});
+    let limits = ConstraintLimits { json_whitespace: 0, ..ConstraintLimits::default() };
+    let options = plain(Constraint::json_schema(schema.to_string()).with_limits(limits));
+    let (want, alone) = write(&options);
+    check(&schema, &want);
+    assert!(!want.text.contains(' '), "{}", want.text);
+    let speculation = speculation("mtp", BlockSize::Fixed(8));
+    let (got, statistics) = write(&GenerateOptions { speculation, ..options });
+    assert_eq!(got, want);
+    let forced = statistics.speculation.drafters.iter().find(|drafter| drafter.kind == Some(DrafterKind::Forced));
+    let forced = forced.expect("the drafter of forced tokens");
+    assert!(forced.drafted > 10, "{statistics}");
+    assert_eq!(forced.accepted, forced.drafted, "{statistics}");
+    assert!(2 * statistics.rounds < alone.rounds, "{} rounds, {} without", statistics.rounds, alone.rounds);
+}
+
+#[test]
+fn sampled_texts_are_valid() {
+    let schemas = schemas();
+    for (i, schema) in schemas.iter().enumerate() {
+        let constraint = Constraint::json_schema(schema.to_string());
+        for (seed, drafts) in [(1, DraftSampling::Greedy), (2, DraftSampling::Sampled), (3, DraftSampling::Sampled)] {
+            let speculation = SpeculationOptions {
+                drafters: "mtp".parse().expect("a drafter"),
+                block: BlockSize::Fixed(2 + i % 5),
+                drafts,
+                ..SpeculationOptions::default()
+            };
+            let (written, _) = write(&GenerateOptions {
+                sampling: Sampling { temperature: 1.0, top_p: 0.95, ..Sampling::default() },
+                speculation: Speculation::With(speculation),
+                seed,
+                ..plain(constraint.clone())
+            });
+            check(schema, &written);
+        }
+    }
+}
+
+#[test]
+fn sequences_in_one_batch_write_what_each_writes_alone() {
+    let schemas = schemas();
+    let option = |i: usize| {
+        let block = BlockSize::Fixed(1 + i % 6);
+        let mut options = plain(Constraint::json_schema(schemas[i].to_string()));
+        options.speculation = if i.is_multiple_of(4) { Speculation::Off } else { speculation("mtp", block) };
+        if i % 5 == 2 {
+            options.constraint = None;
+            options.max_tokens = 40;
+        }
+        options
+    };
+    let mut scheduler = Scheduler::new(&ENGINE, SchedulerOptions::default());
+    let mut texts: HashMap<SequenceId, (usize, Written)> = HashMap::new();
+    for i in 0..schemas.len() {
+        let session = ENGINE.session(&SessionOptions::default()).expect("a session");
+        let id = scheduler.add(session, &prompt(), &option(i)).map_err(|refused| refused.1).expect("added");
+        texts.insert(id, (i, Written::default()));
+    }
+    while scheduler.is_active() {
+        for event in scheduler.step() {
+            let (_, written) = texts.get_mut(&event.id).expect("a sequence");
+            let piece = event.piece.expect("a piece");
+            written.ids.extend(piece.tokens);
+            written.text += &piece.text;
+            written.finish = event.finish;
+        }
+    }
+    for (i, got) in texts.into_values() {
+        assert_eq!(got, write(&option(i)).0, "{}", schemas[i]);
+    }
+}
+
+/// Keeps the logits that every draw saw before the constraint.
+#[derive(Debug, Default)]
+struct Seen(Mutex<HashMap<Vec<u32>, Vec<f32>>>);
+
+impl LogitsProcessor for Seen {
+    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> foretoken::Result<()> {
+        self.0.lock().entry(tokens.to_vec()).or_insert_with(|| logits.to_vec());
+        Ok(())
+    }
+}
+
+/// The probabilities of all ways to write a word of three letters a to c, from the logits and the letters alone.
+fn words(seen: &HashMap<Vec<u32>, Vec<f32>>, tokens: &[u32], text: &str, p: f64, to: &mut HashMap<String, f64>) {
+    if text.len() == 3 {
+        *to.entry(text.to_owned()).or_default() += p;
+        return;
+    }
+    // What was never drawn from has next to no probability.
+    let Some(logits) = seen.get(tokens) else { return };
+    let tokenizer = ENGINE.tokenizer().expect("a tokenizer");
+    let letters = |id: &u32| tokenizer.token(*id).filter(|token| token.bytes().all(|c| (b'a'..=b'c').contains(&c)));
+    let allowed = (0..logits.len() as u32).filter_map(|id| Some((id, letters(&id)?)));
+    let allowed: Vec<_> = allowed.filter(|(_, token)| text.len() + token.len() <= 3).collect();
+    let total: f64 = allowed.iter().map(|(id, _)| f64::from(logits[*id as usize]).exp()).sum();
+    for (id, token) in allowed {
+        let p = p * f64::from(logits[id as usize]).exp() / total;
+        words(seen, &[tokens, &[id]].concat(), &format!("{text}{token}"), p, to);
+    }
+}
+
+#[test]
+fn a_draw_is_from_the_target_s_distribution_over_what_is_allowed() {
+    const DRAWS: usize = 3000;
+    for drafts in [DraftSampling::Greedy, DraftSampling::Sampled] {
+        let seen = Arc::new(Seen::default());
+        let speculation = SpeculationOptions {
+            drafters: "mtp".parse().expect("a drafter"),
+            block: BlockSize::Fixed(3),
+            drafts,
+            ..SpeculationOptions::default()
+        };
+        let options = GenerateOptions {
+            sampling: Sampling { temperature: 1.0, ..Sampling::default() },
+            speculation: Speculation::With(speculation),
+            logits_processor: Some(seen.clone()),
+            ..plain(Constraint::regex("[abc]{3}"))
+        };
+        let mut counts: HashMap<String, usize> = HashMap::new();
+        for seed in 0..DRAWS as u64 {
+            let (written, _) = write(&GenerateOptions { seed, ..options.clone() });
+            assert_eq!(written.finish, Some(Finish::Constraint));
+            *counts.entry(written.text).or_default() += 1;
+        }
+        let mut want = HashMap::new();
+        words(&seen.0.lock(), &prompt(), "", 1.0, &mut want);
+        assert!((want.values().sum::<f64>() - 1.0).abs() < 0.02, "{want:?}");
+        // Pearson's statistic; words with fewer than five expected draws count as one.
+        let (mut rare, mut statistic, mut cells) = ((0.0, 0.0), 0.0, 0.0f64);
+        let mut add = |expected: f64, drawn: f64| {
+            statistic += (drawn - expected).powi(2) / expected;
+            cells += 1.0;
+        };
+        for word in counts.keys().chain(want.keys()).collect::<std::collections::HashSet<_>>() {
+            let expected = DRAWS as f64 * want.get(word).copied().unwrap_or(0.0);
+            let drawn = counts.get(word).copied().unwrap_or(0) as f64;
+            if expected < 5.0 {
+                rare = (rare.0 + expected, rare.1 + drawn);
+            } else {
+                add(expected, drawn);
+            }
+        }
+        if rare.0 > 1.0 {
+            add(rare.0, rare.1);
+        }
+        // Five standard deviations beyond the mean of chi squared; the seeds are fixed.
+        let bound = cells + 5.0 * (2.0 * cells).sqrt();
+        assert!(cells > 3.0 && statistic < bound, "{drafts:?}: {statistic} of {cells} cells\n{want:?}\n{counts:?}");
+    }
+}
+
+#[test]
+fn expressions_and_grammars_are_followed() {
+    let all = |constraint: Constraint| {
+        let options = plain(constraint);
+        let (want, _) = write(&options);
+        for block in 2..=6 {
+            let (got, _) =
+                write(&GenerateOptions { speculation: speculation("mtp", BlockSize::Fixed(block)), ..options.clone() });
+            assert_eq!(got, want, "blocks of {block}");
+        }
+        want
+    };
+    let written = all(Constraint::regex(r"v[0-9]{1,2}\.[0-9]{1,2}\.[0-9]{1,2}(-(alpha|beta))?"));
+    let version: Vec<_> = written.text.strip_prefix('v').expect("a v").split('-').collect();
+    let numbers: Vec<u8> = version[0].split('.').map(|number| number.parse().expect("a number")).collect();
+    assert_eq!(numbers.len(), 3, "{}", written.text);
+    assert!(version.get(1).is_none_or(|name| ["alpha", "beta"].contains(name)), "{}", written.text);
+
+    let sum =
+        "start: term (\" + \" term){2}\nterm: NUMBER | \"(\" term \" * \" NUMBER \")\"\nNUMBER: /[1-9][0-9]{0,2}/\n";
+    let written = all(Constraint::lark(sum));
+    assert_eq!(written.text.split(" + ").count(), 3, "{}", written.text);
+    assert_eq!(written.text.matches('(').count(), written.text.matches(')').count(), "{}", written.text);
+
+    // The end of the text where the expression accepts, and nowhere else; behind it there is nothing to emit.
+    let written = all(Constraint::regex("(yes|no)"));
+    assert!(["yes", "no"].contains(&written.text.as_str()), "{}", written.text);
+    assert_eq!(written.finish, Some(Finish::Constraint));
+    let written = all(Constraint::regex("[0-9]{4}[0-9 ]{0,40}"));
+    assert!(written.text.len() >= 4 && written.text[..4].bytes().all(|c| c.is_ascii_digit()), "{written:?}");
+    assert_eq!(all(Constraint::regex("")).text, "");
+}
+
+#[test]
+fn other_ends_of_a_text_hold() {
+    let list = Constraint::json_schema(
+        r#"{"type": "array", "items": {"type": "integer", "minimum": 10, "maximum": 99},
+        "minItems": 60, "maxItems": 60}"#,
+    );
+    for speculation in [Speculation::Off, speculation("mtp", BlockSize::Fixed(4))] {
+        let options = GenerateOptions { speculation, ..plain(list.clone()) };
+        let (whole, _) = write(&options);
+        let (cut, _) = write(&GenerateOptions { max_tokens: 11, ..options.clone() });
+        assert_eq!((cut.ids.as_slice(), cut.finish), (&whole.ids[..11], Some(Finish::MaxTokens)));
+        let stop = Stop { strings: vec![",".into()], ..Stop::default() };
+        let (stopped, _) = write(&GenerateOptions { stop, ..options.clone() });
+        assert_eq!(Some(stopped.text.as_str()), whole.text.split(',').next());
+        assert_eq!(stopped.finish, Some(Finish::StopString));
+        // Nothing may follow the last bracket: not even where the end is an ordinary token.
+        let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+        assert_eq!(write(&GenerateOptions { stop, ..options }).0, whole);
+    }
+    // A session goes on behind a constrained text, with another constraint or none.
+    let mut session = ENGINE.session(&SessionOptions::default()).expect("a session");
+    for constraint in [Some(Constraint::regex("[ab]{4}")), None, Some(Constraint::regex("[0-9]{3}"))] {
+        let options = GenerateOptions { max_tokens: 6, constraint: constraint.clone(), ..GenerateOptions::default() };
+        let pieces: Result<Vec<_>, _> = session.generate(&prompt(), &options).expect("a generation").collect();
+        let text: String = pieces.expect("pieces").into_iter().map(|piece| piece.text).collect();
+        match constraint {
+            Some(_) => assert!(text.len() >= 3 && text.bytes().all(|c| b"ab0123456789".contains(&c)), "{text:?}"),
+            None => assert!(!text.is_empty()),
+        }
+    }
+}
+
+/// Excludes every token that has a digit.
+#[derive(Debug)]
+struct NoDigits;
+
+impl LogitsProcessor for NoDigits {
+    fn process(&self, _: &[u32], logits: &mut [f32]) -> foretoken::Result<()> {
+        let tokenizer = ENGINE.tokenizer()?;
+        for (id, logit) in (0..).zip(logits) {
+            if tokenizer.token(id).is_some_and(|token| token.contains(|c: char| c.is_ascii_digit())) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn it_composes_with_processors_and_penalties() {
+    let options = GenerateOptions {
+        logits_processor: Some(Arc::new(NoDigits)),
+        sampling: Sampling {
+            penalties: foretoken::sampler::Penalties { repeat: 1.3, frequency: 0.5, ..Default::default() },
+            dry: Some(foretoken::sampler::Dry::default()),
+            ..Sampling::default()
+        },
+        ..plain(Constraint::regex("[a-c0-9]{12}"))
+    };
+    let (want, _) = write(&options);
+    assert!(want.text.len() == 12 && want.text.bytes().all(|c| b"abc".contains(&c)), "{want:?}");
+    let (got, _) = write(&GenerateOptions { speculation: speculation("mtp", BlockSize::Fixed(4)), ..options.clone() });
+    assert_eq!(got, want);
+
+    let nothing = GenerateOptions { constraint: Some(Constraint::regex("[0-9]{12}")), ..options };
+    let mut session = ENGINE.session(&SessionOptions::default()).expect("a session");
+    let error = session.generate(&prompt(), &nothing).err().expect("an error");
+    assert!(matches!(&error, Error::Argument { name: "constraint", .. }), "{error:?}");
+    let simulated = GenerateOptions { simulate_acceptance: vec![0.5], ..plain(Constraint::regex("a")) };
+    let error = session.generate(&prompt(), &simulated).err().expect("an error");
+    assert!(error.to_string().starts_with("simulate_acceptance"), "{error}");
+}
+
+/// The message of the error with which a constraint is refused, which takes at most a few seconds.
+fn refused(constraint: Constraint) -> String {
+    let start = Instant::now();
+    let error = ENGINE.compile(&constraint).err().unwrap_or_else(|| panic!("{constraint:?} is accepted"));
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}: {error}", start.elapsed());
+    match error {
+        Error::Argument { name: "constraint", problem } => problem,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_cannot_be_satisfied_is_refused_by_its_place() {
+    let cases = [
+        (json!(false), "#: "),
+        (json!({"type": "integer", "minimum": 5, "maximum": 3}), "#: "),
+        (
+            json!({"type": "object", "properties": {"a": {"type": "string", "minLength": 5, "maxLength": 2}},
+            "required": ["a"]}),
+            "#/properties/a: ",
+        ),
+        (
+            json!({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "strnig"}}}}),
+            "#/properties/a/items: ",
+        ),
+        (
+            json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "required": ["a"], "$defs": {"b":
+            {"type": "integer", "minimum": 9, "maximum": 1}}}),
+            "#/",
+        ),
+        (json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/missing"}}}), "#/properties/a: "),
+        (json!({"allOf": [{"type": "integer"}, {"type": "string"}]}), "#: "),
+        (json!({"anyOf": [{"type": "integer", "uniqueItems": 3, "contains": true}]}), "#/anyOf/0: "),
+        (json!({"type": "object", "properties": {"p": {"type": "string", "pattern": "(["}}}), "#/properties/p: "),
+        (
+            json!({"type": "object", "properties": {"p": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}}),
+            "#/properties/p: ",
+        ),
+        (json!([1]), "#: "),
+    ];
+    for (schema, place) in cases {
+        let problem = refused(Constraint::json_schema(schema.to_string()));
+        assert!(problem.starts_with(place), "{schema}: {problem}");
+        assert!(!problem.contains('\n') && problem.len() < 400, "{schema}: {problem}");
+        println!("{problem}");
+    }
+    for (constraint, part) in [
+        (Constraint::json_schema("{\"type\": "), "no JSON"),
+        (Constraint::json_schema("[".repeat(100_000)), "no JSON"),
+        (Constraint::regex("a(b"), "a(b"),
+        (Constraint::lark(format!("start: {}\"a\"{}", "(".repeat(80_000), ")".repeat(80_000))), "500 brackets"),
+        (Constraint::lark("start: missing\n"), "missing"),
+        (Constraint::lark(""), ""),
+        (Constraint::lark("root ::= \"a\""), ""),
+    ] {
+        let problem = refused(constraint.clone());
+        println!("{problem}");
+        assert!(problem.contains(part) && problem.len() < 600, "{constraint:?}: {problem}");
+    }
+}
+
+#[test]
+fn what_is_too_large_is_refused_and_disturbs_nobody() {
+    let many: serde_json::Map<_, _> = (0..9000).map(|i| (format!("p{i}"), json!({"type": "string"}))).collect();
+    let nested = (0..100).fold(json!({"type": "integer"}), |inner, _| json!({"anyOf": [inner, {"type": "null"}]}));
+    let doubling = {
+        let mut definitions = serde_json::Map::new();
+        for i in 0..60 {
+            let next = json!({"$ref": format!("#/$defs/d{}", i + 1)});
+            definitions.insert(format!("d{i}"), json!({"allOf": [next, next], "type": "object"}));
+        }
+        definitions.insert("d60".into(), json!({"type": "object"}));
+        json!({"$ref": "#/$defs/d0", "$defs": definitions})
+    };
+    let bombs = [
+        json!({"type": "object", "properties": many}),
+        nested,
+        doubling,
+        json!({"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000_000}),
+        json!({"type": "array", "items": {"type": "array", "minItems": 9000, "maxItems": 9000}, "minItems": 9000}),
+        json!({"type": "string", "pattern": "((a{1,1000}){1,1000}){1,1000}"}),
+        json!({"type": "string", "pattern": "^(([a-z])+.)+[A-Z]([a-z])+$", "minLength": 90_000, "maxLength": 90_000}),
+        json!({"type": "string", "minLength": 4_000_000_000u64}),
+        json!({"enum": (0..20_000).map(|i| format!("value {i}")).collect::<Vec<_>>()}),
+        json!({"$ref": "#"}),
+        json!({"allOf": [{"$ref": "#"}]}),
+        json!({"not": {"not": {"not": {}}}}),
+        json!({"const": "a".repeat(200_000)}),
+        json!({"type": "string", "pattern": "a?".repeat(50_000)}),
+        json!({"type": "string", "pattern": format!("^{}$", "(a|b)".repeat(30_000))}),
+    ];
+    let limits = ConstraintLimits { lexer_states: 20_000, ..ConstraintLimits::default() };
+    let chain: String = (0..15_000).map(|i| format!("r{i}: r{}\n", i + 1)).collect();
+    let grammars = [
+        Constraint::lark(format!("start: r0\n{chain}r15000: \"a\"\n")),
+        Constraint::lark("start: start start | \"a\"\n"),
+        Constraint::lark("start: \"a\" start\n"),
+        Constraint::lark(format!("start: {}\n", "\"a\"? ".repeat(40_000))),
+        Constraint::regex("a".repeat(250_000)),
+        Constraint::regex("(a|b)*c".repeat(30_000)),
+        Constraint::regex(format!("({})", (0..30_000).map(|i| format!("w{i}")).collect::<Vec<_>>().join("|"))),
+        Constraint::regex(format!("{}a{}", "(".repeat(200), ")*".repeat(200))),
+    ];
+    let texts = bombs.iter().map(|schema| (Constraint::json_schema(schema.to_string()), schema.to_string()));
+    for (constraint, text) in
+        texts.chain(grammars.into_iter().map(|constraint| (constraint.clone(), format!("{constraint:?}"))))
+    {
+        let start = Instant::now();
+        let constraint = constraint.with_limits(limits.clone());
+        let begin: String = text.chars().take(60).collect();
+        // Some compile. What they cost is bounded all the same, and so is a text.
+        let compiled = ENGINE.compile(&constraint);
+        let compile_time = start.elapsed();
+        let outcome = match compiled {
+            Err(error) => error.to_string(),
+            Ok(()) => {
+                let mut session = ENGINE.session(&SessionOptions::default()).expect("a session");
+                let options = GenerateOptions { max_tokens: 24, ..plain(constraint) };
+                let generated = session.generate(&prompt(), &options).map(|generation| generation.count());
+                format!("{generated:?}")
+            }
+        };
+        println!("{begin}: {compile_time:?}, {:?}: {}", start.elapsed(), outcome.chars().take(200).collect::<String>());
+        // Less than a second each on an idle machine.
+        assert!(start.elapsed() < Duration::from_secs(60), "{begin}: {:?}", start.elapsed());
+    }
+    let small = |limits: ConstraintLimits| {
+        let schema =
+            json!({"type": "object", "properties": {"a": {"type": "string", "pattern": "^[a-z]+(foo|bar){3,9}$"}}});
+        refused(Constraint::json_schema(schema.to_string()).with_limits(limits))
+    };
+    let limits = ConstraintLimits::default;
+    assert!(small(ConstraintLimits { source_bytes: 20, ..limits() }).contains("may have 20"));
+    for limits in
+        [ConstraintLimits { grammar_symbols: 3, ..limits() }, ConstraintLimits { compile_fuel: 10, ..limits() }]
+    {
+        println!("{}", small(limits));
+    }
+    let wide: serde_json::Map<_, _> = (0..600).map(|i| (format!("p{i}"), json!(true))).collect();
+    let wide = json!({"type": "object", "properties": {"deep": {"type": "object", "properties": wide}}});
+    let problem = refused(Constraint::json_schema(wide.to_string()));
+    assert!(problem.starts_with("#/properties/deep: has 600 optional properties, may have 500"), "{problem}");
+    // Others go on.
+    check(&schemas()[0], &write(&plain(Constraint::json_schema(schemas()[0].to_string()))).0);
+}

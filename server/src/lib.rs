@@ -21,6 +21,7 @@ mod openai_completions;
 mod reply;
 mod routes;
 mod server;
+mod structured;
 mod worker;
 
 pub use convert::GenerateDefaults;

@@ -13,17 +13,19 @@ use crate::convert::{self, MAX_TOP_LOGPROBS};
 use crate::fields::Fields;
 use crate::job::Ended;
 use crate::reply::{self, Generate, Reply, Written, answer, event};
+use crate::structured::Structured;
 
 pub(crate) async fn completion(
     State(app): State<Arc<App>>,
     id: RequestId,
     fields: Fields,
 ) -> Result<Response, ApiError> {
-    let generate = request(&app, fields)?;
+    let (generate, structured) = request(&app, fields)?;
+    structured.compile(&app).await?;
     answer(&app, id, generate).await
 }
 
-fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
+fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
     app.check_model(&mut fields)?;
     let prompt = convert::prompt(&mut fields, "prompt")?;
     let streams = fields.flag("stream")?.unwrap_or(false);
@@ -38,7 +40,9 @@ fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     let strings = convert::stop_strings(&mut fields, "stop")?;
     let logprobs = fields.count("n_probs", 0..=MAX_TOP_LOGPROBS)?.filter(|n| *n > 0);
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
+    let structured = Structured::llama(&mut fields)?;
     let options = GenerateOptions {
+        constraint: structured.constraint.clone(),
         stop: convert::stop(&mut fields, strings)?,
         logprobs,
         ..convert::options(&mut fields, &app.defaults, &Sampling::default(), most)?
@@ -46,7 +50,7 @@ fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     take_inert(&mut fields)?;
     fields.end()?;
     let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings: settings(app, &options) });
-    Ok(Generate { prompt, prompt_field: "prompt", reply, options, streams })
+    Ok((Generate { prompt, prompt_field: "prompt", reply, options, streams }, structured))
 }
 
 /// Takes what has no effect, and samplers that are off.
@@ -58,7 +62,6 @@ fn take_inert(fields: &mut Fields) -> Result<(), ApiError> {
     fields.only("typical_p", &[json!(1)])?;
     fields.only("mirostat", &[json!(0)])?;
     fields.only("logit_bias", &[json!([]), json!({})])?;
-    fields.only("grammar", &[json!("")])?;
     fields.only("timings_per_token", &[json!(false)])?;
     fields.only("post_sampling_probs", &[json!(false)])
 }

@@ -14,17 +14,19 @@ use crate::fields::Fields;
 use crate::job::Ended;
 use crate::openai::{self, Streaming};
 use crate::reply::{Generate, Reply, Written, answer, event};
+use crate::structured::Structured;
 
 pub(crate) async fn chat_completions(
     State(app): State<Arc<App>>,
     id: RequestId,
     fields: Fields,
 ) -> Result<Response, ApiError> {
-    let generate = request(&app, fields)?;
+    let (generate, structured) = request(&app, fields)?;
+    structured.compile(&app).await?;
     answer(&app, id, generate).await
 }
 
-fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
+fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
     app.check_model(&mut fields)?;
     let messages = convert::messages(&mut fields)?;
     let streaming = openai::streaming(&mut fields)?;
@@ -36,20 +38,23 @@ fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
         None => fields.count("max_tokens", 1..=usize::MAX)?,
     };
     let strings = convert::stop_strings(&mut fields, "stop")?;
+    let structured = Structured::response_format(&mut fields)?;
     let options = GenerateOptions {
+        constraint: structured.constraint.clone(),
         stop: convert::stop(&mut fields, strings)?,
         logprobs: logprobs(&mut fields)?,
         ..convert::options(&mut fields, &app.defaults, &convert::chat_sampling(&app.engine), most)?
     };
     take_inert(&mut fields)?;
     fields.end()?;
-    Ok(Generate {
+    let generate = Generate {
         prompt: Prompt::Chat(messages),
         prompt_field: "messages",
         reply: Box::new(Chat { streaming, logprobs: options.logprobs.is_some() }),
         options,
         streams: streaming.streams,
-    })
+    };
+    Ok((generate, structured))
 }
 
 /// Takes `logprobs` and `top_logprobs`.
@@ -67,7 +72,6 @@ fn take_inert(fields: &mut Fields) -> Result<(), ApiError> {
     openai::take_inert(fields)?;
     fields.only("tools", &[json!([])])?;
     fields.only("tool_choice", &[json!("none"), json!("auto")])?;
-    fields.only("response_format", &[json!({"type": "text"})])?;
     fields.only("modalities", &[json!(["text"])])?;
     fields.only("reasoning_effort", &[json!("none")])?;
     fields.only("chat_template_kwargs", &[json!({}), json!({"enable_thinking": false})])?;

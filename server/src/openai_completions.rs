@@ -14,23 +14,27 @@ use crate::fields::Fields;
 use crate::job::Ended;
 use crate::openai::{self, Streaming};
 use crate::reply::{Generate, Reply, Written, answer, event};
+use crate::structured::Structured;
 
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
     id: RequestId,
     fields: Fields,
 ) -> Result<Response, ApiError> {
-    let generate = request(&app, fields)?;
+    let (generate, structured) = request(&app, fields)?;
+    structured.compile(&app).await?;
     answer(&app, id, generate).await
 }
 
-fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
+fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
     app.check_model(&mut fields)?;
     let prompt = convert::prompt(&mut fields, "prompt")?;
     let streaming = openai::streaming(&mut fields)?;
     let most = fields.count("max_tokens", 1..=usize::MAX)?;
     let strings = convert::stop_strings(&mut fields, "stop")?;
+    let structured = Structured::response_format(&mut fields)?;
     let options = GenerateOptions {
+        constraint: structured.constraint.clone(),
         stop: convert::stop(&mut fields, strings)?,
         logprobs: fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?,
         ..convert::options(&mut fields, &app.defaults, &Sampling::default(), most)?
@@ -40,13 +44,14 @@ fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     fields.only("echo", &[json!(false)])?;
     fields.only("suffix", &[json!("")])?;
     fields.end()?;
-    Ok(Generate {
+    let generate = Generate {
         prompt,
         prompt_field: "prompt",
         reply: Box::new(Completion { streaming, logprobs: options.logprobs.is_some(), offset: 0 }),
         options,
         streams: streaming.streams,
-    })
+    };
+    Ok((generate, structured))
 }
 
 struct Completion {

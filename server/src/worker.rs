@@ -313,7 +313,7 @@ fn is_clients(error: &foretoken::Error) -> bool {
 /// As vLLM's label `finished_reason`.
 fn finish_name(finish: Finish) -> &'static str {
     match finish {
-        Finish::EndOfText | Finish::StopString => "stop",
+        Finish::EndOfText | Finish::StopString | Finish::Constraint => "stop",
         Finish::MaxTokens | Finish::Context => "length",
         Finish::Cancelled => "abort",
         _ => "error",

@@ -97,7 +97,7 @@ fn fields_that_are_wrong_are_named() {
         // What would change the text, and is not implemented.
         (CHAT, json!({"tools": [{"type": "function"}]}), "tools"),
         (CHAT, json!({"tool_choice": "required"}), "tool_choice"),
-        (CHAT, json!({"response_format": {"type": "json_object"}}), "response_format"),
+        (CHAT, json!({"response_format": {"type": "xml"}}), "response_format.type"),
         (CHAT, json!({"n": 2}), "n"),
         (CHAT, json!({"logit_bias": {"5": 1}}), "logit_bias"),
         (CHAT, json!({"reasoning_effort": "high"}), "reasoning_effort"),

@@ -3,5 +3,6 @@
 mod bad_requests;
 mod life;
 mod routes;
+mod structured;
 mod support;
 mod texts;

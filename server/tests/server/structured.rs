@@ -1,0 +1,103 @@
+//! Structured output: what is asked for is what comes, streamed, together and under load; what cannot be is a 400.
+
+use serde_json::{Value, json};
+
+use crate::support::{PROMPT, TestServer, options};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn person() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "pattern": "^[A-Z][a-z]{1,9}$"},
+            "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        },
+        "required": ["name", "age"],
+        "additionalProperties": false,
+    })
+}
+
+fn chat(format: Value, more: Value) -> Value {
+    let mut body =
+        json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 300, "response_format": format});
+    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    body
+}
+
+fn check_person(text: &str) {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
+    let name = value["name"].as_str().expect("a name");
+    assert!((2..=10).contains(&name.len()) && value["age"].as_u64().expect("an age") <= 130, "{text}");
+    assert_eq!(value.as_object().expect("an object").len(), 2, "{text}");
+}
+
+#[test]
+fn a_format_that_is_asked_for_is_kept() {
+    let server = TestServer::start(options());
+    let schema = json!({"type": "json_schema", "json_schema": {"name": "person", "strict": true, "schema": person()}});
+    let off = json!({"speculative": {"enabled": false}});
+    let want = server.ask(CHAT, &chat(schema.clone(), off));
+    let content = want["choices"][0]["message"]["content"].as_str().expect("a text");
+    check_person(content);
+    assert_eq!(want["choices"][0]["finish_reason"], "stop");
+    for more in [json!({}), json!({"speculative": {"draft_block_size": 4}})] {
+        let got = server.ask(CHAT, &chat(schema.clone(), more));
+        assert_eq!(got["choices"][0]["message"]["content"], content);
+    }
+    let chunks = server.chunks(CHAT, &chat(schema.clone(), json!({"stream": true})));
+    let streamed: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(streamed, content);
+    std::thread::scope(|scope| {
+        for seed in 0..6 {
+            let (server, schema) = (&server, schema.clone());
+            scope.spawn(move || {
+                let sampled = server.ask(CHAT, &chat(schema, json!({"temperature": 1.2, "seed": seed})));
+                check_person(sampled["choices"][0]["message"]["content"].as_str().expect("a text"));
+            });
+        }
+    });
+    // Any object; a text that was cut is its beginning.
+    let any = server.ask(CHAT, &chat(json!({"type": "json_object"}), json!({"max_tokens": 8})));
+    assert!(any["choices"][0]["message"]["content"].as_str().is_some_and(|text| text.starts_with('{')), "{any}");
+
+    let body = json!({"prompt": PROMPT, "max_tokens": 300, "response_format": schema});
+    check_person(server.ask("/v1/completions", &body)["choices"][0]["text"].as_str().expect("a text"));
+    let body = json!({"prompt": PROMPT, "n_predict": 300, "json_schema": person()});
+    check_person(server.ask("/completion", &body)["content"].as_str().expect("a text"));
+    let body = json!({"prompt": PROMPT, "grammar": "%llguidance {}\nstart: \"yes\" | \"no\"\n"});
+    let answer = server.ask("/completion", &body);
+    assert!(["yes", "no"].contains(&answer["content"].as_str().expect("a text")), "{answer}");
+    assert_eq!(answer["stop_type"], "eos");
+}
+
+#[test]
+fn a_schema_that_cannot_be_used_is_named_by_its_place() {
+    let server = TestServer::start(options());
+    let schema = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    let unsatisfiable = json!({"type": "object", "properties": {"a": {"type": "integer", "minimum": 2, "maximum": 1}},
+        "required": ["a"]});
+    let bomb: serde_json::Map<_, _> = (0..9000).map(|i| (format!("p{i}"), json!({}))).collect();
+    let of_schema = "response_format.json_schema.schema";
+    let cases = [
+        (CHAT, chat(schema(unsatisfiable.clone()), json!({})), of_schema, "#/properties/a: "),
+        (CHAT, chat(schema(json!({"type": "object", "properties": bomb})), json!({})), of_schema, "#: has 9000"),
+        (CHAT, chat(schema(json!(3)), json!({})), of_schema, "is a number"),
+        (CHAT, chat(json!({"type": "json_schema"}), json!({})), "response_format.json_schema", "is missing"),
+        (CHAT, chat(json!({"type": "xml"}), json!({})), "response_format.type", "is unknown"),
+        (CHAT, chat(json!({}), json!({})), "response_format.type", "is missing"),
+        (CHAT, chat(json!("json"), json!({})), "response_format", "is a string"),
+        (CHAT, chat(json!({"type": "json_object", "strict": 1}), json!({})), "response_format.strict", "is unknown"),
+        ("/completion", json!({"prompt": PROMPT, "json_schema": unsatisfiable}), "json_schema", "#/properties/a: "),
+        ("/completion", json!({"prompt": PROMPT, "grammar": "root ::= \"x\""}), "grammar", "is GBNF"),
+        ("/completion", json!({"prompt": PROMPT, "grammar": "%llguidance {}\nstart: a\n"}), "grammar", "at 2(8)"),
+        ("/completion", json!({"prompt": PROMPT, "grammar": "%llguidance {}", "json_schema": {}}), "grammar", "is for"),
+    ];
+    for (path, body, field, problem) in cases {
+        let (status, answer) = server.post(path, &body);
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(field)), "{message}");
+        assert!(message.starts_with(&format!("{field}: {problem}")), "{message}");
+    }
+    assert_eq!(server.busy_slots(), 0);
+}

@@ -1,9 +1,12 @@
 //! Command-line options of sampling and of what ends a text, by llama.cpp's names.
 
-use anyhow::Result;
+use std::fs::read_to_string;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
 use clap::Args;
 use foretoken::sampler::{Dry, Penalties, Xtc};
-use foretoken::{EndOfGeneration, Engine, GenerateOptions, Sampling, Stop};
+use foretoken::{Constraint, EndOfGeneration, Engine, GenerateOptions, Sampling, Stop};
 
 /// How tokens are chosen, and what ends the text.
 #[derive(Args)]
@@ -36,6 +39,24 @@ pub struct Text {
     /// End the text before this string; may be given several times.
     #[arg(long, value_name = "STRING")]
     pub stop: Vec<String>,
+    /// What the text must match.
+    #[command(flatten)]
+    pub constraint: Constrained,
+}
+
+/// What the text must match; at most one of them. Built with the cargo feature `constraint`.
+#[derive(Args)]
+#[group(multiple = false)]
+pub struct Constrained {
+    /// The text is JSON under the schema in this file.
+    #[arg(long, value_name = "FILE")]
+    pub json_schema: Option<PathBuf>,
+    /// The text matches this regular expression.
+    #[arg(long, value_name = "REGEX")]
+    pub regex: Option<String>,
+    /// The text follows the grammar in this file, in llguidance's variant of Lark's syntax.
+    #[arg(long, value_name = "FILE")]
+    pub grammar: Option<PathBuf>,
 }
 
 /// Penalties and rarer filters; all are off by default. They apply in this order: repeat, frequency and presence penalty, DRY,
@@ -91,7 +112,7 @@ impl Text {
     /// These options, with the default of every other. `sampling` has the parameters that were not given.
     ///
     /// # Errors
-    /// If DRY is asked for, and the checkpoint has no tokenizer to find its breakers with.
+    /// If DRY is asked for and the checkpoint has no tokenizer to find its breakers with, or a file cannot be read.
     pub fn options(&self, engine: &Engine, sampling: &Sampling) -> Result<GenerateOptions> {
         let sampling = Sampling {
             temperature: self.temperature.unwrap_or(sampling.temperature),
@@ -105,8 +126,21 @@ impl Text {
             max_tokens: self.max_tokens,
             sampling,
             seed: self.seed,
+            constraint: self.constraint.constraint()?,
             stop: Stop { end_of_generation, strings: self.stop.clone(), ..Stop::default() },
             ..GenerateOptions::default()
+        })
+    }
+}
+
+impl Constrained {
+    fn constraint(&self) -> Result<Option<Constraint>> {
+        let read = |path: &PathBuf| read_to_string(path).with_context(|| path.display().to_string());
+        Ok(match self {
+            Self { json_schema: Some(path), .. } => Some(Constraint::json_schema(read(path)?)),
+            Self { regex: Some(expression), .. } => Some(Constraint::regex(expression.as_str())),
+            Self { grammar: Some(path), .. } => Some(Constraint::lark(read(path)?)),
+            _ => None,
         })
     }
 }

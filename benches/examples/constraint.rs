@@ -1,0 +1,149 @@
+//! What constraints cost, and what speculation gains under them:
+//! `cargo run --release --example constraint --features constraint`.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use foretoken::{Constraint, ConstraintLimits, Engine, GenerateOptions, SessionOptions, Speculation, Statistics};
+use foretoken_tools::arguments;
+use serde_json::{Value, json};
+
+/// Measure masks, and texts under JSON schemas with speculation on and off, in turns.
+#[derive(Parser)]
+struct Args {
+    #[command(flatten)]
+    load: arguments::Load,
+    #[command(flatten)]
+    drafting: arguments::Drafting,
+    /// What the texts follow.
+    #[arg(long, default_value = "impl Default for Options {\n    fn default() -> Self {\n        ")]
+    prompt: String,
+    /// Turns; the median counts.
+    #[arg(long, default_value_t = 5)]
+    turns: usize,
+    /// Tokens of a text at most.
+    #[arg(long, default_value_t = 400)]
+    max_tokens: usize,
+    /// Characters of white space in a row in JSON.
+    #[arg(long, default_value_t = ConstraintLimits::default().json_whitespace)]
+    whitespace: usize,
+}
+
+fn main() -> ExitCode {
+    foretoken_tools::run(measure)
+}
+
+/// Typical of what is asked for: names in between, texts, a list of objects, cases, numbers.
+fn schemas() -> Vec<(&'static str, Value)> {
+    let text = |most: u32| json!({"type": "string", "maxLength": most});
+    let count = json!({"type": "integer", "minimum": 0, "maximum": 9999});
+    let closed = |properties: Value| {
+        let required: Vec<_> = properties.as_object().into_iter().flat_map(|of| of.keys().cloned()).collect();
+        json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
+    };
+    let address = closed(
+        json!({"street": text(24), "city": text(16), "postal_code": {"type": "string", "pattern": "^[0-9]{5}$"}}),
+    );
+    let item = closed(json!({"product_name": text(20), "quantity": count, "in_stock": {"type": "boolean"}}));
+    vec![
+        ("person", closed(json!({"first_name": text(16), "last_name": text(16), "age": count, "address": address}))),
+        (
+            "order",
+            closed(json!({"identifier": {"type": "string", "format": "uuid"},
+            "items": {"type": "array", "items": item, "minItems": 3, "maxItems": 3}})),
+        ),
+        (
+            "extract",
+            closed(json!({"summary": text(120), "sentiment": {"enum": ["positive", "neutral", "negative"]},
+            "keywords": {"type": "array", "items": text(12), "minItems": 4, "maxItems": 4}})),
+        ),
+        (
+            "call",
+            closed(json!({"function": {"enum": ["search_documents", "send_message", "create_event"]},
+            "arguments": closed(json!({"title": text(30), "starts_at": {"type": "string", "format": "date-time"},
+                "attendees": {"type": "array", "items": text(16), "minItems": 2, "maxItems": 2}}))})),
+        ),
+        (
+            "log",
+            json!({"type": "array", "minItems": 6, "maxItems": 6, "items": closed(json!({"timestamp_ms": count,
+            "level": {"enum": ["debug", "info", "warning", "error"]}, "component": {"enum": ["scheduler", "cache", "server"]},
+            "duration_us": count}))}),
+        ),
+    ]
+}
+
+fn measure(args: Args) -> Result<()> {
+    let engine = Engine::load(&args.load.options(&args.drafting)?)?;
+    let on = args.drafting.options(&engine)?;
+    let prompt = engine.tokenizer()?.encode(&args.prompt)?;
+    let limits = ConstraintLimits { json_whitespace: args.whitespace, ..ConstraintLimits::default() };
+    println!("vocabulary {}, {} threads, {}", engine.target().vocab_size(), engine.threads(), engine.isa().name());
+    println!(
+        "schema   tokens  off tok/s  on tok/s  ratio  tokens/round  forced  mask us/token  mask %off  mask %on  accept %on"
+    );
+    let (mut ratios, mut shares) = (Vec::new(), Vec::new());
+    for (name, schema) in schemas() {
+        let constraint = Constraint::json_schema(schema.to_string()).with_limits(limits.clone());
+        engine.compile(&constraint)?;
+        let write = |speculation: &Speculation| -> Result<(Vec<u32>, Statistics)> {
+            let options = GenerateOptions {
+                max_tokens: args.max_tokens,
+                constraint: Some(constraint.clone()),
+                speculation: speculation.clone(),
+                ..GenerateOptions::default()
+            };
+            let mut session = engine.session(&SessionOptions::default())?;
+            let mut generation = session.generate(&prompt, &options)?;
+            let ids =
+                generation.by_ref().map(|piece| piece.map(|piece| piece.tokens)).collect::<foretoken::Result<Vec<_>>>();
+            Ok((ids?.concat(), generation.statistics().clone()))
+        };
+        // The first turn warms up caches and costs, and is not counted.
+        let (mut off, mut fast, mut tokens) = (Vec::new(), Vec::new(), 0);
+        for turn in 0..=args.turns {
+            let ((want, alone), (got, drafted)) = (write(&Speculation::Off)?, write(&on)?);
+            ensure!(want == got, "{name}: the text with speculation differs");
+            tokens = want.len();
+            if turn > 0 {
+                off.push(alone);
+                fast.push(drafted);
+            }
+        }
+        let speed = |all: &[Statistics]| median(all.iter().map(Statistics::decode_tokens_per_second).collect());
+        let share = |all: &[Statistics]| {
+            median(all.iter().map(|s| 100.0 * s.constraint.as_secs_f64() / s.decode.as_secs_f64()).collect())
+        };
+        let per_token =
+            median(off.iter().map(|s| 1e6 * s.constraint.as_secs_f64() / s.generated_tokens as f64).collect());
+        let accept =
+            median(fast.iter().map(|s| 100.0 * s.speculation.accept.as_secs_f64() / s.decode.as_secs_f64()).collect());
+        let last = &fast[fast.len() - 1];
+        let forced: usize = (last.speculation.drafters.iter())
+            .filter(|drafter| drafter.kind.is_some_and(|kind| kind.name() == "forced"))
+            .map(|drafter| drafter.accepted)
+            .sum();
+        ratios.push(speed(&fast) / speed(&off));
+        shares.push(share(&fast));
+        println!(
+            "{name:<8} {tokens:>6} {:>10.1} {:>9.1} {:>6.2} {:>13.2} {forced:>7} {per_token:>14.1} {:>10.2} {:>9.2} {accept:>11.2}",
+            speed(&off),
+            speed(&fast),
+            speed(&fast) / speed(&off),
+            last.tokens_per_round(),
+            share(&off),
+            share(&fast),
+        );
+    }
+    println!(
+        "median ratio {:.2}, largest share of masks {:.2} %",
+        median(ratios),
+        shares.iter().copied().fold(0.0, f64::max)
+    );
+    Ok(())
+}
+
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    of[of.len() / 2]
+}

@@ -264,8 +264,7 @@ impl Engine {
     /// If the checkpoint has no template or tokenizer, the template refuses the messages, or an option cannot be used.
     pub fn encode_chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>> {
         let missing = || Error::Template("the checkpoint has none; give a plain prompt instead".into());
-        let rendered = self.parts.chat.as_ref().ok_or_else(missing)?.render(messages, options)?;
-        self.tokenizer()?.encode(&rendered)
+        self.parts.chat.as_ref().ok_or_else(missing)?.encode(self.tokenizer()?, messages, options)
     }
 
     /// Tokens that end a text.

@@ -46,6 +46,7 @@
 pub mod chat;
 pub mod checkpoint;
 mod constraint;
+mod control_names;
 pub mod device;
 mod engine;
 mod error;
@@ -89,6 +90,6 @@ pub use run::Piece;
 pub use sampler::{LogitsProcessor, Sampling, TokenLogprobs};
 pub use scheduler::{Event, Scheduler, SchedulerOptions, SequenceId};
 pub use session::{Session, Statistics};
-pub use stop::Finish;
+pub use stop::{ControlToken, Finish};
 #[cfg(feature = "stream")]
 pub use stream::GenerationStream;

@@ -16,7 +16,7 @@ use crate::speculative::{
     Cancel, DecodeState, Done, Others, Path, Proposal, Round, SpeculationStats, SpeculativeDecoder, Step, Tracer, Work,
     run_pass,
 };
-use crate::stop::{Finish, TextEnd};
+use crate::stop::{ControlToken, Finish, TextEnd};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -28,6 +28,10 @@ pub struct Piece {
     /// The text that they complete: whole characters, and nothing that may be the beginning of a stop string. Empty if
     /// the checkpoint has no tokenizer.
     pub text: String,
+    /// The control tokens among those that this text and its predecessors complete, in order.
+    pub control: Vec<ControlToken>,
+    /// How many of the tokens were drafted, and accepted: the first ones. The others are the target's own.
+    pub drafted: usize,
     /// The target's log-probabilities of the tokens; empty unless [`GenerateOptions::logprobs`] asks for them.
     pub logprobs: Vec<TokenLogprobs>,
 }
@@ -202,7 +206,7 @@ impl Run {
         }
         let tokens = vec![first.last];
         self.statistics.speculation.begin += session.decoder().0.drafting.begin(first);
-        self.piece(session, tokens, logprobs).map(Some)
+        self.piece(session, (tokens, 0), logprobs).map(Some)
     }
 
     fn take_round(&mut self, session: &mut Session, round: Round, path: Path, wait: Option<Duration>) -> Result<Piece> {
@@ -212,10 +216,15 @@ impl Run {
         if let Some(tracer) = &mut self.tracer {
             tracer.round(engine.parts.tokenizer.as_deref(), &round, path, wait);
         }
-        self.piece(session, round.tokens, round.logprobs)
+        self.piece(session, (round.tokens, round.accepted), round.logprobs)
     }
 
-    fn piece(&mut self, session: &mut Session, tokens: Vec<u32>, logprobs: Vec<TokenLogprobs>) -> Result<Piece> {
+    fn piece(
+        &mut self,
+        session: &mut Session,
+        (tokens, drafted): (Vec<u32>, usize),
+        logprobs: Vec<TokenLogprobs>,
+    ) -> Result<Piece> {
         self.left -= tokens.len();
         self.statistics.generated_tokens += tokens.len();
         self.statistics.constraint = session.decoder().0.drafting.constraint_time();
@@ -230,8 +239,8 @@ impl Run {
         if self.finish.is_some() {
             self.learn(session);
         }
-        let text = self.text.take(engine.parts.tokenizer.as_deref(), self.finish)?;
-        Ok(Piece { tokens, text, logprobs })
+        let (text, control) = self.text.take(engine.parts.tokenizer.as_deref(), self.finish)?;
+        Ok(Piece { tokens, text, control, drafted, logprobs })
     }
 
     /// The generation was cancelled. What is left is the text that was held back, if any.
@@ -273,8 +282,8 @@ impl Run {
     }
 
     fn held_back(&mut self, session: &Session) -> Option<Piece> {
-        let text = self.text.take(session.engine.parts.tokenizer.as_deref(), self.finish).ok()?;
-        Some(Piece { text, ..Piece::default() })
+        let (text, control) = self.text.take(session.engine.parts.tokenizer.as_deref(), self.finish).ok()?;
+        Some(Piece { text, control, ..Piece::default() })
     }
 
     /// Takes back what was read of a prompt that was not read to its end.

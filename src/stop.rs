@@ -24,12 +24,22 @@ pub enum Finish {
     Error,
 }
 
+/// A control token among those that were emitted: `<turn|>`, `<|tool_call>`. Its name is not part of the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControlToken {
+    /// Its id.
+    pub id: u32,
+    /// Bytes of the piece's text in front of it.
+    pub at: usize,
+}
+
 /// Decodes what is emitted and watches for the end.
 pub(crate) struct TextEnd {
     stop_tokens: Vec<u32>,
     stop_strings: Vec<String>,
     decoder: StreamDecoder,
-    text: String, // decoded, not handed out
+    text: String,               // decoded, not handed out
+    control: Vec<ControlToken>, // places in `text`
     pub ended: Option<Finish>,
 }
 
@@ -40,17 +50,28 @@ impl TextEnd {
             stop_tokens.extend(end_of_generation);
         }
         let stop_strings = stop.strings.iter().filter(|s| !s.is_empty()).cloned().collect();
-        Self { stop_tokens, stop_strings, decoder: StreamDecoder::default(), text: String::new(), ended: None }
+        Self {
+            stop_tokens,
+            stop_strings,
+            decoder: StreamDecoder::default(),
+            text: String::new(),
+            control: Vec::new(),
+            ended: None,
+        }
     }
 
     /// Takes an emitted token; says whether the text ends with it.
     pub fn push(&mut self, tokenizer: Option<&Tokenizer>, token: u32) -> Result<bool> {
         if let Some(tokenizer) = tokenizer {
             self.text += &self.decoder.push(tokenizer, token)?;
+            if tokenizer.is_control(token) {
+                self.control.push(ControlToken { id: token, at: self.text.len() });
+            }
         }
         let found = self.stop_strings.iter().filter_map(|stop| self.text.find(stop)).min();
         if let Some(at) = found {
             self.text.truncate(at);
+            self.control.retain(|control| control.at <= at);
             // What the decoder still holds comes after the stop string.
             self.decoder = StreamDecoder::default();
         }
@@ -61,20 +82,29 @@ impl TextEnd {
         Ok(self.ended.is_some())
     }
 
-    /// The text that can be handed out: all at the end, else all but what may become a stop string.
-    pub fn take(&mut self, tokenizer: Option<&Tokenizer>, finish: Option<Finish>) -> Result<String> {
+    /// The text that can be handed out, and the control tokens in it: all at the end, else all but what may become a stop
+    /// string.
+    pub fn take(
+        &mut self,
+        tokenizer: Option<&Tokenizer>,
+        finish: Option<Finish>,
+    ) -> Result<(String, Vec<ControlToken>)> {
         if finish.is_some() {
             if let Some(tokenizer) = tokenizer {
                 self.text += &self.decoder.finish(tokenizer)?;
             }
-            return Ok(std::mem::take(&mut self.text));
+            return Ok((std::mem::take(&mut self.text), std::mem::take(&mut self.control)));
         }
         let begins = |at: &usize| {
             let rest = &self.text[*at..];
             self.stop_strings.iter().any(|stop| stop.starts_with(rest))
         };
         let keep = (0..self.text.len()).filter(|at| self.text.is_char_boundary(*at)).find(begins);
-        let rest = self.text.split_off(keep.unwrap_or(self.text.len()));
-        Ok(std::mem::replace(&mut self.text, rest))
+        let keep = keep.unwrap_or(self.text.len());
+        let rest = self.text.split_off(keep);
+        let (taken, mut held): (Vec<_>, Vec<_>) = self.control.iter().partition(|control| control.at <= keep);
+        held.iter_mut().for_each(|control: &mut ControlToken| control.at -= keep);
+        self.control = held;
+        Ok((std::mem::replace(&mut self.text, rest), taken))
     }
 }

@@ -2,12 +2,18 @@
 
 use std::path::Path;
 
+use tokenizers::{AddedVocabulary, Model, OffsetType, PreTokenizer};
+
+use crate::control_names::ControlNames;
 use crate::{Error, Result, tokenizer_file};
 
 /// A checkpoint's tokenizer.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     bos: Option<u32>,
+    control: ControlNames,
+    /// The added tokens, control tokens not matched.
+    text_only: AddedVocabulary,
 }
 
 /// Gemma's beginning-of-text token.
@@ -45,7 +51,12 @@ impl Tokenizer {
             return Err(Error::file(path, format!("{problem}; use the tokenizer that came with the checkpoint")));
         }
         let bos = inner.token_to_id(BOS);
-        Ok(Self { inner, bos })
+        let added = inner.get_added_vocabulary();
+        let control = added.get_added_tokens_decoder().iter().filter(|(_, token)| token.special);
+        let control = ControlNames::new(control.map(|(id, token)| (token.content.clone(), *id)));
+        let mut text_only = added.clone();
+        text_only.set_encode_special_tokens(true);
+        Ok(Self { inner, bos, control, text_only })
     }
 
     /// The tokens of `text`, raw or a rendered chat. They begin with exactly one `<bos>`, whether or not the tokenizer's
@@ -59,10 +70,51 @@ impl Tokenizer {
             return Err(Error::argument("prompt", "is empty; give some text to continue"));
         }
         let encoding = self.inner.encode_fast(text, self.bos.is_none()).map_err(|e| Error::Tokenizer(e.to_string()))?;
-        let ids = encoding.get_ids();
-        let Some(bos) = self.bos else { return Ok(ids.to_vec()) };
+        Ok(self.with_one_bos(encoding.get_ids()))
+    }
+
+    fn with_one_bos(&self, ids: &[u32]) -> Vec<u32> {
+        let Some(bos) = self.bos else { return ids.to_vec() };
         let own = ids.iter().take_while(|id| **id == bos).count();
-        Ok(std::iter::once(bos).chain(ids[own..].iter().copied()).collect())
+        std::iter::once(bos).chain(ids[own..].iter().copied()).collect()
+    }
+
+    /// As [`Tokenizer::encode`], of a text in which `mark` is inside every name of a control token that is to be text
+    /// ([`ControlNames::mark`]). Names without it are control tokens.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub(crate) fn encode_marked(&self, text: &str, mark: char) -> Result<Vec<u32>> {
+        if text.is_empty() {
+            return Err(Error::argument("prompt", "is empty; give some text to continue"));
+        }
+        let mut ids = Vec::new();
+        for (text, control) in self.control.split(text) {
+            ids.extend(self.encode_text(&text.replace(mark, ""))?);
+            ids.extend(control);
+        }
+        Ok(self.with_one_bos(&ids))
+    }
+
+    /// The tokens of `text`, none of which is a control token: the pipeline of `encode_fast` with another set of added tokens.
+    fn encode_text(&self, text: &str) -> Result<Vec<u32>> {
+        let mut pieces = self.text_only.extract_and_normalize(self.inner.get_normalizer(), text);
+        let split = self.inner.get_pre_tokenizer().map_or(Ok(()), |splitter| splitter.pre_tokenize(&mut pieces));
+        let model = self.inner.get_model();
+        let encoding = split
+            .and_then(|()| pieces.tokenize(|piece| model.tokenize(piece.get())))
+            .and_then(|()| pieces.into_encoding(None, 0, OffsetType::None));
+        Ok(encoding.map_err(|e| Error::Tokenizer(e.to_string()))?.get_ids().to_vec())
+    }
+
+    /// The names of the control tokens.
+    pub(crate) fn control_names(&self) -> &ControlNames {
+        &self.control
+    }
+
+    /// Whether the token is a control token, whose name is not part of a decoded text.
+    pub fn is_control(&self, id: u32) -> bool {
+        self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id).is_some_and(|token| token.special)
     }
 
     /// The text of `ids`, without special tokens.

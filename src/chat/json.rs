@@ -1,5 +1,7 @@
 //! JSON values whose objects keep the order of their keys, written as Python's `json.dumps` writes them.
 
+use std::fmt;
+
 use minijinja::value::ValueKind;
 use minijinja::{Error as TemplateError, ErrorKind, Value};
 use serde::Serialize;
@@ -61,6 +63,13 @@ impl Json {
     /// Whether it is an object.
     pub(super) fn is_object(&self) -> bool {
         self.0.kind() == ValueKind::Map
+    }
+}
+
+/// Compact JSON.
+impl fmt::Display for Json {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string(&self.0).map_err(|_| fmt::Error)?)
     }
 }
 

@@ -1,14 +1,19 @@
-//! The checkpoint's own chat template: conversations, tools and options in, a prompt out.
+//! The checkpoint's own chat template: conversations, tools and options in, a prompt out. What the model writes is taken
+//! apart by [`ReplyParser`]: text, reasoning, calls of tools.
 //!
 //! The judge is transformers' `apply_chat_template`: the same template and messages give the same string
 //! (`tests/chat_templates.rs`).
 
+mod call;
 mod json;
 mod language;
+mod marks;
 mod message;
+mod reply;
 mod template;
 
 pub use json::Json;
 pub use message::{Content, Message, Part, Role, ToolCall};
+pub use reply::{ReplyParser, ReplyPart};
 pub(crate) use template::template_source;
-pub use template::{ChatOptions, ChatTemplate, GenerationPrompt, Thinking};
+pub use template::{ChatOptions, ChatTemplate, ControlTokens, GenerationPrompt, Thinking};

@@ -8,8 +8,10 @@ use minijinja::{Environment, Value};
 
 use super::json::Json;
 use super::language::{environment, strftime};
+use super::marks;
 use super::message::Message;
 use crate::checkpoint::{Checkpoint, Fields, NotGguf};
+use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
 /// Whether the model writes its reasoning first.
@@ -32,6 +34,16 @@ pub enum GenerationPrompt {
     Omit,
 }
 
+/// What text of messages that spells a control token (`<turn|>`) becomes in a prompt's tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ControlTokens {
+    /// Text: control tokens are those that the template writes, so that what a user says cannot end a turn, or begin one.
+    #[default]
+    OfTemplate,
+    /// The control token, as in transformers.
+    Anywhere,
+}
+
 /// What a conversation is rendered with, besides its messages.
 #[derive(Clone, Debug, Default)]
 pub struct ChatOptions {
@@ -42,6 +54,8 @@ pub struct ChatOptions {
     pub tools: Vec<Json>,
     /// The template's `add_generation_prompt`. Default: added.
     pub generation_prompt: GenerationPrompt,
+    /// What spelled control tokens in messages and tools become. Default: text.
+    pub control_tokens: ControlTokens,
     /// Further variables that the template reads (transformers' keyword arguments). Default: none.
     pub variables: Vec<(String, Json)>,
     /// The time that the template's `strftime_now` writes, in UTC: for local time, add the zone's offset. Default: when it is
@@ -123,13 +137,35 @@ impl ChatTemplate {
     /// option cannot be used. What a template keeps in variables is not bounded: one that doubles a text again and again
     /// exhausts memory.
     pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<String> {
+        let (messages, tools) = values(messages, options);
+        self.render_values(messages, tools, options)
+    }
+
+    /// The tokens of a conversation.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`], or if the prompt is empty or cannot be encoded.
+    pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>> {
+        let (messages, tools) = values(messages, options);
+        let num_messages = messages.len();
+        let values = [messages, tools].concat();
+        let marked = match options.control_tokens {
+            ControlTokens::OfTemplate => marks::mark(&values, tokenizer.control_names())?,
+            ControlTokens::Anywhere => None,
+        };
+        let (mut messages, mark) = marked.map_or((values, None), |(values, mark)| (values, Some(mark)));
+        let tools = messages.split_off(num_messages);
+        let prompt = self.render_values(messages, tools, options)?;
+        mark.map_or_else(|| tokenizer.encode(&prompt), |mark| tokenizer.encode_marked(&prompt, mark))
+    }
+
+    fn render_values(&self, messages: Vec<Value>, tools: Vec<Value>, options: &ChatOptions) -> Result<String> {
         options.check()?;
         let template = self.environment.get_template(NAME).map_err(Error::template)?;
         // None where there are no tools, as in transformers: templates ask `tools is not none`.
-        let tools = options.tools.iter().map(|Json(tool)| tool.clone());
-        let tools: Option<Value> = (!options.tools.is_empty()).then(|| tools.collect());
+        let tools = (!tools.is_empty()).then(|| Value::from(tools));
         let own = [
-            ("messages", messages.iter().map(Message::value).collect()),
+            ("messages", Value::from(messages)),
             ("tools", Value::from(tools)),
             ("documents", Value::from(())),
             ("add_generation_prompt", Value::from(options.generation_prompt == GenerationPrompt::Add)),
@@ -144,6 +180,11 @@ impl ChatTemplate {
         template.render_captured_to(context, &mut prompt).map_err(Error::template)?;
         String::from_utf8(prompt.0).map_err(|e| Error::Template(format!("writes no UTF-8: {e}")))
     }
+}
+
+/// The messages and the tools as templates see them.
+fn values(messages: &[Message], options: &ChatOptions) -> (Vec<Value>, Vec<Value>) {
+    (messages.iter().map(Message::value).collect(), options.tools.iter().map(|Json(tool)| tool.clone()).collect())
 }
 
 /// Limit of a prompt in bytes.

@@ -244,6 +244,7 @@ impl Vocabulary {
     fn kinds(&self, normal: &[usize]) -> Raw {
         let kind = |(id, token): (usize, &String)| match token {
             _ if normal.contains(&id) => 1,
+            _ if [49, 51, 52, 100, 101].contains(&id) => 4, // as llama.cpp's converter
             _ if CONTROL.iter().any(|(control, _)| *control == id) => 3,
             _ if id == STRIKE_END => 4,
             token if token.starts_with("[PAD") => 5,

@@ -38,7 +38,8 @@ const USER_DEFINED: u64 = 4;
 const UNUSED: u64 = 5;
 
 /// Gemma 4's control tokens. Files in circulation call some of them normal (`<eos>`, `<|tool_response>`), and their text
-/// would then be merged like any other.
+/// would then be merged like any other; llama.cpp's converter calls others user-defined (`<|tool_call>`), which would make
+/// them part of the decoded text.
 const CONTROL_TOKENS: [&str; 24] = [
     "<pad>",
     "<eos>",
@@ -216,7 +217,7 @@ fn kinds(keys: &Keys<'_>, tokens: &[&str]) -> Result<Vec<u64>> {
         (array.len() == tokens.len()).then(|| array.iter().map(|kind| kind.as_u64()).collect()).flatten();
     let wrong = || keys.error(TYPES, format!("is {array:?}, must be {} integers, one for each token", tokens.len()));
     let mut kinds = kinds.ok_or_else(wrong)?;
-    for (token, kind) in tokens.iter().zip(&mut kinds).filter(|(_, kind)| **kind == NORMAL) {
+    for (token, kind) in tokens.iter().zip(&mut kinds).filter(|(_, kind)| [NORMAL, USER_DEFINED].contains(kind)) {
         match *token {
             STRIKE_END => *kind = USER_DEFINED,
             token if CONTROL_TOKENS.contains(&token) => *kind = CONTROL,

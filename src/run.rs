@@ -43,6 +43,7 @@ pub(crate) struct Run {
     pub cancel: Cancel,
     /// Tokens of the prompt that were not read yet, the newest of the sequence before them.
     prompt: Vec<u32>,
+    prompt_end: usize, // tokens of the sequence up to the prompt's last
     undo: Option<Undo>,
     first: Option<(DecodeState, Vec<TokenLogprobs>)>, // not handed out yet, and so not yet the sequence's
     left: usize,                                      // tokens that may still be generated
@@ -96,6 +97,7 @@ impl Run {
             rng: StdRng::seed_from_u64(options.seed),
             pipeline,
             cancel: options.cancel.clone(),
+            prompt_end: decoder.state.len() + ids.len(),
             prompt: ids,
             undo: Some(Undo { len: decoder.state.len(), newest: decoder.drafting.newest.clone(), state: None }),
             first: None,
@@ -116,6 +118,11 @@ impl Run {
     /// Whether the prompt was not read to its end yet.
     pub fn is_reading(&self) -> bool {
         !self.prompt.is_empty()
+    }
+
+    /// Tokens of the sequence up to the prompt's last.
+    pub fn prompt_end(&self) -> usize {
+        self.prompt_end
     }
 
     /// Whether the token behind the prompt waits to be handed out.

@@ -136,13 +136,34 @@ impl Scheduler {
     /// # Errors
     /// As [`Session::fork`] and [`Scheduler::add`], or if there is no such sequence or its prompt is not read yet.
     pub fn fork(&mut self, id: SequenceId, prompt: &[u32], options: &GenerateOptions) -> Result<SequenceId> {
+        let fork = self.read_slot(id)?.session.fork()?;
+        self.add(fork, prompt, options).map_err(|refused| refused.1)
+    }
+
+    /// A second sequence with the prompt of `id`, which is not read again but for its last token, and a generation of its own
+    /// behind it: it writes what it would have written alone.
+    ///
+    /// # Errors
+    /// As [`Session::fork`], [`Session::rewind`] and [`Scheduler::add`], or if there is no such sequence or its prompt is not
+    /// read yet. With the first piece of `id`, its prompt can still be gone back to.
+    pub fn fork_prompt(&mut self, id: SequenceId, options: &GenerateOptions) -> Result<SequenceId> {
+        let slot = self.read_slot(id)?;
+        let mut fork = slot.session.fork()?;
+        let last = slot.run.prompt_end() - 1;
+        let unread = || Error::argument("id", "its prompt was not read to the end");
+        let token = fork.tokens().get(last).copied().ok_or_else(unread)?;
+        fork.rewind(last)?;
+        self.add(fork, &[token], options).map_err(|refused| refused.1)
+    }
+
+    /// A sequence whose prompt is read.
+    fn read_slot(&mut self, id: SequenceId) -> Result<&mut Slot> {
         let missing = || Error::argument("id", "there is no such sequence; it was removed");
         let slot = self.slots.iter_mut().find(|slot| slot.id == id).ok_or_else(missing)?;
         if slot.run.is_reading() {
             return Err(Error::argument("id", "its prompt is being read; fork it when it has written a token"));
         }
-        let fork = slot.session.fork()?;
-        self.add(fork, prompt, options).map_err(|refused| refused.1)
+        Ok(slot)
     }
 
     /// One pass for all generations under way. Each gives a piece, unless it is still at its prompt.

@@ -12,7 +12,7 @@ pub use distribution::Distribution;
 pub use dry::Dry;
 pub use logprobs::TokenLogprobs;
 pub use penalties::Penalties;
-pub use processor::LogitsProcessor;
+pub use processor::{LogitBias, LogitsProcessor};
 pub use sampling::{Sampling, Xtc};
 
 use filters::Candidates;

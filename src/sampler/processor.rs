@@ -14,3 +14,21 @@ pub trait LogitsProcessor: std::fmt::Debug + Send + Sync {
     /// The implementation's; they end the generation.
     fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()>;
 }
+
+/// Adds to the logits of tokens.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LogitBias {
+    /// Tokens, and what is added to their logits; `-inf` excludes one.
+    pub biases: Vec<(u32, f32)>,
+}
+
+impl LogitsProcessor for LogitBias {
+    fn process(&self, _: &[u32], logits: &mut [f32]) -> Result<()> {
+        for (id, bias) in &self.biases {
+            if let Some(logit) = logits.get_mut(*id as usize) {
+                *logit += bias;
+            }
+        }
+        Ok(())
+    }
+}

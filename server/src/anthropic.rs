@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use foretoken::chat::Message;
+use foretoken::chat::{ChatOptions, ReplyPart};
 use foretoken::{Finish, GenerateOptions, Piece};
 use serde_json::{Value, json};
 
@@ -13,7 +13,9 @@ use crate::app::{App, RequestId};
 use crate::convert::{self, Prompt};
 use crate::fields::Fields;
 use crate::job::Ended;
-use crate::reply::{Generate, Reply, Written, answer, encode, json as json_response};
+use crate::reply::{Generate, Reply, Written, answer, encode, json as json_response, named};
+use crate::tools::{Calls, Chat};
+use crate::{messages, tools};
 
 pub(crate) async fn messages(State(app): State<Arc<App>>, id: RequestId, fields: Fields) -> Result<Response, ApiError> {
     let generate = request(&app, fields)?;
@@ -23,11 +25,10 @@ pub(crate) async fn messages(State(app): State<Arc<App>>, id: RequestId, fields:
 /// The number of a chat's tokens.
 pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     app.check_model(&mut fields)?;
-    let messages = conversation(&mut fields)?;
-    take_inert(&mut fields)?;
+    let (chat, _) = chat(&mut fields)?;
     fields.end()?;
-    let (tokens, _) = encode(&app, app.admit()?, "messages", move |app| {
-        convert::tokens(&app.engine, app.chat_template.as_ref(), Prompt::Chat(messages))
+    let (tokens, _) = encode(&app, app.admit(1)?, "messages", move |app| {
+        convert::tokens(&app.engine, app.chat_template.as_ref(), Prompt::Chat(chat))
     })
     .await?;
     Ok(json_response(&json!({"input_tokens": tokens.len()})))
@@ -35,39 +36,51 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields
 
 fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
     app.check_model(&mut fields)?;
-    let messages = conversation(&mut fields)?;
+    let (chat, calls) = chat(&mut fields)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = fields.count("max_tokens", 1..=usize::MAX)?;
     let most = most.ok_or_else(|| fields.error("max_tokens", "is missing; give the most tokens to write"))?;
     let strings = convert::stop_strings(&mut fields, "stop_sequences")?;
-    let options = GenerateOptions {
+    let base = convert::chat_sampling(&app.engine);
+    let mut options = GenerateOptions {
         stop: convert::stop(&mut fields, strings)?,
-        ..convert::options(&mut fields, &app.defaults, &convert::chat_sampling(&app.engine), Some(most))?
+        ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, Some(most))?
     };
-    take_inert(&mut fields)?;
-    fields.end()?;
-    Ok(Generate { prompt: Prompt::Chat(messages), prompt_field: "messages", options, streams, reply: Box::new(Answer) })
-}
-
-/// Takes `system` and `messages`.
-fn conversation(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
-    let system = convert::text_of(fields, "system")?.map(convert::system);
-    let messages = convert::messages(fields)?;
-    if convert::ends_with_assistant(&messages) {
-        let last = format!("messages[{}].role", messages.len() - 1);
-        return Err(fields.error(&last, "is the assistant's, whose text would be continued; that is not implemented"));
-    }
-    Ok(system.into_iter().chain(messages).collect())
-}
-
-fn take_inert(fields: &mut Fields) -> Result<(), ApiError> {
+    calls.limit(&app.engine, &mut options.stop);
     fields.ignore(&["metadata", "service_tier"]);
-    fields.only("tools", &[json!([])])?;
-    fields.only("tool_choice", &[json!({"type": "none"}), json!({"type": "auto"})])?;
-    fields.only("thinking", &[json!({"type": "disabled"})])
+    fields.end()?;
+    Ok(Generate {
+        prompt: Prompt::Chat(chat),
+        prompt_field: "messages",
+        options,
+        choices: 1,
+        streams,
+        reply: Box::new(Answer::default()),
+    })
 }
 
-struct Answer;
+/// Takes `system`, `messages`, `tools`, `tool_choice` and `thinking`.
+fn chat(fields: &mut Fields) -> Result<(Chat, Calls), ApiError> {
+    let messages = messages::anthropic(fields)?;
+    let (tools, calls) = tools::anthropic(fields)?;
+    let options = ChatOptions { tools, thinking: tools::anthropic_thinking(fields)?, ..ChatOptions::default() };
+    fields.ignore(&["cache_control"]);
+    Ok((Chat { messages, options }, calls))
+}
+
+/// The content block that is being written.
+#[derive(Clone, Copy, PartialEq)]
+enum Block {
+    Thinking,
+    Text,
+}
+
+#[derive(Default)]
+struct Answer {
+    open: Option<Block>,
+    /// Blocks that were begun.
+    blocks: usize,
+}
 
 impl Answer {
     fn message(written: &Written) -> Value {
@@ -82,11 +95,36 @@ impl Answer {
             "usage": {"input_tokens": written.prompt_tokens, "output_tokens": 0},
         })
     }
-}
 
-/// An event with its name, which is its type.
-fn named(data: Value) -> String {
-    format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap_or_default())
+    fn start(&mut self, block: Value) -> String {
+        self.blocks += 1;
+        named(&json!({"type": "content_block_start", "index": self.blocks - 1, "content_block": block}))
+    }
+
+    fn delta(&self, delta: Value) -> String {
+        named(&json!({"type": "content_block_delta", "index": self.blocks - 1, "delta": delta}))
+    }
+
+    fn stop(&self) -> String {
+        named(&json!({"type": "content_block_stop", "index": self.blocks - 1}))
+    }
+
+    /// Ends the block that is open, if it is another.
+    fn change(&mut self, to: Option<Block>) -> String {
+        let mut events = String::new();
+        if self.open != to {
+            if self.open.is_some() {
+                events += &self.stop();
+            }
+            events += &match to {
+                Some(Block::Text) => self.start(json!({"type": "text", "text": ""})),
+                Some(Block::Thinking) => self.start(json!({"type": "thinking", "thinking": "", "signature": ""})),
+                None => String::new(),
+            };
+            self.open = to;
+        }
+        events
+    }
 }
 
 /// Why it stopped, and behind which string.
@@ -95,38 +133,75 @@ fn stop_of(written: &Written, ended: &Ended) -> (&'static str, Option<String>) {
         Finish::StopString => ("stop_sequence", written.stop_string(ended)),
         Finish::MaxTokens => ("max_tokens", None),
         Finish::Context => ("model_context_window_exceeded", None),
+        _ if !written.calls.is_empty() => ("tool_use", None),
         _ => ("end_turn", None),
     }
 }
 
+/// A call's block, with its arguments or, in front of their events, without.
+fn tool_use(call: &foretoken::chat::ToolCall, input: Value) -> Value {
+    json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input})
+}
+
 impl Reply for Answer {
     fn begin(&mut self, written: &Written) -> String {
-        named(json!({"type": "message_start", "message": Self::message(written)}))
-            + &named(json!({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}))
-            + &named(json!({"type": "ping"}))
+        named(&json!({"type": "message_start", "message": Self::message(written)})) + &named(&json!({"type": "ping"}))
     }
 
-    fn piece(&mut self, piece: &Piece, _: &Written) -> String {
-        if piece.text.is_empty() {
-            return String::new();
+    fn piece(&mut self, _: &Piece, parts: &[ReplyPart], _: &Written) -> String {
+        let mut events = String::new();
+        for part in parts {
+            events += &match part {
+                ReplyPart::Reasoning(text) => {
+                    self.change(Some(Block::Thinking))
+                        + &self.delta(json!({"type": "thinking_delta", "thinking": text}))
+                }
+                ReplyPart::ToolCall(call) => {
+                    let arguments = call.arguments.to_string();
+                    self.change(None)
+                        + &self.start(tool_use(call, json!({})))
+                        + &self.delta(json!({"type": "input_json_delta", "partial_json": arguments}))
+                        + &self.stop()
+                }
+                ReplyPart::Text(text) => {
+                    self.change(Some(Block::Text)) + &self.delta(json!({"type": "text_delta", "text": text}))
+                }
+                _ => String::new(),
+            };
         }
-        let delta = json!({"type": "text_delta", "text": piece.text});
-        named(json!({"type": "content_block_delta", "index": 0, "delta": delta}))
+        events
     }
 
     fn end(&mut self, written: &Written, ended: &Ended) -> String {
+        let mut events = String::new();
+        if self.blocks == 0 {
+            events += &self.change(Some(Block::Text));
+        }
+        events += &self.change(None);
         let (reason, sequence) = stop_of(written, ended);
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
         let usage = json!({"output_tokens": written.tokens.len()});
-        named(json!({"type": "content_block_stop", "index": 0}))
-            + &named(json!({"type": "message_delta", "delta": delta, "usage": usage}))
-            + &named(json!({"type": "message_stop"}))
+        events
+            + &named(&json!({"type": "message_delta", "delta": delta, "usage": usage}))
+            + &named(&json!({"type": "message_stop"}))
     }
 
-    fn whole(&mut self, written: &Written, ended: &Ended) -> Value {
+    fn whole(&mut self, choices: &[(Written, Ended)]) -> Value {
+        let (written, ended) = &choices[0];
         let (reason, sequence) = stop_of(written, ended);
+        let mut content = Vec::new();
+        if !written.reasoning.is_empty() {
+            content.push(json!({"type": "thinking", "thinking": written.reasoning, "signature": ""}));
+        }
+        if !written.content.is_empty() || (written.calls.is_empty() && content.is_empty()) {
+            content.push(json!({"type": "text", "text": written.content}));
+        }
+        for call in &written.calls {
+            let input = serde_json::from_str(&call.arguments.to_string()).unwrap_or_default();
+            content.push(tool_use(call, input));
+        }
         let mut message = Self::message(written);
-        message["content"] = json!([{"type": "text", "text": written.text}]);
+        message["content"] = json!(content);
         message["stop_reason"] = json!(reason);
         message["stop_sequence"] = json!(sequence);
         message["usage"]["output_tokens"] = json!(written.tokens.len());

@@ -20,6 +20,7 @@ use crate::api_error::ApiError;
 use crate::auth::ApiKeys;
 use crate::convert::GenerateDefaults;
 use crate::fields::Fields;
+use crate::hosts::Hosts;
 use crate::job::Ticket;
 use crate::metrics::Metrics;
 use crate::worker::Worker;
@@ -40,17 +41,18 @@ pub(crate) struct App {
     /// Instead of the checkpoint's.
     pub chat_template: Option<ChatTemplate>,
     pub api_keys: ApiKeys,
+    pub hosts: Hosts,
     /// Set when the server begins to stop.
     pub stopping: AtomicBool,
 }
 
 impl App {
-    /// A place for a request.
+    /// So many places for sequences.
     ///
     /// # Errors
-    /// 429 if all are taken.
-    pub fn admit(&self) -> Result<Ticket, ApiError> {
-        self.worker.admit().ok_or_else(|| {
+    /// 429 if fewer are free.
+    pub fn admit(&self, places: usize) -> Result<Vec<Ticket>, ApiError> {
+        self.worker.admit(places).ok_or_else(|| {
             self.metrics.refused();
             ApiError::queue_full(self.worker.limit())
         })

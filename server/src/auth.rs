@@ -2,19 +2,39 @@
 
 use hyper::HeaderMap;
 use hyper::header::AUTHORIZATION;
-use subtle::ConstantTimeEq;
+use subtle::{Choice, ConstantTimeEq};
 
 /// The keys of which a request must have one; without any, every request is let in.
 #[derive(Clone, Default)]
-pub(crate) struct ApiKeys(Vec<String>);
+pub(crate) struct ApiKeys(Vec<Padded>);
+
+/// Bytes of a key.
+const MAX_KEY: usize = 512;
+
+/// A key with zeros behind it, and its length: comparing two takes the same time whatever their lengths are.
+#[derive(Clone)]
+struct Padded([u8; MAX_KEY], u64);
+
+impl Padded {
+    /// `None` if the key is too long.
+    fn new(key: &[u8]) -> Option<Self> {
+        let mut padded = [0; MAX_KEY];
+        padded.get_mut(..key.len())?.copy_from_slice(key);
+        Some(Self(padded, key.len() as u64))
+    }
+}
 
 impl ApiKeys {
-    pub fn new(keys: Vec<String>) -> Self {
-        Self(keys)
+    /// # Errors
+    /// If a key is empty or too long.
+    pub fn new(keys: Vec<String>) -> anyhow::Result<Self> {
+        let padded = |key: &String| Padded::new(key.as_bytes()).filter(|_| !key.is_empty());
+        let keys: Option<_> = keys.iter().map(padded).collect();
+        keys.map(Self).ok_or_else(|| anyhow::anyhow!("an API key is empty, or longer than {MAX_KEY} bytes"))
     }
 
     /// Whether the headers have a key: `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`. Compared with all keys in
-    /// a time that depends on lengths alone.
+    /// a time that does not depend on them, nor on how much of one is right.
     pub fn admit(&self, headers: &HeaderMap) -> bool {
         if self.0.is_empty() {
             return true;
@@ -24,11 +44,10 @@ impl ApiKeys {
             let (scheme, key) = value.split_at_checked(7)?;
             scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
         });
-        let given = [bearer, header("x-api-key")];
-        let mut found = subtle::Choice::from(0);
-        for given in given.into_iter().flatten() {
+        let mut found = Choice::from(0);
+        for given in [bearer, header("x-api-key")].into_iter().flatten().filter_map(Padded::new) {
             for key in &self.0 {
-                found |= key.as_bytes().ct_eq(given);
+                found |= key.0.ct_eq(&given.0) & key.1.ct_eq(&given.1);
             }
         }
         found.into()

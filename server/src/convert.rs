@@ -1,17 +1,20 @@
 //! From requests to the library's types and back: the one file that knows both.
 
-use foretoken::chat::{ChatOptions, ChatTemplate, Message, Role};
-use foretoken::sampler::{Penalties, Sampler};
+use std::sync::Arc;
+
+use foretoken::chat::ChatTemplate;
+use foretoken::sampler::{LogitBias, LogitsProcessor, Penalties, Sampler};
 use foretoken::speculative::{BlockSize, DrafterOptions, Drafters};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
-    EndOfGeneration, Engine, GenerateOptions, Sampling, Speculation, SpeculationOptions, Statistics, Stop,
+    EndOfGeneration, Engine, GenerateOptions, Piece, Sampling, Speculation, SpeculationOptions, Statistics, Stop,
     TokenLogprobs,
 };
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::fields::{Fields, kind};
+use crate::tools::Chat;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -32,13 +35,15 @@ pub struct GenerateDefaults {
     pub max_tokens: Option<usize>,
     /// Default: where possible.
     pub speculation: Speculation,
+    /// Modifies logits of every request, in front of its own biases. Default: none.
+    pub logits_processor: Option<Arc<dyn LogitsProcessor>>,
 }
 
 /// What is continued.
 pub(crate) enum Prompt {
     Text(String),
     Ids(Vec<u32>),
-    Chat(Vec<Message>),
+    Chat(Chat),
 }
 
 /// Most stop strings of a request, and bytes of one: every token is compared with all of them.
@@ -46,12 +51,14 @@ const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
 /// Most tokens whose log-probabilities are reported beside the emitted one's.
 pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
+/// Most tokens whose logits a request biases.
+const MAX_BIASES: usize = 1024;
 
 /// The options that all routes have, by their common names. `base` has the sampling parameters that neither the request nor the
 /// command line gives.
 pub(crate) fn options(
     fields: &mut Fields,
-    defaults: &GenerateDefaults,
+    (engine, defaults): (&Engine, &GenerateDefaults),
     base: &Sampling,
     max_tokens: Option<usize>,
 ) -> Result<GenerateOptions> {
@@ -60,6 +67,7 @@ pub(crate) fn options(
         sampling: sampling(fields, defaults, base)?,
         seed: seed(fields, defaults)?,
         speculation: speculation(fields, &defaults.speculation)?,
+        logits_processor: logits_processor(fields, engine, defaults)?,
         ..GenerateOptions::default()
     };
     Sampler::new(options.sampling.clone(), Vec::new()).map_err(|error| ApiError::of(&error, "prompt"))?;
@@ -67,8 +75,63 @@ pub(crate) fn options(
 }
 
 /// The options of a request that says nothing.
-pub(crate) fn default_options(defaults: &GenerateDefaults) -> Result<GenerateOptions> {
-    options(&mut Fields::parse(b"{}")?, defaults, &Sampling::default(), None)
+pub(crate) fn default_options(engine: &Engine, defaults: &GenerateDefaults) -> Result<GenerateOptions> {
+    options(&mut Fields::parse(b"{}")?, (engine, defaults), &Sampling::default(), None)
+}
+
+/// One behind the other.
+#[derive(Debug)]
+struct Processors(Vec<Arc<dyn LogitsProcessor>>);
+
+impl LogitsProcessor for Processors {
+    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> foretoken::Result<()> {
+        self.0.iter().try_for_each(|processor| processor.process(tokens, logits))
+    }
+}
+
+fn logits_processor(
+    fields: &mut Fields,
+    engine: &Engine,
+    defaults: &GenerateDefaults,
+) -> Result<Option<Arc<dyn LogitsProcessor>>> {
+    let biases = logit_bias(fields, engine.target().num_readable_tokens())?;
+    let bias: Option<Arc<dyn LogitsProcessor>> =
+        if biases.is_empty() { None } else { Some(Arc::new(LogitBias { biases })) };
+    Ok(match (defaults.logits_processor.clone(), bias) {
+        (Some(first), Some(bias)) => Some(Arc::new(Processors(vec![first, bias]))),
+        (one, other) => one.or(other),
+    })
+}
+
+/// Takes `logit_bias`: OpenAI's object of biases by token id, or llama.cpp's list of pairs, in which `false` excludes a token.
+fn logit_bias(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>> {
+    let pairs: Vec<(Value, Value)> = match fields.value("logit_bias") {
+        None => return Ok(Vec::new()),
+        Some(Value::Object(biases)) => {
+            let id = |id: &String| id.parse::<u32>().map_or(Value::Null, Value::from);
+            biases.iter().map(|(token, bias)| (id(token), bias.clone())).collect()
+        }
+        Some(Value::Array(list)) => {
+            let pair = |pair: &Value| (pair[0].clone(), if pair[2].is_null() { pair[1].clone() } else { Value::Null });
+            list.iter().map(pair).collect()
+        }
+        Some(other) => {
+            return Err(fields.error("logit_bias", format!("is {}, must be an object or a list", kind(&other))));
+        }
+    };
+    if pairs.len() > MAX_BIASES {
+        return Err(fields.error("logit_bias", format!("has {} tokens, may have {MAX_BIASES}", pairs.len())));
+    }
+    let bias = |(id, bias): &(Value, Value)| {
+        let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < vocab);
+        let bias = match bias {
+            Value::Bool(false) => Some(f32::NEG_INFINITY),
+            bias => bias.as_f64().map(|bias| bias as f32).filter(|bias| bias.is_finite()),
+        };
+        id.zip(bias)
+            .ok_or_else(|| fields.error("logit_bias", format!("must have finite numbers for token ids below {vocab}")))
+    };
+    pairs.iter().map(bias).collect()
 }
 
 fn sampling(fields: &mut Fields, defaults: &GenerateDefaults, base: &Sampling) -> Result<Sampling> {
@@ -225,66 +288,6 @@ pub(crate) fn prompt(fields: &mut Fields, name: &str) -> Result<Prompt> {
     }
 }
 
-/// The messages of a chat: of each the role and the text, in OpenAI's form and in Anthropic's.
-pub(crate) fn messages(fields: &mut Fields) -> Result<Vec<Message>> {
-    let list =
-        fields.list("messages")?.ok_or_else(|| fields.error("messages", "is missing; give at least one message"))?;
-    if list.is_empty() {
-        return Err(fields.error("messages", "is empty; give at least one message"));
-    }
-    list.into_iter().enumerate().map(|(i, value)| message(value, &format!("messages[{i}]"))).collect()
-}
-
-fn message(value: Value, name: &str) -> Result<Message> {
-    let mut fields = Fields::of(value, name)?;
-    let role = match fields.string("role")?.as_deref() {
-        Some("system" | "developer") => Role::System,
-        Some("user") => Role::User,
-        Some("assistant") => Role::Assistant,
-        Some(_) => {
-            let problem = "is unknown, or not implemented; there are system, developer, user and assistant";
-            return Err(fields.error("role", problem));
-        }
-        None => return Err(fields.error("role", "is missing; give system, user or assistant")),
-    };
-    let content = text_of(&mut fields, "content")?.ok_or_else(|| fields.error("content", "is missing; give a text"))?;
-    fields.ignore(&["name"]);
-    fields.only("tool_calls", &[json!([])])?;
-    fields.end()?;
-    Ok(Message::new(role, content))
-}
-
-/// A text: a string, or a list of parts of the type `text`, one behind the other.
-pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>> {
-    match fields.value(name) {
-        None => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(Value::Array(parts)) => {
-            let name = fields.name(name);
-            let part = |(i, value)| {
-                let mut part = Fields::of(value, &format!("{name}[{i}]"))?;
-                part.only("type", &[json!("text")])?;
-                let text = part.string("text")?.ok_or_else(|| part.error("text", "is missing"))?;
-                part.ignore(&["cache_control"]);
-                part.end()?;
-                Ok(text)
-            };
-            parts.into_iter().enumerate().map(part).collect::<Result<String>>().map(Some)
-        }
-        Some(other) => Err(fields.error(name, format!("is {}, must be a text or a list of its parts", kind(&other)))),
-    }
-}
-
-/// A system message in front of a chat.
-pub(crate) fn system(content: String) -> Message {
-    Message::system(content)
-}
-
-/// Whether the last message is the model's.
-pub(crate) fn ends_with_assistant(messages: &[Message]) -> bool {
-    messages.last().is_some_and(|message| message.role == Role::Assistant)
-}
-
 /// The tokens of a prompt. Takes time that grows with the prompt.
 ///
 /// # Errors
@@ -293,10 +296,8 @@ pub(crate) fn tokens(engine: &Engine, template: Option<&ChatTemplate>, prompt: P
     match (prompt, template) {
         (Prompt::Ids(ids), _) => Ok(ids),
         (Prompt::Text(text), _) => engine.tokenizer()?.encode(&text),
-        (Prompt::Chat(messages), None) => engine.encode_chat(&messages, &ChatOptions::default()),
-        (Prompt::Chat(messages), Some(template)) => {
-            engine.tokenizer()?.encode(&template.render(&messages, &ChatOptions::default())?)
-        }
+        (Prompt::Chat(chat), None) => engine.encode_chat(&chat.messages, &chat.options),
+        (Prompt::Chat(chat), Some(template)) => template.encode(engine.tokenizer()?, &chat.messages, &chat.options),
     }
 }
 
@@ -320,6 +321,16 @@ pub(crate) fn stop_string(engine: &Engine, tokens: &[u32], text: &str, strings: 
     let whole = engine.tokenizer().ok()?.decode(tokens).ok()?;
     let rest = whole.strip_prefix(text)?;
     strings.iter().filter(|string| rest.starts_with(string.as_str())).max_by_key(|string| string.len()).cloned()
+}
+
+/// Tokens of a piece, each with its text, and whether a drafter wrote it.
+pub(crate) fn origins(engine: &Engine, piece: &Piece) -> Value {
+    let Ok(tokenizer) = engine.tokenizer() else { return json!([]) };
+    let token = |(i, id): (usize, &u32)| {
+        let bytes = if tokenizer.is_control(*id) { Vec::new() } else { token_bytes(tokenizer, *id) };
+        json!({"id": id, "text": String::from_utf8_lossy(&bytes), "drafted": i < piece.drafted})
+    };
+    piece.tokens.iter().enumerate().map(token).collect()
 }
 
 /// A token with its log-probability: OpenAI's fields, and llama.cpp's `id`.

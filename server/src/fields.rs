@@ -110,6 +110,11 @@ impl Fields {
         self.value(field).map(|value| Self::of(value, &name)).transpose()
     }
 
+    /// All that were not taken, but for `null`.
+    pub fn rest(self) -> impl Iterator<Item = (String, Value)> {
+        self.values.into_iter().filter(|(_, value)| !value.is_null())
+    }
+
     /// Fields that have no effect here, whatever their values.
     pub fn ignore(&mut self, fields: &[&str]) {
         for field in fields {

@@ -1,5 +1,6 @@
 //! A request on its way through the engine thread: what it asks for, and what comes back.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
@@ -9,17 +10,32 @@ use foretoken::speculative::Cancel;
 use foretoken::{Finish, GenerateOptions, Piece, Statistics};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// A generation that is asked for.
+/// Generations that are asked for, of one prompt.
 pub(crate) struct Job {
-    pub prompt: Vec<u32>,
-    pub options: GenerateOptions,
+    pub prompt: Arc<Vec<u32>>,
     /// Of the request, for the log.
     pub request_id: String,
     /// When the request was admitted.
     pub admitted: Instant,
+    /// The first one's. It reads the prompt.
+    pub choice: Choice,
+    /// Those that go on from the prompt when it is read.
+    pub others: Vec<Choice>,
+}
+
+impl Job {
+    /// Whether nobody waits for it.
+    pub fn is_cancelled(&self) -> bool {
+        self.choice.options.cancel.is_cancelled()
+    }
+}
+
+/// One generation.
+pub(crate) struct Choice {
+    pub options: GenerateOptions,
     /// Unbounded, so that the engine never waits for a reader: at most `max_tokens` tokens are ever in it.
     pub updates: UnboundedSender<Update>,
-    /// Held until the job is over.
+    /// Held until it is over.
     pub ticket: Ticket,
 }
 
@@ -45,10 +61,10 @@ pub(crate) struct Ended {
 }
 
 /// Why a job was not finished.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Failure {
     /// The library's error, for this job alone.
-    Library(foretoken::Error),
+    Library(Arc<foretoken::Error>),
     /// The server stops.
     Stopping,
     /// A panic outside any one sequence's part of a pass.
@@ -73,32 +89,54 @@ impl Drop for Ticket {
     }
 }
 
-/// The receiving side of a job. Dropping it cancels the job: its sequence is gone before the next pass.
+/// The receiving side of a job's generations. Dropping it cancels them: their sequences are gone before the next pass.
 pub(crate) struct Running {
-    updates: UnboundedReceiver<Update>,
-    cancel: Cancel,
+    /// A receiver for each; `None` when it has ended.
+    updates: Vec<Option<UnboundedReceiver<Update>>>,
+    cancels: Vec<Cancel>,
 }
 
 impl Running {
-    /// A channel for the updates of a job with `options`.
-    pub fn channel(options: &GenerateOptions) -> (UnboundedSender<Update>, Self) {
-        let (send, updates) = unbounded_channel();
-        (send, Self { updates, cancel: options.cancel.clone() })
+    /// As many generations as tickets, and their receiving side. Each draws from a seed of its own: the next one.
+    pub fn choices(options: &GenerateOptions, tickets: Vec<Ticket>) -> (Vec<Choice>, Self) {
+        let (mut choices, mut updates) = (Vec::new(), Vec::new());
+        for (i, ticket) in (0..).zip(tickets) {
+            let (send, receive) = unbounded_channel();
+            // Clones would share the handle.
+            let (seed, cancel) = (options.seed.wrapping_add(i), Cancel::default());
+            let options = GenerateOptions { seed, cancel, ..options.clone() };
+            choices.push(Choice { options, updates: send, ticket });
+            updates.push(Some(receive));
+        }
+        let cancels = choices.iter().map(|choice| choice.options.cancel.clone()).collect();
+        (choices, Self { updates, cancels })
     }
 
-    /// The next update.
-    pub async fn next(&mut self) -> Update {
-        self.updates.recv().await.unwrap_or(Update::Failed(Failure::Panic))
+    /// The next update, and whose it is; `None` when all have ended.
+    pub async fn next(&mut self) -> Option<(usize, Update)> {
+        poll_fn(|context| self.poll_next(context)).await
     }
 
     /// The same, for a body that is polled.
-    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Update> {
-        self.updates.poll_recv(context).map(|update| update.unwrap_or(Update::Failed(Failure::Panic)))
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Update)>> {
+        let mut all_ended = true;
+        for (i, slot) in self.updates.iter_mut().enumerate() {
+            let Some(updates) = slot else { continue };
+            all_ended = false;
+            if let Poll::Ready(update) = updates.poll_recv(context) {
+                let update = update.unwrap_or(Update::Failed(Failure::Panic));
+                if matches!(update, Update::Ended(_) | Update::Failed(_)) {
+                    *slot = None;
+                }
+                return Poll::Ready(Some((i, update)));
+            }
+        }
+        if all_ended { Poll::Ready(None) } else { Poll::Pending }
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.cancel.cancel();
+        self.cancels.iter().for_each(Cancel::cancel);
     }
 }

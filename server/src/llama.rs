@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
+use foretoken::chat::ReplyPart;
 use foretoken::{Finish, GenerateOptions, Piece, Sampling};
 use serde_json::{Value, json};
 
@@ -45,12 +46,12 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         constraint: structured.constraint.clone(),
         stop: convert::stop(&mut fields, strings)?,
         logprobs,
-        ..convert::options(&mut fields, &app.defaults, &Sampling::default(), most)?
+        ..convert::options(&mut fields, (&app.engine, &app.defaults), &Sampling::default(), most)?
     };
     take_inert(&mut fields)?;
     fields.end()?;
     let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings: settings(app, &options) });
-    Ok((Generate { prompt, prompt_field: "prompt", reply, options, streams }, structured))
+    Ok((Generate { prompt, prompt_field: "prompt", reply, options, choices: 1, streams }, structured))
 }
 
 /// Takes what has no effect, and samplers that are off.
@@ -61,7 +62,6 @@ fn take_inert(fields: &mut Fields) -> Result<(), ApiError> {
     }
     fields.only("typical_p", &[json!(1)])?;
     fields.only("mirostat", &[json!(0)])?;
-    fields.only("logit_bias", &[json!([]), json!({})])?;
     fields.only("timings_per_token", &[json!(false)])?;
     fields.only("post_sampling_probs", &[json!(false)])
 }
@@ -120,7 +120,7 @@ impl Completion {
 }
 
 impl Reply for Completion {
-    fn piece(&mut self, piece: &Piece, written: &Written) -> String {
+    fn piece(&mut self, piece: &Piece, _: &[ReplyPart], written: &Written) -> String {
         let mut value = json!({
             "index": 0,
             "content": piece.text,
@@ -139,7 +139,8 @@ impl Reply for Completion {
         event(&self.last(written, ended))
     }
 
-    fn whole(&mut self, written: &Written, ended: &Ended) -> Value {
+    fn whole(&mut self, choices: &[(Written, Ended)]) -> Value {
+        let (written, ended) = &choices[0];
         let mut value = self.last(written, ended);
         value["content"] = json!(written.text);
         if self.return_tokens {
@@ -159,7 +160,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) ->
     let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
     fields.only("parse_special", &[json!(true)])?;
     fields.end()?;
-    let (tokens, _) = reply::encode(&app, app.admit()?, "content", move |app| {
+    let (tokens, _) = reply::encode(&app, app.admit(1)?, "content", move |app| {
         let tokenizer = app.engine.tokenizer()?;
         // Of an empty text there is <bos> alone, which `encode` refuses as a prompt.
         let encoded = if text.is_empty() { Vec::new() } else { tokenizer.encode(&text)? };

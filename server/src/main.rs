@@ -45,6 +45,9 @@ struct Args {
     /// Keys in a file, a line each.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// A name by which requests may call a server on a loopback address, besides localhost; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    allowed_host: Vec<String>,
     /// The model's name in requests and answers. Default: that of its file or directory.
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
@@ -163,9 +166,11 @@ fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> 
             seed: text.seed,
             max_tokens: text.max_tokens,
             speculation: args.drafting.options(engine)?,
+            logits_processor: None,
         },
         chat_template: template,
         api_keys: api_keys(args)?,
+        allowed_hosts: args.allowed_host.clone(),
         max_connections: args.max_connections,
         idle_timeout: Duration::from_secs(args.idle_timeout),
         drain_timeout: Duration::from_secs(args.drain_timeout),

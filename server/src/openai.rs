@@ -1,4 +1,4 @@
-//! What OpenAI's two generating routes have in common: fields, usage, ends.
+//! What OpenAI's generating routes have in common: fields, usage, ends.
 
 use foretoken::Finish;
 use serde_json::{Value, json};
@@ -22,12 +22,15 @@ const NO_EFFECT: [&str; 9] = [
     "cache_prompt",
 ];
 
-/// Whether the answer is streamed, and with what.
+/// How the answer is written.
 #[derive(Clone, Copy)]
-pub(crate) struct Streaming {
+pub(crate) struct Form {
     pub streams: bool,
     /// A last chunk with the usage.
     pub include_usage: bool,
+    /// Chunks have their tokens, and who wrote them.
+    pub token_origins: bool,
+    pub logprobs: bool,
 }
 
 /// Takes the fields that have no effect, or are implemented for one value alone.
@@ -36,59 +39,67 @@ pub(crate) struct Streaming {
 /// If one of them has another value.
 pub(crate) fn take_inert(fields: &mut Fields) -> Result<(), ApiError> {
     fields.ignore(&NO_EFFECT);
-    fields.only("logit_bias", &[json!({}), json!([])])?;
-    fields.only("n", &[json!(1)])?;
     fields.only("min_tokens", &[json!(0)])?;
     fields.only("timings_per_token", &[json!(false)])?;
     fields.only("skip_special_tokens", &[json!(true)])?;
     fields.only("include_stop_str_in_output", &[json!(false)])
 }
 
-/// Takes `stream` and `stream_options`.
+/// Takes `n`. All choices are decoded together.
+///
+/// # Errors
+/// If it is more than that, or no number.
+pub(crate) fn choices(fields: &mut Fields, parallel: usize) -> Result<usize, ApiError> {
+    Ok(fields.count("n", 1..=parallel)?.unwrap_or(1))
+}
+
+/// Takes `stream`, `stream_options` and `token_origins`.
 ///
 /// # Errors
 /// If their types are wrong, or the second is given without the first.
-pub(crate) fn streaming(fields: &mut Fields) -> Result<Streaming, ApiError> {
+pub(crate) fn form(fields: &mut Fields) -> Result<Form, ApiError> {
     let streams = fields.flag("stream")?.unwrap_or(false);
-    let Some(mut options) = fields.object("stream_options")? else {
-        return Ok(Streaming { streams, include_usage: false });
-    };
+    let token_origins = fields.flag("token_origins")?.unwrap_or(false);
+    let mut form = Form { streams, include_usage: false, token_origins, logprobs: false };
+    let Some(mut options) = fields.object("stream_options")? else { return Ok(form) };
     if !streams {
         return Err(fields.error("stream_options", "is for streams; set stream to true, or leave it out"));
     }
-    let include_usage = options.flag("include_usage")?.unwrap_or(false);
+    form.include_usage = options.flag("include_usage")?.unwrap_or(false);
     options.ignore(&["include_obfuscation"]);
     options.end()?;
-    Ok(Streaming { streams, include_usage })
+    Ok(form)
 }
 
-pub(crate) fn usage(written: &Written) -> Value {
-    json!({
-        "prompt_tokens": written.prompt_tokens,
-        "completion_tokens": written.tokens.len(),
-        "total_tokens": written.prompt_tokens + written.tokens.len(),
-    })
+/// Tokens of the prompt, which is read once, and of all choices.
+pub(crate) fn usage<'w>(choices: impl IntoIterator<Item = &'w Written>) -> Value {
+    let (mut prompt, mut written) = (0, 0);
+    for choice in choices {
+        prompt = choice.prompt_tokens;
+        written += choice.tokens.len();
+    }
+    json!({"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written})
 }
 
-pub(crate) fn finish_reason(ended: &Ended) -> &'static str {
+pub(crate) fn finish_reason(written: &Written, ended: &Ended) -> &'static str {
     match ended.finish {
         Finish::MaxTokens | Finish::Context => "length",
+        _ if !written.calls.is_empty() => "tool_calls",
         _ => "stop",
     }
 }
 
-/// The end of a stream: the last chunk with its timings, one without choices but with the usage if it is asked for, and `[DONE]`.
-pub(crate) fn last_events(
-    streaming: Streaming,
-    [mut last, mut empty]: [Value; 2],
-    written: &Written,
-    ended: &Ended,
-) -> String {
-    last["timings"] = convert::timings(&ended.statistics);
-    let mut events = event(&last);
-    if streaming.include_usage {
-        empty["usage"] = usage(written);
-        events += &event(&empty);
+/// The last chunk of a choice: with its timings.
+pub(crate) fn last_chunk(mut chunk: Value, ended: &Ended) -> String {
+    chunk["timings"] = convert::timings(&ended.statistics);
+    event(&chunk)
+}
+
+/// The end of a stream: a chunk without choices but with the usage if it is asked for, and `[DONE]`.
+pub(crate) fn last_events(form: Form, mut empty: Value, choices: &[Written]) -> String {
+    if !form.include_usage {
+        return "data: [DONE]\n\n".into();
     }
-    events + "data: [DONE]\n\n"
+    empty["usage"] = usage(choices);
+    event(&empty) + "data: [DONE]\n\n"
 }

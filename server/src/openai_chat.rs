@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
+use foretoken::chat::{ChatOptions, ReplyPart, ToolCall};
 use foretoken::{GenerateOptions, Piece};
 use serde_json::{Value, json};
 
@@ -12,9 +13,11 @@ use crate::app::{App, RequestId};
 use crate::convert::{self, MAX_TOP_LOGPROBS, Prompt};
 use crate::fields::Fields;
 use crate::job::Ended;
-use crate::openai::{self, Streaming};
+use crate::openai::{self, Form};
 use crate::reply::{Generate, Reply, Written, answer, event};
 use crate::structured::Structured;
+use crate::tools::Chat;
+use crate::{messages, tools};
 
 pub(crate) async fn chat_completions(
     State(app): State<Arc<App>>,
@@ -28,8 +31,9 @@ pub(crate) async fn chat_completions(
 
 fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
     app.check_model(&mut fields)?;
-    let messages = convert::messages(&mut fields)?;
-    let streaming = openai::streaming(&mut fields)?;
+    let messages = messages::openai(&mut fields)?;
+    let (tools, calls) = tools::openai(&mut fields)?;
+    let form = openai::form(&mut fields)?;
     let most = match fields.count("max_completion_tokens", 1..=usize::MAX)? {
         Some(most) => {
             fields.ignore(&["max_tokens"]); // the older name
@@ -38,21 +42,27 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         None => fields.count("max_tokens", 1..=usize::MAX)?,
     };
     let strings = convert::stop_strings(&mut fields, "stop")?;
+    let base = convert::chat_sampling(&app.engine);
     let structured = Structured::response_format(&mut fields)?;
-    let options = GenerateOptions {
+    let mut options = GenerateOptions {
         constraint: structured.constraint.clone(),
         stop: convert::stop(&mut fields, strings)?,
         logprobs: logprobs(&mut fields)?,
-        ..convert::options(&mut fields, &app.defaults, &convert::chat_sampling(&app.engine), most)?
+        ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, most)?
     };
-    take_inert(&mut fields)?;
+    calls.limit(&app.engine, &mut options.stop);
+    let chat = Chat { messages, options: ChatOptions { tools, ..tools::thinking(&mut fields)? } };
+    let choices = openai::choices(&mut fields, app.parallel)?;
+    openai::take_inert(&mut fields)?;
+    fields.only("modalities", &[json!(["text"])])?;
     fields.end()?;
     let generate = Generate {
-        prompt: Prompt::Chat(messages),
+        prompt: Prompt::Chat(chat),
         prompt_field: "messages",
-        reply: Box::new(Chat { streaming, logprobs: options.logprobs.is_some() }),
+        reply: Box::new(Completion { form: Form { logprobs: options.logprobs.is_some(), ..form } }),
         options,
-        streams: streaming.streams,
+        choices,
+        streams: form.streams,
     };
     Ok((generate, structured))
 }
@@ -68,24 +78,11 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     }
 }
 
-fn take_inert(fields: &mut Fields) -> Result<(), ApiError> {
-    openai::take_inert(fields)?;
-    fields.only("tools", &[json!([])])?;
-    fields.only("tool_choice", &[json!("none"), json!("auto")])?;
-    fields.only("modalities", &[json!(["text"])])?;
-    fields.only("reasoning_effort", &[json!("none")])?;
-    fields.only("chat_template_kwargs", &[json!({}), json!({"enable_thinking": false})])?;
-    // Without tools it has no effect.
-    fields.ignore(&["parallel_tool_calls"]);
-    Ok(())
+struct Completion {
+    form: Form,
 }
 
-struct Chat {
-    streaming: Streaming,
-    logprobs: bool,
-}
-
-impl Chat {
+impl Completion {
     fn chunk(&self, written: &Written, choices: Value) -> Value {
         let mut chunk = json!({
             "id": format!("chatcmpl-{}", written.request_id),
@@ -94,48 +91,97 @@ impl Chat {
             "model": written.model,
             "choices": choices,
         });
-        if self.streaming.include_usage {
+        if self.form.include_usage {
             chunk["usage"] = Value::Null;
         }
         chunk
     }
+
+    fn delta(&self, written: &Written, delta: Value) -> Value {
+        let choice = json!({"index": written.index, "delta": delta, "logprobs": null, "finish_reason": null});
+        self.chunk(written, json!([choice]))
+    }
 }
 
-impl Reply for Chat {
+/// A call in OpenAI's form.
+fn tool_call(call: &ToolCall) -> Value {
+    let function = json!({"name": call.name, "arguments": call.arguments.to_string()});
+    json!({"id": call.id, "type": "function", "function": function})
+}
+
+impl Reply for Completion {
     fn begin(&mut self, written: &Written) -> String {
-        let delta = json!({"role": "assistant", "content": ""});
-        event(&self.chunk(written, json!([{"index": 0, "delta": delta, "logprobs": null, "finish_reason": null}])))
+        event(&self.delta(written, json!({"role": "assistant", "content": ""})))
     }
 
-    fn piece(&mut self, piece: &Piece, written: &Written) -> String {
-        if piece.text.is_empty() && piece.logprobs.is_empty() {
-            return String::new();
+    fn piece(&mut self, piece: &Piece, parts: &[ReplyPart], written: &Written) -> String {
+        let of_calls = parts.iter().filter(|part| matches!(part, ReplyPart::ToolCall(_))).count();
+        let mut call_index = written.calls.len() - of_calls;
+        let delta = |part: &ReplyPart| match part {
+            ReplyPart::Reasoning(text) => json!({"reasoning_content": text}),
+            ReplyPart::ToolCall(call) => {
+                let mut call = tool_call(call);
+                call["index"] = json!(call_index);
+                call_index += 1;
+                json!({"tool_calls": [call]})
+            }
+            ReplyPart::Text(text) => json!({"content": text}),
+            _ => json!({}),
+        };
+        let mut deltas: Vec<Value> = parts.iter().map(delta).collect();
+        if deltas.is_empty() && (!piece.logprobs.is_empty() || self.form.token_origins) {
+            deltas.push(json!({"content": ""}));
         }
-        let logprobs = self.logprobs.then(|| content(written, &piece.logprobs));
-        let delta = json!({"content": piece.text});
-        event(&self.chunk(written, json!([{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": null}])))
+        let mut chunks: Vec<Value> = deltas.into_iter().map(|delta| self.delta(written, delta)).collect();
+        // Of a piece's tokens, some of which are in no part, the first chunk tells.
+        if let Some(choice) = chunks.first_mut().map(|chunk| &mut chunk["choices"][0]) {
+            if self.form.logprobs {
+                choice["logprobs"] = content(written, &piece.logprobs);
+            }
+            if self.form.token_origins {
+                choice["tokens"] = convert::origins(&written.engine, piece);
+            }
+        }
+        chunks.iter().map(event).collect()
     }
 
     fn end(&mut self, written: &Written, ended: &Ended) -> String {
-        let reason = openai::finish_reason(ended);
-        let choice = json!([{"index": 0, "delta": {}, "logprobs": null, "finish_reason": reason}]);
-        let (last, empty) = (self.chunk(written, choice), self.chunk(written, json!([])));
-        openai::last_events(self.streaming, [last, empty], written, ended)
+        let mut chunk = self.delta(written, json!({}));
+        chunk["choices"][0]["finish_reason"] = json!(openai::finish_reason(written, ended));
+        openai::last_chunk(chunk, ended)
     }
 
-    fn whole(&mut self, written: &Written, ended: &Ended) -> Value {
+    fn close(&mut self, choices: &[Written]) -> String {
+        openai::last_events(self.form, self.chunk(&choices[0], json!([])), choices)
+    }
+
+    fn whole(&mut self, choices: &[(Written, Ended)]) -> Value {
+        let choice = |(written, ended): &(Written, Ended)| {
+            let mut message = json!({"role": "assistant", "content": written.content, "refusal": null});
+            if !written.reasoning.is_empty() {
+                message["reasoning_content"] = json!(written.reasoning);
+            }
+            if !written.calls.is_empty() {
+                message["tool_calls"] = written.calls.iter().map(tool_call).collect();
+                if written.content.is_empty() {
+                    message["content"] = Value::Null;
+                }
+            }
+            json!({
+                "index": written.index,
+                "message": message,
+                "logprobs": self.form.logprobs.then(|| content(written, &written.logprobs)),
+                "finish_reason": openai::finish_reason(written, ended),
+            })
+        };
+        let (written, ended) = &choices[0];
         json!({
             "id": format!("chatcmpl-{}", written.request_id),
             "object": "chat.completion",
             "created": written.created,
             "model": written.model,
-            "choices": [{
-                "index": 0,
-                "message": {"role": "assistant", "content": written.text, "refusal": null},
-                "logprobs": self.logprobs.then(|| content(written, &written.logprobs)),
-                "finish_reason": openai::finish_reason(ended),
-            }],
-            "usage": openai::usage(written),
+            "choices": choices.iter().map(choice).collect::<Vec<_>>(),
+            "usage": openai::usage(choices.iter().map(|(written, _)| written)),
             "timings": convert::timings(&ended.statistics),
         })
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
+use foretoken::chat::ReplyPart;
 use foretoken::{GenerateOptions, Piece, Sampling, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
@@ -12,7 +13,7 @@ use crate::app::{App, RequestId};
 use crate::convert::{self, MAX_TOP_LOGPROBS};
 use crate::fields::Fields;
 use crate::job::Ended;
-use crate::openai::{self, Streaming};
+use crate::openai::{self, Form};
 use crate::reply::{Generate, Reply, Written, answer, event};
 use crate::structured::Structured;
 
@@ -29,7 +30,7 @@ pub(crate) async fn completions(
 fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
     app.check_model(&mut fields)?;
     let prompt = convert::prompt(&mut fields, "prompt")?;
-    let streaming = openai::streaming(&mut fields)?;
+    let form = openai::form(&mut fields)?;
     let most = fields.count("max_tokens", 1..=usize::MAX)?;
     let strings = convert::stop_strings(&mut fields, "stop")?;
     let structured = Structured::response_format(&mut fields)?;
@@ -37,8 +38,9 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         constraint: structured.constraint.clone(),
         stop: convert::stop(&mut fields, strings)?,
         logprobs: fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?,
-        ..convert::options(&mut fields, &app.defaults, &Sampling::default(), most)?
+        ..convert::options(&mut fields, (&app.engine, &app.defaults), &Sampling::default(), most)?
     };
+    let choices = openai::choices(&mut fields, app.parallel)?;
     openai::take_inert(&mut fields)?;
     fields.only("best_of", &[json!(1)])?;
     fields.only("echo", &[json!(false)])?;
@@ -47,18 +49,21 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     let generate = Generate {
         prompt,
         prompt_field: "prompt",
-        reply: Box::new(Completion { streaming, logprobs: options.logprobs.is_some(), offset: 0 }),
+        reply: Box::new(Completion {
+            form: Form { logprobs: options.logprobs.is_some(), ..form },
+            offsets: vec![0; choices],
+        }),
         options,
-        streams: streaming.streams,
+        choices,
+        streams: form.streams,
     };
     Ok((generate, structured))
 }
 
 struct Completion {
-    streaming: Streaming,
-    logprobs: bool,
-    /// Characters of the tokens in front of the next piece's.
-    offset: usize,
+    form: Form,
+    /// Of every choice, characters of the tokens in front of the next piece's.
+    offsets: Vec<usize>,
 }
 
 impl Completion {
@@ -73,12 +78,13 @@ impl Completion {
     }
 
     fn choice(&mut self, written: &Written, (text, logprobs): (&str, &[TokenLogprobs]), reason: Option<&str>) -> Value {
-        let logprobs = self.logprobs.then(|| self.lists(written, logprobs));
-        json!([{"index": 0, "text": text, "logprobs": logprobs, "finish_reason": reason}])
+        let logprobs = self.form.logprobs.then(|| self.lists(written, logprobs));
+        json!({"index": written.index, "text": text, "logprobs": logprobs, "finish_reason": reason})
     }
 
     /// The older form of log-probabilities: a list for each of their parts.
     fn lists(&mut self, written: &Written, logprobs: &[TokenLogprobs]) -> Value {
+        let offset = &mut self.offsets[written.index];
         let token = |id| {
             let bytes = written.engine.tokenizer().map(|tokenizer| convert::token_bytes(tokenizer, id));
             String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
@@ -86,8 +92,8 @@ impl Completion {
         let (mut tokens, mut values, mut top, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for of in logprobs {
             let text = token(of.token);
-            offsets.push(self.offset);
-            self.offset += text.chars().count();
+            offsets.push(*offset);
+            *offset += text.chars().count();
             let best = of.top.iter().map(|(id, logprob)| (token(*id), json!(logprob)));
             top.push(best.collect::<Map<_, _>>());
             values.push(of.logprob);
@@ -98,25 +104,35 @@ impl Completion {
 }
 
 impl Reply for Completion {
-    fn piece(&mut self, piece: &Piece, written: &Written) -> String {
-        if piece.text.is_empty() && piece.logprobs.is_empty() {
+    fn piece(&mut self, piece: &Piece, _: &[ReplyPart], written: &Written) -> String {
+        if piece.text.is_empty() && piece.logprobs.is_empty() && !self.form.token_origins {
             return String::new();
         }
-        let choice = self.choice(written, (&piece.text, &piece.logprobs), None);
-        event(&self.object(written, choice))
+        let mut choice = self.choice(written, (&piece.text, &piece.logprobs), None);
+        if self.form.token_origins {
+            choice["tokens"] = convert::origins(&written.engine, piece);
+        }
+        event(&self.object(written, json!([choice])))
     }
 
     fn end(&mut self, written: &Written, ended: &Ended) -> String {
-        let choice = self.choice(written, ("", &[]), Some(openai::finish_reason(ended)));
-        let (last, empty) = (self.object(written, choice), self.object(written, json!([])));
-        openai::last_events(self.streaming, [last, empty], written, ended)
+        let choice = self.choice(written, ("", &[]), Some(openai::finish_reason(written, ended)));
+        openai::last_chunk(self.object(written, json!([choice])), ended)
     }
 
-    fn whole(&mut self, written: &Written, ended: &Ended) -> Value {
-        let reason = openai::finish_reason(ended);
-        let choice = self.choice(written, (&written.text, &written.logprobs), Some(reason));
-        let mut whole = self.object(written, choice);
-        whole["usage"] = openai::usage(written);
+    fn close(&mut self, choices: &[Written]) -> String {
+        openai::last_events(self.form, self.object(&choices[0], json!([])), choices)
+    }
+
+    fn whole(&mut self, choices: &[(Written, Ended)]) -> Value {
+        let mut list = Vec::new();
+        for (written, ended) in choices {
+            let reason = openai::finish_reason(written, ended);
+            list.push(self.choice(written, (&written.text, &written.logprobs), Some(reason)));
+        }
+        let (written, ended) = &choices[0];
+        let mut whole = self.object(written, json!(list));
+        whole["usage"] = openai::usage(choices.iter().map(|(written, _)| written));
         whole["timings"] = convert::timings(&ended.statistics);
         whole
     }

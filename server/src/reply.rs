@@ -1,21 +1,18 @@
-//! One way from a request to its answer, whole or as events: admit, tokenize, submit, write.
+//! One way from a request to its answer: admit, tokenize, submit, write.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use axum::body::Body;
 use axum::response::{IntoResponse, Response};
+use foretoken::chat::{ReplyParser, ReplyPart, ToolCall};
 use foretoken::{Engine, Finish, GenerateOptions, Piece, TokenLogprobs};
-use hyper::body::{Bytes, Frame};
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE};
+use hyper::header::CONTENT_TYPE;
 use serde_json::Value;
-use tokio::time::{Instant as TokioInstant, Sleep, sleep};
 
 use crate::api_error::{Api, ApiError};
 use crate::app::{App, RequestId};
 use crate::convert::{self, Prompt};
+use crate::events::{EventBody, events};
 use crate::job::{Ended, Job, Running, Ticket, Update};
 
 /// What a route makes of a request.
@@ -24,12 +21,13 @@ pub(crate) struct Generate {
     /// Of the prompt, in errors.
     pub prompt_field: &'static str,
     pub options: GenerateOptions,
+    /// Texts of the prompt, each from a seed of its own.
+    pub choices: usize,
     pub streams: bool,
-    /// Whether the answer has log-probabilities.
     pub reply: Box<dyn Reply>,
 }
 
-/// What was written so far.
+/// What was written so far, of one choice.
 pub(crate) struct Written {
     pub engine: Engine,
     /// The name of the model, as clients know it.
@@ -41,26 +39,40 @@ pub(crate) struct Written {
     pub prompt_tokens: usize,
     /// The request's.
     pub stop_strings: Vec<String>,
+    /// Among the choices.
+    pub index: usize,
     pub tokens: Vec<u32>,
+    /// All of it, without control tokens.
     pub text: String,
+    /// Of a chat, taken apart.
+    pub content: String,
+    pub reasoning: String,
+    /// With ids.
+    pub calls: Vec<ToolCall>,
     pub logprobs: Vec<TokenLogprobs>,
+    parser: Option<ReplyParser>,
 }
 
 /// The shape of an answer. Events are whole lines of a `text/event-stream`.
 pub(crate) trait Reply: Send {
-    /// Events in front of the first token.
+    /// Events in front of a choice's first token.
     fn begin(&mut self, _: &Written) -> String {
         String::new()
     }
 
-    /// Events of a piece, which `written` has already.
-    fn piece(&mut self, piece: &Piece, written: &Written) -> String;
+    /// Events of a piece, which `written` has already, and its parts. Of the parts that the end completes, the piece is empty.
+    fn piece(&mut self, piece: &Piece, parts: &[ReplyPart], written: &Written) -> String;
 
-    /// Events behind the last token.
+    /// Events behind a choice's last token.
     fn end(&mut self, written: &Written, ended: &Ended) -> String;
 
+    /// Events behind all choices.
+    fn close(&mut self, _: &[Written]) -> String {
+        String::new()
+    }
+
     /// The answer as one object.
-    fn whole(&mut self, written: &Written, ended: &Ended) -> Value;
+    fn whole(&mut self, choices: &[(Written, Ended)]) -> Value;
 
     /// Whose errors it has.
     fn api(&self) -> Api {
@@ -69,10 +81,39 @@ pub(crate) trait Reply: Send {
 }
 
 impl Written {
-    fn add(&mut self, piece: &Piece) {
+    /// Takes a piece, and says what it completes.
+    pub fn add(&mut self, piece: &Piece) -> Vec<ReplyPart> {
         self.tokens.extend(&piece.tokens);
         self.text += &piece.text;
         self.logprobs.extend(piece.logprobs.iter().cloned());
+        let parts = match &mut self.parser {
+            Some(parser) => parser.push(piece),
+            None if piece.text.is_empty() => Vec::new(),
+            None => vec![ReplyPart::Text(piece.text.clone())],
+        };
+        self.take(parts)
+    }
+
+    /// What the end completes.
+    pub fn finish(&mut self) -> Vec<ReplyPart> {
+        let parts = self.parser.as_mut().map(ReplyParser::finish).unwrap_or_default();
+        self.take(parts)
+    }
+
+    /// Keeps the parts, and gives calls their ids.
+    fn take(&mut self, mut parts: Vec<ReplyPart>) -> Vec<ReplyPart> {
+        for part in &mut parts {
+            match part {
+                ReplyPart::Reasoning(text) => self.reasoning += text,
+                ReplyPart::ToolCall(call) => {
+                    call.id = Some(format!("call_{:024x}", rand::random::<u128>() >> 32));
+                    self.calls.push(call.clone());
+                }
+                ReplyPart::Text(text) => self.content += text,
+                _ => {}
+            }
+        }
+        parts
     }
 
     /// The stop string that ended the text, if one did.
@@ -85,6 +126,11 @@ impl Written {
 /// An event without a name.
 pub(crate) fn event(data: &Value) -> String {
     format!("data: {data}\n\n")
+}
+
+/// An event with its name, which is its type.
+pub(crate) fn named(data: &Value) -> String {
+    format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap_or_default())
 }
 
 /// Seconds since 1970.
@@ -101,148 +147,88 @@ pub(crate) async fn answer(
     RequestId(request_id): RequestId,
     generate: Generate,
 ) -> Result<Response, ApiError> {
-    let Generate { prompt, prompt_field, options, streams, reply } = generate;
-    let ticket = app.admit()?;
+    let Generate { prompt, prompt_field, options, choices, streams, reply } = generate;
+    let tickets = app.admit(choices)?;
     let admitted = Instant::now();
-    let (prompt, ticket) =
-        encode(app, ticket, prompt_field, move |app| convert::tokens(&app.engine, app.chat_template.as_ref(), prompt))
+    let parser = |app: &App| match &prompt {
+        Prompt::Chat(chat) => app.engine.tokenizer().ok().map(|tokenizer| ReplyParser::new(tokenizer, &chat.options)),
+        _ => None,
+    };
+    let parsers: Vec<_> = (0..choices).map(|_| parser(app)).collect();
+    let (prompt, tickets) =
+        encode(app, tickets, prompt_field, move |app| convert::tokens(&app.engine, app.chat_template.as_ref(), prompt))
             .await?;
-    let (updates, mut running) = Running::channel(&options);
-    let mut written = Written {
+    let (mut others, mut running) = Running::choices(&options, tickets);
+    let written = |(index, parser)| Written {
         engine: app.engine.clone(),
         model: app.model.clone(),
         request_id: request_id.clone(),
         created: now(),
         prompt_tokens: prompt.len(),
         stop_strings: options.stop.strings.clone(),
+        index,
         tokens: Vec::new(),
         text: String::new(),
+        content: String::new(),
+        reasoning: String::new(),
+        calls: Vec::new(),
         logprobs: Vec::new(),
+        parser,
     };
-    let job = Job { prompt, options, request_id, admitted, updates, ticket };
+    let written: Vec<_> = parsers.into_iter().enumerate().map(written).collect();
+    let choice = others.remove(0);
+    let job = Job { prompt: Arc::new(prompt), request_id, admitted, choice, others };
     app.worker.submit(job).map_err(|failure| ApiError::of_failure(&failure, prompt_field))?;
     // Headers follow when the sequence is there, so that what fails until then has a status of its own.
-    if let Update::Failed(failure) = running.next().await {
+    if let Some((_, Update::Failed(failure))) = running.next().await {
         return Err(ApiError::of_failure(&failure, prompt_field));
     }
     if streams {
         return Ok(events(EventBody::new(running, written, reply)));
     }
-    let mut reply = reply;
-    loop {
-        match running.next().await {
+    whole(running, written, reply).await.map_err(|error| error(prompt_field))
+}
+
+/// Waits for all choices, and answers with one object. An error is still to be told the prompt's field.
+async fn whole(
+    mut running: Running,
+    mut written: Vec<Written>,
+    mut reply: Box<dyn Reply>,
+) -> Result<Response, impl FnOnce(&str) -> ApiError> {
+    let mut ended: Vec<Option<Ended>> = written.iter().map(|_| None).collect();
+    while let Some((i, update)) = running.next().await {
+        match update {
             Update::Started => {}
-            Update::Piece(piece) => written.add(&piece),
-            Update::Ended(ended) => return Ok(json(&reply.whole(&written, &ended))),
-            Update::Failed(failure) => return Err(ApiError::of_failure(&failure, prompt_field)),
+            Update::Piece(piece) => drop(written[i].add(&piece)),
+            Update::Ended(end) => {
+                written[i].finish();
+                ended[i] = Some(*end);
+            }
+            Update::Failed(failure) => return Err(move |field: &str| ApiError::of_failure(&failure, field)),
         }
     }
+    let choices: Vec<_> = written.into_iter().zip(ended.into_iter().flatten()).collect();
+    Ok(json(&reply.whole(&choices)))
 }
 
 /// Does work that takes as long as the text of the field `field` is long, not on the threads of connections. It goes on if the
-/// client leaves, and keeps the request's place until it is done: so it is as bounded as requests are.
+/// client leaves, and keeps the request's places until it is done: so it is as bounded as requests are.
 ///
 /// # Errors
 /// Those of the work.
 pub(crate) async fn encode<T: Send + 'static>(
     app: &Arc<App>,
-    ticket: Ticket,
+    tickets: Vec<Ticket>,
     field: &str,
     work: impl FnOnce(&App) -> foretoken::Result<T> + Send + 'static,
-) -> Result<(T, Ticket), ApiError> {
+) -> Result<(T, Vec<Ticket>), ApiError> {
     let app = app.clone();
-    let done = tokio::task::spawn_blocking(move || (work(&app), ticket)).await;
-    let (result, ticket) = done.map_err(|_| ApiError::internal())?;
-    Ok((result.map_err(|error| ApiError::of(&error, field))?, ticket))
+    let done = tokio::task::spawn_blocking(move || (work(&app), tickets)).await;
+    let (result, tickets) = done.map_err(|_| ApiError::internal())?;
+    Ok((result.map_err(|error| ApiError::of(&error, field))?, tickets))
 }
 
 /// A JSON response.
 pub(crate) fn json(value: &Value) -> Response {
     ([(CONTENT_TYPE, "application/json")], value.to_string()).into_response()
-}
-
-fn events(body: EventBody) -> Response {
-    // nginx and its kind collect what they pass on unless they are told not to.
-    let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
-    (headers, [("x-accel-buffering", "no")], Body::new(body)).into_response()
-}
-
-/// A comment is sent when nothing else was for so long: a connection whose peer is gone is found by writing.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// Bytes from which on what is there goes out as one frame.
-const FRAME: usize = 16 << 10;
-
-/// The events of a generation. It is polled when the connection has room; what the engine writes meanwhile waits in the
-/// channel.
-struct EventBody {
-    running: Running,
-    written: Written,
-    reply: Box<dyn Reply>,
-    begun: bool,
-    done: bool,
-    keep_alive: Pin<Box<Sleep>>,
-}
-
-impl EventBody {
-    fn new(running: Running, written: Written, reply: Box<dyn Reply>) -> Self {
-        let keep_alive = Box::pin(sleep(KEEP_ALIVE));
-        Self { running, written, reply, begun: false, done: false, keep_alive }
-    }
-
-    fn take(&mut self, update: Update) -> String {
-        match update {
-            Update::Started => String::new(),
-            Update::Piece(piece) => {
-                self.written.add(&piece);
-                self.reply.piece(&piece, &self.written)
-            }
-            Update::Ended(ended) => {
-                self.done = true;
-                self.reply.end(&self.written, &ended)
-            }
-            Update::Failed(failure) => {
-                self.done = true;
-                let api = self.reply.api();
-                let body = ApiError::of_failure(&failure, "prompt").body(api, &self.written.request_id);
-                match api {
-                    Api::OpenAi => event(&body),
-                    Api::Anthropic => format!("event: error\n{}", event(&body)),
-                }
-            }
-        }
-    }
-}
-
-impl hyper::body::Body for EventBody {
-    type Data = Bytes;
-    type Error = std::convert::Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        let this = &mut *self;
-        if this.done {
-            return Poll::Ready(None);
-        }
-        let mut text = String::new();
-        if !std::mem::replace(&mut this.begun, true) {
-            text += &this.reply.begin(&this.written);
-        }
-        while !this.done && text.len() < FRAME {
-            match this.running.poll_next(context) {
-                Poll::Ready(update) => text += &this.take(update),
-                Poll::Pending => break,
-            }
-        }
-        if text.is_empty() && !this.done {
-            ready!(this.keep_alive.as_mut().poll(context));
-            text += ": keep-alive\n\n";
-        }
-        this.keep_alive.as_mut().reset(TokioInstant::now() + KEEP_ALIVE);
-        match text.is_empty() {
-            true => Poll::Ready(None),
-            false => Poll::Ready(Some(Ok(Frame::data(text.into())))),
-        }
-    }
 }

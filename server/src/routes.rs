@@ -14,7 +14,7 @@ use hyper::header::{HeaderName, HeaderValue};
 
 use crate::api_error::{Api, ApiError};
 use crate::app::{App, RequestId};
-use crate::{anthropic, info, llama, openai_chat, openai_completions};
+use crate::{anthropic, info, llama, openai_chat, openai_completions, openai_responses};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Bytes of a client's request id.
@@ -27,6 +27,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(openai_chat::chat_completions))
         .route("/v1/completions", post(openai_completions::completions))
+        .route("/v1/responses", post(openai_responses::responses))
         .route("/v1/embeddings", post(info::embeddings))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
@@ -55,6 +56,10 @@ async fn pass(State(app): State<Arc<App>>, mut request: Request, next: Next) -> 
     let method = request.method().clone();
     request.extensions_mut().insert(RequestId(id.clone()));
     let refused = match route.as_str() {
+        _ if !app.hosts.admit(request.headers()) => {
+            let message = "host: is no name of this server; give --allowed-host NAME, or call it by its address";
+            Some(ApiError::new(StatusCode::FORBIDDEN, message).with_code("host_not_allowed"))
+        }
         HEALTH => None,
         _ if !app.api_keys.admit(request.headers()) => {
             let message = "the API key is missing or wrong; send it as Authorization: Bearer KEY, or as x-api-key";

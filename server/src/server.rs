@@ -21,6 +21,7 @@ use tokio_io_timeout::TimeoutStream;
 use crate::app::App;
 use crate::auth::ApiKeys;
 use crate::convert::{self, GenerateDefaults};
+use crate::hosts::Hosts;
 use crate::metrics::Metrics;
 use crate::reply::now;
 use crate::routes::router;
@@ -46,6 +47,8 @@ pub struct ServerOptions {
     pub chat_template: Option<ChatTemplate>,
     /// Of which a request must have one. Default: none are needed.
     pub api_keys: Vec<String>,
+    /// Names by which requests may call a server on a loopback address, besides that address and `localhost`. Default: none.
+    pub allowed_hosts: Vec<String>,
     /// Connections at a time; more wait until one is closed. Default: 256.
     pub max_connections: usize,
     /// Time in which a request's head must be there, from the last answer on; also that for which a client may take nothing of
@@ -68,6 +71,7 @@ impl ServerOptions {
             defaults: GenerateDefaults::default(),
             chat_template: None,
             api_keys: Vec::new(),
+            allowed_hosts: Vec::new(),
             max_connections: 256,
             idle_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(30),
@@ -121,7 +125,8 @@ impl Server {
             parallel: options.parallel,
             defaults: options.defaults,
             chat_template: options.chat_template,
-            api_keys: ApiKeys::new(options.api_keys),
+            api_keys: ApiKeys::new(options.api_keys)?,
+            hosts: Hosts::new(address, options.allowed_hosts),
             stopping: AtomicBool::new(false),
         };
         Ok(Self {
@@ -199,7 +204,8 @@ fn check(engine: &Engine, options: &ServerOptions) -> anyhow::Result<usize> {
     anyhow::ensure!(options.defaults.max_tokens != Some(0), "max_tokens is 0, must be at least 1");
     let session = engine.session(&options.session)?;
     let context = session.kv().max_context();
-    let generate = convert::default_options(&options.defaults).map_err(|error| anyhow::anyhow!(error.message))?;
+    let generate =
+        convert::default_options(engine, &options.defaults).map_err(|error| anyhow::anyhow!(error.message))?;
     session.into_generation(&[0], &generate).map_err(|refused| refused.1)?;
     Ok(context)
 }

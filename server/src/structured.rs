@@ -88,7 +88,7 @@ impl Structured {
     /// 400 with the place in the schema, or 429 if all places of requests are taken.
     pub async fn compile(self, app: &Arc<App>) -> Result<()> {
         let Some(constraint) = self.constraint else { return Ok(()) };
-        let compiled = encode(app, app.admit()?, &self.field, move |app| app.engine.compile(&constraint)).await;
+        let compiled = encode(app, app.admit(1)?, &self.field, move |app| app.engine.compile(&constraint)).await;
         compiled.map(drop).map_err(|error| match error.param.as_deref() {
             Some("constraint") => {
                 let problem = error.message.strip_prefix("constraint: ").unwrap_or(&error.message);

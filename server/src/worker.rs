@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use foretoken::{Engine, Event, Finish, Scheduler, SchedulerOptions, SequenceId, SessionOptions};
 
-use crate::job::{Ended, Failure, Job, Ticket, Update};
+use crate::job::{Choice, Ended, Failure, Job, Ticket, Update};
 use crate::metrics::Metrics;
 
 /// What the engine thread is started with.
@@ -70,9 +70,9 @@ impl Worker {
         Ok(Self { jobs, thread, taken: Arc::default(), limit, abort, slots })
     }
 
-    /// A place for a request; `None` if all are taken.
-    pub fn admit(&self) -> Option<Ticket> {
-        Ticket::take(&self.taken, self.limit)
+    /// So many places; `None` if fewer are free.
+    pub fn admit(&self, places: usize) -> Option<Vec<Ticket>> {
+        (0..places).map(|_| Ticket::take(&self.taken, self.limit)).collect()
     }
 
     /// Requests that may run or wait.
@@ -127,14 +127,25 @@ struct EngineThread {
     metrics: Arc<Metrics>,
 }
 
-/// A job with a sequence.
+/// A generation with a sequence.
 struct Started {
     id: SequenceId,
     slot: usize,
-    job: Job,
-    queued: Duration,
+    request: Request,
+    choice: Choice,
+    /// Those that wait for its prompt. Their slots are kept free.
+    others: Vec<Choice>,
     first: Option<Duration>, // from admission to the first token
     generated: usize,
+}
+
+/// What the generations of a job have in common.
+#[derive(Clone)]
+struct Request {
+    id: String,
+    prompt: Arc<Vec<u32>>,
+    admitted: Instant,
+    queued: Duration,
 }
 
 impl EngineThread {
@@ -144,9 +155,7 @@ impl EngineThread {
                 self.fail_all(|| Failure::Stopping);
             }
             self.drop_cancelled();
-            while self.running.len() < self.options.parallel
-                && let Some(job) = self.waiting.pop_front()
-            {
+            while let Some(job) = self.next_job() {
                 self.start(job);
             }
             // A panic of one sequence's part is an error of that sequence. What comes here is a defect of the rest.
@@ -177,49 +186,87 @@ impl EngineThread {
     /// Drops waiting jobs whose clients went away. Those with sequences end in the scheduler's next step.
     fn drop_cancelled(&mut self) {
         let before = self.waiting.len();
-        self.waiting.retain(|job| !job.options.cancel.is_cancelled());
+        self.waiting.retain(|job| !job.is_cancelled());
         (self.waiting.len()..before).for_each(|_| self.metrics.finished("abort"));
+    }
+
+    /// The next job, if there are places for all of its generations.
+    fn next_job(&mut self) -> Option<Job> {
+        let places = 1 + self.waiting.front()?.others.len();
+        if self.taken() + places <= self.options.parallel { self.waiting.pop_front() } else { None }
+    }
+
+    /// Places of sequences that run, and of those that wait for a prompt that is being read.
+    fn taken(&self) -> usize {
+        self.running.iter().map(|started| 1 + started.others.len()).sum()
     }
 
     /// Gives the job a sequence.
     fn start(&mut self, job: Job) {
-        let queued = job.admitted.elapsed();
+        let Job { prompt, request_id, admitted, choice, others } = job;
+        let request = Request { id: request_id, prompt, admitted, queued: admitted.elapsed() };
         let begin = Instant::now();
-        let added = catch_unwind(AssertUnwindSafe(|| {
-            let session = self.engine.session(&self.options.session)?;
-            self.scheduler.add(session, &job.prompt, &job.options).map_err(|refused| refused.1)
-        }));
-        tracing::debug!(request = job.request_id, seconds = begin.elapsed().as_secs_f64(), "sequence opened");
+        let added = self.add(&request.prompt, &choice);
+        tracing::debug!(request = request.id, seconds = begin.elapsed().as_secs_f64(), "sequence opened");
+        if added.is_ok() {
+            // If nobody listens any more, the job is cancelled.
+            let _ = choice.updates.send(Update::Started);
+        }
+        self.started(added, request, choice, others);
+    }
+
+    fn started(&mut self, added: Result<SequenceId, Failure>, request: Request, choice: Choice, others: Vec<Choice>) {
         match added {
-            Ok(Ok(id)) => {
+            Ok(id) => {
                 let taken = |slot: &usize| self.running.iter().any(|started| started.slot == *slot);
                 let slot = (0..).find(|slot| !taken(slot)).unwrap_or(0);
-                // If nobody listens any more, the job is cancelled.
-                let _ = job.updates.send(Update::Started);
-                self.running.push(Started { id, slot, job, queued, first: None, generated: 0 });
+                self.running.push(Started { id, slot, request, choice, others, first: None, generated: 0 });
             }
-            Ok(Err(error)) => self.fail(job, Failure::Library(error)),
-            Err(_) => self.fail(job, Failure::Panic),
+            Err(failure) => self.fail(&request.id, (choice, others), failure),
         }
     }
 
-    fn fail(&self, job: Job, failure: Failure) {
-        match &failure {
-            Failure::Library(foretoken::Error::Panic(_)) | Failure::Panic => {
-                // The message may contain what the client sent.
-                tracing::error!(request = job.request_id, "panic");
-            }
-            Failure::Library(error) if is_clients(error) => {
-                tracing::info!(request = job.request_id, "refused");
-            }
-            Failure::Library(error) => tracing::error!(request = job.request_id, %error, "failed"),
-            Failure::Stopping => tracing::info!(request = job.request_id, "stopped"),
+    /// A sequence of its own.
+    fn add(&mut self, prompt: &[u32], choice: &Choice) -> Result<SequenceId, Failure> {
+        let added = catch_unwind(AssertUnwindSafe(|| {
+            let session = self.engine.session(&self.options.session)?;
+            self.scheduler.add(session, prompt, &choice.options).map_err(|refused| refused.1)
+        }));
+        added.map_err(|_| Failure::Panic)?.map_err(|error| Failure::Library(Arc::new(error)))
+    }
+
+    /// Gives those that waited for a prompt their sequences: forks, or sequences of their own where none can be made.
+    fn fork(&mut self, at: usize) {
+        for choice in std::mem::take(&mut self.running[at].others) {
+            let (id, request) = (self.running[at].id, self.running[at].request.clone());
+            let forked = catch_unwind(AssertUnwindSafe(|| self.scheduler.fork_prompt(id, &choice.options)));
+            let added = match forked {
+                Ok(Ok(id)) => Ok(id),
+                _ => self.add(&request.prompt, &choice),
+            };
+            self.started(added, request, choice, Vec::new());
         }
-        self.metrics.finished("error");
-        let Job { updates, ticket, .. } = job;
-        // Before the client can ask again.
-        drop(ticket);
-        let _ = updates.send(Update::Failed(failure));
+    }
+
+    fn fail(&self, request_id: &str, (choice, others): (Choice, Vec<Choice>), failure: Failure) {
+        match &failure {
+            Failure::Library(error) if matches!(**error, foretoken::Error::Panic(_)) => {
+                // The message may contain what the client sent.
+                tracing::error!(request = request_id, "panic");
+            }
+            Failure::Panic => tracing::error!(request = request_id, "panic"),
+            Failure::Library(error) if is_clients(error) => {
+                tracing::info!(request = request_id, "refused");
+            }
+            Failure::Library(error) => tracing::error!(request = request_id, %error, "failed"),
+            Failure::Stopping => tracing::info!(request = request_id, "stopped"),
+        }
+        for Choice { updates, ticket, .. } in std::iter::once(choice).chain(others) {
+            self.metrics.finished("error");
+            // Before the client can ask again.
+            drop(ticket);
+            let _ = updates.send(Update::Failed(failure.clone()));
+        }
     }
 
     /// Fails every job. The scheduler's sequences go with it.
@@ -230,10 +277,10 @@ impl EngineThread {
             tracing::error!("a panic while sequences were dropped");
         }
         for started in std::mem::take(&mut self.running) {
-            self.fail(started.job, failure());
+            self.fail(&started.request.id, (started.choice, started.others), failure());
         }
         for job in std::mem::take(&mut self.waiting) {
-            self.fail(job, failure());
+            self.fail(&job.request_id, (job.choice, job.others), failure());
         }
     }
 
@@ -245,11 +292,14 @@ impl EngineThread {
             Ok(piece) => {
                 self.metrics.generated(piece.tokens.len());
                 if started.first.is_none() && !piece.tokens.is_empty() {
-                    started.first = Some(started.job.admitted.elapsed());
-                    self.metrics.first_token(started.job.prompt.len(), started.first.unwrap_or_default());
+                    let first = started.request.admitted.elapsed();
+                    started.first = Some(first);
+                    self.metrics.first_token(started.request.prompt.len(), first);
+                    self.fork(at);
                 }
+                let started = &mut self.running[at];
                 started.generated += piece.tokens.len();
-                let _ = started.job.updates.send(Update::Piece(piece));
+                let _ = started.choice.updates.send(Update::Piece(piece));
                 match event.finish {
                     // The error follows in an event of its own.
                     None | Some(Finish::Error) => {}
@@ -259,43 +309,46 @@ impl EngineThread {
             Err(error) => {
                 let started = self.running.swap_remove(at);
                 self.scheduler.remove(started.id);
-                self.fail(started.job, Failure::Library(error));
+                let failure = Failure::Library(Arc::new(error));
+                self.fail(&started.request.id, (started.choice, started.others), failure);
             }
         }
     }
 
-    /// Ends a job, and frees its sequence.
+    /// Ends a generation, and frees its sequence.
     fn end(&mut self, at: usize, finish: Finish) {
         let started = self.running.swap_remove(at);
         let statistics = self.scheduler.statistics(started.id).cloned().unwrap_or_default();
         self.scheduler.remove(started.id);
-        let total = started.job.admitted.elapsed();
-        self.metrics.finished(finish_name(finish));
-        self.metrics.ended(&statistics, (started.queued, started.first.unwrap_or(total), total));
+        let total = started.request.admitted.elapsed();
+        self.metrics.ended(&statistics, (started.request.queued, started.first.unwrap_or(total), total));
         tracing::info!(
-            request = started.job.request_id,
+            request = started.request.id,
             finish = finish_name(finish),
-            prompt_tokens = statistics.prompt_tokens,
+            prompt_tokens = started.request.prompt.len(),
             generated_tokens = statistics.generated_tokens,
             drafted = statistics.drafted,
             accepted = statistics.accepted,
-            queued_ms = started.queued.as_millis(),
+            queued_ms = started.request.queued.as_millis(),
             first_token_ms = started.first.unwrap_or(total).as_millis(),
             total_ms = total.as_millis(),
             "generated"
         );
-        let Job { updates, ticket, .. } = started.job;
-        // Before the client can ask again.
-        drop(ticket);
-        let _ = updates.send(Update::Ended(Box::new(Ended { finish, statistics })));
+        // Others are left only where it was cancelled in front of its first token.
+        for Choice { updates, ticket, .. } in std::iter::once(started.choice).chain(started.others) {
+            self.metrics.finished(finish_name(finish));
+            // Before the client can ask again.
+            drop(ticket);
+            let _ = updates.send(Update::Ended(Box::new(Ended { finish, statistics: statistics.clone() })));
+        }
     }
 
     fn publish(&self) {
         let mut slots = vec![Slot::default(); self.options.parallel];
         for started in &self.running {
             slots[started.slot] = Slot {
-                request_id: Some(started.job.request_id.clone()),
-                prompt_tokens: started.job.prompt.len(),
+                request_id: Some(started.request.id.clone()),
+                prompt_tokens: started.request.prompt.len(),
                 generated_tokens: started.generated,
             };
         }
@@ -324,7 +377,6 @@ fn finish_name(finish: Finish) -> &'static str {
 mod tests {
     use std::path::Path;
 
-    use foretoken::speculative::Cancel;
     use foretoken::{EngineOptions, GenerateOptions, LogitsProcessor};
 
     use super::*;
@@ -344,12 +396,9 @@ mod tests {
     const PROMPT: [u32; 4] = [2, 300, 301, 302];
 
     fn submit(worker: &Worker, options: GenerateOptions) -> Running {
-        // Clones share the handle.
-        let options = GenerateOptions { cancel: Cancel::default(), ..options };
-        let (updates, running) = Running::channel(&options);
-        let ticket = worker.admit().expect("a place");
-        let (request_id, admitted) = ("test".into(), Instant::now());
-        let job = Job { prompt: PROMPT.into(), options, request_id, admitted, updates, ticket };
+        let (mut choices, running) = Running::choices(&options, worker.admit(1).expect("a place"));
+        let (request_id, admitted, choice) = ("test".into(), Instant::now(), choices.remove(0));
+        let job = Job { prompt: Arc::new(PROMPT.into()), request_id, admitted, choice, others: choices };
         worker.submit(job).map_err(|_| "refused").expect("a job");
         running
     }
@@ -358,7 +407,7 @@ mod tests {
     async fn tokens(mut running: Running) -> (Vec<u32>, Result<Finish, Failure>) {
         let mut tokens = Vec::new();
         loop {
-            match running.next().await {
+            match running.next().await.expect("an update").1 {
                 Update::Started => {}
                 Update::Piece(piece) => tokens.extend(piece.tokens),
                 Update::Ended(ended) => return (tokens, Ok(ended.finish)),
@@ -389,9 +438,10 @@ mod tests {
         let panicking = GenerateOptions { logits_processor: Some(Arc::new(Panicking)), ..options.clone() };
         let panicking = submit(&worker, panicking);
         let after = submit(&worker, options.clone());
-        assert!(worker.admit().is_none(), "three places are taken");
+        assert!(worker.admit(1).is_none(), "three places are taken");
         let (written, failure) = tokens(panicking).await;
-        assert!(matches!(failure, Err(Failure::Library(foretoken::Error::Panic(_)))), "{failure:?}");
+        let Err(Failure::Library(error)) = failure else { panic!("{failure:?}") };
+        assert!(matches!(*error, foretoken::Error::Panic(_)), "{error}");
         assert!(want.starts_with(&written) && written.len() < want.len());
         for running in [before, after] {
             let (written, finish) = tokens(running).await;

@@ -10,12 +10,15 @@ use crate::support::{PROMPT, TestServer, agent, options, read_head, read_rest};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
+const MESSAGES: &str = "/v1/messages";
+const RESPONSES: &str = "/v1/responses";
 
 /// A body with `more` beside what every route needs.
 fn body(path: &str, more: Value) -> Value {
     let mut body = match path {
         TEXT | "/completion" => json!({"prompt": "fn"}),
-        "/v1/messages" => json!({"messages": [{"role": "user", "content": "fn"}], "max_tokens": 2}),
+        MESSAGES => json!({"messages": [{"role": "user", "content": "fn"}], "max_tokens": 2}),
+        RESPONSES => json!({"input": "fn"}),
         _ => json!({"messages": [{"role": "user", "content": "fn"}]}),
     };
     body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
@@ -26,6 +29,7 @@ fn body(path: &str, more: Value) -> Value {
 fn fields_that_are_wrong_are_named() {
     let server = TestServer::start(options());
     let user = |content: Value| json!([{"role": "user", "content": content}]);
+    let call = |function: Value| json!({"messages": [{"role": "assistant", "tool_calls": [{"function": function}]}]});
     let cases = [
         // Types and ranges.
         (TEXT, json!({"prompt": 3}), "prompt"),
@@ -75,7 +79,71 @@ fn fields_that_are_wrong_are_named() {
         (CHAT, json!({"messages": ["hello"]}), "messages[0]"),
         (CHAT, json!({"messages": [{"content": "x"}]}), "messages[0].role"),
         (CHAT, json!({"messages": [{"role": "wizard", "content": "x"}]}), "messages[0].role"),
-        (CHAT, json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].role"),
+        (CHAT, json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].tool_call_id"),
+        (
+            CHAT,
+            json!({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}),
+            "messages[0].tool_call_id",
+        ),
+        (CHAT, json!({"messages": [{"role": "assistant"}]}), "messages[0].content"),
+        (CHAT, call(json!({"name": "f", "arguments": "[1]"})), "messages[0].tool_calls[0].function.arguments"),
+        (CHAT, call(json!({"name": "f", "arguments": "{"})), "messages[0].tool_calls[0].function.arguments"),
+        (CHAT, call(json!({"arguments": "{}"})), "messages[0].tool_calls[0].function.name"),
+        (CHAT, json!({"tools": [{"type": "function"}]}), "tools[0].name"),
+        (CHAT, json!({"tools": [{"type": "function", "function": {"name": "a b"}}]}), "tools[0].function.name"),
+        (
+            CHAT,
+            json!({"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]}),
+            "tools[0].function.parameters",
+        ),
+        (CHAT, json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (CHAT, json!({"tools": [{"type": "function", "function": {"name": "f", "x": 1}}]}), "tools[0].function.x"),
+        (CHAT, json!({"tools": vec![json!({}); 1025]}), "tools"),
+        (CHAT, json!({"n": 0}), "n"),
+        (CHAT, json!({"n": 9}), "n"),
+        (TEXT, json!({"n": 1000}), "n"),
+        (CHAT, json!({"logit_bias": {"x": 1}}), "logit_bias"),
+        (CHAT, json!({"logit_bias": {"4096": 1}}), "logit_bias"),
+        (CHAT, json!({"logit_bias": {"5": "x"}}), "logit_bias"),
+        (TEXT, json!({"logit_bias": [[5]]}), "logit_bias"),
+        (TEXT, json!({"logit_bias": 1}), "logit_bias"),
+        (CHAT, json!({"chat_template_kwargs": {"enable_thinking": 1}}), "chat_template_kwargs.enable_thinking"),
+        (CHAT, json!({"chat_template_kwargs": {"messages": []}}), "chat_template_kwargs.messages"),
+        (RESPONSES, json!({"input": []}), "input"),
+        (RESPONSES, json!({"input": 5}), "input"),
+        (
+            RESPONSES,
+            json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+            "input[0].content[0].type",
+        ),
+        (RESPONSES, json!({"input": [{"type": "web_search_call"}]}), "input[0].type"),
+        (
+            RESPONSES,
+            json!({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}),
+            "input[0].call_id",
+        ),
+        (RESPONSES, json!({"max_output_tokens": 0}), "max_output_tokens"),
+        (RESPONSES, json!({"previous_response_id": "resp_1"}), "previous_response_id"),
+        (RESPONSES, json!({"background": true}), "background"),
+        (RESPONSES, json!({"text": {"format": {"type": "json_object"}}}), "text.format"),
+        (RESPONSES, json!({"reasoning": {"effort": "extreme"}}), "reasoning.effort"),
+        (
+            MESSAGES,
+            json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+            "messages[0].content[0].type",
+        ),
+        (
+            MESSAGES,
+            json!({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]}]}),
+            "messages[0].content[0].tool_use_id",
+        ),
+        (
+            MESSAGES,
+            json!({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": 1}]}]}),
+            "messages[0].content[0].input",
+        ),
+        (MESSAGES, json!({"tool_choice": {"type": "any"}}), "tool_choice.type"),
+        (MESSAGES, json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools[0].type"),
         (CHAT, json!({"messages": [{"role": "user"}]}), "messages[0].content"),
         (CHAT, json!({"messages": user(json!(5))}), "messages[0].content"),
         (
@@ -86,28 +154,25 @@ fn fields_that_are_wrong_are_named() {
         (CHAT, json!({"messages": [{"role": "user", "content": "x", "color": 1}]}), "messages[0].color"),
         (CHAT, json!({"top_logprobs": 2}), "top_logprobs"),
         (CHAT, json!({"logprobs": 2}), "logprobs"),
-        ("/v1/messages", json!({"max_tokens": null}), "max_tokens"),
-        ("/v1/messages", json!({"system": 3}), "system"),
-        ("/v1/messages", json!({"messages": [{"role": "assistant", "content": "x"}]}), "messages[0].role"),
+        (MESSAGES, json!({"max_tokens": null}), "max_tokens"),
+        (MESSAGES, json!({"system": 3}), "system"),
+        (MESSAGES, json!({"messages": [{"role": "assistant", "content": "x"}]}), "messages[0].role"),
         ("/completion", json!({"n_predict": 0}), "n_predict"),
         ("/completion", json!({"n_probs": -1}), "n_probs"),
         (CHAT, json!({"frequency_penalty": 101}), "frequency_penalty"),
         ("/completion", json!({"repeat_penalty": 0}), "repeat_penalty"),
         ("/completion", json!({"repeat_last_n": -2}), "repeat_last_n"),
         // What would change the text, and is not implemented.
-        (CHAT, json!({"tools": [{"type": "function"}]}), "tools"),
         (CHAT, json!({"tool_choice": "required"}), "tool_choice"),
         (CHAT, json!({"response_format": {"type": "xml"}}), "response_format.type"),
-        (CHAT, json!({"n": 2}), "n"),
-        (CHAT, json!({"logit_bias": {"5": 1}}), "logit_bias"),
-        (CHAT, json!({"reasoning_effort": "high"}), "reasoning_effort"),
+        (CHAT, json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}), "tool_choice"),
+        (CHAT, json!({"reasoning_effort": "extreme"}), "reasoning_effort"),
         (CHAT, json!({"functions": []}), "functions"),
         (CHAT, json!({"a field of the future": 1}), "a field of the future"),
         (TEXT, json!({"echo": true}), "echo"),
         (TEXT, json!({"suffix": "}"}), "suffix"),
         (TEXT, json!({"best_of": 3}), "best_of"),
-        ("/v1/messages", json!({"tools": [{"name": "x"}]}), "tools"),
-        ("/v1/messages", json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}), "thinking"),
+        (MESSAGES, json!({"thinking": {"type": "maximal"}}), "thinking.type"),
         ("/completion", json!({"grammar": "root ::= x"}), "grammar"),
         ("/completion", json!({"mirostat": 2}), "mirostat"),
     ];
@@ -118,7 +183,7 @@ fn fields_that_are_wrong_are_named() {
         let message = error["message"].as_str().expect("a message");
         assert!(message.starts_with(&format!("{field}: ")) && !message.contains('\n'), "{path} {more}: {message}");
         assert_eq!(error["type"], "invalid_request_error", "{path} {more}");
-        if path != "/v1/messages" {
+        if path != MESSAGES {
             assert_eq!(error["param"], field, "{path} {more}");
         }
     }
@@ -186,8 +251,8 @@ fn heads_that_are_wrong_or_late() {
     let long = format!("GET /health HTTP/1.1\r\na: {}\r\n\r\n", "b".repeat(1 << 20));
     assert_eq!(status(send(long.as_bytes())), "431");
     // Half a head, and nothing behind an answer: both connections are closed by the server.
-    read_rest(send(b"GET /health HTTP/1.1\r\nhost: t"));
-    let kept = send(b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n");
+    read_rest(send(b"GET /health HTTP/1.1\r\nhost: l"));
+    let kept = send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n");
     assert!(read_head(&kept).starts_with("HTTP/1.1 200"));
     assert!(read_rest(kept).ends_with('}'));
 }

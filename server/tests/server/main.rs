@@ -1,8 +1,10 @@
 //! The server in this process, on a free port, with the demo pair.
 
 mod bad_requests;
+mod choices;
 mod life;
 mod routes;
 mod structured;
 mod support;
 mod texts;
+mod tools;

@@ -76,7 +76,7 @@ fn anthropic() {
     stream["stream"] = json!(true);
     let events = server.stream("/v1/messages", &stream);
     let names: Vec<_> = events.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(names[..3], ["message_start", "content_block_start", "ping"]);
+    assert_eq!(names[..3], ["message_start", "ping", "content_block_start"]);
     assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
     assert!(names[3..names.len() - 3].iter().all(|name| *name == "content_block_delta"));
     let end: Value = serde_json::from_str(&events[events.len() - 2].1).expect("JSON");
@@ -179,6 +179,12 @@ fn request_ids_and_keys() {
     assert_eq!((status, &error["error"]["code"]), (401, &json!("invalid_api_key")));
     let (status, error) = server.post("/v1/messages", &json!({}));
     assert_eq!((status, &error["error"]["type"]), (401, &json!("authentication_error")));
+
+    // Another site's name that resolves to this address.
+    for (host, status) in [("localhost:1", 200), ("evil.example", 403), ("evil.example:80", 403)] {
+        let get = agent().get(server.url("/v1/models")).header("host", host).header("x-api-key", "second");
+        assert_eq!(get.call().expect("an answer").status().as_u16(), status, "{host}");
+    }
 
     assert_eq!(models("x-request-id", "my-id_1.2").1, "my-id_1.2");
     assert_eq!(models("x-request-id", "not a plain id").1.len(), 32);

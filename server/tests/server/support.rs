@@ -140,7 +140,7 @@ impl TestServer {
         let mut stream = TcpStream::connect(self.address).expect("a connection");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
         let body = body.to_string();
-        let head = format!("POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n");
+        let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n");
         write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).expect("written");
         stream
     }

@@ -1,0 +1,110 @@
+//! An answer as a stream of events.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use foretoken::Piece;
+use hyper::body::{Bytes, Frame};
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE};
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::api_error::{Api, ApiError};
+use crate::job::{Running, Update};
+use crate::reply::{Reply, Written, event};
+
+pub(crate) fn events(body: EventBody) -> Response {
+    // nginx and its kind collect what they pass on unless they are told not to.
+    let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
+    (headers, [("x-accel-buffering", "no")], Body::new(body)).into_response()
+}
+
+/// A comment is sent when nothing else was for so long: a connection whose peer is gone is found by writing.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// Bytes from which on what is there goes out as one frame.
+const FRAME: usize = 16 << 10;
+
+/// The events of a job. It is polled when the connection has room; what the engine writes meanwhile waits in the channels.
+pub(crate) struct EventBody {
+    running: Running,
+    written: Vec<Written>,
+    reply: Box<dyn Reply>,
+    begun: bool,
+    done: bool,
+    keep_alive: Pin<Box<Sleep>>,
+}
+
+impl EventBody {
+    pub fn new(running: Running, written: Vec<Written>, reply: Box<dyn Reply>) -> Self {
+        let keep_alive = Box::pin(sleep(KEEP_ALIVE));
+        Self { running, written, reply, begun: false, done: false, keep_alive }
+    }
+
+    fn take(&mut self, next: Option<(usize, Update)>) -> String {
+        let Some((i, update)) = next else {
+            self.done = true;
+            return self.reply.close(&self.written);
+        };
+        let written = &mut self.written[i];
+        match update {
+            Update::Started => String::new(),
+            Update::Piece(piece) => {
+                let parts = written.add(&piece);
+                self.reply.piece(&piece, &parts, written)
+            }
+            Update::Ended(ended) => {
+                let parts = written.finish();
+                let last = match parts.is_empty() {
+                    true => String::new(),
+                    false => self.reply.piece(&Piece::default(), &parts, written),
+                };
+                last + &self.reply.end(written, &ended)
+            }
+            Update::Failed(failure) => {
+                self.done = true;
+                let api = self.reply.api();
+                let body = ApiError::of_failure(&failure, "prompt").body(api, &written.request_id);
+                match api {
+                    Api::OpenAi => event(&body),
+                    Api::Anthropic => format!("event: error\n{}", event(&body)),
+                }
+            }
+        }
+    }
+}
+
+impl hyper::body::Body for EventBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = &mut *self;
+        if this.done {
+            return Poll::Ready(None);
+        }
+        let mut text = String::new();
+        if !std::mem::replace(&mut this.begun, true) {
+            text.extend(this.written.iter().map(|written| this.reply.begin(written)));
+        }
+        while !this.done && text.len() < FRAME {
+            match this.running.poll_next(context) {
+                Poll::Ready(next) => text += &this.take(next),
+                Poll::Pending => break,
+            }
+        }
+        if text.is_empty() && !this.done {
+            ready!(this.keep_alive.as_mut().poll(context));
+            text += ": keep-alive\n\n";
+        }
+        this.keep_alive.as_mut().reset(Instant::now() + KEEP_ALIVE);
+        match text.is_empty() {
+            true => Poll::Ready(None),
+            false => Poll::Ready(Some(Ok(Frame::data(text.into())))),
+        }
+    }
+}

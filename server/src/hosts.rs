@@ -1,0 +1,53 @@
+//! Names by which a server on a loopback address is called. A page of another site whose name resolves to that address (DNS
+//! rebinding) is of the server's origin to a browser, but calls it by its own name.
+
+use std::net::{IpAddr, SocketAddr};
+
+use hyper::HeaderMap;
+use hyper::header::HOST;
+
+/// The names, beside those of loopback addresses; `None` where every name is let in.
+pub(crate) struct Hosts(Option<Vec<String>>);
+
+impl Hosts {
+    pub fn new(address: SocketAddr, allowed: Vec<String>) -> Self {
+        Self(address.ip().is_loopback().then_some(allowed))
+    }
+
+    /// Whether the header `host`, if there is one, is such a name, with any port.
+    pub fn admit(&self, headers: &HeaderMap) -> bool {
+        let (Some(allowed), Some(host)) = (&self.0, headers.get(HOST)) else { return true };
+        let Ok(host) = host.to_str() else { return false };
+        let name = match host.rsplit_once(':') {
+            Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+            _ => host,
+        };
+        let ip = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name).parse::<IpAddr>();
+        name.eq_ignore_ascii_case("localhost")
+            || ip.is_ok_and(|ip| ip.is_loopback())
+            || allowed.iter().any(|allowed| allowed.eq_ignore_ascii_case(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_a_loopback_server() {
+        let hosts = Hosts::new(SocketAddr::from(([127, 0, 0, 1], 8080)), vec!["box.lan".into()]);
+        let admits = |hosts: &Hosts, host: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(HOST, host.parse().expect("a value"));
+            hosts.admit(&headers)
+        };
+        for host in ["localhost", "LocalHost:8080", "127.0.0.1:1", "127.1.2.3", "[::1]:8080", "[::1]", "Box.lan:80"] {
+            assert!(admits(&hosts, host), "{host}");
+        }
+        for host in ["evil.example:8080", "localhost.evil.example", "192.168.0.1", "", "::1", "127.0.0.1.evil:80"] {
+            assert!(!admits(&hosts, host), "{host}");
+        }
+        assert!(hosts.admit(&HeaderMap::new()), "HTTP/1.0 has no such header");
+        assert!(admits(&Hosts::new(SocketAddr::from(([0, 0, 0, 0], 80)), Vec::new()), "any.example"));
+    }
+}

@@ -1,0 +1,256 @@
+//! The messages of a chat: OpenAI's and Anthropic's forms, with calls of tools and their results.
+
+use std::collections::HashMap;
+
+use foretoken::chat::{Json, Message, Role, ToolCall};
+use serde_json::{Value, json};
+
+use crate::api_error::ApiError;
+use crate::fields::{Fields, kind};
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// Messages, and the calls in them that may have results.
+#[derive(Default)]
+pub(crate) struct Conversation {
+    messages: Vec<Message>,
+    /// Names of the called tools, by the calls' ids.
+    calls: HashMap<String, String>,
+}
+
+impl Conversation {
+    pub fn push(&mut self, message: Message) {
+        self.messages.push(message);
+    }
+
+    /// A call, of the model's last message or of a new one.
+    pub fn call(&mut self, call: ToolCall) {
+        self.calls.extend(call.id.clone().map(|id| (id, call.name.clone())));
+        match self.messages.last_mut().filter(|last| last.role == Role::Assistant) {
+            Some(last) => last.tool_calls.push(call),
+            None => self.messages.push(Message { tool_calls: vec![call], ..Message::assistant("") }),
+        }
+    }
+
+    /// The result of the call `id`, which is the field `name`.
+    ///
+    /// # Errors
+    /// If there is no such call.
+    pub fn result(&mut self, id: String, content: String, name: &str) -> Result<()> {
+        let Some(tool) = self.calls.get(&id) else {
+            return Err(ApiError::field(name, "is the id of no call in the messages before it"));
+        };
+        self.messages.push(Message::tool(id, tool, content));
+        Ok(())
+    }
+
+    /// Whether the last message is the model's.
+    pub fn ends_with_assistant(&self) -> bool {
+        self.messages.last().is_some_and(|message| message.role == Role::Assistant)
+    }
+
+    pub fn into_messages(self) -> Vec<Message> {
+        self.messages
+    }
+}
+
+/// Takes `messages`, a list with at least one.
+fn list(fields: &mut Fields) -> Result<Vec<Value>> {
+    let list =
+        fields.list("messages")?.ok_or_else(|| fields.error("messages", "is missing; give at least one message"))?;
+    match list.is_empty() {
+        true => Err(fields.error("messages", "is empty; give at least one message")),
+        false => Ok(list),
+    }
+}
+
+/// The messages of OpenAI's chat completions.
+///
+/// # Errors
+/// If one is malformed, or the result of a call that is not there.
+pub(crate) fn openai(fields: &mut Fields) -> Result<Vec<Message>> {
+    let mut conversation = Conversation::default();
+    for (i, value) in list(fields)?.into_iter().enumerate() {
+        openai_message(Fields::of(value, &format!("messages[{i}]"))?, &mut conversation)?;
+    }
+    Ok(conversation.into_messages())
+}
+
+fn openai_message(mut fields: Fields, conversation: &mut Conversation) -> Result<()> {
+    let role = match fields.string("role")?.as_deref() {
+        Some("system" | "developer") => Role::System,
+        Some("user") => Role::User,
+        Some("assistant") => Role::Assistant,
+        Some("tool") => Role::Tool,
+        Some(_) => {
+            let problem = "is unknown, or not implemented; there are system, developer, user, assistant and tool";
+            return Err(fields.error("role", problem));
+        }
+        None => return Err(fields.error("role", "is missing; give system, user, assistant or tool")),
+    };
+    let content = text_of(&mut fields, "content")?;
+    fields.ignore(&["name"]);
+    if role == Role::Assistant {
+        let mut reasoning = None;
+        for name in ["reasoning_content", "reasoning"] {
+            reasoning = reasoning.or(fields.string(name)?);
+        }
+        let name = fields.name("tool_calls");
+        let calls = fields.list("tool_calls")?.unwrap_or_default();
+        if content.is_none() && calls.is_empty() {
+            return Err(fields.error("content", "is missing; give a text, or tool_calls"));
+        }
+        fields.ignore(&["refusal", "annotations", "audio"]);
+        conversation.push(Message { reasoning, ..Message::assistant(content.unwrap_or_default()) });
+        for (i, call) in calls.into_iter().enumerate() {
+            conversation.call(openai_call(Fields::of(call, &format!("{name}[{i}]"))?)?);
+        }
+        return fields.end();
+    }
+    fields.only("tool_calls", &[json!([])])?;
+    let content = content.ok_or_else(|| fields.error("content", "is missing; give a text"))?;
+    if role == Role::Tool {
+        let id = required(&mut fields, "tool_call_id")?;
+        conversation.result(id, content, &fields.name("tool_call_id"))?;
+    } else {
+        conversation.push(Message::new(role, content));
+    }
+    fields.end()
+}
+
+fn openai_call(mut fields: Fields) -> Result<ToolCall> {
+    let id = fields.string("id")?;
+    fields.only("type", &[json!("function")])?;
+    fields.ignore(&["index"]);
+    let mut function = fields.object("function")?.ok_or_else(|| fields.error("function", "is missing"))?;
+    let call = ToolCall { id, ..function_call(&mut function)? };
+    function.end()?;
+    fields.end()?;
+    Ok(call)
+}
+
+/// Takes `name` and `arguments`, the text of an object.
+pub(crate) fn function_call(fields: &mut Fields) -> Result<ToolCall> {
+    let name = required(fields, "name")?;
+    let spelled = fields.string("arguments")?.filter(|text| !text.trim().is_empty());
+    let arguments =
+        Json::parse(spelled.as_deref().unwrap_or("{}")).ok().filter(|json| json.clone().into_fields().is_ok());
+    let arguments = arguments.ok_or_else(|| fields.error("arguments", "is not the text of a JSON object"))?;
+    Ok(ToolCall { id: None, name, arguments })
+}
+
+/// The messages of Anthropic's API.
+///
+/// # Errors
+/// If one is malformed, the result of a call that is not there, or the last one is the model's.
+pub(crate) fn anthropic(fields: &mut Fields) -> Result<Vec<Message>> {
+    let mut conversation = Conversation::default();
+    if let Some(system) = text_of(fields, "system")? {
+        conversation.push(Message::system(system));
+    }
+    let list = list(fields)?;
+    let last = list.len() - 1;
+    for (i, value) in list.into_iter().enumerate() {
+        let mut message = Fields::of(value, &format!("messages[{i}]"))?;
+        let role = match message.string("role")?.as_deref() {
+            Some("user") => Role::User,
+            Some("assistant") => Role::Assistant,
+            Some("system") => Role::System,
+            Some(_) => return Err(message.error("role", "is unknown; there are user and assistant")),
+            None => return Err(message.error("role", "is missing; give user or assistant")),
+        };
+        match message.value("content") {
+            Some(Value::Array(blocks)) => {
+                let name = message.name("content");
+                let blocks = (0..).zip(blocks).map(|(at, block)| Fields::of(block, &format!("{name}[{at}]")));
+                anthropic_blocks(role, blocks.collect::<Result<_>>()?, &mut conversation)?;
+            }
+            Some(Value::String(text)) => conversation.push(Message::new(role, text)),
+            None => return Err(message.error("content", "is missing; give a text or blocks")),
+            Some(other) => {
+                let problem = format!("is {}, must be a text or a list of blocks", kind(&other));
+                return Err(message.error("content", problem));
+            }
+        }
+        if i == last && conversation.ends_with_assistant() {
+            let problem = "is the assistant's, whose text would be continued; that is not implemented";
+            return Err(message.error("role", problem));
+        }
+        message.end()?;
+    }
+    Ok(conversation.into_messages())
+}
+
+fn anthropic_blocks(role: Role, blocks: Vec<Fields>, conversation: &mut Conversation) -> Result<()> {
+    let (mut text, mut reasoning, mut calls) = (String::new(), None, Vec::new());
+    let mut is_text = false;
+    for mut block in blocks {
+        block.ignore(&["cache_control"]);
+        match (block.string("type")?.as_deref().unwrap_or_default(), role) {
+            ("text", _) => {
+                text += &required(&mut block, "text")?;
+                block.ignore(&["citations"]);
+                is_text = true;
+            }
+            ("thinking", Role::Assistant) => {
+                reasoning = Some(required(&mut block, "thinking")?);
+                block.ignore(&["signature"]);
+            }
+            ("redacted_thinking", Role::Assistant) => block.ignore(&["data"]),
+            ("tool_use", Role::Assistant) => {
+                let input = block.value("input").unwrap_or_else(|| json!({}));
+                if !input.is_object() {
+                    return Err(block.error("input", format!("is {}, must be an object", kind(&input))));
+                }
+                let arguments = Json::of(&input).map_err(|_| block.error("input", "nests too deeply"))?;
+                let (id, name) = (required(&mut block, "id")?, required(&mut block, "name")?);
+                calls.push(ToolCall { id: Some(id), name, arguments });
+            }
+            ("tool_result", Role::User) => {
+                let id = required(&mut block, "tool_use_id")?;
+                let content = text_of(&mut block, "content")?.unwrap_or_default();
+                let content = if block.flag("is_error")? == Some(true) { format!("error: {content}") } else { content };
+                conversation.result(id, content, &block.name("tool_use_id"))?;
+            }
+            (kind, role) => {
+                let shown: String = kind.chars().take(32).filter(|c| !c.is_control()).collect();
+                let problem =
+                    format!("is {shown:?}, which is unknown, or not implemented, in a message of the {role:?}");
+                return Err(block.error("type", problem.to_lowercase()));
+            }
+        }
+        block.end()?;
+    }
+    if is_text || role == Role::Assistant {
+        conversation.push(Message { reasoning, ..Message::new(role, text) });
+    }
+    calls.into_iter().for_each(|call| conversation.call(call));
+    Ok(())
+}
+
+/// A field that must be there, a string.
+pub(crate) fn required(fields: &mut Fields, name: &str) -> Result<String> {
+    fields.string(name)?.ok_or_else(|| fields.error(name, "is missing; give a text"))
+}
+
+/// A text: a string, or a list of parts of the type `text`, one behind the other. OpenAI's responses call them `input_text` and
+/// `output_text`.
+pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>> {
+    match fields.value(name) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(Value::Array(parts)) => {
+            let name = fields.name(name);
+            let part = |(i, value)| {
+                let mut part = Fields::of(value, &format!("{name}[{i}]"))?;
+                part.only("type", &["text", "input_text", "output_text"].map(|kind| json!(kind)))?;
+                let text = part.string("text")?.ok_or_else(|| part.error("text", "is missing"))?;
+                part.ignore(&["cache_control", "citations", "annotations", "logprobs"]);
+                part.end()?;
+                Ok(text)
+            };
+            parts.into_iter().enumerate().map(part).collect::<Result<String>>().map(Some)
+        }
+        Some(other) => Err(fields.error(name, format!("is {}, must be a text or a list of its parts", kind(&other)))),
+    }
+}

@@ -1,0 +1,381 @@
+//! `POST /v1/responses`: text, reasoning and calls of functions. Nothing is stored: a conversation is sent whole.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use foretoken::chat::{ChatOptions, Message, ReplyPart, Role, Thinking, ToolCall};
+use foretoken::{Finish, GenerateOptions, Piece};
+use serde_json::{Value, json};
+
+use crate::api_error::ApiError;
+use crate::app::{App, RequestId};
+use crate::convert::{self, Prompt};
+use crate::fields::{Fields, kind};
+use crate::job::Ended;
+use crate::messages::{Conversation, function_call, required, text_of};
+use crate::reply::{Generate, Reply, Written, answer, named};
+use crate::tools::{self, Chat};
+
+pub(crate) async fn responses(
+    State(app): State<Arc<App>>,
+    id: RequestId,
+    fields: Fields,
+) -> Result<Response, ApiError> {
+    let generate = request(&app, fields)?;
+    answer(&app, id, generate).await
+}
+
+fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
+    app.check_model(&mut fields)?;
+    let instructions = fields.string("instructions")?;
+    let messages = input(&mut fields, instructions.as_deref())?;
+    let (tools, calls) = tools::openai(&mut fields)?;
+    let streams = fields.flag("stream")?.unwrap_or(false);
+    let most = fields.count("max_output_tokens", 1..=usize::MAX)?;
+    let base = convert::chat_sampling(&app.engine);
+    let mut options = GenerateOptions {
+        stop: convert::stop(&mut fields, Vec::new())?,
+        ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, most)?
+    };
+    calls.limit(&app.engine, &mut options.stop);
+    let mut chat_options = ChatOptions { tools, ..tools::thinking(&mut fields)? };
+    chat_options.thinking = reasoning(&mut fields)?.unwrap_or(chat_options.thinking);
+    let metadata = fields.value("metadata").unwrap_or_else(|| json!({}));
+    take_inert(&mut fields)?;
+    fields.end()?;
+    let chat = Chat { messages, options: chat_options };
+    let echoed = json!({
+        "instructions": instructions,
+        "max_output_tokens": most,
+        "metadata": metadata,
+        "temperature": options.sampling.temperature,
+        "top_p": options.sampling.top_p,
+        "tool_choice": "auto",
+        "tools": chat.options.tools.iter().map(flat_tool).collect::<Vec<_>>(),
+        "parallel_tool_calls": calls == tools::Calls::Any,
+        "text": {"format": {"type": "text"}},
+        "truncation": "disabled",
+        "previous_response_id": null,
+        "store": false,
+    });
+    Ok(Generate {
+        prompt: Prompt::Chat(chat),
+        prompt_field: "input",
+        options,
+        choices: 1,
+        streams,
+        reply: Box::new(Answer { echoed, number: 0, open: None, items: Vec::new() }),
+    })
+}
+
+/// A tool with its fields beside `type`, as responses have it.
+fn flat_tool(tool: &foretoken::chat::Json) -> Value {
+    let mut tool: Value = serde_json::from_str(&tool.to_string()).unwrap_or_default();
+    let mut flat = tool["function"].take();
+    flat["type"] = json!("function");
+    flat["strict"] = json!(false);
+    flat
+}
+
+/// Takes what has no effect, or is implemented for one value alone.
+fn take_inert(fields: &mut Fields) -> Result<(), ApiError> {
+    let no_effect =
+        ["store", "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"];
+    fields.ignore(&no_effect);
+    fields.only("background", &[json!(false)])?;
+    fields.only("include", &[json!([]), json!(["reasoning.encrypted_content"])])?;
+    fields.only("truncation", &[json!("disabled")])?;
+    fields.only("top_logprobs", &[json!(0)])?;
+    if let Some(mut text) = fields.object("text")? {
+        text.only("format", &[json!({"type": "text"})])?;
+        text.ignore(&["verbosity"]);
+        text.end()?;
+    }
+    if let Some(mut options) = fields.object("stream_options")? {
+        options.ignore(&["include_obfuscation"]);
+        options.end()?;
+    }
+    Ok(())
+}
+
+/// Takes `reasoning`.
+fn reasoning(fields: &mut Fields) -> Result<Option<Thinking>, ApiError> {
+    let Some(mut given) = fields.object("reasoning")? else { return Ok(None) };
+    let unknown = |given: &Fields| given.error("effort", tools::UNKNOWN_EFFORT);
+    let effort = given.string("effort")?;
+    let thinking = effort.map(|effort| tools::thinking_of(&effort).ok_or_else(|| unknown(&given))).transpose()?;
+    given.ignore(&["summary", "generate_summary"]);
+    given.end()?;
+    Ok(thinking)
+}
+
+/// Takes `input`: a text, or items.
+fn input(fields: &mut Fields, instructions: Option<&str>) -> Result<Vec<Message>, ApiError> {
+    let mut conversation = Conversation::default();
+    instructions.into_iter().for_each(|text| conversation.push(Message::system(text)));
+    match fields.value("input") {
+        Some(Value::String(text)) => conversation.push(Message::user(text)),
+        Some(Value::Array(items)) if !items.is_empty() => {
+            for (i, item) in items.into_iter().enumerate() {
+                input_item(Fields::of(item, &format!("input[{i}]"))?, &mut conversation)?;
+            }
+        }
+        None | Some(Value::Array(_)) => return Err(fields.error("input", "is missing or empty; give a text or items")),
+        Some(other) => return Err(fields.error("input", format!("is {}, must be a text or a list", kind(&other)))),
+    }
+    Ok(conversation.into_messages())
+}
+
+fn input_item(mut item: Fields, conversation: &mut Conversation) -> Result<(), ApiError> {
+    item.ignore(&["status"]);
+    match item.string("type")?.as_deref() {
+        None | Some("message") => {
+            let role = match required(&mut item, "role")?.as_str() {
+                "system" | "developer" => Role::System,
+                "user" => Role::User,
+                "assistant" => Role::Assistant,
+                _ => return Err(item.error("role", "is unknown; there are system, developer, user and assistant")),
+            };
+            let content = text_of(&mut item, "content")?;
+            let content = content.ok_or_else(|| item.error("content", "is missing; give a text"))?;
+            item.ignore(&["id", "phase"]);
+            conversation.push(Message::new(role, content));
+        }
+        Some("function_call") => {
+            let id = required(&mut item, "call_id")?;
+            item.ignore(&["id"]);
+            conversation.call(ToolCall { id: Some(id), ..function_call(&mut item)? });
+        }
+        Some("function_call_output") => {
+            let id = required(&mut item, "call_id")?;
+            let output = text_of(&mut item, "output")?;
+            let output = output.ok_or_else(|| item.error("output", "is missing; give a text"))?;
+            item.ignore(&["id"]);
+            conversation.result(id, output, &item.name("call_id"))?;
+        }
+        // Of a turn that is over: templates leave it out.
+        Some("reasoning") => item.ignore(&["id", "summary", "content", "encrypted_content"]),
+        Some(_) => {
+            let known = "message, function_call, function_call_output and reasoning";
+            return Err(item.error("type", format!("is unknown, or not implemented; there are {known}")));
+        }
+    }
+    item.end()
+}
+
+struct Answer {
+    /// What the response repeats of its request.
+    echoed: Value,
+    /// Of the next event.
+    number: usize,
+    /// What the last item is, while it is written.
+    open: Option<Item>,
+    /// Those that were begun, in order; the open one in full only when it is done.
+    items: Vec<Value>,
+}
+
+#[derive(Clone, PartialEq)]
+enum Item {
+    Reasoning(String),
+    Message(String),
+}
+
+fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
+    let content = if text.is_empty() { json!([]) } else { json!([{"type": "reasoning_text", "text": text}]) };
+    json!({"id": id, "type": "reasoning", "summary": [], "content": content, "status": status})
+}
+
+fn message_item(id: &str, text: Option<&str>, status: &str) -> Value {
+    let content: Vec<_> = text.map(text_part).into_iter().collect();
+    json!({"id": id, "type": "message", "role": "assistant", "status": status, "content": content})
+}
+
+fn text_part(text: &str) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+}
+
+fn call_item(id: &str, call: &ToolCall, arguments: &str, status: &str) -> Value {
+    json!({
+        "id": id, "type": "function_call", "call_id": call.id, "name": call.name, "arguments": arguments,
+        "status": status,
+    })
+}
+
+impl Answer {
+    fn event(&mut self, kind: &str, mut data: Value) -> String {
+        data["type"] = json!(kind);
+        data["sequence_number"] = json!(self.number);
+        self.number += 1;
+        named(&data)
+    }
+
+    /// The id of the last item, from its kind's prefix.
+    fn id(&self, prefix: &str, written: &Written) -> String {
+        format!("{prefix}_{}_{}", written.request_id, self.at())
+    }
+
+    fn at(&self) -> usize {
+        self.items.len().saturating_sub(1)
+    }
+
+    /// Begins an item behind the open one, which ends.
+    fn add_item(&mut self, prefix: &str, written: &Written, item: impl Fn(&str) -> Value) -> String {
+        let before = self.finish_item(written, "completed");
+        self.items.push(Value::Null);
+        let item = item(&self.id(prefix, written));
+        let at = self.at();
+        before + &self.event("response.output_item.added", json!({"output_index": at, "item": item}))
+    }
+
+    fn item_done(&mut self, item: Value) -> String {
+        let at = self.at();
+        self.items[at] = item.clone();
+        self.event("response.output_item.done", json!({"output_index": at, "item": item}))
+    }
+
+    /// More text of the message.
+    fn text(&mut self, text: &str, written: &Written) -> String {
+        let mut events = String::new();
+        if !matches!(self.open, Some(Item::Message(_))) {
+            events += &self.add_item("msg", written, |id| message_item(id, None, "in_progress"));
+            let (id, at) = (self.id("msg", written), self.at());
+            let part = json!({"item_id": id, "output_index": at, "content_index": 0, "part": text_part("")});
+            events += &self.event("response.content_part.added", part);
+            self.open = Some(Item::Message(String::new()));
+        }
+        if let Some(Item::Message(all)) = &mut self.open {
+            all.push_str(text);
+        }
+        let (id, at) = (self.id("msg", written), self.at());
+        let delta = json!({"item_id": id, "output_index": at, "content_index": 0, "delta": text, "logprobs": []});
+        events + &self.event("response.output_text.delta", delta)
+    }
+
+    fn reasoning(&mut self, text: &str, written: &Written) -> String {
+        let mut events = String::new();
+        if !matches!(self.open, Some(Item::Reasoning(_))) {
+            events += &self.add_item("rs", written, |id| reasoning_item(id, "", "in_progress"));
+            self.open = Some(Item::Reasoning(String::new()));
+        }
+        if let Some(Item::Reasoning(all)) = &mut self.open {
+            all.push_str(text);
+        }
+        let (id, at) = (self.id("rs", written), self.at());
+        let delta = json!({"item_id": id, "output_index": at, "content_index": 0, "delta": text});
+        events + &self.event("response.reasoning_text.delta", delta)
+    }
+
+    fn call(&mut self, call: &ToolCall, written: &Written) -> String {
+        let mut events = self.add_item("fc", written, |id| call_item(id, call, "", "in_progress"));
+        let (id, at) = (self.id("fc", written), self.at());
+        let arguments = call.arguments.to_string();
+        let delta = json!({"item_id": id, "output_index": at, "delta": arguments});
+        events += &self.event("response.function_call_arguments.delta", delta);
+        let done = json!({"item_id": id, "output_index": at, "name": call.name, "arguments": arguments});
+        events += &self.event("response.function_call_arguments.done", done);
+        events + &self.item_done(call_item(&id, call, &arguments, "completed"))
+    }
+
+    /// Ends the item that is open.
+    fn finish_item(&mut self, written: &Written, status: &str) -> String {
+        let at = self.at();
+        match self.open.take() {
+            None => String::new(),
+            Some(Item::Reasoning(text)) => {
+                let id = self.id("rs", written);
+                let done = json!({"item_id": id, "output_index": at, "content_index": 0, "text": text});
+                self.event("response.reasoning_text.done", done) + &self.item_done(reasoning_item(&id, &text, status))
+            }
+            Some(Item::Message(text)) => {
+                let id = self.id("msg", written);
+                let place = json!({"item_id": id, "output_index": at, "content_index": 0});
+                let (mut done, mut part) = (place.clone(), place);
+                done["text"] = json!(text);
+                done["logprobs"] = json!([]);
+                part["part"] = text_part(&text);
+                self.event("response.output_text.done", done)
+                    + &self.event("response.content_part.done", part)
+                    + &self.item_done(message_item(&id, Some(&text), status))
+            }
+        }
+    }
+
+    /// The response, in progress or as it ended.
+    fn response(&self, written: &Written, ended: Option<&Ended>) -> Value {
+        let mut response = self.echoed.clone();
+        let (status, why) = status(ended);
+        response["id"] = json!(format!("resp_{}", written.request_id));
+        response["object"] = json!("response");
+        response["created_at"] = json!(written.created);
+        response["status"] = json!(status);
+        response["error"] = Value::Null;
+        response["incomplete_details"] = why.map_or(Value::Null, |reason| json!({"reason": reason}));
+        response["model"] = json!(written.model);
+        response["output"] = json!(self.items);
+        response["usage"] = Value::Null;
+        if let Some(ended) = ended {
+            response["completed_at"] = json!(crate::reply::now());
+            response["usage"] = json!({
+                "input_tokens": written.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": written.tokens.len(),
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": written.prompt_tokens + written.tokens.len(),
+            });
+            response["timings"] = convert::timings(&ended.statistics);
+        }
+        response
+    }
+}
+
+fn status(ended: Option<&Ended>) -> (&'static str, Option<&'static str>) {
+    match ended.map(|ended| ended.finish) {
+        None => ("in_progress", None),
+        Some(Finish::MaxTokens | Finish::Context) => ("incomplete", Some("max_output_tokens")),
+        Some(_) => ("completed", None),
+    }
+}
+
+impl Reply for Answer {
+    fn begin(&mut self, written: &Written) -> String {
+        let response = self.response(written, None);
+        self.event("response.created", json!({"response": response}))
+            + &self.event("response.in_progress", json!({"response": response}))
+    }
+
+    fn piece(&mut self, _: &Piece, parts: &[ReplyPart], written: &Written) -> String {
+        let mut events = String::new();
+        for part in parts {
+            events += &match part {
+                ReplyPart::Text(text) => self.text(text, written),
+                ReplyPart::Reasoning(text) => self.reasoning(text, written),
+                ReplyPart::ToolCall(call) => self.call(call, written),
+                _ => String::new(),
+            };
+        }
+        events
+    }
+
+    fn end(&mut self, written: &Written, ended: &Ended) -> String {
+        let (status, _) = status(Some(ended));
+        let last = self.finish_item(written, status);
+        let response = self.response(written, Some(ended));
+        last + &self.event(&format!("response.{status}"), json!({"response": response}))
+    }
+
+    fn whole(&mut self, choices: &[(Written, Ended)]) -> Value {
+        let (written, ended) = &choices[0];
+        if !written.reasoning.is_empty() {
+            self.reasoning(&written.reasoning, written);
+        }
+        if !written.content.is_empty() {
+            self.text(&written.content, written);
+        }
+        for call in &written.calls {
+            self.call(call, written);
+        }
+        self.finish_item(written, status(Some(ended)).0);
+        self.response(written, Some(ended))
+    }
+}

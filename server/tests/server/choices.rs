@@ -1,0 +1,108 @@
+//! Several texts of one prompt, and biased ones.
+
+use foretoken::{GenerateOptions, Sampling, Speculation};
+use serde_json::{Value, json};
+
+use crate::support::{PROMPT, TestServer, alone, load, options, wait_until};
+
+const TEXT: &str = "/v1/completions";
+
+/// Choice `i` is the text of the request's seed plus `i`, from one reading of the prompt.
+#[test]
+fn choices_are_texts_of_their_seeds() {
+    let server = TestServer::start_on(load(), options());
+    let sampling = Sampling { temperature: 0.8, top_k: Some(50), ..Sampling::default() };
+    let prompts = [PROMPT.to_owned(), PROMPT.repeat(40), "f".into()];
+    for (prompt, n) in prompts.iter().zip([4, 8, 2]) {
+        let want: Vec<String> = (0..n)
+            .map(|i| GenerateOptions {
+                max_tokens: 24,
+                sampling: sampling.clone(),
+                seed: 7 + i,
+                speculation: Speculation::Off,
+                ..GenerateOptions::default()
+            })
+            .map(|options| alone(prompt, &options))
+            .collect();
+        let body = json!({"prompt": prompt, "max_tokens": 24, "temperature": 0.8, "top_k": 50, "seed": 7, "n": n,
+            "speculative": {"enabled": false}});
+        let whole = server.ask(TEXT, &body);
+        let texts: Vec<_> = whole["choices"].as_array().expect("a list").iter().map(|choice| &choice["text"]).collect();
+        assert_eq!(texts, want.iter().map(|text| json!(text)).collect::<Vec<_>>().iter().collect::<Vec<_>>());
+        let written = whole["usage"]["completion_tokens"].as_u64().expect("a number");
+        assert!(written > 24 && written <= 24 * n, "{}", whole["usage"]);
+
+        let mut streamed = body.clone();
+        streamed["stream"] = json!(true);
+        streamed["stream_options"] = json!({"include_usage": true});
+        let mut texts = vec![String::new(); want.len()];
+        let chunks = server.chunks(TEXT, &streamed);
+        let choices: Vec<&Value> = chunks.iter().filter_map(|chunk| chunk["choices"].get(0)).collect();
+        for choice in &choices {
+            texts[choice["index"].as_u64().expect("a number") as usize] += choice["text"].as_str().expect("a text");
+        }
+        assert_eq!(texts, want);
+        assert_eq!(choices.iter().filter(|choice| choice["finish_reason"].is_string()).count(), want.len());
+        assert_eq!(chunks.last().expect("a chunk")["usage"], whole["usage"]);
+    }
+    // Greedy with drafts: all the same text. With a chat as well.
+    let greedy = alone(PROMPT, &GenerateOptions { max_tokens: 40, ..GenerateOptions::default() });
+    let chat = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 40, "n": 3});
+    let chat = server.ask("/v1/chat/completions", &chat);
+    for (i, choice) in chat["choices"].as_array().expect("a list").iter().enumerate() {
+        assert_eq!((&choice["index"], &choice["message"]["content"]), (&json!(i), &json!(greedy)));
+    }
+    assert_eq!(chat["choices"].as_array().map(Vec::len), Some(3));
+    wait_until("sequences freed", || server.busy_slots() == 0);
+    assert_eq!(server.metric("foretoken:kv_cache_bytes"), 0.0);
+}
+
+/// A client that leaves frees all of its sequences, also while the prompt is read.
+#[test]
+fn choices_leave_together() {
+    let server = TestServer::start_on(load(), options());
+    for prompt in [PROMPT.to_owned(), "let x = 1;\n".repeat(1000)] {
+        let body = json!({"prompt": prompt, "max_tokens": 4000, "ignore_eos": true, "n": 4, "stream": true});
+        let stream = server.open(TEXT, &body);
+        wait_until("a sequence", || server.busy_slots() > 0);
+        drop(stream);
+        wait_until("sequences freed", || server.busy_slots() == 0 && server.metric("vllm:num_requests_running") == 0.0);
+        // All eight places are free.
+        let all = json!({"prompt": PROMPT, "max_tokens": 2, "n": 8});
+        assert_eq!(server.ask(TEXT, &all)["choices"].as_array().map(Vec::len), Some(8));
+    }
+    assert_eq!(server.metric("foretoken:kv_cache_bytes"), 0.0);
+}
+
+#[test]
+fn biased_tokens_and_origins() {
+    let server = TestServer::start(options());
+    let body = json!({"prompt": PROMPT, "max_tokens": 6, "logprobs": 1});
+    let first = server.ask("/completion", &json!({"prompt": PROMPT, "n_predict": 1, "return_tokens": true}))["tokens"]
+        [0]
+    .clone();
+    let with = |bias: Value| {
+        let mut body = body.clone();
+        body["logit_bias"] = bias;
+        server.ask(TEXT, &body)["choices"][0]["text"].as_str().expect("a text").to_owned()
+    };
+    let plain = server.ask(TEXT, &body)["choices"][0]["text"].as_str().expect("a text").to_owned();
+    assert_ne!(with(json!({first.to_string(): -100})), plain);
+    assert_ne!(with(json!([[first, false]])), plain);
+    assert_eq!(with(json!({first.to_string(): 0})), plain);
+    let x = server.ask("/tokenize", &json!({"content": "x"}))["tokens"][0].clone();
+    assert_eq!(with(json!({x.to_string(): 100})), "xxxxxx");
+
+    // Every token with its text, and whether it was drafted: as many as the timings say.
+    let body = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 40, "stream": true,
+        "token_origins": true, "speculative": {"draft_block_size": 4}});
+    let chunks = server.chunks("/v1/chat/completions", &body);
+    let tokens: Vec<&Value> =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["tokens"].as_array()).flatten().collect();
+    let texts: String = tokens.iter().map(|token| token["text"].as_str().expect("a text")).collect();
+    let contents: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+    let drafted = tokens.iter().filter(|token| token["drafted"] == true).count();
+    let timings = &chunks.last().expect("a chunk")["timings"];
+    assert_eq!((texts.as_str(), tokens.len()), (contents.as_str(), 40));
+    assert!(drafted > 0 && timings["draft_n_accepted"] == drafted, "{drafted}: {timings}");
+}

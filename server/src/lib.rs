@@ -22,6 +22,7 @@ mod openai;
 mod openai_chat;
 mod openai_completions;
 mod openai_responses;
+mod page;
 mod reply;
 mod routes;
 mod server;

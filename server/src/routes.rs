@@ -14,17 +14,20 @@ use hyper::header::{HeaderName, HeaderValue};
 
 use crate::api_error::{Api, ApiError};
 use crate::app::{App, RequestId};
-use crate::{anthropic, info, llama, openai_chat, openai_completions, openai_responses};
+use crate::{anthropic, info, llama, openai_chat, openai_completions, openai_responses, page};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Bytes of a client's request id.
 const MAX_REQUEST_ID: usize = 64;
-/// The one route without a key: what watches over a server has none.
+/// Routes without a key: what watches over a server has none, and the page asks for it.
 const HEALTH: &str = "/health";
+const PAGE: &str = "/";
 
 /// All routes.
 pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
+        .route(PAGE, get(page::page))
+        .route("/openapi.json", get(page::openapi))
         .route("/v1/chat/completions", post(openai_chat::chat_completions))
         .route("/v1/completions", post(openai_completions::completions))
         .route("/v1/responses", post(openai_responses::responses))
@@ -60,7 +63,7 @@ async fn pass(State(app): State<Arc<App>>, mut request: Request, next: Next) -> 
             let message = "host: is no name of this server; give --allowed-host NAME, or call it by its address";
             Some(ApiError::new(StatusCode::FORBIDDEN, message).with_code("host_not_allowed"))
         }
-        HEALTH => None,
+        HEALTH | PAGE => None,
         _ if !app.api_keys.admit(request.headers()) => {
             let message = "the API key is missing or wrong; send it as Authorization: Bearer KEY, or as x-api-key";
             Some(ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key"))

@@ -151,6 +151,36 @@ fn models_health_metrics_and_what_is_not_there() {
     assert_eq!((response.status().as_u16(), &response.headers()["allow"]), (405, &"POST".parse().expect("a value")));
 }
 
+/// The page is one file that runs by its nonce alone, and the description has every route.
+#[test]
+fn the_page_and_the_description() {
+    let server = TestServer::start(foretoken_server::ServerOptions { api_keys: vec!["key".into()], ..options() });
+    let mut response = agent().get(server.url("/")).call().expect("an answer");
+    let policy = response.headers()["content-security-policy"].to_str().expect("a text").to_owned();
+    let page = response.body_mut().read_to_string().expect("a text");
+    let nonce = policy.split("script-src 'nonce-").nth(1).and_then(|rest| rest.split('\'').next()).expect("a nonce");
+    assert!(policy.starts_with("default-src 'none';") && !policy.contains("unsafe"), "{policy}");
+    assert_eq!(page.matches(&format!("nonce=\"{nonce}\"")).count(), 2);
+    assert!(!page.contains("{nonce}") && !page.contains("src=") && !page.contains("innerHTML"));
+    let other = agent().get(server.url("/")).call().expect("an answer");
+    assert_ne!(other.headers()["content-security-policy"], policy.as_str(), "a nonce is for one answer");
+
+    assert_eq!(server.get("/openapi.json").0, 401);
+    let mut described = agent().get(server.url("/openapi.json")).header("x-api-key", "key").call().expect("an answer");
+    let text = described.body_mut().read_to_string().expect("a text");
+    let described: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(described["info"]["version"], env!("CARGO_PKG_VERSION"));
+    for (path, methods) in described["paths"].as_object().expect("an object") {
+        let url = server.url(&path.replace("{id}", "demo"));
+        let status = match methods.get("post") {
+            Some(_) => agent().post(url).header("x-api-key", "key").content_type("application/json").send("{}"),
+            None => agent().get(url).header("x-api-key", "key").call(),
+        };
+        let want = if methods.get("post").is_some() { 400 } else { 200 };
+        assert_eq!(status.expect("an answer").status().as_u16(), want, "{path}");
+    }
+}
+
 #[test]
 fn request_ids_and_keys() {
     let keys = vec!["first key".to_owned(), "second".to_owned()];

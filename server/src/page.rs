@@ -1,0 +1,32 @@
+//! The page at `/`: a chat in one file, which loads nothing else.
+
+use axum::response::{IntoResponse, Response};
+use hyper::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+};
+
+const PAGE: &str = include_str!("page.html");
+/// The description of the routes.
+const OPENAPI: &str = include_str!("openapi.json");
+
+/// `GET /`. Its style and its script run by a nonce, so that nothing else does, and it reaches this server alone.
+pub(crate) async fn page() -> Response {
+    let nonce = format!("{:032x}", rand::random::<u128>());
+    let policy = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; connect-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    );
+    let headers = [
+        (CONTENT_TYPE, "text/html; charset=utf-8"),
+        (CACHE_CONTROL, "no-store"),
+        (REFERRER_POLICY, "no-referrer"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (X_FRAME_OPTIONS, "DENY"),
+    ];
+    (headers, [(CONTENT_SECURITY_POLICY, policy)], PAGE.replace("{nonce}", &nonce)).into_response()
+}
+
+/// `GET /openapi.json`.
+pub(crate) async fn openapi() -> Response {
+    ([(CONTENT_TYPE, "application/json")], OPENAPI.replace("{version}", env!("CARGO_PKG_VERSION"))).into_response()
+}

@@ -278,7 +278,15 @@ impl Prompt {
             Some(path) => system.chain(Message::list(&Json::parse(&read(path)?)?)?).collect(),
             None => system.chain([Message::user(&self.prompt)]).collect(),
         };
-        let options = ChatOptions {
+        engine.encode_chat(&messages, &self.chat_options()?)
+    }
+
+    /// What a chat is rendered with.
+    ///
+    /// # Errors
+    /// If a file is no such JSON.
+    pub fn chat_options(&self) -> foretoken::Result<ChatOptions> {
+        Ok(ChatOptions {
             thinking: if self.think { Thinking::On } else { Thinking::Off },
             tools: self
                 .tools
@@ -293,7 +301,6 @@ impl Prompt {
                 .transpose()?
                 .unwrap_or_default(),
             ..ChatOptions::default()
-        };
-        engine.encode_chat(&messages, &options)
+        })
     }
 }

@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Parser;
+use foretoken::chat::{ReplyParser, ReplyPart};
 use foretoken::speculative::{Costs, Trace};
-use foretoken::{Engine, GenerateOptions};
+use foretoken::{Engine, GenerateOptions, Piece};
 use foretoken_tools::text::Text;
 use foretoken_tools::{arguments, report};
 
@@ -64,16 +65,14 @@ fn generate(args: Args) -> Result<()> {
     let mut session = engine.session(&args.kv.options())?;
     let kv = report::kv(session.kv());
     let mut generation = session.generate(&prompt, &options(&args, &engine)?)?;
-    let (mut text, mut tokens, mut out) = (String::new(), Vec::new(), std::io::stdout().lock());
+    let mut reply = Reply::new(&args, &engine)?;
+    let mut tokens = Vec::new();
     for piece in generation.by_ref() {
         let piece = piece?;
-        if !args.json {
-            write!(out, "{}", piece.text)?;
-            out.flush()?;
-        }
-        text += &piece.text;
+        reply.push(&piece)?;
         tokens.extend(piece.tokens);
     }
+    reply.finish()?;
     let statistics = generation.statistics().clone();
     drop(generation);
     if let Some(path) = &args.costs {
@@ -83,16 +82,92 @@ fn generate(args: Args) -> Result<()> {
         cache.save(path)?;
     }
     if args.json {
-        let own = serde_json::json!({"text": text, "tokens": tokens, "load_seconds": load_seconds});
-        writeln!(out, "{}", report::json(own, &statistics, &session))?;
+        let own = reply.json(&tokens, load_seconds);
+        writeln!(std::io::stdout(), "{}", report::json(own, &statistics, &session))?;
     } else {
-        writeln!(out)?;
+        writeln!(std::io::stdout())?;
     }
     if args.stats {
         eprint!("{kv}{}", report::details(&statistics, session.kv_bytes()));
     }
     eprintln!("{statistics}");
     Ok(())
+}
+
+/// What was written: of a chat, taken apart.
+struct Reply {
+    parser: Option<ReplyParser>,
+    /// Printed as they come.
+    prints: bool,
+    text: String,
+    reasoning: String,
+    calls: Vec<serde_json::Value>,
+}
+
+impl Reply {
+    fn new(args: &Args, engine: &Engine) -> Result<Self> {
+        let parser = match args.prompt.chat {
+            true => Some(ReplyParser::new(engine.tokenizer()?, &args.prompt.chat_options()?)),
+            false => None,
+        };
+        Ok(Self { parser, prints: !args.json, text: String::new(), reasoning: String::new(), calls: Vec::new() })
+    }
+
+    fn push(&mut self, piece: &Piece) -> Result<()> {
+        let parts = match &mut self.parser {
+            Some(parser) => parser.push(piece),
+            None => vec![ReplyPart::Text(piece.text.clone())],
+        };
+        self.take(parts)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let parts = self.parser.as_mut().map(ReplyParser::finish).unwrap_or_default();
+        self.take(parts)
+    }
+
+    /// The text and calls, a line each, go to stdout, the reasoning to stderr.
+    fn take(&mut self, parts: Vec<ReplyPart>) -> Result<()> {
+        let mut out = std::io::stdout().lock();
+        for part in parts {
+            match part {
+                ReplyPart::Text(text) => {
+                    if self.prints {
+                        write!(out, "{text}")?;
+                        out.flush()?;
+                    }
+                    self.text += &text;
+                }
+                ReplyPart::Reasoning(text) => {
+                    if self.prints {
+                        eprint!("{text}");
+                    }
+                    self.reasoning += &text;
+                }
+                ReplyPart::ToolCall(call) => {
+                    let arguments: serde_json::Value = serde_json::from_str(&call.arguments.to_string())?;
+                    let call = serde_json::json!({"name": call.name, "arguments": arguments});
+                    if self.prints {
+                        writeln!(out, "{call}")?;
+                    }
+                    self.calls.push(call);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn json(&self, tokens: &[u32], load_seconds: f64) -> serde_json::Value {
+        let mut own = serde_json::json!({"text": self.text, "tokens": tokens, "load_seconds": load_seconds});
+        if !self.reasoning.is_empty() {
+            own["reasoning"] = serde_json::json!(self.reasoning);
+        }
+        if !self.calls.is_empty() {
+            own["tool_calls"] = serde_json::json!(self.calls);
+        }
+        own
+    }
 }
 
 fn options(args: &Args, engine: &Engine) -> Result<GenerateOptions> {

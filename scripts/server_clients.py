@@ -1,0 +1,174 @@
+"""Real clients against a started server: `scripts/server_clients.sh` installs and starts what this needs.
+
+Arguments: the URL of a server with the demo pair, and of one whose model calls tools (scripts/tiny_caller.py)."""
+
+import json
+import sys
+
+import anthropic
+import litellm
+import openai
+
+PROMPT = "impl Iterator for Counter {\n"
+MESSAGES = [{"role": "user", "content": PROMPT}]
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+}
+done = []
+
+
+def shows(test):
+    test()
+    done.append(test.__name__)
+    print(f"holds: {test.__name__}", flush=True)
+
+
+def text_of(stream):
+    return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+
+
+def with_openai(url, caller_url):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    caller = openai.OpenAI(base_url=f"{caller_url}/v1", api_key="none", max_retries=0)
+    model = client.models.list().data[0].id
+    create = client.chat.completions.create
+    want = create(model=model, messages=MESSAGES, max_tokens=48, temperature=0).choices[0]
+    assert want.finish_reason == "length" and want.message.content
+
+    @shows
+    def openai_chat_streamed_is_the_whole():
+        stream = create(
+            model=model, messages=MESSAGES, max_tokens=48, temperature=0, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = list(stream)
+        assert text_of(chunks) == want.message.content
+        assert chunks[-1].usage.completion_tokens == 48
+
+    @shows
+    def openai_logprobs():
+        chat = create(model=model, messages=MESSAGES, max_tokens=8, temperature=0, logprobs=True, top_logprobs=3)
+        content = chat.choices[0].logprobs.content
+        assert len(content) == 8 and all(len(token.top_logprobs) == 3 for token in content)
+        assert all(token.logprob == token.top_logprobs[0].logprob <= 0 for token in content)
+
+    @shows
+    def openai_choices_stop_seed_and_bias():
+        several = create(model=model, messages=MESSAGES, max_tokens=24, temperature=0.9, seed=5, n=3)
+        again = create(model=model, messages=MESSAGES, max_tokens=24, temperature=0.9, seed=5, n=3)
+        assert len({choice.index for choice in several.choices}) == 3
+        off = {"speculative": {"enabled": False}}
+        several, again = (
+            create(model=model, messages=MESSAGES, max_tokens=24, temperature=0.9, seed=5, n=3, extra_body=off)
+            for _ in range(2)
+        )
+        assert [c.message.content for c in several.choices] == [c.message.content for c in again.choices]
+        stopped = create(model=model, messages=MESSAGES, max_tokens=200, stop="\n").choices[0]
+        assert stopped.finish_reason == "stop" and "\n" not in stopped.message.content
+        biased = create(model=model, messages=MESSAGES, max_tokens=24, temperature=0, logit_bias={"300": -100})
+        assert biased.choices[0].message.content
+
+    @shows
+    def openai_completions():
+        completion = client.completions.create(model=model, prompt=PROMPT, max_tokens=48, temperature=0, logprobs=2)
+        assert completion.choices[0].text == want.message.content
+        assert len(completion.choices[0].logprobs.tokens) == 48
+
+    @shows
+    def openai_responses():
+        response = client.responses.create(model=model, input=PROMPT, max_output_tokens=48, temperature=0)
+        assert response.output_text == want.message.content and response.status == "incomplete"
+        with client.responses.stream(model=model, input=PROMPT, max_output_tokens=48, temperature=0) as stream:
+            deltas = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        assert deltas == want.message.content
+
+    @shows
+    def openai_errors():
+        for call, kind in [
+            (lambda: create(model="gpt-4o", messages=MESSAGES), openai.NotFoundError),
+            (lambda: create(model=model, messages=MESSAGES, tool_choice="required"), openai.BadRequestError),
+            (lambda: create(model=model, messages=MESSAGES, temperature=-1), openai.BadRequestError),
+        ]:
+            try:
+                call()
+            except kind as error:
+                assert error.body["message"]
+            else:
+                raise AssertionError(kind)
+
+    @shows
+    def openai_tools():
+        tools = [{"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": WEATHER}}]
+        messages = [{"role": "user", "content": "Umbrella?"}]
+        chat = caller.chat.completions.create(model="caller", messages=messages, tools=tools, max_tokens=50)
+        (call,) = chat.choices[0].message.tool_calls
+        assert chat.choices[0].finish_reason == "tool_calls" and call.function.name == "weather"
+        assert json.loads(call.function.arguments) == {"city": "Ulm"}
+        with caller.chat.completions.stream(model="caller", messages=messages, tools=tools, max_tokens=50) as stream:
+            final = stream.get_final_completion().choices[0]
+        assert final.message.tool_calls[0].function.arguments == call.function.arguments
+        messages += [
+            chat.choices[0].message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": "sun"},
+        ]
+        answer = caller.chat.completions.create(model="caller", messages=messages, tools=tools, max_tokens=50).choices[0]
+        assert (answer.message.content, answer.finish_reason) == ("It is sunny.", "stop"), answer
+
+    @shows
+    def openai_responses_call_functions():
+        tools = [{"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}]
+        response = caller.responses.create(model="caller", input="Umbrella?", tools=tools)
+        (call,) = response.output
+        assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", {"city": "Ulm"})
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "sun"}
+        items = [{"role": "user", "content": "Umbrella?"}, call.model_dump(exclude_none=True), output]
+        assert caller.responses.create(model="caller", input=items, tools=tools).output_text == "It is sunny."
+
+    return want.message.content
+
+
+def with_anthropic(url, caller_url, want):
+    client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+    caller = anthropic.Anthropic(base_url=caller_url, api_key="none", max_retries=0)
+
+    @shows
+    def anthropic_messages():
+        # The demo pair has no publisher's sampling parameters: this is greedy.
+        message = client.messages.create(model="demo", messages=MESSAGES, max_tokens=48)
+        assert message.content[0].text == want and message.stop_reason == "max_tokens"
+        with client.messages.stream(model="demo", messages=MESSAGES, max_tokens=48) as stream:
+            assert "".join(stream.text_stream) == want
+        assert client.messages.count_tokens(model="demo", messages=MESSAGES).input_tokens == message.usage.input_tokens
+
+    @shows
+    def anthropic_tools():
+        tools = [{"name": "weather", "description": "The weather.", "input_schema": WEATHER}]
+        messages = [{"role": "user", "content": "Umbrella?"}]
+        message = caller.messages.create(model="caller", messages=messages, tools=tools, max_tokens=50)
+        (call,) = message.content
+        assert (message.stop_reason, call.name, call.input) == ("tool_use", "weather", {"city": "Ulm"})
+        with caller.messages.stream(model="caller", messages=messages, tools=tools, max_tokens=50) as stream:
+            assert stream.get_final_message().content[0].input == {"city": "Ulm"}
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "sun"}
+        messages += [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+        answer = caller.messages.create(model="caller", messages=messages, tools=tools, max_tokens=50)
+        assert answer.content[0].text == "It is sunny."
+
+
+def with_litellm(url, want):
+    @shows
+    def litellm_chat():
+        arguments = {"api_base": f"{url}/v1", "api_key": "none", "max_tokens": 48, "temperature": 0}
+        whole = litellm.completion(model="openai/demo", messages=MESSAGES, **arguments)
+        assert whole.choices[0].message.content == want
+        stream = litellm.completion(model="openai/demo", messages=MESSAGES, stream=True, **arguments)
+        assert text_of(stream) == want
+
+
+if __name__ == "__main__":
+    demo, caller = sys.argv[1:]
+    text = with_openai(demo, caller)
+    with_anthropic(demo, caller, text)
+    with_litellm(demo, text)
+    print(f"{len(done)} of {len(done)} hold")

@@ -33,8 +33,8 @@ impl ApiKeys {
         keys.map(Self).ok_or_else(|| anyhow::anyhow!("an API key is empty, or longer than {MAX_KEY} bytes"))
     }
 
-    /// Whether the headers have a key: `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`. Compared with all keys in
-    /// a time that does not depend on them, nor on how much of one is right.
+    /// Whether the headers have a key: `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`. Compared with all keys
+    /// in a time that does not depend on them, nor on how much of one is right.
     pub fn admit(&self, headers: &HeaderMap) -> bool {
         if self.0.is_empty() {
             return true;

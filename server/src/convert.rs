@@ -103,7 +103,8 @@ fn logits_processor(
     })
 }
 
-/// Takes `logit_bias`: OpenAI's object of biases by token id, or llama.cpp's list of pairs, in which `false` excludes a token.
+/// Takes `logit_bias`: OpenAI's object of biases by token id, or llama.cpp's list of pairs, in which `false` excludes a
+/// token.
 fn logit_bias(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>> {
     let pairs: Vec<(Value, Value)> = match fields.value("logit_bias") {
         None => return Ok(Vec::new()),

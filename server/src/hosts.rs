@@ -1,5 +1,5 @@
-//! Names by which a server on a loopback address is called. A page of another site whose name resolves to that address (DNS
-//! rebinding) is of the server's origin to a browser, but calls it by its own name.
+//! Names by which a server on a loopback address is called. A page of another site whose name resolves to that address
+//! (DNS rebinding) is of the server's origin to a browser, but calls it by its own name.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,9 +1,14 @@
 //! The page at `/`: a chat in one file, which loads nothing else.
 
+use std::sync::Arc;
+
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use hyper::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
+
+use crate::app::App;
 
 const PAGE: &str = include_str!("page.html");
 /// The description of the routes.
@@ -27,6 +32,7 @@ pub(crate) async fn page() -> Response {
 }
 
 /// `GET /openapi.json`.
-pub(crate) async fn openapi() -> Response {
-    ([(CONTENT_TYPE, "application/json")], OPENAPI.replace("{version}", env!("CARGO_PKG_VERSION"))).into_response()
+pub(crate) async fn openapi(State(app): State<Arc<App>>) -> Response {
+    let named = OPENAPI.replace("\"{model}\"", &serde_json::json!(app.model).to_string());
+    ([(CONTENT_TYPE, "application/json")], named.replace("{version}", env!("CARGO_PKG_VERSION"))).into_response()
 }

@@ -38,7 +38,8 @@ curl -sS --fail-with-body "$demo/v1/chat/completions" -H 'content-type: applicat
 echo "holds: curl"
 # Short texts and contexts: what is asked for does not matter here.
 start fuzzed --max-tokens 8 --ctx-size 512 --parallel 8
-$out/bin/schemathesis run "$url/openapi.json" --checks not_a_server_error --max-examples "${EXAMPLES:-50}" --workers 2 \
-    --request-timeout 60 --generation-deterministic --suppress-health-check all
+# It keeps what it found where it is started.
+(cd $out && bin/schemathesis run "$url/openapi.json" --checks not_a_server_error --max-examples "${EXAMPLES:-50}" --workers 2 \
+    --request-timeout 60 --generation-deterministic --suppress-health-check all)
 curl -sS --fail-with-body "$url/health"
 echo

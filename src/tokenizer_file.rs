@@ -4,13 +4,21 @@
 use std::collections::HashMap;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer};
 
-/// Truncation and padding are ignored.
+/// Truncation and padding are ignored. A field that is not known could change the tokens, as could one whose name is damaged.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct TokenizerFile {
+    #[serde(default, rename = "version")]
+    _version: IgnoredAny,
+    #[serde(default, rename = "truncation")]
+    _truncation: IgnoredAny,
+    #[serde(default, rename = "padding")]
+    _padding: IgnoredAny,
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
     #[serde(default)]
@@ -25,6 +33,7 @@ struct TokenizerFile {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Model {
     #[serde(rename = "type")]
     kind: Option<String>,
@@ -56,7 +65,10 @@ const DECODERS: [&str; 6] = ["Sequence", "Replace", "ByteFallback", "Fuse", "Str
 
 /// The tokenizer in `json`, or the problem.
 pub(crate) fn tokenizer(json: &[u8]) -> Result<Tokenizer, Box<dyn std::error::Error + Send + Sync>> {
-    let file: TokenizerFile = serde_json::from_slice(json)?;
+    // Also the fields that are ignored.
+    let text = std::str::from_utf8(json)?;
+    // Another kind of model has other fields: its name says more than they do.
+    let file: TokenizerFile = serde_json::from_str(text).map_err(|error| other_kind(text).unwrap_or(error.into()))?;
     kinds("normalizer", &file.normalizer, "normalizers", &NORMALIZERS)?;
     kinds("pre_tokenizer", &file.pre_tokenizer, "pretokenizers", &PRE_TOKENIZERS)?;
     kinds("post_processor", &file.post_processor, "processors", &POST_PROCESSORS)?;
@@ -70,11 +82,31 @@ pub(crate) fn tokenizer(json: &[u8]) -> Result<Tokenizer, Box<dyn std::error::Er
     Ok(tokenizer)
 }
 
+/// The error for a model that is not BPE.
+fn other_kind(text: &str) -> Option<Box<dyn std::error::Error + Send + Sync>> {
+    #[derive(Deserialize)]
+    struct File {
+        model: Kind,
+    }
+    #[derive(Deserialize)]
+    struct Kind {
+        #[serde(rename = "type")]
+        kind: String,
+    }
+    let File { model } = serde_json::from_str(text).ok()?;
+    refuse_kind(Some(model.kind)).err().map(Into::into)
+}
+
+fn refuse_kind(kind: Option<String>) -> Result<(), String> {
+    match kind.filter(|kind| kind != "BPE") {
+        None => Ok(()),
+        Some(kind) => Err(format!("model: {kind:?} is not implemented; Gemma 4's is BPE")),
+    }
+}
+
 impl Model {
     fn build(self) -> Result<BPE, Box<dyn std::error::Error + Send + Sync>> {
-        if let Some(kind) = self.kind.filter(|kind| kind != "BPE") {
-            return Err(format!("model: {kind:?} is not implemented; Gemma 4's is BPE").into());
-        }
+        refuse_kind(self.kind)?;
         if self.continuing_subword_prefix.is_some_and(|prefix| !prefix.is_empty()) {
             return Err("model.continuing_subword_prefix: is not implemented; Gemma 4 has none".into());
         }

@@ -1,9 +1,12 @@
 //! JSON objects read field by field; every error names file and field.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use super::spelling::misspelt;
 use crate::{Error, Result};
 
 /// Size limit of JSON configuration files (tokenizer files may be larger and are read elsewhere).
@@ -15,6 +18,7 @@ pub struct Fields {
     path: PathBuf,
     nesting: String,
     object: Map<String, Value>,
+    looked_for: RefCell<BTreeSet<String>>,
 }
 
 impl Fields {
@@ -33,7 +37,10 @@ impl Fields {
         }
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
         match serde_json::from_str(&text) {
-            Ok(Value::Object(object)) => Ok(Self { path: path.to_owned(), nesting: String::new(), object }),
+            Ok(Value::Object(object)) => {
+                let (path, nesting, looked_for) = (path.to_owned(), String::new(), RefCell::default());
+                Ok(Self { path, nesting, object, looked_for })
+            }
             Ok(_) => Err(Error::file(path, "is not a JSON object")),
             Err(e) => Err(Error::file(path, format!("is not valid JSON: {e}"))),
         }
@@ -46,7 +53,23 @@ impl Fields {
 
     /// The value of a field; absent and `null` are the same.
     pub fn get(&self, name: &str) -> Option<&Value> {
+        self.looked_for.borrow_mut().insert(name.to_owned());
         self.object.get(name).filter(|value| !value.is_null())
+    }
+
+    /// Refuses a field that was not looked for and differs in one place from one that is absent.
+    ///
+    /// # Errors
+    /// If there is one.
+    pub fn refuse_misspelt(&self) -> Result<()> {
+        let looked_for = self.looked_for.borrow();
+        match misspelt(&looked_for, &self.names().collect()) {
+            None => Ok(()),
+            Some((name, wanted)) => {
+                let (name, problem) = (name.escape_debug().to_string(), format!("is no field, {wanted} is missing"));
+                Err(self.error(&name, format!("{problem}; correct the name, or download the file again")))
+            }
+        }
     }
 
     /// A nested object.
@@ -66,6 +89,7 @@ impl Fields {
             path: self.path.clone(),
             nesting: format!("{}{name}.", self.nesting),
             object: object.clone(),
+            looked_for: RefCell::default(),
         };
         self.typed(name, "an object", |value| value.as_object().map(nested))
     }

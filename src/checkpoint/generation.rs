@@ -19,6 +19,7 @@ fn read(directory: &Path) -> Result<Option<Fields>> {
 pub(super) fn tokens(directory: &Path) -> Result<GenerationTokens> {
     let Some(fields) = read(directory)? else { return Ok(GenerationTokens::default()) };
     let (end, suppressed) = (fields.token_ids("eos_token_id")?, fields.token_ids("suppress_tokens")?);
+    fields.refuse_misspelt()?;
     Ok(GenerationTokens { end, suppressed })
 }
 
@@ -39,7 +40,9 @@ pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
         penalty_repeat: number("repetition_penalty")?,
         penalty_last_n: None,
     };
-    match fields.optional_flag("do_sample")? {
+    let do_sample = fields.optional_flag("do_sample")?;
+    fields.refuse_misspelt()?;
+    match do_sample {
         Some(false) => Ok(None),
         _ => parameters.sampling(|name, problem| {
             fields.error(if name == "penalties.repeat" { "repetition_penalty" } else { name }, problem)

@@ -305,7 +305,8 @@ impl<'a> Loader<'a> {
     /// not implemented is noticed.
     ///
     /// # Errors
-    /// If an unused tensor is a scale of weights.
+    /// If an unused tensor is a scale of weights, has this loader's prefix, or is in a GGUF file: the model that was saved
+    /// has a module more, or its name or the configuration is damaged.
     pub fn finish(self, known: impl Fn(&str) -> bool) -> Result<()> {
         let mut unused = self.checkpoint.names();
         // `rope_freqs` exists in GGUF only; it is checked against the configuration.
@@ -318,6 +319,12 @@ impl<'a> Loader<'a> {
             let problem = "is a scale that nothing applies, and without it the weights are others; \
                            take a file that was quantized without such (Q4_K_M, Q6_K, Q8_0), or the bf16 checkpoint";
             let (path, tensor) = (self.checkpoint.path().to_owned(), scale.clone());
+            return Err(Error::Tensor { path, tensor, problem: problem.into() });
+        }
+        let is_own = |name: &&String| self.checkpoint.gguf().is_some() || name.starts_with(&self.prefix);
+        if let Some(tensor) = unused.iter().find(is_own).cloned() {
+            let path = self.checkpoint.path().to_owned();
+            let problem = "is a tensor that no module of this configuration has; download or convert the model again";
             return Err(Error::Tensor { path, tensor, problem: problem.into() });
         }
         if !unused.is_empty() {

@@ -12,6 +12,7 @@ mod partial;
 pub mod quantize;
 mod recode;
 mod safetensors;
+mod spelling;
 mod unread;
 
 pub use fields::Fields;

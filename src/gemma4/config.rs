@@ -146,6 +146,7 @@ impl TextConfig {
                 if text.eos_token_ids.is_empty() || config.get("eos_token_id").is_some() {
                     text.eos_token_ids = config.token_ids("eos_token_id")?;
                 }
+                config.refuse_misspelt()?;
                 Ok(text)
             }
             "gemma4_text" | "gemma4_unified_text" => Self::text(config),
@@ -182,7 +183,7 @@ impl TextConfig {
         if final_logit_softcapping.is_some_and(|cap| cap <= 0.0) {
             return Err(fields.error("final_logit_softcapping", "must be positive, or null for none"));
         }
-        Ok(Self {
+        let text = Self {
             vocab_size: fields.size("vocab_size", Some(262_144))?,
             hidden_size: fields.size("hidden_size", Some(2304))?,
             num_attention_heads,
@@ -200,7 +201,9 @@ impl TextConfig {
             rope_full,
             bos_token_id: fields.token_ids("bos_token_id")?.first().copied(),
             eos_token_ids: fields.token_ids("eos_token_id")?,
-        })
+        };
+        fields.refuse_misspelt()?;
+        Ok(text)
     }
 
     /// Input ids are below this: the table of per-layer embeddings may be shorter than the vocabulary.
@@ -307,6 +310,7 @@ impl AssistantConfig {
         let unified = config.string("model_type")? == "gemma4_unified_assistant";
         let centroids = if config.flag("use_ordered_embeddings")? { Some(centroids(config, &text)?) } else { None };
         let backbone_hidden_size = config.size("backbone_hidden_size", Some(if unified { 3840 } else { 1536 }))?;
+        config.refuse_misspelt()?;
         Ok(Self { text, backbone_hidden_size, centroids })
     }
 }
@@ -446,7 +450,9 @@ fn rope(fields: &Fields) -> Result<(RopeConfig, RopeConfig)> {
         Some(own) => rope_of_type(&own, default.theta),
         None => Ok(default),
     };
-    Ok((read("sliding_attention", sliding)?, read("full_attention", full)?))
+    let both = (read("sliding_attention", sliding)?, read("full_attention", full)?);
+    parameters.refuse_misspelt()?;
+    Ok(both)
 }
 
 fn rope_of_type(fields: &Fields, default_theta: f64) -> Result<RopeConfig> {
@@ -454,8 +460,8 @@ fn rope_of_type(fields: &Fields, default_theta: f64) -> Result<RopeConfig> {
     if theta <= 0.0 {
         return Err(fields.error("rope_theta", format!("is {theta}, must be positive")));
     }
-    match fields.optional_string("rope_type")?.as_deref().unwrap_or("default") {
-        "default" => Ok(RopeConfig { theta, partial_rotary_factor: 1.0, factor: 1.0 }),
+    let config = match fields.optional_string("rope_type")?.as_deref().unwrap_or("default") {
+        "default" => RopeConfig { theta, partial_rotary_factor: 1.0, factor: 1.0 },
         "proportional" => {
             let partial_rotary_factor = fields.optional_number("partial_rotary_factor")?.unwrap_or(1.0);
             if !(0.0..=1.0).contains(&partial_rotary_factor) {
@@ -465,12 +471,15 @@ fn rope_of_type(fields: &Fields, default_theta: f64) -> Result<RopeConfig> {
             if factor <= 0.0 {
                 return Err(fields.error("factor", "must be positive"));
             }
-            Ok(RopeConfig { theta, partial_rotary_factor, factor })
+            RopeConfig { theta, partial_rotary_factor, factor }
         }
         other => {
-            Err(fields.unsupported("rope_type", format!("{other:?} is not implemented; default and proportional are")))
+            let problem = format!("{other:?} is not implemented; default and proportional are");
+            return Err(fields.unsupported("rope_type", problem));
         }
-    }
+    };
+    fields.refuse_misspelt()?;
+    Ok(config)
 }
 
 fn moe(fields: &Fields) -> Result<Option<MoeConfig>> {

@@ -52,7 +52,9 @@ impl Target {
         let layers = layers?;
         let norm = loader.norm("norm.weight", hidden, config.rms_norm_eps)?;
         let mut step = loader.step_cost();
-        loader.finish(|name| is_tower(name) || is_dead(name, prefix, &config) || name == "lm_head.weight")?;
+        loader.finish(|name| {
+            is_tower(name) || is_assistants(name) || is_dead(name, prefix, &config) || name == "lm_head.weight"
+        })?;
         let lm_head = match config.tie_word_embeddings {
             true => Linear::new(embed_tokens.weight().clone(), options.isa),
             false => {
@@ -155,6 +157,12 @@ pub(crate) fn is_tower(name: &str) -> bool {
     ["vision_", "audio_", "embed_vision", "embed_audio", "multi_modal_projector", "v.", "a.", "mm."]
         .iter()
         .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
+}
+
+/// Tensors of an assistant in its target's file, by the names that converters give them.
+fn is_assistants(name: &str) -> bool {
+    let named = ["pre_projection.", "post_projection.", "masked_embedding.", "assistant.", "mtp.", "mtp_"];
+    named.iter().any(|part| name.starts_with(part)) || name.contains("nextn.")
 }
 
 /// Unused K and V weights of KV-shared layers, which published checkpoints contain.

@@ -74,14 +74,14 @@ impl Twin {
         let path = self.path("converted.gguf");
         let options = ToGguf { outtype: Outtype::F32, ..ToGguf::default() };
         to_gguf(&Checkpoint::open(self.path(part)).expect("the part"), &path, &options).expect("a GGUF file");
-        let file = read(&Gguf::open(&path).expect("the file"));
+        let file = written(&Gguf::open(&path).expect("the file"));
         std::fs::remove_file(path).expect("it was there");
         file
     }
 }
 
 /// The file as a writer has it.
-fn read(gguf: &Gguf) -> GgufFile {
+pub fn written(gguf: &Gguf) -> GgufFile {
     let mut file = GgufFile::new();
     for key in gguf.keys() {
         file = file.key(key, raw(gguf.metadata(key).expect("a value")));

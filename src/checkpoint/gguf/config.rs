@@ -44,7 +44,9 @@ pub fn target_config(gguf: &Gguf) -> Result<TextConfig> {
         return Err(gguf.key_error(ARCHITECTURE, problem));
     }
     let shared = keys.optional_size("attention.shared_kv_layers")?.unwrap_or(0);
-    text(&keys, shared, None)
+    let text = text(&keys, shared, None)?;
+    keys.refuse_misspelt()?;
+    Ok(text)
 }
 
 /// The configuration of an assistant (architecture `gemma4-assistant`, `gemma4_assistant`, `gemma4_mtp`, or `gemma4` with
@@ -81,6 +83,7 @@ pub fn assistant_config(gguf: &Gguf) -> Result<AssistantConfig> {
     }
     let backbone_hidden_size = backbone_hidden_size(&keys)?;
     let centroids = centroids(&keys, text.vocab_size)?;
+    keys.refuse_misspelt()?;
     Ok(AssistantConfig { text, backbone_hidden_size, centroids })
 }
 

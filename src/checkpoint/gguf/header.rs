@@ -125,7 +125,7 @@ impl Header {
             tensors.push(tensor);
         }
         place(&mut tensors, cursor.at(), alignment, bytes.len())?;
-        refuse_overlap(&tensors)?;
+        refuse_gaps(&tensors, alignment, bytes.len())?;
         Ok(Self { version, metadata, tensors })
     }
 }
@@ -229,13 +229,22 @@ fn place(tensors: &mut [TensorInfo], header: usize, alignment: usize, file_len: 
     Ok(())
 }
 
-fn refuse_overlap(tensors: &[TensorInfo]) -> Result<(), Problem> {
+/// Tensors lie one behind the other, with padding up to the alignment, as ggml's reader asks: a gap betrays a damaged type or
+/// size. The size of an unknown type is unknown.
+fn refuse_gaps(tensors: &[TensorInfo], alignment: usize, file_len: usize) -> Result<(), Problem> {
     let mut order: Vec<&TensorInfo> = tensors.iter().collect();
     order.sort_by_key(|tensor| tensor.start);
-    for pair in order.windows(2) {
-        if pair[0].start + pair[0].len.unwrap_or(1) > pair[1].start {
-            let problem = format!("overlaps tensor {}; convert the checkpoint again", shown(&pair[0].name));
-            return Err(Problem::Tensor(pair[1].name.clone(), problem));
+    let next = order.iter().skip(1).map(Some).chain([None]);
+    for (tensor, next) in order.iter().zip(next) {
+        let end = tensor.start + tensor.len.unwrap_or(1);
+        let start = next.map_or(file_len, |next| next.start);
+        if let Some(next) = next.filter(|next| end > next.start) {
+            let problem = format!("overlaps tensor {}; convert the checkpoint again", shown(&tensor.name));
+            return Err(Problem::Tensor(next.name.clone(), problem));
+        }
+        if tensor.len.is_some() && start - end >= alignment {
+            let problem = format!("is followed by {} bytes of no tensor; download the file again", start - end);
+            return Err(Problem::Tensor(tensor.name.clone(), problem));
         }
     }
     Ok(())

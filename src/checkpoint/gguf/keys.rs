@@ -1,17 +1,23 @@
 //! Typed access to the metadata of one architecture, so that every error names file and key.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use super::metadata::shown;
 use super::{Gguf, Value};
+use crate::checkpoint::spelling::misspelt;
 use crate::{Error, Result};
 
 /// The keys `{prefix}.*`; names that begin with a known section (`tokenizer.`, `general.`) are taken as they are.
 pub(super) struct Keys<'a> {
     gguf: &'a Gguf,
     prefix: &'a str,
+    looked_for: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Keys<'a> {
     pub(super) fn new(gguf: &'a Gguf, prefix: &'a str) -> Self {
-        Self { gguf, prefix }
+        Self { gguf, prefix, looked_for: RefCell::default() }
     }
 
     pub(super) fn gguf(&self) -> &'a Gguf {
@@ -26,7 +32,22 @@ impl<'a> Keys<'a> {
     }
 
     pub(super) fn value(&self, key: &str) -> Option<Value<'a>> {
-        self.gguf.metadata(&self.full(key))
+        let full = self.full(key);
+        let value = self.gguf.metadata(&full);
+        self.looked_for.borrow_mut().insert(full);
+        value
+    }
+
+    /// Refuses a key that was not looked for and differs in one place from one that is absent.
+    pub(super) fn refuse_misspelt(&self) -> Result<()> {
+        let looked_for = self.looked_for.borrow();
+        match misspelt(&looked_for, &self.gguf.keys().collect()) {
+            None => Ok(()),
+            Some((name, wanted)) => {
+                let problem = format!("is no key, {wanted} is missing; download the file again");
+                Err(self.gguf.key_error(&shown(name), problem))
+            }
+        }
     }
 
     pub(super) fn error(&self, key: &str, problem: impl Into<String>) -> Error {

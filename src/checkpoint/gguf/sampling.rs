@@ -29,6 +29,7 @@ pub fn sampling_defaults(gguf: &Gguf) -> Result<Option<Sampling>> {
             // llama.cpp's default.
             .or(Some(64)),
     };
+    keys.refuse_misspelt()?;
     let in_file = |name: &str| match name {
         "temperature" => key("temp"),
         "penalties.repeat" => key("penalty_repeat"),

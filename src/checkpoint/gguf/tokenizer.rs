@@ -129,6 +129,7 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
     tokenizer.add_special_tokens(special).map_err(failed(&keys, TYPES))?;
     let visible = of_kind(&[USER_DEFINED]).map(|token| AddedToken::from(token, false).normalized(false));
     tokenizer.add_tokens(visible).map_err(failed(&keys, TYPES))?;
+    keys.refuse_misspelt()?;
     Ok(Some(tokenizer))
 }
 

@@ -1,0 +1,48 @@
+//! Names that nothing reads and that read like one that was looked for: damaged or misspelt, a field would silently have its
+//! default.
+
+use std::collections::BTreeSet;
+
+/// Shorter names can be other names that differ in a letter (`top_h`).
+const SHORTEST: usize = 8;
+/// Changed bytes in one place that still make the same name: a damaged byte, or one that has become an escape.
+const CHANGED: usize = 2;
+/// Ids and flags of tokens differ in a letter from each other (`eos`, `eoi`, `bos`).
+const OF_TOKENS: [&str; 2] = ["_token_id", "_token"];
+
+/// The first of `names` that was not looked for, and the absent name that it reads like.
+pub(super) fn misspelt<'a>(looked_for: &'a BTreeSet<String>, names: &BTreeSet<&'a str>) -> Option<(&'a str, &'a str)> {
+    let absent = || looked_for.iter().map(String::as_str).filter(|name| !names.contains(name));
+    let unknown = names.iter().filter(|name| !looked_for.contains(**name));
+    unknown.copied().find_map(|name| Some((name, absent().find(|absent| reads_like(name, absent))?)))
+}
+
+fn reads_like(name: &str, wanted: &str) -> bool {
+    if wanted.len() < SHORTEST || OF_TOKENS.iter().any(|suffix| wanted.ends_with(suffix)) {
+        return false;
+    }
+    let (name, wanted) = (name.as_bytes(), wanted.as_bytes());
+    let same = |(a, b): &(&u8, &u8)| a == b;
+    let front = name.iter().zip(wanted).take_while(same).count();
+    let back = name[front..].iter().rev().zip(wanted[front..].iter().rev()).take_while(same).count();
+    name.len().max(wanted.len()) <= front + back + CHANGED
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_changed_place_is_a_misspelling() {
+        let looked_for: BTreeSet<String> =
+            ["hidden_size", "eos_token_id", "top_k", "head_dim"].map(String::from).into();
+        let found = |name: &'static str| misspelt(&looked_for, &[name, "head_dim"].into()).map(|(_, name)| name);
+        for name in ["hidden_sizf", "Hidden_size", "hidd\n_size", "hidden_siz", "hidden__size"] {
+            assert_eq!(found(name), Some("hidden_size"), "{name}");
+        }
+        // An id of another token, a short name, a present name, other words.
+        for name in ["eoi_token_id", "top_p", "head_dims", "hidden_act", "hidden_size"] {
+            assert_eq!(found(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! Damaged checkpoints: cut anywhere, with one byte of a header or a JSON file changed, or with two tensors exchanged. None
+//! panics, none takes more memory than the file and 64 MiB, and what names, shapes or lengths betray is an error.
+
+mod gguf_writer;
+mod twins;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use foretoken::checkpoint::Checkpoint;
+use foretoken::checkpoint::gguf::{Gguf, Value as GgufValue};
+use foretoken::gemma4::{Assistant, Target};
+use foretoken::{Engine, EngineOptions, Isa, Result};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use twins::{Twin, written};
+
+/// Counts what is allocated.
+struct Counting;
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system's allocator with the same arguments.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        PEAK.fetch_max(held, Ordering::Relaxed);
+        // SAFETY: the caller keeps what `alloc` asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: `at` is of `alloc` above, with this layout.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What loading may take beside the file.
+const ROOM: usize = 64 << 20;
+
+/// In memory where the system has such a place.
+fn directory() -> TempDir {
+    TempDir::new_in("/dev/shm").or_else(|_| TempDir::new()).expect("a directory")
+}
+
+fn seed(name: &str) -> Vec<u8> {
+    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(name)).expect("a seed")
+}
+
+/// Loads the model as a caller would; `None` if it is refused. The error is one line.
+fn load(path: &Path, size: usize, case: &dyn Fn() -> String) -> Option<Engine> {
+    let options = EngineOptions { threads: Some(1), ..EngineOptions::new(path) };
+    checked(size, case, || Engine::load(&options))
+}
+
+fn checked<T>(size: usize, case: &dyn Fn() -> String, run: impl FnOnce() -> Result<T>) -> Option<T> {
+    let before = HELD.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| panic!("{}: a panic", case()));
+    let taken = PEAK.load(Ordering::Relaxed).saturating_sub(before);
+    assert!(taken <= size + ROOM, "{}: {taken} bytes for a file of {size}", case());
+    result.inspect_err(|error| assert_eq!(error.to_string().lines().count(), 1, "{}: {error}", case())).ok()
+}
+
+/// A model whose file is damaged in place.
+struct Model {
+    directory: TempDir,
+    given: PathBuf,
+}
+
+impl Model {
+    /// A directory with one file of each kind.
+    fn directory(name: &str) -> Self {
+        let directory = directory();
+        let seed_bytes = seed(&format!("safetensors/{name}"));
+        let end = seed_bytes.iter().position(|byte| *byte == 0).expect("two files");
+        let generation = json!({
+            "bos_token_id": 2, "do_sample": true, "eos_token_id": [1, 3], "suppress_tokens": [5], "temperature": 1.0,
+            "top_k": 64, "top_p": 0.95, "repetition_penalty": 1.1
+        });
+        for (file, bytes) in [
+            ("config.json", &seed_bytes[..end]),
+            ("model.safetensors", &seed_bytes[end + 1..]),
+            ("tokenizer.json", &seed("tokenizer/bpe")),
+            ("generation_config.json", generation.to_string().as_bytes()),
+        ] {
+            std::fs::write(directory.path().join(file), bytes).expect("written");
+        }
+        Self { given: directory.path().to_owned(), directory }
+    }
+
+    fn gguf(bytes: &[u8]) -> Self {
+        let directory = directory();
+        let given = directory.path().join("model.gguf");
+        std::fs::write(&given, bytes).expect("written");
+        Self { directory, given }
+    }
+
+    /// The name of the only file that is read of a GGUF checkpoint.
+    const GGUF: &str = "model.gguf";
+
+    fn bytes(&self, file: &str) -> Vec<u8> {
+        std::fs::read(self.directory.path().join(file)).expect("a file")
+    }
+
+    fn write(&self, file: &str, bytes: &[u8]) {
+        std::fs::write(self.directory.path().join(file), bytes).expect("written");
+    }
+
+    /// Loads it with each of `bytes` changed to another, and calls `check` with the damaged file and what came of it.
+    fn flips(&self, file: &str, bytes: impl Iterator<Item = usize>, check: impl Fn(&[u8], bool, &str)) -> usize {
+        let (mut content, path) = (self.bytes(file), self.directory.path().join(file));
+        let handle = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
+        let mut cases = 0;
+        for at in bytes {
+            let mask = mask(at, cases);
+            content[at] ^= mask;
+            handle.write_all_at(&content[at..=at], at as u64).expect("written");
+            let case = || format!("{file}: byte {at} with {mask:#04x}");
+            let loaded = load(&self.given, content.len(), &case).is_some();
+            check(&content, loaded, &case());
+            content[at] ^= mask;
+            handle.write_all_at(&content[at..=at], at as u64).expect("written");
+            cases += 1;
+        }
+        cases
+    }
+
+    /// Loads it cut at each of `lengths`; all must be refused.
+    fn cuts(&self, file: &str, lengths: impl Iterator<Item = usize>) -> usize {
+        let content = self.bytes(file);
+        let mut cases = 0;
+        for len in lengths {
+            self.write(file, &content[..len]);
+            let case = || format!("{file}: cut to {len} of {} bytes", content.len());
+            assert!(load(&self.given, len, &case).is_none(), "{}: accepted", case());
+            cases += 1;
+        }
+        self.write(file, &content);
+        cases
+    }
+}
+
+/// What a byte is changed by: one of its bits, or several.
+fn mask(at: usize, turn: usize) -> u8 {
+    let mixed = (((turn as u64) << 24) | (at as u64 + 1)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+    if mixed & 1 == 0 { 1 << ((mixed >> 8) & 7) } else { (mixed >> 8) as u8 | 1 }
+}
+
+/// Where a file is cut: everywhere near its begin and end, and some hundred places between.
+fn lengths(len: usize) -> impl Iterator<Item = usize> {
+    let step = (len / 400).max(1);
+    (0..len).filter(move |at| at % step == 0 || *at < 16 || *at + 16 >= len)
+}
+
+#[test]
+fn the_untouched_models_load() {
+    for model in ["dense", "moe"] {
+        assert!(load(&Model::directory(model).given, 0, &|| model.into()).is_some(), "{model}");
+    }
+    for file in FILES {
+        assert!(load(&Model::gguf(&seed(file)).given, 0, &|| file.into()).is_some(), "{file}");
+    }
+}
+
+// ---- safetensors ----
+
+/// Names, types, shapes and places, as the header has them; `None` if it is no header.
+fn header(file: &[u8]) -> Option<BTreeMap<String, Value>> {
+    let len = usize::try_from(u64::from_le_bytes(file.get(..8)?.try_into().ok()?)).ok()?;
+    serde_json::from_slice(file.get(8..len.checked_add(8)?)?).ok()
+}
+
+fn header_len(file: &[u8]) -> usize {
+    8 + u64::from_le_bytes(file[..8].try_into().expect("8 bytes")) as usize
+}
+
+#[test]
+fn damaged_safetensors() {
+    let mut cases = 0;
+    for model in ["dense", "moe"] {
+        let model = Model::directory(model);
+        let file = "model.safetensors";
+        let whole = model.bytes(file);
+        cases += model.cuts(file, lengths(whole.len()));
+        let original = header(&whole);
+        cases += model.flips(file, 0..header_len(&whole), |damaged, loaded, case| {
+            assert!(!loaded || header(damaged) == original, "{case}: accepted, though the header says something else");
+        });
+    }
+    println!("{cases} cases");
+}
+
+/// Names of two tensors exchanged: an error wherever their shapes differ, or their lengths.
+#[test]
+fn exchanged_tensors() {
+    let mut cases = 0;
+    for model in ["dense", "moe"] {
+        let model = Model::directory(model);
+        let whole = model.bytes("model.safetensors");
+        let (tensors, data) = (header(&whole).expect("a header"), &whole[header_len(&whole)..]);
+        let names: Vec<&String> = tensors.keys().collect();
+        for (i, a) in names.iter().enumerate() {
+            for b in &names[i + 1..] {
+                let differ = |field: &str| tensors[*a][field] != tensors[*b][field];
+                for field in [None, Some("data_offsets")] {
+                    let mut exchanged = tensors.clone();
+                    match field {
+                        None => {
+                            exchanged.insert((*a).clone(), tensors[*b].clone());
+                            exchanged.insert((*b).clone(), tensors[*a].clone());
+                        }
+                        Some(field) => {
+                            exchanged.get_mut(*a).expect("a tensor")[field] = tensors[*b][field].clone();
+                            exchanged.get_mut(*b).expect("a tensor")[field] = tensors[*a][field].clone();
+                        }
+                    }
+                    let text = serde_json::to_vec(&exchanged).expect("JSON");
+                    model.write("model.safetensors", &[&(text.len() as u64).to_le_bytes(), &text[..], data].concat());
+                    let case = || format!("{a} and {b}, exchanged {field:?}");
+                    let loaded = load(&model.given, whole.len(), &case).is_some();
+                    let length = |name: &str| {
+                        let end = |i: usize| tensors[name]["data_offsets"][i].as_u64().expect("a place");
+                        end(1) - end(0)
+                    };
+                    let betrayed = if field.is_none() { differ("shape") } else { length(a) != length(b) };
+                    assert!(!loaded || !betrayed, "{}: accepted", case());
+                    cases += 1;
+                }
+            }
+        }
+    }
+    println!("{cases} cases");
+}
+
+// ---- JSON files ----
+
+/// What of config.json the shapes of the tensors betray.
+const GEOMETRY: [&str; 16] = [
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_kv_shared_layers",
+    "layer_types",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_global_key_value_heads",
+    "head_dim",
+    "global_head_dim",
+    "hidden_size_per_layer_input",
+    "vocab_size_per_layer_input",
+    "num_experts",
+    "moe_intermediate_size",
+];
+
+/// Every field by its path. Ids of tokens differ in a letter from each other, and have defaults.
+fn fields(value: &Value, path: &str, found: &mut BTreeMap<String, Value>) {
+    if let Value::Object(object) = value {
+        for (name, value) in object.iter().filter(|(name, _)| !name.ends_with("_token_id")) {
+            let path = format!("{path}/{name}");
+            fields(value, &path, found);
+            let is_geometry = GEOMETRY.iter().any(|field| name == field);
+            found.insert(path, if is_geometry { value.clone() } else { Value::Null });
+        }
+    }
+}
+
+fn fields_of(file: &[u8]) -> Option<BTreeMap<String, Value>> {
+    let mut found = BTreeMap::new();
+    fields(&serde_json::from_slice(file).ok()?, "", &mut found);
+    Some(found)
+}
+
+#[test]
+fn damaged_json() {
+    let mut cases = 0;
+    for model in ["dense", "moe"] {
+        let model = Model::directory(model);
+        for file in ["config.json", "generation_config.json", "tokenizer.json"] {
+            let whole = model.bytes(file);
+            cases += model.cuts(file, 0..whole.len());
+            let original = fields_of(&whole);
+            // A damaged token is another token, whatever its name says.
+            let names_matter = file != "tokenizer.json";
+            cases += model.flips(file, 0..whole.len(), |damaged, loaded, case| {
+                let now = fields_of(damaged);
+                let betrayed = now.is_none() || names_matter && changed(&original, &now);
+                assert!(!loaded || !betrayed, "{case}: accepted: {}", String::from_utf8_lossy(damaged));
+            });
+        }
+    }
+    println!("{cases} cases");
+}
+
+/// Whether a field has changed, or a name of eight bytes and more: shorter ones can be other names.
+fn changed(original: &Option<BTreeMap<String, Value>>, now: &Option<BTreeMap<String, Value>>) -> bool {
+    let long = |fields: &Option<BTreeMap<String, Value>>| -> BTreeMap<String, Value> {
+        let is_long = |path: &str| path.rsplit('/').next().is_some_and(|name| name.len() >= 8);
+        fields.iter().flatten().filter(|(path, _)| is_long(path)).map(|(p, v)| (p.clone(), v.clone())).collect()
+    };
+    let (original, now) = (long(original), long(now));
+    original.iter().any(|(path, value)| now.get(path) != Some(value))
+}
+
+// ---- GGUF ----
+
+const FILES: [&str; 3] = ["gguf/model-dense-q8_0", "gguf/model-moe-q4_0", "gguf/model-wide-q4_k_m"];
+
+/// Keys whose values the tensors do not betray.
+const FREE: [&str; 7] = [
+    "context_length",
+    "attention.sliding_window",
+    "rope.freq_base",
+    "rope.freq_base_swa",
+    "attention.layer_norm_rms_epsilon",
+    "final_logit_softcapping",
+    "expert_used_count",
+];
+/// A key that says what the number of layers says.
+const NOT_READ: &str = "nextn_predict_layers";
+
+/// What a file says of its tensors, and the architecture's keys.
+fn contents(gguf: &Gguf, architecture: &str) -> BTreeMap<String, String> {
+    let tensors = gguf.tensors().map(|tensor| {
+        (format!("tensor {}", tensor.name()), format!("{:?}, {:?} bytes", tensor.shape(), tensor.len_bytes()))
+    });
+    let keys = gguf.keys().filter_map(|key| {
+        let own = key.strip_prefix(architecture)?.strip_prefix('.').filter(|own| *own != NOT_READ)?;
+        let value = gguf.metadata(key).expect("a value");
+        Some((key.to_owned(), if FREE.contains(&own) { String::new() } else { shown(value) }))
+    });
+    tensors.chain(keys).collect()
+}
+
+fn shown(value: GgufValue<'_>) -> String {
+    match value {
+        GgufValue::Array(values) => values.iter().map(|value| shown(value) + ", ").collect(),
+        value => value.as_u64().map_or_else(|| format!("{value:?}"), |number| number.to_string()),
+    }
+}
+
+/// The end of the header: the first byte of the first tensor.
+fn gguf_header_len(gguf: &Gguf, file: &[u8]) -> usize {
+    file.len() - gguf.tensors().map(|tensor| tensor.len_bytes().unwrap_or(0).next_multiple_of(32)).sum::<usize>()
+}
+
+#[test]
+fn damaged_gguf() {
+    let mut cases = 0;
+    for file in FILES {
+        let whole = seed(file);
+        let gguf = Gguf::from_bytes(whole.clone()).expect("a file");
+        let (original, model) = (contents(&gguf, "gemma4"), Model::gguf(&whole));
+        // The last tensor may end in padding.
+        cases += model.cuts(Model::GGUF, lengths(whole.len()).filter(|len| len + 32 < whole.len()));
+        cases += model.flips(Model::GGUF, 0..gguf_header_len(&gguf, &whole), |damaged, loaded, case| {
+            if loaded {
+                let now = contents(&Gguf::from_bytes(damaged.to_vec()).expect("it was opened"), "gemma4");
+                let missing: Vec<_> = original.iter().filter(|(name, value)| now.get(*name) != Some(value)).collect();
+                assert!(missing.is_empty(), "{file}: {case}: accepted without {missing:?}");
+            }
+        });
+        // Names of two tensors exchanged.
+        let tensors = written(&gguf).tensors;
+        for a in 0..tensors.len() {
+            for b in a + 1..tensors.len() {
+                let mut file = written(&gguf);
+                let name = std::mem::take(&mut file.tensors[a].name);
+                file.tensors[a].name = std::mem::replace(&mut file.tensors[b].name, name);
+                model.write(Model::GGUF, &file.bytes());
+                let name = |i: usize| String::from_utf8_lossy(&tensors[i].name).into_owned();
+                let case = || format!("{} and {}", name(a), name(b));
+                let loaded = load(&model.given, whole.len(), &case).is_some();
+                assert!(!loaded || tensors[a].shape == tensors[b].shape, "{}: accepted", case());
+                cases += 1;
+            }
+        }
+    }
+    println!("{cases} cases");
+}
+
+#[test]
+fn damaged_assistants() {
+    let twin = Twin::of("edge");
+    let target =
+        Target::load(&Checkpoint::open(twin.path("target")).expect("the target"), Isa::best()).expect("loaded");
+    let whole = twin.gguf("assistant").bytes();
+    let gguf = Gguf::from_bytes(whole.clone()).expect("a file");
+    let architecture = gguf.metadata("general.architecture").and_then(GgufValue::as_str).expect("a name");
+    let original = contents(&gguf, architecture);
+    let path = twin.write("damaged.gguf", &whole);
+    let handle = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
+    let mut content = whole.clone();
+    for at in 0..gguf_header_len(&gguf, &whole) {
+        let mask = mask(at, 0);
+        content[at] ^= mask;
+        handle.write_all_at(&content[at..=at], at as u64).expect("written");
+        let case = || format!("byte {at} with {mask:#04x}");
+        let loaded = checked(whole.len(), &case, || {
+            let checkpoint = Checkpoint::open(&path)?;
+            Assistant::load(&checkpoint, &target, Isa::best())
+        });
+        if loaded.is_some() {
+            let now = contents(&Gguf::from_bytes(content.clone()).expect("it was opened"), architecture);
+            let missing: Vec<_> = original.iter().filter(|(name, value)| now.get(*name) != Some(value)).collect();
+            assert!(missing.is_empty(), "{}: accepted without {missing:?}", case());
+        }
+        content[at] ^= mask;
+        handle.write_all_at(&content[at..=at], at as u64).expect("written");
+    }
+}

@@ -21,4 +21,4 @@ mod simd;
 pub use columns::ColumnsMut;
 pub use element::{ElementType, Elements};
 pub use isa::Isa;
-pub use ops::{activation, norm, rope, vocabulary};
+pub use ops::{activation, delta_net, norm, rope, vocabulary};

@@ -2,6 +2,7 @@
 //! `cargo test --release -p foretoken-kernels --test guarded_ends -- --test-threads 1` names the test.
 #![cfg(unix)]
 
+mod delta_net;
 mod guarded;
 mod kernels;
 mod quant;

@@ -1,6 +1,8 @@
-//! Operations on rows between the matrix products: norm, rotary embedding, activations, choices over the vocabulary.
+//! Operations on rows between the matrix products: norm, rotary embedding, activations, the gated delta net, choices
+//! over the vocabulary.
 
 pub mod activation;
+pub mod delta_net;
 pub mod norm;
 pub mod rope;
 pub mod vocabulary;

@@ -10,6 +10,7 @@ use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::checkpoint::{Checkpoint, GenerationTokens, LoadOptions};
 use crate::constraint::{Compiler, Constraint, ConstraintState};
 use crate::device::{self, Device, DeviceChoice, Models};
+use crate::family::{self, Loaded};
 use crate::gemma4::{Assistant, Target};
 use crate::kv::PagePool;
 use crate::model::Model;
@@ -43,10 +44,6 @@ pub(crate) struct Parts {
     pub(crate) sessions: AtomicU64,
 }
 
-/// Gemma 4's end-of-generation tokens by name: instruction-tuned checkpoints stop on all of them, whatever subset
-/// their files list.
-const END_OF_GENERATION: [&str; 3] = ["<eos>", "<turn|>", "<|tool_response>"];
-
 /// Limit of threads.
 const MAX_THREADS: usize = 1024;
 
@@ -65,35 +62,42 @@ impl Engine {
         let load = LoadOptions { isa, quantize: options.quantize, progress: options.progress.clone() };
         let checkpoint = Checkpoint::open(&options.model)?;
         // On the pool: all threads pack quantized weights.
-        let target = pool.install(|| Target::load(&checkpoint, load.clone()))?;
+        let Loaded { model, gemma4, own_drafter, eos_token_ids, end_of_generation: names } =
+            pool.install(|| family::load(&checkpoint, load.clone()))?;
+        let of_gemma4 = |what: &str| {
+            let problem = format!("is {}, which this is not implemented for", checkpoint.model_type()?);
+            let unsupported =
+                Error::Unsupported { path: Some(checkpoint.path().to_owned()), what: what.into(), problem };
+            gemma4.as_ref().ok_or(unsupported)
+        };
         let assistant = match &options.assistant {
             Some(path) => {
-                let checkpoint = Checkpoint::open(path)?;
-                Some(Arc::new(pool.install(|| Assistant::load(&checkpoint, &target, load.clone()))?))
+                let (target, checkpoint) = (of_gemma4("an assistant's target")?, Checkpoint::open(path)?);
+                Some(Arc::new(pool.install(|| Assistant::load(&checkpoint, target, load.clone()))?))
             }
             None => None,
         };
-        let tokenizer = checkpoint.tokenizer(target.config().vocab_size)?;
+        let tokenizer = checkpoint.tokenizer(model.vocab_size())?;
         let draft_model = match &options.draft_model {
             Some(path) => {
-                let checkpoint = Checkpoint::open(path)?;
+                let (target, checkpoint) = (of_gemma4("a draft model's target")?, Checkpoint::open(path)?);
                 let model = pool.install(|| Target::load(&checkpoint, load))?;
                 let own = checkpoint.tokenizer(model.config().vocab_size)?;
-                check_vocabulary((&target, tokenizer.as_ref()), (&model, own.as_ref()))?;
+                check_vocabulary((target, tokenizer.as_ref()), (&model, own.as_ref()))?;
                 Some(Arc::new(model))
             }
             None => None,
         };
         let GenerationTokens { end, suppressed } = checkpoint.generation_tokens()?;
-        let mut end_of_generation = [target.config().eos_token_ids.clone(), end].concat();
+        let mut end_of_generation = [eos_token_ids, end].concat();
         if let Some(tokenizer) = &tokenizer {
-            end_of_generation.extend(END_OF_GENERATION.iter().filter_map(|name| tokenizer.id(name)));
+            end_of_generation.extend(names.iter().filter_map(|name| tokenizer.id(name)));
         }
         end_of_generation.sort_unstable();
         end_of_generation.dedup();
-        let target = Arc::new(target);
         let upload = |device: Arc<dyn Device>| -> Result<_> {
-            let pair = Models::upload(device.clone(), &target, assistant.as_deref(), &suppressed)?;
+            let target = of_gemma4("a device's model")?;
+            let pair = Models::upload(device.clone(), target, assistant.as_deref(), &suppressed)?;
             let draft = draft_model.as_ref().map(|model| Models::upload(device, model, None, &suppressed));
             Ok((Arc::new(pair), draft.transpose()?.map(Arc::new)))
         };
@@ -110,14 +114,15 @@ impl Engine {
         let machine = Machine {
             isa: models.as_ref().map_or_else(|| isa.name().into(), |models| models.device().name()),
             threads,
-            step_bytes: target.step_cost().bytes,
-            step_multiply_adds: target.step_cost().multiply_adds,
+            step_bytes: model.step_cost().bytes,
+            step_multiply_adds: model.step_cost().multiply_adds,
         };
         let (costs, sessions) = (Mutex::new(Costs::new(machine)), AtomicU64::new(0));
         let sources = Sources {
-            model: target.clone(),
-            gemma4: Some(target),
+            model,
+            gemma4,
             assistant,
+            own_drafter,
             draft_model,
             device_draft_model: device_draft_model.flatten(),
             ngrams: Arc::new(NgramPool::default()),
@@ -153,6 +158,7 @@ impl Engine {
             model,
             gemma4: None,
             assistant: None,
+            own_drafter: None,
             draft_model: None,
             device_draft_model: None,
             ngrams: Arc::new(NgramPool::default()),
@@ -173,6 +179,11 @@ impl Engine {
             sessions: AtomicU64::new(0),
         };
         Ok(Self { parts: Arc::new(parts) })
+    }
+
+    /// Whether `mtp` can draft: there is an assistant, or the model has a head of its own.
+    pub fn has_mtp(&self) -> bool {
+        self.parts.sources.has_mtp()
     }
 
     /// Whether the two are clones of one engine.

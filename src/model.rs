@@ -163,6 +163,11 @@ impl Output {
     }
 }
 
+/// Indices of `rows` in `held`, a superset; both ascend.
+pub(crate) fn places(rows: &[usize], held: &[usize]) -> Vec<usize> {
+    rows.iter().filter_map(|row| held.binary_search(row).ok()).collect()
+}
+
 /// Rows of `x` `(rows, width)`, ascending; no copy if they are contiguous.
 pub(crate) fn select_rows(x: &Tensor, rows: &[usize]) -> Result<Tensor> {
     let (held, width) = x.dims2()?;

@@ -249,7 +249,7 @@ impl Session {
     fn speculation(&self, speculation: &Speculation) -> Result<SpeculationOptions> {
         let sources = &self.engine.parts.sources;
         let options = match speculation {
-            Speculation::WherePossible if sources.assistant.is_some() || sources.draft_model.is_some() => {
+            Speculation::WherePossible if sources.has_mtp() || sources.draft_model.is_some() => {
                 SpeculationOptions::default()
             }
             Speculation::WherePossible | Speculation::Off => SpeculationOptions::off(),

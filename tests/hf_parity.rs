@@ -267,12 +267,12 @@ fn fixtures_that_test_nothing_are_errors() {
         let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && text.contains(why), "{}: {text}", path.display());
     }
-    assert_eq!(cases::under(&own_fixtures()).expect("the fixtures").len(), 4);
+    assert_eq!(cases::under(&own_fixtures()).expect("the fixtures").len(), 7);
 }
 
 #[test]
 fn cases_are_complete() {
-    for case in cases::all() {
+    for case in cases::all().into_iter().chain(cases::of(cases::QWEN35)) {
         let margins = |name| case.floats(name).into_iter().fold(f32::INFINITY, f32::min);
         // The shipped fixtures decide every id; else equality of ids would not be tested.
         let ships = case.path.starts_with(own_fixtures());
@@ -282,7 +282,7 @@ fn cases_are_complete() {
         assert!(hidden % rows == 0 && logits % rows == 0, "{}", case.path.display());
         assert_eq!(case.ids("greedy_ids").len(), case.floats("greedy_margins").len(), "{}", case.path.display());
         assert_eq!(case.floats("reference_rounding").len(), 2, "{}", case.path.display());
-        if case.assistant_path().is_some() {
+        if case.drafts() {
             assert!(!ships || margins("draft_margins") > 0.05, "{}", case.path.display());
             let drafts = case.ids("draft_ids").len();
             assert_eq!(case.floats("draft_margins").len(), drafts, "{}", case.path.display());

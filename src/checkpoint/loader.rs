@@ -46,6 +46,13 @@ pub struct StepCost {
     pub multiply_adds: usize,
 }
 
+impl StepCost {
+    /// Both.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self { bytes: self.bytes + other.bytes, multiply_adds: self.multiply_adds + other.multiply_adds }
+    }
+}
+
 /// The role of a matrix, which decides its type under in-situ quantization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
@@ -103,6 +110,11 @@ impl<'a> Loader<'a> {
     /// Cost of the matrices loaded so far.
     pub fn step_cost(&self) -> StepCost {
         self.step
+    }
+
+    /// Whether there is a tensor `name`.
+    pub fn has(&self, name: &str) -> bool {
+        self.checkpoint.has(&self.full(name))
     }
 
     /// A tensor of exactly this shape.
@@ -165,6 +177,32 @@ impl<'a> Loader<'a> {
         Ok(weight)
     }
 
+    /// A stack `(count, outputs, inputs)` as [`Loader::stack`], of which the file has the matrices apart: matrix `i` is
+    /// the rows of the tensors `parts[i]`, each with as many. It is assembled in memory.
+    ///
+    /// # Errors
+    /// As [`Loader::linear`], or if two parts differ in type.
+    pub fn stack_of(&mut self, parts: Vec<Vec<String>>, shape: [usize; 3], used: usize) -> Result<Weight> {
+        let [_, outputs, inputs] = shape;
+        let mut joined: Option<(TensorType, Vec<u8>)> = None;
+        for name in parts.iter().flatten() {
+            let tensor = self.tensor(name, &[outputs / parts[0].len(), inputs])?;
+            let (dtype, bytes) = joined.get_or_insert((tensor.dtype, Vec::new()));
+            if *dtype != tensor.dtype {
+                let problem = format!("is {}, the experts before it are {}", tensor.dtype.name(), dtype.name());
+                return Err(self.error(name, problem));
+            }
+            bytes.extend_from_slice(tensor.bytes.as_slice());
+            tensor.bytes.release(0..tensor.bytes.as_slice().len());
+        }
+        let name = parts.first().and_then(|parts| parts.first()).cloned().unwrap_or_default();
+        let (dtype, bytes) = joined.ok_or_else(|| self.error(&name, "is one of no experts"))?;
+        let tensor = RawTensor { dtype, shape: shape.to_vec(), bytes: bytes.into() };
+        let weight = self.multiplied(Role::Matrix, &name, tensor, shape)?;
+        self.charge(&weight, used);
+        Ok(weight)
+    }
+
     /// An embedding table whose rows are multiplied by `scale(element type)`; `None` for quantized tables.
     ///
     /// # Errors
@@ -220,10 +258,20 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// As [`Loader::tensor`], or if it is not floating point.
     pub fn vector(&mut self, name: &str, width: usize) -> Result<Vec<f32>> {
-        let tensor = self.tensor(name, &[width])?;
-        let mut vector = vec![0.0; width];
-        self.multiplied(Role::Exact, name, tensor, [1, 1, width])?.row(0, &mut vector);
-        Ok(vector)
+        self.floats(name, &[width])
+    }
+
+    /// All elements of a tensor of exactly this shape, widened.
+    ///
+    /// # Errors
+    /// As [`Loader::vector`].
+    pub fn floats(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let tensor = self.tensor(name, shape)?;
+        let len = shape.iter().product();
+        let weight = self.multiplied(Role::Exact, name, tensor, [1, 1, len])?;
+        let mut floats = vec![0.0; len];
+        weight.row(0, &mut floats);
+        Ok(floats)
     }
 
     /// A norm over `width`.

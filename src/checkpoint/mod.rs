@@ -177,7 +177,7 @@ impl Checkpoint {
         match &self.files {
             Files::HuggingFace(_) => {
                 let fields = Fields::read(self.path.join("config.json"))?;
-                unread::refuse_quantized(&fields, self)?;
+                unread::refuse_quantized(&fields, self, unread::Experts::Stacked)?;
                 TextConfig::target(&fields)
             }
             Files::Gguf(gguf) => {
@@ -185,6 +185,38 @@ impl Checkpoint {
                 unread::refuse_types(self).map(|()| config)
             }
         }
+    }
+
+    /// What kind of model it is: `model_type` of config.json, `general.architecture` of a GGUF file; empty if it does
+    /// not say.
+    ///
+    /// # Errors
+    /// If config.json is missing or malformed.
+    pub fn model_type(&self) -> Result<String> {
+        match &self.files {
+            Files::HuggingFace(_) => {
+                Ok(Fields::read(self.path.join("config.json"))?.optional_string("model_type")?.unwrap_or_default())
+            }
+            Files::Gguf(gguf) => {
+                let name = gguf.metadata("general.architecture").and_then(|name| name.as_str());
+                Ok(name.unwrap_or_default().to_owned())
+            }
+        }
+    }
+
+    /// The configuration file, which another family than Gemma 4 reads.
+    ///
+    /// # Errors
+    /// If it is missing or malformed, or the weights are quantized in a way that is not read.
+    pub(crate) fn config_json(&self) -> Result<Fields> {
+        if let Files::Gguf(gguf) = &self.files {
+            let architecture = self.model_type()?;
+            let problem = format!("{architecture:?} is not read from GGUF yet; take the safetensors checkpoint");
+            return Err(gguf.key_error("general.architecture", problem));
+        }
+        let fields = Fields::read(self.path.join("config.json"))?;
+        unread::refuse_quantized(&fields, self, unread::Experts::Apart)?;
+        Ok(fields)
     }
 
     /// The configuration of an assistant.
@@ -195,7 +227,7 @@ impl Checkpoint {
         match &self.files {
             Files::HuggingFace(_) => {
                 let fields = Fields::read(self.path.join("config.json"))?;
-                unread::refuse_quantized(&fields, self)?;
+                unread::refuse_quantized(&fields, self, unread::Experts::Stacked)?;
                 AssistantConfig::read(&fields)
             }
             Files::Gguf(gguf) => {
@@ -216,8 +248,8 @@ impl Checkpoint {
         }
     }
 
-    /// The publisher's sampling parameters, from `generation_config.json` or metadata; `None` if there are none, or they
-    /// are greedy.
+    /// The publisher's sampling parameters, from `generation_config.json` or metadata; `None` if there are none, or
+    /// they are greedy.
     ///
     /// # Errors
     /// If one is malformed or out of its range.

@@ -55,11 +55,20 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
 /// Files listed in an error.
 const MAX_LISTED: usize = 4;
 
+/// How a family's experts may lie in a directory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Experts {
+    /// In one tensor.
+    Stacked,
+    /// In one, or a tensor for each.
+    Apart,
+}
+
 /// Refuses a directory of quantized safetensors.
 ///
 /// # Errors
 /// If its configuration or the names of its tensors are those of a quantized format.
-pub(super) fn refuse_quantized(config: &Fields, checkpoint: &Checkpoint) -> Result<()> {
+pub(super) fn refuse_quantized(config: &Fields, checkpoint: &Checkpoint, experts: Experts) -> Result<()> {
     for field in ["quantization_config", "compression_config", "quantization"] {
         let text = config.optional_object("text_config")?;
         let fields = [Some(config.clone()), text].into_iter().flatten();
@@ -70,7 +79,7 @@ pub(super) fn refuse_quantized(config: &Fields, checkpoint: &Checkpoint) -> Resu
         }
     }
     let names = checkpoint.names();
-    let found = names.iter().filter(|name| !is_tower(name)).find_map(|name| Some((name, named_format(name)?)));
+    let found = names.iter().filter(|name| !is_tower(name)).find_map(|name| Some((name, named_format(name, experts)?)));
     match found {
         None => Ok(()),
         Some((name, format)) => {
@@ -108,7 +117,7 @@ fn configured_format(fields: &Fields) -> Option<String> {
 }
 
 /// The format that has tensors of this name, for directories whose configuration names none.
-fn named_format(name: &str) -> Option<&'static str> {
+fn named_format(name: &str, experts: Experts) -> Option<&'static str> {
     let (module, last) = name.rsplit_once('.')?;
     match last {
         "scales" | "biases" => Some("an MLX checkpoint"),
@@ -116,7 +125,9 @@ fn named_format(name: &str) -> Option<&'static str> {
         "qweight" | "qzeros" => Some("an AWQ or GPTQ checkpoint"),
         "weight_scale_2" => Some("an NVFP4 checkpoint"),
         "absmax" | "quant_map" | "SCB" => Some("a bitsandbytes checkpoint"),
-        _ if module.split('.').skip_while(|part| *part != "experts").nth(1).is_some_and(is_number) => {
+        _ if experts == Experts::Stacked
+            && module.split('.').skip_while(|part| *part != "experts").nth(1).is_some_and(is_number) =>
+        {
             Some("a checkpoint with a tensor for each expert")
         }
         last if module.ends_with(".quant_state") || last.starts_with("bitsandbytes__") => {

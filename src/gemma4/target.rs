@@ -60,8 +60,7 @@ impl Target {
             false => {
                 let mut loader = Loader::new(checkpoint, "", &options);
                 let lm_head = loader.head("lm_head.weight", config.vocab_size, hidden)?;
-                step.bytes += loader.step_cost().bytes;
-                step.multiply_adds += loader.step_cost().multiply_adds;
+                step = step.and(loader.step_cost());
                 lm_head
             }
         };

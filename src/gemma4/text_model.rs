@@ -5,7 +5,7 @@ use super::layer::DecoderLayer;
 use super::per_layer::PerLayerEmbeddings;
 use super::rope::Rotations;
 use crate::Result;
-use crate::model::Request;
+use crate::model::{Request, places};
 use crate::ops::{CpuOps, Ops, Upload};
 
 /// Weights of a target, where `O` computes.
@@ -102,9 +102,4 @@ impl<O: Ops> TextModel<O> {
         let logits = ops.logits(&self.lm_head, &ops.rows(&normed, &places(&request.logits, &needed))?, soft_cap)?;
         Ok(PassOutput { rows: Some((logits, ops.rows(&normed, &places(&request.hidden, &needed))?)), taps })
     }
-}
-
-/// Indices of `rows` in `held`, a superset; both ascend.
-fn places(rows: &[usize], held: &[usize]) -> Vec<usize> {
-    rows.iter().filter_map(|row| held.binary_search(row).ok()).collect()
 }

@@ -63,10 +63,15 @@ pub struct StoreLayout {
 pub struct KvLayout {
     /// The stores.
     pub stores: Vec<StoreLayout>,
-    /// For each layer of the target, the store that it reads (its own, or its donor's).
+    /// For each layer of the target, the store that it reads (its own, or its donor's), or [`KvLayout::NO_STORE`].
     pub store_of_layer: Vec<usize>,
     /// Rotary frequencies of the layers with K = V: see [`StoreLayout::k_eq_v`].
     pub inverse_frequencies: Vec<f32>,
+}
+
+impl KvLayout {
+    /// Stands for the store of a layer without K and V.
+    pub const NO_STORE: usize = usize::MAX;
 }
 
 /// A position beyond any window or exact zone: bytes that grow here grow with the context.

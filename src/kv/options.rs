@@ -102,8 +102,10 @@ impl KvOptions {
         }
         let donor =
             |layer: usize| layout.store_of_layer.iter().position(|s| Some(s) == layout.store_of_layer.get(layer));
-        if let Some(LayerFormat { layer, .. }) = self.layers.iter().find(|f| donor(f.layer) != Some(f.layer)) {
-            let problem = format!("layer {layer} computes no K and V; name the layer that it shares them with");
+        let own =
+            |layer: usize| donor(layer) == Some(layer) && layout.store_of_layer.get(layer) != Some(&KvLayout::NO_STORE);
+        if let Some(LayerFormat { layer, .. }) = self.layers.iter().find(|format| !own(format.layer)) {
+            let problem = format!("layer {layer} computes no K and V; name one that does");
             return Err(Error::argument("layers", problem));
         }
         Ok(())

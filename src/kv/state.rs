@@ -50,6 +50,12 @@ impl SequenceState {
         &mut self.kv
     }
 
+    /// The recurrent state, if it is one of this type.
+    pub fn recurrent<R: Recurrent>(&self) -> Option<&R> {
+        let recurrent: &dyn Any = self.recurrent.as_deref()?;
+        recurrent.downcast_ref()
+    }
+
     /// Committed positions.
     pub fn len(&self) -> usize {
         self.kv.len()

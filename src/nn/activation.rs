@@ -6,20 +6,63 @@ use foretoken_kernels::{Isa, activation};
 use super::{F32View, for_row_blocks, tensor};
 use crate::Result;
 
+/// The function of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Gate {
+    /// The tanh form of GELU.
+    GeluTanh,
+    /// `x sigmoid(x)`.
+    Silu,
+    /// `1 / (1 + e^-x)`.
+    Sigmoid,
+}
+
+impl Gate {
+    /// `gate[i] = f(gate[i]) * up[i]`.
+    pub(super) fn apply(self, isa: Isa, gate: &mut [f32], up: &[f32]) {
+        match self {
+            Gate::GeluTanh => activation::gelu_gate(isa, gate, up),
+            Gate::Silu => activation::silu_gate(isa, gate, up),
+            Gate::Sigmoid => activation::sigmoid_gate(isa, gate, up),
+        }
+    }
+}
+
 /// `gelu_tanh(gate) * up`, elementwise over `(rows, width)`.
 ///
 /// # Errors
 /// If the shapes differ.
 pub fn gelu_gate(gate: &Tensor, up: &Tensor, isa: Isa) -> Result<Tensor> {
+    gated(Gate::GeluTanh, gate, up, isa)
+}
+
+/// `silu(gate) * up`, elementwise over `(rows, width)`.
+///
+/// # Errors
+/// If the shapes differ.
+pub fn silu_gate(gate: &Tensor, up: &Tensor, isa: Isa) -> Result<Tensor> {
+    gated(Gate::Silu, gate, up, isa)
+}
+
+/// `sigmoid(gate) * up`, elementwise over `(rows, width)`.
+///
+/// # Errors
+/// If the shapes differ.
+pub fn sigmoid_gate(gate: &Tensor, up: &Tensor, isa: Isa) -> Result<Tensor> {
+    gated(Gate::Sigmoid, gate, up, isa)
+}
+
+fn gated(function: Gate, gate: &Tensor, up: &Tensor, isa: Isa) -> Result<Tensor> {
     let (_, width) = gate.dims2()?;
     if gate.dims() != up.dims() {
         let (lhs, rhs) = (gate.shape().clone(), up.shape().clone());
-        return Err(candle_core::Error::ShapeMismatchBinaryOp { lhs, rhs, op: "gelu_gate" }.into());
+        return Err(candle_core::Error::ShapeMismatchBinaryOp { lhs, rhs, op: "gate" }.into());
     }
     let mut y = F32View::new(gate)?.to_vec();
     let up = F32View::new(up)?;
     for_row_blocks(&mut y, width, |row, y| {
-        activation::gelu_gate(isa, y, &up[row * width..row * width + y.len()]);
+        function.apply(isa, y, &up[row * width..row * width + y.len()]);
     });
     tensor(y, gate.dims())
 }

@@ -1,9 +1,9 @@
 //! Routed experts: each row is computed by a few of many gated MLPs.
 
 use candle_core::Tensor;
-use foretoken_kernels::{Isa, activation, vocabulary};
+use foretoken_kernels::{Isa, vocabulary};
 
-use super::{F32View, Input, Weight, multiply, tensor};
+use super::{F32View, Gate, Input, Weight, multiply, tensor};
 use crate::Result;
 
 /// Stacks of gated MLPs, and how rows choose among them.
@@ -16,6 +16,7 @@ pub struct Experts {
     pub per_expert_scale: Vec<f32>,
     /// Experts per row.
     pub top_k: usize,
+    gate: Gate,
     isa: Isa,
 }
 
@@ -27,9 +28,14 @@ struct Choice {
 }
 
 impl Experts {
-    /// Experts computed with `isa`.
+    /// Experts with [`Gate::GeluTanh`], computed with `isa`.
     pub fn new(gate_up_proj: Weight, down_proj: Weight, per_expert_scale: Vec<f32>, top_k: usize, isa: Isa) -> Self {
-        Self { gate_up_proj, down_proj, per_expert_scale, top_k, isa }
+        Self { gate_up_proj, down_proj, per_expert_scale, top_k, gate: Gate::GeluTanh, isa }
+    }
+
+    /// The same experts with another gate.
+    pub fn gated_by(self, gate: Gate) -> Self {
+        Self { gate, ..self }
     }
 
     /// The weighted sum of each row's experts. `scores` `(rows, experts)` are the router's, `x` is `(rows, hidden)`.
@@ -55,7 +61,7 @@ impl Experts {
                 let (gate, up) = row.split_at(intermediate);
                 let start = gated.len();
                 gated.extend_from_slice(gate);
-                activation::gelu_gate(self.isa, &mut gated[start..], up);
+                self.gate.apply(self.isa, &mut gated[start..], up);
             }
             gated
         });

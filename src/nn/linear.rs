@@ -24,6 +24,11 @@ impl Linear {
         Self { weight, isa }
     }
 
+    /// The instruction set.
+    pub(crate) fn isa(&self) -> Isa {
+        self.isa
+    }
+
     /// The matrix.
     pub fn weight(&self) -> &Weight {
         &self.weight
@@ -42,9 +47,17 @@ impl Linear {
 
 impl Module for Linear {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let [y] = project([self], x).map_err(candle_core::Error::wrap)?;
-        Ok(y)
+        linear(self, x).map_err(candle_core::Error::wrap)
     }
+}
+
+/// `x W^T`: `(rows, outputs)`.
+///
+/// # Errors
+/// If the input is not `(rows, inputs)`.
+pub fn linear(layer: &Linear, x: &Tensor) -> Result<Tensor> {
+    let [y] = project([layer], x)?;
+    Ok(y)
 }
 
 /// Applies several layers to one input `(rows, inputs)` in one parallel region (q, k and v; gate and up).

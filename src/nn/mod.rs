@@ -1,4 +1,4 @@
-//! The few neural-network modules that Gemma 4 is made of: candle tensors in and out, [`foretoken_kernels`] inside.
+//! The few neural-network modules that the models are made of: candle tensors in and out, [`foretoken_kernels`] inside.
 //!
 //! Activations are `f32`, `(rows, width)`, contiguous. Weights keep the checkpoint's type.
 
@@ -17,14 +17,14 @@ mod rotary;
 mod view;
 mod weight;
 
-pub use activation::gelu_gate;
+pub use activation::{Gate, gelu_gate, sigmoid_gate, silu_gate};
 pub(crate) use aligned::Aligned;
 pub use arena::{Allocation, Arena};
 pub use bytes::{Bytes, MappedFile, Source};
 pub use centroid_head::{CentroidHead, Scores};
 pub use embedding::Embedding;
 pub use experts::Experts;
-pub use linear::{Input, Linear, multiply, project};
+pub use linear::{Input, Linear, linear, multiply, project};
 pub use norm::RmsNorm;
 pub use parallel::for_row_blocks;
 pub(crate) use pod::{cast, cast_mut};

@@ -10,7 +10,17 @@ use crate::Result;
 #[derive(Clone)]
 pub struct Rotary {
     inverse_frequencies: Vec<f32>, // (rotating pairs)
+    pairing: Pairing,
     isa: Isa,
+}
+
+/// Which channels of a head form a pair.
+#[derive(Clone, Copy)]
+enum Pairing {
+    /// `i` and `i + head_dim / 2`.
+    Head,
+    /// `i` and `i + pairs`.
+    Leading,
 }
 
 /// Cosines and sines for a run of positions, computed once per forward pass and shared by the layers.
@@ -18,13 +28,20 @@ pub struct Angles {
     cos: Vec<f32>, // (rows, rotating pairs)
     sin: Vec<f32>,
     pairs: usize,
+    pairing: Pairing,
     isa: Isa,
 }
 
 impl Rotary {
     /// `inverse_frequencies[i]` rotates the pair `(i, i + head_dim / 2)`; pairs beyond the list are not rotated.
     pub fn new(inverse_frequencies: Vec<f32>, isa: Isa) -> Self {
-        Self { inverse_frequencies, isa }
+        Self { inverse_frequencies, pairing: Pairing::Head, isa }
+    }
+
+    /// `inverse_frequencies[i]` rotates the pair `(i, i + inverse_frequencies.len())`: the first channels of a head
+    /// rotate as if they were the head.
+    pub fn of_leading(inverse_frequencies: Vec<f32>, isa: Isa) -> Self {
+        Self { inverse_frequencies, pairing: Pairing::Leading, isa }
     }
 
     /// The inverse frequency of every rotary pair.
@@ -40,7 +57,7 @@ impl Rotary {
             .flat_map(|position| self.inverse_frequencies.iter().map(move |f| f * position as f32))
             .map(|angle| (angle.cos(), angle.sin()))
             .unzip();
-        Angles { cos, sin, pairs, isa: self.isa }
+        Angles { cos, sin, pairs, pairing: self.pairing, isa: self.isa }
     }
 }
 
@@ -63,7 +80,7 @@ impl Angles {
         let of = |angles: &[f32]| {
             rows.iter().flat_map(|row| &angles[row * self.pairs..(row + 1) * self.pairs]).copied().collect()
         };
-        Self { cos: of(&self.cos), sin: of(&self.sin), pairs: self.pairs, isa: self.isa }
+        Self { cos: of(&self.cos), sin: of(&self.sin), ..*self }
     }
 
     /// Normalises every head of `x` `(rows, heads * head_dim)` and rotates it: `(rows, heads, head_dim)`.
@@ -78,7 +95,13 @@ impl Angles {
         for_row_blocks(&mut y, width, |first, y| {
             for (row, y) in y.chunks_exact_mut(width).enumerate() {
                 let at = (first + row) * self.pairs..(first + row + 1) * self.pairs;
-                rotate(self.isa, y, norm.width(), &self.cos[at.clone()], &self.sin[at]);
+                let (cos, sin) = (&self.cos[at.clone()], &self.sin[at]);
+                match self.pairing {
+                    Pairing::Head => rotate(self.isa, y, norm.width(), cos, sin),
+                    Pairing::Leading if self.pairs == 0 => {}
+                    Pairing::Leading => (y.chunks_exact_mut(norm.width()))
+                        .for_each(|head| rotate(self.isa, &mut head[..2 * self.pairs], 2 * self.pairs, cos, sin)),
+                }
             }
         });
         tensor(y, (rows, width / norm.width(), norm.width()))

@@ -1,11 +1,13 @@
 //! What a drafter is.
 
+use std::sync::Arc;
+
 use candle_core::Tensor;
 use rand::rngs::StdRng;
 
 use super::{Draft, DraftSampling, DrafterKind, NgramCache};
 use crate::Result;
-use crate::kv::Committed;
+use crate::kv::{Committed, KvOptions, PagePool};
 use crate::sampler::Sampler;
 
 /// What a drafter may read: the sequence between two rounds.
@@ -159,4 +161,13 @@ pub trait Drafter: Send {
     fn learnt(&self) -> Option<NgramCache> {
         None
     }
+}
+
+/// A model that drafts for itself: it has a head beside its output head. The drafter is `mtp`.
+pub(crate) trait OwnDrafter: Send + Sync {
+    /// The drafter of an empty sequence, whose cache is made as `options` say.
+    ///
+    /// # Errors
+    /// If an option is out of its range, or the context does not fit memory.
+    fn drafter(self: Arc<Self>, options: &KvOptions, pages: &PagePool) -> Result<Box<dyn Drafter>>;
 }

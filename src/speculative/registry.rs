@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{
     Backend, DraftModel, Drafter, Forced, Mtp, NgramCacheDrafter, NgramCacheOptions, NgramMapK, NgramMapK4v,
-    NgramMapOptions, NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions, Reads,
+    NgramMapOptions, NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions, OwnDrafter, Reads,
 };
 use crate::device::{DeviceDraftModel, DeviceMtp, Models};
 use crate::gemma4::{Assistant, Target};
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum DrafterKind {
-    /// The assistant, chained with itself.
+    /// The assistant, or the model's own NextN head, chained with itself.
     Mtp,
     /// A smaller Gemma 4.
     DraftModel,
@@ -259,6 +259,8 @@ pub(crate) struct Sources {
     /// The target, if it is a Gemma 4.
     pub gemma4: Option<Arc<Target>>,
     pub assistant: Option<Arc<Assistant>>,
+    /// The target, if it drafts for itself.
+    pub own_drafter: Option<Arc<dyn OwnDrafter>>,
     pub draft_model: Option<Arc<Target>>,
     /// The draft model where the target computes, if that is a device.
     pub device_draft_model: Option<Arc<Models>>,
@@ -274,11 +276,16 @@ impl Sources {
             Drafters::Custom(custom) => vec![DrafterOptions::Custom(custom.clone())],
             Drafters::Auto => {
                 let lookup = DrafterOptions::NgramMapK(NgramMapOptions::AUTO);
-                let assistant = self.assistant.as_ref().map(|_| DrafterOptions::Mtp);
+                let mtp = self.has_mtp().then_some(DrafterOptions::Mtp);
                 let model = self.draft_model.as_ref().map(|_| DrafterOptions::DraftModel);
-                [Some(lookup), assistant.or(model)].into_iter().flatten().collect()
+                [Some(lookup), mtp.or(model)].into_iter().flatten().collect()
             }
         }
+    }
+
+    /// Whether there is something for `mtp` to draft with.
+    pub fn has_mtp(&self) -> bool {
+        self.assistant.is_some() || self.own_drafter.is_some()
     }
 
     /// Makes a drafter for one sequence, whose target runs in `backend` and whose cache is made as `kv` says.
@@ -289,8 +296,15 @@ impl Sources {
         options.check()?;
         Ok(match options {
             DrafterOptions::Mtp => {
-                let missing =
-                    || Error::argument("drafters", "mtp needs an assistant; load one, or turn speculation off");
+                if let Some(own) = &self.own_drafter {
+                    return own.clone().drafter(kv, &self.pages);
+                }
+                let missing = || {
+                    Error::argument(
+                        "drafters",
+                        "mtp needs an assistant, or a model with a head of its own; load one, or turn speculation off",
+                    )
+                };
                 let (target, assistant) = self.gemma4.clone().zip(self.assistant.clone()).ok_or_else(missing)?;
                 match &backend.device {
                     Some(sequence) => Box::new(DeviceMtp::new(sequence.clone())),

@@ -21,8 +21,24 @@ pub struct Case {
     expected: Vec<u8>,
 }
 
-/// Every case under `tests/fixtures/`, then every case under the directories that `$FORETOKEN_FIXTURES` lists.
+/// The families of the cases, as their model types begin.
+pub const GEMMA4: &str = "gemma4";
+pub const QWEN35: &str = "qwen3_5";
+
+/// Every case of Gemma 4 under `tests/fixtures/`, then under the directories that `$FORETOKEN_FIXTURES` lists.
 pub fn all() -> Vec<Case> {
+    of(GEMMA4)
+}
+
+/// The same of another family; at least one.
+pub fn of(family: &str) -> Vec<Case> {
+    let cases: Vec<_> = every().into_iter().filter(|case| case.model_type().starts_with(family)).collect();
+    assert!(!cases.is_empty(), "no case of {family}");
+    cases
+}
+
+/// Every case of every family.
+fn every() -> Vec<Case> {
     let listed = std::env::var_os("FORETOKEN_FIXTURES").unwrap_or_default();
     let listed = std::env::split_paths(&listed).filter(|root| !root.as_os_str().is_empty());
     let roots = std::iter::once(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")).chain(listed);
@@ -76,6 +92,12 @@ impl Case {
         Ok(Case { name, path, expected: bytes })
     }
 
+    /// What its config.json says that it is.
+    pub fn model_type(&self) -> String {
+        let checkpoint = Checkpoint::open(self.path.join("target")).expect("the target's checkpoint");
+        checkpoint.model_type().expect("a config.json")
+    }
+
     pub fn target(&self, isa: Isa) -> Target {
         let checkpoint = Checkpoint::open(self.path.join("target")).expect("the target's checkpoint");
         Target::load(&checkpoint, isa).expect("the target")
@@ -83,6 +105,11 @@ impl Case {
 
     pub fn assistant_path(&self) -> Option<PathBuf> {
         Some(self.path.join("assistant")).filter(|path| path.exists())
+    }
+
+    /// Whether it has a drafter: an assistant, or a head in the target's file.
+    pub fn drafts(&self) -> bool {
+        self.assistant_path().is_some() || self.model_type().starts_with(QWEN35)
     }
 
     pub fn assistant(&self, target: &Target, isa: Isa) -> Option<Assistant> {

@@ -159,7 +159,7 @@ impl Drafting {
     /// # Errors
     /// If a file of n-gram counts cannot be read.
     pub fn options(&self, engine: &Engine) -> Result<Speculation> {
-        let able = engine.assistant().is_some() || engine.draft_model().is_some();
+        let able = engine.has_mtp() || engine.draft_model().is_some();
         if self.no_speculation || (self.spec_type.is_none() && !able && self.draft_block_size.is_none()) {
             return Ok(Speculation::Off);
         }
@@ -170,9 +170,7 @@ impl Drafting {
         };
         let mut drafters = match &self.spec_type {
             Some(drafters) => drafters.clone(),
-            None if block != BlockSize::Measured
-                && (engine.assistant().is_some() || engine.draft_model().is_none()) =>
-            {
+            None if block != BlockSize::Measured && (engine.has_mtp() || engine.draft_model().is_none()) => {
                 Drafters::Priority(vec![DrafterOptions::Mtp])
             }
             None => Drafters::Auto,

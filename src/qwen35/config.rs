@@ -1,0 +1,331 @@
+//! The configuration, checked: every field that affects the computation is implemented or refused by name.
+
+use crate::Result;
+use crate::checkpoint::Fields;
+use crate::kv::{KvLayout, StoreLayout};
+
+/// What mixes the positions in a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerType {
+    /// A gated delta net.
+    Linear,
+    /// Gated attention over every position.
+    Full,
+}
+
+/// The gated delta nets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeltaNetConfig {
+    /// Heads of queries and keys.
+    pub num_key_heads: usize,
+    /// Heads of values, a multiple of the key heads.
+    pub num_value_heads: usize,
+    /// Width of a query and of a key.
+    pub key_head_dim: usize,
+    /// Width of a value.
+    pub value_head_dim: usize,
+    /// Rows that the convolution sees, the newest included.
+    pub conv_kernel_dim: usize,
+}
+
+/// The experts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MoeConfig {
+    /// Experts per layer.
+    pub num_experts: usize,
+    /// Experts per token.
+    pub num_experts_per_tok: usize,
+    /// Width of an expert.
+    pub intermediate_size: usize,
+    /// Width of the expert that all tokens share.
+    pub shared_intermediate_size: usize,
+}
+
+/// A Qwen3.5 text model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TextConfig {
+    /// Token ids are below this.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the MLP; 0 where there are experts.
+    pub intermediate_size: usize,
+    /// The experts, if there are any.
+    pub moe: Option<MoeConfig>,
+    /// The layers, first to last.
+    pub layers: Vec<LayerType>,
+    /// Query heads of attention.
+    pub num_attention_heads: usize,
+    /// K/V heads of attention.
+    pub num_key_value_heads: usize,
+    /// Width of an attention head.
+    pub head_dim: usize,
+    /// The first channels of a head, which rotate.
+    pub rotary_dim: usize,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// The delta nets.
+    pub delta_net: DeltaNetConfig,
+    /// Added to the mean square in every norm.
+    pub rms_norm_eps: f64,
+    /// Maximum context in positions.
+    pub max_position_embeddings: usize,
+    /// Whether the output head is the embedding table.
+    pub tie_word_embeddings: bool,
+    /// NextN layers that the configuration names; `None` if it does not say.
+    pub mtp_num_hidden_layers: Option<usize>,
+    /// Beginning-of-text token.
+    pub bos_token_id: Option<u32>,
+    /// End-of-text tokens.
+    pub eos_token_ids: Vec<u32>,
+}
+
+/// Limits above any Qwen's: layouts are made of these sizes before a tensor could contradict them.
+const MAX_LAYERS: usize = 1024;
+const MAX_HEADS: usize = 1024;
+const MAX_HEAD_DIM: usize = 8192;
+const MAX_TAPS: usize = 64;
+
+impl TextConfig {
+    /// Reads config.json: the text model's fields at top level, or inside `text_config`. What a vision-language file
+    /// says about images is not read.
+    ///
+    /// # Errors
+    /// If a field is missing, malformed, or asks for something that is not implemented.
+    pub fn target(config: &Fields) -> Result<Self> {
+        let model_type = config.string("model_type")?;
+        match model_type.as_str() {
+            "qwen3_5" | "qwen3_5_moe" => {
+                let fields = config.object("text_config")?;
+                let inner = format!("{model_type}_text");
+                let own = fields.optional_string("model_type")?;
+                if own.as_ref().is_some_and(|own| *own != inner) {
+                    return Err(fields.error("model_type", format!("is {own:?} inside {model_type:?}")));
+                }
+                let mut text = Self::text(&fields, model_type == "qwen3_5_moe")?;
+                if let Some(tied) = config.optional_flag("tie_word_embeddings")? {
+                    text.tie_word_embeddings = tied;
+                }
+                if text.eos_token_ids.is_empty() || config.get("eos_token_id").is_some() {
+                    text.eos_token_ids = config.token_ids("eos_token_id")?;
+                }
+                Ok(text)
+            }
+            "qwen3_5_text" => Self::text(config, false),
+            "qwen3_5_moe_text" => Self::text(config, true),
+            other => Err(config.unsupported("model_type", other_family(other))),
+        }
+    }
+
+    /// Reads the fields of the text model itself; defaults are those of transformers' classes.
+    fn text(fields: &Fields, experts: bool) -> Result<Self> {
+        refuse_unsupported(fields)?;
+        let limited = |name: &str, default: usize, limit: usize| match fields.size(name, Some(default))? {
+            size if size > limit => Err(fields.error(name, format!("is {size}, more than {limit}"))),
+            size => Ok(size),
+        };
+        let num_attention_heads = limited("num_attention_heads", 16, MAX_HEADS)?;
+        let num_key_value_heads = limited("num_key_value_heads", if experts { 2 } else { 4 }, MAX_HEADS)?;
+        divides(fields, "num_key_value_heads", num_key_value_heads, num_attention_heads, "query heads")?;
+        let head_dim = limited("head_dim", 256, MAX_HEAD_DIM)?;
+        let (rope_theta, partial_rotary_factor) = rope(fields)?;
+        let rotary_dim = (head_dim as f64 * partial_rotary_factor) as usize;
+        if !rotary_dim.is_multiple_of(2) {
+            let problem = format!("leaves {rotary_dim} of {head_dim} channels to rotate, an odd number");
+            return Err(fields.error("partial_rotary_factor", problem));
+        }
+        let delta_net = DeltaNetConfig {
+            num_key_heads: limited("linear_num_key_heads", 16, MAX_HEADS)?,
+            num_value_heads: limited("linear_num_value_heads", 32, MAX_HEADS)?,
+            key_head_dim: limited("linear_key_head_dim", 128, MAX_HEAD_DIM)?,
+            value_head_dim: limited("linear_value_head_dim", 128, MAX_HEAD_DIM)?,
+            conv_kernel_dim: limited("linear_conv_kernel_dim", 4, MAX_TAPS)?,
+        };
+        let (keys, values) = (delta_net.num_key_heads, delta_net.num_value_heads);
+        divides(fields, "linear_num_key_heads", keys, values, "value heads")?;
+        let rms_norm_eps = fields.optional_number("rms_norm_eps")?.unwrap_or(1e-6);
+        if rms_norm_eps < 0.0 {
+            return Err(fields.error("rms_norm_eps", format!("is {rms_norm_eps}, must not be negative")));
+        }
+        let layers = layers(fields, if experts { 40 } else { 32 })?;
+        Ok(Self {
+            vocab_size: fields.size("vocab_size", Some(248_320))?,
+            hidden_size: fields.size("hidden_size", Some(if experts { 2048 } else { 4096 }))?,
+            intermediate_size: if experts { 0 } else { fields.size("intermediate_size", Some(12_288))? },
+            moe: if experts { Some(moe(fields)?) } else { None },
+            layers,
+            num_attention_heads,
+            num_key_value_heads,
+            head_dim,
+            rotary_dim,
+            rope_theta,
+            delta_net,
+            rms_norm_eps,
+            max_position_embeddings: fields.size("max_position_embeddings", Some(32_768))?,
+            tie_word_embeddings: fields.flag("tie_word_embeddings")?,
+            mtp_num_hidden_layers: mtp_layers(fields)?,
+            bos_token_id: fields.token_ids("bos_token_id")?.first().copied(),
+            eos_token_ids: fields.token_ids("eos_token_id")?,
+        })
+    }
+
+    /// One store per attention layer; delta nets have none.
+    pub(crate) fn kv_layout(&self) -> KvLayout {
+        let mut stores = Vec::new();
+        let store_of_layer = self.layers.iter().map(|layer| match layer {
+            LayerType::Linear => KvLayout::NO_STORE,
+            LayerType::Full => {
+                stores.push(self.store());
+                stores.len() - 1
+            }
+        });
+        let store_of_layer = store_of_layer.collect();
+        KvLayout { stores, store_of_layer, inverse_frequencies: Vec::new() }
+    }
+
+    /// The K/V of an attention layer.
+    pub(crate) fn store(&self) -> StoreLayout {
+        let (num_kv_heads, head_dim) = (self.num_key_value_heads, self.head_dim);
+        StoreLayout { num_kv_heads, head_dim, window: None, k_eq_v: None }
+    }
+
+    /// `theta^(-2i / rotary_dim)` for each rotating pair `(i, i + rotary_dim / 2)`. Text has one position per token, so
+    /// the three axes of the interleaved rotation are equal.
+    pub(crate) fn inverse_frequencies(&self) -> Vec<f32> {
+        // The exponent is rounded to f32 where the reference rounds it.
+        let exponent = |i: usize| f64::from((2 * i) as f32 / self.rotary_dim as f32);
+        (0..self.rotary_dim / 2).map(|i| 1.0 / (self.rope_theta.powf(exponent(i)) as f32)).collect()
+    }
+}
+
+impl DeltaNetConfig {
+    /// Channels of all queries, or of all keys.
+    pub(crate) fn keys(&self) -> usize {
+        self.num_key_heads * self.key_head_dim
+    }
+
+    /// Channels of all values.
+    pub(crate) fn values(&self) -> usize {
+        self.num_value_heads * self.value_head_dim
+    }
+
+    /// Channels of the convolution: queries, keys, values.
+    pub(crate) fn channels(&self) -> usize {
+        2 * self.keys() + self.values()
+    }
+}
+
+/// The problem with a Qwen of another architecture.
+pub(crate) fn other_family(model_type: &str) -> String {
+    let (name, why) = match model_type {
+        "qwen3_next" => ("Qwen3-Next", "its delta nets have fused projections in another order"),
+        "qwen3_vl" | "qwen3_vl_text" | "qwen3_vl_moe" | "qwen3_vl_moe_text" => {
+            ("Qwen3-VL", "its layers are all attention without gates")
+        }
+        "qwen3" | "qwen3_moe" => ("Qwen3", "its layers are all attention without gates"),
+        _ if model_type.starts_with("qwen2") => ("Qwen2", "its layers are all attention with biases"),
+        _ => ("another Qwen", "its layers are unknown here"),
+    };
+    format!("{model_type:?} is {name}, which is not implemented ({why}); take a Qwen3.5 or Qwen3.6 checkpoint")
+}
+
+fn divides(fields: &Fields, name: &str, heads: usize, all: usize, of: &str) -> Result<()> {
+    if all.is_multiple_of(heads) {
+        return Ok(());
+    }
+    Err(fields.error(name, format!("{heads} heads do not divide {all} {of}")))
+}
+
+fn refuse_unsupported(fields: &Fields) -> Result<()> {
+    if let Some(activation) = fields.optional_string("hidden_act")?.filter(|activation| activation != "silu") {
+        return Err(fields.unsupported("hidden_act", format!("{activation:?} is not implemented; Qwen3.5 has silu")));
+    }
+    for (field, wanted) in
+        [("attention_bias", false), ("attn_output_gate", true), ("mtp_use_dedicated_embeddings", false)]
+    {
+        if fields.optional_flag(field)?.is_some_and(|value| value != wanted) {
+            return Err(fields.unsupported(field, format!("is {}, which is not implemented", !wanted)));
+        }
+    }
+    let lists = fields.get("mlp_only_layers").is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty()));
+    if lists || fields.optional_size("decoder_sparse_step")?.is_some_and(|step| step != 1) {
+        let field = if lists { "mlp_only_layers" } else { "decoder_sparse_step" };
+        return Err(fields.unsupported(field, "is set; models with experts in some layers are not implemented"));
+    }
+    Ok(())
+}
+
+/// Base of the frequencies, and the share of channels that rotate.
+fn rope(fields: &Fields) -> Result<(f64, f64)> {
+    let parameters = match fields.optional_object("rope_parameters")? {
+        Some(parameters) => Some(parameters),
+        None => fields.optional_object("rope_scaling")?,
+    };
+    if let Some(parameters) = &parameters {
+        for field in ["rope_type", "type"] {
+            if let Some(other) = parameters.optional_string(field)?.filter(|kind| kind != "default" && kind != "mrope")
+            {
+                return Err(parameters.unsupported(field, format!("{other:?} is not implemented; default is")));
+            }
+        }
+    }
+    let read = |name: &str| -> Result<Option<f64>> {
+        let inner = parameters.as_ref().map(|parameters| parameters.optional_number(name)).transpose()?.flatten();
+        Ok(inner.or(fields.optional_number(name)?))
+    };
+    let theta = read("rope_theta")?.unwrap_or(1e4);
+    if theta <= 0.0 {
+        return Err(fields.error("rope_theta", format!("is {theta}, must be positive")));
+    }
+    let share = read("partial_rotary_factor")?.unwrap_or(0.25);
+    if !(0.0..=1.0).contains(&share) {
+        return Err(fields.error("partial_rotary_factor", format!("is {share}, must be from 0 to 1")));
+    }
+    Ok((theta, share))
+}
+
+fn moe(fields: &Fields) -> Result<MoeConfig> {
+    let num_experts = fields.size("num_experts", Some(256))?;
+    let num_experts_per_tok = fields.size("num_experts_per_tok", Some(8))?;
+    if num_experts_per_tok > num_experts {
+        return Err(fields.error("num_experts_per_tok", format!("is {num_experts_per_tok} of {num_experts} experts")));
+    }
+    Ok(MoeConfig {
+        num_experts,
+        num_experts_per_tok,
+        intermediate_size: fields.size("moe_intermediate_size", Some(512))?,
+        shared_intermediate_size: fields.size("shared_expert_intermediate_size", Some(512))?,
+    })
+}
+
+fn layers(fields: &Fields, default: usize) -> Result<Vec<LayerType>> {
+    let count = fields.size("num_hidden_layers", Some(default))?;
+    if count > MAX_LAYERS {
+        return Err(fields.error("num_hidden_layers", format!("is {count}, more than {MAX_LAYERS}")));
+    }
+    let Some(names) = fields.optional_strings("layer_types")? else {
+        let interval = fields.size("full_attention_interval", Some(4))?;
+        let of = |i: usize| if (i + 1).is_multiple_of(interval) { LayerType::Full } else { LayerType::Linear };
+        return Ok((0..count).map(of).collect());
+    };
+    if names.len() != count {
+        return Err(fields.error("layer_types", format!("has {} entries for {count} layers", names.len())));
+    }
+    let of = |name: &String| match name.as_str() {
+        "linear_attention" => Ok(LayerType::Linear),
+        "full_attention" => Ok(LayerType::Full),
+        other => Err(fields.unsupported(
+            "layer_types",
+            format!("{other:?} is unknown; linear_attention and full_attention are known"),
+        )),
+    };
+    names.iter().map(of).collect()
+}
+
+fn mtp_layers(fields: &Fields) -> Result<Option<usize>> {
+    let layers = fields.optional_size("mtp_num_hidden_layers")?;
+    match layers {
+        Some(2..) => Err(fields.unsupported("mtp_num_hidden_layers", "is more than 1, which is not implemented")),
+        layers => Ok(layers),
+    }
+}

@@ -1,0 +1,19 @@
+//! Qwen3.5 and 3.6: gated delta-net layers, gated attention in every fourth layer, dense or with experts, and a NextN
+//! head that drafts. The modules read like transformers' `modeling_qwen3_5.py`, version 5.23, with Hugging Face's
+//! names.
+//!
+//! They compute on the CPU.
+
+mod attention;
+mod config;
+mod delta_net;
+mod feed_forward;
+mod layer;
+mod nextn;
+mod norm;
+mod state;
+mod target;
+
+pub use config::{DeltaNetConfig, LayerType, MoeConfig, TextConfig};
+pub use state::DeltaNetMatrices;
+pub use target::Target;

@@ -1,0 +1,186 @@
+//! The target model.
+
+use candle_core::Tensor;
+use foretoken_kernels::Isa;
+
+use super::config::TextConfig;
+use super::layer::{DecoderLayer, Mixer};
+use super::nextn::NextnHead;
+use super::norm::zero_centred;
+use super::state::{DeltaNetMatrices, DeltaNetState};
+use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse};
+use crate::kv::{Batch, KvCache, KvOptions, PagePool, SequenceState};
+use crate::model::{Model, Output, Request, places, select_rows};
+use crate::nn::{Embedding, F32View, Linear, RmsNorm, Rotary, linear};
+use crate::{Error, Result};
+
+/// A Qwen3.5 or 3.6 text model, dense or with experts, and its NextN head if the checkpoint has one.
+pub struct Target {
+    config: TextConfig,
+    embed_tokens: Embedding,
+    layers: Vec<DecoderLayer<Mixer>>,
+    norm: RmsNorm,
+    lm_head: Linear, // (vocab, hidden)
+    rotary: Rotary,
+    nextn: Option<NextnHead>,
+    step: StepCost,
+    isa: Isa,
+}
+
+impl Target {
+    /// Loads a checkpoint; weights stay in the mapped file.
+    ///
+    /// # Errors
+    /// If the configuration needs something that is not implemented, or a tensor is missing or has another shape. A
+    /// NextN head is loaded if any of its tensors is there; then all have to be.
+    pub fn load(checkpoint: &Checkpoint, options: impl Into<LoadOptions>) -> Result<Self> {
+        let options = options.into();
+        let config = TextConfig::target(&checkpoint.config_json()?)?;
+        let (hidden, isa) = (config.hidden_size, options.isa);
+        let mut loader = Loader::new(checkpoint, checkpoint.text_prefix()?, &options);
+        let table_use = if config.tie_word_embeddings { TableUse::Tied } else { TableUse::LookUp };
+        let embed_tokens = loader.embedding("embed_tokens.weight", [config.vocab_size, hidden], table_use, |_| 1.0)?;
+        let mut layers = Vec::with_capacity(config.layers.len());
+        for (i, layer) in config.layers.iter().enumerate() {
+            let name = format!("layers.{i}.");
+            let mixer = Mixer::load(&mut loader, &name, &config, *layer)?;
+            layers.push(DecoderLayer::load(&mut loader, &name, &config, mixer)?);
+        }
+        let norm = zero_centred(&mut loader, "norm.weight", hidden, &config, 1.0)?;
+        let mut root = Loader::new(checkpoint, "", &options);
+        let lm_head = match config.tie_word_embeddings {
+            true => Linear::new(embed_tokens.weight().clone(), isa),
+            false => root.head("lm_head.weight", config.vocab_size, hidden)?,
+        };
+        let step = loader.step_cost().and(root.step_cost());
+        let nextn = NextnHead::load(&mut root, checkpoint, &config)?;
+        loader.absorb(root);
+        loader.finish(|name| is_vision(name) || name == "lm_head.weight")?;
+        let rotary = Rotary::of_leading(config.inverse_frequencies(), isa);
+        let path = checkpoint.path().display();
+        tracing::info!(%path, layers = layers.len(), hidden, nextn = nextn.is_some(), "target loaded");
+        Ok(Self { config, embed_tokens, layers, norm, lm_head, rotary, nextn, step, isa })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &TextConfig {
+        &self.config
+    }
+
+    /// Whether there is a NextN head.
+    pub fn has_nextn(&self) -> bool {
+        self.nextn.is_some()
+    }
+
+    /// The NextN head, if there is one.
+    pub(crate) fn nextn(&self) -> Option<&NextnHead> {
+        self.nextn.as_ref()
+    }
+
+    pub(crate) fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    pub(crate) fn rotary(&self) -> &Rotary {
+        &self.rotary
+    }
+
+    /// The embeddings of `ids`: `(ids, hidden)`.
+    ///
+    /// # Errors
+    /// If an id is outside the vocabulary.
+    pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
+        self.embed_tokens.forward(ids)
+    }
+
+    /// Logits of hidden states after a final norm, the head's included: `(rows, vocab)`.
+    ///
+    /// # Errors
+    /// Candle's, if the shape does not fit.
+    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        linear(&self.lm_head, hidden)
+    }
+
+    /// The committed state of the sequence's delta nets, first to last.
+    ///
+    /// # Errors
+    /// If the state is another model's.
+    pub fn delta_nets(&self, state: &SequenceState) -> Result<Vec<DeltaNetMatrices>> {
+        let missing = || Error::argument("state", "is another model's: it has no delta nets");
+        Ok(state.recurrent::<DeltaNetState>().ok_or_else(missing)?.matrices())
+    }
+}
+
+impl Model for Target {
+    fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    fn hidden_size(&self) -> usize {
+        self.config.hidden_size
+    }
+
+    fn max_position_embeddings(&self) -> usize {
+        self.config.max_position_embeddings
+    }
+
+    fn bos_token_id(&self) -> Option<u32> {
+        self.config.bos_token_id
+    }
+
+    fn step_cost(&self) -> StepCost {
+        self.step
+    }
+
+    fn fingerprint(&self) -> Result<u64> {
+        let mut sums = [crc32fast::Hasher::new(), crc32fast::Hasher::new()];
+        sums[0].update(format!("{:?}", self.config).as_bytes());
+        let ids: Vec<u32> = (0..8).map(|i| (self.config.vocab_size as u32 - 1) / 8 * i).collect();
+        // A few embedding rows tell models of one shape apart.
+        for x in F32View::new(&self.embed(&ids)?)?.iter() {
+            sums[1].update(&x.to_le_bytes());
+        }
+        let [config, weights] = sums.map(|sum| u64::from(sum.finalize()));
+        Ok(config << 32 | weights)
+    }
+
+    fn new_state(&self, options: &KvOptions, pool: &PagePool) -> Result<SequenceState> {
+        let context = self.config.max_position_embeddings;
+        let kv = KvCache::in_pool(self.config.kv_layout(), options, context, self.isa, pool)?;
+        let delta_nets = self.layers.iter().filter_map(|layer| match &layer.mixer {
+            Mixer::DeltaNet(delta_net) => Some(delta_net.recurrence()),
+            Mixer::Attention(_) => None,
+        });
+        Ok(SequenceState::with_recurrent(kv, Box::new(DeltaNetState::new(delta_nets))))
+    }
+
+    fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> Result<Output> {
+        let mut h = self.embed(batch.ids())?;
+        let angles = self.rotary.angles(batch.positions());
+        let (mut delta_nets, mut taps) = (0, Vec::with_capacity(request.taps.len()));
+        for (i, layer) in self.layers.iter().enumerate() {
+            h = layer.forward(&h, |mixer, x| match mixer {
+                Mixer::Attention(attention) => attention.forward(x, &angles, &mut batch.kv(), i),
+                Mixer::DeltaNet(delta_net) => {
+                    delta_nets += 1;
+                    delta_net.forward(x, batch.rounds_mut(), delta_nets - 1)
+                }
+            })?;
+            if request.taps.contains(&i) {
+                taps.push(select_rows(&h, &request.hidden)?);
+            }
+        }
+        let needed = request.rows();
+        if needed.is_empty() {
+            return Output::empty(self, taps);
+        }
+        let hidden = self.norm.forward(&select_rows(&h, &needed)?)?;
+        let logits = self.logits(&select_rows(&hidden, &places(&request.logits, &needed))?)?;
+        Ok(Output { logits, hidden: select_rows(&hidden, &places(&request.hidden, &needed))?, taps })
+    }
+}
+
+/// Tensors of the vision tower, which text does not use.
+fn is_vision(name: &str) -> bool {
+    ["visual.", "vision_"].iter().any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
+}

@@ -1,0 +1,255 @@
+//! Qwen3.5 against transformers, and against itself: what a round drops leaves no trace, and rows do not depend on
+//! their batch.
+
+mod cases;
+
+use cases::{Case, argmax, max_difference, on_every_isa, same_id, values};
+use foretoken::checkpoint::Checkpoint;
+use foretoken::kv::{KvCache, KvOptions, PagePool, SequenceState};
+use foretoken::nn::tensor;
+use foretoken::qwen35::{LayerType, Target};
+use foretoken::{ElementType, Isa, Model, Output, OutputRows};
+
+fn for_each_case(check: impl Fn(&Case, &Target)) {
+    let cases = cases::of(cases::QWEN35);
+    on_every_isa(|isa| {
+        for case in &cases {
+            println!("case {}", case.path.display());
+            check(case, &target(case, isa));
+        }
+    });
+}
+
+fn target(case: &Case, isa: Isa) -> Target {
+    let checkpoint = Checkpoint::open(case.path.join("target")).expect("the target's checkpoint");
+    Target::load(&checkpoint, isa).expect("the target")
+}
+
+fn options() -> KvOptions {
+    KvOptions { key: ElementType::F32.into(), value: ElementType::F32.into(), ..KvOptions::default() }
+}
+
+fn state(target: &Target) -> SequenceState {
+    target.new_state(&options(), &PagePool::new(None)).expect("a state")
+}
+
+/// One pass over `ids`, of which `keep` rows are committed.
+fn pass(target: &Target, state: &mut SequenceState, ids: &[u32], outputs: OutputRows, keep: usize) -> Output {
+    let round = state.begin_round(ids.len()).expect("a round");
+    target.forward_one(ids, round, outputs, keep).expect("a pass")
+}
+
+/// A pass in chunks; the logits and hidden states of all rows.
+fn in_chunks(target: &Target, state: &mut SequenceState, ids: &[u32], chunk: usize) -> (Vec<f32>, Vec<f32>) {
+    let (mut logits, mut hidden) = (Vec::new(), Vec::new());
+    for ids in ids.chunks(chunk) {
+        let output = pass(target, state, ids, OutputRows::All, ids.len());
+        logits.extend(values(&output.logits));
+        hidden.extend(values(&output.hidden));
+    }
+    (logits, hidden)
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Everything that a state holds is the same, and so is what follows from it.
+fn same_state(target: &Target, a: &SequenceState, b: &SequenceState, what: &str) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    assert!(a.kv().same_rows(b.kv()), "{what}: K and V differ");
+    let (nets, others) = (target.delta_nets(a).expect("its own"), target.delta_nets(b).expect("its own"));
+    for (i, (a, b)) in nets.iter().zip(&others).enumerate() {
+        assert!(bits(&a.matrices) == bits(&b.matrices), "{what}: the matrices of delta net {i} differ");
+        assert!(bits(&a.window) == bits(&b.window), "{what}: the window of delta net {i} differs");
+    }
+    let next = |state: &SequenceState| values(&pass(target, &mut state.fork(), &[7, 8], OutputRows::All, 0).logits);
+    assert!(bits(&next(a)) == bits(&next(b)), "{what}: the next logits differ");
+}
+
+#[test]
+fn logits_hidden_and_states_are_the_references() {
+    for_each_case(|case, target| {
+        let mut state = state(target);
+        let ids = case.ids("input_ids");
+        let (logits, hidden) = in_chunks(target, &mut state, &ids, ids.len());
+        let (logits, hidden) =
+            (max_difference(&logits, &case.floats("logits")), max_difference(&hidden, &case.floats("hidden")));
+        let nets = target.delta_nets(&state).expect("its own");
+        let linear = target.config().layers.iter().filter(|layer| **layer == LayerType::Linear).count();
+        assert_eq!(nets.len(), linear);
+        let matrices: Vec<f32> = nets.iter().flat_map(|net| net.matrices.clone()).collect();
+        let matrices = max_difference(&matrices, &case.floats("recurrent"));
+        // The reference has channels first.
+        let channels = nets[0].window.len() / 3;
+        let window =
+            nets.iter().flat_map(|net| (0..channels).flat_map(|c| [0, 1, 2].map(|t| net.window[t * channels + c])));
+        let window = max_difference(&window.collect::<Vec<_>>(), &case.floats("convolution"));
+        println!("  logits {logits:.1e}, hidden {hidden:.1e}, matrices {matrices:.1e}, window {window:.1e}");
+        let (of_logits, of_hidden) = case.tolerances();
+        assert!(logits <= of_logits, "{}: logits {logits}, tolerance {of_logits}", case.name);
+        assert!(hidden <= of_hidden, "{}: hidden {hidden}, tolerance {of_hidden}", case.name);
+        assert!(matrices <= of_hidden && window <= of_hidden, "{}: matrices {matrices}, window {window}", case.name);
+    });
+}
+
+#[test]
+fn greedy_ids_are_the_references() {
+    for_each_case(|case, target| {
+        let mut state = state(target);
+        let (want, margins) = (case.ids("greedy_ids"), case.floats("greedy_margins"));
+        let prompt = case.ids("input_ids");
+        let mut output = pass(target, &mut state, &prompt, OutputRows::Last, prompt.len());
+        let mut decided = 0;
+        for (i, (id, margin)) in want.iter().zip(margins).enumerate() {
+            let got = argmax(&values(&output.logits));
+            let what = format!("{}: token {i}", case.name);
+            decided += usize::from(same_id(got, *id, margin, case.tolerances().0, &what));
+            output = pass(target, &mut state, &[*id], OutputRows::Last, 1);
+        }
+        assert!(decided > 0, "{}: no margin decides", case.name);
+    });
+}
+
+/// The head's rows over the prompt, in one pass and in several.
+#[test]
+fn the_head_reads_prompts_as_the_reference_does() {
+    for_each_case(|case, target| {
+        let ids = case.ids("input_ids");
+        let hidden = in_chunks(target, &mut state(target), &ids, ids.len()).1;
+        let width = target.hidden_size();
+        let mut whole = None;
+        for chunk in [ids.len(), 64, 7, 1] {
+            let mut cache = head_cache(target);
+            let mut rows = Vec::new();
+            for (ids, hidden) in ids[1..].chunks(chunk).zip(hidden.chunks(chunk * width)) {
+                rows.extend(head_pass(target, &mut cache, ids, &hidden[..ids.len() * width]));
+            }
+            let error = max_difference(&rows, &case.floats("nextn_hidden"));
+            assert!(error <= case.tolerances().1, "{}: chunks of {chunk}: {error}", case.name);
+            let whole = whole.get_or_insert_with(|| bits(&rows));
+            assert!(bits(&rows) == *whole, "{}: chunks of {chunk}: the bits differ", case.name);
+        }
+    });
+}
+
+/// Every link of the chain of drafts, from the token and the state that the reference's link before it gave.
+#[test]
+fn draft_links_are_the_references() {
+    for_each_case(|case, target| {
+        let (ids, width) = (case.ids("input_ids"), target.hidden_size());
+        let hidden = in_chunks(target, &mut state(target), &ids, ids.len()).1;
+        let mut cache = head_cache(target);
+        head_pass(target, &mut cache, &ids[1..], &hidden[..(ids.len() - 1) * width]);
+        let (drafts, margins) = (case.ids("draft_ids"), case.floats("draft_margins"));
+        let (states, logits) = (case.floats("draft_hidden"), case.floats("draft_logits"));
+        let (of_logits, of_hidden) = case.tolerances();
+        for k in 0..drafts.len() {
+            let (token, given) = match k {
+                0 => (case.ids("first_id")[0], &case.floats("hidden")[(ids.len() - 1) * width..]),
+                _ => (drafts[k - 1], &states[(k - 1) * width..k * width]),
+            };
+            let got = head_pass(target, &mut cache, &[token], given);
+            let own = target.logits(&tensor(got.clone(), (1, width)).expect("a state")).expect("logits");
+            let vocab = target.vocab_size();
+            let of_state = max_difference(&got, &states[k * width..(k + 1) * width]);
+            let error = max_difference(&values(&own), &logits[k * vocab..(k + 1) * vocab]);
+            println!("  draft {k}: logits {error:.1e}, hidden {of_state:.1e}");
+            assert!(error <= of_logits && of_state <= of_hidden, "{}: draft {k}: {error}, {of_state}", case.name);
+            let what = format!("{}: draft {k}", case.name);
+            same_id(argmax(&values(&own)), drafts[k], margins[k], of_logits, &what);
+        }
+    });
+}
+
+fn head_cache(target: &Target) -> KvCache {
+    target.nextn_cache(&options(), &PagePool::new(None)).expect("a cache")
+}
+
+fn head_pass(target: &Target, cache: &mut KvCache, ids: &[u32], hidden: &[f32]) -> Vec<f32> {
+    let hidden = tensor(hidden.to_vec(), (ids.len(), target.hidden_size())).expect("states");
+    let mut round = cache.begin_round(ids.len()).expect("a round");
+    let rows = target.nextn_rows(ids, &hidden, &mut round).expect("a pass");
+    round.commit(ids.len());
+    values(&rows)
+}
+
+/// After a round of which any number of rows is kept, the state is that of a sequence that only ever had those rows.
+#[test]
+fn rejected_rows_leave_no_trace() {
+    for_each_case(|case, target| {
+        let ids = case.ids("input_ids");
+        let (prompt, rows) = ids.split_at(60);
+        let mut before = state(target);
+        in_chunks(target, &mut before, prompt, 60);
+        for rows in [&rows[..6], &rows[..1]] {
+            for keep in 0..=rows.len() {
+                let (mut disturbed, mut fresh) = (before.fork(), state(target));
+                disturbed.begin_round(5).map(drop).expect("a round that is dropped");
+                pass(target, &mut disturbed, &[1, 2, 3], OutputRows::None, 0);
+                pass(target, &mut disturbed, rows, OutputRows::All, keep);
+                let seen = [prompt, &rows[..keep]].concat();
+                in_chunks(target, &mut fresh, &seen, 1);
+                let what = format!("{}: {keep} of {} rows", case.name, rows.len());
+                same_state(target, &disturbed, &fresh, &what);
+                same_state(target, &disturbed.fork(), &fresh, &format!("{what}: the fork"));
+                // The next round begins with rows that are not in the matrices yet.
+                pass(target, &mut disturbed, &[4, 5, 6, 7], OutputRows::All, 2);
+                in_chunks(target, &mut fresh, &[4, 5], 1);
+                same_state(target, &disturbed, &fresh, &format!("{what}: the round behind"));
+            }
+        }
+        same_state(target, &before, &before.fork(), "the state before");
+    });
+}
+
+/// The bits of a row do not depend on chunks, on other sequences of its batch, or on threads.
+#[test]
+fn rows_have_their_own_bits() {
+    for_each_case(|case, target| {
+        let ids = case.ids("input_ids");
+        let on_threads = |threads: usize, chunk: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+            pool.install(|| {
+                let mut state = state(target);
+                (in_chunks(target, &mut state, &ids, chunk), state)
+            })
+        };
+        let (want, single) = on_threads(1, 1);
+        for (threads, chunk) in [(1, 3), (3, 17), (2, 65), (3, ids.len())] {
+            let (got, state) = on_threads(threads, chunk);
+            let what = format!("{}: chunks of {chunk} on {threads} threads", case.name);
+            assert!(bits(&got.0) == bits(&want.0) && bits(&got.1) == bits(&want.1), "{what}: the bits differ");
+            same_state(target, &state, &single, &what);
+        }
+    });
+}
+
+/// Two sequences in one pass, of which one keeps all rows and the other some.
+#[test]
+fn sequences_share_a_pass() {
+    use foretoken::Request;
+    use foretoken::kv::Batch;
+    for_each_case(|case, target| {
+        let ids = case.ids("input_ids");
+        let (mut a, mut b) = (state(target), state(target));
+        in_chunks(target, &mut a, &ids[..20], 20);
+        in_chunks(target, &mut b, &ids[30..41], 11);
+        let (mut alone_a, mut alone_b) = (a.fork(), b.fork());
+        let mut batch = Batch::new();
+        batch.push(&ids[20..25], a.begin_round(5).expect("a round")).expect("rows");
+        batch.push(&ids[41..44], b.begin_round(3).expect("a round")).expect("rows");
+        let request = Request::of(&batch, OutputRows::All);
+        let output = target.forward(&mut batch, &request).expect("a pass");
+        let mut rounds = batch.into_rounds().into_iter();
+        rounds.next().expect("a round").commit(5);
+        rounds.next().expect("a round").commit(1);
+        drop(rounds);
+        let of_a = pass(target, &mut alone_a, &ids[20..25], OutputRows::All, 5);
+        let of_b = pass(target, &mut alone_b, &ids[41..44], OutputRows::All, 1);
+        let want = [values(&of_a.logits), values(&of_b.logits)].concat();
+        assert!(bits(&values(&output.logits)) == bits(&want), "{}: the bits differ", case.name);
+        same_state(target, &a, &alone_a, &case.name);
+        same_state(target, &b, &alone_b, &case.name);
+    });
+}

@@ -40,6 +40,9 @@ fn scale_offsets(weight_type: WeightType) -> &'static [usize] {
         WeightType::Q2_K => &[80, 82],
         WeightType::Q3_K => &[108],
         WeightType::Q6_K => &[208],
+        WeightType::TQ1_0 => &[52],
+        WeightType::TQ2_0 => &[64],
+        WeightType::MXFP4 | WeightType::NVFP4 | WeightType::IQ1_M => &[],
         _ => &[0],
     }
 }
@@ -52,6 +55,17 @@ fn random_rows(weight_type: WeightType, outputs: usize, inputs: usize, random: &
         for at in scale_offsets(weight_type) {
             let scale = f16::from_f32(0.01 * random.symmetric());
             block[*at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+        match weight_type {
+            WeightType::MXFP4 => block[0] = 110 + block[0] % 20,
+            // The scale is in the upper nibbles of four 16-bit units.
+            WeightType::IQ1_M => {
+                let scale = f16::from_f32(0.01 * random.symmetric()).to_bits();
+                for (k, byte) in [49, 51, 53, 55].into_iter().enumerate() {
+                    block[byte] = block[byte] & 15 | (scale >> (4 * k) << 4) as u8;
+                }
+            }
+            _ => {}
         }
     }
     bytes
@@ -87,6 +101,7 @@ fn assert_same_bits(got: &[f32], want: &[f32], what: &str) {
 fn lengths(weight_type: WeightType) -> Vec<usize> {
     match weight_type.block_len() {
         256 => vec![256, 512, 768],
+        64 => (64..=320).step_by(64).collect(),
         _ => (32..=288).step_by(32).collect(),
     }
 }
@@ -117,7 +132,7 @@ fn every_isa_has_the_bits_of_the_reference() {
 fn all_row_counts_and_widths_agree_with_the_reference() {
     let mut random = Random(2);
     for weight_type in WeightType::ALL {
-        let inputs = if weight_type.block_len() == 256 { 512 } else { 96 };
+        let inputs = if weight_type.block_len() == 256 { 512 } else { 3 * weight_type.block_len() };
         for outputs in 1..=33 {
             let rows = random_rows(weight_type, outputs, inputs, &mut random);
             let bytes = packed(weight_type, inputs, &rows);
@@ -134,13 +149,13 @@ fn all_row_counts_and_widths_agree_with_the_reference() {
     }
 }
 
-/// More rows than share an unpacked block, longer than what is put in order for them at once, and a last run of blocks of 32
+/// More rows than share an unpacked block, longer than what is put in order for them at once, and a last run of short blocks
 /// that is not 256 long.
 #[test]
 fn many_long_rows_agree_with_the_reference() {
     let mut random = Random(8);
     for weight_type in WeightType::ALL {
-        let (inputs, outputs) = (if weight_type.block_len() == 256 { 2560 } else { 2400 }, 85);
+        let (inputs, outputs) = (if weight_type.block_len() == 256 { 2560 } else { 2432 }, 85);
         let rows = random_rows(weight_type, outputs, inputs, &mut random);
         let bytes = packed(weight_type, inputs, &rows);
         let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
@@ -218,7 +233,7 @@ fn products_are_within_the_activations_rounding() {
         let bytes = packed(weight_type, inputs, &rows);
         let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
         let x = random_activations(batch, inputs, &mut random);
-        let block_len = weight_type.block_len();
+        let block_len = weight_type.activation_type().block_len();
         for isa in Isa::available() {
             let y = product(isa, &matrix, &x);
             for (j, row) in rows.chunks_exact(rows.len() / outputs).enumerate() {
@@ -313,6 +328,16 @@ fn dequantization_agrees_with_llama_cpp() {
     assert!(rest.is_empty());
 }
 
+fn written() -> impl Iterator<Item = WeightType> {
+    WeightType::ALL.into_iter().filter(|weight_type| weight_type.is_written())
+}
+
+#[test]
+#[should_panic(expected = "nvfp4 is read only")]
+fn types_that_are_read_only_are_not_written() {
+    quantize_row(Isa::best(), WeightType::NVFP4, &[0.0; 64], &mut [0; 36]);
+}
+
 /// Root mean square error relative to that of the weights.
 fn quantization_error(weight_type: WeightType, x: &[f32]) -> f64 {
     let mut bytes = vec![0; weight_type.row_bytes(x.len()).unwrap()];
@@ -348,6 +373,8 @@ fn quantization_errors_are_as_expected() {
         (WeightType::Q5_K, 0.0343),
         (WeightType::Q6_K, 0.01730),
         (WeightType::IQ4_NL, 0.0730),
+        (WeightType::IQ4_XS, 0.0740),
+        (WeightType::MXFP4, 0.12),
     ] {
         let error = quantization_error(weight_type, &x);
         assert!(error < bound, "{weight_type:?}: {error}");
@@ -357,7 +384,7 @@ fn quantization_errors_are_as_expected() {
 #[test]
 fn special_rows_are_quantized() {
     let mut random = Random(9);
-    for weight_type in WeightType::ALL {
+    for weight_type in written() {
         let constant = [0.75f32; 256];
         let mut bytes = vec![0; weight_type.row_bytes(256).unwrap()];
         let mut back = [1.0; 256];
@@ -383,7 +410,7 @@ fn importance_reduces_the_weighted_error() {
     let mut random = Random(10);
     let x: Vec<f32> = (0..16 * 256).map(|_| (0..4).map(|_| random.symmetric()).sum()).collect();
     let importance: Vec<f32> = (0..x.len()).map(|_| random.symmetric().powi(4)).collect();
-    for weight_type in WeightType::ALL {
+    for weight_type in written() {
         let mut bytes = vec![0; weight_type.row_bytes(x.len()).unwrap()];
         let mut back = vec![0.0; x.len()];
         let mut error = |quantize: &dyn Fn(&mut [u8]), importance: &[f32]| -> f32 {
@@ -401,6 +428,8 @@ fn importance_reduces_the_weighted_error() {
         let weighted = error(&|out| by(&importance, out), &importance);
         match weight_type {
             WeightType::Q8_0 => assert_eq!(weighted, plain),
+            // There are only three exponents to choose from.
+            WeightType::MXFP4 => assert!(weighted < plain, "{weight_type:?}: {weighted} of {plain}"),
             _ => assert!(weighted < 0.9 * plain, "{weight_type:?}: {weighted} of {plain}"),
         }
         // All-zero importance is treated as no importance.

@@ -1,20 +1,24 @@
 //! The block formats in scalar code: what every byte of a GGUF block means. The tests check everything else in [`super`]
 //! against this file.
 
+use crate::quant::grids::{self, ZERO_POINT};
 use crate::quant::weight_type::WeightType;
 use half::f16;
 
 /// The sixteen levels of IQ4_NL.
 pub(super) const IQ4_NL_LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// One decoded block: weight `i` is `d * scales[s] * quants[i] - dmin * mins[s]` with `s = i / sub_block`.
+/// The sixteen levels of E2M1 (one sign, two exponent and one mantissa bit), doubled.
+pub(super) const E2M1_LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// One decoded block: weight `i` is `d[s] * scales[s] * quants[i] - dmin * mins[s]` with `s = i / sub_block`.
 pub(super) struct Block {
     /// The integer weights, zero point subtracted. Blocks of 32 fill the first 32.
     pub quants: [i8; 256],
-    /// Weights per scale: 16 or 32.
+    /// Weights per scale: 16 or 32. (The one scale of ternary blocks is repeated.)
     pub sub_block: usize,
-    /// The block's scale.
-    pub d: f32,
+    /// The block's scale, for every sub-block; NVFP4's differ.
+    pub d: [f32; 16],
     /// The sub-blocks' scales; 1 in blocks of 32.
     pub scales: [i8; 16],
     /// The scale of the mins; `-m` for Q4_1 and Q5_1, zero for formats without mins.
@@ -49,40 +53,73 @@ fn q3_scale(bytes: &[u8], s: usize) -> i8 {
     (low | high << 4) as i8 - 32
 }
 
+/// `2^(exponent - 127)`, halved because [`E2M1_LEVELS`] are doubled. All exponents are numbers: 255 is no NaN in GGUF.
+pub(super) fn half_power_of_two(exponent: u8) -> f32 {
+    2f64.powi(i32::from(exponent) - 128) as f32 // exact, also where it is subnormal
+}
+
+/// The seven lower bits as an unsigned E4M3 of bias 7, halved because [`E2M1_LEVELS`] are doubled. 0x7f, NaN in the OCP's
+/// E4M3, is 0; 0xff is not.
+fn half_e4m3(byte: u8) -> f32 {
+    let (exponent, mantissa) = (byte >> 3 & 15, f32::from(byte & 7));
+    match (byte, exponent) {
+        (0x7f, _) => 0.0,
+        (_, 0) => mantissa * 2f32.powi(-10),
+        _ => (8.0 + mantissa) * 2f32.powi(i32::from(exponent) - 11),
+    }
+}
+
+/// Digit `t`, counted from the most significant, of a byte that is a fraction in base 3: `byte / 256 = 0.d0 d1 d2 d3 d4`.
+fn trit(byte: u8, t: u32) -> u8 {
+    let rest = byte.wrapping_mul(3u8.pow(t));
+    ((u16::from(rest) * 3) >> 8) as u8
+}
+
 impl Block {
     /// Decodes one block of `weight_type`.
     ///
     /// # Panics
     /// If `bytes` is shorter than the type's block.
     pub fn new(weight_type: WeightType, bytes: &[u8]) -> Self {
+        use WeightType::*;
         let mut block = Self {
             quants: [0; 256],
-            sub_block: if matches!(weight_type, WeightType::Q2_K | WeightType::Q3_K | WeightType::Q6_K) {
-                16
-            } else {
-                32
+            sub_block: match weight_type {
+                Q2_K | Q3_K | Q6_K | NVFP4 | IQ1_M | IQ2_XS | IQ2_S => 16,
+                _ => 32,
             },
-            d: 0.0,
+            d: [0.0; 16],
             scales: [1; 16],
             dmin: 0.0,
             mins: [0; 16],
         };
         match weight_type {
-            WeightType::Q4_0 => block.nibbles(bytes, &bytes[2..], |q| q as i8 - 8),
-            WeightType::IQ4_NL => block.nibbles(bytes, &bytes[2..], |q| IQ4_NL_LEVELS[usize::from(q)]),
-            WeightType::Q4_1 => block.nibbles(bytes, &bytes[4..], |q| q as i8),
-            WeightType::Q5_0 => block.nibbles_and_bits(bytes, &bytes[2..], 16),
-            WeightType::Q5_1 => block.nibbles_and_bits(bytes, &bytes[4..], 0),
-            WeightType::Q8_0 => {
-                block.d = half_at(bytes, 0);
+            Q4_0 => block.nibbles(bytes, &bytes[2..], |q| q as i8 - 8),
+            IQ4_NL => block.nibbles(bytes, &bytes[2..], |q| IQ4_NL_LEVELS[usize::from(q)]),
+            Q4_1 => block.nibbles(bytes, &bytes[4..], |q| q as i8),
+            Q5_0 => block.nibbles_and_bits(bytes, &bytes[2..], 16),
+            Q5_1 => block.nibbles_and_bits(bytes, &bytes[4..], 0),
+            Q8_0 => {
+                block.d = [half_at(bytes, 0); 16];
                 block.quants.iter_mut().zip(&bytes[2..34]).for_each(|(q, b)| *q = *b as i8);
             }
-            WeightType::Q2_K => block.q2(bytes),
-            WeightType::Q3_K => block.q3(bytes),
-            WeightType::Q4_K | WeightType::Q5_K => block.q4_or_q5(bytes, weight_type),
-            WeightType::Q6_K => block.q6(bytes),
+            Q2_K => block.q2(bytes),
+            Q3_K => block.q3(bytes),
+            Q4_K | Q5_K => block.q4_or_q5(bytes, weight_type),
+            Q6_K => block.q6(bytes),
+            IQ4_XS => block.iq4_xs(bytes),
+            MXFP4 => {
+                block.nibbles(bytes, &bytes[1..], |q| E2M1_LEVELS[usize::from(q)]);
+                block.d = [half_power_of_two(bytes[0]); 16];
+            }
+            NVFP4 => block.nvfp4(bytes),
+            TQ1_0 => block.tq1(bytes),
+            TQ2_0 => block.tq2(bytes),
+            IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S => {
+                grids::decode(weight_type, &mut FileRow { bytes, block: &mut block });
+            }
         }
-        if matches!(weight_type, WeightType::Q4_1 | WeightType::Q5_1) {
+        if matches!(weight_type, Q4_1 | Q5_1) {
             block.dmin = -half_at(bytes, 2);
             block.mins[0] = 1;
         }
@@ -91,7 +128,7 @@ impl Block {
 
     /// Blocks of 32: weight `i` in the low nibble of byte `i`, weight `16 + i` in the high one.
     fn nibbles(&mut self, bytes: &[u8], nibbles: &[u8], value: impl Fn(u8) -> i8) {
-        self.d = half_at(bytes, 0);
+        self.d = [half_at(bytes, 0); 16];
         for (i, b) in nibbles[..16].iter().enumerate() {
             self.quants[i] = value(b & 15);
             self.quants[16 + i] = value(b >> 4);
@@ -109,7 +146,7 @@ impl Block {
 
     fn q2(&mut self, bytes: &[u8]) {
         let (scales, quants) = (&bytes[..16], &bytes[16..80]);
-        self.d = half_at(bytes, 80);
+        self.d = [half_at(bytes, 80); 16];
         self.dmin = half_at(bytes, 82);
         for (s, both) in scales.iter().enumerate() {
             self.scales[s] = (both & 15) as i8;
@@ -122,7 +159,7 @@ impl Block {
 
     fn q3(&mut self, bytes: &[u8]) {
         let (high, quants, scales) = (&bytes[..32], &bytes[32..96], &bytes[96..108]);
-        self.d = half_at(bytes, 108);
+        self.d = [half_at(bytes, 108); 16];
         for (s, scale) in self.scales.iter_mut().enumerate() {
             *scale = q3_scale(scales, s);
         }
@@ -133,7 +170,7 @@ impl Block {
     }
 
     fn q4_or_q5(&mut self, bytes: &[u8], weight_type: WeightType) {
-        self.d = half_at(bytes, 0);
+        self.d = [half_at(bytes, 0); 16];
         self.dmin = half_at(bytes, 2);
         for s in 0..8 {
             let (scale, min) = six_bit_scale_and_min(&bytes[4..16], s);
@@ -153,7 +190,7 @@ impl Block {
 
     fn q6(&mut self, bytes: &[u8]) {
         let (low, high, scales) = (&bytes[..128], &bytes[128..192], &bytes[192..208]);
-        self.d = half_at(bytes, 208);
+        self.d = [half_at(bytes, 208); 16];
         for (scale, s) in self.scales.iter_mut().zip(scales) {
             *scale = *s as i8;
         }
@@ -165,11 +202,78 @@ impl Block {
         }
     }
 
+    fn iq4_xs(&mut self, bytes: &[u8]) {
+        let (high, low, quants) = (u16::from_le_bytes([bytes[2], bytes[3]]), &bytes[4..8], &bytes[8..136]);
+        self.d = [half_at(bytes, 0); 16];
+        for s in 0..8 {
+            let scale = low[s / 2] >> (4 * (s % 2)) & 15 | ((high >> (2 * s) & 3) as u8) << 4;
+            self.scales[s] = scale as i8 - 32;
+        }
+        for (i, q) in self.quants.iter_mut().enumerate() {
+            *q = IQ4_NL_LEVELS[usize::from(quants[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15)];
+        }
+    }
+
+    /// Four sub-blocks of 16: in each, weight `i` in the low nibble of byte `i`, weight `8 + i` in the high one.
+    fn nvfp4(&mut self, bytes: &[u8]) {
+        for (s, d) in self.d[..4].iter_mut().enumerate() {
+            *d = half_e4m3(bytes[s]);
+        }
+        for (i, q) in self.quants[..64].iter_mut().enumerate() {
+            *q = E2M1_LEVELS[usize::from(bytes[4 + i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15)];
+        }
+    }
+
+    /// 32 bytes, 16 bytes and 4 bytes of digits: the first digit of each byte of a run, then the second of each, ...
+    fn tq1(&mut self, bytes: &[u8]) {
+        self.d = [half_at(bytes, 52); 16];
+        for (run, first) in [(&bytes[..32], 0), (&bytes[32..48], 160), (&bytes[48..52], 240)] {
+            for (i, q) in self.quants[first..].iter_mut().take(5 * run.len()).enumerate() {
+                *q = trit(run[i % run.len()], (i / run.len()) as u32) as i8 - 1;
+            }
+        }
+    }
+
+    fn tq2(&mut self, bytes: &[u8]) {
+        self.d = [half_at(bytes, 64); 16];
+        for (i, q) in self.quants.iter_mut().enumerate() {
+            *q = (bytes[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3) as i8 - 1;
+        }
+    }
+
     /// The value of weight `i`.
     pub fn value(&self, i: usize) -> f32 {
         let s = i / self.sub_block;
         // The product of the scales is exact: 11 bits by at most 8.
-        self.d * f32::from(self.scales[s]) * f32::from(self.quants[i]) - self.dmin * f32::from(self.mins[s])
+        self.d[s] * f32::from(self.scales[s]) * f32::from(self.quants[i]) - self.dmin * f32::from(self.mins[s])
+    }
+}
+
+/// A block as the file has it.
+struct FileRow<'a> {
+    bytes: &'a [u8],
+    block: &'a mut Block,
+}
+
+impl grids::Row for FileRow<'_> {
+    fn word(&self, index: usize) -> u32 {
+        // All fields are whole words, but for the scale.
+        let words = &self.bytes[self.bytes.len() % 4..];
+        u32::from_le_bytes(words.as_chunks().0[index])
+    }
+    fn scale(&self) -> f32 {
+        half_at(self.bytes, 0)
+    }
+    fn put_weights(&mut self, group: usize, bytes: u64) {
+        for (q, byte) in self.block.quants[8 * group..].iter_mut().zip(bytes.to_le_bytes()) {
+            *q = byte.wrapping_sub(ZERO_POINT) as i8;
+        }
+    }
+    fn put_d(&mut self, d: f32) {
+        self.block.d = [d; 16];
+    }
+    fn put_scale(&mut self, s: usize, scale: i8) {
+        self.block.scales[s] = scale;
     }
 }
 

@@ -31,13 +31,16 @@
 //! high    x32 x33 x34 x35     x32 x33 x34 x35   ...   x32 x33 x34 x35
 //! ```
 //!
-//! Three fields change their content:
+//! Some fields change their content, or their unit:
 //!
 //! | type | field | change | reason |
 //! |---|---|---|---|
 //! | `Q8_0` | weights | plus 128 | `vpdpbusd` takes one operand unsigned |
 //! | `Q5_0`, `Q5_1` | fifth bits | bit `4 g + i` to bit `8 i + g` | one shift and mask reach quad `g`'s four bits |
 //! | `Q6_K` | 8-bit scales | units of 1 byte | 16 of them widen in one instruction |
+//! | `IQ4_XS` | upper bits of scales | units of 1 byte | the same |
+//! | `MXFP4` | exponents | units of 1 byte | the field is one byte long |
+//! | `NVFP4` | scales | 0x7f (NaN, read as 0) to 0 | the seven bits are then those of a number |
 //!
 //! The rows after the last whole panel stay as the file has them; kernels interleave those blocks on the stack. So a packed
 //! matrix is as long as the file's, and a range of panels occupies the same bytes before and after.
@@ -55,11 +58,12 @@
 //!  64 R  bsums of 32, pairs of i16 (PAIRS), 4 x R         8 R  offset: -128 * sum of 32 quants, R
 //!  68 R  bsums of 16, pairs of i16 (PAIRS), 8 x R         9 R  d: f32 bits, R
 //!  76 R  d: f32 bits, R                                  10 R  d * sum of quants: f32 bits, R
-//!  77 R  end                                             11 R  end
+//!  77 R  end                                             11 R  offset of the first 16 quants, R
+//!                                                        12 R  end
 //! ```
 //!
-//! The offset is what an accumulator starts from if its weights are stored unsigned, `w + 128`; formats with a smaller zero
-//! point shift it right. In blocks of 256, the zero point times the products of scales and bsums is subtracted at the end.
+//! The offsets are what an accumulator starts from if its weights are stored unsigned, `w + 128`; formats with a smaller zero
+//! point shift them right. In blocks of 256, the zero point times the products of scales and bsums is subtracted at the end.
 
 /// Rows per panel: the `i32` lanes of a 64-byte register.
 pub const PANEL_ROWS: usize = 16;
@@ -90,5 +94,6 @@ pub(super) mod q8_1 {
     pub const OFFSETS: usize = 8;
     pub const SCALE: usize = 9;
     pub const SUM: usize = 10;
-    pub const WORDS: usize = 11;
+    pub const OFFSET_OF_16: usize = 11;
+    pub const WORDS: usize = 12;
 }

@@ -27,7 +27,7 @@ pub fn matmul(isa: Isa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: Colu
     }
     #[cfg(target_arch = "x86_64")]
     if let Isa::Amx(isa) = isa
-        && x.rows() >= amx::MIN_ROWS
+        && amx::multiplies(weights.weight_type(), x.rows())
         && weights.inputs() > 0
     {
         return amx::matmul(isa, weights, x, y);

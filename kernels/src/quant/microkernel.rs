@@ -110,9 +110,31 @@ impl<L: ByteLanes, F: Format> Source<L, F> for UnpackedSource {
     }
 }
 
-/// Words of an activation block per row.
+/// Words per row of the activation blocks of a block of weights.
 pub(super) const fn block_words<F: Format>() -> usize {
-    if F::TYPE.block_len() == 256 { q8k::WORDS } else { q8_1::WORDS }
+    if F::TYPE.block_len() == 256 { q8k::WORDS } else { F::TYPE.block_len() / 32 * q8_1::WORDS }
+}
+
+/// Scales of a format with blocks shorter than 256, per activation block of 32.
+const fn scales_per_block<F: Format>() -> usize {
+    8 / F::QUADS_PER_SCALE
+}
+
+/// What the sum of scale `s` of an activation block of 32, for the row of `x`, starts from: minus the zero point times the
+/// sum of the scale's quants.
+///
+/// # Safety
+/// `x` points at a row of such a block, of a row block of `stride` rows; the block has a scale `s`.
+#[inline(always)]
+unsafe fn offset<F: Format>(x: *const i32, stride: usize, s: usize) -> i32 {
+    // SAFETY: an activation block has the words that `layout.rs` lists.
+    let word = |index: usize| unsafe { *x.add(index * stride) };
+    let offset = match (F::QUADS_PER_SCALE, s) {
+        (4, 0) => word(q8_1::OFFSET_OF_16),
+        (4, _) => word(q8_1::OFFSETS) - word(q8_1::OFFSET_OF_16),
+        _ => word(q8_1::OFFSETS),
+    };
+    offset >> F::OFFSET_SHIFT
 }
 
 /// A row block's quants, to be read quad after quad.
@@ -203,12 +225,12 @@ unsafe fn float<L: ByteLanes>(l: L, x: *const i32, stride: usize, index: usize, 
     unsafe { l.splat(f32::from_bits(*x.add(index * stride + r) as u32)) }
 }
 
-/// As [`add_block`], of a format with blocks of 32.
+/// As [`add_block`], of a format with blocks of 32, or of several 32.
 ///
 /// # Safety
 /// As [`add_block`].
 #[inline(always)]
-unsafe fn add_block_of_32<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
+unsafe fn add_short_block<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
     l: L,
     source: &S,
     scales: &BlockScales<L>,
@@ -216,23 +238,35 @@ unsafe fn add_block_of_32<L: ByteLanes, F: Format, S: Source<L, F>, const R: usi
     stride: usize,
     y: &mut [L::V; R],
 ) {
+    macro_rules! add_scales {
+        ($($s:literal)*) => {$({
+            let s = $s % scales_per_block::<F>();
+            // The scale's activation block.
+            let x = x.add($s / scales_per_block::<F>() * q8_1::WORDS * stride);
+            let mut from = [0; R];
+            if has_offset::<L, F>() {
+                for (r, from) in from.iter_mut().enumerate() {
+                    *from = offset::<F>(x.add(r), stride, s);
+                }
+            }
+            let mut quants = Quants { next: x.add(s * F::QUADS_PER_SCALE * stride), stride };
+            let mut sums = l.begin(from);
+            add_scale::<L, F, S, R>(l, source, &mut quants, $s, None, &mut sums);
+            let dots = l.end(sums);
+            for r in 0..R {
+                let scaled = l.mul(l.to_float(dots[r]), float(l, x, stride, q8_1::SCALE, r));
+                y[r] = l.fma(scaled, scales.d[$s], y[r]);
+                if F::HAS_MIN {
+                    y[r] = l.fma(scales.dmin, float(l, x, stride, q8_1::SUM, r), y[r]);
+                }
+            }
+        })*};
+    }
     // SAFETY: as the caller's; an activation block has the words that `layout.rs` lists.
     unsafe {
-        let mut from = [0; R];
-        if has_offset::<L, F>() {
-            for (r, from) in from.iter_mut().enumerate() {
-                *from = *x.add(q8_1::OFFSETS * stride + r) >> F::OFFSET_SHIFT;
-            }
-        }
-        let (mut sums, mut quants) = (l.begin(from), Quants { next: x, stride });
-        add_scale::<L, F, S, R>(l, source, &mut quants, 0, None, &mut sums);
-        let dots = l.end(sums);
-        for r in 0..R {
-            let scaled = l.mul(l.to_float(dots[r]), float(l, x, stride, q8_1::SCALE, r));
-            y[r] = l.fma(scaled, scales.d, y[r]);
-            if F::HAS_MIN {
-                y[r] = l.fma(scales.dmin, float(l, x, stride, q8_1::SUM, r), y[r]);
-            }
+        add_scales!(0);
+        if F::SCALES > 1 {
+            add_scales!(1 2 3);
         }
     }
 }
@@ -275,8 +309,8 @@ pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R
 ) {
     // SAFETY: as the caller's; an activation block has the words that `layout.rs` lists.
     unsafe {
-        if F::TYPE.block_len() == 32 {
-            return add_block_of_32(l, source, scales, x, stride, y);
+        if F::TYPE.block_len() < 256 {
+            return add_short_block(l, source, scales, x, stride, y);
         }
         let (mut sums, mut quants) = (l.begin([0; R]), Quants { next: x, stride });
         for first in (0..F::SCALES).step_by(S::UNROLLED) {
@@ -308,7 +342,7 @@ pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R
         }
         let mins = pair_totals::<L, R>(l, &scales.mins[..F::MIN_PAIRS], x, stride);
         for r in 0..R {
-            let mut sum = l.mul(l.to_float(sums[r]), scales.d);
+            let mut sum = l.mul(l.to_float(sums[r]), scales.d[0]);
             if F::MIN_PAIRS > 0 {
                 sum = l.fma(l.to_float(mins[r]), scales.dmin, sum);
             }

@@ -11,12 +11,13 @@
 //! | `layout.rs` | every byte of a packed block and of quantized activations, drawn |
 //! | `weight_type.rs` | the types and their sizes |
 //! | `ggml.rs` | what the bytes of a GGUF block mean ([`dequantize_row`]) |
+//! | `grids.rs` | the points that IQ1, IQ2 and IQ3 blocks index, and their decoding |
 //! | `encode/` | quantization to GGUF blocks ([`quantize_row`]) |
 //! | `pack.rs`, `packed_matrix.rs` | the packed order and its inverse |
 //! | `activations.rs` | activations in 8 bits, in the blocks that llama.cpp's dot product of the type has |
 //! | `matmul.rs` | the public products, and the choice of a kernel |
 //! | `scalar.rs` | the reference |
-//! | `unpack.rs`, `microkernel.rs`, `vector.rs` | the same arithmetic in vectors: weights to bytes, one block, the loops |
+//! | `unpack/`, `microkernel.rs`, `vector.rs` | the same arithmetic in vectors: weights to bytes, one block, the loops |
 //! | `amx/` | the same in tile registers |
 //!
 //! **Bits.** Every ISA gives the reference's bits: integer products are exact, and the `f32` operations per output are the
@@ -28,6 +29,7 @@ mod activations;
 mod amx;
 mod encode;
 mod ggml;
+mod grids;
 mod layout;
 mod matmul;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]

@@ -13,6 +13,8 @@ enum Change {
     AddBias,
     /// [`spread_bits`].
     SpreadBits,
+    /// 0x7f to 0 in every byte. NVFP4 has two scales of value zero; its extraction keeps the one.
+    OneZero,
 }
 
 /// A field of a GGUF block: its bytes, the bytes that alternate by row, and their change.
@@ -43,6 +45,18 @@ const fn fields(weight_type: WeightType) -> &'static [Field] {
         WeightType::Q5_K => const { &[field(0, 4, 2), field(4, 176, 4)] },
         // Scales in units of 1 byte: 16 of them widen in one instruction; extracting them from words takes two more each.
         WeightType::Q6_K => const { &[field(0, 192, 4), field(192, 208, 1), field(208, 210, 2)] },
+        WeightType::IQ4_XS => const { &[field(0, 2, 2), field(2, 4, 1), field(4, 136, 4)] },
+        WeightType::MXFP4 => const { &[field(0, 1, 1), field(1, 17, 4)] },
+        WeightType::NVFP4 => const { &[changed(0, 4, Change::OneZero), field(4, 36, 4)] },
+        WeightType::TQ1_0 => const { &[field(0, 52, 4), field(52, 54, 2)] },
+        WeightType::TQ2_0 => const { &[field(0, 64, 4), field(64, 66, 2)] },
+        WeightType::IQ1_S => const { &[field(0, 2, 2), field(2, 50, 4)] },
+        WeightType::IQ1_M => const { &[field(0, 56, 4)] },
+        WeightType::IQ2_XXS => const { &[field(0, 2, 2), field(2, 66, 4)] },
+        WeightType::IQ2_XS => const { &[field(0, 2, 2), field(2, 74, 4)] },
+        WeightType::IQ2_S => const { &[field(0, 2, 2), field(2, 82, 4)] },
+        WeightType::IQ3_XXS => const { &[field(0, 2, 2), field(2, 98, 4)] },
+        WeightType::IQ3_S => const { &[field(0, 2, 2), field(2, 110, 4)] },
     }
 }
 
@@ -84,6 +98,9 @@ pub(super) fn interleave<'a>(weight_type: WeightType, row: impl Fn(usize) -> Opt
                 _ => match change {
                     Change::None => copy_units::<4>(source, target, lane, |x| x),
                     Change::AddBias => copy_units::<4>(source, target, lane, |x| x.map(|b| b ^ 0x80)),
+                    Change::OneZero => {
+                        copy_units::<4>(source, target, lane, |x| x.map(|b| if b == 0x7f { 0 } else { b }));
+                    }
                     Change::SpreadBits => {
                         copy_units::<4>(source, target, lane, |x| spread_bits(u32::from_le_bytes(x)).to_le_bytes());
                     }
@@ -109,7 +126,7 @@ pub(super) fn extract(weight_type: WeightType, packed: &[u8], lane: usize, out: 
         for (k, out) in out[range.clone()].chunks_exact_mut(*unit).enumerate() {
             out.copy_from_slice(&source[(k * PANEL_ROWS + lane) * unit..][..*unit]);
             match change {
-                Change::None => {}
+                Change::None | Change::OneZero => {}
                 Change::AddBias => out.iter_mut().for_each(|b| *b ^= 0x80),
                 Change::SpreadBits => {
                     let word = u32::from_le_bytes([out[0], out[1], out[2], out[3]]);
@@ -161,5 +178,6 @@ fn pack_panel(weight_type: WeightType, source: &[u8], target: &mut [u8]) {
             }
         };
     }
-    of!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL);
+    of!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 NVFP4 TQ1_0 TQ2_0
+        IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S);
 }

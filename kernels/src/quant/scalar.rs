@@ -9,7 +9,7 @@
 //! y = fma(sum, d_x, y)
 //! ```
 //!
-//! Per block of 32: `y = fma(dot * d_x, d, y)`, and with a min `m`, `y = fma(m, d_x * bsum, y)`.
+//! Blocks of 32 and 64, per scale: `y = fma(dot * d_x, d, y)`, and with a min `m`, `y = fma(m, d_x * bsum, y)`.
 
 use crate::columns::ColumnsMut;
 use crate::quant::activations::{Activations, RowBlock};
@@ -18,14 +18,19 @@ use crate::quant::layout::{MAX_BLOCK_BYTES, ROW_BLOCK, q8_1, q8k};
 use crate::quant::packed_matrix::{PackedMatrix, file_block};
 use crate::quant::weight_type::{ActivationType, WeightType};
 
-/// One row's quants of one block.
+/// One row's quants of one block of weights.
 struct Row<'a> {
     words: &'a [i32],
     rows: RowBlock,
     row: usize,
 }
 
-impl Row<'_> {
+impl<'a> Row<'a> {
+    /// The same from activation block `n` on.
+    fn block(&self, n: usize, block_words: usize) -> Row<'a> {
+        Row { words: &self.words[n * block_words * self.rows.rows..], ..*self }
+    }
+
     fn word(&self, index: usize) -> i32 {
         self.words[index * self.rows.rows + self.row]
     }
@@ -53,7 +58,7 @@ fn add_block(weight_type: WeightType, block: &Block, x: &Row<'_>, y: f32) -> f32
         ActivationType::Q8_K => {
             let sub_blocks = 256 / block.sub_block;
             let total: i32 = (0..sub_blocks).map(|s| i32::from(block.scales[s]) * dot(s)).sum();
-            let sum = total as f32 * block.d;
+            let sum = total as f32 * block.d[0];
             let sum = if has_mins(weight_type) {
                 let bsum =
                     |s: usize| -> i32 { (s * block.sub_block..(s + 1) * block.sub_block).map(|i| x.quant(i)).sum() };
@@ -65,7 +70,14 @@ fn add_block(weight_type: WeightType, block: &Block, x: &Row<'_>, y: f32) -> f32
             sum.mul_add(x.float(q8k::SCALE), y)
         }
         ActivationType::Q8_1 => {
-            let y = (dot(0) as f32 * x.float(q8_1::SCALE)).mul_add(block.d, y);
+            let (mut y, per_block) = (y, 32 / block.sub_block);
+            for s in 0..weight_type.block_len() / block.sub_block {
+                let x = x.block(s / per_block, q8_1::WORDS);
+                let quants = &block.quants[s * block.sub_block..][..block.sub_block];
+                let first = s % per_block * block.sub_block;
+                let dot: i32 = (first..).zip(quants).map(|(i, q)| i32::from(*q) * x.quant(i)).sum();
+                y = (dot as f32 * x.float(q8_1::SCALE)).mul_add(block.d[s], y);
+            }
             if has_mins(weight_type) { (-block.dmin).mul_add(x.float(q8_1::SUM), y) } else { y }
         }
     }
@@ -77,13 +89,15 @@ fn column(matrix: &PackedMatrix<'_>, x: &Activations<'_>, column: usize, mut set
     let row_blocks = x.row_blocks();
     let mut bytes = [0; MAX_BLOCK_BYTES];
     let bytes = &mut bytes[..weight_type.block_bytes()];
+    let activation_blocks = weight_type.block_len() / weight_type.activation_type().block_len();
     for rows in (0..row_blocks.count).map(|b| row_blocks.get(b)) {
         let mut y = [0.0; ROW_BLOCK];
         for b in 0..matrix.blocks() {
             file_block(matrix, column, b, bytes);
             let block = Block::new(weight_type, bytes);
             for (row, y) in y[..rows.rows].iter_mut().enumerate() {
-                *y = add_block(weight_type, &block, &Row { words: x.words(rows, b), rows, row }, *y);
+                *y =
+                    add_block(weight_type, &block, &Row { words: x.words(rows, b * activation_blocks), rows, row }, *y);
             }
         }
         y[..rows.rows].iter().enumerate().for_each(|(row, y)| set(rows.first + row, *y));

@@ -109,7 +109,7 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
             let pass = pass..(pass + PASS_BLOCKS).min(blocks.count);
             let (first_row, last) = (blocks.get(pass.start).first, blocks.get(pass.end - 1));
             let rows = last.first + last.rows - first_row;
-            if const { L::MAX_ROWS < ROW_BLOCK && F::TYPE.block_len() > 32 } && blocks.count > 1 {
+            if const { L::MAX_ROWS < ROW_BLOCK && F::TYPE.block_len() == 256 } && blocks.count > 1 {
                 for panel in first..end {
                     results[..rows].fill([0.0; PANEL_ROWS]);
                     // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
@@ -232,10 +232,11 @@ impl<F: Format, const R: usize> PanelOp for FusedPanel<'_, F, R> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
         let Self { weights, lane, .. } = self;
-        let block_bytes = PANEL_ROWS * F::TYPE.block_bytes();
+        let of = F::weight_type(weights);
+        let block_bytes = PANEL_ROWS * of.block_bytes();
         let stride = self.rows.rows;
         let block_words = block_words::<F>() * stride;
-        let mut tail = PackedBlock::new();
+        let (mut tail, mut scratch) = (PackedBlock::new(), F::SCRATCH);
         // SAFETY: `call` entered the features; the panel and the row block have `weights.blocks()` blocks.
         unsafe {
             let mut scales = BlockScales::empty(l);
@@ -245,13 +246,14 @@ impl<F: Format, const R: usize> PanelOp for FusedPanel<'_, F, R> {
                 let block = match weights.panel(self.panel) {
                     Panel::Packed(panel) => panel.as_ptr().add(b * block_bytes),
                     Panel::Rows(rows) => {
-                        tail_block(F::TYPE, rows, weights.row_bytes(), b, &mut tail);
+                        tail_block(of, rows, weights.row_bytes(), b, &mut tail);
                         tail.0.as_ptr()
                     }
                 };
-                F::load_scales(l, block, lane, &mut scales);
                 let prefetched =
                     std::array::from_fn(|n| block.wrapping_add(PREFETCH_DISTANCE + n * block_bytes / STREAMS));
+                let block = F::prepare(l, of, block, lane..lane + L::LANES, &mut scratch);
+                F::load_scales(l, block, lane, &mut scales);
                 let source = PackedSource::<F> { block, lane, prefetched, format: PhantomData };
                 add_block::<L, F, _, R>(l, &source, &scales, x, stride, &mut y);
                 x = x.add(block_words);
@@ -280,13 +282,14 @@ impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
         let Self { weights, lane, .. } = self;
-        let block_bytes = PANEL_ROWS * F::TYPE.block_bytes();
+        let of = F::weight_type(weights);
+        let block_bytes = PANEL_ROWS * of.block_bytes();
         let panel_bytes = weights.blocks() * block_bytes;
         let stride = stride::<L, R>(self.rows);
         let block_words = block_words::<F>() * stride;
         // SAFETY: `call` entered the features; the panels are whole; they and the row block have `weights.blocks()` blocks.
         unsafe {
-            let mut scales = BlockScales::empty(l);
+            let (mut scales, mut scratch) = (BlockScales::empty(l), F::SCRATCH);
             let mut y = [[l.splat(0.0); R]; STREAMS];
             let mut x = self.x.words(self.rows, 0).as_ptr().add(self.first);
             let first = weights.bytes().as_ptr().add(self.panel * panel_bytes);
@@ -301,6 +304,7 @@ impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
                         let quarter = PREFETCH_DISTANCE + (stream * count + b) * block_bytes / STREAMS;
                         let prefetched = blocks.map(|block| block.wrapping_add(quarter));
                         let block = blocks[stream].add(b * block_bytes);
+                        let block = F::prepare(l, of, block, lane..lane + L::LANES, &mut scratch);
                         F::load_scales(l, block, lane, &mut scales);
                         let source = PackedSource::<F> { block, lane, prefetched, format: PhantomData };
                         add_block::<L, F, _, R>(l, &source, &scales, x, stride, &mut sums);
@@ -335,9 +339,10 @@ unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
     pass: Range<usize>,
     results: &mut Results,
 ) {
-    let block_bytes = PANEL_ROWS * F::TYPE.block_bytes();
+    let of = F::weight_type(weights);
+    let block_bytes = PANEL_ROWS * of.block_bytes();
     let quads = F::TYPE.block_len() / 4;
-    let mut tail = PackedBlock::new();
+    let (mut tail, mut scratch) = (PackedBlock::new(), F::SCRATCH);
     let mut unpacked = UnpackedBlock([0; 64 * QUAD_BYTES]);
     // SAFETY: as the caller's.
     let mut scales = unsafe { BlockScales::empty(l) };
@@ -348,10 +353,11 @@ unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
             let block = match weights.panel(panel) {
                 Panel::Packed(panel) => panel.as_ptr().add(b * block_bytes),
                 Panel::Rows(rows) => {
-                    tail_block(F::TYPE, rows, weights.row_bytes(), b, &mut tail);
+                    tail_block(of, rows, weights.row_bytes(), b, &mut tail);
                     tail.0.as_ptr()
                 }
             };
+            let block = F::prepare(l, of, block, 0..PANEL_ROWS, &mut scratch);
             for lane in (0..PANEL_ROWS).step_by(L::LANES) {
                 F::load_scales(l, block, lane, &mut scales);
                 for s in 0..quads / F::QUADS_PER_SCALE {

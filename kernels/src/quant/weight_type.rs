@@ -1,5 +1,6 @@
 //! The block types of weights and activations, and their sizes.
 
+use crate::quant::grids::has_grid;
 use crate::quant::layout::{q8_1, q8k};
 
 /// A block-quantized weight type of GGUF files. The names, numbers and block layouts are llama.cpp's.
@@ -28,11 +29,35 @@ pub enum WeightType {
     Q6_K,
     /// 4-bit indices into 16 fixed levels, one scale per 32.
     IQ4_NL,
+    /// The levels of IQ4_NL, 6-bit scales per 32 in blocks of 256.
+    IQ4_XS,
+    /// 4-bit floats (E2M1), a power of two (E8M0) per 32.
+    MXFP4,
+    /// 4-bit floats (E2M1), an unsigned 8-bit float (E4M3) per 16 in blocks of 64.
+    NVFP4,
+    /// -1, 0 or 1, five to a byte; one scale per 256.
+    TQ1_0,
+    /// -1, 0 or 1 (or 2) in 2 bits, one scale per 256.
+    TQ2_0,
+    /// Eight weights an eighth from one of 2048 points of -1, 0 and 1; 3-bit scales per 32 in blocks of 256.
+    IQ1_S,
+    /// The points of IQ1_S, 3-bit scales per 16 in blocks of 256.
+    IQ1_M,
+    /// The magnitudes of eight weights: one of 256 points; 4-bit scales per 32 in blocks of 256.
+    IQ2_XXS,
+    /// The magnitudes of eight weights: one of 512 points; 4-bit scales per 16 in blocks of 256.
+    IQ2_XS,
+    /// The magnitudes of eight weights: one of 1024 points; 4-bit scales per 16 in blocks of 256.
+    IQ2_S,
+    /// The magnitudes of four weights: one of 256 points; 4-bit scales per 32 in blocks of 256.
+    IQ3_XXS,
+    /// The magnitudes of four weights: one of 512 points; 4-bit scales per 32 in blocks of 256.
+    IQ3_S,
 }
 
 impl WeightType {
     /// Every type, in the order of the enumeration.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 23] = [
         Self::Q4_0,
         Self::Q4_1,
         Self::Q5_0,
@@ -44,6 +69,18 @@ impl WeightType {
         Self::Q5_K,
         Self::Q6_K,
         Self::IQ4_NL,
+        Self::IQ4_XS,
+        Self::MXFP4,
+        Self::NVFP4,
+        Self::TQ1_0,
+        Self::TQ2_0,
+        Self::IQ1_S,
+        Self::IQ1_M,
+        Self::IQ2_XXS,
+        Self::IQ2_XS,
+        Self::IQ2_S,
+        Self::IQ3_XXS,
+        Self::IQ3_S,
     ];
 
     /// The name that llama.cpp prints.
@@ -60,6 +97,18 @@ impl WeightType {
             Self::Q5_K => "q5_K",
             Self::Q6_K => "q6_K",
             Self::IQ4_NL => "iq4_nl",
+            Self::IQ4_XS => "iq4_xs",
+            Self::MXFP4 => "mxfp4",
+            Self::NVFP4 => "nvfp4",
+            Self::TQ1_0 => "tq1_0",
+            Self::TQ2_0 => "tq2_0",
+            Self::IQ1_S => "iq1_s",
+            Self::IQ1_M => "iq1_m",
+            Self::IQ2_XXS => "iq2_xxs",
+            Self::IQ2_XS => "iq2_xs",
+            Self::IQ2_S => "iq2_s",
+            Self::IQ3_XXS => "iq3_xxs",
+            Self::IQ3_S => "iq3_s",
         }
     }
 
@@ -77,6 +126,18 @@ impl WeightType {
             Self::Q5_K => 13,
             Self::Q6_K => 14,
             Self::IQ4_NL => 20,
+            Self::IQ4_XS => 23,
+            Self::TQ1_0 => 34,
+            Self::TQ2_0 => 35,
+            Self::MXFP4 => 39,
+            Self::NVFP4 => 40,
+            Self::IQ1_S => 19,
+            Self::IQ1_M => 29,
+            Self::IQ2_XXS => 16,
+            Self::IQ2_XS => 17,
+            Self::IQ2_S => 22,
+            Self::IQ3_XXS => 18,
+            Self::IQ3_S => 21,
         }
     }
 
@@ -88,8 +149,9 @@ impl WeightType {
     /// Weights per block.
     pub const fn block_len(self) -> usize {
         match self {
-            Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K => 256,
-            _ => 32,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::IQ4_NL | Self::MXFP4 => 32,
+            Self::NVFP4 => 64,
+            _ => 256,
         }
     }
 
@@ -106,7 +168,24 @@ impl WeightType {
             Self::Q4_K => 144,
             Self::Q5_K => 176,
             Self::Q6_K => 210,
+            Self::IQ4_XS => 136,
+            Self::MXFP4 => 17,
+            Self::NVFP4 => 36,
+            Self::TQ1_0 => 54,
+            Self::TQ2_0 => 66,
+            Self::IQ1_S => 50,
+            Self::IQ1_M => 56,
+            Self::IQ2_XXS => 66,
+            Self::IQ2_XS => 74,
+            Self::IQ2_S => 82,
+            Self::IQ3_XXS => 98,
+            Self::IQ3_S => 110,
         }
+    }
+
+    /// Whether [`quantize_row`](super::quantize_row) writes this type. The others are read only.
+    pub const fn is_written(self) -> bool {
+        !matches!(self, Self::NVFP4 | Self::TQ1_0 | Self::TQ2_0) && !has_grid(self)
     }
 
     /// Bytes of one row of `inputs` weights; `None` if they are not whole blocks.

@@ -30,6 +30,11 @@ pub(crate) trait ByteLanes: Floats {
     /// Whether [`ByteLanes::add_products`] is a compiler barrier. Without it, scales are not unrolled: the compiler would
     /// spill registers and take minutes.
     const BARRIERS: bool = false;
+    /// Whether there are look-ups in tables of 128 bytes (VBMI).
+    #[inline(always)]
+    fn has_byte_tables(self) -> bool {
+        false
+    }
     type I: Copy;
     /// A row's sums during accumulation, in an order that depends on the instruction set.
     type Sum: Copy;
@@ -100,6 +105,11 @@ pub(crate) trait ByteLanes: Floats {
     /// # Safety
     /// As the trait's.
     unsafe fn to_float(self, a: Self::I) -> Self::V;
+    /// The words as the bits of floats.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn as_float(self, a: Self::I) -> Self::V;
 
     /// Words within the range of `i16` as scales for [`ByteLanes::add_products`].
     ///

@@ -3,4 +3,4 @@
 mod multiply;
 mod operands;
 
-pub(super) use multiply::{MIN_ROWS, matmul};
+pub(super) use multiply::{matmul, multiplies};

@@ -23,6 +23,7 @@ use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES, ROW_BLOCK};
 use crate::quant::output::store_panel;
 use crate::quant::packed_matrix::{PackedBlock, PackedMatrix, Panel, tail_block};
 use crate::quant::unpack::{Format, with_format};
+use crate::quant::weight_type::WeightType;
 use crate::simd::amx::{AmxOp, TileRegisters, TileShape};
 use crate::simd::avx512::float::Avx512Lanes;
 use crate::simd::bytes::ByteLanes;
@@ -37,7 +38,13 @@ const PANEL_GROUP: usize = 4;
 /// Tile products that are computed while the epilogue of as many before them runs.
 const BATCH: usize = 8;
 /// Vectors are faster for fewer rows.
-pub(in crate::quant) const MIN_ROWS: usize = 25;
+const MIN_ROWS: usize = 25;
+
+/// Whether [`matmul`] takes a product with `rows` rows. It has no arrangement of several activation blocks in one block of
+/// weights, as NVFP4's; vectors take these.
+pub(in crate::quant) const fn multiplies(weight_type: WeightType, rows: usize) -> bool {
+    rows >= MIN_ROWS && weight_type.block_len() == weight_type.activation_type().block_len()
+}
 
 /// As [`crate::quant::matmul`].
 pub(in crate::quant) fn matmul(isa: Amx, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMut<'_>) {
@@ -54,6 +61,9 @@ struct MatMul<'a, F> {
 impl<F: Format> AmxOp for MatMul<'_, F> {
     #[inline(always)]
     fn eval(mut self, l: Avx512Lanes) {
+        if const { !multiplies(F::TYPE, MIN_ROWS) } {
+            unreachable!("`multiplies` excludes it");
+        }
         let row_blocks = self.x.row_blocks();
         let range = self.y.range();
         let panels = range.start / PANEL_ROWS..range.end.div_ceil(PANEL_ROWS);
@@ -157,9 +167,10 @@ unsafe fn add_blocks<F: Format>(
     x: &PackedActivations,
     results: &mut Results,
 ) {
-    let block_bytes = PANEL_ROWS * F::TYPE.block_bytes();
+    let of = F::weight_type(weights);
+    let block_bytes = PANEL_ROWS * of.block_bytes();
     let row_tiles = x.rows / ROWS;
-    let mut tail = PackedBlock::new();
+    let (mut tail, mut scratch) = (PackedBlock::new(), F::SCRATCH);
     let mut products = [const { [const { CTile([MaybeUninit::uninit(); _]) }; BATCH] }; 2];
     // An empty batch precedes the first.
     let mut before = Batch { panel: 0, row_tile: 0, block: 0, scale: 0, count: 0, buffer: 1 };
@@ -180,7 +191,7 @@ unsafe fn add_blocks<F: Format>(
                     let block = match weights.panel(panel) {
                         Panel::Packed(panel) => panel.as_ptr().add(b * block_bytes),
                         Panel::Rows(rows) => {
-                            tail_block(F::TYPE, rows, weights.row_bytes(), b, &mut tail);
+                            tail_block(of, rows, weights.row_bytes(), b, &mut tail);
                             tail.0.as_ptr()
                         }
                     };
@@ -189,6 +200,7 @@ unsafe fn add_blocks<F: Format>(
                         let from = block.wrapping_add(weights.blocks() * block_bytes);
                         prefetcher = Prefetcher::new(from, blocks * block_bytes, blocks * scales::<F>() * row_tiles);
                     }
+                    let block = F::prepare(l, of, block, 0..PANEL_ROWS, &mut scratch);
                     buffers[buffer].unpack::<F>(l, block, i);
                 }
                 let count = blocks * scales::<F>();
@@ -379,7 +391,7 @@ impl Epilogue<'_> {
             }
             let results = self.results(batch);
             for r in 0..HALF {
-                let mut sum = l.mul(l.to_float(sums[FIRST + r]), weights.scales.d);
+                let mut sum = l.mul(l.to_float(sums[FIRST + r]), weights.scales.d[0]);
                 if F::MIN_PAIRS > 0 {
                     sum = l.fma(l.to_float(totals[r]), weights.scales.dmin, sum);
                 }

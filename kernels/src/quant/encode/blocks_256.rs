@@ -1,5 +1,6 @@
 //! Blocks of 256 weights in sub-blocks, whose scales (and mins) are integers times the block's.
 
+use super::blocks_32::{fit_iq4, iq4_index, iq4_level};
 use super::fit::{MinRange, error_weights, extreme, fit_affine, fit_symmetric, inverse, nearest, put_half, sums};
 use half::f16;
 
@@ -87,9 +88,22 @@ fn affine<const N: usize>(x: &[f32], w: &[f32; 256], levels: f32, top: f32) -> S
 /// Fits scales `-top..top` for weights of `-levels..levels`, in sub-blocks of 16.
 #[inline(always)]
 fn symmetric(x: &[f32], w: &[f32; 256], levels: f32, top: f32) -> SubBlocks {
+    let scale = |x: &[f32], w: &[f32]| fit_symmetric(x, w, levels);
+    without_mins::<16>(x, w, top, scale, |x| nearest(x, -levels, levels - 1.0))
+}
+
+/// Fits scales `-top..top` in sub-blocks of `N`: `fit(x, w)` is a sub-block's scale, `level(x)` what is nearest to `x`.
+#[inline(always)]
+fn without_mins<const N: usize>(
+    x: &[f32],
+    w: &[f32; 256],
+    top: f32,
+    fit: impl Fn(&[f32], &[f32]) -> f32,
+    level: impl Fn(f32) -> f32,
+) -> SubBlocks {
     let mut scales = [0.0; 16];
-    for (scale, (x, w)) in scales.iter_mut().zip(x.chunks_exact(16).zip(w.chunks_exact(16))) {
-        *scale = fit_symmetric(x, w, levels);
+    for (scale, (x, w)) in scales.iter_mut().zip(x.chunks_exact(N).zip(w.chunks_exact(N))) {
+        *scale = fit(x, w);
     }
     // The scale of largest magnitude becomes -top.
     let d = rounded(-extreme(&scales) / top);
@@ -98,7 +112,7 @@ fn symmetric(x: &[f32], w: &[f32; 256], levels: f32, top: f32) -> SubBlocks {
         *stored = nearest(scale * inverse(d), -top, top - 1.0);
     }
     for round in 0..ROUNDS {
-        for (g, (x, w)) in x.chunks_exact(16).zip(w.chunks_exact(16)).enumerate() {
+        for (g, (x, w)) in x.chunks_exact(N).zip(w.chunks_exact(N)).enumerate() {
             let scale = blocks.scales[g];
             let mut best = f32::INFINITY;
             for ds in [0.0, -1.0, 1.0] {
@@ -106,7 +120,7 @@ fn symmetric(x: &[f32], w: &[f32; 256], levels: f32, top: f32) -> SubBlocks {
                 let d = blocks.d * s;
                 let inverse = inverse(d);
                 let [error] = sums(x, w, |x, w| {
-                    let off = x - d * nearest(x * inverse, -levels, levels - 1.0);
+                    let off = x - d * level(x * inverse);
                     [w * off * off]
                 });
                 if error < best {
@@ -118,11 +132,11 @@ fn symmetric(x: &[f32], w: &[f32; 256], levels: f32, top: f32) -> SubBlocks {
             break;
         }
         let mut total = [0.0f64; 2];
-        for (g, (x, w)) in x.chunks_exact(16).zip(w.chunks_exact(16)).enumerate() {
+        for (g, (x, w)) in x.chunks_exact(N).zip(w.chunks_exact(N)).enumerate() {
             let scale = blocks.scales[g];
             let inverse = inverse(blocks.d * scale);
             let parts = sums(x, w, |x, w| {
-                let a = scale * nearest(x * inverse, -levels, levels - 1.0);
+                let a = scale * level(x * inverse);
                 [w * a * a, w * a * x]
             });
             for (total, part) in total.iter_mut().zip(parts) {
@@ -224,6 +238,22 @@ pub(super) fn q6(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
             let q = (nearest(x * inverse, -32.0, 31.0) + 32.0) as u8;
             out[half * 64 + i % 64] |= (q & 15) << (quarter / 2 * 4);
             out[128 + half * 32 + i % 32] |= (q >> 4) << (quarter * 2);
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) fn iq4_xs(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+    let w = all_weights::<32>(importance);
+    let SubBlocks { d, scales, .. } = without_mins::<32>(x, &w, 32.0, fit_iq4, iq4_level);
+    let d = put_half(out, 0, d);
+    for (s, x) in x.chunks_exact(32).enumerate() {
+        let six = (scales[s] + 32.0) as u8;
+        out[2 + s / 4] |= (six >> 4) << (s % 4 * 2);
+        out[4 + s / 2] |= (six & 15) << (s % 2 * 4);
+        let inverse = inverse(d * scales[s]);
+        for (i, x) in x.iter().enumerate() {
+            out[8 + 16 * s + i % 16] |= iq4_index(x * inverse) << (i / 16 * 4);
         }
     }
 }

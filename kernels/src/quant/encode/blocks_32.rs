@@ -1,7 +1,7 @@
-//! Blocks of 32 weights with one scale, or a scale and a min.
+//! Blocks of 32 weights with one scale, or a scale and a min, and the levels that blocks of 256 share with them.
 
-use super::fit::{MinRange, error_weights, extreme, fit, fit_affine, fit_symmetric, inverse, nearest, put_half};
-use crate::quant::ggml::IQ4_NL_LEVELS;
+use super::fit::{MinRange, error_weights, extreme, fit, fit_affine, fit_symmetric, inverse, nearest, put_half, sums};
+use crate::quant::ggml::{E2M1_LEVELS, IQ4_NL_LEVELS, half_power_of_two};
 
 /// Q4_0 and Q5_0.
 #[inline(always)]
@@ -46,13 +46,13 @@ pub(super) fn q8_0(x: &[f32], out: &mut [u8]) {
 
 /// The index of the nearest level of IQ4_NL: the number of midpoints between sorted levels that are at most `x`.
 #[inline(always)]
-fn iq4_nl_index(x: f32) -> u8 {
+pub(super) fn iq4_index(x: f32) -> u8 {
     IQ4_NL_LEVELS.windows(2).map(|w| u8::from(x >= 0.5 * (f32::from(w[0]) + f32::from(w[1])))).sum()
 }
 
 /// The nearest level, as a sum of steps, which vectorizes; a table lookup does not.
 #[inline(always)]
-fn iq4_nl_level(x: f32) -> f32 {
+pub(super) fn iq4_level(x: f32) -> f32 {
     let mut level = f32::from(IQ4_NL_LEVELS[0]);
     for w in IQ4_NL_LEVELS.windows(2) {
         let (below, above) = (f32::from(w[0]), f32::from(w[1]));
@@ -61,14 +61,61 @@ fn iq4_nl_level(x: f32) -> f32 {
     level
 }
 
+/// The scale for the levels of IQ4_NL.
 #[inline(always)]
-pub(super) fn iq4_nl(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+pub(super) fn fit_iq4(x: &[f32], w: &[f32]) -> f32 {
     let extreme = extreme(x);
-    let weights: [f32; 32] = error_weights(importance);
     // The element of largest magnitude becomes a level near either end of the table, which is not symmetric.
     let (negative, positive) = (f32::from(IQ4_NL_LEVELS[0]), f32::from(IQ4_NL_LEVELS[15]));
     let candidates = (-12..=12).flat_map(|step| [negative, positive].map(|end| extreme / (end + 1.5 * step as f32)));
-    let scale = fit(x, &weights, candidates, iq4_nl_level);
-    let inverse = inverse(put_half(out, 0, scale));
-    put_nibbles(&mut out[2..], x, |x| iq4_nl_index(x * inverse));
+    fit(x, w, candidates, iq4_level)
+}
+
+#[inline(always)]
+pub(super) fn iq4_nl(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+    let weights: [f32; 32] = error_weights(importance);
+    let inverse = inverse(put_half(out, 0, fit_iq4(x, &weights)));
+    put_nibbles(&mut out[2..], x, |x| iq4_index(x * inverse));
+}
+
+/// The sum over the positive levels of E2M1 that are at most `|x|`, rounded, of `step(below, level)`.
+#[inline(always)]
+fn e2m1_steps(x: f32, step: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut total = 0.0;
+    for w in E2M1_LEVELS[..8].windows(2) {
+        let (below, above) = (f32::from(w[0]), f32::from(w[1]));
+        total += if x.abs() >= 0.5 * (below + above) { step(below, above) } else { 0.0 };
+    }
+    total
+}
+
+/// The exponent of least error, of three: that of the OCP's rule, with which the largest element is within the levels or
+/// rounded down to the last, and its neighbours.
+#[inline(always)]
+pub(super) fn mxfp4(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
+    let largest = extreme(x).abs();
+    if largest == 0.0 {
+        return;
+    }
+    let weights: [f32; 32] = error_weights(importance);
+    let rule = (largest.to_bits() >> 23) as i32 - 2;
+    let (mut best, mut scale) = (f32::INFINITY, 1.0);
+    for exponent in rule - 1..=rule + 1 {
+        // Below 2, the scale is subnormal and its inverse infinite.
+        let exponent = exponent.clamp(2, 254) as u8;
+        let candidate = half_power_of_two(exponent);
+        let inverse = 1.0 / candidate;
+        let [error] = sums(x, &weights, |x, w| {
+            let off = x.abs() - candidate * e2m1_steps(x * inverse, |below, above| above - below);
+            [w * off * off]
+        });
+        if error < best {
+            (best, scale, out[0]) = (error, candidate, exponent);
+        }
+    }
+    let inverse = 1.0 / scale;
+    put_nibbles(&mut out[1..], x, |x| {
+        let index = e2m1_steps(x * inverse, |_, _| 1.0) as u8;
+        if x < 0.0 && index > 0 { index | 8 } else { index }
+    });
 }

@@ -20,8 +20,9 @@ use crate::simd::float::{Lanes, Op};
 /// * `out`: `weight_type.row_bytes(x.len())` bytes.
 ///
 /// # Panics
-/// If `x` is not whole blocks or `out` has another length.
+/// If the type is not [written](WeightType::is_written), `x` is not whole blocks or `out` has another length.
 pub fn quantize_row(isa: Isa, weight_type: WeightType, x: &[f32], out: &mut [u8]) {
+    assert!(weight_type.is_written(), "quantize: {} is read only", weight_type.name());
     assert_eq!(Some(out.len()), weight_type.row_bytes(x.len()), "quantize: not a row of this length");
     isa.run(QuantizeRow { weight_type, x, importance: None, out });
 }
@@ -32,6 +33,7 @@ pub fn quantize_row(isa: Isa, weight_type: WeightType, x: &[f32], out: &mut [u8]
 /// # Panics
 /// As [`quantize_row`], or if `importance` has another length than `x`.
 pub fn quantize_row_by_importance(isa: Isa, weight_type: WeightType, x: &[f32], importance: &[f32], out: &mut [u8]) {
+    assert!(weight_type.is_written(), "quantize: {} is read only", weight_type.name());
     assert_eq!(Some(out.len()), weight_type.row_bytes(x.len()), "quantize: not a row of this length");
     assert_eq!(x.len(), importance.len(), "quantize: not an importance for each element");
     isa.run(QuantizeRow { weight_type, x, importance: Some(importance), out });
@@ -67,6 +69,9 @@ impl Op for QuantizeRow<'_> {
                 WeightType::Q4_K => blocks_256::q4_or_q5(x, importance, out, 15.0),
                 WeightType::Q5_K => blocks_256::q4_or_q5(x, importance, out, 31.0),
                 WeightType::Q6_K => blocks_256::q6(x, importance, out),
+                WeightType::IQ4_XS => blocks_256::iq4_xs(x, importance, out),
+                WeightType::MXFP4 => blocks_32::mxfp4(x, importance, out),
+                _ => unreachable!("`is_written` excludes it"),
             }
         }
     }

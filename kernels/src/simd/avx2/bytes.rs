@@ -138,6 +138,10 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
         unsafe { both!(|I| _mm256_cvtepi32_ps(a[I])) }
     }
     #[inline(always)]
+    unsafe fn as_float(self, a: Self::I) -> Self::V {
+        unsafe { both!(|I| _mm256_castsi256_ps(a[I])) }
+    }
+    #[inline(always)]
     unsafe fn to_scale(self, words: Self::I) -> Self::I {
         unsafe { both!(|I| P::to_scale(words[I])) }
     }

@@ -47,6 +47,11 @@ impl ByteLanes for Avx512Lanes {
     type Sum = ScaledSum;
 
     #[inline(always)]
+    fn has_byte_tables(self) -> bool {
+        is_x86_feature_detected!("avx512vbmi")
+    }
+
+    #[inline(always)]
     unsafe fn call<O: PanelOp>(self, op: O) {
         unsafe { entry::avx512_panels::eval(op) }
     }
@@ -90,6 +95,10 @@ impl ByteLanes for Avx512Lanes {
     #[inline(always)]
     unsafe fn to_float(self, a: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn as_float(self, a: __m512i) -> __m512 {
+        unsafe { _mm512_castsi512_ps(a) }
     }
     #[inline(always)]
     unsafe fn to_scale(self, words: __m512i) -> __m512i {

@@ -334,6 +334,10 @@ impl<P: Products> ByteLanes for NeonPair<P> {
         unsafe { both!(|I| vcvtq_f32_s32(vreinterpretq_s32_u8(a[I]))) }
     }
     #[inline(always)]
+    unsafe fn as_float(self, a: Self::I) -> Self::V {
+        unsafe { both!(|I| vreinterpretq_f32_u8(a[I])) }
+    }
+    #[inline(always)]
     unsafe fn to_scale(self, words: Self::I) -> Self::I {
         words
     }

@@ -3,11 +3,22 @@
 //! Offsets are those of [`super::layout`]: a GGUF field at byte `o` starts at byte `16 o` of the packed block. `lane` is the
 //! first of the panel's rows that the vectors hold: 0 with 16 lanes, 0 or 8 with 8.
 
-use crate::quant::ggml::IQ4_NL_LEVELS;
+mod blocks_32;
+mod decoded;
+#[cfg(target_arch = "x86_64")]
+mod iq3_vbmi;
+mod levels;
+
+pub(super) use blocks_32::{Q40, Q41, Q50, Q51, Q80};
+pub(super) use decoded::InMemory;
+pub(super) use levels::{Iq4Nl, Iq4Xs, Mxfp4, Nvfp4};
+
 use crate::quant::layout::QUAD_BYTES;
+use crate::quant::packed_matrix::PackedMatrix;
 use crate::quant::weight_type::WeightType;
 use crate::simd::bytes::{ByteLanes, Bytes};
 use half::f16;
+use std::ops::Range;
 
 /// A block's scales, for the rows that one vector holds.
 pub(super) struct BlockScales<L: ByteLanes> {
@@ -16,8 +27,8 @@ pub(super) struct BlockScales<L: ByteLanes> {
     pub scales: [L::I; 16],
     /// The sub-blocks' mins as pairs of `i16`, in the order of the activations' bsums.
     pub mins: [L::I; 8],
-    /// The block's scale.
-    pub d: L::V,
+    /// The block's scale; of NVFP4, those of its four sub-blocks.
+    pub d: [L::V; 4],
     /// What multiplies the mins' part: `-dmin`, or `m` of Q4_1 and Q5_1.
     pub dmin: L::V,
 }
@@ -30,15 +41,15 @@ impl<L: ByteLanes> BlockScales<L> {
     #[inline(always)]
     pub unsafe fn empty(l: L) -> Self {
         // SAFETY: as the caller's.
-        unsafe { Self { scales: [l.zero(); 16], mins: [l.zero(); 8], d: l.splat(0.0), dmin: l.splat(0.0) } }
+        unsafe { Self { scales: [l.zero(); 16], mins: [l.zero(); 8], d: [l.splat(0.0); 4], dmin: l.splat(0.0) } }
     }
 }
 
 /// A packed format. A quad is four consecutive inputs.
 ///
 /// # Safety
-/// All functions are unsafe for one reason: they must run inside a function with `L`'s features, with `block` pointing at a
-/// packed block of this format.
+/// Functions are unsafe for one reason: they must run inside a function with `L`'s features, with `block` being what
+/// [`Format::prepare`] returned for a packed block of this format.
 pub(super) trait Format {
     const TYPE: WeightType;
     /// Quads per scale: 8 or 4.
@@ -47,20 +58,43 @@ pub(super) trait Format {
     const ZERO_POINT: Option<u8>;
     /// What the bytes of [`Format::quad`] are.
     const BYTES: Bytes;
-    /// Scales in a block: 1, 8 or 16.
+    /// Scales in a block: 1, 4, 8 or 16.
     const SCALES: usize = Self::TYPE.block_len() / 4 / Self::QUADS_PER_SCALE;
     /// Pairs of mins in a block of 256.
     const MIN_PAIRS: usize = 0;
     /// Whether blocks of 32 have a min.
     const HAS_MIN: bool = false;
-    /// The offset in an activation block of 32 is for zero point 128: the shift to `ZERO_POINT`.
+    /// The offsets in an activation block of 32 are for zero point 128: the shift to `ZERO_POINT`.
     const OFFSET_SHIFT: u32 = match Self::ZERO_POINT {
         Some(zero_point) => (128 / zero_point).ilog2(),
         None => 0,
     };
     /// The place of a scale's quads.
     type Cursor<L: ByteLanes>: Copy;
+    /// Memory for a block that is decoded before its weights are read.
+    type Scratch;
+    const SCRATCH: Self::Scratch;
 
+    /// The type of a matrix: [`Format::TYPE`], if the format is of one type only.
+    #[inline(always)]
+    fn weight_type(_: &PackedMatrix<'_>) -> WeightType {
+        Self::TYPE
+    }
+    /// Decodes some rows of a block of that type into `scratch`, where the format does so; what the functions below get as
+    /// `block`.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; `block` points at a packed block.
+    #[inline(always)]
+    unsafe fn prepare<L: ByteLanes>(
+        _: L,
+        _: WeightType,
+        block: *const u8,
+        _rows: Range<usize>,
+        _: &mut Self::Scratch,
+    ) -> *const u8 {
+        block
+    }
     /// # Safety
     /// As the trait's.
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>);
@@ -168,7 +202,7 @@ impl<L: ByteLanes> Planes<L> {
 unsafe fn load_six_bit_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, up: i32, scales: &mut BlockScales<L>) {
     // SAFETY: as the caller's; both formats begin with two scales and twelve bytes.
     unsafe {
-        scales.d = l.mul(load_halves(l, block, 0, lane), l.splat(1.0 / (1u32 << up) as f32));
+        scales.d[0] = l.mul(load_halves(l, block, 0, lane), l.splat(1.0 / (1u32 << up) as f32));
         let [a, b, c] = [load_field(l, block, 4, lane), load_field(l, block, 8, lane), load_field(l, block, 12, lane)];
         let (six, four, two) = (l.splat_word(0x3f3f_3f3f), l.splat_word(0x0f0f_0f0f), l.splat_word(0x3030_3030));
         let six_bit = [l.and(a, six), l.or(l.and(c, four), l.and(l.shift(a, -2), two))];
@@ -194,6 +228,8 @@ impl Format for Q4K {
     const BYTES: Bytes = Bytes::Unsigned(15);
     const MIN_PAIRS: usize = 4;
     type Cursor<L: ByteLanes> = Plane<L>;
+    type Scratch = ();
+    const SCRATCH: () = ();
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
@@ -221,6 +257,8 @@ impl Format for Q5K {
     const BYTES: Bytes = Bytes::Unsigned(31);
     const MIN_PAIRS: usize = 4;
     type Cursor<L: ByteLanes> = Planes<L>;
+    type Scratch = ();
+    const SCRATCH: () = ();
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
@@ -256,12 +294,14 @@ impl Format for Q6K {
     const ZERO_POINT: Option<u8> = Some(32);
     const BYTES: Bytes = Bytes::Unsigned(63);
     type Cursor<L: ByteLanes> = Planes<L>;
+    type Scratch = ();
+    const SCRATCH: () = ();
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: as the caller's; byte `s` of lane `n` is at `16 s + n` of the scales.
         unsafe {
-            scales.d = load_halves(l, block, 208, lane);
+            scales.d[0] = load_halves(l, block, 208, lane);
             for s in 0..16 {
                 scales.scales[s] = l.to_scale(l.load_signed_bytes(block.add(16 * (192 + s) + lane)));
             }
@@ -298,13 +338,15 @@ impl Format for Q2K {
     const BYTES: Bytes = Bytes::Unsigned(3);
     const MIN_PAIRS: usize = 8;
     type Cursor<L: ByteLanes> = Plane<L>;
+    type Scratch = ();
+    const SCRATCH: () = ();
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: as the caller's.
         unsafe {
             let max_up = Plane::<L>::up(6);
-            scales.d = l.mul(load_halves(l, block, 80, lane), l.splat(1.0 / (1u32 << max_up) as f32));
+            scales.d[0] = l.mul(load_halves(l, block, 80, lane), l.splat(1.0 / (1u32 << max_up) as f32));
             let (nibbles, even) = (l.splat_word(0x0f0f_0f0f), l.splat_word(0x000f_000f));
             for w in 0..4 {
                 let word = load_field(l, block, 4 * w, lane);
@@ -342,12 +384,14 @@ impl Format for Q3K {
     const ZERO_POINT: Option<u8> = Some(4);
     const BYTES: Bytes = Bytes::Unsigned(7);
     type Cursor<L: ByteLanes> = Planes<L>;
+    type Scratch = ();
+    const SCRATCH: () = ();
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: as the caller's; the 6 bits of a scale are a nibble of the first two words and a pair of the third's.
         unsafe {
-            scales.d = load_halves(l, block, 108, lane);
+            scales.d[0] = load_halves(l, block, 108, lane);
             let low = [load_field(l, block, 96, lane), load_field(l, block, 100, lane)];
             let high = load_field(l, block, 104, lane);
             for w in 0..4 {
@@ -382,98 +426,21 @@ impl Format for Q3K {
     }
 }
 
-/// Quad `g` of a block of 32: quads 0 to 3 are the low nibbles, 4 to 7 the high ones.
-///
-/// # Safety
-/// The caller is inside a function with `L`'s features; four quads of bytes begin at `from`.
-#[inline(always)]
-unsafe fn nibbles<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
-    // SAFETY: as the caller's; `g % 4` is one of the four quads.
-    unsafe {
-        let bytes = l.load_words(from.add(g % 4 * QUAD_BYTES));
-        l.and(l.shift_bytes(bytes, -(g as i32 / 4 * 4)), l.splat_word(0x0f0f_0f0f))
-    }
-}
-
-/// A format with blocks of 32: 2 bytes of scale, 2 more if `$has_min`, then the weights.
-macro_rules! blocks_of_32 {
-    ($name:ident, $type:ident, $has_min:literal, $zero_point:expr, $bytes:expr, |$l:ident, $from:ident, $g:ident| $weights:expr) => {
-        pub(super) struct $name;
-
-        impl Format for $name {
-            const TYPE: WeightType = WeightType::$type;
-            const QUADS_PER_SCALE: usize = 8;
-            const ZERO_POINT: Option<u8> = $zero_point;
-            const BYTES: Bytes = $bytes;
-            const HAS_MIN: bool = $has_min;
-            type Cursor<L: ByteLanes> = *const u8;
-
-            #[inline(always)]
-            unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
-                // SAFETY: as the caller's; the block begins with its scales.
-                unsafe {
-                    scales.d = load_halves(l, block, 0, lane);
-                    if $has_min {
-                        scales.dmin = load_halves(l, block, 2, lane);
-                    }
-                }
-            }
-            #[inline(always)]
-            unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, _: usize) -> *const u8 {
-                // SAFETY: as the caller's.
-                unsafe { block.add(16 * if $has_min { 4 } else { 2 } + 4 * lane) }
-            }
-            #[inline(always)]
-            unsafe fn quad<L: ByteLanes>($l: L, $from: *const u8, $g: usize) -> L::I {
-                // SAFETY: as the caller's.
-                unsafe { $weights }
-            }
-        }
-    };
-}
-
-/// IQ4_NL's levels plus 128, as unsigned bytes.
-const BIASED_LEVELS: [u8; 16] = {
-    let mut levels = [0; 16];
-    let mut i = 0;
-    while i < 16 {
-        levels[i] = IQ4_NL_LEVELS[i] as u8 ^ 0x80;
-        i += 1;
-    }
-    levels
-};
-
-/// As [`nibbles`], behind a quad of fifth bits (see [`super::layout`] for their order).
-///
-/// # Safety
-/// The caller is inside a function with `L`'s features; a quad of fifth bits and four of nibbles begin at `from`.
-#[inline(always)]
-unsafe fn nibbles_and_bits<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
-    // SAFETY: as the caller's.
-    unsafe {
-        let high = l.shift_bytes(l.load_words(from), 4 - g as i32);
-        l.or(nibbles(l, from.add(QUAD_BYTES), g), l.and(high, l.splat_word(0x1010_1010)))
-    }
-}
-
-blocks_of_32!(Q40, Q4_0, false, Some(8), Bytes::Unsigned(15), |l, from, g| nibbles(l, from, g));
-blocks_of_32!(Q41, Q4_1, true, None, Bytes::Unsigned(15), |l, from, g| nibbles(l, from, g));
-blocks_of_32!(Q50, Q5_0, false, Some(16), Bytes::Unsigned(31), |l, from, g| nibbles_and_bits(l, from, g));
-blocks_of_32!(Q51, Q5_1, true, None, Bytes::Unsigned(31), |l, from, g| nibbles_and_bits(l, from, g));
-blocks_of_32!(Q80, Q8_0, false, Some(128), Bytes::Biased, |l, from, g| l.load_words(from.add(g * QUAD_BYTES)));
-blocks_of_32!(Iq4Nl, IQ4_NL, false, Some(128), Bytes::Biased, |l, from, g| l
-    .lookup(&BIASED_LEVELS, nibbles(l, from, g)));
-
 /// Evaluates `$run` with `$F` as the [`Format`] of a weight type.
 macro_rules! with_format {
     ($weight_type:expr, |$F:ident| $run:expr) => {
         with_format!(@each $weight_type, $F, $run, Q4_0 Q40, Q4_1 Q41, Q5_0 Q50, Q5_1 Q51, Q8_0 Q80, Q2_K Q2K, Q3_K Q3K,
-            Q4_K Q4K, Q5_K Q5K, Q6_K Q6K, IQ4_NL Iq4Nl)
+            Q4_K Q4K, Q5_K Q5K, Q6_K Q6K, IQ4_NL Iq4Nl, IQ4_XS Iq4Xs, MXFP4 Mxfp4, NVFP4 Nvfp4
+            | TQ1_0 TQ2_0 IQ1_S IQ2_XXS IQ3_XXS IQ3_S <8> | IQ1_M IQ2_XS IQ2_S <4>)
     };
-    (@each $weight_type:expr, $F:ident, $run:expr, $($type:ident $format:ident),*) => {
+    (@each $weight_type:expr, $F:ident, $run:expr, $($type:ident $format:ident),* $(| $($decoded:ident)* <$quads:literal>)*) => {
         match $weight_type {
             $($crate::quant::weight_type::WeightType::$type => {
                 type $F = $crate::quant::unpack::$format;
+                $run
+            })*
+            $($(| $crate::quant::weight_type::WeightType::$decoded)* => {
+                type $F = $crate::quant::unpack::InMemory<$quads>;
                 $run
             })*
         }

@@ -1,0 +1,77 @@
+//! Formats with blocks of 32 and integer weights.
+
+use super::{BlockScales, Format, load_halves};
+use crate::quant::layout::QUAD_BYTES;
+use crate::quant::weight_type::WeightType;
+use crate::simd::bytes::{ByteLanes, Bytes};
+
+/// Quad `g` of a block of 32: quads 0 to 3 are the low nibbles, 4 to 7 the high ones.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; four quads of bytes begin at `from`.
+#[inline(always)]
+pub(super) unsafe fn nibbles<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
+    // SAFETY: as the caller's; `g % 4` is one of the four quads.
+    unsafe {
+        let bytes = l.load_words(from.add(g % 4 * QUAD_BYTES));
+        l.and(l.shift_bytes(bytes, -(g as i32 / 4 * 4)), l.splat_word(0x0f0f_0f0f))
+    }
+}
+
+/// A format with blocks of 32: 2 bytes of scale, 2 more if `$has_min`, then the weights.
+macro_rules! blocks_of_32 {
+    ($name:ident, $type:ident, $has_min:literal, $zero_point:expr, $bytes:expr, |$l:ident, $from:ident, $g:ident| $weights:expr) => {
+        pub(in crate::quant) struct $name;
+
+        impl Format for $name {
+            const TYPE: WeightType = WeightType::$type;
+            const QUADS_PER_SCALE: usize = 8;
+            const ZERO_POINT: Option<u8> = $zero_point;
+            const BYTES: Bytes = $bytes;
+            const HAS_MIN: bool = $has_min;
+            type Cursor<L: ByteLanes> = *const u8;
+            type Scratch = ();
+            const SCRATCH: () = ();
+
+            #[inline(always)]
+            unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
+                // SAFETY: as the caller's; the block begins with its scales.
+                unsafe {
+                    scales.d[0] = load_halves(l, block, 0, lane);
+                    if $has_min {
+                        scales.dmin = load_halves(l, block, 2, lane);
+                    }
+                }
+            }
+            #[inline(always)]
+            unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, _: usize) -> *const u8 {
+                // SAFETY: as the caller's.
+                unsafe { block.add(16 * if $has_min { 4 } else { 2 } + 4 * lane) }
+            }
+            #[inline(always)]
+            unsafe fn quad<L: ByteLanes>($l: L, $from: *const u8, $g: usize) -> L::I {
+                // SAFETY: as the caller's.
+                unsafe { $weights }
+            }
+        }
+    };
+}
+
+/// As [`nibbles`], behind a quad of fifth bits (see [`crate::quant::layout`] for their order).
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; a quad of fifth bits and four of nibbles begin at `from`.
+#[inline(always)]
+unsafe fn nibbles_and_bits<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
+    // SAFETY: as the caller's.
+    unsafe {
+        let high = l.shift_bytes(l.load_words(from), 4 - g as i32);
+        l.or(nibbles(l, from.add(QUAD_BYTES), g), l.and(high, l.splat_word(0x1010_1010)))
+    }
+}
+
+blocks_of_32!(Q40, Q4_0, false, Some(8), Bytes::Unsigned(15), |l, from, g| nibbles(l, from, g));
+blocks_of_32!(Q41, Q4_1, true, None, Bytes::Unsigned(15), |l, from, g| nibbles(l, from, g));
+blocks_of_32!(Q50, Q5_0, false, Some(16), Bytes::Unsigned(31), |l, from, g| nibbles_and_bits(l, from, g));
+blocks_of_32!(Q51, Q5_1, true, None, Bytes::Unsigned(31), |l, from, g| nibbles_and_bits(l, from, g));
+blocks_of_32!(Q80, Q8_0, false, Some(128), Bytes::Biased, |l, from, g| l.load_words(from.add(g * QUAD_BYTES)));

@@ -22,7 +22,7 @@ from gguf.quants import dequantize
 # Largest error of a tensor, as its root mean square in units of the tensor's own.
 BOUNDS = {
     "F32": 0.0, "F16": 1e-3, "BF16": 4e-3, "Q8_0": 0.012, "Q6_K": 0.04, "Q5_0": 0.09, "Q5_1": 0.07, "Q5_K": 0.07,
-    "Q4_0": 0.18, "Q4_1": 0.14, "Q4_K": 0.14, "IQ4_NL": 0.15, "Q3_K": 0.28, "Q2_K": 0.45,
+    "Q4_0": 0.18, "Q4_1": 0.14, "Q4_K": 0.14, "IQ4_NL": 0.15, "IQ4_XS": 0.15, "MXFP4": 0.2, "Q3_K": 0.28, "Q2_K": 0.45,
 }
 
 NAMES = {

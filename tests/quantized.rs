@@ -33,7 +33,7 @@ fn logits(target: &Target, ids: &[u32], isa: Isa) -> Vec<f32> {
 }
 
 /// Types by the bits of a code, the elements that share a step, and where a code of 0 lies.
-const GRIDS: [(WeightType, i32, usize, Zero); 11] = {
+const GRIDS: [(WeightType, i32, usize, Zero); 12] = {
     use WeightType::*;
     [
         (Q8_0, 8, 32, Zero::Middle),
@@ -45,6 +45,7 @@ const GRIDS: [(WeightType, i32, usize, Zero); 11] = {
         (Q4_1, 4, 32, Zero::Minimum),
         (Q4_0, 4, 32, Zero::Middle),
         (IQ4_NL, 4, 32, Zero::Middle),
+        (IQ4_XS, 4, 32, Zero::Middle),
         (Q3_K, 3, 16, Zero::Middle),
         (Q2_K, 2, 16, Zero::Minimum),
     ]
@@ -128,6 +129,7 @@ fn logits_errors_are_the_types_own(isa: Isa) {
         (Q4_1, 0.22, Some(Q3_K)),
         (Q4_0, 0.25, Some(Q3_K)),
         (IQ4_NL, 0.25, Some(Q3_K)),
+        (IQ4_XS, 0.25, Some(Q3_K)),
         (Q3_K, 0.45, Some(Q2_K)),
         (Q2_K, 0.7, None),
     ] {

@@ -296,6 +296,10 @@ impl<'a> Loader<'a> {
                 packed.ok_or_else(|| self.no_memory(name, Some(len)))?
             }
             TensorType::Float(element) => {
+                if let Some(to) = self.options.quantize.filter(|to| !to.is_written()) {
+                    let problem = format!("{} is read, not written; take q4_k or iq4_xs", to.name());
+                    return Err(Error::argument("quantize", problem));
+                }
                 let as_it_lies = Weight::float(tensor.bytes.clone(), element, shape);
                 match (as_it_lies, self.options.quantize.and_then(|to| in_situ_type(to, role, inputs))) {
                     (Some(source), Some(weight_type)) => {
@@ -402,6 +406,7 @@ fn in_situ_type(to: WeightType, role: Role, inputs: usize) -> Option<WeightType>
         (false, Q2_K | Q3_K) => Q4_0,
         (false, Q4_K) => Q5_0,
         (false, Q5_K) => Q5_1,
+        (false, IQ4_XS) => IQ4_NL,
         (false, _) => Q8_0,
     };
     inputs.is_multiple_of(fitting.block_len()).then_some(fitting)

@@ -10,9 +10,8 @@ use crate::{Error, Result};
 
 /// What to take instead of a quantized directory.
 pub(super) const INSTEAD: &str = "take the bf16 checkpoint, or a GGUF file of the model (Q4_K_M, Q6_K, Q8_0)";
-/// What to take instead of a GGUF file with other types. "UD-" files mix in IQ types, whatever their names say.
-const OTHER_TYPES: &str =
-    "take a file of another quantization (Q4_K_M, Q5_K_M, Q6_K, Q8_0 or BF16, without \"UD-\" or \"IQ\")";
+/// What to take instead of a GGUF file with other types.
+const OTHER_TYPES: &str = "take a file of another quantization (Q4_K_M, Q5_K_M, Q6_K, Q8_0 or BF16)";
 
 /// Refuses a directory without the weights of a model, if what is there instead says why.
 ///

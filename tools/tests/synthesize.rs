@@ -69,7 +69,7 @@ fn the_centroid_head_finds_every_token() {
 
 #[test]
 fn other_types_echo() {
-    for quantize in ["q8_0", "q4_0", "iq4_nl", "bf16"] {
+    for quantize in ["q8_0", "q4_0", "iq4_nl", "iq4_xs", "mxfp4", "bf16"] {
         echoes(&format!("e2b --layers 2 --vocab 1024 --quantize {quantize}"));
     }
 }

@@ -17,6 +17,9 @@ pub enum Mix {
     Q5_1,
     Q8_0,
     IQ4_NL,
+    IQ4_XS,
+    /// Experts in MXFP4, the rest in Q8_0.
+    MXFP4_MOE,
     Q2_K,
     Q3_K_S,
     Q3_K_M,
@@ -28,8 +31,14 @@ pub enum Mix {
     Q6_K,
 }
 
+/// llama.cpp's mixes whose types are read only.
+const READ_ONLY: [&str; 13] = [
+    "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq3_xxs", "iq3_xs", "iq3_s", "iq3_m", "tq1_0", "tq2_0",
+    "nvfp4",
+];
+
 impl Mix {
-    const ALL: [(Self, &'static str, WeightType, u32); 15] = [
+    const ALL: [(Self, &'static str, WeightType, u32); 17] = [
         (Self::Q4_0, "q4_0", WeightType::Q4_0, 2),
         (Self::Q4_1, "q4_1", WeightType::Q4_1, 3),
         (Self::Q8_0, "q8_0", WeightType::Q8_0, 7),
@@ -45,6 +54,8 @@ impl Mix {
         (Self::Q5_K_M, "q5_k_m", WeightType::Q5_K, 17),
         (Self::Q6_K, "q6_k", WeightType::Q6_K, 18),
         (Self::IQ4_NL, "iq4_nl", WeightType::IQ4_NL, 25),
+        (Self::IQ4_XS, "iq4_xs", WeightType::IQ4_XS, 30),
+        (Self::MXFP4_MOE, "mxfp4_moe", WeightType::MXFP4, 38),
     ];
 
     fn entry(self) -> (Self, &'static str, WeightType, u32) {
@@ -77,11 +88,12 @@ impl std::str::FromStr for Mix {
             "q3_k" | "q4_k" | "q5_k" => format!("{name}_m"),
             _ => name.clone(),
         };
-        let known = || Self::ALL.map(|(_, name, ..)| name).join(", ");
         let found = Self::ALL.into_iter().find(|(_, name, ..)| *name == full);
-        found
-            .map(|(mix, ..)| mix)
-            .ok_or_else(|| Error::argument("mix", format!("{name:?} is unknown; {} are", known())))
+        found.map(|(mix, ..)| mix).ok_or_else(|| {
+            let known = Self::ALL.map(|(_, name, ..)| name).join(", ");
+            let what = if READ_ONLY.contains(&full.as_str()) { "is read, not written" } else { "is unknown" };
+            Error::argument("mix", format!("{name:?} {what}; {known} are"))
+        })
     }
 }
 
@@ -109,6 +121,9 @@ pub(super) struct Place {
     pub inputs: usize,
 }
 
+/// What names of experts' matrices contain.
+pub(super) const EXPERTS: &str = "_exps.";
+
 /// Whether `name`, of `dimensions` dimensions, is quantized at all: vectors, norms, routers, scales, tokens' order and
 /// the projection of per-layer embeddings stay as they are.
 pub(super) fn is_quantized(name: &str, dimensions: usize) -> bool {
@@ -130,6 +145,7 @@ pub(super) fn fitting(preferred: WeightType, inputs: usize) -> TensorType {
         (false, Q4_K) => Some(WeightType::Q5_0),
         (false, Q5_K) => Some(WeightType::Q5_1),
         (false, Q6_K) => Some(WeightType::Q8_0),
+        (false, IQ4_XS) => Some(WeightType::IQ4_NL),
         (false, _) => None,
     };
     match fitting.filter(|fitting| fits(*fitting)) {
@@ -141,6 +157,9 @@ pub(super) fn fitting(preferred: WeightType, inputs: usize) -> TensorType {
 fn preferred(mix: Mix, name: &str, place: &Place, facts: &Facts) -> WeightType {
     let base = mix.weight_type();
     let (layer, layers) = (place.layer, facts.layers);
+    if mix == Mix::MXFP4_MOE {
+        return if name.contains(EXPERTS) { MXFP4 } else { WeightType::Q8_0 };
+    }
     let is_table = matches!(name, "token_embd.weight" | "per_layer_token_embd.weight");
     if name == "output.weight" || is_table && facts.tied {
         return match base {
@@ -159,7 +178,7 @@ fn preferred(mix: Mix, name: &str, place: &Place, facts: &Facts) -> WeightType {
             Mix::Q3_K_L => Q5_K,
             Mix::Q4_K_M | Mix::Q5_K_M if deserves_more(i, n) => Q6_K,
             Mix::Q4_K_S if i < 4 => Q5_K,
-            Mix::IQ4_NL if facts.group >= 4 => Q5_K,
+            Mix::IQ4_NL | Mix::IQ4_XS if facts.group >= 4 => Q5_K,
             _ => base,
         };
     }
@@ -171,7 +190,7 @@ fn preferred(mix: Mix, name: &str, place: &Place, facts: &Facts) -> WeightType {
             Mix::Q3_K_L => Q5_K,
             Mix::Q4_K_M | Mix::Q5_K_M if deserves_more(layer, layers) => Q6_K,
             Mix::Q4_K_S if layer < layers / 8 => Q5_K,
-            Mix::IQ4_NL if layer < layers / 8 && !facts.importance => Q5_K,
+            Mix::IQ4_NL | Mix::IQ4_XS if layer < layers / 8 && !facts.importance => Q5_K,
             Mix::Q4_0 if layer < layers / 8 && facts.importance => WeightType::Q4_1,
             Mix::Q5_0 if layer < layers / 8 && facts.importance => WeightType::Q5_1,
             _ => base,
@@ -200,6 +219,8 @@ mod tests {
             assert_eq!(name.parse::<Mix>().expect(name), mix);
         }
         assert!("q7".parse::<Mix>().is_err_and(|error| error.to_string().contains("q4_k_s, q4_k_m")));
+        let refused = "IQ3_XXS".parse::<Mix>().expect_err("read only").to_string();
+        assert!(refused.contains("\"iq3_xxs\" is read, not written") && refused.contains("iq4_xs"), "{refused}");
     }
 
     #[test]
@@ -212,6 +233,9 @@ mod tests {
         assert_eq!(of(Mix::Q2_K, "blk.12.ffn_gate.weight", 704), blocks(WeightType::Q4_0));
         assert_eq!(of(Mix::Q5_K_M, "blk.12.ffn_gate.weight", 704), blocks(WeightType::Q5_1));
         assert_eq!(of(Mix::Q6_K, "blk.12.ffn_gate.weight", 704), blocks(WeightType::Q8_0));
+        assert_eq!(of(Mix::IQ4_XS, "blk.12.ffn_gate.weight", 704), blocks(WeightType::IQ4_NL));
+        assert_eq!(of(Mix::MXFP4_MOE, "blk.12.ffn_gate_up_exps.weight", 704), blocks(MXFP4));
+        assert_eq!(of(Mix::MXFP4_MOE, "blk.12.ffn_gate.weight", 704), blocks(WeightType::Q8_0));
         assert_eq!(of(Mix::Q4_K_M, "blk.12.proj.weight", 16), TensorType::Float(ElementType::F16));
         assert_eq!(of(Mix::Q4_0, "token_embd.weight", 2816), blocks(Q6_K));
         assert_eq!(of(Mix::Q4_0, "per_layer_token_embd.weight", 160), blocks(WeightType::Q8_0));

@@ -168,6 +168,11 @@ impl Planned {
 }
 
 fn plan(gguf: &Gguf, options: &QuantizeOptions) -> Result<Vec<Planned>> {
+    let experts = || gguf.tensors().any(|tensor| tensor.name().contains(mix::EXPERTS));
+    if options.mix == Mix::MXFP4_MOE && options.rules == Rules::Mixed && !experts() {
+        let problem = "mxfp4_moe quantizes experts, and the file has none; take iq4_xs, or quantize purely";
+        return Err(Error::argument("mix", problem));
+    }
     let values: Vec<usize> = gguf
         .tensors()
         .filter(|tensor| tensor.name().ends_with("attn_v.weight"))

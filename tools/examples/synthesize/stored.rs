@@ -71,7 +71,11 @@ impl std::str::FromStr for Quantize {
             "bf16" => Self::All(Stored::Float(ElementType::Bf16)),
             _ => {
                 let known = |problem| format!("{problem}, and q4_k_m, f16, bf16, f32");
-                Self::All(Stored::Blocks(name.parse().map_err(known)?))
+                let kind: WeightType = name.parse().map_err(known)?;
+                if !kind.is_written() {
+                    return Err(format!("{name} is read, not written"));
+                }
+                Self::All(Stored::Blocks(kind))
             }
         })
     }
@@ -97,6 +101,18 @@ impl Quantize {
                 WeightType::Q5_K => 16,
                 WeightType::Q6_K => 18,
                 WeightType::IQ4_NL => 25,
+                WeightType::IQ4_XS => 30,
+                WeightType::TQ1_0 => 36,
+                WeightType::TQ2_0 => 37,
+                WeightType::MXFP4 => 38,
+                WeightType::NVFP4 => 39,
+                WeightType::IQ2_XXS => 19,
+                WeightType::IQ2_XS => 20,
+                WeightType::IQ3_XXS => 23,
+                WeightType::IQ1_S => 24,
+                WeightType::IQ3_S => 26,
+                WeightType::IQ2_S => 28,
+                WeightType::IQ1_M => 31,
             },
         }
     }

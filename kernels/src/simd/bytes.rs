@@ -31,6 +31,7 @@ pub(crate) trait ByteLanes: Floats {
     /// spill registers and take minutes.
     const BARRIERS: bool = false;
     /// Whether there are look-ups in tables of 128 bytes (VBMI).
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn has_byte_tables(self) -> bool {
         false

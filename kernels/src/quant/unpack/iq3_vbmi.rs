@@ -46,17 +46,22 @@ const fn repeated(byte: u8) -> [u8; 16] {
     all
 }
 
+/// Bit `4 half + j` in bytes `4 j..4 j + 4`.
+const BITS: [[u8; 16]; 2] = [
+    [1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 4, 8, 8, 8, 8],
+    [16, 16, 16, 16, 32, 32, 32, 32, 64, 64, 64, 64, 128, 128, 128, 128],
+];
+
 /// The entries at the bytes of `index`.
 ///
 /// # Safety
-/// `table` has 256 bytes.
+/// `table` has 256 bytes, aligned to 64.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 unsafe fn look_up(table: *const u8, index: __m512i) -> __m512i {
     // SAFETY: as the caller's.
     unsafe {
-        let part = |n: usize| _mm512_loadu_si512(table.add(64 * n).cast());
-        let low = _mm512_permutex2var_epi8(part(0), index, part(1));
-        let high = _mm512_permutex2var_epi8(part(2), index, part(3));
+        let [a, b, c, d] = table.cast::<[__m512i; 4]>().read();
+        let (low, high) = (_mm512_permutex2var_epi8(a, index, b), _mm512_permutex2var_epi8(c, index, d));
         _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high)
     }
 }
@@ -64,9 +69,9 @@ unsafe fn look_up(table: *const u8, index: __m512i) -> __m512i {
 /// Four quads of 16 rows: `weights[p]` has weight `p` of quad `j` of row `4 c + i` in byte `4 j + i` of 16 bytes `c`.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn quads(weights: [__m512i; 4]) -> [__m512i; 4] {
-    let pairs =
-        |a: usize| (_mm512_unpacklo_epi8(weights[a], weights[a + 1]), _mm512_unpackhi_epi8(weights[a], weights[a + 1]));
-    let ((a, b), (c, d)) = (pairs(0), pairs(2));
+    let [w, x, y, z] = weights;
+    let (a, b) = (_mm512_unpacklo_epi8(w, x), _mm512_unpackhi_epi8(w, x));
+    let (c, d) = (_mm512_unpacklo_epi8(y, z), _mm512_unpackhi_epi8(y, z));
     [_mm512_unpacklo_epi16(a, c), _mm512_unpackhi_epi16(a, c), _mm512_unpacklo_epi16(b, d), _mm512_unpackhi_epi16(b, d)]
 }
 
@@ -112,7 +117,10 @@ pub(super) unsafe fn decode_xxs(block: *const u8, to: *mut u8, scales: *mut i32,
             for half in 0..2 {
                 let index = _mm512_loadu_si512(words.add((2 * s + half) * QUAD_BYTES).cast());
                 let index = _mm512_shuffle_epi8(index, in_words(TRANSPOSED));
-                let weights = [0, 1, 2, 3].map(|p| look_up(XXS.0[p].as_ptr(), index));
+                let mut weights = [index; 4];
+                for (weights, table) in weights.iter_mut().zip(&XXS.0) {
+                    *weights = look_up(table.as_ptr(), index);
+                }
                 store(quads(weights), signs, half, to.add((8 * s + 4 * half) * QUAD_BYTES));
             }
         }
@@ -134,17 +142,17 @@ pub(super) unsafe fn decode_s(block: *const u8, to: *mut u8, scales: *mut i32, t
                 _mm512_and_si512(_mm512_srlv_epi32(nibbles, _mm512_set1_epi32(4 * s as i32)), _mm512_set1_epi32(15));
             let scale = _mm512_add_epi32(_mm512_add_epi32(nibble, nibble), _mm512_set1_epi32(1));
             _mm512_storeu_si512(scales.add(s * PANEL_ROWS).cast(), scale);
-            // Byte `i` of 16 bytes: row `i % 4`'s upper bits of eight quads.
-            let from = [0, 4, 8, 12].map(|row| row + s as u8 % 4);
-            let upper = _mm512_shuffle_epi8(word(16 + s / 4), in_words(std::array::from_fn(|i| from[i % 4])));
-            for half in 0..2 {
+            // The upper bits of eight quads, a byte per row, four times: once for each quad of a word of indices.
+            let upper = _mm512_srlv_epi32(word(16 + s / 4), _mm512_set1_epi32(8 * (s as i32 % 4)));
+            let upper = _mm512_shuffle_epi8(upper, in_words([0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12]));
+            for (half, bits) in BITS.into_iter().enumerate() {
                 let index = _mm512_shuffle_epi8(word(2 * s + half), in_words(TRANSPOSED));
-                let bits = std::array::from_fn(|i| 1 << (4 * half + i / 4));
                 let beyond = _mm512_test_epi8_mask(upper, in_words(bits));
-                let weights = [0, 1, 2, 3].map(|p| {
-                    let table = S.0[p].as_ptr();
-                    _mm512_mask_blend_epi8(beyond, look_up(table, index), look_up(table.add(256), index))
-                });
+                let mut weights = [index; 4];
+                for (weights, table) in weights.iter_mut().zip(&S.0) {
+                    let (low, high) = (look_up(table.as_ptr(), index), look_up(table.as_ptr().add(256), index));
+                    *weights = _mm512_mask_blend_epi8(beyond, low, high);
+                }
                 store(quads(weights), word(18 + s), half, to.add((8 * s + 4 * half) * QUAD_BYTES));
             }
         }

@@ -68,7 +68,7 @@ impl Format for Iq4Xs {
         unsafe {
             scales.d[0] = load_halves(l, block, 0, lane);
             let low = load_field(l, block, 4, lane);
-            let high = [2, 3].map(|byte| l.load_signed_bytes(block.add(16 * byte + lane)));
+            let high = [l.load_signed_bytes(block.add(16 * 2 + lane)), l.load_signed_bytes(block.add(16 * 3 + lane))];
             for s in 0..8 {
                 let (nibble, pair) = (l.shift(low, -4 * s as i32), l.shift(high[s / 4], 4 - 2 * (s as i32 % 4)));
                 let scale = l.or(l.and(nibble, l.splat_word(0x0f)), l.and(pair, l.splat_word(0x30)));

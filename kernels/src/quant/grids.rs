@@ -215,10 +215,10 @@ pub(super) fn decode(weight_type: WeightType, row: &mut impl Row) {
     }
 }
 
-/// Byte `i` of the field that begins at word `first`.
+/// Byte `i` of a word.
 #[inline(always)]
-fn byte(row: &impl Row, first: usize, i: usize) -> usize {
-    (row.word(first + i / 4) >> (8 * (i % 4)) & 0xff) as usize
+fn byte(word: u32, i: usize) -> usize {
+    (word >> (8 * i) & 0xff) as usize
 }
 
 /// Nibble `i` of the field that begins at word `first`.
@@ -238,10 +238,10 @@ fn odd(bits: u32) -> i8 {
 fn iq2_xxs(row: &mut impl Row) {
     row.put_d(0.125 * row.scale());
     for s in 0..8 {
-        let (indices, rest) = (row.word(2 * s).to_le_bytes(), row.word(2 * s + 1));
-        for (i, index) in indices.into_iter().enumerate() {
+        let (indices, rest) = (row.word(2 * s), row.word(2 * s + 1));
+        for i in 0..4 {
             let signs = EVEN_SIGNS[(rest >> (7 * i) & 127) as usize];
-            row.put_weights(4 * s + i, with_signs(IQ2_XXS[usize::from(index)], signs));
+            row.put_weights(4 * s + i, with_signs(IQ2_XXS[byte(indices, i)], signs));
         }
         row.put_scale(s, odd(rest >> 28));
     }
@@ -251,12 +251,13 @@ fn iq2_xxs(row: &mut impl Row) {
 #[inline(always)]
 fn iq2_xs(row: &mut impl Row) {
     row.put_d(0.125 * row.scale());
-    for i in 0..32 {
-        let pair = row.word(i / 2) >> (16 * (i % 2)) & 0xffff;
-        let signs = EVEN_SIGNS[pair as usize >> 9];
-        row.put_weights(i, with_signs(IQ2_XS[pair as usize & 511], signs));
-    }
     for s in 0..16 {
+        let pairs = row.word(s);
+        for i in 0..2 {
+            let pair = (pairs >> (16 * i)) as usize;
+            let signs = EVEN_SIGNS[pair >> 9 & 127];
+            row.put_weights(2 * s + i, with_signs(IQ2_XS[pair & 511], signs));
+        }
         row.put_scale(s, odd(nibble(row, 16, s)));
     }
 }
@@ -265,10 +266,12 @@ fn iq2_xs(row: &mut impl Row) {
 #[inline(always)]
 fn iq2_s(row: &mut impl Row) {
     row.put_d(0.125 * row.scale());
-    for i in 0..32 {
-        let upper = row.word(16 + i / 16) >> (2 * (i % 16)) & 3;
-        let index = byte(row, 0, i) | (upper as usize) << 8;
-        row.put_weights(i, with_signs(IQ2_S[index], SIGNS[byte(row, 8, i)]));
+    for k in 0..8 {
+        let (lower, signs, upper) = (row.word(k), row.word(8 + k), byte(row.word(16 + k / 4), k % 4));
+        for i in 0..4 {
+            let index = byte(lower, i) | (upper >> (2 * i) & 3) << 8;
+            row.put_weights(4 * k + i, with_signs(IQ2_S[index], SIGNS[byte(signs, i)]));
+        }
     }
     for s in 0..16 {
         row.put_scale(s, odd(nibble(row, 18, s)));
@@ -280,11 +283,11 @@ fn iq2_s(row: &mut impl Row) {
 fn iq3_xxs(row: &mut impl Row) {
     row.put_d(0.5 * row.scale());
     for s in 0..8 {
-        let rest = row.word(16 + s);
-        for i in 4 * s..4 * s + 4 {
-            let pair = [0, 1].map(|half| u64::from(IQ3_XXS[byte(row, 0, 2 * i + half)]));
-            let signs = EVEN_SIGNS[(rest >> (7 * (i % 4)) & 127) as usize];
-            row.put_weights(i, with_signs(pair[0] | pair[1] << 32, signs));
+        let (indices, rest) = ([row.word(2 * s), row.word(2 * s + 1)], row.word(16 + s));
+        for i in 0..4 {
+            let point = |half: usize| u64::from(IQ3_XXS[byte(indices[i / 2], i % 2 * 2 + half)]);
+            let signs = EVEN_SIGNS[(rest >> (7 * i) & 127) as usize];
+            row.put_weights(4 * s + i, with_signs(point(0) | point(1) << 32, signs));
         }
         row.put_scale(s, odd(rest >> 28));
     }
@@ -294,13 +297,14 @@ fn iq3_xxs(row: &mut impl Row) {
 #[inline(always)]
 fn iq3_s(row: &mut impl Row) {
     row.put_d(row.scale());
-    for i in 0..32 {
-        let upper = row.word(16 + i / 16) >> (2 * (i % 16));
-        let index = |half: usize| byte(row, 0, 2 * i + half) | ((upper >> half & 1) as usize) << 8;
-        let pair = [0, 1].map(|half| u64::from(IQ3_S[index(half)]));
-        row.put_weights(i, with_signs(pair[0] | pair[1] << 32, SIGNS[byte(row, 18, i)]));
-    }
     for s in 0..8 {
+        let (lower, signs) = ([row.word(2 * s), row.word(2 * s + 1)], row.word(18 + s));
+        let upper = byte(row.word(16 + s / 4), s % 4);
+        for i in 0..4 {
+            let index = |half: usize| byte(lower[i / 2], i % 2 * 2 + half) | (upper >> (2 * i + half) & 1) << 8;
+            let point = |half: usize| u64::from(IQ3_S[index(half)]);
+            row.put_weights(4 * s + i, with_signs(point(0) | point(1) << 32, SIGNS[byte(signs, i)]));
+        }
         row.put_scale(s, odd(nibble(row, 26, s)));
     }
 }
@@ -317,10 +321,10 @@ fn iq1_point(index: usize, less: bool) -> u64 {
 fn iq1_s(row: &mut impl Row) {
     row.put_d(0.125 * row.scale());
     for s in 0..8 {
-        let rest = row.word(8 + s / 2) >> (16 * (s % 2)) & 0xffff;
-        for i in 4 * s..4 * s + 4 {
-            let upper = rest >> (3 * (i % 4)) & 7;
-            row.put_weights(i, iq1_point(byte(row, 0, i) | (upper as usize) << 8, rest >> 15 == 1));
+        let (lower, rest) = (row.word(s), row.word(8 + s / 2) >> (16 * (s % 2)) & 0xffff);
+        for i in 0..4 {
+            let upper = (rest >> (3 * i) & 7) as usize;
+            row.put_weights(4 * s + i, iq1_point(byte(lower, i) | upper << 8, rest >> 15 == 1));
         }
         row.put_scale(s, odd(rest >> 12 & 7));
     }
@@ -330,14 +334,18 @@ fn iq1_s(row: &mut impl Row) {
 /// scales of three bits and four bits of the block's.
 #[inline(always)]
 fn iq1_m(row: &mut impl Row) {
-    let quarter = |row: &_, k: usize| Row::word(row, 12 + k / 2) >> (16 * (k % 2)) & 0xffff;
-    let bits = (0..4).fold(0, |bits, k| bits | (quarter(row, k) >> 12) << (4 * k));
+    let pairs = [row.word(12), row.word(13)];
+    let quarter = |k: usize| pairs[k / 2] >> (16 * (k % 2)) & 0xffff;
+    let bits = (0..4).fold(0, |bits, k| bits | (quarter(k) >> 12) << (4 * k));
     row.put_d(0.125 * f16::from_bits(bits as u16).to_f32());
-    for i in 0..32 {
-        let rest = nibble(row, 8, i);
-        row.put_weights(i, iq1_point(byte(row, 0, i) | (rest as usize & 7) << 8, rest & 8 != 0));
+    for k in 0..8 {
+        let (lower, rest) = (row.word(k), row.word(8 + k / 2) >> (16 * (k % 2)));
+        for i in 0..4 {
+            let rest = (rest >> (4 * i)) as usize;
+            row.put_weights(4 * k + i, iq1_point(byte(lower, i) | (rest & 7) << 8, rest & 8 != 0));
+        }
     }
     for s in 0..16 {
-        row.put_scale(s, odd(quarter(row, s / 4) >> (3 * (s % 4)) & 7));
+        row.put_scale(s, odd(quarter(s / 4) >> (3 * (s % 4)) & 7));
     }
 }

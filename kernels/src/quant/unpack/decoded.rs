@@ -43,9 +43,9 @@ impl Row for PackedRow<'_> {
     }
     #[inline(always)]
     fn put_weights(&mut self, group: usize, bytes: u64) {
-        for (half, quad) in bytes.to_le_bytes().as_chunks().0.iter().enumerate() {
-            self.decoded.quads[2 * group + half][self.lane].write(*quad);
-        }
+        let quads = &mut self.decoded.quads;
+        quads[2 * group][self.lane].write((bytes as u32).to_le_bytes());
+        quads[2 * group + 1][self.lane].write(((bytes >> 32) as u32).to_le_bytes());
     }
     #[inline(always)]
     fn put_d(&mut self, d: f32) {

@@ -327,8 +327,8 @@ const FREE: [&str; 7] = [
     "final_logit_softcapping",
     "expert_used_count",
 ];
-/// A key that says what the number of layers says.
-const NOT_READ: &str = "nextn_predict_layers";
+/// Keys that say what the tensors say, too.
+const NOT_READ: [&str; 2] = ["nextn_predict_layers", "vocab_size"];
 
 /// What a file says of its tensors, and the architecture's keys.
 fn contents(gguf: &Gguf, architecture: &str) -> BTreeMap<String, String> {
@@ -336,7 +336,7 @@ fn contents(gguf: &Gguf, architecture: &str) -> BTreeMap<String, String> {
         (format!("tensor {}", tensor.name()), format!("{:?}, {:?} bytes", tensor.shape(), tensor.len_bytes()))
     });
     let keys = gguf.keys().filter_map(|key| {
-        let own = key.strip_prefix(architecture)?.strip_prefix('.').filter(|own| *own != NOT_READ)?;
+        let own = key.strip_prefix(architecture)?.strip_prefix('.').filter(|own| !NOT_READ.contains(own))?;
         let value = gguf.metadata(key).expect("a value");
         Some((key.to_owned(), if FREE.contains(&own) { String::new() } else { shown(value) }))
     });

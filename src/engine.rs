@@ -331,7 +331,7 @@ fn thread_pool(threads: usize) -> Result<rayon::ThreadPool> {
 
 /// Physical cores, limited by affinity and the cgroup quota. SMT siblings are left out: the kernels are bound by memory
 /// or by the multipliers.
-fn default_threads() -> usize {
+pub fn default_threads() -> usize {
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
     num_cpus::get_physical().min(usable).max(1)
 }

@@ -77,7 +77,7 @@ pub mod verify;
 
 pub use constraint::{Constraint, ConstraintLimits};
 pub use device::DeviceChoice;
-pub use engine::Engine;
+pub use engine::{Engine, default_threads};
 pub use error::{Error, Result};
 pub use foretoken_kernels::quant::WeightType;
 pub use foretoken_kernels::{ElementType, Isa};

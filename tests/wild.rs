@@ -19,8 +19,8 @@ use foretoken::nn::tensor;
 use foretoken::sampler::Penalties;
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
-    ElementType, Engine, EngineOptions, Finish, GenerateOptions, Isa, LogitsProcessor, OutputRows, Result, Sampling,
-    SessionOptions, WeightType,
+    ElementType, Engine, EngineOptions, Finish, GenerateOptions, Isa, LogitsProcessor, Model, OutputRows, Result,
+    Sampling, SessionOptions, WeightType,
 };
 use foretoken_kernels::quant::{dequantize_row, quantize_row};
 use gguf_writer::*;
@@ -1343,6 +1343,22 @@ fn directories_of_every_layout_compute_the_references() {
     computes_the_references(&case, &target(&twin.path("target")).expect("a target"));
 }
 
+/// What a step reads is known from names and sizes, before anything is loaded.
+#[test]
+fn step_bytes_are_those_of_the_loaded_model() {
+    for case in cases::all() {
+        let twin = Twin::of(&case.name);
+        let file = twin.write("target.gguf", twin.gguf("target").bytes());
+        for path in [twin.path("target"), file] {
+            let checkpoint = Checkpoint::open(&path).expect("a checkpoint");
+            let config = checkpoint.target_config().expect("a configuration");
+            let loaded = Target::load(&checkpoint, Isa::best()).expect("a target").step_cost().bytes as u64;
+            let said = checkpoint.target_step_bytes(&config).expect("a target");
+            assert_eq!(said, loaded, "{}, {}", case.name, path.display());
+        }
+    }
+}
+
 #[test]
 fn split_files_compute_the_references() {
     let (twin, case) = (Twin::of("edge"), case("edge"));
@@ -1366,4 +1382,32 @@ fn split_files_compute_the_references() {
     std::fs::rename(&paths[1], twin.path("split/part2.gguf")).expect("renamed");
     refused(target(&paths[0]), &["model-00002-of-00002.gguf", "check the path"]);
     refused(target(&twin.path("split/part2.gguf")), &["part2.gguf", "one of 2 files", "give it its name back"]);
+}
+
+/// docs/checkpoints.md names every test of this file, and no test or file of tests that is gone.
+#[test]
+fn the_tables_in_the_docs_are_current() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &Path| std::fs::read_to_string(path).expect("a file");
+    let sources: Vec<PathBuf> = (["tests", "tools/tests"].iter())
+        .flat_map(|directory| std::fs::read_dir(root.join(directory)).expect("a directory"))
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .collect();
+    let tests_in = |text: &str| -> Vec<String> {
+        let after = text.split("#[test]\nfn ").skip(1);
+        after.filter_map(|rest| Some(rest.split_once('(')?.0.to_owned())).collect()
+    };
+    let mut known: Vec<String> = sources.iter().flat_map(|path| tests_in(&read(path))).collect();
+    known.extend(sources.iter().filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())));
+    let docs = read(&root.join("docs/checkpoints.md"));
+    // The last column of a table.
+    let columns = docs.lines().filter(|line| line.starts_with('|')).filter_map(|line| line.rsplit('|').nth(1));
+    for name in columns.flat_map(|column| column.split('`').skip(1).step_by(2)) {
+        assert!(known.iter().any(|test| test == name), "docs/checkpoints.md: no test {name}");
+    }
+    for test in tests_in(&read(&root.join("tests/wild.rs"))) {
+        let is_own = test == "the_tables_in_the_docs_are_current";
+        assert!(is_own || docs.contains(&format!("`{test}`")), "docs/checkpoints.md has no row of {test}");
+    }
 }

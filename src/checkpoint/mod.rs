@@ -13,6 +13,7 @@ pub mod quantize;
 mod recode;
 mod safetensors;
 mod spelling;
+mod step_bytes;
 mod unread;
 
 pub use fields::Fields;

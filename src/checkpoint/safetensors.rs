@@ -53,6 +53,13 @@ impl Tensors {
         plain.chain(self.compressed.values().map(|matrix| matrix.len_bytes() as u64)).sum()
     }
 
+    /// Name, number of dimensions and bytes when loaded, of every tensor.
+    pub(super) fn described(&self) -> impl Iterator<Item = (&str, usize, u64)> {
+        let plain =
+            self.tensors.iter().map(|(name, t)| (name.as_str(), t.shape.len(), t.bytes.as_slice().len() as u64));
+        plain.chain(self.compressed.iter().map(|(name, matrix)| (name.as_str(), 2, matrix.len_bytes() as u64)))
+    }
+
     /// The tensor `name`, or `None`. A compressed matrix is converted in memory.
     ///
     /// # Errors

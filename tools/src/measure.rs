@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use foretoken::nn::Arena;
-use foretoken::{Engine, Probe, SessionOptions};
+use foretoken::{Engine, Isa, Probe, SessionOptions};
 use foretoken_kernels::measure;
 
 /// Milliseconds, a value for each measurement.
@@ -59,14 +59,14 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 /// GB/s at which the device that computes reads at best; `None` if there is no memory to measure with.
 pub fn read_bandwidth(engine: &Engine) -> Option<f64> {
     match foretoken::device_bandwidth(engine) {
-        Ok(None) => engine.run(|| processor_bandwidth(engine)),
+        Ok(None) => processor_bandwidth(engine.isa(), engine.threads()),
         Ok(read) => read,
         Err(_) => None,
     }
 }
 
-/// The best of three passes over more memory than any cache holds, all threads at once.
-fn processor_bandwidth(engine: &Engine) -> Option<f64> {
+/// GB/s: the best of three passes over more memory than any cache holds, all threads at once; `None` without that memory.
+pub fn processor_bandwidth(isa: Isa, threads: usize) -> Option<f64> {
     const BYTES: usize = 1 << 30;
     // The memory that packed weights lie in: with small pages, reading is slower.
     let mut piece = Arena::default().take(BYTES)?;
@@ -74,12 +74,9 @@ fn processor_bandwidth(engine: &Engine) -> Option<f64> {
     let data = piece.as_slice();
     let pass = || {
         let start = Instant::now();
-        let part = data.len() / engine.threads();
-        rayon::scope(|scope| {
-            for part in data.chunks(part) {
-                scope.spawn(move |_| {
-                    std::hint::black_box(measure::read_all(engine.isa(), part));
-                });
+        std::thread::scope(|scope| {
+            for part in data.chunks(data.len() / threads) {
+                scope.spawn(move || std::hint::black_box(measure::read_all(isa, part)));
             }
         });
         BYTES as f64 / 1e9 / start.elapsed().as_secs_f64()

@@ -65,20 +65,19 @@ fn utf8(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
 
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 13] = [
     "acceptance",
     "bench_matrix",
     "convert",
     "depth",
+    "doctor",
     "drafters",
     "generate",
-    "inspect",
     "kv_quality",
     "perplexity",
     "quantize",
     "synthesize",
     "trace_view",
-    "verify",
     "verify_curve",
 ];
 
@@ -419,67 +418,102 @@ fn quantizing_while_loading_does_not_hold_the_file() {
     assert!(quantized < bound, "{quantized} bytes at most, {bound} allowed; the file has {file}");
 
     // The files are what they are called.
-    let (listed, _) = succeeds("inspect", &[utf8(&model), "--no-tensors"]);
-    assert!(listed.contains("general.architecture = Some(") && listed.contains("tensors of bf16: "), "{listed}");
     let assistant = directory.path().join("e2b-assistant.gguf");
-    let (sound, _) = succeeds("verify", &["--model", utf8(&model), "--assistant", utf8(&assistant)]);
+    let (sound, _) = succeeds("doctor", &[utf8(&model), utf8(&assistant), "--contents", "--check"]);
+    assert!(sound.contains("general.architecture = \"gemma4\"") && sound.contains(" bf16, "), "{sound}");
     assert_eq!(sound.lines().last(), Some("sound"), "{sound}");
 }
 
 // ---- checkpoints ----
 
 #[test]
-fn verify_says_what_is_unsound() {
+fn doctor_says_what_is_unsound() {
     let (target, assistant) = (demo("target"), demo("assistant"));
-    let both = ["--model", utf8(&target), "--assistant", utf8(&assistant)];
-    let (sound, stderr) = succeeds("verify", &both);
+    let both = [utf8(&target), utf8(&assistant), "--check"];
+    let (sound, stderr) = succeeds("doctor", &both);
     assert!(sound.lines().last() == Some("sound") && stderr.is_empty(), "{sound}{stderr}");
     assert!(sound.lines().any(|line| line.starts_with("ok      pair      acceptance")), "{sound}");
-    let report = json("verify", &[&both[..], &["--json"]].concat());
+    let report = json("doctor", &[&both[..], &["--json"]].concat());
     assert_eq!((keys(&report), &report["passed"]), (vec!["findings", "passed"], &Value::Bool(true)));
     for finding in report["findings"].as_array().expect("findings") {
         assert_eq!(keys(finding), ["check", "detail", "outcome", "part"]);
         assert_eq!(finding["outcome"], "passed", "{finding}");
     }
 
-    // A target as its own assistant.
-    let swapped = ["--model", utf8(&target), "--assistant", utf8(&target)];
-    let unsound = run("verify", &swapped);
+    // A tensor of nothing but zeros, which loads.
+    let directory = tempfile::tempdir().expect("a directory");
+    beside(directory.path(), [("target", "model"), ("assistant", "model-assistant")]);
+    let (model, name) = (directory.path().join("model"), "model.norm.weight");
+    let weights = model.join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).expect("a file");
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
+    let tensors: Value = serde_json::from_slice(&bytes[8..header]).expect("JSON");
+    let place = |i: usize| header + tensors[name]["data_offsets"][i].as_u64().expect("a place") as usize;
+    bytes[place(0)..place(1)].fill(0);
+    std::fs::write(&weights, bytes).expect("written");
+    let unsound = run("doctor", &[utf8(&model), "--check"]);
     let printed = text(&unsound.stdout);
     assert_eq!(unsound.status.code(), Some(1), "{printed}");
-    let failed = printed.lines().filter(|line| line.starts_with("FAILED  assistant ")).count();
-    assert!(failed > 0 && printed.lines().last() == Some(&format!("{failed} failures")), "{printed}");
-    let unsound = run("verify", &[&swapped[..], &["--json"]].concat());
+    let failed: Vec<_> = printed.lines().filter(|line| line.starts_with("FAILED  ")).collect();
+    assert!(matches!(failed[..], [one] if one.contains(name)), "{printed}");
+    assert_eq!(printed.lines().last(), Some("1 failures"));
+    let unsound = run("doctor", &[utf8(&model), "--check", "--json"]);
     let report: Value = serde_json::from_slice(&unsound.stdout).expect("JSON");
     assert_eq!((unsound.status.code(), &report["passed"]), (Some(1), &Value::Bool(false)));
-    let outcomes = report["findings"].as_array().expect("findings").iter().filter(|one| one["outcome"] == "failed");
-    assert_eq!(outcomes.count(), failed);
 }
 
 #[test]
-fn inspect_lists_a_checkpoint() {
-    let target = demo("target");
-    let (listed, stderr) = succeeds("inspect", &[utf8(&target)]);
+fn doctor_says_what_files_are() {
+    let (target, assistant) = (demo("target"), demo("assistant"));
+    let (said, stderr) = succeeds("doctor", &[utf8(&assistant), utf8(&target), "--threads", "1"]);
     assert!(stderr.is_empty(), "{stderr}");
     let checkpoint = Checkpoint::open(&target).expect("the demo");
     let names = checkpoint.names();
-    assert!(names.iter().all(|name| listed.lines().any(|line| line.starts_with(&format!("{name} ")))));
-    assert!(listed.contains("\"hidden_size\": 256") && listed.contains(&format!("{} tensors of bf16: ", names.len())));
     for part in [
-        "K/V exact ",
-        "K/V compact ",
-        " bytes per token, ",
-        " at 8192 positions",
-        " fit the memory",
-        "weights take 19.6 MiB",
+        "target: a Gemma 4 target (safetensors)",
+        &format!("tensors    {}: {} bf16; 19.6 MiB", names.len(), names.len()),
+        "layers     10: 5 full, 5 with a window of ",
+        "4 layers read the K and V of earlier ones",
+        &format!("MTP        yes, with {}", assistant.display()),
+        "K = V      no",
+        "a tokenizer, no chat template",
+        "assistant: a Gemma 4 assistant (safetensors)",
+        "centroids  yes: a draft scores the ids of 8 of 64 centroids",
+        "8192 of 8192 positions fit with K/V exact (",
+        "positions fit with K/V compact (",
+        " GB/s with 1 threads at best",
+        " tokens/s at a short context",
+        " with three drafts a pass",
     ] {
-        assert!(listed.contains(part), "{listed} has no {part:?}");
+        assert!(said.contains(part), "{said} has no {part:?}");
     }
-    let (shorter, _) = succeeds("inspect", &[utf8(&target), "--no-tensors"]);
-    assert_eq!(listed.lines().count() - shorter.lines().count(), names.len());
-    // An assistant has no K/V of its own.
-    let (assistant, _) = succeeds("inspect", &[utf8(&demo("assistant")), "--no-tensors"]);
-    assert!(!assistant.contains("K/V") && assistant.contains("MiB in all"), "{assistant}");
+    assert!(!said.contains("model.norm.weight"), "{said}");
+    let (listed, _) = succeeds("doctor", &[utf8(&target), "--contents"]);
+    assert!(names.iter().all(|name| listed.lines().any(|line| line.starts_with(&format!("{name} ")))), "{listed}");
+    assert!(listed.contains("\"hidden_size\": 256") && listed.contains("MTP        no assistant"), "{listed}");
+    // An assistant alone has no K and V, and generates nothing.
+    let (alone, _) = succeeds("doctor", &[utf8(&assistant)]);
+    assert!(!alone.contains("K/V") && !alone.contains("command"), "{alone}");
+    // What is neither.
+    let refused = run("doctor", &[utf8(&target), utf8(&target)]);
+    assert!(text(&refused.stderr).contains("is a second target"));
+}
+
+/// The command runs as it is printed, with the assistant beside the model.
+#[test]
+fn the_doctors_command_generates() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let folder = directory.path().join("it's here");
+    std::fs::create_dir(&folder).expect("a directory");
+    beside(&folder, [("target", "model"), ("assistant", "model-assistant")]);
+    let (said, _) = succeeds("doctor", &[utf8(&folder.join("model"))]);
+    let line = said.lines().last().expect("a line");
+    let (_, arguments) = line.split_once("--example generate -- ").expect("the command");
+    let generate = example("generate").get_program().to_owned();
+    let script = format!("{} {arguments} --max-tokens 4", utf8(Path::new(&generate)));
+    let output = Command::new("sh").args(["-c", &script]).output().expect("a shell");
+    let lines = text(&output.stderr);
+    assert!(output.status.success() && lines.contains("drafted tokens accepted"), "{script}: {lines}");
 }
 
 /// Directory to GGUF, GGUF to fewer bits, and GGUF to a directory; all of them load and go on writing.
@@ -712,10 +746,9 @@ fn errors_are_one_line() {
             "bench_matrix" => vec!["--render", "--out", empty],
             "convert" => vec![nowhere, &gguf],
             "drafters" => both.to_vec(),
-            "inspect" | "perplexity" | "trace_view" => vec![nowhere],
+            "doctor" | "perplexity" | "trace_view" => vec![nowhere],
             "quantize" => vec![nowhere, &gguf, "q8_0"],
             "synthesize" => vec![nowhere, "31b", "--centroids"],
-            "verify" => vec![],
             _ => both[..2].to_vec(),
         }
     };
@@ -752,9 +785,9 @@ fn a_closed_pipe_ends_a_command_quietly() {
     let printing: [(&str, &[&str]); 8] = [
         ("generate", &["fn main() {", "--max-tokens", "8"]),
         ("generate", &["fn main() {", "--max-tokens", "8", "--json"]),
-        ("inspect", &[utf8(&target)]),
-        ("verify", &["--model", utf8(&target)]),
-        ("verify", &["--assistant", utf8(&assistant), "--json"]),
+        ("doctor", &[utf8(&target)]),
+        ("doctor", &[utf8(&target), "--check"]),
+        ("doctor", &[utf8(&target), utf8(&assistant), "--check", "--json"]),
         ("depth", &["--depths", "16", "--kv", "f16", "--repeats", "1"]),
         ("kv_quality", &["--tokens", "16", "--generate", "1", "--only", "exact"]),
         ("bench_matrix", &["--dry-run", "--out", "/nowhere"]),

@@ -1,0 +1,67 @@
+//! Bytes of weights that a token reads, from names, shapes and sizes alone.
+
+use super::{Checkpoint, Files};
+use crate::Result;
+use crate::gemma4::{AssistantConfig, TextConfig, is_dead, is_tower};
+
+/// A tensor as it is described: its name, its dimensions, and its bytes when it is loaded.
+struct Described {
+    name: String,
+    dimensions: usize,
+    bytes: u64,
+}
+
+impl Checkpoint {
+    /// Bytes of weights that a step of the target reads: those of a loaded one
+    /// ([`StepCost`](super::StepCost)), without loading it.
+    ///
+    /// # Errors
+    /// If there is no embedding under any known prefix.
+    pub fn target_step_bytes(&self, config: &TextConfig) -> Result<u64> {
+        let prefix = self.text_prefix()?;
+        let of_tensor = |tensor: &Described| {
+            let name = tensor.name.as_str();
+            let is_gathered = name.ends_with("embed_tokens_per_layer.weight")
+                || !config.tie_word_embeddings && name.ends_with("embed_tokens.weight")
+                || config.tie_word_embeddings && name == "lm_head.weight";
+            if tensor.dimensions < 2 || is_gathered || is_tower(name) || is_dead(name, prefix, config) {
+                return 0;
+            }
+            let is_experts = name.contains(".experts.") || name.contains("_exps.");
+            match config.moe.as_ref().filter(|_| is_experts) {
+                Some(moe) => tensor.bytes / moe.num_experts as u64 * moe.top_k_experts as u64,
+                None => tensor.bytes,
+            }
+        };
+        Ok(self.described().iter().map(of_tensor).sum())
+    }
+
+    /// Bytes of weights that a draft step of the assistant reads.
+    pub fn assistant_step_bytes(&self, config: &AssistantConfig) -> u64 {
+        let of_tensor = |tensor: &Described| match &config.centroids {
+            _ if tensor.dimensions < 2 || tensor.name == "lm_head.weight" || tensor.name == "mtp_input_embd.weight" => {
+                0
+            }
+            Some(centroids) if tensor.name.ends_with("embed_tokens.weight") => {
+                tensor.bytes / centroids.num_centroids as u64 * centroids.top_k as u64
+            }
+            _ => tensor.bytes,
+        };
+        self.described().iter().map(of_tensor).sum()
+    }
+
+    fn described(&self) -> Vec<Described> {
+        match &self.files {
+            Files::HuggingFace(tensors) => (tensors.described())
+                .map(|(name, dimensions, bytes)| Described { name: name.to_owned(), dimensions, bytes })
+                .collect(),
+            Files::Gguf(gguf) => (gguf.tensors())
+                .map(|tensor| Described {
+                    name: super::gguf::hugging_face_name(tensor.name()).unwrap_or_else(|| tensor.name().to_owned()),
+                    dimensions: tensor.shape().len(),
+                    bytes: tensor.len_bytes().unwrap_or(0) as u64,
+                })
+                .collect(),
+        }
+    }
+}

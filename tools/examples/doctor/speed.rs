@@ -1,0 +1,154 @@
+//! What a model takes of this machine: memory for a context, tokens a second, and the command.
+
+use anyhow::{Context, Result};
+use foretoken::Isa;
+use foretoken::chat::ChatTemplate;
+use foretoken::checkpoint::Checkpoint;
+use foretoken::gemma4::{AssistantConfig, TextConfig};
+use foretoken::kv::{KvCache, KvOptions, KvPreset, available_memory};
+use foretoken_tools::measure::processor_bandwidth;
+
+use crate::features::line;
+
+/// Share of the bandwidth that decoding reaches.
+const REACHED: f64 = 0.8;
+/// Acceptance of three drafts by their place, as published for 31B with thinking off.
+const ACCEPTED: [f64; 3] = [0.92, 0.78, 0.67];
+/// What a pass over four rows costs, in passes over one.
+const FOUR_ROWS: f64 = 1.1;
+/// A context that is short for a chat.
+const SHORT: usize = 8192;
+
+pub fn print(
+    (checkpoint, config): (&Checkpoint, &TextConfig),
+    assistant: Option<&(Checkpoint, AssistantConfig)>,
+    threads: usize,
+) -> Result<()> {
+    println!("on this machine");
+    let weights = checkpoint.bytes() + assistant.map_or(0, |(checkpoint, _)| checkpoint.bytes());
+    let available = available_memory();
+    match available {
+        Some(available) if weights > available => line(
+            "memory",
+            &format!(
+                "{} of weights, more than the {} that are available: they are read from the disk for every token; \
+                 take a smaller model or type",
+                mebibytes(weights),
+                mebibytes(available)
+            ),
+        ),
+        Some(available) => {
+            line("memory", &format!("{} of weights of {} available", mebibytes(weights), mebibytes(available)));
+        }
+        None => line("memory", &format!("{} of weights", mebibytes(weights))),
+    }
+    let preset = contexts(config, available.map(|available| available.saturating_sub(weights)));
+    tokens_per_second((checkpoint, config), assistant, threads)?;
+    line("command", &command(checkpoint, assistant, preset)?);
+    Ok(())
+}
+
+/// Prints the context that fits `room` bytes in every preset; the first preset in which a whole or a long one does.
+fn contexts(config: &TextConfig, room: Option<u64>) -> KvPreset {
+    let longest = config.max_position_embeddings;
+    let mut chosen = None;
+    for preset in KvPreset::ALL {
+        // Sizes only: nothing is held before it is needed.
+        let options = KvOptions { memory: Some(u64::MAX), ..preset.into() };
+        let Ok(cache) = KvCache::new(config.kv_layout(), &options, longest, Isa::best()) else { continue };
+        let fits = room.map_or(longest, |room| largest(longest, |len| cache.bytes_at(len) as u64 <= room));
+        let per_token = cache.bytes_per_token();
+        line(
+            "context",
+            &format!("{fits} of {longest} positions fit with K/V {} ({per_token} bytes per token)", preset.name()),
+        );
+        chosen = chosen.or((fits >= longest.min(SHORT)).then_some(preset));
+    }
+    chosen.unwrap_or(KvPreset::Compact)
+}
+
+/// The largest length up to `longest` that fits.
+fn largest(longest: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, longest + 1);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle) { low = middle } else { high = middle }
+    }
+    low
+}
+
+/// From the bytes that a token reads and what the machine reads at best.
+fn tokens_per_second(
+    (checkpoint, config): (&Checkpoint, &TextConfig),
+    assistant: Option<&(Checkpoint, AssistantConfig)>,
+    threads: usize,
+) -> Result<()> {
+    let bandwidth = 1e9 * processor_bandwidth(Isa::best(), threads).context("no memory to measure with")?;
+    let step = checkpoint.target_step_bytes(config)? as f64;
+    let isa = Isa::best().name();
+    line(
+        "reads",
+        &format!(
+            "{:.1} GB/s with {threads} threads at best ({isa}); a token reads {} of weights",
+            bandwidth / 1e9,
+            mebibytes(step as u64)
+        ),
+    );
+    let seconds = step / bandwidth / REACHED;
+    // What fits the processor's caches is faster.
+    let plain = format!("about {} tokens/s at a short context, one token per pass", significant(1.0 / seconds));
+    line("expect", &plain);
+    if let Some((checkpoint, config)) = assistant {
+        let draft = checkpoint.assistant_step_bytes(config) as f64 / bandwidth / REACHED;
+        let tokens = 1.0 + ACCEPTED.iter().sum::<f64>();
+        let round = FOUR_ROWS * seconds + ACCEPTED.len() as f64 * draft;
+        let rates = ACCEPTED.map(|rate| format!("{:.0}", 100.0 * rate)).join(", ");
+        let speed = significant(tokens / round);
+        line("", &format!("about {speed} with three drafts a pass, accepted in {rates} % of passes"));
+    }
+    Ok(())
+}
+
+/// With three digits.
+fn significant(x: f64) -> String {
+    let decimals = 2 - x.abs().max(f64::MIN_POSITIVE).log10().floor() as i32;
+    format!("{x:.*}", decimals.max(0) as usize)
+}
+
+/// The command that generates text with it.
+fn command(
+    checkpoint: &Checkpoint,
+    assistant: Option<&(Checkpoint, AssistantConfig)>,
+    preset: KvPreset,
+) -> Result<String> {
+    let path = |checkpoint: &Checkpoint| quoted(&checkpoint.path().display().to_string());
+    let mut words = vec![format!("cargo run --release --example generate -- --model {}", path(checkpoint))];
+    if let Some((assistant, _)) = assistant {
+        words.push(format!("--assistant {}", path(assistant)));
+    }
+    if preset != KvPreset::Exact {
+        words.push(format!("--kv-preset {}", preset.name()));
+    }
+    words.push(match ChatTemplate::of(checkpoint)? {
+        Some(_) => "--chat 'Why is the sky blue?'".into(),
+        None => "'fn main() {'".into(),
+    });
+    Ok(words.join(" "))
+}
+
+/// For a shell.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:@%,".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+pub fn mebibytes(bytes: u64) -> String {
+    match bytes {
+        0x4000_0000.. => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
+        _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+    }
+}

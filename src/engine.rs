@@ -59,7 +59,12 @@ impl Engine {
         let pool = thread_pool(threads)?;
         // Before the files are read: a missing device is reported at once.
         let device = device::open(&options.device)?;
-        let load = LoadOptions { isa, quantize: options.quantize, progress: options.progress.clone() };
+        let load = LoadOptions {
+            isa,
+            quantize: options.quantize,
+            centroids: options.centroids.clone(),
+            progress: options.progress.clone(),
+        };
         let checkpoint = Checkpoint::open(&options.model)?;
         // On the pool: all threads pack quantized weights.
         let Loaded { model, gemma4, own_drafter, eos_token_ids, end_of_generation: names } =

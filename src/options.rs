@@ -9,6 +9,7 @@ use foretoken_kernels::quant::WeightType;
 use crate::checkpoint::Progress;
 use crate::constraint::Constraint;
 use crate::device::DeviceChoice;
+use crate::gemma4::Centroids;
 use crate::kv::KvOptions;
 use crate::sampler::{LogitsProcessor, Sampling};
 use crate::speculative::{BlockSize, Cancel, DraftSampling, DrafterOptions, Drafters, Trace};
@@ -31,6 +32,8 @@ pub struct EngineOptions {
     pub isa: Option<Isa>,
     /// Quantizes floating-point matrices while they are loaded. Default: no.
     pub quantize: Option<WeightType>,
+    /// Which centroids the assistant drafts with. Default: its own.
+    pub centroids: Centroids,
     /// Limit of K and V of all sessions together in bytes, on the CPU. Default: none.
     pub kv_memory: Option<u64>,
     /// Called as tensors are loaded. Default: none.
@@ -48,6 +51,7 @@ impl EngineOptions {
             device: DeviceChoice::default(),
             isa: None,
             quantize: None,
+            centroids: Centroids::default(),
             kv_memory: None,
             progress: None,
         }

@@ -8,6 +8,7 @@ use foretoken_kernels::quant::{PANEL_ROWS, WeightType, pack, quantize_row};
 use foretoken_kernels::{ElementType, Isa};
 
 use super::{Checkpoint, RawTensor, TensorType, unread};
+use crate::gemma4::Centroids;
 use crate::nn::{Arena, Embedding, Linear, RmsNorm, Weight};
 use crate::{Error, Result};
 
@@ -18,13 +19,15 @@ pub struct LoadOptions {
     pub isa: Isa,
     /// Quantizes floating-point matrices while they are loaded. Default: no.
     pub quantize: Option<WeightType>,
+    /// Which centroids an assistant drafts with. Default: its own.
+    pub centroids: Centroids,
     /// Called as tensors are loaded. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }
 
 impl From<Isa> for LoadOptions {
     fn from(isa: Isa) -> Self {
-        Self { isa, quantize: None, progress: None }
+        Self { isa, quantize: None, centroids: Centroids::default(), progress: None }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use candle_core::Tensor;
 
+use super::centroids::{Centroids, CentroidsWanted};
 use super::config::{AssistantConfig, AttentionType, TextConfig};
 use super::layer::DecoderLayer;
 use super::rope::Rotations;
@@ -63,7 +64,12 @@ impl Assistant {
         let layers: Result<Vec<_>> = layers.map(|(i, l)| DecoderLayer::load(&mut loader, i, text, l)).collect();
         let layers = layers?;
         let norm = loader.norm("norm.weight", hidden, text.rms_norm_eps)?;
-        let head = match &config.centroids {
+        let own = config.centroids.as_ref().filter(|_| match &options.centroids {
+            Centroids::Own => true,
+            Centroids::None => false,
+            Centroids::Build(build) => build.wanted == CentroidsWanted::IfFaster,
+        });
+        let head = match own {
             Some(centroids) => {
                 let (count, vocab) = (centroids.num_centroids, text.vocab_size);
                 let name = "masked_embedding.token_ordering";
@@ -75,13 +81,23 @@ impl Assistant {
                 let table = projections.reordered("model.embed_tokens.weight", shape, &ordering)?;
                 Head::Centroids(CentroidHead::new(of_centroids, ordering, table, centroids.top_k, options.isa))
             }
-            None => Head::Dense(loader.head("embed_tokens.weight", text.vocab_size, hidden)?),
+            None => {
+                let dense = loader.head("embed_tokens.weight", text.vocab_size, hidden)?;
+                let built = match &options.centroids {
+                    Centroids::Build(build) if build.fits(text.vocab_size) => {
+                        build.head(&mut projections, "model.embed_tokens.weight", &dense, options.isa)?
+                    }
+                    _ => None,
+                };
+                built.map_or(Head::Dense(dense), Head::Centroids)
+            }
         };
         loader.absorb(projections);
         // Some files hold the target's embedding, too.
-        loader.finish(|name| name == "lm_head.weight" || name == "mtp_input_embd.weight")?;
+        let unused = |name: &str| own.is_none() && name.starts_with("masked_embedding.");
+        loader.finish(|name| name == "lm_head.weight" || name == "mtp_input_embd.weight" || unused(name))?;
         let rotations = Rotations::new(text, options.isa)?;
-        let centroid_head = config.centroids.is_some();
+        let centroid_head = matches!(head, Head::Centroids(_));
         tracing::info!(path = %checkpoint.path().display(), hidden, centroid_head, "assistant loaded");
         let model = AssistantModel { pre_projection, layers, norm, post_projection, head, rotations };
         Ok(Self { model, ops: CpuOps { isa: options.isa }, donors })

@@ -269,7 +269,7 @@ pub struct AssistantConfig {
 }
 
 /// The centroid head: tokens are grouped by centroid, and only the best groups are scored.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CentroidConfig {
     /// Groups, all of the same size.
     pub num_centroids: usize,

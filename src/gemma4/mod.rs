@@ -3,6 +3,8 @@
 
 mod assistant;
 mod attention;
+mod built_centroids;
+mod centroids;
 mod config;
 mod layer;
 mod mlp;
@@ -16,6 +18,7 @@ mod text_model;
 pub use crate::nn::Scores;
 pub use assistant::{Assistant, DraftStep};
 pub(crate) use assistant::{AssistantModel, Head, check_pair};
+pub use centroids::{BuildCentroids, Centroids, CentroidsWanted};
 pub use config::{AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MoeConfig, RopeConfig, TextConfig};
 pub(crate) use config::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS};
 pub use target::Target;

@@ -5,6 +5,7 @@
 mod activation;
 mod aligned;
 mod arena;
+mod balanced_groups;
 mod bytes;
 mod centroid_head;
 mod embedding;
@@ -20,6 +21,7 @@ mod weight;
 pub use activation::{Gate, gelu_gate, sigmoid_gate, silu_gate};
 pub(crate) use aligned::Aligned;
 pub use arena::{Allocation, Arena};
+pub(crate) use balanced_groups::balanced_groups;
 pub use bytes::{Bytes, MappedFile, Source};
 pub use centroid_head::{CentroidHead, Scores};
 pub use embedding::Embedding;

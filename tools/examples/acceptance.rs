@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 use foretoken::{Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions, Speculation, Statistics};
+use foretoken_tools::arguments::CentroidChoice;
 use foretoken_tools::demo;
 
 /// Continue every prompt of a file greedily, without speculation and with several block sizes in turn, and print what
@@ -30,6 +31,9 @@ struct Args {
     /// Tokens per prompt.
     #[arg(long, default_value_t = 128)]
     max_tokens: usize,
+    /// Centroids of the assistant: own, none, or N/K (builds N, of which K are scored).
+    #[arg(long, value_name = "WHICH", default_value = "own")]
+    centroids: CentroidChoice,
     /// Threads; by default, the physical cores.
     #[arg(long)]
     threads: Option<usize>,
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
 fn command(args: Args) -> Result<()> {
     let engine = Engine::load(&EngineOptions {
         assistant: args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant"))),
+        centroids: args.centroids.with_cache(None),
         threads: args.threads,
         ..EngineOptions::new(args.model.clone().unwrap_or_else(|| demo("target")))
     })?;

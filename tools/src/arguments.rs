@@ -1,12 +1,14 @@
 //! Groups of command-line options, and what they stand for.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use clap::Args;
 use foretoken::chat::{ChatOptions, Json, Message, Thinking};
 use foretoken::checkpoint::find_assistants;
+use foretoken::gemma4::{BuildCentroids, CentroidConfig, Centroids, CentroidsWanted};
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters, MtpPreset, NgramCache};
 use foretoken::{
@@ -34,6 +36,13 @@ pub struct Load {
     /// A smaller Gemma 4 for the drafter draft-model: a directory, a GGUF file, or a name on the Hugging Face Hub.
     #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<PathBuf>,
+    /// Centroids of the assistant: own, none, auto (its own; without, 2048 are built and kept if a draft step is faster with them),
+    /// or N/K (builds N, of which K are scored, in any case). Built ones have fewer drafts accepted; the text is the same.
+    #[arg(long, value_name = "WHICH", default_value = "own")]
+    pub centroids: CentroidChoice,
+    /// Do not keep built centroids: they are in foretoken in XDG_CACHE_HOME, or in .cache in the home directory.
+    #[arg(long)]
+    pub no_cache: bool,
     /// Where downloads are kept. Default: HF_HUB_CACHE, or hub in HF_HOME, or .cache/huggingface/hub in the home directory. The
     /// token is HF_TOKEN, or what hf auth login stored.
     #[arg(long, value_name = "DIR")]
@@ -78,6 +87,7 @@ impl Load {
         };
         Ok(EngineOptions {
             assistant,
+            centroids: self.centroids.with_cache(own_cache().filter(|_| !self.no_cache)),
             draft_model: self.draft_model.as_deref().map(|path| hub::resolve_with(path, &from)).transpose()?,
             threads: self.threads,
             device: self.device.clone(),
@@ -94,6 +104,69 @@ fn hub_cache() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
     let home = || std::env::home_dir().map(|home| home.join(".cache/huggingface"));
     set("HF_HUB_CACHE").or_else(|| Some(set("HF_HOME").or_else(home)?.join("hub")))
+}
+
+/// The user's directory of what can be made again.
+fn own_cache() -> Option<PathBuf> {
+    let set = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let directory = set.or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
+    Some(directory.join("foretoken"))
+}
+
+/// Which centroids an assistant drafts with, as it is given on a command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CentroidChoice {
+    /// Its own, or built ones where that is faster.
+    Auto,
+    /// Its own.
+    Own,
+    /// None.
+    None,
+    /// Built ones.
+    Built(CentroidSizes),
+}
+
+/// How many centroids there are, and how many of them are scored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CentroidSizes {
+    count: usize,
+    scored: usize,
+}
+
+impl FromStr for CentroidChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let sizes = || {
+            let (count, scored) = text.split_once('/')?;
+            let (count, scored) = (count.parse::<usize>().ok()?, scored.parse().ok()?);
+            (count.is_power_of_two() && (1..=count).contains(&scored)).then_some(CentroidSizes { count, scored })
+        };
+        match text {
+            "auto" => Ok(Self::Auto),
+            "own" => Ok(Self::Own),
+            "none" => Ok(Self::None),
+            _ => sizes()
+                .map(Self::Built)
+                .ok_or("must be auto, own, none, or N/K, N a power of two and K at most N".into()),
+        }
+    }
+}
+
+impl CentroidChoice {
+    /// The engine's option, with this directory for what is built.
+    pub fn with_cache(self, cache: Option<PathBuf>) -> Centroids {
+        match self {
+            Self::Auto => Centroids::Build(BuildCentroids { cache, ..BuildCentroids::default() }),
+            Self::Own => Centroids::Own,
+            Self::None => Centroids::None,
+            Self::Built(CentroidSizes { count, scored }) => Centroids::Build(BuildCentroids {
+                sizes: CentroidConfig { num_centroids: count, top_k: scored },
+                cache,
+                wanted: CentroidsWanted::Always,
+            }),
+        }
+    }
 }
 
 /// The assistant beside the model, if one fits; says which, or why none is used.

@@ -69,15 +69,9 @@ impl Engine {
         // On the pool: all threads pack quantized weights.
         let Loaded { model, gemma4, own_drafter, eos_token_ids, end_of_generation: names } =
             pool.install(|| family::load(&checkpoint, load.clone()))?;
-        let of_gemma4 = |what: &str| {
-            let problem = format!("is {}, which this is not implemented for", checkpoint.model_type()?);
-            let unsupported =
-                Error::Unsupported { path: Some(checkpoint.path().to_owned()), what: what.into(), problem };
-            gemma4.as_ref().ok_or(unsupported)
-        };
         let assistant = match &options.assistant {
             Some(path) => {
-                let (target, checkpoint) = (of_gemma4("an assistant's target")?, Checkpoint::open(path)?);
+                let (target, checkpoint) = (only_gemma4(&gemma4, "assistant", &checkpoint)?, Checkpoint::open(path)?);
                 Some(Arc::new(pool.install(|| Assistant::load(&checkpoint, target, load.clone()))?))
             }
             None => None,
@@ -85,11 +79,11 @@ impl Engine {
         let tokenizer = checkpoint.tokenizer(model.vocab_size())?;
         let draft_model = match &options.draft_model {
             Some(path) => {
-                let (target, checkpoint) = (of_gemma4("a draft model's target")?, Checkpoint::open(path)?);
-                let model = pool.install(|| Target::load(&checkpoint, load))?;
-                let own = checkpoint.tokenizer(model.config().vocab_size)?;
-                check_vocabulary((target, tokenizer.as_ref()), (&model, own.as_ref()))?;
-                Some(Arc::new(model))
+                let checkpoint = Checkpoint::open(path)?;
+                let draft = pool.install(|| family::load(&checkpoint, load))?;
+                let own = checkpoint.tokenizer(draft.model.vocab_size())?;
+                check_vocabulary((&*model, tokenizer.as_ref()), (&*draft.model, own.as_ref()))?;
+                Some((draft, checkpoint))
             }
             None => None,
         };
@@ -101,10 +95,13 @@ impl Engine {
         end_of_generation.sort_unstable();
         end_of_generation.dedup();
         let upload = |device: Arc<dyn Device>| -> Result<_> {
-            let target = of_gemma4("a device's model")?;
+            let target = only_gemma4(&gemma4, "device", &checkpoint)?;
             let pair = Models::upload(device.clone(), target, assistant.as_deref(), &suppressed)?;
-            let draft = draft_model.as_ref().map(|model| Models::upload(device, model, None, &suppressed));
-            Ok((Arc::new(pair), draft.transpose()?.map(Arc::new)))
+            let draft = draft_model.as_ref().map(|(draft, checkpoint)| -> Result<_> {
+                let target = only_gemma4(&draft.gemma4, "device", checkpoint)?;
+                Ok((Arc::new(Models::upload(device, target, None, &suppressed)?), target.clone()))
+            });
+            Ok((Arc::new(pair), draft.transpose()?))
         };
         let (models, device_draft_model) = match (device.map(upload).transpose(), &options.device) {
             (Ok(models), _) => models.unzip(),
@@ -128,7 +125,7 @@ impl Engine {
             gemma4,
             assistant,
             own_drafter,
-            draft_model,
+            draft_model: draft_model.map(|(draft, _)| draft.model),
             device_draft_model: device_draft_model.flatten(),
             ngrams: Arc::new(NgramPool::default()),
             pages: PagePool::new(options.kv_memory),
@@ -217,7 +214,7 @@ impl Engine {
     }
 
     /// The model of the drafter `draft-model`, if one was loaded.
-    pub fn draft_model(&self) -> Option<&Target> {
+    pub fn draft_model(&self) -> Option<&dyn Model> {
         self.parts.sources.draft_model.as_deref()
     }
 
@@ -318,6 +315,18 @@ impl Engine {
     pub fn threads(&self) -> usize {
         self.parts.pool.current_num_threads()
     }
+}
+
+/// The target, for what is implemented for Gemma 4 alone.
+///
+/// # Errors
+/// If it is of another family.
+fn only_gemma4<'a>(target: &'a Option<Arc<Target>>, what: &str, checkpoint: &Checkpoint) -> Result<&'a Arc<Target>> {
+    let Some(target) = target else {
+        let problem = format!("is not implemented for {}, which runs alone and on the CPU", checkpoint.model_type()?);
+        return Err(Error::Unsupported { path: Some(checkpoint.path().to_owned()), what: what.into(), problem });
+    };
+    Ok(target)
 }
 
 /// # Errors

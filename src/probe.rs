@@ -8,7 +8,6 @@ use rand::{Rng, SeedableRng};
 
 use crate::device::{DraftChoice, read_bandwidth};
 use crate::engine::Engine;
-use crate::gemma4::Target;
 use crate::kv::{KvAccess, KvLayout, Round};
 use crate::model::OutputRows;
 use crate::nn::tensor;
@@ -67,15 +66,14 @@ impl Probe {
     }
 
     /// Extends the sequence to `depth` positions without computing them: the cost of a pass does not depend on the
-    /// values of K and V. On the CPU they are random, on a device uninitialised.
+    /// values of K and V, or of a recurrent state, which stays as it is. On the CPU they are random, on a device uninitialised.
     ///
     /// # Errors
     /// If that many positions do not fit the context.
     pub fn skip_to(&mut self, depth: usize) -> Result<()> {
-        let layout = self.session.engine().gemma4().map(Target::kv_layout);
         let rng = &mut self.rng;
         let decoder = self.session.decoder().0;
-        let layout = layout.filter(|_| decoder.backend.device.is_none());
+        let layout = decoder.backend.device.is_none().then(|| decoder.state.kv().layout().clone());
         while decoder.state.len() < depth {
             let rows = decoder.state.kv().max_round_rows().min(depth - decoder.state.len());
             let mut round = decoder.state.begin_round(rows)?;

@@ -145,6 +145,7 @@ impl Session {
                 read.map_err(copy_failed)?;
             }
         }
+        from.drafting.bequeath(&mut to.drafting);
         to.drafting.tokens = from.drafting.tokens.clone();
         to.drafting.newest = newest;
         Ok(fork)
@@ -221,7 +222,10 @@ impl Session {
         }
         let SpeculativeDecoder { backend, drafting, .. } = self.decoder().0;
         if !drafting.has(&list) {
-            let drafters = list.iter().map(|one| engine.parts.sources.drafter(one, backend, &kv_options));
+            let drafters = list.iter().map(|one| match drafting.take_inherited(one) {
+                Some(drafter) => Ok(drafter),
+                None => engine.parts.sources.drafter(one, backend, &kv_options),
+            });
             let drafters = drafters.collect::<Result<_>>()?;
             drafting.set_drafters(list, drafters);
         }

@@ -1,7 +1,8 @@
 //! Session files: a processed prompt, to be continued later by any process with the same model.
 //!
 //! ```text
-//! "foretoken session\n"   u32 length of the header   header (JSON)   tokens (u32)   state (f32)   K and V   u32 checksum
+//! "foretoken session\n"   u32 length of the header   header (JSON)   tokens (u32)   state (f32)   K and V
+//! recurrent state (f32)   u32 checksum
 //! ```
 //!
 //! Numbers are little endian; the checksum (CRC-32) is of everything before it. K and V have the CPU's
@@ -46,6 +47,9 @@ struct Header {
     len: usize,
     /// The newest token and the width of the hidden state that predicted it, if any.
     last: Option<(u32, usize)>,
+    /// Numbers of the recurrent state.
+    #[serde(default)]
+    recurrent: usize,
 }
 
 impl Session {
@@ -58,6 +62,7 @@ impl Session {
         let model = self.engine.target().fingerprint()?;
         let options = self.kv_options().clone();
         let SpeculativeDecoder { backend, state, drafting } = self.decoder().0;
+        let recurrent = state.save_recurrent()?;
         let (kv, newest) = (state.kv(), &drafting.newest);
         let state = newest.as_ref().map(|newest| backend.hidden(newest)).transpose()?;
         let state = state.unwrap_or_default();
@@ -73,6 +78,7 @@ impl Session {
             max_round_rows: kv.max_round_rows(),
             len: kv.len(),
             last: newest.as_ref().map(|newest| (newest.last, state.len())),
+            recurrent: recurrent.len(),
         };
         let header = serde_json::to_vec(&header).map_err(|e| Error::file(path.as_ref(), e.to_string()))?;
         let mut to = Checked { inner: Partial::create(path.as_ref())?, checksum: crc32fast::Hasher::new() };
@@ -83,6 +89,7 @@ impl Session {
             drafting.tokens[..kv.len()].iter().try_for_each(|token| to.write_all(&token.to_le_bytes()))?;
             state.iter().try_for_each(|x| to.write_all(&x.to_le_bytes()))?;
             backend.write_to(kv, &mut to)?;
+            recurrent.iter().try_for_each(|x| to.write_all(&x.to_le_bytes()))?;
             let checksum = to.checksum.clone().finalize();
             to.write_all(&checksum.to_le_bytes())
         };
@@ -143,7 +150,8 @@ impl Engine {
         }
         let kv_bytes = state.kv().written_bytes(header.len);
         let hidden_bytes = if header.last.is_some() { 4 * width } else { 0 };
-        let expected = [start.len(), header_len, 4 * header.len, hidden_bytes, kv_bytes, 4]
+        let recurrent_bytes = header.recurrent.saturating_mul(4);
+        let expected = [start.len(), header_len, 4 * header.len, hidden_bytes, kv_bytes, recurrent_bytes, 4]
             .into_iter()
             .fold(0, usize::saturating_add);
         if size != expected as u64 {
@@ -164,6 +172,11 @@ impl Engine {
             }
         };
         backend.read_from(state.kv_mut(), header.len, newest.as_ref(), &mut from).map_err(cut_short)?;
+        let recurrent: io::Result<Vec<f32>> =
+            (0..header.recurrent).map(|_| Ok(f32::from_le_bytes(number(&mut from)?))).collect();
+        if !state.load_recurrent(&recurrent.map_err(cut_short)?) {
+            return Err(problem("has another model's recurrent state; save the session again"));
+        }
         let checksum = from.checksum.clone().finalize();
         if number(&mut from).map(u32::from_le_bytes).map_err(cut_short)? != checksum {
             return Err(problem("is damaged: its checksum is another; save the session again"));

@@ -89,7 +89,7 @@ fn alone(engine: &Engine, job: &Job) -> Written {
 /// random rounds.
 fn check(engine: &Engine, vocab: u32, seed: u64, name: &str) {
     let mut rng = StdRng::seed_from_u64(seed);
-    let has_assistant = engine.assistant().is_some();
+    let has_assistant = engine.has_mtp();
     let jobs: Vec<Job> = (0..rng.random_range(1..=8)).map(|_| job(&mut rng, vocab, has_assistant)).collect();
     let want: Vec<_> = jobs.iter().map(|job| alone(engine, job)).collect();
     let max_rows = *[1, 7, 64, 512].choose(&mut rng).expect("a size");
@@ -164,7 +164,7 @@ fn check(engine: &Engine, vocab: u32, seed: u64, name: &str) {
 #[test]
 fn texts_are_those_of_each_alone() {
     cases::on_every_isa(|isa| {
-        for case in cases::all() {
+        for case in cases::all().into_iter().chain(cases::of(cases::QWEN35)) {
             let options =
                 EngineOptions { threads: Some(2), isa: Some(isa), ..EngineOptions::new(case.path.join("target")) };
             let engine =

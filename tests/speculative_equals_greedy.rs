@@ -20,7 +20,7 @@ struct Pair {
     name: String,
     isa: Isa,
     model: PathBuf,
-    assistant: PathBuf,
+    assistant: Option<PathBuf>,
     prompt: Vec<u32>,
 }
 
@@ -28,25 +28,24 @@ impl Pair {
     fn engine(&self, threads: usize) -> Engine {
         // The target is its own draft model: the only one of the same vocabulary here.
         let draft_model = Some(self.model.clone());
-        let options = EngineOptions::new(&self.model).with_assistant(&self.assistant);
-        Engine::load(&EngineOptions { threads: Some(threads), isa: Some(self.isa), draft_model, ..options })
-            .expect("an engine")
+        let (assistant, threads, isa) = (self.assistant.clone(), Some(threads), Some(self.isa));
+        let options = EngineOptions { threads, isa, assistant, draft_model, ..EngineOptions::new(&self.model) };
+        Engine::load(&options).expect("an engine")
     }
 }
 
-/// Every fixture case that has an assistant.
+/// Every fixture case that has an assistant or a head of its own, of every family.
 fn fixtures(isa: Isa) -> Vec<Pair> {
-    let pair = |case: cases::Case| {
-        Some(Pair {
-            name: case.name.clone(),
-            isa,
-            model: case.path.join("target"),
-            assistant: case.assistant_path()?,
-            prompt: case.ids("input_ids"),
-        })
+    let pair = |case: cases::Case| Pair {
+        name: case.name.clone(),
+        isa,
+        model: case.path.join("target"),
+        assistant: case.assistant_path(),
+        prompt: case.ids("input_ids"),
     };
-    let pairs: Vec<_> = cases::all().into_iter().filter_map(pair).collect();
-    assert!(!pairs.is_empty(), "no fixture has an assistant");
+    let cases = cases::all().into_iter().chain(cases::of(cases::QWEN35));
+    let pairs: Vec<_> = cases.filter(cases::Case::drafts).map(pair).collect();
+    assert!(pairs.iter().any(|pair| pair.assistant.is_some()), "no fixture has an assistant");
     pairs
 }
 
@@ -61,7 +60,7 @@ fn demo_prompts() -> Vec<String> {
 
 /// The demo pair, whose drafts are mostly accepted; the fixtures' random weights mostly reject.
 fn demo(prompt: &str, isa: Isa) -> Pair {
-    let (model, assistant) = (demo_path().join("target"), demo_path().join("assistant"));
+    let (model, assistant) = (demo_path().join("target"), Some(demo_path().join("assistant")));
     let mut pair = Pair { name: "demo".into(), isa, model, assistant, prompt: Vec::new() };
     pair.prompt = pair.engine(1).tokenizer().expect("a tokenizer").encode(prompt).expect("tokens");
     pair

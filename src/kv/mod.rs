@@ -164,6 +164,11 @@ impl KvCache {
         Ok(())
     }
 
+    /// The layers' stores.
+    pub(crate) fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
     /// Committed positions.
     pub fn len(&self) -> usize {
         self.len

@@ -21,6 +21,17 @@ pub trait Recurrent: Any + Send + Sync {
 
     /// Bytes allocated.
     fn bytes(&self) -> usize;
+
+    /// The committed state as numbers, for a session file. Default: `None`, it cannot be saved.
+    fn save(&self) -> Option<Vec<f32>> {
+        None
+    }
+
+    /// Fills an empty state with what [`Recurrent::save`] returned. Returns whether it was of such a state.
+    fn load(&mut self, numbers: &[f32]) -> bool {
+        let _ = numbers;
+        false
+    }
 }
 
 /// The state of one sequence: K and V of its committed rows, and the model's recurrent state. It changes by [`Round`]s:
@@ -54,6 +65,24 @@ impl SequenceState {
     pub fn recurrent<R: Recurrent>(&self) -> Option<&R> {
         let recurrent: &dyn Any = self.recurrent.as_deref()?;
         recurrent.downcast_ref()
+    }
+
+    /// The recurrent state as numbers: none if there is no such state.
+    ///
+    /// # Errors
+    /// If it cannot be saved.
+    pub(crate) fn save_recurrent(&self) -> Result<Vec<f32>> {
+        let unsupported = || Error::Unsupported {
+            path: None,
+            what: "session file".into(),
+            problem: "the model's recurrent state cannot be saved; keep the session, or its tokens".into(),
+        };
+        self.recurrent.as_ref().map_or(Ok(Vec::new()), |recurrent| recurrent.save().ok_or_else(unsupported))
+    }
+
+    /// Fills an empty state with what [`SequenceState::save_recurrent`] returned. Returns whether it was of such a state.
+    pub(crate) fn load_recurrent(&mut self, numbers: &[f32]) -> bool {
+        self.recurrent.as_mut().map_or(numbers.is_empty(), |recurrent| recurrent.load(numbers))
     }
 
     /// Committed positions.

@@ -1,4 +1,4 @@
-//! `draft-model`: a smaller Gemma 4 with a cache of its own.
+//! `draft-model`: a smaller model with a cache of its own.
 
 use std::sync::Arc;
 
@@ -6,7 +6,6 @@ use candle_core::Tensor;
 use rand::rngs::StdRng;
 
 use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
-use crate::gemma4::Target;
 use crate::kv::{KvOptions, PagePool, SequenceState};
 use crate::model::{Model, OutputRows};
 use crate::nn::F32View;
@@ -102,11 +101,11 @@ impl Drafter for DraftModel {
 /// # Errors
 /// With the first token that differs.
 pub(crate) fn check_vocabulary(
-    target: (&Target, Option<&Tokenizer>),
-    draft: (&Target, Option<&Tokenizer>),
+    target: (&dyn Model, Option<&Tokenizer>),
+    draft: (&dyn Model, Option<&Tokenizer>),
 ) -> Result<()> {
     let refuse = |problem: String| Err(Error::DraftModel { problem });
-    let (of_target, of_draft) = (target.0.config().vocab_size, draft.0.config().vocab_size);
+    let (of_target, of_draft) = (target.0.vocab_size(), draft.0.vocab_size());
     if of_target != of_draft {
         return refuse(format!("its vocab_size is {of_draft}, the target's is {of_target}"));
     }
@@ -121,7 +120,7 @@ pub(crate) fn check_vocabulary(
         (Some(_), None) => return refuse("it has no tokenizer to compare with the target's".into()),
         (None, Some(_)) => return refuse("the target has no tokenizer to compare with its own".into()),
     };
-    for id in 0..draft.0.config().vocab_size as u32 {
+    for id in 0..draft.0.vocab_size() as u32 {
         let (target, draft) = (of_target.token(id), of_draft.token(id));
         if target != draft {
             let name = |token: Option<String>| token.map_or("missing".into(), |token| format!("{token:?}"));

@@ -157,6 +157,11 @@ pub trait Drafter: Send {
         let _ = len;
     }
 
+    /// A copy for a fork of the sequence. Default: `None`, the fork's begins with its text.
+    fn fork(&self) -> Option<Box<dyn Drafter>> {
+        None
+    }
+
     /// What it has learnt that may serve other sequences.
     fn learnt(&self) -> Option<NgramCache> {
         None

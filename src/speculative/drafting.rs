@@ -67,7 +67,8 @@ pub(crate) struct Drafting {
     pub tokens: Vec<u32>,
     pub newest: Option<DecodeState>,
     drafters: Vec<Box<dyn Drafter>>,
-    list: Vec<DrafterOptions>, // what the drafters were made from
+    list: Vec<DrafterOptions>,                          // what the drafters were made from
+    inherited: Vec<(DrafterOptions, Box<dyn Drafter>)>, // by a fork, until its drafters are made
     planner: Planner,
     settings: Settings,
     rng: StdRng, // of drafts; the target's draws have their own, so that they do not depend on who drafts when
@@ -127,7 +128,7 @@ impl Drafting {
         let planner = Planner::new(Default::default(), None, &[], Costs::default());
         let (tokens, drafters, list) = (Vec::new(), Vec::new(), Vec::new());
         let (settings, rng) = (Settings::plain(sampler), StdRng::seed_from_u64(0));
-        Self { tokens, newest: None, drafters, list, planner, settings, rng, failed: None }
+        Self { tokens, newest: None, drafters, list, inherited: Vec::new(), planner, settings, rng, failed: None }
     }
 
     /// Whether the drafters are those of `list`; if so they keep what they know.
@@ -137,6 +138,19 @@ impl Drafting {
 
     pub fn set_drafters(&mut self, list: Vec<DrafterOptions>, drafters: Vec<Box<dyn Drafter>>) {
         (self.list, self.drafters) = (list, drafters);
+        self.inherited.clear();
+    }
+
+    /// Gives a fork the drafters that go on from what they know.
+    pub fn bequeath(&self, to: &mut Self) {
+        let drafters = self.list.iter().zip(&self.drafters);
+        to.inherited = drafters.filter_map(|(options, drafter)| Some((options.clone(), drafter.fork()?))).collect();
+    }
+
+    /// The inherited drafter with these options, if there is one.
+    pub fn take_inherited(&mut self, options: &DrafterOptions) -> Option<Box<dyn Drafter>> {
+        let index = self.inherited.iter().position(|(of, _)| of == options)?;
+        Some(self.inherited.swap_remove(index).1)
     }
 
     /// What a generation asks for. `planner` is given what the drafters cost.

@@ -137,6 +137,18 @@ impl Drafter for NextN {
         Ok(())
     }
 
+    fn fork(&self) -> Option<Box<dyn Drafter>> {
+        Some(Box::new(Self {
+            target: self.target.clone(),
+            cache: self.cache.fork(),
+            first: self.first,
+            rows: self.rows,
+            unread: self.unread.clone(),
+            behind: self.behind.clone(),
+            chain: self.chain.clone(),
+        }))
+    }
+
     fn observe(&mut self, seen: &Observed<'_>) -> Result<()> {
         let Some(hidden) = seen.hidden else { return Ok(()) };
         if self.end() != seen.first {

@@ -21,7 +21,7 @@ use crate::{Error, Result};
 pub enum DrafterKind {
     /// The assistant, or the model's own NextN head, chained with itself.
     Mtp,
-    /// A smaller Gemma 4.
+    /// A smaller model of the same vocabulary.
     DraftModel,
     /// What followed the newest n-gram when it last occurred.
     NgramSimple,
@@ -261,9 +261,9 @@ pub(crate) struct Sources {
     pub assistant: Option<Arc<Assistant>>,
     /// The target, if it drafts for itself.
     pub own_drafter: Option<Arc<dyn OwnDrafter>>,
-    pub draft_model: Option<Arc<Target>>,
+    pub draft_model: Option<Arc<dyn Model>>,
     /// The draft model where the target computes, if that is a device.
-    pub device_draft_model: Option<Arc<Models>>,
+    pub device_draft_model: Option<(Arc<Models>, Arc<Target>)>,
     pub ngrams: Arc<NgramPool>,
     pub pages: PagePool,
 }
@@ -316,7 +316,7 @@ impl Sources {
                     || Error::argument("drafters", "draft-model needs a draft model; load one, or leave it out");
                 let model = self.draft_model.clone().ok_or_else(missing)?;
                 match &self.device_draft_model {
-                    Some(models) => Box::new(DeviceDraftModel::new(models, &model, kv)?),
+                    Some((models, target)) => Box::new(DeviceDraftModel::new(models, target, kv)?),
                     None => Box::new(DraftModel::new(model, kv, &self.pages)?),
                 }
             }

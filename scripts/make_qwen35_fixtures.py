@@ -2,6 +2,7 @@
 
     pip install --target target/transformers torch transformers safetensors numpy
     PYTHONPATH=target/transformers python3 scripts/make_qwen35_fixtures.py tests/fixtures
+    PYTHONPATH=target/transformers python3 scripts/make_qwen35_fixtures.py tests/qwen35_tokenizer --tokenizer
 
 Each case is one directory:
   target/config.json, target/model.safetensors   the checkpoint in Hugging Face layout, mtp.* included
@@ -29,8 +30,10 @@ import torch, transformers
 from safetensors.torch import load_file, save_file
 from transformers import (DynamicCache, Qwen3_5Config, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration,
                           Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3_5TextConfig)
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers.modeling_layers import MtpLayer
 from transformers.models.qwen3_5 import modeling_qwen3_5 as dense
+from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as moe
 
 K_DRAFT, N_GREEDY = 5, 24
@@ -242,12 +245,39 @@ def build(name, spec, seed, out):
     return True
 
 
+TEXTS = ["Hello, world!", "it's  IT'LL\n\n  do 12345 x2", "na\u0308ive cafe\u0301 \u0939\u093f\u0928\u094d\u0926\u0940",
+         " \t\r\n a", "fn main() {\n    println!(\"{}\", 1 + 2);\n}\n", "\u4f60\u597d\uff0c\u4e16\u754c \U0001f980!?",
+         "<|im_start|>user\nhi<|im_end|>\n"]
+
+
+def tokenizer(out):
+    """A small byte-level vocabulary with Qwen3.5's split, and the ids of some texts."""
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    bare = Qwen3_5Tokenizer()._tokenizer
+    trained = Tokenizer(models.BPE())
+    trained.normalizer, trained.pre_tokenizer = bare.normalizer, bare.pre_tokenizer
+    text = open(__file__).read().split("\n") + TEXTS
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trained.train_from_iterator(text, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
+    model = json.loads(trained.to_str())["model"]
+    whole = Qwen3_5Tokenizer(vocab=model["vocab"], merges=[tuple(pair) for pair in model["merges"]])
+    whole.add_special_tokens({"additional_special_tokens": special})
+    os.makedirs(out, exist_ok=True)
+    whole._tokenizer.save(os.path.join(out, "tokenizer.json"))
+    ids = [dict(text=text, ids=whole._tokenizer.encode(text).ids) for text in TEXTS]
+    json.dump(ids, open(os.path.join(out, "expected.json"), "w"), indent=1)
+
+
 if __name__ == "__main__":
     p = argparse.ArgumentParser()
     p.add_argument("out")
     p.add_argument("--seed", type=int, default=11)
     p.add_argument("--case", choices=CASES)
+    p.add_argument("--tokenizer", action="store_true", help="write a tokenizer instead of cases")
     a = p.parse_args()
+    if a.tokenizer:
+        tokenizer(a.out)
+        raise SystemExit
     torch.set_num_threads(1)
     for i, (name, spec) in enumerate(CASES.items()):
         if a.case in (None, name):

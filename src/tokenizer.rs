@@ -14,6 +14,16 @@ pub struct Tokenizer {
     control: ControlNames,
     /// The added tokens, control tokens not matched.
     text_only: AddedVocabulary,
+    spelling: Spelling,
+}
+
+/// How the vocabulary spells a text.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Spelling {
+    /// Spaces are `\u{2581}`.
+    Spaces,
+    /// Every byte is a printable character.
+    Bytes,
 }
 
 /// Gemma's beginning-of-text token.
@@ -56,7 +66,9 @@ impl Tokenizer {
         let control = ControlNames::new(control.map(|(id, token)| (token.content.clone(), *id)));
         let mut text_only = added.clone();
         text_only.set_encode_special_tokens(true);
-        Ok(Self { inner, bos, control, text_only })
+        // A space as a byte.
+        let spelling = if inner.token_to_id("\u{120}").is_some() { Spelling::Bytes } else { Spelling::Spaces };
+        Ok(Self { inner, bos, control, text_only, spelling })
     }
 
     /// The tokens of `text`, raw or a rendered chat. They begin with exactly one `<bos>`, whether or not the tokenizer's
@@ -130,9 +142,13 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
-    /// The ids of all tokens that have `part` in them, ascending; a space is a space, not `\u{2581}`. None have an empty part.
+    /// The ids of all tokens that have `part` in them, ascending; a space is a space, however the vocabulary
+    /// spells it. None have an empty part.
     pub fn ids_with(&self, part: &str) -> Vec<u32> {
-        let part = part.replace(' ', "\u{2581}");
+        let part = match self.spelling {
+            Spelling::Spaces => part.replace(' ', "\u{2581}"),
+            Spelling::Bytes => part.bytes().map(byte_character).collect(),
+        };
         let vocabulary = self.inner.get_vocab(true);
         let with = vocabulary.iter().filter(|(token, _)| !part.is_empty() && token.contains(&part));
         let mut ids: Vec<u32> = with.map(|(_, id)| *id).collect();
@@ -143,6 +159,16 @@ impl Tokenizer {
     /// The id of a token, by its exact string.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
+    }
+}
+
+/// The character that byte-level vocabularies spell a byte with (GPT-2): itself if it is printable in Latin-1, else the
+/// next one from U+0100 on.
+fn byte_character(byte: u8) -> char {
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..);
+    match printable(byte) {
+        true => char::from(byte),
+        false => char::from_u32(0x100 + (0..byte).filter(|byte| !printable(*byte)).count() as u32).unwrap_or_default(),
     }
 }
 

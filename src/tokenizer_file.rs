@@ -1,4 +1,4 @@
-//! tokenizer.json of Gemma's tokenizers. The `tokenizers` crate panics on some malformed files, so everything that it
+//! tokenizer.json of BPE tokenizers, over whole texts or bytes. The `tokenizers` crate panics on some malformed files, so everything that it
 //! relies on is checked first.
 
 use std::collections::HashMap;
@@ -59,9 +59,9 @@ enum Merge {
 }
 
 const NORMALIZERS: [&str; 4] = ["Sequence", "Replace", "Prepend", "NFC"];
-const PRE_TOKENIZERS: [&str; 3] = ["Sequence", "Split", "Metaspace"];
-const POST_PROCESSORS: [&str; 2] = ["Sequence", "TemplateProcessing"];
-const DECODERS: [&str; 6] = ["Sequence", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"];
+const PRE_TOKENIZERS: [&str; 4] = ["Sequence", "Split", "Metaspace", "ByteLevel"];
+const POST_PROCESSORS: [&str; 3] = ["Sequence", "TemplateProcessing", "ByteLevel"];
+const DECODERS: [&str; 7] = ["Sequence", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "ByteLevel"];
 
 /// The tokenizer in `json`, or the problem.
 pub(crate) fn tokenizer(json: &[u8]) -> Result<Tokenizer, Box<dyn std::error::Error + Send + Sync>> {

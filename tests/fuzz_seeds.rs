@@ -363,7 +363,11 @@ fn the_committed_seeds_are_accepted() {
     }
     for (name, seed) in read("config") {
         let fields = Fields::read(file("config.json", &seed)).expect(&name);
-        let read = [TextConfig::target(&fields).map(drop), AssistantConfig::read(&fields).map(drop)];
+        let read = [
+            TextConfig::target(&fields).map(drop),
+            AssistantConfig::read(&fields).map(drop),
+            foretoken::qwen35::TextConfig::target(&fields).map(drop),
+        ];
         assert!(read.iter().any(Result::is_ok), "{name}: {read:?}");
     }
     for (name, seed) in read("tokenizer") {

@@ -93,3 +93,28 @@ fn files_that_are_no_such_session_are_refused() {
     std::fs::remove_file(&path).expect("the file");
     assert!(engine.load_session(&path).is_err());
 }
+
+/// Models with a recurrent state: it is in the file, behind K and V.
+#[test]
+fn a_recurrent_state_goes_on_as_the_saved_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("session");
+    for fixture in ["qwen35-dense", "qwen35-moe", "qwen35-nested"] {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture).join("target");
+        let engine =
+            Engine::load(&EngineOptions { threads: Some(2), ..EngineOptions::new(&model) }).expect("an engine");
+        let prompt = |len: u32| -> Vec<u32> { (0..len).map(|i| i * 7919 % 192).collect() };
+        let mut saved = engine.session(&SessionOptions::default()).expect("a session");
+        for tokens in [0, 1, 30] {
+            generate(&mut saved, &prompt(70), tokens);
+            saved.save(&path).expect("a file");
+            let mut loaded = engine.load_session(&path).expect("the session");
+            let mut fork = saved.fork().expect("a fork");
+            assert_eq!(generate(&mut loaded, &prompt(5), 40), generate(&mut fork, &prompt(5), 40), "{fixture}");
+        }
+        let whole = std::fs::read(&path).expect("the file");
+        std::fs::write(&path, &whole[..whole.len() - 8]).expect("a file");
+        let message = engine.load_session(&path).err().expect("cut short").to_string();
+        assert!(message.contains("bytes"), "{message}");
+    }
+}

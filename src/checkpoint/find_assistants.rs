@@ -37,7 +37,12 @@ pub fn find_assistants(model: &Path) -> Result<FoundAssistants> {
     if candidates.is_empty() {
         return Ok(FoundAssistants::default());
     }
-    let target = Checkpoint::open(model)?.target_config()?;
+    let target = Checkpoint::open(model)?;
+    if target.model_type()?.starts_with("qwen") {
+        // It drafts with a head of its own; what is named like an assistant is that head.
+        return Ok(FoundAssistants::default());
+    }
+    let target = target.target_config()?;
     let mut found = FoundAssistants::default();
     for path in candidates {
         match fits(&path, &target) {

@@ -129,7 +129,9 @@ impl<'a> Loader<'a> {
         let Some(tensor) = self.checkpoint.get(&full)? else {
             return Err(self.error(name, "is missing; the checkpoint is incomplete or of another architecture"));
         };
-        if tensor.shape != shape {
+        // GGUF files drop dimensions of 1.
+        let significant = |shape: &[usize]| shape.iter().copied().filter(|size| *size != 1).collect::<Vec<_>>();
+        if tensor.shape != shape && significant(&tensor.shape) != significant(shape) {
             let problem = format!("has shape {:?}, the configuration implies {shape:?}", tensor.shape);
             return Err(self.error(name, problem));
         }

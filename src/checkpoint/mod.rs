@@ -106,6 +106,14 @@ enum Files {
     Gguf(Box<Gguf>),
 }
 
+/// Where a configuration is.
+pub(crate) enum ConfigSource<'a> {
+    /// In config.json.
+    Json(Fields),
+    /// In metadata.
+    Gguf(&'a Gguf),
+}
+
 /// End-of-generation tokens and suppressed tokens of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GenerationTokens {
@@ -205,19 +213,19 @@ impl Checkpoint {
         }
     }
 
-    /// The configuration file, which another family than Gemma 4 reads.
+    /// What another family than Gemma 4 reads its configuration from.
     ///
     /// # Errors
     /// If it is missing or malformed, or the weights are quantized in a way that is not read.
-    pub(crate) fn config_json(&self) -> Result<Fields> {
-        if let Files::Gguf(gguf) = &self.files {
-            let architecture = self.model_type()?;
-            let problem = format!("{architecture:?} is not read from GGUF yet; take the safetensors checkpoint");
-            return Err(gguf.key_error("general.architecture", problem));
+    pub(crate) fn config_source(&self) -> Result<ConfigSource<'_>> {
+        match &self.files {
+            Files::HuggingFace(_) => {
+                let fields = Fields::read(self.path.join("config.json"))?;
+                unread::refuse_quantized(&fields, self, unread::Experts::Apart)?;
+                Ok(ConfigSource::Json(fields))
+            }
+            Files::Gguf(gguf) => unread::refuse_types(self).map(|()| ConfigSource::Gguf(gguf)),
         }
-        let fields = Fields::read(self.path.join("config.json"))?;
-        unread::refuse_quantized(&fields, self, unread::Experts::Apart)?;
-        Ok(fields)
     }
 
     /// The configuration of an assistant.
@@ -312,7 +320,7 @@ impl Checkpoint {
         match &self.files {
             Files::HuggingFace(tensors) => tensors.names(),
             Files::Gguf(gguf) => {
-                let name = |own: &str| gguf::hugging_face_name(own).unwrap_or_else(|| own.to_owned());
+                let name = |own: &str| gguf.hugging_face_name(own).unwrap_or_else(|| own.to_owned());
                 gguf.tensors().map(|tensor| name(tensor.name())).collect()
             }
         }

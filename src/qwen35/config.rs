@@ -1,7 +1,7 @@
 //! The configuration, checked: every field that affects the computation is implemented or refused by name.
 
 use crate::Result;
-use crate::checkpoint::Fields;
+use crate::checkpoint::{Checkpoint, ConfigSource, Fields};
 use crate::kv::{KvLayout, StoreLayout};
 
 /// What mixes the positions in a layer.
@@ -26,6 +26,15 @@ pub struct DeltaNetConfig {
     pub value_head_dim: usize,
     /// Rows that the convolution sees, the newest included.
     pub conv_kernel_dim: usize,
+}
+
+/// How the file has what formats store in different ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorLayout {
+    /// Norms without the 1 that is added to them, `A_log`, value heads of a key head side by side.
+    HuggingFace,
+    /// Norms with the 1, `-exp(A_log)`, value heads in turns over the key heads.
+    Gguf,
 }
 
 /// The experts.
@@ -72,6 +81,8 @@ pub struct TextConfig {
     pub max_position_embeddings: usize,
     /// Whether the output head is the embedding table.
     pub tie_word_embeddings: bool,
+    /// How the file has its tensors.
+    pub tensor_layout: TensorLayout,
     /// NextN layers that the configuration names; `None` if it does not say.
     pub mtp_num_hidden_layers: Option<usize>,
     /// Beginning-of-text token.
@@ -81,12 +92,23 @@ pub struct TextConfig {
 }
 
 /// Limits above any Qwen's: layouts are made of these sizes before a tensor could contradict them.
-const MAX_LAYERS: usize = 1024;
-const MAX_HEADS: usize = 1024;
-const MAX_HEAD_DIM: usize = 8192;
-const MAX_TAPS: usize = 64;
+pub(super) const MAX_LAYERS: usize = 1024;
+pub(super) const MAX_HEADS: usize = 1024;
+pub(super) const MAX_HEAD_DIM: usize = 8192;
+pub(super) const MAX_TAPS: usize = 64;
 
 impl TextConfig {
+    /// The configuration of a checkpoint.
+    ///
+    /// # Errors
+    /// If a field is missing, malformed, or asks for something that is not implemented.
+    pub fn of(checkpoint: &Checkpoint) -> Result<Self> {
+        match checkpoint.config_source()? {
+            ConfigSource::Json(fields) => Self::target(&fields),
+            ConfigSource::Gguf(gguf) => super::gguf::config(gguf),
+        }
+    }
+
     /// Reads config.json: the text model's fields at top level, or inside `text_config`. What a vision-language file
     /// says about images is not read.
     ///
@@ -163,6 +185,7 @@ impl TextConfig {
             rms_norm_eps,
             max_position_embeddings: fields.size("max_position_embeddings", Some(32_768))?,
             tie_word_embeddings: fields.flag("tie_word_embeddings")?,
+            tensor_layout: TensorLayout::HuggingFace,
             mtp_num_hidden_layers: mtp_layers(fields)?,
             bos_token_id: fields.token_ids("bos_token_id")?.first().copied(),
             eos_token_ids: fields.token_ids("eos_token_id")?,

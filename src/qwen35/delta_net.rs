@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use super::config::TextConfig;
-use super::state::{DeltaNetState, HeadOrder, Recurrence, Rows};
+use super::config::{TensorLayout, TextConfig};
+use super::state::{DeltaNetState, Recurrence, Rows};
 use crate::checkpoint::Loader;
 use crate::kv::Round;
 use crate::nn::{F32View, Linear, RmsNorm, linear, project, silu_gate, tensor};
@@ -33,14 +33,17 @@ impl GatedDeltaNet {
         let taps = dims.conv_kernel_dim;
         // (taps, channels): lanes run over channels.
         let weight = (0..taps).flat_map(|tap| stored.iter().skip(tap).step_by(taps)).copied().collect();
-        let recurrence = Recurrence::new(dims.clone(), HeadOrder::Grouped, weight, loader.isa());
+        let recurrence = Recurrence::new(dims.clone(), config.tensor_layout, weight, loader.isa());
         Ok(Self {
             in_proj_qkv: loader.linear(&format!("{name}in_proj_qkv.weight"), channels, hidden)?,
             in_proj_z: loader.linear(&format!("{name}in_proj_z.weight"), values, hidden)?,
             in_proj_b: loader.exact_linear(&format!("{name}in_proj_b.weight"), heads, hidden)?,
             in_proj_a: loader.exact_linear(&format!("{name}in_proj_a.weight"), heads, hidden)?,
             dt_bias: loader.vector(&format!("{name}dt_bias"), heads)?,
-            rate: rate.into_iter().map(|a_log| -f64::from(a_log).exp()).collect(),
+            rate: match config.tensor_layout {
+                TensorLayout::HuggingFace => rate.into_iter().map(|a_log| -f64::from(a_log).exp()).collect(),
+                TensorLayout::Gguf => rate.into_iter().map(f64::from).collect(),
+            },
             norm: loader.norm(&format!("{name}norm.weight"), dims.value_head_dim, config.rms_norm_eps)?,
             out_proj: loader.linear(&format!("{name}out_proj.weight"), hidden, values)?,
             recurrence: Arc::new(recurrence),

@@ -8,12 +8,13 @@ mod attention;
 mod config;
 mod delta_net;
 mod feed_forward;
+mod gguf;
 mod layer;
 mod nextn;
 mod norm;
 mod state;
 mod target;
 
-pub use config::{DeltaNetConfig, LayerType, MoeConfig, TextConfig};
+pub use config::{DeltaNetConfig, LayerType, MoeConfig, TensorLayout, TextConfig};
 pub use state::DeltaNetMatrices;
 pub use target::Target;

@@ -1,6 +1,6 @@
 //! Zero-centred norms.
 
-use super::config::TextConfig;
+use super::config::{TensorLayout, TextConfig};
 use crate::Result;
 use crate::checkpoint::Loader;
 use crate::nn::RmsNorm;
@@ -14,6 +14,10 @@ pub(super) fn zero_centred(
     scale: f32,
 ) -> Result<RmsNorm> {
     let mut weight = loader.vector(name, width)?;
-    weight.iter_mut().for_each(|weight| *weight = (1.0 + *weight) * scale);
+    let offset = match config.tensor_layout {
+        TensorLayout::HuggingFace => 1.0,
+        TensorLayout::Gguf => 0.0,
+    };
+    weight.iter_mut().for_each(|weight| *weight = (offset + *weight) * scale);
     Ok(RmsNorm::new(weight, config.rms_norm_eps, loader.isa()))
 }

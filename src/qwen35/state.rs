@@ -11,7 +11,7 @@ use foretoken_kernels::Isa;
 use foretoken_kernels::delta_net::{HeadRows, advance, convolve, l2_normalize, outputs, scratch_len};
 use rayon::prelude::*;
 
-use super::config::DeltaNetConfig;
+use super::config::{DeltaNetConfig, TensorLayout};
 use crate::kv::Recurrent;
 use crate::nn::for_row_blocks;
 
@@ -19,17 +19,10 @@ use crate::nn::for_row_blocks;
 /// larger than the matrices.
 const MOST_PENDING: usize = 64;
 
-/// Which key head a value head reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HeadOrder {
-    /// Value heads of a key head are neighbours: `j / (value heads / key heads)`.
-    Grouped,
-}
-
 /// What the recurrence of a layer needs besides its state.
 pub(super) struct Recurrence {
     dims: DeltaNetConfig,
-    order: HeadOrder,
+    layout: TensorLayout,
     conv_weight: Vec<f32>, // (taps, channels)
     isa: Isa,
 }
@@ -70,13 +63,15 @@ pub struct DeltaNetMatrices {
 
 impl Recurrence {
     /// `conv_weight` is `(taps, channels)`.
-    pub(super) fn new(dims: DeltaNetConfig, order: HeadOrder, conv_weight: Vec<f32>, isa: Isa) -> Self {
-        Self { dims, order, conv_weight, isa }
+    pub(super) fn new(dims: DeltaNetConfig, layout: TensorLayout, conv_weight: Vec<f32>, isa: Isa) -> Self {
+        Self { dims, layout, conv_weight, isa }
     }
 
+    /// The key head that a value head reads.
     fn key_head(&self, value_head: usize) -> usize {
-        match self.order {
-            HeadOrder::Grouped => value_head / (self.dims.num_value_heads / self.dims.num_key_heads),
+        match self.layout {
+            TensorLayout::HuggingFace => value_head / (self.dims.num_value_heads / self.dims.num_key_heads),
+            TensorLayout::Gguf => value_head % self.dims.num_key_heads,
         }
     }
 
@@ -211,6 +206,25 @@ impl Recurrent for DeltaNetState {
     fn fork(&self) -> Box<dyn Recurrent> {
         let layers = self.layers.iter().map(|layer| Layer { staged: None, ..layer.clone() });
         Box::new(Self { layers: layers.collect() })
+    }
+
+    fn save(&self) -> Option<Vec<f32>> {
+        Some(self.matrices().into_iter().flat_map(|layer| [layer.matrices, layer.window].concat()).collect())
+    }
+
+    fn load(&mut self, numbers: &[f32]) -> bool {
+        let of = |layer: &Layer| layer.matrices.len() + layer.window.len();
+        if numbers.len() != self.layers.iter().map(of).sum::<usize>() {
+            return false;
+        }
+        let mut numbers = numbers;
+        for layer in &mut self.layers {
+            let (matrices, rest) = numbers.split_at(layer.matrices.len());
+            let (window, rest) = rest.split_at(layer.window.len());
+            (layer.matrices, layer.window) = (Arc::new(matrices.to_vec()), window.to_vec());
+            (layer.pending, layer.staged, numbers) = (None, None, rest);
+        }
+        true
     }
 
     fn bytes(&self) -> usize {

@@ -35,7 +35,7 @@ impl Target {
     /// NextN head is loaded if any of its tensors is there; then all have to be.
     pub fn load(checkpoint: &Checkpoint, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
-        let config = TextConfig::target(&checkpoint.config_json()?)?;
+        let config = TextConfig::of(checkpoint)?;
         let (hidden, isa) = (config.hidden_size, options.isa);
         let mut loader = Loader::new(checkpoint, checkpoint.text_prefix()?, &options);
         let table_use = if config.tie_word_embeddings { TableUse::Tied } else { TableUse::LookUp };

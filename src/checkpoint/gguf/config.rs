@@ -131,12 +131,6 @@ fn text(keys: &Keys<'_>, shared: usize, partial_rotary_factor: Option<f64>) -> R
         0 => 0,
         _ => rows(keys.gguf(), "per_layer_token_embd.weight")?,
     };
-    let mut eos_token_ids = Vec::new();
-    for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
-        eos_token_ids.extend(keys.optional_token_id(&format!("tokenizer.ggml.{key}"))?);
-    }
-    eos_token_ids.extend(keys.token_ids("tokenizer.ggml.eos_token_ids", MAX_EOS)?);
-    eos_token_ids.dedup();
     let rope_theta = |key: &str, default: f64| Ok::<_, Error>(keys.optional_positive(key)?.unwrap_or(default));
     let eps = keys.optional_positive("attention.layer_norm_rms_epsilon")?;
     Ok(TextConfig {
@@ -159,8 +153,19 @@ fn text(keys: &Keys<'_>, shared: usize, partial_rotary_factor: Option<f64>) -> R
         rope_full: rope_full(keys, rope_theta("rope.freq_base", 1e6)?, &layers, partial_rotary_factor)?,
         layers,
         bos_token_id: keys.optional_token_id("tokenizer.ggml.bos_token_id")?,
-        eos_token_ids,
+        eos_token_ids: eos_token_ids(keys)?,
     })
+}
+
+/// The tokens that end a text.
+pub(crate) fn eos_token_ids(keys: &Keys<'_>) -> Result<Vec<u32>> {
+    let mut ids = Vec::new();
+    for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
+        ids.extend(keys.optional_token_id(&format!("tokenizer.ggml.{key}"))?);
+    }
+    ids.extend(keys.token_ids("tokenizer.ggml.eos_token_ids", MAX_EOS)?);
+    ids.dedup();
+    Ok(ids)
 }
 
 /// Values that change the computation and are not implemented.
@@ -355,7 +360,7 @@ fn first_dimension(tensor: &TensorInfo) -> usize {
 }
 
 /// Rows of a table: the vocabulary size, for which files have no key.
-fn rows(gguf: &Gguf, name: &str) -> Result<usize> {
+pub(crate) fn rows(gguf: &Gguf, name: &str) -> Result<usize> {
     let missing = || gguf.error(name, "is missing; the checkpoint is incomplete or of another architecture");
     let table = gguf.info(name).ok_or_else(missing)?;
     match table.shape() {

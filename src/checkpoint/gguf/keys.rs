@@ -9,18 +9,18 @@ use crate::checkpoint::spelling::misspelt;
 use crate::{Error, Result};
 
 /// The keys `{prefix}.*`; names that begin with a known section (`tokenizer.`, `general.`) are taken as they are.
-pub(super) struct Keys<'a> {
+pub(crate) struct Keys<'a> {
     gguf: &'a Gguf,
     prefix: &'a str,
     looked_for: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Keys<'a> {
-    pub(super) fn new(gguf: &'a Gguf, prefix: &'a str) -> Self {
+    pub(crate) fn new(gguf: &'a Gguf, prefix: &'a str) -> Self {
         Self { gguf, prefix, looked_for: RefCell::default() }
     }
 
-    pub(super) fn gguf(&self) -> &'a Gguf {
+    pub(crate) fn gguf(&self) -> &'a Gguf {
         self.gguf
     }
 
@@ -31,7 +31,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn value(&self, key: &str) -> Option<Value<'a>> {
+    pub(crate) fn value(&self, key: &str) -> Option<Value<'a>> {
         let full = self.full(key);
         let value = self.gguf.metadata(&full);
         self.looked_for.borrow_mut().insert(full);
@@ -50,21 +50,21 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn error(&self, key: &str, problem: impl Into<String>) -> Error {
+    pub(crate) fn error(&self, key: &str, problem: impl Into<String>) -> Error {
         self.gguf.key_error(&self.full(key), problem)
     }
 
     /// An error about a key whose value is not implemented.
-    pub(super) fn unsupported(&self, key: &str, problem: impl Into<String>) -> Error {
+    pub(crate) fn unsupported(&self, key: &str, problem: impl Into<String>) -> Error {
         let path = Some(self.gguf.path().to_owned());
         Error::Unsupported { path, what: self.full(key), problem: problem.into() }
     }
 
-    pub(super) fn missing(&self, key: &str) -> Error {
+    pub(crate) fn missing(&self, key: &str) -> Error {
         self.error(key, "is missing; convert the checkpoint again")
     }
 
-    pub(super) fn typed<T>(
+    pub(crate) fn typed<T>(
         &self,
         key: &str,
         kind: &str,
@@ -75,12 +75,12 @@ impl<'a> Keys<'a> {
     }
 
     /// A size that may be zero, below 2^31 so that products of two sizes cannot overflow.
-    pub(super) fn optional_size(&self, key: &str) -> Result<Option<usize>> {
+    pub(crate) fn optional_size(&self, key: &str) -> Result<Option<usize>> {
         self.typed(key, "an integer from 0 to 2147483647", size)
     }
 
     /// A positive size.
-    pub(super) fn size(&self, key: &str) -> Result<usize> {
+    pub(crate) fn size(&self, key: &str) -> Result<usize> {
         match self.optional_size(key)? {
             Some(0) => Err(self.error(key, "is 0")),
             Some(size) => Ok(size),
@@ -89,39 +89,39 @@ impl<'a> Keys<'a> {
     }
 
     /// A positive, finite number.
-    pub(super) fn optional_positive(&self, key: &str) -> Result<Option<f64>> {
+    pub(crate) fn optional_positive(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a positive number", |value| value.as_f64().filter(|x| x.is_finite() && *x > 0.0))
     }
 
     /// A finite number, an integer or not.
-    pub(super) fn optional_number(&self, key: &str) -> Result<Option<f64>> {
+    pub(crate) fn optional_number(&self, key: &str) -> Result<Option<f64>> {
         let number = |value: Value<'a>| value.as_f64().or_else(|| value.as_u64().map(|number| number as f64));
         self.typed(key, "a number", |value| number(value).filter(|x| x.is_finite()))
     }
 
     /// A positive, finite number; 0 stands for none, as llama.cpp has it.
-    pub(super) fn positive_or_none(&self, key: &str) -> Result<Option<f64>> {
+    pub(crate) fn positive_or_none(&self, key: &str) -> Result<Option<f64>> {
         match self.value(key).and_then(Value::as_f64) {
             Some(0.0) => Ok(None),
             _ => self.optional_positive(key),
         }
     }
 
-    pub(super) fn optional_bool(&self, key: &str) -> Result<Option<bool>> {
+    pub(crate) fn optional_bool(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "true or false", Value::as_bool)
     }
 
     /// A name, of limited length.
-    pub(super) fn optional_str(&self, key: &str) -> Result<Option<&'a str>> {
+    pub(crate) fn optional_str(&self, key: &str) -> Result<Option<&'a str>> {
         self.typed(key, "a string of at most 100 bytes", |value| value.as_str().filter(|text| text.len() <= 100))
     }
 
-    pub(super) fn optional_token_id(&self, key: &str) -> Result<Option<u32>> {
+    pub(crate) fn optional_token_id(&self, key: &str) -> Result<Option<u32>> {
         self.typed(key, "a token id", |value| value.as_u64().and_then(|id| u32::try_from(id).ok()))
     }
 
     /// Token ids: one, or an array of them, or none if the key is absent. At most `limit`.
-    pub(super) fn token_ids(&self, key: &str, limit: usize) -> Result<Vec<u32>> {
+    pub(crate) fn token_ids(&self, key: &str, limit: usize) -> Result<Vec<u32>> {
         let id = |value: Value<'_>| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let ids = self.typed(key, &format!("a token id or at most {limit} of them"), |value| match value {
             Value::Array(array) if array.len() > limit => None,
@@ -132,7 +132,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A positive size for each of `layers` layers: an array, or one for all.
-    pub(super) fn sizes(&self, key: &str, layers: usize) -> Result<Vec<usize>> {
+    pub(crate) fn sizes(&self, key: &str, layers: usize) -> Result<Vec<usize>> {
         let positive = |value: Value<'_>| size(value).filter(|size| *size > 0);
         let sizes = self.typed(key, &format!("a positive integer or {layers} of them"), |value| match value {
             Value::Array(array) if array.len() != layers => None,
@@ -143,7 +143,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A boolean per layer: booleans, or integers (0 is false).
-    pub(super) fn flags(&self, key: &str, layers: usize) -> Result<Vec<bool>> {
+    pub(crate) fn flags(&self, key: &str, layers: usize) -> Result<Vec<bool>> {
         let flag = |value: Value<'_>| value.as_bool().or_else(|| value.as_u64().map(|number| number != 0));
         let flags = self.typed(key, &format!("an array of {layers} truth values"), |value| {
             value.as_array().filter(|array| array.len() == layers)?.iter().map(flag).collect()

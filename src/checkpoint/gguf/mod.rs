@@ -6,6 +6,7 @@
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>, versions 2 and 3, little-endian.
 
+mod byte_level;
 mod config;
 mod cursor;
 mod header;
@@ -19,8 +20,11 @@ mod types;
 mod writer;
 
 pub use config::{assistant_config, suppressed_tokens, target_config};
+pub(crate) use config::{eos_token_ids, rows};
 pub use header::TensorInfo;
+pub(crate) use keys::Keys;
 pub use metadata::{Array, Value, ValueType};
+pub(crate) use names::Names;
 pub use names::{gguf_names, hugging_face_name};
 pub use sampling::sampling_defaults;
 pub use tokenizer::{check_tokenizer, tokenizer};
@@ -29,7 +33,7 @@ pub use writer::{GgufWriter, MetadataValue, TensorWriter};
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::nn::{Bytes, MappedFile, Source};
 use crate::{Error, Result};
@@ -56,6 +60,7 @@ pub struct Gguf {
     metadata: BTreeMap<String, Slot>, // of the first file
     tensors: Vec<TensorInfo>,
     index: BTreeMap<String, usize>, // into `tensors`
+    names: OnceLock<Names>,         // known when all files are
 }
 
 /// A file and its contents.
@@ -117,7 +122,7 @@ impl Gguf {
     fn single(part: Part, header: Header) -> Self {
         let index = header.tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
         let Header { version, metadata, tensors } = header;
-        Self { parts: vec![part], version, metadata, tensors, index }
+        Self { parts: vec![part], version, metadata, tensors, index, names: OnceLock::new() }
     }
 
     /// The file; of a split checkpoint the first.
@@ -176,6 +181,19 @@ impl Gguf {
         }
     }
 
+    /// The names of the file's architecture.
+    pub(crate) fn names(&self) -> &Names {
+        self.names.get_or_init(|| {
+            let architecture = self.metadata("general.architecture").and_then(|value| value.as_str());
+            Names::of(architecture.unwrap_or_default(), self.tensors.iter().map(TensorInfo::name))
+        })
+    }
+
+    /// The name at Hugging Face of the tensor `name`, without its prefix; `None` if it has none.
+    pub(super) fn hugging_face_name(&self, name: &str) -> Option<String> {
+        self.names().hugging_face(name)
+    }
+
     /// Whether the file has the tensor of this Hugging Face name.
     pub fn has_weight(&self, name: &str) -> bool {
         self.info_of_weight(name).is_some() || self.gate_up_infos(name).is_some()
@@ -183,7 +201,7 @@ impl Gguf {
 
     /// The description of the tensor of this Hugging Face name.
     pub fn info_of_weight(&self, name: &str) -> Option<&TensorInfo> {
-        gguf_names(name).iter().find_map(|name| self.info(name))
+        self.names().gguf(name).iter().find_map(|name| self.info(name))
     }
 
     fn borrow(&self, info: &TensorInfo) -> Result<GgufTensor> {
@@ -200,7 +218,7 @@ impl Gguf {
     }
 
     fn gate_up_infos(&self, name: &str) -> Option<(&TensorInfo, &TensorInfo)> {
-        let (gate, up) = names::split_gate_up(name)?;
+        let (gate, up) = self.names().split_gate_up(name)?;
         Some((self.info(&gate)?, self.info(&up)?))
     }
 

@@ -13,7 +13,7 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use super::keys::Keys;
 use super::metadata::shown;
-use super::{Array, Gguf, Value, ValueType};
+use super::{Array, Gguf, Value, ValueType, byte_level};
 use crate::{Error, Result};
 
 const MODEL: &str = "tokenizer.ggml.model";
@@ -76,8 +76,8 @@ const STRIKE_END: &str = "</s>";
 pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
     let keys = Keys::new(gguf, "");
     let Some(model) = keys.optional_str(MODEL)?.filter(|model| *model != NONE) else { return Ok(None) };
-    if !["gemma4", "llama"].contains(&model) {
-        let problem = format!("{model:?} is not implemented; Gemma 4's is gemma4 or llama, give a tokenizer.json");
+    if !["gemma4", "llama", byte_level::MODEL].contains(&model) {
+        let problem = format!("{model:?} is not implemented; gemma4, llama and gpt2 are, give a tokenizer.json");
         return Err(keys.unsupported(MODEL, problem));
     }
     if keys.optional_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false) {
@@ -96,26 +96,10 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
         None if model == "llama" => scored_merges(&keys, &tokens, &kinds, &vocabulary)?,
         None => return Err(keys.missing(MERGES)),
     };
-    let token = |id: u32, key: &str| {
-        let outside = || keys.error(key, format!("is {id}, but there are {} tokens", tokens.len()));
-        tokens.get(id as usize).copied().ok_or_else(outside)
+    let mut tokenizer = match model {
+        byte_level::MODEL => byte_level::tokenizer(&keys, vocabulary, merges)?,
+        _ => whole_texts(&keys, &tokens, &kinds, vocabulary, merges)?,
     };
-    let mut bpe = BPE::builder().vocab_and_merges(vocabulary, merges).fuse_unk(true).byte_fallback(true);
-    let unknown = match keys.optional_token_id("tokenizer.ggml.unknown_token_id")? {
-        Some(id) => Some(token(id, "tokenizer.ggml.unknown_token_id")?),
-        None => kinds.iter().position(|kind| *kind == UNKNOWN).and_then(|id| tokens.get(id).copied()),
-    };
-    if let Some(unknown) = unknown {
-        bpe = bpe.unk_token(unknown.to_owned());
-    }
-    let mut tokenizer = Tokenizer::new(bpe.build().map_err(failed(&keys, MERGES))?);
-    replace_spaces(&keys, &mut tokenizer)?;
-    // Whatever `add_bos_token` says: Gemma 4 always begins with it, and files say false.
-    if let Some(id) = keys.optional_token_id("tokenizer.ggml.bos_token_id")? {
-        let bos = token(id, "tokenizer.ggml.bos_token_id")?;
-        let template = template(bos, id).map_err(failed(&keys, "tokenizer.ggml.bos_token_id"))?;
-        tokenizer.with_post_processor(Some(template));
-    }
 
     let of_kind = |kinds_of: &'static [u64]| {
         tokens
@@ -131,6 +115,37 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
     tokenizer.add_tokens(visible).map_err(failed(&keys, TYPES))?;
     keys.refuse_misspelt()?;
     Ok(Some(tokenizer))
+}
+
+/// Gemma 4's tokenizer, without special tokens.
+fn whole_texts(
+    keys: &Keys<'_>,
+    tokens: &[&str],
+    kinds: &[u64],
+    vocabulary: Vocab,
+    merges: Merges,
+) -> Result<Tokenizer> {
+    let token = |id: u32, key: &str| {
+        let outside = || keys.error(key, format!("is {id}, but there are {} tokens", tokens.len()));
+        tokens.get(id as usize).copied().ok_or_else(outside)
+    };
+    let mut bpe = BPE::builder().vocab_and_merges(vocabulary, merges).fuse_unk(true).byte_fallback(true);
+    let unknown = match keys.optional_token_id("tokenizer.ggml.unknown_token_id")? {
+        Some(id) => Some(token(id, "tokenizer.ggml.unknown_token_id")?),
+        None => kinds.iter().position(|kind| *kind == UNKNOWN).and_then(|id| tokens.get(id).copied()),
+    };
+    if let Some(unknown) = unknown {
+        bpe = bpe.unk_token(unknown.to_owned());
+    }
+    let mut tokenizer = Tokenizer::new(bpe.build().map_err(failed(keys, MERGES))?);
+    replace_spaces(keys, &mut tokenizer)?;
+    // Whatever `add_bos_token` says: Gemma 4 always begins with it, and files say false.
+    if let Some(id) = keys.optional_token_id("tokenizer.ggml.bos_token_id")? {
+        let bos = token(id, "tokenizer.ggml.bos_token_id")?;
+        let template = template(bos, id).map_err(failed(keys, "tokenizer.ggml.bos_token_id"))?;
+        tokenizer.with_post_processor(Some(template));
+    }
+    Ok(tokenizer)
 }
 
 /// The error of the tokenizer's library that the value of `key` leads to.
@@ -218,6 +233,9 @@ fn kinds(keys: &Keys<'_>, tokens: &[&str]) -> Result<Vec<u64>> {
         (array.len() == tokens.len()).then(|| array.iter().map(|kind| kind.as_u64()).collect()).flatten();
     let wrong = || keys.error(TYPES, format!("is {array:?}, must be {} integers, one for each token", tokens.len()));
     let mut kinds = kinds.ok_or_else(wrong)?;
+    if keys.optional_str(MODEL)? == Some(byte_level::MODEL) {
+        return Ok(kinds);
+    }
     for (token, kind) in tokens.iter().zip(&mut kinds).filter(|(_, kind)| [NORMAL, USER_DEFINED].contains(kind)) {
         match *token {
             STRIKE_END => *kind = USER_DEFINED,

@@ -1,0 +1,154 @@
+//! The configuration from a GGUF file's metadata (architectures `qwen35` and `qwen35moe`), checked as config.json is.
+
+use super::config::{
+    DeltaNetConfig, LayerType, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, MoeConfig, TensorLayout, TextConfig,
+    other_family,
+};
+use crate::Result;
+use crate::checkpoint::gguf::{Gguf, Keys, Value, eos_token_ids, rows};
+
+const ARCHITECTURE: &str = "general.architecture";
+
+/// # Errors
+/// If the file is of another architecture, a key is missing or malformed, or it asks for something that is not
+/// implemented.
+pub(super) fn config(gguf: &Gguf) -> Result<TextConfig> {
+    let architecture = Keys::new(gguf, "").optional_str(ARCHITECTURE)?.unwrap_or_default();
+    let experts = match architecture {
+        "qwen35" => false,
+        "qwen35moe" => true,
+        other => return Err(gguf.key_error(ARCHITECTURE, other_family(other))),
+    };
+    let keys = Keys::new(gguf, architecture);
+    let scaling = keys.optional_str("rope.scaling.type")?;
+    if let Some(kind) = scaling.filter(|kind| *kind != "none") {
+        return Err(keys.unsupported("rope.scaling.type", format!("{kind:?} is not implemented")));
+    }
+    let (layers, nextn) = layers(&keys)?;
+    let limited = |key: &str, limit: usize| match keys.size(key)? {
+        size if size > limit => Err(keys.error(key, format!("is {size}, more than {limit}"))),
+        size => Ok(size),
+    };
+    let num_attention_heads = of_full_layers(&keys, "attention.head_count", &layers)?;
+    let num_key_value_heads = of_full_layers(&keys, "attention.head_count_kv", &layers)?;
+    divides(&keys, "attention.head_count_kv", num_key_value_heads, num_attention_heads)?;
+    let head_dim = limited("attention.key_length", MAX_HEAD_DIM)?;
+    let value_length = keys.optional_size("attention.value_length")?;
+    if let Some(width) = value_length.filter(|width| *width != head_dim) {
+        return Err(keys.unsupported("attention.value_length", format!("is {width}, not {head_dim} as key_length is")));
+    }
+    let rotary_dim = keys.size("rope.dimension_count")?;
+    if rotary_dim > head_dim || !rotary_dim.is_multiple_of(2) {
+        return Err(keys.error("rope.dimension_count", format!("is {rotary_dim} of {head_dim}, must be even")));
+    }
+    let num_value_heads = limited("ssm.time_step_rank", MAX_HEADS)?;
+    let inner = keys.size("ssm.inner_size")?;
+    divides(&keys, "ssm.time_step_rank", num_value_heads, inner)?;
+    let delta_net = DeltaNetConfig {
+        num_key_heads: limited("ssm.group_count", MAX_HEADS)?,
+        num_value_heads,
+        key_head_dim: limited("ssm.state_size", MAX_HEAD_DIM)?,
+        value_head_dim: inner / num_value_heads,
+        conv_kernel_dim: limited("ssm.conv_kernel", MAX_TAPS)?,
+    };
+    divides(&keys, "ssm.group_count", delta_net.num_key_heads, num_value_heads)?;
+    let eps = keys.optional_positive("attention.layer_norm_rms_epsilon")?;
+    Ok(TextConfig {
+        vocab_size: rows(gguf, "token_embd.weight")?,
+        hidden_size: keys.size("embedding_length")?,
+        intermediate_size: if experts { 0 } else { keys.size("feed_forward_length")? },
+        moe: if experts { Some(moe(&keys)?) } else { None },
+        layers,
+        num_attention_heads,
+        num_key_value_heads,
+        head_dim,
+        rotary_dim,
+        rope_theta: keys.optional_positive("rope.freq_base")?.ok_or_else(|| keys.missing("rope.freq_base"))?,
+        delta_net,
+        rms_norm_eps: eps.ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?,
+        max_position_embeddings: keys.size("context_length")?,
+        tie_word_embeddings: gguf.info("output.weight").is_none(),
+        tensor_layout: TensorLayout::Gguf,
+        mtp_num_hidden_layers: Some(nextn),
+        bos_token_id: keys.optional_token_id("tokenizer.ggml.bos_token_id")?,
+        eos_token_ids: eos_token_ids(&keys)?,
+    })
+}
+
+/// The trunk's layers, and how many NextN layers the file says that it has behind them.
+fn layers(keys: &Keys<'_>) -> Result<(Vec<LayerType>, usize)> {
+    let blocks = keys.size("block_count")?;
+    if blocks > MAX_LAYERS {
+        return Err(keys.error("block_count", format!("is {blocks}, more than {MAX_LAYERS}")));
+    }
+    let head = keys.gguf().names().nextn().map(|block| block as usize);
+    let nextn = match keys.optional_size("nextn_predict_layers")? {
+        Some(count @ 2..) => {
+            return Err(keys.unsupported("nextn_predict_layers", format!("is {count}, which is not implemented")));
+        }
+        count => count.unwrap_or(usize::from(head.is_some())),
+    };
+    // Some converters count the head among the blocks, some do not.
+    let count = match head {
+        Some(head) if head == blocks || head + 1 == blocks => head,
+        Some(head) => {
+            let problem = format!("is {blocks}, but the NextN head is block {head}; convert the checkpoint again");
+            return Err(keys.error("block_count", problem));
+        }
+        None => blocks.saturating_sub(nextn),
+    };
+    let missing = |block: usize| keys.gguf().info(&format!("blk.{block}.attn_norm.weight")).is_none();
+    if let Some(block) = (0..count).find(|block| missing(*block)) {
+        let problem = format!("is {blocks}, but there is no block {block} (blk.{block}.attn_norm.weight)");
+        return Err(keys.error("block_count", format!("{problem}; the file is a head alone, or incomplete")));
+    }
+    if let Some(flags) = keys.value("attention.recurrent_layers").and_then(Value::as_array) {
+        let flags: Vec<_> = flags.iter().take(count).map(|flag| flag.as_bool()).collect();
+        let of = |linear: Option<bool>| linear.map(|linear| if linear { LayerType::Linear } else { LayerType::Full });
+        let layers: Option<Vec<_>> = flags.into_iter().map(of).collect();
+        let wrong = || keys.error("attention.recurrent_layers", format!("must be {count} truth values"));
+        return Ok((layers.filter(|layers| layers.len() == count).ok_or_else(wrong)?, nextn));
+    }
+    let interval =
+        if keys.value("full_attention_interval").is_some() { keys.size("full_attention_interval")? } else { 4 };
+    let of = |i: usize| if (i + 1).is_multiple_of(interval) { LayerType::Full } else { LayerType::Linear };
+    Ok(((0..count).map(of).collect(), nextn))
+}
+
+/// A number of heads: one for all layers, or an array in which those of attention layers are equal.
+fn of_full_layers(keys: &Keys<'_>, key: &str, layers: &[LayerType]) -> Result<usize> {
+    let heads = match keys.value(key).and_then(Value::as_array) {
+        None => keys.size(key)?,
+        Some(array) => {
+            let full = array.iter().zip(layers).filter(|(_, layer)| **layer == LayerType::Full);
+            let mut heads: Vec<_> = full.map(|(heads, _)| heads.as_u64()).collect();
+            heads.dedup();
+            let [Some(heads)] = heads[..] else {
+                return Err(keys.unsupported(key, "differs between attention layers, which is not implemented"));
+            };
+            usize::try_from(heads).unwrap_or(usize::MAX)
+        }
+    };
+    if heads == 0 || heads > MAX_HEADS {
+        return Err(keys.error(key, format!("is {heads}, must be from 1 to {MAX_HEADS}")));
+    }
+    Ok(heads)
+}
+
+fn divides(keys: &Keys<'_>, key: &str, part: usize, whole: usize) -> Result<()> {
+    if whole.is_multiple_of(part) { Ok(()) } else { Err(keys.error(key, format!("{part} does not divide {whole}"))) }
+}
+
+fn moe(keys: &Keys<'_>) -> Result<MoeConfig> {
+    let (num_experts, num_experts_per_tok) = (keys.size("expert_count")?, keys.size("expert_used_count")?);
+    if num_experts_per_tok > num_experts {
+        let problem = format!("is {num_experts_per_tok} of {num_experts} experts");
+        return Err(keys.error("expert_used_count", problem));
+    }
+    Ok(MoeConfig {
+        num_experts,
+        num_experts_per_tok,
+        intermediate_size: keys.size("expert_feed_forward_length")?,
+        shared_intermediate_size: keys.size("expert_shared_feed_forward_length")?,
+    })
+}

@@ -1,0 +1,434 @@
+//! Qwen3.5 from files: GGUF as llama.cpp's converter writes it computes what the safetensors do, and what is not read
+//! is refused by name.
+
+mod cases;
+mod gguf_writer;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use cases::{Case, max_difference, values};
+use foretoken::checkpoint::Checkpoint;
+use foretoken::checkpoint::gguf::{self, Gguf};
+use foretoken::kv::{KvOptions, PagePool};
+use foretoken::nn::tensor;
+use foretoken::qwen35::Target;
+use foretoken::tokenizer::Tokenizer;
+use foretoken::{ElementType, Engine, EngineOptions, Isa, Model, OutputRows};
+use gguf_writer::{GgufFile, array, f32_value, str_value, strings, u32_value};
+use half::bf16;
+use safetensors::tensor::{Dtype, TensorView};
+use safetensors::{SafeTensors, serialize_to_file};
+use serde_json::{Value, json};
+
+/// The tensors of a case: shape and numbers.
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+fn tensors(case: &Case) -> Tensors {
+    let bytes = std::fs::read(case.path.join("target/model.safetensors")).expect("the tensors");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let numbers = |view: &TensorView<'_>| match view.dtype() {
+        Dtype::F32 => view.data().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
+        Dtype::BF16 => view.data().as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
+        other => panic!("{other:?}"),
+    };
+    let read = |(name, view): (String, TensorView<'_>)| (name, (view.shape().to_vec(), numbers(&view)));
+    file.tensors().into_iter().map(read).collect()
+}
+
+/// The text model's part of config.json.
+fn config(case: &Case) -> Value {
+    let text = std::fs::read_to_string(case.path.join("target/config.json")).expect("config.json");
+    let config: Value = serde_json::from_str(&text).expect("JSON");
+    config.get("text_config").unwrap_or(&config).clone()
+}
+
+/// Value heads in turns over the key heads: block `i * keys + k` is block `k * (values / keys) + i`.
+fn tiled(blocks: &[f32], width: usize, keys: usize) -> Vec<f32> {
+    let per_key = blocks.len() / width / keys;
+    let of = |i: usize, k: usize| &blocks[(k * per_key + i) * width..][..width];
+    (0..per_key).flat_map(|i| (0..keys).flat_map(move |k| of(i, k))).copied().collect()
+}
+
+const LAYER: [(&str, &str); 19] = [
+    ("input_layernorm.weight", "attn_norm.weight"),
+    ("post_attention_layernorm.weight", "post_attention_norm.weight"),
+    ("self_attn.q_proj.weight", "attn_q.weight"),
+    ("self_attn.k_proj.weight", "attn_k.weight"),
+    ("self_attn.v_proj.weight", "attn_v.weight"),
+    ("self_attn.o_proj.weight", "attn_output.weight"),
+    ("self_attn.q_norm.weight", "attn_q_norm.weight"),
+    ("self_attn.k_norm.weight", "attn_k_norm.weight"),
+    ("linear_attn.norm.weight", "ssm_norm.weight"),
+    ("mlp.gate_proj.weight", "ffn_gate.weight"),
+    ("mlp.up_proj.weight", "ffn_up.weight"),
+    ("mlp.down_proj.weight", "ffn_down.weight"),
+    ("mlp.gate.weight", "ffn_gate_inp.weight"),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight"),
+    ("mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight"),
+    ("mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight"),
+    ("mlp.shared_expert.down_proj.weight", "ffn_down_shexp.weight"),
+    ("linear_attn.in_proj_a.weight", "ssm_alpha.weight"),
+    ("linear_attn.in_proj_b.weight", "ssm_beta.weight"),
+];
+
+/// The file that llama.cpp's converter makes of a case (qwen35.md, section 9), in f32.
+struct Converter {
+    keys: usize,   // delta-net key heads
+    values: usize, // value heads
+    key_dim: usize,
+    value_dim: usize,
+    hidden: usize,
+    layers: usize,
+}
+
+impl Converter {
+    fn new(config: &Value) -> Self {
+        let size = |name: &str| config[name].as_u64().expect(name) as usize;
+        Self {
+            keys: size("linear_num_key_heads"),
+            values: size("linear_num_value_heads"),
+            key_dim: size("linear_key_head_dim"),
+            value_dim: size("linear_value_head_dim"),
+            hidden: size("hidden_size"),
+            layers: size("num_hidden_layers"),
+        }
+    }
+
+    fn metadata(&self, config: &Value) -> GgufFile {
+        let size = |name: &str| u32_value(config[name].as_u64().expect(name) as usize);
+        let moe = config["model_type"] == "qwen3_5_moe_text";
+        let architecture = if moe { "qwen35moe" } else { "qwen35" };
+        let key = |name: &str| format!("{architecture}.{name}");
+        let rope = &config["rope_parameters"];
+        let head_dim = config["head_dim"].as_u64().expect("head_dim") as usize;
+        let rotary = head_dim as f64 * rope["partial_rotary_factor"].as_f64().expect("a factor");
+        let interval = config["full_attention_interval"].as_u64().unwrap_or(4) as usize;
+        let mut file = GgufFile::new()
+            .key("general.architecture", str_value(architecture))
+            .key(key("block_count"), u32_value(self.layers + 1))
+            .key(key("nextn_predict_layers"), u32_value(1))
+            .key(key("context_length"), size("max_position_embeddings"))
+            .key(key("embedding_length"), size("hidden_size"))
+            .key(key("attention.head_count"), size("num_attention_heads"))
+            .key(key("attention.head_count_kv"), size("num_key_value_heads"))
+            .key(key("attention.key_length"), size("head_dim"))
+            .key(key("attention.value_length"), size("head_dim"))
+            .key(key("attention.layer_norm_rms_epsilon"), f32_value(1e-6))
+            .key(key("rope.freq_base"), f32_value(rope["rope_theta"].as_f64().expect("a base")))
+            .key(key("rope.dimension_count"), u32_value(rotary as usize))
+            .key(key("ssm.conv_kernel"), size("linear_conv_kernel_dim"))
+            .key(key("ssm.state_size"), u32_value(self.key_dim))
+            .key(key("ssm.group_count"), u32_value(self.keys))
+            .key(key("ssm.time_step_rank"), u32_value(self.values))
+            .key(key("ssm.inner_size"), u32_value(self.values * self.value_dim))
+            .key(key("full_attention_interval"), u32_value(interval));
+        let sizes: &[(&str, &str)] = match moe {
+            false => &[("feed_forward_length", "intermediate_size")],
+            true => &[
+                ("expert_count", "num_experts"),
+                ("expert_used_count", "num_experts_per_tok"),
+                ("expert_feed_forward_length", "moe_intermediate_size"),
+                ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
+            ],
+        };
+        for (name, of) in sizes {
+            file = file.key(key(name), size(of));
+        }
+        file
+    }
+
+    fn tensors(&self, mut file: GgufFile, mut tensors: Tensors) -> GgufFile {
+        stack_experts(&mut tensors);
+        for (name, (shape, mut numbers)) in tensors {
+            let own = ["model.language_model.", "model."].into_iter().find_map(|prefix| name.strip_prefix(prefix));
+            let (block, rest) = match (own.unwrap_or(&name).strip_prefix("layers."), name.strip_prefix("mtp.layers.0."))
+            {
+                (Some(layer), _) => layer.split_once('.').expect("a layer"),
+                (None, Some(rest)) => (&*self.layers.to_string().leak(), rest),
+                (None, None) => ("", own.unwrap_or(&name)),
+            };
+            if rest.ends_with("norm.weight") && rest != "linear_attn.norm.weight" || rest.contains("mtp.pre_fc_norm") {
+                numbers.iter_mut().for_each(|x| *x += 1.0);
+            }
+            let block_name = |name: &str| format!("blk.{block}.{name}");
+            let head = format!("blk.{}.nextn", self.layers);
+            let (to, shape, numbers) = match rest {
+                _ if rest.starts_with("visual.") => continue,
+                "embed_tokens.weight" => ("token_embd.weight".into(), shape, numbers),
+                "norm.weight" => ("output_norm.weight".into(), shape, numbers),
+                "lm_head.weight" => ("output.weight".into(), shape, numbers),
+                "mtp.fc.weight" => (format!("{head}.eh_proj.weight"), shape, numbers),
+                "mtp.pre_fc_norm_embedding.weight" => (format!("{head}.enorm.weight"), shape, numbers),
+                "mtp.pre_fc_norm_hidden.weight" => (format!("{head}.hnorm.weight"), shape, numbers),
+                "mtp.norm.weight" => (format!("{head}.shared_head_norm.weight"), shape, numbers),
+                "mlp.shared_expert_gate.weight" => (block_name("ffn_gate_inp_shexp.weight"), vec![shape[1]], numbers),
+                "mlp.experts.gate_up_proj" => {
+                    let [experts, rows, hidden] = shape[..] else { panic!("{shape:?}") };
+                    let half = |first: usize| -> Vec<f32> {
+                        let experts = numbers.chunks_exact(rows * hidden);
+                        experts.flat_map(|e| &e[first * hidden..(first + rows / 2) * hidden]).copied().collect()
+                    };
+                    let shape = [experts, rows / 2, hidden];
+                    file = file.floats(&block_name("ffn_gate_exps.weight"), &shape, &half(0)).floats(
+                        &block_name("ffn_up_exps.weight"),
+                        &shape,
+                        &half(rows / 2),
+                    );
+                    continue;
+                }
+                "linear_attn.A_log" => {
+                    let rates: Vec<f32> = numbers.iter().map(|x| -x.exp()).collect();
+                    (block_name("ssm_a"), shape, tiled(&rates, 1, self.keys))
+                }
+                "linear_attn.dt_bias" => (block_name("ssm_dt.bias"), shape, tiled(&numbers, 1, self.keys)),
+                "linear_attn.in_proj_a.weight" => {
+                    (block_name("ssm_alpha.weight"), shape, tiled(&numbers, self.hidden, self.keys))
+                }
+                "linear_attn.in_proj_b.weight" => {
+                    (block_name("ssm_beta.weight"), shape, tiled(&numbers, self.hidden, self.keys))
+                }
+                "linear_attn.in_proj_z.weight" => {
+                    (block_name("attn_gate.weight"), shape, tiled(&numbers, self.value_dim * self.hidden, self.keys))
+                }
+                "linear_attn.in_proj_qkv.weight" => {
+                    (block_name("attn_qkv.weight"), shape, self.values_behind_keys(&numbers, self.hidden))
+                }
+                "linear_attn.conv1d.weight" => {
+                    let (channels, taps) = (shape[0], shape[2]);
+                    (block_name("ssm_conv1d.weight"), vec![channels, taps], self.values_behind_keys(&numbers, taps))
+                }
+                "linear_attn.out_proj.weight" => {
+                    let columns = |row: &[f32]| tiled(row, self.value_dim, self.keys);
+                    let numbers = numbers.chunks_exact(self.values * self.value_dim).flat_map(columns).collect();
+                    (block_name("ssm_out.weight"), shape, numbers)
+                }
+                other => {
+                    let (_, to) = LAYER.iter().find(|(from, _)| *from == other).unwrap_or_else(|| panic!("{other}"));
+                    (block_name(to), shape, numbers)
+                }
+            };
+            file = file.floats(&to, &shape, &numbers);
+        }
+        file
+    }
+
+    /// Queries and keys as they are, then the values' heads in turns.
+    fn values_behind_keys(&self, numbers: &[f32], width: usize) -> Vec<f32> {
+        let (keys, values) = numbers.split_at(2 * self.keys * self.key_dim * width);
+        [keys, &tiled(values, self.value_dim * width, self.keys)].concat()
+    }
+}
+
+/// Joins the tensors of single experts.
+fn stack_experts(tensors: &mut Tensors) {
+    let apart: Vec<String> = tensors.keys().filter(|name| name.contains(".experts.0.")).cloned().collect();
+    for first in apart.iter().filter(|name| !name.contains(".up_proj.")) {
+        let (before, part) = first.split_once("0.").and_then(|_| first.split_once(".experts.0.")).expect("an expert");
+        let (mut all, mut count, mut shape) = (Vec::new(), 0, Vec::new());
+        while let Some((own, numbers)) = tensors.remove(&format!("{before}.experts.{count}.{part}")) {
+            all.extend(numbers);
+            shape = own;
+            if part == "gate_proj.weight" {
+                all.extend(tensors.remove(&format!("{before}.experts.{count}.up_proj.weight")).expect("up").1);
+            }
+            count += 1;
+        }
+        let rows = all.len() / count / shape[1];
+        let to = if part == "gate_proj.weight" { "gate_up_proj" } else { "down_proj" };
+        tensors.insert(format!("{before}.experts.{to}"), (vec![count, rows, shape[1]], all));
+    }
+}
+
+fn converted(case: &Case) -> GgufFile {
+    let config = config(case);
+    let converter = Converter::new(&config);
+    converter.tensors(converter.metadata(&config), tensors(case))
+}
+
+fn load(file: &GgufFile, folder: &Path) -> foretoken::Result<Target> {
+    let path = folder.join("model.gguf");
+    std::fs::write(&path, file.bytes()).expect("a file");
+    Target::load(&Checkpoint::open(&path)?, Isa::best())
+}
+
+/// Logits, and the head's states, over the prompt.
+fn computes_the_references(case: &Case, target: &Target) {
+    let options = KvOptions { key: ElementType::F32.into(), value: ElementType::F32.into(), ..KvOptions::default() };
+    let pool = PagePool::new(None);
+    let mut state = target.new_state(&options, &pool).expect("a state");
+    let ids = case.ids("input_ids");
+    let round = state.begin_round(ids.len()).expect("a round");
+    let output = target.forward_one(&ids, round, OutputRows::All, ids.len()).expect("a pass");
+    let (logits, hidden) = (values(&output.logits), values(&output.hidden));
+    let (of_logits, of_hidden) = case.tolerances();
+    let error = max_difference(&logits, &case.floats("logits"));
+    assert!(error <= of_logits, "{}: logits {error}", case.name);
+
+    let mut cache = target.nextn_cache(&options, &pool).expect("a cache");
+    let rows = ids.len() - 1;
+    let states = tensor(hidden[..rows * target.hidden_size()].to_vec(), (rows, target.hidden_size())).expect("states");
+    let mut round = cache.begin_round(rows).expect("a round");
+    let read = target.nextn_rows(&ids[1..], &states, &mut round).expect("a pass");
+    let error = max_difference(&values(&read), &case.floats("nextn_hidden"));
+    assert!(error <= of_hidden, "{}: the head's states {error}", case.name);
+}
+
+#[test]
+fn a_gguf_file_computes_what_the_safetensors_do() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for case in cases::of(cases::QWEN35) {
+        computes_the_references(&case, &load(&converted(&case), folder.path()).expect(&case.name));
+    }
+}
+
+#[test]
+fn block_counts_with_and_without_the_head_are_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let case = &cases::of(cases::QWEN35)[0];
+    let with = |count: usize| {
+        let mut file = converted(case);
+        let key = file.keys.iter_mut().find(|(key, _)| key.ends_with(b".block_count")).expect("the key");
+        key.1 = u32_value(count);
+        file
+    };
+    let refused = |file: &GgufFile, why: &str| {
+        let message = load(file, folder.path()).err().expect("a refusal").to_string();
+        assert!(message.contains(why) && !message.contains('\n'), "{message}");
+    };
+    computes_the_references(case, &load(&with(4), folder.path()).expect("a head behind the blocks"));
+    refused(&with(6), "block_count: is 6, but the NextN head is block 4");
+    refused(&with(0), "block_count: is 0");
+
+    let without = |part: &'static str| {
+        let mut file = converted(case);
+        let has = |name: &[u8]| String::from_utf8_lossy(name).contains(part);
+        file.tensors.retain(|tensor| !has(&tensor.name));
+        file
+    };
+    refused(&without("eh_proj"), "mtp.fc.weight: is missing");
+    refused(&without("blk.4.attn_q.weight"), "mtp.layers.0.self_attn.q_proj.weight: is missing");
+    refused(&without("blk.0."), "there is no block 0");
+    assert!(!load(&without("blk.4."), folder.path()).expect("a trunk alone").has_nextn());
+}
+
+/// A tokenizer.json, and the same as metadata, give the ids that transformers gives.
+#[test]
+fn the_tokenizer_is_qwens() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/qwen35_tokenizer");
+    let read = |name: &str| std::fs::read_to_string(path.join(name)).expect(name);
+    let file: Value = serde_json::from_str(&read("tokenizer.json")).expect("JSON");
+    let expected: Value = serde_json::from_str(&read("expected.json")).expect("JSON");
+
+    let mut tokens: Vec<(u64, String, usize)> = Vec::new();
+    for (token, id) in file["model"]["vocab"].as_object().expect("a vocabulary") {
+        tokens.push((id.as_u64().expect("an id"), token.clone(), 1));
+    }
+    for added in file["added_tokens"].as_array().expect("added tokens") {
+        tokens.push((added["id"].as_u64().expect("an id"), added["content"].as_str().expect("a token").into(), 3));
+    }
+    tokens.sort();
+    let merges = file["model"]["merges"].as_array().expect("merges").iter().map(|pair| match pair {
+        Value::String(joined) => joined.clone(),
+        pair => format!("{} {}", pair[0].as_str().expect("left"), pair[1].as_str().expect("right")),
+    });
+    let kinds: Vec<_> = tokens.iter().map(|(_, _, kind)| u32_value(*kind)).collect();
+    let gguf = |pre: &str| {
+        let file = GgufFile::new()
+            .key("tokenizer.ggml.model", str_value("gpt2"))
+            .key("tokenizer.ggml.pre", str_value(pre))
+            .key("tokenizer.ggml.tokens", strings(tokens.iter().map(|(_, token, _)| token)))
+            .key("tokenizer.ggml.token_type", array(&kinds))
+            .key("tokenizer.ggml.merges", strings(merges.clone()));
+        gguf::tokenizer(&Gguf::from_bytes(file.bytes()).expect("a file"))
+    };
+    let own = gguf("qwen35").expect("a tokenizer").expect("one");
+    let of_metadata = Tokenizer::new(own, &path, 1000).expect("a tokenizer");
+    let of_file = Tokenizer::read(&path.join("tokenizer.json"), 1000).expect("a tokenizer");
+    for case in expected.as_array().expect("cases") {
+        let text = case["text"].as_str().expect("a text");
+        let want: Vec<u32> = serde_json::from_value(case["ids"].clone()).expect("ids");
+        for tokenizer in [&of_file, &of_metadata] {
+            assert_eq!(tokenizer.encode(text).expect("ids"), want, "{text:?}");
+            let decoded = tokenizer.decode(&want).expect("text");
+            assert!(!text.is_ascii() || text.contains("<|") || decoded == text, "{decoded:?} is not {text:?}");
+        }
+    }
+    // Bytes of line ends and spaces are spelt otherwise.
+    assert!(of_file.ids_with("\n").contains(&198) && of_file.ids_with(" ").contains(&220));
+    let message = gguf("qwen2").expect_err("a refusal").to_string();
+    assert!(message.contains("tokenizer.ggml.pre") && message.contains("qwen2"), "{message}");
+}
+
+/// A directory with the case's tensors, except those that `keep` refuses, and a changed config.json.
+fn directory(case: &Case, keep: impl Fn(&str) -> bool, change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = std::fs::read_to_string(case.path.join("target/config.json")).expect("config.json");
+    let mut config: Value = serde_json::from_str(&text).expect("JSON");
+    change(&mut config);
+    std::fs::write(folder.path().join("config.json"), config.to_string()).expect("config.json");
+    let bytes = std::fs::read(case.path.join("target/model.safetensors")).expect("the tensors");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let kept = file.tensors().into_iter().filter(|(name, _)| keep(name));
+    serialize_to_file(kept, None, &folder.path().join("model.safetensors")).expect("the tensors");
+    folder
+}
+
+#[test]
+fn other_models_and_fields_are_refused_by_name() {
+    let case = &cases::of(cases::QWEN35)[0];
+    let refused = |change: Value, why: &[&str]| {
+        let folder = directory(
+            case,
+            |_| true,
+            |config| {
+                let fields = config.as_object_mut().expect("an object");
+                fields.extend(change.as_object().expect("an object").clone());
+            },
+        );
+        let message = Engine::load(&EngineOptions::new(folder.path())).err().expect("a refusal").to_string();
+        assert!(why.iter().all(|why| message.contains(why)) && !message.contains('\n'), "{message}");
+    };
+    refused(json!({"model_type": "qwen3_next"}), &["model_type", "Qwen3-Next", "Qwen3.5"]);
+    refused(json!({"model_type": "qwen3_vl"}), &["Qwen3-VL"]);
+    refused(json!({"model_type": "qwen2"}), &["Qwen2"]);
+    refused(json!({"model_type": "qwen2_5_vl"}), &["Qwen2"]);
+    refused(json!({"model_type": "qwen3_moe"}), &["Qwen3,"]);
+    refused(json!({"hidden_act": "gelu"}), &["hidden_act", "silu"]);
+    refused(json!({"attn_output_gate": false}), &["attn_output_gate"]);
+    refused(json!({"attention_bias": true}), &["attention_bias"]);
+    refused(json!({"mtp_num_hidden_layers": 2}), &["mtp_num_hidden_layers"]);
+    refused(json!({"layer_types": ["linear_attention"]}), &["layer_types", "4 layers"]);
+    refused(json!({"layer_types": vec!["sliding_attention"; 4]}), &["layer_types", "sliding_attention"]);
+    refused(json!({"linear_num_key_heads": 4}), &["linear_num_key_heads", "6 value heads"]);
+    refused(json!({"rope_parameters": {"rope_type": "yarn"}}), &["rope_type", "yarn"]);
+    refused(json!({"num_hidden_layers": 1_000_000, "layer_types": null}), &["num_hidden_layers"]);
+    refused(json!({"linear_value_head_dim": 8192}), &["has shape"]);
+    refused(json!({"vocab_size": 193}), &["embed_tokens.weight", "has shape"]);
+}
+
+#[test]
+fn a_head_is_there_or_not() {
+    let case = &cases::of(cases::QWEN35)[0];
+    let no_change = |_: &mut Value| {};
+    // The key without tensors: the model runs by itself.
+    let folder = directory(case, |name| !name.starts_with("mtp."), no_change);
+    let engine = Engine::load(&EngineOptions::new(folder.path())).expect("a trunk alone");
+    assert!(!engine.has_mtp());
+    // Tensors without the key.
+    let without_key = |config: &mut Value| {
+        config.as_object_mut().expect("an object").remove("mtp_num_hidden_layers");
+    };
+    let folder = directory(case, |_| true, without_key);
+    assert!(Engine::load(&EngineOptions::new(folder.path())).expect("a head").has_mtp());
+    for part in ["mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight", "mtp.pre_fc_norm_hidden.weight"] {
+        let folder = directory(case, |name| name != part, no_change);
+        let message = Engine::load(&EngineOptions::new(folder.path())).err().expect("a refusal").to_string();
+        assert!(message.contains(part) && message.contains("is missing"), "{message}");
+    }
+    // An assistant is Gemma 4's.
+    let folder = directory(case, |_| true, no_change);
+    let options = EngineOptions::new(folder.path()).with_assistant(folder.path());
+    let message = Engine::load(&options).err().expect("a refusal").to_string();
+    assert!(message.contains("assistant") && message.contains("qwen3_5_text"), "{message}");
+}

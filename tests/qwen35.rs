@@ -78,17 +78,24 @@ fn logits_hidden_and_states_are_the_references() {
         let nets = target.delta_nets(&state).expect("its own");
         let linear = target.config().layers.iter().filter(|layer| **layer == LayerType::Linear).count();
         assert_eq!(nets.len(), linear);
-        let matrices: Vec<f32> = nets.iter().flat_map(|net| net.matrices.clone()).collect();
-        let matrices = max_difference(&matrices, &case.floats("recurrent"));
-        // The reference has channels first.
-        let channels = nets[0].window.len() / 3;
-        let window =
-            nets.iter().flat_map(|net| (0..channels).flat_map(|c| [0, 1, 2].map(|t| net.window[t * channels + c])));
-        let window = max_difference(&window.collect::<Vec<_>>(), &case.floats("convolution"));
-        println!("  logits {logits:.1e}, hidden {hidden:.1e}, matrices {matrices:.1e}, window {window:.1e}");
+        println!("  logits {logits:.1e}, hidden {hidden:.1e}");
         let (of_logits, of_hidden) = case.tolerances();
         assert!(logits <= of_logits, "{}: logits {logits}, tolerance {of_logits}", case.name);
         assert!(hidden <= of_hidden, "{}: hidden {hidden}, tolerance {of_hidden}", case.name);
+        let Some((recurrent, inputs)) = case.own_floats("recurrent").zip(case.own_floats("convolution")) else {
+            return;
+        };
+        let matrices: Vec<f32> = nets.iter().flat_map(|net| net.matrices.clone()).collect();
+        let matrices = max_difference(&matrices, &recurrent);
+        // The reference has channels first.
+        let taps = target.config().delta_net.conv_kernel_dim - 1;
+        let by_channel = |window: &[f32]| -> Vec<f32> {
+            let channels = window.len() / taps;
+            (0..channels).flat_map(|c| window.iter().skip(c).step_by(channels)).copied().collect()
+        };
+        let window: Vec<f32> = nets.iter().flat_map(|net| by_channel(&net.window)).collect();
+        let window = max_difference(&window, &inputs);
+        println!("  matrices {matrices:.1e}, window {window:.1e}");
         assert!(matrices <= of_hidden && window <= of_hidden, "{}: matrices {matrices}, window {window}", case.name);
     });
 }
@@ -125,7 +132,7 @@ fn the_head_reads_prompts_as_the_reference_does() {
             for (ids, hidden) in ids[1..].chunks(chunk).zip(hidden.chunks(chunk * width)) {
                 rows.extend(head_pass(target, &mut cache, ids, &hidden[..ids.len() * width]));
             }
-            let error = max_difference(&rows, &case.floats("nextn_hidden"));
+            let error = case.own_floats("nextn_hidden").map_or(0.0, |want| max_difference(&rows, &want));
             assert!(error <= case.tolerances().1, "{}: chunks of {chunk}: {error}", case.name);
             let whole = whole.get_or_insert_with(|| bits(&rows));
             assert!(bits(&rows) == *whole, "{}: chunks of {chunk}: the bits differ", case.name);
@@ -179,10 +186,10 @@ fn head_pass(target: &Target, cache: &mut KvCache, ids: &[u32], hidden: &[f32]) 
 fn rejected_rows_leave_no_trace() {
     for_each_case(|case, target| {
         let ids = case.ids("input_ids");
-        let (prompt, rows) = ids.split_at(60);
+        let (prompt, rows) = ids.split_at(ids.len() - 6);
         let mut before = state(target);
-        in_chunks(target, &mut before, prompt, 60);
-        for rows in [&rows[..6], &rows[..1]] {
+        in_chunks(target, &mut before, prompt, prompt.len());
+        for rows in [rows, &rows[..1]] {
             for keep in 0..=rows.len() {
                 let (mut disturbed, mut fresh) = (before.fork(), state(target));
                 disturbed.begin_round(5).map(drop).expect("a round that is dropped");
@@ -233,20 +240,20 @@ fn sequences_share_a_pass() {
     for_each_case(|case, target| {
         let ids = case.ids("input_ids");
         let (mut a, mut b) = (state(target), state(target));
-        in_chunks(target, &mut a, &ids[..20], 20);
-        in_chunks(target, &mut b, &ids[30..41], 11);
+        in_chunks(target, &mut a, &ids[..8], 8);
+        in_chunks(target, &mut b, &ids[12..17], 5);
         let (mut alone_a, mut alone_b) = (a.fork(), b.fork());
         let mut batch = Batch::new();
-        batch.push(&ids[20..25], a.begin_round(5).expect("a round")).expect("rows");
-        batch.push(&ids[41..44], b.begin_round(3).expect("a round")).expect("rows");
+        batch.push(&ids[8..13], a.begin_round(5).expect("a round")).expect("rows");
+        batch.push(&ids[17..20], b.begin_round(3).expect("a round")).expect("rows");
         let request = Request::of(&batch, OutputRows::All);
         let output = target.forward(&mut batch, &request).expect("a pass");
         let mut rounds = batch.into_rounds().into_iter();
         rounds.next().expect("a round").commit(5);
         rounds.next().expect("a round").commit(1);
         drop(rounds);
-        let of_a = pass(target, &mut alone_a, &ids[20..25], OutputRows::All, 5);
-        let of_b = pass(target, &mut alone_b, &ids[41..44], OutputRows::All, 1);
+        let of_a = pass(target, &mut alone_a, &ids[8..13], OutputRows::All, 5);
+        let of_b = pass(target, &mut alone_b, &ids[17..20], OutputRows::All, 1);
         let want = [values(&of_a.logits), values(&of_b.logits)].concat();
         assert!(bits(&values(&output.logits)) == bits(&want), "{}: the bits differ", case.name);
         same_state(target, &a, &alone_a, &case.name);

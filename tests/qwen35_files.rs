@@ -21,6 +21,12 @@ use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
 
+/// The cases of this repository: others may have layers that no metadata describe.
+fn shipped() -> Vec<Case> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    cases::of(cases::QWEN35).into_iter().filter(|case| case.path.starts_with(&own)).collect()
+}
+
 /// The tensors of a case: shape and numbers.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
@@ -277,7 +283,7 @@ fn computes_the_references(case: &Case, target: &Target) {
 #[test]
 fn a_gguf_file_computes_what_the_safetensors_do() {
     let folder = tempfile::tempdir().expect("a folder");
-    for case in cases::of(cases::QWEN35) {
+    for case in shipped() {
         computes_the_references(&case, &load(&converted(&case), folder.path()).expect(&case.name));
     }
 }
@@ -285,7 +291,7 @@ fn a_gguf_file_computes_what_the_safetensors_do() {
 #[test]
 fn block_counts_with_and_without_the_head_are_read() {
     let folder = tempfile::tempdir().expect("a folder");
-    let case = &cases::of(cases::QWEN35)[0];
+    let case = &shipped()[0];
     let with = |count: usize| {
         let mut file = converted(case);
         let key = file.keys.iter_mut().find(|(key, _)| key.ends_with(b".block_count")).expect("the key");
@@ -376,7 +382,7 @@ fn directory(case: &Case, keep: impl Fn(&str) -> bool, change: impl FnOnce(&mut 
 
 #[test]
 fn other_models_and_fields_are_refused_by_name() {
-    let case = &cases::of(cases::QWEN35)[0];
+    let case = &shipped()[0];
     let refused = |change: Value, why: &[&str]| {
         let folder = directory(
             case,
@@ -409,7 +415,7 @@ fn other_models_and_fields_are_refused_by_name() {
 
 #[test]
 fn a_head_is_there_or_not() {
-    let case = &cases::of(cases::QWEN35)[0];
+    let case = &shipped()[0];
     let no_change = |_: &mut Value| {};
     // The key without tensors: the model runs by itself.
     let folder = directory(case, |name| !name.starts_with("mtp."), no_change);

@@ -123,6 +123,12 @@ impl Case {
         bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
     }
 
+    /// An expected tensor of floats that only the cases of this repository have to have.
+    pub fn own_floats(&self, name: &str) -> Option<Vec<f32>> {
+        let ships = self.path.starts_with(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"));
+        (ships || self.tensor(name, Dtype::F32).is_ok()).then(|| self.floats(name))
+    }
+
     /// An expected tensor of token ids.
     pub fn ids(&self, name: &str) -> Vec<u32> {
         let bytes = self.tensor(name, Dtype::I64).unwrap_or_else(|problem| panic!("{problem}"));

@@ -3,8 +3,8 @@
 32 connections send random requests for 20 minutes: whole and streamed texts, several choices, clients that leave, that read
 slowly or not at all, bodies and heads that are wrong. Fails if a greedy text that was completed is not the one that the server
 writes alone, an answer has a status that it may not have, the resident memory of the last quarter is more than 2 % above that of
-the first, a sequence is left behind, or SIGTERM does not end the process with 0. Before the first quarter, as many seconds as
---warm-up says take the memory to its peak: the allocator keeps what the most requests at a time have needed."""
+the first, a sequence is left behind, or SIGTERM does not end the process with 0. Before that, as many seconds as --warm-up says take
+the memory to its peak, with the same action on all connections: the allocator keeps what the most at a time have needed."""
 
 import argparse
 import asyncio
@@ -158,8 +158,20 @@ class Soak:
         writer.close()
         self.counts["broken"] += 1
 
-    async def client(self, end):
-        actions = [self.whole] * 5 + [self.streamed] * 5 + [self.leaves] * 3 + [self.slow, self.bad, self.bad, self.broken]
+    async def large(self):
+        status, text = await self.server.ask("/v1/completions", BAD[-1])
+        self.check("refused", status in (400, 429), f"{status} {text}")
+
+    async def warm_up(self, seconds):
+        phases = [self.large, self.leaves, self.slow, self.streamed, self.whole]
+        for action in phases:
+            end = time.monotonic() + seconds / len(phases)
+            await asyncio.gather(*(self.client(end, [action]) for _ in range(CONNECTIONS)))
+
+    def mixed(self):
+        return [self.whole] * 5 + [self.streamed] * 5 + [self.leaves] * 3 + [self.slow, self.bad, self.bad, self.broken]
+
+    async def client(self, end, actions):
         while time.monotonic() < end:
             try:
                 await asyncio.wait_for(self.random.choice(actions)(), 120)
@@ -169,8 +181,7 @@ class Soak:
                 self.wrong.append(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(1)
 
-    async def memory(self, begin, end, samples):
-        await asyncio.sleep(begin - time.monotonic())
+    async def memory(self, end, samples):
         while time.monotonic() < end:
             samples.append(self.server.resident())
             await asyncio.sleep(1)
@@ -191,9 +202,10 @@ async def main(arguments):
     server = await Server.start(arguments.server)
     soak, samples = Soak(server, arguments.seed), []
     await soak.learn()
-    begin = time.monotonic() + arguments.warm_up
-    end = begin + arguments.seconds
-    await asyncio.gather(soak.memory(begin, end, samples), *(soak.client(end) for _ in range(CONNECTIONS)))
+    await soak.warm_up(arguments.warm_up)
+    end = time.monotonic() + arguments.seconds
+    clients = (soak.client(end, soak.mixed()) for _ in range(CONNECTIONS))
+    await asyncio.gather(soak.memory(end, samples), *clients)
     if not await soak.settled():
         soak.wrong.append("sequences or K and V are left behind")
     quarter = max(len(samples) // 4, 1)

@@ -186,7 +186,7 @@ mod tests {
         for (text, arguments) in [
             ("call:f{}", "{}"),
             (" call:f{ }\n", "{}"),
-            ("call:f{a:1,b:-2.5e3,c:true,d:null}", r#"{"a":1,"b":-2.5e3,"c":true,"d":null}"#),
+            ("call:f{a:1,b:-2.5e3,c:true,d:null}", r#"{"a":1,"b":-2500.0,"c":true,"d":null}"#),
             ("call:f{b:'x',a:''}", r#"{"b":"x","a":""}"#),
             ("call:f{a:'{\"}[],:\\ \n'}", r#"{"a":"{\"}[],:\\ \n"}"#),
             ("call:f{a:{'x y':[1,'two',[]],z:{}}}", r#"{"a":{"x y":[1,"two",[]],"z":{}}}"#),

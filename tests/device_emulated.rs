@@ -291,6 +291,23 @@ fn drawn_tokens() {
     }
 }
 
+/// A constraint is followed on the host, from the device's logits; drafts stay on the device and are not cut.
+#[cfg(feature = "constraint")]
+#[test]
+fn constrained_texts() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
+    let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
+    let pair = load(options, vec![2, 400, 500], tempfile::tempdir().expect("a folder"));
+    let constraint = foretoken::Constraint::regex("(x=[0-9]{2};|y)[ab]{2}");
+    let options = GenerateOptions { constraint: Some(constraint), ..plain(12) };
+    let (want, _) = run(&pair.cpu, &exact(ElementType::F32), &pair.prompt, &options);
+    let text = pair.cpu.tokenizer().and_then(|tokenizer| tokenizer.decode(&want)).expect("a text");
+    assert!(text.starts_with(['x', 'y']) && text.ends_with(['a', 'b']), "{text:?}");
+    for options in [options.clone(), mtp(3, &options)] {
+        assert_eq!(run(&pair.device, &exact(ElementType::F32), &pair.prompt, &options).0, want);
+    }
+}
+
 /// The ids of several generations of one session, which goes on with `prompts`.
 fn go_on(engine: &Engine, session: &SessionOptions, prompts: &[(&[u32], GenerateOptions)]) -> Vec<Vec<u32>> {
     let mut session = engine.session(session).expect("a session");

@@ -1,5 +1,5 @@
 //! What constraints cost, and what speculation gains under them:
-//! `cargo run --release --example constraint --features constraint`.
+//! `cargo run --release --features constraint --example constraint`.
 
 use std::process::ExitCode;
 

@@ -8,12 +8,13 @@ use foretoken::chat::{ChatOptions, ReplyPart};
 use foretoken::{Finish, GenerateOptions, Piece};
 use serde_json::{Value, json};
 
+use crate::answer::answer;
 use crate::api_error::{Api, ApiError};
 use crate::app::{App, RequestId};
 use crate::convert::{self, Prompt};
 use crate::fields::Fields;
 use crate::job::Ended;
-use crate::reply::{Generate, Reply, Written, answer, encode, json as json_response, named};
+use crate::reply::{Generate, Reply, Written, encode, json as json_response, named};
 use crate::tools::{Calls, Chat};
 use crate::{messages, tools};
 

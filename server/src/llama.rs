@@ -8,12 +8,13 @@ use foretoken::chat::ReplyPart;
 use foretoken::{Finish, GenerateOptions, Piece, Sampling};
 use serde_json::{Value, json};
 
+use crate::answer::answer;
 use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
 use crate::convert::{self, MAX_TOP_LOGPROBS};
 use crate::fields::Fields;
 use crate::job::Ended;
-use crate::reply::{self, Generate, Reply, Written, answer, event};
+use crate::reply::{self, Generate, Reply, Written, event};
 use crate::structured::Structured;
 
 pub(crate) async fn completion(

@@ -8,13 +8,14 @@ use foretoken::chat::{ChatOptions, ReplyPart, ToolCall};
 use foretoken::{GenerateOptions, Piece};
 use serde_json::{Value, json};
 
+use crate::answer::answer;
 use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
 use crate::convert::{self, MAX_TOP_LOGPROBS, Prompt};
 use crate::fields::Fields;
 use crate::job::Ended;
 use crate::openai::{self, Form};
-use crate::reply::{Generate, Reply, Written, answer, event};
+use crate::reply::{Generate, Reply, Written, event};
 use crate::structured::Structured;
 use crate::tools::Chat;
 use crate::{messages, tools};

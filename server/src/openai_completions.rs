@@ -8,13 +8,14 @@ use foretoken::chat::ReplyPart;
 use foretoken::{GenerateOptions, Piece, Sampling, TokenLogprobs};
 use serde_json::{Map, Value, json};
 
+use crate::answer::answer;
 use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
 use crate::convert::{self, MAX_TOP_LOGPROBS};
 use crate::fields::Fields;
 use crate::job::Ended;
 use crate::openai::{self, Form};
-use crate::reply::{Generate, Reply, Written, answer, event};
+use crate::reply::{Generate, Reply, Written, event};
 use crate::structured::Structured;
 
 pub(crate) async fn completions(

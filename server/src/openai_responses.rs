@@ -8,13 +8,14 @@ use foretoken::chat::{ChatOptions, Message, ReplyPart, Role, Thinking, ToolCall}
 use foretoken::{Finish, GenerateOptions, Piece};
 use serde_json::{Value, json};
 
+use crate::answer::answer;
 use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
 use crate::convert::{self, Prompt};
 use crate::fields::{Fields, kind};
 use crate::job::Ended;
 use crate::messages::{Conversation, function_call, required, text_of};
-use crate::reply::{Generate, Reply, Written, answer, named};
+use crate::reply::{Generate, Reply, Written, named};
 use crate::tools::{self, Chat};
 
 pub(crate) async fn responses(

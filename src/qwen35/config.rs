@@ -1,7 +1,7 @@
 //! The configuration, checked: every field that affects the computation is implemented or refused by name.
 
 use crate::Result;
-use crate::checkpoint::{Checkpoint, ConfigSource, Fields};
+use crate::checkpoint::Fields;
 use crate::kv::{KvLayout, StoreLayout};
 
 /// What mixes the positions in a layer.
@@ -98,17 +98,6 @@ pub(super) const MAX_HEAD_DIM: usize = 8192;
 pub(super) const MAX_TAPS: usize = 64;
 
 impl TextConfig {
-    /// The configuration of a checkpoint.
-    ///
-    /// # Errors
-    /// If a field is missing, malformed, or asks for something that is not implemented.
-    pub fn of(checkpoint: &Checkpoint) -> Result<Self> {
-        match checkpoint.config_source()? {
-            ConfigSource::Json(fields) => Self::target(&fields),
-            ConfigSource::Gguf(gguf) => super::gguf::config(gguf),
-        }
-    }
-
     /// Reads config.json: the text model's fields at top level, or inside `text_config`. What a vision-language file
     /// says about images is not read.
     ///

@@ -1,4 +1,4 @@
-//! The configuration from a GGUF file's metadata (architectures `qwen35` and `qwen35moe`), checked as config.json is.
+//! The configuration of a checkpoint, and that from a GGUF file's metadata (architectures `qwen35` and `qwen35moe`), checked as config.json is.
 
 use super::config::{
     DeltaNetConfig, LayerType, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, MoeConfig, TensorLayout, TextConfig,
@@ -6,13 +6,27 @@ use super::config::{
 };
 use crate::Result;
 use crate::checkpoint::gguf::{Gguf, Keys, Value, eos_token_ids, rows};
+use crate::checkpoint::{Checkpoint, ConfigSource};
 
 const ARCHITECTURE: &str = "general.architecture";
+
+impl TextConfig {
+    /// The configuration of a checkpoint.
+    ///
+    /// # Errors
+    /// If a field is missing, malformed, or asks for something that is not implemented.
+    pub fn of(checkpoint: &Checkpoint) -> Result<Self> {
+        match checkpoint.config_source()? {
+            ConfigSource::Json(fields) => Self::target(&fields),
+            ConfigSource::Gguf(gguf) => config(gguf),
+        }
+    }
+}
 
 /// # Errors
 /// If the file is of another architecture, a key is missing or malformed, or it asks for something that is not
 /// implemented.
-pub(super) fn config(gguf: &Gguf) -> Result<TextConfig> {
+fn config(gguf: &Gguf) -> Result<TextConfig> {
     let architecture = Keys::new(gguf, "").optional_str(ARCHITECTURE)?.unwrap_or_default();
     let experts = match architecture {
         "qwen35" => false,

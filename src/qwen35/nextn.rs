@@ -7,11 +7,10 @@ use super::attention::Attention;
 use super::config::TextConfig;
 use super::layer::DecoderLayer;
 use super::norm::zero_centred;
-use super::target::Target;
+use crate::Result;
 use crate::checkpoint::{Checkpoint, Loader};
-use crate::kv::{KvAccess, KvCache, KvLayout, KvOptions, PagePool, Round};
-use crate::nn::{Linear, RmsNorm, linear};
-use crate::{Error, Result};
+use crate::kv::Round;
+use crate::nn::{Angles, Linear, RmsNorm, linear};
 
 /// The head's own weights.
 pub(crate) struct NextnHead {
@@ -47,33 +46,20 @@ impl NextnHead {
             norm: norm(root, "norm")?,
         }))
     }
-}
 
-impl Target {
-    /// An empty cache for the NextN head's one layer; its pages come from `pool`. Formats of single layers are the
-    /// trunk's.
-    ///
-    /// # Errors
-    /// As [`KvCache::in_pool`].
-    pub fn nextn_cache(&self, options: &KvOptions, pool: &PagePool) -> Result<KvCache> {
-        let stores = vec![self.config().store()];
-        let layout = KvLayout { stores, store_of_layer: vec![0], inverse_frequencies: Vec::new() };
-        let options = KvOptions { layers: Vec::new(), ..options.clone() };
-        KvCache::in_pool(layout, &options, self.config().max_position_embeddings, self.isa(), pool)
-    }
-
-    /// One pass of the NextN head over rows (hidden state of position `p`, token at `p + 1`), staged in `round`: the
-    /// hidden states `(rows, hidden)`, of which [`Target::logits`] makes the logits of the tokens at `p + 2`.
-    ///
-    /// # Errors
-    /// If there is no head, an id is outside the vocabulary, a number is not finite, or memory is exhausted.
-    pub fn nextn_rows(&self, ids: &[u32], hidden: &Tensor, round: &mut Round<'_>) -> Result<Tensor> {
-        let head = self.nextn().ok_or_else(|| Error::argument("nextn", "the checkpoint has no such head"))?;
-        let embedding = head.pre_fc_norm_embedding.forward(&self.embed(ids)?)?;
-        let hidden = head.pre_fc_norm_hidden.forward(hidden)?;
-        let x = linear(&head.fc, &Tensor::cat(&[&embedding, &hidden], 1)?)?;
-        let angles = self.rotary().angles(round.positions());
-        let h = head.layer.forward(&x, |attention, x| attention.forward(x, &angles, round, 0))?;
-        head.norm.forward(&h)
+    /// Hidden states `(rows, hidden)` of embeddings of tokens at `p + 1` and hidden states of positions `p`, staged in
+    /// `round`.
+    pub(super) fn forward(
+        &self,
+        embedding: &Tensor,
+        hidden: &Tensor,
+        angles: &Angles,
+        round: &mut Round<'_>,
+    ) -> Result<Tensor> {
+        let embedding = self.pre_fc_norm_embedding.forward(embedding)?;
+        let hidden = self.pre_fc_norm_hidden.forward(hidden)?;
+        let x = linear(&self.fc, &Tensor::cat(&[&embedding, &hidden], 1)?)?;
+        let h = self.layer.forward(&x, |attention, x| attention.forward(x, angles, round, 0))?;
+        self.norm.forward(&h)
     }
 }

@@ -9,7 +9,7 @@ use super::nextn::NextnHead;
 use super::norm::zero_centred;
 use super::state::{DeltaNetMatrices, DeltaNetState};
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse};
-use crate::kv::{Batch, KvCache, KvOptions, PagePool, SequenceState};
+use crate::kv::{Batch, KvAccess, KvCache, KvLayout, KvOptions, PagePool, Round, SequenceState};
 use crate::model::{Model, Output, Request, places, select_rows};
 use crate::nn::{Embedding, F32View, Linear, RmsNorm, Rotary, linear};
 use crate::{Error, Result};
@@ -72,17 +72,27 @@ impl Target {
         self.nextn.is_some()
     }
 
-    /// The NextN head, if there is one.
-    pub(crate) fn nextn(&self) -> Option<&NextnHead> {
-        self.nextn.as_ref()
+    /// An empty cache for the NextN head's one layer; its pages come from `pool`. Formats of single layers are the
+    /// trunk's.
+    ///
+    /// # Errors
+    /// As [`KvCache::in_pool`].
+    pub fn nextn_cache(&self, options: &KvOptions, pool: &PagePool) -> Result<KvCache> {
+        let stores = vec![self.config().store()];
+        let layout = KvLayout { stores, store_of_layer: vec![0], inverse_frequencies: Vec::new() };
+        let options = KvOptions { layers: Vec::new(), ..options.clone() };
+        KvCache::in_pool(layout, &options, self.config().max_position_embeddings, self.isa, pool)
     }
 
-    pub(crate) fn isa(&self) -> Isa {
-        self.isa
-    }
-
-    pub(crate) fn rotary(&self) -> &Rotary {
-        &self.rotary
+    /// One pass of the NextN head over rows (hidden state of position `p`, token at `p + 1`), staged in `round`: the
+    /// hidden states `(rows, hidden)`, of which [`Target::logits`] makes the logits of the tokens at `p + 2`.
+    ///
+    /// # Errors
+    /// If there is no head, an id is outside the vocabulary, a number is not finite, or memory is exhausted.
+    pub fn nextn_rows(&self, ids: &[u32], hidden: &Tensor, round: &mut Round<'_>) -> Result<Tensor> {
+        let head = self.nextn.as_ref().ok_or_else(|| Error::argument("nextn", "the checkpoint has no such head"))?;
+        let angles = self.rotary.angles(round.positions());
+        head.forward(&self.embed(ids)?, hidden, &angles, round)
     }
 
     /// The embeddings of `ids`: `(ids, hidden)`.

@@ -194,12 +194,6 @@ pub(super) trait Row {
     fn put_scale(&mut self, s: usize, scale: i8);
 }
 
-/// Whether blocks of the type index points.
-pub(super) const fn has_grid(weight_type: WeightType) -> bool {
-    use WeightType::*;
-    matches!(weight_type, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S)
-}
-
 /// Decodes a row's block.
 #[inline(always)]
 pub(super) fn decode(weight_type: WeightType, row: &mut impl Row) {
@@ -211,7 +205,7 @@ pub(super) fn decode(weight_type: WeightType, row: &mut impl Row) {
         WeightType::IQ3_S => iq3_s(row),
         WeightType::IQ1_S => iq1_s(row),
         WeightType::IQ1_M => iq1_m(row),
-        _ => unreachable!("`has_grid` excludes it"),
+        _ => unreachable!("the caller's types have a grid"),
     }
 }
 

@@ -1,6 +1,5 @@
 //! The block types of weights and activations, and their sizes.
 
-use crate::quant::grids::has_grid;
 use crate::quant::layout::{q8_1, q8k};
 
 /// A block-quantized weight type of GGUF files. The names, numbers and block layouts are llama.cpp's.
@@ -185,7 +184,13 @@ impl WeightType {
 
     /// Whether [`quantize_row`](super::quantize_row) writes this type. The others are read only.
     pub const fn is_written(self) -> bool {
-        !matches!(self, Self::NVFP4 | Self::TQ1_0 | Self::TQ2_0) && !has_grid(self)
+        !matches!(self, Self::NVFP4 | Self::TQ1_0 | Self::TQ2_0) && !self.has_grid()
+    }
+
+    /// Whether blocks are indices into a grid of points.
+    pub(super) const fn has_grid(self) -> bool {
+        use WeightType::*;
+        matches!(self, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S)
     }
 
     /// Bytes of one row of `inputs` weights; `None` if they are not whole blocks.

@@ -7,8 +7,6 @@ use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::{AssistantConfig, AttentionType, TextConfig};
 
-use crate::speed::mebibytes;
-
 /// A target, and what it can use; `assistant` is the one that it is used with.
 pub fn target(
     checkpoint: &Checkpoint,
@@ -116,4 +114,11 @@ fn file(checkpoint: &Checkpoint, role: &str) {
 
 pub fn line(name: &str, text: &str) {
     println!("  {name:10} {text}");
+}
+
+pub fn mebibytes(bytes: u64) -> String {
+    match bytes {
+        0x4000_0000.. => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
+        _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+    }
 }

@@ -8,7 +8,7 @@ use foretoken::gemma4::{AssistantConfig, TextConfig};
 use foretoken::kv::{KvCache, KvOptions, KvPreset, available_memory};
 use foretoken_tools::measure::processor_bandwidth;
 
-use crate::features::line;
+use crate::features::{line, mebibytes};
 
 /// Share of the bandwidth that decoding reaches.
 const REACHED: f64 = 0.8;
@@ -143,12 +143,5 @@ fn quoted(text: &str) -> String {
         text.to_owned()
     } else {
         format!("'{}'", text.replace('\'', r"'\''"))
-    }
-}
-
-pub fn mebibytes(bytes: u64) -> String {
-    match bytes {
-        0x4000_0000.. => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
-        _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
     }
 }

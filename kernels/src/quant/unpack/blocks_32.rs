@@ -1,6 +1,6 @@
 //! Formats with blocks of 32 and integer weights.
 
-use super::{BlockScales, Format, load_halves};
+use super::format::{BlockScales, Format, load_halves};
 use crate::quant::layout::QUAD_BYTES;
 use crate::quant::weight_type::WeightType;
 use crate::simd::bytes::{ByteLanes, Bytes};

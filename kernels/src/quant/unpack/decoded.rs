@@ -4,9 +4,9 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use super::format::{BlockScales, Format};
 #[cfg(target_arch = "x86_64")]
 use super::iq3_vbmi;
-use super::{BlockScales, Format};
 use crate::quant::grids::{Row, ZERO_POINT, decode};
 use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES};
 use crate::quant::packed_matrix::PackedMatrix;

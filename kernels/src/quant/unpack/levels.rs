@@ -1,7 +1,7 @@
 //! Formats whose weights are indices into sixteen levels.
 
 use super::blocks_32::nibbles;
-use super::{BlockScales, Format, load_field, load_halves};
+use super::format::{BlockScales, Format, load_field, load_halves};
 use crate::quant::ggml::{E2M1_LEVELS, IQ4_NL_LEVELS};
 use crate::quant::layout::QUAD_BYTES;
 use crate::quant::weight_type::WeightType;

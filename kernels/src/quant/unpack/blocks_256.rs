@@ -1,0 +1,302 @@
+//! Formats with blocks of 256 and integer weights.
+
+use super::format::{BlockScales, Format, load_field, load_halves};
+use crate::quant::layout::QUAD_BYTES;
+use crate::quant::weight_type::WeightType;
+use crate::simd::bytes::{ByteLanes, Bytes};
+
+/// Weights in one plane: bits `mask << up` of the bytes.
+///
+/// If [`ByteLanes::ALL_BYTES`], the bits stay where they are: one shift less. Scales make up for it, all of a block times
+/// the same power of two.
+#[derive(Clone, Copy)]
+pub(in crate::quant) struct Plane<L: ByteLanes> {
+    from: *const u8,
+    mask: L::I,
+    up: i32,
+}
+
+impl<L: ByteLanes> Plane<L> {
+    /// # Safety
+    /// The caller is inside a function with `L`'s features.
+    #[inline(always)]
+    unsafe fn new(l: L, from: *const u8, mask: i32, up: i32) -> Self {
+        // SAFETY: as the caller's.
+        unsafe { Self { from, mask: l.splat_word(if L::ALL_BYTES { mask << up } else { mask }), up } }
+    }
+
+    /// `bits` where weights are left high, else zero.
+    const fn up(bits: i32) -> i32 {
+        if L::ALL_BYTES { bits } else { 0 }
+    }
+
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; the plane has a quad `g`.
+    #[inline(always)]
+    unsafe fn quad(self, l: L, g: usize) -> L::I {
+        // SAFETY: the plane has a quad `g`.
+        unsafe {
+            let bytes = l.load_words(self.from.add(g * QUAD_BYTES));
+            l.and(if L::ALL_BYTES { bytes } else { l.shift_bytes(bytes, -self.up) }, self.mask)
+        }
+    }
+}
+
+/// Weights in two planes: `(low >> down) & low_mask | shift(high, high_up) & high_mask`.
+#[derive(Clone, Copy)]
+pub(in crate::quant) struct Planes<L: ByteLanes> {
+    low: *const u8,
+    low_mask: L::I,
+    down: i32,
+    high: *const u8,
+    high_mask: L::I,
+    high_up: i32,
+}
+
+impl<L: ByteLanes> Planes<L> {
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; the planes have a quad `g`.
+    #[inline(always)]
+    unsafe fn quad(self, l: L, g: usize) -> L::I {
+        // SAFETY: the planes have a quad `g`.
+        unsafe {
+            let low = l.load_words(self.low.add(g * QUAD_BYTES));
+            let high = l.load_words(self.high.add(g * QUAD_BYTES));
+            let low = l.and(l.shift_bytes(low, -self.down), self.low_mask);
+            l.or(low, l.and(l.shift_bytes(high, self.high_up), self.high_mask))
+        }
+    }
+}
+
+/// The 6-bit scales and mins of Q4_K and Q5_K, four to a word; `ggml.rs` says which bits they are. The weights of odd
+/// sub-blocks are left `up` bits high.
+///
+/// # Safety
+/// As [`Format::load_scales`], of Q4_K or Q5_K.
+#[inline(always)]
+unsafe fn load_six_bit_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, up: i32, scales: &mut BlockScales<L>) {
+    // SAFETY: as the caller's; both formats begin with two scales and twelve bytes.
+    unsafe {
+        scales.d[0] = l.mul(load_halves(l, block, 0, lane), l.splat(1.0 / (1u32 << up) as f32));
+        let [a, b, c] = [load_field(l, block, 4, lane), load_field(l, block, 8, lane), load_field(l, block, 12, lane)];
+        let (six, four, two) = (l.splat_word(0x3f3f_3f3f), l.splat_word(0x0f0f_0f0f), l.splat_word(0x3030_3030));
+        let six_bit = [l.and(a, six), l.or(l.and(c, four), l.and(l.shift(a, -2), two))];
+        let mins = [l.and(b, six), l.or(l.and(l.shift(c, -4), four), l.and(l.shift(b, -2), two))];
+        for s in 0..8 {
+            scales.scales[s] = l.byte_scale(six_bit[s / 4], s as i32 % 4, if s % 2 == 0 { up } else { 0 });
+        }
+        let even = l.splat_word(0x00ff_00ff);
+        for (w, mins) in mins.into_iter().enumerate() {
+            scales.mins[2 * w] = l.and(mins, even);
+            scales.mins[2 * w + 1] = l.and(l.shift(mins, -8), even);
+        }
+        scales.dmin = l.sub(l.splat(0.0), load_halves(l, block, 2, lane));
+    }
+}
+
+pub(in crate::quant) struct Q4K;
+
+impl Format for Q4K {
+    const TYPE: WeightType = WeightType::Q4_K;
+    const QUADS_PER_SCALE: usize = 8;
+    const ZERO_POINT: Option<u8> = None;
+    const BYTES: Bytes = Bytes::Unsigned(15);
+    const MIN_PAIRS: usize = 4;
+    type Cursor<L: ByteLanes> = Plane<L>;
+    type Scratch = ();
+    const SCRATCH: () = ();
+
+    #[inline(always)]
+    unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
+        // SAFETY: as the caller's.
+        unsafe { load_six_bit_scales(l, block, lane, Plane::<L>::up(4), scales) }
+    }
+    #[inline(always)]
+    unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Plane<L> {
+        // SAFETY: as the caller's.
+        unsafe { Plane::new(l, block.add(16 * (16 + s / 2 * 32) + 4 * lane), 0x0f0f_0f0f, s as i32 % 2 * 4) }
+    }
+    #[inline(always)]
+    unsafe fn quad<L: ByteLanes>(l: L, cursor: Plane<L>, g: usize) -> L::I {
+        // SAFETY: as the caller's.
+        unsafe { cursor.quad(l, g) }
+    }
+}
+
+pub(in crate::quant) struct Q5K;
+
+impl Format for Q5K {
+    const TYPE: WeightType = WeightType::Q5_K;
+    const QUADS_PER_SCALE: usize = 8;
+    const ZERO_POINT: Option<u8> = None;
+    const BYTES: Bytes = Bytes::Unsigned(31);
+    const MIN_PAIRS: usize = 4;
+    type Cursor<L: ByteLanes> = Planes<L>;
+    type Scratch = ();
+    const SCRATCH: () = ();
+
+    #[inline(always)]
+    unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
+        // SAFETY: as the caller's.
+        unsafe { load_six_bit_scales(l, block, lane, 0, scales) }
+    }
+    #[inline(always)]
+    unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Planes<L> {
+        // SAFETY: as the caller's.
+        unsafe {
+            Planes {
+                low: block.add(16 * (48 + s / 2 * 32) + 4 * lane),
+                low_mask: l.splat_word(0x0f0f_0f0f),
+                down: s as i32 % 2 * 4,
+                high: block.add(16 * 16 + 4 * lane),
+                high_mask: l.splat_word(0x1010_1010),
+                high_up: 4 - s as i32,
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn quad<L: ByteLanes>(l: L, cursor: Planes<L>, g: usize) -> L::I {
+        // SAFETY: as the caller's.
+        unsafe { cursor.quad(l, g) }
+    }
+}
+
+pub(in crate::quant) struct Q6K;
+
+impl Format for Q6K {
+    const TYPE: WeightType = WeightType::Q6_K;
+    const QUADS_PER_SCALE: usize = 4;
+    const ZERO_POINT: Option<u8> = Some(32);
+    const BYTES: Bytes = Bytes::Unsigned(63);
+    type Cursor<L: ByteLanes> = Planes<L>;
+    type Scratch = ();
+    const SCRATCH: () = ();
+
+    #[inline(always)]
+    unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
+        // SAFETY: as the caller's; byte `s` of lane `n` is at `16 s + n` of the scales.
+        unsafe {
+            scales.d[0] = load_halves(l, block, 208, lane);
+            for s in 0..16 {
+                scales.scales[s] = l.to_scale(l.load_signed_bytes(block.add(16 * (192 + s) + lane)));
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Planes<L> {
+        // SAFETY: as the caller's.
+        unsafe {
+            let (half, quarter, start) = (s / 8, s % 8 / 2, s % 2 * 16);
+            Planes {
+                low: block.add(16 * (half * 64 + quarter % 2 * 32 + start) + 4 * lane),
+                low_mask: l.splat_word(0x0f0f_0f0f),
+                down: quarter as i32 / 2 * 4,
+                high: block.add(16 * (128 + half * 32 + start) + 4 * lane),
+                high_mask: l.splat_word(0x3030_3030),
+                high_up: 4 - 2 * quarter as i32,
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn quad<L: ByteLanes>(l: L, cursor: Planes<L>, g: usize) -> L::I {
+        // SAFETY: as the caller's.
+        unsafe { cursor.quad(l, g) }
+    }
+}
+
+pub(in crate::quant) struct Q2K;
+
+impl Format for Q2K {
+    const TYPE: WeightType = WeightType::Q2_K;
+    const QUADS_PER_SCALE: usize = 4;
+    const ZERO_POINT: Option<u8> = None;
+    const BYTES: Bytes = Bytes::Unsigned(3);
+    const MIN_PAIRS: usize = 8;
+    type Cursor<L: ByteLanes> = Plane<L>;
+    type Scratch = ();
+    const SCRATCH: () = ();
+
+    #[inline(always)]
+    unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
+        // SAFETY: as the caller's.
+        unsafe {
+            let max_up = Plane::<L>::up(6);
+            scales.d[0] = l.mul(load_halves(l, block, 80, lane), l.splat(1.0 / (1u32 << max_up) as f32));
+            let (nibbles, even) = (l.splat_word(0x0f0f_0f0f), l.splat_word(0x000f_000f));
+            for w in 0..4 {
+                let word = load_field(l, block, 4 * w, lane);
+                for b in 0..4 {
+                    let s = 4 * w + b;
+                    let up = max_up - Plane::<L>::up(s as i32 % 8 / 2 * 2);
+                    scales.scales[s] = l.byte_scale(l.and(word, nibbles), b as i32, up);
+                }
+                scales.mins[2 * w] = l.and(l.shift(word, -4), even);
+                scales.mins[2 * w + 1] = l.and(l.shift(word, -12), even);
+            }
+            scales.dmin = l.sub(l.splat(0.0), load_halves(l, block, 82, lane));
+        }
+    }
+    #[inline(always)]
+    unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Plane<L> {
+        // SAFETY: as the caller's.
+        unsafe {
+            let from = block.add(16 * (16 + s / 8 * 32 + s % 2 * 16) + 4 * lane);
+            Plane::new(l, from, 0x0303_0303, s as i32 % 8 / 2 * 2)
+        }
+    }
+    #[inline(always)]
+    unsafe fn quad<L: ByteLanes>(l: L, cursor: Plane<L>, g: usize) -> L::I {
+        // SAFETY: as the caller's.
+        unsafe { cursor.quad(l, g) }
+    }
+}
+
+pub(in crate::quant) struct Q3K;
+
+impl Format for Q3K {
+    const TYPE: WeightType = WeightType::Q3_K;
+    const QUADS_PER_SCALE: usize = 4;
+    const ZERO_POINT: Option<u8> = Some(4);
+    const BYTES: Bytes = Bytes::Unsigned(7);
+    type Cursor<L: ByteLanes> = Planes<L>;
+    type Scratch = ();
+    const SCRATCH: () = ();
+
+    #[inline(always)]
+    unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
+        // SAFETY: as the caller's; the 6 bits of a scale are a nibble of the first two words and a pair of the third's.
+        unsafe {
+            scales.d[0] = load_halves(l, block, 108, lane);
+            let low = [load_field(l, block, 96, lane), load_field(l, block, 100, lane)];
+            let high = load_field(l, block, 104, lane);
+            for w in 0..4 {
+                let nibbles = l.and(l.shift(low[w % 2], -(w as i32 / 2 * 4)), l.splat_word(0x0f0f_0f0f));
+                let pairs = l.and(l.shift(high, 4 - 2 * w as i32), l.splat_word(0x3030_3030));
+                let word = l.or(nibbles, pairs);
+                for b in 0..4 {
+                    scales.scales[4 * w + b] = l.offset_scale(l.byte_scale(word, b as i32, 0), -32);
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Planes<L> {
+        // SAFETY: as the caller's.
+        unsafe {
+            let start = s % 2 * 16;
+            Planes {
+                low: block.add(16 * (32 + s / 8 * 32 + start) + 4 * lane),
+                low_mask: l.splat_word(0x0303_0303),
+                down: s as i32 % 8 / 2 * 2,
+                high: block.add(16 * start + 4 * lane),
+                high_mask: l.splat_word(0x0404_0404),
+                high_up: 2 - s as i32 / 2,
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn quad<L: ByteLanes>(l: L, cursor: Planes<L>, g: usize) -> L::I {
+        // SAFETY: as the caller's.
+        unsafe { cursor.quad(l, g) }
+    }
+}

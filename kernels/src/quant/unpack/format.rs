@@ -1,0 +1,117 @@
+//! What a format is: a block's weights, quad by quad, and its scales.
+
+use crate::quant::packed_matrix::PackedMatrix;
+use crate::quant::weight_type::WeightType;
+use crate::simd::bytes::{ByteLanes, Bytes};
+use half::f16;
+use std::ops::Range;
+
+/// A block's scales, for the rows that one vector holds.
+pub(in crate::quant) struct BlockScales<L: ByteLanes> {
+    /// Sub-block scales, for [`ByteLanes::add_products`]. Where [`Format::quad`] leaves weights a power of two high, those
+    /// of the other sub-blocks are that much larger, and `d` smaller. Blocks of 32 have `d` alone.
+    pub scales: [L::I; 16],
+    /// The sub-blocks' mins as pairs of `i16`, in the order of the activations' bsums.
+    pub mins: [L::I; 8],
+    /// The block's scale; of NVFP4, those of its four sub-blocks.
+    pub d: [L::V; 4],
+    /// What multiplies the mins' part: `-dmin`, or `m` of Q4_1 and Q5_1.
+    pub dmin: L::V,
+}
+
+impl<L: ByteLanes> BlockScales<L> {
+    /// Zeros, to be filled block by block by [`Format::load_scales`].
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features.
+    #[inline(always)]
+    pub unsafe fn empty(l: L) -> Self {
+        // SAFETY: as the caller's.
+        unsafe { Self { scales: [l.zero(); 16], mins: [l.zero(); 8], d: [l.splat(0.0); 4], dmin: l.splat(0.0) } }
+    }
+}
+
+/// A packed format. A quad is four consecutive inputs.
+///
+/// # Safety
+/// Functions are unsafe for one reason: they must run inside a function with `L`'s features, with `block` being what
+/// [`Format::prepare`] returned for a packed block of this format.
+pub(in crate::quant) trait Format {
+    const TYPE: WeightType;
+    /// Quads per scale: 8 or 4.
+    const QUADS_PER_SCALE: usize;
+    /// The stored value of a zero weight; `None` if stored weights are the weights, unsigned (a min shifts them).
+    const ZERO_POINT: Option<u8>;
+    /// What the bytes of [`Format::quad`] are.
+    const BYTES: Bytes;
+    /// Scales in a block: 1, 4, 8 or 16.
+    const SCALES: usize = Self::TYPE.block_len() / 4 / Self::QUADS_PER_SCALE;
+    /// Pairs of mins in a block of 256.
+    const MIN_PAIRS: usize = 0;
+    /// Whether blocks of 32 have a min.
+    const HAS_MIN: bool = false;
+    /// The offsets in an activation block of 32 are for zero point 128: the shift to `ZERO_POINT`.
+    const OFFSET_SHIFT: u32 = match Self::ZERO_POINT {
+        Some(zero_point) => (128 / zero_point).ilog2(),
+        None => 0,
+    };
+    /// The place of a scale's quads.
+    type Cursor<L: ByteLanes>: Copy;
+    /// Memory for a block that is decoded before its weights are read.
+    type Scratch;
+    const SCRATCH: Self::Scratch;
+
+    /// The type of a matrix: [`Format::TYPE`], if the format is of one type only.
+    #[inline(always)]
+    fn weight_type(_: &PackedMatrix<'_>) -> WeightType {
+        Self::TYPE
+    }
+    /// Decodes some rows of a block of that type into `scratch`, where the format does so; what the functions below get as
+    /// `block`.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; `block` points at a packed block.
+    #[inline(always)]
+    unsafe fn prepare<L: ByteLanes>(
+        _: L,
+        _: WeightType,
+        block: *const u8,
+        _rows: Range<usize>,
+        _: &mut Self::Scratch,
+    ) -> *const u8 {
+        block
+    }
+    /// # Safety
+    /// As the trait's.
+    unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>);
+    /// The place of scale `s`'s quads.
+    ///
+    /// # Safety
+    /// As the trait's; the block has a scale `s`.
+    unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Self::Cursor<L>;
+    /// Quad `g` of the cursor's scale: four unsigned bytes per lane.
+    ///
+    /// # Safety
+    /// As the trait's; `g < QUADS_PER_SCALE`.
+    unsafe fn quad<L: ByteLanes>(l: L, cursor: Self::Cursor<L>, g: usize) -> L::I;
+}
+
+/// The field of `f16` at byte `offset` of a GGUF block.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; `block` is a packed block with such a field, `lane` one of its rows.
+#[inline(always)]
+pub(super) unsafe fn load_halves<L: ByteLanes>(l: L, block: *const u8, offset: usize, lane: usize) -> L::V {
+    // SAFETY: the caller names a field of `f16` scales; byte lanes are vectors, which load from any address.
+    unsafe { l.load_f16(block.add(16 * offset + 2 * lane).cast::<f16>()) }
+}
+
+/// The field of words at byte `offset` of a GGUF block.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; `block` is a packed block with such a field, `lane` one of its rows.
+#[inline(always)]
+pub(super) unsafe fn load_field<L: ByteLanes>(l: L, block: *const u8, offset: usize, lane: usize) -> L::I {
+    // SAFETY: the caller names a field of words.
+    unsafe { l.load_words(block.add(16 * offset + 4 * lane)) }
+}

@@ -1,7 +1,7 @@
 //! What a route makes of a request, and what is written of its answer.
 
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::response::{IntoResponse, Response};
 use foretoken::chat::{ReplyParser, ReplyPart, ToolCall};
@@ -10,9 +10,9 @@ use hyper::header::CONTENT_TYPE;
 use serde_json::Value;
 
 use crate::api_error::{Api, ApiError};
-use crate::app::{App, RequestId};
+use crate::app::App;
 use crate::convert::{self, Prompt};
-use crate::job::{Ended, Job, Running, Ticket, Update};
+use crate::job::{Ended, Ticket};
 
 /// What a route makes of a request.
 pub(crate) struct Generate {
@@ -49,7 +49,7 @@ pub(crate) struct Written {
     /// With ids.
     pub calls: Vec<ToolCall>,
     pub logprobs: Vec<TokenLogprobs>,
-    parser: Option<ReplyParser>,
+    pub parser: Option<ReplyParser>,
 }
 
 /// The shape of an answer. Events are whole lines of a `text/event-stream`.

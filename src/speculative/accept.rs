@@ -128,7 +128,10 @@ pub(crate) fn accept_rows<E>(
     }
     let count = draft.tokens.len();
     let target = target_probs(count)?;
-    let next = draft.refused.as_ref().map_or_else(|| target.clone(), |refused| target.residual(refused)).sample(rng);
+    let next = match &draft.refused {
+        Some(refused) => target.residual(refused).sample(rng),
+        None => target.sample(rng),
+    };
     Ok(Accepted { count, next })
 }
 

@@ -2,7 +2,6 @@
 //! and accepted here behind it.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
@@ -11,55 +10,15 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::{
-    Accepted, Cancel, Confidence, Context, Costs, Decision, DecodeState, Draft, DraftCost, DraftSampling, Drafter,
-    DrafterKind, DrafterOptions, ForwardOutput, Judged, NgramCache, Observation, Observed, Offer, Offered, Others,
-    Plan, Planner, Reads, Reason, SimulatedAcceptance, Verdict, Verification,
+    Accepted, Cancel, Confidence, Context, Costs, Decision, DecodeState, Draft, DraftCost, Drafter, DrafterKind,
+    DrafterOptions, ForwardOutput, Judged, NgramCache, Observation, Observed, Offer, Offered, Order, Others, Plan,
+    Planner, Reads, Reason, Settings, Verdict,
 };
 use crate::constraint::ConstraintState;
 use crate::kv::SequenceState;
 use crate::nn::F32View;
-use crate::sampler::{LogitsProcessor, Sampler, TokenLogprobs};
+use crate::sampler::{Sampler, TokenLogprobs};
 use crate::{Error, Result};
-
-/// Whose draft counts where several have one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// The first in the list that has one.
-    Priority,
-    /// The best per millisecond.
-    Best,
-}
-
-/// What a generation asks for.
-pub(crate) struct Settings {
-    pub sampler: Sampler,
-    pub processor: Option<Arc<dyn LogitsProcessor>>,
-    /// What the text must match, behind the newest token.
-    pub constraint: Option<Mutex<ConstraintState>>,
-    pub drafts: DraftSampling,
-    pub order: Order,
-    pub confidence: Confidence,
-    /// Accepts drafts by chance instead of by the target.
-    pub simulated: Option<SimulatedAcceptance>,
-    /// How many of the most probable tokens to report beside every emitted one.
-    pub logprobs: Option<usize>,
-}
-
-impl Settings {
-    /// Plain decoding with `sampler`.
-    pub fn plain(sampler: Sampler) -> Self {
-        Self {
-            sampler,
-            processor: None,
-            constraint: None,
-            drafts: DraftSampling::Greedy,
-            order: Order::Priority,
-            confidence: Confidence::Omit,
-            simulated: None,
-            logprobs: None,
-        }
-    }
-}
 
 /// One sequence's tokens, drafters and planner.
 pub(crate) struct Drafting {
@@ -430,32 +389,6 @@ impl Drafting {
             verify_time,
             accept_time,
         })
-    }
-}
-
-impl Settings {
-    fn rule<'a>(&'a self, tokens: &'a [u32]) -> Verification<'a> {
-        Verification {
-            sampler: &self.sampler,
-            processor: self.processor.as_deref(),
-            constraint: self.constraint.as_ref(),
-            tokens,
-            simulated: self.simulated.as_ref(),
-            logprobs: self.logprobs,
-        }
-    }
-}
-
-impl Settings {
-    /// Has the constraint read a round's first tokens, and says whether they complete the text.
-    fn read(&self, tokens: &[u32]) -> Result<bool> {
-        self.constraint.as_ref().map_or(Ok(false), |constraint| constraint.lock().read(tokens))
-    }
-
-    fn commit(&self) {
-        if let Some(constraint) = &self.constraint {
-            constraint.lock().commit();
-        }
     }
 }
 

@@ -39,7 +39,9 @@ pub(crate) use choice::open;
 pub(crate) use bandwidth::read_bandwidth;
 pub(crate) use drafters::{DeviceDraftModel, DeviceMtp};
 pub(crate) use models::Models;
-pub(crate) use sequence::{AcceptRule, DRAFTED, DraftChoice, Sequence};
+#[cfg(feature = "constraint")]
+pub(crate) use sequence::DRAFTED;
+pub(crate) use sequence::{AcceptRule, DraftChoice, Sequence};
 
 /// A GPU.
 pub trait Device: Send + Sync {

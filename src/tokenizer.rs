@@ -66,8 +66,11 @@ impl Tokenizer {
         let control = ControlNames::new(control.map(|(id, token)| (token.content.clone(), *id)));
         let mut text_only = added.clone();
         text_only.set_encode_special_tokens(true);
-        // A space as a byte.
-        let spelling = if inner.token_to_id("\u{120}").is_some() { Spelling::Bytes } else { Spelling::Spaces };
+        // A space as a character of its own, or as a byte.
+        let spelling = match inner.token_to_id("\u{2581}") {
+            None if inner.token_to_id("\u{120}").is_some() => Spelling::Bytes,
+            _ => Spelling::Spaces,
+        };
         Ok(Self { inner, bos, control, text_only, spelling })
     }
 

@@ -766,7 +766,8 @@ fn bad_tokenizers_are_refused() {
     let long = "x".repeat(10_000);
     let merges_of =
         |merges: &[&str]| tokenizer_file("gemma4", &tokens, &kinds).key("tokenizer.ggml.merges", strings(merges));
-    refused(tokenizer_file("gpt2", &tokens, &kinds), "\"gpt2\" is not implemented");
+    refused(tokenizer_file("bert", &tokens, &kinds), "\"bert\" is not implemented");
+    refused(tokenizer_file("gpt2", &tokens, &kinds), "merges: is missing");
     refused(tokenizer_file("gemma4", &tokens, &kinds), "merges: is missing");
     refused(tokenizer_file("llama", &tokens, &kinds), "scores: is missing");
     refused(tokenizer_file("gemma4", &tokens, &kinds[1..]), "one for each token");

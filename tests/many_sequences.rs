@@ -146,7 +146,8 @@ fn check(engine: &Engine, vocab: u32, seed: u64, name: &str) {
             2..=4 if forks < 6 && !written.ids.is_empty() => {
                 forks += 1;
                 let fork = scheduler.fork_prompt(id, &jobs[i].options);
-                assert!(fork.is_ok() || written.ids.len() > 1, "{what}: {fork:?}");
+                // A recurrent state cannot go back, not even by one token.
+                assert!(fork.is_ok() || written.ids.len() > 1 || name.starts_with("qwen35"), "{what}: {fork:?}");
                 if let Ok(fork) = fork {
                     running.insert(fork, (i, Written::default()));
                 }

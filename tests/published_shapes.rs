@@ -61,13 +61,15 @@ fn every_variant_has_its_shape() {
 const SHAPES: [(usize, usize, usize, usize, usize); 5] =
     [(2, 12, 2, 0, 0), (2, 12, 2, 0, 16), (1, 6, 1, 0, 0), (7, 15, 0, 20, 0), (7, 24, 0, 0, 0)];
 
-/// With the other fixtures.
+/// With the other fixtures of Gemma.
 #[test]
 fn the_twins_are_small() {
     fn bytes(path: &Path) -> u64 {
         let entries = || std::fs::read_dir(path).expect("a directory").map(|entry| entry.expect("an entry").path());
         if path.is_dir() { entries().map(|path| bytes(&path)).sum() } else { path.metadata().expect("a file").len() }
     }
-    let fixtures = shapes().with_file_name("fixtures");
-    assert!(bytes(&shapes()) + bytes(&fixtures) < 20 << 20);
+    let fixtures = std::fs::read_dir(shapes().with_file_name("fixtures")).expect("a directory");
+    let fixtures = fixtures.map(|entry| entry.expect("an entry").path());
+    let own = fixtures.filter(|path| !path.to_string_lossy().contains("qwen35"));
+    assert!(bytes(&shapes()) + own.map(|path| bytes(&path)).sum::<u64>() < 20 << 20);
 }

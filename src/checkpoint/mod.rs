@@ -26,6 +26,7 @@ pub(crate) use recode::survey;
 #[cfg(feature = "hub")]
 pub(crate) use safetensors::shards;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use foretoken_kernels::ElementType;
@@ -320,8 +321,15 @@ impl Checkpoint {
         match &self.files {
             Files::HuggingFace(tensors) => tensors.names(),
             Files::Gguf(gguf) => {
-                let name = |own: &str| gguf.hugging_face_name(own).unwrap_or_else(|| own.to_owned());
-                gguf.tensors().map(|tensor| name(tensor.name())).collect()
+                // Experts' gate and up projections that lie apart are one tensor.
+                let joined = |own: &str| {
+                    own.replace("ffn_gate_exps.", "ffn_gate_up_exps.").replace("ffn_up_exps.", "ffn_gate_up_exps.")
+                };
+                let name = |own: &str| gguf.hugging_face_name(own).or_else(|| gguf.hugging_face_name(&joined(own)));
+                let mut seen = HashSet::new();
+                let names =
+                    gguf.tensors().map(|tensor| name(tensor.name()).unwrap_or_else(|| tensor.name().to_owned()));
+                names.filter(|name| seen.insert(name.clone())).collect()
             }
         }
     }

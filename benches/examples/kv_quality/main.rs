@@ -1,7 +1,9 @@
 //! What a K/V format costs in quality: `cargo run --release --example kv_quality`.
 
+mod gemma_keys;
 mod plot;
 mod synthetic;
+mod verdict;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,9 +21,10 @@ use foretoken_tools::{demo, repository};
 
 /// Read a text with every K/V format side by side and compare the next-token distributions with those over exact K/V.
 ///
-/// Every position is computed as decoding computes it: what it reads of K and V is what one more generated token would.
+/// Every position is computed as decoding computes it: what it reads of K and V is what one more generated token would. At the
+/// end there is a verdict on every preset.
 ///
-/// Example: kv_quality --model google/gemma-4-E2B-it --text book.txt --tokens 8192 --csv kv.csv --svg kv.svg
+/// Example: kv_quality --model gemma-4-E2B-it-q4_k_m.gguf --text book.txt --tokens 8192 --csv kv.csv --svg kv.svg
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -43,6 +46,13 @@ struct Args {
     /// Of the ways to keep K and V, only these presets and formats; exact K/V is always there.
     #[arg(long, value_delimiter = ',', value_name = "NAME,..")]
     only: Vec<String>,
+    /// No checkpoint: a small synthetic model with keys like those of trained Gemmas (heavy-tailed channels, a constant part of
+    /// eight times what varies) and N query heads for each K/V head; Gemma 4 has 8 and 16.
+    #[arg(long, value_name = "N", conflicts_with_all = ["model", "assistant", "text"])]
+    gemma_keys: Option<usize>,
+    /// With K = V in the synthetic model's full layers.
+    #[arg(long, requires = "gemma_keys")]
+    k_eq_v: bool,
     /// No checkpoint: quantization errors on synthetic rows (Gaussian, biased, heavy-tailed, drifting).
     #[arg(long)]
     synthetic: bool,
@@ -77,12 +87,15 @@ fn command(args: Args) -> Result<()> {
     if args.synthetic {
         return synthetic::print(args.isa.unwrap_or_else(Isa::best));
     }
-    let engine = Engine::load(&EngineOptions {
-        assistant: args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant"))),
-        isa: args.isa,
-        ..EngineOptions::new(args.model.clone().unwrap_or_else(|| demo("target")))
-    })?;
-    let ids = engine.tokenizer()?.encode(&text(args.text.as_deref())?)?;
+    let (engine, ids) = match args.gemma_keys {
+        Some(group) => {
+            let directory = tempfile::tempdir()?;
+            gemma_keys::write(directory.path(), gemma_keys::Shape { group, k_eq_v: args.k_eq_v })?;
+            let options = EngineOptions { isa: args.isa, ..EngineOptions::new(directory.path()) };
+            (Engine::load(&options)?, gemma_keys::ids(args.tokens))
+        }
+        None => loaded(&args)?,
+    };
     ensure!(ids.len() >= args.tokens, "the text has {} tokens, --tokens asks for {}", ids.len(), args.tokens);
 
     let mut cases = cases();
@@ -100,6 +113,7 @@ fn command(args: Args) -> Result<()> {
         }
     }
     print(&cases);
+    verdict::print(&cases);
     if let Some(path) = &args.csv {
         std::fs::write(path, csv(&cases)).with_context(|| path.display().to_string())?;
     }
@@ -107,6 +121,17 @@ fn command(args: Args) -> Result<()> {
         plot::divergence_by_size(path, &cases)?;
     }
     Ok(())
+}
+
+/// The checkpoint, and the ids of the text.
+fn loaded(args: &Args) -> Result<(Engine, Vec<u32>)> {
+    let engine = Engine::load(&EngineOptions {
+        assistant: args.assistant.clone().or_else(|| args.model.is_none().then(|| demo("assistant"))),
+        isa: args.isa,
+        ..EngineOptions::new(args.model.clone().unwrap_or_else(|| demo("target")))
+    })?;
+    let ids = engine.tokenizer()?.encode(&text(args.text.as_deref())?)?;
+    Ok((engine, ids))
 }
 
 /// The text to read: a file, or this project's sources in a fixed order.
@@ -162,13 +187,13 @@ fn cases() -> Vec<Case> {
 
 /// Runs the target over `ids` with every case's cache in step.
 fn read(engine: &Engine, ids: &[u32], cases: &mut [Case]) -> Result<()> {
-    /// Rows per pass: their bits are those of single steps, whatever their number.
-    const ROWS: usize = 64;
     let target = engine.gemma4().context("a Gemma 4")?;
     let context = target.max_position_embeddings();
     let new = |case: &Case| KvCache::new(target.kv_layout(), &case.options, context, engine.isa());
     let mut caches: Vec<_> = cases.iter().map(new).collect::<foretoken::Result<_>>()?;
-    for chunk in ids.chunks(ROWS) {
+    // Their bits are those of single steps, whatever their number. Logits of all rows are held twice, in 64 bits.
+    let rows = ((1 << 22) / target.vocab_size()).clamp(1, 64);
+    for chunk in ids.chunks(rows) {
         let mut exact: Vec<f64> = Vec::new();
         for (case, cache) in cases.iter_mut().zip(&mut caches) {
             let round = cache.begin_round(chunk.len())?;

@@ -89,7 +89,7 @@ fn relative_error(isa: Isa, format: CodeFormat, kind: &Kind) -> Result<f64> {
 }
 
 /// A draw from the unit normal distribution (Box and Muller, 1958).
-fn normal(rng: &mut StdRng) -> f64 {
+pub fn normal(rng: &mut StdRng) -> f64 {
     let (radius, angle): (f64, f64) = (rng.random(), rng.random());
     (-2.0 * (1.0 - radius).ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
 }

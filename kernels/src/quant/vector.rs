@@ -28,24 +28,21 @@ const PASS_BLOCKS: usize = 8;
 const STREAM_INPUTS: usize = 256;
 
 /// Evaluates `$run` with the constant `R` for parts of a row block, `$first` being the part's first row: all rows at once,
-/// or two nearly equal parts if there are more than four and the registers (or, with `in fours`, the compiler's time: these
-/// kernels take a matrix's last panels) allow no more. A condition in `const` keeps the other instances from being compiled.
+/// or two nearly equal parts if there are more than four and the registers allow no more. A condition in `const` keeps the
+/// other instances from being compiled.
 macro_rules! for_row_parts {
     ($lanes:ident, $rows:expr, |$first:ident, $R:ident| $run:expr) => {
         if const { $lanes::MAX_ROWS == ROW_BLOCK } {
             let $first = 0;
             for_row_parts!(@match $rows, $R, $run, 1 2 3 4 5 6 7, 8)
         } else {
-            for_row_parts!(in fours, $rows, |$first, $R| $run)
+            let rows = $rows;
+            let part = if rows > 4 { rows.div_ceil(2) } else { rows };
+            for $first in (0..rows).step_by(part) {
+                for_row_parts!(@match part.min(rows - $first), $R, $run, 1 2 3, 4)
+            }
         }
     };
-    (in fours, $rows:expr, |$first:ident, $R:ident| $run:expr) => {{
-        let rows = $rows;
-        let part = if rows > 4 { rows.div_ceil(2) } else { rows };
-        for $first in (0..rows).step_by(part) {
-            for_row_parts!(@match part.min(rows - $first), $R, $run, 1 2 3, 4)
-        }
-    }};
     (@match $rows:expr, $R:ident, $run:expr, $($r:literal)*, $last:literal) => {
         match $rows {
             $($r => {
@@ -118,52 +115,30 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
                 }
                 continue;
             }
-            let streamed = self.whole_panels(first, end);
-            // SAFETY: as above.
-            unsafe { self.stream(l, first..streamed, pass.clone(), &mut results) };
-            for panel in streamed..end {
-                for rows in pass.clone().map(|b| blocks.get(b)) {
-                    let results = &mut results[rows.first - first_row..];
-                    // SAFETY: as above.
-                    unsafe { fused_panel::<L, F>(l, self.weights, self.x, panel, rows, results) };
-                }
-                store_panel(&mut self.y, panel, first_row, &results[..rows]);
+            // Runs of panels side by side, then the fewer than `STREAMS` panels that are left.
+            let run = (end - first) / STREAMS;
+            for i in 0..run {
+                let panels: [usize; STREAMS] = std::array::from_fn(|stream| first + stream * run + i);
+                self.panels(l, &panels, pass.clone(), &mut results);
+            }
+            let left: [usize; STREAMS] = std::array::from_fn(|stream| first + run * STREAMS + stream);
+            match (end - first) % STREAMS {
+                0 => {}
+                count => self.panels(l, &left[..count], pass, &mut results),
             }
         }
     }
 }
 
 impl<F: Format> MatMul<'_, F> {
-    /// The end of the panels from `first` on that `stream` can take: a multiple of [`STREAMS`] whole panels.
-    fn whole_panels(&self, first: usize, end: usize) -> usize {
-        let whole = (self.weights.outputs() / PANEL_ROWS).min(end);
-        first + whole.saturating_sub(first) / STREAMS * STREAMS
-    }
-
-    /// The panels, divided into [`STREAMS`] runs that are read side by side, [`STREAM_INPUTS`] of each in turn. Further row
-    /// blocks find them in the second-level cache.
-    ///
-    /// # Safety
-    /// The caller is inside a function with `L`'s features; the panels are whole ones of the matrix, and the row blocks
-    /// `x`'s.
+    /// Up to [`STREAMS`] panels times the row blocks of a pass. Further row blocks find the panels in the second-level cache.
     #[inline(always)]
-    unsafe fn stream<L: ByteLanes>(&mut self, l: L, panels: Range<usize>, pass: Range<usize>, results: &mut Results) {
-        let run = panels.len() / STREAMS;
-        for panel in panels.start..panels.start + run {
-            for rows in pass.clone().map(|b| self.x.row_blocks().get(b)) {
-                for lane in (0..PANEL_ROWS).step_by(L::LANES) {
-                    for_row_parts!(L, rows.rows, |first, R| {
-                        let (weights, x, results) = (self.weights, self.x, &mut results[..]);
-                        let op =
-                            Streams::<F, R> { weights, x, panel, run, lane, rows, first, results, format: PhantomData };
-                        // SAFETY: the caller is inside the features.
-                        unsafe { l.call(op) }
-                    });
-                }
-                for stream in 0..STREAMS {
-                    let results = &results[stream * ROW_BLOCK..][..rows.rows];
-                    store_panel(&mut self.y, panel + stream * run, rows.first, results);
-                }
+    fn panels<L: ByteLanes>(&mut self, l: L, panels: &[usize], pass: Range<usize>, results: &mut Results) {
+        for rows in pass.map(|b| self.x.row_blocks().get(b)) {
+            // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
+            unsafe { streams::<L, F>(l, self.weights, self.x, panels, rows, results) };
+            for (stream, panel) in panels.iter().enumerate() {
+                store_panel(&mut self.y, *panel, rows.first, &results[stream * ROW_BLOCK..][..rows.rows]);
             }
         }
     }
@@ -173,15 +148,26 @@ impl<F: Format> PanelOp for DotRows<'_, F> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
         let mut results: Results = [[0.0; PANEL_ROWS]; _];
-        let (rows, mut done) = (self.x.row_blocks().get(0), None);
-        for (index, out) in self.indices.iter().zip(self.out) {
-            let (panel, lane) = (*index as usize / PANEL_ROWS, *index as usize % PANEL_ROWS);
-            if done != Some(panel) {
-                // SAFETY: `run_panels` entered the features; the shapes were checked by `super::dot_rows`.
-                unsafe { fused_panel::<L, F>(l, self.weights, self.x, panel, rows, &mut results) };
-                done = Some(panel);
+        let rows = self.x.row_blocks().get(0);
+        let panel = |index: u32| index as usize / PANEL_ROWS;
+        let (mut indices, mut out) = (self.indices, self.out);
+        while !indices.is_empty() {
+            // Indices side by side in a panel share it.
+            let (mut panels, mut count, mut taken) = ([0; STREAMS], 0, 0);
+            for same in indices.chunk_by(|a, b| panel(*a) == panel(*b)).take(STREAMS) {
+                panels[count] = panel(same[0]);
+                count += 1;
+                taken += same.len();
             }
-            *out = results[0][lane];
+            // SAFETY: `run_panels` entered the features; the shapes were checked by `super::dot_rows`.
+            unsafe { streams::<L, F>(l, self.weights, self.x, &panels[..count], rows, &mut results) };
+            let (done, rest) = std::mem::take(&mut out).split_at_mut(taken);
+            let mut stream = 0;
+            for (index, out) in indices.iter().zip(done) {
+                stream += usize::from(panel(*index) != panels[stream]);
+                *out = results[stream * ROW_BLOCK][*index as usize % PANEL_ROWS];
+            }
+            (indices, out) = (&indices[taken..], rest);
         }
     }
 }
@@ -192,89 +178,40 @@ fn stride<L: ByteLanes, const R: usize>(rows: RowBlock) -> usize {
     if L::MAX_ROWS == ROW_BLOCK { R } else { rows.rows }
 }
 
-/// A panel times a row block, weights unpacked in registers.
+/// Up to [`STREAMS`] panels times a row block, weights unpacked in registers: row `r` of panel `s` at `s * ROW_BLOCK + r`.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; the matrix has the panel, and the row block is `x`'s, of as many
+/// The caller is inside a function with `L`'s features; the matrix has the panels, and the row block is `x`'s, of as many
 /// inputs.
 #[inline(always)]
-unsafe fn fused_panel<L: ByteLanes, F: Format>(
+unsafe fn streams<L: ByteLanes, F: Format>(
     l: L,
     weights: &PackedMatrix<'_>,
     x: &Activations<'_>,
-    panel: usize,
+    panels: &[usize],
     rows: RowBlock,
-    results: &mut [[f32; PANEL_ROWS]],
+    results: &mut Results,
 ) {
     for lane in (0..PANEL_ROWS).step_by(L::LANES) {
-        for_row_parts!(in fours, rows.rows, |first, R| {
-            let results = &mut results[first..first + R];
-            let op = FusedPanel::<F, R> { weights, x, panel, lane, rows, first, results, format: PhantomData };
+        for_row_parts!(L, rows.rows, |first, R| {
+            let results = &mut results[..];
+            let op = Streams::<F, R> { weights, x, panels, lane, rows, first, results, format: PhantomData };
             // SAFETY: the caller is inside the features.
             unsafe { l.call(op) }
         });
     }
 }
 
-/// Rows `first..first + R` of a row block and `LANES` outputs, all blocks, weights unpacked in registers.
-struct FusedPanel<'a, F, const R: usize> {
+/// Rows `first..first + R` of a row block and `LANES` outputs of panels that are read side by side, [`STREAM_INPUTS`] inputs
+/// of each in turn.
+struct Streams<'a, F, const R: usize> {
     weights: &'a PackedMatrix<'a>,
     x: &'a Activations<'a>,
-    panel: usize,
+    panels: &'a [usize],
     lane: usize,
     rows: RowBlock,
     first: usize,
     results: &'a mut [[f32; PANEL_ROWS]],
-    format: PhantomData<F>,
-}
-
-impl<F: Format, const R: usize> PanelOp for FusedPanel<'_, F, R> {
-    #[inline(always)]
-    fn eval<L: ByteLanes>(self, l: L) {
-        let Self { weights, lane, .. } = self;
-        let of = F::weight_type(weights);
-        let block_bytes = PANEL_ROWS * of.block_bytes();
-        let stride = self.rows.rows;
-        let block_words = block_words::<F>() * stride;
-        let (mut tail, mut scratch) = (PackedBlock::new(), F::SCRATCH);
-        // SAFETY: `call` entered the features; the panel and the row block have `weights.blocks()` blocks.
-        unsafe {
-            let mut scales = BlockScales::empty(l);
-            let mut y = [l.splat(0.0); R];
-            let mut x = self.x.words(self.rows, 0).as_ptr().add(self.first);
-            for b in 0..weights.blocks() {
-                let block = match weights.panel(self.panel) {
-                    Panel::Packed(panel) => panel.as_ptr().add(b * block_bytes),
-                    Panel::Rows(rows) => {
-                        tail_block(of, rows, weights.row_bytes(), b, &mut tail);
-                        tail.0.as_ptr()
-                    }
-                };
-                let prefetched =
-                    std::array::from_fn(|n| block.wrapping_add(PREFETCH_DISTANCE + n * block_bytes / STREAMS));
-                let block = F::prepare(l, of, block, lane..lane + L::LANES, &mut scratch);
-                F::load_scales(l, block, lane, &mut scales);
-                let source = PackedSource::<F> { block, lane, prefetched, format: PhantomData };
-                add_block::<L, F, _, R>(l, &source, &scales, x, stride, &mut y);
-                x = x.add(block_words);
-            }
-            for (results, y) in self.results.iter_mut().zip(y) {
-                l.store(results.as_mut_ptr().add(lane), y);
-            }
-        }
-    }
-}
-
-/// As [`FusedPanel`], of the [`STREAMS`] panels `panel`, `panel + run`, .. at once, [`STREAM_INPUTS`] of each in turn.
-struct Streams<'a, F, const R: usize> {
-    weights: &'a PackedMatrix<'a>,
-    x: &'a Activations<'a>,
-    panel: usize,
-    run: usize,
-    lane: usize,
-    rows: RowBlock,
-    first: usize,
-    results: &'a mut [[f32; PANEL_ROWS]], // stream `s`, row `r` at `s * ROW_BLOCK + r`
     format: PhantomData<F>,
 }
 
@@ -284,26 +221,34 @@ impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
         let Self { weights, lane, .. } = self;
         let of = F::weight_type(weights);
         let block_bytes = PANEL_ROWS * of.block_bytes();
-        let panel_bytes = weights.blocks() * block_bytes;
         let stride = stride::<L, R>(self.rows);
         let block_words = block_words::<F>() * stride;
-        // SAFETY: `call` entered the features; the panels are whole; they and the row block have `weights.blocks()` blocks.
+        let mut tail = PackedBlock::new();
+        // SAFETY: `call` entered the features; the panels and the row block have `weights.blocks()` blocks.
         unsafe {
             let (mut scales, mut scratch) = (BlockScales::empty(l), F::SCRATCH);
             let mut y = [[l.splat(0.0); R]; STREAMS];
             let mut x = self.x.words(self.rows, 0).as_ptr().add(self.first);
-            let first = weights.bytes().as_ptr().add(self.panel * panel_bytes);
-            let mut blocks: [_; STREAMS] = std::array::from_fn(|stream| first.add(stream * self.run * panel_bytes));
+            // Streams without a panel prefetch the last one's.
+            let panels: [_; STREAMS] =
+                std::array::from_fn(|stream| weights.panel(self.panels[stream.min(self.panels.len() - 1)]));
+            let mut blocks = panels.map(|(Panel::Packed(bytes) | Panel::Rows(bytes))| bytes.as_ptr());
             for done in (0..weights.blocks()).step_by(STREAM_INPUTS / F::TYPE.block_len()) {
                 let count = (STREAM_INPUTS / F::TYPE.block_len()).min(weights.blocks() - done);
-                for (stream, y) in y.iter_mut().enumerate() {
+                for (stream, y) in y.iter_mut().enumerate().take(self.panels.len()) {
                     let (mut sums, mut x) = (*y, x);
                     for b in 0..count {
                         // Each stream prefetches a quarter of what every stream needs next, not all of its own: lines of
                         // several streams arrive sooner than as many of one.
                         let quarter = PREFETCH_DISTANCE + (stream * count + b) * block_bytes / STREAMS;
                         let prefetched = blocks.map(|block| block.wrapping_add(quarter));
-                        let block = blocks[stream].add(b * block_bytes);
+                        let block = match panels[stream] {
+                            Panel::Packed(_) => blocks[stream].wrapping_add(b * block_bytes),
+                            Panel::Rows(rows) => {
+                                tail_block(of, rows, weights.row_bytes(), done + b, &mut tail);
+                                tail.0.as_ptr()
+                            }
+                        };
                         let block = F::prepare(l, of, block, lane..lane + L::LANES, &mut scratch);
                         F::load_scales(l, block, lane, &mut scales);
                         let source = PackedSource::<F> { block, lane, prefetched, format: PhantomData };
@@ -313,7 +258,7 @@ impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
                     *y = sums;
                 }
                 x = x.add(count * block_words);
-                blocks = blocks.map(|block| block.add(count * block_bytes));
+                blocks = blocks.map(|block| block.wrapping_add(count * block_bytes));
             }
             for (stream, y) in y.into_iter().enumerate() {
                 for (r, y) in y.into_iter().enumerate() {

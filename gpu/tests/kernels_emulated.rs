@@ -19,7 +19,7 @@ use skipped::skipped;
 
 /// The machine; `None` without a C++ compiler: the test is skipped.
 fn machine() -> Option<&'static Machine> {
-    compiler().map_err(|none| skipped("emulated GPU", none)).is_ok().then(Machine::get)
+    compiler().map_err(|none| skipped("emulated GPU", none)).is_ok().then(|| Machine::get(&Dialect::ALL))
 }
 
 #[test]

@@ -75,7 +75,7 @@ impl Kernel {
 
 /// The machine's thread.
 fn work(orders: impl Iterator<Item = Job>) {
-    let mut session = Machine::get().session(Dialect::Cuda, false);
+    let mut session = Machine::get(&[Dialect::Cuda]).session(Dialect::Cuda, false);
     let (mut launched, mut failed) = (Vec::new(), Ok(()));
     let catch_up = |session: &mut Session<'_>, launched: &mut Vec<Arc<[Kernel]>>, failed: &mut Result<(), String>| {
         for kernel in launched.drain(..).flat_map(|kernels| (0..kernels.len()).map(move |i| (kernels.clone(), i))) {

@@ -13,8 +13,8 @@ use super::device::{Device, two_floats};
 /// The compiled kernels.
 pub struct Machine {
     machine: Library,
-    kernels: Vec<Library>, // one per dialect
-    sites: Vec<Site>,      // of all sources, numbered from 1
+    kernels: Vec<(Dialect, Library)>,
+    sites: Vec<Site>, // of all sources, numbered from 1
 }
 
 /// A kernel language.
@@ -27,7 +27,7 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// All, in the order of [`Machine`]'s libraries.
+    /// All.
     pub const ALL: [Self; 2] = [Self::Cuda, Self::Metal];
 
     /// The emulator's header, and the folder and the file of the dialect that it includes.
@@ -147,30 +147,32 @@ pub fn mixed_address_spaces() -> Option<Vec<String>> {
 }
 
 impl Machine {
-    /// The only one of the process, because it installs signal handlers.
+    /// The only one of the process, because it installs signal handlers; with the dialects of the first call.
     ///
     /// # Panics
     /// If there is no C++ compiler, or compilation fails.
-    pub fn get() -> &'static Self {
+    pub fn get(dialects: &[Dialect]) -> &'static Self {
         static MACHINE: OnceLock<Machine> = OnceLock::new();
-        MACHINE.get_or_init(Self::load)
+        MACHINE.get_or_init(|| Self::load(dialects))
     }
 
     /// Compiles and loads the kernels.
-    fn load() -> Self {
+    fn load(dialects: &[Dialect]) -> Self {
         let compiler = compiler().unwrap_or_else(|none| panic!("{none}"));
         let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{}", std::process::id()));
         let sites = copies(&out);
         let emulator = out.join("tests/emulator");
         let compile = |source: &Path, dialect: Option<Dialect>, object: &Path| -> Child {
             let mut command = Command::new(compiler);
-            command.args(["-O1", "-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-c"]);
-            // Sanitizer findings raise a signal, which the machine reports.
-            command.args(["-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"]);
+            command.args(["-fPIC", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-c"]);
             // Metal 3 is C++14.
             command.arg(if dialect == Some(Dialect::Metal) { "-std=c++14" } else { "-std=c++17" });
             if let Some(dialect) = dialect {
+                // Sanitizer findings raise a signal, which the machine reports.
+                command.args(["-O1", "-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"]);
                 command.arg("-include").arg(emulator.join(dialect.headers().0));
+            } else {
+                command.arg("-O2");
             }
             command.arg(source).arg("-o").arg(object).spawn().expect("the compiler starts")
         };
@@ -178,7 +180,7 @@ impl Machine {
             sources("cpp").iter().map(|path| out.join("shaders").join(path.file_name().expect("a name"))).collect();
         sources.push(emulator.join("faults.cpp"));
         let mut jobs = vec![(emulator.join("machine.cpp"), None, out.join("machine.o"))];
-        for dialect in Dialect::ALL {
+        for &dialect in dialects {
             let job =
                 |(i, source): (usize, &PathBuf)| (source.clone(), Some(dialect), out.join(format!("{dialect:?}{i}.o")));
             jobs.extend(sources.iter().enumerate().map(job));
@@ -201,7 +203,7 @@ impl Machine {
             (unsafe { Library::new(&path) }.expect("the kernels load"), path)
         };
         let (machine, path) = link(None, None);
-        let kernels = Dialect::ALL.map(|dialect| link(Some(dialect), Some(&path)).0).into();
+        let kernels = dialects.iter().map(|&dialect| (dialect, link(Some(dialect), Some(&path)).0)).collect();
         let _ = std::fs::remove_dir_all(&out); // loaded libraries stay mapped
         Self { machine, kernels, sites }
     }
@@ -284,7 +286,8 @@ impl Device for Session<'_> {
         block: [u32; 3],
         params: &[MaybeUninit<u8>],
     ) -> Result<(), String> {
-        let kernels = &self.machine.kernels[self.dialect as usize];
+        let mut kernels = self.machine.kernels.iter();
+        let (_, kernels) = kernels.find(|(dialect, _)| *dialect == self.dialect).expect("the machine has the dialect");
         let size = symbol::<unsafe extern "C" fn() -> usize>(kernels, &format!("{kernel}_params"))?;
         // SAFETY: `KERNEL` defines it.
         let size = unsafe { size() };

@@ -5,6 +5,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <vector>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -12,8 +13,8 @@
 
 namespace machine {
 
-thread_local Self self;
-thread_local int mutant = 0;
+NEAR Self self;
+NEAR int mutant = 0;
 
 namespace {
 
@@ -66,7 +67,13 @@ struct Machine {
     const void* params = nullptr;
     char error[512];
 };
-thread_local Machine m;
+thread_local std::unique_ptr<Machine> owned;
+NEAR Machine* m = nullptr; // `owned`'s, from the thread's first use on
+
+void enter() {
+    if (!owned) owned = std::make_unique<Machine>();
+    m = owned.get();
+}
 
 const size_t page = sysconf(_SC_PAGESIZE);
 
@@ -95,10 +102,10 @@ bool intact(const Guarded& g) {
 
 // Yields until the gate opens.
 void wait(Gate& gate) {
-    Fiber* own = m.running;
+    Fiber* own = m->running;
     own->waits = &gate;
     own->generation = gate.generation;
-    if (_setjmp(own->context->resume) == 0) _longjmp(m.scheduler, 1);
+    if (_setjmp(own->context->resume) == 0) _longjmp(m->scheduler, 1);
 }
 
 void arrive(Gate& gate, const char* what, int expected) {
@@ -116,53 +123,53 @@ void arrive(Gate& gate, const char* what, int expected) {
 
 void run_fiber() {
     for (;;) {
-        m.kernel(m.params);
-        m.running->done = true;
-        if (_setjmp(m.running->context->resume) == 0) _longjmp(m.scheduler, 1);
+        m->kernel(m->params);
+        m->running->done = true;
+        if (_setjmp(m->running->context->resume) == 0) _longjmp(m->scheduler, 1);
     }
 }
 
 // Resumes the fiber until it waits or ends.
 void resume(Fiber& fiber, size_t index) {
-    m.running = &fiber;
+    m->running = &fiber;
     self = fiber.self;
     fiber.waits = nullptr;
-    if (_setjmp(m.scheduler)) return;
+    if (_setjmp(m->scheduler)) return;
     if (fiber.context->started) _longjmp(fiber.context->resume, 1);
     fiber.context->started = true;
-    getcontext(&m.entry);
-    m.entry.uc_stack.ss_sp = m.stacks + index * STACK;
-    m.entry.uc_stack.ss_size = STACK;
-    m.entry.uc_link = nullptr;
-    makecontext(&m.entry, run_fiber, 0);
-    setcontext(&m.entry);
+    getcontext(&m->entry);
+    m->entry.uc_stack.ss_sp = m->stacks + index * STACK;
+    m->entry.uc_stack.ss_size = STACK;
+    m->entry.uc_link = nullptr;
+    makecontext(&m->entry, run_fiber, 0);
+    setcontext(&m->entry);
 }
 
 void stuck() {
     int done = 0, at_barrier = 0, at_exchange = 0;
     const Fiber* first = nullptr;
-    for (const Fiber& fiber : m.fibers) {
+    for (const Fiber& fiber : m->fibers) {
         if (fiber.done) {
             done++;
             continue;
         }
         if (!first) first = &fiber;
-        (fiber.waits == &m.block ? at_barrier : at_exchange)++;
+        (fiber.waits == &m->block ? at_barrier : at_exchange)++;
     }
     fail("a barrier is not reached by all: %d threads wait for the block, %d for their warp, %d have returned; thread %d is at %s",
          at_barrier, at_exchange, done, first->self.linear, first->waits->what);
 }
 
 void run_block(bool backwards) {
-    size_t n = m.fibers.size(), left = n;
-    for (Guarded& s : m.shared) memset(s.data, 0xff, s.len);
-    for (Gate& gate : m.warps) gate = Gate();
-    m.block = Gate();
+    size_t n = m->fibers.size(), left = n;
+    for (Guarded& s : m->shared) memset(s.data, 0xff, s.len);
+    for (Gate& gate : m->warps) gate = Gate();
+    m->block = Gate();
     while (left > 0) {
         bool progress = false;
         for (size_t i = 0; i < n; i++) {
             size_t index = backwards ? n - 1 - i : i;
-            Fiber& fiber = m.fibers[index];
+            Fiber& fiber = m->fibers[index];
             if (fiber.done || (fiber.waits && fiber.waits->generation == fiber.generation)) continue;
             resume(fiber, index);
             progress = true;
@@ -173,7 +180,7 @@ void run_block(bool backwards) {
 }
 
 void on_signal(int signal, siginfo_t* info, void*) {
-    if (!m.launched) { // not from a launch
+    if (!m || !m->launched) { // not from a launch
         ::signal(signal, SIG_DFL);
         return;
     }
@@ -181,19 +188,19 @@ void on_signal(int signal, siginfo_t* info, void*) {
         auto* at = static_cast<unsigned char*>(info->si_addr);
         auto name = [&](const Guarded& g, const char* kind, size_t index) {
             if (at < g.map || at >= g.map + g.map_len) return;
-            snprintf(m.error, sizeof m.error, "thread %d of block (%u, %u, %u): byte %td of %s %zu, which has %zu",
+            snprintf(m->error, sizeof m->error, "thread %d of block (%u, %u, %u): byte %td of %s %zu, which has %zu",
                      self.linear, self.block.x, self.block.y, self.block.z, at - g.data, kind, index, g.len);
         };
-        snprintf(m.error, sizeof m.error, "thread %d of block (%u, %u, %u): no memory at %p", self.linear, self.block.x,
+        snprintf(m->error, sizeof m->error, "thread %d of block (%u, %u, %u): no memory at %p", self.linear, self.block.x,
                  self.block.y, self.block.z, static_cast<void*>(at));
-        for (size_t i = 0; i < m.buffers.size(); i++) name(m.buffers[i], "buffer", i);
-        for (size_t i = 0; i < m.shared.size(); i++) name(m.shared[i], "shared memory", i);
+        for (size_t i = 0; i < m->buffers.size(); i++) name(m->buffers[i], "buffer", i);
+        for (size_t i = 0; i < m->shared.size(); i++) name(m->shared[i], "shared memory", i);
     } else {
-        snprintf(m.error, sizeof m.error,
+        snprintf(m->error, sizeof m->error,
                  "thread %d of block (%u, %u, %u): a misaligned access, or an index beyond an array's end", self.linear,
                  self.block.x, self.block.y, self.block.z);
     }
-    siglongjmp(m.escape, 1);
+    siglongjmp(m->escape, 1);
 }
 
 constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGILL, SIGTRAP};
@@ -215,14 +222,14 @@ void install_handlers() {
 void fail(const char* format, ...) {
     va_list args;
     va_start(args, format);
-    int len = snprintf(m.error, sizeof m.error, "block (%u, %u, %u): ", self.block.x, self.block.y, self.block.z);
-    vsnprintf(m.error + len, sizeof m.error - len, format, args);
+    int len = snprintf(m->error, sizeof m->error, "block (%u, %u, %u): ", self.block.x, self.block.y, self.block.z);
+    vsnprintf(m->error + len, sizeof m->error - len, format, args);
     va_end(args);
-    siglongjmp(m.escape, 1);
+    siglongjmp(m->escape, 1);
 }
 
 const unsigned char* exchange(const char* what, const void* value, size_t bytes) {
-    Gate& gate = m.warps[self.linear / WARP];
+    Gate& gate = m->warps[self.linear / WARP];
     unsigned char* slots = gate.slots[gate.generation % 2];
     if (bytes > SLOT) fail("%s shows more than a slot holds", what);
     memcpy(slots + self.lane * SLOT, value, bytes);
@@ -231,15 +238,15 @@ const unsigned char* exchange(const char* what, const void* value, size_t bytes)
 }
 
 void barrier() {
-    arrive(m.block, "the block's barrier", static_cast<int>(m.fibers.size()));
+    arrive(m->block, "the block's barrier", static_cast<int>(m->fibers.size()));
 }
 
 void* shared(size_t bytes) {
-    if (m.shared.empty()) {
-        m.shared.push_back(guard(bytes));
-        memset(m.shared[0].data, 0xff, bytes);
+    if (m->shared.empty()) {
+        m->shared.push_back(guard(bytes));
+        memset(m->shared[0].data, 0xff, bytes);
     }
-    return m.shared[0].data;
+    return m->shared[0].data;
 }
 
 } // namespace machine
@@ -250,24 +257,27 @@ extern "C" {
 
 // Guarded memory of `len` bytes of poison.
 unsigned char* machine_buffer(size_t len) {
-    m.buffers.push_back(guard(len));
-    return m.buffers.back().data;
+    enter();
+    m->buffers.push_back(guard(len));
+    return m->buffers.back().data;
 }
 
 // Frees one buffer: later accesses are errors.
 void machine_free_buffer(const unsigned char* data) {
-    for (size_t i = 0; i < m.buffers.size(); i++) {
-        if (m.buffers[i].data != data) continue;
-        munmap(m.buffers[i].map, m.buffers[i].map_len);
-        m.buffers.erase(m.buffers.begin() + i);
+    enter();
+    for (size_t i = 0; i < m->buffers.size(); i++) {
+        if (m->buffers[i].data != data) continue;
+        munmap(m->buffers[i].map, m->buffers[i].map_len);
+        m->buffers.erase(m->buffers.begin() + i);
         return;
     }
 }
 
 // Frees all buffers of this thread.
 void machine_free_buffers() {
-    for (Guarded& g : m.buffers) munmap(g.map, g.map_len);
-    m.buffers.clear();
+    enter();
+    for (Guarded& g : m->buffers) munmap(g.map, g.map_len);
+    m->buffers.clear();
 }
 
 void machine_mutate(int number) {
@@ -280,45 +290,46 @@ const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, co
     Dim threads = {block[0], block[1], block[2]};
     size_t n = size_t(threads.x) * threads.y * threads.z;
     if (n == 0 || n > 1024 || n % WARP != 0) return "the block is not of whole warps, or too large";
+    enter();
     install_handlers();
-    if (m.num_stacks < n) {
-        if (m.stacks) munmap(m.stacks, m.num_stacks * STACK);
+    if (m->num_stacks < n) {
+        if (m->stacks) munmap(m->stacks, m->num_stacks * STACK);
         void* map = mmap(nullptr, n * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (map == MAP_FAILED) return "no memory for stacks";
-        m.stacks = static_cast<unsigned char*>(map);
-        m.num_stacks = n;
-        m.contexts.assign(n, Context());
+        m->stacks = static_cast<unsigned char*>(map);
+        m->num_stacks = n;
+        m->contexts.assign(n, Context());
     }
-    for (Guarded& s : m.shared) munmap(s.map, s.map_len);
-    m.shared.clear();
-    m.kernel = kernel;
-    m.params = params;
-    m.warps.assign(n / WARP, Gate());
-    m.error[0] = 0;
-    m.launched = true;
-    if (sigsetjmp(m.escape, 1) == 0) {
+    for (Guarded& s : m->shared) munmap(s.map, s.map_len);
+    m->shared.clear();
+    m->kernel = kernel;
+    m->params = params;
+    m->warps.assign(n / WARP, Gate());
+    m->error[0] = 0;
+    m->launched = true;
+    if (sigsetjmp(m->escape, 1) == 0) {
         size_t blocks = size_t(grid[0]) * grid[1] * grid[2];
         for (size_t i = 0; i < blocks; i++) {
             size_t b = backwards ? blocks - 1 - i : i;
             Dim at = {unsigned(b % grid[0]), unsigned(b / grid[0] % grid[1]), unsigned(b / grid[0] / grid[1])};
-            m.fibers.assign(n, Fiber());
+            m->fibers.assign(n, Fiber());
             for (size_t t = 0; t < n; t++) {
                 Dim thread = {unsigned(t % threads.x), unsigned(t / threads.x % threads.y), unsigned(t / threads.x / threads.y)};
-                m.fibers[t].context = &m.contexts[t];
-                m.fibers[t].self = {thread, at, {grid[0], grid[1], grid[2]}, threads, int(t), int(t % WARP)};
+                m->fibers[t].context = &m->contexts[t];
+                m->fibers[t].self = {thread, at, {grid[0], grid[1], grid[2]}, threads, int(t), int(t % WARP)};
             }
             run_block(backwards);
         }
-        for (const Guarded& s : m.shared)
-            if (!intact(s)) snprintf(m.error, sizeof m.error, "shared memory was written outside its bounds");
-        for (const Guarded& g : m.buffers)
-            if (!intact(g)) snprintf(m.error, sizeof m.error, "a buffer was written before its beginning");
+        for (const Guarded& s : m->shared)
+            if (!intact(s)) snprintf(m->error, sizeof m->error, "shared memory was written outside its bounds");
+        for (const Guarded& g : m->buffers)
+            if (!intact(g)) snprintf(m->error, sizeof m->error, "a buffer was written before its beginning");
     } else {
         // The fibers are suspended within the kernel.
-        m.contexts.assign(m.num_stacks, Context());
+        m->contexts.assign(m->num_stacks, Context());
     }
-    m.launched = false;
-    return m.error[0] ? m.error : nullptr;
+    m->launched = false;
+    return m->error[0] ? m->error : nullptr;
 }
 
 }

@@ -24,12 +24,16 @@ struct Dim {
 constexpr int WARP = 32;
 constexpr int SLOT = 32; // bytes per lane of an exchange
 
+// Reached from the thread's register: the libraries are opened at run time, where the default is a call for every access.
+// All thread-local variables of such a library together may have some hundred bytes.
+#define NEAR thread_local __attribute__((tls_model("initial-exec")))
+
 // The running thread's indices.
 struct Self {
     Dim thread, block, blocks, threads;
     int linear, lane;
 };
-extern thread_local Self self;
+extern NEAR Self self;
 
 // Exchanges `bytes` of `value` among all lanes of the warp: returns the 32 values, SLOT bytes apart, valid until the
 // lane's second next exchange.
@@ -45,7 +49,7 @@ void* shared(size_t bytes);
 [[noreturn]] void fail(const char* format, ...);
 
 // The marked index that is one too large, or 0: see the mutation test.
-extern thread_local int mutant;
+extern NEAR int mutant;
 
 template <class T>
 const T& shown(const unsigned char* slots, int lane) {

@@ -172,7 +172,7 @@ fn demo_across_the_windows_wrap() {
 #[test]
 fn demo_with_every_cache_type() {
     on_every_isa(|isa| {
-        let mut pair = demo(&demo_prompts()[1], isa);
+        let Some(mut pair) = demo_unless_scalar(&demo_prompts()[1], isa) else { return };
         pair.prompt.truncate(16);
         for (rows, threads) in [(ElementType::F32, 2), (ElementType::F16, 1), (ElementType::Bf16, 2)] {
             same_ids(&pair, rows, threads, 40);

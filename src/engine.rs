@@ -188,6 +188,11 @@ impl Engine {
         self.parts.sources.has_mtp()
     }
 
+    /// Whether the models run on a device.
+    pub(crate) fn is_on_device(&self) -> bool {
+        self.parts.models.is_some()
+    }
+
     /// Whether the two are clones of one engine.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.parts, &other.parts)

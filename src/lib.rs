@@ -60,6 +60,7 @@ pub mod nn;
 mod ops;
 mod options;
 pub mod perplexity;
+mod prefix_cache;
 mod probe;
 pub mod qwen35;
 mod run;
@@ -87,6 +88,7 @@ pub use options::{
     EndOfGeneration, EngineOptions, GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation,
     SpeculationOptions, Stop,
 };
+pub use prefix_cache::PrefixCacheOptions;
 pub use probe::{Probe, device_bandwidth};
 pub use run::Piece;
 pub use sampler::{LogitsProcessor, Sampling, TokenLogprobs};

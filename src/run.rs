@@ -44,6 +44,8 @@ pub(crate) struct Run {
     /// Tokens of the prompt that were not read yet, the newest of the sequence before them.
     prompt: Vec<u32>,
     prompt_end: usize, // tokens of the sequence up to the prompt's last
+    /// Lengths of the sequence, ascending, at which a pass over the prompt ends.
+    pub cuts: Vec<usize>,
     undo: Option<Undo>,
     first: Option<(DecodeState, Vec<TokenLogprobs>)>, // not handed out yet, and so not yet the sequence's
     left: usize,                                      // tokens that may still be generated
@@ -99,6 +101,7 @@ impl Run {
             cancel: options.cancel.clone(),
             prompt_end: decoder.state.len() + ids.len(),
             prompt: ids,
+            cuts: Vec::new(),
             undo: Some(Undo { len: decoder.state.len(), newest: decoder.drafting.newest.clone(), state: None }),
             first: None,
             left: options.max_tokens,
@@ -118,6 +121,11 @@ impl Run {
     /// Whether the prompt was not read to its end yet.
     pub fn is_reading(&self) -> bool {
         !self.prompt.is_empty()
+    }
+
+    /// Whether the sequence is at one of the [cuts](Run::cuts).
+    pub fn is_at_cut(&self, session: &mut Session) -> bool {
+        self.cuts.contains(&session.decoder().0.state.len())
     }
 
     /// Tokens of the sequence up to the prompt's last.
@@ -146,6 +154,9 @@ impl Run {
         drafted: Option<Proposal>,
     ) -> Result<Work> {
         if self.is_reading() {
+            let next_cut =
+                self.cuts.iter().find_map(|cut| cut.checked_sub(decoder.state.len()).filter(|rows| *rows > 0));
+            let most_rows = most_rows.min(next_cut.unwrap_or(usize::MAX));
             let rows = most_rows.clamp(1, decoder.state.kv().max_round_rows()).min(self.prompt.len());
             let is_last = rows == self.prompt.len();
             if let Some(undo) = self.undo.as_mut().filter(|undo| !is_last && undo.state.is_none())

@@ -4,7 +4,8 @@ use std::fmt;
 use std::time::Instant;
 
 use crate::engine::Engine;
-use crate::options::GenerateOptions;
+use crate::options::{GenerateOptions, SessionOptions};
+use crate::prefix_cache::{PrefixCache, PrefixCacheOptions};
 use crate::run::{Piece, Run};
 use crate::session::{Session, Statistics};
 use crate::speculative::{Done, Others, Path, SpeculativeDecoder, Step, Work, run_pass};
@@ -18,11 +19,14 @@ pub struct SchedulerOptions {
     /// Rounds are never cut: how many tokens are drafted would change which random numbers a sampled text draws. A larger
     /// pass reads prompts faster; a smaller one keeps the others waiting for less. Default: 512.
     pub max_rows: usize,
+    /// Keeps states of the sequences, so that prompts that begin as others did are not computed again. Not where models run on
+    /// a device, whose pages are not shared. Default: none.
+    pub prefix_cache: Option<PrefixCacheOptions>,
 }
 
 impl Default for SchedulerOptions {
     fn default() -> Self {
-        Self { max_rows: 512 }
+        Self { max_rows: 512, prefix_cache: None }
     }
 }
 
@@ -64,7 +68,8 @@ pub struct Event {
 /// ```
 pub struct Scheduler {
     engine: Engine,
-    options: SchedulerOptions,
+    max_rows: usize,
+    prefixes: Option<PrefixCache>,
     slots: Vec<Slot>,
     next: u64,
 }
@@ -78,17 +83,34 @@ struct Slot {
 impl Scheduler {
     /// A scheduler without sequences, for sessions of `engine`.
     pub fn new(engine: &Engine, options: SchedulerOptions) -> Self {
-        Self { engine: engine.clone(), options, slots: Vec::new(), next: 0 }
+        let SchedulerOptions { max_rows, prefix_cache } = options;
+        let prefix_cache = prefix_cache.filter(|_| !engine.is_on_device());
+        let prefixes = prefix_cache.map(|options| PrefixCache::new(engine, options));
+        Self { engine: engine.clone(), max_rows, prefixes, slots: Vec::new(), next: 0 }
     }
 
-    /// Adds a generation on `session`, which takes part from the next step on.
+    /// As [`Engine::session`]; kept prefixes are dropped as long as memory does not reach.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn session(&mut self, options: &SessionOptions) -> Result<Session> {
+        loop {
+            match self.engine.session(options) {
+                Err(Error::Memory { .. }) if self.prefixes.as_mut().is_some_and(PrefixCache::drop_oldest) => {}
+                session => return session,
+            }
+        }
+    }
+
+    /// Adds a generation on `session`, which takes part from the next step on. An empty session begins with the prefix of the
+    /// prompt that is kept, if one is.
     ///
     /// # Errors
     /// As [`Session::generate`], for what is known before anything is computed, or if the session is another engine's. The
     /// session comes back with it.
     pub fn add(
         &mut self,
-        mut session: Session,
+        session: Session,
         prompt: &[u32],
         options: &GenerateOptions,
     ) -> Result<SequenceId, Box<(Session, Error)>> {
@@ -96,10 +118,22 @@ impl Scheduler {
             let problem = "is of another engine; open it on the scheduler's";
             return Err(Box::new((session, Error::argument("session", problem))));
         }
-        let mut run = match Run::new(&mut session, prompt, options) {
-            Ok(run) => run,
-            Err(error) => return Err(Box::new((session, error))),
+        let prefixes = self.prefixes.as_mut().filter(|_| session.tokens().is_empty());
+        let known = prefixes.and_then(|prefixes| prefixes.find(&session, prompt));
+        let cached = known.as_ref().map_or(0, |known| known.tokens().len());
+        let (mut session, empty) = match known {
+            Some(known) => (known, Some(session)),
+            None => (session, None),
         };
+        let mut run = match Run::new(&mut session, &prompt[cached..], options) {
+            Ok(run) => run,
+            Err(error) => return Err(Box::new((empty.unwrap_or(session), error))),
+        };
+        run.statistics.prompt_tokens = prompt.len();
+        run.statistics.cached_tokens = cached;
+        if let Some(prefixes) = self.prefixes.as_ref().filter(|_| session.tokens().len() == cached) {
+            run.cuts = prefixes.cuts(prompt, cached);
+        }
         run.nothing_to_generate();
         let id = SequenceId(self.next);
         self.next += 1;
@@ -113,6 +147,9 @@ impl Scheduler {
         let at = self.slots.iter().position(|slot| slot.id == id)?;
         let Slot { mut session, mut run, .. } = self.slots.remove(at);
         run.end(&mut session);
+        if let Some(prefixes) = &mut self.prefixes {
+            prefixes.keep(&mut session);
+        }
         Some(session)
     }
 
@@ -178,6 +215,7 @@ impl Scheduler {
         }
         let done = engine.run(|| {
             let planned = self.plan(&mut events);
+            self.make_room(&planned);
             self.pass(planned)
         });
         let time = start.elapsed();
@@ -188,9 +226,13 @@ impl Scheduler {
                 true => run.statistics.prefill += time,
                 false => run.statistics.decode += time,
             }
-            let piece = Error::catch(|| match run.take(session, done, (Path::Sync, None)) {
-                Ok(None) if run.has_first() => run.hand_out(session),
-                taken => taken,
+            let prefixes = &mut self.prefixes;
+            let piece = Error::catch(|| {
+                let taken = run.take(session, done, (Path::Sync, None))?;
+                if let Some(prefixes) = prefixes.as_mut().filter(|_| was_reading && run.is_at_cut(session)) {
+                    prefixes.keep(session);
+                }
+                if run.has_first() { run.hand_out(session) } else { Ok(taken) }
             });
             let piece = piece.or_else(|error| run.fail(session, error).map(Some));
             if let Some(piece) = piece.transpose() {
@@ -208,7 +250,7 @@ impl Scheduler {
 
     /// What every generation under way does in the next pass. One that cannot say so ends.
     fn plan(&mut self, events: &mut Vec<Event>) -> Vec<(SequenceId, Work)> {
-        let mut left = self.options.max_rows;
+        let mut left = self.max_rows;
         let mut planned = Vec::new();
         let (reading, decoding): (Vec<_>, Vec<_>) =
             (self.slots.iter_mut()).filter(|slot| slot.run.finish().is_none()).partition(|slot| slot.run.is_reading());
@@ -232,6 +274,17 @@ impl Scheduler {
             }
         }
         planned
+    }
+
+    /// Drops kept prefixes, if there is a limit of memory that the pass could meet.
+    fn make_room(&mut self, planned: &[(SequenceId, Work)]) {
+        let Some(prefixes) = &mut self.prefixes else { return };
+        let needs = self.slots.iter_mut().map(|Slot { id, session, .. }| {
+            let rows = planned.iter().find(|(of, _)| of == id).map_or(0, |(_, work)| work.num_rows());
+            session.decoder().0.state.kv().bytes_of_round(rows) as u64
+        });
+        let needed = needs.sum();
+        prefixes.make_room(needed);
     }
 
     /// Runs the pass.

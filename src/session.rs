@@ -12,13 +12,13 @@ use rand::rngs::StdRng;
 
 use crate::device::Sequence;
 use crate::engine::Engine;
-use crate::kv::{KvCache, KvFormat, KvOptions, PagePool};
+use crate::kv::{KvCache, KvFormat, KvOptions, PagePool, SequenceState};
 use crate::nn::tensor;
 use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
-    Backend, Confidence, DecodeState, DrafterOptions, Drafters, NgramCache, Order, Others, Pending, Planner, Proposal,
-    Round, Settings, SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder, add_all, count_at,
+    Backend, Confidence, DrafterOptions, Drafters, NgramCache, Order, Others, Pending, Planner, Proposal, Round,
+    Settings, SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder, add_all, count_at,
 };
 use crate::{Error, Result};
 
@@ -59,11 +59,15 @@ impl Session {
                 "keys in fewer than 5 bits: Gemma 4 does not scale its scores, which multiplies their errors"
             );
         }
-        let sampler = Sampler::new(Sampling::default(), engine.parts.suppressed.clone())?;
         let backend = Backend { model: model.clone(), device };
+        Self::around(engine, &options.kv, backend, state)
+    }
+
+    fn around(engine: Engine, kv_options: &KvOptions, backend: Backend, state: SequenceState) -> Result<Self> {
+        let sampler = Sampler::new(Sampling::default(), engine.parts.suppressed.clone())?;
         let place = Place::Idle(Box::new(SpeculativeDecoder::new(backend, state, sampler)));
         let id = engine.parts.sessions.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { engine, place, kv_options: options.kv.clone(), id })
+        Ok(Self { engine, place, kv_options: kv_options.clone(), id })
     }
 
     /// The engine that it runs on.
@@ -125,29 +129,54 @@ impl Session {
     /// # Errors
     /// If memory does not reach. On a device, where pages are not shared, the K and V are copied through the host.
     pub fn fork(&mut self) -> Result<Self> {
-        let mut fork = Session::new(self.engine.clone(), &SessionOptions { kv: self.kv_options.clone() })?;
+        let (engine, kv_options) = (self.engine.clone(), self.kv_options.clone());
         let from = self.decoder().0;
-        let to = fork.decoder().0;
-        let newest = from.drafting.newest.clone();
-        match &from.backend.device {
-            None => to.state = from.state.fork(),
+        let mut newest = from.drafting.newest.clone();
+        let mut fork = match &from.backend.device {
+            None => Self::around(engine, &kv_options, from.backend.clone(), from.state.fork())?,
             Some(_) => {
+                let mut fork = Self::new(engine, &SessionOptions { kv: kv_options })?;
                 let hidden = newest.as_ref().map(|newest| from.backend.hidden(newest)).transpose()?;
-                let newest = newest.as_ref().zip(hidden).map(|(newest, hidden)| -> Result<_> {
+                if let Some((newest, hidden)) = newest.as_mut().zip(hidden) {
                     let width = hidden.len();
-                    Ok(DecodeState { last: newest.last, hidden: tensor(hidden, (1, width))? })
-                });
+                    newest.hidden = tensor(hidden, (1, width))?;
+                }
                 let copy_failed = |cause: io::Error| cause.downcast().unwrap_or_else(Error::io("a fork's K and V"));
                 let mut bytes = Vec::new();
                 from.backend.write_to(from.state.kv(), &mut bytes).map_err(copy_failed)?;
-                let (len, newest) = (from.state.len(), newest.transpose()?);
-                let read = to.backend.read_from(to.state.kv_mut(), len, newest.as_ref(), &mut &bytes[..]);
+                let to = fork.decoder().0;
+                let read = to.backend.read_from(to.state.kv_mut(), from.state.len(), newest.as_ref(), &mut &bytes[..]);
                 read.map_err(copy_failed)?;
+                newest = from.drafting.newest.clone();
+                fork
             }
-        }
+        };
+        let to = fork.decoder().0;
         from.drafting.bequeath(&mut to.drafting);
         to.drafting.tokens = from.drafting.tokens.clone();
         to.drafting.newest = newest;
+        Ok(fork)
+    }
+
+    /// A fork without the newest token, which the target has not read.
+    ///
+    /// # Errors
+    /// As [`Session::fork`].
+    pub(crate) fn fork_read(&mut self) -> Result<Self> {
+        let mut fork = self.fork()?;
+        let decoder = fork.decoder().0;
+        decoder.drafting.truncate(decoder.state.len());
+        Ok(fork)
+    }
+
+    /// A fork with the limits of `like`, whose K and V have the same formats.
+    ///
+    /// # Errors
+    /// As [`Session::fork`].
+    pub(crate) fn fork_like(&mut self, like: &Self) -> Result<Self> {
+        let mut fork = self.fork()?;
+        fork.kv_options = like.kv_options.clone();
+        fork.decoder().0.state.kv_mut().set_max_context(like.kv().max_context());
         Ok(fork)
     }
 
@@ -292,6 +321,8 @@ pub struct Statistics {
     pub generations: usize,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Tokens of the prompt that were not computed: a kept prefix had them ([`crate::PrefixCacheOptions`]).
+    pub cached_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
     /// Passes of the target after the prompt's.
@@ -327,6 +358,7 @@ impl Statistics {
         add_all(&mut self.accepted_at, &other.accepted_at);
         self.generations += other.generations;
         self.prompt_tokens += other.prompt_tokens;
+        self.cached_tokens += other.cached_tokens;
         self.generated_tokens += other.generated_tokens;
         self.rounds += other.rounds;
         self.drafted += other.drafted;
@@ -362,9 +394,9 @@ impl Statistics {
         ratio(self.tokens_of_rounds(), self.rounds as f64)
     }
 
-    /// Prompt tokens per second.
+    /// Prompt tokens per second, without those that a kept prefix had.
     pub fn prefill_tokens_per_second(&self) -> f64 {
-        ratio(self.prompt_tokens as f64, self.prefill.as_secs_f64())
+        ratio((self.prompt_tokens - self.cached_tokens) as f64, self.prefill.as_secs_f64())
     }
 
     /// Tokens per second after the first, which the prompt's pass gives.

@@ -184,6 +184,10 @@ impl KvCache {
         self.max_context
     }
 
+    pub(crate) fn set_max_context(&mut self, positions: usize) {
+        self.max_context = positions;
+    }
+
     /// Rows that one round may stage.
     pub fn max_round_rows(&self) -> usize {
         self.max_round_rows
@@ -237,6 +241,12 @@ impl KvCache {
         let derives_keys = self.stores.iter().any(Store::derives_keys);
         let angles = if derives_keys { self.angles.bytes_at(end) } else { 0 };
         self.stores.iter().map(|store| store.bytes_at(end)).fold(angles, usize::saturating_add)
+    }
+
+    /// An upper bound of the pages that a round of `rows` rows takes, copies of shared ones included.
+    pub(crate) fn bytes_of_round(&self, rows: usize) -> usize {
+        let pages = if rows > 0 { rows.div_ceil(PAGE) + 1 } else { 0 };
+        self.stores.iter().map(|store| store.bytes_at(PAGE)).sum::<usize>() * pages
     }
 
     /// Bytes per additional position once sliding windows and exact zones are full; rounded up.

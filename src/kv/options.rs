@@ -111,6 +111,11 @@ impl KvOptions {
         Ok(())
     }
 
+    /// What decides about the bits of K and V, without limits of memory and context.
+    pub(crate) fn without_limits(&self) -> Self {
+        Self { max_context: None, memory: None, ..self.clone() }
+    }
+
     /// The context: `max_context` if set, else the largest up to `default` that fits memory.
     pub(crate) fn context(&self, default: usize, bytes_at: impl Fn(usize) -> usize) -> Result<usize> {
         let requested = self.max_context.unwrap_or(default);

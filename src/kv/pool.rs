@@ -39,6 +39,11 @@ impl PagePool {
         Self { shared: Arc::new(Mutex::new(Shared { limit, held: 0, arena, free })) }
     }
 
+    /// The most bytes of pages in use; `None` leaves it to the system.
+    pub fn limit(&self) -> Option<u64> {
+        self.shared.lock().limit
+    }
+
     /// Bytes of the pages in use; a page shared by forks counts once.
     pub fn held(&self) -> u64 {
         self.shared.lock().held

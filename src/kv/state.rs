@@ -102,7 +102,12 @@ impl SequenceState {
 
     /// Bytes allocated; pages shared with a fork count for each.
     pub fn bytes(&self) -> usize {
-        self.kv.bytes() + self.recurrent.as_ref().map_or(0, |recurrent| recurrent.bytes())
+        self.kv.bytes() + self.recurrent_bytes()
+    }
+
+    /// Those of the recurrent state, which are not the page pool's.
+    pub(crate) fn recurrent_bytes(&self) -> usize {
+        self.recurrent.as_ref().map_or(0, |recurrent| recurrent.bytes())
     }
 
     /// Begins a round of `rows` new positions.

@@ -82,7 +82,8 @@ fn prompts(args: &Args, engine: &Engine) -> Result<Vec<Vec<u32>>> {
 
 /// Continues all prompts, as many at a time as there are to be sequences.
 fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<()> {
-    let mut scheduler = Scheduler::new(engine, SchedulerOptions { max_rows: args.max_rows });
+    let mut scheduler =
+        Scheduler::new(engine, SchedulerOptions { max_rows: args.max_rows, ..SchedulerOptions::default() });
     let mut running: Vec<(SequenceId, usize)> = Vec::new();
     let mut texts = vec![String::new(); prompts.len()];
     let (mut next, mut tokens) = (0, 0);
@@ -139,7 +140,8 @@ fn together(
     options: &GenerateOptions,
     sequences: usize,
 ) -> Result<f64> {
-    let mut scheduler = Scheduler::new(engine, SchedulerOptions { max_rows: args.max_rows });
+    let mut scheduler =
+        Scheduler::new(engine, SchedulerOptions { max_rows: args.max_rows, ..SchedulerOptions::default() });
     let ids: Result<Vec<_>> =
         (0..sequences).map(|i| add(&mut scheduler, engine, &args.kv, &prompts[i % prompts.len()], options)).collect();
     let ids = ids?;

@@ -1,0 +1,231 @@
+//! Prefixes of sequences that were read before: a prompt goes on from the longest one that it begins with.
+//!
+//! What is kept are forks of sessions: their pages are shared with the sequences that wrote them, of sliding layers those of
+//! the window at that length, and so is a recurrent state. A sequence that goes on from one is bit for bit the sequence that
+//! read the prompt itself.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::path::PathBuf;
+
+use crate::engine::Engine;
+use crate::kv::{KvOptions, available_memory};
+use crate::session::Session;
+use crate::{Error, Result};
+
+/// A pass over a prompt ends early only for a state that saves as many tokens: it reads the weights once more, which of E2B takes
+/// the time of 16 tokens of a prompt.
+const WORTH_A_PASS: usize = 32;
+
+/// What a [`Scheduler`](crate::Scheduler) keeps for later prompts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefixCacheOptions {
+    /// Tokens of a prompt between two states that are kept. A prompt that leaves a known one in between computes up to as many
+    /// again, and the state at that place is kept then. A pass reads no more tokens of a prompt than these. Default: 256.
+    pub interval: usize,
+    /// Bytes of the engine's pages in use, those of running sequences included, and of recurrent states beyond which the
+    /// states that were not used for the longest time are dropped. Default: half of
+    /// [`EngineOptions::kv_memory`](crate::EngineOptions), or of the memory that is free.
+    pub max_bytes: Option<u64>,
+    /// Where states go instead of being dropped: those that no other goes on from, as session files, which are deleted with the
+    /// scheduler. Default: nowhere.
+    pub directory: Option<PathBuf>,
+    /// Bytes of all such files together, beyond which the ones that were not used for the longest time are deleted. Default: 8
+    /// GiB.
+    pub max_file_bytes: u64,
+}
+
+impl Default for PrefixCacheOptions {
+    fn default() -> Self {
+        Self { interval: 256, max_bytes: None, directory: None, max_file_bytes: 8 << 30 }
+    }
+}
+
+/// The states, by their tokens.
+pub(crate) struct PrefixCache {
+    engine: Engine,
+    options: PrefixCacheOptions,
+    max_bytes: u64,
+    states: BTreeMap<Vec<u32>, State>,
+    uses: u64,
+    name: u64,  // random, in the names of its files: other caches may share the folder
+    files: u64, // written so far
+}
+
+struct State {
+    kept: Kept,
+    formats: KvOptions,
+    used: u64,
+}
+
+enum Kept {
+    Memory { session: Session, recurrent_bytes: u64 },
+    File { path: PathBuf, bytes: u64 },
+}
+
+impl PrefixCache {
+    pub fn new(engine: &Engine, options: PrefixCacheOptions) -> Self {
+        let half = || engine.pages().limit().or_else(available_memory).map_or(u64::MAX, |bytes| bytes / 2);
+        let max_bytes = options.max_bytes.unwrap_or_else(half);
+        Self {
+            engine: engine.clone(),
+            options,
+            max_bytes,
+            states: BTreeMap::new(),
+            uses: 0,
+            name: rand::random(),
+            files: 0,
+        }
+    }
+
+    /// A session with the longest beginning of `prompt` that is kept in the formats of `like`, and with its limits; at least one
+    /// token of the prompt is left.
+    pub fn find(&mut self, like: &Session, prompt: &[u32]) -> Option<Session> {
+        let mut upper = &prompt[..prompt.len().checked_sub(1)?.min(like.kv().max_context())];
+        // The greatest key up to `upper` is its beginning, or shares no fewer tokens with it than any beginning has.
+        let key = loop {
+            let (key, state) = self.states.range::<[u32], _>(up_to(upper)).next_back()?;
+            let shared = shared(key, upper);
+            if shared == key.len() && state.formats == like.kv_options().without_limits() {
+                break key.clone();
+            }
+            upper = &upper[..shared.min(key.len() - 1)];
+        };
+        let mut state = self.states.remove(&key)?;
+        self.uses += 1;
+        state.used = self.uses;
+        let found = state.session(&self.engine, &key).and_then(|session| session.fork_like(like));
+        let found = found.inspect_err(|error| tracing::warn!(%error, "a kept prefix cannot be used")).ok()?;
+        self.states.insert(key, state);
+        Some(found)
+    }
+
+    /// Lengths, ascending, at which the state of a sequence that reads `prompt` from token `from` on is to be kept: at regular
+    /// intervals, where the prompt leaves those that are known, and at its end.
+    pub fn cuts(&self, prompt: &[u32], from: usize) -> Vec<usize> {
+        let below = self.states.range::<[u32], _>(up_to(prompt)).next_back();
+        let above = self.states.range::<[u32], _>((Bound::Excluded(prompt), Bound::Unbounded)).next();
+        let leaves = below.into_iter().chain(above).map(|(key, _)| shared(key, prompt)).max().unwrap_or(0);
+        let mut cuts: Vec<_> = (1..).map(|n| n * self.options.interval).take_while(|cut| *cut < prompt.len()).collect();
+        if leaves >= from.max(leaves / self.options.interval * self.options.interval) + WORTH_A_PASS {
+            cuts.push(leaves);
+        }
+        cuts.retain(|cut| *cut > from && cut + WORTH_A_PASS <= prompt.len());
+        cuts.push(prompt.len());
+        cuts.sort_unstable();
+        cuts.dedup();
+        cuts
+    }
+
+    /// Keeps the state of a sequence as far as it was read.
+    pub fn keep(&mut self, session: &mut Session) {
+        let len = session.decoder().0.state.len();
+        let key = session.tokens()[..len].to_vec();
+        self.uses += 1;
+        let used = self.uses;
+        let formats = session.kv_options().without_limits();
+        if let Some(state) = self.states.get_mut(&key).filter(|state| state.formats == formats) {
+            state.used = used;
+        } else if !key.is_empty() {
+            match session.fork_read() {
+                Ok(fork) => {
+                    self.states.insert(key, State { kept: Kept::of(fork), formats, used });
+                }
+                Err(error) => tracing::warn!(%error, "a prefix cannot be kept"),
+            }
+        }
+        while self.bytes() > self.max_bytes && self.drop_oldest() {}
+    }
+
+    /// Drops states until the engine's pages have `bytes` left under their limit, or there are no more.
+    pub fn make_room(&mut self, bytes: u64) {
+        while self.engine.pages().available().is_some_and(|available| available < bytes) && self.drop_oldest() {}
+    }
+
+    /// Drops the state in memory that was not used for the longest time, or writes it to a file; `false` if there is none.
+    pub fn drop_oldest(&mut self) -> bool {
+        let in_memory = |state: &State| matches!(state.kept, Kept::Memory { .. });
+        let Some((key, mut state)) = self.take_oldest(in_memory) else { return false };
+        let next = self.states.range::<[u32], _>((Bound::Excluded(&key[..]), Bound::Unbounded)).next();
+        let is_last = next.is_none_or(|(next, _)| !next.starts_with(&key));
+        if let (true, Some(directory), Kept::Memory { session, .. }) =
+            (is_last, &self.options.directory, &mut state.kept)
+        {
+            let path = directory.join(format!("prefix-{:016x}-{}.session", self.name, self.files));
+            self.files += 1;
+            match session.save(&path).and_then(|()| std::fs::metadata(&path).map_err(Error::io(&path))) {
+                Ok(metadata) => {
+                    state.kept = Kept::File { path, bytes: metadata.len() };
+                    self.states.insert(key, state);
+                }
+                Err(error) => tracing::warn!(%error, "a prefix cannot be written"),
+            }
+            while self.file_bytes() > self.options.max_file_bytes
+                && self.take_oldest(|state| !in_memory(state)).is_some()
+            {}
+        }
+        true
+    }
+
+    fn take_oldest(&mut self, of: impl Fn(&State) -> bool) -> Option<(Vec<u32>, State)> {
+        let oldest = self.states.iter().filter(|(_, state)| of(state)).min_by_key(|(_, state)| state.used);
+        let key = oldest?.0.clone();
+        self.states.remove_entry(&key)
+    }
+
+    fn bytes(&self) -> u64 {
+        let recurrent =
+            |state: &State| if let Kept::Memory { recurrent_bytes, .. } = state.kept { recurrent_bytes } else { 0 };
+        self.engine.pages().held() + self.states.values().map(recurrent).sum::<u64>()
+    }
+
+    fn file_bytes(&self) -> u64 {
+        self.states.values().map(|state| if let Kept::File { bytes, .. } = state.kept { bytes } else { 0 }).sum()
+    }
+}
+
+impl Kept {
+    fn of(mut session: Session) -> Self {
+        let recurrent_bytes = session.decoder().0.state.recurrent_bytes() as u64;
+        Self::Memory { session, recurrent_bytes }
+    }
+}
+
+impl State {
+    /// The session of `tokens`, read back if it is in a file.
+    fn session(&mut self, engine: &Engine, tokens: &[u32]) -> Result<&mut Session> {
+        if let Kept::File { path, .. } = &self.kept {
+            let session = engine.load_session(path)?;
+            if session.tokens() != tokens {
+                return Err(Error::file(
+                    path,
+                    "was replaced by another session; give the scheduler a folder of its own",
+                ));
+            }
+            self.kept = Kept::of(session);
+        }
+        match &mut self.kept {
+            Kept::Memory { session, .. } => Ok(session),
+            Kept::File { .. } => unreachable!("it was read above"),
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Self::File { path, .. } = self
+            && let Err(error) = std::fs::remove_file(&*path)
+        {
+            tracing::warn!(path = %path.display(), %error, "a kept prefix's file is left");
+        }
+    }
+}
+
+fn up_to(tokens: &[u32]) -> (Bound<&[u32]>, Bound<&[u32]>) {
+    (Bound::Unbounded, Bound::Included(tokens))
+}
+
+/// Leading tokens that two sequences have in common.
+fn shared(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}

@@ -1,0 +1,241 @@
+//! Prompts that begin as others did go on from what was kept of those, and write what they write alone and cold.
+
+mod cases;
+
+use std::collections::HashMap;
+
+use foretoken::kv::{KvOptions, KvPreset};
+use foretoken::speculative::BlockSize;
+use foretoken::{
+    EndOfGeneration, Engine, EngineOptions, Finish, GenerateOptions, PrefixCacheOptions, Scheduler, SchedulerOptions,
+    SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop,
+};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+const INTERVAL: usize = 128;
+
+/// Greedy, `max_tokens` tokens.
+fn options(max_tokens: usize, engine: &Engine) -> GenerateOptions {
+    let speculation = match engine.has_mtp() {
+        true => Speculation::With(SpeculationOptions { block: BlockSize::Fixed(3), ..SpeculationOptions::default() }),
+        false => Speculation::Off,
+    };
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    GenerateOptions { max_tokens, stop, speculation, ..GenerateOptions::default() }
+}
+
+/// What the prompt is continued with by a session of its own.
+fn cold(engine: &Engine, session: &SessionOptions, prompt: &[u32], options: &GenerateOptions) -> Vec<u32> {
+    let mut session = engine.session(session).expect("a session");
+    let generation = session.generate(prompt, options).expect("a generation");
+    generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
+}
+
+fn scheduler(engine: &Engine, max_bytes: Option<u64>) -> Scheduler {
+    let prefix_cache = Some(PrefixCacheOptions { interval: INTERVAL, max_bytes, ..PrefixCacheOptions::default() });
+    Scheduler::new(engine, SchedulerOptions { prefix_cache, ..SchedulerOptions::default() })
+}
+
+/// Adds the prompts, runs them together to their ends, and removes them; what each wrote, and the tokens that it computed of its
+/// prompt.
+fn run(
+    scheduler: &mut Scheduler,
+    session: &SessionOptions,
+    prompts: &[Vec<u32>],
+    options: &GenerateOptions,
+) -> Vec<(Vec<u32>, usize)> {
+    let mut written: HashMap<SequenceId, Vec<u32>> = HashMap::new();
+    let ids: Vec<_> = prompts
+        .iter()
+        .map(|prompt| {
+            let session = scheduler.session(session).expect("a session");
+            scheduler.add(session, prompt, options).map_err(|refused| refused.1).expect("added")
+        })
+        .collect();
+    while scheduler.is_active() {
+        for event in scheduler.step() {
+            written.entry(event.id).or_default().extend(event.piece.expect("a piece").tokens);
+            assert!(event.finish.is_none_or(|finish| finish == Finish::MaxTokens));
+        }
+    }
+    let result = ids.iter().map(|id| {
+        let statistics = scheduler.statistics(*id).expect("a sequence");
+        let computed = statistics.prompt_tokens - statistics.cached_tokens;
+        (written.remove(id).unwrap_or_default(), computed)
+    });
+    let result = result.collect();
+    ids.into_iter().for_each(|id| drop(scheduler.remove(id)));
+    result
+}
+
+fn text(rng: &mut StdRng, len: usize, vocab: u32) -> Vec<u32> {
+    (0..len).map(|_| rng.random_range(3..vocab)).collect()
+}
+
+/// Tokens of the prompts, those that several have in common counted once.
+fn unique(prompts: &[Vec<u32>]) -> usize {
+    let mut prompts = prompts.to_vec();
+    prompts.sort();
+    let shared = |a: &[u32], b: &[u32]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    let common: usize = prompts.windows(2).map(|pair| shared(&pair[0], &pair[1])).sum();
+    prompts.iter().map(Vec::len).sum::<usize>() - common
+}
+
+/// Conversations of an agent: they begin with the same instructions, every turn's prompt has the ones before it and what was
+/// answered, and some turns are asked anew from further up.
+fn trace(engine: &Engine, session: &SessionOptions, vocab: u32, (instructions, turns): (usize, usize), name: &str) {
+    let (mut rng, options) = (StdRng::seed_from_u64(5), options(12, engine));
+    let mut scheduler = scheduler(engine, Some(u64::MAX));
+    let instructions = text(&mut rng, instructions, vocab);
+    let (mut conversations, mut prompts, mut computed) = (vec![instructions.clone()], Vec::new(), 0);
+    for turn in 0..turns {
+        // Every third turn is one more conversation, beside the others; each asks something else.
+        if turn % 3 == 1 {
+            conversations.push(instructions.clone());
+        }
+        for conversation in &mut conversations {
+            conversation.extend(text(&mut rng, 40, vocab));
+        }
+        let results = run(&mut scheduler, session, &conversations, &options);
+        prompts.extend(conversations.clone());
+        for (conversation, (written, rows)) in conversations.iter_mut().zip(results) {
+            assert_eq!(written, cold(engine, session, conversation, &options), "{name}, turn {turn}");
+            computed += rows;
+            conversation.extend(written);
+        }
+    }
+    let unique = unique(&prompts);
+    println!("{name}: {computed} tokens of prompts computed, {unique} different ones");
+    assert!(computed as f64 <= 1.05 * unique as f64, "{name}: {computed} of {unique}");
+    drop(scheduler);
+    assert_eq!(engine.pages().held(), 0, "{name}: pages are left");
+}
+
+fn demo() -> Engine {
+    let demo = cases::demo();
+    let options = EngineOptions::new(demo.path.join("target")).with_assistant(demo.path.join("assistant"));
+    Engine::load(&EngineOptions { threads: Some(2), ..options }).expect("the demo pair")
+}
+
+#[test]
+fn an_agents_turns_compute_what_is_new() {
+    let engine = demo();
+    for preset in [KvPreset::Exact, KvPreset::Balanced] {
+        let session = SessionOptions { kv: preset.into() };
+        trace(&engine, &session, 4000, (1500, 8), &format!("demo, {preset:?}"));
+    }
+}
+
+/// Windows that wrap within the prompts, and recurrent states.
+#[test]
+fn fixtures_of_every_family() {
+    let cases = cases::all().into_iter().chain(cases::of(cases::QWEN35));
+    for case in cases.filter(cases::Case::drafts) {
+        let options = EngineOptions { threads: Some(1), ..EngineOptions::new(case.path.join("target")) };
+        let options = EngineOptions { assistant: case.assistant_path(), ..options };
+        let engine = Engine::load(&options).expect("a fixture");
+        let vocab = engine.target().num_readable_tokens() as u32;
+        let kv = KvOptions { max_round_rows: 64, ..KvOptions::default() };
+        trace(&engine, &SessionOptions { kv }, vocab, (150, 2), &case.name);
+    }
+}
+
+/// The third prompt that leaves the others at one place computes nothing before it.
+#[test]
+fn a_place_where_prompts_part_is_kept() {
+    let engine = demo();
+    let mut rng = StdRng::seed_from_u64(6);
+    let common = text(&mut rng, 300, 4000);
+    let (session, options) = (SessionOptions::default(), options(4, &engine));
+    let mut scheduler = scheduler(&engine, Some(u64::MAX));
+    let computed: Vec<usize> = (0..3)
+        .map(|_| {
+            let prompt = [&common[..], &text(&mut rng, 100, 4000)].concat();
+            let results = run(&mut scheduler, &session, std::slice::from_ref(&prompt), &options);
+            assert_eq!(results[0].0, cold(&engine, &session, &prompt, &options));
+            results[0].1
+        })
+        .collect();
+    assert_eq!(computed, [400, 400 - 2 * INTERVAL, 100]);
+    // The same prompt again: its last token is computed for the logits behind it, and what a pass is not ended for.
+    let again = [&common[..], &text(&mut rng, 100, 4000)].concat();
+    let prompts = [again.clone(), again];
+    run(&mut scheduler, &session, &prompts[..1], &options);
+    assert!(run(&mut scheduler, &session, &prompts[1..], &options)[0].1 <= 100);
+    // Prompts in other formats do not use it.
+    let other = SessionOptions { kv: KvPreset::Balanced.into() };
+    assert_eq!(run(&mut scheduler, &other, &prompts[..1], &options)[0].1, 400);
+}
+
+/// What was not used for the longest time goes first, and running sequences get the memory that they need.
+#[test]
+fn what_is_kept_makes_room() {
+    let demo = cases::demo();
+    let mut rng = StdRng::seed_from_u64(7);
+    let load = |kv_memory| {
+        let options = EngineOptions { kv_memory, threads: Some(2), ..EngineOptions::new(demo.path.join("target")) };
+        Engine::load(&options).expect("the demo pair")
+    };
+    let prompts: Vec<_> = (0..12).map(|_| text(&mut rng, 600, 4000)).collect();
+    let session = SessionOptions { kv: KvOptions { max_context: Some(1024), ..KvOptions::default() } };
+
+    // The memory of one sequence and some more.
+    let engine = load(None);
+    let one = engine.session(&session).expect("a session").kv().bytes_at(1024) as u64;
+    let engine = load(Some(one * 3 / 2));
+    let options = options(8, &engine);
+    let mut all = scheduler(&engine, Some(u64::MAX));
+    for prompt in &prompts {
+        let results = run(&mut all, &session, std::slice::from_ref(prompt), &options);
+        assert_eq!(results[0].0, cold(&load(None), &session, prompt, &options));
+    }
+    assert!(engine.pages().held() <= one * 3 / 2);
+
+    let engine = load(None);
+    let mut little = scheduler(&engine, Some(one));
+    for prompt in &prompts {
+        run(&mut little, &session, std::slice::from_ref(prompt), &options);
+        assert!(engine.pages().held() <= one, "{} of {one}", engine.pages().held());
+    }
+    let computed = |scheduler: &mut Scheduler, prompt: &Vec<u32>| {
+        run(scheduler, &session, std::slice::from_ref(prompt), &options)[0].1
+    };
+    assert!(computed(&mut little, &prompts[11]) < 600, "the newest is kept");
+    assert_eq!(computed(&mut little, &prompts[0]), 600, "the oldest is not");
+}
+
+/// Conversations that memory does not hold go to files, are read back, and leave none behind.
+#[test]
+fn what_memory_does_not_hold_goes_to_files() {
+    let engine = demo();
+    let directory = tempfile::tempdir().expect("a folder");
+    let files = || std::fs::read_dir(directory.path()).expect("the folder").count();
+    let prefix_cache = PrefixCacheOptions {
+        interval: INTERVAL,
+        max_bytes: Some(0),
+        directory: Some(directory.path().into()),
+        ..PrefixCacheOptions::default()
+    };
+    let keeping = SchedulerOptions { prefix_cache: Some(prefix_cache), ..SchedulerOptions::default() };
+    // Two share the folder.
+    let mut schedulers = [(); 2].map(|()| Scheduler::new(&engine, keeping.clone()));
+    let (mut rng, session) = (StdRng::seed_from_u64(8), SessionOptions::default());
+    let options = options(8, &engine);
+    let mut conversations: Vec<_> = (0..4).map(|_| text(&mut rng, 200, 4000)).collect();
+    for turn in 0..3 {
+        for (i, conversation) in conversations.iter_mut().enumerate() {
+            let scheduler = &mut schedulers[i % 2];
+            let before = conversation.len();
+            conversation.extend(text(&mut rng, 20, 4000));
+            let (written, computed) = run(scheduler, &session, std::slice::from_ref(conversation), &options).remove(0);
+            assert_eq!(written, cold(&engine, &session, conversation, &options), "turn {turn}");
+            // The newest token of the text was not read yet.
+            assert_eq!(computed, if turn == 0 { before + 20 } else { 21 }, "turn {turn}");
+            conversation.extend(written);
+        }
+        assert!(files() >= 4, "{} files", files());
+    }
+    drop(schedulers);
+    assert_eq!(files(), 0);
+}

@@ -40,6 +40,7 @@ pub(crate) async fn answer(
         request_id: request_id.clone(),
         created: now(),
         prompt_tokens: prompt.len(),
+        cached_tokens: 0,
         stop_strings: options.stop.strings.clone(),
         index,
         tokens: Vec::new(),
@@ -50,13 +51,15 @@ pub(crate) async fn answer(
         logprobs: Vec::new(),
         parser,
     };
-    let written: Vec<_> = parsers.into_iter().enumerate().map(written).collect();
+    let mut written: Vec<_> = parsers.into_iter().enumerate().map(written).collect();
     let choice = others.remove(0);
     let job = Job { prompt: Arc::new(prompt), request_id, admitted, choice, others };
     app.worker.submit(job).map_err(|failure| ApiError::of_failure(&failure, prompt_field))?;
     // Headers follow when the sequence is there, so that what fails until then has a status of its own.
-    if let Some((_, Update::Failed(failure))) = running.next().await {
-        return Err(ApiError::of_failure(&failure, prompt_field));
+    match running.next().await {
+        Some((_, Update::Failed(failure))) => return Err(ApiError::of_failure(&failure, prompt_field)),
+        Some((i, Update::Started(cached))) => written[i].cached_tokens = cached,
+        _ => {}
     }
     if streams {
         return Ok(events(EventBody::new(running, written, reply)));
@@ -73,7 +76,7 @@ async fn whole(
     let mut ended: Vec<Option<Ended>> = written.iter().map(|_| None).collect();
     while let Some((i, update)) = running.next().await {
         match update {
-            Update::Started => {}
+            Update::Started(_) => {}
             Update::Piece(piece) => drop(written[i].add(&piece)),
             Update::Ended(end) => {
                 written[i].finish();

@@ -93,7 +93,11 @@ impl Answer {
             "content": [],
             "stop_reason": null,
             "stop_sequence": null,
-            "usage": {"input_tokens": written.prompt_tokens, "output_tokens": 0},
+            "usage": {
+                "input_tokens": written.prompt_tokens - written.cached_tokens,
+                "cache_read_input_tokens": written.cached_tokens,
+                "output_tokens": 0,
+            },
         })
     }
 

@@ -352,11 +352,12 @@ pub(crate) fn timings(statistics: &Statistics) -> Value {
     let ms = |time: std::time::Duration| 1e3 * time.as_secs_f64();
     let per = |time: f64, count: usize| if count > 0 { time / count as f64 } else { 0.0 };
     let (prompt_ms, predicted_ms) = (ms(statistics.prefill), ms(statistics.decode));
+    let computed = statistics.prompt_tokens - statistics.cached_tokens;
     json!({
-        "cache_n": 0,
-        "prompt_n": statistics.prompt_tokens,
+        "cache_n": statistics.cached_tokens,
+        "prompt_n": computed,
         "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": per(prompt_ms, statistics.prompt_tokens),
+        "prompt_per_token_ms": per(prompt_ms, computed),
         "prompt_per_second": statistics.prefill_tokens_per_second(),
         "predicted_n": statistics.generated_tokens,
         "predicted_ms": predicted_ms,

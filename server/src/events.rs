@@ -49,7 +49,7 @@ impl EventBody {
         };
         let written = &mut self.written[i];
         match update {
-            Update::Started => String::new(),
+            Update::Started(_) => String::new(),
             Update::Piece(piece) => {
                 let parts = written.add(&piece);
                 self.reply.piece(&piece, &parts, written)

@@ -43,8 +43,8 @@ pub(crate) struct Choice {
 /// time, which is the last.
 #[derive(Debug)]
 pub(crate) enum Update {
-    /// The job has a sequence.
-    Started,
+    /// The job has a sequence, which goes on from so many tokens of the prompt that were kept.
+    Started(usize),
     /// A round's tokens.
     Piece(Piece),
     /// It is over.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::chat::ChatTemplate;
-use foretoken::{Engine, SchedulerOptions};
+use foretoken::{Engine, PrefixCacheOptions, SchedulerOptions};
 use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use foretoken_tools::arguments;
 use tracing::Level;
@@ -36,6 +36,12 @@ struct Args {
     /// Rows of a pass: what the rounds leave of it, prompts are read with.
     #[arg(long, value_name = "N", default_value_t = SchedulerOptions::default().max_rows)]
     max_rows: usize,
+    /// Keep no states of prompts: every request computes its own whole.
+    #[arg(long)]
+    no_prefix_cache: bool,
+    /// A folder for states of conversations that memory does not hold, in files that are deleted at the end. Default: they are dropped.
+    #[arg(long, value_name = "DIR", conflicts_with = "no_prefix_cache")]
+    cache_dir: Option<PathBuf>,
     /// Bytes of K and V of all sequences together (CPU); G, M and K may follow the number. Default: no limit but each sequence's.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     kv_memory: Option<u64>,
@@ -157,7 +163,11 @@ fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> 
         parallel: args.parallel.into(),
         max_queue: args.max_queue,
         session: args.kv.options(),
-        scheduler: SchedulerOptions { max_rows: args.max_rows },
+        scheduler: SchedulerOptions {
+            max_rows: args.max_rows,
+            prefix_cache: (!args.no_prefix_cache)
+                .then(|| PrefixCacheOptions { directory: args.cache_dir.clone(), ..PrefixCacheOptions::default() }),
+        },
         defaults: GenerateDefaults {
             temperature: text.temperature,
             top_k: text.top_k,

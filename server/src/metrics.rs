@@ -20,6 +20,7 @@ pub(crate) struct Metrics {
     running: AtomicUsize,
     waiting: AtomicUsize,
     prompt_tokens: AtomicU64,
+    cached_tokens: AtomicU64,
     generation_tokens: AtomicU64,
     finished: [AtomicU64; REASONS.len()],
     refused: AtomicU64,
@@ -53,9 +54,14 @@ impl Metrics {
         self.generation_tokens.fetch_add(tokens as u64, Relaxed);
     }
 
-    /// The first token behind a prompt of `prompt` tokens, `after` its admission.
-    pub fn first_token(&self, prompt: usize, after: Duration) {
-        self.prompt_tokens.fetch_add(prompt as u64, Relaxed);
+    /// A job's prompt of `tokens` tokens, of which a kept prefix has `cached`.
+    pub fn prompt(&self, tokens: usize, cached: usize) {
+        self.prompt_tokens.fetch_add(tokens as u64, Relaxed);
+        self.cached_tokens.fetch_add(cached as u64, Relaxed);
+    }
+
+    /// The first token of a generation, `after` its admission.
+    pub fn first_token(&self, after: Duration) {
         self.first_token.observe(after);
     }
 
@@ -102,7 +108,9 @@ impl Metrics {
         }
         text.gauge("foretoken:kv_cache_bytes", "Bytes of K and V held.", held as f64);
         for (name, help, value) in [
-            ("vllm:prompt_tokens_total", "Tokens of prompts read.", &self.prompt_tokens),
+            ("vllm:prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens),
+            ("vllm:prefix_cache_queries_total", "Tokens that were looked up in kept prefixes.", &self.prompt_tokens),
+            ("vllm:prefix_cache_hits_total", "Those that were there.", &self.cached_tokens),
             ("vllm:generation_tokens_total", "Tokens generated.", &self.generation_tokens),
             ("foretoken:rounds_total", "Passes of the target behind prompts, per request.", &self.rounds),
             ("vllm:spec_decode_num_drafts_total", "Those that verified a draft.", &self.drafts),

@@ -73,12 +73,18 @@ pub(crate) fn form(fields: &mut Fields) -> Result<Form, ApiError> {
 
 /// Tokens of the prompt, which is read once, and of all choices.
 pub(crate) fn usage<'w>(choices: impl IntoIterator<Item = &'w Written>) -> Value {
-    let (mut prompt, mut written) = (0, 0);
+    let (mut prompt, mut cached, mut written) = (0, 0, 0);
     for choice in choices {
         prompt = choice.prompt_tokens;
+        cached = cached.max(choice.cached_tokens);
         written += choice.tokens.len();
     }
-    json!({"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written})
+    json!({
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    })
 }
 
 pub(crate) fn finish_reason(written: &Written, ended: &Ended) -> &'static str {

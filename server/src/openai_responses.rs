@@ -319,7 +319,7 @@ impl Answer {
             response["completed_at"] = json!(crate::reply::now());
             response["usage"] = json!({
                 "input_tokens": written.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": {"cached_tokens": written.cached_tokens},
                 "output_tokens": written.tokens.len(),
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": written.prompt_tokens + written.tokens.len(),

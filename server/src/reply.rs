@@ -36,6 +36,8 @@ pub(crate) struct Written {
     /// Seconds since 1970.
     pub created: u64,
     pub prompt_tokens: usize,
+    /// Those that a kept prefix had.
+    pub cached_tokens: usize,
     /// The request's.
     pub stop_strings: Vec<String>,
     /// Among the choices.

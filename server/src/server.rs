@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::Router;
 use foretoken::chat::ChatTemplate;
-use foretoken::{Engine, SchedulerOptions, SessionOptions};
+use foretoken::{Engine, PrefixCacheOptions, SchedulerOptions, SessionOptions};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -67,7 +67,10 @@ impl ServerOptions {
             parallel: 4,
             max_queue: 64,
             session: SessionOptions::default(),
-            scheduler: SchedulerOptions::default(),
+            scheduler: SchedulerOptions {
+                prefix_cache: Some(PrefixCacheOptions::default()),
+                ..SchedulerOptions::default()
+            },
             defaults: GenerateDefaults::default(),
             chat_template: None,
             api_keys: Vec::new(),

@@ -208,9 +208,11 @@ impl EngineThread {
         let begin = Instant::now();
         let added = self.add(&request.prompt, &choice);
         tracing::debug!(request = request.id, seconds = begin.elapsed().as_secs_f64(), "sequence opened");
-        if added.is_ok() {
+        if let Ok(id) = &added {
+            let cached = self.scheduler.statistics(*id).map_or(0, |statistics| statistics.cached_tokens);
+            self.metrics.prompt(request.prompt.len(), cached);
             // If nobody listens any more, the job is cancelled.
-            let _ = choice.updates.send(Update::Started);
+            let _ = choice.updates.send(Update::Started(cached));
         }
         self.started(added, request, choice, others);
     }
@@ -229,7 +231,7 @@ impl EngineThread {
     /// A sequence of its own.
     fn add(&mut self, prompt: &[u32], choice: &Choice) -> Result<SequenceId, Failure> {
         let added = catch_unwind(AssertUnwindSafe(|| {
-            let session = self.engine.session(&self.options.session)?;
+            let session = self.scheduler.session(&self.options.session)?;
             self.scheduler.add(session, prompt, &choice.options).map_err(|refused| refused.1)
         }));
         added.map_err(|_| Failure::Panic)?.map_err(|error| Failure::Library(Arc::new(error)))
@@ -294,7 +296,7 @@ impl EngineThread {
                 if started.first.is_none() && !piece.tokens.is_empty() {
                     let first = started.request.admitted.elapsed();
                     started.first = Some(first);
-                    self.metrics.first_token(started.request.prompt.len(), first);
+                    self.metrics.first_token(first);
                     self.fork(at);
                 }
                 let started = &mut self.running[at];
@@ -408,7 +410,7 @@ mod tests {
         let mut tokens = Vec::new();
         loop {
             match running.next().await.expect("an update").1 {
-                Update::Started => {}
+                Update::Started(_) => {}
                 Update::Piece(piece) => tokens.extend(piece.tokens),
                 Update::Ended(ended) => return (tokens, Ok(ended.finish)),
                 Update::Failed(failure) => return (tokens, Err(failure)),
@@ -431,7 +433,7 @@ mod tests {
             parallel: 3,
             max_queue: 0,
             session: SessionOptions::default(),
-            scheduler: SchedulerOptions::default(),
+            scheduler: SchedulerOptions { prefix_cache: Some(Default::default()), ..SchedulerOptions::default() },
         };
         let worker = Worker::start(&engine, worker, Arc::default()).expect("a thread");
         let before = submit(&worker, options.clone());
@@ -454,6 +456,6 @@ mod tests {
         worker.abort();
         assert!(matches!(tokens(endless).await.1, Err(Failure::Stopping)));
         worker.close();
-        assert!(!worker.is_alive() && engine.pages().held() == 0);
+        assert!(!worker.is_alive() && engine.pages().held() == 0, "the kept prefixes went with the thread");
     }
 }

@@ -3,14 +3,14 @@
 use foretoken::{GenerateOptions, Sampling, Speculation};
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TestServer, alone, load, options, wait_until};
+use crate::support::{PROMPT, TestServer, alone, keeping_nothing, load, options, wait_until};
 
 const TEXT: &str = "/v1/completions";
 
 /// Choice `i` is the text of the request's seed plus `i`, from one reading of the prompt.
 #[test]
 fn choices_are_texts_of_their_seeds() {
-    let server = TestServer::start_on(load(), options());
+    let server = TestServer::start_on(load(), keeping_nothing());
     let sampling = Sampling { temperature: 0.8, top_k: Some(50), ..Sampling::default() };
     let prompts = [PROMPT.to_owned(), PROMPT.repeat(40), "f".into()];
     for (prompt, n) in prompts.iter().zip([4, 8, 2]) {
@@ -60,7 +60,7 @@ fn choices_are_texts_of_their_seeds() {
 /// A client that leaves frees all of its sequences, also while the prompt is read.
 #[test]
 fn choices_leave_together() {
-    let server = TestServer::start_on(load(), options());
+    let server = TestServer::start_on(load(), keeping_nothing());
     for prompt in [PROMPT.to_owned(), "let x = 1;\n".repeat(1000)] {
         let body = json!({"prompt": prompt, "max_tokens": 4000, "ignore_eos": true, "n": 4, "stream": true});
         let stream = server.open(TEXT, &body);

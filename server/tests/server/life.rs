@@ -7,7 +7,9 @@ use foretoken::GenerateOptions;
 use foretoken_server::ServerOptions;
 use serde_json::json;
 
-use crate::support::{PROMPT, TestServer, agent, alone, load, long, options, read_head, read_rest, wait_until};
+use crate::support::{
+    PROMPT, TestServer, agent, alone, keeping_nothing, load, long, options, read_head, read_rest, wait_until,
+};
 
 const ABORTED: &str = "vllm:request_success_total{model_name=\"demo\",finished_reason=\"abort\"}";
 
@@ -20,7 +22,7 @@ fn first_event(stream: &mut std::net::TcpStream) {
 
 #[test]
 fn clients_that_leave_free_their_sequences() {
-    let server = TestServer::start_on(load(), options());
+    let server = TestServer::start_on(load(), keeping_nothing());
     let want = alone(PROMPT, &GenerateOptions { max_tokens: 60, ..GenerateOptions::default() });
     // Streamed, whole, and of a whole answer behind nothing but a head.
     let mut streamed = server.open("/v1/completions", &long(8000));

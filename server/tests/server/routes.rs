@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TestServer, agent, options};
+use crate::support::{PROMPT, TestServer, agent, anthropic_input, options};
 
 #[test]
 fn openai() {
@@ -64,7 +64,7 @@ fn anthropic() {
         counted.as_object_mut().expect("an object").remove(field);
     }
     let counted = server.ask("/v1/messages/count_tokens", &counted);
-    assert_eq!(counted["input_tokens"], whole["usage"]["input_tokens"]);
+    assert_eq!(counted["input_tokens"], anthropic_input(&whole));
 
     let text = whole["content"][0]["text"].as_str().expect("a text").to_owned();
     let mut stopped = body.clone();

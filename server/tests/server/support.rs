@@ -35,6 +35,13 @@ pub fn options() -> ServerOptions {
     ServerOptions { parallel: 8, chat_template: Some(template), ..ServerOptions::new(any_port, "demo") }
 }
 
+/// The same without kept prefixes: pages are those of sequences.
+pub fn keeping_nothing() -> ServerOptions {
+    let mut options = options();
+    options.scheduler.prefix_cache = None;
+    options
+}
+
 /// A server that runs until it is dropped.
 pub struct TestServer {
     pub address: SocketAddr,
@@ -153,6 +160,12 @@ impl Drop for TestServer {
             let _ = thread.join();
         }
     }
+}
+
+/// Tokens of the prompt of a message's answer: those computed, and those that a kept prefix had.
+pub fn anthropic_input(answer: &Value) -> Value {
+    let tokens = |name: &str| answer["usage"][name].as_u64().expect("a number");
+    (tokens("input_tokens") + tokens("cache_read_input_tokens")).into()
 }
 
 /// Statuses are values; no connection is kept.

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Tests under AddressSanitizer, with debug assertions and overflow checks (the profile `checked`), on the stable toolchain:
-#   scripts/sanitize.sh [kernels|engine|all]     all is the default
-# kernels: the CPU kernels on every instruction set of this processor. engine: what maps files, reads them, and owns K/V.
+# Tests under AddressSanitizer, on the stable toolchain:
+#   scripts/sanitize.sh [kernels|engine|assertions|all]     all is the default
+# kernels: the CPU kernels on every instruction set of this processor. engine: what maps files, reads them, and owns K/V, with
+# debug assertions and overflow checks (the profile `checked`). assertions: those in the kernels, without AddressSanitizer.
 # Memory that inline assembly reads or writes (AMX) is outside AddressSanitizer's sight.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,31 +12,42 @@ if [ "$(uname -sm)" != "Linux x86_64" ]; then
     exit 0
 fi
 
-# The compiler has the sanitizer on stable, behind this variable. A target that is named keeps it out of build scripts.
-export RUSTC_BOOTSTRAP=1
-export RUSTFLAGS="${RUSTFLAGS:-} -Zsanitizer=address"
+# The compiler has the sanitizer on stable, behind this variable. A target that is named keeps it out of build scripts. Checks are
+# calls: inline, they take the kernels' thousands of loads beyond what compiles in an hour.
 sanitized() {
-    echo "== cargo test $*"
-    cargo test --profile checked --target x86_64-unknown-linux-gnu --target-dir target/sanitize "$@"
+    echo "== AddressSanitizer: cargo test $*"
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS="${RUSTFLAGS:-} -Zsanitizer=address -Cllvm-args=-asan-instrumentation-with-call-threshold=0" \
+        cargo test --locked --profile checked --target x86_64-unknown-linux-gnu --target-dir target/sanitize "$@"
 }
 
+tests=(-p foretoken-kernels --lib --test kernels --test quant --test turbo --test turbo_golden --test delta_net)
+
 kernels() {
-    sanitized -p foretoken-kernels --lib --test kernels --test quant --test turbo --test turbo_golden
+    sanitized "${tests[@]}"
 }
 
 engine() {
-    sanitized --lib --test bad_input --test gguf --test convert --test kv_round --test kv_formats --test session_file
+    sanitized --lib --test bad_input --test gguf --test convert --test kv_round --test kv_formats --test session_file --test prefix_cache
+}
+
+assertions() {
+    local checks=profile.checked.package.foretoken-kernels
+    echo "== debug assertions and overflow checks: cargo test ${tests[*]}"
+    cargo test --locked --profile checked --config "$checks.debug-assertions=true" --config "$checks.overflow-checks=true" \
+        --target-dir target/sanitize "${tests[@]}"
 }
 
 case "${1:-all}" in
     kernels) kernels ;;
     engine) engine ;;
+    assertions) assertions ;;
     all)
         kernels
         engine
+        assertions
         ;;
     *)
-        echo "usage: scripts/sanitize.sh [kernels|engine|all]" >&2
+        echo "usage: scripts/sanitize.sh [kernels|engine|assertions|all]" >&2
         exit 2
         ;;
 esac

@@ -31,6 +31,9 @@ PROMPT, CONTINUED = 160, 128  # tokens of a window's prompt, and tokens generate
 
 
 class Pair:
+    """The Gemma pair; what a pair of another family has otherwise, its subclass says."""
+    eos, start = EOS, [BOS]  # the id that ends a text, the ids in front of a prompt
+
     def __init__(self, path, device):
         self.device = device
         self.target = Gemma4ForCausalLM.from_pretrained(path / "target", dtype=torch.float32).to(device).eval()
@@ -40,7 +43,7 @@ class Pair:
         self.bytes = token_bytes(path).to(device)
 
     def greedy(self, prompts, count):
-        """Prompts of one length, with the target's continuations: `count` tokens, or fewer with <eos> as the last."""
+        """Prompts of one length, with the target's continuations: `count` tokens, or fewer with `eos` as the last."""
         past, x = None, torch.tensor(prompts, device=self.device)
         out = []
         for _ in range(count):
@@ -48,21 +51,21 @@ class Pair:
             past, x = o.past_key_values, o.logits[:, -1:].argmax(-1)
             out.append(x)
         rows = torch.cat(out, 1).tolist()
-        return [p + (r[: r.index(EOS) + 1] if EOS in r else r) for p, r in zip(prompts, rows)]
+        return [p + (r[: r.index(self.eos) + 1] if self.eos in r else r) for p, r in zip(prompts, rows)]
 
-    def rounds(self, ids, newest):
+    def rounds(self, ids, newest, block):
         """Speculative rounds along a greedy continuation, from position `newest` on: that of the last known token.
 
         Returns the rounds in which each draft was accepted, the rounds, and the drafts that the dense head agrees with."""
         o = self.target(torch.tensor([ids], device=self.device), output_hidden_states=True,
                         return_shared_kv_states=True, use_cache=False)
         hidden, kv, window = o.hidden_states[-1], o.shared_kv_states, self.target.config.sliding_window
-        hits, rounds, covered = np.zeros(BLOCK - 1, dtype=int), 0, 0
-        while newest + BLOCK <= len(ids):
+        hits, rounds, covered = np.zeros(block - 1, dtype=int), 0, 0
+        while newest + block <= len(ids):
             first = {FULL: 0, S: max(0, newest - window + 1)}
             seen = {t: tuple(z[:, :, first[t]: newest] for z in kv[t]) for t in kv}
             h, token, accepted = hidden[:, newest - 1: newest], ids[newest], 0
-            for j in range(BLOCK - 1):
+            for j in range(block - 1):
                 e = self.target.get_input_embeddings()(torch.tensor([[token]], device=self.device))
                 r = self.assistant(
                     inputs_embeds=torch.cat((e, h), -1), position_ids=torch.tensor([[newest]], device=self.device),
@@ -74,21 +77,24 @@ class Pair:
             rounds, newest = rounds + 1, newest + accepted + 1
         return hits, rounds, covered
 
-    def acceptance(self, prompts, count):
+    def continued(self, prompts, count):
         same = len({len(p) for p in prompts}) == 1
-        texts = self.greedy(prompts, count) if same else [self.greedy([p], count)[0] for p in prompts]
-        parts = [self.rounds(t, len(p)) for t, p in zip(texts, prompts)]
+        return self.greedy(prompts, count) if same else [self.greedy([p], count)[0] for p in prompts]
+
+    def acceptance(self, prompts, texts, block=BLOCK):
+        """Of the drafts in blocks of `block` rows along the texts that continue the prompts greedily."""
+        parts = [self.rounds(t, len(p), block) for t, p in zip(texts, prompts)]
         hits, rounds, covered = (sum(p[i] for p in parts) for i in range(3))
-        drafts = rounds * (BLOCK - 1)
+        drafts = rounds * (block - 1)
         rate = hits.sum() / drafts
         # The standard error of a ratio of sums: prompts are independent, the rounds of one are not.
-        spread = np.array([h.sum() - rate * n * (BLOCK - 1) for h, n, _ in parts])
+        spread = np.array([h.sum() - rate * n * (block - 1) for h, n, _ in parts])
         error = np.sqrt((spread ** 2).sum() * len(parts) / (len(parts) - 1)) / drafts
         return dict(
             prompts=len(parts), rounds=rounds, acceptance=rate, standard_error=error,
             per_position=(hits / rounds).tolist(), tokens_per_pass=1 + hits.sum() / rounds,
             centroid_coverage=covered / drafts,
-            each=[round(h.sum() / (n * (BLOCK - 1)), 3) if n else None for h, n, _ in parts])
+            each=[round(h.sum() / (n * (block - 1)), 3) if n else None for h, n, _ in parts])
 
     def loss(self, texts, limit, length=1024):
         """Nats per byte over windows of `length` tokens: all of every text, or evenly spaced ones, `limit` tokens in all."""
@@ -104,20 +110,20 @@ class Pair:
         return dict(nats_per_byte=nats / size, windows=windows)
 
 
-def windows_of(texts, count):
-    """`count` prompts cut out of the texts' tokens at random places, as many from each, with <bos> in front."""
+def windows_of(texts, count, front):
+    """`count` prompts cut out of the texts' tokens at random places, as many from each, with `front` before each."""
     g = torch.Generator().manual_seed(1)
     starts = [torch.randint(len(ids) - 200, (count // len(texts),), generator=g).tolist() for ids in texts]
-    return [[BOS] + ids[s: s + PROMPT] for ids, of_text in zip(texts, starts) for s in of_text]
+    return [front + ids[s: s + PROMPT] for ids, of_text in zip(texts, starts) for s in of_text]
 
 
-def held_out(work, tokenizer, sets):
+def held_out(work, tokenizer, sets, eos):
     """For every set its texts, as token ids: one of all files, or one per crate."""
     files = {}
     for d in documents(work):
         names = [d["split"]] + ["heldout_distinct"] * (d["split"] == "heldout" and not d["near"])
         names = [name for name in names if name in sets]
-        ids = tokenizer.encode(d["text"]).ids + [EOS] if names else []
+        ids = tokenizer.encode(d["text"]).ids + [eos] if names else []
         for name in names:
             key = d["crate"] if name == "heldout_crates" else "files"
             files.setdefault(name, {}).setdefault(key, []).extend(ids)
@@ -125,10 +131,9 @@ def held_out(work, tokenizer, sets):
 
 
 @torch.inference_mode()
-def evaluate(a):
-    pair = Pair(a.pair, a.device)
+def evaluate(a, pair, blocks=(BLOCK,)):
     result = dict(
-        command=" ".join(["python", "scripts/demo_evaluate.py", *sys.argv[1:]]), torch=torch.__version__,
+        command=" ".join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]]), torch=torch.__version__,
         transformers=transformers.__version__, machine=platform.machine())
 
     def report(name, **figures):
@@ -136,26 +141,37 @@ def evaluate(a):
         print(name, json.dumps(figures), flush=True)
         a.out.write_text(json.dumps(result, indent=1) + "\n")
 
+    def accepted(name, prompts, count):
+        texts = pair.continued(prompts, count)
+        for block in blocks:
+            figures = pair.acceptance(prompts, texts, block)
+            report(name, **(figures if len(blocks) == 1 else {f"blocks_of_{block}": figures}))
+
     if SETS[0] in a.sets:
         prompts = json.loads((ROOT / "models/demo/prompts.json").read_text())
-        report(SETS[0], **pair.acceptance([pair.tokenizer.encode(p).ids for p in prompts], 160))
-    for name, texts in held_out(a.work, pair.tokenizer, a.sets).items():
+        accepted(SETS[0], [pair.tokenizer.encode(p).ids for p in prompts], 160)
+    for name, texts in held_out(a.corpus, pair.tokenizer, a.sets, pair.eos).items():
         report(name, crates=list(texts), tokens=sum(map(len, texts.values())))
         texts = list(texts.values())
-        report(name, **pair.acceptance(windows_of(texts, a.windows), CONTINUED))
+        accepted(name, windows_of(texts, a.windows, pair.start), CONTINUED)
         report(name, loss=pair.loss(texts, a.loss_tokens))
 
-if __name__ == "__main__":
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--pair", type=Path, default=ROOT / "models/demo", help="target/ and assistant/")
-    p.add_argument("--work", type=Path, default=WORK, help="where corpus.jsonl is")
-    p.add_argument("--out", type=Path, help="the figures; by default, evaluation.json in --work")
+
+def arguments(description, pair, work):
+    p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--pair", type=Path, default=ROOT / pair, help="as the directory of the pair that ships")
+    p.add_argument("--corpus", type=Path, default=WORK, help="where corpus.jsonl is")
+    p.add_argument("--out", type=Path, default=work / "evaluation.json", help="the figures")
     p.add_argument("--sets", nargs="+", choices=SETS, default=SETS, help="what to measure; no set's figures change another's")
     p.add_argument("--windows", type=int, default=48, help="random windows of each held-out set")
     p.add_argument("--loss-tokens", type=int, default=98_304, help="tokens of each held-out set to measure the loss on")
     p.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     p.add_argument("--threads", type=int, default=1, help="CPU threads")
     a = p.parse_args()
-    a.out = a.out or a.work / "evaluation.json"
     torch.set_num_threads(a.threads)
-    evaluate(a)
+    return a
+
+
+if __name__ == "__main__":
+    a = arguments(__doc__, "models/demo", WORK)
+    evaluate(a, Pair(a.pair, a.device))

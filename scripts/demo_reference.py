@@ -1,34 +1,40 @@
 #!/usr/bin/env python3
-"""What transformers computes for the demo's target in f32: tests/demo/, a reference of tests/quantized.rs.
+"""What transformers computes for a demo pair's target in f32: tests/demo/ and tests/demo_qwen/, references of
+tests/quantized.rs and tests/speculative_equals_greedy.rs.
 
-    python3 scripts/demo_reference.py                  (needs torch, transformers 5.17.0, tokenizers, safetensors)
+    python3 scripts/demo_reference.py         (needs torch, transformers 5.17.0, tokenizers, safetensors)
+    python3 scripts/demo_reference.py qwen    (with transformers 5.23.0)
 
 Every prompt of models/demo/prompts.json, which are held out of the training text, is continued greedily by 64 tokens. The
 tensors of greedy.safetensors:
 
     input_ids.N    (tokens,)      prompt N, counted from 0
     greedy_ids.N   (64,)          what the target continues it with
-    logits.N       (4096,)        its logits after the prompt, soft-capped
+    logits.N       (4096,)        its logits after the prompt, soft-capped where the family does that
     margins.N      (64,)          by how much each chosen token's logit is above the second best
 """
 
 import json
+import sys
 from pathlib import Path
 
 import torch
 import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from transformers import Gemma4ForCausalLM
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENS = 64
+# Argument: class, checkpoint, directory of the reference.
+FAMILIES = {
+    "gemma": ("Gemma4ForCausalLM", ROOT / "models/demo/target", ROOT / "tests/demo"),
+    "qwen": ("Qwen3_5ForCausalLM", ROOT / "models/demo-qwen", ROOT / "tests/demo_qwen"),
+}
 
+name, path, directory = FAMILIES[sys.argv[1] if len(sys.argv) > 1 else "gemma"]
 torch.set_num_threads(1)
-tokenizer = Tokenizer.from_file(str(ROOT / "models/demo/target/tokenizer.json"))
-target = Gemma4ForCausalLM.from_pretrained(
-    ROOT / "models/demo/target", dtype=torch.float32, attn_implementation="eager"
-).eval()
+tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+target = getattr(transformers, name).from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
 
 expected = {}
 for n, prompt in enumerate(json.loads((ROOT / "models/demo/prompts.json").read_text())):
@@ -51,7 +57,6 @@ for n, prompt in enumerate(json.loads((ROOT / "models/demo/prompts.json").read_t
     }
     print(f"prompt {n}: {len(prompt)} tokens, smallest margin {min(margins):.3f}")
 
-directory = ROOT / "tests/demo"
 directory.mkdir(exist_ok=True)
 save_file(expected, directory / "greedy.safetensors")
 case = {"case": "demo", "transformers": transformers.__version__, "torch": torch.__version__, "tokens": TOKENS}

@@ -119,13 +119,16 @@ def models(spec):
     return model, text, (dense.Qwen3_5DecoderLayer, dense.Qwen3_5RMSNorm)
 
 
-def mtp_tensors(head):
-    names = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "mtp_block": "layers.0",
+# transformers' names of the head's parts, and the checkpoint's behind `mtp.`
+MTP_NAMES = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "mtp_block": "layers.0",
              "post_norm": "norm"}
+
+
+def mtp_tensors(head):
     tensors = {}
     for name, p in head.state_dict().items():
         first, rest = name.split(".", 1)
-        name = f"mtp.{names[first]}.{rest}"
+        name = f"mtp.{MTP_NAMES[first]}.{rest}"
         if name.endswith("experts.gate_up_proj"):
             base = name.removesuffix("gate_up_proj")
             for e, matrix in enumerate(p):

@@ -12,7 +12,7 @@ Stages run in the order given and read what earlier ones left in --work and --ou
 given time, save a checkpoint every minute and continue from it when started again.  A smoke run on a CPU:
 --target-minutes 1 --assistant-minutes 1 --batch-tokens 2048 --generate 2 --held-windows 1.
 """
-import argparse, collections, copy, json, os, re, time
+import argparse, collections, copy, json, os, re, time, unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -83,17 +83,24 @@ def tokenizer(a):
         pad_token="<pad>", mask_token="<mask>", clean_up_tokenization_spaces=False, padding_side="left",
         model_max_length=TARGET["max_position_embeddings"]), indent=1))
     tok = Tokenizer.from_file(str(out / "tokenizer.json"))
+    write_ids(a.work, a.work, tok, EOS)
+
+
+def write_ids(corpus, work, tok, eos, every=1):
+    """The splits of the corpus as 16-bit ids, every text with `eos` behind it; of training text one file of `every`."""
+    same = lambda text: unicodedata.normalize("NFC", text)
     for split in ("heldout", "heldout_crates", "train"):
-        ids, size = [], 0
-        for d in documents(a.work):
-            if d["split"] == split:
-                e = tok.encode(d["text"]).ids
-                if split != "train":
-                    assert tok.decode(e) == d["text"], d["path"]  # lossless, byte fallback included
-                size += len(d["text"].encode())
-                ids += [np.array(e + [EOS], dtype=np.uint16)]
-        ids = np.concatenate(ids)
-        ids.tofile(a.work / f"{split}.u16")
+        texts = [d["text"] for d in documents(corpus) if d["split"] == split]
+        texts, ids = texts[:: every if split == "train" else 1], []
+        for i in range(0, len(texts), 256):
+            part = texts[i: i + 256]
+            encoded = [e.ids for e in tok.encode_batch(part)]
+            if split != "train":  # lossless, bytes without a piece included
+                decoded = [tok.decode(e, skip_special_tokens=False) for e in encoded]
+                assert all(same(d).endswith(same(t)) for d, t in zip(decoded, part))  # <bos> in front
+            ids += [np.array(e + [eos], dtype=np.uint16) for e in encoded]
+        ids, size = np.concatenate(ids), sum(len(text.encode()) for text in texts)
+        ids.tofile(work / f"{split}.u16")
         print(f"{split}: {len(ids)} tokens, {size} bytes, {size / len(ids):.3f} bytes per token")
 
 
@@ -264,16 +271,16 @@ class Muon:
 class Trainer:
     """Muon for matrices, AdamW for the rest; a schedule over a wall-clock budget; checkpoints to continue from."""
 
-    def __init__(self, a, name, model, minutes, muon_lr=0.012, adam_lr=2.5e-3):
+    def __init__(self, a, name, model, minutes, muon_lr=0.012, adam_lr=2.5e-3, warmup=200):
         self.a, self.path, self.model, self.budget = a, a.work / f"{name}.pt", model, minutes * 60
-        self.muon_lr, self.adam_lr = muon_lr, adam_lr
+        self.muon_lr, self.adam_lr, self.warmup = muon_lr, adam_lr, warmup
         named = dict(model.named_parameters())  # a tied head appears once
         table = lambda n: "embed" in n or "centroids" in n
         matrices = [p for n, p in named.items() if p.dim() == 2 and not table(n)]
         self.muon = Muon(matrices)
         self.adam = torch.optim.AdamW(
             [dict(params=[p for n, p in named.items() if table(n)], weight_decay=0.1),
-             dict(params=[p for p in named.values() if p.dim() == 1], weight_decay=0.0)],
+             dict(params=[p for p in named.values() if p.dim() != 2], weight_decay=0.0)],
             lr=adam_lr, betas=(0.9, 0.95), fused=a.device.type == "cuda")
         self.used, self.steps, self.tokens = 0.0, 0, 0
         if self.path.exists():
@@ -292,7 +299,7 @@ class Trainer:
 
     def step(self, loss, tokens):
         """Backward and update; the rate holds to 40 % of the budget, then falls linearly to zero."""
-        rate = min(1.0, (self.steps + 1) / 200, max(0.0, (1 - self.progress) / 0.6))
+        rate = min(1.0, (self.steps + 1) / self.warmup, max(0.0, (1 - self.progress) / 0.6))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.muon.step(self.muon_lr * rate)

@@ -299,6 +299,40 @@ fn demo_in_every_way() {
     });
 }
 
+/// Qwen3.5's demo pair after held-out prompts: the tokenizer's ids and the greedy text are the reference's, up to the first
+/// token whose margin decides nothing; speculation writes the same text, and most drafts of two a round are accepted.
+#[test]
+fn qwen_demo_is_the_references() {
+    const PROMPTS: usize = 6;
+    const TOKENS: usize = 64;
+    on_every_isa(|isa| {
+        let case = cases::demo_qwen();
+        let model = case.path.clone();
+        let mut pair = Pair { name: case.name.clone(), isa, model, assistant: None, prompt: Vec::new() };
+        let engine = pair.engine(1);
+        let (mut decided, mut drafted, mut accepted) = (0, 0, 0);
+        for (n, prompt) in demo_prompts().iter().take(PROMPTS).enumerate() {
+            pair.prompt = engine.tokenizer().expect("a tokenizer").encode(prompt).expect("ids");
+            assert_eq!(pair.prompt, case.ids(&format!("input_ids.{n}")), "prompt {n}");
+            let plain = run(&engine, ElementType::F32, &pair.prompt, &plain(TOKENS));
+            let want = case.ids(&format!("greedy_ids.{n}"));
+            let margins = case.floats(&format!("margins.{n}"));
+            for (i, ((got, want), margin)) in plain.ids.iter().zip(want).zip(margins).enumerate() {
+                if !cases::same_id(*got, want, margin, 1e-3, &format!("prompt {n}, token {i}")) {
+                    break; // another token from here on is another text
+                }
+                decided += 1;
+            }
+            let got = run(&engine, ElementType::F32, &pair.prompt, &speculative(3, &self::plain(TOKENS)));
+            assert_eq!(got.ids, plain.ids, "prompt {n}");
+            (drafted, accepted) = (drafted + got.statistics.drafted, accepted + got.statistics.accepted);
+        }
+        println!("{decided} tokens decided, {accepted} of {drafted} drafts accepted");
+        assert!(decided * 10 > PROMPTS * TOKENS * 9, "{decided} of {} tokens decided", PROMPTS * TOKENS);
+        assert!(accepted * 2 > drafted, "{accepted} of {drafted}");
+    });
+}
+
 /// A simulated acceptance is what it says, and its text is not the target's.
 #[test]
 fn acceptance_can_be_simulated() {

@@ -74,6 +74,12 @@ pub fn demo() -> Case {
     Case::open(root.join("models/demo"), root.join("tests/demo/greedy.safetensors")).expect("the demo pair")
 }
 
+/// The same of Qwen3.5's demo pair, whose head is in the file of its target.
+pub fn demo_qwen() -> Case {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Case::open(root.join("models/demo-qwen"), root.join("tests/demo_qwen/greedy.safetensors")).expect("the demo pair")
+}
+
 /// Runs `check` on every instruction set of this processor, and names those on which it failed.
 pub fn on_every_isa(check: impl Fn(Isa)) {
     let fails = |isa: &Isa| {

@@ -210,6 +210,27 @@ fn rejected_rows_leave_no_trace() {
     });
 }
 
+/// A round of all rows or none, with more rows than are logged, behind rows that are not in the matrices yet.
+#[test]
+fn prompts_are_committed_whole() {
+    for_each_case(|case, target| {
+        let ids: Vec<u32> = case.ids("input_ids").into_iter().cycle().take(84).collect();
+        let (mut whole, mut fresh) = (state(target), state(target));
+        pass(target, &mut whole, &ids[..6], OutputRows::All, 4);
+        in_chunks(target, &mut fresh, &ids[..4], 1);
+        for keep in [0, 80] {
+            let round = whole.begin_whole_round(80).expect("a round");
+            let output = target.forward_one(&ids[4..], round, OutputRows::All, keep).expect("a pass");
+            let what = format!("{}: {keep} of 80 rows", case.name);
+            if keep > 0 {
+                let (logits, _) = in_chunks(target, &mut fresh, &ids[4..], 1);
+                assert!(bits(&values(&output.logits)) == bits(&logits), "{what}: the bits differ");
+            }
+            same_state(target, &whole, &fresh, &what);
+        }
+    });
+}
+
 /// The bits of a row do not depend on chunks, on other sequences of its batch, or on threads.
 #[test]
 fn rows_have_their_own_bits() {

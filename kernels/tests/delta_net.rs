@@ -3,7 +3,7 @@
 
 use foretoken_kernels::Isa;
 use foretoken_kernels::activation::{sigmoid_gate, silu_gate};
-use foretoken_kernels::delta_net::{HeadRows, advance, convolve, l2_normalize, outputs, scratch_len};
+use foretoken_kernels::delta_net::{HeadRows, advance, convolve, l2_normalize, outputs, replay, scratch_len};
 
 /// Numbers from -1 to 1.
 fn noise(seed: u64, len: usize) -> Vec<f32> {
@@ -99,13 +99,23 @@ fn the_recurrence_has_the_bits_of_plain_loops() {
             assert_eq!(bits(&y), bits(&want), "{what}: outputs");
             for keep in 0..=count {
                 let mut state = start.clone();
-                advance(isa, &mut state, key_dim, of(0, keep), &mut scratch);
+                let mut y = vec![f32::NAN; keep * value_dim];
+                advance(isa, &mut state, key_dim, of(0, keep), &mut scratch, &mut y);
                 let mut kept = start.clone();
                 plain_f32(&mut kept, key_dim, of(0, keep), keep);
                 assert_eq!(bits(&state), bits(&kept), "{what}: {keep} rows kept");
+                assert_eq!(bits(&y), bits(&want[..keep * value_dim]), "{what}: outputs of {keep} rows kept");
+                state.copy_from_slice(&start);
+                advance(isa, &mut state, key_dim, of(0, keep), &mut scratch, &mut []);
+                assert_eq!(bits(&state), bits(&kept), "{what}: {keep} rows kept, without outputs");
                 let mut rest = vec![f32::NAN; (count - keep) * value_dim];
                 outputs(isa, &state, key_dim, of(keep, count), &mut scratch, &mut rest);
                 assert_eq!(bits(&rest), bits(&want[keep * value_dim..]), "{what}: outputs behind {keep} rows");
+                state.copy_from_slice(&start);
+                rest.fill(f32::NAN);
+                replay(isa, &mut state, key_dim, [of(0, keep), of(keep, count)], &mut scratch, &mut rest);
+                assert_eq!(bits(&state), bits(&kept), "{what}: {keep} rows replayed");
+                assert_eq!(bits(&rest), bits(&want[keep * value_dim..]), "{what}: outputs behind {keep} rows replayed");
             }
         }
     }

@@ -49,11 +49,17 @@ pub struct Round<'a> {
     cache: &'a mut KvCache,
     recurrent: Option<&'a mut dyn Recurrent>,
     rows: usize,
+    fewest: usize, // rows that a commit keeps at least, unless none
 }
 
 impl<'a> Round<'a> {
     pub(super) fn new(cache: &'a mut KvCache, rows: usize) -> Self {
-        Self { cache, recurrent: None, rows }
+        Self { cache, recurrent: None, rows, fewest: 0 }
+    }
+
+    /// Only all rows can be committed.
+    pub(super) fn commit_whole(&mut self) {
+        self.fewest = self.rows;
     }
 
     /// Adds the sequence's recurrent state, whose `begin` was called.
@@ -80,9 +86,9 @@ impl<'a> Round<'a> {
     /// Commits the first `keep` rows.
     ///
     /// # Panics
-    /// If fewer were staged.
+    /// If fewer were staged, or the round is one of all rows or none.
     pub fn commit(self, keep: usize) {
-        assert!(keep <= self.rows, "commit: {keep} of {} rows", self.rows);
+        assert!(keep == 0 || (self.fewest..=self.rows).contains(&keep), "commit: {keep} of {} rows", self.rows);
         self.cache.len += keep;
         if let Some(recurrent) = self.recurrent {
             recurrent.commit(keep);

@@ -13,6 +13,12 @@ pub trait Recurrent: Any + Send + Sync {
     /// Begins a round of `rows` rows after the committed ones; rows staged before and not committed are discarded.
     fn begin(&mut self, rows: usize);
 
+    /// Begins a round that is committed as a whole or not at all, as a prompt's: no log of its rows is needed. Default:
+    /// [`Recurrent::begin`].
+    fn begin_whole(&mut self, rows: usize) {
+        self.begin(rows);
+    }
+
     /// Commits the first `keep` staged rows.
     fn commit(&mut self, keep: usize);
 
@@ -118,6 +124,20 @@ impl SequenceState {
         let mut round = self.kv.begin_round(rows)?;
         if let Some(recurrent) = &mut self.recurrent {
             recurrent.begin(rows);
+            round.attach(recurrent.as_mut());
+        }
+        Ok(round)
+    }
+
+    /// Begins a round of `rows` new positions, of which all are committed or none.
+    ///
+    /// # Errors
+    /// As [`KvCache::begin_round`].
+    pub fn begin_whole_round(&mut self, rows: usize) -> Result<Round<'_>> {
+        let mut round = self.kv.begin_round(rows)?;
+        round.commit_whole();
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.begin_whole(rows);
             round.attach(recurrent.as_mut());
         }
         Ok(round)

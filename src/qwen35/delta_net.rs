@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 
 use super::config::{TensorLayout, TextConfig};
-use super::state::{DeltaNetState, Recurrence, Rows};
+use super::state::{DeltaNetState, Inputs, Recurrence};
 use crate::checkpoint::Loader;
 use crate::kv::Round;
 use crate::nn::{F32View, Linear, RmsNorm, linear, project, silu_gate, tensor};
@@ -69,10 +69,11 @@ impl GatedDeltaNet {
         for round in rounds {
             let end = first + round.rows();
             let gates = first * heads..end * heads;
-            let rows = Rows::new(&qkv[first * channels..end * channels], &decay[gates.clone()], &beta[gates], heads);
+            let qkv = &qkv[first * channels..end * channels];
+            let inputs = Inputs { qkv, decay: &decay[gates.clone()], beta: &beta[gates] };
             let missing = || Error::argument("state", "is another model's: it has no delta nets");
             let state = round.recurrent_mut::<DeltaNetState>().ok_or_else(missing)?;
-            state.stage(index, rows, &mut y[first * width..end * width]);
+            state.stage(index, &inputs, &mut y[first * width..end * width]);
             first = end;
         }
         let y = self.norm.forward(&tensor(y, (rows, width))?)?;

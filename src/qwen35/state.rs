@@ -1,23 +1,26 @@
 //! The recurrent state of a sequence: for every delta net a matrix per value head, and the convolution's last inputs.
 //!
 //! A pass never writes rows that may be rejected into a matrix: it computes their outputs on a copy of a few columns,
-//! and keeps their inputs. A commit marks how many of them are accepted; the next pass applies those first, while it
-//! reads the matrix anyway. The order of operations is that of single steps, so the bits are those of a sequence that
-//! only ever saw the committed rows.
+//! and keeps what the recurrence read of them. A commit says how many of them are accepted; the next pass applies those
+//! first, while it reads the matrix anyway. The order of operations is that of single steps, so the bits are those of a
+//! sequence that only ever saw the committed rows. Many rows that are committed together or not at all, as a prompt's,
+//! leave the matrices behind them instead.
 
 use std::sync::Arc;
 
 use foretoken_kernels::Isa;
-use foretoken_kernels::delta_net::{HeadRows, advance, convolve, l2_normalize, outputs, scratch_len};
+use foretoken_kernels::delta_net::{HeadRows, advance, convolve, l2_normalize, outputs, replay, scratch_len};
 use rayon::prelude::*;
 
 use super::config::{DeltaNetConfig, TensorLayout};
 use crate::kv::Recurrent;
 use crate::nn::for_row_blocks;
 
-/// Committed rows whose inputs are kept until the next pass; of more, which only prompts have, the inputs would be
-/// larger than the matrices.
-const MOST_PENDING: usize = 64;
+/// Rows that are logged at most until the next pass; the log of more would be larger than the matrices.
+const MOST_LOGGED: usize = 64;
+
+/// Heads per task at least: a row of a head takes about a microsecond.
+const HEADS_PER_TASK: usize = 4;
 
 /// What the recurrence of a layer needs besides its state.
 pub(super) struct Recurrence {
@@ -27,29 +30,44 @@ pub(super) struct Recurrence {
     isa: Isa,
 }
 
-/// Inputs of some rows, of which the first `count` are valid.
+/// The inputs of a delta net for some rows.
+pub(super) struct Inputs<'a> {
+    pub qkv: &'a [f32],   // (rows, channels), before the convolution
+    pub decay: &'a [f32], // (rows, heads)
+    pub beta: &'a [f32],  // (rows, heads)
+}
+
+/// What the recurrence reads of some rows, of which the first `count` are valid.
 #[derive(Clone)]
-pub(super) struct Rows {
-    qkv: Vec<f32>,   // (rows, channels), before the convolution
+struct Rows {
+    x: Vec<f32>,     // (rows, channels): convolved, queries and keys normalized
     decay: Vec<f32>, // (heads, rows)
     beta: Vec<f32>,  // (heads, rows)
     heads: usize,
     count: usize,
 }
 
+/// Rows that are not committed.
+enum Staged {
+    /// The first of them may be: what the recurrence reads, and the convolution's inputs `(rows, channels)`.
+    Logged(Rows, Vec<f32>),
+    /// All or none: the state behind them.
+    Whole { matrices: Vec<f32>, window: Vec<f32> },
+}
+
 /// The state of one layer.
-#[derive(Clone)]
 struct Layer {
     recurrence: Arc<Recurrence>,
     matrices: Arc<Vec<f32>>, // (value heads, key_head_dim, value_head_dim), shared with forks until it changes
     window: Vec<f32>,        // (taps - 1, channels): the last inputs of the convolution
-    pending: Option<Rows>,   // committed, not yet in `matrices` and `window`
-    staged: Option<Rows>,
+    accepted: Option<Rows>,  // committed, not yet in `matrices`
+    staged: Option<Staged>,
 }
 
 /// The state of all delta nets of a sequence.
 pub(super) struct DeltaNetState {
     layers: Vec<Layer>,
+    whole: bool, // the round is committed as a whole or not at all
 }
 
 /// The state of one delta net, as numbers.
@@ -91,22 +109,45 @@ impl Recurrence {
         x
     }
 
-    /// What value head `head` reads of the rows `inputs`, whose convolution is `x`.
-    fn head<'a>(&self, head: usize, x: &'a [f32], inputs: &'a Rows) -> HeadRows<'a> {
-        let (keys, key_dim) = (self.dims.keys(), self.dims.key_head_dim);
+    /// What value head `head` reads of `rows`.
+    fn head<'a>(&self, head: usize, rows: &'a Rows) -> HeadRows<'a> {
+        let (keys, key_dim, channels) = (self.dims.keys(), self.dims.key_head_dim, self.dims.channels());
         let query = self.key_head(head) * key_dim;
         let value = 2 * keys + head * self.dims.value_head_dim;
-        let (decay, beta) = (inputs.of_head(&inputs.decay, head), inputs.of_head(&inputs.beta, head));
-        HeadRows { x, stride: self.dims.channels(), query, key: keys + query, value, decay, beta }
+        let (decay, beta) = (rows.of_head(&rows.decay, head), rows.of_head(&rows.beta, head));
+        let x = &rows.x[..rows.count * channels];
+        HeadRows { x, stride: channels, query, key: keys + query, value, decay, beta }
+    }
+
+    /// Length of a head's matrix.
+    fn matrix(&self) -> usize {
+        self.dims.key_head_dim * self.dims.value_head_dim
+    }
+
+    /// Calls `of(head, part, scratch)` with every head's part of something, on all threads.
+    fn for_heads<T: Send>(
+        &self,
+        parts: impl IndexedParallelIterator<Item = T>,
+        of: impl Fn(usize, T, &mut [f32]) + Sync,
+    ) {
+        let scratch = || vec![0.0; scratch_len(self.dims.key_head_dim)];
+        let parts = parts.enumerate().with_min_len(HEADS_PER_TASK);
+        parts.for_each_init(scratch, |scratch, (head, part)| of(head, part, scratch));
+    }
+
+    /// Advances `matrices` by `rows`.
+    fn advance(&self, matrices: &mut [f32], rows: &Rows) {
+        self.for_heads(matrices.par_chunks_mut(self.matrix()), |head, state, scratch| {
+            advance(self.isa, state, self.dims.key_head_dim, self.head(head, rows), scratch, &mut []);
+        });
     }
 }
 
 impl Rows {
-    /// `qkv` is `(rows, channels)`; `decay` and `beta` are `(rows, heads)`.
-    pub(super) fn new(qkv: &[f32], decay: &[f32], beta: &[f32], heads: usize) -> Self {
+    fn new(x: Vec<f32>, inputs: &Inputs<'_>, heads: usize) -> Self {
         let by_head = |x: &[f32]| (0..heads).flat_map(|head| x.iter().skip(head).step_by(heads)).copied().collect();
-        let (decay, beta, count) = (by_head(decay), by_head(beta), decay.len() / heads);
-        Self { qkv: qkv.to_vec(), decay, beta, heads, count }
+        let (decay, beta) = (by_head(inputs.decay), by_head(inputs.beta));
+        Self { x, decay, beta, heads, count: inputs.decay.len() / heads }
     }
 
     fn of_head<'a>(&self, x: &'a [f32], head: usize) -> &'a [f32] {
@@ -120,45 +161,84 @@ impl Layer {
         let dims = &recurrence.dims;
         let matrices = Arc::new(vec![0.0; dims.values() * dims.key_head_dim]);
         let window = vec![0.0; (dims.conv_kernel_dim - 1) * dims.channels()];
-        Self { recurrence: recurrence.clone(), matrices, window, pending: None, staged: None }
+        Self { recurrence: recurrence.clone(), matrices, window, accepted: None, staged: None }
     }
 
-    /// The convolution's inputs up to the last of `rows`: the window's, then theirs.
-    fn inputs<'a>(&'a self, rows: &'a Rows) -> Vec<&'a [f32]> {
-        let channels = self.recurrence.dims.channels();
-        let inputs = self.window.chunks_exact(channels).chain(rows.qkv.chunks_exact(channels));
-        inputs.take(self.recurrence.dims.conv_kernel_dim - 1 + rows.count).collect()
+    /// The committed state.
+    fn committed(&self) -> Self {
+        let (recurrence, matrices) = (self.recurrence.clone(), self.matrices.clone());
+        Self { recurrence, matrices, window: self.window.clone(), accepted: self.accepted.clone(), staged: None }
     }
 
-    /// Applies the pending rows.
+    /// Applies the accepted rows.
     fn settle(&mut self) {
-        let Some(rows) = self.pending.take() else { return };
-        let Recurrence { dims, isa, .. } = &*self.recurrence;
-        let inputs = self.inputs(&rows);
-        let x = self.recurrence.convolved(&inputs);
-        let window = inputs[rows.count..].concat();
-        let matrices = Arc::make_mut(&mut self.matrices).par_chunks_mut(dims.key_head_dim * dims.value_head_dim);
-        matrices.enumerate().for_each(|(head, state)| {
-            let mut scratch = vec![0.0; scratch_len(dims.key_head_dim)];
-            advance(*isa, state, dims.key_head_dim, self.recurrence.head(head, &x, &rows), &mut scratch);
-        });
-        self.window = window;
+        if let Some(rows) = self.accepted.take() {
+            let matrices: &mut Vec<f32> = Arc::make_mut(&mut self.matrices);
+            self.recurrence.advance(matrices, &rows);
+        }
     }
 
-    /// The outputs of `rows` behind a settled state: `y` is `(rows, heads * value_head_dim)`.
-    fn outputs(&self, rows: &Rows, y: &mut [f32]) {
-        let Recurrence { dims, isa, .. } = &*self.recurrence;
-        let (key_dim, value_dim) = (dims.key_head_dim, dims.value_head_dim);
-        let x = self.recurrence.convolved(&self.inputs(rows));
+    /// Stages rows and writes their outputs to `y`, `(rows, heads * value_head_dim)`.
+    fn stage(&mut self, inputs: &Inputs<'_>, whole: bool, y: &mut [f32]) {
+        let recurrence = self.recurrence.clone();
+        let Recurrence { dims, isa, .. } = &*recurrence;
+        let (key_dim, value_dim, heads) = (dims.key_head_dim, dims.value_head_dim, dims.num_value_heads);
+        let window_and_rows = [&self.window, inputs.qkv].into_iter().flat_map(|x| x.chunks_exact(dims.channels()));
+        let window_and_rows: Vec<&[f32]> = window_and_rows.collect();
+        let rows = Rows::new(recurrence.convolved(&window_and_rows), inputs, heads);
         let mut by_head = vec![0.0; y.len()]; // (heads, rows, value_head_dim)
-        let heads = self.matrices.par_chunks(key_dim * value_dim).zip(by_head.par_chunks_mut(rows.count * value_dim));
-        heads.enumerate().for_each(|(head, (state, y))| {
-            let mut scratch = vec![0.0; scratch_len(key_dim)];
-            outputs(*isa, state, key_dim, self.recurrence.head(head, &x, rows), &mut scratch, y);
-        });
+        let outputs_of = by_head.par_chunks_mut(rows.count * value_dim);
+        if whole && rows.count > MOST_LOGGED {
+            let mut matrices = self.matrices.to_vec();
+            if let Some(accepted) = &self.accepted {
+                recurrence.advance(&mut matrices, accepted);
+            }
+            let states = matrices.par_chunks_mut(recurrence.matrix()).zip(outputs_of);
+            recurrence.for_heads(states, |head, (state, y), scratch| {
+                advance(*isa, state, key_dim, recurrence.head(head, &rows), scratch, y);
+            });
+            let window = window_and_rows[rows.count..].concat();
+            self.staged = Some(Staged::Whole { matrices, window });
+        } else {
+            match self.accepted.take() {
+                Some(accepted) => {
+                    let states = Arc::make_mut(&mut self.matrices).par_chunks_mut(recurrence.matrix()).zip(outputs_of);
+                    recurrence.for_heads(states, |head, (state, y), scratch| {
+                        let both = [recurrence.head(head, &accepted), recurrence.head(head, &rows)];
+                        replay(*isa, state, key_dim, both, scratch, y);
+                    });
+                }
+                None => {
+                    let states = self.matrices.par_chunks(recurrence.matrix()).zip(outputs_of);
+                    recurrence.for_heads(states, |head, (state, y), scratch| {
+                        outputs(*isa, state, key_dim, recurrence.head(head, &rows), scratch, y);
+                    });
+                }
+            }
+            self.staged = Some(Staged::Logged(rows, inputs.qkv.to_vec()));
+        }
+        let count = by_head.len() / (heads * value_dim);
         for (i, y) in y.chunks_exact_mut(value_dim).enumerate() {
-            let (row, head) = (i / rows.heads, i % rows.heads);
-            y.copy_from_slice(&by_head[(head * rows.count + row) * value_dim..][..value_dim]);
+            let (row, head) = (i / heads, i % heads);
+            y.copy_from_slice(&by_head[(head * count + row) * value_dim..][..value_dim]);
+        }
+    }
+
+    /// Commits the first `keep` staged rows, at least one.
+    fn commit(&mut self, keep: usize) {
+        match self.staged.take() {
+            Some(Staged::Logged(rows, qkv)) => {
+                let kept = keep * self.recurrence.dims.channels();
+                self.window = [&self.window, &qkv[..kept]].concat().split_off(kept);
+                self.accepted = Some(Rows { count: keep, ..rows });
+                if keep > MOST_LOGGED {
+                    self.settle();
+                }
+            }
+            Some(Staged::Whole { matrices, window }) => {
+                (self.matrices, self.window, self.accepted) = (Arc::new(matrices), window, None);
+            }
+            None => {}
         }
     }
 }
@@ -166,21 +246,18 @@ impl Layer {
 impl DeltaNetState {
     /// The state of an empty sequence.
     pub(super) fn new<'a>(layers: impl Iterator<Item = &'a Arc<Recurrence>>) -> Self {
-        Self { layers: layers.map(Layer::new).collect() }
+        Self { layers: layers.map(Layer::new).collect(), whole: false }
     }
 
     /// Stages rows of delta net `index` and writes their outputs to `y`, `(rows, heads * value_head_dim)`.
-    pub(super) fn stage(&mut self, index: usize, rows: Rows, y: &mut [f32]) {
-        let layer = &mut self.layers[index];
-        layer.settle();
-        layer.outputs(&rows, y);
-        layer.staged = Some(rows);
+    pub(super) fn stage(&mut self, index: usize, inputs: &Inputs<'_>, y: &mut [f32]) {
+        self.layers[index].stage(inputs, self.whole, y);
     }
 
     /// The committed state of every delta net.
     pub(super) fn matrices(&self) -> Vec<DeltaNetMatrices> {
         let settled = |layer: &Layer| {
-            let mut layer = layer.clone();
+            let mut layer = layer.committed();
             layer.settle();
             DeltaNetMatrices { matrices: layer.matrices.to_vec(), window: layer.window }
         };
@@ -190,22 +267,21 @@ impl DeltaNetState {
 
 impl Recurrent for DeltaNetState {
     fn begin(&mut self, _: usize) {
+        self.whole = false;
         self.layers.iter_mut().for_each(|layer| layer.staged = None);
     }
 
+    fn begin_whole(&mut self, rows: usize) {
+        self.begin(rows);
+        self.whole = true;
+    }
+
     fn commit(&mut self, keep: usize) {
-        for layer in self.layers.iter_mut().filter(|_| keep > 0) {
-            layer.settle(); // nothing to do if the pass computed this layer
-            layer.pending = layer.staged.take().map(|rows| Rows { count: keep, ..rows });
-            if keep > MOST_PENDING {
-                layer.settle();
-            }
-        }
+        self.layers.iter_mut().filter(|_| keep > 0).for_each(|layer| layer.commit(keep));
     }
 
     fn fork(&self) -> Box<dyn Recurrent> {
-        let layers = self.layers.iter().map(|layer| Layer { staged: None, ..layer.clone() });
-        Box::new(Self { layers: layers.collect() })
+        Box::new(Self { layers: self.layers.iter().map(Layer::committed).collect(), whole: false })
     }
 
     fn save(&self) -> Option<Vec<f32>> {
@@ -222,15 +298,21 @@ impl Recurrent for DeltaNetState {
             let (matrices, rest) = numbers.split_at(layer.matrices.len());
             let (window, rest) = rest.split_at(layer.window.len());
             (layer.matrices, layer.window) = (Arc::new(matrices.to_vec()), window.to_vec());
-            (layer.pending, layer.staged, numbers) = (None, None, rest);
+            (layer.accepted, layer.staged, numbers) = (None, None, rest);
         }
         true
     }
 
     fn bytes(&self) -> usize {
-        let rows = |rows: &Option<Rows>| rows.as_ref().map_or(0, |rows| rows.qkv.len() + 2 * rows.decay.len());
-        let floats =
-            |layer: &Layer| layer.matrices.len() + layer.window.len() + rows(&layer.pending) + rows(&layer.staged);
+        let rows = |rows: &Rows| rows.x.len() + 2 * rows.decay.len();
+        let staged = |staged: &Staged| match staged {
+            Staged::Logged(log, qkv) => rows(log) + qkv.len(),
+            Staged::Whole { matrices, window } => matrices.len() + window.len(),
+        };
+        let floats = |layer: &Layer| {
+            let log = layer.accepted.as_ref().map_or(0, rows) + layer.staged.as_ref().map_or(0, staged);
+            layer.matrices.len() + layer.window.len() + log
+        };
         4 * self.layers.iter().map(floats).sum::<usize>()
     }
 }

@@ -88,7 +88,13 @@ impl SpeculativeDecoder {
     /// # Errors
     /// The pass's; nothing is kept then.
     pub fn read(&mut self, ids: &[u32]) -> Result<()> {
-        self.forward(ids, OutputRows::None, |_| Ok(ids.len())).map(drop)
+        let round = self.state.begin_whole_round(ids.len())?;
+        if let Some(sequence) = &self.backend.device {
+            Backend::forward_on_device(sequence, ids, round.position(), OutputRows::None)?;
+            round.commit(ids.len());
+            return Ok(());
+        }
+        self.backend.model.forward_one(ids, round, OutputRows::None, ids.len()).map(drop)
     }
 
     /// One pass over `ids` besides any generation. `keep` says how many rows stay, from the results if any are wanted.
@@ -170,7 +176,11 @@ fn batched(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
         let Some(planned) = &*work else { continue };
         let (ids, logits, hidden) = planned.rows(drafting);
         let first = batch.rows();
-        batch.push(&ids, state.begin_round(ids.len())?)?;
+        let round = match planned {
+            Work::Prompt { .. } => state.begin_whole_round(ids.len())?,
+            Work::Verify(_) => state.begin_round(ids.len())?,
+        };
+        batch.push(&ids, round)?;
         let (logits, hidden) =
             (request.want_logits(first, ids.len(), logits), request.want_hidden(first, ids.len(), hidden));
         request.taps.extend(drafting.reads().taps);

@@ -14,8 +14,9 @@ const L2_EPS: f64 = 1e-6;
 /// Partial sums of a sum of squares: element `i` is added to partial sum `i % PARTIALS`.
 const PARTIALS: usize = 8;
 
-/// Vectors of state columns that are computed together: enough independent sums to hide the latency of an addition.
-const VECTORS: usize = 4;
+/// Vectors of state columns that are computed together: with 128 rows of 16 lanes they take half of a first-level cache
+/// of 32 KiB.
+const VECTORS: usize = 2;
 
 /// No lane type has more lanes.
 const MAX_LANES: usize = 16;
@@ -107,6 +108,17 @@ pub struct HeadRows<'a> {
     pub beta: &'a [f32],
 }
 
+impl HeadRows<'_> {
+    fn len(&self) -> usize {
+        self.decay.len()
+    }
+
+    /// No rows of the same columns.
+    fn none(&self) -> Self {
+        Self { x: &[], decay: &[], beta: &[], ..*self }
+    }
+}
+
 /// Floats of scratch memory for a head whose keys are `key_dim` wide.
 pub fn scratch_len(key_dim: usize) -> usize {
     key_dim.saturating_mul(VECTORS * MAX_LANES)
@@ -119,13 +131,22 @@ pub fn scratch_len(key_dim: usize) -> usize {
 /// S = decay S + k d^T
 /// ```
 ///
-/// `scratch` is [`scratch_len`] long.
+/// `scratch` is [`scratch_len`] long. `y` is the rows' outputs `S^T q`, `(rows, value_dim)`, or empty.
 ///
 /// # Panics
 /// If a length differs.
-pub fn advance(isa: Isa, state: &mut [f32], key_dim: usize, rows: HeadRows<'_>, scratch: &mut [f32]) {
+pub fn advance(isa: Isa, state: &mut [f32], key_dim: usize, rows: HeadRows<'_>, scratch: &mut [f32], y: &mut [f32]) {
     let value_dim = check(state.len(), key_dim, &rows, scratch);
-    isa.run(Recurrence { state: State::Advance(state), key_dim, value_dim, rows, scratch });
+    assert!(y.is_empty() || y.len() == rows.len() * value_dim, "delta net: y is not (rows, value_dim)");
+    let staged = rows.none();
+    isa.run(Recurrence {
+        state: State::Own(state),
+        key_dim,
+        value_dim,
+        rows: [rows, staged],
+        y: [y, &mut []],
+        scratch,
+    });
 }
 
 /// The outputs `S^T q` of rows behind a head's state, which stays: `y` is `(rows, value_dim)`. The states between the
@@ -135,8 +156,29 @@ pub fn advance(isa: Isa, state: &mut [f32], key_dim: usize, rows: HeadRows<'_>, 
 /// If a length differs.
 pub fn outputs(isa: Isa, state: &[f32], key_dim: usize, rows: HeadRows<'_>, scratch: &mut [f32], y: &mut [f32]) {
     let value_dim = check(state.len(), key_dim, &rows, scratch);
-    assert_eq!(y.len(), rows.decay.len() * value_dim, "delta net: y is not (rows, value_dim)");
-    isa.run(Recurrence { state: State::Outputs(state, y), key_dim, value_dim, rows, scratch });
+    assert_eq!(y.len(), rows.len() * value_dim, "delta net: y is not (rows, value_dim)");
+    let accepted = rows.none();
+    let (state, rows) = (State::Shared(state), [accepted, rows]);
+    isa.run(Recurrence { state, key_dim, value_dim, rows, y: [&mut [], y], scratch });
+}
+
+/// [`advance`] by `accepted`, then [`outputs`] of `rows`, reading the state once.
+///
+/// # Panics
+/// If a length differs.
+pub fn replay(
+    isa: Isa,
+    state: &mut [f32],
+    key_dim: usize,
+    [accepted, rows]: [HeadRows<'_>; 2],
+    scratch: &mut [f32],
+    y: &mut [f32],
+) {
+    check(state.len(), key_dim, &accepted, scratch);
+    let value_dim = check(state.len(), key_dim, &rows, scratch);
+    assert_eq!(y.len(), rows.len() * value_dim, "delta net: y is not (rows, value_dim)");
+    let (state, rows) = (State::Own(state), [accepted, rows]);
+    isa.run(Recurrence { state, key_dim, value_dim, rows, y: [&mut [], y], scratch });
 }
 
 /// Checks the lengths of a head; returns the width of its values.
@@ -146,22 +188,23 @@ fn check(state: usize, key_dim: usize, rows: &HeadRows<'_>, scratch: &[f32]) -> 
     let end = [(rows.query, key_dim), (rows.key, key_dim), (rows.value, value_dim)];
     let fits = |(first, width): (usize, usize)| first.checked_add(width).is_some_and(|end| end <= rows.stride);
     assert!(end.into_iter().all(fits), "delta net: a column is outside the rows");
-    assert_eq!(Some(rows.x.len()), rows.decay.len().checked_mul(rows.stride), "delta net: x is not (rows, stride)");
+    assert_eq!(Some(rows.x.len()), rows.len().checked_mul(rows.stride), "delta net: x is not (rows, stride)");
     assert_eq!(rows.decay.len(), rows.beta.len(), "delta net: decay and beta differ in length");
     assert_eq!(scratch.len(), scratch_len(key_dim), "delta net: scratch");
     value_dim
 }
 
 enum State<'a> {
-    Advance(&'a mut [f32]),
-    Outputs(&'a [f32], &'a mut [f32]),
+    Own(&'a mut [f32]), // takes the first rows in
+    Shared(&'a [f32]),
 }
 
 struct Recurrence<'a> {
     state: State<'a>,
     key_dim: usize,
     value_dim: usize,
-    rows: HeadRows<'a>,
+    rows: [HeadRows<'a>; 2], // those that the state takes in, and those behind them
+    y: [&'a mut [f32]; 2],   // their outputs, or empty
     scratch: &'a mut [f32],
 }
 
@@ -169,31 +212,41 @@ impl Op for Recurrence<'_> {
     type Output = ();
 
     /// Columns of the state do not depend on each other: a block of them goes through all rows in `scratch`, which fits
-    /// the cache.
+    /// the first-level cache. One pass over it updates it by a row, sums up that row's outputs and the next row's
+    /// `S^T k`, so that every entry is loaded and stored once per row.
     #[inline(always)]
     fn eval<L: Lanes>(self, l: L) {
-        let Self { mut state, key_dim, value_dim, rows, scratch } = self;
+        let Self { mut state, key_dim, value_dim, rows, y, scratch } = self;
+        let (taken, count) = (rows[0].len(), rows[0].len() + rows[1].len());
         for first in (0..value_dim).step_by(VECTORS * L::LANES) {
             let block = Block { first, columns: (value_dim - first).min(VECTORS * L::LANES), value_dim, key_dim };
             // SAFETY: `run` entered the features; `check` saw to the lengths, and `scratch` has `key_dim` rows of
-            // `VECTORS * LANES`.
+            // `VECTORS * LANES`. `key` is that of a row that exists, or unused.
             unsafe {
-                match &mut state {
-                    State::Advance(state) => {
-                        block.read(l, state, scratch);
-                        for row in 0..rows.decay.len() {
-                            block.step::<L, false>(l, &rows, row, scratch);
+                let from = match &state {
+                    State::Own(state) => &**state,
+                    State::Shared(state) => *state,
+                };
+                let mut known = block.read(l, from, Row::at(&rows, 0).map(|row| row.key), scratch);
+                for index in 0..count {
+                    let Some(row) = Row::at(&rows, index) else { break };
+                    let run = usize::from(index >= taken);
+                    let y = &mut *y[run];
+                    let next = Row::at(&rows, index + 1).map(|row| row.key);
+                    let output = match (y.is_empty(), next) {
+                        (true, None) => block.step::<L, false, false>(l, &row, row.key, &mut known, scratch),
+                        (true, Some(next)) => block.step::<L, false, true>(l, &row, next, &mut known, scratch),
+                        (false, None) => block.step::<L, true, false>(l, &row, row.key, &mut known, scratch),
+                        (false, Some(next)) => block.step::<L, true, true>(l, &row, next, &mut known, scratch),
+                    };
+                    if !y.is_empty() {
+                        let y = y[(index - run * taken) * value_dim + first..][..block.columns].as_mut_ptr();
+                        for (j, output) in output.into_iter().enumerate() {
+                            store(l, y.wrapping_add(j * L::LANES), output, block.count(l, j));
                         }
-                        block.write(l, scratch, state);
                     }
-                    State::Outputs(state, y) => {
-                        block.read(l, state, scratch);
-                        for (row, y) in y.chunks_exact_mut(value_dim).enumerate() {
-                            let output = block.step::<L, true>(l, &rows, row, scratch);
-                            for (j, output) in output.into_iter().enumerate() {
-                                store(l, y.as_mut_ptr().add(first + j * L::LANES), output, block.count(l, j));
-                            }
-                        }
+                    if let (State::Own(state), true) = (&mut state, index + 1 == taken) {
+                        block.write(l, scratch, state);
                     }
                 }
             }
@@ -201,11 +254,36 @@ impl Op for Recurrence<'_> {
     }
 }
 
+/// One row of a head.
+#[derive(Clone, Copy)]
+struct Row {
+    query: *const f32, // (key_dim)
+    key: *const f32,   // (key_dim)
+    value: *const f32, // (value_dim)
+    decay: f32,
+    beta: f32,
+}
+
+impl Row {
+    /// Row `index` of both, if there is one.
+    #[inline(always)]
+    fn at(rows: &[HeadRows<'_>; 2], index: usize) -> Option<Self> {
+        let (rows, index) = match index.checked_sub(rows[0].len()) {
+            None => (&rows[0], index),
+            Some(index) => (&rows[1], index),
+        };
+        let (decay, beta) = (*rows.decay.get(index)?, *rows.beta.get(index)?);
+        let x = rows.x[index * rows.stride..][..rows.stride].as_ptr();
+        let [query, key, value] = [rows.query, rows.key, rows.value].map(|column| x.wrapping_add(column));
+        Some(Self { query, key, value, decay, beta })
+    }
+}
+
 /// Some columns of a state.
 ///
 /// # Safety
-/// Of all unsafe methods: the caller is inside a function with `L`'s features; a state is `(key_dim, value_dim)`, and
-/// scratch `(key_dim, VECTORS * LANES)` at least.
+/// Of all unsafe methods: the caller is inside a function with `L`'s features; a state is `(key_dim, value_dim)`,
+/// scratch `(key_dim, VECTORS * LANES)` at least, a key `(key_dim)`, and a row's pointers as its fields say.
 #[derive(Clone, Copy)]
 struct Block {
     first: usize,
@@ -221,19 +299,34 @@ impl Block {
         self.columns.saturating_sub(j * L::LANES).min(L::LANES)
     }
 
+    /// Copies the columns to `scratch`; returns `S^T k` of the key, if there is one.
+    ///
     /// # Safety
     /// As the type's.
     #[inline(always)]
-    unsafe fn read<L: Lanes>(&self, l: L, state: &[f32], scratch: &mut [f32]) {
-        for i in 0..self.key_dim {
-            for j in 0..VECTORS {
-                let at = i * self.value_dim + self.first + j * L::LANES;
-                // SAFETY: as the caller's; `count` columns are inside the state's row `i`.
-                unsafe {
-                    let v = load(l, state.as_ptr().wrapping_add(at), self.count(l, j));
-                    l.store(scratch.as_mut_ptr().add((i * VECTORS + j) * L::LANES), v);
+    unsafe fn read<L: Lanes>(
+        &self,
+        l: L,
+        state: &[f32],
+        key: Option<*const f32>,
+        scratch: &mut [f32],
+    ) -> [L::V; VECTORS] {
+        // SAFETY: as the caller's; `count` columns are inside the state's row `i`.
+        unsafe {
+            let mut known = [l.splat(0.0); VECTORS];
+            for i in 0..self.key_dim {
+                let k = match key {
+                    Some(key) => l.splat(*key.add(i)),
+                    None => l.splat(0.0),
+                };
+                for (j, known) in known.iter_mut().enumerate() {
+                    let at = i * self.value_dim + self.first + j * L::LANES;
+                    let s = load(l, state.as_ptr().wrapping_add(at), self.count(l, j));
+                    l.store(scratch.as_mut_ptr().add((i * VECTORS + j) * L::LANES), s);
+                    *known = l.add(*known, l.mul(s, k));
                 }
             }
+            known
         }
     }
 
@@ -253,39 +346,32 @@ impl Block {
         }
     }
 
-    /// Advances the columns in `scratch` by row `row`; with `OUTPUT`, returns their outputs.
+    /// Advances the columns in `scratch` by a row whose `S^T k` is `known`. With `OUTPUT`, returns their outputs; with
+    /// `NEXT`, `known` becomes that of the key `next`.
     ///
     /// # Safety
-    /// As the type's; `rows` were checked.
+    /// As the type's.
     #[inline(always)]
-    unsafe fn step<L: Lanes, const OUTPUT: bool>(
+    unsafe fn step<L: Lanes, const OUTPUT: bool, const NEXT: bool>(
         &self,
         l: L,
-        rows: &HeadRows<'_>,
-        row: usize,
+        row: &Row,
+        next: *const f32,
+        known: &mut [L::V; VECTORS],
         scratch: &mut [f32],
     ) -> [L::V; VECTORS] {
         // SAFETY: as the caller's.
         unsafe {
-            let x = rows.x.as_ptr().add(row * rows.stride);
-            let (query, key, value) = (x.add(rows.query), x.add(rows.key), x.add(rows.value + self.first));
-            let (decay, beta) = (l.splat(rows.decay[row]), l.splat(rows.beta[row]));
-            let state = scratch.as_mut_ptr();
-            let mut known = [l.splat(0.0); VECTORS]; // S^T k
-            for i in 0..self.key_dim {
-                let k = l.splat(*key.add(i));
-                for (j, known) in known.iter_mut().enumerate() {
-                    *known = l.add(*known, l.mul(l.load(state.add((i * VECTORS + j) * L::LANES)), k));
-                }
-            }
+            let (decay, beta) = (l.splat(row.decay), l.splat(row.beta));
             let mut delta = [l.splat(0.0); VECTORS];
-            for (j, (delta, known)) in delta.iter_mut().zip(known).enumerate() {
-                let v = load(l, value.wrapping_add(j * L::LANES), self.count(l, j));
+            for (j, (delta, known)) in delta.iter_mut().zip(*known).enumerate() {
+                let v = load(l, row.value.wrapping_add(self.first + j * L::LANES), self.count(l, j));
                 *delta = l.mul(beta, l.sub(v, l.mul(decay, known)));
             }
-            let mut output = [l.splat(0.0); VECTORS];
+            let state = scratch.as_mut_ptr();
+            let (mut output, mut sums) = ([l.splat(0.0); VECTORS], [l.splat(0.0); VECTORS]);
             for i in 0..self.key_dim {
-                let (k, q) = (l.splat(*key.add(i)), l.splat(*query.add(i)));
+                let (k, q, n) = (l.splat(*row.key.add(i)), l.splat(*row.query.add(i)), l.splat(*next.add(i)));
                 for (j, delta) in delta.iter().enumerate() {
                     let at = state.add((i * VECTORS + j) * L::LANES);
                     let s = l.add(l.mul(decay, l.load(at)), l.mul(k, *delta));
@@ -293,8 +379,12 @@ impl Block {
                     if OUTPUT {
                         output[j] = l.add(output[j], l.mul(s, q));
                     }
+                    if NEXT {
+                        sums[j] = l.add(sums[j], l.mul(s, n));
+                    }
                 }
             }
+            *known = sums;
             output
         }
     }

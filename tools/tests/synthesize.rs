@@ -23,7 +23,9 @@ fn synthesize(directory: &Path, options: &str) -> Engine {
     synthesize::run(&args).expect("a pair of checkpoints");
     let variant = options.split(' ').next().expect("a variant");
     let path = |part: &str| Path::new(directory).join(format!("{variant}-{part}.gguf"));
-    Engine::load(&EngineOptions::new(path("target")).with_assistant(path("assistant"))).expect("an engine")
+    let mut options = EngineOptions::new(path("target"));
+    options.assistant = Some(path("assistant")).filter(|path| path.exists());
+    Engine::load(&options).expect("an engine")
 }
 
 /// What follows a prompt that ends in `last`.
@@ -63,6 +65,11 @@ fn experts_echo() {
 }
 
 #[test]
+fn a_nextn_head_echoes() {
+    echoes("qwen-0.8b --layers 4 --vocab 2048");
+}
+
+#[test]
 fn the_centroid_head_finds_every_token() {
     echoes("e4b --layers 2 --vocab 16384 --centroids");
 }
@@ -85,6 +92,9 @@ fn options_that_do_not_fit_are_errors() {
     let args = parse(&["26b", "--centroids"]).expect("options");
     let error = synthesize::run(&args).expect_err("26b's assistant has no centroids");
     assert!(error.to_string().starts_with("--centroids:"), "{error}");
+    let args = parse(&["qwen-27b", "--layers", "3"]).expect("options");
+    let error = synthesize::run(&args).expect_err("no attention");
+    assert!(error.to_string().starts_with("--layers:"), "{error}");
     assert_eq!(names(directory.path()), [""; 0]);
 }
 

@@ -3,34 +3,38 @@
 //! Its weights are an echo. What attention, MLP and per-layer embeddings add to the residual stream is zero, so the
 //! stream stays the embedding of the token and the target predicts the token that it was given. The assistant's
 //! pre-projection is a random projection `P`, its embedding the normalised `E P^T`: it predicts the same token, and every
-//! draft is accepted (ids below 300 are control tokens and bytes; keep prompts above). All other weights are random and
-//! all shapes real: a step costs what the real checkpoint's costs.
+//! draft is accepted (ids below 300 are control tokens and bytes; keep prompts above). A NextN head projects its input to
+//! the embedding alone, for the same effect. All other weights are random and all shapes real: a step costs what the real
+//! checkpoint's costs.
 
 mod echo;
+mod gemma4;
+mod qwen35;
 mod shape;
 mod stored;
 mod tensors;
+mod variant;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Parser;
 use foretoken::Isa;
 use foretoken::checkpoint::gguf::{GgufWriter, TensorWriter};
 use foretoken_tools::progress::ProgressLine;
 use rayon::prelude::*;
 
-use echo::{Echo, ROWS, Random};
-use shape::{Shape, Variant};
+use echo::{ROWS, Random};
 use stored::{Quantize, Stored};
-use tensors::{Centroids, Contents, Tensor};
+use tensors::{Contents, Tensor};
+use variant::Variant;
 
-/// Write a target and an assistant of a real variant's shapes whose drafts are all accepted, for measurements.
+/// Write a target and what drafts for it, of a real variant's shapes, whose drafts are all accepted, for measurements.
 ///
-/// OUT_DIR/VARIANT-target.gguf and OUT_DIR/VARIANT-assistant.gguf take 3 GB for e2b and 18 GB for 26b.
+/// OUT_DIR/VARIANT-target.gguf and, where it is a file of its own, OUT_DIR/VARIANT-assistant.gguf take 3 GB for e2b and 18 GB
+/// for 26b.
 ///
 /// Example: synthesize /tmp/echo 26b --quantize q4_k_m
 #[derive(Parser)]
@@ -43,7 +47,7 @@ pub struct Args {
     /// Type of the matrices: q4_k_m (Q4_K and Q6_K mixed), q8_0, q4_0, q4_k, q6_k, ..., f16, bf16, f32.
     #[arg(long, value_name = "TYPE", default_value = "q4_k_m")]
     quantize: Quantize,
-    /// Layers of the target, if not as many as the variant has; at least 2, a sliding and a full one.
+    /// Layers of the target, if not as many as the variant has; at least one of every kind (2; qwen: 4).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=1024))]
     layers: Option<u16>,
     /// Another number makes other weights.
@@ -57,87 +61,39 @@ pub struct Args {
     #[arg(long)]
     centroids: bool,
     /// Tokens in the vocabulary (a smaller one, for tests).
-    #[arg(long, hide = true, default_value_t = 262_144, value_parser = clap::value_parser!(u32).range(1024..=262_144))]
-    vocab: u32,
+    #[arg(long, hide = true, value_parser = clap::value_parser!(u32).range(1024..=262_144))]
+    vocab: Option<u32>,
 }
-
-/// Tokens under a centroid, and centroids whose tokens are scored.
-const CENTROID_TOKENS: usize = 128;
-const CENTROID_TOP_K: usize = 32;
 
 fn main() -> ExitCode {
     foretoken_tools::run(|args: Args| run(&args))
 }
 
-/// Writes the pair.
+/// Writes a file's metadata.
+type Describe = Box<dyn FnOnce(&mut GgufWriter) -> Result<()>>;
+
+/// A file to be written.
+pub struct File {
+    name: String,
+    tensors: Vec<Tensor>,
+    describe: Describe,
+}
+
+/// Writes the files of the variant.
 pub fn run(args: &Args) -> Result<()> {
-    let vocab = args.vocab as usize;
-    let shape = args.variant.shape();
-    let shape = match args.layers {
-        Some(layers) => shape.with_layers(layers.into()),
-        None => shape,
-    };
-    if args.centroids {
-        ensure!(shape.per_layer > 0, "--centroids: only the assistants of e2b and e4b have a centroid head");
-        ensure!(
-            vocab.is_multiple_of(CENTROID_TOKENS),
-            "--vocab: with --centroids, give a multiple of {CENTROID_TOKENS}"
-        );
-    }
+    let files = args.variant.files(args)?;
     let directory = &args.out_dir;
     std::fs::create_dir_all(directory).with_context(|| format!("{}: cannot be made", directory.display()))?;
-
-    let isa = Isa::best();
-    let (target, assistant) = (shape.target(), shape.assistant());
-    let echo = Arc::new(Echo::new(isa, args.seed, shape.hidden, assistant.hidden));
-    let centroids = args.centroids.then(|| {
-        let line = ProgressLine::new("grouping tokens", vocab as u64);
-        // Half of those that are scored, so that rounding the weights moves no token out of reach.
-        let (count, nearest) = (vocab / CENTROID_TOKENS, CENTROID_TOP_K.min(vocab / CENTROID_TOKENS).div_ceil(2));
-        Centroids { count, ids: echo.group(vocab, count, nearest, |tokens| line.add(tokens as u64)) }
-    });
-    let count = centroids.as_ref().map(|centroids| centroids.count);
-    let target_tensors = tensors::target(&shape, &target, (args.quantize, args.key_norm), vocab, &echo);
-    let assistant_tensors = tensors::assistant(&shape, &assistant, args.quantize, vocab, &echo, centroids);
-
-    let all = target_tensors.iter().chain(&assistant_tensors);
+    let all = files.iter().flat_map(|file| &file.tensors);
     let line = ProgressLine::new("", all.map(|tensor| tensor.bytes as u64).sum());
-    let mut job = Job { isa, seed: args.seed, banks: HashMap::new(), line };
-    let (name, file_type) = (args.variant.name(), args.quantize.file_type());
-    job.write(&directory.join(format!("{name}-target.gguf")), &target_tensors, |file| {
-        target.describe(file, "gemma4", &format!("echo {name}"), file_type, vocab)?;
-        describe_target(file, &shape)
-    })?;
-    let architecture = if count.is_some() { "gemma4_assistant" } else { "gemma4-assistant" };
-    job.write(&directory.join(format!("{name}-assistant.gguf")), &assistant_tensors, |file| {
-        assistant.describe(file, architecture, &format!("echo {name} assistant"), file_type, vocab)?;
-        describe_assistant(file, &shape, count)
-    })?;
-    Ok(())
+    let mut job = Job { isa: args.isa(), seed: args.seed, banks: HashMap::new(), line };
+    files.into_iter().try_for_each(|file| job.write(&directory.join(&file.name), &file.tensors, file.describe))
 }
 
-fn describe_target(file: &mut GgufWriter, shape: &Shape) -> Result<()> {
-    file.value("gemma4.final_logit_softcapping", 30f32)?;
-    file.value("gemma4.embedding_length_per_layer_input", shape.per_layer as u32)?;
-    if let Some(experts) = shape.experts {
-        file.value("gemma4.expert_count", experts.count as u32)?;
-        file.value("gemma4.expert_used_count", experts.used as u32)?;
-        file.value("gemma4.expert_feed_forward_length", experts.ffn as u32)?;
+impl Args {
+    fn isa(&self) -> Isa {
+        Isa::best()
     }
-    Ok(())
-}
-
-fn describe_assistant(file: &mut GgufWriter, shape: &Shape, centroids: Option<usize>) -> Result<()> {
-    let Some(count) = centroids else {
-        file.value("gemma4-assistant.embedding_length_out", shape.hidden as u32)?;
-        return Ok(file.value("gemma4-assistant.nextn_predict_layers", 4u32)?);
-    };
-    file.value("gemma4_assistant.n_embd_backbone", shape.hidden as u32)?;
-    file.value("gemma4_assistant.n_centroids", count as u32)?;
-    file.value("gemma4_assistant.centroid_top_k", CENTROID_TOP_K.min(count) as u32)?;
-    file.value("gemma4_assistant.use_ordered_embeddings", true)?;
-    file.value("gemma4_assistant.attention.k_eq_v", shape.k_eq_v)?;
-    Ok(file.value("gemma4_assistant.requires_target_arch", "gemma4")?)
 }
 
 /// Bytes that are made at once, before they are written.

@@ -1,65 +1,58 @@
-//! The variants' shapes, and the metadata that describe them.
+//! Gemma 4's shapes, and the metadata that describe them.
 
 use anyhow::Result;
-use clap::ValueEnum;
 use foretoken::checkpoint::gguf::GgufWriter;
 
-#[derive(Clone, Copy, ValueEnum)]
-pub enum Variant {
-    E2b,
-    E4b,
-    #[value(name = "12b")]
-    B12,
-    #[value(name = "26b")]
-    B26,
-    #[value(name = "31b")]
-    B31,
-}
-
-impl Variant {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::E2b => "e2b",
-            Self::E4b => "e4b",
-            Self::B12 => "12b",
-            Self::B26 => "26b",
-            Self::B31 => "31b",
-        }
+impl Shape {
+    /// That of E2B.
+    pub fn e2b() -> Self {
+        Self { hidden: 1536, ffn: 6144, layers: 35, kv: [1, 1], period: 5, wide_shared_ffn: true, ..Self::small() }
     }
 
-    pub fn shape(self) -> Shape {
-        let small = Shape {
+    /// That of E4B.
+    pub fn e4b() -> Self {
+        Self { hidden: 2560, ffn: 10_240, layers: 42, kv: [2, 2], period: 6, shared: 18, ..Self::small() }
+    }
+
+    /// That of 12B.
+    pub fn b12() -> Self {
+        Self { hidden: 3840, ffn: 15_360, layers: 48, ..Self::large() }
+    }
+
+    /// That of 26B-A4B.
+    pub fn b26() -> Self {
+        let experts = Some(Experts { count: 128, used: 8, ffn: 704 });
+        Self { hidden: 2816, ffn: 2112, layers: 30, kv: [8, 2], experts, ..Self::large() }
+    }
+
+    /// That of 31B.
+    pub fn b31() -> Self {
+        let large = Self::large();
+        let assistant = Assistant { heads: 32, ..large.assistant };
+        Self { hidden: 5376, ffn: 21_504, layers: 60, heads: 32, kv: [16, 4], assistant, ..large }
+    }
+
+    fn small() -> Self {
+        Self {
             window: 512,
             per_layer: 256,
             assistant: Assistant { hidden: 256, ffn: 2048, heads: 4 },
             k_eq_v: false,
             shared: 20,
             heads: 8,
-            ..Shape::default()
-        };
-        let large = Shape {
+            ..Self::default()
+        }
+    }
+
+    fn large() -> Self {
+        Self {
             window: 1024,
             period: 6,
             assistant: Assistant { hidden: 1024, ffn: 8192, heads: 16 },
             k_eq_v: true,
             heads: 16,
             kv: [8, 1],
-            ..Shape::default()
-        };
-        match self {
-            Self::E2b => {
-                Shape { hidden: 1536, ffn: 6144, layers: 35, kv: [1, 1], period: 5, wide_shared_ffn: true, ..small }
-            }
-            Self::E4b => Shape { hidden: 2560, ffn: 10_240, layers: 42, kv: [2, 2], period: 6, shared: 18, ..small },
-            Self::B12 => Shape { hidden: 3840, ffn: 15_360, layers: 48, ..large },
-            Self::B26 => {
-                let experts = Some(Experts { count: 128, used: 8, ffn: 704 });
-                Shape { hidden: 2816, ffn: 2112, layers: 30, kv: [8, 2], experts, ..large }
-            }
-            Self::B31 => {
-                let assistant = Assistant { heads: 32, ..large.assistant };
-                Shape { hidden: 5376, ffn: 21_504, layers: 60, heads: 32, kv: [16, 4], assistant, ..large }
-            }
+            ..Self::default()
         }
     }
 }

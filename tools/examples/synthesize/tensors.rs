@@ -32,15 +32,15 @@ pub enum Contents {
 /// Fills `(rows, inputs)`, rows counted from the first argument on.
 pub type Rows = Box<dyn Fn(usize, &mut [f32]) + Sync>;
 
-struct List {
-    tensors: Vec<Tensor>,
-    quantize: Quantize,
-    key_norm: f32,
+pub struct List {
+    pub tensors: Vec<Tensor>,
+    pub quantize: Quantize,
+    pub key_norm: f32,
 }
 
 /// What a matrix of a layer is there for.
 #[derive(Clone, Copy, PartialEq)]
-enum Role {
+pub enum Role {
     /// To cost what a real one costs.
     Random,
     /// To add nothing to the residual stream.
@@ -52,19 +52,19 @@ impl List {
         self.tensors.push(Tensor { name: name.to_owned(), ggml_id, shape: shape.to_vec(), bytes, contents });
     }
 
-    fn values(&mut self, name: &str, values: Vec<f32>) {
+    pub fn values(&mut self, name: &str, values: Vec<f32>) {
         self.push(name, F32.ggml_id(), &[values.len()], 4 * values.len(), Contents::Values(values));
     }
 
-    fn ones(&mut self, name: &str, len: usize) {
+    pub fn ones(&mut self, name: &str, len: usize) {
         self.values(name, vec![1.0; len]);
     }
 
-    fn stored(&mut self, name: &str, shape: &[usize], stored: Stored, contents: Contents) {
+    pub fn stored(&mut self, name: &str, shape: &[usize], stored: Stored, contents: Contents) {
         self.push(name, stored.ggml_id(), shape, stored.bytes(shape.iter().product()), contents);
     }
 
-    fn rows(
+    pub fn rows(
         &mut self,
         name: &str,
         shape: [usize; 2],
@@ -74,7 +74,7 @@ impl List {
         self.stored(name, &shape, stored, Contents::Rows(stored, Box::new(rows)));
     }
 
-    fn random(&mut self, name: &str, shape: &[usize], stored: Stored, role: Role) {
+    pub fn random(&mut self, name: &str, shape: &[usize], stored: Stored, role: Role) {
         let inputs = shape.last().copied().unwrap_or(1) as f32;
         let contents = match role {
             Role::Random => Contents::Random(stored, 1.0 / inputs.sqrt()),
@@ -83,7 +83,7 @@ impl List {
         self.stored(name, shape, stored, contents);
     }
 
-    fn matrix(&mut self, name: &str, shape: &[usize], more_bits: bool, role: Role) {
+    pub fn matrix(&mut self, name: &str, shape: &[usize], more_bits: bool, role: Role) {
         let stored = self.quantize.matrix(shape.last().copied().unwrap_or(1), more_bits);
         self.random(name, shape, stored, role);
     }
@@ -128,7 +128,7 @@ enum OwnKv {
 }
 
 /// Whether the mix spends more bits on layer `i` of `n`: at both ends, and on every third between.
-fn more_bits(i: usize, n: usize) -> bool {
+pub fn more_bits(i: usize, n: usize) -> bool {
     i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2
 }
 

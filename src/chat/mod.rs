@@ -5,15 +5,19 @@
 //! (`tests/chat_templates.rs`).
 
 mod call;
+mod channels;
 mod json;
 mod language;
 mod marks;
 mod message;
+mod parts;
 mod reply;
 mod template;
+mod xml;
 
 pub use json::Json;
 pub use message::{Content, Message, Part, Role, ToolCall};
-pub use reply::{ReplyParser, ReplyPart};
+pub use parts::ReplyPart;
+pub use reply::ReplyParser;
 pub(crate) use template::template_source;
 pub use template::{ChatOptions, ChatTemplate, ControlTokens, GenerationPrompt, Thinking};

@@ -1,0 +1,231 @@
+//! Gemma 4's replies: reasoning in a channel, calls between control tokens.
+
+use super::call;
+use super::parts::{ReplyPart, add};
+use crate::run::Piece;
+use crate::tokenizer::Tokenizer;
+
+/// Takes the pieces of a generation apart by Gemma 4's control tokens: reasoning is a channel, `<|channel>thought\n .. <channel|>`,
+/// a call stands in `<|tool_call> .. <tool_call|>`. A call that is malformed, or that no tool was offered for, is text, with the
+/// names of its control tokens: nothing that the model writes is lost. With a tokenizer that has no such tokens, all is text.
+pub(super) struct Channels {
+    /// By the order of [`MARKERS`].
+    markers: [Option<u32>; MARKERS.len()],
+    /// Whether calls are looked for.
+    tools: bool,
+    state: State,
+}
+
+const MARKERS: [(&str, Marker); 5] = [
+    ("<|channel>", Marker::OpenChannel),
+    ("<channel|>", Marker::CloseChannel),
+    ("<|tool_call>", Marker::OpenCall),
+    ("<tool_call|>", Marker::CloseCall),
+    ("<|\"|>", Marker::Quote),
+];
+
+/// The name of the channel of reasoning.
+const THOUGHT: &str = "thought";
+
+#[derive(Clone, Copy, PartialEq)]
+enum Marker {
+    OpenChannel,
+    CloseChannel,
+    OpenCall,
+    CloseCall,
+    Quote,
+}
+
+#[derive(Debug, PartialEq)]
+enum State {
+    Text,
+    /// The name of a channel, to the end of its line.
+    ChannelName(String),
+    /// A channel's text; whether a line end was held back, which is not part of it in front of the channel's end.
+    Channel {
+        line_end: bool,
+    },
+    /// A call, and the places of its quotes.
+    Call(String, Vec<usize>),
+}
+
+impl Channels {
+    /// `tools`: whether the model was offered any.
+    pub(super) fn new(tokenizer: &Tokenizer, tools: bool) -> Self {
+        let markers = MARKERS.map(|(name, _)| tokenizer.id(name).filter(|id| tokenizer.is_control(*id)));
+        Self { markers, tools, state: State::Text }
+    }
+
+    /// The parts that a piece completes.
+    pub(super) fn push(&mut self, piece: &Piece) -> Vec<ReplyPart> {
+        let (mut parts, mut begin) = (Vec::new(), 0);
+        for control in &piece.control {
+            self.text(&piece.text[begin..control.at], &mut parts);
+            begin = control.at;
+            let found = MARKERS.iter().zip(self.markers).find(|(_, id)| *id == Some(control.id));
+            self.control(found.map(|((_, marker), _)| *marker), &mut parts);
+        }
+        self.text(&piece.text[begin..], &mut parts);
+        parts
+    }
+
+    /// The parts that the end completes. A call whose end is missing is one if it is whole otherwise.
+    pub(super) fn finish(&mut self) -> Vec<ReplyPart> {
+        let mut parts = Vec::new();
+        self.control(None, &mut parts);
+        if let State::Channel { line_end: true } = self.state {
+            add(&mut parts, ReplyPart::Reasoning("\n".into()));
+        }
+        self.state = State::Text;
+        parts
+    }
+
+    fn text(&mut self, text: &str, parts: &mut Vec<ReplyPart>) {
+        if text.is_empty() {
+            return;
+        }
+        match &mut self.state {
+            State::Text => add(parts, ReplyPart::Text(text.into())),
+            State::ChannelName(name) => match text.split_once('\n') {
+                None => name.push_str(text),
+                Some((_, rest)) => {
+                    self.state = State::Channel { line_end: false };
+                    self.text(rest, parts);
+                }
+            },
+            State::Channel { line_end } => {
+                let held = if *line_end { "\n" } else { "" };
+                let own = text.strip_suffix('\n');
+                *line_end = own.is_some();
+                add(parts, ReplyPart::Reasoning(format!("{held}{}", own.unwrap_or(text))));
+            }
+            State::Call(call, _) => call.push_str(text),
+        }
+    }
+
+    /// A control token; `None` is one that has no meaning here, or the end.
+    fn control(&mut self, marker: Option<Marker>, parts: &mut Vec<ReplyPart>) {
+        match (&mut self.state, marker) {
+            (State::Call(call, quotes), Some(Marker::Quote)) => return quotes.push(call.len()),
+            (State::Call(call, quotes), marker) => {
+                let is_closed = marker == Some(Marker::CloseCall);
+                add(
+                    parts,
+                    match call::parse(call, quotes) {
+                        Some(call) => ReplyPart::ToolCall(call),
+                        None => ReplyPart::Text(spelled(call, quotes, is_closed)),
+                    },
+                );
+                self.state = State::Text;
+            }
+            (State::ChannelName(name), marker) => {
+                // An empty channel, or one without a name.
+                let text = if THOUGHT.starts_with(&**name) { String::new() } else { std::mem::take(name) };
+                add(parts, ReplyPart::Reasoning(text));
+                self.state = if marker.is_some() { State::Text } else { State::Channel { line_end: false } };
+            }
+            (State::Channel { .. }, Some(Marker::CloseChannel)) => self.state = State::Text,
+            _ => {}
+        }
+        match marker {
+            Some(Marker::OpenChannel) => self.state = State::ChannelName(String::new()),
+            Some(Marker::OpenCall) if self.tools => self.state = State::Call(String::new(), Vec::new()),
+            Some(Marker::OpenCall | Marker::CloseCall | Marker::Quote) if !self.tools => {
+                let name = MARKERS.iter().find(|(_, of)| Some(*of) == marker).map_or("", |(name, _)| name);
+                self.text(name, parts);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A call as the model wrote it.
+fn spelled(call: &str, quotes: &[usize], is_closed: bool) -> String {
+    let mut text = String::from("<|tool_call>");
+    let mut begin = 0;
+    for at in quotes {
+        text += &call[begin..*at];
+        text += "<|\"|>";
+        begin = *at;
+    }
+    text + &call[begin..] + if is_closed { "<tool_call|>" } else { "" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat::{Json, ToolCall};
+    use crate::stop::ControlToken;
+
+    /// The parts of a text in which markers are tokens, in pieces of so many characters.
+    fn parts(text: &str, tools: bool, size: usize) -> Vec<ReplyPart> {
+        let mut parser = Channels { markers: [0, 1, 2, 3, 4].map(Some), tools, state: State::Text };
+        let (mut parts, mut piece, mut rest) = (Vec::new(), Piece::default(), text);
+        while !rest.is_empty() {
+            match (0..).zip(MARKERS).find(|(_, (name, _))| rest.starts_with(name)) {
+                Some((id, (name, _))) => {
+                    piece.control.push(ControlToken { id, at: piece.text.len() });
+                    rest = &rest[name.len()..];
+                }
+                None => {
+                    let c = rest.chars().next().expect("a character");
+                    piece.text.push(c);
+                    rest = &rest[c.len_utf8()..];
+                }
+            }
+            if piece.text.chars().count() >= size {
+                parser.push(&std::mem::take(&mut piece)).into_iter().for_each(|part| add(&mut parts, part));
+            }
+        }
+        let last = [parser.push(&piece), parser.finish()].concat();
+        last.into_iter().for_each(|part| add(&mut parts, part));
+        parts
+    }
+
+    fn text(text: &str) -> ReplyPart {
+        ReplyPart::Text(text.into())
+    }
+
+    fn reasoning(text: &str) -> ReplyPart {
+        ReplyPart::Reasoning(text.into())
+    }
+
+    fn call(name: &str, arguments: &str) -> ReplyPart {
+        let arguments = Json::parse(arguments).expect("JSON");
+        ReplyPart::ToolCall(ToolCall { id: None, name: name.into(), arguments })
+    }
+
+    #[test]
+    fn replies_are_taken_apart() {
+        let cases = [
+            ("Hello\n", vec![text("Hello\n")]),
+            ("<|channel>thought\nA\n\nB\n<channel|>C", vec![reasoning("A\n\nB"), text("C")]),
+            ("<|channel>thought\n<channel|>C", vec![text("C")]),
+            ("<|channel>thought<channel|>C", vec![text("C")]),
+            ("<|channel>odd<channel|>C", vec![reasoning("odd"), text("C")]),
+            // The end within a channel.
+            ("<|channel>thought\nA\n", vec![reasoning("A\n")]),
+            ("<|channel>tho", vec![]),
+            (
+                "I look.<|tool_call>call:f{a:<|\"|>}<|\"|>}<tool_call|><|tool_call>call:g{}<tool_call|>",
+                vec![text("I look."), call("f", r#"{"a":"}"}"#), call("g", "{}")],
+            ),
+            ("<|channel>thought\nA\n<|tool_call>call:g{}<tool_call|>", vec![reasoning("A"), call("g", "{}")]),
+            // Without their ends.
+            ("<|tool_call>call:f{}<|tool_call>call:g{}", vec![call("f", "{}"), call("g", "{}")]),
+            // Malformed ones are text as it was written.
+            ("a<|tool_call>call:f{b:<|\"|>c", vec![text("a<|tool_call>call:f{b:<|\"|>c")]),
+            ("<|tool_call>f()<tool_call|>b", vec![text("<|tool_call>f()<tool_call|>b")]),
+            ("<|tool_call><|\"|>", vec![text("<|tool_call><|\"|>")]),
+            // Spelled in ordinary tokens, a marker is text.
+            ("a <| tool_call>", vec![text("a <| tool_call>")]),
+        ];
+        for (written, want) in cases {
+            for size in [1, 2, 7, 1000] {
+                assert_eq!(parts(written, true, size), want, "{written:?} in pieces of {size}");
+            }
+        }
+        let written = "a<|tool_call>call:f{b:<|\"|>c<|\"|>}<tool_call|>";
+        assert_eq!(parts(written, false, 3), [text(written)], "no tool was offered");
+    }
+}

@@ -1,0 +1,275 @@
+//! Qwen3.5's replies: reasoning up to `</think>`, calls as
+//! `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>..</function></tool_call>`, with line ends between.
+
+use minijinja::Value;
+
+use super::json::Json;
+use super::message::ToolCall;
+use super::parts::{ReplyPart, add};
+use super::template::{ChatOptions, GenerationPrompt, Thinking};
+use crate::run::Piece;
+use crate::tokenizer::Tokenizer;
+
+const THINK: [&str; 2] = ["<think>", "</think>"];
+const CALL: [&str; 2] = ["<tool_call>", "</tool_call>"];
+
+/// Takes texts apart by tags, which may be tokens or spelled. A call that is malformed, or that no tool was offered for, is
+/// text as it was written.
+pub(super) struct XmlReply {
+    tags: [(Option<u32>, &'static str); 4], // of tokens that decoded texts do not show
+    tools: Vec<Json>,
+    state: State,
+    rest: String, // not handed out: it may be the beginning of a tag
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    /// Text; at its begin behind a tag, where line ends are not part of it.
+    Text { begin: bool },
+    /// Reasoning; at its begin, where a tag and line ends are not part of it.
+    Reasoning { begin: bool },
+    /// A call.
+    Call,
+}
+
+impl XmlReply {
+    /// `None` if the tokenizer has no such tags, or the marks of another syntax.
+    pub(super) fn new(tokenizer: &Tokenizer, options: &ChatOptions) -> Option<Self> {
+        let tags = [THINK[0], THINK[1], CALL[0], CALL[1]].map(|tag| (tokenizer.id(tag), tag));
+        if tags.iter().any(|(id, _)| id.is_none()) {
+            return None;
+        }
+        // The template opens the reasoning in the prompt.
+        let thinks = options.thinking == Thinking::On && options.generation_prompt == GenerationPrompt::Add;
+        let state = if thinks { State::Reasoning { begin: true } } else { State::Text { begin: true } };
+        Some(Self { tags, tools: options.tools.clone(), state, rest: String::new() })
+    }
+
+    /// The parts that a piece completes.
+    pub(super) fn push(&mut self, piece: &Piece) -> Vec<ReplyPart> {
+        let (mut parts, mut begin) = (Vec::new(), 0);
+        for control in &piece.control {
+            self.rest.push_str(&piece.text[begin..control.at]);
+            begin = control.at;
+            let tag = self.tags.iter().find(|(id, _)| *id == Some(control.id));
+            self.rest.push_str(tag.map_or("", |(_, tag)| tag));
+        }
+        self.rest.push_str(&piece.text[begin..]);
+        while self.step(&mut parts) {}
+        parts
+    }
+
+    /// The parts that the end completes.
+    pub(super) fn finish(&mut self) -> Vec<ReplyPart> {
+        let mut parts = Vec::new();
+        let rest = std::mem::take(&mut self.rest);
+        match self.state {
+            State::Text { .. } => add(&mut parts, ReplyPart::Text(rest)),
+            State::Reasoning { .. } => add(&mut parts, ReplyPart::Reasoning(rest)),
+            State::Call => add(&mut parts, self.call(&rest, "")),
+        }
+        self.state = State::Text { begin: true };
+        parts
+    }
+
+    /// Hands out what is certain; whether a tag was passed, so that there may be more.
+    fn step(&mut self, parts: &mut Vec<ReplyPart>) -> bool {
+        if let State::Text { begin: true } | State::Reasoning { begin: true } = self.state {
+            self.rest.drain(..self.rest.len() - self.rest.trim_start_matches('\n').len());
+        }
+        let offered = &CALL[..usize::from(!self.tools.is_empty())];
+        let ends: &[&str] = match self.state {
+            State::Text { .. } => &[&THINK[..1], offered].concat(),
+            State::Reasoning { .. } => &[&THINK[..], offered].concat(),
+            State::Call => &CALL[1..],
+        };
+        let found = ends.iter().filter_map(|tag| Some((self.rest.find(tag)?, *tag))).min();
+        let Some((at, tag)) = found else {
+            let sure = self.rest.len() - uncertain(&self.rest, ends, self.state);
+            if self.state != State::Call && sure > 0 {
+                let text: String = self.rest.drain(..sure).collect();
+                self.hand_out(text, parts);
+            }
+            return false;
+        };
+        let before: String = self.rest.drain(..at + tag.len()).take(at).collect();
+        match self.state {
+            State::Call => add(parts, self.call(&before, tag)),
+            State::Reasoning { .. } => self.hand_out(before.trim_end_matches('\n').to_owned(), parts),
+            State::Text { .. } => self.hand_out(before, parts),
+        }
+        self.state = match tag {
+            "<think>" => State::Reasoning { begin: true },
+            "<tool_call>" => State::Call,
+            _ => State::Text { begin: true },
+        };
+        true
+    }
+
+    fn hand_out(&mut self, text: String, parts: &mut Vec<ReplyPart>) {
+        match &mut self.state {
+            State::Reasoning { begin } => {
+                *begin = *begin && text.is_empty();
+                add(parts, ReplyPart::Reasoning(text));
+            }
+            State::Text { begin } => {
+                *begin = *begin && text.is_empty();
+                add(parts, ReplyPart::Text(text));
+            }
+            State::Call => {}
+        }
+    }
+
+    /// The call that `text` spells, or itself, with its tags.
+    fn call(&self, text: &str, end: &str) -> ReplyPart {
+        match parse(text, &self.tools) {
+            Some(call) => ReplyPart::ToolCall(call),
+            None => ReplyPart::Text(format!("{}{text}{end}", CALL[0])),
+        }
+    }
+}
+
+/// Bytes at the end of `text` that may be the beginning of one of `tags`; in reasoning, line ends in front of them as well.
+fn uncertain(text: &str, tags: &[&str], state: State) -> usize {
+    let longest = |tag: &&str| (1..tag.len()).rev().find(|len| text.ends_with(&tag[..*len])).unwrap_or(0);
+    let tag = tags.iter().map(longest).max().unwrap_or(0);
+    match state {
+        State::Reasoning { .. } => text.len() - text[..text.len() - tag].trim_end_matches('\n').len(),
+        _ => tag,
+    }
+}
+
+/// The call between the tags.
+fn parse(text: &str, tools: &[Json]) -> Option<ToolCall> {
+    let (name, mut rest) = text.trim().strip_prefix("<function=")?.split_once('>')?;
+    if name.is_empty() || name.contains(['<', '\n']) {
+        return None;
+    }
+    let mut arguments = String::from("{");
+    loop {
+        rest = rest.trim_start();
+        if let Some(end) = rest.strip_prefix("</function>") {
+            let arguments = Json::parse(&(arguments + "}")).ok().filter(|_| end.is_empty())?;
+            return Some(ToolCall { id: None, name: name.to_owned(), arguments });
+        }
+        let (key, from) = rest.strip_prefix("<parameter=")?.split_once('>')?;
+        let (value, behind) = from.split_once("</parameter>")?;
+        let value = value.strip_prefix('\n').unwrap_or(value);
+        let value = value.strip_suffix('\n').unwrap_or(value);
+        let separator = if arguments.len() > 1 { "," } else { "" };
+        arguments += &format!("{separator}{}:{}", string(key)?, spelled(value, name, key, tools)?);
+        rest = behind;
+    }
+}
+
+/// The JSON of a value: itself, if the tool's schema has another type than a string for it and it is JSON.
+fn spelled(value: &str, name: &str, key: &str, tools: &[Json]) -> Option<String> {
+    let get = |value: &Value, key: &str| value.get_attr(key).unwrap_or_default();
+    let functions = tools.iter().map(|tool| get(&tool.0, "function"));
+    let schema = functions
+        .filter(|function| get(function, "name").as_str() == Some(name))
+        .map(|function| get(&get(&get(&function, "parameters"), "properties"), key));
+    let is_string = |schema: &Value| schema.is_undefined() || get(schema, "type").as_str() == Some("string");
+    let other = schema.last().is_some_and(|schema| !is_string(&schema));
+    let is_json = || serde_json::from_str::<serde::de::IgnoredAny>(value).is_ok();
+    if other && is_json() { Some(value.to_owned()) } else { string(value) }
+}
+
+fn string(text: &str) -> Option<String> {
+    serde_json::to_string(text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stop::ControlToken;
+
+    const TOOL: &str = r#"{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties":
+        {"a": {"type": "string"}, "n": {"type": "integer"}, "l": {"type": "array"}}}}}"#;
+
+    fn reply(state: State, tools: bool) -> XmlReply {
+        let tools = if tools { vec![Json::parse(TOOL).expect("JSON")] } else { Vec::new() };
+        let tags = [(Some(0), THINK[0]), (Some(1), THINK[1]), (Some(2), CALL[0]), (Some(3), CALL[1])];
+        XmlReply { tags, tools, state, rest: String::new() }
+    }
+
+    /// The parts of a text in pieces of so many characters.
+    fn parts(text: &str, mut reply: XmlReply, size: usize) -> Vec<ReplyPart> {
+        let mut parts = Vec::new();
+        let characters: Vec<char> = text.chars().collect();
+        for piece in characters.chunks(size) {
+            let piece = Piece { text: piece.iter().collect(), ..Piece::default() };
+            reply.push(&piece).into_iter().for_each(|part| add(&mut parts, part));
+        }
+        reply.finish().into_iter().for_each(|part| add(&mut parts, part));
+        parts
+    }
+
+    fn text(text: &str) -> ReplyPart {
+        ReplyPart::Text(text.into())
+    }
+
+    fn reasoning(text: &str) -> ReplyPart {
+        ReplyPart::Reasoning(text.into())
+    }
+
+    fn call(name: &str, arguments: &str) -> ReplyPart {
+        let arguments = Json::parse(arguments).expect("JSON");
+        ReplyPart::ToolCall(ToolCall { id: None, name: name.into(), arguments })
+    }
+
+    #[test]
+    fn replies_are_taken_apart() {
+        let f = "<tool_call>\n<function=f>\n<parameter=a>\n12\n</parameter>\n<parameter=n>\n12\n</parameter>\n\
+                 <parameter=l>\n[1, \"x\"]\n</parameter>\n</function>\n</tool_call>";
+        let of_f = || call("f", r#"{"a":"12","n":12,"l":[1,"x"]}"#);
+        let two = format!("I look.\n{f}\n{f}\n");
+        let cases = [
+            ("Hello < there\n", vec![text("Hello < there\n")]),
+            ("<think>\nA\n\nB\n</think>\n\nC", vec![reasoning("A\n\nB"), text("C")]),
+            (&two, vec![text("I look.\n"), of_f(), of_f()]),
+            // Of several lines, of no schema, of the wrong type.
+            (
+                "<tool_call><function=f><parameter=a>\nx\n\ny\n</parameter><parameter=z>1</parameter>\
+                 <parameter=n>one</parameter></function></tool_call>",
+                vec![call("f", r#"{"a":"x\n\ny","z":"1","n":"one"}"#)],
+            ),
+            ("<tool_call><function=g></function>", vec![call("g", "{}")]),
+            // Malformed ones are text as it was written.
+            ("a<tool_call>{}</tool_call>b", vec![text("a<tool_call>{}</tool_call>b")]),
+            (
+                "<tool_call><function=f><parameter=a>1</function>",
+                vec![text("<tool_call><function=f><parameter=a>1</function>")],
+            ),
+            (
+                "<tool_call><function=></function></tool_call>",
+                vec![text("<tool_call><function=></function></tool_call>")],
+            ),
+        ];
+        for (written, want) in cases {
+            for size in [1, 2, 7, 1000] {
+                let parts = parts(written, reply(State::Text { begin: true }, true), size);
+                assert_eq!(parts, want, "{written:?} in pieces of {size}");
+            }
+        }
+        let thinking = || reply(State::Reasoning { begin: true }, true);
+        for size in [1, 3, 1000] {
+            assert_eq!(parts("A\n</think>\n\nC", thinking(), size), [reasoning("A"), text("C")]);
+            assert_eq!(parts("<think>\nA\n", thinking(), size), [reasoning("A\n")]);
+            assert_eq!(parts(&format!("A\n{f}"), thinking(), size), [reasoning("A"), of_f()]);
+            let without = reply(State::Text { begin: true }, false);
+            assert_eq!(parts(f, without, size), [text(f)], "no tool was offered");
+        }
+    }
+
+    #[test]
+    fn tags_that_are_control_tokens_are_seen() {
+        let piece = Piece {
+            text: "A\n\nB".into(),
+            control: vec![ControlToken { id: 0, at: 0 }, ControlToken { id: 1, at: 1 }],
+            ..Piece::default()
+        };
+        let mut reply = reply(State::Text { begin: true }, true);
+        assert_eq!([reply.push(&piece), reply.finish()].concat(), [reasoning("A"), text("B")]);
+    }
+}

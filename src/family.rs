@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::checkpoint::convert::gemma4::description;
+use crate::checkpoint::convert::options::ToGguf;
+use crate::checkpoint::convert::plan::Description;
 use crate::checkpoint::{Checkpoint, LoadOptions};
 use crate::model::Model;
 use crate::speculative::OwnDrafter;
@@ -27,20 +30,35 @@ struct Family {
     /// by name.
     claims: fn(&str) -> bool,
     load: fn(&Checkpoint, LoadOptions) -> Result<Loaded>,
+    /// What a GGUF file of a checkpoint at Hugging Face has in it.
+    describe: fn(&Checkpoint, &ToGguf) -> Result<Description>,
 }
 
 /// The last one claims the rest, whose errors say what is read.
-static REGISTRY: [Family; 2] =
-    [Family { claims: |name| name.starts_with("qwen"), load: qwen35 }, Family { claims: |_| true, load: gemma4 }];
+static REGISTRY: [Family; 2] = [
+    Family { claims: |name| name.starts_with("qwen"), load: qwen35, describe: qwen35::description },
+    Family { claims: |_| true, load: gemma4, describe: description },
+];
 
 /// Loads the target of a checkpoint of any family.
 ///
 /// # Errors
 /// If the checkpoint needs something that is not implemented, or a tensor is missing or has another shape.
 pub(crate) fn load(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {
+    (of(checkpoint)?.load)(checkpoint, options)
+}
+
+/// What a GGUF file of a checkpoint of any family has in it.
+///
+/// # Errors
+/// If the configuration needs something that is not implemented, or there are tensors that no text model has.
+pub(crate) fn describe(checkpoint: &Checkpoint, options: &ToGguf) -> Result<Description> {
+    (of(checkpoint)?.describe)(checkpoint, options)
+}
+
+fn of(checkpoint: &Checkpoint) -> Result<&'static Family> {
     let name = checkpoint.model_type()?;
-    let family = REGISTRY.iter().find(|family| (family.claims)(&name)).unwrap_or(&REGISTRY[REGISTRY.len() - 1]);
-    (family.load)(checkpoint, options)
+    Ok(REGISTRY.iter().find(|family| (family.claims)(&name)).unwrap_or(&REGISTRY[REGISTRY.len() - 1]))
 }
 
 fn gemma4(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {

@@ -4,11 +4,12 @@
 mod cases;
 mod gguf_writer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use cases::{Case, max_difference, values};
 use foretoken::checkpoint::Checkpoint;
+use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
 use foretoken::checkpoint::gguf::{self, Gguf};
 use foretoken::kv::{KvOptions, PagePool};
 use foretoken::nn::tensor;
@@ -285,6 +286,29 @@ fn a_gguf_file_computes_what_the_safetensors_do() {
     let folder = tempfile::tempdir().expect("a folder");
     for case in shipped() {
         computes_the_references(&case, &load(&converted(&case), folder.path()).expect(&case.name));
+    }
+}
+
+/// The converter's file computes the same, and its tensors are those of the file above, bit by bit.
+#[test]
+fn checkpoints_are_converted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for case in shipped() {
+        let (path, other) = (folder.path().join("converted.gguf"), folder.path().join("model.gguf"));
+        let source = Checkpoint::open(case.path.join("target")).expect("a directory");
+        to_gguf(&source, &path, &ToGguf { outtype: Outtype::F32, ..ToGguf::default() }).expect(&case.name);
+        let gguf = Checkpoint::open(&path).expect("a file");
+        computes_the_references(&case, &Target::load(&gguf, Isa::best()).expect(&case.name));
+        std::fs::write(&other, converted(&case).bytes()).expect("a file");
+        let other = Checkpoint::open(&other).expect("a file");
+        let names = |checkpoint: &Checkpoint| BTreeSet::from_iter(checkpoint.names());
+        assert_eq!(names(&gguf), names(&other), "{}", case.name);
+        for name in other.names() {
+            let get = |checkpoint: &Checkpoint| checkpoint.get(&name).expect(&name).expect(&name);
+            let (got, want) = (get(&gguf), get(&other));
+            assert_eq!((got.dtype, &got.shape), (want.dtype, &want.shape), "{}: {name}", case.name);
+            assert!(got.bytes.as_slice() == want.bytes.as_slice(), "{}: {name} differs", case.name);
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod attention;
 mod config;
+mod convert;
 mod delta_net;
 mod feed_forward;
 mod gguf;
@@ -16,5 +17,6 @@ mod state;
 mod target;
 
 pub use config::{DeltaNetConfig, LayerType, MoeConfig, TensorLayout, TextConfig};
+pub(crate) use convert::description;
 pub use state::DeltaNetMatrices;
 pub use target::Target;

@@ -191,6 +191,6 @@ impl Model for Target {
 }
 
 /// Tensors of the vision tower, which text does not use.
-fn is_vision(name: &str) -> bool {
+pub(super) fn is_vision(name: &str) -> bool {
     ["visual.", "vision_"].iter().any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
 }

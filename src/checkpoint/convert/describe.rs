@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::AssistantLayout;
+use super::options::AssistantLayout;
 use crate::checkpoint::gguf::GgufWriter;
 use crate::gemma4::{AssistantConfig, AttentionType, LayerConfig, TextConfig};
 use crate::{Error, Result};

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use foretoken_kernels::{ElementType, Isa};
 use serde_json::{Map, Value, json};
 
-use super::{LeftOut, ORDERING, ROPE_FREQS, Report, Unknown, config_json, get, refused, tensor_error};
+use super::gemma4::ROPE_FREQS;
+use super::options::Unknown;
+use super::plan::{LeftOut, get, refused, tensor_error};
+use super::{ORDERING, Report, config_json};
 use crate::checkpoint::gguf::{self, Gguf};
 use crate::checkpoint::partial::Partial;
 use crate::checkpoint::recode::{RecodeError, recode};
@@ -126,7 +129,7 @@ fn plan(source: &Checkpoint, gguf: &Gguf, options: &ToHuggingFace) -> Result<(Ve
         planned.push(Planned { source: weight, name, dtype, shape: tensor.shape, len });
     }
     match options.unknown {
-        Unknown::Refused if !strangers.is_empty() => return Err(refused(source, &strangers)),
+        Unknown::Refused if !strangers.is_empty() => return Err(refused(source, "Gemma 4", &strangers)),
         _ => left_out.extend(strangers.into_iter().map(|name| (name, "no Gemma 4 text model has it"))),
     }
     Ok((planned, left_out))

@@ -31,6 +31,8 @@ const MAX_BYTES: u64 = 1 << 30;
 struct TokenizerFile {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
+    #[serde(default)]
+    pre_tokenizer: Value,
     model: Model,
 }
 
@@ -77,13 +79,16 @@ pub(super) fn declare(
     }
     let source = read(&path)?;
     let (tokens, kinds) = tokens(&path, &source, vocab_size)?;
-    file.value("tokenizer.ggml.model", "gemma4")?;
+    file.value("tokenizer.ggml.model", if source.model.byte_fallback { "gemma4" } else { "gpt2" })?;
+    if !source.model.byte_fallback {
+        file.value("tokenizer.ggml.pre", architecture.strip_suffix("moe").unwrap_or(architecture))?;
+    }
     file.array("tokenizer.ggml.tokens", tokens.iter().map(String::as_str))?;
     file.array("tokenizer.ggml.scores", tokens.iter().map(|_| SCORE))?;
     file.array("tokenizer.ggml.token_type", kinds)?;
     file.array("tokenizer.ggml.merges", merges(&path, &source.model.merges)?)?;
     declare_ids(file, &named_ids(directory, &source, config)?)?;
-    file.value("tokenizer.ggml.add_bos_token", true)?;
+    file.value("tokenizer.ggml.add_bos_token", source.model.byte_fallback)?;
     file.value("tokenizer.ggml.add_space_prefix", false)?;
     if let Some(template) = chat::template_source(directory)? {
         file.value("tokenizer.chat_template", template.as_str())?;
@@ -119,8 +124,9 @@ fn read(path: &Path) -> Result<TokenizerFile> {
     let text = std::fs::read(path).map_err(Error::io(path))?;
     let source: TokenizerFile = serde_json::from_slice(&text)
         .map_err(|e| Error::file(path, format!("is no BPE tokenizer ({e}); take the one that came with the model")))?;
-    if source.model.kind != "BPE" || !source.model.byte_fallback {
-        let problem = "is not BPE with byte fallback, as Gemma 4's is; take the one that came with the model";
+    let is_byte_level = || source.pre_tokenizer.to_string().contains("\"ByteLevel\"");
+    if source.model.kind != "BPE" || !(source.model.byte_fallback || is_byte_level()) {
+        let problem = "is not BPE with byte fallback or of bytes; take the one that came with the model";
         return Err(Error::file(path, problem));
     }
     Ok(source)

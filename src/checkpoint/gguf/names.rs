@@ -119,9 +119,28 @@ impl Names {
             return GEMMA4;
         }
         let block = |name: &str| layer(name, "blk.").filter(|(_, rest)| rest.starts_with("nextn.")).map(|(i, _)| i);
+        Self::of_qwen35(tensors.find_map(block))
+    }
+
+    /// Qwen3.5's, whose NextN head is block `nextn`.
+    pub(crate) fn of_qwen35(nextn: Option<u32>) -> Self {
         // Embedding, norm and output head are those of every architecture.
         let (global, gate_up) = (&GLOBAL[..3], "mlp.experts.gate_up_proj");
-        Names { global, layer: &QWEN35_LAYER, gate_up, nextn: tensors.find_map(block) }
+        Names { global, layer: &QWEN35_LAYER, gate_up, nextn }
+    }
+
+    /// Of a single expert's matrix at Hugging Face: the name of the stack in GGUF, its place among the matrices there, and how many
+    /// of those an expert has.
+    pub(crate) fn of_expert(&self, name: &str) -> Option<(String, usize, usize)> {
+        let (block, _, rest) = self.block(name)?;
+        let (expert, rest) = layer(rest, "mlp.experts.").map(|(expert, rest)| (expert as usize, rest))?;
+        let (stack, index, per_expert) = match rest {
+            "gate_proj.weight" => (GATE_UP, 2 * expert, 2),
+            "up_proj.weight" => (GATE_UP, 2 * expert + 1, 2),
+            "down_proj.weight" => ("ffn_down_exps.weight", expert, 1),
+            _ => return None,
+        };
+        Some((format!("blk.{block}.{stack}"), index, per_expert))
     }
 
     /// The block of the NextN head, if the file has one.
@@ -130,7 +149,7 @@ impl Names {
     }
 
     /// See [`gguf_names`].
-    pub(super) fn gguf(&self, name: &str) -> Vec<String> {
+    pub(crate) fn gguf(&self, name: &str) -> Vec<String> {
         match self.block(name) {
             Some((index, table, rest)) => with(table, rest).map(|name| format!("blk.{index}.{name}")).collect(),
             None => with(self.global, name).map(str::to_owned).collect(),

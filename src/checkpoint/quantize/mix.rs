@@ -101,7 +101,7 @@ impl std::str::FromStr for Mix {
 pub(super) struct Facts {
     /// Layers.
     pub layers: usize,
-    /// `attn_v` tensors.
+    /// `attn_v` and `attn_qkv` tensors.
     pub values: usize,
     /// Query heads per K/V head of the first layer.
     pub group: usize,
@@ -124,10 +124,17 @@ pub(super) struct Place {
 /// What names of experts' matrices contain.
 pub(super) const EXPERTS: &str = "_exps.";
 
-/// Whether `name`, of `dimensions` dimensions, is quantized at all: vectors, norms, routers, scales, tokens' order and
-/// the projection of per-layer embeddings stay as they are.
+/// Whether `name`, of `dimensions` dimensions, is quantized at all: vectors, norms, routers, scales, convolutions, tokens'
+/// order and the projection of per-layer embeddings stay as they are.
 pub(super) fn is_quantized(name: &str, dimensions: usize) -> bool {
-    let kept = ["_norm.weight", "ffn_gate_inp.weight", "per_layer_model_proj", "centroids.weight", "token_ordering"];
+    let kept = [
+        "_norm.weight",
+        "ffn_gate_inp.weight",
+        "per_layer_model_proj",
+        "centroids.weight",
+        "token_ordering",
+        "ssm_conv1d",
+    ];
     dimensions > 1 && name.ends_with(".weight") && !kept.iter().any(|kept| name.contains(kept))
 }
 
@@ -182,6 +189,14 @@ fn preferred(mix: Mix, name: &str, place: &Place, facts: &Facts) -> WeightType {
             _ => base,
         };
     }
+    if name.contains("attn_qkv.weight") {
+        return match mix {
+            Mix::Q3_K_M | Mix::Q3_K_L => Q4_K,
+            Mix::Q4_K_M => Q5_K,
+            Mix::Q5_K_M => Q6_K,
+            _ => base,
+        };
+    }
     if name.contains("ffn_down") {
         return match mix {
             Mix::Q2_K => Q3_K,
@@ -230,6 +245,7 @@ mod tests {
         let blocks = TensorType::Quantized;
         assert_eq!(of(Mix::Q4_K_M, "blk.12.attn_q.weight", 2816), blocks(Q4_K));
         assert_eq!(of(Mix::Q4_K_M, "blk.12.ffn_down_exps.weight", 704), blocks(WeightType::Q5_0));
+        assert_eq!(of(Mix::Q4_K_M, "blk.12.attn_qkv.weight", 2816), blocks(Q5_K));
         assert_eq!(of(Mix::Q2_K, "blk.12.ffn_gate.weight", 704), blocks(WeightType::Q4_0));
         assert_eq!(of(Mix::Q5_K_M, "blk.12.ffn_gate.weight", 704), blocks(WeightType::Q5_1));
         assert_eq!(of(Mix::Q6_K, "blk.12.ffn_gate.weight", 704), blocks(WeightType::Q8_0));

@@ -178,9 +178,10 @@ fn plan(gguf: &Gguf, options: &QuantizeOptions) -> Result<Vec<Planned>> {
         .filter(|tensor| tensor.name().ends_with("attn_v.weight"))
         .filter_map(|tensor| layer(tensor.name()))
         .collect();
+    let fused = gguf.tensors().filter(|tensor| tensor.name().ends_with("attn_qkv.weight")).count();
     let facts = Facts {
         layers: layers(gguf)?,
-        values: values.len(),
+        values: values.len() + fused,
         group: group(gguf),
         tied: gguf.info("output.weight").is_none(),
         importance: options.importance.is_some(),

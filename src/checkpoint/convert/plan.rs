@@ -1,0 +1,137 @@
+//! What a family puts into a GGUF file.
+
+use std::collections::BTreeMap;
+
+use foretoken_kernels::ElementType;
+
+use super::options::{Outtype, ToGguf, Unknown};
+use crate::checkpoint::gguf::GgufWriter;
+use crate::checkpoint::{Checkpoint, RawTensor, TensorType};
+use crate::{Error, Result};
+
+/// The contents of a GGUF file, but for the tokenizer.
+pub(crate) struct Description {
+    pub architecture: &'static str,
+    pub vocab_size: usize,
+    pub bos: Option<u32>,
+    pub eos: Option<u32>,
+    /// Declares the configuration's keys.
+    pub describe: Box<dyn FnOnce(&mut GgufWriter) -> Result<()>>,
+    /// Tensors that only GGUF files have: name and values.
+    pub constants: Vec<(&'static str, Vec<f32>)>,
+    pub planned: Vec<Planned>,
+    pub left_out: LeftOut,
+}
+
+/// What becomes of a tensor before it is stored, or the problem with it.
+pub(crate) type Change = Box<dyn Fn(RawTensor) -> Result<RawTensor, String>>;
+
+/// A tensor of the new file.
+pub(crate) struct Planned {
+    /// Its parts' names in the checkpoint, in order.
+    pub sources: Vec<String>,
+    /// Its name in the file.
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub dtype: TensorType,
+    pub change: Option<Change>,
+}
+
+/// A tensor's name in the file, and its place if it is a part of a stack.
+pub(crate) type Named = (String, Option<Place>);
+
+/// The place of a tensor in a stack of matrices.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    /// Which part it is.
+    pub index: usize,
+    /// Parts that are one matrix.
+    pub per_matrix: usize,
+}
+
+/// Names of tensors, and why they are not in the file.
+pub(super) type LeftOut = Vec<(String, &'static str)>;
+
+/// The new file's tensors, layer by layer, and the skipped ones. `name` says what a tensor is called in the file of a
+/// `family`, if it has one, or why it is left out.
+///
+/// # Errors
+/// If there are tensors without a name, and they are not to be left out, or a part of a stack is missing.
+pub(crate) fn plan(
+    source: &Checkpoint,
+    options: &ToGguf,
+    family: &str,
+    name: impl Fn(&str) -> Result<Option<Named>, &'static str>,
+) -> Result<(Vec<Planned>, LeftOut)> {
+    let (mut left_out, mut strangers) = (Vec::new(), Vec::new());
+    let mut named: BTreeMap<(Option<u32>, String), Vec<(Option<Place>, String)>> = BTreeMap::new();
+    for own in source.names() {
+        match name(&own) {
+            Err(why) => left_out.push((own, why)),
+            Ok(None) => strangers.push(own),
+            // Tensors outside the layers come first, then layer by layer.
+            Ok(Some((name, place))) => named.entry((layer(&name), name)).or_default().push((place, own)),
+        }
+    }
+    match options.unknown {
+        Unknown::Refused if !strangers.is_empty() => return Err(refused(source, family, &strangers)),
+        _ => left_out.extend(strangers.into_iter().map(|name| (name, "no text model of its family has it"))),
+    }
+    let planned = named.into_iter().map(|((_, name), mut parts)| {
+        parts.sort();
+        let first = get(source, &parts[0].1)?;
+        let mut shape = first.shape;
+        let per_matrix = parts[0].0.map_or(1, |place| place.per_matrix);
+        let is_next = |(i, (place, _)): (usize, &(Option<Place>, String))| place.map_or(0, |place| place.index) == i;
+        if !parts.iter().enumerate().all(is_next) || !parts.len().is_multiple_of(per_matrix) {
+            let problem =
+                format!("is one of {} parts of {name}, which are not all; download the checkpoint again", parts.len());
+            return Err(tensor_error(source, &parts[0].1, problem));
+        }
+        if parts[0].0.is_some() {
+            shape = [&[parts.len() / per_matrix, per_matrix * shape[0]], &shape[1..]].concat();
+        }
+        // Dimensions of one element are no dimensions in these files.
+        if shape.len() > 1 && !name.contains("_exps.") {
+            shape.retain(|size| *size != 1);
+        }
+        let dtype = stored_type(&name, &shape, first.dtype, options.outtype);
+        let sources = parts.into_iter().map(|(_, own)| own).collect();
+        Ok(Planned { sources, name, shape, dtype, change: None })
+    });
+    Ok((planned.collect::<Result<_>>()?, left_out))
+}
+
+pub(super) fn refused(source: &Checkpoint, family: &str, strangers: &[String]) -> Error {
+    let problem = format!(
+        "has {} tensors that no {family} text model has ({}); leave them out explicitly, or fix the checkpoint",
+        strangers.len(),
+        strangers.join(", ")
+    );
+    Error::file(source.path(), problem)
+}
+
+fn layer(name: &str) -> Option<u32> {
+    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
+/// As in llama.cpp's converter: norms, scales, convolutions and routers stay F32.
+fn stored_type(name: &str, shape: &[usize], from: TensorType, outtype: Outtype) -> TensorType {
+    if matches!(from, TensorType::I64 | TensorType::I32) {
+        return TensorType::I32;
+    }
+    let kept = ["_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d.weight"];
+    let exact = shape.len() < 2 || !name.ends_with(".weight") || kept.iter().any(|kept| name.ends_with(kept));
+    match exact {
+        true => TensorType::Float(ElementType::F32),
+        false => outtype.tensor_type(shape.last().copied().unwrap_or(1)),
+    }
+}
+
+pub(super) fn get(source: &Checkpoint, name: &str) -> Result<RawTensor> {
+    source.get(name)?.ok_or_else(|| tensor_error(source, name, "is missing; download the checkpoint again"))
+}
+
+pub(super) fn tensor_error(source: &Checkpoint, name: &str, problem: impl Into<String>) -> Error {
+    Error::Tensor { path: source.path().to_owned(), tensor: name.to_owned(), problem: problem.into() }
+}

@@ -166,11 +166,11 @@ fn parse(text: &str, tools: &[Json]) -> Option<ToolCall> {
 fn spelled(value: &str, name: &str, key: &str, tools: &[Json]) -> Option<String> {
     let get = |value: &Value, key: &str| value.get_attr(key).unwrap_or_default();
     let functions = tools.iter().map(|tool| get(&tool.0, "function"));
-    let schema = functions
+    let mut schema = functions
         .filter(|function| get(function, "name").as_str() == Some(name))
         .map(|function| get(&get(&get(&function, "parameters"), "properties"), key));
     let is_string = |schema: &Value| schema.is_undefined() || get(schema, "type").as_str() == Some("string");
-    let other = schema.last().is_some_and(|schema| !is_string(&schema));
+    let other = schema.next().is_some_and(|schema| !is_string(&schema));
     let is_json = || serde_json::from_str::<serde::de::IgnoredAny>(value).is_ok();
     if other && is_json() { Some(value.to_owned()) } else { string(value) }
 }

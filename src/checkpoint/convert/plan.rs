@@ -16,12 +16,15 @@ pub(crate) struct Description {
     pub bos: Option<u32>,
     pub eos: Option<u32>,
     /// Declares the configuration's keys.
-    pub describe: Box<dyn FnOnce(&mut GgufWriter) -> Result<()>>,
+    pub describe: Describe,
     /// Tensors that only GGUF files have: name and values.
     pub constants: Vec<(&'static str, Vec<f32>)>,
     pub planned: Vec<Planned>,
     pub left_out: LeftOut,
 }
+
+/// Declares keys.
+pub(crate) type Describe = Box<dyn FnOnce(&mut GgufWriter) -> Result<()>>;
 
 /// What becomes of a tensor before it is stored, or the problem with it.
 pub(crate) type Change = Box<dyn Fn(RawTensor) -> Result<RawTensor, String>>;
@@ -49,6 +52,9 @@ pub(crate) struct Place {
     pub per_matrix: usize,
 }
 
+/// A tensor's place in a stack, if it is a part of one, and its name in the checkpoint.
+type Part = (Option<Place>, String);
+
 /// Names of tensors, and why they are not in the file.
 pub(super) type LeftOut = Vec<(String, &'static str)>;
 
@@ -64,7 +70,7 @@ pub(crate) fn plan(
     name: impl Fn(&str) -> Result<Option<Named>, &'static str>,
 ) -> Result<(Vec<Planned>, LeftOut)> {
     let (mut left_out, mut strangers) = (Vec::new(), Vec::new());
-    let mut named: BTreeMap<(Option<u32>, String), Vec<(Option<Place>, String)>> = BTreeMap::new();
+    let mut named: BTreeMap<(Option<u32>, String), Vec<Part>> = BTreeMap::new();
     for own in source.names() {
         match name(&own) {
             Err(why) => left_out.push((own, why)),
@@ -82,7 +88,7 @@ pub(crate) fn plan(
         let first = get(source, &parts[0].1)?;
         let mut shape = first.shape;
         let per_matrix = parts[0].0.map_or(1, |place| place.per_matrix);
-        let is_next = |(i, (place, _)): (usize, &(Option<Place>, String))| place.map_or(0, |place| place.index) == i;
+        let is_next = |(i, (place, _)): (usize, &Part)| place.map_or(0, |place| place.index) == i;
         if !parts.iter().enumerate().all(is_next) || !parts.len().is_multiple_of(per_matrix) {
             let problem =
                 format!("is one of {} parts of {name}, which are not all; download the checkpoint again", parts.len());

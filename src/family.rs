@@ -6,8 +6,10 @@ use crate::checkpoint::convert::gemma4::description;
 use crate::checkpoint::convert::options::ToGguf;
 use crate::checkpoint::convert::plan::Description;
 use crate::checkpoint::{Checkpoint, LoadOptions};
+use crate::facts::TargetFacts;
 use crate::model::Model;
 use crate::speculative::OwnDrafter;
+use crate::verify::expected::{self, Implied};
 use crate::{Result, gemma4, qwen35};
 
 /// A loaded target.
@@ -32,12 +34,30 @@ struct Family {
     load: fn(&Checkpoint, LoadOptions) -> Result<Loaded>,
     /// What a GGUF file of a checkpoint at Hugging Face has in it.
     describe: fn(&Checkpoint, &ToGguf) -> Result<Description>,
+    facts: fn(&Checkpoint) -> Result<TargetFacts>,
+    /// What `verify` checks of a target.
+    implied: fn(&Checkpoint) -> Result<Implied>,
+    takes_assistants: bool,
 }
 
 /// The last one claims the rest, whose errors say what is read.
 static REGISTRY: [Family; 2] = [
-    Family { claims: |name| name.starts_with("qwen"), load: qwen35, describe: qwen35::description },
-    Family { claims: |_| true, load: gemma4, describe: description },
+    Family {
+        claims: |name| name.starts_with("qwen"),
+        load: qwen35,
+        describe: qwen35::description,
+        facts: qwen35::facts,
+        implied: qwen35::implied,
+        takes_assistants: false,
+    },
+    Family {
+        claims: |_| true,
+        load: gemma4,
+        describe: description,
+        facts: gemma4::facts,
+        implied: expected::gemma4,
+        takes_assistants: true,
+    },
 ];
 
 /// Loads the target of a checkpoint of any family.
@@ -54,6 +74,30 @@ pub(crate) fn load(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Load
 /// If the configuration needs something that is not implemented, or there are tensors that no text model has.
 pub(crate) fn describe(checkpoint: &Checkpoint, options: &ToGguf) -> Result<Description> {
     (of(checkpoint)?.describe)(checkpoint, options)
+}
+
+/// What a target of any family is, from its configuration and its tensors' names.
+///
+/// # Errors
+/// If the configuration is malformed or needs something that is not implemented.
+pub fn target_facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
+    (of(checkpoint)?.facts)(checkpoint)
+}
+
+/// What the configuration of a target of any family implies.
+///
+/// # Errors
+/// If the configuration is malformed or needs something that is not implemented.
+pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
+    (of(checkpoint)?.implied)(checkpoint)
+}
+
+/// Whether assistants draft for the target.
+///
+/// # Errors
+/// If config.json is missing or malformed.
+pub(crate) fn takes_assistants(checkpoint: &Checkpoint) -> Result<bool> {
+    Ok(of(checkpoint)?.takes_assistants)
 }
 
 fn of(checkpoint: &Checkpoint) -> Result<&'static Family> {

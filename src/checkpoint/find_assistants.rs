@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::Checkpoint;
 use crate::gemma4::{TextConfig, check_pair};
-use crate::{Error, Result};
+use crate::{Error, Result, family};
 
 /// The assistants that were found for a target, by path.
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ pub fn find_assistants(model: &Path) -> Result<FoundAssistants> {
         return Ok(FoundAssistants::default());
     }
     let target = Checkpoint::open(model)?;
-    if target.model_type()?.starts_with("qwen") {
+    if !family::takes_assistants(&target)? {
         // It drafts with a head of its own; what is named like an assistant is that head.
         return Ok(FoundAssistants::default());
     }

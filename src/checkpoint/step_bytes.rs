@@ -50,6 +50,11 @@ impl Checkpoint {
         self.described().iter().map(of_tensor).sum()
     }
 
+    /// The sum of what `of` says of every tensor: its name at Hugging Face, its dimensions, and its bytes when it is loaded.
+    pub(crate) fn sum_of_tensors(&self, of: impl Fn(&str, usize, u64) -> u64) -> u64 {
+        self.described().iter().map(|tensor| of(&tensor.name, tensor.dimensions, tensor.bytes)).sum()
+    }
+
     fn described(&self) -> Vec<Described> {
         match &self.files {
             Files::HuggingFace(tensors) => (tensors.described())
@@ -57,7 +62,7 @@ impl Checkpoint {
                 .collect(),
             Files::Gguf(gguf) => (gguf.tensors())
                 .map(|tensor| Described {
-                    name: super::gguf::hugging_face_name(tensor.name()).unwrap_or_else(|| tensor.name().to_owned()),
+                    name: gguf.hugging_face_name(tensor.name()).unwrap_or_else(|| tensor.name().to_owned()),
                     dimensions: tensor.shape().len(),
                     bytes: tensor.len_bytes().unwrap_or(0) as u64,
                 })

@@ -8,8 +8,10 @@ mod attention;
 mod config;
 mod convert;
 mod delta_net;
+mod facts;
 mod feed_forward;
 mod gguf;
+mod implied;
 mod layer;
 mod nextn;
 mod norm;
@@ -18,5 +20,7 @@ mod target;
 
 pub use config::{DeltaNetConfig, LayerType, MoeConfig, TensorLayout, TextConfig};
 pub(crate) use convert::description;
+pub(crate) use facts::facts;
+pub(crate) use implied::implied;
 pub use state::DeltaNetMatrices;
 pub use target::Target;

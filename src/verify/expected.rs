@@ -1,10 +1,23 @@
 //! The tensors that a configuration implies.
 
-use crate::gemma4::{AssistantConfig, LayerConfig, TextConfig};
+use crate::Result;
+use crate::checkpoint::Checkpoint;
+use crate::gemma4::{AssistantConfig, LayerConfig, TextConfig, is_dead, is_tower};
+
+/// What a target's configuration implies.
+pub(crate) struct Implied {
+    /// The configuration in a few words.
+    pub summary: String,
+    pub vocab_size: usize,
+    /// Tensors, with the checkpoint's prefixes.
+    pub tensors: Vec<Expected>,
+    /// Whether a tensor besides those may be there, unused.
+    pub is_known: Box<dyn Fn(&str) -> bool>,
+}
 
 /// The role of a tensor, which decides its checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// A matrix or table, of any type that the kernels read.
     Matrix,
     /// A vector: floating point.
@@ -16,10 +29,10 @@ pub(super) enum Kind {
 }
 
 /// A required tensor; `name` is Hugging Face's, without the text model's prefix.
-pub(super) struct Expected {
-    pub(super) name: String,
-    pub(super) shape: Vec<usize>,
-    pub(super) kind: Kind,
+pub(crate) struct Expected {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub kind: Kind,
 }
 
 #[derive(Default)]
@@ -47,8 +60,27 @@ impl List {
     }
 }
 
+/// What a Gemma 4's configuration implies.
+///
+/// # Errors
+/// If there is no embedding under any known prefix, or the configuration needs something that is not implemented.
+pub(crate) fn gemma4(checkpoint: &Checkpoint) -> Result<Implied> {
+    let config = checkpoint.target_config()?;
+    let prefix = checkpoint.text_prefix()?;
+    let mut tensors = target(&config);
+    tensors.iter_mut().for_each(|tensor| tensor.name = format!("{prefix}{}", tensor.name));
+    if !config.tie_word_embeddings {
+        let shape = vec![config.vocab_size, config.hidden_size];
+        tensors.push(Expected { name: "lm_head.weight".into(), shape, kind: Kind::Matrix });
+    }
+    let summary = format!("{} layers, hidden size {}", config.layers.len(), config.hidden_size);
+    let (vocab_size, head) = (config.vocab_size, "lm_head.weight");
+    let is_known = move |name: &str| is_tower(name) || is_dead(name, prefix, &config) || name == head;
+    Ok(Implied { summary, vocab_size, tensors, is_known: Box::new(is_known) })
+}
+
 /// Tensors of a target.
-pub(super) fn target(config: &TextConfig) -> Vec<Expected> {
+fn target(config: &TextConfig) -> Vec<Expected> {
     let mut list = List::default();
     let (hidden, vocab, width) = (config.hidden_size, config.vocab_size, config.hidden_size_per_layer_input);
     list.push(Kind::Matrix, "embed_tokens.weight", &[vocab, hidden]);

@@ -1,7 +1,7 @@
 //! Checks a target, an assistant, or a pair. All checks run, independent of each other; a failed one names the tensor
 //! or field and the remedy.
 
-mod expected;
+pub(crate) mod expected;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::checkpoint::{Checkpoint, RawTensor, TensorType, survey, token_ordering};
-use crate::gemma4::{AssistantConfig, TextConfig, check_pair, is_dead, is_tower};
-use crate::{Engine, EngineOptions, Error, GenerateOptions, MtpOptions, Result, SessionOptions, Speculation};
+use crate::gemma4::{AssistantConfig, check_pair};
+use crate::{Engine, EngineOptions, Error, GenerateOptions, MtpOptions, Result, SessionOptions, Speculation, family};
 use expected::{Expected, Kind};
 
 /// What to verify.
@@ -67,9 +67,9 @@ pub fn verify(options: &VerifyOptions) -> Vec<Finding> {
     let mut report = Report::default();
     let target = options.target.as_deref().and_then(|path| report.target(path));
     let assistant = options.assistant.as_deref().and_then(|path| report.assistant(path));
-    if let (Some((target, config)), Some((assistant, own))) = (&target, &assistant) {
-        report.pair(config, own);
-        report.tokenizers(target, assistant, config.vocab_size);
+    if let (Some((target, vocab_size)), Some((assistant, own))) = (&target, &assistant) {
+        report.pair(target, own);
+        report.tokenizers(target, assistant, *vocab_size);
     }
     // A model that failed a check is not run.
     if let Some(path) = options.target.as_deref().filter(|_| report.sound()) {
@@ -110,25 +110,17 @@ impl Report {
         }
     }
 
-    fn target(&mut self, path: &Path) -> Option<(Checkpoint, TextConfig)> {
+    /// The target, and the size of its vocabulary.
+    fn target(&mut self, path: &Path) -> Option<(Checkpoint, usize)> {
         let part = Part::Target;
         let checkpoint = self.note(part, "file", Checkpoint::open(path), opened)?;
-        let config = self.note(part, "configuration", checkpoint.target_config(), |config| {
-            format!("{} layers, hidden size {}", config.layers.len(), config.hidden_size)
-        })?;
-        let prefix = self.note(part, "names", checkpoint.text_prefix(), |prefix| format!("begin with {prefix:?}"))?;
-        let mut expected = expected::target(&config);
-        expected.iter_mut().for_each(|tensor| tensor.name = format!("{prefix}{}", tensor.name));
-        if !config.tie_word_embeddings {
-            let shape = vec![config.vocab_size, config.hidden_size];
-            expected.push(Expected { name: "lm_head.weight".into(), shape, kind: Kind::Matrix });
-        }
-        self.tensors(part, &checkpoint, &expected, None);
-        self.unused(part, &checkpoint, &expected, |name| {
-            is_tower(name) || is_dead(name, prefix, &config) || name == "lm_head.weight"
-        });
-        self.tokenizer(part, &checkpoint, config.vocab_size);
-        Some((checkpoint, config))
+        let implied = self.note(part, "configuration", family::implied(&checkpoint), |of| of.summary.clone())?;
+        let prefix = |prefix: &&str| format!("begin with {prefix:?}");
+        self.note(part, "names", checkpoint.text_prefix(), prefix)?;
+        self.tensors(part, &checkpoint, &implied.tensors, None);
+        self.unused(part, &checkpoint, &implied.tensors, implied.is_known);
+        self.tokenizer(part, &checkpoint, implied.vocab_size);
+        Some((checkpoint, implied.vocab_size))
     }
 
     fn assistant(&mut self, path: &Path) -> Option<(Checkpoint, AssistantConfig)> {
@@ -196,8 +188,9 @@ impl Report {
         }
     }
 
-    fn pair(&mut self, target: &TextConfig, assistant: &AssistantConfig) {
-        self.note(Part::Pair, "fit", check_pair(assistant, target), |donors| {
+    fn pair(&mut self, target: &Checkpoint, assistant: &AssistantConfig) {
+        let donors = target.target_config().and_then(|target| check_pair(assistant, &target));
+        self.note(Part::Pair, "fit", donors, |donors| {
             format!("the assistant's layers read K and V of the target's layers {donors:?}")
         });
     }
@@ -229,11 +222,8 @@ impl Report {
                 Ok(tokenizer) => tokenizer.encode(options.prompt.as_deref().unwrap_or("The quick brown fox"))?,
                 Err(_) => engine.target().bos_token_id().into_iter().chain(3..8).collect(),
             };
-            // Fixed blocks: the planner would stop using a useless assistant.
-            let speculation = match &options.assistant {
-                Some(_) => Speculation::Mtp(MtpOptions::default()),
-                None => Speculation::Off,
-            };
+            // Fixed blocks: the planner would stop using a useless drafter.
+            let speculation = if engine.has_mtp() { Speculation::Mtp(MtpOptions::default()) } else { Speculation::Off };
             let generate = GenerateOptions { max_tokens: SMOKE_TOKENS, speculation, ..GenerateOptions::default() };
             let mut session = engine.session(&SessionOptions::default())?;
             let mut generation = session.generate(&prompt, &generate)?;

@@ -5,44 +5,23 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
-use foretoken::gemma4::{AssistantConfig, AttentionType, TextConfig};
+use foretoken::gemma4::AssistantConfig;
+use foretoken::{Drafts, TargetFacts};
 
 /// A target, and what it can use; `assistant` is the one that it is used with.
 pub fn target(
     checkpoint: &Checkpoint,
-    config: &TextConfig,
+    facts: &TargetFacts,
     assistant: Option<&(Checkpoint, AssistantConfig)>,
 ) -> Result<()> {
-    file(checkpoint, "target");
-    let of_type = |attention| config.layers.iter().filter(|layer| layer.attention == attention).count();
-    line(
-        "layers",
-        &format!(
-            "{}: {} full, {} with a window of {}; hidden size {}, vocabulary {}",
-            config.layers.len(),
-            of_type(AttentionType::Full),
-            of_type(AttentionType::Sliding),
-            config.sliding_window,
-            config.hidden_size,
-            config.vocab_size
-        ),
-    );
-    let shared = config.layers.len() - config.num_own_kv_layers();
-    let mut parts = Vec::new();
-    if let Some(moe) = &config.moe {
-        parts.push(format!("{} of {} experts for a token", moe.top_k_experts, moe.num_experts));
+    file(checkpoint, &format!("{} target", facts.family));
+    let TargetFacts { layers, hidden_size, vocab_size, .. } = facts;
+    line("layers", &format!("{layers}; hidden size {hidden_size}, vocabulary {vocab_size}"));
+    if !facts.parts.is_empty() {
+        line("has", &facts.parts.join("; "));
     }
-    if config.hidden_size_per_layer_input > 0 {
-        parts.push(format!("per-layer embeddings of {}", config.hidden_size_per_layer_input));
-    }
-    if shared > 0 {
-        parts.push(format!("{shared} layers read the K and V of earlier ones"));
-    }
-    if !parts.is_empty() {
-        line("has", &parts.join("; "));
-    }
-    line("MTP", &mtp(config, assistant));
-    let k_eq_v = config.layers.iter().filter(|layer| layer.k_eq_v && !layer.kv_shared).count();
+    line("MTP", &mtp(facts, assistant));
+    let k_eq_v = facts.kv_layout.stores.iter().filter(|store| store.k_eq_v.is_some()).count();
     line(
         "K = V",
         &match k_eq_v {
@@ -50,13 +29,16 @@ pub fn target(
             count => format!("yes, in {count} layers: V alone is stored"),
         },
     );
-    line("text", &text(checkpoint, config)?);
+    if facts.state_bytes > 0 {
+        line("state", &format!("{} for a sequence, besides K and V", mebibytes(facts.state_bytes)));
+    }
+    line("text", &text(checkpoint, facts.vocab_size)?);
     Ok(())
 }
 
 /// An assistant, and how it drafts.
 pub fn assistant(checkpoint: &Checkpoint, config: &AssistantConfig) {
-    file(checkpoint, "assistant");
+    file(checkpoint, "Gemma 4 assistant");
     line("fits", &format!("targets of hidden size {}", config.backbone_hidden_size));
     line(
         "centroids",
@@ -69,18 +51,20 @@ pub fn assistant(checkpoint: &Checkpoint, config: &AssistantConfig) {
     );
 }
 
-fn mtp(config: &TextConfig, assistant: Option<&(Checkpoint, AssistantConfig)>) -> String {
-    match assistant {
-        Some((checkpoint, _)) => format!("yes, with {}", checkpoint.path().display()),
-        None => format!(
+fn mtp(facts: &TargetFacts, assistant: Option<&(Checkpoint, AssistantConfig)>) -> String {
+    match (facts.drafts, assistant) {
+        (Drafts::OwnHead(_), _) => "yes, with its own NextN head".into(),
+        (Drafts::NoHead, _) => "no NextN head (mtp.*) in the checkpoint: take one that has it".into(),
+        (Drafts::Assistant, Some((checkpoint, _))) => format!("yes, with {}", checkpoint.path().display()),
+        (Drafts::Assistant, None) => format!(
             "no assistant for a hidden size of {}: put the model's -assistant (mtp-*.gguf) beside it, or give both",
-            config.hidden_size
+            facts.hidden_size
         ),
     }
 }
 
-fn text(checkpoint: &Checkpoint, config: &TextConfig) -> Result<String> {
-    let tokenizer = match checkpoint.tokenizer(config.vocab_size)? {
+fn text(checkpoint: &Checkpoint, vocab_size: usize) -> Result<String> {
+    let tokenizer = match checkpoint.tokenizer(vocab_size)? {
         Some(_) => "a tokenizer",
         None => "no tokenizer (token ids only)",
     };
@@ -101,7 +85,7 @@ fn file(checkpoint: &Checkpoint, role: &str) {
         }
         None => "safetensors".into(),
     };
-    println!("{}: a Gemma 4 {role} ({format})", checkpoint.path().display());
+    println!("{}: a {role} ({format})", checkpoint.path().display());
     let mut types: BTreeMap<&str, usize> = BTreeMap::new();
     let names = checkpoint.names();
     for name in &names {

@@ -11,8 +11,9 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::Parser;
 use foretoken::checkpoint::{Checkpoint, find_assistants};
-use foretoken::gemma4::{AssistantConfig, TextConfig};
+use foretoken::gemma4::AssistantConfig;
 use foretoken::verify::VerifyOptions;
+use foretoken::{TargetFacts, target_facts};
 
 /// Say what checkpoints are, which features they can use, how long a context fits this machine's memory, how many tokens a
 /// second to expect, and with which command to generate.
@@ -47,7 +48,7 @@ struct Args {
 /// What the files are.
 #[derive(Default)]
 struct Patients {
-    target: Option<(Checkpoint, TextConfig)>,
+    target: Option<(Checkpoint, TargetFacts)>,
     assistant: Option<(Checkpoint, AssistantConfig)>,
 }
 
@@ -68,14 +69,14 @@ fn command(args: Args) -> Result<ExitCode> {
         contents::print(checkpoint)?;
     }
     let threads = args.threads.unwrap_or_else(foretoken::default_threads).max(1);
-    if let Some((checkpoint, config)) = &patients.target {
-        features::target(checkpoint, config, patients.assistant.as_ref())?;
+    if let Some((checkpoint, facts)) = &patients.target {
+        features::target(checkpoint, facts, patients.assistant.as_ref())?;
     }
     if let Some((checkpoint, config)) = &patients.assistant {
         features::assistant(checkpoint, config);
     }
-    if let Some((checkpoint, config)) = &patients.target {
-        speed::print((checkpoint, config), patients.assistant.as_ref(), threads)?;
+    if let Some((checkpoint, facts)) = &patients.target {
+        speed::print((checkpoint, facts), patients.assistant.as_ref(), threads)?;
     }
     if !args.check {
         return Ok(ExitCode::SUCCESS);
@@ -90,8 +91,8 @@ impl Patients {
         let mut patients = Self::default();
         for path in paths {
             let checkpoint = Checkpoint::open(path)?;
-            match (checkpoint.target_config(), checkpoint.assistant_config()) {
-                (Ok(config), _) if patients.target.is_none() => patients.target = Some((checkpoint, config)),
+            match (target_facts(&checkpoint), checkpoint.assistant_config()) {
+                (Ok(facts), _) if patients.target.is_none() => patients.target = Some((checkpoint, facts)),
                 (_, Ok(config)) if patients.assistant.is_none() => patients.assistant = Some((checkpoint, config)),
                 (Ok(_), _) => bail!("{}: is a second target; give one, and its assistant", path.display()),
                 (_, Ok(_)) => bail!("{}: is a second assistant; give one, and its target", path.display()),

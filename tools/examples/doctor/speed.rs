@@ -1,11 +1,11 @@
 //! What a model takes of this machine: memory for a context, tokens a second, and the command.
 
 use anyhow::{Context, Result};
-use foretoken::Isa;
 use foretoken::chat::ChatTemplate;
 use foretoken::checkpoint::Checkpoint;
-use foretoken::gemma4::{AssistantConfig, TextConfig};
+use foretoken::gemma4::AssistantConfig;
 use foretoken::kv::{KvCache, KvOptions, KvPreset, available_memory};
+use foretoken::{Drafts, Isa, TargetFacts};
 use foretoken_tools::measure::processor_bandwidth;
 
 use crate::features::{line, mebibytes};
@@ -20,7 +20,7 @@ const FOUR_ROWS: f64 = 1.1;
 const SHORT: usize = 8192;
 
 pub fn print(
-    (checkpoint, config): (&Checkpoint, &TextConfig),
+    (checkpoint, facts): (&Checkpoint, &TargetFacts),
     assistant: Option<&(Checkpoint, AssistantConfig)>,
     threads: usize,
 ) -> Result<()> {
@@ -42,20 +42,21 @@ pub fn print(
         }
         None => line("memory", &format!("{} of weights", mebibytes(weights))),
     }
-    let preset = contexts(config, available.map(|available| available.saturating_sub(weights)));
-    tokens_per_second((checkpoint, config), assistant, threads)?;
+    let room = available.map(|available| available.saturating_sub(weights + facts.state_bytes));
+    let preset = contexts(facts, room);
+    tokens_per_second(facts, assistant, threads)?;
     line("command", &command(checkpoint, assistant, preset)?);
     Ok(())
 }
 
 /// Prints the context that fits `room` bytes in every preset; the first preset in which a whole or a long one does.
-fn contexts(config: &TextConfig, room: Option<u64>) -> KvPreset {
-    let longest = config.max_position_embeddings;
+fn contexts(facts: &TargetFacts, room: Option<u64>) -> KvPreset {
+    let longest = facts.max_position_embeddings;
     let mut chosen = None;
     for preset in KvPreset::ALL {
         // Sizes only: nothing is held before it is needed.
         let options = KvOptions { memory: Some(u64::MAX), ..preset.into() };
-        let Ok(cache) = KvCache::new(config.kv_layout(), &options, longest, Isa::best()) else { continue };
+        let Ok(cache) = KvCache::new(facts.kv_layout.clone(), &options, longest, Isa::best()) else { continue };
         let fits = room.map_or(longest, |room| largest(longest, |len| cache.bytes_at(len) as u64 <= room));
         let per_token = cache.bytes_per_token();
         line(
@@ -79,12 +80,12 @@ fn largest(longest: usize, fits: impl Fn(usize) -> bool) -> usize {
 
 /// From the bytes that a token reads and what the machine reads at best.
 fn tokens_per_second(
-    (checkpoint, config): (&Checkpoint, &TextConfig),
+    facts: &TargetFacts,
     assistant: Option<&(Checkpoint, AssistantConfig)>,
     threads: usize,
 ) -> Result<()> {
     let bandwidth = 1e9 * processor_bandwidth(Isa::best(), threads).context("no memory to measure with")?;
-    let step = checkpoint.target_step_bytes(config)? as f64;
+    let step = facts.step_bytes as f64;
     let isa = Isa::best().name();
     line(
         "reads",
@@ -98,8 +99,12 @@ fn tokens_per_second(
     // What fits the processor's caches is faster.
     let plain = format!("about {} tokens/s at a short context, one token per pass", significant(1.0 / seconds));
     line("expect", &plain);
-    if let Some((checkpoint, config)) = assistant {
-        let draft = checkpoint.assistant_step_bytes(config) as f64 / bandwidth / REACHED;
+    let draft = match (facts.drafts, assistant) {
+        (Drafts::OwnHead(bytes), _) => Some(bytes),
+        (_, assistant) => assistant.map(|(checkpoint, config)| checkpoint.assistant_step_bytes(config)),
+    };
+    if let Some(bytes) = draft {
+        let draft = bytes as f64 / bandwidth / REACHED;
         let tokens = 1.0 + ACCEPTED.iter().sum::<f64>();
         let round = FOUR_ROWS * seconds + ACCEPTED.len() as f64 * draft;
         let rates = ACCEPTED.map(|rate| format!("{:.0}", 100.0 * rate)).join(", ");

@@ -1,0 +1,51 @@
+//! What a Qwen3.5 is, for people and for estimates.
+
+use super::config::{LayerType, TextConfig};
+use super::target::is_vision;
+use crate::Result;
+use crate::checkpoint::Checkpoint;
+use crate::facts::{Drafts, TargetFacts};
+
+/// The facts of a target.
+///
+/// # Errors
+/// If the configuration needs something that is not implemented.
+pub(crate) fn facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
+    let config = TextConfig::of(checkpoint)?;
+    let linear = config.layers.iter().filter(|layer| **layer == LayerType::Linear).count();
+    let (net, head) = (&config.delta_net, "lm_head.weight");
+    let moe =
+        |moe: &super::MoeConfig| format!("{} of {} experts for a token", moe.num_experts_per_tok, moe.num_experts);
+    let state = net.values() * net.key_head_dim + (net.conv_kernel_dim - 1) * net.channels();
+    let of = |name: &str, dimensions: usize, bytes: u64| {
+        let is_gathered = name.ends_with("embed_tokens.weight") && !config.tie_word_embeddings
+            || name == head && config.tie_word_embeddings;
+        if dimensions < 2 || is_gathered || is_vision(name) {
+            return 0;
+        }
+        match config.moe.as_ref().filter(|_| name.contains(".experts.") || name.contains("_exps.")) {
+            Some(moe) => bytes / moe.num_experts as u64 * moe.num_experts_per_tok as u64,
+            None => bytes,
+        }
+    };
+    let is_table = |name: &str| name == head || config.tie_word_embeddings && name.ends_with("embed_tokens.weight");
+    let step_bytes =
+        checkpoint.sum_of_tensors(|name, n, bytes| if name.starts_with("mtp.") { 0 } else { of(name, n, bytes) });
+    let draft_bytes =
+        checkpoint.sum_of_tensors(
+            |name, n, bytes| if name.starts_with("mtp.") || is_table(name) { of(name, n, bytes) } else { 0 },
+        );
+    let has_head = checkpoint.names().iter().any(|name| name.starts_with("mtp."));
+    Ok(TargetFacts {
+        family: "Qwen3.5",
+        layers: format!("{}: {linear} delta nets, {} full", config.layers.len(), config.layers.len() - linear),
+        parts: config.moe.iter().map(moe).collect(),
+        hidden_size: config.hidden_size,
+        vocab_size: config.vocab_size,
+        max_position_embeddings: config.max_position_embeddings,
+        kv_layout: config.kv_layout(),
+        state_bytes: 4 * (linear * state) as u64,
+        step_bytes,
+        drafts: if has_head { Drafts::OwnHead(draft_bytes) } else { Drafts::NoHead },
+    })
+}

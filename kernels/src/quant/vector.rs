@@ -6,7 +6,8 @@
 //! neither the row block, nor the column range, nor the instruction set changes a bit.
 //!
 //! Weights are unpacked in registers, once per row block, and several panels are read side by side. Where registers hold
-//! half a row block only, several row blocks share blocks of 256 that are unpacked once into the first-level cache.
+//! half a row block only, several row blocks, or the halves of one if [`Format::SLOW_TO_UNPACK`], share blocks of 256 that
+//! are unpacked once into the first-level cache.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -106,7 +107,9 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
             let pass = pass..(pass + PASS_BLOCKS).min(blocks.count);
             let (first_row, last) = (blocks.get(pass.start).first, blocks.get(pass.end - 1));
             let rows = last.first + last.rows - first_row;
-            if const { L::MAX_ROWS < ROW_BLOCK && F::TYPE.block_len() == 256 } && blocks.count > 1 {
+            // More rows than these share a block's weights in memory.
+            let fused_rows = if F::SLOW_TO_UNPACK { L::MAX_ROWS } else { ROW_BLOCK };
+            if const { L::MAX_ROWS < ROW_BLOCK && F::TYPE.block_len() == 256 } && self.x.rows() > fused_rows {
                 for panel in first..end {
                     results[..rows].fill([0.0; PANEL_ROWS]);
                     // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
@@ -286,7 +289,6 @@ unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
 ) {
     let of = F::weight_type(weights);
     let block_bytes = PANEL_ROWS * of.block_bytes();
-    let quads = F::TYPE.block_len() / 4;
     let (mut tail, mut scratch) = (PackedBlock::new(), F::SCRATCH);
     let mut unpacked = UnpackedBlock([0; 64 * QUAD_BYTES]);
     // SAFETY: as the caller's.
@@ -305,13 +307,19 @@ unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
             let block = F::prepare(l, of, block, 0..PANEL_ROWS, &mut scratch);
             for lane in (0..PANEL_ROWS).step_by(L::LANES) {
                 F::load_scales(l, block, lane, &mut scales);
-                for s in 0..quads / F::QUADS_PER_SCALE {
-                    let cursor = F::cursor(l, block, lane, s);
-                    for g in 0..F::QUADS_PER_SCALE {
-                        let to = unpacked.0.as_mut_ptr().add((s * F::QUADS_PER_SCALE + g) * 4 * L::LANES);
-                        l.store_words(to, F::quad(l, cursor, g));
-                    }
+                // Unrolled, so that shifts and masks that depend on a scale's index are constants.
+                macro_rules! unpack_scales {
+                    ($($s:literal)*) => {$(
+                        if $s < F::SCALES {
+                            let cursor = F::cursor(l, block, lane, $s);
+                            for g in 0..F::QUADS_PER_SCALE {
+                                let to = unpacked.0.as_mut_ptr().add(($s * F::QUADS_PER_SCALE + g) * 4 * L::LANES);
+                                l.store_words(to, F::quad(l, cursor, g));
+                            }
+                        }
+                    )*};
                 }
+                unpack_scales!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
                 let (mut done, mut part) = (0, 0);
                 // Every part prefetches its share of the next block.
                 let lines = block_bytes.div_ceil(64 * pass.len() * 2);

@@ -168,6 +168,7 @@ impl Format for Q6K {
     const QUADS_PER_SCALE: usize = 4;
     const ZERO_POINT: Option<u8> = Some(32);
     const BYTES: Bytes = Bytes::Unsigned(63);
+    const SLOW_TO_UNPACK: bool = true;
     type Cursor<L: ByteLanes> = Planes<L>;
     type Scratch = ();
     const SCRATCH: () = ();

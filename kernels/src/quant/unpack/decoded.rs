@@ -134,6 +134,7 @@ impl<const QUADS: usize> Format for InMemory<QUADS> {
     const QUADS_PER_SCALE: usize = QUADS;
     const ZERO_POINT: Option<u8> = Some(ZERO_POINT);
     const BYTES: Bytes = Bytes::Unsigned(ZERO_POINT + 43);
+    const SLOW_TO_UNPACK: bool = true;
     type Cursor<L: ByteLanes> = *const u8;
     type Scratch = Decoded;
     const SCRATCH: Decoded = Decoded {

@@ -131,6 +131,7 @@ impl Format for Q5K {
     const ZERO_POINT: Option<u8> = None;
     const BYTES: Bytes = Bytes::Unsigned(31);
     const MIN_PAIRS: usize = 4;
+    const SLOW_TO_UNPACK: bool = true;
     type Cursor<L: ByteLanes> = Planes<L>;
     type Scratch = ();
     const SCRATCH: () = ();
@@ -259,6 +260,7 @@ impl Format for Q3K {
     const QUADS_PER_SCALE: usize = 4;
     const ZERO_POINT: Option<u8> = Some(4);
     const BYTES: Bytes = Bytes::Unsigned(7);
+    const SLOW_TO_UNPACK: bool = true;
     type Cursor<L: ByteLanes> = Planes<L>;
     type Scratch = ();
     const SCRATCH: () = ();

@@ -1,7 +1,7 @@
 """Soak of foretoken-server: `python3 scripts/server_soak.py [--seconds 120] [--server target/release/foretoken-server]`.
 
 32 connections send random requests for 20 minutes: whole and streamed texts, several choices, clients that leave, that read
-slowly or not at all, bodies and heads that are wrong. Fails if a greedy text that was completed is not the one that the server
+slowly or not at all, JSON under a schema, schemas that explode, bodies and heads that are wrong. Fails if a greedy text that was completed is not the one that the server
 writes alone, an answer has a status that it may not have, the resident memory of the last quarter is more than 2 % above that of
 the first, a sequence is left behind, or SIGTERM does not end the process with 0. Before that, as many seconds as --warm-up says take
 the memory to its peak, with the same action on all connections: the allocator keeps what the most at a time have needed."""
@@ -25,6 +25,31 @@ BAD = [
     b"", b"{", b"[]", b"null", b'{"prompt": 3}', b'{"prompt": "x", "n": 1000}', b'{"prompt": "x", "temperature": -1}',
     b'{"prompt": "\xff"}', b'{"prompt": "x", "temperature": 1e999}', b'{"prompt": ' + b"[" * 5000, b"x" * 100_000,
     b'{"prompt": "x", "logit_bias": {"9999999": 1}}', json.dumps({"prompt": "x y " * 20_000}).encode(),
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "pattern": "^[a-z]{1,9}$"}, "size": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+
+
+def nested(depth):
+    return {"type": "array", "items": nested(depth - 1) if depth else {"type": "string"}, "minItems": 999, "maxItems": 1000}
+
+
+# Schemas that explode, but not where a text of 8 tokens comes to.
+LATE_BOMBS = [nested(60), {"type": "string", "pattern": "^((a{1,1000}){1,1000}){1,1000}$"}]
+# Schemas that no text satisfies, or that explode.
+BOMBS = [
+    {"type": "object", "properties": {f"p{i}": {} for i in range(9000)}},
+    {"type": "string", "minLength": 10**9, "maxLength": 10**12},
+    {"allOf": [{"type": "string"}, {"type": "integer"}]},
+    {"$ref": "#"},
+    {"enum": []},
+    {"type": "object", "properties": {"a": False}, "required": ["a"]},
+    {"type": "string", "pattern": "(?=x)"},
 ]
 
 
@@ -94,6 +119,10 @@ class Soak:
                 status, text = await self.server.ask("/v1/completions", self.body(prompt, length))
                 assert status == 200, text
                 self.want[prompt, length] = json.loads(text)["choices"][0]["text"]
+            status, text = await self.server.ask("/v1/completions", self.formed_body(prompt))
+            assert status == 200, text
+            self.want[prompt, "formed"] = json.loads(text)["choices"][0]["text"]
+            assert json.loads(self.want[prompt, "formed"]).keys() == {"name", "size"}, text
 
     def check(self, what, holds, shown):
         self.counts[what] += 1
@@ -125,6 +154,29 @@ class Soak:
         choices = [json.loads(event)["choices"][0] for event in events if event != "[DONE]"]
         written = "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
         self.check("streamed", status == 200 and events[-1:] == ["[DONE]"] and written == self.want[prompt, length], text)
+
+    def formed_body(self, prompt, **more):
+        return self.body(prompt, 100, response_format=self.format(SCHEMA), **more)
+
+    def format(self, schema):
+        return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+
+    async def formed(self):
+        prompt = self.random.choice(PROMPTS)
+        status, text = await self.server.ask("/v1/completions", self.formed_body(prompt, **self.speculation()))
+        if status == 429:
+            self.counts["429"] += 1
+            return
+        written = json.loads(text)["choices"][0]["text"] if status == 200 else None
+        self.check("under a schema", written == self.want[prompt, "formed"], text)
+
+    async def bomb(self):
+        bomb = self.random.choice(BOMBS + LATE_BOMBS)
+        # What is compiled is kept: each is another schema.
+        schema = bomb | {"title": str(self.random.random())}
+        body = self.body(self.random.choice(PROMPTS), 8, response_format=self.format(schema))
+        status, text = await self.server.ask("/v1/completions", body)
+        self.check("schema bombs", status in (400, 429) or (bomb in LATE_BOMBS and status == 200), f"{schema!r:.60}: {status} {text}")
 
     async def leaves(self):
         n = self.random.choice([1, 2])
@@ -163,13 +215,13 @@ class Soak:
         self.check("refused", status in (400, 429), f"{status} {text}")
 
     async def warm_up(self, seconds):
-        phases = [self.large, self.leaves, self.slow, self.streamed, self.whole]
+        phases = [self.large, self.bomb, self.formed, self.leaves, self.slow, self.streamed, self.whole]
         for action in phases:
             end = time.monotonic() + seconds / len(phases)
             await asyncio.gather(*(self.client(end, [action]) for _ in range(CONNECTIONS)))
 
     def mixed(self):
-        return [self.whole] * 5 + [self.streamed] * 5 + [self.leaves] * 3 + [self.slow, self.bad, self.bad, self.broken]
+        return [self.whole] * 5 + [self.streamed] * 5 + [self.leaves] * 3 + [self.slow, self.bad, self.bad, self.broken, self.formed, self.bomb]
 
     async def client(self, end, actions):
         while time.monotonic() < end:

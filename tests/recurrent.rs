@@ -177,7 +177,7 @@ fn speculation_and_batches_write_the_same_text() {
         assert_eq!(got, want, "B = {rows}");
         assert!(rows == 1 || rounds < 45, "B = {rows}: {rounds} rounds");
     }
-    let mut scheduler = Scheduler::new(&engine, SchedulerOptions { max_rows: 2 });
+    let mut scheduler = Scheduler::new(&engine, SchedulerOptions { max_rows: 2, ..SchedulerOptions::default() });
     for rows in 1..=8 {
         let options = GenerateOptions { speculation: speculation(rows), ..plain(60) };
         scheduler.add(session(), &prompt, &options).map_err(|refused| refused.1).expect("added");

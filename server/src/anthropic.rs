@@ -11,15 +11,17 @@ use serde_json::{Value, json};
 use crate::answer::answer;
 use crate::api_error::{Api, ApiError};
 use crate::app::{App, RequestId};
-use crate::convert::{self, Prompt};
+use crate::convert::{self, Chat, Prompt};
 use crate::fields::Fields;
 use crate::job::Ended;
 use crate::reply::{Generate, Reply, Written, encode, json as json_response, named};
-use crate::tools::{Calls, Chat};
+use crate::structured::Structured;
+use crate::tools::Tools;
 use crate::{messages, tools};
 
 pub(crate) async fn messages(State(app): State<Arc<App>>, id: RequestId, fields: Fields) -> Result<Response, ApiError> {
-    let generate = request(&app, fields)?;
+    let (generate, structured) = request(&app, fields)?;
+    structured.compile(&app).await?;
     answer(&app, id, generate).await
 }
 
@@ -35,38 +37,46 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields
     Ok(json_response(&json!({"input_tokens": tokens.len()})))
 }
 
-fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
+fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
     app.check_model(&mut fields)?;
-    let (chat, calls) = chat(&mut fields)?;
+    let (chat, tools) = chat(&mut fields)?;
+    let calls = tools.calls;
+    let structured = tools.constrain(&app.engine, &chat.options, Structured::default())?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = fields.count("max_tokens", 1..=usize::MAX)?;
     let most = most.ok_or_else(|| fields.error("max_tokens", "is missing; give the most tokens to write"))?;
     let strings = convert::stop_strings(&mut fields, "stop_sequences")?;
     let base = convert::chat_sampling(&app.engine);
     let mut options = GenerateOptions {
+        constraint: structured.constraint.clone(),
         stop: convert::stop(&mut fields, strings)?,
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, Some(most))?
     };
     calls.limit(&app.engine, &mut options.stop);
     fields.ignore(&["metadata", "service_tier"]);
     fields.end()?;
-    Ok(Generate {
+    let generate = Generate {
         prompt: Prompt::Chat(chat),
         prompt_field: "messages",
         options,
         choices: 1,
         streams,
         reply: Box::new(Answer::default()),
-    })
+    };
+    Ok((generate, structured))
 }
 
 /// Takes `system`, `messages`, `tools`, `tool_choice` and `thinking`.
-fn chat(fields: &mut Fields) -> Result<(Chat, Calls), ApiError> {
+fn chat(fields: &mut Fields) -> Result<(Chat, Tools), ApiError> {
     let messages = messages::anthropic(fields)?;
-    let (tools, calls) = tools::anthropic(fields)?;
-    let options = ChatOptions { tools, thinking: tools::anthropic_thinking(fields)?, ..ChatOptions::default() };
+    let tools = tools::anthropic(fields)?;
+    let options = ChatOptions {
+        tools: tools.list.clone(),
+        thinking: tools::anthropic_thinking(fields)?,
+        ..ChatOptions::default()
+    };
     fields.ignore(&["cache_control"]);
-    Ok((Chat { messages, options }, calls))
+    Ok((Chat { messages, options }, tools))
 }
 
 /// The content block that is being written.

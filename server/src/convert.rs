@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use foretoken::chat::ChatTemplate;
+use foretoken::chat::{ChatOptions, ChatTemplate, Message};
 use foretoken::sampler::{LogitBias, LogitsProcessor, Penalties, Sampler};
 use foretoken::speculative::{BlockSize, DrafterOptions, Drafters};
 use foretoken::tokenizer::Tokenizer;
@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::fields::{Fields, kind};
-use crate::tools::Chat;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -37,6 +36,12 @@ pub struct GenerateDefaults {
     pub speculation: Speculation,
     /// Modifies logits of every request, in front of its own biases. Default: none.
     pub logits_processor: Option<Arc<dyn LogitsProcessor>>,
+}
+
+/// A conversation, and what it is rendered with.
+pub(crate) struct Chat {
+    pub messages: Vec<Message>,
+    pub options: ChatOptions,
 }
 
 /// What is continued.

@@ -56,6 +56,11 @@ impl Fields {
         self.values.remove(field).filter(|value| !value.is_null())
     }
 
+    /// The field's value, which is still to be taken.
+    pub fn peek(&self, field: &str) -> Option<&Value> {
+        self.values.get(field).filter(|value| !value.is_null())
+    }
+
     /// # Errors
     /// If it is no number.
     pub fn number(&mut self, field: &str) -> Result<Option<f64>> {

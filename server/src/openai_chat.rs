@@ -11,13 +11,12 @@ use serde_json::{Value, json};
 use crate::answer::answer;
 use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
-use crate::convert::{self, MAX_TOP_LOGPROBS, Prompt};
+use crate::convert::{self, Chat, MAX_TOP_LOGPROBS, Prompt};
 use crate::fields::Fields;
 use crate::job::Ended;
 use crate::openai::{self, Form};
 use crate::reply::{Generate, Reply, Written, event};
 use crate::structured::Structured;
-use crate::tools::Chat;
 use crate::{messages, tools};
 
 pub(crate) async fn chat_completions(
@@ -33,7 +32,7 @@ pub(crate) async fn chat_completions(
 fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
     app.check_model(&mut fields)?;
     let messages = messages::openai(&mut fields)?;
-    let (tools, calls) = tools::openai(&mut fields)?;
+    let tools = tools::openai(&mut fields)?;
     let form = openai::form(&mut fields)?;
     let most = match fields.count("max_completion_tokens", 1..=usize::MAX)? {
         Some(most) => {
@@ -45,6 +44,9 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     let strings = convert::stop_strings(&mut fields, "stop")?;
     let base = convert::chat_sampling(&app.engine);
     let structured = Structured::response_format(&mut fields)?;
+    let chat_options = ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields)? };
+    let calls = tools.calls;
+    let structured = tools.constrain(&app.engine, &chat_options, structured)?;
     let mut options = GenerateOptions {
         constraint: structured.constraint.clone(),
         stop: convert::stop(&mut fields, strings)?,
@@ -52,7 +54,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, most)?
     };
     calls.limit(&app.engine, &mut options.stop);
-    let chat = Chat { messages, options: ChatOptions { tools, ..tools::thinking(&mut fields)? } };
+    let chat = Chat { messages, options: chat_options };
     let choices = openai::choices(&mut fields, app.parallel)?;
     openai::take_inert(&mut fields)?;
     fields.only("modalities", &[json!(["text"])])?;

@@ -11,37 +11,44 @@ use serde_json::{Value, json};
 use crate::answer::answer;
 use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
-use crate::convert::{self, Prompt};
+use crate::convert::{self, Chat, Prompt};
 use crate::fields::{Fields, kind};
 use crate::job::Ended;
 use crate::messages::{Conversation, function_call, required, text_of};
 use crate::reply::{Generate, Reply, Written, named};
-use crate::tools::{self, Chat};
+use crate::structured::Structured;
+use crate::tools;
 
 pub(crate) async fn responses(
     State(app): State<Arc<App>>,
     id: RequestId,
     fields: Fields,
 ) -> Result<Response, ApiError> {
-    let generate = request(&app, fields)?;
+    let (generate, structured) = request(&app, fields)?;
+    structured.compile(&app).await?;
     answer(&app, id, generate).await
 }
 
-fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
+fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
     app.check_model(&mut fields)?;
     let instructions = fields.string("instructions")?;
     let messages = input(&mut fields, instructions.as_deref())?;
-    let (tools, calls) = tools::openai(&mut fields)?;
+    let tool_choice = fields.peek("tool_choice").cloned().unwrap_or_else(|| json!("auto"));
+    let tools = tools::openai(&mut fields)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = fields.count("max_output_tokens", 1..=usize::MAX)?;
     let base = convert::chat_sampling(&app.engine);
+    let mut chat_options = ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields)? };
+    chat_options.thinking = reasoning(&mut fields)?.unwrap_or(chat_options.thinking);
+    let (structured, format) = Structured::text_format(&mut fields)?;
+    let calls = tools.calls;
+    let structured = tools.constrain(&app.engine, &chat_options, structured)?;
     let mut options = GenerateOptions {
+        constraint: structured.constraint.clone(),
         stop: convert::stop(&mut fields, Vec::new())?,
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, most)?
     };
     calls.limit(&app.engine, &mut options.stop);
-    let mut chat_options = ChatOptions { tools, ..tools::thinking(&mut fields)? };
-    chat_options.thinking = reasoning(&mut fields)?.unwrap_or(chat_options.thinking);
     let metadata = fields.value("metadata").unwrap_or_else(|| json!({}));
     take_inert(&mut fields)?;
     fields.end()?;
@@ -52,22 +59,23 @@ fn request(app: &App, mut fields: Fields) -> Result<Generate, ApiError> {
         "metadata": metadata,
         "temperature": options.sampling.temperature,
         "top_p": options.sampling.top_p,
-        "tool_choice": "auto",
+        "tool_choice": tool_choice,
         "tools": chat.options.tools.iter().map(flat_tool).collect::<Vec<_>>(),
         "parallel_tool_calls": calls == tools::Calls::Any,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": format},
         "truncation": "disabled",
         "previous_response_id": null,
         "store": false,
     });
-    Ok(Generate {
+    let generate = Generate {
         prompt: Prompt::Chat(chat),
         prompt_field: "input",
         options,
         choices: 1,
         streams,
         reply: Box::new(Answer { echoed, number: 0, open: None, items: Vec::new() }),
-    })
+    };
+    Ok((generate, structured))
 }
 
 /// A tool with its fields beside `type`, as responses have it.
@@ -88,11 +96,6 @@ fn take_inert(fields: &mut Fields) -> Result<(), ApiError> {
     fields.only("include", &[json!([]), json!(["reasoning.encrypted_content"])])?;
     fields.only("truncation", &[json!("disabled")])?;
     fields.only("top_logprobs", &[json!(0)])?;
-    if let Some(mut text) = fields.object("text")? {
-        text.only("format", &[json!({"type": "text"})])?;
-        text.ignore(&["verbosity"]);
-        text.end()?;
-    }
     if let Some(mut options) = fields.object("stream_options")? {
         options.ignore(&["include_obfuscation"]);
         options.end()?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use foretoken::Constraint;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::app::App;
@@ -17,11 +17,18 @@ type Result<T> = std::result::Result<T, ApiError>;
 pub(crate) struct Structured {
     pub constraint: Option<Constraint>,
     field: String,
+    /// The parts that it was made of, each with its own field, which tell what is wrong with it.
+    parts: Vec<(Constraint, String)>,
 }
 
 impl Structured {
     fn new(constraint: Constraint, field: String) -> Self {
-        Self { constraint: Some(constraint), field }
+        Self { constraint: Some(constraint), field, parts: Vec::new() }
+    }
+
+    /// Calls of tools, whose schemas are the parts.
+    pub fn of_calls(constraint: Constraint, parts: Vec<(Constraint, String)>) -> Self {
+        Self { constraint: Some(constraint), field: "tool_choice".into(), parts }
     }
 
     /// Takes OpenAI's `response_format`: text, any JSON object, or JSON under a schema, which always holds, `strict` or not.
@@ -52,6 +59,37 @@ impl Structured {
         };
         format.end()?;
         Ok(own)
+    }
+
+    /// Takes the field `text` of responses, whose `format` has the fields of a schema beside its type.
+    ///
+    /// # Errors
+    /// If it is malformed.
+    pub fn text_format(fields: &mut Fields) -> Result<(Self, Value)> {
+        let plain = json!({"type": "text"});
+        let Some(mut text) = fields.object("text")? else { return Ok((Self::default(), plain)) };
+        text.ignore(&["verbosity"]);
+        let echoed = text.peek("format").cloned().unwrap_or(plain);
+        let mut own = Self::default();
+        if let Some(mut format) = text.object("format")? {
+            match format.string("type")?.as_deref() {
+                Some("text") => {}
+                Some("json_object") => own = Self::new(Constraint::json_object(), format.name("type")),
+                Some("json_schema") => {
+                    format.ignore(&["name", "description"]);
+                    format.flag("strict")?;
+                    let schema = format.value("schema").ok_or_else(|| format.error("schema", "is missing"))?;
+                    own = Self::of_schema(schema, format.name("schema"))?;
+                }
+                _ => {
+                    let known = "there are text, json_object and json_schema";
+                    return Err(format.error("type", format!("is missing or unknown; {known}")));
+                }
+            }
+            format.end()?;
+        }
+        text.end()?;
+        Ok((own, echoed))
     }
 
     /// Takes llama.cpp's `json_schema` and `grammar`, of which the second is Lark's syntax behind a line `%llguidance {}`.
@@ -88,11 +126,19 @@ impl Structured {
     /// 400 with the place in the schema, or 429 if all places of requests are taken.
     pub async fn compile(self, app: &Arc<App>) -> Result<()> {
         let Some(constraint) = self.constraint else { return Ok(()) };
-        let compiled = encode(app, app.admit(1)?, &self.field, move |app| app.engine.compile(&constraint)).await;
-        compiled.map(drop).map_err(|error| match error.param.as_deref() {
+        let (parts, mut field) = (self.parts, self.field);
+        let compiled = encode(app, app.admit(1)?, &field, move |app| app.engine.compile(&constraint)).await;
+        let Err(mut error) = compiled else { return Ok(()) };
+        for (part, of_part) in parts {
+            if let Err(in_part) = encode(app, app.admit(1)?, &of_part, move |app| app.engine.compile(&part)).await {
+                (error, field) = (in_part, of_part);
+                break;
+            }
+        }
+        Err(match error.param.as_deref() {
             Some("constraint") => {
                 let problem = error.message.strip_prefix("constraint: ").unwrap_or(&error.message);
-                ApiError::field(self.field, problem)
+                ApiError::field(field, problem)
             }
             _ => error,
         })

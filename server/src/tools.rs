@@ -1,27 +1,23 @@
 //! The tools that a chat offers, and whether the model thinks first, in the forms of the three APIs.
 
-use foretoken::chat::{ChatOptions, Json, Message, Thinking};
-use foretoken::{Engine, Stop};
+use foretoken::chat::{CallChoice, ChatOptions, Json, Thinking};
+use foretoken::{Constraint, Engine, Stop};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::fields::Fields;
 use crate::messages::required;
+use crate::structured::Structured;
 
 type Result<T> = std::result::Result<T, ApiError>;
-
-/// A conversation, and what it is rendered with.
-pub(crate) struct Chat {
-    pub messages: Vec<Message>,
-    pub options: ChatOptions,
-}
 
 /// Most tools of a request.
 const MAX_TOOLS: usize = 1024;
 
 /// How many calls a reply may have.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub(crate) enum Calls {
+    #[default]
     Any,
     One,
 }
@@ -34,6 +30,106 @@ impl Calls {
     }
 }
 
+/// The tools of a request, and the calls that it asks for.
+#[derive(Default)]
+pub(crate) struct Tools {
+    pub list: Vec<Json>,
+    /// Of each tool: its name, the field of its schema, and whether its arguments must follow that.
+    given: Vec<Given>,
+    /// The calls that the reply must have, if any.
+    forced: Option<CallChoice>,
+    pub calls: Calls,
+}
+
+struct Given {
+    name: String,
+    schema_field: String,
+    is_strict: bool,
+}
+
+impl Tools {
+    fn add(&mut self, (tool, given): (Json, Given)) {
+        self.list.push(tool);
+        self.given.push(given);
+    }
+
+    /// As `tool_choice` says: without tools, no call can be asked for.
+    fn choose(&mut self, fields: &Fields, choice: Choice, calls: Calls) -> Result<()> {
+        let forced = match choice {
+            Choice::None => {
+                *self = Self::default();
+                return Ok(());
+            }
+            Choice::Auto => None,
+            Choice::Any if calls == Calls::One => Some(CallChoice::One),
+            Choice::Any => Some(CallChoice::Required),
+            Choice::Named(name) if self.given.iter().all(|tool| tool.name != name) => {
+                return Err(fields.error("tool_choice", "names no tool of the request"));
+            }
+            Choice::Named(name) => Some(CallChoice::Named(name)),
+        };
+        if forced.is_some() && self.list.is_empty() {
+            return Err(fields.error("tool_choice", "asks for a call, and there are no tools; give some"));
+        }
+        (self.forced, self.calls) = (forced, calls);
+        Ok(())
+    }
+
+    /// What the reply must match: the calls that are asked for, else what `structured` says, else calls of strict tools.
+    /// `options` have the tools.
+    ///
+    /// # Errors
+    /// If both are asked for, or the checkpoint has no calls.
+    pub fn constrain(self, engine: &Engine, options: &ChatOptions, structured: Structured) -> Result<Structured> {
+        let strict = || self.given.iter().filter(|tool| tool.is_strict).map(|tool| tool.name.clone()).collect();
+        let choice = match (self.forced, structured.constraint.is_some()) {
+            (Some(_), true) => {
+                return Err(ApiError::field(
+                    "tool_choice",
+                    "asks for a call, which is no text of the format asked for",
+                ));
+            }
+            (None, true) => return Ok(structured),
+            (Some(forced), false) => forced,
+            (None, false) => CallChoice::Strict(strict()),
+        };
+        let may_be_none = match &choice {
+            CallChoice::Strict(names) if names.is_empty() => return Ok(structured),
+            choice => matches!(choice, CallChoice::Strict(_)),
+        };
+        let tokenizer = engine.tokenizer().map_err(|error| ApiError::of(&error, "tools"))?;
+        match Constraint::tool_calls(tokenizer, options, &choice) {
+            // A checkpoint that has no calls makes none that its tools do not allow.
+            Err(foretoken::Error::Unsupported { .. }) if may_be_none => Ok(structured),
+            Err(error @ foretoken::Error::Unsupported { .. }) => {
+                Err(ApiError::field("tool_choice", error.to_string()).with_code("unsupported_parameter"))
+            }
+            Err(error) => Err(ApiError::of(&error, "tools")),
+            Ok(constraint) => {
+                let of_tool = |(tool, given): (Json, Given)| {
+                    let schema = tool.field("function")?.field("parameters")?.to_string();
+                    let is_used = match &choice {
+                        CallChoice::Strict(_) => given.is_strict,
+                        CallChoice::Named(name) => given.name == *name,
+                        _ => true,
+                    };
+                    is_used.then(|| (Constraint::json_schema(schema), given.schema_field))
+                };
+                let parts = self.list.into_iter().zip(self.given).filter_map(of_tool).collect();
+                Ok(Structured::of_calls(constraint, parts))
+            }
+        }
+    }
+}
+
+/// What `tool_choice` says.
+enum Choice {
+    Auto,
+    None,
+    Any,
+    Named(String),
+}
+
 fn list(fields: &mut Fields) -> Result<Vec<Fields>> {
     let list = fields.list("tools")?.unwrap_or_default();
     if list.len() > MAX_TOOLS {
@@ -43,7 +139,7 @@ fn list(fields: &mut Fields) -> Result<Vec<Fields>> {
 }
 
 /// A tool in the form that templates take.
-fn tool(fields: &mut Fields, parameters: &str) -> Result<Json> {
+fn tool(fields: &mut Fields, parameters: &str) -> Result<(Json, Given)> {
     let name = required(fields, "name")?;
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     if name.is_empty() || name.len() > 128 || !name.chars().all(plain) {
@@ -55,68 +151,84 @@ fn tool(fields: &mut Fields, parameters: &str) -> Result<Json> {
         Some(schema @ Value::Object(_)) => schema,
         Some(_) => return Err(fields.error(parameters, "must be a JSON schema, an object")),
     };
-    // Whether arguments must follow the schema: they are the model's.
-    fields.ignore(&["strict"]);
+    let is_strict = fields.flag("strict")?.unwrap_or(false);
+    let given = Given { name: name.clone(), schema_field: fields.name(parameters), is_strict };
     let tool =
         json!({"type": "function", "function": {"name": name, "description": description, "parameters": schema}});
-    Json::of(&tool).map_err(|_| fields.error(parameters, "nests too deeply"))
+    let tool = Json::of(&tool).map_err(|_| fields.error(parameters, "nests too deeply"))?;
+    Ok((tool, given))
 }
 
 /// Takes OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`. Chat completions have a tool in the field `function`,
 /// responses have its fields beside `type`.
 ///
 /// # Errors
-/// If a tool is malformed or no function, or a call is asked for.
-pub(crate) fn openai(fields: &mut Fields) -> Result<(Vec<Json>, Calls)> {
-    let mut tools = Vec::new();
+/// If a tool is malformed or no function, or the choice is none of the tools.
+pub(crate) fn openai(fields: &mut Fields) -> Result<Tools> {
+    let mut tools = Tools::default();
     for mut entry in list(fields)? {
         entry.only("type", &[json!("function")])?;
         match entry.object("function")? {
             Some(mut function) => {
-                tools.push(tool(&mut function, "parameters")?);
+                tools.add(tool(&mut function, "parameters")?);
                 function.end()?;
             }
-            None => tools.push(tool(&mut entry, "parameters")?),
+            None => tools.add(tool(&mut entry, "parameters")?),
         }
         entry.end()?;
     }
-    let choice = fields.value("tool_choice");
-    let offered = match choice.as_ref().map(|choice| choice.as_str().unwrap_or_default()) {
-        None | Some("auto") => true,
-        Some("none") => false,
-        Some(_) => {
-            let problem = "is not implemented but for \"none\" and \"auto\": calls cannot be forced";
-            return Err(fields.error("tool_choice", problem).with_code("unsupported_parameter"));
+    let choice = match fields.value("tool_choice") {
+        None => Choice::Auto,
+        Some(Value::String(choice)) => match choice.as_str() {
+            "auto" => Choice::Auto,
+            "none" => Choice::None,
+            "required" => Choice::Any,
+            _ => return Err(fields.error("tool_choice", "is unknown; there are auto, none, required and a function")),
+        },
+        Some(function) => {
+            let mut named = Fields::of(function, &fields.name("tool_choice"))?;
+            named.only("type", &[json!("function")])?;
+            let name = match named.object("function")? {
+                Some(mut function) => {
+                    let name = required(&mut function, "name")?;
+                    function.end()?;
+                    name
+                }
+                None => required(&mut named, "name")?,
+            };
+            named.end()?;
+            Choice::Named(name)
         }
     };
     let calls = if fields.flag("parallel_tool_calls")? == Some(false) { Calls::One } else { Calls::Any };
-    Ok(if offered { (tools, calls) } else { (Vec::new(), Calls::Any) })
+    tools.choose(fields, choice, calls)?;
+    Ok(tools)
 }
 
 /// Takes Anthropic's `tools` and `tool_choice`.
 ///
 /// # Errors
-/// If a tool is malformed or Anthropic's own, or a call is asked for.
-pub(crate) fn anthropic(fields: &mut Fields) -> Result<(Vec<Json>, Calls)> {
-    let mut tools = Vec::new();
+/// If a tool is malformed or Anthropic's own, or the choice is none of the tools.
+pub(crate) fn anthropic(fields: &mut Fields) -> Result<Tools> {
+    let mut tools = Tools::default();
     for mut entry in list(fields)? {
         entry.only("type", &[json!("custom")])?;
-        tools.push(tool(&mut entry, "input_schema")?);
+        tools.add(tool(&mut entry, "input_schema")?);
         entry.ignore(&["cache_control"]);
         entry.end()?;
     }
-    let Some(mut choice) = fields.object("tool_choice")? else { return Ok((tools, Calls::Any)) };
-    let offered = match choice.string("type")?.as_deref() {
-        Some("auto") => true,
-        Some("none") => false,
-        _ => {
-            let problem = "is not implemented but for \"none\" and \"auto\": calls cannot be forced";
-            return Err(choice.error("type", problem).with_code("unsupported_parameter"));
-        }
+    let Some(mut given) = fields.object("tool_choice")? else { return Ok(tools) };
+    let choice = match given.string("type")?.as_deref() {
+        Some("auto") => Choice::Auto,
+        Some("none") => Choice::None,
+        Some("any") => Choice::Any,
+        Some("tool") => Choice::Named(required(&mut given, "name")?),
+        _ => return Err(given.error("type", "is missing or unknown; there are auto, any, tool and none")),
     };
-    let calls = if choice.flag("disable_parallel_tool_use")? == Some(true) { Calls::One } else { Calls::Any };
-    choice.end()?;
-    Ok(if offered { (tools, calls) } else { (Vec::new(), Calls::Any) })
+    let calls = if given.flag("disable_parallel_tool_use")? == Some(true) { Calls::One } else { Calls::Any };
+    given.end()?;
+    tools.choose(fields, choice, calls)?;
+    Ok(tools)
 }
 
 /// Takes `reasoning_effort` and `chat_template_kwargs`: vLLM's and llama.cpp's variables of the template. An effort says whether

@@ -14,8 +14,7 @@ pub(super) fn parse(text: &str, quotes: &[usize]) -> Option<ToolCall> {
     cursor.skip_space();
     cursor.take("call:")?;
     let name = cursor.until(&['{'])?.trim().to_owned();
-    let plain = |c: char| c.is_alphanumeric() || "_-.:/".contains(c);
-    if name.is_empty() || !name.chars().all(plain) {
+    if !is_name(&name) {
         return None;
     }
     let mut arguments = String::new();
@@ -24,6 +23,11 @@ pub(super) fn parse(text: &str, quotes: &[usize]) -> Option<ToolCall> {
     let all = cursor.at == text.len() && cursor.quotes.is_empty();
     let arguments = Json::parse(&arguments).ok().filter(|_| all)?;
     Some(ToolCall { id: None, name, arguments })
+}
+
+/// Whether a tool can be called by that name.
+pub(super) fn is_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "_-.:/".contains(c))
 }
 
 struct Cursor<'t> {

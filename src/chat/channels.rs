@@ -28,12 +28,18 @@ const MARKERS: [(&str, Marker); 5] = [
 const THOUGHT: &str = "thought";
 
 #[derive(Clone, Copy, PartialEq)]
-enum Marker {
+pub(super) enum Marker {
     OpenChannel,
     CloseChannel,
     OpenCall,
     CloseCall,
     Quote,
+}
+
+/// The token of a marker, if the tokenizer has it.
+pub(super) fn marker(tokenizer: &Tokenizer, marker: Marker) -> Option<u32> {
+    let (name, _) = MARKERS.iter().find(|(_, of)| *of == marker)?;
+    tokenizer.id(name).filter(|id| tokenizer.is_control(*id))
 }
 
 #[derive(Debug, PartialEq)]
@@ -52,7 +58,7 @@ enum State {
 impl Channels {
     /// `tools`: whether the model was offered any.
     pub(super) fn new(tokenizer: &Tokenizer, tools: bool) -> Self {
-        let markers = MARKERS.map(|(name, _)| tokenizer.id(name).filter(|id| tokenizer.is_control(*id)));
+        let markers = MARKERS.map(|(_, of)| marker(tokenizer, of));
         Self { markers, tools, state: State::Text }
     }
 

@@ -60,6 +60,12 @@ impl Json {
         Ok(keys.filter_map(field).collect())
     }
 
+    /// A field of an object.
+    pub fn field(&self, name: &str) -> Option<Self> {
+        let value = self.0.get_item(&Value::from(name)).ok()?;
+        (self.is_object() && !value.is_undefined()).then_some(Self(value))
+    }
+
     /// Whether it is an object.
     pub(super) fn is_object(&self) -> bool {
         self.0.kind() == ValueKind::Map

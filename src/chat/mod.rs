@@ -5,6 +5,7 @@
 //! (`tests/chat_templates.rs`).
 
 mod call;
+mod call_grammar;
 mod channels;
 mod json;
 mod language;
@@ -15,6 +16,7 @@ mod reply;
 mod template;
 mod xml;
 
+pub use call_grammar::CallChoice;
 pub use json::Json;
 pub use message::{Content, Message, Part, Role, ToolCall};
 pub use parts::ReplyPart;

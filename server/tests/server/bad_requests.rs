@@ -125,7 +125,9 @@ fn fields_that_are_wrong_are_named() {
         (RESPONSES, json!({"max_output_tokens": 0}), "max_output_tokens"),
         (RESPONSES, json!({"previous_response_id": "resp_1"}), "previous_response_id"),
         (RESPONSES, json!({"background": true}), "background"),
-        (RESPONSES, json!({"text": {"format": {"type": "json_object"}}}), "text.format"),
+        (RESPONSES, json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
+        (RESPONSES, json!({"text": {"format": {"type": "json_schema"}}}), "text.format.schema"),
+        (RESPONSES, json!({"tool_choice": {"type": "web_search"}}), "tool_choice.type"),
         (RESPONSES, json!({"reasoning": {"effort": "extreme"}}), "reasoning.effort"),
         (
             MESSAGES,
@@ -142,7 +144,10 @@ fn fields_that_are_wrong_are_named() {
             json!({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": 1}]}]}),
             "messages[0].content[0].input",
         ),
-        (MESSAGES, json!({"tool_choice": {"type": "any"}}), "tool_choice.type"),
+        (MESSAGES, json!({"tool_choice": {"type": "any"}}), "tool_choice"),
+        (MESSAGES, json!({"tool_choice": {"type": "tool"}}), "tool_choice.name"),
+        (MESSAGES, json!({"tool_choice": {}}), "tool_choice.type"),
+        (MESSAGES, json!({"tools": [{"name": "f", "strict": 1, "input_schema": {}}]}), "tools[0].strict"),
         (MESSAGES, json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools[0].type"),
         (CHAT, json!({"messages": [{"role": "user"}]}), "messages[0].content"),
         (CHAT, json!({"messages": user(json!(5))}), "messages[0].content"),
@@ -164,6 +169,12 @@ fn fields_that_are_wrong_are_named() {
         ("/completion", json!({"repeat_last_n": -2}), "repeat_last_n"),
         // What would change the text, and is not implemented.
         (CHAT, json!({"tool_choice": "required"}), "tool_choice"),
+        (CHAT, json!({"tool_choice": "always"}), "tool_choice"),
+        (
+            CHAT,
+            json!({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}),
+            "tool_choice", // the demo pair has no tokens of calls
+        ),
         (CHAT, json!({"response_format": {"type": "xml"}}), "response_format.type"),
         (CHAT, json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}), "tool_choice"),
         (CHAT, json!({"reasoning_effort": "extreme"}), "reasoning_effort"),

@@ -63,6 +63,11 @@ fn a_format_that_is_asked_for_is_kept() {
 
     let body = json!({"prompt": PROMPT, "max_tokens": 300, "response_format": schema});
     check_person(server.ask("/v1/completions", &body)["choices"][0]["text"].as_str().expect("a text"));
+    let format = json!({"type": "json_schema", "name": "person", "strict": true, "schema": person()});
+    let body = json!({"input": PROMPT, "max_output_tokens": 300, "text": {"format": format}});
+    let answer = server.ask("/v1/responses", &body);
+    check_person(answer["output"][0]["content"][0]["text"].as_str().expect("a text"));
+    assert_eq!(answer["text"]["format"], format);
     let body = json!({"prompt": PROMPT, "n_predict": 300, "json_schema": person()});
     check_person(server.ask("/completion", &body)["content"].as_str().expect("a text"));
     let body = json!({"prompt": PROMPT, "grammar": "%llguidance {}\nstart: \"yes\" | \"no\"\n"});
@@ -83,6 +88,12 @@ fn a_schema_that_cannot_be_used_is_named_by_its_place() {
         (CHAT, chat(schema(unsatisfiable.clone()), json!({})), of_schema, "#/properties/a: "),
         (CHAT, chat(schema(json!({"type": "object", "properties": bomb})), json!({})), of_schema, "#: has 9000"),
         (CHAT, chat(schema(json!(3)), json!({})), of_schema, "is a number"),
+        (
+            "/v1/responses",
+            json!({"input": "x", "text": {"format": {"type": "json_schema", "schema": unsatisfiable}}}),
+            "text.format.schema",
+            "#/properties/a: ",
+        ),
         (CHAT, chat(json!({"type": "json_schema"}), json!({})), "response_format.json_schema", "is missing"),
         (CHAT, chat(json!({"type": "xml"}), json!({})), "response_format.type", "is unknown"),
         (CHAT, chat(json!({}), json!({})), "response_format.type", "is missing"),

@@ -274,7 +274,6 @@ fn responses() {
         .into_iter()
         .map(|mut tool| {
             tool["type"] = json!("function");
-            tool["strict"] = json!(true);
             tool
         })
         .collect();
@@ -342,4 +341,215 @@ fn responses() {
         (&cut["status"], &cut["incomplete_details"]["reason"]),
         (&json!("incomplete"), &json!("max_output_tokens"))
     );
+}
+
+/// A server whose model writes what it likes: Rust.
+fn start_free() -> TestServer {
+    TestServer::start_on(engine().clone(), ServerOptions { chat_template: Some(template()), ..options() })
+}
+
+/// Asks for a call of the one tool; the call, checked against the schema.
+fn forced(server: &TestServer, parameters: &Value, more: Value) -> Value {
+    let tool = json!({"type": "function", "function": {"name": "it", "parameters": parameters}});
+    let mut body = json!({"messages": [{"role": "user", "content": "fn main() {"}], "max_tokens": 400, "tools": [tool],
+        "tool_choice": {"type": "function", "function": {"name": "it"}}});
+    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    let choice = server.ask(CHAT, &body)["choices"][0].clone();
+    let message = &choice["message"];
+    assert_eq!((&choice["finish_reason"], &message["content"]), (&json!("tool_calls"), &Value::Null), "{choice}");
+    let calls = message["tool_calls"].as_array().expect("a list");
+    assert_eq!((calls.len(), &calls[0]["function"]["name"]), (1, &json!("it")), "{choice}");
+    let arguments = calls[0]["function"]["arguments"].as_str().expect("a text");
+    let arguments: Value = serde_json::from_str(arguments).expect("JSON");
+    let validator = jsonschema::options().should_validate_formats(true).build(parameters).expect("a schema");
+    assert!(validator.is_valid(&arguments), "{parameters}: {arguments}");
+    arguments
+}
+
+#[test]
+fn forced_calls_follow_the_schemas() {
+    let server = start_free();
+    let small = json!({"type": "integer", "minimum": 0, "maximum": 99});
+    let word = json!({"type": "string", "minLength": 1, "maxLength": 6});
+    let object =
+        |properties: Value, required: Value| json!({"type": "object", "properties": properties, "required": required});
+    let odd = "a \"quoted\" <|\"|> {name}:\n\\ <eos>\u{7f}\u{1f980}";
+    let schemas = [
+        json!({}),
+        object(json!({}), json!([])),
+        object(json!({"city": word, "days": small}), json!(["city", "days"])),
+        object(
+            json!({"b": {"type": "boolean"}, "A": {"type": "null"}, "c": {"type": "number", "minimum": 0, "maximum": 1}}),
+            json!(["c"]),
+        ),
+        object(
+            json!({"x": {"type": ["integer", "null"], "minimum": 0, "maximum": 9}, "y": {"const": odd}}),
+            json!(["x", "y"]),
+        ),
+        object(
+            json!({"unit": {"type": "string", "enum": ["C", "F", "", odd]}, "n": {"enum": [1, "one", [1], null]}}),
+            json!(["unit", "n"]),
+        ),
+        object(
+            json!({"list": {"type": "array", "items": word, "minItems": 2, "maxItems": 3}, "one": {"type": "array",
+            "items": small, "maxItems": 1}, "none": {"type": "array", "maxItems": 0}}),
+            json!(["list", "one", "none"]),
+        ),
+        object(
+            json!({"in": object(json!({"deep": object(json!({"w": word}), json!(["w"]))}), json!(["deep"]))}),
+            json!(["in"]),
+        ),
+        object(
+            json!({"a b": small, "x:y": word, "": small, "{": small, "größe": small}),
+            json!(["a b", "x:y", "", "{", "größe"]),
+        ),
+        object(
+            json!({"id": {"type": "string", "pattern": "^[a-z]{3}-[0-9]{2}$"}, "on": {"type": "string", "format": "date"}}),
+            json!(["id", "on"]),
+        ),
+        object(
+            json!({"s": {"oneOf": [small, {"type": "string", "maxLength": 3}]}, "t": {"anyOf": [word, {"type": "null"}]}}),
+            json!(["s", "t"]),
+        ),
+        object(
+            json!({"p": {"type": "array", "prefixItems": [small, word], "items": false, "minItems": 2}}),
+            json!(["p"]),
+        ),
+        json!({"$defs": {"p": object(json!({"x": small}), json!(["x"]))}, "type": "object", "properties": {"a": {"$ref": "#/$defs/p"},
+            "b": {"type": "array", "prefixItems": [{"$ref": "#/$defs/p"}], "items": false, "minItems": 1}}, "required": ["a", "b"]}),
+        json!({"type": "object", "patternProperties": {"^x[0-9]$": small}, "maxProperties": 1, "additionalProperties": false}),
+    ];
+    for schema in &schemas {
+        let plain = forced(&server, schema, json!({"temperature": 0, "speculative": {"enabled": false}}));
+        assert_eq!(forced(&server, schema, json!({"temperature": 0})), plain, "with drafts");
+    }
+    for seed in 0..4 {
+        forced(&server, &schemas[5], json!({"temperature": 1.5, "seed": seed}));
+    }
+    // Recursion: cut off, it is text.
+    let tree = json!({"$defs": {"t": {"type": "object", "properties": {"next": {"$ref": "#/$defs/t"}}, "additionalProperties": false}},
+        "$ref": "#/$defs/t"});
+    let tool = json!([{"type": "function", "function": {"name": "grow", "parameters": tree}}]);
+    let body = json!({"messages": [{"role": "user", "content": "fn"}], "tools": tool, "tool_choice": "required", "max_tokens": 30,
+        "temperature": 0});
+    let message = server.ask(CHAT, &body)["choices"][0]["message"].clone();
+    assert!(
+        message["tool_calls"].is_array()
+            || message["content"].as_str().is_some_and(|text| text.starts_with("<|tool_call>call:grow{")),
+        "{message}"
+    );
+}
+
+#[test]
+fn choices_of_calls() {
+    let server = start_free();
+    let parameters = json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["n"]});
+    let functions: Vec<_> = ["one", "two"].iter().map(|name| json!({"name": name, "parameters": parameters})).collect();
+    let of = |path: &str| -> Vec<Value> {
+        let tool = |function: &Value| match path {
+            CHAT => json!({"type": "function", "function": function}),
+            "/v1/responses" => json!({"type": "function", "name": function["name"], "parameters": parameters}),
+            _ => json!({"name": function["name"], "input_schema": parameters}),
+        };
+        functions.iter().map(tool).collect()
+    };
+    let user = json!([{"role": "user", "content": "fn main() {"}]);
+    // One call of any tool, streamed as well.
+    let body = json!({"messages": user, "tools": of(CHAT), "tool_choice": "required", "parallel_tool_calls": false, "temperature": 0,
+        "max_tokens": 100});
+    let choice = server.ask(CHAT, &body)["choices"][0].clone();
+    let call = choice["message"]["tool_calls"][0]["function"].clone();
+    assert_eq!(
+        (&choice["finish_reason"], choice["message"]["tool_calls"].as_array().map(Vec::len)),
+        (&json!("tool_calls"), Some(1))
+    );
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let chunks = server.chunks(CHAT, &streamed);
+    let calls: Vec<_> =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].as_array()).flatten().collect();
+    assert_eq!(calls.iter().map(|call| &call["function"]).collect::<Vec<_>>(), [&call]);
+    // As many as the model likes: at least one.
+    let mut several = body.clone();
+    several["parallel_tool_calls"] = json!(true);
+    assert!(server.ask(CHAT, &several)["choices"][0]["message"]["tool_calls"][0]["function"]["name"].is_string());
+    // By name, in the other APIs.
+    let body = json!({"messages": user, "tools": of("/v1/messages"), "tool_choice": {"type": "tool", "name": "two"}, "max_tokens": 100});
+    let whole = server.ask("/v1/messages", &body);
+    assert_eq!((&whole["stop_reason"], &whole["content"][0]["name"]), (&json!("tool_use"), &json!("two")), "{whole}");
+    let body = json!({"input": "fn", "tools": of("/v1/responses"), "tool_choice": {"type": "function", "name": "two"}});
+    let whole = server.ask("/v1/responses", &body);
+    assert_eq!(
+        (&whole["output"][0]["type"], &whole["output"][0]["name"]),
+        (&json!("function_call"), &json!("two")),
+        "{whole}"
+    );
+    assert_eq!(whole["tool_choice"], body["tool_choice"]);
+    // What cannot be asked for.
+    let bad = |more: Value| {
+        let mut body = json!({"messages": user, "tools": of(CHAT)});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        let (status, answer) = server.post(CHAT, &body);
+        assert_eq!(status, 400, "{answer}");
+        answer["error"]["message"].as_str().expect("a message").to_owned()
+    };
+    let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+    assert!(bad(json!({"tool_choice": named("three")})).starts_with("tool_choice: names no tool"));
+    assert!(
+        bad(json!({"tool_choice": "required", "response_format": {"type": "json_object"}}))
+            .starts_with("tool_choice: asks")
+    );
+    let tools = |schema: Value| json!([of(CHAT)[0], {"type": "function", "function": {"name": "it", "strict": true, "parameters": schema}}]);
+    let unsatisfiable = json!({"type": "object", "properties": {"a": {"type": "integer", "minimum": 2, "maximum": 1}}, "required": ["a"]});
+    for choice in [json!("required"), named("it"), json!("auto")] {
+        let message = bad(json!({"tools": tools(unsatisfiable.clone()), "tool_choice": choice}));
+        assert!(message.starts_with("tools[1].function.parameters: #/properties/a: "), "{message}");
+    }
+    // Copies of definitions, and types of types of types: more than the request said.
+    let leaf = json!({"type": "array", "prefixItems": [{"$ref": "#/$defs/x"}]});
+    let many: serde_json::Map<_, _> = (0..400).map(|i| (format!("p{i}"), leaf.clone())).collect();
+    let names: Vec<_> = many.keys().cloned().collect();
+    let copied = json!({"$defs": {"x": {"type": "string", "description": "x".repeat(2000)}}, "type": "object", "properties": many, "required": names});
+    let message = bad(json!({"tools": tools(copied), "tool_choice": "required"}));
+    assert!(message.starts_with("tools: ") && message.contains("bytes"), "{message}");
+    let mut nested = json!({"type": "string"});
+    for _ in 0..40 {
+        nested = json!({"type": ["object", "null"], "properties": {"a": nested}, "required": ["a"]});
+    }
+    let (status, answer) = server
+        .post(CHAT, &json!({"messages": user, "tools": tools(nested), "tool_choice": named("one"), "max_tokens": 20}));
+    assert_eq!(status, 200, "{answer}");
+}
+
+/// The calls of a strict tool are held to its schema where the model is free to call; texts and other calls stay as they are.
+#[test]
+fn strict_tools() {
+    let (server, script) = start();
+    let ask = |strict: bool| {
+        let mut tools = tools();
+        tools[0]["function"]["strict"] = json!(strict);
+        let body = json!({"messages": [{"role": "user", "content": "?"}], "tools": tools, "reasoning_effort": "high"});
+        server.post(CHAT, &body)
+    };
+    let call = "<|tool_call>call:weather{city:<|\"|>Ulm<|\"|>}<tool_call|>";
+    let other = "<|tool_call>call:now{any:<|\"|>thing<|\"|>}<tool_call|>";
+    script.set(&format!("<|channel>thought\nIt rains?\n<channel|>I look.{call}{other}"));
+    let (status, free) = ask(false);
+    let (_, strict) = ask(true);
+    assert_eq!(status, 200);
+    let message = |answer: &Value| {
+        let message = &answer["choices"][0]["message"];
+        let calls = message["tool_calls"].as_array().expect("a list");
+        (
+            message["content"].clone(),
+            message["reasoning_content"].clone(),
+            calls.iter().map(|call| call["function"].clone()).collect::<Vec<_>>(),
+        )
+    };
+    assert_eq!(message(&strict), message(&free), "{strict}");
+    assert_eq!(message(&strict).2.len(), 2);
+    // What the schema does not name cannot be written: the script, which writes nothing else, fails.
+    script.set("<|tool_call>call:weather{town:<|\"|>Ulm<|\"|>}<tool_call|>");
+    assert_eq!(ask(false).0, 200);
+    assert_eq!(ask(true).0, 400);
 }

@@ -1,5 +1,6 @@
 //! Counters in Prometheus' text format, under vLLM's names where it has them.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
@@ -29,6 +30,8 @@ pub(crate) struct Metrics {
     drafted: AtomicU64,
     accepted: AtomicU64,
     accepted_at: Mutex<Vec<u64>>,
+    /// By drafter: for each place in its drafts, tokens that were verified, and those that were accepted.
+    drafters: Mutex<BTreeMap<String, [Vec<u64>; 2]>>,
     first_token: Histogram,
     queue: Histogram,
     per_token: Histogram,
@@ -84,11 +87,15 @@ impl Metrics {
         self.drafts.fetch_add(drafts as u64, Relaxed);
         self.drafted.fetch_add(statistics.drafted as u64, Relaxed);
         self.accepted.fetch_add(statistics.accepted as u64, Relaxed);
-        let mut at = self.accepted_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let places = at.len().max(statistics.accepted_at.len());
-        at.resize(places, 0);
-        at.iter_mut().zip(&statistics.accepted_at).for_each(|(to, from)| *to += *from as u64);
-        drop(at);
+        add(&mut self.accepted_at.lock().unwrap_or_else(PoisonError::into_inner), &statistics.accepted_at);
+        let mut drafters = self.drafters.lock().unwrap_or_else(PoisonError::into_inner);
+        for drafter in statistics.speculation.drafters.iter().filter(|drafter| drafter.drafted > 0) {
+            let Some(kind) = drafter.kind else { continue };
+            let [drafted, accepted] = drafters.entry(kind.to_string()).or_default();
+            add(drafted, &drafter.drafted_at);
+            add(accepted, &drafter.accepted_at);
+        }
+        drop(drafters);
         self.queue.observe(queued);
         self.total.observe(total);
         if statistics.generated_tokens > 1 {
@@ -127,6 +134,23 @@ impl Metrics {
         for (position, accepted) in at.iter().enumerate() {
             text.line(name, &format!("position=\"{position}\""), *accepted as f64);
         }
+        let drafters = self.drafters.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for (name, help, which) in [
+            (
+                "foretoken:drafter_draft_tokens_total",
+                "Tokens drafted and verified, by drafter and place in its draft.",
+                0,
+            ),
+            ("foretoken:drafter_accepted_tokens_total", "Those that were emitted.", 1),
+        ] {
+            text.head(name, help, "counter");
+            for (drafter, counts) in &drafters {
+                for (position, count) in counts[which].iter().enumerate() {
+                    let label = format!("drafter=\"{}\",position=\"{position}\"", escape(drafter));
+                    text.line(name, &label, *count as f64);
+                }
+            }
+        }
         text.head("vllm:request_success_total", "Requests that are over, by reason.", "counter");
         for (reason, count) in REASONS.iter().zip(&self.finished) {
             let label = format!("finished_reason=\"{reason}\"");
@@ -142,6 +166,12 @@ impl Metrics {
         }
         text.text
     }
+}
+
+/// Adds counts by place.
+fn add(to: &mut Vec<u64>, counts: &[usize]) {
+    to.resize(to.len().max(counts.len()), 0);
+    to.iter_mut().zip(counts).for_each(|(to, count)| *to += *count as u64);
 }
 
 impl Histogram {

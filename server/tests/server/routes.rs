@@ -139,6 +139,14 @@ fn models_health_metrics_and_what_is_not_there() {
     assert_eq!(Some(of("vllm:prompt_tokens_total")), timings["prompt_n"].as_f64());
     assert_eq!(Some(of("vllm:spec_decode_num_draft_tokens_total")), timings["draft_n"].as_f64());
     assert_eq!(Some(of("vllm:spec_decode_num_accepted_tokens_total")), timings["draft_n_accepted"].as_f64());
+    let (_, text) = server.get("/metrics");
+    let by_drafter = |name: &str| -> f64 {
+        let lines = text.lines().filter(|line| line.starts_with(&format!("foretoken:drafter_{name}_tokens_total{{")));
+        lines.map(|line| line.rsplit(' ').next().and_then(|count| count.parse::<f64>().ok()).expect("a number")).sum()
+    };
+    assert_eq!(Some(by_drafter("draft")), timings["draft_n"].as_f64(), "{text}");
+    assert_eq!(Some(by_drafter("accepted")), timings["draft_n_accepted"].as_f64());
+    assert!(text.contains("drafter=\"mtp\",position=\"0\""), "{text}");
     assert_eq!(of("vllm:e2e_request_latency_seconds_count"), 1.0);
     assert_eq!(server.metric("vllm:request_success_total{model_name=\"demo\",finished_reason=\"length\"}"), 1.0);
     assert_eq!(of("vllm:num_requests_running") + of("vllm:num_requests_waiting"), 0.0);

@@ -4,10 +4,15 @@ Arguments: the URL of a server with the demo pair, and of one whose model calls 
 
 import json
 import sys
+import typing
 
 import anthropic
 import litellm
 import openai
+import pydantic
+import pydantic_ai
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
 
 PROMPT = "impl Iterator for Counter {\n"
 MESSAGES = [{"role": "user", "content": PROMPT}]
@@ -116,8 +121,35 @@ def with_openai(url, caller_url):
         assert (answer.message.content, answer.finish_reason) == ("It is sunny.", "stop"), answer
 
     @shows
+    def openai_forced_calls():
+        def offered(name):
+            number = {"type": "integer", "minimum": 0, "maximum": 99}
+            parameters = {"type": "object", "properties": {"n": number}, "required": ["n"], "additionalProperties": False}
+            return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": True}}
+
+        ask = {"model": "caller", "messages": [{"role": "user", "content": "?"}], "tools": [offered("one"), offered("two")]}
+        named = {"type": "function", "function": {"name": "two"}}
+        for choice, names in [("required", ["one", "two"]), (named, ["two"])]:
+            chat = caller.chat.completions.create(**ask, tool_choice=choice, parallel_tool_calls=False, max_tokens=100)
+            (call,) = chat.choices[0].message.tool_calls
+            assert call.function.name in names and 0 <= json.loads(call.function.arguments)["n"] <= 99
+
+    @shows
+    def openai_json_schema():
+        class Size(pydantic.BaseModel):
+            width: typing.Annotated[int, pydantic.Field(ge=0, le=99)]
+            unit: typing.Literal["mm", "cm"]
+
+        parse = client.chat.completions.parse
+        size = parse(model=model, messages=MESSAGES, max_tokens=300, response_format=Size).choices[0].message.parsed
+        assert size.unit in ("mm", "cm")
+        size = client.responses.parse(model=model, input=PROMPT, max_output_tokens=300, text_format=Size).output_parsed
+        assert size.unit in ("mm", "cm")
+
+    @shows
     def openai_responses_call_functions():
-        tools = [{"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}]
+        # Not strict: the caller writes its city without quotes.
+        tools = [{"type": "function", "name": "weather", "parameters": WEATHER, "strict": False}]
         response = caller.responses.create(model="caller", input="Umbrella?", tools=tools)
         (call,) = response.output
         assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", {"city": "Ulm"})
@@ -166,9 +198,38 @@ def with_litellm(url, want):
         assert text_of(stream) == want
 
 
+def with_pydantic_ai(caller_url):
+    @shows
+    def pydantic_ai_agent_calls_its_tool():
+        provider = OpenAIProvider(base_url=f"{caller_url}/v1", api_key="none")
+        agent = pydantic_ai.Agent(OpenAIChatModel("caller", provider=provider), instructions="Be brief.")
+        cities = []
+
+        @agent.tool_plain(strict=False)
+        def weather(city: str) -> str:
+            """The weather."""
+            cities.append(city)
+            return "sun"
+
+        assert (agent.run_sync("Umbrella?").output, cities) == ("It is sunny.", ["Ulm"])
+
+    @shows
+    def pydantic_ai_output_is_of_its_type():
+        class Size(pydantic.BaseModel):
+            width: typing.Annotated[int, pydantic.Field(ge=0, le=99)]
+            unit: typing.Literal["mm", "cm"]
+
+        # Its default: the output is the arguments of a tool that must be called.
+        provider = OpenAIProvider(base_url=f"{caller_url}/v1", api_key="none")
+        agent = pydantic_ai.Agent(OpenAIChatModel("caller", provider=provider), output_type=Size)
+        size = agent.run_sync("How large?").output
+        assert 0 <= size.width <= 99 and size.unit in ("mm", "cm")
+
+
 if __name__ == "__main__":
     demo, caller = sys.argv[1:]
     text = with_openai(demo, caller)
     with_anthropic(demo, caller, text)
     with_litellm(demo, text)
+    with_pydantic_ai(caller)
     print(f"{len(done)} of {len(done)} hold")

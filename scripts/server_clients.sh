@@ -1,5 +1,5 @@
 #!/bin/sh
-# Real clients against foretoken-server: OpenAI's and Anthropic's Python clients, litellm, curl, and schemathesis over
+# Real clients against foretoken-server: OpenAI's and Anthropic's Python clients, litellm, pydantic-ai, curl, and schemathesis over
 # /openapi.json (no 5xx). Installs them from PyPI into target/clients. The server is to be built:
 #
 #   cargo build --release -p foretoken-server && scripts/server_clients.sh [target/release/foretoken-server]
@@ -9,7 +9,7 @@ server=${1:-target/release/foretoken-server}
 out=target/clients
 [ -x $out/bin/schemathesis ] || {
     python3 -m venv $out
-    $out/bin/pip install -q --disable-pip-version-check openai anthropic litellm schemathesis
+    $out/bin/pip install -q --disable-pip-version-check openai anthropic litellm "pydantic-ai-slim[openai]" schemathesis
 }
 python3 scripts/tiny_caller.py $out/caller
 trap 'kill $pids 2>/dev/null || true' EXIT

@@ -1,0 +1,149 @@
+"""Throughput and latency of a server under load:
+
+    scripts/server_load.py [--seconds 8] [--loads 1,4,8,16] -- target/release/foretoken-server [OPTIONS]
+    scripts/server_load.py --llama -- path/to/llama-server -m demo.gguf -np 16 -c 65536 [OPTIONS]
+
+Starts the server on a free port. At each load, so many clients send greedy streamed completions of 128 tokens, each the next when
+the last is over, with speculation as the server chooses it and without, in turn. Printed are tokens per second of all together,
+the time to the first token and the time between tokens (of a request: from its first to its last, per token). Then four clients
+go on while another has prompts of --prompt-tokens read: gaps between the events of the four, undisturbed and meanwhile."""
+
+import argparse
+import asyncio
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import statistics
+import sys
+import time
+
+PROMPTS = [prompt["text"] if isinstance(prompt, dict) else prompt
+           for prompt in json.loads((pathlib.Path(__file__).parent.parent / "models/demo/prompts.json").read_text())]
+TOKENS = 128
+
+
+def percentile(values, share):
+    values = sorted(values)
+    return values[min(int(len(values) * share), len(values) - 1)] if values else float("nan")
+
+
+class Load:
+    def __init__(self, port, llama):
+        self.port, self.llama, self.sent = port, llama, 0
+
+    async def request(self, prompt, tokens, drafts):
+        """Times of the events of a text since it was asked for, and its tokens."""
+        body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        body |= {"cache_prompt": False} if self.llama else {} if drafts else {"speculative": {"enabled": False}}
+        body = json.dumps(body).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 22)
+        head = "POST /completion HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        start = time.perf_counter()
+        writer.write(head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
+        times, last = [], None
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                times.append(time.perf_counter() - start)
+                last = json.loads(line[6:])
+        writer.close()
+        if not last or "timings" not in last:
+            raise SystemExit(f"no answer: {last}")
+        return times, last["timings"]["predicted_n"]
+
+    async def client(self, end, drafts, done):
+        while time.perf_counter() < end:
+            self.sent += 1
+            begin = time.perf_counter()
+            done.append((begin, *await self.request(PROMPTS[self.sent % len(PROMPTS)], TOKENS, drafts)))
+
+    async def measure(self, load, drafts, seconds):
+        begin, done = time.perf_counter(), []
+        await asyncio.gather(*(self.client(begin + seconds, drafts, done) for _ in range(load)))
+        took = time.perf_counter() - begin
+        tokens = sum(tokens for *_, tokens in done)
+        first = [1e3 * times[0] for _, times, _ in done]
+        between = [1e3 * (times[-1] - times[0]) / max(tokens - 1, 1) for _, times, tokens in done]
+        return tokens / took, first, between
+
+    async def disturbed(self, seconds, drafts, prompt_tokens):
+        """Gaps between events of four clients: alone, and while prompts are read; and the times that these took."""
+        text = "".join(f"let x{i} = {i};\n" for i in range(prompt_tokens))
+        ids = json.loads(await self.tokens(text))["tokens"][:prompt_tokens]
+        begin, done, read = time.perf_counter(), [], []
+        clients = [asyncio.create_task(self.client(begin + 2 * seconds, drafts, done)) for _ in range(4)]
+        await asyncio.sleep(seconds)
+        while time.perf_counter() < begin + 2 * seconds:
+            start = time.perf_counter()
+            await self.request(ids, 1, drafts)
+            read.append((start, time.perf_counter()))
+        await asyncio.gather(*clients)
+        gaps = ([], [])
+        for start, times, _ in done:
+            for a, b in zip(times, times[1:]):
+                meanwhile = any(start + a < end and start + b > of for of, end in read)
+                gaps[meanwhile].append(1e3 * (b - a))
+        return *gaps, [1e3 * (end - start) for start, end in read]
+
+    async def tokens(self, text):
+        body = json.dumps({"content": text}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        head = "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        writer.write(head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
+        answer = await reader.read()
+        writer.close()
+        found = re.search(rb"\{.*\}", answer.partition(b"\r\n\r\n")[2], re.S)
+        return found[0].replace(b"\r\n", b"")
+
+
+async def main(arguments):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = open(os.devnull, "w")
+    process = await asyncio.create_subprocess_exec(*arguments.command, "--port", str(port), stdout=log, stderr=log)
+    load = Load(port, arguments.llama)
+    try:
+        for _ in range(600):
+            try:
+                await load.request(PROMPTS[0], 8, True)
+                break
+            except (OSError, SystemExit):
+                await asyncio.sleep(0.1)
+        ways = [True] if arguments.llama else [True, False]
+        print("requests  drafts  tokens/s  first token ms p50  p99  between tokens ms p50  p99")
+        for count in map(int, filter(None, arguments.loads.split(","))):
+            rounds = {drafts: [] for drafts in ways}
+            for _ in range(arguments.repeat):
+                for drafts in ways:
+                    rounds[drafts].append(await load.measure(count, drafts, arguments.seconds))
+            for drafts, measured in rounds.items():
+                rate = statistics.median(rate for rate, *_ in measured)
+                first, between = ([value for of in measured for value in of[i]] for i in (1, 2))
+                cells = [percentile(values, share) for values in (first, between) for share in (0.5, 0.99)]
+                name = "-" if arguments.llama else "auto" if drafts else "off"
+                print(f"{count:8}  {name:6}  {rate:8.0f}  " + "  ".join(f"{cell:8.2f}" for cell in cells), flush=True)
+        if arguments.prompt_tokens:
+            for drafts in ways:
+                alone, meanwhile, read = await load.disturbed(arguments.seconds, drafts, arguments.prompt_tokens)
+                p50, p99 = ([percentile(gaps, share) for gaps in (alone, meanwhile)] for share in (0.5, 0.99))
+                name = "-" if arguments.llama else "auto" if drafts else "off"
+                print(f"gaps of 4 streams, drafts {name}, ms: p50 {p50[0]:.2f}, p99 {p99[0]:.2f} undisturbed; "
+                      f"p50 {p50[1]:.2f}, p99 {p99[1]:.2f} ({p99[1] / p99[0]:.2f}x) while {len(read)} prompts of "
+                      f"{arguments.prompt_tokens} tokens were read, {statistics.median(read):.0f} ms each", flush=True)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--seconds", type=float, default=8)
+parser.add_argument("--repeat", type=int, default=1, help="rounds through the ways to draft at each load")
+parser.add_argument("--loads", default="1,4,8,16")
+parser.add_argument("--prompt-tokens", type=int, default=4096, help="of the prompts that disturb; 0 for none")
+parser.add_argument("--llama", action="store_true", help="the server is llama.cpp's")
+parser.add_argument("command", nargs="+")
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(parser.parse_args())))

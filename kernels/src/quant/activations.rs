@@ -13,6 +13,7 @@ pub struct Activations<'a> {
     activation_type: ActivationType,
     rows: usize,
     inputs: usize,
+    row_blocks: RowBlocks,
 }
 
 impl<'a> Activations<'a> {
@@ -38,7 +39,7 @@ impl<'a> Activations<'a> {
             Some(isa) => isa.run_panels(op),
             None => op.run(ScalarLoops),
         }
-        Activations { words, activation_type, rows, inputs }
+        Activations { words, activation_type, rows, inputs, row_blocks: RowBlocks::new(rows) }
     }
 
     /// Reads what [`Activations::quantize`] wrote into `words` before.
@@ -48,7 +49,7 @@ impl<'a> Activations<'a> {
     pub fn from_words(activation_type: ActivationType, words: &'a [i32], rows: usize, inputs: usize) -> Self {
         let len = activation_type.scratch_len(rows, inputs);
         assert_eq!(len, Some(words.len()), "activations: not the words of this shape");
-        Self { words, activation_type, rows, inputs }
+        Self { words, activation_type, rows, inputs, row_blocks: RowBlocks::new(rows) }
     }
 
     /// Number of rows.
@@ -68,7 +69,7 @@ impl<'a> Activations<'a> {
 
     /// The row blocks.
     pub(super) fn row_blocks(&self) -> RowBlocks {
-        RowBlocks::new(self.rows)
+        self.row_blocks
     }
 
     /// The words of a row block's activation blocks from `block` on.
@@ -87,20 +88,24 @@ pub(super) struct RowBlock {
 
 /// The division of rows into row blocks: as few as possible, of sizes that differ by at most one, because a block of one row
 /// costs nearly what a block of four does.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct RowBlocks {
     pub count: usize,
-    rows: usize,
+    size: usize,
+    /// How many have one row more than `size`: the first ones.
+    larger: usize,
 }
 
 impl RowBlocks {
     fn new(rows: usize) -> Self {
-        Self { count: rows.div_ceil(ROW_BLOCK), rows }
+        let count = rows.div_ceil(ROW_BLOCK);
+        let of = count.max(1);
+        Self { count, size: rows / of, larger: rows % of }
     }
 
     pub fn get(self, index: usize) -> RowBlock {
-        let (size, larger) = (self.rows / self.count, self.rows % self.count);
-        RowBlock { first: index * size + index.min(larger), rows: size + usize::from(index < larger) }
+        let first = index * self.size + index.min(self.larger);
+        RowBlock { first, rows: self.size + usize::from(index < self.larger) }
     }
 }
 

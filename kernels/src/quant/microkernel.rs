@@ -1,6 +1,6 @@
 //! One block of a panel times up to 8 rows: integer sums, then the float operations of `scalar.rs` in their order.
 
-use crate::quant::layout::{PAIRS, PANEL_ROWS, q8_1, q8k};
+use crate::quant::layout::{PAIRS, PANEL_ROWS, ROW_BLOCK, q8_1, q8k};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::bytes::{ByteLanes, Bytes};
 use crate::simd::opaque::opaque;
@@ -10,6 +10,9 @@ use std::marker::PhantomData;
 /// Prefetch distance in bytes. Less than a 4 KiB page: at a multiple of it, a prefetched line would fall in the
 /// first-level cache set of a line in use.
 pub(super) const PREFETCH_DISTANCE: usize = 3584;
+
+/// Bytes that are prefetched while a block of 256 is multiplied that is unpacked into memory: a line with every two quads.
+pub(super) const PREFETCHED: usize = 32 * 64;
 
 /// Runs of panels that are read side by side: a single sequential stream keeps too few cache lines in flight.
 pub(super) const STREAMS: usize = 4;
@@ -79,24 +82,67 @@ impl<L: ByteLanes, F: Format> Source<L, F> for PackedSource<F> {
     }
 }
 
+/// A packed block, unpacked in registers and from there into memory, for an [`UnpackedSource`].
+pub(super) struct UnpackingSource<F> {
+    /// The block, and the first of the panel's rows that the lanes hold.
+    pub block: *const u8,
+    pub lane: usize,
+    /// Room for every quad of the block.
+    pub to: *mut u8,
+    /// [`PREFETCHED`] bytes to prefetch meanwhile.
+    pub prefetched: *const u8,
+    pub format: PhantomData<F>,
+}
+
+impl<L: ByteLanes, F: Format> Source<L, F> for UnpackingSource<F> {
+    const UNROLLED: usize = if L::BARRIERS { F::SCALES } else { 2 };
+    type Cursor = (F::Cursor<L>, *mut u8);
+
+    #[inline(always)]
+    unsafe fn prefetch(&self, s: usize, g: usize) {
+        prefetch_line::<F>(self.prefetched, s, g);
+    }
+    #[inline(always)]
+    unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor {
+        // SAFETY: as the caller's; `to` has room for every quad.
+        unsafe {
+            let to = self.to.add(s * F::QUADS_PER_SCALE * 4 * L::LANES);
+            (F::cursor(l, opaque(self.block), self.lane, s), to)
+        }
+    }
+    #[inline(always)]
+    unsafe fn quad(&self, l: L, (cursor, to): Self::Cursor, g: usize) -> L::I {
+        // SAFETY: as the caller's; `to` has room for the scale's quads.
+        unsafe {
+            let quad = F::quad(l, cursor, g);
+            l.store_words(to.add(g * 4 * L::LANES), quad);
+            quad
+        }
+    }
+}
+
+/// Prefetches one of [`PREFETCHED`]'s lines, with the two quads from `g` of scale `s`.
+#[inline(always)]
+fn prefetch_line<F: Format>(from: *const u8, s: usize, g: usize) {
+    prefetch(from.wrapping_add((s * F::QUADS_PER_SCALE + g) / 2 * 64));
+}
+
 /// A block that was unpacked into memory: quads of `LANES` rows, one after the other.
 pub(super) struct UnpackedSource {
     pub from: *const u8,
-    /// Cache lines to prefetch meanwhile: the first, and how many.
-    pub prefetched: (*const u8, usize),
+    /// [`PREFETCHED`] bytes to prefetch meanwhile.
+    pub prefetched: *const u8,
 }
 
 impl<L: ByteLanes, F: Format> Source<L, F> for UnpackedSource {
-    const UNROLLED: usize = if L::BARRIERS { F::SCALES } else { 1 };
+    // Not all, although that is 1-2 % faster of Q4_K: with the code that unpacks, two-plane formats exceed the first-level
+    // instruction cache.
+    const UNROLLED: usize = 2;
     type Cursor = *const u8;
 
     #[inline(always)]
     unsafe fn prefetch(&self, s: usize, g: usize) {
-        let (step, steps) = ((s * F::QUADS_PER_SCALE + g) / 2, F::TYPE.block_len() / 8);
-        let (from, lines) = self.prefetched;
-        for line in step * lines / steps..(step + 1) * lines / steps {
-            prefetch(from.wrapping_add(64 * line));
-        }
+        prefetch_line::<F>(self.prefetched, s, g);
     }
     #[inline(always)]
     unsafe fn cursor(&self, _: L, s: usize) -> *const u8 {
@@ -225,12 +271,12 @@ unsafe fn float<L: ByteLanes>(l: L, x: *const i32, stride: usize, index: usize, 
     unsafe { l.splat(f32::from_bits(*x.add(index * stride + r) as u32)) }
 }
 
-/// As [`add_block`], of a format with blocks of 32, or of several 32.
+/// Adds one block's products to `y`, of a format with blocks of 32, or of several 32.
 ///
 /// # Safety
 /// As [`add_block`].
 #[inline(always)]
-unsafe fn add_short_block<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
+pub(super) unsafe fn add_short_block<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
     l: L,
     source: &S,
     scales: &BlockScales<L>,
@@ -271,17 +317,12 @@ unsafe fn add_short_block<L: ByteLanes, F: Format, S: Source<L, F>, const R: usi
     }
 }
 
-/// The sums of scales times bsums, for `R` rows: what the zero point multiplies.
+/// The scales as pairs of `i16`, in the order of the bsums.
 ///
 /// # Safety
 /// As [`add_block`], of a format with blocks of 256.
 #[inline(always)]
-unsafe fn scaled_bsums<L: ByteLanes, F: Format, const R: usize>(
-    l: L,
-    scales: &BlockScales<L>,
-    x: *const i32,
-    stride: usize,
-) -> [L::I; R] {
+unsafe fn scale_pairs<L: ByteLanes, F: Format>(l: L, scales: &BlockScales<L>) -> [L::I; 8] {
     // SAFETY: as the caller's.
     unsafe {
         let mut pairs = [l.zero(); 8];
@@ -289,11 +330,47 @@ unsafe fn scaled_bsums<L: ByteLanes, F: Format, const R: usize>(
             let (a, b) = PAIRS[p % 4];
             *pair = l.pair_scales(scales.scales[p / 4 * 8 + a], scales.scales[p / 4 * 8 + b]);
         }
-        pair_totals::<L, R>(l, &pairs[..F::SCALES / 2], x, stride)
+        pairs
     }
 }
 
-/// Adds one block's products to `y`, for `R` rows whose words of this block start at `x`.
+/// The end of [`add_block`] for `R` rows, from the products' sums and [`scale_pairs`].
+///
+/// # Safety
+/// As [`add_block`], of a format with blocks of 256.
+#[inline(always)]
+unsafe fn end_rows<L: ByteLanes, F: Format, const R: usize>(
+    l: L,
+    mut sums: [L::I; R],
+    scales: &BlockScales<L>,
+    pairs: &[L::I; 8],
+    x: *const i32,
+    stride: usize,
+    mut add: impl FnMut(usize, L::V, L::V),
+) {
+    // SAFETY: as the caller's.
+    unsafe {
+        if let Some(zero_point) = F::ZERO_POINT
+            && has_offset::<L, F>()
+        {
+            let totals = pair_totals::<L, R>(l, &pairs[..F::SCALES / 2], x, stride);
+            for r in 0..R {
+                sums[r] = l.sub_product(sums[r], totals[r], zero_point.into());
+            }
+        }
+        let mins = pair_totals::<L, R>(l, &scales.mins[..F::MIN_PAIRS], x, stride);
+        for r in 0..R {
+            let mut sum = l.mul(l.to_float(sums[r]), scales.d[0]);
+            if F::MIN_PAIRS > 0 {
+                sum = l.fma(l.to_float(mins[r]), scales.dmin, sum);
+            }
+            add(r, sum, float(l, x, stride, q8k::SCALE, r));
+        }
+    }
+}
+
+/// One block's products for `R` rows whose words of this block start at `x`: `add` is called for every row, with a sum and
+/// what to multiply it by.
 ///
 /// # Safety
 /// The caller is inside a function with `L`'s features; `source` and `scales` are of one block of format `F`. `x` points
@@ -305,13 +382,10 @@ pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R
     scales: &BlockScales<L>,
     x: *const i32,
     stride: usize,
-    y: &mut [L::V; R],
+    mut add: impl FnMut(usize, L::V, L::V),
 ) {
     // SAFETY: as the caller's; an activation block has the words that `layout.rs` lists.
     unsafe {
-        if F::TYPE.block_len() < 256 {
-            return add_short_block(l, source, scales, x, stride, y);
-        }
         let (mut sums, mut quants) = (l.begin([0; R]), Quants { next: x, stride });
         for first in (0..F::SCALES).step_by(S::UNROLLED) {
             macro_rules! add_scales {
@@ -331,22 +405,19 @@ pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R
                 add_scales!(8 9 10 11 12 13 14 15);
             }
         }
-        let mut sums = l.end(sums);
-        if let Some(zero_point) = F::ZERO_POINT
-            && has_offset::<L, F>()
-        {
-            let totals = scaled_bsums::<L, F, R>(l, scales, x, stride);
-            for r in 0..R {
-                sums[r] = l.sub_product(sums[r], totals[r], zero_point.into());
-            }
+        let sums = l.end(sums);
+        let mut pairs = [l.zero(); 8];
+        if F::ZERO_POINT.is_some() && has_offset::<L, F>() {
+            pairs = scale_pairs::<L, F>(l, scales);
         }
-        let mins = pair_totals::<L, R>(l, &scales.mins[..F::MIN_PAIRS], x, stride);
-        for r in 0..R {
-            let mut sum = l.mul(l.to_float(sums[r]), scales.d[0]);
-            if F::MIN_PAIRS > 0 {
-                sum = l.fma(l.to_float(mins[r]), scales.dmin, sum);
+        if const { L::MAX_ROWS == ROW_BLOCK } {
+            end_rows::<L, F, R>(l, sums, scales, &pairs, x, stride, add);
+        } else {
+            // Fewer registers than sum by sum.
+            for (r, sum) in sums.into_iter().enumerate() {
+                let x = opaque(x.add(r));
+                end_rows::<L, F, 1>(l, [sum], scales, &pairs, x, stride, |_, sum, by| add(r, sum, by));
             }
-            y[r] = l.fma(sum, float(l, x, stride, q8k::SCALE, r), y[r]);
         }
     }
 }

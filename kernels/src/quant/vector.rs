@@ -6,8 +6,8 @@
 //! neither the row block, nor the column range, nor the instruction set changes a bit.
 //!
 //! Weights are unpacked in registers, once per row block, and several panels are read side by side. Where registers hold
-//! half a row block only, several row blocks, or the halves of one if [`Format::SLOW_TO_UNPACK`], share blocks of 256 that
-//! are unpacked once into the first-level cache.
+//! half a row block only, several halves share blocks of 256 that are unpacked once into the first-level cache: by the
+//! first half on its way, or before it.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -15,12 +15,16 @@ use std::ops::Range;
 use crate::columns::ColumnsMut;
 use crate::quant::activations::{Activations, RowBlock};
 use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES, ROW_BLOCK};
-use crate::quant::microkernel::{PREFETCH_DISTANCE, PackedSource, STREAMS, UnpackedSource, add_block, block_words};
+use crate::quant::microkernel::{
+    PREFETCH_DISTANCE, PREFETCHED, PackedSource, STREAMS, Source, UnpackedSource, UnpackingSource, add_block,
+    add_short_block, block_words,
+};
 use crate::quant::output::store_panel;
 use crate::quant::packed_matrix::{PackedBlock, PackedMatrix, Panel, tail_block};
 use crate::quant::unpack::{BlockScales, Format, with_format};
 use crate::simd::bytes::{ByteLanes, PanelOp};
 use crate::simd::dispatch::VectorIsa;
+use crate::simd::opaque::opaque;
 
 /// Row blocks per pass over the weights: their sums take 4 KiB of stack, their quants of a block 24 KiB.
 const PASS_BLOCKS: usize = 8;
@@ -107,9 +111,8 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
             let pass = pass..(pass + PASS_BLOCKS).min(blocks.count);
             let (first_row, last) = (blocks.get(pass.start).first, blocks.get(pass.end - 1));
             let rows = last.first + last.rows - first_row;
-            // More rows than these share a block's weights in memory.
-            let fused_rows = if F::SLOW_TO_UNPACK { L::MAX_ROWS } else { ROW_BLOCK };
-            if const { L::MAX_ROWS < ROW_BLOCK && F::TYPE.block_len() == 256 } && self.x.rows() > fused_rows {
+            let from = F::UNPACKED_FROM;
+            if const { L::MAX_ROWS < ROW_BLOCK && F::TYPE.block_len() == 256 } && self.x.rows() >= from {
                 for panel in first..end {
                     results[..rows].fill([0.0; PANEL_ROWS]);
                     // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
@@ -255,7 +258,12 @@ impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
                         let block = F::prepare(l, of, block, lane..lane + L::LANES, &mut scratch);
                         F::load_scales(l, block, lane, &mut scales);
                         let source = PackedSource::<F> { block, lane, prefetched, format: PhantomData };
-                        add_block::<L, F, _, R>(l, &source, &scales, x, stride, &mut sums);
+                        if F::TYPE.block_len() < 256 {
+                            add_short_block::<L, F, _, R>(l, &source, &scales, x, stride, &mut sums);
+                        } else {
+                            let add = |r: usize, sum, by| sums[r] = l.fma(sum, by, sums[r]);
+                            add_block::<L, F, _, R>(l, &source, &scales, x, stride, add);
+                        }
                         x = x.add(block_words);
                     }
                     *y = sums;
@@ -273,7 +281,7 @@ impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
     }
 }
 
-/// A panel times several row blocks, each block unpacked once.
+/// A panel times more rows than the registers hold, each block unpacked once.
 ///
 /// # Safety
 /// The caller is inside a function with `L`'s features; the matrix has the panel, and the row blocks are `x`'s, of as many
@@ -297,41 +305,37 @@ unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
         // SAFETY: the caller entered the features; the panel and the row blocks have `weights.blocks()` blocks; an
         // `UnpackedBlock` has room for the 64 quads of the longest block.
         unsafe {
-            let block = match weights.panel(panel) {
+            let packed = match weights.panel(panel) {
                 Panel::Packed(panel) => panel.as_ptr().add(b * block_bytes),
                 Panel::Rows(rows) => {
                     tail_block(of, rows, weights.row_bytes(), b, &mut tail);
                     tail.0.as_ptr()
                 }
             };
-            let block = F::prepare(l, of, block, 0..PANEL_ROWS, &mut scratch);
+            let block = F::prepare(l, of, packed, 0..PANEL_ROWS, &mut scratch);
             for lane in (0..PANEL_ROWS).step_by(L::LANES) {
                 F::load_scales(l, block, lane, &mut scales);
-                // Unrolled, so that shifts and masks that depend on a scale's index are constants.
-                macro_rules! unpack_scales {
-                    ($($s:literal)*) => {$(
-                        if $s < F::SCALES {
-                            let cursor = F::cursor(l, block, lane, $s);
-                            for g in 0..F::QUADS_PER_SCALE {
-                                let to = unpacked.0.as_mut_ptr().add(($s * F::QUADS_PER_SCALE + g) * 4 * L::LANES);
-                                l.store_words(to, F::quad(l, cursor, g));
-                            }
-                        }
-                    )*};
+                let scales = (&raw const scales).cast();
+                let memory = unpacked.0.as_mut_ptr();
+                if F::SLOW_TO_UNPACK {
+                    let source = UnpackingSource { block, lane, to: memory, prefetched: memory, format: PhantomData };
+                    let rows = x.row_blocks().get(pass.start);
+                    let x = x.words(rows, b).as_ptr();
+                    l.call(Unpacking::<F, 0> { source, rows: PartOfBlock { scales, x, lane, rows, results: &mut [] } });
                 }
-                unpack_scales!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
                 let (mut done, mut part) = (0, 0);
-                // Every part prefetches its share of the next block.
-                let lines = block_bytes.div_ceil(64 * pass.len() * 2);
                 for rows in pass.clone().map(|b| x.row_blocks().get(b)) {
                     let x = x.words(rows, b).as_ptr();
                     for_row_parts!(L, rows.rows, |first, R| {
-                        let results = &mut results[done + first..done + first + R];
-                        let prefetched = (block.wrapping_add(block_bytes + part * lines * 64), lines);
+                        let results = results[done + first..].first_chunk_mut().expect("rows of a pass");
+                        // The first parts prefetch the next block; the others, what is in the first-level cache.
+                        let ahead = part * PREFETCHED;
+                        let next = packed.wrapping_add(block_bytes + ahead);
+                        let prefetched = if ahead < block_bytes { next } else { memory };
+                        let source = UnpackingSource { block, lane, to: memory, prefetched, format: PhantomData };
+                        let rows = PartOfBlock { scales, x: x.add(first), lane, rows, results };
+                        add_part::<L, F, R>(l, part, source, rows);
                         part += 1;
-                        let source = UnpackedSource { from: unpacked.0.as_ptr(), prefetched };
-                        let (x, scales) = (x.add(first), (&raw const scales).cast());
-                        l.call(UnpackedPanel::<F, R> { source, scales, x, lane, rows, results, format: PhantomData });
                     });
                     done += rows.rows;
                 }
@@ -340,35 +344,89 @@ unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
     }
 }
 
-/// Rows `first..first + R` of a row block and `LANES` outputs, one unpacked block.
-struct UnpackedPanel<'a, F, const R: usize> {
-    source: UnpackedSource,
+/// Part `part` of the rows. The first one leaves the block unpacked for the others, if it is not unpacked yet.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; the scales are those lanes', of the source's block.
+#[inline(always)]
+unsafe fn add_part<L: ByteLanes, F: Format, const R: usize>(
+    l: L,
+    part: usize,
+    source: UnpackingSource<F>,
+    rows: PartOfBlock<'_, R>,
+) {
+    let unpacking = !F::SLOW_TO_UNPACK && part == 0;
+    // Instances that are needed only: the first row block has five rows at least, the others four.
+    if const { !F::SLOW_TO_UNPACK && R > 2 } && unpacking {
+        // SAFETY: as the caller's.
+        unsafe { l.call(Unpacking::<F, R> { source, rows }) }
+    } else if const { R > 1 } && !unpacking {
+        let source = UnpackedSource { from: source.to, prefetched: source.prefetched };
+        // SAFETY: as the caller's.
+        unsafe { l.call(Unpacked::<F, R> { source, rows, format: PhantomData }) }
+    } else {
+        unreachable!("part {part} of {R} rows")
+    }
+}
+
+/// Rows `first..first + R` of a row block and `LANES` outputs, one block.
+struct PartOfBlock<'a, const R: usize> {
     /// A `BlockScales<L>` of the lanes that evaluate this: [`PanelOp::eval`] chooses `L`, so the type cannot say it.
     scales: *const (),
     x: *const i32,
     lane: usize,
     rows: RowBlock,
-    results: &'a mut [[f32; PANEL_ROWS]],
+    results: &'a mut [[f32; PANEL_ROWS]; R],
+}
+
+impl<const R: usize> PartOfBlock<'_, R> {
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; the scales are those lanes', of the source's block.
+    #[inline(always)]
+    unsafe fn add<L: ByteLanes, F: Format, S: Source<L, F>>(self, l: L, source: &S) {
+        let stride = stride::<L, R>(self.rows);
+        // SAFETY: as the caller's.
+        unsafe {
+            let scales = &*self.scales.cast::<BlockScales<L>>();
+            // A vector in memory: without one, the compiler does not align the frame, and spilled vectors straddle cache lines.
+            let aligned = l.zero();
+            opaque(&raw const aligned);
+            let add = |r: usize, sum, by| {
+                let result = self.results[r].as_mut_ptr().add(self.lane);
+                l.store(result, l.fma(sum, by, l.load(result)));
+            };
+            add_block::<L, F, _, R>(l, source, scales, self.x, stride, add);
+        }
+    }
+}
+
+/// The first part, which leaves the block unpacked in memory; or no rows, for unpacking alone.
+struct Unpacking<'a, F, const R: usize> {
+    source: UnpackingSource<F>,
+    rows: PartOfBlock<'a, R>,
+}
+
+impl<F: Format, const R: usize> PanelOp for Unpacking<'_, F, R> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        // SAFETY: `unpacked_panel` made this value with the scales and the words of its own lanes and blocks, and called
+        // with the same lanes, which entered the features.
+        unsafe { self.rows.add::<L, F, _>(l, &self.source) }
+    }
+}
+
+/// A further part.
+struct Unpacked<'a, F, const R: usize> {
+    source: UnpackedSource,
+    rows: PartOfBlock<'a, R>,
     format: PhantomData<F>,
 }
 
-impl<F: Format, const R: usize> PanelOp for UnpackedPanel<'_, F, R> {
+impl<F: Format, const R: usize> PanelOp for Unpacked<'_, F, R> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
-        let stride = stride::<L, R>(self.rows);
-        // SAFETY: `unpacked_panel` made this value with the scales and the words of its own lanes and blocks, and called
-        // with the same lanes, which entered the features.
-        unsafe {
-            let scales = &*self.scales.cast::<BlockScales<L>>();
-            let mut y = [l.splat(0.0); R];
-            for (y, results) in y.iter_mut().zip(self.results.iter()) {
-                *y = l.load(results.as_ptr().add(self.lane));
-            }
-            add_block::<L, F, _, R>(l, &self.source, scales, self.x, stride, &mut y);
-            for (results, y) in self.results.iter_mut().zip(y) {
-                l.store(results.as_mut_ptr().add(self.lane), y);
-            }
-        }
+        // SAFETY: as above.
+        unsafe { self.rows.add::<L, F, _>(l, &self.source) }
     }
 }
 

@@ -214,6 +214,7 @@ impl Format for Q2K {
     const ZERO_POINT: Option<u8> = None;
     const BYTES: Bytes = Bytes::Unsigned(3);
     const MIN_PAIRS: usize = 8;
+    const UNPACKED_FROM: usize = 9;
     type Cursor<L: ByteLanes> = Plane<L>;
     type Scratch = ();
     const SCRATCH: () = ();

@@ -46,8 +46,11 @@ pub(in crate::quant) trait Format {
     const BYTES: Bytes;
     /// Scales in a block: 1, 4, 8 or 16.
     const SCALES: usize = Self::TYPE.block_len() / 4 / Self::QUADS_PER_SCALE;
-    /// Whether unpacking a block of 256 twice takes longer than storing the weights once and reading them twice.
+    /// Whether unpacking takes so many registers that a block of 256 is unpacked before, not while the first rows of several
+    /// are multiplied.
     const SLOW_TO_UNPACK: bool = false;
+    /// Rows from which a block of 256 is unpacked into memory, where registers hold four.
+    const UNPACKED_FROM: usize = 5;
     /// Pairs of mins in a block of 256.
     const MIN_PAIRS: usize = 0;
     /// Whether blocks of 32 have a min.

@@ -57,6 +57,7 @@ impl Format for Iq4Xs {
     const QUADS_PER_SCALE: usize = 8;
     const ZERO_POINT: Option<u8> = Some(128);
     const BYTES: Bytes = Bytes::Biased;
+    const SLOW_TO_UNPACK: bool = true;
     type Cursor<L: ByteLanes> = *const u8;
     type Scratch = ();
     const SCRATCH: () = ();

@@ -3,11 +3,17 @@
 set -euo pipefail
 cd "$(dirname "$0")/../gpu"
 nvcc=${NVCC:-nvcc}
+ptxas=$(dirname "$(command -v "$nvcc")")/ptxas
+version=7.8 # of CUDA 11.8, older than every driver that `src/cuda/driver.rs` accepts
 mkdir -p cuda/prebuilt
 rm -f cuda/prebuilt/*.ptx
 for source in shaders/*.cpp; do
-    "$nvcc" -x cu -include cuda/device.cuh -std=c++17 -O3 -arch=compute_80 -ptx "$source" \
-        -o "cuda/prebuilt/$(basename "${source%.cpp}").ptx"
+    ptx="cuda/prebuilt/$(basename "${source%.cpp}").ptx"
+    "$nvcc" -x cu -include cuda/device.cuh -std=c++17 -O3 -arch=compute_80 -ptx "$source" -o "$ptx"
+    # nvcc writes its own version, which older drivers refuse, and a hint of 8.3. ptxas checks that the text needs
+    # nothing newer.
+    sed -i -e "s/^\.version .*/.version $version/" -e "/\.pragma \"used_bytes_mask/d" "$ptx"
+    "$ptxas" -arch=sm_80 -o /dev/null "$ptx"
 done
 # The build script says what the digest should be.
 : > cuda/prebuilt/SOURCES

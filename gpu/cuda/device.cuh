@@ -9,6 +9,7 @@
 #define CONSTEXPR constexpr
 
 typedef unsigned long long u64;
+typedef long long i64;
 
 #ifndef FORETOKEN_EMULATED
 

@@ -46,6 +46,7 @@ using namespace metal;
 #define CONSTEXPR constant constexpr
 
 typedef unsigned long u64;
+typedef long i64;
 
 INLINE float mul(float a, float b) { return a * b; }
 INLINE float add(float a, float b) { return a + b; }

@@ -34,5 +34,5 @@ KERNEL(accept_greedy, Params, 256, 1, None) {
         p.counts[2] = u32(emitted);
         p.counts[3] = p.chosen[AT(emitted - 1)];
     }
-    for (int i = tid; i < p.width; i += 256) p.last_hidden[AT(i)] = p.hidden[AT(long(emitted - 1) * p.width + i)];
+    for (int i = tid; i < p.width; i += 256) p.last_hidden[AT(i)] = p.hidden[AT(i64(emitted - 1) * p.width + i)];
 }

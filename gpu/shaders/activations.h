@@ -22,6 +22,6 @@ struct Activations {
 };
 
 // The first word of a row's group.
-INLINE long quant_at(int row, int group, int groups) {
-    return (long(row / 8) * groups + group) * 64 + row % 8 * 8;
+INLINE i64 quant_at(int row, int group, int groups) {
+    return (i64(row / 8) * groups + group) * 64 + row % 8 * 8;
 }

@@ -64,9 +64,10 @@ INLINE Column column_of(const CONSTANT Queries& q, int kv_head, int entry) {
     return {row, row * q.heads + kv_head * group + entry % group};
 }
 
-// e^x with the bits of the CPU kernels.
+// e^x with the bits of the CPU kernels: zero below -88, and NaN stays NaN.
 INLINE float exponential(float x) {
-    x = fminf(fmaxf(x, -87.33654f), 88.37626f);
+    x = x < -88.0f ? -88.0f : x;
+    x = x > 88.37626f ? 88.37626f : x;
     float n = rintf(mul(x, 1.44269504f));
     float r = fmaf(n, 2.1219444e-4f, fmaf(n, -0.6933594f, x));
     float p = 1.9875691e-4f;
@@ -78,6 +79,9 @@ INLINE float exponential(float x) {
     return mul(fmaf(mul(p, r), r, add(r, 1.0f)), float_of(u32(int(n) + 127) << 23));
 }
 
+// Weights below e^MIN_EXPONENT are zero, as on the CPU.
+CONSTEXPR float MIN_EXPONENT = -64.0f;
+
 // One online-softmax step of a column over a page: four scores per lane, of which `seen` are visible. Returns the new
 // state and the keys' weights; `factor` rescales the output so far.
 INLINE OnlineSoftmax advance(OnlineSoftmax before, const THREAD Wide (&score)[4], const THREAD bool (&seen)[4],
@@ -88,11 +92,13 @@ INLINE OnlineSoftmax advance(OnlineSoftmax before, const THREAD Wide (&score)[4]
     after.max = warp_max(after.max);
     Wide sum = wide(0.0f);
     for (int i = 0; i < 4; i++) {
-        weight[i] = seen[i] ? exponential(narrow(score[i] - after.max)) : 0.0f;
+        Wide difference = score[i] - after.max;
+        weight[i] = seen[i] && !(wide(MIN_EXPONENT) > difference) ? exponential(narrow(difference)) : 0.0f;
         sum = sum + wide(weight[i]);
     }
     sum = warp_sum(sum);
-    factor = before.sum > wide(0.0f) ? expf(narrow(before.max - after.max)) : 0.0f;
+    Wide difference = before.max - after.max;
+    factor = before.sum > wide(0.0f) && !(wide(MIN_EXPONENT) > difference) ? expf(narrow(difference)) : 0.0f;
     after.sum = before.sum * wide(factor) + sum;
     return after;
 }

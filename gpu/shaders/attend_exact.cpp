@@ -22,9 +22,9 @@ CONSTEXPR int THREADS = 256, COLUMNS = 8;
 
 template <int HD>
 struct Scratch {
-    float query[COLUMNS][HD];
+    alignas(16) float query[COLUMNS][HD]; // read four at a time
     float score[2][COLUMNS][PAGE];
-    float weight[PAGE][COLUMNS];
+    alignas(16) float weight[PAGE][COLUMNS];
     Range visible[2][COLUMNS]; // of even and odd pages, so that one barrier per page guards them
     float factor[COLUMNS];
 };
@@ -58,7 +58,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
     int tid = self.index, lane = self.lane, warp = self.warp, kv_head = self.y, first_column = self.z * COLUMNS;
     for (int i = tid; i < COLUMNS * HD; i += THREADS) {
         Column column = column_of(q, kv_head, first_column + i / HD);
-        s.query[i / HD][i % HD] = column.row < 0 ? 0.0f : q.rows[AT(long(column.index) * HD + i % HD)];
+        s.query[i / HD][i % HD] = column.row < 0 ? 0.0f : q.rows[AT(i64(column.index) * HD + i % HD)];
     }
     // A warp computes the softmax of one column.
     Column warp_column = column_of(q, kv_head, first_column + warp);
@@ -83,11 +83,11 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
         }
         if (first >= last) continue;
         typedef typename E::Bits Bits;
-        const DEVICE Bits* values = page_of<const Bits>(p.values, page) + AT(long(kv_head)) * PAGE * HD;
-        const DEVICE Bits* keys = page_of<const Bits>(p.keys, page) + AT(long(kv_head)) * PAGE * p.rotary_channels;
+        const DEVICE Bits* values = page_of<const Bits>(p.values, page) + AT(i64(kv_head)) * PAGE * HD;
+        const DEVICE Bits* keys = page_of<const Bits>(p.keys, page) + AT(i64(kv_head)) * PAGE * p.rotary_channels;
         int key = tid % PAGE;
         if (first <= key && key < last)
-            scores<E, HD>(s, keys + long(key) * p.rotary_channels, values + long(key) * HD, p.rotary_channels, tid / PAGE, key);
+            scores<E, HD>(s, keys + i64(key) * p.rotary_channels, values + i64(key) * HD, p.rotary_channels, tid / PAGE, key);
         barrier();
         if (ranges[warp].start < ranges[warp].end) {
             Wide score[4];
@@ -113,14 +113,14 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
 #pragma unroll 4
             for (int k = first; k < last; k++) {
                 float v[CHANNELS], w[COLUMNS / 4][4];
-                for (int c = 0; c < CHANNELS; c++) v[c] = E::widen(values[AT(long(k) * HD + channel + c)]);
+                for (int c = 0; c < CHANNELS; c++) v[c] = E::widen(values[AT(i64(k) * HD + channel + c)]);
                 for (int n = 0; n < COLUMNS; n += 4) load4_shared(&s.weight[k][n], w[n / 4]);
                 for (int n = 0; n < COLUMNS; n++)
                     for (int c = 0; c < CHANNELS; c++) output[n][c] = fmaf(w[n / 4][n % 4], v[c], output[n][c]);
             }
         }
     }
-    long split = long(self.x) * q.count * q.heads;
+    i64 split = i64(self.x) * q.count * q.heads;
     if (lane == 0 && warp_column.row >= 0) q.softmax[AT(split + warp_column.index)] = softmax;
     if (channel >= HD) return;
     for (int n = 0; n < COLUMNS; n++) {

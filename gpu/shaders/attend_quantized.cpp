@@ -26,9 +26,9 @@ struct Params {
 CONSTEXPR int THREADS = 256;
 
 // A column's scores, then, in the same memory, its weights in two planes. 8 words of padding put eight columns in
-// different banks.
+// different banks. Weights are read two words at a time.
 template <int GROUPS>
-union ScoresOrWeights {
+union alignas(8) ScoresOrWeights {
     Wide score[PAGE];
     u32 weight[2][GROUPS][32];
     u32 words[264];
@@ -64,7 +64,7 @@ INLINE void add_group(const CONSTANT Params& p, const THREAD int (&dot)[TILES][4
     for (int tile = 0; tile < TILES; tile++) {
         for (int i = 0; i < 4; i++) {
             int column = index[tile][i % 2];
-            float of_query = column < 0 ? 0.0f : p.word_scales[AT(long(column) * (HD / 128) + group)];
+            float of_query = column < 0 ? 0.0f : p.word_scales[AT(i64(column) * (HD / 128) + group)];
             sum[tile][i] = fmaf(float(dot[tile][i]), mul(scale[i / 2], of_query), sum[tile][i]);
         }
     }
@@ -108,16 +108,16 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
             last = max(last, ranges[n].end);
         }
         if (first >= last) continue;
-        QuantizedPage keys = quantized_page(p.key, page_of<const u8>(p.keys, page) + AT(long(kv_head)) * p.key_bytes,
+        QuantizedPage keys = quantized_page(p.key, page_of<const u8>(p.keys, page) + AT(i64(kv_head)) * p.key_bytes,
                                             p.rotary_channels);
-        QuantizedPage values = quantized_page(p.value, page_of<const u8>(p.values, page) + AT(long(kv_head)) * p.value_bytes,
+        QuantizedPage values = quantized_page(p.value, page_of<const u8>(p.values, page) + AT(i64(kv_head)) * p.value_bytes,
                                               HD);
 
         // Sixteen lanes per query: a warp computes the mean scores of its one or two columns.
         {
             int n = TILES == 1 ? warp : 2 * warp + lane / 16;
             Column column = column_of(q, kv_head, first_column + n);
-            const DEVICE float* query = column.row < 0 ? nullptr : q.rows + long(column.index) * HD;
+            const DEVICE float* query = column.row < 0 ? nullptr : q.rows + i64(column.index) * HD;
             Wide of_keys = mean_score(query, keys.mean, 0, p.rotary_channels, lane);
             Wide of_values = p.rotary_channels < HD ? mean_score(query, values.mean, p.rotary_channels, HD, lane) : wide(0.0f);
             if (lane % 16 == 0) s.mean[0][AT(n)] = of_keys, s.mean[1][n] = of_values;
@@ -137,7 +137,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
                     for (int tile = 0; tile < TILES; tile++) {
                         uint2 b = {0, 0};
                         if (operand_index[tile] >= 0) {
-                            long row = long(operand_index[tile]) * (HD / 4);
+                            i64 row = i64(operand_index[tile]) * (HD / 4);
                             const DEVICE u32* words = p.words + row + AT(group * 32 + step * 8);
                             if (transposed) b.x = words[t], b.y = words[t + 4];
                             else b = reinterpret_cast<const DEVICE uint2*>(words)[t];
@@ -232,7 +232,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
             }
         }
     }
-    long split = long(self.x) * q.count * q.heads;
+    i64 split = i64(self.x) * q.count * q.heads;
     for (int tile = 0; tile < TILES; tile++) {
         Column column = column_of(q, kv_head, first_column + tile * 8 + warp);
         if (lane == 0 && column.row >= 0) q.softmax[AT(split + column.index)] = softmax[tile];

@@ -44,7 +44,7 @@ INLINE void combine(const CONSTANT Params& p, THREADGROUP Scratch<LEN>& s, Threa
     Wide max = wide(-INFINITY);
     for (int split = thread_first; split < p.splits; split += THREADS) {
         for (int store = 0; store < p.stores; store++) {
-            OnlineSoftmax softmax = q.softmax[AT((long(store) * p.splits + split) * all + query)];
+            OnlineSoftmax softmax = q.softmax[AT((i64(store) * p.splits + split) * all + query)];
             if (softmax.sum > wide(0.0f) && softmax.max > max) max = softmax.max;
         }
     }
@@ -63,7 +63,7 @@ INLINE void combine(const CONSTANT Params& p, THREADGROUP Scratch<LEN>& s, Threa
         for (int split = thread_first; split < end; split += THREADS) {
             if (split < chunk) continue;
             for (int store = 0; store < p.stores; store++) {
-                OnlineSoftmax softmax = q.softmax[AT((long(store) * p.splits + split) * all + query)];
+                OnlineSoftmax softmax = q.softmax[AT((i64(store) * p.splits + split) * all + query)];
                 float weight = 0;
                 if (softmax.sum > wide(0.0f)) {
                     weight = expf(narrow(softmax.max - max));
@@ -80,7 +80,7 @@ INLINE void combine(const CONSTANT Params& p, THREADGROUP Scratch<LEN>& s, Threa
                 // No visible key: the output is not written.
                 if (weight == 0) continue;
                 const DEVICE float* output = q.output + group * LEN;
-                output += ((long(store) * p.splits + split) * all + AT(query)) * p.head_dim;
+                output += ((i64(store) * p.splits + split) * all + AT(query)) * p.head_dim;
                 for (int e = 0; e < W; e++) row.v[0][e] = fmaf(output[AT(lane * W + e)], weight, row.v[0][e]);
             }
         }
@@ -103,7 +103,7 @@ INLINE void combine(const CONSTANT Params& p, THREADGROUP Scratch<LEN>& s, Threa
     for (int e = 0; e < W; e++) {
         int channel = group * LEN + lane * W + e;
         if (p.k_eq_v_pairs) channel = k_eq_v_channel(channel, p.k_eq_v_pairs, p.head_dim);
-        p.y[AT(long(query) * p.head_dim + channel)] = row.v[0][e];
+        p.y[AT(i64(query) * p.head_dim + channel)] = row.v[0][e];
     }
 }
 

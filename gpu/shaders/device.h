@@ -18,7 +18,7 @@
 //   all of them.
 // * atomic_min(at, x): the minimum with a word of device memory.
 // * mma_k32, mma_k16 (below), dp2a_lo, dp2a_hi, permute_bytes, and PERMUTES: whether permute_bytes is a single instruction.
-// * half_to_float, float_to_half, bits_of and float_of: conversions of bits; u64.
+// * half_to_float, float_to_half, bits_of and float_of: conversions of bits; u64, i64 (`long` has 32 bits on Windows).
 //
 // mma_k32(c, a, b, t, live): C += A B of i8, 16 rows by 32 inputs by 8 columns, in the fragments of m16n8k32. Lane = 4 g
 // + t, g in 0..8, t in 0..4; a word is four consecutive inputs, word w is inputs 4 w .. 4 w + 4:

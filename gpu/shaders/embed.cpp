@@ -19,7 +19,7 @@ struct Params {
 template <class F>
 struct Packed {
     static INLINE float element(const DEVICE u8* table, u32 row, int inputs, int i) {
-        long block = long(row / 16) * (inputs / F::BLOCK) + i / F::BLOCK;
+        i64 block = i64(row / 16) * (inputs / F::BLOCK) + i / F::BLOCK;
         return F::value(table + AT(block) * (16 * F::BYTES), row % 16, i % F::BLOCK);
     }
 };
@@ -27,7 +27,7 @@ struct Packed {
 template <class E>
 struct Elements {
     static INLINE float element(const DEVICE u8* table, u32 row, int inputs, int i) {
-        return E::widen(reinterpret_cast<const DEVICE typename E::Bits*>(table)[AT(long(row) * inputs + i)]);
+        return E::widen(reinterpret_cast<const DEVICE typename E::Bits*>(table)[AT(i64(row) * inputs + i)]);
     }
 };
 
@@ -37,7 +37,7 @@ INLINE void embed(const CONSTANT Params& p, Thread self) {
     if (i >= p.inputs) return;
     u32 row = p.ids[AT(self.y)];
     float nan = float_of(0x7fc00000u);
-    p.y[AT(long(self.y) * p.inputs + i)] = row < p.rows ? mul(T::element(p.table, row, p.inputs, i), p.scale) : nan;
+    p.y[AT(i64(self.y) * p.inputs + i)] = row < p.rows ? mul(T::element(p.table, row, p.inputs, i), p.scale) : nan;
 }
 
 } // namespace

@@ -58,7 +58,7 @@ INLINE void store_plane(const CONSTANT Params& p, const THREADGROUP Scratch& scr
                 word |= (code >> drop & ((1u << bits) - 1)) << (8 * d + v * bits);
             }
         }
-        long at = long(group * 8 + strip) * run;
+        i64 at = i64(group * 8 + strip) * run;
         *reinterpret_cast<DEVICE u32*>(plane + AT(at + line * 64 + lane * 4)) = word;
     }
 }
@@ -68,8 +68,8 @@ INLINE void encode(const CONSTANT Params& p, THREADGROUP Scratch& scratch, Threa
     int tid = self.index, lane = self.lane, group = self.x, head = self.y, page = p.first + self.z;
     int groups = p.channels / GROUP;
     typedef typename E::Bits Bits;
-    const DEVICE Bits* rows = page_of<const Bits>(p.rows, page) + long(head) * PAGE * p.channels + AT(group * GROUP);
-    DEVICE u8* codes = page_of<u8>(p.codes, page) + long(head) * p.head_bytes;
+    const DEVICE Bits* rows = page_of<const Bits>(p.rows, page) + i64(head) * PAGE * p.channels + AT(group * GROUP);
+    DEVICE u8* codes = page_of<u8>(p.codes, page) + i64(head) * p.head_bytes;
     int plane = PAGE * p.channels / 8;
     DEVICE u16* scales = reinterpret_cast<DEVICE u16*>(codes + plane * (p.upper + p.lower));
     if (tid < 64) {
@@ -80,7 +80,7 @@ INLINE void encode(const CONSTANT Params& p, THREADGROUP Scratch& scratch, Threa
         float mean = 0;
         if (p.centred) {
             for (int token = 0; token < PAGE; token++)
-                mean = add(mean, mul(E::widen(rows[AT(long(token) * p.channels + tid)]), 1.0f / PAGE));
+                mean = add(mean, mul(E::widen(rows[AT(i64(token) * p.channels + tid)]), 1.0f / PAGE));
             u16 stored = finite_half(mean);
             scales[AT(groups * PAGE + group * GROUP + tid)] = stored;
             mean = half_to_float(stored);
@@ -93,7 +93,7 @@ INLINE void encode(const CONSTANT Params& p, THREADGROUP Scratch& scratch, Threa
         float x[8];
         Wide squares = wide(0.0f);
         for (int k = 0; k < 8; k++) {
-            x[k] = sub(E::widen(rows[AT(long(token) * p.channels + s + 16 * k)]), scratch.mean[AT(s + 16 * k)]);
+            x[k] = sub(E::widen(rows[AT(i64(token) * p.channels + s + 16 * k)]), scratch.mean[AT(s + 16 * k)]);
             squares = add(squares, mul(wide(x[k]), wide(x[k])));
         }
         Wide norm = sqrt(sum_of_partials(squares, lane));

@@ -107,8 +107,8 @@ KERNEL(mix, MixParams, 256, 4, None) {
     if (i >= p.width) return;
     float sum = 0;
     for (int j = 0; j < p.top_k; j++) {
-        long entry = p.entries[AT(row * p.top_k + j)];
+        i64 entry = p.entries[AT(row * p.top_k + j)];
         sum = add(sum, mul(p.weights[AT(row * p.top_k + j)], p.parts[AT(entry * p.width + i)]));
     }
-    p.y[AT(long(row) * p.width + i)] = sum;
+    p.y[AT(i64(row) * p.width + i)] = sum;
 }

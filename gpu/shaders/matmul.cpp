@@ -63,12 +63,12 @@ INLINE void panel(const CONSTANT Matrix& m, const DEVICE u8* weights, const CONS
         }
     }
     Results<TILES> sums = {};
-    const DEVICE u8* at = weights + long(self.x) * blocks * (16 * F::BYTES);
+    const DEVICE u8* at = weights + i64(self.x) * blocks * (16 * F::BYTES);
     int end = min(blocks, (warp + 1) * m.warp_blocks);
     // Blocks of 32 are one load each: unrolled, so that several loads overlap.
 #pragma unroll(F::BLOCK == 32 ? 4 : 1)
     for (int block = warp * m.warp_blocks; block < end; block++)
-        F::template add<TILES>(at + AT(long(block)) * (16 * F::BYTES), block, g, t, columns, sums);
+        F::template add<TILES>(at + AT(i64(block)) * (16 * F::BYTES), block, g, t, columns, sums);
     for (int tile = 0; tile < TILES; tile++)
         for (int i = 0; i < 4; i++)
             s.y[warp][AT(tile * 8 + 2 * t + i % 2)][2 * g + i / 2] = sums[tile][i / 2][i % 2];
@@ -76,7 +76,7 @@ INLINE void panel(const CONSTANT Matrix& m, const DEVICE u8* weights, const CONS
     for (int i = self.index; i < count * 16; i += self.warps * 32) {
         float sum = 0;
         for (int w = 0; w < self.warps; w++) sum += s.y[w][i / 16][i % 16];
-        y[AT(long(first + i / 16) * m.outputs + self.x * 16 + i % 16)] = sum;
+        y[AT(i64(first + i / 16) * m.outputs + self.x * 16 + i % 16)] = sum;
     }
 }
 
@@ -99,7 +99,7 @@ INLINE void matmul_buckets(const CONSTANT BucketParams& p, THREADGROUP Partial<2
     int bucket = self.y;
     if (bucket >= *p.count) return;
     int first = p.starts[AT(bucket)], count = p.starts[bucket + 1] - first;
-    long matrix_bytes = long(p.matrix.outputs) * (p.matrix.inputs / F::BLOCK) * F::BYTES;
+    i64 matrix_bytes = i64(p.matrix.outputs) * (p.matrix.inputs / F::BLOCK) * F::BYTES;
     const DEVICE u8* weights = p.matrix.weights + AT(p.matrices[bucket]) * matrix_bytes;
     panel<F, 2>(p.matrix, weights, p.x, p.y, first, count, Listed{p.rows}, s, self);
 }

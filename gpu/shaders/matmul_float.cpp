@@ -43,11 +43,11 @@ INLINE void matmul(const DEVICE typename E::Bits* weights, const DEVICE float* x
     for (int i = lane * 4; i < inputs; i += 128) {
         float w[OUTPUTS][4] = {};
         for (int o = 0; o < OUTPUTS; o++)
-            if (output + o < outputs) load4<E>(weights + AT(long(output + o) * inputs + i), w[o]);
+            if (output + o < outputs) load4<E>(weights + AT(i64(output + o) * inputs + i), w[o]);
         for (int row = 0; row < ROWS; row++) {
             if (row >= count) break;
             float v[4];
-            load4<Single>(x + AT(long(row_of(first + row)) * inputs + i), v);
+            load4<Single>(x + AT(i64(row_of(first + row)) * inputs + i), v);
             for (int o = 0; o < OUTPUTS; o++)
                 for (int e = 0; e < 4; e++) sum[row][o] = fmaf(w[o][e], v[e], sum[row][o]);
         }
@@ -56,7 +56,7 @@ INLINE void matmul(const DEVICE typename E::Bits* weights, const DEVICE float* x
         if (row >= count) break;
         for (int o = 0; o < OUTPUTS; o++) {
             float total = warp_sum(sum[row][o]);
-            if (lane == 0 && output + o < outputs) y[AT(long(first + row) * outputs + output + o)] = total;
+            if (lane == 0 && output + o < outputs) y[AT(i64(first + row) * outputs + output + o)] = total;
         }
     }
 }
@@ -82,7 +82,7 @@ INLINE void matmul_buckets(const CONSTANT BucketParams& p, Thread self) {
     if (bucket >= *p.count) return;
     int first = p.starts[AT(bucket)], count = p.starts[bucket + 1] - first;
     const DEVICE typename E::Bits* weights = reinterpret_cast<const DEVICE typename E::Bits*>(p.weights);
-    weights += AT(long(p.matrices[bucket]) * p.outputs) * p.inputs;
+    weights += AT(i64(p.matrices[bucket]) * p.outputs) * p.inputs;
     // Eight at a time: sixteen, with their rows, would spill registers; few experts have more.
     for (int part = 0; part < count; part += 8)
         matmul<E, 8>(weights, p.x, p.y, p.inputs, p.outputs, first + part, min(8, count - part), Listed{p.rows}, self);

@@ -30,7 +30,7 @@ struct Sums {
 
 // A block per row of at most 21504 elements, 84 per thread. In decoding, the cost is one block's latency.
 KERNEL(rms_norm, NormParams, 32 * WARPS, 4, Sums) {
-    long row = long(self.x) * p.width;
+    i64 row = i64(self.x) * p.width;
     int tid = self.index;
     float squares = 0;
     for (int i = tid; i < p.width; i += 32 * WARPS) {
@@ -57,8 +57,8 @@ KERNEL(gelu_gate, GateParams, 256, 4, None) {
     int i = (self.x * 256 + self.index) * 4;
     if (i >= p.width) return;
     float gate[4], up[4];
-    load4<Single>(p.gate + AT(long(self.y) * p.gate_stride + i), gate);
-    load4<Single>(p.up + AT(long(self.y) * p.up_stride + i), up);
+    load4<Single>(p.gate + AT(i64(self.y) * p.gate_stride + i), gate);
+    load4<Single>(p.up + AT(i64(self.y) * p.up_stride + i), up);
     for (int e = 0; e < 4; e++) {
         float x = gate[e];
         float cubic = fmaf(mul(x, x), mul(x, 0.044715f), x);
@@ -66,5 +66,5 @@ KERNEL(gelu_gate, GateParams, 256, 4, None) {
         gate[e] = mul(x / add(1.0f, expf(mul(cubic, -2.0f * 0.7978846f))), up[e]);
     }
     float4 y = {gate[0], gate[1], gate[2], gate[3]};
-    *reinterpret_cast<DEVICE float4*>(p.y + AT(long(self.y) * p.width + i)) = y;
+    *reinterpret_cast<DEVICE float4*>(p.y + AT(i64(self.y) * p.width + i)) = y;
 }

@@ -44,7 +44,7 @@ INLINE int store(const CONSTANT Activations& out, int row, int first, const THRE
     }
     // Word t + 4 h of the group is stored at 2 t + h.
     int word = first % 32 / 4;
-    long at = quant_at(row, first / 32, out.inputs / 32);
+    i64 at = quant_at(row, first / 32, out.inputs / 32);
     out.quants[AT(at + word % 4 * 2 + word / 4)] = words[0];
     out.quants[AT(at + (word + 1) % 4 * 2 + word / 4)] = words[1];
     return sum;
@@ -59,7 +59,7 @@ KERNEL(quantize_q8_k, Params, 32 * WARPS, 8, None) {
     if (block >= blocks) return;
     int first = block * 256 + lane * 8;
     float v[8];
-    load(p.x + AT(long(row) * p.out.inputs + first), v, true);
+    load(p.x + AT(i64(row) * p.out.inputs + first), v, true);
     u32 largest = warp_max(largest_of(v));
     // The first lane that has it: lanes are in order of the inputs.
     bool negative = false, found = false;
@@ -76,8 +76,8 @@ KERNEL(quantize_q8_k, Params, 32 * WARPS, 8, None) {
     int sum = store(p.out, row, first, v, inverse);
     sum += shuffle_xor(sum, 1);
     sum += shuffle_xor(sum, 2);
-    if (lane % 4 == 0) p.out.sums[AT(long(row) * (p.out.inputs / 32) + first / 32)] = u16(sum);
-    if (lane == 0) p.out.scales[AT(long(row) * blocks + block)] = largest ? 1.0f / inverse : 0.0f;
+    if (lane % 4 == 0) p.out.sums[AT(i64(row) * (p.out.inputs / 32) + first / 32)] = u16(sum);
+    if (lane == 0) p.out.scales[AT(i64(row) * blocks + block)] = largest ? 1.0f / inverse : 0.0f;
 }
 
 // Blocks of 32: the scale is max / 127, rounded to f16.
@@ -86,12 +86,12 @@ KERNEL(quantize_q8_1, Params, 32 * WARPS, 8, None) {
     int first = (self.x * WARPS + self.warp) * 256 + lane * 8;
     bool inside = first < p.out.inputs;
     float v[8];
-    load(p.x + AT(long(row) * p.out.inputs + first), v, inside);
+    load(p.x + AT(i64(row) * p.out.inputs + first), v, inside);
     u32 largest = largest_of(v);
     largest = max(largest, shuffle_xor(largest, 1));
     largest = max(largest, shuffle_xor(largest, 2));
     float scale = float_of(largest) / 127.0f;
     if (!inside) return;
     store(p.out, row, first, v, scale != 0 ? 1.0f / scale : 0.0f);
-    if (lane % 4 == 0) p.out.scales[AT(long(row) * (p.out.inputs / 32) + first / 32)] = half_to_float(float_to_half(scale));
+    if (lane % 4 == 0) p.out.scales[AT(i64(row) * (p.out.inputs / 32) + first / 32)] = half_to_float(float_to_half(scale));
 }

@@ -15,10 +15,10 @@ struct Params {
 
 // Four loads per thread overlap.
 KERNEL(read_all, Params, 256, 8, None) {
-    long threads = long(p.blocks) * 256;
+    i64 threads = i64(p.blocks) * 256;
     u32 joined = 0;
 #pragma unroll 4
-    for (long i = long(self.x) * 256 + self.index; i < long(p.count); i += threads) {
+    for (i64 i = i64(self.x) * 256 + self.index; i < i64(p.count); i += threads) {
         uint4 v = p.x[AT(i)];
         joined ^= v.x ^ v.y ^ v.z ^ v.w;
     }

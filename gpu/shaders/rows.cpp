@@ -67,7 +67,7 @@ INLINE void rope(THREAD Row<HD>& row, int lane, const DEVICE float* cos, const D
 template <class E, int HD>
 INLINE void store_row(const CONSTANT Params& p, const THREAD Row<HD>& row, int lane, int position, int head) {
     DEVICE typename E::Bits* page = page_of<typename E::Bits>(p.pages, position / PAGE);
-    page += (long(head) * PAGE + AT(position % PAGE)) * p.channels;
+    page += (i64(head) * PAGE + AT(position % PAGE)) * p.channels;
     for (int group = 0; group < Row<HD>::GROUPS; group++) {
         for (int e = 0; e < Row<HD>::W; e++) {
             int i = Row<HD>::channel(lane, group, e);
@@ -87,7 +87,7 @@ INLINE bool out_of_range(const THREAD Row<HD>& row) {
 
 // A rotated row in 8 bits, one scale per group.
 template <int HD>
-INLINE void quantize_query(const CONSTANT Params& p, const THREAD Row<HD>& row, int lane, long index) {
+INLINE void quantize_query(const CONSTANT Params& p, const THREAD Row<HD>& row, int lane, i64 index) {
     for (int group = 0; group < Row<HD>::GROUPS; group++) {
         u32 largest_bits = 0, word = 0;
         for (int e = 0; e < Row<HD>::W; e++) largest_bits = max(largest_bits, bits_of(row.v[group][e]) & 0x7fffffffu);
@@ -108,7 +108,7 @@ INLINE void rows(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread se
     constexpr int GROUPS = Row<HD>::GROUPS, W = Row<HD>::W;
     int lane = self.lane, warp = self.warp, head = self.x * WARPS + warp, r = self.y;
     if (head >= p.heads) return;
-    long index = long(r) * p.heads + head;
+    i64 index = i64(r) * p.heads + head;
     Row<HD> row;
     float squares = 0;
     for (int group = 0; group < GROUPS; group++) {
@@ -128,7 +128,7 @@ INLINE void rows(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread se
             }
         }
     }
-    if (p.pairs) rope(row, lane, p.cos + AT(long(r) * p.pairs), p.sin + AT(long(r) * p.pairs), p.pairs);
+    if (p.pairs) rope(row, lane, p.cos + AT(i64(r) * p.pairs), p.sin + AT(i64(r) * p.pairs), p.pairs);
     if (p.k_eq_v_pairs) {
         for (int group = 0; group < GROUPS; group++)
             for (int e = 0; e < W; e++)

@@ -85,9 +85,9 @@ KERNEL(argmax_parts, ArgmaxParams, THREADS, 4, Warps) {
     Best best = {-INFINITY, 0xffffffffu};
     float inverse = p.cap != 0 ? 1.0f / p.cap : 0.0f;
     for (int i = self.x * PER_BLOCK + tid; i < min(p.n, int(self.x + 1) * PER_BLOCK); i += THREADS) {
-        Best one = {p.x[AT(long(row) * p.stride + i)], u32(i)};
+        Best one = {p.x[AT(i64(row) * p.stride + i)], u32(i)};
         if (p.cap != 0) one.value = mul(tanhf(mul(one.value, inverse)), p.cap);
-        if (p.groups) one.id = p.ordering[AT(long(p.groups[AT(i / p.group)]) * p.group + i % p.group)];
+        if (p.groups) one.id = p.ordering[AT(i64(p.groups[AT(i / p.group)]) * p.group + i % p.group)];
         bool allowed = true;
         for (int n = 0; n < p.num_suppressed; n++) allowed = allowed && p.suppressed[AT(n)] != one.id;
         if (allowed && better(one, best) && one.value > -INFINITY) best = one;
@@ -98,7 +98,7 @@ KERNEL(argmax_parts, ArgmaxParams, THREADS, 4, Warps) {
     if (tid > 0) return;
     for (int w = 1; w < THREADS / 32; w++)
         if (better(s.best[AT(w) % (THREADS / 32)], best)) best = s.best[w];
-    p.partial[AT(long(row) * p.blocks + self.x)] = best;
+    p.partial[AT(i64(row) * p.blocks + self.x)] = best;
 }
 
 // Grid: (rows). One warp.
@@ -106,7 +106,7 @@ KERNEL(argmax, ArgmaxParams, 32, 1, None) {
     int row = self.x;
     Best best = {-INFINITY, 0xffffffffu};
     for (int i = self.index; i < p.blocks; i += 32) {
-        Best one = p.partial[AT(long(row) * p.blocks + i)];
+        Best one = p.partial[AT(i64(row) * p.blocks + i)];
         if (better(one, best)) best = one;
     }
     best = best_of_warp(best);

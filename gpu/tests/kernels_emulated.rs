@@ -15,6 +15,7 @@ use emulated::cases;
 use emulated::device::Device;
 use emulated::machine::{Dialect, Machine, compiler, mixed_address_spaces};
 use foretoken_gpu::{Launch, Params};
+use foretoken_kernels::{Isa, activation};
 use skipped::skipped;
 
 /// The machine; `None` without a C++ compiler: the test is skipped.
@@ -115,12 +116,60 @@ fn faults(machine: &Machine, dialect: Dialect) {
         (7, "beyond an array"),
         (8, "of shared memory"),
         (9, "while others are at"),
+        (10, "misaligned"),
     ] {
         let error = run(fault).expect_err("a fault");
         assert!(error.contains(part), "fault {fault}: {error}");
     }
     // Later launches are not affected.
     assert_eq!(run(0), Ok(right));
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Exponents {
+    x: u64,
+}
+
+// SAFETY: the `Params` of exponential.cpp.
+unsafe impl Params for Exponents {}
+
+/// The bits of 1 / (1 + e^x), which is what the CPU makes public of its e^x; and what that hides, zero and NaN.
+#[test]
+fn the_exponential_has_the_bits_of_the_cpu() {
+    let Some(machine) = machine() else { return };
+    let mut x: Vec<f32> = (-2_000..2_000).map(|i| i as f32 * 0.044_7).collect();
+    x.extend([-1e30, -88.1, -88.0, -87.5, -87.336_54, 0.0, 88.376_26, 1e30]);
+    x.resize(x.len().next_multiple_of(32), f32::NAN);
+    for dialect in Dialect::ALL {
+        let mut session = machine.session(dialect, false);
+        let device: &mut dyn Device = &mut session;
+        let mut powers = Vec::new();
+        for x in x.chunks(32) {
+            let span = device.of(x);
+            let params = Exponents { x: span.address() };
+            device
+                .run(Ok(Launch { kernel: "exponentials", grid: [1; 3], block: [32, 1, 1], params }))
+                .expect("a launch");
+            powers.extend(device.read(span));
+        }
+        let mut sigmoids: Vec<f32> = x.iter().map(|x| -x).collect();
+        let ones = vec![1.0; sigmoids.len()];
+        activation::sigmoid_gate(Isa::best(), &mut sigmoids, &ones);
+        for ((x, power), sigmoid) in x.iter().zip(powers).zip(sigmoids) {
+            assert_eq!(power.is_nan(), x.is_nan(), "{dialect:?}: e^{x} = {power}");
+            if x.is_nan() {
+                continue;
+            }
+            assert_eq!((1.0 / (1.0 + power)).to_bits(), sigmoid.to_bits(), "{dialect:?}: x = {x}");
+            assert!(*x > -88.0 || power == 0.0, "{dialect:?}: e^{x} = {power}");
+            assert!(*x < -87.6 || power != 0.0, "{dialect:?}: e^{x} = {power}");
+            let exact = f64::from(*x).exp();
+            if (-87.0..88.0).contains(x) {
+                assert!((f64::from(power) - exact).abs() <= 3e-7 * exact, "{dialect:?}: e^{x} = {power}, not {exact}");
+            }
+        }
+    }
 }
 
 /// The results of `f`, in order, on two threads.

@@ -117,7 +117,7 @@ fn copies(out: &Path) -> Vec<Site> {
         let (_, name, file) = dialect.headers();
         copy(&folder(name).join(file), &into(name), &mut sites);
     }
-    for name in ["machine.h", "machine.cpp", "cuda.h", "metal.h", "faults.cpp"] {
+    for name in ["machine.h", "machine.cpp", "cuda.h", "metal.h", "faults.cpp", "exponential.cpp"] {
         std::fs::copy(folder("tests/emulator").join(name), into("tests/emulator").join(name)).expect("a copy");
     }
     sites
@@ -178,7 +178,7 @@ impl Machine {
         };
         let mut sources: Vec<_> =
             sources("cpp").iter().map(|path| out.join("shaders").join(path.file_name().expect("a name"))).collect();
-        sources.push(emulator.join("faults.cpp"));
+        sources.extend(["faults.cpp", "exponential.cpp"].map(|name| emulator.join(name)));
         let mut jobs = vec![(emulator.join("machine.cpp"), None, out.join("machine.o"))];
         for &dialect in dialects {
             let job =

@@ -92,3 +92,5 @@ inline void mma_k16(int (&c)[4], const unsigned (&a)[2], unsigned b, int, int li
 }
 
 #include "../../cuda/device.cuh"
+
+#define long long_has_32_bits_on_windows

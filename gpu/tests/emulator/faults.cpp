@@ -18,6 +18,7 @@ struct Scratch {
 
 KERNEL(faulty, Params, 64, 1, Scratch) {
     int tid = self.index;
+    float four[4];
     s.x[tid] = p.x[tid];
     if (p.fault != 1) barrier();       // 1: no barrier between writing and reading
     float next = s.x[(tid + 1) % 64];
@@ -30,5 +31,6 @@ KERNEL(faulty, Params, 64, 1, Scratch) {
     if (p.fault == 8) next = *(&s.x[0] + 64 + tid); // 8: beyond shared memory
     if (p.fault == 9 && tid % 2) warp_barrier(); // 9: half a warp at one barrier,
     if (p.fault == 9 && tid % 2 == 0) shuffle(next, 0); // the other at another
+    if (p.fault == 10) load4_shared(s.x, four), next = four[0]; // 10: 16 bytes of what is aligned to 4
     p.x[tid] = next;
 }

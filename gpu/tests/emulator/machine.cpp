@@ -77,8 +77,8 @@ void enter() {
 
 const size_t page = sysconf(_SC_PAGESIZE);
 
-Guarded guard(size_t len) {
-    size_t data_len = (len + 15) / 16 * 16;
+// `len` bytes that begin `data_len` before an inaccessible page.
+Guarded guard(size_t len, size_t data_len) {
     size_t pages = (data_len + page - 1) / page + 1; // one more page in front, to detect writes below the beginning
     Guarded g;
     g.map_len = (pages + 1) * page;
@@ -241,9 +241,9 @@ void barrier() {
     arrive(m->block, "the block's barrier", static_cast<int>(m->fibers.size()));
 }
 
-void* shared(size_t bytes) {
+void* shared(size_t bytes, size_t alignment) {
     if (m->shared.empty()) {
-        m->shared.push_back(guard(bytes));
+        m->shared.push_back(guard(bytes, bytes / alignment % 2 ? bytes : bytes + alignment));
         memset(m->shared[0].data, 0xff, bytes);
     }
     return m->shared[0].data;
@@ -258,7 +258,7 @@ extern "C" {
 // Guarded memory of `len` bytes of poison.
 unsigned char* machine_buffer(size_t len) {
     enter();
-    m->buffers.push_back(guard(len));
+    m->buffers.push_back(guard(len, (len + 15) / 16 * 16));
     return m->buffers.back().data;
 }
 

@@ -42,8 +42,9 @@ const unsigned char* exchange(const char* what, const void* value, size_t bytes)
 // Returns when all threads of the block have arrived.
 void barrier();
 
-// The block's shared memory: guarded, and poisoned at the beginning of a block.
-void* shared(size_t bytes);
+// The block's shared memory: guarded, poisoned at the beginning of a block, and at no multiple of more than `alignment`, as a
+// compiler may place it.
+void* shared(size_t bytes, size_t alignment);
 
 // Ends the launch with an error.
 [[noreturn]] void fail(const char* format, ...);
@@ -83,7 +84,7 @@ struct alignas(16) float4 { float x, y, z, w; };
         if (threads > largest) machine::fail("a block of %d threads; its kernel has %d at most", threads, largest); \
         Thread own = {self.linear, self.lane, self.linear / machine::WARP, threads / machine::WARP,                 \
                       int(self.block.x), int(self.block.y), int(self.block.z)};                                     \
-        void* s = machine::shared(sizeof(__VA_ARGS__));                                                             \
+        void* s = machine::shared(sizeof(__VA_ARGS__), alignof(__VA_ARGS__));                                       \
         name##_body(*(const CONSTANT Params*)p, *(THREADGROUP __VA_ARGS__*)s, own);                                 \
     }                                                                                                               \
     extern "C" size_t name##_params() { return sizeof(Params); }                                                    \

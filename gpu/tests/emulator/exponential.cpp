@@ -1,0 +1,13 @@
+// Attention's exponential function by itself.
+
+#include "../../shaders/attend.h"
+
+namespace {
+
+struct Params {
+    DEVICE float* x; // (32): overwritten with e^x
+};
+
+} // namespace
+
+KERNEL(exponentials, Params, 32, 1, None) { p.x[self.lane] = exponential(p.x[self.lane]); }

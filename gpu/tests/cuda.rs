@@ -55,6 +55,10 @@ fn errors_name_the_numbers_and_the_remedy() {
         (CudaError::DriverTooOld { found: 11_080, needed: 13_000 }, ["11.8", "13.0", "update the driver"]),
         (CudaError::NoDevice { index: 3, count: 1 }, ["device 3", "has 1", "CUDA"]),
         (CudaError::Unsupported { name: "T4".into(), capability: (7, 5) }, ["T4", "7.5", "8.0"]),
+        (
+            CudaError::Poisoned { call: "cuStreamSynchronize", problem: "x (y)".into() },
+            ["x (y)", "aborted", "start it again"],
+        ),
         (CudaError::OutOfMemory { requested: 70, free: 50, total: 80 }, ["70", "50 of 80", "out of memory"]),
     ] {
         let text = error.to_string();

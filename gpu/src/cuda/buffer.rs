@@ -74,8 +74,13 @@ impl<T: Pod> Buffer<T> {
     /// As [`Buffer::write`].
     pub fn write_at(&self, at: usize, elements: &[T]) -> Result<(), CudaError> {
         let to = self.ready_address(at, elements.len())?;
+        // From pageable memory the call may return when the bytes are staged; they arrive on the null stream, for which
+        // streams of launches do not wait.
         // SAFETY: the source is read before the call returns, and the destination has as many bytes.
-        check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(to, elements.as_ptr().cast(), size_of_val(elements)) })
+        unsafe {
+            check("cuMemcpyHtoD", sys::cuMemcpyHtoD_v2(to, elements.as_ptr().cast(), size_of_val(elements)))?;
+            check("cuStreamSynchronize", sys::cuStreamSynchronize(std::ptr::null_mut()))
+        }
     }
 
     /// Reads the first elements, after waiting for all launches.

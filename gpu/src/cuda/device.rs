@@ -1,6 +1,7 @@
 //! A device and its loaded kernels.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::{CString, c_int};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -34,10 +35,20 @@ pub struct Device(pub(super) Arc<Opened>);
 pub(super) struct Opened {
     device: sys::CUdevice,
     context: sys::CUcontext,
-    modules: Vec<sys::CUmodule>,
-    functions: Mutex<HashMap<&'static str, Function>>,
+    kernels: Mutex<Kernels>,
     info: DeviceInfo,
 }
+
+/// What was loaded so far: an image at the first launch of a kernel in it, because a driver that compiles PTX takes its time
+/// for each.
+#[derive(Default)]
+struct Kernels {
+    modules: HashMap<usize, Module>, // by index of the image
+    functions: HashMap<&'static str, Function>,
+}
+
+#[derive(Clone, Copy)]
+struct Module(sys::CUmodule);
 
 /// A kernel of a module that lives as long as the device.
 #[derive(Clone, Copy)]
@@ -78,17 +89,14 @@ impl Device {
         let mut context = std::ptr::null_mut();
         // SAFETY: the device exists; `Opened` releases the context.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
-        let functions = Mutex::new(HashMap::new());
-        let mut opened = Opened { device, context, modules: Vec::new(), functions, info };
+        let mut opened = Opened { device, context, kernels: Mutex::default(), info };
         opened.enter()?;
         let mut memory = 0;
         // SAFETY: the context is current; the pointers are to integers.
         check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut 0, &mut memory) })?;
         opened.info.memory = memory;
-        for (source, image) in images::IMAGES {
-            let module = load(source, image, driver)?;
-            opened.modules.push(module);
-        }
+        // One kernel now: images that do not load are an error of opening.
+        opened.function("read_all")?;
         Ok(Self(Arc::new(opened)))
     }
 
@@ -121,27 +129,42 @@ impl Opened {
         Ok((free, total))
     }
 
-    /// The kernel `name`, looked up once.
+    /// The kernel `name`, looked up once. The context is current.
     pub(super) fn function(&self, name: &'static str) -> Result<Function, CudaError> {
-        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = functions.get(name) {
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = kernels.functions.get(name) {
             return Ok(*function);
         }
         let symbol = CString::new(name).map_err(|_| CudaError::NoKernel(name.into()))?;
-        for module in &self.modules {
+        let entry = format!(".entry {name}(");
+        // PTX is text that has the kernel's name; of machine code any image may have it.
+        let (likely, others): (Vec<_>, Vec<_>) =
+            (0..images::IMAGES.len()).partition(|i| contains(images::IMAGES[*i].1, &entry));
+        for i in likely.into_iter().chain(others) {
+            let module = match kernels.modules.entry(i) {
+                Entry::Occupied(module) => *module.get(),
+                Entry::Vacant(place) => {
+                    let (source, image) = images::IMAGES[i];
+                    *place.insert(load(source, image, self.info.driver)?)
+                }
+            };
             let mut function = std::ptr::null_mut();
             // SAFETY: the module is loaded; the name ends in a zero.
-            match unsafe { sys::cuModuleGetFunction(&mut function, *module, symbol.as_ptr()) } {
+            match unsafe { sys::cuModuleGetFunction(&mut function, module.0, symbol.as_ptr()) } {
                 sys::CUresult::CUDA_ERROR_NOT_FOUND => {}
                 result => {
                     check("cuModuleGetFunction", result)?;
-                    functions.insert(name, Function(function));
+                    kernels.functions.insert(name, Function(function));
                     return Ok(Function(function));
                 }
             }
         }
         Err(CudaError::NoKernel(name.into()))
     }
+}
+
+fn contains(image: &[u8], text: &str) -> bool {
+    std::str::from_utf8(image).is_ok_and(|image| image.contains(text))
 }
 
 impl Drop for Opened {
@@ -151,8 +174,9 @@ impl Drop for Opened {
         }
         // SAFETY: streams, buffers and graphs hold the device, so none of them is left.
         unsafe {
-            for module in &self.modules {
-                let _ = sys::cuModuleUnload(*module);
+            let kernels = self.kernels.get_mut().unwrap_or_else(PoisonError::into_inner);
+            for module in kernels.modules.values() {
+                let _ = sys::cuModuleUnload(module.0);
             }
             let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
         }
@@ -184,14 +208,14 @@ fn info(device: sys::CUdevice, driver: i32) -> Result<DeviceInfo, CudaError> {
 }
 
 /// Loads one image: machine code if it has some for the device, else its PTX.
-fn load(source: &'static str, image: &[u8], driver: i32) -> Result<sys::CUmodule, CudaError> {
+fn load(source: &'static str, image: &[u8], driver: i32) -> Result<Module, CudaError> {
     // PTX is text that ends in a zero; other images carry their own length.
     let mut bytes = image.to_vec();
     bytes.push(0);
     let mut module = std::ptr::null_mut();
     // SAFETY: the context is current; the image is whole.
     match unsafe { sys::cuModuleLoadData(&mut module, bytes.as_ptr().cast()) } {
-        sys::CUresult::CUDA_SUCCESS => Ok(module),
+        sys::CUresult::CUDA_SUCCESS => Ok(Module(module)),
         _ if driver < driver::IMAGES => Err(CudaError::DriverTooOld { found: driver, needed: driver::IMAGES }),
         result => Err(CudaError::BadImage { source, problem: driver::text(result) }),
     }

@@ -9,15 +9,35 @@ use super::error::CudaError;
 /// The oldest driver that has all functions called here.
 const OLDEST: i32 = 12_000;
 
-/// The driver version of the toolkit that compiles the images.
-pub(super) const IMAGES: i32 = 13_000;
+/// The oldest driver that surely loads the images: that of the toolkit that compiles them, or for committed PTX, whose
+/// version is older than any accepted driver, [`OLDEST`].
+pub(super) const IMAGES: i32 = if cfg!(feature = "cuda") { 13_000 } else { OLDEST };
 
 /// An error unless `result` is success.
 pub(super) fn check(call: &'static str, result: sys::CUresult) -> Result<(), CudaError> {
     match result {
         sys::CUresult::CUDA_SUCCESS => Ok(()),
+        _ if is_sticky(result) => Err(CudaError::Poisoned { call, problem: text(result) }),
         _ => Err(CudaError::Driver { call, problem: text(result) }),
     }
+}
+
+/// Whether all later calls in this process fail as well: a kernel was aborted, and the context is beyond repair.
+fn is_sticky(result: sys::CUresult) -> bool {
+    use sys::CUresult as R;
+    matches!(
+        result,
+        R::CUDA_ERROR_ILLEGAL_ADDRESS
+            | R::CUDA_ERROR_MISALIGNED_ADDRESS
+            | R::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | R::CUDA_ERROR_INVALID_PC
+            | R::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | R::CUDA_ERROR_LAUNCH_FAILED
+            | R::CUDA_ERROR_LAUNCH_TIMEOUT
+            | R::CUDA_ERROR_ASSERT
+            | R::CUDA_ERROR_ECC_UNCORRECTABLE
+    )
 }
 
 /// The driver's message for a result.
@@ -47,5 +67,23 @@ pub(super) fn load() -> Result<i32, CudaError> {
     match unsafe { sys::cuInit(0) } {
         sys::CUresult::CUDA_ERROR_NO_DEVICE => Err(CudaError::NoDevice { index: 0, count: 0 }),
         result => check("cuInit", result).map(|()| found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_aborts_a_kernel_is_told_from_what_fails_a_call() {
+        use sys::CUresult as R;
+        for result in [R::CUDA_ERROR_ILLEGAL_ADDRESS, R::CUDA_ERROR_LAUNCH_FAILED, R::CUDA_ERROR_MISALIGNED_ADDRESS] {
+            assert!(is_sticky(result), "{result:?}");
+        }
+        for result in
+            [R::CUDA_SUCCESS, R::CUDA_ERROR_OUT_OF_MEMORY, R::CUDA_ERROR_INVALID_VALUE, R::CUDA_ERROR_NOT_FOUND]
+        {
+            assert!(!is_sticky(result), "{result:?}");
+        }
     }
 }

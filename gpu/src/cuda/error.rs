@@ -56,6 +56,13 @@ pub enum CudaError {
         /// Elements of the buffer.
         len: usize,
     },
+    /// A kernel was aborted: this call and all later ones of the process fail.
+    Poisoned {
+        /// The call that reported it, which may be later than the launch.
+        call: &'static str,
+        /// The driver's message.
+        problem: String,
+    },
     /// A call of the driver failed.
     Driver {
         /// The call.
@@ -101,6 +108,11 @@ impl std::fmt::Display for CudaError {
             Self::Length { requested, len } => {
                 write!(f, "CUDA: {requested} elements of a buffer of {len} were requested")
             }
+            Self::Poisoned { call, problem } => write!(
+                f,
+                "CUDA: {call}: {problem}; a kernel was aborted, and the device takes no more calls of this process: start it \
+                 again, or use the CPU"
+            ),
             Self::Driver { call, problem } => write!(f, "CUDA: {call}: {problem}"),
         }
     }

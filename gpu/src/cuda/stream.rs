@@ -61,8 +61,8 @@ impl Stream {
     /// requires.
     pub unsafe fn launch<P: Params>(&self, launch: &Launch<P>) -> Result<(), CudaError> {
         let Launch { kernel, grid: [gx, gy, gz], block: [bx, by, bz], mut params } = *launch;
-        let function = self.device.0.function(kernel)?;
         self.device.0.enter()?;
+        let function = self.device.0.function(kernel)?;
         let mut pointers = [std::ptr::from_mut(&mut params).cast::<c_void>()];
         // SAFETY: `Params` is the kernel's structure, which the driver copies; the caller guarantees the memory it points
         // to.
@@ -121,8 +121,8 @@ impl Recorder {
     /// If there is no such kernel, or the driver fails.
     pub fn launch<P: Params>(&mut self, launch: &Launch<P>) -> Result<(), CudaError> {
         let Launch { kernel, grid: [gx, gy, gz], block: [bx, by, bz], mut params } = *launch;
-        let function = self.device.0.function(kernel)?;
         self.device.0.enter()?;
+        let function = self.device.0.function(kernel)?;
         let mut pointers = [std::ptr::from_mut(&mut params).cast::<c_void>()];
         let node = sys::CUDA_KERNEL_NODE_PARAMS {
             func: function.0,

@@ -102,7 +102,7 @@ mod measure {
         let x = device.upload(&vec![1.0f32; rows * inputs])?;
         let quants = device.zeroed(Activations::quants_len(rows, inputs))?;
         let scales = device.zeroed(Activations::scales_len(kind, rows, inputs))?;
-        let sums = device.zeroed(Activations::sums_len(kind, rows, inputs))?;
+        let sums = device.zeroed(Activations::sums_len(rows, inputs))?;
         let y: Buffer<f32> = device.zeroed(rows * outputs)?;
         let activations = Activations::new(kind, (rows, inputs), (quants.slice(), scales.slice(), sums.slice()))?;
         // SAFETY: the buffers live until the stream is synchronized.

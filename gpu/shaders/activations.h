@@ -9,7 +9,8 @@
 //
 //   Lane 4 g + t reads the 8 bytes of row g at 8 t, so a warp reads 256 consecutive bytes.
 //
-// scales: (rows, blocks of 32 or 256 inputs) f32. sums: (rows, groups of 32 inputs) i16, of blocks of 256 only.
+// scales: (rows, blocks of 32 or 256 inputs) f32. sums: (rows, groups of 32 inputs), i16 sums of the quants of blocks of
+// 256, f16 products of scale and sum of blocks of 32.
 #pragma once
 
 #include "device.h"

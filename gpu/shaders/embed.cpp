@@ -3,7 +3,7 @@
 // A thread per element: there are a few rows of a few thousand elements only.
 // Grid: (elements by 256, ids).
 
-#include "formats.h"
+#include "formats_256.h"
 
 namespace {
 
@@ -50,6 +50,13 @@ EMBED(q8_0, Packed<Q8_0>)
 EMBED(q4_k, Packed<Q4_K>)
 EMBED(q5_k, Packed<Q5_K>)
 EMBED(q6_k, Packed<Q6_K>)
+EMBED(q4_1, Packed<Q4_1>)
+EMBED(q5_1, Packed<Q5_1>)
+EMBED(iq4_nl, Packed<IQ4_NL>)
+EMBED(mxfp4, Packed<MXFP4>)
+EMBED(q2_k, Packed<Q2_K>)
+EMBED(q3_k, Packed<Q3_K>)
+EMBED(iq4_xs, Packed<IQ4_XS>)
 EMBED(f32, Elements<Single>)
 EMBED(f16, Elements<Half>)
 EMBED(bf16, Elements<Bfloat16>)

@@ -9,7 +9,7 @@
 //
 // Grid: (panels, tiles of 16 rows or buckets).
 
-#include "formats.h"
+#include "formats_256.h"
 
 namespace {
 
@@ -117,3 +117,10 @@ MATMUL(q8_0, Q8_0)
 MATMUL(q4_k, Q4_K)
 MATMUL(q5_k, Q5_K)
 MATMUL(q6_k, Q6_K)
+MATMUL(q4_1, Q4_1)
+MATMUL(q5_1, Q5_1)
+MATMUL(iq4_nl, IQ4_NL)
+MATMUL(mxfp4, MXFP4)
+MATMUL(q2_k, Q2_K)
+MATMUL(q3_k, Q3_K)
+MATMUL(iq4_xs, IQ4_XS)

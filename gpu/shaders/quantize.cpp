@@ -80,7 +80,7 @@ KERNEL(quantize_q8_k, Params, 32 * WARPS, 8, None) {
     if (lane == 0) p.out.scales[AT(i64(row) * blocks + block)] = largest ? 1.0f / inverse : 0.0f;
 }
 
-// Blocks of 32: the scale is max / 127, rounded to f16.
+// Blocks of 32: the scale is max / 127, rounded to f16, and the f16 product of the scale and the sum of the quants.
 KERNEL(quantize_q8_1, Params, 32 * WARPS, 8, None) {
     int lane = self.lane, row = self.y;
     int first = (self.x * WARPS + self.warp) * 256 + lane * 8;
@@ -91,7 +91,12 @@ KERNEL(quantize_q8_1, Params, 32 * WARPS, 8, None) {
     largest = max(largest, shuffle_xor(largest, 1));
     largest = max(largest, shuffle_xor(largest, 2));
     float scale = float_of(largest) / 127.0f;
-    if (!inside) return;
-    store(p.out, row, first, v, scale != 0 ? 1.0f / scale : 0.0f);
-    if (lane % 4 == 0) p.out.scales[AT(i64(row) * (p.out.inputs / 32) + first / 32)] = half_to_float(float_to_half(scale));
+    int sum = 0;
+    if (inside) sum = store(p.out, row, first, v, scale != 0 ? 1.0f / scale : 0.0f);
+    sum += shuffle_xor(sum, 1);
+    sum += shuffle_xor(sum, 2);
+    if (!inside || lane % 4 != 0) return;
+    i64 at = i64(row) * (p.out.inputs / 32) + first / 32;
+    p.out.scales[AT(at)] = half_to_float(float_to_half(scale));
+    p.out.sums[AT(at)] = float_to_half(mul(float(sum), scale));
 }

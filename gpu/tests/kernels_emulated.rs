@@ -14,7 +14,9 @@ mod skipped;
 use emulated::cases;
 use emulated::device::Device;
 use emulated::machine::{Dialect, Machine, compiler, mixed_address_spaces};
-use foretoken_gpu::{Launch, Params};
+use foretoken_gpu::plan::matmul::Matrix;
+use foretoken_gpu::{DeviceSlice, Launch, Params};
+use foretoken_kernels::quant::WeightType;
 use foretoken_kernels::{Isa, activation};
 use skipped::skipped;
 
@@ -135,6 +137,18 @@ struct Exponents {
 unsafe impl Params for Exponents {}
 
 /// The bits of 1 / (1 + e^x), which is what the CPU makes public of its e^x; and what that hides, zero and NaN.
+#[test]
+fn weights_without_kernels_are_refused_by_name() {
+    for weight_type in WeightType::ALL {
+        let bytes = Matrix::bytes(weight_type, 16, 512).expect("whole blocks");
+        let matrix = Matrix::new(weight_type, (1, 16, 512), DeviceSlice::new(0, bytes));
+        assert_eq!(matrix.is_ok(), Matrix::supports(weight_type), "{}", weight_type.name());
+        let Err(error) = matrix else { continue };
+        assert!(error.to_string().contains(&format!("no kernels for {}", weight_type.name())), "{error}");
+    }
+    assert_eq!(WeightType::ALL.into_iter().filter(|weight_type| Matrix::supports(*weight_type)).count(), 13);
+}
+
 #[test]
 fn the_exponential_has_the_bits_of_the_cpu() {
     let Some(machine) = machine() else { return };

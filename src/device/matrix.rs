@@ -45,7 +45,7 @@ impl Matrices {
         let shape = (count, outputs, inputs);
         let no_memory = |error: Error| error.needed_for(|| format!("tensor {name} on {}", device.name()));
         let refuse = |problem: LaunchError| {
-            let remedy = "quantize to q4_0, q5_0, q8_0, q4_k, q5_k or q6_k, or use the CPU";
+            let remedy = "quantize to another type, or use the CPU";
             Error::Device { device: device.name(), problem: format!("tensor {name}: {problem}; {remedy}") }
         };
         // Checked before memory is allocated.
@@ -186,7 +186,7 @@ impl<'a> Input<'a> {
         let memory = (
             temporaries.take(Activations::quants_len(rows, width))?,
             temporaries.take(Activations::scales_len(activation_type, rows, width))?,
-            temporaries.take(Activations::sums_len(activation_type, rows, width))?,
+            temporaries.take(Activations::sums_len(rows, width))?,
         );
         let slices = (memory.0.slice(), memory.1.slice(), memory.2.slice());
         let launcher = &self.queue.launcher;

@@ -31,12 +31,9 @@ impl Activations {
         rows * (inputs / activation_type.block_len())
     }
 
-    /// Number of bsums of `rows` rows: one per 32 inputs of blocks of 256, else none.
-    pub const fn sums_len(activation_type: ActivationType, rows: usize, inputs: usize) -> usize {
-        match activation_type {
-            ActivationType::Q8_K => rows * (inputs / 32),
-            ActivationType::Q8_1 => 0,
-        }
+    /// Number of sums of `rows` rows: one per 32 inputs.
+    pub const fn sums_len(rows: usize, inputs: usize) -> usize {
+        rows * (inputs / 32)
     }
 
     /// Memory for `rows` rows of `inputs`.
@@ -54,7 +51,7 @@ impl Activations {
         }
         quants.checked("the activations' quants", Self::quants_len(rows, inputs))?;
         scales.checked("the activations' scales", Self::scales_len(activation_type, rows, inputs))?;
-        sums.checked("the activations' sums", Self::sums_len(activation_type, rows, inputs))?;
+        sums.checked("the activations' sums", Self::sums_len(rows, inputs))?;
         Ok(Self { activation_type, rows, inputs, quants, scales, sums })
     }
 
@@ -103,10 +100,31 @@ pub fn quantize(x: DeviceSlice<f32>, out: &Activations) -> Result<Launch<Quantiz
     Ok(Launch { kernel, grid, block: [128, 1, 1], params: QuantizeParams { x, out: out.params() } })
 }
 
+/// The kernels of a type: up to 8 rows, up to 16 rows, buckets.
+const fn kernels_of(weight_type: WeightType) -> Option<[&'static str; 3]> {
+    Some(match weight_type {
+        WeightType::Q4_0 => ["matmul_q4_0_8", "matmul_q4_0_16", "matmul_buckets_q4_0"],
+        WeightType::Q4_1 => ["matmul_q4_1_8", "matmul_q4_1_16", "matmul_buckets_q4_1"],
+        WeightType::Q5_0 => ["matmul_q5_0_8", "matmul_q5_0_16", "matmul_buckets_q5_0"],
+        WeightType::Q5_1 => ["matmul_q5_1_8", "matmul_q5_1_16", "matmul_buckets_q5_1"],
+        WeightType::Q8_0 => ["matmul_q8_0_8", "matmul_q8_0_16", "matmul_buckets_q8_0"],
+        WeightType::Q2_K => ["matmul_q2_k_8", "matmul_q2_k_16", "matmul_buckets_q2_k"],
+        WeightType::Q3_K => ["matmul_q3_k_8", "matmul_q3_k_16", "matmul_buckets_q3_k"],
+        WeightType::Q4_K => ["matmul_q4_k_8", "matmul_q4_k_16", "matmul_buckets_q4_k"],
+        WeightType::Q5_K => ["matmul_q5_k_8", "matmul_q5_k_16", "matmul_buckets_q5_k"],
+        WeightType::Q6_K => ["matmul_q6_k_8", "matmul_q6_k_16", "matmul_buckets_q6_k"],
+        WeightType::IQ4_NL => ["matmul_iq4_nl_8", "matmul_iq4_nl_16", "matmul_buckets_iq4_nl"],
+        WeightType::IQ4_XS => ["matmul_iq4_xs_8", "matmul_iq4_xs_16", "matmul_buckets_iq4_xs"],
+        WeightType::MXFP4 => ["matmul_mxfp4_8", "matmul_mxfp4_16", "matmul_buckets_mxfp4"],
+        _ => return None,
+    })
+}
+
 /// One or several packed matrices of one shape, one after the other.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix {
     weight_type: WeightType,
+    kernels: [&'static str; 3], // up to 8 rows, up to 16 rows, buckets
     outputs: usize,
     inputs: usize,
     count: usize,
@@ -125,8 +143,7 @@ impl Matrix {
 
     /// Whether there are kernels for this type.
     pub const fn supports(weight_type: WeightType) -> bool {
-        use WeightType::*;
-        matches!(weight_type, Q4_0 | Q5_0 | Q8_0 | Q4_K | Q5_K | Q6_K)
+        kernels_of(weight_type).is_some()
     }
 
     /// `count` matrices of `outputs` rows each, padded with zero rows to whole panels.
@@ -138,16 +155,16 @@ impl Matrix {
         (count, outputs, inputs): (usize, usize, usize),
         weights: DeviceSlice<u8>,
     ) -> Result<Self, LaunchError> {
-        if !Self::supports(weight_type) {
+        let Some(kernels) = kernels_of(weight_type) else {
             let name = weight_type.name();
             return Err(LaunchError(format!(
-                "no kernels for {name} weights; q4_0, q5_0, q8_0, q4_K, q5_K and q6_K have some"
+                "no kernels for {name} weights; all but NVFP4, TQ and IQ1 to IQ3 have some"
             )));
-        }
+        };
         let shape = || LaunchError(format!("no {outputs} by {inputs} matrix of {}", weight_type.name()));
         let one = Self::bytes(weight_type, outputs, inputs).filter(|bytes| *bytes > 0).ok_or_else(shape)?;
         weights.checked("the weights", one.checked_mul(count).ok_or_else(shape)?)?;
-        Ok(Self { weight_type, outputs: outputs.next_multiple_of(PANEL_ROWS), inputs, count, weights })
+        Ok(Self { weight_type, kernels, outputs: outputs.next_multiple_of(PANEL_ROWS), inputs, count, weights })
     }
 
     /// Rows of a matrix with padding: the width of a result's row.
@@ -216,20 +233,8 @@ pub fn matmul(w: &Matrix, x: &Activations, y: DeviceSlice<f32>) -> Result<Launch
     w.check(x)?;
     let y = y.checked("y", x.rows * w.outputs)?;
     let narrow = x.rows <= 8;
-    let kernel = match (w.weight_type, narrow) {
-        (WeightType::Q4_0, true) => "matmul_q4_0_8",
-        (WeightType::Q4_0, false) => "matmul_q4_0_16",
-        (WeightType::Q5_0, true) => "matmul_q5_0_8",
-        (WeightType::Q5_0, false) => "matmul_q5_0_16",
-        (WeightType::Q8_0, true) => "matmul_q8_0_8",
-        (WeightType::Q8_0, false) => "matmul_q8_0_16",
-        (WeightType::Q4_K, true) => "matmul_q4_k_8",
-        (WeightType::Q4_K, false) => "matmul_q4_k_16",
-        (WeightType::Q5_K, true) => "matmul_q5_k_8",
-        (WeightType::Q5_K, false) => "matmul_q5_k_16",
-        (WeightType::Q6_K, true) => "matmul_q6_k_8",
-        (_, _) => "matmul_q6_k_16",
-    };
+    let [kernel_8, kernel_16, _] = w.kernels;
+    let kernel = if narrow { kernel_8 } else { kernel_16 };
     let tiles = if narrow { 1 } else { x.rows.div_ceil(16) };
     let grid = [dimension("outputs", w.outputs / PANEL_ROWS)? as u32, blocks("rows", tiles)?, 1];
     let params = MatMulParams { matrix: w.params()?, x: x.params(), y, rows: dimension("rows", x.rows)? };
@@ -281,14 +286,7 @@ pub fn matmul_buckets(
     if max_buckets > w.count.saturating_mul(entries) {
         return Err(LaunchError(format!("{max_buckets} buckets of {entries} entries over {} matrices", w.count)));
     }
-    let kernel = match w.weight_type {
-        WeightType::Q4_0 => "matmul_buckets_q4_0",
-        WeightType::Q5_0 => "matmul_buckets_q5_0",
-        WeightType::Q8_0 => "matmul_buckets_q8_0",
-        WeightType::Q4_K => "matmul_buckets_q4_k",
-        WeightType::Q5_K => "matmul_buckets_q5_k",
-        _ => "matmul_buckets_q6_k",
-    };
+    let [_, _, kernel] = w.kernels;
     let params = BucketParams {
         matrix: w.params()?,
         x: x.params(),

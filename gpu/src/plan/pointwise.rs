@@ -140,14 +140,21 @@ pub fn embed(
         TableType::Quantized(weight_type) => {
             let kernel = match weight_type {
                 WeightType::Q4_0 => "embed_q4_0",
+                WeightType::Q4_1 => "embed_q4_1",
                 WeightType::Q5_0 => "embed_q5_0",
+                WeightType::Q5_1 => "embed_q5_1",
                 WeightType::Q8_0 => "embed_q8_0",
+                WeightType::Q2_K => "embed_q2_k",
+                WeightType::Q3_K => "embed_q3_k",
                 WeightType::Q4_K => "embed_q4_k",
                 WeightType::Q5_K => "embed_q5_k",
                 WeightType::Q6_K => "embed_q6_k",
+                WeightType::IQ4_NL => "embed_iq4_nl",
+                WeightType::IQ4_XS => "embed_iq4_xs",
+                WeightType::MXFP4 => "embed_mxfp4",
                 _ => {
                     return Err(LaunchError(format!(
-                        "no embedding lookup in {} tables; q4_0, q5_0, q8_0, q4_K, q5_K, q6_K and floats have one",
+                        "no embedding lookup in {} tables; all but NVFP4, TQ and IQ1 to IQ3 have one",
                         weight_type.name()
                     )));
                 }

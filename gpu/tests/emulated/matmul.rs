@@ -8,10 +8,23 @@ use foretoken_kernels::{ColumnsMut, Isa};
 use super::cases::{Case, Numbers, same_bits};
 use super::device::Device;
 
-const TYPES: [WeightType; 6] =
-    [WeightType::Q4_0, WeightType::Q5_0, WeightType::Q8_0, WeightType::Q4_K, WeightType::Q5_K, WeightType::Q6_K];
+const TYPES: [WeightType; 13] = [
+    WeightType::Q4_0,
+    WeightType::Q4_1,
+    WeightType::Q5_0,
+    WeightType::Q5_1,
+    WeightType::Q8_0,
+    WeightType::Q2_K,
+    WeightType::Q3_K,
+    WeightType::Q4_K,
+    WeightType::Q5_K,
+    WeightType::Q6_K,
+    WeightType::IQ4_NL,
+    WeightType::IQ4_XS,
+    WeightType::MXFP4,
+];
 
-const SOURCES: &[&str] = &["quantize.cpp", "matmul.cpp", "formats.h", "activations.h", "device.metal"];
+const SOURCES: &[&str] = &["quantize.cpp", "matmul.cpp", "formats.h", "formats_256.h", "activations.h", "device.metal"];
 
 /// The rows of a matrix in a file's order.
 pub fn file_rows(weight_type: WeightType, outputs: usize, inputs: usize, numbers: &mut Numbers) -> Vec<u8> {
@@ -68,7 +81,7 @@ pub fn quantized(
     let room = (
         device.room(Activations::quants_len(rows, inputs)),
         device.room(Activations::scales_len(kind, rows, inputs)),
-        device.room(Activations::sums_len(kind, rows, inputs)),
+        device.room(Activations::sums_len(rows, inputs)),
     );
     let x = device.of(x);
     let activations = Activations::new(kind, (rows, inputs), room).map_err(|error| error.to_string())?;

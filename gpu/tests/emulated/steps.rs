@@ -63,7 +63,7 @@ fn narrow(element: ElementType, x: &[f32]) -> Vec<u8> {
 
 fn embed_case(table_type: TableType, rows: usize, inputs: usize) -> Case {
     let sources: &[_] = match table_type {
-        TableType::Quantized(_) => &["embed.cpp", "formats.h"],
+        TableType::Quantized(_) => &["embed.cpp", "formats.h", "formats_256.h"],
         TableType::Float(_) => &["embed.cpp"],
     };
     Case::new(format!("embed {table_type:?} {rows} by {inputs}"), sources, move |device| {
@@ -383,8 +383,21 @@ fn read_case(words: usize, blocks: usize) -> Case {
     })
 }
 
-const QUANTIZED: [WeightType; 6] =
-    [WeightType::Q4_0, WeightType::Q5_0, WeightType::Q8_0, WeightType::Q4_K, WeightType::Q5_K, WeightType::Q6_K];
+const QUANTIZED: [WeightType; 13] = [
+    WeightType::Q4_0,
+    WeightType::Q4_1,
+    WeightType::Q5_0,
+    WeightType::Q5_1,
+    WeightType::Q8_0,
+    WeightType::Q2_K,
+    WeightType::Q3_K,
+    WeightType::Q4_K,
+    WeightType::Q5_K,
+    WeightType::Q6_K,
+    WeightType::IQ4_NL,
+    WeightType::IQ4_XS,
+    WeightType::MXFP4,
+];
 const ELEMENTS: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
 
 pub fn all() -> Vec<Case> {

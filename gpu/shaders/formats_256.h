@@ -1,0 +1,275 @@
+// The formats in blocks of 256; formats.h describes them.
+#pragma once
+
+#include "formats.h"
+
+// The 6-bit scales and mins of Q4_K and Q5_K, four to a word; quant/ggml.rs says which bits they are.
+struct SixBits {
+    u32 scales[2][2], mins[2][2]; // [panel row][sub-blocks 0..4 or 4..8]
+
+    INLINE SixBits(const DEVICE u8* at, int g) {
+        uint2 a = load_rows(at, 64, g), b = load_rows(at, 128, g), c = load_rows(at, 192, g);
+        unpack(0, a.x, b.x, c.x);
+        unpack(1, a.y, b.y, c.y);
+    }
+    INLINE void unpack(int row, u32 a, u32 b, u32 c) {
+        scales[row][0] = a & 0x3f3f3f3fu;
+        scales[row][1] = (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u);
+        mins[row][0] = b & 0x3f3f3f3fu;
+        mins[row][1] = (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u);
+    }
+};
+
+// The scale and the min of sub-block `s` of one row.
+INLINE void six_bits(const DEVICE u8* at, int row, int s, THREAD int& scale, THREAD int& min) {
+    int a = packed_byte(at + 64, s % 4, row), b = packed_byte(at + 64, 4 + s % 4, row);
+    if (s < 4) {
+        scale = a & 63, min = b & 63;
+    } else {
+        int c = packed_byte(at + 64, 4 + s, row);
+        scale = (c & 15) | (a >> 6) << 4, min = c >> 4 | (b >> 6) << 4;
+    }
+}
+
+// Blocks of 256 in eight sub-blocks of 32 with mins. BITS is 4 or 5.
+template <int BITS>
+struct QK {
+    static CONSTEXPR int BLOCK = 256, BYTES = 112 + 32 * (BITS - 4) + 32;
+    static CONSTEXPR int LOW = 256 + (BITS - 4) * 512; // where the nibbles begin; fifth bits are before them
+
+    template <int TILES>
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
+                           THREAD Results<TILES>& y) {
+        float d[2], dmin[2];
+        int sum[TILES][2][2] = {};
+        uint2 fifth[2] = {{0, 0}, {0, 0}};
+        if (BITS == 5)
+            for (int h = 0; h < 2; h++) fifth[h] = load_rows(at, 256 + 64 * (t + 4 * h), g);
+        load_scales(at, 0, g, d);
+        load_scales(at, 32, g, dmin);
+        SixBits six(at, g);
+        // The loads of half a block overlap: all of it would take 16 registers more than there are.
+#pragma unroll 1
+        for (int side = 0; side < 2; side++) {
+            u32 scales[2] = {side ? six.scales[0][1] : six.scales[0][0], side ? six.scales[1][1] : six.scales[1][0]};
+            uint2 low[2][2];
+            for (int pair = 0; pair < 2; pair++)
+                for (int h = 0; h < 2; h++) low[pair][h] = load_rows(at, LOW + 64 * (16 * side + 8 * pair + t + 4 * h), g);
+            for (int q = 0; q < 4; q++) {
+                int s = 4 * side + q;
+                u32 a[4];
+                for (int h = 0; h < 2; h++) {
+                    uint2 words = low[q / 2][h];
+                    a[2 * h] = words.x >> (q % 2 * 4) & 0x0f0f0f0fu;
+                    a[2 * h + 1] = words.y >> (q % 2 * 4) & 0x0f0f0f0fu;
+                    if (BITS == 5) {
+                        a[2 * h] |= (fifth[h].x >> s & 0x01010101u) << 4;
+                        a[2 * h + 1] |= (fifth[h].y >> s & 0x01010101u) << 4;
+                    }
+                }
+                int by[2] = {int(scales[0] >> (q * 8) & 255), int(scales[1] >> (q * 8) & 255)};
+                for (int tile = 0; tile < TILES; tile++) {
+                    uint2 b = quants(x, tile, block * 8 + s);
+                    int dot[4] = {0, 0, 0, 0};
+                    mma_k32(dot, a, b, t, x.live[tile]);
+                    for (int i = 0; i < 4; i++) sum[tile][i / 2][i % 2] += dot[i] * by[i / 2];
+                }
+            }
+        }
+        for (int tile = 0; tile < TILES; tile++) {
+            for (int column = 0; column < 2; column++) {
+                uint4 sums = bsums(x, tile, column, block);
+                float dx = scale(x, tile, column, block);
+                for (int row = 0; row < 2; row++) {
+                    int total = dp2a_lo(int(sums.x), int(six.mins[row][0]), 0);
+                    total = dp2a_hi(int(sums.y), int(six.mins[row][0]), total);
+                    total = dp2a_lo(int(sums.z), int(six.mins[row][1]), total);
+                    total = dp2a_hi(int(sums.w), int(six.mins[row][1]), total);
+                    float all = fmaf(float(total), -dmin[row], mul(float(sum[tile][row][column]), d[row]));
+                    y[tile][row][column] = fmaf(all, dx, y[tile][row][column]);
+                }
+            }
+        }
+    }
+    static INLINE float value(const DEVICE u8* at, int row, int i) {
+        int scale, min;
+        six_bits(at, row, i / 32, scale, min);
+        int q = packed_byte(at + LOW, i / 64 * 32 + i % 32, row) >> (i % 64 / 32 * 4) & 15;
+        if (BITS == 5) q |= (packed_byte(at + 256, i % 32, row) >> (i / 32) & 1) << 4;
+        return sub(mul(packed_half(at, 0, row) * float(scale), float(q)), mul(packed_half(at, 2, row), float(min)));
+    }
+};
+typedef QK<4> Q4_K;
+typedef QK<5> Q5_K;
+
+// Blocks of 256 in sixteen sub-blocks of 16.
+struct Q6_K {
+    static CONSTEXPR int BLOCK = 256, BYTES = 210;
+    static CONSTEXPR int HIGH = 16 * 128, SCALES = 16 * 192, D = 16 * 208;
+
+    template <int TILES>
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
+                           THREAD Results<TILES>& y) {
+        float d[2];
+        int sum[TILES][2][2] = {};
+        load_scales(at, D, g, d);
+        for (int side = 0; side < 2; side++) {
+            // Of 16 words, word w has inputs 4 w.. of the half's first 64 in its low nibbles, of its last 64 in the high
+            // ones; of 8 words, word w has two upper bits for each quarter.
+            uint2 low[4], high[2];
+            for (int i = 0; i < 4; i++) low[i] = load_rows(at, 64 * (16 * side + t + 4 * i), g);
+            for (int i = 0; i < 2; i++) high[i] = load_rows(at + HIGH, 64 * (8 * side + t + 4 * i), g);
+            for (int quarter = 0; quarter < 4; quarter++) {
+                uint2 b[TILES];
+                for (int tile = 0; tile < TILES; tile++) b[tile] = quants(x, tile, block * 8 + side * 4 + quarter);
+                for (int h = 0; h < 2; h++) {
+                    int s = side * 8 + quarter * 2 + h;
+                    uint2 q = low[quarter % 2 * 2 + h], up = high[h];
+                    u32 words[2] = {q.x, q.y}, bits[2] = {up.x, up.y}, a[2];
+                    for (int row = 0; row < 2; row++) {
+                        u32 low_bits = words[row] >> (quarter / 2 * 4) & 0x0f0f0f0fu;
+                        a[row] = minus(low_bits | (bits[row] >> (quarter * 2) & 0x03030303u) << 4, 32);
+                    }
+                    // Scales of the rows alternate every byte.
+                    u32 scales = *reinterpret_cast<const DEVICE u16*>(at + SCALES + AT(16 * s + 2 * g));
+                    int by[2] = {(i8)scales, (i8)(scales >> 8)};
+                    for (int tile = 0; tile < TILES; tile++) {
+                        int dot[4] = {0, 0, 0, 0};
+                        mma_k16(dot, a, h ? b[tile].y : b[tile].x, t, x.live[tile]);
+                        for (int i = 0; i < 4; i++) sum[tile][i / 2][i % 2] += dot[i] * by[i / 2];
+                    }
+                }
+            }
+        }
+        for (int tile = 0; tile < TILES; tile++)
+            for (int i = 0; i < 4; i++) {
+                THREAD float& all = y[tile][i / 2][i % 2];
+                all = fmaf(mul(float(sum[tile][i / 2][i % 2]), d[i / 2]), scale(x, tile, i % 2, block), all);
+            }
+    }
+    static INLINE float value(const DEVICE u8* at, int row, int i) {
+        int side = i / 128, quarter = i % 128 / 32;
+        int low = packed_byte(at, side * 64 + i % 64, row) >> (quarter / 2 * 4) & 15;
+        int high = packed_byte(at + HIGH, side * 32 + i % 32, row) >> (quarter * 2) & 3;
+        float d = half_to_float(reinterpret_cast<const DEVICE u16*>(at + D)[row]);
+        float by = float((i8)at[AT(SCALES + 16 * (i / 16) + row)]) * d;
+        return mul(by, float((low | high << 4) - 32));
+    }
+};
+
+// Blocks of 256 in eight sub-blocks of 32, each with a 6-bit scale.
+struct IQ4_XS {
+    static CONSTEXPR int BLOCK = 256, BYTES = 136;
+
+    template <int TILES>
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
+                           THREAD Results<TILES>& y) {
+        float d[2];
+        int sum[TILES][2][2] = {};
+        load_scales(at, 0, g, d);
+        uint2 low = load_rows(at, 64, g);
+        // Upper bits of the scales: two bytes, each of which alternates by row.
+        u32 first = *reinterpret_cast<const DEVICE u16*>(at + 32 + AT(2 * g));
+        u32 second = *reinterpret_cast<const DEVICE u16*>(at + 48 + AT(2 * g));
+        u32 high[2] = {(first & 255) | (second & 255) << 8, first >> 8 | (second & 0xff00u)};
+        for (int s = 0; s < 8; s++) {
+            u32 a[4];
+            IQ4Levels::fragment(load_rows(at, 128 + 64 * (4 * s + t), g), a);
+            int by[2] = {int((low.x >> (4 * s) & 15) | (high[0] >> (2 * s) & 3) << 4) - 32,
+                         int((low.y >> (4 * s) & 15) | (high[1] >> (2 * s) & 3) << 4) - 32};
+            for (int tile = 0; tile < TILES; tile++) {
+                uint2 b = quants(x, tile, block * 8 + s);
+                int dot[4] = {0, 0, 0, 0};
+                mma_k32(dot, a, b, t, x.live[tile]);
+                for (int i = 0; i < 4; i++) sum[tile][i / 2][i % 2] += dot[i] * by[i / 2];
+            }
+        }
+        for (int tile = 0; tile < TILES; tile++)
+            for (int i = 0; i < 4; i++) {
+                THREAD float& all = y[tile][i / 2][i % 2];
+                all = fmaf(mul(float(sum[tile][i / 2][i % 2]), d[i / 2]), scale(x, tile, i % 2, block), all);
+            }
+    }
+    static INLINE float value(const DEVICE u8* at, int row, int i) {
+        int s = i / 32, high = at[AT(32 + s / 4 * 16 + row)] >> (s % 4 * 2) & 3;
+        int by = (packed_byte(at + 64, s / 2, row) >> (s % 2 * 4) & 15) | high << 4;
+        int q = packed_byte(at + 128, i / 32 * 16 + i % 16, row) >> (i % 32 / 16 * 4) & 15;
+        return mul(mul(packed_half(at, 0, row), float(by - 32)), IQ4Levels::one(q));
+    }
+};
+
+// Blocks of 256 in sixteen sub-blocks of 16. BITS is 2, with a 4-bit scale and min each, or 3, with a 6-bit scale.
+template <int BITS>
+struct SmallK {
+    static CONSTEXPR int BLOCK = 256, BYTES = BITS == 2 ? 84 : 110;
+    static CONSTEXPR int LOW = 16 * (BITS == 2 ? 16 : 32), SCALES = BITS == 2 ? 0 : 16 * 96; // third bits begin at 0
+    static CONSTEXPR int D = BITS == 2 ? 80 : 108;
+
+    // The scale of sub-block `s`: in `word` and, of Q3_K, two upper bits in `upper`.
+    static INLINE int scale_of(u32 word, u32 upper, int s) {
+        if (BITS == 2) return word >> (s % 4 * 8) & 15;
+        return int((word >> (s % 4 * 8 + s / 8 * 4) & 15) | (upper >> (s % 4 * 8 + s / 4 * 2) & 3) << 4) - 32;
+    }
+    template <int TILES>
+    static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
+                           THREAD Results<TILES>& y) {
+        float d[2], dmin[2] = {0, 0};
+        int sum[TILES][2][2] = {}, mins[TILES][4] = {};
+        load_scales(at, 16 * D, g, d);
+        if (BITS == 2) load_scales(at, 16 * D + 32, g, dmin);
+        uint2 upper = {0, 0}, third[2] = {{0, 0}, {0, 0}};
+        if (BITS == 3) {
+            upper = load_rows(at + SCALES, 128, g);
+            for (int h = 0; h < 2; h++) third[h] = load_rows(at, 64 * (t + 4 * h), g);
+        }
+        for (int side = 0; side < 2; side++) {
+            uint2 low[2];
+            for (int h = 0; h < 2; h++) low[h] = load_rows(at + LOW, 64 * (8 * side + t + 4 * h), g);
+            for (int quarter = 0; quarter < 4; quarter++) {
+                uint2 b[TILES];
+                for (int tile = 0; tile < TILES; tile++) b[tile] = quants(x, tile, block * 8 + side * 4 + quarter);
+                uint2 scales = load_rows(at + SCALES, 64 * (BITS == 2 ? 2 * side + quarter / 2 : quarter / 2), g);
+                for (int h = 0; h < 2; h++) {
+                    int s = side * 8 + quarter * 2 + h;
+                    int by[2] = {scale_of(scales.x, upper.x, s), scale_of(scales.y, upper.y, s)};
+                    u32 a[2] = {low[h].x >> (quarter * 2) & 0x03030303u, low[h].y >> (quarter * 2) & 0x03030303u};
+                    if (BITS == 3) {
+                        int bit = side * 4 + quarter;
+                        a[0] = minus(a[0] | (third[h].x >> bit & 0x01010101u) << 2, 4);
+                        a[1] = minus(a[1] | (third[h].y >> bit & 0x01010101u) << 2, 4);
+                    }
+                    // The mins times the sums of x: a product with rows of the min.
+                    u32 m[2] = {(scales.x >> (s % 4 * 8 + 4) & 15) * 0x01010101u,
+                                (scales.y >> (s % 4 * 8 + 4) & 15) * 0x01010101u};
+                    for (int tile = 0; tile < TILES; tile++) {
+                        int dot[4] = {0, 0, 0, 0};
+                        mma_k16(dot, a, h ? b[tile].y : b[tile].x, t, x.live[tile]);
+                        for (int i = 0; i < 4; i++) sum[tile][i / 2][i % 2] += dot[i] * by[i / 2];
+                        if (BITS == 2) mma_k16(mins[tile], m, h ? b[tile].y : b[tile].x, t, x.live[tile]);
+                    }
+                }
+            }
+        }
+        for (int tile = 0; tile < TILES; tile++)
+            for (int i = 0; i < 4; i++) {
+                float all = mul(float(sum[tile][i / 2][i % 2]), d[i / 2]);
+                if (BITS == 2) all = fmaf(float(mins[tile][i]), -dmin[i / 2], all);
+                THREAD float& to = y[tile][i / 2][i % 2];
+                to = fmaf(all, scale(x, tile, i % 2, block), to);
+            }
+    }
+    static INLINE float value(const DEVICE u8* at, int row, int i) {
+        int s = i / 16, q = packed_byte(at + LOW, i / 128 * 32 + i % 32, row) >> (i % 128 / 32 * 2) & 3;
+        float d = packed_half(at, D, row);
+        if (BITS == 2) {
+            int both = packed_byte(at, s, row);
+            return sub(mul(mul(d, float(both & 15)), float(q)), mul(packed_half(at, D + 2, row), float(both >> 4)));
+        }
+        q |= (packed_byte(at, i % 32, row) >> (i / 32) & 1) << 2;
+        int low = packed_byte(at + SCALES, s % 8, row) >> (s / 8 * 4) & 15;
+        int high = packed_byte(at + SCALES, 8 + s % 4, row) >> (s / 4 * 2) & 3;
+        return mul(mul(d, float((low | high << 4) - 32)), float(q - 4));
+    }
+};
+typedef SmallK<2> Q2_K;
+typedef SmallK<3> Q3_K;

@@ -342,6 +342,27 @@ fn block_counts_with_and_without_the_head_are_read() {
     assert!(!load(&without("blk.4."), folder.path()).expect("a trunk alone").has_nextn());
 }
 
+#[test]
+fn other_architectures_in_gguf_are_refused_by_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (architecture, name) in [
+        ("qwen3next", "Qwen3-Next"),
+        ("qwen3vl", "Qwen3-VL"),
+        ("qwen3vlmoe", "Qwen3-VL"),
+        ("qwen3moe", "Qwen3,"),
+        ("qwen2", "Qwen2"),
+        ("qwen2vl", "Qwen2"),
+    ] {
+        let mut file = converted(&shipped()[0]);
+        let key = file.keys.iter_mut().find(|(key, _)| key.ends_with(b"architecture")).expect("the key");
+        key.1 = str_value(architecture);
+        let message = load(&file, folder.path()).err().expect("a refusal").to_string();
+        for part in ["general.architecture", architecture, name, "Qwen3.5"] {
+            assert!(message.contains(part) && !message.contains('\n'), "{architecture}: {message}");
+        }
+    }
+}
+
 /// A tokenizer.json, and the same as metadata, give the ids that transformers gives.
 #[test]
 fn the_tokenizer_is_qwens() {

@@ -227,14 +227,14 @@ impl DeltaNetConfig {
     }
 }
 
-/// The problem with a Qwen of another architecture.
+/// The problem with a Qwen of another architecture, as config.json (`qwen3_next`) or GGUF (`qwen3next`) names it.
 pub(crate) fn other_family(model_type: &str) -> String {
     let (name, why) = match model_type {
-        "qwen3_next" => ("Qwen3-Next", "its delta nets have fused projections in another order"),
-        "qwen3_vl" | "qwen3_vl_text" | "qwen3_vl_moe" | "qwen3_vl_moe_text" => {
+        "qwen3_next" | "qwen3next" => ("Qwen3-Next", "its delta nets have fused projections in another order"),
+        _ if model_type.starts_with("qwen3_vl") || model_type.starts_with("qwen3vl") => {
             ("Qwen3-VL", "its layers are all attention without gates")
         }
-        "qwen3" | "qwen3_moe" => ("Qwen3", "its layers are all attention without gates"),
+        "qwen3" | "qwen3_moe" | "qwen3moe" => ("Qwen3", "its layers are all attention without gates"),
         _ if model_type.starts_with("qwen2") => ("Qwen2", "its layers are all attention with biases"),
         _ => ("another Qwen", "its layers are unknown here"),
     };

@@ -336,8 +336,11 @@ fn block_counts_with_and_without_the_head_are_read() {
         file.tensors.retain(|tensor| !has(&tensor.name));
         file
     };
-    refused(&without("eh_proj"), "mtp.fc.weight: is missing");
-    refused(&without("blk.4.attn_q.weight"), "mtp.layers.0.self_attn.q_proj.weight: is missing");
+    refused(&without("eh_proj"), "mtp.fc.weight: is missing (here blk.4.nextn.eh_proj.weight)");
+    refused(
+        &without("blk.4.attn_q.weight"),
+        "mtp.layers.0.self_attn.q_proj.weight: is missing (here blk.4.attn_q.weight)",
+    );
     refused(&without("blk.0."), "there is no block 0");
     assert!(!load(&without("blk.4."), folder.path()).expect("a trunk alone").has_nextn());
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use foretoken_kernels::quant::{PANEL_ROWS, WeightType, pack, quantize_row};
 use foretoken_kernels::{ElementType, Isa};
 
-use super::{Checkpoint, RawTensor, TensorType, unread};
+use super::{Checkpoint, ConfigSource, RawTensor, TensorType, unread};
 use crate::gemma4::Centroids;
 use crate::nn::{Arena, Embedding, Linear, RmsNorm, Weight};
 use crate::{Error, Result};
@@ -127,7 +127,13 @@ impl<'a> Loader<'a> {
     pub fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<RawTensor> {
         let full = self.full(name);
         let Some(tensor) = self.checkpoint.get(&full)? else {
-            return Err(self.error(name, "is missing; the checkpoint is incomplete or of another architecture"));
+            let of_gguf = match self.checkpoint.config_source() {
+                Ok(ConfigSource::Gguf(gguf)) => gguf.names().gguf(&full).into_iter().next(),
+                _ => None,
+            };
+            let named = of_gguf.map(|name| format!(" (here {name})")).unwrap_or_default();
+            let problem = format!("is missing{named}; the checkpoint is incomplete or of another architecture");
+            return Err(self.error(name, problem));
         };
         // GGUF files drop dimensions of 1.
         let significant = |shape: &[usize]| shape.iter().copied().filter(|size| *size != 1).collect::<Vec<_>>();

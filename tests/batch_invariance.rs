@@ -7,17 +7,17 @@ use std::path::Path;
 
 use cases::on_every_isa;
 use foretoken::checkpoint::{Checkpoint, LoadOptions};
-use foretoken::gemma4::Target;
-use foretoken::kv::{ExactZones, KvCache, KvFormat, KvOptions};
+use foretoken::kv::{ExactZones, KvFormat, KvOptions, PagePool, SequenceState};
 use foretoken::nn::F32View;
 use foretoken::{ElementType, Isa, WeightType};
 use foretoken::{Model, OutputRows};
+use foretoken::{gemma4, qwen35};
 
 /// The demo target has everything: both layer types, shared K/V, per-layer embeddings, a wrapped window.
-fn demo(isa: Isa, quantize: Option<WeightType>) -> Target {
+fn demo(isa: Isa, quantize: Option<WeightType>) -> gemma4::Target {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
     let checkpoint = Checkpoint::open(path).expect("the demo target");
-    Target::load(&checkpoint, LoadOptions { quantize, ..LoadOptions::from(isa) }).expect("the demo target")
+    gemma4::Target::load(&checkpoint, LoadOptions { quantize, ..LoadOptions::from(isa) }).expect("the demo target")
 }
 
 const F32: KvFormat = KvFormat::Exact(ElementType::F32);
@@ -38,22 +38,22 @@ fn on_threads<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> R {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads").install(work)
 }
 
-/// A cache that holds `prompt`, which came in chunks.
-fn prefilled(target: &Target, isa: Isa, kv: KvFormat, prompt: &[u32], chunk: usize) -> KvCache {
+/// A state that holds `prompt`, which came in chunks.
+fn prefilled(target: &dyn Model, kv: KvFormat, prompt: &[u32], chunk: usize) -> SequenceState {
     // Small exact zones, so that some pages of the prompt are quantized.
     let exact = ExactZones { head: 8, tail: 16, element: ElementType::F16 };
     let options = KvOptions { key: kv, value: kv, exact, ..KvOptions::default() };
-    let mut cache = KvCache::new(target.kv_layout(), &options, 4096, isa).expect("a cache");
+    let mut state = target.new_state(&options, &PagePool::new(None)).expect("a state");
     for chunk in prompt.chunks(chunk) {
-        let round = cache.begin_round(chunk.len()).expect("a round");
+        let round = state.begin_round(chunk.len()).expect("a round");
         target.forward_one(chunk, round, OutputRows::None, chunk.len()).expect("a pass");
     }
-    cache
+    state
 }
 
 /// The logits of a round of these ids, of which `keep` rows are committed.
-fn logits(target: &Target, cache: &mut KvCache, ids: &[u32], keep: usize) -> Vec<f32> {
-    let round = cache.begin_round(ids.len()).expect("a round");
+fn logits(target: &dyn Model, state: &mut SequenceState, ids: &[u32], keep: usize) -> Vec<f32> {
+    let round = state.begin_round(ids.len()).expect("a round");
     let output = target.forward_one(ids, round, OutputRows::All, keep).expect("a pass");
     F32View::new(&output.logits).expect("floats").to_vec()
 }
@@ -64,17 +64,17 @@ fn bits(x: &[f32]) -> Vec<u32> {
 
 /// What plain decoding computes for the newest `batch` ids: one row at a time, on one thread; for each of `threads` and
 /// chunk, rounds of every size up to `batch` have the same bits.
-fn check(target: &Target, isa: Isa, kv: KvFormat, ids: &[u32], batch: usize, threads: &[(usize, usize)], name: &str) {
+fn check(target: &dyn Model, kv: KvFormat, ids: &[u32], batch: usize, threads: &[(usize, usize)], name: &str) {
     let (prompt, batch) = ids.split_at(ids.len() - batch);
     let want: Vec<Vec<u32>> = on_threads(1, || {
-        let mut cache = prefilled(target, isa, kv, prompt, prompt.len());
-        batch.iter().map(|id| bits(&logits(target, &mut cache, &[*id], 1))).collect()
+        let mut state = prefilled(target, kv, prompt, prompt.len());
+        batch.iter().map(|id| bits(&logits(target, &mut state, &[*id], 1))).collect()
     });
     for &(threads, chunk) in threads {
         on_threads(threads, || {
-            let mut cache = prefilled(target, isa, kv, prompt, chunk);
+            let mut state = prefilled(target, kv, prompt, chunk);
             for rows in 1..=batch.len() {
-                let got = bits(&logits(target, &mut cache, &batch[..rows], 0));
+                let got = bits(&logits(target, &mut state, &batch[..rows], 0));
                 let what = format!("{name}, {rows} rows, {threads} threads, chunks of {chunk}");
                 assert!(got == want[..rows].concat(), "{what}: the bits differ");
             }
@@ -84,7 +84,7 @@ fn check(target: &Target, isa: Isa, kv: KvFormat, ids: &[u32], batch: usize, thr
 
 fn check_demo(isa: Isa, quantize: Option<WeightType>, kv: KvFormat, name: &str) {
     let threads = [(1, 1), (2, 7), (3, usize::MAX), (4, 64)];
-    check(&demo(isa, quantize), isa, kv, &ids(isa), BATCH, &threads, name);
+    check(&demo(isa, quantize), kv, &ids(isa), BATCH, &threads, name);
 }
 
 /// Those that are written; two on lesser instruction sets than the widest: the kernels' tests have every type, on each of
@@ -113,14 +113,19 @@ fn every_row_type_of_the_cache_gives_a_row_its_own_bits() {
     });
 }
 
-/// Experts and K = V layers, in f32 and f16 weights as the fixtures have them.
+/// Experts, K = V layers and delta nets, in f32, f16 and bf16 weights as the fixtures have them.
 #[test]
 fn the_fixtures_give_a_row_its_own_bits() {
     on_every_isa(|isa| {
-        for case in cases::all() {
+        let check = |case: &cases::Case, target: &dyn Model| {
             let ids = case.ids("input_ids");
             let rows = 8.min(ids.len() - 1);
-            check(&case.target(isa), isa, F32, &ids, rows, &[(1, 5), (2, 5), (4, 5)], &case.name);
+            check(target, F32, &ids, rows, &[(1, 5), (2, 5), (4, 5)], &case.name);
+        };
+        cases::all().iter().for_each(|case| check(case, &case.target(isa)));
+        for case in cases::of(cases::QWEN35) {
+            let checkpoint = Checkpoint::open(case.path.join("target")).expect("the target's checkpoint");
+            check(&case, &qwen35::Target::load(&checkpoint, isa).expect("the target"));
         }
     });
 }

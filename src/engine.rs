@@ -16,7 +16,7 @@ use crate::kv::PagePool;
 use crate::model::Model;
 use crate::options::EngineOptions;
 use crate::sampler::Sampling;
-use crate::speculative::{Costs, Machine, NgramPool, Sources, check_vocabulary};
+use crate::speculative::{BatchPlanner, Costs, Machine, NgramPool, Sources, check_vocabulary};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -41,6 +41,8 @@ pub(crate) struct Parts {
     pub(crate) isa: Isa,
     /// Costs of rounds, measured by the sessions.
     pub(crate) costs: Mutex<Costs>,
+    /// Of batches of the sequences of this engine.
+    pub(crate) batches: Mutex<BatchPlanner>,
     pub(crate) sessions: AtomicU64,
 }
 
@@ -142,6 +144,7 @@ impl Engine {
             pool,
             isa,
             costs,
+            batches: Mutex::default(),
             sessions,
         };
         Ok(Self { parts: Arc::new(parts) })
@@ -178,6 +181,7 @@ impl Engine {
             pool: thread_pool(threads)?,
             isa,
             costs: Mutex::new(Costs::new(machine)),
+            batches: Mutex::default(),
             sessions: AtomicU64::new(0),
         };
         Ok(Self { parts: Arc::new(parts) })

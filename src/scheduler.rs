@@ -218,10 +218,12 @@ impl Scheduler {
             self.make_room(&planned);
             self.pass(planned)
         });
-        let time = start.elapsed();
+        let (time, sequences) = (start.elapsed(), done.len());
+        let (mut reads, mut tokens) = (false, 0);
         for (id, was_reading, done) in done {
             let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else { continue };
             let Slot { session, run, .. } = slot;
+            reads |= was_reading;
             match was_reading {
                 true => run.statistics.prefill += time,
                 false => run.statistics.decode += time,
@@ -236,8 +238,12 @@ impl Scheduler {
             });
             let piece = piece.or_else(|error| run.fail(session, error).map(Some));
             if let Some(piece) = piece.transpose() {
+                tokens += piece.as_ref().map_or(0, |piece| piece.tokens.len());
                 events.push(slot.event(piece));
             }
+        }
+        if !reads && self.slots.iter_mut().any(|slot| slot.session.decoder().0.drafting.chooses()) {
+            engine.parts.batches.lock().observe(sequences, tokens, start.elapsed());
         }
         for slot in &mut self.slots {
             // The error follows the text in front of it.
@@ -248,9 +254,15 @@ impl Scheduler {
         events
     }
 
+    /// Sequences whose prompts are read.
+    fn decoding(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.run.finish().is_none() && !slot.run.is_reading()).count()
+    }
+
     /// What every generation under way does in the next pass. One that cannot say so ends.
     fn plan(&mut self, events: &mut Vec<Event>) -> Vec<(SequenceId, Work)> {
         let mut left = self.max_rows;
+        let drafts = self.engine.parts.batches.lock().drafts(self.decoding());
         let mut planned = Vec::new();
         let (reading, decoding): (Vec<_>, Vec<_>) =
             (self.slots.iter_mut()).filter(|slot| slot.run.finish().is_none()).partition(|slot| slot.run.is_reading());
@@ -258,8 +270,12 @@ impl Scheduler {
         let mut others = Others { rows: decoding.len(), tokens: decoding.len() };
         for slot in decoding.into_iter().chain(reading) {
             let Slot { id, session, run } = slot;
-            let most_rows = if run.is_reading() { left.max(1) } else { usize::MAX };
             let alone = !run.is_reading();
+            let most_rows = match session.decoder().0.drafting.chooses() {
+                _ if run.is_reading() => left.max(1),
+                true if !drafts => 1,
+                _ => usize::MAX,
+            };
             let beside = Others { rows: others.rows - usize::from(alone), tokens: others.tokens - usize::from(alone) };
             match run.plan(session.decoder().0, (most_rows, beside), None) {
                 Ok(work) => {

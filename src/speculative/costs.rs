@@ -171,11 +171,7 @@ impl Costs {
 
     /// Estimates of verifying 1 to `most` rows behind `context` committed positions.
     pub fn verify(&self, context: usize, most: usize) -> Vec<Estimate> {
-        let octave = octave(context);
-        let none = BTreeMap::new();
-        let here = self.verify.get(&octave).unwrap_or(&none);
-        let others = self.verify.iter().filter(|(other, _)| **other != octave);
-        let other = others.min_by_key(|(other, _)| other.abs_diff(octave)).map_or(&none, |(_, costs)| costs);
+        let [here, other] = self.nearest(context);
         let points = self.points(here, other);
         let (factor, mut least) = (self.speed().exp(), 0.0_f64);
         let estimate = |rows: usize| {
@@ -183,9 +179,24 @@ impl Costs {
             let samples = here.get(&rows).map_or(0, |measured| measured.samples);
             let error = self.tuning.unmeasured / (1.0 + samples.min(self.tuning.history) as f64).sqrt();
             least = least.max(ms * (-self.tuning.confidence * error).exp());
-            Estimate { ms, least_ms: least, samples, known: samples > 0 || other.contains_key(&rows) }
+            Estimate { ms, least_ms: least, samples }
         };
         (1..=most).map(estimate).collect()
+    }
+
+    /// The most rows that were measured, at this context or the nearest other.
+    pub(super) fn measured_rows(&self, context: usize) -> usize {
+        let last = self.nearest(context).into_iter().filter_map(|costs| costs.keys().next_back().copied());
+        last.max().unwrap_or(1)
+    }
+
+    /// What was measured at this context, and at the nearest other.
+    fn nearest(&self, context: usize) -> [&BTreeMap<usize, Measured>; 2] {
+        static NONE: BTreeMap<usize, Measured> = BTreeMap::new();
+        let octave = octave(context);
+        let others = self.verify.iter().filter(|(other, _)| **other != octave);
+        let other = others.min_by_key(|(other, _)| other.abs_diff(octave)).map(|(_, costs)| costs);
+        [self.verify.get(&octave).unwrap_or(&NONE), other.unwrap_or(&NONE)]
     }
 
     /// What is known of v(B): rows, from 1 on, and milliseconds, which do not fall: what is known better bounds the rest.
@@ -277,8 +288,6 @@ pub struct Estimate {
     pub least_ms: f64,
     /// Measurements at this context and row count.
     pub samples: usize,
-    /// Whether this row count was measured, here or at the nearest context.
-    pub known: bool,
 }
 
 fn octave(context: usize) -> usize {

@@ -4,6 +4,7 @@
 //!   prompt lookup in what was written before ([`NgramSimple`], [`NgramMapK`], [`NgramMapK4v`], [`NgramMod`],
 //!   [`NgramCacheDrafter`]), or what a constraint forces ([`Forced`]).
 //! * [`Planner`] chooses for every round whose draft is verified and how far, from measured [`Costs`].
+//! * `BatchPlanner` chooses whether the sequences of a batch draft at all, from measured tokens per second.
 //! * [`accept()`] decides which drafts are accepted: a pure function.
 //! * [`Pending`] computes the next draft while the caller is busy.
 //! * [`SpeculationStats`] says what came of it, and a [`Trace`] round by round.
@@ -11,6 +12,7 @@
 mod accept;
 mod acceptance;
 mod backend;
+mod batch_planner;
 mod block;
 mod costs;
 mod decoder;
@@ -58,6 +60,7 @@ pub use tuning::Tuning;
 
 pub(crate) use accept::{Verification, accept_rows};
 pub(crate) use backend::{Backend, ForwardOutput};
+pub(crate) use batch_planner::BatchPlanner;
 pub(crate) use decoder::{Done, SpeculativeDecoder, Step, Work, run_pass};
 pub(crate) use draft_model::check_vocabulary;
 pub(crate) use drafter::OwnDrafter;

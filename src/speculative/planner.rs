@@ -264,17 +264,16 @@ impl Planner {
     /// A plain step, and every draft that could be verified.
     fn candidates(&self, offer: &Offer<'_>, resting: bool) -> Vec<Candidate> {
         let (given, others, tuning) = (self.block.rows(), offer.others, self.costs.tuning());
-        let estimates = self.costs.verify(offer.context, others.rows + offer.most_rows.max(1));
+        let longest = match given {
+            None => (tuning.growth * self.costs.measured_rows(offer.context)).max(4).saturating_sub(others.rows + 1),
+            Some((chain, lookup)) => chain.max(lookup).saturating_sub(1),
+        };
+        let longest = longest.min(offer.most_rows.saturating_sub(1));
+        let estimates = self.costs.verify(offer.context, others.rows + 1 + longest);
         let candidate = |plan, drafted: usize, tokens: f64, drafting: f64| {
             let cost = &estimates[others.rows + drafted];
             let cost = Estimate { ms: cost.ms + drafting, least_ms: cost.least_ms + drafting, ..*cost };
             Candidate { plan, tokens: tokens + others.tokens as f64, cost }
-        };
-        let measured = estimates.iter().rposition(|rows| rows.known).map_or(1, |last| last + 1);
-        // Beside other sequences only as many rows as were measured.
-        let longest = match others.rows {
-            0 => (tuning.growth * measured).max(4) - 1,
-            rows => measured.saturating_sub(rows + 1),
         };
         let mut candidates = vec![candidate(Plan::Plain, 0, 1.0, 0.0)];
         let rests = |one: &Offered| resting && one.cost == DraftCost::PerToken;
@@ -284,9 +283,9 @@ impl Planner {
                 // Drafted already.
                 DraftCost::Once | DraftCost::Forced => (given.map(|(_, lookup)| lookup), 0.0),
             };
-            let most = one.tokens.min(rows.unwrap_or(usize::MAX).min(offer.most_rows).saturating_sub(1));
+            let most = one.tokens.min(rows.map_or(longest, |rows| longest.min(rows.saturating_sub(1))));
             let expected = self.acceptance[one.drafter].tokens(most, tuning);
-            let lengths = if given.is_none() { 1..=most.min(longest) } else { most.max(1)..=most };
+            let lengths = if given.is_none() { 1..=most } else { most.max(1)..=most };
             for tokens in lengths {
                 let plan = Plan::Draft { drafter: one.drafter, tokens };
                 candidates.push(candidate(plan, tokens, expected[tokens], tokens as f64 * step));

@@ -32,7 +32,7 @@ def percentile(values, share):
 
 class Load:
     def __init__(self, port, llama):
-        self.port, self.llama, self.sent = port, llama, 0
+        self.port, self.llama, self.sent, self.read = port, llama, 0, 0
 
     async def request(self, prompt, tokens, drafts):
         """Times of the events of a text since it was asked for, and its tokens."""
@@ -76,8 +76,10 @@ class Load:
         clients = [asyncio.create_task(self.client(begin + 2 * seconds, drafts, done)) for _ in range(4)]
         await asyncio.sleep(seconds)
         while time.perf_counter() < begin + 2 * seconds:
+            self.read += 97
+            turned = ids[self.read:] + ids[:self.read]  # begins as none before it: kept prefixes do not help
             start = time.perf_counter()
-            await self.request(ids, 1, drafts)
+            await self.request(turned, 1, drafts)
             read.append((start, time.perf_counter()))
         await asyncio.gather(*clients)
         gaps = ([], [])

@@ -93,7 +93,9 @@ fn check(engine: &Engine, vocab: u32, seed: u64, name: &str) {
     let jobs: Vec<Job> = (0..rng.random_range(1..=8)).map(|_| job(&mut rng, vocab, has_assistant)).collect();
     let want: Vec<_> = jobs.iter().map(|job| alone(engine, job)).collect();
     let max_rows = *[1, 7, 64, 512].choose(&mut rng).expect("a size");
-    let mut scheduler = Scheduler::new(engine, SchedulerOptions { max_rows, ..SchedulerOptions::default() });
+    let prompt_rows_while_decoding = *[0, 5, 128].choose(&mut rng).expect("a size");
+    let options = SchedulerOptions { max_rows, prompt_rows_while_decoding, ..SchedulerOptions::default() };
+    let mut scheduler = Scheduler::new(engine, options);
     let mut running: HashMap<SequenceId, (usize, Written)> = HashMap::new();
     let mut waiting: Vec<usize> = (0..jobs.len()).rev().collect();
     let mut forks = 0;

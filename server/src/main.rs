@@ -36,6 +36,9 @@ struct Args {
     /// Rows of a pass: what the rounds leave of it, prompts are read with.
     #[arg(long, value_name = "N", default_value_t = SchedulerOptions::default().max_rows)]
     max_rows: usize,
+    /// Rows of prompts in a pass in which other texts are written, which wait for it.
+    #[arg(long, value_name = "N", default_value_t = SchedulerOptions::default().prompt_rows_while_decoding)]
+    prompt_rows_while_decoding: usize,
     /// Keep no states of prompts: every request computes its own whole.
     #[arg(long)]
     no_prefix_cache: bool,
@@ -165,6 +168,7 @@ fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> 
         session: args.kv.options(),
         scheduler: SchedulerOptions {
             max_rows: args.max_rows,
+            prompt_rows_while_decoding: args.prompt_rows_while_decoding,
             prefix_cache: (!args.no_prefix_cache)
                 .then(|| PrefixCacheOptions { directory: args.cache_dir.clone(), ..PrefixCacheOptions::default() }),
         },

@@ -80,10 +80,15 @@ fn prompts(args: &Args, engine: &Engine) -> Result<Vec<Vec<u32>>> {
     prompts.into_iter().map(|line| Ok(engine.tokenizer()?.encode(line)?)).collect()
 }
 
+/// Nobody waits for a token: prompts are read as fast as they can be.
+fn scheduler_options(args: &Args) -> SchedulerOptions {
+    let max_rows = args.max_rows;
+    SchedulerOptions { max_rows, prompt_rows_while_decoding: max_rows, ..SchedulerOptions::default() }
+}
+
 /// Continues all prompts, as many at a time as there are to be sequences.
 fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<()> {
-    let mut scheduler =
-        Scheduler::new(engine, SchedulerOptions { max_rows: args.max_rows, ..SchedulerOptions::default() });
+    let mut scheduler = Scheduler::new(engine, scheduler_options(args));
     let mut running: Vec<(SequenceId, usize)> = Vec::new();
     let mut texts = vec![String::new(); prompts.len()];
     let (mut next, mut tokens) = (0, 0);
@@ -140,8 +145,7 @@ fn together(
     options: &GenerateOptions,
     sequences: usize,
 ) -> Result<f64> {
-    let mut scheduler =
-        Scheduler::new(engine, SchedulerOptions { max_rows: args.max_rows, ..SchedulerOptions::default() });
+    let mut scheduler = Scheduler::new(engine, scheduler_options(args));
     let ids: Result<Vec<_>> =
         (0..sequences).map(|i| add(&mut scheduler, engine, &args.kv, &prompts[i % prompts.len()], options)).collect();
     let ids = ids?;

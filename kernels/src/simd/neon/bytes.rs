@@ -355,9 +355,10 @@ impl<P: Products> ByteLanes for NeonPair<P> {
     unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [Self::Sum; R] {
         unsafe {
             let dots = P::begin(from);
-            let mut sums = [ScaledSum { total: [vdupq_n_s32(0); 2], dots: [dots[0]; 2] }; R];
-            for r in 0..R {
-                sums[r].dots = [dots[r]; 2];
+            // No rows, of a block that is unpacked alone, have no `dots[0]`.
+            let mut sums = [ScaledSum { total: [vdupq_n_s32(0); 2], dots: [P::begin([0])[0]; 2] }; R];
+            for (sum, dots) in sums.iter_mut().zip(dots) {
+                sum.dots = [dots; 2];
             }
             sums
         }

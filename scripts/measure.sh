@@ -6,6 +6,7 @@
 #     --ik BIN_DIR     where ik_llama.cpp's llama-bench and llama-server are
 #     --llama BIN_DIR  where llama.cpp's are
 #     --work DIR       where the E2B pair lies, or is synthesized (3 GB); default: target/measure
+#     --isa NAME       the instruction set that ours runs; default: the best. Peers run what they were built for
 #     --name TEXT      what README.md calls the machine; default: processor and instruction set
 #     --tiny           a pair of seven layers and single runs, to try the script
 #
@@ -36,12 +37,14 @@ mkdir -p "$1"
 out=$(cd "$1" && pwd)
 shift
 ik='' llama='' work=$root/target/measure name='' tiny=''
+ours=(--threads 1)
 stages=()
 while [ $# -gt 0 ]; do
     case $1 in
         --ik) ik=$(cd "$2" && pwd); shift 2 ;;
         --llama) llama=$(cd "$2" && pwd); shift 2 ;;
         --work) work=$2; shift 2 ;;
+        --isa) ours+=(--isa "$2"); shift 2 ;;
         --name) name=$2; shift 2 ;;
         --tiny) tiny=yes; shift ;;
         machine | demo | e2b | ik | acceptance | passes | depth | depth-peers | codes) stages+=("$1"); shift ;;
@@ -110,13 +113,13 @@ matrix() {
     shift
     [ ! -e "$out/$file.csv" ] || return 0
     step "$file.csv"
-    if ! "$examples/bench_matrix" --threads 1 "$@" --out "bench-$file"; then
+    if ! "$examples/bench_matrix" "${ours[@]}" "$@" --out "bench-$file"; then
         failed+=("$file.csv")
         return 0
     fi
     cp "bench-$file/runs.ndjson" "$out/$file.ndjson"
     cp "bench-$file/results.csv" "$out/$file.csv"
-    note "$file.csv" bench_matrix --threads 1 "$@"
+    note "$file.csv" bench_matrix "${ours[@]}" "$@"
 }
 
 e2b=(--model e2b-target.gguf --assistant e2b-assistant.gguf)
@@ -138,7 +141,7 @@ build() {
 
 stage_machine() {
     [ ! -e "$out/machine.txt" ] || return 0
-    keep demo-verify-curve.json verify_curve --threads 1 --repeats 3 --json
+    keep demo-verify-curve.json verify_curve "${ours[@]}" --repeats 3 --json
     local isa read model
     field() { sed -nE "s/.*\"$1\":\"?([^,\"}]*).*/\1/p" "$out/demo-verify-curve.json"; }
     isa=$(field isa) read=$(field read_gb_per_second)
@@ -204,7 +207,7 @@ stage_passes() {
     e2b_pair
     local turn passes=(-p "1,2,4,6,8,16,$prompt" -n 16 -r 2 -o json)
     for turn in 1 2; do
-        keep "e2b-verify-curve-$turn.json" verify_curve "${e2b[@]}" --threads 1 --repeats "$repeats" --json
+        keep "e2b-verify-curve-$turn.json" verify_curve "${e2b[@]}" "${ours[@]}" --repeats "$repeats" --json
         keep "e2b-ik-bench-$turn.json" ik_llama.cpp/llama-bench -m e2b-target.gguf -t 1 -rtr 1 "${passes[@]}"
         keep "e2b-llama-bench-$turn.json" llama.cpp/llama-bench -m e2b-target.gguf -t 1 "${passes[@]}"
     done
@@ -212,7 +215,7 @@ stage_passes() {
 
 stage_depth() {
     e2b_pair
-    keep e2b-depth.json depth --model e2b-target.gguf --threads 1 --depths "$depths" --kv f16,balanced --repeats 3 --json
+    keep e2b-depth.json depth --model e2b-target.gguf "${ours[@]}" --depths "$depths" --kv f16,balanced --repeats 3 --json
 }
 
 stage_depth-peers() {

@@ -1,22 +1,3 @@
-//! A config.json, a NUL, and a model.safetensors, opened as a checkpoint and loaded as a model: every tensor that the header
-//! promises can be read, and one that does not fit the configuration is an error.
-
 #![no_main]
 
-use foretoken::checkpoint::Checkpoint;
-use foretoken_fuzz::{checked, directory, file, run};
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|data: &[u8]| {
-    // JSON has no NUL.
-    let Some(end) = data.iter().position(|byte| *byte == 0) else { return };
-    file("config.json", &data[..end]);
-    file("model.safetensors", &data[end + 1..]);
-    let Some(checkpoint) = checked(Checkpoint::open(directory())) else { return };
-    for name in checkpoint.names() {
-        let tensor = checked(checkpoint.get(&name)).flatten().expect("a name has a tensor");
-        let read = tensor.bytes.as_slice().iter().map(|byte| usize::from(*byte)).sum::<usize>();
-        assert!(tensor.bytes.as_slice().len() <= data.len() && read <= 255 * data.len());
-    }
-    run(&checkpoint);
-});
+libfuzzer_sys::fuzz_target!(|data: &[u8]| foretoken_fuzz::safetensors::read(data));

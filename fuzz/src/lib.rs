@@ -1,6 +1,14 @@
-//! What the fuzz targets share: files in memory, and the checks that hold for every input.
+//! The fuzz targets, each a function of any bytes at all that panics if they show a defect, and what they share: files in
+//! memory, and the checks that hold for every input. `tests/fuzz_smoke.rs` calls them, too.
 
-use std::path::{Path, PathBuf};
+pub mod chat_template;
+pub mod config;
+pub mod gguf;
+pub mod safetensors;
+pub mod session_file;
+pub mod tokenizer;
+
+use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use foretoken::checkpoint::Checkpoint;
@@ -17,25 +25,27 @@ static DIRECTORY: LazyLock<TempDir> =
 static POOL: LazyLock<ThreadPool> =
     LazyLock::new(|| ThreadPoolBuilder::new().num_threads(1).build().expect("one thread"));
 
-/// The directory that [`file`] writes to.
-pub fn directory() -> &'static Path {
-    DIRECTORY.path()
+/// The directory that [`file`] writes to, one for each target.
+fn directory(target: &str) -> PathBuf {
+    let path = DIRECTORY.path().join(target);
+    std::fs::create_dir_all(&path).expect("a directory in memory");
+    path
 }
 
 /// Writes `bytes` as the file `name` of [`directory`].
-pub fn file(name: &str, bytes: &[u8]) -> PathBuf {
-    let path = directory().join(name);
+fn file(target: &str, name: &str, bytes: &[u8]) -> PathBuf {
+    let path = directory(target).join(name);
     std::fs::write(&path, bytes).expect("a file in memory");
     path
 }
 
 /// The value, if there is one; an error must be one line.
-pub fn checked<T>(result: Result<T>) -> Option<T> {
+fn checked<T>(result: Result<T>) -> Option<T> {
     result.inspect_err(|error| assert_eq!(error.to_string().lines().count(), 1, "not one line: {error:?}")).ok()
 }
 
 /// Loads `checkpoint` as a target and runs it over a prompt and a step, as far as it can be.
-pub fn run(checkpoint: &Checkpoint) -> Option<()> {
+fn run(checkpoint: &Checkpoint) -> Option<()> {
     POOL.install(|| {
         let target = checked(Target::load(checkpoint, Isa::best()))?;
         // K and V grow with the context: a page of positions is enough.

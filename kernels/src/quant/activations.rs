@@ -243,6 +243,7 @@ fn q8k_block(loops: impl Loops, x: &[f32], block: &mut [i32; q8k::WORDS]) {
     let mut sums = [0i32; 16];
     for (s, quants) in quants.as_chunks::<16>().0.iter().enumerate() {
         sums[s] = sum_of_16(quants);
+        block[q8k::OFFSETS + s] = -32 * sums[s];
     }
     let pair = |a: i32, b: i32| a & 0xffff | b << 16;
     let sum_of_32 = |s: usize| sums[2 * s] + sums[2 * s + 1];

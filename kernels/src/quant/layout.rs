@@ -57,13 +57,15 @@
 //!   0 R  quants: 4 x i8, 64 quads x R rows                0 R  quants: 4 x i8, 8 quads x R rows
 //!  64 R  bsums of 32, pairs of i16 (PAIRS), 4 x R         8 R  offset: -128 * sum of 32 quants, R
 //!  68 R  bsums of 16, pairs of i16 (PAIRS), 8 x R         9 R  d: f32 bits, R
-//!  76 R  d: f32 bits, R                                  10 R  d * sum of quants: f32 bits, R
-//!  77 R  end                                             11 R  offset of the first 16 quants, R
-//!                                                        12 R  end
+//!  76 R  offsets: -32 * sums of 16 quants, 16 x R         10 R  d * sum of quants: f32 bits, R
+//!  92 R  d: f32 bits, R                                  11 R  offset of the first 16 quants, R
+//!  93 R  end                                             12 R  end
 //! ```
 //!
-//! The offsets are what an accumulator starts from if its weights are stored unsigned, `w + 128`; formats with a smaller zero
-//! point shift them right. In blocks of 256, the zero point times the products of scales and bsums is subtracted at the end.
+//! The offsets are what an accumulator starts from if its weights are stored unsigned, `w + 128` in blocks of 32 and `w + 32` in
+//! blocks of 256; formats with a smaller zero point shift them right. Where the sums of a scale in blocks of 256 cannot start so
+//! ([`ByteLanes::OFFSETS`](crate::simd::bytes::ByteLanes::OFFSETS)), the zero point times the products of scales and bsums is
+//! subtracted at the end.
 
 /// Rows per panel: the `i32` lanes of a 64-byte register.
 pub const PANEL_ROWS: usize = 16;
@@ -85,8 +87,9 @@ pub(super) const PAIRS: [(usize, usize); 4] = [(0, 2), (1, 3), (4, 6), (5, 7)];
 pub(super) mod q8k {
     pub const BSUMS_OF_32: usize = 64;
     pub const BSUMS_OF_16: usize = 68;
-    pub const SCALE: usize = 76;
-    pub const WORDS: usize = 77;
+    pub const OFFSETS: usize = 76;
+    pub const SCALE: usize = 92;
+    pub const WORDS: usize = 93;
 }
 
 /// Word offsets of the arrays in an activation block of 32, to be multiplied by its rows.

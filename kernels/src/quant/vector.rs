@@ -198,13 +198,23 @@ unsafe fn streams<L: ByteLanes, F: Format>(
     rows: RowBlock,
     results: &mut Results,
 ) {
+    let whole = weights.outputs() / PANEL_ROWS;
     for lane in (0..PANEL_ROWS).step_by(L::LANES) {
-        for_row_parts!(L, rows.rows, |first, R| {
-            let results = &mut results[..];
-            let op = Streams::<F, R> { weights, x, panels, lane, rows, first, results, format: PhantomData };
-            // SAFETY: the caller is inside the features.
-            unsafe { l.call(op) }
-        });
+        if panels.iter().any(|panel| *panel < whole) {
+            for_row_parts!(L, rows.rows, |first, R| {
+                let results = &mut results[..];
+                let op = Streams::<F, R> { weights, x, panels, lane, rows, first, results, format: PhantomData };
+                // SAFETY: the caller is inside the features.
+                unsafe { l.call(op) }
+            });
+        }
+        for (stream, _) in panels.iter().enumerate().filter(|(_, panel)| **panel == whole) {
+            for (row, results) in results[stream * ROW_BLOCK..][..rows.rows].iter_mut().enumerate() {
+                let op = Ragged::<F> { weights, x, lane, rows, row, results, format: PhantomData };
+                // SAFETY: the caller is inside the features.
+                unsafe { l.call(op) }
+            }
+        }
     }
 }
 
@@ -229,32 +239,28 @@ impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
         let block_bytes = PANEL_ROWS * of.block_bytes();
         let stride = stride::<L, R>(self.rows);
         let block_words = block_words::<F>() * stride;
-        let mut tail = PackedBlock::new();
+        let panel_bytes = weights.blocks() * block_bytes;
         // SAFETY: `call` entered the features; the panels and the row block have `weights.blocks()` blocks.
         unsafe {
             let (mut scales, mut scratch) = (BlockScales::empty(l), F::SCRATCH);
             let mut y = [[l.splat(0.0); R]; STREAMS];
             let mut x = self.x.words(self.rows, 0).as_ptr().add(self.first);
-            // Streams without a panel prefetch the last one's.
-            let panels: [_; STREAMS] =
-                std::array::from_fn(|stream| weights.panel(self.panels[stream.min(self.panels.len() - 1)]));
-            let mut blocks = panels.map(|(Panel::Packed(bytes) | Panel::Rows(bytes))| bytes.as_ptr());
+            // Streams without a panel prefetch another one's.
+            let (streams, last) = (self.panels.len(), weights.outputs() / PANEL_ROWS - 1);
+            let mut blocks = [weights.bytes().as_ptr(); STREAMS];
+            for (stream, block) in blocks.iter_mut().enumerate() {
+                *block = block.add(self.panels[stream.min(streams - 1)].min(last) * panel_bytes);
+            }
             for done in (0..weights.blocks()).step_by(STREAM_INPUTS / F::TYPE.block_len()) {
                 let count = (STREAM_INPUTS / F::TYPE.block_len()).min(weights.blocks() - done);
-                for (stream, y) in y.iter_mut().enumerate().take(self.panels.len()) {
+                for (stream, y) in y.iter_mut().enumerate().take(streams) {
                     let (mut sums, mut x) = (*y, x);
                     for b in 0..count {
                         // Each stream prefetches a quarter of what every stream needs next, not all of its own: lines of
                         // several streams arrive sooner than as many of one.
                         let quarter = PREFETCH_DISTANCE + (stream * count + b) * block_bytes / STREAMS;
                         let prefetched = blocks.map(|block| block.wrapping_add(quarter));
-                        let block = match panels[stream] {
-                            Panel::Packed(_) => blocks[stream].wrapping_add(b * block_bytes),
-                            Panel::Rows(rows) => {
-                                tail_block(of, rows, weights.row_bytes(), done + b, &mut tail);
-                                tail.0.as_ptr()
-                            }
-                        };
+                        let block = blocks[stream].add(b * block_bytes);
                         let block = F::prepare(l, of, block, lane..lane + L::LANES, &mut scratch);
                         F::load_scales(l, block, lane, &mut scales);
                         let source = PackedSource::<F> { block, lane, prefetched, format: PhantomData };
@@ -277,6 +283,48 @@ impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
                     l.store(self.results[row].as_mut_ptr().add(lane), y);
                 }
             }
+        }
+    }
+}
+
+/// A row of a row block and `LANES` outputs of the panel that is not whole.
+struct Ragged<'a, F> {
+    weights: &'a PackedMatrix<'a>,
+    x: &'a Activations<'a>,
+    lane: usize,
+    rows: RowBlock,
+    row: usize,
+    results: &'a mut [f32; PANEL_ROWS],
+    format: PhantomData<F>,
+}
+
+impl<F: Format> PanelOp for Ragged<'_, F> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        let Self { weights, lane, rows, .. } = self;
+        let of = F::weight_type(weights);
+        let Panel::Rows(bytes) = weights.panel(weights.outputs() / PANEL_ROWS) else { return };
+        let mut tail = PackedBlock::new();
+        // SAFETY: `call` entered the features; the panel and the row block have `weights.blocks()` blocks.
+        unsafe {
+            let (mut scales, mut scratch) = (BlockScales::empty(l), F::SCRATCH);
+            let mut y = [l.splat(0.0)];
+            let mut x = self.x.words(rows, 0).as_ptr().add(self.row);
+            for b in 0..weights.blocks() {
+                tail_block(of, bytes, weights.row_bytes(), b, &mut tail);
+                let block = F::prepare(l, of, tail.0.as_ptr(), lane..lane + L::LANES, &mut scratch);
+                F::load_scales(l, block, lane, &mut scales);
+                let source = PackedSource::<F> { block, lane, prefetched: [block; STREAMS], format: PhantomData };
+                if F::TYPE.block_len() < 256 {
+                    add_short_block::<L, F, _, 1>(l, &source, &scales, x, rows.rows, &mut y);
+                } else {
+                    add_block::<L, F, _, 1>(l, &source, &scales, x, rows.rows, |_, sum, by| {
+                        y[0] = l.fma(sum, by, y[0])
+                    });
+                }
+                x = x.add(block_words::<F>() * rows.rows);
+            }
+            l.store(self.results.as_mut_ptr().add(lane), y[0]);
         }
     }
 }

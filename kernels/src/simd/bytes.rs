@@ -17,6 +17,14 @@ pub(crate) enum Bytes {
     Biased,
 }
 
+/// What multiplies the sums over a sub-block's weights.
+#[derive(Clone, Copy)]
+pub(crate) struct Scale<I> {
+    pub by: I,
+    /// What the sums start from: the word of each row, shifted right.
+    pub offsets: Option<(*const i32, u32)>,
+}
+
 /// A vector of `LANES` words of 32 bits, each an `i32`, two `i16` or four bytes. Every method is `#[inline(always)]`.
 ///
 /// # Safety
@@ -27,6 +35,8 @@ pub(crate) trait ByteLanes: Floats {
     const ALL_BYTES: bool;
     /// Rows that the registers hold, with an accumulator and a sum each.
     const MAX_ROWS: usize;
+    /// Whether sums can start from [`Scale::offsets`].
+    const OFFSETS: bool = false;
     /// Whether [`ByteLanes::add_products`] is a compiler barrier. Without it, scales are not unrolled: the compiler would
     /// spill registers and take minutes.
     const BARRIERS: bool = false;
@@ -156,7 +166,7 @@ pub(crate) trait ByteLanes: Floats {
         quad: (usize, usize),
         weights: [Self::I; 2],
         x: [*const i32; 2],
-        scale: Option<Self::I>,
+        scale: Option<Scale<Self::I>>,
     );
     /// The sums, one word per lane.
     ///

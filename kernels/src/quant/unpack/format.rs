@@ -60,6 +60,13 @@ pub(in crate::quant) trait Format {
         Some(zero_point) => (128 / zero_point).ilog2(),
         None => 0,
     };
+    /// In blocks of 256 whose zero point is a power of two, with a scale per 16 weights: the shift of the activations' offsets,
+    /// which are for zero point 32.
+    const OFFSETS_SHIFT: Option<u32> = match (Self::TYPE.block_len(), Self::QUADS_PER_SCALE, Self::ZERO_POINT) {
+        (256, 4, Some(32)) => Some(0),
+        (256, 4, Some(4)) => Some(3),
+        _ => None,
+    };
     /// The place of a scale's quads.
     type Cursor<L: ByteLanes>: Copy;
     /// Memory for a block that is decoded before its weights are read.

@@ -2,7 +2,7 @@
 
 use crate::simd::avx2::products::{Multiply, Products, Vnni, Ymm, YmmPair, opaque_ymm};
 use crate::simd::both::both;
-use crate::simd::bytes::{ByteLanes, Bytes, PanelOp};
+use crate::simd::bytes::{ByteLanes, Bytes, PanelOp, Scale};
 use crate::simd::entry;
 use crate::simd::float::Floats;
 use half::f16;
@@ -176,7 +176,7 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
         (g, quads): (usize, usize),
         weights: [Self::I; 2],
         x: [*const i32; 2],
-        scale: Option<Self::I>,
+        scale: Option<Scale<Self::I>>,
     ) {
         let max = match bytes {
             Bytes::Unsigned(max) => max,
@@ -189,14 +189,14 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
                 for (r, sum) in sums.iter_mut().enumerate() {
                     for i in 0..2 {
                         let x = _mm256_set1_epi32(*x[i].add(r));
-                        add_quad::<P>(sum, bytes, weights[i], x, max, (g + i, quads), scale);
+                        add_quad::<P>(sum, bytes, weights[i], x, max, (g + i, quads), scale.map(|scale| scale.by));
                     }
                 }
             } else {
                 for i in 0..2 {
                     for (r, sum) in sums.iter_mut().enumerate() {
                         let x = _mm256_set1_epi32(*x[i].add(r));
-                        add_quad::<P>(sum, bytes, weights[i], x, max, (g + i, quads), scale);
+                        add_quad::<P>(sum, bytes, weights[i], x, max, (g + i, quads), scale.map(|scale| scale.by));
                     }
                 }
             }

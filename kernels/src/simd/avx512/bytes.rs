@@ -1,7 +1,7 @@
 //! Byte lanes: sixteen words in a zmm register, VNNI dot products.
 
 use crate::simd::avx512::float::Avx512Lanes;
-use crate::simd::bytes::{ByteLanes, Bytes, PanelOp};
+use crate::simd::bytes::{ByteLanes, Bytes, PanelOp, Scale};
 use crate::simd::entry;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -42,6 +42,7 @@ pub(crate) struct ScaledSum {
 impl ByteLanes for Avx512Lanes {
     const ALL_BYTES: bool = true;
     const MAX_ROWS: usize = 8;
+    const OFFSETS: bool = true;
     const BARRIERS: bool = true;
     type I = __m512i;
     type Sum = ScaledSum;
@@ -130,13 +131,20 @@ impl ByteLanes for Avx512Lanes {
         (g, quads): (usize, usize),
         weights: [__m512i; 2],
         x: [*const i32; 2],
-        scale: Option<__m512i>,
+        scale: Option<Scale<__m512i>>,
     ) {
         unsafe {
             for (i, (weights, x)) in weights.into_iter().zip(x).enumerate() {
                 for (r, sum) in sums.iter_mut().enumerate() {
                     let dots = if scale.is_none() { &mut sum.total } else { &mut sum.dots };
-                    let from = if scale.is_some() && g + i == 0 { self.zero() } else { *dots };
+                    let from = match scale {
+                        Some(Scale { offsets: Some((offsets, shift)), .. }) if g + i == 0 => {
+                            let offset = self.splat_word(*offsets.add(r));
+                            if shift == 0 { offset } else { _mm512_srav_epi32(offset, self.splat_word(shift as i32)) }
+                        }
+                        Some(_) if g + i == 0 => self.zero(),
+                        _ => *dots,
+                    };
                     *dots = _mm512_dpbusd_epi32(from, weights, self.splat_word(*x.add(r)));
                 }
             }
@@ -144,7 +152,7 @@ impl ByteLanes for Avx512Lanes {
                 match scale {
                     None => sum.total = barrier(sum.total),
                     Some(scale) if g + 2 == quads => {
-                        sum.total = barrier(_mm512_add_epi32(sum.total, _mm512_mullo_epi32(sum.dots, scale)));
+                        sum.total = barrier(_mm512_add_epi32(sum.total, _mm512_mullo_epi32(sum.dots, scale.by)));
                     }
                     Some(_) => sum.dots = barrier(sum.dots),
                 }

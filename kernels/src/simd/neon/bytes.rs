@@ -4,7 +4,7 @@
 //! eight of two rows: two quads zipped (weights), and two rows' words of two quads zipped (activations).
 
 use crate::simd::both::both;
-use crate::simd::bytes::{ByteLanes, Bytes, PanelOp};
+use crate::simd::bytes::{ByteLanes, Bytes, PanelOp, Scale};
 use crate::simd::entry;
 use crate::simd::neon::pair::{Dot, Matrix, NeonPair, Widen, largest_magnitude, sdot, usdot, usmmla};
 use std::arch::aarch64::*;
@@ -371,7 +371,7 @@ impl<P: Products> ByteLanes for NeonPair<P> {
         (g, quads): (usize, usize),
         weights: [Self::I; 2],
         x: [*const i32; 2],
-        scale: Option<Self::I>,
+        scale: Option<Scale<Self::I>>,
     ) {
         macro_rules! half {
             ($half:literal) => {
@@ -390,7 +390,7 @@ impl<P: Products> ByteLanes for NeonPair<P> {
                     for r in 0..R {
                         let total = &mut sums[r].total[$half];
                         *total = match scale {
-                            Some(scale) => vmlaq_s32(*total, words[r], vreinterpretq_s32_u8(scale[$half])),
+                            Some(scale) => vmlaq_s32(*total, words[r], vreinterpretq_s32_u8(scale.by[$half])),
                             None => words[r],
                         };
                     }

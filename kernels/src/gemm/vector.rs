@@ -25,6 +25,10 @@ const ROW_BLOCK: usize = 64;
 /// With at most this many rows, memory bandwidth is the bound and weights are prefetched.
 const STREAM_ROWS: usize = 16;
 
+/// Inputs that one lane sums up before they are added to the rest: an error of rounding grows with the terms of a sum, of which
+/// other lanes have fewer.
+const RUN: usize = 32;
+
 impl<W: Element> Op for MatMul<'_, W> {
     type Output = ();
 
@@ -83,6 +87,7 @@ impl<W: Element> MatMul<'_, W> {
             let x = self.x.as_ptr().add(row * inputs);
             let w = self.w.as_ptr().add(column * inputs);
             let mut acc = [[l.splat(0.0); C]; R];
+            let mut runs = acc;
             let mut columns = [l.splat(0.0); C];
             let mut i = 0;
             while i + 2 * L::LANES <= whole {
@@ -99,6 +104,10 @@ impl<W: Element> MatMul<'_, W> {
                 }
                 accumulate(l, &mut acc, x.add(i + L::LANES), inputs, columns);
                 i += 2 * L::LANES;
+                if L::LANES == 1 && i.is_multiple_of(RUN) {
+                    add(l, &mut runs, &acc);
+                    acc = [[l.splat(0.0); C]; R];
+                }
             }
             if i < whole {
                 for (c, column) in columns.iter_mut().enumerate() {
@@ -116,6 +125,9 @@ impl<W: Element> MatMul<'_, W> {
                         *acc = l.fma(x, w, *acc);
                     }
                 }
+            }
+            if L::LANES == 1 {
+                add(l, &mut acc, &runs);
             }
             let mut r = 0;
             while C == 4 && r + 4 <= R {
@@ -141,6 +153,18 @@ impl<W: Element> MatMul<'_, W> {
             }
         }
         R
+    }
+}
+
+/// `to += from`.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features.
+#[inline(always)]
+unsafe fn add<L: Lanes, const R: usize, const C: usize>(l: L, to: &mut [[L::V; C]; R], from: &[[L::V; C]; R]) {
+    for (to, from) in to.as_flattened_mut().iter_mut().zip(from.as_flattened()) {
+        // SAFETY: the caller entered the features.
+        *to = unsafe { l.add(*to, *from) };
     }
 }
 

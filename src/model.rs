@@ -1,4 +1,5 @@
-//! The interface of a target: a state per sequence, and a forward pass over a batch of rows.
+//! The interface of a target: a state per sequence, and a forward pass over a batch of rows; and that of a model which drafts
+//! for it step by step.
 
 use std::ops::Range;
 
@@ -6,8 +7,8 @@ use candle_core::Tensor;
 
 use crate::Result;
 use crate::checkpoint::StepCost;
-use crate::kv::{Batch, KvOptions, PagePool, Round, SequenceState};
-use crate::nn::{F32View, tensor};
+use crate::kv::{Batch, Committed, KvOptions, PagePool, Round, SequenceState};
+use crate::nn::{F32View, Scores, tensor};
 
 /// A target. The bits of a row must not depend on the rest of the batch: that makes speculation and batching lossless.
 pub trait Model: Send + Sync {
@@ -67,6 +68,35 @@ pub trait Model: Send + Sync {
         batch.into_rounds().into_iter().for_each(|round| round.commit(keep));
         Ok(output)
     }
+}
+
+/// A model that is chained with itself: each step drafts a token for any number of sequences. The bits of a row must not depend
+/// on the others.
+pub trait ChainModel: Send + Sync {
+    /// One pass over a row of each sequence.
+    ///
+    /// # Errors
+    /// If a shape does not fit, an id is outside the vocabulary, or memory is exhausted.
+    fn step(&self, rows: &[DraftRow<'_>]) -> Result<Vec<DraftStep>>;
+}
+
+/// A sequence's row of a draft step.
+#[derive(Clone, Copy)]
+pub struct DraftRow<'a> {
+    /// The newest token, drafted or not.
+    pub token: u32,
+    /// `(1, hidden)`: the target's or the last step's state, which predicted it.
+    pub hidden: &'a Tensor,
+    /// The sequence's committed K and V. All steps of a chain have the position that follows them.
+    pub kv: Committed<'a>,
+}
+
+/// A row's results of a draft step.
+pub struct DraftStep {
+    /// Scores of the next token.
+    pub scores: Scores,
+    /// `(1, hidden)`: replaces the target's hidden state in the next step.
+    pub hidden: Tensor,
 }
 
 /// Requested outputs of a pass. Row indices are in the batch, ascending.

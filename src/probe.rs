@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 use crate::device::{DraftChoice, read_bandwidth};
 use crate::engine::Engine;
 use crate::kv::{KvAccess, KvLayout, Round};
-use crate::model::OutputRows;
+use crate::model::{ChainModel, DraftRow, OutputRows};
 use crate::nn::tensor;
 use crate::options::SessionOptions;
 use crate::session::Session;
@@ -136,7 +136,7 @@ impl Probe {
     pub fn draft(&mut self, last: u32, tokens: usize) -> Result<Duration> {
         let engine = self.session.engine.clone();
         let no_assistant = || Error::argument("assistant", "is none, drafts need one; load one");
-        let (target, assistant) = engine.gemma4().zip(engine.assistant()).ok_or_else(no_assistant)?;
+        let assistant = engine.assistant().ok_or_else(no_assistant)?;
         let hidden = self.hidden.clone();
         let decoder = self.session.decoder().0;
         let committed = decoder.state.kv().committed();
@@ -154,7 +154,9 @@ impl Probe {
                     let missing = || Error::argument("last", "has no state of the target's; verify something first");
                     let mut hidden = hidden.ok_or_else(missing)?;
                     for _ in 0..tokens {
-                        hidden = assistant.step(target, last, &hidden, committed)?.hidden;
+                        let row = DraftRow { token: last, hidden: &hidden, kv: committed };
+                        let steps = assistant.step(&[row])?;
+                        hidden = steps.into_iter().next().map_or(hidden, |step| step.hidden);
                     }
                 }
             }

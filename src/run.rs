@@ -143,7 +143,8 @@ impl Run {
         self.left.min(decoder.state.remaining()).max(1)
     }
 
-    /// Its part of the next pass, of at most `most_rows` rows beside those of `others`. A draft that was made ahead of time is taken as it is.
+    /// Its part of the next pass, of at most `most_rows` rows beside those of `others`; a proposal may have to be
+    /// [completed](crate::speculative::complete). A draft that was made ahead of time is taken as it is.
     ///
     /// # Errors
     /// If a drafter's numbers are not finite, or it panics.
@@ -170,7 +171,7 @@ impl Run {
             Some(proposal) => Ok(Work::Verify(Box::new(proposal))),
             None => {
                 let most_rows = most_rows.min(self.most_rows(decoder));
-                let proposal = Error::catch(|| decoder.propose(most_rows, others, &self.cancel))?;
+                let proposal = Error::catch(|| decoder.propose(most_rows, others))?;
                 Ok(Work::Verify(Box::new(proposal)))
             }
         }
@@ -375,7 +376,10 @@ pub(crate) fn advance(run: &mut Run, session: &mut Session) -> Result<Option<Pie
     let drafted = drafted.map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).transpose();
     let most_rows = decoder.state.kv().max_round_rows();
     let done = engine.parts.pool.install(|| {
-        let work = run.plan(decoder, (most_rows, Others::default()), drafted?)?;
+        let mut work = run.plan(decoder, (most_rows, Others::default()), drafted?)?;
+        if let Work::Verify(proposal) = &mut work {
+            decoder.complete(proposal, &run.cancel)?;
+        }
         let step = run.step(decoder, work, engine.parts.tokenizer.as_deref());
         run_pass(&mut [step]).pop().unwrap_or(Ok(Done::Prompt(None)))
     });

@@ -1,5 +1,6 @@
 //! Many sequences in one batch: plan each, one forward pass for all rows, accept each, finish each.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
 
@@ -8,7 +9,7 @@ use crate::options::{GenerateOptions, SessionOptions};
 use crate::prefix_cache::{PrefixCache, PrefixCacheOptions};
 use crate::run::{Piece, Run};
 use crate::session::{Session, Statistics};
-use crate::speculative::{Done, Others, Path, SpeculativeDecoder, Step, Work, run_pass};
+use crate::speculative::{Done, Others, Path, Proposing, SpeculativeDecoder, Step, Work, complete, run_pass};
 use crate::stop::Finish;
 use crate::{Error, Result};
 
@@ -218,7 +219,8 @@ impl Scheduler {
             }
         }
         let done = engine.run(|| {
-            let planned = self.plan(&mut events);
+            let mut planned = self.plan(&mut events);
+            self.draft(&mut planned, &mut events);
             self.make_room(&planned);
             self.pass(planned)
         });
@@ -296,6 +298,24 @@ impl Scheduler {
             }
         }
         planned
+    }
+
+    /// Makes the drafts that models are to make, all sequences' together. A sequence whose draft fails ends.
+    fn draft(&mut self, planned: &mut Vec<(SequenceId, Work)>, events: &mut Vec<Event>) {
+        let mut works: BTreeMap<_, _> = planned.iter_mut().map(|(id, work)| (*id, work)).collect();
+        let (mut ids, mut proposing) = (Vec::new(), Vec::new());
+        for Slot { id, session, run } in &mut self.slots {
+            let Some(Work::Verify(proposal)) = works.remove(id) else { continue };
+            ids.push(*id);
+            proposing.push(Proposing { decoder: session.decoder().0, proposal, cancel: &run.cancel });
+        }
+        let done = complete(&mut proposing);
+        for (id, error) in ids.into_iter().zip(done).filter_map(|(id, done)| Some((id, done.err()?))) {
+            planned.retain(|(of, _)| *of != id);
+            let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else { continue };
+            let failed = slot.run.fail(&mut slot.session, error);
+            events.push(slot.event(failed));
+        }
     }
 
     /// Drops kept prefixes, if there is a limit of memory that the pass could meet.

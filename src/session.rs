@@ -214,7 +214,9 @@ impl Session {
         self.place = match std::mem::replace(&mut self.place, Place::Transient) {
             Place::Idle(decoder) => {
                 let draft = move |decoder: &mut Box<SpeculativeDecoder>, cancel: &_| {
-                    decoder.propose(most_rows, Others::default(), cancel)
+                    let mut proposal = decoder.propose(most_rows, Others::default())?;
+                    decoder.complete(&mut proposal, cancel)?;
+                    Ok(proposal)
                 };
                 Place::Drafting(Pending::submit(&self.engine.parts.pool, decoder, draft))
             }

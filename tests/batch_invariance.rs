@@ -5,12 +5,14 @@ mod cases;
 
 use std::path::Path;
 
+use candle_core::Tensor;
 use cases::on_every_isa;
 use foretoken::checkpoint::{Checkpoint, LoadOptions};
+use foretoken::gemma4::{Assistant, Centroids};
 use foretoken::kv::{ExactZones, KvFormat, KvOptions, PagePool, SequenceState};
-use foretoken::nn::F32View;
+use foretoken::nn::{F32View, tensor};
+use foretoken::{ChainModel, DraftRow, Model, OutputRows};
 use foretoken::{ElementType, Isa, WeightType};
-use foretoken::{Model, OutputRows};
 use foretoken::{gemma4, qwen35};
 
 /// The demo target has everything: both layer types, shared K/V, per-layer embeddings, a wrapped window.
@@ -126,6 +128,86 @@ fn the_fixtures_give_a_row_its_own_bits() {
         for case in cases::of(cases::QWEN35) {
             let checkpoint = Checkpoint::open(case.path.join("target")).expect("the target's checkpoint");
             check(&case, &qwen35::Target::load(&checkpoint, isa).expect("the target"));
+        }
+    });
+}
+
+/// A sequence whose next token is drafted behind `last`, which `hidden` predicted.
+struct Drafting {
+    state: SequenceState,
+    last: u32,
+    hidden: Tensor,
+}
+
+/// What a draft step gives: ids that are scored, the bits of their scores, those of the hidden state.
+type StepBits = (Option<Vec<u32>>, Vec<u32>, Vec<u32>);
+
+/// Steps of a chain from each of `sequences`, in one pass for every place.
+fn chains(assistant: &Assistant, sequences: &[Drafting]) -> Vec<Vec<StepBits>> {
+    let mut newest: Vec<_> = sequences.iter().map(|sequence| (sequence.last, sequence.hidden.clone())).collect();
+    let mut steps = vec![Vec::new(); sequences.len()];
+    for _ in 0..3 {
+        let rows = sequences.iter().zip(&newest);
+        let rows: Vec<_> = rows
+            .map(|(Drafting { state, .. }, (token, hidden))| DraftRow {
+                token: *token,
+                hidden,
+                kv: state.kv().committed(),
+            })
+            .collect();
+        let results = assistant.step(&rows).expect("a step");
+        assert_eq!(results.len(), sequences.len());
+        newest.clear();
+        for (step, steps) in results.into_iter().zip(&mut steps) {
+            let best = cases::argmax(&step.scores.logits);
+            let hidden = bits(&F32View::new(&step.hidden).expect("floats"));
+            newest.push((step.scores.ids.as_ref().map_or(best, |ids| ids[best as usize]), step.hidden));
+            steps.push((step.scores.ids, bits(&step.scores.logits), hidden));
+        }
+    }
+    steps
+}
+
+/// Chains of sequences of several lengths and formats have the bits that each has by itself, on any number of threads.
+fn check_chains(target: &gemma4::Target, assistant: &Assistant, ids: &[u32], name: &str) {
+    let formats = [F32, F16, "turbo4".parse().expect("a format")];
+    let sequence = |i: usize| {
+        let (newest, before) = ids[i..ids.len() - 1 - i % 3].split_last().expect("tokens");
+        let mut state = prefilled(target, formats[i % 3], before, usize::MAX);
+        let round = state.begin_round(1).expect("a round");
+        let hidden = target.forward_one(&[*newest], round, OutputRows::Last, 1).expect("a pass").hidden;
+        Drafting { state, last: ids[ids.len() - 1], hidden }
+    };
+    let sequences: Vec<_> = (0..5).map(sequence).collect();
+    let want: Vec<_> = on_threads(1, || sequences.chunks(1).flat_map(|sequence| chains(assistant, sequence)).collect());
+    for (threads, count) in [(1, 2), (1, 5), (2, 5), (3, 4), (4, 5)] {
+        let got = on_threads(threads, || chains(assistant, &sequences[..count]));
+        assert!(got == want[..count], "{name}, {count} sequences, {threads} threads: the bits differ");
+    }
+}
+
+/// With heads that score every id and with centroids.
+#[test]
+fn draft_steps_of_many_sequences_give_each_its_own_bits() {
+    on_every_isa(|isa| {
+        let all = cases::all();
+        let centroid_heads = all.iter().filter(|case| {
+            let target = case.target(isa);
+            let Some(assistant) = case.assistant(&target, isa) else { return false };
+            let ids = case.ids("input_ids");
+            check_chains(&target, &assistant, &ids, &case.name);
+            let kv = prefilled(&target, F32, &ids, usize::MAX);
+            let state = tensor(vec![0.5; target.hidden_size()], (1, target.hidden_size())).expect("a state");
+            cases::draft_step(&assistant, ids[0], &state, kv.kv()).scores.ids.is_some()
+        });
+        let centroid_heads = centroid_heads.count();
+        assert!(centroid_heads > 0 && centroid_heads < all.len(), "{centroid_heads} heads have centroids");
+        let (target, path) = (demo(isa, None), Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/assistant"));
+        let checkpoint = Checkpoint::open(path).expect("the demo assistant");
+        for (centroids, name) in [(Centroids::Own, "centroids"), (Centroids::None, "dense")] {
+            let options = LoadOptions { centroids, ..LoadOptions::from(isa) };
+            let assistant = Assistant::load(&checkpoint, &target, options).expect("the demo assistant");
+            check_chains(&target, &assistant, &ids(isa), &format!("demo, {name}"));
         }
     });
 }

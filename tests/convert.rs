@@ -98,8 +98,7 @@ fn the_text_is_the_same() {
                 to_hugging_face(&files[0], &at("assistant"), &ToHuggingFace::default()).expect("a directory");
                 for checkpoint in files.iter().chain([&open(&at("assistant"))]) {
                     let assistant = Assistant::load(checkpoint, &target, Isa::best()).expect("an assistant");
-                    let step =
-                        assistant.step(&target, case.ids("first_id")[0], &state, kv.committed()).expect("a step");
+                    let step = cases::draft_step(&assistant, case.ids("first_id")[0], &state, &kv);
                     let best = argmax(&step.scores.logits) as usize;
                     let id = step.scores.ids.map_or(best as u32, |ids| ids[best]);
                     same_id(id, case.ids("draft_ids")[0], case.floats("draft_margins")[0], error, name);

@@ -78,7 +78,7 @@ fn draft_links_are_the_references() {
         for k in 0..reference.ids.len() {
             let given = reference.state_before(k);
             let hidden = tensor(given.to_vec(), (1, given.len())).expect("a state");
-            let step = assistant.step(&target, reference.token_before(k), &hidden, kv.committed()).expect("a step");
+            let step = cases::draft_step(&assistant, reference.token_before(k), &hidden, &kv);
             let logits = reference.logits_error(k, &step.scores);
             let hidden = max_difference(&values(&step.hidden), reference.state(k));
             println!("  draft {k}: logits {logits:.1e}, hidden {hidden:.1e}");
@@ -99,16 +99,16 @@ const AMPLIFICATION: f32 = 8.0;
 #[test]
 fn free_running_drafts_are_the_references() {
     for_each_case(|case, isa| {
-        let target = Arc::new(case.target(isa));
+        let target = case.target(isa);
         let Some(assistant) = case.assistant(&target, isa).map(Arc::new) else { return };
         let mut kv = cache(&target, ElementType::F32, isa);
         let output = pass(&target, &mut kv, &case.ids("input_ids"), OutputRows::Last);
         let reference = Chain::of(case);
-        let drafts = mtp(&target, &assistant, reference.first_id, &output.hidden, &kv, reference.ids.len());
+        let drafts = mtp(&assistant, reference.first_id, &output.hidden, &kv, reference.ids.len());
         let (mut token, mut hidden) = (reference.first_id, output.hidden);
         for (k, draft) in drafts.iter().enumerate() {
             let given = max_difference(&values(&hidden), reference.state_before(k));
-            let step = assistant.step(&target, token, &hidden, kv.committed()).expect("a step");
+            let step = cases::draft_step(&assistant, token, &hidden, &kv);
             assert_eq!(*draft, best_id(&step.scores), "{}: the drafter's draft {k}", case.name);
             let bound = AMPLIFICATION * given.max(case.tolerances().1);
             let logits = reference.logits_error(k, &step.scores);
@@ -176,20 +176,13 @@ fn best_id(scores: &Scores) -> u32 {
 }
 
 /// What the drafter of the engine proposes behind `token`, whose row the cache does not hold.
-fn mtp(
-    target: &Arc<Target>,
-    assistant: &Arc<Assistant>,
-    token: u32,
-    hidden: &Tensor,
-    kv: &KvCache,
-    most: usize,
-) -> Vec<u32> {
+fn mtp(assistant: &Arc<Assistant>, token: u32, hidden: &Tensor, kv: &KvCache, most: usize) -> Vec<u32> {
     let sampler = Sampler::new(Sampling::default(), Vec::new()).expect("a sampler");
     let (drafts, confidence) = (DraftSampling::Greedy, Confidence::Omit);
     let context =
         Context { tokens: &[token], hidden, forced: &[], kv: kv.committed(), sampler: &sampler, drafts, confidence };
     let (mut draft, mut rng) = (Draft::default(), StdRng::seed_from_u64(0));
-    let mut drafter = Mtp::new(target.clone(), assistant.clone());
+    let mut drafter = Mtp::new(assistant.clone());
     drafter.draft(&context, most, &mut draft, &mut rng).expect("drafts");
     draft.tokens
 }

@@ -5,15 +5,20 @@ mod cases;
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use candle_core::Tensor;
 use foretoken::checkpoint::{Checkpoint, StepCost};
-use foretoken::gemma4::Target;
+use foretoken::gemma4::{Assistant, Target};
 use foretoken::kv::{Batch, KvFormat, KvOptions, KvPreset, PagePool, SequenceState};
-use foretoken::speculative::{BlockSize, Cancel, DraftSampling, Drafters};
+use foretoken::speculative::{
+    BlockSize, Cancel, Context, CustomDrafter, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind,
+    Drafters, Mtp, Observed,
+};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, Error, Finish, GenerateOptions, Isa, LogitsProcessor, Model, Output,
-    Request, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop,
+    ChainModel, DraftRow, DraftStep, EndOfGeneration, Engine, EngineOptions, Error, Finish, GenerateOptions, Isa,
+    LogitsProcessor, Model, Output, Request, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions,
+    Speculation, SpeculationOptions, Stop,
 };
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -411,4 +416,174 @@ fn memory_is_one_limit_for_all() {
     assert!(b.kv().is_empty());
     drop(a);
     assert_eq!(text(&mut b).expect("memory that came back"), want);
+}
+
+/// What a draft step does to a sequence of [`FAULTY`] or more committed rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    None,
+    Nan,
+    Error,
+    Panic,
+}
+
+const FAULTY: usize = 60;
+
+/// An assistant that notes the rows of its passes.
+struct Watched {
+    assistant: Arc<Assistant>,
+    passes: Mutex<Vec<usize>>,
+    fault: Fault,
+}
+
+impl ChainModel for Watched {
+    fn step(&self, rows: &[DraftRow<'_>]) -> foretoken::Result<Vec<DraftStep>> {
+        self.passes.lock().expect("the passes").push(rows.len());
+        let mut steps = self.assistant.step(rows)?;
+        for (_, step) in rows.iter().zip(&mut steps).filter(|(row, _)| row.kv.position() >= FAULTY) {
+            match self.fault {
+                Fault::None => {}
+                Fault::Nan => step.scores.logits.fill(f32::NAN),
+                Fault::Error => return Err(candle_core::Error::Msg("poison".into()).into()),
+                Fault::Panic => panic!("poison"),
+            }
+        }
+        Ok(steps)
+    }
+}
+
+/// `mtp` with such an assistant.
+struct Chained {
+    mtp: Mtp,
+    model: Arc<Watched>,
+}
+
+impl Drafter for Chained {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Custom
+    }
+    fn cost(&self) -> DraftCost {
+        DraftCost::PerToken
+    }
+    fn begin(&mut self, _: &[u32]) {}
+    fn draft(&mut self, _: &Context<'_>, _: usize, _: &mut Draft, _: &mut StdRng) -> foretoken::Result<()> {
+        panic!("rounds are drafted step by step");
+    }
+    fn chain(&mut self) -> Option<&mut dyn DraftChain> {
+        Some(self)
+    }
+    fn observe(&mut self, _: &Observed<'_>) -> foretoken::Result<()> {
+        Ok(())
+    }
+}
+
+impl DraftChain for Chained {
+    fn model(&self) -> Arc<dyn ChainModel> {
+        self.model.clone()
+    }
+    fn row<'a>(&'a self, context: &Context<'a>, draft: &Draft) -> DraftRow<'a> {
+        self.mtp.row(context, draft)
+    }
+    fn advance(&mut self, hidden: Tensor) {
+        self.mtp.advance(hidden);
+    }
+}
+
+/// An engine, its assistant, and options whose rounds are of four rows.
+fn watched(name: &str, fault: Fault, max_tokens: usize) -> (Engine, Arc<Watched>, GenerateOptions) {
+    let case = cases::all().into_iter().find(|case| case.name == name).expect("a fixture");
+    let options = EngineOptions { threads: Some(1), ..EngineOptions::new(case.path.join("target")) };
+    let engine = Engine::load(&options).expect("an engine");
+    let assistant = case.assistant(engine.gemma4().expect("a Gemma 4"), Isa::best()).expect("an assistant");
+    let watched = Arc::new(Watched { assistant: Arc::new(assistant), passes: Mutex::default(), fault });
+    let model = watched.clone();
+    let drafter = CustomDrafter::new("watched", move || {
+        Box::new(Chained { mtp: Mtp::new(model.assistant.clone()), model: model.clone() })
+    });
+    let (drafters, block) = (Drafters::Custom(drafter), BlockSize::Fixed(4));
+    let speculation = Speculation::With(SpeculationOptions { drafters, block, ..SpeculationOptions::default() });
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    (engine, watched, GenerateOptions { max_tokens, speculation, stop, ..GenerateOptions::default() })
+}
+
+/// For every place in the drafts of a batch, the assistant has one pass, over a row of each sequence that drafts there.
+#[test]
+fn a_place_is_drafted_in_one_pass() {
+    // With a head that scores every id, and with centroids.
+    for name in ["dense", "edge"] {
+        let (engine, model, options) = watched(name, Fault::None, 17);
+        let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
+        let mut written: HashMap<SequenceId, (Job, Vec<u32>)> = HashMap::new();
+        for i in 0..5 {
+            let options = GenerateOptions { max_tokens: options.max_tokens - i as usize, ..options.clone() };
+            let job = Job { prompt: (3 + i..9 + 2 * i).collect(), session: SessionOptions::default(), options };
+            let session = engine.session(&job.session).expect("a session");
+            let id = scheduler.add(session, &job.prompt, &job.options).map_err(|refused| refused.1).expect("added");
+            written.insert(id, (job, Vec::new()));
+        }
+        while scheduler.is_active() {
+            model.passes.lock().expect("the passes").clear();
+            let left = written.values().map(|(job, ids)| (ids.len(), job.options.max_tokens - ids.len()));
+            let drafted: Vec<usize> =
+                left.filter(|(len, left)| *len > 0 && *left > 0).map(|(_, left)| left.min(4) - 1).collect();
+            let want: Vec<usize> =
+                (0..3).map(|place| drafted.iter().filter(|drafted| **drafted > place).count()).collect();
+            for event in scheduler.step() {
+                let (_, ids) = written.get_mut(&event.id).expect("a sequence that was added");
+                ids.extend(event.piece.expect("a piece").tokens);
+            }
+            let passes = model.passes.lock().expect("the passes").clone();
+            assert_eq!(passes, Vec::from_iter(want.into_iter().filter(|rows| *rows > 0)), "{name}");
+        }
+        for (job, ids) in written.into_values() {
+            let off = GenerateOptions { speculation: Speculation::Off, ..job.options.clone() };
+            assert_eq!(alone(&engine, &Job { options: off, ..job.clone() }).ids, ids, "{name}: {:?}", job.prompt);
+        }
+    }
+}
+
+/// NaN, an error or a panic in the draft of one sequence ends that one; the others draft and write as before.
+#[test]
+fn a_failing_draft_is_the_failing_sequences_alone() {
+    for fault in [Fault::Nan, Fault::Error, Fault::Panic] {
+        let (engine, model, options) = watched("edge", fault, 9);
+        let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
+        let mut running = HashMap::new();
+        for len in [4, FAULTY as u32 + 1, 7, 5] {
+            let prompt = Vec::from_iter(3..3 + len);
+            let session = engine.session(&SessionOptions::default()).expect("a session");
+            let id = scheduler.add(session, &prompt, &options).map_err(|refused| refused.1).expect("added");
+            running.insert(id, (prompt, Vec::new(), None));
+        }
+        while scheduler.is_active() {
+            for event in scheduler.step() {
+                let (prompt, ids, finish) = running.get_mut(&event.id).expect("a sequence");
+                match event.piece {
+                    Ok(piece) => ids.extend(piece.tokens),
+                    Err(error) => {
+                        assert!(prompt.len() > FAULTY, "{fault:?}: {error}");
+                        assert!(match fault {
+                            Fault::Nan => matches!(error, Error::NotFinite { .. }),
+                            Fault::Error => matches!(error, Error::Candle(_)),
+                            Fault::Panic => matches!(error, Error::Panic(_)),
+                            Fault::None => false,
+                        });
+                    }
+                }
+                *finish = event.finish;
+            }
+        }
+        let steps: usize = model.passes.lock().expect("the passes").iter().sum();
+        for (prompt, ids, finish) in running.into_values() {
+            let off = GenerateOptions { speculation: Speculation::Off, ..options.clone() };
+            let job = Job { prompt, session: SessionOptions::default(), options: off };
+            let want = alone(&engine, &job).ids;
+            if job.prompt.len() > FAULTY {
+                assert_eq!((&ids[..], finish), (&want[..1], Some(Finish::Error)), "{fault:?}");
+            } else {
+                assert_eq!((ids, finish), (want, Some(Finish::MaxTokens)), "{fault:?}");
+            }
+        }
+        assert!(steps > 3 * 3, "{fault:?}: {steps} steps");
+    }
 }

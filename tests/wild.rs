@@ -70,7 +70,7 @@ fn drafts_the_references(case: &Case, target: &Target, assistant: &Assistant) ->
     let mut scored = 0;
     for (k, id) in ids.iter().enumerate() {
         let state = tensor(hidden, (1, width)).expect("a state");
-        let step = assistant.step(target, token, &state, kv.committed()).expect("a step");
+        let step = cases::draft_step(assistant, token, &state, &kv);
         let row = &all[k * vocab..(k + 1) * vocab];
         let want = match &step.scores.ids {
             None => row.to_vec(),

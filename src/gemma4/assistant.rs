@@ -8,8 +8,9 @@ use super::layer::DecoderLayer;
 use super::rope::Rotations;
 use super::target::Target;
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, token_ordering};
-use crate::kv::{Borrowed, Committed};
-use crate::nn::{CentroidHead, Scores};
+use crate::kv::Borrowed;
+use crate::model::{ChainModel, DraftRow, DraftStep};
+use crate::nn::{CentroidHead, Embedding};
 use crate::ops::{CpuOps, Ops, Upload};
 use crate::{Error, Result};
 
@@ -17,7 +18,8 @@ use crate::{Error, Result};
 pub struct Assistant {
     model: AssistantModel<CpuOps>,
     ops: CpuOps,
-    donors: Vec<usize>, // for each layer, the target's layer whose K and V it reads
+    embed_tokens: Embedding, // the target's
+    donors: Vec<usize>,      // for each layer, the target's layer whose K and V it reads
 }
 
 /// Weights of an assistant, where `O` computes. Its input embedding is the target's.
@@ -34,14 +36,6 @@ pub(crate) struct AssistantModel<O: Ops> {
 pub(crate) enum Head<O: Ops> {
     Dense(O::Linear),
     Centroids(O::CentroidHead),
-}
-
-/// The result of one draft step.
-pub struct DraftStep {
-    /// Scores of the next token.
-    pub scores: Scores,
-    /// `(1, backbone)`: replaces the target's hidden state in the next step.
-    pub hidden: Tensor,
 }
 
 impl Assistant {
@@ -100,7 +94,8 @@ impl Assistant {
         let centroid_head = matches!(head, Head::Centroids(_));
         tracing::info!(path = %checkpoint.path().display(), hidden, centroid_head, "assistant loaded");
         let model = AssistantModel { pre_projection, layers, norm, post_projection, head, rotations };
-        Ok(Self { model, ops: CpuOps { isa: options.isa }, donors })
+        let embed_tokens = target.model().embed_tokens().clone();
+        Ok(Self { model, ops: CpuOps { isa: options.isa }, embed_tokens, donors })
     }
 
     /// The weights.
@@ -112,19 +107,19 @@ impl Assistant {
     pub(crate) fn donors(&self) -> &[usize] {
         &self.donors
     }
+}
 
-    /// One draft step from `token` and the hidden state `(1, backbone)` that predicted it, over the committed K and V.
-    ///
-    /// The position is that of `token` after the committed ones, the same for all steps of a chain: the assistant
+impl ChainModel for Assistant {
+    /// The position of a row is that of its token after the committed ones, the same for all steps of a chain: the assistant
     /// writes no K or V and was trained with a constant position.
-    ///
-    /// # Errors
-    /// If a shape does not fit (not for a checked pair).
-    pub fn step(&self, target: &Target, token: u32, hidden: &Tensor, kv: Committed<'_>) -> Result<DraftStep> {
-        let mut kv = Borrowed { committed: kv, donors: &self.donors };
-        let table = target.model().embed_tokens();
-        let (scores, hidden) = self.model.step(&self.ops, (table, &[token]), hidden, &mut kv)?;
-        Ok(DraftStep { scores, hidden })
+    fn step(&self, rows: &[DraftRow<'_>]) -> Result<Vec<DraftStep>> {
+        let ids: Vec<_> = rows.iter().map(|row| row.token).collect();
+        let states: Vec<_> = rows.iter().map(|row| row.hidden).collect();
+        let mut kv = Borrowed { committed: rows.iter().map(|row| row.kv).collect(), donors: &self.donors };
+        let (scores, states) =
+            self.model.step(&self.ops, (&self.embed_tokens, &ids), &Tensor::cat(&states, 0)?, &mut kv)?;
+        let steps = scores.into_iter().enumerate();
+        steps.map(|(row, scores)| Ok(DraftStep { scores, hidden: states.narrow(0, row, 1)? })).collect()
     }
 }
 
@@ -155,19 +150,19 @@ impl<O: Ops> AssistantModel<O> {
         &self.head
     }
 
-    /// Scores of the token after `id`, which `state` predicted, and the state that predicts it. `table` is the target's
+    /// Scores of the tokens after `ids`, which `state` predicted, and the states that predict them. `table` is the target's
     /// embedding.
     ///
     /// # Errors
-    /// If the id is outside the vocabulary, or memory is exhausted.
+    /// If an id is outside the vocabulary, or memory is exhausted.
     pub(crate) fn step(
         &self,
         ops: &O,
-        (table, id): (&O::Embedding, O::Ids<'_>),
+        (table, ids): (&O::Embedding, O::Ids<'_>),
         state: &O::State,
         kv: &mut O::Kv<'_>,
     ) -> Result<(O::Scores, O::State)> {
-        let mut h = ops.linear(&self.pre_projection, &ops.embed_beside(table, id, state)?)?;
+        let mut h = ops.linear(&self.pre_projection, &ops.embed_beside(table, ids, state)?)?;
         let angles = self.rotations.angles(ops, kv)?;
         for (i, layer) in self.layers.iter().enumerate() {
             h = layer.forward(ops, &h, None, &angles, kv, i)?;

@@ -17,7 +17,7 @@ mod target;
 mod text_model;
 
 pub use crate::nn::Scores;
-pub use assistant::{Assistant, DraftStep};
+pub use assistant::Assistant;
 pub(crate) use assistant::{AssistantModel, Head, check_pair};
 pub use centroids::{BuildCentroids, Centroids, CentroidsWanted};
 pub use config::{AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MoeConfig, RopeConfig, TextConfig};

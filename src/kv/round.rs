@@ -9,6 +9,7 @@
 use std::any::Any;
 
 use candle_core::Tensor;
+use rayon::prelude::*;
 
 use super::{KvCache, Recurrent, attend};
 use crate::nn::F32View;
@@ -175,10 +176,10 @@ impl<'a> Committed<'a> {
     }
 }
 
-/// A [`Committed`] view as the layers of a drafter use it: its layer `i` reads the target's layer `donors[i]`.
+/// [`Committed`] views as the layers of a drafter use them: its layer `i` reads the target's layer `donors[i]`.
 pub struct Borrowed<'a> {
-    /// The view.
-    pub committed: Committed<'a>,
+    /// The view of each row of the pass.
+    pub committed: Vec<Committed<'a>>,
     /// For each layer of the drafter, the target's layer whose K and V it reads.
     pub donors: &'a [usize],
 }
@@ -189,10 +190,19 @@ impl KvAccess for Borrowed<'_> {
     }
 
     fn attend(&self, layer: usize, q: &Tensor) -> Result<Tensor> {
-        self.committed.attend(self.donors[layer], q)
+        let donor = self.donors[layer];
+        if let [only] = self.committed[..] {
+            return only.attend(donor, q);
+        }
+        let attend = |(row, kv): (usize, &Committed<'_>)| kv.attend(donor, &q.narrow(0, row, 1)?);
+        let attended: Result<Vec<_>> = match rayon::current_num_threads() {
+            1 => self.committed.iter().enumerate().map(attend).collect(),
+            _ => self.committed.par_iter().enumerate().map(attend).collect(),
+        };
+        Ok(Tensor::cat(&attended?, 0)?)
     }
 
     fn positions(&self) -> Vec<usize> {
-        vec![self.committed.position()]
+        self.committed.iter().map(|kv| kv.position()).collect()
     }
 }

@@ -34,21 +34,30 @@ impl CentroidHead {
         Self { centroids, token_ordering, table, top_k, isa }
     }
 
-    /// Scores `embedding[id] . n`, for state `n` `(1, hidden)`, of the ids under the `top_k` centroids with the largest
-    /// dot product. No row over the whole vocabulary is computed.
+    /// Scores `embedding[id] . n`, for every row of `n` `(rows, hidden)`, of the ids under the `top_k` centroids with the
+    /// row's largest dot products. No row over the whole vocabulary is computed.
     ///
     /// # Errors
     /// Candle's, if the shape does not fit.
-    pub fn forward(&self, n: &Tensor) -> Result<Scores> {
+    pub fn forward(&self, n: &Tensor) -> Result<Vec<Scores>> {
         let ranks = self.centroids.forward(n)?;
-        let mut best = Vec::new();
-        vocabulary::top_k(&F32View::new(&ranks)?, self.top_k, &mut best);
+        let (ranks, states) = (F32View::new(&ranks)?, F32View::new(n)?);
+        let best = ranks.chunks_exact(self.centroids.weight().outputs()).map(|ranks| {
+            let mut best = Vec::new();
+            vocabulary::top_k(ranks, self.top_k, &mut best);
+            best
+        });
+        let best: Vec<Vec<u32>> = best.collect();
+        let inputs: Vec<_> = states.chunks_exact(n.dim(1)?).map(|state| Input::new(state, 1)).collect();
         let group = self.table.outputs();
         let ids = |centroid: &u32| &self.token_ordering[*centroid as usize * group..(*centroid as usize + 1) * group];
-        let n = F32View::new(n)?;
-        let input = Input::new(&n, 1);
-        let jobs: Vec<_> = best.iter().map(|centroid| (self.table.matrix(*centroid as usize), &input)).collect();
-        let ids = best.iter().flat_map(ids).copied().collect();
-        Ok(Scores { ids: Some(ids), logits: multiply(self.isa, &jobs).concat() })
+        let groups = best.iter().zip(&inputs).flat_map(|(best, input)| best.iter().map(move |group| (*group, input)));
+        let jobs: Vec<_> = groups.map(|(group, input)| (self.table.matrix(group as usize), input)).collect();
+        let mut products = multiply(self.isa, &jobs).into_iter();
+        let scores = best.iter().map(|best| Scores {
+            ids: Some(best.iter().flat_map(ids).copied().collect()),
+            logits: products.by_ref().take(best.len()).flatten().collect(),
+        });
+        Ok(scores.collect())
     }
 }

@@ -28,7 +28,7 @@ impl Ops for CpuOps {
     type Tensor = Tensor;
     type State = Tensor;
     type Angles = Angles;
-    type Scores = Scores;
+    type Scores = Vec<Scores>;
     type Ids<'a> = &'a [u32];
     type Kv<'a> = dyn KvAccess + 'a;
 
@@ -92,19 +92,22 @@ impl Ops for CpuOps {
         })
     }
 
-    fn embed_beside(&self, table: &Embedding, id: &[u32], state: &Tensor) -> Result<Tensor> {
-        Ok(Tensor::cat(&[&table.forward(id)?, state], 1)?)
+    fn embed_beside(&self, table: &Embedding, ids: &[u32], state: &Tensor) -> Result<Tensor> {
+        Ok(Tensor::cat(&[&table.forward(ids)?, state], 1)?)
     }
 
     fn next_state(&self, layer: &Linear, x: &Tensor) -> Result<Tensor> {
         self.linear(layer, x)
     }
 
-    fn scores(&self, head: &Linear, x: &Tensor) -> Result<Scores> {
-        Ok(Scores { ids: None, logits: F32View::new(&self.linear(head, x)?)?.to_vec() })
+    fn scores(&self, head: &Linear, x: &Tensor) -> Result<Vec<Scores>> {
+        let logits = self.linear(head, x)?;
+        let rows = F32View::new(&logits)?;
+        let rows = rows.chunks_exact(logits.dim(1)?);
+        Ok(rows.map(|logits| Scores { ids: None, logits: logits.to_vec() }).collect())
     }
 
-    fn centroid_scores(&self, head: &CentroidHead, x: &Tensor) -> Result<Scores> {
+    fn centroid_scores(&self, head: &CentroidHead, x: &Tensor) -> Result<Vec<Scores>> {
         head.forward(x)
     }
 }

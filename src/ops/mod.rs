@@ -34,11 +34,11 @@ pub(crate) trait Ops: Sized {
     type CentroidHead;
     /// Activations.
     type Tensor;
-    /// The hidden state `(1, width)` that a draft step continues.
+    /// The hidden states `(rows, width)` that a draft step continues; on a device, one.
     type State;
     /// Rotary angles of the rows that have queries.
     type Angles;
-    /// Scores of the next token.
+    /// Scores of the next token, of every row.
     type Scores;
     /// Token ids, one per row.
     type Ids<'a>: Copy;
@@ -101,8 +101,8 @@ pub(crate) trait Ops: Sized {
     /// read.
     fn logits(&self, head: &Self::Linear, hidden: &Self::Tensor, soft_cap: Option<f32>) -> Result<Self::Tensor>;
 
-    /// A drafter's input: the embedding of a token, then the state that predicted it: `(1, 2 * width)`.
-    fn embed_beside(&self, table: &Self::Embedding, id: Self::Ids<'_>, state: &Self::State) -> Result<Self::Tensor>;
+    /// A drafter's input: the embedding of each token, then the state that predicted it: `(rows, 2 * width)`.
+    fn embed_beside(&self, table: &Self::Embedding, ids: Self::Ids<'_>, state: &Self::State) -> Result<Self::Tensor>;
 
     /// The state for the next draft step.
     fn next_state(&self, layer: &Self::Linear, x: &Self::Tensor) -> Result<Self::State>;

@@ -1,10 +1,11 @@
 //! A sequence that is decoded, and the pass that moves any number of them on: plan each, one batched forward, finish each.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
 use rand::rngs::StdRng;
 
+use super::chain::{Link, lengthen};
 use super::drafting::PassTiming;
 use super::{Backend, Cancel, Drafting, ForwardOutput, Others, Proposal, Round};
 use crate::kv::{Batch, SequenceState};
@@ -68,8 +69,16 @@ impl SpeculativeDecoder {
     ///
     /// # Errors
     /// As there.
-    pub fn propose(&mut self, most_rows: usize, others: Others, cancel: &Cancel) -> Result<Proposal> {
-        self.drafting.propose(&self.state, (most_rows, others), cancel)
+    pub fn propose(&mut self, most_rows: usize, others: Others) -> Result<Proposal> {
+        self.drafting.propose(&self.state, (most_rows, others))
+    }
+
+    /// Completes a proposal: see [`complete`].
+    ///
+    /// # Errors
+    /// The drafter's.
+    pub fn complete(&mut self, proposal: &mut Proposal, cancel: &Cancel) -> Result<()> {
+        complete(&mut [Proposing { decoder: self, proposal, cancel }]).pop().unwrap_or(Ok(()))
     }
 
     /// Makes the state of the first `len` tokens anew, from the tokens.
@@ -122,6 +131,61 @@ impl SpeculativeDecoder {
         batch.into_rounds().into_iter().for_each(|round| round.commit(keep));
         Ok(())
     }
+}
+
+/// A sequence whose proposal a model may have to complete.
+pub(crate) struct Proposing<'a> {
+    pub decoder: &'a mut SpeculativeDecoder,
+    pub proposal: &'a mut Proposal,
+    pub cancel: &'a Cancel,
+}
+
+impl Proposing<'_> {
+    fn link(&mut self) -> Option<Link<'_>> {
+        self.decoder.drafting.link(&self.decoder.state, self.proposal, self.cancel)
+    }
+
+    fn draft_alone(&mut self) -> Result<()> {
+        self.decoder.drafting.draft_alone(&self.decoder.state, self.proposal, self.cancel)
+    }
+}
+
+/// Makes the drafts of models that were decided on: for every place, one pass of a model over a row of each sequence that wants
+/// its token there. An error or a panic is that of the sequence whose draft it was.
+pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
+    let mut done: Vec<_> = proposing.iter_mut().map(|one| Error::catch(|| one.draft_alone())).collect();
+    loop {
+        let before: Vec<_> = proposing.iter().map(|one| one.proposal.len()).collect();
+        let mut open = Vec::new();
+        for (i, (one, done)) in proposing.iter_mut().zip(&mut done).enumerate().filter(|(_, (_, done))| done.is_ok()) {
+            match Error::catch(move || Ok(one.link())) {
+                Ok(link) => open.extend(link.map(|link| (i, link))),
+                Err(error) => *done = Err(error),
+            }
+        }
+        if open.is_empty() {
+            return done;
+        }
+        for (i, result, time) in step_links(open) {
+            proposing[i].proposal.stepped(before[i], time);
+            done[i] = result;
+        }
+    }
+}
+
+/// A step of every link, those of one model in one pass: what came of it, and each one's share of the time.
+fn step_links(mut open: Vec<(usize, Link<'_>)>) -> Vec<(usize, Result<()>, Duration)> {
+    let mut stepped = Vec::with_capacity(open.len());
+    while let Some(first) = open.pop() {
+        let (same, others): (Vec<_>, Vec<_>) = open.into_iter().partition(|(_, link)| link.shares_model(&first.1));
+        open = others;
+        let (sequences, mut links): (Vec<_>, Vec<_>) = std::iter::once(first).chain(same).unzip();
+        let start = Instant::now();
+        let results = lengthen(&mut links);
+        let share = start.elapsed() / links.len() as u32;
+        stepped.extend(sequences.into_iter().zip(results).map(|(i, result)| (i, result, share)));
+    }
+    stepped
 }
 
 /// Moves every sequence on by its step, in one pass of the model where they run on the CPU. What a step does and computes does

@@ -8,6 +8,7 @@ use rand::rngs::StdRng;
 use super::{Draft, DraftSampling, DrafterKind, NgramCache};
 use crate::Result;
 use crate::kv::{Committed, KvOptions, PagePool};
+use crate::model::{ChainModel, DraftRow};
 use crate::sampler::Sampler;
 
 /// What a drafter may read: the sequence between two rounds.
@@ -146,6 +147,12 @@ pub trait Drafter: Send {
     /// If a model's numbers are not finite.
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()>;
 
+    /// Itself, if it is a chain whose steps can share passes of its model with other sequences'. Rounds are then drafted step by
+    /// step, and [`Drafter::draft`] is not called for them. Default: `None`.
+    fn chain(&mut self) -> Option<&mut dyn DraftChain> {
+        None
+    }
+
     /// Rows were committed: by a round, or, if it [reads](Drafter::reads) hidden states, by a chunk of a prompt.
     ///
     /// # Errors
@@ -166,6 +173,18 @@ pub trait Drafter: Send {
     fn learnt(&self) -> Option<NgramCache> {
         None
     }
+}
+
+/// A drafter that chains steps of a model: every token and its hidden state are the next step's row.
+pub trait DraftChain: Send {
+    /// The model. Chains of one model share its passes.
+    fn model(&self) -> Arc<dyn ChainModel>;
+
+    /// The row whose step lengthens `draft`, which is empty or its own of this round.
+    fn row<'a>(&'a self, context: &Context<'a>, draft: &Draft) -> DraftRow<'a>;
+
+    /// Keeps the hidden state of the step that lengthened the draft.
+    fn advance(&mut self, hidden: Tensor);
 }
 
 /// A model that drafts for itself: it has a head beside its output head. The drafter is `mtp`.

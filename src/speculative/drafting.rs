@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::chain::Link;
 use super::{
     Accepted, Cancel, Confidence, Context, Costs, Decision, DecodeState, Draft, DraftCost, Drafter, DrafterKind,
     DrafterOptions, ForwardOutput, Judged, NgramCache, Observation, Observed, Offer, Offered, Order, Others, Plan,
@@ -42,13 +43,15 @@ pub(crate) struct Call {
     pub time: Duration,
 }
 
-/// A draft to be verified.
+/// A draft to be verified, once a model's is as long as was decided.
 pub(crate) struct Proposal {
     draft: Draft,
+    wanted: usize, // tokens of the draft when it is complete
     decision: Decision,
     calls: Vec<Call>,
     whose: Option<usize>, // the drafter
     found: Vec<Draft>,    // of every prompt lookup drafter
+    forced: Vec<u32>,
     time: Duration,
 }
 
@@ -218,39 +221,24 @@ impl Drafting {
         Ok(Some((DecodeState { last, hidden }, logprobs)))
     }
 
-    /// Drafts for a round of up to `most_rows` rows beside those of `others`. Nothing of it is visible before it is verified,
-    /// and it may be thrown away.
+    /// Decides on a draft for a round of up to `most_rows` rows beside those of `others`. That of a prompt lookup drafter is made, a
+    /// model's is empty yet. Nothing of it is visible before it is verified, and it may be thrown away.
     ///
     /// # Errors
-    /// If a drafter's logits are not finite, or its error from observing the last round.
-    pub fn propose(
-        &mut self,
-        state: &SequenceState,
-        (most_rows, others): (usize, Others),
-        cancel: &Cancel,
-    ) -> Result<Proposal> {
+    /// A drafter's, also from observing the last round.
+    pub fn propose(&mut self, state: &SequenceState, (most_rows, others): (usize, Others)) -> Result<Proposal> {
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
         let start = Instant::now();
-        let Some(newest) = &self.newest else { return Ok(Proposal::nothing()) };
         let most_rows = most_rows.clamp(1, state.kv().max_round_rows());
         let most = most_rows - 1;
         let constraint = self.settings.constraint.as_ref();
         let forced = constraint.filter(|_| self.offers_forced()).map(|constraint| constraint.lock().forced(most));
         let forced = forced.unwrap_or_default();
-        let context = Context {
-            tokens: &self.tokens,
-            hidden: &newest.hidden,
-            forced: &forced,
-            kv: state.kv().committed(),
-            sampler: &self.settings.sampler,
-            drafts: self.settings.drafts,
-            confidence: self.settings.confidence,
-        };
-        let (drafters, rng) = (&mut self.drafters, &mut self.rng);
-        let mut drafting = DraftingContext { context, drafters, constraint, rng, cancel, calls: Vec::new() };
-        let (mut offered, mut found) = (Vec::new(), Vec::new());
+        let order = self.settings.order;
+        let Some(mut drafting) = self.at_work(state, &forced) else { return Ok(Proposal::nothing()) };
+        let (mut offered, mut found, mut calls) = (Vec::new(), Vec::new(), Vec::new());
         for i in 0..drafting.drafters.len() {
             let (kind, cost) = (drafting.drafters[i].kind(), drafting.drafters[i].cost());
             let mut draft = Draft::default();
@@ -258,34 +246,79 @@ impl Drafting {
                 _ if most == 0 => 0,
                 DraftCost::PerToken => most,
                 DraftCost::Once | DraftCost::Forced => {
-                    drafting.draft(i, most, &mut draft)?;
+                    drafting.draft(i, most, &mut draft, &mut calls)?;
                     draft.tokens.len()
                 }
             };
             found.push(draft);
             if tokens > 0 {
                 offered.push(Offered { drafter: i, kind, cost, tokens });
-                if self.settings.order == Order::Priority {
+                if order == Order::Priority {
                     break;
                 }
             }
         }
         let offer = Offer { context: state.len(), most_rows, drafters: &offered, others };
         let decision = self.planner.decide(&offer);
-        let (mut draft, mut whose) = (Draft::default(), None);
-        match decision.plan {
-            Plan::Plain => {}
-            Plan::Draft { drafter, tokens } => {
-                draft = found[drafter].clone();
-                if drafting.drafters[drafter].cost() == DraftCost::PerToken {
-                    drafting.chain(drafter, tokens, &mut draft)?;
-                }
-                draft.truncate(tokens);
-                whose = Some(drafter);
-            }
+        let (mut draft, mut whose, mut wanted) = (Draft::default(), None, 0);
+        if let Plan::Draft { drafter, tokens } = decision.plan {
+            draft = found[drafter].clone();
+            draft.truncate(tokens);
+            let is_model = self.drafters[drafter].cost() == DraftCost::PerToken;
+            (whose, wanted) = (Some(drafter), if is_model { tokens } else { draft.tokens.len() });
         }
-        let calls = drafting.calls;
-        Ok(Proposal { draft, decision, calls, whose, found, time: start.elapsed() })
+        Ok(Proposal { draft, wanted, decision, calls, whose, found, forced, time: start.elapsed() })
+    }
+
+    /// The drafters at work; `None` if there is no token to draft behind.
+    fn at_work<'a>(&'a mut self, state: &'a SequenceState, forced: &'a [u32]) -> Option<DraftingContext<'a>> {
+        let context = Context {
+            tokens: &self.tokens,
+            hidden: &self.newest.as_ref()?.hidden,
+            forced,
+            kv: state.kv().committed(),
+            sampler: &self.settings.sampler,
+            drafts: self.settings.drafts,
+            confidence: self.settings.confidence,
+        };
+        let constraint = self.settings.constraint.as_ref();
+        Some(DraftingContext { context, drafters: &mut self.drafters, constraint, rng: &mut self.rng })
+    }
+
+    /// What lengthens the draft by a step that other sequences can share; `None` if it is complete, or its drafter is no chain.
+    pub(super) fn link<'a>(
+        &'a mut self,
+        state: &'a SequenceState,
+        proposal: &'a mut Proposal,
+        cancel: &Cancel,
+    ) -> Option<Link<'a>> {
+        let drafter = proposal.incomplete(cancel)?;
+        let DraftingContext { context, drafters, constraint, rng } = self.at_work(state, &proposal.forced)?;
+        let chain = drafters[drafter].chain()?;
+        Some(Link { model: chain.model(), chain, context, constraint, draft: &mut proposal.draft, rng })
+    }
+
+    /// Completes a draft whose drafter is no chain; token by token, because it may be cancelled.
+    ///
+    /// # Errors
+    /// The drafter's.
+    pub(super) fn draft_alone(
+        &mut self,
+        state: &SequenceState,
+        proposal: &mut Proposal,
+        cancel: &Cancel,
+    ) -> Result<()> {
+        while let Some(drafter) = proposal.incomplete(cancel)
+            && self.drafters[drafter].chain().is_none()
+        {
+            let start = Instant::now();
+            let Proposal { draft, calls, forced, .. } = &mut *proposal;
+            let Some(mut drafting) = self.at_work(state, forced) else { break };
+            let before = draft.tokens.len();
+            drafting.draft(drafter, before + 1, draft, calls)?;
+            proposal.lengthened(before, start.elapsed());
+        }
+        Ok(())
     }
 
     /// The tokens of a proposal's rows.
@@ -308,7 +341,7 @@ impl Drafting {
         timing: &PassTiming,
     ) -> Result<Round> {
         let start = Instant::now();
-        let Proposal { mut draft, decision, calls, whose, found, time: draft_time } = proposal;
+        let Proposal { mut draft, decision, calls, whose, found, time: draft_time, .. } = proposal;
         let drafted = draft.tokens.len();
         let (Accepted { count, next }, mut logprobs) =
             output.verify(&mut draft, &self.settings.rule(&self.tokens), rng)?;
@@ -398,12 +431,49 @@ impl Proposal {
         let decision =
             Decision { plan: Plan::Plain, reason: Reason::Nothing, tokens: 1.0, ms: 0.0, plain_ms: 0.0, balance: 0.0 };
         let (draft, calls, time) = (Draft::default(), Vec::new(), Duration::ZERO);
-        Self { draft, decision, calls, whose: None, found: Vec::new(), time }
+        Self { draft, wanted: 0, decision, calls, whose: None, found: Vec::new(), forced: Vec::new(), time }
     }
 
-    /// Tokens that it would verify.
+    /// Tokens that it verifies, when it is complete.
     pub fn drafted(&self) -> usize {
+        self.wanted
+    }
+
+    /// Whose step lengthens the draft, unless it is complete. Cancelled, it is.
+    fn incomplete(&mut self, cancel: &Cancel) -> Option<usize> {
+        if cancel.is_cancelled() {
+            self.wanted = self.draft.tokens.len();
+        }
+        self.whose.filter(|_| self.draft.tokens.len() < self.wanted)
+    }
+
+    /// A step in which the draft had `before` tokens took `time`. It is complete if it has no more now: its drafter is at its end, or
+    /// ahead of what the constraint left of the draft.
+    pub(super) fn lengthened(&mut self, before: usize, time: Duration) {
+        self.time += time;
+        if self.draft.tokens.len() <= before {
+            self.wanted = self.draft.tokens.len();
+        }
+    }
+
+    /// Counts a chain's step.
+    pub(super) fn stepped(&mut self, before: usize, time: Duration) {
+        if let Some(drafter) = self.whose {
+            count_call(&mut self.calls, Call { drafter, tokens: 1, time });
+        }
+        self.lengthened(before, time);
+    }
+
+    /// Tokens drafted so far.
+    pub(super) fn len(&self) -> usize {
         self.draft.tokens.len()
+    }
+}
+
+fn count_call(calls: &mut Vec<Call>, new: Call) {
+    match calls.iter_mut().find(|call| call.drafter == new.drafter) {
+        Some(call) => (call.tokens, call.time) = (call.tokens + new.tokens, call.time + new.time),
+        None => calls.push(new),
     }
 }
 
@@ -413,37 +483,17 @@ struct DraftingContext<'a> {
     drafters: &'a mut [Box<dyn Drafter>],
     constraint: Option<&'a Mutex<ConstraintState>>,
     rng: &'a mut StdRng,
-    cancel: &'a Cancel,
-    calls: Vec<Call>,
 }
 
 impl DraftingContext<'_> {
-    fn draft(&mut self, drafter: usize, most: usize, draft: &mut Draft) -> Result<()> {
+    fn draft(&mut self, drafter: usize, most: usize, draft: &mut Draft, calls: &mut Vec<Call>) -> Result<()> {
         let (start, before) = (Instant::now(), draft.tokens.len());
         self.drafters[drafter].draft(&self.context, most, draft, self.rng)?;
         let (tokens, time) = (draft.tokens.len() - before, start.elapsed());
         if let Some(constraint) = self.constraint {
             draft.refuse(constraint.lock().valid(&draft.tokens));
         }
-        match self.calls.iter_mut().find(|call| call.drafter == drafter) {
-            Some(call) => (call.tokens, call.time) = (call.tokens + tokens, call.time + time),
-            None => self.calls.push(Call { drafter, tokens, time }),
-        }
-        Ok(())
-    }
-
-    /// A model's draft, token by token, because it may be cancelled.
-    fn chain(&mut self, drafter: usize, tokens: usize, draft: &mut Draft) -> Result<()> {
-        for most in draft.tokens.len() + 1..=tokens {
-            if self.cancel.is_cancelled() {
-                break;
-            }
-            self.draft(drafter, most, draft)?;
-            // The drafter is at its end, or ahead of what the constraint left of its draft.
-            if draft.tokens.len() < most {
-                break;
-            }
-        }
+        count_call(calls, Call { drafter, tokens, time });
         Ok(())
     }
 }

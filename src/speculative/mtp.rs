@@ -5,9 +5,10 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use rand::rngs::StdRng;
 
-use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
+use super::{Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, draft_chain};
 use crate::Result;
-use crate::gemma4::{Assistant, Target};
+use crate::gemma4::Assistant;
+use crate::model::{ChainModel, DraftRow};
 
 /// How drafts are chosen by drafters that have a distribution. Both keep the target's distribution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,15 +23,14 @@ pub enum DraftSampling {
 /// Chains steps of the assistant from the newest token. Every step stands at that token's own position and reads
 /// committed rows only; only the token and the hidden state change from step to step.
 pub struct Mtp {
-    target: Arc<Target>,
     assistant: Arc<Assistant>,
     hidden: Option<Tensor>, // behind the last token of the draft that is being made
 }
 
 impl Mtp {
-    /// The drafter of a checked pair.
-    pub fn new(target: Arc<Target>, assistant: Arc<Assistant>) -> Self {
-        Self { target, assistant, hidden: None }
+    /// The drafter of an assistant.
+    pub fn new(assistant: Arc<Assistant>) -> Self {
+        Self { assistant, hidden: None }
     }
 }
 
@@ -46,20 +46,32 @@ impl Drafter for Mtp {
     fn begin(&mut self, _: &[u32]) {}
 
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
-        if draft.tokens.is_empty() {
-            self.hidden = None;
-        }
-        while draft.tokens.len() < most {
-            let hidden = self.hidden.as_ref().unwrap_or(context.hidden);
-            let token = draft.tokens.last().or(context.tokens.last()).copied().unwrap_or_default();
-            let step = self.assistant.step(&self.target, token, hidden, context.kv)?;
-            draft.push(context, step.scores.ids.as_deref(), &step.scores.logits, rng)?;
-            self.hidden = Some(step.hidden);
-        }
-        Ok(())
+        draft_chain(self, context, most, draft, rng)
+    }
+
+    fn chain(&mut self) -> Option<&mut dyn DraftChain> {
+        Some(self)
     }
 
     fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
         Ok(())
+    }
+}
+
+impl DraftChain for Mtp {
+    fn model(&self) -> Arc<dyn ChainModel> {
+        self.assistant.clone()
+    }
+
+    fn row<'a>(&'a self, context: &Context<'a>, draft: &Draft) -> DraftRow<'a> {
+        let (token, hidden) = match draft.tokens.last() {
+            Some(token) => (Some(token), self.hidden.as_ref()),
+            None => (context.tokens.last(), None),
+        };
+        DraftRow { token: token.copied().unwrap_or_default(), hidden: hidden.unwrap_or(context.hidden), kv: context.kv }
+    }
+
+    fn advance(&mut self, hidden: Tensor) {
+        self.hidden = Some(hidden);
     }
 }

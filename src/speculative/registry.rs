@@ -305,10 +305,10 @@ impl Sources {
                         "mtp needs an assistant, or a model with a head of its own; load one, or turn speculation off",
                     )
                 };
-                let (target, assistant) = self.gemma4.clone().zip(self.assistant.clone()).ok_or_else(missing)?;
+                let assistant = self.assistant.clone().ok_or_else(missing)?;
                 match &backend.device {
                     Some(sequence) => Box::new(DeviceMtp::new(sequence.clone())),
-                    None => Box::new(Mtp::new(target, assistant)),
+                    None => Box::new(Mtp::new(assistant)),
                 }
             }
             DrafterOptions::DraftModel => {

@@ -6,12 +6,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use candle_core::Tensor;
 use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::{Assistant, Target};
 use foretoken::kv::{KvCache, KvOptions};
 use foretoken::nn::F32View;
+use foretoken::{ChainModel, DraftRow, DraftStep, Model, Output, OutputRows};
 use foretoken::{ElementType, Isa};
-use foretoken::{Model, Output, OutputRows};
 use safetensors::{Dtype, SafeTensors};
 
 /// A directory with a target, perhaps an assistant, and `expected.safetensors`.
@@ -78,6 +79,12 @@ pub fn demo() -> Case {
 pub fn demo_qwen() -> Case {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     Case::open(root.join("models/demo-qwen"), root.join("tests/demo_qwen/greedy.safetensors")).expect("the demo pair")
+}
+
+/// One draft step of one sequence, from `token` and the state that predicted it.
+pub fn draft_step(assistant: &Assistant, token: u32, hidden: &Tensor, kv: &KvCache) -> DraftStep {
+    let row = DraftRow { token, hidden, kv: kv.committed() };
+    assistant.step(&[row]).expect("a step").pop().expect("the row's")
 }
 
 /// Runs `check` on every instruction set of this processor, and names those on which it failed.

@@ -1,4 +1,5 @@
-//! Many sequences in one batch: plan each, one forward pass for all rows, accept each, finish each.
+//! Many sequences in one batch: plan each, one pass for each place of their drafts, one forward pass for all rows, accept each,
+//! finish each.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use cases::{Case, argmax, cache, max_difference, on_every_isa, pass, same_id, values};
 use foretoken::OutputRows;
-use foretoken::gemma4::{Assistant, Scores, Target};
+use foretoken::gemma4::{Assistant, Scores};
 use foretoken::kv::KvCache;
 use foretoken::nn::tensor;
 use foretoken::sampler::{Sampler, Sampling};

@@ -1,4 +1,5 @@
-//! A sequence that is decoded, and the pass that moves any number of them on: plan each, one batched forward, finish each.
+//! A sequence that is decoded, and the passes that move any number of them on: propose each, draft together, one batched forward,
+//! finish each.
 
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,7 @@ use rand::rngs::StdRng;
 
 use super::chain::{Link, lengthen};
 use super::drafting::PassTiming;
+use super::proposal::{Call, count_call};
 use super::{Backend, Cancel, Drafting, ForwardOutput, Others, Proposal, Round};
 use crate::kv::{Batch, SequenceState};
 use crate::model::{Output, OutputRows, Request};
@@ -155,7 +157,7 @@ impl Proposing<'_> {
 pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
     let mut done: Vec<_> = proposing.iter_mut().map(|one| Error::catch(|| one.draft_alone())).collect();
     loop {
-        let before: Vec<_> = proposing.iter().map(|one| one.proposal.len()).collect();
+        let before: Vec<_> = proposing.iter().map(|one| one.proposal.draft.tokens.len()).collect();
         let mut open = Vec::new();
         for (i, (one, done)) in proposing.iter_mut().zip(&mut done).enumerate().filter(|(_, (_, done))| done.is_ok()) {
             match Error::catch(move || Ok(one.link())) {
@@ -167,7 +169,11 @@ pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
             return done;
         }
         for (i, result, time) in step_links(open) {
-            proposing[i].proposal.stepped(before[i], time);
+            let proposal = &mut *proposing[i].proposal;
+            if let Some(drafter) = proposal.whose {
+                count_call(&mut proposal.calls, Call { drafter, tokens: 1, time });
+            }
+            proposal.lengthened(before[i], time);
             done[i] = result;
         }
     }

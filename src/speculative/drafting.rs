@@ -10,10 +10,11 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::chain::Link;
+use super::proposal::{Call, count_call};
 use super::{
     Accepted, Cancel, Confidence, Context, Costs, Decision, DecodeState, Draft, DraftCost, Drafter, DrafterKind,
     DrafterOptions, ForwardOutput, Judged, NgramCache, Observation, Observed, Offer, Offered, Order, Others, Plan,
-    Planner, Reads, Reason, Settings, Verdict,
+    Planner, Proposal, Reads, Settings, Verdict,
 };
 use crate::constraint::ConstraintState;
 use crate::kv::SequenceState;
@@ -33,26 +34,6 @@ pub(crate) struct Drafting {
     settings: Settings,
     rng: StdRng, // of drafts; the target's draws have their own, so that they do not depend on who drafts when
     failed: Option<Error>, // of a drafter, behind a round that was good
-}
-
-/// What one drafter did in a round.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Call {
-    pub drafter: usize,
-    pub tokens: usize,
-    pub time: Duration,
-}
-
-/// A draft to be verified, once a model's is as long as was decided.
-pub(crate) struct Proposal {
-    draft: Draft,
-    wanted: usize, // tokens of the draft when it is complete
-    decision: Decision,
-    calls: Vec<Call>,
-    whose: Option<usize>, // the drafter
-    found: Vec<Draft>,    // of every prompt lookup drafter
-    forced: Vec<u32>,
-    time: Duration,
 }
 
 /// What a round did.
@@ -422,58 +403,6 @@ impl Drafting {
             verify_time,
             accept_time,
         })
-    }
-}
-
-impl Proposal {
-    /// A plain step that nobody decided on.
-    fn nothing() -> Self {
-        let decision =
-            Decision { plan: Plan::Plain, reason: Reason::Nothing, tokens: 1.0, ms: 0.0, plain_ms: 0.0, balance: 0.0 };
-        let (draft, calls, time) = (Draft::default(), Vec::new(), Duration::ZERO);
-        Self { draft, wanted: 0, decision, calls, whose: None, found: Vec::new(), forced: Vec::new(), time }
-    }
-
-    /// Tokens that it verifies, when it is complete.
-    pub fn drafted(&self) -> usize {
-        self.wanted
-    }
-
-    /// Whose step lengthens the draft, unless it is complete. Cancelled, it is.
-    fn incomplete(&mut self, cancel: &Cancel) -> Option<usize> {
-        if cancel.is_cancelled() {
-            self.wanted = self.draft.tokens.len();
-        }
-        self.whose.filter(|_| self.draft.tokens.len() < self.wanted)
-    }
-
-    /// A step in which the draft had `before` tokens took `time`. It is complete if it has no more now: its drafter is at its end, or
-    /// ahead of what the constraint left of the draft.
-    pub(super) fn lengthened(&mut self, before: usize, time: Duration) {
-        self.time += time;
-        if self.draft.tokens.len() <= before {
-            self.wanted = self.draft.tokens.len();
-        }
-    }
-
-    /// Counts a chain's step.
-    pub(super) fn stepped(&mut self, before: usize, time: Duration) {
-        if let Some(drafter) = self.whose {
-            count_call(&mut self.calls, Call { drafter, tokens: 1, time });
-        }
-        self.lengthened(before, time);
-    }
-
-    /// Tokens drafted so far.
-    pub(super) fn len(&self) -> usize {
-        self.draft.tokens.len()
-    }
-}
-
-fn count_call(calls: &mut Vec<Call>, new: Call) {
-    match calls.iter_mut().find(|call| call.drafter == new.drafter) {
-        Some(call) => (call.tokens, call.time) = (call.tokens + new.tokens, call.time + new.time),
-        None => calls.push(new),
     }
 }
 

@@ -5,6 +5,7 @@
 //!   [`NgramCacheDrafter`]), or what a constraint forces ([`Forced`]).
 //! * [`Planner`] chooses for every round whose draft is verified and how far, from measured [`Costs`].
 //! * `BatchPlanner` chooses whether the sequences of a batch draft at all, from measured tokens per second.
+//! * [`DraftChain`] is a drafter whose model drafts for many sequences in one pass.
 //! * [`accept()`] decides which drafts are accepted: a pure function.
 //! * [`Pending`] computes the next draft while the caller is busy.
 //! * [`SpeculationStats`] says what came of it, and a [`Trace`] round by round.
@@ -31,6 +32,7 @@ mod ngram_mod;
 mod ngram_simple;
 mod pipeline;
 mod planner;
+mod proposal;
 mod registry;
 mod settings;
 mod simulated;
@@ -66,7 +68,8 @@ pub(crate) use batch_planner::BatchPlanner;
 pub(crate) use decoder::{Done, Proposing, SpeculativeDecoder, Step, Work, complete, run_pass};
 pub(crate) use draft_model::check_vocabulary;
 pub(crate) use drafter::OwnDrafter;
-pub(crate) use drafting::{Drafting, Proposal, Round};
+pub(crate) use drafting::{Drafting, Round};
+pub(crate) use proposal::Proposal;
 pub(crate) use registry::Sources;
 pub(crate) use settings::{Order, Settings};
 pub(crate) use simulated::SimulatedAcceptance;

@@ -74,6 +74,8 @@ pub struct Costs {
     verify: BTreeMap<usize, BTreeMap<usize, Measured>>, // context octave, rows
     draft: BTreeMap<DrafterKind, Measured>,             // per token
     #[serde(skip)]
+    shared: BTreeMap<(DrafterKind, usize), Measured>, // the same of each sequence of a batch of so many
+    #[serde(skip)]
     rounds: usize,                    // of this text
     #[serde(skip)]
     recent: Vec<(usize, f64)>, // newest rounds, newest first: rows, and the logarithm of measured over known cost
@@ -149,24 +151,33 @@ impl Costs {
         self.recent.truncate(tuning.median);
     }
 
-    /// Takes in `tokens` draft steps that took `ms` together.
-    pub fn drafted(&mut self, drafter: DrafterKind, tokens: usize, ms: f64) {
+    /// Takes in `tokens` draft steps of one of `sequences` sequences, whose share of the steps' time was `ms` together.
+    pub fn drafted(&mut self, drafter: DrafterKind, sequences: usize, tokens: usize, ms: f64) {
         if tokens > 0 && MEASURED.contains(&ms) {
             let ms = ms / tokens as f64 / self.speed().exp();
-            let measured = self.draft.entry(drafter).or_default();
+            let measured = match sequences {
+                0 | 1 => self.draft.entry(drafter).or_default(),
+                _ => self.shared.entry((drafter, sequences)).or_default(),
+            };
             let difference = if measured.samples > 0 { clip((ms / measured.ms).ln(), &self.tuning) } else { 0.0 };
             measured.add(ms, difference, &self.tuning);
         }
     }
 
-    /// Estimated milliseconds of a step of `drafter`.
-    pub fn step(&self, drafter: DrafterKind, context: usize) -> f64 {
-        self.known_step(drafter).unwrap_or_else(|| self.tuning.row_cost * self.verify(context, 1)[0].ms)
+    /// Estimated milliseconds of a step of `drafter` that are the share of each of `sequences` sequences.
+    pub fn step(&self, drafter: DrafterKind, sequences: usize, context: usize) -> f64 {
+        let fewer = self.shared.range((drafter, 2)..(drafter, sequences.max(1) + 1)).next_back();
+        let measured = fewer.map(|(_, measured)| measured).or(self.draft.get(&drafter));
+        let unknown = || self.tuning.row_cost * self.verify(context, 1)[0].ms;
+        measured.map_or_else(unknown, |measured| measured.ms * self.speed().exp())
     }
 
-    /// Milliseconds of a step of `drafter`, if one was measured.
+    /// Milliseconds of a step of `drafter`, if one was measured: of one sequence by itself, or else the share of each of the most
+    /// sequences.
     pub fn known_step(&self, drafter: DrafterKind) -> Option<f64> {
-        self.draft.get(&drafter).map(|measured| measured.ms * self.speed().exp())
+        let shared =
+            || self.shared.range((drafter, 0)..=(drafter, usize::MAX)).next_back().map(|(_, measured)| measured);
+        self.draft.get(&drafter).or_else(shared).map(|measured| measured.ms * self.speed().exp())
     }
 
     /// Estimates of verifying 1 to `most` rows behind `context` committed positions.

@@ -258,6 +258,7 @@ fn batched(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     }
     request.taps.sort_unstable();
     request.taps.dedup();
+    let deciding = rests.iter().filter(|(_, work, ..)| matches!(work, Some(Work::Verify(_)))).count();
     let (rows_in_all, start) = (batch.rows(), Instant::now());
     let output = model.forward(&mut batch, &request)?;
     let verify = start.elapsed();
@@ -273,7 +274,8 @@ fn batched(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
     let mut done = Vec::with_capacity(rests.len());
     for (((drafting, work, rng, ends, ..), rows), round) in rests.into_iter().zip(outputs).zip(batch.into_rounds()) {
-        let others = Others { rows: rows_in_all - round.rows(), tokens: 0 };
+        let tokens = deciding - usize::from(matches!(work, Some(Work::Verify(_))));
+        let others = Others { rows: rows_in_all - round.rows(), tokens };
         let timing = PassTiming { position: round.position(), verify, others };
         let finished = Error::catch(|| finish(drafting, work.take(), rows, (rng, ends), &timing));
         done.push(finished.map(|(keep, done)| {

@@ -42,7 +42,7 @@ pub struct Offered {
 pub struct Others {
     /// Their rows.
     pub rows: usize,
-    /// Tokens that they emit at least.
+    /// Tokens that they emit at least: one for each that reads no prompt.
     pub tokens: usize,
 }
 
@@ -118,7 +118,8 @@ pub struct Observation<'a> {
     pub others: Others,
     /// Milliseconds of the verification, of the whole batch.
     pub verify_ms: f64,
-    /// The model that drafted, with the tokens that it was asked for and the milliseconds it took.
+    /// The model that drafted, with the tokens that it was asked for and the milliseconds it took: of passes over rows of several
+    /// sequences, this one's share.
     pub steps: Option<(DrafterKind, usize, f64)>,
     /// The draft that was verified.
     pub verified: Option<Judged>,
@@ -279,7 +280,9 @@ impl Planner {
         let rests = |one: &Offered| resting && one.cost == DraftCost::PerToken;
         for one in offer.drafters.iter().filter(|one| one.tokens > 0 && !rests(one)) {
             let (rows, step) = match one.cost {
-                DraftCost::PerToken => (given.map(|(chain, _)| chain), self.costs.step(one.kind, offer.context)),
+                DraftCost::PerToken => {
+                    (given.map(|(chain, _)| chain), self.costs.step(one.kind, others.tokens + 1, offer.context))
+                }
                 // Drafted already.
                 DraftCost::Once | DraftCost::Forced => (given.map(|(_, lookup)| lookup), 0.0),
             };
@@ -302,7 +305,7 @@ impl Planner {
             self.costs.verified(round.context, round.rows + round.others.rows, round.verify_ms);
         }
         if let Some((kind, tokens, ms)) = round.steps {
-            self.costs.drafted(kind, tokens, ms);
+            self.costs.drafted(kind, round.others.tokens + 1, tokens, ms);
         }
         for (i, acceptance) in self.acceptance.iter_mut().enumerate() {
             match round.found.iter().chain(&round.verified).find(|draft| draft.drafter == i) {
@@ -319,7 +322,7 @@ impl Planner {
         }
         let estimates = self.costs.verify(round.context, round.rows.max(1));
         let (plain, rows) = (&estimates[0], &estimates[estimates.len() - 1]);
-        let step = |(kind, tokens, _)| tokens as f64 * self.costs.step(kind, round.context);
+        let step = |(kind, tokens, _)| tokens as f64 * self.costs.step(kind, 1, round.context);
         let spent_ms = rows.ms + round.steps.map_or(0.0, step);
         self.exploration += tuning.exploration * spent_ms / plain.ms;
         self.emitted += round.emitted;

@@ -144,7 +144,8 @@ fn logits(path: &Path) -> Vec<f32> {
     values(&pass(&target, &mut cache(&target, ElementType::F32, Isa::best()), &ids, OutputRows::All).logits)
 }
 
-/// A file with a matrix of every type is the model of their values; what differs is that inputs are rounded to 8 bits.
+/// A file with a matrix of every type is the model of their values; what differs is that inputs are rounded to 8 bits. What a
+/// step reads, of matrices that grow when they are packed too, is known from sizes.
 #[test]
 fn files_of_every_type_load() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -161,6 +162,11 @@ fn files_of_every_type_load() {
     let error = root_mean_square(&off) / root_mean_square(&plain);
     println!("logits off by {error:.4}");
     assert!(error > 0.0 && error < 0.1, "{error}");
+    let checkpoint = Checkpoint::open(at("mixed.gguf")).expect("a checkpoint");
+    let target = Target::load(&checkpoint, LoadOptions::from(Isa::best())).expect("a target");
+    let said = checkpoint.target_step_bytes(&checkpoint.target_config().expect("a configuration")).expect("a target");
+    assert_eq!(said, target.step_cost().bytes as u64);
+    assert!(checkpoint.loaded_bytes() > checkpoint.bytes());
 }
 
 /// What `quantize` writes in the types that it has learnt, whole matrices of them, is read again; a mix of experts needs

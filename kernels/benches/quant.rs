@@ -41,7 +41,7 @@ impl Pool {
         let mut at = 0;
         for weight_type in types.iter().cycle() {
             matrices.push((*weight_type, at));
-            at += weight_type.bytes_for(OUTPUTS, INPUTS).unwrap().next_multiple_of(64);
+            at += weight_type.packed_bytes_for(OUTPUTS, INPUTS).unwrap().next_multiple_of(64);
             if at >= bytes {
                 break;
             }
@@ -62,7 +62,7 @@ impl Pool {
 
     fn matrix(&self, index: usize) -> PackedMatrix<'_> {
         let (weight_type, at) = self.matrices[index % self.matrices.len()];
-        let len = weight_type.bytes_for(OUTPUTS, INPUTS).unwrap();
+        let len = weight_type.packed_bytes_for(OUTPUTS, INPUTS).unwrap();
         PackedMatrix::new(weight_type, OUTPUTS, INPUTS, &self.bytes()[at..at + len])
     }
 }
@@ -158,7 +158,7 @@ fn throughput(criterion: &mut Criterion) {
         for rows in [1, 2, 4, 8, 16, 128] {
             let mut inputs = Inputs::new(rows);
             let mut next = 0;
-            group.throughput(Throughput::Bytes(weight_type.bytes_for(OUTPUTS, INPUTS).unwrap() as u64));
+            group.throughput(Throughput::Bytes(weight_type.packed_bytes_for(OUTPUTS, INPUTS).unwrap() as u64));
             group.bench_function(BenchmarkId::from_parameter(rows), |bencher| {
                 bencher.iter(|| {
                     inputs.multiply(isa, &pool.matrix(next));

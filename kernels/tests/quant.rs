@@ -76,7 +76,7 @@ fn random_activations(rows: usize, inputs: usize, random: &mut Random) -> Vec<f3
 }
 
 fn packed(weight_type: WeightType, inputs: usize, rows: &[u8]) -> Vec<u8> {
-    let mut packed = vec![0; rows.len()];
+    let mut packed = vec![0; rows.len() / weight_type.block_bytes() * weight_type.packed_block_bytes()];
     pack(weight_type, inputs, rows, &mut packed);
     packed
 }
@@ -267,10 +267,12 @@ fn packed_rows_dequantize_to_the_values_of_the_file() {
         let rows = random_rows(weight_type, outputs, inputs, &mut random);
         let row_bytes = weight_type.row_bytes(inputs).unwrap();
         // In two ranges of panels, as threads would.
-        let mut bytes = vec![0; rows.len()];
-        let cut = PANEL_ROWS * row_bytes;
-        pack(weight_type, inputs, &rows[..cut], &mut bytes[..cut]);
-        pack(weight_type, inputs, &rows[cut..], &mut bytes[cut..]);
+        let packed_row_bytes = weight_type.packed_row_bytes(inputs).unwrap();
+        let mut bytes = vec![0; outputs * packed_row_bytes];
+        let (first, rest) = bytes.split_at_mut(PANEL_ROWS * packed_row_bytes);
+        let (first_rows, other_rows) = rows.split_at(PANEL_ROWS * row_bytes);
+        pack(weight_type, inputs, first_rows, first);
+        pack(weight_type, inputs, other_rows, rest);
         assert_eq!(bytes, packed(weight_type, inputs, &rows));
         let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
         let (mut got, mut want) = (vec![0.0; inputs], vec![0.0; inputs]);
@@ -304,6 +306,15 @@ fn sizes_are_checked() {
     assert_eq!(WeightType::Q4_K.bytes_for(12288, 1536), Some(12288 * 6 * 144));
     assert_eq!(WeightType::Q4_K.bytes_for(12288, 1537), None);
     assert_eq!(WeightType::Q8_0.bytes_for(usize::MAX, 64), None);
+    assert_eq!(WeightType::IQ3_XXS.bytes_for(48, 512), Some(48 * 2 * 98));
+    assert_eq!(WeightType::IQ3_XXS.packed_bytes_for(48, 512), Some(48 * 2 * 136));
+    assert_eq!(WeightType::IQ3_XXS.packed_bytes_for(48, 500), None);
+    assert_eq!(WeightType::IQ1_S.packed_bytes_for(usize::MAX, 256), None);
+    for weight_type in WeightType::ALL {
+        let same = weight_type.packed_block_bytes() == weight_type.block_bytes();
+        let grown = ["tq1_0", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"];
+        assert_eq!(same, !grown.contains(&weight_type.name()), "{weight_type:?}");
+    }
     assert_eq!(WeightType::from_ggml_id(14), Some(WeightType::Q6_K));
     assert_eq!(WeightType::from_ggml_id(0), None);
 }

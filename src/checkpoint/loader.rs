@@ -296,15 +296,15 @@ impl<'a> Loader<'a> {
     /// Matrices to be multiplied, in the type of their role.
     fn multiplied(&mut self, role: Role, name: &str, tensor: RawTensor, shape: [usize; 3]) -> Result<Weight> {
         let [count, outputs, inputs] = shape;
-        let bytes = |of: WeightType| of.bytes_for(outputs, inputs).and_then(|one| one.checked_mul(count));
+        let of_all = |one: Option<usize>| one.and_then(|one| one.checked_mul(count));
+        let packed_bytes = |of: WeightType| of_all(of.packed_bytes_for(outputs, inputs));
         let weight = match tensor.dtype {
             TensorType::Quantized(weight_type) => {
-                let len = tensor.bytes.as_slice().len();
-                if bytes(weight_type) != Some(len) {
+                if of_all(weight_type.bytes_for(outputs, inputs)) != Some(tensor.bytes.as_slice().len()) {
                     return Err(self.short(name));
                 }
                 let packed = Weight::packed(&mut self.arena, tensor.bytes, weight_type, shape);
-                packed.ok_or_else(|| self.no_memory(name, Some(len)))?
+                packed.ok_or_else(|| self.no_memory(name, packed_bytes(weight_type)))?
             }
             TensorType::Float(element) => {
                 if let Some(to) = self.options.quantize.filter(|to| !to.is_written()) {
@@ -316,7 +316,7 @@ impl<'a> Loader<'a> {
                     (Some(source), Some(weight_type)) => {
                         let quantized = quantize(&mut self.arena, self.options.isa, &source, weight_type, shape);
                         tensor.bytes.release(0..tensor.bytes.as_slice().len());
-                        quantized.ok_or_else(|| self.no_memory(name, bytes(weight_type)))?
+                        quantized.ok_or_else(|| self.no_memory(name, packed_bytes(weight_type)))?
                     }
                     (as_it_lies, _) => as_it_lies.ok_or_else(|| self.short(name))?,
                 }
@@ -432,13 +432,13 @@ fn quantize(
     shape: [usize; 3],
 ) -> Option<Weight> {
     let inputs = shape[2];
-    let row_bytes = weight_type.row_bytes(inputs)?;
+    let (row_bytes, packed_row_bytes) = (weight_type.row_bytes(inputs)?, weight_type.packed_row_bytes(inputs)?);
     Weight::fill_packed(arena, weight_type, shape, |index, rows: Range<usize>, panels| {
         let mut floats = vec![0.0; inputs];
         let mut quantized = vec![0; PANEL_ROWS * row_bytes];
         let crate::nn::Matrix::Float { elements, .. } = source.matrix(index) else { return };
-        for (panel, packed) in panels.chunks_mut(PANEL_ROWS * row_bytes).enumerate() {
-            let quantized = &mut quantized[..packed.len()];
+        for (panel, packed) in panels.chunks_mut(PANEL_ROWS * packed_row_bytes).enumerate() {
+            let quantized = &mut quantized[..packed.len() / packed_row_bytes * row_bytes];
             for (i, out) in quantized.chunks_exact_mut(row_bytes).enumerate() {
                 let row = rows.start + panel * PANEL_ROWS + i;
                 elements.slice(row * inputs..(row + 1) * inputs).widen(&mut floats);

@@ -1,8 +1,9 @@
-//! Bytes of weights that a token reads, from names, shapes and sizes alone.
+//! Bytes of weights in memory, and of those that a token reads, from names, shapes and sizes alone.
 
 use super::{Checkpoint, Files};
 use crate::Result;
 use crate::gemma4::{AssistantConfig, TextConfig, is_dead, is_tower};
+use foretoken_kernels::quant::WeightType;
 
 /// A tensor as it is described: its name, its dimensions, and its bytes when it is loaded.
 struct Described {
@@ -55,6 +56,12 @@ impl Checkpoint {
         self.described().iter().map(|tensor| of(&tensor.name, tensor.dimensions, tensor.bytes)).sum()
     }
 
+    /// Bytes of all tensors when they are loaded: those of a file, except that matrices of grid-coded types grow when they are
+    /// packed ([`WeightType::packed_block_bytes`]).
+    pub fn loaded_bytes(&self) -> u64 {
+        self.sum_of_tensors(|_, _, bytes| bytes)
+    }
+
     fn described(&self) -> Vec<Described> {
         match &self.files {
             Files::HuggingFace(tensors) => (tensors.described())
@@ -64,9 +71,17 @@ impl Checkpoint {
                 .map(|tensor| Described {
                     name: gguf.hugging_face_name(tensor.name()).unwrap_or_else(|| tensor.name().to_owned()),
                     dimensions: tensor.shape().len(),
-                    bytes: tensor.len_bytes().unwrap_or(0) as u64,
+                    bytes: loaded_bytes(tensor.type_id(), tensor.len_bytes().unwrap_or(0) as u64),
                 })
                 .collect(),
         }
+    }
+}
+
+/// Bytes of a tensor of the GGUF type `id` when it is loaded, from those in the file.
+fn loaded_bytes(id: u32, bytes: u64) -> u64 {
+    match WeightType::from_ggml_id(id) {
+        Some(of) => bytes / of.block_bytes() as u64 * of.packed_block_bytes() as u64,
+        None => bytes,
     }
 }

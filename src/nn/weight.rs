@@ -13,8 +13,9 @@ use super::pod::cast;
 
 /// A stack of `count` matrices `(outputs, inputs)`; most weights are one.
 ///
-/// Floating-point matrices are read from the mapped file. Quantized ones are packed at load into memory of the same
-/// size (the file's pages are released): panels of 16 interleaved rows, so that one vector load serves 16 outputs.
+/// Floating-point matrices are read from the mapped file. Quantized ones are packed at load (the file's pages are released):
+/// panels of 16 interleaved rows, so that one vector load serves 16 outputs. Packed they are as large as in the file, those of
+/// grid-coded types larger ([`WeightType::packed_bytes_for`]).
 #[derive(Clone)]
 pub struct Weight {
     name: Arc<str>, // the tensor's, for errors
@@ -149,7 +150,7 @@ impl Weight {
         [count, outputs, inputs]: [usize; 3],
         fill: impl Fn(usize, Range<usize>, &mut [u8]) + Sync,
     ) -> Option<Self> {
-        let row = weight_type.row_bytes(inputs)?;
+        let row = weight_type.packed_row_bytes(inputs)?;
         let matrix = row.checked_mul(outputs)?;
         let mut packed = arena.take(matrix.checked_mul(count)?)?;
         let chunk_rows = (CHUNK_BYTES / row.max(1)).next_multiple_of(PANEL_ROWS);

@@ -136,7 +136,7 @@ impl Matrix {
     /// product overflows.
     pub const fn bytes(weight_type: WeightType, outputs: usize, inputs: usize) -> Option<usize> {
         match outputs.checked_next_multiple_of(PANEL_ROWS) {
-            Some(rows) => weight_type.bytes_for(rows, inputs),
+            Some(rows) => weight_type.packed_bytes_for(rows, inputs),
             None => None,
         }
     }

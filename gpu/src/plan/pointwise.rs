@@ -159,7 +159,7 @@ pub fn embed(
                     )));
                 }
             };
-            (kernel, weight_type.bytes_for(rows.next_multiple_of(PANEL_ROWS), inputs))
+            (kernel, weight_type.packed_bytes_for(rows.next_multiple_of(PANEL_ROWS), inputs))
         }
         TableType::Float(element) => {
             let kernel = match element {

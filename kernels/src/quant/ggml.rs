@@ -76,23 +76,23 @@ fn trit(byte: u8, t: u32) -> u8 {
 }
 
 impl Block {
+    /// Zero weights, and scales of 1.
+    pub fn empty(weight_type: WeightType) -> Self {
+        use WeightType::*;
+        let sub_block = match weight_type {
+            Q2_K | Q3_K | Q6_K | NVFP4 | IQ1_M | IQ2_XS | IQ2_S => 16,
+            _ => 32,
+        };
+        Self { quants: [0; 256], sub_block, d: [0.0; 16], scales: [1; 16], dmin: 0.0, mins: [0; 16] }
+    }
+
     /// Decodes one block of `weight_type`.
     ///
     /// # Panics
     /// If `bytes` is shorter than the type's block.
     pub fn new(weight_type: WeightType, bytes: &[u8]) -> Self {
         use WeightType::*;
-        let mut block = Self {
-            quants: [0; 256],
-            sub_block: match weight_type {
-                Q2_K | Q3_K | Q6_K | NVFP4 | IQ1_M | IQ2_XS | IQ2_S => 16,
-                _ => 32,
-            },
-            d: [0.0; 16],
-            scales: [1; 16],
-            dmin: 0.0,
-            mins: [0; 16],
-        };
+        let mut block = Self::empty(weight_type);
         match weight_type {
             Q4_0 => block.nibbles(bytes, &bytes[2..], |q| q as i8 - 8),
             IQ4_NL => block.nibbles(bytes, &bytes[2..], |q| IQ4_NL_LEVELS[usize::from(q)]),

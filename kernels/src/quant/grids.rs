@@ -1,4 +1,4 @@
-//! The points that blocks of the IQ1, IQ2 and IQ3 types index, and the blocks' decoding.
+//! The points that GGUF blocks of the IQ1, IQ2 and IQ3 types index, and the blocks' decoding.
 //!
 //! A point is eight weights of three magnitudes (IQ1: of -1, 0 and 1), or four of eight. Points were chosen by llama.cpp for
 //! how often weights are near them; of IQ2 and IQ3_XXS, the sum of the magnitudes' indices is even. They are numbered in the
@@ -135,8 +135,8 @@ static IQ2_XXS: [u64; 256] = grid(IQ2_XXS_POINTS, IQ2_LEVELS, 8);
 static IQ2_XS: [u64; 512] = grid(IQ2_XS_POINTS, IQ2_LEVELS, 8);
 static IQ2_S: [u64; 1024] = grid(IQ2_S_POINTS, IQ2_LEVELS, 8);
 /// Halved, for the scale doubled.
-pub(super) static IQ3_XXS: [u32; 256] = low_words(grid(IQ3_XXS_POINTS, [2, 6, 10, 14, 18, 22, 26, 31], 4));
-pub(super) static IQ3_S: [u32; 512] = low_words(grid(IQ3_S_POINTS, [1, 3, 5, 7, 9, 11, 13, 15], 4));
+static IQ3_XXS: [u32; 256] = low_words(grid(IQ3_XXS_POINTS, [2, 6, 10, 14, 18, 22, 26, 31], 4));
+static IQ3_S: [u32; 512] = low_words(grid(IQ3_S_POINTS, [1, 3, 5, 7, 9, 11, 13, 15], 4));
 /// Times eight, for the scale divided by it: all eight weights are an eighth more, or less.
 static IQ1: [u64; 2048] = grid(IQ1_POINTS, [-8, 0, 8], 8);
 
@@ -152,8 +152,7 @@ static SIGNS: [u64; 256] = {
 };
 
 /// Seven bits of signs, with an eighth that makes their number even.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-pub(super) static EVEN_SIGN_BITS: [u8; 128] = {
+static EVEN_SIGN_BITS: [u8; 128] = {
     let mut bits = [0; 128];
     let mut i = 0;
     while i < 128 {

@@ -42,8 +42,10 @@
 //! | `MXFP4` | exponents | units of 1 byte | the field is one byte long |
 //! | `NVFP4` | scales | 0x7f (NaN, read as 0) to 0 | the seven bits are then those of a number |
 //!
-//! The rows after the last whole panel stay as the file has them; kernels interleave those blocks on the stack. So a packed
-//! matrix is as long as the file's, and a range of panels occupies the same bytes before and after.
+//! IQ1, IQ2, IQ3 and ternary blocks become blocks of levels first (`level_block.rs`), which are longer. The others are as long as
+//! in the file, so that a range of panels occupies the same bytes before and after.
+//!
+//! The rows after the last whole panel are not interleaved; kernels interleave those blocks on the stack.
 //!
 //! # Activations
 //!
@@ -73,7 +75,7 @@ pub const PANEL_ROWS: usize = 16;
 /// Bytes of a packed quad: four inputs of 16 rows, one byte each.
 pub(super) const QUAD_BYTES: usize = 4 * PANEL_ROWS;
 
-/// The longest GGUF block in bytes (Q6_K).
+/// The longest block of a row in bytes (Q6_K).
 pub(super) const MAX_BLOCK_BYTES: usize = 210;
 
 /// Rows per row block at most: eight accumulators and eight sums take half of AVX-512's registers.

@@ -70,7 +70,7 @@ impl<L: ByteLanes, F: Format> Source<L, F> for PackedSource<F> {
         if L::LANES < PANEL_ROWS && self.lane > 0 {
             return;
         }
-        let bytes = PANEL_ROWS * F::TYPE.block_bytes();
+        let bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
         let (step, steps) = ((s * F::QUADS_PER_SCALE + g) / 2, F::TYPE.block_len() / 8);
         let lines = STREAMS * (bytes / STREAMS).div_ceil(64);
         for line in step * lines / steps..(step + 1) * lines / steps {

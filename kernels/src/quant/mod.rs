@@ -1,4 +1,4 @@
-//! Block-quantized weights: GGUF's formats, packed for vector registers without growing.
+//! Block-quantized weights: GGUF's formats, packed for vector registers.
 //!
 //! ```text
 //! GGUF rows ── pack ──► PackedMatrix ─┐
@@ -12,6 +12,7 @@
 //! | `weight_type.rs` | the types and their sizes |
 //! | `ggml.rs` | what the bytes of a GGUF block mean ([`dequantize_row`]) |
 //! | `grids.rs` | the points that IQ1, IQ2 and IQ3 blocks index, and their decoding |
+//! | `level_block.rs` | what packing makes of those and of ternary ones |
 //! | `encode/` | quantization to GGUF blocks ([`quantize_row`]) |
 //! | `pack.rs`, `packed_matrix.rs` | the packed order and its inverse |
 //! | `activations.rs` | activations in 8 bits, in the blocks that llama.cpp's dot product of the type has |
@@ -31,6 +32,7 @@ mod encode;
 mod ggml;
 mod grids;
 mod layout;
+mod level_block;
 mod matmul;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod microkernel;

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::quant::layout::PANEL_ROWS;
+use crate::quant::layout::{MAX_BLOCK_BYTES, PANEL_ROWS};
+use crate::quant::level_block::{encode, has_levels};
 use crate::quant::weight_type::WeightType;
 
 /// How packing changes a unit.
@@ -17,7 +18,7 @@ enum Change {
     OneZero,
 }
 
-/// A field of a GGUF block: its bytes, the bytes that alternate by row, and their change.
+/// A field of a row's block: its bytes, the bytes that alternate by row, and their change.
 struct Field {
     range: Range<usize>,
     unit: usize,
@@ -48,15 +49,11 @@ const fn fields(weight_type: WeightType) -> &'static [Field] {
         WeightType::IQ4_XS => const { &[field(0, 2, 2), field(2, 4, 1), field(4, 136, 4)] },
         WeightType::MXFP4 => const { &[field(0, 1, 1), field(1, 17, 4)] },
         WeightType::NVFP4 => const { &[changed(0, 4, Change::OneZero), field(4, 36, 4)] },
-        WeightType::TQ1_0 => const { &[field(0, 52, 4), field(52, 54, 2)] },
-        WeightType::TQ2_0 => const { &[field(0, 64, 4), field(64, 66, 2)] },
-        WeightType::IQ1_S => const { &[field(0, 2, 2), field(2, 50, 4)] },
-        WeightType::IQ1_M => const { &[field(0, 56, 4)] },
-        WeightType::IQ2_XXS => const { &[field(0, 2, 2), field(2, 66, 4)] },
-        WeightType::IQ2_XS => const { &[field(0, 2, 2), field(2, 74, 4)] },
-        WeightType::IQ2_S => const { &[field(0, 2, 2), field(2, 82, 4)] },
-        WeightType::IQ3_XXS => const { &[field(0, 2, 2), field(2, 98, 4)] },
-        WeightType::IQ3_S => const { &[field(0, 2, 2), field(2, 110, 4)] },
+        WeightType::TQ1_0 | WeightType::TQ2_0 => const { &[field(0, 64, 4), field(64, 66, 2)] },
+        WeightType::IQ1_S => const { &[field(0, 76, 4)] },
+        WeightType::IQ2_XXS => const { &[field(0, 104, 4)] },
+        WeightType::IQ1_M | WeightType::IQ2_XS | WeightType::IQ2_S => const { &[field(0, 108, 4)] },
+        WeightType::IQ3_XXS | WeightType::IQ3_S => const { &[field(0, 136, 4)] },
     }
 }
 
@@ -83,10 +80,11 @@ fn gather_bits(word: u32) -> u32 {
     gathered
 }
 
-/// Interleaves one block of up to 16 rows. `row(l)` is lane `l`'s block; lanes without one keep their bytes.
+/// Interleaves one block of up to 16 rows. `row(l)` is lane `l`'s block, of levels if the type has them; lanes without one keep
+/// their bytes.
 #[inline(always)]
 pub(super) fn interleave<'a>(weight_type: WeightType, row: impl Fn(usize) -> Option<&'a [u8]>, out: &mut [u8]) {
-    let out = &mut out[..PANEL_ROWS * weight_type.block_bytes()];
+    let out = &mut out[..PANEL_ROWS * weight_type.packed_block_bytes()];
     for lane in 0..PANEL_ROWS {
         let Some(block) = row(lane) else { continue };
         for Field { range, unit, change } in fields(weight_type) {
@@ -141,25 +139,34 @@ pub(super) fn extract(weight_type: WeightType, packed: &[u8], lane: usize, out: 
 ///
 /// * `source`: rows `first..` of a matrix with `inputs` columns, where `first` is a multiple of [`PANEL_ROWS`], so that
 ///   threads can share the work by panels. Only the matrix's last part may end inside a panel.
-/// * `destination`: as many bytes, for the same rows. The matrix should be aligned to 64 bytes: a vector is then one
-///   cache line.
+/// * `destination`: [`WeightType::packed_row_bytes`] for each of these rows. The matrix should be aligned to 64 bytes: a vector
+///   is then one cache line.
 ///
 /// # Panics
-/// If `source` is not whole rows or the lengths differ.
+/// If `source` is not whole rows or `destination` is not as long as they are packed.
 pub fn pack(weight_type: WeightType, inputs: usize, source: &[u8], destination: &mut [u8]) {
-    assert_eq!(source.len(), destination.len(), "pack: lengths differ");
-    let row_bytes = weight_type.row_bytes(inputs).expect("pack: rows are not whole blocks");
+    let sizes = weight_type.row_bytes(inputs).zip(weight_type.packed_row_bytes(inputs));
+    let (row_bytes, packed_row_bytes) = sizes.expect("pack: rows are not whole blocks");
+    let rows = source.len() / row_bytes.max(1);
+    assert_eq!(source.len(), rows * row_bytes, "pack: not whole rows");
+    assert_eq!(destination.len(), rows * packed_row_bytes, "pack: not as long as the rows are packed");
     if row_bytes == 0 {
         return;
     }
-    assert_eq!(source.len() % row_bytes, 0, "pack: not whole rows");
-    let panel_bytes = PANEL_ROWS * row_bytes;
-    let mut targets = destination.chunks_exact_mut(panel_bytes);
-    let mut sources = source.chunks_exact(panel_bytes);
+    let mut targets = destination.chunks_exact_mut(PANEL_ROWS * packed_row_bytes);
+    let mut sources = source.chunks_exact(PANEL_ROWS * row_bytes);
     for (source, target) in (&mut sources).zip(&mut targets) {
         pack_panel(weight_type, source, target);
     }
-    targets.into_remainder().copy_from_slice(sources.remainder());
+    let (source, target) = (sources.remainder(), targets.into_remainder());
+    if has_levels(weight_type) {
+        let blocks = source.chunks_exact(weight_type.block_bytes());
+        for (block, out) in blocks.zip(target.chunks_exact_mut(weight_type.packed_block_bytes())) {
+            encode(weight_type, block, out);
+        }
+    } else {
+        target.copy_from_slice(source);
+    }
 }
 
 fn pack_panel(weight_type: WeightType, source: &[u8], target: &mut [u8]) {
@@ -169,10 +176,19 @@ fn pack_panel(weight_type: WeightType, source: &[u8], target: &mut [u8]) {
             match weight_type {
                 $(WeightType::$name => {
                     let bytes = const { WeightType::$name.block_bytes() };
+                    let packed_bytes = const { WeightType::$name.packed_block_bytes() };
                     let row_bytes = source.len() / PANEL_ROWS;
-                    for (b, out) in target.chunks_exact_mut(PANEL_ROWS * bytes).enumerate() {
-                        let row = |lane: usize| Some(&source[lane * row_bytes + b * bytes..][..bytes]);
-                        interleave(WeightType::$name, row, out);
+                    let mut blocks = [[0; MAX_BLOCK_BYTES]; PANEL_ROWS];
+                    for (b, out) in target.chunks_exact_mut(PANEL_ROWS * packed_bytes).enumerate() {
+                        let row = |lane: usize| &source[lane * row_bytes + b * bytes..][..bytes];
+                        if const { has_levels(WeightType::$name) } {
+                            for (lane, block) in blocks.iter_mut().enumerate() {
+                                encode(WeightType::$name, row(lane), &mut block[..packed_bytes]);
+                            }
+                            interleave(WeightType::$name, |lane| Some(&blocks[lane][..packed_bytes]), out);
+                        } else {
+                            interleave(WeightType::$name, |lane| Some(row(lane)), out);
+                        }
                     }
                 })*
             }

@@ -1,7 +1,8 @@
-//! A packed matrix, and its rows as the file had them.
+//! A packed matrix, and the blocks of its rows.
 
 use crate::quant::ggml::Block;
 use crate::quant::layout::{MAX_BLOCK_BYTES, PANEL_ROWS};
+use crate::quant::level_block::{decode, has_levels};
 use crate::quant::pack::{extract, interleave};
 use crate::quant::weight_type::WeightType;
 
@@ -18,9 +19,9 @@ impl<'a> PackedMatrix<'a> {
     /// A matrix over what [`super::pack`] wrote. `bytes` should be aligned to 64 bytes: a vector is then one cache line.
     ///
     /// # Panics
-    /// If `bytes` is not [`WeightType::bytes_for`] the shape.
+    /// If `bytes` is not [`WeightType::packed_bytes_for`] the shape.
     pub fn new(weight_type: WeightType, outputs: usize, inputs: usize, bytes: &'a [u8]) -> Self {
-        let len = weight_type.bytes_for(outputs, inputs);
+        let len = weight_type.packed_bytes_for(outputs, inputs);
         assert_eq!(Some(bytes.len()), len, "packed matrix: not the bytes of this shape");
         Self { weight_type, outputs, inputs, bytes }
     }
@@ -50,7 +51,7 @@ impl<'a> PackedMatrix<'a> {
     }
 
     pub(super) fn row_bytes(&self) -> usize {
-        self.blocks() * self.weight_type.block_bytes()
+        self.blocks() * self.weight_type.packed_block_bytes()
     }
 
     pub(super) fn panel(&self, panel: usize) -> Panel<'a> {
@@ -68,7 +69,7 @@ impl<'a> PackedMatrix<'a> {
 pub(super) enum Panel<'a> {
     /// Sixteen rows in the packed order.
     Packed(&'a [u8]),
-    /// The fewer rows after the last whole panel, in the file's order.
+    /// The fewer rows after the last whole panel, one after the other.
     Rows(&'a [u8]),
 }
 
@@ -85,7 +86,7 @@ impl PackedBlock {
 /// Packs block `b` of the rows that do not fill a panel. Results of lanes without a row are not read.
 #[inline(never)]
 pub(super) fn tail_block(weight_type: WeightType, rows: &[u8], row_bytes: usize, b: usize, out: &mut PackedBlock) {
-    let bytes = weight_type.block_bytes();
+    let bytes = weight_type.packed_block_bytes();
     interleave(weight_type, |lane| rows.get(lane * row_bytes + b * bytes..)?.get(..bytes), &mut out.0);
 }
 
@@ -95,27 +96,27 @@ pub(super) fn tail_block(weight_type: WeightType, rows: &[u8], row_bytes: usize,
 /// If there is no such row or `out` is not `inputs` long.
 pub fn dequantize_packed_row(matrix: &PackedMatrix<'_>, row: usize, out: &mut [f32]) {
     assert_eq!(out.len(), matrix.inputs(), "dequantize: a row is `inputs` long");
-    let weight_type = matrix.weight_type();
-    let mut bytes = [0; MAX_BLOCK_BYTES];
-    for (b, out) in out.chunks_exact_mut(weight_type.block_len()).enumerate() {
-        let bytes = &mut bytes[..weight_type.block_bytes()];
-        file_block(matrix, row, b, bytes);
-        let block = Block::new(weight_type, bytes);
+    for (b, out) in out.chunks_exact_mut(matrix.weight_type().block_len()).enumerate() {
+        let block = block(matrix, row, b);
         out.iter_mut().enumerate().for_each(|(i, out)| *out = block.value(i));
     }
 }
 
-/// Copies block `b` of row `row` in the file's order.
-pub(super) fn file_block(matrix: &PackedMatrix<'_>, row: usize, b: usize, out: &mut [u8]) {
-    let block_bytes = matrix.weight_type().block_bytes();
+/// Block `b` of row `row`.
+pub(super) fn block(matrix: &PackedMatrix<'_>, row: usize, b: usize) -> Block {
+    let weight_type = matrix.weight_type();
+    let block_bytes = weight_type.packed_block_bytes();
+    let mut bytes = [0; MAX_BLOCK_BYTES];
+    let bytes = &mut bytes[..block_bytes];
     match matrix.panel(row / PANEL_ROWS) {
         Panel::Packed(panel) => {
             let packed = &panel[b * PANEL_ROWS * block_bytes..][..PANEL_ROWS * block_bytes];
-            extract(matrix.weight_type(), packed, row % PANEL_ROWS, out);
+            extract(weight_type, packed, row % PANEL_ROWS, bytes);
         }
         Panel::Rows(rows) => {
             let start = row % PANEL_ROWS * matrix.row_bytes() + b * block_bytes;
-            out.copy_from_slice(&rows[start..][..block_bytes]);
+            bytes.copy_from_slice(&rows[start..][..block_bytes]);
         }
     }
+    if has_levels(weight_type) { decode(weight_type, bytes) } else { Block::new(weight_type, bytes) }
 }

@@ -14,8 +14,8 @@
 use crate::columns::ColumnsMut;
 use crate::quant::activations::{Activations, RowBlock};
 use crate::quant::ggml::Block;
-use crate::quant::layout::{MAX_BLOCK_BYTES, ROW_BLOCK, q8_1, q8k};
-use crate::quant::packed_matrix::{PackedMatrix, file_block};
+use crate::quant::layout::{ROW_BLOCK, q8_1, q8k};
+use crate::quant::packed_matrix::{PackedMatrix, block};
 use crate::quant::weight_type::{ActivationType, WeightType};
 
 /// One row's quants of one block of weights.
@@ -87,14 +87,11 @@ fn add_block(weight_type: WeightType, block: &Block, x: &Row<'_>, y: f32) -> f32
 fn column(matrix: &PackedMatrix<'_>, x: &Activations<'_>, column: usize, mut set: impl FnMut(usize, f32)) {
     let weight_type = matrix.weight_type();
     let row_blocks = x.row_blocks();
-    let mut bytes = [0; MAX_BLOCK_BYTES];
-    let bytes = &mut bytes[..weight_type.block_bytes()];
     let activation_blocks = weight_type.block_len() / weight_type.activation_type().block_len();
     for rows in (0..row_blocks.count).map(|b| row_blocks.get(b)) {
         let mut y = [0.0; ROW_BLOCK];
         for b in 0..matrix.blocks() {
-            file_block(matrix, column, b, bytes);
-            let block = Block::new(weight_type, bytes);
+            let block = block(matrix, column, b);
             for (row, y) in y[..rows.rows].iter_mut().enumerate() {
                 *y =
                     add_block(weight_type, &block, &Row { words: x.words(rows, b * activation_blocks), rows, row }, *y);

@@ -235,14 +235,13 @@ impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
         let Self { weights, lane, .. } = self;
-        let of = F::weight_type(weights);
-        let block_bytes = PANEL_ROWS * of.block_bytes();
+        let block_bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
         let stride = stride::<L, R>(self.rows);
         let block_words = block_words::<F>() * stride;
         let panel_bytes = weights.blocks() * block_bytes;
         // SAFETY: `call` entered the features; the panels and the row block have `weights.blocks()` blocks.
         unsafe {
-            let (mut scales, mut scratch) = (BlockScales::empty(l), F::SCRATCH);
+            let mut scales = BlockScales::empty(l);
             let mut y = [[l.splat(0.0); R]; STREAMS];
             let mut x = self.x.words(self.rows, 0).as_ptr().add(self.first);
             // Streams without a panel prefetch another one's.
@@ -261,7 +260,6 @@ impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
                         let quarter = PREFETCH_DISTANCE + (stream * count + b) * block_bytes / STREAMS;
                         let prefetched = blocks.map(|block| block.wrapping_add(quarter));
                         let block = blocks[stream].add(b * block_bytes);
-                        let block = F::prepare(l, of, block, lane..lane + L::LANES, &mut scratch);
                         F::load_scales(l, block, lane, &mut scales);
                         let source = PackedSource::<F> { block, lane, prefetched, format: PhantomData };
                         if F::TYPE.block_len() < 256 {
@@ -302,17 +300,16 @@ impl<F: Format> PanelOp for Ragged<'_, F> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
         let Self { weights, lane, rows, .. } = self;
-        let of = F::weight_type(weights);
         let Panel::Rows(bytes) = weights.panel(weights.outputs() / PANEL_ROWS) else { return };
         let mut tail = PackedBlock::new();
         // SAFETY: `call` entered the features; the panel and the row block have `weights.blocks()` blocks.
         unsafe {
-            let (mut scales, mut scratch) = (BlockScales::empty(l), F::SCRATCH);
+            let mut scales = BlockScales::empty(l);
             let mut y = [l.splat(0.0)];
             let mut x = self.x.words(rows, 0).as_ptr().add(self.row);
             for b in 0..weights.blocks() {
-                tail_block(of, bytes, weights.row_bytes(), b, &mut tail);
-                let block = F::prepare(l, of, tail.0.as_ptr(), lane..lane + L::LANES, &mut scratch);
+                tail_block(F::TYPE, bytes, weights.row_bytes(), b, &mut tail);
+                let block = tail.0.as_ptr();
                 F::load_scales(l, block, lane, &mut scales);
                 let source = PackedSource::<F> { block, lane, prefetched: [block; STREAMS], format: PhantomData };
                 if F::TYPE.block_len() < 256 {
@@ -343,9 +340,8 @@ unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
     pass: Range<usize>,
     results: &mut Results,
 ) {
-    let of = F::weight_type(weights);
-    let block_bytes = PANEL_ROWS * of.block_bytes();
-    let (mut tail, mut scratch) = (PackedBlock::new(), F::SCRATCH);
+    let block_bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
+    let mut tail = PackedBlock::new();
     let mut unpacked = UnpackedBlock([0; 64 * QUAD_BYTES]);
     // SAFETY: as the caller's.
     let mut scales = unsafe { BlockScales::empty(l) };
@@ -353,14 +349,13 @@ unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
         // SAFETY: the caller entered the features; the panel and the row blocks have `weights.blocks()` blocks; an
         // `UnpackedBlock` has room for the 64 quads of the longest block.
         unsafe {
-            let packed = match weights.panel(panel) {
+            let block = match weights.panel(panel) {
                 Panel::Packed(panel) => panel.as_ptr().add(b * block_bytes),
                 Panel::Rows(rows) => {
-                    tail_block(of, rows, weights.row_bytes(), b, &mut tail);
+                    tail_block(F::TYPE, rows, weights.row_bytes(), b, &mut tail);
                     tail.0.as_ptr()
                 }
             };
-            let block = F::prepare(l, of, packed, 0..PANEL_ROWS, &mut scratch);
             for lane in (0..PANEL_ROWS).step_by(L::LANES) {
                 F::load_scales(l, block, lane, &mut scales);
                 let scales = (&raw const scales).cast();
@@ -378,7 +373,7 @@ unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
                         let results = results[done + first..].first_chunk_mut().expect("rows of a pass");
                         // The first parts prefetch the next block; the others, what is in the first-level cache.
                         let ahead = part * PREFETCHED;
-                        let next = packed.wrapping_add(block_bytes + ahead);
+                        let next = block.wrapping_add(block_bytes + ahead);
                         let prefetched = if ahead < block_bytes { next } else { memory };
                         let source = UnpackingSource { block, lane, to: memory, prefetched, format: PhantomData };
                         let rows = PartOfBlock { scales, x: x.add(first), lane, rows, results };

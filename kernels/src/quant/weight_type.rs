@@ -3,6 +3,8 @@
 use crate::quant::layout::{q8_1, q8k};
 
 /// A block-quantized weight type of GGUF files. The names, numbers and block layouts are llama.cpp's.
+///
+/// A packed matrix ([`pack`](super::pack)) is as large as the file's, except where two sizes are given below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(non_camel_case_types)]
 pub enum WeightType {
@@ -34,23 +36,29 @@ pub enum WeightType {
     MXFP4,
     /// 4-bit floats (E2M1), an unsigned 8-bit float (E4M3) per 16 in blocks of 64.
     NVFP4,
-    /// -1, 0 or 1, five to a byte; one scale per 256.
+    /// -1, 0 or 1, five to a byte; one scale per 256. 1.69 bits in a file, 2.06 packed.
     TQ1_0,
     /// -1, 0 or 1 (or 2) in 2 bits, one scale per 256.
     TQ2_0,
-    /// Eight weights an eighth from one of 2048 points of -1, 0 and 1; 3-bit scales per 32 in blocks of 256.
+    /// Eight weights an eighth from one of 2048 points of -1, 0 and 1; 3-bit scales per 32 in blocks of 256. 1.56 bits in a
+    /// file, 2.38 packed.
     IQ1_S,
-    /// The points of IQ1_S, 3-bit scales per 16 in blocks of 256.
+    /// The points of IQ1_S, 3-bit scales per 16 in blocks of 256. 1.75 bits in a file, 3.38 packed.
     IQ1_M,
-    /// The magnitudes of eight weights: one of 256 points; 4-bit scales per 32 in blocks of 256.
+    /// The magnitudes of eight weights: one of 256 points; 4-bit scales per 32 in blocks of 256. 2.06 bits in a file, 3.25
+    /// packed.
     IQ2_XXS,
-    /// The magnitudes of eight weights: one of 512 points; 4-bit scales per 16 in blocks of 256.
+    /// The magnitudes of eight weights: one of 512 points; 4-bit scales per 16 in blocks of 256. 2.31 bits in a file, 3.38
+    /// packed.
     IQ2_XS,
-    /// The magnitudes of eight weights: one of 1024 points; 4-bit scales per 16 in blocks of 256.
+    /// The magnitudes of eight weights: one of 1024 points; 4-bit scales per 16 in blocks of 256. 2.56 bits in a file, 3.38
+    /// packed.
     IQ2_S,
-    /// The magnitudes of four weights: one of 256 points; 4-bit scales per 32 in blocks of 256.
+    /// The magnitudes of four weights: one of 256 points; 4-bit scales per 32 in blocks of 256. 3.06 bits in a file, 4.25
+    /// packed.
     IQ3_XXS,
-    /// The magnitudes of four weights: one of 512 points; 4-bit scales per 32 in blocks of 256.
+    /// The magnitudes of four weights: one of 512 points; 4-bit scales per 32 in blocks of 256. 3.44 bits in a file, 4.25
+    /// packed.
     IQ3_S,
 }
 
@@ -154,7 +162,7 @@ impl WeightType {
         }
     }
 
-    /// Bytes per block.
+    /// Bytes per block of a file.
     pub const fn block_bytes(self) -> usize {
         match self {
             Self::Q4_0 | Self::IQ4_NL => 18,
@@ -182,12 +190,24 @@ impl WeightType {
         }
     }
 
+    /// Bytes per block and row when packed: the file's, except of the types whose weights are numbers of levels then.
+    pub const fn packed_block_bytes(self) -> usize {
+        match self {
+            Self::TQ1_0 | Self::TQ2_0 => 66,
+            Self::IQ1_S => 76,
+            Self::IQ2_XXS => 104,
+            Self::IQ1_M | Self::IQ2_XS | Self::IQ2_S => 108,
+            Self::IQ3_XXS | Self::IQ3_S => 136,
+            _ => self.block_bytes(),
+        }
+    }
+
     /// Whether [`quantize_row`](super::quantize_row) writes this type. The others are read only.
     pub const fn is_written(self) -> bool {
         !matches!(self, Self::NVFP4 | Self::TQ1_0 | Self::TQ2_0) && !self.has_grid()
     }
 
-    /// Whether blocks are indices into a grid of points.
+    /// Whether a file's blocks are indices into a grid of points.
     pub(super) const fn has_grid(self) -> bool {
         use WeightType::*;
         matches!(self, IQ1_S | IQ1_M | IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S)
@@ -201,10 +221,25 @@ impl WeightType {
         (inputs / self.block_len()).checked_mul(self.block_bytes())
     }
 
-    /// Bytes of an `(outputs, inputs)` matrix, in a file and packed alike; `None` if the rows are not whole blocks or the
-    /// product overflows.
+    /// Bytes of an `(outputs, inputs)` matrix; `None` if the rows are not whole blocks or the product overflows.
     pub const fn bytes_for(self, outputs: usize, inputs: usize) -> Option<usize> {
         match self.row_bytes(inputs) {
+            Some(row) => row.checked_mul(outputs),
+            None => None,
+        }
+    }
+
+    /// As [`WeightType::row_bytes`], packed.
+    pub const fn packed_row_bytes(self, inputs: usize) -> Option<usize> {
+        if !inputs.is_multiple_of(self.block_len()) {
+            return None;
+        }
+        (inputs / self.block_len()).checked_mul(self.packed_block_bytes())
+    }
+
+    /// As [`WeightType::bytes_for`], packed.
+    pub const fn packed_bytes_for(self, outputs: usize, inputs: usize) -> Option<usize> {
+        match self.packed_row_bytes(inputs) {
             Some(row) => row.checked_mul(outputs),
             None => None,
         }

@@ -40,12 +40,6 @@ pub(crate) trait ByteLanes: Floats {
     /// Whether [`ByteLanes::add_products`] is a compiler barrier. Without it, scales are not unrolled: the compiler would
     /// spill registers and take minutes.
     const BARRIERS: bool = false;
-    /// Whether there are look-ups in tables of 128 bytes (VBMI).
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    fn has_byte_tables(self) -> bool {
-        false
-    }
     type I: Copy;
     /// A row's sums during accumulation, in an order that depends on the instruction set.
     type Sum: Copy;

@@ -25,7 +25,7 @@ pub fn print(
     threads: usize,
 ) -> Result<()> {
     println!("on this machine");
-    let weights = checkpoint.bytes() + assistant.map_or(0, |(checkpoint, _)| checkpoint.bytes());
+    let weights = checkpoint.loaded_bytes() + assistant.map_or(0, |(checkpoint, _)| checkpoint.loaded_bytes());
     let available = available_memory();
     match available {
         Some(available) if weights > available => line(

@@ -167,10 +167,9 @@ unsafe fn add_blocks<F: Format>(
     x: &PackedActivations,
     results: &mut Results,
 ) {
-    let of = F::weight_type(weights);
-    let block_bytes = PANEL_ROWS * of.block_bytes();
+    let block_bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
     let row_tiles = x.rows / ROWS;
-    let (mut tail, mut scratch) = (PackedBlock::new(), F::SCRATCH);
+    let mut tail = PackedBlock::new();
     let mut products = [const { [const { CTile([MaybeUninit::uninit(); _]) }; BATCH] }; 2];
     // An empty batch precedes the first.
     let mut before = Batch { panel: 0, row_tile: 0, block: 0, scale: 0, count: 0, buffer: 1 };
@@ -191,7 +190,7 @@ unsafe fn add_blocks<F: Format>(
                     let block = match weights.panel(panel) {
                         Panel::Packed(panel) => panel.as_ptr().add(b * block_bytes),
                         Panel::Rows(rows) => {
-                            tail_block(of, rows, weights.row_bytes(), b, &mut tail);
+                            tail_block(F::TYPE, rows, weights.row_bytes(), b, &mut tail);
                             tail.0.as_ptr()
                         }
                     };
@@ -200,7 +199,6 @@ unsafe fn add_blocks<F: Format>(
                         let from = block.wrapping_add(weights.blocks() * block_bytes);
                         prefetcher = Prefetcher::new(from, blocks * block_bytes, blocks * scales::<F>() * row_tiles);
                     }
-                    let block = F::prepare(l, of, block, 0..PANEL_ROWS, &mut scratch);
                     buffers[buffer].unpack::<F>(l, block, i);
                 }
                 let count = blocks * scales::<F>();

@@ -152,11 +152,11 @@ impl UnpackedWeights {
     /// Unpacks block `i` of the K span.
     ///
     /// # Safety
-    /// The caller is inside a function with AVX-512's features; `block` is a prepared block of format `F`, and `i` is below
+    /// The caller is inside a function with AVX-512's features; `block` is a packed block of format `F`, and `i` is below
     /// [`span_blocks`].
     #[inline(always)]
     pub unsafe fn unpack<F: Format>(&mut self, l: Avx512Lanes, block: *const u8, i: usize) {
-        // SAFETY: the caller entered the features; `block` is a prepared block of this format.
+        // SAFETY: the caller entered the features; `block` is a packed block of this format.
         unsafe {
             if F::TYPE.block_len() == K_SPAN {
                 F::load_scales(l, block, 0, &mut self.scales);

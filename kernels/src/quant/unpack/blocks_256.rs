@@ -103,8 +103,6 @@ impl Format for Q4K {
     const BYTES: Bytes = Bytes::Unsigned(15);
     const MIN_PAIRS: usize = 4;
     type Cursor<L: ByteLanes> = Plane<L>;
-    type Scratch = ();
-    const SCRATCH: () = ();
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
@@ -133,8 +131,6 @@ impl Format for Q5K {
     const MIN_PAIRS: usize = 4;
     const SLOW_TO_UNPACK: bool = true;
     type Cursor<L: ByteLanes> = Planes<L>;
-    type Scratch = ();
-    const SCRATCH: () = ();
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
@@ -171,8 +167,6 @@ impl Format for Q6K {
     const BYTES: Bytes = Bytes::Unsigned(63);
     const SLOW_TO_UNPACK: bool = true;
     type Cursor<L: ByteLanes> = Planes<L>;
-    type Scratch = ();
-    const SCRATCH: () = ();
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
@@ -216,8 +210,6 @@ impl Format for Q2K {
     const MIN_PAIRS: usize = 8;
     const UNPACKED_FROM: usize = 9;
     type Cursor<L: ByteLanes> = Plane<L>;
-    type Scratch = ();
-    const SCRATCH: () = ();
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
@@ -263,8 +255,6 @@ impl Format for Q3K {
     const BYTES: Bytes = Bytes::Unsigned(7);
     const SLOW_TO_UNPACK: bool = true;
     type Cursor<L: ByteLanes> = Planes<L>;
-    type Scratch = ();
-    const SCRATCH: () = ();
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {

@@ -30,8 +30,6 @@ macro_rules! blocks_of_32 {
             const BYTES: Bytes = $bytes;
             const HAS_MIN: bool = $has_min;
             type Cursor<L: ByteLanes> = *const u8;
-            type Scratch = ();
-            const SCRATCH: () = ();
 
             #[inline(always)]
             unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {

@@ -1,10 +1,8 @@
 //! What a format is: a block's weights, quad by quad, and its scales.
 
-use crate::quant::packed_matrix::PackedMatrix;
 use crate::quant::weight_type::WeightType;
 use crate::simd::bytes::{ByteLanes, Bytes};
 use half::f16;
-use std::ops::Range;
 
 /// A block's scales, for the rows that one vector holds.
 pub(in crate::quant) struct BlockScales<L: ByteLanes> {
@@ -34,9 +32,10 @@ impl<L: ByteLanes> BlockScales<L> {
 /// A packed format. A quad is four consecutive inputs.
 ///
 /// # Safety
-/// Functions are unsafe for one reason: they must run inside a function with `L`'s features, with `block` being what
-/// [`Format::prepare`] returned for a packed block of this format.
+/// Functions are unsafe for one reason: they must run inside a function with `L`'s features, with `block` being a packed
+/// block of this format.
 pub(in crate::quant) trait Format {
+    /// The type, or one of those whose packed blocks are the same.
     const TYPE: WeightType;
     /// Quads per scale: 8 or 4.
     const QUADS_PER_SCALE: usize;
@@ -69,30 +68,6 @@ pub(in crate::quant) trait Format {
     };
     /// The place of a scale's quads.
     type Cursor<L: ByteLanes>: Copy;
-    /// Memory for a block that is decoded before its weights are read.
-    type Scratch;
-    const SCRATCH: Self::Scratch;
-
-    /// The type of a matrix: [`Format::TYPE`], if the format is of one type only.
-    #[inline(always)]
-    fn weight_type(_: &PackedMatrix<'_>) -> WeightType {
-        Self::TYPE
-    }
-    /// Decodes some rows of a block of that type into `scratch`, where the format does so; what the functions below get as
-    /// `block`.
-    ///
-    /// # Safety
-    /// The caller is inside a function with `L`'s features; `block` points at a packed block.
-    #[inline(always)]
-    unsafe fn prepare<L: ByteLanes>(
-        _: L,
-        _: WeightType,
-        block: *const u8,
-        _rows: Range<usize>,
-        _: &mut Self::Scratch,
-    ) -> *const u8 {
-        block
-    }
     /// # Safety
     /// As the trait's.
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>);
@@ -108,7 +83,7 @@ pub(in crate::quant) trait Format {
     unsafe fn quad<L: ByteLanes>(l: L, cursor: Self::Cursor<L>, g: usize) -> L::I;
 }
 
-/// The field of `f16` at byte `offset` of a GGUF block.
+/// The field of `f16` at byte `offset` of a row's block.
 ///
 /// # Safety
 /// The caller is inside a function with `L`'s features; `block` is a packed block with such a field, `lane` one of its rows.
@@ -118,7 +93,7 @@ pub(super) unsafe fn load_halves<L: ByteLanes>(l: L, block: *const u8, offset: u
     unsafe { l.load_f16(block.add(16 * offset + 2 * lane).cast::<f16>()) }
 }
 
-/// The field of words at byte `offset` of a GGUF block.
+/// The field of words at byte `offset` of a row's block.
 ///
 /// # Safety
 /// The caller is inside a function with `L`'s features; `block` is a packed block with such a field, `lane` one of its rows.

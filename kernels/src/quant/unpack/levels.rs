@@ -1,18 +1,19 @@
-//! Formats whose weights are indices into sixteen levels.
+//! Formats whose weights are indices into sixteen levels, or eight.
 
 use super::blocks_32::nibbles;
 use super::format::{BlockScales, Format, load_field, load_halves};
 use crate::quant::ggml::{E2M1_LEVELS, IQ4_NL_LEVELS};
 use crate::quant::layout::QUAD_BYTES;
+use crate::quant::level_block::{IQ1_M_LEVELS, IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS, weights_at};
 use crate::quant::weight_type::WeightType;
 use crate::simd::bytes::{ByteLanes, Bytes};
 
-/// Levels plus a zero point, as unsigned bytes.
-const fn shifted(levels: [i8; 16], zero_point: u8) -> [u8; 16] {
+/// Levels plus a zero point, as unsigned bytes; eight levels twice.
+const fn shifted<const N: usize>(levels: [i8; N], zero_point: u8) -> [u8; 16] {
     let mut shifted = [0; 16];
     let mut i = 0;
     while i < 16 {
-        shifted[i] = (levels[i] as u8).wrapping_add(zero_point);
+        shifted[i] = (levels[i % N] as u8).wrapping_add(zero_point);
         i += 1;
     }
     shifted
@@ -30,8 +31,6 @@ impl Format for Iq4Nl {
     const ZERO_POINT: Option<u8> = Some(128);
     const BYTES: Bytes = Bytes::Biased;
     type Cursor<L: ByteLanes> = *const u8;
-    type Scratch = ();
-    const SCRATCH: () = ();
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
@@ -59,8 +58,6 @@ impl Format for Iq4Xs {
     const BYTES: Bytes = Bytes::Biased;
     const SLOW_TO_UNPACK: bool = true;
     type Cursor<L: ByteLanes> = *const u8;
-    type Scratch = ();
-    const SCRATCH: () = ();
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
@@ -97,8 +94,6 @@ impl Format for Mxfp4 {
     const ZERO_POINT: Option<u8> = Some(16);
     const BYTES: Bytes = Bytes::Unsigned(28);
     type Cursor<L: ByteLanes> = *const u8;
-    type Scratch = ();
-    const SCRATCH: () = ();
 
     /// `2^(e - 128)` as a product of two normal numbers, because `e` of 0 and 1 make it subnormal: with `e = 16 h + l`, of
     /// `2^(16 h - 113)` and `2^(l - 15)`.
@@ -132,8 +127,6 @@ impl Format for Nvfp4 {
     const ZERO_POINT: Option<u8> = Some(16);
     const BYTES: Bytes = Bytes::Unsigned(28);
     type Cursor<L: ByteLanes> = *const u8;
-    type Scratch = ();
-    const SCRATCH: () = ();
 
     /// The seven bits of a scale are those of an `f32`'s exponent and mantissa but for the bias: 127 instead of 7, and one
     /// for the doubled levels.
@@ -164,3 +157,105 @@ impl Format for Nvfp4 {
         }
     }
 }
+
+/// A block's scale and four bits `b` of each other scale, `2 b + 1`.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; `block` is a packed block of levels with as many scales, `lane` one of
+/// its rows.
+#[inline(always)]
+pub(super) unsafe fn load_odd_scales<L: ByteLanes>(
+    l: L,
+    block: *const u8,
+    lane: usize,
+    scales: &mut [L::I],
+    d: &mut L::V,
+) {
+    // SAFETY: as the caller's; the block begins with `f32`, and nibble `s % 8` of word `s / 8` behind them is scale `s`'s.
+    unsafe {
+        *d = l.load(block.add(4 * lane).cast());
+        for (s, scale) in scales.iter_mut().enumerate() {
+            let bits = l.shift(load_field(l, block, 4 + s / 8 * 4, lane), 1 - 4 * (s as i32 % 8));
+            *scale = l.to_scale(l.or(l.and(bits, l.splat_word(0x1e)), l.splat_word(1)));
+        }
+    }
+}
+
+/// Bytes shifted left, the bits of a mask.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; a quad of bytes begins at `from`.
+#[inline(always)]
+pub(super) unsafe fn shifted_bits<L: ByteLanes>(l: L, from: *const u8, up: i32, mask: i32) -> L::I {
+    // SAFETY: as the caller's.
+    unsafe { l.and(l.shift_bytes(l.load_words(from), up), l.splat_word(mask)) }
+}
+
+/// Quad `q` of 32 weights of three bits, which `level_block.rs` lays out.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; three quads of bytes begin at `from`.
+#[inline(always)]
+unsafe fn three_bits<L: ByteLanes>(l: L, from: *const u8, q: usize) -> L::I {
+    // SAFETY: as the caller's.
+    unsafe {
+        let (second, third) = (from.add(QUAD_BYTES), from.add(2 * QUAD_BYTES));
+        match q {
+            0 => shifted_bits(l, from, 0, 0x0707_0707),
+            1 => shifted_bits(l, from, -3, 0x0707_0707),
+            2 => shifted_bits(l, second, 0, 0x0707_0707),
+            3 => l.or(shifted_bits(l, from, -6, 0x0303_0303), shifted_bits(l, second, -4, 0x0404_0404)),
+            4 => shifted_bits(l, second, -3, 0x0707_0707),
+            5 => shifted_bits(l, third, 0, 0x0707_0707),
+            6 => shifted_bits(l, third, -3, 0x0707_0707),
+            _ => l.or(shifted_bits(l, third, -6, 0x0303_0303), shifted_bits(l, second, -5, 0x0404_0404)),
+        }
+    }
+}
+
+/// A format of blocks of levels: `$from` points at the 32 weights that quad `$q` is of.
+macro_rules! level_blocks {
+    ($name:ident, $type:ident, $quads:literal, $levels:ident + $zero_point:literal, $max:literal, $bits:literal,
+        |$l:ident, $from:ident, $q:ident| $number:expr) => {
+        pub(in crate::quant) struct $name;
+
+        impl Format for $name {
+            const TYPE: WeightType = WeightType::$type;
+            const QUADS_PER_SCALE: usize = $quads;
+            const ZERO_POINT: Option<u8> = Some($zero_point);
+            const BYTES: Bytes = Bytes::Unsigned($max);
+            const SLOW_TO_UNPACK: bool = true;
+            /// With the first quad of the scale.
+            type Cursor<L: ByteLanes> = (*const u8, usize);
+
+            #[inline(always)]
+            unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
+                // SAFETY: as the caller's.
+                unsafe { load_odd_scales(l, block, lane, &mut scales.scales[..Self::SCALES], &mut scales.d[0]) }
+            }
+            #[inline(always)]
+            unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, s: usize) -> Self::Cursor<L> {
+                let quad = s * $quads;
+                // SAFETY: as the caller's; eight quads take `$bits` words.
+                unsafe {
+                    let weights = block.add(16 * const { weights_at(Self::TYPE) } + 4 * lane);
+                    (weights.add(quad / 8 * $bits * QUAD_BYTES), quad % 8)
+                }
+            }
+            #[inline(always)]
+            unsafe fn quad<L: ByteLanes>($l: L, ($from, first): Self::Cursor<L>, g: usize) -> L::I {
+                const LEVELS: [u8; 16] = shifted($levels, $zero_point);
+                let $q = first + g;
+                // SAFETY: as the caller's.
+                unsafe { $l.lookup(&LEVELS, $number) }
+            }
+        }
+    };
+}
+
+level_blocks!(Iq3Xxs, IQ3_XXS, 8, IQ3_XXS_LEVELS + 31, 62, 4, |l, from, q| nibbles(l, from, q));
+level_blocks!(Iq3S, IQ3_S, 8, IQ3_S_LEVELS + 15, 30, 4, |l, from, q| nibbles(l, from, q));
+level_blocks!(Iq2Xxs, IQ2_XXS, 8, IQ2_LEVELS + 43, 86, 3, |l, from, q| three_bits(l, from, q));
+// And IQ2_XS.
+level_blocks!(Iq2Xs, IQ2_S, 4, IQ2_LEVELS + 43, 86, 3, |l, from, q| three_bits(l, from, q));
+level_blocks!(Iq1M, IQ1_M, 4, IQ1_M_LEVELS + 9, 18, 3, |l, from, q| three_bits(l, from, q));

@@ -48,11 +48,6 @@ impl ByteLanes for Avx512Lanes {
     type Sum = ScaledSum;
 
     #[inline(always)]
-    fn has_byte_tables(self) -> bool {
-        is_x86_feature_detected!("avx512vbmi")
-    }
-
-    #[inline(always)]
     unsafe fn call<O: PanelOp>(self, op: O) {
         unsafe { entry::avx512_panels::eval(op) }
     }

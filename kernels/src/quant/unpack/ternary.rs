@@ -1,0 +1,78 @@
+//! Formats whose weights are -1, 0 and 1, also by an eighth more or less.
+
+use super::format::{BlockScales, Format, load_field, load_halves};
+use super::levels::{load_odd_scales, shifted_bits};
+use crate::quant::layout::QUAD_BYTES;
+use crate::quant::level_block::{TERNARY_SCALE, weights_at};
+use crate::quant::weight_type::WeightType;
+use crate::simd::bytes::{ByteLanes, Bytes};
+
+/// Quad `g` of scale `s` in bits `up..up + 2` of every byte.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; the two bits of 64 quads begin at `from`, and they include the quad.
+#[inline(always)]
+unsafe fn pairs<L: ByteLanes>(l: L, from: *const u8, s: usize, g: usize, up: i32) -> L::I {
+    // SAFETY: as the caller's.
+    unsafe { shifted_bits(l, from.add((s / 4 * 8 + g) * QUAD_BYTES), up - s as i32 % 4 * 2, 0x0303_0303 << up) }
+}
+
+/// TQ1_0 and TQ2_0.
+pub(in crate::quant) struct Tq;
+
+impl Format for Tq {
+    const TYPE: WeightType = WeightType::TQ2_0;
+    const QUADS_PER_SCALE: usize = 8;
+    const ZERO_POINT: Option<u8> = Some(1);
+    const BYTES: Bytes = Bytes::Unsigned(3);
+    type Cursor<L: ByteLanes> = (*const u8, usize);
+
+    #[inline(always)]
+    unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
+        // SAFETY: as the caller's.
+        unsafe {
+            scales.d[0] = load_halves(l, block, TERNARY_SCALE, lane);
+            scales.scales[..Self::SCALES].fill(l.to_scale(l.splat_word(1)));
+        }
+    }
+    #[inline(always)]
+    unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, s: usize) -> Self::Cursor<L> {
+        // SAFETY: as the caller's.
+        unsafe { (block.add(4 * lane), s) }
+    }
+    #[inline(always)]
+    unsafe fn quad<L: ByteLanes>(l: L, (from, s): Self::Cursor<L>, g: usize) -> L::I {
+        // SAFETY: as the caller's.
+        unsafe { pairs(l, from, s, g, 0) }
+    }
+}
+
+pub(in crate::quant) struct Iq1S;
+
+impl Format for Iq1S {
+    const TYPE: WeightType = WeightType::IQ1_S;
+    const QUADS_PER_SCALE: usize = 8;
+    const ZERO_POINT: Option<u8> = Some(9);
+    const BYTES: Bytes = Bytes::Unsigned(18);
+    type Cursor<L: ByteLanes> = (*const u8, usize, L::I);
+
+    #[inline(always)]
+    unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
+        // SAFETY: as the caller's.
+        unsafe { load_odd_scales(l, block, lane, &mut scales.scales[..Self::SCALES], &mut scales.d[0]) }
+    }
+    #[inline(always)]
+    unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Self::Cursor<L> {
+        // SAFETY: as the caller's.
+        unsafe {
+            let offsets = l.shift_bytes(load_field(l, block, 8, lane), 1 - s as i32);
+            let from = block.add(16 * const { weights_at(Self::TYPE) } + 4 * lane);
+            (from, s, l.and(offsets, l.splat_word(0x0202_0202)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn quad<L: ByteLanes>(l: L, (from, s, offset): Self::Cursor<L>, g: usize) -> L::I {
+        // SAFETY: as the caller's.
+        unsafe { l.or(pairs(l, from, s, g, 3), offset) }
+    }
+}

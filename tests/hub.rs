@@ -310,6 +310,10 @@ fn requests_that_are_refused() {
     refused(wait, &["test/target", "429", "try again in 37 s", "token"]);
     refused(refuse("/api/", "429 Too Many Requests"), &["429", "try again in some minutes"]);
     refused(refuse("/resolve/", "429 Too Many Requests"), &[", config.json", "429", "try again in some minutes"]);
+    let wait = refuse("/resolve/", "429 Too Many Requests\r\nRetry-After: 41");
+    refused(wait, &[", config.json", "429", "try again in 41 s", "token"]);
+    let past = refuse("/resolve/", "429 Too Many Requests\r\nRetry-After: Wed, 21 Oct 2015 07:28:00 GMT");
+    refused(past, &[", config.json", "429", "try again in 0 s"]);
     let terms = format!("terms accepted at {}/test/target", server.endpoint);
     refused(refuse("/resolve/", "403 Forbidden"), &["403", "gated", "needs a token (hf auth login)", &terms]);
     assert_eq!(server.state().requests.len(), 2, "a refusal is not asked for again");

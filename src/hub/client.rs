@@ -107,7 +107,7 @@ impl Downloads<'_> {
         let mut response = response.map_err(|e| self.failed("", &ApiError::RequestError(Box::new(e))))?;
         let status = response.status().as_u16();
         if status != 200 {
-            let wait = response.headers().get("retry-after").and_then(|wait| wait.to_str().ok()?.parse().ok());
+            let wait = response.headers().get(RETRY_AFTER).and_then(|wait| seconds(wait.to_str().ok()?));
             return Err(self.refused("", status, wait));
         }
         response.body_mut().read_json().map_err(|e| self.failed("", &ApiError::RequestError(Box::new(e))))
@@ -146,6 +146,9 @@ impl Downloads<'_> {
             // Not by the client's own retries: one that broke off before its first byte would append the whole file.
             match self.api.download_with_progress(name, listener) {
                 Ok(path) => return Ok(path),
+                Err(error) if status(&error) == Some(429) => {
+                    return Err(self.refused(&format!(", {name}"), 429, self.wait(name)));
+                }
                 Err(error) if status(&error).is_some() || retries == self.options.retries => {
                     return Err(self.failed(&format!(", {name}"), &error));
                 }
@@ -153,6 +156,14 @@ impl Downloads<'_> {
             }
             std::thread::sleep(RETRY_WAIT * retries as u32);
         }
+    }
+
+    /// The seconds after which the server lets the file `name` be downloaded, asked for once more: the client's errors have
+    /// no headers.
+    fn wait(&self, name: &str) -> Option<u64> {
+        let request = self.api.info_request().uri(self.api.url(name)).header("range", "bytes=0-0");
+        let response = request.config().http_status_as_error(false).build().call().ok()?;
+        seconds(response.headers().get(RETRY_AFTER)?.to_str().ok()?)
     }
 
     fn failed(&self, what: &str, error: &ApiError) -> Error {
@@ -186,6 +197,17 @@ impl Downloads<'_> {
 
 /// Before the first retry; each one waits longer by this.
 const RETRY_WAIT: Duration = Duration::from_millis(500);
+
+/// The header that says when to try again.
+const RETRY_AFTER: &str = "retry-after";
+
+/// The seconds to wait that the header says, as a number or as a date.
+fn seconds(header: &str) -> Option<u64> {
+    header.trim().parse().ok().or_else(|| {
+        let date = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(header).ok()?;
+        Some(u64::try_from(date.as_second() - jiff::Timestamp::now().as_second()).unwrap_or(0))
+    })
+}
 
 fn tagged_as(tag: Option<&str>) -> String {
     tag.map_or(String::new(), |tag| format!(" with {tag:?} in its name"))

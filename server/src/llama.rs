@@ -14,6 +14,7 @@ use crate::app::{App, RequestId};
 use crate::convert::{self, MAX_TOP_LOGPROBS};
 use crate::fields::Fields;
 use crate::job::Ended;
+use crate::openai::without_mirostat;
 use crate::reply::{self, Generate, Reply, Written, event};
 use crate::structured::Structured;
 
@@ -62,7 +63,7 @@ fn take_inert(fields: &mut Fields) -> Result<(), ApiError> {
         fields.only(field, &[json!(0)])?;
     }
     fields.only("typical_p", &[json!(1)])?;
-    fields.only("mirostat", &[json!(0)])?;
+    without_mirostat(fields)?;
     fields.only("timings_per_token", &[json!(false)])?;
     fields.only("post_sampling_probs", &[json!(false)])
 }

@@ -40,9 +40,20 @@ pub(crate) struct Form {
 pub(crate) fn take_inert(fields: &mut Fields) -> Result<(), ApiError> {
     fields.ignore(&NO_EFFECT);
     fields.only("min_tokens", &[json!(0)])?;
+    without_mirostat(fields)?;
     fields.only("timings_per_token", &[json!(false)])?;
     fields.only("skip_special_tokens", &[json!(true)])?;
     fields.only("include_stop_str_in_output", &[json!(false)])
+}
+
+/// Takes Mirostat's fields.
+///
+/// # Errors
+/// If it is on.
+pub(crate) fn without_mirostat(fields: &mut Fields) -> Result<(), ApiError> {
+    fields.only("mirostat", &[json!(0)])?;
+    fields.ignore(&["mirostat_tau", "mirostat_eta"]);
+    Ok(())
 }
 
 /// Takes `n`. All choices are decoded together.

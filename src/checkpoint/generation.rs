@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Fields, GenerationTokens};
-use crate::sampler::{Penalties, Sampling};
+use crate::sampler::{Penalties, Sampling, Xtc};
 use crate::{Error, Result};
 
 /// The file in the directory of a checkpoint, if there is one.
@@ -30,6 +30,12 @@ pub(super) fn tokens(directory: &Path) -> Result<GenerationTokens> {
 pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
     let Some(fields) = read(directory)? else { return Ok(None) };
     let number = |name: &str| fields.optional_number(name);
+    for name in ["mirostat", "mirostat_mode"] {
+        if let Some(version) = number(name)?.filter(|version| *version != 0.0) {
+            let problem = format!("is {version}; {NO_MIROSTAT}, and remove the field");
+            return Err(fields.unsupported(name, problem));
+        }
+    }
     let parameters = Parameters {
         temperature: number("temperature")?,
         top_k: fields.optional_size("top_k")?,
@@ -39,6 +45,8 @@ pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
         // Over the whole context, as in transformers.
         penalty_repeat: number("repetition_penalty")?,
         penalty_last_n: None,
+        xtc_probability: None,
+        xtc_threshold: None,
     };
     let do_sample = fields.optional_flag("do_sample")?;
     fields.refuse_misspelt()?;
@@ -49,6 +57,10 @@ pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
         }),
     }
 }
+
+/// Why Mirostat is refused, and what to take instead.
+pub(super) const NO_MIROSTAT: &str =
+    "Mirostat, whose target follows what was emitted, is not implemented: give top_p, min_p or temperature";
 
 /// Sampling parameters as files have them.
 pub(super) struct Parameters {
@@ -61,6 +73,8 @@ pub(super) struct Parameters {
     pub(super) penalty_repeat: Option<f64>,
     /// Tokens; -1 is all, and so is `None`.
     pub(super) penalty_last_n: Option<i64>,
+    pub(super) xtc_probability: Option<f64>,
+    pub(super) xtc_threshold: Option<f64>,
 }
 
 impl Parameters {
@@ -69,7 +83,7 @@ impl Parameters {
     /// # Errors
     /// If one is out of its range: what `error` makes of its name and the problem.
     pub(super) fn sampling(self, error: impl FnOnce(&str, String) -> Error) -> Result<Option<Sampling>> {
-        let Self { temperature, top_k, top_p, min_p, typical_p, penalty_repeat, penalty_last_n } = self;
+        let Self { temperature, top_k, top_p, min_p, typical_p, penalty_repeat, penalty_last_n, .. } = self;
         // A penalty alone does not say that anything is drawn.
         let numbers = [temperature, top_p, min_p, typical_p];
         if top_k.is_none() && numbers.iter().all(Option::is_none) {
@@ -85,6 +99,10 @@ impl Parameters {
             top_p: top_p.unwrap_or(1.0) as f32,
             min_p: min_p.unwrap_or(0.0) as f32,
             typical_p: typical_p.unwrap_or(1.0) as f32,
+            xtc: self.xtc_probability.filter(|probability| *probability != 0.0).map(|probability| Xtc {
+                probability: probability as f32,
+                threshold: self.xtc_threshold.map_or(Xtc::default().threshold, |threshold| threshold as f32),
+            }),
             ..Sampling::default()
         };
         match sampling.check() {

@@ -304,7 +304,8 @@ impl<'a> Loader<'a> {
                     return Err(self.short(name));
                 }
                 let packed = Weight::packed(&mut self.arena, tensor.bytes, weight_type, shape);
-                packed.ok_or_else(|| self.no_memory(name, packed_bytes(weight_type)))?
+                let packed = packed.ok_or_else(|| self.no_memory(name, packed_bytes(weight_type)))?;
+                if weight_type == WeightType::NVFP4 { packed.scaled(self.scales(name, count)?) } else { packed }
             }
             TensorType::Float(element) => {
                 if let Some(to) = self.options.quantize.filter(|to| !to.is_written()) {
@@ -332,6 +333,14 @@ impl<'a> Loader<'a> {
             progress(Progress { loaded: self.loaded, total: self.total });
         }
         Ok(weight.named(&self.full(name)))
+    }
+
+    /// The scales that a GGUF file has beside the NVFP4 weight `name`.
+    fn scales(&mut self, name: &str, count: usize) -> Result<Vec<f32>> {
+        let (Some(gguf), full) = (self.checkpoint.gguf(), self.full(name)) else { return Ok(Vec::new()) };
+        let scales = gguf.scales(full.strip_prefix("model.").unwrap_or(&full), count)?;
+        self.taken.extend(scales.tensors);
+        Ok(scales.factors)
     }
 
     fn charge(&mut self, weight: &Weight, used: usize) {

@@ -162,7 +162,7 @@ pub fn multiply(isa: Isa, jobs: &[(Matrix<'_>, &Input<'_>)]) -> Vec<Vec<f32>> {
     for ((matrix, input), y) in jobs.iter().zip(&mut outputs) {
         let rows = match matrix {
             Matrix::Float { elements, .. } => PreparedInput::Float(input.floats(isa, elements.element_type())),
-            Matrix::Packed(packed) => {
+            Matrix::Packed(packed) | Matrix::Scaled(packed, _) => {
                 PreparedInput::Quantized(input.quantized(isa, packed.weight_type().activation_type()))
             }
         };
@@ -178,13 +178,19 @@ pub fn multiply(isa: Isa, jobs: &[(Matrix<'_>, &Input<'_>)]) -> Vec<Vec<f32>> {
     for ((matrix, input), y) in jobs.iter().zip(&mut outputs) {
         // SAFETY: the tasks cover all columns of all rows, and `run_task` wrote every one.
         unsafe { y.set_len(input.rows * matrix.outputs()) };
+        if let Matrix::Scaled(_, factors) = matrix {
+            let runs = y.chunks_exact_mut(matrix.outputs() / factors.len());
+            runs.zip(factors.iter().cycle()).for_each(|(run, factor)| run.iter_mut().for_each(|y| *y *= factor));
+        }
     }
     outputs
 }
 
 fn run_task(isa: Isa, matrix: &Matrix<'_>, rows: PreparedInput<'_>, y: ColumnsMut<'_>) {
     match (matrix, rows) {
-        (Matrix::Packed(packed), PreparedInput::Quantized(x)) => quant::matmul(isa, packed, &x, y),
+        (Matrix::Packed(packed) | Matrix::Scaled(packed, _), PreparedInput::Quantized(x)) => {
+            quant::matmul(isa, packed, &x, y)
+        }
         (Matrix::Float { elements, .. }, PreparedInput::Float(x)) => gemm::matmul(isa, x, *elements, y),
         _ => unreachable!("`multiply` pairs matrices with the rows that they take"),
     }

@@ -23,6 +23,7 @@ pub struct Weight {
     count: usize,
     outputs: usize,
     inputs: usize,
+    factors: Arc<[f32]>, // of equal runs of rows, of every matrix or of all alike; empty: none
 }
 
 #[derive(Clone)]
@@ -67,6 +68,8 @@ pub enum Matrix<'a> {
     },
     /// Packed quantized rows.
     Packed(PackedMatrix<'a>),
+    /// Packed quantized rows, and the factors of as many equal runs of them.
+    Scaled(PackedMatrix<'a>, &'a [f32]),
 }
 
 impl Matrix<'_> {
@@ -74,7 +77,7 @@ impl Matrix<'_> {
     pub fn outputs(&self) -> usize {
         match self {
             Matrix::Float { elements, inputs } => elements.len() / (*inputs).max(1),
-            Matrix::Packed(matrix) => matrix.outputs(),
+            Matrix::Packed(matrix) | Matrix::Scaled(matrix, _) => matrix.outputs(),
         }
     }
 
@@ -82,7 +85,7 @@ impl Matrix<'_> {
     pub fn inputs(&self) -> usize {
         match self {
             Matrix::Float { inputs, .. } => *inputs,
-            Matrix::Packed(matrix) => matrix.inputs(),
+            Matrix::Packed(matrix) | Matrix::Scaled(matrix, _) => matrix.inputs(),
         }
     }
 
@@ -90,7 +93,7 @@ impl Matrix<'_> {
     pub fn bytes(&self) -> usize {
         match self {
             Matrix::Float { elements, .. } => elements.len() * elements.element_type().size(),
-            Matrix::Packed(matrix) => matrix.bytes().len(),
+            Matrix::Packed(matrix) | Matrix::Scaled(matrix, _) => matrix.bytes().len(),
         }
     }
 }
@@ -107,7 +110,7 @@ impl Weight {
         let aligned = bytes.as_slice().as_ptr().align_offset(element.size()) == 0;
         // Allocators align buffers for any element type; `cast` checks.
         let bytes = if aligned { bytes } else { Bytes::from(bytes.as_slice().to_vec()) };
-        Some(Self { name: UNNAMED.into(), storage: Storage::Float(element, bytes), count, outputs, inputs })
+        Some(Self::of(Storage::Float(element, bytes), [count, outputs, inputs]))
     }
 
     /// A quantized table in the file's layout.
@@ -115,13 +118,7 @@ impl Weight {
     /// Returns `None` if `bytes` is not the bytes of `(outputs, inputs)`.
     pub fn table(bytes: Bytes, weight_type: WeightType, outputs: usize, inputs: usize) -> Option<Self> {
         let fits = weight_type.bytes_for(outputs, inputs) == Some(bytes.as_slice().len());
-        fits.then(|| Self {
-            name: UNNAMED.into(),
-            storage: Storage::Rows(weight_type, bytes),
-            count: 1,
-            outputs,
-            inputs,
-        })
+        fits.then(|| Self::of(Storage::Rows(weight_type, bytes), [1, outputs, inputs]))
     }
 
     /// Packs quantized matrices, on all threads of the current pool; the file's pages are released while they are read.
@@ -161,7 +158,31 @@ impl Weight {
             });
         }
         let storage = Storage::Packed(weight_type, Arc::new(packed));
-        Some(Self { name: UNNAMED.into(), storage, count, outputs, inputs })
+        Some(Self::of(storage, [count, outputs, inputs]))
+    }
+
+    fn of(storage: Storage, [count, outputs, inputs]: [usize; 3]) -> Self {
+        Self { name: UNNAMED.into(), storage, count, outputs, inputs, factors: [].into() }
+    }
+
+    /// The packed weight with factors of its rows: one for all, or as many for each matrix, in order, each of an equal run of
+    /// rows.
+    ///
+    /// # Panics
+    /// If the weight is not packed, or the runs are not equal.
+    pub(crate) fn scaled(self, factors: Vec<f32>) -> Self {
+        let runs = factors.len() / self.count.max(1);
+        assert!(matches!(self.storage, Storage::Packed(..)), "weight: only packed matrices have factors");
+        assert!(factors.len() <= 1 || runs * self.count == factors.len() && self.outputs.is_multiple_of(runs));
+        Self { factors: factors.into(), ..self }
+    }
+
+    /// The factors of the rows of matrix `index`.
+    fn factors_of(&self, index: usize) -> &[f32] {
+        match self.factors.len() {
+            0 | 1 => &self.factors,
+            all => &self.factors[index * (all / self.count)..][..all / self.count],
+        }
     }
 
     /// The same weight with the name of its tensor, which errors mention.
@@ -230,7 +251,11 @@ impl Weight {
                 let bytes = bytes.as_slice();
                 let size = bytes.len() / self.count;
                 let bytes = &bytes[index * size..(index + 1) * size];
-                Matrix::Packed(PackedMatrix::new(*weight_type, self.outputs, self.inputs, bytes))
+                let packed = PackedMatrix::new(*weight_type, self.outputs, self.inputs, bytes);
+                match self.factors_of(index) {
+                    [] => Matrix::Packed(packed),
+                    factors => Matrix::Scaled(packed, factors),
+                }
             }
             Storage::Rows(..) => panic!("weight: a table is not multiplied"),
         }
@@ -252,6 +277,11 @@ impl Weight {
             }
             Storage::Packed(..) => match self.matrix(0) {
                 Matrix::Packed(matrix) => dequantize_packed_row(&matrix, row, out),
+                Matrix::Scaled(matrix, factors) => {
+                    dequantize_packed_row(&matrix, row, out);
+                    let factor = factors[row * factors.len() / self.outputs];
+                    out.iter_mut().for_each(|x| *x *= factor);
+                }
                 Matrix::Float { .. } => {}
             },
         }

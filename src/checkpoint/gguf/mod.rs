@@ -14,6 +14,7 @@ mod keys;
 mod metadata;
 mod names;
 mod sampling;
+mod scales;
 mod split;
 mod tokenizer;
 mod types;

@@ -204,6 +204,9 @@ fn plan(gguf: &Gguf, options: &QuantizeOptions) -> Result<Vec<Planned>> {
                 let problem = format!("is {} already; quantize the file that it came from", stored.name());
                 return Err(gguf.error(&name, problem));
             }
+            TensorType::Quantized(_) if stored != preferred && gguf.has_scale(&name) => {
+                return Err(gguf.error(&name, "has a scale beside it; quantize the file that it came from"));
+            }
             TensorType::Quantized(_) | TensorType::Float(_) => {}
             _ => return Err(gguf.error(&name, "has a type that cannot be quantized; convert the checkpoint again")),
         }

@@ -1,0 +1,76 @@
+//! Scales of NVFP4 matrices: tensors of their own, which the products are multiplied with.
+
+use super::types::{self, GgmlType};
+use super::{Gguf, TensorInfo};
+use crate::Result;
+
+/// The scales of a weight.
+#[derive(Default)]
+pub(crate) struct Scales {
+    /// One for all rows, or as many for each matrix of a stack, in order; none if the file has none.
+    pub(crate) factors: Vec<f32>,
+    /// The tensors that were read, and those that are not needed.
+    pub(crate) tensors: Vec<String>,
+}
+
+impl Gguf {
+    /// The scales of the weight of this Hugging Face name, a stack of `count` matrices. Converters spell them `X.scale` and
+    /// `X.weight.scale`. Experts' gates and ups that lie apart have their own, in turn.
+    ///
+    /// `X.input_scale` is of activations in 4 bits, which are not made here.
+    ///
+    /// # Errors
+    /// If a scale is malformed.
+    pub(crate) fn scales(&self, name: &str, count: usize) -> Result<Scales> {
+        let apart = || self.gate_up_infos(name).map(|(gate, up)| vec![gate, up]);
+        let parts = self.info_of_weight(name).map(|one| vec![one]).or_else(apart).unwrap_or_default();
+        let mut scales = Scales::default();
+        let mut of_parts = Vec::new();
+        for part in &parts {
+            let base = part.name().strip_suffix(".weight").unwrap_or(part.name());
+            let has = |name: &String| self.info(name).is_some() && self.hugging_face_name(name).is_none();
+            let unneeded = ["input_scale", "weight.input_scale"].map(|last| format!("{base}.{last}"));
+            scales.tensors.extend(unneeded.into_iter().filter(has));
+            let spelled = ["scale", "weight.scale"].map(|last| format!("{base}.{last}"));
+            let found = spelled.into_iter().find(has);
+            of_parts.push(found.as_ref().map(|name| self.scale(name, part, count)).transpose()?);
+            scales.tensors.extend(found);
+        }
+        scales.factors = match &of_parts[..] {
+            [Some(of_all)] if of_all.len() == 1 => of_all.clone(),
+            parts if parts.iter().all(Option::is_none) => Vec::new(),
+            parts => {
+                let factor = |part: &Option<Vec<f32>>, i: usize| match part.as_deref() {
+                    None => 1.0,
+                    Some([one]) => *one,
+                    Some(several) => several[i],
+                };
+                (0..count).flat_map(|i| parts.iter().map(move |part| factor(part, i))).collect()
+            }
+        };
+        Ok(scales)
+    }
+
+    /// Whether the tensor of this name has a scale beside it.
+    pub(crate) fn has_scale(&self, name: &str) -> bool {
+        let base = name.strip_suffix(".weight").unwrap_or(name);
+        let spelled = ["scale", "weight.scale"].map(|last| format!("{base}.{last}"));
+        spelled.iter().any(|name| self.info(name).is_some() && self.hugging_face_name(name).is_none())
+    }
+
+    /// The values of a scale: one, or one for each of `count` matrices.
+    fn scale(&self, name: &str, of: &TensorInfo, count: usize) -> Result<Vec<f32>> {
+        let tensor = self.tensor(name)?.filter(|tensor| tensor.type_id == types::F32);
+        let values: Vec<f32> = tensor.map_or_else(Vec::new, |tensor| {
+            tensor.bytes.as_slice().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
+        });
+        if ![1, count].contains(&values.len()) || !values.iter().all(|scale| scale.is_finite()) {
+            let stored = self.info(name).and_then(|info| GgmlType::from_id(info.type_id())).map_or("?", |of| of.name);
+            let shape = self.info(name).map(|info| info.shape().to_vec()).unwrap_or_default();
+            let wanted = format!("F32, finite, one of all or of each of {count} matrices in {}", of.name());
+            let problem = format!("is {stored} of shape {shape:?}, must be {wanted}; convert the checkpoint again");
+            return Err(self.error(name, problem));
+        }
+        Ok(values)
+    }
+}

@@ -103,7 +103,8 @@ impl ChatTemplate {
         }
     }
 
-    /// Reads `chat_template.jinja`, or else the template in `tokenizer_config.json`; `None` if there is neither.
+    /// Reads `chat_template.jinja`, or else the template in `tokenizer_config.json`, or else that in `chat_template.json`, where
+    /// older processors have it; `None` if there is none.
     ///
     /// # Errors
     /// If a file is malformed or the template does not compile.
@@ -226,17 +227,24 @@ fn without_generation_tags(source: &str) -> String {
     out + rest
 }
 
-/// The text of `chat_template.jinja`, or else of the template in `tokenizer_config.json`; `None` if there is neither.
+/// The text of the template, from the files of [`ChatTemplate::read`].
 pub(crate) fn template_source(directory: &Path) -> Result<Option<String>> {
     let file = directory.join("chat_template.jinja");
     match file.exists() {
         true => std::fs::read_to_string(&file).map(Some).map_err(Error::io(&file)),
-        false => Ok(tokenizer_config(directory)?.as_ref().and_then(template_in)),
+        false => {
+            let of_tokenizer = tokenizer_config(directory)?.as_ref().and_then(template_in);
+            Ok(of_tokenizer.or(fields_of(directory, "chat_template.json")?.as_ref().and_then(template_in)))
+        }
     }
 }
 
 fn tokenizer_config(directory: &Path) -> Result<Option<Fields>> {
-    let path = directory.join("tokenizer_config.json");
+    fields_of(directory, "tokenizer_config.json")
+}
+
+fn fields_of(directory: &Path, file: &str) -> Result<Option<Fields>> {
+    let path = directory.join(file);
     if path.exists() { Fields::read(path).map(Some) } else { Ok(None) }
 }
 

@@ -37,8 +37,22 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
         });
     }
     let entries = std::fs::read_dir(directory).map_err(Error::io(directory))?.filter_map(|entry| entry.ok());
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let mut files: Vec<String> = names.filter(|name| name.ends_with(".gguf")).collect();
+    let names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let ending = |ends: &[&str]| names.iter().filter(|name| ends.iter().any(|end| name.ends_with(end))).min();
+    let mut files: Vec<String> = names.iter().filter(|name| name.ends_with(".gguf")).cloned().collect();
+    if let Some(shard) = ending(&[".safetensors"]).filter(|_| files.is_empty()) {
+        let problem = match shard.contains("-of-") {
+            true => {
+                format!("has {shard}, but no model.safetensors.index.json, which lists the shards; download it too")
+            }
+            false => format!("has {shard}, but no model.safetensors; give the weights that name"),
+        };
+        return Err(Error::file(directory, problem));
+    }
+    if let Some(file) = ending(&[".bin", ".pt", ".pth", ".ckpt"]).filter(|_| files.is_empty()) {
+        let problem = format!("has {file}, but no model.safetensors: PyTorch's files are not read; {INSTEAD}");
+        return Err(Error::file(directory, problem));
+    }
     files.sort();
     let more = files.len().saturating_sub(MAX_LISTED);
     files.truncate(MAX_LISTED);
@@ -127,7 +141,7 @@ fn named_format(name: &str, experts: Experts) -> Option<&'static str> {
         _ if experts == Experts::Stacked
             && module.split('.').skip_while(|part| *part != "experts").nth(1).is_some_and(is_number) =>
         {
-            Some("a checkpoint with a tensor for each expert")
+            Some("a checkpoint with a tensor for each expert, but not for all")
         }
         last if module.ends_with(".quant_state") || last.starts_with("bitsandbytes__") => {
             Some("a bitsandbytes checkpoint")

@@ -445,14 +445,37 @@ fn layer_types(fields: &Fields, count: usize) -> Result<Vec<AttentionType>> {
 fn rope(fields: &Fields) -> Result<(RopeConfig, RopeConfig)> {
     let sliding = RopeConfig { theta: 1e4, partial_rotary_factor: 1.0, factor: 1.0 };
     let full = RopeConfig { theta: 1e6, partial_rotary_factor: 0.25, factor: 1.0 };
-    let Some(parameters) = fields.optional_object("rope_parameters")? else { return Ok((sliding, full)) };
-    let read = |name: &str, default: RopeConfig| match parameters.optional_object(name)? {
-        Some(own) => rope_of_type(&own, default.theta),
+    let parameters = fields.optional_object("rope_parameters")?;
+    let types = [AttentionType::Sliding, AttentionType::Full].map(AttentionType::name);
+    if let Some((parameters, name)) =
+        parameters.as_ref().and_then(|own| Some((own, own.names().find(|name| !types.contains(name))?)))
+    {
+        let problem = format!("is no layer type; the parameters of {} and {} are read", types[0], types[1]);
+        return Err(parameters.unsupported(name, problem));
+    }
+    let read = |name: &str, default: RopeConfig| match &parameters {
+        Some(parameters) => match parameters.optional_object(name)? {
+            Some(own) => rope_of_type(&own, default.theta),
+            None => Ok(default),
+        },
         None => Ok(default),
     };
-    let both = (read("sliding_attention", sliding)?, read("full_attention", full)?);
-    parameters.refuse_misspelt()?;
-    Ok(both)
+    let (sliding, full) = (read(types[0], sliding)?, read(types[1], full)?);
+    // The fields of older Gemmas say the same, or the file is none of these.
+    for (name, of) in [("rope_theta", &full), ("rope_local_base_freq", &sliding)] {
+        if let Some(theta) = fields.optional_number(name)?.filter(|theta| *theta != of.theta) {
+            let problem = format!("is {theta}, but the layers' rope_parameters say {}; give them alone", of.theta);
+            return Err(fields.unsupported(name, problem));
+        }
+    }
+    if let Some(scaling) = fields.optional_object("rope_scaling")? {
+        let kind = scaling.optional_string("rope_type")?.or(scaling.optional_string("type")?);
+        if kind.as_deref() != Some("default") {
+            let problem = format!("is of type {kind:?}, which is not implemented; Gemma 4 has rope_parameters");
+            return Err(fields.unsupported("rope_scaling", problem));
+        }
+    }
+    Ok((sliding, full))
 }
 
 fn rope_of_type(fields: &Fields, default_theta: f64) -> Result<RopeConfig> {
@@ -460,8 +483,16 @@ fn rope_of_type(fields: &Fields, default_theta: f64) -> Result<RopeConfig> {
     if theta <= 0.0 {
         return Err(fields.error("rope_theta", format!("is {theta}, must be positive")));
     }
+    let neutral = |name: &str| match fields.optional_number(name)?.filter(|value| *value != 1.0) {
+        Some(value) => Err(fields.unsupported(name, format!("is {value}, which is not implemented; 1 is"))),
+        None => Ok(()),
+    };
+    neutral("attention_factor")?;
     let config = match fields.optional_string("rope_type")?.as_deref().unwrap_or("default") {
-        "default" => RopeConfig { theta, partial_rotary_factor: 1.0, factor: 1.0 },
+        "default" => {
+            ["partial_rotary_factor", "factor"].into_iter().try_for_each(neutral)?;
+            RopeConfig { theta, partial_rotary_factor: 1.0, factor: 1.0 }
+        }
         "proportional" => {
             let partial_rotary_factor = fields.optional_number("partial_rotary_factor")?.unwrap_or(1.0);
             if !(0.0..=1.0).contains(&partial_rotary_factor) {

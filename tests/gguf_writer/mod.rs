@@ -50,6 +50,7 @@ pub fn strings<T: AsRef<[u8]>>(texts: impl IntoIterator<Item = T>) -> Raw {
 }
 
 /// A tensor as it is written.
+#[derive(Clone)]
 pub struct Written {
     pub name: Vec<u8>,
     pub shape: Vec<u64>, // outermost first
@@ -59,6 +60,7 @@ pub struct Written {
 }
 
 /// A file in the making.
+#[derive(Clone)]
 pub struct GgufFile {
     pub version: u32,
     pub alignment: usize,

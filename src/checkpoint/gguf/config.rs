@@ -1,7 +1,7 @@
 //! The configuration from a GGUF file's metadata, checked as `config.json` is: every key that affects the computation
 //! is implemented or refused by name.
 
-use super::keys::Keys;
+use super::keys::{Keys, number};
 use super::types::{self, GgmlType};
 use super::{Gguf, TensorInfo};
 use crate::gemma4::{
@@ -175,7 +175,7 @@ fn refuse_unsupported(keys: &Keys<'_>) -> Result<()> {
     }
     // The neutral value of each key.
     for (key, neutral) in [("attention.scale", 1.0), ("attn_logit_softcapping", 0.0), ("rope.scaling.factor", 1.0)] {
-        if let Some(value) = keys.value(key).filter(|value| value.as_f64() != Some(neutral)) {
+        if let Some(value) = keys.value(key).filter(|value| number(*value) != Some(neutral)) {
             return Err(keys.unsupported(key, format!("is {value:?}; anything but {neutral} is not implemented")));
         }
     }

@@ -180,8 +180,8 @@ fn description(cursor: &mut Cursor<'_>, file: usize, index: usize) -> Result<Ten
         return Err(problem(format!("has a name of {} bytes", name.len())));
     }
     let dimensions = cursor.u32().map_err(problem)?;
-    if !(1..=4).contains(&dimensions) {
-        return Err(problem(format!("has {dimensions} dimensions, not 1 to 4")));
+    if dimensions > 4 {
+        return Err(problem(format!("has {dimensions} dimensions, more than 4")));
     }
     let mut shape = Vec::with_capacity(dimensions as usize);
     for _ in 0..dimensions {
@@ -192,6 +192,9 @@ fn description(cursor: &mut Cursor<'_>, file: usize, index: usize) -> Result<Ten
         }
     }
     shape.reverse();
+    if shape.is_empty() {
+        shape.push(1); // a scalar
+    }
     let type_id = cursor.u32().map_err(problem)?;
     let offset = cursor.u64().map_err(problem)?;
     let start = usize::try_from(offset).map_err(|_| problem(format!("lies at offset {offset}")))?;

@@ -90,25 +90,26 @@ impl<'a> Keys<'a> {
 
     /// A positive, finite number.
     pub(crate) fn optional_positive(&self, key: &str) -> Result<Option<f64>> {
-        self.typed(key, "a positive number", |value| value.as_f64().filter(|x| x.is_finite() && *x > 0.0))
+        self.typed(key, "a positive number", |value| number(value).filter(|x| x.is_finite() && *x > 0.0))
     }
 
     /// A finite number, an integer or not.
     pub(crate) fn optional_number(&self, key: &str) -> Result<Option<f64>> {
-        let number = |value: Value<'a>| value.as_f64().or_else(|| value.as_u64().map(|number| number as f64));
         self.typed(key, "a number", |value| number(value).filter(|x| x.is_finite()))
     }
 
     /// A positive, finite number; 0 stands for none, as llama.cpp has it.
     pub(crate) fn positive_or_none(&self, key: &str) -> Result<Option<f64>> {
-        match self.value(key).and_then(Value::as_f64) {
+        match self.value(key).and_then(number) {
             Some(0.0) => Ok(None),
             _ => self.optional_positive(key),
         }
     }
 
     pub(crate) fn optional_bool(&self, key: &str) -> Result<Option<bool>> {
-        self.typed(key, "true or false", Value::as_bool)
+        // Some writers have no type for it.
+        let flag = |value: Value<'a>| value.as_u64().filter(|number| *number <= 1).map(|number| number == 1);
+        self.typed(key, "true or false", |value| value.as_bool().or_else(|| flag(value)))
     }
 
     /// A name, of limited length.
@@ -150,6 +151,11 @@ impl<'a> Keys<'a> {
         })?;
         flags.ok_or_else(|| self.missing(key))
     }
+}
+
+/// A number, an integer or not.
+pub(super) fn number(value: Value<'_>) -> Option<f64> {
+    value.as_f64().or_else(|| value.as_u64().map(|number| number as f64))
 }
 
 fn size(value: Value<'_>) -> Option<usize> {

@@ -228,12 +228,20 @@ fn tokens<'a>(keys: &Keys<'a>) -> Result<Vec<&'a str>> {
 
 /// The types of the tokens, put right where a control token is called normal.
 fn kinds(keys: &Keys<'_>, tokens: &[&str]) -> Result<Vec<u64>> {
-    let array = keys.value(TYPES).and_then(|value| value.as_array()).ok_or_else(|| keys.missing(TYPES))?;
-    let kinds: Option<Vec<u64>> =
-        (array.len() == tokens.len()).then(|| array.iter().map(|kind| kind.as_u64()).collect()).flatten();
-    let wrong = || keys.error(TYPES, format!("is {array:?}, must be {} integers, one for each token", tokens.len()));
-    let mut kinds = kinds.ok_or_else(wrong)?;
-    if keys.optional_str(MODEL)? == Some(byte_level::MODEL) {
+    let is_byte_level = keys.optional_str(MODEL)? == Some(byte_level::MODEL);
+    let of_all = |value: Value<'_>| -> Option<Vec<u64>> {
+        let array = value.as_array().filter(|array| array.len() == tokens.len())?;
+        array.iter().map(|kind| kind.as_u64()).collect()
+    };
+    let mut kinds = match keys.value(TYPES) {
+        // Gemma's control tokens are known by name.
+        None if !is_byte_level => vec![NORMAL; tokens.len()],
+        None => return Err(keys.missing(TYPES)),
+        Some(value) => of_all(value).ok_or_else(|| {
+            keys.error(TYPES, format!("is {value:?}, must be {} integers, one for each token", tokens.len()))
+        })?,
+    };
+    if is_byte_level {
         return Ok(kinds);
     }
     for (token, kind) in tokens.iter().zip(&mut kinds).filter(|(_, kind)| [NORMAL, USER_DEFINED].contains(kind)) {

@@ -73,7 +73,8 @@ impl Engine {
             pool.install(|| family::load(&checkpoint, load.clone()))?;
         let assistant = match &options.assistant {
             Some(path) => {
-                let (target, checkpoint) = (only_gemma4(&gemma4, "assistant", &checkpoint)?, Checkpoint::open(path)?);
+                let target = only_gemma4(&gemma4, "assistant", &checkpoint)?;
+                let checkpoint = Checkpoint::open_assistant(path)?;
                 Some(Arc::new(pool.install(|| Assistant::load(&checkpoint, target, load.clone()))?))
             }
             None => None,

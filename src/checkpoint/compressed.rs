@@ -25,6 +25,7 @@ const FP8_BLOCK: usize = 128;
 pub(super) const FP8: &str = "F8_E4M3";
 
 /// The tensors that make up one matrix.
+#[derive(Clone)]
 pub(super) enum Compressed {
     /// Unsigned 4-bit integers, eight in an `I32`, and a scale for every group of a row: `(q - 8) * scale`.
     Int4 { packed: RawTensor, scales: RawTensor, shape: Option<RawTensor> },

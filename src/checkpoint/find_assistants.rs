@@ -28,13 +28,14 @@ impl FoundAssistants {
 /// Looks for assistants beside the target `model`, a directory or a GGUF file: in its own directory `mtp-*.gguf` and
 /// `*-assistant*.gguf`, every GGUF file in the directory `MTP` there, and beside it a checkpoint `MODEL-assistant`. For a model
 /// in a cache of the Hub (`models--OWNER--NAME/snapshots/REVISION`) that is the repository `NAME-assistant` of any owner in the
-/// same cache, by its `refs/main`; nothing is downloaded. Headers are read, not weights.
+/// same cache, by its `refs/main`; nothing is downloaded. Headers are read, not weights. Where the model's own directory has an
+/// assistant inside ([`Checkpoint::inner_assistant`]) that fits, it is that one alone, as the path `model`.
 ///
 /// # Errors
 /// If the target cannot be read.
 pub fn find_assistants(model: &Path) -> Result<FoundAssistants> {
     let candidates = candidates(model);
-    if candidates.is_empty() {
+    if candidates.is_empty() && !model.is_dir() {
         return Ok(FoundAssistants::default());
     }
     let target = Checkpoint::open(model)?;
@@ -42,8 +43,18 @@ pub fn find_assistants(model: &Path) -> Result<FoundAssistants> {
         // It drafts with a head of its own; what is named like an assistant is that head.
         return Ok(FoundAssistants::default());
     }
+    let inner = target.inner_assistant()?;
+    if candidates.is_empty() && inner.is_none() {
+        return Ok(FoundAssistants::default());
+    }
     let target = target.target_config()?;
     let mut found = FoundAssistants::default();
+    if let Some(inner) = inner {
+        match inner.assistant_config().and_then(|config| check_pair(&config, &target)) {
+            Ok(_) => return Ok(FoundAssistants { fitting: vec![model.to_owned()], ..found }),
+            Err(error) => found.misfits.push((model.to_owned(), error)),
+        }
+    }
     for path in candidates {
         match fits(&path, &target) {
             Ok(()) => found.fitting.push(path),
@@ -54,7 +65,7 @@ pub fn find_assistants(model: &Path) -> Result<FoundAssistants> {
 }
 
 fn fits(path: &Path, target: &TextConfig) -> Result<()> {
-    check_pair(&Checkpoint::open(path)?.assistant_config()?, target).map(drop)
+    check_pair(&Checkpoint::open_assistant(path)?.assistant_config()?, target).map(drop)
 }
 
 /// What is named like an assistant, each once, sorted; of a split file the first part.

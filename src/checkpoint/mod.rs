@@ -6,12 +6,14 @@ mod fields;
 mod find_assistants;
 mod generation;
 pub mod gguf;
+mod inner_assistant;
 mod loader;
 mod ordering;
 mod partial;
 pub mod quantize;
 mod recode;
 mod safetensors;
+mod separate_experts;
 mod spelling;
 mod step_bytes;
 mod unread;
@@ -19,6 +21,7 @@ mod unread;
 pub use fields::Fields;
 pub use find_assistants::{FoundAssistants, find_assistants};
 use gguf::{GgmlType, Gguf, GgufTensor};
+pub(crate) use inner_assistant::is_inner_assistants;
 pub use loader::{LoadOptions, Loader, Progress, StepCost, TableUse};
 pub(crate) use ordering::token_ordering;
 pub(crate) use partial::Partial;
@@ -97,6 +100,7 @@ pub struct RawTensor {
 pub struct Checkpoint {
     path: PathBuf,
     files: Files,
+    config: &'static [&'static str], // the nested field of config.json that describes it; none: the file
 }
 
 enum Files {
@@ -155,7 +159,7 @@ impl Checkpoint {
                 "is a file, but no GGUF file; give the checkpoint's directory (with config.json and model.safetensors)";
             return Err(Error::file(path, problem));
         };
-        Ok(Self { path: path.to_owned(), files })
+        Ok(Self { path: path.to_owned(), files, config: &[] })
     }
 
     /// The directory or file.
@@ -186,7 +190,7 @@ impl Checkpoint {
     pub fn target_config(&self) -> Result<TextConfig> {
         match &self.files {
             Files::HuggingFace(_) => {
-                let fields = Fields::read(self.path.join("config.json"))?;
+                let fields = self.config()?;
                 unread::refuse_quantized(&fields, self, unread::Experts::Stacked)?;
                 TextConfig::target(&fields)
             }
@@ -204,9 +208,7 @@ impl Checkpoint {
     /// If config.json is missing or malformed.
     pub fn model_type(&self) -> Result<String> {
         match &self.files {
-            Files::HuggingFace(_) => {
-                Ok(Fields::read(self.path.join("config.json"))?.optional_string("model_type")?.unwrap_or_default())
-            }
+            Files::HuggingFace(_) => Ok(self.config()?.optional_string("model_type")?.unwrap_or_default()),
             Files::Gguf(gguf) => {
                 let name = gguf.metadata("general.architecture").and_then(|name| name.as_str());
                 Ok(name.unwrap_or_default().to_owned())
@@ -221,7 +223,7 @@ impl Checkpoint {
     pub(crate) fn config_source(&self) -> Result<ConfigSource<'_>> {
         match &self.files {
             Files::HuggingFace(_) => {
-                let fields = Fields::read(self.path.join("config.json"))?;
+                let fields = self.config()?;
                 unread::refuse_quantized(&fields, self, unread::Experts::Apart)?;
                 Ok(ConfigSource::Json(fields))
             }
@@ -236,7 +238,7 @@ impl Checkpoint {
     pub fn assistant_config(&self) -> Result<AssistantConfig> {
         match &self.files {
             Files::HuggingFace(_) => {
-                let fields = Fields::read(self.path.join("config.json"))?;
+                let fields = self.config()?;
                 unread::refuse_quantized(&fields, self, unread::Experts::Stacked)?;
                 AssistantConfig::read(&fields)
             }
@@ -307,7 +309,7 @@ impl Checkpoint {
     /// If it has no embedding under any known prefix.
     pub fn text_prefix(&self) -> Result<&'static str> {
         // Published checkpoints, text-only exports, an older nesting; GGUF files have no prefix.
-        let prefixes = ["model.language_model.", "model.", "language_model.model.", ""];
+        let prefixes = ["model.language_model.", "model.", "language_model.model.", "language_model.", ""];
         let found = prefixes.into_iter().find(|prefix| self.has(&format!("{prefix}embed_tokens.weight")));
         found.ok_or_else(|| Error::Tensor {
             path: self.path.clone(),

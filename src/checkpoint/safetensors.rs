@@ -1,6 +1,6 @@
 //! Safetensors: one file, or shards with an index.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use foretoken_kernels::ElementType;
 use safetensors::{Dtype, SafeTensors};
 
 use super::compressed::{self, Compressed};
+use super::separate_experts::{self, Stacks};
 use super::{Fields, RawTensor, TensorType};
 use crate::nn::{Bytes, MappedFile};
 use crate::{Error, Result};
@@ -18,6 +19,7 @@ pub(super) struct Tensors {
     files: Vec<PathBuf>,
     tensors: BTreeMap<String, RawTensor>,
     compressed: BTreeMap<String, Compressed>, // by the name of the matrix
+    stacks: Stacks,                           // of tensors of both kinds
 }
 
 impl Tensors {
@@ -29,7 +31,20 @@ impl Tensors {
             read(file, &mut tensors)?;
         }
         let compressed = compressed::collect(&mut tensors);
-        Ok(Self { directory: directory.to_owned(), files, tensors, compressed })
+        let stacks = separate_experts::collect(tensors.keys().chain(compressed.keys()).map(String::as_str));
+        Ok(Self { directory: directory.to_owned(), files, tensors, compressed, stacks })
+    }
+
+    /// Those whose names begin with `prefix`, under the rest of their names.
+    pub(super) fn under(&self, prefix: &str) -> Self {
+        let own = |name: &String| name.strip_prefix(prefix).map(str::to_owned);
+        Self {
+            directory: self.directory.clone(),
+            files: self.files.clone(),
+            tensors: self.tensors.iter().filter_map(|(name, tensor)| Some((own(name)?, tensor.clone()))).collect(),
+            compressed: self.compressed.iter().filter_map(|(name, of)| Some((own(name)?, of.clone()))).collect(),
+            stacks: Stacks::new(), // an assistant has no experts
+        }
     }
 
     pub(super) fn files(&self) -> &[PathBuf] {
@@ -38,13 +53,15 @@ impl Tensors {
 
     /// The names, sorted.
     pub(super) fn names(&self) -> Vec<String> {
-        let mut names: Vec<_> = self.tensors.keys().chain(self.compressed.keys()).cloned().collect();
+        let stacked: BTreeSet<&String> = self.stacks.values().flatten().collect();
+        let apart = self.tensors.keys().chain(self.compressed.keys()).filter(|name| !stacked.contains(name));
+        let mut names: Vec<_> = apart.chain(self.stacks.keys()).cloned().collect();
         names.sort();
         names
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name) || self.compressed.contains_key(name)
+        self.tensors.contains_key(name) || self.compressed.contains_key(name) || self.stacks.contains_key(name)
     }
 
     /// Bytes of all tensors when they are loaded.
@@ -55,12 +72,13 @@ impl Tensors {
 
     /// Name, number of dimensions and bytes when loaded, of every tensor.
     pub(super) fn described(&self) -> impl Iterator<Item = (&str, usize, u64)> {
+        // The matrices of a stack are described apart.
         let plain =
             self.tensors.iter().map(|(name, t)| (name.as_str(), t.shape.len(), t.bytes.as_slice().len() as u64));
         plain.chain(self.compressed.iter().map(|(name, matrix)| (name.as_str(), 2, matrix.len_bytes() as u64)))
     }
 
-    /// The tensor `name`, or `None`. A compressed matrix is converted in memory.
+    /// The tensor `name`, or `None`. A compressed matrix is converted in memory, and a stack of matrices assembled there.
     ///
     /// # Errors
     /// If its file has shrunk, or the tensors of a compressed matrix do not fit together.
@@ -69,9 +87,16 @@ impl Tensors {
             tensor.bytes.check_length()?;
             return Ok(Some(tensor.clone()));
         }
+        let error = |problem| Error::Tensor { path: self.directory.clone(), tensor: name.to_owned(), problem };
+        if let Some(matrices) = self.stacks.get(name) {
+            let matrix =
+                |name: &String| self.get(name).and_then(|found| found.ok_or_else(|| error("is missing".into())));
+            let per_expert = if name.ends_with("gate_up_proj") { 2 } else { 1 };
+            let stack = separate_experts::stack(matrices.len() / per_expert, matrices.iter().map(matrix))?;
+            return stack.map(Some).map_err(error);
+        }
         let Some(matrix) = self.compressed.get(name) else { return Ok(None) };
         matrix.check_length()?;
-        let error = |problem| Error::Tensor { path: self.directory.clone(), tensor: name.to_owned(), problem };
         matrix.load().map(Some).map_err(error)
     }
 }

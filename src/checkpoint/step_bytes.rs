@@ -1,8 +1,8 @@
 //! Bytes of weights in memory, and of those that a token reads, from names, shapes and sizes alone.
 
-use super::{Checkpoint, Files};
+use super::{Checkpoint, Files, is_inner_assistants};
 use crate::Result;
-use crate::gemma4::{AssistantConfig, TextConfig, is_dead, is_tower};
+use crate::gemma4::{AssistantConfig, TextConfig, is_dead, is_head, is_tower};
 use foretoken_kernels::quant::WeightType;
 
 /// A tensor as it is described: its name, its dimensions, and its bytes when it is loaded.
@@ -24,8 +24,13 @@ impl Checkpoint {
             let name = tensor.name.as_str();
             let is_gathered = name.ends_with("embed_tokens_per_layer.weight")
                 || !config.tie_word_embeddings && name.ends_with("embed_tokens.weight")
-                || config.tie_word_embeddings && name == "lm_head.weight";
-            if tensor.dimensions < 2 || is_gathered || is_tower(name) || is_dead(name, prefix, config) {
+                || config.tie_word_embeddings && is_head(name);
+            if is_inner_assistants(name)
+                || tensor.dimensions < 2
+                || is_gathered
+                || is_tower(name)
+                || is_dead(name, prefix, config)
+            {
                 return 0;
             }
             let is_experts = name.contains(".experts.") || name.contains("_exps.");

@@ -24,5 +24,5 @@ pub use config::{AssistantConfig, AttentionType, CentroidConfig, LayerConfig, Mo
 pub(crate) use config::{MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS};
 pub(crate) use facts::facts;
 pub use target::Target;
-pub(crate) use target::{is_dead, is_tower};
+pub(crate) use target::{is_dead, is_head, is_tower};
 pub(crate) use text_model::TextModel;

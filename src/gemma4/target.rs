@@ -7,7 +7,7 @@ use super::layer::DecoderLayer;
 use super::per_layer::{PerLayerEmbeddings, round_to};
 use super::rope::Rotations;
 use super::text_model::{PassOutput, TextModel};
-use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse};
+use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_inner_assistants};
 use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
 use crate::model::{Model, Output, Request};
 use crate::nn::{F32View, Linear};
@@ -53,13 +53,18 @@ impl Target {
         let norm = loader.norm("norm.weight", hidden, config.rms_norm_eps)?;
         let mut step = loader.step_cost();
         loader.finish(|name| {
-            is_tower(name) || is_assistants(name) || is_dead(name, prefix, &config) || name == "lm_head.weight"
+            is_tower(name) || is_inner_assistants(name) || is_dead(name, prefix, &config) || is_head(name)
         })?;
+        let inner = || checkpoint.names().iter().any(|name| is_inner_assistants(name));
+        if checkpoint.gguf().is_some() && inner() {
+            tracing::warn!(path = %checkpoint.path().display(), "the assistant inside the model's file is not used");
+        }
         let lm_head = match config.tie_word_embeddings {
             true => Linear::new(embed_tokens.weight().clone(), options.isa),
             false => {
                 let mut loader = Loader::new(checkpoint, "", &options);
-                let lm_head = loader.head("lm_head.weight", config.vocab_size, hidden)?;
+                let name = HEADS.into_iter().find(|name| loader.has(name)).unwrap_or(HEADS[0]);
+                let lm_head = loader.head(name, config.vocab_size, hidden)?;
                 step = step.and(loader.step_cost());
                 lm_head
             }
@@ -158,10 +163,13 @@ pub(crate) fn is_tower(name: &str) -> bool {
         .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
 }
 
-/// Tensors of an assistant in its target's file, by the names that converters give them.
-fn is_assistants(name: &str) -> bool {
-    let named = ["pre_projection.", "post_projection.", "masked_embedding.", "assistant.", "mtp.", "mtp_"];
-    named.iter().any(|part| name.starts_with(part)) || name.contains("nextn.")
+/// The names of the output head, as published and as the nestings of the text model have it.
+const HEADS: [&str; 4] =
+    ["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight", "model.language_model.lm_head.weight"];
+
+/// Whether the tensor is the output head.
+pub(crate) fn is_head(name: &str) -> bool {
+    HEADS.contains(&name)
 }
 
 /// Unused K and V weights of KV-shared layers, which published checkpoints contain.

@@ -1,8 +1,8 @@
 //! The tensors that a configuration implies.
 
 use crate::Result;
-use crate::checkpoint::Checkpoint;
-use crate::gemma4::{AssistantConfig, LayerConfig, TextConfig, is_dead, is_tower};
+use crate::checkpoint::{Checkpoint, is_inner_assistants};
+use crate::gemma4::{AssistantConfig, LayerConfig, TextConfig, is_dead, is_head, is_tower};
 
 /// What a target's configuration implies.
 pub(crate) struct Implied {
@@ -71,11 +71,15 @@ pub(crate) fn gemma4(checkpoint: &Checkpoint) -> Result<Implied> {
     tensors.iter_mut().for_each(|tensor| tensor.name = format!("{prefix}{}", tensor.name));
     if !config.tie_word_embeddings {
         let shape = vec![config.vocab_size, config.hidden_size];
-        tensors.push(Expected { name: "lm_head.weight".into(), shape, kind: Kind::Matrix });
+        let name = checkpoint.names().into_iter().find(|name| is_head(name));
+        let name = name.unwrap_or_else(|| "lm_head.weight".into());
+        tensors.push(Expected { name, shape, kind: Kind::Matrix });
     }
     let summary = format!("{} layers, hidden size {}", config.layers.len(), config.hidden_size);
-    let (vocab_size, head) = (config.vocab_size, "lm_head.weight");
-    let is_known = move |name: &str| is_tower(name) || is_dead(name, prefix, &config) || name == head;
+    let vocab_size = config.vocab_size;
+    let is_known = move |name: &str| {
+        is_tower(name) || is_inner_assistants(name) || is_dead(name, prefix, &config) || is_head(name)
+    };
     Ok(Implied { summary, vocab_size, tensors, is_known: Box::new(is_known) })
 }
 

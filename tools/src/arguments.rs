@@ -176,7 +176,10 @@ impl CentroidChoice {
 fn found_assistant(model: &Path) -> Result<Option<PathBuf>> {
     let found = find_assistants(model)?;
     if let Some(path) = found.only() {
-        eprintln!("assistant: {}, found for the model (--no-assistant: without)", path.display());
+        match path == model {
+            true => eprintln!("assistant: the one inside the model (--no-assistant: without)"),
+            false => eprintln!("assistant: {}, found for the model (--no-assistant: without)", path.display()),
+        }
         return Ok(Some(path.to_owned()));
     }
     if !found.fitting.is_empty() {

@@ -6,7 +6,7 @@ use super::plan::{Description, plan};
 use crate::Result;
 use crate::checkpoint::gguf::{GgufWriter, gguf_names};
 use crate::checkpoint::{Checkpoint, Fields};
-use crate::gemma4::{AssistantConfig, TextConfig, is_tower};
+use crate::gemma4::{AssistantConfig, TextConfig, is_head, is_tower};
 
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
 
@@ -27,6 +27,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
     };
     let name = |own: &str| {
         let name = own.strip_prefix(prefix).unwrap_or(own);
+        let name = if is_head(own) { "lm_head.weight" } else { name };
         if name == "lm_head.weight" && text.tie_word_embeddings {
             return Err("the embedding is the head");
         }

@@ -1,0 +1,63 @@
+//! An assistant in its target's directory, as it is merged there: its tensors under `mtp.`, its configuration as a field of the
+//! target's.
+
+use std::path::Path;
+
+use super::{Checkpoint, Fields, Files};
+use crate::Result;
+
+/// The field of config.json with the assistant's own.
+const FIELD: &str = "mtp_assistant_config";
+/// Where the field is.
+const PLACES: [&[&str]; 2] = [&["text_config", FIELD], &[FIELD]];
+/// What the assistant's names begin with there.
+const PREFIXES: [&str; 4] = ["language_model.mtp.", "model.language_model.mtp.", "model.mtp.", "mtp."];
+
+impl Checkpoint {
+    /// Opens an assistant: a checkpoint, or the assistant inside that of its target.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn open_assistant(path: impl AsRef<Path>) -> Result<Self> {
+        let checkpoint = Self::open(path)?;
+        Ok(checkpoint.inner_assistant()?.unwrap_or(checkpoint))
+    }
+
+    /// The assistant inside the checkpoint of its target, a directory; `None` if there is none, or no configuration of it.
+    ///
+    /// # Errors
+    /// If config.json is malformed.
+    pub fn inner_assistant(&self) -> Result<Option<Self>> {
+        let Files::HuggingFace(tensors) = &self.files else { return Ok(None) };
+        let names = tensors.names();
+        let Some(prefix) = PREFIXES.iter().find(|prefix| names.iter().any(|name| name.starts_with(**prefix))) else {
+            return Ok(None);
+        };
+        let config = self.config()?;
+        let place = PLACES.into_iter().find(|place| nested(&config, place).is_ok_and(|found| found.is_some()));
+        let inner = |place: &'static [&'static str]| Self {
+            path: self.path.clone(),
+            files: Files::HuggingFace(tensors.under(prefix)),
+            config: place,
+        };
+        Ok(place.map(inner))
+    }
+
+    /// The fields of config.json, of the assistant alone if the checkpoint is [`Checkpoint::inner_assistant`].
+    pub(super) fn config(&self) -> Result<Fields> {
+        let fields = Fields::read(self.path.join("config.json"))?;
+        self.config.iter().try_fold(fields, |fields, name| fields.object(name))
+    }
+}
+
+/// The object in a nested field; `None` if it is absent.
+fn nested(fields: &Fields, place: &[&str]) -> Result<Option<Fields>> {
+    let Some((first, rest)) = place.split_first() else { return Ok(Some(fields.clone())) };
+    fields.optional_object(first)?.map_or(Ok(None), |inner| nested(&inner, rest))
+}
+
+/// Whether a tensor's name is that of an assistant inside its target, by the names that converters give it.
+pub(crate) fn is_inner_assistants(name: &str) -> bool {
+    let named = ["pre_projection.", "post_projection.", "masked_embedding.", "assistant.", "mtp_"];
+    named.iter().chain(&PREFIXES).any(|part| name.starts_with(part)) || name.contains("nextn.")
+}

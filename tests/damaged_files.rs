@@ -71,10 +71,37 @@ fn checked<T>(size: usize, case: &dyn Fn() -> String, run: impl FnOnce() -> Resu
     result.inspect_err(|error| assert_eq!(error.to_string().lines().count(), 1, "{}: {error}", case())).ok()
 }
 
-/// A model whose file is damaged in place.
+/// The fields that an assistant's config.json needs.
+const ASSISTANTS_FIELDS: [&str; 6] = [
+    "model_type",
+    "backbone_hidden_size",
+    "num_centroids",
+    "centroid_intermediate_top_k",
+    "use_ordered_embeddings",
+    "text_config",
+];
+/// Those in its `text_config`.
+const TEXT_FIELDS: [&str; 13] = [
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "layer_types",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "global_head_dim",
+    "sliding_window",
+    "max_position_embeddings",
+    "rope_parameters",
+];
+
+/// A model whose file is damaged in place, or an assistant of `target`.
 struct Model {
     directory: TempDir,
     given: PathBuf,
+    target: Option<Target>,
 }
 
 impl Model {
@@ -95,14 +122,48 @@ impl Model {
         ] {
             std::fs::write(directory.path().join(file), bytes).expect("written");
         }
-        Self { given: directory.path().to_owned(), directory }
+        Self { given: directory.path().to_owned(), directory, target: None }
     }
 
     fn gguf(bytes: &[u8]) -> Self {
         let directory = directory();
         let given = directory.path().join("model.gguf");
         std::fs::write(&given, bytes).expect("written");
-        Self { directory, given }
+        Self { directory, given, target: None }
+    }
+
+    /// The fixture's assistant, in its directory or as a GGUF file.
+    fn assistant(fixture: &str, as_gguf: bool) -> Self {
+        let twin = Twin::of(fixture);
+        let target = Checkpoint::open(twin.path("target")).and_then(|target| Target::load(&target, Isa::best()));
+        let model = match as_gguf {
+            true => Self::gguf(&twin.gguf("assistant").bytes()),
+            false => {
+                let directory = directory();
+                // Without metadata, and without fields that nothing reads.
+                twin.tensors("assistant/model.safetensors", |_| ());
+                twin.json("assistant/config.json", |config| {
+                    let keep = |fields: &mut Value, read: &[&str]| {
+                        fields.as_object_mut().expect("an object").retain(|name, _| read.contains(&name.as_str()));
+                    };
+                    keep(config, &ASSISTANTS_FIELDS);
+                    keep(&mut config["text_config"], &TEXT_FIELDS);
+                });
+                for file in ["config.json", "model.safetensors"] {
+                    std::fs::copy(twin.path("assistant").join(file), directory.path().join(file)).expect("a copy");
+                }
+                Self { given: directory.path().to_owned(), directory, target: None }
+            }
+        };
+        Self { target: Some(target.expect("a target")), ..model }
+    }
+
+    /// Whether it loads, as a caller would load it.
+    fn loads(&self, size: usize, case: &dyn Fn() -> String) -> bool {
+        let assistant = |target| {
+            checked(size, case, || Assistant::load(&Checkpoint::open(&self.given)?, target, Isa::best())).is_some()
+        };
+        self.target.as_ref().map_or_else(|| load(&self.given, size, case).is_some(), assistant)
     }
 
     /// The name of the only file that is read of a GGUF checkpoint.
@@ -126,7 +187,7 @@ impl Model {
             content[at] ^= mask;
             handle.write_all_at(&content[at..=at], at as u64).expect("written");
             let case = || format!("{file}: byte {at} with {mask:#04x}");
-            let loaded = load(&self.given, content.len(), &case).is_some();
+            let loaded = self.loads(content.len(), &case);
             check(&content, loaded, &case());
             content[at] ^= mask;
             handle.write_all_at(&content[at..=at], at as u64).expect("written");
@@ -142,7 +203,7 @@ impl Model {
         for len in lengths {
             self.write(file, &content[..len]);
             let case = || format!("{file}: cut to {len} of {} bytes", content.len());
-            assert!(load(&self.given, len, &case).is_none(), "{}: accepted", case());
+            assert!(!self.loads(len, &case), "{}: accepted", case());
             cases += 1;
         }
         self.write(file, &content);
@@ -170,6 +231,9 @@ fn the_untouched_models_load() {
     for file in FILES {
         assert!(load(&Model::gguf(&seed(file)).given, 0, &|| file.into()).is_some(), "{file}");
     }
+    for as_gguf in [false, true] {
+        assert!(Model::assistant("edge", as_gguf).loads(0, &|| "an assistant".into()), "as GGUF: {as_gguf}");
+    }
 }
 
 // ---- safetensors ----
@@ -187,8 +251,7 @@ fn header_len(file: &[u8]) -> usize {
 #[test]
 fn damaged_safetensors() {
     let mut cases = 0;
-    for model in ["dense", "moe"] {
-        let model = Model::directory(model);
+    for model in [Model::directory("dense"), Model::directory("moe"), Model::assistant("edge", false)] {
         let file = "model.safetensors";
         let whole = model.bytes(file);
         cases += model.cuts(file, lengths(whole.len()));
@@ -204,8 +267,7 @@ fn damaged_safetensors() {
 #[test]
 fn exchanged_tensors() {
     let mut cases = 0;
-    for model in ["dense", "moe"] {
-        let model = Model::directory(model);
+    for model in [Model::directory("dense"), Model::directory("moe"), Model::assistant("edge", false)] {
         let whole = model.bytes("model.safetensors");
         let (tensors, data) = (header(&whole).expect("a header"), &whole[header_len(&whole)..]);
         let names: Vec<&String> = tensors.keys().collect();
@@ -227,7 +289,7 @@ fn exchanged_tensors() {
                     let text = serde_json::to_vec(&exchanged).expect("JSON");
                     model.write("model.safetensors", &[&(text.len() as u64).to_le_bytes(), &text[..], data].concat());
                     let case = || format!("{a} and {b}, exchanged {field:?}");
-                    let loaded = load(&model.given, whole.len(), &case).is_some();
+                    let loaded = model.loads(whole.len(), &case);
                     let length = |name: &str| {
                         let end = |i: usize| tensors[name]["data_offsets"][i].as_u64().expect("a place");
                         end(1) - end(0)
@@ -285,14 +347,18 @@ fn fields_of(file: &[u8]) -> Option<BTreeMap<String, Value>> {
 #[test]
 fn damaged_json() {
     let mut cases = 0;
-    for model in ["dense", "moe"] {
-        let model = Model::directory(model);
-        for file in ["config.json", "generation_config.json", "tokenizer.json"] {
+    let of_targets = ["config.json", "generation_config.json", "tokenizer.json"];
+    for (model, files) in [
+        (Model::directory("dense"), &of_targets[..]),
+        (Model::directory("moe"), &of_targets[..]),
+        (Model::assistant("edge", false), &of_targets[..1]),
+    ] {
+        for file in files {
             let whole = model.bytes(file);
             cases += model.cuts(file, 0..whole.len());
             let original = fields_of(&whole);
             // A damaged token is another token, whatever its name says.
-            let names_matter = file != "tokenizer.json";
+            let names_matter = *file != "tokenizer.json";
             cases += model.flips(file, 0..whole.len(), |damaged, loaded, case| {
                 let now = fields_of(damaged);
                 let betrayed = now.is_none() || names_matter && changed(&original, &now);
@@ -359,64 +425,45 @@ fn gguf_header_len(gguf: &Gguf, file: &[u8]) -> usize {
 fn damaged_gguf() {
     let mut cases = 0;
     for file in FILES {
-        let whole = seed(file);
-        let gguf = Gguf::from_bytes(whole.clone()).expect("a file");
-        let (original, model) = (contents(&gguf, "gemma4"), Model::gguf(&whole));
-        // The last tensor may end in padding.
-        cases += model.cuts(Model::GGUF, lengths(whole.len()).filter(|len| len + 32 < whole.len()));
-        cases += model.flips(Model::GGUF, 0..gguf_header_len(&gguf, &whole), |damaged, loaded, case| {
-            if loaded {
-                let now = contents(&Gguf::from_bytes(damaged.to_vec()).expect("it was opened"), "gemma4");
-                let missing: Vec<_> = original.iter().filter(|(name, value)| now.get(*name) != Some(value)).collect();
-                assert!(missing.is_empty(), "{file}: {case}: accepted without {missing:?}");
-            }
-        });
-        // Names of two tensors exchanged.
-        let tensors = written(&gguf).tensors;
-        for a in 0..tensors.len() {
-            for b in a + 1..tensors.len() {
-                let mut file = written(&gguf);
-                let name = std::mem::take(&mut file.tensors[a].name);
-                file.tensors[a].name = std::mem::replace(&mut file.tensors[b].name, name);
-                model.write(Model::GGUF, &file.bytes());
-                let name = |i: usize| String::from_utf8_lossy(&tensors[i].name).into_owned();
-                let case = || format!("{} and {}", name(a), name(b));
-                let loaded = load(&model.given, whole.len(), &case).is_some();
-                assert!(!loaded || tensors[a].shape == tensors[b].shape, "{}: accepted", case());
-                cases += 1;
-            }
-        }
+        cases += gguf_damaged(file, &Model::gguf(&seed(file)));
     }
     println!("{cases} cases");
 }
 
 #[test]
 fn damaged_assistants() {
-    let twin = Twin::of("edge");
-    let target =
-        Target::load(&Checkpoint::open(twin.path("target")).expect("the target"), Isa::best()).expect("loaded");
-    let whole = twin.gguf("assistant").bytes();
+    println!("{} cases", gguf_damaged("an assistant", &Model::assistant("edge", true)));
+}
+
+/// Cuts, changes and exchanges of one file.
+fn gguf_damaged(file: &str, model: &Model) -> usize {
+    let whole = model.bytes(Model::GGUF);
     let gguf = Gguf::from_bytes(whole.clone()).expect("a file");
     let architecture = gguf.metadata("general.architecture").and_then(GgufValue::as_str).expect("a name");
     let original = contents(&gguf, architecture);
-    let path = twin.write("damaged.gguf", &whole);
-    let handle = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
-    let mut content = whole.clone();
-    for at in 0..gguf_header_len(&gguf, &whole) {
-        let mask = mask(at, 0);
-        content[at] ^= mask;
-        handle.write_all_at(&content[at..=at], at as u64).expect("written");
-        let case = || format!("byte {at} with {mask:#04x}");
-        let loaded = checked(whole.len(), &case, || {
-            let checkpoint = Checkpoint::open(&path)?;
-            Assistant::load(&checkpoint, &target, Isa::best())
-        });
-        if loaded.is_some() {
-            let now = contents(&Gguf::from_bytes(content.clone()).expect("it was opened"), architecture);
+    // The last tensor may end in padding.
+    let mut cases = model.cuts(Model::GGUF, lengths(whole.len()).filter(|len| len + 32 < whole.len()));
+    cases += model.flips(Model::GGUF, 0..gguf_header_len(&gguf, &whole), |damaged, loaded, case| {
+        if loaded {
+            let now = contents(&Gguf::from_bytes(damaged.to_vec()).expect("it was opened"), architecture);
             let missing: Vec<_> = original.iter().filter(|(name, value)| now.get(*name) != Some(value)).collect();
-            assert!(missing.is_empty(), "{}: accepted without {missing:?}", case());
+            assert!(missing.is_empty(), "{file}: {case}: accepted without {missing:?}");
         }
-        content[at] ^= mask;
-        handle.write_all_at(&content[at..=at], at as u64).expect("written");
+    });
+    // Names of two tensors exchanged.
+    let tensors = written(&gguf).tensors;
+    for a in 0..tensors.len() {
+        for b in a + 1..tensors.len() {
+            let mut exchanged = written(&gguf);
+            let name = std::mem::take(&mut exchanged.tensors[a].name);
+            exchanged.tensors[a].name = std::mem::replace(&mut exchanged.tensors[b].name, name);
+            model.write(Model::GGUF, &exchanged.bytes());
+            let name = |i: usize| String::from_utf8_lossy(&tensors[i].name).into_owned();
+            let case = || format!("{file}: {} and {}", name(a), name(b));
+            let loaded = model.loads(whole.len(), &case);
+            assert!(!loaded || tensors[a].shape == tensors[b].shape, "{}: accepted", case());
+            cases += 1;
+        }
     }
+    cases
 }

@@ -16,7 +16,7 @@ use foretoken::chat::{
 use foretoken::checkpoint::{Checkpoint, find_assistants};
 use foretoken::gemma4::{Assistant, Target};
 use foretoken::nn::tensor;
-use foretoken::sampler::Penalties;
+use foretoken::sampler::{Penalties, Xtc};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
     ElementType, Engine, EngineOptions, Finish, GenerateOptions, Isa, LogitsProcessor, Model, OutputRows, Result,
@@ -318,6 +318,59 @@ fn assistants_without_their_centroids_score_every_id() {
     }
 }
 
+/// The types of assistants in circulation: each drafts what its dequantized weights draft.
+#[test]
+fn assistants_of_every_type_draft() {
+    let twin = Twin::of("edge");
+    let own = target(&twin.path("target")).expect("the target");
+    let hidden = tensor(vec![0.25; 64], (1, 64)).expect("a state");
+    let mut kv = cache(&own, ElementType::F32, Isa::best());
+    pass(&own, &mut kv, &case("edge").ids("input_ids"), OutputRows::None);
+    let scores = |file: &GgufFile| {
+        let assistant = assistant(&twin.write("drafter.gguf", file.bytes()), &own).expect("an assistant");
+        assistant.step(&own, 7, &hidden, kv.committed()).expect("a step").scores.logits
+    };
+    // Every id is scored, so that both score the same.
+    let whole = twin.gguf("assistant").dropped(NEXTN[2]).dropped(NEXTN[3]).without("gemma4-assistant.centroid_top_k");
+    for (type_id, quantized, most) in
+        [(2, Some(WeightType::Q4_0), 0.1), (8, Some(WeightType::Q8_0), 0.1), (30, None, 1e-2), (1, None, 1e-2)]
+    {
+        let (mut typed, mut plain, mut count) = (whole.clone(), whole.clone(), 0);
+        for (typed, plain) in typed.tensors.iter_mut().zip(&mut plain.tensors) {
+            let inputs = typed.shape.last().copied().unwrap_or(1) as usize;
+            if typed.shape.len() != 2 || typed.type_id != F32 || inputs % 32 != 0 {
+                continue;
+            }
+            let floats = f32s(&typed.bytes);
+            let (bytes, values): (Vec<u8>, Vec<f32>) = match quantized {
+                Some(of) => {
+                    let mut bytes = vec![0; floats.len() / inputs * of.row_bytes(inputs).expect("whole blocks")];
+                    let mut values = vec![0.0; floats.len()];
+                    let rows = bytes.chunks_mut(of.row_bytes(inputs).expect("whole blocks"));
+                    for ((out, row), values) in rows.zip(floats.chunks(inputs)).zip(values.chunks_mut(inputs)) {
+                        quantize_row(Isa::best(), of, row, out);
+                        dequantize_row(of, out, values);
+                    }
+                    (bytes, values)
+                }
+                None if type_id == 1 => {
+                    let halves: Vec<_> = floats.iter().map(|x| half::f16::from_f32(*x)).collect();
+                    (halves.iter().flat_map(|x| x.to_le_bytes()).collect(), halves.iter().map(|x| x.to_f32()).collect())
+                }
+                None => {
+                    let halves: Vec<_> = floats.iter().map(|x| half::bf16::from_f32(*x)).collect();
+                    (halves.iter().flat_map(|x| x.to_le_bytes()).collect(), halves.iter().map(|x| x.to_f32()).collect())
+                }
+            };
+            (typed.type_id, typed.bytes, plain.bytes) = (type_id, bytes, f32_bytes(values));
+            count += 1;
+        }
+        let error = relative_error(&scores(&typed), &scores(&plain));
+        println!("type {type_id}, {count} matrices: scores off by {error:.4}");
+        assert!(count > 10 && error < most, "type {type_id}: {error}");
+    }
+}
+
 #[test]
 fn parts_given_for_one_another_are_refused_by_name() {
     let twin = Twin::of("edge");
@@ -400,6 +453,7 @@ fn quantized_directories_are_refused_by_name() {
             "a bitsandbytes checkpoint",
         ),
         ("quantization_config", json!({"quant_method": "auto-round"}), "\"auto-round\""),
+        ("quantization_config", json!({"quant_method": "mxfp4"}), "an MXFP4 checkpoint"),
     ] {
         let twin = Twin::of("dense");
         twin.json(CONFIG, |config| config[field] = value.clone());
@@ -673,6 +727,63 @@ fn fp8_is_the_dequantized_weights() {
     }
 }
 
+/// The stacks of experts as tensors for each expert's matrices, each as `store` has it.
+fn experts_apart(tensors: &mut Tensors, store: impl Fn(&mut Tensors, String, [usize; 2], &[f32])) {
+    let stacks: Vec<String> = tensors.keys().filter(|name| name.contains(".experts.")).cloned().collect();
+    assert!(!stacks.is_empty());
+    for name in stacks {
+        let (_, shape, bytes) = tensors.remove(&name).expect("the stack");
+        let (values, (module, part)) = (f32s(&bytes), name.rsplit_once('.').expect("a part"));
+        let parts = if part == "gate_up_proj" { &["gate_proj", "up_proj"][..] } else { &["down_proj"] };
+        let matrix = [shape[1] / parts.len(), shape[2]];
+        for (i, values) in values.chunks(matrix[0] * matrix[1]).enumerate() {
+            let (expert, part) = (i / parts.len(), parts[i % parts.len()]);
+            store(tensors, format!("{module}.{expert}.{part}.weight"), matrix, values);
+        }
+    }
+}
+
+/// Experts with a tensor for each matrix, in floats and in FP8, are the stacks.
+#[test]
+fn experts_apart_are_the_stacks() {
+    let (twin, case) = (Twin::of("moe"), case("moe"));
+    let floats = |tensors: &mut Tensors, name: String, shape: [usize; 2], values: &[f32]| {
+        tensors.insert(name, (Dtype::F32, shape.to_vec(), f32_bytes(values.iter().copied())));
+    };
+    twin.tensors(WEIGHTS, |tensors| experts_apart(tensors, floats));
+    computes_the_references(&case, &target(&twin.path("target")).expect("a target"));
+    let missing = "model.layers.0.experts.1.up_proj.weight";
+    twin.tensors(WEIGHTS, |tensors| drop(tensors.remove(missing).expect("a matrix")));
+    refused(target(&twin.path("target")), &["layers.0.experts.", "a tensor for each expert, but not for all"]);
+
+    let (fp8, plain) = (Twin::of("moe"), Twin::of("moe"));
+    let byte = |i: usize| (0x18 + i * 7 % 40) as u8 | if i % 3 == 0 { 0x80 } else { 0 };
+    let scale = |row: usize| 0.02 + 0.001 * (row % 5) as f32;
+    let value = |i: usize, inputs: usize| half::bf16::from_f32(e4m3(byte(i)) as f32 * scale(i / inputs)).to_f32();
+    fp8.tensors(WEIGHTS, |tensors| {
+        experts_apart(tensors, |tensors, name, [rows, inputs], values| {
+            let scales = f32_bytes((0..rows).map(scale));
+            tensors.insert(format!("{name}_scale"), (Dtype::F32, vec![rows, 1], scales));
+            tensors.insert(name, (Dtype::F8_E4M3, vec![rows, inputs], (0..values.len()).map(byte).collect()));
+        });
+    });
+    fp8.json(CONFIG, |json| json["quantization_config"] = json!({"quant_method": "fp8"}));
+    plain.tensors(WEIGHTS, |tensors| {
+        experts_apart(tensors, |tensors, name, shape, values| {
+            let bytes =
+                (0..values.len()).flat_map(|i| half::bf16::from_f32(value(i, shape[1])).to_le_bytes()).collect();
+            tensors.insert(name, (Dtype::BF16, shape.to_vec(), bytes));
+        });
+    });
+    let ids = case.ids("input_ids");
+    let of = |twin: &Twin| logits(&target(&twin.path("target")).expect("a target"), &ids);
+    assert_eq!(of(&fp8), of(&plain));
+    // Said before they are loaded, too.
+    let checkpoint = Checkpoint::open(fp8.path("target")).expect("a checkpoint");
+    let loaded = Target::load(&checkpoint, Isa::best()).expect("a target").step_cost().bytes as u64;
+    assert_eq!(checkpoint.target_step_bytes(&checkpoint.target_config().expect("one")).expect("bytes"), loaded);
+}
+
 #[test]
 fn directories_without_a_model_say_what_they_hold() {
     let twin = Twin::of("dense");
@@ -682,10 +793,135 @@ fn directories_without_a_model_say_what_they_hold() {
     let about = ["target", "LoRA adapter", "merge it into its base model google/gemma-4-E2B-it"];
     refused(engine(&twin.path("target"), None), &about);
 
+    for (file, about) in [
+        ("model-00001-of-00002.safetensors", ["no model.safetensors.index.json", "download it too"]),
+        ("weights.safetensors", ["no model.safetensors", "weights that name"]),
+        ("pytorch_model.bin", ["PyTorch's files are not read", "take the bf16 checkpoint, or a GGUF file"]),
+    ] {
+        let directory = twin.path(&format!("of {file}"));
+        std::fs::create_dir(&directory).expect("a directory");
+        std::fs::copy(twin.path(CONFIG), directory.join("config.json")).expect("a copy");
+        std::fs::write(directory.join(file), [0; 64]).expect("written");
+        refused(engine(&directory, None), &[file, about[0], about[1]]);
+    }
+
     twin.write("files/gemma-4-E2B-it-Q4_K_M.gguf", b"GGUF");
     twin.write("files/mmproj-F16.gguf", b"GGUF");
     let about = ["files", "holds GGUF files", "gemma-4-E2B-it-Q4_K_M.gguf, mmproj-F16.gguf"];
     refused(engine(&twin.path("files"), None), &about);
+}
+
+/// Writers choose other types for the same numbers, and leave out what has a default: the same model.
+#[test]
+fn metadata_in_other_types_is_the_same() {
+    let (twin, ids) = (Twin::of("edge"), case("edge").ids("input_ids"));
+    let vocabulary = Vocabulary::new();
+    let plain = vocabulary.in_gguf(twin.gguf("target"), "gemma4", &[]);
+    let mut file = plain.clone();
+    let wider = |kind: u32, bytes: &[u8]| -> (u32, Vec<u8>) {
+        let word = || u64::from(u32::from_le_bytes(bytes.try_into().expect("four bytes")));
+        match kind {
+            4 => (10, word().to_le_bytes().to_vec()),
+            5 => (11, (word() as i32 as i64).to_le_bytes().to_vec()),
+            6 => {
+                let x = f32::from_bits(word() as u32);
+                match x.fract() == 0.0 && x > 0.0 {
+                    true => (4, (x as u32).to_le_bytes().to_vec()),
+                    false => (12, x.to_string().parse::<f64>().expect("a number").to_le_bytes().to_vec()),
+                }
+            }
+            7 => (0, bytes.to_vec()),
+            other => (other, bytes.to_vec()),
+        }
+    };
+    let mut changed = 0;
+    for (_, Raw(kind, bytes)) in &mut file.keys {
+        let (element, width) = (bytes.first().copied().unwrap_or(0).into(), 12);
+        let after = match *kind {
+            9 if [4, 5, 7].contains(&element) && bytes.len() > width => {
+                let each = if element == 7 { 1 } else { 4 };
+                let values: Vec<_> = bytes[width..].chunks(each).map(|value| wider(element, value)).collect();
+                let all = values.iter().flat_map(|(_, value)| value.clone()).collect::<Vec<u8>>();
+                (9, raw_array(values[0].0, values.len() as u64, &all).1)
+            }
+            9 => continue,
+            kind => wider(kind, bytes),
+        };
+        changed += usize::from(after.0 != *kind || after.1 != *bytes);
+        (*kind, *bytes) = after;
+    }
+    assert!(changed > 15, "{changed} keys are changed");
+    // One for every layer, where one for all would do.
+    let heads = file.keys.iter_mut().find(|(key, _)| key.ends_with(b"attention.head_count_kv")).expect("the heads");
+    let Raw(10, one) = &heads.1 else { panic!("no number for all") };
+    heads.1 = raw_array(10, 8, &one.repeat(8));
+    for key in ["token_type", "bos_token_id", "unknown_token_id", "scores"] {
+        file = file.without(&format!("tokenizer.ggml.{key}"));
+    }
+    // Norms in bf16, scalars without a dimension; the same numbers in the plain file.
+    let mut plain = plain;
+    for (tensor, plain) in file.tensors.iter_mut().zip(&mut plain.tensors) {
+        let name = String::from_utf8_lossy(&tensor.name).into_owned();
+        if name.ends_with("norm.weight") {
+            let halves: Vec<_> = f32s(&tensor.bytes).into_iter().map(half::bf16::from_f32).collect();
+            (tensor.type_id, tensor.bytes) = (30, halves.iter().flat_map(|x| x.to_le_bytes()).collect());
+            plain.bytes = f32_bytes(halves.iter().map(|x| x.to_f32()));
+        }
+        if name.contains("layer_output_scale") {
+            tensor.shape = Vec::new();
+        }
+    }
+    file.tensors.reverse();
+    let of = |name: &str, file: &GgufFile| engine(&twin.write(name, file.bytes()), None).expect("an engine");
+    let (got, want) = (of("other.gguf", &file), of("plain.gguf", &plain));
+    let (of_got, of_want) = (got.gemma4().expect("a Gemma"), want.gemma4().expect("a Gemma"));
+    assert_eq!(of_got.config().layers, of_want.config().layers);
+    assert_eq!(logits(of_got, &ids), logits(of_want, &ids));
+    for text in ["the inner\n", "a<turn|>b", "<bos>\u{e9}"] {
+        let ids = |engine: &Engine| engine.tokenizer().expect("a tokenizer").encode(text).expect("ids");
+        assert_eq!(ids(&got), ids(&want), "{text:?}");
+    }
+    assert_eq!(got.end_of_generation(), want.end_of_generation());
+}
+
+/// The rotation as other Gemmas' files spell it: the same, or refused by the field.
+#[test]
+fn rotary_fields_of_other_models_are_the_same_or_refused() {
+    let twin = Twin::of("dense");
+    let original = std::fs::read(twin.path(CONFIG)).expect("a file");
+    let with = |change: &dyn Fn(&mut Value)| {
+        twin.write(CONFIG, &original);
+        twin.json(CONFIG, change);
+        target(&twin.path("target"))
+    };
+    let set = |name: &'static str, value: Value| with(&|config: &mut Value| config[name] = value.clone());
+    for (name, value) in [
+        ("rope_theta", json!(1e6)),
+        ("rope_local_base_freq", json!(10_000)),
+        ("rope_scaling", Value::Null),
+        ("rope_scaling", json!({"rope_type": "default"})),
+        ("rope_parameters", Value::Null),
+    ] {
+        assert!(set(name, value).is_ok(), "{name}");
+    }
+    for (name, value) in [
+        ("rope_theta", json!(5e5)),
+        ("rope_local_base_freq", json!(1e6)),
+        ("rope_scaling", json!({"rope_type": "linear", "factor": 8.0})),
+        ("rope_scaling", json!({"type": "yarn", "factor": 4.0})),
+    ] {
+        refused(set(name, value), &[CONFIG, name]);
+    }
+    let flat = json!({"rope_theta": 1e6, "rope_type": "default"});
+    refused(set("rope_parameters", flat), &["rope_parameters.rope_theta", "is no layer type"]);
+    for (layers, field, value) in [
+        ("sliding_attention", "partial_rotary_factor", 0.5),
+        ("sliding_attention", "factor", 8.0),
+        ("full_attention", "attention_factor", 1.2),
+    ] {
+        let changed = with(&|config: &mut Value| config["rope_parameters"][layers][field] = json!(value));
+        refused(changed, &[CONFIG, &format!("rope_parameters.{layers}.{field}"), "not implemented"]);
+    }
 }
 
 /// Types without a kernel: the error names tensor, type and what to take, before any weight is loaded.
@@ -759,6 +995,127 @@ fn types_in_files_that_are_read_load() {
     let error = relative_error(&of("mixed.gguf", mixed), &of("plain.gguf", plain));
     println!("logits off by {error:.3}");
     assert!(error > 0.0 && error < 0.2, "{error}");
+}
+
+/// Blocks of NVFP4: random signs and sizes, scales from 2^-2 to 2, divided by 2^`halvings`.
+fn nvfp4(elements: usize, halvings: u8) -> Vec<u8> {
+    let mut state = elements as u64;
+    let mut byte = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    let mut bytes = Vec::new();
+    for _ in 0..elements / 64 {
+        bytes.extend((0..4).map(|_| 0x28 + byte() % 24 - 8 * halvings));
+        bytes.extend((0..32).map(|_| byte()));
+    }
+    bytes
+}
+
+/// Puts NVFP4 in the place of the matrices that have whole blocks, scaled by tensors of their own or in the blocks.
+fn with_nvfp4(mut file: GgufFile, scaled: bool) -> GgufFile {
+    const NVFP4: u32 = 40;
+    let halvings = |turn: usize| (turn % 3) as u8;
+    let factor = |turn: usize| f32::powi(0.5, i32::from(halvings(turn)));
+    let is_own = |name: &str| {
+        ["_q", "_k", "_v", "_output", "ffn_gate", "ffn_up", "_gate_up_exps"].iter().any(|last| {
+            name.strip_suffix(".weight").is_some_and(|name| name.starts_with("blk.") && name.ends_with(last))
+        })
+    };
+    let matrices: Vec<(String, Vec<usize>)> = (file.tensors.iter())
+        .map(|tensor| (String::from_utf8(tensor.name.clone()).expect("a name"), &tensor.shape))
+        .map(|(name, shape)| (name, shape.iter().map(|size| *size as usize).collect()))
+        .filter(|(name, shape): &(String, Vec<usize>)| is_own(name) && shape.last().is_some_and(|n| n % 64 == 0))
+        .collect();
+    assert!(matrices.len() > 8 && matrices.iter().any(|(name, _)| name.contains("_gate_up_exps")), "{matrices:?}");
+    for (turn, (name, shape)) in matrices.iter().enumerate() {
+        file = file.dropped(name);
+        // Experts' gates and ups lie apart, and every expert has its own scale.
+        let halves = [name.replace("gate_up", "gate"), name.replace("gate_up", "up")];
+        let parts = if name.contains("gate_up") { &halves[..] } else { &halves[..1] };
+        for (part, name) in parts.iter().enumerate() {
+            let (base, experts) = (name.strip_suffix(".weight").expect("a matrix"), shape.len() == 3);
+            let count = if experts { shape[0] } else { 1 };
+            let shape = match shape[..] {
+                [count, rows, inputs] => vec![count, rows / parts.len(), inputs],
+                _ => shape.clone(),
+            };
+            let elements = shape.iter().product::<usize>() / count;
+            let of = |i: usize| turn + part + i;
+            let blocks = (0..count).flat_map(|i| nvfp4(elements, if scaled { 0 } else { halvings(of(i)) })).collect();
+            file = file.tensor(name, &shape, NVFP4, blocks);
+            if scaled {
+                let factors = f32_bytes((0..count).map(|i| factor(of(i))));
+                let spelled = if turn % 2 == 0 || experts { "scale" } else { "weight.scale" };
+                file = file.tensor(&format!("{base}.{spelled}"), &[count], F32, factors);
+                file = file.tensor(format!("{base}.input_scale"), &[count], F32, f32_bytes(vec![0.01; count]));
+            }
+        }
+    }
+    file
+}
+
+/// A scale beside a matrix in NVFP4 multiplies its products: halved blocks compute the same, to the bit.
+#[test]
+fn nvfp4_matrices_are_scaled() {
+    let (twin, ids) = (Twin::of("moe"), case("moe").ids("input_ids"));
+    let scaled = with_nvfp4(twin.gguf("target"), true);
+    let of = |file: &GgufFile| logits(&target(&twin.write("model.gguf", file.bytes())).expect("a target"), &ids);
+    let (got, want) = (of(&scaled), of(&with_nvfp4(twin.gguf("target"), false)));
+    assert!(got.iter().all(|x| x.is_finite()) && got.iter().any(|x| *x != got[0]));
+    assert_eq!(got, want);
+    let name = scaled.tensors.iter().find(|tensor| tensor.name.ends_with(b"_q.scale")).expect("a scale").name.clone();
+    let name = String::from_utf8(name).expect("a name");
+    for (shape, values) in [(vec![3], vec![1.0; 3]), (vec![1], vec![f32::NAN])] {
+        let file = scaled.clone().dropped(&name).tensor(&name, &shape, F32, f32_bytes(values));
+        refused(target(&twin.write("model.gguf", file.bytes())), &["model.gguf", &name, "must be F32, finite"]);
+    }
+    // Both spellings: one of them would be applied, and which is not known.
+    let other = name.replace(".scale", ".weight.scale");
+    let file = scaled.tensor(&other, &[1], F32, f32_bytes([1.0]));
+    refused(target(&twin.write("model.gguf", file.bytes())), &[&other, "is a scale that nothing applies"]);
+}
+
+/// An assistant merged into its target's directory, as converters for other engines do it, drafts.
+#[test]
+fn an_assistant_inside_its_targets_directory_drafts() {
+    let case = case("edge");
+    for (prefix, in_text) in [("language_model.mtp.", true), ("model.mtp.", true), ("mtp.", false)] {
+        let twin = Twin::of("edge");
+        let read = |file: &str| std::fs::read(twin.path(file)).expect("a file");
+        let config: Value = serde_json::from_slice(&read("assistant/config.json")).expect("JSON");
+        let mut inner = Tensors::new();
+        twin.tensors("assistant/model.safetensors", |tensors| inner = tensors.clone());
+        twin.tensors(WEIGHTS, |tensors| {
+            tensors.extend(inner.into_iter().map(|(name, tensor)| (format!("{prefix}{name}"), tensor)));
+        });
+        // With tensors and no configuration of them, it is a target.
+        let path = twin.path("target");
+        computes_the_references(&case, &target(&path).expect("a target"));
+        assert!(find_assistants(&path).expect("none").fitting.is_empty());
+        twin.json(CONFIG, |json| {
+            let text = json.clone();
+            if in_text {
+                *json = json!({"model_type": "gemma4", "text_config": text});
+            }
+            let place = if in_text { &mut json["text_config"] } else { json };
+            place["mtp_assistant_config"] = config;
+        });
+        let own = target(&path).expect("a target");
+        computes_the_references(&case, &own);
+        let checkpoint = Checkpoint::open_assistant(&path).expect("the assistant");
+        let assistant = Assistant::load(&checkpoint, &own, Isa::best()).expect("the assistant");
+        drafts_the_references(&case, &own, &assistant);
+        let found = find_assistants(&path).expect("one");
+        assert_eq!((found.only(), found.misfits.len()), (Some(path.as_path()), 0), "{prefix}");
+        assert!(engine(&path, found.only()).expect("a pair").assistant().is_some());
+        twin.json(CONFIG, |json| {
+            let place = if in_text { &mut json["text_config"] } else { json };
+            place["mtp_assistant_config"]["backbone_hidden_size"] = json!(96);
+        });
+        let found = find_assistants(&path).expect("a misfit");
+        assert_eq!((found.only(), found.misfits.len()), (None, 1), "{prefix}");
+    }
 }
 
 /// An assistant's tensors in its target's file make it no assistant.
@@ -1130,6 +1487,7 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
         (json!({"top_p": 1.5}), "top_p"),
         (json!({"temperature": "hot"}), "temperature"),
         (json!({"temperature": 1.0, "repetition_penalty": 0.0}), "repetition_penalty"),
+        (json!({"mirostat_mode": 2, "mirostat_tau": 5.0}), "mirostat_mode: is 2; Mirostat"),
     ] {
         twin.write(file, config.to_string());
         refused(engine(&twin.path("target"), None), &["generation_config.json", about]);
@@ -1152,6 +1510,31 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
         let penalties = Penalties { repeat: 1.2, last_n, ..Penalties::default() };
         assert_eq!(engine.sampling_defaults().expect("parameters").penalties, penalties);
     }
+    let sampler = |keys: &[(&str, Raw)]| {
+        let mut file = twin.gguf("target").with("general.sampling.temp", f32_value(0.8));
+        for (name, value) in keys {
+            file = file.with(&format!("general.sampling.{name}"), value.clone());
+        }
+        engine(&twin.write("model.gguf", file.bytes()), None)
+    };
+    let of = |keys: &[(&str, Raw)]| sampler(keys).expect("an engine").sampling_defaults().expect("parameters").clone();
+    let xtc = [("xtc_probability", f32_value(0.3)), ("xtc_threshold", f32_value(0.2)), ("min_p", f32_value(0.05))];
+    let both = Sampling {
+        temperature: 0.8,
+        min_p: 0.05,
+        xtc: Some(Xtc { probability: 0.3, threshold: 0.2 }),
+        ..Sampling::default()
+    };
+    assert_eq!(of(&xtc), both);
+    // A sequence leaves out the samplers that it does not name.
+    let sequence = |names: &str| [&xtc[..], &[("sequence", str_value(names))]].concat();
+    assert_eq!(of(&sequence("penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature")), both);
+    assert_eq!(of(&sequence("min_p;temperature")), Sampling { xtc: None, ..both });
+    refused(sampler(&sequence("temperature;min_p")), &["general.sampling.sequence", "the order penalties;dry;"]);
+    refused(sampler(&sequence("infill")), &["general.sampling.sequence", "infill"]);
+    assert!(sampler(&[("mirostat", Raw(5, 0i32.to_le_bytes().to_vec()))]).is_ok());
+    let mirostat = sampler(&[("mirostat", Raw(5, 2i32.to_le_bytes().to_vec()))]);
+    refused(mirostat, &["general.sampling.mirostat", "is 2", "not implemented", "top_p", "gguf-set-metadata"]);
     let path = twin.write("model.gguf", file.with("general.sampling.temp", f32_value(-1.0)).bytes());
     refused(engine(&path, None), &["model.gguf", "general.sampling.temp", "0 or more"]);
 }
@@ -1290,11 +1673,15 @@ fn a_blob_with_towers_computes_the_references() {
 #[test]
 fn directories_of_every_layout_compute_the_references() {
     let case = case("edge");
-    for prefix in ["model.language_model.", "language_model.model.", ""] {
+    for prefix in ["model.language_model.", "language_model.model.", "language_model.", ""] {
         let twin = Twin::of("edge");
         twin.tensors(WEIGHTS, |tensors| {
             let renamed = std::mem::take(tensors).into_iter();
             tensors.extend(renamed.map(|(name, tensor)| (name.replacen("model.", prefix, 1), tensor)));
+            // A copy of the tied head, which is not read.
+            let (dtype, shape, bytes) = tensors[&format!("{prefix}embed_tokens.weight")].clone();
+            let head = format!("{}lm_head.weight", if prefix.starts_with("language") { "language_model." } else { "" });
+            tensors.insert(head, (dtype, shape, vec![0; bytes.len()]));
         });
         computes_the_references(&case, &target(&twin.path("target")).expect(prefix));
     }

@@ -31,8 +31,10 @@ use file::RecomputedKeys;
 /// Value of a fault word without a fault.
 pub(crate) const NO_FAULT: u32 = u32::MAX;
 
-/// Pages per split of attention. Fixed: it decides the order of summation.
+/// Pages per split of attention over all positions, and in windows, which have few pages: a split is a block of threads.
+/// Fixed: they decide the order of summation.
 const SPLIT_PAGES: usize = 4;
+const WINDOW_SPLIT_PAGES: usize = 1;
 
 /// Bytes of split partials in one launch; more rows are attended in several launches.
 const MAX_PARTIAL_BYTES: usize = 64 << 20;
@@ -107,7 +109,7 @@ impl RowPositions {
             (Some(horizon), None) => queries.splits(0, horizon),
             // The window and the rows after the first; they may straddle one split more than they fill.
             (Some(horizon), Some(window)) => {
-                let split = SPLIT_PAGES * PAGE;
+                let split = queries.split_pages * PAGE;
                 ((window + self.rows - 1).div_ceil(split) + 1).min(horizon.div_ceil(split))
             }
         }
@@ -309,7 +311,7 @@ impl DeviceKv {
             head_dim,
             window: store.window,
             zones: store.zones,
-            split_pages: SPLIT_PAGES,
+            split_pages: if store.window.is_some() { WINDOW_SPLIT_PAGES } else { SPLIT_PAGES },
         };
         let all = of(0, positions.rows);
         let per_row = parts * positions.splits(&all) * heads * (4 * head_dim + 16);

@@ -1,14 +1,19 @@
 //! Feature `cuda`: compiles the CUDA kernels. `cuda-prebuilt`: embeds the committed PTX. `metal`: embeds the Metal
 //! sources. Without a feature, nothing.
 
+mod joined;
+
 use std::env;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use joined::joined;
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=joined.rs");
     let feature = |name: &str| env::var_os(format!("CARGO_FEATURE_{name}")).is_some();
     let cuda = match (feature("CUDA"), feature("CUDA_PREBUILT")) {
         (true, _) => compiled().and_then(|images| embed(&images)),
@@ -102,40 +107,19 @@ fn prebuilt() -> Result<Vec<PathBuf>, String> {
     files(folder, "ptx")
 }
 
-/// One text per source with its headers inlined: the Mac compiles a string, without include paths.
+/// Embeds one text per source.
 fn metal() -> Result<(), String> {
-    let read = |path: &Path| fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()));
+    let dialect = Path::new(DIALECTS[1]);
     files(Path::new("shaders"), "h")?;
-    println!("cargo::rerun-if-changed={}", DIALECTS[1]);
-    let dialect = read(Path::new(DIALECTS[1]))?.replace("#pragma once", "");
+    println!("cargo::rerun-if-changed={}", dialect.display());
     let mut table =
         String::from("/// Name and text of every source.\npub(super) static SOURCES: &[(&str, &str)] = &[\n");
     for source in files(Path::new("shaders"), "cpp")? {
-        let mut text = dialect.clone();
-        join(&source, &mut Vec::new(), &mut text)?;
+        let text = joined(dialect, &source)?;
         let _ = writeln!(table, "    ({:?}, {text:?}),", source.file_stem().unwrap_or_default().to_string_lossy());
     }
     table.push_str("];\n");
     fs::write(out_dir()?.join("sources.rs"), table).map_err(|error| error.to_string())
-}
-
-/// Appends a source after the headers that it includes, each of them once.
-fn join(source: &Path, done: &mut Vec<PathBuf>, text: &mut String) -> Result<(), String> {
-    if done.iter().any(|known| known == source) {
-        return Ok(());
-    }
-    done.push(source.into());
-    for line in fs::read_to_string(source).map_err(|error| format!("{}: {error}", source.display()))?.lines() {
-        match line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
-            Some(header) => join(&source.with_file_name(header), done, text)?,
-            None if line == "#pragma once" => {}
-            None => {
-                text.push_str(line);
-                text.push('\n');
-            }
-        }
-    }
-    Ok(())
 }
 
 /// FNV-1a over the sources' bytes, without carriage returns.

@@ -35,7 +35,7 @@ INLINE unsigned short float_to_half(float x) {
     return bits;
 }
 
-// By tensor cores; columns of zeros cost nothing extra. `shaders/device.h` draws the fragments.
+// By tensor cores; columns that nobody reads cost nothing extra. `shaders/device.h` draws the fragments.
 INLINE void mma_k32(int (&c)[4], const unsigned (&a)[4], uint2 b, int t, int live) {
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
@@ -55,11 +55,12 @@ INLINE float sub(float a, float b) { return __fsub_rn(a, b); }
 INLINE float float_of(unsigned bits) { return __uint_as_float(bits); }
 INLINE unsigned bits_of(float x) { return __float_as_uint(x); }
 
-typedef double Wide;
-INLINE Wide wide(float x) { return x; }
-INLINE float narrow(Wide x) { return float(x); }
-INLINE Wide mul(Wide a, Wide b) { return __dmul_rn(a, b); }
-INLINE Wide add(Wide a, Wide b) { return __dadd_rn(a, b); }
+#define DOUBLES
+typedef double Exact;
+INLINE Exact exact(float x) { return x; }
+INLINE float narrow(Exact x) { return float(x); }
+INLINE Exact mul(Exact a, Exact b) { return __dmul_rn(a, b); }
+INLINE Exact add(Exact a, Exact b) { return __dadd_rn(a, b); }
 
 INLINE void barrier() { __syncthreads(); }
 INLINE void warp_barrier() { __syncwarp(); }

@@ -56,54 +56,6 @@ INLINE uint bits_of(float x) { return as_type<uint>(x); }
 INLINE float half_to_float(ushort bits) { return float(as_type<half>(bits)); }
 INLINE ushort float_to_half(float x) { return as_type<ushort>(half(x)); }
 
-// Metal has no doubles. Double-float arithmetic: the sum of two floats, the second at most half a unit in the last place
-// of the first; operations have a relative error of 2^-45 in a float's range. Squares overflow beyond 1e19 and lose bits
-// below 1e-12. The sums are those of Dekker and Knuth, and rely on every operation's rounding.
-struct Wide {
-    float high, low;
-};
-
-INLINE Wide wide(float x) { return {x, 0.0f}; }
-INLINE float narrow(Wide x) { return x.high; }
-
-// a + b exactly, for |a| >= |b|; and for any two.
-INLINE Wide sum_of_falling(float a, float b) {
-    float sum = a + b;
-    return {sum, b - (sum - a)};
-}
-INLINE Wide sum_of(float a, float b) {
-    float sum = a + b, other = sum - a;
-    return {sum, (a - (sum - other)) + (b - other)};
-}
-
-INLINE Wide operator-(Wide x) { return {-x.high, -x.low}; }
-// Symmetric, so that two lanes that add each other's values get the same bits.
-INLINE Wide operator+(Wide a, Wide b) {
-    Wide high = sum_of(a.high, b.high), low = sum_of(a.low, b.low);
-    high = sum_of_falling(high.high, high.low + low.high);
-    return sum_of_falling(high.high, high.low + low.low);
-}
-INLINE Wide operator-(Wide a, Wide b) { return a + -b; }
-INLINE Wide operator*(Wide a, Wide b) {
-    float product = a.high * b.high, rest = fmaf(a.high, b.high, -product);
-    return sum_of_falling(product, rest + (a.high * b.low + a.low * b.high));
-}
-INLINE Wide operator/(Wide a, Wide b) {
-    float quotient = a.high / b.high;
-    Wide rest = a - b * wide(quotient);
-    return sum_of_falling(quotient, rest.high / b.high);
-}
-INLINE Wide sqrt(Wide x) {
-    float root = sqrtf(x.high);
-    if (!(root > 0)) return wide(root);
-    Wide rest = x - wide(root) * wide(root);
-    return sum_of_falling(root, rest.high / (2 * root));
-}
-INLINE Wide add(Wide a, Wide b) { return a + b; }
-INLINE Wide mul(Wide a, Wide b) { return a * b; }
-INLINE bool operator>(Wide a, Wide b) { return a.high > b.high || (a.high == b.high && a.low > b.low); }
-INLINE bool operator>=(Wide a, Wide b) { return !(b > a); }
-
 INLINE void barrier() { threadgroup_barrier(mem_flags::mem_threadgroup); }
 INLINE void warp_barrier() { simdgroup_barrier(mem_flags::mem_threadgroup); }
 template <class T>
@@ -112,8 +64,6 @@ template <class T>
 INLINE T shuffle_xor(T x, int mask) { return simd_shuffle_xor(x, ushort(mask)); }
 // simd_shuffle takes 32 bits.
 INLINE u64 shuffle_xor(u64 x, int mask) { return as_type<u64>(simd_shuffle_xor(as_type<uint2>(x), ushort(mask))); }
-INLINE Wide shuffle(Wide x, int lane) { return {shuffle(x.high, lane), shuffle(x.low, lane)}; }
-INLINE Wide shuffle_xor(Wide x, int mask) { return {shuffle_xor(x.high, mask), shuffle_xor(x.low, mask)}; }
 INLINE void atomic_min(device uint* at, uint x) {
     atomic_fetch_min_explicit(reinterpret_cast<device atomic_uint*>(at), x, memory_order_relaxed);
 }

@@ -12,8 +12,8 @@
 // * AT(index): an index. The mutation test changes one of them at a time, and some test must fail.
 // * `mul`, `add` and `sub` of floats, and `fmaf`: rounded as in the CPU's kernels, never contracted. Other operations may be
 //   contracted. And the usual functions of floats: `expf`, `sqrtf`, `rintf`, ...
-// * Wide: a floating-point number of more than 40 bits, with + - * / > >=, `mul`, `add`, `sqrt`; `wide` converts from float,
-//   `narrow` to float.
+// * DOUBLES, if there are any, and then Exact: a double, with + - * / > >=, `mul` and `add` that are never contracted, `sqrt`;
+//   `exact` converts from float, `narrow` to float. Without, it is Wide (`wide.h`), which has the same.
 // * barrier() for the block; warp_barrier(), shuffle, shuffle_xor and warp_ballot for the 32 lanes of a warp, called by
 //   all of them.
 // * atomic_min(at, x): the minimum with a word of device memory.
@@ -28,8 +28,11 @@
 // row g      a[0]       a[2]      word t      b.x     row g      c[0]       c[1]
 // row g + 8  a[1]       a[3]      word t + 4  b.y     row g + 8  c[2]       c[3]
 //
-// mma_k16 has 16 inputs: words t only, a[0] of row g, a[1] of row g + 8, b. Columns from `live` on are zeros.
+// mma_k16 has 16 inputs: words t only, a[0] of row g, a[1] of row g + 8, b. Columns from `live` on may have anything, in B
+// and in C.
 #pragma once
+
+#include "wide.h"
 
 typedef unsigned char u8;
 typedef signed char i8;

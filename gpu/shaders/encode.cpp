@@ -37,8 +37,8 @@ struct Scratch {
 INLINE u16 finite_half(float x) { return float_to_half(fminf(fmaxf(x, -65504.0f), 65504.0f)); }
 
 // Adds a row's sixteen partial sums in order.
-INLINE Wide sum_of_partials(Wide partial, int lane) {
-    Wide sum = wide(0.0f);
+INLINE Exact sum_of_partials(Exact partial, int lane) {
+    Exact sum = exact(0.0f);
     for (int s = 0; s < 16; s++) sum = add(sum, shuffle(partial, (lane & 16) | s));
     return sum;
 }
@@ -91,15 +91,15 @@ INLINE void encode(const CONSTANT Params& p, THREADGROUP Scratch& scratch, Threa
     for (int token = tid / 16; token < PAGE; token += THREADS / 16) {
         int s = tid % 16;
         float x[8];
-        Wide squares = wide(0.0f);
+        Exact squares = exact(0.0f);
         for (int k = 0; k < 8; k++) {
             x[k] = sub(E::widen(rows[AT(i64(token) * p.channels + s + 16 * k)]), scratch.mean[AT(s + 16 * k)]);
-            squares = add(squares, mul(wide(x[k]), wide(x[k])));
+            squares = add(squares, mul(exact(x[k]), exact(x[k])));
         }
-        Wide norm = sqrt(sum_of_partials(squares, lane));
-        bool normal = norm >= wide(1.17549435e-38f);
-        float to_levels = normal ? narrow(mul(wide(p.spread), sqrt(wide(float(GROUP)))) / norm) : 0.0f;
-        Wide level_squares = wide(0.0f), products = wide(0.0f);
+        Exact norm = sqrt(sum_of_partials(squares, lane));
+        bool normal = norm >= exact(1.17549435e-38f);
+        float to_levels = normal ? narrow(mul(exact(p.spread), sqrt(exact(float(GROUP)))) / norm) : 0.0f;
+        Exact level_squares = exact(0.0f), products = exact(0.0f);
         for (int k = 0; k < 8; k++) {
             float scaled = mul(x[k], to_levels);
             // The number of boundaries at or below it, by bisection: they ascend.
@@ -107,13 +107,13 @@ INLINE void encode(const CONSTANT Params& p, THREADGROUP Scratch& scratch, Threa
             for (int step = 32; step > 0; step /= 2)
                 if (code + step <= p.boundaries && scratch.boundary[code + step - 1] <= scaled) code += step;
             scratch.codes[token][AT(s + 16 * k)] = u8(code);
-            Wide level = wide(scratch.level[code]);
+            Exact level = exact(scratch.level[code]);
             level_squares = add(level_squares, mul(level, level));
-            products = add(products, mul(wide(x[k]), level));
+            products = add(products, mul(exact(x[k]), level));
         }
         level_squares = sum_of_partials(level_squares, lane);
         products = sum_of_partials(products, lane);
-        Wide scale = p.least_squares ? products / level_squares : norm / sqrt(level_squares);
+        Exact scale = p.least_squares ? products / level_squares : norm / sqrt(level_squares);
         if (s == 0) scales[AT(group * PAGE + token)] = normal ? finite_half(narrow(scale)) : u16(0);
     }
     barrier();

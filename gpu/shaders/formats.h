@@ -21,8 +21,8 @@
 
 #include "activations.h"
 
-// The activation rows that a lane reads: quants of column g, scales and sums of columns 2 t and 2 t + 1; -1 for columns
-// without a row, which read no bytes. Offsets, not pointers, which would take twice the registers.
+// The activation rows that a lane reads: quants of column g, scales and sums of columns 2 t and 2 t + 1. Offsets, not
+// pointers, which would take twice the registers.
 template <int TILES>
 struct Columns {
     const DEVICE u32* quants;
@@ -40,32 +40,24 @@ using Results = float[TILES][2][2];
 
 template <int TILES>
 INLINE uint2 quants(const THREAD Columns<TILES>& x, int tile, int group) {
-    uint2 words = {0, 0};
-    int at = x.quants_at[tile];
-    if (at >= 0) words = reinterpret_cast<const DEVICE uint2*>(x.quants)[AT(at + group * 32)];
-    return words;
+    return reinterpret_cast<const DEVICE uint2*>(x.quants)[AT(x.quants_at[tile] + group * 32)];
 }
 
 template <int TILES>
 INLINE float scale(const THREAD Columns<TILES>& x, int tile, int column, int block) {
-    int row = x.rows[tile][column];
-    return row < 0 ? 0.0f : x.scales[AT(row * x.blocks + block)];
+    return x.scales[AT(x.rows[tile][column] * x.blocks + block)];
 }
 
 // The bsums of a block of 256: eight i16.
 template <int TILES>
 INLINE uint4 bsums(const THREAD Columns<TILES>& x, int tile, int column, int block) {
-    uint4 sums = {0, 0, 0, 0};
-    int row = x.rows[tile][column];
-    if (row >= 0) sums = reinterpret_cast<const DEVICE uint4*>(x.sums)[AT(row * x.blocks + block)];
-    return sums;
+    return reinterpret_cast<const DEVICE uint4*>(x.sums)[AT(x.rows[tile][column] * x.blocks + block)];
 }
 
 // The f16 product of scale and sum of a block of 32.
 template <int TILES>
 INLINE float scaled_sum(const THREAD Columns<TILES>& x, int tile, int column, int block) {
-    int row = x.rows[tile][column];
-    return row < 0 ? 0.0f : half_to_float(x.sums[AT(row * x.groups + block)]);
+    return half_to_float(x.sums[AT(x.rows[tile][column] * x.groups + block)]);
 }
 
 INLINE uint2 load_rows(const DEVICE u8* block, int offset, int g) {

@@ -15,7 +15,7 @@ use cuda_device::{is_absent, open};
 use foretoken_gpu::cuda::CudaError;
 use foretoken_kernels::{Isa, activation};
 
-emulated::gpu::on_a_gpu!(cuda, f64::to_bits);
+emulated::gpu::on_a_gpu!(cuda);
 
 #[test]
 fn too_much_memory_is_an_error_with_the_numbers() {

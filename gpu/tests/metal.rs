@@ -10,7 +10,7 @@ mod skipped;
 
 use foretoken_gpu::metal::MetalError;
 
-emulated::gpu::on_a_gpu!(metal, emulated::device::two_floats);
+emulated::gpu::on_a_gpu!(metal);
 
 /// A device; `None` without one: the test is skipped. Other errors are failures.
 fn open() -> Option<Device> {

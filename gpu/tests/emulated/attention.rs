@@ -18,7 +18,7 @@ use foretoken_kernels::{ElementType, Elements, Isa, attention, rope};
 use half::{bf16, f16};
 
 use super::cases::{Case, Numbers, close, same, same_bits};
-use super::device::Device;
+use super::device::{Device, wide};
 
 const PAGE: usize = 128;
 const ISA: Isa = Isa::Scalar;
@@ -566,7 +566,7 @@ fn combine_case(splits: usize, width: usize) -> Case {
             zones: Some(Zones { head: 0, tail: 0 }),
             split_pages: 1,
         };
-        let running: Vec<[u64; 2]> = running.iter().map(|of| of.map(|x| device.wide(x))).collect();
+        let running: Vec<[u64; 2]> = running.iter().map(|of| of.map(wide)).collect();
         let room = SplitPartials { softmax: device.of(&running).cast(), output: device.of(&output), splits };
         let y: DeviceSlice<f32> = device.room(heads * width);
         device.run(combine(&queries, &room, (Domain::Unrotated, Order::Model), y))?;

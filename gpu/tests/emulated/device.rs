@@ -10,10 +10,6 @@ pub trait Device {
     fn upload(&mut self, bytes: &[u8]) -> u64;
     /// Copies memory to `bytes`.
     fn download(&mut self, address: u64, bytes: &mut [u8]);
-    /// A number as the kernels' `Wide` type.
-    fn wide(&self, x: f64) -> u64 {
-        x.to_bits()
-    }
     /// Runs a kernel and waits for it. Padding bytes of `params` are uninitialised.
     fn launch(
         &mut self,
@@ -41,8 +37,8 @@ macro_rules! pod {
 
 pod!(u8 u16 i16 u32 i32 u64 f32 f64 [i32; 2] [u32; 2] [u64; 2] [f64; 2]);
 
-/// Metal's `Wide`: the nearest float, and the remainder.
-pub fn two_floats(x: f64) -> u64 {
+/// The kernels' `Wide`: the nearest float, and the remainder.
+pub fn wide(x: f64) -> u64 {
     let high = x as f32;
     let low = if high.is_finite() { (x - f64::from(high)) as f32 } else { 0.0 };
     u64::from(low.to_bits()) << 32 | u64::from(high.to_bits())

@@ -1,10 +1,10 @@
 //! The suite on a GPU, for every driver interface.
 
-/// A session on `foretoken_gpu::$module`, and the tests that use it. `$wide` converts an `f64` to the device's `Wide`;
-/// the caller defines `open`, which returns a device, or `None` without one.
+/// A session on `foretoken_gpu::$module`, and the tests that use it; the caller defines `open`, which returns a device, or
+/// `None` without one.
 #[allow(unused_macros)]
 macro_rules! on_a_gpu {
-    ($module:ident, $wide:path) => {
+    ($module:ident) => {
         use foretoken_gpu::$module::{Buffer, Device, Stream};
         use std::mem::MaybeUninit;
 
@@ -41,10 +41,6 @@ macro_rules! on_a_gpu {
                 buffer.read(&mut all).expect("a device that works");
                 let start = (address - buffer.slice().address()) as usize;
                 bytes.copy_from_slice(&all[start..start + bytes.len()]);
-            }
-
-            fn wide(&self, x: f64) -> u64 {
-                $wide(x)
             }
 
             fn launch(

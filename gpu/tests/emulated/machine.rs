@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use super::device::{Device, two_floats};
+use super::device::Device;
 
 /// The compiled kernels.
 pub struct Machine {
@@ -123,29 +123,6 @@ fn copies(out: &Path) -> Vec<Site> {
     sites
 }
 
-/// Clang's errors with Metal's address spaces as distinct types; `None` without clang. Errors about copies of structures
-/// between address spaces are ignored: Metal has such copies, clang does not.
-pub fn mixed_address_spaces() -> Option<Vec<String>> {
-    let emulator = folder("tests/emulator");
-    let check = |source: &PathBuf| -> Option<Vec<String>> {
-        let mut command = Command::new("clang++");
-        command.args([
-            "-std=c++14",
-            "-fsyntax-only",
-            "-w",
-            "-ferror-limit=0",
-            "-DFORETOKEN_ADDRESS_SPACES",
-            "-include",
-        ]);
-        let output = command.arg(emulator.join("metal.h")).arg(source).output().ok()?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        let copies = ["no viable overloaded '='", "no matching constructor for initialization of"];
-        let problem = |line: &&str| line.contains("error:") && !copies.iter().any(|copy| line.contains(copy));
-        Some(said.lines().filter(problem).map(String::from).collect())
-    };
-    sources("cpp").iter().map(check).collect::<Option<Vec<_>>>().map(|problems| problems.concat())
-}
-
 impl Machine {
     /// The only one of the process, because it installs signal handlers; with the dialects of the first call.
     ///
@@ -256,13 +233,6 @@ impl Session<'_> {
 }
 
 impl Device for Session<'_> {
-    fn wide(&self, x: f64) -> u64 {
-        match self.dialect {
-            Dialect::Cuda => x.to_bits(),
-            Dialect::Metal => two_floats(x),
-        }
-    }
-
     fn upload(&mut self, bytes: &[u8]) -> u64 {
         let buffer =
             self.machine.function::<unsafe extern "C" fn(usize) -> *mut u8>("machine_buffer").expect("machine.cpp");
@@ -294,13 +264,14 @@ impl Device for Session<'_> {
         if size != params.len() {
             return Err(format!("its parameters have {size} bytes, not {}", params.len()));
         }
-        type Run = unsafe extern "C" fn(Kernel, *const u32, *const u32, *const c_void, c_int) -> *const c_char;
+        type Run = unsafe extern "C" fn(Kernel, *const u32, *const u32, *const c_void, c_int, c_int) -> *const c_char;
         let run = self.machine.function::<Run>("machine_launch")?;
         let kernel = symbol::<Kernel>(kernels, kernel)?;
+        let (backwards, flushes) = (self.backwards.into(), (self.dialect == Dialect::Metal).into());
         // SAFETY: the parameters have the size of the kernel's structure; accesses outside the buffers fault, which the
         // machine reports.
         let error = unsafe {
-            let error = run(*kernel, grid.as_ptr(), block.as_ptr(), params.as_ptr().cast(), self.backwards.into());
+            let error = run(*kernel, grid.as_ptr(), block.as_ptr(), params.as_ptr().cast(), backwards, flushes);
             if error.is_null() { None } else { Some(CStr::from_ptr(error).to_string_lossy().into_owned()) }
         };
         error.map_or(Ok(()), Err)

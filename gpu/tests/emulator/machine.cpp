@@ -205,6 +205,24 @@ void on_signal(int signal, siginfo_t* info, void*) {
 
 constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGILL, SIGTRAP};
 
+#if defined(__x86_64__)
+constexpr unsigned FLUSH = 0x8040; // subnormal operands and results are zeros
+unsigned float_mode() { return __builtin_ia32_stmxcsr(); }
+void set_float_mode(unsigned mode) { __builtin_ia32_ldmxcsr(mode); }
+#elif defined(__aarch64__)
+constexpr uint64_t FLUSH = 1 << 24; // FZ: the same
+uint64_t float_mode() {
+    uint64_t mode;
+    asm volatile("mrs %0, fpcr" : "=r"(mode));
+    return mode;
+}
+void set_float_mode(uint64_t mode) { asm volatile("msr fpcr, %0" ::"r"(mode)); }
+#else
+constexpr unsigned FLUSH = 0; // not emulated
+unsigned float_mode() { return 0; }
+void set_float_mode(unsigned) {}
+#endif
+
 void install_handlers() {
     // Once per process: other signals get the default action.
     static bool installed = [] {
@@ -284,9 +302,9 @@ void machine_mutate(int number) {
     mutant = number;
 }
 
-// Runs a kernel; null, or an error message.
+// Runs a kernel; null, or an error message. `flushes`: in arithmetic with floats, subnormal numbers are zeros.
 const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, const unsigned* block, const void* params,
-                           int backwards) {
+                           int backwards, int flushes) {
     Dim threads = {block[0], block[1], block[2]};
     size_t n = size_t(threads.x) * threads.y * threads.z;
     if (n == 0 || n > 1024 || n % WARP != 0) return "the block is not of whole warps, or too large";
@@ -307,6 +325,8 @@ const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, co
     m->warps.assign(n / WARP, Gate());
     m->error[0] = 0;
     m->launched = true;
+    const auto mode = float_mode();
+    set_float_mode(flushes ? mode | FLUSH : mode & ~FLUSH);
     if (sigsetjmp(m->escape, 1) == 0) {
         size_t blocks = size_t(grid[0]) * grid[1] * grid[2];
         for (size_t i = 0; i < blocks; i++) {
@@ -328,6 +348,7 @@ const char* machine_launch(void (*kernel)(const void*), const unsigned* grid, co
         // The fibers are suspended within the kernel.
         m->contexts.assign(m->num_stacks, Context());
     }
+    set_float_mode(mode);
     m->launched = false;
     return m->error[0] ? m->error : nullptr;
 }

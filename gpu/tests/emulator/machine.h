@@ -59,19 +59,11 @@ const T& shown(const unsigned char* slots, int lane) {
 
 } // namespace machine
 
-#ifdef FORETOKEN_ADDRESS_SPACES
-typedef unsigned uint2 __attribute__((ext_vector_type(2)));
-typedef unsigned uint4 __attribute__((ext_vector_type(4)));
-typedef int int2 __attribute__((ext_vector_type(2)));
-typedef float float2 __attribute__((ext_vector_type(2)));
-typedef float float4 __attribute__((ext_vector_type(4)));
-#else
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(8) int2 { int x, y; };
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
-#endif
 
 #define FORETOKEN_EMULATED 1
 

@@ -1,7 +1,5 @@
 // The parts of the Metal Shading Language that the Metal dialect uses, on `machine.h`. Included before every source
 // (`-include`).
-//
-// With FORETOKEN_ADDRESS_SPACES (clang only), address spaces are distinct types, and code that mixes them does not compile.
 #pragma once
 
 #include "machine.h"
@@ -16,17 +14,10 @@ typedef unsigned short ushort;
     static_assert(sizeof(__VA_ARGS__) <= 32768 && (threads) <= 1024, "the limits of a threadgroup");                \
     MACHINE_KERNEL(name, Params, threads, __VA_ARGS__)
 
-#ifdef FORETOKEN_ADDRESS_SPACES
-#define device __attribute__((address_space(1)))
-#define constant __attribute__((address_space(2)))
-#define threadgroup __attribute__((address_space(3)))
-typedef short half; // syntax check only: nothing is run
-#else
 typedef _Float16 half;
 #define device
 #define constant
 #define threadgroup
-#endif
 #define thread
 
 template <class To, class From> To as_type(From x) {

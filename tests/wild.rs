@@ -328,7 +328,7 @@ fn assistants_of_every_type_draft() {
     pass(&own, &mut kv, &case("edge").ids("input_ids"), OutputRows::None);
     let scores = |file: &GgufFile| {
         let assistant = assistant(&twin.write("drafter.gguf", file.bytes()), &own).expect("an assistant");
-        assistant.step(&own, 7, &hidden, kv.committed()).expect("a step").scores.logits
+        cases::draft_step(&assistant, 7, &hidden, &kv).scores.logits
     };
     // Every id is scored, so that both score the same.
     let whole = twin.gguf("assistant").dropped(NEXTN[2]).dropped(NEXTN[3]).without("gemma4-assistant.centroid_top_k");
@@ -338,7 +338,7 @@ fn assistants_of_every_type_draft() {
         let (mut typed, mut plain, mut count) = (whole.clone(), whole.clone(), 0);
         for (typed, plain) in typed.tensors.iter_mut().zip(&mut plain.tensors) {
             let inputs = typed.shape.last().copied().unwrap_or(1) as usize;
-            if typed.shape.len() != 2 || typed.type_id != F32 || inputs % 32 != 0 {
+            if typed.shape.len() != 2 || typed.type_id != F32 || !inputs.is_multiple_of(32) {
                 continue;
             }
             let floats = f32s(&typed.bytes);
@@ -757,7 +757,7 @@ fn experts_apart_are_the_stacks() {
     refused(target(&twin.path("target")), &["layers.0.experts.", "a tensor for each expert, but not for all"]);
 
     let (fp8, plain) = (Twin::of("moe"), Twin::of("moe"));
-    let byte = |i: usize| (0x18 + i * 7 % 40) as u8 | if i % 3 == 0 { 0x80 } else { 0 };
+    let byte = |i: usize| (0x18 + i * 7 % 40) as u8 | if i.is_multiple_of(3) { 0x80 } else { 0 };
     let scale = |row: usize| 0.02 + 0.001 * (row % 5) as f32;
     let value = |i: usize, inputs: usize| half::bf16::from_f32(e4m3(byte(i)) as f32 * scale(i / inputs)).to_f32();
     fp8.tensors(WEIGHTS, |tensors| {
@@ -1047,7 +1047,7 @@ fn with_nvfp4(mut file: GgufFile, scaled: bool) -> GgufFile {
             if scaled {
                 let factors = f32_bytes((0..count).map(|i| factor(of(i))));
                 let spelled = if turn % 2 == 0 || experts { "scale" } else { "weight.scale" };
-                file = file.tensor(&format!("{base}.{spelled}"), &[count], F32, factors);
+                file = file.tensor(format!("{base}.{spelled}"), &[count], F32, factors);
                 file = file.tensor(format!("{base}.input_scale"), &[count], F32, f32_bytes(vec![0.01; count]));
             }
         }

@@ -13,7 +13,7 @@ use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, Rules, quantize};
 use foretoken::checkpoint::{Checkpoint, LoadOptions};
 use foretoken::gemma4::Target;
-use foretoken::{ElementType, Isa, OutputRows, WeightType};
+use foretoken::{ElementType, Isa, Model, OutputRows, WeightType};
 use foretoken_kernels::quant::{dequantize_row, quantize_row};
 use half::f16;
 

@@ -17,10 +17,10 @@ pub(super) const PREFETCHED: usize = 32 * 64;
 /// Runs of panels that are read side by side: a single sequential stream keeps too few cache lines in flight.
 pub(super) const STREAMS: usize = 4;
 
-/// The pointer, [`opaque`] where registers hold half a row block only. Where they hold all of it, addresses that are computed
-/// ahead, and words that are read once for several scales, are a fifth of the speed of one row.
+/// The pointer, [`opaque`] where registers hold half a row block only. Where they hold all of it, one row is a fifth slower if
+/// addresses are not computed ahead and words that several scales share are read again.
 #[inline(always)]
-fn fewer_registers<L: ByteLanes, T>(pointer: *const T) -> *const T {
+fn opaque_if_few_registers<L: ByteLanes, T>(pointer: *const T) -> *const T {
     if const { L::MAX_ROWS < ROW_BLOCK } { opaque(pointer) } else { pointer }
 }
 
@@ -80,7 +80,7 @@ impl<L: ByteLanes, F: Format> Source<L, F> for PackedSource<F> {
     #[inline(always)]
     unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor {
         // SAFETY: as the caller's.
-        unsafe { F::cursor(l, fewer_registers::<L, _>(self.block), self.lane, s) }
+        unsafe { F::cursor(l, opaque_if_few_registers::<L, _>(self.block), self.lane, s) }
     }
     #[inline(always)]
     unsafe fn quad(&self, l: L, cursor: Self::Cursor, g: usize) -> L::I {
@@ -217,7 +217,7 @@ unsafe fn add_quads<L: ByteLanes, F: Format, S: Source<L, F>, const R: usize>(
         let weights = [source.quad(l, cursor, g), source.quad(l, cursor, g + 1)];
         let quads = [x.next, x.next.add(x.stride)];
         l.add_products(sums, F::BYTES, (g, F::QUADS_PER_SCALE), weights, quads, scale);
-        x.next = fewer_registers::<L, _>(quads[1].add(x.stride));
+        x.next = opaque_if_few_registers::<L, _>(quads[1].add(x.stride));
     }
 }
 

@@ -208,6 +208,7 @@ unsafe fn streams<L: ByteLanes, F: Format>(
                 unsafe { l.call(op) }
             });
         }
+        // Over what `Streams` left in the place of the panel that is not whole.
         for (stream, _) in panels.iter().enumerate().filter(|(_, panel)| **panel == whole) {
             for (row, results) in results[stream * ROW_BLOCK..][..rows.rows].iter_mut().enumerate() {
                 let op = Ragged::<F> { weights, x, lane, rows, row, results, format: PhantomData };
@@ -244,7 +245,7 @@ impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
             let mut scales = BlockScales::empty(l);
             let mut y = [[l.splat(0.0); R]; STREAMS];
             let mut x = self.x.words(self.rows, 0).as_ptr().add(self.first);
-            // Streams without a panel prefetch another one's.
+            // Streams without a whole panel have another one: it is prefetched, and `streams` replaces its results.
             let (streams, last) = (self.panels.len(), weights.outputs() / PANEL_ROWS - 1);
             let mut blocks = [weights.bytes().as_ptr(); STREAMS];
             for (stream, block) in blocks.iter_mut().enumerate() {

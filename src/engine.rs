@@ -10,13 +10,14 @@ use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::checkpoint::{Checkpoint, GenerationTokens, LoadOptions};
 use crate::constraint::{Compiler, Constraint, ConstraintState};
 use crate::device::{self, Device, DeviceChoice, Models};
-use crate::family::{self, Loaded};
+use crate::family::Loaded;
 use crate::gemma4::{Assistant, Target};
 use crate::kv::PagePool;
+use crate::loading::{self, ReadModels};
 use crate::model::Model;
 use crate::options::EngineOptions;
 use crate::sampler::Sampling;
-use crate::speculative::{BatchPlanner, Costs, Machine, NgramPool, Sources, check_vocabulary};
+use crate::speculative::{BatchPlanner, Costs, Machine, NgramPool, Sources};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -68,52 +69,26 @@ impl Engine {
             progress: options.progress.clone(),
         };
         let checkpoint = Checkpoint::open(&options.model)?;
-        // On the pool: all threads pack quantized weights.
-        let Loaded { model, gemma4, own_drafter, eos_token_ids, end_of_generation: names } =
-            pool.install(|| family::load(&checkpoint, load.clone()))?;
-        let assistant = match &options.assistant {
-            Some(path) => {
-                let target = only_gemma4(&gemma4, "assistant", &checkpoint)?;
-                let checkpoint = Checkpoint::open_assistant(path)?;
-                Some(Arc::new(pool.install(|| Assistant::load(&checkpoint, target, load.clone()))?))
-            }
-            None => None,
-        };
-        let tokenizer = checkpoint.tokenizer(model.vocab_size())?;
-        let draft_model = match &options.draft_model {
-            Some(path) => {
-                let checkpoint = Checkpoint::open(path)?;
-                let draft = pool.install(|| family::load(&checkpoint, load))?;
-                let own = checkpoint.tokenizer(draft.model.vocab_size())?;
-                check_vocabulary((&*model, tokenizer.as_ref()), (&*draft.model, own.as_ref()))?;
-                Some((draft, checkpoint))
-            }
-            None => None,
-        };
         let GenerationTokens { end, suppressed } = checkpoint.generation_tokens()?;
+        // On the pool: all threads pack quantized weights.
+        let read = |device: Option<&Arc<dyn Device>>| {
+            pool.install(|| loading::read(options, &load, &checkpoint, device, &suppressed))
+        };
+        let read = match (read(device.as_ref()), &options.device) {
+            (Err(error), DeviceChoice::Auto) if device.is_some() => {
+                tracing::warn!(%error, "the models do not run on the device; using the CPU");
+                read(None)?
+            }
+            (read, _) => read?,
+        };
+        let ReadModels { target, assistant, draft_model, tokenizer, on_device: models, draft_on_device } = read;
+        let Loaded { model, gemma4, own_drafter, eos_token_ids, end_of_generation: names } = target;
         let mut end_of_generation = [eos_token_ids, end].concat();
         if let Some(tokenizer) = &tokenizer {
             end_of_generation.extend(names.iter().filter_map(|name| tokenizer.id(name)));
         }
         end_of_generation.sort_unstable();
         end_of_generation.dedup();
-        let upload = |device: Arc<dyn Device>| -> Result<_> {
-            let target = only_gemma4(&gemma4, "device", &checkpoint)?;
-            let pair = Models::upload(device.clone(), target, assistant.as_deref(), &suppressed)?;
-            let draft = draft_model.as_ref().map(|(draft, checkpoint)| -> Result<_> {
-                let target = only_gemma4(&draft.gemma4, "device", checkpoint)?;
-                Ok((Arc::new(Models::upload(device, target, None, &suppressed)?), target.clone()))
-            });
-            Ok((Arc::new(pair), draft.transpose()?))
-        };
-        let (models, device_draft_model) = match (device.map(upload).transpose(), &options.device) {
-            (Ok(models), _) => models.unzip(),
-            (Err(error), DeviceChoice::Auto) => {
-                tracing::warn!(%error, "the models do not run on the device; using the CPU");
-                (None, None)
-            }
-            (Err(error), _) => return Err(error),
-        };
         tracing::info!(threads, isa = isa.name(), ?end_of_generation, "engine ready");
         let (chat, sampling_defaults) = (ChatTemplate::of(&checkpoint)?, checkpoint.sampling_defaults()?);
         let machine = Machine {
@@ -128,8 +103,8 @@ impl Engine {
             gemma4,
             assistant,
             own_drafter,
-            draft_model: draft_model.map(|(draft, _)| draft.model),
-            device_draft_model: device_draft_model.flatten(),
+            device_draft_model: draft_on_device.zip(draft_model.as_ref().and_then(|draft| draft.gemma4.clone())),
+            draft_model: draft_model.map(|draft| draft.model),
             ngrams: Arc::new(NgramPool::default()),
             pages: PagePool::new(options.kv_memory),
         };
@@ -311,7 +286,8 @@ impl Engine {
         self.parts.pool.spawn(work);
     }
 
-    /// The device, if the CPU is not used. [`Engine::target`] and [`Engine::assistant`] are on the CPU even then.
+    /// The device, if the CPU is not used. [`Engine::target`] and [`Engine::assistant`] have no weights then: their passes
+    /// are errors.
     pub fn device(&self) -> Option<String> {
         self.parts.models.as_ref().map(|models| models.device().name())
     }
@@ -325,18 +301,6 @@ impl Engine {
     pub fn threads(&self) -> usize {
         self.parts.pool.current_num_threads()
     }
-}
-
-/// The target, for what is implemented for Gemma 4 alone.
-///
-/// # Errors
-/// If it is of another family.
-fn only_gemma4<'a>(target: &'a Option<Arc<Target>>, what: &str, checkpoint: &Checkpoint) -> Result<&'a Arc<Target>> {
-    let Some(target) = target else {
-        let problem = format!("is not implemented for {}, which runs alone and on the CPU", checkpoint.model_type()?);
-        return Err(Error::Unsupported { path: Some(checkpoint.path().to_owned()), what: what.into(), problem });
-    };
-    Ok(target)
 }
 
 /// # Errors

@@ -6,11 +6,13 @@ use crate::checkpoint::convert::gemma4::description;
 use crate::checkpoint::convert::options::ToGguf;
 use crate::checkpoint::convert::plan::Description;
 use crate::checkpoint::{Checkpoint, LoadOptions};
+use crate::device::{Device, DeviceOps, OnDevice, check_head_dims};
 use crate::facts::TargetFacts;
+use crate::gemma4::TextModel;
 use crate::model::Model;
 use crate::speculative::OwnDrafter;
 use crate::verify::expected::{self, Implied};
-use crate::{Result, gemma4, qwen35};
+use crate::{Error, Result, gemma4, qwen35};
 
 /// A loaded target.
 pub(crate) struct Loaded {
@@ -26,12 +28,16 @@ pub(crate) struct Loaded {
     pub end_of_generation: &'static [&'static str],
 }
 
+/// A target, and its weights on a device.
+pub(crate) type OnDeviceTarget = (Loaded, TextModel<DeviceOps>);
+
 /// A family.
 struct Family {
     /// Whether checkpoints of this `model_type` (config.json) or architecture (GGUF) are its own, to be read or refused
     /// by name.
     claims: fn(&str) -> bool,
     load: fn(&Checkpoint, LoadOptions) -> Result<Loaded>,
+    load_to_device: fn(&Checkpoint, &LoadOptions, &dyn Device) -> Result<OnDeviceTarget>,
     /// What a GGUF file of a checkpoint at Hugging Face has in it.
     describe: fn(&Checkpoint, &ToGguf) -> Result<Description>,
     facts: fn(&Checkpoint) -> Result<TargetFacts>,
@@ -45,6 +51,7 @@ static REGISTRY: [Family; 2] = [
     Family {
         claims: |name| name.starts_with("qwen"),
         load: qwen35,
+        load_to_device: |checkpoint, _, _| Err(not_implemented("device", checkpoint)),
         describe: qwen35::description,
         facts: qwen35::facts,
         implied: qwen35::implied,
@@ -53,6 +60,7 @@ static REGISTRY: [Family; 2] = [
     Family {
         claims: |_| true,
         load: gemma4,
+        load_to_device: gemma4_to_device,
         describe: description,
         facts: gemma4::facts,
         implied: expected::gemma4,
@@ -66,6 +74,28 @@ static REGISTRY: [Family; 2] = [
 /// If the checkpoint needs something that is not implemented, or a tensor is missing or has another shape.
 pub(crate) fn load(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {
     (of(checkpoint)?.load)(checkpoint, options)
+}
+
+/// Loads the target of a checkpoint of any family to a device. What is loaded beside the weights has none.
+///
+/// # Errors
+/// As [`load`], or if the family or a tensor cannot be computed there, or the device is out of memory.
+pub(crate) fn load_to_device(
+    checkpoint: &Checkpoint,
+    options: &LoadOptions,
+    device: &dyn Device,
+) -> Result<OnDeviceTarget> {
+    (of(checkpoint)?.load_to_device)(checkpoint, options, device)
+}
+
+/// The error for what is implemented for other families than the checkpoint's.
+pub(crate) fn not_implemented(what: &str, checkpoint: &Checkpoint) -> Error {
+    let name = match checkpoint.model_type() {
+        Ok(name) => name,
+        Err(error) => return error,
+    };
+    let problem = format!("is not implemented for {name}, which runs alone and on the CPU");
+    Error::Unsupported { path: Some(checkpoint.path().to_owned()), what: what.into(), problem }
 }
 
 /// What a GGUF file of a checkpoint of any family has in it.
@@ -106,14 +136,24 @@ fn of(checkpoint: &Checkpoint) -> Result<&'static Family> {
 }
 
 fn gemma4(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {
-    let target = Arc::new(gemma4::Target::load(checkpoint, options)?);
-    Ok(Loaded {
+    gemma4::Target::load(checkpoint, options).map(loaded_gemma4)
+}
+
+fn gemma4_to_device(checkpoint: &Checkpoint, options: &LoadOptions, device: &dyn Device) -> Result<OnDeviceTarget> {
+    check_head_dims(device, &checkpoint.target_config()?)?;
+    let (target, weights) = gemma4::Target::load_to(&OnDevice(device), checkpoint, options)?;
+    Ok((loaded_gemma4(target), weights))
+}
+
+fn loaded_gemma4(target: gemma4::Target) -> Loaded {
+    let target = Arc::new(target);
+    Loaded {
         model: target.clone(),
         eos_token_ids: target.config().eos_token_ids.clone(),
         gemma4: Some(target),
         own_drafter: None,
         end_of_generation: &["<eos>", "<turn|>", "<|tool_response>"],
-    })
+    }
 }
 
 fn qwen35(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {

@@ -56,6 +56,7 @@ pub mod gemma4;
 mod generation;
 pub mod hub;
 pub mod kv;
+mod loading;
 mod model;
 pub mod nn;
 mod ops;

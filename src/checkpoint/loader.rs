@@ -1,15 +1,14 @@
 //! Builds modules from named tensors.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::sync::Arc;
 
-use foretoken_kernels::quant::{PANEL_ROWS, WeightType, pack, quantize_row};
+use foretoken_kernels::quant::WeightType;
 use foretoken_kernels::{ElementType, Isa};
 
 use super::{Checkpoint, ConfigSource, RawTensor, TensorType, unread};
 use crate::gemma4::Centroids;
-use crate::nn::{Arena, Embedding, Linear, RmsNorm, Weight};
+use crate::nn::{Arena, Embedding, Linear, RmsNorm, Unpacked, Weight};
 use crate::{Error, Result};
 
 /// Options of loading a checkpoint.
@@ -75,11 +74,21 @@ pub enum TableUse {
     Tied,
 }
 
+/// What loaded weights are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WeightUse {
+    /// They are multiplied here, so quantized ones are packed.
+    Multiply,
+    /// They are uploaded and dropped: quantized ones are packed as they are uploaded.
+    Upload,
+}
+
 /// Loads tensors by name, checks their shapes, and records which were used.
 pub struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     prefix: String,
     options: LoadOptions,
+    weight_use: WeightUse,
     taken: BTreeSet<String>,
     step: StepCost,
     loaded: u64,
@@ -97,12 +106,18 @@ impl<'a> Loader<'a> {
             checkpoint,
             prefix,
             options,
+            weight_use: WeightUse::Multiply,
             taken,
             step: StepCost::default(),
             loaded: 0,
             total,
             arena: Arena::default(),
         }
+    }
+
+    /// The same loader, of weights for `weight_use`.
+    pub(crate) fn for_use(self, weight_use: WeightUse) -> Self {
+        Self { weight_use, ..self }
     }
 
     /// The instruction set of the loaded modules.
@@ -232,8 +247,8 @@ impl<'a> Loader<'a> {
         };
         let weight = match (table_use, tensor.dtype) {
             (TableUse::LookUp, TensorType::Quantized(weight_type)) => {
-                let table = Weight::table(tensor.bytes, weight_type, vocabulary, width);
-                table.ok_or_else(|| self.short(name))?.named(&self.full(name))
+                let rows = Unpacked::quantized(tensor.bytes, weight_type, vocabulary, width);
+                Weight::unpacked(rows.ok_or_else(|| self.short(name))?, [1, vocabulary]).named(&self.full(name))
             }
             (TableUse::LookUp, _) => self.multiplied(Role::Exact, name, tensor, [1, vocabulary, width])?,
             (TableUse::Tied, _) => {
@@ -296,30 +311,26 @@ impl<'a> Loader<'a> {
     /// Matrices to be multiplied, in the type of their role.
     fn multiplied(&mut self, role: Role, name: &str, tensor: RawTensor, shape: [usize; 3]) -> Result<Weight> {
         let [count, outputs, inputs] = shape;
-        let of_all = |one: Option<usize>| one.and_then(|one| one.checked_mul(count));
-        let packed_bytes = |of: WeightType| of_all(of.packed_bytes_for(outputs, inputs));
         let weight = match tensor.dtype {
             TensorType::Quantized(weight_type) => {
-                if of_all(weight_type.bytes_for(outputs, inputs)) != Some(tensor.bytes.as_slice().len()) {
-                    return Err(self.short(name));
-                }
-                let packed = Weight::packed(&mut self.arena, tensor.bytes, weight_type, shape);
-                let packed = packed.ok_or_else(|| self.no_memory(name, packed_bytes(weight_type)))?;
-                if weight_type == WeightType::NVFP4 { packed.scaled(self.scales(name, count)?) } else { packed }
+                let rows = count.checked_mul(outputs);
+                let rows = rows.and_then(|rows| Unpacked::quantized(tensor.bytes, weight_type, rows, inputs));
+                let rows = rows.ok_or_else(|| self.short(name))?;
+                let weight = self.quantized(name, rows, [count, outputs])?;
+                if weight_type == WeightType::NVFP4 { weight.scaled(self.scales(name, count)?) } else { weight }
             }
             TensorType::Float(element) => {
                 if let Some(to) = self.options.quantize.filter(|to| !to.is_written()) {
                     let problem = format!("{} is read, not written; take q4_k or iq4_xs", to.name());
                     return Err(Error::argument("quantize", problem));
                 }
-                let as_it_lies = Weight::float(tensor.bytes.clone(), element, shape);
-                match (as_it_lies, self.options.quantize.and_then(|to| in_situ_type(to, role, inputs))) {
-                    (Some(source), Some(weight_type)) => {
-                        let quantized = quantize(&mut self.arena, self.options.isa, &source, weight_type, shape);
-                        tensor.bytes.release(0..tensor.bytes.as_slice().len());
-                        quantized.ok_or_else(|| self.no_memory(name, packed_bytes(weight_type)))?
+                let as_it_lies = Weight::float(tensor.bytes, element, shape).ok_or_else(|| self.short(name))?;
+                match self.options.quantize.and_then(|to| in_situ_type(to, role, inputs)) {
+                    Some(weight_type) => {
+                        let rows = as_it_lies.quantized(weight_type, self.options.isa);
+                        self.quantized(name, rows.ok_or_else(|| self.short(name))?, [count, outputs])?
                     }
-                    (as_it_lies, _) => as_it_lies.ok_or_else(|| self.short(name))?,
+                    None => as_it_lies,
                 }
             }
             other => {
@@ -333,6 +344,17 @@ impl<'a> Loader<'a> {
             progress(Progress { loaded: self.loaded, total: self.total });
         }
         Ok(weight.named(&self.full(name)))
+    }
+
+    /// Quantized matrices, packed if they are multiplied here.
+    fn quantized(&mut self, name: &str, rows: Unpacked, [count, outputs]: [usize; 2]) -> Result<Weight> {
+        match self.weight_use {
+            WeightUse::Upload => Ok(Weight::unpacked(rows, [count, outputs])),
+            WeightUse::Multiply => Weight::packed(&mut self.arena, &rows, [count, outputs]).ok_or_else(|| {
+                let one = rows.weight_type().packed_bytes_for(outputs, rows.inputs());
+                self.no_memory(name, one.and_then(|one| one.checked_mul(count)))
+            }),
+        }
     }
 
     /// The scales that a GGUF file has beside the NVFP4 weight `name`.
@@ -430,30 +452,4 @@ fn in_situ_type(to: WeightType, role: Role, inputs: usize) -> Option<WeightType>
         (false, _) => Q8_0,
     };
     inputs.is_multiple_of(fitting.block_len()).then_some(fitting)
-}
-
-/// Quantizes and packs chunk by chunk on all threads: memory grows by the quantized size only.
-fn quantize(
-    arena: &mut Arena,
-    isa: Isa,
-    source: &Weight,
-    weight_type: WeightType,
-    shape: [usize; 3],
-) -> Option<Weight> {
-    let inputs = shape[2];
-    let (row_bytes, packed_row_bytes) = (weight_type.row_bytes(inputs)?, weight_type.packed_row_bytes(inputs)?);
-    Weight::fill_packed(arena, weight_type, shape, |index, rows: Range<usize>, panels| {
-        let mut floats = vec![0.0; inputs];
-        let mut quantized = vec![0; PANEL_ROWS * row_bytes];
-        let crate::nn::Matrix::Float { elements, .. } = source.matrix(index) else { return };
-        for (panel, packed) in panels.chunks_mut(PANEL_ROWS * packed_row_bytes).enumerate() {
-            let quantized = &mut quantized[..packed.len() / packed_row_bytes * row_bytes];
-            for (i, out) in quantized.chunks_exact_mut(row_bytes).enumerate() {
-                let row = rows.start + panel * PANEL_ROWS + i;
-                elements.slice(row * inputs..(row + 1) * inputs).widen(&mut floats);
-                quantize_row(isa, weight_type, &floats, out);
-            }
-            pack(weight_type, inputs, quantized, packed);
-        }
-    })
 }

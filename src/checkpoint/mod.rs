@@ -22,6 +22,7 @@ pub use fields::Fields;
 pub use find_assistants::{FoundAssistants, find_assistants};
 use gguf::{GgmlType, Gguf, GgufTensor};
 pub(crate) use inner_assistant::is_inner_assistants;
+pub(crate) use loader::WeightUse;
 pub use loader::{LoadOptions, Loader, Progress, StepCost, TableUse};
 pub(crate) use ordering::token_ordering;
 pub(crate) use partial::Partial;

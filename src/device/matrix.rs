@@ -7,7 +7,7 @@ use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
 use foretoken_gpu::plan::pointwise::{TableType, embed};
 use foretoken_gpu::{DeviceSlice, LaunchError};
 use foretoken_kernels::ElementType;
-use foretoken_kernels::quant::{ActivationType, PANEL_ROWS, WeightType, pack};
+use foretoken_kernels::quant::{ActivationType, PANEL_ROWS, WeightType};
 
 use super::Device;
 use super::buffer::{Buffer, Launcher};
@@ -16,8 +16,8 @@ use super::temporaries::Temporary;
 use crate::nn::{Stored, Weight};
 use crate::{Error, Result};
 
-/// Bytes packed per upload.
-const CHUNK: usize = 16 << 20;
+/// Bytes packed and uploaded at a time.
+const PIECE: usize = 16 << 20;
 
 /// A stack of matrices `(outputs, inputs)`, in the CPU's layout.
 pub(crate) struct Matrices {
@@ -35,7 +35,7 @@ enum Kind {
 }
 
 impl Matrices {
-    /// Uploads `weight`.
+    /// Uploads `weight`, piece by piece; the file's pages are released.
     ///
     /// # Errors
     /// If no kernel reads its type, or the device is out of memory.
@@ -48,36 +48,48 @@ impl Matrices {
             let remedy = "quantize to another type, or use the CPU";
             Error::Device { device: device.name(), problem: format!("tensor {name}: {problem}; {remedy}") }
         };
-        // Checked before memory is allocated.
+        let failed = |error: Error| match error {
+            Error::Device { device, problem } => Error::Device { device, problem: format!("tensor {name}: {problem}") },
+            other => other,
+        };
+        // Checked before memory is allocated; returns the bytes.
         let check = |weight_type: WeightType| {
             if !outputs.is_multiple_of(PANEL_ROWS) {
                 let problem = format!("{outputs} quantized rows, not a multiple of {PANEL_ROWS}; use the CPU");
                 return Err(Error::Device { device: device.name(), problem: format!("tensor {name}: {problem}") });
             }
-            let bytes = Matrix::bytes(weight_type, outputs, inputs).and_then(|one| one.checked_mul(count));
-            Matrix::new(weight_type, shape, DeviceSlice::new(0, bytes.unwrap_or(0))).map(drop).map_err(refuse)
+            let bytes = Matrix::bytes(weight_type, outputs, inputs).and_then(|one| one.checked_mul(count)).unwrap_or(0);
+            Matrix::new(weight_type, shape, DeviceSlice::new(0, bytes)).map(|_| bytes).map_err(refuse)
         };
         let (memory, kind) = match weight.stored() {
             Stored::Float(element, bytes) => {
-                FloatMatrix::new(element, shape, DeviceSlice::new(0, bytes.len())).map_err(refuse)?;
-                (Buffer::of(device, bytes).map_err(no_memory)?, Kind::Float(element))
+                let elements = bytes.as_slice();
+                FloatMatrix::new(element, shape, DeviceSlice::new(0, elements.len())).map_err(refuse)?;
+                let memory = Buffer::new(device, elements.len()).map_err(no_memory)?;
+                for (i, piece) in elements.chunks(PIECE).enumerate() {
+                    memory.write(i * PIECE, piece).map_err(failed)?;
+                    bytes.release(i * PIECE..i * PIECE + piece.len());
+                }
+                (memory, Kind::Float(element))
             }
             Stored::Packed(weight_type, bytes) => {
                 check(weight_type)?;
-                (Buffer::of(device, bytes).map_err(no_memory)?, Kind::Packed(weight_type))
-            }
-            Stored::Rows(weight_type, bytes) => {
-                check(weight_type)?;
                 let memory = Buffer::new(device, bytes.len()).map_err(no_memory)?;
-                let row = bytes.len() / outputs;
-                let chunk = (CHUNK / row).next_multiple_of(PANEL_ROWS).max(PANEL_ROWS) * row;
-                let mut panels = Vec::new();
-                for (i, rows) in bytes.chunks(chunk).enumerate() {
-                    panels.resize(rows.len(), 0);
-                    pack(weight_type, inputs, rows, &mut panels);
-                    memory.write(i * chunk, &panels)?;
-                }
+                memory.write(0, bytes).map_err(failed)?;
                 (memory, Kind::Packed(weight_type))
+            }
+            Stored::Unpacked(rows) => {
+                let memory = Buffer::new(device, check(rows.weight_type())?).map_err(no_memory)?;
+                let row = rows.packed_row_bytes().max(1);
+                let panel = PANEL_ROWS * row;
+                let mut piece = vec![0; memory.len().min((PIECE / panel).max(1) * panel)];
+                for at in (0..memory.len()).step_by(piece.len().max(1)) {
+                    let len = piece.len().min(memory.len() - at);
+                    let packed = &mut piece[..len];
+                    rows.pack(at / row, packed);
+                    memory.write(at, packed).map_err(failed)?;
+                }
+                (memory, Kind::Packed(rows.weight_type()))
             }
         };
         Ok(Self { kind, count, outputs, inputs, memory })

@@ -38,7 +38,8 @@ pub(crate) use choice::open;
 
 pub(crate) use bandwidth::read_bandwidth;
 pub(crate) use drafters::{DeviceDraftModel, DeviceMtp};
-pub(crate) use models::Models;
+pub(crate) use models::{Models, OnDevice, check_head_dims};
+pub(crate) use ops::DeviceOps;
 #[cfg(feature = "constraint")]
 pub(crate) use sequence::DRAFTED;
 pub(crate) use sequence::{AcceptRule, DraftChoice, Sequence};

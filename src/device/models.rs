@@ -1,7 +1,5 @@
 //! Loaded models on a device.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use foretoken_gpu::DeviceSlice;
@@ -15,9 +13,10 @@ use super::matrix::Matrices;
 use super::ops::DeviceOps;
 use super::outputs::DraftOutputs;
 use super::weights::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm};
-use crate::gemma4::{Assistant, AssistantModel, Head, Target, TextConfig, TextModel};
+use crate::checkpoint::WeightUse;
+use crate::gemma4::{AssistantModel, Head, TextConfig, TextModel};
 use crate::nn::{CentroidHead, Embedding, Experts, Linear, RmsNorm, Rotary, Weight};
-use crate::ops::Upload;
+use crate::ops::Destination;
 use crate::{Error, Result};
 
 /// A target and its assistant, if any, on a device; shared by any number of sequences.
@@ -35,26 +34,20 @@ pub(super) struct DeviceAssistant {
 }
 
 impl Models {
-    /// Uploads the weights to `device`. `suppressed` are ids that are never chosen.
+    /// Takes a target and its assistant's weights and donors, which were loaded to `device` by [`OnDevice`]. `suppressed` are
+    /// ids that are never chosen.
     ///
     /// # Errors
-    /// If no kernel reads a weight's type, or the device is out of memory; nothing stays allocated then.
-    pub fn upload(
+    /// If the device is out of memory.
+    pub fn new(
         device: Arc<dyn Device>,
-        target: &Target,
-        assistant: Option<&Assistant>,
+        target: TextModel<DeviceOps>,
+        assistant: Option<(AssistantModel<DeviceOps>, Vec<usize>)>,
         suppressed: &[u32],
     ) -> Result<Self> {
-        let on = &*device;
-        check_head_dims(on, target.config())?;
-        let suppressed = (!suppressed.is_empty()).then(|| Buffer::of(on, suppressed)).transpose()?;
-        let target = target.model().upload(&Uploader::new(on))?;
-        let assistant = assistant.map(|assistant| -> Result<_> {
-            let model = assistant.model().upload(&Uploader::new(on))?;
-            Ok(DeviceAssistant { model, donors: assistant.donors().to_vec() })
-        });
-        let assistant = assistant.transpose()?;
-        tracing::info!(device = on.name(), "weights are on the device");
+        let suppressed = (!suppressed.is_empty()).then(|| Buffer::of(&*device, suppressed)).transpose()?;
+        let assistant = assistant.map(|(model, donors)| DeviceAssistant { model, donors });
+        tracing::info!(device = device.name(), "weights are on the device");
         Ok(Self { device, target, assistant, suppressed })
     }
 
@@ -104,7 +97,9 @@ impl DeviceAssistant {
 /// Head widths for which there are attention kernels.
 const HEAD_DIMS: [usize; 4] = [64, 128, 256, 512];
 
-fn check_head_dims(device: &dyn Device, config: &TextConfig) -> Result<()> {
+/// # Errors
+/// If a layer's heads have another width.
+pub(crate) fn check_head_dims(device: &dyn Device, config: &TextConfig) -> Result<()> {
     let Some((i, layer)) = config.layers.iter().enumerate().find(|(_, layer)| !HEAD_DIMS.contains(&layer.head_dim))
     else {
         return Ok(());
@@ -114,81 +109,76 @@ fn check_head_dims(device: &dyn Device, config: &TextConfig) -> Result<()> {
     Err(Error::Device { device: device.name(), problem })
 }
 
-/// Copies weights to a device; a matrix that is used twice (a tied output head) is copied once.
-struct Uploader<'a> {
-    device: &'a dyn Device,
-    copied: RefCell<HashMap<*const u8, Arc<Matrices>>>,
-}
+/// Takes modules to a device as they are loaded.
+pub(crate) struct OnDevice<'a>(pub &'a dyn Device);
 
-impl<'a> Uploader<'a> {
-    fn new(device: &'a dyn Device) -> Self {
-        Self { device, copied: RefCell::default() }
-    }
-
+impl OnDevice<'_> {
     fn matrices(&self, weight: &Weight) -> Result<Arc<Matrices>> {
-        let key = weight.stored().bytes().as_ptr();
-        if let Some(copied) = self.copied.borrow().get(&key) {
-            return Ok(copied.clone());
-        }
-        let matrices = Arc::new(Matrices::upload(self.device, weight)?);
-        self.copied.borrow_mut().insert(key, matrices.clone());
-        Ok(matrices)
+        Matrices::upload(self.0, weight).map(Arc::new)
     }
 
     fn refuse(&self, problem: String) -> Error {
-        Error::Device { device: self.device.name(), problem: format!("{problem}; use the CPU") }
+        Error::Device { device: self.0.name(), problem: format!("{problem}; use the CPU") }
     }
 }
 
-impl Upload for Uploader<'_> {
+impl Destination for OnDevice<'_> {
     type Ops = DeviceOps;
 
-    fn linear(&self, from: &Linear) -> Result<Arc<Matrices>> {
+    fn weight_use(&self) -> WeightUse {
+        WeightUse::Upload
+    }
+
+    fn linear(&self, from: Linear) -> Result<Arc<Matrices>> {
         self.matrices(from.weight())
     }
 
-    fn norm(&self, from: &RmsNorm) -> Result<DeviceNorm> {
-        let weight = from.weight().map(|weight| Buffer::of(self.device, weight)).transpose()?;
+    fn norm(&self, from: RmsNorm) -> Result<DeviceNorm> {
+        let weight = from.weight().map(|weight| Buffer::of(self.0, weight)).transpose()?;
         Ok(DeviceNorm { weight, width: from.width(), eps: from.eps() })
     }
 
-    fn embedding(&self, from: &Embedding) -> Result<DeviceEmbedding> {
+    fn embedding(&self, from: Embedding) -> Result<DeviceEmbedding> {
         Ok(DeviceEmbedding { table: self.matrices(from.weight())?, scale: from.scale() })
     }
 
-    fn rotary(&self, from: &Rotary) -> Result<Buffer<f32>> {
-        Buffer::of(self.device, from.inverse_frequencies())
+    fn tied_head(&self, table: &DeviceEmbedding) -> Arc<Matrices> {
+        table.table.clone()
     }
 
-    fn experts(&self, from: &Experts) -> Result<DeviceExperts> {
+    fn rotary(&self, from: Rotary) -> Result<Buffer<f32>> {
+        Buffer::of(self.0, from.inverse_frequencies())
+    }
+
+    fn experts(&self, from: Experts) -> Result<DeviceExperts> {
         let (count, top_k) = (from.per_expert_scale.len(), from.top_k);
         if count > MAX_ROUTE.1 || top_k > MAX_ROUTE.2 {
             let most = format!("the kernels choose at most {} of {}", MAX_ROUTE.2, MAX_ROUTE.1);
             return Err(self.refuse(format!("{top_k} of {count} experts; {most}")));
         }
         Ok(DeviceExperts {
-            gate_up_proj: Matrices::upload(self.device, &from.gate_up_proj)?,
-            down_proj: Matrices::upload(self.device, &from.down_proj)?,
-            per_expert_scale: Buffer::of(self.device, &from.per_expert_scale)?,
+            gate_up_proj: Matrices::upload(self.0, &from.gate_up_proj)?,
+            down_proj: Matrices::upload(self.0, &from.down_proj)?,
+            per_expert_scale: Buffer::of(self.0, &from.per_expert_scale)?,
             top_k,
         })
     }
 
-    fn centroid_head(&self, from: &CentroidHead) -> Result<DeviceCentroidHead> {
+    fn centroid_head(&self, from: CentroidHead) -> Result<DeviceCentroidHead> {
         let (count, best) = (from.table.count(), from.top_k);
         if count > MAX_TOP_K {
             return Err(self.refuse(format!("an assistant of {count} centroids; the kernels rank {MAX_TOP_K} at most")));
         }
         let starts: Vec<i32> = (0..=best as i32).collect();
         Ok(DeviceCentroidHead {
-            centroids: self.linear(&from.centroids)?,
+            centroids: self.linear(from.centroids)?,
             table: self.matrices(&from.table)?,
-            ordering: Buffer::of(self.device, &from.token_ordering)?,
-            token_ordering: from.token_ordering.clone(),
+            ordering: Buffer::of(self.0, &from.token_ordering)?,
+            token_ordering: from.token_ordering,
             top_k: best,
-            starts: Buffer::of(self.device, &starts)?,
-            count: Buffer::of(self.device, &[best as i32])?,
-            row: Buffer::of(self.device, &vec![0; best])?,
+            starts: Buffer::of(self.0, &starts)?,
+            count: Buffer::of(self.0, &[best as i32])?,
+            row: Buffer::of(self.0, &vec![0; best])?,
         })
     }
 }

@@ -6,20 +6,20 @@ use super::centroids::{Centroids, CentroidsWanted};
 use super::config::{AssistantConfig, AttentionType, TextConfig};
 use super::layer::DecoderLayer;
 use super::rope::Rotations;
-use super::target::Target;
-use crate::checkpoint::{Checkpoint, LoadOptions, Loader, token_ordering};
+use super::target::{Target, on_device};
+use crate::checkpoint::{Checkpoint, LoadOptions, Loader, WeightUse, token_ordering};
 use crate::kv::Borrowed;
 use crate::model::{ChainModel, DraftRow, DraftStep};
 use crate::nn::{CentroidHead, Embedding};
-use crate::ops::{CpuOps, Ops, Upload};
+use crate::ops::{CpuOps, Destination, OnCpu, Ops};
 use crate::{Error, Result};
 
 /// A `gemma4_assistant`, checked against its target.
 pub struct Assistant {
-    model: AssistantModel<CpuOps>,
     ops: CpuOps,
-    embed_tokens: Embedding, // the target's
-    donors: Vec<usize>,      // for each layer, the target's layer whose K and V it reads
+    donors: Vec<usize>, // for each layer, the target's layer whose K and V it reads
+    /// With the target's embedding. `None`: they are on a device.
+    model: Option<(AssistantModel<CpuOps>, Embedding)>,
 }
 
 /// Weights of an assistant, where `O` computes. Its input embedding is the target's.
@@ -43,21 +43,42 @@ impl Assistant {
     ///
     /// # Errors
     /// If the pair does not fit, config.json needs something that is not implemented, or a tensor is missing or has
-    /// another shape.
+    /// another shape, or the target's weights are on a device.
     pub fn load(checkpoint: &Checkpoint, target: &Target, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
+        let embed_tokens = target.model()?.embed_tokens().clone();
+        let (assistant, model) = Self::load_to(&OnCpu { isa: options.isa }, checkpoint, target.config(), &options)?;
+        Ok(Self { model: Some((model, embed_tokens)), ..assistant })
+    }
+
+    /// Loads an assistant for the target of `target` to where `to` is, tensor by tensor. What is returned beside the
+    /// weights has none.
+    ///
+    /// # Errors
+    /// As [`Assistant::load`], or those of `to`.
+    pub(crate) fn load_to<D: Destination>(
+        to: &D,
+        checkpoint: &Checkpoint,
+        target: &TextConfig,
+        options: &LoadOptions,
+    ) -> Result<(Self, AssistantModel<D::Ops>)> {
+        // Centroids are built here, and whether they are faster is measured here.
+        let weight_use = match options.centroids {
+            Centroids::Build(_) => WeightUse::Multiply,
+            Centroids::Own | Centroids::None => to.weight_use(),
+        };
         let config = checkpoint.assistant_config()?;
-        let donors = check_pair(&config, target.config())?;
+        let donors = check_pair(&config, target)?;
         let (text, backbone) = (&config.text, config.backbone_hidden_size);
         let hidden = text.hidden_size;
-        let mut projections = Loader::new(checkpoint, "", &options);
-        let pre_projection = projections.linear("pre_projection.weight", hidden, 2 * backbone)?;
-        let post_projection = projections.linear("post_projection.weight", backbone, hidden)?;
-        let mut loader = Loader::new(checkpoint, "model.", &options);
+        let mut projections = Loader::new(checkpoint, "", options).for_use(weight_use);
+        let pre_projection = to.linear(projections.linear("pre_projection.weight", hidden, 2 * backbone)?)?;
+        let post_projection = to.linear(projections.linear("post_projection.weight", backbone, hidden)?)?;
+        let mut loader = Loader::new(checkpoint, "model.", options).for_use(weight_use);
         let layers = text.layers.iter().enumerate();
-        let layers: Result<Vec<_>> = layers.map(|(i, l)| DecoderLayer::load(&mut loader, i, text, l)).collect();
+        let layers: Result<Vec<_>> = layers.map(|(i, l)| DecoderLayer::load(&mut loader, to, i, text, l)).collect();
         let layers = layers?;
-        let norm = loader.norm("norm.weight", hidden, text.rms_norm_eps)?;
+        let norm = to.norm(loader.norm("norm.weight", hidden, text.rms_norm_eps)?)?;
         let own = config.centroids.as_ref().filter(|_| match &options.centroids {
             Centroids::Own => true,
             Centroids::None => false,
@@ -73,7 +94,8 @@ impl Assistant {
                 // Rows in centroid order, so that a group is contiguous.
                 let shape = [count, vocab / count, hidden];
                 let table = projections.reordered("model.embed_tokens.weight", shape, &ordering)?;
-                Head::Centroids(CentroidHead::new(of_centroids, ordering, table, centroids.top_k, options.isa))
+                let head = CentroidHead::new(of_centroids, ordering, table, centroids.top_k, options.isa);
+                Head::Centroids(to.centroid_head(head)?)
             }
             None => {
                 let dense = loader.head("embed_tokens.weight", text.vocab_size, hidden)?;
@@ -83,24 +105,21 @@ impl Assistant {
                     }
                     _ => None,
                 };
-                built.map_or(Head::Dense(dense), Head::Centroids)
+                match built {
+                    Some(head) => Head::Centroids(to.centroid_head(head)?),
+                    None => Head::Dense(to.linear(dense)?),
+                }
             }
         };
         loader.absorb(projections);
         // Some files hold the target's embedding, too.
         let unused = |name: &str| own.is_none() && name.starts_with("masked_embedding.");
         loader.finish(|name| name == "lm_head.weight" || name == "mtp_input_embd.weight" || unused(name))?;
-        let rotations = Rotations::new(text, options.isa)?;
+        let rotations = Rotations::new(text, options.isa, to)?;
         let centroid_head = matches!(head, Head::Centroids(_));
         tracing::info!(path = %checkpoint.path().display(), hidden, centroid_head, "assistant loaded");
         let model = AssistantModel { pre_projection, layers, norm, post_projection, head, rotations };
-        let embed_tokens = target.model().embed_tokens().clone();
-        Ok(Self { model, ops: CpuOps { isa: options.isa }, embed_tokens, donors })
-    }
-
-    /// The weights.
-    pub(crate) fn model(&self) -> &AssistantModel<CpuOps> {
-        &self.model
+        Ok((Self { ops: CpuOps { isa: options.isa }, donors, model: None }, model))
     }
 
     /// For each layer, the target's layer whose K and V it reads.
@@ -116,31 +135,10 @@ impl ChainModel for Assistant {
         let ids: Vec<_> = rows.iter().map(|row| row.token).collect();
         let states: Vec<_> = rows.iter().map(|row| row.hidden).collect();
         let mut kv = Borrowed { committed: rows.iter().map(|row| row.kv).collect(), donors: &self.donors };
-        let (scores, states) =
-            self.model.step(&self.ops, (&self.embed_tokens, &ids), &Tensor::cat(&states, 0)?, &mut kv)?;
+        let (model, embed_tokens) = self.model.as_ref().ok_or_else(|| on_device("assistant"))?;
+        let (scores, states) = model.step(&self.ops, (embed_tokens, &ids), &Tensor::cat(&states, 0)?, &mut kv)?;
         let steps = scores.into_iter().enumerate();
         steps.map(|(row, scores)| Ok(DraftStep { scores, hidden: states.narrow(0, row, 1)? })).collect()
-    }
-}
-
-impl AssistantModel<CpuOps> {
-    /// The model on a device.
-    ///
-    /// # Errors
-    /// If no kernel reads a weight's type, or memory is exhausted.
-    pub(crate) fn upload<U: Upload>(&self, to: &U) -> Result<AssistantModel<U::Ops>> {
-        let layers: Result<Vec<_>> = self.layers.iter().map(|layer| layer.upload(to)).collect();
-        Ok(AssistantModel {
-            pre_projection: to.linear(&self.pre_projection)?,
-            layers: layers?,
-            norm: to.norm(&self.norm)?,
-            post_projection: to.linear(&self.post_projection)?,
-            head: match &self.head {
-                Head::Dense(head) => Head::Dense(to.linear(head)?),
-                Head::Centroids(head) => Head::Centroids(to.centroid_head(head)?),
-            },
-            rotations: self.rotations.upload(to)?,
-        })
     }
 }
 

@@ -5,7 +5,7 @@ use super::rope::PassAngles;
 use crate::Result;
 use crate::checkpoint::Loader;
 use crate::nn::RmsNorm;
-use crate::ops::{CpuOps, Heads, Ops, Upload};
+use crate::ops::{Destination, Heads, Ops};
 
 /// `self_attn` of a decoder layer. KV-shared layers, and all layers of an assistant, have queries only.
 pub(super) struct Attention<O: Ops> {
@@ -20,60 +20,51 @@ struct KeysValues<O: Ops> {
     k_proj: O::Linear,         // (num_kv_heads * head_dim, hidden)
     v_proj: Option<O::Linear>, // the same; `None` if K = V
     k_norm: O::Norm,
-    v_norm: O::Norm, // weightless
+    v_norm: O::Norm,          // weightless
+    k_eq_v: Option<Vec<f32>>, // the weight of `k_norm` if K = V
 }
 
-impl Attention<CpuOps> {
-    pub(super) fn load(loader: &mut Loader, name: &str, config: &TextConfig, layer: &LayerConfig) -> Result<Self> {
+impl<O: Ops> Attention<O> {
+    pub(super) fn load(
+        loader: &mut Loader,
+        to: &impl Destination<Ops = O>,
+        name: &str,
+        config: &TextConfig,
+        layer: &LayerConfig,
+    ) -> Result<Self> {
         let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
         let (q, kv) = (config.num_attention_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim);
+        let linear = |loader: &mut Loader, part: &str, outputs, inputs| {
+            to.linear(loader.linear(&format!("{name}{part}.weight"), outputs, inputs)?)
+        };
         let keys_values = if layer.kv_shared {
             None
         } else {
+            let k_proj = linear(loader, "k_proj", kv, hidden)?;
+            let v_proj = (!layer.k_eq_v).then(|| linear(loader, "v_proj", kv, hidden)).transpose()?;
+            let k_norm = loader.norm(&format!("{name}k_norm.weight"), layer.head_dim, eps)?;
             Some(KeysValues {
-                k_proj: loader.linear(&format!("{name}k_proj.weight"), kv, hidden)?,
-                v_proj: match layer.k_eq_v {
-                    true => None,
-                    false => Some(loader.linear(&format!("{name}v_proj.weight"), kv, hidden)?),
-                },
-                k_norm: loader.norm(&format!("{name}k_norm.weight"), layer.head_dim, eps)?,
-                v_norm: RmsNorm::weightless(layer.head_dim, eps, loader.isa()),
+                k_proj,
+                v_proj,
+                k_eq_v: k_norm.weight().filter(|_| layer.k_eq_v).map(<[f32]>::to_vec),
+                k_norm: to.norm(k_norm)?,
+                v_norm: to.norm(RmsNorm::weightless(layer.head_dim, eps, loader.isa()))?,
             })
         };
         Ok(Self {
             attention: layer.attention,
-            q_proj: loader.linear(&format!("{name}q_proj.weight"), q, hidden)?,
-            q_norm: loader.norm(&format!("{name}q_norm.weight"), layer.head_dim, eps)?,
+            q_proj: linear(loader, "q_proj", q, hidden)?,
+            q_norm: to.norm(loader.norm(&format!("{name}q_norm.weight"), layer.head_dim, eps)?)?,
             kv: keys_values,
-            o_proj: loader.linear(&format!("{name}o_proj.weight"), hidden, q)?,
+            o_proj: linear(loader, "o_proj", hidden, q)?,
         })
     }
 
     /// The key norm's weight if K = V: K is V, normed with it and rotated.
     pub(super) fn k_eq_v_weight(&self) -> Option<&[f32]> {
-        self.kv.as_ref().filter(|own| own.v_proj.is_none()).and_then(|own| own.k_norm.weight())
+        self.kv.as_ref().and_then(|own| own.k_eq_v.as_deref())
     }
 
-    pub(super) fn upload<U: Upload>(&self, to: &U) -> Result<Attention<U::Ops>> {
-        let kv = self.kv.as_ref().map(|own| -> Result<_> {
-            Ok(KeysValues {
-                k_proj: to.linear(&own.k_proj)?,
-                v_proj: own.v_proj.as_ref().map(|v_proj| to.linear(v_proj)).transpose()?,
-                k_norm: to.norm(&own.k_norm)?,
-                v_norm: to.norm(&own.v_norm)?,
-            })
-        });
-        Ok(Attention {
-            attention: self.attention,
-            q_proj: to.linear(&self.q_proj)?,
-            q_norm: to.norm(&self.q_norm)?,
-            kv: kv.transpose()?,
-            o_proj: to.linear(&self.o_proj)?,
-        })
-    }
-}
-
-impl<O: Ops> Attention<O> {
     /// `x` `(rows, hidden)` to `(rows, hidden)`. `index` is the layer's index.
     pub(super) fn forward(
         &self,

@@ -8,7 +8,7 @@ use super::per_layer::PerLayerInput;
 use super::rope::PassAngles;
 use crate::Result;
 use crate::checkpoint::Loader;
-use crate::ops::{CpuOps, Ops, Upload};
+use crate::ops::{Destination, Ops};
 
 /// One layer of a target or of an assistant.
 pub(super) struct DecoderLayer<O: Ops> {
@@ -23,23 +23,29 @@ pub(super) struct DecoderLayer<O: Ops> {
     layer_scalar: f32,
 }
 
-impl DecoderLayer<CpuOps> {
-    pub(super) fn load(loader: &mut Loader, index: usize, config: &TextConfig, layer: &LayerConfig) -> Result<Self> {
+impl<O: Ops> DecoderLayer<O> {
+    pub(super) fn load(
+        loader: &mut Loader,
+        to: &impl Destination<Ops = O>,
+        index: usize,
+        config: &TextConfig,
+        layer: &LayerConfig,
+    ) -> Result<Self> {
         let name = format!("layers.{index}.");
         let norm = |loader: &mut Loader, norm: &str| {
-            loader.norm(&format!("{name}{norm}.weight"), config.hidden_size, config.rms_norm_eps)
+            to.norm(loader.norm(&format!("{name}{norm}.weight"), config.hidden_size, config.rms_norm_eps)?)
         };
         Ok(Self {
             input_layernorm: norm(loader, "input_layernorm")?,
-            self_attn: Attention::load(loader, &format!("{name}self_attn."), config, layer)?,
+            self_attn: Attention::load(loader, to, &format!("{name}self_attn."), config, layer)?,
             post_attention_layernorm: norm(loader, "post_attention_layernorm")?,
             pre_feedforward_layernorm: norm(loader, "pre_feedforward_layernorm")?,
-            mlp: Mlp::load(loader, &format!("{name}mlp."), config.hidden_size, layer.intermediate_size)?,
-            moe: config.moe.as_ref().map(|moe| Moe::load(loader, &name, config, moe)).transpose()?,
+            mlp: Mlp::load(loader, to, &format!("{name}mlp."), [config.hidden_size, layer.intermediate_size])?,
+            moe: config.moe.as_ref().map(|moe| Moe::load(loader, to, &name, config, moe)).transpose()?,
             post_feedforward_layernorm: norm(loader, "post_feedforward_layernorm")?,
             per_layer_input: match config.hidden_size_per_layer_input {
                 0 => None,
-                _ => Some(PerLayerInput::load(loader, &name, config)?),
+                _ => Some(PerLayerInput::load(loader, to, &name, config)?),
             },
             // Not close to 1 in published weights, so a missing one is an error.
             layer_scalar: loader.vector(&format!("{name}layer_scalar"), 1)?[0],
@@ -51,22 +57,6 @@ impl DecoderLayer<CpuOps> {
         self.self_attn.k_eq_v_weight()
     }
 
-    pub(super) fn upload<U: Upload>(&self, to: &U) -> Result<DecoderLayer<U::Ops>> {
-        Ok(DecoderLayer {
-            input_layernorm: to.norm(&self.input_layernorm)?,
-            self_attn: self.self_attn.upload(to)?,
-            post_attention_layernorm: to.norm(&self.post_attention_layernorm)?,
-            pre_feedforward_layernorm: to.norm(&self.pre_feedforward_layernorm)?,
-            mlp: self.mlp.upload(to)?,
-            moe: self.moe.as_ref().map(|moe| moe.upload(to)).transpose()?,
-            post_feedforward_layernorm: to.norm(&self.post_feedforward_layernorm)?,
-            per_layer_input: self.per_layer_input.as_ref().map(|input| input.upload(to)).transpose()?,
-            layer_scalar: self.layer_scalar,
-        })
-    }
-}
-
-impl<O: Ops> DecoderLayer<O> {
     /// `h` `(rows, hidden)` to `(rows, hidden)`. `index` is the layer's index, `input` its per-layer input
     /// `(rows, width)`, if the model has one.
     pub(super) fn forward(

@@ -4,7 +4,7 @@ use super::config::{MoeConfig, TextConfig};
 use crate::Result;
 use crate::checkpoint::Loader;
 use crate::nn::{Experts, RmsNorm};
-use crate::ops::{CpuOps, Ops, Upload};
+use crate::ops::{Destination, Ops};
 
 /// Router, experts and the three norms around them.
 pub(super) struct Moe<O: Ops> {
@@ -16,41 +16,35 @@ pub(super) struct Moe<O: Ops> {
     post_feedforward_layernorm_2: O::Norm,
 }
 
-impl Moe<CpuOps> {
-    pub(super) fn load(loader: &mut Loader, name: &str, config: &TextConfig, moe: &MoeConfig) -> Result<Self> {
+impl<O: Ops> Moe<O> {
+    pub(super) fn load(
+        loader: &mut Loader,
+        to: &impl Destination<Ops = O>,
+        name: &str,
+        config: &TextConfig,
+        moe: &MoeConfig,
+    ) -> Result<Self> {
         let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
         let (count, width, used) = (moe.num_experts, moe.intermediate_size, moe.top_k_experts);
         let mut scale = loader.vector(&format!("{name}router.scale"), hidden)?;
         scale.iter_mut().for_each(|s| *s *= (hidden as f32).powf(-0.5));
         let isa = loader.isa();
-        let router_proj = loader.exact_linear(&format!("{name}router.proj.weight"), count, hidden)?;
+        let router_proj = to.linear(loader.exact_linear(&format!("{name}router.proj.weight"), count, hidden)?)?;
         let per_expert_scale = loader.vector(&format!("{name}router.per_expert_scale"), count)?;
         let gate_up_proj = loader.stack(&format!("{name}experts.gate_up_proj"), [count, 2 * width, hidden], used)?;
         let down_proj = loader.stack(&format!("{name}experts.down_proj"), [count, hidden, width], used)?;
-        let mut norm = |norm: &str| loader.norm(&format!("{name}{norm}.weight"), hidden, eps);
+        let experts = to.experts(Experts::new(gate_up_proj, down_proj, per_expert_scale, used, isa))?;
+        let mut norm = |norm: &str| to.norm(loader.norm(&format!("{name}{norm}.weight"), hidden, eps)?);
         Ok(Self {
-            router_norm: RmsNorm::new(scale, eps, isa),
+            router_norm: to.norm(RmsNorm::new(scale, eps, isa))?,
             router_proj,
-            experts: Experts::new(gate_up_proj, down_proj, per_expert_scale, used, isa),
+            experts,
             post_feedforward_layernorm_1: norm("post_feedforward_layernorm_1")?,
             pre_feedforward_layernorm_2: norm("pre_feedforward_layernorm_2")?,
             post_feedforward_layernorm_2: norm("post_feedforward_layernorm_2")?,
         })
     }
 
-    pub(super) fn upload<U: Upload>(&self, to: &U) -> Result<Moe<U::Ops>> {
-        Ok(Moe {
-            router_norm: to.norm(&self.router_norm)?,
-            router_proj: to.linear(&self.router_proj)?,
-            experts: to.experts(&self.experts)?,
-            post_feedforward_layernorm_1: to.norm(&self.post_feedforward_layernorm_1)?,
-            pre_feedforward_layernorm_2: to.norm(&self.pre_feedforward_layernorm_2)?,
-            post_feedforward_layernorm_2: to.norm(&self.post_feedforward_layernorm_2)?,
-        })
-    }
-}
-
-impl<O: Ops> Moe<O> {
     /// The sum of the dense branch `mlp` and the experts; `residual` is the residual stream before the feed-forward
     /// norm.
     pub(super) fn forward(&self, ops: &O, residual: &O::Tensor, mlp: &O::Tensor) -> Result<O::Tensor> {

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 use super::config::TextConfig;
 use crate::checkpoint::{Loader, TableUse};
-use crate::ops::{CpuOps, Ops, Upload};
+use crate::ops::{Destination, Ops};
 use crate::{Error, Result};
 
 /// The model's shared part.
@@ -18,33 +18,23 @@ pub(super) struct PerLayerEmbeddings<O: Ops> {
     width: usize,
 }
 
-impl PerLayerEmbeddings<CpuOps> {
-    pub(super) fn load(loader: &mut Loader, config: &TextConfig) -> Result<Self> {
+impl<O: Ops> PerLayerEmbeddings<O> {
+    pub(super) fn load(loader: &mut Loader, to: &impl Destination<Ops = O>, config: &TextConfig) -> Result<Self> {
         let (hidden, width) = (config.hidden_size, config.hidden_size_per_layer_input);
         let all = config.layers.len() * width;
         let (table, shape) = ("embed_tokens_per_layer.weight", [config.vocab_size_per_layer_input, all]);
         let scale = |element| round_to(element, (width as f32).sqrt());
         // The projection is scaled by 1 / sqrt(hidden): norm(s x) with an epsilon e is norm(x) with e / s^2.
         let eps = config.rms_norm_eps * hidden as f64;
+        let projection = "per_layer_model_projection.weight";
         Ok(Self {
-            embed_tokens_per_layer: loader.embedding(table, shape, TableUse::LookUp, scale)?,
-            per_layer_model_projection: loader.exact_linear("per_layer_model_projection.weight", all, hidden)?,
-            per_layer_projection_norm: loader.norm("per_layer_projection_norm.weight", width, eps)?,
+            embed_tokens_per_layer: to.embedding(loader.embedding(table, shape, TableUse::LookUp, scale)?)?,
+            per_layer_model_projection: to.linear(loader.exact_linear(projection, all, hidden)?)?,
+            per_layer_projection_norm: to.norm(loader.norm("per_layer_projection_norm.weight", width, eps)?)?,
             width,
         })
     }
 
-    pub(super) fn upload<U: Upload>(&self, to: &U) -> Result<PerLayerEmbeddings<U::Ops>> {
-        Ok(PerLayerEmbeddings {
-            embed_tokens_per_layer: to.embedding(&self.embed_tokens_per_layer)?,
-            per_layer_model_projection: to.linear(&self.per_layer_model_projection)?,
-            per_layer_projection_norm: to.norm(&self.per_layer_projection_norm)?,
-            width: self.width,
-        })
-    }
-}
-
-impl<O: Ops> PerLayerEmbeddings<O> {
     /// The inputs of all layers `(rows, layers * width)`: `(norm(x0 W^T / sqrt(hidden)) + table[id] sqrt(width)) /
     /// sqrt 2`. `x0` `(rows, hidden)` is the first layer's input.
     pub(super) fn forward(&self, ops: &O, ids: O::Ids<'_>, x0: &O::Tensor) -> Result<O::Tensor> {
@@ -69,27 +59,24 @@ pub(super) struct PerLayerInput<O: Ops> {
     post_per_layer_input_norm: O::Norm,
 }
 
-impl PerLayerInput<CpuOps> {
-    pub(super) fn load(loader: &mut Loader, name: &str, config: &TextConfig) -> Result<Self> {
+impl<O: Ops> PerLayerInput<O> {
+    pub(super) fn load(
+        loader: &mut Loader,
+        to: &impl Destination<Ops = O>,
+        name: &str,
+        config: &TextConfig,
+    ) -> Result<Self> {
         let (hidden, width) = (config.hidden_size, config.hidden_size_per_layer_input);
         let norm = format!("{name}post_per_layer_input_norm.weight");
+        let mut linear =
+            |part: &str, outputs, inputs| to.linear(loader.linear(&format!("{name}{part}.weight"), outputs, inputs)?);
         Ok(Self {
-            per_layer_input_gate: loader.linear(&format!("{name}per_layer_input_gate.weight"), width, hidden)?,
-            per_layer_projection: loader.linear(&format!("{name}per_layer_projection.weight"), hidden, width)?,
-            post_per_layer_input_norm: loader.norm(&norm, hidden, config.rms_norm_eps)?,
+            per_layer_input_gate: linear("per_layer_input_gate", width, hidden)?,
+            per_layer_projection: linear("per_layer_projection", hidden, width)?,
+            post_per_layer_input_norm: to.norm(loader.norm(&norm, hidden, config.rms_norm_eps)?)?,
         })
     }
 
-    pub(super) fn upload<U: Upload>(&self, to: &U) -> Result<PerLayerInput<U::Ops>> {
-        Ok(PerLayerInput {
-            per_layer_input_gate: to.linear(&self.per_layer_input_gate)?,
-            per_layer_projection: to.linear(&self.per_layer_projection)?,
-            post_per_layer_input_norm: to.norm(&self.post_per_layer_input_norm)?,
-        })
-    }
-}
-
-impl<O: Ops> PerLayerInput<O> {
     /// `(h + norm(projection(gelu_tanh(gate(h)) * input))) * layer_scalar`.
     pub(super) fn forward(&self, ops: &O, h: &O::Tensor, input: &O::Tensor, layer_scalar: f32) -> Result<O::Tensor> {
         let gated = ops.gelu_gate(&ops.linear(&self.per_layer_input_gate, h)?, input)?;

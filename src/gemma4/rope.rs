@@ -4,7 +4,7 @@ use foretoken_kernels::Isa;
 
 use super::config::{AttentionType, TextConfig};
 use crate::nn::Rotary;
-use crate::ops::{CpuOps, Ops, Upload};
+use crate::ops::{Destination, Ops};
 use crate::{Error, Result};
 
 /// The rotations of a model's two attention types.
@@ -19,10 +19,10 @@ pub(super) struct PassAngles<O: Ops> {
     full: Option<O::Angles>,
 }
 
-impl Rotations<CpuOps> {
+impl<O: Ops> Rotations<O> {
     /// # Errors
     /// If layers of one type have different head widths, whose angles would differ.
-    pub(super) fn new(config: &TextConfig, isa: Isa) -> Result<Self> {
+    pub(super) fn new(config: &TextConfig, isa: Isa, to: &impl Destination<Ops = O>) -> Result<Self> {
         let of = |attention: AttentionType| {
             let mut dims = config.layers.iter().filter(|l| l.attention == attention).map(|l| l.head_dim);
             let Some(head_dim) = dims.next() else { return Ok(None) };
@@ -31,18 +31,11 @@ impl Rotations<CpuOps> {
                 let problem = "differs between layers, which is not implemented".into();
                 return Err(Error::Unsupported { path: None, what, problem });
             }
-            Ok(Some(Rotary::new(config.rope(attention).inverse_frequencies(head_dim), isa)))
+            to.rotary(Rotary::new(config.rope(attention).inverse_frequencies(head_dim), isa)).map(Some)
         };
         Ok(Self { sliding: of(AttentionType::Sliding)?, full: of(AttentionType::Full)? })
     }
 
-    pub(super) fn upload<U: Upload>(&self, to: &U) -> Result<Rotations<U::Ops>> {
-        let of = |rotary: &Option<Rotary>| rotary.as_ref().map(|rotary| to.rotary(rotary)).transpose();
-        Ok(Rotations { sliding: of(&self.sliding)?, full: of(&self.full)? })
-    }
-}
-
-impl<O: Ops> Rotations<O> {
     /// The angles of the rows that have queries.
     pub(super) fn angles(&self, ops: &O, kv: &O::Kv<'_>) -> Result<PassAngles<O>> {
         let of = |rotary: &Option<O::Rotary>| rotary.as_ref().map(|rotary| ops.angles(rotary, kv)).transpose();

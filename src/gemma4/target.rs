@@ -10,15 +10,18 @@ use super::text_model::{PassOutput, TextModel};
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_inner_assistants};
 use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
 use crate::model::{Model, Output, Request};
-use crate::nn::{F32View, Linear};
-use crate::ops::CpuOps;
+use crate::nn::{Embedding, F32View};
+use crate::ops::{CpuOps, Destination, OnCpu};
 use crate::{Error, Result};
 
 /// A Gemma 4 text model of any published variant.
 pub struct Target {
-    model: TextModel<CpuOps>,
-    ops: CpuOps,
+    config: TextConfig,
+    layout: KvLayout,
+    fingerprint: u64,
     step: StepCost,
+    ops: CpuOps,
+    model: Option<TextModel<CpuOps>>, // `None`: it is on a device
 }
 
 impl Target {
@@ -28,6 +31,19 @@ impl Target {
     /// If config.json needs something that is not implemented, or a tensor is missing or has another shape.
     pub fn load(checkpoint: &Checkpoint, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
+        let (target, model) = Self::load_to(&OnCpu { isa: options.isa }, checkpoint, &options)?;
+        Ok(Self { model: Some(model), ..target })
+    }
+
+    /// Loads a checkpoint to where `to` is, tensor by tensor. What is returned beside the weights has none.
+    ///
+    /// # Errors
+    /// As [`Target::load`], or those of `to`.
+    pub(crate) fn load_to<D: Destination>(
+        to: &D,
+        checkpoint: &Checkpoint,
+        options: &LoadOptions,
+    ) -> Result<(Self, TextModel<D::Ops>)> {
         let config = checkpoint.target_config()?;
         for attention in config.layers.iter().filter(|layer| layer.kv_shared).map(|layer| layer.attention) {
             if config.kv_donor(attention).is_none() {
@@ -37,20 +53,22 @@ impl Target {
             }
         }
         let prefix = checkpoint.text_prefix()?;
-        let mut loader = Loader::new(checkpoint, prefix, &options);
+        let mut loader = Loader::new(checkpoint, prefix, options).for_use(to.weight_use());
         let hidden = config.hidden_size;
         let table_use = if config.tie_word_embeddings { TableUse::Tied } else { TableUse::LookUp };
         let shape = [config.vocab_size, hidden];
-        let embed_tokens = loader
+        let embedding = loader
             .embedding("embed_tokens.weight", shape, table_use, |element| round_to(element, (hidden as f32).sqrt()))?;
+        let fingerprint = fingerprint(&config, &embedding)?;
+        let embed_tokens = to.embedding(embedding)?;
         let per_layer = match config.hidden_size_per_layer_input {
             0 => None,
-            _ => Some(PerLayerEmbeddings::load(&mut loader, &config)?),
+            _ => Some(PerLayerEmbeddings::load(&mut loader, to, &config)?),
         };
         let layers = config.layers.iter().enumerate();
-        let layers: Result<Vec<_>> = layers.map(|(i, l)| DecoderLayer::load(&mut loader, i, &config, l)).collect();
+        let layers: Result<Vec<_>> = layers.map(|(i, l)| DecoderLayer::load(&mut loader, to, i, &config, l)).collect();
         let layers = layers?;
-        let norm = loader.norm("norm.weight", hidden, config.rms_norm_eps)?;
+        let norm = to.norm(loader.norm("norm.weight", hidden, config.rms_norm_eps)?)?;
         let mut step = loader.step_cost();
         loader.finish(|name| {
             is_tower(name) || is_inner_assistants(name) || is_dead(name, prefix, &config) || is_head(name)
@@ -60,68 +78,72 @@ impl Target {
             tracing::warn!(path = %checkpoint.path().display(), "the assistant inside the model's file is not used");
         }
         let lm_head = match config.tie_word_embeddings {
-            true => Linear::new(embed_tokens.weight().clone(), options.isa),
+            true => to.tied_head(&embed_tokens),
             false => {
-                let mut loader = Loader::new(checkpoint, "", &options);
+                let mut loader = Loader::new(checkpoint, "", options).for_use(to.weight_use());
                 let name = HEADS.into_iter().find(|name| loader.has(name)).unwrap_or(HEADS[0]);
-                let lm_head = loader.head(name, config.vocab_size, hidden)?;
+                let lm_head = to.linear(loader.head(name, config.vocab_size, hidden)?)?;
                 step = step.and(loader.step_cost());
                 lm_head
             }
         };
-        let rotations = Rotations::new(&config, options.isa)?;
+        let rotations = Rotations::new(&config, options.isa, to)?;
         tracing::info!(path = %checkpoint.path().display(), layers = config.layers.len(), hidden, "target loaded");
-        let model = TextModel { config, embed_tokens, per_layer, layers, norm, lm_head, rotations };
-        Ok(Self { model, ops: CpuOps { isa: options.isa }, step })
+        let mut layout = config.kv_layout();
+        for (store, layer) in layout.stores.iter_mut().zip(&layers) {
+            store.k_eq_v = layer.k_eq_v_weight().map(<[f32]>::to_vec);
+        }
+        let target =
+            Self { config: config.clone(), layout, fingerprint, step, ops: CpuOps { isa: options.isa }, model: None };
+        Ok((target, TextModel { config, embed_tokens, per_layer, layers, norm, lm_head, rotations }))
     }
 
     /// The configuration.
     pub fn config(&self) -> &TextConfig {
-        &self.model.config
+        &self.config
     }
 
     /// The weights.
-    pub(crate) fn model(&self) -> &TextModel<CpuOps> {
-        &self.model
+    ///
+    /// # Errors
+    /// If they are on a device.
+    pub(crate) fn model(&self) -> Result<&TextModel<CpuOps>> {
+        self.model.as_ref().ok_or_else(|| on_device("target"))
     }
 
     /// The K/V layout: one store per layer that computes K and V, and the store of each layer.
     pub fn kv_layout(&self) -> KvLayout {
-        let mut layout = self.model.config.kv_layout();
-        for (store, layer) in layout.stores.iter_mut().zip(&self.model.layers) {
-            store.k_eq_v = layer.k_eq_v_weight().map(<[f32]>::to_vec);
-        }
-        layout
+        self.layout.clone()
     }
 
     /// The scaled embeddings of `ids`: `(ids, hidden)`. The assistant's input as well.
     ///
     /// # Errors
-    /// If an id is outside the vocabulary.
+    /// If an id is outside the vocabulary, or the weights are on a device.
     pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
-        self.model.embed_tokens.forward(ids)
+        self.model()?.embed_tokens.forward(ids)
     }
 }
 
 impl Model for Target {
     fn vocab_size(&self) -> usize {
-        self.model.config.vocab_size
+        self.config.vocab_size
     }
 
     fn num_readable_tokens(&self) -> usize {
-        self.model.config.num_readable_tokens()
+        self.config.num_readable_tokens()
     }
 
     fn hidden_size(&self) -> usize {
-        self.model.config.hidden_size
+        self.config.hidden_size
     }
 
     fn max_position_embeddings(&self) -> usize {
-        self.model.config.max_position_embeddings
+        self.config.max_position_embeddings
     }
 
     fn bos_token_id(&self) -> Option<u32> {
-        self.model.config.bos_token_id
+        self.config.bos_token_id
     }
 
     fn step_cost(&self) -> StepCost {
@@ -129,31 +151,42 @@ impl Model for Target {
     }
 
     fn fingerprint(&self) -> Result<u64> {
-        let mut sums = [crc32fast::Hasher::new(), crc32fast::Hasher::new()];
-        sums[0].update(format!("{:?}", self.model.config).as_bytes());
-        let tokens = self.model.config.num_readable_tokens() as u32;
-        let ids: Vec<u32> = (0..8).map(|i| (tokens - 1) / 8 * i).collect();
-        // A few embedding rows tell models of one shape apart.
-        for x in F32View::new(&self.embed(&ids)?)?.iter() {
-            sums[1].update(&x.to_le_bytes());
-        }
-        let [config, weights] = sums.map(|sum| u64::from(sum.finalize()));
-        Ok(config << 32 | weights)
+        Ok(self.fingerprint)
     }
 
     fn new_state(&self, options: &KvOptions, pool: &PagePool) -> Result<SequenceState> {
-        let context = self.model.config.max_position_embeddings;
+        let context = self.config.max_position_embeddings;
         Ok(SequenceState::new(KvCache::in_pool(self.kv_layout(), options, context, self.ops.isa, pool)?))
     }
 
     fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> Result<Output> {
         let ids = batch.ids().to_vec();
-        let PassOutput { rows, taps } = self.model.forward(&self.ops, (&ids, ids.len()), &mut batch.kv(), request)?;
+        let PassOutput { rows, taps } =
+            self.model()?.forward(&self.ops, (&ids, ids.len()), &mut batch.kv(), request)?;
         match rows {
             Some((logits, hidden)) => Ok(Output { logits, hidden, taps }),
             None => Output::empty(self, taps),
         }
     }
+}
+
+/// Tells models apart: the configuration's checksum, and that of a few embedding rows, for models of one shape.
+fn fingerprint(config: &TextConfig, embedding: &Embedding) -> Result<u64> {
+    let mut sums = [crc32fast::Hasher::new(), crc32fast::Hasher::new()];
+    sums[0].update(format!("{:?}", config).as_bytes());
+    let tokens = config.num_readable_tokens() as u32;
+    let ids: Vec<u32> = (0..8).map(|i| tokens.saturating_sub(1) / 8 * i).collect();
+    for x in F32View::new(&embedding.forward(&ids)?)?.iter() {
+        sums[1].update(&x.to_le_bytes());
+    }
+    let [config, weights] = sums.map(|sum| u64::from(sum.finalize()));
+    Ok(config << 32 | weights)
+}
+
+/// The error for what the CPU does with the weights of a model that is on a device.
+pub(super) fn on_device(model: &str) -> Error {
+    let problem = format!("has the {model}'s weights; for passes on the CPU, load it without a device");
+    Error::argument("device", problem)
 }
 
 /// Tensors of image and audio towers, which text does not use.

@@ -6,7 +6,7 @@ use super::per_layer::PerLayerEmbeddings;
 use super::rope::Rotations;
 use crate::Result;
 use crate::model::{Request, places};
-use crate::ops::{CpuOps, Ops, Upload};
+use crate::ops::Ops;
 
 /// Weights of a target, where `O` computes.
 pub(crate) struct TextModel<O: Ops> {
@@ -23,25 +23,6 @@ pub(crate) struct TextModel<O: Ops> {
 pub(crate) struct PassOutput<O: Ops> {
     pub(super) rows: Option<(O::Tensor, O::Tensor)>, // (rows, vocab) and (rows, hidden)
     pub(super) taps: Vec<O::Tensor>,
-}
-
-impl TextModel<CpuOps> {
-    /// The model on a device.
-    ///
-    /// # Errors
-    /// If no kernel reads a weight's type, or memory is exhausted.
-    pub(crate) fn upload<U: Upload>(&self, to: &U) -> Result<TextModel<U::Ops>> {
-        let layers: Result<Vec<_>> = self.layers.iter().map(|layer| layer.upload(to)).collect();
-        Ok(TextModel {
-            config: self.config.clone(),
-            embed_tokens: to.embedding(&self.embed_tokens)?,
-            per_layer: self.per_layer.as_ref().map(|per_layer| per_layer.upload(to)).transpose()?,
-            layers: layers?,
-            norm: to.norm(&self.norm)?,
-            lm_head: to.linear(&self.lm_head)?,
-            rotations: self.rotations.upload(to)?,
-        })
-    }
 }
 
 impl<O: Ops> TextModel<O> {

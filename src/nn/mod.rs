@@ -15,6 +15,7 @@ mod norm;
 mod parallel;
 mod pod;
 mod rotary;
+mod unpacked;
 mod view;
 mod weight;
 
@@ -31,6 +32,7 @@ pub use norm::RmsNorm;
 pub use parallel::for_row_blocks;
 pub(crate) use pod::{cast, cast_mut};
 pub use rotary::{Angles, Rotary};
+pub(crate) use unpacked::Unpacked;
 pub use view::{F32View, tensor};
 pub(crate) use weight::Stored;
 pub use weight::{Matrix, Weight};

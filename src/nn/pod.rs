@@ -1,5 +1,6 @@
 //! Casts between bytes and plain old data.
 
+use foretoken_kernels::{ElementType, Elements};
 use half::{bf16, f16};
 
 /// Plain old data.
@@ -37,4 +38,16 @@ pub(crate) fn cast_mut<T: Pod>(bytes: &mut [u8]) -> &mut [T] {
     let (before, elements, after) = unsafe { bytes.align_to_mut::<T>() };
     assert!(before.is_empty() && after.is_empty(), "cast: bytes are misaligned, or no whole number of elements");
     elements
+}
+
+/// The bytes as elements.
+///
+/// # Panics
+/// As [`cast`].
+pub(crate) fn elements(element: ElementType, bytes: &[u8]) -> Elements<'_> {
+    match element {
+        ElementType::F32 => Elements::F32(cast(bytes)),
+        ElementType::F16 => Elements::F16(cast(bytes)),
+        ElementType::Bf16 => Elements::Bf16(cast(bytes)),
+    }
 }

@@ -1,15 +1,14 @@
 //! Weight matrices in the types of their files.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use foretoken_kernels::quant::{PANEL_ROWS, PackedMatrix, WeightType, dequantize_packed_row, dequantize_row, pack};
-use foretoken_kernels::{ElementType, Elements};
-use rayon::prelude::*;
+use foretoken_kernels::quant::{PackedMatrix, WeightType, dequantize_packed_row};
+use foretoken_kernels::{ElementType, Elements, Isa};
 
 use super::Bytes;
 use super::arena::{Allocation, Arena};
-use super::pod::cast;
+use super::pod::elements;
+use super::unpacked::Unpacked;
 
 /// A stack of `count` matrices `(outputs, inputs)`; most weights are one.
 ///
@@ -30,28 +29,30 @@ pub struct Weight {
 enum Storage {
     Float(ElementType, Bytes),
     Packed(WeightType, Arc<Allocation>),
-    /// Rows in the file's layout: for tables whose rows are gathered, never multiplied.
-    Rows(WeightType, Bytes),
+    /// Rows as in the file: of tables whose rows are gathered, and of matrices that a device multiplies.
+    Unpacked(Unpacked),
 }
 
 /// The name of a weight that did not come from a checkpoint.
 const UNNAMED: &str = "unnamed";
 
-/// The bytes of a [`Weight`] in their layout.
+/// What a [`Weight`] is stored in.
 pub(crate) enum Stored<'a> {
     /// Elements.
-    Float(ElementType, &'a [u8]),
+    Float(ElementType, &'a Bytes),
     /// Packed matrices, one after the other.
     Packed(WeightType, &'a [u8]),
-    /// Rows in the file's layout.
-    Rows(WeightType, &'a [u8]),
+    /// Rows that are not packed.
+    Unpacked(&'a Unpacked),
 }
 
 impl<'a> Stored<'a> {
     /// The bytes.
     pub(crate) fn bytes(&self) -> &'a [u8] {
         match self {
-            Self::Float(_, bytes) | Self::Packed(_, bytes) | Self::Rows(_, bytes) => bytes,
+            Self::Float(_, bytes) => bytes.as_slice(),
+            Self::Packed(_, bytes) => bytes,
+            Self::Unpacked(rows) => rows.bytes(),
         }
     }
 }
@@ -113,66 +114,48 @@ impl Weight {
         Some(Self::of(Storage::Float(element, bytes), [count, outputs, inputs]))
     }
 
-    /// A quantized table in the file's layout.
+    /// Floating-point matrices that are quantized with `isa` when they are packed.
     ///
-    /// Returns `None` if `bytes` is not the bytes of `(outputs, inputs)`.
-    pub fn table(bytes: Bytes, weight_type: WeightType, outputs: usize, inputs: usize) -> Option<Self> {
-        let fits = weight_type.bytes_for(outputs, inputs) == Some(bytes.as_slice().len());
-        fits.then(|| Self::of(Storage::Rows(weight_type, bytes), [1, outputs, inputs]))
-    }
-
-    /// Packs quantized matrices, on all threads of the current pool; the file's pages are released while they are read.
-    ///
-    /// Returns `None` if `bytes` is not the bytes of `(count, outputs, inputs)`, or there is no memory for a copy.
-    pub fn packed(arena: &mut Arena, bytes: Bytes, weight_type: WeightType, shape: [usize; 3]) -> Option<Self> {
-        let [_, outputs, inputs] = shape;
-        let matrix = weight_type.bytes_for(outputs, inputs)?;
-        if matrix.checked_mul(shape[0])? != bytes.as_slice().len() {
-            return None;
+    /// Returns `None` if their elements are no floats, or a row is not whole blocks.
+    pub(crate) fn quantized(self, weight_type: WeightType, isa: Isa) -> Option<Unpacked> {
+        match self.storage {
+            Storage::Float(element, bytes) => Unpacked::floats((bytes, element), weight_type, self.inputs, isa),
+            Storage::Packed(..) | Storage::Unpacked(..) => None,
         }
-        Self::fill_packed(arena, weight_type, shape, |matrix_index, rows, panels| {
-            let row = weight_type.row_bytes(inputs).unwrap_or(0);
-            let start = matrix_index * matrix + rows.start * row;
-            let source = start..start + rows.len() * row;
-            pack(weight_type, inputs, &bytes.as_slice()[source.clone()], panels);
-            bytes.release(source);
-        })
     }
 
-    /// Allocates packed matrices and has `fill(matrix, rows, packed bytes)` write them, a run of whole panels at a
-    /// time.
-    pub(crate) fn fill_packed(
-        arena: &mut Arena,
-        weight_type: WeightType,
-        [count, outputs, inputs]: [usize; 3],
-        fill: impl Fn(usize, Range<usize>, &mut [u8]) + Sync,
-    ) -> Option<Self> {
-        let row = weight_type.packed_row_bytes(inputs)?;
-        let matrix = row.checked_mul(outputs)?;
+    /// Matrices that are not packed: a table whose rows are gathered, or what is to be uploaded. `rows` are those of all of
+    /// them.
+    pub(crate) fn unpacked(rows: Unpacked, [count, outputs]: [usize; 2]) -> Self {
+        let inputs = rows.inputs();
+        Self::of(Storage::Unpacked(rows), [count, outputs, inputs])
+    }
+
+    /// Packs matrices, on all threads of the current pool. `rows` are those of all of them.
+    ///
+    /// Returns `None` if there is no memory for them.
+    pub(crate) fn packed(arena: &mut Arena, rows: &Unpacked, [count, outputs]: [usize; 2]) -> Option<Self> {
+        let (weight_type, inputs) = (rows.weight_type(), rows.inputs());
+        let matrix = weight_type.packed_row_bytes(inputs)?.checked_mul(outputs)?;
         let mut packed = arena.take(matrix.checked_mul(count)?)?;
-        let chunk_rows = (CHUNK_BYTES / row.max(1)).next_multiple_of(PANEL_ROWS);
-        for (index, matrix) in packed.as_mut_slice().chunks_mut(matrix.max(1)).enumerate() {
-            matrix.par_chunks_mut(chunk_rows * row).enumerate().for_each(|(chunk, bytes)| {
-                let first = chunk * chunk_rows;
-                fill(index, first..first + bytes.len() / row, bytes);
-            });
+        for (index, packed) in packed.as_mut_slice().chunks_mut(matrix.max(1)).enumerate() {
+            rows.pack(index * outputs, packed);
         }
-        let storage = Storage::Packed(weight_type, Arc::new(packed));
-        Some(Self::of(storage, [count, outputs, inputs]))
+        Some(Self::of(Storage::Packed(weight_type, Arc::new(packed)), [count, outputs, inputs]))
     }
 
     fn of(storage: Storage, [count, outputs, inputs]: [usize; 3]) -> Self {
         Self { name: UNNAMED.into(), storage, count, outputs, inputs, factors: [].into() }
     }
 
-    /// The packed weight with factors of its rows: one for all, or as many for each matrix, in order, each of an equal run of
+    /// The quantized weight with factors of its rows: one for all, or as many for each matrix, in order, each of an equal run of
     /// rows.
     ///
     /// # Panics
-    /// If the weight is not packed, or the runs are not equal.
+    /// If the weight is not quantized, or the runs are not equal.
     pub(crate) fn scaled(self, factors: Vec<f32>) -> Self {
         let runs = factors.len() / self.count.max(1);
-        assert!(matches!(self.storage, Storage::Packed(..)), "weight: only packed matrices have factors");
+        assert!(self.element().is_none(), "weight: only quantized matrices have factors");
         assert!(factors.len() <= 1 || runs * self.count == factors.len() && self.outputs.is_multiple_of(runs));
         Self { factors: factors.into(), ..self }
     }
@@ -210,11 +193,11 @@ impl Weight {
         self.inputs
     }
 
-    /// Bytes of the whole stack.
+    /// Bytes of the whole stack, packed if it is quantized.
     pub fn bytes(&self) -> usize {
-        match &self.storage {
-            Storage::Float(_, bytes) | Storage::Rows(_, bytes) => bytes.as_slice().len(),
-            Storage::Packed(_, bytes) => bytes.as_slice().len(),
+        match self.stored() {
+            Stored::Unpacked(rows) => rows.packed_row_bytes() * self.outputs * self.count,
+            stored => stored.bytes().len(),
         }
     }
 
@@ -226,25 +209,25 @@ impl Weight {
         }
     }
 
-    /// The bytes, for upload to a device.
+    /// What it is stored in, for upload to a device.
     pub(crate) fn stored(&self) -> Stored<'_> {
         match &self.storage {
-            Storage::Float(element, bytes) => Stored::Float(*element, bytes.as_slice()),
+            Storage::Float(element, bytes) => Stored::Float(*element, bytes),
             Storage::Packed(weight_type, bytes) => Stored::Packed(*weight_type, bytes.as_slice()),
-            Storage::Rows(weight_type, bytes) => Stored::Rows(*weight_type, bytes.as_slice()),
+            Storage::Unpacked(rows) => Stored::Unpacked(rows),
         }
     }
 
     /// Matrix `index` of the stack.
     ///
     /// # Panics
-    /// If there is no such matrix, or the weight is a [`Weight::table`].
+    /// If there is no such matrix, or the weight is not packed.
     pub fn matrix(&self, index: usize) -> Matrix<'_> {
         assert!(index < self.count, "weight: no matrix {index}");
         match &self.storage {
             Storage::Float(element, bytes) => {
                 let size = self.outputs * self.inputs;
-                let elements = cast_elements(*element, bytes.as_slice());
+                let elements = elements(*element, bytes.as_slice());
                 Matrix::Float { elements: elements.slice(index * size..(index + 1) * size), inputs: self.inputs }
             }
             Storage::Packed(weight_type, bytes) => {
@@ -257,7 +240,7 @@ impl Weight {
                     factors => Matrix::Scaled(packed, factors),
                 }
             }
-            Storage::Rows(..) => panic!("weight: a table is not multiplied"),
+            Storage::Unpacked(..) => panic!("weight: matrices that are not packed are not multiplied"),
         }
     }
 
@@ -268,33 +251,18 @@ impl Weight {
     pub fn row(&self, row: usize, out: &mut [f32]) {
         match &self.storage {
             Storage::Float(element, bytes) => {
-                let elements = cast_elements(*element, bytes.as_slice());
-                elements.slice(row * self.inputs..(row + 1) * self.inputs).widen(out);
+                elements(*element, bytes.as_slice()).slice(row * self.inputs..(row + 1) * self.inputs).widen(out);
             }
-            Storage::Rows(weight_type, bytes) => {
-                let size = bytes.as_slice().len() / self.outputs;
-                dequantize_row(*weight_type, &bytes.as_slice()[row * size..(row + 1) * size], out);
-            }
+            Storage::Unpacked(rows) => rows.row(row, out),
             Storage::Packed(..) => match self.matrix(0) {
-                Matrix::Packed(matrix) => dequantize_packed_row(&matrix, row, out),
-                Matrix::Scaled(matrix, factors) => {
-                    dequantize_packed_row(&matrix, row, out);
-                    let factor = factors[row * factors.len() / self.outputs];
-                    out.iter_mut().for_each(|x| *x *= factor);
-                }
+                Matrix::Packed(matrix) | Matrix::Scaled(matrix, _) => dequantize_packed_row(&matrix, row, out),
                 Matrix::Float { .. } => {}
             },
         }
-    }
-}
-
-/// Bytes packed at a time: source and result stay in the L2 cache.
-const CHUNK_BYTES: usize = 256 << 10;
-
-fn cast_elements(element: ElementType, bytes: &[u8]) -> Elements<'_> {
-    match element {
-        ElementType::F32 => Elements::F32(cast(bytes)),
-        ElementType::F16 => Elements::F16(cast(bytes)),
-        ElementType::Bf16 => Elements::Bf16(cast(bytes)),
+        let factors = self.factors_of(0);
+        if !factors.is_empty() {
+            let factor = factors[row * factors.len() / self.outputs];
+            out.iter_mut().for_each(|x| *x *= factor);
+        }
     }
 }

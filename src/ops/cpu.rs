@@ -4,8 +4,9 @@ use candle_core::Tensor;
 use foretoken_kernels::Isa;
 use foretoken_kernels::activation::soft_cap;
 
-use super::{Heads, Ops};
+use super::{Destination, Heads, Ops};
 use crate::Result;
+use crate::checkpoint::WeightUse;
 use crate::kv::KvAccess;
 use crate::model::select_rows;
 use crate::nn::{
@@ -123,5 +124,46 @@ impl Heads<'_, CpuOps> {
                 Ok(self.norm.forward(self.x)?.reshape((rows, width / head_dim, head_dim))?)
             }
         }
+    }
+}
+
+/// Modules stay on the CPU.
+pub(crate) struct OnCpu {
+    pub isa: Isa,
+}
+
+impl Destination for OnCpu {
+    type Ops = CpuOps;
+
+    fn weight_use(&self) -> WeightUse {
+        WeightUse::Multiply
+    }
+
+    fn linear(&self, from: Linear) -> Result<Linear> {
+        Ok(from)
+    }
+
+    fn norm(&self, from: RmsNorm) -> Result<RmsNorm> {
+        Ok(from)
+    }
+
+    fn embedding(&self, from: Embedding) -> Result<Embedding> {
+        Ok(from)
+    }
+
+    fn tied_head(&self, table: &Embedding) -> Linear {
+        Linear::new(table.weight().clone(), self.isa)
+    }
+
+    fn rotary(&self, from: Rotary) -> Result<Rotary> {
+        Ok(from)
+    }
+
+    fn experts(&self, from: Experts) -> Result<Experts> {
+        Ok(from)
+    }
+
+    fn centroid_head(&self, from: CentroidHead) -> Result<CentroidHead> {
+        Ok(from)
     }
 }

@@ -6,9 +6,10 @@
 mod cpu;
 
 use crate::Result;
+use crate::checkpoint::WeightUse;
 use crate::nn::{CentroidHead, Embedding, Experts, Linear, RmsNorm, Rotary};
 
-pub(crate) use cpu::CpuOps;
+pub(crate) use cpu::{CpuOps, OnCpu};
 
 /// Heads before their norm and rotation: `x` `(rows, heads * head_dim)`. K and V are stored, and queries attend, after
 /// them; kernels may fuse the three.
@@ -114,22 +115,28 @@ pub(crate) trait Ops: Sized {
     fn centroid_scores(&self, head: &Self::CentroidHead, x: &Self::Tensor) -> Result<Self::Scores>;
 }
 
-/// Copies weights from the CPU to a device.
-pub(crate) trait Upload {
-    /// The device's operations.
+/// Where the modules of a model are taken to, each as soon as its tensors are read.
+pub(crate) trait Destination {
+    /// The operations there.
     type Ops: Ops;
 
+    /// What weights are loaded for.
+    fn weight_use(&self) -> WeightUse;
+
     /// # Errors
-    /// If no kernel reads the weight's type, or memory is exhausted; likewise for the others.
-    fn linear(&self, from: &Linear) -> Result<<Self::Ops as Ops>::Linear>;
+    /// If no kernel there reads the weight's type, or memory is exhausted; likewise for the others.
+    fn linear(&self, from: Linear) -> Result<<Self::Ops as Ops>::Linear>;
 
-    fn norm(&self, from: &RmsNorm) -> Result<<Self::Ops as Ops>::Norm>;
+    fn norm(&self, from: RmsNorm) -> Result<<Self::Ops as Ops>::Norm>;
 
-    fn embedding(&self, from: &Embedding) -> Result<<Self::Ops as Ops>::Embedding>;
+    fn embedding(&self, from: Embedding) -> Result<<Self::Ops as Ops>::Embedding>;
 
-    fn rotary(&self, from: &Rotary) -> Result<<Self::Ops as Ops>::Rotary>;
+    /// The output head whose rows are those of `table`.
+    fn tied_head(&self, table: &<Self::Ops as Ops>::Embedding) -> <Self::Ops as Ops>::Linear;
 
-    fn experts(&self, from: &Experts) -> Result<<Self::Ops as Ops>::Experts>;
+    fn rotary(&self, from: Rotary) -> Result<<Self::Ops as Ops>::Rotary>;
 
-    fn centroid_head(&self, from: &CentroidHead) -> Result<<Self::Ops as Ops>::CentroidHead>;
+    fn experts(&self, from: Experts) -> Result<<Self::Ops as Ops>::Experts>;
+
+    fn centroid_head(&self, from: CentroidHead) -> Result<<Self::Ops as Ops>::CentroidHead>;
 }

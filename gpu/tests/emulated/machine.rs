@@ -222,6 +222,18 @@ impl Session<'_> {
 }
 
 impl Session<'_> {
+    /// `len` bytes, each `0xcd`.
+    pub fn allocate(&mut self, len: usize) -> u64 {
+        let buffer =
+            self.machine.function::<unsafe extern "C" fn(usize) -> *mut u8>("machine_buffer").expect("machine.cpp");
+        // SAFETY: the buffer has as many bytes.
+        unsafe {
+            let at = buffer(len);
+            at.write_bytes(0xcd, len);
+            at as u64
+        }
+    }
+
     /// Frees what `upload` returned, before the session ends.
     #[allow(dead_code)] // the engine's tests do
     pub fn free(&mut self, address: u64) {
@@ -234,14 +246,10 @@ impl Session<'_> {
 
 impl Device for Session<'_> {
     fn upload(&mut self, bytes: &[u8]) -> u64 {
-        let buffer =
-            self.machine.function::<unsafe extern "C" fn(usize) -> *mut u8>("machine_buffer").expect("machine.cpp");
-        // SAFETY: the buffer has as many bytes.
-        unsafe {
-            let at = buffer(bytes.len());
-            at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-            at as u64
-        }
+        let at = self.allocate(bytes.len());
+        // SAFETY: the buffer is new and has as many bytes.
+        unsafe { (at as *mut u8).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        at
     }
 
     fn download(&mut self, address: u64, bytes: &mut [u8]) {

@@ -1,0 +1,100 @@
+//! Reads an engine's models, to memory or to a device.
+
+use std::sync::Arc;
+
+use crate::Result;
+use crate::checkpoint::{Checkpoint, LoadOptions};
+use crate::device::{Device, DeviceOps, Models, OnDevice};
+use crate::family::{self, Loaded};
+use crate::gemma4::{Assistant, Target, TextModel};
+use crate::options::EngineOptions;
+use crate::speculative::check_vocabulary;
+use crate::tokenizer::Tokenizer;
+
+/// The models of an engine.
+pub(crate) struct ReadModels {
+    pub target: Loaded,
+    pub assistant: Option<Arc<Assistant>>,
+    pub draft_model: Option<Loaded>,
+    pub tokenizer: Option<Tokenizer>,
+    /// The weights of the pair, if they are on a device; the modules beside them have none then.
+    pub on_device: Option<Arc<Models>>,
+    /// Those of the draft model.
+    pub draft_on_device: Option<Arc<Models>>,
+}
+
+/// Reads the models of `options`, of which `checkpoint` is the target, to `device` or to memory. `suppressed` are ids that
+/// are never chosen.
+///
+/// # Errors
+/// If a file is missing or malformed, two models do not fit each other, one of them cannot run there, or memory is exhausted;
+/// nothing stays allocated on the device then.
+pub(crate) fn read(
+    options: &EngineOptions,
+    load: &LoadOptions,
+    checkpoint: &Checkpoint,
+    device: Option<&Arc<dyn Device>>,
+    suppressed: &[u32],
+) -> Result<ReadModels> {
+    let (target, model) = read_target(checkpoint, load, device)?;
+    let (mut assistant, mut assistant_model) = (None, None);
+    if let Some(path) = &options.assistant {
+        let target = only_gemma4(&target.gemma4, "assistant", checkpoint)?;
+        let checkpoint = Checkpoint::open_assistant(path)?;
+        let read = match device {
+            None => Assistant::load(&checkpoint, target, load.clone())?,
+            Some(device) => {
+                let (read, model) = Assistant::load_to(&OnDevice(&**device), &checkpoint, target.config(), load)?;
+                assistant_model = Some((model, read.donors().to_vec()));
+                read
+            }
+        };
+        assistant = Some(Arc::new(read));
+    }
+    let tokenizer = checkpoint.tokenizer(target.model.vocab_size())?;
+    let draft = options.draft_model.as_ref().map(|path| -> Result<_> {
+        let checkpoint = Checkpoint::open(path)?;
+        let draft = read_target(&checkpoint, load, device)?;
+        let own = checkpoint.tokenizer(draft.0.model.vocab_size())?;
+        check_vocabulary((&*target.model, tokenizer.as_ref()), (&*draft.0.model, own.as_ref()))?;
+        Ok(draft)
+    });
+    let (draft_model, draft_weights) = draft.transpose()?.unzip();
+    let on_device = |weights: Option<TextModel<DeviceOps>>, assistant| {
+        let both = device.zip(weights);
+        both.map(|(device, weights)| Models::new(device.clone(), weights, assistant, suppressed).map(Arc::new))
+            .transpose()
+    };
+    Ok(ReadModels {
+        on_device: on_device(model, assistant_model)?,
+        draft_on_device: on_device(draft_weights.flatten(), None)?,
+        target,
+        assistant,
+        draft_model,
+        tokenizer,
+    })
+}
+
+/// A target, and its weights if they are on a device.
+fn read_target(
+    checkpoint: &Checkpoint,
+    load: &LoadOptions,
+    device: Option<&Arc<dyn Device>>,
+) -> Result<(Loaded, Option<TextModel<DeviceOps>>)> {
+    match device {
+        None => Ok((family::load(checkpoint, load.clone())?, None)),
+        Some(device) => {
+            let (loaded, weights) = family::load_to_device(checkpoint, load, &**device)?;
+            Ok((loaded, Some(weights)))
+        }
+    }
+}
+
+/// The target, for what is implemented for Gemma 4 alone.
+///
+/// # Errors
+/// If it is of another family.
+fn only_gemma4<'a>(target: &'a Option<Arc<Target>>, what: &str, checkpoint: &Checkpoint) -> Result<&'a Arc<Target>> {
+    let Some(target) = target else { return Err(family::not_implemented(what, checkpoint)) };
+    Ok(target)
+}

@@ -98,6 +98,11 @@ impl Assistant {
         Ok(Self { model, ops: CpuOps { isa: options.isa }, embed_tokens, donors })
     }
 
+    /// Whether a draft step scores the ids of the best centroids; without, it reads the whole LM head.
+    pub fn has_centroids(&self) -> bool {
+        matches!(self.model.head, Head::Centroids(_))
+    }
+
     /// The weights.
     pub(crate) fn model(&self) -> &AssistantModel<CpuOps> {
         &self.model

@@ -11,11 +11,11 @@ use cases::{Case, max_difference, values};
 use foretoken::checkpoint::Checkpoint;
 use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
 use foretoken::checkpoint::gguf::{self, Gguf};
-use foretoken::kv::{KvOptions, PagePool};
+use foretoken::kv::{Batch, KvOptions, PagePool};
 use foretoken::nn::tensor;
 use foretoken::qwen35::Target;
 use foretoken::tokenizer::Tokenizer;
-use foretoken::{ElementType, Engine, EngineOptions, Isa, Model, OutputRows};
+use foretoken::{ElementType, Engine, EngineOptions, Isa, Model, NextnHead, OutputRows};
 use gguf_writer::{GgufFile, array, f32_value, str_value, strings, u32_value};
 use half::bf16;
 use safetensors::tensor::{Dtype, TensorView};
@@ -275,8 +275,8 @@ fn computes_the_references(case: &Case, target: &Target) {
     let mut cache = target.nextn_cache(&options, &pool).expect("a cache");
     let rows = ids.len() - 1;
     let states = tensor(hidden[..rows * target.hidden_size()].to_vec(), (rows, target.hidden_size())).expect("states");
-    let mut round = cache.begin_round(rows).expect("a round");
-    let read = target.nextn_rows(&ids[1..], &states, &mut round).expect("a pass");
+    let mut batch = Batch::of(&ids[1..], cache.begin_round(rows).expect("a round")).expect("a batch");
+    let read = target.nextn_rows(&mut batch, &states).expect("a pass");
     let error = max_difference(&values(&read), &case.floats("nextn_hidden"));
     assert!(error <= of_hidden, "{}: the head's states {error}", case.name);
 }

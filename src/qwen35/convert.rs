@@ -4,11 +4,12 @@ use foretoken_kernels::ElementType;
 use half::{bf16, f16};
 
 use super::config::{DeltaNetConfig, LayerType, TextConfig};
+use super::names::{names, of_expert};
 use super::target::is_vision;
 use crate::Result;
 use crate::checkpoint::convert::options::ToGguf;
 use crate::checkpoint::convert::plan::{Change, Description, Place, plan};
-use crate::checkpoint::gguf::{GgufWriter, Names};
+use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::{Checkpoint, RawTensor, TensorType};
 use crate::nn::Bytes;
 
@@ -20,7 +21,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
     let config = TextConfig::of(source)?;
     let (prefix, layers, tied) = (source.text_prefix()?, config.layers.len(), config.tie_word_embeddings);
     let has_head = source.names().iter().any(|name| name.starts_with("mtp."));
-    let names = Names::of_qwen35(has_head.then_some(layers as u32));
+    let names = names(has_head.then_some(layers as u32));
     let name = |own: &str| {
         let own = own.strip_prefix(prefix).unwrap_or(own);
         if is_vision(own) {
@@ -29,7 +30,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
         if tied && own == "lm_head.weight" {
             return Err("the embedding is the head");
         }
-        Ok(match names.of_expert(own) {
+        Ok(match of_expert(&names, own) {
             Some((name, index, per_matrix)) => Some((name, Some(Place { index, per_matrix }))),
             None => names.gguf(own).into_iter().next().map(|name| (name, None)),
         })

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::chat::{Channels, ChatOptions, ReplySyntax};
-use crate::checkpoint::convert::gemma4::description;
+use crate::checkpoint::convert::gemma4::{description, directory as gemma4_directory};
 use crate::checkpoint::convert::options::ToGguf;
-use crate::checkpoint::convert::plan::Description;
+use crate::checkpoint::convert::plan::{Description, Directory};
 use crate::checkpoint::gguf::names::{GEMMA4, Names};
 use crate::checkpoint::{Checkpoint, LoadOptions};
 use crate::facts::TargetFacts;
@@ -36,6 +36,8 @@ struct Family {
     load: fn(&Checkpoint, LoadOptions) -> Result<Loaded>,
     /// What a GGUF file of a checkpoint at Hugging Face has in it.
     describe: fn(&Checkpoint, &ToGguf) -> Result<Description>,
+    /// What a directory of Hugging Face's layout has in it, of a GGUF checkpoint.
+    directory: fn(&Checkpoint) -> Result<Directory>,
     facts: fn(&Checkpoint) -> Result<TargetFacts>,
     /// What `verify` checks of a target.
     implied: fn(&Checkpoint) -> Result<Implied>,
@@ -54,6 +56,7 @@ static REGISTRY: [Family; 2] = [
         claims: |name| name.starts_with("qwen"),
         load: qwen35,
         describe: qwen35::description,
+        directory: qwen35::directory,
         facts: qwen35::facts,
         implied: qwen35::implied,
         takes_assistants: false,
@@ -65,6 +68,7 @@ static REGISTRY: [Family; 2] = [
         claims: |_| true,
         load: gemma4,
         describe: description,
+        directory: gemma4_directory,
         facts: gemma4::facts,
         implied: expected::gemma4,
         takes_assistants: true,
@@ -88,6 +92,14 @@ pub(crate) fn load(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Load
 /// If the configuration needs something that is not implemented, or there are tensors that no text model has.
 pub(crate) fn describe(checkpoint: &Checkpoint, options: &ToGguf) -> Result<Description> {
     (of(checkpoint)?.describe)(checkpoint, options)
+}
+
+/// What a directory of Hugging Face's layout has in it, of a GGUF checkpoint of any family.
+///
+/// # Errors
+/// If the metadata need something that is not implemented.
+pub(crate) fn directory(checkpoint: &Checkpoint) -> Result<Directory> {
+    (of(checkpoint)?.directory)(checkpoint)
 }
 
 /// What a target of any family is, from its configuration and its tensors' names.

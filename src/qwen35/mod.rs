@@ -21,7 +21,7 @@ mod state;
 mod target;
 
 pub use config::{DeltaNetConfig, LayerType, MoeConfig, TensorLayout, TextConfig};
-pub(crate) use convert::description;
+pub(crate) use convert::{description, directory};
 pub(crate) use facts::facts;
 pub(crate) use implied::implied;
 pub(crate) use names::names;

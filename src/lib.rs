@@ -92,7 +92,7 @@ pub use options::{
     SpeculationOptions, Stop,
 };
 pub use prefix_cache::PrefixCacheOptions;
-pub use probe::{Probe, device_bandwidth};
+pub use probe::{Probe, RoundTimes, device_bandwidth};
 pub use run::Piece;
 pub use sampler::{LogitsProcessor, Sampling, TokenLogprobs};
 pub use scheduler::{Event, Scheduler, SchedulerOptions, SequenceId};

@@ -69,7 +69,7 @@ impl Engine {
         };
         let checkpoint = Checkpoint::open(&options.model)?;
         // On the pool: all threads pack quantized weights.
-        let Loaded { model, gemma4, own_drafter, eos_token_ids, end_of_generation: names } =
+        let Loaded { model, gemma4, nextn, eos_token_ids, end_of_generation: names } =
             pool.install(|| family::load(&checkpoint, load.clone()))?;
         let assistant = match &options.assistant {
             Some(path) => {
@@ -127,7 +127,7 @@ impl Engine {
             model,
             gemma4,
             assistant,
-            own_drafter,
+            nextn,
             draft_model: draft_model.map(|(draft, _)| draft.model),
             device_draft_model: device_draft_model.flatten(),
             ngrams: Arc::new(NgramPool::default()),
@@ -164,7 +164,7 @@ impl Engine {
             model,
             gemma4: None,
             assistant: None,
-            own_drafter: None,
+            nextn: None,
             draft_model: None,
             device_draft_model: None,
             ngrams: Arc::new(NgramPool::default()),

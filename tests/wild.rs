@@ -1021,10 +1021,16 @@ fn published_mixes_have_their_counts_and_load() {
     }
 }
 
-/// Names, files, and how many of their tensors have which type.
-fn published_files() -> Vec<(&'static str, Published, Vec<(&'static str, usize)>)> {
-    let of = |variant, layers, widths, type_of: fn(&str, Place) -> u32| Published { variant, layers, widths, type_of };
-    let moe = |type_of: fn(&str, Place) -> u32| of("26B-A4B", 30, [288, 96], type_of);
+/// The GGML type of a tensor.
+type TypeOf = fn(&str, Place) -> u32;
+
+/// How many tensors have which type.
+type Counts = Vec<(&'static str, usize)>;
+
+/// Names, files, and the types of their tensors.
+fn published_files() -> Vec<(&'static str, Published, Counts)> {
+    let of = |variant, layers, widths, type_of: TypeOf| Published { variant, layers, widths, type_of };
+    let moe = |type_of: TypeOf| of("26B-A4B", 30, [288, 96], type_of);
     vec![
         (
             "gemma-4-E2B-it-Q4_K_M.gguf",
@@ -1095,7 +1101,7 @@ fn q4_0(name: &str, of_embedding: WeightType) -> u32 {
 /// The embedding of files called Q4_0 is in one of three types.
 #[test]
 fn a_q4_0_file_has_its_embedding_in_any_type() {
-    let of_embedding: [(&str, fn(&str, Place) -> u32); 3] = [
+    let of_embedding: [(&str, TypeOf); 3] = [
         ("google", |name, _| q4_0(name, WeightType::Q6_K)),
         ("unsloth", |name, _| q4_0(name, WeightType::Q4_0)),
         ("ggml-org", |name, _| q4_0(name, WeightType::Q8_0)),

@@ -82,7 +82,7 @@ impl Engine {
             (read, _) => read?,
         };
         let ReadModels { target, assistant, draft_model, tokenizer, on_device: models, draft_on_device } = read;
-        let Loaded { model, gemma4, own_drafter, eos_token_ids, end_of_generation: names } = target;
+        let Loaded { model, gemma4, nextn, eos_token_ids, end_of_generation: names } = target;
         let mut end_of_generation = [eos_token_ids, end].concat();
         if let Some(tokenizer) = &tokenizer {
             end_of_generation.extend(names.iter().filter_map(|name| tokenizer.id(name)));
@@ -102,7 +102,7 @@ impl Engine {
             model,
             gemma4,
             assistant,
-            own_drafter,
+            nextn,
             device_draft_model: draft_on_device.zip(draft_model.as_ref().and_then(|draft| draft.gemma4.clone())),
             draft_model: draft_model.map(|draft| draft.model),
             ngrams: Arc::new(NgramPool::default()),
@@ -139,7 +139,7 @@ impl Engine {
             model,
             gemma4: None,
             assistant: None,
-            own_drafter: None,
+            nextn: None,
             draft_model: None,
             device_draft_model: None,
             ngrams: Arc::new(NgramPool::default()),

@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use crate::checkpoint::convert::gemma4::description;
+use crate::chat::{Channels, ChatOptions, ReplySyntax};
+use crate::checkpoint::convert::gemma4::{description, directory as gemma4_directory};
 use crate::checkpoint::convert::options::ToGguf;
-use crate::checkpoint::convert::plan::Description;
+use crate::checkpoint::convert::plan::{Description, Directory};
+use crate::checkpoint::gguf::names::{GEMMA4, Names};
 use crate::checkpoint::{Checkpoint, LoadOptions};
 use crate::device::{Device, DeviceOps, OnDevice, check_head_dims};
 use crate::facts::TargetFacts;
 use crate::gemma4::TextModel;
-use crate::model::Model;
-use crate::speculative::OwnDrafter;
+use crate::model::{Model, NextnHead};
+use crate::tokenizer::Tokenizer;
 use crate::verify::expected::{self, Implied};
 use crate::{Error, Result, gemma4, qwen35};
 
@@ -19,8 +21,8 @@ pub(crate) struct Loaded {
     pub model: Arc<dyn Model>,
     /// The same, if it is a Gemma 4: it may have an assistant, and may run on a device.
     pub gemma4: Option<Arc<gemma4::Target>>,
-    /// The same, if it drafts for itself.
-    pub own_drafter: Option<Arc<dyn OwnDrafter>>,
+    /// The same, if it has a NextN head.
+    pub nextn: Option<Arc<dyn NextnHead>>,
     /// End-of-generation tokens of its configuration.
     pub eos_token_ids: Vec<u32>,
     /// End-of-generation tokens by name: instruction-tuned checkpoints stop on all of them, whatever subset their files
@@ -40,10 +42,18 @@ struct Family {
     load_to_device: fn(&Checkpoint, &LoadOptions, &dyn Device) -> Result<OnDeviceTarget>,
     /// What a GGUF file of a checkpoint at Hugging Face has in it.
     describe: fn(&Checkpoint, &ToGguf) -> Result<Description>,
+    /// What a directory of Hugging Face's layout has in it, of a GGUF checkpoint.
+    directory: fn(&Checkpoint) -> Result<Directory>,
     facts: fn(&Checkpoint) -> Result<TargetFacts>,
     /// What `verify` checks of a target.
     implied: fn(&Checkpoint) -> Result<Implied>,
     takes_assistants: bool,
+    /// Names of tensors, with the block of the NextN head in a GGUF file if it has one.
+    names: fn(Option<u32>) -> Names,
+    /// How byte-level tokenizers split texts: the name in GGUF files, and the pattern.
+    split: Option<(&'static str, &'static str)>,
+    /// The syntax of replies, if its marks are tokens of the tokenizer.
+    reply: fn(&Tokenizer, &ChatOptions) -> Option<Box<dyn ReplySyntax>>,
 }
 
 /// The last one claims the rest, whose errors say what is read.
@@ -53,18 +63,26 @@ static REGISTRY: [Family; 2] = [
         load: qwen35,
         load_to_device: |checkpoint, _, _| Err(not_implemented("device", checkpoint)),
         describe: qwen35::description,
+        directory: qwen35::directory,
         facts: qwen35::facts,
         implied: qwen35::implied,
         takes_assistants: false,
+        names: qwen35::names,
+        split: Some(qwen35::SPLIT),
+        reply: |tokenizer, options| Some(Box::new(qwen35::XmlReply::new(tokenizer, options)?)),
     },
     Family {
         claims: |_| true,
         load: gemma4,
         load_to_device: gemma4_to_device,
         describe: description,
+        directory: gemma4_directory,
         facts: gemma4::facts,
         implied: expected::gemma4,
         takes_assistants: true,
+        names: |_| GEMMA4,
+        split: None,
+        reply: |tokenizer, options| Some(channels(tokenizer, options)),
     },
 ];
 
@@ -106,6 +124,14 @@ pub(crate) fn describe(checkpoint: &Checkpoint, options: &ToGguf) -> Result<Desc
     (of(checkpoint)?.describe)(checkpoint, options)
 }
 
+/// What a directory of Hugging Face's layout has in it, of a GGUF checkpoint of any family.
+///
+/// # Errors
+/// If the metadata need something that is not implemented.
+pub(crate) fn directory(checkpoint: &Checkpoint) -> Result<Directory> {
+    (of(checkpoint)?.directory)(checkpoint)
+}
+
 /// What a target of any family is, from its configuration and its tensors' names.
 ///
 /// # Errors
@@ -130,9 +156,32 @@ pub(crate) fn takes_assistants(checkpoint: &Checkpoint) -> Result<bool> {
     Ok(of(checkpoint)?.takes_assistants)
 }
 
+/// The names of tensors in GGUF files of an architecture, whose NextN head is block `nextn`.
+pub(crate) fn names(architecture: &str, nextn: Option<u32>) -> Names {
+    (claimant(architecture).names)(nextn)
+}
+
+/// The pattern of a split of texts, by its name in GGUF files.
+pub(crate) fn split_of_texts(name: &str) -> Option<&'static str> {
+    REGISTRY.iter().filter_map(|family| family.split).find(|(of, _)| *of == name).map(|(_, pattern)| pattern)
+}
+
+/// The syntax of replies whose marks are tokens of the tokenizer.
+pub(crate) fn reply_syntax(tokenizer: &Tokenizer, options: &ChatOptions) -> Box<dyn ReplySyntax> {
+    let found = REGISTRY.iter().find_map(|family| (family.reply)(tokenizer, options));
+    found.unwrap_or_else(|| channels(tokenizer, options))
+}
+
+fn channels(tokenizer: &Tokenizer, options: &ChatOptions) -> Box<dyn ReplySyntax> {
+    Box::new(Channels::new(tokenizer, !options.tools.is_empty()))
+}
+
 fn of(checkpoint: &Checkpoint) -> Result<&'static Family> {
-    let name = checkpoint.model_type()?;
-    Ok(REGISTRY.iter().find(|family| (family.claims)(&name)).unwrap_or(&REGISTRY[REGISTRY.len() - 1]))
+    Ok(claimant(&checkpoint.model_type()?))
+}
+
+fn claimant(name: &str) -> &'static Family {
+    REGISTRY.iter().find(|family| (family.claims)(name)).unwrap_or(&REGISTRY[REGISTRY.len() - 1])
 }
 
 fn gemma4(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {
@@ -151,7 +200,7 @@ fn loaded_gemma4(target: gemma4::Target) -> Loaded {
         model: target.clone(),
         eos_token_ids: target.config().eos_token_ids.clone(),
         gemma4: Some(target),
-        own_drafter: None,
+        nextn: None,
         end_of_generation: &["<eos>", "<turn|>", "<|tool_response>"],
     }
 }
@@ -162,7 +211,7 @@ fn qwen35(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {
         model: target.clone(),
         gemma4: None,
         eos_token_ids: target.config().eos_token_ids.clone(),
-        own_drafter: target.has_nextn().then_some(target as Arc<dyn OwnDrafter>),
+        nextn: target.has_nextn().then_some(target as Arc<dyn NextnHead>),
         end_of_generation: &["<|im_end|>", "<|endoftext|>"],
     })
 }

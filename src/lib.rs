@@ -87,13 +87,13 @@ pub use family::target_facts;
 pub use foretoken_kernels::quant::WeightType;
 pub use foretoken_kernels::{ElementType, Isa};
 pub use generation::Generation;
-pub use model::{ChainModel, DraftRow, DraftStep, Model, Output, OutputRows, Request};
+pub use model::{ChainModel, DraftRow, DraftStep, Model, NextnHead, Output, OutputRows, Request};
 pub use options::{
     EndOfGeneration, EngineOptions, GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation,
     SpeculationOptions, Stop,
 };
 pub use prefix_cache::PrefixCacheOptions;
-pub use probe::{Probe, device_bandwidth};
+pub use probe::{Probe, RoundTimes, device_bandwidth};
 pub use run::Piece;
 pub use sampler::{LogitsProcessor, Sampling, TokenLogprobs};
 pub use scheduler::{Event, Scheduler, SchedulerOptions, SequenceId};

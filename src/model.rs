@@ -1,4 +1,4 @@
-//! The interface of a target: a state per sequence, and a forward pass over a batch of rows; and that of a model which drafts
+//! The interface of a target: a state per sequence, and a forward pass over a batch of rows; and those of models that draft
 //! for it step by step.
 
 use std::ops::Range;
@@ -7,7 +7,7 @@ use candle_core::Tensor;
 
 use crate::Result;
 use crate::checkpoint::StepCost;
-use crate::kv::{Batch, Committed, KvOptions, PagePool, Round, SequenceState};
+use crate::kv::{Batch, Committed, KvCache, KvOptions, PagePool, Round, SequenceState};
 use crate::nn::{F32View, Scores, tensor};
 
 /// A target. The bits of a row must not depend on the rest of the batch: that makes speculation and batching lossless.
@@ -97,6 +97,29 @@ pub struct DraftStep {
     pub scores: Scores,
     /// `(1, hidden)`: replaces the target's hidden state in the next step.
     pub hidden: Tensor,
+}
+
+/// A NextN head: it predicts the token after the next from a target's hidden state and the next token, and keeps K and V of
+/// its own. The bits of a row must not depend on the others.
+pub trait NextnHead: Send + Sync {
+    /// The cache of an empty sequence; its pages come from `pool`.
+    ///
+    /// # Errors
+    /// If an option is out of its range, or the context does not fit memory.
+    fn nextn_cache(&self, options: &KvOptions, pool: &PagePool) -> Result<KvCache>;
+
+    /// One pass over the rows of `batch`, staged in its rounds: row `p` is the token at `p + 1`, and in `hidden` `(rows, hidden)`
+    /// the target's or the head's state of position `p`. Returns the head's states, `(rows, hidden)`.
+    ///
+    /// # Errors
+    /// If a shape does not fit, an id is outside the vocabulary, a number is not finite, or memory is exhausted.
+    fn nextn_rows(&self, batch: &mut Batch<'_>, hidden: &Tensor) -> Result<Tensor>;
+
+    /// Logits of the tokens at `p + 2`, of the head's states of positions `p`: `(rows, vocab)`.
+    ///
+    /// # Errors
+    /// If the shape does not fit.
+    fn nextn_logits(&self, hidden: &Tensor) -> Result<Tensor>;
 }
 
 /// Requested outputs of a pass. Row indices are in the batch, ascending.

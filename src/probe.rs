@@ -8,8 +8,8 @@ use rand::{Rng, SeedableRng};
 
 use crate::device::{DraftChoice, read_bandwidth};
 use crate::engine::Engine;
-use crate::kv::{KvAccess, KvLayout, Round};
-use crate::model::{ChainModel, DraftRow, OutputRows};
+use crate::kv::{Batch, KvAccess, KvCache, KvLayout, Round};
+use crate::model::{ChainModel, DraftRow, NextnHead, OutputRows};
 use crate::nn::tensor;
 use crate::options::SessionOptions;
 use crate::session::Session;
@@ -29,6 +29,7 @@ pub fn device_bandwidth(engine: &Engine) -> Result<Option<f64>> {
 pub struct Probe {
     session: Session,
     hidden: Option<Tensor>, // the hidden state that drafts start from, on the CPU
+    head: Option<KvCache>,  // of a NextN head, as deep as the sequence when it first drafted
     rng: StdRng,
 }
 
@@ -38,7 +39,7 @@ impl Probe {
     /// # Errors
     /// As [`Engine::session`].
     pub fn new(engine: &Engine, options: &SessionOptions) -> Result<Self> {
-        Ok(Self { session: engine.session(options)?, hidden: None, rng: StdRng::seed_from_u64(1) })
+        Ok(Self { session: engine.session(options)?, hidden: None, head: None, rng: StdRng::seed_from_u64(1) })
     }
 
     /// Committed positions.
@@ -49,6 +50,11 @@ impl Probe {
     /// Bytes allocated for K and V.
     pub fn kv_bytes(&self) -> usize {
         self.session.kv_bytes()
+    }
+
+    /// Bytes of the recurrent state and of the rows that it has to replay; 0 if the model has none.
+    pub fn recurrent_bytes(&mut self) -> usize {
+        self.session.decoder().0.state.recurrent_bytes()
     }
 
     /// Prefills a prompt. Returns the duration.
@@ -90,10 +96,21 @@ impl Probe {
     /// # Errors
     /// If they do not fit the context or a round, or the output is not finite.
     pub fn verify(&mut self, ids: &[u32]) -> Result<Duration> {
+        Ok(self.round(ids, 0)?.verify)
+    }
+
+    /// Verifies `ids` in one pass, of which the first `keep` rows are committed.
+    ///
+    /// # Errors
+    /// As [`Probe::verify`]; nothing is committed then.
+    ///
+    /// # Panics
+    /// If `keep` is more than there are ids.
+    pub fn round(&mut self, ids: &[u32], keep: usize) -> Result<RoundTimes> {
         let engine = self.session.engine.clone();
         let decoder = self.session.decoder().0;
-        let (mut time, mut hidden) = (Duration::ZERO, None);
-        engine.run(|| {
+        let (mut verify, mut hidden) = (Duration::ZERO, None);
+        let whole = engine.run(|| {
             let start = Instant::now();
             decoder.forward(ids, OutputRows::All, |output| {
                 match output {
@@ -101,12 +118,13 @@ impl Probe {
                     Some(ForwardOutput::Cpu(output)) => hidden = Some(output.hidden.narrow(0, 0, 1)?.contiguous()?),
                     None => {}
                 }
-                time = start.elapsed();
-                Ok(0)
-            })
+                verify = start.elapsed();
+                Ok(keep)
+            })?;
+            Ok::<_, Error>(start.elapsed())
         })?;
         self.hidden = hidden;
-        Ok(time)
+        Ok(RoundTimes { verify, commit: whole - verify })
     }
 
     /// Logits after each of `ids`, from one pass, which is rolled back: `(ids, vocab)`, with the soft cap.
@@ -128,14 +146,17 @@ impl Probe {
         Ok(logits)
     }
 
-    /// Drafts `tokens` tokens after `last` with the assistant. Needs a [`Probe::verify`] before, whose hidden state it
-    /// starts from.
+    /// Drafts `tokens` tokens after `last` with the assistant or the NextN head. Needs a [`Probe::verify`] before, whose hidden
+    /// state it starts from.
     ///
     /// # Errors
-    /// If there is no assistant, or its output is not finite.
+    /// If there is neither, or its output is not finite.
     pub fn draft(&mut self, last: u32, tokens: usize) -> Result<Duration> {
         let engine = self.session.engine.clone();
-        let no_assistant = || Error::argument("assistant", "is none, drafts need one; load one");
+        if let Some(head) = &engine.parts.sources.nextn {
+            return engine.run(|| self.chain_head(&**head, last, tokens));
+        }
+        let no_assistant = || Error::argument("assistant", "is none, and the model has no NextN head; load one");
         let assistant = engine.assistant().ok_or_else(no_assistant)?;
         let hidden = self.hidden.clone();
         let decoder = self.session.decoder().0;
@@ -151,8 +172,7 @@ impl Probe {
                     sequence.wait()?;
                 }
                 None => {
-                    let missing = || Error::argument("last", "has no state of the target's; verify something first");
-                    let mut hidden = hidden.ok_or_else(missing)?;
+                    let mut hidden = hidden.ok_or_else(no_state)?;
                     for _ in 0..tokens {
                         let row = DraftRow { token: last, hidden: &hidden, kv: committed };
                         let steps = assistant.step(&[row])?;
@@ -163,6 +183,47 @@ impl Probe {
             Ok(start.elapsed())
         })
     }
+
+    /// [`Probe::draft`] of a NextN head. The rows of drafts are taken back, but for those whose pages were quantized.
+    fn chain_head(&mut self, head: &dyn NextnHead, last: u32, tokens: usize) -> Result<Duration> {
+        let mut hidden = self.hidden.clone().ok_or_else(no_state)?;
+        if self.head.is_none() {
+            let mut cache = head.nextn_cache(self.session.kv_options(), self.session.engine.pages())?;
+            while cache.len() < self.depth() {
+                let (layout, rows) = (cache.layout().clone(), cache.max_round_rows().min(self.depth() - cache.len()));
+                let mut round = cache.begin_round(rows)?;
+                noise(&layout, &mut round, rows, &mut self.rng)?;
+                round.commit(rows);
+            }
+            self.head = Some(cache);
+        }
+        let Some(cache) = &mut self.head else { return Err(no_state()) };
+        let (start, depth) = (Instant::now(), cache.len());
+        for _ in 0..tokens {
+            let mut batch = Batch::of(&[last], cache.begin_round(1)?)?;
+            hidden = head.nextn_rows(&mut batch, &hidden)?;
+            batch.into_rounds().into_iter().for_each(|round| round.commit(1));
+            head.nextn_logits(&hidden)?;
+        }
+        let time = start.elapsed();
+        if let Err(error) = cache.rewind(depth) {
+            tracing::debug!(%error, "rows of drafts stay");
+        }
+        Ok(time)
+    }
+}
+
+/// What a round took.
+#[derive(Clone, Copy, Debug)]
+pub struct RoundTimes {
+    /// The pass, results included, and the rows of the round before that a recurrent state replays.
+    pub verify: Duration,
+    /// The commit.
+    pub commit: Duration,
+}
+
+fn no_state() -> Error {
+    Error::argument("last", "has no state of the target's; verify something first")
 }
 
 /// Stages random rows of variance 1, like normed ones.

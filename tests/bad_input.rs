@@ -198,13 +198,15 @@ fn shards() {
         pair.write(index, content.to_string());
         pair.refused(&[&[index][..], &about].concat());
     }
-    pair.write(index, json!({"weight_map": {"x": "model-00001-of-00002.safetensors"}}).to_string());
-    pair.refused(&["target/model-00001-of-00002.safetensors", "check the path"]);
     // The same tensors in two shards are ambiguous.
     std::fs::copy(pair.path(WEIGHTS), pair.path("target/again.safetensors")).expect("a copy");
     let both = json!({"weight_map": {"x": "model.safetensors", "y": "again.safetensors"}});
     pair.write(index, both.to_string());
     pair.refused(&["model.safetensors", "repeats tensor"]);
+    // A shard that is missing: without the whole file, which would be read.
+    std::fs::remove_file(pair.path(WEIGHTS)).expect("it was there");
+    pair.write(index, json!({"weight_map": {"x": "model-00001-of-00002.safetensors"}}).to_string());
+    pair.refused(&["target/model-00001-of-00002.safetensors", "check the path"]);
 }
 
 #[test]

@@ -177,6 +177,13 @@ fn hostile_templates_are_refused() {
     assert!(matches!(prompt(calls), Err(Error::Template(_))));
     let nested = "{% set ns = namespace(x=[]) %}{% for i in range(1000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}";
     refused(prompt(nested), &["chat template", "nests more than"]);
+    for (counts, about) in [
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "range has too many elements"),
+        ("{% set x = 'x' * 10 ** 10 %}", "repeated string is too large"),
+        ("{% set x = ['x'] * 10 ** 10 %}", "repeated sequence is too large"),
+    ] {
+        refused(prompt(counts), &["chat template", about]);
+    }
     println!("{:?}", start.elapsed());
     // Long conversations are none of these.
     let long = vec![Message::user("Hello"); 20_000];

@@ -1,5 +1,6 @@
 //! Damaged checkpoints: cut anywhere, with one byte of a header or a JSON file changed, or with two tensors exchanged. None
-//! panics, none takes more memory than the file and 64 MiB, and what names, shapes or lengths betray is an error.
+//! panics, none takes more memory than its tensors packed and 64 MiB, and what names, shapes or lengths betray is an error.
+//! Matrices of the types that are here take as much memory packed as in the file, whose length is what is measured against.
 
 mod gguf_writer;
 mod twins;
@@ -44,7 +45,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What loading may take beside the file.
+/// What loading may take beside the tensors.
 const ROOM: usize = 64 << 20;
 
 /// In memory where the system has such a place.

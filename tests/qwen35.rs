@@ -5,10 +5,10 @@ mod cases;
 
 use cases::{Case, argmax, max_difference, on_every_isa, same_id, values};
 use foretoken::checkpoint::Checkpoint;
-use foretoken::kv::{KvCache, KvOptions, PagePool, SequenceState};
+use foretoken::kv::{Batch, KvCache, KvOptions, PagePool, SequenceState};
 use foretoken::nn::tensor;
 use foretoken::qwen35::{LayerType, Target};
-use foretoken::{ElementType, Isa, Model, Output, OutputRows};
+use foretoken::{ElementType, Isa, Model, NextnHead, Output, OutputRows};
 
 fn for_each_case(check: impl Fn(&Case, &Target)) {
     let cases = cases::of(cases::QWEN35);
@@ -175,9 +175,9 @@ fn head_cache(target: &Target) -> KvCache {
 
 fn head_pass(target: &Target, cache: &mut KvCache, ids: &[u32], hidden: &[f32]) -> Vec<f32> {
     let hidden = tensor(hidden.to_vec(), (ids.len(), target.hidden_size())).expect("states");
-    let mut round = cache.begin_round(ids.len()).expect("a round");
-    let rows = target.nextn_rows(ids, &hidden, &mut round).expect("a pass");
-    round.commit(ids.len());
+    let mut batch = Batch::of(ids, cache.begin_round(ids.len()).expect("a round")).expect("a batch");
+    let rows = target.nextn_rows(&mut batch, &hidden).expect("a pass");
+    batch.into_rounds().into_iter().for_each(|round| round.commit(ids.len()));
     values(&rows)
 }
 

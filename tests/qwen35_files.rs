@@ -5,17 +5,17 @@ mod cases;
 mod gguf_writer;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cases::{Case, max_difference, values};
 use foretoken::checkpoint::Checkpoint;
-use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
+use foretoken::checkpoint::convert::{Outtype, ToGguf, ToHuggingFace, to_gguf, to_hugging_face};
 use foretoken::checkpoint::gguf::{self, Gguf};
-use foretoken::kv::{KvOptions, PagePool};
+use foretoken::kv::{Batch, KvOptions, PagePool};
 use foretoken::nn::tensor;
-use foretoken::qwen35::Target;
+use foretoken::qwen35::{Target, TensorLayout, TextConfig};
 use foretoken::tokenizer::Tokenizer;
-use foretoken::{ElementType, Engine, EngineOptions, Isa, Model, OutputRows};
+use foretoken::{ElementType, Engine, EngineOptions, Isa, Model, NextnHead, OutputRows};
 use gguf_writer::{GgufFile, array, f32_value, str_value, strings, u32_value};
 use half::bf16;
 use safetensors::tensor::{Dtype, TensorView};
@@ -31,8 +31,8 @@ fn shipped() -> Vec<Case> {
 /// The tensors of a case: shape and numbers.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-fn tensors(case: &Case) -> Tensors {
-    let bytes = std::fs::read(case.path.join("target/model.safetensors")).expect("the tensors");
+fn tensors(directory: &Path) -> Tensors {
+    let bytes = std::fs::read(directory.join("model.safetensors")).expect("the tensors");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
     let numbers = |view: &TensorView<'_>| match view.dtype() {
         Dtype::F32 => view.data().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
@@ -250,7 +250,7 @@ fn stack_experts(tensors: &mut Tensors) {
 fn converted(case: &Case) -> GgufFile {
     let config = config(case);
     let converter = Converter::new(&config);
-    converter.tensors(converter.metadata(&config), tensors(case))
+    converter.tensors(converter.metadata(&config), tensors(&case.path.join("target")))
 }
 
 fn load(file: &GgufFile, folder: &Path) -> foretoken::Result<Target> {
@@ -275,8 +275,8 @@ fn computes_the_references(case: &Case, target: &Target) {
     let mut cache = target.nextn_cache(&options, &pool).expect("a cache");
     let rows = ids.len() - 1;
     let states = tensor(hidden[..rows * target.hidden_size()].to_vec(), (rows, target.hidden_size())).expect("states");
-    let mut round = cache.begin_round(rows).expect("a round");
-    let read = target.nextn_rows(&ids[1..], &states, &mut round).expect("a pass");
+    let mut batch = Batch::of(&ids[1..], cache.begin_round(rows).expect("a round")).expect("a batch");
+    let read = target.nextn_rows(&mut batch, &states).expect("a pass");
     let error = max_difference(&values(&read), &case.floats("nextn_hidden"));
     assert!(error <= of_hidden, "{}: the head's states {error}", case.name);
 }
@@ -308,6 +308,44 @@ fn checkpoints_are_converted() {
             let (got, want) = (get(&gguf), get(&other));
             assert_eq!((got.dtype, &got.shape), (want.dtype, &want.shape), "{}: {name}", case.name);
             assert!(got.bytes.as_slice() == want.bytes.as_slice(), "{}: {name} differs", case.name);
+        }
+    }
+}
+
+/// From a directory to a GGUF file and back: the numbers are the same, and the configuration is the file's. Of norms and rates,
+/// which the file has in other numbers, as far as `f32` has both.
+#[test]
+fn there_and_back_the_tensors_are_the_same() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
+    let sources: Vec<PathBuf> = shipped().iter().map(|case| case.path.join("target")).chain([demo]).collect();
+    assert!(sources.len() >= 4, "{}", sources.len());
+    for source in &sources {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, again) = (folder.path().join("model.gguf"), folder.path().join("again"));
+        let open = |path: &Path| Checkpoint::open(path).unwrap_or_else(|e| panic!("{e}"));
+        let to_file = ToGguf { outtype: Outtype::F32, ..ToGguf::default() };
+        to_gguf(&open(source), &file, &to_file).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
+        let back = to_hugging_face(&open(&file), &again, &ToHuggingFace::default());
+        back.unwrap_or_else(|e| panic!("{}: {e}", source.display()));
+
+        let load = |path: &Path| Target::load(&open(path), Isa::best()).expect("a target");
+        let tensor_layout = TensorLayout::HuggingFace;
+        let want = TextConfig { tensor_layout, ..load(&file).config().clone() };
+        assert_eq!(&want, load(&again).config(), "{}", source.display());
+        let mut want = tensors(source);
+        stack_experts(&mut want);
+        want.retain(|name, _| !name.starts_with("model.visual."));
+        let got = tensors(&again);
+        let plain = |name: &String| name.replace("model.language_model.", "model.");
+        assert!(want.keys().map(plain).eq(got.keys().cloned()), "{}", source.display());
+        for (name, (shape, numbers)) in &want {
+            let (own_shape, own) = &got[&plain(name)];
+            assert_eq!(shape, own_shape, "{}: {name}", source.display());
+            let is_changed = name.ends_with("norm.weight") && !name.ends_with("linear_attn.norm.weight");
+            let allowed = if is_changed { 0.5f32.powi(24) } else { 0.0 };
+            let allowed = if name.ends_with(".A_log") { 1e-6 } else { allowed };
+            let error = max_difference(own, numbers);
+            assert!(error <= allowed, "{}: {name} differs by {error}", source.display());
         }
     }
 }

@@ -3,10 +3,13 @@
 
 mod cases;
 mod gguf_writer;
+#[path = "twins/published.rs"]
+mod published;
 mod twins;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cases::{Case, cache, max_difference, pass, values};
@@ -19,13 +22,15 @@ use foretoken::nn::tensor;
 use foretoken::sampler::{Penalties, Xtc};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
-    ElementType, Engine, EngineOptions, Finish, GenerateOptions, Isa, LogitsProcessor, Model, OutputRows, Result,
-    Sampling, SessionOptions, WeightType,
+    ElementType, EndOfGeneration, Engine, EngineOptions, Finish, GenerateOptions, Isa, LogitsProcessor, Model,
+    MtpOptions, OutputRows, Result, Sampling, SessionOptions, Speculation, Statistics, Stop, WeightType,
 };
 use foretoken_kernels::quant::{dequantize_row, quantize_row};
 use gguf_writer::*;
+use published::{BF16, Place, Published, census};
 use safetensors::Dtype;
 use serde_json::{Value, json};
+use tracing::Subscriber;
 use twins::{BYTES, Change, NEWLINE, STRIKE_END, Tensors, Twin, Vocabulary};
 
 fn case(fixture: &str) -> Case {
@@ -997,6 +1002,124 @@ fn types_in_files_that_are_read_load() {
     assert!(error > 0.0 && error < 0.2, "{error}");
 }
 
+/// Tensors by type as published: names, layers and the types of every matrix that llama.cpp's rules or the counts give.
+#[test]
+fn published_mixes_have_their_counts_and_load() {
+    for (name, published, counts) in published_files() {
+        let [file, plain] = published.files();
+        let want: BTreeMap<_, _> = counts.into_iter().collect();
+        assert_eq!(census(&file), want, "{name}: {} tensors", file.tensors.len());
+        let twin = tempfile::tempdir().expect("a directory");
+        let logits = |file: GgufFile| {
+            let path = twin.path().join(name);
+            std::fs::write(&path, file.bytes()).expect("written");
+            logits(&target(&path).expect(name), &[2, 17, 90, 5, 64, 33, 100, 8])
+        };
+        let error = relative_error(&logits(file), &logits(plain));
+        println!("{name}: logits off by {error:.3}");
+        assert!(error > 0.0 && error < 0.2, "{name}: {error}");
+    }
+}
+
+/// The GGML type of a tensor.
+type TypeOf = fn(&str, Place) -> u32;
+
+/// How many tensors have which type.
+type Counts = Vec<(&'static str, usize)>;
+
+/// Names, files, and the types of their tensors.
+fn published_files() -> Vec<(&'static str, Published, Counts)> {
+    let of = |variant, layers, widths, type_of: TypeOf| Published { variant, layers, widths, type_of };
+    let moe = |type_of: TypeOf| of("26B-A4B", 30, [288, 96], type_of);
+    vec![
+        (
+            "gemma-4-E2B-it-Q4_K_M.gguf",
+            of("E2B", 35, [256, 0], |name, place| match name {
+                "per_layer_model_proj.weight" => BF16,
+                _ if name.contains("inp_gate") || name.contains(".proj.") => WeightType::Q5_K.ggml_id(),
+                _ if name.contains("attn_k.") && Place::has_more_bits(place.layer) => WeightType::Q6_K.ggml_id(),
+                _ => q4_k_m(name, place),
+            }),
+            vec![("f32", 283), ("q4_k", 194), ("q5_k", 70), ("q6_k", 53), ("bf16", 1)],
+        ),
+        (
+            "gemma-4-E4B-it-Q4_K_M.gguf",
+            of("E4B", 42, [256, 0], |name, place| if name.contains("model_proj") { BF16 } else { q4_k_m(name, place) }),
+            vec![("f32", 339), ("q4_k", 336), ("q6_k", 44), ("bf16", 1)],
+        ),
+        (
+            "gemma-4-12B-it-Q4_K_M.gguf",
+            of("12B", 48, [256, 0], q4_k_m),
+            vec![("f32", 338), ("q4_k", 284), ("q6_k", 45)],
+        ),
+        (
+            "gemma-4-26B-A4B-it-Q4_K_M.gguf",
+            // Rows of these are no whole blocks of 256.
+            moe(|name, place| match (name.contains("ffn_down"), Place::has_more_bits(place.layer)) {
+                (true, true) => WeightType::Q8_0.ggml_id(),
+                (true, false) => WeightType::Q5_0.ggml_id(),
+                (false, _) => q4_k_m(name, place),
+            }),
+            vec![("f32", 392), ("q4_k", 192), ("q5_0", 32), ("q8_0", 28), ("q6_k", 14)],
+        ),
+        (
+            "gemma-4-26B-A4B-it-APEX.gguf",
+            moe(|name, place| match (name.contains("ffn_down"), place.layer.0) {
+                (false, _) => WeightType::Q6_K.ggml_id(),
+                (true, 0..5) => WeightType::Q5_1.ggml_id(),
+                (true, 5..10) => WeightType::IQ4_NL.ggml_id(),
+                (true, _) => WeightType::Q8_0.ggml_id(),
+            }),
+            vec![("f32", 392), ("q6_k", 206), ("q8_0", 40), ("q5_1", 10), ("iq4_nl", 10)],
+        ),
+        (
+            "gemma-4-26B-A4B-it-UD-Q6_K_XL.gguf",
+            moe(|name, place| {
+                let is_coarser = name.contains("ffn_gate_up_exps") && place.layer.0 > 0;
+                if is_coarser { WeightType::Q6_K.ggml_id() } else { WeightType::Q8_0.ggml_id() }
+            }),
+            vec![("f32", 392), ("q8_0", 237), ("q6_k", 29)],
+        ),
+    ]
+}
+
+/// llama.cpp's Q4_K_M, for rows of whole blocks.
+fn q4_k_m(name: &str, place: Place) -> u32 {
+    let has_more_bits = match name {
+        "token_embd.weight" | "per_layer_token_embd.weight" => true,
+        _ if name.contains("attn_v.") => Place::has_more_bits(place.value),
+        _ => name.contains("ffn_down") && Place::has_more_bits(place.layer),
+    };
+    if has_more_bits { WeightType::Q6_K.ggml_id() } else { WeightType::Q4_K.ggml_id() }
+}
+
+fn q4_0(name: &str, of_embedding: WeightType) -> u32 {
+    let of = if name == "token_embd.weight" { of_embedding } else { WeightType::Q4_0 };
+    of.ggml_id()
+}
+
+/// The embedding of files called Q4_0 is in one of three types.
+#[test]
+fn a_q4_0_file_has_its_embedding_in_any_type() {
+    let of_embedding: [(&str, TypeOf); 3] = [
+        ("google", |name, _| q4_0(name, WeightType::Q6_K)),
+        ("unsloth", |name, _| q4_0(name, WeightType::Q4_0)),
+        ("ggml-org", |name, _| q4_0(name, WeightType::Q8_0)),
+    ];
+    for (owner, type_of) in of_embedding {
+        let [file, plain] = Published { variant: "26B-A4B", layers: 6, widths: [288, 96], type_of }.files();
+        let directory = tempfile::tempdir().expect("a directory");
+        let logits = |file: GgufFile| {
+            let path = directory.path().join("gemma-4-26B-A4B-it-Q4_0.gguf");
+            std::fs::write(&path, file.bytes()).expect("written");
+            logits(&target(&path).expect(owner), &[2, 17, 90, 5])
+        };
+        let error = relative_error(&logits(file), &logits(plain));
+        println!("{owner}: logits off by {error:.3}");
+        assert!(error > 0.0 && error < 0.2, "{owner}: {error}");
+    }
+}
+
 /// Blocks of NVFP4: random signs and sizes, scales from 2^-2 to 2, divided by 2^`halvings`.
 fn nvfp4(elements: usize, halvings: u8) -> Vec<u8> {
     let mut state = elements as u64;
@@ -1487,7 +1610,6 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
         (json!({"top_p": 1.5}), "top_p"),
         (json!({"temperature": "hot"}), "temperature"),
         (json!({"temperature": 1.0, "repetition_penalty": 0.0}), "repetition_penalty"),
-        (json!({"mirostat_mode": 2, "mirostat_tau": 5.0}), "mirostat_mode: is 2; Mirostat"),
     ] {
         twin.write(file, config.to_string());
         refused(engine(&twin.path("target"), None), &["generation_config.json", about]);
@@ -1533,10 +1655,69 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
     refused(sampler(&sequence("temperature;min_p")), &["general.sampling.sequence", "the order penalties;dry;"]);
     refused(sampler(&sequence("infill")), &["general.sampling.sequence", "infill"]);
     assert!(sampler(&[("mirostat", Raw(5, 0i32.to_le_bytes().to_vec()))]).is_ok());
-    let mirostat = sampler(&[("mirostat", Raw(5, 2i32.to_le_bytes().to_vec()))]);
-    refused(mirostat, &["general.sampling.mirostat", "is 2", "not implemented", "top_p", "gguf-set-metadata"]);
     let path = twin.write("model.gguf", file.with("general.sampling.temp", f32_value(-1.0)).bytes());
     refused(engine(&path, None), &["model.gguf", "general.sampling.temp", "0 or more"]);
+}
+
+/// The lines of warnings while something is done on this thread.
+#[derive(Default)]
+struct Warnings(Mutex<Vec<String>>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = String::new();
+        event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+            line += &format!("{}={value:?} ", field.name());
+        });
+        self.0.lock().expect("a line").push(line);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// A file with Mirostat loads; its parameters, which mean something else without, are not used, and one line says so.
+#[test]
+fn a_file_with_mirostat_loads_without_its_parameters() {
+    let twin = Twin::of("edge");
+    let loaded = |path: &Path| {
+        let warnings = Arc::new(Warnings::default());
+        let engine = tracing::subscriber::with_default(warnings.clone(), || engine(path, None)).expect("an engine");
+        let lines = std::mem::take(&mut *warnings.0.lock().expect("the lines"));
+        (engine.sampling_defaults().cloned(), lines)
+    };
+    for (version, count) in [(0i32, 0), (1, 1), (2, 1)] {
+        let file = twin
+            .gguf("target")
+            .with("general.sampling.temp", f32_value(0.8))
+            .with("general.sampling.mirostat", Raw(5, version.to_le_bytes().to_vec()))
+            .with("general.sampling.mirostat_tau", f32_value(5.0));
+        let path = twin.write("model.gguf", file.bytes());
+        twin.write("target/generation_config.json", json!({"temperature": 0.8, "mirostat": version}).to_string());
+        let directory = twin.path("target");
+        for (path, name) in [(path, "model.gguf"), (directory, "generation_config.json")] {
+            let (defaults, lines) = loaded(&path);
+            assert_eq!((defaults.is_some(), lines.len()), (version == 0, count), "{name}: {lines:?}");
+            for part in [name, "mirostat is", "Mirostat is not implemented", "are not used", "top_p"] {
+                assert!(lines.iter().all(|line| line.contains(part) && !line.contains('\n')), "{part}: {lines:?}");
+            }
+        }
+    }
+    twin.write("target/generation_config.json", json!({"mirostat_mode": 2, "temperature": 0.8}).to_string());
+    assert_eq!((loaded(&twin.path("target")).0, loaded(&twin.path("target")).1.len()), (None, 1));
 }
 
 // ---- the assistant beside its target ----
@@ -1625,6 +1806,44 @@ fn an_assistant_of_another_target_is_a_misfit() {
     // The one that fits is used, whatever else lies there.
     let own = edge.write("models/mtp-edge.gguf", edge.gguf("assistant").bytes());
     assert_eq!(find_assistants(&model).expect("three").only(), Some(own.as_path()));
+}
+
+/// Drafts are accepted the less the further along the chain they are, and hardly at all on some texts: the statistics say so by
+/// place, and what the target's own greedy text is does not change.
+#[test]
+fn acceptance_that_falls_along_the_chain_is_counted_by_place() {
+    let twin = Twin::of("edge");
+    let assistant = twin.write("mtp-edge.gguf", twin.gguf("assistant").bytes());
+    let engine = engine(&twin.write("edge.gguf", twin.gguf("target").bytes()), Some(&assistant)).expect("a pair");
+    let run = |speculation: &Speculation, simulated: &[f64]| {
+        let mut session = engine.session(&SessionOptions::default()).expect("a session");
+        let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+        let (speculation, simulate_acceptance) = (speculation.clone(), simulated.to_vec());
+        let options =
+            GenerateOptions { max_tokens: 1024, stop, speculation, simulate_acceptance, ..Default::default() };
+        let mut generation = session.generate(&[2, 5, 7], &options).expect("a generation");
+        let ids: Vec<u32> = generation.by_ref().flat_map(|piece| piece.expect("a piece").tokens).collect();
+        (ids, generation.statistics().clone())
+    };
+    let drafts = Speculation::Mtp(MtpOptions { block_size: 5, ..MtpOptions::default() });
+    let shares = |s: &Statistics| -> Vec<f64> {
+        s.accepted_at.iter().zip(&s.drafted_at).map(|(accepted, n)| *accepted as f64 / *n as f64).collect()
+    };
+    // 31B with thinking off; JSON by an easy and a hard schema.
+    for want in [[0.92, 0.78, 0.67, 0.57], [0.97; 4], [0.08, 0.0, 0.0, 0.0]] {
+        let (_, statistics) = run(&drafts, &want);
+        let got = shares(&statistics);
+        // Four deviations of the shortest run's 250 rounds.
+        assert!(
+            got.len() == 4 && got.iter().zip(want).all(|(got, want)| (got - want).abs() < 0.13),
+            "{got:?}, {want:?}"
+        );
+        assert!(got.is_sorted_by(|a, b| a >= b) && statistics.simulated, "{got:?}");
+    }
+    let (plain, _) = run(&Speculation::Off, &[]);
+    let (drafted, statistics) = run(&drafts, &[]);
+    assert_eq!((plain.len(), &drafted), (1024, &plain));
+    assert!(!statistics.simulated && shares(&statistics).is_sorted_by(|a, b| a >= b), "{:?}", shares(&statistics));
 }
 
 // ---- other containers ----
@@ -1728,6 +1947,93 @@ fn directories_of_every_layout_compute_the_references() {
     let map: serde_json::Map<_, _> = map.into_iter().collect();
     twin.write("target/model.safetensors.index.json", json!({"weight_map": map}).to_string());
     computes_the_references(&case, &target(&twin.path("target")).expect("a target"));
+}
+
+/// An index beside what it does not fit: as transformers reads it, or an error that names the index, tensor and shard.
+#[test]
+fn odd_indexes_load_or_are_refused() {
+    const INDEX: &str = "target/model.safetensors.index.json";
+    let case = case("edge");
+    let shard = |number: usize| format!("model-0000{number}-of-00002.safetensors");
+    // Two shards, and the names of their tensors.
+    let split = || {
+        let twin = Twin::of("edge");
+        let mut halves = [Vec::new(), Vec::new()];
+        twin.tensors(WEIGHTS, |all| all.keys().enumerate().for_each(|(i, name)| halves[i % 2].push(name.clone())));
+        for (i, names) in halves.iter().enumerate() {
+            let file = format!("target/{}", shard(i + 1));
+            std::fs::copy(twin.path(WEIGHTS), twin.path(&file)).expect("a copy");
+            twin.tensors(&file, |tensors| tensors.retain(|name, _| names.contains(name)));
+        }
+        std::fs::remove_file(twin.path(WEIGHTS)).expect("it was there");
+        let of = |i: usize| halves[i].iter().map(move |name| (name.clone(), json!(shard(i + 1))));
+        let map: serde_json::Map<String, Value> = of(0).chain(of(1)).collect();
+        (twin, map)
+    };
+    let with = |twin: &Twin, map: &Value| {
+        twin.write(INDEX, json!({"metadata": {"total_size": 1}, "weight_map": map}).to_string());
+        target(&twin.path("target"))
+    };
+    let (twin, map) = split();
+    let (first, second) = (map.keys().next().expect("a tensor").clone(), shard(2));
+    computes_the_references(&case, &with(&twin, &json!(map)).expect("two shards"));
+
+    // The wrong shard for a tensor, and a tensor that is not listed: both are there.
+    let mut odd = map.clone();
+    odd.remove("model.norm.weight").expect("it was listed");
+    odd.insert("model.embed_tokens.weight".into(), json!(shard(1)));
+    computes_the_references(&case, &with(&twin, &json!(odd)).expect("all tensors"));
+    odd.insert("model.embed_tokens.weight".into(), json!(shard(2)));
+    computes_the_references(&case, &with(&twin, &json!(odd)).expect("all tensors"));
+
+    // In no shard: of a module that could be without it, too.
+    let mut odd = map.clone();
+    odd.insert("model.layers.9.layer_scalar".into(), json!(second));
+    refused(
+        with(&twin, &json!(odd)),
+        &[INDEX, "weight_map.model.layers.9.layer_scalar", &second, "download both again"],
+    );
+
+    // Names that leave the directory, or are in another.
+    std::fs::create_dir(twin.path("target/shards")).expect("a directory");
+    std::fs::copy(twin.path(&format!("target/{second}")), twin.path("target/shards/a")).expect("a copy");
+    let absolute = twin.path(&format!("target/{second}")).display().to_string();
+    for name in ["shards/a", "./shards/a", "../target/shards/a", &absolute, "..", ".", "", "shards/", "/"] {
+        let mut odd = map.clone();
+        odd.insert(first.clone(), json!(name));
+        refused(with(&twin, &json!(odd)), &[INDEX, &first, "is not a file name", "beside the index"]);
+    }
+    for (odd, about) in [
+        (json!({}), &["weight_map: names no shard", "download the index again"]),
+        (json!(null), &["weight_map: is missing", "download the index again"]),
+        (json!([second]), &["weight_map: is [", "must be an object"]),
+        (json!("model.safetensors"), &["weight_map: is ", "must be an object"]),
+        (json!({"model.norm.weight": 3}), &["weight_map.model.norm.weight", "must be a string"]),
+        (json!({"model.norm.weight": null}), &["weight_map.model.norm.weight", "is missing"]),
+    ] {
+        refused(with(&twin, &odd), &[&[INDEX][..], about].concat());
+    }
+    for text in ["", "[]", "{\"weight_map\": {"] {
+        twin.write(INDEX, text);
+        refused(target(&twin.path("target")), &[INDEX]);
+    }
+
+    // A shard that is not there.
+    let path = twin.path(&format!("target/{second}"));
+    let bytes = std::fs::read(&path).expect("a shard");
+    std::fs::remove_file(&path).expect("it was there");
+    refused(with(&twin, &json!(map)), &[&second, "check the path, or download"]);
+    // The whole file beside the index: it comes first, unless the index names it.
+    std::fs::copy(Twin::of("edge").path(WEIGHTS), twin.path(WEIGHTS)).expect("a copy");
+    computes_the_references(&case, &with(&twin, &json!(map)).expect("the whole file"));
+    let own = map.keys().map(|name| (name.clone(), json!("model.safetensors")));
+    let own: serde_json::Map<_, _> = own.collect();
+    computes_the_references(&case, &with(&twin, &json!(own)).expect("the whole file"));
+    // A tensor in two shards.
+    std::fs::write(&path, bytes).expect("written");
+    let mut both = own;
+    both.insert("model.norm.weight".into(), json!(second));
+    refused(with(&twin, &json!(both)), &[&second, "repeats tensor", "download all again"]);
 }
 
 /// What a step reads is known from names and sizes, before anything is loaded.

@@ -1,14 +1,14 @@
 //! Gemma 4's replies: reasoning in a channel, calls between control tokens.
 
 use super::call;
-use super::parts::{ReplyPart, add};
+use super::parts::{ReplyPart, ReplySyntax, add};
 use crate::run::Piece;
 use crate::tokenizer::Tokenizer;
 
 /// Takes the pieces of a generation apart by Gemma 4's control tokens: reasoning is a channel, `<|channel>thought\n .. <channel|>`,
 /// a call stands in `<|tool_call> .. <tool_call|>`. A call that is malformed, or that no tool was offered for, is text, with the
 /// names of its control tokens: nothing that the model writes is lost. With a tokenizer that has no such tokens, all is text.
-pub(super) struct Channels {
+pub(crate) struct Channels {
     /// By the order of [`MARKERS`].
     markers: [Option<u32>; MARKERS.len()],
     /// Whether calls are looked for.
@@ -57,33 +57,9 @@ enum State {
 
 impl Channels {
     /// `tools`: whether the model was offered any.
-    pub(super) fn new(tokenizer: &Tokenizer, tools: bool) -> Self {
+    pub(crate) fn new(tokenizer: &Tokenizer, tools: bool) -> Self {
         let markers = MARKERS.map(|(_, of)| marker(tokenizer, of));
         Self { markers, tools, state: State::Text }
-    }
-
-    /// The parts that a piece completes.
-    pub(super) fn push(&mut self, piece: &Piece) -> Vec<ReplyPart> {
-        let (mut parts, mut begin) = (Vec::new(), 0);
-        for control in &piece.control {
-            self.text(&piece.text[begin..control.at], &mut parts);
-            begin = control.at;
-            let found = MARKERS.iter().zip(self.markers).find(|(_, id)| *id == Some(control.id));
-            self.control(found.map(|((_, marker), _)| *marker), &mut parts);
-        }
-        self.text(&piece.text[begin..], &mut parts);
-        parts
-    }
-
-    /// The parts that the end completes. A call whose end is missing is one if it is whole otherwise.
-    pub(super) fn finish(&mut self) -> Vec<ReplyPart> {
-        let mut parts = Vec::new();
-        self.control(None, &mut parts);
-        if let State::Channel { line_end: true } = self.state {
-            add(&mut parts, ReplyPart::Reasoning("\n".into()));
-        }
-        self.state = State::Text;
-        parts
     }
 
     fn text(&mut self, text: &str, parts: &mut Vec<ReplyPart>) {
@@ -142,6 +118,30 @@ impl Channels {
             }
             _ => {}
         }
+    }
+}
+
+impl ReplySyntax for Channels {
+    fn push(&mut self, piece: &Piece) -> Vec<ReplyPart> {
+        let (mut parts, mut begin) = (Vec::new(), 0);
+        for control in &piece.control {
+            self.text(&piece.text[begin..control.at], &mut parts);
+            begin = control.at;
+            let found = MARKERS.iter().zip(self.markers).find(|(_, id)| *id == Some(control.id));
+            self.control(found.map(|((_, marker), _)| *marker), &mut parts);
+        }
+        self.text(&piece.text[begin..], &mut parts);
+        parts
+    }
+
+    fn finish(&mut self) -> Vec<ReplyPart> {
+        let mut parts = Vec::new();
+        self.control(None, &mut parts);
+        if let State::Channel { line_end: true } = self.state {
+            add(&mut parts, ReplyPart::Reasoning("\n".into()));
+        }
+        self.state = State::Text;
+        parts
     }
 }
 

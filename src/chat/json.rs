@@ -11,7 +11,7 @@ use crate::{Error, Result};
 /// A JSON value: the arguments of a tool call, the schema of a tool, a variable of a template. Objects keep the order of
 /// their keys, which templates write out.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Json(pub(super) Value);
+pub struct Json(pub(crate) Value);
 
 impl Json {
     /// The value that `text` spells.

@@ -1,43 +1,28 @@
 //! What a model writes in a chat, taken apart as it comes: text, reasoning, calls of tools.
 
-use super::channels::Channels;
-use super::parts::ReplyPart;
+use super::parts::{ReplyPart, ReplySyntax};
 use super::template::ChatOptions;
-use super::xml::XmlReply;
+use crate::family;
 use crate::run::Piece;
 use crate::tokenizer::Tokenizer;
 
-/// Takes the pieces of a generation apart. The syntax is that whose marks are tokens of the tokenizer: Gemma 4's control
-/// tokens, or Qwen3.5's tags; if it has neither, all is text.
-pub struct ReplyParser(Syntax);
-
-enum Syntax {
-    Channels(Channels),
-    Xml(Box<XmlReply>),
-}
+/// Takes the pieces of a generation apart. The syntax is that of the family whose marks are tokens of the tokenizer; without
+/// any, all is text.
+pub struct ReplyParser(Box<dyn ReplySyntax>);
 
 impl ReplyParser {
     /// For replies to prompts that were rendered with `options`, and the tokenizer of the checkpoint.
     pub fn new(tokenizer: &Tokenizer, options: &ChatOptions) -> Self {
-        Self(match XmlReply::new(tokenizer, options) {
-            Some(xml) => Syntax::Xml(Box::new(xml)),
-            None => Syntax::Channels(Channels::new(tokenizer, !options.tools.is_empty())),
-        })
+        Self(family::reply_syntax(tokenizer, options))
     }
 
     /// The parts that a piece completes.
     pub fn push(&mut self, piece: &Piece) -> Vec<ReplyPart> {
-        match &mut self.0 {
-            Syntax::Channels(channels) => channels.push(piece),
-            Syntax::Xml(xml) => xml.push(piece),
-        }
+        self.0.push(piece)
     }
 
     /// The parts that the end completes. A call whose end is missing is one if it is whole otherwise.
     pub fn finish(&mut self) -> Vec<ReplyPart> {
-        match &mut self.0 {
-            Syntax::Channels(channels) => channels.finish(),
-            Syntax::Xml(xml) => xml.finish(),
-        }
+        self.0.finish()
     }
 }

@@ -135,8 +135,8 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// If the template refuses the messages, executes more than 20 million instructions or writes more than 64 MiB, or an
-    /// option cannot be used. What a template keeps in variables is not bounded: one that doubles a text again and again
-    /// exhausts memory.
+    /// option cannot be used. What a template joins in variables is not bounded, as minijinja's operators cannot be checked:
+    /// one that doubles a text again and again exhausts memory.
     pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<String> {
         let (messages, tools) = values(messages, options);
         self.render_values(messages, tools, options)

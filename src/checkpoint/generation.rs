@@ -6,9 +6,11 @@ use super::{Fields, GenerationTokens};
 use crate::sampler::{Penalties, Sampling, Xtc};
 use crate::{Error, Result};
 
+const FILE: &str = "generation_config.json";
+
 /// The file in the directory of a checkpoint, if there is one.
 fn read(directory: &Path) -> Result<Option<Fields>> {
-    let path = directory.join("generation_config.json");
+    let path = directory.join(FILE);
     if path.exists() { Fields::read(path).map(Some) } else { Ok(None) }
 }
 
@@ -23,7 +25,7 @@ pub(super) fn tokens(directory: &Path) -> Result<GenerationTokens> {
     Ok(GenerationTokens { end, suppressed })
 }
 
-/// The sampling parameters; `None` if the file has none, or says `do_sample: false`.
+/// The sampling parameters; `None` if the file has none, has Mirostat, or says `do_sample: false`.
 ///
 /// # Errors
 /// If the file is malformed, or a parameter is out of its range.
@@ -32,8 +34,8 @@ pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
     let number = |name: &str| fields.optional_number(name);
     for name in ["mirostat", "mirostat_mode"] {
         if let Some(version) = number(name)?.filter(|version| *version != 0.0) {
-            let problem = format!("is {version}; {NO_MIROSTAT}, and remove the field");
-            return Err(fields.unsupported(name, problem));
+            without_mirostat(&directory.join(FILE), name, version);
+            return Ok(None);
         }
     }
     let parameters = Parameters {
@@ -58,9 +60,15 @@ pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
     }
 }
 
-/// Why Mirostat is refused, and what to take instead.
-pub(super) const NO_MIROSTAT: &str =
-    "Mirostat, whose target follows what was emitted, is not implemented: give top_p, min_p or temperature";
+/// Says that the parameters of a file with Mirostat are not used. The others alone would be another sampler than the
+/// publisher's, and no reason to refuse the weights.
+pub(super) fn without_mirostat(path: &Path, key: &str, version: f64) {
+    tracing::warn!(
+        path = %path.display(),
+        "{key} is {version}: Mirostat is not implemented, and the file's sampling parameters are not used; \
+         give temperature, top_p or min_p"
+    );
+}
 
 /// Sampling parameters as files have them.
 pub(super) struct Parameters {

@@ -261,8 +261,8 @@ impl Checkpoint {
         }
     }
 
-    /// The publisher's sampling parameters, from `generation_config.json` or metadata; `None` if there are none, or
-    /// they are greedy.
+    /// The publisher's sampling parameters, from `generation_config.json` or metadata; `None` if there are none, they are
+    /// greedy, or have Mirostat, which a warning says.
     ///
     /// # Errors
     /// If one is malformed or out of its range.

@@ -24,12 +24,16 @@ pub(super) struct Tensors {
 
 impl Tensors {
     pub(super) fn open(directory: &Path) -> Result<Self> {
-        let index = directory.join("model.safetensors.index.json");
-        let files = if index.exists() { shards(directory, &index)? } else { vec![directory.join("model.safetensors")] };
+        let (index, whole) = (directory.join("model.safetensors.index.json"), directory.join(WHOLE));
+        let map = index.exists().then(|| WeightMap::read(&index)).transpose()?;
+        // As in transformers, a whole file comes before an index that does not name it.
+        let map = map.filter(|map| !whole.is_file() || map.shards.values().any(|shard| shard == WHOLE));
+        let files = map.as_ref().map_or_else(|| vec![whole], |map| map.files(directory));
         let mut tensors = BTreeMap::new();
         for file in &files {
             read(file, &mut tensors)?;
         }
+        map.map_or(Ok(()), |map| map.check(&tensors))?;
         let compressed = compressed::collect(&mut tensors);
         let stacks = separate_experts::collect(tensors.keys().chain(compressed.keys()).map(String::as_str));
         Ok(Self { directory: directory.to_owned(), files, tensors, compressed, stacks })
@@ -101,22 +105,59 @@ impl Tensors {
     }
 }
 
-/// The files that `weight_map` names, each once.
-pub(crate) fn shards(directory: &Path, index: &Path) -> Result<Vec<PathBuf>> {
-    let fields = Fields::read(index)?;
-    let map = fields.object("weight_map")?;
-    let mut names = Vec::new();
-    for tensor in map.names() {
-        let name = map.string(tensor)?;
-        // Shards are in the directory of the index; a path in an index could name any file.
-        if Path::new(&name).components().count() != 1 || name == ".." {
-            return Err(map.error(tensor, format!("{name:?} is not a file name")));
+/// The file of a checkpoint that is not split.
+const WHOLE: &str = "model.safetensors";
+
+/// The `weight_map` of an index.
+struct WeightMap {
+    fields: Fields,
+    shards: BTreeMap<String, String>, // names of files, by tensor
+}
+
+impl WeightMap {
+    fn read(index: &Path) -> Result<Self> {
+        let index = Fields::read(index)?;
+        let map = index.optional_object("weight_map")?;
+        let fields = map.ok_or_else(|| index.error("weight_map", "is missing; download the index again"))?;
+        let mut shards = BTreeMap::new();
+        for tensor in fields.names() {
+            let name = fields.string(tensor)?;
+            // Shards are in the directory of the index; a path in an index could name any file.
+            if Path::new(&name).file_name() != Some(name.as_ref()) {
+                let remedy = "put the shard beside the index under the name that is there, or download both again";
+                return Err(fields.error(tensor, format!("{name:?} is not a file name; {remedy}")));
+            }
+            shards.insert(tensor.to_owned(), name);
         }
-        names.push(name);
+        match shards.is_empty() {
+            true => Err(index.error("weight_map", "names no shard; download the index again")),
+            false => Ok(Self { fields, shards }),
+        }
     }
-    names.sort();
-    names.dedup();
-    Ok(names.into_iter().map(|name| directory.join(name)).collect())
+
+    /// The shards, each once.
+    fn files(&self, directory: &Path) -> Vec<PathBuf> {
+        let names: BTreeSet<&String> = self.shards.values().collect();
+        names.into_iter().map(|name| directory.join(name)).collect()
+    }
+
+    /// # Errors
+    /// If a tensor is in none of the shards: modules that may lack it would be computed without.
+    fn check(&self, tensors: &BTreeMap<String, RawTensor>) -> Result<()> {
+        match self.shards.iter().find(|(tensor, _)| !tensors.contains_key(*tensor)) {
+            None => Ok(()),
+            Some((tensor, shard)) => {
+                let problem = format!("{shard} has no such tensor, nor has another shard; download both again");
+                Err(self.fields.error(tensor, problem))
+            }
+        }
+    }
+}
+
+/// The files that `weight_map` names, each once.
+#[cfg(feature = "hub")]
+pub(crate) fn shards(directory: &Path, index: &Path) -> Result<Vec<PathBuf>> {
+    WeightMap::read(index).map(|map| map.files(directory))
 }
 
 fn read(path: &Path, tensors: &mut BTreeMap<String, RawTensor>) -> Result<()> {
@@ -137,7 +178,7 @@ fn read(path: &Path, tensors: &mut BTreeMap<String, RawTensor>) -> Result<()> {
             .ok_or_else(|| Error::file(path, format!("ends inside tensor {name}; download it again")))?;
         let tensor = RawTensor { dtype: tensor_type(info.dtype), shape: info.shape.clone(), bytes };
         if tensors.insert(name.clone(), tensor).is_some() {
-            return Err(Error::file(path, format!("repeats tensor {name} of another shard")));
+            return Err(Error::file(path, format!("repeats tensor {name} of another shard; download all again")));
         }
     }
     Ok(())

@@ -18,6 +18,7 @@ use crate::{Error, Result};
 pub struct Assistant {
     ops: CpuOps,
     donors: Vec<usize>, // for each layer, the target's layer whose K and V it reads
+    centroid_head: bool,
     /// With the target's embedding. `None`: they are on a device.
     model: Option<(AssistantModel<CpuOps>, Embedding)>,
 }
@@ -119,7 +120,12 @@ impl Assistant {
         let centroid_head = matches!(head, Head::Centroids(_));
         tracing::info!(path = %checkpoint.path().display(), hidden, centroid_head, "assistant loaded");
         let model = AssistantModel { pre_projection, layers, norm, post_projection, head, rotations };
-        Ok((Self { ops: CpuOps { isa: options.isa }, donors, model: None }, model))
+        Ok((Self { ops: CpuOps { isa: options.isa }, donors, centroid_head, model: None }, model))
+    }
+
+    /// Whether a draft step scores the ids of the best centroids; without, it reads the whole LM head.
+    pub fn has_centroids(&self) -> bool {
+        self.centroid_head
     }
 
     /// For each layer, the target's layer whose K and V it reads.

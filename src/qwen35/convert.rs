@@ -1,14 +1,16 @@
-//! A checkpoint of Hugging Face's layout as a GGUF file, as llama.cpp's converter writes it.
+//! A checkpoint of Hugging Face's layout as a GGUF file, as llama.cpp's converter writes it, and back.
 
 use foretoken_kernels::ElementType;
 use half::{bf16, f16};
+use serde_json::{Value, json};
 
-use super::config::{DeltaNetConfig, LayerType, TextConfig};
+use super::config::{DeltaNetConfig, LayerType, TensorLayout, TextConfig};
+use super::names::{names, of_expert};
 use super::target::is_vision;
 use crate::Result;
 use crate::checkpoint::convert::options::ToGguf;
-use crate::checkpoint::convert::plan::{Change, Description, Place, plan};
-use crate::checkpoint::gguf::{GgufWriter, Names};
+use crate::checkpoint::convert::plan::{Change, Description, Directory, Place, plan};
+use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::{Checkpoint, RawTensor, TensorType};
 use crate::nn::Bytes;
 
@@ -20,7 +22,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
     let config = TextConfig::of(source)?;
     let (prefix, layers, tied) = (source.text_prefix()?, config.layers.len(), config.tie_word_embeddings);
     let has_head = source.names().iter().any(|name| name.starts_with("mtp."));
-    let names = Names::of_qwen35(has_head.then_some(layers as u32));
+    let names = names(has_head.then_some(layers as u32));
     let name = |own: &str| {
         let own = own.strip_prefix(prefix).unwrap_or(own);
         if is_vision(own) {
@@ -29,13 +31,13 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
         if tied && own == "lm_head.weight" {
             return Err("the embedding is the head");
         }
-        Ok(match names.of_expert(own) {
+        Ok(match of_expert(&names, own) {
             Some((name, index, per_matrix)) => Some((name, Some(Place { index, per_matrix }))),
             None => names.gguf(own).into_iter().next().map(|name| (name, None)),
         })
     };
     let (mut planned, left_out) = plan(source, options, "Qwen3.5", name)?;
-    planned.iter_mut().for_each(|tensor| tensor.change = change(&config.delta_net, &tensor.name));
+    planned.iter_mut().for_each(|tensor| tensor.change = change(&config.delta_net, &tensor.name, TensorLayout::Gguf));
     let architecture = if config.moe.is_some() { "qwen35moe" } else { "qwen35" };
     let (vocab_size, bos) = (config.vocab_size, config.bos_token_id);
     let eos = config.eos_token_ids.first().copied();
@@ -88,10 +90,8 @@ fn describe(file: &mut GgufWriter, architecture: &str, config: &TextConfig, has_
     }
     file.value(&key("attention.layer_norm_rms_epsilon"), config.rms_norm_eps as f32)?;
     file.value(&key("rope.freq_base"), config.rope_theta as f32)?;
-    // Pairs of the axes of a position: text has one number for all three.
-    let pairs = (config.rotary_dim / 2) as i32;
-    let (height, width) = ((pairs + 1) / 3, pairs / 3);
-    file.array(&key("rope.dimension_sections"), [pairs - height - width, height, width, 0])?;
+    let [time, height, width] = sections(config);
+    file.array(&key("rope.dimension_sections"), [time, height, width, 0])?;
     let full = |layer: &LayerType| *layer == LayerType::Full;
     match (1..=config.layers.len()).find(|interval| {
         config.layers.iter().enumerate().all(|(i, layer)| full(layer) == (i + 1).is_multiple_of(*interval))
@@ -101,32 +101,126 @@ fn describe(file: &mut GgufWriter, architecture: &str, config: &TextConfig, has_
     }
 }
 
-/// What becomes of the numbers of a tensor: norms have the 1 added, rates are `-exp(A_log)`, value heads stand in turns
-/// over the key heads.
-fn change(net: &DeltaNetConfig, name: &str) -> Option<Change> {
+/// Pairs of channels for each axis of a position: text has one number for all three.
+fn sections(config: &TextConfig) -> [i32; 3] {
+    let pairs = (config.rotary_dim / 2) as i32;
+    let (height, width) = ((pairs + 1) / 3, pairs / 3);
+    [pairs - height - width, height, width]
+}
+
+/// What a directory of a GGUF checkpoint has in it.
+///
+/// # Errors
+/// If the metadata need something that is not implemented.
+pub(crate) fn directory(source: &Checkpoint) -> Result<Directory> {
+    let config = TextConfig::of(source)?;
+    let (net, json) = (config.delta_net.clone(), config_json(&config));
+    Ok(Directory {
+        family: "Qwen3.5",
+        tokens: json!({ "bos_token_id": json["bos_token_id"], "eos_token_id": json["eos_token_id"] }),
+        config: json,
+        reads_back: Box::new(move |fields| {
+            let (tensor_layout, eos_token_ids) = (config.tensor_layout, config.eos_token_ids.clone());
+            Ok(TextConfig { tensor_layout, eos_token_ids, ..TextConfig::target(fields)? } == config)
+        }),
+        left_out: &[],
+        outside: &["lm_head.", "mtp."],
+        shape: |name, shape| match (&shape[..], name) {
+            ([channels, taps], _) if name.ends_with(".conv1d.weight") => vec![*channels, 1, *taps],
+            ([hidden], _) if name.ends_with(".shared_expert_gate.weight") => vec![1, *hidden],
+            _ => shape,
+        },
+        change: Box::new(move |name| change(&net, name, TensorLayout::HuggingFace)),
+    })
+}
+
+/// config.json, in the fields of transformers' classes of text models.
+fn config_json(config: &TextConfig) -> Value {
+    let layer_types = config.layers.iter().map(|layer| match layer {
+        LayerType::Linear => "linear_attention",
+        LayerType::Full => "full_attention",
+    });
+    let (net, moe) = (&config.delta_net, config.moe.as_ref());
+    let (class, model_type) = match moe {
+        Some(_) => ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
+        None => ("Qwen3_5ForCausalLM", "qwen3_5_text"),
+    };
+    let mut json = json!({
+        "architectures": [class],
+        "model_type": model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "hidden_act": "silu",
+        "num_hidden_layers": config.layers.len(),
+        "layer_types": layer_types.collect::<Vec<_>>(),
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "attention_bias": false,
+        "attn_output_gate": true,
+        "linear_num_key_heads": net.num_key_heads,
+        "linear_num_value_heads": net.num_value_heads,
+        "linear_key_head_dim": net.key_head_dim,
+        "linear_value_head_dim": net.value_head_dim,
+        "linear_conv_kernel_dim": net.conv_kernel_dim,
+        "mamba_ssm_dtype": "float32",
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "mtp_num_hidden_layers": config.mtp_num_hidden_layers,
+        "mtp_use_dedicated_embeddings": false,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": config.rope_theta,
+            "partial_rotary_factor": config.rotary_dim as f64 / config.head_dim as f64,
+            "mrope_section": sections(config),
+            "mrope_interleaved": true,
+        },
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_ids,
+    });
+    let sizes = match moe {
+        None => vec![("intermediate_size", config.intermediate_size)],
+        Some(moe) => vec![
+            ("num_experts", moe.num_experts),
+            ("num_experts_per_tok", moe.num_experts_per_tok),
+            ("moe_intermediate_size", moe.intermediate_size),
+            ("shared_expert_intermediate_size", moe.shared_intermediate_size),
+        ],
+    };
+    sizes.into_iter().for_each(|(name, size)| json[name] = json!(size));
+    json
+}
+
+/// What becomes of the numbers of a tensor, by its name in GGUF, on its way `to` a layout. In GGUF files norms have the 1 added,
+/// rates are `-exp(A_log)`, and value heads stand in turns over the key heads.
+fn change(net: &DeltaNetConfig, name: &str, to: TensorLayout) -> Option<Change> {
     let rest = name.strip_prefix("blk.").and_then(|name| name.split_once('.')).map_or(name, |(_, rest)| rest);
-    let (keys, values, width) = (net.num_key_heads, net.num_value_heads, net.value_head_dim);
+    let (values, width) = (net.num_value_heads, net.value_head_dim);
+    // Numbers of norms and of rates, and the heads of a turn.
+    let (norm, rate, turn): (Number, Number, usize) = match to {
+        TensorLayout::Gguf => (|x| 1.0 + x, |a_log| -a_log.exp(), net.num_key_heads),
+        TensorLayout::HuggingFace => (|x| x - 1.0, |rate| (-rate).ln(), values / net.num_key_heads),
+    };
     // Block `b` of the new order is block `order[b]`.
-    let order = move |count: usize| (0..count).map(move |b| b % keys * (count / keys) + b / keys);
+    let order = move || (0..values).map(move |b| b % turn * (values / turn) + b / turn);
     let before = 2 * net.keys();
     match rest {
         "ssm_norm.weight" => None,
-        _ if rest.ends_with("norm.weight") => Some(Box::new(|tensor| floats(tensor, |x| 1.0 + x))),
-        "ssm_a" => Some(Box::new(move |tensor| {
-            let tensor = floats(tensor, |a_log| -a_log.exp())?;
-            blocks(tensor, 0, 1, order(values))
-        })),
+        _ if rest.ends_with("norm.weight") => Some(Box::new(move |tensor| floats(tensor, norm))),
+        "ssm_a" => Some(Box::new(move |tensor| blocks(floats(tensor, rate)?, 0, 1, order()))),
         "ssm_dt.bias" | "ssm_alpha.weight" | "ssm_beta.weight" => {
-            Some(Box::new(move |tensor| blocks(tensor, 0, 1, order(values))))
+            Some(Box::new(move |tensor| blocks(tensor, 0, 1, order())))
         }
-        "attn_gate.weight" => Some(Box::new(move |tensor| blocks(tensor, 0, width, order(values)))),
-        "attn_qkv.weight" | "ssm_conv1d.weight" => {
-            Some(Box::new(move |tensor| blocks(tensor, before, width, order(values))))
-        }
-        "ssm_out.weight" => Some(Box::new(move |tensor| columns(tensor, width, order(values)))),
+        "attn_gate.weight" => Some(Box::new(move |tensor| blocks(tensor, 0, width, order()))),
+        "attn_qkv.weight" | "ssm_conv1d.weight" => Some(Box::new(move |tensor| blocks(tensor, before, width, order()))),
+        "ssm_out.weight" => Some(Box::new(move |tensor| columns(tensor, width, order()))),
         _ => None,
     }
 }
+
+/// What becomes of a number.
+type Number = fn(f32) -> f32;
 
 type Changed = Result<RawTensor, String>;
 

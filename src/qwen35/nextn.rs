@@ -9,11 +9,11 @@ use super::layer::DecoderLayer;
 use super::norm::zero_centred;
 use crate::Result;
 use crate::checkpoint::{Checkpoint, Loader};
-use crate::kv::Round;
+use crate::kv::KvAccess;
 use crate::nn::{Angles, Linear, RmsNorm, linear};
 
 /// The head's own weights.
-pub(crate) struct NextnHead {
+pub(super) struct Head {
     pre_fc_norm_embedding: RmsNorm,
     pre_fc_norm_hidden: RmsNorm,
     fc: Linear, // (hidden, 2 * hidden): the embedding's half first
@@ -21,7 +21,7 @@ pub(crate) struct NextnHead {
     norm: RmsNorm,
 }
 
-impl NextnHead {
+impl Head {
     /// The head, if the checkpoint has one.
     ///
     /// # Errors
@@ -47,19 +47,19 @@ impl NextnHead {
         }))
     }
 
-    /// Hidden states `(rows, hidden)` of embeddings of tokens at `p + 1` and hidden states of positions `p`, staged in
-    /// `round`.
+    /// Hidden states `(rows, hidden)` of embeddings of tokens at `p + 1` and hidden states of positions `p`,
+    /// appended to `kv`.
     pub(super) fn forward(
         &self,
         embedding: &Tensor,
         hidden: &Tensor,
         angles: &Angles,
-        round: &mut Round<'_>,
+        kv: &mut dyn KvAccess,
     ) -> Result<Tensor> {
         let embedding = self.pre_fc_norm_embedding.forward(embedding)?;
         let hidden = self.pre_fc_norm_hidden.forward(hidden)?;
         let x = linear(&self.fc, &Tensor::cat(&[&embedding, &hidden], 1)?)?;
-        let h = self.layer.forward(&x, |attention, x| attention.forward(x, angles, round, 0))?;
+        let h = self.layer.forward(&x, |attention, x| attention.forward(x, angles, kv, 0))?;
         self.norm.forward(&h)
     }
 }

@@ -5,12 +5,12 @@ use foretoken_kernels::Isa;
 
 use super::config::TextConfig;
 use super::layer::{DecoderLayer, Mixer};
-use super::nextn::NextnHead;
+use super::nextn::Head;
 use super::norm::zero_centred;
 use super::state::{DeltaNetMatrices, DeltaNetState};
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse};
-use crate::kv::{Batch, KvAccess, KvCache, KvLayout, KvOptions, PagePool, Round, SequenceState};
-use crate::model::{Model, Output, Request, places, select_rows};
+use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
+use crate::model::{Model, NextnHead, Output, Request, places, select_rows};
 use crate::nn::{Embedding, F32View, Linear, RmsNorm, Rotary, linear};
 use crate::{Error, Result};
 
@@ -22,7 +22,7 @@ pub struct Target {
     norm: RmsNorm,
     lm_head: Linear, // (vocab, hidden)
     rotary: Rotary,
-    nextn: Option<NextnHead>,
+    nextn: Option<Head>,
     step: StepCost,
     isa: Isa,
 }
@@ -53,7 +53,7 @@ impl Target {
             false => root.head("lm_head.weight", config.vocab_size, hidden)?,
         };
         let step = loader.step_cost().and(root.step_cost());
-        let nextn = NextnHead::load(&mut root, checkpoint, &config)?;
+        let nextn = Head::load(&mut root, checkpoint, &config)?;
         loader.absorb(root);
         loader.finish(|name| is_vision(name) || name == "lm_head.weight")?;
         let rotary = Rotary::of_leading(config.inverse_frequencies(), isa);
@@ -70,29 +70,6 @@ impl Target {
     /// Whether there is a NextN head.
     pub fn has_nextn(&self) -> bool {
         self.nextn.is_some()
-    }
-
-    /// An empty cache for the NextN head's one layer; its pages come from `pool`. Formats of single layers are the
-    /// trunk's.
-    ///
-    /// # Errors
-    /// As [`KvCache::in_pool`].
-    pub fn nextn_cache(&self, options: &KvOptions, pool: &PagePool) -> Result<KvCache> {
-        let stores = vec![self.config().store()];
-        let layout = KvLayout { stores, store_of_layer: vec![0], inverse_frequencies: Vec::new() };
-        let options = KvOptions { layers: Vec::new(), ..options.clone() };
-        KvCache::in_pool(layout, &options, self.config().max_position_embeddings, self.isa, pool)
-    }
-
-    /// One pass of the NextN head over rows (hidden state of position `p`, token at `p + 1`), staged in `round`: the
-    /// hidden states `(rows, hidden)`, of which [`Target::logits`] makes the logits of the tokens at `p + 2`.
-    ///
-    /// # Errors
-    /// If there is no head, an id is outside the vocabulary, a number is not finite, or memory is exhausted.
-    pub fn nextn_rows(&self, ids: &[u32], hidden: &Tensor, round: &mut Round<'_>) -> Result<Tensor> {
-        let head = self.nextn.as_ref().ok_or_else(|| Error::argument("nextn", "the checkpoint has no such head"))?;
-        let angles = self.rotary.angles(round.positions());
-        head.forward(&self.embed(ids)?, hidden, &angles, round)
     }
 
     /// The embeddings of `ids`: `(ids, hidden)`.
@@ -187,6 +164,26 @@ impl Model for Target {
         let hidden = self.norm.forward(&select_rows(&h, &needed)?)?;
         let logits = self.logits(&select_rows(&hidden, &places(&request.logits, &needed))?)?;
         Ok(Output { logits, hidden: select_rows(&hidden, &places(&request.hidden, &needed))?, taps })
+    }
+}
+
+impl NextnHead for Target {
+    /// A cache of one layer. Formats of single layers are the trunk's.
+    fn nextn_cache(&self, options: &KvOptions, pool: &PagePool) -> Result<KvCache> {
+        let stores = vec![self.config.store()];
+        let layout = KvLayout { stores, store_of_layer: vec![0], inverse_frequencies: Vec::new() };
+        let options = KvOptions { layers: Vec::new(), ..options.clone() };
+        KvCache::in_pool(layout, &options, self.config.max_position_embeddings, self.isa, pool)
+    }
+
+    fn nextn_rows(&self, batch: &mut Batch<'_>, hidden: &Tensor) -> Result<Tensor> {
+        let head = self.nextn.as_ref().ok_or_else(|| Error::argument("nextn", "the checkpoint has no such head"))?;
+        let angles = self.rotary.angles(batch.positions());
+        head.forward(&self.embed(batch.ids())?, hidden, &angles, &mut batch.kv())
+    }
+
+    fn nextn_logits(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.logits(hidden)
     }
 }
 

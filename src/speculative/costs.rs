@@ -74,8 +74,6 @@ pub struct Costs {
     verify: BTreeMap<usize, BTreeMap<usize, Measured>>, // context octave, rows
     draft: BTreeMap<DrafterKind, Measured>,             // per token
     #[serde(skip)]
-    shared: BTreeMap<(DrafterKind, usize), Measured>, // the same of each sequence of a batch of so many
-    #[serde(skip)]
     rounds: usize,                    // of this text
     #[serde(skip)]
     recent: Vec<(usize, f64)>, // newest rounds, newest first: rows, and the logarithm of measured over known cost
@@ -151,33 +149,24 @@ impl Costs {
         self.recent.truncate(tuning.median);
     }
 
-    /// Takes in `tokens` draft steps of one of `sequences` sequences, whose share of the steps' time was `ms` together.
-    pub fn drafted(&mut self, drafter: DrafterKind, sequences: usize, tokens: usize, ms: f64) {
+    /// Takes in `tokens` draft steps that took `ms` together.
+    pub fn drafted(&mut self, drafter: DrafterKind, tokens: usize, ms: f64) {
         if tokens > 0 && MEASURED.contains(&ms) {
             let ms = ms / tokens as f64 / self.speed().exp();
-            let measured = match sequences {
-                0 | 1 => self.draft.entry(drafter).or_default(),
-                _ => self.shared.entry((drafter, sequences)).or_default(),
-            };
+            let measured = self.draft.entry(drafter).or_default();
             let difference = if measured.samples > 0 { clip((ms / measured.ms).ln(), &self.tuning) } else { 0.0 };
             measured.add(ms, difference, &self.tuning);
         }
     }
 
-    /// Estimated milliseconds of a step of `drafter` that are the share of each of `sequences` sequences.
-    pub fn step(&self, drafter: DrafterKind, sequences: usize, context: usize) -> f64 {
-        let fewer = self.shared.range((drafter, 2)..(drafter, sequences.max(1) + 1)).next_back();
-        let measured = fewer.map(|(_, measured)| measured).or(self.draft.get(&drafter));
-        let unknown = || self.tuning.row_cost * self.verify(context, 1)[0].ms;
-        measured.map_or_else(unknown, |measured| measured.ms * self.speed().exp())
+    /// Estimated milliseconds of a step of `drafter`.
+    pub fn step(&self, drafter: DrafterKind, context: usize) -> f64 {
+        self.known_step(drafter).unwrap_or_else(|| self.tuning.row_cost * self.verify(context, 1)[0].ms)
     }
 
-    /// Milliseconds of a step of `drafter`, if one was measured: of one sequence by itself, or else the share of each of the most
-    /// sequences.
+    /// Milliseconds of a step of `drafter`, if one was measured.
     pub fn known_step(&self, drafter: DrafterKind) -> Option<f64> {
-        let shared =
-            || self.shared.range((drafter, 0)..=(drafter, usize::MAX)).next_back().map(|(_, measured)| measured);
-        self.draft.get(&drafter).or_else(shared).map(|measured| measured.ms * self.speed().exp())
+        self.draft.get(&drafter).map(|measured| measured.ms * self.speed().exp())
     }
 
     /// Estimates of verifying 1 to `most` rows behind `context` committed positions.
@@ -276,8 +265,7 @@ impl Costs {
         let costs: Self =
             serde_json::from_str(&text).map_err(|e| Error::file(path, format!("is no table of costs: {e}{again}")))?;
         if costs.machine != *machine {
-            let problem = format!("has the costs of {:?}, this is {machine:?}{again}", costs.machine);
-            return Err(Error::file(path, problem));
+            return Err(Error::file(path, format!("has the costs of {:?}, this is {machine:?}{again}", costs.machine)));
         }
         let rows = costs.verify.iter().flat_map(|(octave, all)| {
             all.iter().map(move |(rows, measured)| (format!("verify.{octave}.{rows}.ms"), measured.ms))

@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 
 use super::{Draft, DraftSampling, DrafterKind, NgramCache};
 use crate::Result;
-use crate::kv::{Committed, KvOptions, PagePool};
+use crate::kv::Committed;
 use crate::model::{ChainModel, DraftRow};
 use crate::sampler::Sampler;
 
@@ -185,13 +185,4 @@ pub trait DraftChain: Send {
 
     /// Keeps the hidden state of the step that lengthened the draft.
     fn advance(&mut self, hidden: Tensor);
-}
-
-/// A model that drafts for itself: it has a head beside its output head. The drafter is `mtp`.
-pub(crate) trait OwnDrafter: Send + Sync {
-    /// The drafter of an empty sequence, whose cache is made as `options` say.
-    ///
-    /// # Errors
-    /// If an option is out of its range, or the context does not fit memory.
-    fn drafter(self: Arc<Self>, options: &KvOptions, pages: &PagePool) -> Result<Box<dyn Drafter>>;
 }

@@ -67,7 +67,6 @@ pub(crate) use backend::{Backend, ForwardOutput};
 pub(crate) use batch_planner::BatchPlanner;
 pub(crate) use decoder::{Done, Proposing, SpeculativeDecoder, Step, Work, complete, run_pass};
 pub(crate) use draft_model::check_vocabulary;
-pub(crate) use drafter::OwnDrafter;
 pub(crate) use drafting::{Drafting, Round};
 pub(crate) use proposal::Proposal;
 pub(crate) use registry::Sources;

@@ -1,23 +1,23 @@
-//! `mtp` of a model with a NextN head: the head chained with itself.
+//! `mtp` of a target with a NextN head: the head chained with itself.
 
 use std::sync::Arc;
 
 use candle_core::Tensor;
 use rand::rngs::StdRng;
 
-use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed, OwnDrafter, Reads};
+use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed, Reads};
 use crate::Result;
-use crate::kv::{KvCache, KvOptions, PagePool};
+use crate::kv::{Batch, KvCache, KvOptions, PagePool};
+use crate::model::NextnHead;
 use crate::nn::F32View;
-use crate::qwen35::Target;
 
 /// Hidden rows of rounds that are kept for the next draft, which reads them in one pass; more are read at once.
 const MOST_UNREAD: usize = 64;
 
 /// Chains the head from the newest token. Its K and V have a row for every pair of a hidden state of the trunk and the
 /// token behind it; those of a chain, whose hidden states are the head's own, are taken back.
-struct NextN {
-    target: Arc<Target>,
+pub(super) struct NextN {
+    head: Arc<dyn NextnHead>,
     cache: KvCache,
     first: usize,           // the position of the cache's first row
     rows: usize,            // rows from the trunk's states; those behind them are a chain's
@@ -26,14 +26,16 @@ struct NextN {
     chain: Option<Tensor>,  // (1, hidden): the same behind the chain
 }
 
-impl OwnDrafter for Target {
-    fn drafter(self: Arc<Self>, options: &KvOptions, pages: &PagePool) -> Result<Box<dyn Drafter>> {
-        let cache = self.nextn_cache(options, pages)?;
-        Ok(Box::new(NextN { target: self, cache, first: 0, rows: 0, unread: Vec::new(), behind: None, chain: None }))
-    }
-}
-
 impl NextN {
+    /// The drafter of an empty sequence, whose cache is made as `options` say.
+    ///
+    /// # Errors
+    /// If an option is out of its range, or the context does not fit memory.
+    pub fn new(head: Arc<dyn NextnHead>, options: &KvOptions, pages: &PagePool) -> Result<Self> {
+        let cache = head.nextn_cache(options, pages)?;
+        Ok(Self { head, cache, first: 0, rows: 0, unread: Vec::new(), behind: None, chain: None })
+    }
+
     /// The position of the first state that is neither read nor unread.
     fn end(&self) -> usize {
         self.first + self.rows + self.unread.iter().map(|states| states.dims()[0]).sum::<usize>()
@@ -89,9 +91,9 @@ impl NextN {
 
     /// One pass of the head; the state behind the newest row.
     fn pass(&mut self, ids: &[u32], states: &Tensor) -> Result<Tensor> {
-        let mut round = self.cache.begin_round(ids.len())?;
-        let hidden = self.target.nextn_rows(ids, states, &mut round)?;
-        round.commit(ids.len());
+        let mut batch = Batch::of(ids, self.cache.begin_round(ids.len())?)?;
+        let hidden = self.head.nextn_rows(&mut batch, states)?;
+        batch.into_rounds().into_iter().for_each(|round| round.commit(ids.len()));
         Ok(hidden.narrow(0, ids.len() - 1, 1)?)
     }
 }
@@ -131,7 +133,7 @@ impl Drafter for NextN {
                 self.chain = Some(self.pass(&[*token], &hidden)?);
             }
             let Some(hidden) = &self.chain else { break };
-            let logits = self.target.logits(hidden)?;
+            let logits = self.head.nextn_logits(hidden)?;
             draft.push(context, None, &F32View::new(&logits)?, rng)?;
         }
         Ok(())
@@ -139,7 +141,7 @@ impl Drafter for NextN {
 
     fn fork(&self) -> Option<Box<dyn Drafter>> {
         Some(Box::new(Self {
-            target: self.target.clone(),
+            head: self.head.clone(),
             cache: self.cache.fork(),
             first: self.first,
             rows: self.rows,

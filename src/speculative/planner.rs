@@ -118,8 +118,7 @@ pub struct Observation<'a> {
     pub others: Others,
     /// Milliseconds of the verification, of the whole batch.
     pub verify_ms: f64,
-    /// The model that drafted, with the tokens that it was asked for and the milliseconds it took: of passes over rows of several
-    /// sequences, this one's share.
+    /// The model that drafted, with the tokens that it was asked for and the milliseconds it took.
     pub steps: Option<(DrafterKind, usize, f64)>,
     /// The draft that was verified.
     pub verified: Option<Judged>,
@@ -277,12 +276,9 @@ impl Planner {
             Candidate { plan, tokens: tokens + others.tokens as f64, cost }
         };
         let mut candidates = vec![candidate(Plan::Plain, 0, 1.0, 0.0)];
-        let rests = |one: &Offered| resting && one.cost == DraftCost::PerToken;
-        for one in offer.drafters.iter().filter(|one| one.tokens > 0 && !rests(one)) {
+        for one in offer.drafters.iter().filter(|one| one.tokens > 0 && !(resting && one.cost == DraftCost::PerToken)) {
             let (rows, step) = match one.cost {
-                DraftCost::PerToken => {
-                    (given.map(|(chain, _)| chain), self.costs.step(one.kind, others.tokens + 1, offer.context))
-                }
+                DraftCost::PerToken => (given.map(|(chain, _)| chain), self.costs.step(one.kind, offer.context)),
                 // Drafted already.
                 DraftCost::Once | DraftCost::Forced => (given.map(|(_, lookup)| lookup), 0.0),
             };
@@ -304,8 +300,9 @@ impl Planner {
         if round.others.rows <= MOST_OTHERS {
             self.costs.verified(round.context, round.rows + round.others.rows, round.verify_ms);
         }
-        if let Some((kind, tokens, ms)) = round.steps {
-            self.costs.drafted(kind, round.others.tokens + 1, tokens, ms);
+        // A share of a pass would make steps look cheap to the sequence that is left alone.
+        if let Some((kind, tokens, ms)) = round.steps.filter(|_| round.others.tokens == 0) {
+            self.costs.drafted(kind, tokens, ms);
         }
         for (i, acceptance) in self.acceptance.iter_mut().enumerate() {
             match round.found.iter().chain(&round.verified).find(|draft| draft.drafter == i) {
@@ -316,13 +313,12 @@ impl Planner {
         if let (Some(streak), Some(verified)) = (&mut self.streak, round.verified) {
             streak.observe(verified.accepted);
         }
-
         if round.others.rows > 0 {
             return;
         }
         let estimates = self.costs.verify(round.context, round.rows.max(1));
         let (plain, rows) = (&estimates[0], &estimates[estimates.len() - 1]);
-        let step = |(kind, tokens, _)| tokens as f64 * self.costs.step(kind, 1, round.context);
+        let step = |(kind, tokens, _)| tokens as f64 * self.costs.step(kind, round.context);
         let spent_ms = rows.ms + round.steps.map_or(0.0, step);
         self.exploration += tuning.exploration * spent_ms / plain.ms;
         self.emitted += round.emitted;

@@ -4,14 +4,15 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use super::nextn::NextN;
 use super::{
     Backend, DraftModel, Drafter, Forced, Mtp, NgramCacheDrafter, NgramCacheOptions, NgramMapK, NgramMapK4v,
-    NgramMapOptions, NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions, OwnDrafter, Reads,
+    NgramMapOptions, NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions, Reads,
 };
 use crate::device::{DeviceDraftModel, DeviceMtp, Models};
 use crate::gemma4::{Assistant, Target};
 use crate::kv::{KvOptions, PagePool};
-use crate::model::Model;
+use crate::model::{Model, NextnHead};
 use crate::{Error, Result};
 
 /// The drafters, by the names that users give them.
@@ -259,8 +260,8 @@ pub(crate) struct Sources {
     /// The target, if it is a Gemma 4.
     pub gemma4: Option<Arc<Target>>,
     pub assistant: Option<Arc<Assistant>>,
-    /// The target, if it drafts for itself.
-    pub own_drafter: Option<Arc<dyn OwnDrafter>>,
+    /// The target's NextN head, if it has one.
+    pub nextn: Option<Arc<dyn NextnHead>>,
     pub draft_model: Option<Arc<dyn Model>>,
     /// The draft model where the target computes, if that is a device.
     pub device_draft_model: Option<(Arc<Models>, Arc<Target>)>,
@@ -285,7 +286,7 @@ impl Sources {
 
     /// Whether there is something for `mtp` to draft with.
     pub fn has_mtp(&self) -> bool {
-        self.assistant.is_some() || self.own_drafter.is_some()
+        self.assistant.is_some() || self.nextn.is_some()
     }
 
     /// Makes a drafter for one sequence, whose target runs in `backend` and whose cache is made as `kv` says.
@@ -296,8 +297,8 @@ impl Sources {
         options.check()?;
         Ok(match options {
             DrafterOptions::Mtp => {
-                if let Some(own) = &self.own_drafter {
-                    return own.clone().drafter(kv, &self.pages);
+                if let Some(head) = &self.nextn {
+                    return Ok(Box::new(NextN::new(head.clone(), kv, &self.pages)?));
                 }
                 let missing = || {
                     Error::argument(

@@ -117,26 +117,6 @@ fn a_batch_leaves_less_to_speculation() {
     assert_eq!(many, 0, "beside fifteen sequences every row costs more than it brings");
 }
 
-/// Of a step that sequences share, each pays its part; by itself, a sequence pays what it cost by itself.
-#[test]
-fn steps_cost_each_sequence_its_share() {
-    let mut costs = Costs::default();
-    (0..9).for_each(|_| costs.verified(0, 1, 4.0));
-    assert_eq!(costs.known_step(DrafterKind::Mtp), None);
-    for (sequences, ms) in [(8, 0.4), (1, 1.6), (4, 0.6)] {
-        (0..9).for_each(|_| costs.drafted(DrafterKind::Mtp, sequences, 2, 2.0 * ms));
-    }
-    let step = |sequences| costs.step(DrafterKind::Mtp, sequences, 0);
-    // Numbers that were not measured cost what the next smaller one does.
-    let want = [(1, 1.6), (2, 1.6), (4, 0.6), (7, 0.6), (8, 0.4), (16, 0.4)];
-    assert!(
-        want.iter().all(|(sequences, ms)| (step(*sequences) - ms).abs() < 1e-6),
-        "{:?}",
-        [1, 2, 4, 7, 8, 16].map(step)
-    );
-    assert!((costs.known_step(DrafterKind::Mtp).expect("a cost") - 1.6).abs() < 1e-6);
-}
-
 /// The first rounds behind a prompt are dearer: costs that were learnt before stay what they are.
 #[test]
 fn texts_that_begin_cold_leave_costs_as_they_are() {
@@ -243,13 +223,13 @@ fn costs_are_saved_and_loaded() {
     for (rows, ms) in [(1, 4.0), (2, 4.2), (4, 5.0), (8, 7.0)] {
         (0..9).for_each(|_| costs.verified(600, rows, ms));
     }
-    costs.drafted(DrafterKind::Mtp, 1, 4, 2.0);
+    costs.drafted(DrafterKind::Mtp, 4, 2.0);
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("costs.json");
     costs.save(&path).expect("a file");
     let loaded = Costs::load(&path, &own).expect("the same costs");
     assert_eq!(loaded.verify(700, 16), costs.verify(700, 16));
-    assert_eq!(loaded.step(DrafterKind::Mtp, 1, 0), 0.5);
+    assert_eq!(loaded.step(DrafterKind::Mtp, 0), 0.5);
     let estimates = loaded.verify(700, 8);
     assert!((estimates[3].ms - 5.0).abs() < 0.01 && (5.0..6.0).contains(&estimates[4].ms), "{estimates:?}");
 

@@ -9,7 +9,9 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use foretoken::{DeviceChoice, Engine, EngineOptions, Isa, Probe, SessionOptions};
 use foretoken_kernels::measure::int8_multiply_adds;
-use foretoken_tools::{demo, measure};
+use foretoken_tools::demo;
+use foretoken_tools::measure::{self, Rollback};
+use serde_json::json;
 
 /// Measure v(B), the cost of verifying B rows in single steps, beside what the machine can do at best.
 ///
@@ -45,6 +47,10 @@ struct Args {
 
 const MOST_ROWS: usize = 16;
 const PREFILL: usize = 512;
+/// Rounds whose rollback is measured: rows, and those that are committed.
+const ROUNDS: [(usize, usize); 4] = [(3, 1), (3, 3), (5, 1), (5, 5)];
+/// Pairs of passes for each of the repeats: a rollback is a small difference of large times.
+const ROLLBACKS: usize = 9;
 
 fn main() -> ExitCode {
     foretoken_tools::run(command)
@@ -71,15 +77,21 @@ fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
     let curve = measure::curve(engine, args.depth, &rows, args.repeats)?;
     let ms: Vec<f64> = curve.verify.into_iter().map(|(_, times)| measure::median(times)).collect();
     let v: Vec<f64> = ms.iter().map(|rows| rows / ms[0]).collect();
-    let draft_ms = engine.assistant().map(|_| measure::median(curve.draft));
+    let draft_ms = engine.has_mtp().then(|| measure::median(curve.draft));
+    let rollbacks = measure::rollback(engine, args.depth, &ROUNDS, ROLLBACKS * args.repeats)?;
+    // Of a round with its drafts.
+    let share = |r: &Rollback| r.rollback / (r.verify + r.rollback + draft_ms.unwrap_or(0.0) * (r.rows - 1) as f64);
     let read = measure::read_bandwidth(engine).context("no memory to measure with")?;
     let peak = if engine.device().is_none() { engine.run(|| peak_multiply_adds(engine)) } else { None };
     let computes = engine.device().unwrap_or_else(|| format!("{} threads, {}", engine.threads(), engine.isa().name()));
     if args.json {
-        let report = serde_json::json!({
+        let report = json!({
             "v": v,
             "ms": ms,
             "draft_ms": draft_ms,
+            "rollback": rollbacks.iter().map(|r| json!({
+                "rows": r.rows, "keep": r.keep, "verify_ms": r.verify, "ms": r.rollback, "of_round": share(r),
+            })).collect::<Vec<_>>(),
             "prefill_512_tokens_per_second": prefill,
             "read_gb_per_second": read,
             "peak_gmac_per_second": peak,
@@ -108,6 +120,10 @@ fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
     }
     if let Some(draft_ms) = draft_ms {
         println!("\na draft step takes {draft_ms:.3} ms");
+    }
+    for r in &rollbacks {
+        let (rows, keep, ms, percent) = (r.rows, r.keep, r.rollback, 100.0 * share(r));
+        println!("a round of {rows} rows that commits {keep} replays them in {ms:.3} ms, {percent:.1} % of it");
     }
     println!("a prompt of {PREFILL} tokens is read at {prefill:.0} tokens/s");
     Ok(())

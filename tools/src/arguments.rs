@@ -97,6 +97,17 @@ impl Load {
             ..EngineOptions::new(model)
         })
     }
+
+    /// Says on stderr that the assistant has no centroids, if nothing was said of them.
+    pub fn say_centroids(&self, engine: &Engine) {
+        let is_dense = engine.assistant().is_some_and(|assistant| !assistant.has_centroids());
+        if is_dense && self.centroids == CentroidChoice::Own {
+            eprintln!(
+                "centroids: the assistant has none, so that a draft step reads its whole LM head (--centroids auto: builds \
+                 them if that is faster)"
+            );
+        }
+    }
 }
 
 /// The directory that Hugging Face's own tools use.

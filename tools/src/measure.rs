@@ -1,6 +1,6 @@
 //! What passes of a target cost here, and what the machine can do at best.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use foretoken::nn::Arena;
@@ -11,7 +11,7 @@ use foretoken_kernels::measure;
 pub struct Curve {
     /// Of verifying so many rows at once.
     pub verify: Vec<(usize, Vec<f64>)>,
-    /// Of a draft step; empty without an assistant.
+    /// Of a draft step; empty without an assistant or a NextN head.
     pub draft: Vec<f64>,
 }
 
@@ -29,12 +29,56 @@ pub fn curve(engine: &Engine, depth: usize, rows: &[usize], repeats: usize) -> R
             // The first turn only warms up.
             times.extend((repeat > 0).then_some(1e3 * time.as_secs_f64()));
         }
-        if engine.assistant().is_some() {
+        if engine.has_mtp() {
             let time = probe.draft(ids[0], DRAFTED)?;
             draft.extend((repeat > 0).then(|| 1e3 * time.as_secs_f64() / DRAFTED as f64));
         }
     }
     Ok(Curve { verify, draft })
+}
+
+/// What taking rejected rows back costs, in milliseconds.
+pub struct Rollback {
+    /// Rows of the round.
+    pub rows: usize,
+    /// Of them, those that are committed.
+    pub keep: usize,
+    /// The pass without the drafts in front of it, nothing to be replayed.
+    pub verify: f64,
+    /// The commit, and what replaying its rows adds to the next pass.
+    pub rollback: f64,
+}
+
+/// Measures rounds of so many rows behind `depth` positions that commit some and leave them to the next pass, in turn with passes
+/// that have nothing to replay: medians of `repeats` pairs. Empty for models without a recurrent state.
+pub fn rollback(engine: &Engine, depth: usize, rounds: &[(usize, usize)], repeats: usize) -> Result<Vec<Rollback>> {
+    let most = rounds.iter().map(|(rows, _)| *rows).max().unwrap_or(1);
+    let ids = ids(engine, depth.max(most));
+    let mut probe = Probe::new(engine, &SessionOptions::default())?;
+    if probe.recurrent_bytes() == 0 {
+        return Ok(Vec::new());
+    }
+    probe.read(&ids[..depth])?;
+    // The pass behind a prompt replays its last rows.
+    probe.verify(&ids[..most])?;
+    let mut times = vec![[const { Vec::new() }; 3]; rounds.len()];
+    for _ in 0..repeats {
+        for ((rows, keep), [verify, commit, replay]) in rounds.iter().zip(&mut times) {
+            let committed = probe.round(&ids[..*rows], *keep)?;
+            let replayed = probe.round(&ids[..*rows], 0)?;
+            let ms = |time: Duration| 1e3 * time.as_secs_f64();
+            verify.push(ms(committed.verify));
+            commit.push(ms(committed.commit));
+            replay.push(ms(replayed.verify) - ms(committed.verify));
+        }
+    }
+    let results = rounds.iter().zip(times).map(|((rows, keep), [verify, commit, replay])| Rollback {
+        rows: *rows,
+        keep: *keep,
+        verify: median(verify),
+        rollback: median(commit) + median(replay),
+    });
+    Ok(results.collect())
 }
 
 /// Tokens of a draft: the host does not wait between them where a device drafts.

@@ -163,6 +163,29 @@ fn the_assistant_beside_the_model_is_used_and_said() {
     assert!(lines.starts_with("no assistant: ") && lines.contains("hidden_size 512, the target's is 256"), "{lines}");
 }
 
+/// An assistant without centroids: said once, unless the command line says which to draft with.
+#[test]
+fn missing_centroids_are_said() {
+    let directory = tempfile::tempdir().expect("a directory");
+    beside(directory.path(), [("target", "model"), ("assistant", "dense")]);
+    let config = directory.path().join("dense/config.json");
+    let with_centroids = std::fs::read_to_string(&config).expect("the demo");
+    let without = with_centroids.replace("\"use_ordered_embeddings\": true", "\"use_ordered_embeddings\": false");
+    assert_ne!(without, with_centroids);
+    std::fs::write(&config, without).expect("a file");
+    let [model, dense] = ["model", "dense"].map(|part| directory.path().join(part));
+    let all = ["fn main() {", "--model", utf8(&model), "--threads", "1", "--max-tokens", "16", "--ignore-eos"];
+    let lines = |more: &[&str]| succeeds("generate", &[&all[..], more].concat()).1;
+    let said = lines(&["--assistant", utf8(&dense)]);
+    let first = "centroids: the assistant has none, so that a draft step reads its whole LM head (--centroids auto: ";
+    assert!(said.starts_with(first) && said.lines().count() == 2, "{said}");
+    let chosen = lines(&["--assistant", utf8(&dense), "--centroids", "none"]);
+    let own = lines(&["--assistant", utf8(&demo("assistant"))]);
+    for other in [chosen, own, lines(&["--no-assistant"])] {
+        assert!(!other.contains("centroids"), "{other}");
+    }
+}
+
 #[test]
 fn a_chat_is_sampled_as_its_publisher_says() {
     let directory = tempfile::tempdir().expect("a directory");

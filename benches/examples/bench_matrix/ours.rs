@@ -69,7 +69,7 @@ impl<'a> Ours<'a> {
             read_gb_per_second: measure::read_bandwidth(&self.engine),
             step_bytes: self.engine.target().step_cost().bytes,
             verify_ms: curve.verify.into_iter().map(|(rows, times)| (rows, measure::median(times))).collect(),
-            draft_ms: self.engine.assistant().map(|_| measure::median(curve.draft)),
+            draft_ms: self.engine.has_mtp().then(|| measure::median(curve.draft)),
         })
     }
 

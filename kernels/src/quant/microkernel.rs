@@ -1,6 +1,6 @@
 //! One block of a panel times up to 8 rows: integer sums, then the float operations of `scalar.rs` in their order.
 
-use crate::quant::layout::{PAIRS, PANEL_ROWS, ROW_BLOCK, q8_1, q8k};
+use crate::quant::layout::{PAIRS, ROW_BLOCK, q8_1, q8k};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::bytes::{ByteLanes, Bytes, Scale};
 use crate::simd::opaque::opaque;
@@ -11,8 +11,27 @@ use std::marker::PhantomData;
 /// first-level cache set of a line in use.
 pub(super) const PREFETCH_DISTANCE: usize = 3584;
 
-/// Bytes that are prefetched while a block of 256 is multiplied that is unpacked into memory: a line with every two quads.
-pub(super) const PREFETCHED: usize = 32 * 64;
+/// What to prefetch while a block of 256 is multiplied that is unpacked into memory: the lines of 32 places, one with every two
+/// quads.
+#[derive(Clone, Copy)]
+pub(super) struct Prefetched {
+    pub from: *const u8,
+    /// Bytes from one place to the next.
+    pub step: usize,
+}
+
+impl Prefetched {
+    /// Part `index` of the `count` equal parts of `bytes` bytes.
+    pub(super) fn part(from: *const u8, bytes: usize, index: usize, count: usize) -> Self {
+        Self { from: from.wrapping_add(bytes * index / count), step: bytes.div_ceil(32 * count) }
+    }
+
+    /// Prefetches with the quads `g` and `g + 1` of scale `s`.
+    #[inline(always)]
+    fn prefetch<F: Format>(self, s: usize, g: usize) {
+        prefetch(self.from.wrapping_add((s * F::QUADS_PER_SCALE + g) / 2 * self.step));
+    }
+}
 
 /// Runs of panels that are read side by side: a single sequential stream keeps too few cache lines in flight.
 pub(super) const STREAMS: usize = 4;
@@ -50,12 +69,17 @@ pub(super) trait Source<L: ByteLanes, F: Format> {
     unsafe fn quad(&self, l: L, cursor: Self::Cursor, g: usize) -> L::I;
 }
 
+/// Bytes of each stream that are prefetched while lanes of a block are multiplied: together, and by all lanes, the whole block's.
+pub(super) const fn prefetched_bytes<L: ByteLanes, F: Format>() -> usize {
+    F::TYPE.packed_block_bytes() * L::LANES / STREAMS
+}
+
 /// A packed block, unpacked in registers.
 pub(super) struct PackedSource<F> {
     /// The block, and the first of the panel's rows that the lanes hold.
     pub block: *const u8,
     pub lane: usize,
-    /// Quarters of blocks to prefetch meanwhile, a line of each in turn.
+    /// From where to prefetch [`prefetched_bytes`] meanwhile, a line of each in turn.
     pub prefetched: [*const u8; STREAMS],
     pub format: PhantomData<F>,
 }
@@ -67,12 +91,8 @@ impl<L: ByteLanes, F: Format> Source<L, F> for PackedSource<F> {
     // A few lines each time, spread evenly: the line fill buffers are few.
     #[inline(always)]
     unsafe fn prefetch(&self, s: usize, g: usize) {
-        if L::LANES < PANEL_ROWS && self.lane > 0 {
-            return;
-        }
-        let bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
         let (step, steps) = ((s * F::QUADS_PER_SCALE + g) / 2, F::TYPE.block_len() / 8);
-        let lines = STREAMS * (bytes / STREAMS).div_ceil(64);
+        let lines = STREAMS * prefetched_bytes::<L, F>().div_ceil(64);
         for line in step * lines / steps..(step + 1) * lines / steps {
             prefetch(self.prefetched[line % STREAMS].wrapping_add(line / STREAMS * 64));
         }
@@ -96,8 +116,7 @@ pub(super) struct UnpackingSource<F> {
     pub lane: usize,
     /// Room for every quad of the block.
     pub to: *mut u8,
-    /// [`PREFETCHED`] bytes to prefetch meanwhile.
-    pub prefetched: *const u8,
+    pub prefetched: Prefetched,
     pub format: PhantomData<F>,
 }
 
@@ -107,7 +126,7 @@ impl<L: ByteLanes, F: Format> Source<L, F> for UnpackingSource<F> {
 
     #[inline(always)]
     unsafe fn prefetch(&self, s: usize, g: usize) {
-        prefetch_line::<F>(self.prefetched, s, g);
+        self.prefetched.prefetch::<F>(s, g);
     }
     #[inline(always)]
     unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor {
@@ -128,17 +147,10 @@ impl<L: ByteLanes, F: Format> Source<L, F> for UnpackingSource<F> {
     }
 }
 
-/// Prefetches one of [`PREFETCHED`]'s lines, with the two quads from `g` of scale `s`.
-#[inline(always)]
-fn prefetch_line<F: Format>(from: *const u8, s: usize, g: usize) {
-    prefetch(from.wrapping_add((s * F::QUADS_PER_SCALE + g) / 2 * 64));
-}
-
 /// A block that was unpacked into memory: quads of `LANES` rows, one after the other.
 pub(super) struct UnpackedSource {
     pub from: *const u8,
-    /// [`PREFETCHED`] bytes to prefetch meanwhile.
-    pub prefetched: *const u8,
+    pub prefetched: Prefetched,
 }
 
 impl<L: ByteLanes, F: Format> Source<L, F> for UnpackedSource {
@@ -149,7 +161,7 @@ impl<L: ByteLanes, F: Format> Source<L, F> for UnpackedSource {
 
     #[inline(always)]
     unsafe fn prefetch(&self, s: usize, g: usize) {
-        prefetch_line::<F>(self.prefetched, s, g);
+        self.prefetched.prefetch::<F>(s, g);
     }
     #[inline(always)]
     unsafe fn cursor(&self, _: L, s: usize) -> *const u8 {

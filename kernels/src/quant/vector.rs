@@ -16,8 +16,8 @@ use crate::columns::ColumnsMut;
 use crate::quant::activations::{Activations, RowBlock};
 use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES, ROW_BLOCK};
 use crate::quant::microkernel::{
-    PREFETCH_DISTANCE, PREFETCHED, PackedSource, STREAMS, Source, UnpackedSource, UnpackingSource, add_block,
-    add_short_block, block_words,
+    PREFETCH_DISTANCE, PackedSource, Prefetched, STREAMS, Source, UnpackedSource, UnpackingSource, add_block,
+    add_short_block, block_words, prefetched_bytes,
 };
 use crate::quant::output::store_panel;
 use crate::quant::packed_matrix::{PackedBlock, PackedMatrix, Panel, tail_block};
@@ -32,20 +32,14 @@ const PASS_BLOCKS: usize = 8;
 /// Inputs of a panel that are multiplied before the next stream's: those of the longest block.
 const STREAM_INPUTS: usize = 256;
 
-/// Evaluates `$run` with the constant `R` for parts of a row block, `$first` being the part's first row: all rows at once,
-/// or two nearly equal parts if there are more than four and the registers allow no more. A condition in `const` keeps the
-/// other instances from being compiled.
-macro_rules! for_row_parts {
-    ($lanes:ident, $rows:expr, |$first:ident, $R:ident| $run:expr) => {
+/// Evaluates `$run` with the number of rows as the constant `R`, at most as many as the registers hold. A condition in `const`
+/// keeps the other instances from being compiled.
+macro_rules! with_rows {
+    ($lanes:ident, $rows:expr, |$R:ident| $run:expr) => {
         if const { $lanes::MAX_ROWS == ROW_BLOCK } {
-            let $first = 0;
-            for_row_parts!(@match $rows, $R, $run, 1 2 3 4 5 6 7, 8)
+            with_rows!(@match $rows, $R, $run, 1 2 3 4 5 6 7, 8)
         } else {
-            let rows = $rows;
-            let part = if rows > 4 { rows.div_ceil(2) } else { rows };
-            for $first in (0..rows).step_by(part) {
-                for_row_parts!(@match part.min(rows - $first), $R, $run, 1 2 3, 4)
-            }
+            with_rows!(@match $rows, $R, $run, 1 2 3, 4)
         }
     };
     (@match $rows:expr, $R:ident, $run:expr, $($r:literal)*, $last:literal) => {
@@ -199,17 +193,19 @@ unsafe fn streams<L: ByteLanes, F: Format>(
     results: &mut Results,
 ) {
     let whole = weights.outputs() / PANEL_ROWS;
-    for lane in (0..PANEL_ROWS).step_by(L::LANES) {
-        if panels.iter().any(|panel| *panel < whole) {
-            for_row_parts!(L, rows.rows, |first, R| {
-                let results = &mut results[..];
-                let op = Streams::<F, R> { weights, x, panels, lane, rows, first, results, format: PhantomData };
-                // SAFETY: the caller is inside the features.
-                unsafe { l.call(op) }
-            });
-        }
-        // Over what `Streams` left in the place of the panel that is not whole.
-        for (stream, _) in panels.iter().enumerate().filter(|(_, panel)| **panel == whole) {
+    if panels.iter().any(|panel| *panel < whole) {
+        // Two parts if there are more rows than the registers allow: of odd numbers, both have the row in the middle.
+        let parts = rows.rows.div_ceil(L::MAX_ROWS);
+        with_rows!(L, rows.rows.div_ceil(parts), |R| {
+            let results = results.first_chunk_mut().expect("rows of a pass");
+            let op = Streams::<F, R> { weights, x, panels, rows, parts, results, format: PhantomData };
+            // SAFETY: the caller is inside the features.
+            unsafe { l.call(op) }
+        });
+    }
+    // Over what `Streams` left in the place of the panel that is not whole.
+    for (stream, _) in panels.iter().enumerate().filter(|(_, panel)| **panel == whole) {
+        for lane in (0..PANEL_ROWS).step_by(L::LANES) {
             for (row, results) in results[stream * ROW_BLOCK..][..rows.rows].iter_mut().enumerate() {
                 let op = Ragged::<F> { weights, x, lane, rows, row, results, format: PhantomData };
                 // SAFETY: the caller is inside the features.
@@ -219,67 +215,80 @@ unsafe fn streams<L: ByteLanes, F: Format>(
     }
 }
 
-/// Rows `first..first + R` of a row block and `LANES` outputs of panels that are read side by side, [`STREAM_INPUTS`] inputs
-/// of each in turn.
+/// A row block, `R` rows at a time, times panels that are read side by side, [`STREAM_INPUTS`] inputs of each in turn.
 struct Streams<'a, F, const R: usize> {
     weights: &'a PackedMatrix<'a>,
     x: &'a Activations<'a>,
     panels: &'a [usize],
-    lane: usize,
     rows: RowBlock,
-    first: usize,
-    results: &'a mut [[f32; PANEL_ROWS]],
+    /// Of `R` rows each, 1 or 2.
+    parts: usize,
+    results: &'a mut [[f32; PANEL_ROWS]; STREAMS * ROW_BLOCK],
     format: PhantomData<F>,
 }
 
 impl<F: Format, const R: usize> PanelOp for Streams<'_, F, R> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
-        let Self { weights, lane, .. } = self;
+        let Self { weights, rows, results, .. } = self;
+        let parts = if const { L::MAX_ROWS == ROW_BLOCK } { 1 } else { self.parts };
         let block_bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
-        let stride = stride::<L, R>(self.rows);
+        let stride = stride::<L, R>(rows);
         let block_words = block_words::<F>() * stride;
         let panel_bytes = weights.blocks() * block_bytes;
-        // SAFETY: `call` entered the features; the panels and the row block have `weights.blocks()` blocks.
+        let first_row = |part: usize| part * (rows.rows - R);
+        // SAFETY: `call` entered the features; the panels and the row block have `weights.blocks()` blocks; a part's rows are
+        // the row block's, and its sums are in the places of `R` rows from `part * L::MAX_ROWS` on.
         unsafe {
             let mut scales = BlockScales::empty(l);
-            let mut y = [[l.splat(0.0); R]; STREAMS];
-            let mut x = self.x.words(self.rows, 0).as_ptr().add(self.first);
+            let x = self.x.words(rows, 0).as_ptr();
             // Streams without a whole panel have another one: it is prefetched, and `streams` replaces its results.
             let (streams, last) = (self.panels.len(), weights.outputs() / PANEL_ROWS - 1);
             let mut blocks = [weights.bytes().as_ptr(); STREAMS];
             for (stream, block) in blocks.iter_mut().enumerate() {
                 *block = block.add(self.panels[stream.min(streams - 1)].min(last) * panel_bytes);
             }
-            for done in (0..weights.blocks()).step_by(STREAM_INPUTS / F::TYPE.block_len()) {
-                let count = (STREAM_INPUTS / F::TYPE.block_len()).min(weights.blocks() - done);
-                for (stream, y) in y.iter_mut().enumerate().take(streams) {
-                    let (mut sums, mut x) = (*y, x);
-                    for b in 0..count {
-                        // Each stream prefetches a quarter of what every stream needs next, not all of its own: lines of
-                        // several streams arrive sooner than as many of one.
-                        let quarter = PREFETCH_DISTANCE + (stream * count + b) * block_bytes / STREAMS;
-                        let prefetched = blocks.map(|block| block.wrapping_add(quarter));
-                        let block = blocks[stream].add(b * block_bytes);
-                        F::load_scales(l, block, lane, &mut scales);
-                        let source = PackedSource::<F> { block, lane, prefetched, format: PhantomData };
-                        if F::TYPE.block_len() < 256 {
-                            add_short_block::<L, F, _, R>(l, &source, &scales, x, stride, &mut sums);
-                        } else {
-                            let add = |r: usize, sum, by| sums[r] = l.fma(sum, by, sums[r]);
-                            add_block::<L, F, _, R>(l, &source, &scales, x, stride, add);
+            // Every pass over a block prefetches a share of what every stream needs next, not all of its own: lines of several
+            // streams arrive sooner than as many of one.
+            let share = prefetched_bytes::<L, F>() / parts;
+            let step = STREAM_INPUTS / F::TYPE.block_len();
+            for done in (0..weights.blocks()).step_by(step) {
+                let count = step.min(weights.blocks() - done);
+                let mut ahead = PREFETCH_DISTANCE;
+                for stream in 0..streams {
+                    for lane in (0..PANEL_ROWS).step_by(L::LANES) {
+                        for part in 0..parts {
+                            let sums = results[stream * ROW_BLOCK + part * L::MAX_ROWS..].first_chunk_mut();
+                            let sums: &mut [[f32; PANEL_ROWS]; R] = sums.expect("rows of a row block");
+                            let mut y = [l.splat(0.0); R];
+                            if done > 0 {
+                                y = std::array::from_fn(|r| l.load(sums[r].as_ptr().add(lane)));
+                            }
+                            for b in 0..count {
+                                let prefetched = blocks.map(|block| block.wrapping_add(ahead));
+                                ahead += share;
+                                let block = blocks[stream].add(b * block_bytes);
+                                F::load_scales(l, block, lane, &mut scales);
+                                let source = PackedSource::<F> { block, lane, prefetched, format: PhantomData };
+                                let x = x.add((done + b) * block_words + first_row(part));
+                                if F::TYPE.block_len() < 256 {
+                                    add_short_block::<L, F, _, R>(l, &source, &scales, x, stride, &mut y);
+                                } else {
+                                    let add = |r: usize, sum, by| y[r] = l.fma(sum, by, y[r]);
+                                    add_block::<L, F, _, R>(l, &source, &scales, x, stride, add);
+                                }
+                            }
+                            for (r, y) in y.into_iter().enumerate() {
+                                l.store(sums[r].as_mut_ptr().add(lane), y);
+                            }
                         }
-                        x = x.add(block_words);
                     }
-                    *y = sums;
                 }
-                x = x.add(count * block_words);
                 blocks = blocks.map(|block| block.wrapping_add(count * block_bytes));
             }
-            for (stream, y) in y.into_iter().enumerate() {
-                for (r, y) in y.into_iter().enumerate() {
-                    let row = stream * ROW_BLOCK + self.first + r;
-                    l.store(self.results[row].as_mut_ptr().add(lane), y);
+            if parts > 1 && first_row(1) < L::MAX_ROWS {
+                for stream in (0..streams).map(|stream| stream * ROW_BLOCK) {
+                    results.copy_within(stream + L::MAX_ROWS..stream + L::MAX_ROWS + R, stream + first_row(1));
                 }
             }
         }
@@ -346,6 +355,8 @@ unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
     let mut unpacked = UnpackedBlock([0; 64 * QUAD_BYTES]);
     // SAFETY: as the caller's.
     let mut scales = unsafe { BlockScales::empty(l) };
+    let parts = pass.clone().map(|b| x.row_blocks().get(b).rows.div_ceil(L::MAX_ROWS)).sum::<usize>();
+    let passes = PANEL_ROWS / L::LANES * parts;
     for b in 0..weights.blocks() {
         // SAFETY: the caller entered the features; the panel and the row blocks have `weights.blocks()` blocks; an
         // `UnpackedBlock` has room for the 64 quads of the longest block.
@@ -357,12 +368,13 @@ unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
                     tail.0.as_ptr()
                 }
             };
-            for lane in (0..PANEL_ROWS).step_by(L::LANES) {
+            for (nth, lane) in (0..PANEL_ROWS).step_by(L::LANES).enumerate() {
                 F::load_scales(l, block, lane, &mut scales);
                 let scales = (&raw const scales).cast();
                 let memory = unpacked.0.as_mut_ptr();
                 if F::SLOW_TO_UNPACK {
-                    let source = UnpackingSource { block, lane, to: memory, prefetched: memory, format: PhantomData };
+                    let prefetched = Prefetched { from: memory, step: 0 };
+                    let source = UnpackingSource { block, lane, to: memory, prefetched, format: PhantomData };
                     let rows = x.row_blocks().get(pass.start);
                     let x = x.words(rows, b).as_ptr();
                     l.call(Unpacking::<F, 0> { source, rows: PartOfBlock { scales, x, lane, rows, results: &mut [] } });
@@ -370,17 +382,18 @@ unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
                 let (mut done, mut part) = (0, 0);
                 for rows in pass.clone().map(|b| x.row_blocks().get(b)) {
                     let x = x.words(rows, b).as_ptr();
-                    for_row_parts!(L, rows.rows, |first, R| {
-                        let results = results[done + first..].first_chunk_mut().expect("rows of a pass");
-                        // The first parts prefetch the next block; the others, what is in the first-level cache.
-                        let ahead = part * PREFETCHED;
-                        let next = block.wrapping_add(block_bytes + ahead);
-                        let prefetched = if ahead < block_bytes { next } else { memory };
-                        let source = UnpackingSource { block, lane, to: memory, prefetched, format: PhantomData };
-                        let rows = PartOfBlock { scales, x: x.add(first), lane, rows, results };
-                        add_part::<L, F, R>(l, part, source, rows);
-                        part += 1;
-                    });
+                    let most = rows.rows.div_ceil(rows.rows.div_ceil(L::MAX_ROWS));
+                    for first in (0..rows.rows).step_by(most) {
+                        with_rows!(L, most.min(rows.rows - first), |R| {
+                            let results = results[done + first..].first_chunk_mut().expect("rows of a pass");
+                            let next = block.wrapping_add(block_bytes);
+                            let prefetched = Prefetched::part(next, block_bytes, nth * parts + part, passes);
+                            let source = UnpackingSource { block, lane, to: memory, prefetched, format: PhantomData };
+                            let rows = PartOfBlock { scales, x: x.add(first), lane, rows, results };
+                            add_part::<L, F, R>(l, part, source, rows);
+                            part += 1;
+                        });
+                    }
                     done += rows.rows;
                 }
             }

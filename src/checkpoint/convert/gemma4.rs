@@ -1,14 +1,16 @@
-//! What a GGUF file of a Gemma 4 has in it.
+//! What a GGUF file of a Gemma 4 has in it, and what a directory.
 
-use super::describe;
+use serde_json::json;
+
 use super::options::{AssistantLayout, ToGguf};
-use super::plan::{Description, plan};
+use super::plan::{Description, Directory, plan};
+use super::{config_json, describe};
 use crate::Result;
 use crate::checkpoint::gguf::{GgufWriter, gguf_names};
 use crate::checkpoint::{Checkpoint, Fields};
 use crate::gemma4::{AssistantConfig, TextConfig, is_head, is_tower};
 
-pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
+const ROPE_FREQS: &str = "rope_freqs.weight";
 
 enum Config {
     Target(TextConfig),
@@ -50,6 +52,49 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
     };
     let describe = Box::new(describe);
     Ok(Description { architecture, vocab_size, bos, eos, describe, constants, planned, left_out })
+}
+
+/// That of a target or an assistant in a GGUF file.
+///
+/// # Errors
+/// If the metadata need something that is not implemented.
+pub(crate) fn directory(source: &Checkpoint) -> Result<Directory> {
+    let assistant = source.model_type()?.ends_with("assistant");
+    let config =
+        if assistant { Config::Assistant(source.assistant_config()?) } else { Config::Target(source.target_config()?) };
+    let json = match &config {
+        Config::Target(text) => config_json::target(text),
+        Config::Assistant(assistant) => config_json::assistant(assistant),
+    };
+    let text = if assistant { &json["text_config"] } else { &json };
+    let tokens = json!({ "bos_token_id": text["bos_token_id"], "eos_token_id": text["eos_token_id"] });
+    Ok(Directory {
+        family: "Gemma 4",
+        tokens,
+        config: json,
+        reads_back: Box::new(move |fields| reads_back(fields, &config)),
+        left_out: &[ROPE_FREQS],
+        outside: &["lm_head.", "pre_projection.", "post_projection.", "masked_embedding."],
+        shape: |_, shape| shape,
+        change: Box::new(|_| None),
+    })
+}
+
+fn reads_back(fields: &Fields, config: &Config) -> Result<bool> {
+    Ok(match config {
+        Config::Target(config) => {
+            let mut read = TextConfig::target(fields)?;
+            read.eos_token_ids.clone_from(&config.eos_token_ids);
+            read == *config
+        }
+        Config::Assistant(config) => {
+            let mut read = AssistantConfig::read(fields)?;
+            read.text.eos_token_ids.clone_from(&config.text.eos_token_ids);
+            // Assistants compute no V; not every layout has `k_eq_v`.
+            read.text.layers.iter_mut().zip(&config.text.layers).for_each(|(read, own)| read.k_eq_v = own.k_eq_v);
+            read == *config
+        }
+    })
 }
 
 fn read_config(source: &Checkpoint) -> Result<Config> {

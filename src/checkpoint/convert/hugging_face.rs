@@ -6,16 +6,14 @@ use std::sync::Arc;
 use foretoken_kernels::{ElementType, Isa};
 use serde_json::{Map, Value, json};
 
-use super::gemma4::ROPE_FREQS;
 use super::options::Unknown;
-use super::plan::{LeftOut, get, refused, tensor_error};
-use super::{ORDERING, Report, config_json};
+use super::plan::{Change, Directory, LeftOut, get, refused, tensor_error};
+use super::{ORDERING, Report};
 use crate::checkpoint::gguf::{self, Gguf};
 use crate::checkpoint::partial::Partial;
 use crate::checkpoint::recode::{RecodeError, recode};
 use crate::checkpoint::{Checkpoint, Fields, Progress, TensorType, token_ordering};
-use crate::gemma4::{AssistantConfig, TextConfig};
-use crate::{Error, Result};
+use crate::{Error, Result, family};
 
 /// Options of a conversion to a directory.
 #[derive(Clone, Default)]
@@ -35,26 +33,29 @@ struct Planned {
     dtype: TensorType,
     shape: Vec<usize>,
     len: usize, // bytes
+    change: Option<Change>,
 }
 
 /// Writes the GGUF checkpoint `source` as the directory `destination`: config.json, what the file says about tokens,
 /// and model.safetensors last, so that a directory that has it is complete.
 ///
 /// # Errors
-/// If the file is malformed or not Gemma 4's, has quantized tensors or some that no text model has, or a file cannot be
-/// written.
+/// If the file is malformed or of no family that is implemented, has quantized tensors or some that no text model has, or a
+/// file cannot be written.
 pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHuggingFace) -> Result<Report> {
     let Some(gguf) = source.gguf() else {
         return Err(Error::file(source.path(), "is no GGUF file; give one"));
     };
-    let (planned, left_out) = plan(source, gguf, options)?;
+    let directory = family::directory(source)?;
+    let (planned, left_out) = plan(source, gguf, &directory, options)?;
     std::fs::create_dir_all(destination).map_err(Error::io(destination))?;
     let at = |name: &str| destination.join(name);
-    let config = match gguf.metadata("general.architecture").and_then(|value| value.as_str()) {
-        Some(name) if name.ends_with("assistant") => assistant(&source.assistant_config()?, &at("config.json"))?,
-        _ => target(&source.target_config()?, &at("config.json"))?,
-    };
-    let mut tokens = json!({ "bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"] });
+    let config = at("config.json");
+    write(&config, &pretty(&directory.config))?;
+    if !(directory.reads_back)(&Fields::read(&config)?)? {
+        return Err(Error::file(&config, "cannot say what the GGUF file says of its layers; keep the GGUF file"));
+    }
+    let mut tokens = directory.tokens;
     let suppressed = gguf::suppressed_tokens(gguf)?;
     if !suppressed.is_empty() {
         tokens["suppress_tokens"] = json!(suppressed);
@@ -71,34 +72,15 @@ pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHugg
     Ok(Report { tensors: planned.len(), bytes, left_out })
 }
 
-/// Writes a target's config.json and checks that it reads back as the GGUF file's configuration.
-fn target(config: &TextConfig, path: &Path) -> Result<Value> {
-    let json = config_json::target(config);
-    write(path, &pretty(&json))?;
-    let mut read = TextConfig::target(&Fields::read(path)?)?;
-    read.eos_token_ids.clone_from(&config.eos_token_ids);
-    if read == *config { Ok(json) } else { Err(unsayable(path)) }
-}
-
-fn assistant(config: &AssistantConfig, path: &Path) -> Result<Value> {
-    let json = config_json::assistant(config);
-    write(path, &pretty(&json))?;
-    let mut read = AssistantConfig::read(&Fields::read(path)?)?;
-    read.text.eos_token_ids.clone_from(&config.text.eos_token_ids);
-    // Assistants compute no V; not every layout has `k_eq_v`.
-    read.text.layers.iter_mut().zip(&config.text.layers).for_each(|(read, own)| read.k_eq_v = own.k_eq_v);
-    let text = json["text_config"].clone();
-    if read == *config { Ok(text) } else { Err(unsayable(path)) }
-}
-
-fn unsayable(path: &Path) -> Error {
-    Error::file(path, "cannot say what the GGUF file says of its layers; keep the GGUF file")
-}
-
-fn plan(source: &Checkpoint, gguf: &Gguf, options: &ToHuggingFace) -> Result<(Vec<Planned>, LeftOut)> {
+fn plan(
+    source: &Checkpoint,
+    gguf: &Gguf,
+    directory: &Directory,
+    options: &ToHuggingFace,
+) -> Result<(Vec<Planned>, LeftOut)> {
     let (mut planned, mut left_out, mut strangers) = (Vec::new(), Vec::new(), Vec::new());
     for own in gguf.tensors().map(|tensor| tensor.name()) {
-        if own == ROPE_FREQS {
+        if directory.left_out.contains(&own) {
             left_out.push((own.to_owned(), "config.json says it"));
             continue;
         }
@@ -106,7 +88,7 @@ fn plan(source: &Checkpoint, gguf: &Gguf, options: &ToHuggingFace) -> Result<(Ve
         if gguf.info(&own.replace("ffn_up_exps", "ffn_gate_exps")).is_some_and(|gate| gate.name() != own) {
             continue;
         }
-        let Some(weight) = gguf::hugging_face_name(&own.replace("ffn_gate_exps", "ffn_gate_up_exps")) else {
+        let Some(weight) = gguf.hugging_face_name(&own.replace("ffn_gate_exps", "ffn_gate_up_exps")) else {
             strangers.push(own.to_owned());
             continue;
         };
@@ -123,14 +105,14 @@ fn plan(source: &Checkpoint, gguf: &Gguf, options: &ToHuggingFace) -> Result<(Ve
             }
         };
         // Head tensors have no `model.` prefix.
-        let outside = ["lm_head.", "pre_projection.", "post_projection.", "masked_embedding."];
-        let root = if outside.iter().any(|prefix| weight.starts_with(prefix)) { "" } else { "model." };
+        let root = if directory.outside.iter().any(|prefix| weight.starts_with(prefix)) { "" } else { "model." };
         let (name, len) = (format!("{root}{weight}"), size * tensor.shape.iter().product::<usize>());
-        planned.push(Planned { source: weight, name, dtype, shape: tensor.shape, len });
+        let shape = (directory.shape)(&weight, tensor.shape);
+        planned.push(Planned { source: weight, name, dtype, shape, len, change: (directory.change)(own) });
     }
     match options.unknown {
-        Unknown::Refused if !strangers.is_empty() => return Err(refused(source, "Gemma 4", &strangers)),
-        _ => left_out.extend(strangers.into_iter().map(|name| (name, "no Gemma 4 text model has it"))),
+        Unknown::Refused if !strangers.is_empty() => return Err(refused(source, directory.family, &strangers)),
+        _ => left_out.extend(strangers.into_iter().map(|name| (name, "no text model of its family has it"))),
     }
     Ok((planned, left_out))
 }
@@ -171,12 +153,15 @@ fn tensors(source: &Checkpoint, path: &Path, planned: &[Planned], options: &ToHu
     file.put(&header)?;
     let begin = file.len();
     for planned in planned {
-        let tensor = get(source, &planned.source)?;
+        let mut tensor = get(source, &planned.source)?;
         let wrong = |problem| tensor_error(source, &planned.source, problem);
         if planned.dtype == TensorType::I64 {
             let ids = token_ordering(&tensor).map_err(wrong)?;
             file.put(&ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect::<Vec<_>>())?;
             continue;
+        }
+        if let Some(change) = &planned.change {
+            tensor = change(tensor).map_err(wrong)?;
         }
         let recoded = recode(Isa::best(), &tensor, planned.dtype, None, |bytes| {
             file.put(bytes)?;

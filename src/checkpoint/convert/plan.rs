@@ -1,12 +1,13 @@
-//! What a family puts into a GGUF file.
+//! What a family puts into a GGUF file, and into a directory.
 
 use std::collections::BTreeMap;
 
 use foretoken_kernels::ElementType;
+use serde_json::Value;
 
 use super::options::{Outtype, ToGguf, Unknown};
 use crate::checkpoint::gguf::GgufWriter;
-use crate::checkpoint::{Checkpoint, RawTensor, TensorType};
+use crate::checkpoint::{Checkpoint, Fields, RawTensor, TensorType};
 use crate::{Error, Result};
 
 /// The contents of a GGUF file, but for the tokenizer.
@@ -23,8 +24,34 @@ pub(crate) struct Description {
     pub left_out: LeftOut,
 }
 
+/// What a family puts into a directory of Hugging Face's layout, from a GGUF file.
+pub(crate) struct Directory {
+    /// The family's name.
+    pub family: &'static str,
+    /// config.json.
+    pub config: Value,
+    /// The fields of it that have token ids.
+    pub tokens: Value,
+    /// Whether config.json says what the GGUF file says.
+    pub reads_back: ReadsBack,
+    /// Tensors that the configuration says, and others that only GGUF files have.
+    pub left_out: &'static [&'static str],
+    /// The beginnings of names that have no prefix.
+    pub outside: &'static [&'static str],
+    /// The shape of a tensor, from its name there and its shape in the GGUF file.
+    pub shape: fn(&str, Vec<usize>) -> Vec<usize>,
+    /// What becomes of a tensor, by its name in the GGUF file.
+    pub change: ChangeOf,
+}
+
 /// Declares keys.
 pub(crate) type Describe = Box<dyn FnOnce(&mut GgufWriter) -> Result<()>>;
+
+/// Compares a configuration with the fields of a file.
+pub(crate) type ReadsBack = Box<dyn Fn(&Fields) -> Result<bool>>;
+
+/// What becomes of a tensor, by its name.
+pub(crate) type ChangeOf = Box<dyn Fn(&str) -> Option<Change>>;
 
 /// What becomes of a tensor before it is stored, or the problem with it.
 pub(crate) type Change = Box<dyn Fn(RawTensor) -> Result<RawTensor, String>>;

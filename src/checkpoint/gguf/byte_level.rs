@@ -9,33 +9,31 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{SplitDelimiterBehavior, Tokenizer};
 
 use super::keys::Keys;
-use crate::Result;
+use crate::{Result, family};
 
 /// The name of the model.
 pub(super) const MODEL: &str = "gpt2";
 
 const PRE: &str = "tokenizer.ggml.pre";
 
-/// Qwen3.5's split: words with combining marks, single digits, runs of symbols, line ends, spaces.
-const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
 /// The tokenizer, without special tokens.
 ///
 /// # Errors
-/// If texts are split in another way than Qwen3.5's, or the lists make no tokenizer.
+/// If no family splits texts so, or the lists make no tokenizer.
 pub(super) fn tokenizer(keys: &Keys<'_>, vocabulary: Vocab, merges: Merges) -> Result<Tokenizer> {
     let pre = keys.optional_str(PRE)?.unwrap_or_default();
-    if pre != "qwen35" {
-        return Err(keys.unsupported(PRE, format!("{pre:?} is not implemented; qwen35 is, or give a tokenizer.json")));
-    }
+    let Some(pattern) = family::split_of_texts(pre) else {
+        return Err(keys.unsupported(PRE, format!("{pre:?} is not implemented; give a tokenizer.json")));
+    };
     if keys.optional_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(false) {
-        return Err(keys.unsupported("tokenizer.ggml.add_bos_token", "is true, which Qwen3.5 has not"));
+        return Err(keys
+            .unsupported("tokenizer.ggml.add_bos_token", "is true, which is not implemented; give a tokenizer.json"));
     }
     let failed = |e: Box<dyn std::error::Error + Send + Sync>| {
         keys.error("tokenizer.ggml.merges", format!("makes no tokenizer ({e}); convert the checkpoint again"))
     };
     let mut tokenizer = Tokenizer::new(BPE::builder().vocab_and_merges(vocabulary, merges).build().map_err(failed)?);
-    let pattern = SplitPattern::Regex(QWEN35.into());
+    let pattern = SplitPattern::Regex(pattern.into());
     let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(failed)?;
     let bytes = ByteLevel::new(false, false, false);
     tokenizer.with_normalizer(Some(NFC)).map_err(failed)?;

@@ -12,7 +12,7 @@ mod cursor;
 mod header;
 mod keys;
 mod metadata;
-mod names;
+pub(crate) mod names;
 mod sampling;
 mod scales;
 mod split;
@@ -25,7 +25,6 @@ pub(crate) use config::{eos_token_ids, rows};
 pub use header::TensorInfo;
 pub(crate) use keys::Keys;
 pub use metadata::{Array, Value, ValueType};
-pub(crate) use names::Names;
 pub use names::{gguf_names, hugging_face_name};
 pub use sampling::sampling_defaults;
 pub use tokenizer::{check_tokenizer, tokenizer};
@@ -37,8 +36,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use crate::nn::{Bytes, MappedFile, Source};
-use crate::{Error, Result};
+use crate::{Error, Result, family};
 use header::{Header, Slot};
+use names::{Names, nextn_block};
 
 /// The smallest header: magic, version, two counts.
 const MIN_FILE: u64 = 24;
@@ -186,7 +186,7 @@ impl Gguf {
     pub(crate) fn names(&self) -> &Names {
         self.names.get_or_init(|| {
             let architecture = self.metadata("general.architecture").and_then(|value| value.as_str());
-            Names::of(architecture.unwrap_or_default(), self.tensors.iter().map(TensorInfo::name))
+            family::names(architecture.unwrap_or_default(), nextn_block(self.tensors.iter().map(TensorInfo::name)))
         })
     }
 

@@ -5,14 +5,21 @@
 /// Names in GGUF, and the same at Hugging Face.
 type Table = &'static [(&'static str, &'static str)];
 
-/// The names of an architecture: in GGUF, at Hugging Face. Several in GGUF may be one there.
+/// The names of a family: in GGUF, at Hugging Face. Several in GGUF may be one there.
 pub struct Names {
-    global: Table,
-    layer: Table,
-    gate_up: &'static str,
+    pub(crate) global: Table,
+    /// Inside layer `i`: after `blk.i.`, and after `layers.i.`.
+    pub(crate) layer: Table,
+    /// The gate and up projections of all experts of a layer, at Hugging Face.
+    pub(crate) gate_up: &'static str,
     /// The block of a NextN head, which Hugging Face has under `mtp.`.
-    nextn: Option<u32>,
+    pub(crate) nextn: Option<u32>,
+    /// Of that head, outside its layer: after `blk.i.`, and after `mtp.`.
+    pub(crate) head: Table,
 }
+
+/// Embedding, norm and output head, the first of [`GLOBAL`]: those of every family.
+pub(crate) const OUTER: Table = GLOBAL.split_at(3).0;
 
 /// Names outside the layers: in GGUF, at Hugging Face. The first of several GGUF names is llama.cpp's.
 const GLOBAL: [(&str, &str); 20] = [
@@ -68,81 +75,12 @@ const LAYER: [(&str, &str); 26] = [
     ("post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight"),
 ];
 
-const GATE_UP: &str = "ffn_gate_up_exps.weight";
+pub(crate) const GATE_UP: &str = "ffn_gate_up_exps.weight";
 const GATE_UP_HF: &str = "experts.gate_up_proj";
 
-/// Qwen3.5's names inside layer `i`.
-const QWEN35_LAYER: [(&str, &str); 27] = [
-    ("attn_norm.weight", "input_layernorm.weight"),
-    ("post_attention_norm.weight", "post_attention_layernorm.weight"),
-    ("attn_q.weight", "self_attn.q_proj.weight"),
-    ("attn_k.weight", "self_attn.k_proj.weight"),
-    ("attn_v.weight", "self_attn.v_proj.weight"),
-    ("attn_output.weight", "self_attn.o_proj.weight"),
-    ("attn_q_norm.weight", "self_attn.q_norm.weight"),
-    ("attn_k_norm.weight", "self_attn.k_norm.weight"),
-    ("attn_qkv.weight", "linear_attn.in_proj_qkv.weight"),
-    ("attn_gate.weight", "linear_attn.in_proj_z.weight"),
-    ("ssm_conv1d.weight", "linear_attn.conv1d.weight"),
-    ("ssm_a", "linear_attn.A_log"),
-    ("ssm_dt.bias", "linear_attn.dt_bias"),
-    ("ssm_alpha.weight", "linear_attn.in_proj_a.weight"),
-    ("ssm_beta.weight", "linear_attn.in_proj_b.weight"),
-    ("ssm_norm.weight", "linear_attn.norm.weight"),
-    ("ssm_out.weight", "linear_attn.out_proj.weight"),
-    ("ffn_gate.weight", "mlp.gate_proj.weight"),
-    ("ffn_up.weight", "mlp.up_proj.weight"),
-    ("ffn_down.weight", "mlp.down_proj.weight"),
-    ("ffn_gate_inp.weight", "mlp.gate.weight"),
-    (GATE_UP, "mlp.experts.gate_up_proj"),
-    ("ffn_down_exps.weight", "mlp.experts.down_proj"),
-    ("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight"),
-    ("ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight"),
-    ("ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight"),
-    ("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight"),
-];
-
-/// Names of a NextN head outside its layer: after `blk.i.`, and after `mtp.`.
-const NEXTN: [(&str, &str); 4] = [
-    ("nextn.eh_proj.weight", "fc.weight"),
-    ("nextn.enorm.weight", "pre_fc_norm_embedding.weight"),
-    ("nextn.hnorm.weight", "pre_fc_norm_hidden.weight"),
-    ("nextn.shared_head_norm.weight", "norm.weight"),
-];
-
-const GEMMA4: Names = Names { global: &GLOBAL, layer: &LAYER, gate_up: GATE_UP_HF, nextn: None };
+pub(crate) const GEMMA4: Names = Names { global: &GLOBAL, layer: &LAYER, gate_up: GATE_UP_HF, nextn: None, head: &[] };
 
 impl Names {
-    /// The names in files of an architecture, whose tensors are `tensors`.
-    pub(super) fn of<'a>(architecture: &str, mut tensors: impl Iterator<Item = &'a str>) -> Self {
-        if !architecture.starts_with("qwen35") {
-            return GEMMA4;
-        }
-        let block = |name: &str| layer(name, "blk.").filter(|(_, rest)| rest.starts_with("nextn.")).map(|(i, _)| i);
-        Self::of_qwen35(tensors.find_map(block))
-    }
-
-    /// Qwen3.5's, whose NextN head is block `nextn`.
-    pub(crate) fn of_qwen35(nextn: Option<u32>) -> Self {
-        // Embedding, norm and output head are those of every architecture.
-        let (global, gate_up) = (&GLOBAL[..3], "mlp.experts.gate_up_proj");
-        Names { global, layer: &QWEN35_LAYER, gate_up, nextn }
-    }
-
-    /// Of a single expert's matrix at Hugging Face: the name of the stack in GGUF, its place among the matrices there, and how many
-    /// of those an expert has.
-    pub(crate) fn of_expert(&self, name: &str) -> Option<(String, usize, usize)> {
-        let (block, _, rest) = self.block(name)?;
-        let (expert, rest) = layer(rest, "mlp.experts.").map(|(expert, rest)| (expert as usize, rest))?;
-        let (stack, index, per_expert) = match rest {
-            "gate_proj.weight" => (GATE_UP, 2 * expert, 2),
-            "up_proj.weight" => (GATE_UP, 2 * expert + 1, 2),
-            "down_proj.weight" => ("ffn_down_exps.weight", expert, 1),
-            _ => return None,
-        };
-        Some((format!("blk.{block}.{stack}"), index, per_expert))
-    }
-
     /// The block of the NextN head, if the file has one.
     pub(crate) fn nextn(&self) -> Option<u32> {
         self.nextn
@@ -157,25 +95,25 @@ impl Names {
     }
 
     /// Of a name at Hugging Face inside a layer or a head: the block in GGUF, its table, and the name in there.
-    fn block<'a>(&self, name: &'a str) -> Option<(u32, Table, &'a str)> {
+    pub(crate) fn block<'a>(&self, name: &'a str) -> Option<(u32, Table, &'a str)> {
         match (name.strip_prefix("mtp."), self.nextn) {
             (Some(own), Some(block)) => match layer(own, "layers.") {
                 Some((0, rest)) => Some((block, self.layer, rest)),
-                _ => Some((block, &NEXTN, own)),
+                _ => Some((block, self.head, own)),
             },
             _ => layer(name, "layers.").map(|(index, rest)| (index, self.layer, rest)),
         }
     }
 
     /// See [`hugging_face_name`].
-    pub(super) fn hugging_face(&self, name: &str) -> Option<String> {
+    pub(crate) fn hugging_face(&self, name: &str) -> Option<String> {
         let of = |table: &[(&str, &'static str)], name: &str| {
             table.iter().find(|(gguf, _)| *gguf == name).map(|(_, hf)| *hf)
         };
         match layer(name, "blk.") {
             Some((index, rest)) if self.nextn == Some(index) => match of(self.layer, rest) {
                 Some(name) => Some(format!("mtp.layers.0.{name}")),
-                None => of(&NEXTN, rest).map(|name| format!("mtp.{name}")),
+                None => of(self.head, rest).map(|name| format!("mtp.{name}")),
             },
             Some((index, rest)) => of(self.layer, rest).map(|name| format!("layers.{index}.{name}")),
             None => of(self.global, name).map(str::to_owned),
@@ -183,7 +121,7 @@ impl Names {
     }
 
     /// Names of the separate gate and up projections that form `name`.
-    pub(super) fn split_gate_up(&self, name: &str) -> Option<(String, String)> {
+    pub(crate) fn split_gate_up(&self, name: &str) -> Option<(String, String)> {
         let (index, ..) = self.block(name).filter(|(_, _, rest)| *rest == self.gate_up)?;
         Some((format!("blk.{index}.ffn_gate_exps.weight"), format!("blk.{index}.ffn_up_exps.weight")))
     }
@@ -204,8 +142,13 @@ fn with<'a>(table: &'a [(&'static str, &'static str)], name: &'a str) -> impl It
     table.iter().filter(move |(_, hf)| *hf == name).map(|(gguf, _)| *gguf)
 }
 
+/// The block of a NextN head among the tensors of a GGUF file, if it has one.
+pub(super) fn nextn_block<'a>(mut tensors: impl Iterator<Item = &'a str>) -> Option<u32> {
+    tensors.find_map(|name| layer(name, "blk.").filter(|(_, rest)| rest.starts_with("nextn.")).map(|(index, _)| index))
+}
+
 /// Splits `{prefix}{index}.{rest}`. The index must be canonical, so that no two names denote one tensor.
-fn layer<'a>(name: &'a str, prefix: &str) -> Option<(u32, &'a str)> {
+pub(crate) fn layer<'a>(name: &'a str, prefix: &str) -> Option<(u32, &'a str)> {
     let (digits, rest) = name.strip_prefix(prefix)?.split_once('.')?;
     let index: u32 = digits.parse().ok()?;
     (index.to_string() == digits).then_some((index, rest))
@@ -245,32 +188,7 @@ mod tests {
             Some("blk.3.ffn_gate_exps.weight")
         );
         assert_eq!(GEMMA4.split_gate_up("layers.3.experts.down_proj"), None);
-    }
-
-    #[test]
-    fn a_nextn_head_is_a_block() {
-        let names = Names::of(
-            "qwen35moe",
-            ["token_embd.weight", "blk.3.attn_q.weight", "blk.8.nextn.enorm.weight"].into_iter(),
-        );
-        assert_eq!(names.nextn(), Some(8));
-        for (gguf, hf) in QWEN35_LAYER {
-            for (gguf, hf) in [("blk.3.", "layers.3."), ("blk.8.", "mtp.layers.0.")]
-                .map(|(before, behind)| (format!("{before}{gguf}"), format!("{behind}{hf}")))
-            {
-                assert_eq!(names.hugging_face(&gguf).as_ref(), Some(&hf));
-                assert_eq!(names.gguf(&hf), [gguf]);
-            }
-        }
-        for (gguf, hf) in NEXTN {
-            let (gguf, hf) = (format!("blk.8.{gguf}"), format!("mtp.{hf}"));
-            assert_eq!(names.hugging_face(&gguf).as_ref(), Some(&hf));
-            assert_eq!(names.gguf(&hf), [gguf]);
-        }
-        assert_eq!(
-            names.split_gate_up("mtp.layers.0.mlp.experts.gate_up_proj").map(|(_, up)| up).as_deref(),
-            Some("blk.8.ffn_up_exps.weight")
-        );
-        assert!(names.gguf("mtp.layers.1.mlp.gate.weight").is_empty());
+        let tensors = ["token_embd.weight", "nextn.pre_projection.weight", "blk.8.nextn.enorm.weight"];
+        assert_eq!(nextn_block(tensors.into_iter()), Some(8));
     }
 }

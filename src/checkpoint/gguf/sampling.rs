@@ -4,10 +4,10 @@ use super::Gguf;
 use super::keys::Keys;
 use super::metadata::{Value, shown};
 use crate::Result;
-use crate::checkpoint::generation::{NO_MIROSTAT, Parameters};
+use crate::checkpoint::generation::{Parameters, without_mirostat};
 use crate::sampler::Sampling;
 
-/// The sampling parameters; `None` if the file has none.
+/// The sampling parameters; `None` if the file has none, or has Mirostat.
 ///
 /// # Errors
 /// If a key is malformed, or a parameter is out of its range.
@@ -15,8 +15,8 @@ pub fn sampling_defaults(gguf: &Gguf) -> Result<Option<Sampling>> {
     let keys = Keys::new(gguf, "");
     let number = |name: &str| keys.optional_number(&key(name));
     if let Some(version) = number("mirostat")?.filter(|version| *version != 0.0) {
-        let remedy = "and set the key to 0 (gguf-set-metadata of PyPI's gguf)";
-        return Err(keys.unsupported(&key("mirostat"), format!("is {version}; {NO_MIROSTAT}, {remedy}")));
+        without_mirostat(gguf.path(), &key("mirostat"), version);
+        return Ok(None);
     }
     let mut parameters = Parameters {
         temperature: number("temp")?,

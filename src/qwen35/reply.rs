@@ -1,12 +1,9 @@
-//! Qwen3.5's replies: reasoning up to `</think>`, calls as
+//! Replies: reasoning up to `</think>`, calls as
 //! `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>..</function></tool_call>`, with line ends between.
 
 use minijinja::Value;
 
-use super::json::Json;
-use super::message::ToolCall;
-use super::parts::{ReplyPart, add};
-use super::template::{ChatOptions, GenerationPrompt, Thinking};
+use crate::chat::{ChatOptions, GenerationPrompt, Json, ReplyPart, ReplySyntax, Thinking, ToolCall, add};
 use crate::run::Piece;
 use crate::tokenizer::Tokenizer;
 
@@ -15,7 +12,7 @@ const CALL: [&str; 2] = ["<tool_call>", "</tool_call>"];
 
 /// Takes texts apart by tags, which may be tokens or spelled. A call that is malformed, or that no tool was offered for, is
 /// text as it was written.
-pub(super) struct XmlReply {
+pub(crate) struct XmlReply {
     tags: [(Option<u32>, &'static str); 4], // of tokens that decoded texts do not show
     tools: Vec<Json>,
     state: State,
@@ -34,7 +31,7 @@ enum State {
 
 impl XmlReply {
     /// `None` if the tokenizer has no such tags, or the marks of another syntax.
-    pub(super) fn new(tokenizer: &Tokenizer, options: &ChatOptions) -> Option<Self> {
+    pub(crate) fn new(tokenizer: &Tokenizer, options: &ChatOptions) -> Option<Self> {
         let tags = [THINK[0], THINK[1], CALL[0], CALL[1]].map(|tag| (tokenizer.id(tag), tag));
         if tags.iter().any(|(id, _)| id.is_none()) {
             return None;
@@ -43,33 +40,6 @@ impl XmlReply {
         let thinks = options.thinking == Thinking::On && options.generation_prompt == GenerationPrompt::Add;
         let state = if thinks { State::Reasoning { begin: true } } else { State::Text { begin: true } };
         Some(Self { tags, tools: options.tools.clone(), state, rest: String::new() })
-    }
-
-    /// The parts that a piece completes.
-    pub(super) fn push(&mut self, piece: &Piece) -> Vec<ReplyPart> {
-        let (mut parts, mut begin) = (Vec::new(), 0);
-        for control in &piece.control {
-            self.rest.push_str(&piece.text[begin..control.at]);
-            begin = control.at;
-            let tag = self.tags.iter().find(|(id, _)| *id == Some(control.id));
-            self.rest.push_str(tag.map_or("", |(_, tag)| tag));
-        }
-        self.rest.push_str(&piece.text[begin..]);
-        while self.step(&mut parts) {}
-        parts
-    }
-
-    /// The parts that the end completes.
-    pub(super) fn finish(&mut self) -> Vec<ReplyPart> {
-        let mut parts = Vec::new();
-        let rest = std::mem::take(&mut self.rest);
-        match self.state {
-            State::Text { .. } => add(&mut parts, ReplyPart::Text(rest)),
-            State::Reasoning { .. } => add(&mut parts, ReplyPart::Reasoning(rest)),
-            State::Call => add(&mut parts, self.call(&rest, "")),
-        }
-        self.state = State::Text { begin: true };
-        parts
     }
 
     /// Hands out what is certain; whether a tag was passed, so that there may be more.
@@ -126,6 +96,33 @@ impl XmlReply {
             Some(call) => ReplyPart::ToolCall(call),
             None => ReplyPart::Text(format!("{}{text}{end}", CALL[0])),
         }
+    }
+}
+
+impl ReplySyntax for XmlReply {
+    fn push(&mut self, piece: &Piece) -> Vec<ReplyPart> {
+        let (mut parts, mut begin) = (Vec::new(), 0);
+        for control in &piece.control {
+            self.rest.push_str(&piece.text[begin..control.at]);
+            begin = control.at;
+            let tag = self.tags.iter().find(|(id, _)| *id == Some(control.id));
+            self.rest.push_str(tag.map_or("", |(_, tag)| tag));
+        }
+        self.rest.push_str(&piece.text[begin..]);
+        while self.step(&mut parts) {}
+        parts
+    }
+
+    fn finish(&mut self) -> Vec<ReplyPart> {
+        let mut parts = Vec::new();
+        let rest = std::mem::take(&mut self.rest);
+        match self.state {
+            State::Text { .. } => add(&mut parts, ReplyPart::Text(rest)),
+            State::Reasoning { .. } => add(&mut parts, ReplyPart::Reasoning(rest)),
+            State::Call => add(&mut parts, self.call(&rest, "")),
+        }
+        self.state = State::Text { begin: true };
+        parts
     }
 }
 

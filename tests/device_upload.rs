@@ -189,8 +189,8 @@ fn loads_in_one_tensor(what: &str, options: &EngineOptions) {
     assert!(4 * largest < used, "{what}: one tensor is most of it");
     assert!(peak < largest.max(tokenizer) + ROOM, "{what}: {peak} bytes at most");
     assert!(writing < largest + ROOM, "{what}: {writing} bytes at a write");
-    // The allocator above does not see mappings. What was freed may still be the process's.
-    assert!(anonymous < largest + 2 * ROOM, "{what}: {anonymous} anonymous bytes at a write");
+    // The allocator above does not see mappings, in which packed weights would lie. What was freed may still be the process's.
+    assert!(anonymous < used / 2, "{what}: {anonymous} anonymous bytes at a write");
     assert!(held < tokenizer + ROOM, "{what}: {held} bytes stay");
 
     let cpu = Engine::load(&options).expect("an engine");

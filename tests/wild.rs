@@ -1040,17 +1040,17 @@ fn published_files() -> Vec<(&'static str, Published, Counts)> {
                 _ if name.contains("attn_k.") && Place::has_more_bits(place.layer) => WeightType::Q6_K.ggml_id(),
                 _ => q4_k_m(name, place),
             }),
-            vec![("f32", 283), ("q4_k", 194), ("q5_k", 70), ("q6_k", 53), ("bf16", 1)],
+            vec![("f32", 283), ("q4_K", 194), ("q5_K", 70), ("q6_K", 53), ("bf16", 1)],
         ),
         (
             "gemma-4-E4B-it-Q4_K_M.gguf",
             of("E4B", 42, [256, 0], |name, place| if name.contains("model_proj") { BF16 } else { q4_k_m(name, place) }),
-            vec![("f32", 339), ("q4_k", 336), ("q6_k", 44), ("bf16", 1)],
+            vec![("f32", 339), ("q4_K", 336), ("q6_K", 44), ("bf16", 1)],
         ),
         (
             "gemma-4-12B-it-Q4_K_M.gguf",
             of("12B", 48, [256, 0], q4_k_m),
-            vec![("f32", 338), ("q4_k", 284), ("q6_k", 45)],
+            vec![("f32", 338), ("q4_K", 284), ("q6_K", 45)],
         ),
         (
             "gemma-4-26B-A4B-it-Q4_K_M.gguf",
@@ -1060,7 +1060,7 @@ fn published_files() -> Vec<(&'static str, Published, Counts)> {
                 (true, false) => WeightType::Q5_0.ggml_id(),
                 (false, _) => q4_k_m(name, place),
             }),
-            vec![("f32", 392), ("q4_k", 192), ("q5_0", 32), ("q8_0", 28), ("q6_k", 14)],
+            vec![("f32", 392), ("q4_K", 192), ("q5_0", 32), ("q8_0", 28), ("q6_K", 14)],
         ),
         (
             "gemma-4-26B-A4B-it-APEX.gguf",
@@ -1070,7 +1070,7 @@ fn published_files() -> Vec<(&'static str, Published, Counts)> {
                 (true, 5..10) => WeightType::IQ4_NL.ggml_id(),
                 (true, _) => WeightType::Q8_0.ggml_id(),
             }),
-            vec![("f32", 392), ("q6_k", 206), ("q8_0", 40), ("q5_1", 10), ("iq4_nl", 10)],
+            vec![("f32", 392), ("q6_K", 206), ("q8_0", 40), ("q5_1", 10), ("iq4_nl", 10)],
         ),
         (
             "gemma-4-26B-A4B-it-UD-Q6_K_XL.gguf",
@@ -1078,7 +1078,7 @@ fn published_files() -> Vec<(&'static str, Published, Counts)> {
                 let is_coarser = name.contains("ffn_gate_up_exps") && place.layer.0 > 0;
                 if is_coarser { WeightType::Q6_K.ggml_id() } else { WeightType::Q8_0.ggml_id() }
             }),
-            vec![("f32", 392), ("q8_0", 237), ("q6_k", 29)],
+            vec![("f32", 392), ("q8_0", 237), ("q6_K", 29)],
         ),
     ]
 }
@@ -1827,7 +1827,8 @@ fn acceptance_that_falls_along_the_chain_is_counted_by_place() {
     };
     let drafts = Speculation::Mtp(MtpOptions { block_size: 5, ..MtpOptions::default() });
     let shares = |s: &Statistics| -> Vec<f64> {
-        s.accepted_at.iter().zip(&s.drafted_at).map(|(accepted, n)| *accepted as f64 / *n as f64).collect()
+        let accepted = s.accepted_at.iter().copied().chain(std::iter::repeat(0));
+        accepted.zip(&s.drafted_at).map(|(accepted, n)| accepted as f64 / *n as f64).collect()
     };
     // 31B with thinking off; JSON by an easy and a hard schema.
     for want in [[0.92, 0.78, 0.67, 0.57], [0.97; 4], [0.08, 0.0, 0.0, 0.0]] {
@@ -2033,7 +2034,10 @@ fn odd_indexes_load_or_are_refused() {
     std::fs::write(&path, bytes).expect("written");
     let mut both = own;
     both.insert("model.norm.weight".into(), json!(second));
-    refused(with(&twin, &json!(both)), &[&second, "repeats tensor", "download all again"]);
+    refused(
+        with(&twin, &json!(both)),
+        &["model.safetensors", "repeats tensor", "of another shard", "download all again"],
+    );
 }
 
 /// What a step reads is known from names and sizes, before anything is loaded.

@@ -7,7 +7,7 @@ use super::layer::DecoderLayer;
 use super::per_layer::{PerLayerEmbeddings, round_to};
 use super::rope::Rotations;
 use super::text_model::{PassOutput, TextModel};
-use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, is_inner_assistants};
+use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, WeightUse, is_inner_assistants};
 use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
 use crate::model::{Model, Output, Request};
 use crate::nn::{Embedding, F32View};
@@ -18,7 +18,7 @@ use crate::{Error, Result};
 pub struct Target {
     config: TextConfig,
     layout: KvLayout,
-    fingerprint: u64,
+    fingerprint: Option<u64>, // `None`: of the weights here
     step: StepCost,
     ops: CpuOps,
     model: Option<TextModel<CpuOps>>, // `None`: it is on a device
@@ -59,7 +59,9 @@ impl Target {
         let shape = [config.vocab_size, hidden];
         let embedding = loader
             .embedding("embed_tokens.weight", shape, table_use, |element| round_to(element, (hidden as f32).sqrt()))?;
-        let fingerprint = fingerprint(&config, &embedding)?;
+        // Of what is not here afterwards.
+        let uploads = to.weight_use() == WeightUse::Upload;
+        let fingerprint = uploads.then(|| fingerprint(&config, &embedding)).transpose()?;
         let embed_tokens = to.embedding(embedding)?;
         let per_layer = match config.hidden_size_per_layer_input {
             0 => None,
@@ -151,7 +153,10 @@ impl Model for Target {
     }
 
     fn fingerprint(&self) -> Result<u64> {
-        Ok(self.fingerprint)
+        match self.fingerprint {
+            Some(fingerprint) => Ok(fingerprint),
+            None => fingerprint(&self.config, &self.model()?.embed_tokens),
+        }
     }
 
     fn new_state(&self, options: &KvOptions, pool: &PagePool) -> Result<SequenceState> {

@@ -678,18 +678,27 @@ fn verify_curve_measures_sixteen_row_counts() {
         "peak_gmac_per_second",
         "prefill_512_tokens_per_second",
         "read_gb_per_second",
+        "rollback",
         "step_bytes",
         "step_multiply_adds",
         "threads",
         "v",
     ];
     assert_eq!(keys(&report), all);
+    assert_eq!(report["rollback"], serde_json::json!([]), "there is no recurrent state");
     let list = |name: &str| report[name].as_array().expect("a list").iter().map(number).collect::<Vec<_>>();
     let (ms, v) = (list("ms"), list("v"));
     assert!(ms.len() == 16 && ms.iter().all(|ms| *ms > 0.0), "{report}");
     assert!(v.iter().zip(&ms).all(|(v, of)| (v - of / ms[0]).abs() < 1e-9), "{report}");
     assert!(report["threads"] == 1 && report["isa"] == Isa::best().name() && report["step_bytes"] == 19_251_200);
     assert!(number(&report["read_gb_per_second"]) > 0.0 && number(&report["draft_ms"]) > 0.0, "{report}");
+
+    let recurrent = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo-qwen");
+    let report = json("verify_curve", &["--json", "--repeats", "1", "--threads", "1", "--model", recurrent]);
+    let rollbacks = report["rollback"].as_array().expect("a list");
+    assert_eq!(rollbacks.len(), 4, "{report}");
+    assert!(rollbacks.iter().all(|of| number(&of["verify_ms"]) > 0.0 && number(&of["of_round"]) < 1.0), "{report}");
+    assert!(number(&report["draft_ms"]) > 0.0, "{report}");
 }
 
 #[test]

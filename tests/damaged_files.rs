@@ -2,16 +2,17 @@
 //! panics, none takes more memory than its tensors packed and 64 MiB, and what names, shapes or lengths betray is an error.
 //! Matrices of the types that are here take as much memory packed as in the file, whose length is what is measured against.
 
+mod counting;
 mod gguf_writer;
 mod twins;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
+use counting::{HELD, PEAK};
 use foretoken::checkpoint::Checkpoint;
 use foretoken::checkpoint::gguf::{Gguf, Value as GgufValue};
 use foretoken::gemma4::{Assistant, Target};
@@ -19,31 +20,6 @@ use foretoken::{Engine, EngineOptions, Isa, Result};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use twins::{Twin, written};
-
-/// Counts what is allocated.
-struct Counting;
-
-static HELD: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system's allocator with the same arguments.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(held, Ordering::Relaxed);
-        // SAFETY: the caller keeps what `alloc` asks for.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: `at` is of `alloc` above, with this layout.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// What loading may take beside the tensors.
 const ROOM: usize = 64 << 20;

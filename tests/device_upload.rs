@@ -3,6 +3,7 @@
 //! It needs a C++ compiler: `c++`, `g++` or `clang++`. What the emulated device allocates is that compiler's, so it is not
 //! among what the allocator here counts.
 
+mod counting;
 #[path = "../gpu/tests/emulated/device.rs"]
 #[allow(dead_code)]
 mod device;
@@ -12,11 +13,11 @@ mod machine;
 #[allow(dead_code)]
 mod on_device;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use counting::{HELD, PEAK};
 use foretoken::checkpoint::Checkpoint;
 use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
 use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
@@ -26,31 +27,6 @@ use foretoken::{
     Stop, WeightType,
 };
 use on_device::machine::Emulated;
-
-/// Counts what is allocated.
-struct Counting;
-
-static HELD: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system's allocator with the same arguments.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(held, Ordering::Relaxed);
-        // SAFETY: the caller keeps what `alloc` asks for.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: `at` is of `alloc` above, with this layout.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// One test at a time is counted.
 static ALONE: Mutex<()> = Mutex::new(());

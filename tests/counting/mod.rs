@@ -1,0 +1,31 @@
+//! The allocator of tests that bound memory: it counts what is held, and the most that was.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+struct Counting;
+
+/// Bytes that are allocated.
+pub static HELD: AtomicUsize = AtomicUsize::new(0);
+
+/// The most of them since it was last set.
+pub static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system's allocator with the same arguments.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        PEAK.fetch_max(held, Ordering::Relaxed);
+        // SAFETY: the caller keeps what `alloc` asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: `at` is of `alloc` above, with this layout.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;

@@ -4,12 +4,8 @@ use crate::quant::layout::{PAIRS, ROW_BLOCK, q8_1, q8k};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::bytes::{ByteLanes, Bytes, Scale};
 use crate::simd::opaque::opaque;
-use crate::simd::prefetch::prefetch;
+use crate::simd::prefetch::{prefetch, prefetch_to_level_2};
 use std::marker::PhantomData;
-
-/// Prefetch distance in bytes. Less than a 4 KiB page: at a multiple of it, a prefetched line would fall in the
-/// first-level cache set of a line in use.
-pub(super) const PREFETCH_DISTANCE: usize = 3584;
 
 /// What to prefetch while a block of 256 is multiplied that is unpacked into memory: the lines of 32 places, one with every two
 /// quads.
@@ -32,9 +28,6 @@ impl Prefetched {
         prefetch(self.from.wrapping_add((s * F::QUADS_PER_SCALE + g) / 2 * self.step));
     }
 }
-
-/// Runs of panels that are read side by side: a single sequential stream keeps too few cache lines in flight.
-pub(super) const STREAMS: usize = 4;
 
 /// The pointer, [`opaque`] where registers hold half a row block only. Where they hold all of it, one row is a fifth slower if
 /// addresses are not computed ahead and words that several scales share are read again.
@@ -69,32 +62,37 @@ pub(super) trait Source<L: ByteLanes, F: Format> {
     unsafe fn quad(&self, l: L, cursor: Self::Cursor, g: usize) -> L::I;
 }
 
-/// Bytes of each stream that are prefetched while lanes of a block are multiplied: together, and by all lanes, the whole block's.
-pub(super) const fn prefetched_bytes<L: ByteLanes, F: Format>() -> usize {
-    F::TYPE.packed_block_bytes() * L::LANES / STREAMS
+/// Bytes of each of `streams` that are prefetched while lanes of a block are multiplied: together, and by all lanes, the whole
+/// block's.
+pub(super) const fn prefetched_bytes<L: ByteLanes, F: Format>(streams: usize) -> usize {
+    F::TYPE.packed_block_bytes() * L::LANES / streams
 }
 
-/// A packed block, unpacked in registers.
-pub(super) struct PackedSource<F> {
+/// A packed block, unpacked in registers, of one of `S` panels that are read side by side.
+pub(super) struct PackedSource<F, const S: usize> {
     /// The block, and the first of the panel's rows that the lanes hold.
     pub block: *const u8,
     pub lane: usize,
     /// From where to prefetch [`prefetched_bytes`] meanwhile, a line of each in turn.
-    pub prefetched: [*const u8; STREAMS],
+    pub prefetched: [*const u8; S],
     pub format: PhantomData<F>,
 }
 
-impl<L: ByteLanes, F: Format> Source<L, F> for PackedSource<F> {
+impl<L: ByteLanes, F: Format, const S: usize> Source<L, F> for PackedSource<F, S> {
     const UNROLLED: usize = if L::BARRIERS { F::SCALES } else { 2 };
     type Cursor = F::Cursor<L>;
 
     // A few lines each time, spread evenly: the line fill buffers are few.
     #[inline(always)]
     unsafe fn prefetch(&self, s: usize, g: usize) {
+        if S == 1 && !F::PREFETCH_ONE_RUN {
+            return;
+        }
         let (step, steps) = ((s * F::QUADS_PER_SCALE + g) / 2, F::TYPE.block_len() / 8);
-        let lines = STREAMS * prefetched_bytes::<L, F>().div_ceil(64);
+        let lines = S * prefetched_bytes::<L, F>(S).div_ceil(64);
         for line in step * lines / steps..(step + 1) * lines / steps {
-            prefetch(self.prefetched[line % STREAMS].wrapping_add(line / STREAMS * 64));
+            let at = self.prefetched[line % S].wrapping_add(line / S * 64);
+            if S == 1 { prefetch_to_level_2(at) } else { prefetch(at) }
         }
     }
     #[inline(always)]

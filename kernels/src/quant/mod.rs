@@ -18,7 +18,7 @@
 //! | `activations.rs` | activations in 8 bits, in the blocks that llama.cpp's dot product of the type has |
 //! | `matmul.rs` | the public products, and the choice of a kernel |
 //! | `scalar.rs` | the reference |
-//! | `unpack/`, `microkernel.rs`, `vector.rs` | the same arithmetic in vectors: weights to bytes, one block, the loops |
+//! | `unpack/`, `microkernel.rs`, `vector/` | the same arithmetic in vectors: weights to bytes, one block, the loops |
 //! | `amx/` | the same in tile registers |
 //!
 //! **Bits.** Every ISA gives the reference's bits: integer products are exact, and the `f32` operations per output are the

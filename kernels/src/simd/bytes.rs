@@ -36,6 +36,9 @@ pub(crate) trait ByteLanes: Floats {
     const ALL_BYTES: bool;
     /// Rows that the registers hold, with an accumulator and a sum each.
     const MAX_ROWS: usize;
+    /// Up to this number of rows, one run of panels is compiled besides several that are read side by side, which is faster on
+    /// some processors.
+    const ONE_RUN_ROWS: usize = 0;
     /// Whether sums can start from [`Scale::offsets`].
     const OFFSETS: bool = false;
     /// Whether [`ByteLanes::add_products`] is a compiler barrier. Without it, scales are not unrolled: the compiler would

@@ -166,6 +166,7 @@ impl Format for Q6K {
     const ZERO_POINT: Option<u8> = Some(32);
     const BYTES: Bytes = Bytes::Unsigned(63);
     const SLOW_TO_UNPACK: bool = true;
+    const PREFETCH_ONE_RUN: bool = true;
     type Cursor<L: ByteLanes> = Planes<L>;
 
     #[inline(always)]
@@ -254,6 +255,7 @@ impl Format for Q3K {
     const ZERO_POINT: Option<u8> = Some(4);
     const BYTES: Bytes = Bytes::Unsigned(7);
     const SLOW_TO_UNPACK: bool = true;
+    const PREFETCH_ONE_RUN: bool = true;
     type Cursor<L: ByteLanes> = Planes<L>;
 
     #[inline(always)]

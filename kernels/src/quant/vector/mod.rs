@@ -1,0 +1,143 @@
+//! The product over byte lanes: panels of 16 outputs times row blocks of up to 8 rows.
+//!
+//! A lane is an output, so nothing is reduced across lanes. One vector of weights (a quad of 16 outputs) is multiplied by
+//! every row of the row block: one `vpdpbusd` with the row's four quants broadcast from memory, so unpacking is paid once
+//! per row block. Integer sums are exact, and the float operations per output are those of `scalar.rs` in their order:
+//! neither the row block, nor the column range, nor the instruction set changes a bit.
+//!
+//! Weights are unpacked in registers, once per row block, and several panels are read side by side. Where registers hold
+//! half a row block only, several halves share blocks of 256 that are unpacked once into the first-level cache: by the
+//! first half on its way, or before it.
+
+mod rows;
+mod streams;
+mod unpacked;
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::columns::ColumnsMut;
+use crate::quant::activations::Activations;
+use crate::quant::layout::{PANEL_ROWS, ROW_BLOCK};
+use crate::quant::output::store_panel;
+use crate::quant::packed_matrix::PackedMatrix;
+use crate::quant::unpack::{Format, with_format};
+use crate::simd::bytes::{ByteLanes, PanelOp};
+use crate::simd::dispatch::VectorIsa;
+use rows::{PASS_BLOCKS, Results};
+use streams::{STREAMS, reads_one_run_faster, streams};
+use unpacked::unpacked_panel;
+
+/// As [`super::matmul`], of a matrix that has inputs.
+pub(super) fn matmul(isa: VectorIsa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMut<'_>) {
+    with_format!(weights.weight_type(), |F| isa.run_panels(MatMul::<F> { weights, x, y, format: PhantomData }));
+}
+
+/// As [`super::dot_rows`].
+pub(super) fn dot_rows(
+    isa: VectorIsa,
+    weights: &PackedMatrix<'_>,
+    indices: &[u32],
+    x: &Activations<'_>,
+    out: &mut [f32],
+) {
+    with_format!(weights.weight_type(), |F| {
+        isa.run_panels(DotRows::<F> { weights, indices, x, out, format: PhantomData })
+    });
+}
+
+struct MatMul<'a, F> {
+    weights: &'a PackedMatrix<'a>,
+    x: &'a Activations<'a>,
+    y: ColumnsMut<'a>,
+    format: PhantomData<F>,
+}
+
+struct DotRows<'a, F> {
+    weights: &'a PackedMatrix<'a>,
+    indices: &'a [u32],
+    x: &'a Activations<'a>,
+    out: &'a mut [f32],
+    format: PhantomData<F>,
+}
+
+impl<F: Format> PanelOp for MatMul<'_, F> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(mut self, l: L) {
+        let range = self.y.range();
+        let (first, end) = (range.start / PANEL_ROWS, range.end.div_ceil(PANEL_ROWS));
+        let mut results: Results = [[0.0; PANEL_ROWS]; _];
+        let blocks = self.x.row_blocks();
+        // Passes outside: a pass's activations stay in the second-level cache, and reading the weights again for the next
+        // 64 rows costs little beside the arithmetic.
+        for pass in (0..blocks.count).step_by(PASS_BLOCKS) {
+            let pass = pass..(pass + PASS_BLOCKS).min(blocks.count);
+            let (first_row, last) = (blocks.get(pass.start).first, blocks.get(pass.end - 1));
+            let rows = last.first + last.rows - first_row;
+            let from = F::UNPACKED_FROM;
+            if const { L::MAX_ROWS < ROW_BLOCK && F::TYPE.block_len() == 256 } && self.x.rows() >= from {
+                for panel in first..end {
+                    results[..rows].fill([0.0; PANEL_ROWS]);
+                    // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
+                    unsafe { unpacked_panel::<L, F>(l, self.weights, self.x, panel, pass.clone(), &mut results) };
+                    store_panel(&mut self.y, panel, first_row, &results[..rows]);
+                }
+                continue;
+            }
+            // Runs of panels side by side, then the fewer panels that are left.
+            let runs = if self.x.rows() <= L::ONE_RUN_ROWS && reads_one_run_faster() { 1 } else { STREAMS };
+            let run = (end - first) / runs;
+            for i in 0..run {
+                let panels: [usize; STREAMS] = std::array::from_fn(|stream| first + stream * run + i);
+                self.panels(l, &panels[..runs], pass.clone(), &mut results);
+            }
+            let left: [usize; STREAMS] = std::array::from_fn(|stream| first + run * runs + stream);
+            match (end - first) % runs {
+                0 => {}
+                count => self.panels(l, &left[..count], pass, &mut results),
+            }
+        }
+    }
+}
+
+impl<F: Format> MatMul<'_, F> {
+    /// Up to [`STREAMS`] panels times the row blocks of a pass. Further row blocks find the panels in the second-level cache.
+    #[inline(always)]
+    fn panels<L: ByteLanes>(&mut self, l: L, panels: &[usize], pass: Range<usize>, results: &mut Results) {
+        for rows in pass.map(|b| self.x.row_blocks().get(b)) {
+            // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.
+            unsafe { streams::<L, F>(l, self.weights, self.x, panels, rows, results) };
+            for (stream, panel) in panels.iter().enumerate() {
+                store_panel(&mut self.y, *panel, rows.first, &results[stream * ROW_BLOCK..][..rows.rows]);
+            }
+        }
+    }
+}
+
+impl<F: Format> PanelOp for DotRows<'_, F> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        let mut results: Results = [[0.0; PANEL_ROWS]; _];
+        let rows = self.x.row_blocks().get(0);
+        let panel = |index: u32| index as usize / PANEL_ROWS;
+        let (mut indices, mut out) = (self.indices, self.out);
+        while !indices.is_empty() {
+            // Indices side by side in a panel share it.
+            let (mut panels, mut count, mut taken) = ([0; STREAMS], 0, 0);
+            for same in indices.chunk_by(|a, b| panel(*a) == panel(*b)).take(STREAMS) {
+                panels[count] = panel(same[0]);
+                count += 1;
+                taken += same.len();
+            }
+            // SAFETY: `run_panels` entered the features; the shapes were checked by `super::dot_rows`.
+            unsafe { streams::<L, F>(l, self.weights, self.x, &panels[..count], rows, &mut results) };
+            let (done, rest) = std::mem::take(&mut out).split_at_mut(taken);
+            let mut stream = 0;
+            for (index, out) in indices.iter().zip(done) {
+                stream += usize::from(panel(*index) != panels[stream]);
+                *out = results[stream * ROW_BLOCK][*index as usize % PANEL_ROWS];
+            }
+            (indices, out) = (&indices[taken..], rest);
+        }
+    }
+}

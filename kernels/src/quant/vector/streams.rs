@@ -1,0 +1,198 @@
+//! Panels read side by side, weights unpacked in registers.
+
+use std::marker::PhantomData;
+
+use super::rows::{Results, stride, with_rows};
+use crate::quant::activations::{Activations, RowBlock};
+use crate::quant::layout::{PANEL_ROWS, ROW_BLOCK};
+use crate::quant::microkernel::{PackedSource, add_block, add_short_block, block_words, prefetched_bytes};
+use crate::quant::packed_matrix::{PackedBlock, PackedMatrix, Panel, tail_block};
+use crate::quant::unpack::{BlockScales, Format};
+use crate::simd::bytes::{ByteLanes, PanelOp};
+
+/// The most panels that are read side by side.
+pub(super) const STREAMS: usize = 4;
+
+/// Inputs of a panel that are multiplied before the next stream's: those of the longest block.
+const STREAM_INPUTS: usize = 256;
+
+/// Prefetch distance in bytes of each of `streams`: less than a 4 KiB page of several, which go to the first-level cache, where a
+/// line a multiple of a page ahead would fall in the set of a line in use.
+const fn prefetch_distance(streams: usize) -> usize {
+    if streams == 1 { 16448 } else { 3584 }
+}
+
+/// Whether this processor reads one run of panels faster than several side by side, of as few rows as
+/// [`ByteLanes::ONE_RUN_ROWS`]. A Zen 4 does, by a quarter; on a Xeon one run keeps too few cache lines in flight, and four were a
+/// quarter faster.
+pub(super) fn reads_one_run_faster() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let amd = std::arch::is_x86_feature_detected!("sse4a"); // AMD's alone
+    #[cfg(not(target_arch = "x86_64"))]
+    let amd = false;
+    amd
+}
+
+/// Up to [`STREAMS`] panels times a row block, weights unpacked in registers: row `r` of panel `s` at `s * ROW_BLOCK + r`.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; the matrix has the panels, and the row block is `x`'s, of as many
+/// inputs.
+#[inline(always)]
+pub(super) unsafe fn streams<L: ByteLanes, F: Format>(
+    l: L,
+    weights: &PackedMatrix<'_>,
+    x: &Activations<'_>,
+    panels: &[usize],
+    rows: RowBlock,
+    results: &mut Results,
+) {
+    let whole = weights.outputs() / PANEL_ROWS;
+    if panels.iter().any(|panel| *panel < whole) {
+        // Two parts if there are more rows than the registers allow: of odd numbers, both have the row in the middle.
+        let parts = rows.rows.div_ceil(L::MAX_ROWS);
+        with_rows!(L, rows.rows.div_ceil(parts), |R| {
+            let results = results.first_chunk_mut().expect("rows of a pass");
+            let format = PhantomData;
+            // SAFETY: the caller is inside the features.
+            unsafe {
+                if const { R <= L::ONE_RUN_ROWS } && parts * panels.len() == 1 {
+                    l.call(Streams::<F, R, 1> { weights, x, panels, rows, parts, results, format });
+                } else {
+                    l.call(Streams::<F, R, STREAMS> { weights, x, panels, rows, parts, results, format });
+                }
+            }
+        });
+    }
+    // Over what `Streams` left in the place of the panel that is not whole.
+    for (stream, _) in panels.iter().enumerate().filter(|(_, panel)| **panel == whole) {
+        for lane in (0..PANEL_ROWS).step_by(L::LANES) {
+            for (row, results) in results[stream * ROW_BLOCK..][..rows.rows].iter_mut().enumerate() {
+                let op = Ragged::<F> { weights, x, lane, rows, row, results, format: PhantomData };
+                // SAFETY: the caller is inside the features.
+                unsafe { l.call(op) }
+            }
+        }
+    }
+}
+
+/// A row block, `R` rows at a time, times up to `S` panels that are read side by side, [`STREAM_INPUTS`] inputs of each in turn.
+struct Streams<'a, F, const R: usize, const S: usize> {
+    weights: &'a PackedMatrix<'a>,
+    x: &'a Activations<'a>,
+    panels: &'a [usize],
+    rows: RowBlock,
+    /// Of `R` rows each, 1 or 2.
+    parts: usize,
+    results: &'a mut [[f32; PANEL_ROWS]; STREAMS * ROW_BLOCK],
+    format: PhantomData<F>,
+}
+
+impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        let Self { weights, rows, results, .. } = self;
+        let parts = if const { L::MAX_ROWS == ROW_BLOCK } { 1 } else { self.parts };
+        let block_bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
+        let stride = stride::<L, R>(rows);
+        let block_words = block_words::<F>() * stride;
+        let panel_bytes = weights.blocks() * block_bytes;
+        let first_row = |part: usize| part * (rows.rows - R);
+        // SAFETY: `call` entered the features; the panels and the row block have `weights.blocks()` blocks; a part's rows are
+        // the row block's, and its sums are in the places of `R` rows from `part * L::MAX_ROWS` on.
+        unsafe {
+            let mut scales = BlockScales::empty(l);
+            let x = self.x.words(rows, 0).as_ptr();
+            // Streams without a whole panel have another one: it is prefetched, and `streams` replaces its results.
+            let (streams, last) = (self.panels.len(), weights.outputs() / PANEL_ROWS - 1);
+            let mut blocks = [weights.bytes().as_ptr(); S];
+            for (stream, block) in blocks.iter_mut().enumerate() {
+                *block = block.add(self.panels[stream.min(streams - 1)].min(last) * panel_bytes);
+            }
+            // Every pass over a block prefetches a share of what every stream needs next, not all of its own: lines of several
+            // streams arrive sooner than as many of one.
+            let share = prefetched_bytes::<L, F>(S) / parts;
+            let step = STREAM_INPUTS / F::TYPE.block_len();
+            for done in (0..weights.blocks()).step_by(step) {
+                let count = step.min(weights.blocks() - done);
+                let mut ahead = const { prefetch_distance(S) };
+                for stream in 0..streams {
+                    for lane in (0..PANEL_ROWS).step_by(L::LANES) {
+                        for part in 0..parts {
+                            let sums = results[stream * ROW_BLOCK + part * L::MAX_ROWS..].first_chunk_mut();
+                            let sums: &mut [[f32; PANEL_ROWS]; R] = sums.expect("rows of a row block");
+                            let mut y = [l.splat(0.0); R];
+                            if done > 0 {
+                                y = std::array::from_fn(|r| l.load(sums[r].as_ptr().add(lane)));
+                            }
+                            for b in 0..count {
+                                let prefetched = blocks.map(|block| block.wrapping_add(ahead));
+                                ahead += share;
+                                let block = blocks[stream].add(b * block_bytes);
+                                F::load_scales(l, block, lane, &mut scales);
+                                let source = PackedSource::<F, S> { block, lane, prefetched, format: PhantomData };
+                                let x = x.add((done + b) * block_words + first_row(part));
+                                if F::TYPE.block_len() < 256 {
+                                    add_short_block::<L, F, _, R>(l, &source, &scales, x, stride, &mut y);
+                                } else {
+                                    let add = |r: usize, sum, by| y[r] = l.fma(sum, by, y[r]);
+                                    add_block::<L, F, _, R>(l, &source, &scales, x, stride, add);
+                                }
+                            }
+                            for (r, y) in y.into_iter().enumerate() {
+                                l.store(sums[r].as_mut_ptr().add(lane), y);
+                            }
+                        }
+                    }
+                }
+                blocks = blocks.map(|block| block.wrapping_add(count * block_bytes));
+            }
+            if parts > 1 && first_row(1) < L::MAX_ROWS {
+                for stream in (0..streams).map(|stream| stream * ROW_BLOCK) {
+                    results.copy_within(stream + L::MAX_ROWS..stream + L::MAX_ROWS + R, stream + first_row(1));
+                }
+            }
+        }
+    }
+}
+
+/// A row of a row block and `LANES` outputs of the panel that is not whole.
+struct Ragged<'a, F> {
+    weights: &'a PackedMatrix<'a>,
+    x: &'a Activations<'a>,
+    lane: usize,
+    rows: RowBlock,
+    row: usize,
+    results: &'a mut [f32; PANEL_ROWS],
+    format: PhantomData<F>,
+}
+
+impl<F: Format> PanelOp for Ragged<'_, F> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        let Self { weights, lane, rows, .. } = self;
+        let Panel::Rows(bytes) = weights.panel(weights.outputs() / PANEL_ROWS) else { return };
+        let mut tail = PackedBlock::new();
+        // SAFETY: `call` entered the features; the panel and the row block have `weights.blocks()` blocks.
+        unsafe {
+            let mut scales = BlockScales::empty(l);
+            let mut y = [l.splat(0.0)];
+            let mut x = self.x.words(rows, 0).as_ptr().add(self.row);
+            for b in 0..weights.blocks() {
+                tail_block(F::TYPE, bytes, weights.row_bytes(), b, &mut tail);
+                let block = tail.0.as_ptr();
+                F::load_scales(l, block, lane, &mut scales);
+                let source = PackedSource::<F, 1> { block, lane, prefetched: [block], format: PhantomData };
+                if F::TYPE.block_len() < 256 {
+                    add_short_block::<L, F, _, 1>(l, &source, &scales, x, rows.rows, &mut y);
+                } else {
+                    add_block::<L, F, _, 1>(l, &source, &scales, x, rows.rows, |_, sum, by| {
+                        y[0] = l.fma(sum, by, y[0])
+                    });
+                }
+                x = x.add(block_words::<F>() * rows.rows);
+            }
+            l.store(self.results.as_mut_ptr().add(lane), y[0]);
+        }
+    }
+}

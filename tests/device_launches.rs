@@ -1,0 +1,169 @@
+//! The launches of steps and rounds are those that `scripts/device_launches.py` enumerates, of which `scripts/roofline.py` makes a
+//! model: kernels, grids and blocks, in order. The device here computes nothing, so that it needs no compiler.
+
+mod cases;
+#[path = "on_device/widened.rs"]
+mod widened;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use foretoken::checkpoint::Checkpoint;
+use foretoken::checkpoint::convert::{Outtype, ToGguf, to_gguf};
+use foretoken::checkpoint::quantize::{Mix, QuantizeOptions, quantize};
+use foretoken::device::{AnyLaunch, Device, Memory, Recording};
+use foretoken::kv::{KvOptions, KvPreset};
+use foretoken::{
+    DeviceChoice, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Result, SessionOptions,
+    Speculation, Stop, WeightType,
+};
+use serde_json::{Value, json};
+use widened::{Heads, Widths, widen};
+
+/// Tokens of the prompts: more than one split of attention over all positions.
+const DEPTH: usize = 600;
+
+/// A device that lists what is recorded, and computes nothing.
+#[derive(Default)]
+struct Lists {
+    allocated: AtomicU64,
+    recorded: Arc<Mutex<Vec<Value>>>,
+}
+
+/// Bytes as the host wrote them, else zero.
+struct Bytes {
+    address: u64,
+    bytes: Mutex<Vec<u8>>,
+}
+
+struct Nothing;
+
+impl Device for Lists {
+    fn name(&self) -> String {
+        "lists".into()
+    }
+
+    fn memory(&self) -> Result<(usize, usize)> {
+        Ok((1 << 30, 1 << 30))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Box<dyn Memory>> {
+        let address = self.allocated.fetch_add(bytes.next_multiple_of(256) as u64, Ordering::Relaxed) + 256;
+        Ok(Box::new(Bytes { address, bytes: Mutex::new(vec![0; bytes]) }))
+    }
+
+    unsafe fn launch(&self, _: &AnyLaunch) -> Result<()> {
+        Ok(())
+    }
+
+    fn record(&self, launches: &[AnyLaunch]) -> Result<Box<dyn Recording>> {
+        let launches =
+            launches.iter().map(|AnyLaunch { launch, .. }| json!([launch.kernel, launch.grid, launch.block[0]]));
+        self.recorded.lock().expect("a list").push(launches.collect());
+        Ok(Box::new(Nothing))
+    }
+}
+
+impl Memory for Bytes {
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        self.bytes.lock().expect("memory")[at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&self, at: usize, bytes: &mut [u8]) -> Result<()> {
+        bytes.copy_from_slice(&self.bytes.lock().expect("memory")[at..at + bytes.len()]);
+        Ok(())
+    }
+}
+
+impl Recording for Nothing {
+    unsafe fn replay(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// What a generation in rounds of `rows` rows records, from the acceptance of the prompt's token on.
+fn recorded(options: &EngineOptions, kv: KvPreset, rows: usize) -> Vec<Value> {
+    let device = Arc::new(Lists::default());
+    let lists = device.recorded.clone();
+    let device = DeviceChoice::Given(device);
+    let engine = Engine::load(&EngineOptions { device, threads: Some(1), ..options.clone() }).expect("an engine");
+    let (key, value, exact) = kv.formats();
+    let kv = KvOptions { key, value, exact, max_context: Some(1024), ..KvOptions::default() };
+    let speculation = match rows {
+        1 => Speculation::Off,
+        _ => Speculation::Mtp(MtpOptions { block_size: rows, ..MtpOptions::default() }),
+    };
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    let options = GenerateOptions { max_tokens: 32, speculation, stop, ..GenerateOptions::default() };
+    let mut session = engine.session(&SessionOptions { kv }).expect("a session");
+    let mut generation = session.generate(&[7; DEPTH], &options).expect("a generation");
+    for _ in 0..2 {
+        generation.next().expect("a piece").expect("a round");
+    }
+    let recorded = lists.lock().expect("a list");
+    recorded.clone()
+}
+
+fn config(folder: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(folder.join("config.json")).expect("config.json")).expect("JSON")
+}
+
+#[test]
+fn launches_are_those_of_the_roofline_model() {
+    if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: launches of the roofline model: python3 is not installed");
+        return;
+    }
+    let files = tempfile::tempdir().expect("a folder");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let demo = |part: &str| root.join("models/demo").join(part);
+    let at = |name: &str| files.path().join(name);
+    to_gguf(
+        &Checkpoint::open(demo("target")).expect("a checkpoint"),
+        &at("f32.gguf"),
+        &ToGguf { outtype: Outtype::F32, ..ToGguf::default() },
+    )
+    .expect("a file");
+    quantize(&Checkpoint::open(at("f32.gguf")).expect("a file"), &at("mixed.gguf"), &QuantizeOptions::new(Mix::Q4_K_M))
+        .expect("a file");
+
+    let mut lists = Vec::new();
+    let mut list = |options: &EngineOptions, folders: [PathBuf; 2], weights: [[&str; 2]; 2], kv: KvPreset| {
+        for rows in [1, 2, 4, 8] {
+            let [target, assistant] = [&folders[0], &folders[1]].map(|folder| config(folder));
+            lists.push(json!({
+                "what": options.model, "target": target, "assistant": assistant, "weights": weights, "kv": kv.name(),
+                "depth": DEPTH, "rows": rows, "passes": recorded(options, kv, rows),
+            }));
+        }
+    };
+    let pair = EngineOptions::new(demo("target")).with_assistant(demo("assistant"));
+    list(&pair, [demo("target"), demo("assistant")], [["bf16"; 2]; 2], KvPreset::Exact);
+    let mixed = EngineOptions { model: at("mixed.gguf"), ..pair };
+    list(&mixed, [demo("target"), demo("assistant")], [["q4_k_m", "f32"], ["bf16"; 2]], KvPreset::Exact);
+    // Heads as wide as the kernels of quantized K and V need; with K = V, a group of 128 rotary channels.
+    let widths = Widths { sliding: Heads { width: 128, pairs: 64 }, full: Heads { width: 256, pairs: 64 } };
+    for case in cases::all().into_iter().filter(|case| ["dense", "edge", "moe", "nested"].contains(&&*case.name)) {
+        let part = |part: &str| widen(&case.path.join(part), &at(&case.name).join(part), widths);
+        let folders = [part("target"), part("assistant")];
+        let options = EngineOptions::new(&folders[0]).with_assistant(&folders[1]);
+        list(&options, folders.clone(), [["f32"; 2]; 2], KvPreset::Exact);
+        let options = EngineOptions { quantize: Some(WeightType::Q8_0), ..options };
+        list(&options, folders, [["q8_0", "f32"]; 2], KvPreset::Balanced);
+    }
+
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("device-launches.json");
+    std::fs::write(&file, Value::from(lists).to_string()).expect("a file");
+    let script = root.join("scripts/device_launches.py");
+    let output = Command::new("python3").arg(script).arg(&file).output().expect("python3");
+    let [said, problem] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(output.status.success(), "{said}{problem}");
+    print!("{said}");
+}

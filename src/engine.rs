@@ -17,7 +17,7 @@ use crate::loading::{self, ReadModels};
 use crate::model::Model;
 use crate::options::EngineOptions;
 use crate::sampler::Sampling;
-use crate::speculative::{BatchPlanner, Costs, Machine, NgramPool, Sources};
+use crate::speculative::{BatchPlanner, ChainedModel, Costs, Machine, NgramPool, Sources};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -104,7 +104,7 @@ impl Engine {
             assistant,
             nextn,
             device_draft_model: draft_on_device.zip(draft_model.as_ref().and_then(|draft| draft.gemma4.clone())),
-            draft_model: draft_model.map(|draft| draft.model),
+            draft_model: draft_model.map(|draft| Arc::new(ChainedModel(draft.model))),
             ngrams: Arc::new(NgramPool::default()),
             pages: PagePool::new(options.kv_memory),
         };
@@ -200,7 +200,7 @@ impl Engine {
 
     /// The model of the drafter `draft-model`, if one was loaded.
     pub fn draft_model(&self) -> Option<&dyn Model> {
-        self.parts.sources.draft_model.as_deref()
+        self.parts.sources.draft_model.as_ref().map(|draft| &*draft.0)
     }
 
     /// Costs of rounds, as generations whose blocks are

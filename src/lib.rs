@@ -87,7 +87,7 @@ pub use family::target_facts;
 pub use foretoken_kernels::quant::WeightType;
 pub use foretoken_kernels::{ElementType, Isa};
 pub use generation::Generation;
-pub use model::{ChainModel, DraftRow, DraftStep, Model, NextnHead, Output, OutputRows, Request};
+pub use model::{ChainModel, DraftKv, DraftRows, DraftStep, Model, NextnHead, Output, OutputRows, Request};
 pub use options::{
     EndOfGeneration, EngineOptions, GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation,
     SpeculationOptions, Stop,

@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use candle_core::Tensor;
 
-use crate::Result;
 use crate::checkpoint::StepCost;
 use crate::kv::{Batch, Committed, KvCache, KvOptions, PagePool, Round, SequenceState};
 use crate::nn::{F32View, Scores, tensor};
+use crate::{Error, Result};
 
 /// A target. The bits of a row must not depend on the rest of the batch: that makes speculation and batching lossless.
 pub trait Model: Send + Sync {
@@ -73,25 +73,41 @@ pub trait Model: Send + Sync {
 /// A model that is chained with itself: each step drafts a token for any number of sequences. The bits of a row must not depend
 /// on the others.
 pub trait ChainModel: Send + Sync {
-    /// One pass over a row of each sequence.
+    /// One pass over the rows of each sequence; the results of each one's newest row. Rounds are the caller's to commit or to
+    /// drop.
     ///
     /// # Errors
-    /// If a shape does not fit, an id is outside the vocabulary, or memory is exhausted.
-    fn step(&self, rows: &[DraftRow<'_>]) -> Result<Vec<DraftStep>>;
+    /// If the rows are not of this model's kind, a shape does not fit, an id is outside the vocabulary, a number is not finite,
+    /// or memory is exhausted. The caller drops the rounds then.
+    fn step(&self, sequences: &mut [DraftRows<'_>]) -> Result<Vec<DraftStep>>;
 }
 
-/// A sequence's row of a draft step.
-#[derive(Clone, Copy)]
-pub struct DraftRow<'a> {
-    /// The newest token, drafted or not.
-    pub token: u32,
-    /// `(1, hidden)`: the target's or the last step's state, which predicted it.
-    pub hidden: &'a Tensor,
-    /// The sequence's committed K and V. All steps of a chain have the position that follows them.
-    pub kv: Committed<'a>,
+/// A sequence's rows of a draft step.
+pub struct DraftRows<'a> {
+    /// The newest token, drafted or not; of a drafter with K and V of its own, tokens before it as well.
+    pub ids: Vec<u32>,
+    /// `(rows, hidden)`: the states that predicted them, the target's or the last step's; `None` for a model that reads tokens
+    /// alone.
+    pub hidden: Option<Tensor>,
+    /// What the rows attend to.
+    pub kv: DraftKv<'a>,
 }
 
-/// A row's results of a draft step.
+/// The K and V of a draft step.
+pub enum DraftKv<'a> {
+    /// The target's committed ones, for one row. All steps of a chain have the position that follows them.
+    Target(Committed<'a>),
+    /// The drafter's own.
+    Own {
+        /// The rows are staged in it.
+        round: Round<'a>,
+        /// Leading rows that are committed.
+        keep: usize,
+    },
+}
+
+/// The results of a draft step.
+#[derive(Clone)]
 pub struct DraftStep {
     /// Scores of the next token.
     pub scores: Scores,
@@ -99,9 +115,74 @@ pub struct DraftStep {
     pub hidden: Tensor,
 }
 
+impl<'a> DraftRows<'a> {
+    /// The states of all sequences' rows: `(rows, hidden)`.
+    ///
+    /// # Errors
+    /// If a sequence has none, or their widths differ.
+    pub fn states(sequences: &[Self]) -> Result<Tensor> {
+        let missing = || Error::argument("hidden", "is none, but the model reads hidden states");
+        let states = sequences.iter().map(|rows| rows.hidden.as_ref().ok_or_else(missing));
+        Ok(Tensor::cat(&states.collect::<Result<Vec<_>>>()?, 0)?)
+    }
+
+    /// The target's K and V of each sequence.
+    ///
+    /// # Errors
+    /// If a sequence's are the drafter's own, or it has not one row.
+    pub fn committed(sequences: &[Self]) -> Result<Vec<Committed<'a>>> {
+        let committed = sequences.iter().map(|rows| match rows.kv {
+            DraftKv::Target(committed) if rows.ids.len() == 1 => Ok(committed),
+            DraftKv::Target(_) => Err(Error::argument("ids", format!("are {}, must be one", rows.ids.len()))),
+            DraftKv::Own { .. } => Err(Error::argument("kv", "is the drafter's own, but the model reads the target's")),
+        });
+        committed.collect()
+    }
+
+    /// All sequences' rows, to be staged in their rounds.
+    ///
+    /// # Errors
+    /// If a sequence's K and V are the target's, it has not as many ids as its round has rows, or more are to be kept.
+    pub fn batch(sequences: &mut [Self]) -> Result<Batch<'_>> {
+        let mut batch = Batch::new();
+        for rows in sequences {
+            let DraftKv::Own { round, keep } = &mut rows.kv else {
+                return Err(Error::argument("kv", "is the target's, but the model stages rows in its own"));
+            };
+            if !round.can_commit(*keep) {
+                return Err(Error::argument("keep", format!("is {keep} of {} rows", round.rows())));
+            }
+            batch.push(&rows.ids, round.reborrow())?;
+        }
+        Ok(batch)
+    }
+
+    /// Commits the rows that are kept.
+    pub(crate) fn commit(self) {
+        if let DraftKv::Own { round, keep } = self.kv {
+            round.commit(keep);
+        }
+    }
+}
+
+impl DraftStep {
+    /// The steps of a pass, row by row of `logits` `(rows, vocab)` and `hidden` `(rows, hidden)`.
+    ///
+    /// # Errors
+    /// If the rows are not as many.
+    pub fn of_rows(logits: &Tensor, hidden: &Tensor) -> Result<Vec<Self>> {
+        let step = |row| -> Result<_> {
+            let scores = Scores { ids: None, logits: logits.narrow(0, row, 1)? };
+            Ok(Self { scores, hidden: hidden.narrow(0, row, 1)? })
+        };
+        (0..logits.dim(0)?).map(step).collect()
+    }
+}
+
 /// A NextN head: it predicts the token after the next from a target's hidden state and the next token, and keeps K and V of
-/// its own. The bits of a row must not depend on the others.
-pub trait NextnHead: Send + Sync {
+/// its own. The bits of a row must not depend on the others. Its steps as a [`ChainModel`] are one pass over the rows and one
+/// product of the newest ones with the output head.
+pub trait NextnHead: ChainModel {
     /// The cache of an empty sequence; its pages come from `pool`.
     ///
     /// # Errors
@@ -120,6 +201,16 @@ pub trait NextnHead: Send + Sync {
     /// # Errors
     /// If the shape does not fit.
     fn nextn_logits(&self, hidden: &Tensor) -> Result<Tensor>;
+}
+
+impl<H: NextnHead> ChainModel for H {
+    fn step(&self, sequences: &mut [DraftRows<'_>]) -> Result<Vec<DraftStep>> {
+        let states = DraftRows::states(sequences)?;
+        let mut batch = DraftRows::batch(sequences)?;
+        let newest = Request::of(&batch, OutputRows::Last).hidden;
+        let hidden = select_rows(&self.nextn_rows(&mut batch, &states)?, &newest)?;
+        DraftStep::of_rows(&self.nextn_logits(&hidden)?, &hidden)
+    }
 }
 
 /// Requested outputs of a pass. Row indices are in the batch, ascending.

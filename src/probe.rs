@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 use crate::device::{DraftChoice, read_bandwidth};
 use crate::engine::Engine;
 use crate::kv::{Batch, KvAccess, KvCache, KvLayout, Round};
-use crate::model::{ChainModel, DraftRow, NextnHead, OutputRows};
+use crate::model::{ChainModel, DraftKv, DraftRows, NextnHead, OutputRows};
 use crate::nn::tensor;
 use crate::options::SessionOptions;
 use crate::session::Session;
@@ -174,8 +174,9 @@ impl Probe {
                 None => {
                     let mut hidden = hidden.ok_or_else(no_state)?;
                     for _ in 0..tokens {
-                        let row = DraftRow { token: last, hidden: &hidden, kv: committed };
-                        let steps = assistant.step(&[row])?;
+                        let kv = DraftKv::Target(committed);
+                        let steps =
+                            assistant.step(&mut [DraftRows { ids: vec![last], hidden: Some(hidden.clone()), kv }])?;
                         hidden = steps.into_iter().next().map_or(hidden, |step| step.hidden);
                     }
                 }

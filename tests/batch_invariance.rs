@@ -11,7 +11,7 @@ use foretoken::checkpoint::{Checkpoint, LoadOptions};
 use foretoken::gemma4::{Assistant, Centroids};
 use foretoken::kv::{ExactZones, KvFormat, KvOptions, PagePool, SequenceState};
 use foretoken::nn::{F32View, tensor};
-use foretoken::{ChainModel, DraftRow, Model, OutputRows};
+use foretoken::{ChainModel, DraftKv, DraftRows, Model, OutputRows};
 use foretoken::{ElementType, Isa, WeightType};
 use foretoken::{gemma4, qwen35};
 
@@ -148,21 +148,22 @@ fn chains(assistant: &Assistant, sequences: &[Drafting]) -> Vec<Vec<StepBits>> {
     let mut steps = vec![Vec::new(); sequences.len()];
     for _ in 0..3 {
         let rows = sequences.iter().zip(&newest);
-        let rows: Vec<_> = rows
-            .map(|(Drafting { state, .. }, (token, hidden))| DraftRow {
-                token: *token,
-                hidden,
-                kv: state.kv().committed(),
+        let mut rows: Vec<_> = rows
+            .map(|(Drafting { state, .. }, (token, hidden))| DraftRows {
+                ids: vec![*token],
+                hidden: Some(hidden.clone()),
+                kv: DraftKv::Target(state.kv().committed()),
             })
             .collect();
-        let results = assistant.step(&rows).expect("a step");
+        let results = assistant.step(&mut rows).expect("a step");
         assert_eq!(results.len(), sequences.len());
         newest.clear();
         for (step, steps) in results.into_iter().zip(&mut steps) {
-            let best = cases::argmax(&step.scores.logits);
+            let logits = cases::values(&step.scores.logits);
+            let best = cases::argmax(&logits);
             let hidden = bits(&F32View::new(&step.hidden).expect("floats"));
             newest.push((step.scores.ids.as_ref().map_or(best, |ids| ids[best as usize]), step.hidden));
-            steps.push((step.scores.ids, bits(&step.scores.logits), hidden));
+            steps.push((step.scores.ids, bits(&logits), hidden));
         }
     }
     steps

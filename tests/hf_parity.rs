@@ -160,10 +160,10 @@ impl Chain {
         let vocab = self.logits.len() / self.ids.len();
         let row = &self.logits[k * vocab..(k + 1) * vocab];
         match &scores.ids {
-            None => max_difference(&scores.logits, row),
+            None => max_difference(&values(&scores.logits), row),
             Some(ids) => {
                 let want: Vec<f32> = ids.iter().map(|id| row[*id as usize]).collect();
-                max_difference(&scores.logits, &want)
+                max_difference(&values(&scores.logits), &want)
             }
         }
     }
@@ -171,7 +171,7 @@ impl Chain {
 
 /// The id of the best score.
 fn best_id(scores: &Scores) -> u32 {
-    let best = argmax(&scores.logits);
+    let best = argmax(&values(&scores.logits));
     scores.ids.as_ref().map_or(best, |ids| ids[best as usize])
 }
 

@@ -4,21 +4,22 @@
 mod cases;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use candle_core::Tensor;
 use foretoken::checkpoint::{Checkpoint, StepCost};
-use foretoken::gemma4::{Assistant, Target};
-use foretoken::kv::{Batch, KvFormat, KvOptions, KvPreset, PagePool, SequenceState};
+use foretoken::gemma4::Target;
+use foretoken::kv::{Batch, ExactZones, KvFormat, KvOptions, KvPreset, PagePool, SequenceState};
+use foretoken::nn::tensor;
 use foretoken::speculative::{
-    BlockSize, Cancel, Context, CustomDrafter, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind,
-    Drafters, Mtp, Observed,
+    BlockSize, Cancel, ChainStep, ChainedModel, Context, CustomDrafter, Draft, DraftChain, DraftCost, DraftModel,
+    DraftSampling, Drafter, DrafterKind, Drafters, Mtp, NextN, Observed, Reads,
 };
 use foretoken::{
-    ChainModel, DraftRow, DraftStep, EndOfGeneration, Engine, EngineOptions, Error, Finish, GenerateOptions, Isa,
-    LogitsProcessor, Model, Output, Request, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions,
-    Speculation, SpeculationOptions, Stop,
+    ChainModel, DraftKv, DraftRows, DraftStep, ElementType, EndOfGeneration, Engine, EngineOptions, Error, Finish,
+    GenerateOptions, Isa, LogitsProcessor, Model, Output, Request, Sampling, Scheduler, SchedulerOptions, SequenceId,
+    SessionOptions, Speculation, SpeculationOptions, Stop, qwen35,
 };
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -39,9 +40,16 @@ struct Written {
     finish: Option<Finish>,
 }
 
-fn job(rng: &mut StdRng, vocab: u32, engine_has_assistant: bool) -> Job {
-    let prompt = (0..rng.random_range(1..40)).map(|_| rng.random_range(3..vocab)).collect();
-    let formats: [KvOptions; 4] = [
+/// Of up to some tens of tokens.
+const SHORT: Range<usize> = 1..40;
+/// That end near the end of a page.
+const PAGE: Range<usize> = 110..150;
+
+fn job(rng: &mut StdRng, vocab: u32, engine: &Engine, prompts: Range<usize>) -> Job {
+    let limit = if prompts == SHORT { 60 } else { 160 };
+    let prompt = (0..rng.random_range(prompts)).map(|_| rng.random_range(3..vocab)).collect();
+    let quantized = "turbo4".parse().expect("a format");
+    let formats: [KvOptions; 5] = [
         KvPreset::Exact.into(),
         KvPreset::Balanced.into(),
         KvOptions {
@@ -50,15 +58,22 @@ fn job(rng: &mut StdRng, vocab: u32, engine_has_assistant: bool) -> Job {
             ..KvOptions::default()
         },
         KvOptions { max_round_rows: 16, ..KvOptions::default() },
+        KvOptions {
+            key: quantized,
+            value: quantized,
+            exact: ExactZones { head: 8, tail: 16, element: ElementType::F16 },
+            ..KvOptions::default()
+        },
     ];
     let mut kv = formats.choose(rng).expect("a format").clone();
     if rng.random_bool(0.2) {
-        kv.max_context = Some(60);
+        kv.max_context = Some(limit);
     }
-    let drafters = match rng.random_range(0..4) {
+    let drafters = match rng.random_range(0..6) {
         0 => None,
-        1 if engine_has_assistant => Some("mtp"),
-        2 if engine_has_assistant => Some("ngram-simple:n=2,mtp"),
+        1 | 2 if engine.has_mtp() => Some("mtp"),
+        3 if engine.has_mtp() => Some("ngram-simple:n=2,mtp"),
+        4 if engine.draft_model().is_some() => Some("draft-model"),
         _ => Some("ngram-map-k:n=2:m=8:hits=1"),
     };
     let speculation = drafters.map_or(Speculation::Off, |drafters| {
@@ -92,10 +107,9 @@ fn alone(engine: &Engine, job: &Job) -> Written {
 
 /// 1 to 8 sequences with different prompts, block sizes and K/V formats, which join, leave, fork and are cancelled at
 /// random rounds.
-fn check(engine: &Engine, vocab: u32, seed: u64, name: &str) {
+fn check(engine: &Engine, vocab: u32, seed: u64, name: &str, prompts: Range<usize>) {
     let mut rng = StdRng::seed_from_u64(seed);
-    let has_assistant = engine.has_mtp();
-    let jobs: Vec<Job> = (0..rng.random_range(1..=8)).map(|_| job(&mut rng, vocab, has_assistant)).collect();
+    let jobs: Vec<Job> = (0..rng.random_range(1..=8)).map(|_| job(&mut rng, vocab, engine, prompts.clone())).collect();
     let want: Vec<_> = jobs.iter().map(|job| alone(engine, job)).collect();
     let max_rows = *[1, 7, 64, 512].choose(&mut rng).expect("a size");
     let prompt_rows_while_decoding = *[0, 5, 128].choose(&mut rng).expect("a size");
@@ -154,7 +168,7 @@ fn check(engine: &Engine, vocab: u32, seed: u64, name: &str) {
                 forks += 1;
                 let fork = scheduler.fork_prompt(id, &jobs[i].options);
                 // A recurrent state cannot go back, not even by one token.
-                assert!(fork.is_ok() || written.ids.len() > 1 || name.starts_with("qwen35"), "{what}: {fork:?}");
+                assert!(fork.is_ok() || written.ids.len() > 1 || name.contains("qwen"), "{what}: {fork:?}");
                 if let Ok(fork) = fork {
                     running.insert(fork, (i, Written::default()));
                 }
@@ -173,22 +187,29 @@ fn check(engine: &Engine, vocab: u32, seed: u64, name: &str) {
 fn texts_are_those_of_each_alone() {
     cases::on_every_isa(|isa| {
         for case in cases::all().into_iter().chain(cases::of(cases::QWEN35)) {
-            let options =
-                EngineOptions { threads: Some(2), isa: Some(isa), ..EngineOptions::new(case.path.join("target")) };
-            let engine =
-                Engine::load(&EngineOptions { assistant: case.assistant_path(), ..options }).expect("an engine");
+            let target = case.path.join("target");
+            let options = EngineOptions { threads: Some(2), isa: Some(isa), ..EngineOptions::new(&target) };
+            // The target is its own draft model: the only one of the same vocabulary here.
+            let (assistant, draft_model) = (case.assistant_path(), Some(target));
+            let engine = Engine::load(&EngineOptions { assistant, draft_model, ..options }).expect("an engine");
             let vocab = engine.target().num_readable_tokens() as u32;
-            (0..6).for_each(|seed| check(&engine, vocab, seed, &case.name));
+            (0..6).for_each(|seed| check(&engine, vocab, seed, &case.name, SHORT));
+            if isa == Isa::best() {
+                (20..24).for_each(|seed| check(&engine, vocab, seed, &case.name, PAGE));
+            }
         }
     });
 }
 
 #[test]
-fn texts_of_the_demo_pair_are_those_of_each_alone() {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
-    let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
-    let engine = Engine::load(&options).expect("the demo pair");
-    (10..16).for_each(|seed| check(&engine, 4000, seed, "demo"));
+fn texts_of_the_demo_pairs_are_those_of_each_alone() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("models");
+    let gemma = EngineOptions::new(models.join("demo/target")).with_assistant(models.join("demo/assistant"));
+    for (options, name) in [(gemma, "demo"), (EngineOptions::new(models.join("demo-qwen")), "demo-qwen")] {
+        let engine = Engine::load(&options).expect("a demo pair");
+        (10..16).for_each(|seed| check(&engine, 4000, seed, name, SHORT));
+        (16..20).for_each(|seed| check(&engine, 4000, seed, name, PAGE));
+    }
 }
 
 /// A target with poison tokens: rows after one are NaN, the pass of the next fails, that of the last panics.
@@ -429,21 +450,27 @@ enum Fault {
 
 const FAULTY: usize = 60;
 
-/// An assistant that notes the rows of its passes.
+/// A model that notes the sequences of its passes.
 struct Watched {
-    assistant: Arc<Assistant>,
+    model: Arc<dyn ChainModel>,
     passes: Mutex<Vec<usize>>,
     fault: Fault,
 }
 
 impl ChainModel for Watched {
-    fn step(&self, rows: &[DraftRow<'_>]) -> foretoken::Result<Vec<DraftStep>> {
-        self.passes.lock().expect("the passes").push(rows.len());
-        let mut steps = self.assistant.step(rows)?;
-        for (_, step) in rows.iter().zip(&mut steps).filter(|(row, _)| row.kv.position() >= FAULTY) {
+    fn step(&self, sequences: &mut [DraftRows<'_>]) -> foretoken::Result<Vec<DraftStep>> {
+        self.passes.lock().expect("the passes").push(sequences.len());
+        let position = |rows: &DraftRows<'_>| match &rows.kv {
+            DraftKv::Target(committed) => committed.position(),
+            DraftKv::Own { round, .. } => round.position(),
+        };
+        // Behind the pass: rows are staged.
+        let mut steps = self.model.step(sequences)?;
+        for (_, step) in sequences.iter().zip(&mut steps).filter(|(rows, _)| position(rows) >= FAULTY) {
+            let scored = step.scores.logits.elem_count();
             match self.fault {
                 Fault::None => {}
-                Fault::Nan => step.scores.logits.fill(f32::NAN),
+                Fault::Nan => step.scores.logits = tensor(vec![f32::NAN; scored], (1, scored))?,
                 Fault::Error => return Err(candle_core::Error::Msg("poison".into()).into()),
                 Fault::Panic => panic!("poison"),
             }
@@ -452,9 +479,9 @@ impl ChainModel for Watched {
     }
 }
 
-/// `mtp` with such an assistant.
+/// A drafter whose chain is that of `inner`, with such a model.
 struct Chained {
-    mtp: Mtp,
+    inner: Box<dyn Drafter>,
     model: Arc<Watched>,
 }
 
@@ -465,15 +492,20 @@ impl Drafter for Chained {
     fn cost(&self) -> DraftCost {
         DraftCost::PerToken
     }
-    fn begin(&mut self, _: &[u32]) {}
+    fn reads(&self) -> Reads {
+        self.inner.reads()
+    }
+    fn begin(&mut self, tokens: &[u32]) {
+        self.inner.begin(tokens);
+    }
     fn draft(&mut self, _: &Context<'_>, _: usize, _: &mut Draft, _: &mut StdRng) -> foretoken::Result<()> {
         panic!("rounds are drafted step by step");
     }
     fn chain(&mut self) -> Option<&mut dyn DraftChain> {
         Some(self)
     }
-    fn observe(&mut self, _: &Observed<'_>) -> foretoken::Result<()> {
-        Ok(())
+    fn observe(&mut self, seen: &Observed<'_>) -> foretoken::Result<()> {
+        self.inner.observe(seen)
     }
 }
 
@@ -481,24 +513,57 @@ impl DraftChain for Chained {
     fn model(&self) -> Arc<dyn ChainModel> {
         self.model.clone()
     }
-    fn row<'a>(&'a self, context: &Context<'a>, draft: &Draft) -> DraftRow<'a> {
-        self.mtp.row(context, draft)
+    fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> foretoken::Result<ChainStep<'a>> {
+        self.inner.chain().expect("a chain").next(context, draft)
     }
-    fn advance(&mut self, hidden: Tensor) {
-        self.mtp.advance(hidden);
+    fn advance(&mut self, step: &DraftStep) {
+        self.inner.chain().expect("a chain").advance(step);
     }
 }
 
-/// An engine, its assistant, and options whose rounds are of four rows.
-fn watched(name: &str, fault: Fault, max_tokens: usize) -> (Engine, Arc<Watched>, GenerateOptions) {
-    let case = cases::all().into_iter().find(|case| case.name == name).expect("a fixture");
+/// Fixtures and what drafts for them: heads that score every id, and with centroids; heads with K and V of their own; targets
+/// that are their own draft models.
+const CHAINS: [(&str, &str); 7] = [
+    ("dense", "mtp"),
+    ("edge", "mtp"),
+    ("qwen35-dense", "mtp"),
+    ("qwen35-moe", "mtp"),
+    ("qwen35-nested", "mtp"),
+    ("dense", "draft-model"),
+    ("qwen35-dense", "draft-model"),
+];
+
+/// An engine, the model that drafts for it, and options whose rounds are of four rows.
+fn watched((name, drafts): (&str, &str), fault: Fault, max_tokens: usize) -> (Engine, Arc<Watched>, GenerateOptions) {
+    type Make = Box<dyn Fn() -> foretoken::Result<Box<dyn Drafter>> + Send + Sync>;
+    let mut every = cases::all().into_iter().chain(cases::of(cases::QWEN35));
+    let case = every.find(|case| case.name == name).expect("a fixture");
     let options = EngineOptions { threads: Some(1), ..EngineOptions::new(case.path.join("target")) };
     let engine = Engine::load(&options).expect("an engine");
-    let assistant = case.assistant(engine.gemma4().expect("a Gemma 4"), Isa::best()).expect("an assistant");
-    let watched = Arc::new(Watched { assistant: Arc::new(assistant), passes: Mutex::default(), fault });
+    let checkpoint = || Checkpoint::open(case.path.join("target")).expect("a checkpoint");
+    let (kv, pages) = (KvOptions::default(), engine.pages().clone());
+    let (model, make): (Arc<dyn ChainModel>, Make) = match (drafts, engine.gemma4()) {
+        ("mtp", Some(target)) => {
+            let assistant = Arc::new(case.assistant(target, Isa::best()).expect("an assistant"));
+            (assistant.clone(), Box::new(move || Ok(Box::new(Mtp::new(assistant.clone())))))
+        }
+        ("mtp", None) => {
+            let head = Arc::new(qwen35::Target::load(&checkpoint(), Isa::best()).expect("a target"));
+            (head.clone(), Box::new(move || Ok(Box::new(NextN::new(head.clone(), &kv, &pages)?))))
+        }
+        (_, gemma4) => {
+            let target: Arc<dyn Model> = match gemma4 {
+                Some(_) => Arc::new(Target::load(&checkpoint(), Isa::best()).expect("a target")),
+                None => Arc::new(qwen35::Target::load(&checkpoint(), Isa::best()).expect("a target")),
+            };
+            let model = Arc::new(ChainedModel(target));
+            (model.clone(), Box::new(move || Ok(Box::new(DraftModel::new(model.clone(), &kv, &pages)?))))
+        }
+    };
+    let watched = Arc::new(Watched { model, passes: Mutex::default(), fault });
     let model = watched.clone();
     let drafter = CustomDrafter::new("watched", move || {
-        Box::new(Chained { mtp: Mtp::new(model.assistant.clone()), model: model.clone() })
+        Box::new(Chained { inner: make().expect("a drafter"), model: model.clone() })
     });
     let (drafters, block) = (Drafters::Custom(drafter), BlockSize::Fixed(4));
     let speculation = Speculation::With(SpeculationOptions { drafters, block, ..SpeculationOptions::default() });
@@ -506,12 +571,11 @@ fn watched(name: &str, fault: Fault, max_tokens: usize) -> (Engine, Arc<Watched>
     (engine, watched, GenerateOptions { max_tokens, speculation, stop, ..GenerateOptions::default() })
 }
 
-/// For every place in the drafts of a batch, the assistant has one pass, over a row of each sequence that drafts there.
+/// For every place in the drafts of a batch, the model has one pass, over rows of each sequence that drafts there.
 #[test]
 fn a_place_is_drafted_in_one_pass() {
-    // With a head that scores every id, and with centroids.
-    for name in ["dense", "edge"] {
-        let (engine, model, options) = watched(name, Fault::None, 17);
+    for chain in CHAINS {
+        let (engine, model, options) = watched(chain, Fault::None, 17);
         let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
         let mut written: HashMap<SequenceId, (Job, Vec<u32>)> = HashMap::new();
         for i in 0..5 {
@@ -533,11 +597,11 @@ fn a_place_is_drafted_in_one_pass() {
                 ids.extend(event.piece.expect("a piece").tokens);
             }
             let passes = model.passes.lock().expect("the passes").clone();
-            assert_eq!(passes, Vec::from_iter(want.into_iter().filter(|rows| *rows > 0)), "{name}");
+            assert_eq!(passes, Vec::from_iter(want.into_iter().filter(|rows| *rows > 0)), "{chain:?}");
         }
         for (job, ids) in written.into_values() {
             let off = GenerateOptions { speculation: Speculation::Off, ..job.options.clone() };
-            assert_eq!(alone(&engine, &Job { options: off, ..job.clone() }).ids, ids, "{name}: {:?}", job.prompt);
+            assert_eq!(alone(&engine, &Job { options: off, ..job.clone() }).ids, ids, "{chain:?}: {:?}", job.prompt);
         }
     }
 }
@@ -545,8 +609,9 @@ fn a_place_is_drafted_in_one_pass() {
 /// NaN, an error or a panic in the draft of one sequence ends that one; the others draft and write as before.
 #[test]
 fn a_failing_draft_is_the_failing_sequences_alone() {
-    for fault in [Fault::Nan, Fault::Error, Fault::Panic] {
-        let (engine, model, options) = watched("edge", fault, 9);
+    let faults = [Fault::Nan, Fault::Error, Fault::Panic];
+    for (chain, fault) in CHAINS.into_iter().flat_map(|chain| faults.map(|fault| (chain, fault))) {
+        let (engine, model, options) = watched(chain, fault, 9);
         let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
         let mut running = HashMap::new();
         for len in [4, FAULTY as u32 + 1, 7, 5] {
@@ -561,7 +626,7 @@ fn a_failing_draft_is_the_failing_sequences_alone() {
                 match event.piece {
                     Ok(piece) => ids.extend(piece.tokens),
                     Err(error) => {
-                        assert!(prompt.len() > FAULTY, "{fault:?}: {error}");
+                        assert!(prompt.len() > FAULTY, "{chain:?}, {fault:?}: {error}");
                         assert!(match fault {
                             Fault::Nan => matches!(error, Error::NotFinite { .. }),
                             Fault::Error => matches!(error, Error::Candle(_)),
@@ -579,11 +644,11 @@ fn a_failing_draft_is_the_failing_sequences_alone() {
             let job = Job { prompt, session: SessionOptions::default(), options: off };
             let want = alone(&engine, &job).ids;
             if job.prompt.len() > FAULTY {
-                assert_eq!((&ids[..], finish), (&want[..1], Some(Finish::Error)), "{fault:?}");
+                assert_eq!((&ids[..], finish), (&want[..1], Some(Finish::Error)), "{chain:?}, {fault:?}");
             } else {
-                assert_eq!((ids, finish), (want, Some(Finish::MaxTokens)), "{fault:?}");
+                assert_eq!((ids, finish), (want, Some(Finish::MaxTokens)), "{chain:?}, {fault:?}");
             }
         }
-        assert!(steps > 3 * 3, "{fault:?}: {steps} steps");
+        assert!(steps > 3 * 3, "{chain:?}, {fault:?}: {steps} steps");
     }
 }

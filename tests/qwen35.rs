@@ -3,12 +3,19 @@
 
 mod cases;
 
+use std::sync::Arc;
+
+use candle_core::Tensor;
 use cases::{Case, argmax, max_difference, on_every_isa, same_id, values};
 use foretoken::checkpoint::Checkpoint;
 use foretoken::kv::{Batch, KvCache, KvOptions, PagePool, SequenceState};
 use foretoken::nn::tensor;
 use foretoken::qwen35::{LayerType, Target};
-use foretoken::{ElementType, Isa, Model, NextnHead, Output, OutputRows};
+use foretoken::sampler::Sampler;
+use foretoken::speculative::{Confidence, Context, Draft, DraftSampling, Drafter, NextN, Observed};
+use foretoken::{ElementType, Isa, Model, NextnHead, Output, OutputRows, Sampling};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
 
 fn for_each_case(check: impl Fn(&Case, &Target)) {
     let cases = cases::of(cases::QWEN35);
@@ -280,4 +287,76 @@ fn sequences_share_a_pass() {
         same_state(target, &a, &alone_a, &case.name);
         same_state(target, &b, &alone_b, &case.name);
     });
+}
+
+/// A text, and the trunk's states of all its tokens but the newest.
+struct Text {
+    ids: Vec<u32>,
+    hidden: Tensor,
+    state: SequenceState,
+}
+
+impl Text {
+    /// The drafter is shown the rows of `first..end`: of a prompt, or of a round behind which the next token is known.
+    fn show(&self, drafter: &mut dyn Drafter, first: usize, end: usize, known: usize) {
+        let hidden = self.hidden.narrow(0, first, end - first).expect("rows");
+        let (tokens, hidden) = (&self.ids[..known], Some(&hidden));
+        drafter.observe(&Observed { tokens, first, hidden, taps: &[], own: None }).expect("observed");
+    }
+
+    /// Drafts behind the first `len` tokens, and the bits of their probabilities.
+    fn drafts(&self, drafter: &mut dyn Drafter, len: usize, most: usize) -> (Vec<u32>, Vec<u32>) {
+        let context = Context {
+            tokens: &self.ids[..len],
+            hidden: &self.hidden.narrow(0, len - 2, 1).expect("a row"),
+            forced: &[],
+            kv: self.state.kv().committed(),
+            sampler: &Sampler::new(Sampling::default(), Vec::new()).expect("a sampler"),
+            drafts: DraftSampling::Greedy,
+            confidence: Confidence::Report,
+        };
+        let (mut draft, mut rng) = (Draft::default(), StdRng::seed_from_u64(0));
+        drafter.draft(&context, most, &mut draft, &mut rng).expect("drafts");
+        (draft.tokens, bits(&draft.confidence))
+    }
+}
+
+/// What the head drafts is a function of the text: not of when states are read, in how many passes, of drafts that nobody
+/// verified, or of a fork.
+#[test]
+fn drafts_are_those_of_the_text() {
+    const ROWS: usize = 99;
+    for case in cases::of(cases::QWEN35) {
+        let target = Arc::new(target(&case, Isa::best()));
+        let ids: Vec<u32> = case.ids("input_ids").into_iter().cycle().take(ROWS + 1).collect();
+        let mut state = state(&target);
+        let (_, hidden) = in_chunks(&target, &mut state, &ids[..ROWS], 33);
+        let text = Text { ids, hidden: tensor(hidden, (ROWS, target.hidden_size())).expect("states"), state };
+        let drafter = |max_round_rows| {
+            let options = KvOptions { max_round_rows, ..options() };
+            NextN::new(target.clone(), &options, &PagePool::new(None)).expect("a drafter")
+        };
+        let mut whole = drafter(512);
+        text.show(&mut whole, 0, ROWS, ROWS);
+        let want = text.drafts(&mut whole, ROWS + 1, 3);
+        assert_eq!(want.0.len(), 3, "{}", case.name);
+        for most in [1, 3, 2, 3] {
+            let again = text.drafts(&mut whole, ROWS + 1, most);
+            assert_eq!((&again.0[..], &again.1[..]), (&want.0[..most], &want.1[..most]), "{}: again", case.name);
+        }
+
+        for (max_round_rows, prompt, rows, most) in [(512, 10, 1, 0), (4, 90, 9, 0), (4, 10, 1, 3), (16, 50, 7, 5)] {
+            let mut pieces = drafter(max_round_rows);
+            (0..prompt).step_by(5).for_each(|first| text.show(&mut pieces, first, first + 5, first + 5));
+            for first in (prompt..ROWS).step_by(rows) {
+                text.drafts(&mut pieces, first + 1, most);
+                let end = ROWS.min(first + rows);
+                text.show(&mut pieces, first, end, end + 1);
+            }
+            let what = format!("{}: rounds of {rows} rows and {most} drafts", case.name);
+            let mut fork = pieces.fork().expect("a fork");
+            assert_eq!(text.drafts(&mut pieces, ROWS + 1, 3), want, "{what}");
+            assert_eq!(text.drafts(&mut *fork, ROWS + 1, 3), want, "{what}: the fork");
+        }
+    }
 }

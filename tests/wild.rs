@@ -82,13 +82,13 @@ fn drafts_the_references(case: &Case, target: &Target, assistant: &Assistant) ->
             Some(ids) => ids.iter().map(|id| row[*id as usize]).collect(),
         };
         // A dense head scores more ids than the reference, whose others are not finite or the least there is.
-        let pairs: Vec<(f32, f32)> = (step.scores.logits.iter().copied().zip(want))
+        let pairs: Vec<(f32, f32)> = (values(&step.scores.logits).into_iter().zip(want))
             .filter(|(_, want)| want.is_finite() && step.scores.ids.is_some() || *want > least(row))
             .collect();
         let (got, want): (Vec<f32>, Vec<f32>) = pairs.into_iter().unzip();
         let error = max_difference(&got, &want);
         assert!(!got.is_empty() && error <= case.tolerances().0, "{}: draft {k} is off by {error}", case.name);
-        scored = step.scores.logits.len();
+        scored = step.scores.logits.elem_count();
         (token, hidden) = (*id, drafted[k * width..(k + 1) * width].to_vec());
     }
     scored
@@ -333,7 +333,7 @@ fn assistants_of_every_type_draft() {
     pass(&own, &mut kv, &case("edge").ids("input_ids"), OutputRows::None);
     let scores = |file: &GgufFile| {
         let assistant = assistant(&twin.write("drafter.gguf", file.bytes()), &own).expect("an assistant");
-        cases::draft_step(&assistant, 7, &hidden, &kv).scores.logits
+        values(&cases::draft_step(&assistant, 7, &hidden, &kv).scores.logits)
     };
     // Every id is scored, so that both score the same.
     let whole = twin.gguf("assistant").dropped(NEXTN[2]).dropped(NEXTN[3]).without("gemma4-assistant.centroid_top_k");

@@ -1,7 +1,5 @@
 //! The MTP drafter: a small model that reads the target's K and V and the target's last hidden state.
 
-use candle_core::Tensor;
-
 use super::centroids::{Centroids, CentroidsWanted};
 use super::config::{AssistantConfig, AttentionType, TextConfig};
 use super::layer::DecoderLayer;
@@ -9,7 +7,7 @@ use super::rope::Rotations;
 use super::target::{Target, on_device};
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, WeightUse, token_ordering};
 use crate::kv::Borrowed;
-use crate::model::{ChainModel, DraftRow, DraftStep};
+use crate::model::{ChainModel, DraftRows, DraftStep};
 use crate::nn::{CentroidHead, Embedding};
 use crate::ops::{CpuOps, Destination, OnCpu, Ops};
 use crate::{Error, Result};
@@ -137,12 +135,12 @@ impl Assistant {
 impl ChainModel for Assistant {
     /// The position of a row is that of its token after the committed ones, the same for all steps of a chain: the assistant
     /// writes no K or V and was trained with a constant position.
-    fn step(&self, rows: &[DraftRow<'_>]) -> Result<Vec<DraftStep>> {
-        let ids: Vec<_> = rows.iter().map(|row| row.token).collect();
-        let states: Vec<_> = rows.iter().map(|row| row.hidden).collect();
-        let mut kv = Borrowed { committed: rows.iter().map(|row| row.kv).collect(), donors: &self.donors };
+    fn step(&self, sequences: &mut [DraftRows<'_>]) -> Result<Vec<DraftStep>> {
+        let ids: Vec<_> = sequences.iter().flat_map(|rows| &rows.ids).copied().collect();
+        let states = DraftRows::states(sequences)?;
+        let mut kv = Borrowed { committed: DraftRows::committed(sequences)?, donors: &self.donors };
         let (model, embed_tokens) = self.model.as_ref().ok_or_else(|| on_device("assistant"))?;
-        let (scores, states) = model.step(&self.ops, (embed_tokens, &ids), &Tensor::cat(&states, 0)?, &mut kv)?;
+        let (scores, states) = model.step(&self.ops, (embed_tokens, &ids), &states, &mut kv)?;
         let steps = scores.into_iter().enumerate();
         steps.map(|(row, scores)| Ok(DraftStep { scores, hidden: states.narrow(0, row, 1)? })).collect()
     }

@@ -74,6 +74,13 @@ impl<'a> Round<'a> {
         recurrent.downcast_mut()
     }
 
+    /// The same round, for a pass to stage rows in.
+    pub(crate) fn reborrow(&mut self) -> Round<'_> {
+        // Not `as_deref_mut`: the object's own lifetime is to be shortened, too.
+        let recurrent = self.recurrent.as_mut().map(|recurrent| &mut **recurrent as &mut dyn Recurrent);
+        Round { cache: self.cache, recurrent, rows: self.rows, fewest: self.fewest }
+    }
+
     /// Position of the first staged row.
     pub fn position(&self) -> usize {
         self.cache.len
@@ -89,11 +96,16 @@ impl<'a> Round<'a> {
     /// # Panics
     /// If fewer were staged, or the round is one of all rows or none.
     pub fn commit(self, keep: usize) {
-        assert!(keep == 0 || (self.fewest..=self.rows).contains(&keep), "commit: {keep} of {} rows", self.rows);
+        assert!(self.can_commit(keep), "commit: {keep} of {} rows", self.rows);
         self.cache.len += keep;
         if let Some(recurrent) = self.recurrent {
             recurrent.commit(keep);
         }
+    }
+
+    /// Whether the first `keep` rows can be committed.
+    pub(crate) fn can_commit(&self, keep: usize) -> bool {
+        keep == 0 || (self.fewest..=self.rows).contains(&keep)
     }
 
     /// The attention of `q` `(rows.len(), heads, head_dim)`, the queries of the round's `rows`.

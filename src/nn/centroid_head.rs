@@ -4,15 +4,16 @@ use candle_core::Tensor;
 use candle_nn::Module;
 use foretoken_kernels::{Isa, vocabulary};
 
-use super::{F32View, Input, Linear, Weight, multiply};
+use super::{F32View, Input, Linear, Weight, multiply, tensor};
 use crate::Result;
 
 /// Scores of an output head.
+#[derive(Clone)]
 pub struct Scores {
     /// The scored ids; `None` means all, in order.
     pub ids: Option<Vec<u32>>,
-    /// Their logits.
-    pub logits: Vec<f32>,
+    /// `(1, scored)`: their logits.
+    pub logits: Tensor,
 }
 
 /// A head over `num_centroids` groups of equally many tokens.
@@ -54,10 +55,11 @@ impl CentroidHead {
         let groups = best.iter().zip(&inputs).flat_map(|(best, input)| best.iter().map(move |group| (*group, input)));
         let jobs: Vec<_> = groups.map(|(group, input)| (self.table.matrix(group as usize), input)).collect();
         let mut products = multiply(self.isa, &jobs).into_iter();
-        let scores = best.iter().map(|best| Scores {
-            ids: Some(best.iter().flat_map(ids).copied().collect()),
-            logits: products.by_ref().take(best.len()).flatten().collect(),
+        let scores = best.iter().map(|best| -> Result<_> {
+            let logits: Vec<f32> = products.by_ref().take(best.len()).flatten().collect();
+            let scored = logits.len();
+            Ok(Scores { ids: Some(best.iter().flat_map(ids).copied().collect()), logits: tensor(logits, (1, scored))? })
         });
-        Ok(scores.collect())
+        scores.collect()
     }
 }

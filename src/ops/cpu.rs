@@ -9,9 +9,7 @@ use crate::Result;
 use crate::checkpoint::WeightUse;
 use crate::kv::KvAccess;
 use crate::model::select_rows;
-use crate::nn::{
-    Angles, CentroidHead, Embedding, Experts, F32View, Linear, RmsNorm, Rotary, Scores, gelu_gate, project,
-};
+use crate::nn::{Angles, CentroidHead, Embedding, Experts, Linear, RmsNorm, Rotary, Scores, gelu_gate, project};
 
 /// The CPU, with an instruction set.
 #[derive(Clone, Copy)]
@@ -103,9 +101,7 @@ impl Ops for CpuOps {
 
     fn scores(&self, head: &Linear, x: &Tensor) -> Result<Vec<Scores>> {
         let logits = self.linear(head, x)?;
-        let rows = F32View::new(&logits)?;
-        let rows = rows.chunks_exact(logits.dim(1)?);
-        Ok(rows.map(|logits| Scores { ids: None, logits: logits.to_vec() }).collect())
+        (0..logits.dim(0)?).map(|row| Ok(Scores { ids: None, logits: logits.narrow(0, row, 1)? })).collect()
     }
 
     fn centroid_scores(&self, head: &CentroidHead, x: &Tensor) -> Result<Vec<Scores>> {

@@ -1,4 +1,4 @@
-//! Draft steps of a model that is chained with itself: one pass for a row of each of several sequences.
+//! Draft steps of a model that is chained with itself: one pass for rows of each of several sequences.
 
 use std::slice;
 use std::sync::Arc;
@@ -6,9 +6,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 
-use super::{Context, Draft, DraftChain};
+use super::{ChainStep, Context, Draft, DraftChain};
 use crate::constraint::ConstraintState;
-use crate::model::{ChainModel, DraftStep};
+use crate::model::{ChainModel, DraftRows, DraftStep};
+use crate::nn::{F32View, Scores};
 use crate::{Error, Result};
 
 /// A sequence's draft, to be lengthened by a token.
@@ -21,25 +22,32 @@ pub(super) struct Link<'a> {
     pub rng: &'a mut StdRng,
 }
 
+/// Where a link's scores come from.
+enum Source {
+    Pass,
+    Known(Scores),
+    End,
+}
+
 impl Link<'_> {
     /// Whether one pass can take both.
     pub fn shares_model(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.model, &other.model)
     }
 
-    fn take(&mut self, step: DraftStep) -> Result<()> {
-        self.draft.push(&self.context, step.scores.ids.as_deref(), &step.scores.logits, self.rng)?;
-        self.chain.advance(step.hidden);
+    /// Returns the number of tokens that were drafted: 1, before the constraint.
+    fn take(&mut self, scores: &Scores) -> Result<usize> {
+        self.draft.push(&self.context, scores.ids.as_deref(), &F32View::new(&scores.logits)?, self.rng)?;
         if let Some(constraint) = self.constraint {
             self.draft.refuse(constraint.lock().valid(&self.draft.tokens));
         }
-        Ok(())
+        Ok(1)
     }
 }
 
-/// Lengthens every draft by a token, in one pass of the model, which is the same for all. An error or a panic is that of the
-/// sequence whose row or draft it was.
-pub(super) fn lengthen(links: &mut [Link<'_>]) -> Vec<Result<()>> {
+/// Lengthens every draft by a token, in one pass of the model, which is the same for all; a chain at its end drafts none.
+/// Returns the number of tokens that each drafted. An error or a panic is that of the sequence whose rows or draft it was.
+pub(super) fn lengthen(links: &mut [Link<'_>]) -> Vec<Result<usize>> {
     match Error::catch(|| step(links)) {
         Ok(done) => done,
         Err(error) if links.len() == 1 => vec![Err(error)],
@@ -54,20 +62,54 @@ pub(super) fn lengthen(links: &mut [Link<'_>]) -> Vec<Result<()>> {
 /// One pass.
 ///
 /// # Errors
-/// If it failed; no draft is longer then.
-fn step(links: &mut [Link<'_>]) -> Result<Vec<Result<()>>> {
-    let rows: Vec<_> = links.iter().map(|link| link.chain.row(&link.context, link.draft)).collect();
-    let Some(model) = links.first().map(|link| &link.model) else { return Ok(Vec::new()) };
-    let steps = model.step(&rows)?;
-    if steps.len() != rows.len() {
-        return Err(Error::argument("rows", format!("are {}, the model made {} steps", rows.len(), steps.len())));
+/// If it failed; no draft is longer then, and no row is committed.
+fn step(links: &mut [Link<'_>]) -> Result<Vec<Result<usize>>> {
+    let Some(model) = links.first().map(|link| link.model.clone()) else { return Ok(Vec::new()) };
+    let (mut sources, mut sequences) = (Vec::with_capacity(links.len()), Vec::with_capacity(links.len()));
+    for Link { chain, context, draft, .. } in links.iter_mut() {
+        sources.push(match chain.next(context, draft)? {
+            ChainStep::Pass(rows) => {
+                sequences.push(rows);
+                Source::Pass
+            }
+            ChainStep::Known(scores) => Source::Known(scores),
+            ChainStep::End => Source::End,
+        });
     }
-    drop(rows);
+    let mut steps = pass(&*model, sequences)?.into_iter();
     // From here on no error is the whole pass's.
-    Ok(links.iter_mut().zip(steps).map(|(link, step)| Error::catch(|| link.take(step))).collect())
+    let done = links.iter_mut().zip(sources).map(|(link, source)| match source {
+        Source::Pass => steps.next().map_or(Ok(0), |step| {
+            Error::catch(|| {
+                link.chain.advance(&step);
+                link.take(&step.scores)
+            })
+        }),
+        Source::Known(scores) => Error::catch(|| link.take(&scores)),
+        Source::End => Ok(0),
+    });
+    Ok(done.collect())
 }
 
-/// Lengthens `draft` to `most` tokens: [`Drafter::draft`](super::Drafter::draft) of a drafter that is a chain.
+/// Runs and commits the rows of all sequences.
+///
+/// # Errors
+/// If the pass failed; nothing is committed then.
+fn pass(model: &dyn ChainModel, mut sequences: Vec<DraftRows<'_>>) -> Result<Vec<DraftStep>> {
+    if sequences.is_empty() {
+        return Ok(Vec::new());
+    }
+    let steps = model.step(&mut sequences)?;
+    if steps.len() != sequences.len() {
+        let (made, sequences) = (steps.len(), sequences.len());
+        return Err(Error::argument("sequences", format!("are {sequences}, the model made {made} steps")));
+    }
+    sequences.into_iter().for_each(DraftRows::commit);
+    Ok(steps)
+}
+
+/// Lengthens `draft` to `most` tokens, or to the chain's end: [`Drafter::draft`](super::Drafter::draft) of a drafter that is a
+/// chain.
 ///
 /// # Errors
 /// The model's, or if its logits are not finite.
@@ -81,7 +123,9 @@ pub fn draft_chain(
     while draft.tokens.len() < most {
         let model = chain.model();
         let mut link = Link { model, chain: &mut *chain, context: *context, constraint: None, draft, rng };
-        step(slice::from_mut(&mut link))?.into_iter().collect::<Result<()>>()?;
+        if step(slice::from_mut(&mut link))?.into_iter().sum::<Result<usize>>()? == 0 {
+            break;
+        }
     }
     Ok(())
 }

@@ -152,7 +152,7 @@ impl Proposing<'_> {
     }
 }
 
-/// Makes the drafts of models that were decided on: for every place, one pass of a model over a row of each sequence that wants
+/// Makes the drafts of models that were decided on: for every place, one pass of a model over rows of each sequence that wants
 /// its token there. An error or a panic is that of the sequence whose draft it was.
 pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
     let mut done: Vec<_> = proposing.iter_mut().map(|one| Error::catch(|| one.draft_alone())).collect();
@@ -171,16 +171,17 @@ pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
         for (i, result, time) in step_links(open) {
             let proposal = &mut *proposing[i].proposal;
             if let Some(drafter) = proposal.whose {
-                count_call(&mut proposal.calls, Call { drafter, tokens: 1, time });
+                let tokens = *result.as_ref().unwrap_or(&0);
+                count_call(&mut proposal.calls, Call { drafter, tokens, time });
             }
             proposal.lengthened(before[i], time);
-            done[i] = result;
+            done[i] = result.map(drop);
         }
     }
 }
 
-/// A step of every link, those of one model in one pass: what came of it, and each one's share of the time.
-fn step_links(mut open: Vec<(usize, Link<'_>)>) -> Vec<(usize, Result<()>, Duration)> {
+/// A step of every link, those of one model in one pass: the tokens that it drafted, and each one's share of the time.
+fn step_links(mut open: Vec<(usize, Link<'_>)>) -> Vec<(usize, Result<usize>, Duration)> {
     let mut stepped = Vec::with_capacity(open.len());
     while let Some(first) = open.pop() {
         let (same, others): (Vec<_>, Vec<_>) = open.into_iter().partition(|(_, link)| link.shares_model(&first.1));

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use candle_core::Tensor;
 use rand::rngs::StdRng;
 
-use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
+use super::{ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, draft_chain};
 use crate::kv::{KvOptions, PagePool, SequenceState};
-use crate::model::{Model, OutputRows};
-use crate::nn::F32View;
+use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, Model, OutputRows, Request};
+use crate::nn::Scores;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -18,12 +17,28 @@ use crate::{Error, Result};
 /// beside the weights, which are read once either way. The other way, keeping draft rows and taking them back, would need a
 /// cache that can go back behind a commit.
 pub struct DraftModel {
-    model: Arc<dyn Model>,
+    model: Arc<ChainedModel>,
     state: SequenceState,
     kv: KvOptions,
     pages: PagePool,
     read: Vec<u32>,         // the tokens whose rows the cache has
-    behind: Option<Tensor>, // (1, vocab): the logits behind the newest of them
+    reading: Vec<u32>,      // those of a step that a pass may take
+    behind: Option<Scores>, // of the newest token, if all are read
+}
+
+/// A model that drafts by itself. Drafters of one share its passes.
+pub struct ChainedModel(
+    /// The model.
+    pub Arc<dyn Model>,
+);
+
+impl ChainModel for ChainedModel {
+    fn step(&self, sequences: &mut [DraftRows<'_>]) -> Result<Vec<DraftStep>> {
+        let mut batch = DraftRows::batch(sequences)?;
+        let request = Request::of(&batch, OutputRows::Last);
+        let output = self.0.forward(&mut batch, &request)?;
+        DraftStep::of_rows(&output.logits, &output.hidden)
+    }
 }
 
 impl DraftModel {
@@ -32,27 +47,22 @@ impl DraftModel {
     ///
     /// # Errors
     /// If an option of the cache is out of its range.
-    pub fn new(model: Arc<dyn Model>, kv: &KvOptions, pages: &PagePool) -> Result<Self> {
-        let state = model.new_state(kv, pages)?;
-        Ok(Self { model, state, kv: kv.clone(), pages: pages.clone(), read: Vec::new(), behind: None })
+    pub fn new(model: Arc<ChainedModel>, kv: &KvOptions, pages: &PagePool) -> Result<Self> {
+        let state = model.0.new_state(kv, pages)?;
+        let (read, reading) = (Vec::new(), Vec::new());
+        Ok(Self { model, state, kv: kv.clone(), pages: pages.clone(), read, reading, behind: None })
     }
 
-    /// One pass over `ids`, of which `keep` rows stay; the logits behind the last one if they are wanted.
-    fn pass(&mut self, ids: &[u32], keep: usize, wanted: OutputRows) -> Result<Option<Tensor>> {
-        let output = self.model.forward_one(ids, self.state.begin_round(ids.len())?, wanted, keep)?;
-        self.read.extend(&ids[..keep]);
-        Ok((wanted != OutputRows::None).then_some(output.logits))
-    }
-
-    /// Reads the tokens that the cache lacks.
-    fn catch_up(&mut self, tokens: &[u32]) -> Result<()> {
-        let known = self.read.len();
-        let mut chunks = tokens[known..].chunks(self.state.kv().max_round_rows()).peekable();
-        while let Some(chunk) = chunks.next() {
-            let wanted = if chunks.peek().is_none() { OutputRows::Last } else { OutputRows::None };
-            self.behind = self.pass(chunk, chunk.len(), wanted)?;
+    /// The tokens that the cache lacks: what one pass takes of them, after the others were read in passes of their own.
+    fn catch_up(&mut self, tokens: &[u32]) -> Result<Vec<u32>> {
+        let most = self.state.kv().max_round_rows();
+        while tokens.len() - self.read.len() > most {
+            let chunk = &tokens[self.read.len()..][..most];
+            self.behind = None;
+            self.model.0.forward_one(chunk, self.state.begin_round(most)?, OutputRows::None, most)?;
+            self.read.extend(chunk);
         }
-        Ok(())
+        Ok(tokens[self.read.len()..].to_vec())
     }
 }
 
@@ -68,31 +78,57 @@ impl Drafter for DraftModel {
     fn begin(&mut self, tokens: &[u32]) {
         if !tokens.starts_with(&self.read) {
             // The options were good when the drafter was made.
-            if let Ok(state) = self.model.new_state(&self.kv, &self.pages) {
+            if let Ok(state) = self.model.0.new_state(&self.kv, &self.pages) {
                 (self.state, self.read, self.behind) = (state, Vec::new(), None);
             }
         }
     }
 
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
-        // A model with a shorter context than the target's has nothing to say beyond it.
-        let room = self.state.kv().max_context().saturating_sub(context.tokens.len());
-        let most = most.min(room).min(self.state.kv().max_round_rows());
-        while draft.tokens.len() < most {
-            let logits = if draft.tokens.is_empty() {
-                self.catch_up(context.tokens)?;
-                self.behind.clone()
-            } else {
-                self.pass(&draft.tokens, 0, OutputRows::Last)?
-            };
-            let Some(logits) = logits else { break };
-            draft.push(context, None, &F32View::new(&logits)?, rng)?;
-        }
-        Ok(())
+        draft_chain(self, context, most, draft, rng)
+    }
+
+    fn chain(&mut self) -> Option<&mut dyn DraftChain> {
+        Some(self)
     }
 
     fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
+        // There is a token to read now.
+        self.behind = None;
         Ok(())
+    }
+}
+
+impl DraftChain for DraftModel {
+    fn model(&self) -> Arc<dyn ChainModel> {
+        self.model.clone()
+    }
+
+    fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>> {
+        // A model with a shorter context than the target's has nothing to say beyond it.
+        let room = self.state.kv().max_context().saturating_sub(context.tokens.len());
+        if draft.tokens.len() >= room.min(self.state.kv().max_round_rows()) {
+            return Ok(ChainStep::End);
+        }
+        self.reading.clear();
+        let (ids, keep) = if draft.tokens.is_empty() {
+            self.reading = self.catch_up(context.tokens)?;
+            if self.reading.is_empty() {
+                return Ok(self.behind.clone().map_or(ChainStep::End, ChainStep::Known));
+            }
+            (self.reading.clone(), self.reading.len())
+        } else {
+            (draft.tokens.clone(), 0)
+        };
+        let kv = DraftKv::Own { round: self.state.begin_round(ids.len())?, keep };
+        Ok(ChainStep::Pass(DraftRows { ids, hidden: None, kv }))
+    }
+
+    fn advance(&mut self, step: &DraftStep) {
+        if !self.reading.is_empty() {
+            self.read.append(&mut self.reading);
+            self.behind = Some(step.scores.clone());
+        }
     }
 }
 

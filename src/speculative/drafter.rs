@@ -8,7 +8,8 @@ use rand::rngs::StdRng;
 use super::{Draft, DraftSampling, DrafterKind, NgramCache};
 use crate::Result;
 use crate::kv::Committed;
-use crate::model::{ChainModel, DraftRow};
+use crate::model::{ChainModel, DraftRows, DraftStep};
+use crate::nn::Scores;
 use crate::sampler::Sampler;
 
 /// What a drafter may read: the sequence between two rounds.
@@ -175,14 +176,28 @@ pub trait Drafter: Send {
     }
 }
 
-/// A drafter that chains steps of a model: every token and its hidden state are the next step's row.
+/// A drafter that chains steps of a model: what a step drafts is read by the next one.
 pub trait DraftChain: Send {
     /// The model. Chains of one model share its passes.
     fn model(&self) -> Arc<dyn ChainModel>;
 
-    /// The row whose step lengthens `draft`, which is empty or its own of this round.
-    fn row<'a>(&'a self, context: &Context<'a>, draft: &Draft) -> DraftRow<'a>;
+    /// The step that lengthens `draft`, which is empty or its own of this round. It is asked for again where a pass of several
+    /// sequences failed.
+    ///
+    /// # Errors
+    /// If a model's numbers are not finite, or memory is exhausted.
+    fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>>;
 
-    /// Keeps the hidden state of the step that lengthened the draft.
-    fn advance(&mut self, hidden: Tensor);
+    /// A pass took the step, and the rows that were to be kept are committed.
+    fn advance(&mut self, step: &DraftStep);
+}
+
+/// What lengthens a chain's draft by a token.
+pub enum ChainStep<'a> {
+    /// A pass over these rows.
+    Pass(DraftRows<'a>),
+    /// Scores of an earlier pass over the same rows, whose draft was not verified.
+    Known(Scores),
+    /// Nothing: the chain's context is full.
+    End,
 }

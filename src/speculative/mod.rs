@@ -1,6 +1,6 @@
 //! Speculative decoding: draft, verify, accept, commit.
 //!
-//! * [`Drafter`] is what proposes tokens, a file each: a model that is chained with itself ([`Mtp`], [`DraftModel`]) or a
+//! * [`Drafter`] is what proposes tokens, a file each: a model that is chained with itself ([`Mtp`], [`NextN`], [`DraftModel`]) or a
 //!   prompt lookup in what was written before ([`NgramSimple`], [`NgramMapK`], [`NgramMapK4v`], [`NgramMod`],
 //!   [`NgramCacheDrafter`]), or what a constraint forces ([`Forced`]).
 //! * [`Planner`] chooses for every round whose draft is verified and how far, from measured [`Costs`].
@@ -46,10 +46,11 @@ pub use block::{BlockSize, MtpPreset};
 pub use chain::draft_chain;
 pub use costs::{Costs, Estimate, Machine};
 pub use decoder::DecodeState;
-pub use draft_model::DraftModel;
-pub use drafter::{Confidence, Context, DraftChain, DraftCost, Drafter, Observed, Reads, Verdict};
+pub use draft_model::{ChainedModel, DraftModel};
+pub use drafter::{ChainStep, Confidence, Context, DraftChain, DraftCost, Drafter, Observed, Reads, Verdict};
 pub use forced::Forced;
 pub use mtp::{DraftSampling, Mtp};
+pub use nextn::NextN;
 pub use ngram_cache::{NgramCache, NgramCacheDrafter, NgramCacheOptions};
 pub use ngram_map_k::{NgramMapK, NgramMapOptions};
 pub use ngram_map_k4v::NgramMapK4v;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use rand::rngs::StdRng;
 
-use super::{Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, draft_chain};
+use super::{ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, draft_chain};
 use crate::Result;
 use crate::gemma4::Assistant;
-use crate::model::{ChainModel, DraftRow};
+use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep};
 
 /// How drafts are chosen by drafters that have a distribution. Both keep the target's distribution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,15 +63,17 @@ impl DraftChain for Mtp {
         self.assistant.clone()
     }
 
-    fn row<'a>(&'a self, context: &Context<'a>, draft: &Draft) -> DraftRow<'a> {
+    fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>> {
         let (token, hidden) = match draft.tokens.last() {
             Some(token) => (Some(token), self.hidden.as_ref()),
             None => (context.tokens.last(), None),
         };
-        DraftRow { token: token.copied().unwrap_or_default(), hidden: hidden.unwrap_or(context.hidden), kv: context.kv }
+        let hidden = hidden.unwrap_or(context.hidden).clone();
+        let ids = vec![token.copied().unwrap_or_default()];
+        Ok(ChainStep::Pass(DraftRows { ids, hidden: Some(hidden), kv: DraftKv::Target(context.kv) }))
     }
 
-    fn advance(&mut self, hidden: Tensor) {
-        self.hidden = Some(hidden);
+    fn advance(&mut self, step: &DraftStep) {
+        self.hidden = Some(step.hidden.clone());
     }
 }

@@ -5,25 +5,26 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use rand::rngs::StdRng;
 
-use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed, Reads};
+use super::{ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, Reads, draft_chain};
 use crate::Result;
 use crate::kv::{Batch, KvCache, KvOptions, PagePool};
-use crate::model::NextnHead;
-use crate::nn::F32View;
+use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, NextnHead};
 
 /// Hidden rows of rounds that are kept for the next draft, which reads them in one pass; more are read at once.
 const MOST_UNREAD: usize = 64;
 
 /// Chains the head from the newest token. Its K and V have a row for every pair of a hidden state of the trunk and the
-/// token behind it; those of a chain, whose hidden states are the head's own, are taken back.
-pub(super) struct NextN {
+/// token behind it; those of a chain, whose hidden states are the head's own, are taken back. The first step of a chain reads
+/// the states that were not read yet.
+pub struct NextN {
     head: Arc<dyn NextnHead>,
     cache: KvCache,
-    first: usize,           // the position of the cache's first row
-    rows: usize,            // rows from the trunk's states; those behind them are a chain's
-    unread: Vec<Tensor>,    // (rows, hidden) each: the trunk's states behind them
-    behind: Option<Tensor>, // (1, hidden): the head's state behind the rows
-    chain: Option<Tensor>,  // (1, hidden): the same behind the chain
+    first: usize,              // the position of the cache's first row
+    rows: usize,               // rows from the trunk's states; those behind them are a chain's
+    unread: Vec<Tensor>,       // (rows, hidden) each: the trunk's states behind them
+    taken: usize,              // leading rows of those that the cache has by now
+    behind: Option<DraftStep>, // of the newest row, if all states are read
+    chain: Option<Tensor>,     // (1, hidden): the head's state behind the chain, if one has begun
 }
 
 impl NextN {
@@ -33,17 +34,22 @@ impl NextN {
     /// If an option is out of its range, or the context does not fit memory.
     pub fn new(head: Arc<dyn NextnHead>, options: &KvOptions, pages: &PagePool) -> Result<Self> {
         let cache = head.nextn_cache(options, pages)?;
-        Ok(Self { head, cache, first: 0, rows: 0, unread: Vec::new(), behind: None, chain: None })
+        Ok(Self { head, cache, first: 0, rows: 0, unread: Vec::new(), taken: 0, behind: None, chain: None })
+    }
+
+    fn num_unread(&self) -> usize {
+        self.unread.iter().map(|states| states.dims()[0]).sum::<usize>() - self.taken
     }
 
     /// The position of the first state that is neither read nor unread.
     fn end(&self) -> usize {
-        self.first + self.rows + self.unread.iter().map(|states| states.dims()[0]).sum::<usize>()
+        self.first + self.rows + self.num_unread()
     }
 
     /// Forgets everything: the next state is that of position `first`.
     fn restart(&mut self, first: usize) -> Result<()> {
         self.unread.clear();
+        self.taken = 0;
         self.forget_rows(first)
     }
 
@@ -56,6 +62,10 @@ impl NextN {
     /// Takes the rows of a chain back.
     fn drop_chain(&mut self) -> Result<()> {
         self.chain = None;
+        // A pass that failed may have written rows, which no rewind has to take back.
+        if self.cache.len() == self.rows {
+            return Ok(());
+        }
         match self.cache.rewind(self.rows) {
             Ok(()) => Ok(()),
             // Pages that were quantized with rows of the chain.
@@ -63,38 +73,66 @@ impl NextN {
         }
     }
 
-    /// Reads the unread states whose next token is known: state `p` beside `tokens[p + 1]`.
-    fn read(&mut self, tokens: &[u32]) -> Result<()> {
+    /// Takes the rows of a chain back, and in a context that is too full for `rows` rows those before as well.
+    fn make_room(&mut self, rows: usize) -> Result<()> {
         self.drop_chain()?;
-        let next = self.first + self.rows;
-        let known = (self.end() - next).min(tokens.len().saturating_sub(next + 1));
-        if known == 0 {
-            return Ok(());
-        }
-        if self.rows + known > self.cache.max_context() {
-            self.forget_rows(next)?;
-        }
-        let states = Tensor::cat(&std::mem::take(&mut self.unread), 0)?;
-        let most = self.cache.max_round_rows();
-        let mut read = 0;
-        while read < known {
-            let rows = (known - read).min(most);
-            let ids = &tokens[self.first + self.rows + 1..][..rows];
-            self.behind = Some(self.pass(ids, &states.narrow(0, read, rows)?)?);
-            (self.rows, read) = (self.rows + rows, read + rows);
-        }
-        if known < states.dims()[0] {
-            self.unread.push(states.narrow(0, known, states.dims()[0] - known)?);
+        if self.rows + rows > self.cache.max_context() {
+            self.forget_rows(self.first + self.rows)?;
         }
         Ok(())
     }
 
-    /// One pass of the head; the state behind the newest row.
-    fn pass(&mut self, ids: &[u32], states: &Tensor) -> Result<Tensor> {
-        let mut batch = Batch::of(ids, self.cache.begin_round(ids.len())?)?;
-        let hidden = self.head.nextn_rows(&mut batch, states)?;
-        batch.into_rounds().into_iter().for_each(|round| round.commit(ids.len()));
-        Ok(hidden.narrow(0, ids.len() - 1, 1)?)
+    /// The first `rows` unread states, and the token behind each: beside state `p` `tokens[p + 1]`.
+    fn next_rows(&mut self, tokens: &[u32], rows: usize) -> Result<(Vec<u32>, Tensor)> {
+        let unread = self.num_unread();
+        let states = Tensor::cat(&self.unread, 0)?.narrow(0, self.taken, unread)?;
+        (self.unread, self.taken) = (vec![states.clone()], 0);
+        let next = self.first + self.rows + 1;
+        Ok((tokens[next..next + rows].to_vec(), states.narrow(0, 0, rows)?))
+    }
+
+    /// The cache has rows of the first `rows` unread states.
+    fn have_read(&mut self, rows: usize) {
+        (self.rows, self.taken) = (self.rows + rows, self.taken + rows);
+        if self.num_unread() == 0 {
+            self.unread.clear();
+            self.taken = 0;
+        }
+    }
+
+    /// Reads the first `rows` unread states in passes of their own.
+    fn read(&mut self, tokens: &[u32], rows: usize) -> Result<()> {
+        let most = self.cache.max_round_rows();
+        for begin in (0..rows).step_by(most) {
+            let rows = most.min(rows - begin);
+            let (ids, states) = self.next_rows(tokens, rows)?;
+            let mut batch = Batch::of(&ids, self.cache.begin_round(rows)?)?;
+            self.head.nextn_rows(&mut batch, &states)?;
+            batch.into_rounds().into_iter().for_each(|round| round.commit(rows));
+            self.have_read(rows);
+        }
+        Ok(())
+    }
+
+    /// The step behind the newest token, which reads the states that were not read yet.
+    fn first_step(&mut self, context: &Context<'_>) -> Result<ChainStep<'_>> {
+        // A drafter that saw nothing, as in a fork, begins with the state that every sequence has.
+        let newest = context.tokens.len().saturating_sub(2);
+        if self.end() != newest + 1 || (self.unread.is_empty() && self.behind.is_none()) {
+            self.restart(newest)?;
+            self.unread.push(context.hidden.clone());
+        }
+        let rows = self.num_unread();
+        self.make_room(rows)?;
+        if rows == 0 {
+            self.chain = self.behind.as_ref().map(|step| step.hidden.clone());
+            return Ok(self.behind.as_ref().map_or(ChainStep::End, |step| ChainStep::Known(step.scores.clone())));
+        }
+        let keep = rows.min(self.cache.max_round_rows());
+        self.read(context.tokens, rows - keep)?;
+        let (ids, states) = self.next_rows(context.tokens, keep)?;
+        let kv = DraftKv::Own { round: self.cache.begin_round(keep)?, keep };
+        Ok(ChainStep::Pass(DraftRows { ids, hidden: Some(states), kv }))
     }
 }
 
@@ -114,29 +152,11 @@ impl Drafter for NextN {
     fn begin(&mut self, _: &[u32]) {}
 
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
-        if draft.tokens.is_empty() {
-            // A drafter that saw nothing, as in a fork, begins with the state that every sequence has.
-            let newest = context.tokens.len().saturating_sub(2);
-            if self.end() != newest + 1 || (self.unread.is_empty() && self.behind.is_none()) {
-                self.restart(newest)?;
-                self.unread.push(context.hidden.clone());
-            }
-            self.read(context.tokens)?;
-            self.chain = self.behind.clone();
-        }
-        while draft.tokens.len() < most {
-            if let Some(token) = draft.tokens.last() {
-                if self.cache.len() == self.cache.max_context() {
-                    break;
-                }
-                let Some(hidden) = self.chain.take() else { break };
-                self.chain = Some(self.pass(&[*token], &hidden)?);
-            }
-            let Some(hidden) = &self.chain else { break };
-            let logits = self.head.nextn_logits(hidden)?;
-            draft.push(context, None, &F32View::new(&logits)?, rng)?;
-        }
-        Ok(())
+        draft_chain(self, context, most, draft, rng)
+    }
+
+    fn chain(&mut self) -> Option<&mut dyn DraftChain> {
+        Some(self)
     }
 
     fn fork(&self) -> Option<Box<dyn Drafter>> {
@@ -146,6 +166,7 @@ impl Drafter for NextN {
             first: self.first,
             rows: self.rows,
             unread: self.unread.clone(),
+            taken: self.taken,
             behind: self.behind.clone(),
             chain: self.chain.clone(),
         }))
@@ -157,7 +178,38 @@ impl Drafter for NextN {
             self.restart(seen.first)?;
         }
         self.unread.push(hidden.clone());
+        self.behind = None;
         let behind_prompt = seen.tokens.len() == self.end();
-        if behind_prompt || self.end() - self.first - self.rows > MOST_UNREAD { self.read(seen.tokens) } else { Ok(()) }
+        if behind_prompt || self.num_unread() > MOST_UNREAD {
+            // Behind a prompt the token beside the newest state is not known; elsewhere the next draft reads it.
+            let rows = self.num_unread().saturating_sub(1);
+            self.make_room(rows)?;
+            self.read(seen.tokens, rows)?;
+        }
+        Ok(())
+    }
+}
+
+impl DraftChain for NextN {
+    fn model(&self) -> Arc<dyn ChainModel> {
+        self.head.clone()
+    }
+
+    fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>> {
+        let Some(token) = draft.tokens.last() else { return self.first_step(context) };
+        let hidden = self.chain.clone().filter(|_| self.cache.len() < self.cache.max_context());
+        if hidden.is_none() {
+            return Ok(ChainStep::End);
+        }
+        let kv = DraftKv::Own { round: self.cache.begin_round(1)?, keep: 1 };
+        Ok(ChainStep::Pass(DraftRows { ids: vec![*token], hidden, kv }))
+    }
+
+    fn advance(&mut self, step: &DraftStep) {
+        if self.chain.is_none() {
+            self.have_read(self.cache.len() - self.rows);
+            self.behind = Some(step.clone());
+        }
+        self.chain = Some(step.hidden.clone());
     }
 }

@@ -4,10 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::nextn::NextN;
 use super::{
-    Backend, DraftModel, Drafter, Forced, Mtp, NgramCacheDrafter, NgramCacheOptions, NgramMapK, NgramMapK4v,
-    NgramMapOptions, NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions, Reads,
+    Backend, ChainedModel, DraftModel, Drafter, Forced, Mtp, NextN, NgramCacheDrafter, NgramCacheOptions, NgramMapK,
+    NgramMapK4v, NgramMapOptions, NgramMod, NgramModOptions, NgramPool, NgramSimple, NgramSimpleOptions, Reads,
 };
 use crate::device::{DeviceDraftModel, DeviceMtp, Models};
 use crate::gemma4::{Assistant, Target};
@@ -262,7 +261,7 @@ pub(crate) struct Sources {
     pub assistant: Option<Arc<Assistant>>,
     /// The target's NextN head, if it has one.
     pub nextn: Option<Arc<dyn NextnHead>>,
-    pub draft_model: Option<Arc<dyn Model>>,
+    pub draft_model: Option<Arc<ChainedModel>>,
     /// The draft model where the target computes, if that is a device.
     pub device_draft_model: Option<(Arc<Models>, Arc<Target>)>,
     pub ngrams: Arc<NgramPool>,

@@ -11,7 +11,7 @@ use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::{Assistant, Target};
 use foretoken::kv::{KvCache, KvOptions};
 use foretoken::nn::F32View;
-use foretoken::{ChainModel, DraftRow, DraftStep, Model, Output, OutputRows};
+use foretoken::{ChainModel, DraftKv, DraftRows, DraftStep, Model, Output, OutputRows};
 use foretoken::{ElementType, Isa};
 use safetensors::{Dtype, SafeTensors};
 
@@ -83,8 +83,8 @@ pub fn demo_qwen() -> Case {
 
 /// One draft step of one sequence, from `token` and the state that predicted it.
 pub fn draft_step(assistant: &Assistant, token: u32, hidden: &Tensor, kv: &KvCache) -> DraftStep {
-    let row = DraftRow { token, hidden, kv: kv.committed() };
-    assistant.step(&[row]).expect("a step").pop().expect("the row's")
+    let rows = DraftRows { ids: vec![token], hidden: Some(hidden.clone()), kv: DraftKv::Target(kv.committed()) };
+    assistant.step(&mut [rows]).expect("a step").pop().expect("the row's")
 }
 
 /// Runs `check` on every instruction set of this processor, and names those on which it failed.

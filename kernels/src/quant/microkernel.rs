@@ -4,7 +4,7 @@ use crate::quant::layout::{PAIRS, ROW_BLOCK, q8_1, q8k};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::bytes::{ByteLanes, Bytes, Scale};
 use crate::simd::opaque::opaque;
-use crate::simd::prefetch::{prefetch, prefetch_to_level_2};
+use crate::simd::prefetch::{prefetch, prefetch_to};
 use std::marker::PhantomData;
 
 /// What to prefetch while a block of 256 is multiplied that is unpacked into memory: the lines of 32 places, one with every two
@@ -92,7 +92,7 @@ impl<L: ByteLanes, F: Format, const S: usize> Source<L, F> for PackedSource<F, S
         let lines = S * prefetched_bytes::<L, F>(S).div_ceil(64);
         for line in step * lines / steps..(step + 1) * lines / steps {
             let at = self.prefetched[line % S].wrapping_add(line / S * 64);
-            if S == 1 { prefetch_to_level_2(at) } else { prefetch(at) }
+            if S == 1 { prefetch_to::<2>(at) } else { prefetch(at) }
         }
     }
     #[inline(always)]

@@ -36,8 +36,7 @@ pub(crate) trait ByteLanes: Floats {
     const ALL_BYTES: bool;
     /// Rows that the registers hold, with an accumulator and a sum each.
     const MAX_ROWS: usize;
-    /// Up to this number of rows, one run of panels is compiled besides several that are read side by side, which is faster on
-    /// some processors.
+    /// Most rows for which products of a single run of panels are compiled as well, not only of several side by side.
     const ONE_RUN_ROWS: usize = 0;
     /// Whether sums can start from [`Scale::offsets`].
     const OFFSETS: bool = false;

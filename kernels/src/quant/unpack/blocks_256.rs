@@ -130,6 +130,7 @@ impl Format for Q5K {
     const BYTES: Bytes = Bytes::Unsigned(31);
     const MIN_PAIRS: usize = 4;
     const SLOW_TO_UNPACK: bool = true;
+    const PREFETCH_ONE_RUN: bool = true;
     type Cursor<L: ByteLanes> = Planes<L>;
 
     #[inline(always)]
@@ -210,6 +211,7 @@ impl Format for Q2K {
     const BYTES: Bytes = Bytes::Unsigned(3);
     const MIN_PAIRS: usize = 8;
     const UNPACKED_FROM: usize = 9;
+    const PREFETCH_ONE_RUN: bool = true;
     type Cursor<L: ByteLanes> = Plane<L>;
 
     #[inline(always)]

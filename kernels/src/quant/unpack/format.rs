@@ -48,8 +48,9 @@ pub(in crate::quant) trait Format {
     /// Whether unpacking takes so many registers that a block of 256 is unpacked before, not while the first rows of several
     /// are multiplied.
     const SLOW_TO_UNPACK: bool = false;
-    /// Whether one run of panels is prefetched. A Zen 4 reads lines in the order of their addresses ahead by itself, at up to the
-    /// whole bandwidth, and prefetching costs a fifth; of lines of several fields in turn, with scales behind them, it does not.
+    /// Whether software prefetches a single run of panels, too. A Zen 4's hardware prefetchers follow most types, and software then
+    /// costs up to a quarter of the bandwidth; those with two fields of weights, and a few that compute long, they do not follow at
+    /// every number of rows.
     const PREFETCH_ONE_RUN: bool = false;
     /// Rows from which a block of 256 is unpacked into memory, where registers hold four.
     const UNPACKED_FROM: usize = 5;

@@ -16,15 +16,14 @@ pub(super) const STREAMS: usize = 4;
 /// Inputs of a panel that are multiplied before the next stream's: those of the longest block.
 const STREAM_INPUTS: usize = 256;
 
-/// Prefetch distance in bytes of each of `streams`: less than a 4 KiB page of several, which go to the first-level cache, where a
-/// line a multiple of a page ahead would fall in the set of a line in use.
+/// Prefetch distance in bytes of each of `streams`. Several are prefetched into the first-level cache, from less than a 4 KiB page
+/// ahead: lines a multiple of a page apart share a set. One goes to the second level, where the distance matters little.
 const fn prefetch_distance(streams: usize) -> usize {
     if streams == 1 { 16448 } else { 3584 }
 }
 
-/// Whether this processor reads one run of panels faster than several side by side, of as few rows as
-/// [`ByteLanes::ONE_RUN_ROWS`]. A Zen 4 does, by a quarter; on a Xeon one run keeps too few cache lines in flight, and four were a
-/// quarter faster.
+/// Whether one run of panels is read faster here than several side by side, by as few rows as [`ByteLanes::ONE_RUN_ROWS`]. On a
+/// Zen 4, which stands for all of AMD's processors, it is, by a fifth; on a Xeon four runs were a quarter faster.
 pub(super) fn reads_one_run_faster() -> bool {
     #[cfg(target_arch = "x86_64")]
     let amd = std::arch::is_x86_feature_detected!("sse4a"); // AMD's alone

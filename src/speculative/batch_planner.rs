@@ -1,9 +1,9 @@
 //! Whether the sequences of a batch draft, by measured tokens per second.
 //!
 //! A sequence's [planner](super::Planner) weighs what verifying costs, and draft steps as a sequence by itself pays them. What
-//! proposing costs the batch, look-ups one after another and draft steps together, only the clock of whole passes knows. So for every
-//! number of sequences passes with drafts and without are tried in turn, the faster mode is used, and the next trial comes so
-//! late that what it loses stays within a share of the time. In turn, because other processes slow a machine down by more than
+//! proposing costs the batch, look-ups one after another and draft steps together, only the clock of whole passes knows. So for
+//! every number of sequences passes with drafts and without are tried in turn, the faster mode is used, and the next trial comes
+//! so late that what it loses stays within a share of the time. In turn, because other processes slow a machine down by more than
 //! modes differ.
 
 use std::collections::BTreeMap;

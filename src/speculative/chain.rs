@@ -35,13 +35,13 @@ impl Link<'_> {
         Arc::ptr_eq(&self.model, &other.model)
     }
 
-    /// Returns the number of tokens that were drafted: 1, before the constraint.
-    fn take(&mut self, scores: &Scores) -> Result<usize> {
+    /// Adds a token to the draft, which a constraint may refuse.
+    fn take(&mut self, scores: &Scores) -> Result<()> {
         self.draft.push(&self.context, scores.ids.as_deref(), &F32View::new(&scores.logits)?, self.rng)?;
         if let Some(constraint) = self.constraint {
             self.draft.refuse(constraint.lock().valid(&self.draft.tokens));
         }
-        Ok(1)
+        Ok(())
     }
 }
 
@@ -78,15 +78,19 @@ fn step(links: &mut [Link<'_>]) -> Result<Vec<Result<usize>>> {
     }
     let mut steps = pass(&*model, sequences)?.into_iter();
     // From here on no error is the whole pass's.
-    let done = links.iter_mut().zip(sources).map(|(link, source)| match source {
-        Source::Pass => steps.next().map_or(Ok(0), |step| {
-            Error::catch(|| {
-                link.chain.advance(&step);
-                link.take(&step.scores)
-            })
-        }),
-        Source::Known(scores) => Error::catch(|| link.take(&scores)),
-        Source::End => Ok(0),
+    let done = links.iter_mut().zip(sources).map(|(link, source)| {
+        let step = match source {
+            Source::End => return Ok(0),
+            Source::Known(scores) => return Error::catch(|| link.take(&scores)).map(|()| 1),
+            Source::Pass => steps.next(),
+        };
+        // `pass` made a step for every sequence.
+        let Some(step) = step else { return Ok(0) };
+        Error::catch(|| {
+            link.chain.advance(&step);
+            link.take(&step.scores)
+        })
+        .map(|()| 1)
     });
     Ok(done.collect())
 }

@@ -48,6 +48,8 @@ pub(in crate::quant) trait Format {
     /// Whether unpacking takes so many registers that a block of 256 is unpacked before, not while the first rows of several
     /// are multiplied.
     const SLOW_TO_UNPACK: bool = false;
+    /// Whether the code that unpacks a scale depends on its index, by shifts and masks that are to be constants.
+    const SCALES_DIFFER: bool = true;
     /// Whether software prefetches a single run of panels, too. A Zen 4's hardware prefetchers follow most types, and software then
     /// costs up to a quarter of the bandwidth; those with two fields of weights, and a few that compute long, they do not follow at
     /// every number of rows.

@@ -57,6 +57,7 @@ impl Format for Iq4Xs {
     const ZERO_POINT: Option<u8> = Some(128);
     const BYTES: Bytes = Bytes::Biased;
     const SLOW_TO_UNPACK: bool = true;
+    const SCALES_DIFFER: bool = false;
     type Cursor<L: ByteLanes> = *const u8;
 
     #[inline(always)]
@@ -226,6 +227,7 @@ macro_rules! level_blocks {
             const ZERO_POINT: Option<u8> = Some($zero_point);
             const BYTES: Bytes = Bytes::Unsigned($max);
             const SLOW_TO_UNPACK: bool = true;
+            const SCALES_DIFFER: bool = false;
             /// With the first quad of the scale.
             type Cursor<L: ByteLanes> = (*const u8, usize);
 

@@ -196,9 +196,9 @@ fn a_pair_loads_by_name() {
     assert_eq!(server.state().requests.len(), asked);
 }
 
-#[test]
-fn shards_and_everything_beside_them() {
-    let (path, prompt) = fixture();
+/// The edge fixture's target as `test/sharded`: two shards and an index. The whole file is returned apart.
+fn sharded() -> (BTreeMap<String, Vec<u8>>, Vec<u8>) {
+    let (path, _) = fixture();
     let mut all = files("test/sharded", &path.join("target"));
     let whole = all.remove("test/sharded/model.safetensors").expect("weights");
     let tensors = safetensors::SafeTensors::deserialize(&whole).expect("safetensors").tensors();
@@ -211,6 +211,13 @@ fn shards_and_everything_beside_them() {
     }
     let index = json!({ "weight_map": weight_map }).to_string();
     all.insert("test/sharded/model.safetensors.index.json".into(), index.into_bytes());
+    (all, whole)
+}
+
+#[test]
+fn shards_and_everything_beside_them() {
+    let (path, prompt) = fixture();
+    let (mut all, _) = sharded();
     all.insert("test/sharded/chat_template.jinja".into(), b"{{ messages[0].content }}".to_vec());
     all.insert("test/sharded/README.md".into(), b"not needed".to_vec());
     all.insert("test/sharded/original/weights.pth".into(), vec![0; 100]);
@@ -220,6 +227,35 @@ fn shards_and_everything_beside_them() {
     assert!(!target.join("README.md").exists() && !target.join("original").exists(), "more than a checkpoint needs");
     let (one, assistant) = (path.join("target"), path.join("assistant"));
     assert_eq!(ids(&target, &assistant, &prompt), ids(&one, &assistant, &prompt));
+}
+
+/// What is downloaded is what is read: a whole file comes before an index that does not name it.
+#[test]
+fn a_whole_file_beside_shards() {
+    let (path, prompt) = fixture();
+    let (mut all, whole) = sharded();
+    all.insert("test/sharded/model.safetensors".into(), whole);
+    let (server, cache) = (Server::new(all), tempfile::tempdir().expect("a directory"));
+    let options = server.options(cache.path());
+    // A download that broke off behind the index is gone on with.
+    server.state().break_after = Some(100_000);
+    refused(resolve("test/sharded", &options), &["model.safetensors", "try again"]);
+    let target = resolve("test/sharded", &options).expect("the target");
+    let asked_for_shards = |server: &Server| server.state().requests.iter().any(|request| request.contains("-of-"));
+    assert!(!asked_for_shards(&server), "{:?}", server.state().requests);
+    let (one, assistant) = (path.join("target"), path.join("assistant"));
+    assert_eq!(ids(&target, &assistant, &prompt), ids(&one, &assistant, &prompt));
+    let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options };
+    assert_eq!(resolve("test/sharded", &offline).expect("the same"), target);
+
+    // An index of both.
+    let index = json!({"weight_map": {"a": "model.safetensors", "b": "model-00001-of-00002.safetensors"}}).to_string();
+    server.state().files.insert("test/sharded/model.safetensors.index.json".into(), index.into_bytes());
+    let fresh = tempfile::tempdir().expect("a directory");
+    let target = resolve("test/sharded", &server.options(fresh.path())).expect("the target");
+    let exist = ["model", "model-00001-of-00002", "model-00002-of-00002"];
+    let exist = exist.map(|name| target.join(format!("{name}.safetensors")).exists());
+    assert_eq!(exist, [true, true, false]);
 }
 
 /// A shard is a file beside its index; an index cannot make the client ask for, or write, anything else.

@@ -28,7 +28,7 @@ pub(crate) use ordering::token_ordering;
 pub(crate) use partial::Partial;
 pub(crate) use recode::survey;
 #[cfg(feature = "hub")]
-pub(crate) use safetensors::shards;
+pub(crate) use safetensors::weights;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

@@ -26,8 +26,7 @@ impl Tensors {
     pub(super) fn open(directory: &Path) -> Result<Self> {
         let (index, whole) = (directory.join("model.safetensors.index.json"), directory.join(WHOLE));
         let map = index.exists().then(|| WeightMap::read(&index)).transpose()?;
-        // As in transformers, a whole file comes before an index that does not name it.
-        let map = map.filter(|map| !whole.is_file() || map.shards.values().any(|shard| shard == WHOLE));
+        let map = map.filter(|map| map.is_read(whole.is_file()));
         let files = map.as_ref().map_or_else(|| vec![whole], |map| map.files(directory));
         let mut tensors = BTreeMap::new();
         for file in &files {
@@ -135,6 +134,11 @@ impl WeightMap {
         }
     }
 
+    /// Whether the shards are read: as in transformers, a whole file comes before an index that does not name it.
+    fn is_read(&self, has_whole: bool) -> bool {
+        !has_whole || self.shards.values().any(|shard| shard == WHOLE)
+    }
+
     /// The shards, each once.
     fn files(&self, directory: &Path) -> Vec<PathBuf> {
         let names: BTreeSet<&String> = self.shards.values().collect();
@@ -154,10 +158,11 @@ impl WeightMap {
     }
 }
 
-/// The files that `weight_map` names, each once.
+/// The files that are read of a checkpoint with an index, and with a whole file or without.
 #[cfg(feature = "hub")]
-pub(crate) fn shards(directory: &Path, index: &Path) -> Result<Vec<PathBuf>> {
-    WeightMap::read(index).map(|map| map.files(directory))
+pub(crate) fn weights(directory: &Path, index: &Path, has_whole: bool) -> Result<Vec<PathBuf>> {
+    let map = WeightMap::read(index)?;
+    Ok(if map.is_read(has_whole) { map.files(directory) } else { vec![directory.join(WHOLE)] })
 }
 
 fn read(path: &Path, tensors: &mut BTreeMap<String, RawTensor>) -> Result<()> {

@@ -9,7 +9,7 @@ use hf_hub::{Cache, CacheRepo, Repo};
 
 use super::gguf_files::{in_directory, parts, tagged};
 use super::{Download, HubOptions, Name, OnDownload};
-use crate::checkpoint::shards;
+use crate::checkpoint::weights;
 use crate::{Error, Result};
 
 /// Small files of a checkpoint; only the first is required.
@@ -60,8 +60,8 @@ pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> 
     }
     if has(INDEX) {
         let index = download.file(INDEX)?;
-        for shard in shards(directory_of(&index), &index)? {
-            download.file(&shard.file_name().unwrap_or_default().to_string_lossy())?;
+        for file in weights(directory_of(&index), &index, has(WEIGHTS))? {
+            download.file(&file.file_name().unwrap_or_default().to_string_lossy())?;
         }
     } else {
         download.file(WEIGHTS)?;
@@ -81,11 +81,12 @@ fn complete(cache: &CacheRepo, name: Name<'_>) -> Option<PathBuf> {
     }
     let config = cache.get(DESCRIPTIONS[0])?;
     let directory = directory_of(&config);
-    let weights = match cache.get(INDEX) {
-        Some(index) => shards(directory, &index).ok()?,
-        None => vec![directory.join(WEIGHTS)],
+    let whole = directory.join(WEIGHTS);
+    let files = match cache.get(INDEX) {
+        Some(index) => weights(directory, &index, whole.exists()).ok()?,
+        None => vec![whole],
     };
-    weights.iter().all(|file| file.exists()).then(|| directory.to_owned())
+    files.iter().all(|file| file.exists()).then(|| directory.to_owned())
 }
 
 fn directory_of(file: &Path) -> &Path {

@@ -60,13 +60,17 @@ pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
     }
 }
 
-/// Says that the parameters of a file with Mirostat are not used. The others alone would be another sampler than the
-/// publisher's, and no reason to refuse the weights.
+/// Says that the parameters of a file with Mirostat are not used.
 pub(super) fn without_mirostat(path: &Path, key: &str, version: f64) {
+    without_parameters(path, &format!("{key} is {version}: Mirostat is not implemented"));
+}
+
+/// Says that a file's parameters are not used, because of `problem`. Some of them alone would be another sampler than the
+/// publisher's, and no reason to refuse the weights.
+pub(super) fn without_parameters(path: &Path, problem: &str) {
     tracing::warn!(
         path = %path.display(),
-        "{key} is {version}: Mirostat is not implemented, and the file's sampling parameters are not used; \
-         give temperature, top_p or min_p"
+        "{problem}, and the file's sampling parameters are not used; give temperature, top_p or min_p"
     );
 }
 

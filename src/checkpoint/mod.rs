@@ -262,7 +262,7 @@ impl Checkpoint {
     }
 
     /// The publisher's sampling parameters, from `generation_config.json` or metadata; `None` if there are none, they are
-    /// greedy, or have Mirostat, which a warning says.
+    /// greedy, or of a sampler that is not implemented, which a warning says.
     ///
     /// # Errors
     /// If one is malformed or out of its range.

@@ -4,10 +4,10 @@ use super::Gguf;
 use super::keys::Keys;
 use super::metadata::{Value, shown};
 use crate::Result;
-use crate::checkpoint::generation::{Parameters, without_mirostat};
+use crate::checkpoint::generation::{Parameters, without_mirostat, without_parameters};
 use crate::sampler::Sampling;
 
-/// The sampling parameters; `None` if the file has none, or has Mirostat.
+/// The sampling parameters; `None` if the file has none, or samples in a way that is not implemented, which a warning says.
 ///
 /// # Errors
 /// If a key is malformed, or a parameter is out of its range.
@@ -36,8 +36,15 @@ pub fn sampling_defaults(gguf: &Gguf) -> Result<Option<Sampling>> {
         xtc_threshold: number("xtc_threshold")?,
     };
     if let Some(sequence) = keys.optional_str(&key("sequence"))? {
-        only_those_in(sequence, &mut parameters)
-            .map_err(|problem| keys.unsupported(&key("sequence"), format!("is {sequence:?}: {problem}")))?;
+        let problem = |problem| format!("{} is \"{}\": {problem}", key("sequence"), shown(sequence));
+        match only_those_in(sequence, &mut parameters) {
+            Ok(None) => {}
+            Ok(Some(unknown)) => tracing::warn!(path = %gguf.path().display(), "{}", problem(unknown)),
+            Err(other) => {
+                without_parameters(gguf.path(), &problem(other));
+                return Ok(None);
+            }
+        }
     }
     keys.refuse_misspelt()?;
     let in_file = |name: &str| match name {
@@ -53,19 +60,32 @@ pub fn sampling_defaults(gguf: &Gguf) -> Result<Option<Sampling>> {
 /// llama.cpp's names of its samplers, in the order in which they apply here.
 const ORDER: [&str; 9] = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"];
 
-/// Leaves out the parameters of samplers that the file's own sequence has not.
+/// Leaves out the parameters of samplers that the file's own sequence has not. Names that llama.cpp does not know are left out, as
+/// it does; the text says which.
 ///
 /// # Errors
-/// If they are to apply in another order, or one is unknown.
-fn only_those_in(sequence: &str, parameters: &mut Parameters) -> Result<(), String> {
-    let mut named = Vec::new();
+/// If they are to apply in another order, or one is not implemented.
+fn only_those_in(sequence: &str, parameters: &mut Parameters) -> Result<Option<String>, String> {
+    let (mut named, mut unknown) = (Vec::new(), Vec::new());
     for name in sequence.split(';').map(str::trim).filter(|name| !name.is_empty()) {
-        let at = ORDER.iter().position(|known| *known == name);
-        let at = at.ok_or_else(|| format!("{:?} is no sampler that is implemented", shown(name)))?;
-        if named.last().is_some_and(|last| *last >= at) {
-            return Err(format!("the order {} is the one that is implemented", ORDER.join(";")));
+        // llama.cpp's other spellings: Top-K, topk, nucleus.
+        let plain = name.to_lowercase().replace(['-', '_'], "");
+        let plain = match plain.as_str() {
+            "nucleus" => "topp",
+            "temp" => "temperature",
+            "typ" => "typp",
+            plain => plain,
+        };
+        match ORDER.iter().position(|known| known.replace('_', "") == plain) {
+            Some(at) if named.last().is_some_and(|last| *last >= at) => {
+                return Err(format!("the order {} is the one that is implemented", ORDER.join(";")));
+            }
+            Some(at) => named.push(at),
+            None if plain == "infill" => return Err("infill is not implemented".into()),
+            // Off, because no key has its target.
+            None if plain == "adaptivep" => {}
+            None => unknown.push(name),
         }
-        named.push(at);
     }
     let has = |name: &str| named.iter().any(|at| ORDER[*at] == name);
     let keep = |name: &str, value: &mut Option<f64>| *value = value.filter(|_| has(name));
@@ -75,7 +95,8 @@ fn only_those_in(sequence: &str, parameters: &mut Parameters) -> Result<(), Stri
     keep("penalties", &mut parameters.penalty_repeat);
     keep("xtc", &mut parameters.xtc_probability);
     parameters.top_k = parameters.top_k.filter(|_| has("top_k"));
-    Ok(())
+    let unknown = (!unknown.is_empty()).then(|| shown(&unknown.join(";")));
+    Ok(unknown.map(|names| format!("\"{names}\" is no sampler of llama.cpp, and is left out; the others are used")))
 }
 
 fn key(name: &str) -> String {

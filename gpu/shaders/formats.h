@@ -1,5 +1,5 @@
 // The block formats of weights, in the packed order of quant/layout.rs: a panel is 16 rows; the field at byte o of a GGUF
-// block begins at byte 16 o of a packed block, and the rows alternate every 4 bytes (scales: every 2).
+// block begins at byte 16 o of a packed block (but of Q6_K), and the rows alternate every 4 bytes (scales: every 2).
 //
 // A warp multiplies a packed block by tensor cores: 16 weight rows by 8 activation rows (columns). Lane 4 g + t reads 8
 // bytes, word t of the panel rows 2 g and 2 g + 1, so a warp reads 256 consecutive bytes:

@@ -105,7 +105,11 @@ typedef QK<5> Q5_K;
 // Blocks of 256 in sixteen sub-blocks of 16.
 struct Q6_K {
     static CONSTEXPR int BLOCK = 256, BYTES = 210;
-    static CONSTEXPR int HIGH = 16 * 128, SCALES = 16 * 192, D = 16 * 208;
+    // A half has 16 words of lower bits and 8 of upper bits: lower 0 to 4, upper 0 to 4, lower 4 to 8, upper 4 to 8, lower 8 to 16.
+    static CONSTEXPR int D = 0, SCALES = 16 * 2, HALVES = 16 * 18, HALF = 16 * 96;
+
+    static INLINE int lower_word(int w) { return w < 4 ? w : w < 8 ? w + 4 : w + 8; }
+    static INLINE int upper_word(int w) { return w < 4 ? w + 4 : w + 8; }
 
     template <int TILES>
     static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
@@ -117,8 +121,9 @@ struct Q6_K {
             // Of 16 words, word w has inputs 4 w.. of the half's first 64 in its low nibbles, of its last 64 in the high
             // ones; of 8 words, word w has two upper bits for each quarter.
             uint2 low[4], high[2];
-            for (int i = 0; i < 4; i++) low[i] = load_rows(at, 64 * (16 * side + t + 4 * i), g);
-            for (int i = 0; i < 2; i++) high[i] = load_rows(at + HIGH, 64 * (8 * side + t + 4 * i), g);
+            const DEVICE u8* weights = at + HALVES + side * HALF;
+            for (int i = 0; i < 4; i++) low[i] = load_rows(weights, 64 * (t + lower_word(4 * i)), g);
+            for (int i = 0; i < 2; i++) high[i] = load_rows(weights, 64 * (t + upper_word(4 * i)), g);
             for (int quarter = 0; quarter < 4; quarter++) {
                 uint2 b[TILES];
                 for (int tile = 0; tile < TILES; tile++) b[tile] = quants(x, tile, block * 8 + side * 4 + quarter);
@@ -149,8 +154,9 @@ struct Q6_K {
     }
     static INLINE float value(const DEVICE u8* at, int row, int i) {
         int side = i / 128, quarter = i % 128 / 32;
-        int low = packed_byte(at, side * 64 + i % 64, row) >> (quarter / 2 * 4) & 15;
-        int high = packed_byte(at + HIGH, side * 32 + i % 32, row) >> (quarter * 2) & 3;
+        const DEVICE u8* weights = at + HALVES + side * HALF;
+        int low = packed_byte(weights, 4 * lower_word(i % 64 / 4) + i % 4, row) >> (quarter / 2 * 4) & 15;
+        int high = packed_byte(weights, 4 * upper_word(i % 32 / 4) + i % 4, row) >> (quarter * 2) & 3;
         float d = half_to_float(reinterpret_cast<const DEVICE u16*>(at + D)[row]);
         float by = float((i8)at[AT(SCALES + 16 * (i / 16) + row)]) * d;
         return mul(by, float((low | high << 4) - 32));

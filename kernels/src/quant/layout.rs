@@ -3,9 +3,8 @@
 //! # Packed weight blocks
 //!
 //! A *panel* is 16 consecutive rows (outputs) of a matrix. Block `b` of a panel is the 16 rows' GGUF blocks `b`, field after
-//! field in the file's order; within a field, units of the 16 rows alternate. A field at byte `o` of a GGUF block therefore
-//! begins at byte `16 o` of a packed block. A unit is 4 bytes for weights, so that one 64-byte vector is the same four bytes
-//! of 16 rows, and 2 bytes for `f16` scales. `Q4_K`, 144 bytes per row, 2304 per packed block:
+//! field; within a field, units of the 16 rows alternate. A unit is 4 bytes for weights, so that one 64-byte vector is the same four
+//! bytes of 16 rows, and 2 bytes for `f16` scales. `Q4_K`, 144 bytes per row, 2304 per packed block:
 //!
 //! ```text
 //! GGUF block of one row        packed block of 16 rows
@@ -31,7 +30,15 @@
 //! high    x32 x33 x34 x35     x32 x33 x34 x35   ...   x32 x33 x34 x35
 //! ```
 //!
-//! Some fields change their content, or their unit:
+//! Fields are in the file's order, so that one at byte `o` of a GGUF block begins at byte `16 o` of a packed block, but for these.
+//! These are read from their first byte to their last, which the hardware's prefetchers follow:
+//!
+//! | type | order, in bytes of a row's GGUF block |
+//! |---|---|
+//! | `Q6_K` | `d` 208..210, scales 192..208; for each half `h` lower bits `64 h..+16`, upper bits `128 + 32 h..+16`, the next 16 of either, the other 32 of the lower bits |
+//! | `TQ1_0`, `TQ2_0` | `d` 64..66, weights 0..64 |
+//!
+//! Some change their content, or their unit:
 //!
 //! | type | field | change | reason |
 //! |---|---|---|---|

@@ -78,8 +78,8 @@ const fn unrolled<L: ByteLanes, F: Format>() -> usize {
     }
 }
 
-/// A packed block, unpacked in registers, of one of `S` panels that are read side by side.
-pub(super) struct PackedSource<F, const S: usize> {
+/// A packed block, unpacked in registers, of one of `S` panels that are read side by side, for `R` rows.
+pub(super) struct PackedSource<F, const R: usize, const S: usize> {
     /// The block, and the first of the panel's rows that the lanes hold.
     pub block: *const u8,
     pub lane: usize,
@@ -88,14 +88,14 @@ pub(super) struct PackedSource<F, const S: usize> {
     pub format: PhantomData<F>,
 }
 
-impl<L: ByteLanes, F: Format, const S: usize> Source<L, F> for PackedSource<F, S> {
+impl<L: ByteLanes, F: Format, const R: usize, const S: usize> Source<L, F> for PackedSource<F, R, S> {
     const UNROLLED: usize = unrolled::<L, F>();
     type Cursor = F::Cursor<L>;
 
     // A few lines each time, spread evenly: the line fill buffers are few.
     #[inline(always)]
     unsafe fn prefetch(&self, s: usize, g: usize) {
-        if S == 1 && !F::PREFETCH_ONE_RUN {
+        if S == 1 && R < F::PREFETCH_ONE_RUN_FROM {
             return;
         }
         let (step, steps) = ((s * F::QUADS_PER_SCALE + g) / 2, F::TYPE.block_len() / 8);

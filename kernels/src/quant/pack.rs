@@ -33,6 +33,23 @@ const fn changed(start: usize, end: usize, change: Change) -> Field {
     Field { range: start..end, unit: 4, change }
 }
 
+const Q6_K_FIELDS: [Field; 12] = [
+    field(208, 210, 2),
+    // In units of 1 byte: 16 of them widen in one instruction; extracting them from words takes two more each.
+    field(192, 208, 1),
+    field(0, 16, 4),
+    field(128, 144, 4),
+    field(16, 32, 4),
+    field(144, 160, 4),
+    field(32, 64, 4),
+    field(64, 80, 4),
+    field(160, 176, 4),
+    field(80, 96, 4),
+    field(176, 192, 4),
+    field(96, 128, 4),
+];
+
+/// The fields of a block in the order of [`super::layout`].
 const fn fields(weight_type: WeightType) -> &'static [Field] {
     match weight_type {
         WeightType::Q4_0 | WeightType::IQ4_NL => const { &[field(0, 2, 2), field(2, 18, 4)] },
@@ -44,12 +61,11 @@ const fn fields(weight_type: WeightType) -> &'static [Field] {
         WeightType::Q3_K => const { &[field(0, 108, 4), field(108, 110, 2)] },
         WeightType::Q4_K => const { &[field(0, 4, 2), field(4, 144, 4)] },
         WeightType::Q5_K => const { &[field(0, 4, 2), field(4, 176, 4)] },
-        // Scales in units of 1 byte: 16 of them widen in one instruction; extracting them from words takes two more each.
-        WeightType::Q6_K => const { &[field(0, 192, 4), field(192, 208, 1), field(208, 210, 2)] },
+        WeightType::Q6_K => &Q6_K_FIELDS,
         WeightType::IQ4_XS => const { &[field(0, 2, 2), field(2, 4, 1), field(4, 136, 4)] },
         WeightType::MXFP4 => const { &[field(0, 1, 1), field(1, 17, 4)] },
         WeightType::NVFP4 => const { &[changed(0, 4, Change::OneZero), field(4, 36, 4)] },
-        WeightType::TQ1_0 | WeightType::TQ2_0 => const { &[field(0, 64, 4), field(64, 66, 2)] },
+        WeightType::TQ1_0 | WeightType::TQ2_0 => const { &[field(64, 66, 2), field(0, 64, 4)] },
         WeightType::IQ1_S => const { &[field(0, 76, 4)] },
         WeightType::IQ2_XXS => const { &[field(0, 104, 4)] },
         WeightType::IQ1_M | WeightType::IQ2_XS | WeightType::IQ2_S => const { &[field(0, 108, 4)] },
@@ -87,9 +103,11 @@ pub(super) fn interleave<'a>(weight_type: WeightType, row: impl Fn(usize) -> Opt
     let out = &mut out[..PANEL_ROWS * weight_type.packed_block_bytes()];
     for lane in 0..PANEL_ROWS {
         let Some(block) = row(lane) else { continue };
+        let mut at = 0;
         for Field { range, unit, change } in fields(weight_type) {
             let source = &block[range.clone()];
-            let target = &mut out[PANEL_ROWS * range.start..PANEL_ROWS * range.end];
+            let target = &mut out[at..][..PANEL_ROWS * range.len()];
+            at += target.len();
             match unit {
                 1 => copy_units::<1>(source, target, lane, |x| x),
                 2 => copy_units::<2>(source, target, lane, |x| x),
@@ -119,8 +137,10 @@ fn copy_units<const N: usize>(source: &[u8], target: &mut [u8], lane: usize, cha
 
 /// The inverse of [`interleave`] for one lane.
 pub(super) fn extract(weight_type: WeightType, packed: &[u8], lane: usize, out: &mut [u8]) {
+    let mut at = 0;
     for Field { range, unit, change } in fields(weight_type) {
-        let source = &packed[PANEL_ROWS * range.start..PANEL_ROWS * range.end];
+        let source = &packed[at..][..PANEL_ROWS * range.len()];
+        at += source.len();
         for (k, out) in out[range.clone()].chunks_exact_mut(*unit).enumerate() {
             out.copy_from_slice(&source[(k * PANEL_ROWS + lane) * unit..][..*unit]);
             match change {

@@ -130,7 +130,7 @@ impl Format for Q5K {
     const BYTES: Bytes = Bytes::Unsigned(31);
     const MIN_PAIRS: usize = 4;
     const SLOW_TO_UNPACK: bool = true;
-    const PREFETCH_ONE_RUN: bool = true;
+    const PREFETCH_ONE_RUN_FROM: usize = 2;
     type Cursor<L: ByteLanes> = Planes<L>;
 
     #[inline(always)]
@@ -167,16 +167,16 @@ impl Format for Q6K {
     const ZERO_POINT: Option<u8> = Some(32);
     const BYTES: Bytes = Bytes::Unsigned(63);
     const SLOW_TO_UNPACK: bool = true;
-    const PREFETCH_ONE_RUN: bool = true;
+    const PREFETCH_ONE_RUN_FROM: usize = 3;
     type Cursor<L: ByteLanes> = Planes<L>;
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: as the caller's; byte `s` of lane `n` is at `16 s + n` of the scales.
         unsafe {
-            scales.d[0] = load_halves(l, block, 208, lane);
+            scales.d[0] = load_halves(l, block, 0, lane);
             for s in 0..16 {
-                scales.scales[s] = l.to_scale(l.load_signed_bytes(block.add(16 * (192 + s) + lane)));
+                scales.scales[s] = l.to_scale(l.load_signed_bytes(block.add(16 * (2 + s) + lane)));
             }
         }
     }
@@ -185,11 +185,13 @@ impl Format for Q6K {
         // SAFETY: as the caller's.
         unsafe {
             let (half, quarter, start) = (s / 8, s % 8 / 2, s % 2 * 16);
+            let weights = 18 + half * 96;
+            let low = if quarter % 2 == 0 { weights + 2 * start } else { weights + 64 + start };
             Planes {
-                low: block.add(16 * (half * 64 + quarter % 2 * 32 + start) + 4 * lane),
+                low: block.add(16 * low + 4 * lane),
                 low_mask: l.splat_word(0x0f0f_0f0f),
                 down: quarter as i32 / 2 * 4,
-                high: block.add(16 * (128 + half * 32 + start) + 4 * lane),
+                high: block.add(16 * (weights + 16 + 2 * start) + 4 * lane),
                 high_mask: l.splat_word(0x3030_3030),
                 high_up: 4 - 2 * quarter as i32,
             }
@@ -211,7 +213,7 @@ impl Format for Q2K {
     const BYTES: Bytes = Bytes::Unsigned(3);
     const MIN_PAIRS: usize = 8;
     const UNPACKED_FROM: usize = 9;
-    const PREFETCH_ONE_RUN: bool = true;
+    const PREFETCH_ONE_RUN_FROM: usize = 1;
     type Cursor<L: ByteLanes> = Plane<L>;
 
     #[inline(always)]
@@ -257,7 +259,7 @@ impl Format for Q3K {
     const ZERO_POINT: Option<u8> = Some(4);
     const BYTES: Bytes = Bytes::Unsigned(7);
     const SLOW_TO_UNPACK: bool = true;
-    const PREFETCH_ONE_RUN: bool = true;
+    const PREFETCH_ONE_RUN_FROM: usize = 1;
     type Cursor<L: ByteLanes> = Planes<L>;
 
     #[inline(always)]

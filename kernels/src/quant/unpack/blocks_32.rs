@@ -29,6 +29,7 @@ macro_rules! blocks_of_32 {
             const ZERO_POINT: Option<u8> = $zero_point;
             const BYTES: Bytes = $bytes;
             const HAS_MIN: bool = $has_min;
+            const PREFETCH_ONE_RUN_FROM: usize = 4;
             type Cursor<L: ByteLanes> = *const u8;
 
             #[inline(always)]

@@ -50,10 +50,9 @@ pub(in crate::quant) trait Format {
     const SLOW_TO_UNPACK: bool = false;
     /// Whether the code that unpacks a scale depends on its index, by shifts and masks that are to be constants.
     const SCALES_DIFFER: bool = true;
-    /// Whether software prefetches a single run of panels, too. A Zen 4's hardware prefetchers follow most types, and software then
-    /// costs up to a quarter of the bandwidth; those with two fields of weights, and a few that compute long, they do not follow at
-    /// every number of rows.
-    const PREFETCH_ONE_RUN: bool = false;
+    /// Rows from which software prefetches a single run of panels, too. A Zen 4's hardware prefetchers follow one row of most types, and
+    /// software costs up to a quarter of the bandwidth then; of more rows, which compute longer, they lose it.
+    const PREFETCH_ONE_RUN_FROM: usize = usize::MAX;
     /// Rows from which a block of 256 is unpacked into memory, where registers hold four.
     const UNPACKED_FROM: usize = 5;
     /// Pairs of mins in a block of 256.

@@ -127,7 +127,7 @@ impl Format for Nvfp4 {
     const QUADS_PER_SCALE: usize = 4;
     const ZERO_POINT: Option<u8> = Some(16);
     const BYTES: Bytes = Bytes::Unsigned(28);
-    const PREFETCH_ONE_RUN: bool = true;
+    const PREFETCH_ONE_RUN_FROM: usize = 1;
     type Cursor<L: ByteLanes> = *const u8;
 
     /// The seven bits of a scale are those of an `f32`'s exponent and mantissa but for the bias: 127 instead of 7, and one

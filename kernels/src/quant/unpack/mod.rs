@@ -1,6 +1,6 @@
 //! Unpacking in registers: each format's weights as unsigned bytes, and its scales as vectors.
 //!
-//! Offsets are those of [`super::layout`]: a GGUF field at byte `o` starts at byte `16 o` of the packed block. `lane` is the
+//! Offsets are those of [`super::layout`], a sixteenth of the packed block's: of one row's bytes in that order. `lane` is the
 //! first of the panel's rows that the vectors hold: 0 with 16 lanes, 0 or 8 with 8.
 
 mod blocks_256;

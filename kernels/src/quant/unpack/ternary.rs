@@ -3,7 +3,7 @@
 use super::format::{BlockScales, Format, load_field, load_halves};
 use super::levels::{load_odd_scales, shifted_bits};
 use crate::quant::layout::QUAD_BYTES;
-use crate::quant::level_block::{TERNARY_SCALE, weights_at};
+use crate::quant::level_block::weights_at;
 use crate::quant::weight_type::WeightType;
 use crate::simd::bytes::{ByteLanes, Bytes};
 
@@ -25,21 +25,20 @@ impl Format for Tq {
     const QUADS_PER_SCALE: usize = 8;
     const ZERO_POINT: Option<u8> = Some(1);
     const BYTES: Bytes = Bytes::Unsigned(3);
-    const PREFETCH_ONE_RUN: bool = true;
     type Cursor<L: ByteLanes> = (*const u8, usize);
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: as the caller's.
         unsafe {
-            scales.d[0] = load_halves(l, block, TERNARY_SCALE, lane);
+            scales.d[0] = load_halves(l, block, 0, lane);
             scales.scales[..Self::SCALES].fill(l.to_scale(l.splat_word(1)));
         }
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, s: usize) -> Self::Cursor<L> {
         // SAFETY: as the caller's.
-        unsafe { (block.add(4 * lane), s) }
+        unsafe { (block.add(16 * 2 + 4 * lane), s) }
     }
     #[inline(always)]
     unsafe fn quad<L: ByteLanes>(l: L, (from, s): Self::Cursor<L>, g: usize) -> L::I {

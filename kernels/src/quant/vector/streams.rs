@@ -129,7 +129,7 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
                                 ahead += share;
                                 let block = blocks[stream].add(b * block_bytes);
                                 F::load_scales(l, block, lane, &mut scales);
-                                let source = PackedSource::<F, S> { block, lane, prefetched, format: PhantomData };
+                                let source = PackedSource::<F, R, S> { block, lane, prefetched, format: PhantomData };
                                 let x = x.add((done + b) * block_words + first_row(part));
                                 if F::TYPE.block_len() < 256 {
                                     add_short_block::<L, F, _, R>(l, &source, &scales, x, stride, &mut y);
@@ -181,7 +181,7 @@ impl<F: Format> PanelOp for Ragged<'_, F> {
                 tail_block(F::TYPE, bytes, weights.row_bytes(), b, &mut tail);
                 let block = tail.0.as_ptr();
                 F::load_scales(l, block, lane, &mut scales);
-                let source = PackedSource::<F, 1> { block, lane, prefetched: [block], format: PhantomData };
+                let source = PackedSource::<F, 1, 1> { block, lane, prefetched: [block], format: PhantomData };
                 if F::TYPE.block_len() < 256 {
                     add_short_block::<L, F, _, 1>(l, &source, &scales, x, rows.rows, &mut y);
                 } else {

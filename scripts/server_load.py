@@ -5,8 +5,8 @@
 
 Starts the server on a free port. At each load, so many clients send greedy streamed completions of 128 tokens, each the next when
 the last is over, with speculation as the server chooses it and without, in turn. Printed are tokens per second of all together,
-the time to the first token and the time between tokens (of a request: from its first to its last, per token). Then four clients
-go on while another has prompts of --prompt-tokens read: gaps between the events of the four, undisturbed and meanwhile."""
+and per second of the server's processor time, which other processes change less; the time to the first token and the time between
+tokens (of a request: from its first to its last, per token). Then four clients go on while another has prompts of --prompt-tokens read: gaps between the events of the four, undisturbed and meanwhile."""
 
 import argparse
 import asyncio
@@ -31,8 +31,13 @@ def percentile(values, share):
 
 
 class Load:
-    def __init__(self, port, llama):
-        self.port, self.llama, self.sent, self.read = port, llama, 0, 0
+    def __init__(self, port, llama, pid):
+        self.port, self.llama, self.pid, self.sent, self.read = port, llama, pid, 0, 0
+
+    def processor_seconds(self):
+        """What the server has used."""
+        ticks = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
     async def request(self, prompt, tokens, drafts):
         """Times of the events of a text since it was asked for, and its tokens."""
@@ -60,13 +65,13 @@ class Load:
             done.append((begin, *await self.request(PROMPTS[self.sent % len(PROMPTS)], TOKENS, drafts)))
 
     async def measure(self, load, drafts, seconds):
-        begin, done = time.perf_counter(), []
+        begin, used, done = time.perf_counter(), self.processor_seconds(), []
         await asyncio.gather(*(self.client(begin + seconds, drafts, done) for _ in range(load)))
-        took = time.perf_counter() - begin
+        took, used = time.perf_counter() - begin, self.processor_seconds() - used
         tokens = sum(tokens for *_, tokens in done)
         first = [1e3 * times[0] for _, times, _ in done]
         between = [1e3 * (times[-1] - times[0]) / max(tokens - 1, 1) for _, times, tokens in done]
-        return tokens / took, first, between
+        return tokens / took, tokens / used, first, between
 
     async def disturbed(self, seconds, drafts, prompt_tokens):
         """Gaps between events of four clients: alone, and while prompts are read; and the times that these took."""
@@ -106,7 +111,7 @@ async def main(arguments):
         port = free.getsockname()[1]
     log = open(os.devnull, "w")
     process = await asyncio.create_subprocess_exec(*arguments.command, "--port", str(port), stdout=log, stderr=log)
-    load = Load(port, arguments.llama)
+    load = Load(port, arguments.llama, process.pid)
     try:
         for _ in range(600):
             try:
@@ -115,18 +120,18 @@ async def main(arguments):
             except (OSError, SystemExit):
                 await asyncio.sleep(0.1)
         ways = [True] if arguments.llama else [True, False]
-        print("requests  drafts  tokens/s  first token ms p50  p99  between tokens ms p50  p99")
+        print("requests  drafts  tokens/s  per processor s  first token ms p50  p99  between tokens ms p50  p99")
         for count in map(int, filter(None, arguments.loads.split(","))):
             rounds = {drafts: [] for drafts in ways}
             for _ in range(arguments.repeat):
                 for drafts in ways:
                     rounds[drafts].append(await load.measure(count, drafts, arguments.seconds))
             for drafts, measured in rounds.items():
-                rate = statistics.median(rate for rate, *_ in measured)
-                first, between = ([value for of in measured for value in of[i]] for i in (1, 2))
+                rate, of_processor = (statistics.median(of[i] for of in measured) for i in (0, 1))
+                first, between = ([value for of in measured for value in of[i]] for i in (2, 3))
                 cells = [percentile(values, share) for values in (first, between) for share in (0.5, 0.99)]
                 name = "-" if arguments.llama else "auto" if drafts else "off"
-                print(f"{count:8}  {name:6}  {rate:8.0f}  " + "  ".join(f"{cell:8.2f}" for cell in cells), flush=True)
+                print(f"{count:8}  {name:6}  {rate:8.0f}  {of_processor:15.0f}  " + "  ".join(f"{cell:8.2f}" for cell in cells), flush=True)
         if arguments.prompt_tokens:
             for drafts in ways:
                 alone, meanwhile, read = await load.disturbed(arguments.seconds, drafts, arguments.prompt_tokens)

@@ -271,11 +271,15 @@ impl Scheduler {
         let mut left = self.max_rows;
         let drafts = self.engine.parts.batches.lock().drafts(self.decoding());
         let mut planned = Vec::new();
-        let (reading, decoding): (Vec<_>, Vec<_>) =
+        let (mut reading, decoding): (Vec<_>, Vec<_>) =
             (self.slots.iter_mut()).filter(|slot| slot.run.finish().is_none()).partition(|slot| slot.run.is_reading());
-        // Those that have not planned yet emit at least one token, in one row.
-        let mut others = Others { rows: decoding.len(), tokens: decoding.len() };
         let mut of_prompts = if decoding.is_empty() { usize::MAX } else { self.prompt_rows_while_decoding };
+        let on_device = self.engine.is_on_device(); // where each has a pass of its own
+        let unread = reading.iter_mut().filter(|_| !on_device);
+        let unread = unread.map(|slot| slot.run.unread_rows(slot.session.decoder().0));
+        // Those that have not planned yet emit at least one token, in one row, or read one in every row.
+        let rows = decoding.len() + unread.fold(0, usize::saturating_add).min(of_prompts);
+        let mut others = Others { rows, tokens: rows };
         for slot in decoding.into_iter().chain(reading) {
             let Slot { id, session, run } = slot;
             let alone = !run.is_reading();
@@ -287,7 +291,7 @@ impl Scheduler {
             let beside = Others { rows: others.rows - usize::from(alone), tokens: others.tokens - usize::from(alone) };
             match run.plan(session.decoder().0, (most_rows, beside), None) {
                 Ok(work) => {
-                    others.rows = beside.rows + work.num_rows();
+                    others.rows = beside.rows + if alone { work.num_rows() } else { 0 };
                     left = left.saturating_sub(work.num_rows());
                     of_prompts = of_prompts.saturating_sub(if alone { 0 } else { work.num_rows() });
                     planned.push((*id, work));

@@ -42,7 +42,8 @@ pub struct Offered {
 pub struct Others {
     /// Their rows.
     pub rows: usize,
-    /// Tokens that they emit at least: one for each that reads no prompt.
+    /// Tokens that they emit at least, one for each that reads no prompt, and those of prompts that they read: a row of a prompt
+    /// costs its time in whatever pass it is.
     pub tokens: usize,
 }
 

@@ -1,10 +1,10 @@
 //! Whether the sequences of a batch draft, by measured tokens per second.
 //!
 //! A sequence's [planner](super::Planner) weighs what verifying costs, and draft steps as a sequence by itself pays them. What
-//! proposing costs the batch, look-ups one after another and draft steps together, only the clock of whole passes knows. So for
-//! every number of sequences passes with drafts and without are tried in turn, the faster mode is used, and the next trial comes
-//! so late that what it loses stays within a share of the time. In turn, because other processes slow a machine down by more than
-//! modes differ.
+//! proposing costs the batch, look-ups one after another and draft steps together, only the clock of whole passes knows. So
+//! passes with drafts and without are tried in turn, the faster mode is used, and the next trial comes so late that what it loses
+//! stays within a share of the time. In turn, because other processes slow a machine down by more than modes differ. Numbers of
+//! sequences up to a power of two and above the one before share their trials: a server's passes have many numbers, few of each.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use super::Tuning;
 /// trials gains nothing.
 const TRIAL: usize = 16;
 
-/// What is known for every number of sequences.
+/// What is known of numbers of sequences, by the power of two up to which they are.
 #[derive(Clone, Debug, Default)]
 pub struct BatchPlanner {
-    by_sequences: BTreeMap<usize, Mode>,
+    up_to: BTreeMap<usize, Mode>,
 }
 
 /// The faster mode, between and during trials.
@@ -41,14 +41,14 @@ struct Speed {
 impl BatchPlanner {
     /// Whether the sequences of the next pass, `sequences` of them, draft. One by itself does: its planner knows all that it costs.
     pub fn drafts(&self, sequences: usize) -> bool {
-        sequences <= 1 || self.by_sequences.get(&sequences).is_none_or(Mode::drafts)
+        sequences <= 1 || self.up_to.get(&sequences.next_power_of_two()).is_none_or(Mode::drafts)
     }
 
     /// Takes in a pass of `sequences` sequences that read no prompt, which emitted `tokens` tokens in `time`, proposing and
     /// accepting included.
     pub fn observe(&mut self, sequences: usize, tokens: usize, time: Duration) {
         if sequences > 1 && tokens > 0 && !time.is_zero() {
-            self.by_sequences.entry(sequences).or_default().observe(tokens, time);
+            self.up_to.entry(sequences.next_power_of_two()).or_default().observe(tokens, time);
         }
     }
 }
@@ -116,13 +116,13 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_sequences_are_tried_apart() {
+    fn powers_of_two_are_tried_apart() {
         let mut planner = BatchPlanner::default();
         for _ in 0..TRIAL {
             let (ms, tokens) = if planner.drafts(8) { (8, 12) } else { (4, 8) };
             planner.observe(8, tokens, Duration::from_millis(ms));
         }
-        assert!(!planner.drafts(8));
-        assert!(planner.drafts(7) && planner.drafts(1));
+        assert!(!planner.drafts(8) && !planner.drafts(5));
+        assert!(planner.drafts(9) && planner.drafts(4) && planner.drafts(1));
     }
 }

@@ -31,7 +31,7 @@ pub struct SchedulerOptions {
 
 impl Default for SchedulerOptions {
     fn default() -> Self {
-        Self { max_rows: 512, prompt_rows_while_decoding: 128, prefix_cache: None }
+        Self { max_rows: 512, prompt_rows_while_decoding: 64, prefix_cache: None }
     }
 }
 

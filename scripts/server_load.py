@@ -6,7 +6,8 @@
 Starts the server on a free port. At each load, so many clients send greedy streamed completions of 128 tokens, each the next when
 the last is over, with speculation as the server chooses it and without, in turn. Printed are tokens per second of all together,
 and per second of the server's processor time, which other processes change less; the time to the first token and the time between
-tokens (of a request: from its first to its last, per token). Then four clients go on while another has prompts of --prompt-tokens read: gaps between the events of the four, undisturbed and meanwhile."""
+tokens (of a request: from its first to its last, per token). Then four clients go on while another has prompts of --prompt-tokens
+read: gaps between the events of the four, undisturbed and meanwhile."""
 
 import argparse
 import asyncio

@@ -30,8 +30,8 @@
 //! high    x32 x33 x34 x35     x32 x33 x34 x35   ...   x32 x33 x34 x35
 //! ```
 //!
-//! Fields are in the file's order, so that one at byte `o` of a GGUF block begins at byte `16 o` of a packed block, but for these.
-//! These are read from their first byte to their last, which the hardware's prefetchers follow:
+//! Fields are in the file's order, so that one at byte `o` of a GGUF block begins at byte `16 o` of a packed block. Two types are in
+//! the order in which a product first reads them, because hardware prefetchers follow ascending addresses:
 //!
 //! | type | order, in bytes of a row's GGUF block |
 //! |---|---|

@@ -50,8 +50,8 @@ pub(in crate::quant) trait Format {
     const SLOW_TO_UNPACK: bool = false;
     /// Whether the code that unpacks a scale depends on its index, by shifts and masks that are to be constants.
     const SCALES_DIFFER: bool = true;
-    /// Rows from which software prefetches a single run of panels, too. A Zen 4's hardware prefetchers follow one row of most types, and
-    /// software costs up to a quarter of the bandwidth then; of more rows, which compute longer, they lose it.
+    /// Rows from which software prefetches a single run of panels, too. At one row of most types a Zen 4's hardware prefetches the run,
+    /// and software's prefetches then cost up to a quarter of the bandwidth; at more rows, which compute longer, it stops.
     const PREFETCH_ONE_RUN_FROM: usize = usize::MAX;
     /// Rows from which a block of 256 is unpacked into memory, where registers hold four.
     const UNPACKED_FROM: usize = 5;

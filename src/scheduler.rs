@@ -277,9 +277,9 @@ impl Scheduler {
         let on_device = self.engine.is_on_device(); // where each has a pass of its own
         let unread = reading.iter_mut().filter(|_| !on_device);
         let unread = unread.map(|slot| slot.run.unread_rows(slot.session.decoder().0));
-        // Those that have not planned yet emit at least one token, in one row, or read one in every row.
-        let rows = decoding.len() + unread.fold(0, usize::saturating_add).min(of_prompts);
-        let mut others = Others { rows, tokens: rows };
+        let prompt_rows = unread.fold(0, usize::saturating_add).min(of_prompts);
+        // Those that have not planned yet emit at least one token, in one row.
+        let mut others = Others { rows: decoding.len() + prompt_rows, tokens: decoding.len(), prompt_rows };
         for slot in decoding.into_iter().chain(reading) {
             let Slot { id, session, run } = slot;
             let alone = !run.is_reading();
@@ -288,10 +288,11 @@ impl Scheduler {
                 true if !drafts => 1,
                 _ => usize::MAX,
             };
-            let beside = Others { rows: others.rows - usize::from(alone), tokens: others.tokens - usize::from(alone) };
+            let plain = Others { rows: 1, tokens: 1, prompt_rows: 0 };
+            let beside = if alone { others.without(plain) } else { others };
             match run.plan(session.decoder().0, (most_rows, beside), None) {
                 Ok(work) => {
-                    others.rows = beside.rows + if alone { work.num_rows() } else { 0 };
+                    others = if alone { beside + work.counts() } else { others };
                     left = left.saturating_sub(work.num_rows());
                     of_prompts = of_prompts.saturating_sub(if alone { 0 } else { work.num_rows() });
                     planned.push((*id, work));

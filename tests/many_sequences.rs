@@ -212,35 +212,32 @@ fn texts_of_the_demo_pairs_are_those_of_each_alone() {
     }
 }
 
-/// A row of a prompt costs its time in whatever pass it is, so beside many of them a draft's rows would not be paid for.
+/// While a sequence is written, a prompt is read by as many rows a pass as were asked for, and no pass keeps it waiting.
 #[test]
-fn nothing_is_drafted_beside_a_prompts_chunk() {
+fn prompts_are_read_by_chunks_while_others_are_written() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
     let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
     let engine = Engine::load(&options).expect("the demo pair");
-    let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
+    let prompt_rows_while_decoding = 64;
+    let mut scheduler =
+        Scheduler::new(&engine, SchedulerOptions { prompt_rows_while_decoding, ..SchedulerOptions::default() });
     let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
     let options = GenerateOptions { max_tokens: 1000, stop, ..GenerateOptions::default() };
     let add = |scheduler: &mut Scheduler, prompt: Vec<u32>| {
         let session = engine.session(&SessionOptions::default()).expect("a session");
         scheduler.add(session, &prompt, &options).map_err(|refused| refused.1).expect("added")
     };
-    let drafted = |scheduler: &Scheduler, id| scheduler.statistics(id).expect("a sequence").drafted;
     let writing = add(&mut scheduler, (300..320).collect());
-    while scheduler.is_active() && drafted(&scheduler, writing) == 0 {
-        scheduler.step();
-    }
-    let before = drafted(&scheduler, writing);
-    assert!(before > 0, "a sequence by itself drafts");
+    while scheduler.step().is_empty() {}
     let reading = add(&mut scheduler, (0..1000).map(|i| 300 + i % 700).collect());
     let mut passes = 0;
     while scheduler.statistics(reading).expect("a sequence").generated_tokens == 0 {
         let events = scheduler.step();
         let written = events.into_iter().find(|event| event.id == writing).expect("a piece");
-        assert_eq!(written.piece.expect("a piece").tokens.len(), 1);
+        assert!(!written.piece.expect("a piece").tokens.is_empty());
         passes += 1;
     }
-    assert!(passes == 16 && drafted(&scheduler, writing) == before, "{passes} passes of 64 rows");
+    assert_eq!(passes, 1000_usize.div_ceil(prompt_rows_while_decoding));
 }
 
 /// A target with poison tokens: rows after one are NaN, the pass of the next fails, that of the last panics.

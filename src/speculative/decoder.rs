@@ -1,6 +1,7 @@
 //! A sequence that is decoded, and the passes that move any number of them on: propose each, draft together, one batched forward,
 //! finish each.
 
+use std::ops::Add;
 use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
@@ -223,6 +224,15 @@ impl Work {
         }
     }
 
+    /// What it is to the others of its pass.
+    pub fn counts(&self) -> Others {
+        let rows = self.num_rows();
+        match self {
+            Work::Prompt { .. } => Others { rows, tokens: 0, prompt_rows: rows },
+            Work::Verify(_) => Others { rows, tokens: 1, prompt_rows: 0 },
+        }
+    }
+
     /// The tokens of its rows, and which rows' logits and hidden states are wanted.
     fn rows(&self, drafting: &Drafting) -> (Vec<u32>, OutputRows, OutputRows) {
         match self {
@@ -259,8 +269,9 @@ fn batched(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     }
     request.taps.sort_unstable();
     request.taps.dedup();
-    let deciding = rests.iter().filter(|(_, work, ..)| matches!(work, Some(Work::Verify(_)))).count();
-    let (rows_in_all, start) = (batch.rows(), Instant::now());
+    let counts = |work: &Option<Work>| work.as_ref().map(Work::counts).unwrap_or_default();
+    let all = rests.iter().map(|(_, work, ..)| counts(work)).fold(Others::default(), Others::add);
+    let start = Instant::now();
     let output = model.forward(&mut batch, &request)?;
     let verify = start.elapsed();
     // Before the first step is finished: from then on no error is the whole pass's.
@@ -275,8 +286,7 @@ fn batched(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
     let mut done = Vec::with_capacity(rests.len());
     for (((drafting, work, rng, ends, ..), rows), round) in rests.into_iter().zip(outputs).zip(batch.into_rounds()) {
-        let tokens = deciding - usize::from(matches!(work, Some(Work::Verify(_))));
-        let others = Others { rows: rows_in_all - round.rows(), tokens };
+        let others = all.without(counts(work));
         let timing = PassTiming { position: round.position(), verify, others };
         let finished = Error::catch(|| finish(drafting, work.take(), rows, (rng, ends), &timing));
         done.push(finished.map(|(keep, done)| {

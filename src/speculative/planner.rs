@@ -14,15 +14,14 @@
 //! tokens counts as 256); from round 200 on, a model's drafts reach 0.97 of the best fixed choice's speed, and 0.95
 //! with prompt lookup drafts beside them (0.9 where one round of ten has one), on average over texts and machines.
 
+use std::ops::Add;
+
 use super::acceptance::Acceptance;
 use super::streak::Streak;
 use super::{BlockSize, Costs, DraftCost, DrafterKind, Estimate};
 
 /// Tokens of the shortest text: what may be lost of so many may be lost at once.
 const SHORTEST: usize = 256;
-
-/// Rows of other sequences beside which a pass is measured.
-const MOST_OTHERS: usize = 64;
 
 /// A drafter that could draft this round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +41,33 @@ pub struct Offered {
 pub struct Others {
     /// Their rows.
     pub rows: usize,
-    /// Tokens that they emit at least, one for each that reads no prompt, and those of prompts that they read: a row of a prompt
-    /// costs its time in whatever pass it is.
+    /// Tokens that they emit at least: one for each that reads no prompt.
     pub tokens: usize,
+    /// Those of the rows that read prompts. They count like tokens, because such a row costs its time in whatever pass it is.
+    pub prompt_rows: usize,
+}
+
+impl Others {
+    /// Without `one` of them.
+    pub(crate) fn without(self, one: Self) -> Self {
+        Self {
+            rows: self.rows - one.rows,
+            tokens: self.tokens - one.tokens,
+            prompt_rows: self.prompt_rows - one.prompt_rows,
+        }
+    }
+}
+
+impl Add for Others {
+    type Output = Self;
+
+    fn add(self, more: Self) -> Self {
+        Self {
+            rows: self.rows + more.rows,
+            tokens: self.tokens + more.tokens,
+            prompt_rows: self.prompt_rows + more.prompt_rows,
+        }
+    }
 }
 
 /// What there is to choose from.
@@ -274,7 +297,7 @@ impl Planner {
         let candidate = |plan, drafted: usize, tokens: f64, drafting: f64| {
             let cost = &estimates[others.rows + drafted];
             let cost = Estimate { ms: cost.ms + drafting, least_ms: cost.least_ms + drafting, ..*cost };
-            Candidate { plan, tokens: tokens + others.tokens as f64, cost }
+            Candidate { plan, tokens: tokens + (others.tokens + others.prompt_rows) as f64, cost }
         };
         let mut candidates = vec![candidate(Plan::Plain, 0, 1.0, 0.0)];
         for one in offer.drafters.iter().filter(|one| one.tokens > 0 && !(resting && one.cost == DraftCost::PerToken)) {
@@ -297,8 +320,8 @@ impl Planner {
     /// Takes in what a round turned out to be.
     pub fn observe(&mut self, round: &Observation<'_>) {
         let tuning = *self.costs.tuning();
-        // Passes with a prompt's chunk say little about those of few rows.
-        if round.others.rows <= MOST_OTHERS {
+        // Rows of prompts have no logits, and attend to each other: they do not cost what verified rows do.
+        if round.others.prompt_rows == 0 {
             self.costs.verified(round.context, round.rows + round.others.rows, round.verify_ms);
         }
         // A share of a pass would make steps look cheap to the sequence that is left alone.

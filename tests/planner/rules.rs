@@ -91,7 +91,7 @@ fn a_batch_leaves_less_to_speculation() {
     let mut planner = machine.planner(BlockSize::Measured);
     machine.run(&mut planner, 400, &mut rng);
     for rows in (1..=24).cycle().take(240) {
-        let (rows, others) = (1, Others { rows: rows - 1, tokens: rows - 1 });
+        let (rows, others) = (1, Others { rows: rows - 1, tokens: rows - 1, prompt_rows: 0 });
         planner.observe(&Observation {
             context: 0,
             rows,
@@ -104,17 +104,42 @@ fn a_batch_leaves_less_to_speculation() {
         });
     }
     let model = Offered { drafter: MODEL, kind: DrafterKind::Mtp, cost: DraftCost::PerToken, tokens: 63 };
-    let mut drafted = |others: usize| {
-        let others = Others { rows: others, tokens: others };
+    let mut drafted = |others| {
         let offer = Offer { context: 0, most_rows: 8, drafters: &[model], others };
         match planner.decide(&offer).plan {
             Plan::Plain => 0,
             Plan::Draft { tokens, .. } => tokens,
         }
     };
-    let (few, many) = (drafted(3), drafted(15));
+    let sequences = |rows| Others { rows, tokens: rows, prompt_rows: 0 };
+    let (few, many) = (drafted(sequences(3)), drafted(sequences(15)));
     assert!((2..=4).contains(&few), "{few} drafts beside three sequences: rows up to the eighth cost nothing");
     assert_eq!(many, 0, "beside fifteen sequences every row costs more than it brings");
+    // A row of a prompt costs its time in whatever pass it is: beside as many of those nothing is drafted either.
+    assert_eq!(drafted(Others { rows: 64, tokens: 0, prompt_rows: 64 }), 0);
+}
+
+/// What a pass costs that reads a prompt's chunk says nothing about passes of as many verified rows.
+#[test]
+fn passes_that_read_prompts_are_not_measured() {
+    let machine = Simulation::new("prompts", |rows| 1.0 + 0.25 * (rows - 1) as f64, 0.02, &[0.6]);
+    let mut planner = machine.planner(BlockSize::Measured);
+    machine.run(&mut planner, 400, &mut StdRng::seed_from_u64(3));
+    let estimates = |planner: &Planner| planner.costs().verify(0, 80);
+    let before = estimates(&planner);
+    for prompt_rows in 1..=64 {
+        planner.observe(&Observation {
+            context: 0,
+            rows: 1,
+            others: Others { rows: prompt_rows, tokens: 0, prompt_rows },
+            verify_ms: 1.0,
+            steps: None,
+            verified: None,
+            found: &[],
+            emitted: 1,
+        });
+    }
+    assert_eq!(estimates(&planner), before);
 }
 
 /// The first rounds behind a prompt are dearer: costs that were learnt before stay what they are.

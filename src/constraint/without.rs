@@ -9,7 +9,7 @@ use crate::{Error, Result};
 
 /// Refuses every constraint.
 #[derive(Default)]
-pub(crate) struct Compiler;
+pub(crate) struct Compiler {}
 
 /// There is none.
 pub(crate) enum ConstraintState {}

@@ -32,8 +32,8 @@ def percentile(values, share):
 
 
 class Load:
-    def __init__(self, port, llama, pid):
-        self.port, self.llama, self.pid, self.sent, self.read = port, llama, pid, 0, 0
+    def __init__(self, port, llama, pid, prompts):
+        self.port, self.llama, self.pid, self.prompts, self.sent, self.read = port, llama, pid, prompts, 0, 0
 
     def processor_seconds(self):
         """What the server has used."""
@@ -59,15 +59,16 @@ class Load:
             raise SystemExit(f"no answer: {last}")
         return times, last["timings"]["predicted_n"]
 
-    async def client(self, end, drafts, done):
-        while time.perf_counter() < end:
+    async def client(self, goes_on, drafts, done):
+        while goes_on():
             self.sent += 1
             begin = time.perf_counter()
-            done.append((begin, *await self.request(PROMPTS[self.sent % len(PROMPTS)], TOKENS, drafts)))
+            done.append((begin, *await self.request(self.prompts[self.sent % len(self.prompts)], TOKENS, drafts)))
 
     async def measure(self, load, drafts, seconds):
         begin, used, done = time.perf_counter(), self.processor_seconds(), []
-        await asyncio.gather(*(self.client(begin + seconds, drafts, done) for _ in range(load)))
+        goes_on = lambda: time.perf_counter() < begin + seconds
+        await asyncio.gather(*(self.client(goes_on, drafts, done) for _ in range(load)))
         took, used = time.perf_counter() - begin, self.processor_seconds() - used
         tokens = sum(tokens for *_, tokens in done)
         first = [1e3 * times[0] for _, times, _ in done]
@@ -78,8 +79,8 @@ class Load:
         """Gaps between events of four clients: alone, and while prompts are read; and the times that these took."""
         text = "".join(f"let x{i} = {i};\n" for i in range(prompt_tokens))
         ids = json.loads(await self.tokens(text))["tokens"][:prompt_tokens]
-        begin, done, read = time.perf_counter(), [], []
-        clients = [asyncio.create_task(self.client(begin + 2 * seconds, drafts, done)) for _ in range(4)]
+        begin, done, read, over = time.perf_counter(), [], [], asyncio.Event()
+        clients = [asyncio.create_task(self.client(lambda: not over.is_set(), drafts, done)) for _ in range(4)]
         await asyncio.sleep(seconds)
         while time.perf_counter() < begin + 2 * seconds:
             self.read += 97
@@ -87,6 +88,7 @@ class Load:
             start = time.perf_counter()
             await self.request(turned, 1, drafts)
             read.append((start, time.perf_counter()))
+        over.set()
         await asyncio.gather(*clients)
         gaps = ([], [])
         for start, times, _ in done:
@@ -112,14 +114,17 @@ async def main(arguments):
         port = free.getsockname()[1]
     log = open(os.devnull, "w")
     process = await asyncio.create_subprocess_exec(*arguments.command, "--port", str(port), stdout=log, stderr=log)
-    load = Load(port, arguments.llama, process.pid)
+    load = Load(port, arguments.llama, process.pid, [prompt[:arguments.characters] for prompt in PROMPTS])
     try:
         for _ in range(600):
             try:
-                await load.request(PROMPTS[0], 8, True)
+                await load.request(load.prompts[0], 8, True)
                 break
             except (OSError, SystemExit):
                 await asyncio.sleep(0.1)
+        # What the server keeps of them is kept before anything is measured.
+        for prompt in load.prompts:
+            await load.request(prompt, 1, False)
         ways = [True] if arguments.llama else [True, False]
         print("requests  drafts  tokens/s  per processor s  first token ms p50  p99  between tokens ms p50  p99")
         for count in map(int, filter(None, arguments.loads.split(","))):
@@ -151,6 +156,7 @@ parser.add_argument("--seconds", type=float, default=8)
 parser.add_argument("--repeat", type=int, default=1, help="rounds through the ways to draft at each load")
 parser.add_argument("--loads", default="1,4,8,16")
 parser.add_argument("--prompt-tokens", type=int, default=4096, help="of the prompts that disturb; 0 for none")
+parser.add_argument("--characters", type=int, help="of the clients' prompts; the rest is left out")
 parser.add_argument("--llama", action="store_true", help="the server is llama.cpp's")
 parser.add_argument("command", nargs="+")
 if __name__ == "__main__":

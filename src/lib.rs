@@ -45,6 +45,7 @@
 
 pub mod chat;
 pub mod checkpoint;
+mod chunk_planner;
 mod constraint;
 mod control_names;
 pub mod device;

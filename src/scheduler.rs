@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
 
+use crate::chunk_planner::ChunkPlanner;
 use crate::engine::Engine;
 use crate::options::{GenerateOptions, SessionOptions};
 use crate::prefix_cache::{PrefixCache, PrefixCacheOptions};
@@ -15,15 +16,16 @@ use crate::stop::Finish;
 use crate::{Error, Result};
 
 /// How passes are filled.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerOptions {
     /// Rows of one pass: chunks of prompts take what the rounds of decoding sequences leave of it, and at least one row each.
     /// Rounds are never cut: how many tokens are drafted would change which random numbers a sampled text draws. A larger
     /// pass reads prompts faster; a smaller one keeps the others waiting for less. Default: 512.
     pub max_rows: usize,
-    /// Rows of prompts in a pass in which other sequences decode: their tokens wait for it. Default: 128, with which a prompt of
-    /// the demo pair takes a tenth longer than with 512, and the 99th percentile of the others' time between tokens is half as long.
-    pub prompt_rows_while_decoding: usize,
+    /// How many times as long as usual a decoding sequence may wait for a token while prompts of others are read: a pass reads
+    /// as many of their rows as measured times allow, a multiple of 8, and at least 8. 1 or less reads 8 a pass, infinity as
+    /// many as `max_rows` has room for. Default: 3.
+    pub prompt_slowdown: f64,
     /// Keeps states of the sequences, so that prompts that begin as others did are not computed again. Not where models run on
     /// a device, whose pages are not shared. Default: none.
     pub prefix_cache: Option<PrefixCacheOptions>,
@@ -31,7 +33,7 @@ pub struct SchedulerOptions {
 
 impl Default for SchedulerOptions {
     fn default() -> Self {
-        Self { max_rows: 512, prompt_rows_while_decoding: 64, prefix_cache: None }
+        Self { max_rows: 512, prompt_slowdown: 3.0, prefix_cache: None }
     }
 }
 
@@ -74,7 +76,7 @@ pub struct Event {
 pub struct Scheduler {
     engine: Engine,
     max_rows: usize,
-    prompt_rows_while_decoding: usize,
+    chunks: ChunkPlanner,
     prefixes: Option<PrefixCache>,
     slots: Vec<Slot>,
     next: u64,
@@ -89,10 +91,11 @@ struct Slot {
 impl Scheduler {
     /// A scheduler without sequences, for sessions of `engine`.
     pub fn new(engine: &Engine, options: SchedulerOptions) -> Self {
-        let SchedulerOptions { max_rows, prompt_rows_while_decoding, prefix_cache } = options;
+        let SchedulerOptions { max_rows, prompt_slowdown, prefix_cache } = options;
         let prefix_cache = prefix_cache.filter(|_| !engine.is_on_device());
         let prefixes = prefix_cache.map(|options| PrefixCache::new(engine, options));
-        Self { engine: engine.clone(), max_rows, prompt_rows_while_decoding, prefixes, slots: Vec::new(), next: 0 }
+        let chunks = ChunkPlanner::new(prompt_slowdown);
+        Self { engine: engine.clone(), max_rows, chunks, prefixes, slots: Vec::new(), next: 0 }
     }
 
     /// As [`Engine::session`]; kept prefixes are dropped as long as memory does not reach.
@@ -225,12 +228,13 @@ impl Scheduler {
             self.make_room(&planned);
             self.pass(planned)
         });
-        let (time, sequences) = (start.elapsed(), done.len());
-        let (mut reads, mut tokens) = (false, 0);
-        for (id, was_reading, done) in done {
+        let time = start.elapsed();
+        let (mut pass, mut tokens) = (Others::default(), 0);
+        for (id, counts, done) in done {
             let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else { continue };
             let Slot { session, run, .. } = slot;
-            reads |= was_reading;
+            let was_reading = counts.prompt_rows > 0;
+            pass = pass + counts;
             match was_reading {
                 true => run.statistics.prefill += time,
                 false => run.statistics.decode += time,
@@ -249,8 +253,9 @@ impl Scheduler {
                 events.push(slot.event(piece));
             }
         }
-        if !reads && self.slots.iter_mut().any(|slot| slot.session.decoder().0.drafting.chooses()) {
-            engine.parts.batches.lock().observe(sequences, tokens, start.elapsed());
+        self.chunks.observe(pass, tokens, start.elapsed());
+        if pass.prompt_rows == 0 && self.slots.iter_mut().any(|slot| slot.session.decoder().0.drafting.chooses()) {
+            engine.parts.batches.lock().observe(pass.tokens, tokens, start.elapsed());
         }
         for slot in &mut self.slots {
             // The error follows the text in front of it.
@@ -273,7 +278,7 @@ impl Scheduler {
         let mut planned = Vec::new();
         let (mut reading, decoding): (Vec<_>, Vec<_>) =
             (self.slots.iter_mut()).filter(|slot| slot.run.finish().is_none()).partition(|slot| slot.run.is_reading());
-        let mut of_prompts = if decoding.is_empty() { usize::MAX } else { self.prompt_rows_while_decoding };
+        let mut of_prompts = self.chunks.rows(decoding.len());
         let on_device = self.engine.is_on_device(); // where each has a pass of its own
         let unread = reading.iter_mut().filter(|_| !on_device);
         let unread = unread.map(|slot| slot.run.unread_rows(slot.session.decoder().0));
@@ -283,6 +288,9 @@ impl Scheduler {
         for slot in decoding.into_iter().chain(reading) {
             let Slot { id, session, run } = slot;
             let alone = !run.is_reading();
+            if !alone && of_prompts == 0 {
+                continue;
+            }
             let most_rows = match session.decoder().0.drafting.chooses() {
                 _ if run.is_reading() => left.min(of_prompts).max(1),
                 true if !drafts => 1,
@@ -335,20 +343,20 @@ impl Scheduler {
         prefixes.make_room(needed);
     }
 
-    /// Runs the pass.
-    fn pass(&mut self, planned: Vec<(SequenceId, Work)>) -> Vec<(SequenceId, bool, Result<Done>)> {
+    /// Runs the pass: what each sequence was of it, and what came of that.
+    fn pass(&mut self, planned: Vec<(SequenceId, Work)>) -> Vec<(SequenceId, Others, Result<Done>)> {
         let tokenizer = self.engine.parts.tokenizer.as_deref();
         let (mut ids, mut steps) = (Vec::new(), Vec::<Step<'_>>::new());
         let mut planned = planned;
         for Slot { id, session, run } in &mut self.slots {
             let Some(at) = planned.iter().position(|(of, _)| of == id) else { continue };
             let (_, work) = planned.swap_remove(at);
-            ids.push((*id, matches!(work, Work::Prompt { .. })));
+            ids.push((*id, work.counts()));
             let decoder: &mut SpeculativeDecoder = session.decoder().0;
             steps.push(run.step(decoder, work, tokenizer));
         }
         let done = run_pass(&mut steps);
-        ids.into_iter().zip(done).map(|((id, was_reading), done)| (id, was_reading, done)).collect()
+        ids.into_iter().zip(done).map(|((id, counts), done)| (id, counts, done)).collect()
     }
 }
 

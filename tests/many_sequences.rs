@@ -112,8 +112,8 @@ fn check(engine: &Engine, vocab: u32, seed: u64, name: &str, prompts: Range<usiz
     let jobs: Vec<Job> = (0..rng.random_range(1..=8)).map(|_| job(&mut rng, vocab, engine, prompts.clone())).collect();
     let want: Vec<_> = jobs.iter().map(|job| alone(engine, job)).collect();
     let max_rows = *[1, 7, 64, 512].choose(&mut rng).expect("a size");
-    let prompt_rows_while_decoding = *[0, 5, 128].choose(&mut rng).expect("a size");
-    let options = SchedulerOptions { max_rows, prompt_rows_while_decoding, ..SchedulerOptions::default() };
+    let prompt_slowdown = *[0.0, 3.0, f64::INFINITY].choose(&mut rng).expect("a slowdown");
+    let options = SchedulerOptions { max_rows, prompt_slowdown, ..SchedulerOptions::default() };
     let mut scheduler = Scheduler::new(engine, options);
     let mut running: HashMap<SequenceId, (usize, Written)> = HashMap::new();
     let mut waiting: Vec<usize> = (0..jobs.len()).rev().collect();
@@ -212,15 +212,14 @@ fn texts_of_the_demo_pairs_are_those_of_each_alone() {
     }
 }
 
-/// While a sequence is written, a prompt is read by as many rows a pass as were asked for, and no pass keeps it waiting.
+/// While a sequence is written, a prompt is read by chunks, the shortest where no slowdown is allowed, and no pass keeps it waiting.
 #[test]
 fn prompts_are_read_by_chunks_while_others_are_written() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
     let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
     let engine = Engine::load(&options).expect("the demo pair");
-    let prompt_rows_while_decoding = 64;
     let mut scheduler =
-        Scheduler::new(&engine, SchedulerOptions { prompt_rows_while_decoding, ..SchedulerOptions::default() });
+        Scheduler::new(&engine, SchedulerOptions { prompt_slowdown: 1.0, ..SchedulerOptions::default() });
     let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
     let options = GenerateOptions { max_tokens: 1000, stop, ..GenerateOptions::default() };
     let add = |scheduler: &mut Scheduler, prompt: Vec<u32>| {
@@ -237,7 +236,7 @@ fn prompts_are_read_by_chunks_while_others_are_written() {
         assert!(!written.piece.expect("a piece").tokens.is_empty());
         passes += 1;
     }
-    assert_eq!(passes, 1000_usize.div_ceil(prompt_rows_while_decoding));
+    assert_eq!(passes, 1000 / 8);
 }
 
 /// A target with poison tokens: rows after one are NaN, the pass of the next fails, that of the last panics.

@@ -36,9 +36,9 @@ struct Args {
     /// Rows of a pass: what the rounds leave of it, prompts are read with.
     #[arg(long, value_name = "N", default_value_t = SchedulerOptions::default().max_rows)]
     max_rows: usize,
-    /// Rows of prompts in a pass in which other texts are written, which wait for it.
-    #[arg(long, value_name = "N", default_value_t = SchedulerOptions::default().prompt_rows_while_decoding)]
-    prompt_rows_while_decoding: usize,
+    /// How many times as long as usual other texts may wait for a token while a prompt is read; 1 keeps them waiting the least.
+    #[arg(long, value_name = "X", default_value_t = SchedulerOptions::default().prompt_slowdown)]
+    prompt_slowdown: f64,
     /// Keep no states of prompts: every request computes its own whole.
     #[arg(long)]
     no_prefix_cache: bool,
@@ -168,7 +168,7 @@ fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> 
         session: args.kv.options(),
         scheduler: SchedulerOptions {
             max_rows: args.max_rows,
-            prompt_rows_while_decoding: args.prompt_rows_while_decoding,
+            prompt_slowdown: args.prompt_slowdown,
             prefix_cache: (!args.no_prefix_cache)
                 .then(|| PrefixCacheOptions { directory: args.cache_dir.clone(), ..PrefixCacheOptions::default() }),
         },

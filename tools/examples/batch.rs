@@ -82,8 +82,7 @@ fn prompts(args: &Args, engine: &Engine) -> Result<Vec<Vec<u32>>> {
 
 /// Nobody waits for a token: prompts are read as fast as they can be.
 fn scheduler_options(args: &Args) -> SchedulerOptions {
-    let max_rows = args.max_rows;
-    SchedulerOptions { max_rows, prompt_rows_while_decoding: max_rows, ..SchedulerOptions::default() }
+    SchedulerOptions { max_rows: args.max_rows, prompt_slowdown: f64::INFINITY, ..SchedulerOptions::default() }
 }
 
 /// Continues all prompts, as many at a time as there are to be sequences.

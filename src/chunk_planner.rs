@@ -1,13 +1,11 @@
 //! How many rows of prompts a pass reads while other sequences decode, by measured times.
 //!
-//! The tokens of the others wait for the whole pass. What they usually wait for is known from passes that read no prompt, and
+//! The others wait for the whole pass. What they usually wait for is known from passes that read no prompt, and
 //! what a row of a prompt adds to that from passes that do; a chunk has as many rows as keep the pass within a multiple of the
 //! usual time. The planner is a function of what it is told: it reads no clock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
-
-use crate::speculative::Others;
 
 /// Rows of a chunk are a multiple of these, and at least as many: fewer would read the weights for too little.
 const STEP: usize = 8;
@@ -28,7 +26,7 @@ pub(crate) struct ChunkPlanner {
 
 #[derive(Clone, Debug, Default)]
 struct Usual {
-    token: Recent, // seconds between tokens of a sequence
+    pass: Recent,  // seconds
     chunks: usize, // passes with chunks since the last that was measured
 }
 
@@ -37,7 +35,7 @@ struct Usual {
 struct Recent(VecDeque<f64>);
 
 impl ChunkPlanner {
-    /// With chunks, tokens of the others take `slowdown` times as long as without.
+    /// Passes with chunks take `slowdown` times as long as those without.
     pub fn new(slowdown: f64) -> Self {
         Self { slowdown, usual: BTreeMap::new(), row: Recent::default() }
     }
@@ -51,30 +49,28 @@ impl ChunkPlanner {
             return STEP;
         }
         let usual = self.usual.get(&decoding.next_power_of_two()).filter(|usual| usual.chunks < PASSES_TO_TRIAL);
-        let Some(token) = usual.and_then(|usual| usual.token.median()) else { return 0 };
+        let Some(pass) = usual.and_then(|usual| usual.pass.median()) else { return 0 };
         let row = self.row.median().unwrap_or(f64::INFINITY);
-        let rows = (self.slowdown - 1.0) * token / row;
+        let rows = (self.slowdown - 1.0) * pass / row;
         (rows as usize / STEP * STEP).max(STEP)
     }
 
-    /// Takes in a pass of `sequences`, each of which that decodes counting as a token, that emitted `tokens` tokens in `time`,
-    /// proposing and accepting included.
-    pub fn observe(&mut self, sequences: Others, tokens: usize, time: Duration) {
-        let Others { rows, tokens: decoding, prompt_rows } = sequences;
+    /// Takes in a pass in which `decoding` sequences decoded, beside `prompt_rows` rows of prompts, that took `time`, proposing and
+    /// accepting included.
+    pub fn observe(&mut self, decoding: usize, prompt_rows: usize, time: Duration) {
         if decoding == 0 {
             return;
         }
         let (usual, time) = (self.usual.entry(decoding.next_power_of_two()).or_default(), time.as_secs_f64());
         if prompt_rows == 0 {
-            usual.token.add(time * decoding as f64 / tokens.max(1) as f64);
+            usual.pass.add(time);
             usual.chunks = 0;
         } else {
             usual.chunks += 1;
-            // Drafted rows cost about what prompts' do. A remainder of a few rows may cost nothing. No more than half of a pass is
-            // put down to one row for each of the others: if it was measured while the machine was slower, a prompt's row would
-            // seem to cost nothing.
-            if let Some(token) = usual.token.median().filter(|_| prompt_rows >= STEP && time > 0.0) {
-                self.row.add((time - token).max(0.5 * time) / (rows - decoding) as f64);
+            // A remainder of a few rows may cost nothing. No more than half of a pass is put down to the others: if the usual one
+            // was measured while the machine was slower, a prompt's row would seem to cost nothing.
+            if let Some(pass) = usual.pass.median().filter(|_| prompt_rows >= STEP && time > 0.0) {
+                self.row.add((time - pass).max(0.5 * time) / prompt_rows as f64);
             }
         }
     }
@@ -100,11 +96,6 @@ mod tests {
 
     use super::*;
 
-    /// A pass of `decoding` sequences that draft nothing, and of a chunk.
-    fn pass(decoding: usize, prompt_rows: usize) -> Others {
-        Others { rows: decoding + prompt_rows, tokens: decoding, prompt_rows }
-    }
-
     /// Reads prompts beside 4 sequences on a machine of (milliseconds of a pass without prompts, of a row), times varying by a
     /// quarter and one of 20 eight times as long, and returns the times of the passes without that, in those of a usual one.
     fn times(planner: &mut ChunkPlanner, (usual, row): (f64, f64), rng: &mut StdRng) -> Vec<f64> {
@@ -113,7 +104,7 @@ mod tests {
             let ms = usual + row * rows as f64;
             let outlier = if rng.random_bool(0.05) { 8.0 } else { 1.0 };
             let seconds = 1e-3 * ms * outlier * rng.random_range(0.75..1.25);
-            planner.observe(pass(4, rows), 4, Duration::from_secs_f64(seconds));
+            planner.observe(4, rows, Duration::from_secs_f64(seconds));
             ms / usual
         };
         (0..1000).map(step).collect()
@@ -139,26 +130,25 @@ mod tests {
     fn what_is_usual_is_measured_first() {
         let (mut planner, ms) = (ChunkPlanner::new(3.0), Duration::from_millis);
         assert_eq!((planner.rows(0), planner.rows(4)), (usize::MAX, 0));
-        planner.observe(pass(4, 0), 4, ms(10));
+        planner.observe(4, 0, ms(10));
         assert_eq!((planner.rows(4), planner.rows(3), planner.rows(5)), (STEP, STEP, 0));
-        planner.observe(pass(4, STEP), 4, ms(14)); // 0.875 ms a row, for at least half is the rows'
+        planner.observe(4, STEP, ms(14)); // 0.875 ms a row, for at least half is the rows'
         assert_eq!(planner.rows(4), 16);
-        (1..PASSES_TO_TRIAL).for_each(|_| planner.observe(pass(4, 2), 4, ms(10))); // remainders
+        (1..PASSES_TO_TRIAL).for_each(|_| planner.observe(4, 2, ms(10))); // remainders
         assert_eq!(planner.rows(4), 0);
-        // Two tokens for each sequence: one takes half of the time.
-        planner.observe(Others { rows: 8, tokens: 4, prompt_rows: 0 }, 8, ms(20));
-        assert_eq!(planner.rows(4), 16);
+        planner.observe(4, 0, ms(20));
+        assert_eq!(planner.rows(4), 16); // the lower median
     }
 
     #[test]
     fn chunks_do_not_grow_without_bound_on_a_machine_that_got_faster() {
         let mut planner = ChunkPlanner::new(3.0);
-        planner.observe(pass(4, 0), 4, Duration::from_millis(100));
+        planner.observe(4, 0, Duration::from_millis(100));
         for _ in 1..PASSES_TO_TRIAL {
             let rows = planner.rows(4);
             let ms = 10 + rows as u64;
             assert!(ms <= 400, "{ms} ms, where 300 were three times as long as usual before");
-            planner.observe(pass(4, rows), 4, Duration::from_millis(ms));
+            planner.observe(4, rows, Duration::from_millis(ms));
         }
     }
 
@@ -167,9 +157,9 @@ mod tests {
         for (slowdown, rows) in [(0.0, STEP), (1.0, STEP), (1.01, STEP), (f64::NAN, STEP), (f64::INFINITY, usize::MAX)]
         {
             let mut planner = ChunkPlanner::new(slowdown);
-            planner.observe(pass(4, 0), 4, Duration::from_millis(10));
-            planner.observe(pass(4, STEP), 4, Duration::ZERO);
-            planner.observe(pass(4, STEP), 4, Duration::from_millis(20));
+            planner.observe(4, 0, Duration::from_millis(10));
+            planner.observe(4, STEP, Duration::ZERO);
+            planner.observe(4, STEP, Duration::from_millis(20));
             assert_eq!(planner.rows(4), rows, "{slowdown}");
         }
     }

@@ -123,12 +123,6 @@ impl Run {
         !self.prompt.is_empty()
     }
 
-    /// Rows of the prompt that the next pass may read.
-    pub fn unread_rows(&self, decoder: &SpeculativeDecoder) -> usize {
-        let next_cut = self.cuts.iter().find_map(|cut| cut.checked_sub(decoder.state.len()).filter(|rows| *rows > 0));
-        self.prompt.len().min(next_cut.unwrap_or(usize::MAX))
-    }
-
     /// Whether the sequence is at one of the [cuts](Run::cuts).
     pub fn is_at_cut(&self, session: &mut Session) -> bool {
         self.cuts.contains(&session.decoder().0.state.len())
@@ -161,7 +155,10 @@ impl Run {
         drafted: Option<Proposal>,
     ) -> Result<Work> {
         if self.is_reading() {
-            let rows = most_rows.clamp(1, decoder.state.kv().max_round_rows()).min(self.unread_rows(decoder));
+            let next_cut =
+                self.cuts.iter().find_map(|cut| cut.checked_sub(decoder.state.len()).filter(|rows| *rows > 0));
+            let most_rows = most_rows.min(next_cut.unwrap_or(usize::MAX));
+            let rows = most_rows.clamp(1, decoder.state.kv().max_round_rows()).min(self.prompt.len());
             let is_last = rows == self.prompt.len();
             if let Some(undo) = self.undo.as_mut().filter(|undo| !is_last && undo.state.is_none())
                 && decoder.backend.device.is_none()

@@ -22,9 +22,9 @@ pub struct SchedulerOptions {
     /// Rounds are never cut: how many tokens are drafted would change which random numbers a sampled text draws. A larger
     /// pass reads prompts faster; a smaller one keeps the others waiting for less. Default: 512.
     pub max_rows: usize,
-    /// How many times as long as usual a decoding sequence may wait for a token while prompts of others are read: a pass reads
-    /// as many of their rows as measured times allow, a multiple of 8, and at least 8. 1 or less reads 8 a pass, infinity as
-    /// many as `max_rows` has room for. Default: 3.
+    /// How many times as long as usual a pass may take in which sequences decode and prompts of others are read: it reads as
+    /// many of their rows as measured times allow, a multiple of 8, and at least 8. 1 or less reads 8 a pass, infinity as many
+    /// as `max_rows` has room for. Default: 3.
     pub prompt_slowdown: f64,
     /// Keeps states of the sequences, so that prompts that begin as others did are not computed again. Not where models run on
     /// a device, whose pages are not shared. Default: none.
@@ -253,7 +253,7 @@ impl Scheduler {
                 events.push(slot.event(piece));
             }
         }
-        self.chunks.observe(pass, tokens, start.elapsed());
+        self.chunks.observe(pass.tokens, pass.prompt_rows, start.elapsed());
         if pass.prompt_rows == 0 && self.slots.iter_mut().any(|slot| slot.session.decoder().0.drafting.chooses()) {
             engine.parts.batches.lock().observe(pass.tokens, tokens, start.elapsed());
         }
@@ -276,15 +276,13 @@ impl Scheduler {
         let mut left = self.max_rows;
         let drafts = self.engine.parts.batches.lock().drafts(self.decoding());
         let mut planned = Vec::new();
-        let (mut reading, decoding): (Vec<_>, Vec<_>) =
+        let (reading, decoding): (Vec<_>, Vec<_>) =
             (self.slots.iter_mut()).filter(|slot| slot.run.finish().is_none()).partition(|slot| slot.run.is_reading());
         let mut of_prompts = self.chunks.rows(decoding.len());
-        let on_device = self.engine.is_on_device(); // where each has a pass of its own
-        let unread = reading.iter_mut().filter(|_| !on_device);
-        let unread = unread.map(|slot| slot.run.unread_rows(slot.session.decoder().0));
-        let prompt_rows = unread.fold(0, usize::saturating_add).min(of_prompts);
+        // Nothing is drafted beside a chunk, whose rows leave drafted ones nothing that is free. On a device each has its own pass.
+        let drafts = drafts && (reading.is_empty() || of_prompts == 0 || self.engine.is_on_device());
         // Those that have not planned yet emit at least one token, in one row.
-        let mut others = Others { rows: decoding.len() + prompt_rows, tokens: decoding.len(), prompt_rows };
+        let mut others = Others { rows: decoding.len(), tokens: decoding.len(), prompt_rows: 0 };
         for slot in decoding.into_iter().chain(reading) {
             let Slot { id, session, run } = slot;
             let alone = !run.is_reading();

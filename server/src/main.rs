@@ -36,7 +36,7 @@ struct Args {
     /// Rows of a pass: what the rounds leave of it, prompts are read with.
     #[arg(long, value_name = "N", default_value_t = SchedulerOptions::default().max_rows)]
     max_rows: usize,
-    /// How many times as long as usual other texts may wait for a token while a prompt is read; 1 keeps them waiting the least.
+    /// How many times as long as usual passes may take that read a prompt beside other texts; 1 keeps those waiting the least.
     #[arg(long, value_name = "X", default_value_t = SchedulerOptions::default().prompt_slowdown)]
     prompt_slowdown: f64,
     /// Keep no states of prompts: every request computes its own whole.

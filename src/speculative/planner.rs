@@ -43,7 +43,7 @@ pub struct Others {
     pub rows: usize,
     /// Tokens that they emit at least: one for each that reads no prompt.
     pub tokens: usize,
-    /// Those of the rows that read prompts. They count like tokens, because such a row costs its time in whatever pass it is.
+    /// Those of the rows that read prompts.
     pub prompt_rows: usize,
 }
 
@@ -297,7 +297,7 @@ impl Planner {
         let candidate = |plan, drafted: usize, tokens: f64, drafting: f64| {
             let cost = &estimates[others.rows + drafted];
             let cost = Estimate { ms: cost.ms + drafting, least_ms: cost.least_ms + drafting, ..*cost };
-            Candidate { plan, tokens: tokens + (others.tokens + others.prompt_rows) as f64, cost }
+            Candidate { plan, tokens: tokens + others.tokens as f64, cost }
         };
         let mut candidates = vec![candidate(Plan::Plain, 0, 1.0, 0.0)];
         for one in offer.drafters.iter().filter(|one| one.tokens > 0 && !(resting && one.cost == DraftCost::PerToken)) {

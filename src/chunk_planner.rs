@@ -4,7 +4,7 @@
 //! what a row of a prompt adds to that from passes that do; a chunk has as many rows as keep the pass within a multiple of the
 //! usual time. The planner is a function of what it is told: it reads no clock.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Rows of a chunk are a multiple of these, and at least as many: fewer would read the weights for too little.
@@ -20,14 +20,11 @@ const PASSES_TO_TRIAL: usize = 16;
 #[derive(Clone, Debug)]
 pub(crate) struct ChunkPlanner {
     slowdown: f64,
-    usual: BTreeMap<usize, Usual>, // by the power of two up to which the number of decoding sequences is
-    row: Recent,                   // seconds of a prompt's row
-}
-
-#[derive(Clone, Debug, Default)]
-struct Usual {
-    pass: Recent,  // seconds
-    chunks: usize, // passes with chunks since the last that was measured
+    /// Seconds of passes without prompts, since the number of decoding sequences has been up to this power of two.
+    usual: Recent,
+    decoding: usize,
+    chunks: usize, // passes with chunks since the last without
+    row: Recent,   // seconds of a prompt's row
 }
 
 /// The newest measurements.
@@ -37,7 +34,7 @@ struct Recent(VecDeque<f64>);
 impl ChunkPlanner {
     /// Passes with chunks take `slowdown` times as long as those without.
     pub fn new(slowdown: f64) -> Self {
-        Self { slowdown, usual: BTreeMap::new(), row: Recent::default() }
+        Self { slowdown, usual: Recent::default(), decoding: 0, chunks: 0, row: Recent::default() }
     }
 
     /// Rows of prompts in the next pass, in which `decoding` sequences decode. 0: one without is to be measured first.
@@ -48,8 +45,8 @@ impl ChunkPlanner {
         if self.slowdown.is_nan() || self.slowdown <= 1.0 {
             return STEP;
         }
-        let usual = self.usual.get(&decoding.next_power_of_two()).filter(|usual| usual.chunks < PASSES_TO_TRIAL);
-        let Some(pass) = usual.and_then(|usual| usual.pass.median()) else { return 0 };
+        let is_known = self.decoding == decoding.next_power_of_two() && self.chunks < PASSES_TO_TRIAL;
+        let Some(pass) = self.usual.median().filter(|_| is_known) else { return 0 };
         let row = self.row.median().unwrap_or(f64::INFINITY);
         let rows = (self.slowdown - 1.0) * pass / row;
         (rows as usize / STEP * STEP).max(STEP)
@@ -61,15 +58,18 @@ impl ChunkPlanner {
         if decoding == 0 {
             return;
         }
-        let (usual, time) = (self.usual.entry(decoding.next_power_of_two()).or_default(), time.as_secs_f64());
+        let (decoding, time) = (decoding.next_power_of_two(), time.as_secs_f64());
+        if self.decoding != decoding {
+            (self.decoding, self.usual) = (decoding, Recent::default());
+        }
         if prompt_rows == 0 {
-            usual.pass.add(time);
-            usual.chunks = 0;
+            self.usual.add(time);
+            self.chunks = 0;
         } else {
-            usual.chunks += 1;
+            self.chunks += 1;
             // A remainder of a few rows may cost nothing. No more than half of a pass is put down to the others: if the usual one
             // was measured while the machine was slower, a prompt's row would seem to cost nothing.
-            if let Some(pass) = usual.pass.median().filter(|_| prompt_rows >= STEP && time > 0.0) {
+            if let Some(pass) = self.usual.median().filter(|_| prompt_rows >= STEP && time > 0.0) {
                 self.row.add((time - pass).max(0.5 * time) / prompt_rows as f64);
             }
         }
@@ -138,6 +138,11 @@ mod tests {
         assert_eq!(planner.rows(4), 0);
         planner.observe(4, 0, ms(20));
         assert_eq!(planner.rows(4), 16); // the lower median
+        // What was usual of another number of sequences is forgotten: whether they draft may have changed since.
+        planner.observe(2, 0, ms(1));
+        assert_eq!(planner.rows(4), 0);
+        planner.observe(4, 0, ms(30));
+        assert_eq!(planner.rows(4), 64);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! How many rows of prompts a pass reads while other sequences decode, by measured times.
 //!
-//! The others wait for the whole pass. What they usually wait for is known from passes that read no prompt, and
-//! what a row of a prompt adds to that from passes that do; a chunk has as many rows as keep the pass within a multiple of the
-//! usual time. The planner is a function of what it is told: it reads no clock.
+//! The others wait for the whole pass. How long it takes without prompts is known from passes that read none, and what a row of a
+//! prompt adds from passes that do; a chunk has as many rows as keep the pass within a multiple of the time without. The planner
+//! is a function of what it is told: it reads no clock.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -279,7 +279,7 @@ impl Scheduler {
         let (reading, decoding): (Vec<_>, Vec<_>) =
             (self.slots.iter_mut()).filter(|slot| slot.run.finish().is_none()).partition(|slot| slot.run.is_reading());
         let mut of_prompts = self.chunks.rows(decoding.len());
-        // Nothing is drafted beside a chunk, whose rows leave drafted ones nothing that is free. On a device each has its own pass.
+        // Nothing is drafted beside a chunk: with so many rows every further one costs its time. On a device each has its own pass.
         let drafts = drafts && (reading.is_empty() || of_prompts == 0 || self.engine.is_on_device());
         // Those that have not planned yet emit at least one token, in one row.
         let mut others = Others { rows: decoding.len(), tokens: decoding.len(), prompt_rows: 0 };

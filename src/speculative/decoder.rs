@@ -224,7 +224,7 @@ impl Work {
         }
     }
 
-    /// What it is to the others of its pass.
+    /// What it adds to its pass, as the planner of another sequence counts it.
     pub fn counts(&self) -> Others {
         let rows = self.num_rows();
         match self {

@@ -72,6 +72,7 @@ mod scheduler;
 mod session;
 mod session_file;
 pub mod speculative;
+mod stand_in;
 mod stop;
 #[cfg(feature = "stream")]
 mod stream;

@@ -162,6 +162,11 @@ fn functions_that_transformers_or_others_add() {
     assert!(year >= 2026, "{year}");
     assert!(prompt("a{%- generation -%} b {%- endgeneration %}{% generated %}").is_err(), "another tag");
     assert_eq!(prompt("a{%- generation -%} b {%- endgeneration %} c").unwrap(), "ab c");
+    // Python's: none is not, and lines end in one way.
+    let iterable =
+        "{{ [none is iterable, 1 is iterable, 'a' is iterable, [] is iterable, {} is iterable, x is iterable] }}";
+    assert_eq!(prompt(iterable).unwrap(), "[False, False, True, True, True, True]");
+    assert_eq!(prompt("a\r\n{{ 'b' }}\rc").unwrap(), "a\nb\nc");
 }
 
 /// A template ends, whatever it says.

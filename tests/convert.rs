@@ -51,9 +51,13 @@ fn contents(checkpoint: &Checkpoint) -> BTreeMap<String, (TensorType, Vec<usize>
 #[test]
 fn there_and_back_the_bits_are_the_same() {
     let directory = tempfile::tempdir().expect("a directory");
-    let case = |path: PathBuf| (path, Outtype::F32, None);
+    // Floats that F32 represents exactly: the round trip is exact, back to the type that they had.
+    let case = |path: PathBuf| {
+        let is_bf16 = contents(&open(&path)).values().any(|(dtype, ..)| *dtype == TensorType::Float(ElementType::Bf16));
+        (path, Outtype::F32, is_bf16.then_some(ElementType::Bf16))
+    };
     let fixtures = cases::all().into_iter().flat_map(|case| [case.path.join("target"), case.path.join("assistant")]);
-    // The demo pair is in bf16, which F32 represents exactly: the round trip is exact.
+    // The demo pair is in bf16.
     let demo = ["target", "assistant"].map(|part| (demo(part), Outtype::F32, Some(ElementType::Bf16)));
     let same = ["target", "assistant"].map(|part| (self::demo(part), Outtype::Bf16, Some(ElementType::Bf16)));
     let sources: Vec<_> = fixtures.filter(|path| path.exists()).map(case).chain(demo).chain(same).collect();

@@ -16,7 +16,7 @@ use foretoken::nn::tensor;
 use foretoken::qwen35::{Target, TensorLayout, TextConfig};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{ElementType, Engine, EngineOptions, Isa, Model, NextnHead, OutputRows};
-use gguf_writer::{GgufFile, array, f32_value, str_value, strings, u32_value};
+use gguf_writer::{GgufFile, array, bool_value, f32_value, str_value, strings, u32_value};
 use half::bf16;
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize_to_file};
@@ -384,6 +384,60 @@ fn block_counts_with_and_without_the_head_are_read() {
     assert!(!load(&without("blk.4."), folder.path()).expect("a trunk alone").has_nextn());
 }
 
+/// What other converters write: Ollama's blobs with towers and shorter names, rates that are not negated, heads in another order.
+#[test]
+fn files_of_other_converters_are_read_or_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let case = &shipped()[0];
+    let mut file = converted(case).floats("v.blk.0.attn_q.weight", &[2, 2], &[0.0; 4]);
+    file = file.floats("mm.0.weight", &[2, 2], &[0.0; 4]);
+    for tensor in &mut file.tensors {
+        let name = String::from_utf8(tensor.name.clone()).expect("a name");
+        tensor.name = name.replace("ssm_dt.bias", "ssm_dt").into();
+    }
+    computes_the_references(case, &load(&file, folder.path()).expect("a blob"));
+
+    let refused = |file: GgufFile, about: [&str; 2]| {
+        let message = load(&file, folder.path()).err().expect("a refusal").to_string();
+        assert!(about.iter().all(|part| message.contains(part)) && !message.contains('\n'), "{message}");
+    };
+    refused(
+        converted(case).key("qwen35.ssm.v_head_reordered", bool_value(false)),
+        ["ssm.v_head_reordered", "llama.cpp's order"],
+    );
+    let mut file = converted(case);
+    let rates = file.tensors.iter_mut().find(|tensor| tensor.name.ends_with(b"ssm_a")).expect("rates");
+    rates.bytes =
+        rates.bytes.as_chunks::<4>().0.iter().flat_map(|x| f32::from_le_bytes(*x).abs().to_le_bytes()).collect();
+    refused(file, ["A_log", "is above 0"]);
+}
+
+/// MLX transposes convolutions, and adds 1 to norms that are zero-centred.
+#[test]
+fn mlx_checkpoints_are_refused_by_name() {
+    for case in shipped() {
+        let folder = directory(&case, |_| true, |_| ());
+        let path = folder.path().join("model.safetensors");
+        let bytes = std::fs::read(&path).expect("the tensors");
+        let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+        let transposed = |(name, view): (String, TensorView<'_>)| {
+            let mut shape = view.shape().to_vec();
+            if name.ends_with("conv1d.weight") {
+                shape.swap(1, 2);
+            }
+            (name, view.dtype(), shape, view.data().to_vec())
+        };
+        let tensors: Vec<_> = file.tensors().into_iter().map(transposed).collect();
+        let views = tensors
+            .iter()
+            .map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).expect("a tensor")));
+        serialize_to_file(views, None, &path).expect("the tensors");
+        let error =
+            Target::load(&Checkpoint::open(folder.path()).expect("a directory"), Isa::best()).err().expect("a refusal");
+        assert!(error.to_string().contains("an MLX checkpoint"), "{}: {error}", case.name);
+    }
+}
+
 #[test]
 fn other_architectures_in_gguf_are_refused_by_name() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -426,16 +480,17 @@ fn the_tokenizer_is_qwens() {
         pair => format!("{} {}", pair[0].as_str().expect("left"), pair[1].as_str().expect("right")),
     });
     let kinds: Vec<_> = tokens.iter().map(|(_, _, kind)| u32_value(*kind)).collect();
-    let gguf = |pre: &str| {
+    let normal: Vec<_> = tokens.iter().map(|_| u32_value(1)).collect();
+    let gguf = |pre: &str, kinds: &[gguf_writer::Raw]| {
         let file = GgufFile::new()
             .key("tokenizer.ggml.model", str_value("gpt2"))
             .key("tokenizer.ggml.pre", str_value(pre))
             .key("tokenizer.ggml.tokens", strings(tokens.iter().map(|(_, token, _)| token)))
-            .key("tokenizer.ggml.token_type", array(&kinds))
+            .key("tokenizer.ggml.token_type", array(kinds))
             .key("tokenizer.ggml.merges", strings(merges.clone()));
         gguf::tokenizer(&Gguf::from_bytes(file.bytes()).expect("a file"))
     };
-    let own = gguf("qwen35").expect("a tokenizer").expect("one");
+    let own = gguf("qwen35", &kinds).expect("a tokenizer").expect("one");
     let of_metadata = Tokenizer::new(own, &path, 1000).expect("a tokenizer");
     let of_file = Tokenizer::read(&path.join("tokenizer.json"), 1000).expect("a tokenizer");
     for case in expected.as_array().expect("cases") {
@@ -449,7 +504,12 @@ fn the_tokenizer_is_qwens() {
     }
     // Bytes of line ends and spaces are spelt otherwise.
     assert!(of_file.ids_with("\n").contains(&198) && of_file.ids_with(" ").contains(&220));
-    let message = gguf("qwen2").expect_err("a refusal").to_string();
+    // Control tokens called normal are one id each all the same.
+    let of_normal = gguf("qwen35", &normal).expect("a tokenizer").expect("one");
+    let of_normal = Tokenizer::new(of_normal, &path, 1000).expect("a tokenizer");
+    let turn = "<|im_start|>user\nHi<|im_end|>";
+    assert_eq!(of_normal.encode(turn).expect("ids"), of_file.encode(turn).expect("ids"));
+    let message = gguf("qwen2", &kinds).expect_err("a refusal").to_string();
     assert!(message.contains("tokenizer.ggml.pre") && message.contains("qwen2"), "{message}");
 }
 

@@ -459,6 +459,16 @@ fn quantized_directories_are_refused_by_name() {
         ),
         ("quantization_config", json!({"quant_method": "auto-round"}), "\"auto-round\""),
         ("quantization_config", json!({"quant_method": "mxfp4"}), "an MXFP4 checkpoint"),
+        (
+            "quantization_config",
+            json!({"quant_method": "compressed-tensors", "format": "pack-quantized", "transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}}),
+            "a compressed-tensors checkpoint (transform_config)",
+        ),
+        (
+            "quantization_config",
+            json!({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {"weights": {"symmetric": false}}}}),
+            "a compressed-tensors checkpoint (weights of zero points)",
+        ),
     ] {
         let twin = Twin::of("dense");
         twin.json(CONFIG, |config| config[field] = value.clone());
@@ -476,6 +486,8 @@ fn quantized_directories_are_refused_by_name() {
         (format!("{q}.g_idx"), "a GPTQ checkpoint"),
         (format!("{q}.weight_scale_2"), "an NVFP4 checkpoint"),
         (format!("{q}.weight.absmax"), "a bitsandbytes checkpoint"),
+        (format!("{q}.lora_A.weight"), "a LoRA adapter"),
+        ("model.layers.0.experts.switch_glu.up_proj.weight".into(), "an MLX checkpoint"),
         (format!("{q}.weight.quant_state.bitsandbytes__nf4"), "a bitsandbytes checkpoint"),
     ] {
         let twin = Twin::of("dense");
@@ -666,17 +678,37 @@ fn fp8_is_the_dequantized_weights() {
     let numbers: [f64; 256] = std::array::from_fn(|byte| e4m3(byte as u8));
     // The scale's suffix, and its shape for (rows, inputs).
     type Shape = fn(usize, usize) -> Vec<usize>;
-    let layouts: [(&str, Shape, Value); 4] = [
-        ("scale", |_, _| vec![1], json!({"quant_method": "compressed-tensors", "format": "float-quantized"})),
-        ("scale", |rows, _| vec![rows, 1], json!({"quant_method": "compressed-tensors", "format": "float-quantized"})),
-        ("scale", |rows, _| vec![rows], json!({"quant_method": "fp8"})),
+    let of_blocks = json!({"weights": {"strategy": "block", "block_structure": "48x16"}, "format": "float-quantized"});
+    // And the rows and inputs that share a scale, if these are blocks.
+    let layouts: [(&str, Shape, Option<[usize; 2]>, Value); 6] = [
+        ("scale", |_, _| vec![1], None, json!({"quant_method": "compressed-tensors", "format": "float-quantized"})),
+        (
+            "scale",
+            |rows, _| vec![rows, 1],
+            None,
+            json!({"quant_method": "compressed-tensors", "format": "float-quantized"}),
+        ),
+        ("scale", |rows, _| vec![rows], None, json!({"quant_method": "fp8", "activation_scheme": "static"})),
         (
             "scale_inv",
             |rows, inputs| vec![rows.div_ceil(128), inputs.div_ceil(128)],
-            json!({"quant_method": "fp8", "weight_block_size": [128, 128]}),
+            Some([128, 128]),
+            json!({"quant_method": "fp8"}),
+        ),
+        (
+            "scale_inv",
+            |rows, inputs| vec![rows.div_ceil(32), inputs.div_ceil(64)],
+            Some([32, 64]),
+            json!({"quant_method": "fp8", "weight_block_size": [32, 64]}),
+        ),
+        (
+            "scale",
+            |rows, inputs| vec![rows.div_ceil(48), inputs.div_ceil(16)],
+            Some([48, 16]),
+            json!({"quant_method": "compressed-tensors", "config_groups": {"group_0": of_blocks}}),
         ),
     ];
-    for (suffix, shape_of, config) in layouts {
+    for (suffix, shape_of, block, config) in layouts {
         let (fp8, plain) = (Twin::of("edge"), Twin::of("edge"));
         let mut exact = Tensors::new();
         fp8.tensors(WEIGHTS, |tensors| {
@@ -687,10 +719,9 @@ fn fp8_is_the_dequantized_weights() {
                 let count: usize = of_scales.iter().product();
                 let scales: Vec<f32> = (0..count).map(|i| 0.003 + 0.001 * (i % 7) as f32).collect();
                 let columns = of_scales.get(1).copied().unwrap_or(1);
-                let scale = |i: usize| {
-                    let (row, column) = (i / inputs * of_scales[0] / rows.max(1), i % inputs / 128);
-                    let row = if of_scales[0] == rows.div_ceil(128) { i / inputs / 128 } else { row };
-                    scales[row * columns + if columns > 1 { column } else { 0 }]
+                let scale = |i: usize| match block {
+                    Some([high, wide]) => scales[i / inputs / high * columns + i % inputs / wide],
+                    None => scales[i / inputs * of_scales[0] / rows],
                 };
                 let nearest = |value: f64| {
                     let far = |byte: &u8| (numbers[usize::from(*byte)] - value).abs();
@@ -706,6 +737,10 @@ fn fp8_is_the_dequantized_weights() {
                 let values = values.flat_map(|x| half::bf16::from_f32(x).to_le_bytes()).collect();
                 exact.insert(name.clone(), (Dtype::BF16, shape.clone(), values));
                 tensors.insert(format!("{name}_{suffix}"), (Dtype::F32, of_scales, f32_bytes(scales)));
+                if config["activation_scheme"] == "static" {
+                    let of_inputs = format!("{}.input_scale", name.strip_suffix(".weight").expect("a matrix"));
+                    tensors.insert(of_inputs, (Dtype::F32, vec![], f32_bytes([0.02])));
+                }
                 tensors.insert(name, (Dtype::F8_E4M3, shape, coded));
             }
         });
@@ -802,6 +837,8 @@ fn directories_without_a_model_say_what_they_hold() {
         ("model-00001-of-00002.safetensors", ["no model.safetensors.index.json", "download it too"]),
         ("weights.safetensors", ["no model.safetensors", "weights that name"]),
         ("pytorch_model.bin", ["PyTorch's files are not read", "take the bf16 checkpoint, or a GGUF file"]),
+        ("model.onnx", ["a file of ONNX", "take the bf16 checkpoint, or a GGUF file"]),
+        ("gemma.litertlm", ["a file of LiteRT's", "take the bf16 checkpoint, or a GGUF file"]),
     ] {
         let directory = twin.path(&format!("of {file}"));
         std::fs::create_dir(&directory).expect("a directory");
@@ -809,11 +846,96 @@ fn directories_without_a_model_say_what_they_hold() {
         std::fs::write(directory.join(file), [0; 64]).expect("written");
         refused(engine(&directory, None), &[file, about[0], about[1]]);
     }
+    for (file, about) in [("files.onnx", "a file of ONNX"), ("model.pth", "a file of PyTorch's")] {
+        refused(engine(&twin.write(file, [1; 64]), None), &[file, about, "take the bf16 checkpoint, or a GGUF file"]);
+    }
+
+    // The Hub's cache, and a link in it to a blob that is gone.
+    let revision = "models--google--gemma/snapshots/0a1b";
+    twin.write(&format!("{revision}/config.json"), "{}");
+    for folder in ["models--google--gemma", "models--google--gemma/snapshots"] {
+        refused(engine(&twin.path(folder), None), &["a folder of the Hub's cache", "0a1b"]);
+    }
+    #[cfg(unix)]
+    {
+        let link = twin.path(&format!("{revision}/model.safetensors"));
+        std::os::unix::fs::symlink("../../blobs/gone", link).expect("a link");
+        refused(engine(&twin.path(revision), None), &["model.safetensors is a link to a file that is not there"]);
+    }
 
     twin.write("files/gemma-4-E2B-it-Q4_K_M.gguf", b"GGUF");
     twin.write("files/mmproj-F16.gguf", b"GGUF");
     let about = ["files", "holds GGUF files", "gemma-4-E2B-it-Q4_K_M.gguf, mmproj-F16.gguf"];
     refused(engine(&twin.path("files"), None), &about);
+}
+
+/// git-LFS leaves pointers, and a gated repository's address a page.
+#[test]
+fn what_stands_in_the_place_of_a_file_is_named() {
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab\nsize 9523\n";
+    let page = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>";
+    for (content, about) in [(pointer, ["git-LFS's pointer", "git lfs pull"]), (page, ["a web page", "log in first"])] {
+        let files =
+            ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "generation_config.json"];
+        for file in files {
+            let twin = Twin::of("dense");
+            twin.write(&format!("target/{file}"), content);
+            refused(engine(&twin.path("target"), None), &[file, about[0], about[1]]);
+        }
+        for file in ["model.gguf", "0a1b2c"] {
+            let twin = Twin::of("dense");
+            refused(engine(&twin.write(file, content), None), &[file, about[0], about[1]]);
+        }
+    }
+}
+
+/// Where a download was cut, files of full length are zero: layers' factors tell.
+#[test]
+fn factors_that_are_zero_are_refused() {
+    for name in ["model.norm.weight", "model.layers.1.input_layernorm.weight", "model.layers.2.layer_scalar"] {
+        let twin = Twin::of("dense");
+        twin.tensors(WEIGHTS, |tensors| tensors.get_mut(name).expect("the factors").2.fill(0));
+        refused(engine(&twin.path("target"), None), &[name, "is all zeros", "download the file again"]);
+    }
+}
+
+#[test]
+fn gguf_files_without_a_model_are_refused_by_name() {
+    let twin = Twin::of("dense");
+    for (key, value, about) in [
+        ("general.type", "adapter", "a LoRA adapter's"),
+        ("general.type", "imatrix", "an importance matrix's"),
+        ("general.type", "mmproj", "an image and audio projector's"),
+        ("general.architecture", "controlvector", "a control vector's"),
+    ] {
+        let path = twin.write("file.gguf", twin.gguf("target").with(key, str_value(value)).bytes());
+        refused(engine(&path, None), &["file.gguf", key, about, "give"]);
+    }
+    for (key, value) in [("expert_gating_func", u32_value(2)), ("attention.causal", bool_value(false))] {
+        let file = twin.gguf("target").with(&format!("gemma4.{key}"), value);
+        refused(engine(&twin.write("file.gguf", file.bytes()), None), &[key, "not implemented"]);
+    }
+}
+
+/// An assistant whose head is not the table of its embeddings drafts with the head, dense or by centroids.
+#[test]
+fn an_untied_assistant_drafts_with_its_head() {
+    for fixture in ["dense", "edge", "nested"] {
+        let (case, twin) = (case(fixture), Twin::of(fixture));
+        let file = "assistant/model.safetensors";
+        twin.tensors(file, |tensors| {
+            let (dtype, shape, bytes) = tensors.remove("model.embed_tokens.weight").expect("the table");
+            let reversed = bytes.rchunks_exact(4).flatten().copied().collect();
+            tensors.insert("lm_head.weight".into(), (dtype, shape.clone(), bytes));
+            tensors.insert("model.embed_tokens.weight".into(), (dtype, shape, reversed));
+        });
+        twin.json("assistant/config.json", |config| config["tie_word_embeddings"] = false.into());
+        let target = target(&twin.path("target")).expect("a target");
+        let own = assistant(&twin.path("assistant"), &target).expect("an assistant");
+        drafts_the_references(&case, &target, &own);
+        let path = twin.write("assistant.gguf", twin.gguf("assistant").bytes());
+        drafts_the_references(&case, &target, &assistant(&path, &target).expect("an assistant"));
+    }
 }
 
 /// Writers choose other types for the same numbers, and leave out what has a default: the same model.
@@ -1771,6 +1893,8 @@ fn an_assistant_beside_its_target_is_found() {
         "gemma-4-E2B-it-assistant-Q8_0.gguf",
         "gemma-4-E2B-it-Q4_K_M-assistant.gguf",
         "MTP/gemma-4-E2B-it.gguf",
+        "gemma-4-E2B-it-assistant.gguf",
+        "assistant.gguf",
     ] {
         let directory = tempfile::tempdir().expect("a directory");
         let model = directory.path().join("gemma-4-E2B-it-Q4_K_M.gguf");
@@ -1789,6 +1913,8 @@ fn an_assistant_beside_its_target_is_found() {
     std::fs::rename(twin.path("assistant"), twin.path("target-assistant")).expect("renamed");
     let found = find_assistants(&twin.path("target")).expect("one");
     assert_eq!(found.only(), Some(twin.path("target-assistant").as_path()));
+    let file = twin.write("target-UD-Q4_K_XL.gguf", &target);
+    assert_eq!(find_assistants(&file).expect("one").only(), Some(twin.path("target-assistant").as_path()));
     let inside = twin.write("target/mtp-target.gguf", &drafter);
     let found = find_assistants(&twin.path("target")).expect("two");
     assert_eq!(found.only(), None);

@@ -61,6 +61,11 @@ pub(super) fn environment() -> Result<Environment<'static>, TemplateError> {
     environment.add_test("sequence", |value: Value| {
         matches!(value.kind(), ValueKind::Undefined | ValueKind::Seq | ValueKind::Map | ValueKind::String)
     });
+    // Python's, of what templates see: minijinja would iterate over none, too.
+    environment.add_test("iterable", |value: Value| {
+        use ValueKind::{Iterable, Map, Plain, Seq, String, Undefined};
+        matches!(value.kind(), Iterable | Map | Plain | Seq | String | Undefined) && value.try_iter().is_ok()
+    });
     Ok(environment)
 }
 

@@ -11,6 +11,7 @@ use super::language::{environment, strftime};
 use super::marks;
 use super::message::Message;
 use crate::checkpoint::{Checkpoint, Fields, NotGguf};
+use crate::stand_in::refuse_stand_in;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -127,6 +128,8 @@ impl ChatTemplate {
     /// If it does not compile.
     pub fn new(source: String, bos: String, eos: String) -> Result<Self> {
         let mut environment = environment().map_err(Error::template)?;
+        // As Jinja reads sources.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
         environment.add_template_owned(NAME, without_generation_tags(&source)).map_err(Error::template)?;
         Ok(Self { environment, bos, eos })
     }
@@ -231,7 +234,10 @@ fn without_generation_tags(source: &str) -> String {
 pub(crate) fn template_source(directory: &Path) -> Result<Option<String>> {
     let file = directory.join("chat_template.jinja");
     match file.exists() {
-        true => std::fs::read_to_string(&file).map(Some).map_err(Error::io(&file)),
+        true => {
+            let source = std::fs::read_to_string(&file).map_err(Error::io(&file))?;
+            refuse_stand_in(&file, source.as_bytes()).map(|()| Some(source))
+        }
         false => {
             let of_tokenizer = tokenizer_config(directory)?.as_ref().and_then(template_in);
             Ok(of_tokenizer.or(fields_of(directory, "chat_template.json")?.as_ref().and_then(template_in)))

@@ -5,22 +5,22 @@
 //! `X.weight_scale_inv` becomes `X.weight` in bf16.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use foretoken_kernels::ElementType;
 use foretoken_kernels::quant::WeightType;
 use half::{bf16, f16};
 use rayon::prelude::*;
+use serde_json::Value;
 
 use super::unread::INSTEAD;
-use super::{RawTensor, TensorType};
+use super::{Fields, RawTensor, TensorType};
 use crate::Result;
 use crate::nn::Bytes;
 
 /// Weights of a block of Q4_0, and its bytes: the scale in f16, then the halves of the block in low and high nibbles.
 const BLOCK: usize = 32;
 const BLOCK_BYTES: usize = 2 + BLOCK / 2;
-/// Rows and columns of an FP8 block with one scale.
-const FP8_BLOCK: usize = 128;
 /// The type of FP8 weights in safetensors files.
 pub(super) const FP8: &str = "F8_E4M3";
 
@@ -29,12 +29,56 @@ pub(super) const FP8: &str = "F8_E4M3";
 pub(super) enum Compressed {
     /// Unsigned 4-bit integers, eight in an `I32`, and a scale for every group of a row: `(q - 8) * scale`.
     Int4 { packed: RawTensor, scales: RawTensor, shape: Option<RawTensor> },
-    /// E4M3 numbers and a scale for the matrix, each row or each block of 128 x 128.
-    Fp8 { weight: RawTensor, scales: RawTensor },
+    /// E4M3 numbers and a scale for the matrix, each row or each block.
+    Fp8 { weight: RawTensor, scales: RawTensor, block: Fp8Block },
 }
 
-/// Takes the tensors of quantized matrices out of `tensors`, by the matrix's name.
-pub(super) fn collect(tensors: &mut BTreeMap<String, RawTensor>) -> BTreeMap<String, Compressed> {
+/// Rows and columns of FP8 weights that share a scale.
+#[derive(Clone, Copy)]
+pub(super) struct Fp8Block([usize; 2]);
+
+impl Fp8Block {
+    /// That of the checkpoint in `directory`: `weight_block_size`, or compressed-tensors' `block_structure`; 128 x 128 where
+    /// neither is there.
+    ///
+    /// # Errors
+    /// If config.json is malformed, or the sizes are not two positive integers.
+    fn of(directory: &Path) -> Result<Self> {
+        let default = Self([128, 128]);
+        let path = directory.join("config.json");
+        let config = if path.exists() { Fields::read(&path)? } else { return Ok(default) };
+        let Some(fields) = config.optional_object("quantization_config")? else { return Ok(default) };
+        let of_groups = || {
+            let groups = fields.get("config_groups")?.as_object()?;
+            groups.values().find_map(|group| group.get("weights")?.get("block_structure"))
+        };
+        let Some(sizes) = fields.get("weight_block_size").or_else(of_groups).filter(|sizes| !sizes.is_null()) else {
+            return Ok(default);
+        };
+        // Older files have "128x128".
+        let sizes: Option<Vec<u64>> = match sizes {
+            Value::String(text) => text.split('x').map(|size| size.parse().ok()).collect(),
+            other => other.as_array().and_then(|sizes| sizes.iter().map(Value::as_u64).collect()),
+        };
+        match sizes.as_deref() {
+            Some(sizes @ &[rows, columns]) if sizes.iter().all(|size| (1..1 << 31).contains(size)) => {
+                Ok(Self([rows as usize, columns as usize]))
+            }
+            _ => {
+                Err(fields.error("weight_block_size", "must be two positive integers: the rows and columns of a block"))
+            }
+        }
+    }
+}
+
+/// Takes the tensors of quantized matrices of the checkpoint in `directory` out of `tensors`, by the matrix's name.
+///
+/// # Errors
+/// Those of [`Fp8Block::of`], where there are FP8 weights.
+pub(super) fn collect(
+    directory: &Path,
+    tensors: &mut BTreeMap<String, RawTensor>,
+) -> Result<BTreeMap<String, Compressed>> {
     let mut found = BTreeMap::new();
     let packed: Vec<_> = tensors.keys().filter_map(|name| name.strip_suffix("_packed").map(str::to_owned)).collect();
     for name in packed {
@@ -44,13 +88,17 @@ pub(super) fn collect(tensors: &mut BTreeMap<String, RawTensor>) -> BTreeMap<Str
         found.insert(name, Compressed::Int4 { packed, scales, shape });
     }
     let fp8 = tensors.iter().filter(|(_, tensor)| tensor.dtype == TensorType::Other(FP8));
-    for name in fp8.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+    let fp8: Vec<String> = fp8.map(|(name, _)| name.clone()).collect();
+    let block = if fp8.is_empty() { Fp8Block([1, 1]) } else { Fp8Block::of(directory)? };
+    for name in fp8 {
         let scales = tensors.remove(&format!("{name}_scale"));
         let Some(scales) = scales.or_else(|| tensors.remove(&format!("{name}_scale_inv"))) else { continue };
         let Some(weight) = tensors.remove(&name) else { continue };
-        found.insert(name, Compressed::Fp8 { weight, scales });
+        // Of its inputs, which are not quantized here.
+        name.strip_suffix("weight").and_then(|module| tensors.remove(&format!("{module}input_scale")));
+        found.insert(name, Compressed::Fp8 { weight, scales, block });
     }
-    found
+    Ok(found)
 }
 
 impl Compressed {
@@ -66,7 +114,7 @@ impl Compressed {
     /// If a file has shrunk.
     pub(super) fn check_length(&self) -> Result<()> {
         match self {
-            Self::Int4 { packed: weight, scales, .. } | Self::Fp8 { weight, scales } => {
+            Self::Int4 { packed: weight, scales, .. } | Self::Fp8 { weight, scales, .. } => {
                 weight.bytes.check_length()?;
                 scales.bytes.check_length()
             }
@@ -77,7 +125,7 @@ impl Compressed {
     pub(super) fn load(&self) -> Result<RawTensor, String> {
         match self {
             Self::Int4 { packed, scales, shape } => int4(packed, scales, shape.as_ref()),
-            Self::Fp8 { weight, scales } => fp8(weight, scales),
+            Self::Fp8 { weight, scales, block } => fp8(weight, scales, *block),
         }
     }
 }
@@ -128,23 +176,24 @@ fn int4(packed: &RawTensor, scales: &RawTensor, shape: Option<&RawTensor>) -> Re
     Ok(RawTensor { dtype: TensorType::Quantized(WeightType::Q4_0), shape: vec![rows, inputs], bytes: bytes.into() })
 }
 
-fn fp8(weight: &RawTensor, scales: &RawTensor) -> Result<RawTensor, String> {
+fn fp8(weight: &RawTensor, scales: &RawTensor, Fp8Block(block): Fp8Block) -> Result<RawTensor, String> {
     let (rows, inputs) = match weight.shape[..] {
         [rows, inputs] if rows > 0 && inputs > 0 => (rows, inputs),
         _ => return Err(format!("is of shape {:?}, but of FP8 only matrices are read; {INSTEAD}", weight.shape)),
     };
     let values = floats(scales)
         .ok_or_else(|| format!("has scales of {}, which are not read; {INSTEAD}", scales.dtype.name()))?;
-    let by_blocks = [rows.div_ceil(FP8_BLOCK), inputs.div_ceil(FP8_BLOCK)];
+    let by_blocks = [rows.div_ceil(block[0]), inputs.div_ceil(block[1])];
     // The scales of a row: how many, and the inputs of each.
     let (rows_of, inputs_of) = match scales.shape[..] {
         [] | [1] | [1, 1] => (rows, inputs),
         [count] | [count, 1] if count == rows => (1, inputs),
-        [a, b] if [a, b] == by_blocks => (FP8_BLOCK, FP8_BLOCK),
+        [a, b] if [a, b] == by_blocks => (block[0], block[1]),
         _ => {
             let shapes = format!("has scales of shape {:?} for {rows} x {inputs} weights", scales.shape);
+            let [high, wide] = block;
             return Err(format!(
-                "{shapes}; one for the matrix, for each row or for blocks of 128 x 128 is read, {INSTEAD}"
+                "{shapes}; one for the matrix, for each row or for blocks of {high} x {wide} is read, {INSTEAD}"
             ));
         }
     };

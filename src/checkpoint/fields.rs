@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::spelling::misspelt;
+use crate::stand_in::refuse_stand_in;
 use crate::{Error, Result};
 
 /// Size limit of JSON configuration files (tokenizer files may be larger and are read elsewhere).
@@ -29,13 +30,15 @@ impl Fields {
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let meta = std::fs::metadata(path).map_err(Error::io(path))?;
-        if meta.is_dir() {
-            return Err(Error::file(path, "is a directory; a JSON file is expected here"));
+        if !meta.is_file() {
+            let kind = if meta.is_dir() { "is a directory" } else { "is no regular file" };
+            return Err(Error::file(path, format!("{kind}; a JSON file is expected here")));
         }
         if meta.len() > MAX_BYTES {
             return Err(Error::file(path, format!("is {} bytes long, too long for a configuration", meta.len())));
         }
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+        refuse_stand_in(path, text.as_bytes())?;
         match serde_json::from_str(&text) {
             Ok(Value::Object(object)) => {
                 let (path, nesting, looked_for) = (path.to_owned(), String::new(), RefCell::default());

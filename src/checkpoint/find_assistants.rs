@@ -25,8 +25,9 @@ impl FoundAssistants {
     }
 }
 
-/// Looks for assistants beside the target `model`, a directory or a GGUF file: in its own directory `mtp-*.gguf` and
-/// `*-assistant*.gguf`, every GGUF file in the directory `MTP` there, and beside it a checkpoint `MODEL-assistant`. For a model
+/// Looks for assistants beside the target `model`, a directory or a GGUF file: in its own directory `mtp-*.gguf`,
+/// `*-assistant*.gguf`, `assistant.gguf` and the directory `assistant`, every GGUF file in the directory `MTP` there, and beside it
+/// a checkpoint `MODEL-assistant`, where MODEL is the name with its type (`-Q4_K_M`) or without. For a model
 /// in a cache of the Hub (`models--OWNER--NAME/snapshots/REVISION`) that is the repository `NAME-assistant` of any owner in the
 /// same cache, by its `refs/main`; nothing is downloaded. Headers are read, not weights. Where the model's own directory has an
 /// assistant inside ([`Checkpoint::inner_assistant`]) that fits, it is that one alone, as the path `model`.
@@ -79,18 +80,40 @@ fn candidates(model: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     if let Some(inside) = inside {
         found.extend(gguf_files(inside).filter(|path| {
-            file_name(path).is_some_and(|name| name.starts_with("mtp-") || name.contains("-assistant"))
+            file_name(path).is_some_and(|name| {
+                name.starts_with("mtp-")
+                    || name.contains("-assistant")
+                    || name.contains("_assistant")
+                    || name == "assistant.gguf"
+            })
         }));
-        found.extend(gguf_files(&inside.join("MTP")));
+        let named_mtp = entries(inside).filter(|path| file_name(path).is_some_and(|name| name == "mtp"));
+        found.extend(named_mtp.flat_map(|path| gguf_files(&path)));
+        found.extend(Some(inside.join("assistant")).filter(|path| path.join("config.json").exists()));
     }
     if let (Some(parent), Some(stem)) = (model.parent(), stem.and_then(|stem| stem.to_str())) {
-        found.extend([format!("{stem}-assistant"), format!("{stem}-assistant.gguf")].map(|name| parent.join(name)));
+        let names =
+            [stem, without_type(stem)].map(|stem| [format!("{stem}-assistant"), format!("{stem}-assistant.gguf")]);
+        found.extend(names.concat().iter().map(|name| parent.join(name)));
     }
     found.extend(in_hub_cache(&model));
     found.retain(|path| *path != model && path.exists() && !is_later_part(path));
     found.sort();
     found.dedup();
     found
+}
+
+/// The name without the type of weights that files end with: `-Q4_K_M`, `-UD-IQ2_XXS`, `.BF16`.
+fn without_type(stem: &str) -> &str {
+    let starts = ["q", "iq", "tq", "bf16", "f16", "f32", "mxfp4", "nvfp4"];
+    let is_type = |last: &str| {
+        let last = last.to_lowercase();
+        starts.iter().any(|start| last.starts_with(start)) && last.bytes().any(|byte| byte.is_ascii_digit())
+    };
+    match stem.rsplit_once(['-', '.']).filter(|(_, last)| is_type(last)) {
+        Some((name, _)) => name.strip_suffix("-UD").unwrap_or(name),
+        None => stem,
+    }
 }
 
 /// The checkpoints of assistants in the cache of the Hub that the model lies in: directories, and GGUF files. A target's
@@ -103,8 +126,7 @@ fn in_hub_cache(model: &Path) -> Vec<PathBuf> {
         return Vec::new();
     };
     let assistant = format!("{}-assistant", name.trim_end_matches("-gguf"));
-    let repositories = std::fs::read_dir(cache).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    let its = repositories
+    let its = entries(cache)
         .filter(|path| repository_name(path).is_some_and(|name| name.trim_end_matches("-gguf") == assistant));
     let snapshot = |path: PathBuf| {
         let revision = std::fs::read_to_string(path.join("refs/main")).ok()?;
@@ -123,9 +145,13 @@ fn repository_name(path: &Path) -> Option<String> {
     Some(file_name(path)?.strip_prefix("models--")?.split_once("--")?.1.to_owned())
 }
 
-fn gguf_files(directory: &Path) -> impl Iterator<Item = PathBuf> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().filter_map(|entry| entry.ok());
-    entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|extension| extension == "gguf"))
+/// What is in a directory; nothing if it cannot be read.
+fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    std::fs::read_dir(directory).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
+}
+
+fn gguf_files(directory: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    entries(directory).filter(|path| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")))
 }
 
 fn file_name(path: &Path) -> Option<String> {

@@ -40,7 +40,8 @@ pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
     }
     let parameters = Parameters {
         temperature: number("temperature")?,
-        top_k: fields.optional_size("top_k")?,
+        // -1 is all to some.
+        top_k: number("top_k")?.map(|k| if k < 0.0 { 0 } else { k as usize }),
         top_p: number("top_p")?,
         min_p: number("min_p")?,
         typical_p: number("typical_p")?,

@@ -150,9 +150,10 @@ impl<'a> Loader<'a> {
             let problem = format!("is missing{named}; the checkpoint is incomplete or of another architecture");
             return Err(self.error(name, problem));
         };
-        // GGUF files drop dimensions of 1.
+        // GGUF files drop dimensions of 1; of safetensors, only a number may be `[]` or `[1]`.
         let significant = |shape: &[usize]| shape.iter().copied().filter(|size| *size != 1).collect::<Vec<_>>();
-        if tensor.shape != shape && significant(&tensor.shape) != significant(shape) {
+        let drops_ones = self.checkpoint.gguf().is_some() || significant(shape).is_empty();
+        if tensor.shape != shape && !(drops_ones && significant(&tensor.shape) == significant(shape)) {
             let problem = format!("has shape {:?}, the configuration implies {shape:?}", tensor.shape);
             return Err(self.error(name, problem));
         }
@@ -300,12 +301,25 @@ impl<'a> Loader<'a> {
         Ok(floats)
     }
 
+    /// A vector `(width)` of factors, widened.
+    ///
+    /// # Errors
+    /// As [`Loader::vector`], or if all are zero, which is what files have where a download left off: every layer has factors, and
+    /// matrices are too long to be looked through.
+    pub fn factors(&mut self, name: &str, width: usize) -> Result<Vec<f32>> {
+        let factors = self.vector(name, width)?;
+        match factors.iter().all(|factor| *factor == 0.0) {
+            true => Err(self.error(name, "is all zeros, as where a download was cut; download the file again")),
+            false => Ok(factors),
+        }
+    }
+
     /// A norm over `width`.
     ///
     /// # Errors
-    /// As [`Loader::vector`].
+    /// As [`Loader::factors`].
     pub fn norm(&mut self, name: &str, width: usize, eps: f64) -> Result<RmsNorm> {
-        Ok(RmsNorm::new(self.vector(name, width)?, eps, self.options.isa))
+        Ok(RmsNorm::new(self.factors(name, width)?, eps, self.options.isa))
     }
 
     /// Matrices to be multiplied, in the type of their role.
@@ -408,7 +422,9 @@ impl<'a> Loader<'a> {
             // Assistants' tensors are loaded by their safetensors prefix, which GGUF names lack.
             self.taken.contains(name) || self.taken.contains(&format!("model.{name}"))
         };
-        unused.retain(|name| !taken(name) && name != "rope_freqs.weight" && !known(name));
+        // Buffers that older versions of transformers saved, and that the configuration implies.
+        let implied = |name: &str| name.ends_with("rotary_emb.inv_freq") || name.ends_with("embed_tokens.embed_scale");
+        unused.retain(|name| !taken(name) && name != "rope_freqs.weight" && !implied(name) && !known(name));
         if let Some(scale) = unused.iter().find(|name| unread::is_scale(name)) {
             let problem = "is a scale that nothing applies, and without it the weights are others; \
                            take a file that was quantized without such (Q4_K_M, Q6_K, Q8_0), or the bf16 checkpoint";

@@ -39,6 +39,7 @@ use foretoken_kernels::quant::WeightType;
 use crate::gemma4::{AssistantConfig, TextConfig};
 use crate::nn::Bytes;
 use crate::sampler::Sampling;
+use crate::stand_in::BEGINNING;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -132,12 +133,13 @@ pub struct GenerationTokens {
 /// The checkpoint is a directory.
 pub(crate) struct NotGguf;
 
-/// Whether the file begins as GGUF files do: some stores keep them under names without an extension.
-fn begins_gguf(path: &Path) -> Result<bool> {
-    let mut magic = [0; 4];
-    let mut file = std::fs::File::open(path).map_err(Error::io(path))?;
-    // A shorter file is none.
-    Ok(std::io::Read::read_exact(&mut file, &mut magic).is_ok() && &magic == b"GGUF")
+/// The first bytes of a regular file: some stores keep GGUF files under names without an extension.
+fn beginning(path: &Path) -> Result<Vec<u8>> {
+    let file = std::fs::File::open(path).map_err(Error::io(path))?;
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut std::io::Read::take(file, BEGINNING as u64), &mut bytes)
+        .map_err(Error::io(path))?;
+    Ok(bytes)
 }
 
 impl Checkpoint {
@@ -151,14 +153,14 @@ impl Checkpoint {
         let files = if meta.is_dir() {
             unread::refuse_directory(path)?;
             Files::HuggingFace(safetensors::Tensors::open(path)?)
-        } else if path.extension().is_some_and(|extension| extension == "gguf")
-            || (meta.is_file() && begins_gguf(path)?)
-        {
-            Files::Gguf(Box::new(Gguf::open(path)?))
         } else {
-            let problem =
-                "is a file, but no GGUF file; give the checkpoint's directory (with config.json and model.safetensors)";
-            return Err(Error::file(path, problem));
+            let beginning = if meta.is_file() { beginning(path)? } else { Vec::new() };
+            if path.extension().is_none_or(|extension| extension != "gguf") && !beginning.starts_with(b"GGUF") {
+                return Err(unread::other_file(path, &beginning));
+            }
+            let gguf = Gguf::open(path)?;
+            unread::refuse_other_kind(&gguf)?;
+            Files::Gguf(Box::new(gguf))
         };
         Ok(Self { path: path.to_owned(), files, config: &[] })
     }

@@ -11,6 +11,7 @@ use super::compressed::{self, Compressed};
 use super::separate_experts::{self, Stacks};
 use super::{Fields, RawTensor, TensorType};
 use crate::nn::{Bytes, MappedFile};
+use crate::stand_in::refuse_stand_in;
 use crate::{Error, Result};
 
 /// The tensors of all files of one checkpoint.
@@ -33,7 +34,7 @@ impl Tensors {
             read(file, &mut tensors)?;
         }
         map.map_or(Ok(()), |map| map.check(&tensors))?;
-        let compressed = compressed::collect(&mut tensors);
+        let compressed = compressed::collect(directory, &mut tensors)?;
         let stacks = separate_experts::collect(tensors.keys().chain(compressed.keys()).map(String::as_str));
         Ok(Self { directory: directory.to_owned(), files, tensors, compressed, stacks })
     }
@@ -167,13 +168,17 @@ pub(crate) fn weights(directory: &Path, index: &Path, has_whole: bool) -> Result
 
 fn read(path: &Path, tensors: &mut BTreeMap<String, RawTensor>) -> Result<()> {
     let meta = std::fs::metadata(path).map_err(Error::io(path))?;
-    if meta.is_file() && meta.len() < 8 {
+    if !meta.is_file() {
+        return Err(Error::file(path, "is no regular file, so it cannot be mapped; copy it to disk"));
+    }
+    if meta.len() < 8 {
         return Err(Error::file(
             path,
             format!("is {} bytes long, too short for safetensors; download it again", meta.len()),
         ));
     }
     let map = Arc::new(MappedFile::open(path)?);
+    refuse_stand_in(path, (*map).as_ref())?;
     let (header, metadata) = SafeTensors::read_metadata((*map).as_ref())
         .map_err(|e| Error::file(path, format!("is not valid safetensors ({e}); download it again")))?;
     for (name, info) in metadata.tensors() {

@@ -1,11 +1,13 @@
 //! Checkpoints that are not read, each refused by its name, with what to take instead.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::gguf::Gguf;
 use super::{Checkpoint, Fields, TensorType};
 use crate::gemma4::is_tower;
+use crate::stand_in::refuse_stand_in;
 use crate::{Error, Result};
 
 /// What to take instead of a quantized directory.
@@ -19,10 +21,13 @@ const OTHER_TYPES: &str = "take a file of another quantization (Q4_K_M, Q5_K_M, 
 /// If it holds a LoRA adapter or GGUF files.
 pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
     let has = |name: &str| directory.join(name).exists();
+    let adapter = directory.join("adapter_config.json");
     if has("model.safetensors") || has("model.safetensors.index.json") {
+        if adapter.exists() {
+            tracing::warn!(path = %adapter.display(), "an adapter lies beside the model, which runs without it");
+        }
         return Ok(());
     }
-    let adapter = directory.join("adapter_config.json");
     if adapter.exists() {
         let base = Fields::read(&adapter)?.optional_string("base_model_name_or_path")?;
         let base = base.map_or_else(
@@ -36,10 +41,20 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
             problem,
         });
     }
+    if let Some(snapshot) = snapshot_in(directory) {
+        let problem = format!("is a folder of the Hub's cache; give the snapshot in it, {}", snapshot.display());
+        return Err(Error::file(directory, problem));
+    }
     let entries = std::fs::read_dir(directory).map_err(Error::io(directory))?.filter_map(|entry| entry.ok());
     let names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     let ending = |ends: &[&str]| names.iter().filter(|name| ends.iter().any(|end| name.ends_with(end))).min();
     let mut files: Vec<String> = names.iter().filter(|name| name.ends_with(".gguf")).cloned().collect();
+    if let Some(link) =
+        ["model.safetensors", "model.safetensors.index.json"].iter().find(|name| names.iter().any(|n| n == *name))
+    {
+        let problem = format!("{link} is a link to a file that is not there; download the checkpoint again");
+        return Err(Error::file(directory, problem));
+    }
     if let Some(shard) = ending(&[".safetensors"]).filter(|_| files.is_empty()) {
         let problem = match shard.contains("-of-") {
             true => {
@@ -53,6 +68,11 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
         let problem = format!("has {file}, but no model.safetensors: PyTorch's files are not read; {INSTEAD}");
         return Err(Error::file(directory, problem));
     }
+    let other = names.iter().filter_map(|name| Some((name, other_format(Path::new(name))?))).min();
+    if let Some((file, format)) = other.filter(|_| files.is_empty()) {
+        let problem = format!("has {file}, {format}, but no model.safetensors; {INSTEAD}");
+        return Err(Error::file(directory, problem));
+    }
     files.sort();
     let more = files.len().saturating_sub(MAX_LISTED);
     files.truncate(MAX_LISTED);
@@ -63,6 +83,65 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
             Err(Error::file(directory, format!("holds GGUF files; give one of them: {}{more}", files.join(", "))))
         }
     }
+}
+
+/// The snapshot in a repository's folder of the Hub's cache, or in its folder of snapshots.
+fn snapshot_in(directory: &Path) -> Option<PathBuf> {
+    let is_snapshots = directory.file_name().is_some_and(|name| name == "snapshots");
+    let snapshots = if is_snapshots { directory.to_owned() } else { directory.join("snapshots") };
+    let entries = std::fs::read_dir(snapshots).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    entries.filter(|path| path.is_dir()).max()
+}
+
+/// The format of a file that other programs read, by its name.
+fn other_format(path: &Path) -> Option<&'static str> {
+    Some(match path.extension()?.to_str()?.to_lowercase().as_str() {
+        "bin" | "pt" | "pth" | "ckpt" => "a file of PyTorch's",
+        "onnx" => "a file of ONNX",
+        "task" | "litertlm" | "tflite" => "a file of LiteRT's",
+        "h5" | "msgpack" | "npz" => "a file of another framework",
+        "part" | "partial" | "incomplete" => "a download that was cut",
+        _ => return None,
+    })
+}
+
+/// The error about a file that is given as a checkpoint and is no GGUF file.
+pub(super) fn other_file(path: &Path, beginning: &[u8]) -> Error {
+    if let Err(error) = refuse_stand_in(path, beginning) {
+        return error;
+    }
+    let problem = match other_format(path) {
+        Some(format) => format!("is {format}, which is not read; {INSTEAD}"),
+        None => "is a file, but no GGUF file; give the checkpoint's directory (with config.json and model.safetensors)"
+            .into(),
+    };
+    Error::file(path, problem)
+}
+
+/// Refuses a GGUF file that holds no model.
+///
+/// # Errors
+/// If it says that it is an adapter, an importance matrix, a control vector, or towers alone.
+pub(super) fn refuse_other_kind(gguf: &Gguf) -> Result<()> {
+    let text = |key: &str| gguf.metadata(key).and_then(|value| value.as_str());
+    let kind = text("general.type").or(text("adapter.type").map(|_| "adapter"));
+    let (key, problem) = match (kind, text("general.architecture")) {
+        (Some("adapter"), _) => {
+            ("general.type", "is a LoRA adapter's, which is not read; merge it into its model, and give that")
+        }
+        (Some("imatrix"), _) => {
+            ("general.type", "is an importance matrix's, which serves quantizing; give the model's file")
+        }
+        (Some("mmproj"), other) if other != Some("clip") => (
+            "general.type",
+            "is an image and audio projector's (mmproj), which text does not use; give the model's file",
+        ),
+        (_, Some("controlvector")) => {
+            ("general.architecture", "is a control vector's, which is not read; give the model's file")
+        }
+        _ => return Ok(()),
+    };
+    Err(gguf.key_error(key, problem))
 }
 
 /// Files listed in an error.
@@ -92,7 +171,9 @@ pub(super) fn refuse_quantized(config: &Fields, checkpoint: &Checkpoint, experts
         }
     }
     let names = checkpoint.names();
-    let found = names.iter().filter(|name| !is_tower(name)).find_map(|name| Some((name, named_format(name, experts)?)));
+    let found = names.iter().filter(|name| !is_tower(name)).find_map(|name| {
+        named_format(name, experts).or_else(|| shaped_format(name, checkpoint)).map(|format| (name, format))
+    });
     match found {
         None => Ok(()),
         Some((name, format)) => {
@@ -104,6 +185,9 @@ pub(super) fn refuse_quantized(config: &Fields, checkpoint: &Checkpoint, experts
 
 /// The format that a quantization configuration describes; `None` if it is read.
 fn configured_format(fields: &Fields) -> Option<String> {
+    if fields.names().next().is_none() {
+        return None;
+    }
     let text =
         |name: &str| fields.get(name).and_then(Value::as_str).map(|text| text.chars().take(40).collect::<String>());
     let bits = fields.get("bits").and_then(Value::as_u64);
@@ -115,11 +199,7 @@ fn configured_format(fields: &Fields) -> Option<String> {
         "" => "a quantized checkpoint".into(),
         // The matrices themselves say whether they are packed as is read.
         "fp8" => return None,
-        "compressed-tensors" => match text("format") {
-            Some(format) if ["pack-quantized", "float-quantized"].contains(&format.as_str()) => return None,
-            Some(format) => format!("a compressed-tensors checkpoint ({format})"),
-            None => "a compressed-tensors checkpoint".into(),
-        },
+        "compressed-tensors" => format!("a compressed-tensors checkpoint ({})", compressed_tensors(fields)?),
         "modelopt" => format!("a ModelOpt {} checkpoint", text("quant_algo").unwrap_or_else(|| "quantized".into())),
         "bitsandbytes" => "a bitsandbytes checkpoint".into(),
         "awq" => format!("an AWQ checkpoint{bits}"),
@@ -129,11 +209,54 @@ fn configured_format(fields: &Fields) -> Option<String> {
     })
 }
 
+/// What a configuration of compressed-tensors has that is not read; `None` if all is.
+fn compressed_tensors(fields: &Fields) -> Option<String> {
+    let transforms = fields.get("transform_config").and_then(Value::as_object);
+    if transforms
+        .is_some_and(|transforms| transforms.values().any(|value| value.as_object().is_some_and(|t| !t.is_empty())))
+    {
+        return Some("transform_config".into());
+    }
+    let groups =
+        || fields.get("config_groups").and_then(Value::as_object).into_iter().flat_map(|groups| groups.values());
+    // A format for all, or one in each group.
+    let all = fields.get("format").and_then(Value::as_str).filter(|format| *format != "mixed-precision");
+    let formats: Vec<&str> = match all {
+        Some(format) => vec![format],
+        None => groups().filter_map(|group| group.get("format")?.as_str()).collect(),
+    };
+    if formats.is_empty() {
+        return Some("of no format".into());
+    }
+    if let Some(format) = formats.iter().find(|format| !["pack-quantized", "float-quantized", "dense"].contains(format))
+    {
+        return Some(format.chars().take(40).collect());
+    }
+    let weights = || groups().filter_map(|group| group.get("weights"));
+    let packed = formats.contains(&"pack-quantized");
+    [
+        ("weights of zero points", packed && weights().any(|weights| weights["symmetric"] == false)),
+        ("packed floating point", packed && all.is_some() && weights().any(|weights| weights["type"] == "float")),
+        ("actorder of groups", weights().any(|weights| weights["actorder"] == "group")),
+    ]
+    .into_iter()
+    .find_map(|(what, is_there)| is_there.then(|| what.to_owned()))
+}
+
+/// The format that has this tensor in this shape: MLX's convolutions have the channels of an input last, and beside them norms that
+/// are not zero-centred, whatever the configuration says.
+fn shaped_format(name: &str, checkpoint: &Checkpoint) -> Option<&'static str> {
+    let convolution = name.strip_suffix("linear_attn.conv1d.weight").and_then(|_| checkpoint.get(name).ok()?)?;
+    matches!(convolution.shape[..], [_, taps, 1] if taps > 1).then_some("an MLX checkpoint")
+}
+
 /// The format that has tensors of this name, for directories whose configuration names none.
 fn named_format(name: &str, experts: Experts) -> Option<&'static str> {
     let (module, last) = name.rsplit_once('.')?;
     match last {
         "scales" | "biases" => Some("an MLX checkpoint"),
+        _ if module.split('.').any(|part| ["switch_glu", "switch_mlp"].contains(&part)) => Some("an MLX checkpoint"),
+        _ if module.split('.').any(|part| part.starts_with("lora_")) => Some("a LoRA adapter"),
         "g_idx" => Some("a GPTQ checkpoint"),
         "qweight" | "qzeros" => Some("an AWQ or GPTQ checkpoint"),
         "weight_scale_2" => Some("an NVFP4 checkpoint"),

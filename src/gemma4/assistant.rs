@@ -83,6 +83,7 @@ impl Assistant {
             Centroids::None => false,
             Centroids::Build(build) => build.wanted == CentroidsWanted::IfFaster,
         });
+        let rows = if text.tie_word_embeddings { "model.embed_tokens.weight" } else { "lm_head.weight" };
         let head = match own {
             Some(centroids) => {
                 let (count, vocab) = (centroids.num_centroids, text.vocab_size);
@@ -92,15 +93,15 @@ impl Assistant {
                 let of_centroids = projections.linear("masked_embedding.centroids.weight", count, hidden)?;
                 // Rows in centroid order, so that a group is contiguous.
                 let shape = [count, vocab / count, hidden];
-                let table = projections.reordered("model.embed_tokens.weight", shape, &ordering)?;
+                let table = projections.reordered(rows, shape, &ordering)?;
                 let head = CentroidHead::new(of_centroids, ordering, table, centroids.top_k, options.isa);
                 Head::Centroids(to.centroid_head(head)?)
             }
             None => {
-                let dense = loader.head("embed_tokens.weight", text.vocab_size, hidden)?;
+                let dense = projections.head(rows, text.vocab_size, hidden)?;
                 let built = match &options.centroids {
-                    Centroids::Build(build) if build.fits(text.vocab_size) => {
-                        build.head(&mut projections, "model.embed_tokens.weight", &dense, options.isa)?
+                    Centroids::Build(build) if build.fits(text.vocab_size)? => {
+                        build.head(&mut projections, rows, &dense, options.isa)?
                     }
                     _ => None,
                 };
@@ -111,9 +112,10 @@ impl Assistant {
             }
         };
         loader.absorb(projections);
-        // Some files hold the target's embedding, too.
+        // Tokens are embedded by the target, whose table some files hold, too.
         let unused = |name: &str| own.is_none() && name.starts_with("masked_embedding.");
-        loader.finish(|name| name == "lm_head.weight" || name == "mtp_input_embd.weight" || unused(name))?;
+        let known = ["lm_head.weight", "embed_tokens.weight", "model.embed_tokens.weight", "mtp_input_embd.weight"];
+        loader.finish(|name| known.contains(&name) || unused(name))?;
         let rotations = Rotations::new(text, options.isa, to)?;
         let centroid_head = matches!(head, Head::Centroids(_));
         tracing::info!(path = %checkpoint.path().display(), hidden, centroid_head, "assistant loaded");

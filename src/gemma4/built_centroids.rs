@@ -30,12 +30,22 @@ const GAIN: f64 = 0.9;
 const MIN_GROUP: usize = 16;
 
 impl BuildCentroids {
-    /// Whether a vocabulary can be divided so.
-    pub(super) fn fits(&self, vocab: usize) -> bool {
+    /// Whether a vocabulary is divided so: if it can be, into groups that are worth it.
+    ///
+    /// # Errors
+    /// If it cannot be, although it is to be in any case.
+    pub(super) fn fits(&self, vocab: usize) -> Result<bool> {
         let CentroidConfig { num_centroids: groups, top_k } = self.sizes;
-        // Of a few rows each, the centroids cost what they save.
-        let is_large = vocab / groups.max(1) >= MIN_GROUP || self.wanted == CentroidsWanted::Always;
-        groups.is_power_of_two() && vocab.is_multiple_of(groups) && (1..=groups).contains(&top_k) && is_large
+        let divides = groups.is_power_of_two() && vocab.is_multiple_of(groups) && (1..=groups).contains(&top_k);
+        match self.wanted {
+            CentroidsWanted::Always if !divides => {
+                let problem = "must be a power of two that divides the vocabulary, and at least as many as are read";
+                Err(Error::argument("centroids", format!("{groups}, of {vocab} tokens: {problem}")))
+            }
+            CentroidsWanted::Always => Ok(true),
+            // Of a few rows each, the centroids cost what they save.
+            CentroidsWanted::IfFaster => Ok(divides && vocab / groups >= MIN_GROUP),
+        }
     }
 
     /// The head over the rows of `dense`, which are those of the tensor `name`; `None` if it is not faster and that is asked for.

@@ -118,7 +118,10 @@ impl TextConfig {
             "gemma4" | "gemma4_unified" => {
                 let text = config.object("text_config")?;
                 let mut text = Self::text(&text)?;
-                text.tie_word_embeddings &= config.optional_flag("tie_word_embeddings")?.unwrap_or(true);
+                // The outer one decides.
+                if let Some(tied) = config.optional_flag("tie_word_embeddings")? {
+                    text.tie_word_embeddings = tied;
+                }
                 if text.eos_token_ids.is_empty() || config.get("eos_token_id").is_some() {
                     text.eos_token_ids = config.token_ids("eos_token_id")?;
                 }
@@ -272,6 +275,7 @@ impl AssistantConfig {
         }
         let fields = config.object("text_config")?;
         let mut text = TextConfig::text(&fields)?;
+        text.tie_word_embeddings &= config.optional_flag("tie_word_embeddings")?.unwrap_or(true);
         if fields.optional_size("hidden_size_per_layer_input")?.is_some_and(|width| width > 0) || text.moe.is_some() {
             let problem = "an assistant has neither per-layer embeddings nor experts";
             return Err(fields.error("hidden_size_per_layer_input", problem));

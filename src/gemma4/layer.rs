@@ -48,7 +48,7 @@ impl<O: Ops> DecoderLayer<O> {
                 _ => Some(PerLayerInput::load(loader, to, &name, config)?),
             },
             // Not close to 1 in published weights, so a missing one is an error.
-            layer_scalar: loader.vector(&format!("{name}layer_scalar"), 1)?[0],
+            layer_scalar: loader.factors(&format!("{name}layer_scalar"), 1)?[0],
         })
     }
 

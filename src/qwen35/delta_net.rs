@@ -29,6 +29,10 @@ impl GatedDeltaNet {
         let (hidden, dims) = (config.hidden_size, &config.delta_net);
         let (channels, values, heads) = (dims.channels(), dims.values(), dims.num_value_heads);
         let rate = loader.vector(&format!("{name}A_log"), heads)?;
+        if config.tensor_layout == TensorLayout::Gguf && rate.iter().any(|rate| *rate > 0.0) {
+            let problem = "is above 0, so that states would grow; convert the checkpoint again (-exp(A_log) is stored)";
+            return Err(loader.error(&format!("{name}A_log"), problem));
+        }
         let stored = loader.floats(&format!("{name}conv1d.weight"), &[channels, 1, dims.conv_kernel_dim])?;
         let taps = dims.conv_kernel_dim;
         // (taps, channels): lanes run over channels.

@@ -5,7 +5,7 @@ use super::config::{
     other_family,
 };
 use crate::Result;
-use crate::checkpoint::gguf::{Gguf, Keys, Value, eos_token_ids, rows};
+use crate::checkpoint::gguf::{Gguf, Keys, Value, eos_token_ids, refuse_unsupported, rows, truth};
 use crate::checkpoint::{Checkpoint, ConfigSource};
 
 const ARCHITECTURE: &str = "general.architecture";
@@ -34,9 +34,10 @@ fn config(gguf: &Gguf) -> Result<TextConfig> {
         other => return Err(gguf.key_error(ARCHITECTURE, other_family(other))),
     };
     let keys = Keys::new(gguf, architecture);
-    let scaling = keys.optional_str("rope.scaling.type")?;
-    if let Some(kind) = scaling.filter(|kind| *kind != "none") {
-        return Err(keys.unsupported("rope.scaling.type", format!("{kind:?} is not implemented")));
+    refuse_unsupported(&keys)?;
+    if keys.optional_bool("ssm.v_head_reordered")? == Some(false) {
+        let problem = "is false; value heads are read in llama.cpp's order, take a file that its converter wrote";
+        return Err(keys.unsupported("ssm.v_head_reordered", problem));
     }
     let (layers, nextn) = layers(&keys)?;
     let limited = |key: &str, limit: usize| match keys.size(key)? {
@@ -117,7 +118,7 @@ fn layers(keys: &Keys<'_>) -> Result<(Vec<LayerType>, usize)> {
         return Err(keys.error("block_count", format!("{problem}; the file is a head alone, or incomplete")));
     }
     if let Some(flags) = keys.value("attention.recurrent_layers").and_then(Value::as_array) {
-        let flags: Vec<_> = flags.iter().take(count).map(|flag| flag.as_bool()).collect();
+        let flags: Vec<_> = flags.iter().take(count).map(truth).collect();
         let of = |linear: Option<bool>| linear.map(|linear| if linear { LayerType::Linear } else { LayerType::Full });
         let layers: Option<Vec<_>> = flags.into_iter().map(of).collect();
         let wrong = || keys.error("attention.recurrent_layers", format!("must be {count} truth values"));

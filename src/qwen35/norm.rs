@@ -13,10 +13,9 @@ pub(super) fn zero_centred(
     config: &TextConfig,
     scale: f32,
 ) -> Result<RmsNorm> {
-    let mut weight = loader.vector(name, width)?;
-    let offset = match config.tensor_layout {
-        TensorLayout::HuggingFace => 1.0,
-        TensorLayout::Gguf => 0.0,
+    let (mut weight, offset) = match config.tensor_layout {
+        TensorLayout::HuggingFace => (loader.vector(name, width)?, 1.0),
+        TensorLayout::Gguf => (loader.factors(name, width)?, 0.0),
     };
     weight.iter_mut().for_each(|weight| *weight = (offset + *weight) * scale);
     Ok(RmsNorm::new(weight, config.rms_norm_eps, loader.isa()))

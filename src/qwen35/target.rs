@@ -189,5 +189,8 @@ impl NextnHead for Target {
 
 /// Tensors of the vision tower, which text does not use.
 pub(super) fn is_vision(name: &str) -> bool {
-    ["visual.", "vision_"].iter().any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
+    // `v.` and `mm.` in GGUF files that hold everything.
+    ["visual.", "vision_", "v.", "mm."]
+        .iter()
+        .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
 }

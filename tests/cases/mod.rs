@@ -169,7 +169,8 @@ impl Case {
 
 /// An empty cache of exact rows.
 pub fn cache(target: &Target, rows: ElementType, isa: Isa) -> KvCache {
-    let options = KvOptions { key: rows.into(), value: rows.into(), ..KvOptions::default() };
+    // A prompt of a case is read in one pass.
+    let options = KvOptions { key: rows.into(), value: rows.into(), max_round_rows: 4096, ..KvOptions::default() };
     KvCache::new(target.kv_layout(), &options, target.config().max_position_embeddings, isa).expect("a cache")
 }
 

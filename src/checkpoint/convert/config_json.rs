@@ -17,7 +17,7 @@ pub(super) fn assistant(config: &AssistantConfig) -> Value {
         "architectures": ["Gemma4AssistantForCausalLM"],
         "model_type": "gemma4_assistant",
         "backbone_hidden_size": config.backbone_hidden_size,
-        "tie_word_embeddings": true,
+        "tie_word_embeddings": config.text.tie_word_embeddings,
         "use_ordered_embeddings": config.centroids.is_some(),
         "text_config": text(&config.text),
     });

@@ -124,6 +124,7 @@ fn other_architecture(name: &str, wanted: &str) -> String {
 /// `rope_freqs.weight`; `None` refuses them.
 fn text(keys: &Keys<'_>, shared: usize, partial_rotary_factor: Option<f64>) -> Result<TextConfig> {
     refuse_unsupported(keys)?;
+    only(keys, "attention.scale", &[1.0])?;
     let hidden_size = keys.size("embedding_length")?;
     let layers = layers(keys, shared)?;
     let hidden_size_per_layer_input = keys.optional_size("embedding_length_per_layer_input")?.unwrap_or(0);
@@ -168,18 +169,35 @@ pub(crate) fn eos_token_ids(keys: &Keys<'_>) -> Result<Vec<u32>> {
     Ok(ids)
 }
 
-/// Values that change the computation and are not implemented.
-fn refuse_unsupported(keys: &Keys<'_>) -> Result<()> {
+/// Values that change the computation and are not implemented, of every family.
+///
+/// # Errors
+/// If a key has one.
+pub(crate) fn refuse_unsupported(keys: &Keys<'_>) -> Result<()> {
     if let Some(kind) = keys.optional_str("rope.scaling.type")?.filter(|kind| *kind != "none") {
-        return Err(keys.unsupported("rope.scaling.type", format!("{kind:?} is not implemented; Gemma 4 has none")));
+        return Err(keys.unsupported("rope.scaling.type", format!("{kind:?} is not implemented")));
     }
-    // The neutral value of each key.
-    for (key, neutral) in [("attention.scale", 1.0), ("attn_logit_softcapping", 0.0), ("rope.scaling.factor", 1.0)] {
-        if let Some(value) = keys.value(key).filter(|value| number(*value) != Some(neutral)) {
-            return Err(keys.unsupported(key, format!("is {value:?}; anything but {neutral} is not implemented")));
+    for (key, neutral) in [("attention.causal", true), ("expert_weights_norm", true)] {
+        if keys.optional_bool(key)?.is_some_and(|value| value != neutral) {
+            return Err(keys.unsupported(key, format!("is {}, which is not implemented", !neutral)));
         }
     }
-    Ok(())
+    only(keys, "attn_logit_softcapping", &[0.0])?;
+    only(keys, "rope.scaling.factor", &[1.0])?;
+    only(keys, "pooling_type", &[0.0])?;
+    only(keys, "expert_gating_func", &[1.0, 0.0])?; // softmax, unsaid
+    only(keys, "expert_weights_scale", &[1.0, 0.0]) // 0 is none, as llama.cpp has it
+}
+
+/// Refuses a number that is none of `neutral`, the first of which is named.
+fn only(keys: &Keys<'_>, key: &str, neutral: &[f64]) -> Result<()> {
+    match keys.value(key).filter(|value| !number(*value).is_some_and(|value| neutral.contains(&value))) {
+        None => Ok(()),
+        Some(value) => {
+            let problem = format!("is {value:?}; anything but {} is not implemented", neutral[0]);
+            Err(keys.unsupported(key, problem))
+        }
+    }
 }
 
 fn heads(keys: &Keys<'_>, layers: usize) -> Result<usize> {
@@ -272,14 +290,18 @@ fn rope_full(keys: &Keys<'_>, theta: f64, layers: &[LayerConfig], default: Optio
         return Err(gguf.error(name, format!("{problem}; convert the checkpoint again")));
     }
     let divisors: Vec<f32> = tensor.bytes.as_slice().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
-    let factor = divisors.first().copied().unwrap_or(1.0);
+    // Where no pair rotates, nothing says by what angle.
+    let factor = divisors.first().copied().filter(|factor| *factor < STANDS_STILL).unwrap_or(1.0);
     let turning = divisors.iter().take_while(|x| **x == factor).count();
     let rest_stands = divisors[turning..].iter().all(|x| *x >= STANDS_STILL);
     if !(factor > 0.0 && factor < STANDS_STILL && rest_stands) {
         let problem = "is not the same divisor for the first pairs and 1e30 for the rest, as Gemma 4's rotation is";
         return Err(gguf.error(name, format!("{problem}; convert the checkpoint again")));
     }
-    let partial_rotary_factor = turning as f64 / pairs as f64;
+    // Rounded, the exact factor may give a pair less.
+    let gives = |factor: &f64| (factor * full.head_dim as f64 / 2.0).floor() as usize == turning;
+    let exact = turning as f64 / pairs as f64;
+    let partial_rotary_factor = if gives(&exact) { exact } else { (turning as f64 + 0.5) / pairs as f64 };
     Ok(RopeConfig { theta, partial_rotary_factor, factor: f64::from(factor) })
 }
 
@@ -328,13 +350,18 @@ fn centroids(keys: &Keys<'_>, vocab_size: usize) -> Result<Option<CentroidConfig
     let gguf = keys.gguf();
     let enabled = keys.optional_bool("use_ordered_embeddings")?;
     let name = "masked_embedding.centroids.weight";
-    let tensors = gguf.info_of_weight(name).zip(gguf.info_of_weight("masked_embedding.token_ordering"));
+    let tensors = (gguf.info_of_weight(name), gguf.info_of_weight("masked_embedding.token_ordering"));
     let (centroids, ordering) = match (enabled, tensors) {
-        (Some(false), _) | (None, None) => return Ok(None),
-        (_, Some(tensors)) => tensors,
-        (Some(true), None) => {
+        (Some(false), _) | (None, (None, None)) => return Ok(None),
+        (_, (Some(centroids), Some(ordering))) => (centroids, ordering),
+        (Some(true), (None, None)) => {
             let problem = "is true, but the file has no mtp.centroids.weight and mtp.token_ordering.weight";
             return Err(keys.error("use_ordered_embeddings", problem));
+        }
+        (_, (Some(half), None) | (None, Some(half))) => {
+            let problem = "is half of a centroid head: centroids and the order of tokens belong together; \
+                           download or convert the assistant again";
+            return Err(gguf.error(half.name(), problem));
         }
     };
     let num_centroids = first_dimension(centroids);

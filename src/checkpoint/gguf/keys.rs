@@ -145,12 +145,16 @@ impl<'a> Keys<'a> {
 
     /// A boolean per layer: booleans, or integers (0 is false).
     pub(crate) fn flags(&self, key: &str, layers: usize) -> Result<Vec<bool>> {
-        let flag = |value: Value<'_>| value.as_bool().or_else(|| value.as_u64().map(|number| number != 0));
         let flags = self.typed(key, &format!("an array of {layers} truth values"), |value| {
-            value.as_array().filter(|array| array.len() == layers)?.iter().map(flag).collect()
+            value.as_array().filter(|array| array.len() == layers)?.iter().map(truth).collect()
         })?;
         flags.ok_or_else(|| self.missing(key))
     }
+}
+
+/// A truth value, or a number in its place: some writers have no array of truth values.
+pub(crate) fn truth(value: Value<'_>) -> Option<bool> {
+    value.as_bool().or_else(|| value.as_u64().map(|number| number != 0))
 }
 
 /// A number, an integer or not.

@@ -21,9 +21,9 @@ mod types;
 mod writer;
 
 pub use config::{assistant_config, suppressed_tokens, target_config};
-pub(crate) use config::{eos_token_ids, rows};
+pub(crate) use config::{eos_token_ids, refuse_unsupported, rows};
 pub use header::TensorInfo;
-pub(crate) use keys::Keys;
+pub(crate) use keys::{Keys, truth};
 pub use metadata::{Array, Value, ValueType};
 pub use names::{gguf_names, hugging_face_name};
 pub use sampling::sampling_defaults;
@@ -36,6 +36,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use crate::nn::{Bytes, MappedFile, Source};
+use crate::stand_in::refuse_stand_in;
 use crate::{Error, Result, family};
 use header::{Header, Slot};
 use names::{Names, nextn_block};
@@ -84,7 +85,8 @@ impl Part {
             let problem = format!("is {} bytes long, too short for GGUF; download it again", meta.len());
             return Err(Error::file(path, problem));
         }
-        Ok(Self { path: path.to_owned(), bytes: Arc::new(MappedFile::open(path)?) })
+        let part = Self { path: path.to_owned(), bytes: Arc::new(MappedFile::open(path)?) };
+        refuse_stand_in(path, part.bytes()).map(|()| part)
     }
 
     fn bytes(&self) -> &[u8] {

@@ -20,7 +20,8 @@ pub fn sampling_defaults(gguf: &Gguf) -> Result<Option<Sampling>> {
     }
     let mut parameters = Parameters {
         temperature: number("temp")?,
-        top_k: keys.optional_size(&key("top_k"))?,
+        // -1 is all to some.
+        top_k: number("top_k")?.map(|k| if k < 0.0 { 0 } else { k as usize }),
         top_p: number("top_p")?,
         min_p: number("min_p")?,
         typical_p: None,

@@ -66,6 +66,26 @@ const CONTROL_TOKENS: [&str; 24] = [
     "<|audio|>",
     "<|video|>",
 ];
+/// Qwen's control tokens, for files that call them normal.
+const CHATML_CONTROL_TOKENS: [&str; 14] = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+];
+/// Qwen's tokens that are matched whole, and stay visible.
+const CHATML_VISIBLE_TOKENS: [&str; 6] =
+    ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
 /// A tag of HTML to Gemma 4, which is one token but stays visible.
 const STRIKE_END: &str = "</s>";
 
@@ -80,18 +100,14 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
         let problem = format!("{model:?} is not implemented; gemma4, llama and gpt2 are, give a tokenizer.json");
         return Err(keys.unsupported(MODEL, problem));
     }
-    if keys.optional_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false) {
-        return Err(
-            keys.unsupported("tokenizer.ggml.add_eos_token", "is true, which is not implemented; Gemma 4 adds none")
-        );
-    }
     let tokens = tokens(&keys)?;
     let kinds = kinds(&keys, &tokens)?;
     let vocabulary: Vocab = tokens.iter().zip(0..).map(|(token, id)| ((*token).to_owned(), id)).collect();
     if vocabulary.len() < tokens.len() {
         return Err(keys.error(TOKENS, repeated(&tokens, &vocabulary)));
     }
-    let merges = match keys.value(MERGES) {
+    // An empty list is none: every text would be its characters.
+    let merges = match keys.value(MERGES).filter(|merges| merges.as_array().is_none_or(|array| array.len() > 0)) {
         Some(_) => listed_merges(&keys, &tokens)?,
         None if model == "llama" => scored_merges(&keys, &tokens, &kinds, &vocabulary)?,
         None => return Err(keys.missing(MERGES)),
@@ -242,6 +258,13 @@ fn kinds(keys: &Keys<'_>, tokens: &[&str]) -> Result<Vec<u64>> {
         })?,
     };
     if is_byte_level {
+        for (token, kind) in tokens.iter().zip(&mut kinds).filter(|(_, kind)| **kind == NORMAL) {
+            match *token {
+                token if CHATML_CONTROL_TOKENS.contains(&token) => *kind = CONTROL,
+                token if CHATML_VISIBLE_TOKENS.contains(&token) => *kind = USER_DEFINED,
+                _ => {}
+            }
+        }
         return Ok(kinds);
     }
     for (token, kind) in tokens.iter().zip(&mut kinds).filter(|(_, kind)| [NORMAL, USER_DEFINED].contains(kind)) {

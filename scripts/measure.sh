@@ -3,7 +3,7 @@
 #
 #     scripts/measure.sh OUT_DIR [--ik BIN_DIR] [--llama BIN_DIR] [--work DIR] [--name TEXT] [STAGE...]
 #
-#     --ik BIN_DIR     where ik_llama.cpp's llama-bench and llama-server are
+#     --ik BIN_DIR     where ik_llama.cpp's llama-bench, llama-batched-bench and llama-server are
 #     --llama BIN_DIR  where llama.cpp's are
 #     --work DIR       where the E2B pair lies, or is synthesized (3 GB); default: target/measure
 #     --isa NAME       the instruction set that ours runs; default: the best. Peers run what they were built for
@@ -18,7 +18,7 @@
 #     e2b          e2b-matrix.csv: the E2B pair, every draft accepted, in turn with llama.cpp's server
 #     acceptance   e2b-acceptance-*.csv: the E2B pair with drafts accepted at given rates
 #     ik           e2b-ik-matrix.csv: the E2B pair in turn with ik_llama.cpp's server
-#     passes       e2b-verify-curve-*.json and e2b-{ik,llama}-bench-*.json: 1 to 16 rows in one pass, prompts of 512, in turn
+#     passes       e2b-verify-curve-*.json and e2b-{ik,llama}-{batched-*.txt,bench-*.json}: 1 to 16 rows in one pass, prompts of 512, in turn
 #     depth        e2b-depth.json: steps deep in a context
 #     depth-peers  e2b-{ik,llama}-depth.json: the peers' after 4096 positions
 #     codes        kv-quality-synthetic.txt: errors of codes on made-up keys, which depend on no machine
@@ -99,6 +99,22 @@ keep() {
     step "$file"
     if ! "$path" "$@" >"$out/$file.partial" 2>"$file.log"; then
         tail -n 5 "$file.log" >&2
+        rm "$out/$file.partial"
+        failed+=("$file")
+        return 0
+    fi
+    mv "$out/$file.partial" "$out/$file"
+    note "$file" "$program" "$@"
+}
+
+# table FILE PROGRAM ARGUMENTS...: as keep, of the lines of a table, which may be on either stream.
+table() {
+    local file=$1 program=$2
+    shift 2
+    [ ! -e "$out/$file" ] || return 0
+    [ -x "$program" ] || { echo "skipped: $file: $program is missing" >&2; return 0; }
+    step "$file"
+    if ! "$program" "$@" 2>&1 | grep '^|' >"$out/$file.partial"; then
         rm "$out/$file.partial"
         failed+=("$file")
         return 0
@@ -205,11 +221,14 @@ stage_acceptance() {
 
 stage_passes() {
     e2b_pair
-    local turn passes=(-p "1,2,4,6,8,16,$prompt" -n 16 -r 2 -o json)
+    # A row of each of several sequences, with logits as a verified row has them; llama-bench computes those of the last row only.
+    local turn rows=(-t 1 -c 2048 -b 512 -npp 4 -ntg 16 -npl 1,2,4,6,8,16) read=(-t 1 -p "$prompt" -n 0 -r 2 -o json)
     for turn in 1 2; do
         keep "e2b-verify-curve-$turn.json" verify_curve "${e2b[@]}" "${ours[@]}" --repeats "$repeats" --json
-        keep "e2b-ik-bench-$turn.json" ik_llama.cpp/llama-bench -m e2b-target.gguf -t 1 -rtr 1 "${passes[@]}"
-        keep "e2b-llama-bench-$turn.json" llama.cpp/llama-bench -m e2b-target.gguf -t 1 "${passes[@]}"
+        table "e2b-ik-batched-$turn.txt" ik_llama.cpp/llama-batched-bench -m e2b-target.gguf -rtr "${rows[@]}"
+        keep "e2b-ik-bench-$turn.json" ik_llama.cpp/llama-bench -m e2b-target.gguf -rtr 1 "${read[@]}"
+        table "e2b-llama-batched-$turn.txt" llama.cpp/llama-batched-bench -m e2b-target.gguf "${rows[@]}"
+        keep "e2b-llama-bench-$turn.json" llama.cpp/llama-bench -m e2b-target.gguf "${read[@]}"
     done
 }
 

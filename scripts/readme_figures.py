@@ -55,6 +55,16 @@ class Record:
                 speeds.setdefault(key, []).append(float(test["avg_ts"]))
         return {key: median(values) for key, values in speeds.items()}
 
+    def batched(self, pattern):
+        """Milliseconds of a pass of llama-batched-bench by its sequences, a row of each: medians over files."""
+        times = {}
+        for path in self.files(pattern):
+            rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in path.read_text().splitlines()]
+            names = rows[0]
+            for row in (dict(zip(names, row)) for row in rows[2:]):
+                times.setdefault(int(row["B"]), []).append(1e3 * float(row["T_TG s"]) / int(row["TG"]))
+        return {rows: median(values) for rows, values in times.items()}
+
     def depths(self, pattern):
         """Milliseconds of one row and of four by (depth, K/V): medians over files."""
         times = {}
@@ -141,14 +151,14 @@ def passes(record):
         f"reads its weights at {100 * share:.0f} % of what the machine reads at best; a prompt of 512 tokens is read at "
         f"{significant(prompt)} tokens/s."
     )
-    for name, files in [("ik_llama.cpp", "e2b-ik-bench-*.json"), ("llama.cpp", "e2b-llama-bench-*.json")]:
-        bench = record.bench(files)
-        if bench:
-            cost = lambda rows: rows * bench[(1, 0)] / bench[(rows, 0)]
-            longest = max(rows for rows, _ in bench)
+    for name, peer in [("ik_llama.cpp", "ik"), ("llama.cpp", "llama")]:
+        times, bench = record.batched(f"e2b-{peer}-batched-*.txt"), record.bench(f"e2b-{peer}-bench-*.json")
+        if times and bench:
+            own = lambda rows: median(curve["ms"][rows - 1] for curve in curves)
+            slower = [f"{times[rows] / own(rows):.2f}" for rows in (1, 2, 4, 6, 8, 16)]
             text += (
-                f" {name}: {cost(2):.2f}, {cost(4):.2f}, {cost(8):.2f} and {cost(16):.2f}, and "
-                f"{significant(bench[(longest, 0)])} tokens/s."
+                f" {name} takes {', '.join(slower[:-1])} and {slower[-1]} times as long for 1, 2, 4, 6, 8 and 16 rows with logits, "
+                f"and reads {significant(bench[(max(rows for rows, _ in bench), 0)])} tokens/s."
             )
     return text + f" ({record.links()})"
 

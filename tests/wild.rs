@@ -1708,6 +1708,7 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
         (json!({"do_sample": false, "temperature": 1.0, "top_k": 64}), None),
         (json!({"temperature": 0.0}), None),
         (json!({"top_k": 0, "top_p": 0.9}), Some(Sampling { top_k: None, top_p: 0.9, ..published.clone() })),
+        (json!({"top_k": -1, "top_p": 0.9}), Some(Sampling { top_k: None, top_p: 0.9, ..published.clone() })),
         // Of all tokens, as transformers has it; alone it does not say that anything is drawn.
         (
             json!({"temperature": 1.0, "typical_p": 0.9, "repetition_penalty": 1.2}),
@@ -1743,6 +1744,12 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
         .with("general.sampling.top_p", f32_value(0.95));
     let path = twin.write("model.gguf", file.bytes());
     assert_eq!(engine(&path, None).expect("an engine").sampling_defaults(), Some(&published));
+    let file = file.with("general.sampling.top_k", Raw(5, (-1i32).to_le_bytes().to_vec()));
+    let all = Sampling { top_k: None, ..published.clone() };
+    assert_eq!(
+        engine(&twin.write("model.gguf", file.bytes()), None).expect("an engine").sampling_defaults(),
+        Some(&all)
+    );
     // The last number of tokens is llama.cpp's -1 for all, or what it is.
     for (n, last_n) in [(-1_i32, None), (32, Some(32))] {
         let file = twin

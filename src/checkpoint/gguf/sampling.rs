@@ -14,6 +14,12 @@ use crate::sampler::Sampling;
 pub fn sampling_defaults(gguf: &Gguf) -> Result<Option<Sampling>> {
     let keys = Keys::new(gguf, "");
     let number = |name: &str| keys.optional_number(&key(name));
+    let integer = |name: &str| {
+        keys.typed(&key(name), "an integer", |value| match value {
+            Value::I32(n) => Some(i64::from(n)),
+            value => value.as_u64()?.try_into().ok(),
+        })
+    };
     if let Some(version) = number("mirostat")?.filter(|version| *version != 0.0) {
         without_mirostat(gguf.path(), &key("mirostat"), version);
         return Ok(None);
@@ -21,18 +27,13 @@ pub fn sampling_defaults(gguf: &Gguf) -> Result<Option<Sampling>> {
     let mut parameters = Parameters {
         temperature: number("temp")?,
         // -1 is all to some.
-        top_k: number("top_k")?.map(|k| if k < 0.0 { 0 } else { k as usize }),
+        top_k: integer("top_k")?.map(|k| usize::try_from(k).unwrap_or(0)),
         top_p: number("top_p")?,
         min_p: number("min_p")?,
         typical_p: None,
         penalty_repeat: number("penalty_repeat")?,
-        penalty_last_n: keys
-            .typed(&key("penalty_last_n"), "an integer", |value| match value {
-                Value::I32(n) => Some(n.into()),
-                value => value.as_u64()?.try_into().ok(),
-            })?
-            // llama.cpp's default.
-            .or(Some(64)),
+        // llama.cpp's default.
+        penalty_last_n: integer("penalty_last_n")?.or(Some(64)),
         xtc_probability: number("xtc_probability")?,
         xtc_threshold: number("xtc_threshold")?,
     };

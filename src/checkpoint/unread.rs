@@ -185,9 +185,7 @@ pub(super) fn refuse_quantized(config: &Fields, checkpoint: &Checkpoint, experts
 
 /// The format that a quantization configuration describes; `None` if it is read.
 fn configured_format(fields: &Fields) -> Option<String> {
-    if fields.names().next().is_none() {
-        return None;
-    }
+    fields.names().next()?; // an empty object says nothing
     let text =
         |name: &str| fields.get(name).and_then(Value::as_str).map(|text| text.chars().take(40).collect::<String>());
     let bits = fields.get("bits").and_then(Value::as_u64);

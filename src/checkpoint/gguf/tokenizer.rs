@@ -107,7 +107,7 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
         return Err(keys.error(TOKENS, repeated(&tokens, &vocabulary)));
     }
     // An empty list is none: every text would be its characters.
-    let merges = match keys.value(MERGES).filter(|merges| merges.as_array().is_none_or(|array| array.len() > 0)) {
+    let merges = match keys.value(MERGES).filter(|merges| merges.as_array().is_none_or(|array| !array.is_empty())) {
         Some(_) => listed_merges(&keys, &tokens)?,
         None if model == "llama" => scored_merges(&keys, &tokens, &kinds, &vocabulary)?,
         None => return Err(keys.missing(MERGES)),

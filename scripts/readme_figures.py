@@ -78,7 +78,7 @@ class Record:
         """The files that were used; of several runs the pattern."""
         names = {}
         for path in self.used:
-            names.setdefault(re.sub(r"-\d\.json$", "-*.json", path.name), []).append(path)
+            names.setdefault(re.sub(r"-\d(\.json|\.txt)$", r"-*\1", path.name), []).append(path)
         one = lambda name, paths: f"[{name}]({(paths[0] if len(paths) == 1 else self.path).relative_to(ROOT)})"
         return ", ".join(one(*item) for item in names.items())
 

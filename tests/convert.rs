@@ -8,7 +8,7 @@ mod skipped;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use cases::{argmax, cache, pass, same_id, values};
+use cases::{Case, argmax, cache, pass, same_id, values};
 use foretoken::OutputRows;
 use foretoken::checkpoint::convert::{
     AssistantLayout, Outtype, ToGguf, ToHuggingFace, Unknown, to_gguf, to_hugging_face,
@@ -48,6 +48,20 @@ fn contents(checkpoint: &Checkpoint) -> BTreeMap<String, (TensorType, Vec<usize>
     names.map(entry).collect()
 }
 
+/// Whether a GGUF file can say the case's configuration.
+fn can_be_said(case: &Case) -> bool {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("target.gguf");
+    match to_gguf(&open(&case.path.join("target")), &file, &options(Outtype::F32)) {
+        Ok(_) => true,
+        Err(error) => {
+            assert!(error.to_string().contains("a GGUF file cannot say"), "{error}");
+            println!("{}: {error}", case.name);
+            false
+        }
+    }
+}
+
 #[test]
 fn there_and_back_the_bits_are_the_same() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -56,7 +70,10 @@ fn there_and_back_the_bits_are_the_same() {
         let is_bf16 = contents(&open(&path)).values().any(|(dtype, ..)| *dtype == TensorType::Float(ElementType::Bf16));
         (path, Outtype::F32, is_bf16.then_some(ElementType::Bf16))
     };
-    let fixtures = cases::all().into_iter().flat_map(|case| [case.path.join("target"), case.path.join("assistant")]);
+    let fixtures = cases::all()
+        .into_iter()
+        .filter(can_be_said)
+        .flat_map(|case| [case.path.join("target"), case.path.join("assistant")]);
     // The demo pair is in bf16.
     let demo = ["target", "assistant"].map(|part| (demo(part), Outtype::F32, Some(ElementType::Bf16)));
     let same = ["target", "assistant"].map(|part| (self::demo(part), Outtype::Bf16, Some(ElementType::Bf16)));
@@ -82,7 +99,7 @@ fn there_and_back_the_bits_are_the_same() {
 #[test]
 fn the_text_is_the_same() {
     let directory = tempfile::tempdir().expect("a directory");
-    for case in cases::all() {
+    for case in cases::all().into_iter().filter(can_be_said) {
         let at = |name: &str| directory.path().join(format!("{}-{name}", case.name));
         let gguf = convert(&case.path.join("target"), &at("target.gguf"), &options(Outtype::F32));
         to_hugging_face(&gguf, &at("target"), &ToHuggingFace::default()).expect("a directory");

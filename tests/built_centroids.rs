@@ -50,13 +50,17 @@ fn the_text_is_the_same_with_any_centroids() {
     let [none, eighth, all, _, single] = acceptance[..] else { panic!("five") };
     assert_eq!((all, single), (none, none));
     assert!(eighth > 0.8 * none, "{eighth} of {none}");
-    // The file's own are used where nothing else is asked for, and sizes that do not divide the vocabulary build none.
+    // The file's own are used where nothing else is asked for.
     let faster = |num_centroids: usize| {
         let sizes = CentroidConfig { num_centroids, top_k: 1 };
         Centroids::Build(BuildCentroids { sizes, ..BuildCentroids::default() })
     };
     assert_eq!(written(faster(64)), (text.clone(), own));
-    assert_eq!(written(built(3, 1, None)), (text, none));
+    assert_eq!(written(faster(3)), (text, own));
+    // Sizes that do not divide the vocabulary cannot be built in any case.
+    let options = EngineOptions { centroids: built(3, 1, None), ..EngineOptions::new(demo("target")) };
+    let error = Engine::load(&options.with_assistant(demo("assistant"))).err().expect("a refusal");
+    assert!(error.to_string().contains("3, of 4096 tokens"), "{error}");
 }
 
 #[test]

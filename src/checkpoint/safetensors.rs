@@ -169,7 +169,8 @@ pub(crate) fn weights(directory: &Path, index: &Path, has_whole: bool) -> Result
 fn read(path: &Path, tensors: &mut BTreeMap<String, RawTensor>) -> Result<()> {
     let meta = std::fs::metadata(path).map_err(Error::io(path))?;
     if !meta.is_file() {
-        return Err(Error::file(path, "is no regular file, so it cannot be mapped; copy it to disk"));
+        let kind = if meta.is_dir() { "is a directory" } else { "is no regular file" };
+        return Err(Error::file(path, format!("{kind}; a safetensors file is expected here")));
     }
     if meta.len() < 8 {
         return Err(Error::file(

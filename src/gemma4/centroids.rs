@@ -35,7 +35,7 @@ pub enum CentroidsWanted {
     /// If the file has none, and the head is measured to be faster with them when the assistant is loaded.
     #[default]
     IfFaster,
-    /// In any case, also in the place of the file's own.
+    /// In any case, also in the place of the file's own; sizes that do not divide the vocabulary are an error then.
     Always,
 }
 

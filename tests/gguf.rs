@@ -626,7 +626,7 @@ fn a_configuration_is_honoured_or_refused_by_name() {
         let message = gguf::target_config(&gguf).expect_err(key).to_string();
         assert!(message.contains(key) && message.contains(what), "{message:?} does not say {what:?}");
     }
-    for divisors in [vec![1.0f32; 4], vec![1.0, 1e30, 1.0], vec![f32::NAN; 3], vec![1e30; 3], vec![0.0; 3]] {
+    for divisors in [vec![1.0f32; 4], vec![1.0, 1e30, 1.0], vec![f32::NAN; 3], vec![0.0; 3]] {
         let mut file = file();
         let full = config.layers[layers - 1].head_dim / 2;
         let filled: Vec<f32> =
@@ -780,8 +780,11 @@ fn bad_tokenizers_are_refused() {
     refused(tokenizer_file("gemma4", &twice, &kinds), "ids 299 and 300 are both");
     let narrow = tokenizer_file("gemma4", &tokens, &kinds).floats("token_embd.weight", &[2, 1], &[0.0; 2]);
     refused(narrow, "only 2 rows");
-    let eos = merges_of(&[]).key("tokenizer.ggml.add_eos_token", bool_value(true));
-    refused(eos, "add_eos_token");
+    // Texts that a model goes on from end in no such token, whatever a file says.
+    let list: Vec<&str> = merges.iter().map(String::as_str).collect();
+    let eos = merges_of(&list).key("tokenizer.ggml.add_eos_token", bool_value(true));
+    let eos = gguf::tokenizer(&Gguf::from_bytes(eos.bytes()).expect("a valid file")).expect("read").expect("one");
+    assert_eq!(eos.encode("fn", true).expect("ids").get_ids(), json.encode("fn", true).expect("ids").get_ids());
 
     let mut other = tokens.clone();
     other[1000] = "another token".into();

@@ -63,6 +63,7 @@ pub mod nn;
 mod ops;
 mod options;
 pub mod perplexity;
+mod placeholder;
 mod prefix_cache;
 mod probe;
 pub mod qwen35;
@@ -72,7 +73,6 @@ mod scheduler;
 mod session;
 mod session_file;
 pub mod speculative;
-mod stand_in;
 mod stop;
 #[cfg(feature = "stream")]
 mod stream;

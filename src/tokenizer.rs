@@ -5,7 +5,7 @@ use std::path::Path;
 use tokenizers::{AddedVocabulary, Model, OffsetType, PreTokenizer};
 
 use crate::control_names::ControlNames;
-use crate::stand_in::refuse_stand_in;
+use crate::placeholder::refuse_placeholder;
 use crate::{Error, Result, tokenizer_file};
 
 /// A checkpoint's tokenizer.
@@ -41,7 +41,7 @@ impl Tokenizer {
             return Err(Error::file(path, "is a directory; a tokenizer.json is expected here"));
         }
         let json = std::fs::read(path).map_err(Error::io(path))?;
-        refuse_stand_in(path, &json)?;
+        refuse_placeholder(path, &json)?;
         let inner = tokenizer_file::tokenizer(&json).map_err(|e| Error::file(path, format!("is no tokenizer: {e}")))?;
         Self::new(inner, path, vocab_size)
     }

@@ -48,14 +48,15 @@ fn contents(checkpoint: &Checkpoint) -> BTreeMap<String, (TensorType, Vec<usize>
     names.map(entry).collect()
 }
 
-/// Whether a GGUF file can say the case's configuration.
+/// Whether a GGUF file can say the case's configuration; all of this repository's can be said.
 fn can_be_said(case: &Case) -> bool {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("target.gguf");
     match to_gguf(&open(&case.path.join("target")), &file, &options(Outtype::F32)) {
         Ok(_) => true,
         Err(error) => {
-            assert!(error.to_string().contains("a GGUF file cannot say"), "{error}");
+            let own = case.path.starts_with(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"));
+            assert!(!own && error.to_string().contains("a GGUF file cannot say"), "{error}");
             println!("{}: {error}", case.name);
             false
         }

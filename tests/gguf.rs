@@ -636,6 +636,13 @@ fn a_configuration_is_honoured_or_refused_by_name() {
         let error = gguf::target_config(&gguf).expect_err("another rotation");
         assert!(matches!(&error, Error::Tensor { tensor, .. } if tensor == "rope_freqs.weight"), "{error}");
     }
+    // No pair turns: nothing but that.
+    let mut file = file();
+    let full = config.layers[layers - 1].head_dim / 2;
+    file.tensors.retain(|tensor| tensor.name != b"rope_freqs.weight");
+    let gguf = Gguf::from_bytes(file.floats("rope_freqs.weight", &[full], &vec![1e30; full]).bytes()).expect("valid");
+    let still = gguf::target_config(&gguf).expect("a target").rope_full;
+    assert_eq!((still.partial_rotary_factor, still.factor), (0.0, 1.0));
 }
 
 #[test]

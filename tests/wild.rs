@@ -836,7 +836,7 @@ fn directories_without_a_model_say_what_they_hold() {
     for (file, about) in [
         ("model-00001-of-00002.safetensors", ["no model.safetensors.index.json", "download it too"]),
         ("weights.safetensors", ["no model.safetensors", "weights that name"]),
-        ("pytorch_model.bin", ["PyTorch's files are not read", "take the bf16 checkpoint, or a GGUF file"]),
+        ("pytorch_model.bin", ["a file of PyTorch's is not read", "take the bf16 checkpoint, or a GGUF file"]),
         ("model.onnx", ["a file of ONNX", "take the bf16 checkpoint, or a GGUF file"]),
         ("gemma.litertlm", ["a file of LiteRT's", "take the bf16 checkpoint, or a GGUF file"]),
     ] {
@@ -865,6 +865,7 @@ fn directories_without_a_model_say_what_they_hold() {
 
     twin.write("files/gemma-4-E2B-it-Q4_K_M.gguf", b"GGUF");
     twin.write("files/mmproj-F16.gguf", b"GGUF");
+    twin.write("files/snapshots/training/step-1", b"");
     let about = ["files", "holds GGUF files", "gemma-4-E2B-it-Q4_K_M.gguf, mmproj-F16.gguf"];
     refused(engine(&twin.path("files"), None), &about);
 }

@@ -11,7 +11,7 @@ use super::language::{environment, strftime};
 use super::marks;
 use super::message::Message;
 use crate::checkpoint::{Checkpoint, Fields, NotGguf};
-use crate::stand_in::refuse_stand_in;
+use crate::placeholder::refuse_placeholder;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -236,7 +236,7 @@ pub(crate) fn template_source(directory: &Path) -> Result<Option<String>> {
     match file.exists() {
         true => {
             let source = std::fs::read_to_string(&file).map_err(Error::io(&file))?;
-            refuse_stand_in(&file, source.as_bytes()).map(|()| Some(source))
+            refuse_placeholder(&file, source.as_bytes()).map(|()| Some(source))
         }
         false => {
             let of_tokenizer = tokenizer_config(directory)?.as_ref().and_then(template_in);

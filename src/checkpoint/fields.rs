@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::spelling::misspelt;
-use crate::stand_in::refuse_stand_in;
+use crate::placeholder::refuse_placeholder;
 use crate::{Error, Result};
 
 /// Size limit of JSON configuration files (tokenizer files may be larger and are read elsewhere).
@@ -38,7 +38,7 @@ impl Fields {
             return Err(Error::file(path, format!("is {} bytes long, too long for a configuration", meta.len())));
         }
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
-        refuse_stand_in(path, text.as_bytes())?;
+        refuse_placeholder(path, text.as_bytes())?;
         match serde_json::from_str(&text) {
             Ok(Value::Object(object)) => {
                 let (path, nesting, looked_for) = (path.to_owned(), String::new(), RefCell::default());

@@ -79,14 +79,7 @@ fn candidates(model: &Path) -> Vec<PathBuf> {
     };
     let mut found = Vec::new();
     if let Some(inside) = inside {
-        found.extend(gguf_files(inside).filter(|path| {
-            file_name(path).is_some_and(|name| {
-                name.starts_with("mtp-")
-                    || name.contains("-assistant")
-                    || name.contains("_assistant")
-                    || name == "assistant.gguf"
-            })
-        }));
+        found.extend(gguf_files(inside).filter(|path| file_name(path).is_some_and(|name| is_assistants_name(&name))));
         let named_mtp = entries(inside).filter(|path| file_name(path).is_some_and(|name| name == "mtp"));
         found.extend(named_mtp.flat_map(|path| gguf_files(&path)));
         found.extend(Some(inside.join("assistant")).filter(|path| path.join("config.json").exists()));
@@ -101,6 +94,13 @@ fn candidates(model: &Path) -> Vec<PathBuf> {
     found.sort();
     found.dedup();
     found
+}
+
+/// Whether a GGUF file of this name, in lower case, is an assistant's.
+pub(crate) fn is_assistants_name(name: &str) -> bool {
+    name.starts_with("mtp-")
+        || ["-assistant", "_assistant"].iter().any(|part| name.contains(part))
+        || name == "assistant.gguf"
 }
 
 /// The name without the type of weights that files end with: `-Q4_K_M`, `-UD-IQ2_XXS`, `.BF16`.

@@ -19,6 +19,8 @@ mod step_bytes;
 mod unread;
 
 pub use fields::Fields;
+#[cfg(feature = "hub")]
+pub(crate) use find_assistants::is_assistants_name;
 pub use find_assistants::{FoundAssistants, find_assistants};
 use gguf::{GgmlType, Gguf, GgufTensor};
 pub(crate) use inner_assistant::is_inner_assistants;
@@ -38,8 +40,8 @@ use foretoken_kernels::quant::WeightType;
 
 use crate::gemma4::{AssistantConfig, TextConfig};
 use crate::nn::Bytes;
+use crate::placeholder::BEGINNING;
 use crate::sampler::Sampling;
-use crate::stand_in::BEGINNING;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 

@@ -11,7 +11,7 @@ use super::compressed::{self, Compressed};
 use super::separate_experts::{self, Stacks};
 use super::{Fields, RawTensor, TensorType};
 use crate::nn::{Bytes, MappedFile};
-use crate::stand_in::refuse_stand_in;
+use crate::placeholder::refuse_placeholder;
 use crate::{Error, Result};
 
 /// The tensors of all files of one checkpoint.
@@ -179,7 +179,7 @@ fn read(path: &Path, tensors: &mut BTreeMap<String, RawTensor>) -> Result<()> {
         ));
     }
     let map = Arc::new(MappedFile::open(path)?);
-    refuse_stand_in(path, (*map).as_ref())?;
+    refuse_placeholder(path, (*map).as_ref())?;
     let (header, metadata) = SafeTensors::read_metadata((*map).as_ref())
         .map_err(|e| Error::file(path, format!("is not valid safetensors ({e}); download it again")))?;
     for (name, info) in metadata.tensors() {

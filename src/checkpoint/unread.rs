@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::gguf::Gguf;
 use super::{Checkpoint, Fields, TensorType};
 use crate::gemma4::is_tower;
-use crate::stand_in::refuse_stand_in;
+use crate::placeholder::refuse_placeholder;
 use crate::{Error, Result};
 
 /// What to take instead of a quantized directory.
@@ -41,10 +41,6 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
             problem,
         });
     }
-    if let Some(snapshot) = snapshot_in(directory) {
-        let problem = format!("is a folder of the Hub's cache; give the snapshot in it, {}", snapshot.display());
-        return Err(Error::file(directory, problem));
-    }
     let entries = std::fs::read_dir(directory).map_err(Error::io(directory))?.filter_map(|entry| entry.ok());
     let names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     let ending = |ends: &[&str]| names.iter().filter(|name| ends.iter().any(|end| name.ends_with(end))).min();
@@ -64,13 +60,13 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
         };
         return Err(Error::file(directory, problem));
     }
-    if let Some(file) = ending(&[".bin", ".pt", ".pth", ".ckpt"]).filter(|_| files.is_empty()) {
-        let problem = format!("has {file}, but no model.safetensors: PyTorch's files are not read; {INSTEAD}");
-        return Err(Error::file(directory, problem));
-    }
     let other = names.iter().filter_map(|name| Some((name, other_format(Path::new(name))?))).min();
     if let Some((file, format)) = other.filter(|_| files.is_empty()) {
-        let problem = format!("has {file}, {format}, but no model.safetensors; {INSTEAD}");
+        let problem = format!("has {file}, but no model.safetensors: {format} is not read; {INSTEAD}");
+        return Err(Error::file(directory, problem));
+    }
+    if let Some(snapshot) = snapshot_in(directory).filter(|_| files.is_empty()) {
+        let problem = format!("is a folder of the Hub's cache; give the snapshot in it, {}", snapshot.display());
         return Err(Error::file(directory, problem));
     }
     files.sort();
@@ -107,7 +103,7 @@ fn other_format(path: &Path) -> Option<&'static str> {
 
 /// The error about a file that is given as a checkpoint and is no GGUF file.
 pub(super) fn other_file(path: &Path, beginning: &[u8]) -> Error {
-    if let Err(error) = refuse_stand_in(path, beginning) {
+    if let Err(error) = refuse_placeholder(path, beginning) {
         return error;
     }
     let problem = match other_format(path) {

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use crate::checkpoint::is_assistants_name;
+
 /// The models among `files` with `tag` in their names, or all without a tag; of split ones the first part. Projectors are no
 /// models, and assistants are left out where a target is there. A file whose name is the tag is the only one.
 pub(super) fn tagged<'a>(files: &[&'a str], tag: Option<&str>) -> Vec<&'a str> {
@@ -65,8 +67,7 @@ fn has_tag(name: &str, tag: &str) -> bool {
 }
 
 fn is_assistant(file: &str) -> bool {
-    let name = file_name(file);
-    name.starts_with("mtp-") || name.contains("-assistant") || file.to_lowercase().starts_with("mtp/")
+    is_assistants_name(&file_name(file)) || file.to_lowercase().starts_with("mtp/")
 }
 
 fn file_name(file: &str) -> String {

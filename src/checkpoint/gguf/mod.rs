@@ -36,7 +36,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use crate::nn::{Bytes, MappedFile, Source};
-use crate::stand_in::refuse_stand_in;
+use crate::placeholder::refuse_placeholder;
 use crate::{Error, Result, family};
 use header::{Header, Slot};
 use names::{Names, nextn_block};
@@ -86,7 +86,7 @@ impl Part {
             return Err(Error::file(path, problem));
         }
         let part = Self { path: path.to_owned(), bytes: Arc::new(MappedFile::open(path)?) };
-        refuse_stand_in(path, part.bytes()).map(|()| part)
+        refuse_placeholder(path, part.bytes()).map(|()| part)
     }
 
     fn bytes(&self) -> &[u8] {

@@ -67,7 +67,7 @@ const CONTROL_TOKENS: [&str; 24] = [
     "<|video|>",
 ];
 /// Qwen's control tokens, for files that call them normal.
-const CHATML_CONTROL_TOKENS: [&str; 14] = [
+const QWEN_CONTROL_TOKENS: [&str; 14] = [
     "<|endoftext|>",
     "<|im_start|>",
     "<|im_end|>",
@@ -84,7 +84,7 @@ const CHATML_CONTROL_TOKENS: [&str; 14] = [
     "<|video_pad|>",
 ];
 /// Qwen's tokens that are matched whole, and stay visible.
-const CHATML_VISIBLE_TOKENS: [&str; 6] =
+const QWEN_VISIBLE_TOKENS: [&str; 6] =
     ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
 /// A tag of HTML to Gemma 4, which is one token but stays visible.
 const STRIKE_END: &str = "</s>";
@@ -260,8 +260,8 @@ fn kinds(keys: &Keys<'_>, tokens: &[&str]) -> Result<Vec<u64>> {
     if is_byte_level {
         for (token, kind) in tokens.iter().zip(&mut kinds).filter(|(_, kind)| **kind == NORMAL) {
             match *token {
-                token if CHATML_CONTROL_TOKENS.contains(&token) => *kind = CONTROL,
-                token if CHATML_VISIBLE_TOKENS.contains(&token) => *kind = USER_DEFINED,
+                token if QWEN_CONTROL_TOKENS.contains(&token) => *kind = CONTROL,
+                token if QWEN_VISIBLE_TOKENS.contains(&token) => *kind = USER_DEFINED,
                 _ => {}
             }
         }

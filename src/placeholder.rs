@@ -1,4 +1,4 @@
-//! What a download leaves in the place of a file.
+//! What a download leaves in the place of a file: a pointer of git-LFS, or a web page.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ pub(crate) const BEGINNING: usize = 64;
 ///
 /// # Errors
 /// If it does.
-pub(crate) fn refuse_stand_in(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn refuse_placeholder(path: &Path, bytes: &[u8]) -> Result<()> {
     let start = bytes[..bytes.len().min(BEGINNING)].trim_ascii_start().to_ascii_lowercase();
     let begins = |with: &str| start.starts_with(with.as_bytes());
     let problem = if begins("version https://git-lfs") {

@@ -20,6 +20,9 @@ pub struct Experts {
     isa: Isa,
 }
 
+/// Rows from which experts are not computed together with further ones.
+const ROWS_TOGETHER: usize = 512;
+
 /// An expert that a row is routed to, and its weight.
 struct Choice {
     row: usize,
@@ -46,15 +49,36 @@ impl Experts {
     /// # Errors
     /// Candle's, if a shape does not fit.
     pub fn forward(&self, scores: &Tensor, x: &Tensor) -> Result<Tensor> {
-        let (hidden, intermediate) = (self.down_proj.outputs(), self.down_proj.inputs());
+        let hidden = self.down_proj.outputs();
         let mut choices = self.route(scores)?;
         choices.sort_by_key(|choice| choice.expert);
         let x = F32View::new(x)?;
+        let mut sum = vec![0.0; x.len()];
         let buckets: Vec<&[Choice]> = choices.chunk_by(|a, b| a.expert == b.expert).collect();
-        let rows_of = |bucket: &&[Choice]| -> Vec<f32> {
-            bucket.iter().flat_map(|c| &x[c.row * hidden..(c.row + 1) * hidden]).copied().collect()
+        let mut buckets = &*buckets;
+        while !buckets.is_empty() {
+            let mut rows = 0;
+            let fits = |bucket: &&&[Choice]| {
+                let fits = rows < ROWS_TOGETHER;
+                rows += bucket.len();
+                fits
+            };
+            let (together, rest) = buckets.split_at(buckets.iter().take_while(fits).count());
+            self.add(together, &x, &mut sum);
+            buckets = rest;
+        }
+        tensor(sum, (x.len() / hidden, hidden))
+    }
+
+    /// Adds the outputs of some experts, each of its rows of `x` `(rows, hidden)`, to `sum` `(rows, hidden)`.
+    fn add(&self, buckets: &[&[Choice]], x: &[f32], sum: &mut [f32]) {
+        let (hidden, intermediate) = (self.down_proj.outputs(), self.down_proj.inputs());
+        let rows_of = |bucket: &&[Choice]| {
+            let mut rows = Vec::with_capacity(bucket.len() * hidden);
+            bucket.iter().for_each(|c| rows.extend_from_slice(&x[c.row * hidden..(c.row + 1) * hidden]));
+            rows
         };
-        let gate_up = self.multiply(&self.gate_up_proj, &buckets, buckets.iter().map(rows_of).collect());
+        let gate_up = self.multiply(&self.gate_up_proj, buckets, buckets.iter().map(rows_of).collect());
         let gated = gate_up.into_iter().map(|gate_up| {
             let mut gated = Vec::with_capacity(gate_up.len() / 2);
             for row in gate_up.chunks_exact(2 * intermediate) {
@@ -65,15 +89,13 @@ impl Experts {
             }
             gated
         });
-        let down = self.multiply(&self.down_proj, &buckets, gated.collect());
-        let mut sum = vec![0.0; x.len()];
-        for (choices, down) in buckets.into_iter().zip(&down) {
+        let down = self.multiply(&self.down_proj, buckets, gated.collect());
+        for (choices, down) in buckets.iter().zip(&down) {
             for (choice, y) in choices.iter().zip(down.chunks_exact(hidden)) {
                 let sum = &mut sum[choice.row * hidden..(choice.row + 1) * hidden];
                 sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += choice.weight * y);
             }
         }
-        tensor(sum, (x.len() / hidden, hidden))
     }
 
     /// The experts of every row, rows in order and experts in order within a row.

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The launches of a pass of Gemma 4 on a GPU, as src/gemma4 and src/device make them, with what each reads, computes and waits for.
+"""The launches of a forward pass of Gemma 4 on a GPU, as made by src/gemma4 and src/device, with their bytes, operations and waits.
 
     scripts/device_launches.py FILE
 
-compares kernels, grids and blocks with those that the library recorded (tests/device_launches.rs). scripts/roofline.py makes times
-of them.
+compares kernels, grids and blocks with those that the library recorded (tests/device_launches.rs). scripts/roofline.py computes
+times from them.
 """
 import functools
 import json
@@ -129,7 +129,7 @@ class Launch(NamedTuple):
     dots: float = 0  # products of bytes
     mma: float = 0  # and of columns without a row, on tensor cores
     trips: float = 0  # dependent loads of a block from memory
-    near: float = 1  # and from the second-level cache, and what takes as long
+    near: float = 1  # and from the L2 cache, and operations of the same latency
 
 
 def up(a, b):

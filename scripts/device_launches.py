@@ -186,7 +186,7 @@ class Ops:
             if not form.activations:
                 tile = 1 if rows == 1 else 4 if rows <= 4 else 16
                 kernel = f"matmul_buckets_{stored}" if buckets else f"matmul_{stored}_{tile}"
-                # A lane loads four inputs of four outputs at a time, then each row's, which other warps have loaded, too.
+                # A lane loads four inputs of four outputs at a time, then each row's, which other warps have also loaded.
                 trips, grid = up(inputs, 128), (up(outputs, 32), entries if buckets else up(rows, tile))
                 self.run(kernel, grid, 256, **costs, instructions=2.3 * weights + 1.26 * products, trips=trips,
                          near=near + (trips * entries / distinct / 4 if entries > distinct else 0))  # fmt: skip

@@ -46,7 +46,7 @@ class Device(NamedTuple):
 
 
 # Latencies are assumed: one and a half times those of pointer chases on idle devices (H100 479 cycles, RTX 4090 542: "Benchmarking
-# and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", 2024). Launches and waits are assumed, too: "Getting
+# and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", 2024). Launches and waits are also assumed: "Getting
 # Started with CUDA Graphs" (NVIDIA, 2019) has half a microsecond between kernels, besides their own start. `VARIED` varies them.
 DEVICES = [
     # "NVIDIA H200 Tensor Core GPU" datasheet (SXM): 141 GB, 4.8 TB/s, of which copies reach 4.3; 67 TFLOPS of f32; 989 of f16 and
@@ -58,7 +58,7 @@ DEVICES = [
     Device("RTX 4090", "sm_89", 24e9, 0.9 * 1.008e12, 82.6e12 / 2, 165.2e12 / 2, 660.6e12 / 2, 128, (1536, 24, 65536, 100 << 10),
            350e-9, 150e-9, 1.2e-6, 10e-6),
     # "MacBook Pro Tech Specs" (Apple): 40 cores, 546 GB/s, 128 GB. Assumed: the H200's share of the bandwidth; 128 lanes per core
-    # at 1.6 GHz, which simdgroup matrices run on, too; 1024 threads of a core at a time.
+    # at 1.6 GHz, which also run simdgroup matrices; 1024 threads of a core at a time.
     Device("M4 Max", "", 128e9, 0.9 * 546e9, 40 * 128 * 1.6e9, 40 * 128 * 1.6e9, 0, 40, (1024, 32, 0, 0),
            500e-9, 250e-9, 2.5e-6, 100e-6),
 ]  # fmt: skip

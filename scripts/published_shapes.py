@@ -78,7 +78,7 @@ def published(name, fields):
 
 def randomized(model):
     """Random weights in bf16 that keep activations and logits of the order of 1, and a rounding from growing with the layers:
-    attention is soft, and what a layer adds is small beside the residual."""
+    attention is soft, and what a layer adds is small compared with the residual."""
     generator = torch.Generator().manual_seed(SEED)
     normal = lambda shape: torch.randn(shape, generator=generator)
     uniform = lambda shape, low, high: torch.rand(shape, generator=generator) * (high - low) + low

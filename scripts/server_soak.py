@@ -260,7 +260,7 @@ async def main(arguments):
     clients = (soak.client(end, soak.mixed()) for _ in range(CONNECTIONS))
     await asyncio.gather(soak.memory(end, samples), *clients)
     if not await soak.settled():
-        soak.wrong.append("sequences or K and V are left behind")
+        soak.wrong.append("sequences or KV cache memory are not released")
     quarter = max(len(samples) // 4, 1)
     before, after = (statistics.median(part) for part in [samples[:quarter], samples[-quarter:]])
     if after > 1.02 * before:

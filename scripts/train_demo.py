@@ -87,7 +87,7 @@ def tokenizer(a):
 
 
 def write_ids(corpus, work, tok, eos, every=1):
-    """The splits of the corpus as 16-bit ids, every text with `eos` behind it; of training text one file of `every`."""
+    """The splits of the corpus as 16-bit ids, every text followed by `eos`; of training text every `every`th file."""
     same = lambda text: unicodedata.normalize("NFC", text)
     for split in ("heldout", "heldout_crates", "train"):
         texts = [d["text"] for d in documents(corpus) if d["split"] == split]
@@ -105,7 +105,7 @@ def write_ids(corpus, work, tok, eos, every=1):
 
 
 def token_bytes(pair):
-    """Bytes of text that each id stands for."""
+    """Bytes of text per id."""
     vocab = json.loads((pair / "target/tokenizer.json").read_text())["model"]["vocab"]
     size = torch.zeros(VOCAB)
     for piece, i in vocab.items():

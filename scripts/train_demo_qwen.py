@@ -109,7 +109,7 @@ def delta_net(m, x):
 
 
 def rotate(x, first):
-    """RoPE of [B, H, T, D] whose rows stand at positions first, first+1, ...; the tail of every head passes through."""
+    """RoPE of [B, H, T, D] whose rows are at positions first, first+1, ...; the tail of every head passes through."""
     r = int(CONFIG["head_dim"] * CONFIG["rope_parameters"]["partial_rotary_factor"])
     frequency = CONFIG["rope_parameters"]["rope_theta"] ** (-torch.arange(0, r, 2, device=x.device).float() / r)
     angle = torch.arange(first, first + x.shape[2], device=x.device).float()[:, None] * frequency
@@ -128,7 +128,7 @@ def attention(m, x, first=0, true_rows=None):
     own = k, v.transpose(1, 2)
     keys, values, mask = *own, None
     if true_rows is not None:
-        # Row i of this call stands at position first + i, row j of true_rows at j.
+        # Row i of this call is at position first + i, row j of true_rows at j.
         before = torch.ones(rows, true_rows[0].shape[2], dtype=torch.bool, device=x.device).tril(first - 1)
         mask = torch.cat((before, torch.eye(rows, dtype=torch.bool, device=x.device)), 1)
         keys, values = (torch.cat((t, o), 2) for t, o in zip(true_rows, own))

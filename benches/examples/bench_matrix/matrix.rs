@@ -202,7 +202,7 @@ impl Plan {
             _ => false,
         };
         if drafts && self.assistant.is_none() {
-            self.left_out.push(format!("{cell}: there is no assistant"));
+            self.left_out.push(format!("{cell}: no assistant"));
         } else if !self.cells.iter().any(|(other, _)| *other == cell) {
             self.cells.push((cell, mode));
         }

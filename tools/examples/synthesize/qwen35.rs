@@ -234,7 +234,7 @@ fn tokenizer(file: &mut GgufWriter, vocab: u32) -> Result<()> {
     Ok(file.value("tokenizer.ggml.add_bos_token", false)?)
 }
 
-/// The characters that stand for the bytes in byte-level BPE (GPT-2): printable ones for themselves, the others from
+/// The characters that represent bytes in byte-level BPE (GPT-2): printable ones themselves, the others from
 /// U+0100 on.
 fn byte_characters() -> Vec<char> {
     let own = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);

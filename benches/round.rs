@@ -13,7 +13,7 @@ fn engine() -> Engine {
     Engine::load(&EngineOptions { threads: Some(1), ..options }).expect("the demo pair")
 }
 
-/// One pass of the target over 1 to 16 rows behind 256 committed positions; throughput is in bytes of weights.
+/// One forward pass of the target over 1 to 16 rows after 256 committed positions; throughput is in bytes of weights.
 fn pass(criterion: &mut Criterion) {
     let engine = engine();
     let target = engine.target();

@@ -2,15 +2,15 @@
 # Checks and times everything on a CUDA device: the kernels, and the engine with checkpoints of real shapes.
 #
 #   scripts/bench_cuda.sh                builds, then runs
-#   scripts/bench_cuda.sh build FOLDER   leaves executables in FOLDER, for a machine without Rust
+#   scripts/bench_cuda.sh build FOLDER   builds executables into FOLDER, for a machine without Rust
 #   scripts/bench_cuda.sh run FOLDER     runs them: `check`, then `speed`, then `engine`
-#   scripts/bench_cuda.sh check FOLDER   the kernels' suite and the engine's, and both under compute-sanitizer where there is one
+#   scripts/bench_cuda.sh check FOLDER   the kernels' and the engine's tests, also under compute-sanitizer if it is installed
 #   scripts/bench_cuda.sh speed FOLDER   the kernels' times
-#   scripts/bench_cuda.sh engine FOLDER  the engine's, against the targets
+#   scripts/bench_cuda.sh engine FOLDER  the engine's times, against the targets
 #
 # DEVICE (cuda), VARIANTS (e2b e4b 26b), TYPES (q4_k q8_0), DEPTHS (0,32768,131072), TOKENS (256) and REPEATS (7) choose what
-# `engine` measures. SYNTHESIZE has more options for its checkpoints, of which there is one at a time: 27 GB at most. With
-# DEVICE=cpu VARIANTS=e2b DEPTHS=0,256 SYNTHESIZE="--layers 6 --vocab 4096", it runs anywhere, and measures nothing.
+# `engine` measures. SYNTHESIZE has additional options for its checkpoints, which exist one at a time (27 GB at most).
+# DEVICE=cpu VARIANTS=e2b DEPTHS=0,256 SYNTHESIZE="--layers 6 --vocab 4096" runs anywhere, to try the script.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-all} folder=${2:-target/cuda-bench}
@@ -46,7 +46,7 @@ check() {
 met=0 asked=0
 target() { # WHAT VALUE RELATION LIMIT
     asked=$((asked + 1))
-    if awk "BEGIN { exit !($2 $3 $4) }"; then met=$((met + 1)); echo "met:    $1: $2 $3 $4"; else echo "MISSED: $1: $2, asked $3 $4"; fi
+    if awk "BEGIN { exit !($2 $3 $4) }"; then met=$((met + 1)); echo "met:    $1: $2 $3 $4"; else echo "MISSED: $1: $2, required $3 $4"; fi
 }
 
 engine() {
@@ -54,7 +54,7 @@ engine() {
     for variant in ${VARIANTS:-e2b e4b 26b}; do
         for type in ${TYPES:-q4_k q8_0}; do pair "$variant" "$type"; done
     done
-    echo "$met of $asked targets are met"
+    echo "$met of $asked targets met"
 }
 
 pair() { # VARIANT TYPE
@@ -82,13 +82,13 @@ pair() { # VARIANT TYPE
     plain=$(rate --no-speculation)
     all=$(rate --draft-block-size 4 --simulate-acceptance 1)
     some=$(rate --draft-block-size 4 --simulate-acceptance 0.7)
-    echo "decode $plain tokens/s; MTP with B = 4: $some where 0.7 of the drafts stand, $all where all do"
-    target "$name: a round of four tokens, in steps" "$(awk "BEGIN { print 4 * $plain / $all }")" "<" 1.3
+    echo "decode $plain tokens/s; MTP with B = 4: $some at an acceptance of 0.7, $all if all drafts are accepted"
+    target "$name: a round of four tokens, relative to a step" "$(awk "BEGIN { print 4 * $plain / $all }")" "<" 1.3
 
     out=$("$folder/depth" "${models[@]}" --depths "${DEPTHS:-0,32768,131072}" --kv f16,turbo3,balanced --repeats "${REPEATS:-7}")
     echo "$out"
     # The last depth is the deepest.
-    target "$name: balanced K/V at depth, ms a step" \
+    target "$name: balanced KV cache at depth, ms per step" \
         "$(awk '$2 == "balanced" { ms = $3 } END { print ms }' <<<"$out")" "<=" \
         "$(awk '$2 == "f16" { ms = $3 } END { print ms }' <<<"$out")"
     rm -f "$at/$1-target.gguf" "$at/$1-assistant.gguf"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Reads GGUF files with PyPI's `gguf`, a reader nobody here wrote, and compares them with what they were made from.
+"""Reads GGUF files with an independent reader, PyPI's `gguf`, and compares them with their source.
 
     check_gguf.py FILE.gguf                              names, shapes and types can be read, values are finite
-    check_gguf.py FILE.gguf --source model.safetensors   ... and are the source's, within the error of their type
-    check_gguf.py A.gguf B.gguf ... --source SOURCE      ... and the errors of all files beside each other, per type
+    check_gguf.py FILE.gguf --source model.safetensors   ... and match the source within the error of their type
+    check_gguf.py A.gguf B.gguf ... --source SOURCE      ... and print the errors of all files per type
 
 SOURCE is a safetensors file or a GGUF file of floating point. `--importance imatrix.gguf` weights errors with an
 importance matrix. Needs: pip install gguf numpy
@@ -19,7 +19,7 @@ import numpy as np
 from gguf import GGUFReader, GGMLQuantizationType as Type
 from gguf.quants import dequantize
 
-# Largest error of a tensor, as its root mean square in units of the tensor's own.
+# Largest allowed root mean square error of a tensor, relative to that of the tensor.
 BOUNDS = {
     "F32": 0.0, "F16": 1e-3, "BF16": 4e-3, "Q8_0": 0.012, "Q6_K": 0.04, "Q5_0": 0.09, "Q5_1": 0.07, "Q5_K": 0.07,
     "Q4_0": 0.18, "Q4_1": 0.14, "Q4_K": 0.14, "IQ4_NL": 0.15, "IQ4_XS": 0.15, "MXFP4": 0.2, "Q3_K": 0.28, "Q2_K": 0.45,
@@ -98,7 +98,7 @@ def importance_of(path):
 
 
 def check(path, source, short_name, importance):
-    """Prints what is wrong; returns error and size per type, and how many things were wrong."""
+    """Prints the problems; returns error and size per type, and the number of problems."""
     wrong, errors = 0, collections.defaultdict(lambda: [0.0, 0.0, 0])
     for tensor in GGUFReader(path).tensors:
         got, kind = values(tensor), tensor.tensor_type.name

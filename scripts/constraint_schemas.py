@@ -1,4 +1,4 @@
-"""JSON under 200 generated schemas, as a server with speculation on and off writes it:
+"""Generates JSON under 200 generated schemas with a server, with and without speculation:
 
     scripts/constraint_schemas.py [--server target/release/foretoken-server] [--count 200] [--seed 1] [--parallel 8]
 
@@ -120,7 +120,7 @@ class Schemas:
 
 
 def ask(url, schema, **more):
-    # White space of the model's own would be most of a text.
+    # Otherwise most of a text would be white space.
     schema = schema | {"x-guidance": {"whitespace_flexible": False}}
     response_format = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
     body = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "response_format": response_format, **more}
@@ -134,7 +134,7 @@ def ask(url, schema, **more):
 
 
 def check(url, schema):
-    """What is wrong, or None; the problem if the schema is refused; the answers."""
+    """The error, or None; the problem if the schema is rejected; the responses."""
     off = ask(url, schema, speculative={"enabled": False})
     if "error" in off:
         return None, off["error"]["message"], []
@@ -160,7 +160,7 @@ def main(arguments):
     try:
         lines = (re.sub(r"\x1b\[[0-9;]*m", "", line) for line in process.stderr)
         url = next(found[1] for line in lines if (found := re.search(r"(http://[0-9.]+:\d+)", line)))
-        # The log would fill its pipe.
+        # Otherwise the log would fill its pipe.
         threading.Thread(target=process.stderr.read, daemon=True).start()
         start = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(arguments.parallel) as threads:
@@ -177,10 +177,10 @@ def main(arguments):
         [sum(pair[i]["timings"][name] for pair in pairs) for i in (0, 1)] for name in ("predicted_n", "predicted_ms")
     ]
     counts = f"{cut} are cut at {TOKENS} tokens, {sum(refused.values())} are refused, {len(wrong)} are wrong"
-    print(f"{len(pairs) - cut} of {len(schemas)} schemas hold, {counts}; {seconds:.0f} s")
+    print(f"{len(pairs) - cut} of {len(schemas)} schemas passed, {counts}; {seconds:.0f} s")
     print(f"{tokens[0]} tokens, decoding with speculation {milliseconds[0] / max(milliseconds[1], 1e-9):.2f}x as fast as without")
     for problem, count in refused.items():
-        print(f"refused ({count}): {problem}")
+        print(f"rejected ({count}): {problem}")
     for schema, problem in wrong[:20]:
         print(f"wrong: {json.dumps(schema)}: {problem}")
     return len(wrong)

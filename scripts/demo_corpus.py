@@ -5,8 +5,8 @@
     python scripts/demo_corpus.py corpus   # target/train_demo/corpus.jsonl: one file of a crate per line, with its split
     python scripts/demo_corpus.py notices  # target/train_demo/NOTICES.txt: the licence texts of the training crates
 
-The splits: `train`; `heldout`, files of the training crates that a hash chose; `heldout_crates`, the files of crates that
-the pair saw nothing of, without near-duplicates of training text.
+The splits: `train`; `heldout`, files of the training crates chosen by a hash; `heldout_crates`, the files of crates that are not in
+the training set, without near-duplicates of training text.
 
 A line of demo_corpus.tsv names a role (train or heldout), a crate, its version, the SHA-256 of its .crate file, as in any
 Cargo.lock that has the crate, and the licence in its Cargo.toml, which must allow MIT or Apache-2.0 alone.
@@ -32,7 +32,7 @@ class Crate(NamedTuple):
 
 
 def permissive(licence):
-    """Whether an SPDX expression lets us choose MIT or Apache-2.0 alone."""
+    """Whether an SPDX expression allows using MIT or Apache-2.0 alone."""
     return " AND " not in licence and any(t.strip() in ("MIT", "Apache-2.0") for t in re.split(r" OR |/", licence))
 
 
@@ -80,7 +80,7 @@ def download(work, crates):
         (package / "Cargo.toml").write_text(toml)
         (package / "Cargo.lock").write_text(lock)
         if subprocess.run(["cargo", "fetch", "--quiet"], cwd=package).returncode:
-            sys.exit(f"cargo fetch failed in {package}: a crate of {MANIFEST} is missing there, or is not what it was")
+            sys.exit(f"cargo fetch failed in {package}: a crate of {MANIFEST} is missing there or has changed")
     cache = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo")) / "registry/cache"
     found = {}
     for c in crates:
@@ -102,7 +102,7 @@ def files(path):
 
 
 # ---------------------------------------------------------------------------------------------------------- corpus
-# Generated bindings and tables: much text, little language.
+# Generated bindings and tables.
 SKIP_PATH = re.compile(
     r"(^|/)(generated|gen|test-macros|bindings?|tables?|unicode_tables|unicode_data)(/|[^/]*\.rs$)|data/")
 
@@ -194,7 +194,7 @@ def documents(work):
 
 # --------------------------------------------------------------------------------------------------------- notices
 NOTICE_FILE = re.compile(r"(?i)(^|/)(licen[cs]e|copying|copyright|notice|unlicense|authors)[^/]*$")
-# Not "copyright notice", "copyright holders": those are words of the licence texts.
+# Not "copyright notice" or "copyright holders", which are part of the licence texts.
 COPYRIGHT = re.compile(r"^\W*(?:Portions )?[Cc]opyright (?:\([cC]\)|©|\[?\d|(?:The |Individual |Mozilla )\w)")
 NOTICES_HEAD = """\
 Licence texts and notices of the crates that the demo pair was trained on (scripts/demo_corpus.tsv, role train): every file
@@ -218,7 +218,7 @@ def copyright_lines(text):
 
 
 def licence_key(text):
-    """What texts of one licence share."""
+    """The key shared by texts of one licence."""
     key = " ".join(re.findall(r"\w+", text.lower())).replace("https", "http")
     apache = re.fullmatch("(?:[a-z]+ )?apache license version 2 0.{,80}? (?=terms and conditions for)(.*)"
                           "end of terms and conditions( appendix how to apply the apache license.{,1500})?", key)
@@ -265,7 +265,7 @@ STAGES = [corpus, notices]
 if __name__ == "__main__":
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("stages", nargs="+", choices=[s.__name__ for s in STAGES])
-    p.add_argument("--work", type=Path, default=WORK, help="where the output goes")
+    p.add_argument("--work", type=Path, default=WORK, help="output directory")
     a = p.parse_args()
     a.work.mkdir(parents=True, exist_ok=True)
     for name in a.stages:

@@ -3,14 +3,14 @@
 
     pip install torch transformers==5.17.0 safetensors tokenizers numpy
     python scripts/demo_corpus.py corpus
-    python scripts/demo_evaluate.py            # models/demo -> target/train_demo/evaluation.json, what its README.md states
+    python scripts/demo_evaluate.py            # models/demo -> target/train_demo/evaluation.json, the figures of its README.md
 
-Acceptance is that of greedy decoding with blocks of 4: three drafts per round.  The drafts before the first one that
-differs from the target's own choice count as accepted, out of all that were drafted.  Prompts are those of
+Acceptance is for greedy decoding with blocks of 4: three drafts per round, of which those before the first one that
+differs from the target's own choice are accepted, as a share of all drafts.  Prompts are those of
 models/demo/prompts.json and random windows of three held-out sets (demo_corpus.py):
 
     heldout           files of the training crates
-    heldout_distinct  those of them that are no near-duplicates of training text
+    heldout_distinct  those of them that are not near-duplicates of training text
     heldout_crates    other crates, without near-duplicates; as many windows from each
 """
 import argparse, json, platform, sys
@@ -31,8 +31,8 @@ PROMPT, CONTINUED = 160, 128  # tokens of a window's prompt, and tokens generate
 
 
 class Pair:
-    """The Gemma pair; what a pair of another family has otherwise, its subclass says."""
-    eos, start = EOS, [BOS]  # the id that ends a text, the ids in front of a prompt
+    """The Gemma pair; subclasses override what differs in other families."""
+    eos, start = EOS, [BOS]  # the id that ends a text, the ids before a prompt
 
     def __init__(self, path, device):
         self.device = device
@@ -111,14 +111,14 @@ class Pair:
 
 
 def windows_of(texts, count, front):
-    """`count` prompts cut out of the texts' tokens at random places, as many from each, with `front` before each."""
+    """`count` prompts cut from the texts' tokens at random positions, equally many from each, with `front` before each."""
     g = torch.Generator().manual_seed(1)
     starts = [torch.randint(len(ids) - 200, (count // len(texts),), generator=g).tolist() for ids in texts]
     return [front + ids[s: s + PROMPT] for ids, of_text in zip(texts, starts) for s in of_text]
 
 
 def held_out(work, tokenizer, sets, eos):
-    """For every set its texts, as token ids: one of all files, or one per crate."""
+    """The texts of every set, as token ids: one of all files, or one per crate."""
     files = {}
     for d in documents(work):
         names = [d["split"]] + ["heldout_distinct"] * (d["split"] == "heldout" and not d["near"])
@@ -159,10 +159,10 @@ def evaluate(a, pair, blocks=(BLOCK,)):
 
 def arguments(description, pair, work):
     p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--pair", type=Path, default=ROOT / pair, help="as the directory of the pair that ships")
-    p.add_argument("--corpus", type=Path, default=WORK, help="where corpus.jsonl is")
-    p.add_argument("--out", type=Path, default=work / "evaluation.json", help="the figures")
-    p.add_argument("--sets", nargs="+", choices=SETS, default=SETS, help="what to measure; no set's figures change another's")
+    p.add_argument("--pair", type=Path, default=ROOT / pair, help="directory of the pair, laid out like the demo pair")
+    p.add_argument("--corpus", type=Path, default=WORK, help="directory of corpus.jsonl")
+    p.add_argument("--out", type=Path, default=work / "evaluation.json", help="output file")
+    p.add_argument("--sets", nargs="+", choices=SETS, default=SETS, help="sets to measure; they are independent of each other")
     p.add_argument("--windows", type=int, default=48, help="random windows of each held-out set")
     p.add_argument("--loss-tokens", type=int, default=98_304, help="tokens of each held-out set to measure the loss on")
     p.add_argument("--device", type=torch.device, default=torch.device("cpu"))

@@ -13,7 +13,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-np.seterr(all="ignore")  # random scales are infinite, too
+np.seterr(all="ignore")  # random scales may be infinite
 for path in pathlib.Path(sys.argv[1]).glob("*.blocks"):
     kind = GGMLQuantizationType[path.stem]
     blocks = np.fromfile(path, np.uint8).reshape(-1, GGML_QUANT_SIZES[kind][1])

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The launches of a pass of Gemma 4 on a GPU, as src/gemma4 and src/device make them, with what each reads, computes and waits for.
+"""The launches of a forward pass of Gemma 4 on a GPU, as made by src/gemma4 and src/device, with their bytes, operations and waits.
 
     scripts/device_launches.py FILE
 
-compares kernels, grids and blocks with those that the library recorded (tests/device_launches.rs). scripts/roofline.py makes times
-of them.
+compares kernels, grids and blocks with those that the library recorded (tests/device_launches.rs). scripts/roofline.py computes
+times from them.
 """
 import functools
 import json
@@ -129,7 +129,7 @@ class Launch(NamedTuple):
     dots: float = 0  # products of bytes
     mma: float = 0  # and of columns without a row, on tensor cores
     trips: float = 0  # dependent loads of a block from memory
-    near: float = 1  # and from the second-level cache, and what takes as long
+    near: float = 1  # and from the L2 cache, and operations of the same latency
 
 
 def up(a, b):
@@ -186,7 +186,7 @@ class Ops:
             if not form.activations:
                 tile = 1 if rows == 1 else 4 if rows <= 4 else 16
                 kernel = f"matmul_buckets_{stored}" if buckets else f"matmul_{stored}_{tile}"
-                # A lane loads four inputs of four outputs at a time, then each row's, which other warps have loaded, too.
+                # A lane loads four inputs of four outputs at a time, then each row's, which other warps have also loaded.
                 trips, grid = up(inputs, 128), (up(outputs, 32), entries if buckets else up(rows, tile))
                 self.run(kernel, grid, 256, **costs, instructions=2.3 * weights + 1.26 * products, trips=trips,
                          near=near + (trips * entries / distinct / 4 if entries > distinct else 0))  # fmt: skip

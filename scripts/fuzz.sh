@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Fuzzes everything that reads a file from elsewhere, with AddressSanitizer, on the stable toolchain.
+# Fuzzes all readers of external files with AddressSanitizer, on the stable toolchain.
 #
-#   scripts/fuzz.sh MINUTES [TARGET...]   each target for so long, one after the other
+#   scripts/fuzz.sh MINUTES [TARGET...]   each target for MINUTES, one after the other
 #   scripts/fuzz.sh --smoke [TARGET...]   20 seconds each
-#   scripts/fuzz.sh --build               only builds
+#   scripts/fuzz.sh --build               only build
 #
-# It needs Rust 1.89, Linux on x86-64 or aarch64 and a C++ compiler. Inputs begin with fuzz/seeds/TARGET and grow in
-# target/fuzz/corpus/TARGET, which a later run continues; an input that fails is left in target/fuzz/artifacts/TARGET and
-# makes the exit code 1. TARGET's executable runs it alone: target/fuzz/release/TARGET INPUT.
+# Requires Rust 1.89, Linux on x86-64 or aarch64 and a C++ compiler. Starts from fuzz/seeds/TARGET; the corpus grows in
+# target/fuzz/corpus/TARGET and is reused by later runs. A failing input is written to target/fuzz/artifacts/TARGET, and the exit code
+# is 1; reproduce it with target/fuzz/release/TARGET INPUT.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,12 +20,12 @@ case ${1:-} in
 esac
 shift
 if [ $# = 0 ]; then set -- gguf safetensors tokenizer chat_template session_file config; fi
-for target; do [ -d "fuzz/seeds/$target" ] || { echo "no target $target; there are: $(ls fuzz/seeds | xargs)" >&2; exit 2; }; done
+for target; do [ -d "fuzz/seeds/$target" ] || { echo "no target $target; targets: $(ls fuzz/seeds | xargs)" >&2; exit 2; }; done
 
 RUSTC_WRAPPER="$PWD/scripts/fuzz_rustc.sh" \
     cargo build --release --locked --target-dir target/fuzz --manifest-path fuzz/Cargo.toml
 
-# Leaks are reported where memory runs out; symbols come from the panic's own message or a debugger.
+# Leaks would show up as exhausted memory; symbols come from the panic message or a debugger.
 export ASAN_OPTIONS=detect_leaks=0:symbolize=0
 failed=()
 [ "$seconds" = 0 ] && set --
@@ -33,7 +33,7 @@ for target; do
     corpus=target/fuzz/corpus/$target artifacts=target/fuzz/artifacts/$target log=target/fuzz/$target.log
     mkdir -p "$corpus" "$artifacts"
     status=0
-    # One allocation of more than 64 MiB is a length that was believed: the largest input has 64 KiB.
+    # An allocation of more than 64 MiB means an unchecked length: the largest input has 64 KiB.
     "target/fuzz/release/$target" "$corpus" "fuzz/seeds/$target" -seed=1 -max_len=65536 -timeout=20 \
         -rss_limit_mb=2048 -malloc_limit_mb=64 -max_total_time="$seconds" -print_final_stats=1 \
         -artifact_prefix="$artifacts/" >"$log" 2>&1 || status=$?

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# rustc as scripts/fuzz.sh has cargo call it: the engine and the crates that parse its files are instrumented, not what runs
-# at build time, nor the crates that compute: they take most of an hour to compile so, and read mapped files, whose bounds
-# AddressSanitizer does not know.
+# rustc wrapper for scripts/fuzz.sh: instruments the engine and the crates that parse its files, but not build-time code, nor the
+# compute crates: those would take most of an hour to compile, and read mapped files, whose bounds AddressSanitizer does not know.
 set -eu
 case "${CARGO_PKG_NAME:-} $*" in
     *build_script_* | *proc-macro*) ;;

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs the CUDA compiler from PyPI's wheels into a folder and prints the path of nvcc: no root, no toolkit, 270 MB.
+# Installs the CUDA compiler from PyPI wheels into a folder and prints the path of nvcc: without root or the CUDA toolkit, 270 MB.
 #
 #   NVCC=$(scripts/install_nvcc.sh target/nvcc) cargo build --release --features cuda
 set -euo pipefail
 [ $# -eq 1 ] || { echo "usage: $0 FOLDER" >&2; exit 2; }
-command -v python3 >/dev/null || { echo "python3 with pip is needed" >&2; exit 1; }
+command -v python3 >/dev/null || { echo "python3 with pip is required" >&2; exit 1; }
 nvcc="$1/nvidia/cu13/bin/nvcc"
 if [ ! -x "$nvcc" ]; then
     packages=()

@@ -37,13 +37,13 @@ from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as moe
 
 K_DRAFT, N_GREEDY = 5, 24
-# Seeds are tried in order until the reference decides nothing by less than this (in logits), and its own float32 is a
-# judge of 1e-4.
+# Seeds are tried in order until all decisions of the reference have at least this margin (in logits), and its own float32 is
+# accurate enough to check 1e-4.
 LEAST_MARGIN, MOST_ROUNDING = 0.05, 5e-5
 
 
 class InDouble:
-    """The modelling files compute in float32 where they say so; here they mean float64."""
+    """Replaces explicit float32 computation in the modelling files by float64."""
 
     def __getattr__(self, name):
         return torch.float64 if name in ("float32", "float") else getattr(torch, name)
@@ -94,7 +94,7 @@ CASES = {
     # 35B-A3B's: experts in every layer, fused in the trunk, one by one in the head, as published
     "qwen35-moe": dict(moe=True, bf16=True, T=67, cfg=dict(
         num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=40)),
-    # a published file's nesting with a vision tower; tied embeddings, an interval instead of layer_types, no key for
+    # nested like a published file, with a vision tower; tied embeddings, an interval instead of layer_types, no key for
     # the head
     "qwen35-nested": dict(nested=True, bf16=True, T=66, keyless=True, cfg=dict(
         num_hidden_layers=5, full_attention_interval=2, linear_num_key_heads=4, tie_word_embeddings=True)),
@@ -119,7 +119,7 @@ def models(spec):
     return model, text, (dense.Qwen3_5DecoderLayer, dense.Qwen3_5RMSNorm)
 
 
-# transformers' names of the head's parts, and the checkpoint's behind `mtp.`
+# transformers' names of the head's parts, and the checkpoint's names after `mtp.`
 MTP_NAMES = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "mtp_block": "layers.0",
              "post_norm": "norm"}
 
@@ -220,7 +220,7 @@ def build(name, spec, seed, out):
                     return False
                 current = torch.cat([current, torch.tensor([[token]])], 1)
             if len(set(greedy)) < N_GREEDY // 2:
-                return False  # a text that repeats itself tests little
+                return False  # a repetitive text tests little
             drafts = DynamicCache(config=cfg1)
             read = nextn(ids[:, 1:], hidden[:, :-1], 0, drafts)
             token, h, links = greedy[0], hidden[:, -1:], []

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Measure what README.md quotes, with one thread, and write the raw files that scripts/readme_figures.sh reads.
+# Measures the figures in README.md with one thread, and writes the raw files that scripts/readme_figures.sh reads.
 #
 #     scripts/measure.sh OUT_DIR [--ik BIN_DIR] [--llama BIN_DIR] [--work DIR] [--name TEXT] [STAGE...]
 #
-#     --ik BIN_DIR     where ik_llama.cpp's llama-bench, llama-batched-bench and llama-server are
-#     --llama BIN_DIR  where llama.cpp's are
-#     --work DIR       where the E2B pair lies, or is synthesized (3 GB); default: target/measure
-#     --isa NAME       the instruction set that ours runs; default: the best. Peers run what they were built for
-#     --name TEXT      what README.md calls the machine; default: processor and instruction set
+#     --ik BIN_DIR     directory of ik_llama.cpp's llama-bench, llama-batched-bench and llama-server
+#     --llama BIN_DIR  directory of those of llama.cpp
+#     --work DIR       directory of the E2B pair, which is synthesized if missing (3 GB); default: target/measure
+#     --isa NAME       instruction set for foretoken; default: the best. Other engines use what they were built for
+#     --name TEXT      name of the machine in README.md; default: processor and instruction set
 #     --tiny           a pair of seven layers and single runs, to try the script
 #
-# Stages, all by default, in this order (some 23 minutes); what is in OUT_DIR is not measured again, so a call goes on where
-# one was cut:
+# Stages, by default all, in this order (about 23 minutes); files in OUT_DIR are not measured again, so an interrupted run can be
+# resumed:
 #
 #     machine      machine.txt: processor, instruction set, bandwidth, versions and build flags
 #     demo         demo-matrix.csv: the demo pair
@@ -20,10 +20,10 @@
 #     ik           e2b-ik-matrix.csv: the E2B pair in turn with ik_llama.cpp's server
 #     passes       e2b-verify-curve-*.json and e2b-{ik,llama}-{batched-*.txt,bench-*.json}: 1 to 16 rows in one pass, prompts of 512, in turn
 #     depth        e2b-depth.json: steps deep in a context
-#     depth-peers  e2b-{ik,llama}-depth.json: the peers' after 4096 positions
-#     codes        kv-quality-synthetic.txt: errors of codes on made-up keys, which depend on no machine
+#     depth-peers  e2b-{ik,llama}-depth.json: steps of the other engines after 4096 positions
+#     codes        kv-quality-synthetic.txt: quantization errors on synthetic keys, independent of the machine
 #
-# OUT_DIR/commands.txt has the command of every file. Nothing else should run meanwhile.
+# OUT_DIR/commands.txt has the command of every file. Nothing else should run at the same time.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -59,7 +59,7 @@ else
     pair=() tokens=64 long=192 runs=3 repeats=5 depths=4096,32768 peer_depth=4096 prompt=512
 fi
 
-# Everything is called from the folder of the pair, by names that mean the same on any machine.
+# Everything runs from the directory of the pair, with paths that are the same on any machine.
 mkdir -p "$work"
 cd "$work"
 [ -z "$ik" ] || ln -sfn "$ik" ik_llama.cpp
@@ -87,7 +87,7 @@ note() {
     printf '%s: %s\n' "$file" "$(words "$@" | sed 's/ $//')" >>"$out/commands.txt"
 }
 
-# keep FILE PROGRAM ARGUMENTS...: what the program prints becomes OUT_DIR/FILE, unless that is there.
+# keep FILE PROGRAM ARGUMENTS...: writes the output of the program to OUT_DIR/FILE, unless it exists.
 keep() {
     local file=$1 program=$2 path=$2
     shift 2
@@ -107,7 +107,7 @@ keep() {
     note "$file" "$program" "$@"
 }
 
-# table FILE PROGRAM ARGUMENTS...: as keep, of the lines of a table, which may be on either stream.
+# table FILE PROGRAM ARGUMENTS...: like keep, but only table lines, from stdout or stderr.
 table() {
     local file=$1 program=$2
     shift 2
@@ -123,7 +123,7 @@ table() {
     note "$file" "$program" "$@"
 }
 
-# matrix NAME ARGUMENTS...: bench_matrix, whose own journal goes on where it was cut; keeps table and journal.
+# matrix NAME ARGUMENTS...: bench_matrix, which resumes from its own journal; keeps table and journal.
 matrix() {
     local file=$1
     shift
@@ -142,12 +142,12 @@ e2b=(--model e2b-target.gguf --assistant e2b-assistant.gguf)
 e2b_pair() {
     [ ! -e e2b-target.gguf ] || [ ! -e e2b-assistant.gguf ] || return 0
     step "the E2B pair"
-    # With key norms of 1 the peers' attention would meet subnormal exponentials, which are slow.
+    # With key norm weights of 1, attention in the other engines would hit subnormal exponentials, which are slow.
     "$examples/synthesize" . e2b --key-norm 0.125 "${pair[@]}"
     note e2b-target.gguf synthesize . e2b --key-norm 0.125 "${pair[@]}"
 }
 
-# The version and what cmake was told, where the build folder is still there.
+# The version, and the cmake options if the build directory still exists.
 build() {
     local bin=$1 cache=
     "$bin/llama-server" --version 2>&1 | grep -i version | head -n 1 | tr '\n' ' '
@@ -184,7 +184,7 @@ stage_demo() {
     matrix demo-matrix --prompts short,long --texts "$texts" --runs "$runs" --max-tokens 128
 }
 
-# Servers for off and for 1, 3 and 5 drafts a round, which are 2, 4 and 6 rows.
+# Servers for plain decoding and for 1, 3 and 5 drafts per round (2, 4 and 6 rows).
 stage_e2b() {
     e2b_pair
     local servers=() drafts
@@ -194,14 +194,14 @@ stage_e2b() {
             servers+=(--llama-args "-md e2b-assistant.gguf --spec-type draft-mtp --spec-draft-n-max $drafts --spec-draft-p-min 0")
         done
     else
-        echo 'skipped: llama.cpp in e2b-matrix.csv: there is no llama-server; give --llama' >&2
+        echo 'skipped: llama.cpp in e2b-matrix.csv: no llama-server; use --llama' >&2
     fi
     matrix e2b-matrix "${e2b[@]}" --kv f16 --mixture mtp --prompts short --max-tokens "$tokens" --runs "$runs" "${servers[@]}"
 }
 
 stage_ik() {
     e2b_pair
-    [ -x ik_llama.cpp/llama-server ] || { echo 'skipped: e2b-ik-matrix.csv: there is no llama-server; give --ik' >&2; return 0; }
+    [ -x ik_llama.cpp/llama-server ] || { echo 'skipped: e2b-ik-matrix.csv: no llama-server; use --ik' >&2; return 0; }
     local servers=(--llama-server ik_llama.cpp/llama-server --llama-args '-rtr') drafts
     for drafts in 1 3 5; do
         servers+=(--llama-args "-rtr -md e2b-assistant.gguf --spec-type mtp:n_max=$drafts,p_min=0.0")
@@ -209,7 +209,7 @@ stage_ik() {
     matrix e2b-ik-matrix "${e2b[@]}" --kv f16 --blocks 4 --mixture mtp --prompts short --max-tokens "$tokens" --runs "$runs" "${servers[@]}"
 }
 
-# Look-ups are left out: whatever drafts would be accepted alike. Rates by position are those published for 31B.
+# Without prompt-lookup drafters: simulated acceptance is the same for any drafter. Rates by position are those published for 31B.
 stage_acceptance() {
     e2b_pair
     local named
@@ -221,7 +221,7 @@ stage_acceptance() {
 
 stage_passes() {
     e2b_pair
-    # A row of each of several sequences, with logits as a verified row has them; llama-bench computes those of the last row only.
+    # One row of each of several sequences, with logits as in a verification; llama-bench computes only those of the last row.
     local turn rows=(-t 1 -c 2048 -b 512 -npp 4 -ntg 16 -npl 1,2,4,6,8,16) read=(-t 1 -p "$prompt" -n 0 -r 2 -o json)
     for turn in 1 2; do
         keep "e2b-verify-curve-$turn.json" verify_curve "${e2b[@]}" "${ours[@]}" --repeats "$repeats" --json
@@ -252,4 +252,4 @@ for stage in "${stages[@]}"; do
     "stage_$stage"
 done
 step "done: $out"
-[ ${#failed[@]} -eq 0 ] || { echo "failed, call again: ${failed[*]}" >&2; exit 1; }
+[ ${#failed[@]} -eq 0 ] || { echo "failed, run again: ${failed[*]}" >&2; exit 1; }

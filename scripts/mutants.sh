@@ -1,17 +1,16 @@
 #!/bin/sh
-# Plant ten defects, one at a time, and run the test that must fail on each.
+# Mutation testing: applies ten mutants, one at a time, and runs the test that must fail on each.
 #
 #     scripts/mutants.sh                    # every patch in scripts/mutants/
-#     scripts/mutants.sh 04 10              # those whose names begin so
+#     scripts/mutants.sh 04 10              # those whose names start with these prefixes
 #
-# The head of a patch names the defect, the test (arguments of cargo test, the last one its name) and, on a line `Needs`,
-# the processor feature without which the test does not run the code. The work is done in a clone of HEAD under
-# target/mutants, with a target directory of its own, which the first run fills: the working tree is not touched, and
-# changes that are not committed are not tested. Interrupted, it leaves a defect in the clone, which the next run resets.
-# The package under test is compiled incrementally and with few optimizations: only what a defect changes is compiled
-# again, and one costs seconds instead of minutes.
+# The header of a patch gives the defect, the test (arguments of cargo test, the last one its name) and, on a line `Needs`,
+# the processor feature without which the test does not run the code. The mutants are applied in a clone of HEAD under
+# target/mutants, with its own target directory, which the first run fills: the working tree is not touched, and
+# uncommitted changes are not tested. If interrupted, it leaves a mutant in the clone, which the next run resets.
+# The package under test is compiled incrementally and with few optimizations, so a mutant takes seconds instead of minutes.
 #
-# It fails if a test fails without the defect, or if a defect does not apply, does not compile or is not caught.
+# Fails if a test fails without the mutant, or if a mutant does not apply, does not compile or survives.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -21,7 +20,7 @@ export CARGO_TARGET_DIR="$root/target/mutants/target"
 patches=
 for prefix in "${@:-}"; do
     found=$(find "$root/scripts/mutants" -name "$prefix*.patch" | sort)
-    [ -n "$found" ] || { echo "mutants.sh: no patch in scripts/mutants begins with $prefix" >&2; exit 2; }
+    [ -n "$found" ] || { echo "mutants.sh: no patch in scripts/mutants starts with $prefix" >&2; exit 2; }
     patches="$patches $found"
 done
 
@@ -29,14 +28,14 @@ mkdir -p "$root/target/mutants"
 [ -d "$tree/.git" ] || git clone --quiet --shared --no-checkout "$root" "$tree"
 git -C "$tree" fetch --quiet "$root" HEAD
 git -C "$tree" checkout --quiet --force --detach FETCH_HEAD
-git -C "$root" diff --quiet HEAD || echo "mutants.sh: changes that are not committed are not tested" >&2
+git -C "$root" diff --quiet HEAD || echo "mutants.sh: uncommitted changes are not tested" >&2
 cd "$tree"
 
 field() {
     sed -n "s/^$1: //p" "$2"
 }
 
-# Runs a test, given as in the head of a patch, and prints `passed`, `failed`, `does not compile` or `does not run`.
+# Runs a test, given as in the header of a patch, and prints `passed`, `failed`, `does not compile` or `does not run`.
 outcome() {
     name=${1##* } target=${1% *}
     profile=${target#-p } && profile=profile.release.package.${profile%% *}
@@ -59,7 +58,7 @@ while read -r test; do
     result=$(outcome "$test" </dev/null)
     if [ "$result" != passed ]; then
         tail -n 40 "$log" >&2
-        echo "mutants.sh: without any defect, \`cargo test --release $test\` $result" >&2
+        echo "mutants.sh: without a mutant, \`cargo test --release $test\` $result" >&2
         exit 1
     fi
 done <"$log.tests"
@@ -88,4 +87,4 @@ for patch in $patches; do
     printf '%-20s %-16s %7d  %-26s %-66s %s\n' \
         "$name" "$result" $(($(date +%s) - start)) "$file" "${test#*--test }" "$(field Defect "$patch")"
 done
-[ "$survivors" -eq 0 ] || { echo "mutants.sh: $survivors not caught" >&2; exit 1; }
+[ "$survivors" -eq 0 ] || { echo "mutants.sh: $survivors mutants survived" >&2; exit 1; }

@@ -1,9 +1,9 @@
 #!/bin/sh
-# What share of decoding on the demo pair is spent outside the kernels: samples of the processor's time, by the function that
-# they fall in. Loading and the prompt are in it, well under 1 %. Other processes change the speed, not the shares.
+# Share of decoding time on the demo pair that is spent outside the kernels, by sampling with perf. Includes loading and the
+# prompt, well under 1 %. Other processes affect the speed, not the shares.
 #
 #     scripts/outside_kernels.sh                      # plain decoding
-#     scripts/outside_kernels.sh --draft-block-size 4 # what follows goes to generate
+#     scripts/outside_kernels.sh --draft-block-size 4 # arguments are passed to generate
 #
 # Needs perf (Debian: apt-get install linux-perf) and kernel.perf_event_paranoid of at most 2.
 set -eu
@@ -16,8 +16,8 @@ trap 'rm -f "$samples"' EXIT
 [ $# -gt 0 ] || set -- --no-speculation
 perf record --quiet --event cpu-clock --freq 1999 --output "$samples" \
     "$generate" --threads 1 --max-tokens 4000 --ignore-eos "$@" >/dev/null
-# A symbol of the standard library that was not inlined counts for its own kind, whoever called it: the kernels' share is a
-# lower bound.
+# A standard library symbol that was not inlined is counted by its own kind, not its caller's: the kernels' share is a lower
+# bound.
 perf report --input "$samples" --no-children --sort dso,symbol --stdio 2>/dev/null | awk '
     $1 !~ /%$/ { next }
     {
@@ -27,7 +27,7 @@ perf report --input "$samples" --no-children --sort dso,symbol --stdio 2>/dev/nu
         else if ($2 ~ /^\[kernel/ || $2 ~ /^\[unknown/) kind = "operating system"
         else if (/alloc|free|memset|memmove|memcpy|unlink_chunk/) kind = "allocation and copies"
         else if (/candle_|foretoken::nn|foretoken::gemma4/) kind = "tensors and modules"
-        else if (/foretoken::kv/) kind = "K/V cache"
+        else if (/foretoken::kv/) kind = "KV cache"
         else if (/foretoken::speculative|foretoken::sampler/) kind = "planner, drafters and sampling"
         else if (/tokenizers|regex|foretoken::generation|foretoken::tokenizer/) kind = "text"
         sum[kind] += share
@@ -36,6 +36,6 @@ perf report --input "$samples" --no-children --sort dso,symbol --stdio 2>/dev/nu
     END {
         for (kind in sum) printf "%6.2f %%  %s\n", 100 * sum[kind] / all, kind | "sort -rn"
         close("sort -rn")
-        printf "%6.2f %%  outside the kernels, the operating system aside\n", \
+        printf "%6.2f %%  outside the kernels, excluding the operating system\n", \
             100 * (1 - sum["kernels"] / (all - sum["operating system"]))
     }'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Packages what a registry gets, and checks that it compiles from those files alone, with the features that docs.rs builds.
-# `cargo publish --dry-run --workspace` verifies as much by building the kernels once more, which takes minutes.
+# Packages the published crates, and checks that they compile from the packaged files alone, with the features that docs.rs builds.
+# `cargo publish --dry-run --workspace` would verify this by building the kernels again, which takes minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -10,12 +10,12 @@ rm -f cuda/prebuilt/*.ptx
 for source in shaders/*.cpp; do
     ptx="cuda/prebuilt/$(basename "${source%.cpp}").ptx"
     "$nvcc" -x cu -include cuda/device.cuh -std=c++17 -O3 -arch=compute_80 -ptx "$source" -o "$ptx"
-    # nvcc writes its own version, which older drivers refuse, and a hint of 8.3. ptxas checks that the text needs
-    # nothing newer.
+    # nvcc writes its own PTX version, which older drivers reject, and a pragma of PTX 8.3. ptxas checks that nothing newer is
+    # used.
     sed -i -e "s/^\.version .*/.version $version/" -e "/\.pragma \"used_bytes_mask/d" "$ptx"
     "$ptxas" -arch=sm_80 -o /dev/null "$ptx"
 done
-# The build script says what the digest should be.
+# The build script reports the expected digest.
 : > cuda/prebuilt/SOURCES
 said=$(cargo check --quiet --features cuda-prebuilt 2>&1) || true
 digest=$(sed -n 's/.*these are \([0-9a-f]*\)).*/\1/p' <<<"$said" | head -n 1)

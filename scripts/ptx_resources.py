@@ -3,7 +3,7 @@
 
 NVCC=FOLDER/nvcc scripts/ptx_resources.py [sm_80 sm_89 sm_90]
 
-A compiler's figures: nothing runs on a device. Fails if a kernel of products or attention spills, or if a kernel is missing.
+Compiler figures: nothing runs on a device. Fails if a product or attention kernel spills, or if a kernel is missing.
 """
 import os
 import pathlib
@@ -18,7 +18,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent.parent / "gpu/cuda/prebuilt"
 
 
 def ptxas():
-    """The path of ptxas beside nvcc, or none."""
+    """The path of ptxas next to nvcc, or none."""
     nvcc = shutil.which(os.environ.get("NVCC") or "nvcc")
     return nvcc and pathlib.Path(nvcc).parent / "ptxas"
 
@@ -41,7 +41,7 @@ def resources(compiler, architectures):
             rows.append((arch, name, registers, shared, stack, spills))
         declared = set(re.findall(r"\.entry (\w+)\(", ptx.read_text()))
         if {row[1] for row in rows if row[2]} != declared:
-            sys.exit(f"ptxas says nothing of some kernels of {ptx.name}")
+            sys.exit(f"ptxas does not report some kernels of {ptx.name}")
         return rows
 
     jobs = [(arch, ptx) for arch in architectures for ptx in sorted(FOLDER.glob("*.ptx"))]

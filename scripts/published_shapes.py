@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Twins of the published variants with every field of their config.json, and what transformers computes for them: tests/shapes/,
+"""Scaled-down published variants with every field of their config.json, and transformers' outputs for them: tests/shapes/,
 a reference of tests/published_shapes.rs.
 
     python3 scripts/published_shapes.py [NAME...]       (needs torch, transformers 5.23, safetensors)
@@ -7,9 +7,9 @@ a reference of tests/published_shapes.rs.
 Fields, layer patterns and ratios of heads are the published ones; widths, vocabulary, experts and, beyond E4B, layers are
 scaled down. Weights are random, in bf16, under the published names. The tensors of NAME/expected.safetensors:
 
-    input_ids            (tokens,)          some more than the sliding window
+    input_ids            (tokens,)          a few more than the sliding window
     logits, hidden       (tokens, ...)      of the text model in f64
-    reference_rounding   (2,)               by how much transformers' own f32 differs from that
+    reference_rounding   (2,)               difference of transformers' own f32 from that
 """
 
 import json
@@ -31,7 +31,7 @@ ROPE = {
 
 
 def text(model_type, layers, period, heads, kv, **other):
-    """The text model's fields in the order that published files have."""
+    """The text model's fields in the order of published files."""
     types = ["full_attention" if (i + 1) % period == 0 else "sliding_attention" for i in range(layers)]
     fields = {
         "attention_bias": False, "attention_dropout": 0.0, "attention_k_eq_v": False, "bos_token_id": 2,
@@ -62,7 +62,7 @@ VARIANTS = {
 
 
 def published(name, fields):
-    """The whole config.json."""
+    """The complete config.json."""
     unified, small = name == "12B", fields["hidden_size_per_layer_input"] > 0
     prefix, cls = ("gemma4_unified", "Gemma4Unified") if unified else ("gemma4", "Gemma4")
     audio = {"model_type": f"{prefix}_audio"} if unified or small else None
@@ -78,7 +78,7 @@ def published(name, fields):
 
 def randomized(model):
     """Random weights in bf16 that keep activations and logits of the order of 1, and a rounding from growing with the layers:
-    attention is soft, and what a layer adds is small beside the residual."""
+    attention is soft, and what a layer adds is small compared with the residual."""
     generator = torch.Generator().manual_seed(SEED)
     normal = lambda shape: torch.randn(shape, generator=generator)
     uniform = lambda shape, low, high: torch.rand(shape, generator=generator) * (high - low) + low
@@ -109,7 +109,7 @@ def run(model, ids):
 
 
 class Doubled:
-    """Makes doubles of what transformers computes in f32 whatever the weights' type."""
+    """Computes in f64 where transformers uses f32 for any weight type."""
 
     def __enter__(self):
         self.float, self.softmax = torch.Tensor.float, torch.nn.functional.softmax

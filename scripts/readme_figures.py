@@ -10,7 +10,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ["README.md", "DESIGN.md"]
 BLOCK = re.compile(r"<!-- figures:begin (\S+) (\S+) -->(.*?)<!-- figures:end -->", re.DOTALL)
-# What only a record may say.
+# Speeds may only be quoted from a record.
 SPEED = re.compile(r"\d(?: tokens/s| ms\b| GB/s|(?:\.\d+)?x\b)")
 
 
@@ -20,7 +20,7 @@ class Record:
     def __init__(self, name):
         self.path = ROOT / "benches/record" / name
         if not self.path.is_dir():
-            sys.exit(f"{self.path}: is no directory of the record")
+            sys.exit(f"{self.path}: is not a directory of the record")
         self.used = []
 
     def files(self, pattern):
@@ -34,7 +34,7 @@ class Record:
         return fields["name"]
 
     def matrix(self, pair, prompt="128", kv="f16"):
-        """Speeds by mode of the pair's last bench_matrix; none if there is none."""
+        """Speeds by mode in the pair's last bench_matrix file; empty if there is no file."""
         files = sorted(self.path.glob(f"{pair}*.csv"))[-1:]
         if not files:
             return {}
@@ -56,7 +56,7 @@ class Record:
         return {key: median(values) for key, values in speeds.items()}
 
     def batched(self, pattern):
-        """Milliseconds of a pass of llama-batched-bench by its sequences, a row of each: medians over files."""
+        """Milliseconds of a llama-batched-bench forward pass by number of sequences, one row each: medians over files."""
         times = {}
         for path in self.files(pattern):
             rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in path.read_text().splitlines()]
@@ -75,7 +75,7 @@ class Record:
         return {key: tuple(median(column) for column in zip(*values)) for key, values in times.items()}
 
     def links(self):
-        """The files that were used; of several runs the pattern."""
+        """Links to the files that were used; several runs are linked as one pattern."""
         names = {}
         for path in self.used:
             names.setdefault(re.sub(r"-\d(\.json|\.txt)$", r"-*\1", path.name), []).append(path)
@@ -84,18 +84,19 @@ class Record:
 
 
 def significant(speed):
-    """With three figures that mean something."""
+    """With three significant digits."""
     return f"{speed:.0f}" if speed >= 99.95 else f"{speed:.1f}" if speed >= 9.995 else f"{speed:.2f}"
 
 
-COLUMNS = ["off", "B = 2", "B = 4", "B = 6", "planned"]
+COLUMNS = ["off", "B = 2", "B = 4", "B = 6", "planner"]
+HEADINGS = {"off": "plain"}
 
 
-def ours(rows, planned="mtp"):
-    """Cells of one of our matrices; `planned` is the mode under the planner."""
+def ours(rows, planner="mtp"):
+    """Cells of one of our matrices; `planner` is the mode that leaves the draft length to the planner."""
 
     def cell(column):
-        row = rows.get(planned if column == "planned" else column)
+        row = rows.get(planner if column == "planner" else column)
         if row is None:
             return ""
         speed = significant(float(row["tokens_per_second"]))
@@ -105,13 +106,13 @@ def ours(rows, planned="mtp"):
 
 
 def theirs(rows):
-    """Cells of a peer's servers, by the rows that their drafts make."""
+    """Cells of a peer's servers, by rows per verification."""
     cells = {}
     for mode, row in rows.items():
         if not mode.startswith("llama.cpp"):
             continue
         drafts = re.search(r"n[-_]max[ =](\d+)", mode)
-        # Without a number llama.cpp's draft-mtp makes three.
+        # llama.cpp's draft-mtp drafts three tokens by default.
         drafts = int(drafts[1]) if drafts else 3 if "mtp" in mode else 0
         cells[f"B = {drafts + 1}" if drafts else "off"] = float(row["tokens_per_second"])
     if not cells:
@@ -123,33 +124,33 @@ def theirs(rows):
 
 def speed(record):
     """The table: our pairs, then the peers on the same file."""
-    lines = [f"| tokens/s, 1 thread of {record.title()} | " + " | ".join(COLUMNS) + " |", "|---|" + "---|" * len(COLUMNS)]
+    lines = [f"| tokens/s, 1 thread of {record.title()} | " + " | ".join(HEADINGS.get(c, c) for c in COLUMNS) + " |", "|---|" + "---|" * len(COLUMNS)]
     e2b, ik = record.matrix("e2b-matrix"), record.matrix("e2b-ik-matrix")
     rows = [
-        ("demo pair, after held-out Rust", ours(record.matrix("demo-matrix"), planned="auto")),
-        ("E2B size, Q4_K mix, every draft accepted", ours(e2b)),
-        ("the same at the acceptance of 31B: .92 .78 .67 .57", ours(record.matrix("e2b-acceptance-31b"))),
+        ("demo pair, held-out Rust prompts", ours(record.matrix("demo-matrix"), planner="auto")),
+        ("E2B shapes, Q4_K mix, every draft accepted", ours(e2b)),
+        ("same, at the acceptance of 31B: .92 .78 .67 .57", ours(record.matrix("e2b-acceptance-31b"))),
     ]
     for rate in ["0.9", "0.8", "0.7"]:
-        rows.append((f"the same at an acceptance of {rate}", ours(record.matrix(f"e2b-acceptance-{rate}"))))
-    rows.append(("llama.cpp, the same file, every draft accepted", theirs(e2b)))
-    rows.append(("ik_llama.cpp, the same file, every draft accepted", theirs(ik)))
+        rows.append((f"same, at an acceptance of {rate}", ours(record.matrix(f"e2b-acceptance-{rate}"))))
+    rows.append(("llama.cpp, same file, every draft accepted", theirs(e2b)))
+    rows.append(("ik_llama.cpp, same file, every draft accepted", theirs(ik)))
     lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows if cells and any(cells)]
     return "\n".join(lines) + "\n\nRaw files: " + record.links() + "."
 
 
 def passes(record):
-    """What rows cost, how much of the bandwidth one takes, and prompts."""
-    # Of several states of the code in one record, the last.
+    """Cost of verifying several rows, share of the peak bandwidth, and prompt processing."""
+    # If a record has several states of the code, the last one.
     runs = [path.name.rsplit("-", 1)[0] for path in record.path.glob("e2b-verify-curve-*.json") if "before" not in path.name]
     curves = record.verify_curves(f"{max(runs)}-[0-9].json")
     v = lambda rows: median(curve["v"][rows - 1] for curve in curves)
     share = median(curve["step_bytes"] / curve["ms"][0] / 1e6 / curve["read_gb_per_second"] for curve in curves)
     prompt = median(curve["prefill_512_tokens_per_second"] for curve in curves)
     text = (
-        f"One pass over 2, 4, 8 and 16 rows of E2B costs {v(2):.2f}, {v(4):.2f}, {v(8):.2f} and {v(16):.2f} times one row, which "
-        f"reads its weights at {100 * share:.0f} % of what the machine reads at best; a prompt of 512 tokens is read at "
-        f"{significant(prompt)} tokens/s."
+        f"A forward pass of E2B over 2, 4, 8 and 16 rows takes {v(2):.2f}, {v(4):.2f}, {v(8):.2f} and {v(16):.2f} times as long "
+        f"as over one row, which reads the weights at {100 * share:.0f} % of the best measured read bandwidth; a prompt of 512 tokens "
+        f"is processed at {significant(prompt)} tokens/s."
     )
     for name, peer in [("ik_llama.cpp", "ik"), ("llama.cpp", "llama")]:
         times, bench = record.batched(f"e2b-{peer}-batched-*.txt"), record.bench(f"e2b-{peer}-bench-*.json")
@@ -157,42 +158,42 @@ def passes(record):
             own = lambda rows: median(curve["ms"][rows - 1] for curve in curves)
             slower = [f"{times[rows] / own(rows):.2f}" for rows in (1, 2, 4, 6, 8, 16)]
             text += (
-                f" {name} takes {', '.join(slower[:-1])} and {slower[-1]} times as long for 1, 2, 4, 6, 8 and 16 rows with logits, "
-                f"and reads {significant(bench[(max(rows for rows, _ in bench), 0)])} tokens/s."
+                f" {name} takes {', '.join(slower[:-1])} and {slower[-1]} times as long as foretoken for 1, 2, 4, 6, 8 and 16 rows "
+                f"with logits, and processes prompts at {significant(bench[(max(rows for rows, _ in bench), 0)])} tokens/s."
             )
     return text + f" ({record.links()})"
 
 
 def depth(record):
-    """Steps deep in a context."""
+    """Decode steps deep in a context."""
     times = record.depths("e2b-depth*.json")
     deepest = max(positions for positions, _ in times)
-    (f16, f16_four), (codes, codes_four) = times[deepest, "f16"], times[deepest, "balanced"]
+    (f16, f16_four), (balanced, balanced_four) = times[deepest, "f16"], times[deepest, "balanced"]
     text = (
-        f"After {deepest} positions a step takes {f16:.0f} ms with K and V in `f16`, {codes:.0f} ms in `balanced`; four rows "
-        f"{f16_four / f16:.2f} and {codes_four / codes:.2f} times as much."
+        f"After {deepest} positions, a decode step takes {f16:.0f} ms (`f16` KV cache) or {balanced:.0f} ms (`balanced`); "
+        f"verifying four rows takes {f16_four / f16:.2f} and {balanced_four / balanced:.2f} times as long."
     )
     peers = {name: record.bench(files) for name, files in [("ik_llama.cpp (`q8_0`)", "e2b-ik-depth.json"), ("llama.cpp (`f16`)", "e2b-llama-depth.json")]}
     peers = {name: next(iter(bench.values())) for name, bench in peers.items() if bench}
     if peers:
         near = min(positions for positions, _ in times)
         own = [f"{significant(1e3 / times[near, kv][0])} (`{kv}`)" for kv in ["f16", "balanced"]]
-        text += f" After {near}: {own[0]} and {own[1]} tokens/s, " + ", ".join(
+        text += f" After {near} positions: {own[0]} and {own[1]} tokens/s; " + ", ".join(
             f"{name} {significant(tokens)}" for name, tokens in peers.items()
         )
-        text += ", all of one file whose keys are an eighth as large as key norms of 1 would make them."
+        text += "; all with the same file, whose key norm weights are 0.125 instead of 1."
     return text + f" ({record.links()})"
 
 
 def bf16(record):
-    """Sixteen rows of floating-point weights, in tile registers and in vectors."""
+    """Sixteen rows of floating-point weights, with AMX and without."""
     cost = lambda pattern: re.search(r"^ +16 +\S+ +(\S+)", record.files(pattern)[-1].read_text(), re.MULTILINE)[1]
     tiles, vectors = cost("e2b-bf16-verify-curve-?.txt"), cost("e2b-bf16-verify-curve-?-before.txt")
-    return f"Of E2B in bf16, sixteen rows cost {tiles} times one row with AMX, {vectors} without ({record.links()})."
+    return f"With E2B in bf16, sixteen rows take {tiles} times as long as one row with AMX, {vectors} times without ({record.links()})."
 
 
 def before_and_after(record, state, rows):
-    """By how much longer so many rows took with the code before than with that of `state`: medians of runs."""
+    """How much longer a forward pass over `rows` rows took before `state` of the code: medians of runs."""
     ms = lambda pattern: median(curve["ms"][rows - 1] for curve in record.verify_curves(pattern))
     after, before = ms(f"e2b-verify-curve-{state}-?.json"), ms(f"e2b-verify-curve-{state}-before-?.json")
     files = f"`{record.path.name}/e2b-verify-curve-{state}-*.json`"
@@ -200,17 +201,17 @@ def before_and_after(record, state, rows):
 
 
 def order_barrier(record):
-    """One row, before products were kept in the order written."""
+    """One row, before the compiler barrier in the quantized products."""
     return before_and_after(record, 4, 1)
 
 
 def prefetch_in_turn(record):
-    """Six rows, before four panels were prefetched in turn."""
+    """Six rows, before the prefetches of four panels were interleaved."""
     return before_and_after(record, 5, 6)
 
 
 def key_mean(record):
-    """Errors of 4-bit codes of biased keys, with and without a page's mean."""
+    """Errors of biased keys quantized to 4 bits, with and without subtracting a page's mean."""
     text = record.files("kv-quality-synthetic.txt")[-1].read_text()
     lines = [line.split() for line in text.splitlines()]
     # Columns: gaussian, bias 2, bias 8, heavy tails, drifting bias 8.
@@ -223,9 +224,9 @@ def acceptance(record):
     sets = json.loads(record.files("demo-evaluate.json")[-1].read_text())
     percent = lambda name: f"{100 * sets[name]['acceptance']:.0f} %"
     return (
-        f"With three drafts a round {percent('prompts.json')} of them are accepted behind the prompts that ship with the pair, "
-        f"{percent('heldout')} in random windows of held-out files, {percent('heldout_crates')} in windows of crates that it has "
-        f"never seen ({record.links()})."
+        f"With three drafts per round, {percent('prompts.json')} of the drafts are accepted on the shipped prompts, "
+        f"{percent('heldout')} in random windows of held-out files, and {percent('heldout_crates')} in windows of crates outside "
+        f"the training set ({record.links()})."
     )
 
 
@@ -244,8 +245,8 @@ KINDS = {
 def filled(match):
     kind, name, inner = match.groups()
     if kind not in KINDS:
-        sys.exit(f"figures:begin {kind}: is no kind; there are {', '.join(KINDS)}")
-    # On lines of its own, or within a line: one that begins with a comment would end the paragraph.
+        sys.exit(f"figures:begin {kind}: is not a kind; the kinds are {', '.join(KINDS)}")
+    # A block on lines of its own, or inline: a line that begins with a comment would end the paragraph.
     margin = "\n" if inner.startswith("\n") else ""
     return f"<!-- figures:begin {kind} {name} -->{margin}{KINDS[kind](Record(name))}{margin}<!-- figures:end -->"
 
@@ -253,11 +254,11 @@ def filled(match):
 def complaints(name, text, wanted):
     for number, (is_, must) in enumerate(zip(text.splitlines(), wanted.splitlines()), 1):
         if is_ != must:
-            yield f"{name}:{number}: says\n    {is_}\nthe record gives\n    {must}\n  write it: scripts/readme_figures.sh"
+            yield f"{name}:{number}: says\n    {is_}\nthe record gives\n    {must}\n  fix: scripts/readme_figures.sh"
     if len(text.splitlines()) != len(wanted.splitlines()):
         yield f"{name}: has {len(text.splitlines())} lines, the record gives {len(wanted.splitlines())}; run scripts/readme_figures.sh"
     if text.count("figures:begin") != len(BLOCK.findall(text)):
-        yield f"{name}: a figures:begin has no figures:end, or no KIND and RECORD"
+        yield f"{name}: a figures:begin lacks figures:end, or KIND and RECORD"
     bare = BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text)
     for number, line in enumerate(bare.splitlines(), 1):
         if SPEED.search(line):
@@ -266,7 +267,7 @@ def complaints(name, text, wanted):
 
 def main():
     if sys.argv[1:] not in ([], ["--check"]):
-        sys.exit("give nothing, or --check")
+        sys.exit("usage: scripts/readme_figures.sh [--check]")
     wrong = []
     for name in DOCUMENTS:
         text = (ROOT / name).read_text()

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""A roofline model of every kernel of Gemma 4 on GPUs: what a decoding step and a round take, and which kernels to mend first.
+"""A roofline model of every kernel of Gemma 4 on GPUs: time of a decode step and a round, and the kernels to optimise first.
 
     NVCC=FOLDER/nvcc scripts/roofline.py [--device NAME] [--model NAME] [--tables LINE] [--json] [--resources FILE]
 
-A model: nothing is measured. scripts/device_launches.py enumerates the launches. A launch takes its own cost, and the longest of
+A model: nothing is measured. scripts/device_launches.py enumerates the launches. The time of a launch is its launch cost plus the
+longest of
 
-    bytes       read and written once, by the bandwidth
-    operations  instructions of its loops, by the rate of the multiprocessors that have a block
-    latency     dependent loads of a block, one after another, times the waves of blocks that the occupancy makes of the grid
+    bytes       read and written once, divided by the bandwidth
+    operations  instructions of its loops, divided by the rate of the multiprocessors that have a block
+    latency     dependent loads of a block, times the waves of blocks in the grid at the given occupancy
 
-Its floor is its bytes, or its products on the matrix unit if they take longer. What a kernel loses is the difference. Registers and
-shared memory are ptxas's (FILE: the output of scripts/ptx_resources.py); without nvcc, full occupancy is assumed.
+The lower bound ("floor") is the time for its bytes, or for its products on the matrix unit if that is longer. The loss of a kernel
+is the difference. Registers and shared memory are from ptxas (FILE: the output of scripts/ptx_resources.py); without nvcc, full
+occupancy is assumed.
 """
 import argparse
 import functools
@@ -29,7 +31,7 @@ from ptx_resources import ptxas, resources
 
 class Device(NamedTuple):
     name: str
-    arch: str  # "": no figures of ptxas
+    arch: str  # "": no ptxas figures
     memory: float  # bytes
     bandwidth: float  # bytes/s
     lanes: float  # instructions of one lane per second
@@ -38,13 +40,13 @@ class Device(NamedTuple):
     processors: int  # multiprocessors, or cores
     limits: tuple  # of a multiprocessor: threads, blocks, registers, bytes of shared memory
     latency: float  # seconds of a load from memory
-    near: float  # and from the second-level cache
+    near: float  # and from the L2 cache
     launch: float  # seconds from the end of a kernel of a graph to the next one's first load
     wait: float  # seconds from the end of a round to the first kernel of the next
 
 
 # Latencies are assumed: one and a half times those of pointer chases on idle devices (H100 479 cycles, RTX 4090 542: "Benchmarking
-# and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", 2024). Launches and waits are assumed, too: "Getting
+# and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", 2024). Launches and waits are also assumed: "Getting
 # Started with CUDA Graphs" (NVIDIA, 2019) has half a microsecond between kernels, besides their own start. `VARIED` varies them.
 DEVICES = [
     # "NVIDIA H200 Tensor Core GPU" datasheet (SXM): 141 GB, 4.8 TB/s, of which copies reach 4.3; 67 TFLOPS of f32; 989 of f16 and
@@ -56,7 +58,7 @@ DEVICES = [
     Device("RTX 4090", "sm_89", 24e9, 0.9 * 1.008e12, 82.6e12 / 2, 165.2e12 / 2, 660.6e12 / 2, 128, (1536, 24, 65536, 100 << 10),
            350e-9, 150e-9, 1.2e-6, 10e-6),
     # "MacBook Pro Tech Specs" (Apple): 40 cores, 546 GB/s, 128 GB. Assumed: the H200's share of the bandwidth; 128 lanes per core
-    # at 1.6 GHz, which simdgroup matrices run on, too; 1024 threads of a core at a time.
+    # at 1.6 GHz, which also run simdgroup matrices; 1024 threads of a core at a time.
     Device("M4 Max", "", 128e9, 0.9 * 546e9, 40 * 128 * 1.6e9, 40 * 128 * 1.6e9, 0, 40, (1024, 32, 0, 0),
            500e-9, 250e-9, 2.5e-6, 100e-6),
 ]  # fmt: skip
@@ -84,7 +86,7 @@ class Cost(NamedTuple):
 
 
 def occupancy(device, launch, figures):
-    """Blocks of a launch that a multiprocessor has at a time."""
+    """Resident blocks of a launch per multiprocessor."""
     threads, blocks, registers, shared = device.limits
     fit = min(blocks, threads // launch.threads)
     if (device.arch, launch.kernel) in figures:
@@ -148,7 +150,7 @@ class Times:
 
 @functools.cache
 def launches(name, weights, kv, depth):
-    """The launches, and how often, of a step, a draft step, a round of four, and passes of more rows."""
+    """The launches and their counts for a step, a draft step, a round of four, and passes with more rows."""
     text, assistant = published(name)
     shape, state = Shape(text), (Weights(weights, "bf16"), kv, depth)
     passes = {rows: verify(shape, *state, rows) + accept(shape, rows) for rows in (1, 2, 4, 8)}
@@ -165,7 +167,7 @@ def family(kernel):
 
 
 def losses(device, names, figures):
-    """Seconds above the floors of a step and a round, and those of launches, by template, summed over models and cases that fit."""
+    """Seconds above the floors of a step and a round, and launch costs, by template, summed over models and cases that fit."""
     lost, starts = Counter(), Counter()
     for name in names:
         for case in CASES:
@@ -181,7 +183,7 @@ def fits(device, name, case):
 
 
 def first_three(losses):
-    """The templates that lose most, devices alike, with their part of it."""
+    """The templates with the largest losses, all devices weighted equally, with their share."""
     parts = Counter()
     for lost, _ in losses:
         for kernel, seconds in lost.items():
@@ -190,14 +192,14 @@ def first_three(losses):
 
 
 def report(device, name, tables, figures):
-    """A line per case; for one of them, the kernels."""
-    print(f"\n  {name} on {device.name}: milliseconds; in steps: passes of more rows, the round of four; the same of floors")
+    """Prints a line per case, and the kernels of one of them."""
+    print(f"\n  {name} on {device.name}: milliseconds; relative to a step: passes with more rows, the round of four; the same for the floors")
     columns = ("floor", "step", "draft", "round", "2 rows", "4 rows", "8 rows", "round", "floors")
     print(f"    {'weights':<9}{'K/V':<10}{'depth':>6}{'GB':>7}" + "".join(f"{column:>9}" for column in columns))
     for case in CASES:
         print(f"    {case[0]:<9}{case[1]:<10}{case[2]:>6}{bytes_of(name, case[0]) / 1e9:>7.1f}", end="")
         if not fits(device, name, case):
-            print("  more than the device's memory")
+            print("  exceeds the device's memory")
             continue
         times = {what: Times(device, list, figures) for what, list in launches(name, *case).items()}
         step = times["step"]
@@ -229,7 +231,7 @@ def as_json(devices, names, figures):
 
 
 def figures_of(file):
-    """(registers, bytes of shared memory) by architecture and kernel, and why there are none."""
+    """(registers, bytes of shared memory) by architecture and kernel, or the reason why they are missing."""
     if file:
         rows = [line.split() for line in Path(file).read_text().splitlines() if line.startswith("sm_")]
         if missing := {device.arch for device in DEVICES if device.arch} - {row[0] for row in rows}:
@@ -243,11 +245,11 @@ def figures_of(file):
 
 def main():
     parser = argparse.ArgumentParser(description="A roofline model of the kernels on GPUs; nothing is measured.")
-    parser.add_argument("--device", choices=[device.name for device in DEVICES], action="append", help="one device, not all")
-    parser.add_argument("--model", choices=list(PUBLISHED), action="append", help="one variant, not all")
-    parser.add_argument("--tables", type=int, default=0, choices=range(len(CASES)), help="the line whose kernels are listed (0)")
+    parser.add_argument("--device", choices=[device.name for device in DEVICES], action="append", help="only this device")
+    parser.add_argument("--model", choices=list(PUBLISHED), action="append", help="only this variant")
+    parser.add_argument("--tables", type=int, default=0, choices=range(len(CASES)), help="the case whose kernels are listed (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--resources", metavar="FILE", help="the output of ptx_resources.py, instead of running ptxas")
+    parser.add_argument("--resources", metavar="FILE", help="output of ptx_resources.py, instead of running ptxas")
     args = parser.parse_args()
     figures, missing = figures_of(args.resources)
     devices = [device for device in DEVICES if device.name in (args.device or [device.name])]
@@ -264,11 +266,11 @@ def main():
             report(device, name, args.tables, figures)
         lost.append(losses(device, names, figures))
         all, starts = lost[-1]
-        print(f"\n  {device.name}: milliseconds above the floors, steps and rounds of all lines; those of launches; part of all")
+        print(f"\n  {device.name}: milliseconds above the floors over steps and rounds of all cases; launch costs; share of the total")
         for kernel, seconds in all.most_common(8):
             print(f"    {kernel:<26}{1e3 * seconds:>9.1f}{1e3 * starts[kernel]:>9.1f}{seconds / all.total():>7.1%}")
         print(f"    {'all':<26}{1e3 * all.total():>9.1f}{1e3 * starts.total():>9.1f}")
-    print(f"\nTo mend first, by their part of what is lost, devices alike: {first_three(lost)}")
+    print(f"\nLargest losses by share of the total, all devices weighted equally: {first_three(lost)}")
     for what, (latency, launch) in VARIED.items():
         varied = [d._replace(latency=latency * d.latency, near=latency * d.near, launch=launch * d.launch) for d in devices]
         print(f"  with {what}: {first_three([losses(device, names, figures) for device in varied])}")

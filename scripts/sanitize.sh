@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # Tests under AddressSanitizer, on the stable toolchain:
 #   scripts/sanitize.sh [kernels|engine|assertions|all]     all is the default
-# kernels: the CPU kernels on every instruction set of this processor. engine: what maps files, reads them, and owns K/V, with
-# debug assertions and overflow checks (the profile `checked`). assertions: those in the kernels, without AddressSanitizer.
-# Memory that inline assembly reads or writes (AMX) is outside AddressSanitizer's sight.
+# kernels: the CPU kernels on every instruction set of this processor. engine: code that maps and reads files and owns the KV cache,
+# with debug assertions and overflow checks (the profile `checked`). assertions: those in the kernels, without AddressSanitizer.
+# AddressSanitizer does not see memory accesses of inline assembly (AMX).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if [ "$(uname -sm)" != "Linux x86_64" ]; then
-    echo "skipped: AddressSanitizer: the script knows x86-64 Linux only" >&2
+    echo "skipped: AddressSanitizer: only x86-64 Linux is supported" >&2
     exit 0
 fi
 
-# The compiler has the sanitizer on stable, behind this variable. A target that is named keeps it out of build scripts. Checks are
-# calls: inline, they take the kernels' thousands of loads beyond what compiles in an hour.
+# RUSTC_BOOTSTRAP enables the sanitizer on stable. An explicit --target keeps it out of build scripts. Checks are calls: inlined,
+# the kernels' thousands of loads would take more than an hour to compile.
 sanitized() {
     echo "== AddressSanitizer: cargo test $*"
     RUSTC_BOOTSTRAP=1 RUSTFLAGS="${RUSTFLAGS:-} -Zsanitizer=address -Cllvm-args=-asan-instrumentation-with-call-threshold=0" \
@@ -27,8 +27,8 @@ kernels() {
 }
 
 engine() {
-    # Without what runs the commands, which are not built here, and without two tests that take more than 45 minutes each: texts of
-    # every K/V format, and of eight turns. Rounds and forks in the others do what those repeat.
+    # Without the tests of the commands, which are not built here, and without two tests that take more than 45 minutes each: texts
+    # with every KV cache format, and of eight turns. Rounds and forks in the other tests cover the same code.
     sanitized --lib --test bad_input --test gguf --test convert --test kv_round --test kv_formats --test session_file \
         --test prefix_cache -- --skip arguments_that_are_not_utf_8 --skip the_command_line --skip usage \
         --skip text_is_the_same_with_speculation --skip an_agents_turns_compute_what_is_new

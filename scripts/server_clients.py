@@ -1,4 +1,4 @@
-"""Real clients against a started server: `scripts/server_clients.sh` installs and starts what this needs.
+"""Tests a running server with real clients; run by `scripts/server_clients.sh`, which installs them and starts the servers.
 
 Arguments: the URL of a server with the demo pair, and of one whose model calls tools (scripts/tiny_caller.py)."""
 
@@ -27,7 +27,7 @@ done = []
 def shows(test):
     test()
     done.append(test.__name__)
-    print(f"holds: {test.__name__}", flush=True)
+    print(f"passed: {test.__name__}", flush=True)
 
 
 def text_of(stream):
@@ -148,7 +148,7 @@ def with_openai(url, caller_url):
 
     @shows
     def openai_responses_call_functions():
-        # Not strict: the caller writes its city without quotes.
+        # Not strict: the tiny caller writes the city without quotes.
         tools = [{"type": "function", "name": "weather", "parameters": WEATHER, "strict": False}]
         response = caller.responses.create(model="caller", input="Umbrella?", tools=tools)
         (call,) = response.output
@@ -166,7 +166,7 @@ def with_anthropic(url, caller_url, want):
 
     @shows
     def anthropic_messages():
-        # The demo pair has no publisher's sampling parameters: this is greedy.
+        # The demo pair has no default sampling parameters: this is greedy.
         message = client.messages.create(model="demo", messages=MESSAGES, max_tokens=48)
         assert message.content[0].text == want and message.stop_reason == "max_tokens"
         with client.messages.stream(model="demo", messages=MESSAGES, max_tokens=48) as stream:
@@ -219,7 +219,7 @@ def with_pydantic_ai(caller_url):
             width: typing.Annotated[int, pydantic.Field(ge=0, le=99)]
             unit: typing.Literal["mm", "cm"]
 
-        # Its default: the output is the arguments of a tool that must be called.
+        # The default: the output is the arguments of a required tool call.
         provider = OpenAIProvider(base_url=f"{caller_url}/v1", api_key="none")
         agent = pydantic_ai.Agent(OpenAIChatModel("caller", provider=provider), output_type=Size)
         size = agent.run_sync("How large?").output
@@ -232,4 +232,4 @@ if __name__ == "__main__":
     with_anthropic(demo, caller, text)
     with_litellm(demo, text)
     with_pydantic_ai(caller)
-    print(f"{len(done)} of {len(done)} hold")
+    print(f"{len(done)} of {len(done)} passed")

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Real clients against foretoken-server: OpenAI's and Anthropic's Python clients, litellm, pydantic-ai, curl, and schemathesis over
-# /openapi.json (no 5xx). Installs them from PyPI into target/clients. The server is to be built:
+# Tests foretoken-server with real clients: the OpenAI and Anthropic Python clients, litellm, pydantic-ai, curl, and schemathesis over
+# /openapi.json (no 5xx). Installs them from PyPI into target/clients. Build the server first:
 #
 #   cargo build --release -p foretoken-server && scripts/server_clients.sh [target/release/foretoken-server]
 set -eu
@@ -14,7 +14,7 @@ out=target/clients
 python3 scripts/tiny_caller.py $out/caller
 trap 'kill $pids 2>/dev/null || true' EXIT
 pids=
-# Starts a server and waits for its address, which is then in $url.
+# Starts a server, waits for its address and sets $url.
 start() {
     log=$out/$1.log
     shift
@@ -35,10 +35,10 @@ start caller --model $out/caller --alias caller
 LITELLM_LOCAL_MODEL_COST_MAP=True $out/bin/python scripts/server_clients.py "$demo" "$url"
 curl -sS --fail-with-body "$demo/v1/chat/completions" -H 'content-type: application/json' -N \
     -d '{"messages": [{"role": "user", "content": "fn main() {"}], "max_tokens": 8, "stream": true}' | tail -2 | grep -q DONE
-echo "holds: curl"
-# Short texts and contexts: what is asked for does not matter here.
+echo "passed: curl"
+# Short texts and contexts: the content does not matter here.
 start fuzzed --max-tokens 8 --ctx-size 512 --parallel 8
-# It keeps what it found where it is started.
+# schemathesis writes its findings to the working directory.
 (cd $out && bin/schemathesis run "$url/openapi.json" --checks not_a_server_error --max-examples "${EXAMPLES:-50}" --workers 2 \
     --request-timeout 60 --generation-deterministic --suppress-health-check all)
 curl -sS --fail-with-body "$url/health"

@@ -3,11 +3,11 @@
     scripts/server_load.py [--seconds 8] [--loads 1,4,8,16] -- target/release/foretoken-server [OPTIONS]
     scripts/server_load.py --llama -- path/to/llama-server -m demo.gguf -np 16 -c 65536 [OPTIONS]
 
-Starts the server on a free port. At each load, so many clients send greedy streamed completions of 128 tokens, each the next when
-the last is over, with speculation as the server chooses it and without, in turn. Printed are tokens per second of all together,
-and per second of the server's processor time, which other processes change less; the time to the first token and the time between
-tokens (of a request: from its first to its last, per token). Then four clients go on while another has prompts of --prompt-tokens
-read: gaps between the events of the four, undisturbed and meanwhile."""
+Starts the server on a free port. At each load, that many clients send greedy streamed completions of 128 tokens back to back, with
+the server's default speculation and without, interleaved. Prints total tokens per second, and per second of the server's CPU time,
+which other processes affect less; the time to the first token and the time between tokens (of a request: from its first to its
+last, per token). Then four clients continue while another one sends prompts of --prompt-tokens: gaps between the events of the
+four, with and without these prompts."""
 
 import argparse
 import asyncio
@@ -36,12 +36,12 @@ class Load:
         self.port, self.llama, self.pid, self.prompts, self.sent, self.read = port, llama, pid, prompts, 0, 0
 
     def processor_seconds(self):
-        """What the server has used."""
+        """CPU time used by the server."""
         ticks = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
     async def request(self, prompt, tokens, drafts):
-        """Times of the events of a text since it was asked for, and its tokens."""
+        """Times of a text's events since its request, and its tokens."""
         body = {"prompt": prompt, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         body |= {"cache_prompt": False} if self.llama else {} if drafts else {"speculative": {"enabled": False}}
         body = json.dumps(body).encode()
@@ -76,7 +76,7 @@ class Load:
         return tokens / took, tokens / used, first, between
 
     async def disturbed(self, seconds, drafts, prompt_tokens):
-        """Gaps between events of four clients: alone, and while prompts are read; and the times that these took."""
+        """Gaps between events of four clients: alone, and while prompts are read; and the times of the prompts."""
         text = "".join(f"let x{i} = {i};\n" for i in range(prompt_tokens))
         ids = json.loads(await self.tokens(text))["tokens"][:prompt_tokens]
         begin, done, read, over = time.perf_counter(), [], [], asyncio.Event()
@@ -84,7 +84,7 @@ class Load:
         await asyncio.sleep(seconds)
         while time.perf_counter() < begin + 2 * seconds:
             self.read += 97
-            turned = ids[self.read:] + ids[:self.read]  # begins as none before it: kept prefixes do not help
+            turned = ids[self.read:] + ids[:self.read]  # a new beginning: cached prefixes do not help
             start = time.perf_counter()
             await self.request(turned, 1, drafts)
             read.append((start, time.perf_counter()))
@@ -122,7 +122,7 @@ async def main(arguments):
                 break
             except (OSError, SystemExit):
                 await asyncio.sleep(0.1)
-        # What the server keeps of them is kept before anything is measured.
+        # Fills the prefix cache before anything is measured.
         for prompt in load.prompts:
             await load.request(prompt, 1, False)
         ways = [True] if arguments.llama else [True, False]
@@ -153,10 +153,10 @@ async def main(arguments):
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--seconds", type=float, default=8)
-parser.add_argument("--repeat", type=int, default=1, help="rounds through the ways to draft at each load")
+parser.add_argument("--repeat", type=int, default=1, help="repetitions of all drafting modes at each load")
 parser.add_argument("--loads", default="1,4,8,16")
-parser.add_argument("--prompt-tokens", type=int, default=4096, help="of the prompts that disturb; 0 for none")
-parser.add_argument("--characters", type=int, help="of the clients' prompts; the rest is left out")
+parser.add_argument("--prompt-tokens", type=int, default=4096, help="length of the prompts sent meanwhile; 0 for none")
+parser.add_argument("--characters", type=int, help="truncate the clients' prompts to this many characters")
 parser.add_argument("--llama", action="store_true", help="the server is llama.cpp's")
 parser.add_argument("command", nargs="+")
 if __name__ == "__main__":

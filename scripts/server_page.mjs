@@ -1,9 +1,9 @@
-// The page of foretoken-server in headless Chromium: what a visitor does, and what every state looks like.
+// Tests foretoken-server's web page in headless Chromium: user actions, and screenshots of every state.
 //
 //   npm install --prefix target/page playwright-core
 //   node scripts/server_page.mjs [--server target/release/foretoken-server] [--chromium /usr/bin/chromium] [--out target/page]
 //
-// Starts the server with the demo pair, asserts, and leaves screenshots in --out.
+// Starts the server with the demo pair and writes screenshots to --out.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -52,7 +52,7 @@ async function visit(url, options = {}) {
   await page.goto(url);
   return page;
 }
-// A setting, whether or not the settings are open.
+// Changes a setting, whether or not the settings are open.
 const set = (page, id, value) => page.evaluate(([id, value]) => { document.getElementById(id).value = value; }, [id, value]);
 const shot = (page, name) => page.screenshot({ path: `${values.out}/${name}.png` });
 const ended = (page) => page.waitForFunction(() => document.querySelector("#log").getAttribute("aria-busy") === "false", { timeout: 60_000 });
@@ -75,7 +75,7 @@ assert.match(await page.textContent(".assistant .figures"), /tokens\/s, \d+ % dr
 for (const origin of ["d", "t"]) assert.ok(await page.locator(`.assistant .body .${origin}`).count() > 0, origin);
 assert.ok(await page.isVisible("#send"));
 
-// Greedy: regenerated, the same text; and the text is the server's own.
+// Greedy: regenerating gives the same text, which is the server's own.
 await set(page, "max_tokens", "60");
 await page.click("#again");
 await ended(page);
@@ -108,7 +108,7 @@ assert.ok(shown.text.includes("<img src=x onerror=alert(1)> [no](javascript:aler
 assert.ok(shown.text.includes("fn main() { *x }\n\n    indented"));
 assert.equal(shown.letters.length, shown.text.length);
 
-// Errors: of a value, and of a server that is gone.
+// Errors: an invalid value, and a server that has stopped.
 await page.click("#settings summary");
 await page.fill("#temperature", "-1");
 await shot(page, "settings");
@@ -120,7 +120,7 @@ await shot(page, "error");
 assert.equal(await text(), first, "the answer that was not replaced");
 assert.deepEqual(page.problems.filter((problem) => !problem.includes("400")), []);
 
-// Everything is reached by the keyboard, and has a name.
+// Everything is reachable by keyboard and has an accessible name.
 await page.click("#clear");
 const names = [];
 await page.focus("#text");
@@ -133,7 +133,7 @@ const unnamed = await page.evaluate(() => [...document.querySelectorAll("input, 
   .filter((node) => !(node.labels && node.labels.length) && !node.textContent.trim()).length);
 assert.equal(unnamed, 0);
 
-// Dark, and narrow.
+// Dark mode, and a narrow screen.
 const dark = await visit(server.url, { colorScheme: "dark" });
 await set(dark, "max_tokens", "120");
 await dark.fill("#text", "#[derive(Debug)]\nstruct ");
@@ -149,7 +149,7 @@ await ended(phone);
 assert.ok(await phone.evaluate(() => document.documentElement.scrollWidth <= innerWidth), "it scrolls sideways");
 await shot(phone, "phone");
 
-// A server that asks for a key: the page is there, and says what is missing.
+// A server that requires an API key: the page loads and says what is missing.
 const locked = await start("--api-key", "secret");
 const keyed = await visit(locked.url);
 await keyed.fill("#text", "fn main() {");

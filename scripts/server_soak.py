@@ -1,10 +1,11 @@
 """Soak of foretoken-server: `python3 scripts/server_soak.py [--seconds 120] [--server target/release/foretoken-server]`.
 
-32 connections send random requests for 20 minutes: whole and streamed texts, several choices, clients that leave, that read
-slowly or not at all, JSON under a schema, schemas that explode, bodies and heads that are wrong. Fails if a greedy text that was completed is not the one that the server
-writes alone, an answer has a status that it may not have, the resident memory of the last quarter is more than 2 % above that of
-the first, a sequence is left behind, or SIGTERM does not end the process with 0. Before that, as many seconds as --warm-up says take
-the memory to its peak, with the same action on all connections: the allocator keeps what the most at a time have needed."""
+32 connections send random requests for 20 minutes: whole and streamed texts, several choices, clients that disconnect, read
+slowly or not at all, JSON under a schema, pathological schemas, invalid bodies and headers. Fails if a completed greedy text differs
+from the one that the server generates for that request alone, a response has an unexpected status, the resident memory of the last
+quarter is more than 2 % above that of the first, a sequence is not removed, or SIGTERM does not end the process with 0. Before that,
+a warm-up of --warm-up seconds drives memory to its peak, with the same action on all connections at once: the allocator keeps the
+peak."""
 
 import argparse
 import asyncio
@@ -39,9 +40,9 @@ def nested(depth):
     return {"type": "array", "items": nested(depth - 1) if depth else {"type": "string"}, "minItems": 999, "maxItems": 1000}
 
 
-# Schemas that explode, but not where a text of 8 tokens comes to.
+# Pathological schemas, but not within the first 8 tokens.
 LATE_BOMBS = [nested(60), {"type": "string", "pattern": "^((a{1,1000}){1,1000}){1,1000}$"}]
-# Schemas that no text satisfies, or that explode.
+# Schemas that no text satisfies, or pathological ones.
 BOMBS = [
     {"type": "object", "properties": {f"p{i}": {} for i in range(9000)}},
     {"type": "string", "minLength": 10**9, "maxLength": 10**12},
@@ -83,7 +84,7 @@ class Server:
         return reader, writer
 
     async def ask(self, path, body=b"", method="POST"):
-        """The status and the body of an answer."""
+        """The status and the body of a response."""
         reader, writer = await self.open(path, body, method)
         try:
             answer = await reader.read()
@@ -113,7 +114,7 @@ class Soak:
         return json.dumps({"prompt": prompt, "max_tokens": length, "temperature": 0, **more}).encode()
 
     async def learn(self):
-        """The texts, each written alone."""
+        """The texts, each generated alone."""
         for prompt in PROMPTS:
             for length in LENGTHS:
                 status, text = await self.server.ask("/v1/completions", self.body(prompt, length))
@@ -172,7 +173,7 @@ class Soak:
 
     async def bomb(self):
         bomb = self.random.choice(BOMBS + LATE_BOMBS)
-        # What is compiled is kept: each is another schema.
+        # Compiled schemas are cached, so each one is different.
         schema = bomb | {"title": str(self.random.random())}
         body = self.body(self.random.choice(PROMPTS), 8, response_format=self.format(schema))
         status, text = await self.server.ask("/v1/completions", body)
@@ -202,7 +203,7 @@ class Soak:
         self.check("refused", 400 <= status < 500, f"{path}: {status} {text}")
 
     async def broken(self):
-        """Half a head, half a body, or no HTTP."""
+        """A truncated header, a truncated body, or not HTTP."""
         _, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
         half = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 90\r\ncontent-type: application/json\r\n\r\n{"
         writer.write(self.random.choice([b"", b"GET /hea", half, bytes(self.random.randbytes(200)) + b"\r\n\r\n"]))
@@ -239,7 +240,7 @@ class Soak:
             await asyncio.sleep(1)
 
     async def settled(self):
-        """All sequences are free, and nothing of K and V is held."""
+        """All sequences are free, and no KV cache memory is in use."""
         for _ in range(100):
             _, slots = await self.server.ask("/slots", method="GET")
             _, metrics = await self.server.ask("/metrics", method="GET")
@@ -259,7 +260,7 @@ async def main(arguments):
     clients = (soak.client(end, soak.mixed()) for _ in range(CONNECTIONS))
     await asyncio.gather(soak.memory(end, samples), *clients)
     if not await soak.settled():
-        soak.wrong.append("sequences or K and V are left behind")
+        soak.wrong.append("sequences or KV cache memory are not released")
     quarter = max(len(samples) // 4, 1)
     before, after = (statistics.median(part) for part in [samples[:quarter], samples[-quarter:]])
     if after > 1.02 * before:

@@ -1,9 +1,8 @@
-"""Writes a tiny Gemma 4 that calls the tool `weather` once, and says "It is sunny." behind its result:
-`python3 scripts/tiny_caller.py OUT_DIR`. For tests of clients; no model that is small writes calls by itself.
+"""Writes a tiny Gemma 4 that calls the tool `weather` once, and says "It is sunny." after its result:
+`python3 scripts/tiny_caller.py OUT_DIR`. For client tests; small models do not generate tool calls by themselves.
 
-The shapes are those of tests/fixtures/dense, whose attention and MLPs are made to add nothing, but for the last MLP: each of its
-first units reads one token and writes another. The tokens of the script have directions of their own, so every reply is the
-script's."""
+The shapes are those of tests/fixtures/dense, with attention and MLPs modified to add nothing, except for the last MLP: each of its first units maps
+one token to another. The tokens of the script have distinct directions, so every reply follows the script."""
 
 import array
 import json
@@ -21,7 +20,7 @@ CONTROL = {
     101: "<channel|>", 105: "<|turn>", 106: "<turn|>",
 }
 CALL, ANSWER = "call:weather{city:Ulm}", "It\u2581is\u2581sunny."
-# What follows what: <channel|> ends the template's generation prompt, <tool_response|> a result.
+# Token transitions: <channel|> ends the template's generation prompt, <tool_response|> a result.
 SCRIPT = ["<channel|>", "<|tool_call>", CALL, "<tool_call|>", "<|tool_response>"], ["<tool_response|>", ANSWER, "<eos>"]
 
 
@@ -50,7 +49,7 @@ def tokenizer(vocab):
 
 
 def tensors(vocab):
-    """Name to (header, values) of the fixture's file, made into the script's."""
+    """Name to (header, values) of the fixture's file, modified for the script."""
     data = (FIXTURE / "model.safetensors").read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What PyPI's tokenizers makes of 1 000 texts with two tokenizers: tests/tokenizer_cases/, a reference of
+"""Token ids from PyPI's tokenizers for 1 000 texts with two tokenizers: tests/tokenizer_cases/, a reference of
 tests/tokenizer_cases.rs.
 
     python3 scripts/tokenizer_cases.py                  (needs tokenizers 0.22 or newer)
 
-    twin.json    a tokenizer.json of Gemma 4's kind for the twins' 512 ids: control tokens and newline runs under Gemma's ids,
+    twin.json    a tokenizer.json like Gemma 4's with the 512 ids of the test checkpoints: control tokens and newline runs under Gemma's ids,
                  byte fallback, merges learnt from the texts
-    cases.json   texts, and the ids of each without what a post-processor adds: by models/demo, and by the twin
+    cases.json   texts, and the ids of each without the post-processor: with models/demo, and with twin.json
 """
 
 import json

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Train a demo pair, as the one in models/demo: a small Gemma 4 target and its MTP assistant.
+"""Trains a demo pair like the one in models/demo: a small Gemma 4 target and its MTP assistant.
 
     pip install torch transformers==5.17.0 safetensors tokenizers numpy
     python scripts/demo_corpus.py corpus                # the crates of demo_corpus.tsv: a minute of CPU
     python scripts/train_demo.py tokenizer check        # a minute of CPU
     python scripts/train_demo.py target assistant       # 22 minutes of one H200 GPU
-    python scripts/train_demo.py export                 # writes target/train_demo/pair, or what --out names
+    python scripts/train_demo.py export                 # writes target/train_demo/pair, or --out
     python scripts/demo_evaluate.py --pair target/train_demo/pair
 
 Stages run in the order given and read what earlier ones left in --work and --out.  `target` and `assistant` train for a
@@ -25,7 +25,7 @@ S, FULL = "sliding_attention", "full_attention"
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>"]
 PAD, EOS, BOS = 0, 1, 2
 VOCAB = 4096
-# The shape of E2B / E4B in small: per-layer embeddings, a KV-shared tail with a double-wide MLP, two head sizes.
+# A scaled-down E2B / E4B: per-layer embeddings, a KV-shared tail with a double-wide MLP, two head sizes.
 TARGET = dict(
     vocab_size=VOCAB, hidden_size=256, intermediate_size=576, num_hidden_layers=10, num_attention_heads=4,
     num_key_value_heads=1, head_dim=64, global_head_dim=128, sliding_window=128, layer_types=[S, FULL] * 5,
@@ -36,7 +36,7 @@ ASSISTANT = TARGET | dict(
     hidden_size_per_layer_input=0, vocab_size_per_layer_input=0, final_logit_softcapping=None)
 CENTROIDS, CENTROID_TOP_K = 64, 8  # 512 of the 4096 tokens are scored per draft
 DRAFT_STEPS = 5  # chained steps that the assistant is trained on
-BLOCK = 4  # rows per verify pass that the assistant recommends: 3 drafts and the last token
+BLOCK = 4  # rows per verification that the assistant recommends: 3 drafts and the last token
 
 
 # ------------------------------------------------------------------------------------------------------- tokenizer
@@ -87,7 +87,7 @@ def tokenizer(a):
 
 
 def write_ids(corpus, work, tok, eos, every=1):
-    """The splits of the corpus as 16-bit ids, every text with `eos` behind it; of training text one file of `every`."""
+    """The splits of the corpus as 16-bit ids, every text followed by `eos`; of training text every `every`th file."""
     same = lambda text: unicodedata.normalize("NFC", text)
     for split in ("heldout", "heldout_crates", "train"):
         texts = [d["text"] for d in documents(corpus) if d["split"] == split]
@@ -97,7 +97,7 @@ def write_ids(corpus, work, tok, eos, every=1):
             encoded = [e.ids for e in tok.encode_batch(part)]
             if split != "train":  # lossless, bytes without a piece included
                 decoded = [tok.decode(e, skip_special_tokens=False) for e in encoded]
-                assert all(same(d).endswith(same(t)) for d, t in zip(decoded, part))  # <bos> in front
+                assert all(same(d).endswith(same(t)) for d, t in zip(decoded, part))  # <bos> first
             ids += [np.array(e + [eos], dtype=np.uint16) for e in encoded]
         ids, size = np.concatenate(ids), sum(len(text.encode()) for text in texts)
         ids.tofile(work / f"{split}.u16")
@@ -105,7 +105,7 @@ def write_ids(corpus, work, tok, eos, every=1):
 
 
 def token_bytes(pair):
-    """Bytes of text that each id stands for."""
+    """Bytes of text per id."""
     vocab = json.loads((pair / "target/tokenizer.json").read_text())["model"]["vocab"]
     size = torch.zeros(VOCAB)
     for piece, i in vocab.items():
@@ -353,7 +353,7 @@ def target(a):
     def held_loss(split, length=1024, windows=a.held_windows):
         x = held[split]
         x = x[: len(x) // length * length].view(-1, length)
-        x = x[:: max(1, len(x) // windows)][:windows].long()  # evenly spaced, hence of every crate
+        x = x[:: max(1, len(x) // windows)][:windows].long()  # evenly spaced, so from every crate
         with torch.no_grad(), autocast(a):
             nll = sum(F.cross_entropy(run_target(model, b[:, :-1])[1].flatten(0, 1), b[:, 1:].flatten(),
                                       reduction="sum") for b in x.split(16))
@@ -412,12 +412,12 @@ def assistant(a):
     base.load_state_dict(torch.load(a.work / "target.pt", map_location="cpu")["model"])
     base = base.to(a.device).requires_grad_(False).eval()
     for w in base.parameters():
-        w.data = w.data.bfloat16().float()  # the weights that ship (but the RoPE frequencies, buffers, stay exact)
+        w.data = w.data.bfloat16().float()  # the exported weights (the RoPE frequencies, buffers, stay exact)
     model = build_assistant()
     table = base.model.embed_tokens.weight.cpu()
     order, centre = balanced_clusters(table, CENTROIDS)
     with torch.no_grad():
-        # The head starts as the target's own table, seen along its principal directions.
+        # The head is initialised with the target's table, projected on its principal directions.
         axes = torch.linalg.svd(table, full_matrices=False)[2][: ASSISTANT["hidden_size"]].T
         model.model.embed_tokens.weight.copy_(table @ axes)
         model.masked_embedding.centroids.weight.copy_(centre @ axes)
@@ -427,7 +427,7 @@ def assistant(a):
     order = model.masked_embedding.token_ordering  # as in the checkpoint, if there was one
     text, length = load_ids(a, "train"), 512
 
-    # Acceptance is decided on what the target itself writes, so most of the text is written by it.
+    # Acceptance is measured on the target's own output, so most of the text is generated by it.
     cache = a.work / "generated.pt"
     if not cache.exists():
         start, parts = time.time(), []
@@ -539,7 +539,7 @@ if __name__ == "__main__":
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("stages", nargs="+", choices=[s.__name__ for s in STAGES])
     p.add_argument("--work", type=Path, default=WORK, help="corpus, token ids and checkpoints")
-    p.add_argument("--out", type=Path, help="where the pair goes; by default, pair/ in --work")
+    p.add_argument("--out", type=Path, help="output directory; default: pair/ in --work")
     p.add_argument("--device", type=torch.device, default=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     p.add_argument("--target-minutes", type=float, default=13.5, help="compilation included")
     p.add_argument("--assistant-minutes", type=float, default=8.0,

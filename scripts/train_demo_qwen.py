@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Train the demo pair of models/demo-qwen: a small Qwen3.5 with its NextN head, in one checkpoint.
+"""Trains the demo pair of models/demo-qwen: a small Qwen3.5 with its NextN head, in one checkpoint.
 
     pip install torch transformers==5.23.0 safetensors tokenizers numpy
     python scripts/demo_corpus.py corpus                       # the crates of demo_corpus.tsv: a minute of CPU
     python scripts/train_demo_qwen.py tokenizer check          # two minutes of CPU
-    python scripts/train_demo_qwen.py train own_text           # 20 minutes of whatever --device names
-    python scripts/train_demo_qwen.py export                   # writes target/train_demo/qwen/pair, or what --out names
+    python scripts/train_demo_qwen.py train own_text           # 20 minutes on --device
+    python scripts/train_demo_qwen.py export                   # writes target/train_demo/qwen/pair, or --out
     python scripts/demo_evaluate_qwen.py --pair target/train_demo/qwen/pair
 
 Stages run in the order given and read what earlier ones left in --work and --out.  `train` trains trunk and head together,
@@ -35,7 +35,7 @@ CONFIG = dict(
     rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5, mrope_section=[6, 5, 5],
                          mrope_interleaved=True))
 CHUNK = 32  # rows of a chunk of the delta rule
-NEXTN_WEIGHT = 0.5  # of each of the head's two steps beside the trunk's loss
+NEXTN_WEIGHT = 0.5  # of each of the head's two steps, added to the trunk's loss
 CHAIN_FROM = 0.35  # progress at which the head's second step joins the training
 
 
@@ -109,7 +109,7 @@ def delta_net(m, x):
 
 
 def rotate(x, first):
-    """RoPE of [B, H, T, D] whose rows stand at positions first, first+1, ...; the tail of every head passes through."""
+    """RoPE of [B, H, T, D] whose rows are at positions first, first+1, ...; the tail of every head passes through."""
     r = int(CONFIG["head_dim"] * CONFIG["rope_parameters"]["partial_rotary_factor"])
     frequency = CONFIG["rope_parameters"]["rope_theta"] ** (-torch.arange(0, r, 2, device=x.device).float() / r)
     angle = torch.arange(first, first + x.shape[2], device=x.device).float()[:, None] * frequency
@@ -128,7 +128,7 @@ def attention(m, x, first=0, true_rows=None):
     own = k, v.transpose(1, 2)
     keys, values, mask = *own, None
     if true_rows is not None:
-        # Row i of this call stands at position first + i, row j of true_rows at j.
+        # Row i of this call is at position first + i, row j of true_rows at j.
         before = torch.ones(rows, true_rows[0].shape[2], dtype=torch.bool, device=x.device).tril(first - 1)
         mask = torch.cat((before, torch.eye(rows, dtype=torch.bool, device=x.device)), 1)
         keys, values = (torch.cat((t, o), 2) for t, o in zip(true_rows, own))
@@ -203,7 +203,7 @@ def init(pair):
 
 # --------------------------------------------------------------------------------------------------------- training
 def nextn_loss(logits, teacher):
-    """Half distillation of the trunk's distribution, half its most likely token; and how often the two agree."""
+    """Half distillation of the trunk's distribution, half cross-entropy with its most likely token; and how often the two agree."""
     teacher = teacher.detach()
     p, best = teacher.softmax(-1), teacher.argmax(-1)
     wanted = 0.5 * (p * logits).sum(-1) + 0.5 * logits.gather(-1, best[..., None])[..., 0]
@@ -213,7 +213,7 @@ def nextn_loss(logits, teacher):
 def nextn_steps(pair, x, hidden, logits, chain):
     """Losses and agreements of the head's steps.  x [B, T+1]; hidden, logits: the trunk's of the first T tokens."""
     embed, t = pair.trunk.model.embed_tokens, hidden.shape[1] - 2
-    # Row p: hidden p with token p+1 foretells what the trunk says at p+1, one step on at p+2.
+    # Row p: hidden p with token p+1 predicts the trunk's output at p+1, one step later at p+2.
     m, kv = run_nextn(pair.head, embed(x[:, 1: t + 1]), hidden[:, :t])
     steps = [nextn_loss(F.linear(m, embed.weight).float(), logits[:, 1: t + 1])]
     if chain:
@@ -265,7 +265,7 @@ def train(a):
 def own_text(a):
     """Trains the head alone, on windows of training text that the trunk, rounded to bf16, continues greedily.
 
-    What is verified is what the trunk writes: a small one repeats itself, which the corpus does not show the head."""
+    Drafts are verified on the trunk's own output: a small trunk repeats itself, which the corpus does not show the head."""
     pair = Pair()
     pair.load_state_dict(torch.load(a.work / "pair.pt", map_location="cpu")["model"])
     pair.to(a.device).trunk.requires_grad_(False).eval()
@@ -343,16 +343,16 @@ STAGES = [tokenizer, check, train, own_text, export]
 if __name__ == "__main__":
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("stages", nargs="+", choices=[s.__name__ for s in STAGES])
-    p.add_argument("--corpus", type=Path, default=WORK, help="where corpus.jsonl is")
+    p.add_argument("--corpus", type=Path, default=WORK, help="directory of corpus.jsonl")
     p.add_argument("--work", type=Path, default=WORK / "qwen", help="token ids and checkpoints")
-    p.add_argument("--out", type=Path, help="where the pair goes; by default, pair/ in --work")
+    p.add_argument("--out", type=Path, help="output directory; default: pair/ in --work")
     p.add_argument("--device", type=torch.device, default=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    p.add_argument("--every", type=int, default=1, help="one training file of so many")
+    p.add_argument("--every", type=int, default=1, help="use every Nth training file")
     p.add_argument("--minutes", type=float, default=17.4)
     p.add_argument("--own-minutes", type=float, default=3.5)
     p.add_argument("--own-windows", type=int, default=256, help="windows that the trunk continues for the head")
     p.add_argument("--batch-tokens", type=int, default=2048)
-    p.add_argument("--nextn-share", type=float, default=0.5, help="of a batch's windows that the head is trained on")
+    p.add_argument("--nextn-share", type=float, default=0.5, help="share of a batch's windows that the head is trained on")
     p.add_argument("--muon-lr", type=float, default=0.02)
     p.add_argument("--adam-lr", type=float, default=4e-3)
     p.add_argument("--bf16", action="store_true", help="multiply matrices in bfloat16")

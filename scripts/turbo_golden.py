@@ -3,10 +3,10 @@
 
     python3 scripts/turbo_golden.py > kernels/tests/turbo_golden.txt          (needs numpy)
 
-Each line: block type, seed of the input vector, the block in hexadecimal. The inputs are made from integers, so that any
-language makes the same: x[i] = (h >> 40) / 2^22 - 2 with h the i-th output of splitmix64(seed), plus 1.5 on every fourth
+Each line: block type, seed of the input vector, the block in hexadecimal. The inputs are generated from integers, so that they are
+the same in any language: x[i] = (h >> 40) / 2^22 - 2 with h the i-th output of splitmix64(seed), plus 1.5 on every fourth
 element of odd seeds (a constant part), times 2^(seed % 5 - 2). Arithmetic is in double precision; a vector with an element
-or a norm so near a boundary that single precision could decide otherwise is skipped.
+or a norm so close to a boundary that single precision could round differently is skipped.
 """
 
 import numpy as np
@@ -59,7 +59,7 @@ def bits_to_bytes(fields, width):
 
 
 def block(name, x):
-    """The block's bytes, or None if single precision could give others."""
+    """The block's bytes, or None if single precision could give different ones."""
     upper, bounds = CENTROIDS[name], BOUNDARIES[name]
     centroids = np.array([-c for c in reversed(upper)] + upper)
     boundaries = np.array([-b for b in reversed(bounds)] + [0.0] + bounds)

@@ -1,4 +1,4 @@
-//! The benchmark's journal, tables and page, on the demo pair and beside a made-up server of llama.cpp.
+//! The benchmark's journal, tables and report, on the demo pair and with a fake llama.cpp server.
 
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
@@ -83,10 +83,10 @@ fn a_matrix_is_measured_once_and_told_thrice() {
     let out = directory.path();
     let listed = succeeds(out, &["--dry-run", "--prompts", "32,1100,8k"]);
     assert_eq!(listed.lines().filter(|line| line.contains("K/V f16")).count(), 6, "{listed}");
-    assert!(listed.contains("left out: 8 K deep: 8208 positions, the model was made for 8192"), "{listed}");
+    assert!(listed.contains("skipped: 8 K deep: 8208 positions, the model supports 8192"), "{listed}");
     assert!(!out.join("runs.ndjson").exists());
 
-    // The longer prompt is read once, and every run goes on from there.
+    // The longer prompt is read once, and every run continues from there.
     let prompts = ["--prompts", "32,1100"];
     succeeds(out, &prompts);
     let all = runs(out);
@@ -96,7 +96,7 @@ fn a_matrix_is_measured_once_and_told_thrice() {
     assert!(all.keys().cloned().eq(wanted.flatten()), "{:?}", all.keys());
     for ((prompt, mode, _), run) in &all {
         let number = |field: &str| run[field].as_f64().expect("a number");
-        assert_eq!(run["written"], all[&(*prompt, "off".into(), 1)]["written"], "{mode} writes another text");
+        assert_eq!(run["written"], all[&(*prompt, "off".into(), 1)]["written"], "{mode} generates a different text");
         assert!(number("tokens_per_second") > 0.0 && number("prefill_tokens_per_second") > 0.0);
         assert_eq!(number("rounds") + number("accepted"), (TOKENS - 1) as f64);
         assert!(number("kv_bytes") > 0.0 && number("weights_gb_per_second") > 0.0);
@@ -121,7 +121,7 @@ fn a_matrix_is_measured_once_and_told_thrice() {
 
     let page = read_to_string(out.join("report.html")).expect("a page");
     for foreign in ["http:", "https:", "src=", "href=", "@import", "url("] {
-        assert!(!page.contains(foreign), "the page refers to something outside: {foreign}");
+        assert!(!page.contains(foreign), "the report has an external reference: {foreign}");
     }
     for prompt in ["32 tokens", "1100 tokens"] {
         for mode in modes {
@@ -130,7 +130,7 @@ fn a_matrix_is_measured_once_and_told_thrice() {
     }
     assert_eq!(page.matches("<svg").count(), 2 * 2 + 1);
 
-    // Nothing is missing, so nothing is measured; half a line is, and what it said is measured again.
+    // Nothing is missing, so nothing is measured; an incomplete last line is measured again.
     let journal = out.join("runs.ndjson");
     let before = read_to_string(&journal).expect("a journal");
     let printed = succeeds(out, &[&prompts[..], &["--markdown"]].concat());
@@ -145,7 +145,7 @@ fn a_matrix_is_measured_once_and_told_thrice() {
     assert!(runs(out).keys().eq(all.keys()));
 }
 
-/// Answers as llama.cpp's server does, to `replies` completions; then it is gone. Returns its address.
+/// Answers `replies` completions like llama.cpp's server, then closes. Returns its address.
 fn server(replies: usize) -> String {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
@@ -209,12 +209,12 @@ fn a_server_that_dies_costs_nothing_that_was_measured() {
     assert_eq!(after.len(), 8);
     assert!(before.iter().all(|(key, run)| after[key] == *run), "what was there was measured again");
     let theirs = &after[&(32, "llama.cpp".into(), 2)];
-    // Fifteen tokens in 150 ms, for the first one comes before its clock starts.
+    // Fifteen tokens in 150 ms: the timer starts after the first token.
     assert_eq!(theirs["tokens_per_second"], json!(100.0));
     assert_eq!(theirs["prefill_tokens_per_second"], json!(3200.0));
     assert_eq!((&theirs["rounds"], &theirs["drafted"], &theirs["accepted"]), (&json!(11), &json!(5), &json!(4)));
     let page = read_to_string(out.join("report.html")).expect("a page");
-    assert!(page.contains("<td>another</td>"), "the page hides that the text is another");
+    assert!(page.contains("<td>different</td>"), "the report does not say that the text is different");
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn what_is_wrong_is_named() {
     let missing = missing.to_str().expect("UTF-8");
     assert!(fails(&out, &["--model", missing]).contains(missing));
     assert!(fails(&out, &["--model", missing, "--assistant", "a", "--assistant", "b"]).contains("in pairs"));
-    assert!(fails(&out, &["--prompts", "some"]).contains("\"some\" is no prompt"));
+    assert!(fails(&out, &["--prompts", "some"]).contains("\"some\" is not a prompt length"));
     assert!(fails(&out, &["--kv", "q1"]).contains("q1"));
     assert!(fails(&out, &["--mixture", "oracle"]).contains("\"oracle\" is no drafter"));
     assert!(fails(&out, &["--blocks", "1"]).contains("2 to 64 rows"));
@@ -247,7 +247,7 @@ fn what_is_wrong_is_named() {
     assert!(fails(&out, &["--llama-server", server]).contains("llama.cpp reads GGUF files"));
 }
 
-/// A server that ends before it is ready is reported with what it said.
+/// A server that exits before it is ready is reported with its last line of output.
 #[cfg(unix)]
 #[test]
 fn the_last_words_of_a_server_are_kept() {

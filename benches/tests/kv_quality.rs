@@ -1,8 +1,8 @@
-//! K/V formats on keys like those of trained Gemmas: where codes without a mean collapse, `balanced` does not.
+//! KV cache formats on keys like those of trained Gemmas: formats without a mean collapse, `balanced` does not.
 
 use std::process::Command;
 
-/// The median divergence of every format, in nats, and the last line that is printed.
+/// The median divergence of every format, in nats, and the last printed line.
 fn medians(arguments: &[&str]) -> (impl Fn(&str) -> f64 + use<>, String) {
     let own = std::env::current_exe().expect("a path");
     let profile = own.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
@@ -23,10 +23,10 @@ fn balanced_holds_on_gemmas_keys_where_turbo4_collapses() {
     let only = ["--tokens", "1536", "--only", "balanced,turbo4", "--gemma-keys"];
     for group in [&["8"][..], &["16"], &["16", "--k-eq-v"]] {
         let (median, last) = medians(&[&only[..], group].concat());
-        // Where K = V, other rows are stored, and turbo4 holds.
+        // With K = V, different rows are stored, and turbo4 holds.
         assert!(group.len() > 1 || median("turbo4") > 0.1, "{group:?}: {}", median("turbo4"));
         assert!(median("balanced") < 0.01, "{group:?}: {}", median("balanced"));
-        assert_eq!(last, "verdict: on this text --kv-preset balanced is the smallest that is safe");
+        assert_eq!(last, "recommendation: on this text --kv-preset balanced is the smallest that is safe");
     }
 }
 
@@ -34,5 +34,5 @@ fn balanced_holds_on_gemmas_keys_where_turbo4_collapses() {
 fn balanced_holds_on_the_demo_pair() {
     let (median, last) = medians(&["--tokens", "1536", "--generate", "64", "--only", "balanced"]);
     assert!(median("balanced") < 0.01, "{}", median("balanced"));
-    assert!(last.starts_with("verdict: "), "{last}");
+    assert!(last.starts_with("recommendation: "), "{last}");
 }

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A line per measurement: microseconds per launch in a replayed graph, and gigabytes of weights or K/V per second. Weights
-//! alternate over more memory than the second-level cache.
+//! alternate over more memory than the L2 cache.
 
 #[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
 fn main() {

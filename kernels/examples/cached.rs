@@ -1,5 +1,5 @@
-//! Multiply-adds per second of quantized products whose weights and activations stay in the second-level cache: what the
-//! arithmetic of an instruction set allows where memory is no limit. One thread, the best of many runs.
+//! Multiply-adds per second of quantized products whose weights and activations stay in the L2 cache: the compute limit of an
+//! instruction set. One thread, the best of many runs.
 //!
 //! `cargo run --release -p foretoken-kernels --example cached -- [ISA,..|all] [TYPE,..|all]`
 
@@ -12,7 +12,7 @@ const OUTPUTS: usize = 256;
 const INPUTS: usize = 1536;
 const ROWS: [usize; 10] = [1, 2, 3, 4, 5, 6, 8, 12, 16, 64];
 
-/// Giga multiply-adds per second of `rows` rows.
+/// Giga multiply-adds per second with `rows` rows.
 fn measure(isa: Isa, matrix: &PackedMatrix<'_>, rows: usize) -> f64 {
     let x: Vec<f32> = (0..rows * INPUTS).map(|i| (i as f32 * 0.37).sin()).collect();
     let kind = matrix.weight_type().activation_type();
@@ -37,7 +37,7 @@ fn main() {
     };
     println!("G multiply-adds/s, {OUTPUTS} x {INPUTS}, rows {ROWS:?}");
     for weight_type in WeightType::ALL.into_iter().filter(|weight_type| asked(1, weight_type.name())) {
-        // Zeros are weights of every type; the time does not depend on them.
+        // Zeros are valid weights of every type; the time does not depend on the values.
         let bytes = vec![0; weight_type.packed_bytes_for(OUTPUTS, INPUTS).expect("whole blocks")];
         let matrix = PackedMatrix::new(weight_type, OUTPUTS, INPUTS, &bytes);
         for isa in Isa::available().filter(|isa| asked(0, isa.name())) {

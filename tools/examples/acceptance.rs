@@ -1,4 +1,4 @@
-//! How well a pair works together: `cargo run --release --example acceptance -- --threads 1`.
+//! Acceptance of a target and assistant pair: `cargo run --release --example acceptance -- --threads 1`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,23 +9,23 @@ use foretoken::{Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptio
 use foretoken_tools::arguments::CentroidChoice;
 use foretoken_tools::demo;
 
-/// Continue every prompt of a file greedily, without speculation and with several block sizes in turn, and print what
-/// the drafts were worth: tokens per second and acceptance at each place of the chain.
+/// Continue every prompt of a file greedily, without speculation and with several block sizes, interleaved, and print tokens per
+/// second and acceptance at each draft position.
 ///
 /// Example: acceptance --prompts models/demo/prompts.json --blocks 2,4,8 --json
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// The target's checkpoint; by default, the demo pair.
+    /// Target checkpoint. Default: the demo pair.
     #[arg(long)]
     model: Option<PathBuf>,
-    /// The assistant's checkpoint.
+    /// Assistant checkpoint.
     #[arg(long)]
     assistant: Option<PathBuf>,
-    /// A JSON list of prompts; by default, the demo pair's held-out ones.
+    /// JSON list of prompts. Default: the demo pair's held-out prompts.
     #[arg(long)]
     prompts: Option<PathBuf>,
-    /// Rows of a verification; 1 is plain decoding.
+    /// Rows per verification; 1 is plain decoding.
     #[arg(long, value_delimiter = ',', default_value = "1,2,3,4,6,8")]
     blocks: Vec<usize>,
     /// Tokens per prompt.
@@ -34,7 +34,7 @@ struct Args {
     /// Centroids of the assistant: own, none, or N/K (builds N, of which K are scored).
     #[arg(long, value_name = "WHICH", default_value = "own")]
     centroids: CentroidChoice,
-    /// Threads; by default, the physical cores.
+    /// Number of threads. Default: physical cores.
     #[arg(long)]
     threads: Option<usize>,
     /// Print one JSON object.
@@ -96,7 +96,7 @@ fn command(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Accepted tokens per round in which a token was drafted at that place.
+/// Share of the rounds with a draft at each position in which it was accepted.
 fn per_position(s: &Statistics) -> Vec<f64> {
     s.accepted_at.iter().zip(&s.drafted_at).map(|(accepted, drafted)| *accepted as f64 / *drafted as f64).collect()
 }

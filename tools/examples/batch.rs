@@ -10,27 +10,27 @@ use clap::Parser;
 use foretoken::{Engine, GenerateOptions, Probe, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions};
 use foretoken_tools::{arguments, demo, measure};
 
-/// Continue the prompts of a file, a line each, several at a time in one batch.
+/// Continue the prompts of a file, one per line, several at a time in one batch.
 ///
 /// Example: batch prompts.txt --sequences 8 --max-tokens 64
 ///
-/// With --measure, how much a batch gains: batch --measure --sequences 1,4,8 --threads 1 --no-speculation --ignore-eos
+/// With --measure, print the gain from batching: batch --measure --sequences 1,4,8 --threads 1 --no-speculation --ignore-eos
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// The prompts, a line each; by default, those of the demo pair, or tokens that are no text where a model is named.
+    /// File with one prompt per line. Default: the demo pair's prompts; with --model, arbitrary tokens.
     file: Option<PathBuf>,
-    /// Sequences that are decoded together; with --measure, several numbers.
+    /// Number of sequences decoded together; with --measure, a list.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "4")]
     sequences: Vec<usize>,
-    /// Tokens of a prompt that is no text.
+    /// Tokens per arbitrary prompt.
     #[arg(long, value_name = "N", default_value_t = 64)]
     prompt_tokens: usize,
-    /// Rows of a pass: what the rounds leave of it, prompts are read with.
+    /// Rows per forward pass; rows not used by rounds read prompts.
     #[arg(long, value_name = "N", default_value_t = SchedulerOptions::default().max_rows)]
     max_rows: usize,
-    /// Print no text but tokens/s of every number of sequences, and how it compares with v(N), the cost of a pass of N rows in
-    /// passes of one, measured in turn. The number is how often.
+    /// Print tokens/s for every number of sequences instead of the text, compared with v(N), the cost of a pass over N rows
+    /// relative to one row; interleaved, repeated this many times.
     #[arg(long, value_name = "TIMES", num_args = 0..=1, default_missing_value = "5")]
     measure: Option<usize>,
     #[command(flatten)]
@@ -41,7 +41,7 @@ struct Args {
     text: foretoken_tools::text::Text,
     #[command(flatten)]
     kv: arguments::Kv,
-    /// Print one JSON object: with --measure its figures, else a text for every prompt.
+    /// Print one JSON object: the figures with --measure, otherwise a text for every prompt.
     #[arg(long)]
     json: bool,
 }
@@ -76,16 +76,16 @@ fn prompts(args: &Args, engine: &Engine) -> Result<Vec<Vec<u32>>> {
         }
     };
     let prompts: Vec<_> = lines.lines().filter(|line| !line.is_empty()).collect();
-    ensure!(!prompts.is_empty(), "the file has no prompts; give one a line");
+    ensure!(!prompts.is_empty(), "the file has no prompts; put one on each line");
     prompts.into_iter().map(|line| Ok(engine.tokenizer()?.encode(line)?)).collect()
 }
 
-/// Nobody waits for a token: prompts are read as fast as they can be.
+/// Latency does not matter here: prompts are read as fast as possible.
 fn scheduler_options(args: &Args) -> SchedulerOptions {
     SchedulerOptions { max_rows: args.max_rows, prompt_slowdown: f64::INFINITY, ..SchedulerOptions::default() }
 }
 
-/// Continues all prompts, as many at a time as there are to be sequences.
+/// Continues all prompts, `--sequences` at a time.
 fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<()> {
     let mut scheduler = Scheduler::new(engine, scheduler_options(args));
     let mut running: Vec<(SequenceId, usize)> = Vec::new();
@@ -136,7 +136,7 @@ fn add(
     Ok(scheduler.add(session, prompt, options).map_err(|refused| refused.1)?)
 }
 
-/// Tokens per second of some sequences together, behind their prompts.
+/// Total tokens per second of several sequences, after their prompts.
 fn together(
     args: &Args,
     engine: &Engine,
@@ -165,7 +165,7 @@ fn together(
     Ok(tokens as f64 / time.as_secs_f64())
 }
 
-/// What a batch gains, and what it would if a pass of as many rows were all that it takes.
+/// The gain from batching, and the gain if forward passes were the only cost.
 fn gains(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateOptions, times: usize) -> Result<()> {
     let mut probe = Probe::new(engine, &SessionOptions::default())?;
     let ids = measure::ids(engine, prompts[0].len().max(1024));
@@ -178,7 +178,7 @@ fn gains(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateO
         for (n, speeds, v) in &mut measured {
             let speed = together(args, engine, prompts, options, *n)?;
             let pass = probe.verify(&ids[..*n])?.as_secs_f64();
-            // The first turn only warms up.
+            // The first turn is a warm-up.
             if time > 0 {
                 speeds.push(speed);
                 v.push(pass / pass_of_one);

@@ -1,4 +1,4 @@
-//! What constraints cost, and what speculation gains under them:
+//! Cost of constraints, and speed-up from speculation under them:
 //! `cargo run --release --features constraint --example constraint`.
 
 use std::process::ExitCode;
@@ -9,23 +9,23 @@ use foretoken::{Constraint, ConstraintLimits, Engine, GenerateOptions, SessionOp
 use foretoken_tools::arguments;
 use serde_json::{Value, json};
 
-/// Measure masks, and texts under JSON schemas with speculation on and off, in turns.
+/// Measure the cost of masks, and generation under JSON schemas with and without speculation, interleaved.
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
     load: arguments::Load,
     #[command(flatten)]
     drafting: arguments::Drafting,
-    /// What the texts follow.
+    /// The prompt.
     #[arg(long, default_value = "impl Default for Options {\n    fn default() -> Self {\n        ")]
     prompt: String,
-    /// Turns; the median counts.
+    /// Number of turns; the median is reported.
     #[arg(long, default_value_t = 5)]
     turns: usize,
-    /// Tokens of a text at most.
+    /// Maximum number of tokens per text.
     #[arg(long, default_value_t = 400)]
     max_tokens: usize,
-    /// Characters of white space in a row in JSON.
+    /// Maximum number of consecutive white space characters in JSON.
     #[arg(long, default_value_t = ConstraintLimits::default().json_whitespace)]
     whitespace: usize,
 }
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     foretoken_tools::run(measure)
 }
 
-/// Typical of what is asked for: names in between, texts, a list of objects, cases, numbers.
+/// Typical schemas: property names, texts, a list of objects, enums, numbers.
 fn schemas() -> Vec<(&'static str, Value)> {
     let text = |most: u32| json!({"type": "string", "maxLength": most});
     let count = json!({"type": "integer", "minimum": 0, "maximum": 9999});
@@ -80,7 +80,7 @@ fn measure(args: Args) -> Result<()> {
     let limits = ConstraintLimits { json_whitespace: args.whitespace, ..ConstraintLimits::default() };
     println!("vocabulary {}, {} threads, {}", engine.target().vocab_size(), engine.threads(), engine.isa().name());
     println!(
-        "schema   tokens  off tok/s  on tok/s  ratio  tokens/round  forced  mask us/token  mask %off  mask %on  accept %on"
+        "schema   tokens  plain t/s  spec t/s  ratio  tokens/round  forced  mask us/token  mask %plain  mask %spec  accept %spec"
     );
     let (mut ratios, mut shares) = (Vec::new(), Vec::new());
     for (name, schema) in schemas() {
@@ -99,7 +99,7 @@ fn measure(args: Args) -> Result<()> {
                 generation.by_ref().map(|piece| piece.map(|piece| piece.tokens)).collect::<foretoken::Result<Vec<_>>>();
             Ok((ids?.concat(), generation.statistics().clone()))
         };
-        // The first turn warms up caches and costs, and is not counted.
+        // The first turn warms up caches and cost estimates, and is not counted.
         let (mut off, mut fast, mut tokens) = (Vec::new(), Vec::new(), 0);
         for turn in 0..=args.turns {
             let ((want, alone), (got, drafted)) = (write(&Speculation::Off)?, write(&on)?);
@@ -126,7 +126,7 @@ fn measure(args: Args) -> Result<()> {
         ratios.push(speed(&fast) / speed(&off));
         shares.push(share(&fast));
         println!(
-            "{name:<8} {tokens:>6} {:>10.1} {:>9.1} {:>6.2} {:>13.2} {forced:>7} {per_token:>14.1} {:>10.2} {:>9.2} {accept:>11.2}",
+            "{name:<8} {tokens:>6} {:>10.1} {:>9.1} {:>6.2} {:>13.2} {forced:>7} {per_token:>14.1} {:>12.2} {:>11.2} {accept:>13.2}",
             speed(&off),
             speed(&fast),
             speed(&fast) / speed(&off),

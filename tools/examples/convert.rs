@@ -14,8 +14,8 @@ use foretoken::checkpoint::convert::{
 use foretoken::checkpoint::{Checkpoint, Progress};
 use foretoken_tools::progress::ProgressLine;
 
-/// Convert a Hugging Face directory, a target's or an assistant's, to a GGUF file that llama.cpp reads as well, or a GGUF
-/// file of floating point to a directory.
+/// Convert a Hugging Face directory of a target or an assistant to a GGUF file that llama.cpp can also read, or a floating-point
+/// GGUF file to a directory.
 ///
 /// Example: convert path/to/gemma-4-E2B-it gemma-4-E2B-it-bf16.gguf --outtype bf16
 #[derive(Parser)]
@@ -23,21 +23,21 @@ use foretoken_tools::progress::ProgressLine;
 struct Args {
     /// The checkpoint: a directory with config.json and safetensors, or a GGUF file.
     source: PathBuf,
-    /// The file NAME.gguf, or the directory, to write.
+    /// The file (NAME.gguf) or directory to write.
     destination: PathBuf,
-    /// Type of the matrices: f32, f16, bf16, q8_0. By default f16 in a GGUF file, and in a directory what the file has.
+    /// Type of the matrices: f32, f16, bf16, q8_0. Default: f16 for a GGUF file, the types of the file for a directory.
     #[arg(long, value_name = "TYPE")]
     outtype: Option<Outtype>,
     /// Layout of an assistant's GGUF file: gemma4-assistant (llama.cpp's), or gemma4_assistant (an older one).
     #[arg(long, default_value = "gemma4-assistant")]
     layout: AssistantLayout,
-    /// Directory whose tokenizer goes into the GGUF file, if not the checkpoint's own: an assistant's target, say.
+    /// Directory of the tokenizer for the GGUF file, e.g. the assistant's target. Default: the checkpoint's own.
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
-    /// Name of the model in the GGUF file; by default the directory's.
+    /// Name of the model in the GGUF file. Default: the directory's name.
     #[arg(long)]
     name: Option<String>,
-    /// Leave out tensors that no Gemma 4 text model has, instead of refusing the checkpoint.
+    /// Skip tensors that no Gemma 4 text model has, instead of rejecting the checkpoint.
     #[arg(long)]
     leave_out_unknown: bool,
 }
@@ -59,7 +59,7 @@ fn command(args: Args) -> Result<()> {
             let Args { outtype, layout, tokenizer, name, .. } = args;
             let outtype = outtype.unwrap_or(Outtype::F16);
             if !tokenizer.as_ref().unwrap_or(&args.source).join("tokenizer.json").exists() {
-                eprintln!("no tokenizer.json: the file will have no tokens, which llama.cpp wants; see --tokenizer");
+                eprintln!("no tokenizer.json: the file will have no tokens, which llama.cpp requires; see --tokenizer");
             }
             to_gguf(&source, &args.destination, &ToGguf { outtype, layout, tokenizer, name, unknown, progress })?
         }
@@ -77,7 +77,7 @@ fn element(outtype: Outtype) -> Result<ElementType> {
         Outtype::F32 => ElementType::F32,
         Outtype::F16 => ElementType::F16,
         Outtype::Bf16 => ElementType::Bf16,
-        _ => bail!("--outtype: safetensors hold floating point; give f32, f16 or bf16"),
+        _ => bail!("--outtype: safetensors are floating point; use f32, f16 or bf16"),
     })
 }
 
@@ -89,7 +89,7 @@ fn print(report: &Report, destination: &std::path::Path) {
         left_out.entry(why).or_default().push(name);
     }
     for (why, names) in left_out {
-        // Towers have hundreds.
+        // Vision/audio towers have hundreds.
         let shown = names.iter().take(20).copied().collect::<Vec<_>>().join(", ");
         let more = if names.len() > 20 { ", ..." } else { "" };
         println!("left out, {why}: {} ({shown}{more})", names.len());

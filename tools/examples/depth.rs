@@ -1,4 +1,4 @@
-//! What context costs: `cargo run --release --example depth -- --threads 1`.
+//! Cost of context length: `cargo run --release --example depth -- --threads 1`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,31 +9,31 @@ use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::{DeviceChoice, Engine, EngineOptions, Isa, Probe, SessionOptions};
 use foretoken_tools::demo;
 
-/// Measure single steps and verifications of four rows deep in a context, for several ways to keep K and V in turn.
+/// Measure decode steps and verifications of four rows deep in a context, for several KV cache formats, interleaved.
 ///
 /// Example: depth --model e2b.gguf --depths 4096,16384 --kv f16,balanced,turbo3 --threads 1
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// The target's checkpoint; by default, the demo pair's.
+    /// Target checkpoint. Default: the demo pair's.
     #[arg(long)]
     model: Option<PathBuf>,
     /// Positions in the cache.
     #[arg(long, value_delimiter = ',', default_value = "512,1024,2048")]
     depths: Vec<usize>,
-    /// Presets, or formats of both keys and values.
+    /// Presets, or formats for both keys and values.
     #[arg(long, value_delimiter = ',', default_value = "f16,balanced,turbo3,q8_0")]
     kv: Vec<String>,
-    /// Where the models compute: cpu, cuda, cuda:N, metal, metal:N or auto (build with --features cuda, cuda-prebuilt or metal).
+    /// Compute device: cpu, cuda, cuda:N, metal, metal:N or auto (build with --features cuda, cuda-prebuilt or metal).
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: DeviceChoice,
-    /// Threads; by default, the physical cores.
+    /// Number of threads. Default: physical cores.
     #[arg(long)]
     threads: Option<usize>,
-    /// Instruction set of the CPU's kernels; by default, the widest that the processor has.
+    /// Instruction set of the CPU kernels. Default: the widest that the processor supports.
     #[arg(long, value_name = "NAME")]
     isa: Option<Isa>,
-    /// Measurements of each, in turn; the median counts.
+    /// Measurements of each, interleaved; the median is reported.
     #[arg(long, default_value_t = 7)]
     repeats: usize,
     /// Print one JSON object per line instead of a table.
@@ -77,7 +77,7 @@ fn measure(args: &Args, engine: &Engine) -> Result<()> {
             for (probe, times) in probes.iter_mut().zip(&mut times) {
                 for (rows, times) in [1, 4].into_iter().zip(times) {
                     let time = probe.verify(&[300, 500, 700, 900][..rows])?;
-                    // The first turn only warms up.
+                    // The first turn is a warm-up.
                     times.extend((repeat > 0).then_some(1e3 * time.as_secs_f64()));
                 }
             }

@@ -1,4 +1,4 @@
-//! What each drafter is worth on five kinds of text: `cargo run --release --example drafters -- --threads 1`.
+//! Compares drafters on five kinds of text: `cargo run --release --example drafters -- --threads 1`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,37 +14,37 @@ use foretoken_tools::demo;
 use serde_json::json;
 
 /// Continue five kinds of text greedily: code that repeats, code that does not, prose, numbers, and an edit of a file of
-/// 2000 tokens. Without drafts, with the assistant in blocks of every size, with auto, and with mixtures; in
-/// turn, several times over, and the medians count. All must write the same text.
+/// 2000 tokens. Without drafts, with the assistant at every block size, with auto, and with mixtures; interleaved, several times;
+/// medians are reported. All must generate the same text.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// The target's checkpoint; by default, the demo pair.
+    /// Target checkpoint. Default: the demo pair.
     #[arg(long, requires = "assistant")]
     model: Option<PathBuf>,
-    /// The assistant's checkpoint.
+    /// Assistant checkpoint.
     #[arg(long)]
     assistant: Option<PathBuf>,
     /// Block sizes of the assistant alone.
     #[arg(long, value_delimiter = ',', default_value = "2,3,4,6,8")]
     blocks: Vec<usize>,
-    /// Mixtures under the planner (one list each). What ngram-mod learns in one run it knows in the next, so its figures
-    /// here would be those of a text that was written before.
+    /// Mixtures under the planner (one list each). ngram-mod keeps what it learnt in the previous run, so its figures
+    /// here would be those of a repeated text.
     #[arg(long, default_values = ["mtp", "ngram-simple:n=8,mtp", "ngram-map-k:n=6,mtp", "ngram-map-k4v:n=6:m=16,mtp"])]
     mixture: Vec<Drafters>,
     /// Tokens per text.
     #[arg(long, default_value_t = 384)]
     max_tokens: usize,
-    /// Runs of everything.
+    /// Number of runs.
     #[arg(long, default_value_t = 5)]
     repeats: usize,
-    /// 2 drafts the next round while this one's text is written.
+    /// 2: draft the next round while the text of this one is processed.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pipeline_depth: u8,
-    /// Threads; by default, the physical cores.
+    /// Number of threads. Default: physical cores.
     #[arg(long)]
     threads: Option<usize>,
-    /// Write all figures there as JSON.
+    /// Write all figures to this file as JSON.
     #[arg(long)]
     out: Option<PathBuf>,
 }
@@ -53,7 +53,7 @@ struct Args {
 struct Mode {
     name: String,
     speculation: Speculation,
-    speeds: Vec<f64>, // tokens/s, a run each
+    speeds: Vec<f64>, // tokens/s of each run
     last: Statistics,
 }
 
@@ -71,14 +71,14 @@ fn command(args: Args) -> Result<()> {
     for (kind, text) in texts()? {
         let prompt = engine.tokenizer()?.encode(&text)?;
         let mut modes = modes(&args);
-        // The first turn warms up, and teaches the planner what rounds cost here.
+        // The first turn is a warm-up, in which the planner learns the costs of rounds.
         for turn in 0..=args.repeats {
             let mut written: Option<Vec<u32>> = None;
             for mode in &mut modes {
                 let (ids, statistics) = run(&engine, &prompt, mode.speculation.clone(), args.max_tokens)?;
                 ensure!(
                     written.get_or_insert_with(|| ids.clone()) == &ids,
-                    "{kind}: {} writes another text",
+                    "{kind}: {} generates a different text",
                     mode.name
                 );
                 if turn > 0 {
@@ -123,7 +123,7 @@ fn texts() -> Result<Vec<(&'static str, String)>> {
     let path = demo("prompts.json");
     let prompts = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let prompts: Vec<String> = serde_json::from_str(&prompts).with_context(|| path.display().to_string())?;
-    let prompt = |index: usize| prompts.get(index).cloned().context("prompts.json is shorter than it was");
+    let prompt = |index: usize| prompts.get(index).cloned().context("prompts.json has too few prompts");
     Ok(vec![
         ("code that repeats", prompt(1)?),
         ("code that does not", prompt(8)?),
@@ -133,8 +133,8 @@ fn texts() -> Result<Vec<(&'static str, String)>> {
     ])
 }
 
-/// A file of 2000 tokens in which the same two blocks have been adapted to one type after the other, and the next type
-/// begins: an edit that the demo pair, which follows no instructions, goes on with.
+/// A file of 2000 tokens in which the same two blocks have been adapted to one type after the other, up to the start of the next:
+/// an edit that the demo pair, which does not follow instructions, can continue.
 fn edited_file() -> String {
     let block = |name: &str| {
         format!(
@@ -196,7 +196,7 @@ fn median(values: &mut [f64]) -> f64 {
 }
 
 fn print(kind: &str, prompt_tokens: usize, modes: &mut [Mode]) {
-    println!("{kind}, {prompt_tokens} tokens of prompt");
+    println!("{kind}, {prompt_tokens} prompt tokens");
     let off = median(&mut modes[0].speeds);
     for mode in modes {
         let speed = median(&mut mode.speeds);
@@ -204,7 +204,7 @@ fn print(kind: &str, prompt_tokens: usize, modes: &mut [Mode]) {
         let rows =
             s.speculation.rows.iter().enumerate().filter(|(_, n)| **n > 0).map(|(rows, n)| format!("{rows}:{n}"));
         println!(
-            "  {:24} {speed:8.1} tokens/s {:6.2} x off {:6.2} tokens per round  {}",
+            "  {:24} {speed:8.1} tokens/s {:6.2} x plain {:6.2} tokens per round  {}",
             mode.name,
             speed / off,
             s.tokens_per_round(),

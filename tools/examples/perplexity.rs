@@ -10,18 +10,17 @@ use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::{Engine, EngineOptions, WeightType};
 use foretoken_tools::demo;
 
-/// The perplexity of a target over a text file: what quantization and cache types cost.
+/// Perplexity of a target over a text file, to measure the cost of quantization and cache types.
 ///
-/// Windowed as llama.cpp does it: the text is cut into windows, each begins with the token that begins a text, and the
-/// second half of each is scored.
+/// Windowed as in llama.cpp: the text is split into windows, each starts with BOS, and the second half of each is scored.
 ///
 /// Example: perplexity wiki.test.raw --model gemma-4-E2B-it-q4_k_m.gguf --cache-type-k bf16
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// The text.
+    /// The text file.
     text: PathBuf,
-    /// The target's checkpoint: a directory or a GGUF file; by default, the demo's.
+    /// Target checkpoint: a directory or a GGUF file. Default: the demo target.
     #[arg(long)]
     model: Option<PathBuf>,
     /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...
@@ -30,7 +29,7 @@ struct Args {
     /// Tokens per window.
     #[arg(long, default_value_t = 512)]
     window: usize,
-    /// Windows at most.
+    /// Maximum number of windows.
     #[arg(long, value_name = "N")]
     windows: Option<usize>,
     /// Type of the cached keys: f32, f16, bf16.
@@ -39,7 +38,7 @@ struct Args {
     /// Type of the cached values: f32, f16, bf16.
     #[arg(long, value_name = "T", default_value = "f16")]
     cache_type_v: KvFormat,
-    /// Threads; by default, the physical cores.
+    /// Number of threads. Default: physical cores.
     #[arg(long)]
     threads: Option<usize>,
     /// Print one JSON object.

@@ -11,28 +11,28 @@ use foretoken::checkpoint::quantize::{Importance, Mix, QuantizeOptions, Requanti
 use foretoken::checkpoint::{Checkpoint, Progress};
 use foretoken_tools::progress::ProgressLine;
 
-/// Quantize a GGUF file, a target's or an assistant's, by llama.cpp's rules.
+/// Quantize a GGUF file of a target or an assistant, by llama.cpp's rules.
 ///
 /// Example: quantize gemma-4-E2B-it-bf16.gguf gemma-4-E2B-it-q4_k_m.gguf q4_k_m --imatrix imatrix.gguf
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// A GGUF file, or the first of a split one.
+    /// GGUF file, or the first part of a split one.
     source: PathBuf,
-    /// The file NAME.gguf to write.
+    /// The file (NAME.gguf) to write.
     destination: PathBuf,
     /// q4_0, q4_1, q5_0, q5_1, q8_0, iq4_nl, iq4_xs, mxfp4_moe (experts; with --pure all), q2_k, q3_k_s, q3_k_m, q3_k_l, q4_k_s, q4_k_m, q5_k_s, q5_k_m, q6_k.
     mix: Mix,
-    /// An importance matrix of llama-imatrix, GGUF or .dat: errors count for as much as they matter.
+    /// Importance matrix from llama-imatrix (GGUF or .dat), to weight errors.
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
-    /// One type for all matrices, instead of more bits for tables, heads and some of the rest.
+    /// One type for all matrices, instead of more bits for embeddings, output heads and some other matrices.
     #[arg(long)]
     pure: bool,
-    /// Quantize matrices that are quantized already.
+    /// Allow quantizing matrices that are already quantized.
     #[arg(long)]
     allow_requantize: bool,
-    /// Threads; by default, all that the machine runs at once.
+    /// Number of threads. Default: all hardware threads.
     #[arg(long, default_value_t = 0)]
     threads: usize,
     /// Print each tensor.
@@ -67,7 +67,7 @@ fn command(args: Args) -> Result<()> {
     }
     let without = tensors.iter().filter(|tensor| tensor.from != tensor.to && !tensor.by_importance).count();
     if options.importance.is_some() && without > 0 {
-        println!("{without} tensors were quantized without importance; the matrix does not know them");
+        println!("{without} tensors were quantized without importance: they are not in the importance matrix");
     }
     let bytes: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
     let (mebibytes, seconds) = (bytes as f64 / f64::from(1 << 20), start.elapsed().as_secs_f64());

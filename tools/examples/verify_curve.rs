@@ -1,4 +1,4 @@
-//! What a verification costs: `cargo run --release --example verify_curve -- --threads 1`.
+//! Cost of verification: `cargo run --release --example verify_curve -- --threads 1`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,31 +13,31 @@ use foretoken_tools::demo;
 use foretoken_tools::measure::{self, Rollback};
 use serde_json::json;
 
-/// Measure v(B), the cost of verifying B rows in single steps, beside what the machine can do at best.
+/// Measure v(B), the cost of verifying B rows relative to one row, compared with the machine's best bandwidth and multiply rate.
 ///
 /// Example: verify_curve --model e2b.gguf --assistant e2b-assistant.gguf --threads 1
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// The target's checkpoint; by default, the demo pair.
+    /// Target checkpoint. Default: the demo pair.
     #[arg(long)]
     model: Option<PathBuf>,
-    /// The assistant's checkpoint.
+    /// Assistant checkpoint.
     #[arg(long)]
     assistant: Option<PathBuf>,
-    /// Where the models compute: cpu, cuda, cuda:N, metal, metal:N or auto (build with --features cuda, cuda-prebuilt or metal).
+    /// Compute device: cpu, cuda, cuda:N, metal, metal:N or auto (build with --features cuda, cuda-prebuilt or metal).
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: DeviceChoice,
-    /// Threads; by default, the physical cores.
+    /// Number of threads. Default: physical cores.
     #[arg(long)]
     threads: Option<usize>,
-    /// Instruction set of the CPU's kernels; by default, the widest that the processor has.
+    /// Instruction set of the CPU kernels. Default: the widest that the processor supports.
     #[arg(long, value_name = "NAME")]
     isa: Option<Isa>,
-    /// Positions in the cache when a step is measured.
+    /// Positions in the cache during the measurement.
     #[arg(long, default_value_t = 64)]
     depth: usize,
-    /// Measurements of each row count, taken in turn; the median counts.
+    /// Measurements of each row count, interleaved; the median is reported.
     #[arg(long, default_value_t = 7)]
     repeats: usize,
     /// Print one JSON object.
@@ -47,9 +47,9 @@ struct Args {
 
 const MOST_ROWS: usize = 16;
 const PREFILL: usize = 512;
-/// Rounds whose rollback is measured: rows, and those that are committed.
+/// Rounds whose rollback is measured: rows, and committed rows.
 const ROUNDS: [(usize, usize); 4] = [(3, 1), (3, 3), (5, 1), (5, 5)];
-/// Pairs of passes for each of the repeats: a rollback is a small difference of large times.
+/// Pairs of passes per repeat: a rollback is a small difference of large times.
 const ROLLBACKS: usize = 9;
 
 fn main() -> ExitCode {
@@ -79,7 +79,7 @@ fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
     let v: Vec<f64> = ms.iter().map(|rows| rows / ms[0]).collect();
     let draft_ms = engine.has_mtp().then(|| measure::median(curve.draft));
     let rollbacks = measure::rollback(engine, args.depth, &ROUNDS, ROLLBACKS * args.repeats)?;
-    // Of a round with its drafts.
+    // Share of a round including its drafts.
     let share = |r: &Rollback| r.rollback / (r.verify + r.rollback + draft_ms.unwrap_or(0.0) * (r.rows - 1) as f64);
     let read = measure::read_bandwidth(engine).context("no memory to measure with")?;
     let peak = if engine.device().is_none() { engine.run(|| peak_multiply_adds(engine)) } else { None };
@@ -110,7 +110,7 @@ fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
         "reads {read:.1} GB/s and multiplies {} at best",
         peak.map_or("unknown".into(), |p| format!("{p:.0} G/s"))
     );
-    println!("a step reads {bytes:.3} GB of weights and does {multiply_adds:.2} G multiply-adds a row\n");
+    println!("a step reads {bytes:.3} GB of weights and does {multiply_adds:.2} G multiply-adds per row\n");
     println!("rows      ms   v(B)   GB/s  of best   G/s");
     for (rows, (ms, v)) in (1..).zip(ms.iter().zip(&v)) {
         let per_second = |amount: f64| amount / ms * 1e3;
@@ -123,13 +123,13 @@ fn measure_all(args: &Args, engine: &Engine) -> Result<()> {
     }
     for r in &rollbacks {
         let (rows, keep, ms, percent) = (r.rows, r.keep, r.rollback, 100.0 * share(r));
-        println!("a round of {rows} rows that commits {keep} replays them in {ms:.3} ms, {percent:.1} % of it");
+        println!("a round of {rows} rows that commits {keep} replays them in {ms:.3} ms, {percent:.1} % of the round");
     }
-    println!("a prompt of {PREFILL} tokens is read at {prefill:.0} tokens/s");
+    println!("a prompt of {PREFILL} tokens is processed at {prefill:.0} tokens/s");
     Ok(())
 }
 
-/// Billions of 8-bit multiply-adds per second, all threads at once; `None` if the processor has no instruction for them.
+/// Billions of 8-bit multiply-adds per second on all threads; `None` if the processor has no instruction for them.
 fn peak_multiply_adds(engine: &Engine) -> Option<f64> {
     const ROUNDS: usize = 20_000_000;
     int8_multiply_adds(engine.isa(), 1)?;

@@ -1,4 +1,4 @@
-//! Groups of command-line options, and what they stand for.
+//! Groups of command-line options, and the library options they map to.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -18,57 +18,56 @@ use foretoken::{
 
 use crate::progress::ProgressLine;
 
-/// Which checkpoints, and what computes.
+/// Checkpoints and compute device.
 #[derive(Args)]
 pub struct Load {
-    /// The target's checkpoint: a directory, a GGUF file, or a name on the Hugging Face Hub (owner/name, owner/name:Q4_K_M for a
-    /// GGUF file there).
+    /// Target checkpoint: a directory, a GGUF file, or a Hugging Face Hub name (owner/name, or owner/name:Q4_K_M for a
+    /// GGUF file).
     #[arg(long)]
     pub model: Option<PathBuf>,
-    /// The assistant's checkpoint, likewise. Default: the one that fits the model and lies beside it (mtp-*.gguf,
-    /// *-assistant*.gguf, MTP/, MODEL-assistant; of a model in the Hub's cache, the repository NAME-assistant there); several
-    /// are an error.
+    /// Assistant checkpoint, likewise. Default: the matching one next to the model (mtp-*.gguf, *-assistant*.gguf, MTP/,
+    /// MODEL-assistant; for a model in the Hub cache, the repository NAME-assistant there); several are an error.
     #[arg(long)]
     pub assistant: Option<PathBuf>,
-    /// No assistant, also if one lies beside the model.
+    /// Use no assistant, even if there is one next to the model.
     #[arg(long, conflicts_with = "assistant")]
     pub no_assistant: bool,
-    /// A smaller Gemma 4 for the drafter draft-model: a directory, a GGUF file, or a name on the Hugging Face Hub.
+    /// Smaller Gemma 4 for the drafter draft-model: a directory, a GGUF file, or a Hugging Face Hub name.
     #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<PathBuf>,
-    /// Centroids of the assistant: own, none, auto (its own; without, 2048 are built and kept if a draft step is faster with them),
-    /// or N/K (builds N, of which K are scored, in any case). Built ones have fewer drafts accepted; the text is the same.
+    /// Centroids of the assistant: own, none, auto (its own; if it has none, builds and caches 2048 if a draft step is faster with
+    /// them), or N/K (always builds N, of which K are scored). Built centroids lower the acceptance; the text is the same.
     #[arg(long, value_name = "WHICH", default_value = "own")]
     pub centroids: CentroidChoice,
-    /// Do not keep built centroids: they are in foretoken in XDG_CACHE_HOME, or in .cache in the home directory.
+    /// Do not cache built centroids (default: foretoken in XDG_CACHE_HOME, or in .cache in the home directory).
     #[arg(long)]
     pub no_cache: bool,
-    /// Where downloads are kept. Default: HF_HUB_CACHE, or hub in HF_HOME, or .cache/huggingface/hub in the home directory. The
-    /// token is HF_TOKEN, or what hf auth login stored.
+    /// Download cache. Default: HF_HUB_CACHE, or hub in HF_HOME, or .cache/huggingface/hub in the home directory. The
+    /// token is HF_TOKEN, or the one stored by hf auth login.
     #[arg(long, value_name = "DIR")]
     pub hf_cache: Option<PathBuf>,
     /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...
     #[arg(long, value_name = "TYPE")]
     pub quantize: Option<WeightType>,
-    /// Where the models compute: cpu, cuda, cuda:N, metal, metal:N, or auto for a GPU where one works and else the CPU (build
+    /// Compute device: cpu, cuda, cuda:N, metal, metal:N, or auto for a GPU if one works and otherwise the CPU (build
     /// with --features cuda, cuda-prebuilt or metal).
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: DeviceChoice,
-    /// Threads; by default, the physical cores.
+    /// Number of threads. Default: physical cores.
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Instruction set of the CPU's kernels; by default, the widest that the processor has.
+    /// Instruction set of the CPU kernels. Default: the widest that the processor supports.
     #[arg(long, value_name = "NAME")]
     pub isa: Option<Isa>,
 }
 
 impl Load {
-    /// What to load; with no model named, the demo pair. Names on the Hub are resolved, with a bar on a terminal. With no
-    /// assistant named, and `drafting` not off, one is looked for beside the model; what is found is said on stderr.
+    /// The engine's options; without a model, the demo pair. Hub names are resolved, with a progress bar on a terminal. Without an
+    /// assistant, and unless `drafting` disables speculation, a matching one is searched for next to the model and reported on
+    /// stderr.
     ///
     /// # Errors
-    /// If a name is the Hub's, and the checkpoint cannot be downloaded, the model that assistants are to fit cannot be read,
-    /// or several fit.
+    /// If a checkpoint cannot be downloaded from the Hub, the model cannot be read to match assistants, or several match.
     pub fn options(&self, drafting: &Drafting) -> Result<EngineOptions> {
         let demo = || (self.model.is_none() && !self.no_assistant).then(|| crate::demo("assistant"));
         let assistant = self.assistant.clone().or_else(demo);
@@ -98,12 +97,12 @@ impl Load {
         })
     }
 
-    /// Says on stderr that the assistant has no centroids, if nothing was said of them.
+    /// Reports on stderr that the assistant has no centroids, unless `--centroids` was given.
     pub fn say_centroids(&self, engine: &Engine) {
         let is_dense = engine.assistant().is_some_and(|assistant| !assistant.has_centroids());
         if is_dense && self.centroids == CentroidChoice::Own {
             eprintln!(
-                "centroids: the assistant has none, so that a draft step reads its whole LM head (--centroids auto: builds \
+                "centroids: the assistant has none, so every draft step reads its whole LM head (--centroids auto: build \
                  them if that is faster)"
             );
         }
@@ -117,17 +116,17 @@ fn hub_cache() -> Option<PathBuf> {
     set("HF_HUB_CACHE").or_else(|| Some(set("HF_HOME").or_else(home)?.join("hub")))
 }
 
-/// The user's directory of what can be made again.
+/// The user's cache directory.
 fn own_cache() -> Option<PathBuf> {
     let set = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
     let directory = set.or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
     Some(directory.join("foretoken"))
 }
 
-/// Which centroids an assistant drafts with, as it is given on a command line.
+/// The value of `--centroids`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CentroidChoice {
-    /// Its own, or built ones where that is faster.
+    /// Its own; if it has none, built ones if that is faster.
     Auto,
     /// Its own.
     Own,
@@ -137,7 +136,7 @@ pub enum CentroidChoice {
     Built(CentroidSizes),
 }
 
-/// How many centroids there are, and how many of them are scored.
+/// Number of centroids, and number of them that are scored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CentroidSizes {
     count: usize,
@@ -165,7 +164,7 @@ impl FromStr for CentroidChoice {
 }
 
 impl CentroidChoice {
-    /// The engine's option, with this directory for what is built.
+    /// The engine's option, with this cache directory for built centroids.
     pub fn with_cache(self, cache: Option<PathBuf>) -> Centroids {
         match self {
             Self::Auto => Centroids::Build(BuildCentroids { cache, ..BuildCentroids::default() }),
@@ -180,7 +179,7 @@ impl CentroidChoice {
     }
 }
 
-/// The assistant beside the model, if one fits; says which, or why none is used.
+/// The assistant next to the model, if one fits; prints which, or why one is ignored.
 ///
 /// # Errors
 /// If several fit.
@@ -188,60 +187,60 @@ fn found_assistant(model: &Path) -> Result<Option<PathBuf>> {
     let found = find_assistants(model)?;
     if let Some(path) = found.only() {
         match path == model {
-            true => eprintln!("assistant: the one inside the model (--no-assistant: without)"),
-            false => eprintln!("assistant: {}, found for the model (--no-assistant: without)", path.display()),
+            true => eprintln!("assistant: the one inside the model (disable with --no-assistant)"),
+            false => eprintln!("assistant: {} (found automatically; disable with --no-assistant)", path.display()),
         }
         return Ok(Some(path.to_owned()));
     }
     if !found.fitting.is_empty() {
         let paths: Vec<_> = found.fitting.iter().map(|path| path.display().to_string()).collect();
         bail!(
-            "several assistants fit the model; name one with --assistant, or give --no-assistant: {}",
+            "several assistants fit the model; choose one with --assistant, or pass --no-assistant: {}",
             paths.join(", ")
         );
     }
     for (path, error) in found.misfits {
-        eprintln!("no assistant: {} is not used: {error}", path.display());
+        eprintln!("ignoring assistant {}: {error}", path.display());
     }
     Ok(None)
 }
 
-/// Who drafts, and how much.
+/// Speculative decoding.
 #[derive(Args)]
 pub struct Drafting {
-    /// One token per pass of the target.
+    /// Disable speculative decoding.
     #[arg(long)]
     pub no_speculation: bool,
-    /// Who drafts: auto, or a list by priority of mtp, draft-model, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod,
-    /// ngram-cache, with parameters behind a name (ngram-map-k:n=8:m=24:hits=2). Default: auto where there is an assistant or
-    /// a draft model; the assistant where a block size or a preset is given.
+    /// Drafters: auto, or a list in order of priority of mtp, draft-model, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod,
+    /// ngram-cache, with parameters after a name (ngram-map-k:n=8:m=24:hits=2). Default: auto if there is an assistant or
+    /// a draft model; the assistant if a block size or a preset is given.
     #[arg(long, value_name = "LIST", conflicts_with = "no_speculation")]
     pub spec_type: Option<Drafters>,
-    /// Rows of every verification; one token less is drafted. Default: chosen for every round from measured costs.
+    /// Rows per verification: the number of drafts plus one. Default: chosen for every round from measured costs.
     #[arg(long, value_name = "B")]
     pub draft_block_size: Option<usize>,
-    /// Rows by a preset: throughput, lift, balanced, quality.
+    /// Block size preset: throughput, lift, balanced, quality.
     #[arg(long, value_name = "NAME", conflicts_with = "draft_block_size")]
     pub mtp_preset: Option<MtpPreset>,
-    /// Rest the model that drafts after N drafts in a row of which nothing was accepted (1 to 32).
+    /// Pause the drafting model after N consecutive fully rejected drafts (1 to 32).
     #[arg(long, value_name = "N")]
     pub skip_streak: Option<usize>,
-    /// 2 drafts the next round while this one's text is written.
+    /// 2: draft the next round while the text of this one is processed.
     #[arg(long, value_name = "1|2", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub pipeline_depth: u8,
-    /// Draw drafts from the drafter's distribution instead of taking its best token.
+    /// Sample drafts from the drafter's distribution instead of taking its most probable token.
     #[arg(long)]
     pub sample_drafts: bool,
     /// N-gram counts of a corpus for ngram-cache.
     #[arg(long, value_name = "FILE")]
     pub ngram_static: Option<PathBuf>,
-    /// N-gram counts of earlier texts for ngram-cache; made if missing, and written back.
+    /// N-gram counts of earlier texts for ngram-cache; created if missing, and updated.
     #[arg(long, value_name = "FILE")]
     pub ngram_dynamic: Option<PathBuf>,
 }
 
 impl Drafting {
-    /// Who drafts. A block size or a preset alone means the assistant.
+    /// The speculation options. A block size or a preset alone selects the assistant.
     ///
     /// # Errors
     /// If a file of n-gram counts cannot be read.
@@ -281,25 +280,25 @@ impl Drafting {
     }
 }
 
-/// How K and V are stored.
+/// KV cache.
 #[derive(Args)]
 pub struct Kv {
-    /// K/V cache preset: exact (f16), or quantized: quality, balanced, compact.
+    /// KV cache preset: exact (f16), or quantized: quality, balanced, compact.
     #[arg(long, value_name = "NAME", default_value = "exact")]
     pub kv_preset: KvPreset,
-    /// Type of the cached keys, instead of the preset's: f32, f16, bf16, tqc2..tqc6, turbo2..turbo4, q8_0, q4_0.
+    /// Type of the cached keys; overrides the preset: f32, f16, bf16, tqc2..tqc6, turbo2..turbo4, q8_0, q4_0.
     #[arg(long, value_name = "T")]
     pub cache_type_k: Option<KvFormat>,
     /// Type of the cached values, likewise.
     #[arg(long, value_name = "T")]
     pub cache_type_v: Option<KvFormat>,
-    /// Positions that fit the cache; by default, what the model was made for.
+    /// Context size in tokens. Default: the maximum of the model.
     #[arg(long, visible_alias = "ctx-size", value_name = "N")]
     pub context: Option<usize>,
 }
 
 impl Kv {
-    /// The preset, with the formats and the context that were given instead of its own.
+    /// The preset, with formats and context overridden as given.
     pub fn options(&self) -> SessionOptions {
         let preset = KvOptions::from(self.kv_preset);
         SessionOptions {
@@ -313,7 +312,7 @@ impl Kv {
     }
 }
 
-/// What is continued.
+/// The prompt.
 #[derive(Args)]
 pub struct Prompt {
     /// The text to continue (with --chat: the user's message).
@@ -322,22 +321,22 @@ pub struct Prompt {
     /// Token ids instead of a prompt.
     #[arg(long, value_name = "2,500,..", value_delimiter = ',', conflicts_with_all = ["prompt", "chat"])]
     pub prompt_ids: Option<Vec<u32>>,
-    /// Put the prompt through the checkpoint's chat template.
+    /// Apply the checkpoint's chat template to the prompt.
     #[arg(long)]
     pub chat: bool,
     /// The system message, with --chat.
     #[arg(long, requires = "chat")]
     pub system: Option<String>,
-    /// Let the model think first, with --chat.
+    /// Enable thinking, with --chat.
     #[arg(long, requires = "chat")]
     pub think: bool,
-    /// A JSON list of messages instead of the prompt, with --chat: as for OpenAI's chat completions.
+    /// JSON list of messages instead of the prompt, with --chat, in the format of OpenAI's chat completions.
     #[arg(long, value_name = "FILE", requires = "chat", conflicts_with = "prompt")]
     pub messages: Option<PathBuf>,
-    /// A JSON list of the tools' schemas, with --chat.
+    /// JSON list of tool schemas, with --chat.
     #[arg(long, value_name = "FILE", requires = "chat")]
     pub tools: Option<PathBuf>,
-    /// Further variables of the chat template: a JSON object.
+    /// Additional variables for the chat template: a JSON object.
     #[arg(long, value_name = "JSON", requires = "chat")]
     pub chat_template_kwargs: Option<String>,
 }
@@ -350,7 +349,7 @@ impl Prompt {
     /// Its token ids.
     ///
     /// # Errors
-    /// If the checkpoint has no tokenizer or, with --chat, no template; or a file is no such JSON.
+    /// If the checkpoint has no tokenizer or, with --chat, no template; or a file is not such JSON.
     pub fn ids(&self, engine: &Engine) -> foretoken::Result<Vec<u32>> {
         if let Some(ids) = &self.prompt_ids {
             return Ok(ids.clone());
@@ -366,10 +365,10 @@ impl Prompt {
         engine.encode_chat(&messages, &self.chat_options()?)
     }
 
-    /// What a chat is rendered with.
+    /// The options for rendering the chat.
     ///
     /// # Errors
-    /// If a file is no such JSON.
+    /// If a file is not such JSON.
     pub fn chat_options(&self) -> foretoken::Result<ChatOptions> {
         Ok(ChatOptions {
             thinking: if self.think { Thinking::On } else { Thinking::Off },

@@ -1,4 +1,4 @@
-//! What the examples share: how a command begins and ends, command lines, and reports.
+//! Shared code of the examples: entry points, command lines, and reports.
 
 pub mod arguments;
 pub mod measure;
@@ -13,15 +13,15 @@ use std::process::{ExitCode, Termination};
 use anyhow::{Result, anyhow};
 use clap::Parser;
 
-/// Runs `command` with the process's arguments. An error, of usage too, is one line on stderr and exit code 1, with
-/// `RUST_BACKTRACE` as without: `anyhow`'s own report has the frames. A closed pipe ends the process as it ends other Unix
-/// programs, by SIGPIPE; Rust ignores that signal, and `println!` panics then.
+/// Runs `command` with the process's arguments. An error, including a usage error, is one line on stderr and exit code 1, with or
+/// without `RUST_BACKTRACE` (`anyhow`'s own report would print the frames). A closed pipe ends the process by SIGPIPE, as with
+/// other Unix programs; Rust ignores that signal by default, and `println!` would panic.
 pub fn run<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<T>) -> ExitCode {
     sigpipe::reset();
     run_service(command)
 }
 
-/// As [`run`], for what writes to sockets: a peer that closes its connection is an error of that write, not a signal.
+/// As [`run`], for commands that write to sockets: if a peer closes its connection, the write fails instead of raising a signal.
 pub fn run_service<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<T>) -> ExitCode {
     match parse(std::env::args_os()).and_then(command) {
         Ok(value) => value.report(),
@@ -32,13 +32,13 @@ pub fn run_service<A: Parser, T: Termination>(command: impl FnOnce(A) -> Result<
     }
 }
 
-/// The arguments; help and the version are printed and end the process.
+/// Parses the arguments; `--help` and `--version` print and exit.
 fn parse<A: Parser>(arguments: impl Iterator<Item = OsString>) -> Result<A> {
     A::try_parse_from(arguments).map_err(|error| {
         if !error.use_stderr() {
             error.exit();
         }
-        // Behind the first empty line there are hints and the usage.
+        // After the first empty line there are hints and the usage.
         let message = error.to_string();
         let problem = one_line(message.split("\n\n").next().unwrap_or(&message));
         anyhow!("{}; see --help", problem.strip_prefix("error: ").unwrap_or(&problem))

@@ -1,4 +1,4 @@
-//! What passes of a target cost here, and what the machine can do at best.
+//! Measured cost of a target's forward passes, and the best read bandwidth of the machine.
 
 use std::time::{Duration, Instant};
 
@@ -7,15 +7,15 @@ use foretoken::nn::Arena;
 use foretoken::{Engine, Isa, Probe, SessionOptions};
 use foretoken_kernels::measure;
 
-/// Milliseconds, a value for each measurement.
+/// Milliseconds, one value per measurement.
 pub struct Curve {
-    /// Of verifying so many rows at once.
+    /// Verifying this many rows in one pass.
     pub verify: Vec<(usize, Vec<f64>)>,
-    /// Of a draft step; empty without an assistant or a NextN head.
+    /// A draft step; empty without an assistant or a NextN head.
     pub draft: Vec<f64>,
 }
 
-/// Measures verifications of each of `rows` behind `depth` positions, in turn, `repeats` times over, and draft steps.
+/// Measures verifications of each of `rows` after `depth` positions, and draft steps, interleaved, `repeats` times.
 pub fn curve(engine: &Engine, depth: usize, rows: &[usize], repeats: usize) -> Result<Curve> {
     let most = rows.iter().copied().max().unwrap_or(1);
     let ids = ids(engine, depth.max(most));
@@ -26,7 +26,7 @@ pub fn curve(engine: &Engine, depth: usize, rows: &[usize], repeats: usize) -> R
     for repeat in 0..=repeats {
         for (rows, times) in &mut verify {
             let time = probe.verify(&ids[..*rows])?;
-            // The first turn only warms up.
+            // The first turn is a warm-up.
             times.extend((repeat > 0).then_some(1e3 * time.as_secs_f64()));
         }
         if engine.has_mtp() {
@@ -37,20 +37,20 @@ pub fn curve(engine: &Engine, depth: usize, rows: &[usize], repeats: usize) -> R
     Ok(Curve { verify, draft })
 }
 
-/// What taking rejected rows back costs, in milliseconds.
+/// Cost of rolling back rejected rows, in milliseconds.
 pub struct Rollback {
     /// Rows of the round.
     pub rows: usize,
-    /// Of them, those that are committed.
+    /// Rows of them that are committed.
     pub keep: usize,
-    /// The pass without the drafts in front of it, nothing to be replayed.
+    /// The pass without drafting, with nothing to replay.
     pub verify: f64,
-    /// The commit, and what replaying its rows adds to the next pass.
+    /// The commit, and the time that replaying its rows adds to the next pass.
     pub rollback: f64,
 }
 
-/// Measures rounds of so many rows behind `depth` positions that commit some and leave them to the next pass, in turn with passes
-/// that have nothing to replay: medians of `repeats` pairs. Empty for models without a recurrent state.
+/// Measures rounds of the given rows after `depth` positions that commit some of them for the next pass to replay, interleaved with
+/// passes that have nothing to replay: medians of `repeats` pairs. Empty for models without a recurrent state.
 pub fn rollback(engine: &Engine, depth: usize, rounds: &[(usize, usize)], repeats: usize) -> Result<Vec<Rollback>> {
     let most = rounds.iter().map(|(rows, _)| *rows).max().unwrap_or(1);
     let ids = ids(engine, depth.max(most));
@@ -59,7 +59,7 @@ pub fn rollback(engine: &Engine, depth: usize, rounds: &[(usize, usize)], repeat
         return Ok(Vec::new());
     }
     probe.read(&ids[..depth])?;
-    // The pass behind a prompt replays its last rows.
+    // The pass after a prompt replays its last rows.
     probe.verify(&ids[..most])?;
     let mut times = vec![[const { Vec::new() }; 3]; rounds.len()];
     for _ in 0..repeats {
@@ -81,17 +81,17 @@ pub fn rollback(engine: &Engine, depth: usize, rounds: &[(usize, usize)], repeat
     Ok(results.collect())
 }
 
-/// Tokens of a draft: the host does not wait between them where a device drafts.
+/// Tokens per draft: on a device, the host does not wait between them.
 const DRAFTED: usize = 3;
 
-/// Ids that are no text. The first 300 of a vocabulary are control tokens and bytes.
+/// Arbitrary ids. The first 300 of a vocabulary are control tokens and bytes.
 pub fn ids(engine: &Engine, count: usize) -> Vec<u32> {
     let vocab = engine.target().vocab_size() as u32;
     let first = 300.min(vocab / 2);
     (0..count as u32).map(|i| first + i.wrapping_mul(7919) % (vocab - first)).collect()
 }
 
-/// The middle one, or the mean of the middle two; no number if there are none.
+/// The median; NaN if there are no values.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.get(values.len().wrapping_sub(1) / 2..=values.len() / 2) {
@@ -100,7 +100,7 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// GB/s at which the device that computes reads at best; `None` if there is no memory to measure with.
+/// Best read bandwidth of the compute device in GB/s; `None` if there is not enough memory to measure.
 pub fn read_bandwidth(engine: &Engine) -> Option<f64> {
     match foretoken::device_bandwidth(engine) {
         Ok(None) => processor_bandwidth(engine.isa(), engine.threads()),
@@ -109,10 +109,10 @@ pub fn read_bandwidth(engine: &Engine) -> Option<f64> {
     }
 }
 
-/// GB/s: the best of three passes over more memory than any cache holds, all threads at once; `None` without that memory.
+/// Best of three passes over more memory than any cache holds, on all threads, in GB/s; `None` without that memory.
 pub fn processor_bandwidth(isa: Isa, threads: usize) -> Option<f64> {
     const BYTES: usize = 1 << 30;
-    // The memory that packed weights lie in: with small pages, reading is slower.
+    // The same kind of memory as packed weights: with small pages, reading is slower.
     let mut piece = Arena::default().take(BYTES)?;
     piece.as_mut_slice().fill(1);
     let data = piece.as_slice();

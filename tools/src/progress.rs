@@ -1,11 +1,11 @@
-//! How far a long command is, on a terminal.
+//! Progress of a long command, on a terminal.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A line on stderr with a bar, the share that is done and the time left, erased when all is done or the last clone is
-/// dropped. Where stderr is no terminal nothing is written.
+/// A line on stderr with a progress bar, a percentage and the time left, erased when complete or when the last clone is
+/// dropped. Nothing is written if stderr is not a terminal.
 #[derive(Clone)]
 pub struct ProgressLine(Arc<Mutex<Line>>);
 
@@ -34,7 +34,7 @@ impl ProgressLine {
         })))
     }
 
-    /// `done` of `total`; another total begins anew.
+    /// `done` of `total`; a different total restarts the timer.
     pub fn set(&self, done: u64, total: u64) {
         self.change(|line| {
             if line.total != total {
@@ -44,7 +44,7 @@ impl ProgressLine {
         });
     }
 
-    /// `more` than before.
+    /// Adds `more` to the progress.
     pub fn add(&self, more: u64) {
         self.change(|line| line.done += more);
     }
@@ -62,7 +62,7 @@ impl ProgressLine {
 }
 
 impl Line {
-    /// Writes the line if the last time was long enough ago.
+    /// Draws the line unless it was drawn too recently.
     fn draw(&mut self) {
         if self.done >= self.total {
             return self.erase();
@@ -74,7 +74,7 @@ impl Line {
         let share = self.done as f64 / self.total as f64;
         let left = self.began.elapsed().as_secs_f64() * (1.0 / share.max(1e-3) - 1.0);
         let bar = "#".repeat((share * BAR as f64) as usize);
-        // A line that cannot be written is no reason to stop the command.
+        // Failing to draw must not stop the command.
         let _ = write!(stderr(), "\r{} [{bar:-<BAR$}] {:.0} %, {left:.0} s left\x1b[K", self.label, 100.0 * share);
     }
 

@@ -1,4 +1,4 @@
-//! What a generation did, for people and for tools.
+//! Generation statistics, as text and as JSON.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use foretoken::kv::KvCache;
 use foretoken::{Sampling, Session, Statistics};
 use serde_json::{Value, json};
 
-/// How K and V are stored, a line for each kind of layers.
+/// KV cache formats, a line for each kind of layer.
 pub fn kv(kv: &KvCache) -> String {
     let mut kinds: Vec<(String, Vec<String>)> = Vec::new();
     for store in kv.report() {
-        let key = store.key.map_or("made of values".into(), |key| key.to_string());
+        let key = store.key.map_or("computed from values".into(), |key| key.to_string());
         let kind = format!("keys {key}, values {}, {} bytes per token each", store.value, store.bytes_per_token);
         match kinds.iter_mut().find(|(other, _)| *other == kind) {
             Some((_, layers)) => layers.push(store.layer.to_string()),
@@ -20,7 +20,7 @@ pub fn kv(kv: &KvCache) -> String {
     kinds.iter().map(|(kind, layers)| format!("K/V of layers {}: {kind}\n", layers.join(", "))).collect()
 }
 
-/// The sampling parameters of a chat, in a line.
+/// The sampling parameters of a chat, on one line.
 pub fn sampling(sampling: &Sampling) -> String {
     let Sampling { temperature, top_k, top_p, min_p, .. } = sampling;
     let top_k = top_k.map_or_else(|| "all".into(), |k| k.to_string());
@@ -28,8 +28,8 @@ pub fn sampling(sampling: &Sampling) -> String {
     let rarer = [("repeat penalty", repeat), ("typical", sampling.typical_p)];
     let rarer = rarer.map(|(name, x)| if x == 1.0 { String::new() } else { format!(", {name} {x}") });
     format!(
-        "sampling: temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}{}; the checkpoint's where no option \
-         says otherwise",
+        "sampling: temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}{}; checkpoint defaults unless \
+         overridden by an option",
         rarer.concat()
     )
 }
@@ -37,8 +37,8 @@ pub fn sampling(sampling: &Sampling) -> String {
 /// Rounds, drafters and measured costs, a line each.
 pub fn details(s: &Statistics, kv_bytes: usize) -> String {
     let mut text = format!(
-        "{} tokens of prompt at {:.1} tokens/s; {} rounds, {:.2} tokens per round, {:.0} % of {} drafts accepted; \
-         {:.1} MiB of K/V\n",
+        "{} prompt tokens at {:.1} tokens/s; {} rounds, {:.2} tokens per round, {:.0} % of {} drafts accepted; \
+         {:.1} MiB of KV cache\n",
         s.prompt_tokens,
         s.prefill_tokens_per_second(),
         s.rounds,
@@ -58,8 +58,8 @@ fn drafters(s: &Statistics) -> String {
     let line = |d: &foretoken::speculative::DrafterStats| {
         let at = d.accepted_at.iter().zip(&d.drafted_at).map(|(a, n)| format!("{:.0}", 100.0 * *a as f64 / *n as f64));
         format!(
-            "{}: {} calls, {} drafts verified, something of {} accepted; {} tokens verified, {} accepted; {:.2} tokens per \
-             draft; accepted at each place (%): {}; {:.1} ms\n",
+            "{}: {} calls, {} drafts verified, {} at least partly accepted; {} tokens verified, {} accepted; {:.2} tokens per \
+             draft; acceptance by position (%): {}; {:.1} ms\n",
             d.kind.map_or("", |kind| kind.name()),
             d.calls,
             d.drafts,
@@ -81,8 +81,8 @@ fn rounds(s: &Statistics) -> String {
     let v = s.verify_ms.iter().map(|ms| format!("{:.2}", ms / s.verify_ms[0]));
     let steps = s.drafters.iter().filter_map(|d| Some(format!("{} {:.2} ms", d.kind?.name(), d.step_ms?)));
     format!(
-        "rounds by rows: {}; by reason: {}; {} passes saved\n\
-         begin {:.1}, draft {:.1} (waited for {:.1}), verify {:.1}, accept {:.1} ms; v(B): {}; a step: {}\n",
+        "rounds by rows: {}; by reason: {}; {} target passes saved\n\
+         begin {:.1}, draft {:.1} (waited for {:.1}), verify {:.1}, accept {:.1} ms; v(B): {}; draft step: {}\n",
         rows.collect::<Vec<_>>().join(", "),
         reasons.collect::<Vec<_>>().join(", "),
         s.passes_saved,
@@ -100,7 +100,7 @@ fn ms(time: Duration) -> f64 {
     1e3 * time.as_secs_f64()
 }
 
-/// One object for tools: `report` with the figures added.
+/// One JSON object: `report` with the figures added.
 pub fn json(mut report: Value, s: &Statistics, session: &Session) -> Value {
     for (name, value) in [
         ("prompt_tokens", json!(s.prompt_tokens)),
@@ -123,7 +123,7 @@ pub fn json(mut report: Value, s: &Statistics, session: &Session) -> Value {
     report
 }
 
-/// The most memory that the process has held, in bytes, where the system tells.
+/// Peak memory of the process in bytes, if the system reports it.
 fn peak_rss_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -1,4 +1,4 @@
-//! Command-line options of sampling and of what ends a text, by llama.cpp's names.
+//! Command-line options for sampling and stopping, with llama.cpp's names.
 
 use std::fs::read_to_string;
 use std::path::PathBuf;
@@ -8,20 +8,20 @@ use clap::Args;
 use foretoken::sampler::{Dry, Penalties, Xtc};
 use foretoken::{Constraint, EndOfGeneration, Engine, GenerateOptions, Sampling, Stop};
 
-/// How tokens are chosen, and what ends the text.
+/// Sampling and stopping.
 #[derive(Args)]
 pub struct Text {
-    /// Tokens to generate at most.
+    /// Maximum number of tokens to generate.
     #[arg(long, default_value_t = 128)]
     pub max_tokens: usize,
-    /// 0 takes the most probable token. Default: 0; of a chat, what the checkpoint's publisher says, as of top-k, top-p, min-p,
-    /// typical and the repeat penalty.
+    /// Temperature; 0 takes the most probable token. Default: 0; with --chat, the checkpoint's defaults, which also set top-k,
+    /// top-p, min-p, typical and the repeat penalty.
     #[arg(long, visible_alias = "temp")]
     pub temperature: Option<f32>,
     /// Keep the K most probable tokens. Default: all.
     #[arg(long)]
     pub top_k: Option<usize>,
-    /// Keep the most probable tokens up to this sum of probabilities. Default: 1.
+    /// Keep the most probable tokens up to this cumulative probability. Default: 1.
     #[arg(long)]
     pub top_p: Option<f32>,
     /// Keep tokens at least this probable relative to the best. Default: 0.
@@ -33,86 +33,86 @@ pub struct Text {
     /// Seed of the draws.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Go on past the tokens that end a text.
+    /// Continue past end-of-text tokens.
     #[arg(long)]
     pub ignore_eos: bool,
-    /// End the text before this string; may be given several times.
+    /// Stop before this string; may be repeated.
     #[arg(long, value_name = "STRING")]
     pub stop: Vec<String>,
-    /// What the text must match.
+    /// Constrained output.
     #[command(flatten)]
     pub constraint: Constrained,
 }
 
-/// What the text must match; at most one of them. Built with the cargo feature `constraint`.
+/// Constrained output; at most one. Requires the cargo feature `constraint`.
 #[derive(Args)]
 #[group(multiple = false)]
 pub struct Constrained {
-    /// The text is JSON under the schema in this file.
+    /// Constrain the text to JSON that matches the schema in this file.
     #[arg(long, value_name = "FILE")]
     pub json_schema: Option<PathBuf>,
-    /// The text matches this regular expression.
+    /// Constrain the text to this regular expression.
     #[arg(long, value_name = "REGEX")]
     pub regex: Option<String>,
-    /// The text follows the grammar in this file, in llguidance's variant of Lark's syntax.
+    /// Constrain the text to the grammar in this file, in llguidance's variant of the Lark syntax.
     #[arg(long, value_name = "FILE")]
     pub grammar: Option<PathBuf>,
 }
 
-/// Penalties and rarer filters; all are off by default. They apply in this order: repeat, frequency and presence penalty, DRY,
+/// Penalties and rarer filters; all are off by default. They are applied in this order: repeat, frequency and presence penalty, DRY,
 /// top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature.
 #[derive(Args)]
 pub struct Chain {
-    /// Divide the positive logits of the newest tokens by this, multiply the negative ones. Default: 1, off.
+    /// Divide positive logits of recent tokens by this, multiply negative ones. Default: 1 (off).
     #[arg(long, value_name = "X")]
     pub repeat_penalty: Option<f32>,
-    /// Tokens that the penalties look at; -1 for all. Default: 64.
+    /// Number of last tokens that the penalties consider; -1 for all. Default: 64.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub repeat_last_n: Option<i64>,
-    /// Subtract this from the logits of the newest tokens.
+    /// Subtract this from the logits of recent tokens.
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     pub presence_penalty: f32,
-    /// Subtract this for every occurrence among the newest tokens.
+    /// Subtract this for every occurrence among recent tokens.
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     pub frequency_penalty: f32,
-    /// Scale of the penalty of tokens that prolong a repetition (DRY).
+    /// DRY: multiplier of the penalty on tokens that extend a repetition.
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     pub dry_multiplier: f32,
-    /// Growth of DRY's penalty with every token.
+    /// DRY: growth of the penalty with every repeated token.
     #[arg(long, value_name = "X", default_value_t = 1.75)]
     pub dry_base: f32,
-    /// Tokens in a row that DRY lets be repeated.
+    /// DRY: length of repetitions that is not penalized.
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub dry_allowed_length: usize,
-    /// Tokens that DRY looks at; -1 for all.
+    /// DRY: number of last tokens to consider; -1 for all.
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
     pub dry_penalty_last_n: i64,
-    /// Tokens with this string in them end a repetition; may be given several times, none is no string. Default: a line end, a
-    /// colon, a double quote, an asterisk.
+    /// DRY: tokens that contain this string end a repetition; may be repeated; "none" disables it. Default: newline, colon,
+    /// double quote, asterisk.
     #[arg(long, value_name = "STRING")]
     pub dry_sequence_breaker: Vec<String>,
     /// Keep tokens whose logits are at most this many standard deviations below the largest. Default: all.
     #[arg(long, value_name = "N")]
     pub top_n_sigma: Option<f32>,
-    /// Keep the locally most typical tokens up to this sum of probabilities. Default: 1.
+    /// Keep the locally most typical tokens up to this cumulative probability. Default: 1.
     #[arg(long, visible_alias = "typical-p", value_name = "P")]
     pub typical: Option<f32>,
-    /// How often the most probable tokens are excluded (XTC).
+    /// XTC: probability of excluding the most probable tokens.
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub xtc_probability: f32,
-    /// Probability from which XTC excludes all tokens but the least probable of them; up to 0.5.
+    /// XTC: exclude all tokens above this probability except the least probable of them; at most 0.5.
     #[arg(long, value_name = "P", default_value_t = 0.1)]
     pub xtc_threshold: f32,
 }
 
-/// llama.cpp's: they end repetitions where none are named.
+/// llama.cpp's default sequence breakers.
 const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
 impl Text {
-    /// These options, with the default of every other. `sampling` has the parameters that were not given.
+    /// The options, with defaults for all others. `sampling` provides the parameters that were not given.
     ///
     /// # Errors
-    /// If DRY is asked for and the checkpoint has no tokenizer to find its breakers with, or a file cannot be read.
+    /// If DRY is enabled and the checkpoint has no tokenizer to find its breakers, or a file cannot be read.
     pub fn options(&self, engine: &Engine, sampling: &Sampling) -> Result<GenerateOptions> {
         let sampling = Sampling {
             temperature: self.temperature.unwrap_or(sampling.temperature),

@@ -129,7 +129,7 @@ fn the_assistant_beside_the_model_is_used_and_said() {
     let with = |more: &[&str]| succeeds("generate", &[&all[..], more].concat());
     let (written, lines) = with(&[]);
     let (said, statistics) = lines.split_once('\n').expect("two lines");
-    assert!(said.starts_with("assistant: ") && said.contains("model-assistant, found for the model"), "{lines}");
+    assert!(said.starts_with("assistant: ") && said.contains("model-assistant (found automatically"), "{lines}");
     assert!(statistics.lines().count() == 1 && statistics.contains(" drafted tokens accepted"), "{lines}");
     for none in ["--no-assistant", "--no-speculation"] {
         let (plain, lines) = with(&[none]);
@@ -160,7 +160,10 @@ fn the_assistant_beside_the_model_is_used_and_said() {
     std::fs::write(misfit.join("config.json"), other).expect("a file");
     let (plain, lines) = with(&[]);
     assert_eq!(plain, written);
-    assert!(lines.starts_with("no assistant: ") && lines.contains("hidden_size 512, the target's is 256"), "{lines}");
+    assert!(
+        lines.starts_with("ignoring assistant ") && lines.contains("hidden_size 512, the target's is 256"),
+        "{lines}"
+    );
 }
 
 /// An assistant without centroids: said once, unless the command line says which to draft with.
@@ -177,7 +180,7 @@ fn missing_centroids_are_said() {
     let all = ["fn main() {", "--model", utf8(&model), "--threads", "1", "--max-tokens", "16", "--ignore-eos"];
     let lines = |more: &[&str]| succeeds("generate", &[&all[..], more].concat()).1;
     let said = lines(&["--assistant", utf8(&dense)]);
-    let first = "centroids: the assistant has none, so that a draft step reads its whole LM head (--centroids auto: ";
+    let first = "centroids: the assistant has none, so every draft step reads its whole LM head (--centroids auto: ";
     assert!(said.starts_with(first) && said.lines().count() == 2, "{said}");
     let chosen = lines(&["--assistant", utf8(&dense), "--centroids", "none"]);
     let own = lines(&["--assistant", utf8(&demo("assistant"))]);
@@ -506,7 +509,7 @@ fn doctor_says_what_files_are() {
         "positions fit with K/V compact (",
         " GB/s with 1 threads at best",
         " tokens/s at a short context",
-        " with three drafts a pass",
+        " with three drafts per pass",
     ] {
         assert!(said.contains(part), "{said} has no {part:?}");
     }

@@ -94,7 +94,7 @@ fn hovering_shows_the_round() {
         .collect();
     let round = &rounds[2];
     assert!(panel.starts_with("round 3 of session 0"), "{panel}");
-    assert!(panel.contains(&format!("position {}, behind token {}", round["position"], round["last"])), "{panel}");
+    assert!(panel.contains(&format!("position {}, after token {}", round["position"], round["last"])), "{panel}");
     assert!(panel.contains(&format!(
         "{} rows because: {}",
         round["rows"],

@@ -1,5 +1,5 @@
-//! What has been measured: a line of JSON each, written as soon as it is known. The file is the results and, after an
-//! interruption, what need not be measured again.
+//! The measurements, one line of JSON each, written immediately. The file holds the results and is the state from which an
+//! interrupted run resumes.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::Write;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::matrix::{Cell, Setting};
 
-/// A line: an event, and what it happened on.
+/// A line: an event, and its machine and commit.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     #[serde(flatten)]
@@ -19,7 +19,7 @@ pub struct Record {
     pub event: Event,
 }
 
-/// What figures are of: those of another machine or commit are never compared.
+/// Machine and commit of a figure: figures of different ones are never compared.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Origin {
     pub machine: String,
@@ -29,9 +29,9 @@ pub struct Origin {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
-    /// Somebody began, or went on, to measure.
+    /// A run of the benchmark was started or resumed.
     Start { command: String, time: String },
-    /// What the machine and a pair's passes were like when a run through the cells began.
+    /// Machine bandwidth and cost of a pair's forward passes at the start of a turn.
     Turn(Turn),
     /// A cell was measured once.
     Run(Run),
@@ -42,11 +42,11 @@ pub struct Turn {
     pub setting: Setting,
     pub run: usize,
     pub threads: usize,
-    /// The machine's best, in GB/s.
+    /// Best read bandwidth of the machine in GB/s.
     pub read_gb_per_second: Option<f64>,
-    /// Bytes of weights that a pass reads, whatever its rows.
+    /// Bytes of weights that a pass reads, for any number of rows.
     pub step_bytes: usize,
-    /// Median milliseconds of verifying so many rows.
+    /// Median milliseconds of a verification, by number of rows.
     pub verify_ms: Vec<(usize, f64)>,
     /// Median milliseconds of a draft step.
     pub draft_ms: Option<f64>,
@@ -58,7 +58,7 @@ pub struct Run {
     #[serde(flatten)]
     pub cell: Cell,
     pub run: usize,
-    /// After the first token, which the prompt's pass gives.
+    /// After the first token, which comes from the prompt's forward pass.
     pub tokens_per_second: f64,
     pub prefill_tokens_per_second: f64,
     pub rounds: usize,
@@ -67,15 +67,15 @@ pub struct Run {
     pub accepted: usize,
     pub drafted_at: Vec<usize>,
     pub accepted_at: Vec<usize>,
-    /// Milliseconds of a round spent drafting, and in the target's pass. `None` here and below: not reported.
+    /// Milliseconds per round of drafting, and of the target's pass. `None` here and below: not reported.
     pub draft_ms: Option<f64>,
     pub verify_ms: Option<f64>,
-    /// Weights read by the target's passes, and what the machine reads at best, as measured at the turn's begin.
+    /// Bandwidth of weights read by the target's passes, and the best read bandwidth measured at the start of the turn.
     pub weights_gb_per_second: Option<f64>,
     pub read_gb_per_second: Option<f64>,
     pub kv_bytes: Option<usize>,
     pub peak_rss_bytes: Option<u64>,
-    /// A checksum of the tokens written after each prompt; empty if a server does not report them.
+    /// A checksum of the tokens generated after each prompt; empty if a server does not report them.
     pub written: Vec<u32>,
 }
 
@@ -86,10 +86,10 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens or makes the file. Half a line at its end, which an interruption leaves, is dropped.
+    /// Opens or creates the file. An incomplete last line, left by an interruption, is dropped.
     ///
     /// # Errors
-    /// If it cannot be written, somebody else is writing it, or it is no journal.
+    /// If it cannot be written, another process is writing it, or it is not a journal.
     pub fn open(path: &Path) -> Result<Self> {
         let named = || path.display().to_string();
         let file = OpenOptions::new().append(true).create(true).open(path).with_context(named)?;
@@ -99,13 +99,13 @@ impl Journal {
         })?;
         let (records, whole) = read(path)?;
         if file.metadata().with_context(named)?.len() > whole {
-            eprintln!("{}: half a line at the end is dropped", path.display());
+            eprintln!("{}: dropping an incomplete last line", path.display());
             file.set_len(whole).with_context(named)?;
         }
         Ok(Self { path: path.to_owned(), file, records })
     }
 
-    /// Writes an event, and returns when it is on the disk.
+    /// Writes an event, and returns when it is on disk.
     pub fn append(&mut self, record: Record) -> Result<()> {
         let line = serde_json::to_string(&record)? + "\n";
         let written = self.file.write_all(line.as_bytes()).and_then(|()| self.file.sync_data());
@@ -115,17 +115,17 @@ impl Journal {
     }
 }
 
-/// The whole lines of a journal, and their bytes.
+/// The complete lines of a journal, and their bytes.
 ///
 /// # Errors
-/// If it cannot be read, or is no journal.
+/// If it cannot be read, or is not a journal.
 pub fn read(path: &Path) -> Result<(Vec<Record>, u64)> {
-    /// How all lines begin.
+    /// Prefix of all lines.
     const BEGIN: &[u8] = b"{\"machine\":";
     let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
     let (mut records, mut whole) = (Vec::new(), 0);
     for (number, line) in (1..).zip(bytes.split_inclusive(|byte| *byte == b'\n')) {
-        let foreign = || format!("{}:{number}: is no line of bench_matrix's; give another --out", path.display());
+        let foreign = || format!("{}:{number}: is not a line of bench_matrix; use another --out", path.display());
         if line.ends_with(b"\n") {
             records.push(serde_json::from_slice(line).with_context(foreign)?);
             whole += line.len() as u64;

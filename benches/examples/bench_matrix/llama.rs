@@ -15,7 +15,7 @@ use crate::journal::Run;
 use crate::matrix::{Cell, Plan};
 use crate::ours::checksum;
 
-/// A server with a model, ours to stop if we started it.
+/// A server with a model; stopped on drop if it was started here.
 pub struct Llama {
     agent: ureq::Agent,
     url: String,
@@ -27,10 +27,10 @@ struct Started {
     log: PathBuf,
 }
 
-/// The fields of `/completion`'s answer that are used.
+/// The fields of the `/completion` response that are used.
 #[derive(Deserialize)]
 struct Reply {
-    /// Missing in the answers of ik_llama.cpp's server.
+    /// Missing in the responses of ik_llama.cpp's server.
     tokens: Option<Vec<u32>>,
     timings: Timings,
 }
@@ -48,7 +48,7 @@ struct Timings {
 }
 
 impl Llama {
-    /// Starts a server with the plan's target, or takes the one that is there, and waits until it is ready.
+    /// Starts a server with the plan's target, or uses the running one, and waits until it is ready.
     pub fn new(args: &Args, plan: &Plan, arguments: &str) -> Result<Self> {
         let config = ureq::Agent::config_builder()
             .proxy(None)
@@ -74,7 +74,7 @@ impl Llama {
         let (health, begin) = (format!("{}/health", self.url), Instant::now());
         loop {
             let Err(error) = self.agent.get(&health).call() else { return Ok(()) };
-            // 503 is a model that is being loaded.
+            // 503: the model is being loaded.
             let loading = matches!(error, ureq::Error::StatusCode(503));
             let ended = self.started.as_mut().is_some_and(|s| s.server.try_wait().is_ok_and(|status| status.is_some()));
             if ended || (self.started.is_none() && !loading) || begin.elapsed() > LONGEST {
@@ -99,14 +99,14 @@ impl Llama {
             all.draft_n_accepted += t.draft_n_accepted;
             written.extend(reply.tokens.as_deref().map(checksum));
         }
-        // A round writes what it accepts and one token more.
+        // A round emits its accepted drafts and one more token.
         let rounds = decoded.saturating_sub(all.draft_n_accepted);
         let a_second = |count: usize, ms: f64| if ms > 0.0 { 1e3 * count as f64 / ms } else { 0.0 };
         Ok(Run {
             setting: plan.setting.clone(),
             cell: cell.clone(),
             run,
-            // The server's clock starts when the first token is there, so that one does not count.
+            // The server's timer starts after the first token, so it does not count.
             tokens_per_second: a_second(decoded, all.predicted_ms),
             prefill_tokens_per_second: a_second(all.prompt_n, all.prompt_ms),
             rounds,
@@ -138,21 +138,21 @@ impl Llama {
         let reply = self.agent.post(format!("{}/completion", self.url)).send_json(&request);
         let reply = reply.and_then(|mut reply| reply.body_mut().read_json::<Reply>()).map_err(|e| self.failed(&e))?;
         let got = reply.timings.predicted_n;
-        ensure!(got == tokens, "llama.cpp's server at {}: {got} tokens came, {tokens} were asked for", self.url);
+        ensure!(got == tokens, "llama.cpp's server at {}: got {got} tokens instead of {tokens}", self.url);
         Ok(reply)
     }
 
-    /// The error, and what the server said before it.
+    /// The error, with the last line of the server log.
     fn failed(&mut self, error: &ureq::Error) -> anyhow::Error {
         let mut message = format!("llama.cpp's server at {}: {error}", self.url);
         if let Some(Started { server, log }) = &mut self.started {
             if let Ok(Some(status)) = server.try_wait() {
-                message += &format!("; it ended ({status})");
+                message += &format!("; it exited ({status})");
             }
             let words = std::fs::read(&*log).unwrap_or_default();
             let words = String::from_utf8_lossy(&words);
             let last = words.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
-            message += &format!("; its last words, in {}: {}", log.display(), last.trim());
+            message += &format!("; last line of {}: {}", log.display(), last.trim());
         }
         anyhow!(message)
     }
@@ -161,7 +161,7 @@ impl Llama {
 impl Drop for Llama {
     fn drop(&mut self) {
         if let Some(Started { server, .. }) = &mut self.started {
-            // It may have ended by itself.
+            // It may already have exited.
             let _ = server.kill();
             let _ = server.wait();
         }
@@ -169,7 +169,7 @@ impl Drop for Llama {
 }
 
 fn start(path: &Path, args: &Args, plan: &Plan, arguments: &str) -> Result<(Started, String)> {
-    // Free now; if another process takes it first, the server exits with an error in its log.
+    // The port is free now; if another process takes it first, the server exits with an error in its log.
     let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr())?.port();
     let deepest = plan.cells.iter().map(|(cell, _)| cell.prompt.0).max().unwrap_or(0) + args.max_tokens;
     let number = args.llama_args.iter().position(|other| other == arguments).unwrap_or(0) + 1;

@@ -1,4 +1,4 @@
-//! Where and with what something was measured.
+//! Machine and commit of a measurement.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,12 +9,12 @@ use foretoken_tools::repository;
 
 use crate::journal::Origin;
 
-/// This machine, and what is checked out.
+/// This machine, and the checked-out commit.
 pub fn origin(isa: Option<Isa>) -> Origin {
     Origin { machine: machine(isa.unwrap_or_else(Isa::best)), commit: commit() }
 }
 
-/// Processor, memory and the instruction set that is used.
+/// Processor, memory and instruction set in use.
 fn machine(isa: Isa) -> String {
     let field = |file: &str, name: &str| {
         let text = std::fs::read_to_string(file).ok()?;
@@ -29,7 +29,7 @@ fn machine(isa: Isa) -> String {
     format!("{processor}, {usable} CPUs{memory}, {isa}, {system}")
 }
 
-/// The commit that is checked out, and a checksum of what the sources differ from it by; `unknown` outside of git.
+/// The checked-out commit, with a checksum of uncommitted changes to the sources; `unknown` outside of git.
 fn commit() -> String {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").arg("-C").arg(repository()).args(arguments).output().ok()?;
@@ -45,7 +45,7 @@ fn commit() -> String {
     }
 }
 
-/// How this was called, without the executable's folder.
+/// The command line, without the executable's directory.
 pub fn command() -> String {
     let quoted = |argument: String| match argument.contains(|c: char| c.is_whitespace() || "\"'$&|;<>()*".contains(c)) {
         true => format!("'{}'", argument.replace('\'', "'\\''")),
@@ -74,13 +74,13 @@ pub fn now() -> String {
     format!("{year}-{month:02}-{:02} {hour:02}:{minute:02} UTC", day + 1)
 }
 
-/// Begins to count the process's peak memory anew, where the system can.
+/// Resets the process's peak memory counter, if the system supports it.
 pub fn forget_peak() {
-    // 5 resets the mark of the resident set (proc_pid_clear_refs(5)); elsewhere the peak stays the process's.
+    // 5 resets the peak resident set size (proc_pid_clear_refs(5)); elsewhere the peak is that of the whole process.
     let _ = std::fs::write(Path::new("/proc/self/clear_refs"), "5");
 }
 
-/// The most memory that was resident since then.
+/// Peak resident memory since then.
 pub fn peak_rss_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

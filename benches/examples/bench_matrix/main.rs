@@ -1,4 +1,4 @@
-//! How fast, everywhere: `cargo run --release --example bench_matrix -- --threads 1`.
+//! Benchmark matrix: `cargo run --release --example bench_matrix -- --threads 1`.
 
 mod journal;
 mod llama;
@@ -26,76 +26,76 @@ use llama::Llama;
 use matrix::{Cell, Kv, Mode, Plan, Prompt};
 use ours::Ours;
 
-/// Measure pairs of checkpoints with every K/V format, prompt and way to draft, and make a page of it.
+/// Measure pairs of checkpoints with every KV cache format, prompt and drafting mode, and write an HTML report.
 ///
-/// OUT gets runs.ndjson (every measurement, as soon as it is made), results.csv and report.html. The cells of a pair are
-/// measured in turn, one run of each after the other, so that a machine whose speed drifts wrongs none of them. Called
-/// again after an interruption, it measures what is missing; other options add cells, another commit begins anew.
+/// Writes runs.ndjson (every measurement, immediately), results.csv and report.html to OUT. The cells of a pair are interleaved, one
+/// run of each at a time, so that drifting machine speed affects all of them equally. After an interruption, run it again to measure
+/// what is missing; other options add cells, another commit starts over.
 ///
 /// Example: bench_matrix --model e2b-target.gguf --assistant e2b-assistant.gguf --kv f16,balanced --prompts short,long,4k
 #[derive(Parser)]
 #[command(version)]
 pub struct Args {
-    /// A target's checkpoint, may be given several times; by default, the demo pair.
+    /// Target checkpoint; may be repeated. Default: the demo pair.
     #[arg(long)]
     model: Vec<PathBuf>,
-    /// Its assistant's, as often as --model; without any, only prompt lookup drafts.
+    /// Assistant checkpoint, one per --model; without any, only prompt-lookup drafters are used.
     #[arg(long)]
     assistant: Vec<PathBuf>,
     /// Quantize floating-point matrices while loading: q4_k, q6_k, q8_0, ...
     #[arg(long, value_name = "TYPE", conflicts_with_all = ["llama_server", "llama_url"])]
     quantize: Option<WeightType>,
-    /// Presets, or formats of both keys and values.
+    /// KV cache presets, or formats for both keys and values.
     #[arg(long, value_delimiter = ',', default_value = "f16,balanced")]
     kv: Vec<Kv>,
-    /// Rows of a verification, with the assistant alone; plain decoding is always measured.
+    /// Rows per verification, with the assistant alone; plain decoding is always measured.
     #[arg(long, value_delimiter = ',', default_value = "2,4,6")]
     blocks: Vec<usize>,
-    /// auto, or a list of drafters under the planner, as generate's --spec-type; may be given several times.
+    /// auto, or a list of drafters under the planner, as in generate's --spec-type; may be repeated.
     #[arg(long, value_name = "LIST", default_values = ["auto"])]
     mixture: Vec<String>,
-    /// short (128 tokens), long (512), or tokens: 4k, 16k, 32k.
+    /// Prompt lengths: short (128 tokens), long (512), or a number of tokens: 4k, 16k, 32k.
     #[arg(long, value_delimiter = ',', default_value = "short,long")]
     prompts: Vec<Prompt>,
-    /// Prompts of each length, which count together.
+    /// Prompts of each length, measured together.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     texts: usize,
-    /// The text that prompts are cut from; by default, held-out Rust and this project's sources.
+    /// Text file that prompts are cut from. Default: held-out Rust and this project's sources.
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
     /// Tokens after each prompt.
     #[arg(long, default_value_t = 128, value_parser = at_least_two)]
     max_tokens: usize,
-    /// Runs of every cell, of which the median counts.
+    /// Runs of every cell; the median is reported.
     #[arg(long, default_value_t = 5, value_parser = at_least_one)]
     runs: usize,
-    /// Threads; by default, the physical cores.
+    /// Number of threads. Default: physical cores.
     #[arg(long)]
     threads: Option<usize>,
-    /// Instruction set of the CPU's kernels; by default, the widest that the processor has.
+    /// Instruction set of the CPU kernels. Default: the widest that the processor supports.
     #[arg(long, value_name = "NAME")]
     isa: Option<Isa>,
-    /// Accept drafts by chance: RATE is the share of rounds that accept the draft, by position if several are given, as
-    /// .92,.78,.67,.57. For pairs of synthetic weights.
+    /// Accept drafts at random: RATE is the share of rounds that accept the draft; several rates are by position, e.g.
+    /// .92,.78,.67,.57. For pairs with synthetic weights.
     #[arg(long, value_name = "RATE,..", value_delimiter = ',')]
     simulate_acceptance: Vec<f64>,
-    /// Folder of the results; made if it is not there.
+    /// Output directory; created if missing.
     #[arg(long, default_value = "target/bench_matrix")]
     out: PathBuf,
-    /// Start this server of llama.cpp with the same target, and put its figures beside ours.
+    /// Start this llama.cpp server with the same target, for comparison.
     #[arg(long, value_name = "PATH", conflicts_with = "llama_url")]
     llama_server: Option<PathBuf>,
-    /// Use a server of llama.cpp that is running with the same target.
+    /// Use a llama.cpp server that is already running with the same target.
     #[arg(long, value_name = "URL")]
     llama_url: Option<String>,
-    /// Further arguments for the server, as one string; given several times, each makes a server of its own. With
-    /// --llama-url, only what the report calls it.
+    /// Additional arguments for the server, as one string; each repetition starts a separate server. With --llama-url, only its name
+    /// in the report.
     #[arg(long, value_name = "ARGS", default_values = [""], allow_hyphen_values = true)]
     llama_args: Vec<String>,
-    /// List the cells and what is there of them, and measure nothing.
+    /// List the cells and the existing runs without measuring.
     #[arg(long)]
     dry_run: bool,
-    /// Measure nothing; make the page and the tables of the last commit and machine that OUT knows.
+    /// Regenerate the report and tables of the last commit and machine in OUT without measuring.
     #[arg(long, conflicts_with = "dry_run")]
     render: bool,
     /// Print the results as a Markdown table.
@@ -107,7 +107,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| *n >= 1).ok_or_else(|| "must be a number, at least 1".into())
 }
 
-/// The first token comes from the prompt's pass.
+/// The first token comes from the prompt's forward pass.
 fn at_least_two(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| *n >= 2).ok_or_else(|| "must be a number, at least 2".into())
 }
@@ -131,10 +131,10 @@ fn command(args: Args) -> Result<()> {
         let last = records.last().with_context(|| format!("{}: is empty; measure first", path.display()))?;
         return report(&args, &records, &last.origin);
     }
-    std::fs::create_dir_all(&args.out).with_context(|| format!("{}: cannot be made", args.out.display()))?;
+    std::fs::create_dir_all(&args.out).with_context(|| format!("{}: cannot be created", args.out.display()))?;
     let (mut journal, here) = (Journal::open(&path)?, machine::origin(args.isa));
     let measured = measure_all(&args, &mut journal, &here);
-    // What was measured before an error is reported all the same.
+    // Measurements made before an error are still reported.
     measured.and(report(&args, &journal.records, &here))
 }
 
@@ -145,9 +145,9 @@ fn plans(args: &Args, text: &str) -> Result<Vec<Plan>> {
         false => (args.model.clone(), args.assistant.clone()),
     };
     let (of, with) = (models.len(), assistants.len());
-    ensure!(with == 0 || with == of, "{of} times --model and {with} times --assistant: give them in pairs");
+    ensure!(with == 0 || with == of, "{of} times --model and {with} times --assistant: pass them in pairs");
     let one = of == 1 && args.llama_args.len() == 1;
-    ensure!(one || args.llama_url.is_none(), "--llama-url: that is one server; give one --model and one --llama-args");
+    ensure!(one || args.llama_url.is_none(), "--llama-url is a single server: pass one --model and one --llama-args");
     let text = crc32fast::hash(text.as_bytes());
     let plan = |(i, model): (usize, &PathBuf)| Plan::new(args, model, assistants.get(i).map(PathBuf::as_path), text);
     models.iter().enumerate().map(plan).collect()
@@ -166,12 +166,12 @@ impl<'a> Done<'a> {
         self.0.iter().copied().filter(move |run| run.setting == plan.setting && run.cell == *cell)
     }
 
-    /// Speculation must not change the text. (llama.cpp rounds otherwise; the report says whether its text is ours.)
+    /// Speculation must not change the text. (llama.cpp rounds differently; the report says whether its text is the same.)
     fn check(&self, plan: &Plan, run: &Run) -> Result<()> {
         let off = Cell { mode: matrix::OFF.into(), ..run.cell.clone() };
         let free = !plan.setting.simulated_acceptance.is_empty() || run.cell.mode.starts_with(matrix::LLAMA);
         let same = free || self.of(plan, &off).all(|off| off.written == run.written);
-        ensure!(same, "the text is not the one that is written without speculation");
+        ensure!(same, "the text differs from plain decoding");
         Ok(())
     }
 }
@@ -180,12 +180,9 @@ fn list(plan: &Plan, args: &Args, done: &Done) {
     println!("{}: {} cells, {} runs of each", plan.setting.pair, plan.cells.len(), args.runs);
     for (cell, _) in &plan.cells {
         let there = done.of(plan, cell).filter(|run| run.run <= args.runs).count();
-        println!(
-            "  {cell}{}",
-            if there > 0 { format!(": {there} of {} runs are there", args.runs) } else { String::new() }
-        );
+        println!("  {cell}{}", if there > 0 { format!(": {there} of {} runs done", args.runs) } else { String::new() });
     }
-    plan.left_out.iter().for_each(|what| println!("  left out: {what}"));
+    plan.left_out.iter().for_each(|what| println!("  skipped: {what}"));
 }
 
 fn measure_all(args: &Args, journal: &mut Journal, here: &Origin) -> Result<()> {
@@ -193,8 +190,8 @@ fn measure_all(args: &Args, journal: &mut Journal, here: &Origin) -> Result<()> 
     let plans = plans(args, &text)?;
     let mut started = false;
     for plan in &plans {
-        plan.left_out.iter().for_each(|what| eprintln!("{}: left out: {what}", plan.setting.pair));
-        // One pair at a time: two of the large ones do not fit most machines.
+        plan.left_out.iter().for_each(|what| eprintln!("{}: skipped: {what}", plan.setting.pair));
+        // One pair at a time: two large ones do not fit most machines.
         let (mut ours, mut servers): (Option<Ours>, HashMap<&str, Llama>) = (None, HashMap::new());
         for run in 1..=args.runs {
             let done = Done::new(&journal.records, here);
@@ -236,7 +233,7 @@ fn measure_all(args: &Args, journal: &mut Journal, here: &Origin) -> Result<()> 
     Ok(())
 }
 
-/// Writes the tables and the page of what is known of a machine and commit.
+/// Writes the tables and the report for a machine and commit.
 fn report(args: &Args, records: &[Record], origin: &Origin) -> Result<()> {
     let records: Vec<&Record> = records.iter().filter(|record| record.origin == *origin).collect();
     if !records.iter().any(|record| matches!(record.event, Event::Run(_))) {

@@ -1,4 +1,4 @@
-//! What is measured: every prompt with every K/V format in every mode.
+//! The cells to measure: every prompt with every KV cache format in every mode.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,16 +14,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::Args;
 
-/// The mode that the others are compared with.
+/// The mode that the others are compared with: plain decoding.
 pub const OFF: &str = "off";
-/// How modes of llama.cpp's server begin.
+/// Prefix of the modes of llama.cpp's server.
 pub const LLAMA: &str = "llama.cpp";
 
 /// What figures must have in common to be compared.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Setting {
     pub pair: String,
-    /// Size of the checkpoints, and when they last changed (seconds since 1970): under a known name may lie another pair.
+    /// Size of the checkpoints, and their modification time (seconds since 1970): a known name may now be a different pair.
     pub bytes: u64,
     pub changed: u64,
     pub quantize: Option<String>,
@@ -33,13 +33,13 @@ pub struct Setting {
     pub max_tokens: usize,
     /// Prompts of each length.
     pub texts: usize,
-    /// A checksum of the text that the prompts are of.
+    /// A checksum of the text that the prompts are cut from.
     pub text: u32,
-    /// By position; empty if the target accepts.
+    /// By position; empty if acceptance is not simulated.
     pub simulated_acceptance: Vec<f64>,
 }
 
-/// One place in the matrix.
+/// One cell of the matrix.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
     pub prompt: Prompt,
@@ -53,7 +53,7 @@ impl fmt::Display for Cell {
     }
 }
 
-/// A prompt of so many tokens.
+/// A prompt with this number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Prompt(pub usize);
@@ -71,7 +71,9 @@ impl FromStr for Prompt {
             (tokens, None) => tokens.parse().ok(),
         };
         let tokens = tokens.filter(|tokens| (2..=1 << 24).contains(tokens));
-        tokens.map(Prompt).ok_or_else(|| format!("{text:?} is no prompt; give short, long, or tokens as 4096 or 4k"))
+        tokens.map(Prompt).ok_or_else(|| {
+            format!("{text:?} is not a prompt length; use short, long, or a number of tokens such as 4096 or 4k")
+        })
     }
 }
 
@@ -86,7 +88,7 @@ impl fmt::Display for Prompt {
     }
 }
 
-/// A way to keep K and V: a preset, or one format for both.
+/// A KV cache configuration: a preset, or one format for K and V.
 #[derive(Clone, Debug)]
 pub struct Kv {
     pub name: String,
@@ -111,7 +113,7 @@ impl FromStr for Kv {
     }
 }
 
-/// Who computes a cell, and how.
+/// How a cell is computed.
 #[derive(Clone, Debug)]
 pub enum Mode {
     Ours {
@@ -130,22 +132,22 @@ pub struct Plan {
     pub assistant: Option<PathBuf>,
     pub setting: Setting,
     pub cells: Vec<(Cell, Mode)>,
-    /// What is left out, and why.
+    /// Skipped cells, and why.
     pub left_out: Vec<String>,
 }
 
 impl Plan {
     /// # Errors
-    /// If a checkpoint or the server is missing, or cannot be what it is given for.
+    /// If a checkpoint or the server is missing or unsuitable.
     pub fn new(args: &Args, model: &Path, assistant: Option<&Path>, text: u32) -> Result<Self> {
         let config = Checkpoint::open(model)?.target_config()?;
         if let Some(assistant) = assistant {
             Checkpoint::open(assistant)?.assistant_config()?;
         }
         if let Some(server) = &args.llama_server {
-            ensure!(server.exists(), "{}: is missing; give the path of llama.cpp's llama-server", server.display());
+            ensure!(server.exists(), "{}: is missing; pass the path of llama.cpp's llama-server", server.display());
             let (remedy, name) = ("cargo run --release --example convert", model.display());
-            ensure!(!model.is_dir(), "{name}: llama.cpp reads GGUF files; make one: {remedy} -- {name} FILE.gguf");
+            ensure!(!model.is_dir(), "{name}: llama.cpp reads GGUF files; create one: {remedy} -- {name} FILE.gguf");
         }
         let (mut bytes, mut changed) = (0, 0);
         for path in [Some(model), assistant].into_iter().flatten() {
@@ -168,7 +170,7 @@ impl Plan {
         for prompt in &args.prompts {
             let (needed, most) = (prompt.0 + args.max_tokens, config.max_position_embeddings);
             if needed > most {
-                plan.left_out.push(format!("{prompt}: {needed} positions, the model was made for {most}"));
+                plan.left_out.push(format!("{prompt}: {needed} positions, the model supports {most}"));
                 continue;
             }
             for kv in &args.kv {
@@ -200,7 +202,7 @@ impl Plan {
             _ => false,
         };
         if drafts && self.assistant.is_none() {
-            self.left_out.push(format!("{cell}: there is no assistant"));
+            self.left_out.push(format!("{cell}: no assistant"));
         } else if !self.cells.iter().any(|(other, _)| *other == cell) {
             self.cells.push((cell, mode));
         }
@@ -222,7 +224,7 @@ fn modes(args: &Args) -> Result<Vec<(String, Speculation)>> {
     Ok(modes)
 }
 
-/// llama.cpp with arguments, of paths the last part.
+/// llama.cpp with its arguments; only the last component of paths.
 fn llama_name(arguments: &str) -> String {
     let short = |word: &str| word.rsplit('/').next().unwrap_or_default().to_owned();
     std::iter::once(LLAMA.into()).chain(arguments.split_whitespace().map(short)).collect::<Vec<_>>().join(" ")

@@ -1,4 +1,4 @@
-//! Cells that this project computes.
+//! Cells computed by foretoken.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use foretoken::{
 };
 use foretoken_tools::measure;
 
-/// Prompts of more tokens are read once, and every cell goes on from the session in a file: reading 32 K tokens takes
-/// longer than all that is measured behind them.
+/// Longer prompts are read once, and every cell continues from the saved session: reading 32 K tokens takes longer than all
+/// measurements after them.
 const DEEP: usize = 1024;
 
-/// Row counts of v(B), measurements of each, and the positions that they are behind.
+/// Row counts of v(B), measurements of each, and their depth.
 const ROWS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 const REPEATS: usize = 3;
 const BEHIND: usize = 64;
@@ -28,7 +28,7 @@ pub struct Ours<'a> {
     plan: &'a Plan,
     text: &'a str,
     engine: Engine,
-    prompts: HashMap<usize, Vec<Vec<u32>>>, // by their tokens
+    prompts: HashMap<usize, Vec<Vec<u32>>>, // by their length
     folder: PathBuf,
     deep: HashMap<(usize, usize, String), (PathBuf, f64)>, // tokens, index, K/V: the session and its prefill in tokens/s
 }
@@ -59,7 +59,7 @@ impl<'a> Ours<'a> {
         Ok(self.prompts.entry(prompt.0).or_insert(prompts).clone())
     }
 
-    /// What machine and passes are like now. It also warms up: packed weights, threads, and the processor's clock.
+    /// Current bandwidth and cost of passes. Also a warm-up of packed weights, threads, and the processor's clock.
     pub fn turn(&self, run: usize) -> Result<Turn> {
         let curve = measure::curve(&self.engine, BEHIND, &ROWS, REPEATS)?;
         Ok(Turn {
@@ -84,7 +84,7 @@ impl<'a> Ours<'a> {
             let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
             let options = GenerateOptions {
                 max_tokens: self.args.max_tokens,
-                // Of a simulated acceptance.
+                // For simulated acceptance.
                 seed: index as u64,
                 speculation: speculation.clone(),
                 simulate_acceptance: self.args.simulate_acceptance.clone(),
@@ -125,7 +125,7 @@ impl<'a> Ours<'a> {
         })
     }
 
-    /// A session, what of the prompt it has not read yet, and how fast the rest was read if it was read before.
+    /// A session, the unread part of the prompt, and the prefill speed if the rest was read before.
     fn session<'p>(
         &mut self,
         cell: &Cell,
@@ -157,7 +157,7 @@ impl<'a> Ours<'a> {
 
 impl Drop for Ours<'_> {
     fn drop(&mut self) {
-        // The next run repeats it.
+        // The next run tries again.
         let _ = remove(&self.folder);
     }
 }
@@ -170,7 +170,7 @@ fn remove(folder: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Tells texts apart.
+/// Identifies a text.
 pub fn checksum(ids: &[u32]) -> u32 {
     crc32fast::hash(&ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>())
 }

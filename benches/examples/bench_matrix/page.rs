@@ -1,4 +1,4 @@
-//! The report: one HTML file that needs nothing else.
+//! The report: one self-contained HTML file.
 
 use crate::journal::{Event, Origin, Record, Run, Turn};
 use crate::matrix::LLAMA;
@@ -18,14 +18,14 @@ pub fn page(origin: &Origin, records: &[&Record], sections: &[Section]) -> Strin
     let starts: String = starts.collect();
     format!(
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\
-         <title>foretoken: does speculation pay?</title><style>{STYLE}</style>\
-         <header><h1>Does speculation pay?</h1><p>{} \u{b7} commit {}</p>{}</header>{parts}\
-         <footer><h3>How it was measured</h3><p>Every figure is the median of its runs, with the least and the \
-         greatest behind it. The runs of a pair's cells take turns, so that all of them see the machine's slow hours alike; \
-         \u{201c}times off\u{201d} compares a run with plain decoding in the same turn. Tokens per second are those after \
-         the first token, which the prompt's own pass gives. Off is plain decoding, B rows verify B \u{2212} 1 \
-         drafts of the assistant, auto and lists leave the choice to the planner. \
-         Shares of drafts are those of places at which a run made 5 or more.</p>\
+         <title>foretoken: benchmark matrix</title><style>{STYLE}</style>\
+         <header><h1>Benchmark matrix</h1><p>{} \u{b7} commit {}</p>{}</header>{parts}\
+         <footer><h3>Method</h3><p>Every figure is the median of its runs, followed by the minimum and maximum. \
+         The runs of a pair's cells are interleaved, so that slow periods of the machine affect all of them; \
+         the speed-up compares a run with plain decoding (\u{201c}off\u{201d}) in the same turn. Tokens per second are measured \
+         after the first token, which comes from the prompt's forward pass. B rows verify B \u{2212} 1 \
+         drafts of the assistant; with auto and drafter lists the planner chooses. \
+         Acceptance is shown for positions with at least 5 drafts in a run.</p>\
          <dl>{starts}</dl></footer><script>{SCRIPT}</script></html>\n",
         escape(&origin.machine),
         escape(&origin.commit),
@@ -54,7 +54,7 @@ fn section(section: &Section) -> String {
     )
 }
 
-/// What the section's figures have in common.
+/// The common settings of a section.
 fn facts(section: &Section) -> String {
     let setting = section.setting;
     let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
@@ -66,9 +66,11 @@ fn facts(section: &Section) -> String {
     facts.extend(
         section.turns.last().map(|turn| format!("a step reads {:.3} GB of weights", turn.step_bytes as f64 / 1e9)),
     );
-    facts.extend(section.read().map(|read| {
-        format!("the machine reads {:.1} GB/s at best ({:.1}\u{2013}{:.1})", read.median, read.min, read.max)
-    }));
+    facts.extend(
+        section
+            .read()
+            .map(|read| format!("read bandwidth {:.1} GB/s ({:.1}\u{2013}{:.1})", read.median, read.min, read.max)),
+    );
     facts.extend(setting.quantize.as_ref().map(|name| format!("quantized to {}", escape(name))));
     facts.join(" \u{b7} ")
 }
@@ -79,17 +81,17 @@ fn simulated(section: &Section) -> String {
         return rates;
     }
     format!(
-        "<p class=note>Drafts were accepted by chance, at rates by position of {rates}: these are speeds at that acceptance.</p>"
+        "<p class=note>Acceptance was simulated, at rates by position of {rates}: these are speeds at that acceptance.</p>"
     )
 }
 
-/// The drafting cell of ours that gains most, and what it gains.
+/// Our drafting cell with the largest speed-up, and the speed-up.
 fn best<'s, 'a>(section: &'s Section<'a>) -> Option<(&'s Row<'a>, Spread)> {
     let drafting = section.rows.iter().filter(|row| !row.is_off() && !row.is_llama());
     drafting.filter_map(|row| Some((row, row.speedup?))).max_by(|a, b| a.1.median.total_cmp(&b.1.median))
 }
 
-/// The answer in one line.
+/// The result in one line.
 fn verdict(section: &Section) -> String {
     let Some((best, won)) = best(section) else { return String::new() };
     let of_best = |row: &&Row| row.is_off() && row.cell.prompt == best.cell.prompt && row.cell.kv == best.cell.kv;
@@ -106,22 +108,22 @@ fn verdict(section: &Section) -> String {
         best.cell.prompt,
         escape(&best.cell.kv),
         match (slower, drafting().count()) {
-            (0, all) => format!("All {all} cells that draft are at least as fast as off."),
-            (some, all) => format!("{some} of {all} cells that draft are slower than off."),
+            (0, all) => format!("All {all} cells that draft are at least as fast as plain decoding."),
+            (some, all) => format!("{some} of {all} cells that draft are slower than plain decoding."),
         },
     )
 }
 
-/// The class of what was won, and its words.
+/// CSS class and wording for a speed-up.
 fn judged(won: Spread) -> (&'static str, &'static str) {
     match won.median {
-        pays if pays >= 1.03 => ("pays", "Speculation pays"),
-        lost if lost < 0.97 => ("loses", "Speculation costs more than it brings"),
-        _ => ("even", "Speculation changes little"),
+        pays if pays >= 1.03 => ("pays", "Speculation is faster"),
+        lost if lost < 0.97 => ("loses", "Speculation is slower"),
+        _ => ("even", "Speculation makes little difference"),
     }
 }
 
-/// The answers of several pairs at a glance.
+/// Overview of several pairs.
 fn overview(sections: &[Section]) -> String {
     let line = |section: &Section| {
         let (row, won) = best(section)?;
@@ -135,7 +137,7 @@ fn overview(sections: &[Section]) -> String {
     }
 }
 
-/// Times off: a line for every prompt and K/V, a column for every mode.
+/// Speed-up over plain decoding: a row for every prompt and KV cache format, a column for every mode.
 fn speedups(section: &Section, modes: &[&str]) -> String {
     let head: String = modes.iter().map(|mode| format!("<th>{}</th>", escape(mode))).collect();
     let line = |group: &[Row]| {
@@ -164,19 +166,19 @@ fn speedups(section: &Section, modes: &[&str]) -> String {
     };
     let lines: String = section.groups().map(line).collect();
     format!(
-        "<h3>Times as fast as off</h3><div class=wide><table class=heat><thead><tr><th></th>{head}</tr></thead>\
+        "<h3>Speed-up over plain decoding</h3><div class=wide><table class=heat><thead><tr><th></th>{head}</tr></thead>\
          <tbody>{lines}</tbody></table></div>"
     )
 }
 
-/// Green where it is faster, red where it is slower, full at four times and a quarter.
+/// Green if faster, red if slower; full intensity at 4x and 1/4x.
 fn heat(times: f64) -> String {
     let strength = (times.ln() / 4f64.ln()).clamp(-1.0, 1.0);
     let colour = if strength > 0.0 { "win" } else { "lose" };
     format!("background:color-mix(in srgb,var(--{colour}) {:.0}%,var(--card))", 8.0 + 52.0 * strength.abs())
 }
 
-/// A prompt with one K/V format: how fast every mode is, and which drafts were accepted.
+/// A prompt with one KV cache format: speed and acceptance of every mode.
 fn card(section: &Section, group: &[Row], modes: &[&str]) -> String {
     let most = 1.02 * section.rows.iter().map(|row| row.speed.max).fold(0.0, f64::max);
     let bar = |row: &Row| {
@@ -198,18 +200,18 @@ fn card(section: &Section, group: &[Row], modes: &[&str]) -> String {
     let acceptance = match (places.is_empty(), drafted) {
         (false, _) => plot::places(&places),
         (true, 0) => "<p class=none>Nothing was drafted.</p>".to_owned(),
-        (true, few) => format!("<p class=none>{few} drafts are too few for shares.</p>"),
+        (true, few) => format!("<p class=none>{few} drafts are too few for acceptance figures.</p>"),
     };
     format!(
         "<figure><figcaption>{}, K/V {}</figcaption><div><div><h4>Tokens per second</h4>{}</div>\
-         <div><h4>Drafts that stood, by place</h4>{acceptance}</div></div></figure>",
+         <div><h4>Acceptance by position</h4>{acceptance}</div></div></figure>",
         group[0].cell.prompt,
         escape(&group[0].cell.kv),
         plot::bars(&bars, most, "tokens/s"),
     )
 }
 
-/// v(B), drawn and in figures.
+/// v(B), as a plot and a table.
 fn cost(section: &Section) -> String {
     let curve = section.curve();
     let ms = |rows: usize| {
@@ -230,9 +232,9 @@ fn cost(section: &Section) -> String {
     let draft =
         draft.map_or(String::new(), |ms| format!("<p class=none>A draft step of the assistant takes {ms} ms.</p>"));
     format!(
-        "<figure><div><div><h4>v(B), in single steps</h4>{}</div><div><table class=plain><thead><tr><th>B</th><th>ms</th>\
-         <th>v(B), steps</th><th>gain at most</th></tr></thead><tbody>{lines}</tbody></table>\
-         <p class=none>Gain at most is B / v(B): if every draft stood and drafting cost nothing.</p>{draft}</div></div>\
+        "<figure><div><div><h4>v(B), relative to one row</h4>{}</div><div><table class=plain><thead><tr><th>B</th><th>ms</th>\
+         <th>v(B)</th><th>maximum gain</th></tr></thead><tbody>{lines}</tbody></table>\
+         <p class=none>The maximum gain is B / v(B): all drafts accepted, at no drafting cost.</p>{draft}</div></div>\
          </figure>",
         plot::curve(&curve)
     )
@@ -244,17 +246,17 @@ fn table(section: &Section, modes: &[&str]) -> String {
         "K/V",
         "mode",
         "tokens/s",
-        "times off",
+        "speed-up",
         "accepted, %",
         "tokens per round",
         "draft, ms per round",
         "verify, ms per round",
         "weights, GB/s",
-        "of read best, %",
+        "of read bandwidth, %",
         "prefill, tokens/s",
         "K/V, MiB",
         "peak memory, MiB",
-        "text of off",
+        "text as plain",
     ];
     let head: String = head.iter().map(|name| format!("<th><button>{name}</button></th>")).collect();
     let line = |row: &Row| {
@@ -280,7 +282,7 @@ fn table(section: &Section, modes: &[&str]) -> String {
         let same = match row.same_text {
             _ if !section.setting.simulated_acceptance.is_empty() => "",
             Some(true) => "same",
-            Some(false) => "another",
+            Some(false) => "different",
             None => "",
         };
         format!(
@@ -298,7 +300,7 @@ fn table(section: &Section, modes: &[&str]) -> String {
     format!("<div class=wide><table class=all><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>")
 }
 
-/// A table's cell that sorts by the median.
+/// A table cell, sorted by the median.
 fn figure(value: Option<Spread>, text: impl Fn(f64) -> String) -> String {
     match value {
         Some(value) => format!("<td data-v={}>{}</td>", value.median, spread(value, text)),
@@ -306,13 +308,13 @@ fn figure(value: Option<Spread>, text: impl Fn(f64) -> String) -> String {
     }
 }
 
-/// The median, and the least and the greatest where they read otherwise.
+/// The median, with minimum and maximum if they print differently.
 fn spread(value: Spread, text: impl Fn(f64) -> String) -> String {
     let (median, min, max) = (text(value.median), text(value.min), text(value.max));
     if min == max { median } else { format!("{median}<small>{min}\u{2013}{max}</small>") }
 }
 
-/// The class of a mode's colour: blocks are blue, and the darker the more rows.
+/// CSS class of a mode's colour: blocks are blue, darker for more rows.
 fn class(mode: &str, modes: &[&str]) -> String {
     let kind = |mode: &str| match mode {
         "off" | "auto" => 'a',

@@ -1,22 +1,22 @@
-//! Plots as SVG, in the page's colours: every mark is a median, every whisker reaches from the least to the greatest.
+//! Plots as SVG, in the page's colours: marks are medians, whiskers reach from minimum to maximum.
 
 use crate::summary::Spread;
 
 const WIDTH: f64 = 540.0;
-/// The width of a character of a label, nearly.
+/// Approximate width of a character of a label.
 const CHARACTER: f64 = 7.0;
 
 /// One figure of one mode.
 pub struct Bar<'a> {
     pub mode: &'a str,
-    /// Class that gives the colour.
+    /// CSS class of the colour.
     pub class: &'a str,
     pub value: Spread,
     /// Label to the right of the bar.
     pub label: String,
 }
 
-/// Bars below each other on a scale from 0 to `most`; a dashed line goes down from the first one's end.
+/// Horizontal bars on a scale from 0 to `most`; a dashed line marks the end of the first one.
 pub fn bars(bars: &[Bar], most: f64, unit: &str) -> String {
     const ROW: f64 = 30.0;
     let longest = bars.iter().map(|bar| bar.mode.chars().count()).max().unwrap_or(0).min(26);
@@ -32,7 +32,7 @@ pub fn bars(bars: &[Bar], most: f64, unit: &str) -> String {
             bottom + 15.0
         );
     }
-    // What is behind the line, and what is before it.
+    // Background and foreground of the line.
     let mut labels = String::new();
     for (i, bar) in bars.iter().enumerate() {
         let middle = top + ROW * (i as f64 + 0.5);
@@ -65,13 +65,13 @@ pub fn bars(bars: &[Bar], most: f64, unit: &str) -> String {
     svg(bottom + 36.0, &marks)
 }
 
-/// Columns in groups: for each place in a draft the share of its tokens that were accepted, mode by mode.
+/// Grouped columns: acceptance of each draft position, by mode.
 pub fn places(modes: &[(&str, &str, Vec<Spread>)]) -> String {
     let (left, top, bottom) = (40.0, 14.0, 184.0);
     let places = modes.iter().map(|(_, _, at)| at.len()).max().unwrap_or(0);
     let y = |share: f64| bottom - (bottom - top) * share;
     let mut marks = grid(&[0.0, 0.25, 0.5, 0.75, 1.0], left, y, |share| format!("{:.0} %", 100.0 * share));
-    // Later places are drafted by fewer modes, so a group is as wide as its columns.
+    // Fewer modes draft later positions, so a group is as wide as its columns.
     let at_place = |place: usize| modes.iter().filter(move |(_, _, at)| at.len() > place);
     let columns: usize = (0..places).map(|place| at_place(place).count()).sum();
     let gap = 14.0;
@@ -83,7 +83,7 @@ pub fn places(modes: &[(&str, &str, Vec<Spread>)]) -> String {
             let Spread { median, min, max } = at[place];
             let percent = |share: f64| format!("{:.0}", 100.0 * share);
             marks += &format!(
-                "<g><title>{}, place {}: {} %, {} to {} %</title>\
+                "<g><title>{}, position {}: {} %, {} to {} %</title>\
                  <rect class=\"{class}\" x={:.1} y={:.1} width={:.1} height={:.1} rx=1.5 />",
                 escape(mode),
                 place + 1,
@@ -110,16 +110,16 @@ pub fn places(modes: &[(&str, &str, Vec<Spread>)]) -> String {
         marks += &format!("<text class=tick x={middle:.1} y={:.0} text-anchor=middle>{place}</text>", bottom + 15.0);
         x += gap;
     }
-    marks += &format!("<text class=tick x={left} y={:.0}>place in the draft</text>", bottom + 31.0);
+    marks += &format!("<text class=tick x={left} y={:.0}>draft position</text>", bottom + 31.0);
     svg(bottom + 36.0, &marks)
 }
 
-/// v(B) between its bounds: 1, where further rows are free, and B, where each costs a step. Rows on a logarithmic scale,
-/// for most of what matters is among the first.
+/// v(B) between its bounds: 1 (additional rows are free) and B (each row costs a step). Rows are on a logarithmic scale,
+/// because the first ones matter most.
 pub fn curve(points: &[(usize, Spread)]) -> String {
     let (left, top, bottom) = (40.0, 10.0, 250.0);
     let most_rows = points.last().map_or(2, |(rows, _)| *rows).max(2) as f64;
-    // A whisker that reaches further is cut off: one bad moment must not flatten the curve.
+    // Longer whiskers are cut off, so that an outlier does not flatten the curve.
     let most = 1.3 * points.iter().map(|(_, v)| v.median).fold(1.5, f64::max);
     let x = |rows: f64| left + 20.0 + (WIDTH - left - 44.0) * rows.ln() / most_rows.ln();
     let y = |v: f64| bottom - (bottom - top) * v / most;
@@ -176,7 +176,7 @@ fn grid(at: &[f64], left: f64, y: impl Fn(f64) -> f64, label: impl Fn(f64) -> St
     at.iter().map(line).collect()
 }
 
-/// A line with caps, level or upright.
+/// A line with caps, horizontal or vertical.
 fn whisker([x1, y1]: [f64; 2], [x2, y2]: [f64; 2]) -> String {
     let (cap_x, cap_y) = if y1 == y2 { (0.0, 3.5) } else { (3.5, 0.0) };
     let line = |x1: f64, y1: f64, x2: f64, y2: f64| format!("M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}");

@@ -1,10 +1,10 @@
-//! What the runs amount to: medians, and how far the runs are apart.
+//! Medians and ranges of the runs.
 
 use crate::journal::{Event, Record, Run, Turn};
 use crate::matrix::{Cell, LLAMA, OFF, Setting};
 use foretoken_tools::measure::median;
 
-/// The median of some values, the least and the greatest.
+/// Median, minimum and maximum of some values.
 #[derive(Clone, Copy, Debug)]
 pub struct Spread {
     pub median: f64,
@@ -13,7 +13,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// `None` of no values.
+    /// `None` if there are no values.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let values: Vec<f64> = values.into_iter().collect();
         let (min, max) = (values.iter().copied().reduce(f64::min)?, values.iter().copied().reduce(f64::max)?);
@@ -21,11 +21,11 @@ impl Spread {
     }
 }
 
-/// All that was measured with one pair in one setting.
+/// All measurements of one pair in one setting.
 pub struct Section<'a> {
     pub setting: &'a Setting,
     pub turns: Vec<&'a Turn>,
-    /// By prompt, K/V and mode.
+    /// By prompt, KV cache format and mode.
     pub rows: Vec<Row<'a>>,
 }
 
@@ -34,24 +34,24 @@ pub struct Row<'a> {
     pub cell: &'a Cell,
     pub runs: Vec<&'a Run>,
     pub speed: Spread,
-    /// Against off in the same run, if that was measured.
+    /// Speed-up over plain decoding in the same run, if that was measured.
     pub speedup: Option<Spread>,
-    /// Whether it is the text that off writes.
+    /// Whether the text equals that of plain decoding.
     pub same_text: Option<bool>,
 }
 
 impl Row<'_> {
-    /// How a figure of the runs spreads; `None` if no run has it.
+    /// Median and range of a figure of the runs; `None` if no run has it.
     pub fn spread(&self, figure: impl Fn(&Run) -> Option<f64>) -> Option<Spread> {
         Spread::of(self.runs.iter().filter_map(|run| figure(run)))
     }
 
-    /// Accepted tokens per drafted one.
+    /// Accepted tokens per drafted token.
     pub fn acceptance(&self) -> Option<Spread> {
         self.spread(|run| (run.drafted > 0).then(|| run.accepted as f64 / run.drafted as f64))
     }
 
-    /// The same for each place in a draft, of the runs that drafted enough there for a share to say something.
+    /// The same for each draft position, over runs with enough drafts there.
     pub fn acceptance_at(&self) -> Vec<Spread> {
         const ENOUGH: usize = 5;
         let share = |run: &Run, place: usize| {
@@ -61,7 +61,7 @@ impl Row<'_> {
         (0..).map_while(|place| self.spread(|run| share(run, place))).collect()
     }
 
-    /// Whether this is the plain decoding that the others are compared with.
+    /// Whether this is plain decoding, which the others are compared with.
     pub fn is_off(&self) -> bool {
         self.cell.mode == OFF
     }
@@ -73,12 +73,12 @@ impl Row<'_> {
 }
 
 impl<'a> Section<'a> {
-    /// What the machine read at best, in GB/s, over the turns.
+    /// Best read bandwidth of the machine in GB/s, over the turns.
     pub fn read(&self) -> Option<Spread> {
         Spread::of(self.turns.iter().filter_map(|turn| turn.read_gb_per_second))
     }
 
-    /// v(B): what verifying so many rows costs in single steps.
+    /// v(B): cost of verifying B rows, relative to one row.
     pub fn curve(&self) -> Vec<(usize, Spread)> {
         let Some(first) = self.turns.first() else { return Vec::new() };
         let rows = first.verify_ms.iter().map(|(rows, _)| *rows);
@@ -89,12 +89,12 @@ impl<'a> Section<'a> {
         rows.filter_map(|rows| Some((rows, Spread::of(self.turns.iter().filter_map(|turn| v(turn, rows)))?))).collect()
     }
 
-    /// The rows by prompt and K/V.
+    /// The rows by prompt and KV cache format.
     pub fn groups(&self) -> impl Iterator<Item = &[Row<'a>]> {
         self.rows.chunk_by(|a, b| a.cell.prompt == b.cell.prompt && a.cell.kv == b.cell.kv)
     }
 
-    /// The modes of all rows, each once, in their order.
+    /// The distinct modes of all rows, in order.
     pub fn modes(&self) -> Vec<&'a str> {
         let mut modes: Vec<&str> = Vec::new();
         for row in &self.rows {
@@ -107,7 +107,7 @@ impl<'a> Section<'a> {
     }
 }
 
-/// Off first, then blocks by their size, then the planner's modes, then llama.cpp.
+/// Plain decoding first, then blocks by size, then the planner's modes, then llama.cpp.
 fn rank(mode: &str) -> usize {
     let rows = mode.strip_prefix("B = ").and_then(|rows| rows.parse().ok());
     match rows {
@@ -155,7 +155,7 @@ pub fn sections<'a>(records: &[&'a Record]) -> Vec<Section<'a>> {
 fn row<'a>(cell: &'a Cell, runs: &[&'a Run], cells: &[(&'a Cell, Vec<&'a Run>)]) -> Option<Row<'a>> {
     let of_off = |other: &Cell| other.mode == OFF && other.prompt == cell.prompt && other.kv == cell.kv;
     let off = cells.iter().find(|(other, _)| of_off(other)).map_or(&[][..], |(_, runs)| runs);
-    // The quotient within a run, because the machine's speed drifts from run to run.
+    // The ratio within a run, because the machine's speed drifts between runs.
     let quotient = |run: &&Run| {
         let off = off.iter().find(|off| off.run == run.run)?;
         Some(run.tokens_per_second / off.tokens_per_second)

@@ -1,10 +1,10 @@
-//! The results for spreadsheets, and for a README.
+//! The results as CSV and Markdown tables.
 
 use crate::journal::{Event, Origin, Record};
 use crate::matrix::Setting;
 use crate::summary::{Section, Spread};
 
-/// A line per cell: medians with least and greatest, and what they were measured on.
+/// A line per cell: medians with minimum and maximum, machine and commit.
 pub fn csv(origin: &Origin, records: &[&Record], sections: &[Section]) -> String {
     let figures = [
         "tokens_per_second",
@@ -69,7 +69,7 @@ pub fn csv(origin: &Origin, records: &[&Record], sections: &[Section]) -> String
     csv
 }
 
-/// The simulated rates of acceptance by position; nothing if the target accepts.
+/// The simulated acceptance rates by position; empty if acceptance is not simulated.
 pub fn rates(setting: &Setting) -> String {
     setting.simulated_acceptance.iter().map(f64::to_string).collect::<Vec<_>>().join(" ")
 }
@@ -78,7 +78,7 @@ fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('"', "\"\""))
 }
 
-/// Tokens/s and how many times off's, a line for every prompt and K/V, a column for every mode.
+/// Tokens/s and speed-up over plain decoding: a row for every prompt and KV cache format, a column for every mode.
 pub fn markdown(sections: &[Section]) -> String {
     let mut modes: Vec<&str> = Vec::new();
     for mode in sections.iter().flat_map(Section::modes) {
@@ -108,10 +108,12 @@ pub fn markdown(sections: &[Section]) -> String {
     }
     let far = 100.0 * apart;
     table
-        + &format!("\nMedians of {runs} runs, none further than {far:.0} % from its median; in brackets, times off.\n")
+        + &format!(
+            "\nMedians of {runs} runs, none further than {far:.0} % from its median; in parentheses, the speed-up over off (plain decoding).\n"
+        )
 }
 
-/// With three figures that mean something.
+/// With three significant digits.
 pub fn speed(tokens_per_second: f64) -> String {
     match tokens_per_second {
         fast if fast >= 99.95 => format!("{fast:.0}"),

@@ -28,8 +28,8 @@ pub fn text(path: Option<&Path>) -> Result<String> {
     Ok(text)
 }
 
-/// The first `count` prompts of a length: one piece of the text after the other, each behind the token that texts begin
-/// with. Of a checkpoint without a tokenizer: ids that mean nothing.
+/// The first `count` prompts of a length: consecutive pieces of the text, each after a BOS token. For a checkpoint without a
+/// tokenizer: arbitrary ids.
 pub fn prompts(engine: &Engine, text: &str, prompt: Prompt, count: usize) -> Result<Vec<Vec<u32>>> {
     let own = prompt.0 - 1;
     let ids = match engine.tokenizer() {
@@ -37,6 +37,6 @@ pub fn prompts(engine: &Engine, text: &str, prompt: Prompt, count: usize) -> Res
         Err(_) => measure::ids(engine, 1 + count * own),
     };
     let (has, needs) = (ids.len(), 1 + count * own);
-    ensure!(has >= needs, "the text has {has} tokens, {count} of {prompt} need {needs}; give a longer --text");
+    ensure!(has >= needs, "the text has {has} tokens, {count} of {prompt} need {needs}; use a longer --text");
     Ok(ids[1..].chunks_exact(own).take(count).map(|piece| [&ids[..1], piece].concat()).collect())
 }

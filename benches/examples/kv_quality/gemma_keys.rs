@@ -1,5 +1,6 @@
 //! A small model whose keys are like those of trained Gemmas: a few channels are far larger than the rest, a constant part is
-//! eight times what varies, and many query heads share a K/V head. Its attention tells tokens apart by what varies.
+//! eight times as large as the varying part, and many query heads share a KV head. Its attention distinguishes tokens by the
+//! varying part.
 
 use std::path::Path;
 
@@ -18,18 +19,18 @@ const HEAD: usize = 256;
 /// Width of a head, in the sliding layer.
 const SLIDING_HEAD: usize = 128;
 const MLP: usize = 64;
-/// Length of the keys' constant part over that of what varies.
+/// Length of the keys' constant part relative to the varying part.
 const BIAS: f64 = 8.0;
 /// Standard deviation of the logarithm of a channel's size.
 const TAILS: f64 = 1.0;
-/// Standard deviation of the scores by what varies in the keys, and of the logits.
+/// Standard deviation of the scores due to the varying part of the keys, and of the logits.
 const SCORES: f64 = 2.5;
 const LOGITS: f64 = 3.0;
 
-/// What full layers are like.
+/// Shape of the full layers.
 #[derive(Clone, Copy)]
 pub struct Shape {
-    /// Query heads for each K/V head.
+    /// Query heads per KV head.
     pub group: usize,
     /// Whether V comes from the K projection.
     pub k_eq_v: bool,
@@ -38,7 +39,7 @@ pub struct Shape {
 /// Writes the model to `directory`.
 ///
 /// # Errors
-/// If there is no such group, or a file cannot be written.
+/// If the group is out of range, or a file cannot be written.
 pub fn write(directory: &Path, shape: Shape) -> Result<()> {
     let Shape { group, k_eq_v } = shape;
     ensure!((1..=64).contains(&group), "--gemma-keys {group}: must be from 1 to 64");
@@ -55,7 +56,7 @@ pub fn write(directory: &Path, shape: Shape) -> Result<()> {
     Ok(())
 }
 
-/// Token ids that repeat in other orders.
+/// Random token ids.
 pub fn ids(count: usize) -> Vec<u32> {
     let mut rng = StdRng::seed_from_u64(3);
     (0..count).map(|_| rng.random_range(0..VOCABULARY as u32)).collect()
@@ -93,11 +94,11 @@ impl Tensors {
     fn layer(&mut self, layer: usize, Shape { group, k_eq_v }: Shape) {
         let (full, own) = (layer > 0, |name: &str| format!("model.layers.{layer}.{name}"));
         let width = if full { HEAD } else { SLIDING_HEAD };
-        // By a pair of the rotation: a channel and the one half a head further.
+        // One factor per rotated pair: a channel and the one half a head later.
         let tails: Vec<f64> = (0..width / 2).map(|_| (TAILS * normal(&mut self.rng)).exp()).collect();
         let tails: Vec<f64> = tails.iter().chain(&tails).copied().collect();
         let size = length(&tails);
-        // Of a key that is normed, what varies has this share of the length.
+        // Share of the varying part in the length of a normalized key.
         let varies = if full { 1.0 / (1.0 + BIAS * BIAS).sqrt() } else { 1.0 };
         let gain = 1.0 / HIDDEN as f64;
         let q = self.random(group * width, HIDDEN, gain.sqrt());
@@ -127,13 +128,13 @@ impl Tensors {
         self.push(&own("layer_scalar"), &[1], vec![1.0]);
     }
 
-    /// Adds a constant part to the keys that `k` makes: of a few channels, and of those that are not rotated, three quarters of
-    /// the pairs.
+    /// Adds a constant part to the keys that `k` computes: in a few channels, all among the three quarters of the pairs that are
+    /// not rotated.
     fn add_bias(&mut self, k: &mut [f64]) {
         let still = |channel: usize| channel % (HEAD / 2) >= HEAD / 8;
         let bias: Vec<f64> =
             (0..HEAD).map(|channel| if still(channel) { normal(&mut self.rng).powi(3) } else { 0.0 }).collect();
-        // What varies of a hidden state, as long as what is constant of it, gives channels of variance 1/2 for rows of length 1.
+        // The varying part of a hidden state has the length of the constant part, so rows of length 1 give channels of variance 1/2.
         let size = BIAS * (HEAD as f64).sqrt() / (HIDDEN as f64).sqrt() / length(&bias);
         for (row, bias) in k.chunks_exact_mut(HIDDEN).zip(bias) {
             row.iter_mut().zip(&self.constant).for_each(|(x, constant)| *x += bias * size * constant);
@@ -145,7 +146,7 @@ impl Tensors {
         (0..rows * columns).map(|_| deviation * normal(&mut self.rng)).collect()
     }
 
-    /// A random matrix `(rows, HIDDEN)` that the constant part of the hidden states does not reach.
+    /// A random matrix `(rows, HIDDEN)`, orthogonal to the constant part of the hidden states.
     fn varying(&mut self, rows: usize, deviation: f64) -> Vec<f64> {
         let mut matrix = self.random(rows, HIDDEN, deviation);
         for row in matrix.chunks_exact_mut(HIDDEN) {

@@ -1,4 +1,4 @@
-//! What a K/V format costs in quality: `cargo run --release --example kv_quality`.
+//! Effect of KV cache formats on quality: `cargo run --release --example kv_quality`.
 
 mod gemma_keys;
 mod plot;
@@ -19,61 +19,61 @@ use foretoken::{
 use foretoken::{Model, OutputRows};
 use foretoken_tools::{demo, repository};
 
-/// Read a text with every K/V format side by side and compare the next-token distributions with those over exact K/V.
+/// Read a text with every KV cache format and compare the next-token distributions with those of the exact cache.
 ///
-/// Every position is computed as decoding computes it: what it reads of K and V is what one more generated token would. At the
-/// end there is a verdict on every preset.
+/// Every position is computed as in decoding: it reads the same K and V as the next generated token would. Ends with a
+/// recommendation.
 ///
 /// Example: kv_quality --model gemma-4-E2B-it-q4_k_m.gguf --text book.txt --tokens 8192 --csv kv.csv --svg kv.svg
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// The target's checkpoint; by default, the demo pair.
+    /// Target checkpoint. Default: the demo pair.
     #[arg(long)]
     model: Option<PathBuf>,
-    /// The assistant's checkpoint; with one, its acceptance is measured too.
+    /// Assistant checkpoint; if given, its acceptance is also measured.
     #[arg(long)]
     assistant: Option<PathBuf>,
-    /// A text file; by default, this project's own sources.
+    /// Text file. Default: this project's sources.
     #[arg(long)]
     text: Option<PathBuf>,
     /// Tokens to read.
     #[arg(long, default_value_t = 4096)]
     tokens: usize,
-    /// Tokens to generate for the acceptance, in pieces of 64 after prompts from the text.
+    /// Tokens to generate for measuring acceptance, in pieces of 64 after prompts from the text.
     #[arg(long, default_value_t = 2048)]
     generate: usize,
-    /// Of the ways to keep K and V, only these presets and formats; exact K/V is always there.
+    /// Only these presets and formats; the exact cache is always included.
     #[arg(long, value_delimiter = ',', value_name = "NAME,..")]
     only: Vec<String>,
-    /// No checkpoint: a small synthetic model with keys like those of trained Gemmas (heavy-tailed channels, a constant part of
-    /// eight times what varies) and N query heads for each K/V head; Gemma 4 has 8 and 16.
+    /// Without a checkpoint: a small synthetic model with keys like those of trained Gemmas (heavy-tailed channels, a constant part
+    /// eight times as large as the varying part) and N query heads per KV head; Gemma 4 has 8 and 16.
     #[arg(long, value_name = "N", conflicts_with_all = ["model", "assistant", "text"])]
     gemma_keys: Option<usize>,
-    /// With K = V in the synthetic model's full layers.
+    /// Use K = V in the synthetic model's full layers.
     #[arg(long, requires = "gemma_keys")]
     k_eq_v: bool,
-    /// No checkpoint: quantization errors on synthetic rows (Gaussian, biased, heavy-tailed, drifting).
+    /// Without a checkpoint: quantization errors on synthetic rows (Gaussian, biased, heavy-tailed, drifting).
     #[arg(long)]
     synthetic: bool,
-    /// Instruction set of the CPU's kernels; by default, the widest that the processor has.
+    /// Instruction set of the CPU kernels. Default: the widest that the processor supports.
     #[arg(long, value_name = "NAME")]
     isa: Option<Isa>,
     /// Write the table as CSV.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Plot the divergence against the size.
+    /// Write a plot of divergence against size as SVG.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
-/// One way to keep K and V, and what it did.
+/// A KV cache configuration and its results.
 struct Case {
     name: String,
     options: KvOptions,
-    /// Divergence from exact K/V at every position, in nats.
+    /// Divergence from the exact cache at every position, in nats.
     divergences: Vec<f64>,
-    /// Positions whose most probable token is that of exact K/V.
+    /// Positions whose most probable token is that of the exact cache.
     same_best: usize,
     bits: f64,
     acceptance: Option<f64>,
@@ -134,7 +134,7 @@ fn loaded(args: &Args) -> Result<(Engine, Vec<u32>)> {
     Ok((engine, ids))
 }
 
-/// The text to read: a file, or this project's sources in a fixed order.
+/// The text: a file, or this project's sources in a fixed order.
 fn text(path: Option<&Path>) -> Result<String> {
     if let Some(path) = path {
         return std::fs::read_to_string(path).with_context(|| path.display().to_string());
@@ -149,7 +149,7 @@ fn text(path: Option<&Path>) -> Result<String> {
     files.iter().map(|path| Ok(std::fs::read_to_string(path)?)).collect()
 }
 
-/// Exact K/V first, which the others are compared with; presets; every format; and what each part of `balanced` buys.
+/// The exact cache first, which the others are compared with; presets; every format; and variants of `balanced` without a part.
 fn cases() -> Vec<Case> {
     let case = |name: String, options: KvOptions| Case {
         name,
@@ -185,13 +185,13 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Runs the target over `ids` with every case's cache in step.
+/// Runs the target over `ids` with every case's cache in lockstep.
 fn read(engine: &Engine, ids: &[u32], cases: &mut [Case]) -> Result<()> {
     let target = engine.gemma4().context("a Gemma 4")?;
     let context = target.max_position_embeddings();
     let new = |case: &Case| KvCache::new(target.kv_layout(), &case.options, context, engine.isa());
     let mut caches: Vec<_> = cases.iter().map(new).collect::<foretoken::Result<_>>()?;
-    // Their bits are those of single steps, whatever their number. Logits of all rows are held twice, in 64 bits.
+    // The bits are those of single steps for any number of rows. Logits of all rows are held twice, in 64 bits.
     let rows = ((1 << 22) / target.vocab_size()).clamp(1, 64);
     for chunk in ids.chunks(rows) {
         let mut exact: Vec<f64> = Vec::new();
@@ -233,7 +233,7 @@ fn best(log_probs: &[f64]) -> Option<usize> {
     (0..log_probs.len()).max_by(|a, b| log_probs[*a].total_cmp(&log_probs[*b]))
 }
 
-/// Accepted tokens per drafted one, in generations of 64 tokens after prompts of 2 to 4 thousand tokens.
+/// Accepted tokens per drafted token, in generations of 64 tokens after prompts of 2 to 4 thousand tokens.
 fn acceptance(engine: &Engine, ids: &[u32], kv: KvOptions, tokens: usize) -> Result<f64> {
     const PIECE: usize = 64;
     let mut total = Statistics::default();
@@ -252,7 +252,7 @@ fn acceptance(engine: &Engine, ids: &[u32], kv: KvOptions, tokens: usize) -> Res
     Ok(total.acceptance_rate())
 }
 
-/// Median, mean and 99.9 % of the positions.
+/// Median, mean and 99.9th percentile over the positions.
 fn summary(case: &Case) -> [f64; 3] {
     let mut sorted = case.divergences.clone();
     sorted.sort_by(f64::total_cmp);

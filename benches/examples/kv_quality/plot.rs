@@ -1,4 +1,4 @@
-//! The divergence of every format against its size.
+//! Divergence of every format against its size.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use plotters::prelude::*;
 
 use crate::{Case, summary};
 
-/// Draws the median divergence (logarithmic) over the bits per value as SVG.
+/// Plots the median divergence (logarithmic) against the bits per value as SVG.
 pub fn divergence_by_size(path: &Path, cases: &[Case]) -> Result<()> {
     draw(path, cases).map_err(|error| anyhow!("{}: {error}", path.display()))
 }
@@ -28,8 +28,8 @@ fn draw(path: &Path, cases: &[Case]) -> Result<(), Box<dyn std::error::Error>> {
         .build_cartesian_2d(1.5..widest.min(9.5), (low..high).log_scale())?;
     chart
         .configure_mesh()
-        .x_desc("bits per value of K and V")
-        .y_desc("median divergence from exact K/V, nats")
+        .x_desc("bits per value")
+        .y_desc("median divergence from the exact cache, nats")
         .y_label_formatter(&|y| format!("{y:.0e}"))
         .draw()?;
     chart.draw_series(drawn().map(|(bits, median, _)| Circle::new((*bits, *median), 4, BLUE.filled())))?;

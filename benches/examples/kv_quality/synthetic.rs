@@ -16,7 +16,7 @@ const WIDTH: usize = 128;
 /// Pages per kind of rows.
 const PAGES: usize = 64;
 
-/// Kinds of keys: what they consist of beside a Gaussian of unit variance.
+/// Kinds of keys: a Gaussian of unit variance and these parts.
 const KINDS: [(&str, Kind); 5] = [
     ("gaussian", Kind { bias: 0.0, turning: 0.0, heavy: false }),
     ("bias 2", Kind { bias: 2.0, turning: 0.0, heavy: false }),
@@ -25,14 +25,14 @@ const KINDS: [(&str, Kind); 5] = [
     ("drifting bias 8", Kind { bias: 8.0, turning: 0.5, heavy: false }),
 ];
 
-/// A constant part of `bias` times the Gaussian's length, of whose energy the part `turning` turns once in 2048 positions.
+/// A constant part of `bias` times the Gaussian's length; the share `turning` of its energy rotates once per 2048 positions.
 struct Kind {
     bias: f64,
     turning: f64,
     heavy: bool,
 }
 
-/// Prints the squared error of every format on every kind, relative to the energy of what is not constant.
+/// Prints the squared error of every format on every kind, relative to the energy of the varying part.
 pub fn print(isa: Isa) -> Result<()> {
     print!("{:<10}", "keys");
     KINDS.iter().for_each(|(name, _)| print!(" {name:>16}"));
@@ -60,7 +60,7 @@ fn relative_error(isa: Isa, format: CodeFormat, kind: &Kind) -> Result<f64> {
     let mut scales = vec![f16::ZERO; layout.scales()];
     let mut mean = vec![f16::ZERO; layout.mean()];
     let (mut error, mut energy) = (0.0, 0.0);
-    // What a page has in common shifts all scores of its keys alike where it is common to every page; it is not error.
+    // An error common to all keys of a page shifts their scores equally and is not counted.
     for page in 0..PAGES {
         let mut rows = Vec::with_capacity(PAGE_TOKENS * WIDTH);
         for token in 0..PAGE_TOKENS {
@@ -88,13 +88,13 @@ fn relative_error(isa: Isa, format: CodeFormat, kind: &Kind) -> Result<f64> {
     Ok(error / energy)
 }
 
-/// A draw from the unit normal distribution (Box and Muller, 1958).
+/// A sample from the standard normal distribution (Box and Muller, 1958).
 pub fn normal(rng: &mut StdRng) -> f64 {
     let (radius, angle): (f64, f64) = (rng.random(), rng.random());
     (-2.0 * (1.0 - radius).ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
 }
 
-/// A draw of unit variance from Student's distribution with 5 degrees of freedom.
+/// A sample of unit variance from Student's t-distribution with 5 degrees of freedom.
 fn heavy(rng: &mut StdRng) -> f64 {
     let chi: f64 = (0..5).map(|_| normal(rng).powi(2)).sum();
     normal(rng) / (chi / 5.0).sqrt() / (5.0f64 / 3.0).sqrt()

@@ -1,4 +1,4 @@
-//! Every check of the library, as lines or as JSON.
+//! Results of all checks of the library, as text or JSON.
 
 use std::process::ExitCode;
 

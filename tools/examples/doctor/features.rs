@@ -1,4 +1,4 @@
-//! What a file is, and what of the engine it can use.
+//! Type of a checkpoint, and the engine features it can use.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use foretoken::checkpoint::Checkpoint;
 use foretoken::gemma4::AssistantConfig;
 use foretoken::{Drafts, TargetFacts};
 
-/// A target, and what it can use; `assistant` is the one that it is used with.
+/// A target and its features; `assistant` is the one that it is used with.
 pub fn target(
     checkpoint: &Checkpoint,
     facts: &TargetFacts,
@@ -30,7 +30,7 @@ pub fn target(
         },
     );
     if facts.state_bytes > 0 {
-        line("state", &format!("{} for a sequence, besides K and V", mebibytes(facts.state_bytes)));
+        line("state", &format!("{} per sequence, in addition to the KV cache", mebibytes(facts.state_bytes)));
     }
     line("text", &text(checkpoint, facts.vocab_size)?);
     Ok(())
@@ -54,10 +54,10 @@ pub fn assistant(checkpoint: &Checkpoint, config: &AssistantConfig) {
 fn mtp(facts: &TargetFacts, assistant: Option<&(Checkpoint, AssistantConfig)>) -> String {
     match (facts.drafts, assistant) {
         (Drafts::OwnHead(_), _) => "yes, with its own NextN head".into(),
-        (Drafts::NoHead, _) => "no NextN head (mtp.*) in the checkpoint: take one that has it".into(),
+        (Drafts::NoHead, _) => "no NextN head (mtp.*) in the checkpoint: use one that has it".into(),
         (Drafts::Assistant, Some((checkpoint, _))) => format!("yes, with {}", checkpoint.path().display()),
         (Drafts::Assistant, None) => format!(
-            "no assistant for a hidden size of {}: put the model's -assistant (mtp-*.gguf) beside it, or give both",
+            "no assistant for a hidden size of {}: put the model's -assistant (mtp-*.gguf) next to it, or pass both",
             facts.hidden_size
         ),
     }
@@ -76,7 +76,7 @@ fn text(checkpoint: &Checkpoint, vocab_size: usize) -> Result<String> {
     Ok(format!("{tokenizer}, {template}, {sampling}"))
 }
 
-/// What the file is: role, format, types, size.
+/// Role, format, types and size of a file.
 fn file(checkpoint: &Checkpoint, role: &str) {
     let format = match checkpoint.gguf() {
         Some(gguf) => {

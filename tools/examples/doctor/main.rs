@@ -1,4 +1,4 @@
-//! Says what checkpoints are and what they do here: `cargo run --release --example doctor -- models/demo/target`.
+//! Describes checkpoints and what to expect of them on this machine: `cargo run --release --example doctor -- models/demo/target`.
 
 mod check;
 mod contents;
@@ -15,39 +15,39 @@ use foretoken::gemma4::AssistantConfig;
 use foretoken::verify::VerifyOptions;
 use foretoken::{TargetFacts, target_facts};
 
-/// Say what checkpoints are, which features they can use, how long a context fits this machine's memory, how many tokens a
-/// second to expect, and with which command to generate.
+/// Describe checkpoints: supported features, the context that fits this machine's memory, the expected tokens per second, and the
+/// command to run them.
 ///
-/// With --check, every tensor and invariant is checked and a short text generated; the exit code is 1 if a check failed, and
-/// every failure names the tensor or field, and what to do about it.
+/// With --check, every tensor and invariant is checked and a short text is generated; the exit code is 1 if a check failed, and
+/// every failure names the tensor or field and how to fix it.
 ///
 /// Example: doctor gemma-4-E2B-it-q4_k_m.gguf gemma-4-E2B-it-assistant-q8_0.gguf --check
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// A target, an assistant, or both: directories or GGUF files. An assistant beside a target is found.
+    /// A target, an assistant, or both: directories or GGUF files. An assistant next to a target is found automatically.
     #[arg(required = true, num_args = 1..=2)]
     checkpoints: Vec<PathBuf>,
-    /// List the metadata and the tensors, too.
+    /// Also list the metadata and the tensors.
     #[arg(long)]
     contents: bool,
     /// Read all weights and check them, then generate a short text.
     #[arg(long)]
     check: bool,
-    /// What --check continues.
+    /// Prompt for --check.
     #[arg(long, requires = "check")]
     prompt: Option<String>,
-    /// Print the checks as one JSON object, and nothing else.
+    /// Print only the checks, as one JSON object.
     #[arg(long, requires = "check")]
     json: bool,
-    /// Threads; by default, the physical cores.
+    /// Number of threads. Default: physical cores.
     #[arg(long)]
     threads: Option<usize>,
 }
 
-/// What the files are.
+/// The checkpoints given, and the assistant found.
 #[derive(Default)]
-struct Patients {
+struct Pair {
     target: Option<(Checkpoint, TargetFacts)>,
     assistant: Option<(Checkpoint, AssistantConfig)>,
 }
@@ -59,50 +59,50 @@ fn main() -> ExitCode {
 fn command(args: Args) -> Result<ExitCode> {
     let path = |at: usize| args.checkpoints.get(at).cloned();
     if args.check && args.json {
-        // Also of what cannot be read: that is a finding.
-        let patients = Patients::of(&args.checkpoints);
-        let (target, assistant) = patients.map_or_else(|_| (path(0), path(1)), |patients| patients.paths());
+        // An unreadable file is reported as a finding.
+        let pair = Pair::of(&args.checkpoints);
+        let (target, assistant) = pair.map_or_else(|_| (path(0), path(1)), |pair| pair.paths());
         return Ok(check::json(&VerifyOptions { target, assistant, prompt: args.prompt }));
     }
-    let patients = Patients::of(&args.checkpoints)?;
-    for checkpoint in patients.checkpoints().filter(|_| args.contents) {
+    let pair = Pair::of(&args.checkpoints)?;
+    for checkpoint in pair.checkpoints().filter(|_| args.contents) {
         contents::print(checkpoint)?;
     }
     let threads = args.threads.unwrap_or_else(foretoken::default_threads).max(1);
-    if let Some((checkpoint, facts)) = &patients.target {
-        features::target(checkpoint, facts, patients.assistant.as_ref())?;
+    if let Some((checkpoint, facts)) = &pair.target {
+        features::target(checkpoint, facts, pair.assistant.as_ref())?;
     }
-    if let Some((checkpoint, config)) = &patients.assistant {
+    if let Some((checkpoint, config)) = &pair.assistant {
         features::assistant(checkpoint, config);
     }
-    if let Some((checkpoint, facts)) = &patients.target {
-        speed::print((checkpoint, facts), patients.assistant.as_ref(), threads)?;
+    if let Some((checkpoint, facts)) = &pair.target {
+        speed::print((checkpoint, facts), pair.assistant.as_ref(), threads)?;
     }
     if !args.check {
         return Ok(ExitCode::SUCCESS);
     }
-    let (target, assistant) = patients.paths();
+    let (target, assistant) = pair.paths();
     Ok(check::print(&VerifyOptions { target, assistant, prompt: args.prompt }))
 }
 
-impl Patients {
-    /// Opens the files as what they are, and looks for an assistant if only a target is given.
+impl Pair {
+    /// Opens the files by their type, and searches for an assistant if only a target is given.
     fn of(paths: &[PathBuf]) -> Result<Self> {
-        let mut patients = Self::default();
+        let mut pair = Self::default();
         for path in paths {
             let checkpoint = Checkpoint::open(path)?;
             match (target_facts(&checkpoint), checkpoint.assistant_config()) {
-                (Ok(facts), _) if patients.target.is_none() => patients.target = Some((checkpoint, facts)),
-                (_, Ok(config)) if patients.assistant.is_none() => patients.assistant = Some((checkpoint, config)),
-                (Ok(_), _) => bail!("{}: is a second target; give one, and its assistant", path.display()),
-                (_, Ok(_)) => bail!("{}: is a second assistant; give one, and its target", path.display()),
+                (Ok(facts), _) if pair.target.is_none() => pair.target = Some((checkpoint, facts)),
+                (_, Ok(config)) if pair.assistant.is_none() => pair.assistant = Some((checkpoint, config)),
+                (Ok(_), _) => bail!("{}: is a second target; pass one target and its assistant", path.display()),
+                (_, Ok(_)) => bail!("{}: is a second assistant; pass one assistant and its target", path.display()),
                 (Err(error), _) => return Err(error.into()),
             }
         }
-        if let (Some((target, _)), None) = (&patients.target, &patients.assistant) {
-            patients.assistant = beside(target.path())?;
+        if let (Some((target, _)), None) = (&pair.target, &pair.assistant) {
+            pair.assistant = beside(target.path())?;
         }
-        Ok(patients)
+        Ok(pair)
     }
 
     fn checkpoints(&self) -> impl Iterator<Item = &Checkpoint> {
@@ -121,12 +121,12 @@ impl Patients {
     }
 }
 
-/// The assistant beside the target, if one fits it.
+/// The assistant next to the target, if one fits it.
 fn beside(target: &Path) -> Result<Option<(Checkpoint, AssistantConfig)>> {
     let found = find_assistants(target)?;
-    found.misfits.iter().for_each(|(path, error)| println!("{} is not used: {error}", path.display()));
+    found.misfits.iter().for_each(|(path, error)| println!("ignoring assistant {}: {error}", path.display()));
     let Some(path) = found.only() else {
-        found.fitting.iter().for_each(|path| println!("{} fits; give the one to use", path.display()));
+        found.fitting.iter().for_each(|path| println!("{} fits; pass the one to use", path.display()));
         return Ok(None);
     };
     let checkpoint = Checkpoint::open(path)?;

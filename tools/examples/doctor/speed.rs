@@ -1,4 +1,4 @@
-//! What a model takes of this machine: memory for a context, tokens a second, and the command.
+//! Memory for a context, expected tokens per second on this machine, and the command.
 
 use anyhow::{Context, Result};
 use foretoken::chat::ChatTemplate;
@@ -10,11 +10,11 @@ use foretoken_tools::measure::processor_bandwidth;
 
 use crate::features::{line, mebibytes};
 
-/// Share of the bandwidth that decoding reaches.
+/// Share of the bandwidth that decoding achieves.
 const REACHED: f64 = 0.8;
-/// Acceptance of three drafts by their place, as published for 31B with thinking off.
+/// Acceptance of three drafts by position, as published for 31B with thinking off.
 const ACCEPTED: [f64; 3] = [0.92, 0.78, 0.67];
-/// What a pass over four rows costs, in passes over one.
+/// Cost of a forward pass over four rows, relative to one row.
 const FOUR_ROWS: f64 = 1.1;
 /// A context that is short for a chat.
 const SHORT: usize = 8192;
@@ -31,8 +31,8 @@ pub fn print(
         Some(available) if weights > available => line(
             "memory",
             &format!(
-                "{} of weights, more than the {} that are available: they are read from the disk for every token; \
-                 take a smaller model or type",
+                "{} of weights, more than the {} available: they are read from disk for every token; \
+                 use a smaller model or type",
                 mebibytes(weights),
                 mebibytes(available)
             ),
@@ -49,12 +49,12 @@ pub fn print(
     Ok(())
 }
 
-/// Prints the context that fits `room` bytes in every preset; the first preset in which a whole or a long one does.
+/// Prints the context that fits in `room` bytes for every preset; returns the first preset with the full or a long context.
 fn contexts(facts: &TargetFacts, room: Option<u64>) -> KvPreset {
     let longest = facts.max_position_embeddings;
     let mut chosen = None;
     for preset in KvPreset::ALL {
-        // Sizes only: nothing is held before it is needed.
+        // Sizes only: pages are allocated on demand.
         let options = KvOptions { memory: Some(u64::MAX), ..preset.into() };
         let Ok(cache) = KvCache::new(facts.kv_layout.clone(), &options, longest, Isa::best()) else { continue };
         let fits = room.map_or(longest, |room| largest(longest, |len| cache.bytes_at(len) as u64 <= room));
@@ -78,7 +78,7 @@ fn largest(longest: usize, fits: impl Fn(usize) -> bool) -> usize {
     low
 }
 
-/// From the bytes that a token reads and what the machine reads at best.
+/// Estimated from the bytes read per token and the best read bandwidth.
 fn tokens_per_second(
     facts: &TargetFacts,
     assistant: Option<&(Checkpoint, AssistantConfig)>,
@@ -90,14 +90,14 @@ fn tokens_per_second(
     line(
         "reads",
         &format!(
-            "{:.1} GB/s with {threads} threads at best ({isa}); a token reads {} of weights",
+            "{:.1} GB/s with {threads} threads at best ({isa}); each token reads {} of weights",
             bandwidth / 1e9,
             mebibytes(step as u64)
         ),
     );
     let seconds = step / bandwidth / REACHED;
-    // What fits the processor's caches is faster.
-    let plain = format!("about {} tokens/s at a short context, one token per pass", significant(1.0 / seconds));
+    // Models that fit the processor's caches are faster.
+    let plain = format!("about {} tokens/s at a short context, without drafts", significant(1.0 / seconds));
     line("expect", &plain);
     let draft = match (facts.drafts, assistant) {
         (Drafts::OwnHead(bytes), _) => Some(bytes),
@@ -109,12 +109,12 @@ fn tokens_per_second(
         let round = FOUR_ROWS * seconds + ACCEPTED.len() as f64 * draft;
         let rates = ACCEPTED.map(|rate| format!("{:.0}", 100.0 * rate)).join(", ");
         let speed = significant(tokens / round);
-        line("", &format!("about {speed} with three drafts a pass, accepted in {rates} % of passes"));
+        line("", &format!("about {speed} with three drafts per pass, accepted in {rates} % of passes"));
     }
     Ok(())
 }
 
-/// With three digits.
+/// With three significant digits.
 fn significant(x: f64) -> String {
     let decimals = 2 - x.abs().max(f64::MIN_POSITIVE).log10().floor() as i32;
     format!("{x:.*}", decimals.max(0) as usize)
@@ -141,7 +141,7 @@ fn command(
     Ok(words.join(" "))
 }
 
-/// For a shell.
+/// Quoted for a shell.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:@%,".contains(c);
     if !text.is_empty() && text.chars().all(plain) {

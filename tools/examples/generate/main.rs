@@ -13,9 +13,9 @@ use foretoken::{Engine, GenerateOptions, Piece};
 use foretoken_tools::text::Text;
 use foretoken_tools::{arguments, report};
 
-/// Generate text with a Gemma 4 and its assistant.
+/// Generate text with a Gemma 4 and its assistant, or a Qwen3.5.
 ///
-/// With nothing given, the demo pair in models/demo continues a piece of Rust.
+/// Without arguments, the demo pair in models/demo continues a Rust snippet.
 ///
 /// Example: generate "Why is the sky blue?" --chat --model google/gemma-4-E2B-it --assistant google/gemma-4-E2B-it-assistant
 #[derive(Parser)]
@@ -31,20 +31,20 @@ struct Args {
     text: Text,
     #[command(flatten)]
     kv: arguments::Kv,
-    /// Measured costs of this machine; made if missing, and written back.
+    /// Measured costs of this machine; created if missing, and updated.
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
-    /// Accept drafts by chance: RATE is the share of rounds that accept the draft, by position if several are given, as
-    /// .92,.78,.67,.57. Measures speed, and the text is meaningless.
+    /// Accept drafts at random: RATE is the share of rounds that accept the draft; several rates are by position, e.g.
+    /// .92,.78,.67,.57. For measuring speed; the text is meaningless.
     #[arg(long, value_name = "RATE,..", value_delimiter = ',')]
     simulate_acceptance: Vec<f64>,
-    /// Write a trace of the rounds, a line of JSON each; - is stderr.
+    /// Write a trace of the rounds, one JSON object per line; - is stderr.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Print one JSON object instead of text.
     #[arg(long)]
     json: bool,
-    /// Print on stderr how K and V are stored, and what drafters and planner did.
+    /// Print KV cache formats and statistics of drafters and planner on stderr.
     #[arg(long)]
     stats: bool,
 }
@@ -95,10 +95,10 @@ fn generate(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// What was written: of a chat, taken apart.
+/// The output; for a chat, parsed into text, reasoning and tool calls.
 struct Reply {
     parser: Option<ReplyParser>,
-    /// Printed as they come.
+    /// Whether parts are printed as they arrive.
     prints: bool,
     text: String,
     reasoning: String,
@@ -127,7 +127,7 @@ impl Reply {
         self.take(parts)
     }
 
-    /// The text and calls, a line each, go to stdout, the reasoning to stderr.
+    /// Text and tool calls (one per line) go to stdout, reasoning to stderr.
     fn take(&mut self, parts: Vec<ReplyPart>) -> Result<()> {
         let mut out = std::io::stdout().lock();
         for part in parts {

@@ -1,13 +1,13 @@
-//! The weights: rows are computed from the seed and the row number; none is stored.
+//! The weights: rows are computed from the seed and the row index; none is stored.
 
 use foretoken::Isa;
 use foretoken_kernels::{ColumnsMut, ElementType, Elements, gemm, vocabulary};
 use rayon::prelude::*;
 
-/// Rows that are made, multiplied and encoded together.
+/// Rows that are generated, multiplied and encoded together.
 pub const ROWS: usize = 64;
 
-/// SplitMix64: a stream costs nothing to begin, and there is one for each row.
+/// SplitMix64: starting a stream is free, and there is one for each row.
 pub struct Random(u64);
 
 impl Random {
@@ -25,7 +25,7 @@ impl Random {
         x ^ (x >> 31)
     }
 
-    /// Fills `out` with numbers of mean 0 and deviation `std`: sums of four uniform ones, near enough to normal here and
+    /// Fills `out` with numbers of mean 0 and standard deviation `std`: sums of four uniform numbers, close enough to normal here and
     /// several times as fast.
     pub fn fill(&mut self, std: f32, out: &mut [f32]) {
         // Four of 0..=65535: twice the mean each, a third of the square each.
@@ -67,7 +67,7 @@ impl Echo {
     }
 
     /// Rows of the assistant's embedding from `first` on, `(rows, assistant)`: those of `E P^T`, of length 1, so that
-    /// none is nearer to a stranger than to itself.
+    /// each is closest to itself.
     pub fn assistant_embedding(&self, first: usize, out: &mut [f32]) {
         let rows = out.len() / self.assistant;
         let mut x = vec![0.0; rows * self.hidden];
@@ -93,7 +93,7 @@ impl Echo {
         }
     }
 
-    /// Rows of the centroids from `first` on: `(rows, assistant)`, directions at random.
+    /// Rows of the centroids from `first` on: `(rows, assistant)`, random directions.
     pub fn centroids(&self, first: usize, out: &mut [f32]) {
         for (i, row) in (first as u64..).zip(out.chunks_exact_mut(self.assistant)) {
             Random::new(self.seed, "centroids", i).fill(1.0, row);
@@ -103,7 +103,7 @@ impl Echo {
     }
 
     /// Groups `vocab` tokens under `count` centroids, equally many under each, every token under one of the `nearest`
-    /// to it: the ids, centroid by centroid. `done` is told of tokens as they are ranked.
+    /// to it: the ids, centroid by centroid. `done` is called with the number of tokens ranked.
     pub fn group(&self, vocab: usize, count: usize, nearest: usize, done: impl Fn(usize) + Sync) -> Vec<u32> {
         let mut centroids = vec![0.0; count * self.assistant];
         self.centroids(0, &mut centroids);
@@ -127,7 +127,7 @@ impl Echo {
     }
 }
 
-/// An assignment of tokens to centroids that are each full at `size`.
+/// An assignment of tokens to centroids with a capacity of `size` each.
 struct Groups<'a> {
     choices: &'a [u16], // of each token, the nearest first
     nearest: usize,
@@ -139,7 +139,7 @@ impl<'a> Groups<'a> {
     fn new(choices: &'a [u16], nearest: usize, count: usize, size: usize) -> Self {
         let mut groups = Self { choices, nearest, size, members: vec![Vec::new(); count] };
         for token in 0..(choices.len() / nearest) as u32 {
-            // The emptiest of its choices: the centroids then fill up alike, and hardly one is full before the end.
+            // The emptiest of its choices: the centroids then fill up evenly, and few are full before the end.
             let emptiest = groups.of(token).min_by_key(|choice| groups.members[*choice].len());
             match emptiest.filter(|choice| groups.members[*choice].len() < size) {
                 Some(choice) => groups.members[choice].push(token),
@@ -153,8 +153,8 @@ impl<'a> Groups<'a> {
         self.choices[token as usize * self.nearest..][..self.nearest].iter().map(|choice| usize::from(*choice))
     }
 
-    /// Finds the shortest chain of tokens that can each move on to another of their choices, the last into a centroid
-    /// with room, and moves them, so that `token` gets one of its own.
+    /// Finds the shortest chain of tokens that can each move to another of their choices, the last into a centroid
+    /// with free capacity, and moves them, so that `token` gets one of its choices.
     fn make_room(&mut self, token: u32) {
         let mut came_from: Vec<Option<(u32, Option<usize>)>> = vec![None; self.members.len()];
         let mut queue = std::collections::VecDeque::new();
@@ -175,7 +175,7 @@ impl<'a> Groups<'a> {
                 }
             }
         }
-        // Its choices and all that can be reached from them are full: it goes where there is room, and is never drafted.
+        // Its choices and everything reachable from them are full: it goes to any free centroid, and is never drafted.
         if let Some(members) = self.members.iter_mut().find(|members| members.len() < self.size) {
             members.push(token);
         }

@@ -35,7 +35,7 @@ pub fn files(args: &Args, name: &str, shape: Shape) -> Result<Vec<File>> {
     let echo = Arc::new(Echo::new(args.isa(), args.seed, shape.hidden, assistant.hidden));
     let centroids = args.centroids.then(|| {
         let line = ProgressLine::new("grouping tokens", vocab as u64);
-        // Half of those that are scored, so that rounding the weights moves no token out of reach.
+        // Half of the scored centroids, so that rounding the weights does not put a token out of reach.
         let (count, nearest) = (vocab / CENTROID_TOKENS, CENTROID_TOP_K.min(vocab / CENTROID_TOKENS).div_ceil(2));
         Centroids { count, ids: echo.group(vocab, count, nearest, |tokens| line.add(tokens as u64)) }
     });

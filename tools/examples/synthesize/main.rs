@@ -1,11 +1,11 @@
 //! Writes a full-size checkpoint without a download: `cargo run --release --example synthesize -- /tmp/echo e2b`.
 //!
-//! Its weights are an echo. What attention, MLP and per-layer embeddings add to the residual stream is zero, so the
+//! The model repeats its input token. Attention, MLP and per-layer embeddings add zero to the residual stream, so the
 //! stream stays the embedding of the token and the target predicts the token that it was given. The assistant's
 //! pre-projection is a random projection `P`, its embedding the normalised `E P^T`: it predicts the same token, and every
-//! draft is accepted (ids below 300 are control tokens and bytes; keep prompts above). A NextN head projects its input to
-//! the embedding alone, for the same effect. All other weights are random and all shapes real: a step costs what the real
-//! checkpoint's costs.
+//! draft is accepted (ids below 300 are control tokens and bytes; use ids above that in prompts). A NextN head projects its input to
+//! the embedding alone, for the same effect. All other weights are random and all shapes real: a step costs the same as with
+//! the real checkpoint.
 
 mod echo;
 mod gemma4;
@@ -31,33 +31,33 @@ use stored::{Quantize, Stored};
 use tensors::{Contents, Tensor};
 use variant::Variant;
 
-/// Write a target and what drafts for it, of a real variant's shapes, whose drafts are all accepted, for measurements.
+/// Write a synthetic target and drafter with the shapes of a real variant, for benchmarks. All drafts are accepted.
 ///
-/// OUT_DIR/VARIANT-target.gguf and, where it is a file of its own, OUT_DIR/VARIANT-assistant.gguf take 3 GB for e2b and 18 GB
+/// Writes OUT_DIR/VARIANT-target.gguf and, if the drafter is a separate file, OUT_DIR/VARIANT-assistant.gguf: 3 GB for e2b, 18 GB
 /// for 26b.
 ///
 /// Example: synthesize /tmp/echo 26b --quantize q4_k_m
 #[derive(Parser)]
 #[command(version)]
 pub struct Args {
-    /// Where the files go; made if it is not there.
+    /// Output directory; created if missing.
     out_dir: PathBuf,
-    /// Whose shapes to write.
+    /// Variant whose shapes to use.
     variant: Variant,
     /// Type of the matrices: q4_k_m (Q4_K and Q6_K mixed), q8_0, q4_0, q4_k, q6_k, ..., f16, bf16, f32.
     #[arg(long, value_name = "TYPE", default_value = "q4_k_m")]
     quantize: Quantize,
-    /// Layers of the target, if not as many as the variant has; at least one of every kind (2; qwen: 4).
+    /// Layers of the target, at least one of every kind (2; qwen: 4). Default: as many as the variant has.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=1024))]
     layers: Option<u16>,
-    /// Another number makes other weights.
+    /// Random seed of the weights.
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
     /// Weight of the key norms. At 1 the scores of random weights spread so far that most exponentials are subnormal, which
-    /// slows attention down manyfold where they are not flushed to zero; 0.125 spreads them about as a text's.
+    /// slows attention down several times unless they are flushed to zero; 0.125 spreads them about as much as real text.
     #[arg(long, value_name = "W", default_value_t = 1.0)]
     key_norm: f32,
-    /// Give the assistant a centroid head, as e2b's and e4b's have, in the older layout of files.
+    /// Give the assistant a centroid head, as for e2b and e4b, in the older file layout.
     #[arg(long)]
     centroids: bool,
     /// Tokens in the vocabulary (a smaller one, for tests).
@@ -83,7 +83,7 @@ pub struct File {
 pub fn run(args: &Args) -> Result<()> {
     let files = args.variant.files(args)?;
     let directory = &args.out_dir;
-    std::fs::create_dir_all(directory).with_context(|| format!("{}: cannot be made", directory.display()))?;
+    std::fs::create_dir_all(directory).with_context(|| format!("{}: cannot be created", directory.display()))?;
     let all = files.iter().flat_map(|file| &file.tensors);
     let line = ProgressLine::new("", all.map(|tensor| tensor.bytes as u64).sum());
     let mut job = Job { isa: args.isa(), seed: args.seed, banks: HashMap::new(), line };
@@ -96,15 +96,15 @@ impl Args {
     }
 }
 
-/// Bytes that are made at once, before they are written.
+/// Bytes generated at once before they are written.
 const BATCH: usize = 16 << 20;
-/// Random weights are drawn in pieces of so many, whole blocks of every type, from so many pieces.
+/// Random weights are drawn in pieces of `PIECE` weights (whole blocks of every type) from a bank of `PIECES` pieces.
 const PIECE: usize = 256;
 const PIECES: usize = 1024;
 /// Pieces that one thread draws in a row.
 const RUN: usize = 256;
 
-/// Pieces of random weights of a type: quantizing 18 GB of them would take minutes, copying takes seconds.
+/// Pieces of random weights of a type: quantizing 18 GB would take minutes, copying takes seconds.
 struct Bank {
     piece: usize, // bytes
     bytes: Vec<u8>,

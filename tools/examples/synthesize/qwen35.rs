@@ -12,7 +12,7 @@ use super::{Args, File};
 
 /// Tokens in the vocabulary.
 const VOCAB: u32 = 248_320;
-/// Layers from one that is attention to the next; the others are delta nets.
+/// Every `PERIOD`th layer is attention; the others are delta nets.
 const PERIOD: usize = 4;
 /// Width of an attention head, and its channels that rotate.
 const HEAD: usize = 256;
@@ -21,7 +21,7 @@ const ROTARY: usize = 64;
 const STATE: usize = 128;
 const KEY_HEADS: usize = 16;
 const TAPS: usize = 4;
-/// Control tokens, behind the 256 bytes.
+/// Control tokens, after the 256 bytes.
 const CONTROL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
 /// A variant's shapes.
@@ -234,7 +234,7 @@ fn tokenizer(file: &mut GgufWriter, vocab: u32) -> Result<()> {
     Ok(file.value("tokenizer.ggml.add_bos_token", false)?)
 }
 
-/// The characters that stand for the bytes in byte-level BPE (GPT-2): printable ones for themselves, the others from
+/// The characters that represent bytes in byte-level BPE (GPT-2): printable ones themselves, the others from
 /// U+0100 on.
 fn byte_characters() -> Vec<char> {
     let own = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);

@@ -29,7 +29,7 @@ impl Stored {
         }
     }
 
-    /// Bytes of `len` weights, which are whole blocks.
+    /// Bytes of `len` weights; `len` is a multiple of the block length.
     pub fn bytes(self, len: usize) -> usize {
         match self {
             Self::Float(ElementType::F32) => 4 * len,
@@ -73,7 +73,7 @@ impl std::str::FromStr for Quantize {
                 let known = |problem| format!("{problem}, and q4_k_m, f16, bf16, f32");
                 let kind: WeightType = name.parse().map_err(known)?;
                 if !kind.is_written() {
-                    return Err(format!("{name} is read, not written"));
+                    return Err(format!("{name} is read-only"));
                 }
                 Self::All(Stored::Blocks(kind))
             }
@@ -117,7 +117,7 @@ impl Quantize {
         }
     }
 
-    /// Of a matrix with rows of `inputs`; `more` where the mix spends more bits.
+    /// The type of a matrix with rows of `inputs`; `more` if the mix uses more bits for it.
     pub fn matrix(self, inputs: usize, more: bool) -> Stored {
         let wanted = match self {
             Self::Mix if more => Q6_K,
@@ -137,7 +137,7 @@ impl Quantize {
         }
     }
 
-    /// Of matrices that are too small to be worth saving bits on.
+    /// The type of matrices too small to be worth quantizing further.
     pub fn small(self) -> Stored {
         match self {
             Self::All(float @ Stored::Float(_)) => float,

@@ -1,4 +1,4 @@
-//! Which tensors a checkpoint has, and what is in them.
+//! The tensors of a checkpoint, and their contents.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ pub struct Tensor {
     pub contents: Contents,
 }
 
-/// What is in a tensor.
+/// Contents of a tensor.
 pub enum Contents {
     /// Zero blocks, which are zeros in every type.
     Zeros,
-    /// Numbers of this deviation around zero.
+    /// Random numbers with this standard deviation around zero.
     Random(Stored, f32),
-    /// What the function fills in for the rows from one on.
+    /// Rows that the function fills in.
     Rows(Stored, Rows),
-    /// These.
+    /// Explicit values.
     Values(Vec<f32>),
     /// Token ids.
     Ids(Vec<u32>),
@@ -38,12 +38,12 @@ pub struct List {
     pub key_norm: f32,
 }
 
-/// What a matrix of a layer is there for.
+/// Purpose of a matrix of a layer.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Role {
-    /// To cost what a real one costs.
+    /// Random weights, at the cost of real ones.
     Random,
-    /// To add nothing to the residual stream.
+    /// Zeros, which add nothing to the residual stream.
     Zero,
 }
 
@@ -88,13 +88,13 @@ impl List {
         self.random(name, shape, stored, role);
     }
 
-    /// Of the full layers' pairs, the first quarter turns.
+    /// The first quarter of the full layers' pairs rotates.
     fn rotation(&mut self) {
         let pairs = HEAD[1] / 2;
         self.values("rope_freqs.weight", (0..pairs).map(|i| if i < pairs / 4 { 1.0 } else { 1e30 }).collect());
     }
 
-    /// What layers of both models have; the others' K and V are between the projections of Q and of the output.
+    /// The tensors of a layer of either model; K and V, if any, are between the Q and output projections.
     fn layer(&mut self, stack: &Stack, i: usize, own_kv: Option<OwnKv>, more_bits: bool) {
         let b = |name: &str| format!("blk.{i}.{name}");
         let (hidden, ffn, head) = (stack.hidden, stack.ffn[i], stack.head(i));
@@ -127,12 +127,12 @@ enum OwnKv {
     KeyAndValue,
 }
 
-/// Whether the mix spends more bits on layer `i` of `n`: at both ends, and on every third between.
+/// Whether the mix uses more bits for layer `i` of `n`: at both ends, and on every third between.
 pub fn more_bits(i: usize, n: usize) -> bool {
     i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2
 }
 
-/// The target's.
+/// The tensors of the target.
 pub fn target(
     shape: &Shape,
     stack: &Stack,
@@ -183,7 +183,7 @@ pub struct Centroids {
     pub ids: Vec<u32>,
 }
 
-/// The assistant's, in the older layout where there are centroids.
+/// The tensors of the assistant, in the older layout if there are centroids.
 pub fn assistant(
     shape: &Shape,
     stack: &Stack,

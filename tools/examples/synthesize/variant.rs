@@ -27,7 +27,7 @@ pub enum Variant {
 }
 
 impl Variant {
-    /// What is written for it.
+    /// The files to write for it.
     pub fn files(self, args: &Args) -> Result<Vec<File>> {
         let name = self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned());
         match self {

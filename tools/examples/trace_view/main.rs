@@ -1,4 +1,4 @@
-//! Shows a trace: `cargo run --release --example trace_view -- trace.ndjson --out trace.html`.
+//! Renders a trace as HTML: `cargo run --release --example trace_view -- trace.ndjson --out trace.html`.
 
 mod plot;
 
@@ -11,14 +11,14 @@ use clap::Parser;
 use plot::{Series, bars, escape, steps};
 use serde_json::Value;
 
-/// Turn a trace (generate --trace FILE) into one HTML file that needs nothing else: the text coloured by who wrote each
-/// token, the round behind a token under the pointer, and plots.
+/// Render a trace (generate --trace FILE) as one self-contained HTML file: the text coloured by the drafter of each token,
+/// details of a token's round on hover, and plots.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
     /// The trace.
     trace: PathBuf,
-    /// Where the page goes; by default, beside the trace.
+    /// Output file. Default: next to the trace.
     #[arg(long)]
     out: Option<PathBuf>,
 }
@@ -29,16 +29,16 @@ fn main() -> ExitCode {
 
 fn command(args: Args) -> Result<()> {
     let text = std::fs::read_to_string(&args.trace).with_context(|| args.trace.display().to_string())?;
-    // A trace that was cut short ends in half a line.
+    // An interrupted trace ends in an incomplete line.
     let lines: Vec<Value> = text.lines().map_while(|line| serde_json::from_str(line).ok()).collect();
-    anyhow::ensure!(!lines.is_empty(), "{}: is no trace; make one with generate --trace", args.trace.display());
+    anyhow::ensure!(!lines.is_empty(), "{}: is not a trace; create one with generate --trace", args.trace.display());
     let out = args.out.unwrap_or_else(|| args.trace.with_extension("html"));
     std::fs::write(&out, page(&lines)).with_context(|| out.display().to_string())?;
     println!("{}", out.display());
     Ok(())
 }
 
-/// Colour-blind safe background colours for black text.
+/// Background colours for black text, safe for colour-blind readers.
 const COLOURS: [&str; 7] = ["#8ecae6", "#ffb703", "#b5e48c", "#f4acb7", "#cdb4db", "#f9dcc4", "#9bf6ff"];
 const TARGET: &str = "#e9ecef";
 
@@ -63,7 +63,7 @@ fn page(lines: &[Value]) -> String {
         match line["event"].as_str() {
             Some("begin") => {
                 let prompt = &line["prompt_tokens"];
-                *text += &format!("<p class=begin>behind a prompt of {prompt} tokens</p><div class=text>");
+                *text += &format!("<p class=begin>after a prompt of {prompt} tokens</p><div class=text>");
             }
             Some("first") => *text += &tokens(line, None, &colour),
             Some("round") => {
@@ -88,9 +88,9 @@ fn page(lines: &[Value]) -> String {
     );
     format!(
         "<!doctype html><html lang=en><meta charset=utf-8><title>foretoken trace</title><style>{STYLE}</style>\
-         <h1>Who wrote what</h1><p>{summary}</p><p>{legend} <small>deeper places in a draft are darker</small></p>\
-         <aside id=round>Point at a token.</aside>{texts}<h2>Accepted at each place of the draft</h2>{}\
-         <h2>Rows verified (B), round by round</h2>{}<h2>Milliseconds of each phase, round by round</h2>{}\
+         <h1>Tokens by drafter</h1><p>{summary}</p><p>{legend} <small>later draft positions are darker</small></p>\
+         <aside id=round>Hover over a token.</aside>{texts}<h2>Acceptance by draft position</h2>{}\
+         <h2>Rows verified (B) per round</h2>{}<h2>Milliseconds of each phase per round</h2>{}\
          <script type=\"application/json\" id=data>{data}</script><script>{SCRIPT}</script></html>",
         acceptance(&rounds, &drafters, &colour),
         steps(&[Series {
@@ -102,7 +102,7 @@ fn page(lines: &[Value]) -> String {
     )
 }
 
-/// The tokens of a line: those of the draft in its drafter's colour, the target's own in grey.
+/// The tokens of a line: drafted tokens in their drafter's colour, the target's own in grey.
 fn tokens(line: &Value, round: Option<usize>, colour: &dyn Fn(&str) -> &'static str) -> String {
     let accepted = line["accepted"].as_u64().unwrap_or(0) as usize;
     let drafter = line["drafter"].as_str().unwrap_or("target");
@@ -169,11 +169,11 @@ const show = (r) => {
   const e = r.expected, draft = r.draft.map((d, i) =>
     `  ${i < r.accepted ? "+" : "-"} ${d.id}${d.p === undefined || d.p === null ? "" : "  p " + d.p.toFixed(3)}`).join("\n");
   panel.textContent = `round ${r.iteration} of session ${r.session}, ${r.us} us\n` +
-    `position ${r.position}, behind token ${r.last}\n` +
+    `position ${r.position}, after token ${r.last}\n` +
     `${r.drafter ?? "no drafter"}, ${r.path}\n` +
     `${r.rows} rows because: ${r.reason}\n${draft}\naccepted ${r.accepted}, next ${r.next}\n\n` +
     `expected ${e.tokens.toFixed(2)} tokens in ${e.ms.toFixed(2)} ms\n` +
-    `a plain step takes ${e.plain_ms.toFixed(2)} ms\nwon so far: ${e.balance.toFixed(1)} plain steps\n\n` +
+    `a plain step takes ${e.plain_ms.toFixed(2)} ms\nsaved so far: ${e.balance.toFixed(1)} plain steps\n\n` +
     `draft ${r.us_draft} us, waited ${r.us_wait}\nverify ${r.us_verify} us\naccept ${r.us_accept} us`;
 };
 document.addEventListener("mouseover", (event) => {

@@ -12,7 +12,7 @@ const HEIGHT: f64 = 180.0;
 const LEFT: f64 = 50.0;
 const BOTTOM: f64 = 24.0;
 
-/// Bars side by side, from 0 to 1, one group for each place.
+/// Bars side by side, from 0 to 1, one group for each draft position.
 pub fn bars(series: &[Series<'_>]) -> String {
     let places = series.iter().map(|series| series.values.len()).max().unwrap_or(0).max(1);
     let group = (WIDTH - LEFT) / places as f64;
@@ -22,7 +22,7 @@ pub fn bars(series: &[Series<'_>]) -> String {
         for (place, value) in series.values.iter().enumerate() {
             let (x, height) = (LEFT + place as f64 * group + i as f64 * width, value * (HEIGHT - BOTTOM));
             marks += &format!(
-                "<rect x={x:.1} y={:.1} width={width:.1} height={height:.1} fill=\"{}\"><title>{} at place {}: {:.0} %</title></rect>",
+                "<rect x={x:.1} y={:.1} width={width:.1} height={height:.1} fill=\"{}\"><title>{} at position {}: {:.0} %</title></rect>",
                 HEIGHT - BOTTOM - height,
                 series.colour,
                 series.name,
@@ -38,7 +38,7 @@ pub fn bars(series: &[Series<'_>]) -> String {
     frame(series, 1.0, marks)
 }
 
-/// Lines that stay level during a round.
+/// Step lines: constant during a round.
 pub fn steps(series: &[Series<'_>]) -> String {
     let most = series.iter().flat_map(|series| &series.values).copied().fold(1e-9, f64::max);
     let mut marks = String::new();

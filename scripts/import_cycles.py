@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Lists circles among the files of a crate: a file must not import from one that imports it back.
+"""Lists import cycles among the files of a crate.
 
-    scripts/import_circles.py kernels/src gpu/src
+    scripts/import_cycles.py kernels/src gpu/src
 
 An import is a path that begins with `crate`, `super`, `self` or a child module, in a `use` or in code; it leads to the
-file of the longest prefix that is a module. So a parent that re-exports an item of a child, and a child that takes anything through
-`super::`, are a circle; `mod child;` alone is no import. Comments, strings and `#[cfg(test)]` modules do not count.
+file of the longest prefix that is a module. So a parent that re-exports an item of a child, and a child that uses anything through
+`super::`, form a cycle; `mod child;` alone is not an import. Comments, strings and `#[cfg(test)]` modules do not count.
 """
 import re
 import sys
 from pathlib import Path
 
-# What is no import: line comments (with doc comments), `pub(in ...)`, block comments, strings, characters (not lifetimes).
-NO_CODE = re.compile(r"""//[^\n]*|\(in [\w:]+\)|/\*.*?\*/|r(#*)".*?"\1|"(?:\\.|[^"\\])*"|'(?:\\.[^']*|[^'\\])'""", re.DOTALL)
+# What is not an import: line comments (with doc comments), `pub(in ...)`, block comments, strings, characters (not lifetimes).
+NOT_CODE = re.compile(r"""//[^\n]*|\(in [\w:]+\)|/\*.*?\*/|r(#*)".*?"\1|"(?:\\.|[^"\\])*"|'(?:\\.[^']*|[^'\\])'""", re.DOTALL)
 INLINE = re.compile(r"\bmod\s+(\w+)\s*\{")
 CHILD = re.compile(r"\bmod\s+(\w+)\s*;")
 USE = re.compile(r"\buse\s+([^;]+);")
@@ -63,7 +63,7 @@ def module_of(root, file):
 
 
 def imports(text, module, modules):
-    """Pairs of a line and the module that a path on it leads to."""
+    """Pairs of a line and the module that a path on it refers to."""
     inline = [(m.start(), closing(text, m.end() - 1), m.group(1)) for m in INLINE.finditer(text)]
     children = {m.group(1) for m in CHILD.finditer(text)}
     found = []
@@ -91,7 +91,7 @@ def imports(text, module, modules):
     return found
 
 
-def circles(graph):
+def cycles(graph):
     """Strongly connected components of more than one module (Tarjan)."""
     index, low, stack, done, result = {}, {}, [], set(), []
 
@@ -127,17 +127,17 @@ def main():
         files = {module_of(root, file): file for file in sorted(root.rglob("*.rs"))}
         found = {}
         for module, file in files.items():
-            text = without_tests(NO_CODE.sub(blank, file.read_text()))
+            text = without_tests(NOT_CODE.sub(blank, file.read_text()))
             found[module] = imports(text, module, files)
-        for circle in circles({module: {to for _, to in found[module]} for module in files}):
+        for cycle in cycles({module: {to for _, to in found[module]} for module in files}):
             count += 1
-            print(f"circle of {len(circle)} files:")
-            for module in sorted(circle):
+            print(f"cycle of {len(cycle)} files:")
+            for module in sorted(cycle):
                 for line, to in sorted(set(found[module])):
-                    if to in circle:
+                    if to in cycle:
                         print(f"  {files[module]}:{line} imports from {files[to]}")
     if count:
-        sys.exit(f"{count} circles of imports")
+        sys.exit(f"{count} import cycles")
 
 
 main()

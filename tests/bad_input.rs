@@ -936,7 +936,7 @@ fn causes_in_requests() {
         panic!("{error:?}");
     };
     assert!(needed > 1000 && fits < 32, "{error:?}");
-    says(&error.to_string(), &["context of 32", "1000 bytes are available", "use a smaller cache type or context"]);
+    says(&error.to_string(), &["context of 32", "1000 bytes available", "use a smaller cache type or context"]);
 
     let error = session(&|options| options.kv.max_round_rows = 0).err().expect("a round has rows");
     assert!(matches!(error, Error::Argument { name: "max_round_rows", .. }), "{error:?}");

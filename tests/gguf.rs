@@ -778,9 +778,9 @@ fn bad_tokenizers_are_refused() {
     refused(tokenizer_file("llama", &tokens, &kinds), "scores: is missing");
     refused(tokenizer_file("gemma4", &tokens, &kinds[1..]), "one for each token");
     refused(tokenizer_file("gemma4", &[], &[]), "has 0 tokens");
-    refused(merges_of(&["ab"]), "entry 0 is no pair");
-    refused(merges_of(&[" a"]), "entry 0 is no pair");
-    refused(merges_of(&[&format!("{long} {long}")]), "entry 0 is no pair");
+    refused(merges_of(&["ab"]), "entry 0 is not a pair");
+    refused(merges_of(&[" a"]), "entry 0 is not a pair");
+    refused(merges_of(&[&format!("{long} {long}")]), "entry 0 is not a pair");
     refused(merges_of(&["\u{1} \u{2}"]), "makes no tokenizer");
     let mut twice = tokens.clone();
     twice[300] = twice[299].clone();

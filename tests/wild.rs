@@ -875,7 +875,7 @@ fn directories_without_a_model_say_what_they_hold() {
 fn what_stands_in_the_place_of_a_file_is_named() {
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab\nsize 9523\n";
     let page = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>";
-    for (content, about) in [(pointer, ["git-LFS's pointer", "git lfs pull"]), (page, ["a web page", "log in first"])] {
+    for (content, about) in [(pointer, ["git-LFS pointer", "git lfs pull"]), (page, ["a web page", "log in first"])] {
         let files =
             ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "generation_config.json"];
         for file in files {

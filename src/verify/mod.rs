@@ -206,7 +206,7 @@ impl Report {
                 let token = |tokenizer: &crate::tokenizer::Tokenizer| tokenizer.token(id).unwrap_or("absent".into());
                 let problem =
                     format!("token {id} is {:?} in the assistant's, {:?} in the target's", token(&b), token(&a));
-                let remedy = "load the assistant that was published for this target";
+                let remedy = "load the assistant published for this target";
                 self.add(Part::Pair, "tokenizers", Outcome::Failed, format!("{problem}; {remedy}"));
             }
         }

@@ -304,7 +304,7 @@ fn listed_merges(keys: &Keys<'_>, tokens: &[&str]) -> Result<Merges> {
         let pair = merge
             .split_once(' ')
             .filter(|(left, right)| !left.is_empty() && !right.is_empty() && left.len() + right.len() <= longest);
-        let problem = || keys.error(MERGES, format!("entry {i} is no pair of tokens; convert the checkpoint again"));
+        let problem = || keys.error(MERGES, format!("entry {i} is not a pair of tokens; convert the checkpoint again"));
         pair.map(|(left, right)| (left.to_owned(), right.to_owned())).ok_or_else(problem)
     };
     strings.map(pair).collect()

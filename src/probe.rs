@@ -155,7 +155,8 @@ impl Probe {
         if let Some(head) = &engine.parts.sources.nextn {
             return engine.run(|| self.chain_head(&**head, last, tokens));
         }
-        let no_assistant = || Error::argument("assistant", "is not loaded, and the model has no NextN head; load an assistant");
+        let no_assistant =
+            || Error::argument("assistant", "is not loaded, and the model has no NextN head; load an assistant");
         let assistant = engine.assistant().ok_or_else(no_assistant)?;
         let hidden = self.hidden.clone();
         let decoder = self.session.decoder().0;

@@ -306,8 +306,8 @@ fn drafters_are_named() {
     assert_eq!(one, DrafterOptions::NgramMapK(map(8, 24, 2)));
     for (text, about) in [
         ("ngram-mood", &["\"ngram-mood\"", "ngram-mod", "draft-model", "ngram-cache", "auto"][..]),
-        ("", &["no drafter", "mtp"]),
-        ("mtp,,mtp", &["no drafter"]),
+        ("", &["not a drafter", "mtp"]),
+        ("mtp,,mtp", &["not a drafter"]),
         ("mtp:n=3", &["no parameter", "\"n\""]),
         ("ngram-simple:hits=3", &["\"hits\"", "n, m"]),
         ("ngram-simple:n", &["must be a number"]),

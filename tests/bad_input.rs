@@ -125,7 +125,7 @@ fn missing_files() {
     refused(Engine::load(&options), &["nothing", "check the path"]);
     // Token ids work without a tokenizer; text does not.
     let engine = pair.engine().expect("an engine");
-    refused(engine.tokenizer(), &["tokenizer.json", "token ids"]);
+    refused(engine.tokenizer(), &["no tokenizer", "token ids"]);
     let message = Message::user("Hello");
     refused(engine.encode_chat(&[message], &ChatOptions::default()), &["chat template", "plain prompt"]);
 }

@@ -454,10 +454,10 @@ fn what_cannot_be_satisfied_is_refused_by_its_place() {
         println!("{problem}");
     }
     for (constraint, part) in [
-        (Constraint::json_schema("{\"type\": "), "no JSON"),
-        (Constraint::json_schema("[".repeat(100_000)), "no JSON"),
+        (Constraint::json_schema("{\"type\": "), "not JSON"),
+        (Constraint::json_schema("[".repeat(100_000)), "not JSON"),
         (Constraint::regex("a(b"), "a(b"),
-        (Constraint::lark(format!("start: {}\"a\"{}", "(".repeat(80_000), ")".repeat(80_000))), "500 brackets"),
+        (Constraint::lark(format!("start: {}\"a\"{}", "(".repeat(80_000), ")".repeat(80_000))), "500 nested brackets"),
         (Constraint::lark("start: missing\n"), "missing"),
         (Constraint::lark(""), ""),
         (Constraint::lark("root ::= \"a\""), ""),
@@ -548,7 +548,7 @@ fn what_is_too_large_is_refused_and_disturbs_nobody() {
     let wide: serde_json::Map<_, _> = (0..600).map(|i| (format!("p{i}"), json!(true))).collect();
     let wide = json!({"type": "object", "properties": {"deep": {"type": "object", "properties": wide}}});
     let problem = refused(Constraint::json_schema(wide.to_string()));
-    assert!(problem.starts_with("#/properties/deep: has 600 optional properties, may have 500"), "{problem}");
+    assert!(problem.starts_with("#/properties/deep: has 600 optional properties, at most 500"), "{problem}");
     // Others go on.
     check(&schemas()[0], &write(&plain(Constraint::json_schema(schemas()[0].to_string()))).0);
 }

@@ -344,8 +344,8 @@ fn requests_that_are_refused() {
     };
     let wait = refuse("/api/", "429 Too Many Requests\r\nRetry-After: 37");
     refused(wait, &["test/target", "429", "try again in 37 s", "token"]);
-    refused(refuse("/api/", "429 Too Many Requests"), &["429", "try again in some minutes"]);
-    refused(refuse("/resolve/", "429 Too Many Requests"), &[", config.json", "429", "try again in some minutes"]);
+    refused(refuse("/api/", "429 Too Many Requests"), &["429", "try again in a few minutes"]);
+    refused(refuse("/resolve/", "429 Too Many Requests"), &[", config.json", "429", "try again in a few minutes"]);
     let wait = refuse("/resolve/", "429 Too Many Requests\r\nRetry-After: 41");
     refused(wait, &[", config.json", "429", "try again in 41 s", "token"]);
     let past = refuse("/resolve/", "429 Too Many Requests\r\nRetry-After: Wed, 21 Oct 2015 07:28:00 GMT");
@@ -386,10 +386,10 @@ fn a_gguf_file_by_its_tag() {
     let several = resolve("test/files-GGUF", &options);
     refused(several, &["several GGUF files", "edge-Q4_K_M.gguf", "edge-UD-Q8_0.gguf", "test/files-GGUF:TAG"]);
     assert_eq!(read(&resolve("test/one-GGUF", &options).expect("the only one")), "one");
-    refused(resolve("test/odd-GGUF", &options), &["not below it"]);
+    refused(resolve("test/odd-GGUF", &options), &["outside the repository"]);
     server.state().files.remove(&format!("test/files-GGUF/{}", parts[1]));
     let fresh = tempfile::tempdir().expect("a directory");
-    refused(resolve("test/files-GGUF:BF16", &server.options(fresh.path())), &["lacks parts", parts[0]]);
+    refused(resolve("test/files-GGUF:BF16", &server.options(fresh.path())), &["missing parts", parts[0]]);
 }
 
 #[test]

@@ -69,7 +69,7 @@ fn job(rng: &mut StdRng, vocab: u32, engine: &Engine, prompts: Range<usize>) -> 
     let fits = |kv: &KvOptions| match engine.session(&SessionOptions { kv: kv.clone() }) {
         Ok(_) => true,
         Err(error) => {
-            assert!(error.to_string().contains("no multiple of 16"), "{error}");
+            assert!(error.to_string().contains("not a multiple of 16"), "{error}");
             false
         }
     };

@@ -108,7 +108,7 @@ fn pass(model: &dyn ChainModel, mut sequences: Vec<DraftRows<'_>>) -> Result<Vec
         let (made, sequences) = (steps.len(), sequences.len());
         return Err(Error::argument(
             "sequences",
-            format!("has {sequences} sequences, but the model returned {made} steps"),
+            format!("{sequences} sequences, but the model returned {made} steps"),
         ));
     }
     sequences.into_iter().for_each(DraftRows::commit);

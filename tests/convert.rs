@@ -56,7 +56,7 @@ fn can_be_said(case: &Case) -> bool {
         Ok(_) => true,
         Err(error) => {
             let own = case.path.starts_with(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"));
-            assert!(!own && error.to_string().contains("a GGUF file cannot say"), "{error}");
+            assert!(!own && error.to_string().contains("a GGUF file cannot represent"), "{error}");
             println!("{}: {error}", case.name);
             false
         }
@@ -166,7 +166,7 @@ fn norms_scales_and_routers_stay_exact() {
     assert_eq!(type_of("token_embd.weight"), 8);
     assert_eq!(type_of("blk.0.attn_q.weight"), 8);
     assert_eq!(type_of("blk.0.ffn_gate_up_exps.weight"), 8);
-    assert_eq!(type_of("blk.0.ffn_down_exps.weight"), 1, "rows of 24 are no whole blocks");
+    assert_eq!(type_of("blk.0.ffn_down_exps.weight"), 1, "rows of 24 are not whole blocks");
     for exact in ["ffn_gate_inp.weight", "ffn_gate_inp.scale", "ffn_down_exps.scale", "attn_norm.weight"] {
         assert_eq!(type_of(&format!("blk.0.{exact}")), 0, "{exact}");
     }
@@ -202,10 +202,10 @@ fn bad_input_is_refused_by_name() {
     };
     convert(&demo("target"), &at("q8.gguf"), &options(Outtype::Q8_0));
     let quantized = open(&at("q8.gguf"));
-    refused(to_gguf(&quantized, &at("x.gguf"), &options(Outtype::F16)).map(drop), "is a GGUF file already");
+    refused(to_gguf(&quantized, &at("x.gguf"), &options(Outtype::F16)).map(drop), "is already a GGUF file");
     let back = ToHuggingFace::default();
-    refused(to_hugging_face(&quantized, &at("back"), &back).map(drop), "is q8_0; safetensors hold floating point");
-    refused(to_hugging_face(&open(&demo("target")), &at("back"), &back).map(drop), "is no GGUF file");
+    refused(to_hugging_face(&quantized, &at("back"), &back).map(drop), "is q8_0; only floating-point tensors");
+    refused(to_hugging_face(&open(&demo("target")), &at("back"), &back).map(drop), "is not a GGUF file");
     refused(to_gguf(&open(&demo("target")), &at("x.bin"), &options(Outtype::F16)).map(drop), "does not end in .gguf");
     refused(to_gguf(&open(&demo("target")), &at("no/x.gguf"), &options(Outtype::F16)).map(drop), "does not exist");
     // Half precision ends at 65504.
@@ -214,7 +214,7 @@ fn bad_input_is_refused_by_name() {
         header["model.lm_head.weight"] = header["model.norm.weight"].take();
         data.fill(0x7f); // 3.39e38 in every place
     });
-    refused(to_gguf(&large, &at("x.gguf"), &options(Outtype::F16)).map(drop), "choose one with more range");
+    refused(to_gguf(&large, &at("x.gguf"), &options(Outtype::F16)).map(drop), "use one with more range");
     assert!(!at("x.gguf").exists() && !at("x.gguf.partial").exists());
 }
 

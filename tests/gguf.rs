@@ -265,7 +265,7 @@ fn bad_tensors_are_refused() {
     refused(change(|t| t[2].shape = vec![6, 128]), "needs a multiple of 256");
     refused(change(|t| t[3].offset = Some(1 << 40)), "does not end inside");
     refused(change(|t| t[3].offset = Some(u64::MAX - 31)), "does not end inside");
-    refused(change(|t| t[3].offset = Some(1)), "no multiple of the alignment");
+    refused(change(|t| t[3].offset = Some(1)), "not a multiple of the alignment");
     refused(change(|t| t[3].offset = Some(0)), "overlaps tensor");
     refused(change(|t| t[1].shape = vec![3, 64]), "overlaps tensor q8_0");
     refused(change(|t| t[0].type_id = 8), "needs a multiple of 32");
@@ -367,7 +367,7 @@ fn bad_splits_are_refused() {
         file.tensors[0].name = b"same".to_vec();
         file
     });
-    assert!(repeated.contains("tensor same: is in another file"), "{repeated}");
+    assert!(repeated.contains("tensor same: is also in another file"), "{repeated}");
     let (_directory, paths) = split(2, |_, file| file);
     let bytes = std::fs::read(&paths[0]).expect("read");
     assert!(Gguf::from_bytes(bytes).err().expect("an error").to_string().contains("one of 2 files"));
@@ -382,7 +382,7 @@ fn what_is_no_file_is_refused() {
     let path = directory.path().join("empty.gguf");
     std::fs::write(&path, []).expect("written");
     assert!(message(&path).contains("too short"));
-    assert!(message(Path::new("/dev/null")).contains("no regular file"));
+    assert!(message(Path::new("/dev/null")).contains("not a regular file"));
 }
 
 #[test]
@@ -596,7 +596,7 @@ fn a_configuration_is_honoured_or_refused_by_name() {
     let layers = config.layers.len();
     let cases = [
         ("general.architecture", Some(str_value("llama")), "\"llama\" is not gemma4"),
-        ("gemma4.block_count", Some(u32_value(1 << 20)), "more than 1024"),
+        ("gemma4.block_count", Some(u32_value(1 << 20)), "at most 1024"),
         ("gemma4.block_count", Some(u32_value(1 << 31)), "must be an integer"),
         ("gemma4.block_count", None, "is missing"),
         ("gemma4.embedding_length", Some(u32_value(0)), "is 0"),
@@ -609,7 +609,7 @@ fn a_configuration_is_honoured_or_refused_by_name() {
         ("gemma4.attention.value_length", Some(u32_value(2)), "not implemented"),
         ("gemma4.attention.key_length_swa", Some(u32_value(33)), "must be even"),
         ("gemma4.attention.key_length_swa", Some(u32_value(2_147_483_646)), "at most 8192"),
-        ("gemma4.attention.head_count", Some(u32_value(2048)), "more than 1024"),
+        ("gemma4.attention.head_count", Some(u32_value(2048)), "at most 1024"),
         ("gemma4.attention.layer_norm_rms_epsilon", Some(f32_value(f64::NAN)), "must be a positive number"),
         ("gemma4.final_logit_softcapping", Some(f32_value(-1.0)), "must be a positive number"),
         ("gemma4.attention.scale", Some(f32_value(0.5)), "anything but 1 is not implemented"),
@@ -781,7 +781,7 @@ fn bad_tokenizers_are_refused() {
     refused(merges_of(&["ab"]), "entry 0 is not a pair");
     refused(merges_of(&[" a"]), "entry 0 is not a pair");
     refused(merges_of(&[&format!("{long} {long}")]), "entry 0 is not a pair");
-    refused(merges_of(&["\u{1} \u{2}"]), "makes no tokenizer");
+    refused(merges_of(&["\u{1} \u{2}"]), "does not form a tokenizer");
     let mut twice = tokens.clone();
     twice[300] = twice[299].clone();
     refused(tokenizer_file("gemma4", &twice, &kinds), "ids 299 and 300 are both");

@@ -306,7 +306,7 @@ fn a_mix_is_llama_cpps() {
     let again =
         quantize(&Checkpoint::open(at("mix.gguf")).expect("a file"), &at("x.gguf"), &QuantizeOptions::new(Mix::Q8_0));
     let error = again.expect_err("quantized twice").to_string();
-    assert!(error.contains("already; quantize the file that it came from"), "{error}");
+    assert!(error.contains("quantize its source file"), "{error}");
     let onto_itself =
         quantize(&source, &at("f16.gguf"), &QuantizeOptions::new(Mix::Q8_0)).expect_err("itself").to_string();
     assert!(onto_itself.contains("is the source itself"), "{onto_itself}");
@@ -376,8 +376,8 @@ fn importance_is_accepted() {
         [int(1), int(name.len()), name.as_bytes().to_vec(), int(8), int(len), bytes(values)].concat()
     };
     refused(&with(128, &sums[..128]), "has 128 importances, but 1 x 256 inputs");
-    refused(&with(256, &[-1.0; 256]), "negative or not finite");
-    refused(&older[..older.len() - 1], "is no importance matrix");
-    refused(&with(usize::MAX, &[]), "is no importance matrix");
-    refused(b"a text", "is no importance matrix");
+    refused(&with(256, &[-1.0; 256]), "negative, NaN or infinite");
+    refused(&older[..older.len() - 1], "is not an importance matrix");
+    refused(&with(usize::MAX, &[]), "is not an importance matrix");
+    refused(b"a text", "is not an importance matrix");
 }

@@ -140,7 +140,7 @@ const DEFECTS: [Defect; 15] = [
                 tensor.bytes[400..404].copy_from_slice(&f32::NAN.to_le_bytes());
             });
         },
-        &["layers.2.mlp.gate_proj.weight", "not finite", "download or convert the checkpoint again"],
+        &["layers.2.mlp.gate_proj.weight", "NaN or infinity", "download or convert the checkpoint again"],
     ),
     (
         "a norm of zeros",
@@ -159,7 +159,7 @@ const DEFECTS: [Defect; 15] = [
     (
         "another rotation",
         |pair| change(pair, "target", "rope_freqs.weight", |tensor| tensor.bytes.fill(0)),
-        &["rope_freqs.weight", "as Gemma 4's rotation is", "convert the checkpoint again"],
+        &["rope_freqs.weight", "as in Gemma 4", "convert the checkpoint again"],
     ),
     (
         "an ordering of zeros",
@@ -169,7 +169,7 @@ const DEFECTS: [Defect; 15] = [
     (
         "an ordering that repeats a token",
         |pair| change(pair, "assistant", "masked_embd_ordering", |tensor| tensor.bytes.copy_within(0..4, 8)),
-        &["masked_embedding.token_ordering", "is no permutation", "convert the assistant again"],
+        &["masked_embedding.token_ordering", "is not a permutation", "convert the assistant again"],
     ),
     (
         "an ordering in floating point",
@@ -189,7 +189,7 @@ const DEFECTS: [Defect; 15] = [
                 tensor.bytes = [&tensor.bytes[..], &tensor.bytes].concat();
             });
         },
-        &["model.embed_tokens.weight", "a mistake of an old converter", "convert the assistant again"],
+        &["model.embed_tokens.weight", "a bug of an old converter", "convert the assistant again"],
     ),
     (
         "another vocabulary",

@@ -393,7 +393,7 @@ fn parts_given_for_one_another_are_refused_by_name() {
         .key("clip.vision.block_count", u32_value(1))
         .floats("v.blk.0.ln1.weight", &[4], &[1.0; 4]);
     let projector = twin.write("mmproj-F16.gguf", projector.bytes());
-    refused(engine(&projector, None), &["mmproj-F16.gguf", "\"clip\"", "projector", "give the model's file"]);
+    refused(engine(&projector, None), &["mmproj-F16.gguf", "\"clip\"", "projector", "use the model's file"]);
     refused(engine(&target_file, Some(&projector)), &["mmproj-F16.gguf", "projector"]);
     let (target, assistant) = (twin.path("target"), twin.path("assistant"));
     refused(engine(&assistant, None), &["assistant/config.json", "give it as the assistant"]);
@@ -415,7 +415,7 @@ fn a_stray_scale_is_an_error() {
         ("output.scale", "output.scale"),
     ] {
         let file = twin.gguf("target").tensor(name, &[1], F32, one.clone());
-        refused(engine(&twin.write("model.gguf", file.bytes()), None), &["model.gguf", shown, "is a scale", "take"]);
+        refused(engine(&twin.write("model.gguf", file.bytes()), None), &["model.gguf", shown, "is a scale", "use"]);
         let file = twin.gguf("assistant").tensor(name, &[1], F32, one.clone());
         let drafter = twin.write("drafter.gguf", file.bytes());
         refused(engine(&twin.path("target"), Some(&drafter)), &["drafter.gguf", shown, "is a scale"]);
@@ -425,7 +425,7 @@ fn a_stray_scale_is_an_error() {
         let full = format!("model.layers.0.self_attn.q_proj.{name}");
         let scale = (Dtype::F32, vec![1], one.clone());
         twin.tensors(WEIGHTS, |tensors| drop(tensors.insert(full.clone(), scale)));
-        refused(engine(&twin.path("target"), None), &[&full, "is a scale", "take"]);
+        refused(engine(&twin.path("target"), None), &[&full, "is a scale", "use"]);
     }
     // The scales that a mixture of experts has are none of these.
     computes_the_references(&case("moe"), &target(&twin.path("target")).expect("a target"));
@@ -472,7 +472,7 @@ fn quantized_directories_are_refused_by_name() {
     ] {
         let twin = Twin::of("dense");
         twin.json(CONFIG, |config| config[field] = value.clone());
-        refused(engine(&twin.path("target"), None), &[CONFIG, field, name, "take the bf16 checkpoint, or a GGUF file"]);
+        refused(engine(&twin.path("target"), None), &[CONFIG, field, name, "use the bf16 checkpoint, or a GGUF file"]);
         let twin = Twin::of("nested");
         twin.json(CONFIG, |config| config["text_config"][field] = value.clone());
         refused(engine(&twin.path("target"), None), &[CONFIG, name]);
@@ -493,7 +493,7 @@ fn quantized_directories_are_refused_by_name() {
         let twin = Twin::of("dense");
         let one = (Dtype::F32, vec![1], vec![0; 4]);
         twin.tensors(WEIGHTS, |tensors| drop(tensors.insert(tensor.clone(), one)));
-        refused(engine(&twin.path("target"), None), &[&tensor, name, "take the bf16 checkpoint"]);
+        refused(engine(&twin.path("target"), None), &[&tensor, name, "use the bf16 checkpoint"]);
         let one = (Dtype::F32, vec![1], vec![0; 4]);
         twin.tensors("assistant/model.safetensors", |tensors| drop(tensors.insert(tensor.clone(), one)));
         let own = Twin::of("dense");
@@ -506,14 +506,14 @@ fn quantized_directories_are_refused_by_name() {
         tensors.remove("model.layers.0.experts.gate_up_proj").expect("the stack");
         tensors.insert(expert.into(), (Dtype::F32, vec![1], vec![0; 4]));
     });
-    refused(engine(&twin.path("target"), None), &[expert, "a tensor for each expert", "take the bf16 checkpoint"]);
+    refused(engine(&twin.path("target"), None), &[expert, "a tensor per expert", "use the bf16 checkpoint"]);
     // FP8 without a configuration or scales: the type tells.
     let twin = Twin::of("dense");
     twin.tensors(WEIGHTS, |tensors| {
         let tensor = tensors.get_mut(&format!("{q}.weight")).expect("the tensor");
         *tensor = (Dtype::F8_E4M3, tensor.1.clone(), vec![0; tensor.2.len() / 4]);
     });
-    refused(engine(&twin.path("target"), None), &[q, "F8_E4M3", "not read"]);
+    refused(engine(&twin.path("target"), None), &[q, "F8_E4M3", "not supported"]);
 }
 
 // ---- compressed safetensors ----
@@ -632,29 +632,29 @@ fn packings_that_are_not_read_are_refused() {
         let (_, shape, words) = tensors.get_mut(&format!("{q}_packed")).expect("words");
         (shape[1], *words) = (shape[1] * 2, words.repeat(2));
     };
-    refused_with(&eight, &["of another shape than weight_shape says", "symmetric 4-bit integers"]);
+    refused_with(&eight, &["does not have the shape in weight_shape", "symmetric 4-bit integers"]);
     let sixteen = |tensors: &mut Tensors| {
         let (_, shape, scales) = tensors.get_mut(&format!("{q}_scale")).expect("scales");
         (shape[1], *scales) = (shape[1] * 2, scales.repeat(2));
     };
-    refused_with(&sixteen, &["not packed as is read", "groups of 32"]);
+    refused_with(&sixteen, &["unsupported packing", "groups of 32"]);
     let empty = |tensors: &mut Tensors| {
         let (_, shape, words) = tensors.get_mut(&format!("{q}_packed")).expect("words");
         (shape[1], *words) = (0, Vec::new());
     };
-    refused_with(&empty, &["not packed as is read", "groups of 32"]);
+    refused_with(&empty, &["unsupported packing", "groups of 32"]);
     let no_rows = |tensors: &mut Tensors| {
         for part in ["packed", "scale"] {
             let (_, shape, bytes) = tensors.get_mut(&format!("{q}_{part}")).expect("words");
             (*shape, *bytes) = (vec![0, 1 << 61], Vec::new());
         }
     };
-    refused_with(&no_rows, &["not packed as is read"]);
+    refused_with(&no_rows, &["unsupported packing"]);
     let huge = |tensors: &mut Tensors| {
         let (_, _, scales) = tensors.get_mut(&format!("{q}_scale")).expect("scales");
         scales[..2].copy_from_slice(&half::bf16::from_f32(1e9).to_le_bytes());
     };
-    refused_with(&huge, &["not finite in f16", "take the bf16 checkpoint"]);
+    refused_with(&huge, &["not finite in f16", "use the bf16 checkpoint"]);
     for (extra, dtype) in [("zero_point", Dtype::I32), ("g_idx", Dtype::I32)] {
         let stray = |tensors: &mut Tensors| drop(tensors.insert(format!("{q}_{extra}"), (dtype, vec![1], vec![0; 4])));
         let (twin, _) = packed_pair("dense", |_| 32);
@@ -763,7 +763,7 @@ fn fp8_is_the_dequantized_weights() {
     for shape in [vec![0, 1 << 62], vec![2, 2, 0], vec![0]] {
         let empty = (Dtype::F8_E4M3, shape, Vec::new());
         twin.tensors(WEIGHTS, |tensors| drop(tensors.insert(q.into(), empty)));
-        refused(engine(&twin.path("target"), None), &[q, "is of shape", "matrices are read"]);
+        refused(engine(&twin.path("target"), None), &[q, "is of shape", "matrices are supported"]);
     }
 }
 
@@ -794,7 +794,7 @@ fn experts_apart_are_the_stacks() {
     computes_the_references(&case, &target(&twin.path("target")).expect("a target"));
     let missing = "model.layers.0.experts.1.up_proj.weight";
     twin.tensors(WEIGHTS, |tensors| drop(tensors.remove(missing).expect("a matrix")));
-    refused(target(&twin.path("target")), &["layers.0.experts.", "a tensor for each expert, but not for all"]);
+    refused(target(&twin.path("target")), &["layers.0.experts.", "a tensor per expert, but not for all"]);
 
     let (fp8, plain) = (Twin::of("moe"), Twin::of("moe"));
     let byte = |i: usize| (0x18 + i * 7 % 40) as u8 | if i.is_multiple_of(3) { 0x80 } else { 0 };
@@ -835,10 +835,10 @@ fn directories_without_a_model_say_what_they_hold() {
 
     for (file, about) in [
         ("model-00001-of-00002.safetensors", ["no model.safetensors.index.json", "download it too"]),
-        ("weights.safetensors", ["no model.safetensors", "weights that name"]),
-        ("pytorch_model.bin", ["a file of PyTorch's is not read", "take the bf16 checkpoint, or a GGUF file"]),
-        ("model.onnx", ["a file of ONNX", "take the bf16 checkpoint, or a GGUF file"]),
-        ("gemma.litertlm", ["a file of LiteRT's", "take the bf16 checkpoint, or a GGUF file"]),
+        ("weights.safetensors", ["no model.safetensors", "rename the weights"]),
+        ("pytorch_model.bin", ["a PyTorch file is not supported", "use the bf16 checkpoint, or a GGUF file"]),
+        ("model.onnx", ["an ONNX file", "use the bf16 checkpoint, or a GGUF file"]),
+        ("gemma.litertlm", ["a LiteRT file", "use the bf16 checkpoint, or a GGUF file"]),
     ] {
         let directory = twin.path(&format!("of {file}"));
         std::fs::create_dir(&directory).expect("a directory");
@@ -846,27 +846,27 @@ fn directories_without_a_model_say_what_they_hold() {
         std::fs::write(directory.join(file), [0; 64]).expect("written");
         refused(engine(&directory, None), &[file, about[0], about[1]]);
     }
-    for (file, about) in [("files.onnx", "a file of ONNX"), ("model.pth", "a file of PyTorch's")] {
-        refused(engine(&twin.write(file, [1; 64]), None), &[file, about, "take the bf16 checkpoint, or a GGUF file"]);
+    for (file, about) in [("files.onnx", "an ONNX file"), ("model.pth", "a PyTorch file")] {
+        refused(engine(&twin.write(file, [1; 64]), None), &[file, about, "use the bf16 checkpoint, or a GGUF file"]);
     }
 
     // The Hub's cache, and a link in it to a blob that is gone.
     let revision = "models--google--gemma/snapshots/0a1b";
     twin.write(&format!("{revision}/config.json"), "{}");
     for folder in ["models--google--gemma", "models--google--gemma/snapshots"] {
-        refused(engine(&twin.path(folder), None), &["a folder of the Hub's cache", "0a1b"]);
+        refused(engine(&twin.path(folder), None), &["a directory of the Hub's cache", "0a1b"]);
     }
     #[cfg(unix)]
     {
         let link = twin.path(&format!("{revision}/model.safetensors"));
         std::os::unix::fs::symlink("../../blobs/gone", link).expect("a link");
-        refused(engine(&twin.path(revision), None), &["model.safetensors is a link to a file that is not there"]);
+        refused(engine(&twin.path(revision), None), &["model.safetensors is a dangling link"]);
     }
 
     twin.write("files/gemma-4-E2B-it-Q4_K_M.gguf", b"GGUF");
     twin.write("files/mmproj-F16.gguf", b"GGUF");
     twin.write("files/snapshots/training/step-1", b"");
-    let about = ["files", "holds GGUF files", "gemma-4-E2B-it-Q4_K_M.gguf, mmproj-F16.gguf"];
+    let about = ["files", "contains GGUF files", "gemma-4-E2B-it-Q4_K_M.gguf, mmproj-F16.gguf"];
     refused(engine(&twin.path("files"), None), &about);
 }
 
@@ -910,7 +910,7 @@ fn gguf_files_without_a_model_are_refused_by_name() {
         ("general.architecture", "controlvector", "a control vector's"),
     ] {
         let path = twin.write("file.gguf", twin.gguf("target").with(key, str_value(value)).bytes());
-        refused(engine(&path, None), &["file.gguf", key, about, "give"]);
+        refused(engine(&path, None), &["file.gguf", key, about, "use"]);
     }
     for (key, value) in [("expert_gating_func", u32_value(2)), ("attention.causal", bool_value(false))] {
         let file = twin.gguf("target").with(&format!("gemma4.{key}"), value);
@@ -1319,7 +1319,7 @@ fn nvfp4_matrices_are_scaled() {
     // Both spellings: one of them would be applied, and which is not known.
     let other = name.replace(".scale", ".weight.scale");
     let file = scaled.tensor(&other, &[1], F32, f32_bytes([1.0]));
-    refused(target(&twin.write("model.gguf", file.bytes())), &[&other, "is a scale that nothing applies"]);
+    refused(target(&twin.write("model.gguf", file.bytes())), &[&other, "is a scale that no module applies"]);
 }
 
 /// An assistant merged into its target's directory, as converters for other engines do it, drafts.
@@ -1849,7 +1849,9 @@ fn a_file_with_an_odd_sequence_of_samplers_loads() {
     let (defaults, lines) = of("top_k;tfs_z;min_p;smooth\ning;temp");
     assert_eq!(defaults, Some(Sampling { top_p: 1.0, ..all }));
     let [line] = &lines[..] else { panic!("{lines:?}") };
-    for part in ["model.gguf", "general.sampling.sequence", r#""tfs_z;smooth\ning" is no sampler"#, "left out"] {
+    for part in
+        ["model.gguf", "general.sampling.sequence", r#""tfs_z;smooth\ning" is not a llama.cpp sampler"#, "ignored"]
+    {
         assert!(line.contains(part) && !line.contains('\n'), "{part}: {line:?}");
     }
     for (sequence, problem) in [
@@ -2060,7 +2062,7 @@ fn a_blob_with_towers_computes_the_references() {
     refused(engine(&path, None), &["tokenizer.ggml.scores", "order of merges", "tokenizer.json"]);
 
     let short = twin.write("blobs/short", b"GG");
-    refused(target(&short), &["short", "no GGUF file", "give the checkpoint's directory"]);
+    refused(target(&short), &["short", "not a GGUF file", "use the checkpoint's directory"]);
 }
 
 /// Prefixes, a head beside a tied embedding, K and V of layers that share others', towers in a shard of their own.
@@ -2176,10 +2178,10 @@ fn odd_indexes_load_or_are_refused() {
     for name in ["shards/a", "./shards/a", "../target/shards/a", &absolute, "..", ".", "", "shards/", "/"] {
         let mut odd = map.clone();
         odd.insert(first.clone(), json!(name));
-        refused(with(&twin, &json!(odd)), &[INDEX, &first, "is not a file name", "beside the index"]);
+        refused(with(&twin, &json!(odd)), &[INDEX, &first, "is not a file name", "next to the index"]);
     }
     for (odd, about) in [
-        (json!({}), &["weight_map: names no shard", "download the index again"]),
+        (json!({}), &["weight_map: lists no shard", "download the index again"]),
         (json!(null), &["weight_map: is missing", "download the index again"]),
         (json!([second]), &["weight_map: is [", "must be an object"]),
         (json!("model.safetensors"), &["weight_map: is ", "must be an object"]),
@@ -2252,7 +2254,7 @@ fn split_files_compute_the_references() {
     }
     std::fs::rename(&paths[1], twin.path("split/part2.gguf")).expect("renamed");
     refused(target(&paths[0]), &["model-00002-of-00002.gguf", "check the path"]);
-    refused(target(&twin.path("split/part2.gguf")), &["part2.gguf", "one of 2 files", "give it its name back"]);
+    refused(target(&twin.path("split/part2.gguf")), &["part2.gguf", "one of 2 files", "restore its name"]);
 }
 
 /// docs/checkpoints.md names every test of this file, and no test or file of tests that is gone.

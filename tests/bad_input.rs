@@ -241,7 +241,7 @@ fn tensors_that_are_not_what_the_configuration_implies() {
 fn values_that_are_unknown() {
     for (field, value, about) in [
         ("model_type", json!("gemma5"), ["model_type", "gemma5"]),
-        ("model_type", json!("gemma4_assistant"), ["model_type", "give it as the assistant"]),
+        ("model_type", json!("gemma4_assistant"), ["model_type", "use it as the assistant"]),
         ("hidden_activation", json!("swiglu"), ["hidden_activation", "gelu_pytorch_tanh"]),
         ("layer_types", json!(["sliding_attention", "linear_attention"]), ["layer_types", "linear_attention"]),
         ("layer_types", json!(["full_attention"]), ["layer_types", "8 layers"]),

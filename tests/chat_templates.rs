@@ -115,17 +115,17 @@ fn messages_that_are_not_read_are_refused_by_name() {
         |kind: &str| format!(r#"[{{"role": "user", "content": "a"}}, {{"role": "user", "content": [{kind}]}}]"#);
     for kind in ["image_url", "image", "audio", "video"] {
         let part = format!(r#"{{"type": "text", "text": ""}}, {{"type": "{kind}"}}"#);
-        refused(list(&parts(&part)), &["messages: [1].content[1]", kind, "not implemented", "give text"]);
+        refused(list(&parts(&part)), &["messages: [1].content[1]", kind, "not implemented", "use text"]);
     }
     for (json, about) in [
-        ("{}", "are no list"),
-        ("[7]", "[0]: is no object"),
+        ("{}", "must be a list"),
+        ("[7]", "[0]: is not an object"),
         (r#"[{"content": "a"}]"#, "[0].role: is \"\", must be one of system, developer, user, assistant, tool"),
         (r#"[{"role": "model", "content": "a"}]"#, "[0].role: is \"model\""),
         (r#"[{"role": "user", "content": 7}]"#, "[0].content: is neither a string nor a list"),
         (r#"[{"role": "user", "content": ["a"]}]"#, "[0].content[0]"),
         (r#"[{"role": "user", "content": [{"type": "text"}]}]"#, "[0].content[0]: has no text"),
-        (r#"[{"role": "tool", "tool_call_id": 7}]"#, "[0].tool_call_id: is no string"),
+        (r#"[{"role": "tool", "tool_call_id": 7}]"#, "[0].tool_call_id: is not a string"),
         (r#"[{"role": "assistant", "tool_calls": [{"function": {}}]}]"#, "[0].tool_calls[0]: has no name"),
     ] {
         refused(list(json), &["messages", about]);
@@ -137,9 +137,9 @@ fn messages_that_are_not_read_are_refused_by_name() {
         ..ChatOptions::default()
     };
     let template = template("").expect("a template");
-    refused(template.render(&[], &options("[]", "x")), &["tools[0] is no object"]);
+    refused(template.render(&[], &options("[]", "x")), &["tools[0] is not an object"]);
     for name in ["messages", "tools", "enable_thinking", "add_generation_prompt"] {
-        refused(template.render(&[], &options("{}", name)), &["variables", name, "an option of its own"]);
+        refused(template.render(&[], &options("{}", name)), &["variables", name, "a dedicated option"]);
     }
 }
 

@@ -509,7 +509,7 @@ fn what_does_not_fit_is_an_error_and_leaves_nothing() {
     let f32s = exact(ElementType::F32).kv;
     problem(session(quantized(CodeFormat::Tqc4, CodeFormat::Tqc4).kv).err(), &["layer 1", "tqc4 of 64 channels"]);
     let mixed = KvOptions { value: ElementType::F16.into(), ..f32s.clone() };
-    problem(session(mixed).err(), &["layer 0", "keys in f32 beside values in f16"]);
+    problem(session(mixed).err(), &["layer 0", "keys in f32 with values in f16"]);
     problem(
         session(KvOptions { memory: Some(1 << 20), ..f32s.clone() }).err(),
         &["context of 1024", "1.00 MiB available", "positions fit"],
@@ -707,6 +707,6 @@ fn devices_have_names() {
     }
     for wrong in ["gpu", "cpu:0", "auto:1", "cuda:", "metal:x", ""] {
         let error = wrong.parse::<DeviceChoice>().err().expect("an error").to_string();
-        assert!(error.contains("cpu, cuda, cuda:N, metal, metal:N and auto"), "{error}");
+        assert!(error.contains("cpu, cuda, cuda:N, metal, metal:N, auto"), "{error}");
     }
 }

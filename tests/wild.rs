@@ -218,7 +218,7 @@ fn per_layer_keys_that_are_no_layers() {
     for key in ["12", "-1", "+5", "x", "", "5.0", "99999999999999999999999"] {
         refused(with_map(&twin, json!({key: full})), &["per_layer_config", "layers from 0 to 11"]);
     }
-    refused(with_map(&twin, json!({"5": full, "05": full})), &["per_layer_config", "layer 5 a second time"]);
+    refused(with_map(&twin, json!({"5": full, "05": full})), &["per_layer_config", "repeats layer 5"]);
     refused(with_map(&twin, json!({"5": 7})), &["per_layer_config.5", "an object"]);
     refused(with_map(&twin, json!({"5": {"head_dim": 0}})), &["per_layer_config.5.head_dim", "is 0"]);
     refused(with_map(&twin, json!({"5": {"skip": ["mlp"]}})), &["per_layer_config.5.skip", "not implemented"]);
@@ -396,8 +396,8 @@ fn parts_given_for_one_another_are_refused_by_name() {
     refused(engine(&projector, None), &["mmproj-F16.gguf", "\"clip\"", "projector", "use the model's file"]);
     refused(engine(&target_file, Some(&projector)), &["mmproj-F16.gguf", "projector"]);
     let (target, assistant) = (twin.path("target"), twin.path("assistant"));
-    refused(engine(&assistant, None), &["assistant/config.json", "give it as the assistant"]);
-    refused(engine(&target, Some(&target)), &["target/config.json", "target's", "give it as the model"]);
+    refused(engine(&assistant, None), &["assistant/config.json", "use it as the assistant"]);
+    refused(engine(&target, Some(&target)), &["target/config.json", "target's", "use it as the model"]);
 }
 
 // ---- formats that are not read ----
@@ -1041,7 +1041,7 @@ fn rotary_fields_of_other_models_are_the_same_or_refused() {
         refused(set(name, value), &[CONFIG, name]);
     }
     let flat = json!({"rope_theta": 1e6, "rope_type": "default"});
-    refused(set("rope_parameters", flat), &["rope_parameters.rope_theta", "is no layer type"]);
+    refused(set("rope_parameters", flat), &["rope_parameters.rope_theta", "is not a layer type"]);
     for (layers, field, value) in [
         ("sliding_attention", "partial_rotary_factor", 0.5),
         ("sliding_attention", "factor", 8.0),

@@ -89,12 +89,12 @@ fn files_that_are_no_such_session_are_refused() {
     let mut other = whole.clone();
     other[at] = if other[at] == b'1' { b'2' } else { b'1' };
     refused(&other, "another model");
-    assert!(saved.save(folder.path()).is_err(), "a folder is no file");
+    assert!(saved.save(folder.path()).is_err(), "a folder is not a file");
     std::fs::remove_file(&path).expect("the file");
     assert!(engine.load_session(&path).is_err());
 }
 
-/// Models with a recurrent state: it is in the file, behind K and V.
+/// Models with a recurrent state: it is in the file, after K and V.
 #[test]
 fn a_recurrent_state_goes_on_as_the_saved_one() {
     let folder = tempfile::tempdir().expect("a folder");

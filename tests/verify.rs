@@ -14,7 +14,7 @@ struct Pair {
     directory: tempfile::TempDir,
 }
 
-/// A tensor on its way into the copy.
+/// A tensor being copied.
 struct Tensor {
     type_id: u32,
     shape: Vec<usize>,
@@ -37,7 +37,7 @@ impl Pair {
         self.directory.path().join(format!("{part}.gguf"))
     }
 
-    /// Copies a part, with other keys and with every tensor that `change` keeps as it leaves it.
+    /// Copies a part, with other keys and with every tensor as changed by `change`.
     fn plant(&self, part: &str, keys: &[(&str, u32)], mut change: impl FnMut(&str, &mut Tensor) -> bool) {
         let path = self.path(part);
         let source = Gguf::open(&path).expect("a file");
@@ -240,7 +240,7 @@ fn several_defects_are_all_found() {
     assert_eq!(failures(&pair.verify()).len(), 3);
 }
 
-/// The tokenizer.json beside a GGUF file is compared with the file's own tokens when it is loaded.
+/// The tokenizer.json next to a GGUF file is compared with the file's own tokens at load.
 #[test]
 fn a_tokenizer_beside_a_file_is_compared() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -165,7 +165,7 @@ pub trait Drafter: Send {
         let _ = len;
     }
 
-    /// A copy for a fork of the sequence. Default: `None`, the fork's drafter starts without history.
+    /// A copy for a fork of the sequence. Default: `None`, the fork's drafter starts from its text.
     fn fork(&self) -> Option<Box<dyn Drafter>> {
         None
     }

@@ -1,33 +1,33 @@
-//! How many rows of prompts a pass reads while other sequences decode, by measured times.
+//! Chooses how many prompt rows a pass reads while other sequences decode, from measured times.
 //!
-//! The others wait for the whole pass. How long it takes without prompts is known from passes that read none, and what a row of a
-//! prompt adds from passes that do; a chunk has as many rows as keep the pass within a multiple of the time without. The planner
-//! is a function of what it is told: it reads no clock.
+//! Decoding sequences wait for the whole pass. The baseline is measured from passes without prompts, the marginal cost of a
+//! prompt row from passes with. A chunk has as many rows as keep the pass within a multiple of the baseline. The planner reads no
+//! clock.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Rows of a chunk are a multiple of these, and at least as many: fewer would read the weights for too little.
+/// Chunks are multiples of this many rows, at least one: fewer rows would not amortise reading the weights.
 const STEP: usize = 8;
 
-/// Measurements whose median counts.
+/// Number of measurements in a median.
 const WINDOW: usize = 5;
 
-/// Passes with chunks after which one without is due, so that what is usual is known of the machine as it is now.
+/// Passes with chunks before the next pass without, which refreshes the baseline.
 const PASSES_TO_TRIAL: usize = 16;
 
-/// Chooses the rows.
+/// Chooses the number of prompt rows.
 #[derive(Clone, Debug)]
 pub(crate) struct ChunkPlanner {
     slowdown: f64,
-    /// Seconds of passes without prompts, since the number of decoding sequences has been up to this power of two.
+    /// Seconds of passes without prompts, since the number of decoding sequences last crossed a power of two.
     usual: Recent,
     decoding: usize,
     chunks: usize, // passes with chunks since the last without
-    row: Recent,   // seconds of a prompt's row
+    row: Recent,   // seconds per prompt row
 }
 
-/// The newest measurements.
+/// The last measurements.
 #[derive(Clone, Debug, Default)]
 struct Recent(VecDeque<f64>);
 
@@ -37,7 +37,7 @@ impl ChunkPlanner {
         Self { slowdown, usual: Recent::default(), decoding: 0, chunks: 0, row: Recent::default() }
     }
 
-    /// Rows of prompts in the next pass, in which `decoding` sequences decode. 0: one without is to be measured first.
+    /// Prompt rows of the next pass, in which `decoding` sequences decode. 0: the baseline must be measured first.
     pub fn rows(&self, decoding: usize) -> usize {
         if decoding == 0 || self.slowdown == f64::INFINITY {
             return usize::MAX;
@@ -52,8 +52,8 @@ impl ChunkPlanner {
         (rows as usize / STEP * STEP).max(STEP)
     }
 
-    /// Takes in a pass in which `decoding` sequences decoded, beside `prompt_rows` rows of prompts, that took `time`, proposing and
-    /// accepting included.
+    /// Records a pass of `decoding` decoding sequences and `prompt_rows` prompt rows that took `time`, proposing and accepting
+    /// included.
     pub fn observe(&mut self, decoding: usize, prompt_rows: usize, time: Duration) {
         if decoding == 0 {
             return;
@@ -67,8 +67,8 @@ impl ChunkPlanner {
             self.chunks = 0;
         } else {
             self.chunks += 1;
-            // A remainder of a few rows may cost nothing. No more than half of a pass is put down to the others: if the usual one
-            // was measured while the machine was slower, a prompt's row would seem to cost nothing.
+            // A remainder of a few rows may cost nothing. At most half of the pass is attributed to decoding: a baseline measured
+            // while the machine was slower would make prompt rows seem free.
             if let Some(pass) = self.usual.median().filter(|_| prompt_rows >= STEP && time > 0.0) {
                 self.row.add((time - pass).max(0.5 * time) / prompt_rows as f64);
             }
@@ -96,8 +96,8 @@ mod tests {
 
     use super::*;
 
-    /// Reads prompts beside 4 sequences on a machine of (milliseconds of a pass without prompts, of a row), times varying by a
-    /// quarter and one of 20 eight times as long, and returns the times of the passes without that, in those of a usual one.
+    /// Reads prompts while 4 sequences decode, on a machine of (baseline milliseconds, milliseconds per prompt row). Times vary
+    /// by a quarter, one in 20 is eight times as long. Returns undisturbed pass times relative to the baseline.
     fn times(planner: &mut ChunkPlanner, (usual, row): (f64, f64), rng: &mut StdRng) -> Vec<f64> {
         let step = |_| {
             let rows = planner.rows(4).min(512);
@@ -119,7 +119,7 @@ mod tests {
                 let times = times(&mut planner, machine, &mut rng);
                 let settled = &times[200..];
                 let mean = settled.iter().sum::<f64>() / settled.len() as f64;
-                assert!((2.3..3.1).contains(&mean), "seed {seed}, {machine:?}: {mean:.2} times a usual pass");
+                assert!((2.3..3.1).contains(&mean), "seed {seed}, {machine:?}: {mean:.2} times the baseline");
                 let longer = settled.iter().filter(|time| **time > 4.0).count();
                 assert!(longer <= settled.len() / 20, "seed {seed}, {machine:?}: {longer} passes were too long");
             }
@@ -132,13 +132,13 @@ mod tests {
         assert_eq!((planner.rows(0), planner.rows(4)), (usize::MAX, 0));
         planner.observe(4, 0, ms(10));
         assert_eq!((planner.rows(4), planner.rows(3), planner.rows(5)), (STEP, STEP, 0));
-        planner.observe(4, STEP, ms(14)); // 0.875 ms a row, for at least half is the rows'
+        planner.observe(4, STEP, ms(14)); // 0.875 ms a row, at least half is attributed to the rows
         assert_eq!(planner.rows(4), 16);
         (1..PASSES_TO_TRIAL).for_each(|_| planner.observe(4, 2, ms(10))); // remainders
         assert_eq!(planner.rows(4), 0);
         planner.observe(4, 0, ms(20));
         assert_eq!(planner.rows(4), 16); // the lower median
-        // What was usual of another number of sequences is forgotten: whether they draft may have changed since.
+        // The baseline of another number of sequences is discarded: whether they draft may have changed since.
         planner.observe(2, 0, ms(1));
         assert_eq!(planner.rows(4), 0);
         planner.observe(4, 0, ms(30));
@@ -152,7 +152,7 @@ mod tests {
         for _ in 1..PASSES_TO_TRIAL {
             let rows = planner.rows(4);
             let ms = 10 + rows as u64;
-            assert!(ms <= 400, "{ms} ms, where 300 were three times as long as usual before");
+            assert!(ms <= 400, "{ms} ms, but 300 was three times the baseline");
             planner.observe(4, rows, Duration::from_millis(ms));
         }
     }

@@ -1,13 +1,13 @@
-//! Names of control tokens in text: which texts spell one, and how such a text stays a text.
+//! Control token names in text: finds them, and marks those that are to be tokenized as plain text.
 
 use std::collections::HashMap;
 
 /// The control tokens of a vocabulary, by name.
 pub(crate) struct ControlNames {
     ids: HashMap<String, u32>,
-    /// Bytes of the names, descending, each once.
+    /// The names' bytes, descending, without duplicates.
     lengths: Vec<usize>,
-    /// First characters of the names, each once.
+    /// The names' first characters, without duplicates.
     firsts: Vec<char>,
 }
 
@@ -23,19 +23,19 @@ impl ControlNames {
         Self { ids, lengths, firsts }
     }
 
-    /// The longest name that `text` begins with.
+    /// The longest name that is a prefix of `text`.
     fn at_start(&self, text: &str) -> Option<(usize, u32)> {
         let of_length = |length: &usize| text.get(..*length).and_then(|name| Some((*length, *self.ids.get(name)?)));
         self.lengths.iter().find_map(of_length)
     }
 
-    /// The places where a name could begin.
+    /// Positions where a name could begin.
     fn candidates<'t>(&self, text: &'t str) -> impl Iterator<Item = (usize, &'t str)> {
         text.char_indices().filter(|(_, c)| self.firsts.contains(c)).map(|(at, _)| (at, &text[at..]))
     }
 
-    /// `text` with `mark` behind the first character of every name in it; `None` if there are none. The beginning of a name at the
-    /// end of the text counts as one, because a template may put another text behind it.
+    /// `text` with `mark` after the first character of every name in it; `None` if there are none. A prefix of a name at the end
+    /// of the text counts, because a template may append another text.
     pub fn mark(&self, text: &str, mark: char) -> Option<String> {
         let end = text.trim_end().len();
         let longest = self.lengths.first().copied().unwrap_or_default();
@@ -54,7 +54,7 @@ impl ControlNames {
         (copied > 0).then(|| marked + &text[copied..])
     }
 
-    /// The texts in front of the names in `text`, each with the id of the name behind it; the last has none.
+    /// The texts before the names in `text`, each with the id of the name after it; the last has none.
     pub fn split<'t>(&self, text: &'t str) -> Vec<(&'t str, Option<u32>)> {
         let (mut parts, mut begin) = (Vec::new(), 0);
         for (at, rest) in self.candidates(text) {
@@ -83,7 +83,7 @@ mod tests {
             ("a<turn|>b", Some("a<_turn|>b")),
             ("<|turn<|turn>", Some("<|turn<_|turn>")),
             ("<<turn|>>", Some("<<_turn|>>")),
-            // A beginning at the end, also in front of white space that a template may trim.
+            // A prefix at the end, also before white space that a template may trim.
             ("x <|tu", Some("x <_|tu")),
             ("x <\n ", Some("x <_\n ")),
             ("<", Some("<_")),
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(names.split("<|turn>a<turn|>"), [("", Some(5)), ("a", Some(6)), ("", None)]);
         let marked = names.mark("a<turn|><|\"|>", '\u{F0000}').expect("names");
         assert_eq!(names.split(&marked), [(marked.as_str(), None)]);
-        // The longest of those that begin at a place.
+        // The longest name at a position.
         assert_eq!(names.split("<turn|><turn"), [("", Some(6)), ("", Some(8)), ("", None)]);
     }
 }

@@ -1,4 +1,4 @@
-//! The engine: a loaded pair, its threads, and its sessions' memory.
+//! The engine: loaded models, thread pool and shared caches.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -21,8 +21,7 @@ use crate::speculative::{BatchPlanner, ChainedModel, Costs, Machine, NgramPool, 
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// A target, its assistant, tokenizer, chat template and thread pool. Cheap to clone; its sessions may run from several
-/// threads.
+/// A target, its drafters, tokenizer, chat template and thread pool. Cheap to clone; its sessions may run from several threads.
 #[derive(Clone)]
 pub struct Engine {
     pub(crate) parts: Arc<Parts>,
@@ -30,7 +29,7 @@ pub struct Engine {
 
 pub(crate) struct Parts {
     pub(crate) sources: Sources,
-    /// The pair on a device, if one is used.
+    /// The target and drafter on a device, if one is used.
     pub(crate) models: Option<Arc<Models>>,
     pub(crate) tokenizer: Option<Arc<Tokenizer>>,
     pub(crate) constraints: Compiler,
@@ -40,18 +39,18 @@ pub(crate) struct Parts {
     sampling_defaults: Option<Sampling>,
     pub(crate) pool: rayon::ThreadPool,
     pub(crate) isa: Isa,
-    /// Costs of rounds, measured by the sessions.
+    /// Round costs, measured by the sessions.
     pub(crate) costs: Mutex<Costs>,
-    /// Of batches of the sequences of this engine.
+    /// Plans batches of this engine's sequences.
     pub(crate) batches: Mutex<BatchPlanner>,
     pub(crate) sessions: AtomicU64,
 }
 
-/// Limit of threads.
+/// Maximum number of threads.
 const MAX_THREADS: usize = 1024;
 
 impl Engine {
-    /// Loads the models of the options.
+    /// Loads the models of `options`.
     ///
     /// # Errors
     /// If a file is missing or malformed, a configuration needs something that is not implemented, or the assistant
@@ -60,7 +59,7 @@ impl Engine {
         let isa = options.isa.unwrap_or_else(Isa::best);
         let threads = options.threads.unwrap_or_else(default_threads);
         let pool = thread_pool(threads)?;
-        // Before the files are read: a missing device is reported at once.
+        // Before reading the files: a missing device is reported at once.
         let device = device::open(&options.device)?;
         let load = LoadOptions {
             isa,
@@ -76,7 +75,7 @@ impl Engine {
         };
         let read = match (read(device.as_ref()), &options.device) {
             (Err(error), DeviceChoice::Auto) if device.is_some() => {
-                tracing::warn!(%error, "the models do not run on the device; using the CPU");
+                tracing::warn!(%error, "the models cannot run on the device; using the CPU");
                 read(None)?
             }
             (read, _) => read?,
@@ -163,7 +162,7 @@ impl Engine {
         Ok(Self { parts: Arc::new(parts) })
     }
 
-    /// Whether `mtp` can draft: there is an assistant, or the model has a head of its own.
+    /// Whether the drafter `mtp` is available: an assistant is loaded, or the model has a NextN head.
     pub fn has_mtp(&self) -> bool {
         self.parts.sources.has_mtp()
     }
@@ -173,7 +172,7 @@ impl Engine {
         self.parts.models.is_some()
     }
 
-    /// Whether the two are clones of one engine.
+    /// Whether both are clones of one engine.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.parts, &other.parts)
     }
@@ -188,7 +187,7 @@ impl Engine {
         self.parts.sources.gemma4.as_deref()
     }
 
-    /// The page pool of the sessions' K and V.
+    /// The page pool of the sessions' K/V caches.
     pub fn pages(&self) -> &PagePool {
         &self.parts.sources.pages
     }
@@ -203,9 +202,8 @@ impl Engine {
         self.parts.sources.draft_model.as_ref().map(|draft| &*draft.0)
     }
 
-    /// Costs of rounds, as generations whose blocks are
-    /// [`BlockSize::Measured`](crate::speculative::BlockSize::Measured) have measured it so far. Every new generation
-    /// starts from it.
+    /// Round costs as measured so far by generations with [`BlockSize::Measured`](crate::speculative::BlockSize::Measured). New
+    /// generations start from them.
     pub fn costs(&self) -> Costs {
         self.parts.costs.lock().clone()
     }
@@ -213,11 +211,11 @@ impl Engine {
     /// Sets costs measured earlier: `Costs::load(path, engine.costs().machine())`.
     ///
     /// # Errors
-    /// If they are of another machine or model.
+    /// If they were measured on another machine or model.
     pub fn set_costs(&self, costs: Costs) -> Result<()> {
         let mut own = self.parts.costs.lock();
         if costs.machine() != own.machine() {
-            let problem = format!("are those of {:?}, this is {:?}; measure again", costs.machine(), own.machine());
+            let problem = format!("were measured on {:?}, this is {:?}; measure again", costs.machine(), own.machine());
             return Err(Error::argument("costs", problem));
         }
         *own = costs;
@@ -233,21 +231,20 @@ impl Engine {
     }
 
     fn shared_tokenizer(&self) -> Result<&Arc<Tokenizer>> {
-        let missing =
-            || Error::Tokenizer("the checkpoint has no tokenizer.json; give token ids instead of text".into());
+        let missing = || Error::Tokenizer("the checkpoint has no tokenizer; use token ids instead of text".into());
         self.parts.tokenizer.as_ref().ok_or_else(missing)
     }
 
-    /// Compiles a constraint, which the engine keeps for the generations that ask for it.
+    /// Compiles a constraint and caches it for the generations that use it.
     ///
     /// # Errors
-    /// If it is malformed, no text satisfies it or it exceeds its limits (with the place in a JSON schema), the checkpoint has
-    /// no tokenizer whose tokens can be told as bytes, or the cargo feature `constraint` is off.
+    /// If it is malformed, no text satisfies it or it exceeds its limits (with the path in a JSON schema), the checkpoint has no
+    /// tokenizer or its tokens cannot be mapped to bytes, or the cargo feature `constraint` is off.
     pub fn compile(&self, constraint: &Constraint) -> Result<()> {
         self.constraint(constraint).map(drop)
     }
 
-    /// The state of a constraint before a text's first token.
+    /// The state of a constraint before the first token.
     ///
     /// # Errors
     /// As [`Engine::compile`].
@@ -256,26 +253,26 @@ impl Engine {
         self.parts.constraints.state(constraint, self.shared_tokenizer()?, vocab, end)
     }
 
-    /// The tokens of a conversation under the checkpoint's own chat template.
+    /// Encodes a conversation with the checkpoint's chat template.
     ///
     /// # Errors
     /// If the checkpoint has no template or tokenizer, the template refuses the messages, or an option cannot be used.
     pub fn encode_chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>> {
-        let missing = || Error::Template("the checkpoint has none; give a plain prompt instead".into());
+        let missing = || Error::Template("the checkpoint has no chat template; use a plain prompt instead".into());
         self.parts.chat.as_ref().ok_or_else(missing)?.encode(self.tokenizer()?, messages, options)
     }
 
-    /// Tokens that end a text.
+    /// End-of-generation tokens.
     pub fn end_of_generation(&self) -> &[u32] {
         &self.parts.end_of_generation
     }
 
-    /// The publisher's sampling parameters; `None` if the checkpoint has none. No generation uses them unasked.
+    /// The publisher's sampling parameters; `None` if the checkpoint has none. They are never applied by default.
     pub fn sampling_defaults(&self) -> Option<&Sampling> {
         self.parts.sampling_defaults.as_ref()
     }
 
-    /// Runs `work` on the engine's thread pool, as sessions do, for callers that use [`Engine::target`] directly.
+    /// Runs `work` on the engine's thread pool, for callers that use [`Engine::target`] directly.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.parts.pool.install(work)
     }
@@ -286,8 +283,8 @@ impl Engine {
         self.parts.pool.spawn(work);
     }
 
-    /// The device, if the CPU is not used. [`Engine::target`] and [`Engine::assistant`] have no weights then: their passes
-    /// are errors.
+    /// The device; `None` on the CPU. With a device [`Engine::target`] and [`Engine::assistant`] have no weights, and their
+    /// passes return errors.
     pub fn device(&self) -> Option<String> {
         self.parts.models.as_ref().map(|models| models.device().name())
     }
@@ -304,21 +301,21 @@ impl Engine {
 }
 
 /// # Errors
-/// If there are none, too many, or the system starts no more.
+/// If `threads` is 0 or too large, or the system refuses to start that many.
 fn thread_pool(threads: usize) -> Result<rayon::ThreadPool> {
     if threads == 0 || threads > MAX_THREADS {
         let problem = format!("is {threads}, must be from 1 to {MAX_THREADS}");
-        return Err(Error::argument("threads", format!("{problem}; leave it out for the physical cores")));
+        return Err(Error::argument("threads", format!("{problem}; omit it to use the physical cores")));
     }
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .thread_name(|i| format!("foretoken-{i}"))
         .build()
-        .map_err(|e| Error::argument("threads", format!("{threads} cannot be started ({e}); give fewer")))
+        .map_err(|e| Error::argument("threads", format!("{threads} could not be started ({e}); use fewer threads")))
 }
 
-/// Physical cores, limited by affinity and the cgroup quota. SMT siblings are left out: the kernels are bound by memory
-/// or by the multipliers.
+/// Physical cores, limited by affinity and the cgroup quota. SMT siblings do not help: the kernels are bound by memory or by the
+/// multipliers.
 pub fn default_threads() -> usize {
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
     num_cpus::get_physical().min(usable).max(1)

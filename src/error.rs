@@ -1,13 +1,13 @@
-//! The library's one error type: a variant per cause.
+//! The library's error type.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-/// Shorthand for results of this library.
+/// `Result` with this library's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong. Every message is one line that names the file, tensor, field or limit, and the remedy.
+/// The library's errors. Every message is one line that names the file, tensor, field or limit, and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -16,7 +16,7 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// The operating system's error. Not a `source`: the message contains it already.
+        /// The operating system's error. Not a `source`: the message already contains it.
         cause: std::io::Error,
     },
     /// A malformed file.
@@ -24,114 +24,114 @@ pub enum Error {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, and what to do.
+        /// The problem and its remedy.
         problem: String,
     },
-    /// A field of a configuration is missing, malformed or contradicts others.
+    /// A configuration field is missing, malformed or contradicts others.
     #[error("{}", one_line(format_args!("{}: {field}: {problem}", path.display())))]
     Config {
         /// The configuration file.
         path: PathBuf,
         /// The field, with its nesting (`text_config.rope_parameters`).
         field: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// A tensor is missing, is cut short, or has another shape or type than the configuration implies.
+    /// A tensor is missing or truncated, or its shape or type differs from the configuration's.
     #[error("{}", one_line(format_args!("{}: tensor {tensor}: {problem}", path.display())))]
     Tensor {
         /// The file or directory that was searched.
         path: PathBuf,
         /// The tensor's name.
         tensor: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// An assistant that was made for another target.
-    #[error("the assistant does not fit the target: {problem}; load the assistant that was published for this target")]
+    /// An assistant of another target.
+    #[error("the assistant does not fit the target: {problem}; load the assistant published for this target")]
     Pair {
         /// Both sides of the mismatch.
         problem: String,
     },
-    /// A draft model with another vocabulary.
+    /// A draft model with a different vocabulary.
     #[error("the draft model does not fit the target: {problem}; load a smaller model with the same tokenizer")]
     DraftModel {
         /// Both sides of the mismatch.
         problem: String,
     },
-    /// A valid file, or a combination of options, needs something that is not implemented.
+    /// A valid file or combination of options needs something that is not implemented.
     #[error("{}", one_line(format_args!("{}{what}: {problem}", in_file(path.as_deref()))))]
     Unsupported {
         /// The file that needs it, if any.
         path: Option<PathBuf>,
         /// The field, tensor or feature.
         what: String,
-        /// Its value, and what is implemented instead.
+        /// Its value, and what is implemented.
         problem: String,
     },
-    /// An argument of the caller's (a prompt, a token, an option) that cannot be used.
+    /// An invalid argument: a prompt, a token id or an option.
     #[error("{}", one_line(format_args!("{name}: {problem}")))]
     Argument {
-        /// The argument's, or the option's name.
+        /// The argument or option.
         name: &'static str,
-        /// Its value, and the values that can be used.
+        /// Its value, and the valid values.
         problem: String,
     },
-    /// NaN or infinity in what a model computed; of K and V also magnitudes above f16's largest, 65504.
+    /// The model produced NaN or infinity; in K and V also magnitudes above the largest f16, 65504.
     #[error(
-        "{what}{}: not finite{}; the checkpoint is damaged, or not the model that its configuration says",
+        "{what}{}: not finite{}; the checkpoint is damaged, or does not match its configuration",
         place(*layer, *position),
         value(*found)
     )]
     NotFinite {
-        /// What was computed: `K`, `V`, `logits` or `logits of a draft`.
+        /// The value: `K`, `V`, `logits` or `logits of a draft`.
         what: &'static str,
-        /// The layer, from 0 on; `None` after the last.
+        /// The layer, from 0; `None` after the last.
         layer: Option<usize>,
-        /// The position in the sequence, where it is known.
+        /// The position in the sequence, if known.
         position: Option<usize>,
         /// The value; `None` if found on a device.
         found: Option<f32>,
     },
-    /// Memory of the system, of a device, or of [`KvOptions::memory`](crate::kv::KvOptions) does not suffice.
+    /// Out of memory: the system's, a device's, or [`KvOptions::memory`](crate::kv::KvOptions).
     #[error("{}", one_line(format_args!("{what}: {}; {remedy}", shortage(*needed, *available, *fits))))]
     Memory {
-        /// What needs it.
+        /// What needs the memory.
         what: String,
-        /// Bytes that it needs, if known.
+        /// Bytes needed, if known.
         needed: Option<u64>,
-        /// Bytes that are available, if known.
+        /// Bytes available, if known.
         available: Option<u64>,
-        /// Of K and V: the positions that fit, if known.
+        /// For K and V: the number of positions that fit, if known.
         fits: Option<usize>,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
     /// The context is full.
     #[error("{needed} tokens do not fit the context of {limit}; shorten the prompt or raise the limit")]
     Context {
-        /// Tokens asked for.
+        /// Tokens needed.
         needed: usize,
         /// Tokens that fit.
         limit: usize,
     },
-    /// A tokenizer file or a text that it cannot encode.
+    /// A malformed tokenizer file, or a text that it cannot encode.
     #[error("tokenizer: {}", one_line(.0))]
     Tokenizer(String),
-    /// A chat template that does not compile or refuses the messages.
+    /// A chat template that does not compile or rejects the messages.
     #[error("chat template: {}", one_line(.0))]
     Template(String),
-    /// A device that is not there, fails, or lacks a kernel.
+    /// A device that is missing, fails, or lacks a kernel.
     #[error("{device}: {problem}")]
     Device {
         /// Its name.
         device: String,
-        /// What is wrong, and what to do.
+        /// The problem and its remedy.
         problem: String,
     },
-    /// Code that a generation runs panicked: a caller's logits processor or drafter, or this library. Other sequences of the
-    /// same pass are as without it; this one's session is not to be used again.
-    #[error("a generation panicked: {}; correct the logits processor or drafter, or report it", one_line(.0))]
+    /// Code run by a generation panicked: the caller's logits processor or drafter, or this library. Other sequences of the same
+    /// pass are unaffected; this one's session must not be used again.
+    #[error("a generation panicked: {}; fix the logits processor or drafter, or report a bug", one_line(.0))]
     Panic(String),
     /// A tensor operation failed.
     #[error(transparent)]
@@ -146,12 +146,12 @@ impl Error {
     pub(crate) fn template(error: minijinja::Error) -> Self {
         match error.kind() {
             minijinja::ErrorKind::OutOfFuel => {
-                Error::Template("executes too many instructions; take the template that was published".into())
+                Error::Template("executes too many instructions; use the published template".into())
             }
             // The prompt is too large: the cause says how large it may be.
             minijinja::ErrorKind::WriteFailure => {
                 let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
-                Error::Template(format!("cannot be written{}", cause.unwrap_or_default()))
+                Error::Template(format!("cannot be rendered{}", cause.unwrap_or_default()))
             }
             // The message is complete without the sources.
             _ => Error::Template(error.to_string()),
@@ -162,12 +162,12 @@ impl Error {
         Error::File { path: path.as_ref().to_owned(), problem: problem.into() }
     }
 
-    /// Runs a sequence's part of a pass; a panic is an error of that sequence.
+    /// Runs one sequence's part of a pass; a panic becomes an error of that sequence.
     ///
     /// # Errors
     /// Those of `work`, and its panic.
     pub(crate) fn catch<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-        // What `work` leaves half done is the sequence's own: its rounds are dropped, and its generation ends.
+        // What `work` leaves half done belongs to this sequence: its rounds are dropped, and its generation ends.
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
             let message = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
             Err(Error::Panic(message.unwrap_or("no message").to_owned()))
@@ -178,12 +178,12 @@ impl Error {
         Error::Argument { name, problem: problem.into() }
     }
 
-    /// The logits of some position have no finite maximum: `found`, if it is known.
+    /// Some logits have no finite maximum: `found`, if known.
     pub(crate) fn logits(found: impl Into<Option<f32>>) -> Self {
         Error::NotFinite { what: "logits", layer: None, position: None, found: found.into() }
     }
 
-    /// Marks an error of logits as a drafter's; other errors are unchanged.
+    /// Marks a logits error as a drafter's; other errors are unchanged.
     pub(crate) fn of_draft(self) -> Self {
         match self {
             Error::NotFinite { what: "logits", layer, position, found } => {
@@ -193,7 +193,7 @@ impl Error {
         }
     }
 
-    /// Sets what memory was needed for; other errors are unchanged.
+    /// Sets what the memory was needed for; other errors are unchanged.
     pub(crate) fn needed_for(self, needs: impl FnOnce() -> String) -> Self {
         match self {
             Error::Memory { needed, available, fits, remedy, .. } => {
@@ -204,7 +204,7 @@ impl Error {
     }
 }
 
-/// Paths, and names that come from files, may have line breaks.
+/// Paths and names from files may contain line breaks.
 fn one_line(text: impl Display) -> String {
     text.to_string().replace(char::is_control, " ")
 }
@@ -237,9 +237,9 @@ fn value(found: Option<f32>) -> String {
 fn shortage(needed: Option<u64>, available: Option<u64>, fits: Option<usize>) -> String {
     let fits = fits.map_or(String::new(), |fits| format!("; {fits} positions fit"));
     match (needed, available) {
-        (Some(needed), Some(available)) => format!("needs {}, {} are available{fits}", size(needed), size(available)),
-        (Some(needed), None) => format!("no memory is left for {}{fits}", size(needed)),
-        (None, _) => format!("no memory is left{fits}"),
+        (Some(needed), Some(available)) => format!("needs {}, {} available{fits}", size(needed), size(available)),
+        (Some(needed), None) => format!("out of memory allocating {}{fits}", size(needed)),
+        (None, _) => format!("out of memory{fits}"),
     }
 }
 

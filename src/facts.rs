@@ -1,38 +1,38 @@
-//! What a target is and reads, from its configuration and its tensors' names alone.
+//! Summary of a target checkpoint, from its configuration and tensor names alone.
 
 use crate::kv::KvLayout;
 
-/// A target's facts, for people and for estimates.
+/// Summary of a target checkpoint.
 pub struct TargetFacts {
     /// The family's name.
     pub family: &'static str,
-    /// Layers, by what they are.
+    /// The layers, by type.
     pub layers: String,
-    /// What else it has, each in a few words.
+    /// Other features, a few words each.
     pub parts: Vec<String>,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Token ids are below this.
+    /// Token ids are below this number.
     pub vocab_size: usize,
     /// Maximum context in positions.
     pub max_position_embeddings: usize,
-    /// K and V of its layers.
+    /// K and V of the layers.
     pub kv_layout: KvLayout,
     /// Bytes of a sequence's recurrent state.
     pub state_bytes: u64,
-    /// Bytes of weights that a token reads.
+    /// Bytes of weights read per token.
     pub step_bytes: u64,
-    /// What drafts for it.
+    /// The drafters that come with the model.
     pub drafts: Drafts,
 }
 
-/// What drafts for a target, besides what drafts for any.
+/// The target's own drafter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drafts {
-    /// An assistant, a checkpoint of its own.
+    /// An assistant, in a checkpoint of its own.
     Assistant,
-    /// A head of its own; a draft reads so many bytes of weights.
+    /// A NextN head; a draft reads this many bytes of weights.
     OwnHead(u64),
-    /// The head that this family has is not in the checkpoint.
+    /// A NextN head that the checkpoint lacks.
     NoHead,
 }

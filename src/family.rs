@@ -1,4 +1,4 @@
-//! The families of models: which checkpoints each one reads, and what an engine gets of it.
+//! Model families: the checkpoints each one reads, and how the engine loads them.
 
 use std::sync::Arc;
 
@@ -19,44 +19,42 @@ use crate::{Error, Result, gemma4, qwen35};
 /// A loaded target.
 pub(crate) struct Loaded {
     pub model: Arc<dyn Model>,
-    /// The same, if it is a Gemma 4: it may have an assistant, and may run on a device.
+    /// The same model, if it is a Gemma 4: only those have assistants or run on a device.
     pub gemma4: Option<Arc<gemma4::Target>>,
-    /// The same, if it has a NextN head.
+    /// The same model, if it has a NextN head.
     pub nextn: Option<Arc<dyn NextnHead>>,
     /// End-of-generation tokens of its configuration.
     pub eos_token_ids: Vec<u32>,
-    /// End-of-generation tokens by name: instruction-tuned checkpoints stop on all of them, whatever subset their files
-    /// list.
+    /// End-of-generation tokens by name: instruction-tuned checkpoints stop at all of them, whatever subset their files list.
     pub end_of_generation: &'static [&'static str],
 }
 
 /// A target, and its weights on a device.
 pub(crate) type OnDeviceTarget = (Loaded, TextModel<DeviceOps>);
 
-/// A family.
+/// A model family.
 struct Family {
-    /// Whether checkpoints of this `model_type` (config.json) or architecture (GGUF) are its own, to be read or refused
-    /// by name.
+    /// Whether this family handles a `model_type` (config.json) or architecture (GGUF), even if only to reject it by name.
     claims: fn(&str) -> bool,
     load: fn(&Checkpoint, LoadOptions) -> Result<Loaded>,
     load_to_device: fn(&Checkpoint, &LoadOptions, &dyn Device) -> Result<OnDeviceTarget>,
-    /// What a GGUF file of a checkpoint at Hugging Face has in it.
+    /// Contents of the GGUF file for a Hugging Face checkpoint.
     describe: fn(&Checkpoint, &ToGguf) -> Result<Description>,
-    /// What a directory of Hugging Face's layout has in it, of a GGUF checkpoint.
+    /// Contents of the Hugging Face directory for a GGUF checkpoint.
     directory: fn(&Checkpoint) -> Result<Directory>,
     facts: fn(&Checkpoint) -> Result<TargetFacts>,
-    /// What `verify` checks of a target.
+    /// What `verify` checks in a target.
     implied: fn(&Checkpoint) -> Result<Implied>,
     takes_assistants: bool,
-    /// Names of tensors, with the block of the NextN head in a GGUF file if it has one.
+    /// Tensor names, given the block of the NextN head in a GGUF file, if any.
     names: fn(Option<u32>) -> Names,
-    /// How byte-level tokenizers split texts: the name in GGUF files, and the pattern.
+    /// The pre-tokenizer of byte-level tokenizers: its name in GGUF files, and its pattern.
     split: Option<(&'static str, &'static str)>,
-    /// The syntax of replies, if its marks are tokens of the tokenizer.
+    /// The reply syntax, if its markers are tokens of the tokenizer.
     reply: fn(&Tokenizer, &ChatOptions) -> Option<Box<dyn ReplySyntax>>,
 }
 
-/// The last one claims the rest, whose errors say what is read.
+/// The last one accepts all other names; its errors list the supported formats.
 static REGISTRY: [Family; 2] = [
     Family {
         claims: |name| name.starts_with("qwen"),
@@ -94,7 +92,7 @@ pub(crate) fn load(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Load
     (of(checkpoint)?.load)(checkpoint, options)
 }
 
-/// Loads the target of a checkpoint of any family to a device. What is loaded beside the weights has none.
+/// Loads the target of a checkpoint of any family to a device. The host modules hold no weights.
 ///
 /// # Errors
 /// As [`load`], or if the family or a tensor cannot be computed there, or the device is out of memory.
@@ -106,7 +104,7 @@ pub(crate) fn load_to_device(
     (of(checkpoint)?.load_to_device)(checkpoint, options, device)
 }
 
-/// The error for what is implemented for other families than the checkpoint's.
+/// The error for a feature that the checkpoint's family lacks.
 pub(crate) fn not_implemented(what: &str, checkpoint: &Checkpoint) -> Error {
     let name = match checkpoint.model_type() {
         Ok(name) => name,
@@ -116,15 +114,15 @@ pub(crate) fn not_implemented(what: &str, checkpoint: &Checkpoint) -> Error {
     Error::Unsupported { path: Some(checkpoint.path().to_owned()), what: what.into(), problem }
 }
 
-/// What a GGUF file of a checkpoint of any family has in it.
+/// Contents of the GGUF file for a checkpoint of any family.
 ///
 /// # Errors
-/// If the configuration needs something that is not implemented, or there are tensors that no text model has.
+/// If the configuration needs something that is not implemented, or a tensor belongs to no text model.
 pub(crate) fn describe(checkpoint: &Checkpoint, options: &ToGguf) -> Result<Description> {
     (of(checkpoint)?.describe)(checkpoint, options)
 }
 
-/// What a directory of Hugging Face's layout has in it, of a GGUF checkpoint of any family.
+/// Contents of the Hugging Face directory for a GGUF checkpoint of any family.
 ///
 /// # Errors
 /// If the metadata need something that is not implemented.
@@ -132,7 +130,7 @@ pub(crate) fn directory(checkpoint: &Checkpoint) -> Result<Directory> {
     (of(checkpoint)?.directory)(checkpoint)
 }
 
-/// What a target of any family is, from its configuration and its tensors' names.
+/// Summarizes a target of any family, from its configuration and tensor names.
 ///
 /// # Errors
 /// If the configuration is malformed or needs something that is not implemented.
@@ -148,7 +146,7 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
     (of(checkpoint)?.implied)(checkpoint)
 }
 
-/// Whether assistants draft for the target.
+/// Whether the target's family has assistants.
 ///
 /// # Errors
 /// If config.json is missing or malformed.
@@ -156,17 +154,17 @@ pub(crate) fn takes_assistants(checkpoint: &Checkpoint) -> Result<bool> {
     Ok(of(checkpoint)?.takes_assistants)
 }
 
-/// The names of tensors in GGUF files of an architecture, whose NextN head is block `nextn`.
+/// Tensor names of a GGUF architecture, whose NextN head is block `nextn`.
 pub(crate) fn names(architecture: &str, nextn: Option<u32>) -> Names {
     (claimant(architecture).names)(nextn)
 }
 
-/// The pattern of a split of texts, by its name in GGUF files.
+/// The pre-tokenizer pattern of that name in GGUF files.
 pub(crate) fn split_of_texts(name: &str) -> Option<&'static str> {
     REGISTRY.iter().filter_map(|family| family.split).find(|(of, _)| *of == name).map(|(_, pattern)| pattern)
 }
 
-/// The syntax of replies whose marks are tokens of the tokenizer.
+/// The reply syntax whose markers are tokens of the tokenizer.
 pub(crate) fn reply_syntax(tokenizer: &Tokenizer, options: &ChatOptions) -> Box<dyn ReplySyntax> {
     let found = REGISTRY.iter().find_map(|family| (family.reply)(tokenizer, options));
     found.unwrap_or_else(|| channels(tokenizer, options))

@@ -10,12 +10,12 @@ use crate::speculative::Cancel;
 use crate::stop::Finish;
 use crate::{Error, Result};
 
-/// Yields a [`Piece`] per round. After an error, and after the end, it yields nothing more; what was yielded before is
-/// part of the session, which can be used again.
+/// Yields a [`Piece`] per round, and nothing after the end or an error. What was yielded is part of the session, which can be
+/// used again except after [`Error::Panic`].
 ///
 /// It owns its session ([`Session::into_generation`], [`Generation::into_session`]) or borrows it ([`Session::generate`]).
 pub struct Generation<S: BorrowMut<Session> = Session> {
-    session: Option<S>, // taken by `into_session` alone
+    session: Option<S>, // taken only by `into_session`
     run: Run,
 }
 
@@ -31,7 +31,7 @@ impl<S: BorrowMut<Session>> Generation<S> {
     /// Reads the prompt.
     ///
     /// # Errors
-    /// If a number is not finite, or memory does not reach. Nothing of the prompt is kept then.
+    /// If the model produced NaN or infinity, or memory is exhausted. The prompt is rolled back then.
     pub(crate) fn read_prompt(&mut self) -> Result<()> {
         let Some(session) = self.session.as_mut().map(BorrowMut::borrow_mut) else { return Ok(()) };
         let start = Instant::now();
@@ -54,7 +54,7 @@ impl<S: BorrowMut<Session>> Generation<S> {
         &self.run.statistics
     }
 
-    /// Why it ended; `None` while it goes on.
+    /// Why it ended; `None` while it is running.
     pub fn finish(&self) -> Option<Finish> {
         self.run.finish()
     }
@@ -98,7 +98,7 @@ impl Generation {
         self.session.as_ref().expect("the session is there until it is taken")
     }
 
-    /// Ends the generation after the last round that it handed out, and gives the session back.
+    /// Ends the generation after the last round that it yielded, and returns the session.
     pub fn into_session(mut self) -> Session {
         self.end();
         self.session.take().expect("the session is there until it is taken")
@@ -106,7 +106,7 @@ impl Generation {
 }
 
 impl<S: BorrowMut<Session>> Generation<S> {
-    /// Cancels a draft that is under way, waits until the sequence is back, and notes the end.
+    /// Cancels a draft that is being made, waits for the decoder, and records the end.
     fn end(&mut self) {
         if let Some(session) = self.session.as_mut().map(BorrowMut::borrow_mut) {
             session.cancel_draft();
@@ -139,23 +139,23 @@ impl<S: BorrowMut<Session>> Drop for Generation<S> {
 }
 
 impl Session {
-    /// Appends `prompt` and generates. The prompt is processed before this returns; the tokens come as the iterator is
-    /// asked for them. Dropping the iterator ends the generation after the last round that it handed out.
+    /// Appends `prompt` and generates. The prompt is processed before this returns; tokens are generated as the iterator is
+    /// polled. Dropping it ends the generation after the last round that it yielded.
     ///
     /// # Errors
-    /// If the prompt is empty, has ids outside the vocabulary or does not fit the context, an option is out of its range, a
-    /// number is not finite, or memory does not reach. Nothing of the prompt is kept then.
+    /// If the prompt is empty, has ids outside the vocabulary or does not fit the context, an option is out of its range, the
+    /// model produced NaN or infinity, or memory is exhausted. The prompt is rolled back then.
     pub fn generate(&mut self, prompt: &[u32], options: &GenerateOptions) -> Result<Generation<&mut Self>> {
         let mut generation = Generation::new(self, prompt, options).map_err(|(_, error)| error)?;
         generation.read_prompt()?;
         Ok(generation)
     }
 
-    /// As [`Session::generate`], with a generation that owns the session, so that it can go to another thread. Its prompt is
-    /// read when the first piece is asked for.
+    /// As [`Session::generate`], with a generation that owns the session, so that it can move to another thread. Its prompt is
+    /// read with the first piece.
     ///
     /// # Errors
-    /// As [`Session::generate`], for what is known before anything is computed; the session comes back with it.
+    /// As [`Session::generate`], for what is known before anything is computed; the session is returned with it.
     pub fn into_generation(self, prompt: &[u32], options: &GenerateOptions) -> Result<Generation, Box<(Self, Error)>> {
         Generation::new(self, prompt, options).map_err(Box::new)
     }

@@ -1,6 +1,6 @@
-//! Gemma 4 with its MTP drafter: several tokens per pass of the target, and the target's own text.
+//! Lossless speculative decoding for Gemma 4 (MTP drafter) and Qwen3.5 (NextN head) on the CPU and on GPUs.
 //!
-//! A tour, on the demo pair that ships with the repository:
+//! An example, with the demo pair in the repository:
 //!
 //! ```
 //! use foretoken::{Engine, EngineOptions, GenerateOptions, SessionOptions, Speculation};
@@ -10,7 +10,7 @@
 //! // A target and the assistant that drafts for it. Weights stay in the mapped files.
 //! let engine = Engine::load(&EngineOptions::new(models.join("target")).with_assistant(models.join("assistant")))?;
 //!
-//! // A session is one sequence and its K/V cache; sessions of one engine may run from several threads.
+//! // A session is one sequence and its KV cache; sessions of one engine may run from several threads.
 //! let mut session = engine.session(&SessionOptions::default())?;
 //!
 //! // A generation is an iterator: one piece of text per round, streamed as it is accepted.
@@ -23,7 +23,7 @@
 //! }
 //! println!("{text}");
 //!
-//! // What speculation did, as data.
+//! // Statistics of speculation.
 //! let statistics = generation.statistics();
 //! assert!(statistics.tokens_per_round() > 1.0);
 //!
@@ -35,10 +35,11 @@
 //! # }
 //! ```
 //!
-//! Further in:
-//! * [`gemma4`]: the models, which read like the reference; [`checkpoint`]: the files they come from.
+//! Modules:
+//! * [`gemma4`], [`qwen35`]: the models, structured as in the reference; [`checkpoint`]: their files; [`device`]: GPUs.
 //! * [`kv`]: the cache. Attention is one of its operations; a round of speculation is staged, then committed or dropped.
 //! * [`speculative`]: draft, verify, accept, commit; [`sampler`]: from logits to distributions.
+//! * [`Scheduler`]: many sequences per batch; [`Constraint`]: JSON schemas and grammars.
 //! * [`tokenizer`], [`chat`], [`hub`]: text, conversations, names on the Hugging Face Hub.
 //!
 //! The library reads no environment variable and prints nothing; it logs through `tracing`.

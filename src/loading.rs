@@ -1,4 +1,4 @@
-//! Reads an engine's models, to memory or to a device.
+//! Loads an engine's models to memory or to a device.
 
 use std::sync::Arc;
 
@@ -17,14 +17,13 @@ pub(crate) struct ReadModels {
     pub assistant: Option<Arc<Assistant>>,
     pub draft_model: Option<Loaded>,
     pub tokenizer: Option<Tokenizer>,
-    /// The weights of the pair, if they are on a device; the modules beside them have none then.
+    /// The weights of target and assistant on a device; the host modules hold none then.
     pub on_device: Option<Arc<Models>>,
-    /// Those of the draft model.
+    /// The draft model's.
     pub draft_on_device: Option<Arc<Models>>,
 }
 
-/// Reads the models of `options`, of which `checkpoint` is the target, to `device` or to memory. `suppressed` are ids that
-/// are never chosen.
+/// Loads the models of `options` to `device` or to memory; `checkpoint` is the target's. `suppressed` ids are never chosen.
 ///
 /// # Errors
 /// If a file is missing or malformed, two models do not fit each other, one of them cannot run there, or memory is exhausted;
@@ -90,7 +89,7 @@ fn read_target(
     }
 }
 
-/// The target, for what is implemented for Gemma 4 alone.
+/// The target, for features that only Gemma 4 has.
 ///
 /// # Errors
 /// If it is of another family.

@@ -1,5 +1,5 @@
-//! The interface of a target: a state per sequence, and a forward pass over a batch of rows; and those of models that draft
-//! for it step by step.
+//! Model interfaces: a target (a state per sequence, and a forward pass over a batch of rows), and models that draft for it step
+//! by step.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::{Error, Result};
 
 /// A target. The bits of a row must not depend on the rest of the batch: that makes speculation and batching lossless.
 pub trait Model: Send + Sync {
-    /// Logits of a row.
+    /// Number of logits per row.
     fn vocab_size(&self) -> usize;
 
     /// Input ids are below this number.
@@ -26,7 +26,7 @@ pub trait Model: Send + Sync {
     /// Maximum context in positions.
     fn max_position_embeddings(&self) -> usize;
 
-    /// The beginning-of-text token, if any.
+    /// The beginning-of-sequence token, if any.
     fn bos_token_id(&self) -> Option<u32> {
         None
     }
@@ -49,8 +49,8 @@ pub trait Model: Send + Sync {
     /// One pass over the rows of `batch`, staged in its rounds.
     ///
     /// # Errors
-    /// If an id is outside the vocabulary, a number is not finite, or memory is exhausted. The caller drops the rounds
-    /// then.
+    /// If an id is outside the vocabulary, the model produced NaN or infinity, or memory is exhausted. The caller drops the
+    /// rounds then.
     fn forward(&self, batch: &mut Batch<'_>, request: &Request) -> Result<Output>;
 
     /// One pass over the rows of one sequence, of which the first `keep` are committed; returns logits and hidden
@@ -70,24 +70,24 @@ pub trait Model: Send + Sync {
     }
 }
 
-/// A model that is chained with itself: each step drafts a token for any number of sequences. The bits of a row must not depend
+/// A model that is run autoregressively: each step drafts a token for any number of sequences. The bits of a row must not depend
 /// on the others.
 pub trait ChainModel: Send + Sync {
-    /// One pass over the rows of each sequence; the results of each one's newest row. Rounds are the caller's to commit or to
-    /// drop.
+    /// One pass over the rows of each sequence; returns the results of each one's last row. The caller commits or drops the
+    /// rounds.
     ///
     /// # Errors
-    /// If the rows are not of this model's kind, a shape does not fit, an id is outside the vocabulary, a number is not finite,
-    /// or memory is exhausted. The caller drops the rounds then.
+    /// If the rows are of another kind of model, a shape does not fit, an id is outside the vocabulary, the model produced NaN or
+    /// infinity, or memory is exhausted. The caller drops the rounds then.
     fn step(&self, sequences: &mut [DraftRows<'_>]) -> Result<Vec<DraftStep>>;
 }
 
 /// A sequence's rows of a draft step.
 pub struct DraftRows<'a> {
-    /// The newest token, drafted or not; of a drafter with K and V of its own, tokens before it as well.
+    /// The last token, drafted or not; for a drafter with its own K and V, tokens before it as well.
     pub ids: Vec<u32>,
-    /// `(rows, hidden)`: the states that predicted them, the target's or the last step's; `None` for a model that reads tokens
-    /// alone.
+    /// `(rows, hidden)`: the states that predicted them, the target's or the last step's; `None` for a model that reads only
+    /// tokens.
     pub hidden: Option<Tensor>,
     /// What the rows attend to.
     pub kv: DraftKv<'a>,
@@ -99,7 +99,7 @@ pub enum DraftKv<'a> {
     Target(Committed<'a>),
     /// The drafter's own.
     Own {
-        /// The rows are staged in it.
+        /// The rows are staged in this round.
         round: Round<'a>,
         /// Leading rows that are committed.
         keep: usize,
@@ -121,7 +121,7 @@ impl<'a> DraftRows<'a> {
     /// # Errors
     /// If a sequence has none, or their widths differ.
     pub fn states(sequences: &[Self]) -> Result<Tensor> {
-        let missing = || Error::argument("hidden", "is none, but the model reads hidden states");
+        let missing = || Error::argument("hidden", "is missing, but the model reads hidden states");
         let states = sequences.iter().map(|rows| rows.hidden.as_ref().ok_or_else(missing));
         Ok(Tensor::cat(&states.collect::<Result<Vec<_>>>()?, 0)?)
     }
@@ -129,11 +129,11 @@ impl<'a> DraftRows<'a> {
     /// The target's K and V of each sequence.
     ///
     /// # Errors
-    /// If a sequence's are the drafter's own, or it has not one row.
+    /// If a sequence's K and V are the drafter's own, or it does not have exactly one row.
     pub fn committed(sequences: &[Self]) -> Result<Vec<Committed<'a>>> {
         let committed = sequences.iter().map(|rows| match rows.kv {
             DraftKv::Target(committed) if rows.ids.len() == 1 => Ok(committed),
-            DraftKv::Target(_) => Err(Error::argument("ids", format!("are {}, must be one", rows.ids.len()))),
+            DraftKv::Target(_) => Err(Error::argument("ids", format!("must be one, not {}", rows.ids.len()))),
             DraftKv::Own { .. } => Err(Error::argument("kv", "is the drafter's own, but the model reads the target's")),
         });
         committed.collect()
@@ -142,7 +142,7 @@ impl<'a> DraftRows<'a> {
     /// All sequences' rows, to be staged in their rounds.
     ///
     /// # Errors
-    /// If a sequence's K and V are the target's, it has not as many ids as its round has rows, or more are to be kept.
+    /// If a sequence's K and V are the target's, its ids and its round's rows differ in number, or `keep` exceeds them.
     pub fn batch(sequences: &mut [Self]) -> Result<Batch<'_>> {
         let mut batch = Batch::new();
         for rows in sequences {
@@ -150,14 +150,14 @@ impl<'a> DraftRows<'a> {
                 return Err(Error::argument("kv", "is the target's, but the model stages rows in its own"));
             };
             if !round.can_commit(*keep) {
-                return Err(Error::argument("keep", format!("is {keep} of {} rows", round.rows())));
+                return Err(Error::argument("keep", format!("is {keep}, but there are {} rows", round.rows())));
             }
             batch.push(&rows.ids, round.reborrow())?;
         }
         Ok(batch)
     }
 
-    /// Commits the rows that are kept.
+    /// Commits the leading `keep` rows.
     pub(crate) fn commit(self) {
         if let DraftKv::Own { round, keep } = self.kv {
             round.commit(keep);
@@ -166,10 +166,10 @@ impl<'a> DraftRows<'a> {
 }
 
 impl DraftStep {
-    /// The steps of a pass, row by row of `logits` `(rows, vocab)` and `hidden` `(rows, hidden)`.
+    /// The steps of a pass, row by row from `logits` `(rows, vocab)` and `hidden` `(rows, hidden)`.
     ///
     /// # Errors
-    /// If the rows are not as many.
+    /// If the numbers of rows differ.
     pub fn of_rows(logits: &Tensor, hidden: &Tensor) -> Result<Vec<Self>> {
         let step = |row| -> Result<_> {
             let scores = Scores { ids: None, logits: logits.narrow(0, row, 1)? };
@@ -179,9 +179,9 @@ impl DraftStep {
     }
 }
 
-/// A NextN head: it predicts the token after the next from a target's hidden state and the next token, and keeps K and V of
-/// its own. The bits of a row must not depend on the others. Its steps as a [`ChainModel`] are one pass over the rows and one
-/// product of the newest ones with the output head.
+/// A NextN head: it predicts the token after the next from a target's hidden state and the next token, and has its own K and V.
+/// The bits of a row must not depend on the others. As a [`ChainModel`], a step is one pass over the rows and one product of the
+/// last ones with the output head.
 pub trait NextnHead: ChainModel {
     /// The cache of an empty sequence; its pages come from `pool`.
     ///
@@ -193,7 +193,7 @@ pub trait NextnHead: ChainModel {
     /// the target's or the head's state of position `p`. Returns the head's states, `(rows, hidden)`.
     ///
     /// # Errors
-    /// If a shape does not fit, an id is outside the vocabulary, a number is not finite, or memory is exhausted.
+    /// If a shape does not fit, an id is outside the vocabulary, the model produced NaN or infinity, or memory is exhausted.
     fn nextn_rows(&self, batch: &mut Batch<'_>, hidden: &Tensor) -> Result<Tensor>;
 
     /// Logits of the tokens at `p + 2`, of the head's states of positions `p`: `(rows, vocab)`.
@@ -229,7 +229,7 @@ pub struct Request {
 pub enum OutputRows {
     /// Every row (verification).
     All,
-    /// The newest row (the end of a prompt, a decode step).
+    /// The last row (the end of a prompt, a decode step).
     Last,
     /// None: K and V only (the earlier chunks of a prompt).
     None,
@@ -289,7 +289,7 @@ fn add(to: &mut Vec<usize>, first: usize, rows: usize, outputs: OutputRows) -> R
 }
 
 impl OutputRows {
-    /// The number of output rows of a segment of `rows` rows: its newest.
+    /// The number of output rows of a segment of `rows` rows: its last ones.
     pub fn of(self, rows: usize) -> usize {
         match self {
             Self::All => rows,

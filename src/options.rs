@@ -17,31 +17,31 @@ use crate::speculative::{BlockSize, Cancel, DraftSampling, DrafterOptions, Draft
 /// Options of an engine.
 #[derive(Clone)]
 pub struct EngineOptions {
-    /// Directory of the target's checkpoint.
+    /// The target's checkpoint: a directory or a GGUF file.
     pub model: PathBuf,
-    /// Directory or file of its assistant's; without one there is no speculation.
-    /// [`find_assistants`](crate::checkpoint::find_assistants) finds those beside the target. Default: none.
+    /// Its assistant's directory or file; [`find_assistants`](crate::checkpoint::find_assistants) finds those next to the target.
+    /// Default: none.
     pub assistant: Option<PathBuf>,
-    /// Directory of a smaller Gemma 4 for the drafter `draft-model`. Default: none.
+    /// A smaller model with the same tokenizer for the drafter `draft-model`, a directory or a GGUF file. Default: none.
     pub draft_model: Option<PathBuf>,
     /// Threads. Default: the physical cores available to the process.
     pub threads: Option<usize>,
-    /// Where the models compute. Default: the CPU.
+    /// Where the models run. Default: the CPU.
     pub device: DeviceChoice,
     /// Instruction set. Default: the widest that the CPU has.
     pub isa: Option<Isa>,
-    /// Quantizes floating-point matrices while they are loaded. Default: no.
+    /// Quantizes floating-point matrices while loading. Default: no.
     pub quantize: Option<WeightType>,
-    /// Which centroids the assistant drafts with. Default: its own.
+    /// The assistant's centroids. Default: its own.
     pub centroids: Centroids,
-    /// Limit of K and V of all sessions together in bytes, on the CPU. Default: none.
+    /// Limit in bytes of all sessions' K and V together, on the CPU. Default: none.
     pub kv_memory: Option<u64>,
     /// Called as tensors are loaded. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }
 
 impl EngineOptions {
-    /// The checkpoint in directory `model`, with defaults.
+    /// The checkpoint at `model` (a directory or a GGUF file), with defaults.
     pub fn new(model: impl Into<PathBuf>) -> Self {
         Self {
             model: model.into(),
@@ -57,7 +57,7 @@ impl EngineOptions {
         }
     }
 
-    /// With the assistant in directory `assistant`.
+    /// With the assistant at `assistant`.
     pub fn with_assistant(mut self, assistant: impl Into<PathBuf>) -> Self {
         self.assistant = Some(assistant.into());
         self
@@ -78,9 +78,10 @@ pub struct GenerateOptions {
     pub max_tokens: usize,
     /// Sampling parameters. Default: greedy.
     pub sampling: Sampling,
-    /// Seed of the sampler. Default: 0.
+    /// Seed of the sampler. Reproducible when greedy, or when sampled with speculation off or one drafter with a fixed block.
+    /// Default: 0.
     pub seed: u64,
-    /// Speculation. Default: if the engine has an assistant or a draft model.
+    /// Speculation. Default: if the engine has an assistant, a NextN head or a draft model.
     pub speculation: Speculation,
     /// Accepts drafts at random (from `seed`) instead of by the target, to measure speed at a given acceptance; the
     /// text is meaningless. `rates[i]` is the share of rounds that accept draft `i`; beyond the list, the conditional
@@ -91,11 +92,11 @@ pub struct GenerateOptions {
     pub trace: Option<Trace>,
     /// Stop conditions. Default: the checkpoint's end-of-generation tokens.
     pub stop: Stop,
-    /// What the text must match. Needs the cargo feature `constraint`. Default: none.
+    /// Grammar of the text. Needs the cargo feature `constraint`. Default: none.
     pub constraint: Option<Constraint>,
     /// Modifies logits before sampling. Default: none.
     pub logits_processor: Option<Arc<dyn LogitsProcessor>>,
-    /// Reports the target's log-probability of every token, and of this many most probable ones. Default: none.
+    /// Reports the log-probability of every token, and of this many most probable ones. Default: none.
     pub logprobs: Option<usize>,
     /// Cancels the generation from any thread, before the next prefill chunk or round. Default: a new handle.
     pub cancel: Cancel,
@@ -123,18 +124,18 @@ impl Default for GenerateOptions {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Speculation {
-    /// With the defaults of [`SpeculationOptions`] if the engine has an assistant or a draft model, else off.
+    /// With the defaults of [`SpeculationOptions`] if the engine has an assistant, a NextN head or a draft model, else off.
     #[default]
     WherePossible,
     /// Off: one token per pass.
     Off,
-    /// With the assistant only and a fixed block size.
+    /// With only the assistant or the NextN head, and a fixed block size.
     Mtp(MtpOptions),
     /// With these options.
     With(SpeculationOptions),
 }
 
-/// Drafting with the assistant and a fixed block size.
+/// Drafting with the assistant or the NextN head and a fixed block size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MtpOptions {
     /// Rows of a verification: `block_size - 1` tokens are drafted. Default: 4.
@@ -149,10 +150,10 @@ impl Default for MtpOptions {
     }
 }
 
-/// Drafting by any drafters.
+/// Drafting with any drafters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SpeculationOptions {
-    /// Which drafters. Default: those that the engine can offer.
+    /// The drafters. Default: all that the engine has.
     pub drafters: Drafters,
     /// Rows of a verification. Default: chosen for every round from measured costs.
     pub block: BlockSize,
@@ -161,7 +162,7 @@ pub struct SpeculationOptions {
     pub skip_streak: Option<usize>,
     /// How models choose their drafts. Default: greedily.
     pub drafts: DraftSampling,
-    /// Whether drafting overlaps with the caller's work. Default: no.
+    /// Whether drafting overlaps with the caller's work; a [`Scheduler`](crate::Scheduler) ignores it. Default: no.
     pub pipeline: Pipeline,
 }
 

@@ -82,7 +82,7 @@ pub fn perplexity(
     }
     if tokens.len() < window {
         let problem = format!("are {}, fewer than a window of {window}", tokens.len());
-        return Err(Error::argument("tokens", format!("{problem}; give a longer text or a shorter window")));
+        return Err(Error::argument("tokens", format!("{problem}; use a longer text or a shorter window")));
     }
     let limit = target.max_position_embeddings();
     if window > limit {
@@ -103,7 +103,7 @@ pub fn perplexity(
             for chunk in ids[..first].chunks(decoder.state.kv().max_round_rows()) {
                 decoder.read(chunk)?;
             }
-            // The last token is predicted only.
+            // The last token is only predicted.
             for start in (first..window - 1).step_by(ROWS) {
                 let end = (start + ROWS).min(window - 1);
                 decoder.forward(&ids[start..end], OutputRows::All, |output| {

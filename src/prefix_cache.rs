@@ -1,8 +1,8 @@
-//! Prefixes of sequences that were read before: a prompt goes on from the longest one that it begins with.
+//! Prefix cache: a prompt continues from the longest cached prefix of it.
 //!
-//! What is kept are forks of sessions: their pages are shared with the sequences that wrote them, of sliding layers those of
-//! the window at that length, and so is a recurrent state. A sequence that goes on from one is bit for bit the sequence that
-//! read the prompt itself.
+//! Entries are forks of sessions. They share pages with the sequences that wrote them (for sliding layers those of the window at
+//! that length), and the recurrent state. A sequence that continues from an entry is bit for bit the sequence that read the
+//! prompt itself.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -13,25 +13,24 @@ use crate::kv::{KvOptions, available_memory};
 use crate::session::Session;
 use crate::{Error, Result};
 
-/// A pass over a prompt ends early only for a state that saves as many tokens: it reads the weights once more, which of E2B takes
-/// the time of 16 tokens of a prompt.
+/// A pass over a prompt ends early only for a state that saves this many tokens: it reads the weights once more, which for E2B
+/// takes as long as 16 tokens of a prompt.
 const WORTH_A_PASS: usize = 32;
 
-/// What a [`Scheduler`](crate::Scheduler) keeps for later prompts.
+/// Options of a [`Scheduler`](crate::Scheduler)'s prefix cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrefixCacheOptions {
-    /// Tokens of a prompt between two states that are kept. A prompt that leaves a known one in between computes up to as many
-    /// again, and the state at that place is kept then. A pass reads no more tokens of a prompt than these. Default: 256.
+    /// Tokens of a prompt between two cached states. A prompt that diverges from a cached one in between computes up to this many
+    /// again, and its state at that place is cached. A pass reads at most this many tokens of a prompt. Default: 256.
     pub interval: usize,
-    /// Bytes of the engine's pages in use, those of running sequences included, and of recurrent states beyond which the
-    /// states that were not used for the longest time are dropped. Default: half of
-    /// [`EngineOptions::kv_memory`](crate::EngineOptions), or of the memory that is free.
+    /// Limit in bytes of the engine's pages in use, those of running sequences included, and of recurrent states; beyond it the
+    /// least recently used states are dropped. Default: half of [`EngineOptions::kv_memory`](crate::EngineOptions), or of the
+    /// free memory.
     pub max_bytes: Option<u64>,
-    /// Where states go instead of being dropped: those that no other goes on from, as session files, which are deleted with the
-    /// scheduler. Default: nowhere.
+    /// Where dropped states are saved as session files, except prefixes of others; the files are deleted with the scheduler.
+    /// Default: nowhere.
     pub directory: Option<PathBuf>,
-    /// Bytes of all such files together, beyond which the ones that were not used for the longest time are deleted. Default: 8
-    /// GiB.
+    /// Limit in bytes of all such files together, beyond which the least recently used are deleted. Default: 8 GiB.
     pub max_file_bytes: u64,
 }
 
@@ -41,7 +40,7 @@ impl Default for PrefixCacheOptions {
     }
 }
 
-/// The states, by their tokens.
+/// States by their tokens.
 pub(crate) struct PrefixCache {
     engine: Engine,
     options: PrefixCacheOptions,
@@ -78,11 +77,11 @@ impl PrefixCache {
         }
     }
 
-    /// A session with the longest beginning of `prompt` that is kept in the formats of `like`, and with its limits; at least one
-    /// token of the prompt is left.
+    /// A session with the longest cached prefix of `prompt`, in the formats and with the limits of `like`; at least one token of
+    /// the prompt is left to read.
     pub fn find(&mut self, like: &Session, prompt: &[u32]) -> Option<Session> {
         let mut upper = &prompt[..prompt.len().checked_sub(1)?.min(like.kv().max_context())];
-        // The greatest key up to `upper` is its beginning, or shares no fewer tokens with it than any beginning has.
+        // The greatest key up to `upper` is a prefix of it, or shares at least as many tokens with it as any prefix has.
         let key = loop {
             let (key, state) = self.states.range::<[u32], _>(up_to(upper)).next_back()?;
             let shared = shared(key, upper);
@@ -95,13 +94,13 @@ impl PrefixCache {
         self.uses += 1;
         state.used = self.uses;
         let found = state.session(&self.engine, &key).and_then(|session| session.fork_like(like));
-        let found = found.inspect_err(|error| tracing::warn!(%error, "a kept prefix cannot be used")).ok()?;
+        let found = found.inspect_err(|error| tracing::warn!(%error, "a cached prefix cannot be used")).ok()?;
         self.states.insert(key, state);
         Some(found)
     }
 
-    /// Lengths, ascending, at which the state of a sequence that reads `prompt` from token `from` on is to be kept: at regular
-    /// intervals, where the prompt leaves those that are known, and at its end.
+    /// Lengths, ascending, at which the state of a sequence that reads `prompt` from token `from` on is cached: at regular
+    /// intervals, where the prompt diverges from cached ones, and at its end.
     pub fn cuts(&self, prompt: &[u32], from: usize) -> Vec<usize> {
         let below = self.states.range::<[u32], _>(up_to(prompt)).next_back();
         let above = self.states.range::<[u32], _>((Bound::Excluded(prompt), Bound::Unbounded)).next();
@@ -117,7 +116,7 @@ impl PrefixCache {
         cuts
     }
 
-    /// Keeps the state of a sequence as far as it was read.
+    /// Caches the state of a sequence up to its last read token.
     pub fn keep(&mut self, session: &mut Session) {
         let len = session.decoder().0.state.len();
         let key = session.tokens()[..len].to_vec();
@@ -131,18 +130,18 @@ impl PrefixCache {
                 Ok(fork) => {
                     self.states.insert(key, State { kept: Kept::of(fork), formats, used });
                 }
-                Err(error) => tracing::warn!(%error, "a prefix cannot be kept"),
+                Err(error) => tracing::warn!(%error, "a prefix cannot be cached"),
             }
         }
         while self.bytes() > self.max_bytes && self.drop_oldest() {}
     }
 
-    /// Drops states until the engine's pages have `bytes` left under their limit, or there are no more.
+    /// Drops states until `bytes` are available under the limit of the engine's pages, or no state is left.
     pub fn make_room(&mut self, bytes: u64) {
         while self.engine.pages().available().is_some_and(|available| available < bytes) && self.drop_oldest() {}
     }
 
-    /// Drops the state in memory that was not used for the longest time, or writes it to a file; `false` if there is none.
+    /// Drops the least recently used state in memory, or writes it to a file; `false` if there is none.
     pub fn drop_oldest(&mut self) -> bool {
         let in_memory = |state: &State| matches!(state.kept, Kept::Memory { .. });
         let Some((key, mut state)) = self.take_oldest(in_memory) else { return false };
@@ -158,7 +157,7 @@ impl PrefixCache {
                     state.kept = Kept::File { path, bytes: metadata.len() };
                     self.states.insert(key, state);
                 }
-                Err(error) => tracing::warn!(%error, "a prefix cannot be written"),
+                Err(error) => tracing::warn!(%error, "a cached prefix cannot be saved"),
             }
             while self.file_bytes() > self.options.max_file_bytes
                 && self.take_oldest(|state| !in_memory(state)).is_some()
@@ -199,7 +198,7 @@ impl State {
             if session.tokens() != tokens {
                 return Err(Error::file(
                     path,
-                    "was replaced by another session; give the scheduler a folder of its own",
+                    "was replaced by another session; use a separate directory for each scheduler",
                 ));
             }
             self.kept = Kept::of(session);
@@ -216,7 +215,7 @@ impl Drop for Kept {
         if let Self::File { path, .. } = self
             && let Err(error) = std::fs::remove_file(&*path)
         {
-            tracing::warn!(path = %path.display(), %error, "a kept prefix's file is left");
+            tracing::warn!(path = %path.display(), %error, "a cached prefix's file could not be deleted");
         }
     }
 }

@@ -24,8 +24,7 @@ pub fn device_bandwidth(engine: &Engine) -> Result<Option<f64>> {
     engine.parts.models.as_ref().map(|models| read_bandwidth(models.device())).transpose()
 }
 
-/// A sequence whose passes are timed, on the CPU or a device. Measured passes are rolled back, so that all have one
-/// depth.
+/// A sequence whose passes are timed, on the CPU or a device. Measured passes are rolled back, so that all have the same depth.
 pub struct Probe {
     session: Session,
     hidden: Option<Tensor>, // the hidden state that drafts start from, on the CPU
@@ -71,8 +70,8 @@ impl Probe {
         })
     }
 
-    /// Extends the sequence to `depth` positions without computing them: the cost of a pass does not depend on the
-    /// values of K and V, or of a recurrent state, which stays as it is. On the CPU they are random, on a device uninitialised.
+    /// Extends the sequence to `depth` positions without computing them: the cost of a pass does not depend on the values of K
+    /// and V, or of a recurrent state, which is unchanged. On the CPU they are random, on a device uninitialised.
     ///
     /// # Errors
     /// If that many positions do not fit the context.
@@ -91,7 +90,7 @@ impl Probe {
         Ok(())
     }
 
-    /// Verifies `ids` in one pass, which is rolled back. Returns the duration, results included.
+    /// Verifies `ids` in one pass, which is rolled back. Returns the duration, including the results.
     ///
     /// # Errors
     /// If they do not fit the context or a round, or the output is not finite.
@@ -146,8 +145,8 @@ impl Probe {
         Ok(logits)
     }
 
-    /// Drafts `tokens` tokens after `last` with the assistant or the NextN head. Needs a [`Probe::verify`] before, whose hidden
-    /// state it starts from.
+    /// Drafts `tokens` tokens after `last` with the assistant or the NextN head, from the hidden state of the last
+    /// [`Probe::verify`], which is required.
     ///
     /// # Errors
     /// If there is neither, or its output is not finite.
@@ -156,7 +155,8 @@ impl Probe {
         if let Some(head) = &engine.parts.sources.nextn {
             return engine.run(|| self.chain_head(&**head, last, tokens));
         }
-        let no_assistant = || Error::argument("assistant", "is none, and the model has no NextN head; load one");
+        let no_assistant =
+            || Error::argument("assistant", "is not loaded, and the model has no NextN head; load an assistant");
         let assistant = engine.assistant().ok_or_else(no_assistant)?;
         let hidden = self.hidden.clone();
         let decoder = self.session.decoder().0;
@@ -185,7 +185,7 @@ impl Probe {
         })
     }
 
-    /// [`Probe::draft`] of a NextN head. The rows of drafts are taken back, but for those whose pages were quantized.
+    /// [`Probe::draft`] with a NextN head. The drafts' rows are rolled back, except those in quantized pages.
     fn chain_head(&mut self, head: &dyn NextnHead, last: u32, tokens: usize) -> Result<Duration> {
         let mut hidden = self.hidden.clone().ok_or_else(no_state)?;
         if self.head.is_none() {
@@ -208,23 +208,23 @@ impl Probe {
         }
         let time = start.elapsed();
         if let Err(error) = cache.rewind(depth) {
-            tracing::debug!(%error, "rows of drafts stay");
+            tracing::debug!(%error, "the rows of a draft could not be rolled back");
         }
         Ok(time)
     }
 }
 
-/// What a round took.
+/// Times of a round.
 #[derive(Clone, Copy, Debug)]
 pub struct RoundTimes {
-    /// The pass, results included, and the rows of the round before that a recurrent state replays.
+    /// The pass, including results and the previous round's rows that a recurrent state replays.
     pub verify: Duration,
     /// The commit.
     pub commit: Duration,
 }
 
 fn no_state() -> Error {
-    Error::argument("last", "has no state of the target's; verify something first")
+    Error::argument("last", "has no hidden state; call verify first")
 }
 
 /// Stages random rows of variance 1, like normed ones.

@@ -1,6 +1,5 @@
-//! One generation, step by step: what remains of its prompt, its text, and what ends it. Whoever drives it (a
-//! [`Generation`](crate::Generation), a [`Scheduler`](crate::Scheduler)) asks for its part of the next pass and hands back
-//! what came of it.
+//! State machine of one generation: unread prompt, decoded text, finish reason. Its driver (a [`Generation`](crate::Generation)
+//! or a [`Scheduler`](crate::Scheduler)) asks for its rows of the next pass and passes the results back.
 
 use std::time::{Duration, Instant};
 
@@ -20,52 +19,52 @@ use crate::stop::{ControlToken, Finish, TextEnd};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// What one round wrote.
+/// Output of one round.
 #[derive(Clone, Debug, Default)]
 pub struct Piece {
     /// Its tokens.
     pub tokens: Vec<u32>,
-    /// The text that they complete: whole characters, and nothing that may be the beginning of a stop string. Empty if
-    /// the checkpoint has no tokenizer.
+    /// The completed text: whole characters, without a possible prefix of a stop string. Empty if the checkpoint has no
+    /// tokenizer.
     pub text: String,
-    /// The control tokens among those that this text and its predecessors complete, in order.
+    /// The control tokens completed with this text, in order.
     pub control: Vec<ControlToken>,
-    /// How many of the tokens were drafted, and accepted: the first ones. The others are the target's own.
+    /// Number of leading tokens that were drafted and accepted. The others are the target's own.
     pub drafted: usize,
-    /// The target's log-probabilities of the tokens; empty unless [`GenerateOptions::logprobs`] asks for them.
+    /// The target's log-probabilities of the tokens; empty unless [`GenerateOptions::logprobs`] is set.
     pub logprobs: Vec<TokenLogprobs>,
 }
 
-/// A generation under way.
+/// A generation.
 pub(crate) struct Run {
     rng: StdRng,
     pub pipeline: Pipeline,
     pub cancel: Cancel,
-    /// Tokens of the prompt that were not read yet, the newest of the sequence before them.
+    /// Unread tokens of the prompt, preceded by the last token of the sequence.
     prompt: Vec<u32>,
-    prompt_end: usize, // tokens of the sequence up to the prompt's last
+    prompt_end: usize, // length of the sequence including the prompt
     /// Lengths of the sequence, ascending, at which a pass over the prompt ends.
     pub cuts: Vec<usize>,
     undo: Option<Undo>,
-    first: Option<(DecodeState, Vec<TokenLogprobs>)>, // not handed out yet, and so not yet the sequence's
+    first: Option<(DecodeState, Vec<TokenLogprobs>)>, // not emitted yet, not yet part of the sequence
     left: usize,                                      // tokens that may still be generated
     text: TextEnd,
     finish: Option<Finish>,
-    failed: Option<Error>, // to be reported behind the text that was held back
+    failed: Option<Error>, // reported after the text that was held back
     pub statistics: Statistics,
     tracer: Option<Tracer>,
 }
 
-/// The sequence in front of a prompt, until the prompt is read.
+/// The sequence before the prompt, until the prompt is read.
 struct Undo {
     len: usize,
     newest: Option<DecodeState>,
-    /// Where a prompt takes several passes and the state is on the host.
+    /// If the prompt takes several passes and the state is on the host.
     state: Option<SequenceState>,
 }
 
 impl Run {
-    /// Checks the request and makes the sequence ready for it. Nothing is computed.
+    /// Validates the request and prepares the sequence. Nothing is computed.
     ///
     /// # Errors
     /// If the prompt is empty, has ids outside the vocabulary or does not fit the context, or an option is out of its
@@ -77,7 +76,7 @@ impl Run {
         let newest = decoder.drafting.newest.as_ref().map(|newest| newest.last);
         let ids: Vec<u32> = newest.into_iter().chain(prompt.iter().copied()).collect();
         if prompt.is_empty() {
-            return Err(Error::argument("prompt", "is empty; give at least one token"));
+            return Err(Error::argument("prompt", "is empty; pass at least one token"));
         }
         let vocab = decoder.backend.model.num_readable_tokens();
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
@@ -113,12 +112,12 @@ impl Run {
         })
     }
 
-    /// Why it ended; `None` while it goes on.
+    /// Why it ended; `None` while it is running.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
     }
 
-    /// Whether the prompt was not read to its end yet.
+    /// Whether the prompt has unread tokens.
     pub fn is_reading(&self) -> bool {
         !self.prompt.is_empty()
     }
@@ -128,26 +127,26 @@ impl Run {
         self.cuts.contains(&session.decoder().0.state.len())
     }
 
-    /// Tokens of the sequence up to the prompt's last.
+    /// Length of the sequence including the prompt.
     pub fn prompt_end(&self) -> usize {
         self.prompt_end
     }
 
-    /// Whether the token behind the prompt waits to be handed out.
+    /// Whether the first token after the prompt is ready to be emitted.
     pub fn has_first(&self) -> bool {
         self.first.is_some()
     }
 
-    /// Rows that a round may have: it emits at most as many tokens, and `max_tokens` is exact.
+    /// Maximum rows of a round: it emits at most as many tokens, and `max_tokens` is exact.
     pub fn most_rows(&self, decoder: &SpeculativeDecoder) -> usize {
         self.left.min(decoder.state.remaining()).max(1)
     }
 
-    /// Its part of the next pass, of at most `most_rows` rows beside those of `others`; a proposal may have to be
-    /// [completed](crate::speculative::complete). A draft that was made ahead of time is taken as it is.
+    /// Its part of the next pass, of at most `most_rows` rows besides those of `others`; a proposal may have to be
+    /// [completed](crate::speculative::complete). A draft made ahead of time is used unchanged.
     ///
     /// # Errors
-    /// If a drafter's numbers are not finite, or it panics.
+    /// If a drafter produced NaN or infinity, or panics.
     pub fn plan(
         &mut self,
         decoder: &mut SpeculativeDecoder,
@@ -177,7 +176,7 @@ impl Run {
         }
     }
 
-    /// The step that carries out `work`.
+    /// The step that executes `work`.
     pub fn step<'s>(
         &'s mut self,
         decoder: &'s mut SpeculativeDecoder,
@@ -189,10 +188,10 @@ impl Run {
         Step { decoder, work: Some(work), rng: &mut self.rng, ends }
     }
 
-    /// Takes what came of a step. A round gives a piece; a prompt that was read to its end does with [`Run::hand_out`].
+    /// Processes the result of a step. A round yields a piece; a completed prompt does so with [`Run::hand_out`].
     ///
     /// # Errors
-    /// The step's: it is to be [reported](Run::fail).
+    /// The step's, to be passed to [`Run::fail`].
     pub fn take(
         &mut self,
         session: &mut Session,
@@ -211,7 +210,7 @@ impl Run {
         }
     }
 
-    /// The token behind the prompt, when it is handed out, is the sequence's.
+    /// Emits the first token after the prompt, which becomes part of the sequence.
     ///
     /// # Errors
     /// If the tokenizer cannot decode it.
@@ -262,7 +261,7 @@ impl Run {
         Ok(Piece { tokens, text, control, drafted, logprobs })
     }
 
-    /// The generation was cancelled. What is left is the text that was held back, if any.
+    /// Ends a cancelled generation. Returns the text that was held back, if any.
     pub fn cancelled(&mut self, session: &mut Session) -> Option<Piece> {
         self.restore(session);
         self.finish = Some(Finish::Cancelled);
@@ -270,7 +269,7 @@ impl Run {
         self.held_back(session).filter(|piece| !piece.text.is_empty())
     }
 
-    /// There was nothing to generate: `max_tokens` is 0.
+    /// Ends the generation if `max_tokens` is 0; returns whether it did.
     pub fn nothing_to_generate(&mut self) -> bool {
         let nothing = self.left == 0 && self.finish.is_none();
         if nothing {
@@ -279,15 +278,15 @@ impl Run {
         nothing
     }
 
-    /// The error that ended the generation, when the text before it was handed out.
+    /// The error that ended the generation, after the text before it was emitted.
     pub fn take_error(&mut self) -> Option<Error> {
         self.failed.take()
     }
 
-    /// Ends with an error: nothing is kept of a prompt that was not read to its end. Text that was held back goes first.
+    /// Ends with an error and rolls back a partially read prompt. Text that was held back comes first.
     ///
     /// # Errors
-    /// `error`, if there is none.
+    /// `error`, if no text was held back.
     pub fn fail(&mut self, session: &mut Session, error: Error) -> Result<Piece> {
         self.restore(session);
         self.finish = Some(Finish::Error);
@@ -305,7 +304,7 @@ impl Run {
         Some(Piece { text, control, ..Piece::default() })
     }
 
-    /// Takes back what was read of a prompt that was not read to its end.
+    /// Rolls back a partially read prompt.
     fn restore(&mut self, session: &mut Session) {
         let Some(undo) = self.undo.take() else { return };
         self.prompt.clear();
@@ -316,7 +315,7 @@ impl Run {
         } else if decoder.state.rewind(undo.len).is_err()
             && let Err(error) = engine.run(|| decoder.read_again(undo.len))
         {
-            tracing::warn!(%error, "the sequence in front of a failed prompt could not be restored; the session is empty");
+            tracing::warn!(%error, "the sequence before a failed prompt could not be restored; the session is empty");
             decoder.drafting.truncate(0);
             return;
         }
@@ -327,7 +326,7 @@ impl Run {
         }
     }
 
-    /// Hands what was learnt about costs to the engine, and to the statistics.
+    /// Stores the measured costs in the engine and the statistics.
     fn learn(&mut self, session: &mut Session) {
         let engine = session.engine.clone();
         let (decoder, drafted) = session.decoder();
@@ -344,7 +343,7 @@ impl Run {
         }
     }
 
-    /// Nobody goes on with it: what it learnt and how it ended is noted, and a prompt that was half read is taken back.
+    /// Ends the generation: stores the costs, records how it ended, and rolls back a partially read prompt.
     pub fn end(&mut self, session: &mut Session) {
         if self.finish.is_none() {
             self.restore(session);
@@ -363,7 +362,7 @@ impl Run {
     }
 }
 
-/// Moves one generation on by one pass.
+/// Advances one generation by one pass.
 ///
 /// # Errors
 /// See [`Run::take`].

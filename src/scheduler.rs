@@ -1,5 +1,5 @@
-//! Many sequences in one batch: plan each, one pass for each place of their drafts, one forward pass for all rows, accept each,
-//! finish each.
+//! Continuous batching of many sequences: plan each, one draft pass per draft position, one forward pass for all rows, accept
+//! each, finish each.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,19 +15,18 @@ use crate::speculative::{Done, Others, Path, Proposing, SpeculativeDecoder, Step
 use crate::stop::Finish;
 use crate::{Error, Result};
 
-/// How passes are filled.
+/// Options of a [`Scheduler`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerOptions {
-    /// Rows of one pass: chunks of prompts take what the rounds of decoding sequences leave of it, and at least one row each.
-    /// Rounds are never cut: how many tokens are drafted would change which random numbers a sampled text draws. A larger
-    /// pass reads prompts faster; a smaller one keeps the others waiting for less. Default: 512.
+    /// Rows of a pass: prompt chunks take what the rounds of decoding sequences leave, and at least one row each. Rounds are
+    /// never shortened: the number of drafted tokens determines which random numbers a sampled text draws. A larger pass reads
+    /// prompts faster; a smaller one delays the others less. Default: 512.
     pub max_rows: usize,
-    /// How many times as long as usual a pass may take in which sequences decode and prompts of others are read: it reads as
-    /// many of their rows as measured times allow, a multiple of 8, and at least 8. 1 or less reads 8 a pass, infinity as many
-    /// as `max_rows` has room for. Default: 3.
+    /// Maximum time of a pass that decodes and reads prompts, relative to one that only decodes: it reads as many prompt rows as
+    /// measured times allow, a multiple of 8, and at least 8. 1 or less reads 8 a pass, infinity up to `max_rows`. Default: 3.
     pub prompt_slowdown: f64,
-    /// Keeps states of the sequences, so that prompts that begin as others did are not computed again. Not where models run on
-    /// a device, whose pages are not shared. Default: none.
+    /// Caches states of the sequences, so that shared prefixes of prompts are not computed again. Not on a device, where pages
+    /// are not shared. Default: none.
     pub prefix_cache: Option<PrefixCacheOptions>,
 }
 
@@ -41,10 +40,10 @@ impl Default for SchedulerOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId(u64);
 
-/// What a step brought for a sequence.
+/// Output of a step for one sequence.
 #[derive(Debug)]
 pub struct Event {
-    /// Whose it is.
+    /// The sequence.
     pub id: SequenceId,
     /// A round's piece, or the error that ended the generation.
     pub piece: Result<Piece>,
@@ -52,8 +51,9 @@ pub struct Event {
     pub finish: Option<Finish>,
 }
 
-/// Decodes any number of sessions of one engine together. Sequences join and leave between steps, and whatever one does or
-/// suffers, the others write what they would have written alone, byte for byte.
+/// Decodes any number of sessions of one engine together. Sequences join and leave between steps, and each writes what it would
+/// have written alone, whatever the others do: byte for byte when greedy, or when sampled with speculation off or one drafter
+/// with a fixed block. Finished sequences keep their K/V until [`Scheduler::remove`].
 ///
 /// ```no_run
 /// # use foretoken::{Engine, EngineOptions, GenerateOptions, Scheduler, SchedulerOptions, SessionOptions};
@@ -68,6 +68,9 @@ pub struct Event {
 /// while scheduler.is_active() {
 ///     for event in scheduler.step() {
 ///         println!("{:?}: {}", event.id, event.piece?.text);
+///         if event.finish.is_some() {
+///             scheduler.remove(event.id);
+///         }
 ///     }
 /// }
 /// # Ok(())
@@ -98,10 +101,10 @@ impl Scheduler {
         Self { engine: engine.clone(), max_rows, chunks, prefixes, slots: Vec::new(), next: 0 }
     }
 
-    /// As [`Engine::session`]; kept prefixes are dropped as long as memory does not reach.
+    /// As [`Engine::session`]; cached prefixes are dropped while memory is exhausted.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Engine::session`].
     pub fn session(&mut self, options: &SessionOptions) -> Result<Session> {
         loop {
             match self.engine.session(options) {
@@ -111,12 +114,12 @@ impl Scheduler {
         }
     }
 
-    /// Adds a generation on `session`, which takes part from the next step on. An empty session begins with the prefix of the
-    /// prompt that is kept, if one is.
+    /// Adds a generation on `session`, which takes part from the next step on. An empty session starts from the longest cached
+    /// prefix of the prompt, if any.
     ///
     /// # Errors
-    /// As [`Session::generate`], for what is known before anything is computed, or if the session is another engine's. The
-    /// session comes back with it.
+    /// As [`Session::generate`], for what is known before anything is computed, or if the session belongs to another engine. The
+    /// session is returned with it.
     pub fn add(
         &mut self,
         session: Session,
@@ -124,7 +127,7 @@ impl Scheduler {
         options: &GenerateOptions,
     ) -> Result<SequenceId, Box<(Session, Error)>> {
         if !self.engine.is(session.engine()) {
-            let problem = "is of another engine; open it on the scheduler's";
+            let problem = "belongs to another engine; open it on the scheduler's";
             return Err(Box::new((session, Error::argument("session", problem))));
         }
         let prefixes = self.prefixes.as_mut().filter(|_| session.tokens().is_empty());
@@ -150,8 +153,7 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// Ends a sequence's generation after the last piece that it gave, and hands its session back; `None` if there is no such
-    /// sequence.
+    /// Ends a sequence's generation after its last piece, and returns its session; `None` if there is no such sequence.
     pub fn remove(&mut self, id: SequenceId) -> Option<Session> {
         let at = self.slots.iter().position(|slot| slot.id == id)?;
         let Slot { mut session, mut run, .. } = self.slots.remove(at);
@@ -162,12 +164,12 @@ impl Scheduler {
         Some(session)
     }
 
-    /// Sequences that were added and not removed.
+    /// The sequences that were added and not removed.
     pub fn ids(&self) -> impl Iterator<Item = SequenceId> {
         self.slots.iter().map(|slot| slot.id)
     }
 
-    /// Whether a generation is under way.
+    /// Whether any generation is running.
     pub fn is_active(&self) -> bool {
         self.slots.iter().any(|slot| slot.run.finish().is_none())
     }
@@ -177,7 +179,7 @@ impl Scheduler {
         self.slots.iter().find(|slot| slot.id == id).map(|slot| &slot.run.statistics)
     }
 
-    /// A second sequence that goes on from where `id` is, with a generation of its own that begins with `prompt`.
+    /// Adds a copy of sequence `id` that continues with `prompt` and a generation of its own.
     ///
     /// # Errors
     /// As [`Session::fork`] and [`Scheduler::add`], or if there is no such sequence or its prompt is not read yet.
@@ -186,17 +188,17 @@ impl Scheduler {
         self.add(fork, prompt, options).map_err(|refused| refused.1)
     }
 
-    /// A second sequence with the prompt of `id`, which is not read again but for its last token, and a generation of its own
-    /// behind it: it writes what it would have written alone.
+    /// Adds a second sequence with the prompt of `id`, which is not read again except for its last token, and a generation of its
+    /// own: it writes what it would have written alone.
     ///
     /// # Errors
     /// As [`Session::fork`], [`Session::rewind`] and [`Scheduler::add`], or if there is no such sequence or its prompt is not
-    /// read yet. With the first piece of `id`, its prompt can still be gone back to.
+    /// read yet. At the first piece of `id`, its prompt can still be rewound to.
     pub fn fork_prompt(&mut self, id: SequenceId, options: &GenerateOptions) -> Result<SequenceId> {
         let slot = self.read_slot(id)?;
         let mut fork = slot.session.fork()?;
         let last = slot.run.prompt_end() - 1;
-        let unread = || Error::argument("id", "its prompt was not read to the end");
+        let unread = || Error::argument("id", "its prompt was not read completely");
         let token = fork.tokens().get(last).copied().ok_or_else(unread)?;
         fork.rewind(last)?;
         self.add(fork, &[token], options).map_err(|refused| refused.1)
@@ -204,15 +206,15 @@ impl Scheduler {
 
     /// A sequence whose prompt is read.
     fn read_slot(&mut self, id: SequenceId) -> Result<&mut Slot> {
-        let missing = || Error::argument("id", "there is no such sequence; it was removed");
+        let missing = || Error::argument("id", "is not a sequence of this scheduler, or was removed");
         let slot = self.slots.iter_mut().find(|slot| slot.id == id).ok_or_else(missing)?;
         if slot.run.is_reading() {
-            return Err(Error::argument("id", "its prompt is being read; fork it when it has written a token"));
+            return Err(Error::argument("id", "its prompt is being read; fork it after its first token"));
         }
         Ok(slot)
     }
 
-    /// One pass for all generations under way. Each gives a piece, unless it is still at its prompt.
+    /// Runs one pass for all running generations. Each yields a piece, unless it is still reading its prompt.
     pub fn step(&mut self) -> Vec<Event> {
         let (engine, mut events) = (self.engine.clone(), Vec::new());
         let start = Instant::now();
@@ -258,7 +260,7 @@ impl Scheduler {
             engine.parts.batches.lock().observe(pass.tokens, tokens, start.elapsed());
         }
         for slot in &mut self.slots {
-            // The error follows the text in front of it.
+            // The error follows the text before it.
             if let Some(error) = slot.run.take_error() {
                 events.push(slot.event(Err(error)));
             }
@@ -266,12 +268,12 @@ impl Scheduler {
         events
     }
 
-    /// Sequences whose prompts are read.
+    /// Number of sequences whose prompts are read.
     fn decoding(&self) -> usize {
         self.slots.iter().filter(|slot| slot.run.finish().is_none() && !slot.run.is_reading()).count()
     }
 
-    /// What every generation under way does in the next pass. One that cannot say so ends.
+    /// Each running generation's part of the next pass. A generation that fails to plan ends.
     fn plan(&mut self, events: &mut Vec<Event>) -> Vec<(SequenceId, Work)> {
         let mut left = self.max_rows;
         let drafts = self.engine.parts.batches.lock().drafts(self.decoding());
@@ -279,9 +281,10 @@ impl Scheduler {
         let (reading, decoding): (Vec<_>, Vec<_>) =
             (self.slots.iter_mut()).filter(|slot| slot.run.finish().is_none()).partition(|slot| slot.run.is_reading());
         let mut of_prompts = self.chunks.rows(decoding.len());
-        // Nothing is drafted beside a chunk: with so many rows every further one costs its time. On a device each has its own pass.
+        // No drafts in a pass with a chunk: at that many rows each further one costs its full time. On a device each has its own
+        // pass.
         let drafts = drafts && (reading.is_empty() || of_prompts == 0 || self.engine.is_on_device());
-        // Those that have not planned yet emit at least one token, in one row.
+        // Sequences not planned yet emit at least one token, in one row.
         let mut others = Others { rows: decoding.len(), tokens: decoding.len(), prompt_rows: 0 };
         for slot in decoding.into_iter().chain(reading) {
             let Slot { id, session, run } = slot;
@@ -312,7 +315,7 @@ impl Scheduler {
         planned
     }
 
-    /// Makes the drafts that models are to make, all sequences' together. A sequence whose draft fails ends.
+    /// Runs the draft models for all sequences together. A sequence whose draft fails ends.
     fn draft(&mut self, planned: &mut Vec<(SequenceId, Work)>, events: &mut Vec<Event>) {
         let mut works: BTreeMap<_, _> = planned.iter_mut().map(|(id, work)| (*id, work)).collect();
         let (mut ids, mut proposing) = (Vec::new(), Vec::new());
@@ -330,7 +333,7 @@ impl Scheduler {
         }
     }
 
-    /// Drops kept prefixes, if there is a limit of memory that the pass could meet.
+    /// Drops cached prefixes, if the pass could exceed a memory limit.
     fn make_room(&mut self, planned: &[(SequenceId, Work)]) {
         let Some(prefixes) = &mut self.prefixes else { return };
         let needs = self.slots.iter_mut().map(|Slot { id, session, .. }| {
@@ -341,7 +344,7 @@ impl Scheduler {
         prefixes.make_room(needed);
     }
 
-    /// Runs the pass: what each sequence was of it, and what came of that.
+    /// Runs the pass: each sequence's rows, and its result.
     fn pass(&mut self, planned: Vec<(SequenceId, Work)>) -> Vec<(SequenceId, Others, Result<Done>)> {
         let tokenizer = self.engine.parts.tokenizer.as_deref();
         let (mut ids, mut steps) = (Vec::new(), Vec::<Step<'_>>::new());

@@ -1,4 +1,4 @@
-//! One sequence: its state, and what continues it.
+//! A session: one sequence with its KV cache.
 
 use std::fmt;
 use std::io;
@@ -22,7 +22,7 @@ use crate::speculative::{
 };
 use crate::{Error, Result};
 
-/// A sequence of tokens and its K and V. Prompts and generations alternate; each continues where the last one ended.
+/// A sequence of tokens and its KV cache. Prompts and generations alternate; each continues where the last one ended.
 pub struct Session {
     pub(crate) engine: Engine,
     place: Place,
@@ -30,13 +30,13 @@ pub struct Session {
     id: u64,
 }
 
-/// Where the sequence is.
+/// Where the decoder is.
 enum Place {
-    /// Here.
+    /// In the session.
     Idle(Box<SpeculativeDecoder>),
-    /// With the thread that makes the next draft.
+    /// On the thread that makes the next draft.
     Drafting(Pending<Box<SpeculativeDecoder>, Result<Proposal>>),
-    /// Between the two, within a function.
+    /// Only inside a function that moves it.
     Transient,
 }
 
@@ -47,7 +47,7 @@ impl Session {
             (Some(models), Some(target)) => {
                 let context = model.max_position_embeddings();
                 let (sequence, context) = Sequence::new(models, &target.kv_layout(), &options.kv, context)?;
-                // The rows are on the device: this state counts them.
+                // The rows are on the device; this state only counts them.
                 let counted = KvOptions { max_context: Some(context), memory: Some(u64::MAX), ..options.kv.clone() };
                 (model.new_state(&counted, &PagePool::new(None))?, Some(Arc::new(Mutex::new(sequence))))
             }
@@ -56,7 +56,7 @@ impl Session {
         let coarse = |key: KvFormat| matches!(key, KvFormat::Quantized(format) if format.bits() < 5);
         if gemma4.is_some() && state.kv().report().iter().filter_map(|store| store.key).any(coarse) {
             tracing::warn!(
-                "keys in fewer than 5 bits: Gemma 4 does not scale its scores, which multiplies their errors"
+                "keys in fewer than 5 bits: Gemma 4 does not scale attention scores, so their errors are larger"
             );
         }
         let backend = Backend { model: model.clone(), device };
@@ -70,21 +70,21 @@ impl Session {
         Ok(Self { engine, place, kv_options: kv_options.clone(), id })
     }
 
-    /// The engine that it runs on.
+    /// The session's engine.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// The cache. Where the models run on a device, which has the rows, it counts them and holds none.
+    /// The KV cache. If the models run on a device, it only counts the rows, which are there.
     ///
     /// # Panics
-    /// If a generation at pipeline depth 2 was leaked ([`std::mem::forget`]), until the next one begins: a drafter has the
-    /// cache then.
+    /// If a generation at pipeline depth 2 was leaked ([`std::mem::forget`]), until the next one starts: a drafter has the cache
+    /// then.
     pub fn kv(&self) -> &KvCache {
         self.at_rest().state.kv()
     }
 
-    /// Bytes of K and V held, wherever they are.
+    /// Bytes allocated for K and V, on the host or on a device.
     ///
     /// # Panics
     /// As [`Session::kv`].
@@ -93,7 +93,7 @@ impl Session {
         decoder.backend.bytes(&decoder.state)
     }
 
-    /// The tokens of the sequence: prompts and what was generated.
+    /// The tokens of the sequence: prompts and generated tokens.
     ///
     /// # Panics
     /// As [`Session::kv`].
@@ -105,7 +105,7 @@ impl Session {
         match &self.place {
             Place::Idle(decoder) => decoder,
             Place::Drafting(_) | Place::Transient => {
-                panic!("a leaked generation is still drafting; begin another one first")
+                panic!("a leaked generation is still drafting; start another one first")
             }
         }
     }
@@ -118,16 +118,16 @@ impl Session {
         self.id
     }
 
-    /// What the drafter `ngram-cache` of the last generation has learnt: its dynamic cache with this sequence's counts. To
-    /// be saved, and given to later sessions.
+    /// What the drafter `ngram-cache` of the last generation has learnt: its dynamic cache and this sequence's counts, to be
+    /// saved and passed to later sessions.
     pub fn learnt_ngrams(&mut self) -> Option<NgramCache> {
         self.decoder().0.drafting.learnt()
     }
 
-    /// A second session that goes on from here. The two share memory for what they have in common.
+    /// A copy that continues independently. Both share the memory of their common prefix.
     ///
     /// # Errors
-    /// If memory does not reach. On a device, where pages are not shared, the K and V are copied through the host.
+    /// If memory is exhausted. On a device, where pages are not shared, K and V are copied through the host.
     pub fn fork(&mut self) -> Result<Self> {
         let (engine, kv_options) = (self.engine.clone(), self.kv_options.clone());
         let from = self.decoder().0;
@@ -158,7 +158,7 @@ impl Session {
         Ok(fork)
     }
 
-    /// A fork without the newest token, which the target has not read.
+    /// A fork without the last token, which the target has not read.
     ///
     /// # Errors
     /// As [`Session::fork`].
@@ -180,11 +180,11 @@ impl Session {
         Ok(fork)
     }
 
-    /// Goes back to the first `len` tokens of the sequence. The next generation needs a prompt, as always.
+    /// Truncates the sequence to its first `len` tokens. The next generation needs a prompt, as always.
     ///
     /// # Errors
-    /// If there are fewer tokens, or rows that the next query reads are gone: a sliding window keeps one round's rows beyond
-    /// itself, and a recurrent state cannot go back. Nothing changes then.
+    /// If there are fewer tokens, or rows that the next query reads were dropped: a sliding window retains the rows of one more
+    /// round, and a recurrent state cannot be rewound. Nothing changes then.
     pub fn rewind(&mut self, len: usize) -> Result<()> {
         let decoder = self.decoder().0;
         decoder.state.rewind(len)?;
@@ -192,7 +192,7 @@ impl Session {
         Ok(())
     }
 
-    /// The sequence, back from wherever it is, and what was drafted meanwhile.
+    /// The decoder, waiting for it if it is drafting, and the draft made meanwhile.
     pub(crate) fn decoder(&mut self) -> (&mut SpeculativeDecoder, Option<std::thread::Result<Result<Proposal>>>) {
         let mut proposal = None;
         self.place = match std::mem::replace(&mut self.place, Place::Transient) {
@@ -209,7 +209,7 @@ impl Session {
         }
     }
 
-    /// Has the next round's draft made on the engine's threads.
+    /// Starts the next round's draft on the engine's threads.
     pub(crate) fn submit(&mut self, most_rows: usize) {
         self.place = match std::mem::replace(&mut self.place, Place::Transient) {
             Place::Idle(decoder) => {
@@ -224,14 +224,14 @@ impl Session {
         };
     }
 
-    /// Asks the thread that makes the next draft, if one does, to stop early.
+    /// Cancels the draft that is being made, if any.
     pub(crate) fn cancel_draft(&self) {
         if let Place::Drafting(pending) = &self.place {
             pending.cancel();
         }
     }
 
-    /// Makes the sequence ready for a generation: its drafters, its planner, how it chooses tokens.
+    /// Prepares the sequence for a generation: drafters, planner, sampler.
     ///
     /// # Errors
     /// If an option is out of its range.
@@ -244,7 +244,7 @@ impl Session {
         let mut list = engine.parts.sources.list(&speculation.drafters);
         if constraint.is_some() {
             if simulated.is_some() {
-                let problem = "accepts what a constraint refuses; leave out one of the two";
+                let problem = "cannot be combined with a constraint; remove one of them";
                 return Err(Error::argument("simulate_acceptance", problem));
             }
             if options.speculation != Speculation::Off {
@@ -275,12 +275,12 @@ impl Session {
         };
         let costs = engine.costs();
         let planner = |drafters: &[_]| Planner::new(speculation.block, speculation.skip_streak, drafters, costs);
-        // Drafts are drawn from numbers of their own.
+        // Drafts have a random generator of their own.
         drafting.configure(settings, planner, StdRng::seed_from_u64(!options.seed));
         Ok(speculation.pipeline)
     }
 
-    /// The options in full, checked.
+    /// The resolved options, validated.
     fn speculation(&self, speculation: &Speculation) -> Result<SpeculationOptions> {
         let sources = &self.engine.parts.sources;
         let options = match speculation {
@@ -295,7 +295,7 @@ impl Session {
         let (chain, lookup) = options.block.rows().unwrap_or((1, 1));
         if let Some(rows) = [chain, lookup].into_iter().find(|rows| *rows == 0 || *rows > most) {
             let problem = format!("is {rows}, must be from 1 to {most}");
-            let limit = "the rows that a round may stage beside the sliding window";
+            let limit = "the rows that a round may stage besides the sliding window";
             return Err(Error::argument("block", format!("{problem}, {limit}")));
         }
         if options.skip_streak.is_some_and(|rounds| !(1..=32).contains(&rounds)) {
@@ -319,11 +319,11 @@ impl Engine {
 /// Counts and times of one generation.
 #[derive(Clone, Debug, Default)]
 pub struct Statistics {
-    /// Generations counted: each one's first token comes from the prompt's pass, not from a round.
+    /// Generations counted. The first token of each comes from the prompt's pass, not from a round.
     pub generations: usize,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens of the prompt that were not computed: a kept prefix had them ([`crate::PrefixCacheOptions`]).
+    /// Tokens of the prompt found in the prefix cache ([`crate::PrefixCacheOptions`]), and not computed.
     pub cached_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
@@ -333,23 +333,24 @@ pub struct Statistics {
     pub drafted: usize,
     /// Drafted tokens that were emitted.
     pub accepted: usize,
-    /// For each place in the chain, how often a token was drafted there.
+    /// For each draft position, how often a token was drafted there.
     pub drafted_at: Vec<usize>,
-    /// For each place in the chain, how often the token drafted there was emitted.
+    /// For each draft position, how often the token drafted there was emitted.
     pub accepted_at: Vec<usize>,
     /// Time for the prompt.
     pub prefill: Duration,
-    /// Time for everything after it.
+    /// Time after it.
     pub decode: Duration,
     /// Part of `decode` spent drafting.
     pub draft: Duration,
     /// Part of `decode` spent in the target's passes.
     pub verify: Duration,
-    /// Time for a constraint's masks, cut drafts and forced tokens: part of `prefill` for the first token, else of `decode`.
+    /// Time for a constraint's masks, truncated drafts and forced tokens: part of `prefill` for the first token, else of
+    /// `decode`.
     pub constraint: Duration,
-    /// Whether drafts were accepted by a coin: the text is meaningless then.
+    /// Whether acceptance was simulated: the text is meaningless then.
     pub simulated: bool,
-    /// What each drafter and the planner did.
+    /// Statistics of each drafter and the planner.
     pub speculation: SpeculationStats,
 }
 
@@ -396,18 +397,18 @@ impl Statistics {
         ratio(self.tokens_of_rounds(), self.rounds as f64)
     }
 
-    /// Prompt tokens per second, without those that a kept prefix had.
+    /// Prompt tokens per second, without those found in the prefix cache.
     pub fn prefill_tokens_per_second(&self) -> f64 {
         ratio((self.prompt_tokens - self.cached_tokens) as f64, self.prefill.as_secs_f64())
     }
 
-    /// Tokens per second after the first, which the prompt's pass gives.
+    /// Tokens per second after the first, which comes from the prompt's pass.
     pub fn decode_tokens_per_second(&self) -> f64 {
         ratio(self.tokens_of_rounds(), self.decode.as_secs_f64())
     }
 
-    /// How many times as fast as plain decoding the rounds were, estimated: [`SpeculationStats::plain_ms`] over the time of
-    /// drafts, passes and acceptance. `None` without drafters, or if plain steps were not measured.
+    /// Estimated speed-up of the rounds over plain decoding: [`SpeculationStats::plain_ms`] over the time of drafts, passes and
+    /// acceptance. `None` without drafters, or if plain steps were not measured.
     pub fn speed_up(&self) -> Option<f64> {
         let s = &self.speculation;
         let plain_ms = s.plain_ms.filter(|_| !s.drafters.is_empty())?;
@@ -419,7 +420,7 @@ impl Statistics {
     }
 }
 
-/// For people: speed, acceptance and the estimated speed-up on one line.
+/// Human-readable: speed, acceptance and the estimated speed-up on one line.
 impl fmt::Display for Statistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} tokens at {:.1} tokens/s", self.generated_tokens, self.decode_tokens_per_second())?;

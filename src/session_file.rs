@@ -1,12 +1,12 @@
-//! Session files: a processed prompt, to be continued later by any process with the same model.
+//! Session files: a processed sequence that any process with the same model can continue.
 //!
 //! ```text
 //! "foretoken session\n"   u32 length of the header   header (JSON)   tokens (u32)   state (f32)   K and V
 //! recurrent state (f32)   u32 checksum
 //! ```
 //!
-//! Numbers are little endian; the checksum (CRC-32) is of everything before it. K and V have the CPU's
-//! memory layout, also when saved from a device; the header has their formats, which the loaded session uses.
+//! Values are little endian; the checksum (CRC-32) covers everything before it. K and V have the CPU's memory layout, even if
+//! saved from a device; the header has their formats, which the loaded session uses.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -28,7 +28,7 @@ const MAGIC: &[u8] = b"foretoken session\n";
 /// Incremented when the layout of the file, the header or K and V changes.
 const VERSION: u32 = 1;
 
-/// Limit of the header's length.
+/// Maximum length of the header.
 const MAX_HEADER: usize = 1 << 20;
 
 #[derive(Serialize, Deserialize)]
@@ -45,16 +45,15 @@ struct Header {
     max_round_rows: usize,
     /// Committed positions.
     len: usize,
-    /// The newest token and the width of the hidden state that predicted it, if any.
+    /// The last token and the width of the hidden state that predicted it, if any.
     last: Option<(u32, usize)>,
-    /// Numbers of the recurrent state.
+    /// Number of values in the recurrent state.
     #[serde(default)]
     recurrent: usize,
 }
 
 impl Session {
-    /// Writes the session to `path`, for [`Engine::load_session`]. An existing file is replaced when the new one is
-    /// complete.
+    /// Writes the session to `path`, for [`Engine::load_session`]. An existing file is replaced once the new one is complete.
     ///
     /// # Errors
     /// If the file cannot be written, or the device with K and V fails.
@@ -99,10 +98,10 @@ impl Session {
 }
 
 impl Engine {
-    /// Opens the session that [`Session::save`] wrote to `path`.
+    /// Loads a session saved by [`Session::save`].
     ///
     /// # Errors
-    /// If the file has another version, is of another model, is damaged or cut short, or its K and V do not fit memory.
+    /// If the file has another version, is of another model, is damaged or truncated, or its K and V do not fit memory.
     pub fn load_session(&self, path: impl AsRef<Path>) -> Result<Session> {
         let path = path.as_ref();
         let problem = |problem: &str| Error::file(path, problem);
@@ -110,7 +109,7 @@ impl Engine {
         let size = file.metadata().map_err(Error::io(path))?.len();
         let mut from = Checked { inner: BufReader::new(file), checksum: crc32fast::Hasher::new() };
         let cut_short =
-            |cause: io::Error| cause.downcast().unwrap_or_else(|_| problem("is cut short; save the session again"));
+            |cause: io::Error| cause.downcast().unwrap_or_else(|_| problem("is truncated; save the session again"));
 
         let mut start = [0; MAGIC.len() + 4];
         from.read_exact(&mut start).map_err(|_| problem("is not a session file"))?;
@@ -128,7 +127,7 @@ impl Engine {
             |error: serde_json::Error| problem(&format!("has a damaged header ({error}); save the session again"));
         let fields: serde_json::Value = serde_json::from_slice(&header).map_err(damaged)?;
         if fields["version"].as_u64() != Some(u64::from(VERSION)) {
-            return Err(problem("was written by another version of this library; save the session anew"));
+            return Err(problem("was written by an incompatible version of this library; save the session again"));
         }
         let header: Header = serde_json::from_value(fields).map_err(damaged)?;
         if header.model != self.target().fingerprint()? {
@@ -155,7 +154,7 @@ impl Engine {
             .into_iter()
             .fold(0, usize::saturating_add);
         if size != expected as u64 {
-            return Err(problem(&format!("has {size} bytes, not {expected}: it is damaged or cut short")));
+            return Err(problem(&format!("has {size} bytes, expected {expected}: it is damaged or truncated")));
         }
 
         let mut tokens = Vec::with_capacity(header.len + 1);
@@ -179,7 +178,7 @@ impl Engine {
         }
         let checksum = from.checksum.clone().finalize();
         if number(&mut from).map(u32::from_le_bytes).map_err(cut_short)? != checksum {
-            return Err(problem("is damaged: its checksum is another; save the session again"));
+            return Err(problem("is damaged: checksum mismatch; save the session again"));
         }
         let vocab = self.target().num_readable_tokens();
         if tokens.iter().any(|token| *token as usize >= vocab) {
@@ -196,7 +195,7 @@ impl Header {
             .map(|(layer, key, value)| Ok(LayerFormat { layer: *layer, key: key.parse()?, value: value.parse()? }))
             .collect();
         let KvFormat::Exact(element) = self.exact.2.parse()? else {
-            return Err(Error::argument("exact.element", "is a format of codes"));
+            return Err(Error::argument("exact.element", "is a quantized format"));
         };
         Ok(KvOptions {
             key: self.key.parse()?,
@@ -220,8 +219,7 @@ fn number(from: &mut impl Read) -> io::Result<[u8; 4]> {
     Ok(bytes)
 }
 
-/// A reader or writer with a running checksum. This library's errors are wrapped in `io::Error`; `downcast` unwraps
-/// them.
+/// A reader or writer with a running checksum. This library's errors are wrapped in `io::Error`; `downcast` unwraps them.
 struct Checked<T> {
     inner: T,
     checksum: crc32fast::Hasher,

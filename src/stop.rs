@@ -1,4 +1,4 @@
-//! Where a text ends, and what of it can be handed out before.
+//! Stop conditions and incremental detokenization.
 
 use crate::Result;
 use crate::options::{EndOfGeneration, Stop};
@@ -12,34 +12,34 @@ pub enum Finish {
     EndOfText,
     /// A string that ends the text.
     StopString,
-    /// The text is complete: its constraint allows nothing more.
+    /// The constraint allows no further token.
     Constraint,
     /// `max_tokens` were generated.
     MaxTokens,
     /// The context is full.
     Context,
-    /// It was cancelled.
+    /// The generation was cancelled.
     Cancelled,
     /// An error, which was reported.
     Error,
 }
 
-/// A control token among those that were emitted: `<turn|>`, `<|tool_call>`. Its name is not part of the text.
+/// An emitted control token: `<turn|>`, `<|tool_call>`. Its name is not part of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlToken {
     /// Its id.
     pub id: u32,
-    /// Bytes of the piece's text in front of it.
+    /// Byte offset in the piece's text.
     pub at: usize,
 }
 
-/// Decodes what is emitted and watches for the end.
+/// Decodes emitted tokens and detects stop conditions.
 pub(crate) struct TextEnd {
     stop_tokens: Vec<u32>,
     stop_strings: Vec<String>,
     decoder: StreamDecoder,
-    text: String,               // decoded, not handed out
-    control: Vec<ControlToken>, // places in `text`
+    text: String,               // decoded, not emitted
+    control: Vec<ControlToken>, // offsets in `text`
     pub ended: Option<Finish>,
 }
 
@@ -60,7 +60,7 @@ impl TextEnd {
         }
     }
 
-    /// Takes an emitted token; says whether the text ends with it.
+    /// Decodes an emitted token; returns whether the text ends with it.
     pub fn push(&mut self, tokenizer: Option<&Tokenizer>, token: u32) -> Result<bool> {
         if let Some(tokenizer) = tokenizer {
             self.text += &self.decoder.push(tokenizer, token)?;
@@ -82,7 +82,7 @@ impl TextEnd {
         Ok(self.ended.is_some())
     }
 
-    /// The text that can be handed out, and the control tokens in it: all at the end, else all but what may become a stop
+    /// The text that can be emitted, and its control tokens: everything at the end, else all but a possible prefix of a stop
     /// string.
     pub fn take(
         &mut self,

@@ -1,5 +1,5 @@
-//! A generation as an asynchronous stream (feature `stream`): its passes run on the engine's threads, and no thread of the
-//! caller's waits.
+//! A generation as an asynchronous stream (feature `stream`): its passes run on the engine's threads, and the caller's threads
+//! never block.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
@@ -23,23 +23,23 @@ pub struct GenerationStream {
 enum State {
     /// Between two pieces.
     Idle(Box<Generation>),
-    /// On a thread of the engine's.
+    /// On one of the engine's threads.
     Running(Arc<Mutex<Job>>),
     /// Everything was yielded.
     Ended,
 }
 
-/// A generation and its next piece, or what it panicked with.
+/// A generation and its next piece, or its panic.
 type Done = std::thread::Result<(Box<Generation>, Option<Result<Piece>>)>;
 
-/// A piece that is computed.
+/// A piece being computed.
 struct Job {
     done: Option<Done>,
     waker: Option<Waker>,
 }
 
 impl Generation {
-    /// The generation as a stream. It is driven by its polls: nothing is computed before the first.
+    /// The generation as a stream. Polling drives it: nothing is computed before the first poll.
     pub fn into_stream(self) -> GenerationStream {
         GenerationStream { cancel: self.cancel_handle(), state: State::Idle(Box::new(self)) }
     }
@@ -74,7 +74,7 @@ impl Stream for GenerationStream {
     type Item = Result<Piece, Error>;
 
     /// # Panics
-    /// With what the generation panicked with.
+    /// If the generation panicked, with the same payload.
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         match std::mem::replace(&mut self.state, State::Ended) {
             State::Idle(generation) => {

@@ -1,5 +1,5 @@
-//! tokenizer.json of BPE tokenizers, over whole texts or bytes. The `tokenizers` crate panics on some malformed files, so everything that it
-//! relies on is checked first.
+//! tokenizer.json of BPE tokenizers, over whole texts or bytes. The `tokenizers` crate panics on some malformed files, so
+//! everything that it relies on is checked first.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer};
 
-/// Truncation and padding are ignored. A field that is not known could change the tokens, as could one whose name is damaged.
+/// Truncation and padding are ignored. Unknown fields are errors: they could change the tokens, as could a misspelled name.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TokenizerFile {
@@ -63,11 +63,11 @@ const PRE_TOKENIZERS: [&str; 4] = ["Sequence", "Split", "Metaspace", "ByteLevel"
 const POST_PROCESSORS: [&str; 3] = ["Sequence", "TemplateProcessing", "ByteLevel"];
 const DECODERS: [&str; 7] = ["Sequence", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "ByteLevel"];
 
-/// The tokenizer in `json`, or the problem.
+/// Parses the tokenizer in `json`.
 pub(crate) fn tokenizer(json: &[u8]) -> Result<Tokenizer, Box<dyn std::error::Error + Send + Sync>> {
-    // Also the fields that are ignored.
+    // Including the ignored fields.
     let text = std::str::from_utf8(json)?;
-    // Another kind of model has other fields: its name says more than they do.
+    // Another kind of model has other fields: its name is the better message.
     let file: TokenizerFile = serde_json::from_str(text).map_err(|error| other_kind(text).unwrap_or(error.into()))?;
     kinds("normalizer", &file.normalizer, "normalizers", &NORMALIZERS)?;
     kinds("pre_tokenizer", &file.pre_tokenizer, "pretokenizers", &PRE_TOKENIZERS)?;
@@ -100,7 +100,7 @@ fn other_kind(text: &str) -> Option<Box<dyn std::error::Error + Send + Sync>> {
 fn refuse_kind(kind: Option<String>) -> Result<(), String> {
     match kind.filter(|kind| kind != "BPE") {
         None => Ok(()),
-        Some(kind) => Err(format!("model: {kind:?} is not implemented; Gemma 4's is BPE")),
+        Some(kind) => Err(format!("model: {kind:?} is not implemented; expected BPE")),
     }
 }
 
@@ -108,10 +108,10 @@ impl Model {
     fn build(self) -> Result<BPE, Box<dyn std::error::Error + Send + Sync>> {
         refuse_kind(self.kind)?;
         if self.continuing_subword_prefix.is_some_and(|prefix| !prefix.is_empty()) {
-            return Err("model.continuing_subword_prefix: is not implemented; Gemma 4 has none".into());
+            return Err("model.continuing_subword_prefix: is not implemented; it must be empty".into());
         }
         if self.dropout.is_some_and(|dropout| dropout != 0.0) {
-            return Err("model.dropout: is not 0, which makes tokens random; remove it".into());
+            return Err("model.dropout: must be 0, because it makes tokens random; remove it".into());
         }
         let mut merges = Vec::with_capacity(self.merges.len());
         for (i, merge) in self.merges.into_iter().enumerate() {
@@ -122,7 +122,7 @@ impl Model {
             };
             // The builder of `tokenizers` panics on a merge that is longer than any token.
             let merged = pair.filter(|(left, right)| self.vocab.contains_key(&format!("{left}{right}")));
-            merges.push(merged.ok_or_else(|| format!("model.merges: entry {i} is no pair that makes a token"))?);
+            merges.push(merged.ok_or_else(|| format!("model.merges: entry {i} is not a pair that forms a token"))?);
         }
         let vocab: tokenizers::models::bpe::Vocab = self.vocab.into_iter().collect();
         let mut bpe = BPE::builder()
@@ -140,30 +140,30 @@ impl Model {
     }
 }
 
-/// Checks the kind of a step, and of those in the list `nested` of a sequence.
+/// Checks the type of a step, and of those in a sequence's list `nested`.
 fn kinds(field: &str, step: &Value, nested: &str, known: &[&str]) -> Result<(), String> {
     if step.is_null() {
         return Ok(());
     }
     let kind = step["type"].as_str().unwrap_or_default();
     if !known.contains(&kind) {
-        return Err(format!("{field}: {kind:?} is not implemented; Gemma 4's are {}", known.join(", ")));
+        return Err(format!("{field}: {kind:?} is not implemented; expected one of {}", known.join(", ")));
     }
     match kind {
         "Sequence" => {
-            let steps = step[nested].as_array().ok_or_else(|| format!("{field}: {nested} is no list"))?;
+            let steps = step[nested].as_array().ok_or_else(|| format!("{field}: {nested} must be a list"))?;
             steps.iter().try_for_each(|step| kinds(field, step, nested, known))
         }
         // `tokenizers` underflows on tokens with fewer characters.
-        "Strip" if step["stop"] != 0 => Err(format!("{field}: Strip: stop is not 0, which is not implemented")),
+        "Strip" if step["stop"] != 0 => Err(format!("{field}: Strip: stop must be 0")),
         "TemplateProcessing" => template(step).map_err(|problem| format!("{field}: TemplateProcessing: {problem}")),
         _ => Ok(()),
     }
 }
 
-/// Checks that the single-text template has the text and defined special tokens only.
+/// Checks that the single-text template has only the text and defined special tokens.
 fn template(step: &Value) -> Result<(), String> {
-    let pieces = step["single"].as_array().ok_or("single is no list of pieces")?;
+    let pieces = step["single"].as_array().ok_or("single must be a list of pieces")?;
     for piece in pieces {
         let (sequence, special) = (&piece["Sequence"]["id"], piece["SpecialToken"]["id"].as_str());
         let described = special.is_some_and(|id| !step["special_tokens"][id].is_null());

@@ -78,13 +78,13 @@ impl Pair {
         Engine::load(&EngineOptions { threads: Some(1), ..options })
     }
 
-    /// Checks that loading the pair fails with an error that mentions everything in `about`.
+    /// Checks that loading the pair fails with an error that contains everything in `about`.
     fn refused(&self, about: &[&str]) {
         refused(self.engine(), about);
     }
 }
 
-/// Checks that `result` is an error of one line that mentions everything in `about`.
+/// Checks that `result` is a one-line error that contains everything in `about`.
 fn refused<T>(result: Result<T>, about: &[&str]) {
     let Err(error) = result else { panic!("accepted, but {about:?} is wrong") };
     says(&error.to_string(), about);
@@ -125,7 +125,7 @@ fn missing_files() {
     refused(Engine::load(&options), &["nothing", "check the path"]);
     // Token ids work without a tokenizer; text does not.
     let engine = pair.engine().expect("an engine");
-    refused(engine.tokenizer(), &["tokenizer.json", "token ids"]);
+    refused(engine.tokenizer(), &["no tokenizer", "token ids"]);
     let message = Message::user("Hello");
     refused(engine.encode_chat(&[message], &ChatOptions::default()), &["chat template", "plain prompt"]);
 }
@@ -147,7 +147,7 @@ fn safetensors_headers() {
     let pair = Pair::new();
     let whole = std::fs::read(pair.path(WEIGHTS)).expect("a file");
     let header = usize::try_from(u64::from_le_bytes(whole[..8].try_into().expect("8 bytes"))).expect("a length");
-    // Cut in the length, in the header, right behind it, and in the data.
+    // Truncated in the length, in the header, right after it, and in the data.
     for len in [0, 1, 7, 8, 100, 8 + header - 1, 8 + header, whole.len() / 2, whole.len() - 1] {
         pair.write(WEIGHTS, &whole[..len]);
         pair.refused(&[WEIGHTS, "download it again"]);
@@ -159,10 +159,10 @@ fn safetensors_headers() {
         pair.write(WEIGHTS, &bytes);
         pair.refused(&[WEIGHTS, "download it again"]);
     }
-    // Something at the end that no tensor owns.
+    // Trailing bytes that belong to no tensor.
     pair.write(WEIGHTS, [&whole[..], &[0; 16]].concat());
     pair.refused(&[WEIGHTS, "download it again"]);
-    // Headers that are well-formed and wrong: offsets beyond the file or in reverse, sizes that overflow.
+    // Well-formed but wrong headers: offsets beyond the file or reversed, sizes that overflow.
     for (shape, offsets) in [
         (json!([4]), json!([0, 1_u64 << 40])),
         (json!([4]), json!([16, 0])),
@@ -203,7 +203,7 @@ fn shards() {
     let both = json!({"weight_map": {"x": "model.safetensors", "y": "again.safetensors"}});
     pair.write(index, both.to_string());
     pair.refused(&["model.safetensors", "repeats tensor"]);
-    // A shard that is missing: without the whole file, which would be read.
+    // A missing shard: without the whole file, which would be read.
     std::fs::remove_file(pair.path(WEIGHTS)).expect("it was there");
     pair.write(index, json!({"weight_map": {"x": "model-00001-of-00002.safetensors"}}).to_string());
     pair.refused(&["target/model-00001-of-00002.safetensors", "check the path"]);
@@ -241,7 +241,7 @@ fn tensors_that_are_not_what_the_configuration_implies() {
 fn values_that_are_unknown() {
     for (field, value, about) in [
         ("model_type", json!("gemma5"), ["model_type", "gemma5"]),
-        ("model_type", json!("gemma4_assistant"), ["model_type", "give it as the assistant"]),
+        ("model_type", json!("gemma4_assistant"), ["model_type", "use it as the assistant"]),
         ("hidden_activation", json!("swiglu"), ["hidden_activation", "gelu_pytorch_tanh"]),
         ("layer_types", json!(["sliding_attention", "linear_attention"]), ["layer_types", "linear_attention"]),
         ("layer_types", json!(["full_attention"]), ["layer_types", "8 layers"]),
@@ -275,8 +275,7 @@ fn values_that_are_unknown() {
     }
 }
 
-/// Sizes beyond any machine are refused before anything of that size is allocated or computed, which would abort or
-/// overflow.
+/// Sizes beyond any machine are rejected before anything of that size is allocated or computed, which would abort or overflow.
 #[test]
 fn absurd_numbers() {
     let sizes = [
@@ -296,7 +295,7 @@ fn absurd_numbers() {
         for absurd in [json!(1_000_000_000), json!(2_147_483_646), json!(1_u64 << 31), json!(u64::MAX), json!(1e300)] {
             let pair = Pair::new();
             pair.set(TARGET, size, absurd);
-            // Layers are derived from the count; the list of types would give the first complaint.
+            // Layers are derived from the count; with a list of types, that would fail first.
             pair.set(TARGET, "layer_types", Value::Null);
             pair.refused(&["target"]);
         }
@@ -376,7 +375,7 @@ fn chat_templates() {
     refused(template.render(&[message], &ChatOptions::default()), &["chat template", "roles must", "alternate"]);
 }
 
-/// Every way in which an assistant can belong to another target, with both sides named.
+/// Every way in which an assistant can belong to another target; the error names both sides.
 #[test]
 fn pairs_that_do_not_fit() {
     for (field, value, about) in [
@@ -391,7 +390,7 @@ fn pairs_that_do_not_fit() {
         pair.set(ASSISTANT, field, value);
         pair.refused(&[&["does not fit the target", "published for this target"][..], &about].concat());
     }
-    // A target whose own K and V are of one attention type only.
+    // A target whose own K and V are of only one attention type.
     let pair = Pair::new();
     pair.set(TARGET, "num_kv_shared_layers", json!(0));
     pair.set(TARGET, "layer_types", json!(vec!["full_attention"; 8]));
@@ -428,7 +427,7 @@ fn token_ordering_is_a_permutation() {
     pair.refused(&["assistant", name, "I64"]);
 }
 
-/// Prompts and options that a session refuses without changing its state.
+/// Prompts and options that a session rejects without changing its state.
 #[test]
 fn prompts_and_options() {
     let engine = Pair::new().engine().expect("an engine");
@@ -486,8 +485,7 @@ fn speculation_without_an_assistant() {
     refused(session.generate(&[2], &options).map(|_| ()), &["assistant", "turn speculation off"]);
 }
 
-/// A copy of the demo pair's tokenizer and a fixture's weights would not fit; so the target is its own draft model,
-/// corrupted.
+/// The demo pair's tokenizer does not fit a fixture's weights, so the target is its own draft model, with a corrupted tokenizer.
 #[test]
 fn draft_models_of_another_vocabulary() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
@@ -524,7 +522,7 @@ fn draft_models_of_another_vocabulary() {
     refused(Engine::load(&options), &["nowhere", "check the path"]);
 }
 
-/// Invalid speculation options are refused without changing the session.
+/// Invalid speculation options are rejected without changing the session.
 #[test]
 fn speculation_options() {
     let engine = Pair::new().engine().expect("an engine");
@@ -556,13 +554,14 @@ fn speculation_options() {
         refused(session.generate(&[2, 3], &options).map(|_| ()), about);
         assert!(session.kv().is_empty(), "{about:?}: something of the prompt was kept");
     }
-    // More rows than a round may stage are not asked of the planner.
+    // The planner is not asked for more rows than a round may stage.
     let wide = drafters(Drafters::Best(vec![DrafterOptions::Mtp, "ngram-simple:n=1".parse().expect("a drafter")]));
     let generation = session.generate(&[2, 3], &GenerateOptions { max_tokens: 40, ..wide }).expect("a generation");
     generation.for_each(|piece| drop(piece.expect("a piece")));
 }
 
-/// A trace that cannot be begun is an error before anything is generated; one that cannot go on ends alone.
+/// A trace that cannot be opened is an error before anything is generated; one that fails later ends, and the generation
+/// continues.
 #[test]
 fn traces() {
     let engine = Pair::new().engine().expect("an engine");
@@ -622,14 +621,14 @@ fn no_threads() {
     refused(Engine::load(&options), &["threads: is 0", "from 1 to"]);
 }
 
-/// Weights that are not finite give an error, not token 0; the session is unchanged.
+/// NaN or infinity in weights gives an error, not token 0; the session is unchanged.
 #[test]
 fn weights_that_are_not_finite() {
     for value in [f32::NAN, f32::INFINITY] {
         let pair = Pair::new();
         pair.tensors(WEIGHTS, |tensors| {
             let norm = &mut tensors.get_mut("model.norm.weight").expect("a tensor").2;
-            // All of them: one infinite logit would be within the soft cap again, their sums are NaN.
+            // All of them: one infinite logit would be within the soft cap again, but their sums are NaN.
             norm.chunks_exact_mut(4).for_each(|weight| weight.copy_from_slice(&value.to_le_bytes()));
         });
         let engine = pair.engine().expect("values are not looked at while loading");
@@ -639,7 +638,7 @@ fn weights_that_are_not_finite() {
             refused(session.generate(&[2, 3], &options).map(|_| ()), &["logits: not finite", "damaged"]);
         }
     }
-    // A drafter whose output is not finite is reported too, although the target could continue.
+    // NaN or infinity in a drafter's output is also reported, although the target could continue.
     let pair = Pair::new();
     pair.tensors(DRAFTER, |tensors| {
         tensors.get_mut("model.norm.weight").expect("a tensor").2[..4].copy_from_slice(&f32::NAN.to_le_bytes());
@@ -659,7 +658,7 @@ fn weights_that_are_not_finite() {
     assert_eq!(generation.map(|piece| piece.expect("a piece").tokens.len()).sum::<usize>(), 4);
 }
 
-/// Names that are in files come back in messages, also when they have line breaks.
+/// Names from files are in messages, including line breaks.
 #[test]
 fn names_with_line_breaks() {
     let pair = Pair::new();
@@ -723,7 +722,7 @@ fn a_sound_tokenizer_file() {
     }
 }
 
-/// Counts that a template may not ask for: minijinja would allocate them, or panic.
+/// Counts that a template may not use: minijinja would allocate them, or panic.
 #[test]
 fn chat_templates_that_ask_for_too_much() {
     let message = [Message::user("Hello")];
@@ -753,20 +752,20 @@ fn names_on_the_hub_without_the_feature() {
             refused(foretoken::hub::resolve(Path::new(path)), &[path, &command]);
         }
     }
-    // Nothing that could be a path is taken for a name.
+    // Anything that could be a path is not a Hub name.
     for path in ["models", "./a/b", "../a", "a/b/c", "/a/b", "a//b", "a/", "~/b", "a/b\n"] {
         assert_eq!(foretoken::hub::resolve(Path::new(path)).expect("a path"), Path::new(path));
     }
 }
 
-/// The example's executable, which `cargo test` builds beside this one.
+/// The example's executable, which `cargo test` builds next to this one.
 fn generate() -> Command {
     let own = std::env::current_exe().expect("a path");
     let profile = own.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
     let path = profile.join("examples").join(format!("generate{}", std::env::consts::EXE_SUFFIX));
     assert!(path.exists(), "{} is missing; build it: cargo build --example generate", path.display());
     let mut command = Command::new(path);
-    // Errors are one line where backtraces are asked for, too.
+    // Errors are one line even with backtraces enabled.
     command.env_remove("RUST_LOG").env("RUST_BACKTRACE", "1");
     command
 }
@@ -860,7 +859,7 @@ fn arguments_that_are_not_utf_8() {
     fails(&[bytes(b"x"), bytes(b"--model"), bytes(b"\xFF/\xFE")], &["check the path"]);
 }
 
-/// What a file can be: missing, cut short, incomplete, malformed, another's, or of a kind that is not implemented.
+/// Defects of a file: missing, truncated, incomplete, malformed, of another model, or of an unsupported kind.
 #[test]
 fn causes_in_files() {
     let tensor = "model.layers.1.mlp.down_proj.weight";
@@ -890,7 +889,7 @@ fn causes_in_files() {
     assert!(matches!(&integers, Error::Unsupported { what, .. } if what.ends_with(tensor)), "{integers:?}");
 }
 
-/// K, V and logits that are not finite, with their layer and position.
+/// NaN or infinity in K, V and logits, with layer and position.
 #[test]
 fn causes_in_weights() {
     let generate = |pair: &Pair| {
@@ -936,7 +935,7 @@ fn causes_in_requests() {
         panic!("{error:?}");
     };
     assert!(needed > 1000 && fits < 32, "{error:?}");
-    says(&error.to_string(), &["context of 32", "1000 bytes are available", "use a smaller cache type or context"]);
+    says(&error.to_string(), &["context of 32", "1000 bytes available", "use a smaller cache type or context"]);
 
     let error = session(&|options| options.kv.max_round_rows = 0).err().expect("a round has rows");
     assert!(matches!(error, Error::Argument { name: "max_round_rows", .. }), "{error:?}");

@@ -15,7 +15,7 @@ use foretoken::{ChainModel, DraftKv, DraftRows, Model, OutputRows};
 use foretoken::{ElementType, Isa, WeightType};
 use foretoken::{gemma4, qwen35};
 
-/// The demo target has everything: both layer types, shared K/V, per-layer embeddings, a wrapped window.
+/// The demo target has all features: both layer types, shared K/V, per-layer embeddings, a wrapped window.
 fn demo(isa: Isa, quantize: Option<WeightType>) -> gemma4::Target {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target");
     let checkpoint = Checkpoint::open(path).expect("the demo target");
@@ -40,7 +40,7 @@ fn on_threads<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> R {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads").install(work)
 }
 
-/// A state that holds `prompt`, which came in chunks.
+/// A state that holds `prompt`, read in chunks.
 fn prefilled(target: &dyn Model, kv: KvFormat, prompt: &[u32], chunk: usize) -> SequenceState {
     // Small exact zones, so that some pages of the prompt are quantized.
     let exact = ExactZones { head: 8, tail: 16, element: ElementType::F16 };
@@ -64,8 +64,8 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-/// What plain decoding computes for the newest `batch` ids: one row at a time, on one thread; for each of `threads` and
-/// chunk, rounds of every size up to `batch` have the same bits.
+/// Checks that rounds of every size up to `batch`, for each of `threads` and chunk, have the bits of plain decoding of the last
+/// `batch` ids: one row at a time, on one thread.
 fn check(target: &dyn Model, kv: KvFormat, ids: &[u32], batch: usize, threads: &[(usize, usize)], name: &str) {
     let (prompt, batch) = ids.split_at(ids.len() - batch);
     let want: Vec<Vec<u32>> = on_threads(1, || {
@@ -89,8 +89,8 @@ fn check_demo(isa: Isa, quantize: Option<WeightType>, kv: KvFormat, name: &str) 
     check(&demo(isa, quantize), kv, &ids(isa), BATCH, &threads, name);
 }
 
-/// Those that are written; two on lesser instruction sets than the widest: the kernels' tests have every type, on each of
-/// them, give the scalar reference's bits for every number of rows.
+/// Types with an encoder; two on narrower instruction sets: the kernels' tests check for every type, on each of them, that the
+/// bits are the scalar reference's for every number of rows.
 #[test]
 fn every_weight_type_gives_a_row_its_own_bits() {
     on_every_isa(|isa| {
@@ -107,7 +107,7 @@ fn every_weight_type_gives_a_row_its_own_bits() {
 #[test]
 fn every_row_type_of_the_cache_gives_a_row_its_own_bits() {
     on_every_isa(|isa| {
-        // Every third on lesser instruction sets than the widest.
+        // Every third on narrower instruction sets.
         let stride = if isa == Isa::best() { 1 } else { 3 };
         for kv in KvFormat::all().step_by(stride) {
             check_demo(isa, None, kv, &format!("{kv} K/V"));
@@ -132,17 +132,17 @@ fn the_fixtures_give_a_row_its_own_bits() {
     });
 }
 
-/// A sequence whose next token is drafted behind `last`, which `hidden` predicted.
+/// A sequence to draft for, after `last`, which `hidden` predicted.
 struct Drafting {
     state: SequenceState,
     last: u32,
     hidden: Tensor,
 }
 
-/// What a draft step gives: ids that are scored, the bits of their scores, those of the hidden state.
+/// Results of a draft step: scored ids, bits of their scores, bits of the hidden state.
 type StepBits = (Option<Vec<u32>>, Vec<u32>, Vec<u32>);
 
-/// Steps of a chain from each of `sequences`, in one pass for every place.
+/// Chain steps of each of `sequences`, in one pass per draft position.
 fn chains(assistant: &Assistant, sequences: &[Drafting]) -> Vec<Vec<StepBits>> {
     let mut newest: Vec<_> = sequences.iter().map(|sequence| (sequence.last, sequence.hidden.clone())).collect();
     let mut steps = vec![Vec::new(); sequences.len()];
@@ -169,7 +169,7 @@ fn chains(assistant: &Assistant, sequences: &[Drafting]) -> Vec<Vec<StepBits>> {
     steps
 }
 
-/// Chains of sequences of several lengths and formats have the bits that each has by itself, on any number of threads.
+/// Chains of sequences with different lengths and formats have the bits of each alone, on any number of threads.
 fn check_chains(target: &gemma4::Target, assistant: &Assistant, ids: &[u32], name: &str) {
     let formats = [F32, F16, "turbo4".parse().expect("a format")];
     let sequence = |i: usize| {
@@ -187,7 +187,7 @@ fn check_chains(target: &gemma4::Target, assistant: &Assistant, ids: &[u32], nam
     }
 }
 
-/// With heads that score every id and with centroids.
+/// Heads that score every id, and with centroids.
 #[test]
 fn draft_steps_of_many_sequences_give_each_its_own_bits() {
     on_every_isa(|isa| {

@@ -1,4 +1,4 @@
-//! An assistant without centroids, and with built ones: the same text, other drafts; built once where a directory keeps them.
+//! An assistant without centroids, and with built ones: the same text, other drafts; built once per cache directory.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ fn demo(part: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo").join(part)
 }
 
-/// The ids that are written behind three of the demo's prompts, and the share of drafts that were accepted.
+/// The ids after three of the demo's prompts, and the acceptance rate.
 fn written(centroids: Centroids) -> (Vec<u32>, f64) {
     let options = EngineOptions { threads: Some(1), centroids, ..EngineOptions::new(demo("target")) };
     let engine = Engine::load(&options.with_assistant(demo("assistant"))).expect("the demo pair");
@@ -50,14 +50,14 @@ fn the_text_is_the_same_with_any_centroids() {
     let [none, eighth, all, _, single] = acceptance[..] else { panic!("five") };
     assert_eq!((all, single), (none, none));
     assert!(eighth > 0.8 * none, "{eighth} of {none}");
-    // The file's own are used where nothing else is asked for.
+    // The file's own are the default.
     let faster = |num_centroids: usize| {
         let sizes = CentroidConfig { num_centroids, top_k: 1 };
         Centroids::Build(BuildCentroids { sizes, ..BuildCentroids::default() })
     };
     assert_eq!(written(faster(64)), (text.clone(), own));
     assert_eq!(written(faster(3)), (text, own));
-    // Sizes that do not divide the vocabulary cannot be built in any case.
+    // Sizes that do not divide the vocabulary are an error if centroids are required.
     let options = EngineOptions { centroids: built(3, 1, None), ..EngineOptions::new(demo("target")) };
     let error = Engine::load(&options.with_assistant(demo("assistant"))).err().expect("a refusal");
     assert!(error.to_string().contains("3, of 4096 tokens"), "{error}");
@@ -72,7 +72,7 @@ fn they_are_built_once_and_kept() {
         std::fs::read_dir(&cache).expect("made").map(|entry| entry.expect("an entry").path()).collect();
     let [file] = &files[..] else { panic!("{files:?}") };
     let kept = std::fs::read(file).expect("a file");
-    // Other centroids in the file: they are what is used.
+    // Other centroids in the cache file: they are used.
     let place = |name: &str| {
         let tensors = SafeTensors::deserialize(&kept).expect("safetensors");
         let data = tensors.tensor(&format!("masked_embedding.{name}")).expect("a tensor").data();
@@ -85,7 +85,7 @@ fn they_are_built_once_and_kept() {
     let zeros = written(built(64, 8, Some(&cache)));
     assert_eq!(zeros.0, first.0);
     assert_eq!(std::fs::read(file).expect("a file"), other, "it was built again");
-    // A file that is cut, or no permutation, is replaced.
+    // A truncated file, or one without a permutation, is replaced.
     let mut twice = kept.clone();
     let ordering = place("token_ordering").start;
     twice.copy_within(ordering..ordering + 4, ordering + 4);
@@ -94,7 +94,7 @@ fn they_are_built_once_and_kept() {
         assert_eq!(written(built(64, 8, Some(&cache))), first);
         assert_eq!(std::fs::read(file).expect("a file"), kept);
     }
-    // A directory that cannot be written keeps nothing, and the pair works.
+    // With an unwritable directory nothing is cached, and the pair works.
     std::fs::write(directory.path().join("plain"), b"").expect("written");
     assert_eq!(written(built(64, 8, Some(&directory.path().join("plain/cache")))), first);
 }

@@ -1,4 +1,5 @@
-//! Texts under a constraint match it, with and without speculation the same; what cannot be matched is refused by its place.
+//! Constrained texts match their constraint, the same with and without speculation; unsatisfiable constraints are rejected with
+//! their path.
 
 mod cases;
 
@@ -23,7 +24,7 @@ static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
     Engine::load(&options).expect("the demo pair")
 });
 
-/// What a generation wrote.
+/// Output of a generation.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Written {
     ids: Vec<u32>,
@@ -58,7 +59,7 @@ fn speculation(drafters: &str, block: BlockSize) -> Speculation {
     Speculation::With(SpeculationOptions { drafters, block, ..SpeculationOptions::default() })
 }
 
-/// Schemas whose texts end: strings, lists and numbers are bounded.
+/// Schemas with bounded texts: strings, lists and numbers are limited.
 fn schemas() -> Vec<Value> {
     let word = json!({"type": "string", "pattern": "^[a-z]{1,12}$"});
     let small = json!({"type": "integer", "minimum": 0, "maximum": 999});
@@ -110,7 +111,7 @@ fn schemas() -> Vec<Value> {
     ]
 }
 
-/// That a text is JSON under the schema: the crate jsonschema's word.
+/// Checks with the crate jsonschema that a text is JSON under the schema.
 fn check(schema: &Value, written: &Written) {
     let text = &written.text;
     assert!(matches!(written.finish, Some(Finish::Constraint | Finish::EndOfText)), "{schema}: {written:?}");
@@ -221,7 +222,7 @@ fn sequences_in_one_batch_write_what_each_writes_alone() {
     }
 }
 
-/// Keeps the logits that every draw saw before the constraint.
+/// Records the logits of every draw before the constraint.
 #[derive(Debug, Default)]
 struct Seen(Mutex<HashMap<Vec<u32>, Vec<f32>>>);
 
@@ -232,13 +233,13 @@ impl LogitsProcessor for Seen {
     }
 }
 
-/// The probabilities of all ways to write a word of three letters a to c, from the logits and the letters alone.
+/// The probabilities of all three-letter words of a to c, from the logits and the letters alone.
 fn words(seen: &HashMap<Vec<u32>, Vec<f32>>, tokens: &[u32], text: &str, p: f64, to: &mut HashMap<String, f64>) {
     if text.len() == 3 {
         *to.entry(text.to_owned()).or_default() += p;
         return;
     }
-    // What was never drawn from has next to no probability.
+    // What was never drawn has negligible probability.
     let Some(logits) = seen.get(tokens) else { return };
     let tokenizer = ENGINE.tokenizer().expect("a tokenizer");
     let letters = |id: &u32| tokenizer.token(*id).filter(|token| token.bytes().all(|c| (b'a'..=b'c').contains(&c)));
@@ -325,7 +326,7 @@ fn expressions_and_grammars_are_followed() {
     assert_eq!(written.text.split(" + ").count(), 3, "{}", written.text);
     assert_eq!(written.text.matches('(').count(), written.text.matches(')').count(), "{}", written.text);
 
-    // The end of the text where the expression accepts, and nowhere else; behind it there is nothing to emit.
+    // The text may end only where the expression accepts; after it nothing can be emitted.
     let written = all(Constraint::regex("(yes|no)"));
     assert!(["yes", "no"].contains(&written.text.as_str()), "{}", written.text);
     assert_eq!(written.finish, Some(Finish::Constraint));
@@ -349,11 +350,11 @@ fn other_ends_of_a_text_hold() {
         let (stopped, _) = write(&GenerateOptions { stop, ..options.clone() });
         assert_eq!(Some(stopped.text.as_str()), whole.text.split(',').next());
         assert_eq!(stopped.finish, Some(Finish::StopString));
-        // Nothing may follow the last bracket: not even where the end is an ordinary token.
+        // Nothing may follow the last bracket, even if the end is an ordinary token.
         let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
         assert_eq!(write(&GenerateOptions { stop, ..options }).0, whole);
     }
-    // A session goes on behind a constrained text, with another constraint or none.
+    // A session continues after a constrained text, with another constraint or none.
     let mut session = ENGINE.session(&SessionOptions::default()).expect("a session");
     for constraint in [Some(Constraint::regex("[ab]{4}")), None, Some(Constraint::regex("[0-9]{3}"))] {
         let options = GenerateOptions { max_tokens: 6, constraint: constraint.clone(), ..GenerateOptions::default() };
@@ -407,7 +408,7 @@ fn it_composes_with_processors_and_penalties() {
     assert!(error.to_string().starts_with("simulate_acceptance"), "{error}");
 }
 
-/// The message of the error with which a constraint is refused, which takes at most a few seconds.
+/// The error message of a rejected constraint, within a few seconds.
 fn refused(constraint: Constraint) -> String {
     let start = Instant::now();
     let error = ENGINE.compile(&constraint).err().unwrap_or_else(|| panic!("{constraint:?} is accepted"));
@@ -454,10 +455,10 @@ fn what_cannot_be_satisfied_is_refused_by_its_place() {
         println!("{problem}");
     }
     for (constraint, part) in [
-        (Constraint::json_schema("{\"type\": "), "no JSON"),
-        (Constraint::json_schema("[".repeat(100_000)), "no JSON"),
+        (Constraint::json_schema("{\"type\": "), "not JSON"),
+        (Constraint::json_schema("[".repeat(100_000)), "not JSON"),
         (Constraint::regex("a(b"), "a(b"),
-        (Constraint::lark(format!("start: {}\"a\"{}", "(".repeat(80_000), ")".repeat(80_000))), "500 brackets"),
+        (Constraint::lark(format!("start: {}\"a\"{}", "(".repeat(80_000), ")".repeat(80_000))), "500 nested brackets"),
         (Constraint::lark("start: missing\n"), "missing"),
         (Constraint::lark(""), ""),
         (Constraint::lark("root ::= \"a\""), ""),
@@ -517,7 +518,7 @@ fn what_is_too_large_is_refused_and_disturbs_nobody() {
         let start = Instant::now();
         let constraint = constraint.with_limits(limits.clone());
         let begin: String = text.chars().take(60).collect();
-        // Some compile. What they cost is bounded all the same, and so is a text.
+        // Some compile. Their cost is bounded all the same, as is a text.
         let compiled = ENGINE.compile(&constraint);
         let compile_time = start.elapsed();
         let outcome = match compiled {
@@ -548,7 +549,7 @@ fn what_is_too_large_is_refused_and_disturbs_nobody() {
     let wide: serde_json::Map<_, _> = (0..600).map(|i| (format!("p{i}"), json!(true))).collect();
     let wide = json!({"type": "object", "properties": {"deep": {"type": "object", "properties": wide}}});
     let problem = refused(Constraint::json_schema(wide.to_string()));
-    assert!(problem.starts_with("#/properties/deep: has 600 optional properties, may have 500"), "{problem}");
-    // Others go on.
+    assert!(problem.starts_with("#/properties/deep: has 600 optional properties, at most 500"), "{problem}");
+    // Others still compile.
     check(&schemas()[0], &write(&plain(Constraint::json_schema(schemas()[0].to_string()))).0);
 }

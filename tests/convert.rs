@@ -1,4 +1,4 @@
-//! Checkpoints from safetensors to GGUF and back: the same bits, the same text. And nothing half-written ever has a
+//! Converts checkpoints from safetensors to GGUF and back: the same bits, the same text. No incomplete file ever has a final
 //! name.
 
 mod cases;
@@ -36,7 +36,7 @@ fn convert(source: &Path, destination: &Path, options: &ToGguf) -> Checkpoint {
     open(destination)
 }
 
-/// Every tensor of a text model by its name without any prefix, with type, shape and bytes.
+/// Every tensor of a text model by its name without prefix, with type, shape and bytes.
 fn contents(checkpoint: &Checkpoint) -> BTreeMap<String, (TensorType, Vec<usize>, Vec<u8>)> {
     let tower = |name: &str| name.contains("vision") || name.contains("audio");
     let names = checkpoint.names().into_iter().filter(|name| !tower(name));
@@ -48,7 +48,7 @@ fn contents(checkpoint: &Checkpoint) -> BTreeMap<String, (TensorType, Vec<usize>
     names.map(entry).collect()
 }
 
-/// Whether a GGUF file can say the case's configuration; all of this repository's can be said.
+/// Whether a GGUF file can represent the case's configuration; it can for all of this repository's.
 fn can_be_said(case: &Case) -> bool {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("target.gguf");
@@ -56,7 +56,7 @@ fn can_be_said(case: &Case) -> bool {
         Ok(_) => true,
         Err(error) => {
             let own = case.path.starts_with(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"));
-            assert!(!own && error.to_string().contains("a GGUF file cannot say"), "{error}");
+            assert!(!own && error.to_string().contains("a GGUF file cannot represent"), "{error}");
             println!("{}: {error}", case.name);
             false
         }
@@ -66,7 +66,7 @@ fn can_be_said(case: &Case) -> bool {
 #[test]
 fn there_and_back_the_bits_are_the_same() {
     let directory = tempfile::tempdir().expect("a directory");
-    // Floats that F32 represents exactly: the round trip is exact, back to the type that they had.
+    // Floats that F32 represents exactly: the round trip is exact, back to the original type.
     let case = |path: PathBuf| {
         let is_bf16 = contents(&open(&path)).values().any(|(dtype, ..)| *dtype == TensorType::Float(ElementType::Bf16));
         (path, Outtype::F32, is_bf16.then_some(ElementType::Bf16))
@@ -96,7 +96,7 @@ fn there_and_back_the_bits_are_the_same() {
     }
 }
 
-/// The reference's ids, from the GGUF file and from the directory that it becomes again.
+/// The reference's ids, from the GGUF file and from the directory converted back.
 #[test]
 fn the_text_is_the_same() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -134,7 +134,7 @@ fn the_text_is_the_same() {
     }
 }
 
-/// The demo pair, tokenizer and all, through an engine.
+/// The demo pair, including the tokenizer, through an engine.
 #[test]
 fn a_pair_talks_as_before() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -154,7 +154,7 @@ fn a_pair_talks_as_before() {
     assert_eq!(text(at("target.gguf"), at("assistant.gguf")), text(demo("target"), demo("assistant")));
 }
 
-/// Types as llama.cpp's converter chooses them.
+/// Types as chosen by llama.cpp's converter.
 #[test]
 fn norms_scales_and_routers_stay_exact() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -166,7 +166,7 @@ fn norms_scales_and_routers_stay_exact() {
     assert_eq!(type_of("token_embd.weight"), 8);
     assert_eq!(type_of("blk.0.attn_q.weight"), 8);
     assert_eq!(type_of("blk.0.ffn_gate_up_exps.weight"), 8);
-    assert_eq!(type_of("blk.0.ffn_down_exps.weight"), 1, "rows of 24 are no whole blocks");
+    assert_eq!(type_of("blk.0.ffn_down_exps.weight"), 1, "rows of 24 are not whole blocks");
     for exact in ["ffn_gate_inp.weight", "ffn_gate_inp.scale", "ffn_down_exps.scale", "attn_norm.weight"] {
         assert_eq!(type_of(&format!("blk.0.{exact}")), 0, "{exact}");
     }
@@ -202,19 +202,19 @@ fn bad_input_is_refused_by_name() {
     };
     convert(&demo("target"), &at("q8.gguf"), &options(Outtype::Q8_0));
     let quantized = open(&at("q8.gguf"));
-    refused(to_gguf(&quantized, &at("x.gguf"), &options(Outtype::F16)).map(drop), "is a GGUF file already");
+    refused(to_gguf(&quantized, &at("x.gguf"), &options(Outtype::F16)).map(drop), "is already a GGUF file");
     let back = ToHuggingFace::default();
-    refused(to_hugging_face(&quantized, &at("back"), &back).map(drop), "is q8_0; safetensors hold floating point");
-    refused(to_hugging_face(&open(&demo("target")), &at("back"), &back).map(drop), "is no GGUF file");
+    refused(to_hugging_face(&quantized, &at("back"), &back).map(drop), "is q8_0; only floating-point tensors");
+    refused(to_hugging_face(&open(&demo("target")), &at("back"), &back).map(drop), "is not a GGUF file");
     refused(to_gguf(&open(&demo("target")), &at("x.bin"), &options(Outtype::F16)).map(drop), "does not end in .gguf");
     refused(to_gguf(&open(&demo("target")), &at("no/x.gguf"), &options(Outtype::F16)).map(drop), "does not exist");
     // Half precision ends at 65504.
     let large = copy(&at("large"), |header, data| {
         header["model.norm.weight"]["shape"] = serde_json::json!([1, 64]);
         header["model.lm_head.weight"] = header["model.norm.weight"].take();
-        data.fill(0x7f); // 3.39e38 in every place
+        data.fill(0x7f); // 3.39e38 everywhere
     });
-    refused(to_gguf(&large, &at("x.gguf"), &options(Outtype::F16)).map(drop), "choose one with more range");
+    refused(to_gguf(&large, &at("x.gguf"), &options(Outtype::F16)).map(drop), "use one with more range");
     assert!(!at("x.gguf").exists() && !at("x.gguf.partial").exists());
 }
 
@@ -253,7 +253,7 @@ fn an_interrupted_run_is_redone() {
     assert!(!partial.exists() && std::fs::read(&file).expect("the file") == whole);
 }
 
-/// On a file system of two megabytes: the error says so, and the old file is still there.
+/// On a file system of two megabytes: the error is clear, and the old file is still there.
 #[test]
 fn a_full_disk_is_a_clear_error() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -285,7 +285,7 @@ fn on_a_small_disk() {
     assert!(!file.with_extension("gguf.partial").exists());
 }
 
-/// PyPI's `gguf`, where it is installed, reads names, shapes, types and values as we wrote them.
+/// PyPI's `gguf`, if installed, reads names, shapes, types and values as we wrote them.
 #[test]
 fn another_reader_agrees() {
     let python = |arguments: &[&std::ffi::OsStr]| std::process::Command::new("python3").args(arguments).output();

@@ -1,4 +1,4 @@
-//! The engine on a CUDA device writes the CPU's text. Where there is no device, it is skipped, and the errors say so.
+//! The engine on a CUDA device writes the CPU's text. Without a device it is skipped, and the errors say so.
 
 #![cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
 
@@ -17,7 +17,7 @@ use foretoken::{
 };
 
 fn demo(device: DeviceChoice, quantize: Option<WeightType>) -> foretoken::Result<Engine> {
-    // Of the folder that tests run in: this one may run on another machine than the one that built it.
+    // Relative to the directory that tests run in: this one may run on another machine than the one that built it.
     let models = Path::new("models/demo");
     let options = EngineOptions::new(models.join("target")).with_assistant(models.join("assistant"));
     Engine::load(&EngineOptions { device, quantize, ..options })

@@ -1,6 +1,6 @@
-//! Damaged checkpoints: cut anywhere, with one byte of a header or a JSON file changed, or with two tensors exchanged. None
-//! panics, none takes more memory than its tensors packed and 64 MiB, and what names, shapes or lengths betray is an error.
-//! Matrices of the types that are here take as much memory packed as in the file, whose length is what is measured against.
+//! Damaged checkpoints: truncated anywhere, with one byte of a header or a JSON file changed, or with two tensors exchanged. None
+//! panics or takes more memory than its packed tensors and 64 MiB, and damage visible in names, shapes or lengths is an error.
+//! The matrices here are as large packed as in the file, whose length is the measure.
 
 mod counting;
 mod gguf_writer;
@@ -21,10 +21,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use twins::{Twin, written};
 
-/// What loading may take beside the tensors.
+/// Memory that loading may take besides the tensors.
 const ROOM: usize = 64 << 20;
 
-/// In memory where the system has such a place.
+/// On a memory file system if there is one.
 fn directory() -> TempDir {
     TempDir::new_in("/dev/shm").or_else(|_| TempDir::new()).expect("a directory")
 }
@@ -33,7 +33,7 @@ fn seed(name: &str) -> Vec<u8> {
     std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(name)).expect("a seed")
 }
 
-/// Loads the model as a caller would; `None` if it is refused. The error is one line.
+/// Loads the model as a caller would; `None` if it is rejected. The error is one line.
 fn load(path: &Path, size: usize, case: &dyn Fn() -> String) -> Option<Engine> {
     let options = EngineOptions { threads: Some(1), ..EngineOptions::new(path) };
     checked(size, case, || Engine::load(&options))
@@ -117,7 +117,7 @@ impl Model {
             true => Self::gguf(&twin.gguf("assistant").bytes()),
             false => {
                 let directory = directory();
-                // Without metadata, and without fields that nothing reads.
+                // Without metadata and unread fields.
                 twin.tensors("assistant/model.safetensors", |_| ());
                 twin.json("assistant/config.json", |config| {
                     let keep = |fields: &mut Value, read: &[&str]| {
@@ -143,7 +143,7 @@ impl Model {
         self.target.as_ref().map_or_else(|| load(&self.given, size, case).is_some(), assistant)
     }
 
-    /// The name of the only file that is read of a GGUF checkpoint.
+    /// The only file read of a GGUF checkpoint.
     const GGUF: &str = "model.gguf";
 
     fn bytes(&self, file: &str) -> Vec<u8> {
@@ -154,7 +154,7 @@ impl Model {
         std::fs::write(self.directory.path().join(file), bytes).expect("written");
     }
 
-    /// Loads it with each of `bytes` changed to another, and calls `check` with the damaged file and what came of it.
+    /// Loads it with each of `bytes` changed, and calls `check` with the damaged file and the result.
     fn flips(&self, file: &str, bytes: impl Iterator<Item = usize>, check: impl Fn(&[u8], bool, &str)) -> usize {
         let (mut content, path) = (self.bytes(file), self.directory.path().join(file));
         let handle = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
@@ -173,7 +173,7 @@ impl Model {
         cases
     }
 
-    /// Loads it cut at each of `lengths`; all must be refused.
+    /// Loads it truncated at each of `lengths`; all must be rejected.
     fn cuts(&self, file: &str, lengths: impl Iterator<Item = usize>) -> usize {
         let content = self.bytes(file);
         let mut cases = 0;
@@ -188,13 +188,13 @@ impl Model {
     }
 }
 
-/// What a byte is changed by: one of its bits, or several.
+/// Changes to a byte: one bit, or several.
 fn mask(at: usize, turn: usize) -> u8 {
     let mixed = (((turn as u64) << 24) | (at as u64 + 1)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
     if mixed & 1 == 0 { 1 << ((mixed >> 8) & 7) } else { (mixed >> 8) as u8 | 1 }
 }
 
-/// Where a file is cut: everywhere near its begin and end, and some hundred places between.
+/// Where a file is truncated: everywhere near its start and end, and some hundred places between.
 fn lengths(len: usize) -> impl Iterator<Item = usize> {
     let step = (len / 400).max(1);
     (0..len).filter(move |at| at % step == 0 || *at < 16 || *at + 16 >= len)
@@ -215,7 +215,7 @@ fn the_untouched_models_load() {
 
 // ---- safetensors ----
 
-/// Names, types, shapes and places, as the header has them; `None` if it is no header.
+/// Names, types, shapes and offsets in the header; `None` if it is not a header.
 fn header(file: &[u8]) -> Option<BTreeMap<String, Value>> {
     let len = usize::try_from(u64::from_le_bytes(file.get(..8)?.try_into().ok()?)).ok()?;
     serde_json::from_slice(file.get(8..len.checked_add(8)?)?).ok()
@@ -283,7 +283,7 @@ fn exchanged_tensors() {
 
 // ---- JSON files ----
 
-/// What of config.json the shapes of the tensors betray.
+/// Fields of config.json that contradict the tensors' shapes if damaged.
 const GEOMETRY: [&str; 16] = [
     "model_type",
     "vocab_size",
@@ -303,7 +303,7 @@ const GEOMETRY: [&str; 16] = [
     "moe_intermediate_size",
 ];
 
-/// Every field by its path. Ids of tokens differ in a letter from each other, and have defaults.
+/// Every field by its path. Token ids differ in one letter, and have defaults.
 fn fields(value: &Value, path: &str, found: &mut BTreeMap<String, Value>) {
     if let Value::Object(object) = value {
         for (name, value) in object.iter().filter(|(name, _)| !name.ends_with("_token_id")) {
@@ -334,7 +334,7 @@ fn damaged_json() {
             let whole = model.bytes(file);
             cases += model.cuts(file, 0..whole.len());
             let original = fields_of(&whole);
-            // A damaged token is another token, whatever its name says.
+            // A damaged token is another token, whatever its name.
             let names_matter = *file != "tokenizer.json";
             cases += model.flips(file, 0..whole.len(), |damaged, loaded, case| {
                 let now = fields_of(damaged);
@@ -346,7 +346,7 @@ fn damaged_json() {
     println!("{cases} cases");
 }
 
-/// Whether a field has changed, or a name of eight bytes and more: shorter ones can be other names.
+/// Whether a field has changed, or a name of at least eight bytes: shorter ones may be valid names.
 fn changed(original: &Option<BTreeMap<String, Value>>, now: &Option<BTreeMap<String, Value>>) -> bool {
     let long = |fields: &Option<BTreeMap<String, Value>>| -> BTreeMap<String, Value> {
         let is_long = |path: &str| path.rsplit('/').next().is_some_and(|name| name.len() >= 8);
@@ -360,7 +360,7 @@ fn changed(original: &Option<BTreeMap<String, Value>>, now: &Option<BTreeMap<Str
 
 const FILES: [&str; 3] = ["gguf/model-dense-q8_0", "gguf/model-moe-q4_0", "gguf/model-wide-q4_k_m"];
 
-/// Keys whose values the tensors do not betray.
+/// Keys whose values cannot be checked against the tensors.
 const FREE: [&str; 7] = [
     "context_length",
     "attention.sliding_window",
@@ -370,10 +370,10 @@ const FREE: [&str; 7] = [
     "final_logit_softcapping",
     "expert_used_count",
 ];
-/// Keys that say what the tensors say, too.
+/// Keys that the tensors also imply.
 const NOT_READ: [&str; 2] = ["nextn_predict_layers", "vocab_size"];
 
-/// What a file says of its tensors, and the architecture's keys.
+/// A file's tensor descriptions, and the architecture's keys.
 fn contents(gguf: &Gguf, architecture: &str) -> BTreeMap<String, String> {
     let tensors = gguf.tensors().map(|tensor| {
         (format!("tensor {}", tensor.name()), format!("{:?}, {:?} bytes", tensor.shape(), tensor.len_bytes()))
@@ -412,7 +412,7 @@ fn damaged_assistants() {
     println!("{} cases", gguf_damaged("an assistant", &Model::assistant("edge", true)));
 }
 
-/// Cuts, changes and exchanges of one file.
+/// Truncations, changes and exchanges of one file.
 fn gguf_damaged(file: &str, model: &Model) -> usize {
     let whole = model.bytes(Model::GGUF);
     let gguf = Gguf::from_bytes(whole.clone()).expect("a file");

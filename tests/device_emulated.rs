@@ -1,5 +1,4 @@
-//! The engine on a device computes what it computes on the CPU: the whole round, on the machine that the kernels' tests
-//! emulate.
+//! The engine on a device computes what it computes on the CPU: the whole round, on the emulated machine of the kernels' tests.
 //!
 //! It needs a C++ compiler: `c++`, `g++` or `clang++`.
 
@@ -30,7 +29,7 @@ use on_device::machine::Emulated;
 use on_device::widened::{Heads, Widths, widen};
 use safetensors::SafeTensors;
 
-/// More than any of these models needs.
+/// More memory than any of these models needs.
 const MEMORY: usize = 1 << 30;
 
 const NARROW: Widths = Widths { sliding: Heads { width: 64, pairs: 32 }, full: Heads { width: 64, pairs: 8 } };
@@ -104,7 +103,7 @@ fn same_ids(pair: &Pair, session: &SessionOptions, prompt: &[u32], tokens: usize
     assert_eq!(counts(&statistics), counts(&on_cpu));
 }
 
-/// Perplexity of a text, to which all logits of its second half contribute.
+/// Perplexity of a text; all logits of its second half contribute.
 fn same_perplexity(pair: &Pair, session: &SessionOptions, text: &[u32], tolerance: f64) {
     let options = PerplexityOptions { window: text.len(), kv: session.kv.clone(), ..PerplexityOptions::default() };
     let of = |engine| perplexity(engine, text, &options, |_| {}).expect("a perplexity").value().ln();
@@ -113,8 +112,8 @@ fn same_perplexity(pair: &Pair, session: &SessionOptions, text: &[u32], toleranc
     assert!((device - cpu).abs() < tolerance, "{device} nats on the device, {cpu} on the CPU");
 }
 
-/// How many rows of the device's logits, behind every token of `texts`, are within 1e-3 those of one of the CPU's
-/// instruction sets, of how many.
+/// The number of rows of the device's logits, after every token of `texts`, that are within 1e-3 of the same row on one of the
+/// CPU's instruction sets, and the total.
 fn same_logits(options: &EngineOptions, session: &SessionOptions, texts: &[&[u32]]) -> (usize, usize) {
     let logits = |options: EngineOptions| -> Vec<Vec<f32>> {
         let engine = Engine::load(&EngineOptions { threads: Some(1), ..options }).expect("an engine");
@@ -138,9 +137,9 @@ fn same_logits(options: &EngineOptions, session: &SessionOptions, texts: &[&[u32
     (count(&nearest), nearest.len())
 }
 
-/// Rows of logits are the CPU's, but where the last bit of a sum decides how one of a row's activations is rounded to 8
-/// bits: a step there is 1/127 of its block's largest, and a random model makes much of it. The CPU's own instruction
-/// sets, which add up in other orders, differ in that way from each other.
+/// Rows of logits are the CPU's, unless the last bit of a sum decides how an activation is rounded to 8 bits: a step there is
+/// 1/127 of its block's largest, and a random model amplifies it. The CPU's own instruction sets, which sum in different orders,
+/// differ from each other in the same way.
 #[test]
 fn logits_of_quantized_weights() {
     let texts = text(48);
@@ -209,21 +208,21 @@ fn exact_formats() {
     }
 }
 
-/// The ring of the sliding layers begins anew at position 128, in the middle of a text of which drafts are rolled back.
+/// The sliding layers' ring wraps at position 128, within a text with rolled back drafts.
 #[test]
 fn rings_wrap() {
     let pair = pair("nested", NARROW, None);
     same_ids(&pair, &exact(ElementType::F32), &text(124), 8);
 }
 
-/// Pages leave the exact tail and are read quantized: K and V both stored, and K = V.
+/// Pages leave the exact tail and are read quantized: with K and V both stored, and with K = V.
 #[test]
 fn quantized_pages() {
     let widths = Widths { full: Heads { width: 128, pairs: 8 }, ..NARROW };
     let own = pair("nested", widths, None);
     let widths = Widths { full: Heads { width: 512, pairs: 64 }, ..NARROW };
     let shared = pair("dense", widths, None);
-    // What is kept twice on the device is made as it is read on the CPU.
+    // Values stored twice on the device are computed on read on the CPU.
     same_perplexity(&shared, &exact(ElementType::F32), &shared.prompt, 1e-4);
     for (pair, session) in [
         (&own, quantized(CodeFormat::Tqc5, CodeFormat::Tqc4)),
@@ -258,21 +257,20 @@ fn quantized_weights() {
     let (same, rows) = same_logits(&options, &exact(ElementType::F32), &[&prompt[..4], &prompt[4..8]]);
     assert!(10 * same >= 9 * rows, "{same} of {rows} rows are the CPU's");
     let pair = load(EngineOptions { quantize: Some(WeightType::Q8_0), ..options }, prompt, files);
-    // Where a sum's last bit decides how an activation is rounded to 8 bits, everything behind it differs: K and V in
-    // f16 instead of f32, which is 7e-5 with floating-point weights, moves the CPU's own surprise here by 8e-3.
+    // If the last bit of a sum decides how an activation is rounded to 8 bits, everything after it differs: K and V in f16
+    // instead of f32, which is 7e-5 with floating-point weights, changes the CPU's own surprise here by 8e-3.
     same_perplexity(&pair, &exact(ElementType::F16), &pair.prompt, 2e-2);
     same_ids(&pair, &exact(ElementType::F16), &pair.prompt, 6);
 }
 
-/// Blocks of 32 of experts. A random model makes much of where a rounded activation falls: the same numbers in another
-/// order of summation.
+/// Expert blocks of 32. A random model amplifies how activations are rounded: the same values in another order of summation.
 #[test]
 fn quantized_experts() {
     let pair = pair("moe", NARROW, Some(WeightType::Q4_0));
     same_perplexity(&pair, &exact(ElementType::F32), &text(24), 3e-2);
 }
 
-/// Above temperature 0 the host chooses, from the device's logits; a session goes on where it was.
+/// Above temperature 0 the host chooses from the device's logits; a session continues where it was.
 #[test]
 fn drawn_tokens() {
     let pair = pair("nested", NARROW, None);
@@ -293,7 +291,7 @@ fn drawn_tokens() {
     }
 }
 
-/// A constraint is followed on the host, from the device's logits; drafts stay on the device and are not cut.
+/// Constraints are applied on the host, to the device's logits; drafts stay on the device and are not truncated.
 #[cfg(feature = "constraint")]
 #[test]
 fn constrained_texts() {
@@ -310,7 +308,7 @@ fn constrained_texts() {
     }
 }
 
-/// The ids of several generations of one session, which goes on with `prompts`.
+/// The ids of several generations of one session, continued with `prompts`.
 fn go_on(engine: &Engine, session: &SessionOptions, prompts: &[(&[u32], GenerateOptions)]) -> Vec<Vec<u32>> {
     let mut session = engine.session(session).expect("a session");
     let go_on = |(prompt, options): &(&[u32], GenerateOptions)| {
@@ -320,7 +318,7 @@ fn go_on(engine: &Engine, session: &SessionOptions, prompts: &[(&[u32], Generate
     prompts.iter().map(go_on).collect()
 }
 
-/// Recordings refer to workspaces; when more rows make these grow, recordings are made again, and the text is the same.
+/// Recordings refer to workspaces; if more rows grow these, passes are recorded again, and the text is the same.
 #[test]
 fn recordings_of_all_sizes_go_together() {
     let pair = pair("nested", NARROW, None);
@@ -343,7 +341,7 @@ fn recordings_of_all_sizes_go_together() {
     assert!(recordings < replays, "{recordings} recordings for {replays} replays");
 }
 
-/// Once everything is recorded, rounds are replays only: of the draft steps, verify and accept.
+/// Once everything is recorded, rounds are only replays: of the draft steps, verify and accept.
 #[test]
 fn rounds_are_replays() {
     let pair = pair("nested", NARROW, None);
@@ -361,7 +359,7 @@ fn rounds_are_replays() {
     assert!(rounds[2..rounds.len() - 3].iter().all(|round| *round == [0, 0, 5]), "{rounds:?}");
 }
 
-/// Splits of attention are recorded for positions below 512: behind them, there is one more.
+/// Attention splits are recorded for positions below 512; after that, there is one more.
 #[test]
 fn recordings_reach_a_horizon() {
     let pair = pair("nested", NARROW, None);
@@ -379,8 +377,8 @@ fn recordings_reach_a_horizon() {
     assert!(far < 1e-4, "logits are {far} from the CPU's");
 }
 
-/// At pipeline depth 2 the next draft is launched while the caller has the last tokens, without a wait: this device
-/// runs kernels at waits only.
+/// At pipeline depth 2 the next draft is launched while the caller has the last tokens, without a wait: this device runs kernels
+/// only at waits.
 #[test]
 fn drafting_ahead_does_not_wait() {
     let pair = pair("nested", NARROW, None);
@@ -415,9 +413,9 @@ fn drafting_ahead_does_not_wait() {
                 replays,
                 "{pipeline:?}: launched when the caller has piece {pieces}"
             );
-            // What the first rounds need besides is there.
+            // Buffers that only the first rounds allocate are there.
             if pieces > 2 {
-                assert_eq!(pair.machine.waits(), waits + 1, "{pipeline:?}: the verdict alone is waited for");
+                assert_eq!(pair.machine.waits(), waits + 1, "{pipeline:?}: only the accept result is waited for");
             }
             waits = pair.machine.waits();
             pieces += 1;
@@ -427,8 +425,7 @@ fn drafting_ahead_does_not_wait() {
     }
 }
 
-/// K and V that are not finite give an error with layer and position, as on the CPU; the sequence continues without
-/// them.
+/// NaN or infinity in K and V gives an error with layer and position, as on the CPU; the sequence continues without them.
 #[test]
 fn keys_that_are_not_finite_are_an_error() {
     let case = cases::all().into_iter().find(|case| case.name == "edge").expect("a fixture");
@@ -499,7 +496,7 @@ fn what_does_not_fit_is_an_error_and_leaves_nothing() {
     let target = || EngineOptions::new(demo.join("target"));
     assert_eq!(machine.used(), 0, "bytes are left");
     let small = Emulated::new(4 << 20);
-    problem(load(target(), &small).err(), &["tensor ", " on emulated: needs ", " are available", "use the CPU"]);
+    problem(load(target(), &small).err(), &["tensor ", " on emulated: needs ", " available", "use the CPU"]);
     assert_eq!(small.used(), 0, "bytes are left");
 
     // Formats that have no kernels.
@@ -509,10 +506,10 @@ fn what_does_not_fit_is_an_error_and_leaves_nothing() {
     let f32s = exact(ElementType::F32).kv;
     problem(session(quantized(CodeFormat::Tqc4, CodeFormat::Tqc4).kv).err(), &["layer 1", "tqc4 of 64 channels"]);
     let mixed = KvOptions { value: ElementType::F16.into(), ..f32s.clone() };
-    problem(session(mixed).err(), &["layer 0", "keys in f32 beside values in f16"]);
+    problem(session(mixed).err(), &["layer 0", "keys in f32 with values in f16"]);
     problem(
         session(KvOptions { memory: Some(1 << 20), ..f32s.clone() }).err(),
-        &["context of 1024", "1.00 MiB are available", "positions fit"],
+        &["context of 1024", "1.00 MiB available", "positions fit"],
     );
     let opened = session(f32s).expect("a session");
     assert_eq!((pair.cpu.device(), pair.device.device().as_deref()), (None, Some("emulated")));
@@ -523,7 +520,7 @@ fn what_does_not_fit_is_an_error_and_leaves_nothing() {
     assert_eq!(machine.used(), 0, "an engine left bytes");
 }
 
-/// A device that runs out of memory within a text: committed rows stay, and the session can be used.
+/// A device that runs out of memory within a text: committed rows stay, and the session remains usable.
 #[test]
 fn memory_that_runs_out_is_an_error_with_the_numbers() {
     let pair = pair("nested", NARROW, None);
@@ -537,14 +534,14 @@ fn memory_that_runs_out_is_an_error_with_the_numbers() {
     ids(&mut session, &text(60)).expect("a text");
     let taken = pair.machine.fill(0);
     let error = ids(&mut session, &text(124)).expect_err("no memory").to_string();
-    let parts = ["K and V of", "positions on emulated: no memory is left", "128 positions fit", "smaller cache type"];
+    let parts = ["K and V of", "positions on emulated: out of memory", "128 positions fit", "smaller cache type"];
     assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     pair.machine.empty(taken);
     assert_eq!(ids(&mut session, &text(10)).expect("a text").len(), 3);
 }
 
-/// A draft model beside its target: the target itself, which is never wrong, and one that is now and then. Both sides
-/// draft the same, also where the host chooses, and where a draft is thrown away with the generation.
+/// A draft model next to its target: the target itself, which is always right, and one that is sometimes wrong. Both sides draft
+/// the same, also if the host chooses, and if a draft is discarded with the generation.
 #[test]
 fn draft_models() {
     let case = cases::all().into_iter().find(|case| case.name == "nested").expect("a fixture");
@@ -581,7 +578,7 @@ fn draft_models() {
     assert!(infallible.iter().all(|(_, [_, drafted, accepted])| *drafted > 0 && drafted == accepted), "{infallible:?}");
 
     let pair = pair(0.05);
-    // The draft model's rings begin anew, too.
+    // The draft model's rings wrap as well.
     for prompt in [short, &text(124)] {
         let want = go_on(&pair.cpu, prompt, &greedy).map(|(ids, _)| ids);
         let got = same(&pair, prompt, &in_turn);
@@ -595,7 +592,7 @@ fn draft_models() {
     same(&pair, short, &with(Pipeline::InTurn, DraftSampling::Sampled, &GenerateOptions { sampling, ..plain(6) }));
 }
 
-/// Makes every weight of a file another one, by up to `part` of it.
+/// Changes every weight of a file, by up to `part` of it.
 fn blur(path: &Path, part: f32) {
     let mut bytes = std::fs::read(path).expect("a file");
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("a length")) as usize;
@@ -606,14 +603,14 @@ fn blur(path: &Path, part: f32) {
     std::fs::write(path, bytes).expect("a file");
 }
 
-/// What a session goes on with.
+/// Continuation of a session.
 fn continued(session: &mut Session) -> Vec<u32> {
     let generation = session.generate(&[7, 8], &mtp(3, &plain(5))).expect("a generation");
     generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
 }
 
-/// A session that was saved on either side goes on, on either side, as one that never stopped. And what is loaded and
-/// saved again is the same file, so that both sides keep the same bits.
+/// A session saved on either side continues on either side like one that was never saved. A session loaded and saved again gives
+/// the same file, so both sides store the same bits.
 #[test]
 fn sessions_in_files_go_between_the_cpu_and_a_device() {
     let own = pair("nested", Widths { full: Heads { width: 128, pairs: 8 }, ..NARROW }, None);
@@ -689,7 +686,7 @@ fn a_session_that_cannot_be_loaded_leaves_nothing() {
     std::fs::write(&path, &whole).expect("a file");
     let taken = pair.machine.fill(rooms + 100_000);
     let error = pair.device.load_session(&path).err().expect("no memory").to_string();
-    assert!(error.contains("no memory is left") || error.contains("are available"), "{error}");
+    assert!(error.contains("out of memory") || error.contains(" available"), "{error}");
     pair.machine.empty(taken);
     assert_eq!(pair.machine.used(), used, "bytes are left");
     drop(pair.device.load_session(&path).expect("the session"));
@@ -707,6 +704,6 @@ fn devices_have_names() {
     }
     for wrong in ["gpu", "cpu:0", "auto:1", "cuda:", "metal:x", ""] {
         let error = wrong.parse::<DeviceChoice>().err().expect("an error").to_string();
-        assert!(error.contains("cpu, cuda, cuda:N, metal, metal:N and auto"), "{error}");
+        assert!(error.contains("cpu, cuda, cuda:N, metal, metal:N, auto"), "{error}");
     }
 }

@@ -1,5 +1,5 @@
-//! The launches of steps and rounds are those that `scripts/device_launches.py` enumerates, of which `scripts/roofline.py` makes a
-//! model: kernels, grids and blocks, in order. The device here computes nothing, so that it needs no compiler.
+//! The launches of steps and rounds are those enumerated by `scripts/device_launches.py`, which `scripts/roofline.py` models:
+//! kernels, grids and blocks, in order. The device here computes nothing, so it needs no compiler.
 
 mod cases;
 #[path = "on_device/widened.rs"]
@@ -25,7 +25,7 @@ use widened::{Heads, Widths, widen};
 /// Tokens of the prompts: more than one split of attention over all positions.
 const DEPTH: usize = 600;
 
-/// A device that lists what is recorded, and computes nothing.
+/// A device that lists recorded launches, and computes nothing.
 #[derive(Default)]
 struct Lists {
     allocated: AtomicU64,
@@ -88,7 +88,7 @@ impl Recording for Nothing {
     }
 }
 
-/// What a generation in rounds of `rows` rows records, from the acceptance of the prompt's token on.
+/// The recordings of a generation in rounds of `rows` rows, from the acceptance of the prompt's token on.
 fn recorded(options: &EngineOptions, kv: KvPreset, rows: usize) -> Vec<Value> {
     let device = Arc::new(Lists::default());
     let lists = device.recorded.clone();

@@ -1,7 +1,7 @@
-//! Loading to a device leaves no weights on the host, and takes no more of its memory than one tensor meanwhile.
+//! Loading to a device leaves no weights on the host, and takes at most one tensor of its memory meanwhile.
 //!
-//! It needs a C++ compiler: `c++`, `g++` or `clang++`. What the emulated device allocates is that compiler's, so it is not
-//! among what the allocator here counts.
+//! It needs a C++ compiler: `c++`, `g++` or `clang++`. The emulated device allocates through that compiler's runtime, which the
+//! allocator here does not count.
 
 mod counting;
 #[path = "../gpu/tests/emulated/device.rs"]
@@ -28,7 +28,7 @@ use foretoken::{
 };
 use on_device::machine::Emulated;
 
-/// One test at a time is counted.
+/// Only one test at a time is counted.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -38,16 +38,16 @@ fn alone() -> MutexGuard<'static, ()> {
 /// More than the pair needs.
 const MEMORY: usize = 1 << 30;
 
-/// What is counted beside a tensor: headers, configurations, norms, names.
+/// Counted bytes besides a tensor: headers, configurations, norms, names.
 const ROOM: usize = 1 << 20;
 
-/// What writes to the device see.
+/// Measurements at writes to the device.
 #[derive(Default)]
 struct Seen {
     writes: AtomicUsize,
     /// Bytes of the largest allocation.
     largest: AtomicUsize,
-    /// The most that was held at a write, allocator's and mapped bytes that no file backs apart.
+    /// Peak memory at a write, allocator's and anonymous mapped bytes separately.
     heap: AtomicUsize,
     anonymous: AtomicUsize,
     /// The write that fails, if any.
@@ -111,7 +111,7 @@ impl Memory for WatchedMemory {
     }
 }
 
-/// Bytes of this process that no file backs; 0 where the system does not say.
+/// Anonymous bytes of this process; 0 if the system does not report them.
 fn anonymous() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
@@ -124,7 +124,7 @@ fn demo(part: &str) -> PathBuf {
 
 fn load(options: &EngineOptions, fails: usize) -> (Result<Engine>, Arc<Emulated>, Arc<Seen>) {
     let (machine, seen) = (Emulated::new(MEMORY), Arc::new(Seen { fails, ..Seen::default() }));
-    // The kernels are there before anything is counted.
+    // The kernels are loaded before counting.
     drop(machine.allocate(1));
     let device = DeviceChoice::Given(Arc::new(Watched { machine: machine.clone(), seen: seen.clone() }));
     (Engine::load(&EngineOptions { device, ..options.clone() }), machine, seen)
@@ -165,7 +165,7 @@ fn loads_in_one_tensor(what: &str, options: &EngineOptions) {
     assert!(4 * largest < used, "{what}: one tensor is most of it");
     assert!(peak < largest.max(tokenizer) + ROOM, "{what}: {peak} bytes at most");
     assert!(writing < largest + ROOM, "{what}: {writing} bytes at a write");
-    // The allocator above does not see mappings, in which packed weights would lie. What was freed may still be the process's.
+    // The allocator above does not see mappings, which would contain packed weights. Freed memory may still be the process's.
     assert!(anonymous < used / 2, "{what}: {anonymous} anonymous bytes at a write");
     assert!(held < tokenizer + ROOM, "{what}: {held} bytes stay");
 
@@ -174,7 +174,7 @@ fn loads_in_one_tensor(what: &str, options: &EngineOptions) {
     assert_eq!(engine.target().fingerprint().expect("a sum"), cpu.target().fingerprint().expect("a sum"), "{what}");
     let prompt = cpu.tokenizer().and_then(|tokenizer| tokenizer.encode("fn next(&mut self)")).expect("tokens");
     assert_eq!(ids(&engine, &prompt), ids(&cpu, &prompt), "{what}");
-    // What needs weights on the host says so.
+    // Functions that need weights on the host return errors.
     let error = engine.gemma4().expect("a Gemma 4").embed(&[3]).expect_err("an error").to_string();
     assert!(error.contains("device") && error.contains("target") && !error.contains('\n'), "{error}");
 }

@@ -1,4 +1,4 @@
-//! 200 generations that draft ahead are dropped on four threads. Alone in its process, because it counts threads.
+//! Drops 200 generations that draft ahead on four threads. Alone in its process, because it counts threads.
 
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
@@ -37,14 +37,14 @@ fn ids(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> Vec<
     generation.flat_map(|piece| piece.expect("a piece").tokens).collect()
 }
 
-/// Threads of this process, where the system tells.
+/// Threads of this process, if the system reports them.
 fn threads() -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     status.lines().find_map(|line| line.strip_prefix("Threads:"))?.trim().parse().ok()
 }
 
-/// 200 generations on four threads of one engine are dropped at some point, with a draft under way or not; the next one
-/// on the same session is what a session without drafts writes.
+/// Drops 200 generations on four threads of one engine at some point, with or without a draft being made; the next one on the
+/// same session writes what a session without drafts writes.
 #[test]
 fn dropped_generations_leave_nothing_behind() {
     const WORKERS: u64 = 4;
@@ -77,13 +77,13 @@ fn dropped_generations_leave_nothing_behind() {
                                 std::thread::sleep(Duration::from_micros(rng.random_range(0..3000)));
                             }
                         }
-                        // A draft that the stop, a new prompt or the drop of the session finds under way.
+                        // A stop, a new prompt or the drop of the session during a draft.
                         if rng.random_range(0..8) == 0 {
                             std::mem::forget(generation);
                         }
                     }
                     if rng.random_range(0..10) == 0 {
-                        continue; // the session goes as it is
+                        continue; // the session is dropped as it is
                     }
                     let second = &prompts[rng.random_range(0..prompts.len())][..2];
                     let got = ids(&mut session, second, &options(list, block, Pipeline::Ahead, 8));
@@ -96,10 +96,10 @@ fn dropped_generations_leave_nothing_behind() {
             });
         }
     });
-    // A thread is counted until the system has cleared it away.
+    // A thread is counted until the system has removed it.
     let patience = std::time::Instant::now() + std::time::Duration::from_secs(5);
     while threads() != before && std::time::Instant::now() < patience {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    assert_eq!(threads(), before, "threads were left behind");
+    assert_eq!(threads(), before, "threads leaked");
 }

@@ -53,10 +53,10 @@ fn session(engine: &Engine) -> Session {
     engine.session(&SessionOptions::default()).expect("a session")
 }
 
-/// Rows that a drafter was shown: position, token, hidden state, outputs of the tapped layers.
+/// Rows observed by a drafter: position, token, hidden state, outputs of the tapped layers.
 type Seen = Arc<Mutex<Vec<(usize, Vec<f32>, Vec<Vec<f32>>)>>>;
 
-/// Drafts the newest token again, and notes what it is shown.
+/// Drafts the last token again, and records its observations.
 struct Witness {
     seen: Seen,
     taps: Vec<usize>,
@@ -93,8 +93,8 @@ impl Drafter for Witness {
     }
 }
 
-/// A caller's drafter is shown every committed row of prompts and rounds once, in order, with the hidden states and
-/// layer outputs that plain passes compute; the text stays the target's.
+/// A custom drafter observes every committed row of prompts and rounds once, in order, with the hidden states and layer outputs
+/// of plain passes; the text stays the target's.
 #[test]
 fn a_custom_drafter_sees_every_committed_row() {
     for name in ["dense", "nested", "edge"] {
@@ -116,7 +116,7 @@ fn a_custom_drafter_sees_every_committed_row() {
         let mut state: SequenceState =
             engine.target().new_state(&KvOptions::default(), engine.pages()).expect("a state");
         let seen = seen.lock().expect("the list");
-        assert_eq!(seen.len(), tokens.len() - 1, "{name}: all rows but the newest token's");
+        assert_eq!(seen.len(), tokens.len() - 1, "{name}: all rows but the last token's");
         for (row, (position, hidden, taps)) in seen.iter().enumerate() {
             assert_eq!(*position, row, "{name}");
             let round = state.begin_round(1).expect("a round");
@@ -131,7 +131,7 @@ fn a_custom_drafter_sees_every_committed_row() {
     }
 }
 
-/// Forbids a token that depends on what is written, and notes what it sees.
+/// Forbids a token that depends on the text, and records its calls.
 #[derive(Debug, Default)]
 struct Forbid {
     seen: Mutex<Vec<usize>>,
@@ -147,7 +147,7 @@ impl LogitsProcessor for Forbid {
     }
 }
 
-/// A processor sees the row behind every accepted prefix of a draft, and what it forbids is never written.
+/// A processor sees the row after every accepted prefix of a draft, and what it forbids is never written.
 #[test]
 fn a_processor_means_the_same_with_and_without_speculation() {
     let (engine, prompt) = demo();
@@ -200,7 +200,7 @@ fn log_probabilities_are_the_targets() {
     assert!((first.logprob - plain[0].logprob).abs() < 1e-6);
 }
 
-/// A fork continues as its original does, and neither disturbs the other, whatever the K and V are kept in.
+/// A fork continues like its original, and neither disturbs the other, in any K/V format.
 #[test]
 fn forks_share_the_past_and_nothing_else() {
     let (engine, _) = engine("dense");
@@ -223,8 +223,8 @@ fn forks_share_the_past_and_nothing_else() {
     }
 }
 
-/// After going back a session writes what a fresh one writes after the same tokens; what cannot be gone back to is
-/// refused, and nothing changes.
+/// After a rewind a session writes what a fresh one writes after the same tokens; an impossible rewind is rejected, and nothing
+/// changes.
 #[test]
 fn a_session_goes_back_as_far_as_its_rows_last() {
     let (engine, _) = engine("dense");
@@ -245,7 +245,7 @@ fn a_session_goes_back_as_far_as_its_rows_last() {
     for len in [tokens.len() + 1, 1000] {
         assert!(matches!(session.rewind(len), Err(Error::Argument { name: "len", .. })));
     }
-    // The window of 8 keeps 263 positions in whole pages of 128.
+    // The window of 8 retains 263 positions in whole pages of 128.
     let mut long = open();
     pieces(&mut long, &(3..500).chain(3..500).collect::<Vec<_>>(), &options(2, Speculation::Off));
     let tokens = long.tokens().to_vec();

@@ -1,5 +1,5 @@
-//! The inputs that fuzz/ starts from: small valid files of every kind that is read. All but the synthetic GGUF files, which
-//! tests/gguf.rs has, are written here: `cargo test --release --test gguf --test fuzz_seeds -- --ignored write_fuzz_seeds`.
+//! The seeds of fuzz/: small valid files of every supported kind. All but the synthetic GGUF files, which are in tests/gguf.rs,
+//! are written here: `cargo test --release --test gguf --test fuzz_seeds -- --ignored write_fuzz_seeds`.
 
 use std::path::{Path, PathBuf};
 
@@ -66,7 +66,7 @@ fn moe() -> Value {
     })
 }
 
-/// One layer whose rows are whole blocks of 256, as the k-quants ask for.
+/// One layer whose rows are whole blocks of 256, as k-quants require.
 fn wide() -> Value {
     json!({
         "model_type": "gemma4_text", "vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 16,
@@ -336,7 +336,7 @@ fn saved(session: &mut foretoken::Session) -> Vec<u8> {
     std::fs::read(directory.path().join("session")).expect("saved")
 }
 
-/// Fuzzing begins behind the checks that a valid file passes; a seed that has gone stale would not get there.
+/// Fuzzing starts after the checks that a valid file passes; a stale seed would not get there.
 #[test]
 fn the_committed_seeds_are_accepted() {
     let directory = tempfile::tempdir().expect("a directory");

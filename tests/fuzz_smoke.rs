@@ -1,5 +1,5 @@
-//! The fuzz targets on their seeds and on changed ones, without instrumentation: the same inputs at every run. `scripts/fuzz.sh`
-//! looks for new ones.
+//! The fuzz targets on their seeds and on mutated ones, without instrumentation: the same inputs at every run. `scripts/fuzz.sh`
+//! searches for new ones.
 
 #[path = "../fuzz/src/lib.rs"]
 mod targets;
@@ -11,10 +11,10 @@ use std::path::Path;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// Numbers at which lengths and counts go wrong.
+/// Boundary values for lengths and counts.
 const EDGES: [u8; 6] = [0, 1, 0x7f, 0x80, 0xfe, 0xff];
 
-/// A seed with up to four changes: bytes replaced, a piece removed, repeated, or taken from another seed.
+/// A seed with up to four mutations: bytes replaced, a piece removed, repeated, or taken from another seed.
 fn changed(seeds: &[Vec<u8>], rng: &mut StdRng) -> Vec<u8> {
     let mut data = seeds[rng.random_range(0..seeds.len())].clone();
     for _ in 0..rng.random_range(1..=4) {
@@ -40,7 +40,7 @@ fn piece(len: usize, rng: &mut StdRng) -> Range<usize> {
     start..len.min(start + (1 << rng.random_range(0..8)))
 }
 
-/// Reads every seed of the target and `count` changed ones.
+/// Reads every seed of the target and `count` mutated ones.
 fn smoke(target: &str, count: usize, read: fn(&[u8])) {
     let entries = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target));
     let mut paths: Vec<_> = entries.expect("the seeds").map(|entry| entry.expect("an entry").path()).collect();

@@ -1,4 +1,4 @@
-//! The GGUF reader: what is in a file comes back, and no file, however wrong, does more than give an error.
+//! The GGUF reader: written files are read back, and no file, however wrong, causes more than an error.
 
 mod gguf_writer;
 
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Runs `f` and returns what it allocated in all.
+/// Runs `f` and returns the total bytes it allocated.
 fn allocated<T>(f: impl FnOnce() -> T) -> (T, usize) {
     let before = ALLOCATED.get();
     let result = f();
@@ -146,7 +146,7 @@ fn published_types_have_their_sizes() {
     }
 }
 
-/// An error, in one line, that says `what`.
+/// Checks for a one-line error that contains `what`.
 #[track_caller]
 fn refused(bytes: Vec<u8>, what: &str) {
     let len = bytes.len();
@@ -165,8 +165,7 @@ fn a_file_cut_short_anywhere_is_an_error() {
     }
 }
 
-/// Every byte of the header becomes something else: an error or another valid file, but no panic and no great
-/// allocation.
+/// Changes every byte of the header: an error or another valid file, but no panic and no large allocation.
 #[test]
 fn a_flipped_byte_does_no_harm() {
     let file = sample();
@@ -265,7 +264,7 @@ fn bad_tensors_are_refused() {
     refused(change(|t| t[2].shape = vec![6, 128]), "needs a multiple of 256");
     refused(change(|t| t[3].offset = Some(1 << 40)), "does not end inside");
     refused(change(|t| t[3].offset = Some(u64::MAX - 31)), "does not end inside");
-    refused(change(|t| t[3].offset = Some(1)), "no multiple of the alignment");
+    refused(change(|t| t[3].offset = Some(1)), "not a multiple of the alignment");
     refused(change(|t| t[3].offset = Some(0)), "overlaps tensor");
     refused(change(|t| t[1].shape = vec![3, 64]), "overlaps tensor q8_0");
     refused(change(|t| t[0].type_id = 8), "needs a multiple of 32");
@@ -367,7 +366,7 @@ fn bad_splits_are_refused() {
         file.tensors[0].name = b"same".to_vec();
         file
     });
-    assert!(repeated.contains("tensor same: is in another file"), "{repeated}");
+    assert!(repeated.contains("tensor same: is also in another file"), "{repeated}");
     let (_directory, paths) = split(2, |_, file| file);
     let bytes = std::fs::read(&paths[0]).expect("read");
     assert!(Gguf::from_bytes(bytes).err().expect("an error").to_string().contains("one of 2 files"));
@@ -382,7 +381,7 @@ fn what_is_no_file_is_refused() {
     let path = directory.path().join("empty.gguf");
     std::fs::write(&path, []).expect("written");
     assert!(message(&path).contains("too short"));
-    assert!(message(Path::new("/dev/null")).contains("no regular file"));
+    assert!(message(Path::new("/dev/null")).contains("not a regular file"));
 }
 
 #[test]
@@ -417,7 +416,7 @@ fn experts_that_lie_apart_come_together() {
     assert!(file(39, &[1, 1, 32]).weight(name).is_err());
 }
 
-// ---- configurations and weights: every fixture, written as GGUF, is what it was ----
+// ---- configurations and weights: every fixture, written as GGUF, reads back unchanged ----
 
 fn fixtures() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
@@ -436,7 +435,7 @@ fn sizes(sizes: impl Iterator<Item = usize>) -> Raw {
     }
 }
 
-/// The metadata of a text model, as a converter writes them.
+/// The metadata of a text model, as written by a converter.
 fn text_keys(mut file: GgufFile, arch: &str, config: &TextConfig) -> GgufFile {
     let layers = || config.layers.iter();
     let of = |attention| layers().find(|layer| layer.attention == attention).map_or(2, |layer| layer.head_dim);
@@ -509,7 +508,7 @@ fn weights(mut file: GgufFile, checkpoint: &Checkpoint, older: bool) -> GgufFile
     file
 }
 
-/// Image and audio towers, which converters put into a file of their own.
+/// Image and audio towers, which some converters include in the file.
 fn is_tower(name: &str) -> bool {
     name.contains("vision") || name.contains("audio")
 }
@@ -532,7 +531,7 @@ fn same_weights(gguf: &Gguf, checkpoint: &Checkpoint) {
     assert_eq!(unnamed.len(), 1, "only rope_freqs.weight has no name at Hugging Face: {unnamed:?}");
 }
 
-/// What shapes no computation: V of layers that have none, a vocabulary of per-layer embeddings that are not there.
+/// Fields that do not affect the computation: V of layers without it, a vocabulary of absent per-layer embeddings.
 fn normalized(mut config: TextConfig) -> TextConfig {
     config.layers.iter_mut().filter(|layer| layer.kv_shared).for_each(|layer| layer.k_eq_v = false);
     if config.hidden_size_per_layer_input == 0 {
@@ -596,7 +595,7 @@ fn a_configuration_is_honoured_or_refused_by_name() {
     let layers = config.layers.len();
     let cases = [
         ("general.architecture", Some(str_value("llama")), "\"llama\" is not gemma4"),
-        ("gemma4.block_count", Some(u32_value(1 << 20)), "more than 1024"),
+        ("gemma4.block_count", Some(u32_value(1 << 20)), "at most 1024"),
         ("gemma4.block_count", Some(u32_value(1 << 31)), "must be an integer"),
         ("gemma4.block_count", None, "is missing"),
         ("gemma4.embedding_length", Some(u32_value(0)), "is 0"),
@@ -609,7 +608,7 @@ fn a_configuration_is_honoured_or_refused_by_name() {
         ("gemma4.attention.value_length", Some(u32_value(2)), "not implemented"),
         ("gemma4.attention.key_length_swa", Some(u32_value(33)), "must be even"),
         ("gemma4.attention.key_length_swa", Some(u32_value(2_147_483_646)), "at most 8192"),
-        ("gemma4.attention.head_count", Some(u32_value(2048)), "more than 1024"),
+        ("gemma4.attention.head_count", Some(u32_value(2048)), "at most 1024"),
         ("gemma4.attention.layer_norm_rms_epsilon", Some(f32_value(f64::NAN)), "must be a positive number"),
         ("gemma4.final_logit_softcapping", Some(f32_value(-1.0)), "must be a positive number"),
         ("gemma4.attention.scale", Some(f32_value(0.5)), "anything but 1 is not implemented"),
@@ -636,7 +635,7 @@ fn a_configuration_is_honoured_or_refused_by_name() {
         let error = gguf::target_config(&gguf).expect_err("another rotation");
         assert!(matches!(&error, Error::Tensor { tensor, .. } if tensor == "rope_freqs.weight"), "{error}");
     }
-    // No pair turns: nothing but that.
+    // No pair rotates: only that differs.
     let mut file = file();
     let full = config.layers[layers - 1].head_dim / 2;
     file.tensors.retain(|tensor| tensor.name != b"rope_freqs.weight");
@@ -654,7 +653,7 @@ fn suppressed_tokens_are_read() {
     assert!(gguf::suppressed_tokens(&none).expect("ids").is_empty());
 }
 
-/// Small valid files for fuzz/ to start from, beside the models of tests/fuzz_seeds.rs.
+/// Small valid files as seeds for fuzz/, besides the models of tests/fuzz_seeds.rs.
 #[test]
 #[ignore = "writes to fuzz/seeds"]
 fn write_fuzz_seeds() {
@@ -778,16 +777,16 @@ fn bad_tokenizers_are_refused() {
     refused(tokenizer_file("llama", &tokens, &kinds), "scores: is missing");
     refused(tokenizer_file("gemma4", &tokens, &kinds[1..]), "one for each token");
     refused(tokenizer_file("gemma4", &[], &[]), "has 0 tokens");
-    refused(merges_of(&["ab"]), "entry 0 is no pair");
-    refused(merges_of(&[" a"]), "entry 0 is no pair");
-    refused(merges_of(&[&format!("{long} {long}")]), "entry 0 is no pair");
-    refused(merges_of(&["\u{1} \u{2}"]), "makes no tokenizer");
+    refused(merges_of(&["ab"]), "entry 0 is not a pair");
+    refused(merges_of(&[" a"]), "entry 0 is not a pair");
+    refused(merges_of(&[&format!("{long} {long}")]), "entry 0 is not a pair");
+    refused(merges_of(&["\u{1} \u{2}"]), "does not form a tokenizer");
     let mut twice = tokens.clone();
     twice[300] = twice[299].clone();
     refused(tokenizer_file("gemma4", &twice, &kinds), "ids 299 and 300 are both");
     let narrow = tokenizer_file("gemma4", &tokens, &kinds).floats("token_embd.weight", &[2, 1], &[0.0; 2]);
     refused(narrow, "only 2 rows");
-    // Texts that a model goes on from end in no such token, whatever a file says.
+    // Prompts for continuation do not end in such a token, whatever a file says.
     let list: Vec<&str> = merges.iter().map(String::as_str).collect();
     let eos = merges_of(&list).key("tokenizer.ggml.add_eos_token", bool_value(true));
     let eos = gguf::tokenizer(&Gguf::from_bytes(eos.bytes()).expect("a valid file")).expect("read").expect("one");

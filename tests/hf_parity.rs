@@ -65,7 +65,7 @@ fn greedy_ids_are_the_references() {
     });
 }
 
-/// Every link of the chain of drafts, from the token and the state that the reference's link before it gave.
+/// Every link of the draft chain, from the token and the state of the reference's previous link.
 #[test]
 fn draft_links_are_the_references() {
     for_each_case(|case, isa| {
@@ -90,12 +90,11 @@ fn draft_links_are_the_references() {
     });
 }
 
-/// How many times the error of the state that a link is given its results may be off by; 5.6 is the largest measured,
-/// on cases of other seeds.
+/// Allowed error of a link's results relative to that of its input state; 5.6 is the largest measured, on cases of other seeds.
 const AMPLIFICATION: f32 = 8.0;
 
-/// Our own chain: every link from the token and the state that our own link before it gave. Its error grows from link
-/// to link, so it is bounded, and decides about ids, by the error of the state that each link was given.
+/// Our own chain: every link from the token and the state of our own previous link. Its error grows from link to link, so it is
+/// bounded, and ids are decided, relative to the error of each link's input state.
 #[test]
 fn free_running_drafts_are_the_references() {
     for_each_case(|case, isa| {
@@ -118,14 +117,14 @@ fn free_running_drafts_are_the_references() {
             let what = format!("{}: draft {k} of our own chain", case.name);
             same_id(*draft, reference.ids[k], reference.margins[k], bound, &what);
             if *draft != reference.ids[k] {
-                break; // undecided, and what follows is another text
+                break; // undecided, and the rest is another text
             }
             (token, hidden) = (*draft, step.hidden);
         }
     });
 }
 
-/// The reference's chain of drafts: `first_id` and the prompt's last state in, then each link from the one before it.
+/// The reference's draft chain: `first_id` and the prompt's last state, then each link from the one before it.
 struct Chain {
     first_id: u32,
     ids: Vec<u32>,     // (K)
@@ -155,7 +154,7 @@ impl Chain {
         k.checked_sub(1).map_or(self.first_id, |k| self.ids[k])
     }
 
-    /// The largest difference between link `k`'s logits and these, over the ids that these score.
+    /// The largest difference between link `k`'s logits and these, over the ids scored here.
     fn logits_error(&self, k: usize, scores: &Scores) -> f32 {
         let vocab = self.logits.len() / self.ids.len();
         let row = &self.logits[k * vocab..(k + 1) * vocab];
@@ -175,7 +174,7 @@ fn best_id(scores: &Scores) -> u32 {
     scores.ids.as_ref().map_or(best, |ids| ids[best as usize])
 }
 
-/// What the drafter of the engine proposes behind `token`, whose row the cache does not hold.
+/// The engine's drafts after `token`, whose row is not in the cache.
 fn mtp(assistant: &Arc<Assistant>, token: u32, hidden: &Tensor, kv: &KvCache, most: usize) -> Vec<u32> {
     let sampler = Sampler::new(Sampling::default(), Vec::new()).expect("a sampler");
     let (drafts, confidence) = (DraftSampling::Greedy, Confidence::Omit);
@@ -226,7 +225,7 @@ fn a_verify_batch_equals_single_steps() {
             for (row, id) in batch.iter().enumerate() {
                 let step = pass(&target, &mut single, &[*id], OutputRows::Last);
                 let of = |all: &[f32]| all[row * all.len() / rows..(row + 1) * all.len() / rows].to_vec();
-                // Stronger than the 1e-5 that is promised: no bit differs.
+                // Stronger than the promised 1e-5: no bit differs.
                 assert_eq!(of(&logits), values(&step.logits), "{}: row {row} of {rows}", case.name);
                 assert_eq!(of(&hidden), values(&step.hidden), "{}: row {row} of {rows}", case.name);
             }
@@ -238,7 +237,7 @@ fn own_fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }
 
-/// What `$FORETOKEN_FIXTURES` lists is tested or refused.
+/// Directories in `$FORETOKEN_FIXTURES` are tested or rejected.
 #[test]
 fn fixtures_that_test_nothing_are_errors() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -253,7 +252,7 @@ fn fixtures_that_test_nothing_are_errors() {
     ] {
         let problem = cases::under(&path).err().expect("nothing to test");
         assert!(problem.contains(why) && !problem.contains('\n'), "{problem}");
-        // The same by the variable, in a process of its own.
+        // The same with the variable set, in a separate process.
         let mut test = Command::new(std::env::current_exe().expect("this test"));
         let test = test.args(["--exact", "cases_are_complete"]).env("FORETOKEN_FIXTURES", &path);
         let output = test.output().expect("a run of this test");
@@ -267,7 +266,7 @@ fn fixtures_that_test_nothing_are_errors() {
 fn cases_are_complete() {
     for case in cases::all().into_iter().chain(cases::of(cases::QWEN35)) {
         let margins = |name| case.floats(name).into_iter().fold(f32::INFINITY, f32::min);
-        // The shipped fixtures decide every id; else equality of ids would not be tested.
+        // The shipped fixtures decide every id; otherwise equality of ids would not be tested.
         let ships = case.path.starts_with(own_fixtures());
         assert!(!ships || margins("greedy_margins") > 0.05, "{}", case.path.display());
         let (rows, hidden) = (case.ids("input_ids").len(), case.floats("hidden").len());

@@ -1,4 +1,4 @@
-//! Checkpoints by name, against a small server that speaks the Hub's routes on the loopback interface.
+//! Checkpoints by name, against a small server with the Hub's routes on the loopback interface.
 #![cfg(feature = "hub")]
 
 mod cases;
@@ -20,13 +20,13 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 struct State {
     /// Files by `owner/name/file`.
     files: BTreeMap<String, Vec<u8>>,
-    /// First lines of requests, with the range that was asked for.
+    /// First lines of requests, with the requested range.
     requests: Vec<String>,
     /// Bytes of a body after which the connection breaks; once.
     break_after: Option<usize>,
     /// The token that requests need.
     token: Option<&'static str>,
-    /// Status and headers of every answer to paths with this in them.
+    /// Status and headers of every response to paths that contain this.
     refuse: Option<(&'static str, &'static str)>,
 }
 
@@ -92,7 +92,7 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>, endpoint: &str) -> std::i
         let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close";
         return write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     }
-    // Large files lie elsewhere: the Hub names their hash, and redirects.
+    // Large files are stored elsewhere: the Hub sends their hash, and redirects.
     let stored = path.strip_prefix("/storage/");
     let file = stored.map(str::to_owned).unwrap_or_else(|| path[1..].replacen("/resolve/main/", "/", 1));
     let Some(content) = state.files.get(&file).filter(|_| allowed) else {
@@ -122,7 +122,7 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>, endpoint: &str) -> std::i
         return Ok(());
     }
     let body = content[first..end].to_vec();
-    // Questions for a file's size ask for one byte of it; the connection breaks in a download.
+    // Size queries request one byte; the connection breaks in a download.
     let sent = if length > 1 { state.break_after.take_if(|after| *after < length).unwrap_or(length) } else { length };
     drop(state);
     stream.write_all(&body[..sent])
@@ -189,14 +189,14 @@ fn a_pair_loads_by_name() {
     let assistant = resolve("test/assistant", &options).expect("the assistant");
     assert_eq!(ids(&target, &assistant, &prompt), ids(&path.join("target"), &path.join("assistant"), &prompt));
 
-    // What is here is used as it is, without a question to the server: it works offline.
+    // Existing files are used without a request to the server: it works offline.
     let asked = server.state().requests.len();
     let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options };
     assert_eq!(resolve("test/target", &offline).expect("the target"), target);
     assert_eq!(server.state().requests.len(), asked);
 }
 
-/// The edge fixture's target as `test/sharded`: two shards and an index. The whole file is returned apart.
+/// The edge fixture's target as `test/sharded`: two shards and an index. The whole file is returned separately.
 fn sharded() -> (BTreeMap<String, Vec<u8>>, Vec<u8>) {
     let (path, _) = fixture();
     let mut all = files("test/sharded", &path.join("target"));
@@ -229,7 +229,7 @@ fn shards_and_everything_beside_them() {
     assert_eq!(ids(&target, &assistant, &prompt), ids(&one, &assistant, &prompt));
 }
 
-/// What is downloaded is what is read: a whole file comes before an index that does not name it.
+/// The downloaded files are those that are read: a whole file takes precedence over an index that does not list it.
 #[test]
 fn a_whole_file_beside_shards() {
     let (path, prompt) = fixture();
@@ -237,7 +237,7 @@ fn a_whole_file_beside_shards() {
     all.insert("test/sharded/model.safetensors".into(), whole);
     let (server, cache) = (Server::new(all), tempfile::tempdir().expect("a directory"));
     let options = server.options(cache.path());
-    // A download that broke off behind the index is gone on with.
+    // A download that broke off after the index is resumed.
     server.state().break_after = Some(100_000);
     refused(resolve("test/sharded", &options), &["model.safetensors", "try again"]);
     let target = resolve("test/sharded", &options).expect("the target");
@@ -258,7 +258,7 @@ fn a_whole_file_beside_shards() {
     assert_eq!(exist, [true, true, false]);
 }
 
-/// A shard is a file beside its index; an index cannot make the client ask for, or write, anything else.
+/// A shard is a file next to its index; an index cannot make the client request, or write, anything else.
 #[test]
 fn an_index_names_files_only() {
     let (path, _) = fixture();
@@ -279,7 +279,7 @@ fn a_missing_repository() {
     refused(resolve("test/text", &options), &["test/text", "config.json"]);
     server.state().files.insert("test/text/config.json".into(), b"{}".to_vec());
     refused(resolve("test/text", &options), &["test/text", "model.safetensors"]);
-    // A path that exists is a path, whatever the Hub has; what cannot be a name is one too.
+    // An existing path is a path, whatever the Hub has; so is anything that cannot be a name.
     let asked = server.state().requests.len();
     for path in ["tests/cases", "no/such/path", "./x"] {
         assert_eq!(resolve(path, &options).expect("a path"), Path::new(path));
@@ -300,8 +300,7 @@ fn a_repository_that_needs_a_token() {
     assert!(resolve("test/target", &right).expect("the target").join("model.safetensors").exists());
 }
 
-/// A server that dies midway is an error; nothing half is taken for a checkpoint, and the next attempt goes on from
-/// there.
+/// A server that dies midway is an error; nothing incomplete is used as a checkpoint, and the next attempt resumes from there.
 #[test]
 fn a_server_that_dies_midway() {
     let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
@@ -319,7 +318,7 @@ fn a_server_that_dies_midway() {
     assert!(read(&target) == read(&path.join("target")), "the two parts do not make the whole");
 }
 
-/// A download that breaks off is taken up again in the same call.
+/// An interrupted download is resumed in the same call.
 #[test]
 fn a_connection_that_breaks_once() {
     let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
@@ -332,7 +331,7 @@ fn a_connection_that_breaks_once() {
     assert!(read(&target) == read(&fixture().0.join("target")), "the two parts do not make the whole");
 }
 
-/// Answers that ask for something: each error says what.
+/// Responses that require an action: each error names it.
 #[test]
 fn requests_that_are_refused() {
     let (server, cache) = (edge(), tempfile::tempdir().expect("a directory"));
@@ -344,8 +343,8 @@ fn requests_that_are_refused() {
     };
     let wait = refuse("/api/", "429 Too Many Requests\r\nRetry-After: 37");
     refused(wait, &["test/target", "429", "try again in 37 s", "token"]);
-    refused(refuse("/api/", "429 Too Many Requests"), &["429", "try again in some minutes"]);
-    refused(refuse("/resolve/", "429 Too Many Requests"), &[", config.json", "429", "try again in some minutes"]);
+    refused(refuse("/api/", "429 Too Many Requests"), &["429", "try again in a few minutes"]);
+    refused(refuse("/resolve/", "429 Too Many Requests"), &[", config.json", "429", "try again in a few minutes"]);
     let wait = refuse("/resolve/", "429 Too Many Requests\r\nRetry-After: 41");
     refused(wait, &[", config.json", "429", "try again in 41 s", "token"]);
     let past = refuse("/resolve/", "429 Too Many Requests\r\nRetry-After: Wed, 21 Oct 2015 07:28:00 GMT");
@@ -356,7 +355,7 @@ fn requests_that_are_refused() {
     refused(refuse("/api/", "503 Service Unavailable"), &["503", "try again"]);
 }
 
-/// `owner/name:TAG` is one GGUF file of a repository, in all its parts.
+/// `owner/name:TAG` is one GGUF file of a repository, with all its parts.
 #[test]
 fn a_gguf_file_by_its_tag() {
     let file = |name: &str| (format!("test/files-GGUF/{name}"), name.as_bytes().to_vec());
@@ -376,7 +375,7 @@ fn a_gguf_file_by_its_tag() {
         if tag == "edge-BF16" {
             assert_eq!(read(&path.with_file_name(&parts[1][5..])), parts[1]);
         }
-        // What is here is used without a question to the server.
+        // Existing files are used without a request to the server.
         let offline = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..options.clone() };
         assert_eq!(resolve(&format!("test/files-GGUF:{tag}"), &offline).expect("the same"), path);
     }
@@ -386,10 +385,10 @@ fn a_gguf_file_by_its_tag() {
     let several = resolve("test/files-GGUF", &options);
     refused(several, &["several GGUF files", "edge-Q4_K_M.gguf", "edge-UD-Q8_0.gguf", "test/files-GGUF:TAG"]);
     assert_eq!(read(&resolve("test/one-GGUF", &options).expect("the only one")), "one");
-    refused(resolve("test/odd-GGUF", &options), &["not below it"]);
+    refused(resolve("test/odd-GGUF", &options), &["outside the repository"]);
     server.state().files.remove(&format!("test/files-GGUF/{}", parts[1]));
     let fresh = tempfile::tempdir().expect("a directory");
-    refused(resolve("test/files-GGUF:BF16", &server.options(fresh.path())), &["lacks parts", parts[0]]);
+    refused(resolve("test/files-GGUF:BF16", &server.options(fresh.path())), &["missing parts", parts[0]]);
 }
 
 #[test]

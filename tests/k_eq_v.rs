@@ -1,4 +1,4 @@
-//! K = V: storing V alone gives the same result as storing both, exactly in f32, within the format's error otherwise.
+//! K = V: storing only V gives the same result as storing both, exactly in f32, within the format's error otherwise.
 
 mod cases;
 
@@ -76,7 +76,7 @@ impl Model {
         Self { isa, layout, rotary, norm }
     }
 
-    /// What a layer does: rows of one projection become K and V, and queries attend. Rounds of the given lengths.
+    /// A layer's operations: rows of one projection become K and V, and queries attend. Rounds of the given lengths.
     fn attend(&self, options: &KvOptions, rounds: &[usize]) -> (Vec<Vec<f32>>, usize) {
         let mut cache = KvCache::new(self.layout.clone(), options, 8192, self.isa).expect("a cache");
         let mut rng = StdRng::seed_from_u64(5);
@@ -113,7 +113,7 @@ fn quantized_values_serve_as_keys() {
 
 fn quantized_values_serve_as_both(isa: Isa) {
     let model = Model::new(isa);
-    // Fewer rows, and every third format, on the scalar reference, for its time; page 1 is quantized there too.
+    // Fewer rows, and every third format, on the slow scalar reference; page 1 is quantized there as well.
     let (rounds, stride): (&[usize], _) =
         if isa == Isa::Scalar { (&[300, 1, 7, 100], 3) } else { (&[300, 200, 1, 1, 7, 1, 400, 4], 1) };
     let f32 = options(ElementType::F32.into(), KEqV::Stored);
@@ -128,7 +128,7 @@ fn quantized_values_serve_as_both(isa: Isa) {
     }
 }
 
-/// A row's bits depend on its own keys only, with K = V too.
+/// A row's bits depend only on its own keys, also with K = V.
 #[test]
 fn chunks_do_not_change_bits() {
     on_every_isa(bits_are_of_own_keys);

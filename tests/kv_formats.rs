@@ -1,4 +1,4 @@
-//! Every K/V format: the same text with speculation, sizes as reported, and errors for what cannot be.
+//! Every K/V format: the same text with speculation, sizes as reported, and errors for unsupported combinations.
 
 mod cases;
 
@@ -23,7 +23,7 @@ fn speculation_keeps_the_text(isa: Isa) {
     let demo = |part: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo").join(part);
     let options = EngineOptions::new(demo("target")).with_assistant(demo("assistant"));
     let engine = Engine::load(&EngineOptions { isa: Some(isa), ..options }).expect("the pair");
-    // Every format and block size on the widest instruction set; fewer on the others, for their time.
+    // Every format and block size on the widest instruction set; fewer on the others, which are slower.
     let (prompt, max_tokens, block_sizes, stride) = match isa {
         isa if isa == Isa::best() => (200, 150, &[2, 4, 8][..], 1),
         Isa::Scalar => (140, 24, &[4][..], 4),
@@ -128,8 +128,8 @@ fn names_are_those_of_llama_cpp_and_say_what_is_wrong() {
     assert!("best".parse::<KvPreset>().expect_err("no preset").to_string().contains("balanced"));
 }
 
-/// Bytes per position of the full layers of every variant: documented values equal what a cache allocates.
-/// DESIGN.md has this table.
+/// Bytes per position of the full layers of every variant: documented values equal what a cache allocates. DESIGN.md has this
+/// table.
 #[test]
 fn every_variant_holds_what_its_preset_promises() {
     let variants: [(&str, usize, usize, bool, [usize; 4]); 5] = [

@@ -1,5 +1,5 @@
-//! Rounds of the KV cache: a committed round leaves the state of plain decoding of the committed rows, a dropped one
-//! leaves none, and its queries read the rows that they would read in plain decoding.
+//! Rounds of the KV cache: a committed round leaves the state of plain decoding of the committed rows, a dropped one leaves none,
+//! and its queries read the rows that they would read in plain decoding.
 
 mod cases;
 
@@ -20,7 +20,7 @@ const F32: KvFormat = KvFormat::Exact(ElementType::F32);
 const F16: KvFormat = KvFormat::Exact(ElementType::F16);
 const BF16: KvFormat = KvFormat::Exact(ElementType::Bf16);
 
-/// The types of keys and values that are tried: the exact ones and mixtures, and every quantized format on either side.
+/// The tested types of keys and values: exact ones and mixtures, and every quantized format on either side.
 fn types() -> Vec<(KvFormat, KvFormat)> {
     let mut types = vec![(F32, F32), (F16, F16), (BF16, BF16), (F16, F32), (F32, BF16)];
     types.extend(CodeFormat::ALL.map(|format| (format.into(), CodeFormat::Tqc4.into())));
@@ -28,7 +28,7 @@ fn types() -> Vec<(KvFormat, KvFormat)> {
     types
 }
 
-/// Bytes of an element, where it has whole ones.
+/// Bytes per element, if whole.
 fn size(format: KvFormat) -> Option<usize> {
     match format {
         KvFormat::Exact(element) => Some(element.size()),
@@ -63,7 +63,7 @@ fn cache(isa: Isa, (key, value): (KvFormat, KvFormat), max_round_rows: usize, ma
     KvCache::new(layout(), &options, max_context, isa).expect("a cache")
 }
 
-/// What one position gives every layer: its own K and V where the layer has a store, and its queries.
+/// One position's inputs for every layer: its own K and V if the layer has a store, and its queries.
 struct Position {
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
@@ -90,7 +90,7 @@ fn rows<'p>(rows: impl Iterator<Item = &'p Vec<f32>>, head_dim: usize) -> Tensor
     tensor(rows.iter().flat_map(|row| row.iter().copied()).collect(), (rows.len(), heads, head_dim)).expect("a tensor")
 }
 
-/// What attention gave: for each layer, for each row, its bits.
+/// Attention outputs: for each layer, for each row, its bits.
 type Attended = Vec<Vec<Vec<u32>>>;
 
 /// Stages `positions` in one round, attends in every layer, and commits the first `keep`, or drops the round.
@@ -148,9 +148,9 @@ fn bytes((key, value): (KvFormat, KvFormat), max_round_rows: usize, end: usize) 
     Some(layout().stores.iter().map(of).sum())
 }
 
-/// Rounds of 1 to 20 rows, of which any number is kept, against a cache that saw the kept rows one by one. Rejected
-/// rows differ from those written at their positions later, so a row that survives a rollback shows. 80 rounds write
-/// some 400 positions: three pages, and twice around the ring of the widest window.
+/// Rounds of 1 to 20 rows, of which any number is committed, against a cache that saw the committed rows one by one. Rejected
+/// rows differ from those written at their positions later, so a row that survives a rollback is detected. 80 rounds write some
+/// 400 positions: three pages, and twice around the ring of the widest window.
 #[test]
 fn rounds_leave_what_single_steps_leave() {
     on_every_isa(rounds_are_single_steps);
@@ -158,12 +158,12 @@ fn rounds_leave_what_single_steps_leave() {
 
 fn rounds_are_single_steps(isa: Isa) {
     const MAX_ROUND_ROWS: usize = 20;
-    // Every fifth on lesser instruction sets than the widest, for their time.
+    // Every fifth on narrower instruction sets, which are slower.
     let stride = if isa == Isa::best() { 1 } else { 5 };
     for (types, seed) in types().into_iter().flat_map(|types| [1, 2].map(|seed| (types, seed))).step_by(stride) {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut rounds = cache(isa, types, MAX_ROUND_ROWS, 4096);
-        // Its rings have another size, so equal rows do not lie in equal places by chance.
+        // Its rings have another size, so equal rows are not in equal slots by chance.
         let mut steps = cache(isa, types, 1, 4096);
         let mut staged_end = 0;
         for n in 0..80 {
@@ -175,7 +175,7 @@ fn rounds_are_single_steps(isa: Isa) {
             staged_end = staged_end.max(rounds.len() + positions.len());
             let attended = round(&mut rounds, &positions, (!dropped).then_some(keep));
             for (row, position) in positions.iter().take(keep + 1).enumerate() {
-                // The first rejected row saw the kept ones, so it too has its plain step, which is not kept either.
+                // The first rejected row saw the committed ones, so it also has its plain step, which is dropped as well.
                 let step = round(&mut steps, std::slice::from_ref(position), (row < keep).then_some(1));
                 assert_same_row(&attended, row, &step, &what);
             }
@@ -192,7 +192,7 @@ fn rounds_are_single_steps(isa: Isa) {
     }
 }
 
-/// Every row of a round, kept or not, at lengths around the windows and the pages.
+/// Every row of a round, committed or not, at lengths around the windows and the pages.
 #[test]
 fn every_row_of_a_round_sees_what_single_steps_see() {
     on_every_isa(rows_are_single_steps);
@@ -220,7 +220,7 @@ fn rows_are_single_steps(isa: Isa) {
     }
 }
 
-/// Attention over the rows that a window admits, straight from the definition and in f64.
+/// Attention over the rows in a window, straight from the definition and in f64.
 fn attention(history: &[Position], layer: usize, query: &Position) -> Vec<f64> {
     let layout = layout();
     let index = layout.store_of_layer[layer];
@@ -248,7 +248,7 @@ fn attention(history: &[Position], layer: usize, query: &Position) -> Vec<f64> {
     y
 }
 
-/// Equal to each other is not yet right: the newest row also agrees with the definition.
+/// Equality is not correctness: the last row also agrees with the definition.
 #[test]
 fn attention_is_over_the_window() {
     on_every_isa(attention_is_the_definition);
@@ -271,7 +271,7 @@ fn attention_is_the_definition(isa: Isa) {
     }
 }
 
-/// What does not fit is refused before anything is written.
+/// What does not fit is rejected before anything is written.
 #[test]
 fn a_refused_round_changes_nothing() {
     let mut rng = StdRng::seed_from_u64(4);
@@ -290,7 +290,7 @@ fn a_refused_round_changes_nothing() {
         }
         assert!(tried.same_rows(&twin) && tried.bytes() == twin.bytes(), "a round of {rows} rows");
     }
-    // The last positions can be used.
+    // The last positions are usable.
     for cache in [&mut tried, &mut twin] {
         round(cache, &positions[18..], Some(12));
     }
@@ -299,7 +299,7 @@ fn a_refused_round_changes_nothing() {
     assert!(tried.same_rows(&twin));
 }
 
-/// Tensors of the wrong shape are refused by name, and the round that got them can only be dropped.
+/// Tensors of the wrong shape are rejected by name, and their round can only be dropped.
 #[test]
 fn misshapen_rows_are_refused() {
     let mut cache = cache(Isa::best(), (F32, F32), 20, 30);
@@ -336,7 +336,7 @@ fn bytes_per_token_are_those_of_the_full_layers() {
     }
 }
 
-/// Limits of any size are accepted without memory for them; limits of nothing are refused.
+/// Limits of any size are accepted without memory for them; limits of 0 are rejected.
 #[test]
 fn limits_are_checked() {
     let new = |max_context, max_round_rows| {

@@ -1,5 +1,5 @@
-//! Sequences that share passes write what each writes alone, byte for byte: whoever joins, leaves, forks, is cancelled
-//! or fails in the same batch.
+//! Sequences that share passes write what each writes alone, byte for byte: whichever joins, leaves, forks, is cancelled or fails
+//! in the same batch.
 
 mod cases;
 
@@ -25,7 +25,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-/// What one sequence is asked for.
+/// Options of one sequence.
 #[derive(Clone)]
 struct Job {
     prompt: Vec<u32>,
@@ -33,7 +33,7 @@ struct Job {
     options: GenerateOptions,
 }
 
-/// What a generation wrote, and why it ended.
+/// A generation's output, and why it ended.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Written {
     ids: Vec<u32>,
@@ -65,11 +65,11 @@ fn job(rng: &mut StdRng, vocab: u32, engine: &Engine, prompts: Range<usize>) -> 
             ..KvOptions::default()
         },
     ];
-    // Rotations are of 16 channels; heads of other widths have no codes.
+    // Rotations are of 16 channels; heads of other widths cannot be quantized.
     let fits = |kv: &KvOptions| match engine.session(&SessionOptions { kv: kv.clone() }) {
         Ok(_) => true,
         Err(error) => {
-            assert!(error.to_string().contains("no multiple of 16"), "{error}");
+            assert!(error.to_string().contains("not a multiple of 16"), "{error}");
             false
         }
     };
@@ -106,7 +106,7 @@ fn job(rng: &mut StdRng, vocab: u32, engine: &Engine, prompts: Range<usize>) -> 
     Job { prompt, session: SessionOptions { kv }, options }
 }
 
-/// What a job writes by itself.
+/// A job's output when run alone.
 fn alone(engine: &Engine, job: &Job) -> Written {
     let mut session = engine.session(&job.session).expect("a session");
     let mut generation = session.generate(&job.prompt, &job.options).expect("a generation");
@@ -114,8 +114,8 @@ fn alone(engine: &Engine, job: &Job) -> Written {
     Written { ids, finish: generation.finish() }
 }
 
-/// 1 to 8 sequences with different prompts, block sizes and K/V formats, which join, leave, fork and are cancelled at
-/// random rounds.
+/// 1 to 8 sequences with different prompts, block sizes and K/V formats, which join, leave, fork and are cancelled at random
+/// rounds.
 fn check(engine: &Engine, vocab: u32, seed: u64, name: &str, prompts: Range<usize>) {
     let mut rng = StdRng::seed_from_u64(seed);
     let jobs: Vec<Job> = (0..rng.random_range(1..=8)).map(|_| job(&mut rng, vocab, engine, prompts.clone())).collect();
@@ -145,7 +145,7 @@ fn check(engine: &Engine, vocab: u32, seed: u64, name: &str, prompts: Range<usiz
         let (i, written) = running[&id].clone();
         let what = format!("{name}, seed {seed}, sequence {i}");
         match rng.random_range(0..20) {
-            // It leaves: what it wrote is how the whole begins, and its session goes on by itself.
+            // It leaves: its output is a prefix of the whole, and its session continues alone.
             0 => {
                 let mut session = scheduler.remove(id).expect("a session");
                 running.remove(&id);
@@ -172,11 +172,11 @@ fn check(engine: &Engine, vocab: u32, seed: u64, name: &str, prompts: Range<usiz
                 assert_eq!(got, fresh, "{what}: the fork");
                 scheduler.remove(fork);
             }
-            // A second one with its prompt writes what it does, if it is not too long behind it.
+            // A second one with its prompt writes the same, if it is not too far behind.
             2..=4 if forks < 6 && !written.ids.is_empty() => {
                 forks += 1;
                 let fork = scheduler.fork_prompt(id, &jobs[i].options);
-                // A recurrent state cannot go back, not even by one token.
+                // A recurrent state cannot be rewound, not even by one token.
                 assert!(fork.is_ok() || written.ids.len() > 1 || name.contains("qwen"), "{what}: {fork:?}");
                 if let Ok(fork) = fork {
                     running.insert(fork, (i, Written::default()));
@@ -198,7 +198,7 @@ fn texts_are_those_of_each_alone() {
         for case in cases::all().into_iter().chain(cases::of(cases::QWEN35)) {
             let target = case.path.join("target");
             let options = EngineOptions { threads: Some(2), isa: Some(isa), ..EngineOptions::new(&target) };
-            // The target is its own draft model: the only one of the same vocabulary here.
+            // The target is its own draft model: the only one with the same vocabulary here.
             let (assistant, draft_model) = (case.assistant_path(), Some(target));
             let engine = Engine::load(&EngineOptions { assistant, draft_model, ..options }).expect("an engine");
             let vocab = engine.target().num_readable_tokens() as u32;
@@ -221,8 +221,8 @@ fn texts_of_the_demo_pairs_are_those_of_each_alone() {
     }
 }
 
-/// While a sequence decodes, a prompt is read by chunks, the shortest where no slowdown is allowed. Every pass emits one token of the
-/// sequence: nothing is drafted beside a chunk, whatever was measured.
+/// While a sequence decodes, a prompt is read in chunks, the shortest if no slowdown is allowed. Every pass emits one token of
+/// the sequence: nothing is drafted in a pass with a chunk, whatever was measured.
 #[test]
 fn nothing_is_drafted_beside_a_prompts_chunk() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");
@@ -238,7 +238,7 @@ fn nothing_is_drafted_beside_a_prompts_chunk() {
     };
     let writing = add(&mut scheduler, (300..320).collect());
     let drafted = |scheduler: &Scheduler| scheduler.statistics(writing).expect("a sequence").drafted;
-    // It drafts by itself, as soon as measured times say that it pays.
+    // Alone it drafts, as soon as measured times show a gain.
     let mut steps = 0;
     while steps < 100 && drafted(&scheduler) == 0 {
         scheduler.step();
@@ -256,7 +256,7 @@ fn nothing_is_drafted_beside_a_prompts_chunk() {
     assert_eq!((passes, drafted(&scheduler)), (1000 / 8, before));
 }
 
-/// A target with poison tokens: rows after one are NaN, the pass of the next fails, that of the last panics.
+/// A target with poison tokens: rows after the first are NaN, the pass of the second fails, that of the last panics.
 struct Poisoned {
     target: Target,
     nan: u32,
@@ -314,7 +314,7 @@ fn poisoned() -> Engine {
     Engine::from_model(Arc::new(Poisoned { target, nan: NAN, error: POISON, panic: PANIC }), 1).expect("an engine")
 }
 
-/// Panics with the second token.
+/// Panics at the second token.
 #[derive(Debug)]
 struct Panicking;
 
@@ -325,8 +325,7 @@ impl LogitsProcessor for Panicking {
     }
 }
 
-/// NaN, a failing or panicking pass, a panicking logits processor and a full context in one sequence leave the others
-/// untouched.
+/// NaN, a failing or panicking pass, a panicking logits processor and a full context in one sequence do not affect the others.
 #[test]
 fn a_failure_is_the_failing_sequences_alone() {
     let engine = poisoned();
@@ -382,7 +381,7 @@ fn a_failure_is_the_failing_sequences_alone() {
     }
 }
 
-/// An error in a later chunk of a prompt keeps nothing of the prompt: the session goes on as if it had not been asked.
+/// An error in a later chunk rolls back the whole prompt: the session continues as if it had not been passed.
 #[test]
 fn a_prompt_is_atomic() {
     let engine = poisoned();
@@ -400,7 +399,7 @@ fn a_prompt_is_atomic() {
         assert_eq!(write(&mut disturbed, &first), write(&mut undisturbed, &first));
         for bad in [NAN, POISON] {
             let (tokens, len) = (disturbed.tokens().to_vec(), disturbed.kv().len());
-            // The sliding window of 8 passes on by far before the last chunk fails.
+            // The sliding window of 8 moves far past before the last chunk fails.
             let mut prompt: Vec<u32> = (60..90).collect();
             prompt.push(bad);
             let error = disturbed.generate(&prompt, &options).map(drop).expect_err("a poisoned prompt");
@@ -446,7 +445,7 @@ fn a_cancelled_generation_keeps_what_it_gave() {
     assert_eq!((ids.len(), &session.tokens()[3..]), (5, &ids[..]));
 }
 
-/// Sessions of one engine share its memory; one that finds none left fails alone, and what it held serves others.
+/// Sessions of one engine share its memory; one that exhausts it fails alone, and its memory is reused.
 #[test]
 fn memory_is_one_limit_for_all() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dense/target");
@@ -483,7 +482,7 @@ fn memory_is_one_limit_for_all() {
     assert_eq!(text(&mut b).expect("memory that came back"), want);
 }
 
-/// What a draft step does to a sequence of [`FAULTY`] or more committed rows.
+/// Effect of a draft step on a sequence of [`FAULTY`] or more committed rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     None,
@@ -494,7 +493,7 @@ enum Fault {
 
 const FAULTY: usize = 60;
 
-/// A model that notes the sequences of its passes.
+/// A model that records the sequences of its passes.
 struct Watched {
     model: Arc<dyn ChainModel>,
     passes: Mutex<Vec<usize>>,
@@ -508,7 +507,7 @@ impl ChainModel for Watched {
             DraftKv::Target(committed) => committed.position(),
             DraftKv::Own { round, .. } => round.position(),
         };
-        // Behind the pass: rows are staged.
+        // After the pass: rows are staged.
         let mut steps = self.model.step(sequences)?;
         for (_, step) in sequences.iter().zip(&mut steps).filter(|(rows, _)| position(rows) >= FAULTY) {
             let scored = step.scores.logits.elem_count();
@@ -523,7 +522,7 @@ impl ChainModel for Watched {
     }
 }
 
-/// A drafter whose chain is that of `inner`, with such a model.
+/// A drafter with `inner`'s chain, but such a model.
 struct Chained {
     inner: Box<dyn Drafter>,
     model: Arc<Watched>,
@@ -565,8 +564,8 @@ impl DraftChain for Chained {
     }
 }
 
-/// Fixtures and what drafts for them: heads that score every id, and with centroids; heads with K and V of their own; targets
-/// that are their own draft models.
+/// Fixtures and their drafters: heads that score every id, and with centroids; heads with K and V of their own; targets that are
+/// their own draft models.
 const CHAINS: [(&str, &str); 7] = [
     ("dense", "mtp"),
     ("edge", "mtp"),
@@ -577,7 +576,7 @@ const CHAINS: [(&str, &str); 7] = [
     ("qwen35-dense", "draft-model"),
 ];
 
-/// An engine, the model that drafts for it, and options whose rounds are of four rows.
+/// An engine, its draft model, and options with rounds of four rows.
 fn watched((name, drafts): (&str, &str), fault: Fault, max_tokens: usize) -> (Engine, Arc<Watched>, GenerateOptions) {
     type Make = Box<dyn Fn() -> foretoken::Result<Box<dyn Drafter>> + Send + Sync>;
     let mut every = cases::all().into_iter().chain(cases::of(cases::QWEN35));
@@ -615,7 +614,7 @@ fn watched((name, drafts): (&str, &str), fault: Fault, max_tokens: usize) -> (En
     (engine, watched, GenerateOptions { max_tokens, speculation, stop, ..GenerateOptions::default() })
 }
 
-/// For every place in the drafts of a batch, the model has one pass, over rows of each sequence that drafts there.
+/// For every draft position of a batch, the model has one pass, over rows of each sequence that drafts there.
 #[test]
 fn a_place_is_drafted_in_one_pass() {
     for chain in CHAINS {
@@ -650,7 +649,7 @@ fn a_place_is_drafted_in_one_pass() {
     }
 }
 
-/// NaN, an error or a panic in the draft of one sequence ends that one; the others draft and write as before.
+/// NaN, an error or a panic in one sequence's draft ends that sequence; the others draft and write as before.
 #[test]
 fn a_failing_draft_is_the_failing_sequences_alone() {
     let faults = [Fault::Nan, Fault::Error, Fault::Panic];

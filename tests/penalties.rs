@@ -1,4 +1,4 @@
-//! Penalties and DRY: what they do to a row, and that drafts change nothing of a text under them.
+//! Penalties and DRY: their effect on a row, and that drafts do not change a text under them.
 
 mod cases;
 
@@ -54,13 +54,13 @@ fn penalties_are_the_definitions() {
         assert_eq!(row(&sampling, &tokens, logits), want, "{:?}", sampling.penalties);
         assert_eq!(row(&sampling, &[], logits), logits, "nothing was there before");
     }
-    // Tokens of another vocabulary change nothing, and excluded ones stay so.
+    // Tokens of another vocabulary have no effect, and excluded ones stay excluded.
     let mut excluded = logits;
     excluded[0] = f32::NEG_INFINITY;
     assert_eq!(row(&penalties(2.0, 1.0, 1.0, None), &[0, 99], excluded), excluded);
 }
 
-/// By trying every occurrence and every length.
+/// Brute force over every occurrence and every length.
 fn dry_by_definition(dry: &Dry, tokens: &[u32]) -> BTreeMap<u32, f32> {
     let tokens = &tokens[tokens.len().saturating_sub(dry.last_n.unwrap_or(usize::MAX))..];
     let mut lost = BTreeMap::new();
@@ -79,7 +79,7 @@ fn dry_by_definition(dry: &Dry, tokens: &[u32]) -> BTreeMap<u32, f32> {
 
 #[test]
 fn dry_is_the_definition() {
-    // After "1 2 3 4 1 2 3" a 4 would be the fourth of a repetition.
+    // After "1 2 3 4 1 2 3" a 4 would be the fourth token of a repetition.
     assert_eq!(row(&dry(2, None, &[]), &[1, 2, 3, 4, 1, 2, 3], [0.0; 10])[4], -2.0);
     assert_eq!(row(&dry(3, None, &[]), &[1, 2, 3, 4, 1, 2, 3], [0.0; 10])[4], -1.0);
     assert_eq!(row(&dry(4, None, &[]), &[1, 2, 3, 4, 1, 2, 3], [0.0; 10]), [0.0; 10]);
@@ -142,7 +142,7 @@ fn parameters_out_of_range_are_refused() {
     }
 }
 
-/// All drafters that there are, by themselves and together.
+/// All drafters, alone and together.
 const DRAFTERS: [&str; 9] = [
     "mtp",
     "draft-model",
@@ -166,7 +166,7 @@ fn pairs() -> Vec<Pair> {
         let draft_model = Some(model.clone());
         let options = EngineOptions { draft_model, threads: Some(1), ..EngineOptions::new(model) };
         let engine = Engine::load(&options.with_assistant(assistant)).expect("a pair");
-        // A prompt that repeats itself, so that prompt lookup drafts.
+        // A repetitive prompt, so that prompt lookup drafts.
         let prompt = prompt.unwrap_or_else(|| {
             let tokenizer = engine.tokenizer().expect("a tokenizer");
             tokenizer.encode("fn a() -> u32 { 1 }\nfn b() -> u32 { 1 }\nfn c() ->").expect("tokens")
@@ -204,7 +204,7 @@ fn options(sampling: &Sampling, speculation: Speculation) -> GenerateOptions {
     GenerateOptions { max_tokens: 40, sampling: sampling.clone(), speculation, stop, ..GenerateOptions::default() }
 }
 
-/// Greedy ids under penalties are those without drafts, whoever drafts: row `i` of a verification sees the drafts before it.
+/// Greedy ids under penalties are those without drafts, with any drafter: row `i` of a verification sees the drafts before it.
 #[test]
 fn drafts_do_not_change_penalized_texts() {
     for pair in pairs() {
@@ -227,7 +227,7 @@ fn drafts_do_not_change_penalized_texts() {
             }
         }
         println!("{}: drafted {drafted:?}", pair.name);
-        // Prompt lookup finds little in texts that may not repeat themselves.
+        // Prompt lookup finds little in texts that may not repeat.
         assert!(drafted[0] > 0 && drafted[1] > 0, "{}: {drafted:?}", pair.name);
     }
 }
@@ -250,7 +250,7 @@ impl LogitsProcessor for Own {
     }
 }
 
-/// Prompt, text and drafts are the history: a processor that gets all of them computes the same text.
+/// The history is prompt, text and drafts: a processor that receives all of them computes the same text.
 #[test]
 fn the_history_is_the_whole_sequence() {
     for pair in pairs() {
@@ -264,7 +264,7 @@ fn the_history_is_the_whole_sequence() {
     }
 }
 
-/// Breakers are found by what tokens spell.
+/// Breakers are found by the text of tokens.
 #[test]
 fn tokens_with_a_string() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");

@@ -1,4 +1,4 @@
-//! Perplexity: each window's value equals that of one plain pass over it; invalid requests are refused.
+//! Perplexity: each window's value equals that of one plain pass over it; invalid requests are rejected.
 
 mod cases;
 

@@ -47,7 +47,7 @@ fn a_panic_loses_no_work() {
     assert_eq!(work, "cache");
     let payload = result.expect_err("the panic");
     assert_eq!(payload.downcast_ref::<&str>(), Some(&"a bug"));
-    // The pool's thread lives on.
+    // The pool's thread survives.
     assert_eq!(pool.install(|| 7), 7);
 }
 
@@ -129,7 +129,7 @@ fn sessions_differ() {
     });
 }
 
-/// An error of the drafter arrives where the draft was wanted; the session goes on without it.
+/// An error of the drafter is reported when the draft is needed; the session continues without it.
 #[test]
 fn an_error_comes_out_of_the_next_round() {
     let case = cases::all().into_iter().find(|case| case.name == "edge").expect("the edge fixture");

@@ -1,4 +1,4 @@
-//! Prompts that begin as others did go on from what was kept of those, and write what they write alone and cold.
+//! Prompts continue from cached prefixes of earlier ones, and write what they write alone and without a cache.
 
 mod cases;
 
@@ -25,7 +25,7 @@ fn options(max_tokens: usize, engine: &Engine) -> GenerateOptions {
     GenerateOptions { max_tokens, stop, speculation, ..GenerateOptions::default() }
 }
 
-/// What the prompt is continued with by a session of its own.
+/// The prompt's continuation in a session of its own.
 fn cold(engine: &Engine, session: &SessionOptions, prompt: &[u32], options: &GenerateOptions) -> Vec<u32> {
     let mut session = engine.session(session).expect("a session");
     let generation = session.generate(prompt, options).expect("a generation");
@@ -37,8 +37,8 @@ fn scheduler(engine: &Engine, max_bytes: Option<u64>) -> Scheduler {
     Scheduler::new(engine, SchedulerOptions { prefix_cache, ..SchedulerOptions::default() })
 }
 
-/// Adds the prompts, runs them together to their ends, and removes them; what each wrote, and the tokens that it computed of its
-/// prompt.
+/// Adds the prompts, runs them together to their ends, and removes them; returns each one's output, and the number of computed
+/// tokens of its prompt.
 fn run(
     scheduler: &mut Scheduler,
     session: &SessionOptions,
@@ -73,7 +73,7 @@ fn text(rng: &mut StdRng, len: usize, vocab: u32) -> Vec<u32> {
     (0..len).map(|_| rng.random_range(3..vocab)).collect()
 }
 
-/// Tokens of the prompts, those that several have in common counted once.
+/// Tokens of the prompts, with shared prefixes counted once.
 fn unique(prompts: &[Vec<u32>]) -> usize {
     let mut prompts = prompts.to_vec();
     prompts.sort();
@@ -82,15 +82,15 @@ fn unique(prompts: &[Vec<u32>]) -> usize {
     prompts.iter().map(Vec::len).sum::<usize>() - common
 }
 
-/// Conversations of an agent: they begin with the same instructions, every turn's prompt has the ones before it and what was
-/// answered, and some turns are asked anew from further up.
+/// Agent conversations: they begin with the same instructions, every turn's prompt contains the ones before it and the answers,
+/// and some turns branch off earlier.
 fn trace(engine: &Engine, session: &SessionOptions, vocab: u32, (instructions, turns): (usize, usize), name: &str) {
     let (mut rng, options) = (StdRng::seed_from_u64(5), options(12, engine));
     let mut scheduler = scheduler(engine, Some(u64::MAX));
     let instructions = text(&mut rng, instructions, vocab);
     let (mut conversations, mut prompts, mut computed) = (vec![instructions.clone()], Vec::new(), 0);
     for turn in 0..turns {
-        // Every third turn is one more conversation, beside the others; each asks something else.
+        // Every third turn starts another conversation; each has different text.
         if turn % 3 == 1 {
             conversations.push(instructions.clone());
         }
@@ -141,7 +141,7 @@ fn fixtures_of_every_family() {
     }
 }
 
-/// The third prompt that leaves the others at one place computes nothing before it.
+/// The third prompt that diverges at one place computes nothing before it.
 #[test]
 fn a_place_where_prompts_part_is_kept() {
     let engine = demo();
@@ -158,7 +158,7 @@ fn a_place_where_prompts_part_is_kept() {
         })
         .collect();
     assert_eq!(computed, [400, 400 - 2 * INTERVAL, 100]);
-    // The same prompt again: its last token is computed for the logits behind it, and what a pass is not ended for.
+    // The same prompt again: its last token is computed for its logits, as is what is not worth ending a pass for.
     let again = [&common[..], &text(&mut rng, 100, 4000)].concat();
     let prompts = [again.clone(), again];
     run(&mut scheduler, &session, &prompts[..1], &options);
@@ -168,7 +168,7 @@ fn a_place_where_prompts_part_is_kept() {
     assert_eq!(run(&mut scheduler, &other, &prompts[..1], &options)[0].1, 400);
 }
 
-/// What was not used for the longest time goes first, and running sequences get the memory that they need.
+/// The least recently used is dropped first, and running sequences get the memory they need.
 #[test]
 fn what_is_kept_makes_room() {
     let demo = cases::demo();
@@ -201,11 +201,11 @@ fn what_is_kept_makes_room() {
     let computed = |scheduler: &mut Scheduler, prompt: &Vec<u32>| {
         run(scheduler, &session, std::slice::from_ref(prompt), &options)[0].1
     };
-    assert!(computed(&mut little, &prompts[11]) < 600, "the newest is kept");
+    assert!(computed(&mut little, &prompts[11]) < 600, "the last one is cached");
     assert_eq!(computed(&mut little, &prompts[0]), 600, "the oldest is not");
 }
 
-/// Conversations that memory does not hold go to files, are read back, and leave none behind.
+/// Conversations that do not fit memory are saved to files, read back, and leave none behind.
 #[test]
 fn what_memory_does_not_hold_goes_to_files() {
     let engine = demo();
@@ -218,7 +218,7 @@ fn what_memory_does_not_hold_goes_to_files() {
         ..PrefixCacheOptions::default()
     };
     let keeping = SchedulerOptions { prefix_cache: Some(prefix_cache), ..SchedulerOptions::default() };
-    // Two share the folder.
+    // Two share the directory.
     let mut schedulers = [(); 2].map(|()| Scheduler::new(&engine, keeping.clone()));
     let (mut rng, session) = (StdRng::seed_from_u64(8), SessionOptions::default());
     let options = options(8, &engine);
@@ -230,7 +230,7 @@ fn what_memory_does_not_hold_goes_to_files() {
             conversation.extend(text(&mut rng, 20, 4000));
             let (written, computed) = run(scheduler, &session, std::slice::from_ref(conversation), &options).remove(0);
             assert_eq!(written, cold(&engine, &session, conversation, &options), "turn {turn}");
-            // The newest token of the text was not read yet.
+            // The last token of the text was not read yet.
             assert_eq!(computed, if turn == 0 { before + 20 } else { 21 }, "turn {turn}");
             conversation.extend(written);
         }

@@ -1,5 +1,5 @@
-//! Prompt lookup drafters: matching, majority votes, caps that grow back after a failure, and learning of all emitted
-//! tokens, across rounds too.
+//! Prompt lookup drafters: matching, majority votes, caps that grow back after a failure, and learning of all emitted tokens,
+//! across rounds as well.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ fn what_was_written_once_is_drafted() {
         assert_eq!(draft(&mut *drafter, &asked, 2), [17, 18], "{}", drafter.kind());
         assert_eq!(draft(&mut *drafter, &asked, 0), [0; 0], "{}", drafter.kind());
     }
-    // Nothing behind what never occurred, and nothing behind too little. (The cache is content with one token.)
+    // No draft after an unseen n-gram, and none after too short a match. (The cache needs only one token.)
     for unknown in [&[1, 2, 3][..], &[14, 2, 16], &[16], &[]] {
         for mut drafter in all() {
             let asked = [&text[..], unknown].concat();
@@ -74,7 +74,7 @@ fn what_was_written_once_is_drafted() {
     }
 }
 
-/// Tokens that come one by one, or a few at a time, are learnt like those of a prompt.
+/// Tokens that arrive one by one, or a few at a time, are learnt like those of a prompt.
 #[test]
 fn n_grams_are_learnt_across_rounds() {
     let text: Vec<u32> = (10..40).collect();
@@ -119,7 +119,7 @@ fn a_short_period_goes_on() {
     }
 }
 
-/// The documented minimum is honoured, and more: the draft is what so many occurrences have in common.
+/// The documented minimum is respected: the draft is what that many occurrences have in common.
 #[test]
 fn min_hits_are_honoured() {
     let key = [1, 2, 3];
@@ -166,13 +166,13 @@ fn the_voted_continuation_is_drafted() {
     let mut drafter = NgramMapK4v::new(map(3, 3, 1));
     drafter.begin(&text);
     assert_eq!(draft(&mut drafter, &text, 64), often);
-    // One more for the other: two to two is no majority.
+    // One more for the other: two to two is not a majority.
     let text = [&text[..], &seldom, &key].concat();
     drafter.begin(&text);
     assert_eq!(draft(&mut drafter, &text, 64), [0; 0]);
 }
 
-/// Four continuations are counted; a fifth takes the place of the rarest.
+/// Four continuations are counted; a fifth replaces the rarest.
 #[test]
 fn the_rarest_continuation_is_forgotten() {
     let key = [1, 2];
@@ -186,7 +186,7 @@ fn the_rarest_continuation_is_forgotten() {
     assert_eq!(draft(&mut drafter, &text, 64), [50, 50]);
 }
 
-/// Another n-gram is not taken for the one that was written, however full the table, and short finds count.
+/// A different n-gram does not match, however full the table, and short finds count.
 #[test]
 fn a_collision_proposes_nothing() {
     let pool = Arc::new(NgramPool::default());
@@ -195,7 +195,7 @@ fn a_collision_proposes_nothing() {
     let text: Vec<u32> = (0..900_000).map(|_| rng.random_range(0..200_000)).collect();
     let mut writer = NgramMod::new(options, pool.clone());
     writer.begin(&text);
-    // A fifth of the slots is taken, so of these keys tens of thousands meet another's entry.
+    // A fifth of the slots is taken, so tens of thousands of these keys collide with another's entry.
     let mut reader = NgramMod::new(options, pool);
     let junk = (0..200_000)
         .filter(|_| {
@@ -203,7 +203,7 @@ fn a_collision_proposes_nothing() {
             !draft_mod(&mut reader, &key).is_empty()
         })
         .count();
-    assert_eq!(junk, 0, "drafts behind n-grams that were never written");
+    assert_eq!(junk, 0, "drafts after n-grams that were never written");
     let at = text.len() - 100;
     assert_eq!(
         draft_mod(&mut reader, &text[at..at + 4]),
@@ -241,8 +241,7 @@ fn the_pool_needs_as_many_in_a_row_as_it_is_told() {
     }
 }
 
-/// The static cache drafts where the others have none and is weighted in where they do; the dynamic one has a stricter
-/// threshold.
+/// The static cache drafts if the others have no match and is weighted in if they do; the dynamic one has a stricter threshold.
 #[test]
 fn three_caches_answer_in_turn() {
     let learnt = |text: &[u32], longest| {
@@ -306,8 +305,8 @@ fn drafters_are_named() {
     assert_eq!(one, DrafterOptions::NgramMapK(map(8, 24, 2)));
     for (text, about) in [
         ("ngram-mood", &["\"ngram-mood\"", "ngram-mod", "draft-model", "ngram-cache", "auto"][..]),
-        ("", &["no drafter", "mtp"]),
-        ("mtp,,mtp", &["no drafter"]),
+        ("", &["not a drafter", "mtp"]),
+        ("mtp,,mtp", &["not a drafter"]),
         ("mtp:n=3", &["no parameter", "\"n\""]),
         ("ngram-simple:hits=3", &["\"hits\"", "n, m"]),
         ("ngram-simple:n", &["must be a number"]),

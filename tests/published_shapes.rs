@@ -1,5 +1,5 @@
-//! Parity with transformers on twins of the published variants: every field of their config.json, layer patterns, ratios of
-//! heads, K = V, shared layers, experts (scripts/published_shapes.py).
+//! Parity with transformers on twins of the published variants: every field of their config.json, layer patterns, head ratios, K
+//! = V, shared layers, experts (scripts/published_shapes.py).
 
 mod cases;
 
@@ -29,14 +29,14 @@ fn every_variant_computes_the_references() {
             let logits = max_difference(&values(&output.logits), &case.floats("logits"));
             let hidden = max_difference(&values(&output.hidden), &case.floats("hidden"));
             println!("{}: logits {logits:.1e}, hidden {hidden:.1e}", case.name);
-            // The tolerance is 1e-4: a reference that rounds more than half of that would weaken it.
+            // The tolerance is 1e-4: a reference with more than half of that as rounding error would weaken it.
             assert!(case.floats("reference_rounding").iter().all(|rounding| *rounding < 5e-5), "{}", case.name);
             assert!(logits <= 1e-4 && hidden <= 1e-4, "{}: logits {logits}, hidden {hidden}", case.name);
         }
     });
 }
 
-/// What the fields mean, as published: full layers, those that share K and V, K = V, wide MLPs, experts.
+/// The published values: full layers, those that share K and V, K = V, wide MLPs, experts.
 #[test]
 fn every_variant_has_its_shape() {
     for (case, want) in variants().iter().zip(SHAPES) {
@@ -57,7 +57,7 @@ fn every_variant_has_its_shape() {
     }
 }
 
-/// Full layers, layers with K and V of their own, with K = V, with a wider MLP, experts.
+/// Full layers, layers with their own K and V, with K = V, with a wider MLP, experts.
 const SHAPES: [(usize, usize, usize, usize, usize); 5] =
     [(2, 12, 2, 0, 0), (2, 12, 2, 0, 16), (1, 6, 1, 0, 0), (7, 15, 0, 20, 0), (7, 24, 0, 0, 0)];
 

@@ -1,4 +1,4 @@
-//! Quantized weights: the reference's text where the type is fine enough, and logits within the type's own error.
+//! Quantized weights: the reference's text if the type is fine enough, and logits within the type's own error.
 
 mod cases;
 
@@ -32,7 +32,7 @@ fn logits(target: &Target, ids: &[u32], isa: Isa) -> Vec<f32> {
     values(&pass(target, &mut cache(target, ElementType::F32, isa), ids, OutputRows::All).logits)
 }
 
-/// Types by the bits of a code, the elements that share a step, and where a code of 0 lies.
+/// Types by bits per weight, elements per scale, and the zero point.
 const GRIDS: [(WeightType, i32, usize, Zero); 12] = {
     use WeightType::*;
     [
@@ -57,9 +57,8 @@ enum Zero {
     Minimum,
 }
 
-/// The error of the demo's weights in every type, against that of rounding them to evenly spaced values, as many as the
-/// type has codes, between each block's own exact limits. One bit less doubles the latter, which the bound does not
-/// admit.
+/// The error of the demo's weights in every type, relative to rounding them to as many evenly spaced values as the type has
+/// codes, between each block's exact limits. One bit less doubles the latter, which the bound does not allow.
 #[test]
 fn weights_lose_what_their_types_do() {
     let source = Checkpoint::open(demo()).expect("the demo");
@@ -97,8 +96,8 @@ fn weights_lose_what_their_types_do() {
     }
 }
 
-/// Root-mean-square error of the demo's logits, in units of their own spread (1 is the error of predicting their mean),
-/// with weights quantized while they are loaded. Every bound is below the error of the type with one bit less.
+/// Root-mean-square error of the demo's logits, in units of their own standard deviation (1 is the error of predicting their
+/// mean), with weights quantized while loading. Every bound is below the error of the type with one bit less.
 #[test]
 fn errors_are_the_types_own() {
     on_every_isa(logits_errors_are_the_types_own);
@@ -113,7 +112,7 @@ fn logits_errors_are_the_types_own(isa: Isa) {
         let got = logits(&load(&demo(), Some(weight_type), isa), &prompt, isa);
         (got.iter().zip(&exact).map(|(a, b)| (a - b).powi(2)).sum::<f32>() / spread).sqrt()
     };
-    // Every third type on lesser instruction sets than the widest: quantizing takes most of the time.
+    // Every third type on narrower instruction sets: quantizing takes most of the time.
     let stride = if isa == Isa::best() { 1 } else { 3 };
     let errors: Vec<_> =
         GRIDS.iter().step_by(stride).map(|(weight_type, ..)| (*weight_type, error(*weight_type))).collect();
@@ -169,7 +168,7 @@ fn dequantize(source: &Path, destination: &Path) {
     file.finish().expect("a file");
 }
 
-/// Beside `exact`, its weights in one mix, and these dequantized.
+/// Next to `exact`, its weights in one mix, and these dequantized.
 fn quantized_files(exact: &Path, mix: Mix) -> [PathBuf; 2] {
     let files = ["quantized.gguf", "numbers.gguf"].map(|name| exact.with_file_name(name));
     let source = Checkpoint::open(exact).expect("a file");
@@ -191,12 +190,12 @@ fn rms(a: &[f32], b: &[f32]) -> f32 {
     (squares / a.len() as f64).sqrt() as f32
 }
 
-/// A product rounds its inputs to eight bits, which adds to the error of the weights as an error of Q8_0's own size:
-/// sqrt(1 + (e8 / e)^2) times the weights' error, where e is the type's relative error and e8 that of Q8_0 (see
-/// `weights_lose_what_their_types_do`). That is 1.41 for Q8_0 and 1.00 for Q4_K_M; inputs of seven bits would make it
-/// 2.2 and 1.01. It holds on average: one prompt of a random model amplifies either error by chance, and ratios from
-/// 0.9 to 2.0 were measured, so 16 prompts are averaged. Rows of the fixtures are no whole blocks of 256, so that Q4_K
-/// falls back to Q5_0; the demo's are.
+/// A product rounds its inputs to eight bits, which adds an error of Q8_0's own size to the error of the weights: sqrt(1 + (e8 /
+/// e)^2) times the weights' error, where e is the type's relative error and e8 that of Q8_0 (see
+/// `weights_lose_what_their_types_do`). That is 1.41 for Q8_0 and 1.00 for Q4_K_M; inputs of seven bits would make it 2.2 and
+/// 1.01. It holds on average: one prompt of a random model amplifies either error by chance, and ratios from 0.9 to 2.0 were
+/// measured, so 16 prompts are averaged. Rows of the fixtures are not whole blocks of 256, so that Q4_K falls back to Q5_0; the
+/// demo's are.
 #[test]
 fn files_lose_what_their_types_do() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -224,10 +223,10 @@ fn files_lose_what_their_types_do() {
     }
 }
 
-/// A trained checkpoint against transformers, in f32, after the demo's held-out prompts, 64 tokens each. Eight bits, of
-/// a file or made while loading, choose what the reference chooses, except where its best two logits are nearly tied:
-/// where they differ by less than four times the error that the weights have for being of eight bits. There no
-/// arithmetic can keep the text: the weights alone, multiplied in f32, change one prompt of the twelve.
+/// A trained checkpoint against transformers, in f32, after the demo's held-out prompts, 64 tokens each. Eight bits, of a file or
+/// made while loading, choose what the reference chooses, except where its best two logits are nearly tied: where they differ by
+/// less than four times the error of eight-bit weights. There no arithmetic can preserve the text: the weights alone, multiplied
+/// in f32, change one prompt of the twelve.
 #[test]
 fn held_out_prompts_are_the_references() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -236,7 +235,7 @@ fn held_out_prompts_are_the_references() {
     on_every_isa(|isa| {
         let demo = cases::demo();
         let load = |path, quantize| load(path, quantize, isa);
-        // All on the widest instruction set; few on the others, for their time.
+        // All on the widest instruction set; few on the others, which are slower.
         let prompts = match isa {
             Isa::Scalar => 1,
             isa if isa == Isa::best() => PROMPTS,
@@ -254,7 +253,7 @@ fn held_out_prompts_are_the_references() {
         };
         let want: Vec<u32> = (0..prompts).flat_map(|n| demo.ids(&of_prompt("greedy_ids", n))).collect();
         let margins: Vec<f32> = (0..prompts).flat_map(|n| demo.floats(&of_prompt("margins", n))).collect();
-        // How many margins decide between the ids that `rows` choose and the reference's; all of those are equal.
+        // The number of decisive margins between the ids chosen by `rows` and the reference's; all of those are equal.
         let decided = |rows: &[f32], error: f32, what: &str| {
             let places = rows.chunks_exact(VOCABULARY).zip(&want).zip(&margins).enumerate();
             let same = places.filter(|(i, ((row, want), margin))| {
@@ -283,8 +282,8 @@ fn held_out_prompts_are_the_references() {
     });
 }
 
-/// Types as llama.cpp's llama-quantize chooses them for the same file (`benches/record/2026-11-21-gguf` says how they
-/// were compared).
+/// Types as chosen by llama.cpp's llama-quantize for the same file (`benches/record/2026-11-21-gguf` says how they were
+/// compared).
 #[test]
 fn a_mix_is_llama_cpps() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -306,7 +305,7 @@ fn a_mix_is_llama_cpps() {
     let again =
         quantize(&Checkpoint::open(at("mix.gguf")).expect("a file"), &at("x.gguf"), &QuantizeOptions::new(Mix::Q8_0));
     let error = again.expect_err("quantized twice").to_string();
-    assert!(error.contains("already; quantize the file that it came from"), "{error}");
+    assert!(error.contains("quantize its source file"), "{error}");
     let onto_itself =
         quantize(&source, &at("f16.gguf"), &QuantizeOptions::new(Mix::Q8_0)).expect_err("itself").to_string();
     assert!(onto_itself.contains("is the source itself"), "{onto_itself}");
@@ -360,7 +359,7 @@ fn importance_is_accepted() {
         assert!(with < 0.9 * without, "{file}: {with} of {without}");
     }
 
-    // Of another model, negative, or no importance matrix at all.
+    // Of another model, negative, or not an importance matrix at all.
     let refused = |bytes: &[u8], what: &str| {
         std::fs::write(at("bad.dat"), bytes).expect("written");
         let message = match Importance::read(&at("bad.dat")) {
@@ -376,8 +375,8 @@ fn importance_is_accepted() {
         [int(1), int(name.len()), name.as_bytes().to_vec(), int(8), int(len), bytes(values)].concat()
     };
     refused(&with(128, &sums[..128]), "has 128 importances, but 1 x 256 inputs");
-    refused(&with(256, &[-1.0; 256]), "negative or not finite");
-    refused(&older[..older.len() - 1], "is no importance matrix");
-    refused(&with(usize::MAX, &[]), "is no importance matrix");
-    refused(b"a text", "is no importance matrix");
+    refused(&with(256, &[-1.0; 256]), "negative, NaN or infinite");
+    refused(&older[..older.len() - 1], "is not an importance matrix");
+    refused(&with(usize::MAX, &[]), "is not an importance matrix");
+    refused(b"a text", "is not an importance matrix");
 }

@@ -1,5 +1,4 @@
-//! Qwen3.5 against transformers, and against itself: what a round drops leaves no trace, and rows do not depend on
-//! their batch.
+//! Qwen3.5 against transformers, and against itself: a dropped round leaves no trace, and rows do not depend on their batch.
 
 mod cases;
 
@@ -33,7 +32,7 @@ fn target(case: &Case, isa: Isa) -> Target {
 }
 
 fn options() -> KvOptions {
-    // A prompt of a case is read in one pass.
+    // A case's prompt is read in one pass.
     let (key, value) = (ElementType::F32.into(), ElementType::F32.into());
     KvOptions { key, value, max_round_rows: 4096, ..KvOptions::default() }
 }
@@ -63,7 +62,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Everything that a state holds is the same, and so is what follows from it.
+/// Everything in a state is equal, and so is what follows from it.
 fn same_state(target: &Target, a: &SequenceState, b: &SequenceState, what: &str) {
     assert_eq!(a.len(), b.len(), "{what}");
     assert!(a.kv().same_rows(b.kv()), "{what}: K and V differ");
@@ -149,14 +148,14 @@ fn the_head_reads_prompts_as_the_reference_does() {
     });
 }
 
-/// Every link of the chain of drafts, from the token and the state that the reference's link before it gave.
+/// Every link of the draft chain, from the token and the state of the reference's previous link.
 #[test]
 fn draft_links_are_the_references() {
     for_each_case(|case, target| {
         let (ids, width) = (case.ids("input_ids"), target.hidden_size());
         let hidden = in_chunks(target, &mut state(target), &ids, ids.len()).1;
         let mut cache = head_cache(target);
-        // Behind a single token the head has read nothing.
+        // After a single token the head has read nothing.
         if ids.len() > 1 {
             head_pass(target, &mut cache, &ids[1..], &hidden[..(ids.len() - 1) * width]);
         }
@@ -199,7 +198,7 @@ fn at_least(len: usize, case: &Case) -> Vec<u32> {
     ids.iter().copied().cycle().take(ids.len().max(len)).collect()
 }
 
-/// After a round of which any number of rows is kept, the state is that of a sequence that only ever had those rows.
+/// After a round with any number of committed rows, the state is that of a sequence that only ever had those rows.
 #[test]
 fn rejected_rows_leave_no_trace() {
     for_each_case(|case, target| {
@@ -228,7 +227,7 @@ fn rejected_rows_leave_no_trace() {
     });
 }
 
-/// A round of all rows or none, with more rows than are logged, behind rows that are not in the matrices yet.
+/// A round of all rows or none, with more rows than are logged, after rows that are not in the matrices yet.
 #[test]
 fn prompts_are_committed_whole() {
     for_each_case(|case, target| {
@@ -300,7 +299,7 @@ fn sequences_share_a_pass() {
     });
 }
 
-/// A text, and the trunk's states of all its tokens but the newest.
+/// A text, and the trunk's states of all its tokens but the last.
 struct Text {
     ids: Vec<u32>,
     hidden: Tensor,
@@ -308,14 +307,14 @@ struct Text {
 }
 
 impl Text {
-    /// The drafter is shown the rows of `first..end`: of a prompt, or of a round behind which the next token is known.
+    /// The drafter observes the rows of `first..end`: of a prompt, or of a round after which the next token is known.
     fn show(&self, drafter: &mut dyn Drafter, first: usize, end: usize, known: usize) {
         let hidden = self.hidden.narrow(0, first, end - first).expect("rows");
         let (tokens, hidden) = (&self.ids[..known], Some(&hidden));
         drafter.observe(&Observed { tokens, first, hidden, taps: &[], own: None }).expect("observed");
     }
 
-    /// Drafts behind the first `len` tokens, and the bits of their probabilities.
+    /// Drafts after the first `len` tokens, and the bits of their probabilities.
     fn drafts(&self, drafter: &mut dyn Drafter, len: usize, most: usize) -> (Vec<u32>, Vec<u32>) {
         let context = Context {
             tokens: &self.ids[..len],
@@ -332,8 +331,8 @@ impl Text {
     }
 }
 
-/// What the head drafts is a function of the text: not of when states are read, in how many passes, of drafts that nobody
-/// verified, or of a fork.
+/// The head's drafts are a function of the text: not of when states are read, in how many passes, of unverified drafts, or of a
+/// fork.
 #[test]
 fn drafts_are_those_of_the_text() {
     const ROWS: usize = 99;

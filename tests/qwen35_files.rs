@@ -1,5 +1,5 @@
-//! Qwen3.5 from files: GGUF as llama.cpp's converter writes it computes what the safetensors do, and what is not read
-//! is refused by name.
+//! Qwen3.5 from files: GGUF written by llama.cpp's converter computes what the safetensors do, and unsupported files are rejected
+//! by name.
 
 mod cases;
 mod gguf_writer;
@@ -22,13 +22,13 @@ use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
 
-/// The cases of this repository: others may have layers that no metadata describe.
+/// The cases of this repository: others may have layers that metadata cannot represent.
 fn shipped() -> Vec<Case> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     cases::of(cases::QWEN35).into_iter().filter(|case| case.path.starts_with(&own)).collect()
 }
 
-/// The tensors of a case: shape and numbers.
+/// The tensors of a case: shape and values.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 fn tensors(directory: &Path) -> Tensors {
@@ -50,7 +50,7 @@ fn config(case: &Case) -> Value {
     config.get("text_config").unwrap_or(&config).clone()
 }
 
-/// Value heads in turns over the key heads: block `i * keys + k` is block `k * (values / keys) + i`.
+/// Value heads interleaved over the key heads: block `i * keys + k` is block `k * (values / keys) + i`.
 fn tiled(blocks: &[f32], width: usize, keys: usize) -> Vec<f32> {
     let per_key = blocks.len() / width / keys;
     let of = |i: usize, k: usize| &blocks[(k * per_key + i) * width..][..width];
@@ -79,7 +79,7 @@ const LAYER: [(&str, &str); 19] = [
     ("linear_attn.in_proj_b.weight", "ssm_beta.weight"),
 ];
 
-/// The file that llama.cpp's converter makes of a case (qwen35.md, section 9), in f32.
+/// The file that llama.cpp's converter makes from a case (qwen35.md, section 9), in f32.
 struct Converter {
     keys: usize,   // delta-net key heads
     values: usize, // value heads
@@ -220,7 +220,7 @@ impl Converter {
         file
     }
 
-    /// Queries and keys as they are, then the values' heads in turns.
+    /// Queries and keys unchanged, then the values' heads interleaved.
     fn values_behind_keys(&self, numbers: &[f32], width: usize) -> Vec<f32> {
         let (keys, values) = numbers.split_at(2 * self.keys * self.key_dim * width);
         [keys, &tiled(values, self.value_dim * width, self.keys)].concat()
@@ -289,7 +289,7 @@ fn a_gguf_file_computes_what_the_safetensors_do() {
     }
 }
 
-/// The converter's file computes the same, and its tensors are those of the file above, bit by bit.
+/// The converter's file computes the same, and its tensors are those of the file above, bit for bit.
 #[test]
 fn checkpoints_are_converted() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -312,8 +312,8 @@ fn checkpoints_are_converted() {
     }
 }
 
-/// From a directory to a GGUF file and back: the numbers are the same, and the configuration is the file's. Of norms and rates,
-/// which the file has in other numbers, as far as `f32` has both.
+/// From a directory to a GGUF file and back: the values are the same, and the configuration is the file's. Norms and rates, which
+/// the file stores in another form, as far as `f32` represents both.
 #[test]
 fn there_and_back_the_tensors_are_the_same() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
@@ -365,7 +365,7 @@ fn block_counts_with_and_without_the_head_are_read() {
         let message = load(file, folder.path()).err().expect("a refusal").to_string();
         assert!(message.contains(why) && !message.contains('\n'), "{message}");
     };
-    computes_the_references(case, &load(&with(4), folder.path()).expect("a head behind the blocks"));
+    computes_the_references(case, &load(&with(4), folder.path()).expect("a head after the blocks"));
     refused(&with(6), "block_count: is 6, but the NextN head is block 4");
     refused(&with(0), "block_count: is 0");
 
@@ -384,7 +384,7 @@ fn block_counts_with_and_without_the_head_are_read() {
     assert!(!load(&without("blk.4."), folder.path()).expect("a trunk alone").has_nextn());
 }
 
-/// What other converters write: Ollama's blobs with towers and shorter names, rates that are not negated, heads in another order.
+/// Output of other converters: Ollama's blobs with towers and shorter names, rates that are not negated, heads in another order.
 #[test]
 fn files_of_other_converters_are_read_or_refused() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -459,7 +459,7 @@ fn other_architectures_in_gguf_are_refused_by_name() {
     }
 }
 
-/// A tokenizer.json, and the same as metadata, give the ids that transformers gives.
+/// A tokenizer.json, and the same as metadata, give transformers' ids.
 #[test]
 fn the_tokenizer_is_qwens() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/qwen35_tokenizer");
@@ -502,9 +502,9 @@ fn the_tokenizer_is_qwens() {
             assert!(!text.is_ascii() || text.contains("<|") || decoded == text, "{decoded:?} is not {text:?}");
         }
     }
-    // Bytes of line ends and spaces are spelt otherwise.
+    // Bytes of line ends and spaces are spelled differently.
     assert!(of_file.ids_with("\n").contains(&198) && of_file.ids_with(" ").contains(&220));
-    // Control tokens called normal are one id each all the same.
+    // Control tokens marked normal are still one id each.
     let of_normal = gguf("qwen35", &normal).expect("a tokenizer").expect("one");
     let of_normal = Tokenizer::new(of_normal, &path, 1000).expect("a tokenizer");
     let turn = "<|im_start|>user\nHi<|im_end|>";
@@ -513,7 +513,7 @@ fn the_tokenizer_is_qwens() {
     assert!(message.contains("tokenizer.ggml.pre") && message.contains("qwen2"), "{message}");
 }
 
-/// A directory with the case's tensors, except those that `keep` refuses, and a changed config.json.
+/// A directory with the case's tensors, except those that `keep` rejects, and a changed config.json.
 fn directory(case: &Case, keep: impl Fn(&str) -> bool, change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let text = std::fs::read_to_string(case.path.join("target/config.json")).expect("config.json");
@@ -564,7 +564,7 @@ fn other_models_and_fields_are_refused_by_name() {
 fn a_head_is_there_or_not() {
     let case = &shipped()[0];
     let no_change = |_: &mut Value| {};
-    // The key without tensors: the model runs by itself.
+    // The key without tensors: the model runs without a head.
     let folder = directory(case, |name| !name.starts_with("mtp."), no_change);
     let engine = Engine::load(&EngineOptions::new(folder.path())).expect("a trunk alone");
     assert!(!engine.has_mtp());

@@ -1,4 +1,4 @@
-//! A model whose state is a recurrence runs through the same rounds: what a round drops leaves no trace.
+//! A model with a recurrent state runs through the same rounds: a dropped round leaves no trace.
 
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ impl Model for Toy {
     }
 }
 
-/// Drafts the known text, with a wrong token now and then.
+/// Drafts the known text, with an occasional wrong token.
 struct Guess(Arc<Vec<u32>>);
 
 impl Drafter for Guess {
@@ -130,7 +130,7 @@ fn plain(max_tokens: usize) -> GenerateOptions {
     GenerateOptions { max_tokens, speculation: Speculation::Off, ..GenerateOptions::default() }
 }
 
-/// After a round of which any number of rows is kept, the state is that of a sequence that only ever had those rows.
+/// After a round with any number of committed rows, the state is that of a sequence that only ever had those rows.
 #[test]
 fn rejected_rows_leave_no_trace() {
     let pool = PagePool::new(None);
@@ -155,7 +155,7 @@ fn rejected_rows_leave_no_trace() {
     }
 }
 
-/// Greedy text with a drafter that guesses is the text without, alone and in a batch, and it needs fewer passes.
+/// Greedy text with a guessing drafter is the text without, alone and in a batch, and needs fewer passes.
 #[test]
 fn speculation_and_batches_write_the_same_text() {
     let engine = Engine::from_model(Arc::new(Toy), 1).expect("an engine");
@@ -191,7 +191,7 @@ fn speculation_and_batches_write_the_same_text() {
     }
 }
 
-/// A fork goes on by itself; going back is refused, because a recurrence cannot.
+/// A fork continues alone; a rewind is rejected, because a recurrence cannot be rewound.
 #[test]
 fn forks_go_on_and_rewinding_is_refused() {
     let engine = Engine::from_model(Arc::new(Toy), 1).expect("an engine");

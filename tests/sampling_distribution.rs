@@ -1,5 +1,5 @@
 //! Sampling with drafts draws from the target's own distribution. Synthetic models over a tiny vocabulary, whose exact
-//! distribution can be written down, go through the pure pieces; the engine itself is compared with plain sampling.
+//! distribution is known, test the pure functions; the engine itself is compared with plain sampling.
 
 mod cases;
 
@@ -16,17 +16,16 @@ use foretoken::{
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// Normal deviate that a correct sampler exceeds once in ten thousand tests. Seeds are fixed, so a test that passes
-/// passes always.
+/// Normal deviate that a correct sampler exceeds once in ten thousand tests. Seeds are fixed, so a passing test always passes.
 const LIMIT: f64 = 3.72;
 
-/// Wilson and Hilferty's normal deviate of a chi-square statistic: 0 is what is expected, [`LIMIT`] one in 10^4.
+/// Wilson and Hilferty's normal deviate of a chi-square statistic: 0 is the expectation, [`LIMIT`] one in 10^4.
 fn deviate(chi_square: f64, degrees: f64) -> f64 {
     let spread = 2.0 / (9.0 * degrees);
     ((chi_square / degrees).cbrt() - (1.0 - spread)) / spread.sqrt()
 }
 
-/// How far `counts` are from `probabilities`. Cells too rare for the statistic are counted as one.
+/// The deviation of `counts` from `probabilities`. Cells too rare for the statistic are merged.
 fn goodness_of_fit<K: Ord>(counts: &BTreeMap<K, usize>, probabilities: &BTreeMap<K, f64>) -> f64 {
     let draws = counts.values().sum::<usize>() as f64;
     assert!(counts.keys().all(|outcome| probabilities.contains_key(outcome)), "an impossible outcome was drawn");
@@ -50,7 +49,7 @@ fn goodness_of_fit<K: Ord>(counts: &BTreeMap<K, usize>, probabilities: &BTreeMap
     deviate(chi_square, cells - 1.0)
 }
 
-/// How far two samples of equal size are from having come from one distribution.
+/// The deviation of two samples of equal size from a common distribution.
 fn two_samples<K: Ord + Clone>(a: &BTreeMap<K, usize>, b: &BTreeMap<K, usize>) -> f64 {
     let (mut chi_square, mut cells, mut rest) = (0.0, 0.0, (0.0, 0.0));
     let mut add = |a: f64, b: f64| {
@@ -98,7 +97,7 @@ fn samplings() -> [Sampling; 10] {
     ]
 }
 
-/// Two models that agree in part: logits that depend on everything that was written so far.
+/// Two models that agree in part: logits that depend on all previous tokens.
 struct Models {
     vocabulary: usize,
     sampler: Sampler,
@@ -193,7 +192,7 @@ impl Models {
 #[test]
 fn drafts_leave_the_targets_distribution() {
     const DRAWS: usize = 100_000;
-    // Pairs over twelve tokens, triples over eight: few enough texts that each is seen often.
+    // Pairs over twelve tokens, triples over eight: few enough texts that each occurs often.
     for (sampling, (vocabulary, tokens)) in samplings().into_iter().zip([(12, 2), (8, 3)].into_iter().cycle()) {
         let mut models = Models::new(vocabulary, sampling.clone());
         let exact = models.exact(tokens);
@@ -225,7 +224,7 @@ fn drafts_leave_the_targets_distribution() {
     }
 }
 
-/// The statistic does see a wrong rule: taking a draft whenever the target could have written it is a small mistake.
+/// The statistic detects a wrong rule: accepting a draft whenever its target probability is positive is a small mistake.
 #[test]
 fn a_wrong_rule_would_be_seen() {
     let mut models = Models::new(12, sampling(1.0, Some(4), 1.0, 0.0));
@@ -243,8 +242,8 @@ fn a_wrong_rule_would_be_seen() {
     assert!(right < LIMIT && wrong > 10.0 * LIMIT, "right rule {right}, wrong rule {wrong}");
 }
 
-/// A draft that the target cannot write is never taken, one that it would certainly write always is, and a rejected
-/// one-hot draft does not come back as its own correction.
+/// A draft with target probability 0 is never accepted, one with probability 1 always is, and a rejected one-hot draft is never
+/// its own correction.
 #[test]
 fn the_rule_at_its_edges() {
     let mut rng = StdRng::seed_from_u64(5);
@@ -310,7 +309,7 @@ fn by_definition(sampling: &Sampling, suppressed: &[u32], ids: &[u32], logits: &
     normalise(&mut rows);
     let all = heated(&rows, sampling.temperature.into());
     let Some(xtc) = sampling.xtc else { return all.into_iter().collect() };
-    // Either all of them, or without the top choices but the last.
+    // Either all of them, or only the last of the top choices.
     let top = rows.iter().filter(|(_, p)| *p >= f64::from(xtc.threshold)).count();
     let rest: BTreeMap<u32, f64> =
         heated(&rows[top.saturating_sub(1)..], sampling.temperature.into()).into_iter().collect();
@@ -326,7 +325,7 @@ fn filters_are_the_definitions() {
     for case in 0..6000 {
         let vocabulary = rng.random_range(1..40);
         let logits: Vec<f32> = (0..vocabulary).map(|_| rng.random_range(-8.0..8.0)).collect();
-        // Ids of their own, as a drafter's head that scores a part of the vocabulary gives them.
+        // Separate ids, as from a drafter's head that scores a part of the vocabulary.
         let ids: Vec<u32> = (0..vocabulary).map(|i| if case % 2 == 0 { i } else { 3 * (vocabulary - i) }).collect();
         let suppressed: Vec<u32> = ids.iter().copied().skip(1).filter(|_| rng.random_range(0..10) == 0).collect();
         let mut rarely = || rng.random_range(0..4) == 0;
@@ -356,7 +355,7 @@ fn filters_are_the_definitions() {
     }
 }
 
-/// Top choices are excluded as often as is asked for, and the least probable of them stays.
+/// Top choices are excluded with the configured probability, and the least probable of them stays.
 #[test]
 fn top_choices_are_excluded() {
     let logits = [0.4_f32, 0.3, 0.2, 0.1].map(f32::ln);
@@ -434,7 +433,7 @@ impl Pair {
             assert!(fit < LIMIT, "{drafts:?}: deviate {fit}");
             assert!(rate >= self.least_accepted, "{drafts:?}: {rate} accepted");
         }
-        // Mixtures, by a planner that goes by the clock, and drafted ahead.
+        // Mixtures, by a planner with real times, and drafted ahead.
         let look_ups = [
             DrafterOptions::NgramMapK(NgramMapOptions { n: 1, m: 3, min_hits: 1 }),
             DrafterOptions::NgramSimple(NgramSimpleOptions { n: 1, m: 2 }),
@@ -476,7 +475,7 @@ fn the_engine_samples_as_without_drafts() {
     pair.same_distribution(sampling(1.0, Some(5), 1.0, 0.0), 3, 2000);
 }
 
-/// Penalties and DRY look at the drafts before a row: the distribution is that of plain decoding all the same.
+/// Penalties and DRY see the drafts before a row: the distribution is still that of plain decoding.
 #[test]
 fn the_engine_samples_as_without_drafts_under_penalties() {
     let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo");

@@ -71,7 +71,7 @@ fn files_that_are_no_such_session_are_refused() {
     for len in [0, 10, 21, 30, whole.len() / 2, whole.len() - 1] {
         refused(&whole[..len], "");
     }
-    refused(&[&whole[..], b"x"].concat(), "damaged or cut short");
+    refused(&[&whole[..], b"x"].concat(), "damaged or truncated");
     for at in [whole.len() / 2, whole.len() - 2, whole.len() - 5000] {
         let mut damaged = whole.clone();
         damaged[at] ^= 1;
@@ -81,7 +81,7 @@ fn files_that_are_no_such_session_are_refused() {
         let at = whole.windows(from.len()).position(|part| part == from.as_bytes()).expect(from);
         [&whole[..at], to.as_bytes(), &whole[at + from.len()..]].concat()
     };
-    refused(&edited("\"version\":1", "\"version\":9"), "another version");
+    refused(&edited("\"version\":1", "\"version\":9"), "incompatible version");
     refused(&edited("\"key\":\"turbo3\"", "\"key\":\"turbo9\""), "turbo9");
     refused(&edited("\"len\":203", "\"len\":903"), "bytes");
     refused(&edited("\"len\":203", "\"len\":-03"), "damaged");
@@ -89,12 +89,12 @@ fn files_that_are_no_such_session_are_refused() {
     let mut other = whole.clone();
     other[at] = if other[at] == b'1' { b'2' } else { b'1' };
     refused(&other, "another model");
-    assert!(saved.save(folder.path()).is_err(), "a folder is no file");
+    assert!(saved.save(folder.path()).is_err(), "a folder is not a file");
     std::fs::remove_file(&path).expect("the file");
     assert!(engine.load_session(&path).is_err());
 }
 
-/// Models with a recurrent state: it is in the file, behind K and V.
+/// Models with a recurrent state: it is in the file, after K and V.
 #[test]
 fn a_recurrent_state_goes_on_as_the_saved_one() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,5 +1,5 @@
-//! Speculation changes the speed and never the text: greedy ids with drafts are those without, whatever ends the text,
-//! at any position of the sliding windows and in every cache format.
+//! Speculation changes the speed and never the text: greedy ids with drafts are those without, whatever ends the text, at any
+//! position of the sliding windows and in every cache format.
 
 mod cases;
 
@@ -26,7 +26,7 @@ struct Pair {
 
 impl Pair {
     fn engine(&self, threads: usize) -> Engine {
-        // The target is its own draft model: the only one of the same vocabulary here.
+        // The target is its own draft model: the only one with the same vocabulary here.
         let draft_model = Some(self.model.clone());
         let (assistant, threads, isa) = (self.assistant.clone(), Some(threads), Some(self.isa));
         let options = EngineOptions { threads, isa, assistant, draft_model, ..EngineOptions::new(&self.model) };
@@ -34,7 +34,7 @@ impl Pair {
     }
 }
 
-/// Every fixture case that has an assistant or a head of its own, of every family.
+/// Every fixture case that has an assistant or a NextN head, of every family.
 fn fixtures(isa: Isa) -> Vec<Pair> {
     let pair = |case: cases::Case| Pair {
         name: case.name.clone(),
@@ -66,18 +66,18 @@ fn demo(prompt: &str, isa: Isa) -> Pair {
     pair
 }
 
-/// The demo pair, except on the scalar reference, whose passes of it take twelve times as long as the widest's.
+/// The demo pair, except on the scalar reference, which takes twelve times as long as the widest.
 fn demo_unless_scalar(prompt: &str, isa: Isa) -> Option<Pair> {
     (isa != Isa::Scalar).then(|| demo(prompt, isa))
 }
 
-/// The demo pair on the widest instruction set only, for what ends a text: that is no matter of arithmetic, and the
-/// fixtures test it on every one.
+/// The demo pair on the widest instruction set only, for stop conditions: they do not depend on arithmetic, and the fixtures test
+/// them on every one.
 fn demo_if_widest(prompt: &str, isa: Isa) -> Option<Pair> {
     (isa == Isa::best()).then(|| demo(prompt, isa))
 }
 
-/// A cache of `rows` whose rings are as small as they can be, so that they wrap early.
+/// A cache of `rows` with minimum ring sizes, so that they wrap early.
 fn session_options(rows: ElementType) -> SessionOptions {
     let mut options = SessionOptions::default();
     (options.kv.key, options.kv.value, options.kv.max_round_rows) = (rows.into(), rows.into(), 8);
@@ -94,7 +94,7 @@ fn speculative(block_size: usize, options: &GenerateOptions) -> GenerateOptions 
     GenerateOptions { speculation, ..options.clone() }
 }
 
-/// What a generation gave.
+/// Output of a generation.
 struct Run {
     ids: Vec<u32>,
     text: String,
@@ -123,7 +123,7 @@ fn run(engine: &Engine, rows: ElementType, prompt: &[u32], options: &GenerateOpt
 fn same_ids(pair: &Pair, rows: ElementType, threads: usize, tokens: usize) {
     let engine = pair.engine(threads);
     let options = plain(tokens);
-    // The reference is always the plainest: one thread.
+    // The reference is always the simplest: one thread.
     let want = run(&pair.engine(1), rows, &pair.prompt, &options);
     assert_eq!((want.ids.len(), want.finish), (tokens, Some(Finish::MaxTokens)), "{}", pair.name);
     assert_eq!(want.statistics.drafted, 0, "plain decoding drafts nothing");
@@ -141,7 +141,7 @@ fn same_ids(pair: &Pair, rows: ElementType, threads: usize, tokens: usize) {
 #[test]
 fn fixtures_across_the_windows_wrap() {
     on_every_isa(|isa| {
-        // Half of the cases on lesser instruction sets than the widest.
+        // Half of the cases on narrower instruction sets.
         let cases = [
             (ElementType::F32, 2, 120),
             (ElementType::F16, 1, 120),
@@ -203,7 +203,7 @@ fn mixed_types_and_drawn_drafts(isa: Isa) {
     }
 }
 
-/// Every drafter alone, and mixtures, with keys so short that they are found.
+/// Every drafter alone, and mixtures, with keys short enough to match.
 const DRAFTERS: [&str; 11] = [
     "mtp",
     "draft-model",
@@ -218,7 +218,7 @@ const DRAFTERS: [&str; 11] = [
     "auto",
 ];
 
-/// Every way to draft: drafters in a list or against each other, block sizes, who decides, and when drafts are made.
+/// Every way to draft: lists or best of several drafters, block sizes, planners, and pipelines.
 fn ways() -> Vec<(String, SpeculationOptions)> {
     let blocks = [
         BlockSize::Measured,
@@ -254,13 +254,12 @@ fn ways() -> Vec<(String, SpeculationOptions)> {
     ways
 }
 
-/// The greedy text in every way, on lesser instruction sets than the widest in every seventh; says how many tokens each
-/// drafter had accepted.
+/// The greedy text in every way, on narrower instruction sets in every seventh; returns the accepted tokens of each drafter.
 fn same_ids_in_every_way(pair: &Pair, tokens: usize) {
     let engine = pair.engine(2);
     let want = run(&engine, ElementType::F16, &pair.prompt, &plain(tokens));
     let mut accepted = std::collections::BTreeMap::new();
-    // 7 shares no factor with the numbers of block sizes, pipelines and drafters, so that each of them comes.
+    // 7 shares no factor with the numbers of block sizes, pipelines and drafters, so that all of them occur.
     let stride = if pair.isa == Isa::best() { 1 } else { 7 };
     for (way, speculation) in ways().into_iter().step_by(stride) {
         let options = GenerateOptions { speculation: Speculation::With(speculation), ..plain(tokens) };
@@ -273,14 +272,14 @@ fn same_ids_in_every_way(pair: &Pair, tokens: usize) {
         assert_eq!(s.rows.iter().sum::<usize>(), got.statistics.rounds, "{way}");
         assert_eq!(s.passes_saved + got.statistics.rounds + 1, tokens, "{way}");
         for drafter in &s.drafters {
-            // The target itself is never wrong, if its cache as a drafter is what it should be.
+            // The target as its own drafter is always right, if its drafter cache is correct.
             let infallible = drafter.kind == Some(DrafterKind::DraftModel);
             assert!(!infallible || drafter.accepted == drafter.drafted, "{}: {way}: {drafter:?}", pair.name);
             *accepted.entry(drafter.kind).or_insert(0) += drafter.accepted;
         }
     }
     println!("{}: {accepted:?} accepted", pair.name);
-    // A drafter that never drafted would show nothing.
+    // A drafter that never drafted would prove nothing.
     assert!(pair.name != "demo" || accepted.len() == 7 && accepted.values().all(|n| *n > 0), "{accepted:?}");
 }
 
@@ -300,7 +299,7 @@ fn demo_in_every_way() {
 }
 
 /// Qwen3.5's demo pair after held-out prompts: the tokenizer's ids and the greedy text are the reference's, up to the first
-/// token whose margin decides nothing; speculation writes the same text, and most drafts of two a round are accepted.
+/// indecisive margin; speculation writes the same text, and most drafts with two per round are accepted.
 #[test]
 fn qwen_demo_is_the_references() {
     const PROMPTS: usize = 6;
@@ -333,7 +332,7 @@ fn qwen_demo_is_the_references() {
     });
 }
 
-/// A simulated acceptance is what it says, and its text is not the target's.
+/// A simulated acceptance has its configured rates, and its text is not the target's.
 #[test]
 fn acceptance_can_be_simulated() {
     let pair = demo(&demo_prompts()[0], Isa::best());
@@ -348,8 +347,7 @@ fn acceptance_can_be_simulated() {
         let again = run(&engine, ElementType::F16, &pair.prompt, &options);
         assert_eq!(again.ids, got.ids, "the draws have a seed");
     }
-    // By position: of 200 rounds, 0.12 is more than three deviations. The last quotient, 0.5, holds for the third draft
-    // too.
+    // By position: of 200 rounds, 0.12 is more than three deviations. The last quotient, 0.5, also holds for the third draft.
     let options = GenerateOptions { simulate_acceptance: vec![0.8, 0.4], ..speculative(4, &plain(500)) };
     let s = run(&engine, ElementType::F16, &pair.prompt, &options).statistics;
     let rates: Vec<f64> = s.accepted_at.iter().zip(&s.drafted_at).map(|(a, n)| *a as f64 / *n as f64).collect();
@@ -375,7 +373,7 @@ fn stops_at_tokens(pair: &Pair, candidates: usize) {
         }
     }
     println!("{}: {inside_a_block} blocks were cut before their end", pair.name);
-    // Without a cut inside a block this test would show nothing about them.
+    // Without a cut inside a block this test would prove nothing about them.
     assert!(pair.name != "demo" || inside_a_block > 0);
 }
 
@@ -389,8 +387,8 @@ fn stop_tokens_cut_a_block() {
     });
 }
 
-/// Strings cut out of the greedy text, wherever tokens end in it: the text ends right before them, and the ids with the
-/// token that completes them.
+/// Strings cut out of the greedy text, at any token boundary: the text ends right before them, and the ids with the token that
+/// completes them.
 #[test]
 fn stop_strings_cut_a_block() {
     let pair = demo(&demo_prompts()[4], Isa::best());
@@ -409,7 +407,7 @@ fn stop_strings_cut_a_block() {
         let contains = |n: &usize| tokenizer.decode(&greedy.ids[..*n]).expect("text").contains(stop);
         let end = (1..=greedy.ids.len()).find(contains).expect("the whole text contains it");
         let mut options = plain(64);
-        // A string that never comes must not disturb the one that does.
+        // A string that never occurs must not disturb one that does.
         options.stop.strings = vec!["\u{1F980} never written".into(), stop.into()];
         for speculation in std::iter::once(None).chain(BLOCK_SIZES.map(Some)) {
             let options = speculation.map_or(options.clone(), |block_size| speculative(block_size, &options));
@@ -422,7 +420,7 @@ fn stop_strings_cut_a_block() {
     }
 }
 
-/// Exactly `max_tokens`, also where that falls inside a block.
+/// Exactly `max_tokens`, even if that is inside a block.
 fn counts(pair: &Pair) {
     let engine = pair.engine(2);
     let greedy = run(&engine, ElementType::F16, &pair.prompt, &plain(20)).ids;
@@ -460,7 +458,7 @@ fn fills_the_context(pair: &Pair) {
             let mut session = engine.session(&options).expect("a session");
             let got = run_pieces(&mut session, &pair.prompt, &speculative(block_size, &plain(100)), usize::MAX);
             let what = format!("{}: B = {block_size}, room for {room}", pair.name);
-            // The newest token has no row yet, so one more is written than fits.
+            // The last token has no row yet, so one more is written than fits.
             assert_eq!(got.ids, greedy[..room + 1], "{what}");
             assert_eq!(got.finish, Some(Finish::Context), "{what}");
             assert_eq!(session.kv().len(), pair.prompt.len() + room, "{what}");
@@ -479,7 +477,7 @@ fn the_context_limit_is_exact() {
     });
 }
 
-/// How a first generation ends before the session goes on.
+/// How a first generation ends before the session continues.
 #[derive(Clone, Copy, Debug)]
 enum Cut {
     Tokens(usize),
@@ -487,7 +485,7 @@ enum Cut {
     StopToken(usize),
 }
 
-/// A session that goes on after a generation that was cut is the session that read all of it as one prompt.
+/// A session that continues after a truncated generation equals one that read all of it as one prompt.
 fn continues(pair: &Pair) {
     let engine = pair.engine(2);
     let rows = ElementType::F16;
@@ -551,9 +549,8 @@ fn most_drafts_are_accepted(isa: Isa) {
     assert!(rate >= 0.6, "{accepted} of {drafted} drafts accepted");
 }
 
-/// A round drafts what a fresh session drafts that read the same text as its prompt: whatever was rejected before, it
-/// starts from the state that predicted the newest token and from committed rows. Acceptance alone falls too little to
-/// show it.
+/// A round drafts what a fresh session drafts that read the same text as its prompt: whatever was rejected before, it starts from
+/// the state that predicted the last token and from committed rows. The acceptance rate drops too little to show it.
 #[test]
 fn rounds_draft_as_a_fresh_session_does() {
     let pair = demo(&demo_prompts()[0], Isa::best());

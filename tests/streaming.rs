@@ -1,5 +1,5 @@
-//! Text comes out in whole characters, cut exactly before a stop string; conversations go in through the checkpoint's
-//! own template.
+//! Text is emitted in whole characters, cut exactly before a stop string; conversations are rendered with the checkpoint's own
+//! template.
 
 mod cases;
 
@@ -51,7 +51,7 @@ fn tokenizer(directory: &Path, pieces: &[(u32, &str)]) -> Tokenizer {
     Tokenizer::read(&path, VOCABULARY).expect("a tokenizer")
 }
 
-/// The pieces of a stream of `ids`, the last one what was held back at the end.
+/// The pieces of a stream of `ids`; the last is what was held back at the end.
 fn stream(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
     let mut decoder = StreamDecoder::default();
     let mut pieces: Vec<_> = ids.iter().map(|id| decoder.push(tokenizer, *id).expect("text")).collect();
@@ -73,12 +73,12 @@ fn a_character_comes_out_with_its_last_byte() {
         let (held, whole) = pieces.split_at(bytes.len() - 1);
         assert!(held.iter().all(String::is_empty), "{character:?}: {pieces:?}");
         assert_eq!(whole.concat(), character.to_string(), "{pieces:?}");
-        // Only U+FFFD itself, which looks like an unfinished character, may wait for what comes next.
+        // Only U+FFFD itself, which looks like an incomplete character, may wait for the next token.
         assert!(character == '\u{FFFD}' || whole[0] == character.to_string(), "{character:?}: {pieces:?}");
     }
 }
 
-/// Characters of one to four bytes, in byte tokens and in words of their own, spaces before and behind them.
+/// Characters of one to four bytes, in byte tokens and in words of their own, spaces before and after them.
 #[test]
 fn pieces_add_up_to_the_whole_text() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -101,7 +101,7 @@ fn pieces_add_up_to_the_whole_text() {
     }
 }
 
-/// Bytes that are no UTF-8: nothing that follows them is lost or repeated, and nothing waits for ever.
+/// Bytes that are not UTF-8: nothing after them is lost or repeated, and nothing waits forever.
 #[test]
 fn invalid_bytes_become_replacements() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -123,7 +123,7 @@ fn invalid_bytes_become_replacements() {
         let longest_wait = pieces[1..=bytes.len()].split(|piece| !piece.is_empty()).map(<[_]>::len).max();
         assert!(longest_wait < Some(4), "{bytes:X?}: {pieces:?}");
     }
-    // A character that is out cannot be taken back when bytes behind it turn out to be none; what follows still comes.
+    // An emitted character cannot be retracted when bytes after it turn out to be invalid; what follows still comes.
     for (valid, invalid) in [("\u{e9}", &b"\xFF"[..]), ("\u{4e2d}", b"\xFF"), ("\u{1f600}", b"\xFF\xFE\xFD\xFC\xFB")] {
         let bytes = [valid.as_bytes(), invalid].concat();
         let ids = [&[300][..], &byte_ids(&tokenizer, &bytes), &[300, 301]].concat();
@@ -183,9 +183,9 @@ fn with_and_without_drafts(options: &GenerateOptions) -> Vec<GenerateOptions> {
 const WORDS: [&str; 11] =
     ["Hel", "lo", "\u{2581}wor", "l", "d\u{2581}", "o", "<0xF0>", "<0x9F>", "<0xA6>", "<0x80>", "again"];
 
-/// The text is what the decoder makes of the ids one by one, wherever pieces end. That is the whole text's decoding as
-/// far as bytes are UTF-8; behind an invalid byte the latter also replaces the characters before it in the same run of
-/// byte tokens, which a stream has handed out.
+/// The text is the decoder's output for the ids one by one, wherever pieces end. That equals the whole text's decoding as far as
+/// bytes are UTF-8; after an invalid byte the latter also replaces the characters before it in the same run of byte tokens, which
+/// a stream has already emitted.
 #[test]
 fn a_generation_hands_out_whole_characters() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -203,14 +203,14 @@ fn a_generation_hands_out_whole_characters() {
     }
 }
 
-/// Every short piece of the text's beginning, so that a stop string begins, ends and spans tokens in every way.
+/// Every short substring of the text's start, so that a stop string begins, ends and spans tokens in every way.
 #[test]
 fn stop_strings_are_cut_exactly() {
     let directory = tempfile::tempdir().expect("a directory");
     let (engine, prompt, ids) = spelling(directory.path(), &WORDS, 16);
     let tokenizer = engine.tokenizer().expect("a tokenizer");
     let whole = tokenizer.decode(&ids).expect("text");
-    // Up to the first ids that come again, and with them the emoji's bytes out of place.
+    // Up to the first repeated ids, which also repeat the emoji's bytes out of order.
     let sound = whole.find('\u{FFFD}').unwrap_or(whole.len());
     let starts: Vec<usize> = whole[..sound].char_indices().map(|(at, _)| at).take(22).collect();
     assert!(starts.len() >= 10 && whole[..sound].contains('\u{1f980}'), "{whole:?}");
@@ -243,7 +243,7 @@ fn the_first_of_several_stop_strings_cuts() {
     }
 }
 
-/// Text that may become a stop string waits; when the end comes first, it is handed out.
+/// Text that may become a stop string is held back; if the end comes first, it is emitted.
 #[test]
 fn held_text_comes_out_at_the_end() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -251,7 +251,7 @@ fn held_text_comes_out_at_the_end() {
     let tokenizer = engine.tokenizer().expect("a tokenizer");
     for tokens in 1..=16 {
         let whole = stream(tokenizer, &ids[..tokens]).concat();
-        // All of the text is the beginning of this string, so nothing may come out before the end.
+        // The whole text is a prefix of this string, so nothing may be emitted before the end.
         let stop = format!("{whole} and more");
         for options in with_and_without_drafts(&greedy(tokens, vec![stop])) {
             let (pieces, _, finish) = generate(&engine, &prompt, &options);
@@ -264,8 +264,8 @@ fn held_text_comes_out_at_the_end() {
     }
 }
 
-/// A template in the manner of Gemma 4's: a system turn where there is something to put into it, turns between their
-/// tokens, reasoning of earlier turns left out, and for a model that is not to think an empty thought channel.
+/// A template like Gemma 4's: a system turn if there is content for it, turns between their tokens, reasoning of earlier turns
+/// omitted, and an empty thought channel if thinking is off.
 const TEMPLATE: &str = r#"
 {%- macro visible(text) -%}
     {%- set parts = namespace(kept='') -%}
@@ -345,7 +345,7 @@ fn conversations_go_through_the_template() {
     assert!(problem.contains("a system message comes too late") && problem.lines().count() == 1, "{problem}");
 }
 
-/// The template of a checkpoint: its own file first, else the one among the tokenizer's settings, in all three forms.
+/// The checkpoint's template: its own file first, else the one in the tokenizer's configuration, in all three forms.
 #[test]
 fn templates_are_found() {
     let directory = tempfile::tempdir().expect("a directory");

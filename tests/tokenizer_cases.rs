@@ -1,5 +1,5 @@
 //! Ids equal those of PyPI's tokenizers on 2 000 cases (scripts/tokenizer_cases.py), from tokenizer.json and from a GGUF file
-//! that has no tokenizer.json beside it.
+//! without a tokenizer.json next to it.
 
 mod gguf_writer;
 mod twins;
@@ -28,7 +28,7 @@ fn cases(name: &str) -> Vec<(String, Vec<u32>)> {
     list("texts").into_iter().map(text).zip(list(name).into_iter().map(ids)).collect()
 }
 
-/// Checks every case: the reference's ids behind one `<bos>`, whether or not the text spells one.
+/// Checks every case: the reference's ids after one `<bos>`, whether or not the text contains one.
 fn has_the_ids(tokenizer: &Tokenizer, name: &str, what: &str) {
     let cases = cases(name);
     assert_eq!(cases.len(), 1000);

@@ -14,7 +14,7 @@ struct Pair {
     directory: tempfile::TempDir,
 }
 
-/// A tensor on its way into the copy.
+/// A tensor being copied.
 struct Tensor {
     type_id: u32,
     shape: Vec<usize>,
@@ -37,7 +37,7 @@ impl Pair {
         self.directory.path().join(format!("{part}.gguf"))
     }
 
-    /// Copies a part, with other keys and with every tensor that `change` keeps as it leaves it.
+    /// Copies a part, with other keys and with every tensor as changed by `change`.
     fn plant(&self, part: &str, keys: &[(&str, u32)], mut change: impl FnMut(&str, &mut Tensor) -> bool) {
         let path = self.path(part);
         let source = Gguf::open(&path).expect("a file");
@@ -140,7 +140,7 @@ const DEFECTS: [Defect; 15] = [
                 tensor.bytes[400..404].copy_from_slice(&f32::NAN.to_le_bytes());
             });
         },
-        &["layers.2.mlp.gate_proj.weight", "not finite", "download or convert the checkpoint again"],
+        &["layers.2.mlp.gate_proj.weight", "NaN or infinity", "download or convert the checkpoint again"],
     ),
     (
         "a norm of zeros",
@@ -159,7 +159,7 @@ const DEFECTS: [Defect; 15] = [
     (
         "another rotation",
         |pair| change(pair, "target", "rope_freqs.weight", |tensor| tensor.bytes.fill(0)),
-        &["rope_freqs.weight", "as Gemma 4's rotation is", "convert the checkpoint again"],
+        &["rope_freqs.weight", "as in Gemma 4", "convert the checkpoint again"],
     ),
     (
         "an ordering of zeros",
@@ -169,7 +169,7 @@ const DEFECTS: [Defect; 15] = [
     (
         "an ordering that repeats a token",
         |pair| change(pair, "assistant", "masked_embd_ordering", |tensor| tensor.bytes.copy_within(0..4, 8)),
-        &["masked_embedding.token_ordering", "is no permutation", "convert the assistant again"],
+        &["masked_embedding.token_ordering", "is not a permutation", "convert the assistant again"],
     ),
     (
         "an ordering in floating point",
@@ -189,7 +189,7 @@ const DEFECTS: [Defect; 15] = [
                 tensor.bytes = [&tensor.bytes[..], &tensor.bytes].concat();
             });
         },
-        &["model.embed_tokens.weight", "a mistake of an old converter", "convert the assistant again"],
+        &["model.embed_tokens.weight", "a bug of an old converter", "convert the assistant again"],
     ),
     (
         "another vocabulary",
@@ -202,12 +202,12 @@ const DEFECTS: [Defect; 15] = [
                 !name.starts_with("masked_embd")
             });
         },
-        &["its vocab_size is 256, the target's is 512", "load the assistant that was published for this target"],
+        &["its vocab_size is 256, the target's is 512", "load the assistant published for this target"],
     ),
     (
         "another window",
         |pair| pair.plant("assistant", &[("gemma4-assistant.attention.sliding_window", 5)], keep),
-        &["its sliding_window is 5, the target's 8", "load the assistant that was published for this target"],
+        &["its sliding_window is 5, the target's 8", "load the assistant published for this target"],
     ),
     (
         "the assistant of another target",
@@ -215,7 +215,7 @@ const DEFECTS: [Defect; 15] = [
             let other = Pair::of("dense");
             std::fs::copy(other.path("assistant"), pair.path("assistant")).expect("copied");
         },
-        &["the assistant does not fit the target", "K/V heads", "load the assistant that was published"],
+        &["the assistant does not fit the target", "K/V heads", "load the assistant published"],
     ),
 ];
 
@@ -240,7 +240,7 @@ fn several_defects_are_all_found() {
     assert_eq!(failures(&pair.verify()).len(), 3);
 }
 
-/// The tokenizer.json beside a GGUF file is compared with the file's own tokens when it is loaded.
+/// The tokenizer.json next to a GGUF file is compared with the file's own tokens at load.
 #[test]
 fn a_tokenizer_beside_a_file_is_compared() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! Every weight type: blocks as PyPI's gguf reads them, and files that have them.
+//! Every weight type: blocks decoded like PyPI's gguf, and files that have them.
 
 mod cases;
 #[path = "../kernels/tests/skipped/mod.rs"]
@@ -34,8 +34,7 @@ fn name(of: WeightType) -> String {
     of.name().to_ascii_uppercase()
 }
 
-/// PyPI's `gguf`, where it is installed, gives random blocks the same values, bit for bit. There are enough of them for
-/// every index into the grids.
+/// PyPI's `gguf`, if installed, gives random blocks the same values, bit for bit. There are enough of them for every grid index.
 #[test]
 fn blocks_have_the_values_of_another_reader() {
     let python = |arguments: &[&std::ffi::OsStr]| Command::new("python3").args(arguments).output();
@@ -63,7 +62,7 @@ fn blocks_have_the_values_of_another_reader() {
     }
 }
 
-/// Replaces the scale of a block of a type that is not written.
+/// Replaces the scale of a block of a load-only type.
 fn set_scale(of: WeightType, block: &mut [u8], scale: f32) {
     use WeightType::*;
     let half = f16::from_f32(scale).to_bits();
@@ -81,7 +80,7 @@ fn root_mean_square(x: &[f32]) -> f32 {
     (x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32).sqrt()
 }
 
-/// Rows of a type: the weights, or random ones of their magnitude if the type is not written.
+/// Rows of a type: the weights, or random ones of their magnitude for load-only types.
 fn blocks_like(of: WeightType, weights: &[f32]) -> Vec<u8> {
     let mut bytes = vec![0; of.row_bytes(weights.len()).expect("whole blocks")];
     if of.is_written() {
@@ -98,7 +97,7 @@ fn blocks_like(of: WeightType, weights: &[f32]) -> Vec<u8> {
     bytes
 }
 
-/// Writes `source` with a tensor of each type; its values too, where `plain`.
+/// Writes `source` with a tensor of each type; also its values if `plain`.
 fn write(source: &Gguf, path: &Path, types: &[(String, WeightType)], plain: bool) {
     let mut file = GgufWriter::create(path).expect("a writer");
     for key in source.keys() {
@@ -144,8 +143,8 @@ fn logits(path: &Path) -> Vec<f32> {
     values(&pass(&target, &mut cache(&target, ElementType::F32, Isa::best()), &ids, OutputRows::All).logits)
 }
 
-/// A file with a matrix of every type is the model of their values; what differs is that inputs are rounded to 8 bits. What a
-/// step reads, of matrices that grow when they are packed too, is known from sizes.
+/// A file with a matrix of every type is the model of their values, up to rounding inputs to 8 bits. The bytes read per step,
+/// including matrices that grow when packed, are known from sizes.
 #[test]
 fn files_of_every_type_load() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -169,8 +168,8 @@ fn files_of_every_type_load() {
     assert!(checkpoint.loaded_bytes() > checkpoint.bytes());
 }
 
-/// What `quantize` writes in the types that it has learnt, whole matrices of them, is read again; a mix of experts needs
-/// experts, and names of types that are read only are refused.
+/// The output of `quantize` in every supported type, as whole matrices, is read again; a mix of experts needs experts, and names
+/// of load-only types are rejected.
 #[test]
 fn files_of_new_mixes_are_read_again() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -194,5 +193,5 @@ fn files_of_new_mixes_are_read_again() {
     let checkpoint = Checkpoint::open(at("f32.gguf")).expect("a checkpoint");
     let options = LoadOptions { quantize: Some(WeightType::IQ3_S), ..LoadOptions::from(Isa::best()) };
     let refused = Target::load(&checkpoint, options).map(drop).expect_err("read only").to_string();
-    assert!(refused.contains("iq3_s is read, not written"), "{refused}");
+    assert!(refused.contains("iq3_s is load-only"), "{refused}");
 }

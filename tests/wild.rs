@@ -1,5 +1,5 @@
-//! Checkpoints as people have them: twins of the files in circulation load and compute what the reference computes, or
-//! are refused by name with what to take instead.
+//! Checkpoints in circulation: twins of published files load and compute what the reference computes, or are rejected by name
+//! with an alternative.
 
 mod cases;
 mod gguf_writer;
@@ -63,7 +63,7 @@ fn computes_the_references(case: &Case, target: &Target) {
     assert!(error <= case.tolerances().0, "{}: off by {error}", case.name);
 }
 
-/// Checks that every link of the reference's chain of drafts is the assistant's; says how many ids a link scores.
+/// Checks that every link of the reference's draft chain is the assistant's; returns how many ids a link scores.
 #[track_caller]
 fn drafts_the_references(case: &Case, target: &Target, assistant: &Assistant) -> usize {
     let mut kv = cache(target, ElementType::F32, Isa::best());
@@ -81,7 +81,7 @@ fn drafts_the_references(case: &Case, target: &Target, assistant: &Assistant) ->
             None => row.to_vec(),
             Some(ids) => ids.iter().map(|id| row[*id as usize]).collect(),
         };
-        // A dense head scores more ids than the reference, whose others are not finite or the least there is.
+        // A dense head scores more ids than the reference, whose others are infinite or its minimum.
         let pairs: Vec<(f32, f32)> = (values(&step.scores.logits).into_iter().zip(want))
             .filter(|(_, want)| want.is_finite() && step.scores.ids.is_some() || *want > least(row))
             .collect();
@@ -94,14 +94,13 @@ fn drafts_the_references(case: &Case, target: &Target, assistant: &Assistant) ->
     scored
 }
 
-/// The reference's score of the ids that a centroid head leaves out: one below the least that it scores, the same for
-/// all.
+/// The reference's score of the ids that a centroid head omits: one below its minimum, the same for all.
 fn least(row: &[f32]) -> f32 {
     let least = row.iter().copied().fold(f32::INFINITY, f32::min);
     if row.iter().filter(|x| **x == least).count() > 1 { least } else { f32::NEG_INFINITY }
 }
 
-/// Checks that `result` is an error of one line that says everything in `about`.
+/// Checks that `result` is a one-line error that contains everything in `about`.
 #[track_caller]
 fn refused<T>(result: Result<T>, about: &[&str]) {
     let Err(error) = result else { panic!("accepted; an error with {about:?} was expected") };
@@ -110,7 +109,7 @@ fn refused<T>(result: Result<T>, about: &[&str]) {
     about.iter().for_each(|part| assert!(message.contains(part), "{message:?} does not say {part:?}"));
 }
 
-/// The norm of the differences, in norms of `want`.
+/// The norm of the differences relative to that of `want`.
 fn relative_error(got: &[f32], want: &[f32]) -> f64 {
     let square = |x: f32| f64::from(x) * f64::from(x);
     let of = |squares: f64| squares.sqrt();
@@ -144,7 +143,7 @@ fn twelve_layers() -> Twin {
     twin
 }
 
-/// The twin with a map of layers instead of the fields of full layers.
+/// The twin with a per-layer map instead of the fields of full layers.
 fn with_map(twin: &Twin, map: Value) -> Result<Target> {
     twin.json(CONFIG, |config| {
         let fields = config.as_object_mut().expect("an object");
@@ -155,8 +154,8 @@ fn with_map(twin: &Twin, map: Value) -> Result<Target> {
     target(&twin.path("target"))
 }
 
-/// transformers pads the keys to the digits of the largest; a look-up of "5" would miss layer 5, which would get the
-/// sliding layers' geometry.
+/// transformers pads the keys to the digits of the largest; a lookup of "5" would miss layer 5, which would get the sliding
+/// layers' geometry.
 #[test]
 fn per_layer_keys_padded_and_unpadded() {
     let twin = twelve_layers();
@@ -178,11 +177,11 @@ fn per_layer_maps_that_are_empty_or_partial() {
     let twin = twelve_layers();
     let full = json!({"head_dim": 64, "num_key_value_heads": 1});
     refused(with_map(&twin, json!({})), &["layers.5.self_attn", "the configuration implies"]);
-    // Layers of one type share their angles, so layer 5 alone cannot be as wide as the sliding ones.
+    // Layers of one type share their angles, so only layer 5 cannot be as wide as the sliding ones.
     let about = [CONFIG, "per_layer_config", "full_attention", "of 32 in layer 5", "of 64 in layer 11"];
     refused(with_map(&twin, json!({"11": full})), &about);
 
-    // The full layers with the width of the sliding ones: layer 5 has their K/V heads too, layer 11 fewer.
+    // The full layers with the width of the sliding ones: layer 5 also has their K/V heads, layer 11 fewer.
     twin.json(CONFIG, |config| config["attention_k_eq_v"] = json!(false));
     twin.tensors(WEIGHTS, |tensors| {
         copy_layer(tensors, 0, 5);
@@ -200,7 +199,7 @@ fn per_layer_maps_that_are_empty_or_partial() {
 
     twin.tensors(WEIGHTS, |tensors| copy_layer(tensors, 0, 11));
     let empty = with_map(&twin, json!({})).expect("a target");
-    // What the map means, in the fields of published files.
+    // The map's meaning, in the fields of published files.
     twin.json(CONFIG, |config| {
         config.as_object_mut().expect("an object").remove("per_layer_config");
         config["global_head_dim"] = json!(32);
@@ -218,7 +217,7 @@ fn per_layer_keys_that_are_no_layers() {
     for key in ["12", "-1", "+5", "x", "", "5.0", "99999999999999999999999"] {
         refused(with_map(&twin, json!({key: full})), &["per_layer_config", "layers from 0 to 11"]);
     }
-    refused(with_map(&twin, json!({"5": full, "05": full})), &["per_layer_config", "layer 5 a second time"]);
+    refused(with_map(&twin, json!({"5": full, "05": full})), &["per_layer_config", "repeats layer 5"]);
     refused(with_map(&twin, json!({"5": 7})), &["per_layer_config.5", "an object"]);
     refused(with_map(&twin, json!({"5": {"head_dim": 0}})), &["per_layer_config.5.head_dim", "is 0"]);
     refused(with_map(&twin, json!({"5": {"skip": ["mlp"]}})), &["per_layer_config.5.skip", "not implemented"]);
@@ -226,7 +225,7 @@ fn per_layer_keys_that_are_no_layers() {
 
 // ---- assistants ----
 
-/// The names that llama.cpp's converter gives an assistant's own tensors, and those of a fork.
+/// The names of an assistant's own tensors in llama.cpp's converter, and in a fork.
 fn assistant_names(names: [&str; 4]) -> [(&'static str, String); 4] {
     let own = [
         "nextn.pre_projection.weight",
@@ -265,14 +264,14 @@ const ASSISTANT: [&str; 4] = [
     "masked_embd_ordering",
 ];
 
-/// The four layouts of assistants in circulation: architecture, names, and what else is their own.
+/// The four layouts of assistants in circulation: architecture, names, and other differences.
 fn layouts(twin: &Twin) -> Vec<(&'static str, GgufFile)> {
     let backbone = u32_value(64);
     let nextn = assistant_file(twin, "gemma4-assistant", NEXTN);
     let mtp = assistant_file(twin, "gemma4_assistant", MTP)
         .without("gemma4_assistant.embedding_length_out")
         .with("gemma4_assistant.n_embd_backbone", backbone.clone());
-    // Holds the target's embedding, too, and says nothing of shared layers.
+    // Also contains the target's embedding, and no number of shared layers.
     let embedding = twin.gguf("target").tensors.into_iter().find(|tensor| tensor.name == b"token_embd.weight");
     let mut mtp_proj = assistant_file(twin, "gemma4_mtp", MTP_PROJ).without("gemma4_mtp.attention.shared_kv_layers");
     let embedding = embedding.expect("an embedding");
@@ -393,16 +392,16 @@ fn parts_given_for_one_another_are_refused_by_name() {
         .key("clip.vision.block_count", u32_value(1))
         .floats("v.blk.0.ln1.weight", &[4], &[1.0; 4]);
     let projector = twin.write("mmproj-F16.gguf", projector.bytes());
-    refused(engine(&projector, None), &["mmproj-F16.gguf", "\"clip\"", "projector", "give the model's file"]);
+    refused(engine(&projector, None), &["mmproj-F16.gguf", "\"clip\"", "projector", "use the model's file"]);
     refused(engine(&target_file, Some(&projector)), &["mmproj-F16.gguf", "projector"]);
     let (target, assistant) = (twin.path("target"), twin.path("assistant"));
-    refused(engine(&assistant, None), &["assistant/config.json", "give it as the assistant"]);
-    refused(engine(&target, Some(&target)), &["target/config.json", "target's", "give it as the model"]);
+    refused(engine(&assistant, None), &["assistant/config.json", "use it as the assistant"]);
+    refused(engine(&target, Some(&target)), &["target/config.json", "target's", "use it as the model"]);
 }
 
-// ---- formats that are not read ----
+// ---- unsupported formats ----
 
-/// Scales that nothing applies: every spelling in circulation.
+/// Scales that no module applies: every spelling in circulation.
 #[test]
 fn a_stray_scale_is_an_error() {
     let twin = Twin::of("moe");
@@ -415,7 +414,7 @@ fn a_stray_scale_is_an_error() {
         ("output.scale", "output.scale"),
     ] {
         let file = twin.gguf("target").tensor(name, &[1], F32, one.clone());
-        refused(engine(&twin.write("model.gguf", file.bytes()), None), &["model.gguf", shown, "is a scale", "take"]);
+        refused(engine(&twin.write("model.gguf", file.bytes()), None), &["model.gguf", shown, "is a scale", "use"]);
         let file = twin.gguf("assistant").tensor(name, &[1], F32, one.clone());
         let drafter = twin.write("drafter.gguf", file.bytes());
         refused(engine(&twin.path("target"), Some(&drafter)), &["drafter.gguf", shown, "is a scale"]);
@@ -425,7 +424,7 @@ fn a_stray_scale_is_an_error() {
         let full = format!("model.layers.0.self_attn.q_proj.{name}");
         let scale = (Dtype::F32, vec![1], one.clone());
         twin.tensors(WEIGHTS, |tensors| drop(tensors.insert(full.clone(), scale)));
-        refused(engine(&twin.path("target"), None), &[&full, "is a scale", "take"]);
+        refused(engine(&twin.path("target"), None), &[&full, "is a scale", "use"]);
     }
     // The scales that a mixture of experts has are none of these.
     computes_the_references(&case("moe"), &target(&twin.path("target")).expect("a target"));
@@ -472,12 +471,12 @@ fn quantized_directories_are_refused_by_name() {
     ] {
         let twin = Twin::of("dense");
         twin.json(CONFIG, |config| config[field] = value.clone());
-        refused(engine(&twin.path("target"), None), &[CONFIG, field, name, "take the bf16 checkpoint, or a GGUF file"]);
+        refused(engine(&twin.path("target"), None), &[CONFIG, field, name, "use the bf16 checkpoint, or a GGUF file"]);
         let twin = Twin::of("nested");
         twin.json(CONFIG, |config| config["text_config"][field] = value.clone());
         refused(engine(&twin.path("target"), None), &[CONFIG, name]);
     }
-    // Without a word in config.json, the tensors tell.
+    // Without a quantization in config.json, the tensors are checked.
     let q = "model.layers.0.self_attn.q_proj";
     for (tensor, name) in [
         (format!("{q}.scales"), "an MLX checkpoint"),
@@ -493,7 +492,7 @@ fn quantized_directories_are_refused_by_name() {
         let twin = Twin::of("dense");
         let one = (Dtype::F32, vec![1], vec![0; 4]);
         twin.tensors(WEIGHTS, |tensors| drop(tensors.insert(tensor.clone(), one)));
-        refused(engine(&twin.path("target"), None), &[&tensor, name, "take the bf16 checkpoint"]);
+        refused(engine(&twin.path("target"), None), &[&tensor, name, "use the bf16 checkpoint"]);
         let one = (Dtype::F32, vec![1], vec![0; 4]);
         twin.tensors("assistant/model.safetensors", |tensors| drop(tensors.insert(tensor.clone(), one)));
         let own = Twin::of("dense");
@@ -506,19 +505,19 @@ fn quantized_directories_are_refused_by_name() {
         tensors.remove("model.layers.0.experts.gate_up_proj").expect("the stack");
         tensors.insert(expert.into(), (Dtype::F32, vec![1], vec![0; 4]));
     });
-    refused(engine(&twin.path("target"), None), &[expert, "a tensor for each expert", "take the bf16 checkpoint"]);
-    // FP8 without a configuration or scales: the type tells.
+    refused(engine(&twin.path("target"), None), &[expert, "a tensor per expert", "use the bf16 checkpoint"]);
+    // FP8 without a configuration or scales: detected by type.
     let twin = Twin::of("dense");
     twin.tensors(WEIGHTS, |tensors| {
         let tensor = tensors.get_mut(&format!("{q}.weight")).expect("the tensor");
         *tensor = (Dtype::F8_E4M3, tensor.1.clone(), vec![0; tensor.2.len() / 4]);
     });
-    refused(engine(&twin.path("target"), None), &[q, "F8_E4M3", "not read"]);
+    refused(engine(&twin.path("target"), None), &[q, "F8_E4M3", "not supported"]);
 }
 
 // ---- compressed safetensors ----
 
-/// The matrices of the layers, as compressed checkpoints have them: embeddings and norms stay.
+/// The matrices of the layers, as in compressed checkpoints: embeddings and norms are unchanged.
 fn matrices(tensors: &Tensors) -> Vec<String> {
     let is_matrix = |name: &&String| name.ends_with("_proj.weight") || name.ends_with("per_layer_input_gate.weight");
     tensors.keys().filter(is_matrix).cloned().collect()
@@ -537,8 +536,8 @@ const W4A16: &str = r#"{"quant_method": "compressed-tensors", "format": "pack-qu
     "input_activations": null, "weights": {"num_bits": 4, "type": "int", "symmetric": true, "strategy": "group",
     "group_size": 32}}}}"#;
 
-/// Packs a twin's matrices: eight integers in a word, a scale in bf16 for every `group`. The weights become what the
-/// packed ones stand for, in a second twin.
+/// Packs a twin's matrices: eight integers per word, a scale in bf16 for every `group`. A second twin has the dequantized
+/// weights.
 fn packed_pair(fixture: &str, group: impl Fn(usize) -> usize) -> (Twin, Twin) {
     let (packed, plain) = (Twin::of(fixture), Twin::of(fixture));
     let mut exact = Tensors::new();
@@ -573,7 +572,7 @@ fn packed_pair(fixture: &str, group: impl Fn(usize) -> usize) -> (Twin, Twin) {
     (packed, plain)
 }
 
-/// Every weight is exactly what the packed integers and scales stand for.
+/// Every weight is exactly the dequantized value.
 #[test]
 fn packed_integers_are_the_dequantized_weights() {
     for (fixture, group) in [("dense", 0), ("dense", 32), ("edge", 32)] {
@@ -605,7 +604,7 @@ fn packed_integers_are_the_dequantized_weights() {
     }
 }
 
-/// A head of its own beside a tied embedding, as Google's w4a16 files have, is not used.
+/// An output head next to a tied embedding, as in Google's w4a16 files, is not used.
 #[test]
 fn packed_checkpoints_load_whole_pairs() {
     let (packed, _) = packed_pair("edge", |_| 32);
@@ -632,29 +631,29 @@ fn packings_that_are_not_read_are_refused() {
         let (_, shape, words) = tensors.get_mut(&format!("{q}_packed")).expect("words");
         (shape[1], *words) = (shape[1] * 2, words.repeat(2));
     };
-    refused_with(&eight, &["of another shape than weight_shape says", "symmetric 4-bit integers"]);
+    refused_with(&eight, &["does not have the shape in weight_shape", "symmetric 4-bit integers"]);
     let sixteen = |tensors: &mut Tensors| {
         let (_, shape, scales) = tensors.get_mut(&format!("{q}_scale")).expect("scales");
         (shape[1], *scales) = (shape[1] * 2, scales.repeat(2));
     };
-    refused_with(&sixteen, &["not packed as is read", "groups of 32"]);
+    refused_with(&sixteen, &["unsupported packing", "groups of 32"]);
     let empty = |tensors: &mut Tensors| {
         let (_, shape, words) = tensors.get_mut(&format!("{q}_packed")).expect("words");
         (shape[1], *words) = (0, Vec::new());
     };
-    refused_with(&empty, &["not packed as is read", "groups of 32"]);
+    refused_with(&empty, &["unsupported packing", "groups of 32"]);
     let no_rows = |tensors: &mut Tensors| {
         for part in ["packed", "scale"] {
             let (_, shape, bytes) = tensors.get_mut(&format!("{q}_{part}")).expect("words");
             (*shape, *bytes) = (vec![0, 1 << 61], Vec::new());
         }
     };
-    refused_with(&no_rows, &["not packed as is read"]);
+    refused_with(&no_rows, &["unsupported packing"]);
     let huge = |tensors: &mut Tensors| {
         let (_, _, scales) = tensors.get_mut(&format!("{q}_scale")).expect("scales");
         scales[..2].copy_from_slice(&half::bf16::from_f32(1e9).to_le_bytes());
     };
-    refused_with(&huge, &["not finite in f16", "take the bf16 checkpoint"]);
+    refused_with(&huge, &["not finite in f16", "use the bf16 checkpoint"]);
     for (extra, dtype) in [("zero_point", Dtype::I32), ("g_idx", Dtype::I32)] {
         let stray = |tensors: &mut Tensors| drop(tensors.insert(format!("{q}_{extra}"), (dtype, vec![1], vec![0; 4])));
         let (twin, _) = packed_pair("dense", |_| 32);
@@ -663,7 +662,7 @@ fn packings_that_are_not_read_are_refused() {
     }
 }
 
-/// The 256 numbers of E4M3, from its definition as a sum of bits.
+/// The 256 values of E4M3, from its definition as a sum of bits.
 fn e4m3(byte: u8) -> f64 {
     let bit = |i: u8| f64::from(byte >> i & 1);
     let fraction = bit(2) / 2.0 + bit(1) / 4.0 + bit(0) / 8.0;
@@ -763,11 +762,11 @@ fn fp8_is_the_dequantized_weights() {
     for shape in [vec![0, 1 << 62], vec![2, 2, 0], vec![0]] {
         let empty = (Dtype::F8_E4M3, shape, Vec::new());
         twin.tensors(WEIGHTS, |tensors| drop(tensors.insert(q.into(), empty)));
-        refused(engine(&twin.path("target"), None), &[q, "is of shape", "matrices are read"]);
+        refused(engine(&twin.path("target"), None), &[q, "is of shape", "matrices are supported"]);
     }
 }
 
-/// The stacks of experts as tensors for each expert's matrices, each as `store` has it.
+/// Splits the stacks of experts into tensors for each expert's matrices, as written by `store`.
 fn experts_apart(tensors: &mut Tensors, store: impl Fn(&mut Tensors, String, [usize; 2], &[f32])) {
     let stacks: Vec<String> = tensors.keys().filter(|name| name.contains(".experts.")).cloned().collect();
     assert!(!stacks.is_empty());
@@ -783,7 +782,7 @@ fn experts_apart(tensors: &mut Tensors, store: impl Fn(&mut Tensors, String, [us
     }
 }
 
-/// Experts with a tensor for each matrix, in floats and in FP8, are the stacks.
+/// Experts with a tensor per matrix, in floats and in FP8, equal the stacks.
 #[test]
 fn experts_apart_are_the_stacks() {
     let (twin, case) = (Twin::of("moe"), case("moe"));
@@ -794,7 +793,7 @@ fn experts_apart_are_the_stacks() {
     computes_the_references(&case, &target(&twin.path("target")).expect("a target"));
     let missing = "model.layers.0.experts.1.up_proj.weight";
     twin.tensors(WEIGHTS, |tensors| drop(tensors.remove(missing).expect("a matrix")));
-    refused(target(&twin.path("target")), &["layers.0.experts.", "a tensor for each expert, but not for all"]);
+    refused(target(&twin.path("target")), &["layers.0.experts.", "a tensor per expert, but not for all"]);
 
     let (fp8, plain) = (Twin::of("moe"), Twin::of("moe"));
     let byte = |i: usize| (0x18 + i * 7 % 40) as u8 | if i.is_multiple_of(3) { 0x80 } else { 0 };
@@ -818,7 +817,7 @@ fn experts_apart_are_the_stacks() {
     let ids = case.ids("input_ids");
     let of = |twin: &Twin| logits(&target(&twin.path("target")).expect("a target"), &ids);
     assert_eq!(of(&fp8), of(&plain));
-    // Said before they are loaded, too.
+    // Also known before they are loaded.
     let checkpoint = Checkpoint::open(fp8.path("target")).expect("a checkpoint");
     let loaded = Target::load(&checkpoint, Isa::best()).expect("a target").step_cost().bytes as u64;
     assert_eq!(checkpoint.target_step_bytes(&checkpoint.target_config().expect("one")).expect("bytes"), loaded);
@@ -835,10 +834,10 @@ fn directories_without_a_model_say_what_they_hold() {
 
     for (file, about) in [
         ("model-00001-of-00002.safetensors", ["no model.safetensors.index.json", "download it too"]),
-        ("weights.safetensors", ["no model.safetensors", "weights that name"]),
-        ("pytorch_model.bin", ["a file of PyTorch's is not read", "take the bf16 checkpoint, or a GGUF file"]),
-        ("model.onnx", ["a file of ONNX", "take the bf16 checkpoint, or a GGUF file"]),
-        ("gemma.litertlm", ["a file of LiteRT's", "take the bf16 checkpoint, or a GGUF file"]),
+        ("weights.safetensors", ["no model.safetensors", "rename the weights"]),
+        ("pytorch_model.bin", ["a PyTorch file is not supported", "use the bf16 checkpoint, or a GGUF file"]),
+        ("model.onnx", ["an ONNX file", "use the bf16 checkpoint, or a GGUF file"]),
+        ("gemma.litertlm", ["a LiteRT file", "use the bf16 checkpoint, or a GGUF file"]),
     ] {
         let directory = twin.path(&format!("of {file}"));
         std::fs::create_dir(&directory).expect("a directory");
@@ -846,36 +845,36 @@ fn directories_without_a_model_say_what_they_hold() {
         std::fs::write(directory.join(file), [0; 64]).expect("written");
         refused(engine(&directory, None), &[file, about[0], about[1]]);
     }
-    for (file, about) in [("files.onnx", "a file of ONNX"), ("model.pth", "a file of PyTorch's")] {
-        refused(engine(&twin.write(file, [1; 64]), None), &[file, about, "take the bf16 checkpoint, or a GGUF file"]);
+    for (file, about) in [("files.onnx", "an ONNX file"), ("model.pth", "a PyTorch file")] {
+        refused(engine(&twin.write(file, [1; 64]), None), &[file, about, "use the bf16 checkpoint, or a GGUF file"]);
     }
 
-    // The Hub's cache, and a link in it to a blob that is gone.
+    // The Hub's cache, and a dangling link in it.
     let revision = "models--google--gemma/snapshots/0a1b";
     twin.write(&format!("{revision}/config.json"), "{}");
     for folder in ["models--google--gemma", "models--google--gemma/snapshots"] {
-        refused(engine(&twin.path(folder), None), &["a folder of the Hub's cache", "0a1b"]);
+        refused(engine(&twin.path(folder), None), &["a directory of the Hub's cache", "0a1b"]);
     }
     #[cfg(unix)]
     {
         let link = twin.path(&format!("{revision}/model.safetensors"));
         std::os::unix::fs::symlink("../../blobs/gone", link).expect("a link");
-        refused(engine(&twin.path(revision), None), &["model.safetensors is a link to a file that is not there"]);
+        refused(engine(&twin.path(revision), None), &["model.safetensors is a dangling link"]);
     }
 
     twin.write("files/gemma-4-E2B-it-Q4_K_M.gguf", b"GGUF");
     twin.write("files/mmproj-F16.gguf", b"GGUF");
     twin.write("files/snapshots/training/step-1", b"");
-    let about = ["files", "holds GGUF files", "gemma-4-E2B-it-Q4_K_M.gguf, mmproj-F16.gguf"];
+    let about = ["files", "contains GGUF files", "gemma-4-E2B-it-Q4_K_M.gguf, mmproj-F16.gguf"];
     refused(engine(&twin.path("files"), None), &about);
 }
 
-/// git-LFS leaves pointers, and a gated repository's address a page.
+/// git-LFS leaves pointers, and a gated repository's URL an HTML page.
 #[test]
 fn what_stands_in_the_place_of_a_file_is_named() {
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab\nsize 9523\n";
     let page = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>";
-    for (content, about) in [(pointer, ["git-LFS's pointer", "git lfs pull"]), (page, ["a web page", "log in first"])] {
+    for (content, about) in [(pointer, ["git-LFS pointer", "git lfs pull"]), (page, ["a web page", "log in first"])] {
         let files =
             ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "generation_config.json"];
         for file in files {
@@ -890,7 +889,7 @@ fn what_stands_in_the_place_of_a_file_is_named() {
     }
 }
 
-/// Where a download was cut, files of full length are zero: layers' factors tell.
+/// Truncated downloads leave files of full length with zeros: detected by the layers' factors.
 #[test]
 fn factors_that_are_zero_are_refused() {
     for name in ["model.norm.weight", "model.layers.1.input_layernorm.weight", "model.layers.2.layer_scalar"] {
@@ -910,7 +909,7 @@ fn gguf_files_without_a_model_are_refused_by_name() {
         ("general.architecture", "controlvector", "a control vector's"),
     ] {
         let path = twin.write("file.gguf", twin.gguf("target").with(key, str_value(value)).bytes());
-        refused(engine(&path, None), &["file.gguf", key, about, "give"]);
+        refused(engine(&path, None), &["file.gguf", key, about, "use"]);
     }
     for (key, value) in [("expert_gating_func", u32_value(2)), ("attention.causal", bool_value(false))] {
         let file = twin.gguf("target").with(&format!("gemma4.{key}"), value);
@@ -918,7 +917,7 @@ fn gguf_files_without_a_model_are_refused_by_name() {
     }
 }
 
-/// An assistant whose head is not the table of its embeddings drafts with the head, dense or by centroids.
+/// An assistant with an untied output head drafts with that head, dense or by centroids.
 #[test]
 fn an_untied_assistant_drafts_with_its_head() {
     for fixture in ["dense", "edge", "nested"] {
@@ -939,7 +938,7 @@ fn an_untied_assistant_drafts_with_its_head() {
     }
 }
 
-/// Writers choose other types for the same numbers, and leave out what has a default: the same model.
+/// Writers choose other types for the same values, and omit defaults: the same model.
 #[test]
 fn metadata_in_other_types_is_the_same() {
     let (twin, ids) = (Twin::of("edge"), case("edge").ids("input_ids"));
@@ -979,14 +978,14 @@ fn metadata_in_other_types_is_the_same() {
         (*kind, *bytes) = after;
     }
     assert!(changed > 15, "{changed} keys are changed");
-    // One for every layer, where one for all would do.
+    // One for every layer, where one for all would suffice.
     let heads = file.keys.iter_mut().find(|(key, _)| key.ends_with(b"attention.head_count_kv")).expect("the heads");
     let Raw(10, one) = &heads.1 else { panic!("no number for all") };
     heads.1 = raw_array(10, 8, &one.repeat(8));
     for key in ["token_type", "bos_token_id", "unknown_token_id", "scores"] {
         file = file.without(&format!("tokenizer.ggml.{key}"));
     }
-    // Norms in bf16, scalars without a dimension; the same numbers in the plain file.
+    // Norms in bf16, scalars without a dimension; the same values in the plain file.
     let mut plain = plain;
     for (tensor, plain) in file.tensors.iter_mut().zip(&mut plain.tensors) {
         let name = String::from_utf8_lossy(&tensor.name).into_owned();
@@ -1012,7 +1011,7 @@ fn metadata_in_other_types_is_the_same() {
     assert_eq!(got.end_of_generation(), want.end_of_generation());
 }
 
-/// The rotation as other Gemmas' files spell it: the same, or refused by the field.
+/// The rotation with the fields of other Gemmas: equivalent, or rejected by field.
 #[test]
 fn rotary_fields_of_other_models_are_the_same_or_refused() {
     let twin = Twin::of("dense");
@@ -1041,7 +1040,7 @@ fn rotary_fields_of_other_models_are_the_same_or_refused() {
         refused(set(name, value), &[CONFIG, name]);
     }
     let flat = json!({"rope_theta": 1e6, "rope_type": "default"});
-    refused(set("rope_parameters", flat), &["rope_parameters.rope_theta", "is no layer type"]);
+    refused(set("rope_parameters", flat), &["rope_parameters.rope_theta", "is not a layer type"]);
     for (layers, field, value) in [
         ("sliding_attention", "partial_rotary_factor", 0.5),
         ("sliding_attention", "factor", 8.0),
@@ -1052,17 +1051,17 @@ fn rotary_fields_of_other_models_are_the_same_or_refused() {
     }
 }
 
-/// Types without a kernel: the error names tensor, type and what to take, before any weight is loaded.
+/// Types without a kernel: the error names tensor, type and an alternative, before any weight is loaded.
 #[test]
 fn gguf_types_without_kernels_are_refused_by_name() {
     let twin = Twin::of("dense");
-    // ggml's numbers and blocks: elements, bytes.
+    // ggml's ids and blocks: elements, bytes.
     for (id, name, elements, bytes) in
         [(9, "Q8_1", 32, 36), (15, "Q8_K", 256, 292), (41, "Q1_0", 128, 18), (42, "an unknown type", 64, 18)]
     {
         for part in ["target", "assistant"] {
             let file = twin.gguf(part).dropped("blk.1.ffn_down.weight");
-            // A scale beside it does not hide the type.
+            // A separate scale does not hide the type.
             let file = file.tensor("blk.1.ffn_down.weight", &[1, elements], id, vec![0; bytes]).tensor(
                 "blk.1.ffn_down.scale",
                 &[1],
@@ -1125,7 +1124,7 @@ fn types_in_files_that_are_read_load() {
     assert!(error > 0.0 && error < 0.2, "{error}");
 }
 
-/// Tensors by type as published: names, layers and the types of every matrix that llama.cpp's rules or the counts give.
+/// Tensors by type as published: names, layers and the types of every matrix, by llama.cpp's rules or the counts.
 #[test]
 fn published_mixes_have_their_counts_and_load() {
     for (name, published, counts) in published_files() {
@@ -1147,7 +1146,7 @@ fn published_mixes_have_their_counts_and_load() {
 /// The GGML type of a tensor.
 type TypeOf = fn(&str, Place) -> u32;
 
-/// How many tensors have which type.
+/// Number of tensors per type.
 type Counts = Vec<(&'static str, usize)>;
 
 /// Names, files, and the types of their tensors.
@@ -1177,7 +1176,7 @@ fn published_files() -> Vec<(&'static str, Published, Counts)> {
         ),
         (
             "gemma-4-26B-A4B-it-Q4_K_M.gguf",
-            // Rows of these are no whole blocks of 256.
+            // Rows of these are not whole blocks of 256.
             moe(|name, place| match (name.contains("ffn_down"), Place::has_more_bits(place.layer)) {
                 (true, true) => WeightType::Q8_0.ggml_id(),
                 (true, false) => WeightType::Q5_0.ggml_id(),
@@ -1258,7 +1257,7 @@ fn nvfp4(elements: usize, halvings: u8) -> Vec<u8> {
     bytes
 }
 
-/// Puts NVFP4 in the place of the matrices that have whole blocks, scaled by tensors of their own or in the blocks.
+/// Replaces the matrices that have whole blocks by NVFP4, scaled by separate tensors or in the blocks.
 fn with_nvfp4(mut file: GgufFile, scaled: bool) -> GgufFile {
     const NVFP4: u32 = 40;
     let halvings = |turn: usize| (turn % 3) as u8;
@@ -1276,7 +1275,7 @@ fn with_nvfp4(mut file: GgufFile, scaled: bool) -> GgufFile {
     assert!(matrices.len() > 8 && matrices.iter().any(|(name, _)| name.contains("_gate_up_exps")), "{matrices:?}");
     for (turn, (name, shape)) in matrices.iter().enumerate() {
         file = file.dropped(name);
-        // Experts' gates and ups lie apart, and every expert has its own scale.
+        // Experts' gates and ups are separate, and every expert has its own scale.
         let halves = [name.replace("gate_up", "gate"), name.replace("gate_up", "up")];
         let parts = if name.contains("gate_up") { &halves[..] } else { &halves[..1] };
         for (part, name) in parts.iter().enumerate() {
@@ -1301,7 +1300,7 @@ fn with_nvfp4(mut file: GgufFile, scaled: bool) -> GgufFile {
     file
 }
 
-/// A scale beside a matrix in NVFP4 multiplies its products: halved blocks compute the same, to the bit.
+/// A separate scale of an NVFP4 matrix multiplies its products: halved blocks compute the same, to the bit.
 #[test]
 fn nvfp4_matrices_are_scaled() {
     let (twin, ids) = (Twin::of("moe"), case("moe").ids("input_ids"));
@@ -1316,13 +1315,13 @@ fn nvfp4_matrices_are_scaled() {
         let file = scaled.clone().dropped(&name).tensor(&name, &shape, F32, f32_bytes(values));
         refused(target(&twin.write("model.gguf", file.bytes())), &["model.gguf", &name, "must be F32, finite"]);
     }
-    // Both spellings: one of them would be applied, and which is not known.
+    // Both spellings: one of them would be applied, and which is ambiguous.
     let other = name.replace(".scale", ".weight.scale");
     let file = scaled.tensor(&other, &[1], F32, f32_bytes([1.0]));
-    refused(target(&twin.write("model.gguf", file.bytes())), &[&other, "is a scale that nothing applies"]);
+    refused(target(&twin.write("model.gguf", file.bytes())), &[&other, "is a scale that no module applies"]);
 }
 
-/// An assistant merged into its target's directory, as converters for other engines do it, drafts.
+/// An assistant merged into its target's directory, as by converters for other engines, drafts.
 #[test]
 fn an_assistant_inside_its_targets_directory_drafts() {
     let case = case("edge");
@@ -1335,7 +1334,7 @@ fn an_assistant_inside_its_targets_directory_drafts() {
         twin.tensors(WEIGHTS, |tensors| {
             tensors.extend(inner.into_iter().map(|(name, tensor)| (format!("{prefix}{name}"), tensor)));
         });
-        // With tensors and no configuration of them, it is a target.
+        // With tensors but without their configuration, it is a target.
         let path = twin.path("target");
         computes_the_references(&case, &target(&path).expect("a target"));
         assert!(find_assistants(&path).expect("none").fitting.is_empty());
@@ -1364,7 +1363,7 @@ fn an_assistant_inside_its_targets_directory_drafts() {
     }
 }
 
-/// An assistant's tensors in its target's file make it no assistant.
+/// An assistant's tensors in its target's file do not make it an assistant.
 #[test]
 fn a_target_with_its_assistants_tensors_is_a_target() {
     let (twin, case) = (Twin::of("edge"), case("edge"));
@@ -1392,7 +1391,7 @@ fn bos_post_processor() -> Value {
         "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}}})
 }
 
-/// The tokenizer and the template of every twin, as engines have them.
+/// The tokenizer and the template of every twin, as in engines.
 fn engines_with_tokenizers(normal: &[usize], template: &str) -> Vec<(String, Engine)> {
     let (twin, vocabulary) = (Twin::of("edge"), Vocabulary::new());
     let mut engines = Vec::new();
@@ -1441,7 +1440,7 @@ fn a_text_and_a_chat_begin_with_one_bos() {
     }
 }
 
-/// Files call `<eos>`, `<|tool_response>` and `</s>` normal; they are single tokens all the same.
+/// Files mark `<eos>`, `<|tool_response>` and `</s>` normal; they are single tokens all the same.
 #[test]
 fn control_tokens_called_normal_are_one_id() {
     let template = "{{ bos_token }}<|turn>user\n{{ messages[0].content }}<turn|>\n<|turn>model\n<|tool_response>";
@@ -1475,7 +1474,7 @@ impl LogitsProcessor for Script {
     }
 }
 
-/// Text that spells a token is text: in a prompt where the template breaks it up, and in the output.
+/// Text that spells a token is text: in a prompt if the template breaks it up, and in the output.
 #[test]
 fn spelled_tokens_end_no_text() {
     let template = TEMPLATE.replace("message.content }}", "message.content | replace('<|', '< |') }}");
@@ -1502,7 +1501,7 @@ fn spelled_tokens_end_no_text() {
     }
 }
 
-/// Of text between control tokens, the ids of Hugging Face's tokenizer with `encode_special_tokens`.
+/// For text between control tokens, the ids of Hugging Face's tokenizer with `encode_special_tokens`.
 fn ids_of_parts(path: &Path, parts: &[(&str, Option<u32>)]) -> Vec<u32> {
     let mut theirs = tokenizers::Tokenizer::from_file(path).expect("a tokenizer");
     theirs.set_encode_special_tokens(true);
@@ -1514,7 +1513,7 @@ fn ids_of_parts(path: &Path, parts: &[(&str, Option<u32>)]) -> Vec<u32> {
     ids
 }
 
-/// What a message says is text, whatever it spells: it ends no turn and begins none.
+/// A message's content is text, whatever it spells: it ends no turn and begins none.
 #[test]
 fn messages_forge_no_control_tokens() {
     let (twin, vocabulary) = (Twin::of("edge"), Vocabulary::new());
@@ -1547,7 +1546,7 @@ fn messages_forge_no_control_tokens() {
                 "{name}: {content:?}"
             );
         }
-        // What spells nothing is encoded as the rendered prompt is.
+        // Text without such names is encoded like the rendered prompt.
         for content in ["fn f<T>(x: &[T]) {}", "a\n\n\nb</s>", "\u{F0000} <end_of_turn> < |turn> >|<"] {
             let (ids, prompt) = encode(&engine, TEMPLATE, &Message::user(content), &safe);
             assert_eq!(
@@ -1556,7 +1555,7 @@ fn messages_forge_no_control_tokens() {
                 "{name}: {content:?}"
             );
         }
-        // Text that a template joins or trims, calls, tools.
+        // Text joined or trimmed by a template, calls, tools.
         let parts = ["x<tur ", "n|>", "<", "turn|>"].map(|part| Part::Text(part.into()));
         let parts = Message::user(Content::Parts(parts.into()));
         let join = "{% for part in messages[0].content %}{{ part.text | trim }}{% endfor %}<turn|>";
@@ -1574,11 +1573,11 @@ fn messages_forge_no_control_tokens() {
     }
 }
 
-/// Reasoning and calls are found by the ids of their tokens, in files of every kind, streamed with speculation off or on.
+/// Reasoning and calls are found by their token ids, in files of every kind, streamed with and without speculation.
 #[test]
 fn replies_are_taken_apart_by_their_tokens() {
     let vocabulary = Vocabulary::new();
-    // llama.cpp's converter calls some of them user-defined.
+    // llama.cpp's converter marks some of them user-defined.
     for (name, engine) in engines_with_tokenizers(&[48], TEMPLATE) {
         let tools = vec![Json::parse(r#"{"function": {"name": "the"}}"#).expect("JSON")];
         let options = ChatOptions { tools, ..ChatOptions::default() };
@@ -1627,7 +1626,7 @@ fn replies_are_taken_apart_by_their_tokens() {
     }
 }
 
-/// What tokenizers of other engines got wrong: the GGUF file's tokenizer and tokenizer.json agree, and ids are as known.
+/// Known errors of other engines' tokenizers: the GGUF file's tokenizer and tokenizer.json agree, and ids are as known.
 #[test]
 fn unusual_text_has_the_ids_of_tokenizer_json() {
     let (twin, vocabulary) = (Twin::of("edge"), Vocabulary::new());
@@ -1684,7 +1683,7 @@ fn a_megabyte_is_encoded_in_time() {
             println!("{} bytes to {} tokens in {:?}", text.len(), ids.len(), start.elapsed());
             start.elapsed() < Duration::from_secs(2)
         };
-        // Other processes take time, too.
+        // Other processes take time as well.
         assert!((0..3).any(|_| in_time()));
     }
 }
@@ -1710,7 +1709,7 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
         (json!({"temperature": 0.0}), None),
         (json!({"top_k": 0, "top_p": 0.9}), Some(Sampling { top_k: None, top_p: 0.9, ..published.clone() })),
         (json!({"top_k": -1, "top_p": 0.9}), Some(Sampling { top_k: None, top_p: 0.9, ..published.clone() })),
-        // Of all tokens, as transformers has it; alone it does not say that anything is drawn.
+        // Over all tokens, as in transformers; alone it does not imply sampling.
         (
             json!({"temperature": 1.0, "typical_p": 0.9, "repetition_penalty": 1.2}),
             Some(Sampling {
@@ -1751,7 +1750,7 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
         engine(&twin.write("model.gguf", file.bytes()), None).expect("an engine").sampling_defaults(),
         Some(&all)
     );
-    // The last number of tokens is llama.cpp's -1 for all, or what it is.
+    // The last number of tokens is llama.cpp's -1 for all, or as given.
     for (n, last_n) in [(-1_i32, None), (32, Some(32))] {
         let file = twin
             .gguf("target")
@@ -1778,7 +1777,7 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
         ..Sampling::default()
     };
     assert_eq!(of(&xtc), both);
-    // A sequence leaves out the samplers that it does not name.
+    // A sequence drops the samplers that it does not name.
     let sequence = |names: &str| [&xtc[..], &[("sequence", str_value(names))]].concat();
     assert_eq!(of(&sequence("penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature")), both);
     assert_eq!(of(&sequence("min_p;temperature")), Sampling { xtc: None, ..both });
@@ -1787,7 +1786,7 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
     refused(engine(&path, None), &["model.gguf", "general.sampling.temp", "0 or more"]);
 }
 
-/// The lines of warnings while something is done on this thread.
+/// The warnings logged on this thread by a function.
 #[derive(Default)]
 struct Warnings(Mutex<Vec<String>>);
 
@@ -1825,8 +1824,8 @@ fn loaded(path: &Path) -> (Option<Sampling>, Vec<String>) {
     (engine.sampling_defaults().cloned(), lines)
 }
 
-/// Names are spelt as llama.cpp lets them be. One that it does not know is left out, as there; in an order that is not implemented,
-/// none of the parameters is used. One line says so.
+/// Names have llama.cpp's alternative spellings. An unknown name is ignored, as there; with an unsupported order, no parameter is
+/// used. One warning says so.
 #[test]
 fn a_file_with_an_odd_sequence_of_samplers_loads() {
     let twin = Twin::of("edge");
@@ -1849,7 +1848,9 @@ fn a_file_with_an_odd_sequence_of_samplers_loads() {
     let (defaults, lines) = of("top_k;tfs_z;min_p;smooth\ning;temp");
     assert_eq!(defaults, Some(Sampling { top_p: 1.0, ..all }));
     let [line] = &lines[..] else { panic!("{lines:?}") };
-    for part in ["model.gguf", "general.sampling.sequence", r#""tfs_z;smooth\ning" is no sampler"#, "left out"] {
+    for part in
+        ["model.gguf", "general.sampling.sequence", r#""tfs_z;smooth\ning" is not a llama.cpp sampler"#, "ignored"]
+    {
         assert!(line.contains(part) && !line.contains('\n'), "{part}: {line:?}");
     }
     for (sequence, problem) in [
@@ -1865,7 +1866,7 @@ fn a_file_with_an_odd_sequence_of_samplers_loads() {
     }
 }
 
-/// A file with Mirostat loads; its parameters, which mean something else without, are not used, and one line says so.
+/// A file with Mirostat loads; its parameters, which mean something else without it, are ignored with one warning.
 #[test]
 fn a_file_with_mirostat_loads_without_its_parameters() {
     let twin = Twin::of("edge");
@@ -1890,7 +1891,7 @@ fn a_file_with_mirostat_loads_without_its_parameters() {
     assert_eq!((loaded(&twin.path("target")).0, loaded(&twin.path("target")).1.len()), (None, 1));
 }
 
-// ---- the assistant beside its target ----
+// ---- the assistant next to its target ----
 
 #[test]
 fn an_assistant_beside_its_target_is_found() {
@@ -1929,7 +1930,7 @@ fn an_assistant_beside_its_target_is_found() {
     assert_eq!(found.fitting, [inside, twin.path("target-assistant")]);
 }
 
-/// In the layout of the Hub's cache: the newest revision of the repository of that name, whoever owns it.
+/// In the layout of the Hub's cache: the current revision of the repository with that name, of any owner.
 #[test]
 fn an_assistant_in_the_hubs_cache_is_found() {
     let twin = Twin::of("edge");
@@ -1977,13 +1978,13 @@ fn an_assistant_of_another_target_is_a_misfit() {
     let reasons: Vec<_> = found.misfits.iter().map(|(path, error)| (path.clone(), error.to_string())).collect();
     assert_eq!(reasons.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>(), [broken, stranger]);
     assert!(reasons[1].1.contains("does not fit the target"), "{reasons:?}");
-    // The one that fits is used, whatever else lies there.
+    // The one that fits is used, whatever else is there.
     let own = edge.write("models/mtp-edge.gguf", edge.gguf("assistant").bytes());
     assert_eq!(find_assistants(&model).expect("three").only(), Some(own.as_path()));
 }
 
-/// Drafts are accepted the less the further along the chain they are, and hardly at all on some texts: the statistics say so by
-/// place, and what the target's own greedy text is does not change.
+/// Acceptance falls along the chain, and is low on some texts: the statistics show it by position, and the target's own greedy
+/// text does not change.
 #[test]
 fn acceptance_that_falls_along_the_chain_is_counted_by_place() {
     let twin = Twin::of("edge");
@@ -2046,7 +2047,7 @@ fn a_blob_with_towers_computes_the_references() {
         "mm.input_projection.weight",
         "mm.a.fc.weight",
     ] {
-        file = file.tensor(name, &[32], 39, vec![0; 17]); // a type that is not read, too
+        file = file.tensor(name, &[32], 39, vec![0; 17]); // an unsupported type as well
     }
     let path =
         twin.write("blobs/sha256-4c27e0f5b5adf02ac956c7322bd2ee7636fe3f45a8512c9aba5385242cb6e09a", file.bytes());
@@ -2060,10 +2061,10 @@ fn a_blob_with_towers_computes_the_references() {
     refused(engine(&path, None), &["tokenizer.ggml.scores", "order of merges", "tokenizer.json"]);
 
     let short = twin.write("blobs/short", b"GG");
-    refused(target(&short), &["short", "no GGUF file", "give the checkpoint's directory"]);
+    refused(target(&short), &["short", "not a GGUF file", "use the checkpoint's directory"]);
 }
 
-/// Prefixes, a head beside a tied embedding, K and V of layers that share others', towers in a shard of their own.
+/// Prefixes, a head next to a tied embedding, K and V of KV-shared layers, towers in a shard of their own.
 #[test]
 fn directories_of_every_layout_compute_the_references() {
     let case = case("edge");
@@ -2072,7 +2073,7 @@ fn directories_of_every_layout_compute_the_references() {
         twin.tensors(WEIGHTS, |tensors| {
             let renamed = std::mem::take(tensors).into_iter();
             tensors.extend(renamed.map(|(name, tensor)| (name.replacen("model.", prefix, 1), tensor)));
-            // A copy of the tied head, which is not read.
+            // A copy of the tied head, which is ignored.
             let (dtype, shape, bytes) = tensors[&format!("{prefix}embed_tokens.weight")].clone();
             let head = format!("{}lm_head.weight", if prefix.starts_with("language") { "language_model." } else { "" });
             tensors.insert(head, (dtype, shape, vec![0; bytes.len()]));
@@ -2124,7 +2125,7 @@ fn directories_of_every_layout_compute_the_references() {
     computes_the_references(&case, &target(&twin.path("target")).expect("a target"));
 }
 
-/// An index beside what it does not fit: as transformers reads it, or an error that names the index, tensor and shard.
+/// An index that does not match its files: read as in transformers, or an error that names the index, tensor and shard.
 #[test]
 fn odd_indexes_load_or_are_refused() {
     const INDEX: &str = "target/model.safetensors.index.json";
@@ -2153,7 +2154,7 @@ fn odd_indexes_load_or_are_refused() {
     let (first, second) = (map.keys().next().expect("a tensor").clone(), shard(2));
     computes_the_references(&case, &with(&twin, &json!(map)).expect("two shards"));
 
-    // The wrong shard for a tensor, and a tensor that is not listed: both are there.
+    // The wrong shard for a tensor, and an unlisted tensor: both are present.
     let mut odd = map.clone();
     odd.remove("model.norm.weight").expect("it was listed");
     odd.insert("model.embed_tokens.weight".into(), json!(shard(1)));
@@ -2161,7 +2162,7 @@ fn odd_indexes_load_or_are_refused() {
     odd.insert("model.embed_tokens.weight".into(), json!(shard(2)));
     computes_the_references(&case, &with(&twin, &json!(odd)).expect("all tensors"));
 
-    // In no shard: of a module that could be without it, too.
+    // In no shard: of an optional module as well.
     let mut odd = map.clone();
     odd.insert("model.layers.9.layer_scalar".into(), json!(second));
     refused(
@@ -2176,10 +2177,10 @@ fn odd_indexes_load_or_are_refused() {
     for name in ["shards/a", "./shards/a", "../target/shards/a", &absolute, "..", ".", "", "shards/", "/"] {
         let mut odd = map.clone();
         odd.insert(first.clone(), json!(name));
-        refused(with(&twin, &json!(odd)), &[INDEX, &first, "is not a file name", "beside the index"]);
+        refused(with(&twin, &json!(odd)), &[INDEX, &first, "is not a file name", "next to the index"]);
     }
     for (odd, about) in [
-        (json!({}), &["weight_map: names no shard", "download the index again"]),
+        (json!({}), &["weight_map: lists no shard", "download the index again"]),
         (json!(null), &["weight_map: is missing", "download the index again"]),
         (json!([second]), &["weight_map: is [", "must be an object"]),
         (json!("model.safetensors"), &["weight_map: is ", "must be an object"]),
@@ -2193,12 +2194,12 @@ fn odd_indexes_load_or_are_refused() {
         refused(target(&twin.path("target")), &[INDEX]);
     }
 
-    // A shard that is not there.
+    // A missing shard.
     let path = twin.path(&format!("target/{second}"));
     let bytes = std::fs::read(&path).expect("a shard");
     std::fs::remove_file(&path).expect("it was there");
     refused(with(&twin, &json!(map)), &[&second, "check the path, or download"]);
-    // The whole file beside the index: it comes first, unless the index names it.
+    // The whole file next to the index: it takes precedence, unless the index lists it.
     std::fs::copy(Twin::of("edge").path(WEIGHTS), twin.path(WEIGHTS)).expect("a copy");
     computes_the_references(&case, &with(&twin, &json!(map)).expect("the whole file"));
     let own = map.keys().map(|name| (name.clone(), json!("model.safetensors")));
@@ -2214,7 +2215,7 @@ fn odd_indexes_load_or_are_refused() {
     );
 }
 
-/// What a step reads is known from names and sizes, before anything is loaded.
+/// The bytes read per step are known from names and sizes, before anything is loaded.
 #[test]
 fn step_bytes_are_those_of_the_loaded_model() {
     for case in cases::all() {
@@ -2252,10 +2253,10 @@ fn split_files_compute_the_references() {
     }
     std::fs::rename(&paths[1], twin.path("split/part2.gguf")).expect("renamed");
     refused(target(&paths[0]), &["model-00002-of-00002.gguf", "check the path"]);
-    refused(target(&twin.path("split/part2.gguf")), &["part2.gguf", "one of 2 files", "give it its name back"]);
+    refused(target(&twin.path("split/part2.gguf")), &["part2.gguf", "one of 2 files", "restore its name"]);
 }
 
-/// docs/checkpoints.md names every test of this file, and no test or file of tests that is gone.
+/// docs/checkpoints.md names every test of this file, and no test or file of tests that was removed.
 #[test]
 fn the_tables_in_the_docs_are_current() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

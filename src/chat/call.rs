@@ -1,14 +1,14 @@
-//! Gemma 4's syntax of tool calls: `call:NAME{key:value,..}`, where strings stand between two `<|"|>` tokens. Keys are bare or
-//! strings; other values are JSON's literals, `{..}` and `[..]`.
+//! Gemma 4's tool call syntax: `call:NAME{key:value,..}`, with strings between two `<|"|>` tokens. Keys are bare or strings;
+//! other values are JSON's literals, `{..}` and `[..]`.
 
 use super::json::Json;
 use super::message::ToolCall;
 
-/// Nesting of arguments.
+/// Maximum nesting of arguments.
 const MAX_DEPTH: usize = 100;
 
-/// The call that `text` spells, with `<|"|>` tokens at `quotes`, ascending; `None` if it is malformed. A bare value that is no
-/// literal is a string, and so is one in JSON's quotes: models write both.
+/// Parses the call in `text`, with `<|"|>` tokens at `quotes`, ascending; `None` if it is malformed. Bare values that are not
+/// literals and values in JSON quotes are strings: models write both.
 pub(super) fn parse(text: &str, quotes: &[usize]) -> Option<ToolCall> {
     let mut cursor = Cursor { text, at: 0, quotes };
     cursor.skip_space();
@@ -25,7 +25,7 @@ pub(super) fn parse(text: &str, quotes: &[usize]) -> Option<ToolCall> {
     Some(ToolCall { id: None, name, arguments })
 }
 
-/// Whether a tool can be called by that name.
+/// Whether a tool can be called by this name.
 pub(super) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "_-.:/".contains(c))
 }
@@ -33,7 +33,7 @@ pub(super) fn is_name(name: &str) -> bool {
 struct Cursor<'t> {
     text: &'t str,
     at: usize,
-    /// Those that were not passed yet.
+    /// Quotes not consumed yet.
     quotes: &'t [usize],
 }
 
@@ -51,13 +51,13 @@ impl<'t> Cursor<'t> {
         self.rest().starts_with(token).then(|| self.at += token.len())
     }
 
-    /// Passes a quote that is here.
+    /// Consumes a quote at the cursor.
     fn quote(&mut self) -> Option<()> {
         self.quotes = self.quotes.split_first().filter(|(at, _)| **at == self.at)?.1;
         Some(())
     }
 
-    /// The text in front of the first of `ends`, which is not passed.
+    /// The text before the first of `ends`, which is not consumed.
     fn until(&mut self, ends: &[char]) -> Option<&'t str> {
         let text = &self.rest()[..self.rest().find(ends)?];
         self.at += text.len();
@@ -73,7 +73,7 @@ impl<'t> Cursor<'t> {
         Some(text)
     }
 
-    /// A string in JSON's quotes.
+    /// A JSON string.
     fn json_string(&mut self) -> Option<String> {
         let mut strings = serde_json::Deserializer::from_str(self.rest()).into_iter::<String>();
         let string = strings.next()?.ok()?;
@@ -92,7 +92,7 @@ impl<'t> Cursor<'t> {
         (!key.is_empty()).then(|| key.to_owned())
     }
 
-    /// Appends the JSON of the value that is here.
+    /// Appends the value at the cursor as JSON.
     fn value(&mut self, depth: usize, out: &mut String) -> Option<()> {
         if depth > MAX_DEPTH {
             return None;

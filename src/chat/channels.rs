@@ -1,17 +1,17 @@
-//! Gemma 4's replies: reasoning in a channel, calls between control tokens.
+//! Gemma 4's replies: reasoning in a channel, tool calls between control tokens.
 
 use super::call;
 use super::parts::{ReplyPart, ReplySyntax, add};
 use crate::run::Piece;
 use crate::tokenizer::Tokenizer;
 
-/// Takes the pieces of a generation apart by Gemma 4's control tokens: reasoning is a channel, `<|channel>thought\n .. <channel|>`,
-/// a call stands in `<|tool_call> .. <tool_call|>`. A call that is malformed, or that no tool was offered for, is text, with the
-/// names of its control tokens: nothing that the model writes is lost. With a tokenizer that has no such tokens, all is text.
+/// Splits the pieces of a generation at Gemma 4's control tokens: reasoning is a channel, `<|channel>thought\n .. <channel|>`, a
+/// tool call is `<|tool_call> .. <tool_call|>`. Calls that are malformed, or without offered tools, are text, including the names
+/// of their control tokens: no output is lost. If the tokenizer has no such tokens, everything is text.
 pub(crate) struct Channels {
-    /// By the order of [`MARKERS`].
+    /// In the order of [`MARKERS`].
     markers: [Option<u32>; MARKERS.len()],
-    /// Whether calls are looked for.
+    /// Whether calls are parsed.
     tools: bool,
     state: State,
 }
@@ -24,7 +24,7 @@ const MARKERS: [(&str, Marker); 5] = [
     ("<|\"|>", Marker::Quote),
 ];
 
-/// The name of the channel of reasoning.
+/// The name of the reasoning channel.
 const THOUGHT: &str = "thought";
 
 #[derive(Clone, Copy, PartialEq)]
@@ -47,16 +47,16 @@ enum State {
     Text,
     /// The name of a channel, to the end of its line.
     ChannelName(String),
-    /// A channel's text; whether a line end was held back, which is not part of it in front of the channel's end.
+    /// A channel's text; whether a line end was held back, which is dropped before the channel's end.
     Channel {
         line_end: bool,
     },
-    /// A call, and the places of its quotes.
+    /// A call, and the positions of its quotes.
     Call(String, Vec<usize>),
 }
 
 impl Channels {
-    /// `tools`: whether the model was offered any.
+    /// `tools`: whether tools were offered to the model.
     pub(crate) fn new(tokenizer: &Tokenizer, tools: bool) -> Self {
         let markers = MARKERS.map(|(_, of)| marker(tokenizer, of));
         Self { markers, tools, state: State::Text }
@@ -85,7 +85,7 @@ impl Channels {
         }
     }
 
-    /// A control token; `None` is one that has no meaning here, or the end.
+    /// A control token; `None` is one without meaning here, or the end.
     fn control(&mut self, marker: Option<Marker>, parts: &mut Vec<ReplyPart>) {
         match (&mut self.state, marker) {
             (State::Call(call, quotes), Some(Marker::Quote)) => return quotes.push(call.len()),
@@ -145,7 +145,7 @@ impl ReplySyntax for Channels {
     }
 }
 
-/// A call as the model wrote it.
+/// A call in the model's spelling.
 fn spelled(call: &str, quotes: &[usize], is_closed: bool) -> String {
     let mut text = String::from("<|tool_call>");
     let mut begin = 0;
@@ -163,7 +163,7 @@ mod tests {
     use crate::chat::{Json, ToolCall};
     use crate::stop::ControlToken;
 
-    /// The parts of a text in which markers are tokens, in pieces of so many characters.
+    /// The parts of a text in which markers are tokens, in pieces of `size` characters.
     fn parts(text: &str, tools: bool, size: usize) -> Vec<ReplyPart> {
         let mut parser = Channels { markers: [0, 1, 2, 3, 4].map(Some), tools, state: State::Text };
         let (mut parts, mut piece, mut rest) = (Vec::new(), Piece::default(), text);
@@ -209,7 +209,7 @@ mod tests {
             ("<|channel>thought\n<channel|>C", vec![text("C")]),
             ("<|channel>thought<channel|>C", vec![text("C")]),
             ("<|channel>odd<channel|>C", vec![reasoning("odd"), text("C")]),
-            // The end within a channel.
+            // Ending inside a channel.
             ("<|channel>thought\nA\n", vec![reasoning("A\n")]),
             ("<|channel>tho", vec![]),
             (
@@ -217,13 +217,13 @@ mod tests {
                 vec![text("I look."), call("f", r#"{"a":"}"}"#), call("g", "{}")],
             ),
             ("<|channel>thought\nA\n<|tool_call>call:g{}<tool_call|>", vec![reasoning("A"), call("g", "{}")]),
-            // Without their ends.
+            // Missing end markers.
             ("<|tool_call>call:f{}<|tool_call>call:g{}", vec![call("f", "{}"), call("g", "{}")]),
             // Malformed ones are text as it was written.
             ("a<|tool_call>call:f{b:<|\"|>c", vec![text("a<|tool_call>call:f{b:<|\"|>c")]),
             ("<|tool_call>f()<tool_call|>b", vec![text("<|tool_call>f()<tool_call|>b")]),
             ("<|tool_call><|\"|>", vec![text("<|tool_call><|\"|>")]),
-            // Spelled in ordinary tokens, a marker is text.
+            // A marker spelled in ordinary tokens is text.
             ("a <| tool_call>", vec![text("a <| tool_call>")]),
         ];
         for (written, want) in cases {

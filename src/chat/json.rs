@@ -1,4 +1,4 @@
-//! JSON values whose objects keep the order of their keys, written as Python's `json.dumps` writes them.
+//! JSON values whose objects preserve key order, formatted like Python's `json.dumps`.
 
 use std::fmt;
 
@@ -8,21 +8,21 @@ use serde::Serialize;
 
 use crate::{Error, Result};
 
-/// A JSON value: the arguments of a tool call, the schema of a tool, a variable of a template. Objects keep the order of
-/// their keys, which templates write out.
+/// A JSON value: the arguments of a tool call, the schema of a tool, a variable of a template. Objects preserve key order, which
+/// templates output.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Json(pub(crate) Value);
 
 impl Json {
-    /// The value that `text` spells.
+    /// Parses `text`.
     ///
     /// # Errors
-    /// If it is no JSON, or nests more than 127 levels.
+    /// If it is not JSON, or nests more than 127 levels.
     pub fn parse(text: &str) -> Result<Self> {
         parse(text).map(Self).map_err(|e| Error::argument("JSON", format!("cannot be parsed: {e}")))
     }
 
-    /// A value that can be serialized; a `serde_json::Value` has the order of keys that `serde_json` was built to keep.
+    /// Serializes a value; a `serde_json::Value` has the key order that `serde_json` was built with.
     ///
     /// # Errors
     /// If its `Serialize` fails.
@@ -31,7 +31,7 @@ impl Json {
         Self::parse(&text.map_err(|e| Error::argument("JSON", format!("cannot be serialized: {e}")))?)
     }
 
-    /// The text of a string; `None` if it is none.
+    /// The text of a string; `None` if it is not a string.
     pub fn as_str(&self) -> Option<&str> {
         self.0.as_str()
     }
@@ -39,7 +39,7 @@ impl Json {
     /// The items of a list.
     ///
     /// # Errors
-    /// If it is none.
+    /// If it is not a list.
     pub fn into_list(self) -> Result<Vec<Self>> {
         match self.0.kind() {
             ValueKind::Seq => Ok(self.0.try_iter().into_iter().flatten().map(Self).collect()),
@@ -50,7 +50,7 @@ impl Json {
     /// The fields of an object, in order.
     ///
     /// # Errors
-    /// If it is none.
+    /// If it is not an object.
     pub fn into_fields(self) -> Result<Vec<(String, Self)>> {
         if !self.is_object() {
             return Err(Error::argument("JSON", format!("is a {}; an object is expected here", self.0.kind())));
@@ -97,14 +97,14 @@ pub(super) fn parse(text: &str) -> Result<Value, serde_json::Error> {
     serde_json::from_str(text)
 }
 
-/// Limit of nesting: `dumps` recurses.
+/// Maximum nesting: `dumps` is recursive.
 const MAX_DEPTH: usize = 128;
 
 /// The parameters of Python's `json.dumps`.
 pub(super) struct Dumps {
-    /// Escapes everything beyond ASCII.
+    /// Escapes non-ASCII characters.
     pub ensure_ascii: bool,
-    /// What a level is indented by; `None` writes one line.
+    /// Indentation per level; `None` writes one line.
     pub indent: Option<String>,
     /// Between items, and between a key and its value.
     pub separators: (String, String),
@@ -115,7 +115,7 @@ impl Dumps {
     /// The text of `value`.
     ///
     /// # Errors
-    /// If a part of it is undefined or no JSON value, or nests too deeply.
+    /// If a part of it is undefined or not a JSON value, or nests too deeply.
     pub fn dump(&self, value: &Value) -> Result<String, TemplateError> {
         let mut out = String::new();
         self.value(value, 0, &mut out)?;
@@ -147,7 +147,7 @@ impl Dumps {
                 let items: Vec<Value> = value.try_iter()?.collect();
                 self.items(['[', ']'], &items, depth, out, |item, out| self.value(item, depth + 1, out))?;
             }
-            kind => return Err(refused(format!("tojson: {kind} is no JSON value"))),
+            kind => return Err(refused(format!("tojson: {kind} is not a JSON value"))),
         }
         Ok(())
     }
@@ -205,18 +205,18 @@ fn refused(problem: String) -> TemplateError {
     TemplateError::new(ErrorKind::InvalidOperation, problem)
 }
 
-/// A key, as Python writes those that are no strings.
+/// A key, in Python's format if it is not a string.
 fn key_text(key: &Value) -> Result<String, TemplateError> {
     match key.kind() {
         ValueKind::String => Ok(key.as_str().unwrap_or_default().to_owned()),
         ValueKind::None => Ok("null".into()),
         ValueKind::Bool => Ok(if key.is_true() { "true" } else { "false" }.into()),
         ValueKind::Number => Ok(number(key)),
-        kind => Err(refused(format!("tojson: {kind} is no key of an object"))),
+        kind => Err(refused(format!("tojson: {kind} cannot be a key of an object"))),
     }
 }
 
-/// A number as `json.dumps` writes it.
+/// A number in the format of `json.dumps`.
 fn number(value: &Value) -> String {
     match f64::try_from(value.clone()) {
         Ok(float) if float.is_nan() => "NaN".into(),
@@ -225,8 +225,8 @@ fn number(value: &Value) -> String {
     }
 }
 
-/// A number as Python's `repr` writes it: the fewest digits that read back as the same number, with an exponent below 1e-4
-/// and from 1e16 on.
+/// A number in the format of Python's `repr`: the fewest digits that parse to the same number, with an exponent below 1e-4 and
+/// from 1e16 on.
 pub(super) fn repr(value: &Value) -> String {
     if value.is_integer() {
         return value.to_string();

@@ -1,5 +1,4 @@
-//! The language of templates as transformers sets it up: Jinja's filters and tests, Python's methods and JSON, and limits on
-//! what a template can ask for.
+//! The template language as set up by transformers: Jinja's filters and tests, Python's methods and JSON, and resource limits.
 
 use std::time::SystemTime;
 
@@ -9,17 +8,17 @@ use minijinja::{Environment, Error as TemplateError, ErrorKind, State, Value, es
 
 use super::json::{self, Dumps};
 
-/// Limit of instructions per rendering: a linear template has a few hundred for each message.
+/// Maximum instructions per rendering: a linear template executes a few hundred per message.
 pub(super) const MAX_INSTRUCTIONS: u64 = 20_000_000;
 
-/// Limit of indentation, batch size, field width and slice count in templates: minijinja allocates them unchecked and
-/// panics or aborts if memory is short.
+/// Maximum indentation, batch size, field width and slice count in templates: minijinja allocates them unchecked and panics or
+/// aborts if memory is short.
 const MAX_COUNT: usize = 1 << 16;
 
 /// An environment without a template.
 ///
 /// # Errors
-/// Those of the syntax, which is constant.
+/// Syntax errors; the syntax is constant.
 pub(super) fn environment() -> Result<Environment<'static>, TemplateError> {
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
@@ -57,11 +56,11 @@ pub(super) fn environment() -> Result<Environment<'static>, TemplateError> {
     environment.add_function("raise_exception", |message: String| -> Result<Value, TemplateError> {
         Err(TemplateError::new(ErrorKind::InvalidOperation, message))
     });
-    // Jinja's: whatever has a length and can be indexed.
+    // As in Jinja: anything with a length and an index.
     environment.add_test("sequence", |value: Value| {
         matches!(value.kind(), ValueKind::Undefined | ValueKind::Seq | ValueKind::Map | ValueKind::String)
     });
-    // Python's, of what templates see: minijinja would iterate over none, too.
+    // As in Python, for the values that templates see: minijinja would also iterate over none.
     environment.add_test("iterable", |value: Value| {
         use ValueKind::{Iterable, Map, Plain, Seq, String, Undefined};
         matches!(value.kind(), Iterable | Map | Plain | Seq | String | Undefined) && value.try_iter().is_ok()
@@ -78,8 +77,7 @@ pub(super) fn strftime(now: SystemTime) -> Value {
     })
 }
 
-/// `tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)`: Python's `json.dumps`, and no escapes for
-/// HTML.
+/// `tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)`: Python's `json.dumps`, without HTML escapes.
 fn to_json(value: Value, given: Rest<Value>, keywords: Kwargs) -> Result<String, TemplateError> {
     let argument = |at: usize, name: &str| -> Result<Value, TemplateError> {
         let named = keywords.get::<Option<Value>>(name)?;
@@ -109,7 +107,7 @@ fn too_large() -> TemplateError {
     TemplateError::new(ErrorKind::InvalidOperation, format!("a count or width is larger than {MAX_COUNT}"))
 }
 
-/// Checks the arguments of a filter that takes a count: `count` alone, or by keyword.
+/// Checks the arguments of a filter with a count, positional or by keyword.
 fn check_count(argument: &Value) -> Result<(), TemplateError> {
     if argument.is_kwargs() {
         return argument.try_iter()?.try_for_each(|key| check_count(&argument.get_item(&key)?));
@@ -120,7 +118,7 @@ fn check_count(argument: &Value) -> Result<(), TemplateError> {
     }
 }
 
-/// Checks the widths and precisions in a format string: no number in it may be too large.
+/// Checks that widths and precisions in a format string are not too large.
 fn check_widths(format: &Value) -> Result<(), TemplateError> {
     let numbers = format.as_str().unwrap_or_default().split(|c: char| !c.is_ascii_digit());
     let mut numbers = numbers.filter(|digits| !digits.is_empty());

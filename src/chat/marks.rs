@@ -1,5 +1,4 @@
-//! Text of messages that spells control tokens is marked before a template sees it, so that it is not taken for one behind
-//! the template.
+//! Marks control token names in message texts before rendering, so that they are not tokenized as control tokens afterwards.
 
 use std::collections::HashSet;
 
@@ -9,16 +8,16 @@ use minijinja::value::ValueKind;
 use crate::control_names::ControlNames;
 use crate::{Error, Result};
 
-/// The marks: characters that no script has.
+/// The marks: private-use characters.
 const MARKS: std::ops::RangeInclusive<char> = '\u{F0000}'..='\u{10FFFD}';
 
-/// Nesting of values: what JSON may have, and messages and tools around it.
+/// Maximum nesting of values: JSON's limit, plus messages and tools around it.
 const MAX_DEPTH: usize = 160;
 
-/// The values with every name of a control token marked, and the mark; `None` if there is no such name in them.
+/// The values with every control token name marked, and the mark; `None` if they contain no such name.
 ///
 /// # Errors
-/// If all marks are in the text already, or it nests too deeply.
+/// If the text already contains all marks, or nests too deeply.
 pub(super) fn mark(values: &[Value], names: &ControlNames) -> Result<Option<(Vec<Value>, char)>> {
     let mut found = Found { names, used: HashSet::new(), spelled: false };
     values.iter().try_for_each(|value| found.look(value, 0))?;
@@ -32,9 +31,9 @@ pub(super) fn mark(values: &[Value], names: &ControlNames) -> Result<Option<(Vec
 
 struct Found<'n> {
     names: &'n ControlNames,
-    /// Marks that the text has itself.
+    /// Marks already present in the text.
     used: HashSet<char>,
-    /// Whether it has a name.
+    /// Whether it contains a name.
     spelled: bool,
 }
 

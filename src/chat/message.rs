@@ -12,7 +12,7 @@ use crate::{Error, Result};
 pub enum Role {
     /// Instructions for the whole conversation.
     System,
-    /// The same, by the name that some templates use.
+    /// The same, under the name used by some templates.
     Developer,
     /// The user.
     User,
@@ -36,7 +36,7 @@ impl Role {
     }
 }
 
-/// What a message says.
+/// A message's content.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
     /// A text.
@@ -45,7 +45,7 @@ pub enum Content {
     Parts(Vec<Part>),
 }
 
-/// A part of a message's content. Images, audio and video are not read.
+/// A part of a message's content. Images, audio and video are not supported.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Part {
@@ -59,10 +59,10 @@ impl<T: Into<String>> From<T> for Content {
     }
 }
 
-/// A call of a tool.
+/// A tool call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolCall {
-    /// Its id, which the result repeats.
+    /// Its id, repeated by the result.
     pub id: Option<String>,
     /// The tool.
     pub name: String,
@@ -70,28 +70,28 @@ pub struct ToolCall {
     pub arguments: Json,
 }
 
-/// One message. `Message::user("Hello")` is a whole one.
+/// A chat message, for example `Message::user("Hello")`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
     /// Its role.
     pub role: Role,
-    /// What it says.
+    /// Its content.
     pub content: Content,
-    /// The reasoning before the content, of the model's messages. Templates find it as `reasoning`, `reasoning_content` and
+    /// The reasoning before the content, for assistant messages. Templates see it as `reasoning`, `reasoning_content` and
     /// `thinking`. Default: none.
     pub reasoning: Option<String>,
-    /// The tools that the model calls. Default: none.
+    /// The tool calls. Default: none.
     pub tool_calls: Vec<ToolCall>,
-    /// Of a tool's result: the id of the call. Default: none.
+    /// For a tool's result: the id of the call. Default: none.
     pub tool_call_id: Option<String>,
-    /// Of a tool's result: the tool; else, who speaks. Default: none.
+    /// For a tool's result: the tool; otherwise the author. Default: none.
     pub name: Option<String>,
     /// Further fields that a template reads. Default: none.
     pub extra: Vec<(String, Json)>,
 }
 
 impl Message {
-    /// A message that only says something.
+    /// A message with only a content.
     pub fn new(role: Role, content: impl Into<Content>) -> Self {
         let (content, extra) = (content.into(), Vec::new());
         Self { role, content, reasoning: None, tool_calls: Vec::new(), tool_call_id: None, name: None, extra }
@@ -102,12 +102,12 @@ impl Message {
         Self::new(Role::System, content)
     }
 
-    /// What the user says.
+    /// A user message.
     pub fn user(content: impl Into<Content>) -> Self {
         Self::new(Role::User, content)
     }
 
-    /// What the model said.
+    /// An assistant message.
     pub fn assistant(content: impl Into<Content>) -> Self {
         Self::new(Role::Assistant, content)
     }
@@ -117,21 +117,21 @@ impl Message {
         Self { tool_call_id: Some(id.into()), name: Some(name.into()), ..Self::new(Role::Tool, content) }
     }
 
-    /// The messages of a JSON list, as OpenAI's chat completions and transformers' `apply_chat_template` take it: `role`,
+    /// Parses a JSON list of messages in the format of OpenAI's chat completions and transformers' `apply_chat_template`: `role`,
     /// `content` (a text, null, or parts of the type `text`), `reasoning` (or `reasoning_content`, `thinking`), `tool_calls`,
-    /// `tool_call_id`, `name`; other fields become [`Message::extra`]. Arguments of a call that are the text of an object
-    /// become that object.
+    /// `tool_call_id`, `name`; other fields become [`Message::extra`]. A call's arguments given as the text of an object become
+    /// that object.
     ///
     /// # Errors
-    /// If it is no such list; a part that is no text is named by its type.
+    /// If it is malformed; the error names the type of a part that is not text.
     pub fn list(json: &Json) -> Result<Vec<Self>> {
         if json.0.kind() != ValueKind::Seq {
-            return Err(Error::argument("messages", "are no list; give a list of objects with role and content"));
+            return Err(Error::argument("messages", "must be a list of objects with role and content"));
         }
         (0..).zip(items(&json.0)).map(|(i, message)| read(&message, &format!("[{i}]"))).collect()
     }
 
-    /// What templates see.
+    /// The value that templates see.
     pub(super) fn value(&self) -> Value {
         let text = |text: &str| Value::from(text);
         let content = match &self.content {
@@ -164,7 +164,7 @@ impl ToolCall {
     }
 }
 
-/// The names of reasoning in messages; templates read one of them.
+/// Names of the reasoning in messages; templates read one of them.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 fn malformed(at: &str, problem: impl std::fmt::Display) -> Error {
@@ -182,12 +182,15 @@ fn field(object: &Value, name: &str) -> Option<Value> {
 
 fn string(object: &Value, name: &str, at: &str) -> Result<Option<String>> {
     let Some(value) = field(object, name) else { return Ok(None) };
-    value.as_str().map(|text| Some(text.to_owned())).ok_or_else(|| malformed(&format!("{at}.{name}"), "is no string"))
+    value
+        .as_str()
+        .map(|text| Some(text.to_owned()))
+        .ok_or_else(|| malformed(&format!("{at}.{name}"), "is not a string"))
 }
 
 fn read(message: &Value, at: &str) -> Result<Message> {
     if message.kind() != ValueKind::Map {
-        return Err(malformed(at, "is no object"));
+        return Err(malformed(at, "is not an object"));
     }
     let name = string(message, "role", at)?.unwrap_or_default();
     let known = ROLES.iter().find(|(known, _)| *known == name);
@@ -229,7 +232,7 @@ fn content(message: &Value, at: &str) -> Result<Content> {
                 None => Err(malformed(&at, "has no text")),
             },
             kind => {
-                let problem = format!("a part of type {:?} is not implemented; give text", kind.unwrap_or("none"));
+                let problem = format!("a part of type {:?} is not implemented; use text", kind.unwrap_or("none"));
                 Err(malformed(&at, problem))
             }
         }

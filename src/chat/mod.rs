@@ -1,7 +1,7 @@
-//! The checkpoint's own chat template: conversations, tools and options in, a prompt out. What the model writes is taken
-//! apart by [`ReplyParser`]: text, reasoning, calls of tools.
+//! The checkpoint's chat template: renders conversations, tools and options to a prompt. [`ReplyParser`] splits the model's
+//! output into text, reasoning and tool calls.
 //!
-//! The judge is transformers' `apply_chat_template`: the same template and messages give the same string
+//! The reference is transformers' `apply_chat_template`: the same template and messages give the same string
 //! (`tests/chat_templates.rs`).
 
 mod call;

@@ -1,4 +1,4 @@
-//! What replies consist of, and what takes them apart.
+//! Parts of replies, and the parser interface.
 
 use super::message::ToolCall;
 use crate::run::Piece;
@@ -11,20 +11,20 @@ pub enum ReplyPart {
     Text(String),
     /// More of the reasoning.
     Reasoning(String),
-    /// A whole call, without an id.
+    /// A complete tool call, without an id.
     ToolCall(ToolCall),
 }
 
-/// A syntax of replies, and what of one was not handed out yet.
+/// An incremental parser of a reply syntax.
 pub(crate) trait ReplySyntax: Send + Sync {
-    /// The parts that a piece completes.
+    /// The parts completed by a piece.
     fn push(&mut self, piece: &Piece) -> Vec<ReplyPart>;
 
-    /// The parts that the end completes. A call whose end is missing is one if it is whole otherwise.
+    /// The parts completed by the end. A call that lacks only its end marker counts.
     fn finish(&mut self) -> Vec<ReplyPart>;
 }
 
-/// Adds a part, to the last one if they are of a kind.
+/// Adds a part, merging it with the last one if both are of one kind.
 pub(crate) fn add(parts: &mut Vec<ReplyPart>, part: ReplyPart) {
     match (parts.last_mut(), part) {
         (Some(ReplyPart::Text(to)), ReplyPart::Text(text))

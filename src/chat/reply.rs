@@ -1,4 +1,4 @@
-//! What a model writes in a chat, taken apart as it comes: text, reasoning, calls of tools.
+//! Incrementally splits a chat model's output into text, reasoning and tool calls.
 
 use super::parts::{ReplyPart, ReplySyntax};
 use super::template::ChatOptions;
@@ -6,22 +6,22 @@ use crate::family;
 use crate::run::Piece;
 use crate::tokenizer::Tokenizer;
 
-/// Takes the pieces of a generation apart. The syntax is that of the family whose marks are tokens of the tokenizer; without
-/// any, all is text.
+/// Splits the pieces of a generation. The syntax is that of the family whose markers are tokens of the tokenizer; without any,
+/// everything is text.
 pub struct ReplyParser(Box<dyn ReplySyntax>);
 
 impl ReplyParser {
-    /// For replies to prompts that were rendered with `options`, and the tokenizer of the checkpoint.
+    /// For replies to prompts rendered with `options`, and the checkpoint's tokenizer.
     pub fn new(tokenizer: &Tokenizer, options: &ChatOptions) -> Self {
         Self(family::reply_syntax(tokenizer, options))
     }
 
-    /// The parts that a piece completes.
+    /// The parts completed by a piece.
     pub fn push(&mut self, piece: &Piece) -> Vec<ReplyPart> {
         self.0.push(piece)
     }
 
-    /// The parts that the end completes. A call whose end is missing is one if it is whole otherwise.
+    /// The parts completed by the end. A call that lacks only its end marker counts.
     pub fn finish(&mut self) -> Vec<ReplyPart> {
         self.0.finish()
     }

@@ -1,4 +1,4 @@
-//! Chat templates: where a checkpoint has its own, and what it is rendered with.
+//! Chat templates: where checkpoints have them, and rendering.
 
 use std::io;
 use std::path::Path;
@@ -15,68 +15,67 @@ use crate::placeholder::refuse_placeholder;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// Whether the model writes its reasoning first.
+/// Whether the model reasons before it answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Thinking {
-    /// It answers at once.
+    /// It answers directly.
     #[default]
     Off,
-    /// It writes its reasoning in a thinking channel before it answers.
+    /// It reasons in a thinking channel before it answers.
     On,
 }
 
-/// Whether a prompt ends with the beginning of the model's answer.
+/// Whether a prompt ends with the start of the model's turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GenerationPrompt {
-    /// It does: the model answers.
+    /// Yes: the model answers.
     #[default]
     Add,
-    /// It ends with the last message.
+    /// No: it ends with the last message.
     Omit,
 }
 
-/// What text of messages that spells a control token (`<turn|>`) becomes in a prompt's tokens.
+/// How names of control tokens (`<turn|>`) in message texts are tokenized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ControlTokens {
-    /// Text: control tokens are those that the template writes, so that what a user says cannot end a turn, or begin one.
+    /// As text: only the template writes control tokens, so that a user's text can neither end nor begin a turn.
     #[default]
     OfTemplate,
-    /// The control token, as in transformers.
+    /// As control tokens, as in transformers.
     Anywhere,
 }
 
-/// What a conversation is rendered with, besides its messages.
+/// Options of rendering a conversation.
 #[derive(Clone, Debug, Default)]
 pub struct ChatOptions {
     /// The template's `enable_thinking`. Default: off.
     pub thinking: Thinking,
-    /// JSON schemas of the tools that the model may call, objects as transformers takes them:
-    /// `{"type": "function", "function": {"name": .., "description": .., "parameters": ..}}`. Default: none.
+    /// JSON schemas of the tools that the model may call, in transformers' format: `{"type": "function", "function": {"name": ..,
+    /// "description": .., "parameters": ..}}`. Default: none.
     pub tools: Vec<Json>,
     /// The template's `add_generation_prompt`. Default: added.
     pub generation_prompt: GenerationPrompt,
-    /// What spelled control tokens in messages and tools become. Default: text.
+    /// How control token names in messages and tools are tokenized. Default: as text.
     pub control_tokens: ControlTokens,
-    /// Further variables that the template reads (transformers' keyword arguments). Default: none.
+    /// Additional template variables (transformers' keyword arguments). Default: none.
     pub variables: Vec<(String, Json)>,
-    /// The time that the template's `strftime_now` writes, in UTC: for local time, add the zone's offset. Default: when it is
-    /// rendered.
+    /// The time for the template's `strftime_now`, in UTC: for local time, add the zone's offset. Default: the time of rendering.
     pub now: Option<SystemTime>,
 }
 
-/// Variables that have options of their own.
+/// Variables with dedicated options.
 const RESERVED: [&str; 5] = ["messages", "tools", "add_generation_prompt", "enable_thinking", "strftime_now"];
 
 impl ChatOptions {
     /// # Errors
-    /// If a tool is no object, or a variable has an option of its own.
+    /// If a tool is not an object, or a variable has a dedicated option.
     fn check(&self) -> Result<()> {
         if let Some(i) = self.tools.iter().position(|tool| !tool.is_object()) {
-            return Err(Error::argument("tools", format!("tools[{i}] is no object; give the tool's JSON schema")));
+            return Err(Error::argument("tools", format!("tools[{i}] is not an object; use the tool's JSON schema")));
         }
         match self.variables.iter().find(|(name, _)| RESERVED.contains(&name.as_str())) {
             Some((name, _)) => {
-                Err(Error::argument("variables", format!("{name} has an option of its own; use that instead")))
+                Err(Error::argument("variables", format!("{name} has a dedicated option; use that instead")))
             }
             None => Ok(()),
         }
@@ -93,7 +92,7 @@ pub struct ChatTemplate {
 const NAME: &str = "chat_template";
 
 impl ChatTemplate {
-    /// The checkpoint's; `None` if it has none.
+    /// The checkpoint's template; `None` if it has none.
     ///
     /// # Errors
     /// If a file is malformed or the template does not compile.
@@ -104,8 +103,8 @@ impl ChatTemplate {
         }
     }
 
-    /// Reads `chat_template.jinja`, or else the template in `tokenizer_config.json`, or else that in `chat_template.json`, where
-    /// older processors have it; `None` if there is none.
+    /// Reads `chat_template.jinja`, or else the template in `tokenizer_config.json`, or else that in `chat_template.json` (used
+    /// by older processors); `None` if there is none.
     ///
     /// # Errors
     /// If a file is malformed or the template does not compile.
@@ -114,7 +113,7 @@ impl ChatTemplate {
         let config = tokenizer_config(directory)?;
         let special = |name: &str, default: &str| {
             let value = config.as_ref().and_then(|config| config.get(name))?;
-            // Older files give an object with the token's flags.
+            // Older files have an object with the token's flags.
             Some(value.as_str().or_else(|| value.get("content")?.as_str()).unwrap_or(default).to_owned())
         };
         let bos = special("bos_token", "<bos>").unwrap_or_else(|| "<bos>".into());
@@ -134,18 +133,18 @@ impl ChatTemplate {
         Ok(Self { environment, bos, eos })
     }
 
-    /// The prompt of a conversation.
+    /// Renders a conversation to a prompt.
     ///
     /// # Errors
-    /// If the template refuses the messages, executes more than 20 million instructions or writes more than 64 MiB, or an
-    /// option cannot be used. What a template joins in variables is not bounded, as minijinja's operators cannot be checked:
-    /// one that doubles a text again and again exhausts memory.
+    /// If the template rejects the messages, executes more than 20 million instructions or writes more than 64 MiB, or an option
+    /// is invalid. Strings built in template variables are not limited, because minijinja's operators cannot be checked: a
+    /// template that repeatedly doubles a text exhausts memory.
     pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<String> {
         let (messages, tools) = values(messages, options);
         self.render_values(messages, tools, options)
     }
 
-    /// The tokens of a conversation.
+    /// Renders and tokenizes a conversation.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`], or if the prompt is empty or cannot be encoded.
@@ -166,7 +165,7 @@ impl ChatTemplate {
     fn render_values(&self, messages: Vec<Value>, tools: Vec<Value>, options: &ChatOptions) -> Result<String> {
         options.check()?;
         let template = self.environment.get_template(NAME).map_err(Error::template)?;
-        // None where there are no tools, as in transformers: templates ask `tools is not none`.
+        // None if there are no tools, as in transformers: templates test `tools is not none`.
         let tools = (!tools.is_empty()).then(|| Value::from(tools));
         let own = [
             ("messages", Value::from(messages)),
@@ -182,19 +181,19 @@ impl ChatTemplate {
         let mut prompt = Prompt(Vec::new());
         let context = Value::from_pairs(own.into_iter().chain(variables));
         template.render_captured_to(context, &mut prompt).map_err(Error::template)?;
-        String::from_utf8(prompt.0).map_err(|e| Error::Template(format!("writes no UTF-8: {e}")))
+        String::from_utf8(prompt.0).map_err(|e| Error::Template(format!("output is not UTF-8: {e}")))
     }
 }
 
-/// The messages and the tools as templates see them.
+/// The messages and the tools as seen by templates.
 fn values(messages: &[Message], options: &ChatOptions) -> (Vec<Value>, Vec<Value>) {
     (messages.iter().map(Message::value).collect(), options.tools.iter().map(|Json(tool)| tool.clone()).collect())
 }
 
-/// Limit of a prompt in bytes.
+/// Maximum bytes of a prompt.
 const MAX_PROMPT: usize = 64 << 20;
 
-/// What a template writes.
+/// The rendered text.
 struct Prompt(Vec<u8>);
 
 impl io::Write for Prompt {
@@ -211,8 +210,8 @@ impl io::Write for Prompt {
     }
 }
 
-/// The source with the tags `{% generation %}` and `{% endgeneration %}`, by which transformers finds the model's tokens for
-/// training, replaced by blocks that are always rendered.
+/// The source with `{% generation %}` and `{% endgeneration %}`, which mark the model's tokens for training in transformers,
+/// replaced by blocks that are always rendered.
 fn without_generation_tags(source: &str) -> String {
     let (mut out, mut rest) = (String::with_capacity(source.len()), source);
     while let Some(start) = rest.find("{%") {

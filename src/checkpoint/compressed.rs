@@ -1,8 +1,8 @@
-//! Quantized safetensors that are read: 4-bit integers as compressed-tensors packs them (w4a16), and FP8 with scales.
+//! Supported quantized safetensors: 4-bit integers packed by compressed-tensors (w4a16), and FP8 with scales.
 //!
-//! The tensors of a matrix become one when it is loaded: `X.weight_packed` with `X.weight_scale` becomes `X.weight` in
-//! blocks of Q4_0, which hold the same integers and the scales in f16; `X.weight` in FP8 with `X.weight_scale` or
-//! `X.weight_scale_inv` becomes `X.weight` in bf16.
+//! The tensors of a matrix are merged at load: `X.weight_packed` with `X.weight_scale` becomes `X.weight` in blocks of Q4_0, with
+//! the same integers and the scales in f16; `X.weight` in FP8 with `X.weight_scale` or `X.weight_scale_inv` becomes `X.weight` in
+//! bf16.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +18,7 @@ use super::{Fields, RawTensor, TensorType};
 use crate::Result;
 use crate::nn::Bytes;
 
-/// Weights of a block of Q4_0, and its bytes: the scale in f16, then the halves of the block in low and high nibbles.
+/// Weights and bytes of a Q4_0 block: the scale in f16, then the halves of the block in low and high nibbles.
 const BLOCK: usize = 32;
 const BLOCK_BYTES: usize = 2 + BLOCK / 2;
 /// The type of FP8 weights in safetensors files.
@@ -27,9 +27,9 @@ pub(super) const FP8: &str = "F8_E4M3";
 /// The tensors that make up one matrix.
 #[derive(Clone)]
 pub(super) enum Compressed {
-    /// Unsigned 4-bit integers, eight in an `I32`, and a scale for every group of a row: `(q - 8) * scale`.
+    /// Unsigned 4-bit integers, eight per `I32`, and a scale for every group of a row: `(q - 8) * scale`.
     Int4 { packed: RawTensor, scales: RawTensor, shape: Option<RawTensor> },
-    /// E4M3 numbers and a scale for the matrix, each row or each block.
+    /// E4M3 values and a scale for the matrix, each row or each block.
     Fp8 { weight: RawTensor, scales: RawTensor, block: Fp8Block },
 }
 
@@ -38,8 +38,8 @@ pub(super) enum Compressed {
 pub(super) struct Fp8Block([usize; 2]);
 
 impl Fp8Block {
-    /// That of the checkpoint in `directory`: `weight_block_size`, or compressed-tensors' `block_structure`; 128 x 128 where
-    /// neither is there.
+    /// The block of the checkpoint in `directory`: `weight_block_size`, or compressed-tensors' `block_structure`; 128 x 128 if
+    /// neither is present.
     ///
     /// # Errors
     /// If config.json is malformed, or the sizes are not two positive integers.
@@ -71,10 +71,10 @@ impl Fp8Block {
     }
 }
 
-/// Takes the tensors of quantized matrices of the checkpoint in `directory` out of `tensors`, by the matrix's name.
+/// Moves the tensors of quantized matrices of the checkpoint in `directory` out of `tensors`, by the matrix's name.
 ///
 /// # Errors
-/// Those of [`Fp8Block::of`], where there are FP8 weights.
+/// Those of [`Fp8Block::of`], if there are FP8 weights.
 pub(super) fn collect(
     directory: &Path,
     tensors: &mut BTreeMap<String, RawTensor>,
@@ -94,7 +94,7 @@ pub(super) fn collect(
         let scales = tensors.remove(&format!("{name}_scale"));
         let Some(scales) = scales.or_else(|| tensors.remove(&format!("{name}_scale_inv"))) else { continue };
         let Some(weight) = tensors.remove(&name) else { continue };
-        // Of its inputs, which are not quantized here.
+        // The scale of its inputs, which are not quantized here.
         name.strip_suffix("weight").and_then(|module| tensors.remove(&format!("{module}input_scale")));
         found.insert(name, Compressed::Fp8 { weight, scales, block });
     }
@@ -102,7 +102,7 @@ pub(super) fn collect(
 }
 
 impl Compressed {
-    /// Bytes of the matrix when it is loaded.
+    /// Bytes of the loaded matrix.
     pub(super) fn len_bytes(&self) -> usize {
         match self {
             Self::Int4 { packed, .. } => packed.bytes.as_slice().len() / (BLOCK / 2) * BLOCK_BYTES,
@@ -121,7 +121,7 @@ impl Compressed {
         }
     }
 
-    /// The matrix, or what is wrong with its tensors.
+    /// The matrix, or the problem with its tensors.
     pub(super) fn load(&self) -> Result<RawTensor, String> {
         match self {
             Self::Int4 { packed, scales, shape } => int4(packed, scales, shape.as_ref()),
@@ -133,27 +133,29 @@ impl Compressed {
 fn int4(packed: &RawTensor, scales: &RawTensor, shape: Option<&RawTensor>) -> Result<RawTensor, String> {
     let wrong = |what: &str| {
         let shapes = format!("weight_packed is {:?}, weight_scale {:?}", packed.shape, scales.shape);
-        Err(format!("{what} ({shapes}); symmetric 4-bit integers in groups of 32, 64, 128, ... are read, {INSTEAD}"))
+        Err(format!(
+            "{what} ({shapes}); only symmetric 4-bit integers in groups of 32, 64, 128, ... are supported, {INSTEAD}"
+        ))
     };
     let ([rows, words], [of_rows, groups]) = (&packed.shape[..], &scales.shape[..]) else {
-        return wrong("is no matrix");
+        return wrong("is not a matrix");
     };
     if packed.dtype != TensorType::I32 || rows != of_rows || [rows, words, groups].contains(&&0) {
-        return wrong("is not packed as is read");
+        return wrong("has an unsupported packing");
     }
-    // None is 0, so the file's length bounds them all.
+    // Not 0, so the file's length bounds all of them.
     let (rows, inputs, groups) = (*rows, words * 8, *groups);
     if !inputs.is_multiple_of(groups * BLOCK) {
-        return wrong("is not packed as is read");
+        return wrong("has an unsupported packing");
     }
     let says = |shape: &RawTensor| {
         shape.bytes.as_slice().as_chunks().0.iter().map(|x| i64::from_le_bytes(*x)).eq([rows as i64, inputs as i64])
     };
     if shape.is_some_and(|shape| shape.dtype == TensorType::I64 && !says(shape)) {
-        return wrong("is of another shape than weight_shape says");
+        return wrong("does not have the shape in weight_shape");
     }
     let values = floats(scales)
-        .ok_or_else(|| format!("has scales of {}, which are not read; {INSTEAD}", scales.dtype.name()))?;
+        .ok_or_else(|| format!("has scales of {}, which are not supported; {INSTEAD}", scales.dtype.name()))?;
     if values.iter().any(|scale| !f16::from_f32(*scale).is_finite()) {
         return Err(format!("has scales that are not finite in f16, the type of scales here; {INSTEAD}"));
     }
@@ -179,12 +181,12 @@ fn int4(packed: &RawTensor, scales: &RawTensor, shape: Option<&RawTensor>) -> Re
 fn fp8(weight: &RawTensor, scales: &RawTensor, Fp8Block(block): Fp8Block) -> Result<RawTensor, String> {
     let (rows, inputs) = match weight.shape[..] {
         [rows, inputs] if rows > 0 && inputs > 0 => (rows, inputs),
-        _ => return Err(format!("is of shape {:?}, but of FP8 only matrices are read; {INSTEAD}", weight.shape)),
+        _ => return Err(format!("is of shape {:?}, but only matrices are supported in FP8; {INSTEAD}", weight.shape)),
     };
     let values = floats(scales)
-        .ok_or_else(|| format!("has scales of {}, which are not read; {INSTEAD}", scales.dtype.name()))?;
+        .ok_or_else(|| format!("has scales of {}, which are not supported; {INSTEAD}", scales.dtype.name()))?;
     let by_blocks = [rows.div_ceil(block[0]), inputs.div_ceil(block[1])];
-    // The scales of a row: how many, and the inputs of each.
+    // The scales per row, and the inputs of each.
     let (rows_of, inputs_of) = match scales.shape[..] {
         [] | [1] | [1, 1] => (rows, inputs),
         [count] | [count, 1] if count == rows => (1, inputs),
@@ -193,7 +195,7 @@ fn fp8(weight: &RawTensor, scales: &RawTensor, Fp8Block(block): Fp8Block) -> Res
             let shapes = format!("has scales of shape {:?} for {rows} x {inputs} weights", scales.shape);
             let [high, wide] = block;
             return Err(format!(
-                "{shapes}; one for the matrix, for each row or for blocks of {high} x {wide} is read, {INSTEAD}"
+                "{shapes}; only one for the matrix, for each row or for blocks of {high} x {wide} is supported, {INSTEAD}"
             ));
         }
     };
@@ -215,7 +217,7 @@ fn release(bytes: &Bytes) {
     bytes.release(0..bytes.as_slice().len());
 }
 
-/// The numbers that E4M3 bytes stand for: sign, four bits of exponent (bias 7), three of mantissa; no infinities.
+/// The values of all E4M3 bytes: sign, four exponent bits (bias 7), three mantissa bits; no infinities.
 fn e4m3() -> [f32; 256] {
     std::array::from_fn(|byte| {
         let (exponent, mantissa) = (byte as i32 >> 3 & 15, (byte & 7) as f32);

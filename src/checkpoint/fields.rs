@@ -26,12 +26,12 @@ impl Fields {
     /// Reads the object that makes up the file `path`.
     ///
     /// # Errors
-    /// If the file is missing, too large for a configuration, or no JSON object.
+    /// If the file is missing, too large for a configuration, or not a JSON object.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let meta = std::fs::metadata(path).map_err(Error::io(path))?;
         if !meta.is_file() {
-            let kind = if meta.is_dir() { "is a directory" } else { "is no regular file" };
+            let kind = if meta.is_dir() { "is a directory" } else { "is not a regular file" };
             return Err(Error::file(path, format!("{kind}; a JSON file is expected here")));
         }
         if meta.len() > MAX_BYTES {
@@ -60,7 +60,7 @@ impl Fields {
         self.object.get(name).filter(|value| !value.is_null())
     }
 
-    /// Refuses a field that was not looked for and differs in one place from one that is absent.
+    /// Rejects an unknown field whose name differs in one place from an absent one.
     ///
     /// # Errors
     /// If there is one.
@@ -69,8 +69,11 @@ impl Fields {
         match misspelt(&looked_for, &self.names().collect()) {
             None => Ok(()),
             Some((name, wanted)) => {
-                let (name, problem) = (name.escape_debug().to_string(), format!("is no field, {wanted} is missing"));
-                Err(self.error(&name, format!("{problem}; correct the name, or download the file again")))
+                let (name, problem) = (
+                    name.escape_debug().to_string(),
+                    format!("is not a known field; did you mean {wanted}, which is missing?"),
+                );
+                Err(self.error(&name, format!("{problem} Correct the name, or download the file again")))
             }
         }
     }
@@ -78,7 +81,7 @@ impl Fields {
     /// A nested object.
     ///
     /// # Errors
-    /// If it is missing or something else.
+    /// If it is missing or not an object.
     pub fn object(&self, name: &str) -> Result<Self> {
         self.optional_object(name)?.ok_or_else(|| self.error(name, "is missing"))
     }
@@ -86,7 +89,7 @@ impl Fields {
     /// A nested object, or `None` if it is absent.
     ///
     /// # Errors
-    /// If it is something else.
+    /// If it is not an object.
     pub fn optional_object(&self, name: &str) -> Result<Option<Self>> {
         let nested = |object: &Map<_, _>| Self {
             path: self.path.clone(),
@@ -97,10 +100,10 @@ impl Fields {
         self.typed(name, "an object", |value| value.as_object().map(nested))
     }
 
-    /// A positive size; a missing field is the default, and without a default an error.
+    /// A positive size; if absent the default, and without a default an error.
     ///
     /// # Errors
-    /// If it is no positive integer below 2^31 (so that products of two sizes cannot overflow).
+    /// If it is not a positive integer below 2^31 (so that products of two sizes cannot overflow).
     pub fn size(&self, name: &str, default: Option<usize>) -> Result<usize> {
         match self.optional_size(name)?.or(default) {
             Some(0) => Err(self.error(name, "is 0")),
@@ -112,7 +115,7 @@ impl Fields {
     /// A size that may be zero, or `None` if it is absent.
     ///
     /// # Errors
-    /// If it is no integer from 0 to 2^31.
+    /// If it is not an integer from 0 to 2^31.
     pub fn optional_size(&self, name: &str) -> Result<Option<usize>> {
         self.typed(name, "an integer from 0 to 2147483647", |value| {
             value.as_u64().filter(|size| *size < 1 << 31).map(|size| size as usize)
@@ -122,7 +125,7 @@ impl Fields {
     /// A finite number, or `None` if it is absent.
     ///
     /// # Errors
-    /// If it is something else.
+    /// If it is not a finite number.
     pub fn optional_number(&self, name: &str) -> Result<Option<f64>> {
         self.typed(name, "a number", |value| value.as_f64().filter(|x| x.is_finite()))
     }

@@ -1,4 +1,4 @@
-//! Assistants that lie beside a target, or in the cache of the Hugging Face Hub.
+//! Finds assistants next to a target, or in the cache of the Hugging Face Hub.
 
 use std::path::{Path, PathBuf};
 
@@ -6,17 +6,17 @@ use super::Checkpoint;
 use crate::gemma4::{TextConfig, check_pair};
 use crate::{Error, Result, family};
 
-/// The assistants that were found for a target, by path.
+/// The assistants found for a target, by path.
 #[derive(Debug, Default)]
 pub struct FoundAssistants {
-    /// Those that fit it.
+    /// Those that fit the target.
     pub fitting: Vec<PathBuf>,
-    /// Those that do not, or that cannot be read, with the reason.
+    /// Those that do not fit or cannot be read, with the reason.
     pub misfits: Vec<(PathBuf, Error)>,
 }
 
 impl FoundAssistants {
-    /// The one that fits; `None` if none does, or several do.
+    /// The only one that fits; `None` if none does, or several do.
     pub fn only(&self) -> Option<&Path> {
         match &self.fitting[..] {
             [one] => Some(one),
@@ -25,12 +25,12 @@ impl FoundAssistants {
     }
 }
 
-/// Looks for assistants beside the target `model`, a directory or a GGUF file: in its own directory `mtp-*.gguf`,
-/// `*-assistant*.gguf`, `assistant.gguf` and the directory `assistant`, every GGUF file in the directory `MTP` there, and beside it
-/// a checkpoint `MODEL-assistant`, where MODEL is the name with its type (`-Q4_K_M`) or without. For a model
-/// in a cache of the Hub (`models--OWNER--NAME/snapshots/REVISION`) that is the repository `NAME-assistant` of any owner in the
-/// same cache, by its `refs/main`; nothing is downloaded. Headers are read, not weights. Where the model's own directory has an
-/// assistant inside ([`Checkpoint::inner_assistant`]) that fits, it is that one alone, as the path `model`.
+/// Looks for assistants next to the target `model`, a directory or a GGUF file: in its own directory `mtp-*.gguf`,
+/// `*-assistant*.gguf`, `assistant.gguf` and the directory `assistant`, every GGUF file in the directory `MTP` there, and next to
+/// it a checkpoint `MODEL-assistant`, where MODEL is the name with or without its type (`-Q4_K_M`). For a model in a cache of the
+/// Hub (`models--OWNER--NAME/snapshots/REVISION`) it is the repository `NAME-assistant` of any owner in the same cache, by its
+/// `refs/main`; nothing is downloaded. Headers are read, not weights. If the model's own directory contains an assistant
+/// ([`Checkpoint::inner_assistant`]) that fits, only that one is returned, as the path `model`.
 ///
 /// # Errors
 /// If the target cannot be read.
@@ -41,7 +41,7 @@ pub fn find_assistants(model: &Path) -> Result<FoundAssistants> {
     }
     let target = Checkpoint::open(model)?;
     if !family::takes_assistants(&target)? {
-        // It drafts with a head of its own; what is named like an assistant is that head.
+        // It has a NextN head; files named like an assistant are that head.
         return Ok(FoundAssistants::default());
     }
     let inner = target.inner_assistant()?;
@@ -69,9 +69,9 @@ fn fits(path: &Path, target: &TextConfig) -> Result<()> {
     check_pair(&Checkpoint::open_assistant(path)?.assistant_config()?, target).map(drop)
 }
 
-/// What is named like an assistant, each once, sorted; of a split file the first part.
+/// Paths named like an assistant, sorted, without duplicates; of split files the first part.
 fn candidates(model: &Path) -> Vec<PathBuf> {
-    // `.` has a name then. Links stay: what they lead to may lie elsewhere, under another name.
+    // So that `.` has a name. Links are not resolved: their targets may be elsewhere, under another name.
     let model = std::path::absolute(model).unwrap_or_else(|_| model.to_owned());
     let (inside, stem) = match model.is_dir() {
         true => (Some(model.as_path()), model.file_name()),
@@ -96,14 +96,14 @@ fn candidates(model: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Whether a GGUF file of this name, in lower case, is an assistant's.
+/// Whether a GGUF file of this lowercase name is an assistant's.
 pub(crate) fn is_assistants_name(name: &str) -> bool {
     name.starts_with("mtp-")
         || ["-assistant", "_assistant"].iter().any(|part| name.contains(part))
         || name == "assistant.gguf"
 }
 
-/// The name without the type of weights that files end with: `-Q4_K_M`, `-UD-IQ2_XXS`, `.BF16`.
+/// The name without a weight type at its end: `-Q4_K_M`, `-UD-IQ2_XXS`, `.BF16`.
 fn without_type(stem: &str) -> &str {
     let starts = ["q", "iq", "tq", "bf16", "f16", "f32", "mxfp4", "nvfp4"];
     let is_type = |last: &str| {
@@ -116,8 +116,8 @@ fn without_type(stem: &str) -> &str {
     }
 }
 
-/// The checkpoints of assistants in the cache of the Hub that the model lies in: directories, and GGUF files. A target's
-/// repository of GGUF files (`NAME-GGUF`) has the assistants of `NAME`.
+/// The assistants in the Hub cache that contains the model: directories, and GGUF files. A target's repository of GGUF files
+/// (`NAME-GGUF`) has the assistants of `NAME`.
 fn in_hub_cache(model: &Path) -> Vec<PathBuf> {
     let ancestors = || model.ancestors().zip(model.ancestors().skip(1));
     let snapshots = ancestors().find(|(_, parent)| parent.file_name().is_some_and(|name| name == "snapshots"));
@@ -140,12 +140,12 @@ fn in_hub_cache(model: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// `name` of `models--owner--name`, in lower case.
+/// `name` of `models--owner--name`, in lowercase.
 fn repository_name(path: &Path) -> Option<String> {
     Some(file_name(path)?.strip_prefix("models--")?.split_once("--")?.1.to_owned())
 }
 
-/// What is in a directory; nothing if it cannot be read.
+/// The entries of a directory; empty if it cannot be read.
 fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     std::fs::read_dir(directory).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
 }
@@ -158,7 +158,7 @@ fn file_name(path: &Path) -> Option<String> {
     path.file_name()?.to_str().map(str::to_lowercase)
 }
 
-/// Whether the name is that of a part of a split file other than the first (`-00002-of-00003.gguf`).
+/// Whether the name is that of a later part of a split file (`-00002-of-00003.gguf`).
 fn is_later_part(path: &Path) -> bool {
     let name = file_name(path).unwrap_or_default();
     let number = name.rsplit_once("-of-").and_then(|(start, _)| start.rsplit_once('-')).map(|(_, number)| number);

@@ -1,4 +1,4 @@
-//! `generation_config.json`: the tokens that end a text, and the publisher's sampling parameters.
+//! `generation_config.json`: end-of-generation tokens, and the publisher's sampling parameters.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ pub(super) fn tokens(directory: &Path) -> Result<GenerationTokens> {
     Ok(GenerationTokens { end, suppressed })
 }
 
-/// The sampling parameters; `None` if the file has none, has Mirostat, or says `do_sample: false`.
+/// The sampling parameters; `None` if the file has none, uses Mirostat, or has `do_sample: false`.
 ///
 /// # Errors
 /// If the file is malformed, or a parameter is out of its range.
@@ -40,7 +40,7 @@ pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
     }
     let parameters = Parameters {
         temperature: number("temperature")?,
-        // -1 is all to some.
+        // Some files use -1 for all.
         top_k: number("top_k")?.map(|k| if k < 0.0 { 0 } else { k as usize }),
         top_p: number("top_p")?,
         min_p: number("min_p")?,
@@ -61,21 +61,21 @@ pub(super) fn sampling(directory: &Path) -> Result<Option<Sampling>> {
     }
 }
 
-/// Says that the parameters of a file with Mirostat are not used.
+/// Warns that the parameters of a file with Mirostat are ignored.
 pub(super) fn without_mirostat(path: &Path, key: &str, version: f64) {
     without_parameters(path, &format!("{key} is {version}: Mirostat is not implemented"));
 }
 
-/// Says that a file's parameters are not used, because of `problem`. Some of them alone would be another sampler than the
-/// publisher's, and no reason to refuse the weights.
+/// Warns that a file's parameters are ignored because of `problem`. A subset of them would be another sampler than the
+/// publisher's, and is no reason to reject the weights.
 pub(super) fn without_parameters(path: &Path, problem: &str) {
     tracing::warn!(
         path = %path.display(),
-        "{problem}, and the file's sampling parameters are not used; give temperature, top_p or min_p"
+        "{problem}, and the file's sampling parameters are not used; set temperature, top_p or min_p"
     );
 }
 
-/// Sampling parameters as files have them.
+/// Sampling parameters as found in files.
 pub(super) struct Parameters {
     pub(super) temperature: Option<f64>,
     /// 0 keeps all.
@@ -84,20 +84,20 @@ pub(super) struct Parameters {
     pub(super) min_p: Option<f64>,
     pub(super) typical_p: Option<f64>,
     pub(super) penalty_repeat: Option<f64>,
-    /// Tokens; -1 is all, and so is `None`.
+    /// Number of tokens; -1 is all, and so is `None`.
     pub(super) penalty_last_n: Option<i64>,
     pub(super) xtc_probability: Option<f64>,
     pub(super) xtc_threshold: Option<f64>,
 }
 
 impl Parameters {
-    /// The parameters, a temperature of 1 and no filters where the file says nothing; `None` if it says nothing at all.
+    /// The parameters; a temperature of 1 and no filters if absent; `None` if all are absent.
     ///
     /// # Errors
-    /// If one is out of its range: what `error` makes of its name and the problem.
+    /// If one is out of its range: `error` of its name and the problem.
     pub(super) fn sampling(self, error: impl FnOnce(&str, String) -> Error) -> Result<Option<Sampling>> {
         let Self { temperature, top_k, top_p, min_p, typical_p, penalty_repeat, penalty_last_n, .. } = self;
-        // A penalty alone does not say that anything is drawn.
+        // A penalty alone does not imply sampling.
         let numbers = [temperature, top_p, min_p, typical_p];
         if top_k.is_none() && numbers.iter().all(Option::is_none) {
             return Ok(None);
@@ -105,7 +105,7 @@ impl Parameters {
         let last_n = penalty_last_n.and_then(|n| usize::try_from(n).ok());
         let penalties = Penalties { repeat: penalty_repeat.unwrap_or(1.0) as f32, last_n, ..Penalties::default() };
         let sampling = Sampling {
-            // As by default where there is none.
+            // The default without a penalty.
             penalties: if penalty_repeat.is_some() { penalties } else { Penalties::default() },
             temperature: temperature.unwrap_or(1.0) as f32,
             top_k: top_k.filter(|k| *k > 0),

@@ -1,5 +1,4 @@
-//! An assistant in its target's directory, as it is merged there: its tensors under `mtp.`, its configuration as a field of the
-//! target's.
+//! An assistant merged into its target's directory: its tensors under `mtp.`, its configuration as a field of the target's.
 
 use std::path::Path;
 
@@ -8,13 +7,13 @@ use crate::Result;
 
 /// The field of config.json with the assistant's own.
 const FIELD: &str = "mtp_assistant_config";
-/// Where the field is.
+/// Paths of the field.
 const PLACES: [&[&str]; 2] = [&["text_config", FIELD], &[FIELD]];
-/// What the assistant's names begin with there.
+/// Prefixes of the assistant's tensor names.
 const PREFIXES: [&str; 4] = ["language_model.mtp.", "model.language_model.mtp.", "model.mtp.", "mtp."];
 
 impl Checkpoint {
-    /// Opens an assistant: a checkpoint, or the assistant inside that of its target.
+    /// Opens an assistant: a checkpoint, or the assistant inside its target's.
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
@@ -23,7 +22,7 @@ impl Checkpoint {
         Ok(checkpoint.inner_assistant()?.unwrap_or(checkpoint))
     }
 
-    /// The assistant inside the checkpoint of its target, a directory; `None` if there is none, or no configuration of it.
+    /// The assistant inside the checkpoint of its target, a directory; `None` if there is none, or it has no configuration.
     ///
     /// # Errors
     /// If config.json is malformed.
@@ -43,7 +42,7 @@ impl Checkpoint {
         Ok(place.map(inner))
     }
 
-    /// The fields of config.json, of the assistant alone if the checkpoint is [`Checkpoint::inner_assistant`].
+    /// The fields of config.json; only the assistant's if the checkpoint is a [`Checkpoint::inner_assistant`].
     pub(super) fn config(&self) -> Result<Fields> {
         let fields = Fields::read(self.path.join("config.json"))?;
         self.config.iter().try_fold(fields, |fields, name| fields.object(name))
@@ -56,7 +55,7 @@ fn nested(fields: &Fields, place: &[&str]) -> Result<Option<Fields>> {
     fields.optional_object(first)?.map_or(Ok(None), |inner| nested(&inner, rest))
 }
 
-/// Whether a tensor's name is that of an assistant inside its target, by the names that converters give it.
+/// Whether a tensor belongs to an assistant inside its target, by the names that converters use.
 pub(crate) fn is_inner_assistants(name: &str) -> bool {
     let named = ["pre_projection.", "post_projection.", "masked_embedding.", "assistant.", "mtp_"];
     named.iter().chain(&PREFIXES).any(|part| name.starts_with(part)) || name.contains("nextn.")

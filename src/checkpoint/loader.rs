@@ -11,14 +11,14 @@ use crate::gemma4::Centroids;
 use crate::nn::{Arena, Embedding, Linear, RmsNorm, Unpacked, Weight};
 use crate::{Error, Result};
 
-/// Options of loading a checkpoint.
+/// Options for loading a checkpoint.
 #[derive(Clone)]
 pub struct LoadOptions {
     /// Instruction set of the modules.
     pub isa: Isa,
-    /// Quantizes floating-point matrices while they are loaded. Default: no.
+    /// Quantizes floating-point matrices while loading. Default: no.
     pub quantize: Option<WeightType>,
-    /// Which centroids an assistant drafts with. Default: its own.
+    /// An assistant's centroids. Default: its own.
     pub centroids: Centroids,
     /// Called as tensors are loaded. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
@@ -49,13 +49,13 @@ pub struct StepCost {
 }
 
 impl StepCost {
-    /// Both.
+    /// The sum.
     pub(crate) fn and(self, other: Self) -> Self {
         Self { bytes: self.bytes + other.bytes, multiply_adds: self.multiply_adds + other.multiply_adds }
     }
 }
 
-/// The role of a matrix, which decides its type under in-situ quantization.
+/// The role of a matrix, which determines its type under in-situ quantization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Matrix,
@@ -74,12 +74,12 @@ pub enum TableUse {
     Tied,
 }
 
-/// What loaded weights are for.
+/// What weights are loaded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WeightUse {
-    /// They are multiplied here, so quantized ones are packed.
+    /// Multiplication on the CPU: quantized ones are packed.
     Multiply,
-    /// They are uploaded and dropped: quantized ones are packed as they are uploaded.
+    /// Upload: dropped afterwards; quantized ones are packed during upload.
     Upload,
 }
 
@@ -115,7 +115,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// The same loader, of weights for `weight_use`.
+    /// The same loader, for weights with `weight_use`.
     pub(crate) fn for_use(self, weight_use: WeightUse) -> Self {
         Self { weight_use, ..self }
     }
@@ -150,7 +150,7 @@ impl<'a> Loader<'a> {
             let problem = format!("is missing{named}; the checkpoint is incomplete or of another architecture");
             return Err(self.error(name, problem));
         };
-        // GGUF files drop dimensions of 1; of safetensors, only a number may be `[]` or `[1]`.
+        // GGUF files drop dimensions of 1; in safetensors, only a scalar may be `[]` or `[1]`.
         let significant = |shape: &[usize]| shape.iter().copied().filter(|size| *size != 1).collect::<Vec<_>>();
         let drops_ones = self.checkpoint.gguf().is_some() || significant(shape).is_empty();
         if tensor.shape != shape && !(drops_ones && significant(&tensor.shape) == significant(shape)) {
@@ -165,7 +165,7 @@ impl<'a> Loader<'a> {
     /// A linear layer `(outputs, inputs)`.
     ///
     /// # Errors
-    /// As [`Loader::tensor`], or if no kernel reads its type.
+    /// As [`Loader::tensor`], or if no kernel supports its type.
     pub fn linear(&mut self, name: &str, outputs: usize, inputs: usize) -> Result<Linear> {
         self.linear_in(Role::Matrix, name, outputs, inputs)
     }
@@ -193,7 +193,7 @@ impl<'a> Loader<'a> {
         Ok(Linear::new(weight, self.options.isa))
     }
 
-    /// A stack of matrices `(count, outputs, inputs)`, of which a row uses `used`.
+    /// A stack of matrices `(count, outputs, inputs)`, of which each row uses `used`.
     ///
     /// # Errors
     /// As [`Loader::linear`].
@@ -204,8 +204,8 @@ impl<'a> Loader<'a> {
         Ok(weight)
     }
 
-    /// A stack `(count, outputs, inputs)` as [`Loader::stack`], of which the file has the matrices apart: matrix `i` is
-    /// the rows of the tensors `parts[i]`, each with as many. It is assembled in memory.
+    /// A stack `(count, outputs, inputs)` as [`Loader::stack`], from separate matrices: matrix `i` is the rows of the tensors
+    /// `parts[i]`, which have equally many. It is assembled in memory.
     ///
     /// # Errors
     /// As [`Loader::linear`], or if two parts differ in type.
@@ -223,7 +223,7 @@ impl<'a> Loader<'a> {
             tensor.bytes.release(0..tensor.bytes.as_slice().len());
         }
         let name = parts.first().and_then(|parts| parts.first()).cloned().unwrap_or_default();
-        let (dtype, bytes) = joined.ok_or_else(|| self.error(&name, "is one of no experts"))?;
+        let (dtype, bytes) = joined.ok_or_else(|| self.error(&name, "has no experts"))?;
         let tensor = RawTensor { dtype, shape: shape.to_vec(), bytes: bytes.into() };
         let weight = self.multiplied(Role::Matrix, &name, tensor, shape)?;
         self.charge(&weight, used);
@@ -261,7 +261,7 @@ impl<'a> Loader<'a> {
         Ok(Embedding::new(weight, scale(element)))
     }
 
-    /// The matrix `name` `(count * outputs, inputs)` with its rows in the order `order`, as a stack.
+    /// The matrix `name` `(count * outputs, inputs)`, its rows in the order `order`, as a stack.
     ///
     /// # Errors
     /// As [`Loader::linear`].
@@ -304,12 +304,12 @@ impl<'a> Loader<'a> {
     /// A vector `(width)` of factors, widened.
     ///
     /// # Errors
-    /// As [`Loader::vector`], or if all are zero, which is what files have where a download left off: every layer has factors, and
-    /// matrices are too long to be looked through.
+    /// As [`Loader::vector`], or if all are zero, which indicates a truncated download: every layer has factors, and matrices are
+    /// too large to scan.
     pub fn factors(&mut self, name: &str, width: usize) -> Result<Vec<f32>> {
         let factors = self.vector(name, width)?;
         match factors.iter().all(|factor| *factor == 0.0) {
-            true => Err(self.error(name, "is all zeros, as where a download was cut; download the file again")),
+            true => Err(self.error(name, "is all zeros, as in a truncated download; download the file again")),
             false => Ok(factors),
         }
     }
@@ -322,7 +322,7 @@ impl<'a> Loader<'a> {
         Ok(RmsNorm::new(self.factors(name, width)?, eps, self.options.isa))
     }
 
-    /// Matrices to be multiplied, in the type of their role.
+    /// Matrices for multiplication, in the type of their role.
     fn multiplied(&mut self, role: Role, name: &str, tensor: RawTensor, shape: [usize; 3]) -> Result<Weight> {
         let [count, outputs, inputs] = shape;
         let weight = match tensor.dtype {
@@ -335,7 +335,7 @@ impl<'a> Loader<'a> {
             }
             TensorType::Float(element) => {
                 if let Some(to) = self.options.quantize.filter(|to| !to.is_written()) {
-                    let problem = format!("{} is read, not written; take q4_k or iq4_xs", to.name());
+                    let problem = format!("{} is load-only; use q4_k or iq4_xs", to.name());
                     return Err(Error::argument("quantize", problem));
                 }
                 let as_it_lies = Weight::float(tensor.bytes, element, shape).ok_or_else(|| self.short(name))?;
@@ -350,7 +350,7 @@ impl<'a> Loader<'a> {
             other => {
                 let (path, what) = (Some(self.checkpoint.path().to_owned()), format!("tensor {}", self.full(name)));
                 let problem =
-                    format!("is {}, a type that is not read; convert or quantize the model anew", other.name());
+                    format!("is {}, which is not supported; convert or quantize the model again", other.name());
                 return Err(Error::Unsupported { path, what, problem });
             }
         };
@@ -360,7 +360,7 @@ impl<'a> Loader<'a> {
         Ok(weight.named(&self.full(name)))
     }
 
-    /// Quantized matrices, packed if they are multiplied here.
+    /// Quantized matrices, packed if they are multiplied on the CPU.
     fn quantized(&mut self, name: &str, rows: Unpacked, [count, outputs]: [usize; 2]) -> Result<Weight> {
         match self.weight_use {
             WeightUse::Upload => Ok(Weight::unpacked(rows, [count, outputs])),
@@ -371,7 +371,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// The scales that a GGUF file has beside the NVFP4 weight `name`.
+    /// The separate scales of the NVFP4 weight `name` in a GGUF file.
     fn scales(&mut self, name: &str, count: usize) -> Result<Vec<f32>> {
         let (Some(gguf), full) = (self.checkpoint.gguf(), self.full(name)) else { return Ok(Vec::new()) };
         let scales = gguf.scales(full.strip_prefix("model.").unwrap_or(&full), count)?;
@@ -394,7 +394,7 @@ impl<'a> Loader<'a> {
             needed: bytes.map(|bytes| bytes as u64),
             available: None,
             fits: None,
-            remedy: "free memory, or take a smaller model or type".into(),
+            remedy: "free memory, or use a smaller model or type".into(),
         }
     }
 
@@ -409,12 +409,12 @@ impl<'a> Loader<'a> {
         self.taken.extend(other.taken);
     }
 
-    /// Ends the load and warns of unused tensors, except those that `known` accepts: a checkpoint with modules that are
-    /// not implemented is noticed.
+    /// Ends the load and warns of unused tensors, except those that `known` accepts: they may belong to modules that are not
+    /// implemented.
     ///
     /// # Errors
-    /// If an unused tensor is a scale of weights, has this loader's prefix, or is in a GGUF file: the model that was saved
-    /// has a module more, or its name or the configuration is damaged.
+    /// If an unused tensor is a scale of weights, has this loader's prefix, or is in a GGUF file: then the saved model has
+    /// another module, or a name or the configuration is damaged.
     pub fn finish(self, known: impl Fn(&str) -> bool) -> Result<()> {
         let mut unused = self.checkpoint.names();
         // `rope_freqs` exists in GGUF only; it is checked against the configuration.
@@ -422,12 +422,12 @@ impl<'a> Loader<'a> {
             // Assistants' tensors are loaded by their safetensors prefix, which GGUF names lack.
             self.taken.contains(name) || self.taken.contains(&format!("model.{name}"))
         };
-        // Buffers that older versions of transformers saved, and that the configuration implies.
+        // Buffers saved by older versions of transformers; the configuration implies them.
         let implied = |name: &str| name.ends_with("rotary_emb.inv_freq") || name.ends_with("embed_tokens.embed_scale");
         unused.retain(|name| !taken(name) && name != "rope_freqs.weight" && !implied(name) && !known(name));
         if let Some(scale) = unused.iter().find(|name| unread::is_scale(name)) {
-            let problem = "is a scale that nothing applies, and without it the weights are others; \
-                           take a file that was quantized without such (Q4_K_M, Q6_K, Q8_0), or the bf16 checkpoint";
+            let problem = "is a scale that no module applies, so the weights would be wrong; \
+                           use a file quantized without such scales (Q4_K_M, Q6_K, Q8_0), or the bf16 checkpoint";
             let (path, tensor) = (self.checkpoint.path().to_owned(), scale.clone());
             return Err(Error::Tensor { path, tensor, problem: problem.into() });
         }
@@ -449,8 +449,8 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// The type that in-situ quantization to `to` gives a matrix, with llama.cpp's fallbacks for rows that are not whole
-/// blocks of 256; `None` leaves it as it is.
+/// A matrix's type under in-situ quantization to `to`, with llama.cpp's fallbacks for rows that are not whole blocks of 256;
+/// `None` leaves it unchanged.
 fn in_situ_type(to: WeightType, role: Role, inputs: usize) -> Option<WeightType> {
     use WeightType::*;
     let target_type = match (role, to) {

@@ -57,12 +57,12 @@ pub enum TensorType {
     I32,
     /// Blocks of quantized weights.
     Quantized(WeightType),
-    /// A type of the file format that no kernel reads, by the format's name.
+    /// A type of the file format that no kernel supports, by the format's name.
     Other(&'static str),
 }
 
 impl TensorType {
-    /// The type's id in GGUF files; `None` if no kernel reads it.
+    /// The type's id in GGUF files; `None` if no kernel supports it.
     pub fn ggml_id(self) -> Option<u32> {
         Some(match self {
             Self::Float(ElementType::F32) => 0,
@@ -104,7 +104,7 @@ pub struct RawTensor {
 pub struct Checkpoint {
     path: PathBuf,
     files: Files,
-    config: &'static [&'static str], // the nested field of config.json that describes it; none: the file
+    config: &'static [&'static str], // path of the field of config.json that describes it; empty: the whole file
 }
 
 enum Files {
@@ -126,7 +126,7 @@ pub(crate) enum ConfigSource<'a> {
 /// End-of-generation tokens and suppressed tokens of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GenerationTokens {
-    /// Tokens that end a text.
+    /// End-of-generation tokens.
     pub end: Vec<u32>,
     /// Tokens that are never generated.
     pub suppressed: Vec<u32>,
@@ -135,7 +135,7 @@ pub struct GenerationTokens {
 /// The checkpoint is a directory.
 pub(crate) struct NotGguf;
 
-/// The first bytes of a regular file: some stores keep GGUF files under names without an extension.
+/// The first bytes of a regular file: some stores have GGUF files under names without an extension.
 fn beginning(path: &Path) -> Result<Vec<u8>> {
     let file = std::fs::File::open(path).map_err(Error::io(path))?;
     let mut bytes = Vec::new();
@@ -145,7 +145,7 @@ fn beginning(path: &Path) -> Result<Vec<u8>> {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in directory `path`, or the GGUF file `path`, which need not be named `.gguf`.
+    /// Opens the checkpoint in directory `path`, or the GGUF file `path`, whatever its extension.
     ///
     /// # Errors
     /// If `path` is neither, or a file is missing or malformed.
@@ -180,7 +180,7 @@ impl Checkpoint {
         }
     }
 
-    /// The files that hold its tensors.
+    /// The files with its tensors.
     pub fn files(&self) -> Vec<PathBuf> {
         match &self.files {
             Files::HuggingFace(tensors) => tensors.files().to_vec(),
@@ -191,7 +191,7 @@ impl Checkpoint {
     /// The configuration of a target.
     ///
     /// # Errors
-    /// If it is missing, malformed, another model's, or needs something that is not implemented.
+    /// If it is missing, malformed, of another model, or needs something that is not implemented.
     pub fn target_config(&self) -> Result<TextConfig> {
         match &self.files {
             Files::HuggingFace(_) => {
@@ -206,8 +206,7 @@ impl Checkpoint {
         }
     }
 
-    /// What kind of model it is: `model_type` of config.json, `general.architecture` of a GGUF file; empty if it does
-    /// not say.
+    /// The kind of model: `model_type` of config.json, `general.architecture` of a GGUF file; empty if absent.
     ///
     /// # Errors
     /// If config.json is missing or malformed.
@@ -221,10 +220,10 @@ impl Checkpoint {
         }
     }
 
-    /// What another family than Gemma 4 reads its configuration from.
+    /// The configuration's source, for families other than Gemma 4.
     ///
     /// # Errors
-    /// If it is missing or malformed, or the weights are quantized in a way that is not read.
+    /// If it is missing or malformed, or the weights have an unsupported quantization.
     pub(crate) fn config_source(&self) -> Result<ConfigSource<'_>> {
         match &self.files {
             Files::HuggingFace(_) => {
@@ -265,8 +264,8 @@ impl Checkpoint {
         }
     }
 
-    /// The publisher's sampling parameters, from `generation_config.json` or metadata; `None` if there are none, they are
-    /// greedy, or of a sampler that is not implemented, which a warning says.
+    /// The publisher's sampling parameters, from `generation_config.json` or metadata; `None` if there are none, they are greedy,
+    /// or need a sampler that is not implemented (with a warning).
     ///
     /// # Errors
     /// If one is malformed or out of its range.
@@ -277,8 +276,8 @@ impl Checkpoint {
         }
     }
 
-    /// The tokenizer, whose ids must be below `vocab_size`; `None` if the checkpoint has none. Of a GGUF file it is the
-    /// file's own, compared id by id with a tokenizer.json where one lies beside it; without its own, it is that one.
+    /// The tokenizer, whose ids must be below `vocab_size`; `None` if the checkpoint has none. For a GGUF file it is the file's
+    /// own, compared id by id with a tokenizer.json next to it if there is one; without its own, it is that one.
     ///
     /// # Errors
     /// If it is malformed, an id is outside the model's vocabulary, or the two differ.
@@ -300,7 +299,7 @@ impl Checkpoint {
         }
     }
 
-    /// A text of a GGUF file's metadata; an error value says that this is no GGUF file.
+    /// A text of a GGUF file's metadata; `Err` if this is not a GGUF file.
     pub(crate) fn gguf_text(&self, key: &str) -> Result<Option<&str>, NotGguf> {
         match &self.files {
             Files::HuggingFace(_) => Err(NotGguf),
@@ -308,10 +307,10 @@ impl Checkpoint {
         }
     }
 
-    /// The prefix that the text model's tensors have.
+    /// The prefix of the text model's tensors.
     ///
     /// # Errors
-    /// If it has no embedding under any known prefix.
+    /// If there is no embedding under any known prefix.
     pub fn text_prefix(&self) -> Result<&'static str> {
         // Published checkpoints, text-only exports, an older nesting; GGUF files have no prefix.
         let prefixes = ["model.language_model.", "model.", "language_model.model.", "language_model.", ""];
@@ -319,16 +318,16 @@ impl Checkpoint {
         found.ok_or_else(|| Error::Tensor {
             path: self.path.clone(),
             tensor: "model.language_model.embed_tokens.weight".into(),
-            problem: "is missing, and model.embed_tokens.weight too; this is no Gemma 4 target".into(),
+            problem: "is missing, as is model.embed_tokens.weight; this is not a supported target".into(),
         })
     }
 
-    /// The names of all tensors, Hugging Face's where there is one.
+    /// The names of all tensors, Hugging Face's if there is one.
     pub fn names(&self) -> Vec<String> {
         match &self.files {
             Files::HuggingFace(tensors) => tensors.names(),
             Files::Gguf(gguf) => {
-                // Experts' gate and up projections that lie apart are one tensor.
+                // Separate gate and up projections of experts are one tensor.
                 let joined = |own: &str| {
                     own.replace("ffn_gate_exps.", "ffn_gate_up_exps.").replace("ffn_up_exps.", "ffn_gate_up_exps.")
                 };
@@ -360,7 +359,7 @@ impl Checkpoint {
     /// The tensor `name`, or `None`.
     ///
     /// # Errors
-    /// If it cannot be read: a type that is unknown, a file that has shrunk.
+    /// If it cannot be read: an unknown type, a file that has shrunk.
     pub fn get(&self, name: &str) -> Result<Option<RawTensor>> {
         match &self.files {
             Files::HuggingFace(tensors) => tensors.get(name),

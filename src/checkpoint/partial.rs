@@ -1,5 +1,5 @@
-//! Files that get their name when they are complete: `NAME.partial` until then, on disk before it is renamed. The file
-//! that had the name stays until that moment, and no half-written one ever has it.
+//! Atomically replaced files: `NAME.partial` until complete and synced, then renamed. An existing file stays until that moment,
+//! and no incomplete one ever has the name.
 
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
@@ -11,28 +11,28 @@ use crate::{Error, Result};
 /// Size of the write buffer.
 const BUFFER: usize = 1 << 18;
 
-/// A file under its temporary name. Dropped before [`Partial::publish`], it is removed.
+/// A file under its temporary name. If dropped before [`Partial::publish`], it is removed.
 pub(crate) struct Partial {
-    path: PathBuf,    // the name that it will have
-    partial: PathBuf, // the temporary name; the file is locked while it has it
+    path: PathBuf,    // the final name
+    partial: PathBuf, // the temporary name; the file is locked under it
     file: BufWriter<File>,
     len: u64,
-    total: Option<u64>, // bytes of the whole file, once they are known
-    broken: bool,       // a write failed, so that the bytes so far mean nothing
+    total: Option<u64>, // bytes of the whole file, once known
+    broken: bool,       // a write failed, the bytes so far are invalid
     published: bool,
 }
 
 impl Partial {
     pub(crate) fn create(path: &Path) -> Result<Self> {
         let Some(name) = path.file_name() else {
-            return Err(Error::file(path, "names no file; give the name of the file to write"));
+            return Err(Error::file(path, "is not a file name; use the name of the file to write"));
         };
         match std::fs::metadata(path) {
             Ok(meta) if meta.is_dir() => {
-                return Err(Error::file(path, "is a directory; give the name of a file in it"));
+                return Err(Error::file(path, "is a directory; use the name of a file in it"));
             }
             Ok(meta) if !meta.is_file() => {
-                return Err(Error::file(path, "is no regular file; give the name of one, or a new name"));
+                return Err(Error::file(path, "is not a regular file; use the name of one, or a new name"));
             }
             _ => {}
         }
@@ -43,7 +43,7 @@ impl Partial {
         Ok(Self { path: path.to_owned(), partial, file, len: 0, total: None, broken: false, published: false })
     }
 
-    /// The name that the file will have.
+    /// The final name.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -142,7 +142,7 @@ fn lock(path: &Path, file: File) -> Result<File> {
 }
 
 fn busy(path: &Path) -> Error {
-    Error::file(path, "is being written by another process; wait for it, or give another name")
+    Error::file(path, "is being written by another process; wait for it, or use another name")
 }
 
 /// The error of writing `path` after `len` bytes of `total`.
@@ -152,9 +152,10 @@ fn failed(path: &Path, len: u64, total: Option<u64>, cause: io::Error) -> Error 
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
             Error::file(path, format!("the disk is full after {len}{of} bytes; free space there, or write elsewhere"))
         }
-        ErrorKind::FileTooLarge => {
-            Error::file(path, format!("the file system takes no file this large ({len}{of} bytes); write elsewhere"))
-        }
+        ErrorKind::FileTooLarge => Error::file(
+            path,
+            format!("the file system does not support files this large ({len}{of} bytes); write elsewhere"),
+        ),
         ErrorKind::NotFound => Error::file(path, "its directory does not exist; create it first"),
         _ => Error::io(path)(cause),
     }

@@ -14,7 +14,7 @@ const MIN_TASK_ELEMENTS: usize = 1 << 14;
 
 /// Errors of a conversion; the caller adds the tensor's name.
 pub(super) enum RecodeError<E> {
-    /// What is wrong with the tensor, and the remedy.
+    /// The problem with the tensor, and the remedy.
     Tensor(String),
     /// An error of the byte sink.
     Sink(E),
@@ -42,7 +42,7 @@ pub(super) fn recode<E>(
     let rows = source.shape.iter().product::<usize>() / inputs.max(1);
     let unreadable = |what: &str| RecodeError::Tensor(format!("{what}; convert the checkpoint again"));
     let from_row = row_bytes(source.dtype, inputs).ok_or_else(|| unreadable("has a type that cannot be converted"))?;
-    let to_row = row_bytes(to, inputs).ok_or_else(|| unreadable("has rows that are no whole blocks of that type"))?;
+    let to_row = row_bytes(to, inputs).ok_or_else(|| unreadable("has rows that are not whole blocks of that type"))?;
     if bytes.len() != rows * from_row {
         return Err(unreadable("is not as long as its shape and type imply"));
     }
@@ -70,7 +70,7 @@ pub(super) fn recode<E>(
                 })
             });
             if !finite.reduce(|| true, |a, b| a & b) {
-                let problem = "has values that are not finite in the new type; choose one with more range (bf16, f32)";
+                let problem = "has values that overflow the new type; use one with more range (bf16, f32)";
                 return Err(RecodeError::Tensor(problem.into()));
             }
             write(&out).map_err(RecodeError::Sink)?;
@@ -88,7 +88,7 @@ pub(crate) struct Survey {
     pub(crate) zero: bool,
 }
 
-/// Scans all values; `None` if the type is none of floating point or blocks, or the length is not the shape's.
+/// Scans all values; `None` if the type is neither floating point nor blocks, or the length does not match the shape.
 pub(crate) fn survey(source: &RawTensor) -> Option<Survey> {
     let bytes = source.bytes.as_slice();
     let inputs = source.shape.last().copied().unwrap_or(1);
@@ -107,7 +107,7 @@ pub(crate) fn survey(source: &RawTensor) -> Option<Survey> {
     Some(Survey { finite, zero })
 }
 
-/// Bytes of a row, or `None` for integers, unknown types and rows that are no whole blocks.
+/// Bytes of a row, or `None` for integers, unknown types and rows that are not whole blocks.
 fn row_bytes(stored: TensorType, inputs: usize) -> Option<usize> {
     match stored {
         TensorType::Float(element) => Some(inputs * element.size()),
@@ -132,7 +132,7 @@ fn decode(from: TensorType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Whether all elements are finite after the conversion.
+/// Returns whether all elements are finite after the conversion.
 fn encode(isa: Isa, to: TensorType, x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) -> bool {
     match to {
         TensorType::Float(ElementType::F32) => {

@@ -19,7 +19,7 @@ pub(super) struct Tensors {
     directory: PathBuf,
     files: Vec<PathBuf>,
     tensors: BTreeMap<String, RawTensor>,
-    compressed: BTreeMap<String, Compressed>, // by the name of the matrix
+    compressed: BTreeMap<String, Compressed>, // by matrix name
     stacks: Stacks,                           // of tensors of both kinds
 }
 
@@ -39,7 +39,7 @@ impl Tensors {
         Ok(Self { directory: directory.to_owned(), files, tensors, compressed, stacks })
     }
 
-    /// Those whose names begin with `prefix`, under the rest of their names.
+    /// The tensors whose names begin with `prefix`, under the rest of their names.
     pub(super) fn under(&self, prefix: &str) -> Self {
         let own = |name: &String| name.strip_prefix(prefix).map(str::to_owned);
         Self {
@@ -68,7 +68,7 @@ impl Tensors {
         self.tensors.contains_key(name) || self.compressed.contains_key(name) || self.stacks.contains_key(name)
     }
 
-    /// Bytes of all tensors when they are loaded.
+    /// Bytes of all tensors when loaded.
     pub(super) fn bytes(&self) -> u64 {
         let plain = self.tensors.values().map(|tensor| tensor.bytes.as_slice().len() as u64);
         plain.chain(self.compressed.values().map(|matrix| matrix.len_bytes() as u64)).sum()
@@ -76,13 +76,13 @@ impl Tensors {
 
     /// Name, number of dimensions and bytes when loaded, of every tensor.
     pub(super) fn described(&self) -> impl Iterator<Item = (&str, usize, u64)> {
-        // The matrices of a stack are described apart.
+        // The matrices of a stack are listed individually.
         let plain =
             self.tensors.iter().map(|(name, t)| (name.as_str(), t.shape.len(), t.bytes.as_slice().len() as u64));
         plain.chain(self.compressed.iter().map(|(name, matrix)| (name.as_str(), 2, matrix.len_bytes() as u64)))
     }
 
-    /// The tensor `name`, or `None`. A compressed matrix is converted in memory, and a stack of matrices assembled there.
+    /// The tensor `name`, or `None`. Compressed matrices are converted and stacks of matrices assembled in memory.
     ///
     /// # Errors
     /// If its file has shrunk, or the tensors of a compressed matrix do not fit together.
@@ -105,7 +105,7 @@ impl Tensors {
     }
 }
 
-/// The file of a checkpoint that is not split.
+/// The file of an unsharded checkpoint.
 const WHOLE: &str = "model.safetensors";
 
 /// The `weight_map` of an index.
@@ -124,42 +124,42 @@ impl WeightMap {
             let name = fields.string(tensor)?;
             // Shards are in the directory of the index; a path in an index could name any file.
             if Path::new(&name).file_name() != Some(name.as_ref()) {
-                let remedy = "put the shard beside the index under the name that is there, or download both again";
+                let remedy = "put the shard next to the index under the name in the index, or download both again";
                 return Err(fields.error(tensor, format!("{name:?} is not a file name; {remedy}")));
             }
             shards.insert(tensor.to_owned(), name);
         }
         match shards.is_empty() {
-            true => Err(index.error("weight_map", "names no shard; download the index again")),
+            true => Err(index.error("weight_map", "lists no shard; download the index again")),
             false => Ok(Self { fields, shards }),
         }
     }
 
-    /// Whether the shards are read: as in transformers, a whole file comes before an index that does not name it.
+    /// Whether the shards are read: as in transformers, a whole file takes precedence over an index that does not list it.
     fn is_read(&self, has_whole: bool) -> bool {
         !has_whole || self.shards.values().any(|shard| shard == WHOLE)
     }
 
-    /// The shards, each once.
+    /// The shards, without duplicates.
     fn files(&self, directory: &Path) -> Vec<PathBuf> {
         let names: BTreeSet<&String> = self.shards.values().collect();
         names.into_iter().map(|name| directory.join(name)).collect()
     }
 
     /// # Errors
-    /// If a tensor is in none of the shards: modules that may lack it would be computed without.
+    /// If a tensor is in none of the shards: optional modules would silently be missing.
     fn check(&self, tensors: &BTreeMap<String, RawTensor>) -> Result<()> {
         match self.shards.iter().find(|(tensor, _)| !tensors.contains_key(*tensor)) {
             None => Ok(()),
             Some((tensor, shard)) => {
-                let problem = format!("{shard} has no such tensor, nor has another shard; download both again");
+                let problem = format!("neither {shard} nor another shard has this tensor; download both again");
                 Err(self.fields.error(tensor, problem))
             }
         }
     }
 }
 
-/// The files that are read of a checkpoint with an index, and with a whole file or without.
+/// The files to read of a checkpoint with an index, with or without a whole file.
 #[cfg(feature = "hub")]
 pub(crate) fn weights(directory: &Path, index: &Path, has_whole: bool) -> Result<Vec<PathBuf>> {
     let map = WeightMap::read(index)?;
@@ -169,7 +169,7 @@ pub(crate) fn weights(directory: &Path, index: &Path, has_whole: bool) -> Result
 fn read(path: &Path, tensors: &mut BTreeMap<String, RawTensor>) -> Result<()> {
     let meta = std::fs::metadata(path).map_err(Error::io(path))?;
     if !meta.is_file() {
-        let kind = if meta.is_dir() { "is a directory" } else { "is no regular file" };
+        let kind = if meta.is_dir() { "is a directory" } else { "is not a regular file" };
         return Err(Error::file(path, format!("{kind}; a safetensors file is expected here")));
     }
     if meta.len() < 8 {

@@ -1,17 +1,17 @@
-//! Experts of a Gemma 4 with a tensor for each matrix, as quantized directories have them: `X.experts.7.gate_proj.weight`,
-//! `up_proj` and `down_proj` become the stacks `X.experts.gate_up_proj` and `X.experts.down_proj` when they are loaded.
+//! Experts of a Gemma 4 with one tensor per matrix, as in quantized directories: `X.experts.7.gate_proj.weight`, `up_proj` and
+//! `down_proj` become the stacks `X.experts.gate_up_proj` and `X.experts.down_proj` at load.
 
 use std::collections::BTreeMap;
 
 use super::RawTensor;
 
-/// The matrices of a stack, expert by expert; of `gate_up_proj`, an expert's gate and its up.
+/// The matrices of a stack, expert by expert; for `gate_up_proj`, an expert's gate and its up.
 pub(super) type Stacks = BTreeMap<String, Vec<String>>;
 
-/// The stacks, and what makes up an expert's matrix in each.
+/// The stacks, and the parts of an expert's matrix in each.
 const STACKS: [(&str, &[&str]); 2] = [("gate_up_proj", &["gate_proj", "up_proj"]), ("down_proj", &["down_proj"])];
 
-/// The stacks that `names` make up, complete ones alone: experts from 0 on without a gap.
+/// The complete stacks among `names`: experts from 0 on without a gap.
 pub(super) fn collect<'a>(names: impl Iterator<Item = &'a str>) -> Stacks {
     let mut counts: BTreeMap<&str, BTreeMap<&str, Vec<usize>>> = BTreeMap::new();
     for (module, expert, part) in names.filter_map(split) {
@@ -36,7 +36,7 @@ pub(super) fn collect<'a>(names: impl Iterator<Item = &'a str>) -> Stacks {
     stacks
 }
 
-/// `X.experts`, the number and the matrix of `X.experts.7.gate_proj.weight`. Those of Qwen (`mlp.experts`) stay apart.
+/// `X.experts`, the number and the matrix of `X.experts.7.gate_proj.weight`. Those of Qwen (`mlp.experts`) stay separate.
 fn split(name: &str) -> Option<(&str, usize, &str)> {
     let (module, part) = name.strip_suffix(".weight")?.rsplit_once('.')?;
     let (module, digits) = module.rsplit_once('.')?;
@@ -45,7 +45,7 @@ fn split(name: &str) -> Option<(&str, usize, &str)> {
     is_own.then_some((module, expert, part))
 }
 
-/// The stack of `count` experts' matrices, which `matrices` has in order; or what is wrong with one.
+/// The stack of `count` experts' matrices, in the order of `matrices`; or the problem with one.
 pub(super) fn stack<E>(
     count: usize,
     matrices: impl ExactSizeIterator<Item = Result<RawTensor, E>>,
@@ -59,7 +59,7 @@ pub(super) fn stack<E>(
         if (matrix.dtype, &matrix.shape) != (of.dtype, &of.shape) || matrix.shape.len() != 2 {
             let problem = format!("is {} of shape {:?}", matrix.dtype.name(), matrix.shape);
             return Ok(Err(format!(
-                "{problem}, the first expert's {} of shape {:?}; experts alike are read",
+                "{problem}, the first expert's {} of shape {:?}; all experts must be alike",
                 of.dtype.name(),
                 of.shape
             )));

@@ -1,16 +1,15 @@
-//! Names that nothing reads and that read like one that was looked for: damaged or misspelt, a field would silently have its
-//! default.
+//! Detects unknown names similar to a requested one: a damaged or misspelled field would silently have its default.
 
 use std::collections::BTreeSet;
 
-/// Shorter names can be other names that differ in a letter (`top_h`).
+/// Shorter names may legitimately differ in one letter (`top_h`).
 const SHORTEST: usize = 8;
-/// Changed bytes in one place that still make the same name: a damaged byte, or one that has become an escape.
+/// Maximum changed bytes in one place: a damaged byte, or one that has become an escape.
 const CHANGED: usize = 2;
-/// Ids and flags of tokens differ in a letter from each other (`eos`, `eoi`, `bos`).
+/// Token ids and flags legitimately differ in one letter (`eos`, `eoi`, `bos`).
 const OF_TOKENS: [&str; 2] = ["_token_id", "_token"];
 
-/// The first of `names` that was not looked for, and the absent name that it reads like.
+/// The first of `names` that was not requested, and the absent name that it resembles.
 pub(super) fn misspelt<'a>(looked_for: &'a BTreeSet<String>, names: &BTreeSet<&'a str>) -> Option<(&'a str, &'a str)> {
     let absent = || looked_for.iter().map(String::as_str).filter(|name| !names.contains(name));
     let unknown = names.iter().filter(|name| !looked_for.contains(**name));

@@ -1,11 +1,11 @@
-//! Bytes of weights in memory, and of those that a token reads, from names, shapes and sizes alone.
+//! Bytes of weights in memory, and those read per token, from names, shapes and sizes alone.
 
 use super::{Checkpoint, Files, is_inner_assistants};
 use crate::Result;
 use crate::gemma4::{AssistantConfig, TextConfig, is_dead, is_head, is_tower};
 use foretoken_kernels::quant::WeightType;
 
-/// A tensor as it is described: its name, its dimensions, and its bytes when it is loaded.
+/// A tensor's name, dimensions, and bytes when loaded.
 struct Described {
     name: String,
     dimensions: usize,
@@ -13,8 +13,8 @@ struct Described {
 }
 
 impl Checkpoint {
-    /// Bytes of weights that a step of the target reads: those of a loaded one
-    /// ([`StepCost`](super::StepCost)), without loading it.
+    /// Bytes of weights read per step of the target: those of the loaded model ([`StepCost`](super::StepCost)), without loading
+    /// it.
     ///
     /// # Errors
     /// If there is no embedding under any known prefix.
@@ -42,7 +42,7 @@ impl Checkpoint {
         Ok(self.described().iter().map(of_tensor).sum())
     }
 
-    /// Bytes of weights that a draft step of the assistant reads.
+    /// Bytes of weights read per draft step of the assistant.
     pub fn assistant_step_bytes(&self, config: &AssistantConfig) -> u64 {
         let of_tensor = |tensor: &Described| match &config.centroids {
             _ if tensor.dimensions < 2 || tensor.name == "lm_head.weight" || tensor.name == "mtp_input_embd.weight" => {
@@ -56,13 +56,13 @@ impl Checkpoint {
         self.described().iter().map(of_tensor).sum()
     }
 
-    /// The sum of what `of` says of every tensor: its name at Hugging Face, its dimensions, and its bytes when it is loaded.
+    /// The sum of `of` over all tensors: Hugging Face name, dimensions, and bytes when loaded.
     pub(crate) fn sum_of_tensors(&self, of: impl Fn(&str, usize, u64) -> u64) -> u64 {
         self.described().iter().map(|tensor| of(&tensor.name, tensor.dimensions, tensor.bytes)).sum()
     }
 
-    /// Bytes of all tensors when they are loaded: those of a file, except that matrices of grid-coded types grow when they are
-    /// packed ([`WeightType::packed_block_bytes`]).
+    /// Bytes of all tensors when loaded: those of the file, except that matrices of grid types grow when packed
+    /// ([`WeightType::packed_block_bytes`]).
     pub fn loaded_bytes(&self) -> u64 {
         self.sum_of_tensors(|_, _, bytes| bytes)
     }
@@ -83,7 +83,7 @@ impl Checkpoint {
     }
 }
 
-/// Bytes of a tensor of the GGUF type `id` when it is loaded, from those in the file.
+/// Bytes of a tensor of the GGUF type `id` when loaded, from its bytes in the file.
 fn loaded_bytes(id: u32, bytes: u64) -> u64 {
     match WeightType::from_ggml_id(id) {
         Some(of) => bytes / of.block_bytes() as u64 * of.packed_block_bytes() as u64,

@@ -16,17 +16,17 @@ use super::{Constraint, ConstraintLimits, ConstraintState, Grammar, schema};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// Compiled constraints that are kept.
+/// Maximum number of cached compiled constraints.
 const KEPT: usize = 32;
 
-/// Bytes of stack to compile on, of which only those that are used take memory. 1 KiB for each of a source's bytes.
+/// Bytes of stack to compile on, committed on use. 1 KiB for each byte of the source.
 const STACK: usize = 256 << 20;
 
-/// Parser items at the start of an object for each of its optional properties. Compiling takes time that grows with the square
-/// of these properties, so that they are counted before.
+/// Parser items at the start of an object per optional property. Compile time is quadratic in these properties, so they are
+/// counted first.
 const ROW_ITEMS: usize = 4;
 
-/// Brackets in brackets of a Lark grammar, which is parsed by recursion.
+/// Maximum nesting of brackets in a Lark grammar, which is parsed recursively.
 const MAX_NESTING: usize = 500;
 
 /// An engine's constraints.
@@ -34,12 +34,12 @@ const MAX_NESTING: usize = 500;
 pub(crate) struct Compiler {
     /// The vocabulary, from the first constraint on.
     factory: Mutex<Option<Arc<ParserFactory>>>,
-    /// The newest last. Before their first token.
+    /// The last used at the end; each before its first token.
     compiled: Mutex<VecDeque<(Constraint, Matcher)>>,
 }
 
 impl Compiler {
-    /// The state of `constraint` before a text's first token. `end` are the tokens that end a text.
+    /// The state of `constraint` before the first token. `end` are the end-of-generation tokens.
     ///
     /// # Errors
     /// If it is malformed, no text satisfies it or it exceeds its limits, or the tokenizer has no known decoder.
@@ -54,7 +54,7 @@ impl Compiler {
             return Ok(ConstraintState::new(matcher));
         }
         let factory = self.factory(tokenizer, vocab_size, end)?;
-        // Without a lock: other generations begin meanwhile.
+        // Without the lock: other generations can start meanwhile.
         let matcher = on_large_stack(|| compile(&factory, constraint))?;
         let own = matcher.deep_clone();
         let mut compiled = self.compiled.lock();
@@ -65,7 +65,7 @@ impl Compiler {
         Ok(ConstraintState::new(own))
     }
 
-    /// A copy with a lexer of its own: its states count against the limit of one generation.
+    /// A copy with its own lexer: its states count against the limit of one generation.
     fn kept(&self, constraint: &Constraint) -> Option<Matcher> {
         let mut compiled = self.compiled.lock();
         let at = compiled.iter().position(|(kept, _)| kept == constraint)?;
@@ -87,15 +87,15 @@ impl Compiler {
     }
 }
 
-/// Runs `work` on a thread that lives as long: llguidance recurses as deep as a grammar has rules, or an object properties.
+/// Runs `work` on a thread of its own: llguidance recurses to the depth of a grammar's rules, or an object's properties.
 ///
 /// # Errors
-/// Those of `work`, or if there is no thread for it.
+/// Those of `work`, or if the thread cannot be started.
 fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("foretoken-compile".into()).stack_size(STACK);
         let thread = thread.spawn_scoped(scope, work).map_err(refused)?;
-        thread.join().unwrap_or_else(|_| Err(refused("its compiler panicked")))
+        thread.join().unwrap_or_else(|_| Err(refused("the grammar compiler panicked")))
     })
 }
 
@@ -105,20 +105,22 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
     let Constraint { grammar, limits } = constraint;
     let (Grammar::JsonSchema(source) | Grammar::Regex(source) | Grammar::Lark(source)) = grammar;
     if source.len() > limits.source_bytes {
-        let problem = format!("has {} bytes, may have {}; simplify it", source.len(), limits.source_bytes);
+        let problem = format!("has {} bytes, at most {} are allowed; simplify it", source.len(), limits.source_bytes);
         return Err(Error::argument("constraint", problem));
     }
     let matcher = |grammar| matcher(factory, grammar, limits);
     match grammar {
         Grammar::JsonSchema(source) => {
-            let malformed = |e: serde_json::Error| Error::argument("constraint", format!("the schema is no JSON: {e}"));
+            let malformed =
+                |e: serde_json::Error| Error::argument("constraint", format!("the schema is not JSON: {e}"));
             let schema: Value = serde_json::from_str(source).map_err(malformed)?;
             if let Some((place, optional)) = schema::widest(&schema)
                 && optional > limits.row_items / ROW_ITEMS
             {
                 let most = limits.row_items / ROW_ITEMS;
-                let problem =
-                    format!("{place}: has {optional} optional properties, may have {most}; require some of them");
+                let problem = format!(
+                    "{place}: has {optional} optional properties, at most {most} are allowed; require some of them"
+                );
                 return Err(Error::argument("constraint", problem));
             }
             let compile = |schema| matcher(TopLevelGrammar::from_json_schema(with_whitespace(schema, limits)));
@@ -129,13 +131,13 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
         }
         Grammar::Regex(expression) => matcher(TopLevelGrammar::from_regex(expression)).map_err(refused),
         Grammar::Lark(grammar) if nesting(grammar) > MAX_NESTING => {
-            Err(refused(format!("has more than {MAX_NESTING} brackets within each other; name parts of it by rules")))
+            Err(refused(format!("has more than {MAX_NESTING} nested brackets; split it into rules")))
         }
         Grammar::Lark(grammar) => matcher(TopLevelGrammar::from_lark(grammar.to_string())).map_err(refused),
     }
 }
 
-/// Compiles a grammar and takes the mask behind what it forces at once, without which no text satisfies it.
+/// Compiles a grammar and computes the first mask after forced tokens, without which no text satisfies it.
 fn matcher(factory: &ParserFactory, grammar: TopLevelGrammar, limits: &ConstraintLimits) -> Result<Matcher, String> {
     let limits = ParserLimits {
         max_items_in_row: limits.row_items,
@@ -159,7 +161,7 @@ fn matcher(factory: &ParserFactory, grammar: TopLevelGrammar, limits: &Constrain
     }
 }
 
-/// How deep brackets are within brackets; those in strings count.
+/// The nesting depth of brackets; those in strings count.
 fn nesting(grammar: &str) -> usize {
     let (mut depth, mut most) = (0usize, 0);
     for byte in grammar.bytes() {
@@ -196,12 +198,12 @@ fn with_whitespace(mut schema: Value, limits: &ConstraintLimits) -> Value {
     schema
 }
 
-/// llguidance's error, as one of the constraint.
+/// Wraps llguidance's error.
 pub(super) fn refused(error: impl Display) -> Error {
     Error::argument("constraint", one_line(error))
 }
 
-/// What begins the part of llguidance's errors that is not for callers.
+/// Start of the part of llguidance's errors that is not for callers.
 const STATE: [&str; 2] = ["<non-verbose/>", "<backtrace>"];
 
 /// The error with its causes, without the parser's state.

@@ -1,11 +1,11 @@
-//! Constraints: what a text must match, token by token.
+//! Constrained decoding: grammars and JSON schemas as token masks.
 //!
-//! A constraint is compiled once per engine. Before every draw, tokens that it refuses get `-inf`, ahead of penalties and
-//! filters: what is drawn is the target's distribution over the tokens that are left, renormalised. The end of the text is
-//! allowed exactly where the grammar accepts, and where nothing else is left the generation ends without a token.
+//! A constraint is compiled once per engine. Before every draw, tokens that it rejects get `-inf`, before penalties and filters:
+//! the token is drawn from the target's distribution over the remaining tokens, renormalised. The end of the text is allowed
+//! exactly where the grammar accepts, and if nothing else is allowed the generation ends without a token.
 //!
-//! With drafts, row `i` of a verification gets the mask behind drafts `0..i`. Drafts are cut in front of the first token that
-//! the grammar refuses, so that no row is spent on it, and tokens that the grammar forces are drafted by
+//! With drafts, row `i` of a verification gets the mask after drafts `0..i`. Drafts are cut before the first token that the
+//! grammar rejects, so that no row is spent on it, and tokens that the grammar forces are drafted by
 //! [`Forced`](crate::speculative::Forced).
 
 #[cfg(feature = "constraint")]
@@ -28,8 +28,8 @@ pub(crate) use without::{Compiler, ConstraintState};
 
 use std::sync::Arc;
 
-/// What a text must match: a JSON schema, any JSON object, a regular expression or a grammar. It is data; the engine that
-/// generates compiles it, and needs a tokenizer and the cargo feature `constraint` for that.
+/// A grammar for the text: a JSON schema, any JSON object, a regular expression or a context-free grammar. It is plain data; the
+/// engine compiles it, which needs a tokenizer and the cargo feature `constraint`.
 ///
 /// ```
 /// use foretoken::{Constraint, GenerateOptions};
@@ -43,7 +43,7 @@ pub struct Constraint {
     pub(crate) limits: ConstraintLimits,
 }
 
-/// The language of a constraint, with its text.
+/// The kind of grammar, and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "constraint"), allow(dead_code))]
 pub(crate) enum Grammar {
@@ -53,9 +53,8 @@ pub(crate) enum Grammar {
 }
 
 impl Constraint {
-    /// JSON that is valid under a schema (draft 2020-12, as far as llguidance implements it; what it does not is an error).
-    /// Properties come in the schema's order, `$ref` refers to the same document. The schema's own key `x-guidance`
-    /// sets llguidance's options.
+    /// JSON that is valid under a schema (draft 2020-12, as far as llguidance implements it; the rest is an error). Properties
+    /// come in the schema's order, `$ref` refers to the same document. The schema's key `x-guidance` sets llguidance's options.
     pub fn json_schema(schema: impl Into<Arc<str>>) -> Self {
         Self::new(Grammar::JsonSchema(schema.into()))
     }
@@ -65,13 +64,13 @@ impl Constraint {
         Self::json_schema(r#"{"type":"object"}"#)
     }
 
-    /// The whole text matches a regular expression: the syntax of the crate `regex`, without anchors, boundaries and lazy
+    /// Text that matches a regular expression as a whole: the syntax of the crate `regex`, without anchors, boundaries and lazy
     /// repetition.
     pub fn regex(expression: impl Into<Arc<str>>) -> Self {
         Self::new(Grammar::Regex(expression.into()))
     }
 
-    /// A context-free grammar in llguidance's variant of Lark's syntax, whose rule `start` is the text.
+    /// A context-free grammar in llguidance's variant of Lark's syntax, with start symbol `start`.
     pub fn lark(grammar: impl Into<Arc<str>>) -> Self {
         Self::new(Grammar::Lark(grammar.into()))
     }
@@ -86,25 +85,25 @@ impl Constraint {
     }
 }
 
-/// What compiling a constraint and following it may cost. What exceeds a limit is an error.
+/// Limits on compiling and running a constraint. Exceeding one is an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConstraintLimits {
     /// Bytes of the schema, expression or grammar. Default: 262144.
     pub source_bytes: usize,
     /// Symbols in the productions of the grammar. Default: 200000.
     pub grammar_symbols: usize,
-    /// Nodes of regular expressions built while it is compiled; 50000 take about a millisecond. Default: 1000000.
+    /// Regular expression nodes built at compile time; 50000 take about a millisecond. Default: 1000000.
     pub compile_fuel: u64,
-    /// Nodes of regular expressions built for one mask; 14000 take about a millisecond. Default: 200000.
+    /// Regular expression nodes built per mask; 14000 take about a millisecond. Default: 200000.
     pub mask_fuel: u64,
-    /// Parser items made for one mask; 20000 take about a millisecond. Default: 50000.
+    /// Parser items made per mask; 20000 take about a millisecond. Default: 50000.
     pub mask_items: usize,
-    /// Parser items at one position. Default: 2000.
+    /// Parser items per position. Default: 2000.
     pub row_items: usize,
-    /// States of the lexer of one generation, 1 to 2 KiB each. Default: 50000.
+    /// Lexer states of one generation, 1 to 2 KiB each. Default: 50000.
     pub lexer_states: usize,
-    /// Characters of white space in a row between tokens of JSON; 0 for none. A model that is not sure of itself fills what
-    /// is allowed. Default: 40.
+    /// Maximum consecutive white space between tokens of JSON; 0 for none. Uncertain models tend to fill what is allowed.
+    /// Default: 40.
     pub json_whitespace: usize,
 }
 

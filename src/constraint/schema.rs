@@ -1,4 +1,4 @@
-//! Where in a JSON schema a problem is.
+//! Locates errors in a JSON schema.
 
 use serde_json::{Map, Value, json};
 
@@ -7,13 +7,14 @@ const MAPS: [&str; 5] = ["properties", "patternProperties", "$defs", "definition
 const LISTS: [&str; 4] = ["prefixItems", "allOf", "anyOf", "oneOf"];
 const ONES: [&str; 4] = ["items", "additionalProperties", "not", "contains"];
 
-/// Where the document is while a part of it is compiled.
+/// Key of the document while a part of it is compiled.
 const INSIDE: &str = "document";
 
-/// Bytes of schemas that may be compiled for a search.
+/// Limit in bytes of schemas compiled for a search.
 const SEARCHED: usize = 4 << 20;
 
-/// The place (`#/properties/age`) and problem of the smallest part of `root` that `refuses` refuses. `problem` is the whole's.
+/// The path (`#/properties/age`) and problem of the smallest part of `root` that `refuses` rejects. `problem` is that of the
+/// whole.
 pub(super) fn locate(root: &Value, problem: String, refuses: impl Fn(Value) -> Option<String>) -> (String, String) {
     let (mut place, mut problem, mut part) = (String::from("#"), problem, root);
     let mut document = root.clone();
@@ -30,7 +31,7 @@ pub(super) fn locate(root: &Value, problem: String, refuses: impl Fn(Value) -> O
             }
             left -= 1;
             let moved = format!("#/{INSIDE}{}/{key}", &place[1..]);
-            // The reference alone decides: `document` is no keyword.
+            // Only the reference matters: `document` is not a keyword.
             if let Some(of_child) = refuses(json!({"$ref": moved, INSIDE: document})) {
                 place = format!("{place}/{key}");
                 problem = of_child.replace(&format!("#/{INSIDE}"), "#");
@@ -43,7 +44,7 @@ pub(super) fn locate(root: &Value, problem: String, refuses: impl Fn(Value) -> O
     (place, problem)
 }
 
-/// The place of the object with the most optional properties, and how many it has.
+/// The path of the object with the most optional properties, and their number.
 pub(super) fn widest(schema: &Value) -> Option<(String, usize)> {
     let (mut parts, mut widest) = (vec![(String::from("#"), schema)], None::<(String, usize)>);
     while let Some((place, part)) = parts.pop() {
@@ -57,7 +58,7 @@ pub(super) fn widest(schema: &Value) -> Option<(String, usize)> {
     widest
 }
 
-/// The schemas in a schema, by their place in it. llguidance follows no reference with an escaped `/`.
+/// The subschemas, by path. llguidance does not follow references with an escaped `/`.
 fn children(schema: &Value) -> Vec<(String, &Value)> {
     let mut found = Vec::new();
     for key in MAPS {
@@ -72,7 +73,7 @@ fn children(schema: &Value) -> Vec<(String, &Value)> {
     found.into_iter().filter(|(.., escaped)| !escaped).map(|(place, child, _)| (place, child)).collect()
 }
 
-/// Has every reference to the document point to where it is.
+/// Redirects every reference to the document to its new place.
 fn move_references(value: &mut Value) {
     match value {
         Value::Array(list) => list.iter_mut().for_each(move_references),

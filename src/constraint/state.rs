@@ -1,4 +1,4 @@
-//! A constraint along one text: masks for the rows of a verification, and where the text is complete.
+//! A constraint's state in one text: masks for the rows of a verification, and completion.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,12 @@ use super::compile::refused;
 use crate::device::DRAFTED;
 use crate::{Error, Result};
 
-/// A grammar that has read the committed tokens of a generation and, while a round is verified, its accepted drafts.
+/// A grammar matcher that has consumed the committed tokens and, during a verification, the accepted drafts.
 pub(crate) struct ConstraintState {
     matcher: Matcher,
-    /// Tokens of the round that were read.
+    /// Tokens of the round that were consumed.
     ahead: usize,
-    /// As many of them complete the text: nothing may follow.
+    /// If that many complete the text: nothing may follow.
     complete: Option<usize>,
     time: Duration,
 }
@@ -24,17 +24,17 @@ impl ConstraintState {
         Self { matcher, ahead: 0, complete: None, time: Duration::ZERO }
     }
 
-    /// Whether nothing may follow what was read.
+    /// Whether nothing may follow.
     pub fn is_complete(&self) -> bool {
         self.complete.is_some()
     }
 
-    /// Time spent here.
+    /// Time spent in this constraint.
     pub fn time(&self) -> Duration {
         self.time
     }
 
-    /// The tokens that must come next, at most `most`.
+    /// The forced next tokens, at most `most`.
     pub fn forced(&mut self, most: usize) -> Vec<u32> {
         self.timed(|state| {
             let mut tokens =
@@ -44,35 +44,35 @@ impl ConstraintState {
         })
     }
 
-    /// How many of the leading `tokens` may come next. Tokens that only a device knows are not judged.
+    /// How many of the leading `tokens` are allowed. Tokens known only to a device are not checked.
     pub fn valid(&mut self, tokens: &[u32]) -> usize {
         match tokens.contains(&DRAFTED) {
             true => tokens.len(),
-            // What is wrong with the grammar, the next mask reports.
+            // The next mask reports errors of the grammar.
             false => self.timed(|state| state.matcher.validate_tokens(tokens).unwrap_or(0)),
         }
     }
 
-    /// Excludes from `logits` `(vocab)`, of the token behind the round's `drafts`, what may not come there.
+    /// Masks `logits` `(vocab)`, those of the token after the round's `drafts`.
     ///
     /// # Errors
-    /// If a limit is exceeded, or nothing is left.
+    /// If a limit is exceeded, or no token is left.
     pub fn mask(&mut self, drafts: &[u32], logits: &mut [f32]) -> Result<()> {
         self.read(drafts)?;
         self.timed(|state| {
             let mask = state.matcher.compute_mask_or_eos().map_err(refused)?;
             if !keep(&mask, logits) {
-                let problem = "no token that it allows next may be emitted; the logits processor excludes all of them";
+                let problem = "the logits processor excludes every token that it allows next";
                 return Err(Error::argument("constraint", problem));
             }
             Ok(())
         })
     }
 
-    /// Reads the tokens of a round as far as it has not yet, and says whether they complete the text.
+    /// Consumes the tokens of a round not yet consumed; returns whether they complete the text.
     ///
     /// # Errors
-    /// If one may not come there, or a limit is exceeded.
+    /// If one is not allowed, or a limit is exceeded.
     pub fn read(&mut self, tokens: &[u32]) -> Result<bool> {
         self.timed(|state| {
             while state.complete.is_none() && state.ahead < tokens.len() {
@@ -84,7 +84,7 @@ impl ConstraintState {
         })
     }
 
-    /// The round is over. Only one that ends the text emits less than was read, so nothing is taken back.
+    /// Commits the round. Only a round that ends the text emits fewer tokens than were consumed, so nothing is rolled back.
     pub fn commit(&mut self) {
         self.ahead = 0;
     }
@@ -97,7 +97,7 @@ impl ConstraintState {
     }
 }
 
-/// Sets the logits of tokens that are not in `mask` to `-inf`; whether any of the others is above that.
+/// Sets the logits of tokens not in `mask` to `-inf`; returns whether any other is above that.
 fn keep(mask: &SimpleVob, logits: &mut [f32]) -> bool {
     let mut left = false;
     let words = mask.as_slice().iter().chain(std::iter::repeat(&0));

@@ -1,4 +1,4 @@
-//! The tokens of a tokenizer as bytes, for grammars.
+//! A tokenizer's tokens as bytes, for grammars.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// The tokens as a trie, and the tokenizer, which spells forced text.
+/// The tokens as a trie, and the tokenizer, which encodes forced text.
 struct Vocabulary {
     trie: TokTrie,
     tokenizer: Arc<Tokenizer>,
@@ -23,14 +23,14 @@ enum Spelling {
     ByteLevel,
 }
 
-/// The vocabulary of `tokenizer`, of whose `vocab_size` tokens those in `end` end a text.
+/// The vocabulary of `tokenizer`, with `vocab_size` tokens; those in `end` end a text.
 ///
 /// # Errors
-/// If the tokenizer's decoder is none of those that are known, or no token ends a text.
+/// If the tokenizer's decoder is not supported, or no token ends a text.
 pub(super) fn vocabulary(tokenizer: &Arc<Tokenizer>, vocab_size: usize, end: &[u32]) -> Result<TokEnv> {
     let end: Vec<u32> = end.iter().copied().filter(|id| (*id as usize) < vocab_size).collect();
     let Some(first) = end.first() else {
-        return Err(Error::argument("constraint", "needs a token that ends the text, and the checkpoint has none"));
+        return Err(Error::argument("constraint", "needs an end-of-generation token, and the checkpoint has none"));
     };
     let words = token_bytes(tokenizer, vocab_size, &end)?;
     let info = TokRxInfo::new(vocab_size as u32, *first);
@@ -38,8 +38,8 @@ pub(super) fn vocabulary(tokenizer: &Arc<Tokenizer>, vocab_size: usize, end: &[u
     Ok(Arc::new(Vocabulary { trie, tokenizer: tokenizer.clone() }))
 }
 
-/// The bytes of every token, empty where there is none. Special tokens and those in `end` begin with toktrie's marker, so that
-/// no text is spelled with them.
+/// The bytes of every token, empty for unused ids. Special tokens and those in `end` begin with toktrie's marker, so that no text
+/// encodes to them.
 fn token_bytes(tokenizer: &Tokenizer, vocab_size: usize, end: &[u32]) -> Result<Vec<Vec<u8>>> {
     let (inner, spelling) = (tokenizer.inner(), spelling(tokenizer)?);
     let added = inner.get_added_tokens_decoder();
@@ -79,13 +79,13 @@ fn spelling(tokenizer: &Tokenizer) -> Result<Spelling> {
         (_, true) => Ok(Spelling::ByteLevel),
         _ => {
             let kinds: Vec<_> = parts.iter().filter_map(|part| part["type"].as_str()).collect();
-            let problem = format!("is {:?}; constraints know ByteFallback and ByteLevel", kinds.join(", "));
+            let problem = format!("is {:?}; constraints support ByteFallback and ByteLevel", kinds.join(", "));
             Err(Error::Unsupported { path: None, what: "decoder of the tokenizer".into(), problem })
         }
     }
 }
 
-/// GPT-2's characters for bytes: printable ones stand for themselves, the others for U+0100 and on.
+/// GPT-2's characters for bytes: printable ones map to themselves, the others to U+0100 and on.
 fn byte_characters() -> HashMap<char, u8> {
     let mut next = 0x100u32;
     let character = |byte: u8| match byte {
@@ -103,7 +103,7 @@ impl TokenizerEnv for Vocabulary {
         &self.trie
     }
 
-    /// As the tokenizer spells `bytes`, unless it would write something else: a special token, or a space in front.
+    /// As the tokenizer encodes `bytes`, unless that adds something: a special token, or a leading space.
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
         self.trie.tokenize_with_greedy_fallback(bytes, |text| {
             let encoded = self.tokenizer.inner().encode_fast(text, false);

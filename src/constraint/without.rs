@@ -1,4 +1,4 @@
-//! What stands in for the compiler without the cargo feature `constraint`: no state is ever made.
+//! Stub of the compiler without the cargo feature `constraint`: no state is ever made.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,18 +7,18 @@ use super::Constraint;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// Refuses every constraint.
+/// Rejects every constraint.
 #[derive(Default)]
 pub(crate) struct Compiler {}
 
-/// There is none.
+/// Uninhabited.
 pub(crate) enum ConstraintState {}
 
 impl Compiler {
     /// # Errors
     /// Always.
     pub fn state(&self, _: &Constraint, _: &Arc<Tokenizer>, _: usize, _: &[u32]) -> Result<ConstraintState> {
-        let problem = "this build has no grammars; build with the cargo feature `constraint`".into();
+        let problem = "is not supported by this build; build with the cargo feature `constraint`".into();
         Err(Error::Unsupported { path: None, what: "constraint".into(), problem })
     }
 }

@@ -1,4 +1,4 @@
-//! [`Device`](super::Device) for the backends of `foretoken_gpu`, which have one interface.
+//! [`Device`](super::Device) for the backends of `foretoken_gpu`, which share one interface.
 
 macro_rules! backend {
     ($module:ident, $name:literal, $error:ident) => {
@@ -27,7 +27,7 @@ macro_rules! backend {
                 Ok(Arc::new(Opened { device, stream, name }))
             }
 
-            /// The driver's error; its text without the driver's name, which `Error::Device` adds.
+            /// Wraps the driver's error, without the driver's name, which `Error::Device` adds.
             fn failed(error: $error) -> Error {
                 if let $error::OutOfMemory { requested, free, .. } = error {
                     return out_of_memory($name, requested, free);
@@ -52,8 +52,8 @@ macro_rules! backend {
 
                 unsafe fn launch(&self, launch: &AnyLaunch) -> Result<()> {
                     let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-                    // SAFETY: the caller's contract covers the memory that the parameters point to; the kernel reads
-                    // its own parameter structure, with which `AnyLaunch` begins.
+                    // SAFETY: the caller's contract covers the memory that the parameters point to; the kernel reads its own
+                    // parameter structure, which is the start of `AnyLaunch`.
                     unsafe { stream.launch(&launch.launch) }.map_err(failed)
                 }
 

@@ -9,8 +9,7 @@ use super::Device;
 use super::buffer::{Buffer, Launcher};
 use crate::Result;
 
-/// Bytes read by the bandwidth measurement, larger than any cache; less if the device has less than four times that
-/// free.
+/// Bytes read by the measurement, more than any cache; less if the device has less than four times that free.
 const READ: usize = 1 << 30;
 
 /// Thread blocks of a launch, and launches per host synchronisation.

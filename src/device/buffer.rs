@@ -9,7 +9,7 @@ use foretoken_gpu::{DeviceSlice, Launch, LaunchError, Params, Pod};
 use super::{AnyLaunch, Device, Memory, Recording};
 use crate::{Error, Result};
 
-/// `len` elements on a device, freed when it is dropped.
+/// `len` elements on a device, freed on drop.
 pub(crate) struct Buffer<T> {
     memory: Box<dyn Memory>,
     len: usize,
@@ -91,7 +91,7 @@ impl Launcher {
     /// Runs or records a launch, in order.
     ///
     /// # Errors
-    /// If the plan was refused, or the driver fails.
+    /// If the plan was rejected, or the driver fails.
     pub fn run<P: Params>(&self, plan: Result<Launch<P>, LaunchError>) -> Result<()> {
         let launch = plan.map_err(|problem| super::launch_error(self.device(), "a launch", &problem))?;
         let launch = AnyLaunch::new(&launch);
@@ -99,9 +99,8 @@ impl Launcher {
             recorded.borrow_mut().push(launch);
             return Ok(());
         }
-        // SAFETY: all callers are in this library and pass slices of buffers that their models and sequences own.
-        // Buffers are freed through the device, which waits for running kernels. Page tables are written before the
-        // rows that use them.
+        // SAFETY: all callers are in this library and pass slices of buffers owned by their models and sequences. Buffers are
+        // freed through the device, which waits for running kernels. Page tables are written before the rows that use them.
         unsafe { self.device.launch(&launch) }
     }
 

@@ -1,4 +1,4 @@
-//! Where models compute, by the names that users give.
+//! Command line names of devices.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Device;
 use crate::{Error, Result};
 
-/// Where models compute.
+/// Where models run.
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum DeviceChoice {
@@ -19,7 +19,7 @@ pub enum DeviceChoice {
     Metal(usize),
     /// The first usable CUDA or Metal device, else the CPU.
     Auto,
-    /// A caller's [`Device`].
+    /// A custom [`Device`].
     Given(Arc<dyn Device>),
 }
 
@@ -35,7 +35,8 @@ impl FromStr for DeviceChoice {
             _ if text == "cpu" => Ok(Self::Cpu),
             _ if text == "auto" => Ok(Self::Auto),
             _ => {
-                let problem = format!("{text:?} is no device; there are cpu, cuda, cuda:N, metal, metal:N and auto");
+                let problem =
+                    format!("{text:?} is not a device; expected one of cpu, cuda, cuda:N, metal, metal:N, auto");
                 Err(Error::argument("device", problem))
             }
         }
@@ -53,7 +54,7 @@ pub(crate) fn open(choice: &DeviceChoice) -> Result<Option<Arc<dyn Device>>> {
             for opened in [open_cuda(0), open_metal(0)] {
                 match opened {
                     Ok(device) => return Ok(Some(device)),
-                    Err(error) => tracing::info!(%error, "this device is not used"),
+                    Err(error) => tracing::info!(%error, "this device is not usable"),
                 }
             }
             Ok(None)
@@ -78,6 +79,6 @@ fn open_metal(_: usize) -> Result<Arc<dyn Device>> {
 
 #[cfg(not(all(any(feature = "cuda", feature = "cuda-prebuilt"), feature = "metal")))]
 fn not_built(device: &str, with: &str) -> Error {
-    let problem = format!("this program was built without it; build with {with}, or use the CPU");
+    let problem = format!("not supported by this build; build with {with}, or use the CPU");
     Error::Device { device: device.into(), problem }
 }

@@ -13,7 +13,8 @@ use crate::kv::KvOptions;
 use crate::model::OutputRows;
 use crate::speculative::{Confidence, Context, Draft, DraftCost, DraftSampling, Drafter, DrafterKind, Observed};
 
-/// [`Mtp`](crate::speculative::Mtp) on a device. Greedy drafts stay there: the host has marks in their place until the target's verdict.
+/// [`Mtp`](crate::speculative::Mtp) on a device. Greedy drafts stay there: the host has placeholders until the target's accept
+/// result.
 pub(crate) struct DeviceMtp {
     sequence: Arc<Mutex<Sequence>>,
 }
@@ -61,24 +62,25 @@ impl Drafter for DeviceMtp {
 
 /// [`DraftModel`](crate::speculative::DraftModel) on the target's device.
 ///
-/// Its sequence is told where a pass begins, so that it can go back: rows of a draft stay, and accepted ones need
-/// not be made again. The host learns every token as it is drafted, because the target's sequence is another one.
+/// Its sequence receives the start of each pass, so that it can be truncated: rows of a draft stay, and accepted ones are not
+/// recomputed. The host learns every token as it is drafted, because the target's sequence is a different one.
 pub(crate) struct DeviceDraftModel {
     sequence: Sequence,
     max_context: usize,
     max_round_rows: usize,
-    read: Vec<u32>, // the tokens whose rows the device has
-    sure: usize,    // as many of them are known to be the text's
+    read: Vec<u32>, // tokens whose rows are on the device
+    sure: usize,    // number of them known to match the text
 }
 
-/// Tokens that are read one by one, in passes that were recorded: what a round of full acceptance adds.
+/// Maximum tokens read one by one, in recorded passes: what a fully accepted round adds.
 const FEW: usize = 2;
 
 impl DeviceDraftModel {
-    /// A drafter whose cache is empty; see [`DraftModel::new`](crate::speculative::DraftModel::new). `models` has `model` on the device.
+    /// A drafter with an empty cache; see [`DraftModel::new`](crate::speculative::DraftModel::new). `models` has `model` on the
+    /// device.
     ///
     /// # Errors
-    /// If an option of the cache is out of its range, or memory does not reach.
+    /// If an option of the cache is out of its range, or memory is exhausted.
     pub fn new(models: &Arc<Models>, model: &Target, kv: &KvOptions) -> Result<Self> {
         let default = model.config().max_position_embeddings;
         let (sequence, max_context) = Sequence::new(models, &model.kv_layout(), kv, default)?;
@@ -86,19 +88,19 @@ impl DeviceDraftModel {
         Ok(Self { sequence, max_context, max_round_rows, read: Vec::new(), sure: 0 })
     }
 
-    /// Forgets the rows that are not `text`'s, and that of its newest token: the scores behind that one are wanted.
+    /// Drops the rows that do not match `text`, and that of its last token, whose scores are needed.
     fn go_back(&mut self, text: &[u32]) {
         let (read, text_behind) = (&self.read[self.sure..], &text[self.sure..]);
         let same = self.sure + read.iter().zip(text_behind).take_while(|(a, b)| a == b).count();
         self.sure = same.min(text.len().saturating_sub(1));
-        // A ring has what a round that is dropped leaves, and nothing older.
+        // A ring retains one dropped round, and nothing older.
         if self.read.len() - self.sure > self.max_round_rows {
             self.sure = 0;
         }
         self.read.truncate(self.sure);
     }
 
-    /// Reads `tokens` behind those that were read. The scores behind the newest stay on the device.
+    /// Reads `tokens` after those already read. The scores after the last stay on the device.
     fn pass(&mut self, tokens: &[u32]) -> Result<()> {
         let rows = if tokens.len() <= FEW { 1 } else { self.max_round_rows };
         let mut chunks = tokens.chunks(rows).peekable();
@@ -141,7 +143,7 @@ impl Drafter for DeviceDraftModel {
                 Some(newest) => self.pass(&[*newest])?,
             }
             if chosen_there {
-                // A verdict over no drafts is the model's own choice.
+                // Accept with zero drafts gives the model's own choice.
                 let (_, token) = self.sequence.accept(&mut [], AcceptRule::Argmax)?;
                 draft.tokens.push(token);
             } else {

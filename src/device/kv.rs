@@ -1,8 +1,8 @@
 //! K and V on the device: pages allocated on demand, and page tables in device memory.
 //!
-//! The layout is `crate::kv`'s: pages of 128 positions, rings for windows, an exact head and tail around quantized
-//! pages. Rollback is a smaller length, which the caller holds. One difference: where K = V, K's rotary channels are
-//! stored in exact formats too.
+//! The layout is `crate::kv`'s: pages of 128 positions, rings for windows, an exact head and tail around quantized pages.
+//! Rollback is a smaller length, held by the caller. One difference: with K = V, K's rotary channels are stored in exact formats
+//! as well.
 
 mod file;
 
@@ -31,15 +31,15 @@ use file::RecomputedKeys;
 /// Value of a fault word without a fault.
 pub(crate) const NO_FAULT: u32 = u32::MAX;
 
-/// Pages per split of attention over all positions, and in windows, which have few pages: a split is a block of threads.
-/// Fixed: they decide the order of summation.
+/// Pages per split of attention over all positions, and in windows, which have few pages: a split is a thread block. Fixed: they
+/// determine the order of summation.
 const SPLIT_PAGES: usize = 4;
 const WINDOW_SPLIT_PAGES: usize = 1;
 
-/// Bytes of split partials in one launch; more rows are attended in several launches.
+/// Maximum bytes of split partials in one launch; more rows are attended in several launches.
 const MAX_PARTIAL_BYTES: usize = 64 << 20;
 
-/// Rows per launch, whatever their partials take.
+/// Minimum rows per launch, whatever their partials take.
 const MIN_ROWS: usize = 16;
 
 /// The K and V of a sequence.
@@ -51,7 +51,7 @@ pub(crate) struct DeviceKv {
     tables: Buffer<u64>,
     addresses: Vec<u64>,
     written: bool, // whether `tables` equals `addresses`
-    /// Device address of the fault words: for K and V of every store, the first position that was not finite.
+    /// Device address of the fault words: for K and V of every store, the first position with NaN or infinity.
     faults: u64,
     arena: Arena,
     reserved: usize,
@@ -128,7 +128,7 @@ impl DeviceKv {
     /// An empty cache whose tables hold `context` positions. `faults` has [`DeviceKv::faults`] words.
     ///
     /// # Errors
-    /// If no kernel reads a format, or the device is out of memory.
+    /// If no kernel supports a format, or the device is out of memory.
     pub fn new(
         device: Arc<dyn Device>,
         layout: &KvLayout,
@@ -159,10 +159,10 @@ impl DeviceKv {
         })
     }
 
-    /// The function from an end position to the bytes allocated once positions below it were written.
+    /// A function from an end position to the bytes allocated once positions below it were written.
     ///
     /// # Errors
-    /// If no kernel reads a format.
+    /// If no kernel supports a format.
     pub fn bytes_at(device: &dyn Device, layout: &KvLayout, options: &KvOptions) -> Result<impl Fn(usize) -> usize> {
         let mut entries = 0;
         let stores = layout.stores.iter().enumerate().map(|(i, store)| {
@@ -187,7 +187,7 @@ impl DeviceKv {
     /// Checks the fault words.
     ///
     /// # Errors
-    /// The first layer's K or V that was not finite, or too large.
+    /// The first layer's K or V that is NaN, infinite, or too large.
     pub fn check(&self, faults: &[u32]) -> Result<()> {
         let layers = self.store_of_layer.iter().enumerate();
         let found = layers.flat_map(|(layer, store)| [(layer, "K", 2 * store), (layer, "V", 2 * store + 1)]);
@@ -261,8 +261,8 @@ impl DeviceKv {
         Ok(())
     }
 
-    /// Whether rows from `first` to `end` make pages leave an exact tail. Such passes are not recorded: the page
-    /// numbers are launch parameters.
+    /// Whether rows from `first` to `end` move pages out of an exact tail. Such passes are not recorded: the page numbers are
+    /// launch parameters.
     pub fn quantizes_pages(&self, first: usize, end: usize) -> bool {
         self.stores.iter().any(|store| store.pages_leaving_tail(first, end).is_some())
     }
@@ -352,7 +352,7 @@ impl DeviceKv {
     }
 }
 
-/// Formats of a store, checked against the kernels, before anything is allocated.
+/// Formats of a store, checked against the kernels before any allocation.
 struct StoragePlan {
     keys: Option<PageLayout>,
     values: Option<PageLayout>,
@@ -367,10 +367,10 @@ impl StoragePlan {
         let store = &layout.stores[index];
         let refuse = |problem: String| {
             let layer = layout.store_of_layer.iter().position(|of| *of == index).unwrap_or(index);
-            Error::Device { device: device.name(), problem: format!("the K and V of layer {layer}: {problem}") }
+            Error::Device { device: device.name(), problem: format!("K and V of layer {layer}: {problem}") }
         };
         if !matches!(store.head_dim, 64 | 128 | 256 | 512) {
-            let problem = format!("no kernels for heads of {}; 64, 128, 256 and 512 have some", store.head_dim);
+            let problem = format!("no kernels for heads of {}; supported are 64, 128, 256 and 512", store.head_dim);
             return Err(refuse(format!("{problem}; use the CPU")));
         }
         let pairs = layout.inverse_frequencies.len();
@@ -405,7 +405,7 @@ impl StoragePlan {
                 }
             }
             (key, value) => {
-                let problem = format!("no kernels for keys in {key} beside values in {value}");
+                let problem = format!("no kernels for keys in {key} with values in {value}");
                 return Err(refuse(format!("{problem}; use one exact format for both, or quantized formats for both")));
             }
         };
@@ -462,8 +462,8 @@ impl Store {
         })
     }
 
-    /// The pages (first, count) to quantize when rows from `first` to `end` are written: those that leave the exact
-    /// tail. Rows that are written again quantize their pages again.
+    /// The pages (first, count) to quantize when rows from `first` to `end` are written: those that leave the exact tail. Rows
+    /// written again quantize their pages again.
     fn pages_leaving_tail(&self, first: usize, end: usize) -> Option<(usize, usize)> {
         let tail = self.zones?.tail;
         let (first, end) = (first_exact_page(first, tail), first_exact_page(end, tail));
@@ -476,7 +476,7 @@ impl Store {
 }
 
 impl Storage {
-    /// The tables, and the pages that each holds after positions below `end` were written.
+    /// The tables, and the number of pages in each after positions below `end` were written.
     fn held(&self, end: usize, zones: Option<Zones>) -> impl Iterator<Item = (&Table, usize)> {
         let quantized_pages = zones.map_or(0, |zones| first_exact_page(end, zones.tail));
         let quantized = self.quantized.iter().map(move |(_, table)| (table, table.retention.held(quantized_pages)));

@@ -38,7 +38,7 @@ impl Matrices {
     /// Uploads `weight`, piece by piece; the file's pages are released.
     ///
     /// # Errors
-    /// If no kernel reads its type, or the device is out of memory.
+    /// If no kernel supports its type, or the device is out of memory.
     pub fn upload(device: &dyn Device, weight: &Weight) -> Result<Self> {
         let name = weight.name();
         let (count, outputs, inputs) = (weight.count(), weight.outputs(), weight.inputs());
@@ -52,7 +52,7 @@ impl Matrices {
             Error::Device { device, problem } => Error::Device { device, problem: format!("tensor {name}: {problem}") },
             other => other,
         };
-        // Checked before memory is allocated; returns the bytes.
+        // Checked before allocation; returns the bytes.
         let check = |weight_type: WeightType| {
             if !outputs.is_multiple_of(PANEL_ROWS) {
                 let problem = format!("{outputs} quantized rows, not a multiple of {PANEL_ROWS}; use the CPU");

@@ -1,11 +1,10 @@
-//! GPUs: the interface that this library needs, the operations of models on it, and a sequence whose passes and rounds
-//! stay there.
+//! GPUs: the device interface, the model operations on it, and sequences whose passes and rounds stay on it.
 //!
 //! A [`Device`] allocates memory, launches kernels, and records and replays launches. Kernels and launch plans are
-//! [`foretoken_gpu`]'s. CUDA (features `cuda` and `cuda-prebuilt`), Metal (feature `metal`) and the tests' emulated
-//! device implement it, so that the whole engine is tested against the CPU without a GPU.
+//! [`foretoken_gpu`]'s. CUDA (features `cuda` and `cuda-prebuilt`), Metal (feature `metal`) and the tests' emulated device
+//! implement it, so that the whole engine is tested against the CPU without a GPU.
 //!
-//! Weights have the CPU's packed layout. K and V lie in pages whose addresses are in tables on the device.
+//! Weights have the CPU's packed layout. K and V are in pages whose addresses are in tables on the device.
 
 #[cfg(any(feature = "cuda", feature = "cuda-prebuilt", feature = "metal"))]
 mod backend;
@@ -55,7 +54,7 @@ pub trait Device: Send + Sync {
     /// If the driver fails.
     fn memory(&self) -> Result<(usize, usize)>;
 
-    /// `bytes` bytes that begin at a multiple of 256 and are freed with the value.
+    /// `bytes` bytes aligned to 256, freed with the value.
     ///
     /// # Errors
     /// [`Error::Memory`] if fewer are free; nothing is allocated then.
@@ -67,9 +66,8 @@ pub trait Device: Send + Sync {
     /// If there is no such kernel, or the driver fails.
     ///
     /// # Safety
-    /// The memory that the parameters point to stays allocated on this device until the kernel is done. Until then no
-    /// one else writes what it reads, or reads or writes what it writes. Tables and lists in that memory satisfy the
-    /// plan's documentation.
+    /// The memory that the parameters point to stays allocated on this device until the kernel is done. Until then nothing else
+    /// writes what it reads, or reads or writes what it writes. Tables and lists in that memory satisfy the plan's documentation.
     unsafe fn launch(&self, launch: &AnyLaunch) -> Result<()>;
 
     /// Records launches and their parameters, to be replayed in this order any number of times.
@@ -105,7 +103,7 @@ pub trait Memory: Send + Sync {
     /// Reads the bytes from `at` on, after all earlier launches.
     ///
     /// # Errors
-    /// If they exceed the allocation, or the driver fails, in an earlier kernel too.
+    /// If they exceed the allocation, or the driver or an earlier kernel fails.
     fn read(&self, at: usize, bytes: &mut [u8]) -> Result<()>;
 }
 
@@ -117,8 +115,8 @@ const MAX_PARAMS: usize = 1024;
 #[derive(Clone, Copy)]
 pub struct AnyParams([MaybeUninit<u8>; MAX_PARAMS]);
 
-// SAFETY: `AnyLaunch::new`, the only constructor, writes the kernel's own structure at the beginning. The bytes after
-// it may be uninitialised: drivers copy them at most, and no kernel reads beyond its structure.
+// SAFETY: `AnyLaunch::new`, the only constructor, writes the kernel's own structure at the beginning. The bytes after it may be
+// uninitialised: drivers at most copy them, and no kernel reads beyond its structure.
 unsafe impl Params for AnyParams {}
 
 /// A launch of any kernel.
@@ -154,11 +152,11 @@ pub fn out_of_memory(device: &str, needed: usize, available: usize) -> Error {
         needed: Some(needed as u64),
         available: Some(available as u64),
         fits: None,
-        remedy: "free memory of the device, or use the CPU".into(),
+        remedy: "free device memory, or use the CPU".into(),
     }
 }
 
-/// The error for a launch that a plan refused.
+/// The error for a launch rejected by its plan.
 pub(crate) fn launch_error(device: &dyn Device, what: &str, problem: &LaunchError) -> Error {
     Error::Device { device: device.name(), problem: format!("{what}: {problem}") }
 }

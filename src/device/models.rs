@@ -24,18 +24,18 @@ pub(crate) struct Models {
     device: Arc<dyn Device>,
     pub(super) target: TextModel<DeviceOps>,
     pub(super) assistant: Option<DeviceAssistant>,
-    suppressed: Option<Buffer<u32>>, // ids that are never chosen
+    suppressed: Option<Buffer<u32>>, // never chosen
 }
 
 /// An assistant on a device.
 pub(super) struct DeviceAssistant {
     pub model: AssistantModel<DeviceOps>,
-    pub donors: Vec<usize>, // for each layer, the target's layer whose K and V it reads
+    pub donors: Vec<usize>, // for each layer, the target layer whose K and V it reads
 }
 
 impl Models {
-    /// Takes a target and its assistant's weights and donors, which were loaded to `device` by [`OnDevice`]. `suppressed` are
-    /// ids that are never chosen.
+    /// Takes a target and its assistant's weights and donors, loaded to `device` by [`OnDevice`]. `suppressed` ids are never
+    /// chosen.
     ///
     /// # Errors
     /// If the device is out of memory.
@@ -47,7 +47,7 @@ impl Models {
     ) -> Result<Self> {
         let suppressed = (!suppressed.is_empty()).then(|| Buffer::of(&*device, suppressed)).transpose()?;
         let assistant = assistant.map(|(model, donors)| DeviceAssistant { model, donors });
-        tracing::info!(device = device.name(), "weights are on the device");
+        tracing::info!(device = device.name(), "weights loaded to the device");
         Ok(Self { device, target, assistant, suppressed })
     }
 
@@ -104,12 +104,13 @@ pub(crate) fn check_head_dims(device: &dyn Device, config: &TextConfig) -> Resul
     else {
         return Ok(());
     };
-    let problem = format!("heads of {}; the kernels have 64, 128, 256 and 512; use the CPU", layer.head_dim);
+    let problem =
+        format!("no kernels for heads of {}; supported are 64, 128, 256 and 512; use the CPU", layer.head_dim);
     let problem = format!("tensor layers.{i}.self_attn.q_proj.weight: {problem}");
     Err(Error::Device { device: device.name(), problem })
 }
 
-/// Takes modules to a device as they are loaded.
+/// Moves modules to a device as they are loaded.
 pub(crate) struct OnDevice<'a>(pub &'a dyn Device);
 
 impl OnDevice<'_> {
@@ -153,7 +154,7 @@ impl Destination for OnDevice<'_> {
     fn experts(&self, from: Experts) -> Result<DeviceExperts> {
         let (count, top_k) = (from.per_expert_scale.len(), from.top_k);
         if count > MAX_ROUTE.1 || top_k > MAX_ROUTE.2 {
-            let most = format!("the kernels choose at most {} of {}", MAX_ROUTE.2, MAX_ROUTE.1);
+            let most = format!("supported are at most {} of {}", MAX_ROUTE.2, MAX_ROUTE.1);
             return Err(self.refuse(format!("{top_k} of {count} experts; {most}")));
         }
         Ok(DeviceExperts {
@@ -167,7 +168,7 @@ impl Destination for OnDevice<'_> {
     fn centroid_head(&self, from: CentroidHead) -> Result<DeviceCentroidHead> {
         let (count, best) = (from.table.count(), from.top_k);
         if count > MAX_TOP_K {
-            return Err(self.refuse(format!("an assistant of {count} centroids; the kernels rank {MAX_TOP_K} at most")));
+            return Err(self.refuse(format!("an assistant with {count} centroids; supported are at most {MAX_TOP_K}")));
         }
         let starts: Vec<i32> = (0..=best as i32).collect();
         Ok(DeviceCentroidHead {

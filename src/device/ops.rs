@@ -78,7 +78,7 @@ impl Ops for DeviceOps {
             layer.multiply(&input, y.slice)?;
             products.push(y);
         }
-        products.try_into().map_err(|_| Error::argument("layers", "have no product each"))
+        products.try_into().map_err(|_| Error::argument("layers", "must have one product each"))
     }
 
     fn norm(&self, norm: &DeviceNorm, x: &DeviceTensor) -> Result<DeviceTensor> {
@@ -108,7 +108,7 @@ impl Ops for DeviceOps {
     fn rows(&self, x: &DeviceTensor, rows: &[usize]) -> Result<DeviceTensor> {
         let first = rows.first().copied().unwrap_or(0);
         if !rows.iter().copied().eq(first..first + rows.len()) {
-            return Err(Error::argument("rows", format!("{rows:?} are not contiguous; a device needs them so")));
+            return Err(Error::argument("rows", format!("{rows:?} must be contiguous on a device")));
         }
         Ok(x.some_rows(first, rows.len()))
     }

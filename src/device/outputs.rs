@@ -1,4 +1,4 @@
-//! What passes leave for later launches and for the host, at addresses that recordings share.
+//! Results of passes for later launches and for the host, at fixed addresses shared by recordings.
 
 use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::vocabulary::Scores;
@@ -9,8 +9,8 @@ use super::matrix::Matrices;
 use super::weights::DeviceCentroidHead;
 use crate::Result;
 
-/// The hidden state of a draft step: the second half of a drafter's input `(1, 2 * width)`, whose first half the next
-/// step's embedding fills.
+/// The hidden state of a draft step: the second half of a drafter's input `(1, 2 * width)`; the next step's embedding fills the
+/// first half.
 #[derive(Clone, Copy)]
 pub(crate) struct DraftState {
     pub input: DeviceSlice<f32>,
@@ -27,8 +27,7 @@ pub(crate) struct TargetOutputs {
 
 /// Results of draft steps.
 pub(crate) struct DraftOutputs {
-    /// `(2 * backbone)`: a token's embedding, then the hidden state that predicted it; for the first step, and for
-    /// later ones.
+    /// `(2 * backbone)`: a token's embedding, then the hidden state that predicted it; for the first step, and for later ones.
     pub first: Buffer<f32>,
     next: Buffer<f32>,
     pub groups: Buffer<i32>, // (top_k): the best centroids
@@ -60,7 +59,7 @@ impl DraftOutputs {
         })
     }
 
-    /// The state that step `link` of a chain continues.
+    /// The input state of step `link` of a chain.
     pub fn state(&self, link: usize) -> DraftState {
         if link == 0 { DraftState { input: self.first.slice() } } else { self.next_state() }
     }

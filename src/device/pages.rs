@@ -45,7 +45,7 @@ impl Arena {
     pub(super) fn take(&mut self, bytes: usize) -> Result<u64> {
         let bytes = bytes.next_multiple_of(ALIGN);
         if self.chunks.last().is_none_or(|chunk| chunk.len() - self.used < bytes) {
-            // When no whole chunk is left, a single page may still fit.
+            // If no whole chunk is left, a single page may still fit.
             let chunk = Buffer::new(&*self.device, bytes.max(CHUNK)).or_else(|_| Buffer::new(&*self.device, bytes))?;
             self.chunks.push(chunk);
             self.used = 0;
@@ -71,7 +71,7 @@ impl Arena {
     fn place(&self, address: u64) -> (&Buffer<u8>, usize) {
         let at = |chunk: &Buffer<u8>| address.checked_sub(chunk.slice().address()).map(|at| at as usize);
         let found = self.chunks.iter().find_map(|chunk| Some((chunk, at(chunk).filter(|at| *at < chunk.len())?)));
-        found.expect("every page lies in a chunk")
+        found.expect("every page is in a chunk")
     }
 }
 

@@ -14,7 +14,7 @@ use super::queue::Queue;
 use super::temporaries::Temporary;
 use crate::Result;
 
-/// The host's copy of a position in device memory, and the upper bound of it in replays: see [`RowPositions`].
+/// The host's copy of a position in device memory, and its upper bound in replays: see [`RowPositions`].
 #[derive(Clone, Copy)]
 pub(super) struct HostPosition {
     pub position: usize,
@@ -49,7 +49,7 @@ impl DeviceAngles {
     }
 }
 
-/// Position and angles of a draft chain: the first step computes them, and all steps read them.
+/// Position and angles of a draft chain: computed by the first step, read by all.
 pub(super) struct ChainPositions {
     at: Buffer<[i32; 2]>,
     angles: Mutex<Vec<(u64, DeviceAngles)>>, // by the address of the frequencies
@@ -68,7 +68,7 @@ pub(crate) struct PassKv<'a> {
     source: Source<'a>,
 }
 
-/// Where positions and angles come from.
+/// Source of positions and angles.
 enum Source<'a> {
     /// Consecutive rows.
     Pass { start: PassStart, _memory: Temporary<[i32; 2]> },
@@ -109,7 +109,7 @@ impl<'a> PassKv<'a> {
         Ok(Self { kv, positions, source: Source::Chain { chain, donors, link } })
     }
 
-    /// Leaves the newest `rows` rows.
+    /// Keeps only the last `rows` rows.
     pub(super) fn narrow(&mut self, queue: &Queue, rows: usize) -> Result<()> {
         let Source::Pass { start, .. } = self.source else { return Ok(()) };
         let position = start.at.position + self.positions.rows - rows;

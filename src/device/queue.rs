@@ -1,4 +1,4 @@
-//! Where launches go, and the memory of their results.
+//! The launch queue, and the memory of results.
 
 use std::sync::Arc;
 

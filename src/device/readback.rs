@@ -1,10 +1,10 @@
-//! What the host reads after a round, in one contiguous range of words:
+//! The words read by the host after a round, in one contiguous range:
 //!
 //! ```text
 //! faults of K and V ..., accepted, next, emitted, newest, draft 1, draft 2, ...
 //! ```
 //!
-//! The newest token is stored where the next round's verification reads its first row.
+//! The last token (`newest`) is stored where the next round's verification reads its first row.
 
 use foretoken_gpu::DeviceSlice;
 
@@ -13,10 +13,10 @@ use super::buffer::{Buffer, subslice};
 use super::kv::{DeviceKv, NO_FAULT};
 use crate::Result;
 
-/// Words of an accept result: accepted, next, emitted, newest token.
+/// Words of an accept result: accepted, next, emitted, last token.
 const ACCEPT_WORDS: usize = 4;
 
-/// The words that the host reads after a round. Token 0 is the newest, token `i` draft `i`.
+/// The words read by the host after a round. Token 0 is the last one, token `i` draft `i`.
 pub(super) struct Readback {
     words: Buffer<u32>,
     faults: usize,
@@ -51,7 +51,7 @@ impl Readback {
     /// The accept result, and the first `count` drafts.
     ///
     /// # Errors
-    /// If K or V of an earlier pass were not finite, or the driver fails.
+    /// If K or V of an earlier pass were NaN or infinite, or the driver fails.
     pub fn read(&self, count: usize, kv: &DeviceKv) -> Result<([u32; ACCEPT_WORDS], Vec<u32>)> {
         let words = self.words.read(0, self.accept + ACCEPT_WORDS + count)?;
         if let Err(error) = kv.check(&words[..self.faults]) {

@@ -3,9 +3,9 @@
 //! A greedy round has one host synchronisation: drafts stay in device memory from step to step and into verification,
 //! drafts are accepted on the device, and the host reads the result: [`Readback`].
 //!
-//! Passes are recorded once per number of rows and replayed: their parameters are constant, what changes lies in device
-//! memory. Exceptions: the number of attention splits covers positions up to a horizon, beyond which everything is
-//! recorded again; so it is after the outputs grew; and passes that quantize pages (one in tens) are launched directly.
+//! Passes are recorded once per number of rows and replayed: their parameters are constant, variable data is in device memory.
+//! Exceptions: the number of attention splits covers positions up to a horizon, beyond which everything is recorded again, as it
+//! is after the outputs grew; and passes that quantize pages (one in tens) are launched directly.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -29,7 +29,7 @@ use crate::kv::{KvLayout, KvOptions};
 use crate::model::{OutputRows, Request};
 use crate::{Error, Result};
 
-/// Stands for a drafted token whose id the host has not read yet.
+/// Placeholder for a drafted token whose id the host has not read yet.
 pub(crate) const DRAFTED: u32 = NO_ID - 1;
 
 /// Output rows allocated initially, so that verification rarely reallocates.
@@ -91,28 +91,28 @@ pub(crate) struct Sequence {
     chain: ChainPositions,
     readback: Readback,
     tokens: Buffer<u32>, // emitted by the last accept
-    state: Buffer<f32>,  // hidden state that predicted the newest token, if there is no assistant
+    state: Buffer<f32>,  // hidden state that predicted the last token, if there is no assistant
     /// `(length, -, -, -, position of the first output row)`, aligned to 16 bytes each.
     lengths: Buffer<i32>,
     length: usize,          // the host's copy of it
     emitted: Option<usize>, // tokens that the next pass adds to it on the device
-    newest: Option<u32>,    // the newest token on the device, if known and its hidden state is there too
+    newest: Option<u32>,    // the last token on the device, if known and its hidden state is there
     recordings: Recordings,
 }
 
 impl Sequence {
-    /// An empty sequence, and its context: `options.max_context`, or the largest up to `default` that fits memory. 1/16
-    /// of the free memory is left for activations.
+    /// An empty sequence, and its context: `options.max_context`, or the largest up to `default` that fits memory. 1/16 of the
+    /// free memory is left for activations.
     ///
     /// # Errors
-    /// If no kernel reads a K/V format, or the device is out of memory; nothing stays allocated then.
+    /// If no kernel supports a K/V format, or the device is out of memory; nothing stays allocated then.
     pub fn new(models: &Arc<Models>, layout: &KvLayout, options: &KvOptions, default: usize) -> Result<(Self, usize)> {
         options.check(layout)?;
         let (free, _) = models.device().memory()?;
         let memory = options.memory.unwrap_or((free - free / 16) as u64);
         let bytes_at = DeviceKv::bytes_at(&**models.device(), layout, options)?;
         let context = KvOptions { memory: Some(memory), ..options.clone() }.context(default, bytes_at)?;
-        // A session file may ask for more rows than the context has positions.
+        // A session file may request more rows than the context has positions.
         let options = KvOptions { max_round_rows: options.max_round_rows.min(context), ..options.clone() };
         Ok((Self::of_context(models.clone(), layout, &options, context)?, context))
     }
@@ -171,7 +171,7 @@ impl Sequence {
         let end = position + rows;
         if !verifies || rows > MIN_OUTPUT_ROWS || self.kv.quantizes_pages(position, end) {
             self.pass(&self.ops, begin, (rows, outputs))?;
-            // Rows committed without accept are checked to be finite here.
+            // Rows committed without accept are checked for NaN and infinity here.
             return self.wait();
         }
         let begin = PassStart { at: self.at(position, end), ..begin };
@@ -180,7 +180,7 @@ impl Sequence {
         })
     }
 
-    /// Launches the target over `rows` ids, whose newest `outputs` rows have logits and hidden states.
+    /// Launches the target over `rows` ids; the last `outputs` rows have logits and hidden states.
     fn pass(&self, ops: &DeviceOps, begin: PassStart, (rows, outputs): (usize, usize)) -> Result<()> {
         let newest = Vec::from_iter(rows - outputs..rows);
         let request = Request { logits: newest.clone(), hidden: newest, taps: Vec::new() };
@@ -188,8 +188,8 @@ impl Sequence {
         self.models.target.forward(ops, (self.readback.from(0, rows), rows), &mut kv, &request).map(drop)
     }
 
-    /// `position` with the current horizon. If `end` is beyond it, the horizon moves by 1/8 of `end` and all recordings
-    /// are dropped: recording takes about as long as a few rounds.
+    /// `position` with the current horizon. If `end` exceeds it, the horizon grows by 1/8 of `end` and all recordings are
+    /// dropped: recording takes about as long as a few rounds.
     fn at(&mut self, position: usize, end: usize) -> HostPosition {
         if end > self.recordings.horizon {
             let step = (end.next_power_of_two() / 8).max(MIN_HORIZON);
@@ -198,20 +198,20 @@ impl Sequence {
         HostPosition { position, horizon: Some(self.recordings.horizon) }
     }
 
-    /// Replays `pass`, recording what `launches` launches if there is no recording.
+    /// Replays `pass`, first recording the launches of `launches` if there is no recording.
     fn replay(&mut self, pass: RecordedPass, launches: impl Fn(&Self, &DeviceOps) -> Result<()>) -> Result<()> {
         if !self.recordings.made.contains_key(&pass) {
             let ops = self.ops.with(Launcher::recorder(self.models.device().clone()));
             launches(self, &ops)?;
             self.recordings.made.insert(pass, ops.queue.launcher.finish()?);
         }
-        // SAFETY: models, pages, outputs and temporaries are alive and are freed through the device, which waits for
-        // kernels. Recordings are dropped with the outputs that they refer to; temporaries are not freed before the
-        // sequence. Page tables are written before the rows that use them.
+        // SAFETY: models, pages, outputs and temporaries are alive and are freed through the device, which waits for kernels.
+        // Recordings are dropped with the outputs that they refer to; temporaries are not freed before the sequence. Page tables
+        // are written before the rows that use them.
         unsafe { self.recordings.made[&pass].replay() }
     }
 
-    /// Start of a pass at `position`; corrects the length in device memory if it differs.
+    /// The start of a pass at `position`; corrects the length in device memory if it differs.
     fn begin(&mut self, position: usize) -> Result<PassStart> {
         let (length, newest) = (subslice(self.lengths.slice(), 0, 1), subslice(self.lengths.slice(), 4, 1));
         let emitted = self.emitted.take().filter(|emitted| self.length + emitted == position);
@@ -223,7 +223,7 @@ impl Sequence {
         Ok(PassStart { length, newest, emitted, at: HostPosition { position, horizon: None } })
     }
 
-    /// Reallocates outputs for fewer than `rows` rows.
+    /// Reallocates the outputs if they have fewer than `rows` rows.
     fn grow(&mut self, rows: usize) -> Result<()> {
         if rows > self.ops.outputs.rows {
             let config = self.models.target.config();
@@ -234,11 +234,11 @@ impl Sequence {
         Ok(())
     }
 
-    /// Chooses the target's token for the `drafts.len() + 1` rows of the last pass and accepts drafts as `rule` says:
-    /// how many, and the token after them. [`DRAFTED`] ids in `drafts` are replaced by the real ones.
+    /// Chooses the target's token for the `drafts.len() + 1` rows of the last pass and accepts drafts by `rule`: returns how
+    /// many, and the token after them. [`DRAFTED`] ids in `drafts` are replaced by the real ones.
     ///
     /// # Errors
-    /// If the scores are not finite, or the driver fails.
+    /// If the scores are NaN or infinite, or the driver fails.
     pub fn accept(&mut self, drafts: &mut [u32], rule: AcceptRule) -> Result<(usize, u32)> {
         let drafted = drafts.len();
         self.replay(RecordedPass::Accept { drafts: drafted, rule }, |sequence, ops| {
@@ -302,13 +302,13 @@ impl Sequence {
         Ok(())
     }
 
-    /// The hidden state `(hidden)` that predicted the newest token: buffer and offset.
+    /// The hidden state `(hidden)` that predicted the last token: buffer and offset.
     fn newest(&self) -> (&Buffer<f32>, usize) {
         let state = |draft: &Arc<DraftOutputs>| draft.first.len() / 2;
         self.ops.draft.as_ref().map_or((&self.state, 0), |draft| (&draft.first, state(draft)))
     }
 
-    /// The hidden state that predicted the newest token: `(hidden)`.
+    /// The hidden state that predicted the last token: `(hidden)`.
     ///
     /// # Errors
     /// If the driver fails.
@@ -343,7 +343,7 @@ impl Sequence {
     /// Waits for all launches.
     ///
     /// # Errors
-    /// If K or V of a pass were not finite, or the driver fails.
+    /// If K or V of a pass were NaN or infinite, or the driver fails.
     pub fn wait(&self) -> Result<()> {
         self.readback.read(0, &self.kv).map(drop)
     }
@@ -374,7 +374,7 @@ impl Sequence {
     /// Replaces [`DRAFTED`] ids by the ids in device memory.
     ///
     /// # Errors
-    /// If the driver fails, or a draft's scores were not finite.
+    /// If the driver fails, or a draft's scores were NaN or infinite.
     pub fn resolve(&self, drafts: &mut [u32]) -> Result<()> {
         if drafts.contains(&DRAFTED) {
             let (_, ids) = self.readback.read(drafts.len(), &self.kv)?;
@@ -383,15 +383,16 @@ impl Sequence {
         if drafts.contains(&NO_ID) { Err(Error::logits(None).of_draft()) } else { Ok(()) }
     }
 
-    /// Step `link` (from 0) of a draft chain after `position` committed positions and the token `last`. The scores stay
-    /// on the device; with [`DraftChoice::Device`] their argmax becomes the draft, with [`DraftChoice::Host`] the caller puts
+    /// Step `link` (from 0) of a draft chain after `position` committed positions and the token `last`. The scores stay on the
+    /// device; with [`DraftChoice::Device`] their argmax becomes the draft, with [`DraftChoice::Host`] the caller sets one before
+    /// the next step.
     /// one before the next step.
     ///
     /// # Errors
     /// If the models have no assistant, or the driver fails.
     pub fn draft(&mut self, last: u32, position: usize, link: usize, choice: DraftChoice) -> Result<()> {
         if link == 0 && self.newest != Some(last) {
-            // After a failed round. The hidden state is stale too, which costs acceptance of this draft only.
+            // After a failed round. The hidden state is stale as well, which affects only this draft's acceptance.
             self.readback.write(0, &[last])?;
             self.newest = Some(last);
         }

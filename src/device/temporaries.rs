@@ -11,8 +11,8 @@ use super::Device;
 use super::buffer::Buffer;
 use crate::Result;
 
-/// The activations of one sequence's passes. A [`Temporary`] returns here when it is dropped. All launches go to one
-/// stream, so kernels of the next owner run after those of the last.
+/// The activations of one sequence's passes. A [`Temporary`] returns to this pool on drop. All launches go to one stream, so
+/// kernels of the next owner run after those of the last.
 ///
 /// Nothing is freed while the pool lives: recordings refer to the addresses.
 pub(crate) struct Temporaries {

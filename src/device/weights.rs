@@ -1,4 +1,4 @@
-//! Weights on a device, beside matrices and experts.
+//! Weights on a device other than matrices and experts.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(crate) struct DeviceNorm {
     pub(super) eps: f32,
 }
 
-/// A table and the factor of its rows.
+/// A table and its row factor.
 pub(crate) struct DeviceEmbedding {
     pub(super) table: Arc<Matrices>,
     pub(super) scale: f32,

@@ -1,4 +1,4 @@
-//! The MTP drafter: a small model that reads the target's K and V and the target's last hidden state.
+//! The MTP drafter: a small model that reads the target's K and V and its last hidden state.
 
 use super::centroids::{Centroids, CentroidsWanted};
 use super::config::{AssistantConfig, AttentionType, TextConfig};
@@ -15,13 +15,13 @@ use crate::{Error, Result};
 /// A `gemma4_assistant`, checked against its target.
 pub struct Assistant {
     ops: CpuOps,
-    donors: Vec<usize>, // for each layer, the target's layer whose K and V it reads
+    donors: Vec<usize>, // for each layer, the target layer whose K and V it reads
     centroid_head: bool,
-    /// With the target's embedding. `None`: they are on a device.
+    /// With the target's embedding. `None`: on a device.
     model: Option<(AssistantModel<CpuOps>, Embedding)>,
 }
 
-/// Weights of an assistant, where `O` computes. Its input embedding is the target's.
+/// Weights of an assistant on backend `O`. Its input embedding is the target's.
 pub(crate) struct AssistantModel<O: Ops> {
     pre_projection: O::Linear, // (hidden, 2 * backbone)
     layers: Vec<DecoderLayer<O>>,
@@ -50,8 +50,7 @@ impl Assistant {
         Ok(Self { model: Some((model, embed_tokens)), ..assistant })
     }
 
-    /// Loads an assistant for the target of `target` to where `to` is, tensor by tensor. What is returned beside the
-    /// weights has none.
+    /// Loads an assistant for the target of `target` to `to`, tensor by tensor. The returned host module has no weights.
     ///
     /// # Errors
     /// As [`Assistant::load`], or those of `to`.
@@ -61,7 +60,7 @@ impl Assistant {
         target: &TextConfig,
         options: &LoadOptions,
     ) -> Result<(Self, AssistantModel<D::Ops>)> {
-        // Centroids are built here, and whether they are faster is measured here.
+        // Centroids are built, and compared in speed, on the CPU.
         let weight_use = match options.centroids {
             Centroids::Build(_) => WeightUse::Multiply,
             Centroids::Own | Centroids::None => to.weight_use(),
@@ -112,7 +111,7 @@ impl Assistant {
             }
         };
         loader.absorb(projections);
-        // Tokens are embedded by the target, whose table some files hold, too.
+        // Tokens are embedded by the target's table, which some files also contain.
         let unused = |name: &str| own.is_none() && name.starts_with("masked_embedding.");
         let known = ["lm_head.weight", "embed_tokens.weight", "model.embed_tokens.weight", "mtp_input_embd.weight"];
         loader.finish(|name| known.contains(&name) || unused(name))?;
@@ -123,20 +122,20 @@ impl Assistant {
         Ok((Self { ops: CpuOps { isa: options.isa }, donors, centroid_head, model: None }, model))
     }
 
-    /// Whether a draft step scores the ids of the best centroids; without, it reads the whole LM head.
+    /// Whether a draft step scores only the ids of the best centroids; otherwise it reads the whole LM head.
     pub fn has_centroids(&self) -> bool {
         self.centroid_head
     }
 
-    /// For each layer, the target's layer whose K and V it reads.
+    /// For each layer, the target layer whose K and V it reads.
     pub(crate) fn donors(&self) -> &[usize] {
         &self.donors
     }
 }
 
 impl ChainModel for Assistant {
-    /// The position of a row is that of its token after the committed ones, the same for all steps of a chain: the assistant
-    /// writes no K or V and was trained with a constant position.
+    /// A row's position is the one after the committed tokens, the same for all steps of a chain: the assistant writes no K or V
+    /// and was trained with a constant position.
     fn step(&self, sequences: &mut [DraftRows<'_>]) -> Result<Vec<DraftStep>> {
         let ids: Vec<_> = sequences.iter().flat_map(|rows| &rows.ids).copied().collect();
         let states = DraftRows::states(sequences)?;
@@ -154,7 +153,7 @@ impl<O: Ops> AssistantModel<O> {
         &self.head
     }
 
-    /// Scores of the tokens after `ids`, which `state` predicted, and the states that predict them. `table` is the target's
+    /// Scores of the tokens after `ids`, which `state` predicted, and the states for the next step. `table` is the target's
     /// embedding.
     ///
     /// # Errors
@@ -195,7 +194,7 @@ pub(crate) fn check_pair(assistant: &AssistantConfig, target: &TextConfig) -> Re
     for (i, layer) in assistant.text.layers.iter().enumerate() {
         let name = layer.attention.name();
         let Some(donor) = target.kv_donor(layer.attention) else {
-            return refuse(format!("its layer {i} is of {name}, of which the target keeps no K and V"));
+            return refuse(format!("its layer {i} is of {name}, for which the target has no K and V"));
         };
         let of_target = &target.layers[donor];
         if layer.head_dim != of_target.head_dim {

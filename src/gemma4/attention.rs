@@ -7,7 +7,7 @@ use crate::checkpoint::Loader;
 use crate::nn::RmsNorm;
 use crate::ops::{Destination, Heads, Ops};
 
-/// `self_attn` of a decoder layer. KV-shared layers, and all layers of an assistant, have queries only.
+/// `self_attn` of a decoder layer. KV-shared layers, and all layers of an assistant, have only queries.
 pub(super) struct Attention<O: Ops> {
     attention: AttentionType,
     q_proj: O::Linear, // (heads * head_dim, hidden)

@@ -1,4 +1,4 @@
-//! Centroids for an assistant that came without: its head's rows in groups of equal size, and the groups' means.
+//! Builds centroids for an assistant without: its head's rows in equally sized groups, and the groups' means.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::checkpoint::{Loader, Partial};
 use crate::nn::{Bytes, CentroidHead, Linear, Weight, balanced_groups, tensor};
 use crate::{Error, Result};
 
-/// The ids in the order of their groups, and the groups' means `(groups, hidden)`.
+/// The ids in group order, and the groups' means `(groups, hidden)`.
 struct Groups {
     ordering: Vec<u32>,
     means: Vec<f32>,
@@ -23,17 +23,17 @@ struct Groups {
 
 const ORDERING: &str = "masked_embedding.token_ordering";
 const CENTROIDS: &str = "masked_embedding.centroids.weight";
-/// Times that each head is measured, and how much faster centroids must be.
+/// Measurements of each head, and the maximum time relative to the dense head.
 const TURNS: usize = 5;
 const GAIN: f64 = 0.9;
-/// Tokens of a group that is worth building.
+/// Minimum tokens per group.
 const MIN_GROUP: usize = 16;
 
 impl BuildCentroids {
-    /// Whether a vocabulary is divided so: if it can be, into groups that are worth it.
+    /// Whether a vocabulary can be divided into these groups, and they are large enough.
     ///
     /// # Errors
-    /// If it cannot be, although it is to be in any case.
+    /// If it cannot, but centroids are required.
     pub(super) fn fits(&self, vocab: usize) -> Result<bool> {
         let CentroidConfig { num_centroids: groups, top_k } = self.sizes;
         let divides = groups.is_power_of_two() && vocab.is_multiple_of(groups) && (1..=groups).contains(&top_k);
@@ -43,12 +43,12 @@ impl BuildCentroids {
                 Err(Error::argument("centroids", format!("{groups}, of {vocab} tokens: {problem}")))
             }
             CentroidsWanted::Always => Ok(true),
-            // Of a few rows each, the centroids cost what they save.
+            // With small groups, the centroids cost what they save.
             CentroidsWanted::IfFaster => Ok(divides && vocab / groups >= MIN_GROUP),
         }
     }
 
-    /// The head over the rows of `dense`, which are those of the tensor `name`; `None` if it is not faster and that is asked for.
+    /// The head over the rows of `dense`, which are the tensor `name`; `None` if it must be faster but is not.
     ///
     /// # Errors
     /// If a tensor cannot be read, or memory is exhausted.
@@ -73,17 +73,17 @@ impl BuildCentroids {
         let state = tensor((0..hidden).map(|i| (i % 7) as f32 - 3.0).collect(), (1, hidden))?;
         let all = fastest(|| dense.forward(&state).map(drop).map_err(Error::from))?;
         let best = fastest(|| head.forward(&state).map(drop))?;
-        tracing::info!(?all, ?best, "an assistant's head without centroids and with those that were built");
+        tracing::info!(?all, ?best, "times of an assistant's head: all tokens, and with built centroids");
         Ok((best.as_secs_f64() < GAIN * all.as_secs_f64()).then_some(head))
     }
 
-    /// The groups of the head's rows: those in the cache, or built and kept there.
+    /// The groups of the head's rows: from the cache, or built and stored there.
     fn groups(&self, weight: &Weight) -> Groups {
         let file = self.cache.as_ref().map(|directory| directory.join(self.file_name(weight)));
         if let Some(file) = file.as_deref().filter(|file| file.exists()) {
             match self.read(file, weight) {
                 Some(groups) => return groups,
-                None => tracing::warn!(path = %file.display(), "does not hold these centroids; building them again"),
+                None => tracing::warn!(path = %file.display(), "does not contain these centroids; building them again"),
             }
         }
         let start = Instant::now();
@@ -95,18 +95,18 @@ impl BuildCentroids {
         if let Some(file) = &file
             && let Err(error) = self.write(file, weight, &groups)
         {
-            tracing::warn!(%error, "the centroids are not kept");
+            tracing::warn!(%error, "the centroids could not be cached");
         }
         groups
     }
 
-    /// By what the groups are made of.
+    /// A name derived from the inputs of the groups.
     fn file_name(&self, weight: &Weight) -> String {
         let sum = crc32fast::hash(weight.stored().bytes());
         format!("centroids-{}-{}-{}-{sum:08x}.safetensors", weight.outputs(), weight.inputs(), self.sizes.num_centroids)
     }
 
-    /// `None` if the file is not what [`BuildCentroids::write`] writes.
+    /// `None` if the file was not written by [`BuildCentroids::write`].
     fn read(&self, file: &Path, weight: &Weight) -> Option<Groups> {
         let bytes = std::fs::read(file).ok()?;
         let tensors = SafeTensors::deserialize(&bytes).ok()?;
@@ -143,7 +143,7 @@ impl BuildCentroids {
     }
 }
 
-/// The shortest of some runs: what else the machine does makes them longer.
+/// The minimum of several runs: other load only makes them longer.
 fn fastest(run: impl Fn() -> Result<()>) -> Result<Duration> {
     let mut shortest = Duration::MAX;
     for _ in 0..TURNS {

@@ -1,14 +1,14 @@
-//! Options: which centroids an assistant drafts with.
+//! Options: an assistant's centroids.
 
 use std::path::PathBuf;
 
 use super::config::CentroidConfig;
 
-/// Which centroids an assistant drafts with. What is drafted may change with them, and never the text.
+/// An assistant's centroids. They may change the drafts, never the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Centroids {
-    /// Those of the file; without, every id is scored.
+    /// Those of the file; if it has none, every id is scored.
     #[default]
     Own,
     /// None: every id is scored.
@@ -17,25 +17,25 @@ pub enum Centroids {
     Build(BuildCentroids),
 }
 
-/// How an assistant without centroids gets some.
+/// How centroids are built for an assistant without.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuildCentroids {
-    /// Groups, a power of two that divides the vocabulary, and how many of them are scored. Default: those of published
+    /// Number of groups, a power of two that divides the vocabulary, and how many of them are scored. Default: those of published
     /// assistants, 2048 and 32.
     pub sizes: CentroidConfig,
-    /// Directory that keeps them, made if missing: they are built once for a head. Default: none.
+    /// Cache directory, created if missing: centroids are built once per head. Default: none.
     pub cache: Option<PathBuf>,
-    /// Whether they are used. Default: if drafting is faster with them.
+    /// When they are used. Default: if drafting is faster with them.
     pub wanted: CentroidsWanted,
 }
 
 /// When built centroids are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CentroidsWanted {
-    /// If the file has none, and the head is measured to be faster with them when the assistant is loaded.
+    /// If the file has none, and the head is measured to be faster with them at load time.
     #[default]
     IfFaster,
-    /// In any case, also in the place of the file's own; sizes that do not divide the vocabulary are an error then.
+    /// Always, even instead of the file's own; sizes that do not divide the vocabulary are an error then.
     Always,
 }
 

@@ -1,4 +1,4 @@
-//! `config.json`, checked: every field that affects the computation is implemented or refused by name.
+//! `config.json`, validated: every field that affects the computation is implemented or rejected by name.
 
 use super::per_layer_config::PerLayerConfig;
 use super::rope_config::{RopeConfig, rope};
@@ -9,7 +9,7 @@ use crate::kv::{KvLayout, StoreLayout};
 /// The attention type of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttentionType {
-    /// The newest `sliding_window` positions.
+    /// The last `sliding_window` positions.
     Sliding,
     /// Every position.
     Full,
@@ -29,7 +29,8 @@ impl AttentionType {
             "sliding_attention" => Ok(AttentionType::Sliding),
             "full_attention" => Ok(AttentionType::Full),
             _ => {
-                Err(fields.unsupported(field, format!("{name:?} is unknown; sliding_attention and full_attention are")))
+                Err(fields
+                    .unsupported(field, format!("{name:?} is unknown; expected sliding_attention or full_attention")))
             }
         }
     }
@@ -52,7 +53,7 @@ pub struct LayerConfig {
     pub kv_shared: bool,
 }
 
-/// The mixture of experts beside the dense MLP.
+/// The mixture of experts next to the dense MLP.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MoeConfig {
     /// Experts per layer.
@@ -76,13 +77,13 @@ pub struct TextConfig {
     pub layers: Vec<LayerConfig>,
     /// Added to the mean square in every norm.
     pub rms_norm_eps: f64,
-    /// Positions visible in a sliding layer, the query's included.
+    /// Positions visible in a sliding layer, including the query's.
     pub sliding_window: usize,
     /// Maximum context in positions.
     pub max_position_embeddings: usize,
     /// `c` of `c tanh(logits / c)`.
     pub final_logit_softcapping: Option<f64>,
-    /// Width of the per-layer embeddings; 0 where there are none.
+    /// Width of the per-layer embeddings; 0 if there are none.
     pub hidden_size_per_layer_input: usize,
     /// Vocabulary of the per-layer embeddings.
     pub vocab_size_per_layer_input: usize,
@@ -100,11 +101,11 @@ pub struct TextConfig {
     pub eos_token_ids: Vec<u32>,
 }
 
-/// Limit of layers, above any Gemma's: a wrong count cannot exhaust memory.
+/// Maximum number of layers, above any Gemma's: a wrong count cannot exhaust memory.
 pub(crate) const MAX_LAYERS: usize = 1024;
 
-/// More query heads, and wider ones, than any Gemma: the layout of K and V and the table of angles are made of these
-/// sizes before a tensor could contradict them.
+/// Maximum query heads and head width, above any Gemma's: the K/V layout and the table of angles are allocated by these sizes
+/// before a tensor could contradict them.
 pub(crate) const MAX_HEADS: usize = 1024;
 pub(crate) const MAX_HEAD_DIM: usize = 8192;
 
@@ -112,13 +113,13 @@ impl TextConfig {
     /// Reads a target's config.json: the text model's fields at top level, or inside `text_config`.
     ///
     /// # Errors
-    /// If a field is missing, malformed, or asks for something that is not implemented.
+    /// If a field is missing, malformed, or needs something that is not implemented.
     pub fn target(config: &Fields) -> Result<Self> {
         match config.string("model_type")?.as_str() {
             "gemma4" | "gemma4_unified" => {
                 let text = config.object("text_config")?;
                 let mut text = Self::text(&text)?;
-                // The outer one decides.
+                // The outer one takes precedence.
                 if let Some(tied) = config.optional_flag("tie_word_embeddings")? {
                     text.tie_word_embeddings = tied;
                 }
@@ -130,7 +131,7 @@ impl TextConfig {
             }
             "gemma4_text" | "gemma4_unified_text" => Self::text(config),
             "gemma4_assistant" | "gemma4_unified_assistant" => {
-                Err(config.error("model_type", "is an assistant; give it as the assistant and its target as the model"))
+                Err(config.error("model_type", "is an assistant; use it as the assistant and its target as the model"))
             }
             other => Err(config.unsupported("model_type", format!("{other:?} is not a Gemma 4 text model"))),
         }
@@ -148,7 +149,7 @@ impl TextConfig {
         refuse_unsupported(fields)?;
         let num_attention_heads = fields.size("num_attention_heads", Some(8))?;
         if num_attention_heads > MAX_HEADS {
-            let problem = format!("is {num_attention_heads}, more than {MAX_HEADS}");
+            let problem = format!("is {num_attention_heads}, must be at most {MAX_HEADS}");
             return Err(fields.error("num_attention_heads", problem));
         }
         let hidden_size_per_layer_input =
@@ -194,7 +195,7 @@ impl TextConfig {
         }
     }
 
-    /// Layers that compute their own K and V; the others read those of a donor among them.
+    /// Number of layers that compute their own K and V; the others read those of a donor among them.
     pub fn num_own_kv_layers(&self) -> usize {
         self.layers.iter().take_while(|layer| !layer.kv_shared).count()
     }
@@ -205,8 +206,8 @@ impl TextConfig {
         self.layers[..self.num_own_kv_layers()].iter().rposition(|layer| layer.attention == attention)
     }
 
-    /// The K/V layout: one store per layer that computes K and V, and the store of each layer. Key norm weights, which
-    /// only the checkpoint has, are set to 1.
+    /// The K/V layout: one store per layer that computes K and V, and the store of each layer. Key norm weights, which are only
+    /// in the checkpoint, are set to 1.
     pub fn kv_layout(&self) -> KvLayout {
         let own = self.num_own_kv_layers();
         let stores = self.layers[..own].iter().map(|layer| StoreLayout {
@@ -242,7 +243,7 @@ impl TextConfig {
 pub struct AssistantConfig {
     /// Its layers and widths.
     pub text: TextConfig,
-    /// Hidden size of the target that it was made for.
+    /// Hidden size of its target.
     pub backbone_hidden_size: usize,
     /// The centroid head; `None`: every row of the embedding is scored.
     pub centroids: Option<CentroidConfig>,
@@ -251,9 +252,9 @@ pub struct AssistantConfig {
 /// The centroid head: tokens are grouped by centroid, and only the best groups are scored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CentroidConfig {
-    /// Groups, all of the same size.
+    /// Number of groups, of equal size.
     pub num_centroids: usize,
-    /// Groups that are scored.
+    /// Number of groups that are scored.
     pub top_k: usize,
 }
 
@@ -261,14 +262,14 @@ impl AssistantConfig {
     /// Reads an assistant's config.json.
     ///
     /// # Errors
-    /// If a field is missing, malformed, or asks for something that is not implemented.
+    /// If a field is missing, malformed, or needs something that is not implemented.
     pub fn read(config: &Fields) -> Result<Self> {
         match config.string("model_type")?.as_str() {
             "gemma4_assistant" | "gemma4_unified_assistant" => {}
             other @ ("gemma4" | "gemma4_text" | "gemma4_unified" | "gemma4_unified_text") => {
                 let problem = format!("{other:?} is a target's, not a Gemma 4 assistant's");
                 return Err(
-                    config.error("model_type", format!("{problem}; give it as the model, and its -assistant here"))
+                    config.error("model_type", format!("{problem}; use it as the model, and its -assistant here"))
                 );
             }
             other => return Err(config.unsupported("model_type", format!("{other:?} is not a Gemma 4 assistant"))),
@@ -304,7 +305,7 @@ fn centroids(config: &Fields, text: &TextConfig) -> Result<CentroidConfig> {
     }
     let top_k = config.size("centroid_intermediate_top_k", Some(32))?;
     if top_k > num_centroids {
-        let problem = format!("is {top_k}, more than the {num_centroids} centroids");
+        let problem = format!("is {top_k}, but there are {num_centroids} centroids");
         return Err(config.error("centroid_intermediate_top_k", problem));
     }
     Ok(CentroidConfig { num_centroids, top_k })
@@ -333,7 +334,7 @@ fn refuse_unsupported(fields: &Fields) -> Result<()> {
 fn layers(fields: &Fields, num_attention_heads: usize) -> Result<Vec<LayerConfig>> {
     let count = fields.size("num_hidden_layers", Some(30))?;
     if count > MAX_LAYERS {
-        return Err(fields.error("num_hidden_layers", format!("is {count}, more than {MAX_LAYERS}")));
+        return Err(fields.error("num_hidden_layers", format!("is {count}, must be at most {MAX_LAYERS}")));
     }
     let shared = fields.optional_size("num_kv_shared_layers")?.unwrap_or(0);
     if shared > count {
@@ -380,7 +381,7 @@ fn layers(fields: &Fields, num_attention_heads: usize) -> Result<Vec<LayerConfig
             return Err(fields.error("num_key_value_heads", format!("layer {i}: {problem}")));
         }
         if !layer.head_dim.is_multiple_of(2) || layer.head_dim > MAX_HEAD_DIM {
-            let problem = format!("layer {i}: {} is odd, or more than {MAX_HEAD_DIM}", layer.head_dim);
+            let problem = format!("layer {i}: {} must be even and at most {MAX_HEAD_DIM}", layer.head_dim);
             return Err(fields.error("head_dim", problem));
         }
         layers.push(layer);
@@ -389,7 +390,7 @@ fn layers(fields: &Fields, num_attention_heads: usize) -> Result<Vec<LayerConfig
     Ok(layers)
 }
 
-/// The layers of a type share their angles, so their heads are of one width. Only `per_layer_config` can say otherwise.
+/// Layers of one type share their angles, so their heads have the same width. Only `per_layer_config` can differ.
 fn refuse_mixed_widths(fields: &Fields, layers: &[LayerConfig]) -> Result<()> {
     for (i, layer) in layers.iter().enumerate() {
         let first = layers.iter().position(|other| other.attention == layer.attention).unwrap_or(i);

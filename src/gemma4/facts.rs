@@ -1,11 +1,11 @@
-//! What a Gemma 4 is, for people and for estimates.
+//! Summary of a Gemma 4 checkpoint.
 
 use super::config::AttentionType;
 use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::facts::{Drafts, TargetFacts};
 
-/// The facts of a target.
+/// Summarizes a target.
 ///
 /// # Errors
 /// If the configuration needs something that is not implemented, or there is no embedding under any known prefix.

@@ -1,4 +1,4 @@
-//! Gemma 4 and its assistant, as modules that read like the reference (transformers' `modeling_gemma4.py` and
+//! Gemma 4 and its assistant, structured as in the reference (transformers' `modeling_gemma4.py` and
 //! `modeling_gemma4_assistant.py`, version 5.17.0), with Hugging Face's names.
 
 mod assistant;

@@ -1,4 +1,4 @@
-//! The mixture of experts that runs beside the dense MLP.
+//! The mixture of experts next to the dense MLP.
 
 use super::config::{MoeConfig, TextConfig};
 use crate::Result;

@@ -10,7 +10,7 @@ use crate::checkpoint::{Loader, TableUse};
 use crate::ops::{Destination, Ops};
 use crate::{Error, Result};
 
-/// The model's shared part.
+/// The part shared by all layers.
 pub(super) struct PerLayerEmbeddings<O: Ops> {
     embed_tokens_per_layer: O::Embedding, // (vocab_size_per_layer_input, layers * width)
     per_layer_model_projection: O::Linear, // (layers * width, hidden)
@@ -85,8 +85,8 @@ impl<O: Ops> PerLayerInput<O> {
     }
 }
 
-/// The embedding scale is rounded to the table's type, as in the reference. For quantized tables it is not: the engines
-/// that write them do not round it.
+/// The embedding scale is rounded to the table's type, as in the reference. Not for quantized tables: the engines that write them
+/// do not round it.
 pub(super) fn round_to(element: Option<ElementType>, x: f32) -> f32 {
     match element {
         None | Some(ElementType::F32) => x,

@@ -21,7 +21,7 @@ pub(super) struct PassAngles<O: Ops> {
 
 impl<O: Ops> Rotations<O> {
     /// # Errors
-    /// If layers of one type have different head widths, whose angles would differ.
+    /// If layers of one type have different head widths, which need different angles.
     pub(super) fn new(config: &TextConfig, isa: Isa, to: &impl Destination<Ops = O>) -> Result<Self> {
         let of = |attention: AttentionType| {
             let mut dims = config.layers.iter().filter(|l| l.attention == attention).map(|l| l.head_dim);

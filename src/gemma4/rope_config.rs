@@ -28,10 +28,10 @@ impl RopeConfig {
     }
 }
 
-/// Those of sliding and of full layers, whose names in config.json are `types`.
+/// Parameters of sliding and of full layers, under the names `types` in config.json.
 ///
 /// # Errors
-/// If a field is malformed, or asks for something that is not implemented.
+/// If a field is malformed, or needs something that is not implemented.
 pub(super) fn rope(fields: &Fields, types: [&str; 2]) -> Result<(RopeConfig, RopeConfig)> {
     let sliding = RopeConfig { theta: 1e4, partial_rotary_factor: 1.0, factor: 1.0 };
     let full = RopeConfig { theta: 1e6, partial_rotary_factor: 0.25, factor: 1.0 };
@@ -39,7 +39,7 @@ pub(super) fn rope(fields: &Fields, types: [&str; 2]) -> Result<(RopeConfig, Rop
     if let Some((parameters, name)) =
         parameters.as_ref().and_then(|own| Some((own, own.names().find(|name| !types.contains(name))?)))
     {
-        let problem = format!("is no layer type; the parameters of {} and {} are read", types[0], types[1]);
+        let problem = format!("is not a layer type; expected one of {}, {}", types[0], types[1]);
         return Err(parameters.unsupported(name, problem));
     }
     let read = |name: &str, default: RopeConfig| match &parameters {
@@ -50,17 +50,17 @@ pub(super) fn rope(fields: &Fields, types: [&str; 2]) -> Result<(RopeConfig, Rop
         None => Ok(default),
     };
     let (sliding, full) = (read(types[0], sliding)?, read(types[1], full)?);
-    // The fields of older Gemmas say the same, or the file is none of these.
+    // Fields of older Gemmas must agree with these.
     for (name, of) in [("rope_theta", &full), ("rope_local_base_freq", &sliding)] {
         if let Some(theta) = fields.optional_number(name)?.filter(|theta| *theta != of.theta) {
-            let problem = format!("is {theta}, but the layers' rope_parameters say {}; give them alone", of.theta);
+            let problem = format!("is {theta}, but rope_parameters has {}; keep only rope_parameters", of.theta);
             return Err(fields.unsupported(name, problem));
         }
     }
     if let Some(scaling) = fields.optional_object("rope_scaling")? {
         let kind = scaling.optional_string("rope_type")?.or(scaling.optional_string("type")?);
         if kind.as_deref() != Some("default") {
-            let problem = format!("is of type {kind:?}, which is not implemented; Gemma 4 has rope_parameters");
+            let problem = format!("is of type {kind:?}, which is not implemented; use rope_parameters");
             return Err(fields.unsupported("rope_scaling", problem));
         }
     }
@@ -73,7 +73,7 @@ fn rope_of_type(fields: &Fields, default_theta: f64) -> Result<RopeConfig> {
         return Err(fields.error("rope_theta", format!("is {theta}, must be positive")));
     }
     let neutral = |name: &str| match fields.optional_number(name)?.filter(|value| *value != 1.0) {
-        Some(value) => Err(fields.unsupported(name, format!("is {value}, which is not implemented; 1 is"))),
+        Some(value) => Err(fields.unsupported(name, format!("is {value}, which is not implemented; it must be 1"))),
         None => Ok(()),
     };
     neutral("attention_factor")?;
@@ -94,7 +94,7 @@ fn rope_of_type(fields: &Fields, default_theta: f64) -> Result<RopeConfig> {
             RopeConfig { theta, partial_rotary_factor, factor }
         }
         other => {
-            let problem = format!("{other:?} is not implemented; default and proportional are");
+            let problem = format!("{other:?} is not implemented; expected default or proportional");
             return Err(fields.unsupported("rope_type", problem));
         }
     };

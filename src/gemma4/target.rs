@@ -18,7 +18,7 @@ use crate::{Error, Result};
 pub struct Target {
     config: TextConfig,
     layout: KvLayout,
-    fingerprint: Option<u64>, // `None`: of the weights here
+    fingerprint: Option<u64>, // `None`: computed from the weights here
     step: StepCost,
     ops: CpuOps,
     model: Option<TextModel<CpuOps>>, // `None`: it is on a device
@@ -35,7 +35,7 @@ impl Target {
         Ok(Self { model: Some(model), ..target })
     }
 
-    /// Loads a checkpoint to where `to` is, tensor by tensor. What is returned beside the weights has none.
+    /// Loads a checkpoint to `to`, tensor by tensor. The returned host module has no weights.
     ///
     /// # Errors
     /// As [`Target::load`], or those of `to`.
@@ -59,7 +59,7 @@ impl Target {
         let shape = [config.vocab_size, hidden];
         let embedding = loader
             .embedding("embed_tokens.weight", shape, table_use, |element| round_to(element, (hidden as f32).sqrt()))?;
-        // Of what is not here afterwards.
+        // Computed before the weights are moved.
         let uploads = to.weight_use() == WeightUse::Upload;
         let fingerprint = uploads.then(|| fingerprint(&config, &embedding)).transpose()?;
         let embed_tokens = to.embedding(embedding)?;
@@ -77,7 +77,7 @@ impl Target {
         })?;
         let inner = || checkpoint.names().iter().any(|name| is_inner_assistants(name));
         if checkpoint.gguf().is_some() && inner() {
-            tracing::warn!(path = %checkpoint.path().display(), "the assistant inside the model's file is not used");
+            tracing::warn!(path = %checkpoint.path().display(), "the assistant inside the model's file is ignored");
         }
         let lm_head = match config.tie_word_embeddings {
             true => to.tied_head(&embed_tokens),
@@ -107,7 +107,7 @@ impl Target {
 
     /// The weights.
     ///
-    /// # Errors
+    /// If they are on a device.
     /// If they are on a device.
     pub(crate) fn model(&self) -> Result<&TextModel<CpuOps>> {
         self.model.as_ref().ok_or_else(|| on_device("target"))
@@ -175,7 +175,7 @@ impl Model for Target {
     }
 }
 
-/// Tells models apart: the configuration's checksum, and that of a few embedding rows, for models of one shape.
+/// Identifies a model: the configuration's checksum, and that of a few embedding rows, for models of the same shape.
 fn fingerprint(config: &TextConfig, embedding: &Embedding) -> Result<u64> {
     let mut sums = [crc32fast::Hasher::new(), crc32fast::Hasher::new()];
     sums[0].update(format!("{:?}", config).as_bytes());
@@ -188,7 +188,7 @@ fn fingerprint(config: &TextConfig, embedding: &Embedding) -> Result<u64> {
     Ok(config << 32 | weights)
 }
 
-/// The error for what the CPU does with the weights of a model that is on a device.
+/// The error for using weights on the CPU that are on a device.
 pub(super) fn on_device(model: &str) -> Error {
     let problem = format!("has the {model}'s weights; for passes on the CPU, load it without a device");
     Error::argument("device", problem)
@@ -201,7 +201,7 @@ pub(crate) fn is_tower(name: &str) -> bool {
         .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
 }
 
-/// The names of the output head, as published and as the nestings of the text model have it.
+/// The names of the output head: published, and nested in other ways.
 const HEADS: [&str; 4] =
     ["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight", "model.language_model.lm_head.weight"];
 

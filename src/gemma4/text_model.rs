@@ -8,7 +8,7 @@ use crate::Result;
 use crate::model::{Request, places};
 use crate::ops::Ops;
 
-/// Weights of a target, where `O` computes.
+/// Weights of a target on backend `O`.
 pub(crate) struct TextModel<O: Ops> {
     pub(super) config: TextConfig,
     pub(super) embed_tokens: O::Embedding,
@@ -19,7 +19,7 @@ pub(crate) struct TextModel<O: Ops> {
     pub(super) rotations: Rotations<O>,
 }
 
-/// What a pass leaves: logits and hidden states, if any row has them, and taps.
+/// Outputs of a pass: logits and hidden states, if any row has them, and taps.
 pub(crate) struct PassOutput<O: Ops> {
     pub(super) rows: Option<(O::Tensor, O::Tensor)>, // (rows, vocab) and (rows, hidden)
     pub(super) taps: Vec<O::Tensor>,
@@ -39,7 +39,7 @@ impl<O: Ops> TextModel<O> {
     /// One pass over `rows` rows, whose K and V are staged in `kv`.
     ///
     /// # Errors
-    /// If an id is outside the vocabulary, a number is not finite, or memory is exhausted.
+    /// If an id is outside the vocabulary, the model produced NaN or infinity, or memory is exhausted.
     pub(crate) fn forward(
         &self,
         ops: &O,
@@ -47,7 +47,7 @@ impl<O: Ops> TextModel<O> {
         kv: &mut O::Kv<'_>,
         request: &Request,
     ) -> Result<PassOutput<O>> {
-        let mut rows = Vec::from_iter(0..rows); // the rows that `h` has
+        let mut rows = Vec::from_iter(0..rows); // the rows in `h`
         let needed = request.rows();
         let own_kv_layers = self.config.num_own_kv_layers();
         let mut h = ops.embed(&self.embed_tokens, ids)?;

@@ -1,4 +1,4 @@
-//! The Hub's client: what of a repository is downloaded, into a cache in the layout of Hugging Face's own tools.
+//! The Hub client: downloads a repository's files into a cache in the layout of Hugging Face's own tools.
 
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
@@ -19,13 +19,14 @@ const DESCRIPTIONS: [&str; 5] =
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// The directory or GGUF file of a repository in the cache, complete.
+/// The repository's directory or GGUF file in the cache, complete.
 pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> {
     let cache = match &options.cache {
         // The client compares path components, so paths have to be absolute.
         Some(path) => std::path::absolute(path).map_err(Error::io(path))?,
         None => {
-            let problem = "is no directory here, and none is named for downloads; name one, or download it yourself";
+            let problem =
+                "does not exist, and no cache directory is set; set HubOptions::cache, or download it yourself";
             return Err(Error::file(name.repository, problem));
         }
     };
@@ -50,11 +51,11 @@ pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> 
         if missing != WEIGHTS || !has(INDEX) {
             return Err(Error::file(
                 name.repository,
-                format!("has no {missing}; this is no checkpoint in safetensors or GGUF"),
+                format!("has no {missing}; it is not a checkpoint in safetensors or GGUF"),
             ));
         }
     }
-    // Weights last: if they are present, everything is.
+    // Weights last: their presence means that the download is complete.
     for file in DESCRIPTIONS.into_iter().filter(|file| has(file)) {
         download.file(file)?;
     }
@@ -67,7 +68,7 @@ pub(super) fn download(name: Name<'_>, options: &HubOptions) -> Result<PathBuf> 
         download.file(WEIGHTS)?;
     }
     complete(&download.cache, name)
-        .ok_or_else(|| Error::file(name.repository, "was changed on the Hub while it was downloaded; start again"))
+        .ok_or_else(|| Error::file(name.repository, "changed on the Hub during the download; try again"))
 }
 
 /// The directory or the GGUF file of an earlier complete download.
@@ -103,7 +104,7 @@ struct Downloads<'a> {
 impl Downloads<'_> {
     /// The names of the repository's files.
     fn info(&self) -> Result<RepoInfo> {
-        // By hand, because the client's errors have no headers.
+        // Without the client, whose errors have no headers.
         let response = self.api.info_request().config().http_status_as_error(false).build().call();
         let mut response = response.map_err(|e| self.failed("", &ApiError::RequestError(Box::new(e))))?;
         let status = response.status().as_u16();
@@ -114,7 +115,7 @@ impl Downloads<'_> {
         response.body_mut().read_json().map_err(|e| self.failed("", &ApiError::RequestError(Box::new(e))))
     }
 
-    /// A GGUF file in all its parts; the first is what is loaded.
+    /// A GGUF file with all its parts; returns the first.
     fn gguf(&self, files: &[&str]) -> Result<PathBuf> {
         let Name { repository, tag } = self.name;
         let none = || Error::file(repository, format!("has no GGUF file{}; it has {}", tagged_as(tag), listed(files)));
@@ -124,18 +125,18 @@ impl Downloads<'_> {
             [one] => one,
             _ => {
                 let problem = format!("has several GGUF files{}", tagged_as(tag));
-                let remedy = format!("name one ({repository}:TAG, a part of its name, or the name without .gguf)");
+                let remedy = format!("choose one ({repository}:TAG, a part of its name, or the name without .gguf)");
                 return Err(Error::file(repository, format!("{problem}: {}; {remedy}", listed(&found))));
             }
         };
-        let parts = parts(file, files).ok_or_else(|| Error::file(repository, format!("lacks parts of {file}")))?;
+        let parts = parts(file, files).ok_or_else(|| Error::file(repository, format!("is missing parts of {file}")))?;
         let paths = parts.into_iter().map(|part| self.file(part)).collect::<Result<Vec<_>>>()?;
         paths.into_iter().next().ok_or_else(none)
     }
 
     fn file(&self, name: &str) -> Result<PathBuf> {
         if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
-            return Err(Error::file(self.name.repository, format!("names a file {name:?}, which is not below it")));
+            return Err(Error::file(self.name.repository, format!("lists a file {name:?} outside the repository")));
         }
         if let Some(path) = self.cache.get(name) {
             return Ok(path);
@@ -144,7 +145,7 @@ impl Downloads<'_> {
         loop {
             let file = name.to_owned();
             let listener = Listener { progress: self.options.progress.clone(), file, done: 0, total: 0 };
-            // Not by the client's own retries: one that broke off before its first byte would append the whole file.
+            // Not with the client's retries: one that failed before its first byte would append the whole file.
             match self.api.download_with_progress(name, listener) {
                 Ok(path) => return Ok(path),
                 Err(error) if status(&error) == Some(429) => {
@@ -159,8 +160,7 @@ impl Downloads<'_> {
         }
     }
 
-    /// The seconds after which the server lets the file `name` be downloaded, asked for once more: the client's errors have
-    /// no headers.
+    /// The server's retry delay for the file `name` in seconds, from another request: the client's errors have no headers.
     fn wait(&self, name: &str) -> Option<u64> {
         let request = self.api.info_request().uri(self.api.url(name)).header("range", "bytes=0-0");
         let response = request.config().http_status_as_error(false).build().call().ok()?;
@@ -177,7 +177,7 @@ impl Downloads<'_> {
         }
     }
 
-    /// The server refused to answer, and named the seconds to `wait` or not.
+    /// The server's refusal, with the retry delay in seconds if it sent one.
     fn refused(&self, what: &str, status: u16, wait: Option<u64>) -> Error {
         let (repository, endpoint) = (self.name.repository, &self.options.endpoint);
         let remedy = match (status, wait) {
@@ -187,22 +187,22 @@ impl Downloads<'_> {
                 "check the name; a repository that is not public or gated needs a token (hf auth login), and its terms \
                  accepted at {endpoint}/{repository}"
             ),
-            (429, Some(wait)) => format!("too many requests: try again in {wait} s, or give a token (hf auth login)"),
-            (429, None) => "too many requests: try again in some minutes, or give a token (hf auth login)".into(),
-            _ => "try again, it goes on where it stopped; or download it with hf download".into(),
+            (429, Some(wait)) => format!("too many requests: try again in {wait} s, or use a token (hf auth login)"),
+            (429, None) => "too many requests: try again in a few minutes, or use a token (hf auth login)".into(),
+            _ => "try again to resume, or download it with hf download".into(),
         };
         let problem = format!("cannot be downloaded from {endpoint}{what}: http status {status}; {remedy}");
         Error::file(repository, problem)
     }
 }
 
-/// Before the first retry; each one waits longer by this.
+/// Delay before the first retry; it grows by this with each one.
 const RETRY_WAIT: Duration = Duration::from_millis(500);
 
-/// The header that says when to try again.
+/// The header with the retry delay.
 const RETRY_AFTER: &str = "retry-after";
 
-/// The seconds to wait that the header says, as a number or as a date.
+/// The seconds to wait in the header, a number or a date.
 fn seconds(header: &str) -> Option<u64> {
     header.trim().parse().ok().or_else(|| {
         let date = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(header).ok()?;
@@ -214,7 +214,7 @@ fn tagged_as(tag: Option<&str>) -> String {
     tag.map_or(String::new(), |tag| format!(" with {tag:?} in its name"))
 }
 
-/// File names for an error of one line.
+/// File names, for a one-line error.
 fn listed(files: &[&str]) -> String {
     const SHOWN: usize = 24;
     let files: Vec<&str> = files.iter().copied().filter(|file| file.ends_with(".gguf")).collect();
@@ -225,7 +225,7 @@ fn listed(files: &[&str]) -> String {
     }
 }
 
-/// The HTTP status that an error is.
+/// The HTTP status of an error.
 fn status(error: &ApiError) -> Option<u16> {
     let text = error.to_string();
     text.rsplit_once("http status: ").and_then(|(_, status)| status.trim().parse().ok())
@@ -257,7 +257,5 @@ impl hf_hub::api::Progress for Listener {
 /// One line: the error and the remedy.
 fn problem(at: &str, error: &ApiError) -> String {
     let error = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-    format!(
-        "cannot be downloaded from {at}: {error}; try again, it goes on where it stopped; or download it with hf download"
-    )
+    format!("cannot be downloaded from {at}: {error}; try again to resume, or download it with hf download")
 }

@@ -1,11 +1,11 @@
-//! Which of a repository's GGUF files is meant.
+//! Selects GGUF files of a repository by tag.
 
 use std::path::Path;
 
 use crate::checkpoint::is_assistants_name;
 
-/// The models among `files` with `tag` in their names, or all without a tag; of split ones the first part. Projectors are no
-/// models, and assistants are left out where a target is there. A file whose name is the tag is the only one.
+/// The models among `files` with `tag` in their names, or all without a tag; of split ones the first part. Projectors are
+/// excluded, and assistants if there is a target. A file whose name is exactly the tag is the only result.
 pub(super) fn tagged<'a>(files: &[&'a str], tag: Option<&str>) -> Vec<&'a str> {
     let models = files.iter().copied().filter(|file| {
         let name = file_name(file);
@@ -30,7 +30,7 @@ pub(super) fn parts<'a>(first: &'a str, files: &[&'a str]) -> Option<Vec<&'a str
     (1..=count).map(|number| files.iter().copied().find(|file| *file == named(number))).collect()
 }
 
-/// The files in a directory and in the directories in it, by their paths from there.
+/// The files in a directory and its direct subdirectories, as relative paths.
 pub(super) fn in_directory(directory: &Path) -> Vec<String> {
     let names = |of: &Path| -> Vec<String> {
         let entries = std::fs::read_dir(of).into_iter().flatten().filter_map(|entry| entry.ok());
@@ -40,7 +40,7 @@ pub(super) fn in_directory(directory: &Path) -> Vec<String> {
     for name in names(directory) {
         match directory.join(&name) {
             path if path.is_dir() => files.extend(names(&path).into_iter().map(|file| format!("{name}/{file}"))),
-            path if path.exists() => files.push(name), // no link that leads nowhere
+            path if path.exists() => files.push(name), // not a dangling link
             _ => {}
         }
     }
@@ -51,7 +51,7 @@ pub(super) fn in_directory(directory: &Path) -> Vec<String> {
 /// Bytes of `-00001-of-00003.gguf`.
 const SUFFIX: usize = 20;
 
-/// Number and count of a split file's part. Of thousands of parts, no file is.
+/// Number and count of a split file's part. No file has thousands of parts.
 fn part(name: &str) -> Option<(usize, usize)> {
     let suffix = name.get(name.len().checked_sub(SUFFIX)?..)?;
     let (number, count) = suffix.strip_prefix('-')?.strip_suffix(".gguf")?.split_once("-of-")?;
@@ -99,10 +99,10 @@ mod tests {
         assert_eq!(found("q4_k_s"), [FILES[2]]);
         assert_eq!(found("Q4_K_XL"), [FILES[3]]);
         assert_eq!(found("UD-Q4_K_XL"), [FILES[3]]);
-        assert_eq!(found("Q4_K"), [""; 0], "no beginning of a tag");
-        assert_eq!(found("K_M"), [""; 0], "no end of a tag");
-        assert_eq!(found("Q8_0"), [FILES[4], FILES[5]], "no projector, no assistant");
-        assert_eq!(found("gemma-4-E2B-it-Q8_0"), [FILES[4]], "the one of that name");
+        assert_eq!(found("Q4_K"), [""; 0], "not a tag's prefix");
+        assert_eq!(found("K_M"), [""; 0], "not a tag's suffix");
+        assert_eq!(found("Q8_0"), [FILES[4], FILES[5]], "neither projectors nor assistants");
+        assert_eq!(found("gemma-4-E2B-it-Q8_0"), [FILES[4]], "the file of that name");
         assert_eq!(found("mtp-gemma-4-E2B-it-Q8_0"), [FILES[7]]);
         assert_eq!(found("BF16"), [FILES[8]]);
         assert_eq!(tagged(&FILES, None).len(), 7);

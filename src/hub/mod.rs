@@ -16,12 +16,12 @@ use crate::Result;
 pub struct HubOptions {
     /// The Hub, or a mirror of it. Default: `https://huggingface.co`.
     pub endpoint: String,
-    /// Directory of the downloads, in the layout that Hugging Face's own tools use (theirs is `.cache/huggingface/hub`
-    /// in the home directory; give that, and nothing is downloaded twice). Default: none; nothing is downloaded.
+    /// Download directory, in the layout of Hugging Face's own tools (theirs is `.cache/huggingface/hub` in the home directory;
+    /// use that to download nothing twice). Default: none; nothing is downloaded.
     pub cache: Option<PathBuf>,
-    /// Access token for repositories that are not public. Default: the one stored by `hf auth login` beside the cache.
+    /// Access token for private and gated repositories. Default: the one stored by `hf auth login` next to the cache.
     pub token: Option<String>,
-    /// How often a download that broke off is taken up again, where it stopped, before that is an error. Default: 3.
+    /// How often an interrupted download is resumed before it is an error. Default: 3.
     pub retries: usize,
     /// Called as a file is downloaded. Default: none.
     pub progress: Option<OnDownload>,
@@ -41,18 +41,18 @@ pub type OnDownload = Arc<dyn Fn(Download<'_>) + Send + Sync>;
 pub struct Download<'a> {
     /// Name of the file in its repository.
     pub file: &'a str,
-    /// Bytes present, those of an interrupted earlier download included.
+    /// Bytes present, including those of an interrupted earlier download.
     pub done: u64,
     /// Bytes of the file.
     pub total: u64,
 }
 
-/// The directory or GGUF file of a checkpoint: `path` itself if it exists or cannot be a name on the Hub, else the Hub's,
-/// downloaded (feature `hub`). `owner/name:TAG` is the GGUF file with that tag in its name (`Q4_K_M`), in all its parts;
-/// without a tag, a repository without safetensors has to have one GGUF file only.
+/// The directory or GGUF file of a checkpoint: `path` itself if it exists or cannot be a name on the Hub, else downloaded from
+/// the Hub (feature `hub`). `owner/name:TAG` is the GGUF file with that tag in its name (`Q4_K_M`), with all its parts; without a
+/// tag, a repository without safetensors must have exactly one GGUF file.
 ///
 /// # Errors
-/// If `path` is a name on the Hub and the build cannot download, or the download fails; the error says what to do.
+/// If `path` is a name on the Hub and the build cannot download, or the download fails; the error contains a remedy.
 pub fn resolve(path: &Path) -> Result<PathBuf> {
     resolve_with(path, &HubOptions::default())
 }
@@ -76,7 +76,7 @@ struct Name<'a> {
     tag: Option<&'a str>,
 }
 
-/// `owner/name` or `owner/name:tag`, if that is what `path` is.
+/// Parses `owner/name` or `owner/name:tag`.
 fn name(path: &Path) -> Option<Name<'_>> {
     let whole = path.to_str()?;
     let (repository, tag) = match whole.split_once(':') {
@@ -96,7 +96,7 @@ fn name(path: &Path) -> Option<Name<'_>> {
 fn download(Name { repository, tag }: Name<'_>, _: &HubOptions) -> Result<PathBuf> {
     let files = tag.map_or(String::new(), |tag| format!(" --include \"*{tag}*.gguf\""));
     let command = format!("hf download {repository}{files} --local-dir models/{repository}");
-    Err(crate::Error::file(repository, format!("is no directory here; download it: {command}")))
+    Err(crate::Error::file(repository, format!("does not exist; download it with: {command}")))
 }
 
 #[cfg(feature = "hub")]

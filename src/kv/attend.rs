@@ -42,8 +42,8 @@ struct SplitTask<'a> {
     output: &'a mut [f32],            // (rows, group, head_dim)
 }
 
-/// The attention of `q` `(rows, heads, head_dim)`: `(rows, heads * head_dim)`. `at(row)` is `position..end`: the
-/// query's position, and the first masked one (its own is visible if `end` is beyond it).
+/// The attention of `q` `(rows, heads, head_dim)`: `(rows, heads * head_dim)`. `at(row)` is `position..end`: the query's
+/// position, and the first masked one (its own is visible if `end` is after it).
 pub(super) fn attend(
     cache: &KvCache,
     store: &Store,
@@ -155,7 +155,7 @@ impl<'a> Queries<'a> {
     }
 }
 
-/// Words of a quantized query: those for stored keys, then those for quantized V where it serves as K (K = V).
+/// Words of a quantized query: those for stored keys, then those for quantized V serving as K (K = V).
 fn words_per_query(store: &Store) -> usize {
     let words =
         |quantization: Option<_>| quantization.map_or(0, |(format, groups)| QuantizedQuery::word_count(format, groups));
@@ -191,7 +191,7 @@ fn attend_split(cache: &KvCache, store: &Store, all: &Queries<'_>, task: SplitTa
                 }
             }
             if len > 0 {
-                // Quantized K or V is read in whole pages; the other side has to match.
+                // Quantized K or V is read in whole pages; the other side must match.
                 let len = if reading == Reading::Quantized { PAGE } else { len };
                 let block = store.block(reading, (page, task.kv_head, len), &cache.angles, &mut assembled);
                 attend_block(cache.isa, block, &mut queries, &mut scratch);

@@ -34,10 +34,10 @@ impl<'a> Batch<'a> {
     /// Adds a segment: the rows of one sequence, whose tokens are `ids`, staged in `round`.
     ///
     /// # Errors
-    /// If there are not as many ids as the round has rows.
+    /// If the ids and the round's rows differ in number.
     pub fn push(&mut self, ids: &[u32], round: Round<'a>) -> Result<()> {
         if ids.len() != round.rows() {
-            return Err(Error::argument("ids", format!("are {} for a round of {} rows", ids.len(), round.rows())));
+            return Err(Error::argument("ids", format!("{} ids for a round of {} rows", ids.len(), round.rows())));
         }
         self.ids.extend(ids);
         self.rounds.push(round);

@@ -12,7 +12,7 @@ use super::ring::Retention;
 use crate::nn::{cast, cast_mut};
 use crate::{Error, Result};
 
-/// K or V of one layer. Position `p` lies in page `p / PAGE`. A clone shares the pages.
+/// K or V of one layer. Position `p` is in page `p / PAGE`. A clone shares the pages.
 #[derive(Clone)]
 pub(super) struct ExactRows {
     element: ElementType,
@@ -34,7 +34,7 @@ impl ExactRows {
     /// Allocates pages for `positions` and makes them unique.
     ///
     /// # Errors
-    /// If the pool has no more memory.
+    /// If the pool is exhausted.
     pub(super) fn reserve(&mut self, pool: &PagePool, positions: Range<usize>) -> Result<()> {
         let (end, bytes) = (positions.end, PAGE * self.bytes_per_position());
         while self.pages.len() < self.retention.held(end.div_ceil(PAGE)) {
@@ -79,7 +79,7 @@ impl ExactRows {
         elements.slice(start..start + len * self.head_dim)
     }
 
-    /// The pages that hold the positions below `end`.
+    /// The pages of the positions below `end`.
     pub(super) fn pages(&self, end: usize) -> &[SharedPage] {
         &self.pages[..self.retention.held(end.div_ceil(PAGE))]
     }

@@ -19,7 +19,7 @@ impl KvCache {
         self.stores.iter().map(|store| store.bytes_at(len)).fold(0, usize::saturating_add)
     }
 
-    /// Fills an empty cache of the same layout and options with what [`KvCache::write_to`] wrote at `len` positions.
+    /// Fills an empty cache of the same layout and options from [`KvCache::write_to`]'s output at `len` positions.
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory) inside an `io::Error`; or those of `from`.
@@ -35,7 +35,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Sets the length of a cache whose rows are on a device, loaded there already.
+    /// Sets the length of a cache whose rows are already on a device.
     pub(crate) fn count(&mut self, len: usize) {
         (self.len, self.written) = (len, len);
     }

@@ -65,25 +65,25 @@ impl FromStr for KvFormat {
                 return Err(Error::argument("K/V format", problem));
             }
             "turbo4-legacy" => {
-                let problem = "turbo4-legacy can be read, not written: its levels are 1.5 times too narrow; use turbo4";
+                let problem = "turbo4-legacy is load-only: its levels are 1.5 times too narrow; use turbo4";
                 return Err(Error::argument("K/V format", problem));
             }
             other => other,
         };
         Self::all().find(|format| format.to_string() == canonical).ok_or_else(|| {
             let names: Vec<_> = Self::all().map(|format| format.to_string()).collect();
-            Error::argument("K/V format", format!("{name:?} is unknown; there are {}", names.join(", ")))
+            Error::argument("K/V format", format!("{name:?} is unknown; expected one of {}", names.join(", ")))
         })
     }
 }
 
-/// Rows of a quantized store that stay exact: attention weights are largest on the first and the newest positions, and
-/// so is the error of quantizing them.
+/// Rows of a quantized store that stay exact: attention weights are largest on the first and the last positions, and so is the
+/// error of quantizing them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExactZones {
     /// The first positions, at most 128. Default: 64.
     pub head: usize,
-    /// The newest positions, besides a query's own. A page is quantized once all of it is older. Default: 512.
+    /// The last positions, besides a query's own. A page is quantized once all of it is older. Default: 512.
     pub tail: usize,
     /// Type of the exact rows. Default: f16.
     pub element: ElementType,
@@ -113,7 +113,7 @@ impl KvPreset {
     /// Every preset, the largest first.
     pub const ALL: [Self; 4] = [Self::Exact, Self::Quality, Self::Balanced, Self::Compact];
 
-    /// Its name on command lines.
+    /// Its command line name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
@@ -123,7 +123,7 @@ impl KvPreset {
         }
     }
 
-    /// Format of the keys, of the values, and what stays exact.
+    /// Key format, value format, and exact zones.
     pub fn formats(self) -> (KvFormat, KvFormat, ExactZones) {
         let zones = ExactZones::default();
         match self {
@@ -142,7 +142,7 @@ impl FromStr for KvPreset {
 
     fn from_str(name: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|preset| preset.name() == name);
-        let unknown = || format!("{name:?} is unknown; there are exact, quality, balanced and compact");
+        let unknown = || format!("{name:?} is unknown; expected one of exact, quality, balanced, compact");
         found.ok_or_else(|| Error::argument("K/V preset", unknown()))
     }
 }

@@ -1,7 +1,7 @@
 //! K = V: layers whose K and V come from one projection.
 //!
-//! V is the normalized vector; K is V times the key norm's weight, rotated at its position. So V alone is stored, as
-//! far as its format allows:
+//! V is the normalized vector; K is V times the key norm's weight, rotated at its position. So only V is stored, as far as its
+//! format allows:
 //!
 //! * Exact formats store V and compute K while reading. [`AngleTable`] holds cosines and sines once for all layers and
 //!   heads: 512 bytes per position, against tens of KiB of V.
@@ -34,7 +34,7 @@ impl AngleTable {
     /// Extends the table to the positions below `end`.
     ///
     /// # Errors
-    /// If the pool has no more memory.
+    /// If the pool is exhausted.
     pub(super) fn reserve(&mut self, pool: &PagePool, end: usize) -> Result<()> {
         while self.pages.len() < end.div_ceil(PAGE) {
             let rotary = Rotary::new(self.inverse_frequencies.clone(), self.isa);
@@ -75,7 +75,7 @@ impl AngleTable {
 /// Channel order of a K = V layer with the rotary channels first, and the query weight that lets V serve as K.
 #[derive(Clone)]
 pub(crate) struct RotaryFirst {
-    /// `order[i]` is the model's channel at place `i`.
+    /// `order[i]` is the model's channel at index `i`.
     order: Vec<usize>,
     /// Rotary channels: the first of `order`.
     rotary_channels: usize,
@@ -84,7 +84,7 @@ pub(crate) struct RotaryFirst {
 }
 
 impl RotaryFirst {
-    /// The order for a store with `pairs` rotary pairs; `None` if K != V, or the rotary channels are no whole number of
+    /// The order for a store with `pairs` rotary pairs; `None` if K != V, or the rotary channels are not a whole number of
     /// rotation groups.
     pub(crate) fn of(store: &StoreLayout, pairs: usize) -> Option<Self> {
         let (width, rotary_channels) = (store.head_dim, 2 * pairs);

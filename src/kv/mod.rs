@@ -1,4 +1,4 @@
-//! The KV cache. It owns all of K and V; attention is one of its operations, so no other module depends on the layout.
+//! The KV cache. It owns all K and V; attention is one of its operations, so no other module depends on the layout.
 //!
 //! * [`KvCache`] holds the rows of every layer that computes K and V; KV-shared layers and the drafter read a donor's.
 //! * [`SequenceState`] is what a round can roll back: the cache, and the recurrent state of a model that has one.
@@ -52,9 +52,9 @@ pub struct StoreLayout {
     pub num_kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Positions that a query sees, its own included; `None` sees all.
+    /// Positions that a query sees, including its own; `None` sees all.
     pub window: Option<usize>,
-    /// The key norm's weight `(head_dim)` if the layer's K is its V, normed and rotated: V alone is stored then.
+    /// The key norm's weight `(head_dim)` if the layer's K is its V, normed and rotated: only V is stored then.
     pub k_eq_v: Option<Vec<f32>>,
 }
 
@@ -70,7 +70,7 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
-    /// Stands for the store of a layer without K and V.
+    /// The store index of a layer without K and V.
     pub const NO_STORE: usize = usize::MAX;
 }
 
@@ -147,17 +147,17 @@ impl KvCache {
         }
     }
 
-    /// Truncates to the first `len` positions. It is possible while no row that a query there reads was overwritten: a
-    /// ring retains the rows of one round beyond its window, and an exact tail likewise.
+    /// Truncates to the first `len` positions. This requires that no row that a query there reads was overwritten: a ring retains
+    /// the rows of one round beyond its window, and so does an exact tail.
     ///
     /// # Errors
     /// If there are fewer positions, or such a row was overwritten. Nothing changes then.
     pub fn rewind(&mut self, len: usize) -> Result<()> {
         if len > self.len || !self.stores.iter().all(|store| store.holds(len, self.written)) {
-            let problem = format!("{} positions cannot be taken back to {len}", self.len);
+            let problem = format!("{} positions cannot be truncated to {len}", self.len);
             return Err(Error::argument(
                 "len",
-                format!("{problem}: rows of a sliding window were overwritten; begin a new session"),
+                format!("{problem}: rows of a sliding window were overwritten; start a new session"),
             ));
         }
         self.len = len;
@@ -179,7 +179,7 @@ impl KvCache {
         self.len == 0
     }
 
-    /// Positions that fit.
+    /// Maximum number of positions.
     pub fn max_context(&self) -> usize {
         self.max_context
     }
@@ -200,10 +200,7 @@ impl KvCache {
     pub fn begin_round(&mut self, rows: usize) -> Result<Round<'_>> {
         if rows == 0 || rows > self.max_round_rows {
             let limit = self.max_round_rows;
-            return Err(Error::argument(
-                "rows",
-                format!("are {rows}, must be from 1 to {limit}, for which the cache was made"),
-            ));
+            return Err(Error::argument("rows", format!("must be from 1 to {limit}, the cache's limit, not {rows}")));
         }
         if self.len + rows > self.max_context {
             return Err(Error::Context { needed: self.len + rows, limit: self.max_context });
@@ -211,7 +208,7 @@ impl KvCache {
         Ok(Round::new(self, rows))
     }
 
-    /// The committed rows, for queries at the position that follows them.
+    /// The committed rows, for queries at the next position.
     pub fn committed(&self) -> Committed<'_> {
         Committed::new(self)
     }
@@ -243,7 +240,7 @@ impl KvCache {
         self.stores.iter().map(|store| store.bytes_at(end)).fold(angles, usize::saturating_add)
     }
 
-    /// An upper bound of the pages that a round of `rows` rows takes, copies of shared ones included.
+    /// An upper bound of the page bytes that a round of `rows` rows takes, including copies of shared pages.
     pub(crate) fn bytes_of_round(&self, rows: usize) -> usize {
         let pages = if rows > 0 { rows.div_ceil(PAGE) + 1 } else { 0 };
         self.stores.iter().map(|store| store.bytes_at(PAGE)).sum::<usize>() * pages

@@ -18,7 +18,7 @@ pub struct KvOptions {
     pub layers: Vec<LayerFormat>,
     /// Storage of layers with K = V. Default: V alone.
     pub k_eq_v: KEqV,
-    /// Positions that fit. Default: the model's maximum, or the largest that fits memory.
+    /// Maximum positions. Default: the model's maximum, or the largest that fits memory.
     pub max_context: Option<usize>,
     /// Rows that one round may stage (a prefill chunk, a verify batch). Sliding layers retain this many rows beyond
     /// their window, so that a round can be rolled back. Default: 512.
@@ -105,13 +105,13 @@ impl KvOptions {
         let own =
             |layer: usize| donor(layer) == Some(layer) && layout.store_of_layer.get(layer) != Some(&KvLayout::NO_STORE);
         if let Some(LayerFormat { layer, .. }) = self.layers.iter().find(|format| !own(format.layer)) {
-            let problem = format!("layer {layer} computes no K and V; name one that does");
+            let problem = format!("layer {layer} has no K/V store of its own; name another layer");
             return Err(Error::argument("layers", problem));
         }
         Ok(())
     }
 
-    /// What decides about the bits of K and V, without limits of memory and context.
+    /// The options that determine the bits of K and V, without limits of memory and context.
     pub(crate) fn without_limits(&self) -> Self {
         Self { max_context: None, memory: None, ..self.clone() }
     }
@@ -137,7 +137,7 @@ impl KvOptions {
                 remedy: SMALLER.into(),
             });
         }
-        tracing::warn!(model = requested, fits, "the model's context does not fit memory; using the largest that does");
+        tracing::warn!(model = requested, fits, "the model's context does not fit memory; using the largest that fits");
         Ok(fits)
     }
 }

@@ -1,4 +1,4 @@
-//! Pages of K and V: memory that the sequences of an engine share, under one limit.
+//! Pages of K and V: memory shared by the sequences of an engine, under one limit.
 //!
 //! Pages are reference-counted and copied on write ([`PagePool::make_unique`]). A page returns to the pool when its
 //! last reference is dropped, and is zeroed when it is reused.
@@ -33,13 +33,13 @@ pub(super) struct Page {
 }
 
 impl PagePool {
-    /// A pool that hands out at most `limit` bytes; `None` leaves the limit to the system.
+    /// A pool of at most `limit` bytes; `None` leaves the limit to the system.
     pub fn new(limit: Option<u64>) -> Self {
         let (arena, free) = (Arena::default(), HashMap::new());
         Self { shared: Arc::new(Mutex::new(Shared { limit, held: 0, arena, free })) }
     }
 
-    /// The most bytes of pages in use; `None` leaves it to the system.
+    /// Maximum bytes of pages in use; `None` leaves it to the system.
     pub fn limit(&self) -> Option<u64> {
         self.shared.lock().limit
     }
@@ -49,7 +49,7 @@ impl PagePool {
         self.shared.lock().held
     }
 
-    /// Bytes left under the limit; `None` without one.
+    /// Bytes available under the limit; `None` without one.
     pub fn available(&self) -> Option<u64> {
         let shared = self.shared.lock();
         shared.limit.map(|limit| limit.saturating_sub(shared.held))
@@ -133,7 +133,7 @@ mod tests {
         let third = pool.take(4096).expect("a page");
         assert!(pool.take(1).is_none() && pool.make_unique(&mut third.clone()).is_none());
         drop(first);
-        let reused = pool.take(4096).expect("the page that was given back");
+        let reused = pool.take(4096).expect("the returned page");
         assert!(reused.as_slice().iter().all(|byte| *byte == 0));
         drop((fork, third, reused));
         assert_eq!((pool.held(), pool.available()), (0, Some(3 * 4096)));

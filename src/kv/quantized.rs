@@ -1,7 +1,7 @@
 //! TurboQuant K or V: quantized pages between an exact head and an exact tail.
 //!
-//! Every row is rotated once, on append, the exact ones too: exact and quantized keys are scored by the same rotated
-//! query, and exact and quantized values are summed in one output, rotated back once.
+//! Every row is rotated once, on append, including exact ones: exact and quantized keys are scored by the same rotated query, and
+//! exact and quantized values are summed in one output, rotated back once.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use super::{KvOptions, PAGE};
 use crate::nn::{cast, cast_mut};
 use crate::{Error, Result};
 
-/// K or V of one layer: exact first and newest rows, quantized pages between them. A clone shares the pages.
+/// K or V of one layer: exact first and last rows, quantized pages between them. A clone shares the pages.
 #[derive(Clone)]
 pub(super) struct QuantizedKv {
     layout: PageLayout,
@@ -36,7 +36,7 @@ pub(super) struct QuantizedKv {
 
 impl QuantizedKv {
     /// # Errors
-    /// If `head_dim` is no multiple of 16.
+    /// If `head_dim` is not a multiple of 16.
     pub(super) fn new(
         (format, side): (CodeFormat, Side),
         (num_kv_heads, head_dim): (usize, usize),
@@ -45,7 +45,7 @@ impl QuantizedKv {
     ) -> Result<Self> {
         let groups = RotationGroups::of(head_dim).ok_or_else(|| {
             let what = format!("K/V heads of {head_dim} channels in {}", format.name());
-            Error::Unsupported { path: None, what, problem: "are no multiple of 16; use f16, bf16 or f32".into() }
+            Error::Unsupported { path: None, what, problem: "are not a multiple of 16; use f16, bf16 or f32".into() }
         })?;
         let zones = options.exact;
         let whole = Retention::zones(zones, options.max_round_rows);
@@ -62,10 +62,10 @@ impl QuantizedKv {
         self.groups
     }
 
-    /// Allocates the pages that a write of `positions` touches, quantized ones too, and makes them unique.
+    /// Allocates the pages that a write of `positions` touches, including quantized ones, and makes them unique.
     ///
     /// # Errors
-    /// If the pool has no more memory.
+    /// If the pool is exhausted.
     pub(super) fn reserve(&mut self, pool: &PagePool, positions: Range<usize>) -> Result<()> {
         let Range { start, end } = positions;
         self.exact.reserve(pool, start..end)?;
@@ -113,7 +113,7 @@ impl QuantizedKv {
                 let (codes, halves) = page_mut(page_of_head).split_at_mut(layout.code_bytes());
                 let (scales, mean) = cast_mut(halves).split_at_mut(layout.scales());
                 let quantized = encode_page(isa, layout, &rows, PageMut { codes, scales, mean });
-                debug_assert!(quantized.is_ok(), "`Round::append` rejects rows that are not finite");
+                debug_assert!(quantized.is_ok(), "`Round::append` rejects NaN and infinity");
             });
         }
         self.quantized_pages = first_exact_page(end, self.zones.tail);
@@ -132,7 +132,7 @@ impl QuantizedKv {
         Page::new(self.layout, codes, scales, mean)
     }
 
-    /// The pages that hold the positions below `end`: exact ones, then quantized ones.
+    /// The pages of the positions below `end`: exact ones, then quantized ones.
     pub(super) fn pages(&self, end: usize) -> impl Iterator<Item = &SharedPage> {
         self.exact.pages(end).iter().chain(&self.pages[..self.num_pages(end) * self.num_kv_heads])
     }

@@ -16,7 +16,7 @@ pub(super) fn visible(window: Option<usize>, at: Range<usize>) -> Range<usize> {
 pub(crate) enum Retention {
     /// All.
     All,
-    /// The first `pinned`, and a ring of the newest `newest` of the others.
+    /// The first `pinned`, and a ring of the last `newest` of the others.
     Ring { pinned: usize, newest: usize },
 }
 
@@ -67,8 +67,8 @@ impl Retention {
     }
 }
 
-/// The first page of the exact tail of a query at `position` in a quantized store: whole pages older than the newest
-/// `tail` keys are read quantized.
+/// The first page of the exact tail of a query at `position` in a quantized store: whole pages older than the last `tail` keys
+/// are read quantized.
 pub(crate) fn first_exact_page(position: usize, tail: usize) -> usize {
     position.saturating_sub(tail) / PAGE
 }

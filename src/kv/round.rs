@@ -1,10 +1,10 @@
 //! Rounds: rows are staged, then committed or rolled back.
 //!
-//! Invariants: a query of a round reads the same rows as without speculation; after `commit(n)` the cache equals one to
-//! which only those `n` rows were appended; `commit` cannot fail; dropping a round rolls it back.
+//! Invariants: a query of a round reads the same rows as without speculation; after `commit(n)` the cache equals one to which
+//! only those `n` rows were appended; `commit` cannot fail; dropping a round rolls it back.
 //!
-//! Rollback copies nothing, in a ring either: a ring holds a window and a whole round, so staged rows overwrite only
-//! positions outside every window.
+//! Rollback copies nothing, even in a ring: a ring holds a window and a whole round, so staged rows overwrite only positions
+//! outside every window.
 
 use std::any::Any;
 
@@ -15,7 +15,7 @@ use super::{KvCache, Recurrent, attend};
 use crate::nn::F32View;
 use crate::{Error, Result};
 
-/// The largest magnitude that every format represents: that of `f16`. Normalized K and V stay far below it.
+/// The largest magnitude representable in every format: that of `f16`. Normalized K and V stay far below it.
 const LARGEST: f32 = 65504.0;
 
 /// The cache operations of a decoder layer.
@@ -35,12 +35,12 @@ pub trait KvAccess {
     /// The positions of the rows that have queries.
     fn positions(&self) -> Vec<usize>;
 
-    /// From here on only `rows` of the pass, ascending, have queries.
+    /// Restricts the rest of the pass to queries of `rows`, ascending.
     ///
     /// # Errors
-    /// If the access is that of one sequence, all of whose rows have some.
+    /// If the access is that of one sequence, all of whose rows have queries.
     fn narrow(&mut self, rows: &[usize]) -> Result<()> {
-        Err(Error::argument("rows", format!("{rows:?} cannot be selected here; use a batch")))
+        Err(Error::argument("rows", format!("{rows:?} cannot be selected in a single round; use a batch")))
     }
 }
 
@@ -50,7 +50,7 @@ pub struct Round<'a> {
     cache: &'a mut KvCache,
     recurrent: Option<&'a mut dyn Recurrent>,
     rows: usize,
-    fewest: usize, // rows that a commit keeps at least, unless none
+    fewest: usize, // minimum rows of a non-empty commit
 }
 
 impl<'a> Round<'a> {
@@ -58,7 +58,7 @@ impl<'a> Round<'a> {
         Self { cache, recurrent: None, rows, fewest: 0 }
     }
 
-    /// Only all rows can be committed.
+    /// Restricts commits to all rows or none.
     pub(super) fn commit_whole(&mut self) {
         self.fewest = self.rows;
     }
@@ -76,7 +76,7 @@ impl<'a> Round<'a> {
 
     /// The same round, for a pass to stage rows in.
     pub(crate) fn reborrow(&mut self) -> Round<'_> {
-        // Not `as_deref_mut`: the object's own lifetime is to be shortened, too.
+        // Not `as_deref_mut`: the object's own lifetime must be shortened as well.
         let recurrent = self.recurrent.as_mut().map(|recurrent| &mut **recurrent as &mut dyn Recurrent);
         Round { cache: self.cache, recurrent, rows: self.rows, fewest: self.fewest }
     }
@@ -94,7 +94,7 @@ impl<'a> Round<'a> {
     /// Commits the first `keep` rows.
     ///
     /// # Panics
-    /// If fewer were staged, or the round is one of all rows or none.
+    /// If fewer were staged, or the round must be committed whole.
     pub fn commit(self, keep: usize) {
         assert!(self.can_commit(keep), "commit: {keep} of {} rows", self.rows);
         self.cache.len += keep;
@@ -128,7 +128,7 @@ impl KvAccess for Round<'_> {
         let shape = [self.rows, store.layout.num_kv_heads, store.layout.head_dim];
         for (tensor, name) in [(k, "K"), (v, "V")] {
             if tensor.dims() != shape {
-                let problem = format!("{name} of layer {layer} is {:?}, the store takes {shape:?}", tensor.dims());
+                let problem = format!("{name} of layer {layer} is {:?}, the store needs {shape:?}", tensor.dims());
                 return Err(candle_core::Error::Msg(problem).into());
             }
         }
@@ -188,7 +188,7 @@ impl<'a> Committed<'a> {
     }
 }
 
-/// [`Committed`] views as the layers of a drafter use them: its layer `i` reads the target's layer `donors[i]`.
+/// [`Committed`] views for the layers of a drafter: its layer `i` reads the target's layer `donors[i]`.
 pub struct Borrowed<'a> {
     /// The view of each row of the pass.
     pub committed: Vec<Committed<'a>>,

@@ -1,19 +1,19 @@
-//! The state of a sequence: what a round can roll back.
+//! The state of a sequence that a round can roll back.
 
 use std::any::Any;
 
 use super::{KvCache, Round};
 use crate::{Error, Result};
 
-/// State that a model updates row by row, instead of K and V or in addition: a recurrence, a convolution's window.
+/// State that a model updates row by row, instead of or besides K and V: a recurrence, a convolution's window.
 ///
-/// A staged row must not destroy the committed state, because most rounds reject some: implementations log the staged
-/// rows' inputs and replay the accepted ones, or keep a state for every row.
+/// A staged row must not destroy the committed state, because most rounds reject some: implementations log the staged rows'
+/// inputs and replay the accepted ones, or store a state per row.
 pub trait Recurrent: Any + Send + Sync {
-    /// Begins a round of `rows` rows after the committed ones; rows staged before and not committed are discarded.
+    /// Begins a round of `rows` rows after the committed ones; uncommitted rows of earlier rounds are discarded.
     fn begin(&mut self, rows: usize);
 
-    /// Begins a round that is committed as a whole or not at all, as a prompt's: no log of its rows is needed. Default:
+    /// Begins a round that is committed whole or not at all, such as a prompt's: its rows need no log. Default:
     /// [`Recurrent::begin`].
     fn begin_whole(&mut self, rows: usize) {
         self.begin(rows);
@@ -28,27 +28,27 @@ pub trait Recurrent: Any + Send + Sync {
     /// Bytes allocated.
     fn bytes(&self) -> usize;
 
-    /// The committed state as numbers, for a session file. Default: `None`, it cannot be saved.
+    /// The committed state as values, for a session file. Default: `None`, it cannot be saved.
     fn save(&self) -> Option<Vec<f32>> {
         None
     }
 
-    /// Fills an empty state with what [`Recurrent::save`] returned. Returns whether it was of such a state.
+    /// Fills an empty state from the values of [`Recurrent::save`]. Returns whether they fit.
     fn load(&mut self, numbers: &[f32]) -> bool {
         let _ = numbers;
         false
     }
 }
 
-/// The state of one sequence: K and V of its committed rows, and the model's recurrent state. It changes by [`Round`]s:
-/// begun, staged by a forward pass, committed in part or dropped.
+/// The state of one sequence: K and V of its committed rows, and the model's recurrent state. It changes by [`Round`]s: begun,
+/// staged by a forward pass, committed in part or dropped.
 pub struct SequenceState {
     kv: KvCache,
     recurrent: Option<Box<dyn Recurrent>>,
 }
 
 impl SequenceState {
-    /// The state of a model with K and V only.
+    /// The state of a model with only K and V.
     pub fn new(kv: KvCache) -> Self {
         Self { kv, recurrent: None }
     }
@@ -73,7 +73,7 @@ impl SequenceState {
         recurrent.downcast_ref()
     }
 
-    /// The recurrent state as numbers: none if there is no such state.
+    /// The recurrent state as values; empty if there is no such state.
     ///
     /// # Errors
     /// If it cannot be saved.
@@ -86,7 +86,7 @@ impl SequenceState {
         self.recurrent.as_ref().map_or(Ok(Vec::new()), |recurrent| recurrent.save().ok_or_else(unsupported))
     }
 
-    /// Fills an empty state with what [`SequenceState::save_recurrent`] returned. Returns whether it was of such a state.
+    /// Fills an empty state from the values of [`SequenceState::save_recurrent`]. Returns whether they fit.
     pub(crate) fn load_recurrent(&mut self, numbers: &[f32]) -> bool {
         self.recurrent.as_mut().map_or(numbers.is_empty(), |recurrent| recurrent.load(numbers))
     }
@@ -101,7 +101,7 @@ impl SequenceState {
         self.kv.is_empty()
     }
 
-    /// Positions that the context has left.
+    /// Positions left in the context.
     pub fn remaining(&self) -> usize {
         self.kv.max_context() - self.kv.len()
     }
@@ -111,7 +111,7 @@ impl SequenceState {
         self.kv.bytes() + self.recurrent_bytes()
     }
 
-    /// Those of the recurrent state, which are not the page pool's.
+    /// Bytes of the recurrent state, which are not in the page pool.
     pub(crate) fn recurrent_bytes(&self) -> usize {
         self.recurrent.as_ref().map_or(0, |recurrent| recurrent.bytes())
     }
@@ -129,7 +129,7 @@ impl SequenceState {
         Ok(round)
     }
 
-    /// Begins a round of `rows` new positions, of which all are committed or none.
+    /// Begins a round of `rows` new positions that is committed whole or not at all.
     ///
     /// # Errors
     /// As [`KvCache::begin_round`].
@@ -154,10 +154,10 @@ impl SequenceState {
     /// As [`KvCache::rewind`]; a recurrent state cannot be truncated.
     pub fn rewind(&mut self, len: usize) -> Result<()> {
         if self.recurrent.is_some() && len != self.kv.len() {
-            let problem = format!("{} positions cannot be taken back to {len}", self.kv.len());
+            let problem = format!("{} positions cannot be truncated to {len}", self.kv.len());
             return Err(Error::argument(
                 "len",
-                format!("{problem}: the model's state is recurrent; fork the session before"),
+                format!("{problem}: the model has a recurrent state; fork the session earlier"),
             ));
         }
         self.kv.rewind(len)

@@ -25,7 +25,7 @@ pub(super) struct Store {
     zones: ExactZones,
 }
 
-/// Where keys come from.
+/// Source of the keys.
 #[derive(Clone)]
 enum Keys {
     /// Stored as K.
@@ -99,7 +99,7 @@ impl Store {
         !matches!(self.keys, Keys::Stored(_))
     }
 
-    /// The channel order where quantized V serves as K.
+    /// The channel order if quantized V serves as K.
     pub(super) fn rotary_first(&self) -> Option<&RotaryFirst> {
         match &self.keys {
             Keys::RotaryStored(rotary_first, _) => Some(rotary_first),
@@ -168,8 +168,8 @@ impl Store {
         visible(self.layout.window, at)
     }
 
-    /// Of the `visible` rows of `page` (counted from the page's first), those that a query at `position` reads by
-    /// `reading`. It depends on the query's position only, so a row's bits do not depend on its batch.
+    /// Of the `visible` rows of `page` (counted from the page's first), those that a query at `position` reads by `reading`. It
+    /// depends only on the query's position, so a row's bits do not depend on its batch.
     pub(super) fn visible_in_page(
         &self,
         reading: Reading,
@@ -216,7 +216,7 @@ impl Store {
     /// Writes the K and V of the positions from `first` on, `(n, num_kv_heads, head_dim)` each.
     ///
     /// # Errors
-    /// If the pool has no more memory.
+    /// If the pool is exhausted.
     pub(super) fn write(&mut self, pool: &PagePool, isa: Isa, first: usize, k: &[f32], v: &[f32]) -> Result<()> {
         let end = first + k.len() / (self.layout.num_kv_heads * self.layout.head_dim);
         self.reserve(pool, first..end)?;
@@ -236,7 +236,7 @@ impl Store {
     /// Allocates pages for `positions` and makes them unique.
     ///
     /// # Errors
-    /// If the pool has no more memory.
+    /// If the pool is exhausted.
     pub(super) fn reserve(&mut self, pool: &PagePool, positions: Range<usize>) -> Result<()> {
         self.storages_mut().try_for_each(|storage| storage.reserve(pool, positions.clone()))
     }

@@ -1,8 +1,7 @@
-//! Memory for packed weights: few large mappings in huge pages, from which allocations are cut.
+//! Memory for packed weights: a few large mappings in huge pages, from which allocations are cut.
 //!
-//! Each decode step streams all weights once; with 4 KiB pages a virtual machine then spends a good part of the time on
-//! page table walks. Huge pages (2 MiB) need aligned 2 MiB ranges, which small matrices with a mapping of their own do
-//! not have.
+//! Each decode step streams all weights once; with 4 KiB pages a virtual machine spends a good part of that time on page table
+//! walks. Huge pages (2 MiB) need aligned 2 MiB ranges, which separately mapped small matrices do not have.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +31,7 @@ pub struct Allocation {
 }
 
 impl Arena {
-    /// `len` zeroed bytes on a cache line's boundary; `None` if the system is out of memory.
+    /// `len` zeroed bytes, aligned to a cache line; `None` if the system is out of memory.
     pub fn take(&mut self, len: usize) -> Option<Allocation> {
         if self.free.len() < len || self.chunk.is_none() {
             let map = MmapRaw::from(MmapMut::map_anon(len.max(CHUNK).checked_add(HUGE_PAGE)?).ok()?);
@@ -51,8 +50,8 @@ impl Arena {
 impl Allocation {
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the range lies in the mapping, which lives as long as `self`; `take` gives out no byte twice, so
-        // whoever writes it holds `&mut self`.
+        // SAFETY: the range is in the mapping, which lives as long as `self`; `take` never returns a byte twice, so writing it
+        // requires `&mut self`.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(self.range.start), self.range.len()) }
     }
 

@@ -1,21 +1,21 @@
-//! Groups of rows that lie near each other, all of the same size: balanced k-means by bisection.
+//! Equally sized groups of nearby rows: balanced k-means by bisection.
 
 use rayon::prelude::*;
 
-/// Times that the two halves of a set are made anew from their means.
+/// Iterations that recompute the two halves of a set from their means.
 const ROUNDS: usize = 3;
-/// Rows added up by one thread at a time: sums do not depend on the number of threads.
+/// Rows summed by one thread at a time: sums do not depend on the number of threads.
 const RUN: usize = 1024;
-/// Values of a set that is copied out of the matrix, which is slower to read where it is quantized.
+/// Values of a set that is copied out of the matrix, which is slower to read if quantized.
 const COPIED: usize = 1 << 24;
 
 /// A row of the matrix, written to a buffer of its width.
 type Row<'a> = &'a (dyn Fn(u32, &mut [f32]) + Sync);
 
-/// The rows `0..count`, so ordered that each run of `count / groups` is one group, and the mean of each group
-/// `(groups, width)`. The same on any number of threads.
+/// The rows `0..count`, ordered so that each run of `count / groups` is one group, and the mean of each group `(groups, width)`.
+/// Independent of the number of threads.
 ///
-/// `groups` is a power of two that divides `count`. A set is divided at the median of its projections on the difference of its
+/// `groups` is a power of two that divides `count`. A set is split at the median of its projections on the difference of its
 /// halves' means, which assigns each row to the nearer mean as far as the sizes allow.
 pub(crate) fn balanced_groups(count: usize, groups: usize, width: usize, row: Row<'_>) -> (Vec<u32>, Vec<f32>) {
     let mut rows: Vec<u32> = (0..count as u32).collect();
@@ -36,7 +36,7 @@ fn divide(rows: &mut [u32], groups: usize, width: usize, row: Row<'_>) {
     rayon::join(|| divide_copied(left, groups / 2, width, row), || divide_copied(right, groups / 2, width, row));
 }
 
-/// As [`divide`], with a copy of the rows where they are few for the first time.
+/// As [`divide`], copying the rows once they are few enough.
 fn divide_copied(rows: &mut [u32], groups: usize, width: usize, row: Row<'_>) {
     let values = rows.len() * width;
     if groups <= 1 || values > COPIED || 2 * values <= COPIED {
@@ -59,7 +59,7 @@ fn bisect(rows: &mut [u32], width: usize, row: Row<'_>) {
         let mut keyed: Vec<(f32, u32)> = projections(rows, &direction, row);
         keyed.select_nth_unstable_by(middle, |a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         rows.iter_mut().zip(keyed).for_each(|(index, (_, of))| *index = of);
-        // The halves are sets: sums are in the order of the rows.
+        // The halves are sets: sums are in row order.
         let (left, right) = rows.split_at_mut(middle);
         left.sort_unstable();
         right.sort_unstable();
@@ -68,7 +68,7 @@ fn bisect(rows: &mut [u32], width: usize, row: Row<'_>) {
     }
 }
 
-/// From the mean to the row that is farthest from it.
+/// The direction from the mean to the row farthest from it.
 fn first_direction(rows: &[u32], width: usize, row: Row<'_>) -> Vec<f32> {
     let mean = mean(rows, width, row);
     let of_run = |run: &[u32]| {
@@ -101,7 +101,7 @@ fn projections(rows: &[u32], direction: &[f32], row: Row<'_>) -> Vec<(f32, u32)>
     runs.concat()
 }
 
-/// In sixteen lanes, so that the compiler uses vectors.
+/// In sixteen lanes, so that the compiler vectorizes it.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0f32; 16];
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
@@ -132,7 +132,7 @@ fn mean(rows: &[u32], width: usize, row: Row<'_>) -> Vec<f32> {
 mod tests {
     use super::*;
 
-    /// Four clusters of eight rows in the plane, in no order: each becomes a group, and its mean is found.
+    /// Four shuffled clusters of eight rows in the plane: each becomes a group, and its mean is found.
     #[test]
     fn clusters_become_groups() {
         let at = |index: u32| {
@@ -152,7 +152,7 @@ mod tests {
             let of = |axis: usize| group.iter().map(|index| at(*index).1[axis]).sum::<f32>() / 8.0;
             assert!((mean[0] - of(0)).abs() < 1e-5 && (mean[1] - of(1)).abs() < 1e-5, "{mean:?}");
         }
-        // Rows that are all alike are divided by their numbers.
+        // Identical rows are divided by index.
         let (order, _) = balanced_groups(8, 8, 2, &|_, out: &mut [f32]| out.fill(1.0));
         assert_eq!(order, (0..8).collect::<Vec<u32>>());
     }

@@ -16,8 +16,8 @@ pub trait Source: AsRef<[u8]> + Send + Sync {
         let _ = range;
     }
 
-    /// Refuses a file that has become shorter than its map, whose missing pages would fault when they are read. One
-    /// that shrinks after its bytes were handed out cannot be caught: the fault then ends the process.
+    /// Rejects a file that has become shorter than its map, whose missing pages would fault when read. One that shrinks after its
+    /// bytes were handed out cannot be detected: the fault then ends the process.
     ///
     /// # Errors
     /// If it has, or its length cannot be read.
@@ -45,9 +45,9 @@ impl MappedFile {
         if file.metadata().map_err(Error::io(path))?.is_dir() {
             return Err(Error::file(path, "is a directory; a file is expected here"));
         }
-        // SAFETY: the map is read-only, so nothing here changes its bytes. It is shared with the file: one that is
-        // shortened or rewritten in place meanwhile faults, or changes what references see, which nothing here can rule
-        // out, as no user of mmap can. Checkpoints are not edited in place.
+        // SAFETY: the map is read-only, so nothing here changes its bytes. It is shared with the file: truncating or rewriting
+        // that in place causes a fault, or changes what references see, which no user of mmap can rule out. Checkpoints are not
+        // edited in place.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
         let mapped = Self { path: path.to_owned(), file, map };
         mapped.check_length()?;
@@ -66,7 +66,7 @@ impl Source for MappedFile {
         let len = self.file.metadata().map_err(Error::io(&self.path))?.len();
         if len < self.map.len() as u64 {
             let problem =
-                format!("shrank from {} to {len} bytes while it was loaded; download it again", self.map.len());
+                format!("shrank from {} to {len} bytes while being loaded; download it again", self.map.len());
             return Err(Error::file(&self.path, problem));
         }
         Ok(())
@@ -79,9 +79,9 @@ impl Source for MappedFile {
             const PAGE: usize = 4096;
             let (start, end) = (range.start.next_multiple_of(PAGE), range.end / PAGE * PAGE);
             if start < end {
-                // SAFETY: the range lies in the map. That is of a file and read-only, so a page that is read again
-                // comes back from the file with the same bytes, as long as the file is as `open` asks. Failure means
-                // that the pages stay, which is no error.
+                // SAFETY: the range is in the map, which is read-only and backed by the file, so a page that is read again has
+                // the same bytes, as long as the file is unchanged as `open` requires. On failure the pages stay, which is not an
+                // error.
                 let _ =
                     unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
             }

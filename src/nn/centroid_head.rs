@@ -16,7 +16,7 @@ pub struct Scores {
     pub logits: Tensor,
 }
 
-/// A head over `num_centroids` groups of equally many tokens.
+/// A head over `num_centroids` equally sized groups of tokens.
 pub struct CentroidHead {
     /// `(num_centroids, hidden)`.
     pub centroids: Linear,

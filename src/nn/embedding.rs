@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::{Weight, for_row_blocks, tensor};
 use crate::{Error, Result};
 
-/// A table `(vocabulary, width)` in the checkpoint's own type, and a scale for its rows.
+/// A table `(vocabulary, width)` in the checkpoint's type, and a scale for its rows.
 #[derive(Clone)]
 pub struct Embedding {
     weight: Weight,

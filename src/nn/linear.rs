@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::{Aligned, F32View, Matrix, Weight, tensor};
 use crate::Result;
 
-/// `y = x W^T`, with `W` `(outputs, inputs)` in the checkpoint's own type.
+/// `y = x W^T`, with `W` `(outputs, inputs)` in the checkpoint's type.
 #[derive(Clone)]
 pub struct Linear {
     weight: Weight,
@@ -153,7 +153,7 @@ const BYTES_PER_TASK: usize = 256 << 10;
 /// Multiplies each input by its matrix, `(rows, inputs)` to `(rows, outputs)`, all in one parallel region.
 ///
 /// # Panics
-/// If an input has not as many columns as its matrix.
+/// If an input's columns do not match its matrix.
 pub fn multiply(isa: Isa, jobs: &[(Matrix<'_>, &Input<'_>)]) -> Vec<Vec<f32>> {
     // Uninitialised: zeroing would cost 1 % of a round of four rows of E2B.
     let mut outputs: Vec<_> =
@@ -192,7 +192,7 @@ fn run_task(isa: Isa, matrix: &Matrix<'_>, rows: PreparedInput<'_>, y: ColumnsMu
             quant::matmul(isa, packed, &x, y)
         }
         (Matrix::Float { elements, .. }, PreparedInput::Float(x)) => gemm::matmul(isa, x, *elements, y),
-        _ => unreachable!("`multiply` pairs matrices with the rows that they take"),
+        _ => unreachable!("`multiply` pairs matrices with matching rows"),
     }
 }
 

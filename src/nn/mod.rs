@@ -1,4 +1,4 @@
-//! The few neural-network modules that the models are made of: candle tensors in and out, [`foretoken_kernels`] inside.
+//! Neural-network modules of the models: candle tensors in and out, [`foretoken_kernels`] inside.
 //!
 //! Activations are `f32`, `(rows, width)`, contiguous. Weights keep the checkpoint's type.
 

@@ -46,7 +46,7 @@ impl RmsNorm {
     /// `norm(x)`, for every `width` consecutive elements of `x`; shaped as `x`.
     ///
     /// # Errors
-    /// If the size of `x` is no multiple of `width`.
+    /// If the size of `x` is not a multiple of `width`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let mut y = vec![0.0; x.elem_count()];
         self.write(&self.checked(x)?, &mut y);
@@ -56,7 +56,7 @@ impl RmsNorm {
     /// `(residual + norm(x)) * scale`: the post-norm of a branch.
     ///
     /// # Errors
-    /// If the size of `x` is no multiple of `width`, or `residual` is not shaped as `x`.
+    /// If the size of `x` is not a multiple of `width`, or `residual` is not shaped as `x`.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, scale: f32) -> Result<Tensor> {
         if residual.dims() != x.dims() {
             let (lhs, rhs) = (residual.shape().clone(), x.shape().clone());
@@ -88,7 +88,7 @@ impl RmsNorm {
     pub(super) fn checked<'a>(&self, x: &'a Tensor) -> Result<F32View<'a>> {
         let view = F32View::new(x)?;
         if !view.len().is_multiple_of(self.width) {
-            let problem = format!("rms_norm: {:?} is not made of runs of {}", x.dims(), self.width);
+            let problem = format!("rms_norm: {:?} is not a multiple of {} elements", x.dims(), self.width);
             return Err(candle_core::Error::Msg(problem).into());
         }
         Ok(view)

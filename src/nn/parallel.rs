@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-/// Rows per task; below twice that one thread does all. A task has to outweigh a few microseconds of scheduling.
+/// Rows per task; below twice that one thread does all. A task must outweigh a few microseconds of scheduling.
 const ROWS_PER_TASK: usize = 16;
 
 /// Calls `work(first_row, rows)` for blocks of whole rows that together cover `y`, which is `(rows, width)`.

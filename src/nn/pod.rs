@@ -21,11 +21,11 @@ unsafe impl Pod for bf16 {}
 /// `bytes` as elements of `T`.
 ///
 /// # Panics
-/// If `bytes` is not aligned for `T`, or no whole number of elements.
+/// If `bytes` is not aligned for `T`, or not a whole number of elements.
 pub(crate) fn cast<T: Pod>(bytes: &[u8]) -> &[T] {
-    // SAFETY: `T: Pod`, so any bytes are values of it; `align_to` itself sees to alignment and length.
+    // SAFETY: `T: Pod`, so any bytes are values of it; `align_to` handles alignment and length.
     let (before, elements, after) = unsafe { bytes.align_to::<T>() };
-    assert!(before.is_empty() && after.is_empty(), "cast: bytes are misaligned, or no whole number of elements");
+    assert!(before.is_empty() && after.is_empty(), "cast: bytes are misaligned, or not a whole number of elements");
     elements
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn cast<T: Pod>(bytes: &[u8]) -> &[T] {
 pub(crate) fn cast_mut<T: Pod>(bytes: &mut [u8]) -> &mut [T] {
     // SAFETY: as in `cast`; and any value of `T` that is written leaves initialised bytes, since there is no padding.
     let (before, elements, after) = unsafe { bytes.align_to_mut::<T>() };
-    assert!(before.is_empty() && after.is_empty(), "cast: bytes are misaligned, or no whole number of elements");
+    assert!(before.is_empty() && after.is_empty(), "cast: bytes are misaligned, or not a whole number of elements");
     elements
 }
 

@@ -23,7 +23,7 @@ enum Pairing {
     Leading,
 }
 
-/// Cosines and sines for a run of positions, computed once per forward pass and shared by the layers.
+/// Cosines and sines of the rows' positions, computed once per forward pass and shared by the layers.
 pub struct Angles {
     cos: Vec<f32>, // (rows, rotating pairs)
     sin: Vec<f32>,
@@ -38,8 +38,8 @@ impl Rotary {
         Self { inverse_frequencies, pairing: Pairing::Head, isa }
     }
 
-    /// `inverse_frequencies[i]` rotates the pair `(i, i + inverse_frequencies.len())`: the first channels of a head
-    /// rotate as if they were the head.
+    /// `inverse_frequencies[i]` rotates the pair `(i, i + inverse_frequencies.len())`: the leading channels rotate like a head of
+    /// their own.
     pub fn of_leading(inverse_frequencies: Vec<f32>, isa: Isa) -> Self {
         Self { inverse_frequencies, pairing: Pairing::Leading, isa }
     }
@@ -86,7 +86,7 @@ impl Angles {
     /// Normalises every head of `x` `(rows, heads * head_dim)` and rotates it: `(rows, heads, head_dim)`.
     ///
     /// # Errors
-    /// If the width of `x` is no multiple of the norm's.
+    /// If the width of `x` is not a multiple of the norm's.
     pub fn norm_and_rotate(&self, norm: &RmsNorm, x: &Tensor) -> Result<Tensor> {
         let (rows, width) = x.dims2()?;
         let view = norm.checked(x)?;

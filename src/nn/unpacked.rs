@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::Bytes;
 use super::pod::elements;
 
-/// Rows as they are in a file, and the type in which they are packed. They are read when they are packed, a few at a time.
+/// Rows as stored in a file, and the type they are packed in. They are read while packing, a few at a time.
 #[derive(Clone)]
 pub(crate) struct Unpacked {
     weight_type: WeightType,
@@ -21,9 +21,9 @@ pub(crate) struct Unpacked {
 
 #[derive(Clone, Copy)]
 enum Stored {
-    /// In the type in which they are packed.
+    /// In the type they are packed in.
     Quantized,
-    /// As floats, quantized before they are packed.
+    /// As floats, quantized before packing.
     Floats(ElementType, Isa),
 }
 
@@ -40,7 +40,7 @@ impl Unpacked {
         Some(Self { weight_type, inputs, row_bytes, stored: Stored::Quantized, bytes })
     }
 
-    /// Rows of floats, which `isa` quantizes to `weight_type`. `bytes` is aligned for `element`.
+    /// Rows of floats, quantized to `weight_type` with `isa`. `bytes` is aligned for `element`.
     ///
     /// Returns `None` if a row is not whole blocks.
     pub(super) fn floats(
@@ -59,7 +59,7 @@ impl Unpacked {
         })
     }
 
-    /// The type in which the rows are packed.
+    /// The type the rows are packed in.
     pub fn weight_type(&self) -> WeightType {
         self.weight_type
     }
@@ -74,13 +74,13 @@ impl Unpacked {
         self.weight_type.packed_row_bytes(self.inputs).unwrap_or(0)
     }
 
-    /// The bytes of the file.
+    /// The file's bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         self.bytes.as_slice()
     }
 
-    /// Packs the rows from `first` on, as many as `packed` takes, on all threads of the current pool. The file's pages are
-    /// released while they are read.
+    /// Packs rows from `first` on, as many as fit in `packed`, on all threads of the current pool. The file's pages are released
+    /// as they are read.
     ///
     /// # Panics
     /// If there are fewer rows.
@@ -119,7 +119,7 @@ impl Unpacked {
         quantize_row(isa, self.weight_type, floats, out);
     }
 
-    /// Row `row`, as it is when it is packed, widened into `out` `(inputs)`.
+    /// Row `row` in the packed type's precision, widened into `out` `(inputs)`.
     ///
     /// # Panics
     /// If there is no such row.

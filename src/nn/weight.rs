@@ -12,9 +12,9 @@ use super::unpacked::Unpacked;
 
 /// A stack of `count` matrices `(outputs, inputs)`; most weights are one.
 ///
-/// Floating-point matrices are read from the mapped file. Quantized ones are packed at load (the file's pages are released):
-/// panels of 16 interleaved rows, so that one vector load serves 16 outputs. Packed they are as large as in the file, those of
-/// grid-coded types larger ([`WeightType::packed_bytes_for`]).
+/// Floating-point matrices are read from the mapped file. Quantized ones are packed at load (the file's pages are released) in
+/// panels of 16 interleaved rows, so that one vector load serves 16 outputs. Packed size equals the file's, except that grid
+/// types are larger ([`WeightType::packed_bytes_for`]).
 #[derive(Clone)]
 pub struct Weight {
     name: Arc<str>, // the tensor's, for errors
@@ -22,21 +22,21 @@ pub struct Weight {
     count: usize,
     outputs: usize,
     inputs: usize,
-    factors: Arc<[f32]>, // of equal runs of rows, of every matrix or of all alike; empty: none
+    factors: Arc<[f32]>, // one per equal run of rows, per matrix or shared by all; empty: none
 }
 
 #[derive(Clone)]
 enum Storage {
     Float(ElementType, Bytes),
     Packed(WeightType, Arc<Allocation>),
-    /// Rows as in the file: of tables whose rows are gathered, and of matrices that a device multiplies.
+    /// Rows as in the file: for gathered tables, and for matrices that are uploaded to a device.
     Unpacked(Unpacked),
 }
 
 /// The name of a weight that did not come from a checkpoint.
 const UNNAMED: &str = "unnamed";
 
-/// What a [`Weight`] is stored in.
+/// Storage of a [`Weight`].
 pub(crate) enum Stored<'a> {
     /// Elements.
     Float(ElementType, &'a Bytes),
@@ -57,7 +57,7 @@ impl<'a> Stored<'a> {
     }
 }
 
-/// One matrix of a [`Weight`], ready to be multiplied.
+/// One matrix of a [`Weight`], ready for multiplication.
 #[derive(Clone, Copy)]
 pub enum Matrix<'a> {
     /// Rows of floats.
@@ -69,7 +69,7 @@ pub enum Matrix<'a> {
     },
     /// Packed quantized rows.
     Packed(PackedMatrix<'a>),
-    /// Packed quantized rows, and the factors of as many equal runs of them.
+    /// Packed quantized rows, with one factor per equal run of rows.
     Scaled(PackedMatrix<'a>, &'a [f32]),
 }
 
@@ -90,7 +90,7 @@ impl Matrix<'_> {
         }
     }
 
-    /// Bytes that a multiplication reads.
+    /// Bytes read by a multiplication.
     pub fn bytes(&self) -> usize {
         match self {
             Matrix::Float { elements, .. } => elements.len() * elements.element_type().size(),
@@ -114,9 +114,9 @@ impl Weight {
         Some(Self::of(Storage::Float(element, bytes), [count, outputs, inputs]))
     }
 
-    /// Floating-point matrices that are quantized with `isa` when they are packed.
+    /// Floating-point matrices that are quantized with `isa` while packing.
     ///
-    /// Returns `None` if their elements are no floats, or a row is not whole blocks.
+    /// Returns `None` if their elements are not floats, or a row is not whole blocks.
     pub(crate) fn quantized(self, weight_type: WeightType, isa: Isa) -> Option<Unpacked> {
         match self.storage {
             Storage::Float(element, bytes) => Unpacked::floats((bytes, element), weight_type, self.inputs, isa),
@@ -124,16 +124,16 @@ impl Weight {
         }
     }
 
-    /// Matrices that are not packed: a table whose rows are gathered, or what is to be uploaded. `rows` are those of all of
-    /// them.
+    /// Matrices that are not packed: a table whose rows are gathered, or weights to be uploaded. `rows` are those of all
+    /// matrices.
     pub(crate) fn unpacked(rows: Unpacked, [count, outputs]: [usize; 2]) -> Self {
         let inputs = rows.inputs();
         Self::of(Storage::Unpacked(rows), [count, outputs, inputs])
     }
 
-    /// Packs matrices, on all threads of the current pool. `rows` are those of all of them.
+    /// Packs matrices, on all threads of the current pool. `rows` are those of all matrices.
     ///
-    /// Returns `None` if there is no memory for them.
+    /// Returns `None` if memory is exhausted.
     pub(crate) fn packed(arena: &mut Arena, rows: &Unpacked, [count, outputs]: [usize; 2]) -> Option<Self> {
         let (weight_type, inputs) = (rows.weight_type(), rows.inputs());
         let matrix = weight_type.packed_row_bytes(inputs)?.checked_mul(outputs)?;
@@ -148,7 +148,7 @@ impl Weight {
         Self { name: UNNAMED.into(), storage, count, outputs, inputs, factors: [].into() }
     }
 
-    /// The quantized weight with factors of its rows: one for all, or as many for each matrix, in order, each of an equal run of
+    /// The quantized weight with row factors: one for all, or the same number for each matrix, in order, each for an equal run of
     /// rows.
     ///
     /// # Panics
@@ -168,7 +168,7 @@ impl Weight {
         }
     }
 
-    /// The same weight with the name of its tensor, which errors mention.
+    /// The same weight with its tensor's name, for errors.
     pub fn named(self, name: &str) -> Self {
         Self { name: name.into(), ..self }
     }
@@ -201,7 +201,7 @@ impl Weight {
         }
     }
 
-    /// The element type, where the elements are floats.
+    /// The element type, if floating point.
     pub fn element(&self) -> Option<ElementType> {
         match self.storage {
             Storage::Float(element, _) => Some(element),
@@ -209,7 +209,7 @@ impl Weight {
         }
     }
 
-    /// What it is stored in, for upload to a device.
+    /// Its storage, for upload to a device.
     pub(crate) fn stored(&self) -> Stored<'_> {
         match &self.storage {
             Storage::Float(element, bytes) => Stored::Float(*element, bytes),
@@ -240,7 +240,7 @@ impl Weight {
                     factors => Matrix::Scaled(packed, factors),
                 }
             }
-            Storage::Unpacked(..) => panic!("weight: matrices that are not packed are not multiplied"),
+            Storage::Unpacked(..) => panic!("weight: unpacked matrices cannot be multiplied"),
         }
     }
 

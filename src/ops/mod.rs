@@ -1,5 +1,5 @@
-//! The operations that models are made of. A model is described once, generic over where it computes: on the CPU
-//! ([`CpuOps`]) or on a device ([`crate::device::DeviceOps`]).
+//! The operations that models are made of. A model is described once, generic over the backend: the CPU ([`CpuOps`]) or a device
+//! ([`crate::device::DeviceOps`]).
 //!
 //! Activations are `f32` `(rows, width)`. Operations leave their inputs unchanged.
 
@@ -11,8 +11,8 @@ use crate::nn::{CentroidHead, Embedding, Experts, Linear, RmsNorm, Rotary};
 
 pub(crate) use cpu::{CpuOps, OnCpu};
 
-/// Heads before their norm and rotation: `x` `(rows, heads * head_dim)`. K and V are stored, and queries attend, after
-/// them; kernels may fuse the three.
+/// Heads before their norm and rotation: `x` `(rows, heads * head_dim)`. K and V are stored, and queries attend, after both;
+/// kernels may fuse the three.
 pub(crate) struct Heads<'a, O: Ops> {
     pub x: &'a O::Tensor,
     pub norm: &'a O::Norm, // over head_dim
@@ -39,7 +39,7 @@ pub(crate) trait Ops: Sized {
     type State;
     /// Rotary angles of the rows that have queries.
     type Angles;
-    /// Scores of the next token, of every row.
+    /// Scores of the next token, for every row.
     type Scores;
     /// Token ids, one per row.
     type Ids<'a>: Copy;
@@ -86,7 +86,7 @@ pub(crate) trait Ops: Sized {
     /// The angles of the rows that have queries.
     fn angles(&self, rotary: &Self::Rotary, kv: &Self::Kv<'_>) -> Result<Self::Angles>;
 
-    /// From here on only `rows` of the pass have queries.
+    /// Restricts the rest of the pass to queries of `rows`.
     fn narrow(&self, kv: &mut Self::Kv<'_>, rows: &[usize]) -> Result<()>;
 
     /// Stores the K and V of layer `layer`.
@@ -95,11 +95,10 @@ pub(crate) trait Ops: Sized {
     /// The attention of the queries over the K and V that layer `layer` reads: `(rows, heads * head_dim)`.
     fn attend(&self, kv: &Self::Kv<'_>, layer: usize, q: Heads<'_, Self>) -> Result<Self::Tensor>;
 
-    /// The norm behind the last layer, whose result is the pass's hidden states.
+    /// The norm after the last layer, which gives the pass's hidden states.
     fn final_norm(&self, norm: &Self::Norm, x: &Self::Tensor) -> Result<Self::Tensor>;
 
-    /// The target's logits of hidden states: `(rows, vocabulary)`. On a device the soft cap is applied where they are
-    /// read.
+    /// The target's logits of hidden states: `(rows, vocabulary)`. On a device the soft cap is applied when they are read.
     fn logits(&self, head: &Self::Linear, hidden: &Self::Tensor, soft_cap: Option<f32>) -> Result<Self::Tensor>;
 
     /// A drafter's input: the embedding of each token, then the state that predicted it: `(rows, 2 * width)`.
@@ -115,16 +114,16 @@ pub(crate) trait Ops: Sized {
     fn centroid_scores(&self, head: &Self::CentroidHead, x: &Self::Tensor) -> Result<Self::Scores>;
 }
 
-/// Where the modules of a model are taken to, each as soon as its tensors are read.
+/// Where a model's modules are moved, each as soon as its tensors are read.
 pub(crate) trait Destination {
     /// The operations there.
     type Ops: Ops;
 
-    /// What weights are loaded for.
+    /// How the weights are used.
     fn weight_use(&self) -> WeightUse;
 
     /// # Errors
-    /// If no kernel there reads the weight's type, or memory is exhausted; likewise for the others.
+    /// If no kernel there supports the weight's type, or memory is exhausted; likewise for the others.
     fn linear(&self, from: Linear) -> Result<<Self::Ops as Ops>::Linear>;
 
     fn norm(&self, from: RmsNorm) -> Result<<Self::Ops as Ops>::Norm>;

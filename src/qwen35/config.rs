@@ -1,10 +1,10 @@
-//! The configuration, checked: every field that affects the computation is implemented or refused by name.
+//! The configuration, validated: every field that affects the computation is implemented or rejected by name.
 
 use crate::Result;
 use crate::checkpoint::Fields;
 use crate::kv::{KvLayout, StoreLayout};
 
-/// What mixes the positions in a layer.
+/// The token mixer of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerType {
     /// A gated delta net.
@@ -13,27 +13,27 @@ pub enum LayerType {
     Full,
 }
 
-/// The gated delta nets.
+/// Dimensions of the gated delta nets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeltaNetConfig {
-    /// Heads of queries and keys.
+    /// Number of query and key heads.
     pub num_key_heads: usize,
-    /// Heads of values, a multiple of the key heads.
+    /// Number of value heads, a multiple of the key heads.
     pub num_value_heads: usize,
     /// Width of a query and of a key.
     pub key_head_dim: usize,
     /// Width of a value.
     pub value_head_dim: usize,
-    /// Rows that the convolution sees, the newest included.
+    /// Rows that the convolution sees, including the current one.
     pub conv_kernel_dim: usize,
 }
 
-/// How the file has what formats store in different ways.
+/// Conventions that differ between file formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorLayout {
-    /// Norms without the 1 that is added to them, `A_log`, value heads of a key head side by side.
+    /// Norms without the added 1, `A_log`, value heads of a key head contiguous.
     HuggingFace,
-    /// Norms with the 1, `-exp(A_log)`, value heads in turns over the key heads.
+    /// Norms with the added 1, `-exp(A_log)`, value heads interleaved over the key heads.
     Gguf,
 }
 
@@ -46,7 +46,7 @@ pub struct MoeConfig {
     pub num_experts_per_tok: usize,
     /// Width of an expert.
     pub intermediate_size: usize,
-    /// Width of the expert that all tokens share.
+    /// Width of the expert shared by all tokens.
     pub shared_intermediate_size: usize,
 }
 
@@ -57,7 +57,7 @@ pub struct TextConfig {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the MLP; 0 where there are experts.
+    /// Width of the MLP; 0 with experts.
     pub intermediate_size: usize,
     /// The experts, if there are any.
     pub moe: Option<MoeConfig>,
@@ -69,7 +69,7 @@ pub struct TextConfig {
     pub num_key_value_heads: usize,
     /// Width of an attention head.
     pub head_dim: usize,
-    /// The first channels of a head, which rotate.
+    /// Leading channels of a head, which rotate.
     pub rotary_dim: usize,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
@@ -81,9 +81,9 @@ pub struct TextConfig {
     pub max_position_embeddings: usize,
     /// Whether the output head is the embedding table.
     pub tie_word_embeddings: bool,
-    /// How the file has its tensors.
+    /// Tensor conventions of the file.
     pub tensor_layout: TensorLayout,
-    /// NextN layers that the configuration names; `None` if it does not say.
+    /// Number of NextN layers in the configuration; `None` if absent.
     pub mtp_num_hidden_layers: Option<usize>,
     /// Beginning-of-text token.
     pub bos_token_id: Option<u32>,
@@ -91,18 +91,17 @@ pub struct TextConfig {
     pub eos_token_ids: Vec<u32>,
 }
 
-/// Limits above any Qwen's: layouts are made of these sizes before a tensor could contradict them.
+/// Limits above any Qwen's: layouts are allocated by these sizes before a tensor could contradict them.
 pub(super) const MAX_LAYERS: usize = 1024;
 pub(super) const MAX_HEADS: usize = 1024;
 pub(super) const MAX_HEAD_DIM: usize = 8192;
 pub(super) const MAX_TAPS: usize = 64;
 
 impl TextConfig {
-    /// Reads config.json: the text model's fields at top level, or inside `text_config`. What a vision-language file
-    /// says about images is not read.
+    /// Reads config.json: the text model's fields at top level, or inside `text_config`. Vision fields are ignored.
     ///
     /// # Errors
-    /// If a field is missing, malformed, or asks for something that is not implemented.
+    /// If a field is missing, malformed, or needs something that is not implemented.
     pub fn target(config: &Fields) -> Result<Self> {
         let model_type = config.string("model_type")?;
         match model_type.as_str() {
@@ -132,7 +131,7 @@ impl TextConfig {
     fn text(fields: &Fields, experts: bool) -> Result<Self> {
         refuse_unsupported(fields)?;
         let limited = |name: &str, default: usize, limit: usize| match fields.size(name, Some(default))? {
-            size if size > limit => Err(fields.error(name, format!("is {size}, more than {limit}"))),
+            size if size > limit => Err(fields.error(name, format!("is {size}, must be at most {limit}"))),
             size => Ok(size),
         };
         let num_attention_heads = limited("num_attention_heads", 16, MAX_HEADS)?;
@@ -142,7 +141,7 @@ impl TextConfig {
         let (rope_theta, partial_rotary_factor) = rope(fields)?;
         let rotary_dim = (head_dim as f64 * partial_rotary_factor) as usize;
         if !rotary_dim.is_multiple_of(2) {
-            let problem = format!("leaves {rotary_dim} of {head_dim} channels to rotate, an odd number");
+            let problem = format!("gives {rotary_dim} of {head_dim} rotary channels, must be even");
             return Err(fields.error("partial_rotary_factor", problem));
         }
         let delta_net = DeltaNetConfig {
@@ -227,7 +226,7 @@ impl DeltaNetConfig {
     }
 }
 
-/// The problem with a Qwen of another architecture, as config.json (`qwen3_next`) or GGUF (`qwen3next`) names it.
+/// The error for a Qwen of another architecture, as named in config.json (`qwen3_next`) or GGUF (`qwen3next`).
 pub(crate) fn other_family(model_type: &str) -> String {
     let (name, why) = match model_type {
         "qwen3_next" | "qwen3next" => ("Qwen3-Next", "its delta nets have fused projections in another order"),
@@ -236,9 +235,9 @@ pub(crate) fn other_family(model_type: &str) -> String {
         }
         "qwen3" | "qwen3_moe" | "qwen3moe" => ("Qwen3", "its layers are all attention without gates"),
         _ if model_type.starts_with("qwen2") => ("Qwen2", "its layers are all attention with biases"),
-        _ => ("another Qwen", "its layers are unknown here"),
+        _ => ("another Qwen", "its layers are unknown"),
     };
-    format!("{model_type:?} is {name}, which is not implemented ({why}); take a Qwen3.5 or Qwen3.6 checkpoint")
+    format!("{model_type:?} is {name}, which is not implemented ({why}); use a Qwen3.5 or Qwen3.6 checkpoint")
 }
 
 fn divides(fields: &Fields, name: &str, heads: usize, all: usize, of: &str) -> Result<()> {
@@ -250,7 +249,7 @@ fn divides(fields: &Fields, name: &str, heads: usize, all: usize, of: &str) -> R
 
 fn refuse_unsupported(fields: &Fields) -> Result<()> {
     if let Some(activation) = fields.optional_string("hidden_act")?.filter(|activation| activation != "silu") {
-        return Err(fields.unsupported("hidden_act", format!("{activation:?} is not implemented; Qwen3.5 has silu")));
+        return Err(fields.unsupported("hidden_act", format!("{activation:?} is not implemented; expected silu")));
     }
     for (field, wanted) in
         [("attention_bias", false), ("attn_output_gate", true), ("mtp_use_dedicated_embeddings", false)]
@@ -267,7 +266,7 @@ fn refuse_unsupported(fields: &Fields) -> Result<()> {
     Ok(())
 }
 
-/// Base of the frequencies, and the share of channels that rotate.
+/// Base of the frequencies, and the share of rotary channels.
 fn rope(fields: &Fields) -> Result<(f64, f64)> {
     let parameters = match fields.optional_object("rope_parameters")? {
         Some(parameters) => Some(parameters),
@@ -277,7 +276,7 @@ fn rope(fields: &Fields) -> Result<(f64, f64)> {
         for field in ["rope_type", "type"] {
             if let Some(other) = parameters.optional_string(field)?.filter(|kind| kind != "default" && kind != "mrope")
             {
-                return Err(parameters.unsupported(field, format!("{other:?} is not implemented; default is")));
+                return Err(parameters.unsupported(field, format!("{other:?} is not implemented; expected default")));
             }
         }
     }
@@ -313,7 +312,7 @@ fn moe(fields: &Fields) -> Result<MoeConfig> {
 fn layers(fields: &Fields, default: usize) -> Result<Vec<LayerType>> {
     let count = fields.size("num_hidden_layers", Some(default))?;
     if count > MAX_LAYERS {
-        return Err(fields.error("num_hidden_layers", format!("is {count}, more than {MAX_LAYERS}")));
+        return Err(fields.error("num_hidden_layers", format!("is {count}, must be at most {MAX_LAYERS}")));
     }
     let Some(names) = fields.optional_strings("layer_types")? else {
         let interval = fields.size("full_attention_interval", Some(4))?;
@@ -326,10 +325,8 @@ fn layers(fields: &Fields, default: usize) -> Result<Vec<LayerType>> {
     let of = |name: &String| match name.as_str() {
         "linear_attention" => Ok(LayerType::Linear),
         "full_attention" => Ok(LayerType::Full),
-        other => Err(fields.unsupported(
-            "layer_types",
-            format!("{other:?} is unknown; linear_attention and full_attention are known"),
-        )),
+        other => Err(fields
+            .unsupported("layer_types", format!("{other:?} is unknown; expected linear_attention or full_attention"))),
     };
     names.iter().map(of).collect()
 }

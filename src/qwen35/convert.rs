@@ -1,4 +1,4 @@
-//! A checkpoint of Hugging Face's layout as a GGUF file, as llama.cpp's converter writes it, and back.
+//! Converts Hugging Face checkpoints to GGUF like llama.cpp's converter, and back.
 
 use foretoken_kernels::ElementType;
 use half::{bf16, f16};
@@ -14,10 +14,10 @@ use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::{Checkpoint, RawTensor, TensorType};
 use crate::nn::Bytes;
 
-/// What a GGUF file of the checkpoint has in it.
+/// Describes the GGUF file of a checkpoint.
 ///
 /// # Errors
-/// If the configuration needs something that is not implemented, or there are tensors that no text model has.
+/// If the configuration needs something that is not implemented, or a tensor belongs to no text model.
 pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Description> {
     let config = TextConfig::of(source)?;
     let (prefix, layers, tied) = (source.text_prefix()?, config.layers.len(), config.tie_word_embeddings);
@@ -26,7 +26,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
     let name = |own: &str| {
         let own = own.strip_prefix(prefix).unwrap_or(own);
         if is_vision(own) {
-            return Err("the vision tower is no part of a text model");
+            return Err("the vision tower is not part of a text model");
         }
         if tied && own == "lm_head.weight" {
             return Err("the embedding is the head");
@@ -54,7 +54,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
     })
 }
 
-/// The keys of the configuration.
+/// Writes the configuration's keys.
 fn describe(file: &mut GgufWriter, architecture: &str, config: &TextConfig, has_head: bool) -> Result<()> {
     let key = |name: &str| format!("{architecture}.{name}");
     let net = &config.delta_net;
@@ -101,14 +101,14 @@ fn describe(file: &mut GgufWriter, architecture: &str, config: &TextConfig, has_
     }
 }
 
-/// Pairs of channels for each axis of a position: text has one number for all three.
+/// Pairs of channels per axis of a position: in text all three are equal.
 fn sections(config: &TextConfig) -> [i32; 3] {
     let pairs = (config.rotary_dim / 2) as i32;
     let (height, width) = ((pairs + 1) / 3, pairs / 3);
     [pairs - height - width, height, width]
 }
 
-/// What a directory of a GGUF checkpoint has in it.
+/// Describes the directory of a GGUF checkpoint.
 ///
 /// # Errors
 /// If the metadata need something that is not implemented.
@@ -134,7 +134,7 @@ pub(crate) fn directory(source: &Checkpoint) -> Result<Directory> {
     })
 }
 
-/// config.json, in the fields of transformers' classes of text models.
+/// config.json, with the fields of transformers' text model classes.
 fn config_json(config: &TextConfig) -> Value {
     let layer_types = config.layers.iter().map(|layer| match layer {
         LayerType::Linear => "linear_attention",
@@ -192,12 +192,12 @@ fn config_json(config: &TextConfig) -> Value {
     json
 }
 
-/// What becomes of the numbers of a tensor, by its name in GGUF, on its way `to` a layout. In GGUF files norms have the 1 added,
-/// rates are `-exp(A_log)`, and value heads stand in turns over the key heads.
+/// The change to a tensor's values, by its GGUF name, on conversion `to` a layout. GGUF files have norms with the added 1, rates
+/// as `-exp(A_log)`, and value heads interleaved over the key heads.
 fn change(net: &DeltaNetConfig, name: &str, to: TensorLayout) -> Option<Change> {
     let rest = name.strip_prefix("blk.").and_then(|name| name.split_once('.')).map_or(name, |(_, rest)| rest);
     let (values, width) = (net.num_value_heads, net.value_head_dim);
-    // Numbers of norms and of rates, and the heads of a turn.
+    // Changes of norm and rate values, and the heads per group.
     let (norm, rate, turn): (Number, Number, usize) = match to {
         TensorLayout::Gguf => (|x| 1.0 + x, |a_log| -a_log.exp(), net.num_key_heads),
         TensorLayout::HuggingFace => (|x| x - 1.0, |rate| (-rate).ln(), values / net.num_key_heads),
@@ -219,14 +219,14 @@ fn change(net: &DeltaNetConfig, name: &str, to: TensorLayout) -> Option<Change> 
     }
 }
 
-/// What becomes of a number.
+/// A change of one value.
 type Number = fn(f32) -> f32;
 
 type Changed = Result<RawTensor, String>;
 
-const NOT_FLOATS: &str = "is no floating point; convert the published checkpoint";
+const NOT_FLOATS: &str = "is not floating point; convert the published checkpoint";
 
-/// The tensor in f32, each number changed.
+/// The tensor in f32, with each value changed.
 fn floats(tensor: RawTensor, of: impl Fn(f32) -> f32) -> Changed {
     let bytes = tensor.bytes.as_slice();
     let numbers: Vec<f32> = match tensor.dtype {
@@ -243,7 +243,7 @@ fn floats(tensor: RawTensor, of: impl Fn(f32) -> f32) -> Changed {
     Ok(RawTensor { dtype: TensorType::Float(ElementType::F32), bytes: Bytes::from(changed), ..tensor })
 }
 
-/// Rows from `first` on, in blocks of `width`, in another order.
+/// Reorders the rows from `first` on, in blocks of `width`.
 fn blocks(tensor: RawTensor, first: usize, width: usize, order: impl Iterator<Item = usize>) -> Changed {
     let rows = tensor.shape.first().copied().unwrap_or(1);
     let bytes = tensor.bytes.as_slice();
@@ -257,7 +257,7 @@ fn blocks(tensor: RawTensor, first: usize, width: usize, order: impl Iterator<It
     Ok(RawTensor { bytes: Bytes::from([head, &moved.copied().collect::<Vec<_>>()].concat()), ..tensor })
 }
 
-/// Columns in blocks of `width`, in another order.
+/// Reorders the columns, in blocks of `width`.
 fn columns(tensor: RawTensor, width: usize, order: impl Iterator<Item = usize>) -> Changed {
     let TensorType::Float(element) = tensor.dtype else { return Err(NOT_FLOATS.into()) };
     let (columns, order): (_, Vec<usize>) = (tensor.shape.last().copied().unwrap_or(1), order.collect());

@@ -1,4 +1,4 @@
-//! The gated delta net: projections, gates and output norm around the recurrence, whose state is the sequence's.
+//! The gated delta net: projections, gates and output norm around the recurrence, whose state belongs to the sequence.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ impl GatedDeltaNet {
         let (channels, values, heads) = (dims.channels(), dims.values(), dims.num_value_heads);
         let rate = loader.vector(&format!("{name}A_log"), heads)?;
         if config.tensor_layout == TensorLayout::Gguf && rate.iter().any(|rate| *rate > 0.0) {
-            let problem = "is above 0, so that states would grow; convert the checkpoint again (-exp(A_log) is stored)";
+            let problem = "is above 0, so states would grow; convert the checkpoint again (-exp(A_log) is stored)";
             return Err(loader.error(&format!("{name}A_log"), problem));
         }
         let stored = loader.floats(&format!("{name}conv1d.weight"), &[channels, 1, dims.conv_kernel_dim])?;
@@ -54,7 +54,7 @@ impl GatedDeltaNet {
         })
     }
 
-    /// The recurrence of the layer, for a sequence's state.
+    /// The layer's recurrence, for a sequence's state.
     pub(super) fn recurrence(&self) -> &Arc<Recurrence> {
         &self.recurrence
     }
@@ -84,7 +84,7 @@ impl GatedDeltaNet {
         linear(&self.out_proj, &silu_gate(&z, &y, self.norm.isa())?)
     }
 
-    /// `exp(-exp(A_log) softplus(a + dt_bias))`: the factor of the head's state.
+    /// `exp(-exp(A_log) softplus(a + dt_bias))`: the decay of the head's state.
     fn decay(&self, head: usize, a: f32) -> f32 {
         let x = f64::from(a) + f64::from(self.dt_bias[head]);
         let softplus = x.max(0.0) + (-x.abs()).exp().ln_1p();

@@ -1,4 +1,4 @@
-//! What a Qwen3.5 is, for people and for estimates.
+//! Summary of a Qwen3.5 checkpoint.
 
 use super::config::{LayerType, TextConfig};
 use super::target::is_vision;
@@ -6,7 +6,7 @@ use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::facts::{Drafts, TargetFacts};
 
-/// The facts of a target.
+/// Summarizes a target.
 ///
 /// # Errors
 /// If the configuration needs something that is not implemented.

@@ -1,4 +1,4 @@
-//! The feed-forward part of a layer: a gated MLP, or experts beside a shared one.
+//! The feed-forward part of a layer: a gated MLP, or routed experts and a shared one.
 
 use candle_core::Tensor;
 

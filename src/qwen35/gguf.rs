@@ -1,4 +1,5 @@
-//! The configuration of a checkpoint, and that from a GGUF file's metadata (architectures `qwen35` and `qwen35moe`), checked as config.json is.
+//! The configuration of a checkpoint, including from a GGUF file's metadata (architectures `qwen35` and `qwen35moe`), validated
+//! like config.json.
 
 use super::config::{
     DeltaNetConfig, LayerType, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_TAPS, MoeConfig, TensorLayout, TextConfig,
@@ -14,7 +15,7 @@ impl TextConfig {
     /// The configuration of a checkpoint.
     ///
     /// # Errors
-    /// If a field is missing, malformed, or asks for something that is not implemented.
+    /// If a field is missing, malformed, or needs something that is not implemented.
     pub fn of(checkpoint: &Checkpoint) -> Result<Self> {
         match checkpoint.config_source()? {
             ConfigSource::Json(fields) => Self::target(&fields),
@@ -24,8 +25,7 @@ impl TextConfig {
 }
 
 /// # Errors
-/// If the file is of another architecture, a key is missing or malformed, or it asks for something that is not
-/// implemented.
+/// If the file is of another architecture, a key is missing or malformed, or it needs something that is not implemented.
 fn config(gguf: &Gguf) -> Result<TextConfig> {
     let architecture = Keys::new(gguf, "").optional_str(ARCHITECTURE)?.unwrap_or_default();
     let experts = match architecture {
@@ -36,12 +36,12 @@ fn config(gguf: &Gguf) -> Result<TextConfig> {
     let keys = Keys::new(gguf, architecture);
     refuse_unsupported(&keys)?;
     if keys.optional_bool("ssm.v_head_reordered")? == Some(false) {
-        let problem = "is false; value heads are read in llama.cpp's order, take a file that its converter wrote";
+        let problem = "is false, but value heads must be in llama.cpp's order; use a file from its converter";
         return Err(keys.unsupported("ssm.v_head_reordered", problem));
     }
     let (layers, nextn) = layers(&keys)?;
     let limited = |key: &str, limit: usize| match keys.size(key)? {
-        size if size > limit => Err(keys.error(key, format!("is {size}, more than {limit}"))),
+        size if size > limit => Err(keys.error(key, format!("is {size}, must be at most {limit}"))),
         size => Ok(size),
     };
     let num_attention_heads = of_full_layers(&keys, "attention.head_count", &layers)?;
@@ -90,11 +90,11 @@ fn config(gguf: &Gguf) -> Result<TextConfig> {
     })
 }
 
-/// The trunk's layers, and how many NextN layers the file says that it has behind them.
+/// The trunk's layers, and the number of NextN layers after them.
 fn layers(keys: &Keys<'_>) -> Result<(Vec<LayerType>, usize)> {
     let blocks = keys.size("block_count")?;
     if blocks > MAX_LAYERS {
-        return Err(keys.error("block_count", format!("is {blocks}, more than {MAX_LAYERS}")));
+        return Err(keys.error("block_count", format!("is {blocks}, must be at most {MAX_LAYERS}")));
     }
     let head = keys.gguf().names().nextn().map(|block| block as usize);
     let nextn = match keys.optional_size("nextn_predict_layers")? {
@@ -115,13 +115,13 @@ fn layers(keys: &Keys<'_>) -> Result<(Vec<LayerType>, usize)> {
     let missing = |block: usize| keys.gguf().info(&format!("blk.{block}.attn_norm.weight")).is_none();
     if let Some(block) = (0..count).find(|block| missing(*block)) {
         let problem = format!("is {blocks}, but there is no block {block} (blk.{block}.attn_norm.weight)");
-        return Err(keys.error("block_count", format!("{problem}; the file is a head alone, or incomplete")));
+        return Err(keys.error("block_count", format!("{problem}; the file contains only a head, or is incomplete")));
     }
     if let Some(flags) = keys.value("attention.recurrent_layers").and_then(Value::as_array) {
         let flags: Vec<_> = flags.iter().take(count).map(truth).collect();
         let of = |linear: Option<bool>| linear.map(|linear| if linear { LayerType::Linear } else { LayerType::Full });
         let layers: Option<Vec<_>> = flags.into_iter().map(of).collect();
-        let wrong = || keys.error("attention.recurrent_layers", format!("must be {count} truth values"));
+        let wrong = || keys.error("attention.recurrent_layers", format!("must be {count} booleans"));
         return Ok((layers.filter(|layers| layers.len() == count).ok_or_else(wrong)?, nextn));
     }
     let interval =
@@ -130,7 +130,7 @@ fn layers(keys: &Keys<'_>) -> Result<(Vec<LayerType>, usize)> {
     Ok(((0..count).map(of).collect(), nextn))
 }
 
-/// A number of heads: one for all layers, or an array in which those of attention layers are equal.
+/// A number of heads: one for all layers, or an array whose attention layers agree.
 fn of_full_layers(keys: &Keys<'_>, key: &str, layers: &[LayerType]) -> Result<usize> {
     let heads = match keys.value(key).and_then(Value::as_array) {
         None => keys.size(key)?,

@@ -1,5 +1,5 @@
-//! The tensors that a configuration implies, listed beside the modules that ask for them: a loader stops at its first
-//! error, a report must not.
+//! The tensors implied by a configuration, listed separately from the modules that load them: a loader stops at its first error,
+//! a report must not.
 
 use super::config::{LayerType, TensorLayout, TextConfig};
 use super::target::is_vision;
@@ -7,7 +7,7 @@ use crate::Result;
 use crate::checkpoint::Checkpoint;
 use crate::verify::expected::{Expected, Implied, Kind};
 
-/// What a target's configuration implies, the NextN head's tensors included if any of them is there.
+/// What a target's configuration implies, including the NextN head's tensors if any of them is present.
 ///
 /// # Errors
 /// If there is no embedding under any known prefix, or the configuration needs something that is not implemented.
@@ -49,7 +49,7 @@ impl List<'_> {
         self.tensors.push(Expected { name, shape: shape.to_vec(), kind });
     }
 
-    /// A zero-centred norm, which in one of the layouts may be all zeros.
+    /// A zero-centred norm, which may be all zeros in one of the layouts.
     fn norm(&mut self, name: String, width: usize) {
         let kind = match self.config.tensor_layout {
             TensorLayout::HuggingFace => Kind::Vector,

@@ -1,4 +1,4 @@
-//! The decoder layer: pre-norms around a mixer of positions and a feed-forward part.
+//! The decoder layer: pre-norms around a token mixer and a feed-forward part.
 
 use candle_core::Tensor;
 
@@ -11,7 +11,7 @@ use crate::Result;
 use crate::checkpoint::Loader;
 use crate::nn::RmsNorm;
 
-/// What mixes positions.
+/// The token mixer.
 pub(super) enum Mixer {
     DeltaNet(GatedDeltaNet),
     Attention(Attention),
@@ -36,7 +36,7 @@ impl Mixer {
 }
 
 impl<M> DecoderLayer<M> {
-    /// The layer `name`, whose mixer was loaded.
+    /// The layer `name`, with its loaded mixer.
     pub(super) fn load(loader: &mut Loader, name: &str, config: &TextConfig, mixer: M) -> Result<Self> {
         let hidden = config.hidden_size;
         let norm = |loader: &mut Loader, norm: &str| {

@@ -1,8 +1,7 @@
-//! Qwen3.5 and 3.6: gated delta-net layers, gated attention in every fourth layer, dense or with experts, and a NextN
-//! head that drafts. The modules read like transformers' `modeling_qwen3_5.py`, version 5.23, with Hugging Face's
-//! names.
+//! Qwen3.5 and 3.6: gated delta-net layers, gated attention in every fourth layer, dense or with experts, and a NextN head for
+//! drafting. The modules are structured as in transformers' `modeling_qwen3_5.py`, version 5.23, with Hugging Face's names.
 //!
-//! They compute on the CPU.
+//! They run on the CPU.
 
 mod attention;
 mod config;
@@ -29,7 +28,7 @@ pub(crate) use reply::XmlReply;
 pub use state::DeltaNetMatrices;
 pub use target::Target;
 
-/// The split of texts before byte-level merges, by its name in GGUF files: words with combining marks, single digits, runs of
+/// The pre-tokenizer before byte-level merges, by its name in GGUF files: words with combining marks, single digits, runs of
 /// symbols, line ends, spaces.
 pub(crate) const SPLIT: (&str, &str) = (
     "qwen35",

@@ -42,13 +42,13 @@ const HEAD: [(&str, &str); 4] = [
     ("nextn.shared_head_norm.weight", "norm.weight"),
 ];
 
-/// The names of a checkpoint whose NextN head is block `nextn`.
+/// The tensor names of a checkpoint whose NextN head is block `nextn`.
 pub(crate) fn names(nextn: Option<u32>) -> Names {
     Names { global: OUTER, layer: &LAYER, gate_up: "mlp.experts.gate_up_proj", nextn, head: &HEAD }
 }
 
-/// Of a single expert's matrix at Hugging Face: the name of the stack in GGUF, its place among the matrices there, and how many
-/// of those an expert has.
+/// For a single expert's matrix at Hugging Face: the name of the stack in GGUF, its index among the matrices there, and their
+/// number per expert.
 pub(super) fn of_expert(names: &Names, name: &str) -> Option<(String, usize, usize)> {
     let (block, _, rest) = names.block(name)?;
     let (expert, rest) = layer(rest, "mlp.experts.").map(|(expert, rest)| (expert as usize, rest))?;

@@ -30,7 +30,7 @@ impl Head {
         if !checkpoint.names().iter().any(|name| name.starts_with("mtp.")) {
             if config.mtp_num_hidden_layers.is_some_and(|layers| layers > 0) {
                 let path = checkpoint.path().display();
-                tracing::warn!(%path, "the configuration names a NextN head, but there are no mtp.* tensors: none drafts");
+                tracing::warn!(%path, "the configuration has a NextN head, but there are no mtp.* tensors; it is not used");
             }
             return Ok(None);
         }
@@ -47,8 +47,8 @@ impl Head {
         }))
     }
 
-    /// Hidden states `(rows, hidden)` of embeddings of tokens at `p + 1` and hidden states of positions `p`,
-    /// appended to `kv`.
+    /// Hidden states `(rows, hidden)` from the embeddings of tokens at `p + 1` and the hidden states of positions `p`, appended
+    /// to `kv`.
     pub(super) fn forward(
         &self,
         embedding: &Tensor,

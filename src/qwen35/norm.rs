@@ -5,7 +5,7 @@ use crate::Result;
 use crate::checkpoint::Loader;
 use crate::nn::RmsNorm;
 
-/// `x / sqrt(mean(x^2) + eps) * (1 + weight) * scale`: of all norms but the delta nets' own.
+/// `x / sqrt(mean(x^2) + eps) * (1 + weight) * scale`: all norms except the delta nets' own.
 pub(super) fn zero_centred(
     loader: &mut Loader,
     name: &str,

@@ -10,27 +10,27 @@ use crate::tokenizer::Tokenizer;
 const THINK: [&str; 2] = ["<think>", "</think>"];
 const CALL: [&str; 2] = ["<tool_call>", "</tool_call>"];
 
-/// Takes texts apart by tags, which may be tokens or spelled. A call that is malformed, or that no tool was offered for, is
-/// text as it was written.
+/// Splits texts at tags, which may be tokens or spelled out. Calls that are malformed, or without offered tools, are text,
+/// unchanged.
 pub(crate) struct XmlReply {
-    tags: [(Option<u32>, &'static str); 4], // of tokens that decoded texts do not show
+    tags: [(Option<u32>, &'static str); 4], // ids of tokens hidden in decoded text
     tools: Vec<Json>,
     state: State,
-    rest: String, // not handed out: it may be the beginning of a tag
+    rest: String, // not emitted: a possible prefix of a tag
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum State {
-    /// Text; at its begin behind a tag, where line ends are not part of it.
+    /// Text; at its start after a tag, where line ends are dropped.
     Text { begin: bool },
-    /// Reasoning; at its begin, where a tag and line ends are not part of it.
+    /// Reasoning; at its start, where a tag and line ends are dropped.
     Reasoning { begin: bool },
     /// A call.
     Call,
 }
 
 impl XmlReply {
-    /// `None` if the tokenizer has no such tags, or the marks of another syntax.
+    /// `None` if the tokenizer has no such tags, or has the markers of another syntax.
     pub(crate) fn new(tokenizer: &Tokenizer, options: &ChatOptions) -> Option<Self> {
         let tags = [THINK[0], THINK[1], CALL[0], CALL[1]].map(|tag| (tokenizer.id(tag), tag));
         if tags.iter().any(|(id, _)| id.is_none()) {
@@ -42,7 +42,7 @@ impl XmlReply {
         Some(Self { tags, tools: options.tools.clone(), state, rest: String::new() })
     }
 
-    /// Hands out what is certain; whether a tag was passed, so that there may be more.
+    /// Emits what is certain; returns whether a tag was consumed, so that there may be more.
     fn step(&mut self, parts: &mut Vec<ReplyPart>) -> bool {
         if let State::Text { begin: true } | State::Reasoning { begin: true } = self.state {
             self.rest.drain(..self.rest.len() - self.rest.trim_start_matches('\n').len());
@@ -90,7 +90,7 @@ impl XmlReply {
         }
     }
 
-    /// The call that `text` spells, or itself, with its tags.
+    /// The call in `text`, or `text` itself, with its tags.
     fn call(&self, text: &str, end: &str) -> ReplyPart {
         match parse(text, &self.tools) {
             Some(call) => ReplyPart::ToolCall(call),
@@ -126,7 +126,7 @@ impl ReplySyntax for XmlReply {
     }
 }
 
-/// Bytes at the end of `text` that may be the beginning of one of `tags`; in reasoning, line ends in front of them as well.
+/// Bytes at the end of `text` that may be a prefix of one of `tags`; in reasoning, including line ends before them.
 fn uncertain(text: &str, tags: &[&str], state: State) -> usize {
     let longest = |tag: &&str| (1..tag.len()).rev().find(|len| text.ends_with(&tag[..*len])).unwrap_or(0);
     let tag = tags.iter().map(longest).max().unwrap_or(0);
@@ -159,7 +159,7 @@ fn parse(text: &str, tools: &[Json]) -> Option<ToolCall> {
     }
 }
 
-/// The JSON of a value: itself, if the tool's schema has another type than a string for it and it is JSON.
+/// A value as JSON: unchanged, if the tool's schema has a type other than string for it and it is JSON.
 fn spelled(value: &str, name: &str, key: &str, tools: &[Json]) -> Option<String> {
     let get = |value: &Value, key: &str| value.get_attr(key).unwrap_or_default();
     let functions = tools.iter().map(|tool| get(&tool.0, "function"));
@@ -190,7 +190,7 @@ mod tests {
         XmlReply { tags, tools, state, rest: String::new() }
     }
 
-    /// The parts of a text in pieces of so many characters.
+    /// The parts of a text in pieces of `size` characters.
     fn parts(text: &str, mut reply: XmlReply, size: usize) -> Vec<ReplyPart> {
         let mut parts = Vec::new();
         let characters: Vec<char> = text.chars().collect();

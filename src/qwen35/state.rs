@@ -1,10 +1,10 @@
 //! The recurrent state of a sequence: for every delta net a matrix per value head, and the convolution's last inputs.
 //!
-//! A pass never writes rows that may be rejected into a matrix: it computes their outputs on a copy of a few columns,
-//! and keeps what the recurrence read of them. A commit says how many of them are accepted; the next pass applies those
-//! first, while it reads the matrix anyway. The order of operations is that of single steps, so the bits are those of a
-//! sequence that only ever saw the committed rows. Many rows that are committed together or not at all, as a prompt's,
-//! leave the matrices behind them instead.
+//! A pass never writes rows that may be rejected into a matrix: it computes their outputs on a copy of a few columns, and logs
+//! what the recurrence read of them. A commit sets how many of them are accepted; the next pass applies those first, while it
+//! reads the matrix anyway. The order of operations is that of single steps, so the bits are those of a sequence that only ever
+//! saw the committed rows. Rounds of many rows that are committed whole or not at all, such as a prompt's, store the matrices
+//! after them instead.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use super::config::{DeltaNetConfig, TensorLayout};
 use crate::kv::Recurrent;
 use crate::nn::for_row_blocks;
 
-/// Rows that are logged at most until the next pass; the log of more would be larger than the matrices.
+/// Maximum logged rows until the next pass; a larger log would exceed the matrices.
 const MOST_LOGGED: usize = 64;
 
-/// Heads per task at least: a row of a head takes about a microsecond.
+/// Minimum heads per task: a row of a head takes about a microsecond.
 const HEADS_PER_TASK: usize = 4;
 
-/// What the recurrence of a layer needs besides its state.
+/// Parameters of a layer's recurrence.
 pub(super) struct Recurrence {
     dims: DeltaNetConfig,
     layout: TensorLayout,
@@ -30,14 +30,14 @@ pub(super) struct Recurrence {
     isa: Isa,
 }
 
-/// The inputs of a delta net for some rows.
+/// Inputs of a delta net for some rows.
 pub(super) struct Inputs<'a> {
     pub qkv: &'a [f32],   // (rows, channels), before the convolution
     pub decay: &'a [f32], // (rows, heads)
     pub beta: &'a [f32],  // (rows, heads)
 }
 
-/// What the recurrence reads of some rows, of which the first `count` are valid.
+/// Inputs of the recurrence for some rows, of which the first `count` are valid.
 #[derive(Clone)]
 struct Rows {
     x: Vec<f32>,     // (rows, channels): convolved, queries and keys normalized
@@ -47,11 +47,11 @@ struct Rows {
     count: usize,
 }
 
-/// Rows that are not committed.
+/// Uncommitted rows.
 enum Staged {
-    /// The first of them may be: what the recurrence reads, and the convolution's inputs `(rows, channels)`.
+    /// A prefix may be committed: the recurrence's inputs, and the convolution's `(rows, channels)`.
     Logged(Rows, Vec<f32>),
-    /// All or none: the state behind them.
+    /// All or none: the state after them.
     Whole { matrices: Vec<f32>, window: Vec<f32> },
 }
 
@@ -67,10 +67,10 @@ struct Layer {
 /// The state of all delta nets of a sequence.
 pub(super) struct DeltaNetState {
     layers: Vec<Layer>,
-    whole: bool, // the round is committed as a whole or not at all
+    whole: bool, // the round is committed whole or not at all
 }
 
-/// The state of one delta net, as numbers.
+/// The state of one delta net, as values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeltaNetMatrices {
     /// `(value heads, key_head_dim, value_head_dim)`.
@@ -85,7 +85,7 @@ impl Recurrence {
         Self { dims, layout, conv_weight, isa }
     }
 
-    /// The key head that a value head reads.
+    /// The key head of a value head.
     fn key_head(&self, value_head: usize) -> usize {
         match self.layout {
             TensorLayout::HuggingFace => value_head / (self.dims.num_value_heads / self.dims.num_key_heads),
@@ -109,7 +109,7 @@ impl Recurrence {
         x
     }
 
-    /// What value head `head` reads of `rows`.
+    /// The inputs of value head `head` for `rows`.
     fn head<'a>(&self, head: usize, rows: &'a Rows) -> HeadRows<'a> {
         let (keys, key_dim, channels) = (self.dims.keys(), self.dims.key_head_dim, self.dims.channels());
         let query = self.key_head(head) * key_dim;
@@ -124,7 +124,7 @@ impl Recurrence {
         self.dims.key_head_dim * self.dims.value_head_dim
     }
 
-    /// Calls `of(head, part, scratch)` with every head's part of something, on all threads.
+    /// Calls `of(head, part, scratch)` with every head's part, on all threads.
     fn for_heads<T: Send>(
         &self,
         parts: impl IndexedParallelIterator<Item = T>,

@@ -31,8 +31,8 @@ impl Target {
     /// Loads a checkpoint; weights stay in the mapped file.
     ///
     /// # Errors
-    /// If the configuration needs something that is not implemented, or a tensor is missing or has another shape. A
-    /// NextN head is loaded if any of its tensors is there; then all have to be.
+    /// If the configuration needs something that is not implemented, or a tensor is missing or has another shape. A NextN head is
+    /// loaded if any of its tensors is present; then all must be.
     pub fn load(checkpoint: &Checkpoint, options: impl Into<LoadOptions>) -> Result<Self> {
         let options = options.into();
         let config = TextConfig::of(checkpoint)?;
@@ -80,7 +80,7 @@ impl Target {
         self.embed_tokens.forward(ids)
     }
 
-    /// Logits of hidden states after a final norm, the head's included: `(rows, vocab)`.
+    /// Logits of hidden states after a final norm, the trunk's or the head's: `(rows, vocab)`.
     ///
     /// # Errors
     /// Candle's, if the shape does not fit.
@@ -123,7 +123,7 @@ impl Model for Target {
         let mut sums = [crc32fast::Hasher::new(), crc32fast::Hasher::new()];
         sums[0].update(format!("{:?}", self.config).as_bytes());
         let ids: Vec<u32> = (0..8).map(|i| (self.config.vocab_size as u32 - 1) / 8 * i).collect();
-        // A few embedding rows tell models of one shape apart.
+        // A few embedding rows distinguish models of the same shape.
         for x in F32View::new(&self.embed(&ids)?)?.iter() {
             sums[1].update(&x.to_le_bytes());
         }
@@ -168,7 +168,7 @@ impl Model for Target {
 }
 
 impl NextnHead for Target {
-    /// A cache of one layer. Formats of single layers are the trunk's.
+    /// A cache of one layer. Per-layer formats apply only to the trunk.
     fn nextn_cache(&self, options: &KvOptions, pool: &PagePool) -> Result<KvCache> {
         let stores = vec![self.config.store()];
         let layout = KvLayout { stores, store_of_layer: vec![0], inverse_frequencies: Vec::new() };
@@ -177,7 +177,7 @@ impl NextnHead for Target {
     }
 
     fn nextn_rows(&self, batch: &mut Batch<'_>, hidden: &Tensor) -> Result<Tensor> {
-        let head = self.nextn.as_ref().ok_or_else(|| Error::argument("nextn", "the checkpoint has no such head"))?;
+        let head = self.nextn.as_ref().ok_or_else(|| Error::argument("nextn", "the checkpoint has no NextN head"))?;
         let angles = self.rotary.angles(batch.positions());
         head.forward(&self.embed(batch.ids())?, hidden, &angles, &mut batch.kv())
     }
@@ -189,7 +189,7 @@ impl NextnHead for Target {
 
 /// Tensors of the vision tower, which text does not use.
 pub(super) fn is_vision(name: &str) -> bool {
-    // `v.` and `mm.` in GGUF files that hold everything.
+    // `v.` and `mm.` in combined GGUF files.
     ["visual.", "vision_", "v.", "mm."]
         .iter()
         .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))

@@ -1,4 +1,4 @@
-//! DRY ("don't repeat yourself"): penalties of tokens that would prolong a repetition.
+//! DRY ("don't repeat yourself"): penalizes tokens that would extend a repetition.
 
 use std::collections::HashMap;
 
@@ -6,17 +6,17 @@ use super::penalties::newest;
 use super::processor::LogitsProcessor;
 use crate::{Error, Result};
 
-/// Where the newest tokens have occurred before, `n` of them in a row, the token that followed then loses
-/// `multiplier * base^(n - allowed_length)`, with the largest `n` of all occurrences.
+/// If the last `n` tokens have occurred before, the token that followed them then is penalized by `multiplier * base^(n -
+/// allowed_length)`, with the largest `n` of all occurrences.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dry {
     /// Scale of the penalty, from 0 to 100. Default: 0.8.
     pub multiplier: f32,
-    /// Growth of the penalty with every further token, from 1 to 16. Default: 1.75.
+    /// Growth of the penalty per further token, from 1 to 16. Default: 1.75.
     pub base: f32,
-    /// Tokens in a row that may be repeated, at least 1. Default: 2.
+    /// Length of a repetition that is not penalized, at least 1. Default: 2.
     pub allowed_length: usize,
-    /// How many of the newest tokens count; `None` for all. Default: all.
+    /// Number of last tokens considered; `None` for all. Default: all.
     pub last_n: Option<usize>,
     /// Tokens that end a repetition, such as line ends and quotes
     /// ([`Tokenizer::ids_with`](crate::tokenizer::Tokenizer::ids_with) finds them). Default: none.
@@ -29,7 +29,7 @@ impl Default for Dry {
     }
 }
 
-/// Limit of a penalty: no number of them makes a logit infinite.
+/// Maximum penalty: no sum of penalties makes a logit infinite.
 const MAX_PENALTY: f32 = 1e30;
 
 impl Dry {
@@ -46,7 +46,7 @@ impl Dry {
         }
     }
 
-    /// How many of the newest tokens it reads.
+    /// Number of last tokens that it reads.
     pub(super) fn history(&self) -> usize {
         if self.multiplier == 0.0 { 0 } else { self.last_n.unwrap_or(usize::MAX) }
     }
@@ -60,7 +60,7 @@ impl LogitsProcessor for Dry {
             return Ok(());
         }
         let mut longest: HashMap<u32, usize> = HashMap::new();
-        // `repeats[back]`: tokens in a row that end `back` before the newest, and are as the newest ones.
+        // `repeats[back]`: length of the run that ends `back` before the last token and equals the last ones.
         for (back, repeat) in repeats(tokens).into_iter().enumerate().skip(1) {
             let repeat = repeat.min(unbroken);
             if repeat >= self.allowed_length {
@@ -77,12 +77,12 @@ impl LogitsProcessor for Dry {
     }
 }
 
-/// How many of the newest tokens occur in a row so that the last of them is `i` before the newest, for every `i`: the Z-function
-/// of the reversed tokens (Gusfield 1997), in linear time.
+/// For every `i`, the length of the run that ends `i` before the last token and equals the end of the sequence: the Z-function of
+/// the reversed tokens (Gusfield 1997), in linear time.
 fn repeats(tokens: &[u32]) -> Vec<usize> {
     let at = |i: usize| tokens[tokens.len() - 1 - i];
     let mut lengths = vec![0; tokens.len()];
-    // The occurrence that reaches farthest: `start..end`.
+    // The occurrence with the greatest end: `start..end`.
     let (mut start, mut end) = (0, 0);
     for i in 1..tokens.len() {
         let mut length = if i < end { lengths[i - start].min(end - i) } else { 0 };

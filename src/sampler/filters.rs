@@ -1,4 +1,4 @@
-//! Filters: which tokens of a row may be drawn, and with what weights.
+//! Filters: the tokens of a row that may be drawn, and their weights.
 
 use foretoken_kernels::vocabulary;
 
@@ -8,7 +8,7 @@ use super::sampling::{Sampling, Xtc};
 pub(super) struct Candidates(Vec<Candidate>);
 
 struct Candidate {
-    /// Place in the row.
+    /// Index in the row.
     i: u32,
     logit: f32,
     /// `e^(logit - the row's largest)`: proportional to the probability at temperature 1.
@@ -26,7 +26,7 @@ impl Candidates {
             Candidate { i, logit, weight: f64::from(logit - max).exp() }
         };
         let mut candidates: Vec<_> = largest.into_iter().map(candidate).collect();
-        // The order of top-k and top-n-sigma does not matter: both keep the largest.
+        // The order of top-k and top-n-sigma is irrelevant: both keep the largest.
         if let Some(n) = sampling.top_n_sigma {
             let least = f64::from(max) - f64::from(n) * standard_deviation(logits);
             candidates.retain(|candidate| f64::from(candidate.logit) >= least);
@@ -34,7 +34,7 @@ impl Candidates {
         Self(candidates)
     }
 
-    /// Those that locally typical sampling, `top_p` and `min_p` leave, each of the probabilities that those before it leave.
+    /// Applies locally typical sampling, `top_p` and `min_p`, in this order, to the candidates.
     pub fn filtered(mut self, sampling: &Sampling) -> Self {
         if sampling.typical_p < 1.0 {
             self.keep_typical(sampling.typical_p.into());
@@ -52,14 +52,14 @@ impl Candidates {
         self
     }
 
-    /// Probabilities or proportional weights, above 0, by place in the row: at the temperature, and with XTC.
+    /// Probabilities or proportional weights, above 0, by index in the row: at the temperature, and with XTC.
     pub fn weights(&self, sampling: &Sampling) -> Vec<(u32, f64)> {
         let mut weights = at_temperature(&self.0, sampling.temperature);
         if let Some(xtc) = sampling.xtc {
             let excluded = self.top_choices(&xtc);
             let mut rest = vec![(0, 0.0); excluded];
             rest.extend(at_temperature(&self.0[excluded..], sampling.temperature));
-            // The mixture: with the probability, the top choices are excluded.
+            // The mixture: with that probability, the top choices are excluded.
             let total = |weights: &[(u32, f64)]| weights.iter().map(|(_, weight)| weight).sum::<f64>();
             let (of_all, of_rest, probability) = (total(&weights), total(&rest), f64::from(xtc.probability));
             for ((_, weight), (_, rest)) in weights.iter_mut().zip(rest) {
@@ -70,7 +70,7 @@ impl Candidates {
         weights
     }
 
-    /// How many top choices are excluded: all but the least probable token at or above the threshold.
+    /// Number of excluded top choices: all but the least probable token at or above the threshold.
     fn top_choices(&self, xtc: &Xtc) -> usize {
         let least = self.total() * f64::from(xtc.threshold);
         self.0.iter().take_while(|candidate| candidate.weight >= least).count().saturating_sub(1)
@@ -105,7 +105,7 @@ fn at_temperature(candidates: &[Candidate], temperature: f32) -> Vec<(u32, f64)>
     candidates.iter().map(weight).collect()
 }
 
-/// Of the finite ones among `logits`.
+/// Of the finite logits.
 fn standard_deviation(logits: &[f32]) -> f64 {
     let finite = || logits.iter().filter(|logit| logit.is_finite()).map(|logit| f64::from(*logit));
     let count = finite().count().max(1) as f64;

@@ -2,7 +2,7 @@
 
 use foretoken_kernels::vocabulary;
 
-/// Log-probabilities under the target's own distribution: of its logits at temperature 1, before any
+/// Log-probabilities under the target's own distribution: its logits at temperature 1, before any
 /// [`LogitsProcessor`](crate::LogitsProcessor), penalty and filter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {
@@ -10,7 +10,7 @@ pub struct TokenLogprobs {
     pub token: u32,
     /// Its log-probability.
     pub logprob: f32,
-    /// The most probable tokens and theirs, the most probable first.
+    /// The most probable tokens with theirs, the most probable first.
     pub top: Vec<(u32, f32)>,
 }
 

@@ -37,29 +37,29 @@ impl Sampler {
         Ok(Self { sampling, suppressed })
     }
 
-    /// Whether the token is the most probable one of the logits as they are.
+    /// Whether the token is the argmax of the unmodified logits.
     pub(crate) fn is_plain_greedy(&self) -> bool {
         self.sampling.temperature == 0.0 && self.history() == 0
     }
 
-    /// How many of the newest tokens [`Sampler::penalize`] reads; `usize::MAX` for all.
+    /// Number of last tokens that [`Sampler::penalize`] reads; `usize::MAX` for all.
     pub(crate) fn history(&self) -> usize {
         let dry = self.sampling.dry.as_ref().map_or(0, Dry::history);
         self.sampling.penalties.history().max(dry)
     }
 
-    /// Changes `logits` `(vocab)` of the token after `tokens` by the penalties and DRY. Logits of other vocabularies, as of a
-    /// drafter's head, are not for this.
+    /// Applies the penalties and DRY to `logits` `(vocab)` of the token after `tokens`. Not for logits over other vocabularies,
+    /// such as a drafter's head.
     ///
     /// # Errors
-    /// None; the signature is a processor's.
+    /// None; the signature matches a processor's.
     pub fn penalize(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
         self.sampling.penalties.process(tokens, logits)?;
         self.sampling.dry.iter().try_for_each(|dry| dry.process(tokens, logits))
     }
 
-    /// The most probable token that may be emitted, the lowest id among equals. `ids[i]` is the token of `logits[i]`;
-    /// without ids, token `i` is.
+    /// The most probable allowed token, the lowest id among equals. `ids[i]` is the token of `logits[i]`; without ids, token `i`
+    /// is.
     ///
     /// # Errors
     /// If a logit is NaN, or no allowed token's logit is finite.

@@ -1,20 +1,20 @@
-//! Penalties of tokens that were there before.
+//! Penalties of repeated tokens.
 
 use std::collections::HashMap;
 
 use super::processor::LogitsProcessor;
 use crate::{Error, Result};
 
-/// Penalties of the tokens among the newest ones, of the prompt as of the text. Default: none.
+/// Penalties of tokens that occur among the last ones, in the prompt or the text. Default: none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Penalties {
     /// Divides positive logits of such tokens, and multiplies negative ones (Keskar et al. 2019); from 0.1 to 10. Default: 1.
     pub repeat: f32,
-    /// Is subtracted once for every occurrence; from -100 to 100. Default: 0.
+    /// Subtracted once per occurrence; from -100 to 100. Default: 0.
     pub frequency: f32,
-    /// Is subtracted from the logits of such tokens; from -100 to 100. Default: 0.
+    /// Subtracted once from the logits of such tokens; from -100 to 100. Default: 0.
     pub presence: f32,
-    /// How many of the newest tokens count; `None` for all. Default: 64.
+    /// Number of last tokens considered; `None` for all. Default: 64.
     pub last_n: Option<usize>,
 }
 
@@ -43,7 +43,7 @@ impl Penalties {
         }
     }
 
-    /// How many of the newest tokens it reads.
+    /// Number of last tokens that it reads.
     pub(super) fn history(&self) -> usize {
         let none = self.repeat == 1.0 && self.frequency == 0.0 && self.presence == 0.0;
         if none { 0 } else { self.last_n.unwrap_or(usize::MAX) }
@@ -65,7 +65,7 @@ impl LogitsProcessor for Penalties {
     }
 }
 
-/// The newest `most` tokens.
+/// The last `most` tokens.
 pub(super) fn newest(tokens: &[u32], most: usize) -> &[u32] {
     &tokens[tokens.len().saturating_sub(most)..]
 }

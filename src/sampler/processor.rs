@@ -1,11 +1,11 @@
-//! What changes logits before they are sampled.
+//! Logits processors.
 
 use crate::Result;
 
 /// Modifies logits before sampling: a mask, a bias, a penalty.
 ///
-/// It is called for every verified row in order, up to the first rejected draft, so that its effect on the text is the
-/// same with and without speculation. It comes before the penalties and filters of [`Sampling`](crate::Sampling).
+/// Called for every verified row in order, up to the first rejected draft, so that its effect on the text is the same with and
+/// without speculation. It runs before the penalties and filters of [`Sampling`](crate::Sampling).
 pub trait LogitsProcessor: std::fmt::Debug + Send + Sync {
     /// Modifies `logits` `(vocab)` of the token after `tokens`: prompt, text, and accepted drafts.
     /// `-inf` excludes a token.
@@ -15,10 +15,10 @@ pub trait LogitsProcessor: std::fmt::Debug + Send + Sync {
     fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()>;
 }
 
-/// Adds to the logits of tokens.
+/// Adds biases to logits.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LogitBias {
-    /// Tokens, and what is added to their logits; `-inf` excludes one.
+    /// Tokens and their biases; `-inf` excludes a token.
     pub biases: Vec<(u32, f32)>,
 }
 

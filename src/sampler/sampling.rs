@@ -7,14 +7,13 @@ use crate::{Error, Result};
 /// Sampling parameters, applied in field order, which is that of llama.cpp's default chain: penalties, filters, temperature.
 /// Default: greedy, without penalties.
 ///
-/// All of them are functions of one row of logits and of the tokens before it, so that every verified row has the
-/// distribution that it has without speculation. Mirostat, whose target follows the surprise of what was emitted, is not
-/// offered.
+/// All are functions of one row of logits and of the tokens before it, so that every verified row has the distribution that it
+/// has without speculation. Mirostat, whose target depends on the surprise of emitted tokens, is not supported.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// Penalties of tokens that were there before. Default: none.
+    /// Penalties of repeated tokens. Default: none.
     pub penalties: Penalties,
-    /// Penalties of tokens that would prolong a repetition. Default: none.
+    /// Penalties of tokens that would extend a repetition. Default: none.
     pub dry: Option<Dry>,
     /// Keeps tokens whose logits are at most this many standard deviations of the row below the largest (top-n-sigma, Tang
     /// et al. 2024). Default: all.
@@ -30,17 +29,17 @@ pub struct Sampling {
     pub min_p: f32,
     /// Excludes the most probable tokens at random. Default: never.
     pub xtc: Option<Xtc>,
-    /// Divides the logits that are left; 0 takes the most probable token after the penalties, and no filter applies.
+    /// Divides the remaining logits; 0 takes the most probable token after the penalties, without filters.
     pub temperature: f32,
 }
 
-/// Exclude top choices: of the tokens at least as probable as the threshold, all but the least probable one are removed.
-/// Whether they are is not drawn: the distribution is the mixture of both cases.
+/// Exclude top choices: of the tokens at least as probable as the threshold, all but the least probable are removed with a given
+/// probability. No random number is drawn for this: the distribution is the mixture of both cases.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Xtc {
-    /// How often. Default: 0.5.
+    /// Probability of the exclusion. Default: 0.5.
     pub probability: f32,
-    /// Probability from which a token counts as a top choice, up to 0.5. Default: 0.1.
+    /// Minimum probability of a top choice, up to 0.5. Default: 0.1.
     pub threshold: f32,
 }
 
@@ -76,9 +75,9 @@ impl Sampling {
         match self {
             s if !(s.temperature >= 0.0 && s.temperature.is_finite()) => refuse("temperature", "must be 0 or more"),
             s if !s.top_n_sigma.is_none_or(|n| n > 0.0) => {
-                refuse("top_n_sigma", "must be above 0; leave it out to keep all tokens")
+                refuse("top_n_sigma", "must be above 0; omit it to keep all tokens")
             }
-            s if s.top_k == Some(0) => refuse("top_k", "must be at least 1; leave it out to keep all tokens"),
+            s if s.top_k == Some(0) => refuse("top_k", "must be at least 1; omit it to keep all tokens"),
             s if !(s.typical_p > 0.0 && s.typical_p <= 1.0) => refuse("typical_p", "must be above 0 and at most 1"),
             s if !(s.top_p > 0.0 && s.top_p <= 1.0) => refuse("top_p", "must be above 0 and at most 1"),
             s if !(0.0..=1.0).contains(&s.min_p) => refuse("min_p", "must be from 0 to 1"),

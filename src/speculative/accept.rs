@@ -1,4 +1,4 @@
-//! The rule that decides which drafts are accepted: a pure function of ids, probabilities and an RNG.
+//! The acceptance rule: a pure function of ids, probabilities and an RNG.
 
 use std::convert::Infallible;
 
@@ -15,20 +15,20 @@ use crate::{Error, Result};
 pub struct Draft {
     /// The tokens, each drafted after the one before it.
     pub tokens: Vec<u32>,
-    /// The distribution that each was drawn from; `None` where they were chosen, not drawn (one-hot).
+    /// The distributions that they were drawn from; `None` for greedy drafts (one-hot).
     pub probs: Option<Vec<Distribution>>,
-    /// The drafter's probability of each token, among those it scored; empty unless [`Confidence::Report`] is asked of a
-    /// drafter that has probabilities.
+    /// The drafter's probability of each token among those it scored; only with [`Confidence::Report`] and a drafter that has
+    /// probabilities.
     pub confidence: Vec<f32>,
-    /// The distribution of a token behind the last one that was drawn and that the constraint refused: it counts as rejected.
+    /// The distribution of the next drawn token, if the constraint rejected that token: it counts as rejected.
     pub refused: Option<Distribution>,
 }
 
 impl Draft {
-    /// Adds the token that a model's logits give. `ids[i]` is the token of `logits[i]`; without ids, token `i` is.
+    /// Adds the token chosen from a model's logits. `ids[i]` is the token of `logits[i]`; without ids, token `i` is.
     ///
     /// # Errors
-    /// If the logits are no finite numbers.
+    /// If the logits are NaN or infinite.
     pub(crate) fn push(
         &mut self,
         context: &Context<'_>,
@@ -54,7 +54,7 @@ impl Draft {
         Ok(())
     }
 
-    /// The first `tokens` tokens.
+    /// Truncates to the first `tokens` tokens.
     pub(super) fn truncate(&mut self, tokens: usize) {
         if tokens < self.tokens.len() {
             self.refused = None;
@@ -66,8 +66,8 @@ impl Draft {
         }
     }
 
-    /// Drops the tokens from `valid` on, which the constraint refuses. Whether there is a draft of a position then depends on
-    /// the draw, so the first one's distribution stays, for the residual.
+    /// Drops the tokens from `valid` on, which the constraint rejects. Whether a position has a draft then depends on the draw,
+    /// so the first one's distribution is kept for the residual.
     pub(super) fn refuse(&mut self, valid: usize) {
         if valid < self.tokens.len() {
             let refused = self.probs.as_ref().and_then(|probs| probs.get(valid).cloned());
@@ -86,9 +86,9 @@ pub struct Accepted {
     pub next: u32,
 }
 
-/// Accepts draft `i` with probability `min(1, target / draft)`, and draws the correction of the first rejected one from
-/// the residual distribution `norm(max(0, target - draft))`: the emitted tokens are distributed as the target's own
-/// (Leviathan et al. 2023, section 2.3). With certain (greedy) target distributions this compares ids.
+/// Accepts draft `i` with probability `min(1, target / draft)`, and draws the correction of the first rejected one from the
+/// residual distribution `norm(max(0, target - draft))`: the emitted tokens have the target's distribution (Leviathan et al.
+/// 2023, section 2.3). With one-hot (greedy) target distributions this compares ids.
 ///
 /// `target_probs` has one row more than there are drafts.
 ///
@@ -101,8 +101,7 @@ pub fn accept(draft: &Draft, target_probs: &[Distribution], rng: &mut impl Rng) 
     }
 }
 
-/// [`accept`], with rows that are computed as they are needed: `target_probs(i)` is asked only when drafts `0..i` are
-/// accepted.
+/// [`accept`] with lazily computed rows: `target_probs(i)` is called only if drafts `0..i` are accepted.
 ///
 /// # Errors
 /// Those of `target_probs`.
@@ -135,37 +134,36 @@ pub(crate) fn accept_rows<E>(
     Ok(Accepted { count, next })
 }
 
-/// How a round is judged.
+/// Parameters of a verification.
 pub(crate) struct Verification<'a> {
     pub sampler: &'a Sampler,
     pub processor: Option<&'a dyn LogitsProcessor>,
     pub constraint: Option<&'a Mutex<ConstraintState>>,
-    /// The sequence, the newest token included: what the first row's token follows.
+    /// The sequence including its last token, which the first row's token follows.
     pub tokens: &'a [u32],
-    /// Accepts in the target's place.
+    /// Accepts instead of the target.
     pub simulated: Option<&'a SimulatedAcceptance>,
-    /// How many of the most probable tokens to report beside every emitted one.
+    /// Number of most probable tokens to report with every emitted one.
     pub logprobs: Option<usize>,
 }
 
 impl Verification<'_> {
-    /// Whether nothing has to be seen on the host but the verdict.
+    /// Whether the host needs nothing but the accept result.
     pub fn decides_on_device(&self) -> bool {
         let looks = self.processor.is_some() || self.constraint.is_some() || self.logprobs.is_some();
         self.sampler.is_plain_greedy() && !looks
     }
 
-    /// The target's distribution behind `drafts`, whose row of logits is given: processor, constraint, penalties,
-    /// filters, temperature.
+    /// The target's distribution after `drafts`, from its row of logits: processor, constraint, penalties, filters, temperature.
     ///
     /// # Errors
-    /// If a logit is not finite, or the processor's or constraint's.
+    /// If a logit is NaN or infinite, or the processor's or constraint's.
     pub fn distribution(&self, logits: &[f32], drafts: &[u32]) -> Result<Distribution> {
         let history = if self.processor.is_some() { usize::MAX } else { self.sampler.history() };
         if history == 0 && self.constraint.is_none() {
             return self.sampler.distribution(None, logits);
         }
-        // The newest tokens, of which the row's drafts are the last.
+        // The last tokens, of which the row's drafts are the end.
         let before = history.saturating_sub(drafts.len()).min(self.tokens.len());
         let tokens = [&self.tokens[self.tokens.len() - before..], drafts].concat();
         let mut processed = logits.to_vec();

@@ -1,19 +1,18 @@
-//! How often drafts are accepted, by position, with exponential forgetting.
+//! Acceptance rates by position, with exponential forgetting.
 
 use super::Tuning;
 
-/// Positions that are counted for themselves; the deeper ones share the last count, because few drafts get there.
+/// Positions with a count of their own; deeper ones share the last, because few drafts get there.
 const POSITIONS: usize = 10;
 
-/// The acceptance probabilities along the drafts of one drafter: at every position, that its token is accepted if those
-/// before it are.
+/// Acceptance probabilities of one drafter: for every position, that its token is accepted given that all before it are.
 #[derive(Clone, Debug)]
 pub(super) struct Acceptance {
     prior: f64, // of the first position
     accepted: [f64; POSITIONS],
     drafted: [f64; POSITIONS],
-    surprise: f64, // accepted less expected tokens, of the newest rounds
-    variance: f64, // of that
+    surprise: f64, // accepted minus expected tokens, in the last rounds
+    variance: f64, // of `surprise`
 }
 
 impl Acceptance {
@@ -21,7 +20,7 @@ impl Acceptance {
         Self { prior, accepted: [0.0; POSITIONS], drafted: [0.0; POSITIONS], surprise: 0.0, variance: 0.0 }
     }
 
-    /// A draft whose first `accepted` of `drafted` tokens were accepted.
+    /// Records a draft whose first `accepted` of `drafted` tokens were accepted.
     pub(super) fn observe(&mut self, drafted: usize, accepted: usize, tuning: &Tuning) {
         let reached = drafted.min(accepted + 1);
         let keep = 1.0 - 1.0 / tuning.change_window;
@@ -30,8 +29,8 @@ impl Acceptance {
             self.surprise += f64::from(u8::from(position < accepted)) - chance;
             self.variance += chance * (1.0 - chance);
         }
-        // A text that changes: what was counted before says little any more. A quarter of a token squared keeps a single
-        // accepted token of a drafter that is never right from being one.
+        // A change point: earlier counts are no longer representative. The quarter of a token squared keeps a single accepted
+        // token of a drafter that is never right from counting as one.
         if self.surprise.powi(2) > tuning.outlier.powi(2) * (self.variance + 0.25) {
             self.counts().for_each(|count| *count *= tuning.change_keep);
             (self.surprise, self.variance) = (0.0, 0.0);
@@ -54,7 +53,7 @@ impl Acceptance {
         self.accepted.iter_mut().chain(&mut self.drafted)
     }
 
-    /// Expected tokens of rounds that verify 0 to `most` drafts, the target's own token included.
+    /// Expected tokens of rounds that verify 0 to `most` drafts, including the target's own token.
     pub(super) fn tokens(&self, most: usize, tuning: &Tuning) -> Vec<f64> {
         let (mut tokens, mut all_accepted) = (vec![1.0], 1.0);
         for (drafts, chance) in self.chances(most, tuning).into_iter().enumerate() {
@@ -64,7 +63,7 @@ impl Acceptance {
         tokens
     }
 
-    /// The probabilities of the first `count` positions. The prior of a position is the mean of the one before it.
+    /// The probabilities of the first `count` positions. A position's prior is the mean of the one before it.
     fn chances(&self, count: usize, tuning: &Tuning) -> Vec<f64> {
         let (mut chance, weight) = (self.prior, tuning.prior_weight);
         let of = |position: usize| {

@@ -1,4 +1,4 @@
-//! Where a sequence's passes run: on the CPU, where several sequences share one, or on a device.
+//! Where a sequence's passes run: on the CPU, batched with other sequences, or on a device.
 
 use std::io::{self, Read, Write};
 use std::ops::Deref;
@@ -16,8 +16,8 @@ use crate::model::{Model, Output, OutputRows};
 use crate::nn::{F32View, tensor};
 use crate::sampler::{Distribution, TokenLogprobs};
 
-/// A target, and the sequence's part of a device if it runs on one. Lengths, limits and rollback are the host's state in
-/// either case: for a device, its K/V cache counts rows and holds none.
+/// A target, and the sequence's part of a device if it runs on one. Lengths, limits and rollback are in the host's state in
+/// either case: for a device, its KV cache only counts rows.
 #[derive(Clone)]
 pub(crate) struct Backend {
     pub model: Arc<dyn Model>,
@@ -30,7 +30,7 @@ pub(crate) enum ForwardOutput<'a> {
     Device(MutexGuard<'a, Sequence>),
 }
 
-/// Rows of logits where they are, or read from a device.
+/// Rows of logits on the host, or copied from a device.
 pub(crate) enum Logits<'a> {
     Cpu(F32View<'a>),
     Read(Vec<f32>),
@@ -48,7 +48,7 @@ impl Deref for Logits<'_> {
 }
 
 impl Backend {
-    /// The pass of one sequence on its device, from `position` on; `None` if no row is wanted.
+    /// The pass of one sequence on its device, from `position` on; `None` if no output row is requested.
     ///
     /// # Errors
     /// The device's.
@@ -63,7 +63,7 @@ impl Backend {
         Ok((wanted != OutputRows::None).then_some(ForwardOutput::Device(sequence)))
     }
 
-    /// The state that predicted the newest token, wherever it is: `(hidden)`.
+    /// The hidden state that predicted the last token, on the host or a device: `(hidden)`.
     ///
     /// # Errors
     /// The device's.
@@ -74,15 +74,15 @@ impl Backend {
         }
     }
 
-    /// Bytes of the sequence's state, wherever it is.
+    /// Bytes of the sequence's state, on the host or a device.
     pub fn bytes(&self, state: &SequenceState) -> usize {
         self.device.as_ref().map_or_else(|| state.bytes(), |sequence| sequence.lock().kv_bytes())
     }
 
-    /// Writes the K and V of `kv`'s positions; their bytes are as many as [`KvCache::written_bytes`] says, wherever they are.
+    /// Writes the K and V of `kv`'s positions from the host or a device, [`KvCache::written_bytes`] bytes.
     ///
     /// # Errors
-    /// Those of `to`, or the device's in one of them.
+    /// `to`'s, or the device's wrapped in one.
     pub fn write_to(&self, kv: &KvCache, to: &mut impl Write) -> io::Result<()> {
         match &self.device {
             None => kv.write_to(to),
@@ -90,10 +90,10 @@ impl Backend {
         }
     }
 
-    /// Fills an empty sequence with what was written at `len` positions, which the `newest` token follows.
+    /// Fills an empty sequence with the K and V of `len` positions, which the `newest` token follows.
     ///
     /// # Errors
-    /// If memory does not reach, or the device's, in one of `io`'s; or those of `from`.
+    /// If memory is exhausted, or the device's, wrapped in `io`'s; or `from`'s.
     pub fn read_from(
         &self,
         kv: &mut KvCache,
@@ -111,11 +111,10 @@ impl Backend {
 }
 
 impl ForwardOutput<'_> {
-    /// Verifies `draft`, of which the rows of this pass are one more. Also returns what the target thinks of the tokens, if
-    /// that was asked for.
+    /// Verifies `draft`; this pass has one row more. Also returns the target's log-probabilities, if requested.
     ///
     /// # Errors
-    /// If a logit is not finite, or the device's.
+    /// If a logit is NaN or infinite, or the device's.
     pub fn verify(
         &mut self,
         draft: &mut Draft,
@@ -149,7 +148,7 @@ impl ForwardOutput<'_> {
         Ok((accepted, logprobs.unwrap_or_default()))
     }
 
-    /// The logits of the first `rows` wanted rows, after the soft cap: `(rows, vocab)`.
+    /// The logits of the first `rows` output rows, after the soft cap: `(rows, vocab)`.
     ///
     /// # Errors
     /// The device's.
@@ -160,8 +159,8 @@ impl ForwardOutput<'_> {
         }
     }
 
-    /// The sequence goes on with `token`, which row `row` predicted. Returns that row's state `(1, hidden)`: on a device, where
-    /// it stays, only if `confidence` will look at it; else an empty one.
+    /// Continues the sequence with `token`, which row `row` predicted. Returns that row's state `(1, hidden)`: on a device, where
+    /// it stays, only if `confidence` needs it, else an empty one.
     ///
     /// # Errors
     /// The device's.
@@ -177,7 +176,7 @@ impl ForwardOutput<'_> {
         }
     }
 
-    /// The hidden states and taps of the first `rows` wanted rows, where the host has them.
+    /// The hidden states and taps of the first `rows` output rows, if the host has them.
     ///
     /// # Errors
     /// Candle's.

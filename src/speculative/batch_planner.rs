@@ -1,10 +1,10 @@
-//! Whether the sequences of a batch draft, by measured tokens per second.
+//! Decides whether the sequences of a batch draft, by measured tokens per second.
 //!
-//! A sequence's [planner](super::Planner) weighs what verifying costs, and draft steps as a sequence by itself pays them. What
-//! proposing costs the batch, look-ups one after another and draft steps together, only the clock of whole passes knows. So
-//! passes with drafts and without are tried in turn, the faster mode is used, and the next trial comes so late that what it loses
-//! stays within a share of the time. In turn, because other processes slow a machine down by more than modes differ. Numbers of
-//! sequences up to a power of two and above the one before share their trials: a server's passes have many numbers, few of each.
+//! A sequence's [planner](super::Planner) weighs what verifying costs, and draft steps at the price of a single sequence. The
+//! cost of proposing for a batch (prompt lookups one after another, draft steps together) shows only in the time of whole passes.
+//! So passes with and without drafts are tried alternately, the faster mode is used, and the next trial is scheduled so that its
+//! loss stays within a share of the time. Alternately, because other processes slow a machine down by more than the modes differ.
+//! Numbers of sequences are grouped by powers of two: a server's passes have many numbers, few of each.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use std::time::Duration;
 use super::Tuning;
 
 /// Passes of a trial, half of them with drafts. On simulated machines whose passes vary by a quarter, trials of 8 to 64 passes
-/// reach .99 of the faster mode's speed; in the 4000 passes after a change of the text 16 reach .984, 64 .969. A mean over
+/// reach .99 of the faster mode's speed; in the 4000 passes after a change of the text 16 reach .984, 64 .969. Averaging over
 /// trials gains nothing.
 const TRIAL: usize = 16;
 
-/// What is known of numbers of sequences, by the power of two up to which they are.
+/// Modes by number of sequences, rounded up to a power of two.
 #[derive(Clone, Debug, Default)]
 pub struct BatchPlanner {
     up_to: BTreeMap<usize, Mode>,
@@ -25,9 +25,9 @@ pub struct BatchPlanner {
 /// The faster mode, between and during trials.
 #[derive(Clone, Debug, Default)]
 struct Mode {
-    advantage: f64, // of drafts: the logarithm of their tokens/s over those of plain steps
+    advantage: f64, // log of tokens/s with drafts over tokens/s of plain steps
     passes: usize,  // since the last trial began
-    next: usize,    // passes from the beginning of the last trial to that of the next one
+    next: usize,    // passes from the start of the last trial to the next
     with_drafts: Speed,
     plain: Speed,
 }
@@ -39,13 +39,13 @@ struct Speed {
 }
 
 impl BatchPlanner {
-    /// Whether the sequences of the next pass, `sequences` of them, draft. One by itself does: its planner knows all that it costs.
+    /// Whether the `sequences` sequences of the next pass draft. A single one always may: its planner knows all costs.
     pub fn drafts(&self, sequences: usize) -> bool {
         sequences <= 1 || self.up_to.get(&sequences.next_power_of_two()).is_none_or(Mode::drafts)
     }
 
-    /// Takes in a pass of `sequences` sequences that read no prompt, which emitted `tokens` tokens in `time`, proposing and
-    /// accepting included.
+    /// Records a pass of `sequences` sequences without prompts that emitted `tokens` tokens in `time`, proposing and accepting
+    /// included.
     pub fn observe(&mut self, sequences: usize, tokens: usize, time: Duration) {
         if sequences > 1 && tokens > 0 && !time.is_zero() {
             self.up_to.entry(sequences.next_power_of_two()).or_default().observe(tokens, time);
@@ -88,13 +88,13 @@ mod tests {
 
     use super::*;
 
-    /// Runs passes of 8 sequences that take (milliseconds, tokens) with drafts and without, times varying by a quarter, and
-    /// returns how fast they are beside those of the faster mode.
+    /// Runs passes of 8 sequences that take (milliseconds, tokens) with and without drafts, times varying by a quarter, and
+    /// returns their speed relative to the faster mode's.
     fn speed(planner: &mut BatchPlanner, with_drafts: (f64, usize), plain: (f64, usize), rng: &mut StdRng) -> f64 {
         let (mut tokens, mut ms) = (0.0, 0.0);
         let mut slow = 1.0_f64;
         for _ in 0..4000 {
-            slow = (slow * rng.random_range(0.9..1.1)).clamp(0.7, 1.5); // by other processes
+            slow = (slow * rng.random_range(0.9..1.1)).clamp(0.7, 1.5); // due to other processes
             let (mean, emitted) = if planner.drafts(8) { with_drafts } else { plain };
             planner.observe(8, emitted, Duration::from_secs_f64(1e-3 * mean * slow * rng.random_range(0.75..1.25)));
             (tokens, ms) = (tokens + emitted as f64, ms + mean);

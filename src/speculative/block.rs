@@ -1,4 +1,4 @@
-//! Block sizes, chosen or given.
+//! Block sizes, measured or fixed.
 
 use std::str::FromStr;
 
@@ -13,15 +13,15 @@ pub enum BlockSize {
     Measured,
     /// This many rows: `B - 1` tokens are drafted.
     Fixed(usize),
-    /// As a preset says.
+    /// A preset's.
     Preset(MtpPreset),
 }
 
-/// Block sizes by the names that users know.
+/// Named block sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MtpPreset {
-    /// 2 rows for a model's chain, up to 6 for prompt lookup.
+    /// 2 rows for a model's draft, up to 6 for prompt lookup.
     Throughput,
     /// 3 and 8.
     Lift,
@@ -35,7 +35,7 @@ impl MtpPreset {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Throughput, Self::Lift, Self::Balanced, Self::Quality];
 
-    /// Its name on a command line.
+    /// Its command line name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Throughput => "throughput",
@@ -53,13 +53,13 @@ impl FromStr for MtpPreset {
         let found = Self::ALL.into_iter().find(|preset| preset.name() == text);
         found.ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
-            Error::argument("preset", format!("{text:?} is unknown; there are {names}"))
+            Error::argument("preset", format!("{text:?} is unknown; expected one of {names}"))
         })
     }
 }
 
 impl BlockSize {
-    /// Rows for a model's chain and for prompt lookup; `None` if the planner chooses.
+    /// Rows for a model's draft and for prompt lookup; `None` if the planner chooses.
     pub(crate) fn rows(self) -> Option<(usize, usize)> {
         match self {
             Self::Measured => None,

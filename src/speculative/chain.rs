@@ -1,4 +1,4 @@
-//! Draft steps of a model that is chained with itself: one pass for rows of each of several sequences.
+//! Autoregressive draft steps of a model, batched over sequences.
 
 use std::slice;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::model::{ChainModel, DraftRows, DraftStep};
 use crate::nn::{F32View, Scores};
 use crate::{Error, Result};
 
-/// A sequence's draft, to be lengthened by a token.
+/// A draft to be extended by one token.
 pub(super) struct Link<'a> {
     pub model: Arc<dyn ChainModel>,
     pub chain: &'a mut dyn DraftChain,
@@ -22,7 +22,7 @@ pub(super) struct Link<'a> {
     pub rng: &'a mut StdRng,
 }
 
-/// Where a link's scores come from.
+/// The source of a link's scores.
 enum Source {
     Pass,
     Known(Scores),
@@ -30,12 +30,12 @@ enum Source {
 }
 
 impl Link<'_> {
-    /// Whether one pass can take both.
+    /// Whether both can share a pass.
     pub fn shares_model(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.model, &other.model)
     }
 
-    /// Adds a token to the draft, which a constraint may refuse.
+    /// Adds a token to the draft, which a constraint may reject.
     fn take(&mut self, scores: &Scores) -> Result<()> {
         self.draft.push(&self.context, scores.ids.as_deref(), &F32View::new(&scores.logits)?, self.rng)?;
         if let Some(constraint) = self.constraint {
@@ -45,13 +45,13 @@ impl Link<'_> {
     }
 }
 
-/// Lengthens every draft by a token, in one pass of the model, which is the same for all; a chain at its end drafts none.
-/// Returns the number of tokens that each drafted. An error or a panic is that of the sequence whose rows or draft it was.
+/// Extends every draft by one token in one pass of the model, the same for all; a chain at its end drafts none. Returns the
+/// number of tokens that each drafted. An error or a panic is that of the sequence that caused it.
 pub(super) fn lengthen(links: &mut [Link<'_>]) -> Vec<Result<usize>> {
     match Error::catch(|| step(links)) {
         Ok(done) => done,
         Err(error) if links.len() == 1 => vec![Err(error)],
-        // Rows have the same bits in a pass of their own, so whose fault it was is found by asking each.
+        // Rows have the same bits in a pass of their own, so running each alone finds the sequence at fault.
         Err(error) => {
             tracing::debug!(%error, "a draft step of several sequences failed; each runs alone");
             links.iter_mut().flat_map(|link| lengthen(slice::from_mut(link))).collect()
@@ -77,7 +77,7 @@ fn step(links: &mut [Link<'_>]) -> Result<Vec<Result<usize>>> {
         });
     }
     let mut steps = pass(&*model, sequences)?.into_iter();
-    // From here on no error is the whole pass's.
+    // No error after this point concerns the whole pass.
     let done = links.iter_mut().zip(sources).map(|(link, source)| {
         let step = match source {
             Source::End => return Ok(0),
@@ -106,17 +106,20 @@ fn pass(model: &dyn ChainModel, mut sequences: Vec<DraftRows<'_>>) -> Result<Vec
     let steps = model.step(&mut sequences)?;
     if steps.len() != sequences.len() {
         let (made, sequences) = (steps.len(), sequences.len());
-        return Err(Error::argument("sequences", format!("are {sequences}, the model made {made} steps")));
+        return Err(Error::argument(
+            "sequences",
+            format!("{sequences} sequences, but the model returned {made} steps"),
+        ));
     }
     sequences.into_iter().for_each(DraftRows::commit);
     Ok(steps)
 }
 
-/// Lengthens `draft` to `most` tokens, or to the chain's end: [`Drafter::draft`](super::Drafter::draft) of a drafter that is a
+/// Extends `draft` to `most` tokens, or to the chain's end: [`Drafter::draft`](super::Drafter::draft) for a drafter that is a
 /// chain.
 ///
 /// # Errors
-/// The model's, or if its logits are not finite.
+/// The model's, or if its logits are NaN or infinite.
 pub fn draft_chain(
     chain: &mut dyn DraftChain,
     context: &Context<'_>,

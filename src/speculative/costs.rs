@@ -1,4 +1,4 @@
-//! What rounds cost on this machine, as measured.
+//! Measured round costs on this machine.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -9,14 +9,13 @@ use serde::{Deserialize, Serialize};
 use super::{DrafterKind, Tuning};
 use crate::{Error, Result};
 
-/// Contexts below this many positions cost the same; from there on every octave is measured for itself.
+/// Contexts below this many positions share one cost; above, every octave has its own.
 const SHORT: usize = 512;
 
-/// Milliseconds that are taken for a measurement: sums and ratios of such are finite.
+/// Valid measurements in milliseconds: their sums and ratios are finite.
 const MEASURED: RangeInclusive<f64> = 1e-9..=1e9;
 
-/// Milliseconds that something takes: the median of the first measurements, because the first ones are often outliers,
-/// then a running mean.
+/// A cost in milliseconds: the median of the first measurements, which are often outliers, then a running mean.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Measured {
     ms: f64,
@@ -26,7 +25,7 @@ struct Measured {
 }
 
 impl Measured {
-    /// Takes in `ms`, which is `difference` from the mean in logarithms once that is known.
+    /// Records `ms`; `difference` is its log difference from the mean, once that is known.
     fn add(&mut self, ms: f64, difference: f64, tuning: &Tuning) {
         self.samples = self.samples.saturating_add(1);
         if self.samples <= tuning.median {
@@ -38,35 +37,35 @@ impl Measured {
     }
 }
 
-/// The lower median; `None` of nothing.
+/// The lower median; `None` if there are no values.
 fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len().saturating_sub(1) / 2).copied()
 }
 
-/// A difference of logarithms, as far as it is not an outlier's.
+/// A log difference, clipped to exclude outliers.
 fn clip(difference: f64, tuning: &Tuning) -> f64 {
     let most = tuning.outlier * tuning.unmeasured;
     difference.clamp(-most, most)
 }
 
-/// What the costs hold for: those of another machine or model would mislead the planner.
+/// Where the costs are valid: those of another machine or model would mislead the planner.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
     /// Instruction set.
     pub isa: String,
-    /// Threads that compute.
+    /// Number of threads.
     pub threads: usize,
-    /// Bytes of weights that a step of the target reads.
+    /// Bytes of weights read per step of the target.
     pub step_bytes: usize,
-    /// Multiply-adds of a step of the target.
+    /// Multiply-adds per step of the target.
     pub step_multiply_adds: usize,
 }
 
-/// Measured costs: of verifying B rows at contexts of some length, v(B), and of a step of each drafter. All of them are
-/// multiplied by one speed factor, because other processes slow all of them down alike.
+/// Measured costs: v(B) of verifying B rows, by context length, and of a step of each drafter. All are multiplied by one speed
+/// factor, because other processes slow all of them down alike.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Costs {
@@ -76,13 +75,13 @@ pub struct Costs {
     #[serde(skip)]
     rounds: usize,                    // of this text
     #[serde(skip)]
-    recent: Vec<(usize, f64)>, // newest rounds, newest first: rows, and the logarithm of measured over known cost
+    recent: Vec<(usize, f64)>,        // last rounds, latest first: rows, and the log of measured over known cost
     #[serde(skip)]
     tuning: Tuning,
 }
 
 impl Costs {
-    /// Nothing known about `machine` yet.
+    /// Costs of `machine`, nothing measured yet.
     pub fn new(machine: Machine) -> Self {
         Self { machine, ..Self::default() }
     }
@@ -97,32 +96,32 @@ impl Costs {
         &self.tuning
     }
 
-    /// A text begins: how fast the machine is now is not known.
+    /// A text begins: the machine's current speed is unknown.
     pub(super) fn begin(&mut self) {
         self.recent.clear();
         self.rounds = 0;
     }
 
-    /// What the costs hold for.
+    /// The machine and model that the costs are valid for.
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// The logarithm of how much slower the machine is now than when the costs were measured.
+    /// The log of how much slower the machine is now than when the costs were measured.
     fn speed(&self) -> f64 {
         let none = self.tuning.median.saturating_sub(self.recent.len());
         let residuals = self.recent.iter().map(|(_, residual)| *residual);
         median(residuals.chain(std::iter::repeat_n(0.0, none))).unwrap_or(0.0)
     }
 
-    /// Takes in a verification of `rows` rows behind `context` committed positions.
+    /// Records a verification of `rows` rows after `context` committed positions.
     pub fn verified(&mut self, context: usize, rows: usize, ms: f64) {
         if !MEASURED.contains(&ms) || rows == 0 {
             return;
         }
         let (tuning, speed) = (self.tuning, self.speed());
         let here = self.verify.entry(octave(context)).or_default();
-        // The first rounds behind a prompt find its data in the caches, and are slower.
+        // The first rounds after a prompt find its data in the CPU caches, and are slower.
         self.rounds += 1;
         if self.rounds <= tuning.median && here.get(&1).is_some_and(|plain| plain.samples >= tuning.median) {
             return;
@@ -132,7 +131,7 @@ impl Costs {
             return measured.add(ms / speed.exp(), 0.0, &tuning);
         }
         let residual = (ms / measured.ms).ln();
-        // Only rounds of other rows say something about ratios of costs: how slow all are is the speed factor's.
+        // Only rounds with other rows inform about cost ratios; a common slowdown belongs to the speed factor.
         let others: Vec<(usize, f64)> = self.recent.iter().copied().filter(|(other, _)| *other != rows).collect();
         if measured.samples < tuning.median {
             measured.add(ms / speed.exp(), 0.0, &tuning);
@@ -140,7 +139,7 @@ impl Costs {
             let against = median(others.iter().map(|(_, residual)| *residual)).unwrap_or(speed);
             let difference = clip(residual - against, &tuning);
             measured.add(ms, difference, &tuning);
-            // The difference may be the other cost's as well.
+            // The difference may be due to the other cost.
             if let Some(other) = here.get_mut(&others[0].0) {
                 other.ms *= (-difference / other.samples.min(tuning.history) as f64).exp();
             }
@@ -149,7 +148,7 @@ impl Costs {
         self.recent.truncate(tuning.median);
     }
 
-    /// Takes in `tokens` draft steps that took `ms` together.
+    /// Records `tokens` draft steps that took `ms` together.
     pub fn drafted(&mut self, drafter: DrafterKind, tokens: usize, ms: f64) {
         if tokens > 0 && MEASURED.contains(&ms) {
             let ms = ms / tokens as f64 / self.speed().exp();
@@ -169,7 +168,7 @@ impl Costs {
         self.draft.get(&drafter).map(|measured| measured.ms * self.speed().exp())
     }
 
-    /// Estimates of verifying 1 to `most` rows behind `context` committed positions.
+    /// Estimates of verifying 1 to `most` rows after `context` committed positions.
     pub fn verify(&self, context: usize, most: usize) -> Vec<Estimate> {
         let [here, other] = self.nearest(context);
         let points = self.points(here, other);
@@ -184,13 +183,13 @@ impl Costs {
         (1..=most).map(estimate).collect()
     }
 
-    /// The most rows that were measured, at this context or the nearest other.
+    /// The most rows measured at this context, or at the nearest measured one.
     pub(super) fn measured_rows(&self, context: usize) -> usize {
         let last = self.nearest(context).into_iter().filter_map(|costs| costs.keys().next_back().copied());
         last.max().unwrap_or(1)
     }
 
-    /// What was measured at this context, and at the nearest other.
+    /// Measurements at this context, and at the nearest other.
     fn nearest(&self, context: usize) -> [&BTreeMap<usize, Measured>; 2] {
         static NONE: BTreeMap<usize, Measured> = BTreeMap::new();
         let octave = octave(context);
@@ -199,7 +198,7 @@ impl Costs {
         [self.verify.get(&octave).unwrap_or(&NONE), other.unwrap_or(&NONE)]
     }
 
-    /// What is known of v(B): rows, from 1 on, and milliseconds, which do not fall: what is known better bounds the rest.
+    /// Known points of v(B): rows, from 1 on, and non-decreasing milliseconds; better known points bound the rest.
     fn points(&self, here: &BTreeMap<usize, Measured>, other: &BTreeMap<usize, Measured>) -> Vec<(f64, f64)> {
         let mut points: Vec<(f64, f64)> = Vec::new();
         let insert = |points: &mut Vec<(f64, f64)>, rows: usize, ms: f64| {
@@ -209,7 +208,7 @@ impl Costs {
             points.insert(at, (rows as f64, ms.max(least).min(most)));
         };
         let (firm, once): (Vec<_>, Vec<_>) = here.range(1..).partition(|(rows, of)| **rows == 1 || of.samples > 1);
-        // What was not measured here costs what it costs at the nearest context, times what the rest costs more here.
+        // Row counts not measured here: the cost at the nearest context times the median ratio of the two.
         let ratios = here.iter().filter_map(|(rows, here)| Some(here.ms / other.get(rows)?.ms));
         let ratio = median(ratios).unwrap_or(1.0);
         let elsewhere = other.range(1..).filter(|(rows, _)| !here.contains_key(rows));
@@ -222,7 +221,7 @@ impl Costs {
         if rows > 1.0 || points.is_empty() {
             insert(&mut points, 1, ms / (1.0 + self.tuning.row_cost * (rows - 1.0)));
         }
-        // A single measurement may be an accident, which makes it dearer, not cheaper.
+        // A single measurement may be an outlier, which is too high, not too low.
         for (rows, measured) in once {
             let most_ms = self.interpolate(&points, *rows as f64) * (2.0 * self.tuning.unmeasured).exp();
             insert(&mut points, *rows, measured.ms.min(most_ms));
@@ -230,14 +229,14 @@ impl Costs {
         points
     }
 
-    /// Straight lines between the points (rows, ms), and on beyond the last one.
+    /// Linear interpolation of the points (rows, ms), extrapolated after the last one.
     fn interpolate(&self, points: &[(f64, f64)], rows: f64) -> f64 {
         let after = points.partition_point(|(at, _)| *at <= rows);
         let (before, before_ms) = points[after - 1];
         let slope = match points.get(after) {
             Some((next, ms)) => (ms - before_ms) / (next - before),
             None if after == 1 => self.tuning.row_cost * before_ms,
-            // That of the last half of what was measured, which is about the next stair's.
+            // The slope of the last half of the points, which approximates the next step.
             None => {
                 let half = (0.5 * before).max(1.0);
                 (before_ms - self.interpolate(points, half)) / (before - half)
@@ -255,30 +254,30 @@ impl Costs {
         std::fs::write(path, text).map_err(Error::io(path))
     }
 
-    /// Reads what [`Costs::save`] wrote, for use on `machine`.
+    /// Reads costs saved by [`Costs::save`], for use on `machine`.
     ///
     /// # Errors
-    /// If the file is missing or malformed, or its costs are another machine's.
+    /// If the file is missing or malformed, or its costs were measured on another machine.
     pub fn load(path: &Path, machine: &Machine) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
         let again = "; delete it to measure again";
         let costs: Self =
-            serde_json::from_str(&text).map_err(|e| Error::file(path, format!("is no table of costs: {e}{again}")))?;
+            serde_json::from_str(&text).map_err(|e| Error::file(path, format!("is not a cost table: {e}{again}")))?;
         if costs.machine != *machine {
-            return Err(Error::file(path, format!("has the costs of {:?}, this is {machine:?}{again}", costs.machine)));
+            return Err(Error::file(path, format!("was measured on {:?}, this is {machine:?}{again}", costs.machine)));
         }
         let rows = costs.verify.iter().flat_map(|(octave, all)| {
             all.iter().map(move |(rows, measured)| (format!("verify.{octave}.{rows}.ms"), measured.ms))
         });
         let steps = costs.draft.iter().map(|(drafter, measured)| (format!("draft.{drafter}.ms"), measured.ms));
         if let Some((field, ms)) = rows.chain(steps).find(|(_, ms)| !MEASURED.contains(ms)) {
-            return Err(Error::file(path, format!("{field}: {ms:e} ms are not from 1e-9 to 1e9{again}")));
+            return Err(Error::file(path, format!("{field}: {ms:e} ms is not from 1e-9 to 1e9{again}")));
         }
         Ok(costs)
     }
 }
 
-/// What verifying some number of rows costs.
+/// Estimated cost of verifying a number of rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// Milliseconds, measured or interpolated.

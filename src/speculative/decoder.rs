@@ -1,4 +1,4 @@
-//! A sequence that is decoded, and the passes that move any number of them on: propose each, draft together, one batched forward,
+//! A sequence being decoded, and the passes that advance any number of them: propose each, draft together, one batched forward,
 //! finish each.
 
 use std::ops::Add;
@@ -16,49 +16,49 @@ use crate::model::{Output, OutputRows, Request};
 use crate::sampler::{Sampler, TokenLogprobs};
 use crate::{Error, Result};
 
-/// Where decoding is between rounds: the state has the rows of every token except `last`.
+/// State between rounds: every token except `last` has its rows in the sequence state.
 #[derive(Clone)]
 pub struct DecodeState {
-    /// The newest token, which the target has not read yet.
+    /// The last token, which the target has not read yet.
     pub last: u32,
-    /// `(1, hidden)`: the target's state, after the final norm, that predicted `last`. Where the models run on a device,
-    /// which has it, it is empty unless a trace looks at it.
+    /// `(1, hidden)`: the target's state, after the final norm, that predicted `last`. With the models on a device it stays
+    /// there, and is empty here unless a trace needs it.
     pub hidden: Tensor,
 }
 
-/// One sequence, so that it can be moved to where drafts are made.
+/// One sequence, which can be moved to the thread that drafts.
 pub(crate) struct SpeculativeDecoder {
     pub backend: Backend,
     pub state: SequenceState,
     pub drafting: Drafting,
 }
 
-/// What a sequence has to do in a pass.
+/// A sequence's work in a pass.
 pub(crate) enum Work {
-    /// Read some tokens of a prompt. Behind the last ones, a token is drawn.
+    /// Read some tokens of a prompt. After the last ones, a token is drawn.
     Prompt { ids: Vec<u32>, is_last: bool },
     /// Verify a draft.
     Verify(Box<Proposal>),
 }
 
-/// Takes an emitted token, and says whether the text ends with it.
+/// Receives an emitted token, and returns whether the text ends with it.
 pub(crate) type Ends<'s> = Box<dyn FnMut(u32) -> Result<bool> + Send + 's>;
 
 /// A sequence's part of a pass.
 pub(crate) struct Step<'s> {
     pub decoder: &'s mut SpeculativeDecoder,
-    pub work: Option<Work>, // taken when the pass has run
-    /// Of the target's draws.
+    pub work: Option<Work>, // taken once the pass has run
+    /// For the target's draws.
     pub rng: &'s mut StdRng,
     /// Whether the text ends with a token; called for every emitted one in order.
     pub ends: Ends<'s>,
 }
 
-/// What came of a step.
+/// Result of a step.
 pub(crate) enum Done {
-    /// Tokens of a prompt were read; behind the last ones, the next token is known.
+    /// Tokens of a prompt were read; after the last ones, the next token is known.
     Prompt(Option<(DecodeState, Vec<TokenLogprobs>)>),
-    /// A round is over.
+    /// A round is complete.
     Round(Box<Round>),
 }
 
@@ -71,7 +71,7 @@ impl SpeculativeDecoder {
     /// See [`Drafting::propose`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Drafting::propose`].
     pub fn propose(&mut self, most_rows: usize, others: Others) -> Result<Proposal> {
         self.drafting.propose(&self.state, (most_rows, others))
     }
@@ -84,7 +84,7 @@ impl SpeculativeDecoder {
         complete(&mut [Proposing { decoder: self, proposal, cancel }]).pop().unwrap_or(Ok(()))
     }
 
-    /// Makes the state of the first `len` tokens anew, from the tokens.
+    /// Recomputes the state of the first `len` tokens.
     ///
     /// # Errors
     /// The pass's; the state is empty then.
@@ -95,7 +95,7 @@ impl SpeculativeDecoder {
         read.inspect_err(|_| drop(self.state.rewind(0)))
     }
 
-    /// One pass over `ids`, all of whose rows are kept and nothing is wanted of.
+    /// One pass over `ids`: all rows are kept, no outputs requested.
     ///
     /// # Errors
     /// The pass's; nothing is kept then.
@@ -109,8 +109,8 @@ impl SpeculativeDecoder {
         self.backend.model.forward_one(ids, round, OutputRows::None, ids.len()).map(drop)
     }
 
-    /// One pass over `ids` besides any generation. `keep` says how many rows stay, from the results if any are wanted.
-    ///
+    /// One pass over `ids` outside any generation. `keep` returns the number of rows to commit, from the outputs if any are
+    /// requested.
     /// # Errors
     /// The pass's, or those of `keep`; nothing is kept then.
     pub fn forward(
@@ -136,7 +136,7 @@ impl SpeculativeDecoder {
     }
 }
 
-/// A sequence whose proposal a model may have to complete.
+/// A sequence whose proposal may need a model to complete it.
 pub(crate) struct Proposing<'a> {
     pub decoder: &'a mut SpeculativeDecoder,
     pub proposal: &'a mut Proposal,
@@ -153,8 +153,8 @@ impl Proposing<'_> {
     }
 }
 
-/// Makes the drafts of models that were decided on: for every place, one pass of a model over rows of each sequence that wants
-/// its token there. An error or a panic is that of the sequence whose draft it was.
+/// Makes the planned drafts of models: for every draft position, one pass of each model over the rows of the sequences that draft
+/// there. An error or a panic is that of the sequence that caused it.
 pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
     let mut done: Vec<_> = proposing.iter_mut().map(|one| Error::catch(|| one.draft_alone())).collect();
     loop {
@@ -181,7 +181,7 @@ pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
     }
 }
 
-/// A step of every link, those of one model in one pass: the tokens that it drafted, and each one's share of the time.
+/// One step of every link, those of one model in one pass: the drafted tokens, and each one's share of the time.
 fn step_links(mut open: Vec<(usize, Link<'_>)>) -> Vec<(usize, Result<usize>, Duration)> {
     let mut stepped = Vec::with_capacity(open.len());
     while let Some(first) = open.pop() {
@@ -196,15 +196,14 @@ fn step_links(mut open: Vec<(usize, Link<'_>)>) -> Vec<(usize, Result<usize>, Du
     stepped
 }
 
-/// Moves every sequence on by its step, in one pass of the model where they run on the CPU. What a step does and computes does
-/// not depend on the others; if it fails, its sequence is as before, but for what a prompt's earlier chunks left. A panic is an
-/// error of the sequence whose step it was.
+/// Runs every sequence's step, in one pass of the model if they run on the CPU. A step's result does not depend on the others; if
+/// it fails, its sequence is unchanged except for earlier chunks of a prompt. A panic is an error of the sequence that caused it.
 pub(crate) fn run_pass(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
     if steps.iter().all(|step| step.decoder.backend.device.is_none()) {
         match Error::catch(|| batched(steps)) {
             Ok(done) => return done,
             Err(error) if steps.len() == 1 => return vec![Err(error)],
-            // Rows have the same bits in a batch of their own, so whose fault it was is found by asking each.
+            // Rows have the same bits in a batch of their own, so running each alone finds the sequence at fault.
             Err(error) => tracing::debug!(%error, "a pass of several sequences failed; each runs alone"),
         }
     }
@@ -224,7 +223,7 @@ impl Work {
         }
     }
 
-    /// What it adds to its pass, as the planner of another sequence counts it.
+    /// Its rows and tokens, as counted by other sequences' planners.
     pub fn counts(&self) -> Others {
         let rows = self.num_rows();
         match self {
@@ -233,7 +232,7 @@ impl Work {
         }
     }
 
-    /// The tokens of its rows, and which rows' logits and hidden states are wanted.
+    /// The tokens of its rows, and the rows of logits and hidden states that it requests.
     fn rows(&self, drafting: &Drafting) -> (Vec<u32>, OutputRows, OutputRows) {
         match self {
             Work::Prompt { ids, is_last } => {
@@ -274,7 +273,7 @@ fn batched(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     let start = Instant::now();
     let output = model.forward(&mut batch, &request)?;
     let verify = start.elapsed();
-    // Before the first step is finished: from then on no error is the whole pass's.
+    // Before the first step is finished: after that no error concerns the whole pass.
     let outputs = rests.iter().map(|(drafting, .., logits, hidden)| -> Result<_> {
         let rows = Output {
             logits: output.logits.narrow(0, logits.start, logits.len())?,
@@ -313,7 +312,7 @@ fn on_device(step: &mut Step<'_>) -> Result<Done> {
     Ok(done)
 }
 
-/// What the pass means for a sequence, and how many of its rows are kept.
+/// Finishes a sequence's step, and returns the number of rows to keep.
 fn finish(
     drafting: &mut Drafting,
     work: Option<Work>,

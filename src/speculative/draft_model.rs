@@ -1,4 +1,4 @@
-//! `draft-model`: a smaller model with a cache of its own.
+//! `draft-model`: a smaller model with its own KV cache.
 
 use std::sync::Arc;
 
@@ -11,22 +11,22 @@ use crate::nn::Scores;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
-/// Runs the model over what was emitted, which it keeps, and over its own draft, which it does not.
+/// Runs the model over emitted tokens, whose rows it keeps, and over its own draft, whose rows it drops.
 ///
-/// A draft is run through again for every token that is added to it, staged and dropped: rows of a batch cost little
-/// beside the weights, which are read once either way. The other way, keeping draft rows and taking them back, would need a
-/// cache that can go back behind a commit.
+/// The draft is recomputed for every token added to it, staged and dropped: rows of a batch cost little compared to reading the
+/// weights, which happens once either way. Keeping the draft's rows and rolling them back would need a cache that can be
+/// truncated after a commit.
 pub struct DraftModel {
     model: Arc<ChainedModel>,
     state: SequenceState,
     kv: KvOptions,
     pages: PagePool,
-    read: Vec<u32>,         // the tokens whose rows the cache has
-    reading: Vec<u32>,      // those of a step that a pass may take
-    behind: Option<Scores>, // of the newest token, if all are read
+    read: Vec<u32>,         // tokens whose rows are in the cache
+    reading: Vec<u32>,      // those of a step that may be run
+    behind: Option<Scores>, // after the last token, if all are read
 }
 
-/// A model that drafts by itself. Drafters of one share its passes.
+/// An autoregressive draft model. Drafters of the same one share its passes.
 pub struct ChainedModel(
     /// The model.
     pub Arc<dyn Model>,
@@ -42,8 +42,8 @@ impl ChainModel for ChainedModel {
 }
 
 impl DraftModel {
-    /// A drafter whose cache is empty; its pages come from `pages`. Its context is the model's own, as far as `kv` sets no
-    /// lower limit.
+    /// A drafter with an empty cache, whose pages come from `pages`. Its context is the model's own unless `kv` sets a lower
+    /// limit.
     ///
     /// # Errors
     /// If an option of the cache is out of its range.
@@ -53,7 +53,7 @@ impl DraftModel {
         Ok(Self { model, state, kv: kv.clone(), pages: pages.clone(), read, reading, behind: None })
     }
 
-    /// The tokens that the cache lacks: what one pass takes of them, after the others were read in passes of their own.
+    /// The tokens missing from the cache, as many as one pass takes, after reading earlier ones in separate passes.
     fn catch_up(&mut self, tokens: &[u32]) -> Result<Vec<u32>> {
         let most = self.state.kv().max_round_rows();
         while tokens.len() - self.read.len() > most {
@@ -77,7 +77,7 @@ impl Drafter for DraftModel {
 
     fn begin(&mut self, tokens: &[u32]) {
         if !tokens.starts_with(&self.read) {
-            // The options were good when the drafter was made.
+            // The options were valid when the drafter was made.
             if let Ok(state) = self.model.0.new_state(&self.kv, &self.pages) {
                 (self.state, self.read, self.behind) = (state, Vec::new(), None);
             }
@@ -105,7 +105,7 @@ impl DraftChain for DraftModel {
     }
 
     fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>> {
-        // A model with a shorter context than the target's has nothing to say beyond it.
+        // A model with a shorter context than the target's stops drafting at its end.
         let room = self.state.kv().max_context().saturating_sub(context.tokens.len());
         if draft.tokens.len() >= room.min(self.state.kv().max_round_rows()) {
             return Ok(ChainStep::End);
@@ -132,7 +132,7 @@ impl DraftChain for DraftModel {
     }
 }
 
-/// Whether every token of the draft model means what it means to the target.
+/// Checks that the draft model's tokens are the target's.
 ///
 /// # Errors
 /// With the first token that differs.
@@ -149,7 +149,7 @@ pub(crate) fn check_vocabulary(
         (Some(target), Some(draft)) => (target, draft),
         (None, None) => {
             tracing::warn!(
-                "neither the target nor the draft model has a tokenizer: their tokens are taken to be the same"
+                "neither the target nor the draft model has a tokenizer: their tokens are assumed to be the same"
             );
             return Ok(());
         }
@@ -160,7 +160,7 @@ pub(crate) fn check_vocabulary(
         let (target, draft) = (of_target.token(id), of_draft.token(id));
         if target != draft {
             let name = |token: Option<String>| token.map_or("missing".into(), |token| format!("{token:?}"));
-            return refuse(format!("token {id} is {} to it, {} to the target", name(draft), name(target)));
+            return refuse(format!("token {id} is {}, the target's is {}", name(draft), name(target)));
         }
     }
     Ok(())

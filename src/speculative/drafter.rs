@@ -1,4 +1,4 @@
-//! What a drafter is.
+//! The drafter interface.
 
 use std::sync::Arc;
 
@@ -12,36 +12,36 @@ use crate::model::{ChainModel, DraftRows, DraftStep};
 use crate::nn::Scores;
 use crate::sampler::Sampler;
 
-/// What a drafter may read: the sequence between two rounds.
+/// Inputs available to a drafter between two rounds.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    /// All tokens, the newest included, which the target has not read yet.
+    /// All tokens, including the last one, which the target has not read yet.
     pub tokens: &'a [u32],
-    /// `(1, hidden)`: the target's state, after the final norm, that predicted the newest token.
+    /// `(1, hidden)`: the target's state, after the final norm, that predicted the last token.
     pub hidden: &'a Tensor,
-    /// Tokens that a constraint leaves no choice about, behind the newest one; none without a constraint.
+    /// The tokens that a constraint forces next; none without a constraint.
     pub forced: &'a [u32],
-    /// The target's K and V of all tokens but the newest.
+    /// The target's K and V of all tokens but the last.
     pub kv: Committed<'a>,
-    /// How the request chooses tokens.
+    /// The request's sampler.
     pub sampler: &'a Sampler,
-    /// How drafts are chosen by drafters that have a distribution.
+    /// How drafters with a distribution choose drafts.
     pub drafts: DraftSampling,
-    /// Whether the drafts' probabilities are wanted (a trace shows them).
+    /// Whether the drafts' probabilities are reported (for a trace).
     pub confidence: Confidence,
 }
 
-/// Whether a draft reports its drafter's probabilities of its tokens.
+/// Whether a draft reports the drafter's probabilities of its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Confidence {
-    /// No: nobody looks at it.
+    /// No.
     #[default]
     Omit,
     /// Yes, in [`Draft::confidence`].
     Report,
 }
 
-/// What a drafter reads of the target's passes besides their tokens.
+/// The outputs of the target's passes that a drafter reads besides the tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reads {
     /// The hidden states of all committed rows, prompts' included, in [`Observed::hidden`].
@@ -51,7 +51,7 @@ pub struct Reads {
 }
 
 impl Reads {
-    /// What either reads.
+    /// The union of both.
     pub(crate) fn and(mut self, other: Self) -> Self {
         self.hidden |= other.hidden || !other.taps.is_empty();
         self.taps.extend(other.taps);
@@ -61,19 +61,19 @@ impl Reads {
     }
 }
 
-/// What was committed since a drafter last looked.
+/// Rows committed since the drafter's last observation.
 #[derive(Clone, Copy)]
 pub struct Observed<'a> {
-    /// The sequence. Behind a round it has the newest token, which the target has not read; behind a chunk of a prompt it
-    /// does not.
+    /// The sequence. After a round it includes the last token, which the target has not read; after a chunk of a prompt it does
+    /// not.
     pub tokens: &'a [u32],
     /// Position of the first committed row.
     pub first: usize,
-    /// `(rows, hidden)` of the committed rows, after the final norm; only where [`Reads::hidden`] asked for it.
+    /// `(rows, hidden)` of the committed rows, after the final norm; only if [`Reads::hidden`] is set.
     pub hidden: Option<&'a Tensor>,
-    /// `(rows, hidden)` of the same rows for each of the layers that any drafter of the sequence reads, ascending.
+    /// `(rows, hidden)` of the same rows for each layer that any drafter of the sequence reads, ascending.
     pub taps: &'a [Tensor],
-    /// The verdict, if the draft of the round was this drafter's.
+    /// The accept result, if this drafter made the round's draft.
     pub own: Option<Verdict>,
 }
 
@@ -86,25 +86,25 @@ pub struct Verdict {
     pub accepted: usize,
 }
 
-/// How the price of a draft grows.
+/// How a draft's cost scales with its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftCost {
-    /// A step of a model for every token: the planner decides how many before they are drafted.
+    /// One step of a model per token: the planner sets the length before drafting.
     PerToken,
-    /// Next to nothing, whatever its length: it is drafted first, and the planner decides how much of it is verified.
+    /// Negligible at any length (prompt lookup): drafted before planning; the planner truncates it.
     Once,
-    /// Nothing, and it is certain to be accepted.
+    /// None, and it is certain to be accepted.
     Forced,
 }
 
-/// Proposes tokens. Whatever it proposes, the text stays the target's; only the speed is at stake.
+/// Proposes tokens. They affect only the speed: the text is always the target's.
 ///
-/// A caller's own comes in with [`Drafters::Custom`](super::Drafters::Custom):
+/// A custom drafter is passed with [`Drafters::Custom`](super::Drafters::Custom):
 ///
 /// ```
 /// use foretoken::speculative::{Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, Drafters, Observed};
 ///
-/// /// Proposes the newest token again.
+/// /// Repeats the last token.
 /// struct Repeat;
 ///
 /// impl Drafter for Repeat {
@@ -128,76 +128,76 @@ pub enum DraftCost {
 /// # let _ = drafters;
 /// ```
 pub trait Drafter: Send {
-    /// Which one it is; a caller's own says [`DrafterKind::Custom`].
+    /// Its kind; [`DrafterKind::Custom`] for a custom drafter.
     fn kind(&self) -> DrafterKind;
 
-    /// How the price of its drafts grows.
+    /// How a draft's cost scales with its length.
     fn cost(&self) -> DraftCost;
 
-    /// What it reads of the target's passes besides their tokens. Default: nothing.
+    /// The outputs of the target's passes that it reads besides tokens. Default: none.
     fn reads(&self) -> Reads {
         Reads::default()
     }
 
-    /// A generation begins after `tokens`: the sequence of the last generation, or longer.
+    /// Starts a generation after `tokens`: the sequence of the last generation, or longer.
     fn begin(&mut self, tokens: &[u32]);
 
-    /// Lengthens `draft`, which is empty or its own of this round, to at most `most` tokens.
+    /// Extends `draft`, which is empty or its own of this round, to at most `most` tokens.
     ///
     /// # Errors
-    /// If a model's numbers are not finite.
+    /// If a model produced NaN or infinity.
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()>;
 
-    /// Itself, if it is a chain whose steps can share passes of its model with other sequences'. Rounds are then drafted step by
-    /// step, and [`Drafter::draft`] is not called for them. Default: `None`.
+    /// Returns itself if it is a chain whose steps can share passes of its model with other sequences'. Rounds are then drafted
+    /// step by step, and [`Drafter::draft`] is not called. Default: `None`.
     fn chain(&mut self) -> Option<&mut dyn DraftChain> {
         None
     }
 
-    /// Rows were committed: by a round, or, if it [reads](Drafter::reads) hidden states, by a chunk of a prompt.
+    /// Called after rows are committed: by a round, or, if it [reads](Drafter::reads) hidden states, by a chunk of a prompt.
     ///
     /// # Errors
-    /// If a model's numbers are not finite. Behind a round, the next one reports it.
+    /// If a model produced NaN or infinity. After a round, the next one reports it.
     fn observe(&mut self, seen: &Observed<'_>) -> Result<()>;
 
-    /// The sequence has only its first `len` tokens any more. Default: nothing to forget.
+    /// The sequence was truncated to its first `len` tokens. Default: nothing to do.
     fn truncate(&mut self, len: usize) {
         let _ = len;
     }
 
-    /// A copy for a fork of the sequence. Default: `None`, the fork's begins with its text.
+    /// A copy for a fork of the sequence. Default: `None`, the fork's drafter starts from its text.
     fn fork(&self) -> Option<Box<dyn Drafter>> {
         None
     }
 
-    /// What it has learnt that may serve other sequences.
+    /// What it has learnt that other sequences may use.
     fn learnt(&self) -> Option<NgramCache> {
         None
     }
 }
 
-/// A drafter that chains steps of a model: what a step drafts is read by the next one.
+/// A drafter that runs a model autoregressively: each step reads what the last one drafted.
 pub trait DraftChain: Send {
-    /// The model. Chains of one model share its passes.
+    /// The model. Chains with the same model share its passes.
     fn model(&self) -> Arc<dyn ChainModel>;
 
-    /// The step that lengthens `draft`, which is empty or its own of this round. It is asked for again where a pass of several
-    /// sequences failed.
+    /// The step that extends `draft`, which is empty or its own of this round. Called again if a pass of several sequences
+    /// failed.
     ///
     /// # Errors
-    /// If a model's numbers are not finite, or memory is exhausted.
+    /// If a model produced NaN or infinity, or memory is exhausted.
     fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>>;
 
-    /// A pass took the step, and the rows that were to be kept are committed.
+    /// The step was run, and the rows to keep are committed.
     fn advance(&mut self, step: &DraftStep);
 }
 
-/// What lengthens a chain's draft by a token.
+/// The next step of a chain.
 pub enum ChainStep<'a> {
     /// A pass over these rows.
     Pass(DraftRows<'a>),
     /// Scores of an earlier pass over the same rows, whose draft was not verified.
     Known(Scores),
-    /// Nothing: the chain's context is full.
+    /// None: the chain's context is full.
     End,
 }

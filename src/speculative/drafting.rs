@@ -1,5 +1,4 @@
-//! What decides about one sequence's rounds: its tokens, drafters and planner. A round is proposed here before the pass,
-//! and accepted here behind it.
+//! Per-sequence speculation: tokens, drafters and planner. Proposes a draft before the pass and verifies it after.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -24,19 +23,19 @@ use crate::{Error, Result};
 
 /// One sequence's tokens, drafters and planner.
 pub(crate) struct Drafting {
-    /// The tokens whose rows the state has, and behind them the newest, if there is one.
+    /// The tokens whose rows are in the state, followed by the last token, if there is one.
     pub tokens: Vec<u32>,
     pub newest: Option<DecodeState>,
     drafters: Vec<Box<dyn Drafter>>,
-    list: Vec<DrafterOptions>,                          // what the drafters were made from
+    list: Vec<DrafterOptions>,                          // options of the drafters
     inherited: Vec<(DrafterOptions, Box<dyn Drafter>)>, // by a fork, until its drafters are made
     planner: Planner,
     settings: Settings,
-    rng: StdRng, // of drafts; the target's draws have their own, so that they do not depend on who drafts when
-    failed: Option<Error>, // of a drafter, behind a round that was good
+    rng: StdRng,           // for drafts; the target's draws have their own, independent of the drafters
+    failed: Option<Error>, // of a drafter, after a round that succeeded
 }
 
-/// What a round did.
+/// Result of a round.
 pub(crate) struct Round {
     /// The emitted tokens, at least one.
     pub tokens: Vec<u32>,
@@ -47,17 +46,17 @@ pub(crate) struct Round {
     pub decision: Decision,
     pub calls: Vec<Call>,
     pub drafter: Option<usize>,
-    /// The newest token before the round, and its position.
+    /// The last token before the round, and its position.
     pub last: u32,
     pub position: usize,
-    /// Length of the hidden state that the drafts started from; 0 unless confidence is reported.
+    /// L2 norm of the hidden state that the drafts started from; 0 unless confidence is reported.
     pub hidden_l2: f64,
     pub draft_time: Duration,
     pub verify_time: Duration,
     pub accept_time: Duration,
 }
 
-/// When the pass behind a proposal ran, and where.
+/// Position and timing of the pass of a proposal.
 pub(crate) struct PassTiming {
     /// Position of the pass's first row.
     pub position: usize,
@@ -74,7 +73,7 @@ impl Drafting {
         Self { tokens, newest: None, drafters, list, inherited: Vec::new(), planner, settings, rng, failed: None }
     }
 
-    /// Whether the drafters are those of `list`; if so they keep what they know.
+    /// Whether the drafters are those of `list`; if so they keep their state.
     pub fn has(&self, list: &[DrafterOptions]) -> bool {
         self.list == list
     }
@@ -84,7 +83,7 @@ impl Drafting {
         self.inherited.clear();
     }
 
-    /// Gives a fork the drafters that go on from what they know.
+    /// Passes copies of the drafters to a fork, with their state.
     pub fn bequeath(&self, to: &mut Self) {
         let drafters = self.list.iter().zip(&self.drafters);
         to.inherited = drafters.filter_map(|(options, drafter)| Some((options.clone(), drafter.fork()?))).collect();
@@ -96,7 +95,7 @@ impl Drafting {
         Some(self.inherited.swap_remove(index).1)
     }
 
-    /// What a generation asks for. `planner` is given what the drafters cost.
+    /// Applies a generation's settings. `planner` receives the drafters' costs.
     pub fn configure(&mut self, settings: Settings, planner: impl FnOnce(&[DraftCost]) -> Planner, rng: StdRng) {
         let costs: Vec<_> = self.drafters.iter().map(|drafter| drafter.cost()).collect();
         self.planner = planner(&costs);
@@ -112,12 +111,12 @@ impl Drafting {
         self.planner.costs()
     }
 
-    /// Whether the constraint allows nothing behind the newest token.
+    /// Whether the constraint allows nothing after the last token.
     pub fn is_complete(&self) -> bool {
         self.settings.constraint.as_ref().is_some_and(|constraint| constraint.lock().is_complete())
     }
 
-    /// Time that the constraint has taken since the generation began.
+    /// Time spent in the constraint since the generation began.
     pub fn constraint_time(&self) -> Duration {
         self.settings.constraint.as_ref().map_or(Duration::ZERO, |constraint| constraint.lock().time())
     }
@@ -135,12 +134,12 @@ impl Drafting {
         self.drafters.iter().find_map(|drafter| drafter.learnt())
     }
 
-    /// What the drafters read of the target's passes, all together.
+    /// The union of what the drafters read of the target's passes.
     pub fn reads(&self) -> Reads {
         self.drafters.iter().map(|drafter| drafter.reads()).fold(Reads::default(), Reads::and)
     }
 
-    /// The outputs of the layers that the drafters read, of the rows `rows`, from a pass that gave out those of `layers`.
+    /// The taps that this sequence's drafters read, for the rows `rows`, from a pass that returned those of `layers`.
     ///
     /// # Errors
     /// Candle's.
@@ -150,7 +149,7 @@ impl Drafting {
         taps.map(|(_, tap)| Ok(tap.narrow(0, rows.start, rows.len())?)).collect()
     }
 
-    /// A generation goes on behind `newest`. Returns the time that the drafters took to take notice.
+    /// Continues a generation after `newest`. Returns the time that the drafters took.
     pub fn begin(&mut self, newest: DecodeState) -> Duration {
         self.tokens.push(newest.last);
         self.newest = Some(newest);
@@ -159,18 +158,17 @@ impl Drafting {
         start.elapsed()
     }
 
-    /// The sequence has only its first `len` tokens any more, all of them in the state.
+    /// Truncates to the first `len` tokens, all of them in the state.
     pub fn truncate(&mut self, len: usize) {
         self.tokens.truncate(len);
         self.newest = None;
         self.drafters.iter_mut().for_each(|drafter| drafter.truncate(len));
     }
 
-    /// Rows of a prompt were read: `ids`. Where they were the last, `output` has the newest one's results, and the token
-    /// behind it is drawn.
+    /// Records prompt rows `ids`. At the end of the prompt, `output` has the last row's results, and the next token is drawn.
     ///
     /// # Errors
-    /// If a logit is not finite, or the device's.
+    /// If a logit is NaN or infinite, or the device's.
     pub fn read_prompt(
         &mut self,
         ids: &[u32],
@@ -178,7 +176,7 @@ impl Drafting {
         output: Option<&mut ForwardOutput<'_>>,
         rng: &mut StdRng,
     ) -> Result<Option<(DecodeState, Vec<TokenLogprobs>)>> {
-        // The newest token's row is now in the state.
+        // The last token's row is now in the state.
         if self.newest.take().is_some() {
             self.tokens.pop();
         }
@@ -202,11 +200,11 @@ impl Drafting {
         Ok(Some((DecodeState { last, hidden }, logprobs)))
     }
 
-    /// Decides on a draft for a round of up to `most_rows` rows beside those of `others`. That of a prompt lookup drafter is made, a
-    /// model's is empty yet. Nothing of it is visible before it is verified, and it may be thrown away.
+    /// Plans a draft for a round of up to `most_rows` rows besides those of `others`. A prompt lookup draft is already made, a
+    /// model's is still empty. It has no visible effect before it is verified, and may be discarded.
     ///
     /// # Errors
-    /// A drafter's, also from observing the last round.
+    /// A drafter's, including from observing the last round.
     pub fn propose(&mut self, state: &SequenceState, (most_rows, others): (usize, Others)) -> Result<Proposal> {
         if let Some(error) = self.failed.take() {
             return Err(error);
@@ -251,7 +249,7 @@ impl Drafting {
         Ok(Proposal { draft, wanted, decision, calls, whose, found, forced, time: start.elapsed() })
     }
 
-    /// The drafters at work; `None` if there is no token to draft behind.
+    /// The drafters with their context; `None` if there is no last token to draft after.
     fn at_work<'a>(&'a mut self, state: &'a SequenceState, forced: &'a [u32]) -> Option<DraftingContext<'a>> {
         let context = Context {
             tokens: &self.tokens,
@@ -266,7 +264,7 @@ impl Drafting {
         Some(DraftingContext { context, drafters: &mut self.drafters, constraint, rng: &mut self.rng })
     }
 
-    /// What lengthens the draft by a step that other sequences can share; `None` if it is complete, or its drafter is no chain.
+    /// The next draft step, if other sequences can share it; `None` if the draft is complete, or its drafter is not a chain.
     pub(super) fn link<'a>(
         &'a mut self,
         state: &'a SequenceState,
@@ -279,7 +277,7 @@ impl Drafting {
         Some(Link { model: chain.model(), chain, context, constraint, draft: &mut proposal.draft, rng })
     }
 
-    /// Completes a draft whose drafter is no chain; token by token, because it may be cancelled.
+    /// Completes a draft whose drafter is not a chain, token by token because it may be cancelled.
     ///
     /// # Errors
     /// The drafter's.
@@ -307,12 +305,12 @@ impl Drafting {
         self.newest.iter().map(|newest| newest.last).chain(proposal.draft.tokens.iter().copied()).collect()
     }
 
-    /// Decides what of a proposal is accepted, behind its pass, and what the target writes after it. `ends(token)` is asked
-    /// for every emitted token in order; the round is cut after the first for which it says yes. The round is to be
-    /// committed with as many rows as tokens were emitted. On an error the sequence is as before.
+    /// Verifies a proposal after its pass, and draws the target's next token. `ends(token)` is called for every emitted token in
+    /// order; the round is cut after the first for which it returns true. The caller commits as many rows as tokens were emitted.
+    /// On an error the tokens are unchanged, but not the constraint and the text decoder.
     ///
     /// # Errors
-    /// If a logit is not finite, or those of `ends`.
+    /// If a logit is NaN or infinite, or those of `ends`.
     pub fn verify(
         &mut self,
         proposal: Proposal,
@@ -346,7 +344,7 @@ impl Drafting {
             }
             _ => 0.0,
         };
-        // The rows of the newest token before and of all emitted ones but the last, whose state is the row that predicted it.
+        // The rows of the previous last token and of all emitted ones but the last, whose state is the row that predicted it.
         let last_token = tokens[emitted - 1];
         let hidden = output.advance(emitted - 1, last_token, self.settings.confidence)?;
         let (rows, taps) = if self.reads().hidden { output.hidden_rows(emitted)? } else { (None, Vec::new()) };
@@ -378,7 +376,7 @@ impl Drafting {
             others: timing.others,
             verify_ms: milliseconds(timing.verify + accept_time),
             steps: steps.map(|call| (self.drafters[call.drafter].kind(), call.tokens, milliseconds(call.time))),
-            // A draft that was cut by the end of the text says nothing about the drafts behind the cut.
+            // A draft cut by the end of the text says nothing about the drafts after the cut.
             verified: whose.map(|drafter| Judged {
                 drafter,
                 drafted: if accepted < count { accepted } else { drafted },
@@ -406,7 +404,7 @@ impl Drafting {
     }
 }
 
-/// The drafters at work on one proposal.
+/// The drafters and context of one proposal.
 struct DraftingContext<'a> {
     context: Context<'a>,
     drafters: &'a mut [Box<dyn Drafter>],

@@ -1,12 +1,12 @@
-//! `forced`: the tokens that a constraint leaves no choice about.
+//! `forced`: the tokens that a constraint forces.
 
 use rand::rngs::StdRng;
 
 use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 use crate::Result;
 
-/// Proposes [`Context::forced`]: names of properties, punctuation, constants. Their masks have one token, so they are accepted
-/// without fail and cost the rows that they take anyway.
+/// Proposes [`Context::forced`]: property names, punctuation, constants. Their masks have one token, so they are always accepted
+/// and cost only their rows, which plain decoding computes as well.
 pub struct Forced;
 
 impl Drafter for Forced {

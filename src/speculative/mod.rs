@@ -1,14 +1,13 @@
 //! Speculative decoding: draft, verify, accept, commit.
 //!
-//! * [`Drafter`] is what proposes tokens, a file each: a model that is chained with itself ([`Mtp`], [`NextN`], [`DraftModel`]) or a
-//!   prompt lookup in what was written before ([`NgramSimple`], [`NgramMapK`], [`NgramMapK4v`], [`NgramMod`],
-//!   [`NgramCacheDrafter`]), or what a constraint forces ([`Forced`]).
-//! * [`Planner`] chooses for every round whose draft is verified and how far, from measured [`Costs`].
-//! * `BatchPlanner` chooses whether the sequences of a batch draft at all, from measured tokens per second.
-//! * [`DraftChain`] is a drafter whose model drafts for many sequences in one pass.
-//! * [`accept()`] decides which drafts are accepted: a pure function.
-//! * [`Pending`] computes the next draft while the caller is busy.
-//! * [`SpeculationStats`] says what came of it, and a [`Trace`] round by round.
+//! * [`Drafter`]: proposes tokens; one file each: an autoregressive model ([`Mtp`], [`NextN`], [`DraftModel`]), prompt lookup
+//!   ([`NgramSimple`], [`NgramMapK`], [`NgramMapK4v`], [`NgramMod`], [`NgramCacheDrafter`]), or a constraint ([`Forced`]).
+//! * [`Planner`]: chooses the drafter and draft length of each round from measured [`Costs`].
+//! * `BatchPlanner`: decides whether the sequences of a batch draft, from measured tokens per second.
+//! * [`DraftChain`]: a drafter whose model drafts for many sequences in one pass.
+//! * [`accept()`]: decides which drafts are accepted; a pure function.
+//! * [`Pending`]: computes the next draft in parallel with the caller.
+//! * [`SpeculationStats`]: statistics; [`Trace`]: a log of every round.
 
 mod accept;
 mod acceptance;

@@ -1,4 +1,4 @@
-//! `mtp`: the assistant chained with itself.
+//! `mtp`: the assistant, run autoregressively.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use crate::Result;
 use crate::gemma4::Assistant;
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep};
 
-/// How drafts are chosen by drafters that have a distribution. Both keep the target's distribution.
+/// How drafters with a distribution choose drafts. Both preserve the target's distribution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DraftSampling {
-    /// The most probable token. Better where the target is sure of itself.
+    /// The most probable token. Better when the target's distribution is peaked.
     #[default]
     Greedy,
-    /// A draw from the drafter's own distribution under the request's sampling. Better at high temperature.
+    /// A draw from the drafter's distribution with the request's sampling. Better at high temperature.
     Sampled,
 }
 
-/// Chains steps of the assistant from the newest token. Every step stands at that token's own position and reads
-/// committed rows only; only the token and the hidden state change from step to step.
+/// Runs the assistant autoregressively from the last token. Every step has that token's position and reads only committed rows;
+/// only the token and the hidden state change from step to step.
 pub struct Mtp {
     assistant: Arc<Assistant>,
-    hidden: Option<Tensor>, // behind the last token of the draft that is being made
+    hidden: Option<Tensor>, // after the last token of the current draft
 }
 
 impl Mtp {

@@ -1,4 +1,4 @@
-//! `mtp` of a target with a NextN head: the head chained with itself.
+//! `mtp` of a target with a NextN head: the head, run autoregressively.
 
 use std::sync::Arc;
 
@@ -10,25 +10,25 @@ use crate::Result;
 use crate::kv::{Batch, KvCache, KvOptions, PagePool};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, NextnHead};
 
-/// Hidden rows of rounds that are kept for the next draft, which reads them in one pass; more are read at once.
+/// Hidden rows of rounds that are buffered for the next draft, which reads them in one pass; more are read at once.
 const MOST_UNREAD: usize = 64;
 
-/// Chains the head from the newest token. Its K and V have a row for every pair of a hidden state of the trunk and the
-/// token behind it; those of a chain, whose hidden states are the head's own, are taken back. The first step of a chain reads
+/// Runs the head autoregressively from the last token. Its K and V have a row for every pair of a trunk hidden state and the
+/// token after it; the rows of a chain, whose hidden states are the head's own, are rolled back. The first step of a chain reads
 /// the states that were not read yet.
 pub struct NextN {
     head: Arc<dyn NextnHead>,
     cache: KvCache,
     first: usize,              // the position of the cache's first row
-    rows: usize,               // rows from the trunk's states; those behind them are a chain's
-    unread: Vec<Tensor>,       // (rows, hidden) each: the trunk's states behind them
-    taken: usize,              // leading rows of those that the cache has by now
-    behind: Option<DraftStep>, // of the newest row, if all states are read
-    chain: Option<Tensor>,     // (1, hidden): the head's state behind the chain, if one has begun
+    rows: usize,               // rows from the trunk's states; those after them are a chain's
+    unread: Vec<Tensor>,       // (rows, hidden) each: the trunk's states after them
+    taken: usize,              // leading rows of those that are in the cache
+    behind: Option<DraftStep>, // of the last row, if all states are read
+    chain: Option<Tensor>,     // (1, hidden): the head's state after the chain, if one has begun
 }
 
 impl NextN {
-    /// The drafter of an empty sequence, whose cache is made as `options` say.
+    /// The drafter of an empty sequence, with a cache made from `options`.
     ///
     /// # Errors
     /// If an option is out of its range, or the context does not fit memory.
@@ -46,23 +46,23 @@ impl NextN {
         self.first + self.rows + self.num_unread()
     }
 
-    /// Forgets everything: the next state is that of position `first`.
+    /// Clears everything: the next state is that of position `first`.
     fn restart(&mut self, first: usize) -> Result<()> {
         self.unread.clear();
         self.taken = 0;
         self.forget_rows(first)
     }
 
-    /// Begins anew with the state of position `first`, that of the first unread one if there is one.
+    /// Restarts the cache at position `first`, that of the first unread state if there is one.
     fn forget_rows(&mut self, first: usize) -> Result<()> {
         (self.first, self.rows, self.behind, self.chain) = (first, 0, None, None);
         self.cache.rewind(0)
     }
 
-    /// Takes the rows of a chain back.
+    /// Rolls back the rows of a chain.
     fn drop_chain(&mut self) -> Result<()> {
         self.chain = None;
-        // A pass that failed may have written rows, which no rewind has to take back.
+        // A failed pass may have written rows, which need no rewind.
         if self.cache.len() == self.rows {
             return Ok(());
         }
@@ -73,7 +73,7 @@ impl NextN {
         }
     }
 
-    /// Takes the rows of a chain back, and in a context that is too full for `rows` rows those before as well.
+    /// Rolls back the rows of a chain, and, if the context has less than `rows` rows left, those before as well.
     fn make_room(&mut self, rows: usize) -> Result<()> {
         self.drop_chain()?;
         if self.rows + rows > self.cache.max_context() {
@@ -82,7 +82,7 @@ impl NextN {
         Ok(())
     }
 
-    /// The first `rows` unread states, and the token behind each: beside state `p` `tokens[p + 1]`.
+    /// The first `rows` unread states, and the token after each: `tokens[p + 1]` for state `p`.
     fn next_rows(&mut self, tokens: &[u32], rows: usize) -> Result<(Vec<u32>, Tensor)> {
         let unread = self.num_unread();
         let states = Tensor::cat(&self.unread, 0)?.narrow(0, self.taken, unread)?;
@@ -91,7 +91,7 @@ impl NextN {
         Ok((tokens[next..next + rows].to_vec(), states.narrow(0, 0, rows)?))
     }
 
-    /// The cache has rows of the first `rows` unread states.
+    /// Records that the first `rows` unread states are in the cache.
     fn have_read(&mut self, rows: usize) {
         (self.rows, self.taken) = (self.rows + rows, self.taken + rows);
         if self.num_unread() == 0 {
@@ -114,9 +114,9 @@ impl NextN {
         Ok(())
     }
 
-    /// The step behind the newest token, which reads the states that were not read yet.
+    /// The step after the last token, which reads the states that were not read yet.
     fn first_step(&mut self, context: &Context<'_>) -> Result<ChainStep<'_>> {
-        // A drafter that saw nothing, as in a fork, begins with the state that every sequence has.
+        // A drafter that observed nothing, as in a loaded session, begins with the state that every sequence has.
         let newest = context.tokens.len().saturating_sub(2);
         if self.end() != newest + 1 || (self.unread.is_empty() && self.behind.is_none()) {
             self.restart(newest)?;
@@ -181,7 +181,7 @@ impl Drafter for NextN {
         self.behind = None;
         let behind_prompt = seen.tokens.len() == self.end();
         if behind_prompt || self.num_unread() > MOST_UNREAD {
-            // Behind a prompt the token beside the newest state is not known; elsewhere the next draft reads it.
+            // After a prompt the token after the last state is unknown; otherwise the next draft reads it.
             let rows = self.num_unread().saturating_sub(1);
             self.make_room(rows)?;
             self.read(seen.tokens, rows)?;

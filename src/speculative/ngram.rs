@@ -1,6 +1,6 @@
-//! What the prompt lookup (n-gram) drafters share.
+//! Functions shared by the prompt lookup (n-gram) drafters.
 
-/// A hash of an n-gram whose upper and lower bits are both good (a multiply-and-fold step per token).
+/// A hash of an n-gram with good upper and lower bits (a multiply-and-fold step per token).
 pub(super) fn hash(ngram: &[u32]) -> u64 {
     ngram.iter().fold(0x9E37_79B9_7F4A_7C15, |hash: u64, token| {
         let product = u128::from(hash ^ u64::from(*token)).wrapping_mul(0xD6E8_FEB8_6659_FD93_A076_1D64_78BD_642F);
@@ -8,8 +8,8 @@ pub(super) fn hash(ngram: &[u32]) -> u64 {
     })
 }
 
-/// `count` tokens from `tokens[from..]` on. Where the copy reaches the end of the history it goes on in itself, so that
-/// a short period is continued at any length.
+/// `count` tokens from `tokens[from..]` on. At the end of the history the copy continues in itself, so that a short period is
+/// continued at any length.
 pub(super) fn copy(tokens: &[u32], from: usize, count: usize) -> Vec<u32> {
     let mut copied: Vec<u32> = Vec::with_capacity(count);
     for i in from..from + count {
@@ -18,7 +18,7 @@ pub(super) fn copy(tokens: &[u32], from: usize, count: usize) -> Vec<u32> {
     copied
 }
 
-/// Tokens that a draft may have: grows while all are accepted, falls to what was accepted.
+/// Maximum tokens of a draft: grows while all are accepted, falls to what was accepted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cap {
     tokens: usize,
@@ -33,8 +33,8 @@ impl Cap {
         self.tokens
     }
 
-    /// Doubles after a draft that was accepted whole, else falls to one more than were accepted. It never reaches 0, so a key that
-    /// failed once is tried again with a single token.
+    /// Doubles after a fully accepted draft, else falls to one more than were accepted. It is never 0, so a key that failed once
+    /// is tried again with a single token.
     pub(super) fn learn(&mut self, drafted: usize, accepted: usize, most: usize) {
         self.tokens = if accepted == drafted { (2 * self.tokens).min(most) } else { (accepted + 1).min(most) };
     }

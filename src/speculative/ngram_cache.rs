@@ -10,19 +10,19 @@ use rand::rngs::StdRng;
 use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 use crate::{Error, Result};
 
-/// The longest n-grams that are counted.
+/// The longest n-gram counted.
 const LONGEST: usize = 4;
 
-/// Begins a file; the last byte is the version.
+/// Magic number of a file; the last byte is the version.
 const MAGIC: &[u8; 8] = b"ngrams\0\x01";
 
-/// How often which token followed which n-gram.
+/// How often each token followed each n-gram.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NgramCache {
     counts: HashMap<Ngram, HashMap<u32, u32>>,
 }
 
-/// One to four tokens; shorter ones are filled up in front with a token that no vocabulary has.
+/// One to four tokens; shorter ones are left-padded with a token that no vocabulary has.
 type Ngram = [u32; LONGEST];
 
 fn ngram(tokens: &[u32]) -> Ngram {
@@ -32,7 +32,7 @@ fn ngram(tokens: &[u32]) -> Ngram {
 }
 
 impl NgramCache {
-    /// Counts the n-grams of `tokens` that have a token of `tokens[from..]` behind them; `longest` tokens at most.
+    /// Counts the n-grams of `tokens` that precede a token of `tokens[from..]`, up to `longest` tokens.
     pub fn learn(&mut self, tokens: &[u32], from: usize, longest: usize) {
         for (i, token) in tokens.iter().enumerate().skip(from.max(1)) {
             for n in 1..=longest.min(LONGEST).min(i) {
@@ -53,12 +53,12 @@ impl NgramCache {
         }
     }
 
-    /// N-grams that are counted.
+    /// Number of n-grams.
     pub fn len(&self) -> usize {
         self.counts.len()
     }
 
-    /// Whether nothing is counted.
+    /// Whether there are no counts.
     pub fn is_empty(&self) -> bool {
         self.counts.is_empty()
     }
@@ -69,15 +69,15 @@ impl NgramCache {
         let tokens = self.counts.values().flat_map(HashMap::keys);
         match tokens.max().filter(|token| **token as usize >= vocab) {
             Some(token) => {
-                let problem = format!("the n-gram cache has token {token}, the vocabulary {vocab}");
-                Err(Error::argument("drafters", format!("{problem}; make it with this model's tokenizer")))
+                let problem = format!("the n-gram cache has token {token}, the vocabulary has {vocab}");
+                Err(Error::argument("drafters", format!("{problem}; build it with this model's tokenizer")))
             }
             None => Ok(()),
         }
     }
 
-    /// Writes the counts: magic, entries (u64), then for each its n-gram (4 x u32), token and count (u32), little-endian
-    /// and in order, so that equal caches are equal files. The file is replaced as a whole.
+    /// Writes the counts: magic, entries (u64), then for each its n-gram (4 x u32), token and count (u32), little-endian and
+    /// sorted, so that equal caches give equal files. The file is replaced atomically.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -100,23 +100,23 @@ impl NgramCache {
         write().and_then(|()| std::fs::rename(new, path)).map_err(Error::io(path))
     }
 
-    /// Reads what [`NgramCache::save`] wrote.
+    /// Reads a file of [`NgramCache::save`].
     ///
     /// # Errors
-    /// If the file is missing, cut short, or something else.
+    /// If the file is missing, truncated, or something else.
     pub fn load(path: &Path) -> Result<Self> {
         let bytes = std::fs::read(path).map_err(Error::io(path))?;
         let refuse = |problem: String| Err(Error::file(path, format!("{problem}; write the n-gram cache again")));
-        let Some((magic, rest)) = bytes.split_first_chunk::<8>() else { return refuse("is cut short".into()) };
+        let Some((magic, rest)) = bytes.split_first_chunk::<8>() else { return refuse("is truncated".into()) };
         if magic != MAGIC {
-            return refuse("is no n-gram cache of this version".into());
+            return refuse("is not an n-gram cache of this version".into());
         }
-        let Some((count, entries)) = rest.split_first_chunk::<8>() else { return refuse("is cut short".into()) };
+        let Some((count, entries)) = rest.split_first_chunk::<8>() else { return refuse("is truncated".into()) };
         let count = u64::from_le_bytes(*count);
         let (entries, over) = entries.as_chunks::<24>();
         if entries.len() as u64 != count || !over.is_empty() {
             let has = 24 * entries.len() + over.len();
-            return refuse(format!("announces {count} entries of 24 bytes and has {has} bytes of them"));
+            return refuse(format!("declares {count} entries of 24 bytes but has {has} bytes"));
         }
         let mut counts: HashMap<Ngram, HashMap<u32, u32>> = HashMap::new();
         for entry in entries {
@@ -131,11 +131,11 @@ impl NgramCache {
 /// Parameters of [`NgramCacheDrafter`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct NgramCacheOptions {
-    /// Tokens drafted at most. Default: 8.
+    /// Maximum tokens drafted. Default: 8.
     pub max: usize,
     /// The static cache: two-token n-grams of a large corpus. Default: none.
     pub corpus: Option<Arc<NgramCache>>,
-    /// The dynamic cache: what earlier texts taught. Default: none.
+    /// The dynamic cache, learnt from earlier texts. Default: none.
     pub earlier: Option<Arc<NgramCache>>,
 }
 
@@ -145,15 +145,15 @@ impl Default for NgramCacheOptions {
     }
 }
 
-/// How often an n-gram of 1 to 4 tokens must have been seen, and what share of its next tokens one must have.
+/// Thresholds by n-gram length (1 to 4 tokens): occurrences, and the share of its most frequent next token.
 struct Trust {
     seen: [u32; LONGEST],
     percent: [u32; LONGEST],
 }
 
-/// The context is about what is being written, so little is asked of it.
+/// The context is the current text: low thresholds.
 const CONTEXT: Trust = Trust { seen: [2, 2, 1, 1], percent: [66, 50, 50, 50] };
-/// Earlier texts may have been about anything.
+/// Earlier texts may be about anything.
 const EARLIER: Trust = Trust { seen: [4, 3, 2, 2], percent: [75, 66, 66, 66] };
 /// The corpus alone, with n-grams of two tokens.
 const CORPUS: Trust = Trust { seen: [u32::MAX, 2, u32::MAX, u32::MAX], percent: [100, 50, 100, 100] };
@@ -162,11 +162,11 @@ const CORPUS: Trust = Trust { seen: [u32::MAX, 2, u32::MAX, u32::MAX], percent: 
 pub struct NgramCacheDrafter {
     options: NgramCacheOptions,
     context: NgramCache,
-    indexed: usize, // tokens that are counted
+    indexed: usize, // tokens counted so far
 }
 
 impl NgramCacheDrafter {
-    /// A drafter whose context is empty.
+    /// A drafter with an empty context.
     pub fn new(options: NgramCacheOptions) -> Self {
         Self { options, context: NgramCache::default(), indexed: 0 }
     }
@@ -180,8 +180,8 @@ impl NgramCacheDrafter {
     }
 }
 
-/// The next token after the longest n-gram at the end of `tokens` that `cache` is sure enough of. Tokens that the corpus
-/// has seen here weigh a hundred times their count there.
+/// The next token after the longest n-gram at the end of `tokens` that reaches the thresholds in `cache`. A token's count is
+/// multiplied by a hundred times its count in the corpus, if any.
 fn trusted(cache: &NgramCache, trust: &Trust, corpus: Option<&NgramCache>, tokens: &[u32]) -> Option<u32> {
     let bigram = tokens.len().checked_sub(2).map(|start| ngram(&tokens[start..]));
     let known = bigram.and_then(|bigram| corpus?.counts.get(&bigram));
@@ -192,7 +192,7 @@ fn trusted(cache: &NgramCache, trust: &Trust, corpus: Option<&NgramCache>, token
             let known = known.and_then(|known| known.get(token)).map_or(1, |count| 100 * u64::from(*count));
             u64::from(count) * known
         };
-        // Of equals the lowest id, because maps have no order of their own.
+        // The lowest id of equals, because maps are unordered.
         let (token, count) =
             next.iter().max_by_key(|(token, count)| (weight(token, **count), std::cmp::Reverse(**token)))?;
         let sure =
@@ -240,7 +240,7 @@ impl Drafter for NgramCacheDrafter {
         Ok(())
     }
 
-    /// Counts the n-grams before every new token; they begin among the tokens that were known before.
+    /// Counts the n-grams before every new token; they may begin among earlier tokens.
     fn observe(&mut self, seen: &Observed<'_>) -> Result<()> {
         self.learn(seen.tokens);
         Ok(())

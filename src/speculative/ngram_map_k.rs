@@ -1,4 +1,4 @@
-//! `ngram-map-k`: what followed the newest n-gram often enough.
+//! `ngram-map-k`: what followed the last n-gram often enough.
 
 use std::collections::HashMap;
 
@@ -11,16 +11,16 @@ use crate::Result;
 /// Parameters of [`NgramMapK`] and [`super::NgramMapK4v`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NgramMapOptions {
-    /// Tokens of a key. Default: 12.
+    /// Tokens per key. Default: 12.
     pub n: usize,
-    /// Tokens drafted at most. Default: 48.
+    /// Maximum tokens drafted. Default: 48.
     pub m: usize,
-    /// How often a key must have been followed by what is drafted. Default: 1.
+    /// How often the draft must have followed the key. Default: 1.
     pub min_hits: usize,
 }
 
 impl NgramMapOptions {
-    /// What `auto` uses: shorter keys, because the planner weighs what they are worth.
+    /// Parameters of `auto`: shorter keys, because the planner weighs their acceptance.
     pub const AUTO: Self = Self { n: 6, m: 48, min_hits: 1 };
 }
 
@@ -30,19 +30,19 @@ impl Default for NgramMapOptions {
     }
 }
 
-/// Occurrences of a key that are remembered; with more, the oldest is forgotten.
+/// Maximum occurrences stored per key; beyond, the oldest is dropped.
 const OCCURRENCES: usize = 16;
 
-/// Remembers where every n-gram occurred.
+/// Stores the positions of every n-gram.
 pub struct NgramMapK {
     options: NgramMapOptions,
     keys: HashMap<u64, Key>,
-    indexed: usize,       // tokens whose n-grams are known, but for the one that ends with the newest
+    indexed: usize,       // tokens whose n-grams are indexed, except the one at the end
     drafted: Option<u64>, // the key of the last draft
 }
 
 struct Key {
-    ends: Vec<u32>, // where it occurred, oldest first: index of the token behind it
+    ends: Vec<u32>, // its occurrences, oldest first: index of the token after each
     cap: Cap,
 }
 
@@ -52,14 +52,14 @@ impl NgramMapK {
         Self { options, keys: HashMap::new(), indexed: 0, drafted: None }
     }
 
-    /// Takes in the n-grams that have a token behind them. All that are new, across rounds as within.
+    /// Indexes the new n-grams that are followed by a token, including those across rounds.
     fn index(&mut self, tokens: &[u32]) {
         let n = self.options.n;
         for end in self.indexed.max(n)..tokens.len() {
             let ngram = &tokens[end - n..end];
             let key =
                 self.keys.entry(hash(ngram)).or_insert_with(|| Key { ends: Vec::new(), cap: Cap::new(self.options.m) });
-            // Two n-grams with one hash: the newer takes the place.
+            // Hash collision: the newer n-gram replaces the older.
             if key.ends.last().is_some_and(|last| tokens[*last as usize - n..*last as usize] != *ngram) {
                 *key = Key { ends: Vec::new(), cap: Cap::new(self.options.m) };
             }
@@ -92,7 +92,7 @@ impl Drafter for NgramMapK {
         }
     }
 
-    /// Follows the last occurrence as far as `min_hits` occurrences go the same way.
+    /// Follows the last occurrence while at least `min_hits` occurrences agree.
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
         self.drafted = None;
         let (tokens, n) = (context.tokens, self.options.n);
@@ -105,7 +105,7 @@ impl Drafter for NgramMapK {
         }
         let mut found = copy(tokens, last, most.min(self.options.m).min(key.cap.tokens()));
         if self.options.min_hits > 1 {
-            // How far each occurrence goes with the draft; the min_hits-th longest way is the length.
+            // How far each occurrence agrees with the draft; the min_hits-th longest is the length.
             let mut agreed: Vec<usize> = (key.ends.iter())
                 .map(|end| tokens[*end as usize..].iter().zip(&found).take_while(|(a, b)| a == b).count())
                 .collect();

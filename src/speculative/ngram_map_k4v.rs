@@ -1,4 +1,4 @@
-//! `ngram-map-k4v`: what followed the newest n-gram most often, of up to four continuations.
+//! `ngram-map-k4v`: what followed the last n-gram most often, of up to four continuations.
 
 use std::collections::HashMap;
 
@@ -8,10 +8,10 @@ use super::ngram::{Cap, hash};
 use super::{Context, Draft, DraftCost, Drafter, DrafterKind, NgramMapOptions, Observed};
 use crate::Result;
 
-/// Continuations that are counted for a key.
+/// Maximum continuations per key.
 const VALUES: usize = 4;
 
-/// Counts, for every n-gram, the m-grams that followed it.
+/// Counts the m-grams that followed each n-gram.
 pub struct NgramMapK4v {
     options: NgramMapOptions,
     keys: HashMap<u64, Key>,
@@ -20,12 +20,12 @@ pub struct NgramMapK4v {
 }
 
 struct Key {
-    end: u32, // where it occurred last: index of the token behind it
+    end: u32, // its last occurrence: index of the token after it
     values: Vec<Value>,
 }
 
 struct Value {
-    start: u32, // its place in the history: m tokens from here
+    start: u32, // its position in the history: m tokens from here
     count: usize,
     cap: Cap,
 }
@@ -36,7 +36,7 @@ impl NgramMapK4v {
         Self { options, keys: HashMap::new(), indexed: 0, drafted: None }
     }
 
-    /// Counts every m-gram that is complete now, under the key before it.
+    /// Counts every completed m-gram under the key before it.
     fn index(&mut self, tokens: &[u32]) {
         let NgramMapOptions { n, m, .. } = self.options;
         for len in (self.indexed + 1).max(n.saturating_add(m))..=tokens.len() {
@@ -45,7 +45,7 @@ impl NgramMapK4v {
             let key = self.keys.entry(hash(ngram)).or_insert_with(|| Key { end: start as u32, values: Vec::new() });
             let end = key.end as usize;
             if tokens[end - n..end] != *ngram {
-                key.values.clear(); // two n-grams with one hash: the newer takes the place
+                key.values.clear(); // hash collision: the newer n-gram replaces the older
             }
             key.end = start as u32;
             let same = |value: &&mut Value| tokens[value.start as usize..value.start as usize + m] == *mgram;
@@ -84,7 +84,7 @@ impl Drafter for NgramMapK4v {
         }
     }
 
-    /// Drafts the m-gram that was counted most, if it was at least twice as often as the others together.
+    /// Drafts the most frequent m-gram, if it is at least twice as frequent as the others together.
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
         self.drafted = None;
         let (tokens, NgramMapOptions { n, m, min_hits }) = (context.tokens, self.options);

@@ -12,11 +12,11 @@ use crate::Result;
 /// Parameters of [`NgramMod`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NgramModOptions {
-    /// Tokens that are looked up. Default: 16.
+    /// Tokens per key. Default: 16.
     pub n: usize,
-    /// Tokens that must be found in a row for a draft. Default: 2; what a short draft is worth is for the planner.
+    /// Minimum length of a draft. Default: 2; the planner judges whether a short draft pays off.
     pub min: usize,
-    /// Tokens drafted at most. Default: 64.
+    /// Maximum tokens drafted. Default: 64.
     pub max: usize,
 }
 
@@ -26,13 +26,13 @@ impl Default for NgramModOptions {
     }
 }
 
-const SLOTS: u32 = 22; // bits: 4 Mi slots of 8 bytes, whose pages are touched as they are used
-const TOKEN: u32 = 24; // bits of an entry for the token; the others verify the key
+const SLOTS: u32 = 22; // bits: 4 Mi slots of 8 bytes; memory is committed on first use
+const TOKEN: u32 = 24; // bits of an entry for the token; the rest verify the key
 
-/// What followed which n-gram, for all sessions of an engine: the newest writer of a slot wins.
+/// The token that followed each n-gram, over all sessions of an engine: the last writer of a slot wins.
 ///
-/// There is no room for keys in a table of constant size. An entry has 40 bits of the n-gram's hash beside its token,
-/// and the slot's number is 22 further bits, so that another n-gram is taken for it once in 10^12 lookups.
+/// A table of constant size has no room for keys. An entry has 40 bits of the n-gram's hash besides its token, and the slot index
+/// is another 22 bits, so that about one lookup in 10^12 matches a wrong n-gram.
 #[derive(Default)]
 pub struct NgramPool {
     table: Mutex<Table>,
@@ -45,13 +45,13 @@ struct Table {
 }
 
 impl NgramPool {
-    /// Takes in the windows of `n` tokens and the token behind each, from `tokens[from]` on.
+    /// Inserts the windows of `n` tokens and the token after each, from `tokens[from]` on.
     fn learn(&self, tokens: &[u32], n: usize, from: usize) {
         if tokens.len() <= from.max(n) {
             return;
         }
         let mut table = self.table.lock();
-        // Where a quarter of the slots is taken, drafts begin to lose their beginnings to newer n-grams.
+        // Above a quarter of the slots, newer n-grams begin to overwrite the beginnings of drafts.
         if table.entries.is_empty() || table.used > table.entries.len() / 4 {
             *table = Table { entries: vec![0; 1 << SLOTS], used: 0 };
         }
@@ -66,7 +66,7 @@ impl NgramPool {
         }
     }
 
-    /// The tokens that follow `key`, each looked up behind the one before it, until one is unknown.
+    /// The tokens that follow `key`, each looked up after the one before it, until one is unknown.
     fn follow(&self, key: &[u32], max: usize) -> Vec<u32> {
         let table = self.table.lock();
         let (mut window, n) = (key.to_vec(), key.len());
@@ -86,7 +86,7 @@ impl NgramPool {
 pub struct NgramMod {
     options: NgramModOptions,
     pool: Arc<NgramPool>,
-    indexed: usize, // tokens that are in the pool
+    indexed: usize, // tokens inserted in the pool
 }
 
 impl NgramMod {
@@ -133,7 +133,7 @@ impl Drafter for NgramMod {
         Ok(())
     }
 
-    /// Every window that has become complete goes in, those across the boundary of a round as well.
+    /// Inserts every completed window, including those across a round boundary.
     fn observe(&mut self, seen: &Observed<'_>) -> Result<()> {
         self.learn(seen.tokens);
         Ok(())

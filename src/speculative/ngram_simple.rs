@@ -1,4 +1,4 @@
-//! `ngram-simple`: what followed the newest n-gram when it last occurred.
+//! `ngram-simple`: what followed the last occurrence of the last n-gram.
 
 use rand::rngs::StdRng;
 
@@ -11,7 +11,7 @@ use crate::Result;
 pub struct NgramSimpleOptions {
     /// Tokens that must match. Default: 12.
     pub n: usize,
-    /// Tokens drafted at most. Default: 48.
+    /// Maximum tokens drafted. Default: 48.
     pub m: usize,
 }
 
@@ -21,7 +21,7 @@ impl Default for NgramSimpleOptions {
     }
 }
 
-/// Searches the history backwards at every draft; keeps nothing.
+/// Searches the history backwards at every draft; stores nothing.
 pub struct NgramSimple {
     options: NgramSimpleOptions,
 }

@@ -1,7 +1,7 @@
-//! A draft that is computed while its caller does something else.
+//! Drafts in the background while the caller does something else.
 //!
-//! The contract is ownership: what a job may read is moved into it, and comes back when it is waited for. So that nobody
-//! can change a cache under a drafter, nobody else has it. This does not compile, because the work is away:
+//! The contract is ownership: what a job may read is moved into it, and returned by `wait`. So nobody can change a cache while a
+//! drafter reads it. This does not compile, because the cache was moved:
 //!
 //! ```compile_fail,E0382
 //! # use foretoken::speculative::Pending;
@@ -31,26 +31,26 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use rayon::{ThreadPool, Yield};
 
-/// Asks a job to stop early. Clones ask the same.
+/// Cancels a job. Clones cancel the same job.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel {
     cancelled: Arc<AtomicBool>,
 }
 
 impl Cancel {
-    /// Asks for it.
+    /// Requests cancellation.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
     /// True once cancelled.
     pub fn is_cancelled(&self) -> bool {
-        // A hint to stop early, which orders nothing: results come through channels.
+        // Only a hint: results are synchronized by channels.
         self.cancelled.load(Ordering::Relaxed)
     }
 }
 
-/// A job on a pool's threads that owns the work `W`. It starts no thread, so none can be left behind.
+/// A job on a pool's threads that owns the work `W`. It spawns no thread, so none can leak.
 #[must_use = "the work comes back from `wait` only"]
 pub struct Pending<W, R> {
     result: Receiver<(W, std::thread::Result<R>)>,
@@ -64,7 +64,7 @@ impl<W: Send + 'static, R: Send + 'static> Pending<W, R> {
         let cancel = Cancel::default();
         let seen = cancel.clone();
         pool.spawn(move || {
-            // The work must come back whatever happens.
+            // The work must be returned even after a panic.
             let done = catch_unwind(AssertUnwindSafe(|| job(&mut work, &seen)));
             // Nobody waits if the `Pending` itself was dropped.
             let _ = send.send((work, done));
@@ -72,17 +72,17 @@ impl<W: Send + 'static, R: Send + 'static> Pending<W, R> {
         Self { result, cancel }
     }
 
-    /// Asks the job to stop early; [`Pending::wait`] gives the work back all the same.
+    /// Cancels the job; [`Pending::wait`] still returns the work.
     pub fn cancel(&self) {
         self.cancel.cancel();
     }
 
-    /// The work and the job's result, or what it panicked with.
+    /// The work and the job's result, or its panic.
     ///
     /// # Panics
-    /// If the pool was torn down with the job in it, which a pool in use is not.
+    /// If the pool was terminated with the job in it, which cannot happen to a pool in use.
     pub fn wait(self, pool: &ThreadPool) -> (W, std::thread::Result<R>) {
-        // A thread of the pool must not sleep: the job may be behind it in its own queue.
+        // A thread of the pool must not block: the job may be in its own queue.
         while let Some(yielded) = pool.yield_now() {
             match self.result.try_recv() {
                 Ok(done) => return done,

@@ -1,18 +1,18 @@
-//! How many drafts, and whose: chosen for every round from what rounds cost and how often drafts are accepted.
+//! Chooses each round's drafter and draft length from measured costs and acceptance rates.
 //!
-//! The planner is a function of what it is told: it reads no clock and draws no number. For every draft on offer it knows
-//! the expected tokens of verifying it to each length, from acceptance probabilities by position, and the expected
-//! milliseconds, from measured costs; it takes the most tokens per millisecond over the whole table, because v(B) has
-//! stairs at which hill climbing would stop. A plain step is one of the choices.
+//! The planner uses neither clock nor RNG. For every available draft it knows the expected tokens of verifying it to each length,
+//! from acceptance probabilities by position, and the expected milliseconds, from measured costs; it maximizes tokens per
+//! millisecond over the whole table, because v(B) has steps at which hill climbing would stop. A plain step is one of the
+//! choices.
 //!
-//! Two budgets bound what that may cost. *Exploration*, a share of the time, is saved up for what would be fastest at the
-//! lower confidence bound of its cost, where that is above the best choice. *Loss*, a share of plain decoding's time and
-//! all that drafts have won, must cover a round if none of its drafts is accepted; else a plain step is taken.
+//! Two budgets limit the cost of this. *Exploration*, a share of the time, accumulates to try the candidate that would be fastest
+//! at the lower confidence bound of its cost, if that beats the best choice. *Loss*, a share of plain decoding's time plus all
+//! that drafts have gained, must cover a round in which no draft is accepted; else a plain step is taken.
 //!
-//! On simulated machines, with prompt lookup drafts and without, a text takes at most 5 % longer than plain decoding if
-//! measured times vary by 8 %, 12 % if they vary by 20 %, and 8 % if it answers so that it hurts (a text under 256
-//! tokens counts as 256); from round 200 on, a model's drafts reach 0.97 of the best fixed choice's speed, and 0.95
-//! with prompt lookup drafts beside them (0.9 where one round of ten has one), on average over texts and machines.
+//! On simulated machines, with and without prompt lookup drafts, a text takes at most 5 % longer than plain decoding if measured
+//! times vary by 8 %, 12 % if they vary by 20 %, and 8 % if its answers are adversarial (a text under 256 tokens counts as 256);
+//! from round 200 on, a model's drafts reach 0.97 of the best fixed choice's speed, and 0.95 together with prompt lookup drafts
+//! (0.9 if one round in ten has one), on average over texts and machines.
 
 use std::ops::Add;
 
@@ -20,19 +20,19 @@ use super::acceptance::Acceptance;
 use super::streak::Streak;
 use super::{BlockSize, Costs, DraftCost, DrafterKind, Estimate};
 
-/// Tokens of the shortest text: what may be lost of so many may be lost at once.
+/// Minimum length of a text in the loss budget: the loss allowed for this many tokens may occur at once.
 const SHORTEST: usize = 256;
 
-/// A drafter that could draft this round.
+/// A drafter available in this round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offered {
-    /// Its place in the session's list.
+    /// Its index in the session's list.
     pub drafter: usize,
-    /// Which one it is: steps of a kind cost the same.
+    /// Its kind: steps of a kind cost the same.
     pub kind: DrafterKind,
-    /// How its price grows.
+    /// How its cost scales with the length.
     pub cost: DraftCost,
-    /// Tokens it can offer: what prompt lookup found, and for a model any number.
+    /// Maximum tokens: what prompt lookup found, any number for a model.
     pub tokens: usize,
 }
 
@@ -41,14 +41,14 @@ pub struct Offered {
 pub struct Others {
     /// Their rows.
     pub rows: usize,
-    /// Tokens that they emit at least: one for each that reads no prompt.
+    /// Minimum tokens that they emit: one for each that decodes.
     pub tokens: usize,
-    /// Those of the rows that read prompts.
+    /// Rows of those that read prompts.
     pub prompt_rows: usize,
 }
 
 impl Others {
-    /// Without `one` of them.
+    /// The others without `one`.
     pub(crate) fn without(self, one: Self) -> Self {
         Self {
             rows: self.rows - one.rows,
@@ -70,29 +70,29 @@ impl Add for Others {
     }
 }
 
-/// What there is to choose from.
+/// Inputs of a decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer<'a> {
     /// Committed positions.
     pub context: usize,
-    /// Rows that may be verified.
+    /// Maximum rows to verify.
     pub most_rows: usize,
-    /// The drafters that could draft.
+    /// The available drafters.
     pub drafters: &'a [Offered],
-    /// Who shares the pass: costs are those of the whole batch.
+    /// Other sequences in the pass: costs are those of the whole batch.
     pub others: Others,
 }
 
-/// What a round does. Drafters are named by their place in the session's list.
+/// The plan of a round. Drafters are indices in the session's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// One plain step.
     Plain,
     /// Verifies `tokens` of a drafter's draft.
     Draft {
-        /// Whose.
+        /// The drafter.
         drafter: usize,
-        /// How many.
+        /// Number of tokens.
         tokens: usize,
     },
 }
@@ -100,21 +100,21 @@ pub enum Plan {
 /// Why a plan was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// It promises the most tokens per millisecond.
+    /// It has the highest expected tokens per millisecond.
     Best,
-    /// At the lower bound of its cost it is faster than the best, and what it is expected to lose was saved up.
+    /// At the lower bound of its cost it beats the best, and the exploration budget covers its expected loss.
     Probe,
-    /// What a plain step costs was measured too long ago, or not yet.
+    /// The cost of a plain step was not measured, or too long ago.
     Anchor,
-    /// Better ones could lose more than speculation has won so far.
+    /// Better ones could lose more than the balance.
     Floor,
-    /// The block size was given.
+    /// The block size is fixed.
     Given,
-    /// Nothing is on offer.
+    /// No draft is available.
     Nothing,
 }
 
-/// A plan, and what the planner expects of it.
+/// A plan, and the planner's estimates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
     /// The plan.
@@ -127,26 +127,26 @@ pub struct Decision {
     pub ms: f64,
     /// Expected milliseconds of a plain step.
     pub plain_ms: f64,
-    /// Plain steps that may be lost: those won against plain decoding so far, and the loss budget.
+    /// Plain steps that may be lost: those gained over plain decoding so far, plus the loss budget.
     pub balance: f64,
 }
 
-/// What a round turned out to be.
+/// Result of a round.
 #[derive(Clone, Copy, Debug)]
 pub struct Observation<'a> {
     /// Committed positions before it.
     pub context: usize,
     /// Rows verified.
     pub rows: usize,
-    /// Who shared the pass.
+    /// Other sequences in the pass.
     pub others: Others,
-    /// Milliseconds of the verification, of the whole batch.
+    /// Milliseconds of the verification, for the whole batch.
     pub verify_ms: f64,
-    /// The model that drafted, with the tokens that it was asked for and the milliseconds it took.
+    /// The model that drafted, the number of tokens requested and the milliseconds it took.
     pub steps: Option<(DrafterKind, usize, f64)>,
     /// The draft that was verified.
     pub verified: Option<Judged>,
-    /// What prompt lookup found, verified or not, as far as it can be judged: no more tokens than were emitted.
+    /// Prompt lookup drafts, verified or not, up to the number of emitted tokens.
     pub found: &'a [Judged],
     /// Tokens emitted.
     pub emitted: usize,
@@ -157,13 +157,13 @@ pub struct Observation<'a> {
 pub struct Judged {
     /// The drafter.
     pub drafter: usize,
-    /// Tokens that were verified, or that the emitted tokens judge.
+    /// Tokens that were verified, or compared with emitted tokens.
     pub drafted: usize,
-    /// Tokens of those that were accepted, or emitted.
+    /// How many of those were accepted, or emitted.
     pub accepted: usize,
 }
 
-/// One way to spend the round.
+/// One choice for the round.
 #[derive(Clone, Copy)]
 struct Candidate {
     plan: Plan,
@@ -193,7 +193,7 @@ pub struct Planner {
     acceptance: Vec<Acceptance>,
     emitted: usize,
     since_plain: usize,
-    won: f64,         // plain steps, against plain decoding
+    won: f64,         // plain steps gained over plain decoding
     exploration: f64, // plain steps that may be spent on probes
     streak: Option<Streak>,
 }
@@ -220,13 +220,13 @@ impl Planner {
         }
     }
 
-    /// The costs as measured so far.
+    /// The costs measured so far.
     pub fn costs(&self) -> &Costs {
         &self.costs
     }
 
-    /// Whether it chooses among several numbers of rows. Where all rounds have the same, what they cost against others is
-    /// not to be told from the machine's speed, and is nothing to start the next text from.
+    /// Whether it chooses among several numbers of rows. If all rounds have the same, relative costs cannot be separated from the
+    /// machine's speed, and are not reused for the next text.
     pub(super) fn chooses(&self) -> bool {
         self.block == BlockSize::Measured && !self.acceptance.is_empty()
     }
@@ -253,8 +253,8 @@ impl Planner {
         }
         let best = fastest(&candidates).unwrap_or(plain);
         if offer.others.rows > 0 {
-            // The best of the whole batch: probes and the loss budget are for sequences by themselves, whose
-            // counterfactual, the same text by plain steps, is one sequence's.
+            // The best for the whole batch: probes and the loss budget are only for single sequences, whose counterfactual, the
+            // same text by plain steps, is one sequence's.
             return decision(best, Reason::Best);
         }
         if plain.cost.samples == 0 {
@@ -264,9 +264,9 @@ impl Planner {
         let covered: Vec<&Candidate> = candidates.iter().filter(is_covered).collect();
         let chosen = fastest(covered.iter().copied()).unwrap_or(plain);
         let reason = if best.rate() > chosen.rate() { Reason::Floor } else { Reason::Best };
-        // What it is expected to lose against the choice, in plain steps.
+        // Expected loss against the choice, in plain steps.
         let price = |of: &Candidate| (of.cost.ms - of.tokens / chosen.rate()) / plain_ms;
-        // A plain step is measured again the sooner the less is known about it, and the less it costs.
+        // A plain step is measured again sooner if it is less well known or cheaper.
         let unknown = (tuning.median as f64 / plain.cost.samples as f64).max(1.0);
         let saved = self.since_plain as f64 * tuning.exploration * unknown;
         if chosen.plan != Plan::Plain && saved > price(plain) {
@@ -275,7 +275,7 @@ impl Planner {
         let probe = (covered.into_iter())
             .filter(|of| of.plan != chosen.plan && of.upper_rate() > chosen.rate())
             .max_by(|a, b| a.upper_rate().total_cmp(&b.upper_rate()));
-        // What cannot be afforded yet is saved up for.
+        // What the budget does not cover yet is saved up for.
         match probe.filter(|of| price(of) <= self.exploration) {
             Some(probe) => {
                 self.exploration -= price(probe);
@@ -303,7 +303,7 @@ impl Planner {
         for one in offer.drafters.iter().filter(|one| one.tokens > 0 && !(resting && one.cost == DraftCost::PerToken)) {
             let (rows, step) = match one.cost {
                 DraftCost::PerToken => (given.map(|(chain, _)| chain), self.costs.step(one.kind, offer.context)),
-                // Drafted already.
+                // Already drafted.
                 DraftCost::Once | DraftCost::Forced => (given.map(|(_, lookup)| lookup), 0.0),
             };
             let most = one.tokens.min(rows.map_or(longest, |rows| longest.min(rows.saturating_sub(1))));
@@ -317,14 +317,14 @@ impl Planner {
         candidates
     }
 
-    /// Takes in what a round turned out to be.
+    /// Records the result of a round.
     pub fn observe(&mut self, round: &Observation<'_>) {
         let tuning = *self.costs.tuning();
-        // Rows of prompts have no logits, and attend to each other: they do not cost what verified rows do.
+        // Prompt rows have no logits, and attend to each other: their cost differs from verified rows'.
         if round.others.prompt_rows == 0 {
             self.costs.verified(round.context, round.rows + round.others.rows, round.verify_ms);
         }
-        // A share of a pass would make steps look cheap to the sequence that is left alone.
+        // A share of a batched pass would underestimate the steps of a single sequence.
         if let Some((kind, tokens, ms)) = round.steps.filter(|_| round.others.tokens == 0) {
             self.costs.drafted(kind, tokens, ms);
         }
@@ -346,7 +346,7 @@ impl Planner {
         let spent_ms = rows.ms + round.steps.map_or(0.0, step);
         self.exploration += tuning.exploration * spent_ms / plain.ms;
         self.emitted += round.emitted;
-        // A plain step is taken to cost no more than its lower bound: while it is known badly less may be lost.
+        // A plain step is assumed to cost its lower bound: while that is uncertain, less may be lost.
         self.won += round.emitted as f64 - if round.rows > 1 { spent_ms / plain.least_ms } else { 1.0 };
         self.since_plain = if round.rows > 1 { self.since_plain + 1 } else { 0 };
     }

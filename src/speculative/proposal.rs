@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Cancel, Decision, Draft, Plan, Reason};
 
-/// What one drafter did in a round.
+/// One drafter's work in a round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub drafter: usize,
@@ -12,20 +12,20 @@ pub(crate) struct Call {
     pub time: Duration,
 }
 
-/// A draft to be verified, once a model's is as long as was decided.
+/// A draft to be verified, once a model has completed it to the planned length.
 pub(crate) struct Proposal {
     pub draft: Draft,
-    pub wanted: usize, // tokens of the draft when it is complete
+    pub wanted: usize, // tokens of the complete draft
     pub decision: Decision,
     pub calls: Vec<Call>,
     pub whose: Option<usize>, // the drafter
     pub found: Vec<Draft>,    // of every prompt lookup drafter
-    pub forced: Vec<u32>,     // what a constraint leaves no choice about
+    pub forced: Vec<u32>,     // tokens that a constraint forces
     pub time: Duration,
 }
 
 impl Proposal {
-    /// A plain step that nobody decided on.
+    /// A plain step without a decision.
     pub fn nothing() -> Self {
         let decision =
             Decision { plan: Plan::Plain, reason: Reason::Nothing, tokens: 1.0, ms: 0.0, plain_ms: 0.0, balance: 0.0 };
@@ -33,12 +33,12 @@ impl Proposal {
         Self { draft, wanted: 0, decision, calls, whose: None, found: Vec::new(), forced: Vec::new(), time }
     }
 
-    /// Tokens that it verifies, when it is complete.
+    /// Tokens that it verifies, when complete.
     pub fn drafted(&self) -> usize {
         self.wanted
     }
 
-    /// Whose step lengthens the draft, unless it is complete. Cancelled, it is.
+    /// The drafter whose step extends the draft; `None` if it is complete or cancelled.
     pub fn incomplete(&mut self, cancel: &Cancel) -> Option<usize> {
         if cancel.is_cancelled() {
             self.wanted = self.draft.tokens.len();
@@ -46,8 +46,8 @@ impl Proposal {
         self.whose.filter(|_| self.draft.tokens.len() < self.wanted)
     }
 
-    /// A step that began with `before` tokens took `time`. If there are no more now, the draft is complete: its drafter is at its
-    /// end, or ahead of what the constraint left of the draft.
+    /// Records that a step from `before` tokens took `time`. If it added none, the draft is complete: its drafter is at its end,
+    /// or the constraint cut the draft.
     pub fn lengthened(&mut self, before: usize, time: Duration) {
         self.time += time;
         if self.draft.tokens.len() <= before {

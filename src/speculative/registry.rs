@@ -1,4 +1,4 @@
-//! Which drafters there are, by the names that users give them, and how they are made.
+//! The drafters by name, and their construction.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,16 +14,16 @@ use crate::kv::{KvOptions, PagePool};
 use crate::model::{Model, NextnHead};
 use crate::{Error, Result};
 
-/// The drafters, by the names that users give them.
+/// The drafters by their command line names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum DrafterKind {
-    /// The assistant, or the model's own NextN head, chained with itself.
+    /// The assistant, or the model's own NextN head, run autoregressively.
     Mtp,
-    /// A smaller model of the same vocabulary.
+    /// A smaller model with the same vocabulary.
     DraftModel,
-    /// What followed the newest n-gram when it last occurred.
+    /// What followed the last occurrence of the last n-gram.
     NgramSimple,
     /// What followed it often enough.
     NgramMapK,
@@ -33,13 +33,13 @@ pub enum DrafterKind {
     NgramMod,
     /// Counts of next tokens after one to four tokens, in the context, in earlier texts and in a corpus.
     NgramCache,
-    /// What a constraint leaves no choice about.
+    /// The tokens that a constraint forces.
     Forced,
-    /// A caller's own.
+    /// A custom drafter.
     Custom,
 }
 
-/// A drafter that has a name.
+/// A named drafter.
 struct Entry {
     kind: DrafterKind,
     name: &'static str,
@@ -47,7 +47,7 @@ struct Entry {
     options: fn() -> DrafterOptions,
 }
 
-/// The drafters that have a name: everything that lists them reads this.
+/// The named drafters, the source of every list of them.
 static REGISTRY: [Entry; 7] = [
     Entry { kind: DrafterKind::Mtp, name: "mtp", options: || DrafterOptions::Mtp },
     Entry { kind: DrafterKind::DraftModel, name: "draft-model", options: || DrafterOptions::DraftModel },
@@ -79,7 +79,7 @@ static REGISTRY: [Entry; 7] = [
 ];
 
 impl DrafterKind {
-    /// Those that have a name on a command line.
+    /// Those with a command line name.
     pub fn named() -> impl Iterator<Item = Self> {
         REGISTRY.iter().map(|entry| entry.kind)
     }
@@ -89,7 +89,7 @@ impl DrafterKind {
         REGISTRY.iter().find(|entry| entry.kind == self).map_or(self.unlisted(), |entry| entry.name)
     }
 
-    /// The name of one that nobody asks for by its name.
+    /// The name of a drafter that cannot be requested by name.
     fn unlisted(self) -> &'static str {
         if self == Self::Forced { "forced" } else { "custom" }
     }
@@ -119,9 +119,9 @@ pub enum DrafterOptions {
     NgramMod(NgramModOptions),
     /// [`NgramCacheDrafter`]
     NgramCache(NgramCacheOptions),
-    /// [`Forced`]: in front of every other where there is a constraint, without being asked for.
+    /// [`Forced`]: added before all others if there is a constraint.
     Forced,
-    /// A caller's own.
+    /// A custom drafter.
     Custom(CustomDrafter),
 }
 
@@ -141,7 +141,7 @@ impl DrafterOptions {
         }
     }
 
-    /// The parameters by the short names that [`FromStr`] takes.
+    /// The parameters by the short names that [`FromStr`] accepts.
     fn parameters(&mut self) -> Vec<(&'static str, &mut usize)> {
         match self {
             Self::Mtp | Self::DraftModel | Self::Forced | Self::Custom(_) => Vec::new(),
@@ -166,7 +166,7 @@ impl DrafterOptions {
     }
 }
 
-/// A name with parameters behind it: `mtp`, `ngram-map-k:n=8:m=24:hits=2`.
+/// A name followed by parameters: `mtp`, `ngram-map-k:n=8:m=24:hits=2`.
 impl FromStr for DrafterOptions {
     type Err = Error;
 
@@ -175,8 +175,7 @@ impl FromStr for DrafterOptions {
         let name = parts.next().unwrap_or_default();
         let Some(entry) = REGISTRY.iter().find(|entry| entry.name == name) else {
             let names: Vec<_> = REGISTRY.iter().map(|entry| entry.name).collect();
-            let problem =
-                format!("{name:?} is no drafter; there are {}, and auto for the best of them", names.join(", "));
+            let problem = format!("{name:?} is not a drafter; expected one of {}, or auto", names.join(", "));
             return Err(Error::argument("drafters", problem));
         };
         let mut options = (entry.options)();
@@ -197,7 +196,7 @@ impl FromStr for DrafterOptions {
     }
 }
 
-/// How to make a caller's own drafter, one for every session.
+/// Constructor of a custom drafter, called once per session.
 #[derive(Clone)]
 pub struct CustomDrafter {
     name: Arc<str>,
@@ -217,26 +216,26 @@ impl fmt::Debug for CustomDrafter {
     }
 }
 
-/// Clones of one are equal: a session keeps its drafters, and what they have learnt, as long as its options are equal.
+/// Clones are equal: a session keeps its drafters and their state as long as its options are equal.
 impl PartialEq for CustomDrafter {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.make, &other.make)
     }
 }
 
-/// Which drafters propose, and whose draft is verified.
+/// Which drafters propose, and which draft is verified.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Drafters {
-    /// Those that the engine can offer without being asked: the assistant or a draft model if one is loaded, and a
-    /// prompt lookup drafter; as [`Drafters::Best`].
+    /// The engine's defaults, as [`Drafters::Best`]: a prompt lookup drafter, and the assistant, NextN head or draft model if
+    /// there is one.
     #[default]
     Auto,
     /// The first of the list that has a draft.
     Priority(Vec<DrafterOptions>),
-    /// The draft that promises the most tokens per millisecond.
+    /// The draft with the highest expected tokens per millisecond.
     Best(Vec<DrafterOptions>),
-    /// A caller's own, alone. In a list, among others, it is a [`DrafterOptions::Custom`].
+    /// A single custom drafter. In a list, use [`DrafterOptions::Custom`].
     Custom(CustomDrafter),
 }
 
@@ -252,7 +251,7 @@ impl FromStr for Drafters {
     }
 }
 
-/// What drafters are made from; an engine's.
+/// An engine's models and pools, from which drafters are made.
 #[derive(Clone)]
 pub(crate) struct Sources {
     pub model: Arc<dyn Model>,
@@ -262,14 +261,14 @@ pub(crate) struct Sources {
     /// The target's NextN head, if it has one.
     pub nextn: Option<Arc<dyn NextnHead>>,
     pub draft_model: Option<Arc<ChainedModel>>,
-    /// The draft model where the target computes, if that is a device.
+    /// The draft model, if the target runs on a device.
     pub device_draft_model: Option<(Arc<Models>, Arc<Target>)>,
     pub ngrams: Arc<NgramPool>,
     pub pages: PagePool,
 }
 
 impl Sources {
-    /// The list that [`Drafters`] stands for.
+    /// The resolved list of [`Drafters`].
     pub fn list(&self, drafters: &Drafters) -> Vec<DrafterOptions> {
         match drafters {
             Drafters::Priority(list) | Drafters::Best(list) => list.clone(),
@@ -283,12 +282,12 @@ impl Sources {
         }
     }
 
-    /// Whether there is something for `mtp` to draft with.
+    /// Whether the drafter `mtp` is available.
     pub fn has_mtp(&self) -> bool {
         self.assistant.is_some() || self.nextn.is_some()
     }
 
-    /// Makes a drafter for one sequence, whose target runs in `backend` and whose cache is made as `kv` says.
+    /// Makes a drafter for one sequence, whose target runs in `backend` and whose cache is made from `kv`.
     ///
     /// # Errors
     /// If its model was not loaded, or a parameter is out of range.
@@ -302,7 +301,7 @@ impl Sources {
                 let missing = || {
                     Error::argument(
                         "drafters",
-                        "mtp needs an assistant, or a model with a head of its own; load one, or turn speculation off",
+                        "mtp needs an assistant, or a model with a NextN head; load one, or turn speculation off",
                     )
                 };
                 let assistant = self.assistant.clone().ok_or_else(missing)?;
@@ -312,8 +311,7 @@ impl Sources {
                 }
             }
             DrafterOptions::DraftModel => {
-                let missing =
-                    || Error::argument("drafters", "draft-model needs a draft model; load one, or leave it out");
+                let missing = || Error::argument("drafters", "draft-model needs a draft model; load one, or omit it");
                 let model = self.draft_model.clone().ok_or_else(missing)?;
                 match &self.device_draft_model {
                     Some((models, target)) => Box::new(DeviceDraftModel::new(models, target, kv)?),

@@ -1,4 +1,4 @@
-//! What a generation asks of its rounds.
+//! A generation's settings for its rounds.
 
 use std::sync::Arc;
 
@@ -9,27 +9,27 @@ use crate::Result;
 use crate::constraint::ConstraintState;
 use crate::sampler::{LogitsProcessor, Sampler};
 
-/// Whose draft counts where several have one.
+/// Which draft is verified if several drafters have one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// The first in the list that has one.
+    /// The first in the list.
     Priority,
-    /// The best per millisecond.
+    /// The highest expected tokens per millisecond.
     Best,
 }
 
-/// What a generation asks for.
+/// A generation's settings.
 pub(crate) struct Settings {
     pub sampler: Sampler,
     pub processor: Option<Arc<dyn LogitsProcessor>>,
-    /// What the text must match, behind the newest token.
+    /// The constraint's state after the last token.
     pub constraint: Option<Mutex<ConstraintState>>,
     pub drafts: DraftSampling,
     pub order: Order,
     pub confidence: Confidence,
-    /// Accepts drafts by chance instead of by the target.
+    /// Accepts drafts at random instead of by the target.
     pub simulated: Option<SimulatedAcceptance>,
-    /// How many of the most probable tokens to report beside every emitted one.
+    /// Number of most probable tokens to report with every emitted one.
     pub logprobs: Option<usize>,
 }
 
@@ -48,7 +48,7 @@ impl Settings {
         }
     }
 
-    /// How a round behind `tokens` is judged.
+    /// The verification parameters of a round after `tokens`.
     pub fn rule<'a>(&'a self, tokens: &'a [u32]) -> Verification<'a> {
         Verification {
             sampler: &self.sampler,
@@ -60,7 +60,7 @@ impl Settings {
         }
     }
 
-    /// Has the constraint read a round's first tokens, and says whether they complete the text.
+    /// Advances the constraint over a round's first tokens; returns whether they complete the text.
     ///
     /// # Errors
     /// The constraint's.
@@ -68,7 +68,7 @@ impl Settings {
         self.constraint.as_ref().map_or(Ok(false), |constraint| constraint.lock().read(tokens))
     }
 
-    /// The round is over.
+    /// Commits the round.
     pub fn commit(&self) {
         if let Some(constraint) = &self.constraint {
             constraint.lock().commit();

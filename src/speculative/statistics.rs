@@ -1,4 +1,4 @@
-//! What speculation did, as data.
+//! Statistics of speculation.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{Costs, DrafterKind, Reason, Round};
 
-/// Measurements of a plain step from which on it is compared with: the first one behind a prompt finds the caches cold.
+/// Minimum measurements of a plain step for a comparison: the first one after a prompt runs with cold caches.
 const FIRM: usize = 2;
 
 /// Counts and times of speculation.
@@ -17,14 +17,14 @@ pub struct SpeculationStats {
     pub drafters: Vec<DrafterStats>,
     /// Rounds by the rows that they verified: `rows[b]` rounds verified `b`.
     pub rows: Vec<usize>,
-    /// Rounds by the reason for what they did.
+    /// Rounds by the planner's reason.
     pub reasons: BTreeMap<&'static str, usize>,
-    /// Passes of the target that drafts made unnecessary: tokens emitted, less rounds.
+    /// Passes of the target that drafts saved: tokens emitted, less rounds.
     pub passes_saved: usize,
-    /// Time in which drafters took notice of the beginning of a generation.
+    /// Time the drafters took to start a generation.
     #[serde(serialize_with = "milliseconds")]
     pub begin: Duration,
-    /// Time spent drafting; at pipeline depth 2 part of it passed while the caller was busy.
+    /// Time spent drafting; at pipeline depth 2 partly in parallel with the caller.
     #[serde(serialize_with = "milliseconds")]
     pub draft: Duration,
     /// Time that rounds waited for drafts.
@@ -36,37 +36,36 @@ pub struct SpeculationStats {
     /// Time for acceptance, text and commit.
     #[serde(serialize_with = "milliseconds")]
     pub accept: Duration,
-    /// Drafts that were thrown away because their generation had ended.
+    /// Drafts discarded because their generation had ended.
     pub cancelled: usize,
-    /// Estimated milliseconds of verifying 1, 2, ... rows at the context where the generation ended: v(B).
+    /// Estimated milliseconds of verifying 1, 2, ... rows at the final context: v(B).
     pub verify_ms: Vec<f64>,
-    /// Estimated milliseconds of the passes of plain decoding for the tokens of the rounds; `None` if plain steps were not
-    /// measured. By what factor passes took longer than their costs, as other processes make them, plain steps are taken to
-    /// take longer, too.
+    /// Estimated milliseconds of plain decoding passes for the tokens of the rounds; `None` if plain steps were not measured.
+    /// Plain steps are scaled by the slowdown of the measured passes (due to other processes).
     #[serde(skip)]
     pub plain_ms: Option<f64>,
 }
 
-/// One drafter's part.
+/// One drafter's statistics.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DrafterStats {
-    /// Which one; `None` only in an empty default.
+    /// The drafter; `None` only in an empty default.
     pub kind: Option<DrafterKind>,
     /// Calls for a draft.
     pub calls: usize,
     /// Tokens it proposed, whether or not they were verified.
     pub proposed: usize,
-    /// Drafts of it that were verified.
+    /// Its drafts that were verified.
     pub drafts: usize,
-    /// Drafts of which a token was accepted.
+    /// Drafts with at least one accepted token.
     pub accepted_drafts: usize,
-    /// Tokens of it that were verified.
+    /// Its tokens that were verified.
     pub drafted: usize,
     /// Those that were accepted.
     pub accepted: usize,
-    /// For each place, drafts that had a token there.
+    /// For each draft position, drafts that had a token there.
     pub drafted_at: Vec<usize>,
-    /// For each place, drafts whose token there was accepted.
+    /// For each draft position, drafts whose token there was accepted.
     pub accepted_at: Vec<usize>,
     /// Time for its drafts.
     #[serde(serialize_with = "milliseconds")]
@@ -76,7 +75,7 @@ pub struct DrafterStats {
 }
 
 impl DrafterStats {
-    /// Tokens of a round that it drafts for, the target's own included.
+    /// Tokens per round that it drafts for, including the target's own.
     pub fn mean_accepted_length(&self) -> f64 {
         if self.drafts > 0 { 1.0 + self.accepted as f64 / self.drafts as f64 } else { 1.0 }
     }
@@ -96,18 +95,18 @@ impl DrafterStats {
     }
 }
 
-/// In JSON times are milliseconds.
+/// Times in JSON are milliseconds.
 fn milliseconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(1e3 * time.as_secs_f64())
 }
 
-/// Adds place by place.
+/// Adds element by element.
 pub(crate) fn add_all(to: &mut Vec<usize>, from: &[usize]) {
     to.resize(to.len().max(from.len()), 0);
     to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
 }
 
-/// Counts one at each of the first `places` places.
+/// Adds one to each of the first `places` elements.
 pub(crate) fn count_at(at: &mut Vec<usize>, places: usize) {
     at.resize(at.len().max(places), 0);
     at[..places].iter_mut().for_each(|n| *n += 1);
@@ -147,7 +146,7 @@ impl SpeculationStats {
         }
     }
 
-    /// Notes what the planner has learnt about costs.
+    /// Records the planner's cost estimates.
     pub(crate) fn estimate(&mut self, costs: &Costs, context: usize) {
         let most = self.rows.len().max(9) - 1;
         let estimates = costs.verify(context, most);
@@ -164,7 +163,7 @@ impl SpeculationStats {
         });
     }
 
-    /// Adds another generation's counts and times; drafters are added by their place in the list.
+    /// Adds another generation's counts and times; drafters are matched by index.
     pub fn add(&mut self, other: &Self) {
         self.plain_ms = match (self.plain_ms, other.plain_ms) {
             (Some(own), Some(other)) => Some(own + other),

@@ -1,16 +1,16 @@
-//! Rests after drafts that failed.
+//! Backs off a draft model after consecutive rejections.
 
-/// Rests a model after drafts in a row of which nothing was accepted; prompt lookup goes on. While that repeats itself, the
-/// rests grow; they are short again once something is accepted.
+/// Pauses a draft model after consecutive drafts without an accepted token; prompt lookup continues. Repeated pauses double in
+/// length, until a token is accepted.
 #[derive(Clone, Debug)]
 pub(super) struct Streak {
     limit: usize,
     failed: usize,
-    rest: usize, // rounds left of this rest
-    next: usize, // rounds of the next one
+    rest: usize, // rounds left of this pause
+    next: usize, // rounds of the next pause
 }
 
-/// The longest rest, in rounds.
+/// The longest pause, in rounds.
 const LONGEST_REST: usize = 32;
 
 impl Streak {

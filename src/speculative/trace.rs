@@ -1,4 +1,4 @@
-//! What happened round by round, a line of JSON each.
+//! Traces every round as a line of JSON.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,10 +13,10 @@ use super::{DrafterKind, Round};
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 use crate::{Error, Result};
 
-/// Where trace lines go. Clones write to the same place, so several sessions may share one; lines are whole.
+/// Where trace lines are written. Clones write to the same place, so sessions may share one; lines are written whole.
 ///
-/// A generation's lines are one `begin` with the prompt's size and the drafters, a `round` each with the decision, the
-/// draft, the verdict and microseconds, a `cancelled` for a draft that was made in vain, and one `end`.
+/// A generation's lines are one `begin` with the prompt's size and the drafters, a `round` each with the decision, the draft, the
+/// accept result and microseconds, a `cancelled` for a discarded draft, and one `end`.
 #[derive(Clone)]
 pub struct Trace {
     sink: Arc<Mutex<Sink>>,
@@ -35,7 +35,7 @@ impl std::fmt::Debug for Trace {
 }
 
 impl Trace {
-    /// Into a new file.
+    /// Traces to a new file.
     ///
     /// # Errors
     /// If it cannot be created.
@@ -47,34 +47,34 @@ impl Trace {
         Ok(Self::to(file, path.display().to_string()))
     }
 
-    /// To the standard error output.
+    /// Traces to standard error.
     pub fn stderr() -> Self {
         Self::to(std::io::stderr(), "stderr".into())
     }
 
-    /// To a writer, which gets every line in one piece; `name` is for messages.
+    /// Traces to a writer, which receives each line in one write; `name` is for messages.
     pub fn to(out: impl Write + Send + 'static, name: String) -> Self {
         Self { sink: Arc::new(Mutex::new(Sink { out: Some(Box::new(out)), name, start: Instant::now() })) }
     }
 
-    /// Writes a line. Where that fails the trace ends, and what it is about goes on.
+    /// Writes a line. If that fails the trace ends, and the generation continues.
     fn line(&self, mut value: Value) {
         let mut sink = self.sink.lock();
         value["us"] = json!(sink.start.elapsed().as_micros() as u64);
         let Some(out) = &mut sink.out else { return };
         if let Err(problem) = out.write_all(format!("{value}\n").as_bytes()).and_then(|()| out.flush()) {
-            tracing::warn!("{}: {problem}; the trace ends here, the generation goes on", sink.name);
+            tracing::warn!("{}: {problem}; the trace ends here, the generation continues", sink.name);
             sink.out = None;
         }
     }
 }
 
-/// How a round came by its draft.
+/// How a round's draft was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
-    /// It drafted and verified in turn.
+    /// Drafted, then verified.
     Sync,
-    /// The draft was made while the caller was busy.
+    /// The draft was made in parallel with the caller.
     Lazy,
 }
 
@@ -94,7 +94,7 @@ impl Tracer {
         Self { trace: trace.clone(), session, iteration: 0, kinds, decoder: StreamDecoder::default() }
     }
 
-    /// The prompt's own token, which no round wrote.
+    /// The token drawn from the prompt's pass, not from a round.
     pub fn first(&mut self, tokenizer: Option<&Tokenizer>, token: u32) {
         let tokens = self.tokens(tokenizer, &[token]);
         self.trace.line(json!({"event": "first", "session": self.session, "tokens": tokens}));

@@ -1,38 +1,38 @@
 //! The planner's constants.
 
-/// The constants of [`Planner`](super::Planner) and [`Costs`](super::Costs), in one place so that what each of them buys
-/// can be measured: `cargo test --release --test planner -- --ignored --nocapture ablation`.
+/// The constants of [`Planner`](super::Planner) and [`Costs`](super::Costs), in one place for ablation: `cargo test --release
+/// --test planner -- --ignored --nocapture ablation`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
-    /// What one more row, or a draft step, is taken to cost before it is measured, in plain steps.
+    /// Assumed cost of one more row, or a draft step, before it is measured, in plain steps.
     pub row_cost: f64,
-    /// Standard error of the logarithm of a cost that was never measured, and of one measurement.
+    /// Standard error of the log of a cost that was never measured, and of one measurement.
     pub unmeasured: f64,
-    /// Standard errors beyond which a measurement is clipped, and accepted tokens are taken for a change of the text.
+    /// Standard errors beyond which a measurement is clipped, and accepted tokens count as a change point.
     pub outlier: f64,
-    /// Measurements of which a median is taken: the first ones of a cost, and the newest rounds for the speed factor.
+    /// Measurements in a median: the first ones of a cost, and the last rounds for the speed factor.
     pub median: usize,
-    /// Measurements that the mean behind that median goes back to.
+    /// Window of the running mean after that median, in measurements.
     pub history: usize,
     /// Probability that the first token of a model's draft is accepted, before any is observed.
     pub model_prior: f64,
-    /// The same of a prompt lookup draft.
+    /// The same for a prompt lookup draft.
     pub lookup_prior: f64,
-    /// The same of what a constraint forces.
+    /// The same for a forced draft.
     pub forced_prior: f64,
     /// Weight of that prior, and of a position as the prior of the next one, in observations.
     pub prior_weight: f64,
-    /// Rounds that acceptance counts go back to.
+    /// Window of the acceptance counts, in rounds.
     pub window: f64,
-    /// Rounds in which a change is looked for.
+    /// Window of change point detection, in rounds.
     pub change_window: f64,
-    /// Share of the acceptance counts that a change leaves.
+    /// Share of the acceptance counts kept after a change point.
     pub change_keep: f64,
     /// Standard errors between the estimate of a cost and its lower confidence bound.
     pub confidence: f64,
-    /// Share of the time that drafts may cost that are verified to learn from them, and that plain steps may.
+    /// Share of the time for probing drafts, and for plain steps.
     pub exploration: f64,
-    /// How many times as many rows as were ever measured may be verified.
+    /// Maximum rows to verify, as a multiple of the most ever measured.
     pub growth: usize,
     /// Share of plain decoding's time that may be lost.
     pub loss: f64,

@@ -11,14 +11,14 @@ pub(crate) struct Implied {
     pub vocab_size: usize,
     /// Tensors, with the checkpoint's prefixes.
     pub tensors: Vec<Expected>,
-    /// Whether a tensor besides those may be there, unused.
+    /// Whether another tensor may be present, unused.
     pub is_known: Box<dyn Fn(&str) -> bool>,
 }
 
-/// The role of a tensor, which decides its checks.
+/// The role of a tensor, which determines its checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A matrix or table, of any type that the kernels read.
+    /// A matrix or table, of any supported type.
     Matrix,
     /// A vector: floating point.
     Vector,

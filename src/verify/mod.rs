@@ -1,5 +1,5 @@
-//! Checks a target, an assistant, or a pair. All checks run, independent of each other; a failed one names the tensor
-//! or field and the remedy.
+//! Checks a target, an assistant, or a pair. All checks run, independent of each other; a failed one names the tensor or field
+//! and the remedy.
 
 pub(crate) mod expected;
 
@@ -155,7 +155,7 @@ impl Report {
             }
             let count = of_check().count();
             if failed == 0 && count > 0 {
-                let what = if matches { "is a permutation".into() } else { format!("{count} as they should be") };
+                let what = if matches { "is a permutation".into() } else { format!("{count} tensors valid") };
                 self.add(part, check, Outcome::Passed, what);
             }
         }
@@ -170,9 +170,9 @@ impl Report {
             !is_expected && name != "rope_freqs.weight" && !known(name)
         });
         match unused.is_empty() {
-            true => self.add(part, "unused", Outcome::Passed, "no tensors that no module uses"),
+            true => self.add(part, "unused", Outcome::Passed, "no unused tensors"),
             false => {
-                let detail = format!("{} tensors that no module uses: {}", unused.len(), unused.join(", "));
+                let detail = format!("{} unused tensors: {}", unused.len(), unused.join(", "));
                 self.add(part, "unused", Outcome::Warned, detail);
             }
         }
@@ -183,7 +183,7 @@ impl Report {
             Ok(Some(_)) => self.add(part, "tokenizer", Outcome::Passed, "fits the vocabulary"),
             // An assistant reads its target's tokens.
             Ok(None) if part == Part::Assistant => {}
-            Ok(None) => self.add(part, "tokenizer", Outcome::Warned, "has none; only token ids can be given"),
+            Ok(None) => self.add(part, "tokenizer", Outcome::Warned, "is missing; only token ids can be used"),
             Err(error) => self.add(part, "tokenizer", Outcome::Failed, error.to_string()),
         }
     }
@@ -206,7 +206,7 @@ impl Report {
                 let token = |tokenizer: &crate::tokenizer::Tokenizer| tokenizer.token(id).unwrap_or("absent".into());
                 let problem =
                     format!("token {id} is {:?} in the assistant's, {:?} in the target's", token(&b), token(&a));
-                let remedy = "load the assistant that was published for this target";
+                let remedy = "load the assistant published for this target";
                 self.add(Part::Pair, "tokenizers", Outcome::Failed, format!("{problem}; {remedy}"));
             }
         }
@@ -238,7 +238,9 @@ impl Report {
             let detail = format!("{:.0} % of {} drafts accepted", 100.0 * rate, statistics.drafted);
             match rate < POOR_ACCEPTANCE {
                 true => {
-                    let detail = format!("{detail}; if other prompts fare no better, it is another target's assistant");
+                    let detail = format!(
+                        "{detail}; if other prompts are no better, this is probably another target's assistant"
+                    );
                     self.add(part, "acceptance", Outcome::Warned, detail);
                 }
                 false => self.add(part, "acceptance", Outcome::Passed, detail),
@@ -249,7 +251,7 @@ impl Report {
 
 /// Tokens of the smoke run.
 const SMOKE_TOKENS: usize = 32;
-/// Acceptance rate below which an assistant is taken for another target's.
+/// Acceptance rate below which an assistant is assumed to be another target's.
 const POOR_ACCEPTANCE: f64 = 0.1;
 
 fn opened(checkpoint: &Checkpoint) -> String {
@@ -273,7 +275,7 @@ fn examine(checkpoint: &Checkpoint, expected: &Expected, assistant: Option<&Assi
     match (expected.kind, tensor.dtype) {
         (_, TensorType::Float(_)) | (Kind::Matrix, TensorType::Quantized(_)) => {}
         (Kind::Matrix, other) => {
-            return Some(format!("is {}, which the kernels do not read; quantize it to another type", other.name()));
+            return Some(format!("is {}, which is not supported; quantize it to another type", other.name()));
         }
         (_, other) => {
             return Some(format!(
@@ -287,20 +289,19 @@ fn examine(checkpoint: &Checkpoint, expected: &Expected, assistant: Option<&Assi
         return Some(format!("is not as long as its shape and type imply; {remedy}"));
     };
     if !survey.finite {
-        return Some(format!("has values that are not finite; {remedy}"));
+        return Some(format!("contains NaN or infinity; {remedy}"));
     }
     let dead = expected.kind == Kind::Gain || expected.name.ends_with("embed_tokens.weight");
     (survey.zero && dead).then(|| format!("is all zeros; {remedy}"))
 }
 
-/// The shape error of a tensor. An old converter wrote the target's embedding into assistants, which has the target's
-/// width.
+/// The shape error of a tensor. An old converter wrote the target's embedding, with the target's width, into assistants.
 fn wrong_shape(expected: &Expected, tensor: &RawTensor, assistant: Option<&AssistantConfig>) -> String {
     let shapes = format!("has shape {:?}, the configuration implies {:?}", tensor.shape, expected.shape);
     let backbone = assistant.map(|config| config.backbone_hidden_size);
     let is_embedding = expected.name.ends_with("embed_tokens.weight");
     match is_embedding && tensor.shape.last().copied() == backbone {
-        true => format!("{shapes}: it is the target's, a mistake of an old converter; convert the assistant again"),
+        true => format!("{shapes}: it is the target's, a bug of an old converter; convert the assistant again"),
         false => format!("{shapes}; convert the checkpoint again"),
     }
 }

@@ -15,23 +15,23 @@ use foretoken::{ChainModel, DraftKv, DraftRows, DraftStep, Model, Output, Output
 use foretoken::{ElementType, Isa};
 use safetensors::{Dtype, SafeTensors};
 
-/// A directory with a target, perhaps an assistant, and `expected.safetensors`.
+/// A directory with a target, optionally an assistant, and `expected.safetensors`.
 pub struct Case {
     pub name: String,
     pub path: PathBuf,
     expected: Vec<u8>,
 }
 
-/// The families of the cases, as their model types begin.
+/// Model type prefixes of the case families.
 pub const GEMMA4: &str = "gemma4";
 pub const QWEN35: &str = "qwen3_5";
 
-/// Every case of Gemma 4 under `tests/fixtures/`, then under the directories that `$FORETOKEN_FIXTURES` lists.
+/// Every Gemma 4 case under `tests/fixtures/`, then under the directories in `$FORETOKEN_FIXTURES`.
 pub fn all() -> Vec<Case> {
     of(GEMMA4)
 }
 
-/// The same of another family; at least one.
+/// The same for another family; at least one.
 pub fn of(family: &str) -> Vec<Case> {
     let cases: Vec<_> = every().into_iter().filter(|case| case.model_type().starts_with(family)).collect();
     assert!(!cases.is_empty(), "no case of {family}");
@@ -47,7 +47,7 @@ fn every() -> Vec<Case> {
     cases.unwrap_or_else(|problem| panic!("{problem}")).into_iter().flatten().collect()
 }
 
-/// The cases that lie directly under a directory, by name; at least one.
+/// The cases directly under a directory, by name; at least one.
 pub fn under(root: &Path) -> Result<Vec<Case>, String> {
     let failed = |problem: &str| Err(format!("fixtures {}: {problem}", root.display()));
     if root.join(EXPECTED).exists() {
@@ -58,7 +58,7 @@ pub fn under(root: &Path) -> Result<Vec<Case>, String> {
         Err(error) => return failed(&error.to_string()),
     };
     let mut paths: Vec<_> = entries.into_iter().map(|entry| entry.path()).collect();
-    // A target without expected tensors is an incomplete case, which `Case::open` refuses.
+    // A target without expected tensors is an incomplete case, which `Case::open` rejects.
     paths.retain(|path| path.join(EXPECTED).exists() || path.join("target").exists());
     paths.sort();
     if paths.is_empty() {
@@ -69,13 +69,13 @@ pub fn under(root: &Path) -> Result<Vec<Case>, String> {
 
 const EXPECTED: &str = "expected.safetensors";
 
-/// The demo pair, with what transformers writes after its held-out prompts (`scripts/demo_reference.py`).
+/// The demo pair, with transformers' output after its held-out prompts (`scripts/demo_reference.py`).
 pub fn demo() -> Case {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     Case::open(root.join("models/demo"), root.join("tests/demo/greedy.safetensors")).expect("the demo pair")
 }
 
-/// The same of Qwen3.5's demo pair, whose head is in the file of its target.
+/// The same for Qwen3.5's demo pair, whose head is in its target's file.
 pub fn demo_qwen() -> Case {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     Case::open(root.join("models/demo-qwen"), root.join("tests/demo_qwen/greedy.safetensors")).expect("the demo pair")
@@ -105,7 +105,7 @@ impl Case {
         Ok(Case { name, path, expected: bytes })
     }
 
-    /// What its config.json says that it is.
+    /// Its model type in config.json.
     pub fn model_type(&self) -> String {
         let checkpoint = Checkpoint::open(self.path.join("target")).expect("the target's checkpoint");
         checkpoint.model_type().expect("a config.json")
@@ -136,7 +136,7 @@ impl Case {
         bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect()
     }
 
-    /// An expected tensor of floats that only the cases of this repository have to have.
+    /// An expected tensor of floats that only this repository's cases must have.
     pub fn own_floats(&self, name: &str) -> Option<Vec<f32>> {
         let ships = self.path.starts_with(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"));
         (ships || self.tensor(name, Dtype::F32).is_ok()).then(|| self.floats(name))
@@ -159,8 +159,8 @@ impl Case {
         Ok(tensor.data().to_vec())
     }
 
-    /// The agreement with the reference that is asked of `(logits, hidden)` in f32, as the largest difference:
-    /// 1e-4, or twice what the reference's own f32 differs from its f64 by, where that is more.
+    /// The required agreement with the reference for `(logits, hidden)` in f32, as the largest difference: 1e-4, or twice the
+    /// difference between the reference's f32 and f64, whichever is larger.
     pub fn tolerances(&self) -> (f32, f32) {
         let rounding = self.floats("reference_rounding");
         (1e-4f32.max(2.0 * rounding[0]), 1e-4f32.max(2.0 * rounding[1]))
@@ -169,7 +169,7 @@ impl Case {
 
 /// An empty cache of exact rows.
 pub fn cache(target: &Target, rows: ElementType, isa: Isa) -> KvCache {
-    // A prompt of a case is read in one pass.
+    // A case's prompt is read in one pass.
     let options = KvOptions { key: rows.into(), value: rows.into(), max_round_rows: 4096, ..KvOptions::default() };
     KvCache::new(target.kv_layout(), &options, target.config().max_position_embeddings, isa).expect("a cache")
 }
@@ -196,8 +196,8 @@ pub fn argmax(row: &[f32]) -> u32 {
     (0..row.len()).rev().max_by(|a, b| row[*a].total_cmp(&row[*b])).expect("a row") as u32
 }
 
-/// Compares an id where the reference's best two logits differ by more than twice what each of them may be off by; says
-/// whether it did.
+/// Compares an id if the reference's best two logits differ by more than twice the possible error of each; returns whether it
+/// did.
 pub fn same_id(got: u32, want: u32, margin: f32, error: f32, what: &str) -> bool {
     let decided = margin > 2.0 * error;
     assert!(!decided || got == want, "{what}: {got} instead of {want}, whose margin is {margin} and error {error:.1e}");

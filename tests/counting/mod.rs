@@ -1,14 +1,14 @@
-//! The allocator of tests that bound memory: it counts what is held, and the most that was.
+//! The allocator of tests that bound memory: it counts current and peak bytes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 struct Counting;
 
-/// Bytes that are allocated.
+/// Bytes currently allocated.
 pub static HELD: AtomicUsize = AtomicUsize::new(0);
 
-/// The most of them since it was last set.
+/// Their peak since it was last set.
 pub static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: every call goes to the system's allocator with the same arguments.
@@ -16,13 +16,13 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         PEAK.fetch_max(held, Ordering::Relaxed);
-        // SAFETY: the caller keeps what `alloc` asks for.
+        // SAFETY: the caller fulfils `alloc`'s contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: `at` is of `alloc` above, with this layout.
+        // SAFETY: `at` is from `alloc` above, with this layout.
         unsafe { System.dealloc(at, layout) }
     }
 }

@@ -1,4 +1,4 @@
-//! A GGUF writer for tests: it writes what it is told, also what no reader should accept.
+//! A GGUF writer for tests: it writes anything, including invalid files.
 
 #![allow(dead_code)] // each test binary uses a part
 
@@ -49,17 +49,17 @@ pub fn strings<T: AsRef<[u8]>>(texts: impl IntoIterator<Item = T>) -> Raw {
     raw_array(8, texts.len() as u64, &texts.concat())
 }
 
-/// A tensor as it is written.
+/// A tensor to be written.
 #[derive(Clone)]
 pub struct Written {
     pub name: Vec<u8>,
     pub shape: Vec<u64>, // outermost first
     pub type_id: u32,
     pub bytes: Vec<u8>,
-    pub offset: Option<u64>, // where it claims to lie, if that is not where it lies
+    pub offset: Option<u64>, // its declared offset, if not the actual one
 }
 
-/// A file in the making.
+/// A file being built.
 #[derive(Clone)]
 pub struct GgufFile {
     pub version: u32,

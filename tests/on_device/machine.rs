@@ -1,4 +1,4 @@
-//! The emulated machine of the kernels' tests as a device of the engine's.
+//! The emulated machine of the kernels' tests as a device of the engine.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::machine::{Dialect, Machine, Session};
 enum Job {
     Allocate(usize, Sender<u64>),
     Free(u64),
-    /// One behind the other.
+    /// In sequence.
     Launch(Arc<[Kernel]>),
     Wait(Sender<Result<(), String>>),
 }
@@ -26,9 +26,9 @@ struct Kernel {
     params: Vec<MaybeUninit<u8>>,
 }
 
-/// A machine with a thread of its own, to which its memory belongs. A kernel that reads or writes what was freed fails.
+/// A machine with a thread of its own, which owns its memory. A kernel that accesses freed memory fails.
 ///
-/// It is as lazy as a device may be: kernels run at the next wait only. So host code between a launch and the next wait
+/// It is as asynchronous as a device may be: kernels run only at the next wait. So host code between a launch and the next wait
 /// runs before the kernel, and errors of a kernel are returned by that wait.
 pub struct Emulated {
     jobs: Sender<Job>,
@@ -37,7 +37,7 @@ pub struct Emulated {
     counts: Arc<Counts>,
 }
 
-/// What happened so far.
+/// Event counts.
 #[derive(Default)]
 struct Counts {
     waits: AtomicUsize,
@@ -62,7 +62,7 @@ struct Recorded {
 
 impl Kernel {
     fn new(launch: &AnyLaunch) -> Self {
-        // SAFETY: as many bytes as the structure has, which may be uninitialised as padding.
+        // SAFETY: as many bytes as the structure has; padding may be uninitialised.
         let params = unsafe { std::slice::from_raw_parts(launch.params().cast(), launch.len) }.to_vec();
         Self { name: launch.launch.kernel, grid: launch.launch.grid, block: launch.launch.block, params }
     }
@@ -79,7 +79,7 @@ fn work(orders: impl Iterator<Item = Job>) {
     let (mut launched, mut failed) = (Vec::new(), Ok(()));
     let catch_up = |session: &mut Session<'_>, launched: &mut Vec<Arc<[Kernel]>>, failed: &mut Result<(), String>| {
         for kernel in launched.drain(..).flat_map(|kernels| (0..kernels.len()).map(move |i| (kernels.clone(), i))) {
-            // After a failure nothing is run.
+            // Nothing is run after a failure.
             if failed.is_ok() {
                 *failed = kernel.0[kernel.1].run(session);
             }
@@ -109,29 +109,29 @@ impl Emulated {
         Arc::new(Self { jobs, total, used: Arc::default(), counts: Arc::default() })
     }
 
-    /// Bytes that are allocated now.
+    /// Bytes currently allocated.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Takes all but `left` bytes of what is free, and says how much that was.
+    /// Allocates all but `left` of the free bytes, and returns how many that were.
     pub fn fill(&self, left: usize) -> usize {
         let taken = self.total - self.used() - left;
         self.used.fetch_add(taken, Ordering::Relaxed);
         taken
     }
 
-    /// Gives back what [`Emulated::fill`] took.
+    /// Frees what [`Emulated::fill`] allocated.
     pub fn empty(&self, bytes: usize) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// How often the host waited so far: for a read or a write.
+    /// Number of waits of the host: for a read or a write.
     pub fn waits(&self) -> usize {
         self.counts.waits.load(Ordering::Relaxed)
     }
 
-    /// Launches one by one so far, recordings made, and replays of them.
+    /// Number of single launches, recordings, and replays.
     pub fn launches(&self) -> [usize; 3] {
         let Counts { launches, recordings, replays, .. } = &*self.counts;
         [launches, recordings, replays].map(|count| count.load(Ordering::Relaxed))
@@ -182,7 +182,7 @@ impl Recording for Recorded {
 }
 
 impl Piece {
-    /// The address, when everything that was launched before is done.
+    /// The address, after all earlier launches are done.
     fn reach(&self, at: usize, len: usize) -> Result<*mut u8> {
         assert!(at + len <= self.len, "{len} bytes from {at} on of {}", self.len);
         self.counts.waits.fetch_add(1, Ordering::Relaxed);

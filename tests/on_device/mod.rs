@@ -1,4 +1,4 @@
-//! What the tests of the engine on a device share.
+//! Shared code of the device tests.
 
 pub mod machine;
 pub mod widened;

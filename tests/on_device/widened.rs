@@ -1,8 +1,8 @@
-//! The fixtures with wider heads: the kernels have none for heads of 32.
+//! The fixtures with wider heads: there are no kernels for heads of 32.
 //!
-//! A head of `from` channels lies in one of `to`, and the channels between are zero. A norm over more channels has a
-//! larger result by the square root of the quotient, which the norms' weights and the output projection take back;
-//! rotations turn by the same angles with another base. So the outputs are the fixture's, up to rounding.
+//! A head of `from` channels is embedded in one of `to`, with zeros between. A norm over more channels has a larger result by the
+//! square root of the quotient, which the norms' weights and the output projection undo; rotations have the same angles with
+//! another base. So the outputs are the fixture's, up to rounding.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +10,12 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::{Value, json};
 
-/// What a kind of layer's heads become.
+/// The widened heads of a layer type.
 #[derive(Clone, Copy)]
 pub struct Heads {
     /// Channels.
     pub width: usize,
-    /// Pairs that turn; those that did not turn before are of zeros.
+    /// Rotating pairs; the added ones are zero.
     pub pairs: usize,
 }
 
@@ -32,14 +32,14 @@ struct Widening {
 }
 
 impl Widening {
-    /// Where a channel of a head goes.
+    /// The new index of a head's channel.
     fn channel(&self, channel: usize) -> usize {
         let (half, i) = (channel / (self.from.width / 2), channel % (self.from.width / 2));
         let i = if i < self.from.pairs { i } else { self.to.pairs + i - self.from.pairs };
         half * (self.to.width / 2) + i
     }
 
-    /// What takes the wider norm back.
+    /// The factor that undoes the wider norm.
     fn scale(&self) -> f32 {
         (self.from.width as f32 / self.to.width as f32).sqrt()
     }

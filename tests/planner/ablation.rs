@@ -1,4 +1,4 @@
-//! What each constant of the planner buys: the figures with it changed.
+//! The effect of each planner constant: the figures with it changed.
 
 use foretoken::speculative::Tuning;
 
@@ -6,8 +6,8 @@ use crate::figures::{
     Outcome, adversaries, changes, fixed_machines, lookups, random_machines, reached, short_texts, worst,
 };
 
-/// Prints a table, a line per variant. Speeds are shares of the best fixed choice's (of blocks of four in short texts),
-/// losses per cent of plain decoding's time at worst.
+/// Prints a table, one line per variant. Speeds are relative to the best fixed choice's (to blocks of four in short texts),
+/// losses in per cent of plain decoding's time, worst case.
 #[test]
 #[ignore = "prints a table; takes minutes"]
 fn ablation() {
@@ -37,7 +37,7 @@ fn ablation() {
     }
 }
 
-/// Every constant at about half and twice its value, or so that it does nothing.
+/// Every constant at about half and twice its value, or disabled.
 fn variants(base: Tuning) -> Vec<(&'static str, Tuning)> {
     vec![
         ("row_cost 0.04", Tuning { row_cost: 0.04, ..base }),

@@ -1,4 +1,4 @@
-//! The planner's bound, on machines and texts whose seeds no constant of the planner was tuned on.
+//! The planner's bound, on machines and texts with seeds on which no planner constant was tuned.
 
 use foretoken::speculative::Tuning;
 
@@ -8,7 +8,7 @@ use crate::figures::{
 };
 use crate::simulation::{Lookup, NOISY, QUIET};
 
-/// The bound, as DESIGN.md and the documentation of the planner state it.
+/// The bound stated in DESIGN.md and the planner's documentation.
 fn bound() -> String {
     format!(
         "On simulated machines, with prompt lookup drafts and without, a text takes at most {:.0} % longer than plain \
@@ -46,7 +46,7 @@ fn the_documents_state_the_bound() {
     }
 }
 
-/// Seeds for `count` machines or texts, printed. `$PLANNER_SEEDS` begins the list elsewhere.
+/// Seeds for `count` machines or texts, printed. `$PLANNER_SEEDS` sets the first.
 fn held_out(count: u64) -> std::ops::Range<u64> {
     let given = std::env::var("PLANNER_SEEDS").ok().map(|seed| seed.parse().expect("PLANNER_SEEDS is a number"));
     let first = given.unwrap_or(20_261_122_000);
@@ -54,7 +54,7 @@ fn held_out(count: u64) -> std::ops::Range<u64> {
     first..first + count
 }
 
-/// Those that are slower than `quiet` allows, or the bound where measured times vary by more.
+/// Those slower than `quiet` allows, or than the bound if measured times vary by more.
 fn too_slow<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>, quiet: f64) -> Vec<String> {
     let allowed = |outcome: &Outcome| if outcome.noise > QUIET.0 { NOISY_SLOWDOWN } else { quiet };
     let slow = outcomes.into_iter().filter(|outcome| outcome.worst() > allowed(outcome));
@@ -97,7 +97,7 @@ fn random_machines_are_mastered() {
     assert!(model >= MODEL_ALONE && lookup >= WITH_LOOKUP && missed.is_empty(), "{model:.4}, {lookup:.4}, {missed:#?}");
 }
 
-/// What a machine costs is learnt on the way: the first tokens on one that nothing is known about, against the best.
+/// A machine's costs are learnt on the way: the first tokens on an unknown machine, against the best.
 #[test]
 fn the_first_rounds_are_not_wasted() {
     let seeds = held_out(4);

@@ -1,4 +1,4 @@
-//! What the planner reaches and loses on sets of simulated machines and texts.
+//! The planner's gains and losses on sets of simulated machines and texts.
 
 use std::ops::Range;
 
@@ -11,18 +11,18 @@ use crate::simulation::{LOOKUP, Lookup, NOISY, QUIET, Round, Simulation, linear,
 pub const WARM_UP: usize = 200;
 pub const FLOOR_TOKENS: usize = 256;
 
-/// What came of one machine and text.
+/// Result of one machine and text.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub name: String,
     pub lookup: Option<Lookup>,
     /// Share by which measured times vary.
     pub noise: f64,
-    /// How many times as fast as plain decoding the best fixed choice is.
+    /// The best fixed choice's speed-up over plain decoding.
     pub gain: f64,
-    /// Speed against the best fixed choice's, of every seed, from the round on that the set names.
+    /// Speed relative to the best fixed choice's, per seed, from the set's starting round on.
     pub reached: Vec<f64>,
-    /// Time against plain decoding's where it is worst, of every seed.
+    /// Worst time relative to plain decoding's, per seed.
     pub slowdowns: Vec<f64>,
 }
 
@@ -58,7 +58,7 @@ pub fn worst<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>) -> f64 {
     outcomes.into_iter().map(Outcome::worst).fold(0.0, f64::max)
 }
 
-/// Time against plain decoding's at the length at which it is worst; shorter texts than `FLOOR_TOKENS` count as such.
+/// Time relative to plain decoding's at the worst length; texts shorter than `FLOOR_TOKENS` count as that long.
 pub fn slowdown(rounds: &[Round], plain_ms: f64) -> f64 {
     let (mut tokens, mut steps, mut worst) = (0.0, 0.0, 0.0_f64);
     for round in rounds {
@@ -93,8 +93,8 @@ pub fn machines(tuning: Tuning) -> Vec<Simulation> {
     all
 }
 
-/// No prompt lookup; one that copies long passages; one that is right about half the time; one that rarely has a draft; one
-/// that is never right.
+/// No prompt lookup; one that copies long passages; one that is right about half the time; one that rarely has a draft; one that
+/// is never right.
 pub fn lookups() -> [Option<Lookup>; 5] {
     let lookup = |found, tokens, chance| Some(Lookup { found, tokens, chance });
     [None, lookup(0.9, 48, 0.97), lookup(0.5, 12, 0.6), lookup(0.1, 24, 0.95), lookup(1.0, 48, 0.05)]
@@ -116,8 +116,8 @@ pub fn fixed_machines(tuning: Tuning, lookup: Option<Lookup>, seeds: Range<u64>)
     machines(tuning).into_iter().map(outcome).collect()
 }
 
-/// Tables that nobody thought of, measured with times that vary by a fifth, in one of 50 rounds by a factor of three, on
-/// a machine that is half as fast for a while. First those without prompt lookup.
+/// Unusual tables, measured with times that vary by a fifth, by a factor of three in one of 50 rounds, on a machine that is half
+/// as fast for a while. First those without prompt lookup.
 pub fn random_machines(tuning: Tuning, seeds: Range<u64>) -> (Vec<Outcome>, Vec<Outcome>) {
     let (mut alone, mut with) = (Vec::new(), Vec::new());
     for seed in seeds {
@@ -165,7 +165,7 @@ pub fn random(rng: &mut StdRng) -> Simulation {
     machine
 }
 
-/// The first 60 rounds on machines that nothing is known about and that gain at least a fifth.
+/// The first 60 rounds on unknown machines that gain at least a fifth.
 pub fn first_rounds(tuning: Tuning, lookup: Option<Lookup>, seeds: Range<u64>) -> Vec<Outcome> {
     let clear = machines(tuning).into_iter().map(|machine| machine.with_lookup(lookup));
     let outcome = |machine: Simulation| {
@@ -180,7 +180,7 @@ pub fn first_rounds(tuning: Tuning, lookup: Option<Lookup>, seeds: Range<u64>) -
     clear.filter(|machine| machine.gain() > 1.2).map(outcome).collect()
 }
 
-/// The model's chances change, and those of a prompt lookup drafter beside it: rounds 50 to 100 behind the change.
+/// The model's acceptance changes, and so does that of a prompt lookup drafter: rounds 50 to 100 after the change.
 pub fn changes(tuning: Tuning, seeds: Range<u64>) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     for (curve, step, found) in
@@ -213,8 +213,8 @@ pub fn changes(tuning: Tuning, seeds: Range<u64>) -> Vec<Outcome> {
     outcomes
 }
 
-/// Short texts on machines that nothing is known about, the whole text long, against blocks of four. A prompt lookup
-/// drafter beside the model is never right, or none is there. One figure for all seeds together.
+/// Short texts on unknown machines, over the whole text, relative to blocks of four. A prompt lookup drafter is never right, or
+/// there is none. One figure for all seeds together.
 pub fn short_texts(tuning: Tuning, seeds: Range<u64>) -> Vec<Outcome> {
     let curves: [(&str, &[f64], f64); 2] = [
         ("typical", &[1.0, 1.08, 1.16, 1.24, 1.4, 1.5, 1.55, 1.61], 0.05),
@@ -249,7 +249,7 @@ pub fn short_texts(tuning: Tuning, seeds: Range<u64>) -> Vec<Outcome> {
     outcomes
 }
 
-/// Texts that know what the planner does, and answer so that it hurts.
+/// Adversarial texts that know the planner's decisions.
 pub fn adversaries(tuning: Tuning, seeds: Range<u64>) -> Vec<Outcome> {
     let machines = [
         Simulation::new("demo", linear(0.1), 0.1, &[0.5]),
@@ -257,7 +257,7 @@ pub fn adversaries(tuning: Tuning, seeds: Range<u64>) -> Vec<Outcome> {
         Simulation::new("double", |rows| if rows == 1 { 1.0 } else { 2.2 }, 0.5, &[0.5]),
         Simulation::new("cheap trap", |rows| if rows < 4 { 1.0 } else { 4.0 + rows as f64 }, 0.02, &[0.5]),
     ];
-    // Whether the model's and the lookup's token at a place is the target's, by the rounds before, the plan and the place.
+    // Whether the model's and the lookup's token at a position is the target's, by the rounds before, the plan and the position.
     type Adversary = fn(&[Round], Plan, usize) -> [bool; 2];
     let adversaries: [(&str, Adversary); 10] = [
         ("rejects everything", |_, _, _| [false; 2]),

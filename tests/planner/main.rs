@@ -1,4 +1,4 @@
-//! The planner on simulated machines: its bound, and what it does case by case.
+//! The planner on simulated machines: its bound, and its rules case by case.
 
 mod ablation;
 mod bound;

@@ -1,4 +1,4 @@
-//! What the planner does with what it is told, case by case.
+//! The planner's rules, case by case.
 
 use foretoken::speculative::{
     BlockSize, Costs, DraftCost, DrafterKind, Judged, Machine, MtpPreset, Observation, Offer, Offered, Others, Plan,
@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 
 use crate::simulation::{LOOKUP, Lookup, MODEL, Round, Simulation, linear, mean, rate};
 
-/// Drift of the machine's speed is not taken for a reason to change the block, nor for a debt.
+/// Drift of the machine's speed neither changes the block nor counts as a loss.
 #[test]
 fn a_machine_that_slows_down_is_no_reason() {
     let mut machine = Simulation::new("drift", |rows| 1.0 + 0.1 * (rows - 1) as f64, 0.05, &[0.85]);
@@ -50,7 +50,7 @@ fn lookups_are_used_as_far_as_they_are_good() {
     }
 }
 
-/// A prompt lookup drafter that is not used is judged by the text that the model writes.
+/// An unused prompt lookup drafter is scored by the text that the model writes.
 #[test]
 fn lookups_are_judged_without_being_used() {
     let machine = Simulation::new("judged", |rows| 1.0 + 0.05 * (rows - 1) as f64, 0.1, &[0.8]);
@@ -81,11 +81,11 @@ fn lookups_are_judged_without_being_used() {
     assert!(matches!(good, Plan::Draft { drafter: LOOKUP, .. }), "{good:?}");
 }
 
-/// The costs are those of the whole batch: where its rows cost nothing more, drafts go on; where every row costs, few are
-/// verified, and none beside many sequences.
+/// Costs are those of the whole batch: if its rows cost nothing more, drafts continue; if every row costs, few are verified, and
+/// none with many sequences.
 #[test]
 fn a_batch_leaves_less_to_speculation() {
-    // 8 rows cost what one does, each further one a quarter of it.
+    // 8 rows cost as much as one, each further one a quarter of that.
     let machine = Simulation::new("batch", |rows| 1.0 + 0.25 * rows.saturating_sub(8) as f64, 0.02, &[0.6]);
     let mut rng = StdRng::seed_from_u64(3);
     let mut planner = machine.planner(BlockSize::Measured);
@@ -113,11 +113,11 @@ fn a_batch_leaves_less_to_speculation() {
     };
     let sequences = |rows| Others { rows, tokens: rows, prompt_rows: 0 };
     let (few, many) = (drafted(sequences(3)), drafted(sequences(15)));
-    assert!((2..=4).contains(&few), "{few} drafts beside three sequences: rows up to the eighth cost nothing");
-    assert_eq!(many, 0, "beside fifteen sequences every row costs more than it brings");
+    assert!((2..=4).contains(&few), "{few} drafts with three other sequences: rows up to the eighth are free");
+    assert_eq!(many, 0, "with fifteen other sequences every row costs more than it gains");
 }
 
-/// What a pass costs that reads a prompt's chunk says nothing about passes of as many verified rows.
+/// A pass with a prompt chunk says nothing about passes with as many verified rows.
 #[test]
 fn passes_that_read_prompts_are_not_measured() {
     let machine = Simulation::new("prompts", |rows| 1.0 + 0.25 * (rows - 1) as f64, 0.02, &[0.6]);
@@ -140,7 +140,7 @@ fn passes_that_read_prompts_are_not_measured() {
     assert_eq!(estimates(&planner), before);
 }
 
-/// The first rounds behind a prompt are dearer: costs that were learnt before stay what they are.
+/// The first rounds after a prompt cost more: costs learnt before are unchanged.
 #[test]
 fn texts_that_begin_cold_leave_costs_as_they_are() {
     let machine = Simulation::new("cold", |rows| 1.0 + 0.15 * (rows - 1) as f64, 0.1, &[0.0]);
@@ -162,8 +162,8 @@ fn texts_that_begin_cold_leave_costs_as_they_are() {
     }
 }
 
-/// Behind a long prompt more rounds are dearer than are left out. What is verified all the time must not become cheaper by
-/// it than what was measured once.
+/// After a long prompt more rounds than the skipped ones cost more. Costs measured all the time must not become cheaper by this
+/// relative to those measured once.
 #[test]
 fn slow_beginnings_make_nothing_cheap() {
     let machine = Simulation::new("slow beginnings", |rows| 1.0 + 0.15 * (rows - 1) as f64, 0.1, &[0.8]);
@@ -224,7 +224,7 @@ fn given_blocks_are_kept() {
     }
 }
 
-/// A streak of failures rests the model, not prompt lookup.
+/// A streak of rejections pauses the model, not prompt lookup.
 #[test]
 fn streaks_fall_to_lookup() {
     let mut machine = Simulation::new("streak", |rows| rows as f64, 0.5, &[0.0]);
@@ -266,7 +266,7 @@ fn costs_are_saved_and_loaded() {
     }
 }
 
-/// What a file says is out of range is refused by its name; whatever else it says can be planned with.
+/// Out-of-range values in a file are rejected by name; all other values can be planned with.
 #[test]
 fn costs_out_of_range_are_refused() {
     let own = Machine { isa: "avx2".into(), threads: 3, step_bytes: 1000, step_multiply_adds: 500 };

@@ -1,5 +1,4 @@
-//! Simulated machines: tables of what rounds cost and of how often drafts are accepted, with noise, and the planner's
-//! rounds on them.
+//! Simulated machines: tables of round costs and acceptance rates, with noise, and the planner's rounds on them.
 
 use foretoken::speculative::{
     BlockSize, Costs, DraftCost, DrafterKind, Judged, Observation, Offer, Offered, Others, Plan, Planner, Reason,
@@ -8,15 +7,14 @@ use foretoken::speculative::{
 use rand::Rng;
 use rand::rngs::StdRng;
 
-/// The drafters' places in the session's list.
+/// The drafters' indices in the session's list.
 pub const MODEL: usize = 0;
 pub const LOOKUP: usize = 1;
 
-/// The most rows of a model's chain and of a prompt lookup draft among which the best choice is looked for.
+/// Maximum rows of a model's chain and of a prompt lookup draft in the search for the best choice.
 const MOST_ROWS: usize = 64;
 
-/// Share by which measured times vary, and their pauses: in one of so many rounds the processor is taken away, and the
-/// round takes so many times longer.
+/// Share by which measured times vary, and outliers: one in so many rounds is preempted and takes so many times longer.
 pub type Noise = (f64, (usize, f64));
 pub const QUIET: Noise = (0.08, (200, 8.0));
 pub const NOISY: Noise = (0.2, (50, 3.0));
@@ -28,7 +26,7 @@ pub struct Lookup {
     pub found: f64,
     /// Tokens of a draft.
     pub tokens: usize,
-    /// Chance that a token is accepted if those before it are.
+    /// Probability that a token is accepted if those before it are.
     pub chance: f64,
 }
 
@@ -40,18 +38,18 @@ pub struct Simulation {
     pub verify: Vec<f64>,
     /// Milliseconds of a draft step.
     pub step: f64,
-    /// Chance that the model's token at a place is accepted if those before it are.
+    /// Probability that the model's token at a position is accepted if those before it are.
     pub model: Vec<f64>,
     pub lookup: Option<Lookup>,
     pub noise: f64,
     pub pause: (usize, f64),
-    /// How many times slower the machine is than its table for now.
+    /// The machine's current slowdown relative to its table.
     pub slow: f64,
     /// The planner's constants.
     pub tuning: Tuning,
 }
 
-/// What a round did: tokens that were to be expected of it, tokens that it emitted, milliseconds without noise.
+/// Result of a round: expected tokens, emitted tokens, milliseconds without noise.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
     pub plan: Plan,
@@ -61,10 +59,10 @@ pub struct Round {
     pub ms: f64,
 }
 
-/// Which drafters have the target's token at a place, the model and the prompt lookup; `None` leaves it to their chances.
+/// Whether the model and the prompt lookup have the target's token at a position; `None` uses their probabilities.
 pub type Text<'a> = dyn FnMut(Plan, usize) -> Option<[bool; 2]> + 'a;
 
-/// v(B) of vector kernels that take four rows at a time, in plain steps.
+/// v(B) of vector kernels that process four rows at a time, in plain steps.
 pub fn staircase(rows: usize) -> f64 {
     [1.0, 1.04, 1.08, 1.1, 1.45, 1.48, 1.5, 1.52, 2.1][rows.min(9) - 1] + 0.11 * rows.saturating_sub(9) as f64
 }
@@ -74,7 +72,7 @@ pub fn linear(slope: f64) -> impl Fn(usize) -> f64 {
     move |rows| 1.0 + slope * (rows - 1) as f64
 }
 
-/// Expected tokens of a chain of drafts with these chances, the target's own included.
+/// Expected tokens of a draft chain with these probabilities, including the target's own.
 fn chain(chances: impl Iterator<Item = f64>) -> f64 {
     let accepted = chances.scan(1.0, |accepted, chance| {
         *accepted *= chance;
@@ -124,7 +122,7 @@ impl Simulation {
         self.lookup.map_or(0.0, |lookup| lookup.chance)
     }
 
-    /// Expected tokens of verifying so many of the model's drafts from `place` on.
+    /// Expected tokens of verifying that many of the model's drafts from `place` on.
     fn tokens(&self, place: usize, drafts: usize) -> f64 {
         chain((place..place + drafts).map(|place| self.chance(place)))
     }
@@ -149,7 +147,7 @@ impl Simulation {
         let mut with = without.clone();
         let found = 1..=lookup.tokens.min(MOST_ROWS - 1);
         with.extend(found.clone().map(|drafts| (self.lookup_tokens(drafts), self.verify[drafts])));
-        // The best quotient of sums (Dinkelbach 1967): what is won at the best rate so far, until nothing is.
+        // The best quotient of sums (Dinkelbach 1967): iterate on the gain at the best rate so far, until there is none.
         let mut rate = self.fixed(1);
         for _ in 0..50 {
             let most = |plans: &[(f64, f64)]| {
@@ -168,7 +166,7 @@ impl Simulation {
         rate
     }
 
-    /// How many times as fast as plain decoding the best fixed choice is.
+    /// The best fixed choice's speed-up over plain decoding.
     pub fn gain(&self) -> f64 {
         self.best() / self.fixed(1)
     }

@@ -240,7 +240,7 @@ impl Vocabulary {
         .to_string()
     }
 
-    /// The types of the tokens, of which `normal` are called normal.
+    /// The types of the tokens; those in `normal` are marked normal.
     fn kinds(&self, normal: &[usize]) -> Raw {
         let kind = |(id, token): (usize, &String)| match token {
             _ if normal.contains(&id) => 1,
@@ -254,7 +254,7 @@ impl Vocabulary {
         array(&self.tokens.iter().enumerate().map(|at| Raw(5, kind(at).to_le_bytes().to_vec())).collect::<Vec<_>>())
     }
 
-    /// The file with this tokenizer, whose tokens `normal` are called normal.
+    /// The file with this tokenizer; tokens in `normal` are marked normal.
     pub fn in_gguf(&self, file: GgufFile, model: &str, normal: &[usize]) -> GgufFile {
         let merges = self.merges.iter().map(|(left, right)| format!("{left} {right}"));
         file.with("tokenizer.ggml.model", str_value(model))

@@ -1,5 +1,5 @@
-//! Twins of published GGUF files: all tensors of all layers under their names, scaled down to rows of whole blocks, in the
-//! types of the file.
+//! Twins of published GGUF files: all tensors of all layers under their names, scaled down to rows of whole blocks, in the types
+//! of the file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,28 +23,27 @@ const EXPERTS: usize = 4;
 
 /// A published file.
 pub struct Published {
-    /// The variant, whose configuration is in tests/shapes.
+    /// The variant; its configuration is in tests/shapes.
     pub variant: &'static str,
     /// Layers; those of tests/shapes are repeated.
     pub layers: usize,
-    /// Width of MLPs and of experts: as in the original, a multiple of 256 or not.
+    /// Width of MLPs and of experts: a multiple of 256 if the original's is.
     pub widths: [usize; 2],
-    /// The type of a matrix, by its name and place; norms and routers are in F32.
+    /// The type of a matrix, by its name and place; norms and routers are F32.
     pub type_of: fn(&str, Place) -> u32,
 }
 
-/// Where a matrix lies.
+/// The place of a matrix.
 #[derive(Clone, Copy)]
 pub struct Place {
-    /// Layer, of how many.
+    /// Layer, and number of layers.
     pub layer: (usize, usize),
-    /// Number among the V projections, of how many: layers with K = V have none.
+    /// Index among the V projections, and their number: layers with K = V have none.
     pub value: (usize, usize),
 }
 
 impl Place {
-    /// Whether llama.cpp's mixes give more bits to what is at this place of so many: the first and last eighth, and every
-    /// third between.
+    /// Whether llama.cpp's mixes use more bits at this place: in the first and last eighth, and every third between.
     pub fn has_more_bits((i, n): (usize, usize)) -> bool {
         i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2
     }
@@ -120,7 +119,7 @@ impl Published {
         self.widths[0] * (layer.intermediate_size / config.layers[0].intermediate_size)
     }
 
-    /// Names, layers and shapes; those outside of layers are of layer 0.
+    /// Names, layers and shapes; layer 0 for those outside the layers.
     fn tensors(&self, config: &TextConfig, layers: &[&LayerConfig], wider: usize) -> Vec<(String, usize, Vec<usize>)> {
         let mut tensors = Vec::new();
         let mut global = |name: &str, shape: &[usize]| tensors.push((name.to_owned(), 0, shape.to_vec()));
@@ -178,7 +177,7 @@ fn narrowest(config: &TextConfig) -> usize {
     config.layers.iter().map(|layer| layer.head_dim).min().expect("layers")
 }
 
-/// Random weights that keep the size of what they multiply, as blocks and as the floats that these stand for.
+/// Random weights that preserve the magnitude of their inputs, as blocks and dequantized.
 fn weights(name: &str, shape: &[usize], kind: u32) -> (Vec<u8>, Vec<u8>) {
     let (inputs, len) = (shape[shape.len() - 1], shape.iter().product::<usize>());
     let mut state = u64::from(crc32fast::hash(name.as_bytes()));
@@ -187,7 +186,7 @@ fn weights(name: &str, shape: &[usize], kind: u32) -> (Vec<u8>, Vec<u8>) {
         (state >> 40) as f32 / (1 << 23) as f32 - 1.0
     };
     let floats: Vec<f32> = match shape.len() {
-        // Scores of random heads of 1 would be those of one position alone.
+        // Scores of random heads with weight 1 would be dominated by one position.
         1 if name.contains("_q_norm") => vec![0.25; len],
         1 => (0..len).map(|_| 1.0 + 0.1 * random()).collect(),
         _ => (0..len).map(|_| random() * (3.0 / inputs as f32).sqrt()).collect(),

@@ -203,7 +203,7 @@ fn an_unfinished_file_leaves_nothing_and_replaces_nothing() {
     tensors.write("blocks", &BLOCKS[1..]).expect("a piece");
     assert_eq!(std::fs::read(&path).expect("a file"), b"as it was");
     let error = tensors.finish().expect_err("a byte is missing").to_string();
-    assert!(error.ends_with("tensor blocks: has 67 of its 68 bytes; write all before the file is finished"), "{error}");
+    assert!(error.ends_with("tensor blocks: has 67 of its 68 bytes; write all before finishing the file"), "{error}");
     assert_eq!(std::fs::read(&path).expect("a file"), b"as it was");
     assert_eq!(names(directory.path()), ["model.gguf"]);
     write_all(&path);
@@ -230,7 +230,7 @@ fn mistakes_are_errors_that_name_the_file() {
     writer.value("key", 1u32).expect("a value");
     fails(writer.array("key", [1u32]), "key: is declared twice");
     fails(writer.value("", 1u32), "is a key of 0 bytes");
-    fails(writer.value("general.alignment", 64u32), "is the writer's own");
+    fails(writer.value("general.alignment", 64u32), "is set by the writer");
     writer.tensor("tensor", 0, &[3]).expect("a tensor");
     fails(writer.tensor("tensor", 0, &[3]), "tensor: is declared twice");
     fails(writer.tensor(&"x".repeat(64), 0, &[3]), "has a name of 64 bytes");
@@ -242,12 +242,12 @@ fn mistakes_are_errors_that_name_the_file() {
     drop(writer);
 
     let mut tensors = begin(&path);
-    fails(tensors.write("floats", &FLOATS), "is written before blocks");
+    fails(tensors.write("floats", &FLOATS), "must come after blocks");
     tensors.write("blocks", &BLOCKS[..30]).expect("a piece");
     fails(tensors.write("floats", &FLOATS), "begins after 30 of the 68 bytes of blocks");
-    fails(tensors.write("blocks", &BLOCKS), "gets 98 bytes, but its type and shape have 68");
+    fails(tensors.write("blocks", &BLOCKS), "has 98 bytes, but its type and shape have 68");
     tensors.write("blocks", &BLOCKS[30..]).expect("the rest");
-    fails(tensors.write("stranger", &FLOATS), "is written before floats");
+    fails(tensors.write("stranger", &FLOATS), "must come after floats");
     tensors.write("floats", &FLOATS).expect("a tensor");
     fails(tensors.write("stranger", &FLOATS), "comes after the last tensor");
     tensors.finish().expect("a file");

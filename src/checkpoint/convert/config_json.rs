@@ -1,17 +1,17 @@
-//! A configuration as config.json, in the fields of transformers' classes.
+//! A configuration as config.json, with the fields of transformers' classes.
 
 use serde_json::{Value, json};
 
 use crate::gemma4::{AssistantConfig, AttentionType, LayerConfig, TextConfig};
 
-/// A target's.
+/// A target's configuration.
 pub(super) fn target(config: &TextConfig) -> Value {
     let mut json = text(config);
     json["architectures"] = json!(["Gemma4ForCausalLM"]);
     json
 }
 
-/// An assistant's.
+/// An assistant's configuration.
 pub(super) fn assistant(config: &AssistantConfig) -> Value {
     let mut json = json!({
         "architectures": ["Gemma4AssistantForCausalLM"],
@@ -46,7 +46,7 @@ fn text(config: &TextConfig) -> Value {
         "num_kv_shared_layers": layers.iter().filter(|layer| layer.kv_shared).count(),
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": own_kv,
-        // Read only with K = V: in every variant the different head count of full layers comes with it.
+        // Read only with K = V: in every variant the different head count of full layers implies it.
         "num_global_key_value_heads": full_kv,
         "attention_k_eq_v": layers.iter().any(|layer| layer.k_eq_v) || own_kv != full_kv,
         "attention_bias": false,

@@ -15,7 +15,7 @@ pub(super) fn target(file: &mut GgufWriter, path: &Path, config: &TextConfig) ->
     text(file, path, "gemma4", config)
 }
 
-/// Declares an assistant's.
+/// Declares an assistant's keys.
 pub(super) fn assistant(
     file: &mut GgufWriter,
     path: &Path,
@@ -54,7 +54,7 @@ fn text(file: &mut GgufWriter, path: &Path, architecture: &str, config: &TextCon
     let (full, sliding) = (full.or(sliding).unwrap_or(0), sliding.or(full).unwrap_or(0));
     if (config.rope_sliding.partial_rotary_factor, config.rope_sliding.factor) != (1.0, 1.0) {
         let field = "rope_parameters.sliding_attention".into();
-        let problem = "turns a part of the pairs or scales them, which a GGUF file cannot say".into();
+        let problem = "rotates only some pairs or scales them, which a GGUF file cannot represent".into();
         return Err(Error::Config { path: path.to_owned(), field, problem });
     }
     file.value(&key("block_count"), layers.len() as u32)?;
@@ -100,15 +100,17 @@ fn per_layer(
     }
 }
 
-/// The width of a head of all layers of a type; `None` if there is no such layer.
+/// The head width of all layers of a type; `None` if there is no such layer.
 fn head_dim(path: &Path, layers: &[LayerConfig], attention: AttentionType) -> Result<Option<usize>> {
     let mut widths = layers.iter().filter(|layer| layer.attention == attention).map(|layer| layer.head_dim);
     let first = widths.next();
     match widths.find(|width| Some(*width) != first) {
         None => Ok(first),
         Some(other) => {
-            let problem =
-                format!("is {first:?} and {other} in layers of {}, which a GGUF file cannot say", attention.name());
+            let problem = format!(
+                "is {first:?} and {other} in layers of {}, which a GGUF file cannot represent",
+                attention.name()
+            );
             Err(Error::Config { path: path.to_owned(), field: "head_dim".into(), problem })
         }
     }

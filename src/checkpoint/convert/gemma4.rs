@@ -1,4 +1,4 @@
-//! What a GGUF file of a Gemma 4 has in it, and what a directory.
+//! Contents of a Gemma 4's GGUF file, and of its directory.
 
 use serde_json::json;
 
@@ -17,10 +17,10 @@ enum Config {
     Assistant(AssistantConfig),
 }
 
-/// That of a target or an assistant.
+/// Describes the GGUF file of a target or an assistant.
 ///
 /// # Errors
-/// If the configuration needs something that is not implemented, or there are tensors that no text model has.
+/// If the configuration needs something that is not implemented, or a tensor belongs to no text model.
 pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Description> {
     let config = read_config(source)?;
     let (prefix, text, layout) = match &config {
@@ -34,7 +34,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
             return Err("the embedding is the head");
         }
         if is_tower(own) {
-            return Err("image and audio towers are no part of a text model");
+            return Err("image and audio towers are not part of a text model");
         }
         Ok(gguf_name(name, layout).map(|name| (name, None)))
     };
@@ -54,7 +54,7 @@ pub(crate) fn description(source: &Checkpoint, options: &ToGguf) -> Result<Descr
     Ok(Description { architecture, vocab_size, bos, eos, describe, constants, planned, left_out })
 }
 
-/// That of a target or an assistant in a GGUF file.
+/// Describes the directory of a target or an assistant in a GGUF file.
 ///
 /// # Errors
 /// If the metadata need something that is not implemented.

@@ -1,4 +1,4 @@
-//! GGUF files of floating point as Hugging Face directories.
+//! Converts floating-point GGUF files to Hugging Face directories.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::{Error, Result, family};
 /// Options of a conversion to a directory.
 #[derive(Clone, Default)]
 pub struct ToHuggingFace {
-    /// Type of all tensors of floating point. Default: the file's.
+    /// Type of all floating-point tensors. Default: the file's.
     pub outtype: Option<ElementType>,
-    /// Tensors of no text model. Default: refused.
+    /// Tensors that belong to no text model. Default: rejected.
     pub unknown: Unknown,
     /// Called as tensors are written. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
@@ -36,15 +36,15 @@ struct Planned {
     change: Option<Change>,
 }
 
-/// Writes the GGUF checkpoint `source` as the directory `destination`: config.json, what the file says about tokens,
-/// and model.safetensors last, so that a directory that has it is complete.
+/// Writes the GGUF checkpoint `source` as the directory `destination`: config.json, the file's token data, and model.safetensors
+/// last, so that a directory that has it is complete.
 ///
 /// # Errors
-/// If the file is malformed or of no family that is implemented, has quantized tensors or some that no text model has, or a
-/// file cannot be written.
+/// If the file is malformed or of no supported family, has quantized tensors or some that belong to no text model, or a file
+/// cannot be written.
 pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHuggingFace) -> Result<Report> {
     let Some(gguf) = source.gguf() else {
-        return Err(Error::file(source.path(), "is no GGUF file; give one"));
+        return Err(Error::file(source.path(), "is not a GGUF file; use one"));
     };
     let directory = family::directory(source)?;
     let (planned, left_out) = plan(source, gguf, &directory, options)?;
@@ -53,7 +53,7 @@ pub fn to_hugging_face(source: &Checkpoint, destination: &Path, options: &ToHugg
     let config = at("config.json");
     write(&config, &pretty(&directory.config))?;
     if !(directory.reads_back)(&Fields::read(&config)?)? {
-        return Err(Error::file(&config, "cannot say what the GGUF file says of its layers; keep the GGUF file"));
+        return Err(Error::file(&config, "cannot represent this GGUF file's layer configuration; keep the GGUF file"));
     }
     let mut tokens = directory.tokens;
     let suppressed = gguf::suppressed_tokens(gguf)?;
@@ -81,7 +81,7 @@ fn plan(
     let (mut planned, mut left_out, mut strangers) = (Vec::new(), Vec::new(), Vec::new());
     for own in gguf.tensors().map(|tensor| tensor.name()) {
         if directory.left_out.contains(&own) {
-            left_out.push((own.to_owned(), "config.json says it"));
+            left_out.push((own.to_owned(), "is in config.json"));
             continue;
         }
         // Experts' gate and up projections may be separate in GGUF; they become one tensor.
@@ -100,7 +100,7 @@ fn plan(
             }
             TensorType::I32 | TensorType::I64 if weight == ORDERING => (TensorType::I64, 8),
             other => {
-                let problem = "safetensors hold floating point; convert from a file that is not quantized";
+                let problem = "only floating-point tensors can be converted; use a file that is not quantized";
                 return Err(tensor_error(source, own, format!("is {}; {problem}", other.name())));
             }
         };
@@ -112,12 +112,12 @@ fn plan(
     }
     match options.unknown {
         Unknown::Refused if !strangers.is_empty() => return Err(refused(source, directory.family, &strangers)),
-        _ => left_out.extend(strangers.into_iter().map(|name| (name, "no text model of its family has it"))),
+        _ => left_out.extend(strangers.into_iter().map(|name| (name, "belongs to no text model of its family"))),
     }
     Ok((planned, left_out))
 }
 
-/// Writes a small file by way of a temporary one.
+/// Writes a small file atomically.
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = Partial::create(path)?;
     file.put(bytes)?;

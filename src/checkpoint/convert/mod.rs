@@ -1,7 +1,7 @@
-//! Checkpoints from one file format to another: Hugging Face directories to GGUF as llama.cpp's converter writes it,
-//! and GGUF files of floating point back.
+//! Converts checkpoints between formats: Hugging Face directories to GGUF like llama.cpp's converter, and floating-point GGUF
+//! files back.
 //!
-//! Tensors are streamed in chunks of a few megabytes. The new file gets its name when it is complete.
+//! Tensors are streamed in chunks of a few megabytes. The new file gets its name once it is complete.
 
 mod config_json;
 mod describe;
@@ -30,7 +30,7 @@ use vocabulary::SpecialIds;
 pub struct Report {
     /// Tensors written.
     pub tensors: usize,
-    /// Bytes of them.
+    /// Their bytes.
     pub bytes: u64,
     /// Skipped tensors: name and reason.
     pub left_out: Vec<(String, &'static str)>,
@@ -39,11 +39,11 @@ pub struct Report {
 /// Writes the Hugging Face checkpoint `source`, a target's or an assistant's, as the GGUF file `destination`.
 ///
 /// # Errors
-/// If the checkpoint is malformed or of no family that is implemented, has tensors that no text model has, or the file
-/// cannot be written: an existing one stays as it is then.
+/// If the checkpoint is malformed or of no supported family, has tensors that belong to no text model, or the file cannot be
+/// written: an existing one is unchanged then.
 pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Result<Report> {
     if source.path().is_file() {
-        return Err(Error::file(source.path(), "is a GGUF file already; give a Hugging Face directory"));
+        return Err(Error::file(source.path(), "is already a GGUF file; use a Hugging Face directory"));
     }
     check_destination(source, destination)?;
     let Description { architecture, vocab_size, bos, eos, describe, constants, planned, left_out } =
@@ -82,22 +82,22 @@ pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Res
     Ok(Report { tensors: planned.len() + constants.len(), bytes, left_out })
 }
 
-/// Refuses to overwrite the mapped source, and paths that cannot be a file.
+/// Rejects the mapped source as destination, and paths that cannot be a file.
 pub(crate) fn check_destination(source: &Checkpoint, destination: &Path) -> Result<()> {
     if destination.extension().is_none_or(|extension| extension != "gguf") {
-        return Err(Error::file(destination, "does not end in .gguf, so nothing would open it; give such a name"));
+        return Err(Error::file(destination, "does not end in .gguf; use a name that does"));
     }
     // A path that does not exist is not the source.
     let Ok(own) = destination.canonicalize() else { return Ok(()) };
     match source.files().iter().any(|file| file.canonicalize().is_ok_and(|file| file == own)) {
-        true => Err(Error::file(destination, "is the source itself; give another name")),
+        true => Err(Error::file(destination, "is the source itself; use another name")),
         false => Ok(()),
     }
 }
 
 const ORDERING: &str = "masked_embedding.token_ordering";
 
-/// A GGUF file that is being written.
+/// A GGUF file being written.
 struct Job<'a> {
     tensors: TensorWriter,
     written: u64,
@@ -120,7 +120,7 @@ impl Job<'_> {
             let mut tensor = get(source, name)?;
             if planned.dtype == TensorType::I32 {
                 if !name.ends_with(ORDERING) {
-                    return Err(tensor_error(source, name, "holds integers; only a token_ordering does"));
+                    return Err(tensor_error(source, name, "contains integers, which only a token_ordering may"));
                 }
                 let ids = token_ordering(&tensor).map_err(wrong)?;
                 self.write(&planned.name, &ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>())?;

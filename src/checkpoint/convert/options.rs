@@ -1,4 +1,4 @@
-//! What a conversion is asked for.
+//! Options of a conversion to GGUF.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use foretoken_kernels::quant::WeightType;
 use crate::checkpoint::{Progress, TensorType};
 use crate::{Error, Result};
 
-/// The type of the matrices in a converted file. Norms, scales and routers are F32 always.
+/// The type of the matrices in a converted file. Norms, scales and routers are always F32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outtype {
     /// Single precision.
     F32,
-    /// Half precision; an error where a value is too large for it.
+    /// Half precision; an error if a value is too large for it.
     F16,
     /// bf16, the type of published checkpoints.
     Bf16,
-    /// 8 bits; F16 for rows that are no multiple of 32.
+    /// 8 bits; F16 for rows that are not a multiple of 32.
     Q8_0,
 }
 
@@ -56,7 +56,7 @@ impl std::str::FromStr for Outtype {
             "f16" => Ok(Self::F16),
             "bf16" => Ok(Self::Bf16),
             "q8_0" => Ok(Self::Q8_0),
-            _ => Err(Error::argument("outtype", format!("{name:?} is unknown; f32, f16, bf16 and q8_0 are"))),
+            _ => Err(Error::argument("outtype", format!("{name:?} is unknown; expected one of f32, f16, bf16, q8_0"))),
         }
     }
 }
@@ -68,7 +68,7 @@ pub enum AssistantLayout {
     /// llama.cpp's: `gemma4-assistant`, `nextn.*`. Centroids have names that its loader ignores.
     #[default]
     Nextn,
-    /// A fork's older one: `gemma4_assistant`, `mtp.*`.
+    /// An older one of a fork: `gemma4_assistant`, `mtp.*`.
     Mtp,
 }
 
@@ -87,7 +87,7 @@ impl std::str::FromStr for AssistantLayout {
 
     fn from_str(name: &str) -> Result<Self> {
         let known = [Self::Nextn, Self::Mtp].into_iter().find(|layout| layout.architecture() == name);
-        let unknown = || format!("{name:?} is unknown; gemma4-assistant and gemma4_assistant are");
+        let unknown = || format!("{name:?} is unknown; expected gemma4-assistant or gemma4_assistant");
         known.ok_or_else(|| Error::argument("layout", unknown()))
     }
 }
@@ -109,11 +109,11 @@ pub struct ToGguf {
     pub outtype: Outtype,
     /// Layout of an assistant's file. Default: llama.cpp's.
     pub layout: AssistantLayout,
-    /// Directory whose tokenizer goes into the file. Default: the checkpoint's own.
+    /// Directory of the tokenizer to include. Default: the checkpoint's own.
     pub tokenizer: Option<PathBuf>,
     /// `general.name`. Default: the directory's name.
     pub name: Option<String>,
-    /// Tensors of no text model. Default: refused. Image and audio towers are always skipped.
+    /// Tensors that belong to no text model. Default: rejected. Image and audio towers are always skipped.
     pub unknown: Unknown,
     /// Called as tensors are written. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,

@@ -1,4 +1,4 @@
-//! What a family puts into a GGUF file, and into a directory.
+//! A family's contents of a GGUF file, and of a directory.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::checkpoint::gguf::GgufWriter;
 use crate::checkpoint::{Checkpoint, Fields, RawTensor, TensorType};
 use crate::{Error, Result};
 
-/// The contents of a GGUF file, but for the tokenizer.
+/// The contents of a GGUF file, except the tokenizer.
 pub(crate) struct Description {
     pub architecture: &'static str,
     pub vocab_size: usize,
@@ -24,23 +24,23 @@ pub(crate) struct Description {
     pub left_out: LeftOut,
 }
 
-/// What a family puts into a directory of Hugging Face's layout, from a GGUF file.
+/// The contents of a Hugging Face directory made from a GGUF file.
 pub(crate) struct Directory {
     /// The family's name.
     pub family: &'static str,
     /// config.json.
     pub config: Value,
-    /// The fields of it that have token ids.
+    /// Its fields with token ids.
     pub tokens: Value,
-    /// Whether config.json says what the GGUF file says.
+    /// Whether config.json represents the GGUF file's configuration.
     pub reads_back: ReadsBack,
-    /// Tensors that the configuration says, and others that only GGUF files have.
+    /// Tensors implied by the configuration or found only in GGUF files.
     pub left_out: &'static [&'static str],
-    /// The beginnings of names that have no prefix.
+    /// Prefixes of names outside the text model's prefix.
     pub outside: &'static [&'static str],
     /// The shape of a tensor, from its name there and its shape in the GGUF file.
     pub shape: fn(&str, Vec<usize>) -> Vec<usize>,
-    /// What becomes of a tensor, by its name in the GGUF file.
+    /// The change to a tensor, by its name in the GGUF file.
     pub change: ChangeOf,
 }
 
@@ -50,10 +50,10 @@ pub(crate) type Describe = Box<dyn FnOnce(&mut GgufWriter) -> Result<()>>;
 /// Compares a configuration with the fields of a file.
 pub(crate) type ReadsBack = Box<dyn Fn(&Fields) -> Result<bool>>;
 
-/// What becomes of a tensor, by its name.
+/// The change to a tensor, by its name.
 pub(crate) type ChangeOf = Box<dyn Fn(&str) -> Option<Change>>;
 
-/// What becomes of a tensor before it is stored, or the problem with it.
+/// A change to a tensor before it is stored, or the problem with it.
 pub(crate) type Change = Box<dyn Fn(RawTensor) -> Result<RawTensor, String>>;
 
 /// A tensor of the new file.
@@ -67,29 +67,29 @@ pub(crate) struct Planned {
     pub change: Option<Change>,
 }
 
-/// A tensor's name in the file, and its place if it is a part of a stack.
+/// A tensor's name in the file, and its place if it is part of a stack.
 pub(crate) type Named = (String, Option<Place>);
 
 /// The place of a tensor in a stack of matrices.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
-    /// Which part it is.
+    /// Index of the part.
     pub index: usize,
-    /// Parts that are one matrix.
+    /// Parts per matrix.
     pub per_matrix: usize,
 }
 
-/// A tensor's place in a stack, if it is a part of one, and its name in the checkpoint.
+/// A tensor's place in a stack, if it is part of one, and its name in the checkpoint.
 type Part = (Option<Place>, String);
 
-/// Names of tensors, and why they are not in the file.
+/// Skipped tensors, and the reasons.
 pub(super) type LeftOut = Vec<(String, &'static str)>;
 
-/// The new file's tensors, layer by layer, and the skipped ones. `name` says what a tensor is called in the file of a
-/// `family`, if it has one, or why it is left out.
+/// The new file's tensors, layer by layer, and the skipped ones. `name` maps a tensor to its name in the file of a `family`, if
+/// it has one, or to the reason for skipping it.
 ///
 /// # Errors
-/// If there are tensors without a name, and they are not to be left out, or a part of a stack is missing.
+/// If there are unnamed tensors that may not be skipped, or a part of a stack is missing.
 pub(crate) fn plan(
     source: &Checkpoint,
     options: &ToGguf,
@@ -108,7 +108,7 @@ pub(crate) fn plan(
     }
     match options.unknown {
         Unknown::Refused if !strangers.is_empty() => return Err(refused(source, family, &strangers)),
-        _ => left_out.extend(strangers.into_iter().map(|name| (name, "no text model of its family has it"))),
+        _ => left_out.extend(strangers.into_iter().map(|name| (name, "belongs to no text model of its family"))),
     }
     let planned = named.into_iter().map(|((_, name), mut parts)| {
         parts.sort();
@@ -117,14 +117,13 @@ pub(crate) fn plan(
         let per_matrix = parts[0].0.map_or(1, |place| place.per_matrix);
         let is_next = |(i, (place, _)): (usize, &Part)| place.map_or(0, |place| place.index) == i;
         if !parts.iter().enumerate().all(is_next) || !parts.len().is_multiple_of(per_matrix) {
-            let problem =
-                format!("is one of {} parts of {name}, which are not all; download the checkpoint again", parts.len());
+            let problem = format!("is one of only {} parts of {name}; download the checkpoint again", parts.len());
             return Err(tensor_error(source, &parts[0].1, problem));
         }
         if parts[0].0.is_some() {
             shape = [&[parts.len() / per_matrix, per_matrix * shape[0]], &shape[1..]].concat();
         }
-        // Dimensions of one element are no dimensions in these files.
+        // These files drop dimensions of one element.
         if shape.len() > 1 && !name.contains("_exps.") {
             shape.retain(|size| *size != 1);
         }
@@ -137,7 +136,7 @@ pub(crate) fn plan(
 
 pub(super) fn refused(source: &Checkpoint, family: &str, strangers: &[String]) -> Error {
     let problem = format!(
-        "has {} tensors that no {family} text model has ({}); leave them out explicitly, or fix the checkpoint",
+        "has {} tensors that belong to no {family} text model ({}); skip them explicitly, or fix the checkpoint",
         strangers.len(),
         strangers.join(", ")
     );

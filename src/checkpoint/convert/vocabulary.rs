@@ -1,4 +1,4 @@
-//! The tokenizer of a Hugging Face directory as llama.cpp's converter writes it into a GGUF file.
+//! The tokenizer of a Hugging Face directory in a GGUF file, as written by llama.cpp's converter.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -21,7 +21,7 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// The score of every token: BPE uses merge order only, and llama.cpp's converter writes this value.
+/// The score of every token: BPE uses only the merge order, and llama.cpp's converter writes this value.
 const SCORE: f32 = -1000.0;
 
 /// Size limit of tokenizer files.
@@ -62,8 +62,8 @@ enum Merge {
     Pair([String; 2]),
 }
 
-/// Declares the tokenizer and the chat template of `directory` for a model of `vocab_size` tokens. Without a
-/// tokenizer.json, declares that there is none.
+/// Declares the tokenizer and the chat template of `directory` for a model of `vocab_size` tokens. Without a tokenizer.json,
+/// declares that there is none.
 pub(super) fn declare(
     file: &mut GgufWriter,
     architecture: &str,
@@ -96,7 +96,7 @@ pub(super) fn declare(
     Ok(())
 }
 
-/// Ids of special tokens, by the names that GGUF keys have.
+/// Ids of special tokens, by their GGUF key names.
 #[derive(Clone, Default)]
 pub(super) struct SpecialIds {
     pub(super) bos: Option<u32>,
@@ -122,11 +122,12 @@ fn read(path: &Path) -> Result<TokenizerFile> {
         return Err(Error::file(path, format!("is {len} bytes long, too long for a tokenizer")));
     }
     let text = std::fs::read(path).map_err(Error::io(path))?;
-    let source: TokenizerFile = serde_json::from_slice(&text)
-        .map_err(|e| Error::file(path, format!("is no BPE tokenizer ({e}); take the one that came with the model")))?;
+    let source: TokenizerFile = serde_json::from_slice(&text).map_err(|e| {
+        Error::file(path, format!("is not a BPE tokenizer ({e}); use the one that came with the model"))
+    })?;
     let is_byte_level = || source.pre_tokenizer.to_string().contains("\"ByteLevel\"");
     if source.model.kind != "BPE" || !(source.model.byte_fallback || is_byte_level()) {
-        let problem = "is not BPE with byte fallback or of bytes; take the one that came with the model";
+        let problem = "is neither BPE with byte fallback nor byte-level BPE; use the one that came with the model";
         return Err(Error::file(path, problem));
     }
     Ok(source)
@@ -159,7 +160,7 @@ fn tokens(path: &Path, source: &TokenizerFile, vocab_size: usize) -> Result<(Vec
     Ok((named.collect(), kinds))
 }
 
-/// Whether `token` stands for a byte: `<0x0A>`.
+/// Whether `token` represents a byte: `<0x0A>`.
 fn is_byte(token: &str) -> bool {
     let digits = token.strip_prefix("<0x").and_then(|token| token.strip_suffix('>'));
     digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
@@ -169,14 +170,15 @@ fn merges(path: &Path, merges: &[Merge]) -> Result<Vec<String>> {
     let joined = merges.iter().enumerate().map(|(i, merge)| match merge {
         Merge::Joined(merge) => Ok(merge.clone()),
         Merge::Pair([left, right]) if !left.contains(' ') && !right.contains(' ') => Ok(format!("{left} {right}")),
-        Merge::Pair(_) => {
-            Err(Error::file(path, format!("merge {i} has a space in it, which GGUF files cannot say; fix the file")))
-        }
+        Merge::Pair(_) => Err(Error::file(
+            path,
+            format!("merge {i} has a space in it, which GGUF files cannot represent; fix the file"),
+        )),
     });
     joined.collect()
 }
 
-/// What tokenizer_config.json names, else what the model's configuration says.
+/// The ids of tokenizer_config.json, else of the model's configuration.
 fn named_ids(directory: &Path, source: &TokenizerFile, config: &SpecialIds) -> Result<SpecialIds> {
     let path = directory.join("tokenizer_config.json");
     let names = if path.exists() { Some(Fields::read(&path)?) } else { None };
@@ -186,7 +188,7 @@ fn named_ids(directory: &Path, source: &TokenizerFile, config: &SpecialIds) -> R
     };
     let named = |field: &str| {
         let value = names.as_ref().and_then(|names| names.get(field))?;
-        // Older files give an object with the token's flags.
+        // Older files have an object with the token's flags.
         id(value.as_str().or_else(|| value.get("content").and_then(Value::as_str))?)
     };
     Ok(SpecialIds {

@@ -1,5 +1,5 @@
-//! Byte-level BPE (`gpt2`): tokens are runs of bytes, spelt with a printable character for every byte, and texts are split by
-//! a regular expression before they are merged.
+//! Byte-level BPE (`gpt2`): tokens are runs of bytes, each byte written as a printable character, and texts are split by a
+//! regular expression before merging.
 
 use tokenizers::decoders::byte_level::ByteLevel;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
@@ -19,18 +19,19 @@ const PRE: &str = "tokenizer.ggml.pre";
 /// The tokenizer, without special tokens.
 ///
 /// # Errors
-/// If no family splits texts so, or the lists make no tokenizer.
+/// If no family has this pre-tokenizer, or the lists do not form a tokenizer.
 pub(super) fn tokenizer(keys: &Keys<'_>, vocabulary: Vocab, merges: Merges) -> Result<Tokenizer> {
     let pre = keys.optional_str(PRE)?.unwrap_or_default();
     let Some(pattern) = family::split_of_texts(pre) else {
-        return Err(keys.unsupported(PRE, format!("{pre:?} is not implemented; give a tokenizer.json")));
+        return Err(keys.unsupported(PRE, format!("{pre:?} is not implemented; add a tokenizer.json")));
     };
     if keys.optional_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(false) {
-        return Err(keys
-            .unsupported("tokenizer.ggml.add_bos_token", "is true, which is not implemented; give a tokenizer.json"));
+        return Err(
+            keys.unsupported("tokenizer.ggml.add_bos_token", "is true, which is not implemented; add a tokenizer.json")
+        );
     }
     let failed = |e: Box<dyn std::error::Error + Send + Sync>| {
-        keys.error("tokenizer.ggml.merges", format!("makes no tokenizer ({e}); convert the checkpoint again"))
+        keys.error("tokenizer.ggml.merges", format!("does not form a tokenizer ({e}); convert the checkpoint again"))
     };
     let mut tokenizer = Tokenizer::new(BPE::builder().vocab_and_merges(vocabulary, merges).build().map_err(failed)?);
     let pattern = SplitPattern::Regex(pattern.into());

@@ -1,5 +1,5 @@
-//! The configuration from a GGUF file's metadata, checked as `config.json` is: every key that affects the computation
-//! is implemented or refused by name.
+//! The configuration from a GGUF file's metadata, checked like `config.json`: every key that affects the computation is
+//! implemented or rejected by name.
 
 use super::keys::{Keys, number};
 use super::types::{self, GgmlType};
@@ -11,32 +11,31 @@ use crate::gemma4::{
 use crate::{Error, Result};
 
 const TARGET: &str = "gemma4";
-/// The layout of llama.cpp (`nextn.*`), and those of forks (`mtp.*`, `mtp_*`). One fork has assistants, with
-/// `assistant.*`, under the target's name.
+/// The layout of llama.cpp (`nextn.*`), and those of forks (`mtp.*`, `mtp_*`). One fork has assistants, with `assistant.*`, under
+/// the target's name.
 const ASSISTANTS: [&str; 3] = ["gemma4-assistant", "gemma4_assistant", "gemma4_mtp"];
-/// Image and audio towers in a file of their own.
+/// Image and audio towers in a separate file.
 const PROJECTOR: &str = "clip";
-/// Limit of suppressed tokens.
+/// Maximum number of suppressed tokens.
 const MAX_SUPPRESSED: usize = 1 << 16;
-/// Frequency divisor from which on a pair counts as not rotated: below 1e-6 radians at position 1e6.
+/// Frequency divisor from which a pair counts as not rotated: below 1e-6 radians at position 1e6.
 const STANDS_STILL: f32 = 1e20;
 /// transformers' default, for files without the key.
 const DEFAULT_CENTROID_TOP_K: usize = 32;
 /// Share of the pairs of full layers that rotate, for assistants without `rope_freqs.weight`.
 const DEFAULT_PARTIAL_ROTARY_FACTOR: f64 = 0.25;
-/// Limit of end-of-generation tokens.
+/// Maximum number of end-of-generation tokens.
 const MAX_EOS: usize = 64;
 
 /// The configuration of a target (architecture `gemma4`).
 ///
 /// # Errors
-/// If the file is of another architecture, a key is missing or malformed, or it asks for something that is not
-/// implemented.
+/// If the file is of another architecture, a key is missing or malformed, or it needs something that is not implemented.
 pub fn target_config(gguf: &Gguf) -> Result<TextConfig> {
     let keys = Keys::new(gguf, TARGET);
     if let Some(problem) = match architecture(gguf)? {
         name if is_assistant(gguf, name) => {
-            Some("is an assistant's; give the file as the assistant and its target as the model".to_owned())
+            Some("is an assistant's; use the file as the assistant and its target as the model".to_owned())
         }
         TARGET => None,
         name => Some(other_architecture(name, "gemma4")),
@@ -58,7 +57,7 @@ pub fn assistant_config(gguf: &Gguf) -> Result<AssistantConfig> {
     let name = architecture(gguf)?;
     if !is_assistant(gguf, name) {
         let problem = match name {
-            TARGET => "is a target's; give the file as the model, and its -assistant or mtp- file here".to_owned(),
+            TARGET => "is a target's; use the file as the model, and its -assistant or mtp- file here".to_owned(),
             _ => other_architecture(name, &format!("a Gemma 4 assistant's ({})", ASSISTANTS.join(", "))),
         };
         return Err(gguf.key_error(ARCHITECTURE, problem));
@@ -98,12 +97,12 @@ pub fn suppressed_tokens(gguf: &Gguf) -> Result<Vec<u32>> {
 const ARCHITECTURE: &str = "general.architecture";
 
 fn architecture(gguf: &Gguf) -> Result<&str> {
-    let missing = || gguf.key_error(ARCHITECTURE, "is missing; this is no model");
+    let missing = || gguf.key_error(ARCHITECTURE, "is missing; this is not a model");
     Keys::new(gguf, "").optional_str(ARCHITECTURE)?.ok_or_else(missing)
 }
 
-/// Whether the file is an assistant's: under the target's name, one with an assistant's projection and without keys. (A
-/// target's file may hold its assistant's tensors, too.)
+/// Whether the file is an assistant's: under the target's name, one with an assistant's projection and without K projections. (A
+/// target's file may also contain its assistant's tensors.)
 fn is_assistant(gguf: &Gguf, architecture: &str) -> bool {
     let projection = || gguf.info_of_weight("pre_projection.weight").is_some();
     let own_keys = || gguf.info("blk.0.attn_k.weight").is_some();
@@ -114,14 +113,14 @@ fn is_assistant(gguf: &Gguf, architecture: &str) -> bool {
 fn other_architecture(name: &str, wanted: &str) -> String {
     match name {
         PROJECTOR => format!(
-            "{name:?} is an image and audio projector's (mmproj), which text does not use; give the model's file"
+            "{name:?} is an image and audio projector's (mmproj), which text does not use; use the model's file"
         ),
         _ => format!("{name:?} is not {wanted}"),
     }
 }
 
-/// The text model, whose last `shared` layers are KV-shared. `partial_rotary_factor` is that of files without
-/// `rope_freqs.weight`; `None` refuses them.
+/// The text model, whose last `shared` layers are KV-shared. `partial_rotary_factor` applies to files without
+/// `rope_freqs.weight`; with `None` those are rejected.
 fn text(keys: &Keys<'_>, shared: usize, partial_rotary_factor: Option<f64>) -> Result<TextConfig> {
     refuse_unsupported(keys)?;
     only(keys, "attention.scale", &[1.0])?;
@@ -158,7 +157,7 @@ fn text(keys: &Keys<'_>, shared: usize, partial_rotary_factor: Option<f64>) -> R
     })
 }
 
-/// The tokens that end a text.
+/// End-of-generation tokens.
 pub(crate) fn eos_token_ids(keys: &Keys<'_>) -> Result<Vec<u32>> {
     let mut ids = Vec::new();
     for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
@@ -169,7 +168,7 @@ pub(crate) fn eos_token_ids(keys: &Keys<'_>) -> Result<Vec<u32>> {
     Ok(ids)
 }
 
-/// Values that change the computation and are not implemented, of every family.
+/// Rejects unsupported values that change the computation, for every family.
 ///
 /// # Errors
 /// If a key has one.
@@ -185,11 +184,11 @@ pub(crate) fn refuse_unsupported(keys: &Keys<'_>) -> Result<()> {
     only(keys, "attn_logit_softcapping", &[0.0])?;
     only(keys, "rope.scaling.factor", &[1.0])?;
     only(keys, "pooling_type", &[0.0])?;
-    only(keys, "expert_gating_func", &[1.0, 0.0])?; // softmax, unsaid
-    only(keys, "expert_weights_scale", &[1.0, 0.0]) // 0 is none, as llama.cpp has it
+    only(keys, "expert_gating_func", &[1.0, 0.0])?; // softmax, absent
+    only(keys, "expert_weights_scale", &[1.0, 0.0]) // 0 means none, as in llama.cpp
 }
 
-/// Refuses a number that is none of `neutral`, the first of which is named.
+/// Rejects a number that is not in `neutral`; the error names the first of them.
 fn only(keys: &Keys<'_>, key: &str, neutral: &[f64]) -> Result<()> {
     match keys.value(key).filter(|value| !number(*value).is_some_and(|value| neutral.contains(&value))) {
         None => Ok(()),
@@ -206,7 +205,7 @@ fn heads(keys: &Keys<'_>, layers: usize) -> Result<usize> {
         return Err(keys.unsupported("attention.head_count", "differs between layers, which is not implemented"));
     }
     if heads[0] > MAX_HEADS {
-        return Err(keys.error("attention.head_count", format!("is {}, more than {MAX_HEADS}", heads[0])));
+        return Err(keys.error("attention.head_count", format!("is {}, must be at most {MAX_HEADS}", heads[0])));
     }
     Ok(heads[0])
 }
@@ -214,14 +213,14 @@ fn heads(keys: &Keys<'_>, layers: usize) -> Result<usize> {
 fn layers(keys: &Keys<'_>, shared: usize) -> Result<Vec<LayerConfig>> {
     let count = keys.size("block_count")?;
     if count > MAX_LAYERS {
-        return Err(keys.error("block_count", format!("is {count}, more than {MAX_LAYERS}")));
+        return Err(keys.error("block_count", format!("is {count}, must be at most {MAX_LAYERS}")));
     }
     if shared > count {
         return Err(keys.error("attention.shared_kv_layers", format!("is {shared} of {count} layers")));
     }
     let sliding = keys.flags("attention.sliding_window_pattern", count)?;
     if sliding.last() == Some(&true) {
-        let problem = "ends in a sliding layer; the last layer of a Gemma 4 is full, convert the checkpoint again";
+        let problem = "ends in a sliding layer, but the last layer of a Gemma 4 is full; convert the checkpoint again";
         return Err(keys.error("attention.sliding_window_pattern", problem));
     }
     let intermediate_size = keys.sizes("feed_forward_length", count)?;
@@ -234,7 +233,7 @@ fn layers(keys: &Keys<'_>, shared: usize) -> Result<Vec<LayerConfig>> {
     };
     let no_v = |i: usize| keys.gguf().info(&format!("blk.{i}.attn_v.weight")).is_none();
     let own_full = || (0..count - shared).filter(|i| !sliding[*i]);
-    // KV-shared layers have no V tensor to tell; they are taken to be like the others.
+    // KV-shared layers have no V tensor; they are assumed to be like the others.
     let shared_k_eq_v = own_full().next().is_some() && own_full().all(no_v);
     let layer = |i: usize| {
         if !heads.is_multiple_of(num_kv_heads[i]) {
@@ -254,7 +253,7 @@ fn layers(keys: &Keys<'_>, shared: usize) -> Result<Vec<LayerConfig>> {
     (0..count).map(layer).collect()
 }
 
-/// The width of a head, which K, V and the rotation share. `suffix` is `_swa` for sliding layers.
+/// The head width, common to K, V and the rotation. `suffix` is `_swa` for sliding layers.
 fn head_dim(keys: &Keys<'_>, suffix: &str) -> Result<usize> {
     let key = format!("attention.key_length{suffix}");
     let width = keys.size(&key)?;
@@ -271,8 +270,8 @@ fn head_dim(keys: &Keys<'_>, suffix: &str) -> Result<usize> {
     Ok(width)
 }
 
-/// The partial rotary factor of full layers. llama.cpp stores frequency divisors: 1 for rotary pairs, then 1e30. Any
-/// other table is refused. `default` is the factor without a table; `None` asks for one.
+/// The partial rotary factor of full layers. llama.cpp stores frequency divisors: 1 for rotary pairs, then 1e30. Any other table
+/// is rejected. `default` is the factor without a table; with `None` a table is required.
 fn rope_full(keys: &Keys<'_>, theta: f64, layers: &[LayerConfig], default: Option<f64>) -> Result<RopeConfig> {
     let none = RopeConfig { theta, partial_rotary_factor: 1.0, factor: 1.0 };
     let Some(full) = layers.iter().find(|layer| layer.attention == AttentionType::Full) else { return Ok(none) };
@@ -290,15 +289,15 @@ fn rope_full(keys: &Keys<'_>, theta: f64, layers: &[LayerConfig], default: Optio
         return Err(gguf.error(name, format!("{problem}; convert the checkpoint again")));
     }
     let divisors: Vec<f32> = tensor.bytes.as_slice().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
-    // Where no pair rotates, nothing says by what angle.
+    // If no pair rotates, the angles are undefined.
     let factor = divisors.first().copied().filter(|factor| *factor < STANDS_STILL).unwrap_or(1.0);
     let turning = divisors.iter().take_while(|x| **x == factor).count();
     let rest_stands = divisors[turning..].iter().all(|x| *x >= STANDS_STILL);
     if !(factor > 0.0 && factor < STANDS_STILL && rest_stands) {
-        let problem = "is not the same divisor for the first pairs and 1e30 for the rest, as Gemma 4's rotation is";
+        let problem = "must be one divisor for the first pairs and 1e30 for the rest, as in Gemma 4";
         return Err(gguf.error(name, format!("{problem}; convert the checkpoint again")));
     }
-    // Rounded, the exact factor may give a pair less.
+    // Rounding the exact factor could lose a pair.
     let gives = |factor: &f64| (factor * full.head_dim as f64 / 2.0).floor() as usize == turning;
     let exact = turning as f64 / pairs as f64;
     let partial_rotary_factor = if gives(&exact) { exact } else { (turning as f64 + 0.5) / pairs as f64 };
@@ -324,7 +323,7 @@ fn backbone_hidden_size(keys: &Keys<'_>) -> Result<usize> {
     let missing = || {
         gguf.error(
             name,
-            "is missing, under any name (nextn.*, mtp.*, mtp_*, assistant.*); this is no Gemma 4 assistant",
+            "is missing, under any name (nextn.*, mtp.*, mtp_*, assistant.*); this is not a Gemma 4 assistant",
         )
     };
     let projection = gguf.info_of_weight(name).ok_or_else(missing)?;
@@ -386,7 +385,7 @@ fn first_dimension(tensor: &TensorInfo) -> usize {
     tensor.shape().first().copied().unwrap_or(1)
 }
 
-/// Rows of a table: the vocabulary size, for which files have no key.
+/// Rows of a table: the vocabulary size, which has no key.
 pub(crate) fn rows(gguf: &Gguf, name: &str) -> Result<usize> {
     let missing = || gguf.error(name, "is missing; the checkpoint is incomplete or of another architecture");
     let table = gguf.info(name).ok_or_else(missing)?;

@@ -48,11 +48,11 @@ impl<'a> Cursor<'a> {
         let count = self.u64()?;
         match usize::try_from(count).ok().filter(|count| *count <= self.rest().len() / min_bytes) {
             Some(count) => Ok(count),
-            None => Err(format!("claims {count} entries, but only {} bytes follow", self.rest().len())),
+            None => Err(format!("declares {count} entries, but only {} bytes follow", self.rest().len())),
         }
     }
 
-    /// A length, and as many bytes of UTF-8.
+    /// A length, and that many bytes of UTF-8.
     pub(super) fn string(&mut self) -> Result<&'a str, String> {
         let len = self.count(1)?;
         std::str::from_utf8(self.take(len)?).map_err(|_| "is not UTF-8".into())

@@ -1,4 +1,4 @@
-//! One file's header: metadata and the directory of tensors, checked before anything is used.
+//! One file's header: metadata and the directory of tensors, validated before use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -9,13 +9,13 @@ use super::metadata::{self, Value, ValueType, shown};
 use super::types::GgmlType;
 use crate::Error;
 
-/// Limit of tensors and keys, above any model's: bounds the memory that a hostile file can claim.
+/// Limits on keys and tensors, above any model's: they bound the memory that a hostile file can allocate.
 const MAX_KEYS: usize = 1 << 16;
 const MAX_TENSORS: usize = 1 << 18;
-/// llama.cpp's limit on keys; on tensors' names it is stricter.
+/// llama.cpp's limit on key names; its limit on tensor names is stricter.
 const MAX_NAME: usize = (1 << 16) - 1;
 const DEFAULT_ALIGNMENT: usize = 32;
-/// Bytes that the smallest key-value pair and the smallest tensor description take.
+/// Minimum bytes of a key-value pair and of a tensor description.
 const MIN_PAIR: usize = 8 + 4 + 1;
 const MIN_TENSOR: usize = 8 + 4 + 8 + 4 + 8;
 
@@ -43,7 +43,7 @@ pub struct TensorInfo {
     pub(super) name: String,
     pub(super) type_id: u32,
     pub(super) shape: Vec<usize>,
-    pub(super) file: usize,  // which of the files of a split checkpoint
+    pub(super) file: usize,  // index of the file of a split checkpoint
     pub(super) start: usize, // from the beginning of that file
     pub(super) len: Option<usize>,
 }
@@ -54,17 +54,17 @@ impl TensorInfo {
         &self.name
     }
 
-    /// Its type; [`GgmlType::from_id`] knows the sizes.
+    /// Its type; [`GgmlType::from_id`] has the sizes.
     pub fn type_id(&self) -> u32 {
         self.type_id
     }
 
-    /// Its dimensions, outermost first (the file has them the other way round).
+    /// Its dimensions, outermost first (reversed in the file).
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The bytes that it takes; `None` if its type is unknown.
+    /// Its size in bytes; `None` if its type is unknown.
     pub fn len_bytes(&self) -> Option<usize> {
         self.len
     }
@@ -104,7 +104,7 @@ impl Header {
         let tensor_count = cursor.count(MIN_TENSOR).map_err(counts)?;
         let key_count = cursor.count(MIN_PAIR).map_err(counts)?;
         if tensor_count > MAX_TENSORS || key_count > MAX_KEYS {
-            let problem = format!("claims {tensor_count} tensors and {key_count} keys, more than any model has");
+            let problem = format!("declares {tensor_count} tensors and {key_count} keys, more than any model has");
             return Err(Problem::File(problem));
         }
         let mut metadata = BTreeMap::new();
@@ -143,7 +143,7 @@ fn preamble(cursor: &mut Cursor<'_>) -> Result<u32, String> {
         _ if matches!(version.swap_bytes(), 1..=3) => {
             Err("is a big-endian GGUF file; convert it with gguf-convert-endian".into())
         }
-        _ => Err(format!("has GGUF version {version}; versions 2 and 3 are read, convert the checkpoint again")),
+        _ => Err(format!("has GGUF version {version}, supported are 2 and 3; convert the checkpoint again")),
     }
 }
 
@@ -171,7 +171,7 @@ fn alignment(metadata: &BTreeMap<String, Slot>, bytes: &[u8]) -> Result<usize, P
     }
 }
 
-/// A tensor's description, whose `start` counts from the data section still.
+/// A tensor's description; its `start` is still relative to the data section.
 fn description(cursor: &mut Cursor<'_>, file: usize, index: usize) -> Result<TensorInfo, Problem> {
     let unnamed = |problem| Problem::File(format!("the name of tensor {index} {problem}; download the file again"));
     let name = cursor.string().map_err(unnamed)?.to_owned();
@@ -197,7 +197,7 @@ fn description(cursor: &mut Cursor<'_>, file: usize, index: usize) -> Result<Ten
     }
     let type_id = cursor.u32().map_err(problem)?;
     let offset = cursor.u64().map_err(problem)?;
-    let start = usize::try_from(offset).map_err(|_| problem(format!("lies at offset {offset}")))?;
+    let start = usize::try_from(offset).map_err(|_| problem(format!("is at offset {offset}")))?;
     Ok(TensorInfo { name, type_id, shape, file, start, len: None })
 }
 
@@ -210,7 +210,7 @@ fn place(tensors: &mut [TensorInfo], header: usize, alignment: usize, file_len: 
             return problem(format!("has shape {:?}, which overflows; download the file again", tensor.shape));
         };
         if !tensor.start.is_multiple_of(alignment) {
-            return problem(format!("lies at offset {}, no multiple of the alignment {alignment}", tensor.start));
+            return problem(format!("is at offset {}, not a multiple of the alignment {alignment}", tensor.start));
         }
         let inner = tensor.shape.last().copied().unwrap_or(1);
         let len = match GgmlType::from_id(tensor.type_id).map(|known| known.bytes(inner, elements)) {
@@ -232,8 +232,8 @@ fn place(tensors: &mut [TensorInfo], header: usize, alignment: usize, file_len: 
     Ok(())
 }
 
-/// Tensors lie one behind the other, with padding up to the alignment, as ggml's reader asks: a gap betrays a damaged type or
-/// size. The size of an unknown type is unknown.
+/// Tensors must be contiguous, padded to the alignment, as in ggml's reader: a gap indicates a damaged type or size. The size of
+/// an unknown type is unknown.
 fn refuse_gaps(tensors: &[TensorInfo], alignment: usize, file_len: usize) -> Result<(), Problem> {
     let mut order: Vec<&TensorInfo> = tensors.iter().collect();
     order.sort_by_key(|tensor| tensor.start);

@@ -8,7 +8,7 @@ use super::{Gguf, Value};
 use crate::checkpoint::spelling::misspelt;
 use crate::{Error, Result};
 
-/// The keys `{prefix}.*`; names that begin with a known section (`tokenizer.`, `general.`) are taken as they are.
+/// The keys `{prefix}.*`; names that begin with a known section (`tokenizer.`, `general.`) are used unchanged.
 pub(crate) struct Keys<'a> {
     gguf: &'a Gguf,
     prefix: &'a str,
@@ -38,13 +38,14 @@ impl<'a> Keys<'a> {
         value
     }
 
-    /// Refuses a key that was not looked for and differs in one place from one that is absent.
+    /// Rejects an unknown key whose name differs in one place from an absent one.
     pub(super) fn refuse_misspelt(&self) -> Result<()> {
         let looked_for = self.looked_for.borrow();
         match misspelt(&looked_for, &self.gguf.keys().collect()) {
             None => Ok(()),
             Some((name, wanted)) => {
-                let problem = format!("is no key, {wanted} is missing; download the file again");
+                let problem =
+                    format!("is not a known key; did you mean {wanted}, which is missing? Download the file again");
                 Err(self.gguf.key_error(&shown(name), problem))
             }
         }
@@ -98,7 +99,7 @@ impl<'a> Keys<'a> {
         self.typed(key, "a number", |value| number(value).filter(|x| x.is_finite()))
     }
 
-    /// A positive, finite number; 0 stands for none, as llama.cpp has it.
+    /// A positive, finite number; 0 means none, as in llama.cpp.
     pub(crate) fn positive_or_none(&self, key: &str) -> Result<Option<f64>> {
         match self.value(key).and_then(number) {
             Some(0.0) => Ok(None),
@@ -107,7 +108,7 @@ impl<'a> Keys<'a> {
     }
 
     pub(crate) fn optional_bool(&self, key: &str) -> Result<Option<bool>> {
-        // Some writers have no type for it.
+        // Some writers use an integer.
         let flag = |value: Value<'a>| value.as_u64().filter(|number| *number <= 1).map(|number| number == 1);
         self.typed(key, "true or false", |value| value.as_bool().or_else(|| flag(value)))
     }
@@ -152,7 +153,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// A truth value, or a number in its place: some writers have no array of truth values.
+/// A boolean, or a number: some writers have no arrays of booleans.
 pub(crate) fn truth(value: Value<'_>) -> Option<bool> {
     value.as_bool().or_else(|| value.as_u64().map(|number| number != 0))
 }

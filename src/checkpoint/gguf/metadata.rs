@@ -1,16 +1,16 @@
-//! Metadata values, read where they lie in the map.
+//! Metadata values, read in place from the map.
 //!
-//! Arrays are not collected (a Gemma 4 tokenizer has 262 thousand tokens and 515 thousand merges): opening the file
-//! scans them once, which checks every element and finds their end; afterwards they are borrowed.
+//! Arrays are not collected (a Gemma 4 tokenizer has 262 thousand tokens and 515 thousand merges): opening the file scans them
+//! once, which validates every element and finds their end; afterwards they are borrowed.
 
 use super::cursor::Cursor;
 
-/// Limit of array nesting; each level costs a stack frame.
+/// Maximum array nesting; each level costs a stack frame.
 const MAX_NESTING: usize = 4;
 
 /// The type of a metadata value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // the names say it all
+#[allow(missing_docs)] // self-explanatory names
 pub enum ValueType {
     U8,
     I8,
@@ -34,7 +34,7 @@ impl ValueType {
         ALL.get(usize::try_from(id).ok()?).copied()
     }
 
-    /// Bytes of a value, or the fewest that a string or an array takes.
+    /// Minimum bytes of a value.
     fn min_bytes(self) -> usize {
         match self {
             Self::U8 | Self::I8 | Self::Bool => 1,
@@ -48,7 +48,7 @@ impl ValueType {
 
 /// A metadata value; strings and arrays borrow from the file.
 #[derive(Clone, Copy, PartialEq)]
-#[allow(missing_docs)] // the names say it all
+#[allow(missing_docs)] // self-explanatory names
 pub enum Value<'a> {
     U8(u8),
     I8(i8),
@@ -81,8 +81,8 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A floating-point number. Writers narrow to f32 what config.json spells in decimal (1e-6): such a value comes
-    /// back as the decimal that it stands for, not as the nearest f32.
+    /// A floating-point number. Writers narrow decimal values of config.json (1e-6) to f32: such a value is returned as the
+    /// original decimal, not as the nearest f32.
     pub fn as_f64(self) -> Option<f64> {
         match self {
             Self::F32(x) => x.to_string().parse().ok(),
@@ -207,7 +207,7 @@ fn check_nested(cursor: &mut Cursor<'_>, kind: ValueType, nesting: usize) -> Res
 
 fn check_fixed(kind: ValueType, bytes: &[u8]) -> Result<(), String> {
     match kind == ValueType::Bool && bytes.iter().any(|byte| *byte > 1) {
-        true => Err("holds a truth value that is neither 0 nor 1".into()),
+        true => Err("contains a boolean that is neither 0 nor 1".into()),
         false => Ok(()),
     }
 }

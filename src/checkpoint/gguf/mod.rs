@@ -1,8 +1,8 @@
 //! GGUF, the file format of llama.cpp: metadata, a directory of tensors, and the tensors, in one file or several.
 //!
-//! The files are mapped, not read: metadata arrays and tensors are borrowed from the map. Opening a file checks
-//! everything that its header claims (lengths against the bytes that are there, places of tensors against the file,
-//! names against repetition) and allocates for keys and tensors only, never for what an array claims to hold.
+//! The files are mapped, not read: metadata arrays and tensors are borrowed from the map. Opening a file validates the whole
+//! header (lengths against the available bytes, tensor offsets against the file, names for duplicates) and allocates only for
+//! keys and tensors, never by an array's declared length.
 //!
 //! Format: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>, versions 2 and 3, little-endian.
 
@@ -47,7 +47,7 @@ const MIN_FILE: u64 = 24;
 /// A tensor, borrowed from the map.
 #[derive(Clone)]
 pub struct GgufTensor {
-    /// The number of its type in the file, one that [`GgmlType::from_id`] knows.
+    /// The id of its type, known to [`GgmlType::from_id`].
     pub type_id: u32,
     /// Dimensions, outermost first: a matrix is `(outputs, inputs)`.
     pub shape: Vec<usize>,
@@ -62,7 +62,7 @@ pub struct Gguf {
     metadata: BTreeMap<String, Slot>, // of the first file
     tensors: Vec<TensorInfo>,
     index: BTreeMap<String, usize>, // into `tensors`
-    names: OnceLock<Names>,         // known when all files are
+    names: OnceLock<Names>,         // set once all files are open
 }
 
 /// A file and its contents.
@@ -76,10 +76,10 @@ impl Part {
         // Checked before opening: opening a pipe would block.
         let meta = std::fs::metadata(path).map_err(Error::io(path))?;
         if meta.is_dir() {
-            return Err(Error::file(path, "is a directory; give a .gguf file in it"));
+            return Err(Error::file(path, "is a directory; use a .gguf file in it"));
         }
         if !meta.is_file() {
-            return Err(Error::file(path, "is no regular file, so it cannot be mapped; copy it to disk"));
+            return Err(Error::file(path, "is not a regular file, so it cannot be mapped; copy it to disk"));
         }
         if meta.len() < MIN_FILE {
             let problem = format!("is {} bytes long, too short for GGUF; download it again", meta.len());
@@ -95,8 +95,8 @@ impl Part {
 }
 
 impl Gguf {
-    /// Opens the file `path`. If it is one of a split checkpoint (`NAME-00001-of-00003.gguf`), the others are opened
-    /// too; any of them may be given.
+    /// Opens the file `path`. If it belongs to a split checkpoint (`NAME-00001-of-00003.gguf`), the others are opened as well;
+    /// `path` may be any of them.
     ///
     /// # Errors
     /// If a file is missing, malformed, or of another version or byte order.
@@ -108,7 +108,7 @@ impl Gguf {
         if split::count(&gguf)? == 1 { Ok(gguf) } else { split::open(&gguf) }
     }
 
-    /// Reads a checkpoint that is in memory.
+    /// Reads a checkpoint in memory.
     ///
     /// # Errors
     /// If it is malformed, or one part of a split checkpoint.
@@ -128,7 +128,7 @@ impl Gguf {
         Self { parts: vec![part], version, metadata, tensors, index, names: OnceLock::new() }
     }
 
-    /// The file; of a split checkpoint the first.
+    /// The file; for a split checkpoint the first.
     pub fn path(&self) -> &Path {
         &self.parts[0].path
     }
@@ -143,7 +143,7 @@ impl Gguf {
         self.version
     }
 
-    /// A metadata value. Of a split checkpoint the first file's: the others repeat nothing of it.
+    /// A metadata value. Split checkpoints have them only in the first file.
     pub fn metadata(&self, key: &str) -> Option<Value<'_>> {
         self.metadata.get(key)?.value(self.parts[0].bytes())
     }
@@ -153,17 +153,17 @@ impl Gguf {
         self.metadata.keys().map(String::as_str)
     }
 
-    /// All tensors, in the order of the file.
+    /// All tensors, in file order.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
         self.tensors.iter()
     }
 
-    /// The description of the tensor of this name in the file.
+    /// The description of the tensor with this name in the file.
     pub fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.tensors.get(*self.index.get(name)?)
     }
 
-    /// The tensor of this name in the file (`blk.3.attn_q.weight`), or `None`.
+    /// The tensor with this name in the file (`blk.3.attn_q.weight`), or `None`.
     ///
     /// # Errors
     /// If its type is unknown, or the file has shrunk.
@@ -171,9 +171,9 @@ impl Gguf {
         self.info(name).map(|info| self.borrow(info)).transpose()
     }
 
-    /// The tensor of this Hugging Face name, without its prefix (`layers.3.self_attn.q_proj.weight`), or `None`.
+    /// The tensor with this Hugging Face name, without its prefix (`layers.3.self_attn.q_proj.weight`), or `None`.
     ///
-    /// Where a file has the experts' gate and up projections apart, `experts.gate_up_proj` is assembled in memory.
+    /// If a file has the experts' gate and up projections separate, `experts.gate_up_proj` is assembled in memory.
     ///
     /// # Errors
     /// As [`Gguf::tensor`], or if gate and up do not fit together.
@@ -184,7 +184,7 @@ impl Gguf {
         }
     }
 
-    /// The names of the file's architecture.
+    /// The tensor names of the file's architecture.
     pub(crate) fn names(&self) -> &Names {
         self.names.get_or_init(|| {
             let architecture = self.metadata("general.architecture").and_then(|value| value.as_str());
@@ -192,17 +192,17 @@ impl Gguf {
         })
     }
 
-    /// The name at Hugging Face of the tensor `name`, without its prefix; `None` if it has none.
+    /// The Hugging Face name of the tensor `name`, without its prefix; `None` if it has none.
     pub(super) fn hugging_face_name(&self, name: &str) -> Option<String> {
         self.names().hugging_face(name)
     }
 
-    /// Whether the file has the tensor of this Hugging Face name.
+    /// Whether the file has the tensor with this Hugging Face name.
     pub fn has_weight(&self, name: &str) -> bool {
         self.info_of_weight(name).is_some() || self.gate_up_infos(name).is_some()
     }
 
-    /// The description of the tensor of this Hugging Face name.
+    /// The description of the tensor with this Hugging Face name.
     pub fn info_of_weight(&self, name: &str) -> Option<&TensorInfo> {
         self.names().gguf(name).iter().find_map(|name| self.info(name))
     }
@@ -211,7 +211,7 @@ impl Gguf {
         let part = self.parts.get(info.file).unwrap_or(&self.parts[0]);
         let error = |problem: String| Error::Tensor { path: part.path.clone(), tensor: info.name.clone(), problem };
         let Some(len) = info.len else {
-            let problem = format!("has type {}, which is unknown; take a file of another quantization", info.type_id);
+            let problem = format!("has type {}, which is unknown; use a file with another quantization", info.type_id);
             return Err(error(problem));
         };
         part.bytes.check_length()?;
@@ -225,8 +225,8 @@ impl Gguf {
         Some((self.info(&gate)?, self.info(&up)?))
     }
 
-    /// `(experts, 2 * intermediate, hidden)` from `(experts, intermediate, hidden)` twice: each expert's gate rows,
-    /// then its up rows. Rows are whole blocks in every type, so they can be moved without looking inside.
+    /// `(experts, 2 * intermediate, hidden)` from `(experts, intermediate, hidden)` twice: each expert's gate rows, then its up
+    /// rows. Rows are whole blocks in every type, so they can be copied as bytes.
     fn gate_up(&self, name: &str) -> Result<Option<GgufTensor>> {
         let Some((gate_info, up_info)) = self.gate_up_infos(name) else { return Ok(None) };
         let (gate, up) = (self.borrow(gate_info)?, self.borrow(up_info)?);

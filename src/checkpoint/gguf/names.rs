@@ -2,23 +2,23 @@
 //!
 //! Assistants exist in four layouts: `nextn.*`, llama.cpp's; `mtp.*`, `mtp_*` and `assistant.*`, those of forks.
 
-/// Names in GGUF, and the same at Hugging Face.
+/// GGUF names, and their Hugging Face equivalents.
 type Table = &'static [(&'static str, &'static str)];
 
-/// The names of a family: in GGUF, at Hugging Face. Several in GGUF may be one there.
+/// The tensor names of a family, in GGUF and at Hugging Face. Several in GGUF may map to one there.
 pub struct Names {
     pub(crate) global: Table,
     /// Inside layer `i`: after `blk.i.`, and after `layers.i.`.
     pub(crate) layer: Table,
-    /// The gate and up projections of all experts of a layer, at Hugging Face.
+    /// The Hugging Face name of the gate and up projections of all experts of a layer.
     pub(crate) gate_up: &'static str,
-    /// The block of a NextN head, which Hugging Face has under `mtp.`.
+    /// The block of a NextN head, which is under `mtp.` at Hugging Face.
     pub(crate) nextn: Option<u32>,
-    /// Of that head, outside its layer: after `blk.i.`, and after `mtp.`.
+    /// That head's names outside its layer: after `blk.i.`, and after `mtp.`.
     pub(crate) head: Table,
 }
 
-/// Embedding, norm and output head, the first of [`GLOBAL`]: those of every family.
+/// Embedding, norm and output head, the first of [`GLOBAL`]: common to all families.
 pub(crate) const OUTER: Table = GLOBAL.split_at(3).0;
 
 /// Names outside the layers: in GGUF, at Hugging Face. The first of several GGUF names is llama.cpp's.
@@ -94,7 +94,7 @@ impl Names {
         }
     }
 
-    /// Of a name at Hugging Face inside a layer or a head: the block in GGUF, its table, and the name in there.
+    /// For a Hugging Face name inside a layer or a head: the block in GGUF, its table, and the name in the table.
     pub(crate) fn block<'a>(&self, name: &'a str) -> Option<(u32, Table, &'a str)> {
         match (name.strip_prefix("mtp."), self.nextn) {
             (Some(own), Some(block)) => match layer(own, "layers.") {
@@ -127,13 +127,12 @@ impl Names {
     }
 }
 
-/// The names that the tensor `name` of a Gemma 4 at Hugging Face can have in a GGUF file, the likeliest first; none if it
-/// has none.
+/// The possible GGUF names of the tensor `name` of a Gemma 4 at Hugging Face, the likeliest first; empty if it has none.
 pub fn gguf_names(name: &str) -> Vec<String> {
     GEMMA4.gguf(name)
 }
 
-/// The name at Hugging Face of the tensor `name` of a Gemma 4's GGUF file, or `None` (`rope_freqs.weight` is GGUF's own).
+/// The Hugging Face name of the tensor `name` of a Gemma 4's GGUF file, or `None` (`rope_freqs.weight` exists only in GGUF).
 pub fn hugging_face_name(name: &str) -> Option<String> {
     GEMMA4.hugging_face(name)
 }

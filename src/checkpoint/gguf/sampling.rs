@@ -7,7 +7,7 @@ use crate::Result;
 use crate::checkpoint::generation::{Parameters, without_mirostat, without_parameters};
 use crate::sampler::Sampling;
 
-/// The sampling parameters; `None` if the file has none, or samples in a way that is not implemented, which a warning says.
+/// The sampling parameters; `None` if the file has none, or they are not implemented (with a warning).
 ///
 /// # Errors
 /// If a key is malformed, or a parameter is out of its range.
@@ -26,7 +26,7 @@ pub fn sampling_defaults(gguf: &Gguf) -> Result<Option<Sampling>> {
     }
     let mut parameters = Parameters {
         temperature: number("temp")?,
-        // -1 is all to some.
+        // Some files use -1 for all.
         top_k: integer("top_k")?.map(|k| usize::try_from(k).unwrap_or(0)),
         top_p: number("top_p")?,
         min_p: number("min_p")?,
@@ -59,18 +59,18 @@ pub fn sampling_defaults(gguf: &Gguf) -> Result<Option<Sampling>> {
     parameters.sampling(|name, problem| keys.error(&in_file(name), problem))
 }
 
-/// llama.cpp's names of its samplers, in the order in which they apply here.
+/// llama.cpp's names of its samplers, in the order in which they are applied here.
 const ORDER: [&str; 9] = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"];
 
-/// Leaves out the parameters of samplers that the file's own sequence has not. Names that llama.cpp does not know are left out, as
-/// it does; the text says which.
+/// Drops the parameters of samplers that are not in the file's sequence. Names unknown to llama.cpp are ignored, as there;
+/// returns a warning that lists them.
 ///
 /// # Errors
-/// If they are to apply in another order, or one is not implemented.
+/// If the order differs, or a sampler is not implemented.
 fn only_those_in(sequence: &str, parameters: &mut Parameters) -> Result<Option<String>, String> {
     let (mut named, mut unknown) = (Vec::new(), Vec::new());
     for name in sequence.split(';').map(str::trim).filter(|name| !name.is_empty()) {
-        // llama.cpp's other spellings: Top-K, topk, nucleus.
+        // Alternative spellings of llama.cpp: Top-K, topk, nucleus.
         let plain = name.to_lowercase().replace(['-', '_'], "");
         let plain = match plain.as_str() {
             "nucleus" => "topp",
@@ -80,11 +80,11 @@ fn only_those_in(sequence: &str, parameters: &mut Parameters) -> Result<Option<S
         };
         match ORDER.iter().position(|known| known.replace('_', "") == plain) {
             Some(at) if named.last().is_some_and(|last| *last >= at) => {
-                return Err(format!("the order {} is the one that is implemented", ORDER.join(";")));
+                return Err(format!("only the order {} is implemented", ORDER.join(";")));
             }
             Some(at) => named.push(at),
             None if plain == "infill" => return Err("infill is not implemented".into()),
-            // Off, because no key has its target.
+            // Inactive, because no key sets its target.
             None if plain == "adaptivep" => {}
             None => unknown.push(name),
         }
@@ -98,7 +98,7 @@ fn only_those_in(sequence: &str, parameters: &mut Parameters) -> Result<Option<S
     keep("xtc", &mut parameters.xtc_probability);
     parameters.top_k = parameters.top_k.filter(|_| has("top_k"));
     let unknown = (!unknown.is_empty()).then(|| shown(&unknown.join(";")));
-    Ok(unknown.map(|names| format!("\"{names}\" is no sampler of llama.cpp, and is left out; the others are used")))
+    Ok(unknown.map(|names| format!("\"{names}\" is not a llama.cpp sampler and is ignored")))
 }
 
 fn key(name: &str) -> String {

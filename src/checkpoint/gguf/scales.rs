@@ -1,4 +1,4 @@
-//! Scales of NVFP4 matrices: tensors of their own, which the products are multiplied with.
+//! Scales of NVFP4 matrices: separate tensors, applied to the products.
 
 use super::types::{self, GgmlType};
 use super::{Gguf, TensorInfo};
@@ -7,17 +7,17 @@ use crate::Result;
 /// The scales of a weight.
 #[derive(Default)]
 pub(crate) struct Scales {
-    /// One for all rows, or as many for each matrix of a stack, in order; none if the file has none.
+    /// One for all rows, or the same number for each matrix of a stack, in order; empty if the file has none.
     pub(crate) factors: Vec<f32>,
     /// The tensors that were read, and those that are not needed.
     pub(crate) tensors: Vec<String>,
 }
 
 impl Gguf {
-    /// The scales of the weight of this Hugging Face name, a stack of `count` matrices. Converters spell them `X.scale` and
-    /// `X.weight.scale`. Experts' gates and ups that lie apart have their own, in turn.
+    /// The scales of the weight with this Hugging Face name, a stack of `count` matrices. Converters name them `X.scale` or
+    /// `X.weight.scale`. Separate gate and up projections of experts have their own, interleaved.
     ///
-    /// `X.input_scale` is of activations in 4 bits, which are not made here.
+    /// `X.input_scale` is for 4-bit activations, which are not used here.
     ///
     /// # Errors
     /// If a scale is malformed.
@@ -51,7 +51,7 @@ impl Gguf {
         Ok(scales)
     }
 
-    /// Whether the tensor of this name has a scale beside it.
+    /// Whether the tensor with this name has a separate scale.
     pub(crate) fn has_scale(&self, name: &str) -> bool {
         let base = name.strip_suffix(".weight").unwrap_or(name);
         let spelled = ["scale", "weight.scale"].map(|last| format!("{base}.{last}"));
@@ -67,7 +67,7 @@ impl Gguf {
         if ![1, count].contains(&values.len()) || !values.iter().all(|scale| scale.is_finite()) {
             let stored = self.info(name).and_then(|info| GgmlType::from_id(info.type_id())).map_or("?", |of| of.name);
             let shape = self.info(name).map(|info| info.shape().to_vec()).unwrap_or_default();
-            let wanted = format!("F32, finite, one of all or of each of {count} matrices in {}", of.name());
+            let wanted = format!("F32, finite, one for all or each of {count} matrices in {}", of.name());
             let problem = format!("is {stored} of shape {shape:?}, must be {wanted}; convert the checkpoint again");
             return Err(self.error(name, problem));
         }

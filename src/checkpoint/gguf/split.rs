@@ -9,7 +9,7 @@ use crate::{Error, Result};
 /// The number in a file's name has five digits, the one in the metadata two bytes.
 const MAX_FILES: usize = u16::MAX as usize;
 
-/// How many files the checkpoint is in, of which `gguf` is one.
+/// Number of files of the checkpoint that `gguf` belongs to.
 pub(super) fn count(gguf: &Gguf) -> Result<usize> {
     match number(gguf, "split.count")? {
         None => Ok(1),
@@ -40,7 +40,7 @@ pub(super) fn open(given: &Gguf) -> Result<Gguf> {
             );
         }
         if number(&file, "split.no")? != Some(i) {
-            return Err(file.key_error("split.no", format!("is not {i}, which the file's name stands for")));
+            return Err(file.key_error("split.no", format!("is not {i}, as the file's name says")));
         }
         match &mut whole {
             None => whole = Some(file),
@@ -50,7 +50,7 @@ pub(super) fn open(given: &Gguf) -> Result<Gguf> {
     let whole = whole.ok_or_else(|| given.key_error("split.count", "is 0; convert the checkpoint again"))?;
     let tensors = number(&whole, "split.tensors.count")?;
     if let Some(tensors) = tensors.filter(|tensors| *tensors != whole.tensors.len()) {
-        let problem = format!("is {tensors}, but the files hold {}; download them again", whole.tensors.len());
+        let problem = format!("is {tensors}, but the files contain {}; download them again", whole.tensors.len());
         return Err(whole.key_error("split.tensors.count", problem));
     }
     Ok(whole)
@@ -59,7 +59,7 @@ pub(super) fn open(given: &Gguf) -> Result<Gguf> {
 fn append(whole: &mut Gguf, file: Gguf) -> Result<()> {
     for tensor in &file.tensors {
         if whole.index.insert(tensor.name.clone(), whole.tensors.len()).is_some() {
-            return Err(file.error(&tensor.name, "is in another file of the checkpoint too; download the files again"));
+            return Err(file.error(&tensor.name, "is also in another file of the checkpoint; download the files again"));
         }
         whole.tensors.push(tensor.clone());
     }
@@ -77,7 +77,7 @@ fn paths(path: &Path, count: usize) -> Result<Vec<PathBuf>> {
     match name {
         Some((name, _)) => Ok((1..=count).map(|i| path.with_file_name(format!("{name}-{i:05}{of}"))).collect()),
         None => {
-            let problem = format!("is one of {count} files, but is not named NAME-00001{of}; give it its name back");
+            let problem = format!("is one of {count} files, but is not named NAME-00001{of}; restore its name");
             Err(Error::file(path, problem))
         }
     }

@@ -1,8 +1,7 @@
-//! The tokenizer that a GGUF file's metadata describe.
+//! The tokenizer described by a GGUF file's metadata.
 //!
-//! Gemma 4's is BPE over whole texts: spaces become `▁`, no pre-tokenization, byte fallback for characters without a
-//! token. Files say `gemma4` and list the merges; some say `llama`, with merges or with scores only, from which
-//! the merges follow.
+//! Gemma 4's is BPE over whole texts: spaces become `▁`, no pre-tokenization, byte fallback for characters without a token. Files
+//! say `gemma4` and list the merges; some say `llama`, with merges or with only scores, which imply the merges.
 
 use tokenizers::decoders::sequence::Sequence;
 use tokenizers::decoders::{DecoderWrapper, byte_fallback::ByteFallback, fuse::Fuse, strip::Strip};
@@ -27,7 +26,7 @@ const SCORES: &str = "tokenizer.ggml.scores";
 /// Replaces a space inside tokens.
 const SPACE: &str = "\u{2581}";
 
-/// Scores give merges by trying every split of every token; the longest of Gemma's have some 100 bytes.
+/// Merges are derived from scores by trying every split of every token; Gemma's longest have some 100 bytes.
 const MAX_SCORED_TOKEN: usize = 1024;
 
 /// The values of `token_type` used here.
@@ -37,9 +36,9 @@ const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 const UNUSED: u64 = 5;
 
-/// Gemma 4's control tokens. Files in circulation call some of them normal (`<eos>`, `<|tool_response>`), and their text
-/// would then be merged like any other; llama.cpp's converter calls others user-defined (`<|tool_call>`), which would make
-/// them part of the decoded text.
+/// Gemma 4's control tokens. Some published files mark some of them normal (`<eos>`, `<|tool_response>`), so that their text
+/// would be merged like any other; llama.cpp's converter marks others user-defined (`<|tool_call>`), which would make them part
+/// of the decoded text.
 const CONTROL_TOKENS: [&str; 24] = [
     "<pad>",
     "<eos>",
@@ -66,7 +65,7 @@ const CONTROL_TOKENS: [&str; 24] = [
     "<|audio|>",
     "<|video|>",
 ];
-/// Qwen's control tokens, for files that call them normal.
+/// Qwen's control tokens, for files that mark them normal.
 const QWEN_CONTROL_TOKENS: [&str; 14] = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -83,21 +82,21 @@ const QWEN_CONTROL_TOKENS: [&str; 14] = [
     "<|image_pad|>",
     "<|video_pad|>",
 ];
-/// Qwen's tokens that are matched whole, and stay visible.
+/// Qwen's tokens that are matched whole, but stay visible.
 const QWEN_VISIBLE_TOKENS: [&str; 6] =
     ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
-/// A tag of HTML to Gemma 4, which is one token but stays visible.
+/// An HTML tag to Gemma 4: one token, but visible.
 const STRIKE_END: &str = "</s>";
 
 /// The tokenizer, or `None` if the file has none.
 ///
 /// # Errors
-/// If it is of a kind that Gemma 4 does not use, or its lists do not fit together.
+/// If it is of an unsupported kind, or its lists are inconsistent.
 pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
     let keys = Keys::new(gguf, "");
     let Some(model) = keys.optional_str(MODEL)?.filter(|model| *model != NONE) else { return Ok(None) };
     if !["gemma4", "llama", byte_level::MODEL].contains(&model) {
-        let problem = format!("{model:?} is not implemented; gemma4, llama and gpt2 are, give a tokenizer.json");
+        let problem = format!("{model:?} is not implemented (gemma4, llama and gpt2 are); add a tokenizer.json");
         return Err(keys.unsupported(MODEL, problem));
     }
     let tokens = tokens(&keys)?;
@@ -106,7 +105,7 @@ pub fn tokenizer(gguf: &Gguf) -> Result<Option<Tokenizer>> {
     if vocabulary.len() < tokens.len() {
         return Err(keys.error(TOKENS, repeated(&tokens, &vocabulary)));
     }
-    // An empty list is none: every text would be its characters.
+    // An empty list counts as absent: every text would be its characters.
     let merges = match keys.value(MERGES).filter(|merges| merges.as_array().is_none_or(|array| !array.is_empty())) {
         Some(_) => listed_merges(&keys, &tokens)?,
         None if model == "llama" => scored_merges(&keys, &tokens, &kinds, &vocabulary)?,
@@ -155,7 +154,7 @@ fn whole_texts(
     }
     let mut tokenizer = Tokenizer::new(bpe.build().map_err(failed(keys, MERGES))?);
     replace_spaces(keys, &mut tokenizer)?;
-    // Whatever `add_bos_token` says: Gemma 4 always begins with it, and files say false.
+    // Regardless of `add_bos_token`: Gemma 4 always begins with it, and files say false.
     if let Some(id) = keys.optional_token_id("tokenizer.ggml.bos_token_id")? {
         let bos = token(id, "tokenizer.ggml.bos_token_id")?;
         let template = template(bos, id).map_err(failed(keys, "tokenizer.ggml.bos_token_id"))?;
@@ -164,12 +163,12 @@ fn whole_texts(
     Ok(tokenizer)
 }
 
-/// The error of the tokenizer's library that the value of `key` leads to.
+/// The error for a value of `key` that the `tokenizers` crate rejects.
 fn failed<'a>(keys: &'a Keys<'_>, key: &'a str) -> impl FnOnce(Box<dyn std::error::Error + Send + Sync>) -> Error + 'a {
-    move |e| keys.error(key, format!("makes no tokenizer ({e}); convert the checkpoint again"))
+    move |e| keys.error(key, format!("does not form a tokenizer ({e}); convert the checkpoint again"))
 }
 
-/// Spaces are `▁` in tokens, one of them in front of a text if the file says so, and spaces in texts.
+/// Spaces become `▁` in tokens, with one prepended if the file says so, and spaces again in texts.
 fn replace_spaces(keys: &Keys<'_>, tokenizer: &mut Tokenizer) -> Result<()> {
     let prefix = keys.optional_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(false);
     let to_tokens: NormalizerWrapper = Replace::new(" ", SPACE).map_err(failed(keys, MODEL))?.into();
@@ -187,14 +186,14 @@ fn replace_spaces(keys: &Keys<'_>, tokenizer: &mut Tokenizer) -> Result<()> {
     Ok(())
 }
 
-/// Puts the token `bos` before a text.
+/// Prepends the token `bos` to a text.
 fn template(bos: &str, id: u32) -> tokenizers::Result<TemplateProcessing> {
     let mut template = TemplateProcessing::builder();
     template.try_single(vec![bos, "$A"])?.try_pair(vec![bos, "$A", bos, "$B"])?.special_tokens(vec![(bos, id)]);
     Ok(template.build()?)
 }
 
-/// Checks id by id that a tokenizer from elsewhere (a tokenizer.json) has the tokens of this file.
+/// Checks id by id that another tokenizer (a tokenizer.json) has this file's tokens.
 ///
 /// # Errors
 /// If one differs, or the file lists none.
@@ -211,7 +210,7 @@ pub fn check_tokenizer(gguf: &Gguf, other: &Tokenizer) -> Result<()> {
     let mut found = 0;
     for (id, (token, kind)) in tokens.iter().zip(&kinds).enumerate() {
         match other.id_to_token(id as u32) {
-            // Converters name unused ids in different ways.
+            // Converters give unused ids different names.
             None if *kind == UNUSED => {}
             Some(other) if same(token, &other) => found += 1,
             other => return differs(id, other.as_deref()),
@@ -225,7 +224,7 @@ pub fn check_tokenizer(gguf: &Gguf, other: &Tokenizer) -> Result<()> {
     beyond.map_or(Ok(()), |(token, id)| differs(id as usize, Some(&token)))
 }
 
-/// Converters write the spaces of user-defined tokens as spaces, which tokenizer.json spells `▁`.
+/// Converters write spaces in user-defined tokens as spaces, tokenizer.json as `▁`.
 fn same(a: &str, b: &str) -> bool {
     a == b || a.replace(SPACE, " ") == b.replace(SPACE, " ")
 }
@@ -242,7 +241,7 @@ fn tokens<'a>(keys: &Keys<'a>) -> Result<Vec<&'a str>> {
     Ok(array.strings().into_iter().flatten().collect())
 }
 
-/// The types of the tokens, put right where a control token is called normal.
+/// Token types, corrected for control tokens marked normal.
 fn kinds(keys: &Keys<'_>, tokens: &[&str]) -> Result<Vec<u64>> {
     let is_byte_level = keys.optional_str(MODEL)? == Some(byte_level::MODEL);
     let of_all = |value: Value<'_>| -> Option<Vec<u64>> {
@@ -304,14 +303,14 @@ fn listed_merges(keys: &Keys<'_>, tokens: &[&str]) -> Result<Merges> {
         let pair = merge
             .split_once(' ')
             .filter(|(left, right)| !left.is_empty() && !right.is_empty() && left.len() + right.len() <= longest);
-        let problem = || keys.error(MERGES, format!("entry {i} is no pair of tokens; convert the checkpoint again"));
+        let problem = || keys.error(MERGES, format!("entry {i} is not a pair of tokens; convert the checkpoint again"));
         pair.map(|(left, right)| (left.to_owned(), right.to_owned())).ok_or_else(problem)
     };
     strings.map(pair).collect()
 }
 
-/// The merges that a list of scores implies: every way to make a token of two others, tokens of high score first.
-/// (SentencePiece merges the neighbours that make the token of the highest score.)
+/// The merges implied by a list of scores: every way to split a token into two others, tokens with high scores first.
+/// (SentencePiece merges the neighbours whose token has the highest score.)
 fn scored_merges(keys: &Keys<'_>, tokens: &[&str], kinds: &[u64], vocabulary: &Vocab) -> Result<Merges> {
     let array = array(keys, SCORES, ValueType::F32)?.ok_or_else(|| keys.missing(SCORES))?;
     let scores: Vec<f32> =
@@ -321,7 +320,7 @@ fn scored_merges(keys: &Keys<'_>, tokens: &[&str], kinds: &[u64], vocabulary: &V
     }
     let are_ids = scores.iter().enumerate().all(|(id, score)| *score == id as f32);
     if are_ids || scores.iter().all(|score| *score == scores[0]) {
-        let problem = "say nothing of the order of merges, and there is no list of them; give a tokenizer.json";
+        let problem = "do not define the order of merges, and there is no list of merges; add a tokenizer.json";
         return Err(keys.error(SCORES, problem));
     }
     let mut splits = Vec::new();

@@ -17,10 +17,10 @@ pub const F32: u32 = 0;
 pub const I32: u32 = 26;
 
 impl GgmlType {
-    /// The type of `id` in files.
+    /// The type with `id` in files.
     ///
-    /// Unknown: ids that llama.cpp removed (4, 5, 31..33, 36..38), and 42 (`Q2_0`), whose block has 64 elements in some
-    /// files and 128 in others.
+    /// Unknown: ids that llama.cpp removed (4, 5, 31..33, 36..38), and 42 (`Q2_0`), whose block has 64 elements in some files and
+    /// 128 in others.
     pub fn from_id(id: u32) -> Option<Self> {
         let of = |name, block_len, block_bytes| Some(Self { name, block_len, block_bytes });
         match id {
@@ -62,7 +62,7 @@ impl GgmlType {
         }
     }
 
-    /// Bytes of a tensor of `elements` elements in rows of `inner`, or the reason why it has none.
+    /// Bytes of a tensor of `elements` elements in rows of `inner`, or the problem.
     pub(super) fn bytes(self, inner: usize, elements: usize) -> Result<usize, String> {
         if !inner.is_multiple_of(self.block_len) {
             return Err(format!("has rows of {inner} elements, {} needs a multiple of {}", self.name, self.block_len));

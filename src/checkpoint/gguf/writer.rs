@@ -1,8 +1,7 @@
 //! Writes GGUF files: metadata and tensors are declared first, then the tensors' bytes follow in declaration order.
 //!
-//! Nothing is collected: arrays go to disk as they are iterated, tensors in pieces of any size. The file grows beside
-//! its name, as `NAME.partial`, and takes the name when it is complete and on disk; a file that had it stays until
-//! then.
+//! Nothing is collected: arrays are written as they are iterated, tensors in pieces of any size. The file is written as
+//! `NAME.partial`, and renamed when it is complete and synced; an existing file stays until then.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,11 +15,11 @@ const VERSION: u32 = 3;
 const ALIGNMENT: u64 = 32;
 /// Offset of the tensor count and the key count.
 const COUNTS: u64 = 8;
-/// llama.cpp refuses longer ones.
+/// llama.cpp rejects longer ones.
 const MAX_KEY: usize = (1 << 16) - 1;
 const MAX_TENSOR_NAME: usize = 63;
 
-/// A type of metadata values and array elements.
+/// A type usable as metadata value or array element.
 pub trait MetadataValue {
     /// Its type in the file.
     const TYPE: ValueType;
@@ -69,9 +68,9 @@ impl MetadataValue for String {
     }
 }
 
-/// A GGUF file of which metadata and tensors are declared: little-endian, version 3, aligned to 32 bytes.
+/// A GGUF file whose metadata and tensors are being declared: little-endian, version 3, aligned to 32 bytes.
 ///
-/// Dropped before [`TensorWriter::finish`], the partial file is removed.
+/// If dropped before [`TensorWriter::finish`], the partial file is removed.
 ///
 /// ```
 /// # use foretoken::checkpoint::gguf::{Gguf, GgufWriter};
@@ -108,7 +107,7 @@ struct Declared {
 }
 
 impl GgufWriter {
-    /// Begins the file that will be `path`. A partial file that a killed process left is replaced.
+    /// Begins the file `path`. A partial file left by a killed process is replaced.
     ///
     /// # Errors
     /// If `path` is a directory or a device, its directory does not exist or cannot be written, or another process is
@@ -125,7 +124,7 @@ impl GgufWriter {
     /// Declares a single value: a number, a boolean, a string.
     ///
     /// # Errors
-    /// If the key was declared before or is no key, or on a full disk.
+    /// If the key was declared before or is invalid, or the disk is full.
     pub fn value<T: MetadataValue>(&mut self, key: &str, value: T) -> Result<()> {
         self.key(key, T::TYPE)?;
         self.element(value)
@@ -146,8 +145,8 @@ impl GgufWriter {
         self.out.patch(at, &len.to_le_bytes())
     }
 
-    /// Declares a value as another file has it, whatever its type. `general.alignment` and the keys of split files
-    /// describe that other file and should not be copied.
+    /// Declares a value of another file, whatever its type. `general.alignment` and the keys of split files describe that other
+    /// file and should not be copied.
     ///
     /// # Errors
     /// As [`GgufWriter::value`].
@@ -156,7 +155,7 @@ impl GgufWriter {
         self.copied(value)
     }
 
-    /// Declares a tensor. `shape` has the outermost dimension first; `type_id` is one that [`GgmlType::from_id`] knows.
+    /// Declares a tensor. `shape` has the outermost dimension first; `type_id` is known to [`GgmlType::from_id`].
     ///
     /// # Errors
     /// If the name was declared before or is too long for llama.cpp, the type is unknown, or the shape has no size.
@@ -166,17 +165,17 @@ impl GgufWriter {
             return error(format!("has a name of {} bytes, must have 1 to {MAX_TENSOR_NAME}; shorten it", name.len()));
         }
         let Some(known) = GgmlType::from_id(type_id) else {
-            return error(format!("has unknown type {type_id}; give a type of ggml"));
+            return error(format!("has unknown type {type_id}; use a ggml type"));
         };
         if !(1..=4).contains(&shape.len()) || shape.contains(&0) {
-            return error(format!("has shape {shape:?}; give 1 to 4 dimensions, none of them 0"));
+            return error(format!("has shape {shape:?}; use 1 to 4 dimensions, none of them 0"));
         }
         let inner = shape.last().copied().unwrap_or(1);
         let elements = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
         let len = match elements.map(|elements| known.bytes(inner, elements)) {
             Some(Ok(len)) => len as u64,
-            Some(Err(problem)) => return error(format!("{problem}; give another type")),
-            None => return error(format!("has shape {shape:?}, which overflows; give smaller dimensions")),
+            Some(Err(problem)) => return error(format!("{problem}; use another type")),
+            None => return error(format!("has shape {shape:?}, which overflows; use smaller dimensions")),
         };
         if !self.names.insert(name.to_owned()) {
             return error("is declared twice; declare each tensor once".into());
@@ -188,7 +187,7 @@ impl GgufWriter {
     /// Ends the declarations and begins the first tensor.
     ///
     /// # Errors
-    /// On a full disk.
+    /// If the disk is full.
     pub fn begin(mut self) -> Result<TensorWriter> {
         let mut offset = 0u64;
         for tensor in &self.tensors {
@@ -215,7 +214,7 @@ impl GgufWriter {
             return Err(key_error(&self.out, key, problem));
         }
         if key == "general.alignment" {
-            let problem = format!("is the writer's own, which aligns to {ALIGNMENT} bytes; leave it out");
+            let problem = format!("is set by the writer, which aligns to {ALIGNMENT} bytes; omit it");
             return Err(key_error(&self.out, key, problem));
         }
         if !self.keys.insert(key.to_owned()) {
@@ -283,8 +282,8 @@ fn type_of(value: Value<'_>) -> ValueType {
 pub struct TensorWriter {
     out: Partial,
     tensors: Vec<Declared>,
-    current: usize, // the tensor that is being written
-    written: u64,   // bytes of it
+    current: usize, // the current tensor
+    written: u64,   // its bytes so far
 }
 
 impl TensorWriter {
@@ -293,11 +292,11 @@ impl TensorWriter {
         self.out.total().unwrap_or(self.out.len())
     }
 
-    /// Appends `bytes` to the tensor `name`. Tensors come in the order of their declaration, each in any number of
-    /// parts: rows of whole blocks, little-endian.
+    /// Appends `bytes` to the tensor `name`. Tensors are written in declaration order, each in any number of parts: rows of whole
+    /// blocks, little-endian.
     ///
     /// # Errors
-    /// If the tensor before is not complete, another one is next, `bytes` is too long, or the disk is full.
+    /// If the previous tensor is incomplete, another one is next, `bytes` is too long, or the disk is full.
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         if self.tensors.get(self.current).is_some_and(|tensor| tensor.name != name && tensor.len == self.written) {
             (self.current, self.written) = (self.current + 1, 0);
@@ -307,14 +306,14 @@ impl TensorWriter {
         };
         if tensor.name != name {
             let expected = match self.written {
-                0 => format!("is written before {}; keep to the order of declaration", shown(&tensor.name)),
+                0 => format!("must come after {}; write tensors in declaration order", shown(&tensor.name)),
                 written => format!("begins after {written} of the {} bytes of {}", tensor.len, shown(&tensor.name)),
             };
             return Err(tensor_error(&self.out, name, expected));
         }
         let (written, len) = (self.written.saturating_add(bytes.len() as u64), tensor.len);
         if written > len {
-            let problem = format!("gets {written} bytes, but its type and shape have {len}; declare what is written");
+            let problem = format!("has {written} bytes, but its type and shape have {len}; declare what is written");
             return Err(tensor_error(&self.out, name, problem));
         }
         self.out.put(bytes)?;
@@ -330,7 +329,7 @@ impl TensorWriter {
         let done = self.current + usize::from(self.tensors.get(self.current).is_some_and(|t| t.len == self.written));
         if let Some(tensor) = self.tensors.get(done) {
             let written = if done == self.current { self.written } else { 0 };
-            let problem = format!("has {written} of its {} bytes; write all before the file is finished", tensor.len);
+            let problem = format!("has {written} of its {} bytes; write all before finishing the file", tensor.len);
             return Err(tensor_error(&self.out, &tensor.name, problem));
         }
         self.out.publish()

@@ -1,5 +1,5 @@
-//! Importance matrices: for each matrix the mean squares of its inputs over some text, as llama.cpp's `llama-imatrix`
-//! collects them; both of its file formats.
+//! Importance matrices: the mean squares of each matrix's inputs over some text, as collected by llama.cpp's `llama-imatrix`;
+//! both of its file formats.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::checkpoint::gguf::Gguf;
 use crate::{Error, Result};
 
-/// The mean squares of the inputs of matrices, by the matrices' names in GGUF files.
+/// Mean squares of matrices' inputs, by the matrices' GGUF names.
 #[derive(Clone, Debug)]
 pub struct Importance {
     path: PathBuf,
@@ -21,7 +21,7 @@ impl Importance {
     /// Reads the file `path`: GGUF, or the older `.dat`.
     ///
     /// # Errors
-    /// If it is neither, or malformed, or holds a number that is negative or not finite.
+    /// If it is neither, or malformed, or has a value that is negative, NaN or infinite.
     pub fn read(path: &Path) -> Result<Self> {
         let mut magic = [0; 4];
         let file = std::fs::File::open(path).map_err(Error::io(path))?;
@@ -29,7 +29,7 @@ impl Importance {
         let entries = if is_gguf { gguf(path)? } else { legacy(path)? };
         let bad = entries.iter().find(|(_, values)| values.iter().any(|x| !x.is_finite() || *x < 0.0));
         if let Some((name, _)) = bad {
-            let problem = "has an importance that is negative or not finite; collect the matrix again";
+            let problem = "has an importance that is negative, NaN or infinite; collect the matrix again";
             return Err(Error::Tensor { path: path.to_owned(), tensor: name.clone(), problem: problem.into() });
         }
         Ok(Self { path: path.to_owned(), entries })
@@ -50,8 +50,7 @@ impl Importance {
         self.entries.is_empty()
     }
 
-    /// The importances of the matrix, or stack of matrices, `name`: `count` times `inputs` numbers, or `None` if it is
-    /// not there.
+    /// The importances of the matrix, or stack of matrices, `name`: `count` times `inputs` values, or `None` if absent.
     pub(super) fn of(&self, name: &str, count: usize, inputs: usize) -> Result<Option<&[f32]>> {
         match self.entries.get(name) {
             Some(values) if values.len() != count * inputs => {
@@ -66,7 +65,7 @@ impl Importance {
     }
 }
 
-/// `NAME.in_sum2` holds sums of squares, `NAME.counts` how many were summed: one number for each matrix of a stack.
+/// `NAME.in_sum2` has sums of squares, `NAME.counts` the number of summands: one value per matrix of a stack.
 fn gguf(path: &Path) -> Result<BTreeMap<String, Vec<f32>>> {
     let gguf = Gguf::open(path)?;
     let floats = |name: &str| {
@@ -91,17 +90,17 @@ fn gguf(path: &Path) -> Result<BTreeMap<String, Vec<f32>>> {
         entries.insert(name.to_owned(), values);
     }
     match entries.is_empty() {
-        true => Err(Error::file(path, "has no NAME.in_sum2, so it is no importance matrix; collect one")),
+        true => Err(Error::file(path, "has no NAME.in_sum2, so it is not an importance matrix; collect one")),
         false => Ok(entries),
     }
 }
 
-/// A count; then for each matrix the length of its name, the name, the number of passes, the number of values, the
-/// values.
+/// A count; then for each matrix the length of its name, the name, the number of passes, the number of values, the values.
 fn legacy(path: &Path) -> Result<BTreeMap<String, Vec<f32>>> {
     let bytes = std::fs::read(path).map_err(Error::io(path))?;
     let mut rest = &bytes[..];
-    let malformed = || Error::file(path, "is no importance matrix (neither GGUF nor the older format); collect one");
+    let malformed =
+        || Error::file(path, "is not an importance matrix (neither GGUF nor the older format); collect one");
     let mut take = |len: usize| {
         let (taken, after) = rest.split_at_checked(len).ok_or_else(malformed)?;
         rest = after;

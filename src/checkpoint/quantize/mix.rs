@@ -1,4 +1,4 @@
-//! Which tensor gets which type: llama.cpp's mixes, tensor by tensor.
+//! llama.cpp's quantization mixes: the type of each tensor.
 
 use foretoken_kernels::ElementType;
 use foretoken_kernels::quant::WeightType::{self, *};
@@ -6,7 +6,7 @@ use foretoken_kernels::quant::WeightType::{self, *};
 use crate::checkpoint::TensorType;
 use crate::{Error, Result};
 
-/// A llama.cpp quantization mix. Single types are mixes too: tables and heads get more bits.
+/// A llama.cpp quantization mix. Single types are mixes as well: tables and heads get more bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, non_camel_case_types)] // llama.cpp's names
 #[non_exhaustive]
@@ -31,7 +31,7 @@ pub enum Mix {
     Q6_K,
 }
 
-/// llama.cpp's mixes whose types are read only.
+/// llama.cpp's mixes of load-only types.
 const READ_ONLY: [&str; 13] = [
     "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq3_xxs", "iq3_xs", "iq3_s", "iq3_m", "tq1_0", "tq2_0",
     "nvfp4",
@@ -62,12 +62,12 @@ impl Mix {
         Self::ALL.into_iter().find(|(mix, ..)| *mix == self).unwrap_or(Self::ALL[0])
     }
 
-    /// Its name, in lower case.
+    /// Its name, in lowercase.
     pub fn name(self) -> &'static str {
         self.entry().1
     }
 
-    /// The type that most of the matrices get.
+    /// The type of most matrices.
     pub fn weight_type(self) -> WeightType {
         self.entry().2
     }
@@ -91,8 +91,8 @@ impl std::str::FromStr for Mix {
         let found = Self::ALL.into_iter().find(|(_, name, ..)| *name == full);
         found.map(|(mix, ..)| mix).ok_or_else(|| {
             let known = Self::ALL.map(|(_, name, ..)| name).join(", ");
-            let what = if READ_ONLY.contains(&full.as_str()) { "is read, not written" } else { "is unknown" };
-            Error::argument("mix", format!("{name:?} {what}; {known} are"))
+            let what = if READ_ONLY.contains(&full.as_str()) { "is load-only" } else { "is unknown" };
+            Error::argument("mix", format!("{name:?} {what}; expected one of {known}"))
         })
     }
 }
@@ -105,7 +105,7 @@ pub(super) struct Facts {
     pub values: usize,
     /// Query heads per K/V head of the first layer.
     pub group: usize,
-    /// Whether the embedding is the head.
+    /// Whether the output head is tied to the embedding.
     pub tied: bool,
     /// Whether importances are known.
     pub importance: bool,
@@ -115,17 +115,17 @@ pub(super) struct Facts {
 pub(super) struct Place {
     /// Its layer; 0 outside the layers.
     pub layer: usize,
-    /// `attn_v` tensors in layers before.
+    /// `attn_v` tensors in earlier layers.
     pub values_before: usize,
     /// Length of its rows.
     pub inputs: usize,
 }
 
-/// What names of experts' matrices contain.
+/// Part of the names of experts' matrices.
 pub(super) const EXPERTS: &str = "_exps.";
 
-/// Whether `name`, of `dimensions` dimensions, is quantized at all: vectors, norms, routers, scales, convolutions, tokens'
-/// order and the projection of per-layer embeddings stay as they are.
+/// Whether `name`, with `dimensions` dimensions, is quantized: vectors, norms, routers, scales, convolutions, token orderings and
+/// the projection of per-layer embeddings are not.
 pub(super) fn is_quantized(name: &str, dimensions: usize) -> bool {
     let kept = [
         "_norm.weight",
@@ -138,12 +138,12 @@ pub(super) fn is_quantized(name: &str, dimensions: usize) -> bool {
     dimensions > 1 && name.ends_with(".weight") && !kept.iter().any(|kept| name.contains(kept))
 }
 
-/// The type of a tensor that [`is_quantized`].
+/// The type of a tensor for which [`is_quantized`] holds.
 pub(super) fn type_of(mix: Mix, name: &str, place: &Place, facts: &Facts) -> TensorType {
     fitting(preferred(mix, name, place, facts), place.inputs)
 }
 
-/// `preferred`, or llama.cpp's fallback for rows of `inputs` that are no whole blocks.
+/// `preferred`, or llama.cpp's fallback for rows of `inputs` that are not whole blocks.
 pub(super) fn fitting(preferred: WeightType, inputs: usize) -> TensorType {
     let fits = |weight_type: WeightType| inputs.is_multiple_of(weight_type.block_len());
     let fitting = match (fits(preferred), preferred) {
@@ -219,7 +219,7 @@ fn preferred(mix: Mix, name: &str, place: &Place, facts: &Facts) -> WeightType {
     }
 }
 
-/// Whether the `_M` mixes spend more bits on the `i`-th of `n`: at both ends, and on every third between.
+/// Whether the `_M` mixes use more bits for the `i`-th of `n`: at both ends, and for every third between.
 fn deserves_more(i: usize, n: usize) -> bool {
     i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2
 }
@@ -235,7 +235,7 @@ mod tests {
         }
         assert!("q7".parse::<Mix>().is_err_and(|error| error.to_string().contains("q4_k_s, q4_k_m")));
         let refused = "IQ3_XXS".parse::<Mix>().expect_err("read only").to_string();
-        assert!(refused.contains("\"iq3_xxs\" is read, not written") && refused.contains("iq4_xs"), "{refused}");
+        assert!(refused.contains("\"iq3_xxs\" is load-only") && refused.contains("iq4_xs"), "{refused}");
     }
 
     #[test]

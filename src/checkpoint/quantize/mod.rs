@@ -21,10 +21,10 @@ use mix::{Facts, Place, is_quantized, type_of};
 /// Handling of matrices that are already quantized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Requantize {
-    /// Refused: quantization errors would accumulate.
+    /// Rejected: quantization errors would accumulate.
     #[default]
     Refused,
-    /// They are quantized again.
+    /// Quantized again.
     Allowed,
 }
 
@@ -47,7 +47,7 @@ pub struct QuantizeOptions {
     pub rules: Rules,
     /// Importance matrix that weights errors. Default: none.
     pub importance: Option<Importance>,
-    /// Already quantized matrices. Default: refused.
+    /// Already quantized matrices. Default: rejected.
     pub requantize: Requantize,
     /// Called as tensors are written. Default: none.
     pub progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
@@ -76,12 +76,12 @@ pub struct Quantized {
     pub by_importance: bool,
 }
 
-/// Writes the GGUF checkpoint `source` as `destination`, quantized, on all threads of the current rayon pool. Memory: a
-/// few megabytes beside the maps.
+/// Writes the GGUF checkpoint `source` as `destination`, quantized, on all threads of the current rayon pool. Memory: a few
+/// megabytes besides the maps.
 ///
 /// # Errors
-/// If the file is malformed, a matrix is quantized already, importances are for another model, or the new file cannot
-/// be written: an existing one stays as it is then.
+/// If the file is malformed, a matrix is already quantized, importances are for another model, or the new file cannot be written:
+/// an existing one is unchanged then.
 pub fn quantize(source: &Checkpoint, destination: &Path, options: &QuantizeOptions) -> Result<Vec<Quantized>> {
     let Some(gguf) = source.gguf() else {
         return Err(Error::file(source.path(), "is a directory of safetensors; convert it to GGUF first"));
@@ -170,7 +170,7 @@ impl Planned {
 fn plan(gguf: &Gguf, options: &QuantizeOptions) -> Result<Vec<Planned>> {
     let experts = || gguf.tensors().any(|tensor| tensor.name().contains(mix::EXPERTS));
     if options.mix == Mix::MXFP4_MOE && options.rules == Rules::Mixed && !experts() {
-        let problem = "mxfp4_moe quantizes experts, and the file has none; take iq4_xs, or quantize purely";
+        let problem = "mxfp4_moe quantizes experts, but the file has none; use iq4_xs, or pure rules";
         return Err(Error::argument("mix", problem));
     }
     let values: Vec<usize> = gguf
@@ -201,11 +201,11 @@ fn plan(gguf: &Gguf, options: &QuantizeOptions) -> Result<Vec<Planned>> {
         };
         match stored {
             TensorType::Quantized(_) if stored != preferred && options.requantize == Requantize::Refused => {
-                let problem = format!("is {} already; quantize the file that it came from", stored.name());
+                let problem = format!("is already {}; quantize its source file", stored.name());
                 return Err(gguf.error(&name, problem));
             }
             TensorType::Quantized(_) if stored != preferred && gguf.has_scale(&name) => {
-                return Err(gguf.error(&name, "has a scale beside it; quantize the file that it came from"));
+                return Err(gguf.error(&name, "has a separate scale; quantize its source file"));
             }
             TensorType::Quantized(_) | TensorType::Float(_) => {}
             _ => return Err(gguf.error(&name, "has a type that cannot be quantized; convert the checkpoint again")),
@@ -229,12 +229,12 @@ fn layers(gguf: &Gguf) -> Result<usize> {
     count.map(|count| count as usize).ok_or_else(|| {
         gguf.key_error(
             "block_count",
-            "is missing or no integer (of general.architecture); convert the checkpoint again",
+            "is missing or not an integer (of general.architecture); convert the checkpoint again",
         )
     })
 }
 
-/// Query heads per K/V head of the first layer; 1 where the file does not say.
+/// Query heads per K/V head of the first layer; 1 if the file does not say.
 fn group(gguf: &Gguf) -> usize {
     let first = |key: &str| {
         let value = architecture_key(gguf, key)?;

@@ -1,8 +1,8 @@
-//! K and V on the device in the CPU's files (`crate::kv`, `write_to`): the pages that hold the committed positions,
-//! store by store, keys before values, exact rows before codes, each in the order of their slots.
+//! K and V on the device in the CPU's file format (`crate::kv`, `write_to`): the pages of the committed positions, store by
+//! store, keys before values, exact rows before quantized ones, each in slot order.
 //!
-//! Pages have the CPU's bytes with one exception: where K = V and both are exact, the file has V alone, in the model's
-//! channel order. Loading computes K from V; the CPU computes it at every read.
+//! Pages have the CPU's bytes with one exception: with K = V and both exact, the file has V alone, in the model's channel order.
+//! Loading computes K from V; the CPU computes it at every read.
 
 use std::io::{self, Read, Write};
 
@@ -21,7 +21,7 @@ pub(super) struct RecomputedKeys {
     pub(super) rotary_first: Option<RotaryFirst>,
 }
 
-/// A page that is written to files.
+/// A page written to files.
 struct FilePage<'a> {
     store: &'a Store,
     slot: usize,
@@ -30,7 +30,7 @@ struct FilePage<'a> {
 }
 
 impl DeviceKv {
-    /// Writes the pages that hold the positions below `end`: as many bytes as the CPU's cache has of them.
+    /// Writes the pages of the positions below `end`, as many bytes as the CPU's cache has of them.
     ///
     /// # Errors
     /// Those of `to`, or the device's inside an `io::Error`.
@@ -47,8 +47,7 @@ impl DeviceKv {
         Ok(())
     }
 
-    /// Fills an empty cache of the same layout and options with what [`DeviceKv::write_to`] wrote of the positions
-    /// below `end`.
+    /// Fills an empty cache of the same layout and options from [`DeviceKv::write_to`]'s output for the positions below `end`.
     ///
     /// # Errors
     /// If the device is out of memory, or those of `from`.
@@ -74,7 +73,7 @@ impl DeviceKv {
         Ok(())
     }
 
-    /// The pages that hold the positions below `end`, in a file's order.
+    /// The pages of the positions below `end`, in file order.
     fn file_pages(&self, end: usize) -> impl Iterator<Item = FilePage<'_>> {
         self.stores.iter().flat_map(move |store| {
             let keys = store.recomputed_keys.is_none().then_some(&store.keys);

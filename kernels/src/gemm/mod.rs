@@ -74,6 +74,9 @@ pub fn matmul(isa: Isa, x: PreparedRows<'_>, weight: Elements<'_>, y: ColumnsMut
     if let (Isa::Amx(isa), Elements::Bf16(w)) = (isa, weight)
         && inputs > 0
     {
+        if y.rows() == 0 || y.range().is_empty() {
+            return;
+        }
         return amx::matmul(isa, words, inputs, w, y);
     }
     match weight {

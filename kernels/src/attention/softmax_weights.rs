@@ -38,7 +38,9 @@ impl Op for Softmax<'_, '_> {
         let Self { len, queries, range, scores, weights } = self;
         let mut maxima = [f64::NEG_INFINITY; QUERY_BLOCK];
         for ((max, query), scores) in maxima.iter_mut().zip(&*queries).zip(scores.chunks(len)) {
-            *max = largest(query.softmax.max, &scores[query.visible.clone()]);
+            if !query.visible.is_empty() {
+                *max = largest(query.softmax.max, &scores[query.visible.clone()]);
+            }
         }
         for (((max, query), scores), weights) in
             maxima.iter().zip(&*queries).zip(scores.chunks(len)).zip(weights.chunks_mut(len))

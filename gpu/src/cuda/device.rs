@@ -169,13 +169,12 @@ fn contains(image: &[u8], text: &str) -> bool {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        if self.enter().is_err() {
-            return;
-        }
-        // SAFETY: streams, buffers and graphs hold the device, so none of them is left.
+        let entered = self.enter().is_ok();
+        let kernels = self.kernels.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: streams, buffers and graphs hold the device, so none of them is left; `open` retained the context.
         unsafe {
-            let kernels = self.kernels.get_mut().unwrap_or_else(PoisonError::into_inner);
-            for module in kernels.modules.values() {
+            // Modules are unloaded from the current context. The release needs none.
+            for module in kernels.modules.values().filter(|_| entered) {
                 let _ = sys::cuModuleUnload(module.0);
             }
             let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);

@@ -29,6 +29,13 @@ pub enum MetalError {
         /// Bytes that the system recommends to use at most.
         total: usize,
     },
+    /// A buffer is larger than the device supports.
+    BufferTooLarge {
+        /// Bytes requested.
+        requested: usize,
+        /// Bytes of the largest buffer.
+        largest: usize,
+    },
     /// A launch does not fit.
     Launch(LaunchError),
     /// The system does not compile a source, or makes no pipeline of a kernel.
@@ -72,6 +79,9 @@ impl std::fmt::Display for MetalError {
             }
             Self::OutOfMemory { requested, free, total } => {
                 write!(f, "Metal: out of memory: {requested} bytes requested, {free} of {total} free")
+            }
+            Self::BufferTooLarge { requested, largest } => {
+                write!(f, "Metal: buffer too large: {requested} bytes requested, at most {largest} supported")
             }
             Self::Launch(error) => error.fmt(f),
             Self::BadSource { source, problem } => write!(f, "Metal: {source} does not compile: {problem}"),

@@ -73,6 +73,9 @@ impl<F: Format> AmxOp for MatMul<'_, F> {
         // SAFETY: an `Amx` is the proof of tile registers, and no operation runs inside another.
         let _registers = unsafe { TileRegisters::new([a, a, b, b, c, c, c, c]) };
         let mut x = PackedActivations::EMPTY;
+        // The scalar products of the tests also read the rows that `pack` adds and leaves uninitialised.
+        #[cfg(test)]
+        x.a.0.fill(MaybeUninit::new(0));
         let mut results: Results = [[[0.0; PANEL_ROWS]; PASS_ROWS]; PANEL_GROUP];
         let pass_blocks = row_blocks.count.div_ceil(row_blocks.count.div_ceil(PASS_ROWS / ROW_BLOCK));
         for first in (0..row_blocks.count).step_by(pass_blocks) {
@@ -458,7 +461,7 @@ mod tests {
         for m in 0..ROWS {
             for n in 0..PANEL_ROWS {
                 let dot = (0..depth::<F>()).map(|k| {
-                    // SAFETY: `a` is `(ROWS, depth)`, `b` is `(depth / 4, PANEL_ROWS, 4)`, both written.
+                    // SAFETY: `a` is `(ROWS, depth)`, `b` is `(depth / 4, PANEL_ROWS, 4)`, both initialised.
                     let (x, w) = unsafe {
                         let w = (*b.add(k / 4 * QUAD_BYTES + 4 * n + k % 4)).assume_init();
                         ((*a.add(m * depth::<F>() + k)).assume_init() as i8, w)

@@ -1,7 +1,7 @@
 //! Attention of one KV head over a long context: keys per second and bytes of K and V per second, for exact rows in f16 and
 //! for every quantized format, with 1, 8 and 32 queries.
 //!
-//! `cargo bench -p foretoken-kernels --bench attend`. The pages are distinct and together larger than a second-level cache.
+//! `cargo bench -p foretoken-kernels --bench attend`. The pages are distinct and together larger than a L2 cache.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use foretoken_kernels::attention::turboquant::{
@@ -22,7 +22,7 @@ enum Memory {
 }
 
 impl Memory {
-    fn coded(format: CodeFormat, side: Side, rows: &[f32]) -> Self {
+    fn quantized(format: CodeFormat, side: Side, rows: &[f32]) -> Self {
         let layout = PageLayout::new(format, side, GROUPS);
         let (mut codes, mut scales) = (vec![0; layout.code_bytes() + 63], vec![f16::ZERO; layout.scales()]);
         let (mut mean, at) = (vec![f16::ZERO; layout.mean()], codes.as_ptr().align_offset(64));
@@ -74,7 +74,7 @@ fn attend(criterion: &mut Criterion) {
                     (Memory::Exact(halves.clone()), Memory::Exact(halves))
                 }
                 Some((key, value)) => {
-                    (Memory::coded(*key, Side::Keys, &rows), Memory::coded(*value, Side::Values, &rows))
+                    (Memory::quantized(*key, Side::Keys, &rows), Memory::quantized(*value, Side::Values, &rows))
                 }
             };
             let pages: Vec<_> = (0..PAGES).map(|_| keys_and_values()).collect();

@@ -45,8 +45,8 @@ fn matmul_is_the_sum_of_products() {
         for (rows, outputs) in [(1, 1), (1, 9), (2, 4), (3, 5), (4, 8), (5, 13), (9, 7), (16, 8), (18, 5), (33, 70)] {
             let (x, w) = (noise.vec(rows * inputs), noise.vec(outputs * inputs));
             let halves: Vec<f16> = w.iter().map(|w| f16::from_f32(*w)).collect();
-            let brains: Vec<bf16> = w.iter().map(|w| bf16::from_f32(*w)).collect();
-            for weight in [Elements::F32(&w), Elements::F16(&halves), Elements::Bf16(&brains)] {
+            let bf16s: Vec<bf16> = w.iter().map(|w| bf16::from_f32(*w)).collect();
+            for weight in [Elements::F32(&w), Elements::F16(&halves), Elements::Bf16(&bf16s)] {
                 let mut wide = vec![0.0; w.len()];
                 weight.widen(&mut wide);
                 let want: Vec<f64> = (0..rows * outputs)
@@ -157,8 +157,8 @@ fn keys_of_values_are_weighted_and_rotated() {
         let (x, weight) = (noise.vec(rows * head_dim), noise.vec(head_dim));
         let (cos, sin) = (noise.vec(rows * pairs), noise.vec(rows * pairs));
         let halves: Vec<f16> = x.iter().map(|x| f16::from_f32(*x)).collect();
-        let brains: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
-        for values in [Elements::F32(&x), Elements::F16(&halves), Elements::Bf16(&brains)] {
+        let bf16s: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
+        for values in [Elements::F32(&x), Elements::F16(&halves), Elements::Bf16(&bf16s)] {
             let mut wide = vec![0.0; x.len()];
             values.widen(&mut wide);
             let mut want: Vec<f64> =
@@ -279,7 +279,7 @@ fn a_query_has_the_same_bits_in_any_batch() {
         let (len, count) = (37, 21);
         let (k, v) = (noise.vec(len * head_dim), noise.vec(len * head_dim));
         let halves = [&k, &v].map(|x| -> Vec<f16> { x.iter().map(|x| f16::from_f32(*x)).collect() });
-        let brains = [&k, &v].map(|x| -> Vec<bf16> { x.iter().map(|x| bf16::from_f32(*x)).collect() });
+        let bf16s = [&k, &v].map(|x| -> Vec<bf16> { x.iter().map(|x| bf16::from_f32(*x)).collect() });
         let q: Vec<Vec<f32>> = (0..count).map(|_| noise.vec(head_dim).iter().map(|q| q * 3.0).collect()).collect();
         let attend = |isa: Isa, first: usize, last: usize| -> Vec<Vec<f32>> {
             let count = last - first;
@@ -294,7 +294,7 @@ fn a_query_has_the_same_bits_in_any_batch() {
             let mut scratch = Scratch { scores: &mut scores, weights: &mut weights };
             let [keys, values] = match half {
                 true => halves.each_ref().map(|x| Elements::F16(x).into()),
-                false => brains.each_ref().map(|x| Elements::Bf16(x).into()),
+                false => bf16s.each_ref().map(|x| Elements::Bf16(x).into()),
             };
             attend_block(isa, KvBlock { keys, values, head_dim }, &mut states, &mut scratch);
             output

@@ -20,8 +20,7 @@ pub(super) fn softmax_weights(
     isa.run(Softmax { len, queries, range, scores, weights });
 }
 
-/// Each pass runs over all queries before the next one starts, so that no query waits for the latency of its own maximum
-/// or sum.
+/// Each pass runs over all queries before the next one starts, which hides the latency of a query's maximum and sum.
 struct Softmax<'a, 'q> {
     len: usize,
     queries: &'a mut [Query<'q>],

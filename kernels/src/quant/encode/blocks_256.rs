@@ -92,7 +92,8 @@ fn symmetric(x: &[f32], w: &[f32; 256], levels: f32, top: f32) -> SubBlocks {
     without_mins::<16>(x, w, top, scale, |x| nearest(x, -levels, levels - 1.0))
 }
 
-/// Fits scales `-top..top` in sub-blocks of `N`: `fit(x, w)` is a sub-block's scale, `level(x)` what is nearest to `x`.
+/// Fits scales `-top..top` in sub-blocks of `N`: `fit(x, w)` is a sub-block's scale, `level(x)` the level nearest to
+/// `x`.
 #[inline(always)]
 fn without_mins<const N: usize>(
     x: &[f32],

@@ -4,8 +4,8 @@
 //! cargo run --release -p foretoken-gpu --features cuda --example cuda_speed
 //! ```
 //!
-//! A line per measurement: microseconds per launch in a replayed graph, and gigabytes of weights or K/V per second. Weights
-//! alternate over more memory than the second-level cache.
+//! A line per measurement: microseconds per launch in a replayed graph, and gigabytes of weights or K/V per second.
+//! Weights alternate over more memory than the L2 cache holds.
 
 #[cfg(any(feature = "cuda", feature = "cuda-prebuilt"))]
 fn main() {
@@ -162,7 +162,7 @@ mod measure {
         let splits = queries.splits(depth - rows, depth);
         let slots = 2 * splits * rows * heads;
         let (running, output) = (device.zeroed::<[f64; 2]>(slots)?, device.zeroed::<f32>(slots * width)?);
-        let room = SplitPartials { softmax: running.slice(), output: output.slice(), splits };
+        let partials = SplitPartials { softmax: running.slice(), output: output.slice(), splits };
         let y = device.zeroed::<f32>(q.len())?;
         let exact_kv = ExactKv {
             keys: Pages::all(keys.1.slice()),
@@ -172,7 +172,7 @@ mod measure {
         };
         // Every page is in the tables.
         let micros = time(stream, |recorder, _| {
-            recorder.launch(&exact(&queries, &exact_kv, &room)?)?;
+            recorder.launch(&exact(&queries, &exact_kv, &partials)?)?;
             if let (Some((k, v)), Some((key_layout, value_layout))) = (&codes, layouts) {
                 let kv = QuantizedKv {
                     keys: Pages::all(k.1.slice()),
@@ -182,9 +182,9 @@ mod measure {
                     query_words: words.slice(),
                     query_scales: scales.slice(),
                 };
-                recorder.launch(&quantized(&queries, &kv, &room)?)?;
+                recorder.launch(&quantized(&queries, &kv, &partials)?)?;
             }
-            recorder.launch(&combine(&queries, &room, (Domain::Unrotated, Order::Model), y.slice())?)
+            recorder.launch(&combine(&queries, &partials, (Domain::Unrotated, Order::Model), y.slice())?)
         })?;
         let page_bytes = layouts.map_or(2 * exact_bytes, |(k, v)| kv_heads * (k.bytes() + v.bytes()));
         let name = formats.map_or("f16".into(), |(k, v)| format!("{}/{}", k.name(), v.name()));

@@ -90,7 +90,7 @@ impl Opened {
         streams.iter().map(|stream| lock(stream).wait()).fold(Ok(()), Result::and)
     }
 
-    /// The kernel `name`, made once.
+    /// The kernel `name`, created once.
     pub(super) fn pipeline(&self, name: &'static str) -> Result<Pipeline, MetalError> {
         let mut pipelines = lock(&self.pipelines);
         if let Some(pipeline) = pipelines.get(name) {

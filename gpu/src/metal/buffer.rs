@@ -57,7 +57,8 @@ impl<T: Pod> Buffer<T> {
         self.ready(at, elements.len())?;
         let _exclusive = lock(&self.device.0.memories);
         // SAFETY: the memory has as many bytes from there on, and the lock excludes other threads' copies. Earlier
-        // launches have finished; the contract of `Stream::launch` excludes launches meanwhile that use these elements.
+        // launches have finished; the contract of `Stream::launch` excludes concurrent launches that use these
+        // elements.
         unsafe {
             self.bytes.cast::<T>().add(at).cast::<u8>().copy_from(elements.as_ptr().cast(), size_of_val(elements));
         }

@@ -38,8 +38,8 @@ pub(crate) trait ByteLanes: Floats {
     const ALL_BYTES: bool;
     /// Rows that the registers hold, with an accumulator and a sum each.
     const MAX_ROWS: usize;
-    /// Maximum number of rows for which a kernel over a single run of panels is compiled, besides the one over several
-    /// runs.
+    /// Maximum number of rows for which a kernel over a single run of panels is compiled, in addition to the one over
+    /// several runs.
     const ONE_RUN_ROWS: usize = 0;
     /// Whether sums can start from [`Scale::offsets`].
     const OFFSETS: bool = false;

@@ -11,7 +11,7 @@
 //!   ...
 //! query 15      | d 0 .. d 63       | d 64 .. d 127 |
 //!
-//! B: 16 vectors of a run by 16 lanes, i8; two tiles per strip. The vectors of `layout.rs`, as they are:
+//! B: 16 vectors of a run by 16 lanes, i8; two tiles per strip. The vectors of `layout.rs`, unchanged:
 //!                 byte 0               4                    60
 //! vector  0      | lane 0: d 0..4    | lane 1: d 0..4  | .. | lane 15: d 0..4  |   tile 0
 //!   ...

@@ -156,8 +156,8 @@ struct Batch {
 /// Adds the products of a range of blocks to the results of a group of panels.
 ///
 /// Tile registers and vectors alternate: between the tile products of a batch, the epilogue of the previous batch runs.
-/// Weights are unpacked into two buffers in turn, because the last epilogue of a K span runs beside the first products of
-/// the next.
+/// Weights are unpacked into two buffers in turn, because the last epilogue of a K span overlaps with the first
+/// products of the next.
 ///
 /// # Safety
 /// The caller is inside a function with AVX-512's features, and the tile registers are configured as in

@@ -9,7 +9,7 @@ const ROUNDS: usize = 2;
 
 /// The scales of 16 sub-blocks of 16, or 8 of 32.
 struct SubBlocks {
-    /// The block's scale `d`, and the scale of the mins `dmin`, as they are stored.
+    /// The block's scale `d`, and the scale of the mins `dmin`, as stored.
     d: f32,
     dmin: f32,
     scales: [f32; 16], // integers

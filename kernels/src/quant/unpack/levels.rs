@@ -130,8 +130,8 @@ impl Format for Nvfp4 {
     const PREFETCH_ONE_RUN_FROM: usize = 1;
     type Cursor<L: ByteLanes> = *const u8;
 
-    /// The seven bits of a scale are those of an `f32`'s exponent and mantissa but for the bias: 127 instead of 7, and one
-    /// for the doubled levels.
+    /// The seven bits of a scale are those of an `f32`'s exponent and mantissa except for the bias: 127 instead of 7,
+    /// and one for the doubled levels.
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         const BIAS: f32 = f32::from_bits((127 + 119) << 23);

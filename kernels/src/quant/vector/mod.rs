@@ -69,7 +69,7 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
         let mut results: Results = [[0.0; PANEL_ROWS]; _];
         let blocks = self.x.row_blocks();
         // Outer loop over passes: a pass's activations stay in the L2 cache, and reading the weights again
-        // for the next 64 rows costs little beside the arithmetic.
+        // for the next 64 rows costs little compared to the arithmetic.
         for pass in (0..blocks.count).step_by(PASS_BLOCKS) {
             let pass = pass..(pass + PASS_BLOCKS).min(blocks.count);
             let (first_row, last) = (blocks.get(pass.start).first, blocks.get(pass.end - 1));

@@ -1,5 +1,5 @@
 //! Feature `cuda`: compiles the CUDA kernels. `cuda-prebuilt`: embeds the committed PTX. `metal`: embeds the Metal
-//! sources. Without a feature, nothing.
+//! sources. Without a feature, it does nothing.
 
 mod joined;
 
@@ -84,7 +84,7 @@ fn nvcc() -> Result<PathBuf, String> {
     let works =
         |nvcc: &PathBuf| Command::new(nvcc).arg("--version").output().is_ok_and(|output| output.status.success());
     candidates.into_iter().flatten().find(works).ok_or_else(|| {
-        "the feature `cuda` compiles its kernels with nvcc, and there is none: set NVCC to the output of \
+        "the feature `cuda` compiles its kernels with nvcc, which was not found: set NVCC to the output of \
          `scripts/install_nvcc.sh FOLDER`, install the CUDA toolkit 13, or use the feature `cuda-prebuilt`"
             .into()
     })

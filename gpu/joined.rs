@@ -1,4 +1,4 @@
-//! The text that a Mac compiles, for `build.rs` and for the test that compiles it here.
+//! The text compiled on a Mac, for `build.rs` and for the test that compiles it here.
 
 use std::fs;
 use std::path::{Path, PathBuf};

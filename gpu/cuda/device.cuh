@@ -35,7 +35,7 @@ INLINE unsigned short float_to_half(float x) {
     return bits;
 }
 
-// By tensor cores; columns that nobody reads cost nothing extra. `shaders/device.h` draws the fragments.
+// On tensor cores; unused columns cost nothing extra. `shaders/device.h` draws the fragments.
 INLINE void mma_k32(int (&c)[4], const unsigned (&a)[4], uint2 b, int t, int live) {
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])

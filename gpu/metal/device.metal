@@ -1,7 +1,7 @@
 // The Metal dialect of `shaders/device.h`: Metal 3, GPUs of family Apple7 (M1) and later, whose warps are simdgroups of 32.
 //
-// The Mac compiles the sources when a device is opened, with fast math off and without contraction, which the defined
-// roundings require. Parameters hold addresses, as in CUDA; the memory must have been made resident.
+// The Mac compiles the sources when a device is opened, with fast math off and without contraction, as the specified
+// rounding requires. Parameters hold addresses, as in CUDA; the memory must have been made resident.
 #pragma once
 
 #pragma METAL fp contract(off)

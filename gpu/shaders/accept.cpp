@@ -21,7 +21,7 @@ struct Params {
 KERNEL(accept_greedy, Params, 256, 1, None) {
     int tid = self.index, accepted = 0;
     while (accepted < p.count && p.drafts[AT(accepted)] == p.chosen[accepted]) accepted++;
-    // Truncated behind the first stop token. Accepted drafts equal the target's tokens.
+    // Truncated after the first stop token. Accepted drafts equal the target's tokens.
     int emitted = 0;
     for (bool stopped = false; emitted <= accepted && !stopped; emitted++) {
         u32 token = p.chosen[AT(emitted)];

@@ -2,8 +2,8 @@
 //
 // A block processes one split of `split_pages` pages, one KV head, and a tile of columns. A column is a query: row r and
 // head m of the KV head's group are column r * group + m. The result is a partial softmax; `combine.cpp` merges the
-// splits. Split boundaries are fixed positions, so a row's bits depend neither on other rows nor on the length of the
-// sequence.
+// splits. Split boundaries are fixed positions, so a row's bits depend neither on other rows nor on the sequence
+// length.
 //
 // Whether a query reads a page exactly or quantized is a function of its own position.
 #pragma once

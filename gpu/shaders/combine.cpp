@@ -16,7 +16,7 @@ struct Params {
     DEVICE float* y;        // (rows, heads, head_dim)
     int head_dim;
     int splits;
-    int stores;       // 2: the partials of quantized pages lie behind those of exact ones
+    int stores;       // 2: the partials of quantized pages follow those of exact ones
     int rotated;      // 1: outputs are in the rotated domain
     int k_eq_v_pairs; // 0: channels are in the model's order; else the channels of this many rotary pairs come first
 };

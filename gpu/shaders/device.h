@@ -1,7 +1,7 @@
-// Shared by all kernels, which are written in what CUDA C++ and the Metal Shading Language have in common; a dialect,
+// Shared by all kernels, which are written in the common subset of CUDA C++ and the Metal Shading Language; a dialect,
 // `cuda/device.cuh` or `metal/device.metal`, is included before this file and defines the rest. On the CPU, the headers
 // of `tests/emulator` are included before the dialect and replace its language. Metal is C++14, has no doubles, no shared
-// memory outside of kernels, and the keywords half, device, kernel, thread, which are no identifiers here.
+// memory outside of kernels, and the keywords half, device, kernel, thread, which are not used as identifiers here.
 //
 // A dialect defines:
 // * KERNEL(name, Params, threads, blocks, Scratch): a kernel with one parameter structure, which `src/plan` has in Rust,
@@ -9,9 +9,9 @@
 //   multiprocessor. The body has the parameters `p`, the shared memory `s` of at most 32 KiB, and the thread `self`.
 // * DEVICE, CONSTANT, THREADGROUP, THREAD: address spaces: device memory, parameters, shared memory, the thread's own.
 //   INLINE before functions, CONSTEXPR before constants.
-// * AT(index): an index. The mutation test changes one of them at a time, and some test must fail.
+// * AT(index): an index. The mutation test changes one at a time, and some test must fail.
 // * `mul`, `add` and `sub` of floats, and `fmaf`: rounded as in the CPU's kernels, never contracted. Other operations may be
-//   contracted. And the usual functions of floats: `expf`, `sqrtf`, `rintf`, ...
+//   contracted. And the usual float functions: `expf`, `sqrtf`, `rintf`, ...
 // * DOUBLES, if there are any, and then Exact: a double, with + - * / > >=, `mul` and `add` that are never contracted, `sqrt`;
 //   `exact` converts from float, `narrow` to float. Without, it is Wide (`wide.h`), which has the same.
 // * barrier() for the block; warp_barrier(), shuffle, shuffle_xor and warp_ballot for the 32 lanes of a warp, called by
@@ -28,8 +28,8 @@
 // row g      a[0]       a[2]      word t      b.x     row g      c[0]       c[1]
 // row g + 8  a[1]       a[3]      word t + 4  b.y     row g + 8  c[2]       c[3]
 //
-// mma_k16 has 16 inputs: words t only, a[0] of row g, a[1] of row g + 8, b. Columns from `live` on may have anything, in B
-// and in C.
+// mma_k16 has 16 inputs: words t only, a[0] of row g, a[1] of row g + 8, b. Columns from `live` on are unspecified, in
+// B and in C.
 #pragma once
 
 #include "wide.h"

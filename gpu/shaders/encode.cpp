@@ -1,9 +1,9 @@
 // Quantizes a page of 128 rotated rows: the bytes of turboquant/encode.rs and turboquant/quantizer.rs.
 //
-// A block processes one group of 128 channels of one head's page. Sixteen threads share a row, because the CPU adds up
-// squares in sixteen partial sums: thread s of a row has the channels s, s + 16, ... Codes are collected in shared memory
-// and written in the order of the planes, 64-byte lines at a time. This runs once per page and 128 tokens and is not
-// tuned. Grid: (groups, heads, pages).
+// A block processes one group of 128 channels of one head's page. Sixteen threads share a row, because the CPU sums
+// squares in sixteen partial sums: thread s of a row has the channels s, s + 16, ... Codes are collected in shared
+// memory and written in the order of the planes, 64-byte lines at a time. This runs once per page of 128 tokens and is
+// not tuned. Grid: (groups, heads, pages).
 
 #include "pages.h"
 

@@ -1,4 +1,4 @@
-// The mixture of experts, but for its products: routing, and the weighted sum of the experts' results. The products are
+// The mixture of experts, except its products: routing, and the weighted sum of the experts' results. The products are
 // those of buckets in `matmul.cpp`: every chosen expert is read once, for all rows that chose it.
 
 #include "device.h"

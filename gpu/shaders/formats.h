@@ -1,5 +1,6 @@
 // The block formats of weights, in the packed order of quant/layout.rs: a panel is 16 rows; the field at byte o of a GGUF
-// block begins at byte 16 o of a packed block (but of Q6_K), and the rows alternate every 4 bytes (scales: every 2).
+// block begins at byte 16 o of a packed block (except for Q6_K), and rows are interleaved every 4 bytes (scales: every
+// 2).
 //
 // A warp multiplies a packed block by tensor cores: 16 weight rows by 8 activation rows (columns). Lane 4 g + t reads 8
 // bytes, word t of the panel rows 2 g and 2 g + 1, so a warp reads 256 consecutive bytes:
@@ -270,7 +271,7 @@ struct MXFP4 {
     template <int TILES>
     static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
                            THREAD Results<TILES>& y) {
-        // Scales of the rows alternate every byte.
+        // Scales of the rows are interleaved by byte.
         u32 exponents = *reinterpret_cast<const DEVICE u16*>(at + AT(2 * g));
         float d[2] = {half_power_of_two(exponents & 255), half_power_of_two(exponents >> 8)};
         u32 a[4];

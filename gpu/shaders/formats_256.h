@@ -3,7 +3,7 @@
 
 #include "formats.h"
 
-// The 6-bit scales and mins of Q4_K and Q5_K, four to a word; quant/ggml.rs says which bits they are.
+// The 6-bit scales and mins of Q4_K and Q5_K, four to a word; see quant/ggml.rs for their bits.
 struct SixBits {
     u32 scales[2][2], mins[2][2]; // [panel row][sub-blocks 0..4 or 4..8]
 
@@ -135,7 +135,7 @@ struct Q6_K {
                         u32 low_bits = words[row] >> (quarter / 2 * 4) & 0x0f0f0f0fu;
                         a[row] = minus(low_bits | (bits[row] >> (quarter * 2) & 0x03030303u) << 4, 32);
                     }
-                    // Scales of the rows alternate every byte.
+                    // Scales of the rows are interleaved by byte.
                     u32 scales = *reinterpret_cast<const DEVICE u16*>(at + SCALES + AT(16 * s + 2 * g));
                     int by[2] = {(i8)scales, (i8)(scales >> 8)};
                     for (int tile = 0; tile < TILES; tile++) {
@@ -174,7 +174,7 @@ struct IQ4_XS {
         int sum[TILES][2][2] = {};
         load_scales(at, 0, g, d);
         uint2 low = load_rows(at, 64, g);
-        // Upper bits of the scales: two bytes, each of which alternates by row.
+        // Upper bits of the scales: two bytes, each interleaved by row.
         u32 first = *reinterpret_cast<const DEVICE u16*>(at + 32 + AT(2 * g));
         u32 second = *reinterpret_cast<const DEVICE u16*>(at + 48 + AT(2 * g));
         u32 high[2] = {(first & 255) | (second & 255) << 8, first >> 8 | (second & 0xff00u)};

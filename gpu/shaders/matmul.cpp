@@ -53,7 +53,7 @@ INLINE void panel(const CONSTANT Matrix& m, const DEVICE u8* weights, const CONS
     int blocks = m.inputs / F::BLOCK, groups = m.inputs / 32;
     Columns<TILES> columns = {x.quants, x.scales, x.sums, blocks, groups, {}, {}, {}};
     for (int tile = 0; tile < TILES; tile++) {
-        // Columns without a row have the last one's, whose loads cost nothing, so that no load waits for a condition.
+        // Columns without a row use the last row, whose repeated loads cost nothing, so that loads are unconditional.
         int column = min(tile * 8 + g, count - 1);
         columns.live[tile] = min(max(count - tile * 8, 0), 8);
         columns.quants_at[tile] = int(quant_at(row_of(first + AT(column)), 0, groups) / 2) + t;

@@ -37,7 +37,7 @@ KERNEL(rms_norm, NormParams, 32 * WARPS, 4, Sums) {
         float v = p.x[AT(row + i)];
         squares = fmaf(v, v, squares);
     }
-    // Wide from here: an error of the inverse would scale the whole row.
+    // Wide from here: an error of the inverse scales the whole row.
     Wide sum = warp_sum(wide(squares));
     if (self.lane == 0) s.warps[self.warp] = sum;
     barrier();

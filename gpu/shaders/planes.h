@@ -76,7 +76,7 @@ INLINE void fragment(const CONSTANT Format& f, const THREADGROUP u8* table, cons
     at = page.lower + AT(run * 256 * f.lower + (vector * f.lower >> 3) * 64 + 8 * g);
     if (f.lower) lower = *reinterpret_cast<const DEVICE uint2*>(at);
     if (PERMUTES && f.upper == 4 && !f.lower) {
-        // Nibbles are selectors as they are: those of both vectors alternate, and are separated after the lookup.
+        // Nibbles are selectors already: those of both vectors are interleaved, and are separated after the lookup.
         u32 words[2] = {upper.x, upper.y};
         for (int row = 0; row < 2; row++) {
             u32 first = level_of_16(f.levels, words[row]), second = level_of_16(f.levels, words[row] >> 16);
@@ -91,7 +91,7 @@ INLINE void fragment(const CONSTANT Format& f, const THREADGROUP u8* table, cons
     }
 }
 
-// The A fragment of keys that lie in a page of values: mma rows are the 16 tokens of `strip`, words the 32 channels of
+// The A fragment of keys stored in a page of values: mma rows are the 16 tokens of `strip`, words the 32 channels of
 // runs `run` and `run + 1`. A lane reads four channels by four tokens of each run and transposes them; mma row g is token
 // 2 g, row g + 8 token 2 g + 1. The B fragment is words t and t + 4.
 INLINE void transposed_fragment(const CONSTANT Format& f, const THREADGROUP u8* table, const THREAD QuantizedPage& page,

@@ -1,8 +1,8 @@
-// Wide: the sum of two floats, the second at most half a unit in the last place of the first. Norms and softmaxes have it,
-// because Metal has no doubles, and GPUs for consumers have a 64th of the floats' rate for them.
+// Wide: the sum of two floats, the second at most half a unit in the last place of the first. Used in norms and
+// softmaxes, because Metal has no doubles, and consumer GPUs execute them at 1/64 of the float rate.
 //
 // Operations have a relative error of 2^-45 in a float's range. Squares overflow beyond 1e19 and lose bits below 1e-12.
-// The sums are those of Dekker and Knuth, and rely on every operation's rounding.
+// The sums are those of Dekker and Knuth, and rely on each operation being rounded.
 #pragma once
 
 struct Wide {

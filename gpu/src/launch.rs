@@ -1,4 +1,4 @@
-//! A launch: kernel, grid and parameters; and slices of device memory, checked.
+//! A launch: kernel, grid and parameters; and checked slices of device memory.
 
 use std::marker::PhantomData;
 
@@ -56,7 +56,7 @@ impl<T> DeviceSlice<T> {
 
     fn checked_at(self, multiple: u64, name: &str, len: usize) -> Result<u64, LaunchError> {
         if self.len < len {
-            return Err(LaunchError(format!("{name}: {len} elements are needed, and the slice has {}", self.len)));
+            return Err(LaunchError(format!("{name}: {len} elements are required, but the slice has {}", self.len)));
         }
         if !self.address.is_multiple_of(multiple) {
             return Err(LaunchError(format!("{name}: the address is not a multiple of {multiple} bytes")));
@@ -101,15 +101,15 @@ pub(crate) fn optional<T>(slice: Option<DeviceSlice<T>>, name: &str, len: usize)
     slice.map_or(Ok(0), |slice| slice.checked(name, len))
 }
 
-/// A dimension as the kernels take it.
+/// A dimension as a kernel parameter.
 pub(crate) fn dimension(name: &str, value: usize) -> Result<i32, LaunchError> {
-    i32::try_from(value).map_err(|_| LaunchError(format!("{name} is {value}; at most {} is possible", i32::MAX)))
+    i32::try_from(value).map_err(|_| LaunchError(format!("{name} is {value}; at most {} is supported", i32::MAX)))
 }
 
 /// A number of blocks in y or z of a grid.
 pub(crate) fn blocks(name: &str, value: usize) -> Result<u32, LaunchError> {
     match u32::try_from(value) {
         Ok(blocks) if (1..=65_535).contains(&blocks) => Ok(blocks),
-        _ => Err(LaunchError(format!("{name} takes {value} blocks of threads; 1 to 65535 are possible"))),
+        _ => Err(LaunchError(format!("{name} takes {value} thread blocks; 1 to 65535 are supported"))),
     }
 }

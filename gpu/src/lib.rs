@@ -1,6 +1,6 @@
 //! foretoken's GPU kernels: their sources, the plans of their launches, and the drivers that run them.
 //!
-//! * `shaders/` has the sources, in what CUDA C++ and the Metal Shading Language have in common; `cuda/device.cuh` and
+//! * `shaders/` has the sources, in the common subset of CUDA C++ and the Metal Shading Language; `cuda/device.cuh` and
 //!   `metal/device.metal` define the rest.
 //! * [`plan`] has one function per kernel, which checks shapes and lengths and returns a [`Launch`]. It knows no device and
 //!   is always compiled.

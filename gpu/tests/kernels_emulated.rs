@@ -128,7 +128,6 @@ struct Exponents {
 // SAFETY: the `Params` of exponential.cpp.
 unsafe impl Params for Exponents {}
 
-/// The bits of 1 / (1 + e^x), which is what the CPU makes public of its e^x; and what that hides, zero and NaN.
 #[test]
 fn weights_without_kernels_are_refused_by_name() {
     for weight_type in WeightType::ALL {
@@ -141,6 +140,8 @@ fn weights_without_kernels_are_refused_by_name() {
     assert_eq!(WeightType::ALL.into_iter().filter(|weight_type| Matrix::supports(*weight_type)).count(), 13);
 }
 
+/// Bit-exact comparison of 1 / (1 + e^x), the only public use of the CPU's e^x; and zero and NaN, which it does not
+/// show.
 #[test]
 fn the_exponential_has_the_bits_of_the_cpu() {
     let Some(machine) = machine() else { return };

@@ -1,7 +1,7 @@
-//! The texts that a Mac compiles, checked by clang's C++ for OpenCL, which has Metal's address spaces, vectors and lack of
-//! doubles, with declarations of what the texts use of `metal_stdlib` (`metal_stub`).
+//! The texts compiled on a Mac, checked by clang's C++ for OpenCL, which has Metal's address spaces, vectors and lack
+//! of doubles, with declarations of what the texts use of `metal_stdlib` (`metal_stub`).
 //!
-//! What it does not show: that Apple's compiler takes them. Needs clang; skipped without it.
+//! It does not show that Apple's compiler accepts them. Needs clang; skipped without it.
 
 #[path = "../joined.rs"]
 mod joined;
@@ -28,7 +28,7 @@ fn texts() -> Vec<(String, String)> {
     sources.iter().map(|source| (name(source), text(source))).collect()
 }
 
-/// What clang says of a text; `None` without clang.
+/// Clang's diagnostics for a text; `None` without clang.
 fn errors(text: &str) -> Option<String> {
     let mut command = Command::new("clang");
     command.args(["-x", "clcpp", "-cl-std=clc++2021", "-target", "spir64", "-cl-no-stdinc", "-fsyntax-only"]);
@@ -105,7 +105,7 @@ fn unqualified(text: &str) -> Vec<String> {
         let bytes = line.as_bytes();
         let at = |i: usize| bytes.get(i).copied().unwrap_or(b' ');
         for i in (1..bytes.len()).filter(|i| matches!(bytes[*i], b'*' | b'&')) {
-            // A sign that is attached to a type: operators are between spaces or in front of an operand.
+            // A sign that is attached to a type: operators are between spaces or before an operand.
             let of_type = (is_word(at(i - 1)) || at(i - 1) == b'>') && !is_word(at(i + 1)) && at(i + 1) != b'=';
             let of_array = at(i - 1) == b'(' && is_word(at(i + 1)) && line[i..].contains(")[");
             let operator = line[..i].ends_with("operator") || at(i - 1) == at(i) || at(i + 1) == at(i);

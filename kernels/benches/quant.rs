@@ -47,7 +47,7 @@ impl Pool {
             }
         }
         let mut state = 1u64;
-        // Random nibbles with every 16-bit unit a small `f16`: any bytes are a matrix, these have finite scales.
+        // Random nibbles with every 16-bit unit a small `f16`: any bytes are a valid matrix; these have finite scales.
         let mut word = || {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (state ^ state >> 29) & 0x9fff_9fff_9fff_9fff

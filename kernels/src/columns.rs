@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// The columns `range` of a row-major `(rows, width)` matrix, mutably. Two values of one matrix never share a column:
-/// they are made from the whole matrix, or by [`ColumnsMut::split_at`].
+/// they are constructed from the whole matrix, or by [`ColumnsMut::split_at`].
 pub struct ColumnsMut<'a> {
     data: *mut MaybeUninit<f32>,
     rows: usize,
@@ -28,7 +28,7 @@ impl<'a> ColumnsMut<'a> {
         Self::uninit(unsafe { std::slice::from_raw_parts_mut(data, len) }, rows, width)
     }
 
-    /// As [`ColumnsMut::new`], of uninitialised memory: functions that take columns write all of them.
+    /// As [`ColumnsMut::new`], for uninitialised memory: functions that take columns write all of them.
     ///
     /// # Panics
     /// If `matrix` is not `rows * width` long.
@@ -37,7 +37,7 @@ impl<'a> ColumnsMut<'a> {
         Self { data: matrix.as_mut_ptr(), rows, width, range: 0..width, _matrix: PhantomData }
     }
 
-    /// Splits into the columns before `column` and those from it on, counted in the whole matrix.
+    /// Splits into the columns before `column` and the rest; `column` is an index in the whole matrix.
     ///
     /// # Panics
     /// If `column` is outside [`ColumnsMut::range`].
@@ -47,7 +47,7 @@ impl<'a> ColumnsMut<'a> {
         (Self { range: self.range.start..column, ..self }, right)
     }
 
-    /// The columns held, counted in the whole matrix.
+    /// The columns held, as indices in the whole matrix.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }
@@ -60,7 +60,7 @@ impl<'a> ColumnsMut<'a> {
     /// The held columns of one row.
     ///
     /// # Panics
-    /// If there is no such row.
+    /// If `row` is out of range.
     #[inline]
     pub(crate) fn row_mut(&mut self, row: usize) -> &mut [MaybeUninit<f32>] {
         assert!(row < self.rows, "columns: no row {row}");

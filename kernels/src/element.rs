@@ -31,7 +31,7 @@ impl std::str::FromStr for ElementType {
             "f32" => Ok(ElementType::F32),
             "f16" => Ok(ElementType::F16),
             "bf16" => Ok(ElementType::Bf16),
-            _ => Err(format!("{name:?} is unknown; f32, f16 and bf16 are")),
+            _ => Err(format!("unknown element type {name:?}; known: f32, f16 and bf16")),
         }
     }
 }
@@ -66,7 +66,7 @@ impl<'a> Elements<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(self) -> bool {
         self.len() == 0
     }
@@ -74,7 +74,7 @@ impl<'a> Elements<'a> {
     /// The elements of `range`.
     ///
     /// # Panics
-    /// If `range` reaches past the end.
+    /// If `range` is out of bounds.
     pub fn slice(self, range: std::ops::Range<usize>) -> Self {
         match self {
             Elements::F32(x) => Elements::F32(&x[range]),
@@ -86,7 +86,7 @@ impl<'a> Elements<'a> {
     /// Converts every element to `f32` in `out`.
     ///
     /// # Panics
-    /// If `out` has another length.
+    /// If `out` has a different length.
     pub fn widen(self, out: &mut [f32]) {
         assert_eq!(self.len(), out.len(), "widen: lengths differ");
         match self {

@@ -1,12 +1,13 @@
-//! foretoken's CPU kernels: slices in, slices out. No candle, no allocation, no I/O, no threads.
+//! foretoken's CPU kernels: slices in, slices out. No candle, no hidden allocation (`top_k` reuses the caller's `Vec`),
+//! no I/O, no threads.
 //!
-//! * [`Isa`] is the proof that the processor has the instructions; every kernel takes one by value. Tests iterate
+//! * [`Isa`] proves that the processor supports the instructions; every kernel takes one by value. Tests iterate
 //!   [`Isa::available`], the engine calls [`Isa::best`] once.
 //! * Kernels over `f32` lanes are written once, generic over the crate-private `Lanes` trait; its scalar implementation
 //!   is the specification, the fallback and the test oracle.
 //! * **Batch invariance**: for one ISA, the bits of an output row are a function of that row's inputs alone. No kernel
 //!   chooses an order of summation from the number of rows, of columns in the call, or of threads.
-//! * Work is divided by the caller: kernels that fill a wide output take a [`ColumnsMut`], a column range of it.
+//! * The caller divides the work: kernels with a wide output write to a [`ColumnsMut`], a column range of it.
 
 pub mod attention;
 mod columns;

@@ -1,4 +1,4 @@
-//! Upper bounds of this processor: read bandwidth, int8 multiply-adds.
+//! Measures this processor's upper bounds: read bandwidth and int8 multiply-adds.
 
 use std::hint::black_box;
 
@@ -14,9 +14,9 @@ pub fn read_all(isa: Isa, data: &[u8]) -> f32 {
         #[inline(always)]
         fn eval<L: Lanes>(self, l: L) -> f32 {
             // Sequential streams: with one, the hardware prefetcher stops at every 4 KiB page boundary. An odd number:
-            // addresses that are a power of two apart are slower by half on a Zen 4.
+            // addresses a power of two apart are 50 % slower on a Zen 4.
             const STREAMS: usize = 9;
-            // SAFETY: any bytes are an `f32`.
+            // SAFETY: any bytes are a valid `f32`.
             let (_, floats, _) = unsafe { self.0.align_to::<f32>() };
             let part = floats.len() / STREAMS / L::LANES * L::LANES;
             let start = floats.as_ptr();
@@ -59,7 +59,7 @@ pub fn int8_multiply_adds(isa: Isa, rounds: usize) -> Option<(u64, i32)> {
                 // SAFETY: a vector consists of words.
                 (size_of_val(&sums) as u64 * rounds as u64, unsafe { *(&raw const sums).cast() })
             }
-            // SAFETY: the `Isa` is only made where these features were found.
+            // SAFETY: the `Isa` is only constructed if these features were detected.
             Some(unsafe { run(rounds) })
         }};
     }
@@ -68,7 +68,7 @@ pub fn int8_multiply_adds(isa: Isa, rounds: usize) -> Option<(u64, i32)> {
     #[cfg(target_arch = "x86_64")]
     use std::arch::x86_64::*;
     match isa {
-        // Two instructions for 32 products; the sum is an operand of the product, lest that be hoisted.
+        // Two instructions for 32 products; the sum is an operand of the product, so that it cannot be hoisted.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2(_) => {
             chains!("avx2", _mm256_setzero_si256(), _mm256_set1_epi8(black_box(3)), |sum, x| {

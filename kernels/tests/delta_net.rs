@@ -1,5 +1,5 @@
-//! The gated delta net's kernels on every instruction set: the bits of plain loops in the same order, at every tail, and
-//! those against `f64`.
+//! The gated delta net's kernels on every instruction set: bit-exact against plain loops in the same order, at every
+//! tail, and those against `f64`.
 
 use foretoken_kernels::Isa;
 use foretoken_kernels::activation::{sigmoid_gate, silu_gate};
@@ -110,12 +110,12 @@ fn the_recurrence_has_the_bits_of_plain_loops() {
                 assert_eq!(bits(&state), bits(&kept), "{what}: {keep} rows kept, without outputs");
                 let mut rest = vec![f32::NAN; (count - keep) * value_dim];
                 outputs(isa, &state, key_dim, of(keep, count), &mut scratch, &mut rest);
-                assert_eq!(bits(&rest), bits(&want[keep * value_dim..]), "{what}: outputs behind {keep} rows");
+                assert_eq!(bits(&rest), bits(&want[keep * value_dim..]), "{what}: outputs after {keep} rows");
                 state.copy_from_slice(&start);
                 rest.fill(f32::NAN);
                 replay(isa, &mut state, key_dim, [of(0, keep), of(keep, count)], &mut scratch, &mut rest);
                 assert_eq!(bits(&state), bits(&kept), "{what}: {keep} rows replayed");
-                assert_eq!(bits(&rest), bits(&want[keep * value_dim..]), "{what}: outputs behind {keep} rows replayed");
+                assert_eq!(bits(&rest), bits(&want[keep * value_dim..]), "{what}: outputs after {keep} rows replayed");
             }
         }
     }
@@ -151,7 +151,7 @@ fn the_convolution_is_causal_and_the_same_everywhere() {
 }
 
 #[test]
-fn gates_are_theirs_at_every_tail() {
+fn gates_match_the_formulas_at_every_tail() {
     for len in (1..=33).chain([64, 100]) {
         let x: Vec<f32> = noise(3, len).iter().map(|x| 30.0 * x).collect();
         let up = noise(4, len);
@@ -174,7 +174,7 @@ fn gates_are_theirs_at_every_tail() {
 }
 
 #[test]
-fn normalized_runs_have_the_length() {
+fn normalized_vectors_have_the_norm() {
     for width in 1..=40 {
         let mut x = noise(5, 3 * width);
         let want: Vec<f64> = x

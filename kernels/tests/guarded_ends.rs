@@ -1,4 +1,4 @@
-//! The CPU kernels' tests with inaccessible memory directly behind every slice. A fault ends the process with a signal;
+//! The CPU kernels' tests with inaccessible memory directly after every slice. A fault ends the process with a signal;
 //! `cargo test --release -p foretoken-kernels --test guarded_ends -- --test-threads 1` names the test.
 #![cfg(unix)]
 
@@ -15,6 +15,6 @@ use guarded::{At, Guarded};
 static ALLOCATOR: Guarded = Guarded(At::End);
 
 #[test]
-fn what_lies_behind_a_slice_is_inaccessible() {
+fn memory_after_a_slice_is_inaccessible() {
     guarded::check(At::End);
 }

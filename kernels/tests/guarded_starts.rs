@@ -15,6 +15,6 @@ use guarded::{At, Guarded};
 static ALLOCATOR: Guarded = Guarded(At::Start);
 
 #[test]
-fn what_lies_before_a_slice_is_inaccessible() {
+fn memory_before_a_slice_is_inaccessible() {
     guarded::check(At::Start);
 }

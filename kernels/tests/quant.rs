@@ -47,7 +47,7 @@ fn scale_offsets(weight_type: WeightType) -> &'static [usize] {
     }
 }
 
-/// Rows of random blocks: any bytes with finite scales are a block.
+/// Rows of random blocks: any bytes with finite scales are a valid block.
 fn random_rows(weight_type: WeightType, outputs: usize, inputs: usize, random: &mut Random) -> Vec<u8> {
     let mut bytes: Vec<u8> =
         (0..weight_type.bytes_for(outputs, inputs).unwrap()).map(|_| random.next() as u8).collect();
@@ -149,8 +149,8 @@ fn all_row_counts_and_widths_agree_with_the_reference() {
     }
 }
 
-/// More rows than share an unpacked block, longer than what is put in order for them at once, and a last run of short blocks
-/// that is not 256 long.
+/// More rows than share an unpacked block, longer than what is packed for them at once, and a last group of short
+/// blocks that is not 256 long.
 #[test]
 fn many_long_rows_agree_with_the_reference() {
     let mut random = Random(8);

@@ -325,8 +325,8 @@ fn attention_over_pages_is_attention_over_decoded_rows() {
             let decoded: (Vec<_>, Vec<_>) =
                 (keys.iter().map(Owned::decode).collect(), values.iter().map(Owned::decode).collect());
             for (query_cases, output) in query_cases.iter().zip(&outputs) {
-                // The remaining error, beside the query's 8 bits, is that of weights in 15 bits: half of 1/32767 for each
-                // of 128 values. The 8 bits of the query cost a hundred times that.
+                // The remaining error, in addition to the query's 8 bits, is that of weights in 15 bits: half of
+                // 1/32767 for each of 128 values. The 8 bits of the query cost a hundred times that.
                 for (quantum, tolerance) in [(Some(quantum), 4e-4), (None, 4e-2)] {
                     let want = expected(&decoded.0, &decoded.1, query_cases, quantum);
                     for (got, want) in output.iter().zip(&want) {

@@ -1,4 +1,4 @@
-//! Codes against independent references: blocks that an independent script wrote (`scripts/turbo_golden.py`), and the
+//! Codes against independent references: blocks written by an independent script (`scripts/turbo_golden.py`), and the
 //! known errors of the formats on Gaussian data.
 
 use foretoken_kernels::Isa;

@@ -55,7 +55,7 @@ impl<T: Pod> Buffer<T> {
         self.slice.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.slice.is_empty()
     }
@@ -63,7 +63,7 @@ impl<T: Pod> Buffer<T> {
     /// Overwrites the first elements, after waiting for all launches.
     ///
     /// # Errors
-    /// If there are more than the buffer has, or the driver fails.
+    /// If the buffer has fewer elements, or the driver fails.
     pub fn write(&mut self, elements: &[T]) -> Result<(), CudaError> {
         self.write_at(0, elements)
     }
@@ -86,7 +86,7 @@ impl<T: Pod> Buffer<T> {
     /// Reads the first elements, after waiting for all launches.
     ///
     /// # Errors
-    /// If there are fewer in the buffer, or the driver fails, or a kernel launched before failed.
+    /// If the buffer has fewer elements, or the driver or an earlier kernel fails.
     pub fn read(&self, elements: &mut [T]) -> Result<(), CudaError> {
         self.read_at(0, elements)
     }
@@ -97,7 +97,7 @@ impl<T: Pod> Buffer<T> {
     /// As [`Buffer::read`].
     pub fn read_at(&self, at: usize, elements: &mut [T]) -> Result<(), CudaError> {
         let from = self.ready_address(at, elements.len())?;
-        // SAFETY: the destination has as many bytes, and `T: Pod` takes any.
+        // SAFETY: the destination has as many bytes, and any bytes are a valid `T: Pod`.
         check("cuMemcpyDtoH", unsafe {
             sys::cuMemcpyDtoH_v2(elements.as_mut_ptr().cast(), from, size_of_val(elements))
         })

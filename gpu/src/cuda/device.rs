@@ -22,7 +22,7 @@ pub struct DeviceInfo {
     pub multiprocessors: usize,
     /// Bytes of memory.
     pub memory: usize,
-    /// Bytes of the second-level cache.
+    /// Bytes of L2 cache.
     pub cache: usize,
     /// The driver's version: 1000 times major plus 10 times minor.
     pub driver: i32,
@@ -39,8 +39,8 @@ pub(super) struct Opened {
     info: DeviceInfo,
 }
 
-/// What was loaded so far: an image at the first launch of a kernel in it, because a driver that compiles PTX takes its time
-/// for each.
+/// Images loaded so far. Each is loaded at the first launch of a kernel in it, because compiling PTX in the driver
+/// takes time.
 #[derive(Default)]
 struct Kernels {
     modules: HashMap<usize, Module>, // by index of the image
@@ -50,13 +50,13 @@ struct Kernels {
 #[derive(Clone, Copy)]
 struct Module(sys::CUmodule);
 
-/// A kernel of a module that lives as long as the device.
+/// A kernel of a module; it lives as long as the device.
 #[derive(Clone, Copy)]
 pub(super) struct Function(pub sys::CUfunction);
 
 // SAFETY: the driver's handles may be used from any thread; what they name is immutable while `Opened` lives.
 unsafe impl Send for Opened {}
-// SAFETY: as above; the map is behind a lock.
+// SAFETY: as above; the map is protected by a lock.
 unsafe impl Sync for Opened {}
 
 impl std::fmt::Debug for Device {
@@ -66,10 +66,11 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
-    /// Opens device `index` and loads the kernels.
+    /// Opens device `index` and loads one kernel, to check that images load; the others are loaded at their first
+    /// launch.
     ///
     /// # Errors
-    /// If there is no driver, or one that is too old, no such device, or one below compute capability 8.0, or the kernels do
+    /// If there is no driver or device, the driver is too old, the compute capability is below 8.0, or the kernel does
     /// not load.
     pub fn open(index: usize) -> Result<Self, CudaError> {
         let driver = driver::load()?;
@@ -95,7 +96,7 @@ impl Device {
         // SAFETY: the context is current; the pointers are to integers.
         check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut 0, &mut memory) })?;
         opened.info.memory = memory;
-        // One kernel now: images that do not load are an error of opening.
+        // Loads one kernel now, so that unsupported images are an error here and not at the first launch.
         opened.function("read_all")?;
         Ok(Self(Arc::new(opened)))
     }
@@ -137,7 +138,7 @@ impl Opened {
         }
         let symbol = CString::new(name).map_err(|_| CudaError::NoKernel(name.into()))?;
         let entry = format!(".entry {name}(");
-        // PTX is text that has the kernel's name; of machine code any image may have it.
+        // PTX is text, searched for the kernel's name; any image of machine code may have it.
         let (likely, others): (Vec<_>, Vec<_>) =
             (0..images::IMAGES.len()).partition(|i| contains(images::IMAGES[*i].1, &entry));
         for i in likely.into_iter().chain(others) {
@@ -169,13 +170,12 @@ fn contains(image: &[u8], text: &str) -> bool {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        if self.enter().is_err() {
-            return;
-        }
-        // SAFETY: streams, buffers and graphs hold the device, so none of them is left.
+        let entered = self.enter().is_ok();
+        let kernels = self.kernels.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: streams, buffers and graphs hold the device, so none of them is left; `open` retained the context.
         unsafe {
-            let kernels = self.kernels.get_mut().unwrap_or_else(PoisonError::into_inner);
-            for module in kernels.modules.values() {
+            // Modules are unloaded from the current context. The release needs none.
+            for module in kernels.modules.values().filter(|_| entered) {
                 let _ = sys::cuModuleUnload(module.0);
             }
             let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);

@@ -9,8 +9,8 @@ use super::error::CudaError;
 /// The oldest driver that has all functions called here.
 const OLDEST: i32 = 12_000;
 
-/// The oldest driver that surely loads the images: that of the toolkit that compiles them, or for committed PTX, whose
-/// version is older than any accepted driver, [`OLDEST`].
+/// The oldest driver that is certain to load the images: that of the toolkit that compiles them, or [`OLDEST`] for
+/// committed PTX, whose version is older than any accepted driver.
 pub(super) const IMAGES: i32 = if cfg!(feature = "cuda") { 13_000 } else { OLDEST };
 
 /// An error unless `result` is success.
@@ -22,7 +22,7 @@ pub(super) fn check(call: &'static str, result: sys::CUresult) -> Result<(), Cud
     }
 }
 
-/// Whether all later calls in this process fail as well: a kernel was aborted, and the context is beyond repair.
+/// Whether all later calls in this process fail as well: a kernel was aborted, and the context is unusable.
 fn is_sticky(result: sys::CUresult) -> bool {
     use sys::CUresult as R;
     matches!(

@@ -8,11 +8,11 @@ use crate::launch::LaunchError;
 pub enum CudaError {
     /// No driver library is installed.
     NoDriver,
-    /// The driver's version, and the oldest that works: 1000 times major plus 10 times minor.
+    /// The driver's version, and the oldest supported: 1000 times major plus 10 times minor.
     DriverTooOld {
         /// The driver's.
         found: i32,
-        /// The oldest that works.
+        /// The oldest supported.
         needed: i32,
     },
     /// There is no device of this index.
@@ -38,7 +38,7 @@ pub enum CudaError {
         /// Bytes of the device.
         total: usize,
     },
-    /// A launch does not fit.
+    /// A launch is invalid.
     Launch(LaunchError),
     /// The kernels do not load on this device.
     BadImage {
@@ -49,7 +49,7 @@ pub enum CudaError {
     },
     /// No image has this kernel: images and plans are of different versions.
     NoKernel(String),
-    /// A length does not fit a buffer.
+    /// A length exceeds a buffer.
     Length {
         /// Elements requested.
         requested: usize,
@@ -91,22 +91,22 @@ impl std::fmt::Display for CudaError {
             }
             Self::DriverTooOld { found, needed } => write!(
                 f,
-                "CUDA: the driver supports CUDA {}, and {} is needed; update the driver, or use the CPU",
+                "CUDA: the driver supports CUDA {}, but {} is required; update the driver, or use the CPU",
                 version(*found),
                 version(*needed)
             ),
             Self::NoDevice { index, count } => write!(f, "CUDA: there is no device {index}: the driver has {count}"),
             Self::Unsupported { name, capability: (major, minor) } => {
-                write!(f, "CUDA: {name} has compute capability {major}.{minor}, and 8.0 is needed; use the CPU")
+                write!(f, "CUDA: {name} has compute capability {major}.{minor}, but 8.0 is required; use the CPU")
             }
             Self::OutOfMemory { requested, free, total } => {
                 write!(f, "CUDA: out of memory: {requested} bytes requested, {free} of {total} free")
             }
             Self::Launch(error) => error.fmt(f),
-            Self::BadImage { source, problem } => write!(f, "CUDA: the kernels of {source} do not load: {problem}"),
-            Self::NoKernel(name) => write!(f, "CUDA: there is no kernel {name}; build the kernels again"),
+            Self::BadImage { source, problem } => write!(f, "CUDA: cannot load the kernels of {source}: {problem}"),
+            Self::NoKernel(name) => write!(f, "CUDA: kernel {name} not found; rebuild the kernels"),
             Self::Length { requested, len } => {
-                write!(f, "CUDA: {requested} elements of a buffer of {len} were requested")
+                write!(f, "CUDA: {requested} elements requested of a buffer of {len}")
             }
             Self::Poisoned { call, problem } => write!(
                 f,

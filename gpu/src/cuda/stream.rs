@@ -26,8 +26,8 @@ pub struct Graph {
 
 /// Collects launches for a [`Graph`], in sequence.
 ///
-/// Each becomes a graph node. Stream capture would do the same, but while a stream captures, no thread of the process may
-/// synchronize the device, and other sequences do.
+/// Each becomes a graph node. Stream capture would do the same, but while a stream captures, no thread of the process
+/// may synchronize the device, which other sequences do.
 #[derive(Debug)]
 pub struct Recorder {
     device: Device,
@@ -50,7 +50,7 @@ impl Stream {
         Ok(Self { device: device.clone(), stream })
     }
 
-    /// Launches a plan behind the stream's earlier launches.
+    /// Launches a plan after the stream's earlier launches.
     ///
     /// # Errors
     /// If there is no such kernel, or the driver fails.
@@ -92,7 +92,7 @@ impl Stream {
         recorder.graph()
     }
 
-    /// Replays a graph behind the stream's earlier launches.
+    /// Replays a graph after the stream's earlier launches.
     ///
     /// # Errors
     /// If the driver fails.
@@ -115,7 +115,7 @@ impl Recorder {
         Ok(Self { device: device.clone(), graph, last: None })
     }
 
-    /// Adds a launch behind those added before.
+    /// Adds a launch after those added before.
     ///
     /// # Errors
     /// If there is no such kernel, or the driver fails.

@@ -36,7 +36,7 @@ impl<T: Pod> Buffer<T> {
         self.slice.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.slice.is_empty()
     }
@@ -44,7 +44,7 @@ impl<T: Pod> Buffer<T> {
     /// Overwrites the first elements, after waiting for all launches.
     ///
     /// # Errors
-    /// If there are more than the buffer has, or a launch before failed.
+    /// If the buffer has fewer elements, or an earlier launch failed.
     pub fn write(&mut self, elements: &[T]) -> Result<(), MetalError> {
         self.write_at(0, elements)
     }
@@ -57,7 +57,8 @@ impl<T: Pod> Buffer<T> {
         self.ready(at, elements.len())?;
         let _exclusive = lock(&self.device.0.memories);
         // SAFETY: the memory has as many bytes from there on, and the lock excludes other threads' copies. Earlier
-        // launches have finished; the contract of `Stream::launch` excludes launches meanwhile that use these elements.
+        // launches have finished; the contract of `Stream::launch` excludes concurrent launches that use these
+        // elements.
         unsafe {
             self.bytes.cast::<T>().add(at).cast::<u8>().copy_from(elements.as_ptr().cast(), size_of_val(elements));
         }
@@ -67,7 +68,7 @@ impl<T: Pod> Buffer<T> {
     /// Reads the first elements, after waiting for all launches.
     ///
     /// # Errors
-    /// If there are fewer in the buffer, or a launch before failed.
+    /// If the buffer has fewer elements, or an earlier launch failed.
     pub fn read(&self, elements: &mut [T]) -> Result<(), MetalError> {
         self.read_at(0, elements)
     }
@@ -79,7 +80,7 @@ impl<T: Pod> Buffer<T> {
     pub fn read_at(&self, at: usize, elements: &mut [T]) -> Result<(), MetalError> {
         self.ready(at, elements.len())?;
         let _exclusive = lock(&self.device.0.memories);
-        // SAFETY: as in `write_at`; `T: Pod` takes any bytes.
+        // SAFETY: as in `write_at`; any bytes are a valid `T: Pod`.
         unsafe {
             self.bytes.cast::<T>().add(at).cast::<u8>().copy_to(elements.as_mut_ptr().cast(), size_of_val(elements));
         }
@@ -100,7 +101,8 @@ impl Device {
     /// Memory for `len` elements, all zero bytes.
     ///
     /// # Errors
-    /// [`MetalError::OutOfMemory`] if the device has less memory left; nothing stays allocated.
+    /// [`MetalError::OutOfMemory`] if the device has less memory left, [`MetalError::BufferTooLarge`] above its limit
+    /// for a buffer; nothing stays allocated.
     pub fn zeroed<T: Pod>(&self, len: usize) -> Result<Buffer<T>, MetalError> {
         Buffer::zeroed(self, len)
     }

@@ -68,6 +68,10 @@ impl Device {
     /// Allocates memory; returns its address on the device and for the CPU.
     pub(super) fn allocate(&self, bytes: usize) -> Result<(u64, *mut u8), MetalError> {
         let (free, total) = self.memory()?;
+        let largest = self.0.info.largest_buffer;
+        if bytes <= free && bytes > largest {
+            return Err(MetalError::BufferTooLarge { requested: bytes, largest });
+        }
         // Zero bytes cannot be allocated: an empty buffer has one.
         let memory = (bytes <= free).then(|| self.0.gpu.allocate(bytes.max(1))).flatten();
         let memory = memory.ok_or(MetalError::OutOfMemory { requested: bytes, free, total })?;
@@ -86,7 +90,7 @@ impl Opened {
         streams.iter().map(|stream| lock(stream).wait()).fold(Ok(()), Result::and)
     }
 
-    /// The kernel `name`, made once.
+    /// The kernel `name`, created once.
     pub(super) fn pipeline(&self, name: &'static str) -> Result<Pipeline, MetalError> {
         let mut pipelines = lock(&self.pipelines);
         if let Some(pipeline) = pipelines.get(name) {

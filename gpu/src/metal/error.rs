@@ -29,9 +29,16 @@ pub enum MetalError {
         /// Bytes that the system recommends to use at most.
         total: usize,
     },
-    /// A launch does not fit.
+    /// A buffer is larger than the device supports.
+    BufferTooLarge {
+        /// Bytes requested.
+        requested: usize,
+        /// Bytes of the largest buffer.
+        largest: usize,
+    },
+    /// A launch is invalid.
     Launch(LaunchError),
-    /// The system does not compile a source, or makes no pipeline of a kernel.
+    /// The system cannot compile a source, or cannot create a pipeline for a kernel.
     BadSource {
         /// The source's, or the kernel's name.
         source: &'static str,
@@ -40,7 +47,7 @@ pub enum MetalError {
     },
     /// No source has this kernel: sources and plans are of different versions.
     NoKernel(&'static str),
-    /// A length does not fit a buffer.
+    /// A length exceeds a buffer.
     Length {
         /// Elements requested.
         requested: usize,
@@ -65,7 +72,7 @@ impl From<LaunchError> for MetalError {
 impl std::fmt::Display for MetalError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::NoMetal => f.write_str("Metal: this system has none; use the CPU"),
+            Self::NoMetal => f.write_str("Metal: not available on this system; use the CPU"),
             Self::NoDevice { index, count } => write!(f, "Metal: there is no device {index}: the system has {count}"),
             Self::Unsupported { name } => {
                 write!(f, "Metal: {name} does not support Metal 3 on Apple silicon (M1, macOS 13); use the CPU")
@@ -73,11 +80,14 @@ impl std::fmt::Display for MetalError {
             Self::OutOfMemory { requested, free, total } => {
                 write!(f, "Metal: out of memory: {requested} bytes requested, {free} of {total} free")
             }
+            Self::BufferTooLarge { requested, largest } => {
+                write!(f, "Metal: buffer too large: {requested} bytes requested, at most {largest} supported")
+            }
             Self::Launch(error) => error.fmt(f),
-            Self::BadSource { source, problem } => write!(f, "Metal: {source} does not compile: {problem}"),
-            Self::NoKernel(name) => write!(f, "Metal: there is no kernel {name}; build the program again"),
+            Self::BadSource { source, problem } => write!(f, "Metal: cannot compile {source}: {problem}"),
+            Self::NoKernel(name) => write!(f, "Metal: kernel {name} not found; rebuild the program"),
             Self::Length { requested, len } => {
-                write!(f, "Metal: {requested} elements of a buffer of {len} were requested")
+                write!(f, "Metal: {requested} elements requested of a buffer of {len}")
             }
             Self::System { call, problem } => write!(f, "Metal: {call}: {problem}"),
         }

@@ -13,7 +13,7 @@ pub(super) struct Memories {
     pub(super) generation: u64,
 }
 
-/// Locks; ignores poisoning, because every user leaves the data consistent between statements.
+/// Locks, ignoring poisoning: every user keeps the data consistent between statements.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

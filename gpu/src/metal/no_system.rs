@@ -1,4 +1,4 @@
-//! Without Metal: no value of these types can be made.
+//! Stubs for systems without Metal: these types have no values.
 
 use std::convert::Infallible;
 use std::mem::MaybeUninit;
@@ -52,7 +52,7 @@ impl Queue {
 }
 
 impl Batch {
-    pub(super) fn reside(&self, _memory: &Memory) {
+    pub(super) fn make_resident(&self, _memory: &Memory) {
         match self.0 {}
     }
     /// # Safety

@@ -49,13 +49,13 @@ impl StreamState {
             Some(open) => open,
             none => {
                 let batch = self.queue.begin();
-                let failed = || MetalError::System { call: "commandBuffer", problem: "there is none left".into() };
+                let failed = || MetalError::System { call: "commandBuffer", problem: "none available".into() };
                 // A generation that never occurs: everything is made resident below.
                 none.insert(Open { batch: batch.ok_or_else(failed)?, launches: 0, generation: u64::MAX })
             }
         };
         if open.generation != memories.generation {
-            memories.live.values().for_each(|memory| open.batch.reside(memory));
+            memories.live.values().for_each(|memory| open.batch.make_resident(memory));
             open.generation = memories.generation;
         }
         // SAFETY: `Params` is the kernel's structure; all memory is resident, and the caller guarantees that it lives.

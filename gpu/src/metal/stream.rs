@@ -45,7 +45,7 @@ impl Stream {
         Self { device: device.clone(), state }
     }
 
-    /// Launches a plan behind the stream's earlier launches.
+    /// Launches a plan after the stream's earlier launches.
     ///
     /// # Errors
     /// If there is no such kernel, or the system fails.
@@ -78,7 +78,7 @@ impl Stream {
         Ok(recorder.graph)
     }
 
-    /// Replays a graph behind the stream's earlier launches.
+    /// Replays a graph after the stream's earlier launches.
     ///
     /// # Errors
     /// If the system fails.
@@ -93,7 +93,7 @@ impl Stream {
 }
 
 impl Recorder {
-    /// Adds a launch behind those added before.
+    /// Adds a launch after those added before.
     ///
     /// # Errors
     /// If there is no such kernel.
@@ -116,11 +116,10 @@ impl Device {
     /// A new stream.
     ///
     /// # Errors
-    /// If the system has none left.
+    /// If the system has no more command queues.
     pub fn stream(&self) -> Result<Stream, MetalError> {
         let queue = self.0.gpu.queue();
-        let queue =
-            queue.ok_or(MetalError::System { call: "newCommandQueue", problem: "there is none left".into() })?;
+        let queue = queue.ok_or(MetalError::System { call: "newCommandQueue", problem: "none available".into() })?;
         let state = Arc::new(Mutex::new(StreamState::new(queue)));
         let mut streams = lock(&self.0.streams);
         streams.retain(|stream| stream.strong_count() > 0);

@@ -51,7 +51,7 @@ unsafe impl Send for Pipeline {}
 unsafe impl Sync for Pipeline {}
 // SAFETY: as above.
 unsafe impl Send for Queue {}
-// SAFETY: an encoder may be used from any thread, one at a time: it is behind its stream's lock.
+// SAFETY: an encoder may be used from any thread, one at a time: its stream's lock protects it.
 unsafe impl Send for Batch {}
 // SAFETY: as above.
 unsafe impl Send for Submitted {}
@@ -88,7 +88,7 @@ impl Gpu {
     pub(super) fn compile(&self, source: &str) -> Result<Library, String> {
         let options = MTLCompileOptions::new();
         options.setLanguageVersion(MTLLanguageVersion::Version3_0);
-        // Deprecated for `mathMode`, which needs macOS 15; this works on all systems.
+        // Deprecated in favour of `mathMode`, which needs macOS 15; this works on all systems.
         #[allow(deprecated)]
         options.setFastMathEnabled(false);
         let library = self.0.newLibraryWithSource_options_error(&NSString::from_str(source), Some(&options));
@@ -101,7 +101,7 @@ impl Gpu {
         let made = self.0.newComputePipelineStateWithFunction_error(&function).map_err(|error| text(&error));
         Some(made.and_then(|pipeline| match pipeline.threadExecutionWidth() {
             LANES => Ok(Pipeline(pipeline)),
-            lanes => Err(format!("simdgroups of {lanes} threads, not of {LANES}")),
+            lanes => Err(format!("simdgroups have {lanes} threads, but {LANES} are required")),
         }))
     }
 
@@ -133,7 +133,7 @@ impl Queue {
 
 impl Batch {
     /// Makes memory accessible to kernels by address.
-    pub(super) fn reside(&self, memory: &Memory) {
+    pub(super) fn make_resident(&self, memory: &Memory) {
         let usage = MTLResourceUsage::Read | MTLResourceUsage::Write;
         self.encoder.useResource_usage(ProtocolObject::from_ref(&*memory.0), usage);
     }

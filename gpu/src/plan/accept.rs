@@ -7,7 +7,7 @@ use crate::launch::{DeviceSlice, Launch, LaunchError, Params, dimension};
 pub struct AcceptOutput {
     /// `(4)`: number of accepted drafts, the token after them, number of emitted tokens, the last emitted token.
     pub counts: DeviceSlice<u32>,
-    /// `(drafts + 1)`: the emitted tokens, in front.
+    /// `(drafts + 1)`: the emitted tokens; the rest is unspecified.
     pub tokens: DeviceSlice<u32>,
     /// `(width)`: the hidden row that predicted the last emitted token.
     pub hidden: DeviceSlice<f32>,
@@ -21,9 +21,9 @@ pub struct AcceptParams {
     chosen: u64,
     stops: u64,
     hidden: u64,
-    verdict: u64,
+    counts: u64,
     tokens: u64,
-    newest: u64,
+    last_hidden: u64,
     count: i32,
     num_stops: i32,
     width: i32,
@@ -51,9 +51,9 @@ pub fn accept_greedy(
         chosen: chosen.checked("the target's choices", count + 1)?,
         stops: stops.checked("the stop tokens", num_stops)?,
         hidden: hidden.checked("the hidden rows", (count + 1) * width)?,
-        verdict: out.counts.checked("the counts", 4)?,
+        counts: out.counts.checked("the counts", 4)?,
         tokens: out.tokens.checked("the emitted tokens", count + 1)?,
-        newest: out.hidden.checked("the last hidden row", width)?,
+        last_hidden: out.hidden.checked("the last hidden row", width)?,
         count: dimension("drafts", count)?,
         num_stops: dimension("stop tokens", num_stops)?,
         width: dimension("width", width)?,

@@ -15,7 +15,7 @@ use foretoken_kernels::attention::turboquant::{PageLayout, Side};
 pub struct Zones {
     /// Number of first positions of the sequence.
     pub head: usize,
-    /// Number of newest positions, rounded to whole pages as the CPU does.
+    /// Number of last positions, rounded to whole pages as on the CPU.
     pub tail: usize,
 }
 
@@ -49,7 +49,7 @@ pub struct SplitPartials {
     pub softmax: DeviceSlice<[f64; 2]>,
     /// `(stores, splits, rows * heads, head_dim)`: weighted sums, not normalised.
     pub output: DeviceSlice<f32>,
-    /// Splits from the first that any query sees to the last; an upper bound is enough.
+    /// Splits from the first that any query sees to the last, or an upper bound.
     pub splits: usize,
 }
 
@@ -88,24 +88,26 @@ impl Queries {
         end.div_ceil(split).saturating_sub(start / split).max(1)
     }
 
-    fn params(&self, room: &SplitPartials, store: Store) -> Result<QueriesParams, LaunchError> {
+    fn params(&self, partials: &SplitPartials, store: Store) -> Result<QueriesParams, LaunchError> {
         if self.kv_heads == 0 || self.count == 0 || self.heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             let (rows, heads, kv) = (self.count, self.heads, self.kv_heads);
-            return Err(LaunchError(format!("attention of {rows} rows of {heads} heads over {kv} K/V heads")));
+            return Err(LaunchError(format!(
+                "unsupported attention: {rows} rows of {heads} heads over {kv} K/V heads"
+            )));
         }
         if self.split_pages == 0 {
-            return Err(LaunchError("a split has no pages; at least one is needed".into()));
+            return Err(LaunchError("a split must have at least one page".into()));
         }
         let all = self.count * self.heads;
-        let slots = self.stores() * room.splits * all;
+        let slots = self.stores() * partials.splits * all;
         dimension("the queries' size", all * self.head_dim)?;
-        let skip = if store == Store::Quantized { room.splits * all } else { 0 };
+        let skip = if store == Store::Quantized { partials.splits * all } else { 0 };
         let window = self.window.map_or(Ok(0), |window| dimension("the window", window))?;
         Ok(QueriesParams {
             rows: self.rows.checked("the queries", all * self.head_dim)?,
             at: self.at.checked("the queries' positions", self.count)?,
-            softmax: room.softmax.checked("the partial softmaxes", slots)? + 16 * skip as u64,
-            output: room.output.checked("the partial outputs", slots * self.head_dim)?
+            softmax: partials.softmax.checked("the partial softmaxes", slots)? + 16 * skip as u64,
+            output: partials.output.checked("the partial outputs", slots * self.head_dim)?
                 + 4 * (skip * self.head_dim) as u64,
             count: self.count as i32,
             heads: self.heads as i32,
@@ -153,14 +155,14 @@ fn check_rotary_channels(channels: usize, head_dim: usize) -> Result<(), LaunchE
     if channels == head_dim || (channels > 0 && channels < head_dim && channels.is_multiple_of(128)) {
         return Ok(());
     }
-    Err(LaunchError(format!("keys have {channels} of {head_dim} channels; all, or a multiple of 128, have kernels")))
+    Err(LaunchError(format!("keys have {channels} of {head_dim} channels; supported: all, or a multiple of 128")))
 }
 
 /// Attention over the exact pages.
 ///
 /// # Errors
 /// If there is no kernel for the width, or a slice is too short.
-pub fn exact(queries: &Queries, kv: &ExactKv, room: &SplitPartials) -> Result<Launch<ExactParams>, LaunchError> {
+pub fn exact(queries: &Queries, kv: &ExactKv, partials: &SplitPartials) -> Result<Launch<ExactParams>, LaunchError> {
     check_rotary_channels(kv.rotary_channels, queries.head_dim)?;
     let kernel = match (kv.element, queries.head_dim) {
         (ElementType::F32, 64) => "attend_f32_64",
@@ -176,16 +178,16 @@ pub fn exact(queries: &Queries, kv: &ExactKv, room: &SplitPartials) -> Result<La
         (ElementType::Bf16, 256) => "attend_bf16_256",
         (ElementType::Bf16, 512) => "attend_bf16_512",
         (_, width) => {
-            return Err(LaunchError(format!("no kernels for heads of {width}; 64, 128, 256 and 512 have some")));
+            return Err(LaunchError(format!("no kernels for heads of {width}; supported: 64, 128, 256 and 512")));
         }
     };
     let params = ExactParams {
-        queries: queries.params(room, Store::Exact)?,
+        queries: queries.params(partials, Store::Exact)?,
         keys: kv.keys.params()?,
         values: kv.values.params()?,
         rotary_channels: kv.rotary_channels as i32,
     };
-    Ok(Launch { kernel, grid: queries.grid(room.splits, 8)?, block: [256, 1, 1], params })
+    Ok(Launch { kernel, grid: queries.grid(partials.splits, 8)?, block: [256, 1, 1], params })
 }
 
 /// Quantized keys and values.
@@ -227,11 +229,11 @@ unsafe impl Params for QuantizedParams {}
 /// Attention over the quantized pages.
 ///
 /// # Errors
-/// If there are no kernels for a layout, the layouts do not go together, or a slice is too short.
+/// If there are no kernels for a layout, the layouts are incompatible, or a slice is too short.
 pub fn quantized(
     queries: &Queries,
     kv: &QuantizedKv,
-    room: &SplitPartials,
+    partials: &SplitPartials,
 ) -> Result<Launch<QuantizedParams>, LaunchError> {
     let (key, value, width) = (kv.key_layout, kv.value_layout, queries.head_dim);
     turboquant::check(key)?;
@@ -240,10 +242,10 @@ pub fn quantized(
     let side = if key.head_dim() == width { Side::Values } else { Side::KEqV };
     let formats_fit = side == Side::Values || key.format() == value.format();
     if value.head_dim() != width || key.side() != Side::Keys || value.side() != side || !formats_fit {
-        return Err(LaunchError("the layouts of keys and values do not go together".into()));
+        return Err(LaunchError("the layouts of keys and values are incompatible".into()));
     }
     if queries.zones.is_none() {
-        return Err(LaunchError("quantized pages need exact zones".into()));
+        return Err(LaunchError("quantized pages require exact zones".into()));
     }
     let columns = queries.count * (queries.heads / queries.kv_heads.max(1));
     let kernel = match (width, columns <= 8) {
@@ -256,7 +258,7 @@ pub fn quantized(
     };
     let all = queries.count * queries.heads;
     let params = QuantizedParams {
-        queries: queries.params(room, Store::Quantized)?,
+        queries: queries.params(partials, Store::Quantized)?,
         words: kv.query_words.checked("the quantized queries", all * width / 4)?,
         word_scales: kv.query_scales.checked("the quantized queries' scales", all * width / 128)?,
         keys: kv.keys.params()?,
@@ -267,7 +269,7 @@ pub fn quantized(
         key_bytes: key.bytes() as i32,
         value_bytes: value.bytes() as i32,
     };
-    let grid = queries.grid(room.splits, if columns <= 8 { 8 } else { 16 })?;
+    let grid = queries.grid(partials.splits, if columns <= 8 { 8 } else { 16 })?;
     Ok(Launch { kernel, grid, block: [256, 1, 1], params })
 }
 
@@ -294,21 +296,21 @@ unsafe impl Params for CombineParams {}
 /// If there is no kernel for the width, or a slice is too short.
 pub fn combine(
     queries: &Queries,
-    room: &SplitPartials,
+    partials: &SplitPartials,
     (domain, order): (Domain, Order),
     y: DeviceSlice<f32>,
 ) -> Result<Launch<CombineParams>, LaunchError> {
     let kernel = match queries.head_dim {
         64 => "combine_64",
         128 | 256 | 512 => "combine_128",
-        width => return Err(LaunchError(format!("no kernels for heads of {width}; 64, 128, 256 and 512 have some"))),
+        width => return Err(LaunchError(format!("no kernels for heads of {width}; supported: 64, 128, 256 and 512"))),
     };
     let all = queries.count * queries.heads;
     let params = CombineParams {
-        queries: queries.params(room, Store::Exact)?,
+        queries: queries.params(partials, Store::Exact)?,
         y: y.checked("y", all * queries.head_dim)?,
         head_dim: queries.head_dim as i32,
-        splits: dimension("splits", room.splits)?,
+        splits: dimension("splits", partials.splits)?,
         stores: queries.stores() as i32,
         rotated: (domain == Domain::Rotated).into(),
         k_eq_v_pairs: order.pairs(queries.head_dim)?,

@@ -7,7 +7,7 @@ use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension}
 /// Upper bounds of rows per call, of experts, and of experts per row.
 pub const MAX_ROUTE: (usize, usize, usize) = (16, 256, 16);
 
-/// A route; `entries` below is `rows * top_k`, an entry being a row of one expert.
+/// A route; `entries` below is `rows * top_k`, where an entry is a row of one expert.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
     /// Buckets of rows, by expert: `matrices` `(entries)`, `starts` `(entries + 1)`, `count` `(1)`, `rows` `(entries)`.
@@ -56,7 +56,7 @@ pub fn route(
         )));
     }
     let entries = rows * top_k;
-    let rows_of = route.buckets.rows.ok_or_else(|| LaunchError("a route needs the entries' rows".into()))?;
+    let rows_of = route.buckets.rows.ok_or_else(|| LaunchError("a route requires the entries' rows".into()))?;
     let params = RouteParams {
         scores: scores.checked("the router's scores", rows * experts)?,
         scale: scale.checked("the experts' scales", experts)?,

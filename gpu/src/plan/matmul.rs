@@ -158,10 +158,10 @@ impl Matrix {
         let Some(kernels) = kernels_of(weight_type) else {
             let name = weight_type.name();
             return Err(LaunchError(format!(
-                "no kernels for {name} weights; all but NVFP4, TQ and IQ1 to IQ3 have some"
+                "no kernels for {name} weights; supported: all but NVFP4, TQ and IQ1 to IQ3"
             )));
         };
-        let shape = || LaunchError(format!("no {outputs} by {inputs} matrix of {}", weight_type.name()));
+        let shape = || LaunchError(format!("invalid shape: {outputs} by {inputs} matrix of {}", weight_type.name()));
         let one = Self::bytes(weight_type, outputs, inputs).filter(|bytes| *bytes > 0).ok_or_else(shape)?;
         weights.checked("the weights", one.checked_mul(count).ok_or_else(shape)?)?;
         Ok(Self { weight_type, kernels, outputs: outputs.next_multiple_of(PANEL_ROWS), inputs, count, weights })
@@ -193,7 +193,7 @@ impl Matrix {
     fn check(&self, x: &Activations) -> Result<(), LaunchError> {
         if x.inputs != self.inputs || x.activation_type != self.weight_type.activation_type() {
             let (a, b) = ((x.inputs, x.activation_type), (self.inputs, self.weight_type.name()));
-            return Err(LaunchError(format!("activations {a:?} do not fit a matrix {b:?}")));
+            return Err(LaunchError(format!("activations {a:?} do not match matrix {b:?}")));
         }
         dimension("the activations' size", x.rows.next_multiple_of(8) * x.inputs).map(drop)
     }
@@ -228,7 +228,7 @@ unsafe impl Params for MatMulParams {}
 /// `y = x w^T`: `y` is `(rows, padded_outputs)`.
 ///
 /// # Errors
-/// If the shapes do not fit, or `y` is too short.
+/// If the shapes do not match, or `y` is too short.
 pub fn matmul(w: &Matrix, x: &Activations, y: DeviceSlice<f32>) -> Result<Launch<MatMulParams>, LaunchError> {
     w.check(x)?;
     let y = y.checked("y", x.rows * w.outputs)?;
@@ -274,7 +274,7 @@ unsafe impl Params for BucketParams {}
 /// `(entries, padded_outputs)`. The caller guarantees that the lists are in range: matrices, rows of `x`, entries of `y`.
 ///
 /// # Errors
-/// If the shapes do not fit, or a list is shorter than `max_buckets` need.
+/// If the shapes do not match, or a list is too short for `max_buckets`.
 pub fn matmul_buckets(
     w: &Matrix,
     x: &Activations,
@@ -284,7 +284,10 @@ pub fn matmul_buckets(
 ) -> Result<Launch<BucketParams>, LaunchError> {
     w.check(x)?;
     if max_buckets > w.count.saturating_mul(entries) {
-        return Err(LaunchError(format!("{max_buckets} buckets of {entries} entries over {} matrices", w.count)));
+        return Err(LaunchError(format!(
+            "too many buckets: {max_buckets} for {entries} entries over {} matrices",
+            w.count
+        )));
     }
     let [_, _, kernel] = w.kernels;
     let params = BucketParams {

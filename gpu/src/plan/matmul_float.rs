@@ -29,8 +29,10 @@ impl FloatMatrix {
         }
         let elements = outputs.checked_mul(inputs).and_then(|len| len.checked_mul(count));
         let bytes = elements.and_then(|len| len.checked_mul(element.size()));
-        weights
-            .checked("the weights", bytes.ok_or_else(|| LaunchError(format!("no {outputs} by {inputs} matrix")))?)?;
+        weights.checked(
+            "the weights",
+            bytes.ok_or_else(|| LaunchError(format!("invalid shape: {outputs} by {inputs}")))?,
+        )?;
         dimension("outputs", outputs)?;
         dimension("inputs", inputs)?;
         Ok(Self { element, count, outputs, inputs, weights })
@@ -120,7 +122,10 @@ pub fn matmul_buckets(
     y: DeviceSlice<f32>,
 ) -> Result<Launch<FloatBucketParams>, LaunchError> {
     if max_buckets > w.count.saturating_mul(entries) {
-        return Err(LaunchError(format!("{max_buckets} buckets of {entries} entries over {} matrices", w.count)));
+        return Err(LaunchError(format!(
+            "too many buckets: {max_buckets} for {entries} entries over {} matrices",
+            w.count
+        )));
     }
     let params = FloatBucketParams {
         weights: w.weights.address(),

@@ -22,7 +22,7 @@ impl Pages {
         Self { table, pinned: 0, ring: 0 }
     }
 
-    /// The first `pinned` pages are in the first slots; page `p` behind them in slot `pinned + (p - pinned) % ring`.
+    /// The first `pinned` pages are in the first slots; a later page `p` is in slot `pinned + (p - pinned) % ring`.
     pub const fn ring(table: DeviceSlice<u64>, pinned: usize, ring: usize) -> Self {
         Self { table, pinned, ring }
     }

@@ -154,7 +154,7 @@ pub fn embed(
                 WeightType::MXFP4 => "embed_mxfp4",
                 _ => {
                     return Err(LaunchError(format!(
-                        "no embedding lookup in {} tables; all but NVFP4, TQ and IQ1 to IQ3 have one",
+                        "no embedding lookup in {} tables; supported: all but NVFP4, TQ and IQ1 to IQ3",
                         weight_type.name()
                     )));
                 }
@@ -170,7 +170,7 @@ pub fn embed(
             (kernel, rows.checked_mul(inputs).and_then(|len| len.checked_mul(element.size())))
         }
     };
-    let bytes = bytes.ok_or_else(|| LaunchError(format!("no table of {rows} rows of {inputs}")))?;
+    let bytes = bytes.ok_or_else(|| LaunchError(format!("invalid shape: table of {rows} rows of {inputs}")))?;
     let params = EmbedParams {
         table: table.checked("the table", bytes)?,
         ids: ids.checked_unaligned("the ids", count)?,

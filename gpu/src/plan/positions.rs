@@ -8,7 +8,7 @@ use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension}
 pub enum Placement {
     /// Consecutive, from the first position that is not committed; each row sees itself and all before it.
     Consecutive,
-    /// All at that position, seeing committed positions only: a drafter's.
+    /// All at that position, seeing committed positions only (for drafters).
     Constant,
 }
 
@@ -20,7 +20,7 @@ pub struct PlaceParams {
     emitted: u64,
     at: u64,
     rows: i32,
-    follow: i32,
+    consecutive: i32,
 }
 
 // SAFETY: the `PlaceParams` of positions.cpp.
@@ -50,7 +50,7 @@ pub fn place(
         emitted,
         at: at.checked("the positions", rows)?,
         rows: dimension("rows", rows)?,
-        follow: (placement == Placement::Consecutive).into(),
+        consecutive: (placement == Placement::Consecutive).into(),
     };
     Ok(Launch { kernel: "place", grid: [1, 1, 1], block: [32, 1, 1], params })
 }

@@ -53,7 +53,7 @@ impl Order {
             Self::Model => Ok(0),
             Self::RotaryFirst(pairs) if pairs > 0 && 2 * pairs < head_dim => Ok(pairs as i32),
             Self::RotaryFirst(pairs) => Err(LaunchError(format!(
-                "{pairs} rotary pairs of a head of {head_dim}; 1 to head_dim / 2 - 1 can come first"
+                "{pairs} rotary pairs first in a head of {head_dim}; supported: 1 to head_dim / 2 - 1"
             ))),
         }
     }
@@ -150,7 +150,7 @@ pub struct RowsParams {
 // SAFETY: the `Params` of rows.cpp.
 unsafe impl Params for RowsParams {}
 
-/// Norm, rotary embedding, order, weight, rotation; then the results that are given.
+/// Norm, rotary embedding, order, weight, rotation; then writes the given results.
 ///
 /// # Errors
 /// If there is no kernel for the width, or a slice is too short.
@@ -161,18 +161,18 @@ pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<Ro
         128 => "rows_128",
         256 => "rows_256",
         512 => "rows_512",
-        _ => return Err(LaunchError(format!("no kernels for heads of {head_dim}; 64, 128, 256 and 512 have some"))),
+        _ => return Err(LaunchError(format!("no kernels for heads of {head_dim}; supported: 64, 128, 256 and 512"))),
     };
     if results.channels == 0 || results.channels > head_dim {
-        return Err(LaunchError(format!("{} of {head_dim} channels to store", results.channels)));
+        return Err(LaunchError(format!("cannot store {} of {head_dim} channels", results.channels)));
     }
     if results.quantized.is_some() && (head_dim < 128 || steps.domain == Domain::Unrotated) {
-        return Err(LaunchError("queries in 8 bits are of rotated rows of at least 128 channels".into()));
+        return Err(LaunchError("8-bit queries require rotated rows of at least 128 channels".into()));
     }
     let pairs = steps.rotary.map_or(0, |rotary| rotary.pairs);
     if pairs > head_dim / 2 {
         return Err(LaunchError(format!(
-            "{pairs} rotary pairs of a head of {head_dim}; at most half of the channels rotate"
+            "{pairs} rotary pairs in a head of {head_dim}; at most head_dim / 2 are possible"
         )));
     }
     let all = rows * heads;

@@ -17,7 +17,7 @@ pub(super) fn check(layout: PageLayout) -> Result<(), LaunchError> {
     }
     let (name, width) = (layout.format().name(), layout.head_dim());
     Err(LaunchError(format!(
-        "no kernels for pages of {name} of {width} channels; tqc2 to tqc6 and turbo2 to turbo4 of 128, 256 or 512 have some"
+        "no kernels for pages of {name} of {width} channels; supported: tqc2 to tqc6 and turbo2 to turbo4 of 128, 256 or 512"
     )))
 }
 

@@ -36,7 +36,7 @@ pub fn top_k(
     (indices, k): (DeviceSlice<i32>, usize),
 ) -> Result<Launch<TopParams>, LaunchError> {
     if n == 0 || k > n || n > MAX_TOP_K {
-        return Err(LaunchError(format!("the {k} largest of {n}; at most {MAX_TOP_K} can be ranked")));
+        return Err(LaunchError(format!("top {k} of {n}; at most {MAX_TOP_K} elements are supported")));
     }
     let padded = n.next_power_of_two();
     let params = TopParams {
@@ -111,7 +111,7 @@ impl Scores {
         let Self { x, rows, n, stride, cap, suppressed, grouped } = *self;
         if rows == 0 || n == 0 || stride < n {
             return Err(LaunchError(format!(
-                "the argmax of {rows} rows of {n}, {stride} apart; rows must not overlap or be empty"
+                "argmax of {rows} rows of {n}, {stride} apart: rows must not overlap or be empty"
             )));
         }
         let num_suppressed = suppressed.map_or(0, |(_, count)| count);
@@ -146,7 +146,7 @@ pub fn argmax_parts(
     Ok(Launch { kernel: "argmax_parts", grid, block: [256, 1, 1], params: scores.params(partial, ids)? })
 }
 
-/// The largest of each row's parts: the lowest id of equals; [`NO_ID`] if there is none.
+/// The largest of each row's parts, ties by lowest id; [`NO_ID`] if there is none.
 ///
 /// # Errors
 /// If a slice is too short.

@@ -88,7 +88,7 @@ fn encode_case(format: CodeFormat, side: Side, width: usize, element: ElementTyp
     Case::new(name, &["encode.cpp", "pages.h"], move |device| {
         let (layout, kv_heads) = (PageLayout::new(format, side, groups(width)), 2);
         let mut numbers = Numbers::new(width as u64);
-        // Pages 1 to 3 of the sequence, in a ring of two slots behind one pinned slot.
+        // Pages 1 to 3 of the sequence, in a ring of two slots after one pinned slot.
         let mut wanted = Vec::new();
         let (mut sources, mut targets) = (vec![0; 3], vec![0; 3]);
         for page in 2..4usize {
@@ -106,14 +106,14 @@ fn encode_case(format: CodeFormat, side: Side, width: usize, element: ElementTyp
             }
             let slot = 1 + (page - 1) % 2;
             sources[slot] = device.of(&bytes).address();
-            let room: DeviceSlice<u8> = device.room(heads.len());
-            targets[slot] = room.address();
-            wanted.push((room, heads));
+            let target: DeviceSlice<u8> = device.poisoned(heads.len());
+            targets[slot] = target.address();
+            wanted.push((target, heads));
         }
         let (sources, targets) = (device.of(&sources), device.of(&targets));
         let (sources, targets) = (Pages::ring(sources, 1, 2), Pages::ring(targets, 1, 2));
         device.run(encode(layout, (&sources, element), &targets, (2, 2), kv_heads))?;
-        wanted.into_iter().try_for_each(|(room, heads)| same("the page", &device.read(room), &heads))
+        wanted.into_iter().try_for_each(|(target, heads)| same("the page", &device.read(target), &heads))
     })
 }
 
@@ -125,9 +125,9 @@ struct RowCase {
     pairs: usize,
     shared: bool,
     domain: Domain,
-    kept: usize,
+    channels: usize,
     element: ElementType,
-    /// The first head of a row that has an invalid value, and the value; all heads behind it have it, too.
+    /// The first head of a row that has an invalid value, and the value; all heads after it have it as well.
     fault: Option<(usize, f32)>,
 }
 
@@ -135,9 +135,9 @@ struct RowCase {
 const NO_FAULT: u32 = u32::MAX;
 
 fn rows_case(case: RowCase) -> Case {
-    let RowCase { width, norm, pairs, shared, domain, kept, element, fault } = case;
+    let RowCase { width, norm, pairs, shared, domain, channels, element, fault } = case;
     let name = format!(
-        "rows {width} norm {norm} pairs {pairs} shared {shared} {domain:?} kept {kept} {element:?} fault {fault:?}"
+        "rows {width} norm {norm} pairs {pairs} shared {shared} {domain:?} channels {channels} {element:?} fault {fault:?}"
     );
     Case::new(name, &["rows.cpp", "rotate.h", "pages.h"], move |device| {
         let (count, heads, eps) = (3, 5, 1e-6);
@@ -150,7 +150,7 @@ fn rows_case(case: RowCase) -> Case {
         let angles = numbers.normals(count * pairs);
         let (cos, sin): (Vec<_>, Vec<_>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
 
-        // The CPU's.
+        // The expected result, on the CPU.
         let mut want = x.clone();
         if norm {
             rms_norm(ISA, &x, width, Some(&weight), eps, AfterNorm::Write, &mut want);
@@ -171,13 +171,14 @@ fn rows_case(case: RowCase) -> Case {
             rotate(ISA, &mut want, groups(width));
         }
 
-        // The device's.
+        // The result on the device.
         let format = CodeFormat::Tqc5;
-        let coded = domain == Domain::Rotated && width >= 128;
-        let (words, scales) = (device.room(count * heads * width / 4), device.room(count * heads * width / 128));
+        let quantized = domain == Domain::Rotated && width >= 128;
+        let (words, scales) =
+            (device.poisoned(count * heads * width / 4), device.poisoned(count * heads * width / 128));
         let at = [[126, 0], [127, 0], [128, 0]];
-        let page_len = heads * PAGE * kept * element.size();
-        let pages: Vec<DeviceSlice<u8>> = (0..2).map(|_| device.room(page_len)).collect();
+        let page_len = heads * PAGE * channels * element.size();
+        let pages: Vec<DeviceSlice<u8>> = (0..2).map(|_| device.poisoned(page_len)).collect();
         let table: Vec<_> = pages.iter().map(|page| page.address()).collect();
         let steps = Steps {
             norm: norm.then(|| HeadNorm { weight: Some(device.of(&weight)), eps }),
@@ -186,12 +187,12 @@ fn rows_case(case: RowCase) -> Case {
             weight: Some(device.of(&after)),
             domain,
         };
-        let y: DeviceSlice<f32> = device.room(count * heads * kept);
+        let y: DeviceSlice<f32> = device.poisoned(count * heads * channels);
         let first = device.of(&[NO_FAULT]);
         let results = Results {
-            channels: kept,
+            channels,
             rows: Some(y),
-            quantized: coded.then_some(QuantizedQueries { format, words, scales }),
+            quantized: quantized.then_some(QuantizedQueries { format, words, scales }),
             store: Some(KvDestination {
                 pages: Pages::all(device.of(&table)),
                 element,
@@ -208,25 +209,25 @@ fn rows_case(case: RowCase) -> Case {
             return Ok(());
         }
         let got = device.read(y);
-        let want_kept: Vec<f32> = want.chunks_exact(width).flat_map(|row| &row[..kept]).copied().collect();
+        let want_stored: Vec<f32> = want.chunks_exact(width).flat_map(|row| &row[..channels]).copied().collect();
         if norm {
-            close("rows", &got, &want_kept, 1e-6)?;
+            close("rows", &got, &want_stored, 1e-6)?;
         } else {
-            same_bits("rows", &got, &want_kept)?;
+            same_bits("rows", &got, &want_stored)?;
         }
         // Stored channels are equal; all other bytes are untouched.
         for (p, page) in pages.iter().enumerate() {
             let mut bytes = vec![0xcd; page_len];
-            for (i, head) in got.chunks_exact(kept).enumerate() {
+            for (i, head) in got.chunks_exact(channels).enumerate() {
                 let position = at[i / heads][0] as usize;
                 if position / PAGE == p {
-                    let start = (i % heads * PAGE + position % PAGE) * kept * element.size();
-                    bytes[start..start + kept * element.size()].copy_from_slice(&narrow(element, head));
+                    let start = (i % heads * PAGE + position % PAGE) * channels * element.size();
+                    bytes[start..start + channels * element.size()].copy_from_slice(&narrow(element, head));
                 }
             }
             same("a page", &device.read(*page), &bytes)?;
         }
-        if coded && kept == width {
+        if quantized && channels == width {
             let (words, scales) = (device.read(words), device.read(scales));
             for (i, row) in got.chunks_exact(width).enumerate() {
                 let (want_words, want_scales) = prepared(format, row);
@@ -280,26 +281,29 @@ impl Layer {
         }
     }
 
-    fn coded(width: usize, key: CodeFormat, value: CodeFormat, at: Vec<[i32; 2]>) -> Self {
+    fn quantized(width: usize, key: CodeFormat, value: CodeFormat, at: Vec<[i32; 2]>) -> Self {
         Self { codes: Some((key, value)), ..Self::exact(width, ElementType::F16, at) }
     }
 
     fn shared(format: CodeFormat, at: Vec<[i32; 2]>) -> Self {
-        Self { shared_pairs: 64, ..Self::coded(512, format, format, at) }
+        Self { shared_pairs: 64, ..Self::quantized(512, format, format, at) }
     }
 
-    fn own(&self) -> usize {
+    fn rotary_channels(&self) -> usize {
         if self.shared_pairs > 0 { 2 * self.shared_pairs } else { self.width }
     }
 
     fn layouts(&self) -> Option<(PageLayout, PageLayout)> {
         let (key, value) = self.codes?;
         let side = if self.shared_pairs > 0 { Side::KEqV } else { Side::Values };
-        Some((PageLayout::new(key, Side::Keys, groups(self.own())), PageLayout::new(value, side, groups(self.width))))
+        Some((
+            PageLayout::new(key, Side::Keys, groups(self.rotary_channels())),
+            PageLayout::new(value, side, groups(self.width)),
+        ))
     }
 
     /// The keys that a row reads exactly or quantized, as the CPU's store decides.
-    fn visible(&self, row: usize, page: usize, coded: bool) -> Range<usize> {
+    fn visible(&self, row: usize, page: usize, quantized: bool) -> Range<usize> {
         let [position, end] = self.at[row].map(|x| x as usize);
         let start = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
         let clamp = |x: usize| x.clamp(page * PAGE, (page + 1) * PAGE) - page * PAGE;
@@ -309,7 +313,7 @@ impl Layer {
             0 => self.zones.head,
             _ => 0,
         };
-        match coded {
+        match quantized {
             false => start.min(codes_from)..end.min(codes_from),
             true => start.max(codes_from)..end.max(codes_from),
         }
@@ -319,8 +323,8 @@ impl Layer {
         self.at.iter().map(|at| at[1] as usize).max().unwrap_or(0).div_ceil(PAGE)
     }
 
-    fn reads(&self, page: usize, coded: bool) -> bool {
-        (0..self.at.len()).any(|row| !self.visible(row, page, coded).is_empty())
+    fn reads(&self, page: usize, quantized: bool) -> bool {
+        (0..self.at.len()).any(|row| !self.visible(row, page, quantized).is_empty())
     }
 }
 
@@ -344,14 +348,14 @@ fn stored(layer: &Layer, numbers: &mut Numbers) -> Stored {
         }
         pages
     };
-    Stored { keys: make(layer.own(), 2.0), values: make(layer.width, 0.5) }
+    Stored { keys: make(layer.rotary_channels(), 2.0), values: make(layer.width, 0.5) }
 }
 
 /// The CPU's attention, in the domain and order of the store.
 fn expected(layer: &Layer, stored: &Stored, queries: &[f32]) -> Vec<f32> {
-    let (width, own, heads) = (layer.width, layer.own(), layer.kv_heads * layer.group);
+    let (width, rotary_channels, heads) = (layer.width, layer.rotary_channels(), layer.kv_heads * layer.group);
     let layouts = layer.layouts();
-    let coded: Vec<Option<(Parts, Parts)>> = (0..layer.pages() * layer.kv_heads)
+    let quantized: Vec<Option<(Parts, Parts)>> = (0..layer.pages() * layer.kv_heads)
         .map(|i| {
             let (key, value) = layouts.filter(|_| layer.reads(i / layer.kv_heads, true))?;
             Some((parts(key, &encoded(key, &stored.keys[i])), parts(value, &encoded(value, &stored.values[i]))))
@@ -367,28 +371,32 @@ fn expected(layer: &Layer, stored: &Stored, queries: &[f32]) -> Vec<f32> {
             QuantizedQuery::quantize(format, groups(query.len()), query, words);
         };
         if let Some((key, value)) = layouts {
-            of(key.format(), &query[..own], &mut words);
+            of(key.format(), &query[..rotary_channels], &mut words);
             of(value.format(), query, &mut more);
         }
         for page in 0..layer.pages() {
-            for is_coded in [false, true] {
-                let visible = layer.visible(row, page, is_coded);
+            for is_quantized in [false, true] {
+                let visible = layer.visible(row, page, is_quantized);
                 if visible.is_empty() {
                     continue;
                 }
                 let i = page * layer.kv_heads + kv_head;
                 let mut exact_keys = stored.values[i].clone();
-                for (to, from) in exact_keys.chunks_exact_mut(width).zip(stored.keys[i].chunks_exact(own)) {
-                    to[..own].copy_from_slice(from);
+                for (to, from) in exact_keys.chunks_exact_mut(width).zip(stored.keys[i].chunks_exact(rotary_channels)) {
+                    to[..rotary_channels].copy_from_slice(from);
                 }
                 let mut prepared = None;
-                let (keys, values) = match (is_coded, layouts, &coded[i]) {
+                let (keys, values) = match (is_quantized, layouts, &quantized[i]) {
                     (true, Some((key, value)), Some((k, v))) => {
                         let (k, v) = (Page::new(key, &k.0, &k.1, &k.2), Page::new(value, &v.0, &v.1, &v.2));
-                        let own_words = QuantizedQuery::from_words(key.format(), groups(own), &words);
+                        let rotary_words = QuantizedQuery::from_words(key.format(), groups(rotary_channels), &words);
                         let all_words = QuantizedQuery::from_words(value.format(), groups(width), &more);
-                        prepared = Some(if own < width { own_words.with_values(all_words) } else { own_words });
-                        match own < width {
+                        prepared = Some(if rotary_channels < width {
+                            rotary_words.with_values(all_words)
+                        } else {
+                            rotary_words
+                        });
+                        match rotary_channels < width {
                             true => (attention::KvRows::KEqV { rotary: k, values: v }, attention::KvRows::Quantized(v)),
                             false => (attention::KvRows::Quantized(k), attention::KvRows::Quantized(v)),
                         }
@@ -432,7 +440,7 @@ fn attend_case(what: &str, layer: Layer) -> Case {
 }
 
 fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
-    let (width, own, heads) = (layer.width, layer.own(), layer.kv_heads * layer.group);
+    let (width, rotary_channels, heads) = (layer.width, layer.rotary_channels(), layer.kv_heads * layer.group);
     let mut numbers = Numbers::new((width + layer.at.len()) as u64);
     let stored = stored(layer, &mut numbers);
     let mut rows = numbers.normals(layer.at.len() * heads * width);
@@ -453,12 +461,12 @@ fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
         Pages::all(device.of(&table))
     };
     let kv = ExactKv {
-        keys: exact_table(device, &stored.keys, own),
+        keys: exact_table(device, &stored.keys, rotary_channels),
         values: exact_table(device, &stored.values, width),
         element: layer.element,
-        rotary_channels: own,
+        rotary_channels,
     };
-    let coded_table = |device: &mut dyn Device, layout: PageLayout, heads: &[Vec<f32>]| -> Pages {
+    let quantized_table = |device: &mut dyn Device, layout: PageLayout, heads: &[Vec<f32>]| -> Pages {
         let mut table = Vec::new();
         for (page, heads) in heads.chunks_exact(layer.kv_heads).enumerate() {
             let bytes = || heads.iter().flat_map(|rows| encoded(layout, rows)).collect::<Vec<u8>>();
@@ -466,12 +474,12 @@ fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
         }
         Pages::all(device.of(&table))
     };
-    let coded_kv = layer.layouts().map(|(key_layout, value_layout)| {
+    let quantized_kv = layer.layouts().map(|(key_layout, value_layout)| {
         let (words, scales): (Vec<_>, Vec<_>) =
             rows.chunks_exact(width).map(|row| prepared(key_layout.format(), row)).unzip();
         QuantizedKv {
-            keys: coded_table(device, key_layout, &stored.keys),
-            values: coded_table(device, value_layout, &stored.values),
+            keys: quantized_table(device, key_layout, &stored.keys),
+            values: quantized_table(device, value_layout, &stored.values),
             key_layout,
             value_layout,
             query_words: device.of(&words.concat()),
@@ -494,24 +502,25 @@ fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
         };
         // One split more than needed.
         let splits = queries.splits(at[0][0] as usize, at[at.len() - 1][1] as usize) + 1;
-        let slots = (1 + usize::from(coded_kv.is_some())) * splits * of.len() * heads;
-        let room = SplitPartials { softmax: device.room(slots), output: device.room(slots * width), splits };
-        device.run(exact(&queries, &kv, &room))?;
-        if let Some(kv) = &coded_kv {
+        let slots = (1 + usize::from(quantized_kv.is_some())) * splits * of.len() * heads;
+        let partials =
+            SplitPartials { softmax: device.poisoned(slots), output: device.poisoned(slots * width), splits };
+        device.run(exact(&queries, &kv, &partials))?;
+        if let Some(kv) = &quantized_kv {
             let skip = of.start * heads;
             let words = device.read(kv.query_words)[skip * width / 4..].to_vec();
             let scales = device.read(kv.query_scales)[skip * width / 128..].to_vec();
             let kv = QuantizedKv { query_words: device.of(&words), query_scales: device.of(&scales), ..*kv };
-            device.run(quantized(&queries, &kv, &room))?;
+            device.run(quantized(&queries, &kv, &partials))?;
         }
-        let y: DeviceSlice<f32> = device.room(of.len() * heads * width);
-        let domain = if coded_kv.is_some() { Domain::Rotated } else { Domain::Unrotated };
+        let y: DeviceSlice<f32> = device.poisoned(of.len() * heads * width);
+        let domain = if quantized_kv.is_some() { Domain::Rotated } else { Domain::Unrotated };
         let order = if layer.shared_pairs > 0 { Order::RotaryFirst(layer.shared_pairs) } else { Order::Model };
-        device.run(combine(&queries, &room, (domain, order), y))?;
+        device.run(combine(&queries, &partials, (domain, order), y))?;
         Ok(device.read(y))
     };
     let got = attend(device, 0..layer.at.len())?;
-    // The newest row, computed alone, has the same bits.
+    // The last row, computed alone, has the same bits.
     let last = attend(device, layer.at.len() - 1..layer.at.len())?;
     same_bits("a row alone", &last, &got[got.len() - last.len()..])?;
 
@@ -567,9 +576,9 @@ fn combine_case(splits: usize, width: usize) -> Case {
             split_pages: 1,
         };
         let running: Vec<[u64; 2]> = running.iter().map(|of| of.map(wide)).collect();
-        let room = SplitPartials { softmax: device.of(&running).cast(), output: device.of(&output), splits };
-        let y: DeviceSlice<f32> = device.room(heads * width);
-        device.run(combine(&queries, &room, (Domain::Unrotated, Order::Model), y))?;
+        let partials = SplitPartials { softmax: device.of(&running).cast(), output: device.of(&output), splits };
+        let y: DeviceSlice<f32> = device.poisoned(heads * width);
+        device.run(combine(&queries, &partials, (Domain::Unrotated, Order::Model), y))?;
         close("y", &device.read(y), &want, 1e-5)
     })
 }
@@ -586,25 +595,25 @@ fn row_cases() -> Vec<RowCase> {
         pairs: 128,
         shared: false,
         domain: Domain::Unrotated,
-        kept: 256,
+        channels: 256,
         element: ElementType::F16,
         fault: None,
     };
-    let full = RowCase { width: 512, pairs: 64, kept: 512, domain: Domain::Rotated, ..base };
+    let full = RowCase { width: 512, pairs: 64, channels: 512, domain: Domain::Rotated, ..base };
     vec![
         base,
         RowCase { norm: false, domain: Domain::Rotated, element: ElementType::Bf16, ..base },
         full,
         RowCase { norm: false, ..full },
         RowCase { shared: true, ..full },
-        RowCase { shared: true, norm: false, kept: 128, element: ElementType::F32, ..full },
-        RowCase { width: 128, norm: false, pairs: 16, kept: 128, domain: Domain::Rotated, ..base },
-        RowCase { width: 128, pairs: 64, kept: 128, ..base },
-        RowCase { width: 64, pairs: 32, kept: 64, ..base },
-        RowCase { width: 64, norm: false, pairs: 0, kept: 64, element: ElementType::F32, ..base },
+        RowCase { shared: true, norm: false, channels: 128, element: ElementType::F32, ..full },
+        RowCase { width: 128, norm: false, pairs: 16, channels: 128, domain: Domain::Rotated, ..base },
+        RowCase { width: 128, pairs: 64, channels: 128, ..base },
+        RowCase { width: 64, pairs: 32, channels: 64, ..base },
+        RowCase { width: 64, norm: false, pairs: 0, channels: 64, element: ElementType::F32, ..base },
         RowCase { fault: Some((7, f32::NAN)), ..base },
         RowCase { fault: Some((14, f32::NEG_INFINITY)), norm: false, ..full },
-        RowCase { fault: Some((4, -1e30)), width: 64, norm: false, pairs: 0, kept: 64, ..base },
+        RowCase { fault: Some((4, -1e30)), width: 64, norm: false, pairs: 0, channels: 64, ..base },
     ]
 }
 
@@ -630,19 +639,22 @@ pub fn all() -> Vec<Case> {
     }
     for rows in 1..=16 {
         cases.push(attend_case("exact rows", Layer::exact(128, ElementType::F16, causal(130, rows))));
-        cases.push(attend_case("coded rows", Layer::coded(128, CodeFormat::Tqc4, CodeFormat::Tqc4, causal(420, rows))));
+        cases.push(attend_case(
+            "quantized rows",
+            Layer::quantized(128, CodeFormat::Tqc4, CodeFormat::Tqc4, causal(420, rows)),
+        ));
     }
     for end in [1, 127, 128, 129, 256, 257] {
         cases.push(attend_case("page ends", Layer::exact(128, ElementType::F16, causal(end, 1))));
     }
     for end in [278, 279, 406, 407] {
-        cases.push(attend_case("page ends", Layer::coded(128, CodeFormat::Tqc5, CodeFormat::Tqc4, causal(end, 2))));
+        cases.push(attend_case("page ends", Layer::quantized(128, CodeFormat::Tqc5, CodeFormat::Tqc4, causal(end, 2))));
     }
     for format in FORMATS {
-        cases.push(attend_case("codes", Layer::coded(256, format, format, causal(430, 2))));
+        cases.push(attend_case("codes", Layer::quantized(256, format, format, causal(430, 2))));
         cases.push(attend_case("one vector", Layer::shared(format, causal(420, 1))));
     }
-    let mixed = |width, at| Layer { split_pages: 3, ..Layer::coded(width, CodeFormat::Tqc5, CodeFormat::Tqc4, at) };
+    let mixed = |width, at| Layer { split_pages: 3, ..Layer::quantized(width, CodeFormat::Tqc5, CodeFormat::Tqc4, at) };
     cases.push(attend_case("mixed", mixed(512, causal(560, 1))));
     cases.push(attend_case("mixed", mixed(512, causal(540, 4))));
     cases.push(attend_case("mixed", Layer { window: Some(300), ..mixed(256, causal(540, 4)) }));
@@ -662,7 +674,7 @@ pub fn small() -> Vec<Case> {
         "small",
         layer(Layer { window: Some(30), ..Layer::exact(128, ElementType::F32, causal(140, 2)) }),
     ));
-    cases.push(attend_case("small", layer(Layer::coded(128, CodeFormat::Tqc5, CodeFormat::Tqc3, causal(300, 2)))));
+    cases.push(attend_case("small", layer(Layer::quantized(128, CodeFormat::Tqc5, CodeFormat::Tqc3, causal(300, 2)))));
     cases.push(attend_case("small", layer(Layer::shared(CodeFormat::Tqc5, causal(300, 1)))));
     cases
 }

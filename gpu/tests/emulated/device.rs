@@ -53,7 +53,7 @@ impl dyn Device + '_ {
     }
 
     /// `len` elements of poison.
-    pub fn room<T: Pod>(&mut self, len: usize) -> DeviceSlice<T> {
+    pub fn poisoned<T: Pod>(&mut self, len: usize) -> DeviceSlice<T> {
         let poison = vec![0xcdu8; len * size_of::<T>()];
         DeviceSlice::new(self.upload(&poison), len)
     }

@@ -60,7 +60,7 @@ pub struct Session<'a> {
 
 type Kernel = unsafe extern "C" fn(*const c_void);
 
-/// A folder of the package `foretoken-gpu`; the root package's tests include this file, too.
+/// A folder of the package `foretoken-gpu`; the root package's tests also include this file.
 fn folder(name: &str) -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let gpu = package.join("gpu");

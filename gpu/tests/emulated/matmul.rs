@@ -78,13 +78,13 @@ pub fn quantized(
     inputs: usize,
 ) -> Result<Activations, String> {
     let (kind, rows) = (weight_type.activation_type(), x.len() / inputs);
-    let room = (
-        device.room(Activations::quants_len(rows, inputs)),
-        device.room(Activations::scales_len(kind, rows, inputs)),
-        device.room(Activations::sums_len(rows, inputs)),
+    let memory = (
+        device.poisoned(Activations::quants_len(rows, inputs)),
+        device.poisoned(Activations::scales_len(kind, rows, inputs)),
+        device.poisoned(Activations::sums_len(rows, inputs)),
     );
     let x = device.of(x);
-    let activations = Activations::new(kind, (rows, inputs), room).map_err(|error| error.to_string())?;
+    let activations = Activations::new(kind, (rows, inputs), memory).map_err(|error| error.to_string())?;
     device.run(quantize(x, &activations))?;
     Ok(activations)
 }
@@ -101,7 +101,7 @@ fn dense(weight_type: WeightType, rows: usize, outputs: usize, inputs: usize) ->
         let weights = Matrix::new(weight_type, (1, outputs, inputs), weights).map_err(|error| error.to_string())?;
         let padded = weights.padded_outputs();
         let x_of = quantized(device, weight_type, &x, inputs)?;
-        let y: DeviceSlice<f32> = device.room(rows * padded);
+        let y: DeviceSlice<f32> = device.poisoned(rows * padded);
         device.run(matmul(&weights, &x_of, y))?;
         let got: Vec<f32> = device.read(y).chunks_exact(padded).flat_map(|row| row[..outputs].to_vec()).collect();
         same_bits("y", &got, &expected(weight_type, outputs, inputs, &file, &x))
@@ -127,7 +127,7 @@ fn buckets(weight_type: WeightType, outputs: usize, inputs: usize) -> Case {
             rows: Some(device.of(&entries)),
         };
         let x_of = quantized(device, weight_type, &x, inputs)?;
-        let y: DeviceSlice<f32> = device.room(15 * outputs);
+        let y: DeviceSlice<f32> = device.poisoned(15 * outputs);
         device.run(matmul_buckets(&weights, &x_of, &lists, (4, 15), y))?;
         let mut want = Vec::new();
         for (rows, matrix) in rows_of.iter().zip(matrices) {

@@ -27,7 +27,7 @@ fn norm_case(rows: usize, width: usize, weight: bool, residual: bool) -> Case {
         let mut want = vec![0.0; x.len()];
         let after = if residual { AfterNorm::AddTo { residual: &r, scale: 0.3 } } else { AfterNorm::Write };
         norm::rms_norm(ISA, &x, width, weight.then_some(&w[..]), 1e-6, after, &mut want);
-        let y: DeviceSlice<f32> = device.room(x.len());
+        let y: DeviceSlice<f32> = device.poisoned(x.len());
         let (x, w, r) = (device.of(&x), device.of(&w), device.of(&r));
         let add_to = residual.then_some((r, 0.3));
         device.run(rms_norm(x, (rows, width), weight.then_some(w), 1e-6, add_to, y))?;
@@ -45,7 +45,7 @@ fn gate_case(rows: usize, width: usize) -> Case {
             activation::gelu_gate(ISA, &mut gate, &row[width..]);
             want.extend(gate);
         }
-        let (x, y) = (device.of(&x), device.room(rows * width));
+        let (x, y) = (device.of(&x), device.poisoned(rows * width));
         let up = DeviceSlice::new(x.address() + 4 * width as u64, x.len() - width);
         let stride = 2 * width;
         device.run(gelu_gate(Strided { slice: x, stride }, Strided { slice: up, stride }, (rows, width), y))?;
@@ -97,7 +97,7 @@ fn embed_case(table_type: TableType, rows: usize, inputs: usize) -> Case {
         let mut want: Vec<f32> =
             ids[..4].iter().flat_map(|id| table[*id as usize * inputs..][..inputs].iter().map(|x| x * 1.5)).collect();
         want.extend(vec![f32::from_bits(0x7fc0_0000); inputs]);
-        let y: DeviceSlice<f32> = device.room(ids.len() * inputs);
+        let y: DeviceSlice<f32> = device.poisoned(ids.len() * inputs);
         let (table, ids_of) = (device.of(&bytes), device.of(&ids));
         device.run(embed(table_type, table, (rows, inputs), (ids_of, ids.len()), 1.5, y))?;
         same_bits("y", &device.read(y), &want)
@@ -120,12 +120,12 @@ fn float_case(element: ElementType, rows: usize, outputs: usize, inputs: usize) 
         cpu::matmul(ISA, prepared, elements, ColumnsMut::new(&mut want, rows, outputs));
         let (bytes, x_of) = (device.of(&narrow(element, &w)), device.of(&x));
         let weights = FloatMatrix::new(element, (1, outputs, inputs), bytes).map_err(|error| error.to_string())?;
-        let y: DeviceSlice<f32> = device.room(rows * outputs);
+        let y: DeviceSlice<f32> = device.poisoned(rows * outputs);
         device.run(matmul(&weights, (x_of, rows), y))?;
         let got = device.read(y);
         close("y", &got, &want, 1e-5)?;
         // A row computed alone has the same bits.
-        let (last, alone) = (device.of(&x[(rows - 1) * inputs..]), device.room(outputs));
+        let (last, alone) = (device.of(&x[(rows - 1) * inputs..]), device.poisoned(outputs));
         device.run(matmul(&weights, (last, 1), alone))?;
         same_bits("a row alone", &device.read(alone), &got[(rows - 1) * outputs..])
     })
@@ -159,8 +159,8 @@ fn centroid_case(element: ElementType, count: usize, group: usize, best: usize) 
         let (centroids, table) = (device.of(&narrow(element, &centroids)), device.of(&narrow(element, &table)));
         let centroids = matrix(1, count, centroids).map_err(|error| error.to_string())?;
         let table = matrix(count, group, table).map_err(|error| error.to_string())?;
-        let (x, ranks) = (device.of(&state), device.room(count));
-        let (chosen, y) = (device.room(best), device.room(best * group));
+        let (x, ranks) = (device.of(&state), device.poisoned(count));
+        let (chosen, y) = (device.poisoned(best), device.poisoned(best * group));
         device.run(matmul(&centroids, (x, 1), ranks))?;
         device.run(top_k((ranks, count), (chosen, best)))?;
         let lists = Buckets {
@@ -179,7 +179,7 @@ fn centroid_case(element: ElementType, count: usize, group: usize, best: usize) 
             suppressed: None,
             grouped: Some(Grouped { groups: chosen, ordering: device.of(&ordering), len: group }),
         };
-        let (partial, ids) = (device.room(Scores::partial_len(1, best * group)), device.room(1));
+        let (partial, ids) = (device.poisoned(Scores::partial_len(1, best * group)), device.poisoned(1));
         device.run(argmax_parts(&scores, partial, ids))?;
         device.run(argmax(&scores, partial, ids))?;
         same("the token", &device.read(ids), &[want.1])?;
@@ -196,7 +196,7 @@ fn top_case(n: usize, k: usize) -> Case {
         x[n / 2] = -0.0;
         let mut want = Vec::new();
         vocabulary::top_k(&x, k, &mut want);
-        let (x, indices) = (device.of(&x), device.room(k));
+        let (x, indices) = (device.of(&x), device.poisoned(k));
         device.run(top_k((x, n), (indices, k)))?;
         let want: Vec<i32> = want.iter().map(|i| *i as i32).collect();
         same("indices", &device.read(indices), &want)
@@ -247,7 +247,7 @@ fn argmax_case(rows: usize, n: usize, cap: Option<f32>, grouped: bool) -> Case {
             suppressed: Some((device.of(&suppressed), 2)),
             grouped: grouped.then(|| Grouped { groups: device.of(&groups), ordering: device.of(&ordering), len }),
         };
-        let (partial, ids) = (device.room(Scores::partial_len(rows, n)), device.room(rows));
+        let (partial, ids) = (device.poisoned(Scores::partial_len(rows, n)), device.poisoned(rows));
         device.run(argmax_parts(&scores, partial, ids))?;
         device.run(argmax(&scores, partial, ids))?;
         same("ids", &device.read(ids), &want)
@@ -295,17 +295,17 @@ fn experts_case(rows: usize, experts: usize, chosen: usize) -> Case {
 
         let lists = Route {
             buckets: Buckets {
-                matrices: device.room(entries),
-                starts: device.room(entries + 1),
-                count: device.room(1),
-                rows: Some(device.room(entries)),
+                matrices: device.poisoned(entries),
+                starts: device.poisoned(entries + 1),
+                count: device.poisoned(1),
+                rows: Some(device.poisoned(entries)),
             },
-            entries: device.room(entries),
-            weights: device.room(entries),
+            entries: device.poisoned(entries),
+            weights: device.poisoned(entries),
         };
         let (scores, scale) = (device.of(&scores), device.of(&scale));
         device.run(route(scores, scale, (rows, experts, chosen), &lists))?;
-        let (parts, y) = (device.of(&parts), device.room(rows * width));
+        let (parts, y) = (device.of(&parts), device.poisoned(rows * width));
         device.run(mix(parts, &lists, (rows, chosen, width), y))?;
 
         same("the number of buckets", &device.read(lists.buckets.count), &[matrices.len() as i32])?;
@@ -325,15 +325,18 @@ fn accept_case(drafts: &'static [u32], chosen: &'static [u32], stops: &'static [
     Case::new(format!("accept {drafts:?} of {chosen:?}, stops {stops:?}"), &["accept.cpp"], move |device| {
         let width = 300;
         let hidden = Numbers::new(3).normals(chosen.len() * width);
-        let stand = drafts.iter().zip(chosen).take_while(|(a, b)| a == b).count();
-        let mut emitted = chosen[..=stand].to_vec();
+        let accepted = drafts.iter().zip(chosen).take_while(|(a, b)| a == b).count();
+        let mut emitted = chosen[..=accepted].to_vec();
         if let Some(stop) = emitted.iter().position(|token| stops.contains(token)) {
             emitted.truncate(stop + 1);
         }
-        let newest = emitted[emitted.len() - 1];
-        let want = [stand as u32, chosen[stand], emitted.len() as u32, newest];
-        let out =
-            AcceptOutput { counts: device.room(4), tokens: device.room(chosen.len()), hidden: device.room(width) };
+        let last = emitted[emitted.len() - 1];
+        let want = [accepted as u32, chosen[accepted], emitted.len() as u32, last];
+        let out = AcceptOutput {
+            counts: device.poisoned(4),
+            tokens: device.poisoned(chosen.len()),
+            hidden: device.poisoned(width),
+        };
         let (hidden_of, stops_of) = ((device.of(&hidden), width), (device.of(stops), stops.len()));
         let (drafts_of, chosen_of) = ((device.of(drafts), drafts.len()), device.of(chosen));
         device.run(accept_greedy(drafts_of, chosen_of, stops_of, hidden_of, &out))?;
@@ -343,23 +346,23 @@ fn accept_case(drafts: &'static [u32], chosen: &'static [u32], stops: &'static [
     })
 }
 
-fn positions_case(rows: usize, stand: Placement, emitted: Option<u32>) -> Case {
-    let name = format!("positions of {rows} rows {stand:?}, {emitted:?} emitted");
+fn positions_case(rows: usize, placement: Placement, emitted: Option<u32>) -> Case {
+    let name = format!("positions of {rows} rows {placement:?}, {emitted:?} emitted");
     Case::new(name, &["positions.cpp"], move |device| {
         let (pairs, before) = (130, 70_000);
         let length = before + emitted.unwrap_or(0) as i32;
         let want: Vec<[i32; 2]> = (length..length + rows as i32)
-            .map(|position| if stand == Placement::Consecutive { [position, position + 1] } else { [length; 2] })
+            .map(|position| if placement == Placement::Consecutive { [position, position + 1] } else { [length; 2] })
             .collect();
         let frequencies: Vec<f32> = (0..pairs).map(|i| 1e4f32.powf(-(i as f32) / pairs as f32)).collect();
-        let (length_of, at) = (device.of(&[before]), device.room(rows));
+        let (length_of, at) = (device.of(&[before]), device.poisoned(rows));
         // The third word of the counts.
-        let verdict = emitted.map(|emitted| device.of(&[0, 0, emitted, 0]));
-        let emitted_of = verdict.map(|verdict| DeviceSlice::new(verdict.address() + 8, 1));
-        device.run(place(length_of, emitted_of, (at, rows), stand))?;
+        let counts = emitted.map(|emitted| device.of(&[0, 0, emitted, 0]));
+        let emitted_of = counts.map(|counts| DeviceSlice::new(counts.address() + 8, 1));
+        device.run(place(length_of, emitted_of, (at, rows), placement))?;
         same("length", &device.read(length_of), &[length])?;
         same("positions", &device.read(at), &want)?;
-        let out = Rotary { cos: device.room(rows * pairs), sin: device.room(rows * pairs), pairs };
+        let out = Rotary { cos: device.poisoned(rows * pairs), sin: device.poisoned(rows * pairs), pairs };
         let frequencies_of = device.of(&frequencies);
         device.run(angles((at, rows), frequencies_of, &out))?;
         let angle = |[position, _]: &[i32; 2]| frequencies.iter().map(|f| f * *position as f32).collect::<Vec<_>>();
@@ -377,7 +380,7 @@ fn read_case(words: usize, blocks: usize) -> Case {
         for (i, quad) in x.chunks_exact(4).enumerate() {
             want[i / 32 % (blocks * 8)] ^= quad.iter().fold(0, |joined, word| joined ^ word);
         }
-        let (x, y) = (device.of(&x), device.room(blocks * 8));
+        let (x, y) = (device.of(&x), device.poisoned(blocks * 8));
         device.run(read_all(x, blocks, y))?;
         same("what was read", &device.read(y), &want)
     })

@@ -79,7 +79,7 @@ const size_t page = sysconf(_SC_PAGESIZE);
 
 // `len` bytes that begin `data_len` before an inaccessible page.
 Guarded guard(size_t len, size_t data_len) {
-    size_t pages = (data_len + page - 1) / page + 1; // one more page in front, to detect writes below the beginning
+    size_t pages = (data_len + page - 1) / page + 1; // one more page before, to detect writes below the start
     Guarded g;
     g.map_len = (pages + 1) * page;
     void* map = mmap(nullptr, g.map_len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -3,10 +3,10 @@
 // Every thread of a block is a fiber. A fiber runs until a barrier or a warp-wide exchange, and resumes when all others
 // have arrived; if some never arrive, the launch ends with an error that names the waiting threads. Threads between two
 // barriers run one after the other, forwards or backwards: a missing barrier usually gives a wrong result in one of the
-// orders. Blocks run one after the other, too. So this detects errors of indexing and logic, uneven barriers, and many
+// orders. Blocks also run one after the other. So this detects errors of indexing and logic, uneven barriers, and many
 // missing ones; not all races, and no speed.
 //
-// Memory: buffers and shared memory end at an inaccessible page, so that an access to the first byte behind them faults;
+// Memory: buffers and shared memory end at an inaccessible page, so that an access to the first byte after them faults;
 // the bytes before them are known and checked after a launch. Sanitizer traps (misaligned access, an index beyond an
 // array) are errors of the launch as well.
 #pragma once

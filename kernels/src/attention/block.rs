@@ -10,15 +10,18 @@ use crate::isa::Isa;
 /// Adds a block's keys and values to every query's attention.
 ///
 /// # Panics
-/// If a length does not fit, a query sees keys outside the block, or is not quantized for quantized keys.
+/// If a length does not match, a query sees keys outside the block, or is not quantized for quantized keys.
 pub fn attend_block(isa: Isa, block: KvBlock<'_>, queries: &mut [Query<'_>], scratch: &mut Scratch<'_>) {
     let KvBlock { keys, values, head_dim } = block;
     let len = keys.count(head_dim);
     assert_eq!(len, values.count(head_dim), "attend: keys and values differ in length");
     let Scratch { scores: score_rows, weights } = scratch;
-    assert!(score_rows.len().min(weights.len()) >= Scratch::len(len), "attend: too little scratch");
+    assert!(score_rows.len().min(weights.len()) >= Scratch::len(len), "attend: scratch too short");
     for q in queries.iter() {
-        assert!(q.query.len() == head_dim && q.output.len() == head_dim, "attend: not (head_dim)");
+        assert!(
+            q.query.len() == head_dim && q.output.len() == head_dim,
+            "attend: query or output length is not head_dim"
+        );
         assert!(q.visible.end <= len, "attend: a query sees keys outside the block");
     }
     match &keys {

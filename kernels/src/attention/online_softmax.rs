@@ -42,7 +42,7 @@ pub fn merge(isa: Isa, into: (&mut OnlineSoftmax, &mut [f32]), later: (OnlineSof
     isa.run(Blend { output, a, other: other_output, b });
 }
 
-/// Divides the weighted sum by the sum of its weights. A row that saw no key stays zero.
+/// Divides the weighted sum by the sum of its weights. A row without keys stays zero.
 pub fn finish(isa: Isa, softmax: OnlineSoftmax, output: &mut [f32]) {
     if softmax.sum > 0.0 {
         isa.run(Scale { output, by: (1.0 / softmax.sum) as f32 });

@@ -1,4 +1,4 @@
-//! What attention is given: a block of keys and values, and the queries that share a KV head.
+//! Inputs of attention: a block of keys and values, and the queries that share a KV head.
 
 use std::ops::Range;
 
@@ -14,9 +14,9 @@ pub(crate) const QUERY_BLOCK: usize = 32;
 /// Keys or values of one KV head.
 #[derive(Clone, Copy, Debug)]
 pub enum KvRows<'a> {
-    /// `(len, head_dim)`, as they are.
+    /// `(len, head_dim)`, not quantized.
     Exact(Elements<'a>),
-    /// A page of 128 quantized rows. Its queries, outputs, and the exact rows of the same store are rotated, too.
+    /// A page of 128 quantized rows. Its queries, outputs, and the exact rows of the same store are rotated as well.
     Quantized(Page<'a>),
     /// Keys only, of a layer whose K and V are one vector (`attention_k_eq_v`): the rotary channels from a page of keys,
     /// the others from the page of values.
@@ -38,7 +38,7 @@ impl KvRows<'_> {
     pub(super) fn count(&self, head_dim: usize) -> usize {
         match self {
             KvRows::Exact(rows) => {
-                assert!(rows.len().is_multiple_of(head_dim), "attend: not whole rows");
+                assert!(rows.len().is_multiple_of(head_dim), "attend: rows are not (len, head_dim)");
                 rows.len() / head_dim
             }
             KvRows::Quantized(_) | KvRows::KEqV { .. } => PAGE_TOKENS,
@@ -46,7 +46,7 @@ impl KvRows<'_> {
     }
 }
 
-/// Consecutive keys and values of one KV head, as many of each; exact keys may have quantized values and vice versa.
+/// Consecutive keys and values of one KV head, equally many; exact keys may have quantized values and vice versa.
 #[derive(Clone, Copy, Debug)]
 pub struct KvBlock<'a> {
     /// Keys after norm and rotary embedding.
@@ -71,7 +71,8 @@ pub struct Query<'a> {
     pub output: &'a mut [f32],
 }
 
-/// Scratch memory of one call of [`super::attend_block`]: at least [`Scratch::len`] entries each, of any content.
+/// Scratch memory of one call of [`super::attend_block`]: at least [`Scratch::len`] entries each; previous contents are
+/// ignored.
 pub struct Scratch<'a> {
     /// `(QUERY_BLOCK, len)` scores.
     pub scores: &'a mut [f64],

@@ -20,8 +20,7 @@ pub(super) fn softmax_weights(
     isa.run(Softmax { len, queries, range, scores, weights });
 }
 
-/// Each pass runs over all queries before the next one starts, so that no query waits for the latency of its own maximum
-/// or sum.
+/// Each pass runs over all queries before the next one starts, which hides the latency of a query's maximum and sum.
 struct Softmax<'a, 'q> {
     len: usize,
     queries: &'a mut [Query<'q>],
@@ -38,7 +37,9 @@ impl Op for Softmax<'_, '_> {
         let Self { len, queries, range, scores, weights } = self;
         let mut maxima = [f64::NEG_INFINITY; QUERY_BLOCK];
         for ((max, query), scores) in maxima.iter_mut().zip(&*queries).zip(scores.chunks(len)) {
-            *max = largest(query.softmax.max, &scores[query.visible.clone()]);
+            if !query.visible.is_empty() {
+                *max = largest(query.softmax.max, &scores[query.visible.clone()]);
+            }
         }
         for (((max, query), scores), weights) in
             maxima.iter().zip(&*queries).zip(scores.chunks(len)).zip(weights.chunks_mut(len))

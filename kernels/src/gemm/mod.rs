@@ -1,5 +1,5 @@
-//! Activations times the transpose of a floating-point weight matrix; with AMX, bf16 weights are multiplied as they are
-//! stored.
+//! Activations times the transpose of a floating-point weight matrix; with AMX, bf16 weights are multiplied without
+//! conversion.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -19,7 +19,7 @@ pub struct PreparedRows<'a> {
 }
 
 impl<'a> PreparedRows<'a> {
-    /// Words of scratch that [`PreparedRows::new`] needs: zero but for AMX with bf16 weights.
+    /// Words of scratch that [`PreparedRows::new`] needs: zero except for AMX with bf16 weights.
     #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
     pub fn scratch_len(isa: Isa, weight: ElementType, rows: usize, inputs: usize) -> usize {
         match (isa, weight) {
@@ -33,14 +33,14 @@ impl<'a> PreparedRows<'a> {
     /// words.
     ///
     /// # Panics
-    /// If a length does not fit the shapes.
+    /// If a length does not match the shapes.
     pub fn new(isa: Isa, weight: ElementType, x: &'a [f32], inputs: usize, scratch: &'a mut [u32]) -> Self {
         let rows = x.len() / inputs.max(1);
         assert_eq!(x.len(), rows * inputs, "matmul: x is not (rows, inputs)");
         assert_eq!(
             scratch.len(),
             Self::scratch_len(isa, weight, rows, inputs),
-            "matmul: the scratch is not scratch_len() words"
+            "matmul: scratch is not scratch_len() words"
         );
         #[cfg(target_arch = "x86_64")]
         if let (Isa::Amx(isa), ElementType::Bf16) = (isa, weight) {
@@ -49,7 +49,7 @@ impl<'a> PreparedRows<'a> {
         Self { x, inputs, words: scratch }
     }
 
-    /// `x` with the words that [`PreparedRows::new`] wrote for it before.
+    /// `x` with the words that [`PreparedRows::new`] wrote for it earlier.
     pub fn from_words(x: &'a [f32], inputs: usize, words: &'a [u32]) -> Self {
         Self { x, inputs, words }
     }
@@ -63,17 +63,20 @@ impl<'a> PreparedRows<'a> {
 /// The order of summation does not depend on the number of rows or columns: the bits of a row depend on that row only.
 ///
 /// # Panics
-/// If a length does not fit the shapes.
+/// If a length does not match the shapes.
 pub fn matmul(isa: Isa, x: PreparedRows<'_>, weight: Elements<'_>, y: ColumnsMut<'_>) {
     let PreparedRows { x, inputs, words } = x;
     assert_eq!(x.len(), y.rows() * inputs, "matmul: x is not (rows, inputs)");
     assert!(weight.len() >= y.range().end * inputs, "matmul: the weight has too few rows");
     let scratch = PreparedRows::scratch_len(isa, weight.element_type(), y.rows(), inputs);
-    assert_eq!(words.len(), scratch, "matmul: the rows were prepared for other weights");
+    assert_eq!(words.len(), scratch, "matmul: x was prepared for another instruction set or weight type");
     #[cfg(target_arch = "x86_64")]
     if let (Isa::Amx(isa), Elements::Bf16(w)) = (isa, weight)
         && inputs > 0
     {
+        if y.rows() == 0 || y.range().is_empty() {
+            return;
+        }
         return amx::matmul(isa, words, inputs, w, y);
     }
     match weight {

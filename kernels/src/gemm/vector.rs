@@ -19,14 +19,14 @@ struct MatMul<'a, W> {
     y: ColumnsMut<'a>,
 }
 
-/// Rows that share a pass over the weights: 256 KiB with rows of 4 KiB, which stay in the second-level cache.
+/// Rows that share a pass over the weights: 256 KiB with rows of 4 KiB, which stay in the L2 cache.
 const ROW_BLOCK: usize = 64;
 
 /// With at most this many rows, memory bandwidth is the bound and weights are prefetched.
 const STREAM_ROWS: usize = 16;
 
-/// Inputs that one lane sums up before they are added to the rest: an error of rounding grows with the terms of a sum, of which
-/// other lanes have fewer.
+/// With a single lane, inputs per partial sum: rounding error grows with the number of terms, which several lanes
+/// divide.
 const RUN: usize = 32;
 
 impl<W: Element> Op for MatMul<'_, W> {
@@ -39,13 +39,13 @@ impl<W: Element> Op for MatMul<'_, W> {
         for block in (0..rows).step_by(ROW_BLOCK) {
             let end = rows.min(block + ROW_BLOCK);
             let mut column = columns.start;
-            // Columns outside, rows inside: weights are widened once for a register block's rows.
+            // Outer loop over columns, inner over rows: weights are widened once for a register block's rows.
             while column < columns.end {
                 let wide = columns.end - column >= 4;
                 let mut row = block;
                 while row < end {
-                    // Six rows by four columns need 24 accumulators and 5 operands, of 32 registers; of 16 registers, two
-                    // rows by four columns need 8 and 5.
+                    // AVX-512 has 32 registers: six rows by four columns take 24 accumulators and 5 operands. AVX2 has
+                    // 16: two rows take 8 and 5. NEON has 32, but also uses two rows.
                     let most = if L::LANES == 16 { 6 } else { 2 };
                     // SAFETY: `run` entered the features; `matmul` checked that rows and columns are in `x` and `w`.
                     unsafe {

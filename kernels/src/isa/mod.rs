@@ -1,6 +1,6 @@
-//! The instruction sets, as values: holding one proves that this processor has it.
+//! Instruction sets as values: holding one proves that this processor supports it.
 //!
-//! Detection only. What an instruction set executes is in [`crate::simd`], and is entered in `simd/dispatch.rs`.
+//! Detection only. The code for each instruction set is in [`crate::simd`], called through `simd/dispatch.rs`.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -12,8 +12,8 @@ pub(crate) use aarch64::{Neon, NeonDot, NeonI8mm};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{Amx, Avx2, Avx512, AvxVnni};
 
-/// An instruction set that this processor has. The variants' fields can be made in this module only, so a value of this
-/// type is the proof that its instructions exist.
+/// An instruction set that this processor supports. The variants' fields can only be constructed in this module, so a
+/// value of this type proves that the instructions exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Isa {
@@ -71,7 +71,7 @@ impl Isa {
         .flatten()
     }
 
-    /// The name that reports and benchmark records use.
+    /// The name used in reports and benchmark records.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -93,7 +93,7 @@ impl Isa {
     }
 }
 
-/// By [`Isa::name`], among those that this processor has.
+/// Parses an [`Isa::name`] that this processor supports.
 impl std::str::FromStr for Isa {
     type Err = String;
 
@@ -101,7 +101,7 @@ impl std::str::FromStr for Isa {
         let found = Self::available().find(|isa| isa.name().eq_ignore_ascii_case(name));
         found.ok_or_else(|| {
             let names = Self::available().map(Self::name).collect::<Vec<_>>().join(", ");
-            format!("{name:?} is no instruction set of this processor; available: {names}")
+            format!("unknown or unsupported instruction set {name:?}; available: {names}")
         })
     }
 }

@@ -46,13 +46,13 @@ impl Avx512 {
         has.then(|| Self { vbmi: is_x86_feature_detected!("avx512vbmi") })
     }
 
-    /// Whether this is a proof of VBMI, too.
+    /// Whether VBMI is supported as well.
     pub(crate) fn has_vbmi(self) -> bool {
         self.vbmi
     }
 }
 
-/// Proof of AMX-TILE, AMX-INT8 and AMX-BF16, which this process may use, and of what [`Avx512`] with VBMI proves.
+/// Proof of AMX-TILE, AMX-INT8 and AMX-BF16, with permission to use them, and of what [`Avx512`] with VBMI proves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amx(Avx512);
 
@@ -68,7 +68,7 @@ impl Amx {
     }
 }
 
-/// AMX-TILE, AMX-INT8 and AMX-BF16, which `is_x86_feature_detected!` does not know on stable Rust.
+/// AMX-TILE, AMX-INT8 and AMX-BF16, which `is_x86_feature_detected!` does not support on stable Rust.
 fn has_amx() -> bool {
     // CPUID leaf 7, EDX: bit 22 AMX-BF16, bit 24 AMX-TILE, bit 25 AMX-INT8.
     const BITS: u32 = 1 << 22 | 1 << 24 | 1 << 25;
@@ -76,15 +76,15 @@ fn has_amx() -> bool {
     leaf && std::arch::x86_64::__cpuid_count(7, 0).edx & BITS == BITS
 }
 
-/// Asks Linux for the permission to use tile registers, which holds for the process and for threads that start later.
+/// Requests permission to use tile registers from Linux. It applies to every thread of the process.
 #[cfg(target_os = "linux")]
 fn request_tile_data() -> bool {
     const ARCH_PRCTL: usize = 158;
     const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
     const XFEATURE_XTILEDATA: usize = 18;
     let mut result = ARCH_PRCTL;
-    // SAFETY: the system call takes two integers and touches no memory of this process; it clobbers rcx and r11. A kernel
-    // that does not know it, or does not grant it, returns an error.
+    // SAFETY: the system call takes two integers and touches no memory of this process; it clobbers rcx and r11. A
+    // kernel that does not implement it, or does not grant permission, returns an error.
     unsafe {
         std::arch::asm!(
             "syscall",

@@ -1,8 +1,8 @@
 //! The gated delta net (Yang, Kautz and Hatamizadeh, 2024): a causal convolution over a few rows, and a recurrence
 //! whose state is a matrix per value head.
 //!
-//! Results have the same bits on every instruction set, however rows are divided among calls: lanes run over
-//! independent outputs, every sum has one order, and products and sums are rounded apart.
+//! Results have the same bits on every instruction set, however rows are divided among calls: lanes hold independent
+//! outputs, every sum has a fixed order, and multiply and add are rounded separately.
 
 use crate::isa::Isa;
 use crate::ops::activation::{Pointwise, Silu};
@@ -14,11 +14,10 @@ const L2_EPS: f64 = 1e-6;
 /// Partial sums of a sum of squares: element `i` is added to partial sum `i % PARTIALS`.
 const PARTIALS: usize = 8;
 
-/// Vectors of state columns that are computed together: with 128 rows of 16 lanes they take half of a first-level cache
-/// of 32 KiB.
+/// Vectors of state columns that are computed together: with 128 rows of 16 lanes they take half of a 32 KiB L1 cache.
 const VECTORS: usize = 2;
 
-/// No lane type has more lanes.
+/// The most lanes of any lane type.
 const MAX_LANES: usize = 16;
 
 /// `y[r] = silu(sum_t weight[t] * rows[r + t])`, channel by channel: a causal depthwise convolution.
@@ -69,12 +68,12 @@ impl Op for Convolve<'_> {
     }
 }
 
-/// Scales every `width` consecutive elements of `x` to the length `scale`: `x * scale / sqrt(sum(x^2) + 1e-6)`.
+/// Scales every `width` consecutive elements of `x` to the norm `scale`: `x * scale / sqrt(sum(x^2) + 1e-6)`.
 ///
 /// # Panics
-/// If `x` is not whole runs.
+/// If `x` is not a whole number of groups of `width`.
 pub fn l2_normalize(x: &mut [f32], width: usize, scale: f32) {
-    assert!(width > 0 && x.len().is_multiple_of(width), "l2_normalize: x is not whole runs");
+    assert!(width > 0 && x.len().is_multiple_of(width), "l2_normalize: x is not (groups, width)");
     for run in x.chunks_exact_mut(width) {
         let mut partial = [0f64; PARTIALS];
         for block in run.chunks(PARTIALS) {
@@ -88,8 +87,8 @@ pub fn l2_normalize(x: &mut [f32], width: usize, scale: f32) {
     }
 }
 
-/// What one value head reads of some rows: row `r` of `x` is `stride` long, with the head's query, key and value from
-/// the named columns on. Queries and keys are normalized, queries scaled.
+/// The rows of one value head: row `r` of `x` is `stride` long, with the head's query, key and value starting at the
+/// given columns. Queries and keys are normalized, queries scaled.
 #[derive(Clone, Copy)]
 pub struct HeadRows<'a> {
     /// `(rows, stride)`.
@@ -102,9 +101,9 @@ pub struct HeadRows<'a> {
     pub key: usize,
     /// First column of the value `(value_dim)`.
     pub value: usize,
-    /// Factor of the state before each row: `(rows)`, from 0 to 1.
+    /// Decay of the state before each row: `(rows)`, from 0 to 1.
     pub decay: &'a [f32],
-    /// Share of a key's old value that each row replaces: `(rows)`, from 0 to 1.
+    /// Fraction of a key's old value that each row replaces: `(rows)`, from 0 to 1.
     pub beta: &'a [f32],
 }
 
@@ -113,7 +112,7 @@ impl HeadRows<'_> {
         self.decay.len()
     }
 
-    /// No rows of the same columns.
+    /// The same columns without rows.
     fn none(&self) -> Self {
         Self { x: &[], decay: &[], beta: &[], ..*self }
     }
@@ -149,8 +148,8 @@ pub fn advance(isa: Isa, state: &mut [f32], key_dim: usize, rows: HeadRows<'_>, 
     });
 }
 
-/// The outputs `S^T q` of rows behind a head's state, which stays: `y` is `(rows, value_dim)`. The states between the
-/// rows are those of [`advance`].
+/// The outputs `S^T q` of rows after a head's state, which is not modified: `y` is `(rows, value_dim)`. The states
+/// between the rows are those of [`advance`].
 ///
 /// # Panics
 /// If a length differs.
@@ -183,19 +182,19 @@ pub fn replay(
 
 /// Checks the lengths of a head; returns the width of its values.
 fn check(state: usize, key_dim: usize, rows: &HeadRows<'_>, scratch: &[f32]) -> usize {
-    assert!(key_dim > 0 && state > 0 && state.is_multiple_of(key_dim), "delta net: the state is not whole rows");
+    assert!(key_dim > 0 && state > 0 && state.is_multiple_of(key_dim), "delta net: state is not (key_dim, value_dim)");
     let value_dim = state / key_dim;
     let end = [(rows.query, key_dim), (rows.key, key_dim), (rows.value, value_dim)];
     let fits = |(first, width): (usize, usize)| first.checked_add(width).is_some_and(|end| end <= rows.stride);
     assert!(end.into_iter().all(fits), "delta net: a column is outside the rows");
     assert_eq!(Some(rows.x.len()), rows.len().checked_mul(rows.stride), "delta net: x is not (rows, stride)");
     assert_eq!(rows.decay.len(), rows.beta.len(), "delta net: decay and beta differ in length");
-    assert_eq!(scratch.len(), scratch_len(key_dim), "delta net: scratch");
+    assert_eq!(scratch.len(), scratch_len(key_dim), "delta net: scratch is not scratch_len() long");
     value_dim
 }
 
 enum State<'a> {
-    Own(&'a mut [f32]), // takes the first rows in
+    Own(&'a mut [f32]), // the first rows are committed to it
     Shared(&'a [f32]),
 }
 
@@ -203,7 +202,7 @@ struct Recurrence<'a> {
     state: State<'a>,
     key_dim: usize,
     value_dim: usize,
-    rows: [HeadRows<'a>; 2], // those that the state takes in, and those behind them
+    rows: [HeadRows<'a>; 2], // committed rows, then uncommitted rows
     y: [&'a mut [f32]; 2],   // their outputs, or empty
     scratch: &'a mut [f32],
 }
@@ -211,8 +210,8 @@ struct Recurrence<'a> {
 impl Op for Recurrence<'_> {
     type Output = ();
 
-    /// Columns of the state do not depend on each other: a block of them goes through all rows in `scratch`, which fits
-    /// the first-level cache. One pass over it updates it by a row, sums up that row's outputs and the next row's
+    /// Columns of the state do not depend on each other: a block of them is advanced through all rows in `scratch`,
+    /// which fits the L1 cache. One pass over it updates it by a row, sums up that row's outputs and the next row's
     /// `S^T k`, so that every entry is loaded and stored once per row.
     #[inline(always)]
     fn eval<L: Lanes>(self, l: L) {
@@ -220,7 +219,7 @@ impl Op for Recurrence<'_> {
         let (taken, count) = (rows[0].len(), rows[0].len() + rows[1].len());
         for first in (0..value_dim).step_by(VECTORS * L::LANES) {
             let block = Block { first, columns: (value_dim - first).min(VECTORS * L::LANES), value_dim, key_dim };
-            // SAFETY: `run` entered the features; `check` saw to the lengths, and `scratch` has `key_dim` rows of
+            // SAFETY: `run` entered the features; `check` checked the lengths, and `scratch` has `key_dim` rows of
             // `VECTORS * LANES`. `key` is that of a row that exists, or unused.
             unsafe {
                 let from = match &state {
@@ -265,7 +264,7 @@ struct Row {
 }
 
 impl Row {
-    /// Row `index` of both, if there is one.
+    /// Row `index` of the concatenated rows, if it exists.
     #[inline(always)]
     fn at(rows: &[HeadRows<'_>; 2], index: usize) -> Option<Self> {
         let (rows, index) = match index.checked_sub(rows[0].len()) {
@@ -279,10 +278,10 @@ impl Row {
     }
 }
 
-/// Some columns of a state.
+/// A block of columns of a state.
 ///
 /// # Safety
-/// Of all unsafe methods: the caller is inside a function with `L`'s features; a state is `(key_dim, value_dim)`,
+/// For all unsafe methods: the caller is inside a function with `L`'s features; a state is `(key_dim, value_dim)`,
 /// scratch `(key_dim, VECTORS * LANES)` at least, a key `(key_dim)`, and a row's pointers as its fields say.
 #[derive(Clone, Copy)]
 struct Block {

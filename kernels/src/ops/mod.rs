@@ -1,5 +1,5 @@
-//! Operations on rows between the matrix products: norm, rotary embedding, activations, the gated delta net, choices
-//! over the vocabulary.
+//! Operations on rows between the matrix products: norm, rotary embedding, activations, the gated delta net, top-k over
+//! the vocabulary.
 
 pub mod activation;
 pub mod delta_net;

@@ -1,4 +1,4 @@
-//! RMS norm (Zhang and Sennrich, 2019); the weight multiplies as it is, without the `1 +` of earlier Gemma models.
+//! RMS norm (Zhang and Sennrich, 2019); the weight is used directly, without the `1 +` of earlier Gemma models.
 
 use crate::isa::Isa;
 use crate::simd::float::{Lanes, Op};
@@ -8,9 +8,9 @@ use crate::simd::float::{Lanes, Op};
 pub enum AfterNorm<'a> {
     /// `y = norm(x)`.
     Write,
-    /// `y = (residual + norm(x)) * scale`: the norm behind a branch of the layer, with the layer's output scale.
+    /// `y = (residual + norm(x)) * scale`: the norm after a branch of the layer, with the layer's output scale.
     AddTo {
-        /// The residual stream, shaped as `x`.
+        /// The residual stream, with the shape of `x`.
         residual: &'a [f32],
         /// Multiplies the sum.
         scale: f32,
@@ -22,7 +22,7 @@ pub enum AfterNorm<'a> {
 /// `x` and `y` are `(rows, width)`, `weight` is `(width)`.
 ///
 /// # Panics
-/// If `x` is not whole rows, or another length differs.
+/// If a length does not match the shapes.
 pub fn rms_norm(
     isa: Isa,
     x: &[f32],
@@ -32,10 +32,10 @@ pub fn rms_norm(
     after: AfterNorm<'_>,
     y: &mut [f32],
 ) {
-    assert!(width > 0 && x.len().is_multiple_of(width) && x.len() == y.len(), "rms_norm: x and y are not whole rows");
+    assert!(width > 0 && x.len().is_multiple_of(width) && x.len() == y.len(), "rms_norm: x, y are not (rows, width)");
     assert!(weight.is_none_or(|w| w.len() == width), "rms_norm: the weight is not (width)");
     if let AfterNorm::AddTo { residual, .. } = after {
-        assert_eq!(residual.len(), x.len(), "rms_norm: the residual is not shaped as x");
+        assert_eq!(residual.len(), x.len(), "rms_norm: residual and x differ in length");
     }
     isa.run(RmsNorm { x, width, weight, eps, after, y });
 }
@@ -57,7 +57,8 @@ impl Op for RmsNorm<'_> {
         for (row, (x, y)) in self.x.chunks_exact(self.width).zip(self.y.chunks_exact_mut(self.width)).enumerate() {
             // SAFETY: `run` entered the features; all rows are `width` long.
             unsafe {
-                // f64 up to here: an error of the inverse would scale the whole row.
+                // Squares accumulate in f32 lanes; the sum over lanes and the inverse square root are f64, because an
+                // error of the inverse scales the whole row.
                 let mean_square = sum_of_squares(l, x) / self.width as f64;
                 let inverse = l.splat((1.0 / (mean_square + f64::from(self.eps)).sqrt()) as f32);
                 let whole = self.width - self.width % L::LANES;

@@ -10,9 +10,9 @@ use crate::simd::float::{Element, Lanes, Op};
 /// full-attention layers rotate the first quarter of the pairs).
 ///
 /// # Panics
-/// If `x` is not whole heads, or there are more angles than pairs.
+/// If `x` is not `(heads, head_dim)`, or there are more angles than pairs.
 pub fn rotate(isa: Isa, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
-    assert!(head_dim > 0 && x.len().is_multiple_of(head_dim), "rope: x is not whole heads");
+    assert!(head_dim > 0 && x.len().is_multiple_of(head_dim), "rope: x is not (heads, head_dim)");
     assert!(cos.len() == sin.len() && cos.len() <= head_dim / 2, "rope: more angles than pairs");
     isa.run(Rotate { x, head_dim, cos, sin });
 }
@@ -60,12 +60,12 @@ impl Op for Rotate<'_> {
 /// If a length differs.
 pub fn k_eq_v(isa: Isa, values: Elements<'_>, weight: &[f32], cos: &[f32], sin: &[f32], keys: &mut [f32]) {
     let head_dim = weight.len();
-    assert!(head_dim > 0 && keys.len().is_multiple_of(head_dim), "keys: not whole rows");
+    assert!(head_dim > 0 && keys.len().is_multiple_of(head_dim), "k_eq_v: keys are not (rows, head_dim)");
     let pairs = cos.len() / (keys.len() / head_dim).max(1);
     assert_eq!(
         (values.len(), cos.len(), sin.len()),
         (keys.len(), pairs * keys.len() / head_dim, cos.len()),
-        "keys: lengths"
+        "k_eq_v: lengths differ"
     );
     match values {
         Elements::F32(values) => isa.run(MulWeight { values, weight, keys }),

@@ -17,11 +17,11 @@ pub struct Activations<'a> {
 }
 
 impl<'a> Activations<'a> {
-    /// Quantizes `x`, `(rows, inputs)` row-major, into `scratch`. Rounding is to nearest, ties to even, on every ISA, so
-    /// the result does not depend on it; nor does a row's on the other rows.
+    /// Quantizes `x`, `(rows, inputs)` row-major, into `scratch`. Rounds to nearest, ties to even: a row's result does
+    /// not depend on the other rows nor, if the row is finite, on the ISA.
     ///
     /// # Panics
-    /// If the rows are not whole blocks, or `scratch` is not at least [`ActivationType::scratch_len`] long.
+    /// If the rows are not whole blocks, or `scratch` is shorter than [`ActivationType::scratch_len`].
     pub fn quantize(
         isa: Isa,
         activation_type: ActivationType,
@@ -30,9 +30,9 @@ impl<'a> Activations<'a> {
         scratch: &'a mut [i32],
     ) -> Activations<'a> {
         let rows = x.len().checked_div(inputs).unwrap_or(0);
-        assert_eq!(x.len(), rows * inputs, "activations: x is not whole rows");
+        assert_eq!(x.len(), rows * inputs, "activations: x is not (rows, inputs)");
         let len = activation_type.scratch_len(rows, inputs).expect("activations: rows are not whole blocks");
-        assert!(len <= scratch.len(), "activations: the scratch is too short");
+        assert!(len <= scratch.len(), "activations: scratch too short");
         let words = &mut scratch[..len];
         let op = Quantize { x, inputs, rows, activation_type, words: &mut *words };
         match isa.vectors() {
@@ -42,13 +42,13 @@ impl<'a> Activations<'a> {
         Activations { words, activation_type, rows, inputs, row_blocks: RowBlocks::new(rows) }
     }
 
-    /// Reads what [`Activations::quantize`] wrote into `words` before.
+    /// Reads what [`Activations::quantize`] wrote into `words` earlier.
     ///
     /// # Panics
     /// If `words` is not [`ActivationType::scratch_len`] long.
     pub fn from_words(activation_type: ActivationType, words: &'a [i32], rows: usize, inputs: usize) -> Self {
         let len = activation_type.scratch_len(rows, inputs);
-        assert_eq!(len, Some(words.len()), "activations: not the words of this shape");
+        assert_eq!(len, Some(words.len()), "activations: wrong number of words for this shape");
         Self { words, activation_type, rows, inputs, row_blocks: RowBlocks::new(rows) }
     }
 
@@ -79,7 +79,7 @@ impl<'a> Activations<'a> {
     }
 }
 
-/// Rows `first..first + rows`, whose words alternate.
+/// Rows `first..first + rows`, whose words are interleaved.
 #[derive(Clone, Copy)]
 pub(super) struct RowBlock {
     pub first: usize,
@@ -92,7 +92,7 @@ pub(super) struct RowBlock {
 pub(super) struct RowBlocks {
     pub count: usize,
     size: usize,
-    /// How many have one row more than `size`: the first ones.
+    /// How many blocks, from the first on, have `size + 1` rows.
     larger: usize,
 }
 
@@ -168,8 +168,8 @@ impl PanelOp for Quantize<'_> {
 
 /// The loops over a block's elements.
 trait Loops: Copy {
-    /// The bits of the largest magnitude. Compared as integers, which order as magnitudes do, except that a NaN is the
-    /// largest: so the scale becomes NaN, too.
+    /// The bits of the largest magnitude. Compared as integers, which order like magnitudes except that a NaN is the
+    /// largest, so that the scale becomes NaN as well.
     fn largest(self, x: &[f32]) -> u32;
     /// The first element of that magnitude.
     fn first(self, x: &[f32], largest: u32) -> f32;

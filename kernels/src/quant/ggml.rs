@@ -1,5 +1,5 @@
-//! The block formats in scalar code: what every byte of a GGUF block means. The tests check everything else in [`super`]
-//! against this file.
+//! The block formats in scalar code: the meaning of every byte of a GGUF block. The tests check everything else in
+//! [`super`] against this file.
 
 use crate::quant::grids::{self, ZERO_POINT};
 use crate::quant::weight_type::WeightType;
@@ -53,7 +53,7 @@ fn q3_scale(bytes: &[u8], s: usize) -> i8 {
     (low | high << 4) as i8 - 32
 }
 
-/// `2^(exponent - 127)`, halved because [`E2M1_LEVELS`] are doubled. All exponents are numbers: 255 is no NaN in GGUF.
+/// `2^(exponent - 127)`, halved because [`E2M1_LEVELS`] are doubled. All exponents are finite: 255 is not NaN in GGUF.
 pub(super) fn half_power_of_two(exponent: u8) -> f32 {
     2f64.powi(i32::from(exponent) - 128) as f32 // exact, also where it is subnormal
 }
@@ -135,7 +135,7 @@ impl Block {
         }
     }
 
-    /// As [`Block::nibbles`], behind a 32-bit word with the fifth bit of weight `i` at bit `i`.
+    /// As [`Block::nibbles`], after a 32-bit word with the fifth bit of weight `i` at bit `i`.
     fn nibbles_and_bits(&mut self, bytes: &[u8], rest: &[u8], offset: i8) {
         let high = u32::from_le_bytes([rest[0], rest[1], rest[2], rest[3]]);
         self.nibbles(bytes, &rest[4..], |q| q as i8);
@@ -249,7 +249,7 @@ impl Block {
     }
 }
 
-/// A block as the file has it.
+/// A block in file order.
 struct FileRow<'a> {
     bytes: &'a [u8],
     block: &'a mut Block,
@@ -257,7 +257,7 @@ struct FileRow<'a> {
 
 impl grids::Row for FileRow<'_> {
     fn word(&self, index: usize) -> u32 {
-        // All fields are whole words, but for the scale.
+        // All fields except the scale are whole words.
         let words = &self.bytes[self.bytes.len() % 4..];
         u32::from_le_bytes(words.as_chunks().0[index])
     }
@@ -277,14 +277,14 @@ impl grids::Row for FileRow<'_> {
     }
 }
 
-/// Expands one row from its GGUF blocks: the specification of each format.
+/// Dequantizes one row of GGUF blocks: the specification of each format.
 ///
 /// * `bytes`: the row's blocks, `weight_type.row_bytes(out.len())` bytes.
 ///
 /// # Panics
-/// If `out` is not whole blocks or `bytes` has another length.
+/// If `out` is not whole blocks or `bytes` has a different length.
 pub fn dequantize_row(weight_type: WeightType, bytes: &[u8], out: &mut [f32]) {
-    assert_eq!(Some(bytes.len()), weight_type.row_bytes(out.len()), "dequantize: not a row of this length");
+    assert_eq!(Some(bytes.len()), weight_type.row_bytes(out.len()), "dequantize: wrong length of bytes");
     let blocks = bytes.chunks_exact(weight_type.block_bytes());
     for (bytes, out) in blocks.zip(out.chunks_exact_mut(weight_type.block_len())) {
         let block = Block::new(weight_type, bytes);

@@ -1,9 +1,10 @@
-//! The points that GGUF blocks of the IQ1, IQ2 and IQ3 types index, and the blocks' decoding.
+//! The grids of GGUF's IQ1, IQ2 and IQ3 types, and the decoding of their blocks.
 //!
-//! A point is eight weights of three magnitudes (IQ1: of -1, 0 and 1), or four of eight. Points were chosen by llama.cpp for
-//! how often weights are near them; of IQ2 and IQ3_XXS, the sum of the magnitudes' indices is even. They are numbered in the
-//! order of the number whose digits are the indices, the first being the least significant. So a set of points is a bitmap
-//! of these numbers, here six bits to a character from `0` on; the tests compare decoded blocks with PyPI's gguf.
+//! A grid point is eight weights of three magnitudes (IQ1: of -1, 0 and 1), or four of eight. llama.cpp chose the
+//! points by how often weights are near them; in IQ2 and IQ3_XXS, the sum of the magnitudes' indices is even. The
+//! indices of a point are the digits of a number, the first one least significant, and points are sorted by that
+//! number. So a grid is a bitmap over these numbers, here six bits per character from `0` on; the tests compare decoded
+//! blocks with PyPI's gguf.
 //!
 //! Weights are bytes with [`ZERO_POINT`] added: `w` is `64 + w` and `-w` is `(64 + w) ^ 0x7f + 1`, so that the signs of eight
 //! of them are applied in one word.
@@ -11,7 +12,7 @@
 use crate::quant::weight_type::WeightType;
 use half::f16;
 
-/// What decoded bytes have as zero.
+/// Zero point of decoded bytes.
 pub(super) const ZERO_POINT: u8 = 64;
 
 const IQ2_XXS_POINTS: &[u8] = br"
@@ -85,7 +86,7 @@ const IQ1_POINTS: &[u8] = br"
 const fn points<const N: usize>(bitmap: &[u8]) -> [usize; N] {
     let (mut points, mut found, mut number, mut at) = ([0; N], 0, 0, 0);
     while at < bitmap.len() {
-        // Line ends and indentation are no bits.
+        // Skips line ends and indentation.
         if bitmap[at] >= b'0' {
             let mut bit = 0;
             while bit < 6 {
@@ -137,7 +138,7 @@ static IQ2_S: [u64; 1024] = grid(IQ2_S_POINTS, IQ2_LEVELS, 8);
 /// Halved, for the scale doubled.
 static IQ3_XXS: [u32; 256] = low_words(grid(IQ3_XXS_POINTS, [2, 6, 10, 14, 18, 22, 26, 31], 4));
 static IQ3_S: [u32; 512] = low_words(grid(IQ3_S_POINTS, [1, 3, 5, 7, 9, 11, 13, 15], 4));
-/// Times eight, for the scale divided by it: all eight weights are an eighth more, or less.
+/// Times eight, with the scale divided by eight: all eight weights are offset by plus or minus an eighth.
 static IQ1: [u64; 2048] = grid(IQ1_POINTS, [-8, 0, 8], 8);
 
 /// 0x7f in the bytes whose bits are set.
@@ -151,7 +152,7 @@ static SIGNS: [u64; 256] = {
     signs
 };
 
-/// Seven bits of signs, with an eighth that makes their number even.
+/// Seven sign bits, with an eighth bit for even parity.
 static EVEN_SIGN_BITS: [u8; 128] = {
     let mut bits = [0; 128];
     let mut i = 0;
@@ -179,7 +180,7 @@ fn with_signs(magnitudes: u64, signs: u64) -> u64 {
     (magnitudes ^ signs) + (signs & ONES)
 }
 
-/// A row's block: its fields in words, and where its weights and scales go.
+/// A row's block: access to its fields, and the destination of its weights and scales.
 pub(super) trait Row {
     /// Four bytes; the first word follows the scale of two bytes that types other than IQ1_M begin with.
     fn word(&self, index: usize) -> u32;
@@ -204,7 +205,7 @@ pub(super) fn decode(weight_type: WeightType, row: &mut impl Row) {
         WeightType::IQ3_S => iq3_s(row),
         WeightType::IQ1_S => iq1_s(row),
         WeightType::IQ1_M => iq1_m(row),
-        _ => unreachable!("the caller's types have a grid"),
+        _ => unreachable!("the caller passes types with a grid"),
     }
 }
 
@@ -302,7 +303,7 @@ fn iq3_s(row: &mut impl Row) {
     }
 }
 
-/// A point of IQ1 whose weights are an eighth more, or less.
+/// A point of IQ1, offset by plus or minus an eighth.
 #[inline(always)]
 fn iq1_point(index: usize, less: bool) -> u64 {
     if less { IQ1[index] - ONES } else { IQ1[index] + ONES }

@@ -1,10 +1,11 @@
-//! Where every byte lies: packed weight blocks and quantized activations. AMX operands are in `amx/operands.rs`.
+//! Byte layout of packed weight blocks and quantized activations. AMX operands are in `amx/operands.rs`.
 //!
 //! # Packed weight blocks
 //!
 //! A *panel* is 16 consecutive rows (outputs) of a matrix. Block `b` of a panel is the 16 rows' GGUF blocks `b`, field after
-//! field; within a field, units of the 16 rows alternate. A unit is 4 bytes for weights, so that one 64-byte vector is the same four
-//! bytes of 16 rows, and 2 bytes for `f16` scales. `Q4_K`, 144 bytes per row, 2304 per packed block:
+//! field; within a field, units of the 16 rows are interleaved. A unit is 4 bytes for weights, so that one 64-byte
+//! vector is the same four bytes of 16 rows, and 2 bytes for `f16` scales. `Q4_K`, 144 bytes per row, 2304 per packed
+//! block:
 //!
 //! ```text
 //! GGUF block of one row        packed block of 16 rows
@@ -30,15 +31,16 @@
 //! high    x32 x33 x34 x35     x32 x33 x34 x35   ...   x32 x33 x34 x35
 //! ```
 //!
-//! Fields are in the file's order, so that one at byte `o` of a GGUF block begins at byte `16 o` of a packed block. Two types are in
-//! the order in which a product first reads them, because hardware prefetchers follow ascending addresses:
+//! Fields are in file order, so that one at byte `o` of a GGUF block begins at byte `16 o` of a packed block. Fields of
+//! these types are in the order in which a product first reads them, because hardware prefetchers follow ascending
+//! addresses:
 //!
 //! | type | order, in bytes of a row's GGUF block |
 //! |---|---|
 //! | `Q6_K` | `d` 208..210, scales 192..208; for each half `h` lower bits `64 h..+16`, upper bits `128 + 32 h..+16`, the next 16 of either, the other 32 of the lower bits |
 //! | `TQ1_0`, `TQ2_0` | `d` 64..66, weights 0..64 |
 //!
-//! Some change their content, or their unit:
+//! Fields whose content or unit changes:
 //!
 //! | type | field | change | reason |
 //! |---|---|---|---|
@@ -47,10 +49,10 @@
 //! | `Q6_K` | 8-bit scales | units of 1 byte | 16 of them widen in one instruction |
 //! | `IQ4_XS` | upper bits of scales | units of 1 byte | the same |
 //! | `MXFP4` | exponents | units of 1 byte | the field is one byte long |
-//! | `NVFP4` | scales | 0x7f (NaN, read as 0) to 0 | the seven bits are then those of a number |
+//! | `NVFP4` | scales | 0x7f (NaN, read as 0) to 0 | the seven bits are then finite |
 //!
-//! IQ1, IQ2, IQ3 and ternary blocks become blocks of levels first (`level_block.rs`), which are longer. The others are as long as
-//! in the file, so that a range of panels occupies the same bytes before and after.
+//! IQ1, IQ2, IQ3 and ternary blocks are first converted to level blocks (`level_block.rs`), which are longer. The
+//! others are as long as in the file, so that a range of panels occupies the same bytes before and after.
 //!
 //! The rows after the last whole panel are not interleaved; kernels interleave those blocks on the stack.
 //!
@@ -71,10 +73,10 @@
 //!  93 R  end                                             12 R  end
 //! ```
 //!
-//! The offsets are what an accumulator starts from if its weights are stored unsigned, `w + 128` in blocks of 32 and `w + 32` in
-//! blocks of 256; formats with a smaller zero point shift them right. Where the sums of a scale in blocks of 256 cannot start so
-//! ([`ByteLanes::OFFSETS`](crate::simd::bytes::ByteLanes::OFFSETS)), the zero point times the products of scales and bsums is
-//! subtracted at the end.
+//! The offsets are the initial values of accumulators if weights are stored unsigned, `w + 128` in blocks of 32 and `w
+//! + 32` in blocks of 256; formats with a smaller zero point shift them right. Where the sums of a scale in blocks of
+//! 256 cannot start from them ([`ByteLanes::OFFSETS`](crate::simd::bytes::ByteLanes::OFFSETS)), the zero point times
+//! the products of scales and bsums is subtracted at the end.
 
 /// Rows per panel: the `i32` lanes of a 64-byte register.
 pub const PANEL_ROWS: usize = 16;
@@ -85,7 +87,7 @@ pub(super) const QUAD_BYTES: usize = 4 * PANEL_ROWS;
 /// The longest block of a row in bytes (Q6_K).
 pub(super) const MAX_BLOCK_BYTES: usize = 210;
 
-/// Rows per row block at most: eight accumulators and eight sums take half of AVX-512's registers.
+/// Maximum rows per row block: eight accumulators and eight sums take half of AVX-512's registers.
 pub(super) const ROW_BLOCK: usize = 8;
 
 /// The order of the bsums in their pairs, within 8 sums of 32 or within each 8 sums of 16: masking a word of four 8-bit

@@ -1,11 +1,11 @@
-//! Blocks of levels: what packing makes of grid-coded and ternary blocks.
+//! Level blocks: the packed form of grid and ternary blocks.
 //!
-//! A weight of these types is one of few integers, *levels*. Grids are looked up once, when weights are packed; a block then
-//! has the number of each weight's level, so that a product unpacks bits and looks one byte up, as of other types. The block
-//! of one row, before `pack.rs` interleaves it with those of other rows:
+//! A weight of these types is one of a few integers, *levels*. Grids are looked up once, when weights are packed; a
+//! block then has each weight's level index, so that a product unpacks bits and looks up one byte, as for other types.
+//! The block of one row, before `pack.rs` interleaves it with those of other rows:
 //!
 //! ```text
-//!                        bytes: d       scales         offsets   numbers of levels        in all   bits per weight
+//!                        bytes: d       scales         offsets   level indices            total    bits per weight
 //! IQ3_XXS, IQ3_S         4 (f32)        4              -         8 x 16, four bits        136      4.25
 //! IQ2_XXS                4 (f32)        4              -         8 x 12, three bits       104      3.25
 //! IQ2_XS, IQ2_S, IQ1_M   4 (f32)        8              -         8 x 12, three bits       108      3.38
@@ -26,11 +26,11 @@
 //! ```
 //!
 //! * Two bits: 32 bytes per 128 weights, weight `i` in bits `2 (i / 32)` of byte `i % 32`, as TQ2_0 in files.
-//! * IQ1_S: -1, 0 and 1 are numbers 0 to 2, and all weights of a scale are an eighth more or less: in eighths, number `t` is
-//!   `8 t - 9`, or two more if bit `s` of each of the offsets' four bytes is set, for scale `s`.
+//! * IQ1_S: -1, 0 and 1 have level indices 0 to 2, and all weights of a scale are offset by an eighth up or down: in
+//!   eighths, index `t` is `8 t - 9`, or two more if bit `s` of each of the offsets' four bytes is set, for scale `s`.
 //!
-//! `d` is the product of the block's scale and a power of two, which not every `f16` has room for; four bytes also keep packed
-//! blocks on cache lines.
+//! `d` is the product of the block's scale and a power of two, which may be outside the range of `f16`; four bytes also
+//! keep packed blocks on cache lines.
 
 use crate::quant::ggml::Block;
 use crate::quant::weight_type::WeightType;
@@ -38,11 +38,11 @@ use crate::quant::weight_type::WeightType;
 /// The levels of the types with four bits.
 pub(super) const IQ3_XXS_LEVELS: [i8; 16] = [-31, -26, -22, -18, -14, -10, -6, -2, 2, 6, 10, 14, 18, 22, 26, 31];
 pub(super) const IQ3_S_LEVELS: [i8; 16] = [-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15];
-/// Of those with three; the last two are not used.
+/// The levels of the types with three bits; the last two are unused.
 pub(super) const IQ2_LEVELS: [i8; 8] = [-43, -25, -8, 8, 25, 43, 0, 0];
 pub(super) const IQ1_M_LEVELS: [i8; 8] = [-9, -7, -1, 1, 7, 9, 0, 0];
 
-/// The numbers of the levels, by the levels' bytes.
+/// Level indices by the levels' bytes.
 const fn numbers<const N: usize>(levels: [i8; N]) -> [u8; 256] {
     let mut numbers = [0; 256];
     let mut i = 0;
@@ -53,7 +53,7 @@ const fn numbers<const N: usize>(levels: [i8; N]) -> [u8; 256] {
     numbers
 }
 
-/// How the weights of a type are kept.
+/// How the weights of a type are stored.
 enum Coding {
     Four(&'static [i8; 16], &'static [u8; 256]),
     Three(&'static [i8; 8], &'static [u8; 256]),
@@ -79,12 +79,12 @@ const fn coding(weight_type: WeightType) -> Option<Coding> {
     })
 }
 
-/// Whether packed blocks of the type are blocks of levels.
+/// Whether packed blocks of the type are level blocks.
 pub(super) const fn has_levels(weight_type: WeightType) -> bool {
     coding(weight_type).is_some()
 }
 
-/// Where the numbers of levels begin, after the scale, the scales' bits and the offsets.
+/// Byte offset of the level indices, after the scale, the scales' bits and the offsets.
 pub(super) const fn weights_at(weight_type: WeightType) -> usize {
     use WeightType::*;
     match weight_type {
@@ -94,10 +94,10 @@ pub(super) const fn weights_at(weight_type: WeightType) -> usize {
     }
 }
 
-/// The place of TQ1_0's and TQ2_0's scale.
+/// Byte offset of TQ1_0's and TQ2_0's scale.
 pub(super) const TERNARY_SCALE: usize = 64;
 
-/// Makes a block of levels of a GGUF block.
+/// Encodes a GGUF block as a level block.
 ///
 /// # Panics
 /// If the type has none, or a slice is shorter than the type's block.
@@ -153,7 +153,7 @@ fn put_pairs(quants: &[[i8; 32]], out: &mut [u8], pair: impl Fn(i8) -> u8) {
     }
 }
 
-/// Decodes a block of levels.
+/// Decodes a level block.
 ///
 /// # Panics
 /// As [`encode`].

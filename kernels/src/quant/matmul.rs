@@ -17,10 +17,10 @@ use crate::quant::{scalar, vector};
 /// computed twice.
 ///
 /// # Panics
-/// If the shapes do not fit, or `x` is not of [`WeightType::activation_type`](super::WeightType::activation_type).
+/// If the shapes do not match, or `x` is not of [`WeightType::activation_type`](super::WeightType::activation_type).
 pub fn matmul(isa: Isa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: ColumnsMut<'_>) {
     check(weights, x);
-    assert_eq!(x.rows(), y.rows(), "matmul: x and y have different rows");
+    assert_eq!(x.rows(), y.rows(), "matmul: x and y differ in rows");
     assert!(y.range().end <= weights.outputs(), "matmul: the weight has too few rows");
     if y.range().is_empty() || y.rows() == 0 {
         return;
@@ -40,15 +40,15 @@ pub fn matmul(isa: Isa, weights: &PackedMatrix<'_>, x: &Activations<'_>, y: Colu
 
 /// `out[k] = sum_i x[i] * weights[indices[k]][i]`, with the bits that [`matmul`] gives.
 ///
-/// A panel's 16 rows are always computed together: consecutive entries of `indices` in one panel cost one panel.
+/// A panel's 16 rows are always computed together: consecutive `indices` in one panel cost one panel.
 ///
 /// # Panics
-/// If the shapes do not fit, `x` has not exactly one row, or an index is not below `outputs`.
+/// If the shapes do not match, `x` does not have exactly one row, or an index is not below `outputs`.
 pub fn dot_rows(isa: Isa, weights: &PackedMatrix<'_>, indices: &[u32], x: &Activations<'_>, out: &mut [f32]) {
     check(weights, x);
-    assert_eq!(x.rows(), 1, "dot_rows: not one row");
+    assert_eq!(x.rows(), 1, "dot_rows: x is not one row");
     assert_eq!(indices.len(), out.len(), "dot_rows: lengths differ");
-    assert!(indices.iter().all(|i| (*i as usize) < weights.outputs()), "dot_rows: no such row");
+    assert!(indices.iter().all(|i| (*i as usize) < weights.outputs()), "dot_rows: index out of range");
     match isa.vectors() {
         Some(isa) => vector::dot_rows(isa, weights, indices, x, out),
         None => scalar::dot_rows(weights, indices, x, out),
@@ -56,7 +56,7 @@ pub fn dot_rows(isa: Isa, weights: &PackedMatrix<'_>, indices: &[u32], x: &Activ
 }
 
 fn check(weights: &PackedMatrix<'_>, x: &Activations<'_>) {
-    assert_eq!(x.inputs(), weights.inputs(), "matmul: x and the weight have different inputs");
+    assert_eq!(x.inputs(), weights.inputs(), "matmul: x and the weight differ in inputs");
     let expected = weights.weight_type().activation_type();
-    assert_eq!(x.activation_type(), expected, "matmul: x is quantized for other weights");
+    assert_eq!(x.activation_type(), expected, "matmul: x is quantized for another weight type");
 }

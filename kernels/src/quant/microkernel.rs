@@ -7,12 +7,12 @@ use crate::simd::opaque::opaque;
 use crate::simd::prefetch::{prefetch, prefetch_to};
 use std::marker::PhantomData;
 
-/// What to prefetch while a block of 256 is multiplied that is unpacked into memory: the lines of 32 places, one with every two
+/// What to prefetch while a block of 256 that was unpacked into memory is multiplied: 32 cache lines, one per two
 /// quads.
 #[derive(Clone, Copy)]
 pub(super) struct Prefetched {
     pub from: *const u8,
-    /// Bytes from one place to the next.
+    /// Bytes from one line to the next.
     pub step: usize,
 }
 
@@ -29,8 +29,8 @@ impl Prefetched {
     }
 }
 
-/// The pointer, [`opaque`] where registers hold half a row block only. Where they hold all of it, one row is a fifth slower if
-/// addresses are not computed ahead and words that several scales share are read again.
+/// The pointer, [`opaque`] if registers hold only half a row block. If they hold all of it, one row is 20 % slower when
+/// addresses are not precomputed and words shared by several scales are reloaded.
 #[inline(always)]
 fn opaque_if_few_registers<L: ByteLanes, T>(pointer: *const T) -> *const T {
     if const { L::MAX_ROWS < ROW_BLOCK } { opaque(pointer) } else { pointer }
@@ -45,7 +45,7 @@ pub(super) trait Source<L: ByteLanes, F: Format> {
     /// Scales per iteration, unrolled so that shifts and masks that depend on a scale's index are constants.
     const UNROLLED: usize;
     type Cursor: Copy;
-    /// Prefetches a part of the weights that come next, while quads `g` and `g + 1` of scale `s` are multiplied.
+    /// Prefetches a part of the next weights, while quads `g` and `g + 1` of scale `s` are multiplied.
     ///
     /// # Safety
     /// As the trait's.
@@ -62,8 +62,8 @@ pub(super) trait Source<L: ByteLanes, F: Format> {
     unsafe fn quad(&self, l: L, cursor: Self::Cursor, g: usize) -> L::I;
 }
 
-/// Bytes of each of `streams` that are prefetched while lanes of a block are multiplied: together, and by all lanes, the whole
-/// block's.
+/// Bytes of each of `streams` to prefetch while the lanes' part of a block is multiplied: in total over streams and
+/// lanes, one block.
 pub(super) const fn prefetched_bytes<L: ByteLanes, F: Format>(streams: usize) -> usize {
     F::TYPE.packed_block_bytes() * L::LANES / streams
 }
@@ -83,7 +83,7 @@ pub(super) struct PackedSource<F, const R: usize, const S: usize> {
     /// The block, and the first of the panel's rows that the lanes hold.
     pub block: *const u8,
     pub lane: usize,
-    /// From where to prefetch [`prefetched_bytes`] meanwhile, a line of each in turn.
+    /// Where to prefetch [`prefetched_bytes`] from meanwhile, a line of each in turn.
     pub prefetched: [*const u8; S],
     pub format: PhantomData<F>,
 }
@@ -92,7 +92,7 @@ impl<L: ByteLanes, F: Format, const R: usize, const S: usize> Source<L, F> for P
     const UNROLLED: usize = unrolled::<L, F>();
     type Cursor = F::Cursor<L>;
 
-    // A few lines each time, spread evenly: the line fill buffers are few.
+    // A few lines each time, spread evenly: there are few line fill buffers.
     #[inline(always)]
     unsafe fn prefetch(&self, s: usize, g: usize) {
         if S == 1 && R < F::PREFETCH_ONE_RUN_FROM {
@@ -122,7 +122,7 @@ pub(super) struct UnpackingSource<F> {
     /// The block, and the first of the panel's rows that the lanes hold.
     pub block: *const u8,
     pub lane: usize,
-    /// Room for every quad of the block.
+    /// Space for every quad of the block.
     pub to: *mut u8,
     pub prefetched: Prefetched,
     pub format: PhantomData<F>,
@@ -138,7 +138,7 @@ impl<L: ByteLanes, F: Format> Source<L, F> for UnpackingSource<F> {
     }
     #[inline(always)]
     unsafe fn cursor(&self, l: L, s: usize) -> Self::Cursor {
-        // SAFETY: as the caller's; `to` has room for every quad.
+        // SAFETY: as the caller's; `to` has space for every quad.
         unsafe {
             let to = self.to.add(s * F::QUADS_PER_SCALE * 4 * L::LANES);
             (F::cursor(l, opaque(self.block), self.lane, s), to)
@@ -146,7 +146,7 @@ impl<L: ByteLanes, F: Format> Source<L, F> for UnpackingSource<F> {
     }
     #[inline(always)]
     unsafe fn quad(&self, l: L, (cursor, to): Self::Cursor, g: usize) -> L::I {
-        // SAFETY: as the caller's; `to` has room for the scale's quads.
+        // SAFETY: as the caller's; `to` has space for the scale's quads.
         unsafe {
             let quad = F::quad(l, cursor, g);
             l.store_words(to.add(g * 4 * L::LANES), quad);
@@ -162,8 +162,8 @@ pub(super) struct UnpackedSource {
 }
 
 impl<L: ByteLanes, F: Format> Source<L, F> for UnpackedSource {
-    // Not all, although that is 1-2 % faster of Q4_K: with the code that unpacks, two-plane formats exceed the first-level
-    // instruction cache.
+    // Not fully, although that is 1-2 % faster for Q4_K: together with the unpacking code, two-plane formats would
+    // exceed the L1 instruction cache.
     const UNROLLED: usize = 2;
     type Cursor = *const u8;
 
@@ -193,8 +193,8 @@ const fn scales_per_block<F: Format>() -> usize {
     8 / F::QUADS_PER_SCALE
 }
 
-/// What the sum of scale `s` of an activation block of 32, for the row of `x`, starts from: minus the zero point times the
-/// sum of the scale's quants.
+/// Initial value of the sum of scale `s` of an activation block of 32, for the row of `x`: minus the zero point times
+/// the sum of the scale's quants.
 ///
 /// # Safety
 /// `x` points at a row of such a block, of a row block of `stride` rows; the block has a scale `s`.
@@ -283,7 +283,7 @@ unsafe fn pair_totals<L: ByteLanes, const R: usize>(l: L, pairs: &[L::I], x: *co
     }
 }
 
-/// Whether weights are multiplied as stored, so that the zero point must be taken off the sums.
+/// Whether weights are multiplied as stored, so that the zero point must be subtracted from the sums.
 const fn has_offset<L: ByteLanes, F: Format>() -> bool {
     F::ZERO_POINT.is_some()
         && !(L::OFFSETS && F::OFFSETS_SHIFT.is_some())
@@ -300,7 +300,7 @@ unsafe fn float<L: ByteLanes>(l: L, x: *const i32, stride: usize, index: usize, 
     unsafe { l.splat(f32::from_bits(*x.add(index * stride + r) as u32)) }
 }
 
-/// Adds one block's products to `y`, of a format with blocks of 32, or of several 32.
+/// Adds one block's products to `y`, of a format with blocks of 32 or a multiple of 32.
 ///
 /// # Safety
 /// As [`add_block`].
@@ -447,7 +447,7 @@ pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R
         if const { L::MAX_ROWS == ROW_BLOCK } {
             end_rows::<L, F, R>(l, sums, scales, &pairs, x, stride, add);
         } else {
-            // Fewer registers than sum by sum.
+            // Takes fewer registers than sum by sum.
             for (r, sum) in sums.into_iter().enumerate() {
                 let x = opaque(x.add(r));
                 end_rows::<L, F, 1>(l, [sum], scales, &pairs, x, stride, |_, sum, by| add(r, sum, by));

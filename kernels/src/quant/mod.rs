@@ -8,15 +8,15 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `layout.rs` | every byte of a packed block and of quantized activations, drawn |
+//! | `layout.rs` | byte layout of packed blocks and quantized activations |
 //! | `weight_type.rs` | the types and their sizes |
-//! | `ggml.rs` | what the bytes of a GGUF block mean ([`dequantize_row`]) |
-//! | `grids.rs` | the points that IQ1, IQ2 and IQ3 blocks index, and their decoding |
-//! | `level_block.rs` | what packing makes of those and of ternary ones |
+//! | `ggml.rs` | the meaning of a GGUF block's bytes ([`dequantize_row`]) |
+//! | `grids.rs` | the grids of IQ1, IQ2 and IQ3, and the decoding of their blocks |
+//! | `level_block.rs` | the packed form of those and of ternary blocks |
 //! | `encode/` | quantization to GGUF blocks ([`quantize_row`]) |
 //! | `pack.rs`, `packed_matrix.rs` | the packed order and its inverse |
-//! | `activations.rs` | activations in 8 bits, in the blocks that llama.cpp's dot product of the type has |
-//! | `matmul.rs` | the public products, and the choice of a kernel |
+//! | `activations.rs` | 8-bit activations, in the blocks of llama.cpp's dot products |
+//! | `matmul.rs` | the public products, and kernel selection |
 //! | `scalar.rs` | the reference |
 //! | `unpack/`, `microkernel.rs`, `vector/` | the same arithmetic in vectors: weights to bytes, one block, the loops |
 //! | `amx/` | the same in tile registers |

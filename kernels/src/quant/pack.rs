@@ -1,4 +1,4 @@
-//! Between the file's order and the packed order of [`super::layout`].
+//! Conversion between file order and the packed order of [`super::layout`].
 
 use std::ops::Range;
 
@@ -14,11 +14,11 @@ enum Change {
     AddBias,
     /// [`spread_bits`].
     SpreadBits,
-    /// 0x7f to 0 in every byte. NVFP4 has two scales of value zero; its extraction keeps the one.
+    /// 0x7f to 0 in every byte. NVFP4 has two encodings of scale zero; extraction always gives 0.
     OneZero,
 }
 
-/// A field of a row's block: its bytes, the bytes that alternate by row, and their change.
+/// A field of a row's block: its bytes, the bytes of an interleaved unit, and their change.
 struct Field {
     range: Range<usize>,
     unit: usize,
@@ -96,8 +96,8 @@ fn gather_bits(word: u32) -> u32 {
     gathered
 }
 
-/// Interleaves one block of up to 16 rows. `row(l)` is lane `l`'s block, of levels if the type has them; lanes without one keep
-/// their bytes.
+/// Interleaves one block of up to 16 rows. `row(l)` is lane `l`'s block, of levels if the type has them; lanes without
+/// a row keep their bytes.
 #[inline(always)]
 pub(super) fn interleave<'a>(weight_type: WeightType, row: impl Fn(usize) -> Option<&'a [u8]>, out: &mut [u8]) {
     let out = &mut out[..PANEL_ROWS * weight_type.packed_block_bytes()];
@@ -155,7 +155,7 @@ pub(super) fn extract(weight_type: WeightType, packed: &[u8], lane: usize, out: 
     }
 }
 
-/// Packs whole rows from a file's order into the packed order.
+/// Packs whole rows from file order into the packed order.
 ///
 /// * `source`: rows `first..` of a matrix with `inputs` columns, where `first` is a multiple of [`PANEL_ROWS`], so that
 ///   threads can share the work by panels. Only the matrix's last part may end inside a panel.
@@ -163,13 +163,13 @@ pub(super) fn extract(weight_type: WeightType, packed: &[u8], lane: usize, out: 
 ///   is then one cache line.
 ///
 /// # Panics
-/// If `source` is not whole rows or `destination` is not as long as they are packed.
+/// If `source` is not whole rows or `destination` does not have the packed length.
 pub fn pack(weight_type: WeightType, inputs: usize, source: &[u8], destination: &mut [u8]) {
     let sizes = weight_type.row_bytes(inputs).zip(weight_type.packed_row_bytes(inputs));
     let (row_bytes, packed_row_bytes) = sizes.expect("pack: rows are not whole blocks");
     let rows = source.len() / row_bytes.max(1);
-    assert_eq!(source.len(), rows * row_bytes, "pack: not whole rows");
-    assert_eq!(destination.len(), rows * packed_row_bytes, "pack: not as long as the rows are packed");
+    assert_eq!(source.len(), rows * row_bytes, "pack: source is not whole rows");
+    assert_eq!(destination.len(), rows * packed_row_bytes, "pack: wrong length of destination");
     if row_bytes == 0 {
         return;
     }

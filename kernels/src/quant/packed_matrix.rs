@@ -22,7 +22,7 @@ impl<'a> PackedMatrix<'a> {
     /// If `bytes` is not [`WeightType::packed_bytes_for`] the shape.
     pub fn new(weight_type: WeightType, outputs: usize, inputs: usize, bytes: &'a [u8]) -> Self {
         let len = weight_type.packed_bytes_for(outputs, inputs);
-        assert_eq!(Some(bytes.len()), len, "packed matrix: not the bytes of this shape");
+        assert_eq!(Some(bytes.len()), len, "packed matrix: wrong length for this shape");
         Self { weight_type, outputs, inputs, bytes }
     }
 
@@ -93,9 +93,9 @@ pub(super) fn tail_block(weight_type: WeightType, rows: &[u8], row_bytes: usize,
 /// Dequantizes row `row` of a packed matrix, for an embedding lookup; the values are [`super::dequantize_row`]'s.
 ///
 /// # Panics
-/// If there is no such row or `out` is not `inputs` long.
+/// If `row` is out of range or `out` is not `inputs` long.
 pub fn dequantize_packed_row(matrix: &PackedMatrix<'_>, row: usize, out: &mut [f32]) {
-    assert_eq!(out.len(), matrix.inputs(), "dequantize: a row is `inputs` long");
+    assert_eq!(out.len(), matrix.inputs(), "dequantize: out is not `inputs` long");
     for (b, out) in out.chunks_exact_mut(matrix.weight_type().block_len()).enumerate() {
         let block = block(matrix, row, b);
         out.iter_mut().enumerate().for_each(|(i, out)| *out = block.value(i));

@@ -1,7 +1,8 @@
 //! The scalar product: specification, fallback and test oracle. The vector kernels give these bits exactly.
 //!
 //! Per block of 256, with `dot(s)` the integer dot product and `bsum(s)` the sum of `x` over sub-block `s`, every `fma`
-//! rounding once, the sums over `s` in `i32` (at most 256 * 127 * 32 * 128 < 2^31, of Q6_K):
+//! rounding once, the sums over `s` in `i32`, at most 256 * 127 * 32 * 128 here (Q6_K). The vector kernels leave some
+//! weights shifted left, so their sums are at most 256 * 127 * 15 * 16 * 63 = 491581440 (Q4_K), below 2^31 as well:
 //!
 //! ```text
 //! sum = (sum over s of scale(s) * dot(s)) * d

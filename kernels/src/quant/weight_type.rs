@@ -40,8 +40,8 @@ pub enum WeightType {
     TQ1_0,
     /// -1, 0 or 1 (or 2) in 2 bits, one scale per 256.
     TQ2_0,
-    /// Eight weights an eighth from one of 2048 points of -1, 0 and 1; 3-bit scales per 32 in blocks of 256. 1.56 bits in a
-    /// file, 2.38 packed.
+    /// Eight weights an eighth above or below one of 2048 points of -1, 0 and 1; 3-bit scales per 32 in blocks of 256.
+    /// 1.56 bits in a file, 2.38 packed.
     IQ1_S,
     /// The points of IQ1_S, 3-bit scales per 16 in blocks of 256. 1.75 bits in a file, 3.38 packed.
     IQ1_M,
@@ -190,7 +190,7 @@ impl WeightType {
         }
     }
 
-    /// Bytes per block and row when packed: the file's, except of the types whose weights are numbers of levels then.
+    /// Bytes per block and row when packed: those of the file, except for types packed as level blocks.
     pub const fn packed_block_bytes(self) -> usize {
         match self {
             Self::TQ1_0 | Self::TQ2_0 => 66,
@@ -260,7 +260,7 @@ impl std::str::FromStr for WeightType {
     fn from_str(name: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|weight_type| weight_type.name().eq_ignore_ascii_case(name));
         let known = || Self::ALL.map(|weight_type| weight_type.name().to_ascii_lowercase()).join(", ");
-        found.ok_or_else(|| format!("{name:?} is unknown; {} are", known()))
+        found.ok_or_else(|| format!("unknown weight type {name:?}; known: {}", known()))
     }
 }
 

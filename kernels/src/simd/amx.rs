@@ -28,7 +28,7 @@ impl TileRegisters {
     /// Configures the eight registers; all are zero.
     ///
     /// # Safety
-    /// This processor has tile registers, this process may use them, and there is no other value on this thread.
+    /// The processor has tile registers, the process may use them, and no other `TileRegisters` exists on this thread.
     ///
     /// # Panics
     /// If a shape is empty, or larger than 16 rows of 64 bytes.
@@ -55,8 +55,8 @@ impl TileRegisters {
         if !has_tiles() {
             return Self(());
         }
-        // SAFETY: the caller has the registers; the configuration is the 64 bytes of palette 1. All registers are zeroed,
-        // and declared.
+        // SAFETY: the caller has the registers; the configuration is the 64 bytes of palette 1. All registers are
+        // zeroed and declared as clobbered.
         unsafe {
             asm!(
                 "ldtilecfg [{}]",
@@ -77,7 +77,8 @@ impl Drop for TileRegisters {
         if !has_tiles() {
             return;
         }
-        // SAFETY: `new` required the registers; all are declared. Released registers are not saved at context switches.
+        // SAFETY: `new` required the registers; all are declared as clobbered. Released registers are not saved at
+        // context switches.
         unsafe {
             asm!(
                 "tilerelease",
@@ -89,8 +90,8 @@ impl Drop for TileRegisters {
     }
 }
 
-/// Whether this processor has tile registers. Where it has none, unit tests compute products of tiles in scalar code, so that
-/// what surrounds them is tested on every processor with AVX-512.
+/// Whether this processor has tile registers. Without them, unit tests compute tile products in scalar code, so that
+/// the code around them is tested on every processor with AVX-512.
 #[cfg(test)]
 pub(crate) fn has_tiles() -> bool {
     crate::isa::Isa::available().any(|isa| matches!(isa, crate::isa::Isa::Amx(_)))

@@ -8,35 +8,38 @@ pub(crate) trait PanelOp {
     fn eval<L: ByteLanes>(self, lanes: L);
 }
 
-/// The meaning of weights' bytes.
+/// The encoding of weight bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bytes {
-    /// The weights plus their zero point, at most this; shifted left if [`ByteLanes::ALL_BYTES`] makes that exact.
+    /// The weights plus their zero point, at most this value; shifted left if [`ByteLanes::ALL_BYTES`] makes that
+    /// exact.
     Unsigned(u8),
     /// The weights plus 128.
     Biased,
 }
 
-/// What multiplies the sums over a sub-block's weights.
+/// The scale of the sums over a sub-block's weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Scale<I> {
     pub by: I,
-    /// What the sums start from, where [`ByteLanes::OFFSETS`]: the word of each row, shifted right.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // read by AVX-512 alone
+    /// Initial values of the sums, with [`ByteLanes::OFFSETS`]: the word of each row, shifted right.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // only read by AVX-512
     pub offsets: Option<(*const i32, u32)>,
 }
 
 /// A vector of `LANES` words of 32 bits, each an `i32`, two `i16` or four bytes. Every method is `#[inline(always)]`.
 ///
 /// # Safety
-/// As [`Floats`]: the code must run inside a function that has the features; pointers must be valid for what is named.
+/// As [`Floats`]: the code must run inside a function that has the features; pointers must be valid for the accesses
+/// described.
 pub(crate) trait ByteLanes: Floats {
     /// Whether products with all unsigned bytes are exact. If so, the 128 of [`Bytes::Biased`] stays in the products, and
-    /// sums start from -128 times the sum of `x`; if not, products are made with signed weights.
+    /// sums start from -128 times the sum of `x`; if not, products use signed weights.
     const ALL_BYTES: bool;
     /// Rows that the registers hold, with an accumulator and a sum each.
     const MAX_ROWS: usize;
-    /// Most rows for which products of a single run of panels are compiled as well, not only of several side by side.
+    /// Maximum number of rows for which a kernel over a single run of panels is compiled, in addition to the one over
+    /// several runs.
     const ONE_RUN_ROWS: usize = 0;
     /// Whether sums can start from [`Scale::offsets`].
     const OFFSETS: bool = false;
@@ -47,7 +50,7 @@ pub(crate) trait ByteLanes: Floats {
     /// A row's sums during accumulation, in an order that depends on the instruction set.
     type Sum: Copy;
 
-    /// Evaluates an operation in a function of its own.
+    /// Evaluates an operation in a separate function.
     ///
     /// # Safety
     /// As the trait's.
@@ -103,7 +106,7 @@ pub(crate) trait ByteLanes: Floats {
         // SAFETY: as the caller's.
         unsafe { self.shift(a, by) }
     }
-    /// Replaces bytes below 16 by the table's.
+    /// Replaces bytes below 16 by the table's entries.
     ///
     /// # Safety
     /// As the trait's.
@@ -113,7 +116,7 @@ pub(crate) trait ByteLanes: Floats {
     /// # Safety
     /// As the trait's.
     unsafe fn to_float(self, a: Self::I) -> Self::V;
-    /// The words as the bits of floats.
+    /// Reinterprets the words as floats.
     ///
     /// # Safety
     /// As the trait's.
@@ -186,7 +189,7 @@ pub(crate) trait ByteLanes: Floats {
     /// # Safety
     /// As the trait's.
     unsafe fn largest_magnitude(self, x: &[f32]) -> u32;
-    /// The index of the first element with that magnitude, which must be there.
+    /// The index of the first element with that magnitude, which must exist.
     ///
     /// # Safety
     /// As the trait's.

@@ -1,4 +1,4 @@
-//! From an [`Isa`] to its lanes: the only place that chooses them.
+//! Dispatch from an [`Isa`] to its lanes. Nothing else selects lanes.
 
 use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
@@ -37,7 +37,7 @@ impl Isa {
         }
     }
 
-    /// The same instruction set where it has integer vectors; `None` for [`Isa::Scalar`].
+    /// The same instruction set if it has integer vectors; `None` for [`Isa::Scalar`].
     #[inline]
     pub(crate) fn vectors(self) -> Option<VectorIsa> {
         (self != Isa::Scalar).then_some(VectorIsa(self))
@@ -53,7 +53,8 @@ impl VectorIsa {
     /// Evaluates an operation over byte lanes.
     #[inline]
     pub(crate) fn run_panels<O: PanelOp>(self, op: O) {
-        // SAFETY: an instruction set is only named where its features were found; each entry needs those of its arm.
+        // SAFETY: an `Isa` is only constructed if its features were detected; each entry function requires those of its
+        // arm.
         unsafe {
             match self.0 {
                 Isa::Scalar => unreachable!("Isa::vectors() excludes it"),
@@ -84,7 +85,7 @@ impl VectorIsa {
                 Isa::Avx2(_) => entry::avx2_levels::eval(op),
                 #[cfg(target_arch = "x86_64")]
                 Isa::AvxVnni(_) => entry::avx_vnni_levels::eval(op),
-                // Half as wide: VBMI has the 64-byte table lookup.
+                // AVX2, half as wide, because the 64-byte table lookup needs VBMI.
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512(isa) if !isa.has_vbmi() => entry::avx2_levels::eval(op),
                 #[cfg(target_arch = "x86_64")]
@@ -92,7 +93,7 @@ impl VectorIsa {
                 #[cfg(target_arch = "aarch64")]
                 Isa::Neon(_) => entry::neon_levels(op),
                 // Not `usmmla` with i8mm: table lookups cost so much more than products that arranging queries as
-                // matrices does not pay.
+                // matrices does not pay off.
                 #[cfg(target_arch = "aarch64")]
                 Isa::NeonDot(_) | Isa::NeonI8mm(_) => entry::neon_dot_levels(op),
             }
@@ -108,7 +109,7 @@ impl Avx2 {
         fn with_features<O: Op>(op: O) -> O::Output {
             op.eval(Ymm(Multiply))
         }
-        // SAFETY: an `Avx2` is only made where the features were found.
+        // SAFETY: an `Avx2` is only constructed if the features were detected.
         unsafe { with_features(op) }
     }
 }
@@ -121,7 +122,7 @@ impl Avx512 {
         fn with_features<O: Op>(op: O) -> O::Output {
             op.eval(Avx512Lanes)
         }
-        // SAFETY: an `Avx512` is only made where the features were found.
+        // SAFETY: an `Avx512` is only constructed if the features were detected.
         unsafe { with_features(op) }
     }
 }
@@ -131,7 +132,7 @@ impl Amx {
     /// Evaluates an operation that uses tile registers.
     #[inline]
     pub(crate) fn run_tiles<O: AmxOp>(self, op: O) {
-        // SAFETY: an `Amx` is only made where the features were found and the process may use tile registers.
+        // SAFETY: an `Amx` is only constructed if the features were detected and the process may use tile registers.
         unsafe { entry::amx::eval(op) }
     }
 }

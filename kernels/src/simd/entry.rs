@@ -1,7 +1,7 @@
-//! The functions that enter an instruction set's features: each evaluates one operation with the lanes of that set.
+//! The `#[target_feature]` functions: each evaluates one operation with the lanes of its instruction set.
 //!
-//! A function of its own per operation, because a single one with all register blocks inlined takes the compiler minutes; a
-//! module of its own per function, because the compiler divides its work among threads by modules.
+//! One function per operation, because a single one with all register blocks inlined takes minutes to compile; one
+//! module per function, because the compiler splits codegen units by module.
 
 #[cfg(target_arch = "aarch64")]
 pub(crate) use aarch64::*;

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 /// An operation written once for all lane types.
 pub(crate) trait Op {
     type Output;
-    /// Must be `#[inline(always)]`, see the module's documentation.
+    /// Must be `#[inline(always)]`, see the module documentation.
     fn eval<L: Lanes>(self, lanes: L) -> Self::Output;
 }
 
@@ -17,8 +17,8 @@ pub(crate) trait Op {
 ///
 /// # Safety
 /// All methods are unsafe for one reason: the code must run inside a function that has the instruction set's target
-/// features, which only `dispatch.rs` enters. Pointers must be valid for the number of elements named; vectors
-/// take any address, `Scalar` an aligned one.
+/// features, which only `dispatch.rs` enters. Pointers must be valid for the number of elements stated; vectors accept
+/// any address, `Scalar` only an aligned one.
 pub(crate) trait Floats: Copy {
     const LANES: usize;
     type V: Copy;
@@ -53,14 +53,14 @@ pub(crate) trait Floats: Copy {
     /// # Safety
     /// As the trait's.
     unsafe fn mul(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`, rounded once where the instruction set has it.
+    /// `a * b + c`, rounded once if the instruction set has FMA.
     ///
     /// # Safety
     /// As the trait's.
     unsafe fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
 }
 
-/// What `f32` kernels need besides.
+/// Further operations of `f32` kernels.
 ///
 /// # Safety
 /// As [`Floats`].
@@ -70,7 +70,7 @@ pub(crate) trait Lanes: Floats {
     /// # Safety
     /// As the trait's.
     unsafe fn load_bf16(self, from: *const bf16) -> Self::V;
-    /// Of `2 * LANES` readable elements, the first (`HALF` 0) or the second half.
+    /// Reads the first (`HALF` 0) or second half of `2 * LANES` readable elements.
     ///
     /// # Safety
     /// As the trait's.
@@ -100,12 +100,12 @@ pub(crate) trait Lanes: Floats {
     /// # Safety
     /// As the trait's.
     unsafe fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// The larger of `a` and `b`; if either is NaN, x86 gives `b`.
+    /// The larger of `a` and `b`; if either is NaN, `b` on x86, NaN on NEON, the other operand in `Scalar`.
     ///
     /// # Safety
     /// As the trait's.
     unsafe fn max(self, a: Self::V, b: Self::V) -> Self::V;
-    /// The smaller of `a` and `b`; if either is NaN, x86 gives `b`.
+    /// The smaller of `a` and `b`; if either is NaN, as [`Lanes::max`].
     ///
     /// # Safety
     /// As the trait's.
@@ -150,7 +150,7 @@ pub(crate) trait Lanes: Floats {
         }
         sums
     }
-    /// The sum of the lanes, added up in `f64`.
+    /// The sum of the lanes, accumulated in `f64`.
     ///
     /// # Safety
     /// As the trait's.
@@ -161,7 +161,7 @@ pub(crate) trait Lanes: Floats {
     /// As the trait's.
     unsafe fn maximum(self, a: Self::V) -> f32;
 
-    /// `e^x`. The vector form is Cody-Waite reduction and a degree-6 polynomial: within 2 units in the last place on
+    /// `e^x`. The vector form is Cody-Waite reduction and a degree-6 polynomial: within 2 ulp on
     /// [-87, 88], clamped above, zero below -88.
     ///
     /// # Safety
@@ -203,8 +203,8 @@ pub(crate) trait Lanes: Floats {
 /// An element type that lanes widen to `f32` on load.
 ///
 /// # Safety
-/// As [`Lanes`]: the code must run inside a function that has the features; pointers must be valid for what is named,
-/// `LANES` elements where nothing is.
+/// As [`Lanes`]: the code must run inside a function that has the features; pointers must be valid for the elements
+/// stated, `LANES` if none are.
 pub(crate) trait Element: Copy {
     /// Reads `LANES` elements and converts them to `f32`.
     ///
@@ -213,7 +213,7 @@ pub(crate) trait Element: Copy {
     unsafe fn load<L: Lanes>(lanes: L, from: *const Self) -> L::V;
     fn widen(self) -> f32;
 
-    /// Of `2 * LANES` readable elements, the first (`HALF` 0) or the second half.
+    /// Reads the first (`HALF` 0) or second half of `2 * LANES` readable elements.
     ///
     /// # Safety
     /// As the trait's.

@@ -11,7 +11,8 @@ pub(crate) trait LevelOp {
 /// A vector of `LANES` words of 32 bits, each an `i32`, two `i16` or four bytes. Every method is `#[inline(always)]`.
 ///
 /// # Safety
-/// As [`Lanes`]: the code must run inside a function that has the features; pointers must be valid for what is named.
+/// As [`Lanes`]: the code must run inside a function that has the features; pointers must be valid for the accesses
+/// described.
 pub(crate) trait LevelLanes: Lanes {
     /// Queries whose sums the registers hold: 4 or 8.
     const QUERIES: usize;
@@ -67,7 +68,8 @@ pub(crate) trait LevelLanes: Lanes {
     /// # Safety
     /// As the trait's.
     unsafe fn table(self, bytes: &[u8; 64]) -> Self::Table;
-    /// Replaces bytes by the table's entries at their lower six bits, of which `BITS` distinguish entries.
+    /// Replaces bytes by the table entries at their lower six bits, of which only the lower `BITS` select distinct
+    /// entries.
     ///
     /// # Safety
     /// As the trait's.
@@ -99,8 +101,8 @@ pub(crate) trait LevelLanes: Lanes {
     /// # Safety
     /// As the trait's.
     unsafe fn join(self, sums: [Self::I; 2], offset: i32) -> Self::I;
-    /// Writes the nearest integers, ties to even, of `LANES` weights within `WEIGHT_MAX`, two words per four of them; the
-    /// integers.
+    /// Writes `LANES` weights within `WEIGHT_MAX`, rounded to nearest, ties to even, two words per four of them;
+    /// returns the integers.
     ///
     /// # Safety
     /// As the trait's.

@@ -4,11 +4,11 @@
 //! |---|---|---|
 //! | `float.rs` | `f32` vectors | everything |
 //! | `bytes.rs` | int8 products of activations and packed weights | `quant` |
-//! | `levels.rs` | int8 products of queries and table-looked-up levels | `attention::turboquant` |
+//! | `levels.rs` | int8 products of queries and levels from lookup tables | `attention::turboquant` |
 //! | `amx.rs` | configuration of the tile registers | `gemm::amx`, `quant::amx`, `attention::turboquant::amx` |
 //!
-//! `scalar.rs`, `avx2/`, `avx512/` and `neon/` implement them; `dispatch.rs` chooses by [`crate::isa::Isa`] and
-//! `entry.rs` enters the features.
+//! `scalar.rs`, `avx2/`, `avx512/` and `neon/` implement them; `dispatch.rs` selects by [`crate::isa::Isa`] and
+//! `entry.rs` has the `#[target_feature]` functions.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;

@@ -1,7 +1,7 @@
-//! Values of which the compiler knows nothing.
+//! Optimization barriers for pointers.
 
-/// The same pointer, of which the compiler does not know where it points: it neither keeps what was read through another in
-/// registers, nor computes addresses ahead of their use. Both spill where registers are few.
+/// Hides a pointer's target from the optimizer, which then neither keeps values loaded through other pointers in
+/// registers nor precomputes addresses. Both would spill where registers are few.
 #[inline(always)]
 pub(crate) fn opaque<T>(pointer: *const T) -> *const T {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]

@@ -1,12 +1,12 @@
 //! Software prefetching.
 
-/// Prefetches the cache line at an address, which need not be valid, into the first-level cache.
+/// Prefetches the cache line at an address, which need not be valid, into the L1 cache.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u8) {
     prefetch_to::<1>(at);
 }
 
-/// As [`prefetch`], into the cache of a level: 1 or 2.
+/// As [`prefetch`], into the L1 or L2 cache (`LEVEL` 1 or 2).
 #[inline(always)]
 pub(crate) fn prefetch_to<const LEVEL: u8>(at: *const u8) {
     const { assert!(LEVEL == 1 || LEVEL == 2) };

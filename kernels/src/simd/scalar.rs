@@ -93,7 +93,7 @@ impl Lanes for Scalar {
     unsafe fn maximum(self, a: f32) -> f32 {
         a
     }
-    // The vectors' polynomial with their roundings: softmax weights have the same bits on every ISA.
+    // The polynomial of the vector code, with the same roundings: softmax weights have the same bits on every ISA.
     #[inline(always)]
     unsafe fn exp(self, x: f32) -> f32 {
         let x = if x < -88.0 { -88.0 } else { x };

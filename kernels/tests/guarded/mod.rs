@@ -1,16 +1,16 @@
-//! An allocator with inaccessible pages before and behind every allocation.
+//! An allocator with inaccessible pages before and after every allocation.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// The side on which an allocation touches an inaccessible page; its unused bytes are on the other side.
+/// The side on which an allocation borders an inaccessible page; its unused bytes are on the other side.
 #[derive(Clone, Copy, Debug)]
 #[allow(dead_code)] // every test binary has one of them
 pub enum At {
-    /// It ends where the page behind begins, or less than its alignment before.
+    /// It ends where the next page begins, or less than its alignment before.
     End,
-    /// It begins where the page before ends.
+    /// It begins where the previous page ends.
     Start,
 }
 
@@ -137,12 +137,12 @@ pub fn check(at: At) {
         // Elements of four bytes: the alignment leaves no gap.
         let x = vec![1.0f32; len];
         let bytes = x.as_ptr_range();
-        let (first, behind) = (bytes.start.cast::<u8>(), bytes.end.cast::<u8>());
-        for inside in [first, behind.wrapping_sub(1)] {
+        let (first, after) = (bytes.start.cast::<u8>(), bytes.end.cast::<u8>());
+        for inside in [first, after.wrapping_sub(1)] {
             assert_eq!(signal_of_reading(inside), None, "{len} elements, guarded at the {at:?}");
         }
         let outside = match at {
-            At::End => behind,
+            At::End => after,
             At::Start => first.wrapping_sub(1),
         };
         let signal = signal_of_reading(outside);

@@ -1,4 +1,4 @@
-//! Attention over pages in tile registers: a group's levels are unpacked once, into the first-level cache, and multiplied
+//! Attention over pages in tile registers: a group's levels are unpacked once, into the L1 cache, and multiplied
 //! by the queries, 16 at a time.
 //!
 //! Operands of `tdpbssd`, `C[m][n] += sum over i in 0..4 of A[m][4 p + i] * B[p][4 n + i]` for 16 `p`; two per strip of
@@ -11,7 +11,7 @@
 //!   ...
 //! query 15      | d 0 .. d 63       | d 64 .. d 127 |
 //!
-//! B: 16 vectors of a run by 16 lanes, i8; two tiles per strip. The vectors of `layout.rs`, as they are:
+//! B: 16 vectors of a run by 16 lanes, i8; two tiles per strip. The vectors of `layout.rs`, unchanged:
 //!                 byte 0               4                    60
 //! vector  0      | lane 0: d 0..4    | lane 1: d 0..4  | .. | lane 15: d 0..4  |   tile 0
 //!   ...
@@ -48,7 +48,7 @@ const VECTORS: usize = DEPTH / 4;
 /// Vectors are faster for fewer queries.
 const MIN_QUERIES: usize = 5;
 
-/// Whether tile registers have a kernel for this layout, and are faster for so many queries.
+/// Whether there is an AMX kernel for this layout, and it is faster for this many queries.
 pub(super) fn suits(page: &Page<'_>, queries: usize) -> bool {
     queries >= MIN_QUERIES && page.layout.scale_groups().all(|group| group.len == DEPTH)
 }
@@ -133,15 +133,15 @@ impl<const N: usize> Tiles<N> {
     #[inline(always)]
     unsafe fn new(rows: usize) -> Self {
         let (ac, b) = (TileShape { rows, bytes: LINE }, TileShape { rows: LANES, bytes: LINE });
-        // SAFETY: the caller has the registers, and no operation runs inside another.
+        // SAFETY: the caller has the registers, and operations are not nested.
         Self(unsafe { TileRegisters::new([ac, ac, ac, ac, ac, ac, b, b]) })
     }
 
-    /// Loads the A tiles of the products that follow.
+    /// Loads the A tiles of the following products.
     #[inline(always)]
     fn load_a(&mut self, a: [&ATiles; N]) {
-        // SAFETY: `self` is the configuration. Two tiles of at most 16 rows of 64 bytes are read; the registers that are
-        // written are declared, and keep their contents as `TileRegisters` says.
+        // SAFETY: `self` is the configuration. Two tiles of at most 16 rows of 64 bytes are read; the registers that
+        // are written are declared, and keep their contents (see `TileRegisters`).
         unsafe {
             asm!(
                 "tileloadd tmm0, [{a} + {depth}*1]",
@@ -174,8 +174,8 @@ impl<const N: usize> Tiles<N> {
     unsafe fn multiply(&self, b: &BTiles, c: &mut [CTiles; N]) {
         for strip in 0..STRIPS {
             // SAFETY: `self` is the configuration, and `load_a` was called before. The 2 KiB of a strip are read, at most
-            // 16 rows of 64 bytes written; the registers that are written are declared, and keep their contents as
-            // `TileRegisters` says.
+            // 16 rows of 64 bytes written; the registers that are written are declared, and keep their contents (see
+            // `TileRegisters`).
             unsafe {
                 asm!(
                     "tilezero tmm4",
@@ -295,7 +295,7 @@ impl IntegerWeights {
         let l = Avx512Lanes;
         let mut products = [const { MaybeUninit::<TokenFloats>::uninit() }; ROWS];
         let mut largest = [0.0f32; ROWS];
-        // Each pass runs over all queries, so that no query waits for the latency of its own maximum.
+        // Each pass runs over all queries, which hides the latency of a query's maximum.
         // SAFETY: the caller entered the features; all arrays are of a page's tokens.
         unsafe {
             let magnitude = _mm512_set1_epi32(0x7fff_ffff);

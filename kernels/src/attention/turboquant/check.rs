@@ -1,4 +1,4 @@
-//! Whether pages and queries go together.
+//! Compatibility checks of pages and queries.
 
 use crate::attention::query::Query;
 use crate::attention::turboquant::page::Page;
@@ -9,7 +9,7 @@ pub(in crate::attention) fn keys(page: &Page<'_>, head_dim: usize, queries: &[Qu
     assert_eq!(
         (page.layout.side(), page.layout.head_dim()),
         (Side::Keys, head_dim),
-        "attend: not a page of keys of head_dim"
+        "attend: not a page of keys of this head_dim"
     );
     let fit = |query: &Query<'_>| query.quantized.is_some_and(|quantized| quantized.rotary.fits(page.layout));
     assert!(queries.iter().all(fit), "attend: a query is not quantized for these keys");
@@ -29,6 +29,6 @@ pub(in crate::attention) fn k_eq_v(rotary: &Page<'_>, values: &Page<'_>, head_di
 
 /// Panics unless `page` has values of this width.
 pub(in crate::attention) fn values(page: &Page<'_>, head_dim: usize) {
-    assert_ne!(page.layout.side(), Side::Keys, "attend: a page of keys as values");
-    assert_eq!(page.layout.head_dim(), head_dim, "attend: a page of another width");
+    assert_ne!(page.layout.side(), Side::Keys, "attend: values are a page of keys");
+    assert_eq!(page.layout.head_dim(), head_dim, "attend: the page of values has a different head_dim");
 }

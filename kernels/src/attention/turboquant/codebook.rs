@@ -140,7 +140,7 @@ impl CodeFormat {
         Self::Q8_0,
     ];
 
-    /// The name that options and reports use.
+    /// The name used in options and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tqc2 => "tqc2",
@@ -168,8 +168,9 @@ impl CodeFormat {
         }
     }
 
-    /// Whether codes are relative to the page's mean. A component common to all keys would use up the codes' range;
-    /// values of a normalized model have nearly none, and storing their mean would cost an eighth of a bit per value.
+    /// Whether codes are relative to the page's mean. A component common to all keys would waste the range of the
+    /// codes; values of a normalized model have nearly none, and storing their mean would cost an eighth of a bit per
+    /// value.
     pub const fn centred(self, side: Side) -> bool {
         let tqc = matches!(self, Self::Tqc2 | Self::Tqc3 | Self::Tqc4 | Self::Tqc5 | Self::Tqc6);
         tqc && !matches!(side, Side::Values)
@@ -197,7 +198,7 @@ impl CodeFormat {
         }
     }
 
-    /// The level of every code, ascending; `None` for 8 bits, whose code is its level.
+    /// The level of every code, ascending; `None` for 8 bits, where the code is the level.
     #[inline(always)]
     pub const fn levels(self) -> Option<&'static [i8]> {
         match self {
@@ -228,7 +229,7 @@ impl CodeFormat {
         const fn forks(boundaries: &'static [f32], centroids: &'static [f32]) -> Option<Codebook> {
             Some(Codebook { spread: SPREAD_TURBO, boundaries, levels: Levels::Centroids(centroids) })
         }
-        // Spreads: of least squared error for a Gaussian.
+        // Spreads that minimize the squared error for a Gaussian.
         match self {
             Self::Tqc2 => integers(77.45, const { &midpoints::<4, 3>(LEVELS_2) }, &LEVELS_2),
             Self::Tqc3 => integers(44.64, const { &midpoints::<8, 7>(LEVELS_3) }, &LEVELS_3),
@@ -250,10 +251,8 @@ impl std::str::FromStr for CodeFormat {
         let lower = name.to_ascii_lowercase();
         let known = Self::ALL.into_iter().find(|format| format.name() == lower);
         known.or_else(|| (lower == "tbq4").then_some(Self::Turbo4)).ok_or_else(|| match &lower[..] {
-            "tbq3" | "tbq3_0" => {
-                "tbq3 has no single meaning: its writers disagree on signs and packing; use turbo3".into()
-            }
-            _ => format!("{name:?} is unknown; tqc2 to tqc6, turbo2 to turbo4, q4_0 and q8_0 are"),
+            "tbq3" | "tbq3_0" => "tbq3 is ambiguous: implementations disagree on signs and packing; use turbo3".into(),
+            _ => format!("unknown format {name:?}; known: tqc2 to tqc6, turbo2 to turbo4, q4_0 and q8_0"),
         })
     }
 }

@@ -8,7 +8,7 @@ use super::side::{PAGE_TOKENS, Side};
 use crate::isa::Isa;
 use crate::simd::float::{Lanes, Op};
 
-/// Memory of a page to be filled, of any content.
+/// Memory for a page; previous contents are ignored.
 #[derive(Debug)]
 pub struct PageMut<'a> {
     /// [`PageLayout::code_bytes`] of codes.
@@ -27,11 +27,11 @@ pub struct PageMut<'a> {
 /// If a value is infinite or NaN; the page's content is then unspecified.
 ///
 /// # Panics
-/// If a length is not the layout's.
+/// If a length does not match the layout.
 pub fn encode_page(isa: Isa, layout: PageLayout, rows: &[f32], page: PageMut<'_>) -> Result<(), NonFinite> {
     assert_eq!(rows.len(), PAGE_TOKENS * layout.head_dim(), "encode: not 128 rows");
     let lengths = (page.codes.len(), page.scales.len(), page.mean.len());
-    assert_eq!(lengths, (layout.code_bytes(), layout.scales(), layout.mean()), "encode: not a page of this layout");
+    assert_eq!(lengths, (layout.code_bytes(), layout.scales(), layout.mean()), "encode: wrong length");
     NonFinite::check(rows, layout.head_dim())?;
     isa.run(Encode { layout, rows, page });
     Ok(())
@@ -74,7 +74,7 @@ impl Op for Encode<'_> {
     }
 }
 
-/// The mean of every channel of a group, summed in order of token.
+/// The mean of every channel of a group, summed in token order.
 #[inline(always)]
 fn average(rows: &[f32], head_dim: usize, group: ScaleGroup, means: &mut [f32; GROUP]) {
     for row in rows.chunks_exact(head_dim) {
@@ -84,7 +84,7 @@ fn average(rows: &[f32], head_dim: usize, group: ScaleGroup, means: &mut [f32; G
     }
 }
 
-/// Writes a group's codes to their planes, which are zero there.
+/// Writes a group's codes to their planes, which must be zeroed.
 #[inline(always)]
 fn pack_codes(layout: PageLayout, group: ScaleGroup, group_codes: &[[u8; GROUP]; PAGE_TOKENS], codes: &mut [u8]) {
     let (lanes, depth) = match layout.side() {

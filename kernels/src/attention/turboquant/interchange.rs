@@ -29,11 +29,11 @@ pub enum BlockType {
     Turbo3,
     /// 66 bytes.
     Turbo4,
-    /// 68 bytes with the table of early writers, whose squared error is twice as large. Read only.
+    /// 68 bytes with the table of early implementations, whose squared error is twice as large. Read only.
     Turbo4Legacy,
 }
 
-/// The table of early writers.
+/// The table of early implementations.
 const CENTROIDS_TURBO4_LEGACY: [f32; 16] = [
     -0.173_926, -0.117_195, -0.089_527, -0.068_756, -0.051_262, -0.035_597, -0.020_989, -0.006_938, 0.006_938,
     0.020_989, 0.035_597, 0.051_262, 0.068_756, 0.089_527, 0.117_195, 0.173_926,
@@ -100,14 +100,14 @@ const GROUPS: RotationGroups = RotationGroups::of(BLOCK_LEN).expect("a block is 
 /// If a value is infinite or NaN, or the type is [`BlockType::Turbo4Legacy`].
 ///
 /// # Panics
-/// If `out` has another length.
+/// If `out` has a different length.
 pub fn encode_block(
     isa: Isa,
     block_type: BlockType,
     values: &[f32; BLOCK_LEN],
     out: &mut [u8],
 ) -> Result<(), BlockError> {
-    assert_eq!(out.len(), block_type.bytes(), "block: not the bytes of one");
+    assert_eq!(out.len(), block_type.bytes(), "block: wrong length");
     let format = block_type.format().ok_or(BlockError::ReadOnly(block_type))?;
     NonFinite::check(values, BLOCK_LEN).map_err(BlockError::NonFinite)?;
     let mut rotated = *values;
@@ -124,7 +124,7 @@ pub fn encode_block(
 /// # Panics
 /// If `block` is not `block_type.bytes()` long.
 pub fn decode_block(isa: Isa, block_type: BlockType, block: &[u8], values: &mut [f32; BLOCK_LEN]) {
-    assert_eq!(block.len(), block_type.bytes(), "block: not the bytes of one");
+    assert_eq!(block.len(), block_type.bytes(), "block: wrong length");
     let norm = f16::from_le_bytes([block[0], block[1]]).to_f32();
     let codes = unpack(block_type, &block[2..]);
     for (value, code) in values.iter_mut().zip(codes) {

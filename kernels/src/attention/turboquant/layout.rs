@@ -1,4 +1,4 @@
-//! Where every byte of a page lies.
+//! Byte layout of a page.
 //!
 //! A page is 128 tokens of one KV head: codes, then scales, then (where [`CodeFormat::centred`]) a mean.
 //!
@@ -11,7 +11,7 @@
 //!
 //! # Vectors
 //!
-//! Codes come in *vectors* of 64: 16 lanes by 4 of depth, the four of a lane side by side, as integer dot products take
+//! Codes come in *vectors* of 64: 16 lanes by 4 of depth, the four of a lane side by side, as integer dot products read
 //! them.
 //!
 //! ```text
@@ -29,8 +29,8 @@
 //! # Planes
 //!
 //! Each run has 64-byte *lines* in one or two planes; byte `i` of a line has bits of element `i` of several vectors,
-//! those of the earlier vectors lower. The upper plane has the upper bits of a code, so that it is a coarser code of its
-//! own.
+//! those of the earlier vectors lower. The upper plane has the upper bits of a code, so that it is a coarser code by
+//! itself.
 //!
 //! | bits of a code | upper plane | lower plane | vectors per line |
 //! |---|---|---|---|
@@ -248,7 +248,7 @@ impl Iterator for ScaleGroups {
         if first == groups.head_dim() {
             return None;
         }
-        // Rotation groups are powers of two in descending order, so scale groups divide them evenly.
+        // Rotation groups are powers of two in descending order, so they divide evenly into scale groups.
         let len = format.scale_group(groups.len_at(first));
         self.next = ScaleGroup { index: index + 1, first: first + len, len: 0 };
         Some(ScaleGroup { index, first, len })

@@ -8,15 +8,15 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `layout.rs` | every byte of a page, drawn; `side.rs`: its role |
+//! | `layout.rs` | byte layout of a page; `side.rs`: its role |
 //! | `codebook.rs` | the formats: levels, boundaries, units |
 //! | `rotation.rs` | signs and a Walsh-Hadamard transform, after which a row's channels are nearly Gaussian |
 //! | `quantizer.rs` | the codes and the scale of one group |
 //! | `page.rs`, `encode.rs` | a page in memory; writing one |
 //! | `interchange.rs` | the blocks of llama.cpp's TurboQuant forks |
-//! | `query.rs`, `check.rs` | queries in 8 bits; which queries and pages go together |
+//! | `query.rs`, `check.rs` | 8-bit queries; compatibility of queries and pages |
 //! | `scalar.rs` | the reference of attention over pages |
-//! | `unpack.rs`, `operands.rs` | codes to levels in vectors; what queries contribute |
+//! | `unpack.rs`, `operands.rs` | codes to levels in vectors; the query operands |
 //! | `scores.rs`, `scores_transposed.rs`, `values.rs` | the same arithmetic in vectors |
 //! | `amx.rs` | the same in tile registers |
 //!
@@ -28,8 +28,8 @@
 //! with the mean, in `f64`. Values: the softmax weights times the tokens' scales, in 15 bits relative to the page's
 //! largest; integer sums over the page's tokens; then `output = fma(sum, unit, output)`.
 //!
-//! **Bits.** Integers are exact and the operations on floats have one order per output: scores, weights and outputs over
-//! pages have the same bits on every ISA, whatever the number of queries in a call.
+//! **Bits.** Integers are exact and the operations on floats have a fixed order per output: scores, weights and outputs
+//! over pages have the same bits on every ISA, whatever the number of queries in a call.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

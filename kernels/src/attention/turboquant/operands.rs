@@ -1,4 +1,4 @@
-//! What the queries of a call contribute to attention over a page.
+//! Query operands of attention over a page.
 
 use super::layout::LANES;
 use super::page::Page;

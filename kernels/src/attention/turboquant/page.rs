@@ -18,10 +18,10 @@ impl<'a> Page<'a> {
     /// A page over memory that [`encode_page`](super::encode_page) filled. `codes` should begin at a multiple of 64 bytes.
     ///
     /// # Panics
-    /// If a length is not the layout's.
+    /// If a length does not match the layout.
     pub fn new(layout: PageLayout, codes: &'a [u8], scales: &'a [f16], mean: &'a [f16]) -> Self {
         let lengths = (codes.len(), scales.len(), mean.len());
-        assert_eq!(lengths, (layout.code_bytes(), layout.scales(), layout.mean()), "page: not of this layout");
+        assert_eq!(lengths, (layout.code_bytes(), layout.scales(), layout.mean()), "page: wrong length");
         Self { layout, codes, scales, mean }
     }
 
@@ -64,7 +64,7 @@ impl<'a> Page<'a> {
 /// * `rows`: `(128, head_dim)`.
 ///
 /// # Panics
-/// If `rows` has another length.
+/// If `rows` has a different length.
 pub fn decode_page(page: &Page<'_>, rows: &mut [f32]) {
     let layout = page.layout;
     assert_eq!(rows.len(), PAGE_TOKENS * layout.head_dim(), "decode: not 128 rows");

@@ -39,13 +39,13 @@ impl<'a> QuantizedQuery<'a> {
     /// Quantizes a rotated query. Every ISA gives the same words.
     ///
     /// * `query`: `(head_dim)`.
-    /// * `words`: [`QuantizedQuery::word_count`] of them, of any content.
+    /// * `words`: [`QuantizedQuery::word_count`] of them; previous contents are ignored.
     ///
     /// # Panics
-    /// If a length is not that.
+    /// If a length differs.
     pub fn quantize(format: CodeFormat, groups: RotationGroups, query: &[f32], words: &'a mut [i32]) -> Self {
         assert_eq!(query.len(), groups.head_dim(), "query: not (head_dim)");
-        assert_eq!(words.len(), Self::word_count(format, groups), "query: not its words");
+        assert_eq!(words.len(), Self::word_count(format, groups), "query: words are not word_count() long");
         let (quads, tail) = words.split_at_mut(query.len() / 4);
         let layout = PageLayout::new(format, Side::Keys, groups);
         for (group, tail) in layout.scale_groups().zip(tail.chunks_exact_mut(2)) {
@@ -70,16 +70,16 @@ impl<'a> QuantizedQuery<'a> {
         Self { rotary: QueryWords { format, groups, words }, values: None }
     }
 
-    /// Reads what [`QuantizedQuery::quantize`] wrote into `words` before.
+    /// Reads what [`QuantizedQuery::quantize`] wrote into `words` earlier.
     ///
     /// # Panics
-    /// If `words` has another length.
+    /// If `words` has a different length.
     pub fn from_words(format: CodeFormat, groups: RotationGroups, words: &'a [i32]) -> Self {
-        assert_eq!(words.len(), Self::word_count(format, groups), "query: not its words");
+        assert_eq!(words.len(), Self::word_count(format, groups), "query: words are not word_count() long");
         Self { rotary: QueryWords { format, groups, words }, values: None }
     }
 
-    /// For [`super::Side::KEqV`]: `self` is of the rotary channels, `values` of all channels, quantized for the values'
+    /// For [`super::Side::KEqV`]: `self` has the rotary channels, `values` all channels, quantized for the values'
     /// format.
     pub fn with_values(self, values: QuantizedQuery<'a>) -> Self {
         Self { rotary: self.rotary, values: Some(values.rotary) }

@@ -1,10 +1,10 @@
-//! The rotation: random signs, a Walsh-Hadamard transform, random signs again. Rotated channels are nearly Gaussian,
-//! whatever the row.
+//! The rotation: random signs, a Walsh-Hadamard transform, random signs again. Rotated channels are nearly Gaussian for
+//! any row.
 
 use crate::isa::Isa;
 use crate::simd::float::{Lanes, Op};
 
-/// Signs before the transform: element `i` of a group is negated where bit `i` is set. Shorter groups take the low bits.
+/// Signs before the transform: element `i` of a group is negated where bit `i` is set. Shorter groups use the low bits.
 const SIGNS_BEFORE: u128 = 0x49f2_50a9_a4c6_3bbb_42f8_5949_e46a_0359;
 /// Signs after it.
 const SIGNS_AFTER: u128 = 0xbea5_6562_b7a5_357a_3f62_8fdc_16ac_ee90;
@@ -44,9 +44,9 @@ impl RotationGroups {
 /// * `rows`: `(n, head_dim)`.
 ///
 /// # Panics
-/// If `rows` is not whole rows.
+/// If `rows` is not `(n, head_dim)`.
 pub fn rotate(isa: Isa, rows: &mut [f32], groups: RotationGroups) {
-    assert!(rows.len().is_multiple_of(groups.head_dim), "rotate: not whole rows");
+    assert!(rows.len().is_multiple_of(groups.head_dim), "rotate: rows are not (n, head_dim)");
     isa.run(Rotate { rows, groups, before: SIGNS_BEFORE, after: SIGNS_AFTER });
 }
 
@@ -55,7 +55,7 @@ pub fn rotate(isa: Isa, rows: &mut [f32], groups: RotationGroups) {
 /// # Panics
 /// As [`rotate`].
 pub fn rotate_back(isa: Isa, rows: &mut [f32], groups: RotationGroups) {
-    assert!(rows.len().is_multiple_of(groups.head_dim), "rotate: not whole rows");
+    assert!(rows.len().is_multiple_of(groups.head_dim), "rotate: rows are not (n, head_dim)");
     isa.run(Rotate { rows, groups, before: SIGNS_AFTER, after: SIGNS_BEFORE });
 }
 

@@ -14,7 +14,7 @@ pub(super) const WEIGHT_MAX: f32 = 32639.0;
 /// result, and the inverse could be infinite.
 pub(super) const WEIGHT_MIN: f32 = 1e-30;
 
-/// The query's dot product with the page's mean, from channel `from` on: 16 partial sums, added up in `f64`.
+/// The query's dot product with the page's mean, from channel `from` on: 16 partial sums, summed in `f64`.
 fn mean_score(query: &[f32], page: &Page<'_>, from: usize) -> f64 {
     let mut partials = [0.0f32; LANES];
     if !page.mean.is_empty() {

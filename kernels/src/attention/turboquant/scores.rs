@@ -17,7 +17,7 @@ use crate::attention::query::Query;
 use crate::isa::Isa;
 use crate::simd::levels::{LevelLanes, LevelOp};
 
-/// `scores[n * 128 + t]` of the tokens `t` of `range`, for every query `n` that sees any.
+/// `scores[n * 128 + t]` of the tokens `t` of `range`, for every query `n` that sees any of them.
 pub(in crate::attention) fn key_scores(
     isa: Isa,
     page: &Page<'_>,
@@ -79,7 +79,7 @@ unsafe fn score_part<L: LevelLanes, const UPPER: usize, const LOWER: usize, cons
     let means = unsafe { mean_scores(l, page, active, 0) };
     let strips = range.start / LANES..range.end.div_ceil(LANES);
     let mut sums = [TokenFloats([0.0; PAGE_TOKENS]); N];
-    // Groups outside: a group's words, scales and offsets of the queries are loaded once for all strips.
+    // Outer loop over groups: a group's words, scales and offsets of the queries are loaded once for all strips.
     for group in page.layout.scale_groups() {
         let (run, strip_bytes) = page.layout.runs(group);
         // SAFETY: the caller entered the features; the page has these runs and scales, the queries these words.
@@ -103,7 +103,7 @@ unsafe fn score_part<L: LevelLanes, const UPPER: usize, const LOWER: usize, cons
                     for n in 0..N {
                         dots[n][0] = offsets[n];
                     }
-                    // As many independent sums as hide the latency of a dot product.
+                    // Enough independent sums to hide the latency of a dot product.
                     let chains = if N == 1 { 4 } else { 2 };
                     for chunk in 0..group.len / 4 / CHUNK {
                         let chunk_levels = unpacker.chunk(upper, lower, chunk);

@@ -1,8 +1,8 @@
-//! Scores of keys that lie in a page of values (`KEqV`): vectors are transposed in registers.
+//! Scores of keys stored in a page of values (`KEqV`): vectors are transposed in registers.
 //!
 //! A chunk of a run of values is 16 channels of 16 tokens. Transposed, it is four vectors of four channels of 16 tokens, the
-//! layout of keys, and the arithmetic is that of `scores.rs`. A transpose costs three instructions per vector, shared by the
-//! queries.
+//! layout of keys, and the arithmetic is that of `scores.rs`. A transpose takes three instructions per vector, shared
+//! by the queries.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! How a page is read.
+//! Role of a page: keys, values, or both.
 
 /// Tokens of a page.
 pub const PAGE_TOKENS: usize = 128;

@@ -9,7 +9,7 @@ use crate::simd::prefetch::prefetch;
 pub(super) const CHUNK: usize = 4;
 
 /// The levels by table index. An index has a code's upper bits in its lower bits, and the code's lower bits above them:
-/// that is how the planes combine without a shift. Indices with higher bits repeat the table.
+/// planes combine without a shift. The table repeats for higher bits of the index.
 fn table(page: &Page<'_>, bias: u8) -> [u8; 64] {
     let (upper, lower) = page.layout.plane_bits();
     let mut table = [0; 64];

@@ -14,8 +14,8 @@ use crate::attention::query::{QUERY_BLOCK, Query};
 use crate::isa::Isa;
 use crate::simd::levels::{LevelLanes, LevelOp};
 
-/// `output[n] += sum_t weights[n * 128 + t] * v[t]` over the tokens `t` of `range`, for every query `n` that sees any;
-/// weights outside `range` are zero.
+/// `output[n] += sum_t weights[n * 128 + t] * v[t]` over the tokens `t` of `range`, for every query `n` that sees any
+/// of them; weights outside `range` are zero.
 pub(in crate::attention) fn add_values(
     isa: Isa,
     page: &Page<'_>,

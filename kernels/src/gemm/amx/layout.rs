@@ -1,6 +1,6 @@
 //! Operands of `tdpbf16ps`, `C[m][n] += A[m][2p] * B[p][2n] + A[m][2p + 1] * B[p][2n + 1]` for `p` in 0..16.
 //!
-//! A holds weights, as they are stored: 16 outputs by 32 inputs, rows `2 * inputs` bytes apart.
+//! A holds weights in their stored order: 16 outputs by 32 inputs, rows `2 * inputs` bytes apart.
 //!
 //! ```text
 //!              byte 0      2            62
@@ -23,14 +23,14 @@
 //! C holds sums: 16 outputs by `width` rows, `f32`.
 //!
 //! The words of a row block (at most 16 rows) are `(inputs / 32, PARTS, 16 pairs, width)`: the B tiles in the order in
-//! which they are used. Row blocks follow each other; the rows that the last one lacks, and the inputs that the last step
-//! lacks, are zeros.
+//! which they are used. Row blocks are consecutive; missing rows of the last one and missing inputs of the last step
+//! are zeros.
 
 /// Inputs of a tile product.
 pub(super) const DEPTH: usize = 32;
-/// Outputs of a tile product, and its rows at most.
+/// Outputs of a tile product, and its maximum number of rows.
 pub(super) const SIDE: usize = 16;
-/// bf16 that an `f32` is split into.
+/// bf16 parts of an `f32`.
 pub(super) const PARTS: usize = 3;
 
 /// Rows of a B tile: 16, or all if there are fewer.

@@ -1,13 +1,13 @@
 //! The product with bf16 weights in tile registers.
 //!
-//! `tdpbf16ps` multiplies bf16 by bf16 and does sixteen times the multiply-adds of a vector instruction. Activations are
-//! `f32`, and an `f32` is the exact sum of three bf16: its first eight significant bits, the next eight, and the rest. So
-//! each weight is multiplied by three parts of each activation: 16/3 times the arithmetic of vectors where rows are many;
-//! where rows are few, sixteen cost what one does, because memory bandwidth is the bound. M = 1 costs 1-3 % (10 % if the
-//! weights are cached), so that a row's bits do not depend on the batch.
+//! `tdpbf16ps` multiplies bf16 by bf16, with sixteen times the multiply-adds of a vector instruction. Activations are
+//! `f32`; a finite `f32` whose parts are normal numbers is the exact sum of three bf16: its first eight significant
+//! bits, the next eight, and the rest. So each weight is multiplied by three parts of each activation. With many rows
+//! this is 16/3 times the throughput of vectors; with few rows, sixteen cost as much as one, because memory bandwidth
+//! is the bound. M = 1 costs 1-3 % (10 % if the weights are cached), so that a row's bits do not depend on the batch.
 //!
 //! An output is a sum over the inputs in order, 32 at a time: the products of the third parts, of the second parts, of the
-//! first parts. The instruction's definition says in which order it adds.
+//! first parts. The order within an instruction is defined by the ISA.
 
 mod layout;
 mod multiply;

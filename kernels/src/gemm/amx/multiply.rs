@@ -14,7 +14,7 @@ use crate::simd::avx512::float::Avx512Lanes;
 use crate::simd::float::{Floats, Lanes};
 use crate::simd::prefetch::prefetch;
 
-/// Bytes of the B tiles per pass over the weights: they stay in the second-level cache.
+/// Bytes of the B tiles per pass over the weights: they stay in the L2 cache.
 const PASS_BYTES: usize = 1 << 20;
 
 /// Prefetch distance, in steps of [`DEPTH`] inputs.
@@ -36,7 +36,7 @@ struct MatMul<'a> {
 #[repr(C, align(64))]
 struct CTiles([[[f32; SIDE]; SIDE]; 2]);
 
-/// An A tile that does not lie in the matrix as such: outputs or inputs beyond its edges are zeros.
+/// Copy of an A tile at the edge of the matrix: outputs and inputs past the edge are zeros.
 #[repr(C, align(64))]
 struct EdgeTile([bf16; SIDE * DEPTH]);
 
@@ -47,7 +47,7 @@ struct Block {
     column: usize,
     /// The row block.
     rows: usize,
-    /// Whether weights are prefetched: only for the first row block of a pass, the others find them in the cache.
+    /// Whether weights are prefetched: only for the first row block of a pass; the others hit the cache.
     prefetches: bool,
 }
 
@@ -59,7 +59,7 @@ impl AmxOp for MatMul<'_> {
         let a = TileShape { rows: SIDE, bytes: 2 * DEPTH };
         // B and C have the same shape: 16 pairs or outputs by `width` rows of 4 bytes.
         let bc = TileShape { rows: SIDE, bytes: 4 * width };
-        // SAFETY: an `Amx` is the proof of tile registers, and no operation runs inside another.
+        // SAFETY: an `Amx` proves that tile registers are available, and operations are not nested.
         let _registers = unsafe { TileRegisters::new([a, a, bc, bc, bc, bc, bc, bc]) };
         let mut c = CTiles([[[0.0; SIDE]; SIDE]; 2]);
         let mut edges = [const { EdgeTile([bf16::ZERO; _]) }; 2];
@@ -96,15 +96,16 @@ impl AmxOp for MatMul<'_> {
     }
 }
 
-/// The steps of a block at which the C tiles of the previous block are stored, and at which they are read again. Not at
-/// once: a tile product takes 52 cycles and a store some more, and waiting for either would stall the prefetches.
+/// The steps of a block at which the C tiles of the previous block are stored, and at which they are read back. Not
+/// immediately: a tile product takes 52 cycles and a store some more, and waiting for either would stall the
+/// prefetches.
 const STORE_STEP: usize = 2;
 const READ_STEP: usize = 4;
 
 /// Stores the C tiles of an even (tmm4, tmm5) or odd (tmm6, tmm7) block.
 ///
 /// # Safety
-/// The tile registers are configured as [`MatMul::eval`] does it, and hold the sums of such a block.
+/// The tile registers are configured as in [`MatMul::eval`] and hold the sums of such a block.
 #[inline(always)]
 unsafe fn store_c<const EVEN: bool>(c: &mut CTiles) {
     macro_rules! store {
@@ -118,8 +119,8 @@ unsafe fn store_c<const EVEN: bool>(c: &mut CTiles) {
             )
         };
     }
-    // SAFETY: the caller configured the registers, and `c` has room for both tiles. They are read as the last products
-    // left them (`TileRegisters` says why they are still there); none is written.
+    // SAFETY: the caller configured the registers, and `c` has space for both tiles. The registers still hold the last
+    // products (see `TileRegisters`); none is written.
     unsafe { if EVEN { store!("tmm4", "tmm5") } else { store!("tmm6", "tmm7") } }
 }
 
@@ -127,8 +128,9 @@ impl MatMul<'_> {
     /// Computes a block's C tiles, and meanwhile writes those of the `previous` block to `y`.
     ///
     /// # Safety
-    /// The caller is inside a function with AVX-512's features, the tile registers are configured as [`MatMul::eval`] does
-    /// it, and hold the sums of `previous`. The words have the row block, the weights its columns as far as `y` has them.
+    /// The caller is inside a function with AVX-512's features, the tile registers are configured as in
+    /// [`MatMul::eval`] and hold the sums of `previous`. `words` has the row block, and `w` has those of its columns
+    /// that are within `y`.
     #[inline(always)]
     unsafe fn multiply<const EVEN: bool>(
         &mut self,
@@ -163,8 +165,9 @@ impl MatMul<'_> {
                 )
             };
         }
-        // SAFETY: as the caller's. An A tile of whole steps lies in the matrix; one at an edge is a copy. Prefetching reads
-        // nothing. Each `asm!` declares the register that it writes; `TileRegisters` says why the next ones find it there.
+        // SAFETY: as the caller's. An A tile of whole steps is inside the matrix; one at an edge is a copy. Prefetching
+        // reads nothing. Each `asm!` declares the register that it writes; `TileRegisters` explains why later ones can
+        // read it.
         unsafe {
             let here = self.w.as_ptr().add(columns.start * inputs);
             let next = here.wrapping_add(2 * SIDE * inputs);
@@ -185,7 +188,7 @@ impl MatMul<'_> {
                 } else {
                     next.wrapping_add((ahead - steps) * DEPTH)
                 };
-                // Spread between the products: 32 prefetches at once would fill the line buffers and stall.
+                // Spread between the products: 32 prefetches at once would fill the line fill buffers and stall.
                 let prefetch_outputs = |outputs: Range<usize>| {
                     if block.prefetches {
                         for output in outputs {
@@ -223,7 +226,7 @@ impl MatMul<'_> {
         }
     }
 
-    /// Two A tiles from the input `from` on, copied; zeros beyond the matrix's edges.
+    /// Copies two A tiles from input `from` on; zeros past the matrix's edges.
     #[inline(never)]
     fn copy_edges(&self, columns: &Range<usize>, from: usize, edges: &mut [EdgeTile; 2]) -> [*const bf16; 2] {
         let depth = (self.inputs - from).min(DEPTH);

@@ -27,7 +27,7 @@ impl AmxOp for Split<'_> {
         let width = width(rows);
         let blocks = self.words.chunks_exact_mut(block_words(width, self.inputs).max(1));
         for (words, x) in blocks.zip(self.x.chunks(SIDE * self.inputs.max(1))) {
-            // SAFETY: `run_tiles` entered the features. Rows that the block lacks stay zero.
+            // SAFETY: `run_tiles` entered the features. Missing rows of the block stay zero.
             let mut parts = unsafe { [[l.splat(0.0); SIDE]; PARTS] };
             for (step, words) in words.chunks_exact_mut(PARTS * DEPTH / 2 * width).enumerate() {
                 for (r, row) in x.chunks_exact(self.inputs).enumerate() {
@@ -70,8 +70,8 @@ unsafe fn load_up_to(l: Avx512Lanes, x: &[f32]) -> __m512 {
     unsafe { if x.len() >= SIDE { l.load(x.as_ptr()) } else { l.load_part(x.as_ptr(), x.len()) } }
 }
 
-/// Splits 32 floats into three bf16 each, as 16 pairs per part, the most significant part first: a part is the upper 16
-/// bits of what the parts before leave, so each subtraction is exact.
+/// Splits 32 floats into three bf16 each, as 16 pairs per part, the most significant part first: each part is the upper
+/// 16 bits of the remainder, so each subtraction is exact.
 ///
 /// # Safety
 /// The caller is inside a function with AVX-512's features.

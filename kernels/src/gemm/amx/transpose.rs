@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-/// Lane `j` of vector `i` becomes lane `i` of vector `j`. No loops, which would keep the vectors in memory.
+/// Lane `j` of vector `i` becomes lane `i` of vector `j`. Unrolled: loops would keep the vectors in memory.
 ///
 /// # Safety
 /// The caller is inside a function with AVX-512's features.

@@ -1,4 +1,4 @@
-//! The product in tile registers, for more rows than vectors do well.
+//! The product in AMX tile registers, for many rows.
 
 mod multiply;
 mod operands;

@@ -1,11 +1,11 @@
-//! The tile products, and the float operations on them.
+//! The tile products and their epilogue.
 //!
-//! One tile product per scale, which vectors multiply by the scale, so C is stored and read back per scale. Those stores are
-//! the bound: a store takes as long as a product, and the two do not overlap. Vectors run the
-//! epilogue of the products before meanwhile.
+//! One tile product per scale. Vector code applies the scale, so C is stored and read back per scale. Those stores are
+//! the bound: a store takes as long as a product, and the two do not overlap. Meanwhile, vector code runs the epilogue
+//! of the previous products.
 //!
-//! K outside, panels inside: a range of blocks is as long as the A tiles of it stay in the second-level cache, and `y`
-//! holds the partial results from one range to the next.
+//! Outer loop over K, inner over panels: a range of blocks is short enough for its A tiles to stay in the L2 cache, and
+//! `y` holds the partial results between ranges.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -33,15 +33,15 @@ use crate::simd::prefetch::prefetch;
 /// Rows that share unpacked weights.
 const PASS_ROWS: usize = 128;
 /// Panels whose results are stored together, row by row. Rows of `y` are often a multiple of 4 KiB apart, which is one
-/// set of the first-level cache: stored panel by panel they would evict each other.
+/// set of the L1 cache: stored panel by panel they would evict each other.
 const PANEL_GROUP: usize = 4;
-/// Tile products that are computed while the epilogue of as many before them runs.
+/// Tile products that are computed while the epilogue of the previous batch runs.
 const BATCH: usize = 8;
 /// Vectors are faster for fewer rows.
 const MIN_ROWS: usize = 25;
 
-/// Whether [`matmul`] takes a product with `rows` rows. It has no arrangement of several activation blocks in one block of
-/// weights, as NVFP4's; vectors take these.
+/// Whether [`matmul`] handles a product with `rows` rows. It does not support several activation blocks per block of
+/// weights, as in NVFP4; vector code handles these.
 pub(in crate::quant) const fn multiplies(weight_type: WeightType, rows: usize) -> bool {
     rows >= MIN_ROWS && weight_type.block_len() == weight_type.activation_type().block_len()
 }
@@ -70,9 +70,12 @@ impl<F: Format> AmxOp for MatMul<'_, F> {
         let a = TileShape { rows: ROWS, bytes: depth::<F>() };
         let b = TileShape { rows: F::QUADS_PER_SCALE, bytes: QUAD_BYTES };
         let c = TileShape { rows: ROWS, bytes: 4 * PANEL_ROWS };
-        // SAFETY: an `Amx` is the proof of tile registers, and no operation runs inside another.
+        // SAFETY: an `Amx` proves that tile registers are available, and operations are not nested.
         let _registers = unsafe { TileRegisters::new([a, a, b, b, c, c, c, c]) };
         let mut x = PackedActivations::EMPTY;
+        // The scalar products of the tests also read the rows that `pack` adds and leaves uninitialised.
+        #[cfg(test)]
+        x.a.0.fill(MaybeUninit::new(0));
         let mut results: Results = [[[0.0; PANEL_ROWS]; PASS_ROWS]; PANEL_GROUP];
         let pass_blocks = row_blocks.count.div_ceil(row_blocks.count.div_ceil(PASS_ROWS / ROW_BLOCK));
         for first in (0..row_blocks.count).step_by(pass_blocks) {
@@ -87,7 +90,7 @@ impl<F: Format> AmxOp for MatMul<'_, F> {
                         if block == 0 {
                             results[..x.rows].fill([0.0; PANEL_ROWS]);
                         } else {
-                            // SAFETY: the range of blocks before stored these rows.
+                            // SAFETY: the previous range of blocks stored these rows.
                             unsafe { load_panel(&mut self.y, panel, first_row, &mut results[..rows]) };
                         }
                     }
@@ -152,13 +155,13 @@ struct Batch {
 
 /// Adds the products of a range of blocks to the results of a group of panels.
 ///
-/// Tile registers and vectors alternate: between the tile products of a batch, the epilogue of the batch before runs.
-/// Weights are unpacked into two buffers in turn, because the last epilogue of a K span runs beside the first products of
-/// the next.
+/// Tile registers and vectors alternate: between the tile products of a batch, the epilogue of the previous batch runs.
+/// Weights are unpacked into two buffers in turn, because the last epilogue of a K span overlaps with the first
+/// products of the next.
 ///
 /// # Safety
-/// The caller is inside a function with AVX-512's features, and the tile registers are configured as [`MatMul::eval`]
-/// does it. The matrix has the panels of `group`, and `x` was packed for blocks that it has.
+/// The caller is inside a function with AVX-512's features, and the tile registers are configured as in
+/// [`MatMul::eval`]. The matrix has the panels of `group`, and `x` was packed for blocks that it has.
 #[inline(always)]
 unsafe fn add_blocks<F: Format>(
     l: Avx512Lanes,
@@ -267,7 +270,7 @@ impl Prefetcher {
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Rows whose sums and products with mins the vector registers hold.
+/// Rows whose sums and products with mins fit in the vector registers.
 const HALF: usize = 8;
 
 /// The operations on stored C tiles, those of `microkernel.rs`. `sums` are 16 rows' integer sums over a block of 256; for
@@ -403,7 +406,7 @@ impl Epilogue<'_> {
 /// `c = a * b` over the inputs of a scale.
 ///
 /// # Safety
-/// The tile registers are configured as [`MatMul::eval`] does it for `F`; `a` and `b` are tiles of these shapes.
+/// The tile registers are configured as in [`MatMul::eval`] for `F`; `a` and `b` are tiles of these shapes.
 #[inline(always)]
 unsafe fn multiply<F: Format>(a: *const MaybeUninit<u8>, b: *const MaybeUninit<u8>, c: &mut CTile) {
     #[cfg(test)]
@@ -458,7 +461,7 @@ mod tests {
         for m in 0..ROWS {
             for n in 0..PANEL_ROWS {
                 let dot = (0..depth::<F>()).map(|k| {
-                    // SAFETY: `a` is `(ROWS, depth)`, `b` is `(depth / 4, PANEL_ROWS, 4)`, both written.
+                    // SAFETY: `a` is `(ROWS, depth)`, `b` is `(depth / 4, PANEL_ROWS, 4)`, both initialised.
                     let (x, w) = unsafe {
                         let w = (*b.add(k / 4 * QUAD_BYTES + 4 * n + k % 4)).assume_init();
                         ((*a.add(m * depth::<F>() + k)).assume_init() as i8, w)

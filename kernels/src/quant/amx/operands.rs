@@ -23,7 +23,7 @@
 //!
 //! C holds dot products, 16 rows by 16 outputs, `i32`.
 //!
-//! A tiles are packed for a *K span* of 256 inputs at a time, scale after scale; so are B tiles.
+//! A and B tiles are packed for a *K span* of 256 inputs at a time, scale after scale.
 
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -38,7 +38,7 @@ use crate::simd::float::Floats;
 
 /// Rows of an A tile.
 pub(super) const ROWS: usize = 16;
-/// Bytes of the packed A tiles: they stay in the second-level cache.
+/// Bytes of the packed A tiles: they stay in the L2 cache.
 pub(super) const A_BYTES: usize = 256 << 10;
 
 /// The activations of some rows and a range of blocks, packed for tile registers.
@@ -47,7 +47,7 @@ pub(super) struct PackedActivations {
     pub a: ATiles,
     /// `(blocks, words, rows)`: the scale, then pairs of bsums or the scaled sum.
     pub bsums: [i32; 2 * A_BYTES / 32],
-    /// Rows, rounded up to a multiple of 16. The added ones are never stored.
+    /// Rows, rounded up to a multiple of 16. The padding is never stored.
     pub rows: usize,
     /// Blocks of the matrix.
     pub blocks: Range<usize>,

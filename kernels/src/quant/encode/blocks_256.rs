@@ -9,7 +9,7 @@ const ROUNDS: usize = 2;
 
 /// The scales of 16 sub-blocks of 16, or 8 of 32.
 struct SubBlocks {
-    /// The block's scale `d`, and the scale of the mins `dmin`, as they are stored.
+    /// The block's scale `d`, and the scale of the mins `dmin`, as stored.
     d: f32,
     dmin: f32,
     scales: [f32; 16], // integers
@@ -92,7 +92,8 @@ fn symmetric(x: &[f32], w: &[f32; 256], levels: f32, top: f32) -> SubBlocks {
     without_mins::<16>(x, w, top, scale, |x| nearest(x, -levels, levels - 1.0))
 }
 
-/// Fits scales `-top..top` in sub-blocks of `N`: `fit(x, w)` is a sub-block's scale, `level(x)` what is nearest to `x`.
+/// Fits scales `-top..top` in sub-blocks of `N`: `fit(x, w)` is a sub-block's scale, `level(x)` the level nearest to
+/// `x`.
 #[inline(always)]
 fn without_mins<const N: usize>(
     x: &[f32],

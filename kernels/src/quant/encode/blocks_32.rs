@@ -89,8 +89,8 @@ fn e2m1_steps(x: f32, step: impl Fn(f32, f32) -> f32) -> f32 {
     total
 }
 
-/// The exponent of least error, of three: that of the OCP's rule, with which the largest element is within the levels or
-/// rounded down to the last, and its neighbours.
+/// The exponent with the least error of three: the OCP's rule, with which the largest element is within the levels or
+/// rounded down to the largest level, and its two neighbours.
 #[inline(always)]
 pub(super) fn mxfp4(x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     let largest = extreme(x).abs();

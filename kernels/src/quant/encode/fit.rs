@@ -109,7 +109,7 @@ pub(super) fn fit_affine(x: &[f32], w: &[f32], levels: f32, range_of_min: MinRan
         // The determinant is zero if all integers are equal.
         if determinant > 0.0 { (gain(scale, offset, sums), scale, offset) } else { (f64::NEG_INFINITY, 0.0, 0.0) }
     };
-    // The range's own scale and min, if no fit is better.
+    // The scale and min of the range, unless a fit is better.
     let range = (high - low) / levels;
     let mut best = (gain(range, low, quantized(1.0 / range, low)), range, low);
     for step in -10..=10 {
@@ -118,7 +118,7 @@ pub(super) fn fit_affine(x: &[f32], w: &[f32], levels: f32, range_of_min: MinRan
             best = candidate;
         }
     }
-    // The best fit chooses the integers again.
+    // Requantizes with the best fit.
     for _ in 0..2 {
         let candidate = fitted(quantized(inverse(best.1), best.2));
         if candidate.0 > best.0 {
@@ -132,7 +132,7 @@ pub(super) fn fit_affine(x: &[f32], w: &[f32], levels: f32, range_of_min: MinRan
 #[inline(always)]
 pub(super) fn error_weights<const N: usize>(importance: Option<&[f32]>) -> [f32; N] {
     let mut weights = [1.0; N];
-    // All zeros would leave the fit undefined: they count as 1, too.
+    // All zeros would leave the fit undefined, so they also count as 1.
     if let Some(importance) = importance.filter(|all| all.iter().any(|weight| *weight > 0.0)) {
         weights.copy_from_slice(importance);
     }

@@ -1,8 +1,8 @@
-//! Quantization to the GGUF formats, for weights that come in floating point.
+//! Quantization of floating-point weights to the GGUF formats.
 //!
 //! For each sub-block, candidate scales around that of its range choose integers; scale (and min) are fitted to them by
 //! least squares, and the fit with the smallest weighted error is taken. Where a block's scales are integers, their
-//! neighbours are tried, too; then the block's scale is fitted to the chosen integers, and they are chosen once more.
+//! neighbours are also tried; then the block's scale is fitted to the chosen integers, and they are chosen once more.
 //!
 //! Errors are weighted by the importance of the inputs, if it is known: then the weighted error is the expected squared
 //! error of the product. Without it, all errors have weight 1.
@@ -20,10 +20,10 @@ use crate::simd::float::{Lanes, Op};
 /// * `out`: `weight_type.row_bytes(x.len())` bytes.
 ///
 /// # Panics
-/// If the type is not [written](WeightType::is_written), `x` is not whole blocks or `out` has another length.
+/// If the type is not [written](WeightType::is_written), `x` is not whole blocks or `out` has a different length.
 pub fn quantize_row(isa: Isa, weight_type: WeightType, x: &[f32], out: &mut [u8]) {
     assert!(weight_type.is_written(), "quantize: {} is read only", weight_type.name());
-    assert_eq!(Some(out.len()), weight_type.row_bytes(x.len()), "quantize: not a row of this length");
+    assert_eq!(Some(out.len()), weight_type.row_bytes(x.len()), "quantize: wrong length of out");
     isa.run(QuantizeRow { weight_type, x, importance: None, out });
 }
 
@@ -31,11 +31,11 @@ pub fn quantize_row(isa: Isa, weight_type: WeightType, x: &[f32], out: &mut [u8]
 /// the input that the element is multiplied by.
 ///
 /// # Panics
-/// As [`quantize_row`], or if `importance` has another length than `x`.
+/// As [`quantize_row`], or if `importance` and `x` differ in length.
 pub fn quantize_row_by_importance(isa: Isa, weight_type: WeightType, x: &[f32], importance: &[f32], out: &mut [u8]) {
     assert!(weight_type.is_written(), "quantize: {} is read only", weight_type.name());
-    assert_eq!(Some(out.len()), weight_type.row_bytes(x.len()), "quantize: not a row of this length");
-    assert_eq!(x.len(), importance.len(), "quantize: not an importance for each element");
+    assert_eq!(Some(out.len()), weight_type.row_bytes(x.len()), "quantize: wrong length of out");
+    assert_eq!(x.len(), importance.len(), "quantize: x and importance differ in length");
     isa.run(QuantizeRow { weight_type, x, importance: Some(importance), out });
 }
 

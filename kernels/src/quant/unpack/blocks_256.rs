@@ -7,8 +7,8 @@ use crate::simd::bytes::{ByteLanes, Bytes};
 
 /// Weights in one plane: bits `mask << up` of the bytes.
 ///
-/// If [`ByteLanes::ALL_BYTES`], the bits stay where they are: one shift less. Scales make up for it, all of a block times
-/// the same power of two.
+/// If [`ByteLanes::ALL_BYTES`], the bits stay where they are, which saves a shift. Scales compensate, all of a block
+/// times the same power of two.
 #[derive(Clone, Copy)]
 pub(in crate::quant) struct Plane<L: ByteLanes> {
     from: *const u8,
@@ -25,7 +25,7 @@ impl<L: ByteLanes> Plane<L> {
         unsafe { Self { from, mask: l.splat_word(if L::ALL_BYTES { mask << up } else { mask }), up } }
     }
 
-    /// `bits` where weights are left high, else zero.
+    /// `bits` if weights stay shifted left, else zero.
     const fn up(bits: i32) -> i32 {
         if L::ALL_BYTES { bits } else { 0 }
     }
@@ -68,8 +68,8 @@ impl<L: ByteLanes> Planes<L> {
     }
 }
 
-/// The 6-bit scales and mins of Q4_K and Q5_K, four to a word; `ggml.rs` says which bits they are. The weights of odd
-/// sub-blocks are left `up` bits high.
+/// The 6-bit scales and mins of Q4_K and Q5_K, four to a word; `ggml.rs` shows their bits. The weights of odd
+/// sub-blocks stay shifted left by `up` bits.
 ///
 /// # Safety
 /// As [`Format::load_scales`], of Q4_K or Q5_K.

@@ -56,7 +56,7 @@ macro_rules! blocks_of_32 {
     };
 }
 
-/// As [`nibbles`], behind a quad of fifth bits (see [`crate::quant::layout`] for their order).
+/// As [`nibbles`], after a quad of fifth bits (see [`crate::quant::layout`] for their order).
 ///
 /// # Safety
 /// The caller is inside a function with `L`'s features; a quad of fifth bits and four of nibbles begin at `from`.

@@ -1,4 +1,4 @@
-//! What a format is: a block's weights, quad by quad, and its scales.
+//! The trait of a format: a block's weights, quad by quad, and its scales.
 
 use crate::quant::weight_type::WeightType;
 use crate::simd::bytes::{ByteLanes, Bytes};
@@ -6,14 +6,14 @@ use half::f16;
 
 /// A block's scales, for the rows that one vector holds.
 pub(in crate::quant) struct BlockScales<L: ByteLanes> {
-    /// Sub-block scales, for [`ByteLanes::add_products`]. Where [`Format::quad`] leaves weights a power of two high, those
-    /// of the other sub-blocks are that much larger, and `d` smaller. Blocks of 32 have `d` alone.
+    /// Sub-block scales, for [`ByteLanes::add_products`]. Where [`Format::quad`] leaves weights multiplied by a power
+    /// of two, the scales of the other sub-blocks are larger by it, and `d` is smaller. Blocks of 32 have `d` alone.
     pub scales: [L::I; 16],
     /// The sub-blocks' mins as pairs of `i16`, in the order of the activations' bsums.
     pub mins: [L::I; 8],
-    /// The block's scale; of NVFP4, those of its four sub-blocks.
+    /// The block's scale; for NVFP4, those of its four sub-blocks.
     pub d: [L::V; 4],
-    /// What multiplies the mins' part: `-dmin`, or `m` of Q4_1 and Q5_1.
+    /// The factor of the mins: `-dmin`, or `m` of Q4_1 and Q5_1.
     pub dmin: L::V,
 }
 
@@ -41,17 +41,18 @@ pub(in crate::quant) trait Format {
     const QUADS_PER_SCALE: usize;
     /// The stored value of a zero weight; `None` if stored weights are the weights, unsigned (a min shifts them).
     const ZERO_POINT: Option<u8>;
-    /// What the bytes of [`Format::quad`] are.
+    /// The encoding of the bytes of [`Format::quad`].
     const BYTES: Bytes;
     /// Scales in a block: 1, 4, 8 or 16.
     const SCALES: usize = Self::TYPE.block_len() / 4 / Self::QUADS_PER_SCALE;
-    /// Whether unpacking takes so many registers that a block of 256 is unpacked before, not while the first rows of several
-    /// are multiplied.
+    /// Whether unpacking takes so many registers that a block of 256 is unpacked before, not while, the first of
+    /// several parts of the rows is multiplied.
     const SLOW_TO_UNPACK: bool = false;
     /// Whether the code that unpacks a scale depends on its index, by shifts and masks that are to be constants.
     const SCALES_DIFFER: bool = true;
-    /// Rows from which software prefetches a single run of panels, too. At one row of most types a Zen 4's hardware prefetches the run,
-    /// and software's prefetches then cost up to a quarter of the bandwidth; at more rows, which compute longer, it stops.
+    /// Rows from which a single run of panels is also prefetched in software. At one row, a Zen 4's hardware prefetcher
+    /// covers the run for most types, and software prefetches would cost up to a quarter of the bandwidth; with more
+    /// rows, which compute longer, it stops.
     const PREFETCH_ONE_RUN_FROM: usize = usize::MAX;
     /// Rows from which a block of 256 is unpacked into memory, where registers hold four.
     const UNPACKED_FROM: usize = 5;

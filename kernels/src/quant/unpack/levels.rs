@@ -130,8 +130,8 @@ impl Format for Nvfp4 {
     const PREFETCH_ONE_RUN_FROM: usize = 1;
     type Cursor<L: ByteLanes> = *const u8;
 
-    /// The seven bits of a scale are those of an `f32`'s exponent and mantissa but for the bias: 127 instead of 7, and one
-    /// for the doubled levels.
+    /// The seven bits of a scale are those of an `f32`'s exponent and mantissa except for the bias: 127 instead of 7,
+    /// and one for the doubled levels.
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         const BIAS: f32 = f32::from_bits((127 + 119) << 23);
@@ -163,8 +163,8 @@ impl Format for Nvfp4 {
 /// A block's scale and four bits `b` of each other scale, `2 b + 1`.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; `block` is a packed block of levels with as many scales, `lane` one of
-/// its rows.
+/// The caller is inside a function with `L`'s features; `block` is a packed level block with as many scales, `lane` one
+/// of its rows.
 #[inline(always)]
 pub(super) unsafe fn load_odd_scales<L: ByteLanes>(
     l: L,
@@ -173,7 +173,8 @@ pub(super) unsafe fn load_odd_scales<L: ByteLanes>(
     scales: &mut [L::I],
     d: &mut L::V,
 ) {
-    // SAFETY: as the caller's; the block begins with `f32`, and nibble `s % 8` of word `s / 8` behind them is scale `s`'s.
+    // SAFETY: as the caller's; the block begins with `f32`, and nibble `s % 8` of word `s / 8` after them is scale
+    // `s`'s.
     unsafe {
         *d = l.load(block.add(4 * lane).cast());
         for (s, scale) in scales.iter_mut().enumerate() {
@@ -215,7 +216,7 @@ unsafe fn three_bits<L: ByteLanes>(l: L, from: *const u8, q: usize) -> L::I {
     }
 }
 
-/// A format of blocks of levels: `$from` points at the 32 weights that quad `$q` is of.
+/// A format with level blocks: `$from` points at the 32 weights that contain quad `$q`.
 macro_rules! level_blocks {
     ($name:ident, $type:ident, $quads:literal, $levels:ident + $zero_point:literal, $max:literal, $bits:literal,
         |$l:ident, $from:ident, $q:ident| $number:expr) => {

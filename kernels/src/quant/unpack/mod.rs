@@ -1,7 +1,7 @@
 //! Unpacking in registers: each format's weights as unsigned bytes, and its scales as vectors.
 //!
-//! Offsets are those of [`super::layout`], a sixteenth of the packed block's: of one row's bytes in that order. `lane` is the
-//! first of the panel's rows that the vectors hold: 0 with 16 lanes, 0 or 8 with 8.
+//! Offsets are into one row's bytes in the order of [`super::layout`], a sixteenth of those in the packed block. `lane`
+//! is the first of the panel's rows that the vectors hold: 0 with 16 lanes, 0 or 8 with 8.
 
 mod blocks_256;
 mod blocks_32;

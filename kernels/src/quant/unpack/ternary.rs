@@ -1,4 +1,4 @@
-//! Formats whose weights are -1, 0 and 1, also by an eighth more or less.
+//! Formats whose weights are -1, 0 and 1, with or without an offset of an eighth.
 
 use super::format::{BlockScales, Format, load_field, load_halves};
 use super::levels::{load_odd_scales, shifted_bits};

@@ -5,9 +5,9 @@
 //! per row block. Integer sums are exact, and the float operations per output are those of `scalar.rs` in their order:
 //! neither the row block, nor the column range, nor the instruction set changes a bit.
 //!
-//! Weights are unpacked in registers, once per row block, and several panels are read side by side. Where registers hold
-//! half a row block only, several halves share blocks of 256 that are unpacked once into the first-level cache: by the
-//! first half on its way, or before it.
+//! Weights are unpacked in registers, once per row block, and several panels are read side by side. Where registers
+//! hold only half a row block, several halves share blocks of 256 that are unpacked once into the L1 cache: while the
+//! first half is multiplied, or before.
 
 mod rows;
 mod streams;
@@ -68,8 +68,8 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
         let (first, end) = (range.start / PANEL_ROWS, range.end.div_ceil(PANEL_ROWS));
         let mut results: Results = [[0.0; PANEL_ROWS]; _];
         let blocks = self.x.row_blocks();
-        // Passes outside: a pass's activations stay in the second-level cache, and reading the weights again for the next
-        // 64 rows costs little beside the arithmetic.
+        // Outer loop over passes: a pass's activations stay in the L2 cache, and reading the weights again
+        // for the next 64 rows costs little compared to the arithmetic.
         for pass in (0..blocks.count).step_by(PASS_BLOCKS) {
             let pass = pass..(pass + PASS_BLOCKS).min(blocks.count);
             let (first_row, last) = (blocks.get(pass.start).first, blocks.get(pass.end - 1));
@@ -84,7 +84,7 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
                 }
                 continue;
             }
-            // Runs of panels side by side, then the fewer panels that are left.
+            // Runs of panels side by side, then the remaining panels.
             let runs = if self.x.rows() <= L::ONE_RUN_ROWS && reads_one_run_faster() { 1 } else { STREAMS };
             let run = (end - first) / runs;
             for i in 0..run {
@@ -101,7 +101,7 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
 }
 
 impl<F: Format> MatMul<'_, F> {
-    /// Up to [`STREAMS`] panels times the row blocks of a pass. Further row blocks find the panels in the second-level cache.
+    /// Up to [`STREAMS`] panels times the row blocks of a pass. Further row blocks hit the panels in the L2 cache.
     #[inline(always)]
     fn panels<L: ByteLanes>(&mut self, l: L, panels: &[usize], pass: Range<usize>, results: &mut Results) {
         for rows in pass.map(|b| self.x.row_blocks().get(b)) {
@@ -122,7 +122,7 @@ impl<F: Format> PanelOp for DotRows<'_, F> {
         let panel = |index: u32| index as usize / PANEL_ROWS;
         let (mut indices, mut out) = (self.indices, self.out);
         while !indices.is_empty() {
-            // Indices side by side in a panel share it.
+            // Adjacent indices within a panel share it.
             let (mut panels, mut count, mut taken) = ([0; STREAMS], 0, 0);
             for same in indices.chunk_by(|a, b| panel(*a) == panel(*b)).take(STREAMS) {
                 panels[count] = panel(same[0]);

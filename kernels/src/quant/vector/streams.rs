@@ -16,17 +16,18 @@ pub(super) const STREAMS: usize = 4;
 /// Inputs of a panel that are multiplied before the next stream's: those of the longest block.
 const STREAM_INPUTS: usize = 256;
 
-/// Prefetch distance in bytes of each of `streams`. Several are prefetched into the first-level cache, from less than a 4 KiB page
-/// ahead: lines a multiple of a page apart share a set. One goes to the second level, where the distance matters little.
+/// Prefetch distance in bytes of each of `streams`. Several are prefetched into the L1 cache, from less than a 4 KiB page
+/// ahead: lines a multiple of a page apart share a set. One goes to the L2 cache, where the distance matters little.
 const fn prefetch_distance(streams: usize) -> usize {
     if streams == 1 { 16448 } else { 3584 }
 }
 
-/// Whether one run of panels is read faster here than several side by side, by as few rows as [`ByteLanes::ONE_RUN_ROWS`]. On a
-/// Zen 4, which stands for all of AMD's processors, it is, by a fifth; on a Xeon four runs were a quarter faster.
+/// Whether this processor reads one run of panels faster than several side by side, at up to
+/// [`ByteLanes::ONE_RUN_ROWS`] rows. On a Zen 4, taken to represent all AMD processors, one run is 20 % faster; on a
+/// Xeon, four runs are 25 % faster.
 pub(super) fn reads_one_run_faster() -> bool {
     #[cfg(target_arch = "x86_64")]
-    let amd = std::arch::is_x86_feature_detected!("sse4a"); // AMD's alone
+    let amd = std::arch::is_x86_feature_detected!("sse4a"); // AMD only
     #[cfg(not(target_arch = "x86_64"))]
     let amd = false;
     amd
@@ -48,7 +49,7 @@ pub(super) unsafe fn streams<L: ByteLanes, F: Format>(
 ) {
     let whole = weights.outputs() / PANEL_ROWS;
     if panels.iter().any(|panel| *panel < whole) {
-        // Two parts if there are more rows than the registers allow: of odd numbers, both have the row in the middle.
+        // Two parts if there are more rows than the registers allow: for odd numbers, both include the middle row.
         let parts = rows.rows.div_ceil(L::MAX_ROWS);
         with_rows!(L, rows.rows.div_ceil(parts), |R| {
             let results = results.first_chunk_mut().expect("rows of a pass");
@@ -63,7 +64,7 @@ pub(super) unsafe fn streams<L: ByteLanes, F: Format>(
             }
         });
     }
-    // Over what `Streams` left in the place of the panel that is not whole.
+    // Overwrites what `Streams` wrote for the partial panel.
     for (stream, _) in panels.iter().enumerate().filter(|(_, panel)| **panel == whole) {
         for lane in (0..PANEL_ROWS).step_by(L::LANES) {
             for (row, results) in results[stream * ROW_BLOCK..][..rows.rows].iter_mut().enumerate() {
@@ -102,7 +103,8 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
         unsafe {
             let mut scales = BlockScales::empty(l);
             let x = self.x.words(rows, 0).as_ptr();
-            // Streams without a whole panel have another one: it is prefetched, and `streams` replaces its results.
+            // Streams without a whole panel read another one, which is prefetched anyway; `streams` replaces its
+            // results.
             let (streams, last) = (self.panels.len(), weights.outputs() / PANEL_ROWS - 1);
             let mut blocks = [weights.bytes().as_ptr(); S];
             for (stream, block) in blocks.iter_mut().enumerate() {
@@ -155,7 +157,7 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
     }
 }
 
-/// A row of a row block and `LANES` outputs of the panel that is not whole.
+/// A row of a row block and `LANES` outputs of the partial panel.
 struct Ragged<'a, F> {
     weights: &'a PackedMatrix<'a>,
     x: &'a Activations<'a>,

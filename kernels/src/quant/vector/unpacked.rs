@@ -38,7 +38,7 @@ pub(super) unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
     let passes = PANEL_ROWS / L::LANES * parts;
     for b in 0..weights.blocks() {
         // SAFETY: the caller entered the features; the panel and the row blocks have `weights.blocks()` blocks; an
-        // `UnpackedBlock` has room for the 64 quads of the longest block.
+        // `UnpackedBlock` has space for the 64 quads of the longest block.
         unsafe {
             let block = match weights.panel(panel) {
                 Panel::Packed(panel) => panel.as_ptr().add(b * block_bytes),
@@ -92,7 +92,7 @@ unsafe fn add_part<L: ByteLanes, F: Format, const R: usize>(
     rows: PartOfBlock<'_, R>,
 ) {
     let unpacking = !F::SLOW_TO_UNPACK && part == 0;
-    // Instances that are needed only: the first row block has five rows at least, the others four.
+    // Only instances that are needed: the first row block has five rows at least, the others four.
     if const { !F::SLOW_TO_UNPACK && R > 2 } && unpacking {
         // SAFETY: as the caller's.
         unsafe { l.call(Unpacking::<F, R> { source, rows }) }
@@ -107,7 +107,8 @@ unsafe fn add_part<L: ByteLanes, F: Format, const R: usize>(
 
 /// Rows `first..first + R` of a row block and `LANES` outputs, one block.
 struct PartOfBlock<'a, const R: usize> {
-    /// A `BlockScales<L>` of the lanes that evaluate this: [`PanelOp::eval`] chooses `L`, so the type cannot say it.
+    /// A `BlockScales<L>` of the lanes that evaluate this: [`PanelOp::eval`] chooses `L`, so the pointer is
+    /// type-erased.
     scales: *const (),
     x: *const i32,
     lane: usize,

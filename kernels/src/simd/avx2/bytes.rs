@@ -1,6 +1,6 @@
 //! Byte lanes: sixteen words in two ymm registers, a whole panel.
 
-use crate::simd::avx2::products::{Multiply, Products, Vnni, Ymm, YmmPair, opaque_ymm};
+use crate::simd::avx2::products::{Multiply, Vnni, Ymm, YmmPair, YmmProducts, opaque_ymm};
 use crate::simd::both::both;
 use crate::simd::bytes::{ByteLanes, Bytes, PanelOp, Scale};
 use crate::simd::entry;
@@ -8,9 +8,9 @@ use crate::simd::float::Floats;
 use half::f16;
 use std::arch::x86_64::*;
 
-/// The entry of a kind of products.
-pub(crate) trait Enter: Products {
-    /// Evaluates an operation in a function of its own.
+/// The `#[target_feature]` function of a kind of products.
+pub(crate) trait Enter: YmmProducts {
+    /// Evaluates an operation in a separate function.
     ///
     /// # Safety
     /// The caller is inside a function with the instruction set's features.
@@ -34,9 +34,9 @@ impl Enter for Vnni {
 }
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
-// that are valid for the elements read or written, which is what `Floats` demands.
+// that are valid for the elements read or written, as `Floats` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<P: Products> Floats for YmmPair<P> {
+impl<P: YmmProducts> Floats for YmmPair<P> {
     const LANES: usize = 16;
     type V = [__m256; 2];
 
@@ -74,12 +74,12 @@ impl<P: Products> Floats for YmmPair<P> {
 }
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
-// that are valid for the elements read or written, which is what `ByteLanes` demands.
+// that are valid for the elements read or written, as `ByteLanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<P: Enter> ByteLanes for YmmPair<P> {
     const ALL_BYTES: bool = P::ALL_BYTES;
     const MAX_ROWS: usize = 4;
-    // The processors that read one run faster have AVX-512 if they have AVX-VNNI.
+    // Processors that read a single run faster and have AVX-VNNI also have AVX-512.
     const ONE_RUN_ROWS: usize = if P::ALL_BYTES { 0 } else { 2 };
     const BARRIERS: bool = true;
     type I = [__m256i; 2];
@@ -186,7 +186,7 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
             Bytes::Biased => 128,
         };
         unsafe {
-            // Row by row if a sum is widened that soon, else quad by quad: fewer registers at a time.
+            // Row by row if sums are widened that often, else quad by quad: takes fewer registers.
             if P::quads_together(max, quads) <= 2 {
                 for (r, sum) in sums.iter_mut().enumerate() {
                     for i in 0..2 {
@@ -278,12 +278,12 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
     }
 }
 
-/// [`Products::add_quad`] for both registers.
+/// [`YmmProducts::add_quad`] for both registers.
 ///
 /// # Safety
-/// As [`Products`].
+/// As [`YmmProducts`].
 #[inline(always)]
-unsafe fn add_quad<P: Products>(
+unsafe fn add_quad<P: YmmProducts>(
     sum: &mut [P::Sum; 2],
     bytes: Bytes,
     weights: [__m256i; 2],

@@ -1,6 +1,6 @@
 //! `f32` lanes: eight in a ymm register.
 
-use crate::simd::avx2::products::{Products, Ymm};
+use crate::simd::avx2::products::{Ymm, YmmProducts};
 use crate::simd::float::{Floats, Lanes};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -39,9 +39,9 @@ pub(crate) unsafe fn sum128(x: __m128) -> f32 {
 }
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
-// that are valid for the elements read or written, which is what `Lanes` demands.
+// that are valid for the elements read or written, as `Lanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<P: Products> Floats for Ymm<P> {
+impl<P: YmmProducts> Floats for Ymm<P> {
     const LANES: usize = 8;
     type V = __m256;
 
@@ -77,7 +77,7 @@ impl<P: Products> Floats for Ymm<P> {
 
 // SAFETY of every block below: as above.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<P: Products> Lanes for Ymm<P> {
+impl<P: YmmProducts> Lanes for Ymm<P> {
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const bf16) -> __m256 {
         unsafe { _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast())), 16)) }

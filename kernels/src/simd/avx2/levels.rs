@@ -1,6 +1,6 @@
 //! Level lanes: eight words in a ymm register, half a line at a time.
 
-use crate::simd::avx2::products::{Products, Ymm};
+use crate::simd::avx2::products::{Ymm, YmmProducts};
 use crate::simd::levels::LevelLanes;
 use std::arch::x86_64::*;
 
@@ -15,9 +15,9 @@ pub(crate) unsafe fn transpose_bytes() -> __m128i {
 }
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
-// that are valid for the elements read or written, which is what `LevelLanes` demands.
+// that are valid for the elements read or written, as `LevelLanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<P: Products> LevelLanes for Ymm<P> {
+impl<P: YmmProducts> LevelLanes for Ymm<P> {
     const QUERIES: usize = 4;
     // `vpdpbusd` takes one operand unsigned.
     const BIAS: u8 = if P::ALL_BYTES { 128 } else { 0 };

@@ -1,4 +1,4 @@
-//! Integer products in ymm registers: what AVX-VNNI adds to AVX2.
+//! Integer products in ymm registers, with AVX2 or AVX-VNNI.
 
 use std::arch::x86_64::*;
 
@@ -6,8 +6,8 @@ use std::arch::x86_64::*;
 ///
 /// # Safety
 /// The caller of any function is inside a function with the instruction set's features.
-pub(crate) trait Products: Copy {
-    /// Whether [`Products::add_bytes`] is exact for all bytes. If not, only for unsigned ones up to 128.
+pub(crate) trait YmmProducts: Copy {
+    /// Whether [`YmmProducts::add_bytes`] is exact for all bytes. If not, only for unsigned ones up to 128.
     const ALL_BYTES: bool;
     /// A row's sum over a block, during accumulation.
     type Sum: Copy;
@@ -75,8 +75,8 @@ pub(crate) struct PairSum {
     pairs: __m256i,
 }
 
-/// Compiler barrier: keeps `x` and what it depends on in program order. Left free, the compiler mixes the products of
-/// many scales until registers overflow, and issues the prefetches in bursts.
+/// Compiler barrier: keeps `x` and what it depends on in program order. Without it, the compiler interleaves the
+/// products of many scales until registers spill, and issues the prefetches in bursts.
 #[inline]
 #[target_feature(enable = "avx")]
 pub(crate) fn ymm_barrier(mut x: __m256i) -> __m256i {
@@ -87,7 +87,7 @@ pub(crate) fn ymm_barrier(mut x: __m256i) -> __m256i {
 
 // SAFETY of the blocks below: the caller is inside a function with this instruction set's features.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Products for Multiply {
+impl YmmProducts for Multiply {
     // `vpmaddubsw` saturates its 16-bit pairs: 2 * 128 * 127 fits, 2 * 240 * 127 does not.
     const ALL_BYTES: bool = false;
     type Sum = PairSum;
@@ -123,7 +123,7 @@ impl Products for Multiply {
     unsafe fn offset_scale(scale: __m256i, by: i16) -> __m256i {
         unsafe { _mm256_add_epi16(scale, _mm256_set1_epi16(by)) }
     }
-    // Pair sums that fit 16 bits together.
+    // The largest number of pair sums whose total fits in 16 bits.
     #[inline(always)]
     fn quads_together(max: u8, quads: usize) -> usize {
         (1 << (32767 / (2 * 127 * usize::from(max))).ilog2()).min(quads)
@@ -166,8 +166,7 @@ pub(crate) struct ScaledSum {
     dots: __m256i,
 }
 
-/// The same value, of which the compiler knows nothing: constants stay in registers or memory instead of being built anew
-/// at each use.
+/// Hides a value from the optimizer: constants stay in registers or memory instead of being rematerialized at each use.
 #[inline]
 #[target_feature(enable = "avx")]
 pub(crate) fn opaque_ymm(mut x: __m256i) -> __m256i {
@@ -182,7 +181,7 @@ pub(crate) struct Vnni;
 
 // SAFETY of the blocks below: the caller is inside a function with this instruction set's features.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Products for Vnni {
+impl YmmProducts for Vnni {
     const ALL_BYTES: bool = true;
     type Sum = ScaledSum;
 

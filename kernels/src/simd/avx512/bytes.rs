@@ -37,7 +37,7 @@ pub(crate) struct ScaledSum {
 }
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
-// that are valid for the elements read or written, which is what `ByteLanes` demands.
+// that are valid for the elements read or written, as `ByteLanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl ByteLanes for Avx512Lanes {
     const ALL_BYTES: bool = true;

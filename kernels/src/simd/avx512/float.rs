@@ -105,7 +105,7 @@ unsafe fn spread_half<const HALF: usize>(from: *const bf16) -> __m512 {
 pub(crate) struct Avx512Lanes;
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
-// that are valid for the elements read or written, which is what `Lanes` demands.
+// that are valid for the elements read or written, as `Lanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Floats for Avx512Lanes {
     const LANES: usize = 16;

@@ -5,7 +5,7 @@ use crate::simd::avx512::float::Avx512Lanes;
 use crate::simd::levels::LevelLanes;
 use std::arch::x86_64::*;
 
-/// Byte order: of each four words their bytes 1, then their bytes 0; 32 bytes, the rest is unused.
+/// Byte order: for each four words, byte 1 of each, then byte 0 of each; 32 bytes, the rest is unused.
 const PARTS: [u8; 64] = {
     let mut bytes = [0; 64];
     let mut i = 0;
@@ -17,11 +17,11 @@ const PARTS: [u8; 64] = {
     bytes
 };
 
-/// Subtracts 128 from the bytes 0.
+/// Subtracts 128 from byte 0 of each word.
 const PARTS_BIAS: i64 = i64::from_le_bytes([0, 0, 0, 0, 128, 128, 128, 128]);
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
-// that are valid for the elements read or written, which is what `LevelLanes` demands.
+// that are valid for the elements read or written, as `LevelLanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl LevelLanes for Avx512Lanes {
     const QUERIES: usize = 8;
@@ -52,7 +52,7 @@ impl LevelLanes for Avx512Lanes {
     unsafe fn xor(self, a: __m512i, b: __m512i) -> __m512i {
         unsafe { _mm512_xor_si512(a, b) }
     }
-    // A rotation goes both ways with one count.
+    // A rotation by a count modulo 32 shifts either way.
     #[inline(always)]
     unsafe fn shift_right(self, a: __m512i, by: i32) -> __m512i {
         unsafe { _mm512_rorv_epi32(a, _mm512_set1_epi32(by & 31)) }

@@ -13,12 +13,12 @@ use std::arch::aarch64::*;
 ///
 /// # Safety
 /// As [`ByteLanes`].
-pub(crate) trait Products: Copy {
+pub(crate) trait ByteProducts: Copy {
     const ALL_BYTES: bool;
     const MAX_ROWS: usize;
     type Sum: Copy;
 
-    /// Evaluates an operation in a function of its own.
+    /// Evaluates an operation in a separate function.
     ///
     /// # Safety
     /// As the trait's.
@@ -48,10 +48,10 @@ pub(crate) trait Products: Copy {
 /// Weights as signed bytes.
 ///
 /// # Safety
-/// None beyond NEON, which every aarch64 has.
+/// NEON only, which every aarch64 has.
 #[inline(always)]
 unsafe fn signed(bytes: Bytes, weights: uint8x16_t) -> int8x16_t {
-    // SAFETY: instructions of every aarch64.
+    // SAFETY: NEON instructions only.
     unsafe {
         vreinterpretq_s8_u8(match bytes {
             Bytes::Unsigned(_) => weights,
@@ -61,9 +61,9 @@ unsafe fn signed(bytes: Bytes, weights: uint8x16_t) -> int8x16_t {
 }
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
-// that are valid for the elements read or written, which is what `ByteLanes` demands.
+// that are valid for the elements read or written, as `ByteLanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Products for Widen {
+impl ByteProducts for Widen {
     const ALL_BYTES: bool = false;
     const MAX_ROWS: usize = 4;
     /// Two partial sums per word: words 0 and 1, then 2 and 3.
@@ -118,7 +118,7 @@ impl Products for Widen {
 
 // SAFETY of every block below: as above.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Products for Dot {
+impl ByteProducts for Dot {
     const ALL_BYTES: bool = false;
     const MAX_ROWS: usize = 8;
     type Sum = int32x4_t;
@@ -170,7 +170,7 @@ impl Products for Dot {
     }
 }
 
-/// The words of rows `first..first + 4` of `R`; of a single row one word, because that load takes any offset.
+/// The words of rows `first..first + 4` of `R`; for a single row only one word, because four might not be readable.
 ///
 /// # Safety
 /// `x` has words of `R` rows which, if more than one, can be read up to the next multiple of four rows; `first` is a
@@ -193,7 +193,7 @@ const MATRIX_ROWS: usize = 5;
 /// Of a pair of rows, the first sum has words `[0, 0, 1, 1]` of rows `[0, 1, 0, 1]`, the second words 2 and 3.
 // SAFETY of every block below: as above.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Products for Matrix {
+impl ByteProducts for Matrix {
     const ALL_BYTES: bool = true;
     const MAX_ROWS: usize = 8;
     type Sum = int32x4_t;
@@ -273,7 +273,7 @@ pub(crate) struct ScaledSum<S> {
 
 // SAFETY of every block below: as above.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<P: Products> ByteLanes for NeonPair<P> {
+impl<P: ByteProducts> ByteLanes for NeonPair<P> {
     const ALL_BYTES: bool = P::ALL_BYTES;
     const MAX_ROWS: usize = P::MAX_ROWS;
     type I = [uint8x16_t; 2];
@@ -355,7 +355,7 @@ impl<P: Products> ByteLanes for NeonPair<P> {
     unsafe fn begin<const R: usize>(self, from: [i32; R]) -> [Self::Sum; R] {
         unsafe {
             let dots = P::begin(from);
-            // No rows, of a block that is unpacked alone, have no `dots[0]`.
+            // With no rows, when a block is only unpacked, there is no `dots[0]`.
             let mut sums = [ScaledSum { total: [vdupq_n_s32(0); 2], dots: [P::begin([0])[0]; 2] }; R];
             for (sum, dots) in sums.iter_mut().zip(dots) {
                 sum.dots = [dots; 2];

@@ -9,7 +9,7 @@ use std::arch::asm;
 pub(crate) struct NeonLanes;
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
-// that are valid for the elements read or written, which is what `Lanes` demands.
+// that are valid for the elements read or written, as `Lanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Floats for NeonLanes {
     const LANES: usize = 4;

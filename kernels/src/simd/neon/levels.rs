@@ -9,7 +9,7 @@ use std::arch::aarch64::*;
 ///
 /// # Safety
 /// The caller of any function is inside a function with the instruction set's features.
-pub(crate) trait Products: Copy {
+pub(crate) trait LevelProducts: Copy {
     /// Adds to each word the dot product of its four bytes and those of word `LANE` of `x`. Products are at most
     /// 127 * 128.
     ///
@@ -19,9 +19,9 @@ pub(crate) trait Products: Copy {
 }
 
 // SAFETY of every block below: the caller is inside a function with this instruction set's features and gives pointers
-// that are valid for the elements read or written, which is what `LevelLanes` demands.
+// that are valid for the elements read or written, as `LevelLanes` requires.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Products for Widen {
+impl LevelProducts for Widen {
     #[inline(always)]
     unsafe fn add<const LANE: i32>(sum: int32x4_t, levels: int8x16_t, x: int32x4_t) -> int32x4_t {
         unsafe {
@@ -35,14 +35,14 @@ impl Products for Widen {
 
 // SAFETY of every block below: as above.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Products for Dot {
+impl LevelProducts for Dot {
     #[inline(always)]
     unsafe fn add<const LANE: i32>(sum: int32x4_t, levels: int8x16_t, x: int32x4_t) -> int32x4_t {
         unsafe { sdot::<LANE>(sum, levels, x) }
     }
 }
 
-/// Byte order: of each four words their bytes 1, then their bytes 0.
+/// Byte order: for each four words, byte 1 of each, then byte 0 of each.
 const PARTS: [u8; 16] = [1, 5, 9, 13, 0, 4, 8, 12, 17, 21, 25, 29, 16, 20, 24, 28];
 
 /// The byte order of a 4 by 4 transpose.
@@ -50,7 +50,7 @@ const TRANSPOSED: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 
 
 // SAFETY of every block below: as above.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<P: Products> LevelLanes for NeonPair<P> {
+impl<P: LevelProducts> LevelLanes for NeonPair<P> {
     const QUERIES: usize = 4;
     const BIAS: u8 = 0;
     type I = [uint8x16_t; 2];

@@ -12,7 +12,7 @@ use std::arch::asm;
 #[derive(Clone, Copy)]
 pub(crate) struct NeonPair<P>(pub P);
 
-/// 16-bit products of bytes (`smull`): NEON as on every aarch64.
+/// 16-bit products of bytes (`smull`): baseline NEON.
 #[derive(Clone, Copy)]
 pub(crate) struct Widen;
 
@@ -24,8 +24,8 @@ pub(crate) struct Dot;
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix;
 
-// SAFETY of every block below: the caller gives pointers that are valid for the elements read or written, which is what
-// `Lanes` demands; the instructions are on every aarch64.
+// SAFETY of every block below: the caller gives pointers that are valid for the elements read or written, as `Lanes`
+// requires; every aarch64 has the instructions.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<P: Copy> Floats for NeonPair<P> {
     const LANES: usize = 8;
@@ -173,7 +173,7 @@ pub(crate) unsafe fn usmmla(mut sum: int32x4_t, a: uint8x16_t, x: int8x16_t) -> 
 /// The bits of the largest magnitude among `x` (whole vectors), as an unsigned integer.
 ///
 /// # Safety
-/// None beyond NEON, which every aarch64 has.
+/// NEON only, which every aarch64 has.
 #[inline(always)]
 pub(crate) unsafe fn largest_magnitude(x: &[f32]) -> u32 {
     // SAFETY: chunks have the eight elements that are read.

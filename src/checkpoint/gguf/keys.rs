@@ -39,7 +39,10 @@ impl<'a> Keys<'a> {
     }
 
     /// Refuses a key that was not looked for and differs in one place from one that is absent.
-    pub(super) fn refuse_misspelt(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// If there is one.
+    pub(crate) fn refuse_misspelt(&self) -> Result<()> {
         let looked_for = self.looked_for.borrow();
         match misspelt(&looked_for, &self.gguf.keys().collect()) {
             None => Ok(()),

@@ -21,7 +21,8 @@ const WORTH_A_PASS: usize = 32;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrefixCacheOptions {
     /// Tokens of a prompt between two states that are kept. A prompt that leaves a known one in between computes up to as many
-    /// again, and the state at that place is kept then. A pass reads no more tokens of a prompt than these. Default: 256.
+    /// again, and the state at that place is kept then. A pass reads no more tokens of a prompt than these. At least 1.
+    /// Default: 256.
     pub interval: usize,
     /// Bytes of the engine's pages in use, those of running sequences included, and of recurrent states beyond which the
     /// states that were not used for the longest time are dropped. Default: half of
@@ -75,6 +76,15 @@ impl PrefixCache {
             uses: 0,
             name: rand::random(),
             files: 0,
+        }
+    }
+
+    /// # Errors
+    /// If an option is out of its range.
+    pub fn check(&self) -> Result<()> {
+        match self.options.interval {
+            0 => Err(Error::argument("interval", "of the prefix cache is 0, must be at least 1")),
+            _ => Ok(()),
         }
     }
 

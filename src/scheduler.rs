@@ -48,7 +48,8 @@ pub struct Event {
     pub id: SequenceId,
     /// A round's piece, or the error that ended the generation.
     pub piece: Result<Piece>,
-    /// Why the generation ended, if it has.
+    /// Why the generation ended, in its last event; `None` in every event before. Text that was held back when an error ended
+    /// it comes in an event without it, the error in the next one.
     pub finish: Option<Finish>,
 }
 
@@ -92,6 +93,9 @@ impl Scheduler {
     /// A scheduler without sequences, for sessions of `engine`.
     pub fn new(engine: &Engine, options: SchedulerOptions) -> Self {
         let SchedulerOptions { max_rows, prompt_slowdown, prefix_cache } = options;
+        if prefix_cache.is_some() && engine.is_on_device() {
+            tracing::info!("no prefixes are kept: pages on a device are not shared");
+        }
         let prefix_cache = prefix_cache.filter(|_| !engine.is_on_device());
         let prefixes = prefix_cache.map(|options| PrefixCache::new(engine, options));
         let chunks = ChunkPlanner::new(prompt_slowdown);
@@ -115,8 +119,8 @@ impl Scheduler {
     /// prompt that is kept, if one is.
     ///
     /// # Errors
-    /// As [`Session::generate`], for what is known before anything is computed, or if the session is another engine's. The
-    /// session comes back with it.
+    /// As [`Session::generate`], for what is known before anything is computed, or if the session is another engine's or the
+    /// prefix cache's interval is 0. The session comes back with it.
     pub fn add(
         &mut self,
         session: Session,
@@ -126,6 +130,9 @@ impl Scheduler {
         if !self.engine.is(session.engine()) {
             let problem = "is of another engine; open it on the scheduler's";
             return Err(Box::new((session, Error::argument("session", problem))));
+        }
+        if let Err(error) = self.prefixes.as_ref().map_or(Ok(()), PrefixCache::check) {
+            return Err(Box::new((session, error)));
         }
         let prefixes = self.prefixes.as_mut().filter(|_| session.tokens().is_empty());
         let known = prefixes.and_then(|prefixes| prefixes.find(&session, prompt));
@@ -143,7 +150,6 @@ impl Scheduler {
         if let Some(prefixes) = self.prefixes.as_ref().filter(|_| session.tokens().len() == cached) {
             run.cuts = prefixes.cuts(prompt, cached);
         }
-        run.nothing_to_generate();
         let id = SequenceId(self.next);
         self.next += 1;
         self.slots.push(Slot { id, session, run });
@@ -245,7 +251,11 @@ impl Scheduler {
                 if let Some(prefixes) = prefixes.as_mut().filter(|_| was_reading && run.is_at_cut(session)) {
                     prefixes.keep(session);
                 }
-                if run.has_first() { run.hand_out(session) } else { Ok(taken) }
+                match run.has_first() {
+                    true if run.nothing_to_generate() => Ok(Some(Piece::default())),
+                    true => run.hand_out(session),
+                    false => Ok(taken),
+                }
             });
             let piece = piece.or_else(|error| run.fail(session, error).map(Some));
             if let Some(piece) = piece.transpose() {
@@ -360,7 +370,7 @@ impl Scheduler {
 
 impl Slot {
     fn event(&self, piece: Result<Piece>) -> Event {
-        Event { id: self.id, piece, finish: self.run.finish() }
+        Event { id: self.id, piece, finish: self.run.finish().filter(|_| !self.run.has_error()) }
     }
 }
 

@@ -21,8 +21,8 @@ pub struct DraftModel {
     state: SequenceState,
     kv: KvOptions,
     pages: PagePool,
-    read: Vec<u32>,    // the tokens whose rows the cache has, all of them at the beginning of the sequence
-    reading: Vec<u32>, // those of a step that a pass may take
+    read: Vec<u32>,         // the tokens whose rows the cache has
+    reading: Vec<u32>,      // those of a step that a pass may take
     behind: Option<Scores>, // of the newest token, if all are read
 }
 
@@ -76,7 +76,7 @@ impl Drafter for DraftModel {
     }
 
     fn begin(&mut self, tokens: &[u32]) {
-        if tokens.starts_with(&self.read) {
+        if tokens.starts_with(&self.read) && self.state.len() == self.read.len() {
             return;
         }
         // The newest token is left to read.

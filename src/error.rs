@@ -1,5 +1,6 @@
 //! The library's error type.
 
+use std::any::Any;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -167,11 +168,14 @@ impl Error {
     /// # Errors
     /// Those of `work`, and its panic.
     pub(crate) fn catch<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-        // What `work` leaves half done belongs to this sequence: its rounds are dropped, and its generation ends.
-        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-            let message = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-            Err(Error::Panic(message.unwrap_or("no message").to_owned()))
-        })
+        // What `work` leaves half done is the sequence's own: its rounds are dropped, and its generation ends.
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(Error::panicked(&*panic)))
+    }
+
+    /// The error for what a sequence's part of a pass panicked with.
+    pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Self {
+        let message = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        Error::Panic(message.unwrap_or("no message").to_owned())
     }
 
     pub(crate) fn argument(name: &'static str, problem: impl Into<String>) -> Self {

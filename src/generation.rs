@@ -40,7 +40,7 @@ impl<S: BorrowMut<Session>> Generation<S> {
                 self.run.cancelled(session);
                 return Ok(());
             }
-            if let Err(error) = advance(&mut self.run, session) {
+            if let Err(error) = Error::catch(|| advance(&mut self.run, session)) {
                 return self.run.fail(session, error).map(drop);
             }
         }
@@ -76,10 +76,10 @@ impl<S: BorrowMut<Session>> Generation<S> {
             return Ok(self.run.cancelled(session));
         }
         let piece = if self.run.has_first() {
-            self.run.hand_out(session)?
+            Error::catch(|| self.run.hand_out(session))?
         } else {
             let start = Instant::now();
-            let piece = advance(&mut self.run, session);
+            let piece = Error::catch(|| advance(&mut self.run, session));
             self.run.statistics.decode += start.elapsed();
             piece?
         };

@@ -103,9 +103,10 @@ pub fn perplexity(
             for chunk in ids[..first].chunks(decoder.state.kv().max_round_rows()) {
                 decoder.read(chunk)?;
             }
-            // The last token is only predicted.
-            for start in (first..window - 1).step_by(ROWS) {
-                let end = (start + ROWS).min(window - 1);
+            // The last token is predicted only.
+            let rows = ROWS.min(decoder.state.kv().max_round_rows());
+            for start in (first..window - 1).step_by(rows) {
+                let end = (start + rows).min(window - 1);
                 decoder.forward(&ids[start..end], OutputRows::All, |output| {
                     let Some(output) = output else { return Ok(0) };
                     let logits = output.logits(end - start)?;

@@ -77,6 +77,15 @@ impl PrefixCache {
         }
     }
 
+    /// # Errors
+    /// If an option is out of its range.
+    pub fn check(&self) -> Result<()> {
+        match self.options.interval {
+            0 => Err(Error::argument("interval", "of the prefix cache is 0, must be at least 1")),
+            _ => Ok(()),
+        }
+    }
+
     /// A session with the longest cached prefix of `prompt`, in the formats and with the limits of `like`; at least one token of
     /// the prompt is left to read.
     pub fn find(&mut self, like: &Session, prompt: &[u32]) -> Option<Session> {

@@ -278,6 +278,11 @@ impl Run {
         nothing
     }
 
+    /// Whether the error that ended the generation is still to be [taken](Run::take_error).
+    pub fn has_error(&self) -> bool {
+        self.failed.is_some()
+    }
+
     /// The error that ended the generation, after the text before it was emitted.
     pub fn take_error(&mut self) -> Option<Error> {
         self.failed.take()
@@ -289,6 +294,11 @@ impl Run {
     /// `error`, if no text was held back.
     pub fn fail(&mut self, session: &mut Session, error: Error) -> Result<Piece> {
         self.restore(session);
+        // A panic between the two leaves tokens whose rows were not committed.
+        let SpeculativeDecoder { state, drafting, .. } = session.decoder().0;
+        if drafting.tokens.len() > state.len() + usize::from(drafting.newest.is_some()) {
+            drafting.truncate(state.len());
+        }
         self.finish = Some(Finish::Error);
         match self.held_back(session) {
             Some(piece) if !piece.text.is_empty() => {
@@ -339,7 +349,7 @@ impl Run {
         let costs = decoder.drafting.costs().clone();
         self.statistics.speculation.estimate(&costs, decoder.state.len());
         if decoder.drafting.chooses() {
-            *engine.parts.costs.lock() = costs;
+            engine.parts.costs.lock().merge(costs);
         }
     }
 
@@ -372,7 +382,7 @@ pub(crate) fn advance(run: &mut Run, session: &mut Session) -> Result<Option<Pie
     let (decoder, drafted) = session.decoder();
     let waited = drafted.is_some().then(|| start.elapsed());
     let path = if drafted.is_some() { Path::Lazy } else { Path::Sync };
-    let drafted = drafted.map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).transpose();
+    let drafted = drafted.map(|result| result.unwrap_or_else(|panic| Err(Error::panicked(&*panic)))).transpose();
     let most_rows = decoder.state.kv().max_round_rows();
     let done = engine.parts.pool.install(|| {
         let mut work = run.plan(decoder, (most_rows, Others::default()), drafted?)?;

@@ -47,7 +47,8 @@ pub struct Event {
     pub id: SequenceId,
     /// A round's piece, or the error that ended the generation.
     pub piece: Result<Piece>,
-    /// Why the generation ended, if it has.
+    /// Why the generation ended, in its last event; `None` in every event before. Text that was held back when an error ended
+    /// it comes in an event without it, the error in the next one.
     pub finish: Option<Finish>,
 }
 
@@ -95,6 +96,9 @@ impl Scheduler {
     /// A scheduler without sequences, for sessions of `engine`.
     pub fn new(engine: &Engine, options: SchedulerOptions) -> Self {
         let SchedulerOptions { max_rows, prompt_slowdown, prefix_cache } = options;
+        if prefix_cache.is_some() && engine.is_on_device() {
+            tracing::info!("no prefixes are kept: pages on a device are not shared");
+        }
         let prefix_cache = prefix_cache.filter(|_| !engine.is_on_device());
         let prefixes = prefix_cache.map(|options| PrefixCache::new(engine, options));
         let chunks = ChunkPlanner::new(prompt_slowdown);
@@ -130,6 +134,9 @@ impl Scheduler {
             let problem = "belongs to another engine; open it on the scheduler's";
             return Err(Box::new((session, Error::argument("session", problem))));
         }
+        if let Err(error) = self.prefixes.as_ref().map_or(Ok(()), PrefixCache::check) {
+            return Err(Box::new((session, error)));
+        }
         let prefixes = self.prefixes.as_mut().filter(|_| session.tokens().is_empty());
         let known = prefixes.and_then(|prefixes| prefixes.find(&session, prompt));
         let cached = known.as_ref().map_or(0, |known| known.tokens().len());
@@ -146,7 +153,6 @@ impl Scheduler {
         if let Some(prefixes) = self.prefixes.as_ref().filter(|_| session.tokens().len() == cached) {
             run.cuts = prefixes.cuts(prompt, cached);
         }
-        run.nothing_to_generate();
         let id = SequenceId(self.next);
         self.next += 1;
         self.slots.push(Slot { id, session, run });
@@ -247,7 +253,11 @@ impl Scheduler {
                 if let Some(prefixes) = prefixes.as_mut().filter(|_| was_reading && run.is_at_cut(session)) {
                     prefixes.keep(session);
                 }
-                if run.has_first() { run.hand_out(session) } else { Ok(taken) }
+                match run.has_first() {
+                    true if run.nothing_to_generate() => Ok(Some(Piece::default())),
+                    true => run.hand_out(session),
+                    false => Ok(taken),
+                }
             });
             let piece = piece.or_else(|error| run.fail(session, error).map(Some));
             if let Some(piece) = piece.transpose() {
@@ -363,7 +373,7 @@ impl Scheduler {
 
 impl Slot {
     fn event(&self, piece: Result<Piece>) -> Event {
-        Event { id: self.id, piece, finish: self.run.finish() }
+        Event { id: self.id, piece, finish: self.run.finish().filter(|_| !self.run.has_error()) }
     }
 }
 

@@ -181,12 +181,13 @@ fn byte_character(byte: u8) -> char {
 #[derive(Default)]
 pub struct StreamDecoder {
     context: Vec<u32>,    // tokens decoded together: leading spaces depend on the previous token
-    context_text: String, // their text
-    held: Vec<u32>,       // tokens whose text is not complete yet
+    context_text: String, // their text, and what was returned of the held ones'
+    held: Vec<u32>,       // tokens of which the last end within a character
+    waiting: usize,       // of them, those since a character was completed
 }
 
-/// Maximum bytes of a UTF-8 character: a longer run of byte tokens is no incomplete character.
-const MAX_HELD: usize = 4;
+/// Maximum bytes of a UTF-8 character: more tokens that complete none are no incomplete character.
+const MAX_WAITING: usize = 4;
 
 impl StreamDecoder {
     /// The text completed by `id`; empty inside a character.
@@ -195,9 +196,19 @@ impl StreamDecoder {
     /// If the tokenizer's decoder fails.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String> {
         self.held.push(id);
+        self.waiting += 1;
         let text = tokenizer.decode(&self.all())?;
-        if text.ends_with(char::REPLACEMENT_CHARACTER) && self.held.len() < MAX_HELD {
-            return Ok(String::new());
+        let complete = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
+        if complete.len() < text.len() {
+            // A token may complete one character and begin the next.
+            if let Some(new) = complete.strip_prefix(&self.context_text).filter(|new| !new.is_empty()) {
+                let new = new.to_owned();
+                (self.context_text, self.waiting) = (complete.to_owned(), 1);
+                return Ok(new);
+            }
+            if self.waiting < MAX_WAITING {
+                return Ok(String::new());
+            }
         }
         self.take(tokenizer, text)
     }
@@ -223,6 +234,7 @@ impl StreamDecoder {
             None => tokenizer.decode(&self.held)?,
         };
         self.context = std::mem::take(&mut self.held);
+        self.waiting = 0;
         self.context_text = tokenizer.decode(&self.context)?;
         Ok(new)
     }

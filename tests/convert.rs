@@ -215,6 +215,18 @@ fn bad_input_is_refused_by_name() {
         data.fill(0x7f); // 3.39e38 everywhere
     });
     refused(to_gguf(&large, &at("x.gguf"), &options(Outtype::F16)).map(drop), "use one with more range");
+    // As many tokens would be written, whatever the configuration claims.
+    for size in [511, 2_000_000_000] {
+        let claims = at(&format!("claims {size}"));
+        drop(copy(&claims, |_, _| {}));
+        let path = claims.join("config.json");
+        let mut config: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("JSON");
+        config["vocab_size"] = size.into();
+        std::fs::write(&path, config.to_string()).expect("written");
+        let what = format!("vocab_size: is {size}, but model.embed_tokens.weight has shape [");
+        refused(to_gguf(&open(&claims), &at("x.gguf"), &options(Outtype::F16)).map(drop), &what);
+    }
     assert!(!at("x.gguf").exists() && !at("x.gguf.partial").exists());
 }
 

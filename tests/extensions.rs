@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex};
 
 use foretoken::kv::{KvFormat, KvOptions, SequenceState};
 use foretoken::nn::F32View;
+use foretoken::sampler::Distribution;
 use foretoken::speculative::{
     BlockSize, Context, CustomDrafter, Draft, DraftCost, Drafter, DrafterKind, DrafterOptions, Drafters, Observed,
     Reads,
 };
 use foretoken::{
-    Engine, EngineOptions, Error, GenerateOptions, LogitsProcessor, MtpOptions, OutputRows, Piece, Request, Sampling,
-    Session, SessionOptions, Speculation, SpeculationOptions,
+    Engine, EngineOptions, Error, GenerateOptions, LogitsProcessor, MtpOptions, OutputRows, Piece, Pipeline, Request,
+    Sampling, Session, SessionOptions, Speculation, SpeculationOptions,
 };
 use rand::rngs::StdRng;
 
@@ -128,6 +129,129 @@ fn a_custom_drafter_sees_every_committed_row() {
             let want: Vec<_> = output.taps.iter().map(|tap| F32View::new(tap).expect("floats").to_vec()).collect();
             assert_eq!(*taps, want, "{name}: taps at position {position}");
         }
+    }
+}
+
+/// Drafts ids that no vocabulary has between good ones, and panics when it is shown its round `panics`.
+struct Careless {
+    rounds: usize,
+    panics: usize,
+    sampled: bool,
+}
+
+impl Drafter for Careless {
+    fn kind(&self) -> DrafterKind {
+        DrafterKind::Custom
+    }
+    fn cost(&self) -> DraftCost {
+        DraftCost::Once
+    }
+    fn begin(&mut self, _: &[u32]) {}
+    fn draft(
+        &mut self,
+        context: &Context<'_>,
+        most: usize,
+        draft: &mut Draft,
+        _: &mut StdRng,
+    ) -> foretoken::Result<()> {
+        self.rounds += 1;
+        let valid = self.rounds % 3;
+        draft.tokens = vec![context.tokens[context.tokens.len() - 1]; valid];
+        draft.tokens.extend([u32::MAX, 100_000, 5]);
+        draft.tokens.truncate(most);
+        if self.sampled {
+            draft.probs = Some(draft.tokens.iter().map(|token| Distribution::certain(*token)).collect());
+        }
+        Ok(())
+    }
+    fn observe(&mut self, _: &Observed<'_>) -> foretoken::Result<()> {
+        assert!(self.rounds != self.panics, "a defect");
+        Ok(())
+    }
+}
+
+fn careless(panics: usize, sampled: bool, pipeline: Pipeline) -> Speculation {
+    let make = move || -> Box<dyn Drafter> { Box::new(Careless { rounds: 0, panics, sampled }) };
+    let list = Drafters::Priority(vec![DrafterOptions::Custom(CustomDrafter::new("careless", make))]);
+    let block = BlockSize::Fixed(4);
+    Speculation::With(SpeculationOptions { drafters: list, block, pipeline, ..SpeculationOptions::default() })
+}
+
+/// Whatever a drafter proposes, also what no vocabulary has, the text stays the target's.
+#[test]
+fn drafts_outside_the_vocabulary_are_dropped() {
+    let (engine, prompt) = engine("dense");
+    for pipeline in [Pipeline::InTurn, Pipeline::Ahead] {
+        let want = ids(&pieces(&mut session(&engine), &prompt, &options(16, Speculation::Off)));
+        for sampled in [false, true] {
+            let with = options(16, careless(usize::MAX, sampled, pipeline));
+            let mut session = session(&engine);
+            let mut generation = session.generate(&prompt, &with).expect("a generation");
+            let got: Vec<u32> = generation.by_ref().flat_map(|piece| piece.expect("a piece").tokens).collect();
+            assert_eq!(got, want);
+            let statistics = generation.statistics();
+            // A third of the drafts begin with what cannot be read, a third have one token, a third two.
+            assert!(statistics.drafted > 0 && statistics.drafted <= statistics.rounds + 1, "{statistics:?}");
+        }
+    }
+}
+
+/// A drafter's panic ends the generation behind the round that it was shown, whatever drafts ahead; the session goes on from
+/// what was handed out.
+#[test]
+fn a_drafters_panic_leaves_the_sequence_as_it_was_handed_out() {
+    let (engine, prompt) = engine("dense");
+    for pipeline in [Pipeline::InTurn, Pipeline::Ahead] {
+        let mut session = session(&engine);
+        let with = options(16, careless(3, false, pipeline));
+        let mut written = prompt.clone();
+        let mut failed = Vec::new();
+        for piece in session.generate(&prompt, &with).expect("a generation") {
+            match piece {
+                Ok(piece) => written.extend(piece.tokens),
+                Err(error) => failed.push(error),
+            }
+        }
+        assert!(matches!(&failed[..], [Error::Panic(message)] if message == "a defect"), "{failed:?}");
+        assert!(written.len() > prompt.len());
+        assert_eq!((session.tokens(), session.kv().len()), (&written[..], written.len() - 1));
+        let got = ids(&pieces(&mut session, &[5, 6], &options(8, Speculation::Off)));
+        let fresh = [&written[..], &[5, 6]].concat();
+        let mut other = engine.session(&SessionOptions::default()).expect("a session");
+        assert_eq!(got, ids(&pieces(&mut other, &fresh, &options(8, Speculation::Off))));
+    }
+}
+
+/// A draft model whose cache leaves no memory for another one goes back in the one that it has: to what two texts have in common,
+/// or where its sliding windows passed on, to nothing.
+#[test]
+fn a_draft_model_goes_back_with_its_session() {
+    let case = cases::all().into_iter().find(|case| case.name == "dense").expect("a fixture");
+    let target = case.path.join("target");
+    let load = EngineOptions { threads: Some(1), draft_model: Some(target.clone()), ..EngineOptions::new(&target) };
+    // As much as two caches of this context take.
+    let kv = KvOptions { max_context: Some(1000), memory: None, ..KvOptions::default() };
+    let open = Engine::load(&load).expect("an engine");
+    let bytes = 2 * open.session(&SessionOptions { kv: kv.clone() }).expect("a session").kv().bytes_at(1000) as u64;
+    let engine = Engine::load(&EngineOptions { kv_memory: Some(bytes + (1 << 16)), ..load }).expect("an engine");
+    let list = Drafters::Priority(vec![DrafterOptions::DraftModel]);
+    let block = BlockSize::Fixed(4);
+    let with = Speculation::With(SpeculationOptions { drafters: list, block, ..SpeculationOptions::default() });
+    let mut session = engine.session(&SessionOptions { kv: kv.clone() }).expect("a session");
+    let long: Vec<u32> = (3..700).map(|i| 3 + i % 400).collect();
+    pieces(&mut session, &long, &options(8, with.clone()));
+    for len in [695, 0, 3] {
+        session.rewind(len).expect("within a round's rows");
+        let past = session.tokens().to_vec();
+        let mut generation = session.generate(&[9, 8, 7], &options(8, with.clone())).expect("a generation");
+        let got: Vec<u32> = generation.by_ref().flat_map(|piece| piece.expect("a piece").tokens).collect();
+        // It is the target itself: all that it drafts is accepted.
+        let (drafted, accepted) = (generation.statistics().drafted, generation.statistics().accepted);
+        assert!(drafted > 0 && accepted == drafted, "{len}: {accepted} of {drafted}");
+        drop(generation);
+        let mut fresh = open.session(&SessionOptions { kv: kv.clone() }).expect("a session");
+        let want = ids(&pieces(&mut fresh, &[&past[..], &[9, 8, 7]].concat(), &options(8, Speculation::Off)));
+        assert_eq!(got, want, "{len}");
     }
 }
 

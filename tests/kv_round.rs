@@ -314,6 +314,7 @@ fn misshapen_rows_are_refused() {
     }
     assert!(staged.attend(1, &zeros((2, 3, 32))).is_err(), "three query heads over two K/V heads");
     assert!(staged.attend(1, &zeros((2, 2, 64))).is_err(), "queries that are wider than the keys");
+    assert!(matches!(staged.attend(7, &right), Err(Error::Argument { name: "layer", .. })), "no such layer");
     drop(staged);
     assert!(cache.is_empty());
 }
@@ -349,4 +350,46 @@ fn limits_are_checked() {
         assert!(problem.contains("at least 1"), "{problem}");
     }
     assert_eq!(new(usize::MAX, usize::MAX).expect("a cache").bytes(), 0);
+    let mut layout = layout();
+    layout.stores[2].window = Some(0);
+    let problem = KvCache::new(layout, &KvOptions::default(), 30, Isa::best()).err().expect("a window of nothing");
+    assert!(problem.to_string().contains("window") && problem.to_string().contains("at least 1"), "{problem}");
+}
+
+/// A layer without K and V of its own or a donor's is refused by name.
+#[test]
+fn a_layer_without_a_store_is_refused() {
+    let layout = KvLayout { store_of_layer: vec![0, KvLayout::NO_STORE], ..layout() };
+    let mut cache = KvCache::new(layout, &KvOptions::default(), 30, Isa::best()).expect("a cache");
+    let row = tensor(vec![0.0; 64], (1, 1, 64)).expect("a tensor");
+    let mut staged = cache.begin_round(1).expect("a round");
+    let refused = |result: foretoken::Result<()>| {
+        assert!(matches!(result, Err(Error::Argument { name: "layer", .. })), "{result:?}");
+    };
+    refused(staged.append(1, &row, &row));
+    refused(staged.attend(1, &row).map(drop));
+    staged.append(0, &row, &row).expect("a row");
+    staged.commit(1);
+    refused(cache.committed().attend(1, &row).map(drop));
+}
+
+/// Behind the beginning nothing is left of what was written: a short text can be gone back in as in an empty cache.
+#[test]
+fn an_emptied_cache_forgets_how_far_it_was_written() {
+    let mut rng = StdRng::seed_from_u64(9);
+    let positions: Vec<_> = (0..400).map(|_| Position::random(&mut rng)).collect();
+    for types in [(F16, F16), (CodeFormat::Tqc4.into(), CodeFormat::Tqc4.into())] {
+        let (mut emptied, mut fresh) = (cache(Isa::best(), types, 20, 600), cache(Isa::best(), types, 20, 600));
+        for chunk in positions.chunks(20) {
+            round(&mut emptied, chunk, Some(chunk.len()));
+        }
+        emptied.rewind(0).expect("an empty sequence reads nothing");
+        for cache in [&mut emptied, &mut fresh] {
+            round(cache, &positions[100..115], Some(15));
+            cache.rewind(4).expect("no row is gone");
+        }
+        let next = &positions[200..203];
+        assert_eq!(round(&mut emptied, next, Some(3)), round(&mut fresh, next, Some(3)));
+        assert!(emptied.same_rows(&fresh));
+    }
 }

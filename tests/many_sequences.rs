@@ -360,6 +360,7 @@ fn a_failure_is_the_failing_sequences_alone() {
                 Err(Error::Panic(message)) => assert!(message == "poison" && prompt.contains(&PANIC), "{prompt:?}"),
                 Err(other) => panic!("{prompt:?}: {other}"),
             }
+            assert!(seen.is_none(), "{prompt:?}: an event behind its last");
             *seen = event.finish;
             assert!(seen.is_none_or(|seen| seen == *finish), "{prompt:?}: {seen:?}");
         }
@@ -379,6 +380,71 @@ fn a_failure_is_the_failing_sequences_alone() {
             assert_eq!(alone.flat_map(|piece| piece.expect("a piece").tokens).collect::<Vec<_>>(), ids, "{prompt:?}");
         }
     }
+}
+
+/// Of a sequence whose error follows text that was held back, the last event alone says that it has ended.
+#[test]
+fn an_error_after_held_back_text_ends_the_sequence() {
+    let demo = cases::demo();
+    let load = EngineOptions { threads: Some(1), ..EngineOptions::new(demo.path.join("target")) };
+    let engine = Engine::load(&load).expect("the demo");
+    let prompt = engine.tokenizer().and_then(|tokenizer| tokenizer.encode("fn main() {")).expect("a prompt");
+    let plain = GenerateOptions { max_tokens: 6, ..GenerateOptions::default() };
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let pieces: Vec<_> =
+        session.generate(&prompt, &plain).expect("a generation").collect::<Result<_, _>>().expect("all");
+    let text: String = pieces.iter().map(|piece| piece.text.as_str()).collect();
+    /// Panics with the fifth token.
+    #[derive(Debug)]
+    struct Late(usize);
+    impl LogitsProcessor for Late {
+        fn process(&self, tokens: &[u32], _: &mut [f32]) -> foretoken::Result<()> {
+            assert!(tokens.len() < self.0 + 4, "a defect");
+            Ok(())
+        }
+    }
+    // All of it may be the beginning of the stop string.
+    let stop = Stop { strings: vec![format!("{text} and more")], ..Stop::default() };
+    let options = GenerateOptions { stop, logits_processor: Some(Arc::new(Late(prompt.len()))), ..plain };
+    let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
+    let session = engine.session(&SessionOptions::default()).expect("a session");
+    let id = scheduler.add(session, &prompt, &options).map_err(|refused| refused.1).expect("added");
+    let mut events = Vec::new();
+    while scheduler.is_active() {
+        events.extend(scheduler.step());
+    }
+    let [.., held, last] = &events[..] else { panic!("{events:?}") };
+    assert!(held.piece.as_ref().is_ok_and(|piece| !piece.text.is_empty() && text.starts_with(&piece.text)), "{held:?}");
+    assert!(matches!(&last.piece, Err(Error::Panic(message)) if message == "a defect"), "{last:?}");
+    assert!(
+        events.iter().all(|event| event.id == id && event.finish.is_some() == std::ptr::eq(event, last)),
+        "{events:?}"
+    );
+    assert_eq!(last.finish, Some(Finish::Error));
+}
+
+/// With nothing to generate a prompt is read and the generation ended, as a session alone does it.
+#[test]
+fn a_prompt_is_read_even_if_nothing_is_generated() {
+    let engine = poisoned();
+    let options = GenerateOptions { max_tokens: 0, ..GenerateOptions::default() };
+    let prompt: Vec<u32> = (20..60).collect();
+    let kv = KvOptions { max_round_rows: 16, ..KvOptions::default() };
+    let open = || engine.session(&SessionOptions { kv: kv.clone() }).expect("a session");
+    let mut alone = open();
+    assert_eq!(alone.generate(&prompt, &options).expect("a generation").count(), 0);
+    let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
+    let id = scheduler.add(open(), &prompt, &options).map_err(|refused| refused.1).expect("added");
+    let mut events = Vec::new();
+    for _ in 0..prompt.len() {
+        assert_eq!(scheduler.is_active(), events.is_empty());
+        events.extend(scheduler.step());
+    }
+    assert!(matches!(&events[..], [event] if event.finish == Some(Finish::MaxTokens)), "{events:?}");
+    assert!(events.into_iter().all(|event| event.piece.expect("a piece").tokens.is_empty()));
+    let session = scheduler.remove(id).expect("a session");
+    assert_eq!((session.tokens(), alone.tokens()), (&prompt[..], &prompt[..]));
+    assert!(session.kv().same_rows(alone.kv()));
 }
 
 /// An error in a later chunk rolls back the whole prompt: the session continues as if it had not been passed.

@@ -57,6 +57,19 @@ fn second_halves_are_scored(isa: Isa) {
     assert!(result.value() < 100.0 && result.error() > 0.0, "{} +/- {}", result.value(), result.error());
 }
 
+/// The rows of a round may be fewer than those whose logits are taken at once.
+#[test]
+fn short_rounds_give_the_same() {
+    let engine = engine(Isa::best());
+    let tokens: Vec<u32> = (0..128).map(|i| 300 + i * 7 % 3000).collect();
+    let measure = |max_round_rows: usize| {
+        let kv = KvOptions { max_round_rows, ..options(64).kv };
+        let options = PerplexityOptions { kv, ..options(64) };
+        perplexity(&engine, &tokens, &options, |_| {}).expect("a result").value()
+    };
+    assert_eq!(measure(5), measure(512));
+}
+
 #[test]
 fn what_cannot_be_measured_is_refused() {
     let engine = engine(Isa::best());

@@ -239,3 +239,19 @@ fn what_memory_does_not_hold_goes_to_files() {
     drop(schedulers);
     assert_eq!(files(), 0);
 }
+
+/// An interval of nothing is refused before any prompt is looked at, and the session comes back.
+#[test]
+fn an_interval_of_nothing_is_refused() {
+    let engine = demo();
+    let prefix_cache = Some(PrefixCacheOptions { interval: 0, ..PrefixCacheOptions::default() });
+    let mut scheduler = Scheduler::new(&engine, SchedulerOptions { prefix_cache, ..SchedulerOptions::default() });
+    let session = scheduler.session(&SessionOptions::default()).expect("a session");
+    let refused = scheduler.add(session, &[2, 3, 4], &options(4, &engine)).expect_err("no interval");
+    assert!(
+        refused.1.to_string().contains("interval") && refused.1.to_string().contains("at least 1"),
+        "{}",
+        refused.1
+    );
+    assert!(refused.0.tokens().is_empty() && scheduler.ids().count() == 0);
+}

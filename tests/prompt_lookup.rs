@@ -288,6 +288,16 @@ fn caches_are_saved_and_loaded() {
     NgramCache::load(&path).expect_err("a byte too many");
     assert!(NgramCache::load(directory.path().join("none").as_path()).is_err());
 
+    // Counts of any size are compared.
+    let mut most = whole.clone();
+    most[16..].chunks_exact_mut(24).for_each(|entry| entry[20..].fill(0xff));
+    std::fs::write(&path, most).expect("a file");
+    let most = Arc::new(NgramCache::load(&path).expect("counts"));
+    let options = NgramCacheOptions { max: 1, corpus: Some(most.clone()), earlier: Some(most) };
+    let mut drafter = NgramCacheDrafter::new(options);
+    drafter.begin(&[9, 1, 2]);
+    assert_eq!(draft(&mut drafter, &[9, 1, 2], 8), [3], "of equals the lowest id");
+
     let mut both = cache.clone();
     both.merge(&cache);
     let mut twice = NgramCache::default();

@@ -585,3 +585,65 @@ fn a_head_is_there_or_not() {
     let message = Engine::load(&options).err().expect("a refusal").to_string();
     assert!(message.contains("assistant") && message.contains("qwen3_5_text"), "{message}");
 }
+
+/// A misspelt field would silently have its default.
+#[test]
+fn misspelt_names_are_refused() {
+    fn text(config: &mut Value) -> &mut Value {
+        if config.get("text_config").is_some() { &mut config["text_config"] } else { config }
+    }
+    fn rename(fields: &mut Value, name: &str, wrong: &str) {
+        let fields = fields.as_object_mut().expect("an object");
+        let value = fields.remove(name).expect("a field");
+        fields.insert(wrong.into(), value);
+    }
+    let refused = |folder: &Path, about: [&str; 2]| {
+        let config = TextConfig::of(&Checkpoint::open(folder).expect("a checkpoint"));
+        let message = config.expect_err("a refusal").to_string();
+        assert!(about.iter().all(|about| message.contains(about)), "{message} does not say {about:?}");
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    for case in shipped() {
+        for (name, wrong) in [
+            ("rms_norm_eps", "rms_norm_epz"),
+            ("rope_parameters", "rope_parameter"),
+            ("max_position_embeddings", "max_positions_embeddings"),
+        ] {
+            let of = directory(&case, |_| true, |config| rename(text(config), name, wrong));
+            refused(of.path(), [wrong, name]);
+        }
+        let of = directory(
+            &case,
+            |_| true,
+            |config| rename(&mut text(config)["rope_parameters"], "rope_theta", "rope_thetb"),
+        );
+        refused(of.path(), ["rope_parameters.rope_thetb", "rope_theta"]);
+        if case.name == "qwen35-nested" {
+            let of = directory(&case, |_| true, |config| rename(config, "tie_word_embeddings", "tie_word_embedding"));
+            refused(of.path(), ["tie_word_embedding:", "tie_word_embeddings"]);
+        }
+        let (path, mut file) = (folder.path().join("model.gguf"), converted(&case));
+        let (key, _) = file.keys.iter_mut().find(|(key, _)| key.ends_with(b"nextn_predict_layers")).expect("a key");
+        *key.last_mut().expect("a letter") = b'z';
+        std::fs::write(&path, file.bytes()).expect("a file");
+        refused(&path, ["nextn_predict_layerz", "nextn_predict_layers"]);
+    }
+}
+
+/// A tensor of no dimensions is no part of a stack of experts.
+#[test]
+fn an_experts_matrix_without_rows_is_refused() {
+    let case = shipped().into_iter().find(|case| case.name == "qwen35-moe").expect("a fixture");
+    let folder = directory(&case, |name| !name.ends_with("layers.0.mlp.experts.down_proj"), |_| {});
+    let path = folder.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).expect("the tensors");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let number = TensorView::new(Dtype::F32, Vec::new(), &[0; 4]).expect("a number");
+    let name = "model.layers.0.mlp.experts.0.down_proj.weight";
+    let tensors = file.tensors().into_iter().chain([(name.to_owned(), number)]);
+    serialize_to_file(tensors, None, &folder.path().join("new")).expect("the tensors");
+    std::fs::rename(folder.path().join("new"), &path).expect("the tensors");
+    let source = Checkpoint::open(folder.path()).expect("a directory");
+    let error = to_gguf(&source, &folder.path().join("x.gguf"), &ToGguf::default()).expect_err("a refusal").to_string();
+    assert!(error.contains(name) && error.contains("has no rows"), "{error}");
+}

@@ -63,6 +63,32 @@ fn byte_ids(tokenizer: &Tokenizer, bytes: &[u8]) -> Vec<u32> {
     bytes.iter().map(|byte| tokenizer.id(&format!("<0x{byte:02X}>")).expect("a byte token")).collect()
 }
 
+/// Tokens of bytes may end within characters, one after the other: each character comes out with the token that ends it.
+#[test]
+fn tokens_that_end_within_characters() {
+    let directory = tempfile::tempdir().expect("a directory");
+    // The bytes of U+4F60 and U+597D, e4 bd a0 and e5 a5 bd, as byte-level vocabularies spell them.
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let file = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": byte_level, "post_processor": null, "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "merges": [],
+            "vocab": {"\u{120}": 0, "\u{e4}": 1, "\u{bd}\u{142}\u{e5}": 2, "\u{a5}\u{bd}\u{e4}": 3, "\u{a5}\u{bd}": 4, "\u{ff}": 5}},
+    });
+    let path = directory.path().join("tokenizer.json");
+    std::fs::write(&path, file.to_string()).expect("tokenizer.json");
+    let tokenizer = Tokenizer::read(&path, 6).expect("a tokenizer");
+    let (you, good) = ("\u{4f60}", "\u{597d}");
+    assert_eq!(
+        stream(&tokenizer, &[1, 2, 3, 2, 3, 2, 3, 2, 4, 0]),
+        ["", you, good, you, good, you, good, you, good, " ", ""]
+    );
+    assert_eq!(stream(&tokenizer, &[1, 2, 3]).concat(), format!("{you}{good}\u{fffd}"));
+    // Bytes that begin no character are not waited for.
+    assert_eq!(stream(&tokenizer, &[5, 5, 5, 5, 0]), ["", "", "", "\u{fffd}\u{fffd}\u{fffd}\u{fffd}", " ", ""]);
+}
+
 #[test]
 fn a_character_comes_out_with_its_last_byte() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -21,6 +21,7 @@ use foretoken::gemma4::{Assistant, Target};
 use foretoken::nn::tensor;
 use foretoken::sampler::{Penalties, Xtc};
 use foretoken::tokenizer::Tokenizer;
+use foretoken::verify::{Outcome, VerifyOptions, verify};
 use foretoken::{
     ElementType, EndOfGeneration, Engine, EngineOptions, Finish, GenerateOptions, Isa, LogitsProcessor, Model,
     MtpOptions, OutputRows, Result, Sampling, SessionOptions, Speculation, Statistics, Stop, WeightType,
@@ -1354,6 +1355,13 @@ fn an_assistant_inside_its_targets_directory_drafts() {
         let found = find_assistants(&path).expect("one");
         assert_eq!((found.only(), found.misfits.len()), (Some(path.as_path()), 0), "{prefix}");
         assert!(engine(&path, found.only()).expect("a pair").assistant().is_some());
+        let pair = VerifyOptions { target: Some(path.clone()), assistant: Some(path.clone()), prompt: None };
+        let findings = verify(&pair);
+        assert!(findings.iter().all(|finding| finding.outcome != Outcome::Failed), "{prefix}: {findings:?}");
+        assert!(
+            findings.iter().any(|finding| finding.part == foretoken::verify::Part::Pair && finding.check == "fit"),
+            "{prefix}"
+        );
         twin.json(CONFIG, |json| {
             let place = if in_text { &mut json["text_config"] } else { json };
             place["mtp_assistant_config"]["backbone_hidden_size"] = json!(96);

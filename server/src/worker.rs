@@ -302,10 +302,8 @@ impl EngineThread {
                 let started = &mut self.running[at];
                 started.generated += piece.tokens.len();
                 let _ = started.choice.updates.send(Update::Piece(piece));
-                match event.finish {
-                    // The error follows in an event of its own.
-                    None | Some(Finish::Error) => {}
-                    Some(finish) => self.end(at, finish),
+                if let Some(finish) = event.finish {
+                    self.end(at, finish);
                 }
             }
             Err(error) => {

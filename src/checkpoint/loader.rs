@@ -150,10 +150,7 @@ impl<'a> Loader<'a> {
             let problem = format!("is missing{named}; the checkpoint is incomplete or of another architecture");
             return Err(self.error(name, problem));
         };
-        // GGUF files drop dimensions of 1; in safetensors, only a scalar may be `[]` or `[1]`.
-        let significant = |shape: &[usize]| shape.iter().copied().filter(|size| *size != 1).collect::<Vec<_>>();
-        let drops_ones = self.checkpoint.gguf().is_some() || significant(shape).is_empty();
-        if tensor.shape != shape && !(drops_ones && significant(&tensor.shape) == significant(shape)) {
+        if !self.checkpoint.is_shape(&tensor.shape, shape) {
             let problem = format!("has shape {:?}, the configuration implies {shape:?}", tensor.shape);
             return Err(self.error(name, problem));
         }

@@ -72,6 +72,17 @@ pub struct KvLayout {
 impl KvLayout {
     /// The store index of a layer without K and V.
     pub const NO_STORE: usize = usize::MAX;
+
+    /// The store that a layer reads.
+    ///
+    /// # Errors
+    /// If it has none.
+    fn store_of(&self, layer: usize) -> Result<usize> {
+        let store = self.store_of_layer.get(layer).copied().filter(|store| *store < self.stores.len());
+        store.ok_or_else(|| {
+            Error::argument("layer", format!("{layer} has no K and V; name one whose store is in the layout"))
+        })
+    }
 }
 
 /// A position beyond any window or exact zone: bytes that grow here grow with the context.
@@ -161,6 +172,10 @@ impl KvCache {
             ));
         }
         self.len = len;
+        if len == 0 {
+            // No row is read that was written before.
+            self.written = 0;
+        }
         Ok(())
     }
 

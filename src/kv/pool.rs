@@ -18,7 +18,8 @@ pub struct PagePool {
 
 struct Shared {
     limit: Option<u64>,
-    held: u64, // bytes of pages in use
+    held: u64,   // bytes of pages in use
+    mapped: u64, // those and the free ones'
     arena: Arena,
     free: HashMap<usize, Vec<Allocation>>, // by bytes
 }
@@ -36,7 +37,7 @@ impl PagePool {
     /// A pool of at most `limit` bytes; `None` leaves the limit to the system.
     pub fn new(limit: Option<u64>) -> Self {
         let (arena, free) = (Arena::default(), HashMap::new());
-        Self { shared: Arc::new(Mutex::new(Shared { limit, held: 0, arena, free })) }
+        Self { shared: Arc::new(Mutex::new(Shared { limit, held: 0, mapped: 0, arena, free })) }
     }
 
     /// Maximum bytes of pages in use; `None` leaves it to the system.
@@ -67,7 +68,12 @@ impl PagePool {
                 memory.as_mut_slice().fill(0);
                 memory
             }
-            None => shared.arena.take(len)?,
+            None => {
+                shared.make_room(len as u64);
+                let memory = shared.arena.take(len)?;
+                shared.mapped += len as u64;
+                memory
+            }
         };
         shared.held = held;
         drop(shared);
@@ -82,6 +88,19 @@ impl PagePool {
             *page = copy;
         }
         Some(())
+    }
+}
+
+impl Shared {
+    /// Gives free pages, which have other sizes, back to the system until `len` more bytes stay under the limit.
+    fn make_room(&mut self, len: u64) {
+        let limit = self.limit.unwrap_or(u64::MAX);
+        while self.mapped.saturating_add(len) > limit
+            && let Some(page) = self.free.values_mut().find_map(Vec::pop)
+        {
+            self.mapped -= page.as_slice().len() as u64;
+            page.release();
+        }
     }
 }
 
@@ -110,6 +129,7 @@ impl Drop for Page {
         if shared.held == 0 {
             // No page in use: unmap.
             shared.free.clear();
+            shared.mapped = 0;
             shared.arena = Arena::default();
         }
     }
@@ -137,5 +157,24 @@ mod tests {
         assert!(reused.as_slice().iter().all(|byte| *byte == 0));
         drop((fork, third, reused));
         assert_eq!((pool.held(), pool.available()), (0, Some(3 * 4096)));
+    }
+
+    #[test]
+    fn free_pages_of_other_sizes_stay_under_the_limit() {
+        let pool = PagePool::new(Some(8 * 4096));
+        let mapped = || pool.shared.lock().mapped;
+        let mut kept = pool.take(4096).expect("a page");
+        page_mut(&mut kept).fill(7);
+        for len in [4096, 2 * 4096, 4096, 7 * 4096, 100] {
+            let mut pages: Vec<_> = (0..7 * 4096 / len).map(|_| pool.take(len).expect("a page")).collect();
+            for page in &mut pages {
+                assert!(page.as_slice().iter().all(|byte| *byte == 0));
+                page_mut(page).fill(9);
+            }
+            assert!(mapped() <= 8 * 4096, "{len}: {} bytes", mapped());
+        }
+        assert!(kept.as_slice().iter().all(|byte| *byte == 7));
+        drop(kept);
+        assert_eq!((pool.held(), mapped()), (0, 0));
     }
 }

@@ -23,13 +23,13 @@ pub trait KvAccess {
     /// Appends the K and V of this pass's rows, `(rows, num_kv_heads, head_dim)` each, to the layer's store.
     ///
     /// # Errors
-    /// If the access is read-only or the shapes are not the store's.
+    /// If the access is read-only, the layer has no store, or the shapes are not the store's.
     fn append(&mut self, layer: usize, k: &Tensor, v: &Tensor) -> Result<()>;
 
     /// The attention of `q` `(rows, heads, head_dim)` over the rows visible to each: `(rows, heads * head_dim)`.
     ///
     /// # Errors
-    /// If the shapes are not the store's.
+    /// If the layer has no store, or the shapes are not the store's.
     fn attend(&self, layer: usize, q: &Tensor) -> Result<Tensor>;
 
     /// The positions of the rows that have queries.
@@ -113,7 +113,7 @@ impl<'a> Round<'a> {
     /// # Errors
     /// If the shapes are not the store's.
     pub(super) fn attend_rows(&self, layer: usize, q: &Tensor, rows: &[usize]) -> Result<Tensor> {
-        let store = &self.cache.stores[self.cache.layout.store_of_layer[layer]];
+        let store = &self.cache.stores[self.cache.layout.store_of(layer)?];
         attend::attend(self.cache, store, q, |row| {
             let position = self.cache.len + rows[row];
             position..position + 1
@@ -124,7 +124,7 @@ impl<'a> Round<'a> {
 impl KvAccess for Round<'_> {
     fn append(&mut self, layer: usize, k: &Tensor, v: &Tensor) -> Result<()> {
         let KvCache { layout, stores, angles, pool, isa, len: first, written, .. } = &mut *self.cache;
-        let store = &mut stores[layout.store_of_layer[layer]];
+        let store = &mut stores[layout.store_of(layer)?];
         let shape = [self.rows, store.layout.num_kv_heads, store.layout.head_dim];
         for (tensor, name) in [(k, "K"), (v, "V")] {
             if tensor.dims() != shape {
@@ -182,7 +182,7 @@ impl<'a> Committed<'a> {
     /// # Errors
     /// If the shape is not the store's.
     pub fn attend(self, layer: usize, q: &Tensor) -> Result<Tensor> {
-        let store = &self.cache.stores[self.cache.layout.store_of_layer[layer]];
+        let store = &self.cache.stores[self.cache.layout.store_of(layer)?];
         let position = self.cache.len;
         attend::attend(self.cache, store, q, |_| position..position)
     }

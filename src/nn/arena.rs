@@ -60,6 +60,22 @@ impl Allocation {
         // SAFETY: as in `as_slice`.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().add(self.range.start), self.range.len()) }
     }
+
+    /// Gives the memory back to the system, but for what shares a page with other allocations. Elsewhere than on Unix it stays
+    /// until all allocations of its mapping are dropped.
+    pub(crate) fn release(self) {
+        #[cfg(unix)]
+        {
+            const PAGE: usize = 4096;
+            let (start, end) = (self.range.start.next_multiple_of(PAGE), self.range.end / PAGE * PAGE);
+            if start < end {
+                // SAFETY: the range lies in the mapping, nobody else has it, and `take` gives it out to nobody again, so no
+                // byte of it is read afterwards. Failure means that the pages stay, which is no error.
+                let _ =
+                    unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
+            }
+        }
+    }
 }
 
 #[cfg(test)]

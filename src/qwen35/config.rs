@@ -119,6 +119,7 @@ impl TextConfig {
                 if text.eos_token_ids.is_empty() || config.get("eos_token_id").is_some() {
                     text.eos_token_ids = config.token_ids("eos_token_id")?;
                 }
+                config.refuse_misspelt()?;
                 Ok(text)
             }
             "qwen3_5_text" => Self::text(config, false),
@@ -158,7 +159,7 @@ impl TextConfig {
             return Err(fields.error("rms_norm_eps", format!("is {rms_norm_eps}, must not be negative")));
         }
         let layers = layers(fields, if experts { 40 } else { 32 })?;
-        Ok(Self {
+        let config = Self {
             vocab_size: fields.size("vocab_size", Some(248_320))?,
             hidden_size: fields.size("hidden_size", Some(if experts { 2048 } else { 4096 }))?,
             intermediate_size: if experts { 0 } else { fields.size("intermediate_size", Some(12_288))? },
@@ -177,7 +178,9 @@ impl TextConfig {
             mtp_num_hidden_layers: mtp_layers(fields)?,
             bos_token_id: fields.token_ids("bos_token_id")?.first().copied(),
             eos_token_ids: fields.token_ids("eos_token_id")?,
-        })
+        };
+        fields.refuse_misspelt()?;
+        Ok(config)
     }
 
     /// One store per attention layer; delta nets have none.
@@ -291,6 +294,9 @@ fn rope(fields: &Fields) -> Result<(f64, f64)> {
     let share = read("partial_rotary_factor")?.unwrap_or(0.25);
     if !(0.0..=1.0).contains(&share) {
         return Err(fields.error("partial_rotary_factor", format!("is {share}, must be from 0 to 1")));
+    }
+    if let Some(parameters) = &parameters {
+        parameters.refuse_misspelt()?;
     }
     Ok((theta, share))
 }

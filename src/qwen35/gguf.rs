@@ -34,19 +34,25 @@ fn config(gguf: &Gguf) -> Result<TextConfig> {
         other => return Err(gguf.key_error(ARCHITECTURE, other_family(other))),
     };
     let keys = Keys::new(gguf, architecture);
-    refuse_unsupported(&keys)?;
+    let config = text(&keys, experts)?;
+    keys.refuse_misspelt()?;
+    Ok(config)
+}
+
+fn text(keys: &Keys<'_>, experts: bool) -> Result<TextConfig> {
+    refuse_unsupported(keys)?;
     if keys.optional_bool("ssm.v_head_reordered")? == Some(false) {
         let problem = "is false, but value heads must be in llama.cpp's order; use a file from its converter";
         return Err(keys.unsupported("ssm.v_head_reordered", problem));
     }
-    let (layers, nextn) = layers(&keys)?;
+    let (layers, nextn) = layers(keys)?;
     let limited = |key: &str, limit: usize| match keys.size(key)? {
         size if size > limit => Err(keys.error(key, format!("is {size}, must be at most {limit}"))),
         size => Ok(size),
     };
-    let num_attention_heads = of_full_layers(&keys, "attention.head_count", &layers)?;
-    let num_key_value_heads = of_full_layers(&keys, "attention.head_count_kv", &layers)?;
-    divides(&keys, "attention.head_count_kv", num_key_value_heads, num_attention_heads)?;
+    let num_attention_heads = of_full_layers(keys, "attention.head_count", &layers)?;
+    let num_key_value_heads = of_full_layers(keys, "attention.head_count_kv", &layers)?;
+    divides(keys, "attention.head_count_kv", num_key_value_heads, num_attention_heads)?;
     let head_dim = limited("attention.key_length", MAX_HEAD_DIM)?;
     let value_length = keys.optional_size("attention.value_length")?;
     if let Some(width) = value_length.filter(|width| *width != head_dim) {
@@ -58,7 +64,7 @@ fn config(gguf: &Gguf) -> Result<TextConfig> {
     }
     let num_value_heads = limited("ssm.time_step_rank", MAX_HEADS)?;
     let inner = keys.size("ssm.inner_size")?;
-    divides(&keys, "ssm.time_step_rank", num_value_heads, inner)?;
+    divides(keys, "ssm.time_step_rank", num_value_heads, inner)?;
     let delta_net = DeltaNetConfig {
         num_key_heads: limited("ssm.group_count", MAX_HEADS)?,
         num_value_heads,
@@ -66,13 +72,13 @@ fn config(gguf: &Gguf) -> Result<TextConfig> {
         value_head_dim: inner / num_value_heads,
         conv_kernel_dim: limited("ssm.conv_kernel", MAX_TAPS)?,
     };
-    divides(&keys, "ssm.group_count", delta_net.num_key_heads, num_value_heads)?;
+    divides(keys, "ssm.group_count", delta_net.num_key_heads, num_value_heads)?;
     let eps = keys.optional_positive("attention.layer_norm_rms_epsilon")?;
     Ok(TextConfig {
-        vocab_size: rows(gguf, "token_embd.weight")?,
+        vocab_size: rows(keys.gguf(), "token_embd.weight")?,
         hidden_size: keys.size("embedding_length")?,
         intermediate_size: if experts { 0 } else { keys.size("feed_forward_length")? },
-        moe: if experts { Some(moe(&keys)?) } else { None },
+        moe: if experts { Some(moe(keys)?) } else { None },
         layers,
         num_attention_heads,
         num_key_value_heads,
@@ -82,11 +88,11 @@ fn config(gguf: &Gguf) -> Result<TextConfig> {
         delta_net,
         rms_norm_eps: eps.ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?,
         max_position_embeddings: keys.size("context_length")?,
-        tie_word_embeddings: gguf.info("output.weight").is_none(),
+        tie_word_embeddings: keys.gguf().info("output.weight").is_none(),
         tensor_layout: TensorLayout::Gguf,
         mtp_num_hidden_layers: Some(nextn),
         bos_token_id: keys.optional_token_id("tokenizer.ggml.bos_token_id")?,
-        eos_token_ids: eos_token_ids(&keys)?,
+        eos_token_ids: eos_token_ids(keys)?,
     })
 }
 

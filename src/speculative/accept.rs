@@ -120,8 +120,10 @@ pub(crate) fn accept_rows<E>(
                 &one_hot
             }
         };
+        // NaN, of a token that neither has, is rejected.
         let ratio = target.probability(*token) / proposal.probability(*token);
-        if ratio < 1.0 && rng.random::<f64>() >= ratio {
+        let accepted = ratio >= 1.0 || rng.random::<f64>() < ratio;
+        if !accepted {
             return Ok(Accepted { count, next: target.residual(proposal).sample(rng) });
         }
     }
@@ -191,5 +193,8 @@ mod tests {
             let draft = Draft { tokens, ..Draft::default() };
             assert_eq!(accept(&draft, &rows, &mut rng), Accepted { count, next });
         }
+        // Neither distribution has the token.
+        let draft = Draft { tokens: vec![9], probs: Some(vec![Distribution::certain(8)]), ..Draft::default() };
+        assert_eq!(accept(&draft, &rows, &mut rng), Accepted { count: 0, next: 5 });
     }
 }

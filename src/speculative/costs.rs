@@ -102,6 +102,21 @@ impl Costs {
         self.rounds = 0;
     }
 
+    /// Takes over what was measured since a copy was made of these: of each cost the one with more measurements.
+    pub(crate) fn merge(&mut self, measured: Self) {
+        let newer = |own: &mut Measured, measured: Measured| {
+            if measured.samples >= own.samples {
+                *own = measured;
+            }
+        };
+        for (octave, rows) in measured.verify {
+            let own = self.verify.entry(octave).or_default();
+            rows.into_iter().for_each(|(rows, measured)| newer(own.entry(rows).or_default(), measured));
+        }
+        let steps = measured.draft.into_iter();
+        steps.for_each(|(drafter, measured)| newer(self.draft.entry(drafter).or_default(), measured));
+    }
+
     /// The machine and model that the costs are valid for.
     pub fn machine(&self) -> &Machine {
         &self.machine
@@ -290,4 +305,27 @@ pub struct Estimate {
 
 fn octave(context: usize) -> usize {
     (context / SHORT).checked_ilog2().map_or(0, |octave| 1 + octave as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of two texts that were written at once, neither loses what the other measured.
+    #[test]
+    fn costs_of_concurrent_texts_are_merged() {
+        let mut engine = Costs::default();
+        engine.verified(0, 1, 10.0);
+        let (mut first, mut second) = (engine.clone(), engine.clone());
+        (0..3).for_each(|_| first.verified(0, 1, 10.0));
+        first.verified(2000, 4, 30.0);
+        first.drafted(DrafterKind::Mtp, 2, 4.0);
+        second.verified(0, 1, 10.0);
+        second.verified(0, 2, 12.0);
+        engine.merge(first);
+        engine.merge(second);
+        let samples = |context: usize, rows: usize| engine.verify(context, rows)[rows - 1].samples;
+        assert_eq!([samples(0, 1), samples(0, 2), samples(2000, 4)], [4, 1, 1]);
+        assert_eq!(engine.known_step(DrafterKind::Mtp), Some(2.0));
+    }
 }

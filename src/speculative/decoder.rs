@@ -151,6 +151,16 @@ impl Proposing<'_> {
     fn draft_alone(&mut self) -> Result<()> {
         self.decoder.drafting.draft_alone(&self.decoder.state, self.proposal, self.cancel)
     }
+
+    /// Drops what was drafted from the first token on that the target cannot read.
+    fn drop_unreadable(&mut self) {
+        let vocab = self.decoder.backend.model.num_readable_tokens();
+        let draft = &mut self.proposal.draft;
+        if let Some(readable) = draft.tokens.iter().position(|token| *token as usize >= vocab) {
+            draft.refuse(readable);
+            self.proposal.wanted = readable;
+        }
+    }
 }
 
 /// Makes the planned drafts of models: for every draft position, one pass of each model over the rows of the sequences that draft
@@ -158,6 +168,7 @@ impl Proposing<'_> {
 pub(crate) fn complete(proposing: &mut [Proposing<'_>]) -> Vec<Result<()>> {
     let mut done: Vec<_> = proposing.iter_mut().map(|one| Error::catch(|| one.draft_alone())).collect();
     loop {
+        proposing.iter_mut().for_each(Proposing::drop_unreadable);
         let before: Vec<_> = proposing.iter().map(|one| one.proposal.draft.tokens.len()).collect();
         let mut open = Vec::new();
         for (i, (one, done)) in proposing.iter_mut().zip(&mut done).enumerate().filter(|(_, (_, done))| done.is_ok()) {

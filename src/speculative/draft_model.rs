@@ -76,10 +76,23 @@ impl Drafter for DraftModel {
     }
 
     fn begin(&mut self, tokens: &[u32]) {
-        if !tokens.starts_with(&self.read) {
-            // The options were valid when the drafter was made.
-            if let Ok(state) = self.model.0.new_state(&self.kv, &self.pages) {
-                (self.state, self.read, self.behind) = (state, Vec::new(), None);
+        if tokens.starts_with(&self.read) && self.state.len() == self.read.len() {
+            return;
+        }
+        // The newest token is left to read.
+        let common =
+            self.read.iter().zip(tokens).take_while(|(a, b)| a == b).count().min(tokens.len().saturating_sub(1));
+        self.behind = None;
+        if self.state.rewind(common).is_ok() {
+            self.read.truncate(common);
+            return;
+        }
+        self.read.clear();
+        if self.state.rewind(0).is_err() {
+            // A recurrent state cannot go back. The options were good when the drafter was made.
+            match self.model.0.new_state(&self.kv, &self.pages) {
+                Ok(state) => self.state = state,
+                Err(error) => tracing::warn!(%error, "the draft model cannot begin anew, and drafts nothing"),
             }
         }
     }
@@ -107,6 +120,10 @@ impl DraftChain for DraftModel {
     fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>> {
         // A model with a shorter context than the target's stops drafting at its end.
         let room = self.state.kv().max_context().saturating_sub(context.tokens.len());
+        if self.state.len() != self.read.len() {
+            // It has another text's rows: there was no memory for a new state.
+            return Ok(ChainStep::End);
+        }
         if draft.tokens.len() >= room.min(self.state.kv().max_round_rows()) {
             return Ok(ChainStep::End);
         }

@@ -355,8 +355,9 @@ impl Drafting {
         for (i, drafter) in self.drafters.iter_mut().enumerate() {
             let own = whose.filter(|drafter| *drafter == i && drafted > 0).map(|_| Verdict { drafted, accepted });
             let (tokens, first) = (&self.tokens[..], timing.position);
-            let observed = drafter.observe(&Observed { tokens, first, hidden: rows.as_ref(), taps: &taps, own });
-            // The round is committed; the next one reports the error.
+            let seen = Observed { tokens, first, hidden: rows.as_ref(), taps: &taps, own };
+            let observed = Error::catch(|| drafter.observe(&seen));
+            // The round is committed; the next one reports the error, or the panic.
             self.failed = self.failed.take().or(observed.err());
         }
         let accept_time = start.elapsed();

@@ -190,7 +190,7 @@ fn trusted(cache: &NgramCache, trust: &Trust, corpus: Option<&NgramCache>, token
         let total: u64 = next.values().map(|count| u64::from(*count)).sum();
         let weight = |token: &u32, count: u32| {
             let known = known.and_then(|known| known.get(token)).map_or(1, |count| 100 * u64::from(*count));
-            u64::from(count) * known
+            u64::from(count).saturating_mul(known)
         };
         // The lowest id of equals, because maps are unordered.
         let (token, count) =

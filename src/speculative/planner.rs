@@ -289,7 +289,11 @@ impl Planner {
     fn candidates(&self, offer: &Offer<'_>, resting: bool) -> Vec<Candidate> {
         let (given, others, tuning) = (self.block.rows(), offer.others, self.costs.tuning());
         let longest = match given {
-            None => (tuning.growth * self.costs.measured_rows(offer.context)).max(4).saturating_sub(others.rows + 1),
+            None => tuning
+                .growth
+                .saturating_mul(self.costs.measured_rows(offer.context))
+                .max(4)
+                .saturating_sub(others.rows + 1),
             Some((chain, lookup)) => chain.max(lookup).saturating_sub(1),
         };
         let longest = longest.min(offer.most_rows.saturating_sub(1));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use foretoken::{Engine, GenerateOptions, Probe, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions};
 use foretoken_tools::{arguments, demo, measure};
@@ -89,21 +89,27 @@ fn scheduler_options(args: &Args) -> SchedulerOptions {
 fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<()> {
     let mut scheduler = Scheduler::new(engine, scheduler_options(args));
     let mut running: Vec<(SequenceId, usize)> = Vec::new();
-    let mut texts = vec![String::new(); prompts.len()];
+    let (mut texts, mut errors) = (vec![String::new(); prompts.len()], vec![None; prompts.len()]);
     let (mut next, mut tokens) = (0, 0);
     let most = args.sequences.iter().copied().max().unwrap_or(1);
     let start = Instant::now();
     while next < prompts.len() || scheduler.is_active() {
         while running.len() < most && next < prompts.len() {
-            let id = add(&mut scheduler, engine, &args.kv, &prompts[next], options)?;
-            running.push((id, next));
+            match add(&mut scheduler, engine, &args.kv, &prompts[next], options) {
+                Ok(id) => running.push((id, next)),
+                Err(error) => errors[next] = Some(format!("{error:#}")),
+            }
             next += 1;
         }
         for event in scheduler.step() {
             let Some((_, prompt)) = running.iter().find(|(id, _)| *id == event.id) else { continue };
-            let piece = event.piece?;
-            texts[*prompt] += &piece.text;
-            tokens += piece.tokens.len();
+            match event.piece {
+                Ok(piece) => {
+                    texts[*prompt] += &piece.text;
+                    tokens += piece.tokens.len();
+                }
+                Err(error) => errors[*prompt] = Some(error.to_string()),
+            }
             if event.finish.is_some() {
                 scheduler.remove(event.id);
                 running.retain(|(id, _)| *id != event.id);
@@ -113,16 +119,25 @@ fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateO
     let seconds = start.elapsed().as_secs_f64();
     let mut out = std::io::stdout().lock();
     if args.json {
-        let report = serde_json::json!({"texts": texts, "generated_tokens": tokens, "seconds": seconds});
+        let report = serde_json::json!({
+            "texts": texts, "errors": errors, "generated_tokens": tokens, "seconds": seconds,
+        });
         writeln!(out, "{report}")?;
     } else {
-        for (i, text) in texts.iter().enumerate() {
-            writeln!(out, "== {}\n{text}", i + 1)?;
+        for (i, (text, error)) in texts.iter().zip(&errors).enumerate() {
+            let error = error.as_ref().map(|error| format!("\n== {} failed: {error}", i + 1)).unwrap_or_default();
+            writeln!(out, "== {}\n{text}{error}", i + 1)?;
         }
     }
     let per_second = tokens as f64 / seconds;
     eprintln!("{} prompts, {most} at a time: {tokens} tokens at {per_second:.1} tokens/s in total", prompts.len());
-    Ok(())
+    let mut failed = errors.iter().enumerate().filter_map(|(i, error)| Some((i + 1, error.as_ref()?)));
+    match failed.next() {
+        Some((first, error)) => {
+            bail!("{} of {} prompts failed; prompt {first}: {error}", 1 + failed.count(), prompts.len())
+        }
+        None => Ok(()),
+    }
 }
 
 fn add(

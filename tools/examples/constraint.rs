@@ -74,6 +74,7 @@ fn schemas() -> Vec<(&'static str, Value)> {
 }
 
 fn measure(args: Args) -> Result<()> {
+    ensure!(args.turns > 0, "--turns must be at least 1");
     let engine = Engine::load(&args.load.options(&args.drafting)?)?;
     let on = args.drafting.options(&engine)?;
     let prompt = engine.tokenizer()?.encode(&args.prompt)?;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
 use foretoken::{DeviceChoice, Engine, EngineOptions, Isa, Probe, SessionOptions};
@@ -46,6 +46,7 @@ fn main() -> ExitCode {
 }
 
 fn command(args: Args) -> Result<()> {
+    ensure!(args.repeats > 0, "--repeats must be at least 1");
     let model = args.model.clone().unwrap_or_else(|| demo("target"));
     let options = EngineOptions {
         threads: args.threads,

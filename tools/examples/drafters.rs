@@ -62,6 +62,7 @@ fn main() -> ExitCode {
 }
 
 fn command(args: Args) -> Result<()> {
+    ensure!(args.repeats > 0, "--repeats must be at least 1");
     let engine = Engine::load(&EngineOptions {
         assistant: Some(args.assistant.clone().unwrap_or_else(|| demo("assistant"))),
         threads: args.threads,

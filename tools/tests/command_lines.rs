@@ -804,6 +804,61 @@ fn errors_are_one_line() {
     }
 }
 
+/// What fails of one prompt of several is said, and loses nothing of the others.
+#[test]
+fn a_prompt_that_fails_loses_no_other() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("prompts.txt");
+    std::fs::write(&path, format!("fn main() {{\n{}\nstruct A\n", "let x = 1; ".repeat(100))).expect("a file");
+    let arguments =
+        [utf8(&path), "--sequences", "2", "--context", "64", "--max-tokens", "4", "--ignore-eos", "--threads", "1"];
+    let Output { status, stdout, stderr } = run("batch", &[&arguments[..], &["--json"]].concat());
+    let (stdout, stderr) = (text(&stdout), text(&stderr));
+    assert_eq!(status.code(), Some(1), "{stderr}");
+    let report: Value = serde_json::from_str(&stdout).expect("JSON");
+    assert_eq!(report["generated_tokens"], 8);
+    for i in [0, 2] {
+        assert!(report["errors"][i].is_null() && report["texts"][i] != "", "{report}");
+    }
+    assert!(report["errors"][1].as_str().is_some_and(|error| error.contains("context of 64")), "{report}");
+    let last = stderr.lines().last().unwrap_or_default();
+    assert!(last.starts_with("Error: 1 of 3 prompts failed; prompt 2: "), "{stderr}");
+    let printed = text(&run("batch", &arguments).stdout);
+    assert!(printed.contains("\n== 2 failed: ") && printed.contains("\n== 3\n"), "{printed}");
+    // With nothing to generate, prompts are read and that is all.
+    let report = json("batch", &[utf8(&path), "--max-tokens", "0", "--threads", "1", "--json"]);
+    assert_eq!((&report["generated_tokens"], report["texts"].as_array().map(Vec::len)), (&Value::from(0), Some(3)));
+}
+
+/// Counts of nothing, and of too many threads, are refused, not computed with.
+#[test]
+fn counts_of_nothing_are_refused() {
+    let target = demo("target");
+    let cases: [(&str, &[&str], &str); 4] = [
+        ("depth", &["--repeats", "0"], "--repeats must be at least 1"),
+        ("drafters", &["--repeats", "0"], "--repeats must be at least 1"),
+        ("constraint", &["--turns", "0"], "--turns must be at least 1"),
+        ("doctor", &[utf8(&target), "--threads", "100000"], "--threads must be from 1 to 1024"),
+    ];
+    for (name, arguments, what) in cases {
+        let Output { status, stderr, .. } = run(name, arguments);
+        let stderr = text(&stderr);
+        assert!(status.code() == Some(1) && stderr == format!("Error: {what}\n"), "{name}: {stderr}");
+    }
+}
+
+/// A trace that was edited is shown as far as it makes sense.
+#[test]
+fn an_edited_trace_is_shown() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("trace.ndjson");
+    let round =
+        r#"{"event": "round", "session": 0, "drafter": "mtp", "draft": [{"id": 5}], "accepted": 7, "tokens": []}"#;
+    std::fs::write(&path, format!("{round}\n")).expect("a file");
+    succeeds("trace_view", &[utf8(&path)]);
+    assert!(std::fs::read_to_string(directory.path().join("trace.html")).expect("a page").contains("1 rounds"));
+}
+
 /// Runs a command whose reader is gone before it begins.
 fn unread(name: &str, arguments: &[&str]) -> Output {
     let (reader, writer) = std::io::pipe().expect("a pipe");

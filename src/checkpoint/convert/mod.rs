@@ -22,7 +22,7 @@ use super::gguf::{GgufWriter, TensorWriter};
 use super::recode::{RecodeError, recode};
 use super::{Checkpoint, Progress, TensorType, token_ordering};
 use crate::{Error, Result, family};
-use plan::{Description, Planned, get, tensor_error};
+use plan::{Description, Planned, check_vocabulary, get, tensor_error};
 use vocabulary::SpecialIds;
 
 /// The result of a conversion.
@@ -48,6 +48,7 @@ pub fn to_gguf(source: &Checkpoint, destination: &Path, options: &ToGguf) -> Res
     check_destination(source, destination)?;
     let Description { architecture, vocab_size, bos, eos, describe, constants, planned, left_out } =
         family::describe(source, options)?;
+    check_vocabulary(source, &planned, vocab_size)?;
     let mut file = GgufWriter::create(destination)?;
     file.value("general.architecture", architecture)?;
     file.value("general.type", "model")?;

@@ -121,7 +121,11 @@ pub(crate) fn plan(
             return Err(tensor_error(source, &parts[0].1, problem));
         }
         if parts[0].0.is_some() {
-            shape = [&[parts.len() / per_matrix, per_matrix * shape[0]], &shape[1..]].concat();
+            let Some((rows, rest)) = shape.split_first() else {
+                let problem = format!("is a part of {name} and has no rows; download the checkpoint again");
+                return Err(tensor_error(source, &parts[0].1, problem));
+            };
+            shape = [&[parts.len() / per_matrix, per_matrix * rows], rest].concat();
         }
         // These files drop dimensions of one element.
         if shape.len() > 1 && !name.contains("_exps.") {
@@ -132,6 +136,25 @@ pub(crate) fn plan(
         Ok(Planned { sources, name, shape, dtype, change: None })
     });
     Ok((planned.collect::<Result<_>>()?, left_out))
+}
+
+/// Refuses a `vocab_size` that is not the embedding's, or of an assistant without one the head's: as many tokens are written.
+///
+/// # Errors
+/// If they differ, or there is neither.
+pub(super) fn check_vocabulary(source: &Checkpoint, planned: &[Planned], vocab_size: usize) -> Result<()> {
+    let table = ["token_embd.weight", "output.weight"];
+    let table = table.iter().find_map(|name| planned.iter().find(|tensor| tensor.name == *name));
+    if table.is_some_and(|table| table.shape.first() == Some(&vocab_size)) {
+        return Ok(());
+    }
+    let has = match table {
+        Some(table) => format!("{} has shape {:?}", table.sources.concat(), table.shape),
+        None => "there is no embed_tokens.weight".into(),
+    };
+    let (path, field) = (source.path().join("config.json"), "vocab_size".into());
+    let problem = format!("is {vocab_size}, but {has}; download the checkpoint again");
+    Err(Error::Config { path, field, problem })
 }
 
 pub(super) fn refused(source: &Checkpoint, family: &str, strangers: &[String]) -> Error {

@@ -38,8 +38,11 @@ impl<'a> Keys<'a> {
         value
     }
 
-    /// Rejects an unknown key whose name differs in one place from an absent one.
-    pub(super) fn refuse_misspelt(&self) -> Result<()> {
+    /// Refuses a key that was not looked for and differs in one place from one that is absent.
+    ///
+    /// # Errors
+    /// If there is one.
+    pub(crate) fn refuse_misspelt(&self) -> Result<()> {
         let looked_for = self.looked_for.borrow();
         match misspelt(&looked_for, &self.gguf.keys().collect()) {
             None => Ok(()),

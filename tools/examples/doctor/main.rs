@@ -8,7 +8,7 @@ mod speed;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use clap::Parser;
 use foretoken::checkpoint::{Checkpoint, find_assistants};
 use foretoken::gemma4::AssistantConfig;
@@ -68,7 +68,8 @@ fn command(args: Args) -> Result<ExitCode> {
     for checkpoint in pair.checkpoints().filter(|_| args.contents) {
         contents::print(checkpoint)?;
     }
-    let threads = args.threads.unwrap_or_else(foretoken::default_threads).max(1);
+    let threads = args.threads.unwrap_or_else(foretoken::default_threads);
+    ensure!((1..=1024).contains(&threads), "--threads must be from 1 to 1024");
     if let Some((checkpoint, facts)) = &pair.target {
         features::target(checkpoint, facts, pair.assistant.as_ref())?;
     }
@@ -129,7 +130,7 @@ fn beside(target: &Path) -> Result<Option<(Checkpoint, AssistantConfig)>> {
         found.fitting.iter().for_each(|path| println!("{} fits; pass the one to use", path.display()));
         return Ok(None);
     };
-    let checkpoint = Checkpoint::open(path)?;
+    let checkpoint = Checkpoint::open_assistant(path)?;
     let config = checkpoint.assistant_config()?;
     Ok(Some((checkpoint, config)))
 }

@@ -68,31 +68,36 @@ fn generate(args: Args) -> Result<()> {
     let mut generation = session.generate(&prompt, &options(&args, &engine)?)?;
     let mut reply = Reply::new(&args, &engine)?;
     let mut tokens = Vec::new();
-    for piece in generation.by_ref() {
+    // An error is reported when all that was written before it is printed and saved.
+    let mut written = generation.by_ref().try_for_each(|piece| {
         let piece = piece?;
         reply.push(&piece)?;
         tokens.extend(piece.tokens);
-    }
-    reply.finish()?;
+        anyhow::Ok(())
+    });
+    written = written.and(reply.finish());
     let statistics = generation.statistics().clone();
     drop(generation);
+    if args.json {
+        let mut own = reply.json(&tokens, load_seconds);
+        if let Err(error) = &written {
+            own["error"] = serde_json::json!(error.to_string());
+        }
+        writeln!(std::io::stdout(), "{}", report::json(own, &statistics, &session))?;
+    } else {
+        writeln!(std::io::stdout())?;
+    }
     if let Some(path) = &args.costs {
         engine.costs().save(path)?;
     }
     if let (Some(path), Some(cache)) = (&args.drafting.ngram_dynamic, session.learnt_ngrams()) {
         cache.save(path)?;
     }
-    if args.json {
-        let own = reply.json(&tokens, load_seconds);
-        writeln!(std::io::stdout(), "{}", report::json(own, &statistics, &session))?;
-    } else {
-        writeln!(std::io::stdout())?;
-    }
     if args.stats {
         eprint!("{kv}{}", report::details(&statistics, session.kv_bytes()));
     }
     eprintln!("{statistics}");
-    Ok(())
+    written
 }
 
 /// The output; for a chat, parsed into text, reasoning and tool calls.

@@ -136,6 +136,8 @@ fn acceptance<'a>(rounds: &[&Value], drafters: &[&'a str], colour: &dyn Fn(&str)
             drafted.resize(drafted.len().max(of), 0.0);
             accepted.resize(drafted.len(), 0.0);
             drafted[..of].iter_mut().for_each(|n| *n += 1.0);
+            // An edited trace may say more than were drafted.
+            let at = at.min(accepted.len());
             accepted[..at].iter_mut().for_each(|n| *n += 1.0);
         }
         let values = accepted.iter().zip(drafted).map(|(accepted, drafted): (&f64, f64)| accepted / drafted);

@@ -22,6 +22,9 @@ pub(crate) trait ReplySyntax: Send + Sync {
 
     /// The parts that the end completes. A call whose end is missing is one if it is whole otherwise.
     fn finish(&mut self) -> Vec<ReplyPart>;
+
+    /// The token that ends a call, if the tokenizer has one.
+    fn call_end(&self) -> Option<u32>;
 }
 
 /// Adds a part, to the last one if they are of a kind.

@@ -227,7 +227,7 @@ fn what_is_wrong_is_named() {
     assert!(fails(&out, &["--model", missing, "--assistant", "a", "--assistant", "b"]).contains("in pairs"));
     assert!(fails(&out, &["--prompts", "some"]).contains("\"some\" is no prompt"));
     assert!(fails(&out, &["--kv", "q1"]).contains("q1"));
-    assert!(fails(&out, &["--mixture", "oracle"]).contains("\"oracle\" is no drafter"));
+    assert!(fails(&out, &["--mixture", "oracle"]).contains("\"oracle\" is not a drafter"));
     assert!(fails(&out, &["--blocks", "1"]).contains("2 to 64 rows"));
 
     let file = directory.path().join("file");

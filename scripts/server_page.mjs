@@ -168,6 +168,6 @@ await new Promise((done) => setTimeout(done, 1000));
 await page.fill("#text", "x");
 await page.keyboard.press("Enter");
 await page.waitForSelector("[role=alert]");
-assert.match(await page.textContent("[role=alert]"), /cannot be reached/);
+assert.match(await page.textContent("[role=alert]"), /Cannot reach the server/);
 await browser.close();
 console.log(`the page holds; screenshots are in ${values.out}`);

@@ -16,6 +16,7 @@ pub struct Tokenizer {
     /// The added tokens, control tokens not matched.
     text_only: AddedVocabulary,
     spelling: Spelling,
+    longest: usize,
 }
 
 /// How the vocabulary spells a text.
@@ -73,7 +74,8 @@ impl Tokenizer {
             None if inner.token_to_id("\u{120}").is_some() => Spelling::Bytes,
             _ => Spelling::Spaces,
         };
-        Ok(Self { inner, bos, control, text_only, spelling })
+        let longest = vocabulary.keys().map(String::len).max().unwrap_or(0).max(1);
+        Ok(Self { inner, bos, control, text_only, spelling, longest })
     }
 
     /// The tokens of `text`, raw or a rendered chat. They begin with exactly one `<bos>`, whether or not the tokenizer's
@@ -147,6 +149,29 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
+    /// The bytes of a token in a text, whatever the vocabulary's spelling; they need not be whole characters. Of an added
+    /// token they are its name, and of an unknown id there are none.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        let Some(token) = self.token(id) else { return Vec::new() };
+        let is_added = || self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id);
+        match self.spelling {
+            Spelling::Spaces => match byte_token(&token) {
+                Some(byte) => vec![byte],
+                None => token.replace('\u{2581}', " ").into_bytes(),
+            },
+            Spelling::Bytes if is_added() => token.into_bytes(),
+            Spelling::Bytes => {
+                let bytes: Option<Vec<u8>> = token.chars().map(byte_of_character).collect();
+                bytes.unwrap_or_else(|| token.into_bytes())
+            }
+        }
+    }
+
+    /// Bytes of the longest token, as the vocabulary spells it: no token is more of a text.
+    pub fn longest_token(&self) -> usize {
+        self.longest
+    }
+
     /// The ids of all tokens that have `part` in them, ascending; a space is a space, however the vocabulary
     /// spells it. None have an empty part.
     pub fn ids_with(&self, part: &str) -> Vec<u32> {
@@ -167,13 +192,36 @@ impl Tokenizer {
     }
 }
 
+/// `NN` of the byte-fallback token `<0xNN>`.
+fn byte_token(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>').filter(|digits| digits.len() == 2)?;
+    u8::from_str_radix(digits, 16).ok()
+}
+
+/// Whether byte-level vocabularies spell the byte with its own Latin-1 character.
+fn is_printable(byte: u8) -> bool {
+    matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..)
+}
+
 /// The character that byte-level vocabularies spell a byte with (GPT-2): itself if it is printable in Latin-1, else the
 /// next one from U+0100 on.
 fn byte_character(byte: u8) -> char {
-    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..);
-    match printable(byte) {
+    match is_printable(byte) {
         true => char::from(byte),
-        false => char::from_u32(0x100 + (0..byte).filter(|byte| !printable(*byte)).count() as u32).unwrap_or_default(),
+        false => {
+            char::from_u32(0x100 + (0..byte).filter(|byte| !is_printable(*byte)).count() as u32).unwrap_or_default()
+        }
+    }
+}
+
+/// The inverse of [`byte_character`].
+fn byte_of_character(character: char) -> Option<u8> {
+    match u8::try_from(character) {
+        Ok(byte) => Some(byte).filter(|byte| is_printable(*byte)),
+        Err(_) => {
+            let place = u32::from(character).checked_sub(0x100)?;
+            (0..=u8::MAX).filter(|byte| !is_printable(*byte)).nth(place as usize)
+        }
     }
 }
 

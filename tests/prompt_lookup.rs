@@ -311,12 +311,15 @@ fn drafters_are_named() {
     let Drafters::Priority(list) = list else { panic!("{list:?}") };
     assert_eq!(list.iter().map(DrafterOptions::kind).collect::<Vec<_>>(), [DrafterKind::NgramMod, DrafterKind::Mtp]);
     assert_eq!("auto".parse::<Drafters>().expect("auto"), Drafters::Auto);
+    assert!("ngram-mod:n=16,ngram-mod:n=8".parse::<Drafters>().is_ok(), "two sets of parameters");
     let one: DrafterOptions = "ngram-map-k:n=8:m=24:hits=2".parse().expect("a drafter");
     assert_eq!(one, DrafterOptions::NgramMapK(map(8, 24, 2)));
     for (text, about) in [
         ("ngram-mood", &["\"ngram-mood\"", "ngram-mod", "draft-model", "ngram-cache", "auto"][..]),
         ("", &["not a drafter", "mtp"]),
         ("mtp,,mtp", &["not a drafter"]),
+        ("mtp,ngram-mod,mtp", &["mtp is listed twice"]),
+        ("ngram-mod:n=16,ngram-mod:n=16", &["ngram-mod is listed twice"]),
         ("mtp:n=3", &["no parameter", "\"n\""]),
         ("ngram-simple:hits=3", &["\"hits\"", "n, m"]),
         ("ngram-simple:n", &["must be a number"]),

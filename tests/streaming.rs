@@ -390,7 +390,7 @@ fn templates_are_found() {
         (
             json!([{"name": "tools", "template": "no"}, {"name": "default", "template": "{{ bos_token }}3"}]),
             json!(null),
-            "<bos>3",
+            "3",
         ),
     ] {
         let content = json!({"chat_template": chat_template, "bos_token": tokens}).to_string();
@@ -398,7 +398,7 @@ fn templates_are_found() {
         assert_eq!(render(read()), want);
     }
     std::fs::write(directory.path().join("chat_template.jinja"), "own {{ eos_token }}").expect("a file");
-    assert_eq!(render(read()), "own <eos>");
+    assert_eq!(render(read()), "own ");
 }
 
 /// A rendered chat has its special tokens in place: none is added, none is spelled out in letters.

@@ -1,4 +1,4 @@
-//! One way from a request to its answer: admit, tokenize, submit, write.
+//! Handles a generation request: admission, tokenization, submission, response.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,8 @@ use crate::app::{App, RequestId};
 use crate::convert::{self, Prompt};
 use crate::events::{EventBody, events};
 use crate::job::{Ended, Job, Running, Update};
-use crate::reply::{Generate, Reply, Written, encode, json, now};
+use crate::output_penalties;
+use crate::reply::{ChoiceOutput, Generate, Reply, encode, json, now};
 
 /// Answers a request.
 ///
@@ -22,7 +23,7 @@ pub(crate) async fn answer(
     RequestId(request_id): RequestId,
     generate: Generate,
 ) -> Result<Response, ApiError> {
-    let Generate { prompt, prompt_field, options, choices, streams, reply } = generate;
+    let Generate { prompt, prompt_field, mut options, penalizes_output, choices, streams, reply } = generate;
     let tickets = app.admit(choices)?;
     let admitted = Instant::now();
     let parser = |app: &App| match &prompt {
@@ -30,11 +31,15 @@ pub(crate) async fn answer(
         _ => None,
     };
     let parsers: Vec<_> = (0..choices).map(|_| parser(app)).collect();
-    let (prompt, tickets) =
-        encode(app, tickets, prompt_field, move |app| convert::tokens(&app.engine, app.chat_template.as_ref(), prompt))
-            .await?;
+    let (prompt, tickets) = encode(app, tickets, prompt_field, move |app| {
+        convert::tokens(&app.engine, app.chat_template.as_ref(), app.context, prompt)
+    })
+    .await?;
+    if penalizes_output {
+        options = output_penalties::apply(options, prompt.len());
+    }
     let (mut others, mut running) = Running::choices(&options, tickets);
-    let written = |(index, parser)| Written {
+    let output = |(index, parser)| ChoiceOutput {
         engine: app.engine.clone(),
         model: app.model.clone(),
         request_id: request_id.clone(),
@@ -48,43 +53,44 @@ pub(crate) async fn answer(
         content: String::new(),
         reasoning: String::new(),
         calls: Vec::new(),
-        logprobs: Vec::new(),
+        logprobs: (!streams).then(Vec::new),
         parser,
     };
-    let mut written: Vec<_> = parsers.into_iter().enumerate().map(written).collect();
+    let mut outputs: Vec<_> = parsers.into_iter().enumerate().map(output).collect();
     let choice = others.remove(0);
     let job = Job { prompt: Arc::new(prompt), request_id, admitted, choice, others };
     app.worker.submit(job).map_err(|failure| ApiError::of_failure(&failure, prompt_field))?;
-    // Headers follow when the sequence is there, so that what fails until then has a status of its own.
+    // The headers are sent once the sequence exists, so that an error before that has a status of its own.
     match running.next().await {
         Some((_, Update::Failed(failure))) => return Err(ApiError::of_failure(&failure, prompt_field)),
-        Some((i, Update::Started(cached))) => written[i].cached_tokens = cached,
+        Some((i, Update::Started(cached))) => outputs[i].cached_tokens = cached,
         _ => {}
     }
-    if streams {
-        return Ok(events(EventBody::new(running, written, reply)));
+    match streams {
+        true => Ok(events(EventBody::new(running, outputs, reply))),
+        false => whole(running, outputs, reply, prompt_field).await,
     }
-    whole(running, written, reply).await.map_err(|error| error(prompt_field))
 }
 
-/// Waits for all choices, and answers with one object. An error is still to be told the prompt's field.
+/// Waits for all choices, and answers with one object.
 async fn whole(
     mut running: Running,
-    mut written: Vec<Written>,
+    mut outputs: Vec<ChoiceOutput>,
     mut reply: Box<dyn Reply>,
-) -> Result<Response, impl FnOnce(&str) -> ApiError> {
-    let mut ended: Vec<Option<Ended>> = written.iter().map(|_| None).collect();
+    prompt_field: &str,
+) -> Result<Response, ApiError> {
+    let mut ended: Vec<Option<Ended>> = outputs.iter().map(|_| None).collect();
     while let Some((i, update)) = running.next().await {
         match update {
             Update::Started(_) => {}
-            Update::Piece(piece) => drop(written[i].add(&piece)),
+            Update::Piece(piece) => drop(outputs[i].add(&piece)),
             Update::Ended(end) => {
-                written[i].finish();
+                outputs[i].finish();
                 ended[i] = Some(*end);
             }
-            Update::Failed(failure) => return Err(move |field: &str| ApiError::of_failure(&failure, field)),
+            Update::Failed(failure) => return Err(ApiError::of_failure(&failure, prompt_field)),
         }
     }
-    let choices: Vec<_> = written.into_iter().zip(ended.into_iter().flatten()).collect();
+    let choices: Vec<_> = outputs.into_iter().zip(ended.into_iter().flatten()).collect();
     Ok(json(&reply.whole(&choices)))
 }

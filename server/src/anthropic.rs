@@ -13,25 +13,26 @@ use crate::api_error::{Api, ApiError};
 use crate::app::{App, RequestId};
 use crate::convert::{self, Chat, Prompt};
 use crate::fields::Fields;
+use crate::ignored::take_ignored;
 use crate::job::Ended;
-use crate::reply::{Generate, Reply, Written, encode, json as json_response, named};
+use crate::reply::{ChoiceOutput, Generate, Reply, encode, json as json_response, named};
 use crate::structured::Structured;
 use crate::tools::Tools;
-use crate::{messages, tools};
+use crate::{messages, output_penalties, tools};
 
 pub(crate) async fn messages(State(app): State<Arc<App>>, id: RequestId, fields: Fields) -> Result<Response, ApiError> {
-    let (generate, structured) = request(&app, fields)?;
-    structured.compile(&app).await?;
+    let (mut generate, structured) = request(&app, fields)?;
+    generate.options.constraint = structured.compile(&app).await?;
     answer(&app, id, generate).await
 }
 
 /// The number of a chat's tokens.
 pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     app.check_model(&mut fields)?;
-    let (chat, _) = chat(&mut fields)?;
+    let (chat, ..) = chat(&mut fields)?;
     fields.end()?;
     let (tokens, _) = encode(&app, app.admit(1)?, "messages", move |app| {
-        convert::tokens(&app.engine, app.chat_template.as_ref(), Prompt::Chat(chat))
+        convert::tokens(&app.engine, app.chat_template.as_ref(), app.context, Prompt::Chat(chat))
     })
     .await?;
     Ok(json_response(&json!({"input_tokens": tokens.len()})))
@@ -39,26 +40,27 @@ pub(crate) async fn count_tokens(State(app): State<Arc<App>>, mut fields: Fields
 
 fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
     app.check_model(&mut fields)?;
-    let (chat, tools) = chat(&mut fields)?;
+    let (chat, tools, format) = chat(&mut fields)?;
     let calls = tools.calls;
-    let structured = tools.constrain(&app.engine, &chat.options, Structured::default())?;
+    let structured = tools.constrain(&chat.options, format)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = fields.count("max_tokens", 1..=usize::MAX)?;
-    let most = most.ok_or_else(|| fields.error("max_tokens", "is missing; give the most tokens to write"))?;
+    let most = most.ok_or_else(|| fields.error("max_tokens", "is required"))?;
     let strings = convert::stop_strings(&mut fields, "stop_sequences")?;
     let base = convert::chat_sampling(&app.engine);
+    let penalizes_output = output_penalties::are_requested(&fields);
     let mut options = GenerateOptions {
-        constraint: structured.constraint.clone(),
         stop: convert::stop(&mut fields, strings)?,
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, Some(most))?
     };
     calls.limit(&app.engine, &mut options.stop);
-    fields.ignore(&["metadata", "service_tier"]);
+    take_ignored(&mut fields)?;
     fields.end()?;
     let generate = Generate {
         prompt: Prompt::Chat(chat),
         prompt_field: "messages",
         options,
+        penalizes_output,
         choices: 1,
         streams,
         reply: Box::new(Answer::default()),
@@ -66,8 +68,8 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     Ok((generate, structured))
 }
 
-/// Takes `system`, `messages`, `tools`, `tool_choice` and `thinking`.
-fn chat(fields: &mut Fields) -> Result<(Chat, Tools), ApiError> {
+/// Takes `system`, `messages`, `tools`, `tool_choice`, `thinking` and `output_config`.
+fn chat(fields: &mut Fields) -> Result<(Chat, Tools, Structured), ApiError> {
     let messages = messages::anthropic(fields)?;
     let tools = tools::anthropic(fields)?;
     let options = ChatOptions {
@@ -75,11 +77,12 @@ fn chat(fields: &mut Fields) -> Result<(Chat, Tools), ApiError> {
         thinking: tools::anthropic_thinking(fields)?,
         ..ChatOptions::default()
     };
-    fields.ignore(&["cache_control"]);
-    Ok((Chat { messages, options }, tools))
+    fields.ignore(&["cache_control", "context_management", "inference_geo", "speed"]);
+    fields.only("mcp_servers", &[json!([])])?;
+    Ok((Chat { messages, options }, tools, Structured::output_config(fields)?))
 }
 
-/// The content block that is being written.
+/// The type of the open content block.
 #[derive(Clone, Copy, PartialEq)]
 enum Block {
     Thinking,
@@ -89,23 +92,23 @@ enum Block {
 #[derive(Default)]
 struct Answer {
     open: Option<Block>,
-    /// Blocks that were begun.
+    /// Number of blocks so far.
     blocks: usize,
 }
 
 impl Answer {
-    fn message(written: &Written) -> Value {
+    fn message(output: &ChoiceOutput) -> Value {
         json!({
-            "id": format!("msg_{}", written.request_id),
+            "id": format!("msg_{}", output.request_id),
             "type": "message",
             "role": "assistant",
-            "model": written.model,
+            "model": output.model,
             "content": [],
             "stop_reason": null,
             "stop_sequence": null,
             "usage": {
-                "input_tokens": written.prompt_tokens - written.cached_tokens,
-                "cache_read_input_tokens": written.cached_tokens,
+                "input_tokens": output.prompt_tokens - output.cached_tokens,
+                "cache_read_input_tokens": output.cached_tokens,
                 "output_tokens": 0,
             },
         })
@@ -124,7 +127,7 @@ impl Answer {
         named(&json!({"type": "content_block_stop", "index": self.blocks - 1}))
     }
 
-    /// Ends the block that is open, if it is another.
+    /// Closes the open block, unless it is of this type.
     fn change(&mut self, to: Option<Block>) -> String {
         let mut events = String::new();
         if self.open != to {
@@ -142,28 +145,28 @@ impl Answer {
     }
 }
 
-/// Why it stopped, and behind which string.
-fn stop_of(written: &Written, ended: &Ended) -> (&'static str, Option<String>) {
+/// The stop reason, and the stop sequence if that is the reason.
+fn stop_of(output: &ChoiceOutput, ended: &Ended) -> (&'static str, Option<String>) {
     match ended.finish {
-        Finish::StopString => ("stop_sequence", written.stop_string(ended)),
+        Finish::StopString => ("stop_sequence", output.stop_string(ended)),
         Finish::MaxTokens => ("max_tokens", None),
         Finish::Context => ("model_context_window_exceeded", None),
-        _ if !written.calls.is_empty() => ("tool_use", None),
+        _ if !output.calls.is_empty() => ("tool_use", None),
         _ => ("end_turn", None),
     }
 }
 
-/// A call's block, with its arguments or, in front of their events, without.
+/// A call's block. In a stream, `input` is empty and its text follows in events.
 fn tool_use(call: &foretoken::chat::ToolCall, input: Value) -> Value {
     json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input})
 }
 
 impl Reply for Answer {
-    fn begin(&mut self, written: &Written) -> String {
-        named(&json!({"type": "message_start", "message": Self::message(written)})) + &named(&json!({"type": "ping"}))
+    fn begin(&mut self, output: &ChoiceOutput) -> String {
+        named(&json!({"type": "message_start", "message": Self::message(output)})) + &named(&json!({"type": "ping"}))
     }
 
-    fn piece(&mut self, _: &Piece, parts: &[ReplyPart], _: &Written) -> String {
+    fn piece(&mut self, _: &Piece, parts: &[ReplyPart], _: &ChoiceOutput) -> String {
         let mut events = String::new();
         for part in parts {
             events += &match part {
@@ -187,39 +190,39 @@ impl Reply for Answer {
         events
     }
 
-    fn end(&mut self, written: &Written, ended: &Ended) -> String {
+    fn end(&mut self, output: &ChoiceOutput, ended: &Ended) -> String {
         let mut events = String::new();
         if self.blocks == 0 {
             events += &self.change(Some(Block::Text));
         }
         events += &self.change(None);
-        let (reason, sequence) = stop_of(written, ended);
+        let (reason, sequence) = stop_of(output, ended);
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
-        let usage = json!({"output_tokens": written.tokens.len()});
+        let usage = json!({"output_tokens": output.tokens.len()});
         events
             + &named(&json!({"type": "message_delta", "delta": delta, "usage": usage}))
             + &named(&json!({"type": "message_stop"}))
     }
 
-    fn whole(&mut self, choices: &[(Written, Ended)]) -> Value {
-        let (written, ended) = &choices[0];
-        let (reason, sequence) = stop_of(written, ended);
+    fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value {
+        let (output, ended) = &choices[0];
+        let (reason, sequence) = stop_of(output, ended);
         let mut content = Vec::new();
-        if !written.reasoning.is_empty() {
-            content.push(json!({"type": "thinking", "thinking": written.reasoning, "signature": ""}));
+        if !output.reasoning.is_empty() {
+            content.push(json!({"type": "thinking", "thinking": output.reasoning, "signature": ""}));
         }
-        if !written.content.is_empty() || (written.calls.is_empty() && content.is_empty()) {
-            content.push(json!({"type": "text", "text": written.content}));
+        if !output.content.is_empty() || (output.calls.is_empty() && content.is_empty()) {
+            content.push(json!({"type": "text", "text": output.content}));
         }
-        for call in &written.calls {
+        for call in &output.calls {
             let input = serde_json::from_str(&call.arguments.to_string()).unwrap_or_default();
             content.push(tool_use(call, input));
         }
-        let mut message = Self::message(written);
+        let mut message = Self::message(output);
         message["content"] = json!(content);
         message["stop_reason"] = json!(reason);
         message["stop_sequence"] = json!(sequence);
-        message["usage"]["output_tokens"] = json!(written.tokens.len());
+        message["usage"]["output_tokens"] = json!(output.tokens.len());
         message
     }
 

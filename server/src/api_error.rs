@@ -1,4 +1,4 @@
-//! What a client is told when its request cannot be served, in the shape of the API that it called.
+//! Error responses, in the format of the API that was called.
 
 use axum::response::{IntoResponse, Response};
 use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -7,18 +7,18 @@ use serde_json::{Value, json};
 
 use crate::job::Failure;
 
-/// Seconds after which a client may try again where a queue was full or the server stops.
+/// `Retry-After` of 429 and 503.
 const RETRY_AFTER_SECONDS: u64 = 1;
 
-/// An answer other than 2xx. The middleware writes its body ([`ApiError::body`]), because shapes differ by route.
+/// An error response. The middleware writes its body ([`ApiError::body`]), because formats differ by route.
 #[derive(Clone, Debug)]
 pub(crate) struct ApiError {
     pub status: StatusCode,
-    /// One line; names the field, the limit and the remedy.
+    /// One line, with the field, the limit and the remedy.
     pub message: String,
-    /// The field of the request, with its nesting (`messages[0].role`).
+    /// The field of the request, with its path (`messages[0].role`).
     pub param: Option<String>,
-    /// A word for programs (`context_length_exceeded`).
+    /// A machine-readable code (`context_length_exceeded`).
     pub code: Option<&'static str>,
 }
 
@@ -38,24 +38,31 @@ impl ApiError {
         Self { code: Some(code), ..self }
     }
 
-    /// 429: as many requests wait as may.
+    /// 429: the queue is full.
     pub fn queue_full(limit: usize) -> Self {
-        let message = format!("{limit} requests are running or waiting, which is the limit; try again (--max-queue)");
+        let message =
+            format!("the queue is full: {limit} requests are running or waiting; retry later, or raise --max-queue");
         Self::new(StatusCode::TOO_MANY_REQUESTS, message).with_code("queue_full")
     }
 
-    /// 503: the server drains.
+    /// 503: the server is shutting down.
     pub fn stopping() -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping").with_code("stopping")
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down").with_code("stopping")
     }
 
-    /// 500. What happened is in the log only: it may contain what the client sent.
+    /// 500, without the cause, which may contain the client's text.
     pub fn internal() -> Self {
-        let message = "the request failed on the server; the log has the cause under this response's x-request-id";
+        let message = "internal server error; the server's log has more under this response's x-request-id";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
-    /// What an error of the library means for the client whose request caused it. `prompt` is the field of the prompt.
+    /// The engine thread has ended after a panic.
+    pub fn engine_stopped(status: StatusCode) -> Self {
+        Self::new(status, "the engine thread has stopped after an internal error; restart the server")
+            .with_code("engine_stopped")
+    }
+
+    /// The response to a request that the library failed. `prompt` is the field of the prompt.
     pub fn of(error: &foretoken::Error, prompt: &str) -> Self {
         use foretoken::Error as E;
         match error {
@@ -69,16 +76,17 @@ impl ApiError {
         }
     }
 
-    /// What a failed generation means for its client.
+    /// The response to a request whose generation failed.
     pub fn of_failure(failure: &Failure, prompt: &str) -> Self {
         match failure {
             Failure::Library(error) => Self::of(error, prompt),
             Failure::Stopping => Self::stopping(),
             Failure::Panic => Self::internal(),
+            Failure::Dead => Self::engine_stopped(StatusCode::INTERNAL_SERVER_ERROR),
         }
     }
 
-    /// The body in the shape of the API.
+    /// The body in the format of the API.
     pub fn body(&self, api: Api, request_id: &str) -> Value {
         match api {
             Api::OpenAi => json!({"error": {
@@ -106,7 +114,7 @@ impl ApiError {
     }
 }
 
-/// Carried in an extension of an empty response, until the middleware writes it.
+/// Stored in an extension of an empty response, from which the middleware writes the body.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = self.status.into_response();
@@ -115,7 +123,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Whose shapes a route speaks. llama.cpp's routes have errors of OpenAI's shape.
+/// The API of a route, whose format its errors have. llama.cpp's routes use OpenAI's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Api {
     OpenAi,
@@ -129,7 +137,7 @@ impl Api {
     }
 }
 
-/// The request's field for an argument of the library's.
+/// The request's field for an argument of the library.
 fn field_of(argument: &str, prompt: &str) -> String {
     match argument {
         "block" => "speculative.draft_block_size".into(),

@@ -1,4 +1,4 @@
-//! What all routes share.
+//! The state that all routes share, and extraction of request bodies.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -23,31 +23,33 @@ use crate::fields::Fields;
 use crate::hosts::Hosts;
 use crate::job::Ticket;
 use crate::metrics::Metrics;
+use crate::structured::CompilerQueue;
 use crate::worker::Worker;
 
 /// The state of the routes.
 pub(crate) struct App {
     pub engine: Engine,
     pub worker: Worker,
+    pub compilers: CompilerQueue,
     pub metrics: Arc<Metrics>,
     /// The model's name in requests and answers.
     pub model: String,
-    /// When the server was started, in seconds since 1970.
+    /// When the server was started, in Unix time.
     pub created: u64,
-    /// Positions of a sequence.
+    /// Maximum tokens of a sequence.
     pub context: usize,
     pub parallel: usize,
     pub defaults: GenerateDefaults,
-    /// Instead of the checkpoint's.
+    /// Overrides the checkpoint's.
     pub chat_template: Option<ChatTemplate>,
     pub api_keys: ApiKeys,
     pub hosts: Hosts,
-    /// Set when the server begins to stop.
+    /// Set when shutdown begins.
     pub stopping: AtomicBool,
 }
 
 impl App {
-    /// So many places for sequences.
+    /// Reserves as many places in the queue.
     ///
     /// # Errors
     /// 429 if fewer are free.
@@ -58,14 +60,14 @@ impl App {
         })
     }
 
-    /// Takes the field `model`, which may be left out.
+    /// Takes the optional field `model`.
     ///
     /// # Errors
     /// 404 if it is another model's name.
     pub fn check_model(&self, fields: &mut Fields) -> Result<(), ApiError> {
         match fields.string("model")? {
-            Some(model) if model != self.model => {
-                let problem = format!("is not served here; {:?} is, and the field may be left out", self.model);
+            Some(model) if !model.is_empty() && model != self.model => {
+                let problem = format!("model not found; this server serves {:?} (the field is optional)", self.model);
                 let error = fields.error("model", problem).with_code("model_not_found");
                 Err(ApiError { status: StatusCode::NOT_FOUND, ..error })
             }
@@ -74,7 +76,7 @@ impl App {
     }
 }
 
-/// The request's id: from the middleware.
+/// The request's id, set by the middleware.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestId(pub String);
 
@@ -86,25 +88,25 @@ impl<S: Sync> FromRequestParts<S> for RequestId {
     }
 }
 
-/// Bytes of a request's body.
+/// Maximum bytes of a request's body.
 const MAX_BODY: usize = 4 << 20;
-/// Bytes of one that is too long, from which on its connection is closed.
+/// Bytes of a body that is too long after which its connection is closed.
 const MAX_DROPPED: usize = 64 << 20;
-/// Time in which it must be there.
+/// Time within which a body must be received.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl<S: Sync> FromRequest<S> for Fields {
     type Rejection = ApiError;
 
-    /// The body's object. Only of the type `application/json`: a page in a browser cannot send that to another origin without
-    /// asking, and nothing here answers such a question.
+    /// The JSON object in the body. The type must be `application/json`: a web page of another origin cannot send that without a
+    /// CORS preflight, which this server does not answer.
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
         if !is_json(request.headers()) {
             let message = "content-type: must be application/json";
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
         let body = timeout(BODY_TIMEOUT, read(request.into_body())).await.map_err(|_| {
-            let message = format!("body: was not there within {} s", BODY_TIMEOUT.as_secs());
+            let message = format!("body: was not received within {} s", BODY_TIMEOUT.as_secs());
             ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
         })?;
         Fields::parse(&body?)
@@ -116,12 +118,12 @@ fn is_json(headers: &HeaderMap) -> bool {
     value.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
 }
 
-/// The bytes of a body. Those beyond the limit are read and dropped, up to a second limit: a client that is still writing would
-/// not see the answer.
+/// The bytes of a body. Those beyond the limit are read and dropped, up to a second limit: a client that is still sending would
+/// not read the response.
 async fn read(mut body: Body) -> Result<Vec<u8>, ApiError> {
     let (mut bytes, mut length) = (Vec::new(), 0);
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
-        let frame = frame.map_err(|_| ApiError::field("body", "ends early"))?;
+        let frame = frame.map_err(|_| ApiError::field("body", "ended early"))?;
         let data = frame.data_ref().map_or(&[][..], |data| data);
         length += data.len();
         match length {

@@ -4,14 +4,14 @@ use hyper::HeaderMap;
 use hyper::header::AUTHORIZATION;
 use subtle::{Choice, ConstantTimeEq};
 
-/// The keys of which a request must have one; without any, every request is let in.
+/// The accepted keys; without any, no key is needed.
 #[derive(Clone, Default)]
 pub(crate) struct ApiKeys(Vec<Padded>);
 
-/// Bytes of a key.
+/// Maximum bytes of a key.
 const MAX_KEY: usize = 512;
 
-/// A key with zeros behind it, and its length: comparing two takes the same time whatever their lengths are.
+/// A key padded with zeros, and its length: comparing two takes the same time whatever their lengths.
 #[derive(Clone)]
 struct Padded([u8; MAX_KEY], u64);
 
@@ -33,8 +33,8 @@ impl ApiKeys {
         keys.map(Self).ok_or_else(|| anyhow::anyhow!("an API key is empty, or longer than {MAX_KEY} bytes"))
     }
 
-    /// Whether the headers have a key: `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`. Compared with all keys
-    /// in a time that does not depend on them, nor on how much of one is right.
+    /// Whether the headers have an accepted key: `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`. The comparison takes
+    /// constant time.
     pub fn admit(&self, headers: &HeaderMap) -> bool {
         if self.0.is_empty() {
             return true;

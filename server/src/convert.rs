@@ -1,8 +1,8 @@
-//! From requests to the library's types and back: the one file that knows both.
+//! Conversions between the fields of requests and responses and the library's types.
 
 use std::sync::Arc;
 
-use foretoken::chat::{ChatOptions, ChatTemplate, Message};
+use foretoken::chat::{ChatOptions, ChatTemplate, Content, Message, Role};
 use foretoken::sampler::{LogitBias, LogitsProcessor, Penalties, Sampler};
 use foretoken::speculative::{BlockSize, DrafterOptions, Drafters};
 use foretoken::tokenizer::Tokenizer;
@@ -17,10 +17,10 @@ use crate::fields::{Fields, kind};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// What a generation uses where its request says nothing.
+/// Defaults of what requests omit.
 #[derive(Clone, Debug, Default)]
 pub struct GenerateDefaults {
-    /// Default: 0; of a chat, the checkpoint's, as of the next three.
+    /// Default: 0; for chats, the checkpoint's. The same holds for the next three.
     pub temperature: Option<f32>,
     /// Default: all tokens.
     pub top_k: Option<usize>,
@@ -28,50 +28,76 @@ pub struct GenerateDefaults {
     pub top_p: Option<f32>,
     /// Default: 0.
     pub min_p: Option<f32>,
-    /// Default: drawn anew for every request.
+    /// Default: random for every request.
     pub seed: Option<u64>,
-    /// Default: what the context has room for.
+    /// Default: up to the context's end.
     pub max_tokens: Option<usize>,
     /// Default: where possible.
     pub speculation: Speculation,
-    /// Modifies logits of every request, in front of its own biases. Default: none.
+    /// Modifies the logits of every request, before the request's own biases. Default: none.
     pub logits_processor: Option<Arc<dyn LogitsProcessor>>,
 }
 
-/// A conversation, and what it is rendered with.
+/// A conversation, and the options that it is rendered with.
 pub(crate) struct Chat {
     pub messages: Vec<Message>,
     pub options: ChatOptions,
 }
 
-/// What is continued.
+/// A prompt.
 pub(crate) enum Prompt {
     Text(String),
     Ids(Vec<u32>),
     Chat(Chat),
 }
 
-/// Most stop strings of a request, and bytes of one: every token is compared with all of them.
+impl Prompt {
+    /// Bytes of the text that is certainly encoded.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Ids(_) => 0,
+            Self::Chat(chat) => chat.messages.iter().map(content_bytes).sum(),
+        }
+    }
+}
+
+fn content_bytes(message: &Message) -> usize {
+    match &message.content {
+        Content::Text(text) if message.role != Role::Assistant => text.trim().len(),
+        _ => 0,
+    }
+}
+
+/// Maximum number of stop strings, and bytes of one: every token is compared with all of them.
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
-/// Most tokens whose log-probabilities are reported beside the emitted one's.
+/// Maximum number of alternatives to a token whose log-probabilities are reported.
 pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
-/// Most tokens whose logits a request biases.
+/// Maximum number of tokens with a bias.
 const MAX_BIASES: usize = 1024;
+/// Maximum number of stop tokens: every token is compared with all of them.
+const MAX_STOP_TOKENS: usize = 1024;
 
-/// The options that all routes have, by their common names. `base` has the sampling parameters that neither the request nor the
-/// command line gives.
+/// The options that all routes have under the same names. `base` has the sampling parameters that neither the request nor the
+/// command line sets.
 pub(crate) fn options(
     fields: &mut Fields,
     (engine, defaults): (&Engine, &GenerateDefaults),
     base: &Sampling,
     max_tokens: Option<usize>,
 ) -> Result<GenerateOptions> {
+    let has_seed = fields.peek("seed").is_some_and(|seed| seed.as_i64() != Some(-1));
+    let sampling = sampling(fields, defaults, base)?;
+    let speculation = match has_seed && sampling.temperature > 0.0 && fields.peek("speculative").is_none() {
+        true => reproducible(engine, &defaults.speculation),
+        false => speculation(fields, &defaults.speculation)?,
+    };
     let options = GenerateOptions {
         max_tokens: max_tokens.or(defaults.max_tokens).unwrap_or(usize::MAX),
-        sampling: sampling(fields, defaults, base)?,
+        sampling,
         seed: seed(fields, defaults)?,
-        speculation: speculation(fields, &defaults.speculation)?,
+        speculation,
         logits_processor: logits_processor(fields, engine, defaults)?,
         ..GenerateOptions::default()
     };
@@ -79,14 +105,14 @@ pub(crate) fn options(
     Ok(options)
 }
 
-/// The options of a request that says nothing.
+/// The options of a request without fields.
 pub(crate) fn default_options(engine: &Engine, defaults: &GenerateDefaults) -> Result<GenerateOptions> {
     options(&mut Fields::parse(b"{}")?, (engine, defaults), &Sampling::default(), None)
 }
 
-/// One behind the other.
+/// Processors that are applied in order.
 #[derive(Debug)]
-struct Processors(Vec<Arc<dyn LogitsProcessor>>);
+pub(crate) struct Processors(pub Vec<Arc<dyn LogitsProcessor>>);
 
 impl LogitsProcessor for Processors {
     fn process(&self, tokens: &[u32], logits: &mut [f32]) -> foretoken::Result<()> {
@@ -108,7 +134,7 @@ fn logits_processor(
     })
 }
 
-/// Takes `logit_bias`: OpenAI's object of biases by token id, or llama.cpp's list of pairs, in which `false` excludes a
+/// Takes `logit_bias`: OpenAI's object of biases by token id, or llama.cpp's array of pairs, in which `false` excludes a
 /// token.
 fn logit_bias(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>> {
     let pairs: Vec<(Value, Value)> = match fields.value("logit_bias") {
@@ -122,11 +148,11 @@ fn logit_bias(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>> {
             list.iter().map(pair).collect()
         }
         Some(other) => {
-            return Err(fields.error("logit_bias", format!("is {}, must be an object or a list", kind(&other))));
+            return Err(fields.error("logit_bias", format!("is {}, must be an object or an array", kind(&other))));
         }
     };
     if pairs.len() > MAX_BIASES {
-        return Err(fields.error("logit_bias", format!("has {} tokens, may have {MAX_BIASES}", pairs.len())));
+        return Err(fields.error("logit_bias", format!("has {} tokens, at most {MAX_BIASES} are allowed", pairs.len())));
     }
     let bias = |(id, bias): &(Value, Value)| {
         let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < vocab);
@@ -135,7 +161,7 @@ fn logit_bias(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>> {
             bias => bias.as_f64().map(|bias| bias as f32).filter(|bias| bias.is_finite()),
         };
         id.zip(bias)
-            .ok_or_else(|| fields.error("logit_bias", format!("must have finite numbers for token ids below {vocab}")))
+            .ok_or_else(|| fields.error("logit_bias", format!("must map token ids below {vocab} to finite numbers")))
     };
     pairs.iter().map(bias).collect()
 }
@@ -147,18 +173,18 @@ fn sampling(fields: &mut Fields, defaults: &GenerateDefaults, base: &Sampling) -
     let min_p = number("min_p")?.or(defaults.min_p).unwrap_or(base.min_p);
     let top_k = match fields.integer("top_k")? {
         None => defaults.top_k.or(base.top_k),
-        Some(-1 | 0) => None, // vLLM's and llama.cpp's words for all
+        Some(-1 | 0) => None, // all, as in vLLM and llama.cpp
         Some(k) => match usize::try_from(k) {
             Ok(k) => Some(k),
             Err(_) => {
-                return Err(fields.error("top_k", format!("is {k}, must be at least 1; 0 and -1 keep all tokens")));
+                return Err(fields.error("top_k", format!("is {k}, must be at least 1, or 0 or -1 for all tokens")));
             }
         },
     };
     Ok(Sampling { temperature, top_k, top_p, min_p, penalties: penalties(fields, base.penalties)?, ..base.clone() })
 }
 
-/// OpenAI's penalties, vLLM's `repetition_penalty` and llama.cpp's names; of the newest tokens, as llama.cpp's server.
+/// OpenAI's penalties, vLLM's `repetition_penalty` and llama.cpp's names.
 fn penalties(fields: &mut Fields, base: Penalties) -> Result<Penalties> {
     let mut number = |field: &str| fields.number(field).map(|number| number.map(|number| number as f32));
     let frequency = number("frequency_penalty")?.unwrap_or(base.frequency);
@@ -169,7 +195,9 @@ fn penalties(fields: &mut Fields, base: Penalties) -> Result<Penalties> {
         Some(-1) => None,
         Some(n) => match usize::try_from(n) {
             Ok(n) => Some(n),
-            Err(_) => return Err(fields.error("repeat_last_n", format!("is {n}, must be 0 or more; -1 counts all"))),
+            Err(_) => {
+                return Err(fields.error("repeat_last_n", format!("is {n}, must be at least 0, or -1 for all tokens")));
+            }
         },
     };
     Ok(Penalties { repeat, frequency, presence, last_n })
@@ -180,12 +208,12 @@ fn seed(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<u64> {
         None => Ok(defaults.seed.unwrap_or_else(rand::random)),
         Some(-1) => Ok(rand::random()),
         Some(seed) => u64::try_from(seed)
-            .map_err(|_| fields.error("seed", format!("is {seed}, must be 0 or more; -1 draws one at random"))),
+            .map_err(|_| fields.error("seed", format!("is {seed}, must be at least 0, or -1 for a random seed"))),
     }
 }
 
-/// `speculative: {enabled, type, draft_block_size}`: as `--no-speculation`, `--spec-type` and `--draft-block-size`. The text does
-/// not depend on it; of sampled text, the draws do.
+/// `speculative: {enabled, type, draft_block_size}`: as `--no-speculation`, `--spec-type` and `--draft-block-size`. Greedy text does
+/// not depend on it, nor does the distribution of sampled text; which sample a seed gives does.
 fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation> {
     let Some(mut own) = fields.object("speculative")? else { return Ok(default.clone()) };
     let enabled = own.flag("enabled")?;
@@ -203,21 +231,23 @@ fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation
     if let Some(rows) = block {
         options.block = BlockSize::Fixed(rows);
         if drafters.is_none() {
-            // A block size alone means the assistant, as on the command line.
+            // A block size alone selects the assistant, as on the command line.
             options.drafters = Drafters::Priority(vec![DrafterOptions::Mtp]);
         }
     }
     if let Some(name) = &drafters {
         if name.contains(':') {
-            // Parameters are sizes of tables, which are the operator's to choose.
-            return Err(own.error("type", "takes names without parameters: auto, or a list such as ngram-map-k,mtp"));
+            // Parameters are sizes of tables, which only the command line may set.
+            return Err(
+                own.error("type", "must be auto or a list of drafters without parameters, such as ngram-map-k,mtp")
+            );
         }
         let named = name.parse::<Drafters>();
         options.drafters = named.map_err(|error| ApiError::of(&error, "prompt"))?;
     }
     own.end()?;
     match (enabled, drafters.is_some() || block.is_some()) {
-        // Nothing was said: as the server was started.
+        // Neither is set: the server's default.
         (None, false) => Ok(default.clone()),
         (Some(true), false) if matches!(default, Speculation::Off) => Ok(Speculation::WherePossible),
         (_, false) => Ok(default.clone()),
@@ -225,7 +255,31 @@ fn speculation(fields: &mut Fields, default: &Speculation) -> Result<Speculation
     }
 }
 
-/// Stop strings of the field `name`: a string or a list.
+/// Rows per verification of a sampled request that has a seed.
+const SEEDED_BLOCK: usize = 4;
+
+/// `default`, if its drafts do not depend on measured times; else the model's own drafter with a fixed block size, or none. Otherwise a
+/// seed would not determine the sampled text.
+fn reproducible(engine: &Engine, default: &Speculation) -> Speculation {
+    let options = match default {
+        Speculation::Off => return Speculation::Off,
+        Speculation::With(options) => options.clone(),
+        Speculation::Mtp(mtp) => SpeculationOptions::from(*mtp),
+        _ => SpeculationOptions::default(),
+    };
+    let is_fixed = matches!(options.block, BlockSize::Fixed(_)) && matches!(options.drafters, Drafters::Priority(_));
+    match is_fixed {
+        true => default.clone(),
+        false if engine.has_mtp() => Speculation::With(SpeculationOptions {
+            drafters: Drafters::Priority(vec![DrafterOptions::Mtp]),
+            block: BlockSize::Fixed(SEEDED_BLOCK),
+            ..options
+        }),
+        false => Speculation::Off,
+    }
+}
+
+/// Stop strings of the field `name`: a string or an array.
 pub(crate) fn stop_strings(fields: &mut Fields, name: &str) -> Result<Vec<String>> {
     let strings = match fields.value(name) {
         None => return Ok(Vec::new()),
@@ -238,15 +292,15 @@ pub(crate) fn stop_strings(fields: &mut Fields, name: &str) -> Result<Vec<String
             list.into_iter().enumerate().map(string).collect::<Result<_>>()?
         }
         Some(other) => {
-            return Err(fields.error(name, format!("is {}, must be a string or a list of strings", kind(&other))));
+            return Err(fields.error(name, format!("is {}, must be a string or an array of strings", kind(&other))));
         }
     };
     if strings.len() > MAX_STOPS {
-        return Err(fields.error(name, format!("has {} strings, may have {MAX_STOPS}", strings.len())));
+        return Err(fields.error(name, format!("has {} strings, at most {MAX_STOPS} are allowed", strings.len())));
     }
     match strings.iter().find(|string| string.is_empty() || string.len() > MAX_STOP_BYTES) {
         Some(string) => {
-            let problem = format!("has a string of {} bytes, must have 1 to {MAX_STOP_BYTES}", string.len());
+            let problem = format!("has a string of {} bytes, must be between 1 and {MAX_STOP_BYTES}", string.len());
             Err(fields.error(name, problem))
         }
         None => Ok(strings),
@@ -259,12 +313,16 @@ pub(crate) fn stop(fields: &mut Fields, strings: Vec<String>) -> Result<Stop> {
         Some(true) => EndOfGeneration::Ignored,
         _ => EndOfGeneration::Stops,
     };
-    let tokens =
-        fields.list("stop_token_ids")?.map_or(Ok(Vec::new()), |list| token_ids(fields, "stop_token_ids", &list))?;
+    let list = fields.list("stop_token_ids")?.unwrap_or_default();
+    if list.len() > MAX_STOP_TOKENS {
+        let problem = format!("has {} token ids, at most {MAX_STOP_TOKENS} are allowed", list.len());
+        return Err(fields.error("stop_token_ids", problem));
+    }
+    let tokens = token_ids(fields, "stop_token_ids", &list)?;
     Ok(Stop { end_of_generation, tokens, strings })
 }
 
-/// Token ids in a list.
+/// Token ids in an array.
 pub(crate) fn token_ids(fields: &Fields, name: &str, list: &[Value]) -> Result<Vec<u32>> {
     let id = |(i, value): (usize, &Value)| {
         let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
@@ -273,14 +331,14 @@ pub(crate) fn token_ids(fields: &Fields, name: &str, list: &[Value]) -> Result<V
     list.iter().enumerate().map(id).collect()
 }
 
-/// A prompt of the field `name`: a text, or a list of token ids. A list of one prompt is that prompt.
+/// A prompt of the field `name`: a string, or an array of token ids. An array of one prompt is that prompt.
 pub(crate) fn prompt(fields: &mut Fields, name: &str) -> Result<Prompt> {
-    let several = "has several prompts; send a request for each";
+    let several = "several prompts are not supported; send one request per prompt";
     match fields.value(name) {
-        None => Err(fields.error(name, "is missing; give a text or token ids")),
+        None => Err(fields.error(name, "is required: a string or an array of token ids")),
         Some(Value::String(text)) => Ok(Prompt::Text(text)),
         Some(Value::Array(mut list)) => match list.first_mut().map(Value::take) {
-            None => Err(fields.error(name, "is empty; give at least one token")),
+            None => Err(fields.error(name, "is empty; at least one token is required")),
             Some(Value::Number(first)) => {
                 list[0] = Value::Number(first);
                 token_ids(fields, name, &list).map(Prompt::Ids)
@@ -288,17 +346,31 @@ pub(crate) fn prompt(fields: &mut Fields, name: &str) -> Result<Prompt> {
             Some(_) if list.len() > 1 => Err(fields.error(name, several)),
             Some(Value::String(text)) => Ok(Prompt::Text(text)),
             Some(Value::Array(ids)) => token_ids(fields, &format!("{name}[0]"), &ids).map(Prompt::Ids),
-            Some(other) => Err(fields.error(name, format!("has {}, must have a text or token ids", kind(&other)))),
+            Some(other) => Err(fields.error(name, format!("contains {}, must be a string or token ids", kind(&other)))),
         },
-        Some(other) => Err(fields.error(name, format!("is {}, must be a text or a list of token ids", kind(&other)))),
+        Some(other) => {
+            Err(fields.error(name, format!("is {}, must be a string or an array of token ids", kind(&other))))
+        }
     }
 }
 
 /// The tokens of a prompt. Takes time that grows with the prompt.
 ///
 /// # Errors
-/// If the text is empty, the checkpoint has no tokenizer or no template, or the template refuses the messages.
-pub(crate) fn tokens(engine: &Engine, template: Option<&ChatTemplate>, prompt: Prompt) -> foretoken::Result<Vec<u32>> {
+/// If the text is empty or certainly longer than `context` tokens, the checkpoint has no tokenizer or no template, or the template
+/// refuses the messages.
+pub(crate) fn tokens(
+    engine: &Engine,
+    template: Option<&ChatTemplate>,
+    context: usize,
+    prompt: Prompt,
+) -> foretoken::Result<Vec<u32>> {
+    let bytes = prompt.bytes();
+    let longest = engine.tokenizer().map_or(usize::MAX, Tokenizer::longest_token);
+    if bytes > context.saturating_mul(longest) {
+        // Without encoding it, which takes seconds for megabytes.
+        return Err(foretoken::Error::Context { needed: bytes.div_ceil(longest), limit: context });
+    }
     match (prompt, template) {
         (Prompt::Ids(ids), _) => Ok(ids),
         (Prompt::Text(text), _) => engine.tokenizer()?.encode(&text),
@@ -307,33 +379,23 @@ pub(crate) fn tokens(engine: &Engine, template: Option<&ChatTemplate>, prompt: P
     }
 }
 
-/// The sampling parameters of a chat that says nothing: the checkpoint's.
+/// The default sampling parameters of chats: the checkpoint's.
 pub(crate) fn chat_sampling(engine: &Engine) -> Sampling {
     engine.sampling_defaults().cloned().unwrap_or_default()
 }
 
-/// The bytes of a token: part of a character, for a token of one byte.
-pub(crate) fn token_bytes(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
-    let Some(token) = tokenizer.token(id) else { return Vec::new() };
-    let byte = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
-    match byte.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-        Some(byte) => vec![byte],
-        None => token.replace('\u{2581}', " ").into_bytes(),
-    }
-}
-
-/// Which stop string ended a text: the one that the tokens go on with behind it.
+/// Which stop string ended a text: the one that follows it in the decoded tokens.
 pub(crate) fn stop_string(engine: &Engine, tokens: &[u32], text: &str, strings: &[String]) -> Option<String> {
     let whole = engine.tokenizer().ok()?.decode(tokens).ok()?;
     let rest = whole.strip_prefix(text)?;
     strings.iter().filter(|string| rest.starts_with(string.as_str())).max_by_key(|string| string.len()).cloned()
 }
 
-/// Tokens of a piece, each with its text, and whether a drafter wrote it.
+/// The tokens of a piece, each with its text, and whether it was drafted.
 pub(crate) fn origins(engine: &Engine, piece: &Piece) -> Value {
     let Ok(tokenizer) = engine.tokenizer() else { return json!([]) };
     let token = |(i, id): (usize, &u32)| {
-        let bytes = if tokenizer.is_control(*id) { Vec::new() } else { token_bytes(tokenizer, *id) };
+        let bytes = if tokenizer.is_control(*id) { Vec::new() } else { tokenizer.token_bytes(*id) };
         json!({"id": id, "text": String::from_utf8_lossy(&bytes), "drafted": i < piece.drafted})
     };
     piece.tokens.iter().enumerate().map(token).collect()
@@ -341,18 +403,18 @@ pub(crate) fn origins(engine: &Engine, piece: &Piece) -> Value {
 
 /// A token with its log-probability: OpenAI's fields, and llama.cpp's `id`.
 pub(crate) fn logprob(engine: &Engine, id: u32, logprob: f32) -> Value {
-    let bytes = engine.tokenizer().map(|tokenizer| token_bytes(tokenizer, id)).unwrap_or_default();
+    let bytes = engine.tokenizer().map(|tokenizer| tokenizer.token_bytes(id)).unwrap_or_default();
     json!({"id": id, "token": String::from_utf8_lossy(&bytes), "bytes": bytes, "logprob": logprob})
 }
 
-/// A token as [`logprob`], with those that were most probable in its place.
+/// A token as [`logprob`], with the most probable ones at its position.
 pub(crate) fn logprobs(engine: &Engine, of: &TokenLogprobs) -> Value {
     let mut value = logprob(engine, of.token, of.logprob);
     value["top_logprobs"] = of.top.iter().map(|(id, value)| logprob(engine, *id, *value)).collect();
     value
 }
 
-/// Counts and times under llama.cpp's names; times are milliseconds.
+/// Counts and times under llama.cpp's names; times are in milliseconds.
 pub(crate) fn timings(statistics: &Statistics) -> Value {
     let ms = |time: std::time::Duration| 1e3 * time.as_secs_f64();
     let per = |time: f64, count: usize| if count > 0 { time / count as f64 } else { 0.0 };

@@ -1,4 +1,4 @@
-//! An answer as a stream of events.
+//! Streamed responses: server-sent events.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -13,23 +13,23 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::api_error::{Api, ApiError};
 use crate::job::{Running, Update};
-use crate::reply::{Reply, Written, event};
+use crate::reply::{ChoiceOutput, Reply, event};
 
 pub(crate) fn events(body: EventBody) -> Response {
-    // nginx and its kind collect what they pass on unless they are told not to.
+    // nginx buffers responses unless this header turns it off.
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
     (headers, [("x-accel-buffering", "no")], Body::new(body)).into_response()
 }
 
-/// A comment is sent when nothing else was for so long: a connection whose peer is gone is found by writing.
+/// Time without an event after which a comment is sent: only a write detects that the client is gone.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// Bytes from which on what is there goes out as one frame.
+/// Bytes from which on pending events are sent as one frame.
 const FRAME: usize = 16 << 10;
 
-/// The events of a job. It is polled when the connection has room; what the engine writes meanwhile waits in the channels.
+/// The events of a job. Polled when the connection can take more; until then, updates of the engine wait in the channels.
 pub(crate) struct EventBody {
     running: Running,
-    written: Vec<Written>,
+    outputs: Vec<ChoiceOutput>,
     reply: Box<dyn Reply>,
     begun: bool,
     done: bool,
@@ -37,35 +37,35 @@ pub(crate) struct EventBody {
 }
 
 impl EventBody {
-    pub fn new(running: Running, written: Vec<Written>, reply: Box<dyn Reply>) -> Self {
+    pub fn new(running: Running, outputs: Vec<ChoiceOutput>, reply: Box<dyn Reply>) -> Self {
         let keep_alive = Box::pin(sleep(KEEP_ALIVE));
-        Self { running, written, reply, begun: false, done: false, keep_alive }
+        Self { running, outputs, reply, begun: false, done: false, keep_alive }
     }
 
     fn take(&mut self, next: Option<(usize, Update)>) -> String {
         let Some((i, update)) = next else {
             self.done = true;
-            return self.reply.close(&self.written);
+            return self.reply.close(&self.outputs);
         };
-        let written = &mut self.written[i];
+        let output = &mut self.outputs[i];
         match update {
             Update::Started(_) => String::new(),
             Update::Piece(piece) => {
-                let parts = written.add(&piece);
-                self.reply.piece(&piece, &parts, written)
+                let parts = output.add(&piece);
+                self.reply.piece(&piece, &parts, output)
             }
             Update::Ended(ended) => {
-                let parts = written.finish();
+                let parts = output.finish();
                 let last = match parts.is_empty() {
                     true => String::new(),
-                    false => self.reply.piece(&Piece::default(), &parts, written),
+                    false => self.reply.piece(&Piece::default(), &parts, output),
                 };
-                last + &self.reply.end(written, &ended)
+                last + &self.reply.end(output, &ended)
             }
             Update::Failed(failure) => {
                 self.done = true;
                 let api = self.reply.api();
-                let body = ApiError::of_failure(&failure, "prompt").body(api, &written.request_id);
+                let body = ApiError::of_failure(&failure, "prompt").body(api, &output.request_id);
                 match api {
                     Api::OpenAi => event(&body),
                     Api::Anthropic => format!("event: error\n{}", event(&body)),
@@ -89,7 +89,7 @@ impl hyper::body::Body for EventBody {
         }
         let mut text = String::new();
         if !std::mem::replace(&mut this.begun, true) {
-            text.extend(this.written.iter().map(|written| this.reply.begin(written)));
+            text.extend(this.outputs.iter().map(|output| this.reply.begin(output)));
         }
         while !this.done && text.len() < FRAME {
             match this.running.poll_next(context) {

@@ -1,4 +1,4 @@
-//! The fields of a request's JSON object, taken one by one: what is left at the end is an error that names it.
+//! The fields of a request's JSON object, taken one by one. A field that no route takes is an error that names it.
 
 use serde_json::{Map, Value};
 
@@ -6,10 +6,10 @@ use crate::api_error::ApiError;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// An object whose fields are taken by name. `null` is as absent.
+/// An object whose fields are taken by name. `null` is the same as absent.
 pub(crate) struct Fields {
     values: Map<String, Value>,
-    /// In front of the names in errors: empty, or `messages[0].`.
+    /// Prepended to names in errors: empty, or `messages[0].`.
     prefix: String,
 }
 
@@ -17,12 +17,12 @@ impl Fields {
     /// The object in a request's body.
     ///
     /// # Errors
-    /// If it is no JSON, or no object.
+    /// If it is not valid JSON, or not an object.
     pub fn parse(body: &[u8]) -> Result<Self> {
         let malformed = |e: serde_json::Error| {
-            // Without the text around it, which is the client's.
+            // serde_json's message would repeat the client's text.
             let place = format!("line {}, column {}", e.line(), e.column());
-            ApiError::field("body", format!("is no JSON ({:?} error at {place})", e.classify()))
+            ApiError::field("body", format!("invalid JSON ({:?} error at {place})", e.classify()))
         };
         match serde_json::from_slice(body).map_err(malformed)? {
             Value::Object(values) => Ok(Self { values, prefix: String::new() }),
@@ -33,7 +33,7 @@ impl Fields {
     /// The object `value`, which is the field `name`.
     ///
     /// # Errors
-    /// If it is no object.
+    /// If it is not an object.
     pub fn of(value: Value, name: &str) -> Result<Self> {
         match value {
             Value::Object(values) => Ok(Self { values, prefix: format!("{name}.") }),
@@ -51,83 +51,83 @@ impl Fields {
         ApiError::field(self.name(field), problem)
     }
 
-    /// The field's value, as it is.
+    /// Takes the field's value, of any type.
     pub fn value(&mut self, field: &str) -> Option<Value> {
         self.values.remove(field).filter(|value| !value.is_null())
     }
 
-    /// The field's value, which is still to be taken.
+    /// The field's value, without taking it.
     pub fn peek(&self, field: &str) -> Option<&Value> {
         self.values.get(field).filter(|value| !value.is_null())
     }
 
     /// # Errors
-    /// If it is no number.
+    /// If it is not a number.
     pub fn number(&mut self, field: &str) -> Result<Option<f64>> {
         self.typed(field, "a number", |value| value.as_f64())
     }
 
     /// # Errors
-    /// If it is no whole number of 64 bits.
+    /// If it is not a 64-bit integer.
     pub fn integer(&mut self, field: &str) -> Result<Option<i128>> {
         let whole = |value: &Value| value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from));
-        self.typed(field, "a whole number", whole)
+        self.typed(field, "an integer", whole)
     }
 
     /// # Errors
-    /// If it is no whole number in `range`.
+    /// If it is not an integer in `range`.
     pub fn count(&mut self, field: &str, range: std::ops::RangeInclusive<usize>) -> Result<Option<usize>> {
         let Some(given) = self.integer(field)? else { return Ok(None) };
         let (least, most) = (*range.start(), *range.end());
         match usize::try_from(given).ok().filter(|count| range.contains(count)) {
             Some(count) => Ok(Some(count)),
-            None if most == usize::MAX => Err(self.error(field, format!("is {given}, must be {least} or more"))),
-            None => Err(self.error(field, format!("is {given}, must be from {least} to {most}"))),
+            None if most == usize::MAX => Err(self.error(field, format!("is {given}, must be at least {least}"))),
+            None => Err(self.error(field, format!("is {given}, must be between {least} and {most}"))),
         }
     }
 
     /// # Errors
-    /// If it is no string.
+    /// If it is not a string.
     pub fn string(&mut self, field: &str) -> Result<Option<String>> {
         self.typed(field, "a string", |value| value.as_str().map(str::to_owned))
     }
 
     /// # Errors
-    /// If it is not `true` or `false`.
+    /// If it is not a boolean.
     pub fn flag(&mut self, field: &str) -> Result<Option<bool>> {
-        self.typed(field, "true or false", |value| value.as_bool())
+        self.typed(field, "a boolean", |value| value.as_bool())
     }
 
     /// # Errors
-    /// If it is no list.
+    /// If it is not an array.
     pub fn list(&mut self, field: &str) -> Result<Option<Vec<Value>>> {
         match self.value(field) {
             None => Ok(None),
             Some(Value::Array(list)) => Ok(Some(list)),
-            Some(other) => Err(self.error(field, format!("is {}, must be a list", kind(&other)))),
+            Some(other) => Err(self.error(field, format!("is {}, must be an array", kind(&other)))),
         }
     }
 
     /// # Errors
-    /// If it is no object.
+    /// If it is not an object.
     pub fn object(&mut self, field: &str) -> Result<Option<Self>> {
         let name = self.name(field);
         self.value(field).map(|value| Self::of(value, &name)).transpose()
     }
 
-    /// All that were not taken, but for `null`.
+    /// The fields that were not taken, without those that are `null`.
     pub fn rest(self) -> impl Iterator<Item = (String, Value)> {
         self.values.into_iter().filter(|(_, value)| !value.is_null())
     }
 
-    /// Fields that have no effect here, whatever their values.
+    /// Takes fields that have no effect, whatever their values.
     pub fn ignore(&mut self, fields: &[&str]) {
         for field in fields {
             self.values.remove(*field);
         }
     }
 
-    /// A field that is implemented for the values in `allowed` alone, which mean that it is off.
+    /// Takes a field that is supported with the values in `allowed` only.
     ///
     /// # Errors
     /// If it has another value.
@@ -141,21 +141,22 @@ impl Fields {
             return Ok(());
         }
         let allowed: Vec<_> = allowed.iter().map(Value::to_string).collect();
-        let problem = match allowed.is_empty() {
-            true => "is not implemented; leave it out".to_owned(),
-            false => format!("is not implemented but for {}; leave it out", allowed.join(", ")),
+        let problem = match allowed.len() {
+            0 => "is not supported; omit it".to_owned(),
+            1 => format!("only {} is supported; omit it", allowed[0]),
+            _ => format!("only {} are supported", allowed.join(", ")),
         };
         Err(self.error(field, problem).with_code("unsupported_parameter"))
     }
 
     /// # Errors
-    /// If a field was not taken: it is unknown, or not implemented.
+    /// If a field was not taken.
     pub fn end(self) -> Result<()> {
         match self.values.iter().find(|(_, value)| !value.is_null()) {
             None => Ok(()),
             Some((field, _)) => {
                 let field: String = self.name(field).chars().take(MAX_NAME).filter(|c| !c.is_control()).collect();
-                let problem = "is unknown, or not implemented; leave it out";
+                let problem = "unknown or unsupported field; remove it";
                 Err(ApiError::field(field, problem).with_code("unsupported_parameter"))
             }
         }
@@ -173,15 +174,15 @@ impl Fields {
 /// Characters of an unknown field's name that an error repeats.
 const MAX_NAME: usize = 64;
 
-/// The kind of a value, for errors: values themselves may be long, and are the client's.
+/// The type of a value, for errors: values may be long, and are the client's.
 pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
-        Value::Bool(_) => "true or false",
-        Value::Number(number) if number.is_f64() => "a fraction",
+        Value::Bool(_) => "a boolean",
+        Value::Number(number) if number.is_f64() => "a fractional number",
         Value::Number(_) => "a number",
         Value::String(_) => "a string",
-        Value::Array(_) => "a list",
+        Value::Array(_) => "an array",
         Value::Object(_) => "an object",
     }
 }

@@ -1,12 +1,12 @@
-//! Names by which a server on a loopback address is called. A page of another site whose name resolves to that address
-//! (DNS rebinding) is of the server's origin to a browser, but calls it by its own name.
+//! Protection against DNS rebinding: a server on a loopback address accepts requests for known host names only. A web page whose
+//! host name resolves to that address passes the browser's same-origin check, but sends its own name in the header `host`.
 
 use std::net::{IpAddr, SocketAddr};
 
 use hyper::HeaderMap;
 use hyper::header::HOST;
 
-/// The names, beside those of loopback addresses; `None` where every name is let in.
+/// The allowed names, besides those of loopback addresses; `None` allows every name.
 pub(crate) struct Hosts(Option<Vec<String>>);
 
 impl Hosts {
@@ -14,7 +14,7 @@ impl Hosts {
         Self(address.ip().is_loopback().then_some(allowed))
     }
 
-    /// Whether the header `host`, if there is one, is such a name, with any port.
+    /// Whether the header `host`, if there is one, is an allowed name, with any port.
     pub fn admit(&self, headers: &HeaderMap) -> bool {
         let (Some(allowed), Some(host)) = (&self.0, headers.get(HOST)) else { return true };
         let Ok(host) = host.to_str() else { return false };

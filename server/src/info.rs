@@ -1,8 +1,9 @@
-//! Routes that say what is served and how it is: models, health, metrics, and what is not there.
+//! Models, health, metrics, and the responses of routes that do not exist.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use hyper::StatusCode;
@@ -29,24 +30,25 @@ pub(crate) async fn models(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `GET /v1/models/{id}`.
-pub(crate) async fn one_model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, ApiError> {
-    if id != app.model {
-        let message = format!("model: is not served here; {:?} is", app.model);
+pub(crate) async fn one_model(
+    State(app): State<Arc<App>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    // A path that is not UTF-8 is rejected.
+    if !id.is_ok_and(|Path(id)| id == app.model) {
+        let message = format!("model not found; this server serves {:?}", app.model);
         return Err(ApiError::new(StatusCode::NOT_FOUND, message).with_code("model_not_found"));
     }
     Ok(reply::json(&model(&app)))
 }
 
-/// `GET /health`: 200 while requests are taken.
+/// `GET /health`: 200 while requests are accepted.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     if app.stopping.load(Ordering::Acquire) {
         return Err(ApiError::stopping());
     }
     if !app.worker.is_alive() {
-        return Err(ApiError::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the engine thread has ended; start the server anew",
-        ));
+        return Err(ApiError::engine_stopped(StatusCode::SERVICE_UNAVAILABLE));
     }
     Ok(reply::json(&json!({"status": "ok"})))
 }
@@ -59,16 +61,16 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
 
 /// `POST /v1/embeddings`.
 pub(crate) async fn embeddings() -> ApiError {
-    let message = "embeddings are not implemented: a Gemma 4 generates text; take a server with an embedding model";
+    let message = "embeddings are not supported: this server has no embedding model";
     ApiError::new(StatusCode::NOT_IMPLEMENTED, message)
 }
 
-/// Any other path.
+/// Unknown paths.
 pub(crate) async fn not_found() -> ApiError {
-    ApiError::new(StatusCode::NOT_FOUND, "there is no such route; docs/server.md has a list of those there are")
+    ApiError::new(StatusCode::NOT_FOUND, "not found; docs/server.md lists the routes")
 }
 
-/// Another method of a path.
+/// Unknown methods of known paths.
 pub(crate) async fn wrong_method() -> ApiError {
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "the route has another method; the header `allow` names it")
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method not allowed; the header `allow` names the one that is")
 }

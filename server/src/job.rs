@@ -1,4 +1,4 @@
-//! A request on its way through the engine thread: what it asks for, and what comes back.
+//! Jobs sent to the engine thread, and their updates.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use foretoken::speculative::Cancel;
 use foretoken::{Finish, GenerateOptions, Piece, Statistics};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// Generations that are asked for, of one prompt.
+/// One or more generations from one prompt.
 pub(crate) struct Job {
     pub prompt: Arc<Vec<u32>>,
-    /// Of the request, for the log.
+    /// The request's id, for the log.
     pub request_id: String,
     /// When the request was admitted.
     pub admitted: Instant,
-    /// The first one's. It reads the prompt.
+    /// The first generation, which prefills the prompt.
     pub choice: Choice,
-    /// Those that go on from the prompt when it is read.
+    /// Further generations, which are forked after prefill.
     pub others: Vec<Choice>,
 }
 
 impl Job {
-    /// Whether nobody waits for it.
+    /// Whether its client is gone.
     pub fn is_cancelled(&self) -> bool {
         self.choice.options.cancel.is_cancelled()
     }
@@ -33,45 +33,46 @@ impl Job {
 /// One generation.
 pub(crate) struct Choice {
     pub options: GenerateOptions,
-    /// Unbounded, so that the engine never waits for a reader: at most `max_tokens` tokens are ever in it.
+    /// Unbounded, so that the engine never waits for a client: it holds at most `max_tokens` tokens.
     pub updates: UnboundedSender<Update>,
-    /// Held until it is over.
+    /// Held until the generation ends.
     pub ticket: Ticket,
 }
 
-/// What the engine thread says about a job, in this order: `Started`, any number of `Piece`s, then `Ended`; or `Failed` at any
-/// time, which is the last.
+/// An update of a generation: `Started`, any number of `Piece`s, then `Ended`; or `Failed` at any time, which is the last.
 #[derive(Debug)]
 pub(crate) enum Update {
-    /// The job has a sequence, which goes on from so many tokens of the prompt that were kept.
+    /// It has a sequence, of whose prompt the prefix cache had so many tokens.
     Started(usize),
     /// A round's tokens.
     Piece(Piece),
-    /// It is over.
+    /// It has ended.
     Ended(Box<Ended>),
-    /// It will not be finished.
+    /// It has failed.
     Failed(Failure),
 }
 
-/// How a job ended.
+/// How a generation ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Ended {
     pub finish: Finish,
     pub statistics: Statistics,
 }
 
-/// Why a job was not finished.
+/// Why a generation failed.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
-    /// The library's error, for this job alone.
+    /// An error of this generation only.
     Library(Arc<foretoken::Error>),
-    /// The server stops.
+    /// The server is shutting down.
     Stopping,
     /// A panic outside any one sequence's part of a pass.
     Panic,
+    /// The engine thread has ended after a panic.
+    Dead,
 }
 
-/// A place among the requests that may run or wait. It is free again when this is dropped.
+/// A place in the queue (running or waiting). Dropping it frees the place.
 pub(crate) struct Ticket(Arc<AtomicUsize>);
 
 impl Ticket {
@@ -89,7 +90,7 @@ impl Drop for Ticket {
     }
 }
 
-/// The receiving side of a job's generations. Dropping it cancels them: their sequences are gone before the next pass.
+/// The receiving side of a job's generations. Dropping it cancels them before the next pass.
 pub(crate) struct Running {
     /// A receiver for each; `None` when it has ended.
     updates: Vec<Option<UnboundedReceiver<Update>>>,
@@ -97,12 +98,12 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// As many generations as tickets, and their receiving side. Each draws from a seed of its own: the next one.
+    /// As many generations as tickets, and their receiving side. Generation `i` has the seed plus `i`.
     pub fn choices(options: &GenerateOptions, tickets: Vec<Ticket>) -> (Vec<Choice>, Self) {
         let (mut choices, mut updates) = (Vec::new(), Vec::new());
         for (i, ticket) in (0..).zip(tickets) {
             let (send, receive) = unbounded_channel();
-            // Clones would share the handle.
+            // A clone would share the cancel handle.
             let (seed, cancel) = (options.seed.wrapping_add(i), Cancel::default());
             let options = GenerateOptions { seed, cancel, ..options.clone() };
             choices.push(Choice { options, updates: send, ticket });
@@ -112,12 +113,12 @@ impl Running {
         (choices, Self { updates, cancels })
     }
 
-    /// The next update, and whose it is; `None` when all have ended.
+    /// The next update and its generation's index; `None` when all have ended.
     pub async fn next(&mut self) -> Option<(usize, Update)> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// The same, for a body that is polled.
+    /// As [`Running::next`], for a polled body.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Update)>> {
         let mut all_ended = true;
         for (i, slot) in self.updates.iter_mut().enumerate() {

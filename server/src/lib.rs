@@ -1,7 +1,7 @@
-//! foretoken over HTTP: OpenAI's, Anthropic's and llama.cpp's routes over one engine, whose sequences are decoded together.
+//! An HTTP server for foretoken with OpenAI's, Anthropic's and llama.cpp's APIs and continuous batching.
 //!
-//! [`Server`] is what the binary `foretoken-server` runs. One thread owns the library's
-//! [`Scheduler`](foretoken::Scheduler); requests wait for it in a bounded queue, and it never waits for a reader.
+//! The binary `foretoken-server` runs a [`Server`]. One thread owns the library's [`Scheduler`](foretoken::Scheduler); requests
+//! wait for it in a bounded queue, and it never waits for a client to read.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,7 @@ mod convert;
 mod events;
 mod fields;
 mod hosts;
+mod ignored;
 mod info;
 mod job;
 mod llama;
@@ -23,6 +24,7 @@ mod openai;
 mod openai_chat;
 mod openai_completions;
 mod openai_responses;
+mod output_penalties;
 mod page;
 mod reply;
 mod routes;

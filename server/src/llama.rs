@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use foretoken::chat::ReplyPart;
+use foretoken::tokenizer::Tokenizer;
 use foretoken::{Finish, GenerateOptions, Piece, Sampling};
 use serde_json::{Value, json};
 
@@ -13,9 +14,9 @@ use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
 use crate::convert::{self, MAX_TOP_LOGPROBS};
 use crate::fields::Fields;
+use crate::ignored::take_ignored;
 use crate::job::Ended;
-use crate::openai::without_mirostat;
-use crate::reply::{self, Generate, Reply, Written, event};
+use crate::reply::{self, ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
 
 pub(crate) async fn completion(
@@ -23,8 +24,8 @@ pub(crate) async fn completion(
     id: RequestId,
     fields: Fields,
 ) -> Result<Response, ApiError> {
-    let (generate, structured) = request(&app, fields)?;
-    structured.compile(&app).await?;
+    let (mut generate, structured) = request(&app, fields)?;
+    generate.options.constraint = structured.compile(&app).await?;
     answer(&app, id, generate).await
 }
 
@@ -37,7 +38,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         Some(-1) => Some(usize::MAX),
         Some(n) => match usize::try_from(n) {
             Ok(n) if n > 0 => Some(n),
-            _ => return Err(fields.error("n_predict", format!("is {n}, must be at least 1; -1 is no limit"))),
+            _ => return Err(fields.error("n_predict", format!("is {n}, must be at least 1, or -1 for no limit"))),
         },
     };
     let strings = convert::stop_strings(&mut fields, "stop")?;
@@ -45,27 +46,17 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
     let structured = Structured::llama(&mut fields)?;
     let options = GenerateOptions {
-        constraint: structured.constraint.clone(),
         stop: convert::stop(&mut fields, strings)?,
         logprobs,
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &Sampling::default(), most)?
     };
-    take_inert(&mut fields)?;
+    take_ignored(&mut fields)?;
     fields.end()?;
     let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings: settings(app, &options) });
-    Ok((Generate { prompt, prompt_field: "prompt", reply, options, choices: 1, streams }, structured))
-}
-
-/// Takes what has no effect, and samplers that are off.
-fn take_inert(fields: &mut Fields) -> Result<(), ApiError> {
-    fields.ignore(&["cache_prompt", "id_slot", "n_keep"]);
-    for field in ["xtc_probability", "dynatemp_range", "dry_multiplier"] {
-        fields.only(field, &[json!(0)])?;
-    }
-    fields.only("typical_p", &[json!(1)])?;
-    without_mirostat(fields)?;
-    fields.only("timings_per_token", &[json!(false)])?;
-    fields.only("post_sampling_probs", &[json!(false)])
+    Ok((
+        Generate { prompt, prompt_field: "prompt", reply, options, penalizes_output: false, choices: 1, streams },
+        structured,
+    ))
 }
 
 fn settings(app: &App, options: &GenerateOptions) -> Value {
@@ -93,14 +84,14 @@ struct Completion {
 }
 
 impl Completion {
-    fn probabilities(&self, written: &Written, of: &[foretoken::TokenLogprobs]) -> Value {
-        of.iter().map(|of| convert::logprobs(&written.engine, of)).collect()
+    fn probabilities(&self, output: &ChoiceOutput, of: &[foretoken::TokenLogprobs]) -> Value {
+        of.iter().map(|of| convert::logprobs(&output.engine, of)).collect()
     }
 
-    /// The last object of a stream, and a whole answer but for its text.
-    fn last(&self, written: &Written, ended: &Ended) -> Value {
+    /// The last object of a stream; with the text, the response that is not streamed.
+    fn last(&self, output: &ChoiceOutput, ended: &Ended) -> Value {
         let (kind, word) = match ended.finish {
-            Finish::StopString => ("word", written.stop_string(ended).unwrap_or_default()),
+            Finish::StopString => ("word", output.stop_string(ended).unwrap_or_default()),
             Finish::MaxTokens | Finish::Context => ("limit", String::new()),
             _ => ("eos", String::new()),
         };
@@ -109,9 +100,9 @@ impl Completion {
             "content": "",
             "tokens": [],
             "stop": true,
-            "model": written.model,
-            "tokens_predicted": written.tokens.len(),
-            "tokens_evaluated": written.prompt_tokens,
+            "model": output.model,
+            "tokens_predicted": output.tokens.len(),
+            "tokens_evaluated": output.prompt_tokens,
             "generation_settings": self.settings,
             "truncated": false,
             "stop_type": kind,
@@ -122,80 +113,80 @@ impl Completion {
 }
 
 impl Reply for Completion {
-    fn piece(&mut self, piece: &Piece, _: &[ReplyPart], written: &Written) -> String {
+    fn piece(&mut self, piece: &Piece, _: &[ReplyPart], output: &ChoiceOutput) -> String {
         let mut value = json!({
             "index": 0,
             "content": piece.text,
             "tokens": piece.tokens,
             "stop": false,
-            "tokens_predicted": written.tokens.len(),
-            "tokens_evaluated": written.prompt_tokens,
+            "tokens_predicted": output.tokens.len(),
+            "tokens_evaluated": output.prompt_tokens,
         });
         if self.logprobs {
-            value["completion_probabilities"] = self.probabilities(written, &piece.logprobs);
+            value["completion_probabilities"] = self.probabilities(output, &piece.logprobs);
         }
         event(&value)
     }
 
-    fn end(&mut self, written: &Written, ended: &Ended) -> String {
-        event(&self.last(written, ended))
+    fn end(&mut self, output: &ChoiceOutput, ended: &Ended) -> String {
+        event(&self.last(output, ended))
     }
 
-    fn whole(&mut self, choices: &[(Written, Ended)]) -> Value {
-        let (written, ended) = &choices[0];
-        let mut value = self.last(written, ended);
-        value["content"] = json!(written.text);
+    fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value {
+        let (output, ended) = &choices[0];
+        let mut value = self.last(output, ended);
+        value["content"] = json!(output.text);
         if self.return_tokens {
-            value["tokens"] = json!(written.tokens);
+            value["tokens"] = json!(output.tokens);
         }
         if self.logprobs {
-            value["completion_probabilities"] = self.probabilities(written, &written.logprobs);
+            value["completion_probabilities"] = self.probabilities(output, output.logprobs());
         }
         value
     }
 }
 
-/// `POST /tokenize`: the tokens of `content`, with `<bos>` if `add_special` says so.
+/// `POST /tokenize`: the tokens of `content`, with `<bos>` if `add_special` is set.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
-    let text = fields.string("content")?.ok_or_else(|| fields.error("content", "is missing; give a text"))?;
+    let text = fields.string("content")?.ok_or_else(|| fields.error("content", "is required: a string"))?;
     let add_special = fields.flag("add_special")?.unwrap_or(false);
     let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
     fields.only("parse_special", &[json!(true)])?;
     fields.end()?;
     let (tokens, _) = reply::encode(&app, app.admit(1)?, "content", move |app| {
         let tokenizer = app.engine.tokenizer()?;
-        // Of an empty text there is <bos> alone, which `encode` refuses as a prompt.
+        // `encode` refuses an empty text, whose only token is <bos>.
         let encoded = if text.is_empty() { Vec::new() } else { tokenizer.encode(&text)? };
         let bos = tokenizer.id("<bos>");
         let own = encoded.strip_prefix(bos.as_slice()).unwrap_or(&encoded);
-        Ok(bos.filter(|_| add_special).into_iter().chain(own.iter().copied()).collect::<Vec<u32>>())
+        let tokens: Vec<u32> = bos.filter(|_| add_special).into_iter().chain(own.iter().copied()).collect();
+        Ok(match with_pieces {
+            false => json!(tokens),
+            true => tokens.into_iter().map(|id| json!({"id": id, "piece": piece(tokenizer, id)})).collect(),
+        })
     })
     .await?;
-    let tokens: Value = match with_pieces {
-        false => json!(tokens),
-        true => tokens.into_iter().map(|id| json!({"id": id, "piece": piece(&app, id)})).collect(),
-    };
     Ok(reply::json(&json!({"tokens": tokens})))
 }
 
-/// A token's text, or its bytes where they are no text by themselves.
-fn piece(app: &App, id: u32) -> Value {
-    let bytes = app.engine.tokenizer().map(|tokenizer| convert::token_bytes(tokenizer, id)).unwrap_or_default();
-    String::from_utf8(bytes).map_or_else(|error| json!(error.into_bytes()), |text| json!(text))
+/// A token's text, or its bytes if they are not UTF-8.
+fn piece(tokenizer: &Tokenizer, id: u32) -> Value {
+    String::from_utf8(tokenizer.token_bytes(id)).map_or_else(|error| json!(error.into_bytes()), |text| json!(text))
 }
 
 /// `POST /detokenize`: the text of `tokens`, without special tokens.
 pub(crate) async fn detokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
-    let list = fields.list("tokens")?.ok_or_else(|| fields.error("tokens", "is missing; give token ids"))?;
+    let list = fields.list("tokens")?.ok_or_else(|| fields.error("tokens", "is required: an array of token ids"))?;
     let ids = convert::token_ids(&fields, "tokens", &list)?;
     let vocab = app.engine.target().num_readable_tokens();
     if let Some(at) = ids.iter().position(|id| *id as usize >= vocab) {
-        let problem = format!("is {}, outside the vocabulary of {vocab}", ids[at]);
+        let problem = format!("is {}, must be below the vocabulary's size, {vocab}", ids[at]);
         return Err(fields.error(&format!("tokens[{at}]"), problem));
     }
     fields.end()?;
-    let text = app.engine.tokenizer().and_then(|tokenizer| tokenizer.decode(&ids));
-    Ok(reply::json(&json!({"content": text.map_err(|error| ApiError::of(&error, "tokens"))?})))
+    let (text, _) =
+        reply::encode(&app, app.admit(1)?, "tokens", move |app| app.engine.tokenizer()?.decode(&ids)).await?;
+    Ok(reply::json(&json!({"content": text})))
 }
 
 /// `GET /props`.

@@ -8,71 +8,72 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use foretoken::chat::ChatTemplate;
+use foretoken::checkpoint::Checkpoint;
 use foretoken::{Engine, PrefixCacheOptions, SchedulerOptions};
 use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use foretoken_tools::arguments;
 use tracing::Level;
 
-/// Serve a Gemma 4 and its assistant over HTTP, with OpenAI's, Anthropic's and llama.cpp's routes.
+/// Serve a Gemma 4 or Qwen3.5 model over HTTP, with OpenAI's, Anthropic's and llama.cpp's APIs.
 ///
-/// With nothing given, the demo pair in models/demo, which continues Rust, on http://127.0.0.1:8080.
+/// Without options, it serves the demo model in models/demo (Rust code completion) on http://127.0.0.1:8080.
 ///
 /// Example: foretoken-server --model google/gemma-4-E2B-it --assistant google/gemma-4-E2B-it-assistant
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// Address to listen on; 0.0.0.0 is every one of the machine.
+    /// Address to listen on; 0.0.0.0 listens on all interfaces.
     #[arg(long, default_value = "127.0.0.1")]
     host: IpAddr,
-    /// Port; 0 is any that is free.
+    /// Port to listen on; 0 selects a free one.
     #[arg(long, default_value_t = 8080)]
     port: u16,
-    /// Sequences that are decoded together.
+    /// Maximum number of requests that are decoded in parallel.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
     parallel: u16,
-    /// Requests that may wait beside those; further ones are answered 429.
+    /// Maximum number of requests that wait in the queue; further ones get 429.
     #[arg(long, value_name = "N", default_value_t = 64)]
     max_queue: usize,
-    /// Rows of a pass: what the rounds leave of it, prompts are read with.
+    /// Maximum rows per forward pass; rows not used by decoding are used for prefill.
     #[arg(long, value_name = "N", default_value_t = SchedulerOptions::default().max_rows)]
     max_rows: usize,
-    /// How many times as long as usual passes may take that read a prompt beside other texts; 1 keeps those waiting the least.
+    /// Maximum slowdown of decoding while a prompt is prefilled: a pass may take up to X times as long. 1 prefills most slowly.
     #[arg(long, value_name = "X", default_value_t = SchedulerOptions::default().prompt_slowdown)]
     prompt_slowdown: f64,
-    /// Keep no states of prompts: every request computes its own whole.
+    /// Disable the prefix cache.
     #[arg(long)]
     no_prefix_cache: bool,
-    /// A folder for states of conversations that memory does not hold, in files that are deleted at the end. Default: they are dropped.
+    /// Directory for prefix cache entries that do not fit in memory; its files are deleted on exit. Default: they are evicted.
     #[arg(long, value_name = "DIR", conflicts_with = "no_prefix_cache")]
     cache_dir: Option<PathBuf>,
-    /// Bytes of K and V of all sequences together (CPU); G, M and K may follow the number. Default: no limit but each sequence's.
+    /// Maximum bytes of the K/V cache of all requests together (CPU), with an optional suffix K, M or G. Default: unlimited.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     kv_memory: Option<u64>,
-    /// A key of which a request must have one; may be given several times. Visible to other users of the machine, unlike:
+    /// API key that requests must have; may be repeated. Other users of the machine can see it: prefer --api-key-file.
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
-    /// Keys in a file, a line each.
+    /// File with API keys, one per line.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// A name by which requests may call a server on a loopback address, besides localhost; may be given several times.
+    /// Host name that requests to a loopback address may use, besides localhost; may be repeated.
     #[arg(long, value_name = "NAME")]
     allowed_host: Vec<String>,
-    /// The model's name in requests and answers. Default: that of its file or directory.
+    /// Model name in requests and responses. Default: the name of the model's file or directory.
     #[arg(long, value_name = "NAME")]
     alias: Option<String>,
-    /// A chat template (Jinja) instead of the checkpoint's.
+    /// File with a chat template (Jinja) that overrides the checkpoint's.
     #[arg(long, value_name = "FILE")]
     chat_template_file: Option<PathBuf>,
-    /// Connections at a time; more wait until one is closed.
+    /// Maximum number of open connections; more wait until one is closed.
     #[arg(long, value_name = "N", default_value_t = 256)]
     max_connections: usize,
-    /// Seconds after which a connection is closed on which a request does not arrive, or an answer is not taken.
+    /// Seconds without a request, or without reading a response, after which a connection is closed.
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
     idle_timeout: u64,
-    /// Seconds that requests under way have after SIGTERM.
+    /// Seconds that running requests have to finish after SIGTERM.
     #[arg(long, value_name = "S", default_value_t = 30)]
     drain_timeout: u64,
-    /// What the log on stderr has: error, warn, info, debug, trace. Never what is in a request or an answer.
+    /// Log level on stderr: error, warn, info, debug, trace. The log never contains text of requests or responses.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: Level,
     #[command(flatten)]
@@ -85,36 +86,38 @@ struct Args {
     text: TextDefaults,
 }
 
-/// What requests leave out.
+/// Defaults of what requests omit.
 #[derive(clap::Args)]
 struct TextDefaults {
-    /// Tokens to generate at most. Default: what the context has room for.
+    /// Maximum number of tokens to generate, for requests that set none. Default: up to the end of the context.
     #[arg(long)]
     max_tokens: Option<usize>,
-    /// 0 takes the most probable token. Default: 0; of a chat, what the checkpoint's publisher says, as of top-k, top-p and
-    /// min-p.
+    /// Sampling temperature, for requests that set none; 0 is greedy. Default: for chats, that of the checkpoint's generation
+    /// config, as for top-k, top-p and min-p; else 0.
     #[arg(long)]
     temperature: Option<f32>,
-    /// Keep the K most probable tokens. Default: all.
+    /// Top-k, for requests that set none: sample from the K most probable tokens. Default: all.
     #[arg(long)]
     top_k: Option<usize>,
-    /// Keep the most probable tokens up to this sum of probabilities. Default: 1.
+    /// Top-p, for requests that set none: sample from the most probable tokens whose probabilities sum up to P. Default: 1.
     #[arg(long)]
     top_p: Option<f32>,
-    /// Keep tokens at least this probable relative to the best. Default: 0.
+    /// Min-p, for requests that set none: minimum probability of a token relative to the most probable one. Default: 0.
     #[arg(long)]
     min_p: Option<f32>,
-    /// Seed of the draws. Default: another for every request.
+    /// Random seed, for requests that set none. Default: a random one for every request.
     #[arg(long)]
     seed: Option<u64>,
 }
 
-/// The demo pair has no chat template: it continues text, and a chat with it is its messages, one behind the other.
+/// The demo model has no chat template, as it completes code: a chat is the concatenation of its messages.
 const DEMO_TEMPLATE: &str = "{% for message in messages %}{{ message.content }}{% endfor %}";
-/// Of connections: what computes is the engine's.
+/// Threads for connections; the engine has threads of its own.
 const IO_THREADS: usize = 2;
-/// Prompts that are tokenized at a time.
+/// Maximum number of prompts that are tokenized at a time.
 const TOKENIZER_THREADS: usize = 2;
+/// Time to wait at exit for requests that are being tokenized.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     foretoken_tools::run_service(serve)
@@ -122,7 +125,7 @@ fn main() -> ExitCode {
 
 fn serve(args: Args) -> Result<()> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(args.log_level).with_target(false).init();
-    // A panic's message may contain what a client sent; its place does not.
+    // A panic's message may contain a client's text; its location does not.
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string);
         tracing::error!(place, "panic");
@@ -138,29 +141,37 @@ fn serve(args: Args) -> Result<()> {
         .enable_io()
         .enable_time()
         .build()?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let model = options.model.clone();
         let server = Server::bind(&engine, options).await?;
         if !host.is_loopback() && !has_key {
-            tracing::warn!("whoever reaches {host} can use the server; give --api-key or --api-key-file");
+            tracing::warn!("no API key: anyone who can reach {host} can use the server; set --api-key-file");
         }
         let url = format!("http://{}", server.address());
         tracing::info!(url, model, context = server.context(), parallel = args.parallel, "listening");
         server.run(stop()?).await;
         tracing::info!("stopped");
         Ok(())
-    })
+    });
+    // Tokenizing cannot be interrupted.
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
+    served
 }
 
 fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> {
     let is_demo = args.load.model.is_none();
-    let file_name = model.file_stem().map_or_else(|| "gemma".into(), |name| name.to_string_lossy().into_owned());
-    let named = if is_demo { "demo".into() } else { file_name };
+    let name = match is_demo {
+        true => "demo".into(),
+        false => model.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned()),
+    };
+    // Names of directories may contain dots (Qwen3.5-0.8B).
+    let name = name.strip_suffix(".gguf").unwrap_or(&name).to_owned();
     let template = match &args.chat_template_file {
         Some(path) => Some(std::fs::read_to_string(path).with_context(|| path.display().to_string())?),
         None => is_demo.then(|| DEMO_TEMPLATE.to_owned()),
     };
-    let template = template.map(|source| ChatTemplate::new(source, "<bos>".into(), "<eos>".into())).transpose()?;
+    let with_tokens = |source| ChatTemplate::with_tokens_of(&Checkpoint::open(model)?, source);
+    let template = template.map(with_tokens).transpose()?;
     let text = &args.text;
     Ok(ServerOptions {
         parallel: args.parallel.into(),
@@ -188,21 +199,21 @@ fn options(args: &Args, engine: &Engine, model: &Path) -> Result<ServerOptions> 
         max_connections: args.max_connections,
         idle_timeout: Duration::from_secs(args.idle_timeout),
         drain_timeout: Duration::from_secs(args.drain_timeout),
-        ..ServerOptions::new(SocketAddr::new(args.host, args.port), args.alias.clone().unwrap_or(named))
+        ..ServerOptions::new(SocketAddr::new(args.host, args.port), args.alias.clone().unwrap_or(name))
     })
 }
 
-/// The keys of command line and file.
+/// The keys of the command line and of the file.
 fn api_keys(args: &Args) -> Result<Vec<String>> {
     let mut keys = args.api_key.clone();
     if let Some(path) = &args.api_key_file {
         let file = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         let before = keys.len();
         keys.extend(file.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
-        // Without a key, everyone would be let in.
-        ensure!(keys.len() > before, "{}: has no key; write one a line", path.display());
+        // An empty list of keys would allow every request.
+        ensure!(keys.len() > before, "{}: contains no API key; write one per line", path.display());
     }
-    ensure!(keys.iter().all(|key| !key.is_empty()), "--api-key is empty; give a key, or leave it out");
+    ensure!(keys.iter().all(|key| !key.is_empty()), "--api-key is empty; give a key, or omit it");
     Ok(keys)
 }
 
@@ -215,7 +226,9 @@ fn bytes(text: &str) -> Result<u64, String> {
         _ => (text, 0),
     };
     let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
-    number.filter(|bytes| *bytes > 0).ok_or_else(|| format!("{text:?} is no number of bytes; write 2147483648 or 2G"))
+    number
+        .filter(|bytes| *bytes > 0)
+        .ok_or_else(|| format!("{text:?} is not a number of bytes; use a form such as 2147483648 or 2G"))
 }
 
 /// Ready with SIGTERM or SIGINT. A second one ends the process at once.

@@ -1,4 +1,4 @@
-//! The messages of a chat: OpenAI's and Anthropic's forms, with calls of tools and their results.
+//! The messages of a chat in OpenAI's and Anthropic's formats, with tool calls and their results.
 
 use std::collections::HashMap;
 
@@ -10,35 +10,49 @@ use crate::fields::{Fields, kind};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// Messages, and the calls in them that may have results.
+/// Messages, and the tool calls in them, to which results may refer.
 #[derive(Default)]
 pub(crate) struct Conversation {
     messages: Vec<Message>,
     /// Names of the called tools, by the calls' ids.
     calls: HashMap<String, String>,
+    /// Of the model's next message.
+    reasoning: Option<String>,
 }
 
 impl Conversation {
-    pub fn push(&mut self, message: Message) {
+    pub fn push(&mut self, mut message: Message) {
+        let reasoning = self.reasoning.take();
+        if message.role == Role::Assistant {
+            message.reasoning = message.reasoning.or(reasoning);
+        }
         self.messages.push(message);
+    }
+
+    /// Reasoning that precedes the model's next message or call.
+    pub fn reason(&mut self, text: String) {
+        self.reasoning = Some(text);
     }
 
     /// A call, of the model's last message or of a new one.
     pub fn call(&mut self, call: ToolCall) {
         self.calls.extend(call.id.clone().map(|id| (id, call.name.clone())));
         match self.messages.last_mut().filter(|last| last.role == Role::Assistant) {
-            Some(last) => last.tool_calls.push(call),
-            None => self.messages.push(Message { tool_calls: vec![call], ..Message::assistant("") }),
+            Some(last) => {
+                last.reasoning = last.reasoning.take().or(self.reasoning.take());
+                last.tool_calls.push(call);
+            }
+            None => self.push(Message { tool_calls: vec![call], ..Message::assistant("") }),
         }
     }
 
     /// The result of the call `id`, which is the field `name`.
     ///
     /// # Errors
-    /// If there is no such call.
+    /// If there is no such call before it.
     pub fn result(&mut self, id: String, content: String, name: &str) -> Result<()> {
         let Some(tool) = self.calls.get(&id) else {
-            return Err(ApiError::field(name, "is the id of no call in the messages before it"));
+            return Err(ApiError::field(name, "does not match the id of a tool call in an earlier message"));
         };
         self.messages.push(Message::tool(id, tool, content));
         Ok(())
@@ -54,10 +68,10 @@ impl Conversation {
     }
 }
 
-/// Takes `messages`, a list with at least one.
+/// Takes `messages`, an array with at least one.
 fn list(fields: &mut Fields) -> Result<Vec<Value>> {
     let list =
-        fields.list("messages")?.ok_or_else(|| fields.error("messages", "is missing; give at least one message"))?;
+        fields.list("messages")?.ok_or_else(|| fields.error("messages", "is required; give at least one message"))?;
     match list.is_empty() {
         true => Err(fields.error("messages", "is empty; give at least one message")),
         false => Ok(list),
@@ -67,7 +81,7 @@ fn list(fields: &mut Fields) -> Result<Vec<Value>> {
 /// The messages of OpenAI's chat completions.
 ///
 /// # Errors
-/// If one is malformed, or the result of a call that is not there.
+/// If one is malformed, or the result of an unknown call.
 pub(crate) fn openai(fields: &mut Fields) -> Result<Vec<Message>> {
     let mut conversation = Conversation::default();
     for (i, value) in list(fields)?.into_iter().enumerate() {
@@ -83,10 +97,10 @@ fn openai_message(mut fields: Fields, conversation: &mut Conversation) -> Result
         Some("assistant") => Role::Assistant,
         Some("tool") => Role::Tool,
         Some(_) => {
-            let problem = "is unknown, or not implemented; there are system, developer, user, assistant and tool";
+            let problem = "must be one of system, developer, user, assistant, tool";
             return Err(fields.error("role", problem));
         }
-        None => return Err(fields.error("role", "is missing; give system, user, assistant or tool")),
+        None => return Err(fields.error("role", "is required: system, developer, user, assistant or tool")),
     };
     let content = text_of(&mut fields, "content")?;
     fields.ignore(&["name"]);
@@ -98,9 +112,11 @@ fn openai_message(mut fields: Fields, conversation: &mut Conversation) -> Result
         let name = fields.name("tool_calls");
         let calls = fields.list("tool_calls")?.unwrap_or_default();
         if content.is_none() && calls.is_empty() {
-            return Err(fields.error("content", "is missing; give a text, or tool_calls"));
+            return Err(fields.error("content", "is required, or tool_calls"));
         }
-        fields.ignore(&["refusal", "annotations", "audio"]);
+        // Fields that clients send back from the replies of other services.
+        fields.ignore(&["refusal", "annotations", "audio", "id", "cache_control"]);
+        fields.ignore(&["provider_specific_fields", "reasoning_details", "thinking_blocks"]);
         conversation.push(Message { reasoning, ..Message::assistant(content.unwrap_or_default()) });
         for (i, call) in calls.into_iter().enumerate() {
             conversation.call(openai_call(Fields::of(call, &format!("{name}[{i}]"))?)?);
@@ -108,7 +124,7 @@ fn openai_message(mut fields: Fields, conversation: &mut Conversation) -> Result
         return fields.end();
     }
     fields.only("tool_calls", &[json!([])])?;
-    let content = content.ok_or_else(|| fields.error("content", "is missing; give a text"))?;
+    let content = content.ok_or_else(|| fields.error("content", "is required"))?;
     if role == Role::Tool {
         let id = required(&mut fields, "tool_call_id")?;
         conversation.result(id, content, &fields.name("tool_call_id"))?;
@@ -122,27 +138,27 @@ fn openai_call(mut fields: Fields) -> Result<ToolCall> {
     let id = fields.string("id")?;
     fields.only("type", &[json!("function")])?;
     fields.ignore(&["index"]);
-    let mut function = fields.object("function")?.ok_or_else(|| fields.error("function", "is missing"))?;
+    let mut function = fields.object("function")?.ok_or_else(|| fields.error("function", "is required"))?;
     let call = ToolCall { id, ..function_call(&mut function)? };
     function.end()?;
     fields.end()?;
     Ok(call)
 }
 
-/// Takes `name` and `arguments`, the text of an object.
+/// Takes `name` and `arguments`, the JSON text of an object.
 pub(crate) fn function_call(fields: &mut Fields) -> Result<ToolCall> {
     let name = required(fields, "name")?;
     let spelled = fields.string("arguments")?.filter(|text| !text.trim().is_empty());
     let arguments =
         Json::parse(spelled.as_deref().unwrap_or("{}")).ok().filter(|json| json.clone().into_fields().is_ok());
-    let arguments = arguments.ok_or_else(|| fields.error("arguments", "is not the text of a JSON object"))?;
+    let arguments = arguments.ok_or_else(|| fields.error("arguments", "must be a string with a JSON object"))?;
     Ok(ToolCall { id: None, name, arguments })
 }
 
 /// The messages of Anthropic's API.
 ///
 /// # Errors
-/// If one is malformed, the result of a call that is not there, or the last one is the model's.
+/// If one is malformed, the result of an unknown call, or the last one is the model's.
 pub(crate) fn anthropic(fields: &mut Fields) -> Result<Vec<Message>> {
     let mut conversation = Conversation::default();
     if let Some(system) = text_of(fields, "system")? {
@@ -156,8 +172,8 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Vec<Message>> {
             Some("user") => Role::User,
             Some("assistant") => Role::Assistant,
             Some("system") => Role::System,
-            Some(_) => return Err(message.error("role", "is unknown; there are user and assistant")),
-            None => return Err(message.error("role", "is missing; give user or assistant")),
+            Some(_) => return Err(message.error("role", "must be user or assistant")),
+            None => return Err(message.error("role", "is required: user or assistant")),
         };
         match message.value("content") {
             Some(Value::Array(blocks)) => {
@@ -166,14 +182,14 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Vec<Message>> {
                 anthropic_blocks(role, blocks.collect::<Result<_>>()?, &mut conversation)?;
             }
             Some(Value::String(text)) => conversation.push(Message::new(role, text)),
-            None => return Err(message.error("content", "is missing; give a text or blocks")),
+            None => return Err(message.error("content", "is required: a string or an array of blocks")),
             Some(other) => {
-                let problem = format!("is {}, must be a text or a list of blocks", kind(&other));
+                let problem = format!("is {}, must be a string or an array of blocks", kind(&other));
                 return Err(message.error("content", problem));
             }
         }
         if i == last && conversation.ends_with_assistant() {
-            let problem = "is the assistant's, whose text would be continued; that is not implemented";
+            let problem = "prefilling the assistant's message is not supported; the last message must be the user's";
             return Err(message.error("role", problem));
         }
         message.end()?;
@@ -202,8 +218,9 @@ fn anthropic_blocks(role: Role, blocks: Vec<Fields>, conversation: &mut Conversa
                 if !input.is_object() {
                     return Err(block.error("input", format!("is {}, must be an object", kind(&input))));
                 }
-                let arguments = Json::of(&input).map_err(|_| block.error("input", "nests too deeply"))?;
+                let arguments = Json::of(&input).map_err(|_| block.error("input", "is nested too deeply"))?;
                 let (id, name) = (required(&mut block, "id")?, required(&mut block, "name")?);
+                block.ignore(&["caller"]);
                 calls.push(ToolCall { id: Some(id), name, arguments });
             }
             ("tool_result", Role::User) => {
@@ -214,9 +231,8 @@ fn anthropic_blocks(role: Role, blocks: Vec<Fields>, conversation: &mut Conversa
             }
             (kind, role) => {
                 let shown: String = kind.chars().take(32).filter(|c| !c.is_control()).collect();
-                let problem =
-                    format!("is {shown:?}, which is unknown, or not implemented, in a message of the {role:?}");
-                return Err(block.error("type", problem.to_lowercase()));
+                let role = format!("{role:?}").to_lowercase();
+                return Err(block.error("type", format!("{shown:?} is not supported in a message of role {role}")));
             }
         }
         block.end()?;
@@ -228,12 +244,12 @@ fn anthropic_blocks(role: Role, blocks: Vec<Fields>, conversation: &mut Conversa
     Ok(())
 }
 
-/// A field that must be there, a string.
+/// A required field, a string.
 pub(crate) fn required(fields: &mut Fields, name: &str) -> Result<String> {
-    fields.string(name)?.ok_or_else(|| fields.error(name, "is missing; give a text"))
+    fields.string(name)?.ok_or_else(|| fields.error(name, "is required"))
 }
 
-/// A text: a string, or a list of parts of the type `text`, one behind the other. OpenAI's responses call them `input_text` and
+/// A text: a string, or an array of parts of the type `text`, which are concatenated. OpenAI's responses call them `input_text` and
 /// `output_text`.
 pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>> {
     match fields.value(name) {
@@ -243,14 +259,17 @@ pub(crate) fn text_of(fields: &mut Fields, name: &str) -> Result<Option<String>>
             let name = fields.name(name);
             let part = |(i, value)| {
                 let mut part = Fields::of(value, &format!("{name}[{i}]"))?;
-                part.only("type", &["text", "input_text", "output_text"].map(|kind| json!(kind)))?;
-                let text = part.string("text")?.ok_or_else(|| part.error("text", "is missing"))?;
+                part.only("type", &["text", "input_text", "output_text", "refusal"].map(|kind| json!(kind)))?;
+                let text = part.string("text")?.or(part.string("refusal")?);
+                let text = text.ok_or_else(|| part.error("text", "is required"))?;
                 part.ignore(&["cache_control", "citations", "annotations", "logprobs"]);
                 part.end()?;
                 Ok(text)
             };
             parts.into_iter().enumerate().map(part).collect::<Result<String>>().map(Some)
         }
-        Some(other) => Err(fields.error(name, format!("is {}, must be a text or a list of its parts", kind(&other)))),
+        Some(other) => {
+            Err(fields.error(name, format!("is {}, must be a string or an array of text parts", kind(&other))))
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Counters in Prometheus' text format, under vLLM's names where it has them.
+//! Metrics in Prometheus' text format, with vLLM's names where it has them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,7 +15,7 @@ const SECONDS: [f64; 16] =
 /// Labels of finished requests.
 const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
 
-/// What the server counts.
+/// The server's metrics.
 #[derive(Default)]
 pub(crate) struct Metrics {
     running: AtomicUsize,
@@ -30,7 +30,7 @@ pub(crate) struct Metrics {
     drafted: AtomicU64,
     accepted: AtomicU64,
     accepted_at: Mutex<Vec<u64>>,
-    /// By drafter: for each place in its drafts, tokens that were verified, and those that were accepted.
+    /// By drafter: for each position in its drafts, tokens that were verified, and those that were accepted.
     drafters: Mutex<BTreeMap<String, [Vec<u64>; 2]>>,
     first_token: Histogram,
     queue: Histogram,
@@ -46,7 +46,7 @@ struct Histogram {
 }
 
 impl Metrics {
-    /// Requests with and without a sequence.
+    /// Running and waiting requests.
     pub fn queues(&self, running: usize, waiting: usize) {
         self.running.store(running, Relaxed);
         self.waiting.store(waiting, Relaxed);
@@ -57,7 +57,7 @@ impl Metrics {
         self.generation_tokens.fetch_add(tokens as u64, Relaxed);
     }
 
-    /// A job's prompt of `tokens` tokens, of which a kept prefix has `cached`.
+    /// A job's prompt of `tokens` tokens, of which the prefix cache had `cached`.
     pub fn prompt(&self, tokens: usize, cached: usize) {
         self.prompt_tokens.fetch_add(tokens as u64, Relaxed);
         self.cached_tokens.fetch_add(cached as u64, Relaxed);
@@ -68,7 +68,7 @@ impl Metrics {
         self.first_token.observe(after);
     }
 
-    /// A request is over, for one of [`REASONS`].
+    /// A request has ended, for one of [`REASONS`].
     pub fn finished(&self, reason: &str) {
         let at = REASONS.iter().position(|known| *known == reason).unwrap_or(REASONS.len() - 1);
         self.finished[at].fetch_add(1, Relaxed);
@@ -79,10 +79,10 @@ impl Metrics {
         self.refused.fetch_add(1, Relaxed);
     }
 
-    /// A generation's statistics, and its times from admission to its sequence, its first token and its end.
+    /// A generation's statistics, and its times from admission to start, first token and end.
     pub fn ended(&self, statistics: &Statistics, (queued, first, total): (Duration, Duration, Duration)) {
         self.rounds.fetch_add(statistics.rounds as u64, Relaxed);
-        // Of one row there is no draft.
+        // A pass of one row verifies no draft.
         let drafts: usize = statistics.speculation.rows.iter().skip(2).sum();
         self.drafts.fetch_add(drafts as u64, Relaxed);
         self.drafted.fetch_add(statistics.drafted as u64, Relaxed);
@@ -103,45 +103,53 @@ impl Metrics {
         }
     }
 
-    /// All of it, with `model` as the label `model_name`.
+    /// All metrics, with `model` as the label `model_name`.
     pub fn text(&self, model: &str, engine: &Engine) -> String {
         let mut text = Text { text: String::new(), label: format!("model_name=\"{}\"", escape(model)) };
-        text.gauge("vllm:num_requests_running", "Requests that have a sequence.", self.running.load(Relaxed) as f64);
-        text.gauge("vllm:num_requests_waiting", "Requests that wait for one.", self.waiting.load(Relaxed) as f64);
+        text.gauge("vllm:num_requests_running", "Number of running requests.", self.running.load(Relaxed) as f64);
+        text.gauge("vllm:num_requests_waiting", "Number of waiting requests.", self.waiting.load(Relaxed) as f64);
         let held = engine.pages().held();
         if let Some(left) = engine.pages().available() {
             let used = held as f64 / (held + left).max(1) as f64;
-            text.gauge("vllm:kv_cache_usage_perc", "K and V held, of --kv-memory; 1 is all.", used);
+            text.gauge(
+                "vllm:kv_cache_usage_perc",
+                "K/V cache usage as a fraction of --kv-memory (1 is 100 percent).",
+                used,
+            );
         }
-        text.gauge("foretoken:kv_cache_bytes", "Bytes of K and V held.", held as f64);
+        text.gauge("foretoken:kv_cache_bytes", "Bytes of the K/V cache in use.", held as f64);
         for (name, help, value) in [
-            ("vllm:prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens),
-            ("vllm:prefix_cache_queries_total", "Tokens that were looked up in kept prefixes.", &self.prompt_tokens),
-            ("vllm:prefix_cache_hits_total", "Those that were there.", &self.cached_tokens),
-            ("vllm:generation_tokens_total", "Tokens generated.", &self.generation_tokens),
-            ("foretoken:rounds_total", "Passes of the target behind prompts, per request.", &self.rounds),
-            ("vllm:spec_decode_num_drafts_total", "Those that verified a draft.", &self.drafts),
-            ("vllm:spec_decode_num_draft_tokens_total", "Tokens drafted and verified.", &self.drafted),
-            ("vllm:spec_decode_num_accepted_tokens_total", "Drafted tokens that were emitted.", &self.accepted),
-            ("foretoken:requests_refused_total", "Requests that found the queue full.", &self.refused),
+            ("vllm:prompt_tokens_total", "Number of prompt tokens.", &self.prompt_tokens),
+            ("vllm:prefix_cache_queries_total", "Prefix cache queries, in tokens.", &self.prompt_tokens),
+            ("vllm:prefix_cache_hits_total", "Prefix cache hits, in tokens.", &self.cached_tokens),
+            ("vllm:generation_tokens_total", "Number of generated tokens.", &self.generation_tokens),
+            ("foretoken:rounds_total", "Decoding passes of the target model, counted per request.", &self.rounds),
+            ("vllm:spec_decode_num_drafts_total", "Number of verified drafts.", &self.drafts),
+            ("vllm:spec_decode_num_draft_tokens_total", "Number of verified draft tokens.", &self.drafted),
+            ("vllm:spec_decode_num_accepted_tokens_total", "Number of accepted draft tokens.", &self.accepted),
+            (
+                "foretoken:requests_refused_total",
+                "Number of requests refused because the queue was full (429).",
+                &self.refused,
+            ),
         ] {
             text.head(name, help, "counter");
             text.line(name, "", value.load(Relaxed) as f64);
         }
         let name = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
-        text.head(name, "Drafted tokens that were emitted, by place in the draft.", "counter");
+        text.head(name, "Accepted draft tokens by position in the draft.", "counter");
         let at = self.accepted_at.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for (position, accepted) in at.iter().enumerate() {
             text.line(name, &format!("position=\"{position}\""), *accepted as f64);
         }
         let drafters = self.drafters.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for (name, help, which) in [
+            ("foretoken:drafter_draft_tokens_total", "Verified draft tokens by drafter and position in the draft.", 0),
             (
-                "foretoken:drafter_draft_tokens_total",
-                "Tokens drafted and verified, by drafter and place in its draft.",
-                0,
+                "foretoken:drafter_accepted_tokens_total",
+                "Accepted draft tokens by drafter and position in the draft.",
+                1,
             ),
-            ("foretoken:drafter_accepted_tokens_total", "Those that were emitted.", 1),
         ] {
             text.head(name, help, "counter");
             for (drafter, counts) in &drafters {
@@ -151,16 +159,20 @@ impl Metrics {
                 }
             }
         }
-        text.head("vllm:request_success_total", "Requests that are over, by reason.", "counter");
+        text.head("vllm:request_success_total", "Number of finished requests by reason.", "counter");
         for (reason, count) in REASONS.iter().zip(&self.finished) {
             let label = format!("finished_reason=\"{reason}\"");
             text.line("vllm:request_success_total", &label, count.load(Relaxed) as f64);
         }
         for (name, help, histogram) in [
-            ("vllm:time_to_first_token_seconds", "From admission to the first token.", &self.first_token),
-            ("vllm:request_queue_time_seconds", "From admission to a sequence.", &self.queue),
-            ("vllm:request_time_per_output_token_seconds", "Behind the first, per token.", &self.per_token),
-            ("vllm:e2e_request_latency_seconds", "From admission to the end.", &self.total),
+            ("vllm:time_to_first_token_seconds", "Time to first token in seconds.", &self.first_token),
+            ("vllm:request_queue_time_seconds", "Time in the queue in seconds.", &self.queue),
+            (
+                "vllm:request_time_per_output_token_seconds",
+                "Time per output token after the first in seconds.",
+                &self.per_token,
+            ),
+            ("vllm:e2e_request_latency_seconds", "End-to-end request latency in seconds.", &self.total),
         ] {
             text.histogram(name, help, histogram);
         }
@@ -168,7 +180,7 @@ impl Metrics {
     }
 }
 
-/// Adds counts by place.
+/// Adds counts by position.
 fn add(to: &mut Vec<u64>, counts: &[usize]) {
     to.resize(to.len().max(counts.len()), 0);
     to.iter_mut().zip(counts).for_each(|(to, count)| *to += *count as u64);

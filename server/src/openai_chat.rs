@@ -13,19 +13,20 @@ use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
 use crate::convert::{self, Chat, MAX_TOP_LOGPROBS, Prompt};
 use crate::fields::Fields;
+use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::openai::{self, Form};
-use crate::reply::{Generate, Reply, Written, event};
+use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
-use crate::{messages, tools};
+use crate::{messages, output_penalties, tools};
 
 pub(crate) async fn chat_completions(
     State(app): State<Arc<App>>,
     id: RequestId,
     fields: Fields,
 ) -> Result<Response, ApiError> {
-    let (generate, structured) = request(&app, fields)?;
-    structured.compile(&app).await?;
+    let (mut generate, structured) = request(&app, fields)?;
+    generate.options.constraint = structured.compile(&app).await?;
     answer(&app, id, generate).await
 }
 
@@ -46,9 +47,9 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     let structured = Structured::response_format(&mut fields)?;
     let chat_options = ChatOptions { tools: tools.list.clone(), ..tools::thinking(&mut fields)? };
     let calls = tools.calls;
-    let structured = tools.constrain(&app.engine, &chat_options, structured)?;
+    let structured = tools.constrain(&chat_options, structured)?;
+    let penalizes_output = output_penalties::are_requested(&fields);
     let mut options = GenerateOptions {
-        constraint: structured.constraint.clone(),
         stop: convert::stop(&mut fields, strings)?,
         logprobs: logprobs(&mut fields)?,
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, most)?
@@ -56,7 +57,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     calls.limit(&app.engine, &mut options.stop);
     let chat = Chat { messages, options: chat_options };
     let choices = openai::choices(&mut fields, app.parallel)?;
-    openai::take_inert(&mut fields)?;
+    take_ignored(&mut fields)?;
     fields.only("modalities", &[json!(["text"])])?;
     fields.end()?;
     let generate = Generate {
@@ -64,6 +65,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         prompt_field: "messages",
         reply: Box::new(Completion { form: Form { logprobs: options.logprobs.is_some(), ..form } }),
         options,
+        penalizes_output,
         choices,
         streams: form.streams,
     };
@@ -74,9 +76,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
 fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let wanted = fields.flag("logprobs")?.unwrap_or(false);
     match fields.count("top_logprobs", 0..=MAX_TOP_LOGPROBS)? {
-        Some(_) if !wanted => {
-            Err(fields.error("top_logprobs", "is for logprobs; set logprobs to true, or leave it out"))
-        }
+        Some(1..) if !wanted => Err(fields.error("top_logprobs", "is allowed only with logprobs: true")),
         top => Ok(wanted.then_some(top.unwrap_or(0))),
     }
 }
@@ -86,12 +86,12 @@ struct Completion {
 }
 
 impl Completion {
-    fn chunk(&self, written: &Written, choices: Value) -> Value {
+    fn chunk(&self, output: &ChoiceOutput, choices: Value) -> Value {
         let mut chunk = json!({
-            "id": format!("chatcmpl-{}", written.request_id),
+            "id": format!("chatcmpl-{}", output.request_id),
             "object": "chat.completion.chunk",
-            "created": written.created,
-            "model": written.model,
+            "created": output.created,
+            "model": output.model,
             "choices": choices,
         });
         if self.form.include_usage {
@@ -100,26 +100,26 @@ impl Completion {
         chunk
     }
 
-    fn delta(&self, written: &Written, delta: Value) -> Value {
-        let choice = json!({"index": written.index, "delta": delta, "logprobs": null, "finish_reason": null});
-        self.chunk(written, json!([choice]))
+    fn delta(&self, output: &ChoiceOutput, delta: Value) -> Value {
+        let choice = json!({"index": output.index, "delta": delta, "logprobs": null, "finish_reason": null});
+        self.chunk(output, json!([choice]))
     }
 }
 
-/// A call in OpenAI's form.
+/// A call in OpenAI's format.
 fn tool_call(call: &ToolCall) -> Value {
     let function = json!({"name": call.name, "arguments": call.arguments.to_string()});
     json!({"id": call.id, "type": "function", "function": function})
 }
 
 impl Reply for Completion {
-    fn begin(&mut self, written: &Written) -> String {
-        event(&self.delta(written, json!({"role": "assistant", "content": ""})))
+    fn begin(&mut self, output: &ChoiceOutput) -> String {
+        event(&self.delta(output, json!({"role": "assistant", "content": ""})))
     }
 
-    fn piece(&mut self, piece: &Piece, parts: &[ReplyPart], written: &Written) -> String {
+    fn piece(&mut self, piece: &Piece, parts: &[ReplyPart], output: &ChoiceOutput) -> String {
         let of_calls = parts.iter().filter(|part| matches!(part, ReplyPart::ToolCall(_))).count();
-        let mut call_index = written.calls.len() - of_calls;
+        let mut call_index = output.calls.len() - of_calls;
         let delta = |part: &ReplyPart| match part {
             ReplyPart::Reasoning(text) => json!({"reasoning_content": text}),
             ReplyPart::ToolCall(call) => {
@@ -135,62 +135,62 @@ impl Reply for Completion {
         if deltas.is_empty() && (!piece.logprobs.is_empty() || self.form.token_origins) {
             deltas.push(json!({"content": ""}));
         }
-        let mut chunks: Vec<Value> = deltas.into_iter().map(|delta| self.delta(written, delta)).collect();
-        // Of a piece's tokens, some of which are in no part, the first chunk tells.
+        let mut chunks: Vec<Value> = deltas.into_iter().map(|delta| self.delta(output, delta)).collect();
+        // The first chunk has all of the piece's tokens: some are in no part.
         if let Some(choice) = chunks.first_mut().map(|chunk| &mut chunk["choices"][0]) {
             if self.form.logprobs {
-                choice["logprobs"] = content(written, &piece.logprobs);
+                choice["logprobs"] = content(output, &piece.logprobs);
             }
             if self.form.token_origins {
-                choice["tokens"] = convert::origins(&written.engine, piece);
+                choice["tokens"] = convert::origins(&output.engine, piece);
             }
         }
         chunks.iter().map(event).collect()
     }
 
-    fn end(&mut self, written: &Written, ended: &Ended) -> String {
-        let mut chunk = self.delta(written, json!({}));
-        chunk["choices"][0]["finish_reason"] = json!(openai::finish_reason(written, ended));
+    fn end(&mut self, output: &ChoiceOutput, ended: &Ended) -> String {
+        let mut chunk = self.delta(output, json!({}));
+        chunk["choices"][0]["finish_reason"] = json!(openai::finish_reason(output, ended));
         openai::last_chunk(chunk, ended)
     }
 
-    fn close(&mut self, choices: &[Written]) -> String {
+    fn close(&mut self, choices: &[ChoiceOutput]) -> String {
         openai::last_events(self.form, self.chunk(&choices[0], json!([])), choices)
     }
 
-    fn whole(&mut self, choices: &[(Written, Ended)]) -> Value {
-        let choice = |(written, ended): &(Written, Ended)| {
-            let mut message = json!({"role": "assistant", "content": written.content, "refusal": null});
-            if !written.reasoning.is_empty() {
-                message["reasoning_content"] = json!(written.reasoning);
+    fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value {
+        let choice = |(output, ended): &(ChoiceOutput, Ended)| {
+            let mut message = json!({"role": "assistant", "content": output.content, "refusal": null});
+            if !output.reasoning.is_empty() {
+                message["reasoning_content"] = json!(output.reasoning);
             }
-            if !written.calls.is_empty() {
-                message["tool_calls"] = written.calls.iter().map(tool_call).collect();
-                if written.content.is_empty() {
+            if !output.calls.is_empty() {
+                message["tool_calls"] = output.calls.iter().map(tool_call).collect();
+                if output.content.is_empty() {
                     message["content"] = Value::Null;
                 }
             }
             json!({
-                "index": written.index,
+                "index": output.index,
                 "message": message,
-                "logprobs": self.form.logprobs.then(|| content(written, &written.logprobs)),
-                "finish_reason": openai::finish_reason(written, ended),
+                "logprobs": self.form.logprobs.then(|| content(output, output.logprobs())),
+                "finish_reason": openai::finish_reason(output, ended),
             })
         };
-        let (written, ended) = &choices[0];
+        let (output, ended) = &choices[0];
         json!({
-            "id": format!("chatcmpl-{}", written.request_id),
+            "id": format!("chatcmpl-{}", output.request_id),
             "object": "chat.completion",
-            "created": written.created,
-            "model": written.model,
+            "created": output.created,
+            "model": output.model,
             "choices": choices.iter().map(choice).collect::<Vec<_>>(),
-            "usage": openai::usage(choices.iter().map(|(written, _)| written)),
+            "usage": openai::usage(choices.iter().map(|(output, _)| output)),
             "timings": convert::timings(&ended.statistics),
         })
     }
 }
 
-fn content(written: &Written, logprobs: &[foretoken::TokenLogprobs]) -> Value {
-    let content: Vec<_> = logprobs.iter().map(|of| convert::logprobs(&written.engine, of)).collect();
+fn content(output: &ChoiceOutput, logprobs: &[foretoken::TokenLogprobs]) -> Value {
+    let content: Vec<_> = logprobs.iter().map(|of| convert::logprobs(&output.engine, of)).collect();
     json!({"content": content, "refusal": null})
 }

@@ -13,9 +13,11 @@ use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
 use crate::convert::{self, MAX_TOP_LOGPROBS};
 use crate::fields::Fields;
+use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::openai::{self, Form};
-use crate::reply::{Generate, Reply, Written, event};
+use crate::output_penalties;
+use crate::reply::{ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
 
 pub(crate) async fn completions(
@@ -23,8 +25,8 @@ pub(crate) async fn completions(
     id: RequestId,
     fields: Fields,
 ) -> Result<Response, ApiError> {
-    let (generate, structured) = request(&app, fields)?;
-    structured.compile(&app).await?;
+    let (mut generate, structured) = request(&app, fields)?;
+    generate.options.constraint = structured.compile(&app).await?;
     answer(&app, id, generate).await
 }
 
@@ -35,17 +37,14 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     let most = fields.count("max_tokens", 1..=usize::MAX)?;
     let strings = convert::stop_strings(&mut fields, "stop")?;
     let structured = Structured::response_format(&mut fields)?;
+    let penalizes_output = output_penalties::are_requested(&fields);
     let options = GenerateOptions {
-        constraint: structured.constraint.clone(),
         stop: convert::stop(&mut fields, strings)?,
         logprobs: fields.count("logprobs", 0..=MAX_TOP_LOGPROBS)?,
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &Sampling::default(), most)?
     };
     let choices = openai::choices(&mut fields, app.parallel)?;
-    openai::take_inert(&mut fields)?;
-    fields.only("best_of", &[json!(1)])?;
-    fields.only("echo", &[json!(false)])?;
-    fields.only("suffix", &[json!("")])?;
+    take_ignored(&mut fields)?;
     fields.end()?;
     let generate = Generate {
         prompt,
@@ -55,6 +54,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
             offsets: vec![0; choices],
         }),
         options,
+        penalizes_output,
         choices,
         streams: form.streams,
     };
@@ -63,31 +63,36 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
 
 struct Completion {
     form: Form,
-    /// Of every choice, characters of the tokens in front of the next piece's.
+    /// For every choice, characters of the tokens before the next piece.
     offsets: Vec<usize>,
 }
 
 impl Completion {
-    fn object(&self, written: &Written, choices: Value) -> Value {
+    fn object(&self, output: &ChoiceOutput, choices: Value) -> Value {
         json!({
-            "id": format!("cmpl-{}", written.request_id),
+            "id": format!("cmpl-{}", output.request_id),
             "object": "text_completion",
-            "created": written.created,
-            "model": written.model,
+            "created": output.created,
+            "model": output.model,
             "choices": choices,
         })
     }
 
-    fn choice(&mut self, written: &Written, (text, logprobs): (&str, &[TokenLogprobs]), reason: Option<&str>) -> Value {
-        let logprobs = self.form.logprobs.then(|| self.lists(written, logprobs));
-        json!({"index": written.index, "text": text, "logprobs": logprobs, "finish_reason": reason})
+    fn choice(
+        &mut self,
+        output: &ChoiceOutput,
+        (text, logprobs): (&str, &[TokenLogprobs]),
+        reason: Option<&str>,
+    ) -> Value {
+        let logprobs = self.form.logprobs.then(|| self.lists(output, logprobs));
+        json!({"index": output.index, "text": text, "logprobs": logprobs, "finish_reason": reason})
     }
 
-    /// The older form of log-probabilities: a list for each of their parts.
-    fn lists(&mut self, written: &Written, logprobs: &[TokenLogprobs]) -> Value {
-        let offset = &mut self.offsets[written.index];
+    /// Log-probabilities in the format of completions: an array for each of their parts.
+    fn lists(&mut self, output: &ChoiceOutput, logprobs: &[TokenLogprobs]) -> Value {
+        let offset = &mut self.offsets[output.index];
         let token = |id| {
-            let bytes = written.engine.tokenizer().map(|tokenizer| convert::token_bytes(tokenizer, id));
+            let bytes = output.engine.tokenizer().map(|tokenizer| tokenizer.token_bytes(id));
             String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
         };
         let (mut tokens, mut values, mut top, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -105,35 +110,35 @@ impl Completion {
 }
 
 impl Reply for Completion {
-    fn piece(&mut self, piece: &Piece, _: &[ReplyPart], written: &Written) -> String {
+    fn piece(&mut self, piece: &Piece, _: &[ReplyPart], output: &ChoiceOutput) -> String {
         if piece.text.is_empty() && piece.logprobs.is_empty() && !self.form.token_origins {
             return String::new();
         }
-        let mut choice = self.choice(written, (&piece.text, &piece.logprobs), None);
+        let mut choice = self.choice(output, (&piece.text, &piece.logprobs), None);
         if self.form.token_origins {
-            choice["tokens"] = convert::origins(&written.engine, piece);
+            choice["tokens"] = convert::origins(&output.engine, piece);
         }
-        event(&self.object(written, json!([choice])))
+        event(&self.object(output, json!([choice])))
     }
 
-    fn end(&mut self, written: &Written, ended: &Ended) -> String {
-        let choice = self.choice(written, ("", &[]), Some(openai::finish_reason(written, ended)));
-        openai::last_chunk(self.object(written, json!([choice])), ended)
+    fn end(&mut self, output: &ChoiceOutput, ended: &Ended) -> String {
+        let choice = self.choice(output, ("", &[]), Some(openai::finish_reason(output, ended)));
+        openai::last_chunk(self.object(output, json!([choice])), ended)
     }
 
-    fn close(&mut self, choices: &[Written]) -> String {
+    fn close(&mut self, choices: &[ChoiceOutput]) -> String {
         openai::last_events(self.form, self.object(&choices[0], json!([])), choices)
     }
 
-    fn whole(&mut self, choices: &[(Written, Ended)]) -> Value {
+    fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value {
         let mut list = Vec::new();
-        for (written, ended) in choices {
-            let reason = openai::finish_reason(written, ended);
-            list.push(self.choice(written, (&written.text, &written.logprobs), Some(reason)));
+        for (output, ended) in choices {
+            let reason = openai::finish_reason(output, ended);
+            list.push(self.choice(output, (&output.text, output.logprobs()), Some(reason)));
         }
-        let (written, ended) = &choices[0];
-        let mut whole = self.object(written, json!(list));
-        whole["usage"] = openai::usage(choices.iter().map(|(written, _)| written));
+        let (output, ended) = &choices[0];
+        let mut whole = self.object(output, json!(list));
+        whole["usage"] = openai::usage(choices.iter().map(|(output, _)| output));
         whole["timings"] = convert::timings(&ended.statistics);
         whole
     }

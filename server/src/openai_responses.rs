@@ -1,4 +1,4 @@
-//! `POST /v1/responses`: text, reasoning and calls of functions. Nothing is stored: a conversation is sent whole.
+//! `POST /v1/responses`: text, reasoning and function calls. Nothing is stored: every request has the whole conversation.
 
 use std::sync::Arc;
 
@@ -13,19 +13,20 @@ use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
 use crate::convert::{self, Chat, Prompt};
 use crate::fields::{Fields, kind};
+use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::messages::{Conversation, function_call, required, text_of};
-use crate::reply::{Generate, Reply, Written, named};
+use crate::reply::{ChoiceOutput, Generate, Reply, named};
 use crate::structured::Structured;
-use crate::tools;
+use crate::{output_penalties, tools};
 
 pub(crate) async fn responses(
     State(app): State<Arc<App>>,
     id: RequestId,
     fields: Fields,
 ) -> Result<Response, ApiError> {
-    let (generate, structured) = request(&app, fields)?;
-    structured.compile(&app).await?;
+    let (mut generate, structured) = request(&app, fields)?;
+    generate.options.constraint = structured.compile(&app).await?;
     answer(&app, id, generate).await
 }
 
@@ -42,15 +43,16 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     chat_options.thinking = reasoning(&mut fields)?.unwrap_or(chat_options.thinking);
     let (structured, format) = Structured::text_format(&mut fields)?;
     let calls = tools.calls;
-    let structured = tools.constrain(&app.engine, &chat_options, structured)?;
+    let structured = tools.constrain(&chat_options, structured)?;
+    let penalizes_output = output_penalties::are_requested(&fields);
     let mut options = GenerateOptions {
-        constraint: structured.constraint.clone(),
         stop: convert::stop(&mut fields, Vec::new())?,
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, most)?
     };
     calls.limit(&app.engine, &mut options.stop);
     let metadata = fields.value("metadata").unwrap_or_else(|| json!({}));
-    take_inert(&mut fields)?;
+    take_ignored(&mut fields)?;
+    take_unsupported(&mut fields)?;
     fields.end()?;
     let chat = Chat { messages, options: chat_options };
     let echoed = json!({
@@ -71,6 +73,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         prompt: Prompt::Chat(chat),
         prompt_field: "input",
         options,
+        penalizes_output,
         choices: 1,
         streams,
         reply: Box::new(Answer { echoed, number: 0, open: None, items: Vec::new() }),
@@ -78,7 +81,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     Ok((generate, structured))
 }
 
-/// A tool with its fields beside `type`, as responses have it.
+/// A tool with its fields next to `type`, as in responses.
 fn flat_tool(tool: &foretoken::chat::Json) -> Value {
     let mut tool: Value = serde_json::from_str(&tool.to_string()).unwrap_or_default();
     let mut flat = tool["function"].take();
@@ -87,14 +90,12 @@ fn flat_tool(tool: &foretoken::chat::Json) -> Value {
     flat
 }
 
-/// Takes what has no effect, or is implemented for one value alone.
-fn take_inert(fields: &mut Fields) -> Result<(), ApiError> {
-    let no_effect =
-        ["store", "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"];
-    fields.ignore(&no_effect);
+/// Takes the fields of responses alone that are supported with one value only.
+fn take_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     fields.only("background", &[json!(false)])?;
     fields.only("include", &[json!([]), json!(["reasoning.encrypted_content"])])?;
-    fields.only("truncation", &[json!("disabled")])?;
+    fields.only("truncation", &[json!("disabled"), json!("auto")])?;
+    fields.ignore(&["client_metadata", "max_tool_calls"]);
     fields.only("top_logprobs", &[json!(0)])?;
     if let Some(mut options) = fields.object("stream_options")? {
         options.ignore(&["include_obfuscation"]);
@@ -114,7 +115,7 @@ fn reasoning(fields: &mut Fields) -> Result<Option<Thinking>, ApiError> {
     Ok(thinking)
 }
 
-/// Takes `input`: a text, or items.
+/// Takes `input`: a string, or items.
 fn input(fields: &mut Fields, instructions: Option<&str>) -> Result<Vec<Message>, ApiError> {
     let mut conversation = Conversation::default();
     instructions.into_iter().for_each(|text| conversation.push(Message::system(text)));
@@ -125,8 +126,8 @@ fn input(fields: &mut Fields, instructions: Option<&str>) -> Result<Vec<Message>
                 input_item(Fields::of(item, &format!("input[{i}]"))?, &mut conversation)?;
             }
         }
-        None | Some(Value::Array(_)) => return Err(fields.error("input", "is missing or empty; give a text or items")),
-        Some(other) => return Err(fields.error("input", format!("is {}, must be a text or a list", kind(&other)))),
+        None | Some(Value::Array(_)) => return Err(fields.error("input", "is required: a string or an array of items")),
+        Some(other) => return Err(fields.error("input", format!("is {}, must be a string or an array", kind(&other)))),
     }
     Ok(conversation.into_messages())
 }
@@ -139,10 +140,10 @@ fn input_item(mut item: Fields, conversation: &mut Conversation) -> Result<(), A
                 "system" | "developer" => Role::System,
                 "user" => Role::User,
                 "assistant" => Role::Assistant,
-                _ => return Err(item.error("role", "is unknown; there are system, developer, user and assistant")),
+                _ => return Err(item.error("role", "must be one of system, developer, user, assistant")),
             };
             let content = text_of(&mut item, "content")?;
-            let content = content.ok_or_else(|| item.error("content", "is missing; give a text"))?;
+            let content = content.ok_or_else(|| item.error("content", "is required"))?;
             item.ignore(&["id", "phase"]);
             conversation.push(Message::new(role, content));
         }
@@ -154,28 +155,31 @@ fn input_item(mut item: Fields, conversation: &mut Conversation) -> Result<(), A
         Some("function_call_output") => {
             let id = required(&mut item, "call_id")?;
             let output = text_of(&mut item, "output")?;
-            let output = output.ok_or_else(|| item.error("output", "is missing; give a text"))?;
+            let output = output.ok_or_else(|| item.error("output", "is required"))?;
             item.ignore(&["id"]);
             conversation.result(id, output, &item.name("call_id"))?;
         }
-        // Of a turn that is over: templates leave it out.
-        Some("reasoning") => item.ignore(&["id", "summary", "content", "encrypted_content"]),
+        Some("reasoning") => {
+            let content = item.list("content")?.unwrap_or_default();
+            conversation.reason(content.iter().filter_map(|part| part["text"].as_str()).collect());
+            item.ignore(&["id", "summary", "encrypted_content"]);
+        }
         Some(_) => {
-            let known = "message, function_call, function_call_output and reasoning";
-            return Err(item.error("type", format!("is unknown, or not implemented; there are {known}")));
+            let known = "message, function_call, function_call_output, reasoning";
+            return Err(item.error("type", format!("must be one of {known}")));
         }
     }
     item.end()
 }
 
 struct Answer {
-    /// What the response repeats of its request.
+    /// Fields of the request that the response repeats.
     echoed: Value,
-    /// Of the next event.
+    /// The next event's sequence number.
     number: usize,
-    /// What the last item is, while it is written.
+    /// The last item, until it is complete.
     open: Option<Item>,
-    /// Those that were begun, in order; the open one in full only when it is done.
+    /// All items in order; the open one is null until it is complete.
     items: Vec<Value>,
 }
 
@@ -215,19 +219,19 @@ impl Answer {
     }
 
     /// The id of the last item, from its kind's prefix.
-    fn id(&self, prefix: &str, written: &Written) -> String {
-        format!("{prefix}_{}_{}", written.request_id, self.at())
+    fn id(&self, prefix: &str, output: &ChoiceOutput) -> String {
+        format!("{prefix}_{}_{}", output.request_id, self.at())
     }
 
     fn at(&self) -> usize {
         self.items.len().saturating_sub(1)
     }
 
-    /// Begins an item behind the open one, which ends.
-    fn add_item(&mut self, prefix: &str, written: &Written, item: impl Fn(&str) -> Value) -> String {
-        let before = self.finish_item(written, "completed");
+    /// Completes the open item and begins another.
+    fn add_item(&mut self, prefix: &str, output: &ChoiceOutput, item: impl Fn(&str) -> Value) -> String {
+        let before = self.finish_item(output, "completed");
         self.items.push(Value::Null);
-        let item = item(&self.id(prefix, written));
+        let item = item(&self.id(prefix, output));
         let at = self.at();
         before + &self.event("response.output_item.added", json!({"output_index": at, "item": item}))
     }
@@ -239,11 +243,11 @@ impl Answer {
     }
 
     /// More text of the message.
-    fn text(&mut self, text: &str, written: &Written) -> String {
+    fn text(&mut self, text: &str, output: &ChoiceOutput) -> String {
         let mut events = String::new();
         if !matches!(self.open, Some(Item::Message(_))) {
-            events += &self.add_item("msg", written, |id| message_item(id, None, "in_progress"));
-            let (id, at) = (self.id("msg", written), self.at());
+            events += &self.add_item("msg", output, |id| message_item(id, None, "in_progress"));
+            let (id, at) = (self.id("msg", output), self.at());
             let part = json!({"item_id": id, "output_index": at, "content_index": 0, "part": text_part("")});
             events += &self.event("response.content_part.added", part);
             self.open = Some(Item::Message(String::new()));
@@ -251,28 +255,28 @@ impl Answer {
         if let Some(Item::Message(all)) = &mut self.open {
             all.push_str(text);
         }
-        let (id, at) = (self.id("msg", written), self.at());
+        let (id, at) = (self.id("msg", output), self.at());
         let delta = json!({"item_id": id, "output_index": at, "content_index": 0, "delta": text, "logprobs": []});
         events + &self.event("response.output_text.delta", delta)
     }
 
-    fn reasoning(&mut self, text: &str, written: &Written) -> String {
+    fn reasoning(&mut self, text: &str, output: &ChoiceOutput) -> String {
         let mut events = String::new();
         if !matches!(self.open, Some(Item::Reasoning(_))) {
-            events += &self.add_item("rs", written, |id| reasoning_item(id, "", "in_progress"));
+            events += &self.add_item("rs", output, |id| reasoning_item(id, "", "in_progress"));
             self.open = Some(Item::Reasoning(String::new()));
         }
         if let Some(Item::Reasoning(all)) = &mut self.open {
             all.push_str(text);
         }
-        let (id, at) = (self.id("rs", written), self.at());
+        let (id, at) = (self.id("rs", output), self.at());
         let delta = json!({"item_id": id, "output_index": at, "content_index": 0, "delta": text});
         events + &self.event("response.reasoning_text.delta", delta)
     }
 
-    fn call(&mut self, call: &ToolCall, written: &Written) -> String {
-        let mut events = self.add_item("fc", written, |id| call_item(id, call, "", "in_progress"));
-        let (id, at) = (self.id("fc", written), self.at());
+    fn call(&mut self, call: &ToolCall, output: &ChoiceOutput) -> String {
+        let mut events = self.add_item("fc", output, |id| call_item(id, call, "", "in_progress"));
+        let (id, at) = (self.id("fc", output), self.at());
         let arguments = call.arguments.to_string();
         let delta = json!({"item_id": id, "output_index": at, "delta": arguments});
         events += &self.event("response.function_call_arguments.delta", delta);
@@ -281,18 +285,18 @@ impl Answer {
         events + &self.item_done(call_item(&id, call, &arguments, "completed"))
     }
 
-    /// Ends the item that is open.
-    fn finish_item(&mut self, written: &Written, status: &str) -> String {
+    /// Completes the open item.
+    fn finish_item(&mut self, output: &ChoiceOutput, status: &str) -> String {
         let at = self.at();
         match self.open.take() {
             None => String::new(),
             Some(Item::Reasoning(text)) => {
-                let id = self.id("rs", written);
+                let id = self.id("rs", output);
                 let done = json!({"item_id": id, "output_index": at, "content_index": 0, "text": text});
                 self.event("response.reasoning_text.done", done) + &self.item_done(reasoning_item(&id, &text, status))
             }
             Some(Item::Message(text)) => {
-                let id = self.id("msg", written);
+                let id = self.id("msg", output);
                 let place = json!({"item_id": id, "output_index": at, "content_index": 0});
                 let (mut done, mut part) = (place.clone(), place);
                 done["text"] = json!(text);
@@ -306,26 +310,26 @@ impl Answer {
     }
 
     /// The response, in progress or as it ended.
-    fn response(&self, written: &Written, ended: Option<&Ended>) -> Value {
+    fn response(&self, output: &ChoiceOutput, ended: Option<&Ended>) -> Value {
         let mut response = self.echoed.clone();
         let (status, why) = status(ended);
-        response["id"] = json!(format!("resp_{}", written.request_id));
+        response["id"] = json!(format!("resp_{}", output.request_id));
         response["object"] = json!("response");
-        response["created_at"] = json!(written.created);
+        response["created_at"] = json!(output.created);
         response["status"] = json!(status);
         response["error"] = Value::Null;
         response["incomplete_details"] = why.map_or(Value::Null, |reason| json!({"reason": reason}));
-        response["model"] = json!(written.model);
+        response["model"] = json!(output.model);
         response["output"] = json!(self.items);
         response["usage"] = Value::Null;
         if let Some(ended) = ended {
             response["completed_at"] = json!(crate::reply::now());
             response["usage"] = json!({
-                "input_tokens": written.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": written.cached_tokens},
-                "output_tokens": written.tokens.len(),
+                "input_tokens": output.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": output.cached_tokens},
+                "output_tokens": output.tokens.len(),
                 "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": written.prompt_tokens + written.tokens.len(),
+                "total_tokens": output.prompt_tokens + output.tokens.len(),
             });
             response["timings"] = convert::timings(&ended.statistics);
         }
@@ -342,44 +346,44 @@ fn status(ended: Option<&Ended>) -> (&'static str, Option<&'static str>) {
 }
 
 impl Reply for Answer {
-    fn begin(&mut self, written: &Written) -> String {
-        let response = self.response(written, None);
+    fn begin(&mut self, output: &ChoiceOutput) -> String {
+        let response = self.response(output, None);
         self.event("response.created", json!({"response": response}))
             + &self.event("response.in_progress", json!({"response": response}))
     }
 
-    fn piece(&mut self, _: &Piece, parts: &[ReplyPart], written: &Written) -> String {
+    fn piece(&mut self, _: &Piece, parts: &[ReplyPart], output: &ChoiceOutput) -> String {
         let mut events = String::new();
         for part in parts {
             events += &match part {
-                ReplyPart::Text(text) => self.text(text, written),
-                ReplyPart::Reasoning(text) => self.reasoning(text, written),
-                ReplyPart::ToolCall(call) => self.call(call, written),
+                ReplyPart::Text(text) => self.text(text, output),
+                ReplyPart::Reasoning(text) => self.reasoning(text, output),
+                ReplyPart::ToolCall(call) => self.call(call, output),
                 _ => String::new(),
             };
         }
         events
     }
 
-    fn end(&mut self, written: &Written, ended: &Ended) -> String {
+    fn end(&mut self, output: &ChoiceOutput, ended: &Ended) -> String {
         let (status, _) = status(Some(ended));
-        let last = self.finish_item(written, status);
-        let response = self.response(written, Some(ended));
+        let last = self.finish_item(output, status);
+        let response = self.response(output, Some(ended));
         last + &self.event(&format!("response.{status}"), json!({"response": response}))
     }
 
-    fn whole(&mut self, choices: &[(Written, Ended)]) -> Value {
-        let (written, ended) = &choices[0];
-        if !written.reasoning.is_empty() {
-            self.reasoning(&written.reasoning, written);
+    fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value {
+        let (output, ended) = &choices[0];
+        if !output.reasoning.is_empty() {
+            self.reasoning(&output.reasoning, output);
         }
-        if !written.content.is_empty() {
-            self.text(&written.content, written);
+        if !output.content.is_empty() {
+            self.text(&output.content, output);
         }
-        for call in &written.calls {
-            self.call(call, written);
+        for call in &output.calls {
+            self.call(call, output);
         }
-        self.finish_item(written, status(Some(ended)).0);
-        self.response(written, Some(ended))
+        self.finish_item(output, status(Some(ended)).0);
+        self.response(output, Some(ended))
     }
 }

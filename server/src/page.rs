@@ -1,4 +1,4 @@
-//! The page at `/`: a chat in one file, which loads nothing else.
+//! The chat page at `/`, one file without external resources, and `/openapi.json`.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use hyper::header::{
 use crate::app::App;
 
 const PAGE: &str = include_str!("page.html");
-/// The description of the routes.
+/// The OpenAPI description of the routes.
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// `GET /`. Its style and its script run by a nonce, so that nothing else does, and it reaches this server alone.
+/// `GET /`. The content security policy allows its own style and script by a nonce, and connections to this server only.
 pub(crate) async fn page() -> Response {
     let nonce = format!("{:032x}", rand::random::<u128>());
     let policy = format!(

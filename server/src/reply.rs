@@ -1,4 +1,4 @@
-//! What a route makes of a request, and what is written of its answer.
+//! The types between a route and [`answer`](crate::answer::answer): a parsed request, and the output of its choices.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,79 +14,85 @@ use crate::app::App;
 use crate::convert::{self, Prompt};
 use crate::job::{Ended, Ticket};
 
-/// What a route makes of a request.
+/// A parsed generation request.
 pub(crate) struct Generate {
     pub prompt: Prompt,
-    /// Of the prompt, in errors.
+    /// The name of the prompt's field, for errors.
     pub prompt_field: &'static str,
     pub options: GenerateOptions,
-    /// Texts of the prompt, each from a seed of its own.
+    /// Whether frequency and presence penalties count generated tokens only.
+    pub penalizes_output: bool,
+    /// Number of choices, each with a seed of its own.
     pub choices: usize,
     pub streams: bool,
     pub reply: Box<dyn Reply>,
 }
 
-/// What was written so far, of one choice.
-pub(crate) struct Written {
+/// The output of one choice so far.
+pub(crate) struct ChoiceOutput {
     pub engine: Engine,
-    /// The name of the model, as clients know it.
+    /// The model's name in requests and responses.
     pub model: String,
-    /// Of the request: 32 hexadecimal digits, or what the client gave.
+    /// 32 hexadecimal digits, or the client's `x-request-id`.
     pub request_id: String,
-    /// Seconds since 1970.
+    /// Unix time.
     pub created: u64,
     pub prompt_tokens: usize,
-    /// Those that a kept prefix had.
+    /// Prompt tokens that the prefix cache had.
     pub cached_tokens: usize,
-    /// The request's.
+    /// The request's stop strings.
     pub stop_strings: Vec<String>,
-    /// Among the choices.
+    /// The choice's index.
     pub index: usize,
     pub tokens: Vec<u32>,
-    /// All of it, without control tokens.
+    /// The text without control tokens.
     pub text: String,
-    /// Of a chat, taken apart.
+    /// Of a chat: the text without reasoning and calls.
     pub content: String,
     pub reasoning: String,
-    /// With ids.
+    /// Tool calls, with ids.
     pub calls: Vec<ToolCall>,
-    pub logprobs: Vec<TokenLogprobs>,
+    /// Of all tokens; `None` of a stream, whose events have them.
+    pub logprobs: Option<Vec<TokenLogprobs>>,
     pub parser: Option<ReplyParser>,
 }
 
-/// The shape of an answer. Events are whole lines of a `text/event-stream`.
+/// The format of a response. Events are whole lines of a `text/event-stream`.
 pub(crate) trait Reply: Send {
-    /// Events in front of a choice's first token.
-    fn begin(&mut self, _: &Written) -> String {
+    /// Events before a choice's first token.
+    fn begin(&mut self, _: &ChoiceOutput) -> String {
         String::new()
     }
 
-    /// Events of a piece, which `written` has already, and its parts. Of the parts that the end completes, the piece is empty.
-    fn piece(&mut self, piece: &Piece, parts: &[ReplyPart], written: &Written) -> String;
+    /// Events of a piece and the parts that it completes; `output` includes them already. At the end of the text, the piece is
+    /// empty.
+    fn piece(&mut self, piece: &Piece, parts: &[ReplyPart], output: &ChoiceOutput) -> String;
 
-    /// Events behind a choice's last token.
-    fn end(&mut self, written: &Written, ended: &Ended) -> String;
+    /// Events after a choice's last token.
+    fn end(&mut self, output: &ChoiceOutput, ended: &Ended) -> String;
 
-    /// Events behind all choices.
-    fn close(&mut self, _: &[Written]) -> String {
+    /// Events after all choices.
+    fn close(&mut self, _: &[ChoiceOutput]) -> String {
         String::new()
     }
 
-    /// The answer as one object.
-    fn whole(&mut self, choices: &[(Written, Ended)]) -> Value;
+    /// The response as one object.
+    fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value;
 
-    /// Whose errors it has.
+    /// The API whose error format it has.
     fn api(&self) -> Api {
         Api::OpenAi
     }
 }
 
-impl Written {
-    /// Takes a piece, and says what it completes.
+impl ChoiceOutput {
+    /// Adds a piece, and returns the parts that it completes.
     pub fn add(&mut self, piece: &Piece) -> Vec<ReplyPart> {
         self.tokens.extend(&piece.tokens);
         self.text += &piece.text;
-        self.logprobs.extend(piece.logprobs.iter().cloned());
+        if let Some(logprobs) = &mut self.logprobs {
+            logprobs.extend(piece.logprobs.iter().cloned());
+        }
         let parts = match &mut self.parser {
             Some(parser) => parser.push(piece),
             None if piece.text.is_empty() => Vec::new(),
@@ -95,13 +101,13 @@ impl Written {
         self.take(parts)
     }
 
-    /// What the end completes.
+    /// The parts that the end of the text completes.
     pub fn finish(&mut self) -> Vec<ReplyPart> {
         let parts = self.parser.as_mut().map(ReplyParser::finish).unwrap_or_default();
         self.take(parts)
     }
 
-    /// Keeps the parts, and gives calls their ids.
+    /// Adds the parts, and gives calls their ids.
     fn take(&mut self, mut parts: Vec<ReplyPart>) -> Vec<ReplyPart> {
         for part in &mut parts {
             match part {
@@ -115,6 +121,11 @@ impl Written {
             }
         }
         parts
+    }
+
+    /// The log-probabilities of all tokens, of an answer that is not streamed.
+    pub fn logprobs(&self) -> &[TokenLogprobs] {
+        self.logprobs.as_deref().unwrap_or_default()
     }
 
     /// The stop string that ended the text, if one did.
@@ -134,13 +145,14 @@ pub(crate) fn named(data: &Value) -> String {
     format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap_or_default())
 }
 
-/// Seconds since 1970.
+/// The Unix time.
 pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Does work that takes as long as the text of the field `field` is long, not on the threads of connections. It goes on if the
-/// client leaves, and keeps the request's places until it is done: so it is as bounded as requests are.
+/// Does work whose time depends on the text of the field `field` on a thread of its own, not on those of connections. It is not
+/// cancelled if the client disconnects, and holds the request's places until it is done: so its queue is bounded as that of
+/// requests is.
 ///
 /// # Errors
 /// Those of the work.

@@ -1,4 +1,4 @@
-//! The routes, and what every request passes on its way to one.
+//! The router, and the middleware of all routes: request ids, authentication, errors, log.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,18 +9,19 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
-use hyper::StatusCode;
 use hyper::header::{HeaderName, HeaderValue};
+use hyper::{Method, StatusCode};
 
 use crate::api_error::{Api, ApiError};
 use crate::app::{App, RequestId};
 use crate::{anthropic, info, llama, openai_chat, openai_completions, openai_responses, page};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Bytes of a client's request id.
+/// Maximum bytes of a client's request id.
 const MAX_REQUEST_ID: usize = 64;
-/// Routes without a key: what watches over a server has none, and the page asks for it.
+/// Routes that need no API key: health checks have none, and the page asks for it.
 const HEALTH: &str = "/health";
+const V1_HEALTH: &str = "/v1/health";
 const PAGE: &str = "/";
 
 /// All routes.
@@ -29,43 +30,46 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route(PAGE, get(page::page))
         .route("/openapi.json", get(page::openapi))
         .route("/v1/chat/completions", post(openai_chat::chat_completions))
+        .route("/chat/completions", post(openai_chat::chat_completions))
         .route("/v1/completions", post(openai_completions::completions))
         .route("/v1/responses", post(openai_responses::responses))
         .route("/v1/embeddings", post(info::embeddings))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(info::models))
-        .route("/v1/models/{id}", get(info::one_model))
+        .route("/models", get(info::models))
+        .route("/v1/models/{*id}", get(info::one_model))
         .route("/completion", post(llama::completion))
         .route("/tokenize", post(llama::tokenize))
         .route("/detokenize", post(llama::detokenize))
         .route("/props", get(llama::props))
         .route("/slots", get(llama::slots))
         .route(HEALTH, get(info::health))
+        .route(V1_HEALTH, get(info::health))
         .route("/metrics", get(info::metrics))
         .method_not_allowed_fallback(info::wrong_method)
         .fallback(info::not_found)
-        .layer(from_fn_with_state(app.clone(), pass))
+        .layer(from_fn_with_state(app.clone(), middleware))
         .with_state(app)
 }
 
-/// Gives the request an id, checks its key, and writes errors in the shape of the route's API. The log has no content: the path
-/// as the router has it, and nothing of headers or body.
-async fn pass(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+/// Gives the request an id, checks its API key, and writes errors in the format of the route's API. The log has the route's pattern,
+/// and nothing of the path, the headers or the body.
+async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let began = Instant::now();
     let id = request_id(&request);
     let api = Api::of_path(request.uri().path());
     let route = request.extensions().get::<MatchedPath>().map_or("-", |path| path.as_str()).to_owned();
-    let method = request.method().clone();
+    let method = method_name(request.method());
     request.extensions_mut().insert(RequestId(id.clone()));
     let refused = match route.as_str() {
         _ if !app.hosts.admit(request.headers()) => {
-            let message = "host: is no name of this server; give --allowed-host NAME, or call it by its address";
+            let message = "host: not an allowed host name; use localhost or the server's address, or start it with --allowed-host NAME";
             Some(ApiError::new(StatusCode::FORBIDDEN, message).with_code("host_not_allowed"))
         }
-        HEALTH | PAGE => None,
+        HEALTH | V1_HEALTH | PAGE => None,
         _ if !app.api_keys.admit(request.headers()) => {
-            let message = "the API key is missing or wrong; send it as Authorization: Bearer KEY, or as x-api-key";
+            let message = "invalid or missing API key; send it as Authorization: Bearer KEY or x-api-key: KEY";
             Some(ApiError::new(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key"))
         }
         _ if app.stopping.load(Ordering::Acquire) => Some(ApiError::stopping()),
@@ -84,15 +88,45 @@ async fn pass(State(app): State<Arc<App>>, mut request: Request, next: Next) -> 
         response.headers_mut().insert(REQUEST_ID, value);
     }
     let (status, ms) = (response.status().as_u16(), began.elapsed().as_millis());
-    tracing::info!(request = id, %method, route, status, ms, "answered");
+    tracing::info!(request = id, method, route, status, ms, "answered");
     response
 }
 
-/// The client's id, if it is short and plain; else a random one.
+/// A standard method's name; else `other`, since a method may be any text of the client's.
+fn method_name(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::POST => "POST",
+        Method::HEAD => "HEAD",
+        Method::PUT => "PUT",
+        Method::PATCH => "PATCH",
+        Method::DELETE => "DELETE",
+        Method::OPTIONS => "OPTIONS",
+        Method::CONNECT => "CONNECT",
+        Method::TRACE => "TRACE",
+        _ => "other",
+    }
+}
+
+/// The client's id, if it is short and consists of letters, digits, '-', '_' and '.'; else a random one.
 fn request_id(request: &Request) -> String {
     let plain = |id: &&str| {
         (1..=MAX_REQUEST_ID).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
     };
     let given = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(plain);
     given.map_or_else(|| format!("{:032x}", rand::random::<u128>()), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_has_standard_methods_only() {
+        let name = |method: &str| method_name(&method.parse().expect("a method"));
+        for standard in ["GET", "POST", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"] {
+            assert_eq!(name(standard), standard);
+        }
+        assert_eq!([name("MY-SECRET"), name("get")], ["other"; 2]);
+    }
 }

@@ -1,4 +1,4 @@
-//! The server's life: listen, serve connections, drain.
+//! The server: listen, serve connections, shut down gracefully.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -13,7 +13,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
@@ -25,36 +25,37 @@ use crate::hosts::Hosts;
 use crate::metrics::Metrics;
 use crate::reply::now;
 use crate::routes::router;
+use crate::structured::CompilerQueue;
 use crate::worker::{Worker, WorkerOptions};
 
 /// Options of a server.
 pub struct ServerOptions {
-    /// Where to listen; port 0 is any that is free.
+    /// Address to listen on; port 0 selects a free one.
     pub address: SocketAddr,
-    /// The model's name in requests and answers.
+    /// The model's name in requests and responses.
     pub model: String,
-    /// Sequences that are decoded together. Default: 4.
+    /// Maximum number of requests that are decoded in parallel. Default: 4.
     pub parallel: usize,
-    /// Requests that may wait beside those. Default: 64.
+    /// Maximum number of requests that wait in the queue. Default: 64.
     pub max_queue: usize,
-    /// Of every sequence.
+    /// Options of every request's session.
     pub session: SessionOptions,
-    /// Rows of a pass.
+    /// Options of the scheduler.
     pub scheduler: SchedulerOptions,
-    /// What requests leave out.
+    /// Defaults of what requests omit.
     pub defaults: GenerateDefaults,
-    /// Instead of the checkpoint's. Default: none.
+    /// Overrides the checkpoint's. Default: none.
     pub chat_template: Option<ChatTemplate>,
-    /// Of which a request must have one. Default: none are needed.
+    /// Accepted API keys. Default: none, which needs no key.
     pub api_keys: Vec<String>,
-    /// Names by which requests may call a server on a loopback address, besides that address and `localhost`. Default: none.
+    /// Host names that requests to a loopback address may use, besides that address and `localhost`. Default: none.
     pub allowed_hosts: Vec<String>,
-    /// Connections at a time; more wait until one is closed. Default: 256.
+    /// Maximum number of open connections; more wait until one is closed. Default: 256.
     pub max_connections: usize,
-    /// Time in which a request's head must be there, from the last answer on; also that for which a client may take nothing of
-    /// an answer. Default: 30 s.
+    /// Time within which a connection's next request head must be received, and within which a client must read some of a
+    /// response. Default: 30 s.
     pub idle_timeout: Duration,
-    /// Time that requests under way have when the server stops. Default: 30 s.
+    /// Time that running requests have to end at shutdown. Default: 30 s.
     pub drain_timeout: Duration,
 }
 
@@ -82,7 +83,7 @@ impl ServerOptions {
     }
 }
 
-/// A server that listens.
+/// A listening server.
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
@@ -92,19 +93,19 @@ pub struct Server {
     drain_timeout: Duration,
 }
 
-/// Header fields of a request, and bytes of its head.
+/// Maximum number of a request's header fields, and bytes of its head.
 const MAX_HEADERS: usize = 64;
 const MAX_HEAD: usize = 64 << 10;
-/// Time for answers of requests that were aborted, behind the drain.
+/// Time to send the errors of aborted requests, after the drain timeout.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Wait after an error of accepting, such as no file descriptor being left.
+/// Delay after an error of `accept`, such as too many open files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 impl Server {
-    /// Opens the port, and starts the engine thread. Connections wait until [`Server::run`].
+    /// Opens the port, and starts the engine thread. Connections are served from [`Server::run`] on.
     ///
     /// # Errors
-    /// If the address cannot be had, a number is 0, an option of the sessions is out of its range, or K and V do not fit.
+    /// If the address is not available, a limit is 0, an option is out of range, or the K/V cache does not fit.
     pub async fn bind(engine: &Engine, options: ServerOptions) -> anyhow::Result<Self> {
         anyhow::ensure!(options.parallel > 0, "parallel is 0, must be at least 1");
         anyhow::ensure!(options.max_connections > 0, "max_connections is 0, must be at least 1");
@@ -122,6 +123,7 @@ impl Server {
             engine: engine.clone(),
             worker: Worker::start(engine, worker, metrics.clone())?,
             metrics,
+            compilers: CompilerQueue::new(),
             model: options.model,
             created: now(),
             context,
@@ -142,18 +144,18 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Positions of a sequence.
+    /// Maximum tokens of a sequence.
     pub fn context(&self) -> usize {
         self.app.context
     }
 
-    /// Serves until `stop` is ready. Then nothing new is taken, and what is under way has the drain timeout to end; what is left
-    /// then gets an error.
+    /// Serves until `stop` is ready. Then no new requests are accepted, and running ones have the drain timeout to end; what is
+    /// left then gets an error.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let (draining, drained) = watch::channel(false);
         let permits = Arc::new(Semaphore::new(self.max_connections));
@@ -186,23 +188,28 @@ impl Server {
         drop(self.listener);
         tracing::info!(connections = connections.len(), "stopping");
         self.app.stopping.store(true, Ordering::Release);
-        // Every connection closes behind the answer that it is at.
+        // Every connection closes after its current response.
         let _ = draining.send(true);
         let all = async { while connections.join_next().await.is_some() {} };
         let mut all = pin!(all);
         if timeout(self.drain_timeout, &mut all).await.is_err() {
-            tracing::warn!("requests were still under way; they get an error");
+            tracing::warn!("drain timeout: the remaining requests are aborted");
             self.app.worker.abort();
             let _ = timeout(ABORT_TIMEOUT, &mut all).await;
         }
         self.app.worker.abort();
         let app = self.app;
-        // The thread ends behind the pass that it is at.
-        let _ = tokio::task::spawn_blocking(move || app.worker.close()).await;
+        // The thread ends after its current pass.
+        let (send, closed) = oneshot::channel();
+        std::thread::spawn(move || {
+            app.worker.close();
+            let _ = send.send(());
+        });
+        let _ = closed.await;
     }
 }
 
-/// The context of the sequences, if a request that says nothing can be served.
+/// The context length, if a request with default options can be served.
 fn check(engine: &Engine, options: &ServerOptions) -> anyhow::Result<usize> {
     anyhow::ensure!(options.defaults.max_tokens != Some(0), "max_tokens is 0, must be at least 1");
     let session = engine.session(&options.session)?;
@@ -213,9 +220,9 @@ fn check(engine: &Engine, options: &ServerOptions) -> anyhow::Result<usize> {
     Ok(context)
 }
 
-/// Serves the requests of a connection, one after the other.
+/// Serves the requests of a connection in order.
 async fn serve(stream: TcpStream, router: Router, idle: Duration, mut draining: watch::Receiver<bool>) {
-    // Events are small, and each is to go out at once.
+    // Events are small, and each is sent at once.
     let _ = stream.set_nodelay(true);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(idle));
@@ -235,7 +242,7 @@ async fn serve(stream: TcpStream, router: Router, idle: Duration, mut draining: 
         }
     };
     if let Err(error) = result {
-        // A peer that closes early, or sends what is no HTTP.
+        // The client closed early, or sent something that is not HTTP.
         tracing::debug!(%error, "connection closed");
     }
 }

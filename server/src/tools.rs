@@ -1,6 +1,6 @@
-//! The tools that a chat offers, and whether the model thinks first, in the forms of the three APIs.
+//! Tools, `tool_choice` and reasoning options, in the formats of the three APIs.
 
-use foretoken::chat::{CallChoice, ChatOptions, Json, Thinking};
+use foretoken::chat::{CallChoice, ChatOptions, Json, ReplyParser, Thinking};
 use foretoken::{Constraint, Engine, Stop};
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ use crate::structured::Structured;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// Most tools of a request.
+/// Maximum tools of a request.
 const MAX_TOOLS: usize = 1024;
 
 /// How many calls a reply may have.
@@ -23,20 +23,23 @@ pub(crate) enum Calls {
 }
 
 impl Calls {
-    /// One call: the text ends behind it.
+    /// Of one call: the text ends after it.
     pub fn limit(self, engine: &Engine, stop: &mut Stop) {
-        let end = engine.tokenizer().ok().and_then(|tokenizer| tokenizer.id("<tool_call|>"));
-        stop.tokens.extend(end.filter(|_| self == Calls::One));
+        if self == Self::One {
+            let tokenizer = engine.tokenizer().ok();
+            let parser = tokenizer.map(|tokenizer| ReplyParser::new(tokenizer, &ChatOptions::default()));
+            stop.tokens.extend(parser.and_then(|parser| parser.call_end()));
+        }
     }
 }
 
-/// The tools of a request, and the calls that it asks for.
+/// The tools of a request, and the calls that it requires.
 #[derive(Default)]
 pub(crate) struct Tools {
     pub list: Vec<Json>,
-    /// Of each tool: its name, the field of its schema, and whether its arguments must follow that.
+    /// For each tool: its name, the field of its schema, and whether its arguments must match that.
     given: Vec<Given>,
-    /// The calls that the reply must have, if any.
+    /// The calls that are required, if any.
     forced: Option<CallChoice>,
     pub calls: Calls,
 }
@@ -53,7 +56,7 @@ impl Tools {
         self.given.push(given);
     }
 
-    /// As `tool_choice` says: without tools, no call can be asked for.
+    /// Applies `tool_choice`. Without tools, no call can be required.
     fn choose(&mut self, fields: &Fields, choice: Choice, calls: Calls) -> Result<()> {
         let forced = match choice {
             Choice::None => {
@@ -64,61 +67,96 @@ impl Tools {
             Choice::Any if calls == Calls::One => Some(CallChoice::One),
             Choice::Any => Some(CallChoice::Required),
             Choice::Named(name) if self.given.iter().all(|tool| tool.name != name) => {
-                return Err(fields.error("tool_choice", "names no tool of the request"));
+                return Err(fields.error("tool_choice", "names a tool that is not in tools"));
             }
             Choice::Named(name) => Some(CallChoice::Named(name)),
         };
         if forced.is_some() && self.list.is_empty() {
-            return Err(fields.error("tool_choice", "asks for a call, and there are no tools; give some"));
+            return Err(fields.error("tool_choice", "requires a tool call, but tools is empty"));
         }
         (self.forced, self.calls) = (forced, calls);
         Ok(())
     }
 
-    /// What the reply must match: the calls that are asked for, else what `structured` says, else calls of strict tools.
-    /// `options` have the tools.
+    /// What the reply must match: the calls that are required, else `structured`, else the schemas of strict tools. `options` have
+    /// the tools.
     ///
     /// # Errors
-    /// If both are asked for, or the checkpoint has no calls.
-    pub fn constrain(self, engine: &Engine, options: &ChatOptions, structured: Structured) -> Result<Structured> {
+    /// If both calls and a format are required.
+    pub fn constrain(self, options: &ChatOptions, structured: Structured) -> Result<Structured> {
         let strict = || self.given.iter().filter(|tool| tool.is_strict).map(|tool| tool.name.clone()).collect();
-        let choice = match (self.forced, structured.constraint.is_some()) {
-            (Some(_), true) => {
-                return Err(ApiError::field(
-                    "tool_choice",
-                    "asks for a call, which is no text of the format asked for",
-                ));
+        let choice = match (self.forced, &structured) {
+            (forced, Structured::Text) => forced.unwrap_or_else(|| CallChoice::Strict(strict())),
+            (None, _) if self.list.is_empty() => return Ok(structured),
+            (None, Structured::Constraint(format, _)) => match format.schema() {
+                Some(schema) => CallChoice::OrJson(schema.to_owned()),
+                None => return Ok(structured),
+            },
+            (None, Structured::Calls(_)) => return Ok(structured),
+            (Some(_), _) => {
+                let problem = "requires a tool call, which cannot have a response format; omit one of them";
+                return Err(ApiError::field("tool_choice", problem));
             }
-            (None, true) => return Ok(structured),
-            (Some(forced), false) => forced,
-            (None, false) => CallChoice::Strict(strict()),
         };
-        let may_be_none = match &choice {
-            CallChoice::Strict(names) if names.is_empty() => return Ok(structured),
-            choice => matches!(choice, CallChoice::Strict(_)),
-        };
-        let tokenizer = engine.tokenizer().map_err(|error| ApiError::of(&error, "tools"))?;
-        match Constraint::tool_calls(tokenizer, options, &choice) {
-            // A checkpoint that has no calls makes none that its tools do not allow.
-            Err(foretoken::Error::Unsupported { .. }) if may_be_none => Ok(structured),
-            Err(error @ foretoken::Error::Unsupported { .. }) => {
-                Err(ApiError::field("tool_choice", error.to_string()).with_code("unsupported_parameter"))
-            }
-            Err(error) => Err(ApiError::of(&error, "tools")),
-            Ok(constraint) => {
-                let of_tool = |(tool, given): (Json, Given)| {
-                    let schema = tool.field("function")?.field("parameters")?.to_string();
-                    let is_used = match &choice {
-                        CallChoice::Strict(_) => given.is_strict,
-                        CallChoice::Named(name) => given.name == *name,
-                        _ => true,
-                    };
-                    is_used.then(|| (Constraint::json_schema(schema), given.schema_field))
+        match &choice {
+            CallChoice::Strict(names) if names.is_empty() => Ok(structured),
+            _ => {
+                let format = match structured {
+                    Structured::Constraint(format, field) => Some((format, field)),
+                    _ => None,
                 };
-                let parts = self.list.into_iter().zip(self.given).filter_map(of_tool).collect();
-                Ok(Structured::of_calls(constraint, parts))
+                let calls = CallFormat { options: options.clone(), choice, given: self.given, format };
+                Ok(Structured::Calls(Box::new(calls)))
             }
         }
+    }
+}
+
+/// The calls that a reply must have, or whose arguments must follow their schemas.
+pub(crate) struct CallFormat {
+    options: ChatOptions,
+    choice: CallChoice,
+    /// Of the tools in `options`.
+    given: Vec<Given>,
+    /// What a reply without calls must match, and its field.
+    format: Option<(Constraint, String)>,
+}
+
+/// A constraint with its field, and its parts with theirs, by which an error is located.
+pub(crate) type Located = (Constraint, String, Vec<(Constraint, String)>);
+
+impl CallFormat {
+    /// The constraint. Takes time that grows with the schemas. `None` if the checkpoint cannot call tools, and need not.
+    ///
+    /// # Errors
+    /// If the checkpoint cannot call tools, or a tool cannot be called.
+    pub fn constraint(self, engine: &Engine) -> Result<Option<Located>> {
+        let Self { options, choice, given, format } = self;
+        let tokenizer = engine.tokenizer().map_err(|error| ApiError::of(&error, "tools"))?;
+        let constraint = match Constraint::tool_calls(tokenizer, &options, &choice) {
+            Ok(constraint) => constraint,
+            Err(foretoken::Error::Unsupported { .. })
+                if matches!(choice, CallChoice::Strict(_) | CallChoice::OrJson(_)) =>
+            {
+                return Ok(format.map(|(format, field)| (format, field, Vec::new())));
+            }
+            Err(error @ foretoken::Error::Unsupported { .. }) => {
+                return Err(ApiError::field("tool_choice", error.to_string()).with_code("unsupported_parameter"));
+            }
+            Err(error) => return Err(ApiError::of(&error, "tools")),
+        };
+        let schema = |(tool, given): (Json, Given)| {
+            let schema = tool.field("function")?.field("parameters")?.to_string();
+            let is_used = match &choice {
+                CallChoice::Strict(_) => given.is_strict,
+                CallChoice::Named(name) => given.name == *name,
+                _ => true,
+            };
+            is_used.then(|| (Constraint::json_schema(schema), given.schema_field))
+        };
+        let mut parts: Vec<_> = options.tools.into_iter().zip(given).filter_map(schema).collect();
+        parts.extend(format);
+        Ok(Some((constraint, "tool_choice".into(), parts)))
     }
 }
 
@@ -133,29 +171,29 @@ enum Choice {
 fn list(fields: &mut Fields) -> Result<Vec<Fields>> {
     let list = fields.list("tools")?.unwrap_or_default();
     if list.len() > MAX_TOOLS {
-        return Err(fields.error("tools", format!("has {}, may have {MAX_TOOLS}", list.len())));
+        return Err(fields.error("tools", format!("has {} tools, at most {MAX_TOOLS} are allowed", list.len())));
     }
     (0..).zip(list).map(|(i, tool)| Fields::of(tool, &format!("tools[{i}]"))).collect()
 }
 
-/// A tool in the form that templates take.
+/// A tool in the format that templates expect.
 fn tool(fields: &mut Fields, parameters: &str) -> Result<(Json, Given)> {
     let name = required(fields, "name")?;
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     if name.is_empty() || name.len() > 128 || !name.chars().all(plain) {
-        return Err(fields.error("name", "must have 1 to 128 letters, digits, '_', '-' and '.'"));
+        return Err(fields.error("name", "must be 1 to 128 letters, digits, '_', '-' and '.'"));
     }
     let description = fields.string("description")?.unwrap_or_default();
     let schema = match fields.value(parameters) {
         None => json!({"type": "object", "properties": {}}),
         Some(schema @ Value::Object(_)) => schema,
-        Some(_) => return Err(fields.error(parameters, "must be a JSON schema, an object")),
+        Some(_) => return Err(fields.error(parameters, "must be a JSON schema (an object)")),
     };
     let is_strict = fields.flag("strict")?.unwrap_or(false);
     let given = Given { name: name.clone(), schema_field: fields.name(parameters), is_strict };
     let tool =
         json!({"type": "function", "function": {"name": name, "description": description, "parameters": schema}});
-    let tool = Json::of(&tool).map_err(|_| fields.error(parameters, "nests too deeply"))?;
+    let tool = Json::of(&tool).map_err(|_| fields.error(parameters, "is nested too deeply"))?;
     Ok((tool, given))
 }
 
@@ -163,7 +201,7 @@ fn tool(fields: &mut Fields, parameters: &str) -> Result<(Json, Given)> {
 /// responses have its fields beside `type`.
 ///
 /// # Errors
-/// If a tool is malformed or no function, or the choice is none of the tools.
+/// If a tool is malformed or not a function, or the choice names an unknown tool.
 pub(crate) fn openai(fields: &mut Fields) -> Result<Tools> {
     let mut tools = Tools::default();
     for mut entry in list(fields)? {
@@ -183,7 +221,7 @@ pub(crate) fn openai(fields: &mut Fields) -> Result<Tools> {
             "auto" => Choice::Auto,
             "none" => Choice::None,
             "required" => Choice::Any,
-            _ => return Err(fields.error("tool_choice", "is unknown; there are auto, none, required and a function")),
+            _ => return Err(fields.error("tool_choice", "must be auto, none, required or a function")),
         },
         Some(function) => {
             let mut named = Fields::of(function, &fields.name("tool_choice"))?;
@@ -208,13 +246,13 @@ pub(crate) fn openai(fields: &mut Fields) -> Result<Tools> {
 /// Takes Anthropic's `tools` and `tool_choice`.
 ///
 /// # Errors
-/// If a tool is malformed or Anthropic's own, or the choice is none of the tools.
+/// If a tool is malformed or one of Anthropic's own, or the choice names an unknown tool.
 pub(crate) fn anthropic(fields: &mut Fields) -> Result<Tools> {
     let mut tools = Tools::default();
     for mut entry in list(fields)? {
         entry.only("type", &[json!("custom")])?;
         tools.add(tool(&mut entry, "input_schema")?);
-        entry.ignore(&["cache_control"]);
+        entry.ignore(&["allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples"]);
         entry.end()?;
     }
     let Some(mut given) = fields.object("tool_choice")? else { return Ok(tools) };
@@ -223,7 +261,7 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Tools> {
         Some("none") => Choice::None,
         Some("any") => Choice::Any,
         Some("tool") => Choice::Named(required(&mut given, "name")?),
-        _ => return Err(given.error("type", "is missing or unknown; there are auto, any, tool and none")),
+        _ => return Err(given.error("type", "must be one of auto, any, tool, none")),
     };
     let calls = if given.flag("disable_parallel_tool_use")? == Some(true) { Calls::One } else { Calls::Any };
     given.end()?;
@@ -231,11 +269,11 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Tools> {
     Ok(tools)
 }
 
-/// Takes `reasoning_effort` and `chat_template_kwargs`: vLLM's and llama.cpp's variables of the template. An effort says whether
-/// the model thinks; how much is the model's own.
+/// Takes `reasoning_effort` and `chat_template_kwargs`: vLLM's and llama.cpp's variables of the template. An effort turns reasoning
+/// on or off; it does not limit its length.
 ///
 /// # Errors
-/// If the effort is unknown, or a variable is one that the template has by itself.
+/// If the effort is unknown, or a variable is set by the server itself.
 pub(crate) fn thinking(fields: &mut Fields) -> Result<ChatOptions> {
     let effort = fields.string("reasoning_effort")?;
     let mut thinking = match effort.as_deref() {
@@ -251,27 +289,29 @@ pub(crate) fn thinking(fields: &mut Fields) -> Result<ChatOptions> {
         }
         for (name, value) in given.rest() {
             if ["messages", "tools", "add_generation_prompt", "strftime_now"].contains(&name.as_str()) {
-                return Err(fields.error(&format!("chat_template_kwargs.{name}"), "is not for requests; leave it out"));
+                return Err(
+                    fields.error(&format!("chat_template_kwargs.{name}"), "cannot be set by requests; remove it")
+                );
             }
-            let value = Json::of(&value).map_err(|_| fields.error("chat_template_kwargs", "nests too deeply"))?;
+            let value = Json::of(&value).map_err(|_| fields.error("chat_template_kwargs", "is nested too deeply"))?;
             variables.push((name, value));
         }
     }
     Ok(ChatOptions { thinking, variables, ..ChatOptions::default() })
 }
 
-pub(crate) const UNKNOWN_EFFORT: &str = "is unknown; there are none, minimal, low, medium, high and xhigh";
+pub(crate) const UNKNOWN_EFFORT: &str = "must be one of none, minimal, low, medium, high, xhigh, max";
 
-/// What an effort says.
+/// Whether an effort turns reasoning on; `None` if it is unknown.
 pub(crate) fn thinking_of(effort: &str) -> Option<Thinking> {
     match effort {
         "none" => Some(Thinking::Off),
-        "minimal" | "low" | "medium" | "high" | "xhigh" => Some(Thinking::On),
+        "minimal" | "low" | "medium" | "high" | "xhigh" | "max" => Some(Thinking::On),
         _ => None,
     }
 }
 
-/// Takes Anthropic's `thinking`. A budget of tokens is taken, and not kept to.
+/// Takes Anthropic's `thinking`. A token budget is ignored.
 ///
 /// # Errors
 /// If its type is unknown.
@@ -280,7 +320,7 @@ pub(crate) fn anthropic_thinking(fields: &mut Fields) -> Result<Thinking> {
     let thinking = match given.string("type")?.as_deref() {
         Some("disabled") => Thinking::Off,
         Some("enabled" | "adaptive") => Thinking::On,
-        _ => return Err(given.error("type", "is unknown; there are enabled, adaptive and disabled")),
+        _ => return Err(given.error("type", "must be one of enabled, adaptive, disabled")),
     };
     given.count("budget_tokens", 0..=usize::MAX)?;
     given.ignore(&["display"]);

@@ -1,4 +1,4 @@
-//! The engine thread: it owns the scheduler, takes jobs from a queue, and hands out what each round wrote.
+//! The engine thread: it owns the scheduler, takes jobs from a queue, and sends each round's output.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,19 +13,19 @@ use foretoken::{Engine, Event, Finish, Scheduler, SchedulerOptions, SequenceId, 
 use crate::job::{Choice, Ended, Failure, Job, Ticket, Update};
 use crate::metrics::Metrics;
 
-/// What the engine thread is started with.
+/// Options of the engine thread.
 pub(crate) struct WorkerOptions {
-    /// Sequences that are decoded together.
+    /// Maximum number of running sequences.
     pub parallel: usize,
-    /// Requests that may wait beside those.
+    /// Maximum number of waiting requests.
     pub max_queue: usize,
-    /// Of every sequence.
+    /// Options of every sequence's session.
     pub session: SessionOptions,
-    /// Rows of a pass.
+    /// Options of the scheduler.
     pub scheduler: SchedulerOptions,
 }
 
-/// The engine thread, from outside.
+/// A handle of the engine thread.
 pub(crate) struct Worker {
     jobs: Mutex<Option<Sender<Job>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -35,10 +35,10 @@ pub(crate) struct Worker {
     slots: Arc<Mutex<Vec<Slot>>>,
 }
 
-/// One of the places for sequences, as it was after the last pass.
+/// A slot for a sequence, as of the last pass.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Slot {
-    /// The request that has it.
+    /// The request that occupies it.
     pub request_id: Option<String>,
     pub prompt_tokens: usize,
     pub generated_tokens: usize,
@@ -48,7 +48,7 @@ impl Worker {
     /// Starts the thread.
     ///
     /// # Errors
-    /// If the system starts none.
+    /// If the thread cannot be started.
     pub fn start(engine: &Engine, options: WorkerOptions, metrics: Arc<Metrics>) -> std::io::Result<Self> {
         let (send, jobs) = channel();
         let slots = Arc::new(Mutex::new(vec![Slot::default(); options.parallel]));
@@ -70,31 +70,31 @@ impl Worker {
         Ok(Self { jobs, thread, taken: Arc::default(), limit, abort, slots })
     }
 
-    /// So many places; `None` if fewer are free.
+    /// Reserves as many places in the queue; `None` if fewer are free.
     pub fn admit(&self, places: usize) -> Option<Vec<Ticket>> {
         (0..places).map(|_| Ticket::take(&self.taken, self.limit)).collect()
     }
 
-    /// Requests that may run or wait.
+    /// Maximum number of running and waiting requests.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Hands a job to the thread.
+    /// Sends a job to the thread.
     ///
     /// # Errors
-    /// If the thread takes no more.
+    /// If the worker was closed, or the thread has panicked.
     pub fn submit(&self, job: Job) -> Result<(), Failure> {
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        jobs.as_ref().and_then(|jobs| jobs.send(job).ok()).ok_or(Failure::Stopping)
+        jobs.as_ref().ok_or(Failure::Stopping)?.send(job).map_err(|_| Failure::Dead)
     }
 
-    /// The places for sequences.
+    /// The slots.
     pub fn slots(&self) -> Vec<Slot> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether the thread takes jobs.
+    /// Whether the thread runs.
     pub fn is_alive(&self) -> bool {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
@@ -105,7 +105,7 @@ impl Worker {
         self.abort.store(true, Ordering::Release);
     }
 
-    /// Takes no more jobs, and waits until those that it has are over.
+    /// Accepts no more jobs, and waits until the accepted ones have ended.
     pub fn close(&self) {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -133,13 +133,13 @@ struct Started {
     slot: usize,
     request: Request,
     choice: Choice,
-    /// Those that wait for its prompt. Their slots are kept free.
+    /// Those that are forked after its prefill. Their slots are reserved.
     others: Vec<Choice>,
     first: Option<Duration>, // from admission to the first token
     generated: usize,
 }
 
-/// What the generations of a job have in common.
+/// What the generations of a job share.
 #[derive(Clone)]
 struct Request {
     id: String,
@@ -150,24 +150,38 @@ struct Request {
 
 impl EngineThread {
     fn run(mut self) {
-        while self.receive() {
-            if self.abort.load(Ordering::Acquire) {
-                self.fail_all(|| Failure::Stopping);
+        loop {
+            // A panic in one sequence's part of a step is an error of that sequence. Any other fails every job.
+            match catch_unwind(AssertUnwindSafe(|| self.turn())) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(_) => {
+                    self.fail_all(|| Failure::Panic);
+                    self.publish();
+                }
             }
-            self.drop_cancelled();
-            while let Some(job) = self.next_job() {
-                self.start(job);
-            }
-            // A panic of one sequence's part is an error of that sequence. What comes here is a defect of the rest.
-            match catch_unwind(AssertUnwindSafe(|| self.scheduler.step())) {
-                Ok(events) => events.into_iter().for_each(|event| self.take(event)),
-                Err(_) => self.fail_all(|| Failure::Panic),
-            }
-            self.publish();
         }
     }
 
-    /// Takes new jobs; with nothing to do, waits for one. `false` if there will be none, and nothing is left to do.
+    /// Takes new jobs, runs one step, and sends what it produced. `false` when there are no jobs and will be none.
+    fn turn(&mut self) -> bool {
+        if !self.receive() {
+            return false;
+        }
+        if self.abort.load(Ordering::Acquire) {
+            self.fail_all(|| Failure::Stopping);
+        }
+        self.drop_cancelled();
+        while let Some(job) = self.next_job() {
+            self.start(job);
+        }
+        let events = self.scheduler.step();
+        events.into_iter().for_each(|event| self.take(event));
+        self.publish();
+        true
+    }
+
+    /// Takes new jobs; waits for one if there are none. `false` if there will be no more, and all have ended.
     fn receive(&mut self) -> bool {
         if self.running.is_empty() && self.waiting.is_empty() {
             match self.jobs.recv() {
@@ -183,20 +197,20 @@ impl EngineThread {
         }
     }
 
-    /// Drops waiting jobs whose clients went away. Those with sequences end in the scheduler's next step.
+    /// Drops waiting jobs whose clients are gone. Running ones are removed in the scheduler's next step.
     fn drop_cancelled(&mut self) {
         let before = self.waiting.len();
         self.waiting.retain(|job| !job.is_cancelled());
         (self.waiting.len()..before).for_each(|_| self.metrics.finished("abort"));
     }
 
-    /// The next job, if there are places for all of its generations.
+    /// The next job, if there are slots for all of its generations.
     fn next_job(&mut self) -> Option<Job> {
         let places = 1 + self.waiting.front()?.others.len();
         if self.taken() + places <= self.options.parallel { self.waiting.pop_front() } else { None }
     }
 
-    /// Places of sequences that run, and of those that wait for a prompt that is being read.
+    /// Slots of running sequences, and those reserved for their forks.
     fn taken(&self) -> usize {
         self.running.iter().map(|started| 1 + started.others.len()).sum()
     }
@@ -211,7 +225,7 @@ impl EngineThread {
         if let Ok(id) = &added {
             let cached = self.scheduler.statistics(*id).map_or(0, |statistics| statistics.cached_tokens);
             self.metrics.prompt(request.prompt.len(), cached);
-            // If nobody listens any more, the job is cancelled.
+            // Sending fails if the client is gone; the job is then cancelled.
             let _ = choice.updates.send(Update::Started(cached));
         }
         self.started(added, request, choice, others);
@@ -228,7 +242,7 @@ impl EngineThread {
         }
     }
 
-    /// A sequence of its own.
+    /// Adds a sequence for a generation.
     fn add(&mut self, prompt: &[u32], choice: &Choice) -> Result<SequenceId, Failure> {
         let added = catch_unwind(AssertUnwindSafe(|| {
             let session = self.scheduler.session(&self.options.session)?;
@@ -237,7 +251,7 @@ impl EngineThread {
         added.map_err(|_| Failure::Panic)?.map_err(|error| Failure::Library(Arc::new(error)))
     }
 
-    /// Gives those that waited for a prompt their sequences: forks, or sequences of their own where none can be made.
+    /// Forks the sequence for the other generations of its job, or adds new sequences where it cannot be forked.
     fn fork(&mut self, at: usize) {
         for choice in std::mem::take(&mut self.running[at].others) {
             let (id, request) = (self.running[at].id, self.running[at].request.clone());
@@ -253,10 +267,10 @@ impl EngineThread {
     fn fail(&self, request_id: &str, (choice, others): (Choice, Vec<Choice>), failure: Failure) {
         match &failure {
             Failure::Library(error) if matches!(**error, foretoken::Error::Panic(_)) => {
-                // The message may contain what the client sent.
+                // The message may contain the client's text.
                 tracing::error!(request = request_id, "panic");
             }
-            Failure::Panic => tracing::error!(request = request_id, "panic"),
+            Failure::Panic | Failure::Dead => tracing::error!(request = request_id, "panic"),
             Failure::Library(error) if is_clients(error) => {
                 tracing::info!(request = request_id, "refused");
             }
@@ -265,13 +279,13 @@ impl EngineThread {
         }
         for Choice { updates, ticket, .. } in std::iter::once(choice).chain(others) {
             self.metrics.finished("error");
-            // Before the client can ask again.
+            // Freed before the client can send another request.
             drop(ticket);
             let _ = updates.send(Update::Failed(failure.clone()));
         }
     }
 
-    /// Fails every job. The scheduler's sequences go with it.
+    /// Fails every job, and replaces the scheduler.
     fn fail_all(&mut self, failure: impl Fn() -> Failure) {
         let fresh = Scheduler::new(&self.engine, self.options.scheduler.clone());
         let old = std::mem::replace(&mut self.scheduler, fresh);
@@ -286,7 +300,7 @@ impl EngineThread {
         }
     }
 
-    /// Hands on what a pass brought for a sequence.
+    /// Handles an event of a sequence.
     fn take(&mut self, event: Event) {
         let Some(at) = self.running.iter().position(|started| started.id == event.id) else { return };
         let started = &mut self.running[at];
@@ -334,10 +348,10 @@ impl EngineThread {
             total_ms = total.as_millis(),
             "generated"
         );
-        // Others are left only where it was cancelled in front of its first token.
+        // There are others only if it was cancelled before its first token.
         for Choice { updates, ticket, .. } in std::iter::once(started.choice).chain(started.others) {
             self.metrics.finished(finish_name(finish));
-            // Before the client can ask again.
+            // Freed before the client can send another request.
             drop(ticket);
             let _ = updates.send(Update::Ended(Box::new(Ended { finish, statistics: statistics.clone() })));
         }
@@ -357,7 +371,7 @@ impl EngineThread {
     }
 }
 
-/// Whether the request caused the error.
+/// Whether the error is the client's (4xx).
 fn is_clients(error: &foretoken::Error) -> bool {
     use foretoken::Error as E;
     matches!(error, E::Argument { .. } | E::Context { .. } | E::Template(_) | E::Tokenizer(_))
@@ -374,86 +388,4 @@ fn finish_name(finish: Finish) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use foretoken::{EngineOptions, GenerateOptions, LogitsProcessor};
-
-    use super::*;
-    use crate::job::Running;
-
-    /// Panics with the tenth token of a sequence.
-    #[derive(Debug)]
-    struct Panicking;
-
-    impl LogitsProcessor for Panicking {
-        fn process(&self, tokens: &[u32], _: &mut [f32]) -> foretoken::Result<()> {
-            assert!(tokens.len() < PROMPT.len() + 10, "a defect");
-            Ok(())
-        }
-    }
-
-    const PROMPT: [u32; 4] = [2, 300, 301, 302];
-
-    fn submit(worker: &Worker, options: GenerateOptions) -> Running {
-        let (mut choices, running) = Running::choices(&options, worker.admit(1).expect("a place"));
-        let (request_id, admitted, choice) = ("test".into(), Instant::now(), choices.remove(0));
-        let job = Job { prompt: Arc::new(PROMPT.into()), request_id, admitted, choice, others: choices };
-        worker.submit(job).map_err(|_| "refused").expect("a job");
-        running
-    }
-
-    /// The tokens, and whether the job was finished.
-    async fn tokens(mut running: Running) -> (Vec<u32>, Result<Finish, Failure>) {
-        let mut tokens = Vec::new();
-        loop {
-            match running.next().await.expect("an update").1 {
-                Update::Started(_) => {}
-                Update::Piece(piece) => tokens.extend(piece.tokens),
-                Update::Ended(ended) => return (tokens, Ok(ended.finish)),
-                Update::Failed(failure) => return (tokens, Err(failure)),
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn a_panic_is_the_requests_own() {
-        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
-        let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
-        let engine = Engine::load(&options).expect("the demo pair");
-        let options = GenerateOptions { max_tokens: 60, ..GenerateOptions::default() };
-        let mut session = engine.session(&SessionOptions::default()).expect("a session");
-        let alone = session.generate(&PROMPT, &options).expect("a generation");
-        let want: Vec<u32> = alone.flat_map(|piece| piece.expect("a piece").tokens).collect();
-        drop(session);
-
-        let worker = WorkerOptions {
-            parallel: 3,
-            max_queue: 0,
-            session: SessionOptions::default(),
-            scheduler: SchedulerOptions { prefix_cache: Some(Default::default()), ..SchedulerOptions::default() },
-        };
-        let worker = Worker::start(&engine, worker, Arc::default()).expect("a thread");
-        let before = submit(&worker, options.clone());
-        let panicking = GenerateOptions { logits_processor: Some(Arc::new(Panicking)), ..options.clone() };
-        let panicking = submit(&worker, panicking);
-        let after = submit(&worker, options.clone());
-        assert!(worker.admit(1).is_none(), "three places are taken");
-        let (written, failure) = tokens(panicking).await;
-        let Err(Failure::Library(error)) = failure else { panic!("{failure:?}") };
-        assert!(matches!(*error, foretoken::Error::Panic(_)), "{error}");
-        assert!(want.starts_with(&written) && written.len() < want.len());
-        for running in [before, after] {
-            let (written, finish) = tokens(running).await;
-            assert!(finish.is_ok() && written == want, "{finish:?}");
-        }
-        assert_eq!(tokens(submit(&worker, options)).await.0, want, "behind the panic");
-
-        // An abort is every job's error, and the thread ends when it takes no more.
-        let endless = submit(&worker, GenerateOptions { max_tokens: 8000, ..GenerateOptions::default() });
-        worker.abort();
-        assert!(matches!(tokens(endless).await.1, Err(Failure::Stopping)));
-        worker.close();
-        assert!(!worker.is_alive() && engine.pages().held() == 0, "the kept prefixes went with the thread");
-    }
-}
+mod tests;

@@ -12,7 +12,7 @@ use super::call::is_name;
 use super::channels::{Marker, marker};
 use super::json::Json;
 use super::template::{ChatOptions, Thinking};
-use crate::constraint::Constraint;
+use crate::constraint::{Constraint, ConstraintLimits, annotations};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -27,6 +27,8 @@ pub enum CallChoice {
     Named(String),
     /// Any text and calls; those of the tools with these names have arguments under their schemas.
     Strict(Vec<String>),
+    /// One or more, of any tools, and no text; or JSON under this schema.
+    OrJson(String),
 }
 
 impl Constraint {
@@ -52,7 +54,9 @@ impl Constraint {
         let named: Vec<&String> = match choice {
             CallChoice::Named(name) => vec![name],
             CallChoice::Strict(names) => names.iter().collect(),
-            CallChoice::Required | CallChoice::One => tools.iter().map(|tool| &tool.name).collect(),
+            CallChoice::Required | CallChoice::One | CallChoice::OrJson(_) => {
+                tools.iter().map(|tool| &tool.name).collect()
+            }
         };
         if let Some(name) = named.iter().find(|name| tools.iter().all(|tool| tool.name != ***name)) {
             return Err(refused(&format!("there is no tool {name:?}")));
@@ -62,7 +66,8 @@ impl Constraint {
                 (Thinking::On, Some(open), Some(close)) => format!("(<[{open}]> TEXT? <[{close}]>)? "),
                 _ => String::new(),
             };
-        let mut rules = Rules { text: String::new(), count: 0, quote, references: HashMap::new(), json_bytes: 0 };
+        let mut rules =
+            Rules { text: String::new(), count: 0, quote, references: HashMap::new(), json_bytes: 0, depth: 0 };
         let mut calls = Vec::new();
         for tool in &tools {
             let begin = literal(&format!("call:{}", tool.name));
@@ -73,7 +78,12 @@ impl Constraint {
                 calls.push(format!("{begin} \"{{\" (TEXT | <[{quote}]>)*"));
             }
         }
-        if rules.json_bytes > MAX_BYTES {
+        if let CallChoice::OrJson(schema) = choice {
+            let json = json_reply(schema)?.to_string();
+            rules.json_bytes += json.len();
+            rules.text += &format!("json: %json {json}\n");
+        }
+        if rules.is_full() {
             return Err(refused(&format!(
                 "their schemas make a grammar of more than {MAX_BYTES} bytes; simplify them"
             )));
@@ -82,6 +92,7 @@ impl Constraint {
             CallChoice::Required => format!("{reasoning}call+"),
             CallChoice::One | CallChoice::Named(_) => format!("{reasoning}call"),
             CallChoice::Strict(_) => format!("(<[^{open}]> | call)*"),
+            CallChoice::OrJson(_) => format!("{reasoning}(call+ | json)"),
         };
         let calls = calls.join(" | ");
         let text = &rules.text;
@@ -91,6 +102,22 @@ impl Constraint {
 
 fn refused(problem: &str) -> Error {
     Error::argument("tools", problem)
+}
+
+/// The schema of a reply that is not a call, with the white space that JSON has under other constraints.
+fn json_reply(schema: &str) -> Result<Value> {
+    let malformed = |e| Error::argument("constraint", format!("the schema is not valid JSON: {e}"));
+    let mut schema: Value = serde_json::from_str(schema).map_err(malformed)?;
+    annotations::remove(&mut schema);
+    if schema == Value::Bool(true) {
+        schema = json!({});
+    }
+    if let Value::Object(fields) = &mut schema {
+        let most = ConstraintLimits::default().json_whitespace;
+        let pattern = format!(r"[\x20\x0A\x0D\x09]{{1,{most}}}");
+        fields.entry("x-guidance").or_insert_with(|| json!({"whitespace_pattern": pattern}));
+    }
+    Ok(schema)
 }
 
 /// A tool that may be called.
@@ -107,13 +134,20 @@ impl Tool {
         if !is_name(&name) {
             return Err(refused("a tool's name must be letters, digits, '_', '-', '.', ':' and '/'"));
         }
-        let parameters = function.get("parameters").cloned().unwrap_or_else(|| json!({"properties": {}}));
+        let mut parameters = function.get("parameters").cloned().unwrap_or_else(|| json!({"properties": {}}));
+        annotations::remove(&mut parameters);
         Ok(Self { name, parameters })
     }
 }
 
 /// Bytes of schemas in a grammar.
 const MAX_BYTES: usize = 1 << 18;
+
+/// References within references that are followed.
+const MAX_DEPTH: usize = 64;
+
+/// Types of values in JSON Schema.
+const TYPES: usize = 7;
 
 /// Keywords of JSON Schema that say something about values.
 const KEYWORDS: [&str; 40] = [
@@ -169,6 +203,8 @@ struct Rules {
     references: HashMap<String, String>,
     /// Of schemas that are left to llguidance. Each has a copy of the definitions that it refers to.
     json_bytes: usize,
+    /// References that are being followed.
+    depth: usize,
 }
 
 impl Rules {
@@ -200,8 +236,16 @@ impl Rules {
         }
     }
 
+    /// Whether the grammar is larger than it may be, so that no more is written.
+    fn is_full(&self) -> bool {
+        self.json_bytes.max(self.text.len()) > MAX_BYTES
+    }
+
     /// A value under `schema`, which is a part of `root`.
     fn value(&mut self, schema: &Value, root: &Value) -> String {
+        if self.is_full() {
+            return String::new();
+        }
         let Value::Object(fields) = schema else { return self.json(schema, root) };
         let has_only = |allowed: &[&str]| {
             fields.keys().all(|key| allowed.contains(&key.as_str()) || !KEYWORDS.contains(&key.as_str()))
@@ -221,7 +265,7 @@ impl Rules {
             return self.rule(&cases.join(" | "));
         }
         if let Some(Value::Array(kinds)) = fields.get("type")
-            && !kinds.is_empty()
+            && (1..=TYPES).contains(&kinds.len())
         {
             let mut cases = Vec::new();
             for (_, kind) in kinds.iter().enumerate().filter(|(i, kind)| !kinds[..*i].contains(kind)) {
@@ -257,7 +301,7 @@ impl Rules {
 
     /// JSON under `schema`, without white space.
     fn json(&mut self, schema: &Value, root: &Value) -> String {
-        if self.json_bytes > MAX_BYTES {
+        if self.is_full() {
             return String::new();
         }
         let mut schema = match schema {
@@ -284,9 +328,14 @@ impl Rules {
             return Some(name.clone());
         }
         let schema = root.pointer(place.strip_prefix('#')?)?;
+        if self.depth == MAX_DEPTH {
+            return None;
+        }
         let name = self.name();
         self.references.insert(place.to_owned(), name.clone());
+        self.depth += 1;
         let body = self.value(schema, root);
+        self.depth -= 1;
         Some(self.define(&name, &body))
     }
 

@@ -143,6 +143,11 @@ impl ReplySyntax for Channels {
         self.state = State::Text;
         parts
     }
+
+    fn call_end(&self) -> Option<u32> {
+        let of_end = MARKERS.iter().zip(self.markers).find(|((_, marker), _)| *marker == Marker::CloseCall);
+        of_end.and_then(|(_, id)| id)
+    }
 }
 
 /// A call in the model's spelling.

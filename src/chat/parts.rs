@@ -22,6 +22,9 @@ pub(crate) trait ReplySyntax: Send + Sync {
 
     /// The parts completed by the end. A call that lacks only its end marker counts.
     fn finish(&mut self) -> Vec<ReplyPart>;
+
+    /// The token that ends a call, if the tokenizer has one.
+    fn call_end(&self) -> Option<u32>;
 }
 
 /// Adds a part, merging it with the last one if both are of one kind.

@@ -25,4 +25,9 @@ impl ReplyParser {
     pub fn finish(&mut self) -> Vec<ReplyPart> {
         self.0.finish()
     }
+
+    /// The token that ends a call of a tool, if the tokenizer has one. As a stop token, it limits a reply to one call.
+    pub fn call_end(&self) -> Option<u32> {
+        self.0.call_end()
+    }
 }

@@ -97,9 +97,22 @@ impl ChatTemplate {
     /// # Errors
     /// If a file is malformed or the template does not compile.
     pub fn of(checkpoint: &Checkpoint) -> Result<Option<Self>> {
-        match checkpoint.gguf_text("tokenizer.chat_template") {
-            Err(NotGguf) => Self::read(checkpoint.path()),
-            Ok(source) => source.map(|source| Self::new(source.to_owned(), "<bos>".into(), "<eos>".into())).transpose(),
+        let source = match checkpoint.gguf_text("tokenizer.chat_template") {
+            Err(NotGguf) => template_source(checkpoint.path())?,
+            Ok(source) => source.map(str::to_owned),
+        };
+        source.map(|source| Self::with_tokens_of(checkpoint, source)).transpose()
+    }
+
+    /// A template from its source, with the checkpoint's `bos_token` and `eos_token`.
+    ///
+    /// # Errors
+    /// If tokenizer_config.json is malformed or the template does not compile.
+    pub fn with_tokens_of(checkpoint: &Checkpoint, source: String) -> Result<Self> {
+        let token = |key| checkpoint.gguf_token(key).map(|token| token.unwrap_or_default().to_owned());
+        match (token("tokenizer.ggml.bos_token_id"), token("tokenizer.ggml.eos_token_id")) {
+            (Ok(bos), Ok(eos)) => Self::new(source, bos, eos),
+            _ => Self::with_tokens_in(checkpoint.path(), source),
         }
     }
 
@@ -109,16 +122,18 @@ impl ChatTemplate {
     /// # Errors
     /// If a file is malformed or the template does not compile.
     pub fn read(directory: &Path) -> Result<Option<Self>> {
-        let Some(source) = template_source(directory)? else { return Ok(None) };
+        template_source(directory)?.map(|source| Self::with_tokens_in(directory, source)).transpose()
+    }
+
+    /// With the tokens that tokenizer_config.json names.
+    fn with_tokens_in(directory: &Path, source: String) -> Result<Self> {
         let config = tokenizer_config(directory)?;
-        let special = |name: &str, default: &str| {
+        let token = |name: &str| {
             let value = config.as_ref().and_then(|config| config.get(name))?;
             // Older files have an object with the token's flags.
-            Some(value.as_str().or_else(|| value.get("content")?.as_str()).unwrap_or(default).to_owned())
+            value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
         };
-        let bos = special("bos_token", "<bos>").unwrap_or_else(|| "<bos>".into());
-        let eos = special("eos_token", "<eos>").unwrap_or_else(|| "<eos>".into());
-        Self::new(source, bos, eos).map(Some)
+        Self::new(source, token("bos_token").unwrap_or_default(), token("eos_token").unwrap_or_default())
     }
 
     /// A template from its source.

@@ -315,6 +315,14 @@ impl Checkpoint {
         }
     }
 
+    /// The token whose id is a GGUF file's metadata value `key`; an error value says that this is not a GGUF file.
+    pub(crate) fn gguf_token(&self, key: &str) -> Result<Option<&str>, NotGguf> {
+        let Files::Gguf(gguf) = &self.files else { return Err(NotGguf) };
+        let id = gguf.metadata(key).and_then(|value| value.as_u64()).and_then(|id| usize::try_from(id).ok());
+        let Some(gguf::Value::Array(tokens)) = gguf.metadata("tokenizer.ggml.tokens") else { return Ok(None) };
+        Ok(id.and_then(|id| tokens.iter().nth(id)?.as_str()))
+    }
+
     /// The prefix of the text model's tensors.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::vocabulary::vocabulary;
-use super::{Constraint, ConstraintLimits, ConstraintState, Grammar, schema};
+use super::{Constraint, ConstraintLimits, ConstraintState, Grammar, annotations, intersections, schema};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -113,7 +113,8 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
         Grammar::JsonSchema(source) => {
             let malformed =
                 |e: serde_json::Error| Error::argument("constraint", format!("the schema is not JSON: {e}"));
-            let schema: Value = serde_json::from_str(source).map_err(malformed)?;
+            let mut schema: Value = serde_json::from_str(source).map_err(malformed)?;
+            annotations::remove(&mut schema);
             if let Some((place, optional)) = schema::widest(&schema)
                 && optional > limits.row_items / ROW_ITEMS
             {
@@ -122,6 +123,10 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
                     "{place}: has {optional} optional properties, at most {most} are allowed; require some of them"
                 );
                 return Err(Error::argument("constraint", problem));
+            }
+            let count = intersections::of_schema(&schema);
+            if count > limits.intersected {
+                return Err(refused(too_many(count, limits)));
             }
             let compile = |schema| matcher(TopLevelGrammar::from_json_schema(with_whitespace(schema, limits)));
             compile(schema.clone()).map_err(|problem| {
@@ -133,8 +138,19 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
         Grammar::Lark(grammar) if nesting(grammar) > MAX_NESTING => {
             Err(refused(format!("has more than {MAX_NESTING} nested brackets; split it into rules")))
         }
-        Grammar::Lark(grammar) => matcher(TopLevelGrammar::from_lark(grammar.to_string())).map_err(refused),
+        Grammar::Lark(grammar) => match intersections::of_lark(grammar) {
+            count if count > limits.intersected => Err(refused(too_many(count, limits))),
+            _ => matcher(TopLevelGrammar::from_lark(grammar.to_string())).map_err(refused),
+        },
     }
+}
+
+fn too_many(count: usize, limits: &ConstraintLimits) -> String {
+    let most = limits.intersected;
+    format!(
+        "intersects {count} regular expressions, may intersect {most}; merge the patterns, formats and lengths of allOf \
+         branches, or the terms of & and ~"
+    )
 }
 
 /// Compiles a grammar and computes the first mask after forced tokens, without which no text satisfies it.

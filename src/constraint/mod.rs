@@ -8,8 +8,11 @@
 //! grammar rejects, so that no row is spent on it, and tokens that the grammar forces are drafted by
 //! [`Forced`](crate::speculative::Forced).
 
+pub(crate) mod annotations;
 #[cfg(feature = "constraint")]
 mod compile;
+#[cfg(feature = "constraint")]
+mod intersections;
 #[cfg(feature = "constraint")]
 mod schema;
 #[cfg(feature = "constraint")]
@@ -75,6 +78,14 @@ impl Constraint {
         Self::new(Grammar::Lark(grammar.into()))
     }
 
+    /// The JSON schema, if it is one.
+    pub fn schema(&self) -> Option<&str> {
+        match &self.grammar {
+            Grammar::JsonSchema(schema) => Some(schema),
+            Grammar::Regex(_) | Grammar::Lark(_) => None,
+        }
+    }
+
     fn new(grammar: Grammar) -> Self {
         Self { grammar, limits: ConstraintLimits::default() }
     }
@@ -92,6 +103,9 @@ pub struct ConstraintLimits {
     pub source_bytes: usize,
     /// Symbols in the productions of the grammar. Default: 200000.
     pub grammar_symbols: usize,
+    /// Regular expressions that are intersected: conditions (`pattern`, `format`, lengths) on one string of a schema, through
+    /// `allOf` and `$ref`, or terms of `&` and `~` in a Lark grammar. Compiling takes time exponential in them. Default: 8.
+    pub intersected: usize,
     /// Regular expression nodes built at compile time; 50000 take about a millisecond. Default: 1000000.
     pub compile_fuel: u64,
     /// Regular expression nodes built per mask; 14000 take about a millisecond. Default: 200000.
@@ -112,6 +126,7 @@ impl Default for ConstraintLimits {
         Self {
             source_bytes: 262_144,
             grammar_symbols: 200_000,
+            intersected: 8,
             compile_fuel: 1_000_000,
             mask_fuel: 200_000,
             mask_items: 50_000,

@@ -124,6 +124,10 @@ impl ReplySyntax for XmlReply {
         self.state = State::Text { begin: true };
         parts
     }
+
+    fn call_end(&self) -> Option<u32> {
+        self.tags[3].0
+    }
 }
 
 /// Bytes at the end of `text` that may be a prefix of one of `tags`; in reasoning, including line ends before them.

@@ -166,6 +166,9 @@ impl DrafterOptions {
     }
 }
 
+/// Characters of an unknown drafter's name that an error repeats.
+const MAX_SHOWN: usize = 32;
+
 /// A name followed by parameters: `mtp`, `ngram-map-k:n=8:m=24:hits=2`.
 impl FromStr for DrafterOptions {
     type Err = Error;
@@ -175,7 +178,9 @@ impl FromStr for DrafterOptions {
         let name = parts.next().unwrap_or_default();
         let Some(entry) = REGISTRY.iter().find(|entry| entry.name == name) else {
             let names: Vec<_> = REGISTRY.iter().map(|entry| entry.name).collect();
-            let problem = format!("{name:?} is not a drafter; expected one of {}, or auto", names.join(", "));
+            let shown: String = name.chars().take(MAX_SHOWN).collect();
+            let names = names.join(", ");
+            let problem = format!("{shown:?} is not a drafter; expected one of {names}, or auto");
             return Err(Error::argument("drafters", problem));
         };
         let mut options = (entry.options)();
@@ -239,7 +244,7 @@ pub enum Drafters {
     Custom(CustomDrafter),
 }
 
-/// `auto`, or a list by priority: `ngram-mod,mtp`.
+/// `auto`, or a list by priority: `ngram-mod,mtp`. A drafter may be listed once, or once for each set of parameters.
 impl FromStr for Drafters {
     type Err = Error;
 
@@ -247,7 +252,16 @@ impl FromStr for Drafters {
         if text == "auto" {
             return Ok(Self::Auto);
         }
-        Ok(Self::Priority(text.split(',').map(DrafterOptions::from_str).collect::<Result<_>>()?))
+        let mut list = Vec::new();
+        for part in text.split(',') {
+            let options: DrafterOptions = part.parse()?;
+            if list.contains(&options) {
+                let problem = format!("{} is listed twice with the same parameters; list it once", options.kind());
+                return Err(Error::argument("drafters", problem));
+            }
+            list.push(options);
+        }
+        Ok(Self::Priority(list))
     }
 }
 

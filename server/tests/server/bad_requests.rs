@@ -61,6 +61,7 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"stop": vec!["x"; 17]}), "stop"),
         (TEXT, json!({"stop": "x".repeat(1025)}), "stop"),
         (TEXT, json!({"stop_token_ids": ["a"]}), "stop_token_ids[0]"),
+        (TEXT, json!({"stop_token_ids": vec![5; 1025]}), "stop_token_ids"),
         (TEXT, json!({"stream": "yes"}), "stream"),
         (TEXT, json!({"stream_options": {"include_usage": true}}), "stream_options"),
         (TEXT, json!({"stream": true, "stream_options": {"usage": true}}), "stream_options.usage"),
@@ -70,6 +71,8 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"speculative": {"type": "magic"}}), "speculative.type"),
         (TEXT, json!({"speculative": {"type": "ngram-mod:n=1000000000"}}), "speculative.type"),
         (TEXT, json!({"speculative": {"type": "draft-model"}}), "speculative.type"),
+        (TEXT, json!({"speculative": {"type": "mtp,mtp"}}), "speculative.type"),
+        (TEXT, json!({"speculative": {"type": "mtp,".repeat(1000) + "mtp"}}), "speculative.type"),
         (TEXT, json!({"speculative": {"draft_block_size": 0}}), "speculative.draft_block_size"),
         (TEXT, json!({"speculative": {"draft_block_size": 100_000}}), "speculative.draft_block_size"),
         (TEXT, json!({"speculative": {"depth": 2}}), "speculative.depth"),
@@ -178,7 +181,7 @@ fn fields_that_are_wrong_are_named() {
         (CHAT, json!({"response_format": {"type": "xml"}}), "response_format.type"),
         (CHAT, json!({"tool_choice": {"type": "function", "function": {"name": "f"}}}), "tool_choice"),
         (CHAT, json!({"reasoning_effort": "extreme"}), "reasoning_effort"),
-        (CHAT, json!({"functions": []}), "functions"),
+        (CHAT, json!({"functions": [{}]}), "functions"),
         (CHAT, json!({"a field of the future": 1}), "a field of the future"),
         (TEXT, json!({"echo": true}), "echo"),
         (TEXT, json!({"suffix": "}"}), "suffix"),
@@ -262,7 +265,7 @@ fn heads_that_are_wrong_or_late() {
     assert_eq!(status(send(many.as_bytes())), "431");
     let long = format!("GET /health HTTP/1.1\r\na: {}\r\n\r\n", "b".repeat(1 << 20));
     assert_eq!(status(send(long.as_bytes())), "431");
-    // Half a head, and nothing behind an answer: both connections are closed by the server.
+    // Half a head, and nothing after a response: both connections are closed by the server.
     read_rest(send(b"GET /health HTTP/1.1\r\nhost: l"));
     let kept = send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n");
     assert!(read_head(&kept).starts_with("HTTP/1.1 200"));

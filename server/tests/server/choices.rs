@@ -106,3 +106,15 @@ fn biased_tokens_and_origins() {
     assert_eq!((texts.as_str(), tokens.len()), (contents.as_str(), 40));
     assert!(drafted > 0 && timings["draft_n_accepted"] == drafted, "{drafted}: {timings}");
 }
+
+/// Without `speculative`, a seed alone determines a sampled text, though the default drafts depend on measured times.
+#[test]
+fn a_seed_determines_the_text() {
+    let server = TestServer::start(options());
+    let body = json!({"prompt": PROMPT, "max_tokens": 64, "temperature": 1, "seed": 11});
+    let first = server.ask(TEXT, &body);
+    assert!(first["timings"]["draft_n"].as_u64() > Some(0), "{first}");
+    for _ in 0..3 {
+        assert_eq!(server.ask(TEXT, &body)["choices"], first["choices"]);
+    }
+}

@@ -24,7 +24,7 @@ fn first_event(stream: &mut std::net::TcpStream) {
 fn clients_that_leave_free_their_sequences() {
     let server = TestServer::start_on(load(), keeping_nothing());
     let want = alone(PROMPT, &GenerateOptions { max_tokens: 60, ..GenerateOptions::default() });
-    // Streamed, whole, and of a whole answer behind nothing but a head.
+    // A stream, and a response that is not streamed.
     let mut streamed = server.open("/v1/completions", &long(8000));
     first_event(&mut streamed);
     let whole = server.open("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 8000, "ignore_eos": true}));

@@ -3,6 +3,7 @@
 mod bad_requests;
 mod choices;
 mod life;
+mod qwen;
 mod routes;
 mod structured;
 mod support;

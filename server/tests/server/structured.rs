@@ -83,6 +83,11 @@ fn a_schema_that_cannot_be_used_is_named_by_its_place() {
     let unsatisfiable = json!({"type": "object", "properties": {"a": {"type": "integer", "minimum": 2, "maximum": 1}},
         "required": ["a"]});
     let bomb: serde_json::Map<_, _> = (0..9000).map(|i| (format!("p{i}"), json!({}))).collect();
+    let pattern = |i: usize| format!(".*a.{{{i}}}");
+    let intersection: Vec<_> = (12..40).map(|i| json!({"type": "string", "pattern": pattern(i)})).collect();
+    let intersection = json!({"allOf": intersection});
+    let terms: Vec<_> = (12..40).map(|i| format!("/{}/", pattern(i))).collect();
+    let terms = format!("%llguidance {{}}\nstart: X\nX: {}", terms.join(" & "));
     let of_schema = "response_format.json_schema.schema";
     let cases = [
         (CHAT, chat(schema(unsatisfiable.clone()), json!({})), of_schema, "#/properties/a: "),
@@ -94,15 +99,23 @@ fn a_schema_that_cannot_be_used_is_named_by_its_place() {
             "text.format.schema",
             "#/properties/a: ",
         ),
-        (CHAT, chat(json!({"type": "json_schema"}), json!({})), "response_format.json_schema", "is missing"),
-        (CHAT, chat(json!({"type": "xml"}), json!({})), "response_format.type", "is unknown"),
-        (CHAT, chat(json!({}), json!({})), "response_format.type", "is missing"),
+        (CHAT, chat(json!({"type": "json_schema"}), json!({})), "response_format.json_schema", "is required"),
+        (CHAT, chat(json!({"type": "xml"}), json!({})), "response_format.type", "must be one of"),
+        (CHAT, chat(json!({}), json!({})), "response_format.type", "is required"),
         (CHAT, chat(json!("json"), json!({})), "response_format", "is a string"),
-        (CHAT, chat(json!({"type": "json_object", "strict": 1}), json!({})), "response_format.strict", "is unknown"),
+        (CHAT, chat(json!({"type": "json_object", "strict": 1}), json!({})), "response_format.strict", "unknown"),
         ("/completion", json!({"prompt": PROMPT, "json_schema": unsatisfiable}), "json_schema", "#/properties/a: "),
-        ("/completion", json!({"prompt": PROMPT, "grammar": "root ::= \"x\""}), "grammar", "is GBNF"),
+        // Time exponential in the number of expressions, if it were compiled.
+        (CHAT, chat(schema(intersection), json!({})), of_schema, "intersects 28"),
+        ("/completion", json!({"prompt": PROMPT, "grammar": terms}), "grammar", "intersects 28"),
+        ("/completion", json!({"prompt": PROMPT, "grammar": "root ::= \"x\""}), "grammar", "GBNF"),
         ("/completion", json!({"prompt": PROMPT, "grammar": "%llguidance {}\nstart: a\n"}), "grammar", "at 2(8)"),
-        ("/completion", json!({"prompt": PROMPT, "grammar": "%llguidance {}", "json_schema": {}}), "grammar", "is for"),
+        (
+            "/completion",
+            json!({"prompt": PROMPT, "grammar": "%llguidance {}", "json_schema": {}}),
+            "grammar",
+            "cannot be combined",
+        ),
     ];
     for (path, body, field, problem) in cases {
         let (status, answer) = server.post(path, &body);

@@ -172,7 +172,7 @@ fn calls_that_are_none() {
     }
 }
 
-/// What a user says is no control token, in chats; a raw prompt is the client's own.
+/// In chats, control tokens that a user spells are text; raw prompts may have control tokens.
 #[test]
 fn users_forge_no_turns() {
     let (server, script) = start();
@@ -494,10 +494,10 @@ fn choices_of_calls() {
         answer["error"]["message"].as_str().expect("a message").to_owned()
     };
     let named = |name: &str| json!({"type": "function", "function": {"name": name}});
-    assert!(bad(json!({"tool_choice": named("three")})).starts_with("tool_choice: names no tool"));
+    assert!(bad(json!({"tool_choice": named("three")})).starts_with("tool_choice: names a tool that is not"));
     assert!(
         bad(json!({"tool_choice": "required", "response_format": {"type": "json_object"}}))
-            .starts_with("tool_choice: asks")
+            .starts_with("tool_choice: requires")
     );
     let tools = |schema: Value| json!([of(CHAT)[0], {"type": "function", "function": {"name": "it", "strict": true, "parameters": schema}}]);
     let unsatisfiable = json!({"type": "object", "properties": {"a": {"type": "integer", "minimum": 2, "maximum": 1}}, "required": ["a"]});
@@ -552,4 +552,22 @@ fn strict_tools() {
     script.set("<|tool_call>call:weather{town:<|\"|>Ulm<|\"|>}<tool_call|>");
     assert_eq!(ask(false).0, 200);
     assert_eq!(ask(true).0, 400);
+}
+
+/// With a response format, a reply has calls or the format.
+#[test]
+fn calls_or_a_format() {
+    let (server, script) = start();
+    let schema = json!({"type": "object", "properties": {"rain": {"type": "boolean"}}, "required": ["rain"],
+        "additionalProperties": false});
+    let body = json!({"messages": [{"role": "user", "content": "?"}], "tools": tools(),
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}});
+    script.set("<|tool_call>call:weather{city:<|\"|>Ulm<|\"|>}<tool_call|>");
+    let choice = server.ask(CHAT, &body)["choices"][0].clone();
+    assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"city\":\"Ulm\"}", "{choice}");
+    script.set("{\"rain\": true}");
+    assert_eq!(server.ask(CHAT, &body)["choices"][0]["message"]["content"], "{\"rain\": true}");
+    // The script, which writes nothing else, fails where it fits neither.
+    script.set("Rain.");
+    assert_eq!(server.post(CHAT, &body).0, 400);
 }

@@ -1,0 +1,74 @@
+//! OpenAI's frequency and presence penalties, which count generated tokens only. The library's own, as llama.cpp's, count the last
+//! tokens of the prompt as well.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use foretoken::sampler::LogitsProcessor;
+use foretoken::{GenerateOptions, Result};
+
+use crate::convert::Processors;
+use crate::fields::Fields;
+
+#[derive(Debug)]
+struct OutputPenalties {
+    prompt_tokens: usize,
+    frequency: f32,
+    presence: f32,
+}
+
+impl LogitsProcessor for OutputPenalties {
+    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
+        let mut counts: HashMap<u32, f32> = HashMap::new();
+        for token in tokens.iter().skip(self.prompt_tokens) {
+            *counts.entry(*token).or_default() += 1.0;
+        }
+        for (token, count) in counts {
+            if let Some(logit) = logits.get_mut(token as usize) {
+                *logit -= count * self.frequency + self.presence;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether the penalties of a request to one of OpenAI's routes count generated tokens only: unless it has llama.cpp's
+/// `repeat_last_n`.
+pub(crate) fn are_requested(fields: &Fields) -> bool {
+    fields.peek("repeat_last_n").is_none()
+}
+
+/// `options` with penalties that count generated tokens only.
+pub(crate) fn apply(mut options: GenerateOptions, prompt_tokens: usize) -> GenerateOptions {
+    let penalties = &mut options.sampling.penalties;
+    let (frequency, presence) = (std::mem::take(&mut penalties.frequency), std::mem::take(&mut penalties.presence));
+    if frequency != 0.0 || presence != 0.0 {
+        let own: Arc<dyn LogitsProcessor> = Arc::new(OutputPenalties { prompt_tokens, frequency, presence });
+        options.logits_processor = Some(match options.logits_processor.take() {
+            Some(first) => Arc::new(Processors(vec![first, own])),
+            None => own,
+        });
+    }
+    options
+}
+
+#[cfg(test)]
+mod tests {
+    use foretoken::Sampling;
+    use foretoken::sampler::Penalties;
+
+    use super::*;
+
+    #[test]
+    fn generated_tokens_count() {
+        let penalties = Penalties { frequency: 0.5, presence: 0.25, ..Penalties::default() };
+        let options = GenerateOptions { sampling: Sampling { penalties, ..Sampling::default() }, ..Default::default() };
+        let options = apply(options, 2);
+        assert_eq!(options.sampling.penalties, Penalties::default());
+        let mut logits = [1.0; 4];
+        let processor = options.logits_processor.expect("a processor");
+        processor.process(&[0, 1, 1, 2, 2], &mut logits).expect("penalties");
+        assert_eq!(logits, [1.0, 0.25, -0.25, 1.0]);
+        assert!(apply(GenerateOptions::default(), 2).logits_processor.is_none());
+    }
+}

@@ -1,0 +1,153 @@
+use std::path::Path;
+
+use foretoken::{EngineOptions, GenerateOptions, LogitsProcessor};
+
+use super::*;
+use crate::job::Running;
+
+/// Panics with the tenth token of a sequence.
+#[derive(Debug)]
+struct Panicking;
+
+impl LogitsProcessor for Panicking {
+    fn process(&self, tokens: &[u32], _: &mut [f32]) -> foretoken::Result<()> {
+        assert!(tokens.len() < PROMPT.len() + 10, "a defect");
+        Ok(())
+    }
+}
+
+const PROMPT: [u32; 4] = [2, 300, 301, 302];
+
+fn submit(worker: &Worker, options: GenerateOptions) -> Running {
+    let (mut choices, running) = Running::choices(&options, worker.admit(1).expect("a place"));
+    let (request_id, admitted, choice) = ("test".into(), Instant::now(), choices.remove(0));
+    let job = Job { prompt: Arc::new(PROMPT.into()), request_id, admitted, choice, others: choices };
+    worker.submit(job).map_err(|_| "refused").expect("a job");
+    running
+}
+
+/// The tokens, and whether the job was finished.
+async fn tokens(mut running: Running) -> (Vec<u32>, Result<Finish, Failure>) {
+    let mut tokens = Vec::new();
+    loop {
+        match running.next().await.expect("an update").1 {
+            Update::Started(_) => {}
+            Update::Piece(piece) => tokens.extend(piece.tokens),
+            Update::Ended(ended) => return (tokens, Ok(ended.finish)),
+            Update::Failed(failure) => return (tokens, Err(failure)),
+        }
+    }
+}
+
+fn engine() -> Engine {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
+    let options = EngineOptions::new(demo.join("target")).with_assistant(demo.join("assistant"));
+    Engine::load(&options).expect("the demo pair")
+}
+
+fn start(engine: &Engine) -> Worker {
+    let options = WorkerOptions {
+        parallel: 3,
+        max_queue: 0,
+        session: SessionOptions::default(),
+        scheduler: SchedulerOptions { prefix_cache: Some(Default::default()), ..SchedulerOptions::default() },
+    };
+    Worker::start(engine, options, Arc::default()).expect("a thread")
+}
+
+/// Panics when it is dropped, as the job's last part on the engine thread.
+#[derive(Debug)]
+struct PanicsOnDrop;
+
+impl LogitsProcessor for PanicsOnDrop {
+    fn process(&self, _: &[u32], _: &mut [f32]) -> foretoken::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for PanicsOnDrop {
+    fn drop(&mut self) {
+        assert!(std::thread::current().name() != Some("engine"), "a defect");
+    }
+}
+
+/// A job of one token with `choices` such generations.
+fn submit_defect(worker: &Worker, choices: usize) -> Running {
+    let options = GenerateOptions { max_tokens: 1, ..GenerateOptions::default() };
+    let (mut choices, running) = Running::choices(&options, worker.admit(choices).expect("places"));
+    for choice in &mut choices {
+        choice.options.logits_processor = Some(Arc::new(PanicsOnDrop));
+    }
+    let choice = choices.remove(0);
+    let (request_id, admitted) = ("test".into(), Instant::now());
+    let job = Job { prompt: Arc::new(PROMPT.into()), request_id, admitted, choice, others: choices };
+    worker.submit(job).map_err(|_| "refused").expect("a job");
+    running
+}
+
+#[tokio::test]
+async fn the_thread_goes_on_after_a_panic_outside_of_a_pass() {
+    let engine = engine();
+    let worker = start(&engine);
+    for _ in 0..3 {
+        assert!(tokens(submit_defect(&worker, 1)).await.1.is_ok());
+        let options = GenerateOptions { max_tokens: 4, ..GenerateOptions::default() };
+        let next = tokens(submit(&worker, options)).await;
+        // It may have been submitted before the panic.
+        assert!(next.1.is_ok() || matches!(next.1, Err(Failure::Panic)), "{:?}", next.1);
+        assert!(worker.is_alive());
+    }
+    let options = GenerateOptions { max_tokens: 4, ..GenerateOptions::default() };
+    assert!(tokens(submit(&worker, options)).await.1.is_ok());
+    worker.close();
+}
+
+#[tokio::test]
+async fn a_dead_thread_is_told() {
+    let engine = engine();
+    let worker = start(&engine);
+    // The second one's panic is in the handling of the first one's.
+    let running = submit_defect(&worker, 2);
+    while worker.is_alive() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(running);
+    let options = GenerateOptions::default();
+    let (mut choices, _running) = Running::choices(&options, worker.admit(1).expect("a place"));
+    let (request_id, admitted, choice) = ("test".into(), Instant::now(), choices.remove(0));
+    let job = Job { prompt: Arc::new(PROMPT.into()), request_id, admitted, choice, others: choices };
+    assert!(matches!(worker.submit(job), Err(Failure::Dead)));
+}
+
+#[tokio::test]
+async fn a_panic_is_the_requests_own() {
+    let engine = engine();
+    let options = GenerateOptions { max_tokens: 60, ..GenerateOptions::default() };
+    let mut session = engine.session(&SessionOptions::default()).expect("a session");
+    let alone = session.generate(&PROMPT, &options).expect("a generation");
+    let want: Vec<u32> = alone.flat_map(|piece| piece.expect("a piece").tokens).collect();
+    drop(session);
+
+    let worker = start(&engine);
+    let before = submit(&worker, options.clone());
+    let panicking = GenerateOptions { logits_processor: Some(Arc::new(Panicking)), ..options.clone() };
+    let panicking = submit(&worker, panicking);
+    let after = submit(&worker, options.clone());
+    assert!(worker.admit(1).is_none(), "three places are taken");
+    let (written, failure) = tokens(panicking).await;
+    let Err(Failure::Library(error)) = failure else { panic!("{failure:?}") };
+    assert!(matches!(*error, foretoken::Error::Panic(_)), "{error}");
+    assert!(want.starts_with(&written) && written.len() < want.len());
+    for running in [before, after] {
+        let (written, finish) = tokens(running).await;
+        assert!(finish.is_ok() && written == want, "{finish:?}");
+    }
+    assert_eq!(tokens(submit(&worker, options)).await.0, want, "after the panic");
+
+    // An abort is every job's error, and the thread ends when it takes no more.
+    let endless = submit(&worker, GenerateOptions { max_tokens: 8000, ..GenerateOptions::default() });
+    worker.abort();
+    assert!(matches!(tokens(endless).await.1, Err(Failure::Stopping)));
+    worker.close();
+    assert!(!worker.is_alive() && engine.pages().held() == 0, "the thread dropped the prefix cache");
+}

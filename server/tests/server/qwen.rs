@@ -1,0 +1,101 @@
+//! The demo Qwen3.5: a byte-level vocabulary, and calls in XML.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use foretoken::chat::ChatTemplate;
+use foretoken::checkpoint::Checkpoint;
+use foretoken::{Engine, EngineOptions, LogitsProcessor, Result};
+use foretoken_server::{GenerateDefaults, ServerOptions};
+use serde_json::{Value, json};
+
+use crate::support::{PROMPT, TEMPLATE, TestServer, options};
+
+fn path() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo-qwen")
+}
+
+fn engine() -> &'static Engine {
+    static ENGINE: OnceLock<Engine> = OnceLock::new();
+    ENGINE.get_or_init(|| Engine::load(&EngineOptions::new(path())).expect("the demo"))
+}
+
+fn start(processor: Option<Arc<dyn LogitsProcessor>>) -> TestServer {
+    let template = ChatTemplate::new(TEMPLATE.into(), String::new(), String::new()).expect("a template");
+    let defaults = GenerateDefaults { logits_processor: processor, ..GenerateDefaults::default() };
+    TestServer::start_on(engine().clone(), ServerOptions { defaults, chat_template: Some(template), ..options() })
+}
+
+#[test]
+fn token_texts_are_those_of_the_text() {
+    let server = start(None);
+    let text = "fn main() {\n    let x = \"\u{6f22} \u{e9}\";\n}";
+    let tokens = server.ask("/tokenize", &json!({"content": text, "with_pieces": true}))["tokens"].clone();
+    let bytes = tokens.as_array().expect("an array").iter().flat_map(|token| match &token["piece"] {
+        Value::String(text) => text.as_bytes().to_vec(),
+        piece => serde_json::from_value(piece.clone()).expect("bytes"),
+    });
+    assert_eq!(String::from_utf8(bytes.collect()).as_deref(), Ok(text));
+    let ids: Vec<_> = tokens.as_array().expect("an array").iter().map(|token| token["id"].clone()).collect();
+    assert_eq!(server.ask("/detokenize", &json!({"tokens": ids}))["content"], text);
+
+    let body = json!({"prompt": PROMPT, "max_tokens": 24, "ignore_eos": true, "logprobs": 2});
+    let choice = server.ask("/v1/completions", &body)["choices"][0].clone();
+    let pieces = choice["logprobs"]["tokens"].as_array().expect("an array");
+    assert_eq!(pieces.iter().filter_map(Value::as_str).collect::<String>(), choice["text"]);
+    assert!(pieces.iter().any(|piece| piece.as_str().is_some_and(|piece| piece.contains(' '))), "{pieces:?}");
+    let mut characters = 0;
+    for (piece, offset) in pieces.iter().zip(choice["logprobs"]["text_offset"].as_array().expect("an array")) {
+        assert_eq!(*offset, characters);
+        characters += piece.as_str().expect("a string").chars().count();
+    }
+    let body = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24, "logprobs": true});
+    let choice = server.ask("/v1/chat/completions", &body)["choices"][0].clone();
+    let bytes = choice["logprobs"]["content"].as_array().expect("an array").iter();
+    let bytes = bytes.flat_map(|token| token["bytes"].as_array().expect("an array").clone());
+    let bytes: Vec<u8> = bytes.map(|byte| byte.as_u64().expect("a byte") as u8).collect();
+    assert_eq!(choice["message"]["content"], json!(String::from_utf8_lossy(&bytes)));
+}
+
+/// Writes a text, whatever the logits are.
+#[derive(Clone, Debug, Default)]
+struct Script(Arc<Mutex<Vec<u32>>>);
+
+impl LogitsProcessor for Script {
+    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
+        let script = self.0.lock().expect("the script");
+        let written = (0..script.len()).rev().find(|n| tokens.ends_with(&script[..*n])).unwrap_or(0);
+        logits.fill(f32::NEG_INFINITY);
+        logits[script[written] as usize] = 0.0;
+        Ok(())
+    }
+}
+
+#[test]
+fn one_call_if_calls_are_not_parallel() {
+    let call =
+        |n: usize| format!("<tool_call>\n<function=f>\n<parameter=n>\n{n}\n</parameter>\n</function>\n</tool_call>");
+    let tokenizer = engine().tokenizer().expect("a tokenizer");
+    let mut ids = tokenizer.encode(&(call(1) + &call(2))).expect("tokens");
+    ids.push(tokenizer.id("<|im_end|>").expect("a token"));
+    let server = start(Some(Arc::new(Script(Arc::new(Mutex::new(ids))))));
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object",
+        "properties": {"n": {"type": "integer"}}}}});
+    for (parallel, calls) in [(true, 2), (false, 1)] {
+        let body = json!({"messages": [{"role": "user", "content": "?"}], "tools": [tool], "max_tokens": 200,
+            "parallel_tool_calls": parallel});
+        let choice = server.ask("/v1/chat/completions", &body)["choices"][0].clone();
+        let got = choice["message"]["tool_calls"].as_array().map(Vec::len);
+        assert_eq!((got, &choice["finish_reason"]), (Some(calls), &json!("tool_calls")), "{choice}");
+        assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"n\":1}");
+    }
+}
+
+/// A template in place of the checkpoint's has the checkpoint's tokens: this one has no `bos_token`.
+#[test]
+fn templates_have_the_tokens_of_the_checkpoint() {
+    let checkpoint = Checkpoint::open(&path()).expect("a checkpoint");
+    let source = "{{ bos_token }}|{{ eos_token }}".to_owned();
+    let template = ChatTemplate::with_tokens_of(&checkpoint, source).expect("a template");
+    assert_eq!(template.render(&[], &Default::default()).expect("a prompt"), "|<|im_end|>");
+}

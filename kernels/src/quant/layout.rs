@@ -73,8 +73,8 @@
 //!  93 R  end                                             12 R  end
 //! ```
 //!
-//! The offsets are the initial values of accumulators if weights are stored unsigned, `w + 128` in blocks of 32 and `w
-//! + 32` in blocks of 256; formats with a smaller zero point shift them right. Where the sums of a scale in blocks of
+//! The offsets are the initial values of accumulators if weights are stored unsigned, `w + 128` in blocks of 32 and
+//! `w + 32` in blocks of 256; formats with a smaller zero point shift them right. Where the sums of a scale in blocks of
 //! 256 cannot start from them ([`ByteLanes::OFFSETS`](crate::simd::bytes::ByteLanes::OFFSETS)), the zero point times
 //! the products of scales and bsums is subtracted at the end.
 

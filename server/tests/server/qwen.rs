@@ -94,7 +94,7 @@ fn one_call_if_calls_are_not_parallel() {
 /// A template in place of the checkpoint's has the checkpoint's tokens: this one has no `bos_token`.
 #[test]
 fn templates_have_the_tokens_of_the_checkpoint() {
-    let checkpoint = Checkpoint::open(&path()).expect("a checkpoint");
+    let checkpoint = Checkpoint::open(path()).expect("a checkpoint");
     let source = "{{ bos_token }}|{{ eos_token }}".to_owned();
     let template = ChatTemplate::with_tokens_of(&checkpoint, source).expect("a template");
     assert_eq!(template.render(&[], &Default::default()).expect("a prompt"), "|<|im_end|>");

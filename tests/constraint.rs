@@ -455,8 +455,8 @@ fn what_cannot_be_satisfied_is_refused_by_its_place() {
         println!("{problem}");
     }
     for (constraint, part) in [
-        (Constraint::json_schema("{\"type\": "), "not JSON"),
-        (Constraint::json_schema("[".repeat(100_000)), "not JSON"),
+        (Constraint::json_schema("{\"type\": "), "not valid JSON"),
+        (Constraint::json_schema("[".repeat(100_000)), "not valid JSON"),
         (Constraint::regex("a(b"), "a(b"),
         (Constraint::lark(format!("start: {}\"a\"{}", "(".repeat(80_000), ")".repeat(80_000))), "500 nested brackets"),
         (Constraint::lark("start: missing\n"), "missing"),

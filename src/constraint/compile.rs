@@ -112,7 +112,7 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
     match grammar {
         Grammar::JsonSchema(source) => {
             let malformed =
-                |e: serde_json::Error| Error::argument("constraint", format!("the schema is not JSON: {e}"));
+                |e: serde_json::Error| Error::argument("constraint", format!("the schema is not valid JSON: {e}"));
             let mut schema: Value = serde_json::from_str(source).map_err(malformed)?;
             annotations::remove(&mut schema);
             if let Some((place, optional)) = schema::widest(&schema)

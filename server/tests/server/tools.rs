@@ -512,6 +512,18 @@ fn choices_of_calls() {
     let copied = json!({"$defs": {"x": {"type": "string", "description": "x".repeat(2000)}}, "type": "object", "properties": many, "required": names});
     let message = bad(json!({"tools": tools(copied), "tool_choice": "required"}));
     assert!(message.starts_with("tools: ") && message.contains("bytes"), "{message}");
+    // References within references, and types that branch at every level.
+    let chain: serde_json::Map<_, _> =
+        (0..20_000).map(|i| (format!("d{i}"), json!({"$ref": format!("#/$defs/d{}", i + 1)}))).collect();
+    let chain = json!({"$defs": chain, "$ref": "#/$defs/d0"});
+    let mut branching = json!({"type": "string"});
+    for _ in 0..12 {
+        branching = json!({"type": ["object", "array"], "properties": {"a": branching}, "items": branching});
+    }
+    for schema in [chain, branching] {
+        let message = bad(json!({"tools": tools(schema), "tool_choice": "required"}));
+        assert!(message.starts_with("tools"), "{message}");
+    }
     let mut nested = json!({"type": "string"});
     for _ in 0..40 {
         nested = json!({"type": ["object", "null"], "properties": {"a": nested}, "required": ["a"]});

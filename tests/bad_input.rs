@@ -222,7 +222,7 @@ fn tensors_that_are_not_what_the_configuration_implies() {
 
     let pair = Pair::new();
     pair.tensors(WEIGHTS, |tensors| tensors.get_mut(name).expect("a tensor").0 = Dtype::I32);
-    pair.refused(&["target", name, "type", "convert"]);
+    pair.refused(&["target", name, "is i32", "convert"]);
 
     let pair = Pair::new();
     pair.tensors(WEIGHTS, |tensors| tensors.retain(|name, _| !name.contains("embed_tokens.")));
@@ -261,7 +261,7 @@ fn values_that_are_unknown() {
         ("num_kv_shared_layers", json!(8), ["num_kv_shared_layers", "leaves no layer"]),
         ("num_kv_shared_layers", json!(9), ["num_kv_shared_layers", "8 layers"]),
         ("num_key_value_heads", json!(3), ["num_key_value_heads", "do not divide"]),
-        ("head_dim", json!(33), ["head_dim", "odd"]),
+        ("head_dim", json!(33), ["head_dim", "even"]),
         ("eos_token_id", json!("</s>"), ["eos_token_id", "token id"]),
         ("hidden_size", Value::Null, ["tensor", "implies"]),
         ("hidden_size", json!("64"), ["hidden_size", "an integer"]),
@@ -545,7 +545,7 @@ fn speculation_options() {
         (streak(0), &["skip_streak: is 0", "1 to 32"]),
         (streak(33), &["skip_streak: is 33", "1 to 32"]),
         (drafters(list("draft-model")), &["draft-model", "load one"]),
-        (drafters(Drafters::Priority(vec![DrafterOptions::NgramCache(foreign)])), &["token 512", "vocabulary 512"]),
+        (drafters(Drafters::Priority(vec![DrafterOptions::NgramCache(foreign)])), &["token 512", "the vocabulary has 512"]),
         (drafters(Drafters::Best(vec![zero])), &["ngram-simple", "n is 0"]),
         (simulated(vec![1.5]), &["simulate_acceptance: is 1.5", "0 to 1"]),
         (simulated(vec![0.5, f64::NAN]), &["simulate_acceptance: is NaN"]),

@@ -540,7 +540,7 @@ fn what_is_too_large_is_refused_and_disturbs_nobody() {
         refused(Constraint::json_schema(schema.to_string()).with_limits(limits))
     };
     let limits = ConstraintLimits::default;
-    assert!(small(ConstraintLimits { source_bytes: 20, ..limits() }).contains("may have 20"));
+    assert!(small(ConstraintLimits { source_bytes: 20, ..limits() }).contains("at most 20 are allowed"));
     for limits in
         [ConstraintLimits { grammar_symbols: 3, ..limits() }, ConstraintLimits { compile_fuel: 10, ..limits() }]
     {

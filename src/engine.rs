@@ -231,7 +231,9 @@ impl Engine {
     }
 
     fn shared_tokenizer(&self) -> Result<&Arc<Tokenizer>> {
-        let missing = || Error::Tokenizer("the checkpoint has no tokenizer (tokenizer.json); use token ids instead of text".into());
+        let missing = || {
+            Error::Tokenizer("the checkpoint has no tokenizer (tokenizer.json); use token ids instead of text".into())
+        };
         self.parts.tokenizer.as_ref().ok_or_else(missing)
     }
 

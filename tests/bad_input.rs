@@ -545,7 +545,10 @@ fn speculation_options() {
         (streak(0), &["skip_streak: is 0", "1 to 32"]),
         (streak(33), &["skip_streak: is 33", "1 to 32"]),
         (drafters(list("draft-model")), &["draft-model", "load one"]),
-        (drafters(Drafters::Priority(vec![DrafterOptions::NgramCache(foreign)])), &["token 512", "the vocabulary has 512"]),
+        (
+            drafters(Drafters::Priority(vec![DrafterOptions::NgramCache(foreign)])),
+            &["token 512", "the vocabulary has 512"],
+        ),
         (drafters(Drafters::Best(vec![zero])), &["ngram-simple", "n is 0"]),
         (simulated(vec![1.5]), &["simulate_acceptance: is 1.5", "0 to 1"]),
         (simulated(vec![0.5, f64::NAN]), &["simulate_acceptance: is NaN"]),

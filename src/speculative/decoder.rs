@@ -11,6 +11,7 @@ use super::chain::{Link, lengthen};
 use super::drafting::PassTiming;
 use super::proposal::{Call, count_call};
 use super::{Backend, Cancel, Drafting, ForwardOutput, Others, Proposal, Round};
+use crate::device::DRAFTED;
 use crate::kv::{Batch, SequenceState};
 use crate::model::{Output, OutputRows, Request};
 use crate::sampler::{Sampler, TokenLogprobs};
@@ -152,11 +153,13 @@ impl Proposing<'_> {
         self.decoder.drafting.draft_alone(&self.decoder.state, self.proposal, self.cancel)
     }
 
-    /// Drops what was drafted from the first token on that the target cannot read.
+    /// Truncates the draft before the first token that the target cannot read. Those that are on a device were chosen there.
     fn drop_unreadable(&mut self) {
-        let vocab = self.decoder.backend.model.num_readable_tokens();
+        let backend = &self.decoder.backend;
+        let vocab = backend.model.num_readable_tokens();
+        let unreadable = |token: u32| token as usize >= vocab && (backend.device.is_none() || token != DRAFTED);
         let draft = &mut self.proposal.draft;
-        if let Some(readable) = draft.tokens.iter().position(|token| *token as usize >= vocab) {
+        if let Some(readable) = draft.tokens.iter().position(|token| unreadable(*token)) {
             draft.refuse(readable);
             self.proposal.wanted = readable;
         }

@@ -568,6 +568,36 @@ fn annotations_exclude_nothing() {
     assert!(refused(Constraint::json_schema(names.to_string())).contains("propertyNames"));
 }
 
+/// Wants white space above all.
+#[derive(Debug)]
+struct Spaces;
+
+impl LogitsProcessor for Spaces {
+    fn process(&self, _: &[u32], logits: &mut [f32]) -> foretoken::Result<()> {
+        let tokenizer = ENGINE.tokenizer()?;
+        for (id, logit) in (0..).zip(logits) {
+            let text = tokenizer.decode(&[id])?;
+            *logit += if !text.is_empty() && text.trim().is_empty() { 1000.0 } else { 0.0 };
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn white_space_is_at_most_a_character() {
+    let names = ["a", "b", "c"];
+    let properties: serde_json::Map<_, _> = names.iter().map(|name| (name.to_string(), json!({"enum": [1]}))).collect();
+    let schema = json!({"type": "object", "properties": properties, "required": names, "additionalProperties": false});
+    let options = GenerateOptions {
+        logits_processor: Some(Arc::new(Spaces)),
+        ..plain(Constraint::json_schema(schema.to_string()))
+    };
+    let (written, _) = write(&options);
+    check(&schema, &written);
+    let longest = written.text.split(|c: char| !c.is_whitespace()).map(str::len).max();
+    assert_eq!(longest, Some(1), "{:?}", written.text);
+}
+
 /// Has the model write a text, whatever its logits are.
 #[derive(Debug)]
 struct Script(Vec<u32>);

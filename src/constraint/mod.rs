@@ -119,7 +119,7 @@ pub struct ConstraintLimits {
     /// Lexer states of one generation, 1 to 2 KiB each. Default: 50000.
     pub lexer_states: usize,
     /// Maximum consecutive white space between tokens of JSON; 0 for none. Uncertain models tend to fill what is allowed.
-    /// Default: 40.
+    /// Default: 1.
     pub json_whitespace: usize,
 }
 
@@ -134,7 +134,7 @@ impl Default for ConstraintLimits {
             mask_items: 50_000,
             row_items: 2_000,
             lexer_states: 50_000,
-            json_whitespace: 40,
+            json_whitespace: 1,
         }
     }
 }

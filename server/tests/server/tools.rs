@@ -664,7 +664,7 @@ fn schemas_of_tools_are_widened_unless_strict() {
     }
 }
 
-/// Schemas whose parts are many, behind each other or copied: an error, or a call.
+/// Schemas whose parts are many, in chains or copied: an error, or a call.
 #[test]
 fn schemas_of_tools_are_bounded() {
     let server = start_free();

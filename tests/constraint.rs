@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
+use foretoken::chat::{ChatOptions, Thinking};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, Drafters};
 use foretoken::{
     Constraint, ConstraintLimits, EndOfGeneration, Engine, EngineOptions, Error, Finish, GenerateOptions,
@@ -552,4 +553,101 @@ fn what_is_too_large_is_refused_and_disturbs_nobody() {
     assert!(problem.starts_with("#/properties/deep: has 600 optional properties, at most 500"), "{problem}");
     // Others still compile.
     check(&schemas()[0], &write(&plain(Constraint::json_schema(schemas()[0].to_string()))).0);
+}
+
+#[test]
+fn annotations_exclude_nothing() {
+    for schema in [
+        json!({"type": "string", "format": "cuid", "maxLength": 4}),
+        json!({"type": "object", "propertyNames": {"type": "string"}, "maxProperties": 0}),
+        json!({"format": "int32", "type": ["integer", "string"], "minimum": 0, "maximum": 9, "maxLength": 2}),
+    ] {
+        check(&schema, &write(&plain(Constraint::json_schema(schema.to_string()))).0);
+    }
+    let names = json!({"type": "object", "propertyNames": {"pattern": "^a"}});
+    assert!(refused(Constraint::json_schema(names.to_string())).contains("propertyNames"));
+}
+
+/// Wants white space above all.
+#[derive(Debug)]
+struct Spaces;
+
+impl LogitsProcessor for Spaces {
+    fn process(&self, _: &[u32], logits: &mut [f32]) -> foretoken::Result<()> {
+        let tokenizer = ENGINE.tokenizer()?;
+        for (id, logit) in (0..).zip(logits) {
+            let text = tokenizer.decode(&[id])?;
+            *logit += if !text.is_empty() && text.trim().is_empty() { 1000.0 } else { 0.0 };
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn white_space_is_at_most_a_character() {
+    let names = ["a", "b", "c"];
+    let properties: serde_json::Map<_, _> = names.iter().map(|name| (name.to_string(), json!({"enum": [1]}))).collect();
+    let schema = json!({"type": "object", "properties": properties, "required": names, "additionalProperties": false});
+    let options = GenerateOptions {
+        logits_processor: Some(Arc::new(Spaces)),
+        ..plain(Constraint::json_schema(schema.to_string()))
+    };
+    let (written, _) = write(&options);
+    check(&schema, &written);
+    let longest = written.text.split(|c: char| !c.is_whitespace()).map(str::len).max();
+    assert_eq!(longest, Some(1), "{:?}", written.text);
+}
+
+/// Has the model write a text, whatever its logits are.
+#[derive(Debug)]
+struct Script(Vec<u32>);
+
+impl LogitsProcessor for Script {
+    fn process(&self, tokens: &[u32], logits: &mut [f32]) -> foretoken::Result<()> {
+        let written = (0..self.0.len()).rev().find(|n| tokens.ends_with(&self.0[..*n])).unwrap_or(0);
+        logits.fill(f32::NEG_INFINITY);
+        logits[self.0[written] as usize] = 0.0;
+        Ok(())
+    }
+}
+
+/// Qwen3.5's reasoning, which the prompt begins, before JSON; where its tags are control tokens, and where they are text.
+#[test]
+fn reasoning_may_come_before_json() {
+    let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-qwen");
+    let text = std::fs::read_to_string(demo.join("tokenizer.json")).expect("a tokenizer");
+    for is_control in [true, false] {
+        let directory = tempfile::tempdir().expect("a directory");
+        for file in ["config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors"] {
+            std::fs::copy(demo.join(file), directory.path().join(file)).expect("copied");
+        }
+        let mut tokenizer: Value = serde_json::from_str(&text).expect("JSON");
+        for token in tokenizer["added_tokens"].as_array_mut().expect("a list") {
+            let is_tag = token["content"].as_str().is_some_and(|name| name.ends_with("think>"));
+            token["special"] = json!(is_control || !is_tag);
+        }
+        std::fs::write(directory.path().join("tokenizer.json"), tokenizer.to_string()).expect("written");
+        let engine = Engine::load(&EngineOptions::new(directory.path())).expect("an engine");
+        let tokenizer = engine.tokenizer().expect("a tokenizer");
+        let text = Constraint::json_schema(
+            r#"{"type":"object","properties":{"n":{"type":"integer","maximum":9}},"required":["n"],"additionalProperties":false}"#,
+        );
+        let thinking = ChatOptions { thinking: Thinking::On, ..ChatOptions::default() };
+        let reply = text.after_reasoning(tokenizer, &thinking).expect("a grammar");
+        assert_eq!(text.after_reasoning(tokenizer, &ChatOptions::default()).expect("a grammar"), text);
+        let scripted = |script: &str, constraint: &Constraint| {
+            let ids = tokenizer.encode(script).expect("ids");
+            let options =
+                GenerateOptions { logits_processor: Some(Arc::new(Script(ids.clone()))), ..plain(constraint.clone()) };
+            let mut session = engine.session(&SessionOptions::default()).expect("a session");
+            let prompt = tokenizer.encode("fn").expect("ids");
+            let mut generation = session.generate(&prompt, &options).expect("a generation");
+            let written: Result<Vec<_>, _> = generation.by_ref().map(|piece| piece.map(|piece| piece.tokens)).collect();
+            written.is_ok_and(|written| written.concat() == ids && generation.finish() == Some(Finish::Constraint))
+        };
+        let (thought, unthought) = ("Hm, {}?</think>\n\n{\"n\": 3}", "{\"n\": 3}");
+        assert!(scripted(thought, &reply), "{is_control}");
+        assert!(!scripted("Hm</think>\n\nthree", &reply), "{is_control}");
+        assert!(!scripted(thought, &text) && scripted(unthought, &text), "{is_control}");
+    }
 }

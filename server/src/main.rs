@@ -70,7 +70,7 @@ struct Args {
     /// Seconds without a request, or without reading a response, after which a connection is closed.
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
     idle_timeout: u64,
-    /// Seconds that running requests have to finish after SIGTERM.
+    /// Seconds that running requests have to finish after SIGTERM. The process ends at most 5 s later.
     #[arg(long, value_name = "S", default_value_t = 30)]
     drain_timeout: u64,
     /// Log level on stderr: error, warn, info, debug, trace. The log never contains text of requests or responses.

@@ -55,7 +55,7 @@ pub struct ServerOptions {
     /// Time within which a connection's next request head must be received, and within which a client must read some of a
     /// response. Default: 30 s.
     pub idle_timeout: Duration,
-    /// Time that running requests have to end at shutdown. Default: 30 s.
+    /// Time that running requests have to end at shutdown, which takes a few seconds more at most. Default: 30 s.
     pub drain_timeout: Duration,
 }
 
@@ -98,6 +98,8 @@ const MAX_HEADERS: usize = 64;
 const MAX_HEAD: usize = 64 << 10;
 /// Time to send the errors of aborted requests, after the drain timeout.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time that the engine thread then has for its current pass.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Delay after an error of `accept`, such as too many open files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -198,15 +200,20 @@ impl Server {
             let _ = timeout(ABORT_TIMEOUT, &mut all).await;
         }
         self.app.worker.abort();
-        let app = self.app;
-        // The thread ends after its current pass.
-        let (send, closed) = oneshot::channel();
-        std::thread::spawn(move || {
-            app.worker.close();
-            let _ = send.send(());
-        });
-        let _ = closed.await;
+        if timeout(CLOSE_TIMEOUT, close(self.app)).await.is_err() {
+            tracing::warn!("the engine thread's current pass takes longer; the thread ends with the process");
+        }
     }
+}
+
+/// Waits for the engine thread, which ends after its current pass. Not on the runtime's threads, which may all be taken.
+async fn close(app: Arc<App>) {
+    let (send, closed) = oneshot::channel();
+    std::thread::spawn(move || {
+        app.worker.close();
+        let _ = send.send(());
+    });
+    let _ = closed.await;
 }
 
 /// The context length, if a request with default options can be served.

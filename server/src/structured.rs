@@ -14,7 +14,7 @@ use crate::api_error::ApiError;
 use crate::app::App;
 use crate::fields::{Fields, kind};
 use crate::job::Ticket;
-use crate::tools::CallFormat;
+use crate::tools::{CallFormat, Located};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -143,9 +143,9 @@ impl Structured {
     /// # Errors
     /// 400 with the place in the schema, or 429 if the queue is full.
     pub async fn compile(self, app: &Arc<App>) -> Result<Option<Constraint>> {
-        let (constraint, field, schemas) = match self {
+        let located = match self {
             Self::Text => return Ok(None),
-            Self::Constraint(constraint, field) => (constraint, field, Vec::new()),
+            Self::Constraint(constraint, field) => Located { constraint, field, parts: Vec::new(), widened: None },
             Self::Calls(calls) => {
                 let Some(located) = on_compiler(app, move |app| calls.constraint(&app.engine)).await?? else {
                     return Ok(None);
@@ -153,9 +153,17 @@ impl Structured {
                 located
             }
         };
+        let Located { constraint, field, parts, widened } = located;
         let Err(error) = compile(app, &constraint, &field).await else { return Ok(Some(constraint)) };
-        for (schema, of_schema) in schemas {
-            compile(app, &schema, &of_schema).await?;
+        // Only what is wrong with the schemas can be mended by wider ones.
+        if let Some(widened) = widened.filter(|_| error.status == StatusCode::BAD_REQUEST)
+            && let Ok(widened) = on_compiler(app, move |app| widened(&app.engine)).await?
+            && compile(app, &widened, &field).await.is_ok()
+        {
+            return Ok(Some(widened));
+        }
+        for (part, of_part) in parts {
+            compile(app, &part, &of_part).await?;
         }
         Err(error)
     }

@@ -78,18 +78,17 @@ impl Tools {
         Ok(())
     }
 
-    /// What the reply must match: the calls that are required, else `structured`, else the schemas of strict tools. `options` have
-    /// the tools.
+    /// What the reply must match: the calls that are required, else calls or `structured`, else the schemas of strict tools.
+    /// Reasoning, if it is enabled, may come before that. `options` have the tools.
     ///
     /// # Errors
     /// If both calls and a format are required.
     pub fn constrain(self, options: &ChatOptions, structured: Structured) -> Result<Structured> {
-        let strict = || self.given.iter().filter(|tool| tool.is_strict).map(|tool| tool.name.clone()).collect();
         let choice = match (self.forced, &structured) {
-            (forced, Structured::Text) => forced.unwrap_or_else(|| CallChoice::Strict(strict())),
-            (None, _) if self.list.is_empty() => return Ok(structured),
+            (forced, Structured::Text) => Some(forced.unwrap_or_else(|| CallChoice::Strict(strict_of(&self.given)))),
             (None, Structured::Constraint(format, _)) => match format.schema() {
-                Some(schema) => CallChoice::OrJson(schema.to_owned()),
+                Some(_) if self.list.is_empty() => None,
+                Some(schema) => Some(CallChoice::OrJson(schema.to_owned())),
                 None => return Ok(structured),
             },
             (None, Structured::Calls(_)) => return Ok(structured),
@@ -99,7 +98,8 @@ impl Tools {
             }
         };
         match &choice {
-            CallChoice::Strict(names) if names.is_empty() => Ok(structured),
+            Some(CallChoice::Strict(names)) if names.is_empty() => Ok(structured),
+            None if options.thinking == Thinking::Off => Ok(structured),
             _ => {
                 let format = match structured {
                     Structured::Constraint(format, field) => Some((format, field)),
@@ -112,18 +112,34 @@ impl Tools {
     }
 }
 
-/// The calls that a reply must have, or whose arguments must follow their schemas.
+/// The names of the strict tools.
+fn strict_of(given: &[Given]) -> Vec<String> {
+    given.iter().filter(|tool| tool.is_strict).map(|tool| tool.name.clone()).collect()
+}
+
+/// The calls that a reply must have, or whose arguments must follow their schemas; or a format that reasoning may precede.
 pub(crate) struct CallFormat {
     options: ChatOptions,
-    choice: CallChoice,
+    /// Without it, there are no calls.
+    choice: Option<CallChoice>,
     /// Of the tools in `options`.
     given: Vec<Given>,
     /// What a reply without calls must match, and its field.
     format: Option<(Constraint, String)>,
 }
 
-/// A constraint with its field, and its parts with theirs, by which an error is located.
-pub(crate) type Located = (Constraint, String, Vec<(Constraint, String)>);
+/// A constraint with its field.
+pub(crate) struct Located {
+    pub constraint: Constraint,
+    pub field: String,
+    /// Its parts with their fields, by which an error is located.
+    pub parts: Vec<(Constraint, String)>,
+    /// What replaces it if it cannot be compiled.
+    pub widened: Option<Widened>,
+}
+
+/// Makes a constraint, which takes as long as compiling one.
+pub(crate) type Widened = Box<dyn FnOnce(&Engine) -> foretoken::Result<Constraint> + Send>;
 
 impl CallFormat {
     /// The constraint. Takes time that grows with the schemas. `None` if the checkpoint cannot call tools, and need not.
@@ -133,31 +149,48 @@ impl CallFormat {
     pub fn constraint(self, engine: &Engine) -> Result<Option<Located>> {
         let Self { options, choice, given, format } = self;
         let tokenizer = engine.tokenizer().map_err(|error| ApiError::of(&error, "tools"))?;
+        let Some(choice) = choice else { return after_reasoning(engine, &options, format) };
         let constraint = match Constraint::tool_calls(tokenizer, &options, &choice) {
             Ok(constraint) => constraint,
             Err(foretoken::Error::Unsupported { .. })
                 if matches!(choice, CallChoice::Strict(_) | CallChoice::OrJson(_)) =>
             {
-                return Ok(format.map(|(format, field)| (format, field, Vec::new())));
+                return after_reasoning(engine, &options, format);
             }
             Err(error @ foretoken::Error::Unsupported { .. }) => {
                 return Err(ApiError::field("tool_choice", error.to_string()).with_code("unsupported_parameter"));
             }
             Err(error) => return Err(ApiError::of(&error, "tools")),
         };
-        let schema = |(tool, given): (Json, Given)| {
-            let schema = tool.field("function")?.field("parameters")?.to_string();
-            let is_used = match &choice {
-                CallChoice::Strict(_) => given.is_strict,
-                CallChoice::Named(name) => given.name == *name,
-                _ => true,
-            };
-            is_used.then(|| (Constraint::json_schema(schema), given.schema_field))
+        let is_used = |given: &Given| match &choice {
+            CallChoice::Strict(_) => given.is_strict,
+            CallChoice::Named(name) => given.name == *name,
+            _ => true,
         };
-        let mut parts: Vec<_> = options.tools.into_iter().zip(given).filter_map(schema).collect();
+        let schema = |(tool, given): (&Json, &Given)| {
+            let schema = tool.field("function")?.field("parameters")?.to_string();
+            is_used(given).then(|| (Constraint::json_schema(schema), given.schema_field.clone()))
+        };
+        let mut parts: Vec<_> = options.tools.iter().zip(&given).filter_map(schema).collect();
         parts.extend(format);
-        Ok(Some((constraint, "tool_choice".into(), parts)))
+        let widens = given.iter().any(|tool| is_used(tool) && !tool.is_strict);
+        let strict = strict_of(&given);
+        let widened: Widened =
+            Box::new(move |engine| Constraint::tool_calls_widened(engine.tokenizer()?, &options, &choice, &strict));
+        Ok(Some(Located { constraint, field: "tool_choice".into(), parts, widened: widens.then_some(widened) }))
     }
+}
+
+/// The format, after reasoning if it is enabled.
+fn after_reasoning(
+    engine: &Engine,
+    options: &ChatOptions,
+    format: Option<(Constraint, String)>,
+) -> Result<Option<Located>> {
+    let Some((format, field)) = format else { return Ok(None) };
+    let tokenizer = engine.tokenizer().map_err(|error| ApiError::of(&error, &field))?;
+    let constraint = format.after_reasoning(tokenizer, options).map_err(|error| ApiError::of(&error, &field))?;
+    Ok(Some(Located { constraint, field: field.clone(), parts: vec![(format, field)], widened: None }))
 }
 
 /// What `tool_choice` says.

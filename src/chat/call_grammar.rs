@@ -9,130 +9,32 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 
 use super::call::is_name;
-use super::channels::{Marker, marker};
 use super::json::Json;
-use super::template::{ChatOptions, Thinking};
-use crate::constraint::{Constraint, ConstraintLimits, annotations};
-use crate::tokenizer::Tokenizer;
+use crate::constraint::{annotations, refuses};
 use crate::{Error, Result};
 
-/// Which calls a reply has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CallChoice {
-    /// One or more, of any tools, and no text.
-    Required,
-    /// One, of any tool, and no text.
-    One,
-    /// One, of the tool with this name, and no text.
-    Named(String),
-    /// Any text and calls; those of the tools with these names have arguments under their schemas.
-    Strict(Vec<String>),
-    /// One or more, of any tools, and no text; or JSON under this schema.
-    OrJson(String),
-}
-
-impl Constraint {
-    /// Replies to a prompt that was rendered with `options` have the calls that `choice` says, in Gemma 4's syntax, with arguments
-    /// under the JSON schemas of the tools. Properties that a schema does not name are left out. A prompt with
-    /// [`Thinking::On`] may be answered by reasoning first.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if the tokenizer has no tokens of calls; [`Error::Argument`] if there is no tool, a tool has no name that a call can have, or none has the name in `choice`.
-    pub fn tool_calls(tokenizer: &Tokenizer, options: &ChatOptions, choice: &CallChoice) -> Result<Self> {
-        let id = |of| {
-            marker(tokenizer, of).ok_or_else(|| Error::Unsupported {
-                path: None,
-                what: "tool calls".into(),
-                problem: "the checkpoint's tokenizer has no tokens of Gemma 4's calls".into(),
-            })
-        };
-        let [open, close, quote] = [id(Marker::OpenCall)?, id(Marker::CloseCall)?, id(Marker::Quote)?];
-        let tools = options.tools.iter().map(Tool::of).collect::<Result<Vec<_>>>()?;
-        if tools.is_empty() {
-            return Err(refused("needs a tool"));
-        }
-        let named: Vec<&String> = match choice {
-            CallChoice::Named(name) => vec![name],
-            CallChoice::Strict(names) => names.iter().collect(),
-            CallChoice::Required | CallChoice::One | CallChoice::OrJson(_) => {
-                tools.iter().map(|tool| &tool.name).collect()
-            }
-        };
-        if let Some(name) = named.iter().find(|name| tools.iter().all(|tool| tool.name != ***name)) {
-            return Err(refused(&format!("there is no tool {name:?}")));
-        }
-        let reasoning =
-            match (options.thinking, marker(tokenizer, Marker::OpenChannel), marker(tokenizer, Marker::CloseChannel)) {
-                (Thinking::On, Some(open), Some(close)) => format!("(<[{open}]> TEXT? <[{close}]>)? "),
-                _ => String::new(),
-            };
-        let mut rules =
-            Rules { text: String::new(), count: 0, quote, references: HashMap::new(), json_bytes: 0, depth: 0 };
-        let mut calls = Vec::new();
-        for tool in &tools {
-            let begin = literal(&format!("call:{}", tool.name));
-            if named.contains(&&tool.name) {
-                rules.references.clear();
-                calls.push(format!("{begin} {}", rules.arguments(&tool.parameters)));
-            } else if matches!(choice, CallChoice::Strict(_)) {
-                calls.push(format!("{begin} \"{{\" (TEXT | <[{quote}]>)*"));
-            }
-        }
-        if let CallChoice::OrJson(schema) = choice {
-            let json = json_reply(schema)?.to_string();
-            rules.json_bytes += json.len();
-            rules.text += &format!("json: %json {json}\n");
-        }
-        if rules.is_full() {
-            return Err(refused(&format!(
-                "their schemas make a grammar of more than {MAX_BYTES} bytes; simplify them"
-            )));
-        }
-        let start = match choice {
-            CallChoice::Required => format!("{reasoning}call+"),
-            CallChoice::One | CallChoice::Named(_) => format!("{reasoning}call"),
-            CallChoice::Strict(_) => format!("(<[^{open}]> | call)*"),
-            CallChoice::OrJson(_) => format!("{reasoning}(call+ | json)"),
-        };
-        let calls = calls.join(" | ");
-        let text = &rules.text;
-        Ok(Self::lark(format!("start: {start}\ncall: <[{open}]> ({calls}) <[{close}]>\nTEXT: /(?s:.+)/\n{text}")))
-    }
-}
-
-fn refused(problem: &str) -> Error {
-    Error::argument("tools", problem)
-}
-
-/// The schema of a reply that is not a call, with the white space that JSON has under other constraints.
-fn json_reply(schema: &str) -> Result<Value> {
-    let malformed = |e| Error::argument("constraint", format!("the schema is not valid JSON: {e}"));
-    let mut schema: Value = serde_json::from_str(schema).map_err(malformed)?;
-    annotations::remove(&mut schema);
-    if schema == Value::Bool(true) {
-        schema = json!({});
-    }
-    if let Value::Object(fields) = &mut schema {
-        let most = ConstraintLimits::default().json_whitespace;
-        let pattern = format!(r"[\x20\x0A\x0D\x09]{{1,{most}}}");
-        fields.entry("x-guidance").or_insert_with(|| json!({"whitespace_pattern": pattern}));
-    }
-    Ok(schema)
+/// What is done with parts of a tool's schema that llguidance cannot compile.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// They are in the grammar, which then cannot be compiled.
+    Kept,
+    /// They lose the keywords that are not implemented, else all but their type, else that too.
+    Widened,
 }
 
 /// A tool that may be called.
-struct Tool {
-    name: String,
-    parameters: Value,
+pub(super) struct Tool {
+    pub name: String,
+    pub parameters: Value,
 }
 
 impl Tool {
-    fn of(tool: &Json) -> Result<Self> {
+    pub fn of(tool: &Json) -> Result<Self> {
         let tool: Value = serde_json::from_str(&tool.to_string()).unwrap_or_default();
         let function = tool.get("function").unwrap_or(&tool);
         let name = function["name"].as_str().unwrap_or_default().to_owned();
         if !is_name(&name) {
-            return Err(refused("a tool's name must be letters, digits, '_', '-', '.', ':' and '/'"));
+            return Err(argument("a tool's name must be letters, digits, '_', '-', '.', ':' and '/'"));
         }
         let mut parameters = function.get("parameters").cloned().unwrap_or_else(|| json!({"properties": {}}));
         annotations::remove(&mut parameters);
@@ -140,8 +42,12 @@ impl Tool {
     }
 }
 
+pub(super) fn argument(problem: &str) -> Error {
+    Error::argument("tools", problem)
+}
+
 /// Bytes of schemas in a grammar.
-const MAX_BYTES: usize = 1 << 18;
+pub(super) const MAX_BYTES: usize = 1 << 18;
 
 /// References within references that are followed.
 const MAX_DEPTH: usize = 64;
@@ -149,9 +55,30 @@ const MAX_DEPTH: usize = 64;
 /// Types of values in JSON Schema.
 const TYPES: usize = 7;
 
-/// Keywords of JSON Schema that say something about values.
-const KEYWORDS: [&str; 40] = [
+/// Keywords that llguidance does not implement.
+const UNIMPLEMENTED: [&str; 16] = [
     "$dynamicRef",
+    "$recursiveRef",
+    "contains",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "else",
+    "if",
+    "maxContains",
+    "minContains",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "uniqueItems",
+];
+
+/// Keywords of JSON Schema that say something about values.
+const KEYWORDS: [&str; 43] = [
+    "$dynamicRef",
+    "$recursiveRef",
     "$ref",
     "additionalItems",
     "additionalProperties",
@@ -188,14 +115,16 @@ const KEYWORDS: [&str; 40] = [
     "properties",
     "propertyNames",
     "required",
+    "then",
     "type",
     "unevaluatedItems",
     "unevaluatedProperties",
+    "uniqueItems",
 ];
 
 /// Rules of a grammar in Lark's syntax. Methods give what stands for a schema in another rule.
-struct Rules {
-    text: String,
+pub(super) struct Rules {
+    pub text: String,
     count: usize,
     /// The token around strings.
     quote: u32,
@@ -205,9 +134,30 @@ struct Rules {
     json_bytes: usize,
     /// References that are being followed.
     depth: usize,
+    /// Of the tool whose rules are being written.
+    refused: Refused,
 }
 
 impl Rules {
+    pub fn new(quote: u32) -> Self {
+        let (text, references) = (String::new(), HashMap::new());
+        Self { text, count: 0, quote, references, json_bytes: 0, depth: 0, refused: Refused::Kept }
+    }
+
+    /// The arguments of a tool.
+    pub fn of_tool(&mut self, tool: &Tool, refused: Refused) -> String {
+        self.references.clear();
+        self.refused = refused;
+        self.arguments(&tool.parameters)
+    }
+
+    /// The rule `name`: JSON under `schema`, a text of its own.
+    pub fn of_json(&mut self, name: &str, schema: &Value) {
+        let json = schema.to_string();
+        self.json_bytes += json.len();
+        self.define(name, &format!("%json {json}"));
+    }
+
     fn rule(&mut self, body: &str) -> String {
         let name = self.name();
         self.define(&name, body)
@@ -237,7 +187,7 @@ impl Rules {
     }
 
     /// Whether the grammar is larger than it may be, so that no more is written.
-    fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.json_bytes.max(self.text.len()) > MAX_BYTES
     }
 
@@ -304,18 +254,29 @@ impl Rules {
         if self.is_full() {
             return String::new();
         }
-        let mut schema = match schema {
-            Value::Object(fields) => Value::Object(fields.clone()),
-            Value::Bool(false) => json!({"not": {}}),
-            _ => json!({}),
-        };
-        if schema.to_string().contains("\"$ref\"") {
-            for definitions in ["$defs", "definitions"] {
-                if let Some(of_root) = root.get(definitions) {
-                    schema[definitions] = of_root.clone();
-                }
-            }
+        let whole = with_definitions(schema, root);
+        if self.refused == Refused::Kept || !refuses(&whole) {
+            return self.json_part(whole);
         }
+        // Compiling it took time, which is bounded by the bytes.
+        self.json_bytes += whole.to_string().len();
+        let Value::Object(fields) = schema else { return self.json_part(json!({})) };
+        let mut fields = fields.clone();
+        if UNIMPLEMENTED.iter().any(|key| fields.contains_key(*key)) {
+            fields.retain(|key, _| !UNIMPLEMENTED.contains(&key.as_str()));
+            return self.value(&Value::Object(fields), root);
+        }
+        fields.retain(|key, _| key == "type");
+        // Arguments are an object.
+        if std::ptr::eq(schema, root) {
+            fields.insert("type".into(), json!("object"));
+        }
+        let kind = Value::Object(fields);
+        let part = if refuses(&kind) { json!({}) } else { kind };
+        self.json_part(part)
+    }
+
+    fn json_part(&mut self, mut schema: Value) -> String {
         schema["x-guidance"] = json!({"whitespace_flexible": false});
         let json = format!("%json {schema}");
         self.json_bytes += json.len();
@@ -417,6 +378,23 @@ impl Rules {
     }
 }
 
+/// `schema` with the definitions of `root`, if it has references.
+fn with_definitions(schema: &Value, root: &Value) -> Value {
+    let mut schema = match schema {
+        Value::Object(fields) => Value::Object(fields.clone()),
+        Value::Bool(false) => json!({"not": {}}),
+        _ => json!({}),
+    };
+    if schema.to_string().contains("\"$ref\"") {
+        for definitions in ["$defs", "definitions"] {
+            if let Some(of_root) = root.get(definitions) {
+                schema[definitions] = of_root.clone();
+            }
+        }
+    }
+    schema
+}
+
 /// The strings of `enum` or `const`; `None` if there are none, or other values.
 fn constants(fields: &Map<String, Value>) -> Option<Vec<&str>> {
     match (fields.get("enum"), fields.get("const")) {
@@ -435,6 +413,6 @@ fn count(fields: &Map<String, Value>, key: &str, absent: Option<u64>) -> Option<
 }
 
 /// Text in Lark's syntax, which is that of JSON without the control character DEL.
-fn literal(text: &str) -> String {
+pub(super) fn literal(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }

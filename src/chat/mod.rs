@@ -13,14 +13,15 @@ mod marks;
 mod message;
 mod parts;
 mod reply;
+mod reply_grammar;
 mod template;
 
-pub use call_grammar::CallChoice;
 pub(crate) use channels::Channels;
 pub use json::Json;
 pub use message::{Content, Message, Part, Role, ToolCall};
 pub use parts::ReplyPart;
 pub(crate) use parts::{ReplySyntax, add};
 pub use reply::ReplyParser;
+pub use reply_grammar::CallChoice;
 pub(crate) use template::template_source;
 pub use template::{ChatOptions, ChatTemplate, ControlTokens, GenerationPrompt, Thinking};

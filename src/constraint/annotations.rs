@@ -13,23 +13,66 @@ const ONES: [&str; 4] = ["items", "additionalProperties", "not", "contains"];
 
 /// Removes unknown formats, and `propertyNames` that allow every name.
 pub(crate) fn remove(schema: &mut Value) {
-    let Value::Object(fields) = schema else { return };
-    if fields.get("format").and_then(Value::as_str).is_some_and(|format| !FORMATS.contains(&format)) {
-        fields.remove("format");
-    }
-    let allows_all = |names: &Value| match names {
-        Value::Object(names) => names.iter().all(|(key, value)| key == "type" && value == "string"),
-        names => *names == Value::Bool(true),
+    let fields = match schema {
+        Value::Object(fields) => fields,
+        // The older form of `items`.
+        Value::Array(list) => return list.iter_mut().for_each(remove),
+        _ => return,
     };
-    if fields.get("propertyNames").is_some_and(allows_all) {
-        fields.remove("propertyNames");
-    }
+    // The order of the others, in which llguidance reads them, is kept.
+    fields.retain(|key, value| match key.as_str() {
+        "format" => value.as_str().is_none_or(|format| FORMATS.contains(&format)),
+        "propertyNames" => !allows_all(value),
+        _ => true,
+    });
     for (key, value) in fields.iter_mut() {
         match value {
             Value::Object(schemas) if MAPS.contains(&key.as_str()) => schemas.values_mut().for_each(remove),
-            Value::Array(schemas) if LISTS.contains(&key.as_str()) => schemas.iter_mut().for_each(remove),
-            schema if ONES.contains(&key.as_str()) => remove(schema),
+            schema if LISTS.contains(&key.as_str()) || ONES.contains(&key.as_str()) => remove(schema),
             _ => {}
         }
+    }
+}
+
+fn allows_all(names: &Value) -> bool {
+    match names {
+        Value::Object(names) => names.iter().all(|(key, value)| key == "type" && value == "string"),
+        names => *names == Value::Bool(true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_schemas_lose_annotations() {
+        let mut schema = json!({
+            "type": "object",
+            "propertyNames": {"type": "string"},
+            "properties": {
+                "format": {"type": "string", "format": "cuid"},
+                "day": {"type": "string", "format": "date"},
+                "record": {"type": "object", "propertyNames": {"type": "string", "pattern": "^a"}},
+                "list": {"type": "array", "items": [{"format": "int32"}]}
+            },
+            "allOf": [{"propertyNames": true}],
+            "enum": [{"format": "cuid", "properties": {"a": {"format": "cuid"}}}]
+        });
+        remove(&mut schema);
+        let want = json!({
+            "type": "object",
+            "properties": {
+                "format": {"type": "string"},
+                "day": {"type": "string", "format": "date"},
+                "record": {"type": "object", "propertyNames": {"type": "string", "pattern": "^a"}},
+                "list": {"type": "array", "items": [{}]}
+            },
+            "allOf": [{}],
+            "enum": [{"format": "cuid", "properties": {"a": {"format": "cuid"}}}]
+        });
+        assert_eq!(schema, want);
     }
 }

@@ -9,7 +9,7 @@ use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Logger, Matcher, ParserFactory};
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::vocabulary::vocabulary;
 use super::{Constraint, ConstraintLimits, ConstraintState, Grammar, annotations, intersections, schema};
@@ -128,7 +128,7 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
             if count > limits.intersected {
                 return Err(refused(too_many(count, limits)));
             }
-            let compile = |schema| matcher(TopLevelGrammar::from_json_schema(with_whitespace(schema, limits)));
+            let compile = |schema| matcher(TopLevelGrammar::from_json_schema(limits.with_whitespace(schema)));
             compile(schema.clone()).map_err(|problem| {
                 let (place, problem) = schema::locate(&schema, problem, |part| compile(part).err());
                 Error::argument("constraint", format!("{place}: {problem}"))
@@ -155,16 +155,7 @@ fn too_many(count: usize, limits: &ConstraintLimits) -> String {
 
 /// Compiles a grammar and computes the first mask after forced tokens, without which no text satisfies it.
 fn matcher(factory: &ParserFactory, grammar: TopLevelGrammar, limits: &ConstraintLimits) -> Result<Matcher, String> {
-    let limits = ParserLimits {
-        max_items_in_row: limits.row_items,
-        initial_lexer_fuel: limits.compile_fuel,
-        step_lexer_fuel: limits.mask_fuel,
-        step_max_items: limits.mask_items,
-        max_lexer_states: limits.lexer_states,
-        max_grammar_size: limits.grammar_symbols,
-        precompute_large_lexemes: true,
-        verbose_errors: false,
-    };
+    let limits = parser_limits(limits);
     let (init, silent) = (GrammarInit::Serialized(grammar), Logger::new(0, 0));
     let parser = factory.create_parser_from_init_ext(init, silent, InferenceCapabilities::default(), limits);
     let matcher = Matcher::new(Ok(parser.map_err(one_line)?));
@@ -175,6 +166,33 @@ fn matcher(factory: &ParserFactory, grammar: TopLevelGrammar, limits: &Constrain
         Ok(_) => Ok(matcher),
         Err(error) => Err(format!("no text satisfies it within its limits ({})", one_line(error))),
     }
+}
+
+fn parser_limits(limits: &ConstraintLimits) -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: limits.row_items,
+        initial_lexer_fuel: limits.compile_fuel,
+        step_lexer_fuel: limits.mask_fuel,
+        step_max_items: limits.mask_items,
+        max_lexer_states: limits.lexer_states,
+        max_grammar_size: limits.grammar_symbols,
+        precompute_large_lexemes: true,
+        verbose_errors: false,
+    }
+}
+
+/// Whether llguidance cannot compile a schema, as far as that is known without a tokenizer.
+pub(crate) fn refuses(schema: &Value) -> bool {
+    let limits = ConstraintLimits::default();
+    if intersections::of_schema(schema) > limits.intersected {
+        return true;
+    }
+    let compile = || {
+        let grammar = GrammarInit::Serialized(TopLevelGrammar::from_json_schema(schema.clone()));
+        grammar.to_internal(None, parser_limits(&limits)).map_err(refused)?;
+        Ok(())
+    };
+    on_large_stack(compile).is_err()
 }
 
 /// The nesting depth of brackets; those in strings count.
@@ -189,29 +207,6 @@ fn nesting(grammar: &str) -> usize {
         most = most.max(depth);
     }
     most
-}
-
-/// The schema with llguidance's options for white space, unless it sets them.
-fn with_whitespace(mut schema: Value, limits: &ConstraintLimits) -> Value {
-    if schema == Value::Bool(true) {
-        schema = json!({});
-    }
-    if let Value::Object(fields) = &mut schema {
-        let options = fields.entry("x-guidance").or_insert_with(|| json!({}));
-        if let Value::Object(options) = options {
-            let most = limits.json_whitespace;
-            let own = options.contains_key("whitespace_flexible") || options.contains_key("whitespace_pattern");
-            match most {
-                _ if own => {}
-                0 => drop(options.insert("whitespace_flexible".into(), json!(false))),
-                _ => {
-                    let pattern = format!(r"[\x20\x0A\x0D\x09]{{1,{most}}}");
-                    options.insert("whitespace_pattern".into(), json!(pattern));
-                }
-            }
-        }
-    }
-    schema
 }
 
 /// Wraps llguidance's error.

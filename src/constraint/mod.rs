@@ -23,13 +23,15 @@ mod vocabulary;
 mod without;
 
 #[cfg(feature = "constraint")]
-pub(crate) use compile::Compiler;
+pub(crate) use compile::{Compiler, refuses};
 #[cfg(feature = "constraint")]
 pub(crate) use state::ConstraintState;
 #[cfg(not(feature = "constraint"))]
-pub(crate) use without::{Compiler, ConstraintState};
+pub(crate) use without::{Compiler, ConstraintState, refuses};
 
 use std::sync::Arc;
+
+use serde_json::{Value, json};
 
 /// A grammar for the text: a JSON schema, any JSON object, a regular expression or a context-free grammar. It is plain data; the
 /// engine compiles it, which needs a tokenizer and the cargo feature `constraint`.
@@ -117,7 +119,7 @@ pub struct ConstraintLimits {
     /// Lexer states of one generation, 1 to 2 KiB each. Default: 50000.
     pub lexer_states: usize,
     /// Maximum consecutive white space between tokens of JSON; 0 for none. Uncertain models tend to fill what is allowed.
-    /// Default: 40.
+    /// Default: 1.
     pub json_whitespace: usize,
 }
 
@@ -132,7 +134,31 @@ impl Default for ConstraintLimits {
             mask_items: 50_000,
             row_items: 2_000,
             lexer_states: 50_000,
-            json_whitespace: 40,
+            json_whitespace: 1,
         }
+    }
+}
+
+impl ConstraintLimits {
+    /// The schema with llguidance's options for white space, unless it sets them.
+    pub(crate) fn with_whitespace(&self, mut schema: Value) -> Value {
+        if schema == Value::Bool(true) {
+            schema = json!({});
+        }
+        if let Value::Object(fields) = &mut schema {
+            let options = fields.entry("x-guidance").or_insert_with(|| json!({}));
+            if let Value::Object(options) = options {
+                let own = options.contains_key("whitespace_flexible") || options.contains_key("whitespace_pattern");
+                match self.json_whitespace {
+                    _ if own => {}
+                    0 => drop(options.insert("whitespace_flexible".into(), json!(false))),
+                    most => {
+                        let pattern = format!(r"[\x20\x0A\x0D\x09]{{1,{most}}}");
+                        options.insert("whitespace_pattern".into(), json!(pattern));
+                    }
+                }
+            }
+        }
+        schema
     }
 }

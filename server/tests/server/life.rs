@@ -1,10 +1,12 @@
 //! Clients that leave, do not read, or are too many; and the end.
 
 use std::io::Read;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use foretoken::GenerateOptions;
-use foretoken_server::ServerOptions;
+use foretoken::{GenerateOptions, LogitsProcessor};
+use foretoken_server::{GenerateDefaults, ServerOptions};
 use serde_json::json;
 
 use crate::support::{
@@ -106,4 +108,32 @@ fn what_takes_longer_than_the_drain_gets_an_error() {
     let rest = read_rest(running);
     assert!(rest.contains("\"code\":\"stopping\"") && !rest.contains("[DONE]"), "{rest}");
     server.join();
+}
+
+/// Says that a pass has begun, which then does not end until it is let go.
+#[derive(Debug)]
+struct Stuck {
+    begun: Sender<()>,
+    let_go: Mutex<Receiver<()>>,
+}
+
+impl LogitsProcessor for Stuck {
+    fn process(&self, _: &[u32], _: &mut [f32]) -> foretoken::Result<()> {
+        let _ = self.begun.send(());
+        let _ = self.let_go.lock().map(|let_go| let_go.recv());
+        Ok(())
+    }
+}
+
+#[test]
+fn a_pass_that_does_not_end_keeps_no_server() {
+    let ((begun, has_begun), (hold, let_go)) = (channel(), channel::<()>());
+    let stuck = Stuck { begun, let_go: Mutex::new(let_go) };
+    let defaults = GenerateDefaults { logits_processor: Some(Arc::new(stuck)), ..GenerateDefaults::default() };
+    let drain_timeout = Duration::from_millis(50);
+    let mut server = TestServer::start_on(load(), ServerOptions { defaults, drain_timeout, ..options() });
+    let running = server.open("/v1/completions", &long(8));
+    has_begun.recv().expect("a pass");
+    server.join();
+    drop((running, hold));
 }

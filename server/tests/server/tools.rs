@@ -583,3 +583,120 @@ fn calls_or_a_format() {
     script.set("Rain.");
     assert_eq!(server.post(CHAT, &body).0, 400);
 }
+
+/// Reasoning, if it is asked for, may come before a format and before calls.
+#[test]
+fn reasoning_before_a_format() {
+    let (server, script) = start();
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "it", "schema": schema}});
+    let ask = |text: &str, more: Value| {
+        script.set(text);
+        let mut body =
+            json!({"messages": [{"role": "user", "content": "?"}], "response_format": format, "tools": tools()});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        let (status, answer) = server.post(CHAT, &body);
+        (status, answer["choices"][0]["message"].clone())
+    };
+    let call = "<|tool_call>call:weather{city:<|\"|>Ulm<|\"|>}<tool_call|>";
+    let thought = "<|channel>thought\nIt rains?\n<channel|>";
+    let (thinks, alone) = (json!({"reasoning_effort": "high"}), json!({"tools": [], "reasoning_effort": "high"}));
+    let json = "{\"n\": 12}";
+    for (text, more) in [
+        (json.to_owned(), json!({})),
+        (json.to_owned(), thinks.clone()),
+        (format!("{thought}{json}"), thinks.clone()),
+        (format!("{thought}{json}"), alone),
+    ] {
+        let (status, message) = ask(&text, more);
+        assert_eq!((status, &message["content"]), (200, &json!(json)), "{text}: {message}");
+        assert!(message.get("tool_calls").is_none(), "{message}");
+        let reasoning = text.starts_with('<').then_some("It rains?");
+        assert_eq!(message["reasoning_content"].as_str(), reasoning, "{message}");
+    }
+    for (text, more) in [(call.to_owned(), json!({})), (format!("{thought}{call}{call}"), thinks)] {
+        let (status, message) = ask(&text, more);
+        assert_eq!((status, &message["content"]), (200, &Value::Null), "{message}");
+        let calls = message["tool_calls"].as_array().expect("calls");
+        assert!(calls.iter().all(|call| call["function"]["arguments"] == "{\"city\":\"Ulm\"}"), "{message}");
+    }
+    for text in ["Hello", "I look.<|tool_call>call:now{}<tool_call|>", "{\"m\": 1}"] {
+        assert_eq!(ask(text, json!({})).0, 400, "{text}");
+    }
+    // The schema that is at fault is named.
+    let unsatisfiable = json!({"type": "integer", "minimum": 2, "maximum": 1});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "it", "schema": unsatisfiable}});
+    let body = json!({"messages": [{"role": "user", "content": "?"}], "response_format": format, "tools": tools()});
+    let (status, answer) = server.post(CHAT, &body);
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("response_format.json_schema.schema")), "{answer}");
+}
+
+/// What a schema says beyond what can be compiled is kept of strict tools only: an error there, else left out.
+#[test]
+fn schemas_of_tools_are_widened_unless_strict() {
+    let server = start_free();
+    let post = |schema: &Value, strict: bool| {
+        let tool = json!({"type": "function", "function": {"name": "it", "strict": strict, "parameters": schema}});
+        server.post(
+            CHAT,
+            &json!({"messages": [{"role": "user", "content": "fn"}], "max_tokens": 200, "tools": [tool], "tool_choice": "required",
+                "parallel_tool_calls": false, "temperature": 0}),
+        )
+    };
+    let object = |value: Value| json!({"type": "object", "properties": {"n": {"enum": [7]}, "v": value}, "required": ["n", "v"], "additionalProperties": false});
+    let small = json!({"type": "integer", "minimum": 0, "maximum": 9});
+    let word = json!({"type": "string", "maxLength": 3});
+    for (value, is_refused) in [
+        (
+            json!({"type": "object", "propertyNames": {"type": "string"}, "properties": {"a": small}, "required": ["a"]}),
+            false,
+        ),
+        (json!({"type": "string", "format": "cuid", "maxLength": 3}), false),
+        (json!({"oneOf": [small, {"type": "integer", "minimum": 5, "maximum": 12}]}), true),
+        (json!({"type": "string", "pattern": "^(?=.*[0-9])[a-z0-9]{2}$"}), true),
+        (json!({"type": "array", "items": small, "minItems": 1, "maxItems": 2, "uniqueItems": true}), true),
+        (json!({"type": "array", "items": word, "maxItems": 2, "contains": word}), true),
+    ] {
+        let schema = object(value);
+        let (status, answer) = post(&schema, false);
+        assert_eq!(status, 200, "{schema}: {answer}");
+        let call = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
+        if let Some(arguments) = call["arguments"].as_str() {
+            let arguments: Value = serde_json::from_str(arguments).expect("JSON");
+            assert_eq!(arguments["n"], 7, "the rest of the schema is kept: {arguments}");
+        } else {
+            // A string without a length may be longer than the text.
+            assert!(is_refused && answer["choices"][0]["finish_reason"] == "length", "{schema}: {answer}");
+        }
+        let (status, answer) = post(&schema, true);
+        assert_eq!(status, if is_refused { 400 } else { 200 }, "{schema}: {answer}");
+        if is_refused {
+            assert_eq!(answer["error"]["param"], "tools[0].function.parameters", "{answer}");
+        }
+    }
+}
+
+/// Schemas whose parts are many, in chains or copied: an error, or a call.
+#[test]
+fn schemas_of_tools_are_bounded() {
+    let server = start_free();
+    let chain = |links: usize| {
+        let link = |i: usize| {
+            let next = if i == links { json!({"enum": [7]}) } else { json!({"$ref": format!("#/$defs/{}", i + 1)}) };
+            (i.to_string(), next)
+        };
+        let definitions: serde_json::Map<_, _> = (0..=links).map(link).collect();
+        json!({"type": "object", "$defs": definitions, "properties": {"n": {"$ref": "#/$defs/0"}}, "required": ["n"], "additionalProperties": false})
+    };
+    assert_eq!(forced(&server, &chain(20), json!({})), json!({"n": 7}));
+    assert_eq!(forced(&server, &chain(200), json!({})), json!({"n": 7}));
+    let kinds: Vec<_> = (0..20_000).map(|i| format!("t{i}")).collect();
+    let large = json!({"type": "object", "properties": {"n": {"type": kinds, "description": "x".repeat(200_000)}}, "required": ["n"]});
+    for schema in [chain(80_000), large] {
+        let tool = json!({"type": "function", "function": {"name": "it", "parameters": schema}});
+        let body = json!({"messages": [{"role": "user", "content": "fn"}], "tools": [tool], "tool_choice": "required", "max_tokens": 5});
+        let (status, answer) = server.post(CHAT, &body);
+        assert_eq!(status, 400, "{answer}");
+        assert!(answer["error"]["message"].as_str().is_some_and(|text| text.contains("bytes")), "{answer}");
+    }
+}

@@ -1,0 +1,161 @@
+//! Grammars of replies, for constraints: reasoning, then calls of tools, or JSON under a schema.
+
+use serde_json::Value;
+
+use super::call_grammar::{MAX_BYTES, Refused, Rules, Tool, argument, literal};
+use super::channels::{Marker, marker};
+use super::template::{ChatOptions, GenerationPrompt, Thinking};
+use crate::constraint::{Constraint, ConstraintLimits, annotations};
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
+
+/// Which calls a reply has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CallChoice {
+    /// One or more, of any tools, and no text.
+    Required,
+    /// One, of any tool, and no text.
+    One,
+    /// One, of the tool with this name, and no text.
+    Named(String),
+    /// Any text and calls; those of the tools with these names have arguments under their schemas.
+    Strict(Vec<String>),
+    /// One or more, of any tools, and no text; or JSON under this schema.
+    OrJson(String),
+}
+
+impl Constraint {
+    /// Replies to a prompt that was rendered with `options` have the calls that `choice` says, in Gemma 4's syntax, with arguments
+    /// under the JSON schemas of the tools. Properties that a schema does not name are left out. A prompt with
+    /// [`Thinking::On`] may be answered by reasoning first.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the tokenizer has no tokens of calls; [`Error::Argument`] if there is no tool, a tool has no name that a call can have, or none has the name in `choice`.
+    pub fn tool_calls(tokenizer: &Tokenizer, options: &ChatOptions, choice: &CallChoice) -> Result<Self> {
+        calls(tokenizer, options, choice, |_| Refused::Kept)
+    }
+
+    /// As [`Constraint::tool_calls`], with wider schemas where they cannot be compiled: parts of the schemas of tools that `strict`
+    /// does not name lose the keywords that llguidance does not implement, and what still cannot be compiled is any JSON of its
+    /// type. Needs the cargo feature `constraint`, without which nothing is widened, and takes as long as compiling.
+    ///
+    /// # Errors
+    /// As [`Constraint::tool_calls`].
+    pub fn tool_calls_widened(
+        tokenizer: &Tokenizer,
+        options: &ChatOptions,
+        choice: &CallChoice,
+        strict: &[String],
+    ) -> Result<Self> {
+        let refused = |name: &String| if strict.contains(name) { Refused::Kept } else { Refused::Widened };
+        calls(tokenizer, options, choice, refused)
+    }
+
+    /// This constraint, a JSON schema, for replies to a prompt that was rendered with `options`: with [`Thinking::On`], reasoning
+    /// may come first, if the tokenizer has the markers of Gemma 4's or Qwen3.5's reasoning. Other constraints are unchanged.
+    ///
+    /// # Errors
+    /// If the schema is not valid JSON.
+    pub fn after_reasoning(&self, tokenizer: &Tokenizer, options: &ChatOptions) -> Result<Self> {
+        let reasoning = reasoning(tokenizer, options);
+        let Some(schema) = self.schema().filter(|_| !reasoning.start.is_empty()) else { return Ok(self.clone()) };
+        let json = json_reply(schema, &self.limits)?;
+        let Reasoning { start, rules } = reasoning;
+        let text = format!("start: {start}json\njson: %json {json}\nTEXT: /(?s:.+)/\n{rules}");
+        Ok(Self::lark(text).with_limits(self.limits.clone()))
+    }
+}
+
+/// # Errors
+/// As [`Constraint::tool_calls`].
+fn calls(
+    tokenizer: &Tokenizer,
+    options: &ChatOptions,
+    choice: &CallChoice,
+    refused: impl Fn(&String) -> Refused,
+) -> Result<Constraint> {
+    let id = |of| {
+        marker(tokenizer, of).ok_or_else(|| Error::Unsupported {
+            path: None,
+            what: "tool calls".into(),
+            problem: "the checkpoint's tokenizer has no tokens of Gemma 4's calls".into(),
+        })
+    };
+    let [open, close, quote] = [id(Marker::OpenCall)?, id(Marker::CloseCall)?, id(Marker::Quote)?];
+    let tools = options.tools.iter().map(Tool::of).collect::<Result<Vec<_>>>()?;
+    if tools.is_empty() {
+        return Err(argument("needs a tool"));
+    }
+    let named: Vec<&String> = match choice {
+        CallChoice::Named(name) => vec![name],
+        CallChoice::Strict(names) => names.iter().collect(),
+        CallChoice::Required | CallChoice::One | CallChoice::OrJson(_) => tools.iter().map(|tool| &tool.name).collect(),
+    };
+    if let Some(name) = named.iter().find(|name| tools.iter().all(|tool| tool.name != ***name)) {
+        return Err(argument(&format!("there is no tool {name:?}")));
+    }
+    let mut rules = Rules::new(quote);
+    let mut calls = Vec::new();
+    for tool in &tools {
+        let begin = literal(&format!("call:{}", tool.name));
+        if named.contains(&&tool.name) {
+            calls.push(format!("{begin} {}", rules.of_tool(tool, refused(&tool.name))));
+        } else if matches!(choice, CallChoice::Strict(_)) {
+            calls.push(format!("{begin} \"{{\" (TEXT | <[{quote}]>)*"));
+        }
+    }
+    if let CallChoice::OrJson(schema) = choice {
+        rules.of_json("json", &json_reply(schema, &ConstraintLimits::default())?);
+    }
+    if rules.is_full() {
+        return Err(argument(&format!("their schemas make a grammar of more than {MAX_BYTES} bytes; simplify them")));
+    }
+    let reasoning = reasoning(tokenizer, options);
+    let first = reasoning.start;
+    let start = match choice {
+        CallChoice::Required => format!("{first}call+"),
+        CallChoice::One | CallChoice::Named(_) => format!("{first}call"),
+        CallChoice::Strict(_) => format!("(<[^{open}]> | call)*"),
+        CallChoice::OrJson(_) => format!("{first}(call+ | json)"),
+    };
+    let calls = calls.join(" | ");
+    let rules = rules.text + reasoning.rules;
+    Ok(Constraint::lark(format!("start: {start}\ncall: <[{open}]> ({calls}) <[{close}]>\nTEXT: /(?s:.+)/\n{rules}")))
+}
+
+/// The schema of a reply that is not a call, with the white space that JSON has under other constraints.
+fn json_reply(schema: &str, limits: &ConstraintLimits) -> Result<Value> {
+    let malformed = |e| Error::argument("constraint", format!("the schema is not valid JSON: {e}"));
+    let mut schema: Value = serde_json::from_str(schema).map_err(malformed)?;
+    annotations::remove(&mut schema);
+    Ok(limits.with_whitespace(schema))
+}
+
+/// Reasoning at the beginning of a reply: what stands for it in the rule `start`, and the rules that it needs besides `TEXT`.
+#[derive(Default)]
+struct Reasoning {
+    start: String,
+    rules: &'static str,
+}
+
+fn reasoning(tokenizer: &Tokenizer, options: &ChatOptions) -> Reasoning {
+    if options.thinking != Thinking::On {
+        return Reasoning::default();
+    }
+    if let (Some(open), Some(close)) = (marker(tokenizer, Marker::OpenChannel), marker(tokenizer, Marker::CloseChannel))
+    {
+        return Reasoning { start: format!("(<[{open}]> TEXT? <[{close}]>)? "), rules: "" };
+    }
+    // Qwen3.5's template opens the reasoning in the prompt.
+    match tokenizer.id("</think>").filter(|_| options.generation_prompt == GenerationPrompt::Add) {
+        Some(close) if tokenizer.is_control(close) => {
+            Reasoning { start: format!("TEXT? <[{close}]> LINE_ENDS? "), rules: LINE_ENDS }
+        }
+        Some(_) => Reasoning { start: "think LINE_ENDS? ".into(), rules: THINK },
+        None => Reasoning::default(),
+    }
+}
+
+/// What templates write after reasoning.
+const LINE_ENDS: &str = "LINE_ENDS: /\\n{1,2}/\n";
+const THINK: &str = "think[suffix=\"</think>\"]: /(?s:.*)/\nLINE_ENDS: /\\n{1,2}/\n";

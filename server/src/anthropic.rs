@@ -54,7 +54,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, Some(most))?
     };
     calls.limit(&app.engine, &mut options.stop);
-    take_ignored(&mut fields)?;
+    take_ignored(&mut fields, &options, &structured)?;
     fields.end()?;
     let generate = Generate {
         prompt: Prompt::Chat(chat),

@@ -13,7 +13,7 @@ use crate::answer::answer;
 use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
 use crate::convert::{self, MAX_TOP_LOGPROBS};
-use crate::fields::Fields;
+use crate::fields::{Fields, kind};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::reply::{self, ChoiceOutput, Generate, Reply, event};
@@ -33,30 +33,44 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     app.check_model(&mut fields)?;
     let prompt = convert::prompt(&mut fields, "prompt")?;
     let streams = fields.flag("stream")?.unwrap_or(false);
-    let most = match fields.integer("n_predict")? {
-        None => None,
-        Some(-1) => Some(usize::MAX),
-        Some(n) => match usize::try_from(n) {
-            Ok(n) if n > 0 => Some(n),
-            _ => return Err(fields.error("n_predict", format!("is {n}, must be at least 1, or -1 for no limit"))),
-        },
-    };
+    let most = convert::max_tokens(&mut fields, "n_predict", 0)?;
     let strings = convert::stop_strings(&mut fields, "stop")?;
     let logprobs = fields.count("n_probs", 0..=MAX_TOP_LOGPROBS)?.filter(|n| *n > 0);
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
+    let response_fields = response_fields(&mut fields)?;
     let structured = Structured::llama(&mut fields)?;
     let options = GenerateOptions {
         stop: convert::stop(&mut fields, strings)?,
         logprobs,
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &Sampling::default(), most)?
     };
-    take_ignored(&mut fields)?;
+    take_ignored(&mut fields, &options, &structured)?;
     fields.end()?;
-    let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings: settings(app, &options) });
+    let settings = settings(app, &options);
+    let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings, response_fields });
     Ok((
         Generate { prompt, prompt_field: "prompt", reply, options, penalizes_output: false, choices: 1, streams },
         structured,
     ))
+}
+
+/// Maximum number of selected fields: each is a copy.
+const MAX_RESPONSE_FIELDS: usize = 64;
+
+/// Takes `response_fields`: paths such as `generation_settings/n_predict`.
+fn response_fields(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let list = fields.list("response_fields")?.unwrap_or_default();
+    if list.len() > MAX_RESPONSE_FIELDS {
+        let problem = format!("has {} fields, at most {MAX_RESPONSE_FIELDS} are allowed", list.len());
+        return Err(fields.error("response_fields", problem));
+    }
+    let path = |(i, value): (usize, Value)| match value {
+        Value::String(path) => Ok(path),
+        other => {
+            Err(fields.error(&format!("response_fields[{i}]"), format!("is {}, must be a string", kind(&other))))
+        }
+    };
+    list.into_iter().enumerate().map(path).collect()
 }
 
 fn settings(app: &App, options: &GenerateOptions) -> Value {
@@ -81,11 +95,25 @@ struct Completion {
     return_tokens: bool,
     logprobs: bool,
     settings: Value,
+    /// Paths of the fields that the response has; none: all.
+    response_fields: Vec<String>,
 }
 
 impl Completion {
     fn probabilities(&self, output: &ChoiceOutput, of: &[foretoken::TokenLogprobs]) -> Value {
         of.iter().map(|of| convert::logprobs(&output.engine, of)).collect()
+    }
+
+    /// The requested fields, under the last names of their paths.
+    fn selected(&self, value: Value) -> Value {
+        if self.response_fields.is_empty() {
+            return value;
+        }
+        let of_path = |path: &String| {
+            let found = value.pointer(&format!("/{path}"))?;
+            Some((path.rsplit('/').next().unwrap_or_default().to_owned(), found.clone()))
+        };
+        Value::Object(self.response_fields.iter().filter_map(of_path).collect())
     }
 
     /// The last object of a stream; with the text, the response that is not streamed.
@@ -129,7 +157,7 @@ impl Reply for Completion {
     }
 
     fn end(&mut self, output: &ChoiceOutput, ended: &Ended) -> String {
-        event(&self.last(output, ended))
+        event(&self.selected(self.last(output, ended)))
     }
 
     fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value {
@@ -142,7 +170,7 @@ impl Reply for Completion {
         if self.logprobs {
             value["completion_probabilities"] = self.probabilities(output, output.logprobs());
         }
-        value
+        self.selected(value)
     }
 }
 

@@ -1,10 +1,10 @@
-//! llama.cpp's own routes: `/completion`, `/tokenize`, `/detokenize`, `/props`, `/slots`.
+//! llama.cpp's own routes: `/completion`, `/apply-template`, `/tokenize`, `/detokenize`, `/props`, `/slots`.
 
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use foretoken::chat::ReplyPart;
+use foretoken::chat::{ChatOptions, ChatTemplate, ReplyPart};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{Finish, GenerateOptions, Piece, Sampling};
 use serde_json::{Value, json};
@@ -18,6 +18,7 @@ use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::reply::{self, ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
+use crate::{messages, tools};
 
 pub(crate) async fn completion(
     State(app): State<Arc<App>>,
@@ -174,17 +175,38 @@ impl Reply for Completion {
     }
 }
 
-/// `POST /tokenize`: the tokens of `content`, with `<bos>` if `add_special` is set.
+/// `POST /apply-template`: the prompt of a chat's messages.
+pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
+    app.check_model(&mut fields)?;
+    let messages = messages::openai(&mut fields)?;
+    let options = ChatOptions { tools: tools::openai(&mut fields)?.list, ..tools::thinking(&mut fields)? };
+    fields.end()?;
+    let (prompt, _) =
+        reply::encode(&app, app.admit(1)?, "messages", move |app| template(app)?.render(&messages, &options)).await?;
+    Ok(reply::json(&json!({"prompt": prompt})))
+}
+
+/// The template of chats.
+fn template(app: &App) -> foretoken::Result<&ChatTemplate> {
+    app.chat_template.as_ref().map_or_else(|| app.engine.chat_template(), Ok)
+}
+
+/// `POST /tokenize`: the tokens of `content`, with `<bos>` if `add_special` is set. Names of control tokens are text if
+/// `parse_special` is false.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let text = fields.string("content")?.ok_or_else(|| fields.error("content", "is required: a string"))?;
     let add_special = fields.flag("add_special")?.unwrap_or(false);
     let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
-    fields.only("parse_special", &[json!(true)])?;
+    let parse_special = fields.flag("parse_special")?.unwrap_or(true);
     fields.end()?;
     let (tokens, _) = reply::encode(&app, app.admit(1)?, "content", move |app| {
         let tokenizer = app.engine.tokenizer()?;
         // `encode` refuses an empty text, whose only token is <bos>.
-        let encoded = if text.is_empty() { Vec::new() } else { tokenizer.encode(&text)? };
+        let encoded = match parse_special {
+            _ if text.is_empty() => Vec::new(),
+            true => tokenizer.encode(&text)?,
+            false => tokenizer.encode_text(&text)?,
+        };
         let bos = tokenizer.id("<bos>");
         let own = encoded.strip_prefix(bos.as_slice()).unwrap_or(&encoded);
         let tokens: Vec<u32> = bos.filter(|_| add_special).into_iter().chain(own.iter().copied()).collect();
@@ -230,10 +252,15 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
         },
         ..GenerateOptions::default()
     };
+    let template = template(&app).ok();
     reply::json(&json!({
         "default_generation_settings": settings(&app, &options),
         "total_slots": app.parallel,
         "model_alias": app.model,
+        "model_path": app.model, // the name only: clients need not know the machine's directories
+        "chat_template": template.map_or("", ChatTemplate::source),
+        "bos_token": template.map_or("", ChatTemplate::bos_token),
+        "eos_token": template.map_or("", ChatTemplate::eos_token),
         "n_ctx": app.context,
         "modalities": {"vision": false, "audio": false},
         "build_info": concat!("foretoken ", env!("CARGO_PKG_VERSION")),

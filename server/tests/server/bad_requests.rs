@@ -216,8 +216,10 @@ fn fields_that_are_wrong_are_named() {
     }
     let (status, error) = server.post(TEXT, &body(TEXT, json!({"model": "gpt-4o"})));
     assert_eq!((status, &error["error"]["code"]), (404, &json!("model_not_found")));
-    let (status, _) = server.post("/tokenize", &json!({"content": "x", "parse_special": false}));
-    assert_eq!(status, 400);
+    let (status, error) = server.post("/tokenize", &json!({"content": "x", "parse_special": 0}));
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("parse_special")));
+    let (status, error) = server.post("/apply-template", &json!({"messages": []}));
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("messages")));
     let (status, error) = server.post("/detokenize", &json!({"tokens": [1, 4096]}));
     assert_eq!((status, &error["error"]["param"]), (400, &json!("tokens[1]")));
     assert_eq!(server.metric("vllm:generation_tokens_total"), 0.0, "something was generated");

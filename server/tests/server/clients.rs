@@ -102,7 +102,9 @@ fn no_limit_and_no_tokens() {
 }
 
 fn short_context() -> foretoken::SessionOptions {
-    foretoken::SessionOptions { context: Some(64), ..foretoken::SessionOptions::default() }
+    let mut session = foretoken::SessionOptions::default();
+    session.kv.max_context = Some(64);
+    session
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     take_ignored(&mut fields, &options, &structured)?;
     fields.end()?;
     let generate = Generate {
-        prompt: Prompt::Chat(chat),
+        prompts: vec![Prompt::Chat(chat)],
         prompt_field: "messages",
         options,
         penalizes_output,

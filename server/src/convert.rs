@@ -355,27 +355,44 @@ pub(crate) fn token_ids(fields: &Fields, name: &str, list: &[Value]) -> Result<V
     list.iter().enumerate().map(id).collect()
 }
 
+/// Maximum number of prompts in one request.
+const MAX_PROMPTS: usize = 64;
+
 /// A prompt of the field `name`: a string, or an array of token ids. An array of one prompt is that prompt.
 pub(crate) fn prompt(fields: &mut Fields, name: &str) -> Result<Prompt> {
     let several = "several prompts are not supported; send one request per prompt";
-    match fields.value(name) {
-        None => Err(fields.error(name, "is required: a string or an array of token ids")),
-        Some(Value::String(text)) => Ok(Prompt::Text(text)),
-        Some(Value::Array(mut list)) => match list.first_mut().map(Value::take) {
-            None => Err(fields.error(name, "is empty; at least one token is required")),
-            Some(Value::Number(first)) => {
-                list[0] = Value::Number(first);
-                token_ids(fields, name, &list).map(Prompt::Ids)
-            }
-            Some(_) if list.len() > 1 => Err(fields.error(name, several)),
-            Some(Value::String(text)) => Ok(Prompt::Text(text)),
-            Some(Value::Array(ids)) => token_ids(fields, &format!("{name}[0]"), &ids).map(Prompt::Ids),
-            Some(other) => Err(fields.error(name, format!("contains {}, must be a string or token ids", kind(&other)))),
-        },
+    let mut prompts = prompts(fields, name)?;
+    prompts.pop().filter(|_| prompts.is_empty()).ok_or_else(|| fields.error(name, several))
+}
+
+/// One or more prompts of the field `name`: a prompt, or an array of prompts.
+pub(crate) fn prompts(fields: &mut Fields, name: &str) -> Result<Vec<Prompt>> {
+    let list = match fields.value(name) {
+        None => return Err(fields.error(name, "is required: a string or an array of token ids")),
+        Some(Value::String(text)) => return Ok(vec![Prompt::Text(text)]),
+        Some(Value::Array(list)) => list,
         Some(other) => {
-            Err(fields.error(name, format!("is {}, must be a string or an array of token ids", kind(&other))))
+            return Err(fields.error(name, format!("is {}, must be a string or an array of token ids", kind(&other))));
         }
+    };
+    match list.first() {
+        None => return Err(fields.error(name, "is empty; at least one token is required")),
+        Some(Value::Number(_)) => return Ok(vec![Prompt::Ids(token_ids(fields, name, &list)?)]),
+        Some(_) if list.len() > MAX_PROMPTS => {
+            let problem =
+                format!("has {} prompts, at most {MAX_PROMPTS} are allowed; send several requests", list.len());
+            return Err(fields.error(name, problem));
+        }
+        Some(_) => {}
     }
+    let prompt = |(i, value): (usize, Value)| match value {
+        Value::String(text) => Ok(Prompt::Text(text)),
+        Value::Array(ids) => token_ids(fields, &format!("{name}[{i}]"), &ids).map(Prompt::Ids),
+        other => {
+            Err(fields.error(&format!("{name}[{i}]"), format!("is {}, must be a string or token ids", kind(&other))))
+        }
+    };
+    list.into_iter().enumerate().map(prompt).collect()
 }
 
 /// The tokens of a prompt. Takes time that grows with the prompt.

@@ -88,7 +88,9 @@ pub(crate) fn take_ignored(
 fn min_tokens(fields: &mut Fields, options: &GenerateOptions, structured: &Structured) -> Result<(), ApiError> {
     let least = fields.count("min_tokens", 0..=usize::MAX)?.unwrap_or(0);
     if least > options.max_tokens {
-        return Err(fields.error("min_tokens", format!("is {least}, must be at most max_tokens, {}", options.max_tokens)));
+        return Err(
+            fields.error("min_tokens", format!("is {least}, must be at most max_tokens, {}", options.max_tokens))
+        );
     }
     let stop = &options.stop;
     let ends_early = stop.end_of_generation != EndOfGeneration::Ignored
@@ -96,7 +98,8 @@ fn min_tokens(fields: &mut Fields, options: &GenerateOptions, structured: &Struc
         || !matches!(structured, Structured::Text);
     match least > 0 && ends_early {
         true => {
-            let problem = "is supported only with ignore_eos: true and without stop, stop_token_ids and formats; omit it";
+            let problem =
+                "is supported only with ignore_eos: true and without stop, stop_token_ids and formats; omit it";
             Err(fields.error("min_tokens", problem).with_code("unsupported_parameter"))
         }
         false => Ok(()),
@@ -119,7 +122,8 @@ const SAMPLERS: [(&str, char); 9] = [
 /// Takes llama.cpp's `samplers`, names in an array or letters in a string: their order is fixed, and one that is left out must be
 /// off.
 fn samplers(fields: &mut Fields, sampling: &Sampling) -> Result<(), ApiError> {
-    let position = |name: &str| SAMPLERS.iter().position(|(known, _)| *known == name || name == "typical_p" && *known == "typ_p");
+    let position =
+        |name: &str| SAMPLERS.iter().position(|(known, _)| *known == name || name == "typical_p" && *known == "typ_p");
     let places: Option<Vec<usize>> = match fields.value("samplers") {
         None => return Ok(()),
         Some(Value::String(letters)) => {

@@ -50,7 +50,15 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     let settings = settings(app, &options);
     let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings, response_fields });
     Ok((
-        Generate { prompt, prompt_field: "prompt", reply, options, penalizes_output: false, choices: 1, streams },
+        Generate {
+            prompts: vec![prompt],
+            prompt_field: "prompt",
+            reply,
+            options,
+            penalizes_output: false,
+            choices: 1,
+            streams,
+        },
         structured,
     ))
 }
@@ -67,9 +75,7 @@ fn response_fields(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     }
     let path = |(i, value): (usize, Value)| match value {
         Value::String(path) => Ok(path),
-        other => {
-            Err(fields.error(&format!("response_fields[{i}]"), format!("is {}, must be a string", kind(&other))))
-        }
+        other => Err(fields.error(&format!("response_fields[{i}]"), format!("is {}, must be a string", kind(&other)))),
     };
     list.into_iter().enumerate().map(path).collect()
 }

@@ -49,12 +49,14 @@ pub(crate) fn form(fields: &mut Fields) -> Result<Form, ApiError> {
     Ok(form)
 }
 
-/// Tokens of the prompt, which is prefilled once, and of all choices.
+/// Tokens of the prompts, each of which is prefilled once, and of all choices, which are sorted by prompts.
 pub(crate) fn usage<'w>(choices: impl IntoIterator<Item = &'w ChoiceOutput>) -> Value {
-    let (mut prompt, mut cached, mut output) = (0, 0, 0);
+    let (mut prompt, mut cached, mut output, mut last) = (0, 0, 0, None);
     for choice in choices {
-        prompt = choice.prompt_tokens;
-        cached = cached.max(choice.cached_tokens);
+        if last.replace(choice.prompt) != Some(choice.prompt) {
+            prompt += choice.prompt_tokens;
+            cached += choice.cached_tokens; // of the first choice: it reads the prompt
+        }
         output += choice.tokens.len();
     }
     json!({

@@ -61,7 +61,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     fields.only("modalities", &[json!(["text"])])?;
     fields.end()?;
     let generate = Generate {
-        prompt: Prompt::Chat(chat),
+        prompts: vec![Prompt::Chat(chat)],
         prompt_field: "messages",
         reply: Box::new(Completion { form: Form { logprobs: options.logprobs.is_some(), ..form } }),
         options,

@@ -32,7 +32,7 @@ pub(crate) async fn completions(
 
 fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
     app.check_model(&mut fields)?;
-    let prompt = convert::prompt(&mut fields, "prompt")?;
+    let prompts = convert::prompts(&mut fields, "prompt")?;
     let form = openai::form(&mut fields)?;
     let most = convert::max_tokens(&mut fields, "max_tokens", 0)?;
     let strings = convert::stop_strings(&mut fields, "stop")?;
@@ -44,14 +44,20 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &Sampling::default(), most)?
     };
     let choices = openai::choices(&mut fields, app.parallel)?;
+    let (all, limit) = (prompts.len() * choices, app.worker.limit());
+    if all > limit {
+        let problem =
+            format!("needs {all} places, but the queue has {limit}; send fewer prompts, or raise --max-queue");
+        return Err(fields.error("prompt", problem));
+    }
     take_ignored(&mut fields, &options, &structured)?;
     fields.end()?;
     let generate = Generate {
-        prompt,
+        prompts,
         prompt_field: "prompt",
         reply: Box::new(Completion {
             form: Form { logprobs: options.logprobs.is_some(), ..form },
-            offsets: vec![0; choices],
+            offsets: vec![0; all],
         }),
         options,
         penalizes_output,

@@ -70,7 +70,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         "store": false,
     });
     let generate = Generate {
-        prompt: Prompt::Chat(chat),
+        prompts: vec![Prompt::Chat(chat)],
         prompt_field: "input",
         options,
         penalizes_output,

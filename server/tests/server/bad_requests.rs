@@ -36,7 +36,12 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"prompt": null}), "prompt"),
         (TEXT, json!({"prompt": ""}), "prompt"),
         (TEXT, json!({"prompt": []}), "prompt"),
-        (TEXT, json!({"prompt": ["a", "b"]}), "prompt"),
+        ("/completion", json!({"prompt": ["a", "b"]}), "prompt"),
+        (TEXT, json!({"prompt": vec!["a"; 65]}), "prompt"),
+        (TEXT, json!({"prompt": vec!["a"; 60], "n": 2}), "prompt"), // more than the queue has places
+        (TEXT, json!({"prompt": ["a", ""]}), "prompt[1]"),
+        (TEXT, json!({"prompt": ["a", {}]}), "prompt[1]"),
+        (TEXT, json!({"prompt": [[2, 5], [2, "a"]]}), "prompt[1][1]"),
         (TEXT, json!({"prompt": [1, -1]}), "prompt[1]"),
         (TEXT, json!({"prompt": [1, 1.5]}), "prompt[1]"),
         (TEXT, json!({"prompt": [2, 4_000_000_000u32]}), "prompt"),
@@ -223,6 +228,11 @@ fn fields_that_are_wrong_are_named() {
     let (status, error) = server.post("/detokenize", &json!({"tokens": [1, 4096]}));
     assert_eq!((status, &error["error"]["param"]), (400, &json!("tokens[1]")));
     assert_eq!(server.metric("vllm:generation_tokens_total"), 0.0, "something was generated");
+    // Found when the first prompt is read already.
+    for prompt in [json!([[2, 5], []]), json!([[2, 5], [2, 4_000_000_000u32]])] {
+        let (status, error) = server.post(TEXT, &json!({"prompt": prompt, "max_tokens": 2}));
+        assert_eq!((status, &error["error"]["param"]), (400, &json!("prompt[1]")));
+    }
 }
 
 #[test]

@@ -31,6 +31,7 @@ fn neutral_values_do_not_change_the_text() {
         json!({"seed": -7}),
         json!({"seed": -1}),
         json!({"seed": i64::MIN}),
+        json!({"seed": u64::MAX}),
         json!({"logit_bias": {"5": "0"}}),
         json!({"max_tokens": 8.0}),
         json!({"samplers": "edskypmxt"}),
@@ -77,7 +78,7 @@ fn no_limit_and_no_tokens() {
     let server = TestServer::start(small);
     let prompt = server.ask("/tokenize", &json!({"content": PROMPT, "add_special": true}))["tokens"].clone();
     let prompt = prompt.as_array().expect("a list").len();
-    let all = 64 - prompt;
+    let all = 64 - prompt + 1; // the last token takes no position
     let chat = json!({"messages": [{"role": "user", "content": PROMPT}], "ignore_eos": true});
     for (path, body) in [
         (CHAT, with(&chat, &json!({"max_tokens": -1}))),
@@ -85,7 +86,10 @@ fn no_limit_and_no_tokens() {
         (TEXT, json!({"prompt": PROMPT, "ignore_eos": true, "max_tokens": -1})),
     ] {
         let answer = server.ask(path, &body);
-        assert_eq!((&answer["choices"][0]["finish_reason"], &answer["usage"]["completion_tokens"]), (&json!("length"), &json!(all)));
+        assert_eq!(
+            (&answer["choices"][0]["finish_reason"], &answer["usage"]["completion_tokens"]),
+            (&json!("length"), &json!(all))
+        );
     }
     for n in [1, 2] {
         let answer = server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 0, "n": n}));

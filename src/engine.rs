@@ -260,8 +260,16 @@ impl Engine {
     /// # Errors
     /// If the checkpoint has no template or tokenizer, the template refuses the messages, or an option cannot be used.
     pub fn encode_chat(&self, messages: &[Message], options: &ChatOptions) -> Result<Vec<u32>> {
+        self.chat_template()?.encode(self.tokenizer()?, messages, options)
+    }
+
+    /// The checkpoint's chat template.
+    ///
+    /// # Errors
+    /// If it has none.
+    pub fn chat_template(&self) -> Result<&ChatTemplate> {
         let missing = || Error::Template("the checkpoint has no chat template; use a plain prompt instead".into());
-        self.parts.chat.as_ref().ok_or_else(missing)?.encode(self.tokenizer()?, messages, options)
+        self.parts.chat.as_ref().ok_or_else(missing)
     }
 
     /// End-of-generation tokens.

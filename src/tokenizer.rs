@@ -115,8 +115,12 @@ impl Tokenizer {
         Ok(self.with_one_bos(&ids))
     }
 
-    /// The tokens of `text`, none of which is a control token: the pipeline of `encode_fast` with another set of added tokens.
-    fn encode_text(&self, text: &str) -> Result<Vec<u32>> {
+    /// The tokens of `text`, none of which is a control token, and without `<bos>`: names of control tokens are text.
+    ///
+    /// # Errors
+    /// If it cannot be encoded.
+    pub fn encode_text(&self, text: &str) -> Result<Vec<u32>> {
+        // The pipeline of `encode_fast` with another set of added tokens.
         let mut pieces = self.text_only.extract_and_normalize(self.inner.get_normalizer(), text);
         let split = self.inner.get_pre_tokenizer().map_or(Ok(()), |splitter| splitter.pre_tokenize(&mut pieces));
         let model = self.inner.get_model();

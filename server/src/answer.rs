@@ -10,7 +10,7 @@ use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
 use crate::convert::{self, Prompt};
 use crate::events::{EventBody, events};
-use crate::job::{Ended, Job, Running, Update};
+use crate::job::{Ended, Job, Running, Ticket, Update};
 use crate::output_penalties;
 use crate::reply::{ChoiceOutput, Generate, Reply, encode, json, now};
 
@@ -23,28 +23,20 @@ pub(crate) async fn answer(
     RequestId(request_id): RequestId,
     generate: Generate,
 ) -> Result<Response, ApiError> {
-    let Generate { prompt, prompt_field, mut options, penalizes_output, choices, streams, reply } = generate;
-    let tickets = app.admit(choices)?;
+    let Generate { prompts, prompt_field, options, penalizes_output, choices, streams, reply } = generate;
+    let tickets = app.admit(prompts.len() * choices)?;
     let admitted = Instant::now();
-    let parser = |app: &App| match &prompt {
-        Prompt::Chat(chat) => app.engine.tokenizer().ok().map(|tokenizer| ReplyParser::new(tokenizer, &chat.options)),
-        _ => None,
-    };
-    let parsers: Vec<_> = (0..choices).map(|_| parser(app)).collect();
-    let (prompt, tickets) = encode(app, tickets, prompt_field, move |app| {
-        convert::tokens(&app.engine, app.chat_template.as_ref(), app.context, prompt)
-    })
-    .await?;
-    if penalizes_output {
-        options = output_penalties::apply(options, prompt.len());
-    }
-    let (mut others, mut running) = Running::choices(&options, tickets);
-    let output = |(index, parser)| ChoiceOutput {
+    let parsers: Vec<_> = prompts.iter().flat_map(|prompt| (0..choices).map(|_| parser(app, prompt))).collect();
+    let names = names(prompt_field, prompts.len());
+    let (encoded, tickets) = encode_all(app, tickets, prompts, &names).await?;
+    let output = |(index, parser): (usize, _)| ChoiceOutput {
         engine: app.engine.clone(),
         model: app.model.clone(),
         request_id: request_id.clone(),
         created: now(),
-        prompt_tokens: prompt.len(),
+        prompt: index / choices,
+        prompt_name: names[index / choices].clone(),
+        prompt_tokens: encoded[index / choices].len(),
         cached_tokens: 0,
         stop_strings: options.stop.strings.clone(),
         index,
@@ -57,18 +49,62 @@ pub(crate) async fn answer(
         parser,
     };
     let mut outputs: Vec<_> = parsers.into_iter().enumerate().map(output).collect();
-    let choice = others.remove(0);
-    let job = Job { prompt: Arc::new(prompt), request_id, admitted, choice, others };
-    app.worker.submit(job).map_err(|failure| ApiError::of_failure(&failure, prompt_field))?;
-    // The headers are sent once the sequence exists, so that an error before that has a status of its own.
+    let (mut running, mut tickets) = (Running::default(), tickets.into_iter());
+    for prompt in encoded {
+        let options = match penalizes_output {
+            true => output_penalties::apply(options.clone(), prompt.len()),
+            false => options.clone(),
+        };
+        let (mut others, more) = Running::choices(&options, tickets.by_ref().take(choices).collect());
+        running.append(more);
+        let (choice, request_id) = (others.remove(0), request_id.clone());
+        let job = Job { prompt: Arc::new(prompt), request_id, admitted, choice, others };
+        app.worker.submit(job).map_err(|failure| ApiError::of_failure(&failure, prompt_field))?;
+    }
+    // The headers are sent once a sequence exists, so that an error before that has a status of its own.
     match running.next().await {
-        Some((_, Update::Failed(failure))) => return Err(ApiError::of_failure(&failure, prompt_field)),
+        Some((i, Update::Failed(failure))) => return Err(ApiError::of_failure(&failure, &outputs[i].prompt_name)),
         Some((i, Update::Started(cached))) => outputs[i].cached_tokens = cached,
         _ => {}
     }
     match streams {
         true => Ok(events(EventBody::new(running, outputs, reply))),
-        false => whole(running, outputs, reply, prompt_field).await,
+        false => whole(running, outputs, reply).await,
+    }
+}
+
+/// The names of so many prompts of a field.
+fn names(field: &str, prompts: usize) -> Vec<String> {
+    match prompts {
+        1 => vec![field.to_owned()],
+        _ => (0..prompts).map(|i| format!("{field}[{i}]")).collect(),
+    }
+}
+
+/// The tokens of all prompts.
+async fn encode_all(
+    app: &Arc<App>,
+    mut tickets: Vec<Ticket>,
+    prompts: Vec<Prompt>,
+    names: &[String],
+) -> Result<(Vec<Vec<u32>>, Vec<Ticket>), ApiError> {
+    let mut encoded = Vec::new();
+    for (prompt, name) in prompts.into_iter().zip(names) {
+        let (tokens, held) = encode(app, tickets, name, move |app| {
+            convert::tokens(&app.engine, app.chat_template.as_ref(), app.context, prompt)
+        })
+        .await?;
+        tickets = held;
+        encoded.push(tokens);
+    }
+    Ok((encoded, tickets))
+}
+
+/// The parser of a chat's reply.
+fn parser(app: &App, prompt: &Prompt) -> Option<ReplyParser> {
+    match prompt {
+        Prompt::Chat(chat) => app.engine.tokenizer().ok().map(|tokenizer| ReplyParser::new(tokenizer, &chat.options)),
+        _ => None,
     }
 }
 
@@ -77,18 +113,17 @@ async fn whole(
     mut running: Running,
     mut outputs: Vec<ChoiceOutput>,
     mut reply: Box<dyn Reply>,
-    prompt_field: &str,
 ) -> Result<Response, ApiError> {
     let mut ended: Vec<Option<Ended>> = outputs.iter().map(|_| None).collect();
     while let Some((i, update)) = running.next().await {
         match update {
-            Update::Started(_) => {}
+            Update::Started(cached) => outputs[i].cached_tokens = cached,
             Update::Piece(piece) => drop(outputs[i].add(&piece)),
             Update::Ended(end) => {
                 outputs[i].finish();
                 ended[i] = Some(*end);
             }
-            Update::Failed(failure) => return Err(ApiError::of_failure(&failure, prompt_field)),
+            Update::Failed(failure) => return Err(ApiError::of_failure(&failure, &outputs[i].prompt_name)),
         }
     }
     let choices: Vec<_> = outputs.into_iter().zip(ended.into_iter().flatten()).collect();

@@ -54,10 +54,10 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &base, Some(most))?
     };
     calls.limit(&app.engine, &mut options.stop);
-    take_ignored(&mut fields)?;
+    take_ignored(&mut fields, &options, &structured)?;
     fields.end()?;
     let generate = Generate {
-        prompt: Prompt::Chat(chat),
+        prompts: vec![Prompt::Chat(chat)],
         prompt_field: "messages",
         options,
         penalizes_output,

@@ -158,6 +158,7 @@ fn logit_bias(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>> {
         let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < vocab);
         let bias = match bias {
             Value::Bool(false) => Some(f32::NEG_INFINITY),
+            Value::String(bias) => bias.parse::<f32>().ok().filter(|bias| bias.is_finite()),
             bias => bias.as_f64().map(|bias| bias as f32).filter(|bias| bias.is_finite()),
         };
         id.zip(bias)
@@ -166,8 +167,30 @@ fn logit_bias(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>> {
     pairs.iter().map(bias).collect()
 }
 
+/// A number as the library's 32-bit one.
+fn real(fields: &mut Fields, field: &str) -> Result<Option<f32>> {
+    match fields.number(field)? {
+        Some(number) if !(number as f32).is_finite() => {
+            Err(fields.error(field, format!("is {number:e}, outside the range of 32-bit numbers, \u{b1}3.4e38")))
+        }
+        number => Ok(number.map(|number| number as f32)),
+    }
+}
+
+/// A maximum number of tokens, at least `least`; -1 is no maximum, as in llama.cpp.
+pub(crate) fn max_tokens(fields: &mut Fields, field: &str, least: usize) -> Result<Option<usize>> {
+    match fields.integer(field)? {
+        None => Ok(None),
+        Some(-1) => Ok(Some(usize::MAX)),
+        Some(given) => match usize::try_from(given).ok().filter(|most| *most >= least) {
+            Some(most) => Ok(Some(most)),
+            None => Err(fields.error(field, format!("is {given}, must be at least {least}, or -1 for no limit"))),
+        },
+    }
+}
+
 fn sampling(fields: &mut Fields, defaults: &GenerateDefaults, base: &Sampling) -> Result<Sampling> {
-    let mut number = |field: &str| fields.number(field).map(|number| number.map(|number| number as f32));
+    let mut number = |field: &str| real(fields, field);
     let temperature = number("temperature")?.or(defaults.temperature).unwrap_or(base.temperature);
     let top_p = number("top_p")?.or(defaults.top_p).unwrap_or(base.top_p);
     let min_p = number("min_p")?.or(defaults.min_p).unwrap_or(base.min_p);
@@ -186,7 +209,7 @@ fn sampling(fields: &mut Fields, defaults: &GenerateDefaults, base: &Sampling) -
 
 /// OpenAI's penalties, vLLM's `repetition_penalty` and llama.cpp's names.
 fn penalties(fields: &mut Fields, base: Penalties) -> Result<Penalties> {
-    let mut number = |field: &str| fields.number(field).map(|number| number.map(|number| number as f32));
+    let mut number = |field: &str| real(fields, field);
     let frequency = number("frequency_penalty")?.unwrap_or(base.frequency);
     let presence = number("presence_penalty")?.unwrap_or(base.presence);
     let repeat = number("repeat_penalty")?.or(number("repetition_penalty")?).unwrap_or(base.repeat);
@@ -207,8 +230,8 @@ fn seed(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<u64> {
     match fields.integer("seed")? {
         None => Ok(defaults.seed.unwrap_or_else(rand::random)),
         Some(-1) => Ok(rand::random()),
-        Some(seed) => u64::try_from(seed)
-            .map_err(|_| fields.error("seed", format!("is {seed}, must be at least 0, or -1 for a random seed"))),
+        // Any 64-bit integer: negative ones are the seeds of their two's complement.
+        Some(seed) => Ok(seed as u64),
     }
 }
 
@@ -279,9 +302,9 @@ fn reproducible(engine: &Engine, default: &Speculation) -> Speculation {
     }
 }
 
-/// Stop strings of the field `name`: a string or an array.
+/// Stop strings of the field `name`: a string or an array. Empty ones are the same as absent.
 pub(crate) fn stop_strings(fields: &mut Fields, name: &str) -> Result<Vec<String>> {
-    let strings = match fields.value(name) {
+    let mut strings = match fields.value(name) {
         None => return Ok(Vec::new()),
         Some(Value::String(one)) => vec![one],
         Some(Value::Array(list)) => {
@@ -295,12 +318,13 @@ pub(crate) fn stop_strings(fields: &mut Fields, name: &str) -> Result<Vec<String
             return Err(fields.error(name, format!("is {}, must be a string or an array of strings", kind(&other))));
         }
     };
+    strings.retain(|string| !string.is_empty());
     if strings.len() > MAX_STOPS {
         return Err(fields.error(name, format!("has {} strings, at most {MAX_STOPS} are allowed", strings.len())));
     }
-    match strings.iter().find(|string| string.is_empty() || string.len() > MAX_STOP_BYTES) {
+    match strings.iter().find(|string| string.len() > MAX_STOP_BYTES) {
         Some(string) => {
-            let problem = format!("has a string of {} bytes, must be between 1 and {MAX_STOP_BYTES}", string.len());
+            let problem = format!("has a string of {} bytes, at most {MAX_STOP_BYTES} are allowed", string.len());
             Err(fields.error(name, problem))
         }
         None => Ok(strings),
@@ -331,27 +355,44 @@ pub(crate) fn token_ids(fields: &Fields, name: &str, list: &[Value]) -> Result<V
     list.iter().enumerate().map(id).collect()
 }
 
+/// Maximum number of prompts in one request.
+const MAX_PROMPTS: usize = 64;
+
 /// A prompt of the field `name`: a string, or an array of token ids. An array of one prompt is that prompt.
 pub(crate) fn prompt(fields: &mut Fields, name: &str) -> Result<Prompt> {
     let several = "several prompts are not supported; send one request per prompt";
-    match fields.value(name) {
-        None => Err(fields.error(name, "is required: a string or an array of token ids")),
-        Some(Value::String(text)) => Ok(Prompt::Text(text)),
-        Some(Value::Array(mut list)) => match list.first_mut().map(Value::take) {
-            None => Err(fields.error(name, "is empty; at least one token is required")),
-            Some(Value::Number(first)) => {
-                list[0] = Value::Number(first);
-                token_ids(fields, name, &list).map(Prompt::Ids)
-            }
-            Some(_) if list.len() > 1 => Err(fields.error(name, several)),
-            Some(Value::String(text)) => Ok(Prompt::Text(text)),
-            Some(Value::Array(ids)) => token_ids(fields, &format!("{name}[0]"), &ids).map(Prompt::Ids),
-            Some(other) => Err(fields.error(name, format!("contains {}, must be a string or token ids", kind(&other)))),
-        },
+    let mut prompts = prompts(fields, name)?;
+    prompts.pop().filter(|_| prompts.is_empty()).ok_or_else(|| fields.error(name, several))
+}
+
+/// One or more prompts of the field `name`: a prompt, or an array of prompts.
+pub(crate) fn prompts(fields: &mut Fields, name: &str) -> Result<Vec<Prompt>> {
+    let list = match fields.value(name) {
+        None => return Err(fields.error(name, "is required: a string or an array of token ids")),
+        Some(Value::String(text)) => return Ok(vec![Prompt::Text(text)]),
+        Some(Value::Array(list)) => list,
         Some(other) => {
-            Err(fields.error(name, format!("is {}, must be a string or an array of token ids", kind(&other))))
+            return Err(fields.error(name, format!("is {}, must be a string or an array of token ids", kind(&other))));
         }
+    };
+    match list.first() {
+        None => return Err(fields.error(name, "is empty; at least one token is required")),
+        Some(Value::Number(_)) => return Ok(vec![Prompt::Ids(token_ids(fields, name, &list)?)]),
+        Some(_) if list.len() > MAX_PROMPTS => {
+            let problem =
+                format!("has {} prompts, at most {MAX_PROMPTS} are allowed; send several requests", list.len());
+            return Err(fields.error(name, problem));
+        }
+        Some(_) => {}
     }
+    let prompt = |(i, value): (usize, Value)| match value {
+        Value::String(text) => Ok(Prompt::Text(text)),
+        Value::Array(ids) => token_ids(fields, &format!("{name}[{i}]"), &ids).map(Prompt::Ids),
+        other => {
+            Err(fields.error(&format!("{name}[{i}]"), format!("is {}, must be a string or token ids", kind(&other))))
+        }
+    };
+    list.into_iter().enumerate().map(prompt).collect()
 }
 
 /// The tokens of a prompt. Takes time that grows with the prompt.

@@ -49,7 +49,10 @@ impl EventBody {
         };
         let output = &mut self.outputs[i];
         match update {
-            Update::Started(_) => String::new(),
+            Update::Started(cached) => {
+                output.cached_tokens = cached;
+                String::new()
+            }
             Update::Piece(piece) => {
                 let parts = output.add(&piece);
                 self.reply.piece(&piece, &parts, output)
@@ -65,7 +68,7 @@ impl EventBody {
             Update::Failed(failure) => {
                 self.done = true;
                 let api = self.reply.api();
-                let body = ApiError::of_failure(&failure, "prompt").body(api, &output.request_id);
+                let body = ApiError::of_failure(&failure, &output.prompt_name).body(api, &output.request_id);
                 match api {
                     Api::OpenAi => event(&body),
                     Api::Anthropic => format!("event: error\n{}", event(&body)),

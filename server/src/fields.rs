@@ -67,11 +67,19 @@ impl Fields {
         self.typed(field, "a number", |value| value.as_f64())
     }
 
+    /// An integer, also one with a fraction of 0 (`16.0`).
+    ///
     /// # Errors
     /// If it is not a 64-bit integer.
     pub fn integer(&mut self, field: &str) -> Result<Option<i128>> {
+        let float =
+            self.peek(field).filter(|value| value.is_f64()).and_then(Value::as_f64).filter(|f| f.fract() == 0.0);
+        if let Some(float) = float.filter(|float| !(MIN_INTEGER..MAX_INTEGER).contains(float)) {
+            let problem = format!("is {float:e}, must be an integer between {} and {}", i64::MIN, u64::MAX);
+            return Err(self.error(field, problem));
+        }
         let whole = |value: &Value| value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from));
-        self.typed(field, "an integer", whole)
+        self.typed(field, "an integer", |value| whole(value).or(float.map(|float| float as i128)))
     }
 
     /// # Errors
@@ -170,6 +178,10 @@ impl Fields {
         }
     }
 }
+
+/// Floating-point numbers from the first on and below the second are 64-bit integers.
+const MIN_INTEGER: f64 = i64::MIN as f64;
+const MAX_INTEGER: f64 = u64::MAX as f64;
 
 /// Characters of an unknown field's name that an error repeats.
 const MAX_NAME: usize = 64;

@@ -1,12 +1,15 @@
-//! Fields of OpenAI's, vLLM's and llama.cpp's requests that have no effect, or that are supported with one value only.
+//! Fields of OpenAI's, vLLM's and llama.cpp's requests that have no effect, or that are supported with some values only.
 
-use serde_json::json;
+use foretoken::sampler::Penalties;
+use foretoken::{EndOfGeneration, GenerateOptions, Sampling};
+use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
-use crate::fields::Fields;
+use crate::fields::{Fields, kind};
+use crate::structured::Structured;
 
 /// Accepted with any value: they do not change the text, or are parameters of samplers that are off.
-const NO_EFFECT: [&str; 23] = [
+const NO_EFFECT: [&str; 25] = [
     "cache_prompt",
     "dry_allowed_length",
     "dry_base",
@@ -17,8 +20,10 @@ const NO_EFFECT: [&str; 23] = [
     "metadata",
     "mirostat_eta",
     "mirostat_tau",
+    "n_discard",
     "n_keep",
     "prediction",
+    "priority",
     "prompt_cache_key",
     "prompt_cache_retention",
     "reasoning_format",
@@ -32,34 +37,120 @@ const NO_EFFECT: [&str; 23] = [
     "xtc_threshold",
 ];
 
-/// Takes the fields that every generating route ignores, and those that it supports with their neutral value only.
+/// Takes the fields that every generating route ignores, and those that it supports with their neutral values only.
 ///
 /// # Errors
 /// If one of the latter has another value.
-pub(crate) fn take_ignored(fields: &mut Fields) -> Result<(), ApiError> {
+pub(crate) fn take_ignored(
+    fields: &mut Fields,
+    options: &GenerateOptions,
+    structured: &Structured,
+) -> Result<(), ApiError> {
     fields.ignore(&NO_EFFECT);
     let neutral = [
-        ("add_generation_prompt", json!(true)),
-        ("best_of", json!(1)),
-        ("continue_final_message", json!(false)),
-        ("dry_multiplier", json!(0)),
-        ("dynatemp_range", json!(0)),
-        ("echo", json!(false)),
-        ("functions", json!([])),
-        ("image_data", json!([])),
-        ("include_stop_str_in_output", json!(false)),
-        ("length_penalty", json!(1)),
-        ("min_keep", json!(0)),
-        ("min_tokens", json!(0)),
-        ("mirostat", json!(0)),
-        ("post_sampling_probs", json!(false)),
-        ("skip_special_tokens", json!(true)),
-        ("spaces_between_special_tokens", json!(true)),
-        ("suffix", json!("")),
-        ("top_n_sigma", json!(-1)),
-        ("typical_p", json!(1)),
-        ("use_beam_search", json!(false)),
-        ("xtc_probability", json!(0)),
+        ("add_generation_prompt", json!([true])),
+        ("bad_words", json!([[]])),
+        ("best_of", json!([1])),
+        ("continue_final_message", json!([false])),
+        ("dry_multiplier", json!([0])),
+        ("dynatemp_range", json!([0])),
+        ("echo", json!([false])),
+        ("function_call", json!(["none", "auto"])), // `functions` has none
+        ("functions", json!([[]])),
+        ("image_data", json!([[]])),
+        ("include_stop_str_in_output", json!([false])),
+        ("length_penalty", json!([1])),
+        ("lora", json!([[]])),
+        ("min_keep", json!([0, 1])), // one token is always kept
+        ("mirostat", json!([0])),
+        ("n_indent", json!([0])),
+        ("post_sampling_probs", json!([false])),
+        ("return_token_ids", json!([false])),
+        ("return_tokens_as_token_ids", json!([false])),
+        ("skip_special_tokens", json!([true])),
+        ("spaces_between_special_tokens", json!([true])),
+        ("suffix", json!([""])),
+        ("t_max_predict_ms", json!([0, -1])),
+        ("tfs_z", json!([1])),
+        ("top_n_sigma", json!([-1, 0])),
+        ("typical_p", json!([1])),
+        ("use_beam_search", json!([false])),
+        ("xtc_probability", json!([0])),
     ];
-    neutral.into_iter().try_for_each(|(field, value)| fields.only(field, &[value]))
+    for (field, allowed) in neutral {
+        fields.only(field, allowed.as_array().map_or(&[], Vec::as_slice))?;
+    }
+    samplers(fields, &options.sampling)?;
+    min_tokens(fields, options, structured)
+}
+
+/// Takes vLLM's `min_tokens`, if nothing can end the text earlier.
+fn min_tokens(fields: &mut Fields, options: &GenerateOptions, structured: &Structured) -> Result<(), ApiError> {
+    let least = fields.count("min_tokens", 0..=usize::MAX)?.unwrap_or(0);
+    if least > options.max_tokens {
+        return Err(
+            fields.error("min_tokens", format!("is {least}, must be at most max_tokens, {}", options.max_tokens))
+        );
+    }
+    let stop = &options.stop;
+    let ends_early = stop.end_of_generation != EndOfGeneration::Ignored
+        || !(stop.tokens.is_empty() && stop.strings.is_empty())
+        || !matches!(structured, Structured::Text);
+    match least > 0 && ends_early {
+        true => {
+            let problem =
+                "is supported only with ignore_eos: true and without stop, stop_token_ids and formats; omit it";
+            Err(fields.error("min_tokens", problem).with_code("unsupported_parameter"))
+        }
+        false => Ok(()),
+    }
+}
+
+/// llama.cpp's samplers in the order in which they are applied, with their letters.
+const SAMPLERS: [(&str, char); 9] = [
+    ("penalties", 'e'),
+    ("dry", 'd'),
+    ("top_n_sigma", 's'),
+    ("top_k", 'k'),
+    ("typ_p", 'y'),
+    ("top_p", 'p'),
+    ("min_p", 'm'),
+    ("xtc", 'x'),
+    ("temperature", 't'),
+];
+
+/// Takes llama.cpp's `samplers`, names in an array or letters in a string: their order is fixed, and one that is left out must be
+/// off.
+fn samplers(fields: &mut Fields, sampling: &Sampling) -> Result<(), ApiError> {
+    let position =
+        |name: &str| SAMPLERS.iter().position(|(known, _)| *known == name || name == "typical_p" && *known == "typ_p");
+    let places: Option<Vec<usize>> = match fields.value("samplers") {
+        None => return Ok(()),
+        Some(Value::String(letters)) => {
+            letters.chars().map(|letter| SAMPLERS.iter().position(|(_, known)| *known == letter)).collect()
+        }
+        Some(Value::Array(names)) => names.iter().map(|name| position(name.as_str()?)).collect(),
+        Some(other) => return Err(fields.error("samplers", format!("is {}, must be an array of names", kind(&other)))),
+    };
+    let off = Penalties::default();
+    let Penalties { repeat, frequency, presence, .. } = sampling.penalties;
+    let needed = [
+        ("penalties", (repeat, frequency, presence) != (off.repeat, off.frequency, off.presence)),
+        ("top_k", sampling.top_k.is_some()),
+        ("top_p", sampling.top_p < 1.0),
+        ("min_p", sampling.min_p > 0.0),
+        ("temperature", true),
+    ];
+    let in_order = |places: &Vec<usize>| {
+        let has = |name: &str| position(name).is_some_and(|at| places.contains(&at));
+        places.is_sorted_by(|a, b| a < b) && needed.iter().all(|(name, is_on)| !is_on || has(name))
+    };
+    match places.filter(in_order) {
+        Some(_) => Ok(()),
+        None => {
+            let order = SAMPLERS.map(|(name, _)| name).join(", ");
+            let problem = format!("must have the samplers in use, in the order {order}; omit it");
+            Err(fields.error("samplers", problem).with_code("unsupported_parameter"))
+        }
+    }
 }

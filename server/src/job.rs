@@ -90,7 +90,8 @@ impl Drop for Ticket {
     }
 }
 
-/// The receiving side of a job's generations. Dropping it cancels them before the next pass.
+/// The receiving side of generations. Dropping it cancels them before the next pass.
+#[derive(Default)]
 pub(crate) struct Running {
     /// A receiver for each; `None` when it has ended.
     updates: Vec<Option<UnboundedReceiver<Update>>>,
@@ -111,6 +112,12 @@ impl Running {
         }
         let cancels = choices.iter().map(|choice| choice.options.cancel.clone()).collect();
         (choices, Self { updates, cancels })
+    }
+
+    /// Adds another job's generations.
+    pub fn append(&mut self, mut other: Self) {
+        self.updates.append(&mut other.updates);
+        self.cancels.append(&mut other.cancels);
     }
 
     /// The next update and its generation's index; `None` when all have ended.

@@ -1,10 +1,10 @@
-//! llama.cpp's own routes: `/completion`, `/tokenize`, `/detokenize`, `/props`, `/slots`.
+//! llama.cpp's own routes: `/completion`, `/apply-template`, `/tokenize`, `/detokenize`, `/props`, `/slots`.
 
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use foretoken::chat::ReplyPart;
+use foretoken::chat::{ChatOptions, ChatTemplate, ReplyPart};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{Finish, GenerateOptions, Piece, Sampling};
 use serde_json::{Value, json};
@@ -13,11 +13,12 @@ use crate::answer::answer;
 use crate::api_error::ApiError;
 use crate::app::{App, RequestId};
 use crate::convert::{self, MAX_TOP_LOGPROBS};
-use crate::fields::Fields;
+use crate::fields::{Fields, kind};
 use crate::ignored::take_ignored;
 use crate::job::Ended;
 use crate::reply::{self, ChoiceOutput, Generate, Reply, event};
 use crate::structured::Structured;
+use crate::{messages, tools};
 
 pub(crate) async fn completion(
     State(app): State<Arc<App>>,
@@ -33,30 +34,50 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     app.check_model(&mut fields)?;
     let prompt = convert::prompt(&mut fields, "prompt")?;
     let streams = fields.flag("stream")?.unwrap_or(false);
-    let most = match fields.integer("n_predict")? {
-        None => None,
-        Some(-1) => Some(usize::MAX),
-        Some(n) => match usize::try_from(n) {
-            Ok(n) if n > 0 => Some(n),
-            _ => return Err(fields.error("n_predict", format!("is {n}, must be at least 1, or -1 for no limit"))),
-        },
-    };
+    let most = convert::max_tokens(&mut fields, "n_predict", 0)?;
     let strings = convert::stop_strings(&mut fields, "stop")?;
     let logprobs = fields.count("n_probs", 0..=MAX_TOP_LOGPROBS)?.filter(|n| *n > 0);
     let return_tokens = fields.flag("return_tokens")?.unwrap_or(false);
+    let response_fields = response_fields(&mut fields)?;
     let structured = Structured::llama(&mut fields)?;
     let options = GenerateOptions {
         stop: convert::stop(&mut fields, strings)?,
         logprobs,
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &Sampling::default(), most)?
     };
-    take_ignored(&mut fields)?;
+    take_ignored(&mut fields, &options, &structured)?;
     fields.end()?;
-    let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings: settings(app, &options) });
+    let settings = settings(app, &options);
+    let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings, response_fields });
     Ok((
-        Generate { prompt, prompt_field: "prompt", reply, options, penalizes_output: false, choices: 1, streams },
+        Generate {
+            prompts: vec![prompt],
+            prompt_field: "prompt",
+            reply,
+            options,
+            penalizes_output: false,
+            choices: 1,
+            streams,
+        },
         structured,
     ))
+}
+
+/// Maximum number of selected fields: each is a copy.
+const MAX_RESPONSE_FIELDS: usize = 64;
+
+/// Takes `response_fields`: paths such as `generation_settings/n_predict`.
+fn response_fields(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let list = fields.list("response_fields")?.unwrap_or_default();
+    if list.len() > MAX_RESPONSE_FIELDS {
+        let problem = format!("has {} fields, at most {MAX_RESPONSE_FIELDS} are allowed", list.len());
+        return Err(fields.error("response_fields", problem));
+    }
+    let path = |(i, value): (usize, Value)| match value {
+        Value::String(path) => Ok(path),
+        other => Err(fields.error(&format!("response_fields[{i}]"), format!("is {}, must be a string", kind(&other)))),
+    };
+    list.into_iter().enumerate().map(path).collect()
 }
 
 fn settings(app: &App, options: &GenerateOptions) -> Value {
@@ -81,11 +102,25 @@ struct Completion {
     return_tokens: bool,
     logprobs: bool,
     settings: Value,
+    /// Paths of the fields that the response has; none: all.
+    response_fields: Vec<String>,
 }
 
 impl Completion {
     fn probabilities(&self, output: &ChoiceOutput, of: &[foretoken::TokenLogprobs]) -> Value {
         of.iter().map(|of| convert::logprobs(&output.engine, of)).collect()
+    }
+
+    /// The requested fields, under the last names of their paths.
+    fn selected(&self, value: Value) -> Value {
+        if self.response_fields.is_empty() {
+            return value;
+        }
+        let of_path = |path: &String| {
+            let found = value.pointer(&format!("/{path}"))?;
+            Some((path.rsplit('/').next().unwrap_or_default().to_owned(), found.clone()))
+        };
+        Value::Object(self.response_fields.iter().filter_map(of_path).collect())
     }
 
     /// The last object of a stream; with the text, the response that is not streamed.
@@ -129,7 +164,7 @@ impl Reply for Completion {
     }
 
     fn end(&mut self, output: &ChoiceOutput, ended: &Ended) -> String {
-        event(&self.last(output, ended))
+        event(&self.selected(self.last(output, ended)))
     }
 
     fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value {
@@ -142,21 +177,42 @@ impl Reply for Completion {
         if self.logprobs {
             value["completion_probabilities"] = self.probabilities(output, output.logprobs());
         }
-        value
+        self.selected(value)
     }
 }
 
-/// `POST /tokenize`: the tokens of `content`, with `<bos>` if `add_special` is set.
+/// `POST /apply-template`: the prompt of a chat's messages.
+pub(crate) async fn apply_template(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
+    app.check_model(&mut fields)?;
+    let messages = messages::openai(&mut fields)?;
+    let options = ChatOptions { tools: tools::openai(&mut fields)?.list, ..tools::thinking(&mut fields)? };
+    fields.end()?;
+    let (prompt, _) =
+        reply::encode(&app, app.admit(1)?, "messages", move |app| template(app)?.render(&messages, &options)).await?;
+    Ok(reply::json(&json!({"prompt": prompt})))
+}
+
+/// The template of chats.
+fn template(app: &App) -> foretoken::Result<&ChatTemplate> {
+    app.chat_template.as_ref().map_or_else(|| app.engine.chat_template(), Ok)
+}
+
+/// `POST /tokenize`: the tokens of `content`, with `<bos>` if `add_special` is set. Names of control tokens are text if
+/// `parse_special` is false.
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, mut fields: Fields) -> Result<Response, ApiError> {
     let text = fields.string("content")?.ok_or_else(|| fields.error("content", "is required: a string"))?;
     let add_special = fields.flag("add_special")?.unwrap_or(false);
     let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
-    fields.only("parse_special", &[json!(true)])?;
+    let parse_special = fields.flag("parse_special")?.unwrap_or(true);
     fields.end()?;
     let (tokens, _) = reply::encode(&app, app.admit(1)?, "content", move |app| {
         let tokenizer = app.engine.tokenizer()?;
         // `encode` refuses an empty text, whose only token is <bos>.
-        let encoded = if text.is_empty() { Vec::new() } else { tokenizer.encode(&text)? };
+        let encoded = match parse_special {
+            _ if text.is_empty() => Vec::new(),
+            true => tokenizer.encode(&text)?,
+            false => tokenizer.encode_text(&text)?,
+        };
         let bos = tokenizer.id("<bos>");
         let own = encoded.strip_prefix(bos.as_slice()).unwrap_or(&encoded);
         let tokens: Vec<u32> = bos.filter(|_| add_special).into_iter().chain(own.iter().copied()).collect();
@@ -202,10 +258,15 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
         },
         ..GenerateOptions::default()
     };
+    let template = template(&app).ok();
     reply::json(&json!({
         "default_generation_settings": settings(&app, &options),
         "total_slots": app.parallel,
         "model_alias": app.model,
+        "model_path": app.model, // the name only: clients need not know the machine's directories
+        "chat_template": template.map_or("", ChatTemplate::source),
+        "bos_token": template.map_or("", ChatTemplate::bos_token),
+        "eos_token": template.map_or("", ChatTemplate::eos_token),
         "n_ctx": app.context,
         "modalities": {"vision": false, "audio": false},
         "build_info": concat!("foretoken ", env!("CARGO_PKG_VERSION")),

@@ -176,6 +176,9 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Vec<Message>> {
             None => return Err(message.error("role", "is required: user or assistant")),
         };
         match message.value("content") {
+            Some(Value::Array(blocks)) if blocks.is_empty() && role != Role::Assistant => {
+                return Err(message.error("content", "is empty; give at least one block"));
+            }
             Some(Value::Array(blocks)) => {
                 let name = message.name("content");
                 let blocks = (0..).zip(blocks).map(|(at, block)| Fields::of(block, &format!("{name}[{at}]")));

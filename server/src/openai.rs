@@ -15,6 +15,8 @@ pub(crate) struct Form {
     pub streams: bool,
     /// Whether a last chunk has the usage.
     pub include_usage: bool,
+    /// Whether every chunk has the usage so far.
+    pub continuous_usage: bool,
     /// Whether chunks have their tokens, and which were drafted.
     pub token_origins: bool,
     pub logprobs: bool,
@@ -35,23 +37,26 @@ pub(crate) fn choices(fields: &mut Fields, parallel: usize) -> Result<usize, Api
 pub(crate) fn form(fields: &mut Fields) -> Result<Form, ApiError> {
     let streams = fields.flag("stream")?.unwrap_or(false);
     let token_origins = fields.flag("token_origins")?.unwrap_or(false);
-    let mut form = Form { streams, include_usage: false, token_origins, logprobs: false };
+    let mut form = Form { streams, include_usage: false, continuous_usage: false, token_origins, logprobs: false };
     let Some(mut options) = fields.object("stream_options")? else { return Ok(form) };
     if !streams {
         return Err(fields.error("stream_options", "is allowed only with stream: true"));
     }
     form.include_usage = options.flag("include_usage")?.unwrap_or(false);
-    options.ignore(&["continuous_usage_stats", "include_obfuscation"]);
+    form.continuous_usage = options.flag("continuous_usage_stats")?.unwrap_or(false) && form.include_usage;
+    options.ignore(&["include_obfuscation"]);
     options.end()?;
     Ok(form)
 }
 
-/// Tokens of the prompt, which is prefilled once, and of all choices.
+/// Tokens of the prompts, each of which is prefilled once, and of all choices, which are sorted by prompts.
 pub(crate) fn usage<'w>(choices: impl IntoIterator<Item = &'w ChoiceOutput>) -> Value {
-    let (mut prompt, mut cached, mut output) = (0, 0, 0);
+    let (mut prompt, mut cached, mut output, mut last) = (0, 0, 0, None);
     for choice in choices {
-        prompt = choice.prompt_tokens;
-        cached = cached.max(choice.cached_tokens);
+        if last.replace(choice.prompt) != Some(choice.prompt) {
+            prompt += choice.prompt_tokens;
+            cached += choice.cached_tokens; // of the first choice: it reads the prompt
+        }
         output += choice.tokens.len();
     }
     json!({

@@ -35,12 +35,12 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     let messages = messages::openai(&mut fields)?;
     let tools = tools::openai(&mut fields)?;
     let form = openai::form(&mut fields)?;
-    let most = match fields.count("max_completion_tokens", 1..=usize::MAX)? {
+    let most = match convert::max_tokens(&mut fields, "max_completion_tokens", 1)? {
         Some(most) => {
             fields.ignore(&["max_tokens"]); // the older name
             Some(most)
         }
-        None => fields.count("max_tokens", 1..=usize::MAX)?,
+        None => convert::max_tokens(&mut fields, "max_tokens", 1)?,
     };
     let strings = convert::stop_strings(&mut fields, "stop")?;
     let base = convert::chat_sampling(&app.engine);
@@ -57,11 +57,11 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     calls.limit(&app.engine, &mut options.stop);
     let chat = Chat { messages, options: chat_options };
     let choices = openai::choices(&mut fields, app.parallel)?;
-    take_ignored(&mut fields)?;
+    take_ignored(&mut fields, &options, &structured)?;
     fields.only("modalities", &[json!(["text"])])?;
     fields.end()?;
     let generate = Generate {
-        prompt: Prompt::Chat(chat),
+        prompts: vec![Prompt::Chat(chat)],
         prompt_field: "messages",
         reply: Box::new(Completion { form: Form { logprobs: options.logprobs.is_some(), ..form } }),
         options,
@@ -95,7 +95,7 @@ impl Completion {
             "choices": choices,
         });
         if self.form.include_usage {
-            chunk["usage"] = Value::Null;
+            chunk["usage"] = if self.form.continuous_usage { openai::usage([output]) } else { Value::Null };
         }
         chunk
     }

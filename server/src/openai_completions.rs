@@ -32,9 +32,9 @@ pub(crate) async fn completions(
 
 fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
     app.check_model(&mut fields)?;
-    let prompt = convert::prompt(&mut fields, "prompt")?;
+    let prompts = convert::prompts(&mut fields, "prompt")?;
     let form = openai::form(&mut fields)?;
-    let most = fields.count("max_tokens", 1..=usize::MAX)?;
+    let most = convert::max_tokens(&mut fields, "max_tokens", 0)?;
     let strings = convert::stop_strings(&mut fields, "stop")?;
     let structured = Structured::response_format(&mut fields)?;
     let penalizes_output = output_penalties::are_requested(&fields);
@@ -44,14 +44,20 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &Sampling::default(), most)?
     };
     let choices = openai::choices(&mut fields, app.parallel)?;
-    take_ignored(&mut fields)?;
+    let (all, limit) = (prompts.len() * choices, app.worker.limit());
+    if all > limit {
+        let problem =
+            format!("needs {all} places, but the queue has {limit}; send fewer prompts, or raise --max-queue");
+        return Err(fields.error("prompt", problem));
+    }
+    take_ignored(&mut fields, &options, &structured)?;
     fields.end()?;
     let generate = Generate {
-        prompt,
+        prompts,
         prompt_field: "prompt",
         reply: Box::new(Completion {
             form: Form { logprobs: options.logprobs.is_some(), ..form },
-            offsets: vec![0; choices],
+            offsets: vec![0; all],
         }),
         options,
         penalizes_output,
@@ -76,6 +82,14 @@ impl Completion {
             "model": output.model,
             "choices": choices,
         })
+    }
+
+    fn chunk(&self, output: &ChoiceOutput, choice: Value) -> Value {
+        let mut chunk = self.object(output, json!([choice]));
+        if self.form.continuous_usage {
+            chunk["usage"] = openai::usage([output]);
+        }
+        chunk
     }
 
     fn choice(
@@ -118,12 +132,12 @@ impl Reply for Completion {
         if self.form.token_origins {
             choice["tokens"] = convert::origins(&output.engine, piece);
         }
-        event(&self.object(output, json!([choice])))
+        event(&self.chunk(output, choice))
     }
 
     fn end(&mut self, output: &ChoiceOutput, ended: &Ended) -> String {
         let choice = self.choice(output, ("", &[]), Some(openai::finish_reason(output, ended)));
-        openai::last_chunk(self.object(output, json!([choice])), ended)
+        openai::last_chunk(self.chunk(output, choice), ended)
     }
 
     fn close(&mut self, choices: &[ChoiceOutput]) -> String {

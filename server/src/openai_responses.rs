@@ -51,7 +51,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     };
     calls.limit(&app.engine, &mut options.stop);
     let metadata = fields.value("metadata").unwrap_or_else(|| json!({}));
-    take_ignored(&mut fields)?;
+    take_ignored(&mut fields, &options, &structured)?;
     take_unsupported(&mut fields)?;
     fields.end()?;
     let chat = Chat { messages, options: chat_options };
@@ -70,7 +70,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         "store": false,
     });
     let generate = Generate {
-        prompt: Prompt::Chat(chat),
+        prompts: vec![Prompt::Chat(chat)],
         prompt_field: "input",
         options,
         penalizes_output,
@@ -90,10 +90,24 @@ fn flat_tool(tool: &foretoken::chat::Json) -> Value {
     flat
 }
 
-/// Takes the fields of responses alone that are supported with one value only.
+/// What `include` adds to items that no response has, and to reasoning, which is not encrypted.
+const INCLUDED: [&str; 6] = [
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+];
+
+/// Takes the fields of responses alone that are supported with some values only.
 fn take_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     fields.only("background", &[json!(false)])?;
-    fields.only("include", &[json!([]), json!(["reasoning.encrypted_content"])])?;
+    let included = fields.list("include")?.unwrap_or_default();
+    if let Some(i) = included.iter().position(|name| !name.as_str().is_some_and(|name| INCLUDED.contains(&name))) {
+        let problem = format!("only {} are supported", INCLUDED.join(", "));
+        return Err(fields.error(&format!("include[{i}]"), problem).with_code("unsupported_parameter"));
+    }
     fields.only("truncation", &[json!("disabled"), json!("auto")])?;
     fields.ignore(&["client_metadata", "max_tool_calls"]);
     fields.only("top_logprobs", &[json!(0)])?;

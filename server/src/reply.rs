@@ -16,13 +16,14 @@ use crate::job::{Ended, Ticket};
 
 /// A parsed generation request.
 pub(crate) struct Generate {
-    pub prompt: Prompt,
-    /// The name of the prompt's field, for errors.
+    /// One or more; only completions have several.
+    pub prompts: Vec<Prompt>,
+    /// The name of the prompts' field, for errors.
     pub prompt_field: &'static str,
     pub options: GenerateOptions,
     /// Whether frequency and presence penalties count generated tokens only.
     pub penalizes_output: bool,
-    /// Number of choices, each with a seed of its own.
+    /// Number of choices of every prompt, each with a seed of its own.
     pub choices: usize,
     pub streams: bool,
     pub reply: Box<dyn Reply>,
@@ -37,12 +38,16 @@ pub(crate) struct ChoiceOutput {
     pub request_id: String,
     /// Unix time.
     pub created: u64,
+    /// The index of its prompt.
+    pub prompt: usize,
+    /// The name of its prompt, for errors (`prompt[1]`).
+    pub prompt_name: String,
     pub prompt_tokens: usize,
     /// Prompt tokens that the prefix cache had.
     pub cached_tokens: usize,
     /// The request's stop strings.
     pub stop_strings: Vec<String>,
-    /// The choice's index.
+    /// The choice's index, among those of all prompts.
     pub index: usize,
     pub tokens: Vec<u32>,
     /// The text without control tokens.

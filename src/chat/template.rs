@@ -85,6 +85,7 @@ impl ChatOptions {
 /// A chat template, as published with the checkpoint.
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
     bos: String,
     eos: String,
 }
@@ -145,7 +146,22 @@ impl ChatTemplate {
         // As Jinja reads sources.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         environment.add_template_owned(NAME, without_generation_tags(&source)).map_err(Error::template)?;
-        Ok(Self { environment, bos, eos })
+        Ok(Self { environment, source, bos, eos })
+    }
+
+    /// Its source.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Its `bos_token`; empty if there is none.
+    pub fn bos_token(&self) -> &str {
+        &self.bos
+    }
+
+    /// Its `eos_token`; empty if there is none.
+    pub fn eos_token(&self) -> &str {
+        &self.eos
     }
 
     /// Renders a conversation to a prompt.

@@ -36,13 +36,18 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"prompt": null}), "prompt"),
         (TEXT, json!({"prompt": ""}), "prompt"),
         (TEXT, json!({"prompt": []}), "prompt"),
-        (TEXT, json!({"prompt": ["a", "b"]}), "prompt"),
+        ("/completion", json!({"prompt": ["a", "b"]}), "prompt"),
+        (TEXT, json!({"prompt": vec!["a"; 65]}), "prompt"),
+        (TEXT, json!({"prompt": vec!["a"; 60], "n": 2}), "prompt"), // more than the queue has places
+        (TEXT, json!({"prompt": ["a", ""]}), "prompt[1]"),
+        (TEXT, json!({"prompt": ["a", {}]}), "prompt[1]"),
+        (TEXT, json!({"prompt": [[2, 5], [2, "a"]]}), "prompt[1][1]"),
         (TEXT, json!({"prompt": [1, -1]}), "prompt[1]"),
         (TEXT, json!({"prompt": [1, 1.5]}), "prompt[1]"),
         (TEXT, json!({"prompt": [2, 4_000_000_000u32]}), "prompt"),
         (TEXT, json!({"prompt": [2, 5_000_000_000u64]}), "prompt[1]"),
-        (TEXT, json!({"max_tokens": 0}), "max_tokens"),
-        (TEXT, json!({"max_tokens": -1}), "max_tokens"),
+        (CHAT, json!({"max_tokens": 0}), "max_tokens"),
+        (TEXT, json!({"max_tokens": -2}), "max_tokens"),
         (TEXT, json!({"max_tokens": 1.5}), "max_tokens"),
         (TEXT, json!({"max_tokens": "2"}), "max_tokens"),
         (TEXT, json!({"temperature": -0.1}), "temperature"),
@@ -53,11 +58,10 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"top_p": 1.1}), "top_p"),
         (TEXT, json!({"min_p": -0.1}), "min_p"),
         (TEXT, json!({"top_k": -2}), "top_k"),
-        (TEXT, json!({"seed": -2}), "seed"),
+        (TEXT, json!({"seed": 1e30}), "seed"),
         (TEXT, json!({"seed": 0.5}), "seed"),
         (TEXT, json!({"stop": 3}), "stop"),
         (TEXT, json!({"stop": ["a", 3]}), "stop[1]"),
-        (TEXT, json!({"stop": ""}), "stop"),
         (TEXT, json!({"stop": vec!["x"; 17]}), "stop"),
         (TEXT, json!({"stop": "x".repeat(1025)}), "stop"),
         (TEXT, json!({"stop_token_ids": ["a"]}), "stop_token_ids[0]"),
@@ -128,6 +132,7 @@ fn fields_that_are_wrong_are_named() {
         (RESPONSES, json!({"max_output_tokens": 0}), "max_output_tokens"),
         (RESPONSES, json!({"previous_response_id": "resp_1"}), "previous_response_id"),
         (RESPONSES, json!({"background": true}), "background"),
+        (RESPONSES, json!({"include": ["message.output_text.logprobs"]}), "include[0]"),
         (RESPONSES, json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
         (RESPONSES, json!({"text": {"format": {"type": "json_schema"}}}), "text.format.schema"),
         (RESPONSES, json!({"tool_choice": {"type": "web_search"}}), "tool_choice.type"),
@@ -147,6 +152,7 @@ fn fields_that_are_wrong_are_named() {
             json!({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": 1}]}]}),
             "messages[0].content[0].input",
         ),
+        (MESSAGES, json!({"messages": user(json!([]))}), "messages[0].content"),
         (MESSAGES, json!({"tool_choice": {"type": "any"}}), "tool_choice"),
         (MESSAGES, json!({"tool_choice": {"type": "tool"}}), "tool_choice.name"),
         (MESSAGES, json!({"tool_choice": {}}), "tool_choice.type"),
@@ -165,7 +171,9 @@ fn fields_that_are_wrong_are_named() {
         (MESSAGES, json!({"max_tokens": null}), "max_tokens"),
         (MESSAGES, json!({"system": 3}), "system"),
         (MESSAGES, json!({"messages": [{"role": "assistant", "content": "x"}]}), "messages[0].role"),
-        ("/completion", json!({"n_predict": 0}), "n_predict"),
+        ("/completion", json!({"n_predict": -2}), "n_predict"),
+        ("/completion", json!({"response_fields": [1]}), "response_fields[0]"),
+        ("/completion", json!({"response_fields": vec!["content"; 65]}), "response_fields"),
         ("/completion", json!({"n_probs": -1}), "n_probs"),
         (CHAT, json!({"frequency_penalty": 101}), "frequency_penalty"),
         ("/completion", json!({"repeat_penalty": 0}), "repeat_penalty"),
@@ -186,6 +194,15 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"echo": true}), "echo"),
         (TEXT, json!({"suffix": "}"}), "suffix"),
         (TEXT, json!({"best_of": 3}), "best_of"),
+        (TEXT, json!({"min_tokens": 2}), "min_tokens"),
+        (TEXT, json!({"min_tokens": 2, "ignore_eos": true, "stop": "x"}), "min_tokens"),
+        (TEXT, json!({"min_tokens": 3, "ignore_eos": true, "max_tokens": 2}), "min_tokens"),
+        (TEXT, json!({"min_tokens": 2, "ignore_eos": true, "response_format": {"type": "json_object"}}), "min_tokens"),
+        (TEXT, json!({"samplers": ["temperature", "top_k"]}), "samplers"),
+        (TEXT, json!({"samplers": ["temperature"], "top_k": 3}), "samplers"),
+        (TEXT, json!({"samplers": "kt", "top_p": 0.9}), "samplers"),
+        (TEXT, json!({"samplers": "ka"}), "samplers"),
+        (TEXT, json!({"t_max_predict_ms": 100}), "t_max_predict_ms"),
         (MESSAGES, json!({"thinking": {"type": "maximal"}}), "thinking.type"),
         ("/completion", json!({"grammar": "root ::= x"}), "grammar"),
         ("/completion", json!({"mirostat": 2}), "mirostat"),
@@ -204,11 +221,18 @@ fn fields_that_are_wrong_are_named() {
     }
     let (status, error) = server.post(TEXT, &body(TEXT, json!({"model": "gpt-4o"})));
     assert_eq!((status, &error["error"]["code"]), (404, &json!("model_not_found")));
-    let (status, _) = server.post("/tokenize", &json!({"content": "x", "parse_special": false}));
-    assert_eq!(status, 400);
+    let (status, error) = server.post("/tokenize", &json!({"content": "x", "parse_special": 0}));
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("parse_special")));
+    let (status, error) = server.post("/apply-template", &json!({"messages": []}));
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("messages")));
     let (status, error) = server.post("/detokenize", &json!({"tokens": [1, 4096]}));
     assert_eq!((status, &error["error"]["param"]), (400, &json!("tokens[1]")));
     assert_eq!(server.metric("vllm:generation_tokens_total"), 0.0, "something was generated");
+    // Found when the first prompt is read already.
+    for prompt in [json!([[2, 5], []]), json!([[2, 5], [2, 4_000_000_000u32]])] {
+        let (status, error) = server.post(TEXT, &json!({"prompt": prompt, "max_tokens": 2}));
+        assert_eq!((status, &error["error"]["param"]), (400, &json!("prompt[1]")));
+    }
 }
 
 #[test]

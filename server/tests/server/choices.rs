@@ -57,11 +57,69 @@ fn choices_are_texts_of_their_seeds() {
     assert_eq!(server.metric("foretoken:kv_cache_bytes"), 0.0);
 }
 
+/// The choices of several prompts are those of a request for each, in their order.
+#[test]
+fn several_prompts() {
+    let server = TestServer::start_on(load(), keeping_nothing());
+    let prompts = [PROMPT, "fn main() {\n", "f", "use std::collections::HashMap;\n", "match self {\n"];
+    let tokens = prompts
+        .map(|prompt| server.ask("/tokenize", &json!({"content": prompt, "add_special": true}))["tokens"].clone());
+    let body = json!({"max_tokens": 16, "temperature": 0.8, "seed": 3, "n": 2, "logprobs": 1, "frequency_penalty": 0.5,
+        "speculative": {"enabled": false}});
+    let with = |prompt: Value| {
+        let mut body = body.clone();
+        body["prompt"] = prompt;
+        body
+    };
+    let alone = prompts.map(|prompt| server.ask(TEXT, &with(json!(prompt))));
+    let mut want: Vec<Value> =
+        alone.iter().flat_map(|answer| answer["choices"].as_array().expect("a list").clone()).collect();
+    want.iter_mut().enumerate().for_each(|(i, choice)| choice["index"] = json!(i));
+    let count =
+        |name: &str| -> u64 { alone.iter().map(|answer| answer["usage"][name].as_u64().expect("a number")).sum() };
+    for prompt in [json!(prompts), json!(tokens)] {
+        let all = server.ask(TEXT, &with(prompt.clone()));
+        assert_eq!(all["choices"], json!(want));
+        for name in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+            assert_eq!(all["usage"][name], count(name), "{name}");
+        }
+        let mut streamed = with(prompt);
+        streamed["stream"] = json!(true);
+        streamed["stream_options"] = json!({"include_usage": true});
+        let chunks = server.chunks(TEXT, &streamed);
+        let mut texts = vec![String::new(); want.len()];
+        for choice in chunks.iter().filter_map(|chunk| chunk["choices"].get(0)) {
+            texts[choice["index"].as_u64().expect("a number") as usize] += choice["text"].as_str().expect("a text");
+        }
+        assert_eq!(texts, want.iter().map(|choice| choice["text"].as_str().expect("a text")).collect::<Vec<_>>());
+        assert_eq!(chunks.last().expect("a chunk")["usage"], all["usage"]);
+    }
+    // More prompts than are decoded at a time.
+    let many = json!({"prompt": vec!["f"; 20], "max_tokens": 2, "n": 2});
+    assert_eq!(server.ask(TEXT, &many)["choices"].as_array().map(Vec::len), Some(40));
+    wait_until("sequences freed", || server.busy_slots() == 0);
+    assert_eq!(server.metric("foretoken:kv_cache_bytes"), 0.0);
+}
+
+/// The places of all prompts are taken, or none.
+#[test]
+fn several_prompts_and_a_full_queue() {
+    let server = TestServer::start(foretoken_server::ServerOptions { parallel: 2, max_queue: 2, ..options() });
+    let stream = server.open(TEXT, &crate::support::long(4000));
+    wait_until("a sequence", || server.busy_slots() == 1);
+    let four = json!({"prompt": ["a", "b", "c", "d"], "max_tokens": 1});
+    let (status, error) = server.post(TEXT, &four);
+    assert_eq!((status, &error["error"]["code"]), (429, &json!("queue_full")));
+    drop(stream);
+    wait_until("sequences freed", || server.busy_slots() == 0 && server.metric("vllm:num_requests_running") == 0.0);
+    assert_eq!(server.ask(TEXT, &four)["choices"].as_array().map(Vec::len), Some(4));
+}
+
 /// A client that leaves frees all of its sequences, also while the prompt is read.
 #[test]
 fn choices_leave_together() {
     let server = TestServer::start_on(load(), keeping_nothing());
-    for prompt in [PROMPT.to_owned(), "let x = 1;\n".repeat(1000)] {
+    for prompt in [json!(PROMPT), json!("let x = 1;\n".repeat(1000)), json!([PROMPT, "fn main() {\n"])] {
         let body = json!({"prompt": prompt, "max_tokens": 4000, "ignore_eos": true, "n": 4, "stream": true});
         let stream = server.open(TEXT, &body);
         wait_until("a sequence", || server.busy_slots() > 0);

@@ -2,6 +2,7 @@
 
 mod bad_requests;
 mod choices;
+mod clients;
 mod life;
 mod qwen;
 mod routes;

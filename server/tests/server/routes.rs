@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{PROMPT, TestServer, agent, anthropic_input, options};
+use crate::support::{PROMPT, TEMPLATE, TestServer, agent, anthropic_input, options};
 
 #[test]
 fn openai() {
@@ -121,6 +121,53 @@ fn llama_cpp() {
     assert_eq!((&props["total_slots"], &props["default_generation_settings"]["n_ctx"]), (&json!(8), &json!(8192)));
     let slots: Value = serde_json::from_str(&server.get("/slots").1).expect("JSON");
     assert_eq!(slots.as_array().map(Vec::len), Some(8));
+}
+
+#[test]
+fn other_names_of_routes() {
+    let server = TestServer::start(options());
+    let text = json!({"prompt": PROMPT, "max_tokens": 4});
+    let chat = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4});
+    for (path, twin, body) in
+        [("/completions", "/v1/completions", &text), ("/chat/completions", "/v1/chat/completions", &chat)]
+    {
+        assert_eq!(server.ask(path, body)["choices"], server.ask(twin, body)["choices"]);
+    }
+    for (path, twin) in [("/models", "/v1/models"), ("/v1/health", "/health")] {
+        assert_eq!(server.get(path), server.get(twin));
+    }
+    for path in ["/v1/models/%ff", "/v1/models/", "/%ff", "/v1/models/a%2f..%ff"] {
+        let (status, body) = server.get(path);
+        let error: Value = serde_json::from_str(&body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"));
+        assert_eq!((status, &error["error"]["type"]), (404, &json!("not_found_error")), "{path}");
+    }
+}
+
+#[test]
+fn templates_and_control_tokens() {
+    let server = TestServer::start(options());
+    let props: Value = serde_json::from_str(&server.get("/props").1).expect("JSON");
+    let want = [json!(TEMPLATE), json!("<bos>"), json!("<eos>"), json!("demo")];
+    assert_eq!(["chat_template", "bos_token", "eos_token", "model_path"].map(|name| props[name].clone()), want);
+
+    let messages = json!([{"role": "system", "content": "// Rust\n"}, {"role": "user", "content": PROMPT}]);
+    let prompt = server.ask("/apply-template", &json!({"messages": messages, "model": "demo"}))["prompt"].clone();
+    assert_eq!(prompt, format!("// Rust\n{PROMPT}"));
+    let chat = server.ask("/v1/chat/completions", &json!({"messages": messages, "max_tokens": 8}));
+    let text = server.ask("/v1/completions", &json!({"prompt": prompt, "max_tokens": 8}));
+    assert_eq!(chat["choices"][0]["message"]["content"], text["choices"][0]["text"]);
+
+    let tokens = |more: Value| {
+        let mut body = json!({"content": "a<eos>b"});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        server.ask("/tokenize", &body)["tokens"].as_array().expect("a list").clone()
+    };
+    let (parsed, plain) = (tokens(json!({})), tokens(json!({"parse_special": false})));
+    assert_eq!(tokens(json!({"parse_special": true})), parsed);
+    assert!(parsed.len() == 3 && plain.len() > 3 && !plain.contains(&parsed[1]), "{parsed:?} {plain:?}");
+    assert_eq!(server.ask("/detokenize", &json!({"tokens": plain}))["content"], "a<eos>b");
+    let begun = tokens(json!({"parse_special": false, "add_special": true}));
+    assert_eq!(begun, [&[json!(2)], plain.as_slice()].concat());
 }
 
 #[test]

@@ -1,0 +1,148 @@
+//! What clients of OpenAI's, vLLM's and llama.cpp's servers send and ask for.
+
+use serde_json::{Value, json};
+
+use crate::support::{PROMPT, TestServer, options};
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+const LLAMA: &str = "/completion";
+
+fn with(fields: &Value, more: &Value) -> Value {
+    let mut all = fields.clone();
+    all.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    all
+}
+
+/// The text of an answer, whatever its route.
+fn text(answer: &Value) -> &str {
+    let places = ["/choices/0/message/content", "/choices/0/text", "/content", "/output/0/content/0/text"];
+    places.iter().find_map(|place| answer.pointer(place)?.as_str()).expect("a text")
+}
+
+#[test]
+fn neutral_values_do_not_change_the_text() {
+    let server = TestServer::start(options());
+    let text_body = json!({"prompt": PROMPT, "max_tokens": 8});
+    let want = text(&server.ask(TEXT, &text_body)).to_owned();
+    let everywhere = [
+        json!({"stop": ""}),
+        json!({"stop": [""]}),
+        json!({"seed": -7}),
+        json!({"seed": -1}),
+        json!({"seed": i64::MIN}),
+        json!({"seed": u64::MAX}),
+        json!({"logit_bias": {"5": "0"}}),
+        json!({"max_tokens": 8.0}),
+        json!({"samplers": "edskypmxt"}),
+        json!({"samplers": "edkypmxt"}),
+        json!({"samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]}),
+        json!({"id_slot": 0, "timings_per_token": true, "return_progress": true, "reasoning_format": "auto"}),
+        json!({"verbosity": "low", "functions": [], "function_call": "none", "best_of": 1, "echo": false}),
+        json!({"length_penalty": 1.0, "use_beam_search": false, "bad_words": [], "priority": 0}),
+        json!({"xtc_threshold": 0.1, "xtc_probability": 0, "dynatemp_exponent": 1.0, "dynatemp_range": 0.0}),
+        json!({"dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1, "dry_multiplier": 0}),
+        json!({"min_keep": 1, "image_data": [], "t_max_predict_ms": 0, "top_n_sigma": -1, "typical_p": 1.0}),
+        json!({"min_tokens": 0}),
+        json!({"min_tokens": 8, "ignore_eos": true}),
+    ];
+    let chat = json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8});
+    let llama = json!({"prompt": PROMPT, "n_predict": 8});
+    for more in &everywhere {
+        assert_eq!(text(&server.ask(TEXT, &with(&text_body, more))), want, "{more}");
+        assert_eq!(text(&server.ask(CHAT, &with(&chat, more))), want, "{more}");
+        let mut more = more.clone();
+        more.as_object_mut().expect("an object").remove("max_tokens");
+        assert_eq!(text(&server.ask(LLAMA, &with(&llama, &more))), want, "{more}");
+    }
+    assert_eq!(text(&server.ask(CHAT, &with(&chat, &json!({"top_logprobs": 0, "logprobs": false})))), want);
+    let responses = json!({"input": PROMPT, "max_output_tokens": 8});
+    for more in [
+        json!({"truncation": "auto"}),
+        json!({"include": ["reasoning.encrypted_content", "file_search_call.results"]}),
+        json!({"max_tool_calls": 3, "client_metadata": {"a": "b"}}),
+    ] {
+        assert_eq!(text(&server.ask("/v1/responses", &with(&responses, &more))), want, "{more}");
+    }
+    // One text per seed, negative ones too; a string is a bias.
+    let sampled = with(&text_body, &json!({"temperature": 1, "seed": -7, "max_tokens": 24}));
+    assert_eq!(text(&server.ask(TEXT, &sampled)), text(&server.ask(TEXT, &sampled)));
+    let x = server.ask("/tokenize", &json!({"content": "x"}))["tokens"][0].clone();
+    let biased = with(&text_body, &json!({"logit_bias": {x.to_string(): "100"}}));
+    assert_eq!(text(&server.ask(TEXT, &biased)), "xxxxxxxx");
+}
+
+#[test]
+fn no_limit_and_no_tokens() {
+    let small = foretoken_server::ServerOptions { session: short_context(), ..options() };
+    let server = TestServer::start(small);
+    let prompt = server.ask("/tokenize", &json!({"content": PROMPT, "add_special": true}))["tokens"].clone();
+    let prompt = prompt.as_array().expect("a list").len();
+    let all = 64 - prompt + 1; // the last token takes no position
+    let chat = json!({"messages": [{"role": "user", "content": PROMPT}], "ignore_eos": true});
+    for (path, body) in [
+        (CHAT, with(&chat, &json!({"max_tokens": -1}))),
+        (CHAT, with(&chat, &json!({"max_completion_tokens": -1}))),
+        (TEXT, json!({"prompt": PROMPT, "ignore_eos": true, "max_tokens": -1})),
+    ] {
+        let answer = server.ask(path, &body);
+        assert_eq!(
+            (&answer["choices"][0]["finish_reason"], &answer["usage"]["completion_tokens"]),
+            (&json!("length"), &json!(all))
+        );
+    }
+    for n in [1, 2] {
+        let answer = server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 0, "n": n}));
+        assert_eq!(answer["choices"].as_array().map(Vec::len), Some(n));
+        assert_eq!((text(&answer), &answer["choices"][n - 1]["finish_reason"]), ("", &json!("length")));
+        let usage = &answer["usage"];
+        assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(prompt), &json!(0)));
+    }
+    let chunks = server.chunks(TEXT, &json!({"prompt": PROMPT, "max_tokens": 0, "stream": true}));
+    assert_eq!(chunks.last().expect("a chunk")["choices"][0]["finish_reason"], "length");
+    let read = server.ask(LLAMA, &json!({"prompt": PROMPT, "n_predict": 0}));
+    assert_eq!((text(&read), &read["tokens_predicted"], &read["stop_type"]), ("", &json!(0), &json!("limit")));
+    assert_eq!(read["tokens_evaluated"], prompt);
+}
+
+fn short_context() -> foretoken::SessionOptions {
+    let mut session = foretoken::SessionOptions::default();
+    session.kv.max_context = Some(64);
+    session
+}
+
+#[test]
+fn usage_of_every_chunk_and_selected_fields() {
+    let server = TestServer::start(options());
+    let stream = json!({"max_tokens": 12, "stream": true,
+        "stream_options": {"include_usage": true, "continuous_usage_stats": true}});
+    for (path, body) in
+        [(TEXT, json!({"prompt": PROMPT})), (CHAT, json!({"messages": [{"role": "user", "content": PROMPT}]}))]
+    {
+        let chunks = server.chunks(path, &with(&body, &stream));
+        let counts: Vec<_> = chunks.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64()).collect();
+        assert!(counts.is_sorted() && counts[0].is_some(), "{path}: {counts:?}");
+        assert_eq!(counts.last(), Some(&Some(12)));
+    }
+    let fields = json!(["content", "generation_settings/n_predict", "none"]);
+    let body = json!({"prompt": PROMPT, "n_predict": 4, "response_fields": fields});
+    let answer = server.ask(LLAMA, &body);
+    assert_eq!(answer["n_predict"], 4);
+    assert!(answer["content"].is_string() && answer.as_object().map(serde_json::Map::len) == Some(2), "{answer}");
+    assert!(server.ask(LLAMA, &with(&body, &json!({"response_fields": []})))["timings"].is_object());
+}
+
+#[test]
+fn numbers_out_of_range_get_true_messages() {
+    let server = TestServer::start(options());
+    for (body, want) in [
+        (r#"{"prompt": "fn", "temperature": 1e39}"#, "temperature: is 1e39, outside the range of 32-bit numbers"),
+        (r#"{"prompt": "fn", "max_tokens": 99999999999999999999}"#, "max_tokens: is 1e20, must be an integer between"),
+        (r#"{"prompt": "fn", "max_tokens": -2}"#, "max_tokens: is -2, must be at least 0, or -1 for no limit"),
+        (r#"{"prompt": "fn", "max_tokens": 1.5}"#, "max_tokens: is a fractional number, must be an integer"),
+    ] {
+        let (status, error) = server.post_bytes(TEXT, body.as_bytes());
+        let message = error["error"]["message"].as_str().expect("a message");
+        assert!(status == 400 && message.starts_with(want), "{body}: {message}");
+    }
+}

@@ -9,9 +9,9 @@
 //! at the lower confidence bound of its cost, if that beats the best choice. *Loss*, a share of plain decoding's time plus all
 //! that drafts have gained, must cover a round in which no draft is accepted; else a plain step is taken.
 //!
-//! On simulated machines, with and without prompt lookup drafts, a text takes at most 5 % longer than plain decoding if measured
-//! times vary by 8 %, 12 % if they vary by 20 %, and 8 % if its answers are adversarial (a text under 256 tokens counts as 256);
-//! from round 200 on, a model's drafts reach 0.97 of the best fixed choice's speed, and 0.95 together with prompt lookup drafts
+//! On simulated machines, with and without prompt-lookup drafts, a text takes at most 5 % longer than plain decoding if measured
+//! times vary by 8 %, 12 % if they vary by 20 %, and 8 % if acceptance is adversarial (a text under 256 tokens counts as 256);
+//! from round 200 on, a model's drafts reach 0.97 of the best fixed choice's speed, and 0.95 together with prompt-lookup drafts
 //! (0.9 if one round in ten has one), on average over texts and machines.
 
 use std::ops::Add;

@@ -11,11 +11,11 @@ use crate::simulation::{Lookup, NOISY, QUIET};
 /// The bound stated in DESIGN.md and the planner's documentation.
 fn bound() -> String {
     format!(
-        "On simulated machines, with prompt lookup drafts and without, a text takes at most {:.0} % longer than plain \
-         decoding if measured times vary by {:.0} %, {:.0} % if they vary by {:.0} %, and {:.0} % if it answers so that it \
-         hurts (a text under {FLOOR_TOKENS} tokens counts as {FLOOR_TOKENS}); from round {WARM_UP} on, a model's drafts reach \
-         {MODEL_ALONE} of the best fixed choice's speed, and {WITH_LOOKUP} with prompt lookup drafts beside them \
-         ({WITH_RARE_LOOKUP} where one round of ten has one), on average over texts and machines.",
+        "On simulated machines, with and without prompt-lookup drafts, a text takes at most {:.0} % longer than plain \
+         decoding if measured times vary by {:.0} %, {:.0} % if they vary by {:.0} %, and {:.0} % if acceptance is adversarial \
+         (a text under {FLOOR_TOKENS} tokens counts as {FLOOR_TOKENS}); from round {WARM_UP} on, a model's drafts reach \
+         {MODEL_ALONE} of the best fixed choice's speed, and {WITH_LOOKUP} together with prompt-lookup drafts \
+         ({WITH_RARE_LOOKUP} if one round in ten has one), on average over texts and machines.",
         100.0 * (SLOWDOWN - 1.0),
         100.0 * QUIET.0,
         100.0 * (NOISY_SLOWDOWN - 1.0),

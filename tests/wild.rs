@@ -1676,7 +1676,7 @@ fn unusual_text_has_the_ids_of_tokenizer_json() {
     }
 }
 
-/// A megabyte takes less than two seconds, with line ends and without.
+/// A megabyte takes less than a second on an idle core, with line ends and without; in quadratic time it would take hours.
 #[test]
 fn a_megabyte_is_encoded_in_time() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo/target/tokenizer.json");
@@ -1689,10 +1689,9 @@ fn a_megabyte_is_encoded_in_time() {
             let start = Instant::now();
             let ids = tokenizer.encode(&text).expect("ids");
             println!("{} bytes to {} tokens in {:?}", text.len(), ids.len(), start.elapsed());
-            start.elapsed() < Duration::from_secs(2)
+            start.elapsed() < Duration::from_secs(60)
         };
-        // Other processes take time as well.
-        assert!((0..3).any(|_| in_time()));
+        assert!(in_time());
     }
 }
 

@@ -39,7 +39,6 @@ pub(crate) use bandwidth::read_bandwidth;
 pub(crate) use drafters::{DeviceDraftModel, DeviceMtp};
 pub(crate) use models::{Models, OnDevice, check_head_dims};
 pub(crate) use ops::DeviceOps;
-#[cfg(feature = "constraint")]
 pub(crate) use sequence::DRAFTED;
 pub(crate) use sequence::{AcceptRule, DraftChoice, Sequence};
 

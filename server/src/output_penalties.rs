@@ -1,34 +1,24 @@
 //! OpenAI's frequency and presence penalties, which count generated tokens only. The library's own, as llama.cpp's, count the last
 //! tokens of the prompt as well.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use foretoken::sampler::LogitsProcessor;
+use foretoken::sampler::{LogitsProcessor, Penalties};
 use foretoken::{GenerateOptions, Result};
 
 use crate::convert::Processors;
 use crate::fields::Fields;
 
+/// The library's penalties of the tokens after the prompt.
 #[derive(Debug)]
 struct OutputPenalties {
     prompt_tokens: usize,
-    frequency: f32,
-    presence: f32,
+    penalties: Penalties,
 }
 
 impl LogitsProcessor for OutputPenalties {
     fn process(&self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
-        let mut counts: HashMap<u32, f32> = HashMap::new();
-        for token in tokens.iter().skip(self.prompt_tokens) {
-            *counts.entry(*token).or_default() += 1.0;
-        }
-        for (token, count) in counts {
-            if let Some(logit) = logits.get_mut(token as usize) {
-                *logit -= count * self.frequency + self.presence;
-            }
-        }
-        Ok(())
+        self.penalties.process(tokens.get(self.prompt_tokens..).unwrap_or_default(), logits)
     }
 }
 
@@ -43,7 +33,8 @@ pub(crate) fn apply(mut options: GenerateOptions, prompt_tokens: usize) -> Gener
     let penalties = &mut options.sampling.penalties;
     let (frequency, presence) = (std::mem::take(&mut penalties.frequency), std::mem::take(&mut penalties.presence));
     if frequency != 0.0 || presence != 0.0 {
-        let own: Arc<dyn LogitsProcessor> = Arc::new(OutputPenalties { prompt_tokens, frequency, presence });
+        let penalties = Penalties { frequency, presence, last_n: None, ..Penalties::default() };
+        let own: Arc<dyn LogitsProcessor> = Arc::new(OutputPenalties { prompt_tokens, penalties });
         options.logits_processor = Some(match options.logits_processor.take() {
             Some(first) => Arc::new(Processors(vec![first, own])),
             None => own,
@@ -55,7 +46,6 @@ pub(crate) fn apply(mut options: GenerateOptions, prompt_tokens: usize) -> Gener
 #[cfg(test)]
 mod tests {
     use foretoken::Sampling;
-    use foretoken::sampler::Penalties;
 
     use super::*;
 

@@ -196,10 +196,10 @@ fn drafts_outside_the_vocabulary_are_dropped() {
     }
 }
 
-/// A drafter's panic ends the generation behind the round that it was shown, whatever drafts ahead; the session goes on from
-/// what was handed out.
+/// A drafter's panic in `observe` ends the generation after the round that it was shown, also when the next draft is overlapped;
+/// the session continues from the emitted tokens.
 #[test]
-fn a_drafters_panic_leaves_the_sequence_as_it_was_handed_out() {
+fn a_drafters_panic_leaves_the_emitted_tokens() {
     let (engine, prompt) = engine("dense");
     for pipeline in [Pipeline::InTurn, Pipeline::Ahead] {
         let mut session = session(&engine);
@@ -222,10 +222,10 @@ fn a_drafters_panic_leaves_the_sequence_as_it_was_handed_out() {
     }
 }
 
-/// A draft model whose cache leaves no memory for another one goes back in the one that it has: to what two texts have in common,
-/// or where its sliding windows passed on, to nothing.
+/// A draft model whose cache leaves no memory for a second one is rewound in place: to the common prefix of both texts, or if its
+/// sliding windows have wrapped, to nothing.
 #[test]
-fn a_draft_model_goes_back_with_its_session() {
+fn a_draft_model_is_rewound_with_its_session() {
     let case = cases::all().into_iter().find(|case| case.name == "dense").expect("a fixture");
     let target = case.path.join("target");
     let load = EngineOptions { threads: Some(1), draft_model: Some(target.clone()), ..EngineOptions::new(&target) };

@@ -360,7 +360,7 @@ fn a_failure_is_the_failing_sequences_alone() {
                 Err(Error::Panic(message)) => assert!(message == "poison" && prompt.contains(&PANIC), "{prompt:?}"),
                 Err(other) => panic!("{prompt:?}: {other}"),
             }
-            assert!(seen.is_none(), "{prompt:?}: an event behind its last");
+            assert!(seen.is_none(), "{prompt:?}: an event after its last");
             *seen = event.finish;
             assert!(seen.is_none_or(|seen| seen == *finish), "{prompt:?}: {seen:?}");
         }

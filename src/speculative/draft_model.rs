@@ -79,7 +79,7 @@ impl Drafter for DraftModel {
         if tokens.starts_with(&self.read) && self.state.len() == self.read.len() {
             return;
         }
-        // The newest token is left to read.
+        // The last token is left to read: its scores are needed.
         let common =
             self.read.iter().zip(tokens).take_while(|(a, b)| a == b).count().min(tokens.len().saturating_sub(1));
         self.behind = None;
@@ -89,10 +89,10 @@ impl Drafter for DraftModel {
         }
         self.read.clear();
         if self.state.rewind(0).is_err() {
-            // A recurrent state cannot go back. The options were good when the drafter was made.
+            // A recurrent state cannot be rewound. The options were valid when the drafter was made.
             match self.model.0.new_state(&self.kv, &self.pages) {
                 Ok(state) => self.state = state,
-                Err(error) => tracing::warn!(%error, "the draft model cannot begin anew, and drafts nothing"),
+                Err(error) => tracing::warn!(%error, "no memory for a new state of the draft model; it drafts nothing"),
             }
         }
     }

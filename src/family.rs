@@ -6,10 +6,8 @@ use crate::chat::{Channels, ChatOptions, ReplySyntax};
 use crate::checkpoint::convert::gemma4::{description, directory as gemma4_directory};
 use crate::checkpoint::convert::options::ToGguf;
 use crate::checkpoint::convert::plan::{Description, Directory};
-use crate::checkpoint::gguf::names::{GEMMA4, Names};
-use crate::checkpoint::{Checkpoint, LoadOptions};
+use crate::checkpoint::{Architecture, Checkpoint, LoadOptions, TargetFacts};
 use crate::device::{Device, DeviceOps, OnDevice, check_head_dims};
-use crate::facts::TargetFacts;
 use crate::gemma4::TextModel;
 use crate::model::{Model, NextnHead};
 use crate::tokenizer::Tokenizer;
@@ -34,8 +32,7 @@ pub(crate) type OnDeviceTarget = (Loaded, TextModel<DeviceOps>);
 
 /// A model family.
 struct Family {
-    /// Whether this family handles a `model_type` (config.json) or architecture (GGUF), even if only to reject it by name.
-    claims: fn(&str) -> bool,
+    architecture: Architecture,
     load: fn(&Checkpoint, LoadOptions) -> Result<Loaded>,
     load_to_device: fn(&Checkpoint, &LoadOptions, &dyn Device) -> Result<OnDeviceTarget>,
     /// Contents of the GGUF file for a Hugging Face checkpoint.
@@ -45,41 +42,30 @@ struct Family {
     facts: fn(&Checkpoint) -> Result<TargetFacts>,
     /// What `verify` checks in a target.
     implied: fn(&Checkpoint) -> Result<Implied>,
-    takes_assistants: bool,
-    /// Tensor names, given the block of the NextN head in a GGUF file, if any.
-    names: fn(Option<u32>) -> Names,
-    /// The pre-tokenizer of byte-level tokenizers: its name in GGUF files, and its pattern.
-    split: Option<(&'static str, &'static str)>,
     /// The reply syntax, if its markers are tokens of the tokenizer.
     reply: fn(&Tokenizer, &ChatOptions) -> Option<Box<dyn ReplySyntax>>,
 }
 
-/// The last one accepts all other names; its errors list the supported formats.
+/// One entry per [`Architecture`]; what reading its files needs is there.
 static REGISTRY: [Family; 2] = [
     Family {
-        claims: |name| name.starts_with("qwen"),
+        architecture: Architecture::Qwen35,
         load: qwen35,
         load_to_device: |checkpoint, _, _| Err(not_implemented("device", checkpoint)),
         describe: qwen35::description,
         directory: qwen35::directory,
         facts: qwen35::facts,
         implied: qwen35::implied,
-        takes_assistants: false,
-        names: qwen35::names,
-        split: Some(qwen35::SPLIT),
         reply: |tokenizer, options| Some(Box::new(qwen35::XmlReply::new(tokenizer, options)?)),
     },
     Family {
-        claims: |_| true,
+        architecture: Architecture::Gemma4,
         load: gemma4,
         load_to_device: gemma4_to_device,
         describe: description,
         directory: gemma4_directory,
         facts: gemma4::facts,
         implied: expected::gemma4,
-        takes_assistants: true,
-        names: |_| GEMMA4,
-        split: None,
         reply: |tokenizer, options| Some(channels(tokenizer, options)),
     },
 ];
@@ -146,24 +132,6 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
     (of(checkpoint)?.implied)(checkpoint)
 }
 
-/// Whether the target's family has assistants.
-///
-/// # Errors
-/// If config.json is missing or malformed.
-pub(crate) fn takes_assistants(checkpoint: &Checkpoint) -> Result<bool> {
-    Ok(of(checkpoint)?.takes_assistants)
-}
-
-/// Tensor names of a GGUF architecture, whose NextN head is block `nextn`.
-pub(crate) fn names(architecture: &str, nextn: Option<u32>) -> Names {
-    (claimant(architecture).names)(nextn)
-}
-
-/// The pre-tokenizer pattern of that name in GGUF files.
-pub(crate) fn split_of_texts(name: &str) -> Option<&'static str> {
-    REGISTRY.iter().filter_map(|family| family.split).find(|(of, _)| *of == name).map(|(_, pattern)| pattern)
-}
-
 /// The reply syntax whose markers are tokens of the tokenizer.
 pub(crate) fn reply_syntax(tokenizer: &Tokenizer, options: &ChatOptions) -> Box<dyn ReplySyntax> {
     let found = REGISTRY.iter().find_map(|family| (family.reply)(tokenizer, options));
@@ -175,11 +143,8 @@ fn channels(tokenizer: &Tokenizer, options: &ChatOptions) -> Box<dyn ReplySyntax
 }
 
 fn of(checkpoint: &Checkpoint) -> Result<&'static Family> {
-    Ok(claimant(&checkpoint.model_type()?))
-}
-
-fn claimant(name: &str) -> &'static Family {
-    REGISTRY.iter().find(|family| (family.claims)(name)).unwrap_or(&REGISTRY[REGISTRY.len() - 1])
+    let architecture = Architecture::of(&checkpoint.model_type()?);
+    Ok(REGISTRY.iter().find(|family| family.architecture == architecture).unwrap_or(&REGISTRY[0]))
 }
 
 fn gemma4(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {

@@ -4,7 +4,8 @@ use std::borrow::BorrowMut;
 use std::time::Instant;
 
 use crate::options::{GenerateOptions, Pipeline};
-use crate::run::{Piece, Run, advance};
+use crate::piece::Piece;
+use crate::run::{Run, advance};
 use crate::session::{Session, Statistics};
 use crate::speculative::Cancel;
 use crate::stop::Finish;

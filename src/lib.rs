@@ -46,13 +46,10 @@
 
 pub mod chat;
 pub mod checkpoint;
-mod chunk_planner;
 mod constraint;
-mod control_names;
 pub mod device;
 mod engine;
 mod error;
-mod facts;
 mod family;
 pub mod gemma4;
 mod generation;
@@ -64,8 +61,7 @@ pub mod nn;
 mod ops;
 mod options;
 pub mod perplexity;
-mod placeholder;
-mod prefix_cache;
+mod piece;
 mod probe;
 pub mod qwen35;
 mod run;
@@ -78,14 +74,13 @@ mod stop;
 #[cfg(feature = "stream")]
 mod stream;
 pub mod tokenizer;
-mod tokenizer_file;
 pub mod verify;
 
+pub use checkpoint::{Drafts, TargetFacts};
 pub use constraint::{Constraint, ConstraintLimits};
 pub use device::DeviceChoice;
 pub use engine::{Engine, default_threads};
 pub use error::{Error, Result};
-pub use facts::{Drafts, TargetFacts};
 pub use family::target_facts;
 pub use foretoken_kernels::quant::WeightType;
 pub use foretoken_kernels::{ElementType, Isa};
@@ -95,12 +90,11 @@ pub use options::{
     EndOfGeneration, EngineOptions, GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation,
     SpeculationOptions, Stop,
 };
-pub use prefix_cache::PrefixCacheOptions;
+pub use piece::{ControlToken, Piece};
 pub use probe::{Probe, RoundTimes, device_bandwidth};
-pub use run::Piece;
 pub use sampler::{LogitsProcessor, Sampling, TokenLogprobs};
-pub use scheduler::{Event, Scheduler, SchedulerOptions, SequenceId};
+pub use scheduler::{Event, PrefixCacheOptions, Scheduler, SchedulerOptions, SequenceId};
 pub use session::{Session, Statistics};
-pub use stop::{ControlToken, Finish};
+pub use stop::Finish;
 #[cfg(feature = "stream")]
 pub use stream::GenerationStream;

@@ -9,31 +9,16 @@ use rand::rngs::StdRng;
 use crate::engine::Engine;
 use crate::kv::SequenceState;
 use crate::options::{GenerateOptions, Pipeline};
+use crate::piece::Piece;
 use crate::sampler::TokenLogprobs;
 use crate::session::{Session, Statistics};
 use crate::speculative::{
     Cancel, DecodeState, Done, Others, Path, Proposal, Round, SpeculationStats, SpeculativeDecoder, Step, Tracer, Work,
     run_pass,
 };
-use crate::stop::{ControlToken, Finish, TextEnd};
+use crate::stop::{Finish, TextEnd};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
-
-/// Output of one round.
-#[derive(Clone, Debug, Default)]
-pub struct Piece {
-    /// Its tokens.
-    pub tokens: Vec<u32>,
-    /// The completed text: whole characters, without a possible prefix of a stop string. Empty if the checkpoint has no
-    /// tokenizer.
-    pub text: String,
-    /// The control tokens completed with this text, in order.
-    pub control: Vec<ControlToken>,
-    /// Number of leading tokens that were drafted and accepted. The others are the target's own.
-    pub drafted: usize,
-    /// The target's log-probabilities of the tokens; empty unless [`GenerateOptions::logprobs`] is set.
-    pub logprobs: Vec<TokenLogprobs>,
-}
 
 /// A generation.
 pub(crate) struct Run {

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::options::{EndOfGeneration, Stop};
+use crate::piece::ControlToken;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 
 /// Why a generation ended.
@@ -22,15 +23,6 @@ pub enum Finish {
     Cancelled,
     /// An error, which was reported.
     Error,
-}
-
-/// An emitted control token: `<turn|>`, `<|tool_call>`. Its name is not part of the text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ControlToken {
-    /// Its id.
-    pub id: u32,
-    /// Byte offset in the piece's text.
-    pub at: usize,
 }
 
 /// Decodes emitted tokens and detects stop conditions.

@@ -10,7 +10,7 @@ use futures_core::Stream;
 use parking_lot::Mutex;
 
 use crate::generation::Generation;
-use crate::run::Piece;
+use crate::piece::Piece;
 use crate::speculative::Cancel;
 use crate::{Error, Result};
 

@@ -2,7 +2,7 @@
 
 use super::call;
 use super::parts::{ReplyPart, ReplySyntax, add};
-use crate::run::Piece;
+use crate::piece::Piece;
 use crate::tokenizer::Tokenizer;
 
 /// Splits the pieces of a generation at Gemma 4's control tokens: reasoning is a channel, `<|channel>thought\n .. <channel|>`, a
@@ -166,7 +166,7 @@ fn spelled(call: &str, quotes: &[usize], is_closed: bool) -> String {
 mod tests {
     use super::*;
     use crate::chat::{Json, ToolCall};
-    use crate::stop::ControlToken;
+    use crate::piece::ControlToken;
 
     /// The parts of a text in which markers are tokens, in pieces of `size` characters.
     fn parts(text: &str, tools: bool, size: usize) -> Vec<ReplyPart> {

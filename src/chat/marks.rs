@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use crate::control_names::ControlNames;
+use crate::tokenizer::control_names::ControlNames;
 use crate::{Error, Result};
 
 /// The marks: private-use characters.

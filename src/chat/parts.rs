@@ -1,7 +1,7 @@
 //! Parts of replies, and the parser interface.
 
 use super::message::ToolCall;
-use crate::run::Piece;
+use crate::piece::Piece;
 
 /// A part of a reply.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,7 +3,7 @@
 use super::parts::{ReplyPart, ReplySyntax};
 use super::template::ChatOptions;
 use crate::family;
-use crate::run::Piece;
+use crate::piece::Piece;
 use crate::tokenizer::Tokenizer;
 
 /// Splits the pieces of a generation. The syntax is that of the family whose markers are tokens of the tokenizer; without any,

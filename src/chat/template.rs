@@ -10,8 +10,8 @@ use super::json::Json;
 use super::language::{environment, strftime};
 use super::marks;
 use super::message::Message;
+use crate::checkpoint::refuse_placeholder;
 use crate::checkpoint::{Checkpoint, Fields, NotGguf};
-use crate::placeholder::refuse_placeholder;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 

@@ -13,8 +13,9 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use serde_json::Value;
 
+use super::fields::Fields;
+use super::tensor::{RawTensor, TensorType};
 use super::unread::INSTEAD;
-use super::{Fields, RawTensor, TensorType};
 use crate::Result;
 use crate::nn::Bytes;
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::spelling::misspelt;
-use crate::placeholder::refuse_placeholder;
+use crate::checkpoint::refuse_placeholder;
 use crate::{Error, Result};
 
 /// Size limit of JSON configuration files (tokenizer files may be larger and are read elsewhere).

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::Checkpoint;
+use super::architecture::Architecture;
+use super::files::Checkpoint;
 use crate::gemma4::{TextConfig, check_pair};
-use crate::{Error, Result, family};
+use crate::{Error, Result};
 
 /// The assistants found for a target, by path.
 #[derive(Debug, Default)]
@@ -40,7 +41,7 @@ pub fn find_assistants(model: &Path) -> Result<FoundAssistants> {
         return Ok(FoundAssistants::default());
     }
     let target = Checkpoint::open(model)?;
-    if !family::takes_assistants(&target)? {
+    if !Architecture::of(&target.model_type()?).takes_assistants() {
         // It has a NextN head; files named like an assistant are that head.
         return Ok(FoundAssistants::default());
     }

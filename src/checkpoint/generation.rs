@@ -2,9 +2,18 @@
 
 use std::path::Path;
 
-use super::{Fields, GenerationTokens};
+use super::fields::Fields;
 use crate::sampler::{Penalties, Sampling, Xtc};
 use crate::{Error, Result};
+
+/// End-of-generation tokens and suppressed tokens of a checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GenerationTokens {
+    /// End-of-generation tokens.
+    pub end: Vec<u32>,
+    /// Tokens that are never generated.
+    pub suppressed: Vec<u32>,
+}
 
 const FILE: &str = "generation_config.json";
 

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::{Checkpoint, Fields, Files};
+use super::fields::Fields;
+use super::files::{Checkpoint, Files};
 use crate::Result;
 
 /// The field of config.json with the assistant's own.
@@ -40,12 +41,6 @@ impl Checkpoint {
             config: place,
         };
         Ok(place.map(inner))
-    }
-
-    /// The fields of config.json; only the assistant's if the checkpoint is a [`Checkpoint::inner_assistant`].
-    pub(super) fn config(&self) -> Result<Fields> {
-        let fields = Fields::read(self.path.join("config.json"))?;
-        self.config.iter().try_fold(fields, |fields, name| fields.object(name))
     }
 }
 

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use foretoken_kernels::quant::WeightType;
 use foretoken_kernels::{ElementType, Isa};
 
-use super::{Checkpoint, ConfigSource, RawTensor, TensorType, unread};
+use super::configuration::ConfigSource;
+use super::files::Checkpoint;
+use super::tensor::{RawTensor, TensorType};
+use super::unread_tensors::is_scale;
 use crate::gemma4::Centroids;
 use crate::nn::{Arena, Embedding, Linear, RmsNorm, Unpacked, Weight};
 use crate::{Error, Result};
@@ -422,7 +425,7 @@ impl<'a> Loader<'a> {
         // Buffers saved by older versions of transformers; the configuration implies them.
         let implied = |name: &str| name.ends_with("rotary_emb.inv_freq") || name.ends_with("embed_tokens.embed_scale");
         unused.retain(|name| !taken(name) && name != "rope_freqs.weight" && !implied(name) && !known(name));
-        if let Some(scale) = unused.iter().find(|name| unread::is_scale(name)) {
+        if let Some(scale) = unused.iter().find(|name| is_scale(name)) {
             let problem = "is a scale that no module applies, so the weights would be wrong; \
                            use a file quantized without such scales (Q4_K_M, Q6_K, Q8_0), or the bf16 checkpoint";
             let (path, tensor) = (self.checkpoint.path().to_owned(), scale.clone());

@@ -1,6 +1,6 @@
 //! `token_ordering`: the vocabulary's ids in the order of an assistant's centroids, a permutation.
 
-use super::{RawTensor, TensorType};
+use super::tensor::{RawTensor, TensorType};
 
 /// The ids of `tensor`, or the problem with it.
 pub(crate) fn token_ordering(tensor: &RawTensor) -> Result<Vec<u32>, String> {

@@ -5,7 +5,7 @@ use foretoken_kernels::{ElementType, Isa};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::{RawTensor, TensorType};
+use super::tensor::{RawTensor, TensorType};
 
 /// Bytes per chunk, in the wider of both types.
 const CHUNK_BYTES: usize = 16 << 20;

@@ -8,10 +8,11 @@ use foretoken_kernels::ElementType;
 use safetensors::{Dtype, SafeTensors};
 
 use super::compressed::{self, Compressed};
+use super::fields::Fields;
 use super::separate_experts::{self, Stacks};
-use super::{Fields, RawTensor, TensorType};
+use super::tensor::{RawTensor, TensorType};
+use crate::checkpoint::refuse_placeholder;
 use crate::nn::{Bytes, MappedFile};
-use crate::placeholder::refuse_placeholder;
 use crate::{Error, Result};
 
 /// The tensors of all files of one checkpoint.

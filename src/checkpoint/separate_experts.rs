@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::RawTensor;
+use super::tensor::RawTensor;
 
 /// The matrices of a stack, expert by expert; for `gate_up_proj`, an expert's gate and its up.
 pub(super) type Stacks = BTreeMap<String, Vec<String>>;

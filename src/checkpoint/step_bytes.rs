@@ -1,6 +1,7 @@
 //! Bytes of weights in memory, and those read per token, from names, shapes and sizes alone.
 
-use super::{Checkpoint, Files, is_inner_assistants};
+use super::files::{Checkpoint, Files};
+use super::inner_assistant::is_inner_assistants;
 use crate::Result;
 use crate::gemma4::{AssistantConfig, TextConfig, is_dead, is_head, is_tower};
 use foretoken_kernels::quant::WeightType;

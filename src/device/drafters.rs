@@ -48,7 +48,7 @@ impl Drafter for DeviceMtp {
                 draft.tokens.push(DRAFTED);
             } else {
                 let (ids, scores) = sequence.draft_scores()?;
-                draft.push(context, ids.as_deref(), &scores, rng)?;
+                context.draft_token(draft, ids.as_deref(), &scores, rng)?;
                 sequence.put_draft(link, draft.tokens[link])?;
             }
         }
@@ -147,7 +147,7 @@ impl Drafter for DeviceDraftModel {
                 let (_, token) = self.sequence.accept(&mut [], AcceptRule::Argmax)?;
                 draft.tokens.push(token);
             } else {
-                draft.push(context, None, &self.sequence.logits(1)?, rng)?;
+                context.draft_token(draft, None, &self.sequence.logits(1)?, rng)?;
             }
         }
         Ok(())

@@ -5,6 +5,7 @@
 //! as well.
 
 mod file;
+mod recomputed_keys;
 
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ use crate::kv::{
     KEqV, KvFormat, KvLayout, KvOptions, PAGE, Retention, RotaryFirst, StoreLayout, first_exact_page, not_finite,
 };
 use crate::{Error, Result};
-use file::RecomputedKeys;
+use recomputed_keys::RecomputedKeys;
 
 /// Value of a fault word without a fault.
 pub(crate) const NO_FAULT: u32 = u32::MAX;

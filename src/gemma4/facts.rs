@@ -3,7 +3,7 @@
 use super::config::AttentionType;
 use crate::Result;
 use crate::checkpoint::Checkpoint;
-use crate::facts::{Drafts, TargetFacts};
+use crate::checkpoint::{Drafts, TargetFacts};
 
 /// Summarizes a target.
 ///

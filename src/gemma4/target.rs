@@ -6,6 +6,7 @@ use super::config::TextConfig;
 use super::layer::DecoderLayer;
 use super::per_layer::{PerLayerEmbeddings, round_to};
 use super::rope::Rotations;
+use super::tensor_names::{HEADS, is_dead, is_head, is_tower};
 use super::text_model::{PassOutput, TextModel};
 use crate::checkpoint::{Checkpoint, LoadOptions, Loader, StepCost, TableUse, WeightUse, is_inner_assistants};
 use crate::kv::{Batch, KvCache, KvLayout, KvOptions, PagePool, SequenceState};
@@ -192,28 +193,4 @@ fn fingerprint(config: &TextConfig, embedding: &Embedding) -> Result<u64> {
 pub(super) fn on_device(model: &str) -> Error {
     let problem = format!("has the {model}'s weights; for passes on the CPU, load it without a device");
     Error::argument("device", problem)
-}
-
-/// Tensors of image and audio towers, which text does not use.
-pub(crate) fn is_tower(name: &str) -> bool {
-    ["vision_", "audio_", "embed_vision", "embed_audio", "multi_modal_projector", "v.", "a.", "mm."]
-        .iter()
-        .any(|tower| name.strip_prefix("model.").unwrap_or(name).starts_with(tower))
-}
-
-/// The names of the output head: published, and nested in other ways.
-const HEADS: [&str; 4] =
-    ["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight", "model.language_model.lm_head.weight"];
-
-/// Whether the tensor is the output head.
-pub(crate) fn is_head(name: &str) -> bool {
-    HEADS.contains(&name)
-}
-
-/// Unused K and V weights of KV-shared layers, which published checkpoints contain.
-pub(crate) fn is_dead(name: &str, prefix: &str, config: &TextConfig) -> bool {
-    let layer = name.strip_prefix(prefix).and_then(|name| name.strip_prefix("layers."));
-    let Some((index, rest)) = layer.and_then(|rest| rest.split_once('.')) else { return false };
-    index.parse::<usize>().ok().and_then(|i| config.layers.get(i)).is_some_and(|layer| layer.kv_shared)
-        && ["k_proj", "v_proj", "k_norm", "v_norm"].iter().any(|dead| rest.starts_with(&format!("self_attn.{dead}.")))
 }

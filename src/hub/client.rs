@@ -8,7 +8,8 @@ use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, CacheRepo, Repo};
 
 use super::gguf_files::{in_directory, parts, tagged};
-use super::{Download, HubOptions, Name, OnDownload};
+use super::name::Name;
+use super::options::{Download, HubOptions, OnDownload};
 use crate::checkpoint::weights;
 use crate::{Error, Result};
 

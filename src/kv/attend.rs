@@ -12,8 +12,9 @@ use foretoken_kernels::attention::turboquant::{QuantizedQuery, rotate, rotate_ba
 use foretoken_kernels::attention::{OnlineSoftmax, Query, Scratch, attend_block, finish, merge};
 use rayon::prelude::*;
 
+use super::cache::KvCache;
+use super::layout::PAGE;
 use super::store::{Reading, Store};
-use super::{KvCache, PAGE};
 use crate::Result;
 use crate::nn::{Aligned, F32View, tensor};
 

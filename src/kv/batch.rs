@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::{KvAccess, Round};
+use super::round::{KvAccess, Round};
 use crate::{Error, Result};
 
 /// Rows to be computed in one pass: any number of sequences, any number of consecutive positions of each.

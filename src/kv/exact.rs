@@ -5,7 +5,7 @@ use std::ops::Range;
 use foretoken_kernels::{ElementType, Elements};
 use half::slice::HalfFloatSliceExt;
 
-use super::PAGE;
+use super::layout::PAGE;
 use super::options::SMALLER;
 use super::pool::{PagePool, SharedPage, page_mut};
 use super::ring::Retention;

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 
-use super::KvCache;
+use super::cache::KvCache;
 use super::pool::page_mut;
 use super::store::Store;
 

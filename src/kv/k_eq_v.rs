@@ -13,8 +13,8 @@ use foretoken_kernels::attention::KvRows;
 use foretoken_kernels::{Elements, Isa, rope};
 
 use super::exact::out_of_memory;
+use super::layout::{PAGE, StoreLayout};
 use super::pool::{PagePool, SharedPage, page_mut};
-use super::{PAGE, StoreLayout};
 use crate::Result;
 use crate::nn::{Rotary, cast, cast_mut};
 

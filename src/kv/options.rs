@@ -1,7 +1,7 @@
 //! Options of the KV cache, and the context that fits memory.
 
 use super::format::{ExactZones, KvFormat, KvPreset};
-use super::{KvLayout, PAGE};
+use super::layout::{KvLayout, PAGE};
 use crate::{Error, Result};
 
 /// Formats and limits of the KV cache.

@@ -13,9 +13,10 @@ use rayon::prelude::*;
 
 use super::exact::{ExactRows, out_of_memory};
 use super::format::ExactZones;
+use super::layout::PAGE;
+use super::options::KvOptions;
 use super::pool::{PagePool, SharedPage, page_mut};
 use super::ring::{Retention, first_exact_page};
-use super::{KvOptions, PAGE};
 use crate::nn::{cast, cast_mut};
 use crate::{Error, Result};
 

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::PAGE;
 use super::format::ExactZones;
+use super::layout::PAGE;
 
 /// The sliding-window mask: the positions visible to a query at `at.start`, of which `at.end` is the first masked one.
 /// `window` counts the query's own position; `None` is full causal attention.

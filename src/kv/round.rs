@@ -11,7 +11,9 @@ use std::any::Any;
 use candle_core::Tensor;
 use rayon::prelude::*;
 
-use super::{KvCache, Recurrent, attend};
+use super::attend;
+use super::cache::KvCache;
+use super::recurrent::Recurrent;
 use crate::nn::F32View;
 use crate::{Error, Result};
 
@@ -44,6 +46,28 @@ pub trait KvAccess {
     }
 }
 
+impl KvCache {
+    /// Begins a round of `rows` new positions.
+    ///
+    /// # Errors
+    /// If `rows` is 0, more than a round may stage, or more than the context has left.
+    pub fn begin_round(&mut self, rows: usize) -> Result<Round<'_>> {
+        if rows == 0 || rows > self.max_round_rows {
+            let limit = self.max_round_rows;
+            return Err(Error::argument("rows", format!("must be from 1 to {limit}, the cache's limit, not {rows}")));
+        }
+        if self.len + rows > self.max_context {
+            return Err(Error::Context { needed: self.len + rows, limit: self.max_context });
+        }
+        Ok(Round { cache: self, recurrent: None, rows, fewest: 0 })
+    }
+
+    /// The committed rows, for queries at the next position.
+    pub fn committed(&self) -> Committed<'_> {
+        Committed { cache: self }
+    }
+}
+
 /// Staged rows: visible to this round's queries, not yet committed.
 #[must_use = "dropping a round rolls it back; commit it"]
 pub struct Round<'a> {
@@ -54,10 +78,6 @@ pub struct Round<'a> {
 }
 
 impl<'a> Round<'a> {
-    pub(super) fn new(cache: &'a mut KvCache, rows: usize) -> Self {
-        Self { cache, recurrent: None, rows, fewest: 0 }
-    }
-
     /// Restricts commits to all rows or none.
     pub(super) fn commit_whole(&mut self) {
         self.fewest = self.rows;
@@ -167,10 +187,6 @@ pub struct Committed<'a> {
 }
 
 impl<'a> Committed<'a> {
-    pub(super) fn new(cache: &'a KvCache) -> Self {
-        Self { cache }
-    }
-
     /// The position of the queries.
     pub fn position(self) -> usize {
         self.cache.len

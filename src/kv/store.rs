@@ -9,11 +9,11 @@ use foretoken_kernels::{Elements, Isa};
 use super::exact::ExactRows;
 use super::format::{ExactZones, KvFormat};
 use super::k_eq_v::{AngleTable, RotaryFirst};
-use super::options::KEqV;
+use super::layout::{PAGE, StoreLayout};
+use super::options::{KEqV, KvOptions};
 use super::pool::{PagePool, SharedPage};
 use super::quantized::QuantizedKv;
 use super::ring::{Retention, first_exact_page, visible};
-use super::{KvOptions, PAGE, StoreLayout};
 use crate::Result;
 
 /// The K and V of one layer. A clone shares the pages.

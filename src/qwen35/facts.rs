@@ -4,7 +4,7 @@ use super::config::{LayerType, TextConfig};
 use super::target::is_vision;
 use crate::Result;
 use crate::checkpoint::Checkpoint;
-use crate::facts::{Drafts, TargetFacts};
+use crate::checkpoint::{Drafts, TargetFacts};
 
 /// Summarizes a target.
 ///

@@ -23,14 +23,7 @@ pub use config::{DeltaNetConfig, LayerType, MoeConfig, TensorLayout, TextConfig}
 pub(crate) use convert::{description, directory};
 pub(crate) use facts::facts;
 pub(crate) use implied::implied;
-pub(crate) use names::names;
+pub(crate) use names::{SPLIT, names};
 pub(crate) use reply::XmlReply;
 pub use state::DeltaNetMatrices;
 pub use target::Target;
-
-/// The pre-tokenizer before byte-level merges, by its name in GGUF files: words with combining marks, single digits, runs of
-/// symbols, line ends, spaces.
-pub(crate) const SPLIT: (&str, &str) = (
-    "qwen35",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-);

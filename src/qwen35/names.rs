@@ -1,4 +1,4 @@
-//! Tensor names: llama.cpp's and Hugging Face's.
+//! Tensor names, llama.cpp's and Hugging Face's, and the pre-tokenizer's.
 
 use crate::checkpoint::gguf::names::{GATE_UP, Names, OUTER, layer};
 
@@ -41,6 +41,13 @@ const HEAD: [(&str, &str); 4] = [
     ("nextn.hnorm.weight", "pre_fc_norm_hidden.weight"),
     ("nextn.shared_head_norm.weight", "norm.weight"),
 ];
+
+/// The pre-tokenizer before byte-level merges, by its name in GGUF files: words with combining marks, single digits, runs of
+/// symbols, line ends, spaces.
+pub(crate) const SPLIT: (&str, &str) = (
+    "qwen35",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+);
 
 /// The tensor names of a checkpoint whose NextN head is block `nextn`.
 pub(crate) fn names(nextn: Option<u32>) -> Names {

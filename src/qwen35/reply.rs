@@ -4,7 +4,7 @@
 use minijinja::Value;
 
 use crate::chat::{ChatOptions, GenerationPrompt, Json, ReplyPart, ReplySyntax, Thinking, ToolCall, add};
-use crate::run::Piece;
+use crate::piece::Piece;
 use crate::tokenizer::Tokenizer;
 
 const THINK: [&str; 2] = ["<think>", "</think>"];
@@ -183,7 +183,7 @@ fn string(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stop::ControlToken;
+    use crate::piece::ControlToken;
 
     const TOOL: &str = r#"{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties":
         {"a": {"type": "string"}, "n": {"type": "integer"}, "l": {"type": "array"}}}}}"#;

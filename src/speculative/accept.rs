@@ -5,77 +5,11 @@ use std::convert::Infallible;
 use parking_lot::Mutex;
 use rand::Rng;
 
-use super::{Confidence, Context, DraftSampling, SimulatedAcceptance};
+use super::draft::Draft;
+use super::simulated::SimulatedAcceptance;
+use crate::Result;
 use crate::constraint::ConstraintState;
 use crate::sampler::{Distribution, LogitsProcessor, Sampler};
-use crate::{Error, Result};
-
-/// A chain of proposed tokens.
-#[derive(Clone, Debug, Default)]
-pub struct Draft {
-    /// The tokens, each drafted after the one before it.
-    pub tokens: Vec<u32>,
-    /// The distributions that they were drawn from; `None` for greedy drafts (one-hot).
-    pub probs: Option<Vec<Distribution>>,
-    /// The drafter's probability of each token among those it scored; only with [`Confidence::Report`] and a drafter that has
-    /// probabilities.
-    pub confidence: Vec<f32>,
-    /// The distribution of the next drawn token, if the constraint rejected that token: it counts as rejected.
-    pub refused: Option<Distribution>,
-}
-
-impl Draft {
-    /// Adds the token chosen from a model's logits. `ids[i]` is the token of `logits[i]`; without ids, token `i` is.
-    ///
-    /// # Errors
-    /// If the logits are NaN or infinite.
-    pub(crate) fn push(
-        &mut self,
-        context: &Context<'_>,
-        ids: Option<&[u32]>,
-        logits: &[f32],
-        rng: &mut impl Rng,
-    ) -> Result<()> {
-        let token = match context.drafts {
-            DraftSampling::Greedy => context.sampler.most_probable(ids, logits).map_err(Error::of_draft)?,
-            DraftSampling::Sampled => {
-                let distribution = context.sampler.distribution(ids, logits).map_err(Error::of_draft)?;
-                let token = distribution.sample(rng);
-                self.probs.get_or_insert_default().push(distribution);
-                token
-            }
-        };
-        self.tokens.push(token);
-        if context.confidence == Confidence::Report {
-            let at = ids.map_or(Some(token as usize), |ids| ids.iter().position(|id| *id == token));
-            let own = at.map_or(f32::NAN, |at| logits[at]);
-            self.confidence.push(1.0 / logits.iter().map(|logit| (logit - own).exp()).sum::<f32>());
-        }
-        Ok(())
-    }
-
-    /// Truncates to the first `tokens` tokens.
-    pub(super) fn truncate(&mut self, tokens: usize) {
-        if tokens < self.tokens.len() {
-            self.refused = None;
-        }
-        self.tokens.truncate(tokens);
-        self.confidence.truncate(tokens);
-        if let Some(probs) = &mut self.probs {
-            probs.truncate(tokens);
-        }
-    }
-
-    /// Drops the tokens from `valid` on, which the constraint rejects. Whether a position has a draft then depends on the draw,
-    /// so the first one's distribution is kept for the residual.
-    pub(super) fn refuse(&mut self, valid: usize) {
-        if valid < self.tokens.len() {
-            let refused = self.probs.as_ref().and_then(|probs| probs.get(valid).cloned());
-            self.truncate(valid);
-            self.refused = refused;
-        }
-    }
-}
 
 /// `count` drafts are accepted, and `next` follows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

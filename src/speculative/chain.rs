@@ -37,7 +37,7 @@ impl Link<'_> {
 
     /// Adds a token to the draft, which a constraint may reject.
     fn take(&mut self, scores: &Scores) -> Result<()> {
-        self.draft.push(&self.context, scores.ids.as_deref(), &F32View::new(&scores.logits)?, self.rng)?;
+        self.context.draft_token(self.draft, scores.ids.as_deref(), &F32View::new(&scores.logits)?, self.rng)?;
         if let Some(constraint) = self.constraint {
             self.draft.refuse(constraint.lock().valid(&self.draft.tokens));
         }

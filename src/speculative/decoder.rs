@@ -4,10 +4,10 @@
 use std::ops::Add;
 use std::time::{Duration, Instant};
 
-use candle_core::Tensor;
 use rand::rngs::StdRng;
 
 use super::chain::{Link, lengthen};
+use super::decode_state::DecodeState;
 use super::drafting::PassTiming;
 use super::proposal::{Call, count_call};
 use super::{Backend, Cancel, Drafting, ForwardOutput, Others, Proposal, Round};
@@ -16,16 +16,6 @@ use crate::kv::{Batch, SequenceState};
 use crate::model::{Output, OutputRows, Request};
 use crate::sampler::{Sampler, TokenLogprobs};
 use crate::{Error, Result};
-
-/// State between rounds: every token except `last` has its rows in the sequence state.
-#[derive(Clone)]
-pub struct DecodeState {
-    /// The last token, which the target has not read yet.
-    pub last: u32,
-    /// `(1, hidden)`: the target's state, after the final norm, that predicted `last`. With the models on a device it stays
-    /// there, and is empty here unless a trace needs it.
-    pub hidden: Tensor,
-}
 
 /// One sequence, which can be moved to the thread that drafts.
 pub(crate) struct SpeculativeDecoder {

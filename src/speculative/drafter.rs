@@ -3,14 +3,17 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
+use rand::Rng;
 use rand::rngs::StdRng;
 
-use super::{Draft, DraftSampling, DrafterKind, NgramCache};
-use crate::Result;
+use super::draft::{Confidence, Draft, DraftSampling};
+use super::drafter_kind::DrafterKind;
+use super::ngram_cache::NgramCache;
 use crate::kv::Committed;
 use crate::model::{ChainModel, DraftRows, DraftStep};
 use crate::nn::Scores;
 use crate::sampler::Sampler;
+use crate::{Error, Result};
 
 /// Inputs available to a drafter between two rounds.
 #[derive(Clone, Copy)]
@@ -31,14 +34,35 @@ pub struct Context<'a> {
     pub confidence: Confidence,
 }
 
-/// Whether a draft reports the drafter's probabilities of its tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Confidence {
-    /// No.
-    #[default]
-    Omit,
-    /// Yes, in [`Draft::confidence`].
-    Report,
+impl Context<'_> {
+    /// Adds the token chosen from a model's logits to `draft`. `ids[i]` is the token of `logits[i]`; without ids, token `i` is.
+    ///
+    /// # Errors
+    /// If the logits are NaN or infinite.
+    pub(crate) fn draft_token(
+        &self,
+        draft: &mut Draft,
+        ids: Option<&[u32]>,
+        logits: &[f32],
+        rng: &mut impl Rng,
+    ) -> Result<()> {
+        let token = match self.drafts {
+            DraftSampling::Greedy => self.sampler.most_probable(ids, logits).map_err(Error::of_draft)?,
+            DraftSampling::Sampled => {
+                let distribution = self.sampler.distribution(ids, logits).map_err(Error::of_draft)?;
+                let token = distribution.sample(rng);
+                draft.probs.get_or_insert_default().push(distribution);
+                token
+            }
+        };
+        draft.tokens.push(token);
+        if self.confidence == Confidence::Report {
+            let at = ids.map_or(Some(token as usize), |ids| ids.iter().position(|id| *id == token));
+            let own = at.map_or(f32::NAN, |at| logits[at]);
+            draft.confidence.push(1.0 / logits.iter().map(|logit| (logit - own).exp()).sum::<f32>());
+        }
+        Ok(())
+    }
 }
 
 /// The outputs of the target's passes that a drafter reads besides the tokens.

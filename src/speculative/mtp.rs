@@ -10,16 +10,6 @@ use crate::Result;
 use crate::gemma4::Assistant;
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep};
 
-/// How drafters with a distribution choose drafts. Both preserve the target's distribution.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DraftSampling {
-    /// The most probable token. Better when the target's distribution is peaked.
-    #[default]
-    Greedy,
-    /// A draw from the drafter's distribution with the request's sampling. Better at high temperature.
-    Sampled,
-}
-
 /// Runs the assistant autoregressively from the last token. Every step has that token's position and reads only committed rows;
 /// only the token and the hidden state change from step to step.
 pub struct Mtp {

@@ -1,17 +1,14 @@
-//! `ngram-cache`: counts of next tokens after one to four tokens, in the context, in earlier texts and in a corpus.
+//! The caches of `ngram-cache`: counts of next tokens after one to four tokens, in the context, in earlier texts and in a corpus.
 
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use rand::rngs::StdRng;
-
-use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 use crate::{Error, Result};
 
 /// The longest n-gram counted.
-const LONGEST: usize = 4;
+pub(super) const LONGEST: usize = 4;
 
 /// Magic number of a file; the last byte is the version.
 const MAGIC: &[u8; 8] = b"ngrams\0\x01";
@@ -19,13 +16,13 @@ const MAGIC: &[u8; 8] = b"ngrams\0\x01";
 /// How often each token followed each n-gram.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NgramCache {
-    counts: HashMap<Ngram, HashMap<u32, u32>>,
+    pub(super) counts: HashMap<Ngram, HashMap<u32, u32>>,
 }
 
 /// One to four tokens; shorter ones are left-padded with a token that no vocabulary has.
-type Ngram = [u32; LONGEST];
+pub(super) type Ngram = [u32; LONGEST];
 
-fn ngram(tokens: &[u32]) -> Ngram {
+pub(super) fn ngram(tokens: &[u32]) -> Ngram {
     let mut ngram = [u32::MAX; LONGEST];
     ngram[LONGEST - tokens.len()..].copy_from_slice(tokens);
     ngram
@@ -128,7 +125,7 @@ impl NgramCache {
     }
 }
 
-/// Parameters of [`NgramCacheDrafter`].
+/// Parameters of [`NgramCacheDrafter`](super::NgramCacheDrafter).
 #[derive(Clone, Debug, PartialEq)]
 pub struct NgramCacheOptions {
     /// Maximum tokens drafted. Default: 8.
@@ -142,114 +139,5 @@ pub struct NgramCacheOptions {
 impl Default for NgramCacheOptions {
     fn default() -> Self {
         Self { max: 8, corpus: None, earlier: None }
-    }
-}
-
-/// Thresholds by n-gram length (1 to 4 tokens): occurrences, and the share of its most frequent next token.
-struct Trust {
-    seen: [u32; LONGEST],
-    percent: [u32; LONGEST],
-}
-
-/// The context is the current text: low thresholds.
-const CONTEXT: Trust = Trust { seen: [2, 2, 1, 1], percent: [66, 50, 50, 50] };
-/// Earlier texts may be about anything.
-const EARLIER: Trust = Trust { seen: [4, 3, 2, 2], percent: [75, 66, 66, 66] };
-/// The corpus alone, with n-grams of two tokens.
-const CORPUS: Trust = Trust { seen: [u32::MAX, 2, u32::MAX, u32::MAX], percent: [100, 50, 100, 100] };
-
-/// Drafts token by token from three caches: the context's, the earlier texts', the corpus's.
-pub struct NgramCacheDrafter {
-    options: NgramCacheOptions,
-    context: NgramCache,
-    indexed: usize, // tokens counted so far
-}
-
-impl NgramCacheDrafter {
-    /// A drafter with an empty context.
-    pub fn new(options: NgramCacheOptions) -> Self {
-        Self { options, context: NgramCache::default(), indexed: 0 }
-    }
-
-    fn next(&self, tokens: &[u32]) -> Option<u32> {
-        let corpus = self.options.corpus.as_deref();
-        let earlier = self.options.earlier.as_deref();
-        trusted(&self.context, &CONTEXT, corpus, tokens)
-            .or_else(|| trusted(earlier?, &EARLIER, corpus, tokens))
-            .or_else(|| trusted(corpus?, &CORPUS, None, tokens))
-    }
-}
-
-/// The next token after the longest n-gram at the end of `tokens` that reaches the thresholds in `cache`. A token's count is
-/// multiplied by a hundred times its count in the corpus, if any.
-fn trusted(cache: &NgramCache, trust: &Trust, corpus: Option<&NgramCache>, tokens: &[u32]) -> Option<u32> {
-    let bigram = tokens.len().checked_sub(2).map(|start| ngram(&tokens[start..]));
-    let known = bigram.and_then(|bigram| corpus?.counts.get(&bigram));
-    (1..=LONGEST.min(tokens.len())).rev().find_map(|n| {
-        let next = cache.counts.get(&ngram(&tokens[tokens.len() - n..]))?;
-        let total: u64 = next.values().map(|count| u64::from(*count)).sum();
-        let weight = |token: &u32, count: u32| {
-            let known = known.and_then(|known| known.get(token)).map_or(1, |count| 100 * u64::from(*count));
-            u64::from(count).saturating_mul(known)
-        };
-        // The lowest id of equals, because maps are unordered.
-        let (token, count) =
-            next.iter().max_by_key(|(token, count)| (weight(token, **count), std::cmp::Reverse(**token)))?;
-        let sure =
-            total >= u64::from(trust.seen[n - 1]) && 100 * u64::from(*count) >= u64::from(trust.percent[n - 1]) * total;
-        sure.then_some(*token)
-    })
-}
-
-impl NgramCacheDrafter {
-    fn learn(&mut self, tokens: &[u32]) {
-        self.context.learn(tokens, self.indexed, LONGEST);
-        self.indexed = tokens.len();
-    }
-}
-
-impl Drafter for NgramCacheDrafter {
-    fn kind(&self) -> DrafterKind {
-        DrafterKind::NgramCache
-    }
-
-    fn cost(&self) -> DraftCost {
-        DraftCost::Once
-    }
-
-    fn begin(&mut self, tokens: &[u32]) {
-        self.truncate(tokens.len());
-        self.learn(tokens);
-    }
-
-    fn truncate(&mut self, len: usize) {
-        if len < self.indexed {
-            (self.context, self.indexed) = (NgramCache::default(), 0);
-        }
-    }
-
-    fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, _: &mut StdRng) -> Result<()> {
-        let newest = context.tokens.len().saturating_sub(LONGEST);
-        let mut tokens = context.tokens[newest..].to_vec();
-        let given = tokens.len();
-        while tokens.len() < given + most.min(self.options.max) {
-            let Some(next) = self.next(&tokens) else { break };
-            tokens.push(next);
-        }
-        draft.tokens = tokens.split_off(given);
-        Ok(())
-    }
-
-    /// Counts the n-grams before every new token; they may begin among earlier tokens.
-    fn observe(&mut self, seen: &Observed<'_>) -> Result<()> {
-        self.learn(seen.tokens);
-        Ok(())
-    }
-
-    /// The earlier texts' cache, and this context's counts.
-    fn learnt(&self) -> Option<NgramCache> {
-        let mut all = self.options.earlier.as_deref().cloned().unwrap_or_default();
-        all.merge(&self.context);
-        Some(all)
     }
 }

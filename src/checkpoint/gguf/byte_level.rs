@@ -9,7 +9,8 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{SplitDelimiterBehavior, Tokenizer};
 
 use super::keys::Keys;
-use crate::{Result, family};
+use crate::Result;
+use crate::checkpoint::architecture::Architecture;
 
 /// The name of the model.
 pub(super) const MODEL: &str = "gpt2";
@@ -22,7 +23,7 @@ const PRE: &str = "tokenizer.ggml.pre";
 /// If no family has this pre-tokenizer, or the lists do not form a tokenizer.
 pub(super) fn tokenizer(keys: &Keys<'_>, vocabulary: Vocab, merges: Merges) -> Result<Tokenizer> {
     let pre = keys.optional_str(PRE)?.unwrap_or_default();
-    let Some(pattern) = family::split_of_texts(pre) else {
+    let Some(pattern) = Architecture::split_of_texts(pre) else {
         return Err(keys.unsupported(PRE, format!("{pre:?} is not implemented; add a tokenizer.json")));
     };
     if keys.optional_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(false) {

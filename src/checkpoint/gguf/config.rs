@@ -1,9 +1,10 @@
 //! The configuration from a GGUF file's metadata, checked like `config.json`: every key that affects the computation is
 //! implemented or rejected by name.
 
+use super::file::Gguf;
+use super::header::TensorInfo;
 use super::keys::{Keys, number};
 use super::types::{self, GgmlType};
-use super::{Gguf, TensorInfo};
 use crate::gemma4::{
     AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MoeConfig,
     RopeConfig, TextConfig,

@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use super::metadata::shown;
-use super::{Gguf, Value};
+use super::file::Gguf;
+use super::metadata::{Value, shown};
 use crate::checkpoint::spelling::misspelt;
 use crate::{Error, Result};
 

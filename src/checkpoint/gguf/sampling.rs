@@ -1,6 +1,6 @@
 //! `general.sampling.*`: the publisher's sampling parameters.
 
-use super::Gguf;
+use super::file::Gguf;
 use super::keys::Keys;
 use super::metadata::{Value, shown};
 use crate::Result;

@@ -1,7 +1,8 @@
 //! Scales of NVFP4 matrices: separate tensors, applied to the products.
 
+use super::file::Gguf;
+use super::header::TensorInfo;
 use super::types::{self, GgmlType};
-use super::{Gguf, TensorInfo};
 use crate::Result;
 
 /// The scales of a weight.

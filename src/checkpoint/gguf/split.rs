@@ -2,15 +2,46 @@
 //! first, `split.no` and `split.count` in each.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::{Gguf, Header, Part};
+use super::file::{Gguf, Part};
+use super::header::Header;
 use crate::{Error, Result};
 
 /// The number in a file's name has five digits, the one in the metadata two bytes.
 const MAX_FILES: usize = u16::MAX as usize;
 
+impl Gguf {
+    /// Opens the file `path`. If it belongs to a split checkpoint (`NAME-00001-of-00003.gguf`), the others are opened as well;
+    /// `path` may be any of them.
+    ///
+    /// # Errors
+    /// If a file is missing, malformed, or of another version or byte order.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let part = Part::open(path)?;
+        let header = Header::read(part.bytes(), 0).map_err(|problem| problem.of(path))?;
+        let gguf = Self::single(part, header);
+        if count(&gguf)? == 1 { Ok(gguf) } else { open_all(&gguf) }
+    }
+
+    /// Reads a checkpoint in memory.
+    ///
+    /// # Errors
+    /// If it is malformed, or one part of a split checkpoint.
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self> {
+        let part = Part { path: "(memory)".into(), bytes: Arc::new(bytes) };
+        let header = Header::read(part.bytes(), 0).map_err(|problem| problem.of(&part.path))?;
+        let gguf = Self::single(part, header);
+        match count(&gguf)? {
+            1 => Ok(gguf),
+            count => Err(Error::file(gguf.path(), format!("is one of {count} files; open the first of them by path"))),
+        }
+    }
+}
+
 /// Number of files of the checkpoint that `gguf` belongs to.
-pub(super) fn count(gguf: &Gguf) -> Result<usize> {
+fn count(gguf: &Gguf) -> Result<usize> {
     match number(gguf, "split.count")? {
         None => Ok(1),
         Some(count @ 1..=MAX_FILES) => Ok(count),
@@ -27,7 +58,7 @@ fn number(gguf: &Gguf, key: &str) -> Result<Option<usize>> {
 }
 
 /// Opens all files of the checkpoint that `part` belongs to.
-pub(super) fn open(given: &Gguf) -> Result<Gguf> {
+fn open_all(given: &Gguf) -> Result<Gguf> {
     let count = count(given)?;
     let mut whole: Option<Gguf> = None;
     for (i, path) in paths(given.path(), count)?.iter().enumerate() {

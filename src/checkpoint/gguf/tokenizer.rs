@@ -10,9 +10,10 @@ use tokenizers::normalizers::{NormalizerWrapper, Prepend, Replace, Sequence as N
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Tokenizer};
 
+use super::byte_level;
+use super::file::Gguf;
 use super::keys::Keys;
-use super::metadata::shown;
-use super::{Array, Gguf, Value, ValueType, byte_level};
+use super::metadata::{Array, Value, ValueType, shown};
 use crate::{Error, Result};
 
 const MODEL: &str = "tokenizer.ggml.model";

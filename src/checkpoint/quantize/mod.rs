@@ -14,7 +14,8 @@ use foretoken_kernels::Isa;
 use super::convert::check_destination;
 use super::gguf::{Gguf, GgufWriter};
 use super::recode::{RecodeError, Weighted, recode};
-use super::{Checkpoint, Progress, RawTensor, TensorType, tensor_type};
+use super::tensor::tensor_type;
+use super::{Checkpoint, Progress, RawTensor, TensorType};
 use crate::{Error, Result};
 use mix::{Facts, Place, is_quantized, type_of};
 

@@ -6,20 +6,13 @@
 
 use std::io::{self, Read, Write};
 
-use foretoken_kernels::{ElementType, Elements, Isa, rope};
+use foretoken_kernels::{ElementType, Isa};
 use half::{bf16, f16};
 
+use super::recomputed_keys::RecomputedKeys;
 use super::{DeviceKv, Store};
-use crate::kv::{PAGE, RotaryFirst};
-use crate::nn::{Angles, Rotary};
-
-/// Keys that are stored on the device but not in files (K = V).
-pub(super) struct RecomputedKeys {
-    /// The key norm's weight: `(head_dim)`.
-    pub(super) weight: Vec<f32>,
-    /// Channel order on the device; `None` is the model's.
-    pub(super) rotary_first: Option<RotaryFirst>,
-}
+use crate::kv::PAGE;
+use crate::nn::Rotary;
 
 /// A page written to files.
 struct FilePage<'a> {
@@ -84,19 +77,6 @@ impl DeviceKv {
                 addresses.map(|(slot, address)| FilePage { store, slot, address: *address, bytes: table.page_bytes })
             })
         })
-    }
-}
-
-impl RecomputedKeys {
-    /// The keys of a page, from its values `(heads, PAGE, head_dim)` and the angles of its positions.
-    fn keys(&self, angles: &Angles, values: &[f32]) -> Vec<f32> {
-        let mut keys = vec![0.0; values.len()];
-        let head = PAGE * self.weight.len();
-        for (values, keys) in values.chunks_exact(head).zip(keys.chunks_exact_mut(head)) {
-            let values = Elements::F32(values);
-            rope::k_eq_v(Isa::best(), values, &self.weight, angles.cos(), angles.sin(), keys);
-        }
-        keys
     }
 }
 

@@ -1,19 +1,25 @@
 //! Continuous batching of many sequences: plan each, one draft pass per draft position, one forward pass for all rows, accept
 //! each, finish each.
 
+mod chunk_planner;
+mod prefix_cache;
+
+pub use prefix_cache::PrefixCacheOptions;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
 
-use crate::chunk_planner::ChunkPlanner;
 use crate::engine::Engine;
 use crate::options::{GenerateOptions, SessionOptions};
-use crate::prefix_cache::{PrefixCache, PrefixCacheOptions};
-use crate::run::{Piece, Run};
+use crate::piece::Piece;
+use crate::run::Run;
 use crate::session::{Session, Statistics};
 use crate::speculative::{Done, Others, Path, Proposing, SpeculativeDecoder, Step, Work, complete, run_pass};
 use crate::stop::Finish;
 use crate::{Error, Result};
+use chunk_planner::ChunkPlanner;
+use prefix_cache::PrefixCache;
 
 /// Options of a [`Scheduler`].
 #[derive(Clone, Debug, PartialEq)]

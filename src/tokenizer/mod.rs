@@ -1,12 +1,15 @@
 //! Text to tokens, and streaming decoding of tokens to text.
 
+pub(crate) mod control_names;
+mod file;
+
 use std::path::Path;
 
 use tokenizers::{AddedVocabulary, Model, OffsetType, PreTokenizer};
 
-use crate::control_names::ControlNames;
-use crate::placeholder::refuse_placeholder;
-use crate::{Error, Result, tokenizer_file};
+use crate::checkpoint::refuse_placeholder;
+use crate::{Error, Result};
+use control_names::ControlNames;
 
 /// A checkpoint's tokenizer.
 pub struct Tokenizer {
@@ -43,7 +46,7 @@ impl Tokenizer {
         }
         let json = std::fs::read(path).map_err(Error::io(path))?;
         refuse_placeholder(path, &json)?;
-        let inner = tokenizer_file::tokenizer(&json).map_err(|e| Error::file(path, format!("is no tokenizer: {e}")))?;
+        let inner = file::tokenizer(&json).map_err(|e| Error::file(path, format!("is no tokenizer: {e}")))?;
         Self::new(inner, path, vocab_size)
     }
 

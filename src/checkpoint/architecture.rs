@@ -1,0 +1,39 @@
+//! Model families as far as reading files needs them: by `model_type` (config.json) or `general.architecture` (GGUF).
+
+use super::gguf::names::{GEMMA4, Names};
+use crate::qwen35;
+
+/// A model family's files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Architecture {
+    /// Gemma 4 and its assistants; also every unknown name, whose error lists what is supported.
+    Gemma4,
+    /// Qwen3.5, and names that begin with `qwen`, even if only to reject them by name.
+    Qwen35,
+}
+
+impl Architecture {
+    /// The family of a `model_type` or `general.architecture`.
+    pub fn of(name: &str) -> Self {
+        if name.starts_with("qwen") { Self::Qwen35 } else { Self::Gemma4 }
+    }
+
+    /// Tensor names, given the block of the NextN head in a GGUF file, if any.
+    pub fn names(self, nextn: Option<u32>) -> Names {
+        match self {
+            Self::Gemma4 => GEMMA4,
+            Self::Qwen35 => qwen35::names(nextn),
+        }
+    }
+
+    /// Whether targets have assistants, in checkpoints of their own.
+    pub fn takes_assistants(self) -> bool {
+        self == Self::Gemma4
+    }
+
+    /// The pattern of the pre-tokenizer of that name in GGUF files.
+    pub fn split_of_texts(name: &str) -> Option<&'static str> {
+        let (own, pattern) = qwen35::SPLIT;
+        (name == own).then_some(pattern)
+    }
+}

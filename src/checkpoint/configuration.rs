@@ -1,0 +1,119 @@
+//! What a checkpoint says about its model: configuration, tokenizer, sampling.
+
+use super::fields::Fields;
+use super::files::{Checkpoint, Files};
+use super::generation::GenerationTokens;
+use super::gguf::Gguf;
+use super::unread_tensors::{Experts, refuse_quantized, refuse_types};
+use super::{generation, gguf};
+use crate::Result;
+use crate::gemma4::{AssistantConfig, TextConfig};
+use crate::sampler::Sampling;
+use crate::tokenizer::Tokenizer;
+
+/// Where a configuration is.
+pub(crate) enum ConfigSource<'a> {
+    /// In config.json.
+    Json(Fields),
+    /// In metadata.
+    Gguf(&'a Gguf),
+}
+
+impl Checkpoint {
+    /// The configuration of a target.
+    ///
+    /// # Errors
+    /// If it is missing, malformed, of another model, or needs something that is not implemented.
+    pub fn target_config(&self) -> Result<TextConfig> {
+        match &self.files {
+            Files::HuggingFace(_) => {
+                let fields = self.config()?;
+                refuse_quantized(&fields, self, Experts::Stacked)?;
+                TextConfig::target(&fields)
+            }
+            Files::Gguf(gguf) => {
+                let config = gguf::target_config(gguf)?;
+                refuse_types(self).map(|()| config)
+            }
+        }
+    }
+
+    /// The configuration's source, for families other than Gemma 4.
+    ///
+    /// # Errors
+    /// If it is missing or malformed, or the weights have an unsupported quantization.
+    pub(crate) fn config_source(&self) -> Result<ConfigSource<'_>> {
+        match &self.files {
+            Files::HuggingFace(_) => {
+                let fields = self.config()?;
+                refuse_quantized(&fields, self, Experts::Apart)?;
+                Ok(ConfigSource::Json(fields))
+            }
+            Files::Gguf(gguf) => refuse_types(self).map(|()| ConfigSource::Gguf(gguf)),
+        }
+    }
+
+    /// The configuration of an assistant.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::target_config`].
+    pub fn assistant_config(&self) -> Result<AssistantConfig> {
+        match &self.files {
+            Files::HuggingFace(_) => {
+                let fields = self.config()?;
+                refuse_quantized(&fields, self, Experts::Stacked)?;
+                AssistantConfig::read(&fields)
+            }
+            Files::Gguf(gguf) => {
+                let config = gguf::assistant_config(gguf)?;
+                refuse_types(self).map(|()| config)
+            }
+        }
+    }
+
+    /// End-of-generation and suppressed tokens from `generation_config.json` or metadata.
+    ///
+    /// # Errors
+    /// If `generation_config.json` or a metadata key is malformed.
+    pub fn generation_tokens(&self) -> Result<GenerationTokens> {
+        match &self.files {
+            Files::HuggingFace(_) => generation::tokens(&self.path),
+            Files::Gguf(gguf) => Ok(GenerationTokens { end: Vec::new(), suppressed: gguf::suppressed_tokens(gguf)? }),
+        }
+    }
+
+    /// The publisher's sampling parameters, from `generation_config.json` or metadata; `None` if there are none, they are greedy,
+    /// or need a sampler that is not implemented (with a warning).
+    ///
+    /// # Errors
+    /// If one is malformed or out of its range.
+    pub fn sampling_defaults(&self) -> Result<Option<Sampling>> {
+        match &self.files {
+            Files::HuggingFace(_) => generation::sampling(&self.path),
+            Files::Gguf(gguf) => gguf::sampling_defaults(gguf),
+        }
+    }
+
+    /// The tokenizer, whose ids must be below `vocab_size`; `None` if the checkpoint has none. For a GGUF file it is the file's
+    /// own, compared id by id with a tokenizer.json next to it if there is one; without its own, it is that one.
+    ///
+    /// # Errors
+    /// If it is malformed, an id is outside the model's vocabulary, or the two differ.
+    pub fn tokenizer(&self, vocab_size: usize) -> Result<Option<Tokenizer>> {
+        match &self.files {
+            Files::HuggingFace(_) => {
+                let path = self.path.join("tokenizer.json");
+                if path.exists() { Tokenizer::read(&path, vocab_size).map(Some) } else { Ok(None) }
+            }
+            Files::Gguf(gguf) => {
+                let beside = self.path.with_file_name("tokenizer.json");
+                let beside = beside.exists().then(|| Tokenizer::read(&beside, vocab_size)).transpose()?;
+                let Some(own) = gguf::tokenizer(gguf)? else { return Ok(beside) };
+                if let Some(beside) = &beside {
+                    gguf::check_tokenizer(gguf, beside.inner())?;
+                }
+                Tokenizer::new(own, &self.path, vocab_size).map(Some)
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! The K and V of the committed positions of a sequence.
+
+use foretoken_kernels::Isa;
+
+use super::format::KvFormat;
+use super::k_eq_v::AngleTable;
+use super::layout::{KvLayout, PAGE};
+use super::options::KvOptions;
+use super::pool::PagePool;
+use super::store::Store;
+use crate::{Error, Result};
+
+/// A position beyond any window or exact zone: bytes that grow here grow with the context.
+const FAR: usize = 1 << 30;
+
+/// Storage of the K and V of one layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StoreReport {
+    /// The layer that computes them.
+    pub layer: usize,
+    /// Format of the keys; `None` if they are computed from the values (K = V).
+    pub key: Option<KvFormat>,
+    /// Format of the values.
+    pub value: KvFormat,
+    /// Bytes per additional position once windows and exact zones are full: 0 for a sliding layer.
+    pub bytes_per_token: f64,
+}
+
+/// The K and V of every committed position.
+pub struct KvCache {
+    pub(super) layout: KvLayout,
+    pub(super) stores: Vec<Store>,
+    pub(super) len: usize,
+    pub(super) written: usize, // positions below it have been written, committed or not
+    pub(super) max_context: usize,
+    pub(super) max_round_rows: usize,
+    pub(super) angles: AngleTable,
+    pub(super) pool: PagePool,
+    pub(super) isa: Isa,
+}
+
+impl KvCache {
+    /// An empty cache with its own page pool. `default_context` applies if the options set no `max_context`.
+    ///
+    /// # Errors
+    /// If an option is out of its range, or the context does not fit memory.
+    pub fn new(layout: KvLayout, options: &KvOptions, default_context: usize, isa: Isa) -> Result<Self> {
+        Self::in_pool(layout, options, default_context, isa, &PagePool::new(None))
+    }
+
+    /// An empty cache whose pages come from `pool`; else as [`KvCache::new`].
+    ///
+    /// # Errors
+    /// As [`KvCache::new`].
+    pub fn in_pool(
+        layout: KvLayout,
+        options: &KvOptions,
+        default_context: usize,
+        isa: Isa,
+        pool: &PagePool,
+    ) -> Result<Self> {
+        options.check(&layout)?;
+        let pairs = layout.inverse_frequencies.len();
+        let store = |(i, store)| Store::new(store, pairs, options.formats(&layout, i), options);
+        let stores: Vec<_> = layout.stores.iter().enumerate().map(store).collect::<Result<_>>()?;
+        let angles = AngleTable::new(layout.inverse_frequencies.clone(), isa);
+        let (pool, max_round_rows) = (pool.clone(), options.max_round_rows);
+        let memory = [options.memory, pool.available()].into_iter().flatten().min();
+        let mut cache = Self { layout, stores, len: 0, written: 0, max_context: 0, max_round_rows, angles, pool, isa };
+        let limited = KvOptions { memory, ..options.clone() };
+        cache.max_context = limited.context(default_context, |context| cache.bytes_at(context))?;
+        Ok(cache)
+    }
+
+    /// A copy of the committed rows. Pages are shared, and copied on write.
+    pub fn fork(&self) -> Self {
+        Self {
+            layout: self.layout.clone(),
+            stores: self.stores.clone(),
+            angles: self.angles.clone(),
+            pool: self.pool.clone(),
+            ..*self
+        }
+    }
+
+    /// Truncates to the first `len` positions. This requires that no row that a query there reads was overwritten: a ring retains
+    /// the rows of one round beyond its window, and so does an exact tail.
+    ///
+    /// # Errors
+    /// If there are fewer positions, or such a row was overwritten. Nothing changes then.
+    pub fn rewind(&mut self, len: usize) -> Result<()> {
+        if len > self.len || !self.stores.iter().all(|store| store.holds(len, self.written)) {
+            let problem = format!("{} positions cannot be truncated to {len}", self.len);
+            return Err(Error::argument(
+                "len",
+                format!("{problem}: rows of a sliding window were overwritten; start a new session"),
+            ));
+        }
+        self.len = len;
+        if len == 0 {
+            // No row is read that was written before.
+            self.written = 0;
+        }
+        Ok(())
+    }
+
+    /// The layers' stores.
+    pub(crate) fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// Committed positions.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing is committed.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Maximum number of positions.
+    pub fn max_context(&self) -> usize {
+        self.max_context
+    }
+
+    pub(crate) fn set_max_context(&mut self, positions: usize) {
+        self.max_context = positions;
+    }
+
+    /// Rows that one round may stage.
+    pub fn max_round_rows(&self) -> usize {
+        self.max_round_rows
+    }
+
+    /// Storage of every store.
+    pub fn report(&self) -> Vec<StoreReport> {
+        let layer = |index| self.layout.store_of_layer.iter().position(|store| *store == index).unwrap_or(index);
+        let report = |(index, store): (usize, &Store)| {
+            let (key, value) = store.formats();
+            StoreReport {
+                layer: layer(index),
+                key,
+                value,
+                bytes_per_token: (store.bytes_at(FAR + PAGE) - store.bytes_at(FAR)) as f64 / PAGE as f64,
+            }
+        };
+        self.stores.iter().enumerate().map(report).collect()
+    }
+
+    /// Bytes allocated for K and V.
+    pub fn bytes(&self) -> usize {
+        self.stores.iter().map(Store::bytes).sum::<usize>() + self.angles.bytes()
+    }
+
+    /// Bytes after positions below `end` were written.
+    pub fn bytes_at(&self, end: usize) -> usize {
+        let derives_keys = self.stores.iter().any(Store::derives_keys);
+        let angles = if derives_keys { self.angles.bytes_at(end) } else { 0 };
+        self.stores.iter().map(|store| store.bytes_at(end)).fold(angles, usize::saturating_add)
+    }
+
+    /// An upper bound of the page bytes that a round of `rows` rows takes, including copies of shared pages.
+    pub(crate) fn bytes_of_round(&self, rows: usize) -> usize {
+        let pages = if rows > 0 { rows.div_ceil(PAGE) + 1 } else { 0 };
+        self.stores.iter().map(|store| store.bytes_at(PAGE)).sum::<usize>() * pages
+    }
+
+    /// Bytes per additional position once sliding windows and exact zones are full; rounded up.
+    pub fn bytes_per_token(&self) -> usize {
+        (self.bytes_at(FAR + PAGE) - self.bytes_at(FAR)).div_ceil(PAGE)
+    }
+
+    /// Whether two caches hold the same bits at every position that a future query can see.
+    pub fn same_rows(&self, other: &Self) -> bool {
+        let mut stores = self.stores.iter().zip(&other.stores);
+        self.len == other.len && self.layout == other.layout && stores.all(|(a, b)| a.same(b, self.len))
+    }
+}

@@ -1,0 +1,61 @@
+//! Drafts: proposed tokens, and how drafters with a distribution choose them.
+
+use crate::sampler::Distribution;
+
+/// A chain of proposed tokens.
+#[derive(Clone, Debug, Default)]
+pub struct Draft {
+    /// The tokens, each drafted after the one before it.
+    pub tokens: Vec<u32>,
+    /// The distributions that they were drawn from; `None` for greedy drafts (one-hot).
+    pub probs: Option<Vec<Distribution>>,
+    /// The drafter's probability of each token among those it scored; only with [`Confidence::Report`] and a drafter that has
+    /// probabilities.
+    pub confidence: Vec<f32>,
+    /// The distribution of the next drawn token, if the constraint rejected that token: it counts as rejected.
+    pub refused: Option<Distribution>,
+}
+
+impl Draft {
+    /// Truncates to the first `tokens` tokens.
+    pub(super) fn truncate(&mut self, tokens: usize) {
+        if tokens < self.tokens.len() {
+            self.refused = None;
+        }
+        self.tokens.truncate(tokens);
+        self.confidence.truncate(tokens);
+        if let Some(probs) = &mut self.probs {
+            probs.truncate(tokens);
+        }
+    }
+
+    /// Drops the tokens from `valid` on, which the constraint rejects. Whether a position has a draft then depends on the draw,
+    /// so the first one's distribution is kept for the residual.
+    pub(super) fn refuse(&mut self, valid: usize) {
+        if valid < self.tokens.len() {
+            let refused = self.probs.as_ref().and_then(|probs| probs.get(valid).cloned());
+            self.truncate(valid);
+            self.refused = refused;
+        }
+    }
+}
+
+/// How drafters with a distribution choose drafts. Both preserve the target's distribution.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DraftSampling {
+    /// The most probable token. Better when the target's distribution is peaked.
+    #[default]
+    Greedy,
+    /// A draw from the drafter's distribution with the request's sampling. Better at high temperature.
+    Sampled,
+}
+
+/// Whether a draft reports the drafter's probabilities of its tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Confidence {
+    /// No.
+    #[default]
+    Omit,
+    /// Yes, in [`Draft::confidence`].
+    Report,
+}

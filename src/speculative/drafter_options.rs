@@ -1,0 +1,201 @@
+//! Which drafters a request uses, with their parameters.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use super::drafter::Drafter;
+use super::drafter_kind::DrafterKind;
+use super::ngram_cache::NgramCacheOptions;
+use super::ngram_map_k::NgramMapOptions;
+use super::ngram_mod::NgramModOptions;
+use super::ngram_simple::NgramSimpleOptions;
+use crate::{Error, Result};
+
+/// A drafter with its parameters.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum DrafterOptions {
+    /// [`Mtp`](super::Mtp)
+    Mtp,
+    /// [`DraftModel`](super::DraftModel)
+    DraftModel,
+    /// [`NgramSimple`](super::NgramSimple)
+    NgramSimple(NgramSimpleOptions),
+    /// [`NgramMapK`](super::NgramMapK)
+    NgramMapK(NgramMapOptions),
+    /// [`NgramMapK4v`](super::NgramMapK4v)
+    NgramMapK4v(NgramMapOptions),
+    /// [`NgramMod`](super::NgramMod)
+    NgramMod(NgramModOptions),
+    /// [`NgramCacheDrafter`](super::NgramCacheDrafter)
+    NgramCache(NgramCacheOptions),
+    /// [`Forced`](super::Forced): added before all others if there is a constraint.
+    Forced,
+    /// A custom drafter.
+    Custom(CustomDrafter),
+}
+
+impl DrafterOptions {
+    /// A built-in drafter with its default parameters; `None` for a custom one.
+    fn of(kind: DrafterKind) -> Option<Self> {
+        Some(match kind {
+            DrafterKind::Mtp => Self::Mtp,
+            DrafterKind::DraftModel => Self::DraftModel,
+            DrafterKind::NgramSimple => Self::NgramSimple(NgramSimpleOptions::default()),
+            DrafterKind::NgramMapK => Self::NgramMapK(NgramMapOptions::default()),
+            DrafterKind::NgramMapK4v => Self::NgramMapK4v(NgramMapOptions::default()),
+            DrafterKind::NgramMod => Self::NgramMod(NgramModOptions::default()),
+            DrafterKind::NgramCache => Self::NgramCache(NgramCacheOptions::default()),
+            DrafterKind::Forced => Self::Forced,
+            DrafterKind::Custom => return None,
+        })
+    }
+
+    /// Which drafter it is.
+    pub fn kind(&self) -> DrafterKind {
+        match self {
+            Self::Mtp => DrafterKind::Mtp,
+            Self::DraftModel => DrafterKind::DraftModel,
+            Self::NgramSimple(_) => DrafterKind::NgramSimple,
+            Self::NgramMapK(_) => DrafterKind::NgramMapK,
+            Self::NgramMapK4v(_) => DrafterKind::NgramMapK4v,
+            Self::NgramMod(_) => DrafterKind::NgramMod,
+            Self::NgramCache(_) => DrafterKind::NgramCache,
+            Self::Forced => DrafterKind::Forced,
+            Self::Custom(_) => DrafterKind::Custom,
+        }
+    }
+
+    /// The parameters by the short names that [`FromStr`] accepts.
+    fn parameters(&mut self) -> Vec<(&'static str, &mut usize)> {
+        match self {
+            Self::Mtp | Self::DraftModel | Self::Forced | Self::Custom(_) => Vec::new(),
+            Self::NgramSimple(o) => vec![("n", &mut o.n), ("m", &mut o.m)],
+            Self::NgramMapK(o) | Self::NgramMapK4v(o) => {
+                vec![("n", &mut o.n), ("m", &mut o.m), ("hits", &mut o.min_hits)]
+            }
+            Self::NgramMod(o) => vec![("n", &mut o.n), ("min", &mut o.min), ("max", &mut o.max)],
+            Self::NgramCache(o) => vec![("max", &mut o.max)],
+        }
+    }
+
+    /// # Errors
+    /// If a parameter is zero.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.clone().parameters().iter().find(|(_, value)| **value == 0) {
+            Some((name, _)) => {
+                Err(Error::argument("drafters", format!("{}: {name} is 0, must be at least 1", self.kind())))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Characters of an unknown drafter's name that an error repeats.
+const MAX_SHOWN: usize = 32;
+
+/// A name followed by parameters: `mtp`, `ngram-map-k:n=8:m=24:hits=2`.
+impl FromStr for DrafterOptions {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut parts = text.split(':');
+        let name = parts.next().unwrap_or_default();
+        let Some(mut options) = DrafterKind::named().find(|kind| kind.name() == name).and_then(Self::of) else {
+            let names: Vec<_> = DrafterKind::named().map(DrafterKind::name).collect();
+            let shown: String = name.chars().take(MAX_SHOWN).collect();
+            let names = names.join(", ");
+            let problem = format!("{shown:?} is not a drafter; expected one of {names}, or auto");
+            return Err(Error::argument("drafters", problem));
+        };
+        for part in parts {
+            let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            let mut parameters = options.parameters();
+            let names: Vec<_> = parameters.iter().map(|(name, _)| *name).collect();
+            let Some((_, to)) = parameters.iter_mut().find(|(name, _)| *name == key) else {
+                let names = if names.is_empty() { "none".into() } else { names.join(", ") };
+                let problem = format!("{name} has no parameter {key:?}; it has {names}");
+                return Err(Error::argument("drafters", problem));
+            };
+            let problem = |_| Error::argument("drafters", format!("{name}: {key} is {value:?}, must be a number"));
+            **to = value.parse().map_err(problem)?;
+        }
+        options.check()?;
+        Ok(options)
+    }
+}
+
+/// Constructor of a custom drafter, called once per session.
+#[derive(Clone)]
+pub struct CustomDrafter {
+    name: Arc<str>,
+    make: Arc<dyn Fn() -> Box<dyn Drafter> + Send + Sync>,
+}
+
+impl CustomDrafter {
+    /// Its name.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A drafter of an empty sequence.
+    pub(super) fn make(&self) -> Box<dyn Drafter> {
+        (self.make)()
+    }
+
+    /// `make` makes the drafter of an empty sequence; `name` is for messages.
+    pub fn new(name: &str, make: impl Fn() -> Box<dyn Drafter> + Send + Sync + 'static) -> Self {
+        Self { name: name.into(), make: Arc::new(make) }
+    }
+}
+
+impl fmt::Debug for CustomDrafter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// Clones are equal: a session keeps its drafters and their state as long as its options are equal.
+impl PartialEq for CustomDrafter {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.make, &other.make)
+    }
+}
+
+/// Which drafters propose, and which draft is verified.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum Drafters {
+    /// The engine's defaults, as [`Drafters::Best`]: a prompt lookup drafter, and the assistant, NextN head or draft model if
+    /// there is one.
+    #[default]
+    Auto,
+    /// The first of the list that has a draft.
+    Priority(Vec<DrafterOptions>),
+    /// The draft with the highest expected tokens per millisecond.
+    Best(Vec<DrafterOptions>),
+    /// A single custom drafter. In a list, use [`DrafterOptions::Custom`].
+    Custom(CustomDrafter),
+}
+
+/// `auto`, or a list by priority: `ngram-mod,mtp`. A drafter may be listed once, or once for each set of parameters.
+impl FromStr for Drafters {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        let mut list = Vec::new();
+        for part in text.split(',') {
+            let options: DrafterOptions = part.parse()?;
+            if list.contains(&options) {
+                let problem = format!("{} is listed twice with the same parameters; list it once", options.kind());
+                return Err(Error::argument("drafters", problem));
+            }
+            list.push(options);
+        }
+        Ok(Self::Priority(list))
+    }
+}

@@ -1,0 +1,113 @@
+//! An engine's models and pools, from which a sequence's drafters are made.
+
+use std::sync::Arc;
+
+use super::backend::Backend;
+use super::draft_model::{ChainedModel, DraftModel};
+use super::drafter::{Drafter, Reads};
+use super::drafter_options::{DrafterOptions, Drafters};
+use super::forced::Forced;
+use super::mtp::Mtp;
+use super::nextn::NextN;
+use super::ngram_cache_drafter::NgramCacheDrafter;
+use super::ngram_map_k::{NgramMapK, NgramMapOptions};
+use super::ngram_map_k4v::NgramMapK4v;
+use super::ngram_mod::{NgramMod, NgramPool};
+use super::ngram_simple::NgramSimple;
+use crate::device::{DeviceDraftModel, DeviceMtp, Models};
+use crate::gemma4::{Assistant, Target};
+use crate::kv::{KvOptions, PagePool};
+use crate::model::{Model, NextnHead};
+use crate::{Error, Result};
+
+/// An engine's models and pools, from which drafters are made.
+#[derive(Clone)]
+pub(crate) struct Sources {
+    pub model: Arc<dyn Model>,
+    /// The target, if it is a Gemma 4.
+    pub gemma4: Option<Arc<Target>>,
+    pub assistant: Option<Arc<Assistant>>,
+    /// The target's NextN head, if it has one.
+    pub nextn: Option<Arc<dyn NextnHead>>,
+    pub draft_model: Option<Arc<ChainedModel>>,
+    /// The draft model, if the target runs on a device.
+    pub device_draft_model: Option<(Arc<Models>, Arc<Target>)>,
+    pub ngrams: Arc<NgramPool>,
+    pub pages: PagePool,
+}
+
+impl Sources {
+    /// The resolved list of [`Drafters`].
+    pub fn list(&self, drafters: &Drafters) -> Vec<DrafterOptions> {
+        match drafters {
+            Drafters::Priority(list) | Drafters::Best(list) => list.clone(),
+            Drafters::Custom(custom) => vec![DrafterOptions::Custom(custom.clone())],
+            Drafters::Auto => {
+                let lookup = DrafterOptions::NgramMapK(NgramMapOptions::AUTO);
+                let mtp = self.has_mtp().then_some(DrafterOptions::Mtp);
+                let model = self.draft_model.as_ref().map(|_| DrafterOptions::DraftModel);
+                [Some(lookup), mtp.or(model)].into_iter().flatten().collect()
+            }
+        }
+    }
+
+    /// Whether the drafter `mtp` is available.
+    pub fn has_mtp(&self) -> bool {
+        self.assistant.is_some() || self.nextn.is_some()
+    }
+
+    /// Makes a drafter for one sequence, whose target runs in `backend` and whose cache is made from `kv`.
+    ///
+    /// # Errors
+    /// If its model was not loaded, or a parameter is out of range.
+    pub fn drafter(&self, options: &DrafterOptions, backend: &Backend, kv: &KvOptions) -> Result<Box<dyn Drafter>> {
+        options.check()?;
+        Ok(match options {
+            DrafterOptions::Mtp => {
+                if let Some(head) = &self.nextn {
+                    return Ok(Box::new(NextN::new(head.clone(), kv, &self.pages)?));
+                }
+                let missing = || {
+                    Error::argument(
+                        "drafters",
+                        "mtp needs an assistant, or a model with a NextN head; load one, or turn speculation off",
+                    )
+                };
+                let assistant = self.assistant.clone().ok_or_else(missing)?;
+                match &backend.device {
+                    Some(sequence) => Box::new(DeviceMtp::new(sequence.clone())),
+                    None => Box::new(Mtp::new(assistant)),
+                }
+            }
+            DrafterOptions::DraftModel => {
+                let missing = || Error::argument("drafters", "draft-model needs a draft model; load one, or omit it");
+                let model = self.draft_model.clone().ok_or_else(missing)?;
+                match &self.device_draft_model {
+                    Some((models, target)) => Box::new(DeviceDraftModel::new(models, target, kv)?),
+                    None => Box::new(DraftModel::new(model, kv, &self.pages)?),
+                }
+            }
+            DrafterOptions::NgramSimple(options) => Box::new(NgramSimple::new(*options)),
+            DrafterOptions::NgramMapK(options) => Box::new(NgramMapK::new(*options)),
+            DrafterOptions::NgramMapK4v(options) => Box::new(NgramMapK4v::new(*options)),
+            DrafterOptions::NgramMod(options) => Box::new(NgramMod::new(*options, self.ngrams.clone())),
+            DrafterOptions::NgramCache(options) => {
+                let vocab = self.model.num_readable_tokens();
+                for cache in options.corpus.iter().chain(&options.earlier) {
+                    cache.check(vocab)?;
+                }
+                Box::new(NgramCacheDrafter::new(options.clone()))
+            }
+            DrafterOptions::Forced => Box::new(Forced),
+            DrafterOptions::Custom(custom) => {
+                let drafter = custom.make();
+                if drafter.reads() != Reads::default() && backend.device.is_some() {
+                    let problem =
+                        format!("the drafter {} reads hidden states, which stay on the device", custom.name());
+                    return Err(Error::argument("drafters", format!("{problem}; use the CPU")));
+                }
+                drafter
+            }
+        })
+    }
+}

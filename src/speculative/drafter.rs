@@ -8,7 +8,7 @@ use rand::rngs::StdRng;
 
 use super::draft::{Confidence, Draft, DraftSampling};
 use super::drafter_kind::DrafterKind;
-use super::ngram_cache::NgramCache;
+use super::drafters::NgramCache;
 use crate::kv::Committed;
 use crate::model::{ChainModel, DraftRows, DraftStep};
 use crate::nn::Scores;

@@ -6,10 +6,7 @@ use std::sync::Arc;
 
 use super::drafter::Drafter;
 use super::drafter_kind::DrafterKind;
-use super::ngram_cache::NgramCacheOptions;
-use super::ngram_map_k::NgramMapOptions;
-use super::ngram_mod::NgramModOptions;
-use super::ngram_simple::NgramSimpleOptions;
+use super::drafters::{NgramCacheOptions, NgramMapOptions, NgramModOptions, NgramSimpleOptions};
 use crate::{Error, Result};
 
 /// A drafter with its parameters.

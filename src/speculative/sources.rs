@@ -3,17 +3,12 @@
 use std::sync::Arc;
 
 use super::backend::Backend;
-use super::draft_model::{ChainedModel, DraftModel};
 use super::drafter::{Drafter, Reads};
 use super::drafter_options::{DrafterOptions, Drafters};
-use super::forced::Forced;
-use super::mtp::Mtp;
-use super::nextn::NextN;
-use super::ngram_cache_drafter::NgramCacheDrafter;
-use super::ngram_map_k::{NgramMapK, NgramMapOptions};
-use super::ngram_map_k4v::NgramMapK4v;
-use super::ngram_mod::{NgramMod, NgramPool};
-use super::ngram_simple::NgramSimple;
+use super::drafters::{
+    ChainedModel, DraftModel, Forced, Mtp, NextN, NgramCacheDrafter, NgramMapK, NgramMapK4v, NgramMapOptions, NgramMod,
+    NgramPool, NgramSimple,
+};
 use crate::device::{DeviceDraftModel, DeviceMtp, Models};
 use crate::gemma4::{Assistant, Target};
 use crate::kv::{KvOptions, PagePool};

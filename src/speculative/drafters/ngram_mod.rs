@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 use rand::rngs::StdRng;
 
 use super::ngram::hash;
-use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 use crate::Result;
+use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 
 /// Parameters of [`NgramMod`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -62,7 +62,7 @@ impl NgramCache {
 
     /// # Errors
     /// If a token is outside a vocabulary of `vocab` tokens.
-    pub(super) fn check(&self, vocab: usize) -> Result<()> {
+    pub(crate) fn check(&self, vocab: usize) -> Result<()> {
         let tokens = self.counts.values().flat_map(HashMap::keys);
         match tokens.max().filter(|token| **token as usize >= vocab) {
             Some(token) => {

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DrafterKind, Tuning};
+use super::tuning::Tuning;
+use crate::speculative::DrafterKind;
 use crate::{Error, Result};
 
 /// Contexts below this many positions share one cost; above, every octave has its own.

@@ -2,11 +2,9 @@
 
 use rand::rngs::StdRng;
 
-use super::draft::Draft;
-use super::drafter::{Context, DraftCost, Drafter, Observed};
-use super::drafter_kind::DrafterKind;
 use super::ngram_cache::{LONGEST, NgramCache, NgramCacheOptions, ngram};
 use crate::Result;
+use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 
 /// Thresholds by n-gram length (1 to 4 tokens): occurrences, and the share of its most frequent next token.
 struct Trust {

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use rand::rngs::StdRng;
 
 use super::ngram::{Cap, hash};
-use super::{Context, Draft, DraftCost, Drafter, DrafterKind, NgramMapOptions, Observed};
 use crate::Result;
+use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind, NgramMapOptions, Observed};
 
 /// Maximum continuations per key.
 const VALUES: usize = 4;

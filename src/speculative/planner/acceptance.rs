@@ -1,6 +1,6 @@
 //! Acceptance rates by position, with exponential forgetting.
 
-use super::Tuning;
+use super::tuning::Tuning;
 
 /// Positions with a count of their own; deeper ones share the last, because few drafts get there.
 const POSITIONS: usize = 10;

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::Tuning;
+use super::tuning::Tuning;
 
 /// Passes of a trial, half of them with drafts. On simulated machines whose passes vary by a quarter, trials of 8 to 64 passes
 /// reach .99 of the faster mode's speed; in the 4000 passes after a change of the text 16 reach .984, 64 .969. Averaging over

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use rand::rngs::StdRng;
 
 use super::ngram::{Cap, copy, hash};
-use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 use crate::Result;
+use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 
 /// Parameters of [`NgramMapK`] and [`super::NgramMapK4v`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

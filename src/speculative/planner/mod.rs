@@ -14,11 +14,23 @@
 //! from round 200 on, a model's drafts reach 0.97 of the best fixed choice's speed, and 0.95 together with prompt-lookup drafts
 //! (0.9 if one round in ten has one), on average over texts and machines.
 
+mod acceptance;
+mod batch_planner;
+mod block;
+mod costs;
+mod streak;
+mod tuning;
+
+pub(crate) use batch_planner::BatchPlanner;
+pub use block::{BlockSize, MtpPreset};
+pub use costs::{Costs, Estimate, Machine};
+pub use tuning::Tuning;
+
 use std::ops::Add;
 
-use super::acceptance::Acceptance;
-use super::streak::Streak;
-use super::{BlockSize, Costs, DraftCost, DrafterKind, Estimate};
+use crate::speculative::{DraftCost, DrafterKind};
+use acceptance::Acceptance;
+use streak::Streak;
 
 /// Minimum length of a text in the loss budget: the loss allowed for this many tokens may occur at once.
 const SHORTEST: usize = 256;

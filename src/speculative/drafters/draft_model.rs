@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use rand::rngs::StdRng;
 
-use super::{ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, draft_chain};
 use crate::kv::{KvOptions, PagePool, SequenceState};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, Model, OutputRows, Request};
 use crate::nn::Scores;
+use crate::speculative::{
+    ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, draft_chain,
+};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 

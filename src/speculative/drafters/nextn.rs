@@ -5,10 +5,12 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use rand::rngs::StdRng;
 
-use super::{ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, Reads, draft_chain};
 use crate::Result;
 use crate::kv::{Batch, KvCache, KvOptions, PagePool};
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, NextnHead};
+use crate::speculative::{
+    ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, Reads, draft_chain,
+};
 
 /// Hidden rows of rounds that are buffered for the next draft, which reads them in one pass; more are read at once.
 const MOST_UNREAD: usize = 64;

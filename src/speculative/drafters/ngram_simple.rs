@@ -3,8 +3,8 @@
 use rand::rngs::StdRng;
 
 use super::ngram::copy;
-use super::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 use crate::Result;
+use crate::speculative::{Context, Draft, DraftCost, Drafter, DrafterKind, Observed};
 
 /// Parameters of [`NgramSimple`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

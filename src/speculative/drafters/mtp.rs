@@ -5,10 +5,12 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use rand::rngs::StdRng;
 
-use super::{ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, draft_chain};
 use crate::Result;
 use crate::gemma4::Assistant;
 use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep};
+use crate::speculative::{
+    ChainStep, Context, Draft, DraftChain, DraftCost, Drafter, DrafterKind, Observed, draft_chain,
+};
 
 /// Runs the assistant autoregressively from the last token. Every step has that token's position and reads only committed rows;
 /// only the token and the hidden state change from step to step.

@@ -3,12 +3,13 @@
 use std::borrow::BorrowMut;
 use std::time::Instant;
 
+use crate::not_started::NotStarted;
 use crate::options::{GenerateOptions, Pipeline};
 use crate::piece::Piece;
 use crate::run::{Run, advance};
 use crate::session::{Session, Statistics};
 use crate::speculative::Cancel;
-use crate::stop::Finish;
+use crate::stop::FinishReason;
 use crate::{Error, Result};
 
 /// Yields a [`Piece`] per round, and nothing after the end or an error. What was yielded is part of the session, which can be
@@ -56,8 +57,8 @@ impl<S: BorrowMut<Session>> Generation<S> {
     }
 
     /// Why it ended; `None` while it is running.
-    pub fn finish(&self) -> Option<Finish> {
-        self.run.finish()
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        self.run.finish_reason()
     }
 
     /// Stops it from any thread: before the next chunk of the prompt, or before the next round.
@@ -69,7 +70,7 @@ impl<S: BorrowMut<Session>> Generation<S> {
         if self.run.is_reading() {
             self.read_prompt()?;
         }
-        if self.run.finish().is_some() {
+        if self.run.finish_reason().is_some() {
             return Ok(None);
         }
         let Some(session) = self.session.as_mut().map(BorrowMut::borrow_mut) else { return Ok(None) };
@@ -84,7 +85,7 @@ impl<S: BorrowMut<Session>> Generation<S> {
             self.run.statistics.decode += start.elapsed();
             piece?
         };
-        if self.run.finish().is_none() && self.run.pipeline == Pipeline::Ahead {
+        if self.run.finish_reason().is_none() && self.run.pipeline == Pipeline::Ahead {
             let most_rows = self.run.most_rows(session.decoder().0);
             session.submit(most_rows);
         }
@@ -120,7 +121,7 @@ impl<S: BorrowMut<Session>> Iterator for Generation<S> {
     type Item = Result<Piece>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.run.finish().is_some() {
+        if self.run.finish_reason().is_some() {
             return self.run.take_error().map(Err);
         }
         match self.piece() {
@@ -157,7 +158,8 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::generate`], for what is known before anything is computed; the session is returned with it.
-    pub fn into_generation(self, prompt: &[u32], options: &GenerateOptions) -> Result<Generation, Box<(Self, Error)>> {
-        Generation::new(self, prompt, options).map_err(Box::new)
+    pub fn into_generation(self, prompt: &[u32], options: &GenerateOptions) -> Result<Generation, Box<NotStarted>> {
+        let refused = |(session, error)| Box::new(NotStarted { session, error });
+        Generation::new(self, prompt, options).map_err(refused)
     }
 }

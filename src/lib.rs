@@ -58,6 +58,7 @@ pub mod kv;
 mod loading;
 mod model;
 pub mod nn;
+mod not_started;
 mod ops;
 mod options;
 pub mod perplexity;
@@ -86,6 +87,7 @@ pub use foretoken_kernels::quant::WeightType;
 pub use foretoken_kernels::{ElementType, Isa};
 pub use generation::Generation;
 pub use model::{ChainModel, DraftKv, DraftRows, DraftStep, Model, NextnHead, Output, OutputRows, Request};
+pub use not_started::NotStarted;
 pub use options::{
     EndOfGeneration, EngineOptions, GenerateOptions, MtpOptions, Pipeline, SessionOptions, Speculation,
     SpeculationOptions, Stop,
@@ -95,6 +97,6 @@ pub use probe::{Probe, RoundTimes, device_bandwidth};
 pub use sampler::{LogitsProcessor, Sampling, TokenLogprobs};
 pub use scheduler::{Event, PrefixCacheOptions, Scheduler, SchedulerOptions, SequenceId};
 pub use session::{Session, Statistics};
-pub use stop::Finish;
+pub use stop::FinishReason;
 #[cfg(feature = "stream")]
 pub use stream::GenerationStream;

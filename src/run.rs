@@ -16,7 +16,7 @@ use crate::speculative::{
     Cancel, DecodeState, Done, Others, Path, Proposal, Round, SpeculationStats, SpeculativeDecoder, Step, Tracer, Work,
     run_pass,
 };
-use crate::stop::{Finish, TextEnd};
+use crate::stop::{FinishReason, TextEnd};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -34,7 +34,7 @@ pub(crate) struct Run {
     first: Option<(DecodeState, Vec<TokenLogprobs>)>, // not emitted yet, not yet part of the sequence
     left: usize,                                      // tokens that may still be generated
     text: TextEnd,
-    finish: Option<Finish>,
+    finish: Option<FinishReason>,
     failed: Option<Error>, // reported after the text that was held back
     pub statistics: Statistics,
     tracer: Option<Tracer>,
@@ -98,7 +98,7 @@ impl Run {
     }
 
     /// Why it ended; `None` while it is running.
-    pub fn finish(&self) -> Option<Finish> {
+    pub fn finish_reason(&self) -> Option<FinishReason> {
         self.finish
     }
 
@@ -235,9 +235,9 @@ impl Run {
         let full = session.decoder().0.state.remaining() == 0;
         self.finish = match self.text.ended {
             Some(finish) => Some(finish),
-            None if session.decoder().0.drafting.is_complete() => Some(Finish::Constraint),
-            None if self.left == 0 => Some(Finish::MaxTokens),
-            None => full.then_some(Finish::Context),
+            None if session.decoder().0.drafting.is_complete() => Some(FinishReason::Constraint),
+            None if self.left == 0 => Some(FinishReason::MaxTokens),
+            None => full.then_some(FinishReason::Context),
         };
         if self.finish.is_some() {
             self.learn(session);
@@ -249,7 +249,7 @@ impl Run {
     /// Ends a cancelled generation. Returns the text that was held back, if any.
     pub fn cancelled(&mut self, session: &mut Session) -> Option<Piece> {
         self.restore(session);
-        self.finish = Some(Finish::Cancelled);
+        self.finish = Some(FinishReason::Cancelled);
         self.learn(session);
         self.held_back(session).filter(|piece| !piece.text.is_empty())
     }
@@ -258,7 +258,7 @@ impl Run {
     pub fn nothing_to_generate(&mut self) -> bool {
         let nothing = self.left == 0 && self.finish.is_none();
         if nothing {
-            self.finish = Some(Finish::MaxTokens);
+            self.finish = Some(FinishReason::MaxTokens);
         }
         nothing
     }
@@ -284,7 +284,7 @@ impl Run {
         if drafting.tokens.len() > state.len() + usize::from(drafting.newest.is_some()) {
             drafting.truncate(state.len());
         }
-        self.finish = Some(Finish::Error);
+        self.finish = Some(FinishReason::Error);
         match self.held_back(session) {
             Some(piece) if !piece.text.is_empty() => {
                 self.failed = Some(error);
@@ -346,11 +346,11 @@ impl Run {
         }
         if let Some(tracer) = self.tracer.take() {
             tracer.end(match self.finish {
-                Some(Finish::EndOfText | Finish::StopString | Finish::Constraint) => "stop",
-                Some(Finish::MaxTokens) => "length",
-                Some(Finish::Context) => "context",
-                Some(Finish::Cancelled) => "cancelled",
-                Some(Finish::Error) => "error",
+                Some(FinishReason::EndOfText | FinishReason::StopString | FinishReason::Constraint) => "stop",
+                Some(FinishReason::MaxTokens) => "length",
+                Some(FinishReason::Context) => "context",
+                Some(FinishReason::Cancelled) => "cancelled",
+                Some(FinishReason::Error) => "error",
                 None => "dropped",
             });
         }

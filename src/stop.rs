@@ -8,7 +8,7 @@ use crate::tokenizer::{StreamDecoder, Tokenizer};
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Finish {
+pub enum FinishReason {
     /// A token that ends the text.
     EndOfText,
     /// A string that ends the text.
@@ -32,7 +32,7 @@ pub(crate) struct TextEnd {
     decoder: StreamDecoder,
     text: String,               // decoded, not emitted
     control: Vec<ControlToken>, // offsets in `text`
-    pub ended: Option<Finish>,
+    pub ended: Option<FinishReason>,
 }
 
 impl TextEnd {
@@ -68,8 +68,8 @@ impl TextEnd {
             self.decoder = StreamDecoder::default();
         }
         self.ended = match found {
-            Some(_) => Some(Finish::StopString),
-            None => self.stop_tokens.contains(&token).then_some(Finish::EndOfText),
+            Some(_) => Some(FinishReason::StopString),
+            None => self.stop_tokens.contains(&token).then_some(FinishReason::EndOfText),
         };
         Ok(self.ended.is_some())
     }
@@ -79,7 +79,7 @@ impl TextEnd {
     pub fn take(
         &mut self,
         tokenizer: Option<&Tokenizer>,
-        finish: Option<Finish>,
+        finish: Option<FinishReason>,
     ) -> Result<(String, Vec<ControlToken>)> {
         if finish.is_some() {
             if let Some(tokenizer) = tokenizer {

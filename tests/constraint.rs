@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use foretoken::chat::{ChatOptions, Thinking};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, Drafters};
 use foretoken::{
-    Constraint, ConstraintLimits, EndOfGeneration, Engine, EngineOptions, Error, Finish, GenerateOptions,
+    Constraint, ConstraintLimits, EndOfGeneration, Engine, EngineOptions, Error, FinishReason, GenerateOptions,
     LogitsProcessor, Pipeline, Sampling, Scheduler, SchedulerOptions, SequenceId, SessionOptions, Speculation,
     SpeculationOptions, Statistics, Stop,
 };
@@ -30,7 +30,7 @@ static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
 struct Written {
     ids: Vec<u32>,
     text: String,
-    finish: Option<Finish>,
+    finish: Option<FinishReason>,
 }
 
 fn prompt() -> Vec<u32> {
@@ -46,7 +46,7 @@ fn write(options: &GenerateOptions) -> (Written, Statistics) {
         written.ids.extend(piece.tokens);
         written.text += &piece.text;
     }
-    written.finish = generation.finish();
+    written.finish = generation.finish_reason();
     (written, generation.statistics().clone())
 }
 
@@ -115,7 +115,10 @@ fn schemas() -> Vec<Value> {
 /// Checks with the crate jsonschema that a text is JSON under the schema.
 fn check(schema: &Value, written: &Written) {
     let text = &written.text;
-    assert!(matches!(written.finish, Some(Finish::Constraint | Finish::EndOfText)), "{schema}: {written:?}");
+    assert!(
+        matches!(written.finish, Some(FinishReason::Constraint | FinishReason::EndOfText)),
+        "{schema}: {written:?}"
+    );
     let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{schema}: {text:?}: {e}"));
     let validator = jsonschema::options().should_validate_formats(true).build(schema).expect("a schema");
     assert!(validator.is_valid(&value), "{schema}: {text}");
@@ -206,7 +209,7 @@ fn sequences_in_one_batch_write_what_each_writes_alone() {
     let mut texts: HashMap<SequenceId, (usize, Written)> = HashMap::new();
     for i in 0..schemas.len() {
         let session = ENGINE.session(&SessionOptions::default()).expect("a session");
-        let id = scheduler.add(session, &prompt(), &option(i)).map_err(|refused| refused.1).expect("added");
+        let id = scheduler.add(session, &prompt(), &option(i)).expect("added");
         texts.insert(id, (i, Written::default()));
     }
     while scheduler.is_active() {
@@ -215,7 +218,7 @@ fn sequences_in_one_batch_write_what_each_writes_alone() {
             let piece = event.piece.expect("a piece");
             written.ids.extend(piece.tokens);
             written.text += &piece.text;
-            written.finish = event.finish;
+            written.finish = event.finish_reason;
         }
     }
     for (i, got) in texts.into_values() {
@@ -273,7 +276,7 @@ fn a_draw_is_from_the_target_s_distribution_over_what_is_allowed() {
         let mut counts: HashMap<String, usize> = HashMap::new();
         for seed in 0..DRAWS as u64 {
             let (written, _) = write(&GenerateOptions { seed, ..options.clone() });
-            assert_eq!(written.finish, Some(Finish::Constraint));
+            assert_eq!(written.finish, Some(FinishReason::Constraint));
             *counts.entry(written.text).or_default() += 1;
         }
         let mut want = HashMap::new();
@@ -330,7 +333,7 @@ fn expressions_and_grammars_are_followed() {
     // The text may end only where the expression accepts; after it nothing can be emitted.
     let written = all(Constraint::regex("(yes|no)"));
     assert!(["yes", "no"].contains(&written.text.as_str()), "{}", written.text);
-    assert_eq!(written.finish, Some(Finish::Constraint));
+    assert_eq!(written.finish, Some(FinishReason::Constraint));
     let written = all(Constraint::regex("[0-9]{4}[0-9 ]{0,40}"));
     assert!(written.text.len() >= 4 && written.text[..4].bytes().all(|c| c.is_ascii_digit()), "{written:?}");
     assert_eq!(all(Constraint::regex("")).text, "");
@@ -346,11 +349,11 @@ fn other_ends_of_a_text_hold() {
         let options = GenerateOptions { speculation, ..plain(list.clone()) };
         let (whole, _) = write(&options);
         let (cut, _) = write(&GenerateOptions { max_tokens: 11, ..options.clone() });
-        assert_eq!((cut.ids.as_slice(), cut.finish), (&whole.ids[..11], Some(Finish::MaxTokens)));
+        assert_eq!((cut.ids.as_slice(), cut.finish), (&whole.ids[..11], Some(FinishReason::MaxTokens)));
         let stop = Stop { strings: vec![",".into()], ..Stop::default() };
         let (stopped, _) = write(&GenerateOptions { stop, ..options.clone() });
         assert_eq!(Some(stopped.text.as_str()), whole.text.split(',').next());
-        assert_eq!(stopped.finish, Some(Finish::StopString));
+        assert_eq!(stopped.finish, Some(FinishReason::StopString));
         // Nothing may follow the last bracket, even if the end is an ordinary token.
         let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
         assert_eq!(write(&GenerateOptions { stop, ..options }).0, whole);
@@ -644,7 +647,9 @@ fn reasoning_may_come_before_json() {
             // The first token may be excluded already.
             let Ok(mut generation) = session.generate(&prompt, &options) else { return false };
             let written: Result<Vec<_>, _> = generation.by_ref().map(|piece| piece.map(|piece| piece.tokens)).collect();
-            written.is_ok_and(|written| written.concat() == ids && generation.finish() == Some(Finish::Constraint))
+            written.is_ok_and(|written| {
+                written.concat() == ids && generation.finish_reason() == Some(FinishReason::Constraint)
+            })
         };
         let (thought, unthought) = ("Hm, {}?</think>\n\n{\"n\": 3}", "{\"n\": 3}");
         assert!(scripted(thought, &reply), "{is_control}");

@@ -17,9 +17,9 @@ use foretoken::speculative::{
     DraftSampling, Drafter, DrafterKind, Drafters, Mtp, NextN, Observed, Reads,
 };
 use foretoken::{
-    ChainModel, DraftKv, DraftRows, DraftStep, ElementType, EndOfGeneration, Engine, EngineOptions, Error, Finish,
-    GenerateOptions, Isa, LogitsProcessor, Model, Output, Request, Sampling, Scheduler, SchedulerOptions, SequenceId,
-    SessionOptions, Speculation, SpeculationOptions, Stop, qwen35,
+    ChainModel, DraftKv, DraftRows, DraftStep, ElementType, EndOfGeneration, Engine, EngineOptions, Error,
+    FinishReason, GenerateOptions, Isa, LogitsProcessor, Model, Output, Request, Sampling, Scheduler, SchedulerOptions,
+    SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop, qwen35,
 };
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -37,7 +37,7 @@ struct Job {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Written {
     ids: Vec<u32>,
-    finish: Option<Finish>,
+    finish: Option<FinishReason>,
 }
 
 /// Of up to some tens of tokens.
@@ -111,7 +111,7 @@ fn alone(engine: &Engine, job: &Job) -> Written {
     let mut session = engine.session(&job.session).expect("a session");
     let mut generation = session.generate(&job.prompt, &job.options).expect("a generation");
     let ids = generation.by_ref().flat_map(|piece| piece.expect("a piece").tokens).collect();
-    Written { ids, finish: generation.finish() }
+    Written { ids, finish: generation.finish_reason() }
 }
 
 /// 1 to 8 sequences with different prompts, block sizes and K/V formats, which join, leave, fork and are cancelled at random
@@ -132,13 +132,13 @@ fn check(engine: &Engine, vocab: u32, seed: u64, name: &str, prompts: Range<usiz
             let session = engine.session(&jobs[i].session).expect("a session");
             let mut options = jobs[i].options.clone();
             options.cancel = Cancel::default();
-            let id = scheduler.add(session, &jobs[i].prompt, &options).map_err(|refused| refused.1).expect("added");
+            let id = scheduler.add(session, &jobs[i].prompt, &options).expect("added");
             running.insert(id, (i, Written::default()));
         }
         for event in scheduler.step() {
             let (_, written) = running.get_mut(&event.id).expect("a sequence that was added");
             written.ids.extend(event.piece.expect("a piece").tokens);
-            written.finish = event.finish;
+            written.finish = event.finish_reason;
         }
         let ids: Vec<_> = scheduler.ids().collect();
         let Some(id) = ids.choose(&mut rng).copied() else { continue };
@@ -166,7 +166,7 @@ fn check(engine: &Engine, vocab: u32, seed: u64, name: &str, prompts: Range<usiz
                     for event in scheduler.step() {
                         let of = running.get_mut(&event.id).map_or(&mut got, |(_, written)| written);
                         of.ids.extend(event.piece.expect("a piece").tokens);
-                        of.finish = event.finish;
+                        of.finish = event.finish_reason;
                     }
                 }
                 assert_eq!(got, fresh, "{what}: the fork");
@@ -234,7 +234,7 @@ fn nothing_is_drafted_beside_a_prompts_chunk() {
     let options = GenerateOptions { max_tokens: 1000, stop, ..GenerateOptions::default() };
     let add = |scheduler: &mut Scheduler, prompt: Vec<u32>| {
         let session = engine.session(&SessionOptions::default()).expect("a session");
-        scheduler.add(session, &prompt, &options).map_err(|refused| refused.1).expect("added")
+        scheduler.add(session, &prompt, &options).expect("added")
     };
     let writing = add(&mut scheduler, (300..320).collect());
     let drafted = |scheduler: &Scheduler| scheduler.statistics(writing).expect("a sequence").drafted;
@@ -333,20 +333,20 @@ fn a_failure_is_the_failing_sequences_alone() {
     let full = SessionOptions { kv: KvOptions { max_context: Some(9), ..KvOptions::default() } };
     let panicking = GenerateOptions { logits_processor: Some(Arc::new(Panicking)), ..options.clone() };
     let jobs = [
-        (vec![3, 4, 5, 6], SessionOptions::default(), Finish::MaxTokens),
-        (vec![3, PANIC, 7], SessionOptions::default(), Finish::Error),
-        (vec![DEFECT, 4, 5], SessionOptions::default(), Finish::Error),
-        (vec![3, 4, NAN], SessionOptions::default(), Finish::Error),
-        (vec![9, 8, 7, 6, 5], SessionOptions::default(), Finish::MaxTokens),
-        (vec![3, POISON, 9], SessionOptions::default(), Finish::Error),
-        (vec![11, 12, 13, 14], full, Finish::Context),
+        (vec![3, 4, 5, 6], SessionOptions::default(), FinishReason::MaxTokens),
+        (vec![3, PANIC, 7], SessionOptions::default(), FinishReason::Error),
+        (vec![DEFECT, 4, 5], SessionOptions::default(), FinishReason::Error),
+        (vec![3, 4, NAN], SessionOptions::default(), FinishReason::Error),
+        (vec![9, 8, 7, 6, 5], SessionOptions::default(), FinishReason::MaxTokens),
+        (vec![3, POISON, 9], SessionOptions::default(), FinishReason::Error),
+        (vec![11, 12, 13, 14], full, FinishReason::Context),
     ];
     let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
     let mut running = HashMap::new();
     for (prompt, session, finish) in &jobs {
         let session = engine.session(session).expect("a session");
         let options = if prompt[0] == DEFECT { &panicking } else { &options };
-        let id = scheduler.add(session, prompt, options).map_err(|refused| refused.1).expect("added");
+        let id = scheduler.add(session, prompt, options).expect("added");
         running.insert(id, (prompt, *finish, Vec::new(), None));
     }
     while scheduler.is_active() {
@@ -361,7 +361,7 @@ fn a_failure_is_the_failing_sequences_alone() {
                 Err(other) => panic!("{prompt:?}: {other}"),
             }
             assert!(seen.is_none(), "{prompt:?}: an event after its last");
-            *seen = event.finish;
+            *seen = event.finish_reason;
             assert!(seen.is_none_or(|seen| seen == *finish), "{prompt:?}: {seen:?}");
         }
     }
@@ -370,7 +370,7 @@ fn a_failure_is_the_failing_sequences_alone() {
         let session = scheduler.remove(id).expect("a session");
         if prompt[0] == DEFECT {
             assert_eq!(ids.len(), 1, "the token before the panic");
-        } else if finish == Finish::Error {
+        } else if finish == FinishReason::Error {
             assert!(session.kv().is_empty() && session.tokens().is_empty(), "{prompt:?}: something of it was kept");
         } else {
             let context = session.kv().max_context();
@@ -408,7 +408,7 @@ fn an_error_after_held_back_text_ends_the_sequence() {
     let options = GenerateOptions { stop, logits_processor: Some(Arc::new(Late(prompt.len()))), ..plain };
     let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
     let session = engine.session(&SessionOptions::default()).expect("a session");
-    let id = scheduler.add(session, &prompt, &options).map_err(|refused| refused.1).expect("added");
+    let id = scheduler.add(session, &prompt, &options).expect("added");
     let mut events = Vec::new();
     while scheduler.is_active() {
         events.extend(scheduler.step());
@@ -417,10 +417,10 @@ fn an_error_after_held_back_text_ends_the_sequence() {
     assert!(held.piece.as_ref().is_ok_and(|piece| !piece.text.is_empty() && text.starts_with(&piece.text)), "{held:?}");
     assert!(matches!(&last.piece, Err(Error::Panic(message)) if message == "a defect"), "{last:?}");
     assert!(
-        events.iter().all(|event| event.id == id && event.finish.is_some() == std::ptr::eq(event, last)),
+        events.iter().all(|event| event.id == id && event.finish_reason.is_some() == std::ptr::eq(event, last)),
         "{events:?}"
     );
-    assert_eq!(last.finish, Some(Finish::Error));
+    assert_eq!(last.finish_reason, Some(FinishReason::Error));
 }
 
 /// With nothing to generate a prompt is read and the generation ended, as a session alone does it.
@@ -434,13 +434,13 @@ fn a_prompt_is_read_even_if_nothing_is_generated() {
     let mut alone = open();
     assert_eq!(alone.generate(&prompt, &options).expect("a generation").count(), 0);
     let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
-    let id = scheduler.add(open(), &prompt, &options).map_err(|refused| refused.1).expect("added");
+    let id = scheduler.add(open(), &prompt, &options).expect("added");
     let mut events = Vec::new();
     for _ in 0..prompt.len() {
         assert_eq!(scheduler.is_active(), events.is_empty());
         events.extend(scheduler.step());
     }
-    assert!(matches!(&events[..], [event] if event.finish == Some(Finish::MaxTokens)), "{events:?}");
+    assert!(matches!(&events[..], [event] if event.finish_reason == Some(FinishReason::MaxTokens)), "{events:?}");
     assert!(events.into_iter().all(|event| event.piece.expect("a piece").tokens.is_empty()));
     let session = scheduler.remove(id).expect("a session");
     assert_eq!((session.tokens(), alone.tokens()), (&prompt[..], &prompt[..]));
@@ -489,12 +489,12 @@ fn a_cancelled_generation_keeps_what_it_gave() {
     let cancelled = options();
     cancelled.cancel.cancel();
     let mut generation = session.generate(&[3, 4, 5], &cancelled).expect("a generation");
-    assert!(generation.next().is_none() && generation.finish() == Some(Finish::Cancelled));
+    assert!(generation.next().is_none() && generation.finish_reason() == Some(FinishReason::Cancelled));
     drop(generation);
     assert!(session.tokens().is_empty() && session.kv().is_empty());
 
     let options = options();
-    let mut generation = session.into_generation(&[3, 4, 5], &options).map_err(|refused| refused.1).expect("one");
+    let mut generation = session.into_generation(&[3, 4, 5], &options).expect("one");
     let handle = generation.cancel_handle();
     let mut ids = Vec::new();
     let worker = std::thread::spawn(move || {
@@ -504,7 +504,7 @@ fn a_cancelled_generation_keeps_what_it_gave() {
                 handle.cancel();
             }
         }
-        assert_eq!(generation.finish(), Some(Finish::Cancelled));
+        assert_eq!(generation.finish_reason(), Some(FinishReason::Cancelled));
         (ids, generation.into_session())
     });
     let (ids, session) = worker.join().expect("the worker");
@@ -691,7 +691,7 @@ fn a_place_is_drafted_in_one_pass() {
             let options = GenerateOptions { max_tokens: options.max_tokens - i as usize, ..options.clone() };
             let job = Job { prompt: (3 + i..9 + 2 * i).collect(), session: SessionOptions::default(), options };
             let session = engine.session(&job.session).expect("a session");
-            let id = scheduler.add(session, &job.prompt, &job.options).map_err(|refused| refused.1).expect("added");
+            let id = scheduler.add(session, &job.prompt, &job.options).expect("added");
             written.insert(id, (job, Vec::new()));
         }
         while scheduler.is_active() {
@@ -726,7 +726,7 @@ fn a_failing_draft_is_the_failing_sequences_alone() {
         for len in [4, FAULTY as u32 + 1, 7, 5] {
             let prompt = Vec::from_iter(3..3 + len);
             let session = engine.session(&SessionOptions::default()).expect("a session");
-            let id = scheduler.add(session, &prompt, &options).map_err(|refused| refused.1).expect("added");
+            let id = scheduler.add(session, &prompt, &options).expect("added");
             running.insert(id, (prompt, Vec::new(), None));
         }
         while scheduler.is_active() {
@@ -744,7 +744,7 @@ fn a_failing_draft_is_the_failing_sequences_alone() {
                         });
                     }
                 }
-                *finish = event.finish;
+                *finish = event.finish_reason;
             }
         }
         let steps: usize = model.passes.lock().expect("the passes").iter().sum();
@@ -753,9 +753,9 @@ fn a_failing_draft_is_the_failing_sequences_alone() {
             let job = Job { prompt, session: SessionOptions::default(), options: off };
             let want = alone(&engine, &job).ids;
             if job.prompt.len() > FAULTY {
-                assert_eq!((&ids[..], finish), (&want[..1], Some(Finish::Error)), "{chain:?}, {fault:?}");
+                assert_eq!((&ids[..], finish), (&want[..1], Some(FinishReason::Error)), "{chain:?}, {fault:?}");
             } else {
-                assert_eq!((ids, finish), (want, Some(Finish::MaxTokens)), "{chain:?}, {fault:?}");
+                assert_eq!((ids, finish), (want, Some(FinishReason::MaxTokens)), "{chain:?}, {fault:?}");
             }
         }
         assert!(steps > 3 * 3, "{chain:?}, {fault:?}: {steps} steps");

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use foretoken::kv::{KvOptions, KvPreset};
 use foretoken::speculative::BlockSize;
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, Finish, GenerateOptions, PrefixCacheOptions, Scheduler, SchedulerOptions,
-    SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop,
+    EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, PrefixCacheOptions, Scheduler,
+    SchedulerOptions, SequenceId, SessionOptions, Speculation, SpeculationOptions, Stop,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -50,13 +50,13 @@ fn run(
         .iter()
         .map(|prompt| {
             let session = scheduler.session(session).expect("a session");
-            scheduler.add(session, prompt, options).map_err(|refused| refused.1).expect("added")
+            scheduler.add(session, prompt, options).expect("added")
         })
         .collect();
     while scheduler.is_active() {
         for event in scheduler.step() {
             written.entry(event.id).or_default().extend(event.piece.expect("a piece").tokens);
-            assert!(event.finish.is_none_or(|finish| finish == Finish::MaxTokens));
+            assert!(event.finish_reason.is_none_or(|finish| finish == FinishReason::MaxTokens));
         }
     }
     let result = ids.iter().map(|id| {
@@ -249,9 +249,9 @@ fn an_interval_of_nothing_is_refused() {
     let session = scheduler.session(&SessionOptions::default()).expect("a session");
     let refused = scheduler.add(session, &[2, 3, 4], &options(4, &engine)).expect_err("no interval");
     assert!(
-        refused.1.to_string().contains("interval") && refused.1.to_string().contains("at least 1"),
+        refused.error.to_string().contains("interval") && refused.error.to_string().contains("at least 1"),
         "{}",
-        refused.1
+        refused.error
     );
-    assert!(refused.0.tokens().is_empty() && scheduler.ids().count() == 0);
+    assert!(refused.session.tokens().is_empty() && scheduler.ids().count() == 0);
 }

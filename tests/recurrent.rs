@@ -180,7 +180,7 @@ fn speculation_and_batches_write_the_same_text() {
     let mut scheduler = Scheduler::new(&engine, SchedulerOptions { max_rows: 2, ..SchedulerOptions::default() });
     for rows in 1..=8 {
         let options = GenerateOptions { speculation: speculation(rows), ..plain(60) };
-        scheduler.add(session(), &prompt, &options).map_err(|refused| refused.1).expect("added");
+        scheduler.add(session(), &prompt, &options).expect("added");
     }
     let ids: Vec<_> = scheduler.ids().collect();
     while scheduler.is_active() {

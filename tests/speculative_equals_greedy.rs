@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use cases::on_every_isa;
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterKind, Drafters, MtpPreset};
 use foretoken::{
-    ElementType, EndOfGeneration, Engine, EngineOptions, Finish, GenerateOptions, Isa, MtpOptions, Piece, Pipeline,
-    Session, SessionOptions, Speculation, SpeculationOptions, Statistics, Stop,
+    ElementType, EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, Isa, MtpOptions, Piece,
+    Pipeline, Session, SessionOptions, Speculation, SpeculationOptions, Statistics, Stop,
 };
 
 /// Draft block sizes that are compared with plain decoding.
@@ -98,7 +98,7 @@ fn speculative(block_size: usize, options: &GenerateOptions) -> GenerateOptions 
 struct Run {
     ids: Vec<u32>,
     text: String,
-    finish: Option<Finish>,
+    finish: Option<FinishReason>,
     statistics: Statistics,
 }
 
@@ -109,7 +109,7 @@ fn run_pieces(session: &mut Session, prompt: &[u32], options: &GenerateOptions, 
     Run {
         ids: pieces.iter().flat_map(|piece| piece.tokens.clone()).collect(),
         text: pieces.iter().map(|piece| piece.text.as_str()).collect(),
-        finish: generation.finish(),
+        finish: generation.finish_reason(),
         statistics: generation.statistics().clone(),
     }
 }
@@ -125,7 +125,7 @@ fn same_ids(pair: &Pair, rows: ElementType, threads: usize, tokens: usize) {
     let options = plain(tokens);
     // The reference is always the simplest: one thread.
     let want = run(&pair.engine(1), rows, &pair.prompt, &options);
-    assert_eq!((want.ids.len(), want.finish), (tokens, Some(Finish::MaxTokens)), "{}", pair.name);
+    assert_eq!((want.ids.len(), want.finish), (tokens, Some(FinishReason::MaxTokens)), "{}", pair.name);
     assert_eq!(want.statistics.drafted, 0, "plain decoding drafts nothing");
     for block_size in BLOCK_SIZES {
         let got = run(&engine, rows, &pair.prompt, &speculative(block_size, &options));
@@ -368,7 +368,7 @@ fn stops_at_tokens(pair: &Pair, candidates: usize) {
             let got = run(&engine, ElementType::F16, &pair.prompt, &speculative(block_size, &options));
             let what = format!("{}: B = {block_size}, stop at token {stop}", pair.name);
             assert_eq!(got.ids, greedy[..end], "{what}");
-            assert_eq!(got.finish, Some(Finish::EndOfText), "{what}");
+            assert_eq!(got.finish, Some(FinishReason::EndOfText), "{what}");
             inside_a_block += usize::from(got.statistics.accepted + got.statistics.rounds + 1 > got.ids.len());
         }
     }
@@ -415,7 +415,7 @@ fn stop_strings_cut_a_block() {
             let what = format!("stop at {stop:?}, B = {speculation:?}");
             assert_eq!(got.ids, greedy.ids[..end], "{what}");
             assert_eq!(got.text, greedy.text[..at], "{what}");
-            assert_eq!(got.finish, Some(Finish::StopString), "{what}");
+            assert_eq!(got.finish, Some(FinishReason::StopString), "{what}");
         }
     }
 }
@@ -430,7 +430,7 @@ fn counts(pair: &Pair) {
             let got = run(&engine, ElementType::F16, &pair.prompt, &options);
             let what = format!("{}: B = {block_size}, {max_tokens} tokens", pair.name);
             assert_eq!(got.ids, greedy[..max_tokens], "{what}");
-            assert_eq!(got.finish, Some(Finish::MaxTokens), "{what}");
+            assert_eq!(got.finish, Some(FinishReason::MaxTokens), "{what}");
             assert_eq!(got.statistics.generated_tokens, max_tokens, "{what}");
         }
     }
@@ -460,7 +460,7 @@ fn fills_the_context(pair: &Pair) {
             let what = format!("{}: B = {block_size}, room for {room}", pair.name);
             // The last token has no row yet, so one more is written than fits.
             assert_eq!(got.ids, greedy[..room + 1], "{what}");
-            assert_eq!(got.finish, Some(Finish::Context), "{what}");
+            assert_eq!(got.finish, Some(FinishReason::Context), "{what}");
             assert_eq!(session.kv().len(), pair.prompt.len() + room, "{what}");
         }
     }

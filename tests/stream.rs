@@ -42,7 +42,7 @@ fn a_stream_writes_what_the_iterator_writes() {
         let options = GenerateOptions { max_tokens: 40, speculation, ..GenerateOptions::default() };
         let begin = || -> Generation {
             let session = engine.session(&SessionOptions::default()).expect("a session");
-            session.into_generation(&prompt, &options).map_err(|refused| refused.1).expect("a generation")
+            session.into_generation(&prompt, &options).expect("a generation")
         };
         let want: Vec<u32> = begin().flat_map(|piece| piece.expect("a piece").tokens).collect();
         let generation = begin();

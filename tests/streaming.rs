@@ -8,7 +8,8 @@ use std::path::Path;
 use foretoken::chat::{ChatOptions, ChatTemplate, Message, Role, Thinking};
 use foretoken::tokenizer::{StreamDecoder, Tokenizer};
 use foretoken::{
-    EndOfGeneration, Engine, EngineOptions, Finish, GenerateOptions, MtpOptions, SessionOptions, Speculation, Stop,
+    EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, MtpOptions, SessionOptions, Speculation,
+    Stop,
 };
 use serde_json::json;
 
@@ -189,11 +190,15 @@ fn greedy(max_tokens: usize, strings: Vec<String>) -> GenerateOptions {
 }
 
 /// The pieces' texts, the ids, and how it ended.
-fn generate(engine: &Engine, prompt: &[u32], options: &GenerateOptions) -> (Vec<String>, Vec<u32>, Option<Finish>) {
+fn generate(
+    engine: &Engine,
+    prompt: &[u32],
+    options: &GenerateOptions,
+) -> (Vec<String>, Vec<u32>, Option<FinishReason>) {
     let mut session = engine.session(&SessionOptions::default()).expect("a session");
     let mut generation = session.generate(prompt, options).expect("a generation");
     let pieces: Vec<_> = generation.by_ref().map(|piece| piece.expect("a piece")).collect();
-    let finish = generation.finish();
+    let finish = generation.finish_reason();
     let ids = pieces.iter().flat_map(|piece| piece.tokens.clone()).collect();
     (pieces.into_iter().map(|piece| piece.text).collect(), ids, finish)
 }
@@ -224,7 +229,7 @@ fn a_generation_hands_out_whole_characters() {
     assert!(streamed.starts_with(sound), "{streamed:?} does not start with {sound:?}");
     for options in with_and_without_drafts(&greedy(24, Vec::new())) {
         let (pieces, got, finish) = generate(&engine, &prompt, &options);
-        assert_eq!((got, finish), (ids.clone(), Some(Finish::MaxTokens)));
+        assert_eq!((got, finish), (ids.clone(), Some(FinishReason::MaxTokens)));
         assert_eq!(pieces.concat(), streamed, "{pieces:?}");
     }
 }
@@ -246,7 +251,7 @@ fn stop_strings_are_cut_exactly() {
         for options in with_and_without_drafts(&greedy(16, vec![stop.into()])) {
             let (pieces, got, finish) = generate(&engine, &prompt, &options);
             assert_eq!(pieces.concat(), whole[..at], "stop at {stop:?}: {pieces:?}");
-            assert_eq!(finish, Some(Finish::StopString), "stop at {stop:?}");
+            assert_eq!(finish, Some(FinishReason::StopString), "stop at {stop:?}");
             assert!(ids.starts_with(&got), "stop at {stop:?}");
             assert!(tokenizer.decode(&got).expect("text").contains(stop), "stop at {stop:?}: it is not complete");
             let shorter = tokenizer.decode(&got[..got.len() - 1]).expect("text");
@@ -265,7 +270,7 @@ fn the_first_of_several_stop_strings_cuts() {
     {
         let options = greedy(16, strings.map(String::from).to_vec());
         let (pieces, _, finish) = generate(&engine, &prompt, &options);
-        assert_eq!((pieces.concat().as_str(), finish), (want, Some(Finish::StopString)), "{strings:?}");
+        assert_eq!((pieces.concat().as_str(), finish), (want, Some(FinishReason::StopString)), "{strings:?}");
     }
 }
 
@@ -282,7 +287,7 @@ fn held_text_comes_out_at_the_end() {
         for options in with_and_without_drafts(&greedy(tokens, vec![stop])) {
             let (pieces, _, finish) = generate(&engine, &prompt, &options);
             assert_eq!(pieces.concat(), whole, "{tokens} tokens: {pieces:?}");
-            assert_eq!(finish, Some(Finish::MaxTokens));
+            assert_eq!(finish, Some(FinishReason::MaxTokens));
             let (last, earlier) = pieces.split_last().expect("a piece");
             assert!(earlier.iter().all(String::is_empty), "{tokens} tokens: {pieces:?}");
             assert_eq!(*last, whole);

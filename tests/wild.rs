@@ -23,7 +23,7 @@ use foretoken::sampler::{Penalties, Xtc};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::verify::{Outcome, VerifyOptions, verify};
 use foretoken::{
-    ElementType, EndOfGeneration, Engine, EngineOptions, Finish, GenerateOptions, Isa, LogitsProcessor, Model,
+    ElementType, EndOfGeneration, Engine, EngineOptions, FinishReason, GenerateOptions, Isa, LogitsProcessor, Model,
     MtpOptions, OutputRows, Result, Sampling, SessionOptions, Speculation, Statistics, Stop, WeightType,
 };
 use foretoken_kernels::quant::{dequantize_row, quantize_row};
@@ -1505,7 +1505,7 @@ fn spelled_tokens_end_no_text() {
             tokens.extend(piece.tokens);
         }
         assert_eq!((text.as_str(), &tokens[..]), (spelled, &ids[..ids.len() - 1]), "{name}");
-        assert_eq!(generation.finish(), Some(Finish::EndOfText), "{name}");
+        assert_eq!(generation.finish_reason(), Some(FinishReason::EndOfText), "{name}");
     }
 }
 

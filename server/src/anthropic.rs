@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use foretoken::chat::{ChatOptions, ReplyPart};
-use foretoken::{Finish, GenerateOptions, Piece};
+use foretoken::{FinishReason, GenerateOptions, Piece};
 use serde_json::{Value, json};
 
 use crate::answer::answer;
@@ -148,9 +148,9 @@ impl Answer {
 /// The stop reason, and the stop sequence if that is the reason.
 fn stop_of(output: &ChoiceOutput, ended: &Ended) -> (&'static str, Option<String>) {
     match ended.finish {
-        Finish::StopString => ("stop_sequence", output.stop_string(ended)),
-        Finish::MaxTokens => ("max_tokens", None),
-        Finish::Context => ("model_context_window_exceeded", None),
+        FinishReason::StopString => ("stop_sequence", output.stop_string(ended)),
+        FinishReason::MaxTokens => ("max_tokens", None),
+        FinishReason::Context => ("model_context_window_exceeded", None),
         _ if !output.calls.is_empty() => ("tool_use", None),
         _ => ("end_turn", None),
     }

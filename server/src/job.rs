@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use foretoken::speculative::Cancel;
-use foretoken::{Finish, GenerateOptions, Piece, Statistics};
+use foretoken::{FinishReason, GenerateOptions, Piece, Statistics};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// One or more generations from one prompt.
@@ -55,7 +55,7 @@ pub(crate) enum Update {
 /// How a generation ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Ended {
-    pub finish: Finish,
+    pub finish: FinishReason,
     pub statistics: Statistics,
 }
 

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::response::Response;
 use foretoken::chat::{ChatOptions, ChatTemplate, ReplyPart};
 use foretoken::tokenizer::Tokenizer;
-use foretoken::{Finish, GenerateOptions, Piece, Sampling};
+use foretoken::{FinishReason, GenerateOptions, Piece, Sampling};
 use serde_json::{Value, json};
 
 use crate::answer::answer;
@@ -126,8 +126,8 @@ impl Completion {
     /// The last object of a stream; with the text, the response that is not streamed.
     fn last(&self, output: &ChoiceOutput, ended: &Ended) -> Value {
         let (kind, word) = match ended.finish {
-            Finish::StopString => ("word", output.stop_string(ended).unwrap_or_default()),
-            Finish::MaxTokens | Finish::Context => ("limit", String::new()),
+            FinishReason::StopString => ("word", output.stop_string(ended).unwrap_or_default()),
+            FinishReason::MaxTokens | FinishReason::Context => ("limit", String::new()),
             _ => ("eos", String::new()),
         };
         json!({

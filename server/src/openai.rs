@@ -1,6 +1,6 @@
 //! What OpenAI's generating routes share: fields, usage, finish reasons.
 
-use foretoken::Finish;
+use foretoken::FinishReason;
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
@@ -69,7 +69,7 @@ pub(crate) fn usage<'w>(choices: impl IntoIterator<Item = &'w ChoiceOutput>) -> 
 
 pub(crate) fn finish_reason(output: &ChoiceOutput, ended: &Ended) -> &'static str {
     match ended.finish {
-        Finish::MaxTokens | Finish::Context => "length",
+        FinishReason::MaxTokens | FinishReason::Context => "length",
         _ if !output.calls.is_empty() => "tool_calls",
         _ => "stop",
     }

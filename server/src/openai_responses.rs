@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use foretoken::chat::{ChatOptions, Message, ReplyPart, Role, Thinking, ToolCall};
-use foretoken::{Finish, GenerateOptions, Piece};
+use foretoken::{FinishReason, GenerateOptions, Piece};
 use serde_json::{Value, json};
 
 use crate::answer::answer;
@@ -354,7 +354,7 @@ impl Answer {
 fn status(ended: Option<&Ended>) -> (&'static str, Option<&'static str>) {
     match ended.map(|ended| ended.finish) {
         None => ("in_progress", None),
-        Some(Finish::MaxTokens | Finish::Context) => ("incomplete", Some("max_output_tokens")),
+        Some(FinishReason::MaxTokens | FinishReason::Context) => ("incomplete", Some("max_output_tokens")),
         Some(_) => ("completed", None),
     }
 }

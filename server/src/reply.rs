@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::response::{IntoResponse, Response};
 use foretoken::chat::{ReplyParser, ReplyPart, ToolCall};
-use foretoken::{Engine, Finish, GenerateOptions, Piece, TokenLogprobs};
+use foretoken::{Engine, FinishReason, GenerateOptions, Piece, TokenLogprobs};
 use hyper::header::CONTENT_TYPE;
 use serde_json::Value;
 
@@ -135,7 +135,7 @@ impl ChoiceOutput {
 
     /// The stop string that ended the text, if one did.
     pub fn stop_string(&self, ended: &Ended) -> Option<String> {
-        let stopped = ended.finish == Finish::StopString;
+        let stopped = ended.finish == FinishReason::StopString;
         stopped.then(|| convert::stop_string(&self.engine, &self.tokens, &self.text, &self.stop_strings))?
     }
 }

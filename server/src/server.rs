@@ -223,7 +223,7 @@ fn check(engine: &Engine, options: &ServerOptions) -> anyhow::Result<usize> {
     let context = session.kv().max_context();
     let generate =
         convert::default_options(engine, &options.defaults).map_err(|error| anyhow::anyhow!(error.message))?;
-    session.into_generation(&[0], &generate).map_err(|refused| refused.1)?;
+    session.into_generation(&[0], &generate).map_err(foretoken::Error::from)?;
     Ok(context)
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use foretoken::{Engine, Event, Finish, Scheduler, SchedulerOptions, SequenceId, SessionOptions};
+use foretoken::{Engine, Event, FinishReason, Scheduler, SchedulerOptions, SequenceId, SessionOptions};
 
 use crate::job::{Choice, Ended, Failure, Job, Ticket, Update};
 use crate::metrics::Metrics;
@@ -246,7 +246,7 @@ impl EngineThread {
     fn add(&mut self, prompt: &[u32], choice: &Choice) -> Result<SequenceId, Failure> {
         let added = catch_unwind(AssertUnwindSafe(|| {
             let session = self.scheduler.session(&self.options.session)?;
-            self.scheduler.add(session, prompt, &choice.options).map_err(|refused| refused.1)
+            Ok(self.scheduler.add(session, prompt, &choice.options)?)
         }));
         added.map_err(|_| Failure::Panic)?.map_err(|error| Failure::Library(Arc::new(error)))
     }
@@ -316,7 +316,7 @@ impl EngineThread {
                 let started = &mut self.running[at];
                 started.generated += piece.tokens.len();
                 let _ = started.choice.updates.send(Update::Piece(piece));
-                if let Some(finish) = event.finish {
+                if let Some(finish) = event.finish_reason {
                     self.end(at, finish);
                 }
             }
@@ -330,7 +330,7 @@ impl EngineThread {
     }
 
     /// Ends a generation, and frees its sequence.
-    fn end(&mut self, at: usize, finish: Finish) {
+    fn end(&mut self, at: usize, finish: FinishReason) {
         let started = self.running.swap_remove(at);
         let statistics = self.scheduler.statistics(started.id).cloned().unwrap_or_default();
         self.scheduler.remove(started.id);
@@ -378,11 +378,11 @@ fn is_clients(error: &foretoken::Error) -> bool {
 }
 
 /// As vLLM's label `finished_reason`.
-fn finish_name(finish: Finish) -> &'static str {
+fn finish_name(finish: FinishReason) -> &'static str {
     match finish {
-        Finish::EndOfText | Finish::StopString | Finish::Constraint => "stop",
-        Finish::MaxTokens | Finish::Context => "length",
-        Finish::Cancelled => "abort",
+        FinishReason::EndOfText | FinishReason::StopString | FinishReason::Constraint => "stop",
+        FinishReason::MaxTokens | FinishReason::Context => "length",
+        FinishReason::Cancelled => "abort",
         _ => "error",
     }
 }

@@ -11,12 +11,13 @@ use std::fmt;
 use std::time::Instant;
 
 use crate::engine::Engine;
+use crate::not_started::NotStarted;
 use crate::options::{GenerateOptions, SessionOptions};
 use crate::piece::Piece;
 use crate::run::Run;
 use crate::session::{Session, Statistics};
 use crate::speculative::{Done, Others, Path, Proposing, SpeculativeDecoder, Step, Work, complete, run_pass};
-use crate::stop::Finish;
+use crate::stop::FinishReason;
 use crate::{Error, Result};
 use chunk_planner::ChunkPlanner;
 use prefix_cache::PrefixCache;
@@ -55,7 +56,7 @@ pub struct Event {
     pub piece: Result<Piece>,
     /// Why the generation ended, in its last event; `None` in every event before. Text that was held back when an error ended
     /// it comes in an event without it, the error in the next one.
-    pub finish: Option<Finish>,
+    pub finish_reason: Option<FinishReason>,
 }
 
 /// Decodes any number of sessions of one engine together. Sequences join and leave between steps, and each writes what it would
@@ -70,12 +71,12 @@ pub struct Event {
 /// for prompt in ["fn main() {", "struct "] {
 ///     let prompt = engine.tokenizer()?.encode(prompt)?;
 ///     let session = engine.session(&SessionOptions::default())?;
-///     scheduler.add(session, &prompt, &GenerateOptions::default()).map_err(|refused| refused.1)?;
+///     scheduler.add(session, &prompt, &GenerateOptions::default())?;
 /// }
 /// while scheduler.is_active() {
 ///     for event in scheduler.step() {
 ///         println!("{:?}: {}", event.id, event.piece?.text);
-///         if event.finish.is_some() {
+///         if event.finish_reason.is_some() {
 ///             scheduler.remove(event.id);
 ///         }
 ///     }
@@ -135,13 +136,14 @@ impl Scheduler {
         session: Session,
         prompt: &[u32],
         options: &GenerateOptions,
-    ) -> Result<SequenceId, Box<(Session, Error)>> {
+    ) -> Result<SequenceId, Box<NotStarted>> {
+        let refuse = |session, error| Err(Box::new(NotStarted { session, error }));
         if !self.engine.is(session.engine()) {
             let problem = "belongs to another engine; open it on the scheduler's";
-            return Err(Box::new((session, Error::argument("session", problem))));
+            return refuse(session, Error::argument("session", problem));
         }
         if let Err(error) = self.prefixes.as_ref().map_or(Ok(()), PrefixCache::check) {
-            return Err(Box::new((session, error)));
+            return refuse(session, error);
         }
         let prefixes = self.prefixes.as_mut().filter(|_| session.tokens().is_empty());
         let known = prefixes.and_then(|prefixes| prefixes.find(&session, prompt));
@@ -152,7 +154,7 @@ impl Scheduler {
         };
         let mut run = match Run::new(&mut session, &prompt[cached..], options) {
             Ok(run) => run,
-            Err(error) => return Err(Box::new((empty.unwrap_or(session), error))),
+            Err(error) => return refuse(empty.unwrap_or(session), error),
         };
         run.statistics.prompt_tokens = prompt.len();
         run.statistics.cached_tokens = cached;
@@ -183,7 +185,7 @@ impl Scheduler {
 
     /// Whether any generation is running.
     pub fn is_active(&self) -> bool {
-        self.slots.iter().any(|slot| slot.run.finish().is_none())
+        self.slots.iter().any(|slot| slot.run.finish_reason().is_none())
     }
 
     /// Counts and times of a sequence's generation. Times are those of the passes that it took part in.
@@ -197,7 +199,7 @@ impl Scheduler {
     /// As [`Session::fork`] and [`Scheduler::add`], or if there is no such sequence or its prompt is not read yet.
     pub fn fork(&mut self, id: SequenceId, prompt: &[u32], options: &GenerateOptions) -> Result<SequenceId> {
         let fork = self.read_slot(id)?.session.fork()?;
-        self.add(fork, prompt, options).map_err(|refused| refused.1)
+        Ok(self.add(fork, prompt, options)?)
     }
 
     /// Adds a second sequence with the prompt of `id`, which is not read again except for its last token, and a generation of its
@@ -213,7 +215,7 @@ impl Scheduler {
         let unread = || Error::argument("id", "its prompt was not read completely");
         let token = fork.tokens().get(last).copied().ok_or_else(unread)?;
         fork.rewind(last)?;
-        self.add(fork, &[token], options).map_err(|refused| refused.1)
+        Ok(self.add(fork, &[token], options)?)
     }
 
     /// A sequence whose prompt is read.
@@ -230,7 +232,7 @@ impl Scheduler {
     pub fn step(&mut self) -> Vec<Event> {
         let (engine, mut events) = (self.engine.clone(), Vec::new());
         let start = Instant::now();
-        for slot in self.slots.iter_mut().filter(|slot| slot.run.finish().is_none()) {
+        for slot in self.slots.iter_mut().filter(|slot| slot.run.finish_reason().is_none()) {
             if slot.run.cancel.is_cancelled() {
                 let piece = slot.run.cancelled(&mut slot.session).unwrap_or_default();
                 events.push(slot.event(Ok(piece)));
@@ -286,7 +288,7 @@ impl Scheduler {
 
     /// Number of sequences whose prompts are read.
     fn decoding(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.run.finish().is_none() && !slot.run.is_reading()).count()
+        self.slots.iter().filter(|slot| slot.run.finish_reason().is_none() && !slot.run.is_reading()).count()
     }
 
     /// Each running generation's part of the next pass. A generation that fails to plan ends.
@@ -294,8 +296,9 @@ impl Scheduler {
         let mut left = self.max_rows;
         let drafts = self.engine.parts.batches.lock().drafts(self.decoding());
         let mut planned = Vec::new();
-        let (reading, decoding): (Vec<_>, Vec<_>) =
-            (self.slots.iter_mut()).filter(|slot| slot.run.finish().is_none()).partition(|slot| slot.run.is_reading());
+        let (reading, decoding): (Vec<_>, Vec<_>) = (self.slots.iter_mut())
+            .filter(|slot| slot.run.finish_reason().is_none())
+            .partition(|slot| slot.run.is_reading());
         let mut of_prompts = self.chunks.rows(decoding.len());
         // No drafts in a pass with a chunk: at that many rows each further one costs its full time. On a device each has its own
         // pass.
@@ -379,7 +382,7 @@ impl Scheduler {
 
 impl Slot {
     fn event(&self, piece: Result<Piece>) -> Event {
-        Event { id: self.id, piece, finish: self.run.finish().filter(|_| !self.run.has_error()) }
+        Event { id: self.id, piece, finish_reason: self.run.finish_reason().filter(|_| !self.run.has_error()) }
     }
 }
 

@@ -110,7 +110,7 @@ fn texts(args: &Args, engine: &Engine, prompts: &[Vec<u32>], options: &GenerateO
                 }
                 Err(error) => errors[*prompt] = Some(error.to_string()),
             }
-            if event.finish.is_some() {
+            if event.finish_reason.is_some() {
                 scheduler.remove(event.id);
                 running.retain(|(id, _)| *id != event.id);
             }
@@ -148,7 +148,7 @@ fn add(
     options: &GenerateOptions,
 ) -> Result<SequenceId> {
     let session = engine.session(&kv.options())?;
-    Ok(scheduler.add(session, prompt, options).map_err(|refused| refused.1)?)
+    Ok(scheduler.add(session, prompt, options).map_err(foretoken::Error::from)?)
 }
 
 /// Total tokens per second of several sequences, after their prompts.

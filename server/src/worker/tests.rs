@@ -27,7 +27,7 @@ fn submit(worker: &Worker, options: GenerateOptions) -> Running {
 }
 
 /// The tokens, and whether the job was finished.
-async fn tokens(mut running: Running) -> (Vec<u32>, Result<Finish, Failure>) {
+async fn tokens(mut running: Running) -> (Vec<u32>, Result<FinishReason, Failure>) {
     let mut tokens = Vec::new();
     loop {
         match running.next().await.expect("an update").1 {

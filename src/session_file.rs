@@ -8,6 +8,7 @@
 //! Values are little endian; the checksum (CRC-32) covers everything before it. K and V have the CPU's memory layout, even if
 //! saved from a device; the header has their formats, which the loaded session uses.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
@@ -103,41 +104,13 @@ impl Engine {
     /// # Errors
     /// If the file has another version, is of another model, is damaged or truncated, or its K and V do not fit memory.
     pub fn load_session(&self, path: impl AsRef<Path>) -> Result<Session> {
-        let path = path.as_ref();
-        let problem = |problem: &str| Error::file(path, problem);
-        let file = File::open(path).map_err(Error::io(path))?;
-        let size = file.metadata().map_err(Error::io(path))?.len();
-        let mut from = Checked { inner: BufReader::new(file), checksum: crc32fast::Hasher::new() };
-        let cut_short =
-            |cause: io::Error| cause.downcast().unwrap_or_else(|_| problem("is truncated; save the session again"));
-
-        let mut start = [0; MAGIC.len() + 4];
-        from.read_exact(&mut start).map_err(|_| problem("is not a session file"))?;
-        let (magic, header_len) = start.split_at(MAGIC.len());
-        let header_len = u32::from_le_bytes([header_len[0], header_len[1], header_len[2], header_len[3]]) as usize;
-        if magic != MAGIC {
-            return Err(problem("is not a session file"));
-        }
-        if header_len > MAX_HEADER {
-            return Err(problem("has a damaged header; save the session again"));
-        }
-        let mut header = vec![0; header_len];
-        from.read_exact(&mut header).map_err(cut_short)?;
-        let damaged =
-            |error: serde_json::Error| problem(&format!("has a damaged header ({error}); save the session again"));
-        let fields: serde_json::Value = serde_json::from_slice(&header).map_err(damaged)?;
-        if fields["version"].as_u64() != Some(u64::from(VERSION)) {
-            return Err(problem("was written by an incompatible version of this library; save the session again"));
-        }
-        let header: Header = serde_json::from_value(fields).map_err(damaged)?;
+        let mut file = Reading::open(path.as_ref())?;
+        let header = file.header()?;
         if header.model != self.target().fingerprint()? {
-            return Err(problem("is a session of another model; load the model that it was saved with"));
+            return Err(file.problem("is a session of another model; load the model that it was saved with"));
         }
-
         let refused = |error: Error| match error {
-            Error::Argument { name, problem: cause } => {
-                problem(&format!("has a damaged header ({name}: {cause}); save the session again"))
-            }
+            Error::Argument { name, problem } => file.damaged_header(format!(" ({name}: {problem})")),
             other => other,
         };
         let options = header.options().map_err(refused)?;
@@ -145,47 +118,112 @@ impl Engine {
         let width = self.target().hidden_size();
         let SpeculativeDecoder { backend, state, drafting } = session.decoder().0;
         if header.len > state.kv().max_context() || header.last.is_some_and(|(_, len)| len != width) {
-            return Err(problem("has a damaged header; save the session again"));
+            return Err(file.damaged_header(""));
         }
-        let kv_bytes = state.kv().written_bytes(header.len);
         let hidden_bytes = if header.last.is_some() { 4 * width } else { 0 };
+        let kv_bytes = state.kv().written_bytes(header.len);
         let recurrent_bytes = header.recurrent.saturating_mul(4);
-        let expected = [start.len(), header_len, 4 * header.len, hidden_bytes, kv_bytes, recurrent_bytes, 4]
-            .into_iter()
-            .fold(0, usize::saturating_add);
-        if size != expected as u64 {
-            return Err(problem(&format!("has {size} bytes, expected {expected}: it is damaged or truncated")));
-        }
+        file.check_size(&[4 * header.len, hidden_bytes, kv_bytes, recurrent_bytes])?;
 
-        let mut tokens = Vec::with_capacity(header.len + 1);
-        for _ in 0..header.len {
-            tokens.push(u32::from_le_bytes(number(&mut from).map_err(cut_short)?));
-        }
+        let mut tokens: Vec<u32> = file.numbers(header.len, u32::from_le_bytes)?;
         let newest = match header.last {
             None => None,
             Some((last, width)) => {
-                let hidden: io::Result<Vec<f32>> =
-                    (0..width).map(|_| Ok(f32::from_le_bytes(number(&mut from)?))).collect();
                 tokens.push(last);
-                Some(DecodeState { last, hidden: tensor(hidden.map_err(cut_short)?, (1, width))? })
+                Some(DecodeState { last, hidden: tensor(file.numbers(width, f32::from_le_bytes)?, (1, width))? })
             }
         };
-        backend.read_from(state.kv_mut(), header.len, newest.as_ref(), &mut from).map_err(cut_short)?;
-        let recurrent: io::Result<Vec<f32>> =
-            (0..header.recurrent).map(|_| Ok(f32::from_le_bytes(number(&mut from)?))).collect();
-        if !state.load_recurrent(&recurrent.map_err(cut_short)?) {
-            return Err(problem("has another model's recurrent state; save the session again"));
+        let read = backend.read_from(state.kv_mut(), header.len, newest.as_ref(), &mut file.from);
+        read.map_err(|cause| file.cut_short(cause))?;
+        if !state.load_recurrent(&file.numbers(header.recurrent, f32::from_le_bytes)?) {
+            return Err(file.problem("has another model's recurrent state; save the session again"));
         }
-        let checksum = from.checksum.clone().finalize();
-        if number(&mut from).map(u32::from_le_bytes).map_err(cut_short)? != checksum {
-            return Err(problem("is damaged: checksum mismatch; save the session again"));
-        }
+        file.check_sum()?;
         let vocab = self.target().num_readable_tokens();
         if tokens.iter().any(|token| *token as usize >= vocab) {
-            return Err(problem("has tokens outside the vocabulary; save the session again"));
+            return Err(file.problem("has tokens outside the vocabulary; save the session again"));
         }
         (drafting.tokens, drafting.newest) = (tokens, newest);
         Ok(session)
+    }
+}
+
+/// A session file being read.
+struct Reading<'a> {
+    path: &'a Path,
+    from: Checked<BufReader<File>>,
+    size: u64,
+    start: usize, // bytes before the tokens, once the header is read
+}
+
+impl<'a> Reading<'a> {
+    fn open(path: &'a Path) -> Result<Self> {
+        let file = File::open(path).map_err(Error::io(path))?;
+        let size = file.metadata().map_err(Error::io(path))?.len();
+        let from = Checked { inner: BufReader::new(file), checksum: crc32fast::Hasher::new() };
+        Ok(Self { path, from, size, start: 0 })
+    }
+
+    fn problem(&self, problem: impl Into<String>) -> Error {
+        Error::file(self.path, problem)
+    }
+
+    fn damaged_header(&self, cause: impl Display) -> Error {
+        self.problem(format!("has a damaged header{cause}; save the session again"))
+    }
+
+    /// The error of a read: the library's own inside it, or a truncated file.
+    fn cut_short(&self, cause: io::Error) -> Error {
+        cause.downcast().unwrap_or_else(|_| self.problem("is truncated; save the session again"))
+    }
+
+    fn header(&mut self) -> Result<Header> {
+        let mut start = [0; MAGIC.len() + 4];
+        if self.from.read_exact(&mut start).is_err() || !start.starts_with(MAGIC) {
+            return Err(self.problem("is not a session file"));
+        }
+        let [.., a, b, c, d] = start;
+        let len = u32::from_le_bytes([a, b, c, d]) as usize;
+        if len > MAX_HEADER {
+            return Err(self.damaged_header(""));
+        }
+        let mut header = vec![0; len];
+        self.from.read_exact(&mut header).map_err(|cause| self.cut_short(cause))?;
+        self.start = start.len() + len;
+        let damaged = |error: serde_json::Error| self.damaged_header(format!(" ({error})"));
+        let fields: serde_json::Value = serde_json::from_slice(&header).map_err(damaged)?;
+        if fields["version"].as_u64() != Some(u64::from(VERSION)) {
+            return Err(self.problem("was written by an incompatible version of this library; save the session again"));
+        }
+        serde_json::from_value(fields).map_err(damaged)
+    }
+
+    /// Compares the file's size with that of its parts after the header; the checksum follows them.
+    ///
+    /// # Errors
+    /// If they differ.
+    fn check_size(&self, parts: &[usize]) -> Result<()> {
+        let expected = parts.iter().copied().fold(self.start + 4, usize::saturating_add);
+        if self.size == expected as u64 {
+            return Ok(());
+        }
+        Err(self.problem(format!("has {} bytes, expected {expected}: it is damaged or truncated", self.size)))
+    }
+
+    /// The next `count` numbers; the file's size was checked.
+    fn numbers<T>(&mut self, count: usize, of: fn([u8; 4]) -> T) -> Result<Vec<T>> {
+        let numbers: io::Result<Vec<T>> = (0..count).map(|_| Ok(of(number(&mut self.from)?))).collect();
+        numbers.map_err(|cause| self.cut_short(cause))
+    }
+
+    /// # Errors
+    /// If the checksum of all bytes so far is not the next number.
+    fn check_sum(&mut self) -> Result<()> {
+        let checksum = self.from.checksum.clone().finalize();
+        match self.numbers(1, u32::from_le_bytes)?[0] == checksum {
+            true => Ok(()),
+            false => Err(self.problem("is damaged: checksum mismatch; save the session again")),
+        }
     }
 }
 

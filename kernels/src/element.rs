@@ -21,6 +21,41 @@ impl ElementType {
             ElementType::F16 | ElementType::Bf16 => 2,
         }
     }
+
+    /// Reads little-endian elements of any alignment; bytes after the last whole one are ignored.
+    pub fn read(self, bytes: &[u8]) -> Vec<f32> {
+        let mut out = vec![0.0; bytes.len() / self.size()];
+        self.read_to(bytes, &mut out);
+        out
+    }
+
+    /// Reads little-endian elements of any alignment to `out`, as many as both have.
+    pub fn read_to(self, bytes: &[u8], out: &mut [f32]) {
+        match self {
+            ElementType::F32 => {
+                out.iter_mut().zip(bytes.as_chunks().0).for_each(|(out, x)| *out = f32::from_le_bytes(*x))
+            }
+            ElementType::F16 => {
+                out.iter_mut().zip(bytes.as_chunks().0).for_each(|(out, x)| *out = f16::from_le_bytes(*x).to_f32());
+            }
+            ElementType::Bf16 => {
+                out.iter_mut().zip(bytes.as_chunks().0).for_each(|(out, x)| *out = bf16::from_le_bytes(*x).to_f32());
+            }
+        }
+    }
+
+    /// Writes `x` to `out` as little-endian elements, rounded to nearest even; as many as both have.
+    pub fn write(self, x: &[f32], out: &mut [u8]) {
+        match self {
+            ElementType::F32 => out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(out, x)| *out = x.to_le_bytes()),
+            ElementType::F16 => {
+                out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(out, x)| *out = f16::from_f32(*x).to_le_bytes());
+            }
+            ElementType::Bf16 => {
+                out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(out, x)| *out = bf16::from_f32(*x).to_le_bytes());
+            }
+        }
+    }
 }
 
 impl std::str::FromStr for ElementType {

@@ -233,17 +233,6 @@ fn e4m3() -> [f32; 256] {
 
 /// The values of a small tensor; `None` if it is not floating point.
 fn floats(tensor: &RawTensor) -> Option<Vec<f32>> {
-    let bytes = tensor.bytes.as_slice();
-    match tensor.dtype {
-        TensorType::Float(ElementType::F32) => {
-            Some(bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect())
-        }
-        TensorType::Float(ElementType::F16) => {
-            Some(bytes.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()).collect())
-        }
-        TensorType::Float(ElementType::Bf16) => {
-            Some(bytes.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect())
-        }
-        _ => None,
-    }
+    let TensorType::Float(element) = tensor.dtype else { return None };
+    Some(element.read(tensor.bytes.as_slice()))
 }

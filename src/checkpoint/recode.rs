@@ -2,7 +2,6 @@
 
 use foretoken_kernels::quant::{dequantize_row, quantize_row, quantize_row_by_importance};
 use foretoken_kernels::{ElementType, Isa};
-use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::tensor::{RawTensor, TensorType};
@@ -118,15 +117,7 @@ fn row_bytes(stored: TensorType, inputs: usize) -> Option<usize> {
 
 fn decode(from: TensorType, bytes: &[u8], out: &mut [f32]) {
     match from {
-        TensorType::Float(ElementType::F32) => {
-            out.iter_mut().zip(bytes.as_chunks().0).for_each(|(out, x)| *out = f32::from_le_bytes(*x));
-        }
-        TensorType::Float(ElementType::F16) => {
-            out.iter_mut().zip(bytes.as_chunks().0).for_each(|(out, x)| *out = f16::from_le_bytes(*x).to_f32());
-        }
-        TensorType::Float(ElementType::Bf16) => {
-            out.iter_mut().zip(bytes.as_chunks().0).for_each(|(out, x)| *out = bf16::from_le_bytes(*x).to_f32());
-        }
+        TensorType::Float(element) => element.read_to(bytes, out),
         TensorType::Quantized(weight_type) => dequantize_row(weight_type, bytes, out),
         _ => unreachable!("row_bytes has no size for other types"),
     }
@@ -135,16 +126,10 @@ fn decode(from: TensorType, bytes: &[u8], out: &mut [f32]) {
 /// Returns whether all elements are finite after the conversion.
 fn encode(isa: Isa, to: TensorType, x: &[f32], importance: Option<&[f32]>, out: &mut [u8]) -> bool {
     match to {
-        TensorType::Float(ElementType::F32) => {
-            out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(out, x)| *out = x.to_le_bytes());
-        }
-        TensorType::Float(ElementType::F16) => {
-            out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(out, x)| *out = f16::from_f32(*x).to_le_bytes());
+        TensorType::Float(element) => {
+            element.write(x, out);
             // Above the largest f16, 65504: from 65520 on values round to infinity.
-            return x.iter().all(|x| x.abs() < 65_520.0);
-        }
-        TensorType::Float(ElementType::Bf16) => {
-            out.as_chunks_mut().0.iter_mut().zip(x).for_each(|(out, x)| *out = bf16::from_f32(*x).to_le_bytes());
+            return x.iter().all(|x| x.is_finite() && (element != ElementType::F16 || x.abs() < 65_520.0));
         }
         TensorType::Quantized(weight_type) => match importance {
             Some(importance) => quantize_row_by_importance(isa, weight_type, x, importance, out),

@@ -1,7 +1,6 @@
 //! Converts Hugging Face checkpoints to GGUF like llama.cpp's converter, and back.
 
 use foretoken_kernels::ElementType;
-use half::{bf16, f16};
 use serde_json::{Value, json};
 
 use super::config::{DeltaNetConfig, LayerType, TensorLayout, TextConfig};
@@ -228,17 +227,8 @@ const NOT_FLOATS: &str = "is not floating point; convert the published checkpoin
 
 /// The tensor in f32, with each value changed.
 fn floats(tensor: RawTensor, of: impl Fn(f32) -> f32) -> Changed {
-    let bytes = tensor.bytes.as_slice();
-    let numbers: Vec<f32> = match tensor.dtype {
-        TensorType::Float(ElementType::F32) => bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
-        TensorType::Float(ElementType::F16) => {
-            bytes.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()).collect()
-        }
-        TensorType::Float(ElementType::Bf16) => {
-            bytes.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect()
-        }
-        _ => return Err(NOT_FLOATS.into()),
-    };
+    let TensorType::Float(element) = tensor.dtype else { return Err(NOT_FLOATS.into()) };
+    let numbers = element.read(tensor.bytes.as_slice());
     let changed: Vec<u8> = numbers.into_iter().flat_map(|x| of(x).to_le_bytes()).collect();
     Ok(RawTensor { dtype: TensorType::Float(ElementType::F32), bytes: Bytes::from(changed), ..tensor })
 }

@@ -362,30 +362,10 @@ impl Drafting {
         }
         let accept_time = start.elapsed();
 
-        let steps = calls.iter().find(|call| self.drafters[call.drafter].cost() == DraftCost::PerToken);
-        let found = found.iter().enumerate().filter(|(_, found)| !found.tokens.is_empty());
-        let found: Vec<_> = found
-            .map(|(drafter, found)| Judged {
-                drafter,
-                drafted: found.tokens.len().min(emitted),
-                accepted: found.tokens.iter().zip(&tokens).take_while(|(found, token)| found == token).count(),
-            })
-            .collect();
-        self.planner.observe(&Observation {
-            context: timing.position,
-            rows: drafted + 1,
-            others: timing.others,
-            verify_ms: milliseconds(timing.verify + accept_time),
-            steps: steps.map(|call| (self.drafters[call.drafter].kind(), call.tokens, milliseconds(call.time))),
-            // A draft cut by the end of the text says nothing about the drafts after the cut.
-            verified: whose.map(|drafter| Judged {
-                drafter,
-                drafted: if accepted < count { accepted } else { drafted },
-                accepted,
-            }),
-            found: &found,
-            emitted,
-        });
+        // A draft cut by the end of the text says nothing about the drafts after the cut.
+        let judged = if accepted < count { accepted } else { drafted };
+        let verified = whose.map(|drafter| Judged { drafter, drafted: judged, accepted });
+        self.report(&calls, &found, verified, (drafted + 1, &tokens), timing, accept_time);
         let (position, verify_time) = (timing.position, timing.verify);
         Ok(Round {
             tokens,
@@ -402,6 +382,37 @@ impl Drafting {
             verify_time,
             accept_time,
         })
+    }
+
+    /// Tells the planner what a round cost and achieved: the rows verified, and the tokens emitted.
+    fn report(
+        &mut self,
+        calls: &[Call],
+        found: &[Draft],
+        verified: Option<Judged>,
+        (rows, tokens): (usize, &[u32]),
+        timing: &PassTiming,
+        accept_time: Duration,
+    ) {
+        let steps = calls.iter().find(|call| self.drafters[call.drafter].cost() == DraftCost::PerToken);
+        let found = found.iter().enumerate().filter(|(_, found)| !found.tokens.is_empty());
+        let found: Vec<_> = found
+            .map(|(drafter, found)| Judged {
+                drafter,
+                drafted: found.tokens.len().min(tokens.len()),
+                accepted: found.tokens.iter().zip(tokens).take_while(|(found, token)| found == token).count(),
+            })
+            .collect();
+        self.planner.observe(&Observation {
+            context: timing.position,
+            rows,
+            others: timing.others,
+            verify_ms: milliseconds(timing.verify + accept_time),
+            steps: steps.map(|call| (self.drafters[call.drafter].kind(), call.tokens, milliseconds(call.time))),
+            verified,
+            found: &found,
+            emitted: tokens.len(),
+        });
     }
 }
 

@@ -7,7 +7,6 @@
 use std::io::{self, Read, Write};
 
 use foretoken_kernels::{ElementType, Isa};
-use half::{bf16, f16};
 
 use super::recomputed_keys::RecomputedKeys;
 use super::{DeviceKv, Store};
@@ -31,7 +30,7 @@ impl DeviceKv {
         for FilePage { store, address, bytes, .. } in self.file_pages(end) {
             let mut page = self.arena.read(address, bytes).map_err(io::Error::other)?;
             if let Some(RecomputedKeys { rotary_first: Some(rotary_first), .. }) = &store.recomputed_keys {
-                let mut values = widened(store.element, &page);
+                let mut values = store.element.read(&page);
                 rotary_first.restore(&mut values);
                 page = narrowed(store.element, &values);
             }
@@ -51,7 +50,7 @@ impl DeviceKv {
             let mut page = vec![0; bytes];
             from.read_exact(&mut page)?;
             if let Some(recomputed_keys) = &store.recomputed_keys {
-                let mut values = widened(store.element, &page);
+                let mut values = store.element.read(&page);
                 // Layers with K = V have no window: slot and page index are equal.
                 let mut keys = recomputed_keys.keys(&rotary.angles((slot * PAGE..).take(PAGE)), &values);
                 if let Some(rotary_first) = &recomputed_keys.rotary_first {
@@ -80,18 +79,8 @@ impl DeviceKv {
     }
 }
 
-fn widened(element: ElementType, page: &[u8]) -> Vec<f32> {
-    match element {
-        ElementType::F32 => page.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
-        ElementType::F16 => page.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
-        ElementType::Bf16 => page.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
-    }
-}
-
 fn narrowed(element: ElementType, rows: &[f32]) -> Vec<u8> {
-    match element {
-        ElementType::F32 => rows.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        ElementType::F16 => rows.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
-        ElementType::Bf16 => rows.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
-    }
+    let mut bytes = vec![0; element.size() * rows.len()];
+    element.write(rows, &mut bytes);
+    bytes
 }

@@ -1,10 +1,10 @@
 //! The caches of `ngram-cache`: counts of next tokens after one to four tokens, in the context, in earlier texts and in a corpus.
 
 use std::collections::HashMap;
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::checkpoint::Partial;
 use crate::{Error, Result};
 
 /// The longest n-gram counted.
@@ -90,11 +90,9 @@ impl NgramCache {
             let numbers = ngram.iter().copied().chain([token, count]);
             bytes.extend(numbers.flat_map(u32::to_le_bytes));
         }
-        let mut name = path.as_os_str().to_owned();
-        name.push(".new");
-        let new = Path::new(&name);
-        let write = || std::fs::File::create(new)?.write_all(&bytes);
-        write().and_then(|()| std::fs::rename(new, path)).map_err(Error::io(path))
+        let mut file = Partial::create(path)?;
+        file.put(&bytes)?;
+        file.publish()
     }
 
     /// Reads a file of [`NgramCache::save`].

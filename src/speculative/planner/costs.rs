@@ -7,6 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::tuning::Tuning;
+use crate::checkpoint::Partial;
 use crate::speculative::DrafterKind;
 use crate::{Error, Result};
 
@@ -267,7 +268,9 @@ impl Costs {
     /// If the file cannot be written.
     pub fn save(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self).map_err(|e| Error::file(path, e.to_string()))?;
-        std::fs::write(path, text).map_err(Error::io(path))
+        let mut file = Partial::create(path)?;
+        file.put(text.as_bytes())?;
+        file.publish()
     }
 
     /// Reads costs saved by [`Costs::save`], for use on `machine`.

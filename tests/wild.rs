@@ -743,6 +743,11 @@ fn fp8_is_the_dequantized_weights() {
                 }
                 tensors.insert(name, (Dtype::F8_E4M3, shape, coded));
             }
+            // Of an FP8 KV cache, which this one is not.
+            for scale in ["k_scale", "v_scale"] {
+                let name = format!("model.layers.0.self_attn.{scale}");
+                tensors.insert(name, (Dtype::F32, vec![1], f32_bytes([0.5])));
+            }
         });
         plain.tensors(WEIGHTS, |tensors| tensors.extend(exact));
         fp8.json(CONFIG, |json| json["quantization_config"] = config.clone());
@@ -1703,9 +1708,10 @@ fn the_publishers_sampling_is_known_and_not_used_unasked() {
     let published = Sampling { temperature: 1.0, top_k: Some(64), top_p: 0.95, ..Sampling::default() };
     assert_eq!(engine(&twin.path("target"), None).expect("an engine").sampling_defaults(), None);
     let file = "target/generation_config.json";
-    for eos in [json!([1, 106, 50]), json!(106)] {
+    for eos in [json!([1, 106, 50]), json!(106), json!([-1, 106])] {
         let config = json!({"do_sample": true, "temperature": 1.0, "top_k": 64, "top_p": 0.95, "eos_token_id": eos});
-        twin.write(file, config.to_string());
+        // With a byte-order mark, as Windows editors write.
+        twin.write(file, format!("\u{feff}{config}"));
         let engine = engine(&twin.path("target"), None).expect("an engine");
         assert_eq!(engine.sampling_defaults(), Some(&published));
         assert!(engine.end_of_generation().contains(&106));
@@ -1910,6 +1916,7 @@ fn an_assistant_beside_its_target_is_found() {
         "gemma-4-E2B-it-Q4_K_M-assistant.gguf",
         "MTP/gemma-4-E2B-it.gguf",
         "gemma-4-E2B-it-assistant.gguf",
+        "gemma-4-E2B-it-mtp.gguf",
         "assistant.gguf",
     ] {
         let directory = tempfile::tempdir().expect("a directory");

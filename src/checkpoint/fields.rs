@@ -39,13 +39,17 @@ impl Fields {
         }
         let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
         refuse_placeholder(path, text.as_bytes())?;
-        match serde_json::from_str(&text) {
+        match serde_json::from_str(text.trim_start_matches('\u{feff}')) {
             Ok(Value::Object(object)) => {
                 let (path, nesting, looked_for) = (path.to_owned(), String::new(), RefCell::default());
                 Ok(Self { path, nesting, object, looked_for })
             }
             Ok(_) => Err(Error::file(path, "is not a JSON object")),
-            Err(e) => Err(Error::file(path, format!("is not valid JSON: {e}"))),
+            Err(e) => {
+                let number = ["NaN", "Infinity"].into_iter().find(|number| text.contains(number));
+                let hint = number.map_or(String::new(), |number| format!("; {number} is no JSON number, write null"));
+                Err(Error::file(path, format!("is not valid JSON: {e}{hint}")))
+            }
         }
     }
 
@@ -172,15 +176,16 @@ impl Fields {
         })
     }
 
-    /// Token ids: one, a list of them, or none if the field is absent.
+    /// Token ids: one, a list of them, or none if the field is absent; -1 stands for none.
     ///
     /// # Errors
     /// If it is something else.
     pub fn token_ids(&self, name: &str) -> Result<Vec<u32>> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let is_id = |value: &&Value| value.as_i64() != Some(-1);
         let ids = self.typed(name, "a token id or a list of them", |value| match value {
-            Value::Array(items) => items.iter().map(id).collect(),
-            value => id(value).map(|id| vec![id]),
+            Value::Array(items) => items.iter().filter(is_id).map(id).collect(),
+            value => Some(value).filter(is_id).map_or(Some(Vec::new()), |value| id(value).map(|id| vec![id])),
         })?;
         Ok(ids.unwrap_or_default())
     }

@@ -28,7 +28,7 @@ impl FoundAssistants {
 
 /// Looks for assistants next to the target `model`, a directory or a GGUF file: in its own directory `mtp-*.gguf`,
 /// `*-assistant*.gguf`, `assistant.gguf` and the directory `assistant`, every GGUF file in the directory `MTP` there, and next to
-/// it a checkpoint `MODEL-assistant`, where MODEL is the name with or without its type (`-Q4_K_M`). For a model in a cache of the
+/// it a checkpoint `MODEL-assistant` or `MODEL-mtp.gguf`, where MODEL is the name with or without its type (`-Q4_K_M`). For a model in a cache of the
 /// Hub (`models--OWNER--NAME/snapshots/REVISION`) it is the repository `NAME-assistant` of any owner in the same cache, by its
 /// `refs/main`; nothing is downloaded. Headers are read, not weights. If the model's own directory contains an assistant
 /// ([`Checkpoint::inner_assistant`]) that fits, only that one is returned, as the path `model`.
@@ -86,8 +86,8 @@ fn candidates(model: &Path) -> Vec<PathBuf> {
         found.extend(Some(inside.join("assistant")).filter(|path| path.join("config.json").exists()));
     }
     if let (Some(parent), Some(stem)) = (model.parent(), stem.and_then(|stem| stem.to_str())) {
-        let names =
-            [stem, without_type(stem)].map(|stem| [format!("{stem}-assistant"), format!("{stem}-assistant.gguf")]);
+        let names = [stem, without_type(stem)]
+            .map(|stem| [format!("{stem}-assistant"), format!("{stem}-assistant.gguf"), format!("{stem}-mtp.gguf")]);
         found.extend(names.concat().iter().map(|name| parent.join(name)));
     }
     found.extend(in_hub_cache(&model));

@@ -422,8 +422,12 @@ impl<'a> Loader<'a> {
             // Assistants' tensors are loaded by their safetensors prefix, which GGUF names lack.
             self.taken.contains(name) || self.taken.contains(&format!("model.{name}"))
         };
-        // Buffers saved by older versions of transformers; the configuration implies them.
-        let implied = |name: &str| name.ends_with("rotary_emb.inv_freq") || name.ends_with("embed_tokens.embed_scale");
+        // Buffers saved by older versions of transformers, which the configuration implies, and scales of an FP8 KV cache, which
+        // this cache does not need.
+        let implied = |name: &str| {
+            let buffers = ["rotary_emb.inv_freq", "embed_tokens.embed_scale", ".k_scale", ".v_scale"];
+            buffers.iter().any(|buffer| name.ends_with(buffer))
+        };
         unused.retain(|name| !taken(name) && name != "rope_freqs.weight" && !implied(name) && !known(name));
         if let Some(scale) = unused.iter().find(|name| is_scale(name)) {
             let problem = "is a scale that no module applies, so the weights would be wrong; \

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use foretoken::chat::{ChatOptions, Json, Message, Thinking};
+use foretoken::chat::{ChatOptions, Json, Message, ReplyParser, Thinking};
 use foretoken::checkpoint::find_assistants;
 use foretoken::gemma4::{BuildCentroids, CentroidConfig, Centroids, CentroidsWanted};
 use foretoken::kv::{KvFormat, KvOptions, KvPreset};
@@ -363,6 +363,17 @@ impl Prompt {
             None => system.chain([Message::user(&self.prompt)]).collect(),
         };
         engine.encode_chat(&messages, &self.chat_options()?)
+    }
+
+    /// The parser of the reply if it is a chat's.
+    ///
+    /// # Errors
+    /// If the checkpoint has no tokenizer, or a chat option is malformed.
+    pub fn reply_parser(&self, engine: &Engine) -> Result<Option<ReplyParser>> {
+        match self.chat {
+            true => Ok(Some(ReplyParser::new(engine.tokenizer()?, &self.chat_options()?))),
+            false => Ok(None),
+        }
     }
 
     /// The options for rendering the chat.

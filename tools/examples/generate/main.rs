@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Parser;
-use foretoken::chat::{ReplyParser, ReplyPart};
 use foretoken::speculative::{Costs, Trace};
-use foretoken::{Engine, GenerateOptions, Piece};
+use foretoken::{Engine, GenerateOptions};
+use foretoken_tools::reply::{Reply, Shown};
 use foretoken_tools::text::Text;
 use foretoken_tools::{arguments, report};
 
@@ -66,7 +66,8 @@ fn generate(args: Args) -> Result<()> {
     let mut session = engine.session(&args.kv.options())?;
     let kv = report::kv(session.kv());
     let mut generation = session.generate(&prompt, &options(&args, &engine)?)?;
-    let mut reply = Reply::new(&args, &engine)?;
+    let shown = if args.json { Shown::AtTheEnd } else { Shown::AsItArrives };
+    let mut reply = Reply::new(args.prompt.reply_parser(&engine)?, shown);
     let mut tokens = Vec::new();
     // An error is reported when all that was written before it is printed and saved.
     let mut written = generation.by_ref().try_for_each(|piece| {
@@ -98,82 +99,6 @@ fn generate(args: Args) -> Result<()> {
     }
     eprintln!("{statistics}");
     written
-}
-
-/// The output; for a chat, parsed into text, reasoning and tool calls.
-struct Reply {
-    parser: Option<ReplyParser>,
-    /// Whether parts are printed as they arrive.
-    prints: bool,
-    text: String,
-    reasoning: String,
-    calls: Vec<serde_json::Value>,
-}
-
-impl Reply {
-    fn new(args: &Args, engine: &Engine) -> Result<Self> {
-        let parser = match args.prompt.chat {
-            true => Some(ReplyParser::new(engine.tokenizer()?, &args.prompt.chat_options()?)),
-            false => None,
-        };
-        Ok(Self { parser, prints: !args.json, text: String::new(), reasoning: String::new(), calls: Vec::new() })
-    }
-
-    fn push(&mut self, piece: &Piece) -> Result<()> {
-        let parts = match &mut self.parser {
-            Some(parser) => parser.push(piece),
-            None => vec![ReplyPart::Text(piece.text.clone())],
-        };
-        self.take(parts)
-    }
-
-    fn finish(&mut self) -> Result<()> {
-        let parts = self.parser.as_mut().map(ReplyParser::finish).unwrap_or_default();
-        self.take(parts)
-    }
-
-    /// Text and tool calls (one per line) go to stdout, reasoning to stderr.
-    fn take(&mut self, parts: Vec<ReplyPart>) -> Result<()> {
-        let mut out = std::io::stdout().lock();
-        for part in parts {
-            match part {
-                ReplyPart::Text(text) => {
-                    if self.prints {
-                        write!(out, "{text}")?;
-                        out.flush()?;
-                    }
-                    self.text += &text;
-                }
-                ReplyPart::Reasoning(text) => {
-                    if self.prints {
-                        eprint!("{text}");
-                    }
-                    self.reasoning += &text;
-                }
-                ReplyPart::ToolCall(call) => {
-                    let arguments: serde_json::Value = serde_json::from_str(&call.arguments.to_string())?;
-                    let call = serde_json::json!({"name": call.name, "arguments": arguments});
-                    if self.prints {
-                        writeln!(out, "{call}")?;
-                    }
-                    self.calls.push(call);
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn json(&self, tokens: &[u32], load_seconds: f64) -> serde_json::Value {
-        let mut own = serde_json::json!({"text": self.text, "tokens": tokens, "load_seconds": load_seconds});
-        if !self.reasoning.is_empty() {
-            own["reasoning"] = serde_json::json!(self.reasoning);
-        }
-        if !self.calls.is_empty() {
-            own["tool_calls"] = serde_json::json!(self.calls);
-        }
-        own
-    }
 }
 
 fn options(args: &Args, engine: &Engine) -> Result<GenerateOptions> {

@@ -1,0 +1,97 @@
+//! The output of a generation, printed as it arrives or collected.
+
+use std::io::Write;
+
+use anyhow::Result;
+use foretoken::Piece;
+use foretoken::chat::{ReplyParser, ReplyPart};
+
+/// When the output is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// Part by part.
+    AsItArrives,
+    /// By the caller.
+    AtTheEnd,
+}
+
+/// The output; for a chat, parsed into text, reasoning and tool calls.
+pub struct Reply {
+    parser: Option<ReplyParser>,
+    shown: Shown,
+    text: String,
+    reasoning: String,
+    calls: Vec<serde_json::Value>,
+}
+
+impl Reply {
+    /// An empty output. Without a parser, everything is text.
+    pub fn new(parser: Option<ReplyParser>, shown: Shown) -> Self {
+        Self { parser, shown, text: String::new(), reasoning: String::new(), calls: Vec::new() }
+    }
+
+    /// Adds a piece.
+    ///
+    /// # Errors
+    /// If stdout is closed.
+    pub fn push(&mut self, piece: &Piece) -> Result<()> {
+        let parts = match &mut self.parser {
+            Some(parser) => parser.push(piece),
+            None => vec![ReplyPart::Text(piece.text.clone())],
+        };
+        self.take(parts)
+    }
+
+    /// Adds what the parser held back.
+    ///
+    /// # Errors
+    /// If stdout is closed.
+    pub fn finish(&mut self) -> Result<()> {
+        let parts = self.parser.as_mut().map(ReplyParser::finish).unwrap_or_default();
+        self.take(parts)
+    }
+
+    /// Text and tool calls (one per line) go to stdout, reasoning to stderr.
+    fn take(&mut self, parts: Vec<ReplyPart>) -> Result<()> {
+        let mut out = std::io::stdout().lock();
+        for part in parts {
+            match part {
+                ReplyPart::Text(text) => {
+                    if self.shown == Shown::AsItArrives {
+                        write!(out, "{text}")?;
+                        out.flush()?;
+                    }
+                    self.text += &text;
+                }
+                ReplyPart::Reasoning(text) => {
+                    if self.shown == Shown::AsItArrives {
+                        eprint!("{text}");
+                    }
+                    self.reasoning += &text;
+                }
+                ReplyPart::ToolCall(call) => {
+                    let arguments: serde_json::Value = serde_json::from_str(&call.arguments.to_string())?;
+                    let call = serde_json::json!({"name": call.name, "arguments": arguments});
+                    if self.shown == Shown::AsItArrives {
+                        writeln!(out, "{call}")?;
+                    }
+                    self.calls.push(call);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The output as fields of a JSON object.
+    pub fn json(&self, tokens: &[u32], load_seconds: f64) -> serde_json::Value {
+        let mut own = serde_json::json!({"text": self.text, "tokens": tokens, "load_seconds": load_seconds});
+        if !self.reasoning.is_empty() {
+            own["reasoning"] = serde_json::json!(self.reasoning);
+        }
+        if !self.calls.is_empty() {
+            own["tool_calls"] = serde_json::json!(self.calls);
+        }
+        own
+    }
+}

@@ -1,7 +1,6 @@
 //! Compiles constraints, each once per engine.
 
 use std::collections::VecDeque;
-use std::fmt::Display;
 use std::sync::Arc;
 
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
@@ -9,10 +8,11 @@ use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Logger, Matcher, ParserFactory};
 use parking_lot::Mutex;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
+use super::refused::{one_line, refused};
 use super::vocabulary::vocabulary;
-use super::{Constraint, ConstraintLimits, ConstraintState, Grammar, annotations, intersections, schema};
+use super::{Constraint, ConstraintLimits, ConstraintState, Grammar, annotations, intersections, merges, schema};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -115,49 +115,68 @@ fn compile(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher> 
                 |e: serde_json::Error| Error::argument("constraint", format!("the schema is not valid JSON: {e}"));
             let mut schema: Value = serde_json::from_str(source).map_err(malformed)?;
             annotations::remove(&mut schema);
-            if let Some((place, optional)) = schema::widest(&schema)
-                && optional > limits.row_items / ROW_ITEMS
-            {
-                let most = limits.row_items / ROW_ITEMS;
-                let problem = format!(
-                    "{place}: has {optional} optional properties, at most {most} are allowed; require some of them"
-                );
-                return Err(Error::argument("constraint", problem));
-            }
-            let count = intersections::of_schema(&schema);
-            if count > limits.intersected {
-                return Err(refused(too_many(count, limits)));
-            }
+            let at_place = |(place, problem)| Error::argument("constraint", format!("{place}: {problem}"));
+            check_schema(&schema, limits).map_err(at_place)?;
             let compile = |schema| matcher(TopLevelGrammar::from_json_schema(limits.with_whitespace(schema)));
-            compile(schema.clone()).map_err(|problem| {
-                let (place, problem) = schema::locate(&schema, problem, |part| compile(part).err());
-                Error::argument("constraint", format!("{place}: {problem}"))
-            })
+            compile(schema.clone())
+                .map_err(|problem| at_place(schema::locate(&schema, problem, |part| compile(part).err())))
         }
         Grammar::Regex(expression) => matcher(TopLevelGrammar::from_regex(expression)).map_err(refused),
         Grammar::Lark(grammar) if nesting(grammar) > MAX_NESTING => {
             Err(refused(format!("has more than {MAX_NESTING} nested brackets; split it into rules")))
         }
-        Grammar::Lark(grammar) => match intersections::of_lark(grammar) {
-            count if count > limits.intersected => Err(refused(too_many(count, limits))),
-            _ => matcher(TopLevelGrammar::from_lark(grammar.to_string())).map_err(refused),
-        },
+        Grammar::Lark(grammar) => {
+            check_embedded(grammar, limits)?;
+            matcher(TopLevelGrammar::from_lark(grammar.to_string())).map_err(refused)
+        }
     }
 }
 
-fn too_many(count: usize, limits: &ConstraintLimits) -> String {
-    let most = limits.intersected;
-    format!(
-        "intersects {count} regular expressions, may intersect {most}; merge the patterns, formats and lengths of allOf \
-         branches, or the terms of & and ~"
-    )
+/// Checks a schema against the limits that llguidance does not have. Its cost is about linear in the schema.
+///
+/// # Errors
+/// The path of a part that exceeds a limit, and the problem.
+fn check_schema(schema: &Value, limits: &ConstraintLimits) -> Result<(), (String, String)> {
+    if let Some(found) = schema::first(schema, &|fields| too_wide(fields, limits)) {
+        return Err(found);
+    }
+    intersections::check_schema(schema, limits)?;
+    merges::check(schema, limits).map_err(|problem| ("#".into(), problem))
+}
+
+/// The problem of an object with more optional properties than the parser has room for.
+fn too_wide(fields: &Map<String, Value>, limits: &ConstraintLimits) -> Option<String> {
+    let most = limits.row_items / ROW_ITEMS;
+    let properties = fields.get("properties").and_then(Value::as_object).map_or(0, Map::len);
+    let optional = properties.saturating_sub(fields.get("required").and_then(Value::as_array).map_or(0, Vec::len));
+    (optional > most)
+        .then(|| format!("has {optional} optional properties, at most {most} are allowed; require some of them"))
+}
+
+/// Checks the schemas in a Lark grammar; text in its strings and comments that looks like one counts.
+///
+/// # Errors
+/// If one exceeds a limit.
+fn check_embedded(grammar: &str, limits: &ConstraintLimits) -> Result<()> {
+    for (at, directive) in grammar.match_indices("%json") {
+        let mut values = serde_json::Deserializer::from_str(&grammar[at + directive.len()..]).into_iter::<Value>();
+        // llguidance reports malformed ones.
+        if let Some(Ok(schema)) = values.next() {
+            let in_grammar = |(place, problem)| refused(format!("%json {place}: {problem}"));
+            check_schema(&schema, limits).map_err(in_grammar)?;
+        }
+    }
+    Ok(())
 }
 
 /// Compiles a grammar and computes the first mask after forced tokens, without which no text satisfies it.
 fn matcher(factory: &ParserFactory, grammar: TopLevelGrammar, limits: &ConstraintLimits) -> Result<Matcher, String> {
-    let limits = parser_limits(limits);
-    let (init, silent) = (GrammarInit::Serialized(grammar), Logger::new(0, 0));
-    let parser = factory.create_parser_from_init_ext(init, silent, InferenceCapabilities::default(), limits);
+    let of_parser = parser_limits(limits);
+    let read = GrammarInit::Serialized(grammar).to_internal(Some(factory.tok_env().clone()), of_parser.clone());
+    let (grammar, lexer) = read.map_err(one_line)?;
+    intersections::check_expressions(lexer.regex_builder.exprset(), limits)?;
+    let (init, silent) = (GrammarInit::Internal(grammar, lexer), Logger::new(0, 0));
+    let parser = factory.create_parser_from_init_ext(init, silent, InferenceCapabilities::default(), of_parser);
     let matcher = Matcher::new(Ok(parser.map_err(one_line)?));
     let mut begun = matcher.deep_clone();
     let forced = begun.compute_ff_tokens();
@@ -184,13 +203,11 @@ fn parser_limits(limits: &ConstraintLimits) -> ParserLimits {
 /// Whether llguidance cannot compile a schema, as far as that is known without a tokenizer.
 pub(crate) fn refuses(schema: &Value) -> bool {
     let limits = ConstraintLimits::default();
-    if intersections::of_schema(schema) > limits.intersected {
-        return true;
-    }
     let compile = || {
+        check_schema(schema, &limits).map_err(|(_, problem)| refused(problem))?;
         let grammar = GrammarInit::Serialized(TopLevelGrammar::from_json_schema(schema.clone()));
-        grammar.to_internal(None, parser_limits(&limits)).map_err(refused)?;
-        Ok(())
+        let (_, lexer) = grammar.to_internal(None, parser_limits(&limits)).map_err(refused)?;
+        intersections::check_expressions(lexer.regex_builder.exprset(), &limits).map_err(refused)
     };
     on_large_stack(compile).is_err()
 }
@@ -207,19 +224,4 @@ fn nesting(grammar: &str) -> usize {
         most = most.max(depth);
     }
     most
-}
-
-/// Wraps llguidance's error.
-pub(super) fn refused(error: impl Display) -> Error {
-    Error::argument("constraint", one_line(error))
-}
-
-/// Start of the part of llguidance's errors that is not for callers.
-const STATE: [&str; 2] = ["<non-verbose/>", "<backtrace>"];
-
-/// The error with its causes, without the parser's state.
-fn one_line(error: impl Display) -> String {
-    let error = format!("{error:#}");
-    let words = error.split_whitespace().take_while(|word| !STATE.contains(word));
-    words.collect::<Vec<_>>().join(" ")
 }

@@ -1,140 +1,218 @@
-//! How many regular expressions a grammar intersects. llguidance's lexer takes time that grows exponentially with them, and checks
-//! its fuel only between states, so that they are counted before.
+//! Bounds on intersections of regular expressions, checked before llguidance's lexer runs. One symbolic derivative of an
+//! intersection takes time that grows with the product of its terms' alternatives, and fuel is counted only after it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
+use llguidance::derivre::raw::ExprSet;
+use llguidance::derivre::{ExprRef, RegexAst, RegexBuilder};
+use llguidance::regex_to_lark;
 use serde_json::{Map, Value};
+
+use super::ConstraintLimits;
+use super::schema::{first, lookup};
 
 /// Keywords that make a regular expression for a string; both lengths make one.
 const CONDITIONS: [&str; 4] = ["pattern", "format", "minLength", "maxLength"];
 
-/// The most conditions that one string may have to meet under `schema`. An upper bound: conditions in different branches of an
-/// `allOf` count together, whatever values they are for.
-pub(super) fn of_schema(schema: &Value) -> usize {
-    Counter { root: schema, all: conditions(schema), references: HashMap::new() }.of(schema)
+/// Alternatives of one of llguidance's expressions for formats. Rounded up.
+const OF_FORMAT: u64 = 8;
+
+/// Expressions that are intersected.
+#[derive(Clone, Copy)]
+struct Terms {
+    count: usize,
+    /// Product over them of how many sets of bytes in one of them have a byte in common.
+    alternatives: u64,
 }
 
-/// The most that a grammar in Lark's syntax intersects: the terms of its `&` and `~`, or of a schema in it.
-pub(super) fn of_lark(grammar: &str) -> usize {
-    let (mut operators, mut in_schemas, mut rest) = (0, 0, grammar);
-    while let Some(first) = rest.chars().next() {
-        let until = |end: &str, from: usize| rest[from..].find(end).map_or(rest.len(), |at| from + at + end.len());
-        let skipped = match first {
-            '#' => until("\n", 1),
-            '/' if rest.starts_with("//") => until("\n", 2),
-            '"' | '/' => delimited(rest, first),
-            '<' => token(rest).unwrap_or(1),
-            '%' => match embedded(rest) {
-                Some((schema, length)) => {
-                    in_schemas = in_schemas.max(of_schema(&schema));
-                    length
-                }
-                None => 1,
-            },
-            '&' | '~' => {
-                operators += 1;
-                1
-            }
-            other => other.len_utf8(),
-        };
-        rest = &rest[skipped..];
+impl Terms {
+    const NONE: Self = Self { count: 0, alternatives: 1 };
+
+    fn and(self, other: Self) -> Self {
+        let count = self.count.saturating_add(other.count);
+        Self { count, alternatives: self.alternatives.saturating_mul(other.alternatives) }
     }
-    in_schemas.max(if operators > 0 { operators + 1 } else { 0 })
+
+    fn max(self, other: Self) -> Self {
+        Self { count: self.count.max(other.count), alternatives: self.alternatives.max(other.alternatives) }
+    }
+
+    /// # Errors
+    /// The problem, if there are too many.
+    fn check(self, limits: &ConstraintLimits) -> Result<(), String> {
+        let Self { count, alternatives } = self;
+        let mend = "merge the patterns, formats and lengths of allOf branches, or the terms of & and ~";
+        if count > limits.intersected {
+            let most = limits.intersected;
+            return Err(format!("intersects {count} regular expressions, at most {most} are allowed; {mend}"));
+        }
+        if count > 1 && alternatives > limits.alternatives {
+            let most = limits.alternatives;
+            return Err(format!(
+                "intersects {count} regular expressions with {alternatives} combinations of their alternatives, at most {most} \
+                 are allowed; use fewer overlapping character classes in them, or {mend}"
+            ));
+        }
+        Ok(())
+    }
 }
 
-/// Bytes of the string or expression that `text` begins with.
-fn delimited(text: &str, delimiter: char) -> usize {
-    let mut escaped = false;
-    for (at, character) in text.char_indices().skip(1) {
-        match character {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            character if character == delimiter => return at + 1,
-            _ => {}
+/// Checks the intersections in a compiled grammar, whose lexer has not run.
+///
+/// # Errors
+/// The problem of the first that exceeds a limit.
+pub(super) fn check_expressions(set: &ExprSet, limits: &ConstraintLimits) -> Result<(), String> {
+    let mut known = HashMap::new();
+    for id in (1..set.len() as u32).map(ExprRef::new) {
+        if set.is_valid(id) && tag(set, id) == "And" {
+            let alternatives = width(set, id, &mut known);
+            Terms { count: set.get_args(id).len(), alternatives }.check(limits)?;
         }
     }
-    text.len()
+    Ok(())
 }
 
-/// Bytes of the special token (`<name>`) that `text` begins with.
-fn token(text: &str) -> Option<usize> {
-    let end = 1 + text[1..].find(|c: char| c == '<' || c == '>' || c.is_whitespace())?;
-    (end > 1 && text[end..].starts_with('>')).then_some(end + 1)
+/// Checks the conditions that a string may have to meet under `schema`. An upper bound: conditions in different branches of an
+/// `allOf` count together, whatever values they are for.
+///
+/// # Errors
+/// The path and the problem of a smallest part that exceeds a limit.
+pub(super) fn check_schema(schema: &Value, limits: &ConstraintLimits) -> Result<(), (String, String)> {
+    let many = |fields: &Map<String, Value>| {
+        let patterns = fields.get("patternProperties").and_then(Value::as_object).map_or(0, Map::len);
+        let most = limits.pattern_properties;
+        (patterns > most)
+            .then(|| format!("has {patterns} patternProperties, at most {most} are allowed; merge some into one"))
+    };
+    if let Some(found) = first(schema, &many) {
+        return Err(found);
+    }
+    let mut counter = Counter { root: schema, references: HashMap::new(), widths: HashMap::new() };
+    let Err(mut problem) = counter.of(schema).check(limits) else { return Ok(()) };
+    let (mut place, mut part) = (String::from("#"), schema);
+    while let Some((key, child, of_child)) = children(part)
+        .into_iter()
+        .find_map(|(key, child)| counter.of(child).check(limits).err().map(|problem| (key, child, problem)))
+    {
+        place = format!("{place}/{key}");
+        (part, problem) = (child, of_child);
+    }
+    Err((place, problem))
 }
 
-/// The JSON after a directive (`%json`) that `text` begins with, and the bytes of both.
-fn embedded(text: &str) -> Option<(Value, usize)> {
-    let directive = 1 + text[1..].find(|c: char| !c.is_ascii_alphanumeric())?;
-    let mut values = serde_json::Deserializer::from_str(&text[directive..]).into_iter::<Value>();
-    let value = values.next()?.ok()?;
-    Some((value, directive + values.byte_offset()))
-}
-
-/// Conditions anywhere in a document.
-fn conditions(value: &Value) -> usize {
+/// The values in a value, with their keys.
+fn children(value: &Value) -> Vec<(String, &Value)> {
     match value {
-        Value::Array(list) => list.iter().map(conditions).sum(),
-        Value::Object(fields) => own(fields) + fields.values().map(conditions).sum::<usize>(),
-        _ => 0,
+        Value::Array(list) => list.iter().enumerate().map(|(at, part)| (at.to_string(), part)).collect(),
+        Value::Object(fields) => fields.iter().map(|(key, part)| (key.clone(), part)).collect(),
+        _ => Vec::new(),
     }
 }
 
-fn own(fields: &Map<String, Value>) -> usize {
-    let [pattern, format, least, most] = CONDITIONS.map(|key| fields.contains_key(key));
-    usize::from(pattern) + usize::from(format) + usize::from(least || most)
+/// The kind of an expression; derivre does not export the type.
+fn tag(set: &ExprSet, id: ExprRef) -> String {
+    format!("{:?}", set.get_tag(id))
+}
+
+/// How many sets of bytes in an expression have a byte in common, each as often as it occurs; of an intersection, the product over
+/// its terms.
+fn width(set: &ExprSet, id: ExprRef, known: &mut HashMap<ExprRef, u64>) -> u64 {
+    if let Some(width) = known.get(&id) {
+        return *width;
+    }
+    let (mut seen, mut parts) = (HashSet::new(), vec![id]);
+    let (mut sets, mut others, mut has_bytes) = ([0u64; 256], 0u64, false);
+    while let Some(part) = parts.pop() {
+        match tag(set, part).as_str() {
+            "And" if part == id => {
+                others = set.get_args(id).iter().map(|term| width(set, *term, known)).fold(1, u64::saturating_mul);
+            }
+            "And" => others = others.saturating_add(width(set, part, known)),
+            "ByteSet" => {
+                let bytes = set.get(part);
+                (0..=u8::MAX).zip(&mut sets).for_each(|(byte, count)| *count += u64::from(bytes.matches_byte(byte)));
+            }
+            // Its alternatives are disjoint.
+            "Not" => others = others.saturating_add(1),
+            kind => {
+                // Single bytes are disjoint, too.
+                has_bytes |= kind.starts_with("Byte") || kind == "RemainderIs";
+                if seen.insert(part) {
+                    parts.extend(set.get_args(part));
+                }
+            }
+        }
+    }
+    let width = sets.into_iter().max().unwrap_or(0).saturating_add(u64::from(has_bytes));
+    let width = width.saturating_add(others).max(1);
+    known.insert(id, width);
+    width
+}
+
+/// The width of a pattern; 1 if llguidance refuses it.
+fn width_of(pattern: &str) -> u64 {
+    let mut builder = RegexBuilder::new();
+    let expression = builder.mk(&RegexAst::SearchRegex(regex_to_lark(pattern, "dw")));
+    expression.map_or(1, |expression| width(builder.exprset(), expression, &mut HashMap::new()))
 }
 
 struct Counter<'a> {
     root: &'a Value,
-    /// Conditions of the document, for references that are not paths in it.
-    all: usize,
-    references: HashMap<&'a str, usize>,
+    references: HashMap<&'a str, Terms>,
+    /// Of patterns.
+    widths: HashMap<&'a str, u64>,
 }
 
 impl<'a> Counter<'a> {
-    fn of(&mut self, schema: &'a Value) -> usize {
-        let Value::Object(fields) = schema else { return 0 };
-        let (mut parts, mut merged) = (own(fields), 0usize);
+    /// The most conditions on one string under a schema, or one of several.
+    fn of(&mut self, schema: &'a Value) -> Terms {
+        let fields = match schema {
+            Value::Object(fields) => fields,
+            Value::Array(list) => return list.iter().map(|part| self.of(part)).fold(Terms::NONE, Terms::max),
+            _ => return Terms::NONE,
+        };
+        let (mut parts, mut merged) = (self.own(fields), Terms::NONE);
         for (key, value) in fields {
             match (key.as_str(), value) {
                 ("$defs" | "definitions" | "x-guidance" | "const" | "enum" | "default" | "examples", _) => {}
-                ("$ref", Value::String(place)) => merged = merged.saturating_add(self.reference(place)),
+                ("$ref", Value::String(place)) => merged = merged.and(self.reference(place)),
                 ("allOf", Value::Array(list)) => {
-                    merged = list.iter().fold(merged, |sum, schema| sum.saturating_add(self.of(schema)));
+                    merged = list.iter().fold(merged, |sum, schema| sum.and(self.of(schema)));
                 }
-                ("oneOf", Value::Array(list)) => {
-                    // Pairs are compared.
-                    let mut counts: Vec<usize> = list.iter().map(|schema| self.of(schema)).collect();
-                    counts.sort_unstable_by(|a, b| b.cmp(a));
-                    merged = counts.iter().take(2).fold(merged, |sum, count| sum.saturating_add(*count));
-                }
-                ("anyOf", Value::Array(list)) => {
-                    merged = merged.saturating_add(list.iter().map(|schema| self.of(schema)).max().unwrap_or(0));
-                }
-                ("not" | "if" | "then" | "else", schema) => merged = merged.saturating_add(self.of(schema)),
+                ("anyOf" | "oneOf" | "not" | "if" | "then" | "else", schema) => merged = merged.and(self.of(schema)),
                 ("patternProperties" | "dependentSchemas", Value::Object(schemas)) => {
-                    merged = schemas.values().fold(merged, |sum, schema| sum.saturating_add(self.of(schema)));
+                    merged = schemas.values().fold(merged, |sum, schema| sum.and(self.of(schema)));
                 }
                 ("properties", Value::Object(schemas)) => {
-                    parts = schemas.values().map(|schema| self.of(schema)).fold(parts, usize::max);
+                    parts = schemas.values().map(|schema| self.of(schema)).fold(parts, Terms::max);
                 }
-                (_, Value::Array(list)) => parts = list.iter().map(|schema| self.of(schema)).fold(parts, usize::max),
                 (_, schema) => parts = parts.max(self.of(schema)),
             }
         }
-        parts.saturating_add(merged)
+        parts.and(merged)
     }
 
-    /// The count of the schema at `place`, 0 within itself.
-    fn reference(&mut self, place: &'a str) -> usize {
-        if let Some(count) = self.references.get(place) {
-            return *count;
+    /// The conditions of a schema itself.
+    fn own(&mut self, fields: &'a Map<String, Value>) -> Terms {
+        let [pattern, format, least, most] = CONDITIONS.map(|key| fields.get(key));
+        let mut widths = Vec::new();
+        if let Some(pattern) = pattern {
+            let width = |pattern: &'a str| *self.widths.entry(pattern).or_insert_with(|| width_of(pattern));
+            widths.push(pattern.as_str().map_or(1, width));
         }
-        let found = place.strip_prefix('#').filter(|path| !path.contains('%')).and_then(|path| self.root.pointer(path));
-        let Some(schema) = found else { return self.all };
-        self.references.insert(place, 0);
-        let count = self.of(schema);
-        self.references.insert(place, count);
-        count
+        widths.extend(format.map(|_| OF_FORMAT));
+        widths.extend(least.or(most).map(|_| 1));
+        Terms { count: widths.len(), alternatives: widths.into_iter().fold(1, u64::saturating_mul) }
+    }
+
+    /// The conditions under the schema at `place`, none within itself.
+    fn reference(&mut self, place: &'a str) -> Terms {
+        if let Some(terms) = self.references.get(place) {
+            return *terms;
+        }
+        self.references.insert(place, Terms::NONE);
+        let terms = lookup(self.root, place).map_or(Terms::NONE, |schema| self.of(schema));
+        self.references.insert(place, terms);
+        terms
     }
 }

@@ -14,6 +14,10 @@ mod compile;
 #[cfg(feature = "constraint")]
 mod intersections;
 #[cfg(feature = "constraint")]
+mod merges;
+#[cfg(feature = "constraint")]
+mod refused;
+#[cfg(feature = "constraint")]
 mod schema;
 #[cfg(feature = "constraint")]
 mod state;
@@ -106,8 +110,16 @@ pub struct ConstraintLimits {
     /// Symbols in the productions of the grammar. Default: 200000.
     pub grammar_symbols: usize,
     /// Regular expressions that are intersected: conditions (`pattern`, `format`, lengths) on one string of a schema, through
-    /// `allOf` and `$ref`, or terms of `&` and `~` in a Lark grammar. Compiling takes time exponential in them. Default: 8.
+    /// `allOf` and `$ref`, or terms of `&` in a Lark grammar. Default: 8.
     pub intersected: usize,
+    /// Combinations of alternatives in an intersection: the product over its regular expressions of how many of their character
+    /// classes overlap. Compile time is linear in it; 1000 take about a millisecond. Default: 65536.
+    pub alternatives: u64,
+    /// `patternProperties` of one object, which are intersected in pairs. Default: 64.
+    pub pattern_properties: usize,
+    /// Schemas that result from merging those that hold beside each other (`allOf`, `$ref`, a schema's own keywords) with each
+    /// case of a union (`anyOf`, `oneOf`, `enum`), about 450 bytes each. An upper bound. Default: 200000.
+    pub merged_schemas: u64,
     /// Regular expression nodes built at compile time; 50000 take about a millisecond. Default: 1000000.
     pub compile_fuel: u64,
     /// Regular expression nodes built per mask; 14000 take about a millisecond. Default: 200000.
@@ -129,6 +141,9 @@ impl Default for ConstraintLimits {
             source_bytes: 262_144,
             grammar_symbols: 200_000,
             intersected: 8,
+            alternatives: 65_536,
+            pattern_properties: 64,
+            merged_schemas: 200_000,
             compile_fuel: 1_000_000,
             mask_fuel: 200_000,
             mask_items: 50_000,

@@ -44,18 +44,43 @@ pub(super) fn locate(root: &Value, problem: String, refuses: impl Fn(Value) -> O
     (place, problem)
 }
 
-/// The path of the object with the most optional properties, and their number.
-pub(super) fn widest(schema: &Value) -> Option<(String, usize)> {
-    let (mut parts, mut widest) = (vec![(String::from("#"), schema)], None::<(String, usize)>);
-    while let Some((place, part)) = parts.pop() {
-        parts.extend(children(part).into_iter().map(|(key, child)| (format!("{place}/{key}"), child)));
-        let properties = part["properties"].as_object().map_or(0, Map::len);
-        let optional = properties.saturating_sub(part["required"].as_array().map_or(0, Vec::len));
-        if widest.as_ref().is_none_or(|(_, most)| optional > *most) {
-            widest = Some((place, optional));
+/// The first object in `value`, a schema or not, that has a `problem`: its path and the problem.
+pub(super) fn first(
+    value: &Value,
+    problem: &impl Fn(&Map<String, Value>) -> Option<String>,
+) -> Option<(String, String)> {
+    // The path from the object up.
+    fn find(value: &Value, problem: &impl Fn(&Map<String, Value>) -> Option<String>) -> Option<(Vec<String>, String)> {
+        let below = |key: String, part| {
+            let (mut path, problem) = find(part, problem)?;
+            path.push(key);
+            Some((path, problem))
+        };
+        match value {
+            Value::Array(list) => list.iter().enumerate().find_map(|(at, part)| below(at.to_string(), part)),
+            Value::Object(fields) => match problem(fields) {
+                Some(problem) => Some((Vec::new(), problem)),
+                None => fields.iter().find_map(|(key, part)| below(key.clone(), part)),
+            },
+            _ => None,
         }
     }
-    widest
+    let (mut path, problem) = find(value, problem)?;
+    path.push("#".into());
+    path.reverse();
+    Some((path.join("/"), problem))
+}
+
+/// The schema that a reference is to, as llguidance finds it: without escapes, and only in the same document.
+pub(super) fn lookup<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
+    let path = reference.strip_prefix('#')?;
+    if path.is_empty() || path == "/" {
+        return Some(root);
+    }
+    path.strip_prefix('/')?.split('/').try_fold(root, |part, key| match part {
+        Value::Array(list) => list.get(key.parse::<usize>().ok()?),
+        part => part.get(key),
+    })
 }
 
 /// The subschemas, by path. llguidance does not follow references with an escaped `/`.

@@ -22,7 +22,7 @@ use crate::{messages, output_penalties, tools};
 
 pub(crate) async fn messages(State(app): State<Arc<App>>, id: RequestId, fields: Fields) -> Result<Response, ApiError> {
     let (mut generate, structured) = request(&app, fields)?;
-    generate.options.constraint = structured.compile(&app).await?;
+    generate.options.constraint = structured.compile(&app.engine, &app.compilers).await?;
     answer(&app, id, generate).await
 }
 

@@ -18,19 +18,19 @@ use tokio::time::timeout;
 
 use crate::api_error::ApiError;
 use crate::auth::ApiKeys;
+use crate::compiler::Compilers;
 use crate::convert::GenerateDefaults;
 use crate::fields::Fields;
 use crate::hosts::Hosts;
 use crate::job::Ticket;
 use crate::metrics::Metrics;
-use crate::structured::CompilerQueue;
 use crate::worker::Worker;
 
 /// The state of the routes.
 pub(crate) struct App {
     pub engine: Engine,
     pub worker: Worker,
-    pub compilers: CompilerQueue,
+    pub compilers: Compilers,
     pub metrics: Arc<Metrics>,
     /// The model's name in requests and answers.
     pub model: String,

@@ -10,6 +10,8 @@ mod anthropic;
 mod api_error;
 mod app;
 mod auth;
+mod call_format;
+mod compiler;
 mod convert;
 mod events;
 mod fields;

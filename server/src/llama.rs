@@ -26,7 +26,7 @@ pub(crate) async fn completion(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let (mut generate, structured) = request(&app, fields)?;
-    generate.options.constraint = structured.compile(&app).await?;
+    generate.options.constraint = structured.compile(&app.engine, &app.compilers).await?;
     answer(&app, id, generate).await
 }
 

@@ -20,12 +20,12 @@ use tokio_io_timeout::TimeoutStream;
 
 use crate::app::App;
 use crate::auth::ApiKeys;
+use crate::compiler::Compilers;
 use crate::convert::{self, GenerateDefaults};
 use crate::hosts::Hosts;
 use crate::metrics::Metrics;
 use crate::reply::now;
 use crate::routes::router;
-use crate::structured::CompilerQueue;
 use crate::worker::{Worker, WorkerOptions};
 
 /// Options of a server.
@@ -125,7 +125,7 @@ impl Server {
             engine: engine.clone(),
             worker: Worker::start(engine, worker, metrics.clone())?,
             metrics,
-            compilers: CompilerQueue::new(),
+            compilers: Compilers::new(),
             model: options.model,
             created: now(),
             context,

@@ -1,20 +1,12 @@
 //! Structured output: the fields that request it, and their constraints.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::time::Duration;
-
-use foretoken::Constraint;
-use hyper::StatusCode;
+use foretoken::{Constraint, Engine};
 use serde_json::{Value, json};
-use tokio::sync::{Semaphore, oneshot};
-use tokio::time::timeout;
 
 use crate::api_error::ApiError;
-use crate::app::App;
+use crate::call_format::CallFormat;
+use crate::compiler::Compilers;
 use crate::fields::{Fields, kind};
-use crate::job::Ticket;
-use crate::tools::{CallFormat, Located};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
@@ -137,93 +129,18 @@ impl Structured {
         }
     }
 
-    /// The constraint, compiled: this takes up to seconds, and is not done on the threads of connections. The engine caches what
-    /// was compiled.
+    /// The constraint, compiled. The engine caches what was compiled.
     ///
     /// # Errors
-    /// 400 with the place in the schema, or 429 if the queue is full.
-    pub async fn compile(self, app: &Arc<App>) -> Result<Option<Constraint>> {
-        let located = match self {
-            Self::Text => return Ok(None),
-            Self::Constraint(constraint, field) => Located { constraint, field, parts: Vec::new(), widened: None },
-            Self::Calls(calls) => {
-                let Some(located) = on_compiler(app, move |app| calls.constraint(&app.engine)).await?? else {
-                    return Ok(None);
-                };
-                located
+    /// 400 with the place in the schema, or those of [`Compilers::compile`].
+    pub async fn compile(self, engine: &Engine, compilers: &Compilers) -> Result<Option<Constraint>> {
+        match self {
+            Self::Text => Ok(None),
+            Self::Constraint(constraint, field) => {
+                compilers.compile(engine, &constraint, &field).await?;
+                Ok(Some(constraint))
             }
-        };
-        let Located { constraint, field, parts, widened } = located;
-        let Err(error) = compile(app, &constraint, &field).await else { return Ok(Some(constraint)) };
-        // Only what is wrong with the schemas can be mended by wider ones.
-        if let Some(widened) = widened.filter(|_| error.status == StatusCode::BAD_REQUEST)
-            && let Ok(widened) = on_compiler(app, move |app| widened(&app.engine)).await?
-            && compile(app, &widened, &field).await.is_ok()
-        {
-            return Ok(Some(widened));
+            Self::Calls(calls) => compilers.compile_calls(engine, *calls).await,
         }
-        for (part, of_part) in parts {
-            compile(app, &part, &of_part).await?;
-        }
-        Err(error)
     }
-}
-
-/// Threads that compile.
-const MAX_THREADS: usize = 2;
-/// Maximum number of requests that compile or wait for that.
-const MAX_COMPILING: usize = 16;
-/// Bytes of stack, of which only those that are used take memory: the grammar of a tool's schema is written by recursion.
-const STACK: usize = 256 << 20;
-/// Time within which a constraint must be compiled, including the wait.
-const COMPILE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// The state of [`on_compiler`].
-pub(crate) struct CompilerQueue {
-    taken: Arc<AtomicUsize>,
-    running: Arc<Semaphore>,
-}
-
-impl CompilerQueue {
-    pub fn new() -> Self {
-        Self { taken: Arc::default(), running: Arc::new(Semaphore::new(MAX_THREADS)) }
-    }
-}
-
-/// Does work on a thread of its own: compiling cannot be interrupted, and must delay neither tokenizing nor the shutdown.
-///
-/// # Errors
-/// 429 if too many requests wait, 503 if the work takes too long, 500 if it panics.
-async fn on_compiler<T: Send + 'static>(app: &Arc<App>, work: impl FnOnce(&App) -> T + Send + 'static) -> Result<T> {
-    let queue = &app.compilers;
-    let ticket = Ticket::take(&queue.taken, MAX_COMPILING).ok_or_else(|| {
-        let message = format!("{MAX_COMPILING} requests are compiling schemas or grammars; retry later");
-        ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).with_code("queue_full")
-    })?;
-    let (send, receive) = oneshot::channel();
-    let done = async {
-        let permit = queue.running.clone().acquire_owned().await;
-        let app = app.clone();
-        let thread = std::thread::Builder::new().name("constraint".into()).stack_size(STACK).spawn(move || {
-            let result = work(&app);
-            drop((app, permit, ticket));
-            let _ = send.send(result);
-        });
-        thread.map_err(|_| ApiError::internal())?;
-        receive.await.map_err(|_| ApiError::internal())
-    };
-    timeout(COMPILE_TIMEOUT, done).await.unwrap_or_else(|_| {
-        let message = format!("the schema or grammar was not compiled within {} s", COMPILE_TIMEOUT.as_secs());
-        Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("compile_timeout"))
-    })
-}
-
-/// Compiles the constraint of the field `field`.
-async fn compile(app: &Arc<App>, constraint: &Constraint, field: &str) -> Result<()> {
-    let constraint = constraint.clone();
-    let compiled = on_compiler(app, move |app| app.engine.compile(&constraint)).await?;
-    compiled.map_err(|error| match error {
-        foretoken::Error::Argument { name: "constraint", problem } => ApiError::field(field, problem),
-        error => ApiError::of(&error, field),
-    })
 }

@@ -1,10 +1,11 @@
 //! Tools, `tool_choice` and reasoning options, in the formats of the three APIs.
 
 use foretoken::chat::{CallChoice, ChatOptions, Json, ReplyParser, Thinking};
-use foretoken::{Constraint, Engine, Stop};
+use foretoken::{Engine, Stop};
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
+use crate::call_format::{CallFormat, Given, strict_of};
 use crate::fields::Fields;
 use crate::messages::required;
 use crate::structured::Structured;
@@ -42,12 +43,6 @@ pub(crate) struct Tools {
     /// The calls that are required, if any.
     forced: Option<CallChoice>,
     pub calls: Calls,
-}
-
-struct Given {
-    name: String,
-    schema_field: String,
-    is_strict: bool,
 }
 
 impl Tools {
@@ -110,87 +105,6 @@ impl Tools {
             }
         }
     }
-}
-
-/// The names of the strict tools.
-fn strict_of(given: &[Given]) -> Vec<String> {
-    given.iter().filter(|tool| tool.is_strict).map(|tool| tool.name.clone()).collect()
-}
-
-/// The calls that a reply must have, or whose arguments must follow their schemas; or a format that reasoning may precede.
-pub(crate) struct CallFormat {
-    options: ChatOptions,
-    /// Without it, there are no calls.
-    choice: Option<CallChoice>,
-    /// Of the tools in `options`.
-    given: Vec<Given>,
-    /// What a reply without calls must match, and its field.
-    format: Option<(Constraint, String)>,
-}
-
-/// A constraint with its field.
-pub(crate) struct Located {
-    pub constraint: Constraint,
-    pub field: String,
-    /// Its parts with their fields, by which an error is located.
-    pub parts: Vec<(Constraint, String)>,
-    /// What replaces it if it cannot be compiled.
-    pub widened: Option<Widened>,
-}
-
-/// Makes a constraint, which takes as long as compiling one.
-pub(crate) type Widened = Box<dyn FnOnce(&Engine) -> foretoken::Result<Constraint> + Send>;
-
-impl CallFormat {
-    /// The constraint. Takes time that grows with the schemas. `None` if the checkpoint cannot call tools, and need not.
-    ///
-    /// # Errors
-    /// If the checkpoint cannot call tools, or a tool cannot be called.
-    pub fn constraint(self, engine: &Engine) -> Result<Option<Located>> {
-        let Self { options, choice, given, format } = self;
-        let tokenizer = engine.tokenizer().map_err(|error| ApiError::of(&error, "tools"))?;
-        let Some(choice) = choice else { return after_reasoning(engine, &options, format) };
-        let constraint = match Constraint::tool_calls(tokenizer, &options, &choice) {
-            Ok(constraint) => constraint,
-            Err(foretoken::Error::Unsupported { .. })
-                if matches!(choice, CallChoice::Strict(_) | CallChoice::OrJson(_)) =>
-            {
-                return after_reasoning(engine, &options, format);
-            }
-            Err(error @ foretoken::Error::Unsupported { .. }) => {
-                return Err(ApiError::field("tool_choice", error.to_string()).with_code("unsupported_parameter"));
-            }
-            Err(error) => return Err(ApiError::of(&error, "tools")),
-        };
-        let is_used = |given: &Given| match &choice {
-            CallChoice::Strict(_) => given.is_strict,
-            CallChoice::Named(name) => given.name == *name,
-            _ => true,
-        };
-        let schema = |(tool, given): (&Json, &Given)| {
-            let schema = tool.field("function")?.field("parameters")?.to_string();
-            is_used(given).then(|| (Constraint::json_schema(schema), given.schema_field.clone()))
-        };
-        let mut parts: Vec<_> = options.tools.iter().zip(&given).filter_map(schema).collect();
-        parts.extend(format);
-        let widens = given.iter().any(|tool| is_used(tool) && !tool.is_strict);
-        let strict = strict_of(&given);
-        let widened: Widened =
-            Box::new(move |engine| Constraint::tool_calls_widened(engine.tokenizer()?, &options, &choice, &strict));
-        Ok(Some(Located { constraint, field: "tool_choice".into(), parts, widened: widens.then_some(widened) }))
-    }
-}
-
-/// The format, after reasoning if it is enabled.
-fn after_reasoning(
-    engine: &Engine,
-    options: &ChatOptions,
-    format: Option<(Constraint, String)>,
-) -> Result<Option<Located>> {
-    let Some((format, field)) = format else { return Ok(None) };
-    let tokenizer = engine.tokenizer().map_err(|error| ApiError::of(&error, &field))?;
-    let constraint = format.after_reasoning(tokenizer, options).map_err(|error| ApiError::of(&error, &field))?;
-    Ok(Some(Located { constraint, field: field.clone(), parts: vec![(format, field)], widened: None }))
 }
 
 /// What `tool_choice` says.

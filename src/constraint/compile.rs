@@ -65,6 +65,15 @@ impl Compiler {
         Ok(ConstraintState::new(own))
     }
 
+    /// Whether `constraint` is cached; if so, it is evicted after all others.
+    pub fn keep(&self, constraint: &Constraint) -> bool {
+        let mut compiled = self.compiled.lock();
+        let used = compiled.iter().position(|(kept, _)| kept == constraint).and_then(|at| compiled.remove(at));
+        let is_kept = used.is_some();
+        compiled.extend(used);
+        is_kept
+    }
+
     /// A copy with its own lexer: its states count against the limit of one generation.
     fn kept(&self, constraint: &Constraint) -> Option<Matcher> {
         let mut compiled = self.compiled.lock();

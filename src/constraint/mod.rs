@@ -9,6 +9,7 @@
 //! [`Forced`](crate::speculative::Forced).
 
 pub(crate) mod annotations;
+mod cached;
 #[cfg(feature = "constraint")]
 mod compile;
 #[cfg(feature = "constraint")]

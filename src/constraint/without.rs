@@ -22,6 +22,10 @@ pub(crate) struct Compiler {}
 pub(crate) enum ConstraintState {}
 
 impl Compiler {
+    pub fn keep(&self, _: &Constraint) -> bool {
+        false
+    }
+
     /// # Errors
     /// Always.
     pub fn state(&self, _: &Constraint, _: &Arc<Tokenizer>, _: usize, _: &[u32]) -> Result<ConstraintState> {

@@ -1,0 +1,191 @@
+//! Compiles constraints on threads of their own, a few at a time. What is compiled already does not wait.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use foretoken::{Constraint, Engine};
+use hyper::StatusCode;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::timeout;
+
+use crate::api_error::ApiError;
+use crate::call_format::{CallFormat, Located};
+use crate::job::Ticket;
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// Threads that compile.
+const MAX_THREADS: usize = 2;
+/// Maximum number of requests that compile or wait for that.
+const MAX_COMPILING: usize = 16;
+/// Bytes of stack, of which only those that are used take memory: the grammar of a tool's schema is written by recursion.
+const STACK: usize = 256 << 20;
+/// Time within which a constraint must be compiled, including the wait.
+const COMPILE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum number of remembered call formats, as many as the engine caches constraints, and bytes of a remembered key.
+const MAX_KNOWN: usize = 32;
+const MAX_KEY: usize = 512 << 10;
+
+/// The queue for the threads.
+pub(crate) struct Compilers {
+    taken: Arc<AtomicUsize>,
+    running: Arc<Semaphore>,
+    /// Constraints of call formats, the last used at the end; `None` if there is none.
+    known: Mutex<VecDeque<(String, Option<Constraint>)>>,
+}
+
+impl Compilers {
+    pub fn new() -> Self {
+        Self { taken: Arc::default(), running: Arc::new(Semaphore::new(MAX_THREADS)), known: Mutex::default() }
+    }
+
+    /// Compiles the constraint of the field `field`.
+    ///
+    /// # Errors
+    /// 400 if it cannot be used; 429 if too many requests wait, 503 if it takes too long.
+    pub async fn compile(&self, engine: &Engine, constraint: &Constraint, field: &str) -> Result<()> {
+        if engine.has_compiled(constraint) {
+            return Ok(());
+        }
+        let (engine, constraint) = (engine.clone(), constraint.clone());
+        self.run(move || engine.compile(&constraint)).await?.map_err(|error| match error {
+            foretoken::Error::Argument { name: "constraint", problem } => ApiError::field(field, problem),
+            error => ApiError::of(&error, field),
+        })
+    }
+
+    /// Makes and compiles the constraint of calls. `None` if there is none.
+    ///
+    /// # Errors
+    /// As [`Compilers::compile`]; a 400 names the tool's field.
+    pub async fn compile_calls(&self, engine: &Engine, calls: CallFormat) -> Result<Option<Constraint>> {
+        let key = format!("{calls:?}");
+        if let Some(known) = self.known(&key)
+            && known.as_ref().is_none_or(|constraint| engine.has_compiled(constraint))
+        {
+            return Ok(known);
+        }
+        let own = engine.clone();
+        let constraint = match self.run(move || calls.constraint(&own)).await?? {
+            Some(located) => Some(self.compile_located(engine, located).await?),
+            None => None,
+        };
+        self.remember(key, &constraint);
+        Ok(constraint)
+    }
+
+    async fn compile_located(&self, engine: &Engine, located: Located) -> Result<Constraint> {
+        let Located { constraint, field, parts, widened } = located;
+        let Err(error) = self.compile(engine, &constraint, &field).await else { return Ok(constraint) };
+        // Only what is wrong with the schemas can be mended by wider ones.
+        let own = engine.clone();
+        if let Some(widened) = widened.filter(|_| error.status == StatusCode::BAD_REQUEST)
+            && let Ok(widened) = self.run(move || widened(&own)).await?
+            && self.compile(engine, &widened, &field).await.is_ok()
+        {
+            return Ok(widened);
+        }
+        for (part, of_part) in parts {
+            self.compile(engine, &part, &of_part).await?;
+        }
+        Err(error)
+    }
+
+    fn known(&self, key: &str) -> Option<Option<Constraint>> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = known.iter().position(|(of, _)| of == key)?;
+        let used = known.remove(at)?;
+        let constraint = used.1.clone();
+        known.push_back(used);
+        Some(constraint)
+    }
+
+    fn remember(&self, key: String, constraint: &Option<Constraint>) {
+        if key.len() > MAX_KEY {
+            return;
+        }
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(of, _)| *of != key);
+        if known.len() == MAX_KNOWN {
+            known.pop_front();
+        }
+        known.push_back((key, constraint.clone()));
+    }
+
+    /// Does work on a thread of its own: compiling cannot be interrupted, and must delay neither tokenizing nor the shutdown.
+    ///
+    /// # Errors
+    /// 429 if too many requests wait, 503 if the work takes too long, 500 if it panics.
+    async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+        let ticket = Ticket::take(&self.taken, MAX_COMPILING).ok_or_else(|| {
+            let message = format!("{MAX_COMPILING} requests are compiling schemas or grammars; retry later");
+            ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).with_code("queue_full")
+        })?;
+        let (send, receive) = oneshot::channel();
+        let done = async {
+            let permit = self.running.clone().acquire_owned().await;
+            let thread = std::thread::Builder::new().name("constraint".into()).stack_size(STACK).spawn(move || {
+                let result = work();
+                drop((permit, ticket));
+                let _ = send.send(result);
+            });
+            thread.map_err(|_| ApiError::internal())?;
+            receive.await.map_err(|_| ApiError::internal())
+        };
+        timeout(COMPILE_TIMEOUT, done).await.unwrap_or_else(|_| {
+            let message = format!("the schema or grammar was not compiled within {} s", COMPILE_TIMEOUT.as_secs());
+            Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).with_code("compile_timeout"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::path::Path;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use foretoken::EngineOptions;
+    use foretoken::chat::ChatOptions;
+
+    use super::*;
+
+    /// What a future has at its first poll.
+    fn at_once<T>(future: impl Future<Output = T>) -> Poll<T> {
+        pin!(future).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    fn calls(format: &Constraint) -> CallFormat {
+        let options = ChatOptions::default();
+        CallFormat { options, choice: None, given: Vec::new(), format: Some((format.clone(), "field".into())) }
+    }
+
+    #[tokio::test]
+    async fn what_is_compiled_does_not_wait_for_a_thread() {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/target");
+        let engine = Engine::load(&EngineOptions::new(demo)).expect("the demo model");
+        let compilers = Compilers::new();
+        let [first, second] = ["[ab]", "[bc]"].map(Constraint::regex);
+        compilers.compile(&engine, &first, "field").await.expect("compiled");
+        assert_eq!(compilers.compile_calls(&engine, calls(&first)).await.expect("compiled"), Some(first.clone()));
+
+        let threads = compilers.running.acquire_many(MAX_THREADS as u32).await.expect("all threads");
+        assert!(matches!(at_once(compilers.compile(&engine, &first, "field")), Poll::Ready(Ok(()))));
+        let known = at_once(compilers.compile_calls(&engine, calls(&first)));
+        assert!(matches!(known, Poll::Ready(Ok(Some(constraint))) if constraint == first));
+        assert!(at_once(compilers.compile(&engine, &second, "field")).is_pending());
+        assert!(at_once(compilers.compile_calls(&engine, calls(&second))).is_pending());
+        // Nor for a place in the queue.
+        let places: Vec<_> = (0..MAX_COMPILING).map(|_| Ticket::take(&compilers.taken, MAX_COMPILING)).collect();
+        assert!(places.iter().all(Option::is_some));
+        assert!(matches!(at_once(compilers.compile(&engine, &first, "field")), Poll::Ready(Ok(()))));
+        assert!(matches!(at_once(compilers.compile(&engine, &second, "field")), Poll::Ready(Err(error))
+            if error.status == StatusCode::TOO_MANY_REQUESTS));
+        drop((threads, places));
+        compilers.compile(&engine, &second, "field").await.expect("compiled");
+        assert!(engine.has_compiled(&second));
+    }
+}

@@ -146,6 +146,8 @@ fn field_of(argument: &str, prompt: &str) -> String {
         "penalties.repeat" => "repeat_penalty".into(),
         "penalties.frequency" => "frequency_penalty".into(),
         "penalties.presence" => "presence_penalty".into(),
+        "xtc.probability" => "xtc_probability".into(),
+        "xtc.threshold" => "xtc_threshold".into(),
         other => other.into(),
     }
 }

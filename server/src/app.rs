@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use crate::api_error::ApiError;
 use crate::auth::ApiKeys;
 use crate::compiler::Compilers;
-use crate::convert::GenerateDefaults;
+use crate::defaults::GenerateDefaults;
 use crate::fields::Fields;
 use crate::hosts::Hosts;
 use crate::job::Ticket;
@@ -58,6 +58,21 @@ impl App {
             self.metrics.refused();
             ApiError::queue_full(self.worker.limit())
         })
+    }
+
+    /// # Errors
+    /// If a request with so many choices of all prompts can never be admitted.
+    pub fn check_places(&self, fields: &Fields, choices: usize) -> Result<(), ApiError> {
+        let limit = self.worker.limit();
+        match choices > limit {
+            true => {
+                let problem = format!(
+                    "needs {choices} places, but the queue has {limit}; send fewer prompts, or raise --max-queue"
+                );
+                Err(fields.error("prompt", problem))
+            }
+            false => Ok(()),
+        }
     }
 
     /// Takes the optional field `model`.

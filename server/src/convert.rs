@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use foretoken::chat::{ChatOptions, ChatTemplate, Content, Message, Role};
-use foretoken::sampler::{LogitBias, LogitsProcessor, Penalties, Sampler};
+use foretoken::sampler::{LogitBias, LogitsProcessor, Sampler};
 use foretoken::speculative::{BlockSize, DrafterOptions, Drafters};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{
@@ -13,30 +13,11 @@ use foretoken::{
 use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
+use crate::defaults::GenerateDefaults;
 use crate::fields::{Fields, kind};
+use crate::sampling::sampling;
 
 type Result<T> = std::result::Result<T, ApiError>;
-
-/// Defaults of what requests omit.
-#[derive(Clone, Debug, Default)]
-pub struct GenerateDefaults {
-    /// Default: 0; for chats, the checkpoint's. The same holds for the next three.
-    pub temperature: Option<f32>,
-    /// Default: all tokens.
-    pub top_k: Option<usize>,
-    /// Default: 1.
-    pub top_p: Option<f32>,
-    /// Default: 0.
-    pub min_p: Option<f32>,
-    /// Default: random for every request.
-    pub seed: Option<u64>,
-    /// Default: up to the context's end.
-    pub max_tokens: Option<usize>,
-    /// Default: where possible.
-    pub speculation: Speculation,
-    /// Modifies the logits of every request, before the request's own biases. Default: none.
-    pub logits_processor: Option<Arc<dyn LogitsProcessor>>,
-}
 
 /// A conversation, and the options that it is rendered with.
 pub(crate) struct Chat {
@@ -167,16 +148,6 @@ fn logit_bias(fields: &mut Fields, vocab: usize) -> Result<Vec<(u32, f32)>> {
     pairs.iter().map(bias).collect()
 }
 
-/// A number as the library's 32-bit one.
-fn real(fields: &mut Fields, field: &str) -> Result<Option<f32>> {
-    match fields.number(field)? {
-        Some(number) if !(number as f32).is_finite() => {
-            Err(fields.error(field, format!("is {number:e}, outside the range of 32-bit numbers, \u{b1}3.4e38")))
-        }
-        number => Ok(number.map(|number| number as f32)),
-    }
-}
-
 /// A maximum number of tokens, at least `least`; -1 is no maximum, as in llama.cpp.
 pub(crate) fn max_tokens(fields: &mut Fields, field: &str, least: usize) -> Result<Option<usize>> {
     match fields.integer(field)? {
@@ -187,43 +158,6 @@ pub(crate) fn max_tokens(fields: &mut Fields, field: &str, least: usize) -> Resu
             None => Err(fields.error(field, format!("is {given}, must be at least {least}, or -1 for no limit"))),
         },
     }
-}
-
-fn sampling(fields: &mut Fields, defaults: &GenerateDefaults, base: &Sampling) -> Result<Sampling> {
-    let mut number = |field: &str| real(fields, field);
-    let temperature = number("temperature")?.or(defaults.temperature).unwrap_or(base.temperature);
-    let top_p = number("top_p")?.or(defaults.top_p).unwrap_or(base.top_p);
-    let min_p = number("min_p")?.or(defaults.min_p).unwrap_or(base.min_p);
-    let top_k = match fields.integer("top_k")? {
-        None => defaults.top_k.or(base.top_k),
-        Some(-1 | 0) => None, // all, as in vLLM and llama.cpp
-        Some(k) => match usize::try_from(k) {
-            Ok(k) => Some(k),
-            Err(_) => {
-                return Err(fields.error("top_k", format!("is {k}, must be at least 1, or 0 or -1 for all tokens")));
-            }
-        },
-    };
-    Ok(Sampling { temperature, top_k, top_p, min_p, penalties: penalties(fields, base.penalties)?, ..base.clone() })
-}
-
-/// OpenAI's penalties, vLLM's `repetition_penalty` and llama.cpp's names.
-fn penalties(fields: &mut Fields, base: Penalties) -> Result<Penalties> {
-    let mut number = |field: &str| real(fields, field);
-    let frequency = number("frequency_penalty")?.unwrap_or(base.frequency);
-    let presence = number("presence_penalty")?.unwrap_or(base.presence);
-    let repeat = number("repeat_penalty")?.or(number("repetition_penalty")?).unwrap_or(base.repeat);
-    let last_n = match fields.integer("repeat_last_n")? {
-        None => base.last_n,
-        Some(-1) => None,
-        Some(n) => match usize::try_from(n) {
-            Ok(n) => Some(n),
-            Err(_) => {
-                return Err(fields.error("repeat_last_n", format!("is {n}, must be at least 0, or -1 for all tokens")));
-            }
-        },
-    };
-    Ok(Penalties { repeat, frequency, presence, last_n })
 }
 
 fn seed(fields: &mut Fields, defaults: &GenerateDefaults) -> Result<u64> {
@@ -357,13 +291,6 @@ pub(crate) fn token_ids(fields: &Fields, name: &str, list: &[Value]) -> Result<V
 
 /// Maximum number of prompts in one request.
 const MAX_PROMPTS: usize = 64;
-
-/// A prompt of the field `name`: a string, or an array of token ids. An array of one prompt is that prompt.
-pub(crate) fn prompt(fields: &mut Fields, name: &str) -> Result<Prompt> {
-    let several = "several prompts are not supported; send one request per prompt";
-    let mut prompts = prompts(fields, name)?;
-    prompts.pop().filter(|_| prompts.is_empty()).ok_or_else(|| fields.error(name, several))
-}
 
 /// One or more prompts of the field `name`: a prompt, or an array of prompts.
 pub(crate) fn prompts(fields: &mut Fields, name: &str) -> Result<Vec<Prompt>> {

@@ -9,7 +9,7 @@ use crate::fields::{Fields, kind};
 use crate::structured::Structured;
 
 /// Accepted with any value: they do not change the text, or are parameters of samplers that are off.
-const NO_EFFECT: [&str; 25] = [
+const NO_EFFECT: [&str; 24] = [
     "cache_prompt",
     "dry_allowed_length",
     "dry_base",
@@ -34,7 +34,6 @@ const NO_EFFECT: [&str; 25] = [
     "timings_per_token",
     "user",
     "verbosity",
-    "xtc_threshold",
 ];
 
 /// Takes the fields that every generating route ignores, and those that it supports with their neutral values only.
@@ -72,10 +71,7 @@ pub(crate) fn take_ignored(
         ("suffix", json!([""])),
         ("t_max_predict_ms", json!([0, -1])),
         ("tfs_z", json!([1])),
-        ("top_n_sigma", json!([-1, 0])),
-        ("typical_p", json!([1])),
         ("use_beam_search", json!([false])),
-        ("xtc_probability", json!([0])),
     ];
     for (field, allowed) in neutral {
         fields.only(field, allowed.as_array().map_or(&[], Vec::as_slice))?;
@@ -136,9 +132,12 @@ fn samplers(fields: &mut Fields, sampling: &Sampling) -> Result<(), ApiError> {
     let Penalties { repeat, frequency, presence, .. } = sampling.penalties;
     let needed = [
         ("penalties", (repeat, frequency, presence) != (off.repeat, off.frequency, off.presence)),
+        ("top_n_sigma", sampling.top_n_sigma.is_some()),
         ("top_k", sampling.top_k.is_some()),
+        ("typ_p", sampling.typical_p < 1.0),
         ("top_p", sampling.top_p < 1.0),
         ("min_p", sampling.min_p > 0.0),
+        ("xtc", sampling.xtc.is_some()),
         ("temperature", true),
     ];
     let in_order = |places: &Vec<usize>| {

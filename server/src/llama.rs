@@ -32,7 +32,8 @@ pub(crate) async fn completion(
 
 fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiError> {
     app.check_model(&mut fields)?;
-    let prompt = convert::prompt(&mut fields, "prompt")?;
+    let prompts = convert::prompts(&mut fields, "prompt")?;
+    app.check_places(&fields, prompts.len())?;
     let streams = fields.flag("stream")?.unwrap_or(false);
     let most = convert::max_tokens(&mut fields, "n_predict", 0)?;
     let strings = convert::stop_strings(&mut fields, "stop")?;
@@ -50,15 +51,7 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
     let settings = settings(app, &options);
     let reply = Box::new(Completion { return_tokens, logprobs: logprobs.is_some(), settings, response_fields });
     Ok((
-        Generate {
-            prompts: vec![prompt],
-            prompt_field: "prompt",
-            reply,
-            options,
-            penalizes_output: false,
-            choices: 1,
-            streams,
-        },
+        Generate { prompts, prompt_field: "prompt", reply, options, penalizes_output: false, choices: 1, streams },
         structured,
     ))
 }
@@ -123,6 +116,19 @@ impl Completion {
         Value::Object(self.response_fields.iter().filter_map(of_path).collect())
     }
 
+    /// The object of a response that is not streamed.
+    fn choice(&self, output: &ChoiceOutput, ended: &Ended) -> Value {
+        let mut value = self.last(output, ended);
+        value["content"] = json!(output.text);
+        if self.return_tokens {
+            value["tokens"] = json!(output.tokens);
+        }
+        if self.logprobs {
+            value["completion_probabilities"] = self.probabilities(output, output.logprobs());
+        }
+        self.selected(value)
+    }
+
     /// The last object of a stream; with the text, the response that is not streamed.
     fn last(&self, output: &ChoiceOutput, ended: &Ended) -> Value {
         let (kind, word) = match ended.finish {
@@ -131,7 +137,7 @@ impl Completion {
             _ => ("eos", String::new()),
         };
         json!({
-            "index": 0,
+            "index": output.index,
             "content": "",
             "tokens": [],
             "stop": true,
@@ -150,7 +156,7 @@ impl Completion {
 impl Reply for Completion {
     fn piece(&mut self, piece: &Piece, _: &[ReplyPart], output: &ChoiceOutput) -> String {
         let mut value = json!({
-            "index": 0,
+            "index": output.index,
             "content": piece.text,
             "tokens": piece.tokens,
             "stop": false,
@@ -167,17 +173,10 @@ impl Reply for Completion {
         event(&self.selected(self.last(output, ended)))
     }
 
+    /// An object, or for several prompts an array of them, as in llama.cpp.
     fn whole(&mut self, choices: &[(ChoiceOutput, Ended)]) -> Value {
-        let (output, ended) = &choices[0];
-        let mut value = self.last(output, ended);
-        value["content"] = json!(output.text);
-        if self.return_tokens {
-            value["tokens"] = json!(output.tokens);
-        }
-        if self.logprobs {
-            value["completion_probabilities"] = self.probabilities(output, output.logprobs());
-        }
-        self.selected(value)
+        let mut all: Vec<Value> = choices.iter().map(|(output, ended)| self.choice(output, ended)).collect();
+        if all.len() == 1 { all.remove(0) } else { Value::Array(all) }
     }
 }
 

@@ -22,12 +22,14 @@ pub(crate) struct Form {
     pub logprobs: bool,
 }
 
-/// Takes `n`. All choices are decoded in one batch.
+/// Takes `n`, and a `best_of` that selects none of them. All choices are decoded in one batch.
 ///
 /// # Errors
-/// If it is more than `parallel`, or not a number.
+/// If it is more than `parallel`, or not a number; or if `best_of` is another one.
 pub(crate) fn choices(fields: &mut Fields, parallel: usize) -> Result<usize, ApiError> {
-    Ok(fields.count("n", 1..=parallel)?.unwrap_or(1))
+    let choices = fields.count("n", 1..=parallel)?.unwrap_or(1);
+    fields.only("best_of", &[json!(choices)])?;
+    Ok(choices)
 }
 
 /// Takes `stream`, `stream_options` and `token_origins`.

@@ -44,12 +44,8 @@ fn request(app: &App, mut fields: Fields) -> Result<(Generate, Structured), ApiE
         ..convert::options(&mut fields, (&app.engine, &app.defaults), &Sampling::default(), most)?
     };
     let choices = openai::choices(&mut fields, app.parallel)?;
-    let (all, limit) = (prompts.len() * choices, app.worker.limit());
-    if all > limit {
-        let problem =
-            format!("needs {all} places, but the queue has {limit}; send fewer prompts, or raise --max-queue");
-        return Err(fields.error("prompt", problem));
-    }
+    let all = prompts.len() * choices;
+    app.check_places(&fields, all)?;
     take_ignored(&mut fields, &options, &structured)?;
     fields.end()?;
     let generate = Generate {

@@ -101,6 +101,44 @@ fn several_prompts() {
     assert_eq!(server.metric("foretoken:kv_cache_bytes"), 0.0);
 }
 
+/// On llama.cpp's route, several prompts get an array of what each gets alone.
+#[test]
+fn several_prompts_of_llama_cpp() {
+    let server = TestServer::start(keeping_nothing());
+    let prompts = [PROMPT, "fn main() {\n", "f"];
+    let tokens = prompts
+        .map(|prompt| server.ask("/tokenize", &json!({"content": prompt, "add_special": true}))["tokens"].clone());
+    let with = |prompt: Value, streams: bool| {
+        json!({"prompt": prompt, "n_predict": 12, "temperature": 0.8, "seed": 3, "n_probs": 1, "return_tokens": true,
+            "stream": streams, "speculative": {"enabled": false},
+            "response_fields": ["index", "content", "tokens", "tokens_predicted", "tokens_evaluated",
+            "completion_probabilities"]})
+    };
+    let mut want = prompts.map(|prompt| server.ask("/completion", &with(json!(prompt), false)));
+    want.iter_mut().enumerate().for_each(|(i, choice)| choice["index"] = json!(i));
+    for prompt in [json!(prompts), json!(tokens), json!([prompts[0], tokens[1], prompts[2]])] {
+        assert_eq!(server.ask("/completion", &with(prompt.clone(), false)), json!(want));
+        let mut texts = vec![String::new(); want.len()];
+        for chunk in server.chunks("/completion", &with(prompt, true)) {
+            texts[chunk["index"].as_u64().expect("an index") as usize] += chunk["content"].as_str().expect("a text");
+        }
+        assert_eq!(texts, want.iter().map(|choice| choice["content"].as_str().expect("a text")).collect::<Vec<_>>());
+    }
+    // One prompt in an array is that prompt.
+    assert_eq!(server.ask("/completion", &with(json!([prompts[0]]), false)), want[0]);
+}
+
+/// `best_of` that selects nothing.
+#[test]
+fn best_of_all_choices() {
+    let server = TestServer::start(options());
+    let body = json!({"prompt": PROMPT, "max_tokens": 4, "n": 2, "seed": 1, "temperature": 1,
+        "speculative": {"enabled": false}});
+    let mut all = body.clone();
+    all["best_of"] = json!(2);
+    assert_eq!(server.ask(TEXT, &all)["choices"], server.ask(TEXT, &body)["choices"]);
+}
+
 /// The places of all prompts are taken, or none.
 #[test]
 fn several_prompts_and_a_full_queue() {

@@ -20,6 +20,35 @@ fn text(answer: &Value) -> &str {
     places.iter().find_map(|place| answer.pointer(place)?.as_str()).expect("a text")
 }
 
+/// The library's samplers, on every route: each of these leaves one token at every place, whatever the seed.
+#[test]
+fn samplers_of_llama_cpp() {
+    let server = TestServer::start(options());
+    let greedy = text(&server.ask(TEXT, &json!({"prompt": PROMPT, "max_tokens": 8}))).to_owned();
+    let bodies = [
+        (TEXT, json!({"prompt": PROMPT, "max_tokens": 8})),
+        (CHAT, json!({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8})),
+        (LLAMA, json!({"prompt": PROMPT, "n_predict": 8})),
+        ("/v1/responses", json!({"input": PROMPT, "max_output_tokens": 8})),
+    ];
+    let samplers = [
+        (json!({"top_n_sigma": 1e-4}), true),
+        (json!({"typical_p": 1e-6}), false),
+        (json!({"xtc_probability": 1, "xtc_threshold": 0}), false),
+    ];
+    for (sampler, is_greedy) in &samplers {
+        let mut texts = Vec::new();
+        for (path, body) in &bodies {
+            for seed in [1, 2] {
+                let sampled = with(body, &json!({"temperature": 1.5, "seed": seed}));
+                texts.push(text(&server.ask(path, &with(&sampled, sampler))).to_owned());
+            }
+        }
+        assert!(texts.iter().all(|text| *text == texts[0]), "{sampler}: {texts:?}");
+        assert_eq!(texts[0] == greedy, *is_greedy, "{sampler}: {texts:?}");
+    }
+}
+
 #[test]
 fn neutral_values_do_not_change_the_text() {
     let server = TestServer::start(options());

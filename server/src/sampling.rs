@@ -1,0 +1,75 @@
+//! The sampling parameters of requests.
+
+use foretoken::Sampling;
+use foretoken::sampler::{Penalties, Xtc};
+
+use crate::api_error::ApiError;
+use crate::defaults::GenerateDefaults;
+use crate::fields::Fields;
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// Takes the sampling parameters, under OpenAI's, vLLM's and llama.cpp's names. `base` has those that neither the request nor the
+/// command line sets.
+///
+/// # Errors
+/// If one is not a number; [`Sampler::new`](foretoken::sampler::Sampler::new) checks ranges.
+pub(crate) fn sampling(fields: &mut Fields, defaults: &GenerateDefaults, base: &Sampling) -> Result<Sampling> {
+    let mut number = |field: &str| real(fields, field);
+    let temperature = number("temperature")?.or(defaults.temperature).unwrap_or(base.temperature);
+    let top_p = number("top_p")?.or(defaults.top_p).unwrap_or(base.top_p);
+    let min_p = number("min_p")?.or(defaults.min_p).unwrap_or(base.min_p);
+    let top_k = match fields.integer("top_k")? {
+        None => defaults.top_k.or(base.top_k),
+        Some(-1 | 0) => None, // all, as in vLLM and llama.cpp
+        Some(k) => match usize::try_from(k) {
+            Ok(k) => Some(k),
+            Err(_) => {
+                return Err(fields.error("top_k", format!("is {k}, must be at least 1, or 0 or -1 for all tokens")));
+            }
+        },
+    };
+    let typical_p = real(fields, "typical_p")?.unwrap_or(base.typical_p);
+    // Off at 0 and below, as in llama.cpp.
+    let top_n_sigma = real(fields, "top_n_sigma")?.map_or(base.top_n_sigma, |n| (n > 0.0).then_some(n));
+    let (penalties, xtc) = (penalties(fields, base.penalties)?, xtc(fields, base.xtc)?);
+    Ok(Sampling { temperature, top_k, top_p, min_p, typical_p, top_n_sigma, penalties, xtc, ..base.clone() })
+}
+
+/// OpenAI's penalties, vLLM's `repetition_penalty` and llama.cpp's names.
+fn penalties(fields: &mut Fields, base: Penalties) -> Result<Penalties> {
+    let mut number = |field: &str| real(fields, field);
+    let frequency = number("frequency_penalty")?.unwrap_or(base.frequency);
+    let presence = number("presence_penalty")?.unwrap_or(base.presence);
+    let repeat = number("repeat_penalty")?.or(number("repetition_penalty")?).unwrap_or(base.repeat);
+    let last_n = match fields.integer("repeat_last_n")? {
+        None => base.last_n,
+        Some(-1) => None,
+        Some(n) => match usize::try_from(n) {
+            Ok(n) => Some(n),
+            Err(_) => {
+                return Err(fields.error("repeat_last_n", format!("is {n}, must be at least 0, or -1 for all tokens")));
+            }
+        },
+    };
+    Ok(Penalties { repeat, frequency, presence, last_n })
+}
+
+/// llama.cpp's `xtc_probability` and `xtc_threshold`. A threshold above 0.5 turns it off there, too.
+fn xtc(fields: &mut Fields, base: Option<Xtc>) -> Result<Option<Xtc>> {
+    let (probability, threshold) = (real(fields, "xtc_probability")?, real(fields, "xtc_threshold")?);
+    let given = base.unwrap_or(Xtc { probability: 0.0, ..Xtc::default() });
+    let xtc =
+        Xtc { probability: probability.unwrap_or(given.probability), threshold: threshold.unwrap_or(given.threshold) };
+    Ok(Some(xtc).filter(|xtc| xtc.probability != 0.0 && xtc.threshold <= 0.5))
+}
+
+/// A number as the library's 32-bit one.
+fn real(fields: &mut Fields, field: &str) -> Result<Option<f32>> {
+    match fields.number(field)? {
+        Some(number) if !(number as f32).is_finite() => {
+            Err(fields.error(field, format!("is {number:e}, outside the range of 32-bit numbers, \u{b1}3.4e38")))
+        }
+        number => Ok(number.map(|number| number as f32)),
+    }
+}

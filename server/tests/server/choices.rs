@@ -119,7 +119,8 @@ fn several_prompts_of_llama_cpp() {
     for prompt in [json!(prompts), json!(tokens), json!([prompts[0], tokens[1], prompts[2]])] {
         assert_eq!(server.ask("/completion", &with(prompt.clone(), false)), json!(want));
         let mut texts = vec![String::new(); want.len()];
-        for chunk in server.chunks("/completion", &with(prompt, true)) {
+        for (_, data) in server.stream("/completion", &with(prompt, true)) {
+            let chunk: Value = serde_json::from_str(&data).expect("JSON");
             texts[chunk["index"].as_u64().expect("an index") as usize] += chunk["content"].as_str().expect("a text");
         }
         assert_eq!(texts, want.iter().map(|choice| choice["content"].as_str().expect("a text")).collect::<Vec<_>>());

@@ -425,7 +425,7 @@ impl<'a> Loader<'a> {
         // Buffers saved by older versions of transformers, which the configuration implies, and scales of an FP8 KV cache, which
         // this cache does not need.
         let implied = |name: &str| {
-            let buffers = ["rotary_emb.inv_freq", "embed_tokens.embed_scale", ".k_scale", ".v_scale"];
+            let buffers = ["rotary_emb.inv_freq", "embed_tokens.embed_scale", "self_attn.k_scale", "self_attn.v_scale"];
             buffers.iter().any(|buffer| name.ends_with(buffer))
         };
         unused.retain(|name| !taken(name) && name != "rope_freqs.weight" && !implied(name) && !known(name));

@@ -36,7 +36,7 @@ fn fields_that_are_wrong_are_named() {
         (TEXT, json!({"prompt": null}), "prompt"),
         (TEXT, json!({"prompt": ""}), "prompt"),
         (TEXT, json!({"prompt": []}), "prompt"),
-        ("/completion", json!({"prompt": ["a", "b"]}), "prompt"),
+        ("/completion", json!({"prompt": vec!["a"; 65]}), "prompt"),
         (TEXT, json!({"prompt": vec!["a"; 65]}), "prompt"),
         (TEXT, json!({"prompt": vec!["a"; 60], "n": 2}), "prompt"), // more than the queue has places
         (TEXT, json!({"prompt": ["a", ""]}), "prompt[1]"),

@@ -13,7 +13,8 @@ mkdir "$unpacked"
 printf '[workspace]\nmembers = ["*"]\nresolver = "3"\n[patch.crates-io]\n' >"$unpacked/Cargo.toml"
 cp Cargo.lock "$unpacked"
 for crate in "$target"/package/tmp-crate/*.crate; do
-    tar -xf "$crate" -C "$unpacked"
+    # -m: packaged files have one fixed time, at which cargo would take another version's build for this one's.
+    tar -xmf "$crate" -C "$unpacked"
     name=$(basename "$crate" .crate)
     echo "${name%-*} = { path = \"$name\" }" >>"$unpacked/Cargo.toml"
     du -h "$crate"

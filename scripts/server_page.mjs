@@ -91,7 +91,7 @@ const whole = await page.evaluate(async () => {
   return (await response.json()).choices[0].message.content;
 });
 assert.equal(first, whole);
-assert.match(await page.textContent(".assistant .figures"), /60 tokens.*drafts accepted, cut off/);
+assert.match(await page.textContent(".assistant .figures"), /60 tokens.*drafts accepted, max tokens reached/);
 
 // Markdown becomes nodes, and HTML in it stays text; every character keeps its origin.
 const source = "# Title\n\nSome **bold _and_ thin** text with `code` and [a link](https://example.org/a).\n<img src=x onerror=alert(1)> " +

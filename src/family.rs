@@ -32,7 +32,6 @@ pub(crate) type OnDeviceTarget = (Loaded, TextModel<DeviceOps>);
 
 /// A model family.
 struct Family {
-    architecture: Architecture,
     load: fn(&Checkpoint, LoadOptions) -> Result<Loaded>,
     load_to_device: fn(&Checkpoint, &LoadOptions, &dyn Device) -> Result<OnDeviceTarget>,
     /// Contents of the GGUF file for a Hugging Face checkpoint.
@@ -46,29 +45,25 @@ struct Family {
     reply: fn(&Tokenizer, &ChatOptions) -> Option<Box<dyn ReplySyntax>>,
 }
 
-/// One entry per [`Architecture`]; what reading its files needs is there.
-static REGISTRY: [Family; 2] = [
-    Family {
-        architecture: Architecture::Qwen35,
-        load: qwen35,
-        load_to_device: |checkpoint, _, _| Err(not_implemented("device", checkpoint)),
-        describe: qwen35::description,
-        directory: qwen35::directory,
-        facts: qwen35::facts,
-        implied: qwen35::implied,
-        reply: |tokenizer, options| Some(Box::new(qwen35::XmlReply::new(tokenizer, options)?)),
-    },
-    Family {
-        architecture: Architecture::Gemma4,
-        load: gemma4,
-        load_to_device: gemma4_to_device,
-        describe: description,
-        directory: gemma4_directory,
-        facts: gemma4::facts,
-        implied: expected::gemma4,
-        reply: |tokenizer, options| Some(channels(tokenizer, options)),
-    },
-];
+static QWEN35: Family = Family {
+    load: qwen35,
+    load_to_device: |checkpoint, _, _| Err(not_implemented("device", checkpoint)),
+    describe: qwen35::description,
+    directory: qwen35::directory,
+    facts: qwen35::facts,
+    implied: qwen35::implied,
+    reply: |tokenizer, options| Some(Box::new(qwen35::XmlReply::new(tokenizer, options)?)),
+};
+
+static GEMMA4: Family = Family {
+    load: gemma4,
+    load_to_device: gemma4_to_device,
+    describe: description,
+    directory: gemma4_directory,
+    facts: gemma4::facts,
+    implied: expected::gemma4,
+    reply: |tokenizer, options| Some(channels(tokenizer, options)),
+};
 
 /// Loads the target of a checkpoint of any family.
 ///
@@ -134,7 +129,7 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
 
 /// The reply syntax whose markers are tokens of the tokenizer.
 pub(crate) fn reply_syntax(tokenizer: &Tokenizer, options: &ChatOptions) -> Box<dyn ReplySyntax> {
-    let found = REGISTRY.iter().find_map(|family| (family.reply)(tokenizer, options));
+    let found = [&QWEN35, &GEMMA4].into_iter().find_map(|family| (family.reply)(tokenizer, options));
     found.unwrap_or_else(|| channels(tokenizer, options))
 }
 
@@ -142,9 +137,12 @@ fn channels(tokenizer: &Tokenizer, options: &ChatOptions) -> Box<dyn ReplySyntax
     Box::new(Channels::new(tokenizer, !options.tools.is_empty()))
 }
 
+/// What reading the files needs is in [`Architecture`].
 fn of(checkpoint: &Checkpoint) -> Result<&'static Family> {
-    let architecture = Architecture::of(&checkpoint.model_type()?);
-    Ok(REGISTRY.iter().find(|family| family.architecture == architecture).unwrap_or(&REGISTRY[0]))
+    Ok(match Architecture::of(&checkpoint.model_type()?) {
+        Architecture::Qwen35 => &QWEN35,
+        Architecture::Gemma4 => &GEMMA4,
+    })
 }
 
 fn gemma4(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Loaded> {

@@ -9,7 +9,6 @@
 //! [`Forced`](crate::speculative::Forced).
 
 pub(crate) mod annotations;
-mod cached;
 #[cfg(feature = "constraint")]
 mod compile;
 #[cfg(feature = "constraint")]

@@ -3,7 +3,6 @@
 //! Pages are reference-counted and copied on write ([`PagePool::make_unique`]). A page returns to the pool when its
 //! last reference is dropped, and is zeroed when it is reused.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -18,10 +17,8 @@ pub struct PagePool {
 
 struct Shared {
     limit: Option<u64>,
-    held: u64,   // bytes of pages in use
-    mapped: u64, // those and the free ones'
+    held: u64, // bytes of pages in use
     arena: Arena,
-    free: HashMap<usize, Vec<Allocation>>, // by bytes
 }
 
 /// A reference-counted page.
@@ -36,8 +33,7 @@ pub(super) struct Page {
 impl PagePool {
     /// A pool of at most `limit` bytes; `None` leaves the limit to the system.
     pub fn new(limit: Option<u64>) -> Self {
-        let (arena, free) = (Arena::default(), HashMap::new());
-        Self { shared: Arc::new(Mutex::new(Shared { limit, held: 0, mapped: 0, arena, free })) }
+        Self { shared: Arc::new(Mutex::new(Shared { limit, held: 0, arena: Arena::default() })) }
     }
 
     /// Maximum bytes of pages in use; `None` leaves it to the system.
@@ -63,18 +59,7 @@ impl PagePool {
         if shared.limit.is_some_and(|limit| held > limit) {
             return None;
         }
-        let memory = match shared.free.get_mut(&len).and_then(Vec::pop) {
-            Some(mut memory) => {
-                memory.as_mut_slice().fill(0);
-                memory
-            }
-            None => {
-                shared.make_room(len as u64);
-                let memory = shared.arena.take(len)?;
-                shared.mapped += len as u64;
-                memory
-            }
-        };
+        let memory = shared.arena.take(len)?;
         shared.held = held;
         drop(shared);
         Some(Arc::new(Page { memory: Some(memory), pool: self.clone() }))
@@ -88,19 +73,6 @@ impl PagePool {
             *page = copy;
         }
         Some(())
-    }
-}
-
-impl Shared {
-    /// Gives free pages, which have other sizes, back to the system until `len` more bytes stay under the limit.
-    fn make_room(&mut self, len: u64) {
-        let limit = self.limit.unwrap_or(u64::MAX);
-        while self.mapped.saturating_add(len) > limit
-            && let Some(page) = self.free.values_mut().find_map(Vec::pop)
-        {
-            self.mapped -= page.as_slice().len() as u64;
-            page.release();
-        }
     }
 }
 
@@ -122,16 +94,9 @@ impl Page {
 impl Drop for Page {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
-        let len = memory.as_slice().len();
         let mut shared = self.pool.shared.lock();
-        shared.held -= len as u64;
-        shared.free.entry(len).or_default().push(memory);
-        if shared.held == 0 {
-            // No page in use: unmap.
-            shared.free.clear();
-            shared.mapped = 0;
-            shared.arena = Arena::default();
-        }
+        shared.held -= memory.as_slice().len() as u64;
+        shared.arena.give_back(memory);
     }
 }
 
@@ -157,24 +122,5 @@ mod tests {
         assert!(reused.as_slice().iter().all(|byte| *byte == 0));
         drop((fork, third, reused));
         assert_eq!((pool.held(), pool.available()), (0, Some(3 * 4096)));
-    }
-
-    #[test]
-    fn free_pages_of_other_sizes_stay_under_the_limit() {
-        let pool = PagePool::new(Some(8 * 4096));
-        let mapped = || pool.shared.lock().mapped;
-        let mut kept = pool.take(4096).expect("a page");
-        page_mut(&mut kept).fill(7);
-        for len in [4096, 2 * 4096, 4096, 7 * 4096, 100] {
-            let mut pages: Vec<_> = (0..7 * 4096 / len).map(|_| pool.take(len).expect("a page")).collect();
-            for page in &mut pages {
-                assert!(page.as_slice().iter().all(|byte| *byte == 0));
-                page_mut(page).fill(9);
-            }
-            assert!(mapped() <= 8 * 4096, "{len}: {} bytes", mapped());
-        }
-        assert!(kept.as_slice().iter().all(|byte| *byte == 7));
-        drop(kept);
-        assert_eq!((pool.held(), mapped()), (0, 0));
     }
 }

@@ -1,8 +1,9 @@
-//! Memory for packed weights: a few large mappings in huge pages, from which allocations are cut.
+//! Memory for packed weights and K/V pages: a few large mappings in huge pages, from which allocations are cut.
 //!
 //! Each decode step streams all weights once; with 4 KiB pages a virtual machine spends a good part of that time on page table
 //! walks. Huge pages (2 MiB) need aligned 2 MiB ranges, which separately mapped small matrices do not have.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,11 +18,18 @@ const HUGE_PAGE: usize = 2 << 20;
 /// Alignment of allocations: a cache line and a 512-bit vector.
 const ALIGN: usize = 64;
 
-/// Allocates zeroed memory.
+/// Allocates zeroed memory, always the first free range that is long enough: memory in use stays at the front, and what was once
+/// touched is used again before more is.
 #[derive(Default)]
 pub struct Arena {
-    chunk: Option<Arc<MmapRaw>>,
-    free: Range<usize>, // of the chunk
+    chunks: Vec<Chunk>,
+}
+
+struct Chunk {
+    map: Arc<MmapRaw>,
+    free: BTreeMap<usize, usize>, // start to end of the free ranges; no two are adjacent
+    whole: Range<usize>,
+    written: usize, // from here on all bytes are still zero
 }
 
 /// An exclusive range of an arena's bytes.
@@ -33,18 +41,69 @@ pub struct Allocation {
 impl Arena {
     /// `len` zeroed bytes, aligned to a cache line; `None` if the system is out of memory.
     pub fn take(&mut self, len: usize) -> Option<Allocation> {
-        if self.free.len() < len || self.chunk.is_none() {
-            let map = MmapRaw::from(MmapMut::map_anon(len.max(CHUNK).checked_add(HUGE_PAGE)?).ok()?);
-            #[cfg(target_os = "linux")]
-            let _ = map.advise(memmap2::Advice::HugePage); // advisory: without huge pages decoding is slower
-            let start = map.as_ptr().align_offset(HUGE_PAGE);
-            self.free = start..map.len();
-            self.chunk = Some(Arc::new(map));
+        if let Some(allocation) = self.chunks.iter_mut().find_map(|chunk| chunk.take(len)) {
+            return Some(allocation);
         }
-        let start = self.free.start;
-        self.free.start = (start + len).next_multiple_of(ALIGN).min(self.free.end);
-        self.chunk.clone().map(|map| Allocation { map, range: start..start + len })
+        self.chunks.push(Chunk::new(len)?);
+        self.chunks.last_mut()?.take(len)
     }
+
+    /// Makes the bytes of an allocation of this arena available again. A chunk without allocations is unmapped.
+    ///
+    /// The range of an allocation that is dropped instead is never used again; its chunk is unmapped once the arena and the chunk's
+    /// other allocations are dropped.
+    pub fn give_back(&mut self, allocation: Allocation) {
+        let Some(at) = self.chunks.iter().position(|chunk| Arc::ptr_eq(&chunk.map, &allocation.map)) else { return };
+        let chunk = &mut self.chunks[at];
+        chunk.insert_free(padded(&allocation.range));
+        if chunk.free.get(&chunk.whole.start) == Some(&chunk.whole.end) {
+            self.chunks.swap_remove(at);
+        }
+    }
+}
+
+impl Chunk {
+    /// At least `len` bytes.
+    fn new(len: usize) -> Option<Self> {
+        let len = len.checked_next_multiple_of(ALIGN)?.max(CHUNK);
+        let map = MmapRaw::from(MmapMut::map_anon(len.checked_add(HUGE_PAGE)?).ok()?);
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage); // advisory: without huge pages decoding is slower
+        let start = map.as_ptr().align_offset(HUGE_PAGE);
+        let whole = start..start + len;
+        Some(Self { map: Arc::new(map), free: BTreeMap::from([(start, whole.end)]), written: start, whole })
+    }
+
+    fn take(&mut self, len: usize) -> Option<Allocation> {
+        let (start, end) =
+            self.free.iter().map(|(start, end)| (*start, *end)).find(|(start, end)| end - start >= len.max(1))?;
+        let range = start..start + len;
+        self.free.remove(&start);
+        let rest = padded(&range).end..end;
+        if !rest.is_empty() {
+            self.free.insert(rest.start, rest.end);
+        }
+        let mut allocation = Allocation { map: self.map.clone(), range: range.clone() };
+        let used_before = self.written.clamp(range.start, range.end) - range.start;
+        allocation.as_mut_slice()[..used_before].fill(0);
+        self.written = self.written.max(range.end);
+        Some(allocation)
+    }
+
+    fn insert_free(&mut self, mut range: Range<usize>) {
+        if let Some((start, _)) = self.free.range(..range.start).next_back().filter(|(_, end)| **end == range.start) {
+            range.start = *start;
+        }
+        if let Some(end) = self.free.remove(&range.end) {
+            range.end = end;
+        }
+        self.free.insert(range.start, range.end);
+    }
+}
+
+/// The bytes that an allocation occupies: at least one, in multiples of the alignment.
+fn padded(range: &Range<usize>) -> Range<usize> {
+    range.start..range.start + range.len().max(1).next_multiple_of(ALIGN)
 }
 
 impl Allocation {
@@ -59,22 +118,6 @@ impl Allocation {
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr().add(self.range.start), self.range.len()) }
-    }
-
-    /// Gives the memory back to the system, but for what shares a page with other allocations. Elsewhere than on Unix it stays
-    /// until all allocations of its mapping are dropped.
-    pub(crate) fn release(self) {
-        #[cfg(unix)]
-        {
-            const PAGE: usize = 4096;
-            let (start, end) = (self.range.start.next_multiple_of(PAGE), self.range.end / PAGE * PAGE);
-            if start < end {
-                // SAFETY: the range lies in the mapping, nobody else has it, and `take` gives it out to nobody again, so no
-                // byte of it is read afterwards. Failure means that the pages stay, which is no error.
-                let _ =
-                    unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
-            }
-        }
     }
 }
 
@@ -99,5 +142,32 @@ mod tests {
         {
             assert_eq!([allocation.as_slice()[0], allocation.as_slice()[lens[i] - 1]], [i as u8; 2]);
         }
+    }
+
+    #[test]
+    fn memory_given_back_is_used_again_before_more_is_touched() {
+        let mut arena = Arena::default();
+        let mut allocations = Vec::new();
+        let mut random = 1u64;
+        for round in 0..4000 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let len = [1, 64, 100, 4096, 70_000][(random >> 33) as usize % 5];
+            let mut taken = arena.take(len).expect("memory");
+            assert!(taken.as_slice().iter().all(|byte| *byte == 0), "round {round}");
+            taken.as_mut_slice().fill(7);
+            allocations.push(taken);
+            if allocations.len() > 40 {
+                arena.give_back(allocations.swap_remove((random >> 40) as usize % 40));
+            }
+        }
+        let chunk = &arena.chunks[0];
+        let most = 41 * 70_000;
+        assert!(
+            arena.chunks.len() == 1 && chunk.written - chunk.whole.start < most,
+            "{}",
+            chunk.written - chunk.whole.start
+        );
+        allocations.drain(..).for_each(|allocation| arena.give_back(allocation));
+        assert!(arena.chunks.is_empty());
     }
 }

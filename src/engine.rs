@@ -80,14 +80,9 @@ impl Engine {
             }
             (read, _) => read?,
         };
+        let end_of_generation = read.end_of_generation(end);
         let ReadModels { target, assistant, draft_model, tokenizer, on_device: models, draft_on_device } = read;
-        let Loaded { model, gemma4, nextn, eos_token_ids, end_of_generation: names } = target;
-        let mut end_of_generation = [eos_token_ids, end].concat();
-        if let Some(tokenizer) = &tokenizer {
-            end_of_generation.extend(names.iter().filter_map(|name| tokenizer.id(name)));
-        }
-        end_of_generation.sort_unstable();
-        end_of_generation.dedup();
+        let Loaded { model, gemma4, nextn, .. } = target;
         tracing::info!(threads, isa = isa.name(), ?end_of_generation, "engine ready");
         let (chat, sampling_defaults) = (ChatTemplate::of(&checkpoint)?, checkpoint.sampling_defaults()?);
         let machine = Machine {

@@ -23,6 +23,19 @@ pub(crate) struct ReadModels {
     pub draft_on_device: Option<Arc<Models>>,
 }
 
+impl ReadModels {
+    /// The ids that end a text, sorted: `also`, the target's own, and those of the names that its family ends at.
+    pub fn end_of_generation(&self, also: Vec<u32>) -> Vec<u32> {
+        let mut ids = [&also[..], &self.target.eos_token_ids].concat();
+        if let Some(tokenizer) = &self.tokenizer {
+            ids.extend(self.target.end_of_generation.iter().filter_map(|name| tokenizer.id(name)));
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+}
+
 /// Loads the models of `options` to `device` or to memory; `checkpoint` is the target's. `suppressed` ids are never chosen.
 ///
 /// # Errors

@@ -23,6 +23,7 @@ use super::Device;
 use super::buffer::{Buffer, Launcher, subslice};
 use super::pages::{Arena, Table, page_memory_error};
 use super::queue::Queue;
+use super::temporaries::Temporary;
 use crate::kv::{
     KEqV, KvFormat, KvLayout, KvOptions, PAGE, Retention, RotaryFirst, StoreLayout, first_exact_page, not_finite,
 };
@@ -280,31 +281,12 @@ impl DeviceKv {
     ) -> Result<()> {
         let store = &self.stores[self.store_of_layer[layer]];
         let (head_dim, domain, launcher) = (store.head_dim, store.domain(), &queue.launcher);
-        let key_format = store.keys.quantized.as_ref().map(|(layout, _)| layout.format());
-        let len = positions.rows * heads * head_dim;
-        let query_rows = queue.temporaries.take::<f32>(len)?;
-        // 4 i8 per word; at least one scale per 128 elements and one per head.
-        let quantized_queries =
-            (queue.temporaries.take::<u32>(len.div_ceil(4))?, queue.temporaries.take::<f32>(len.div_ceil(64))?);
-        let (words, scales) = (quantized_queries.0.slice(), quantized_queries.1.slice());
-        let steps = Steps {
-            norm: Some(q.norm),
-            rotary: q.rotary,
-            order: store.order,
-            weight: store.query_weight.as_ref().map(Buffer::slice),
-            domain,
-        };
-        let results = Results {
-            channels: head_dim,
-            rows: Some(query_rows.slice()),
-            quantized: key_format.map(|format| QuantizedQueries { format, words, scales }),
-            store: None,
-        };
-        launcher.run(rows(&Heads { x: q.x, rows: positions.rows, heads, head_dim }, &steps, &results))?;
+        let PreparedQueries { rows, words, scales } = store.prepare_queries(queue, (q, heads), positions.rows)?;
+        let (query_rows, words, scales) = (rows.slice(), words.slice(), scales.slice());
 
         let parts = if store.zones.is_some() { 2 } else { 1 };
         let of = |first: usize, count: usize| Queries {
-            rows: subslice(query_rows.slice(), first * heads * head_dim, count * heads * head_dim),
+            rows: subslice(query_rows, first * heads * head_dim, count * heads * head_dim),
             at: subslice(positions.at, first, count),
             count,
             heads,
@@ -351,6 +333,13 @@ impl DeviceKv {
         }
         Ok(())
     }
+}
+
+/// The queries of a pass, as a store's keys are: f32, and for quantized keys also as i8 with scales.
+struct PreparedQueries {
+    rows: Temporary<f32>,  // (rows, heads, head_dim)
+    words: Temporary<u32>, // 4 i8 each
+    scales: Temporary<f32>,
 }
 
 /// Formats of a store, checked against the kernels before any allocation.
@@ -469,6 +458,43 @@ impl Store {
         let tail = self.zones?.tail;
         let (first, end) = (first_exact_page(first, tail), first_exact_page(end, tail));
         (first < end).then(|| (first, end - first))
+    }
+
+    /// Normalizes, rotates and quantizes the queries `q` of `rows` rows as the keys of this store are.
+    fn prepare_queries(
+        &self,
+        queue: &Queue,
+        (q, heads): (Projection, usize),
+        row_count: usize,
+    ) -> Result<PreparedQueries> {
+        let len = row_count * heads * self.head_dim;
+        // 4 i8 per word; at least one scale per 128 elements and one per head.
+        let prepared = PreparedQueries {
+            rows: queue.temporaries.take(len)?,
+            words: queue.temporaries.take(len.div_ceil(4))?,
+            scales: queue.temporaries.take(len.div_ceil(64))?,
+        };
+        let steps = Steps {
+            norm: Some(q.norm),
+            rotary: q.rotary,
+            order: self.order,
+            weight: self.query_weight.as_ref().map(Buffer::slice),
+            domain: self.domain(),
+        };
+        let (words, scales) = (prepared.words.slice(), prepared.scales.slice());
+        let format = self.keys.quantized.as_ref().map(|(layout, _)| layout.format());
+        let results = Results {
+            channels: self.head_dim,
+            rows: Some(prepared.rows.slice()),
+            quantized: format.map(|format| QuantizedQueries { format, words, scales }),
+            store: None,
+        };
+        queue.launcher.run(rows(
+            &Heads { x: q.x, rows: row_count, heads, head_dim: self.head_dim },
+            &steps,
+            &results,
+        ))?;
+        Ok(prepared)
     }
 
     fn domain(&self) -> Domain {

@@ -1,7 +1,7 @@
 //! The MTP drafter: a small model that reads the target's K and V and its last hidden state.
 
 use super::centroids::{Centroids, CentroidsWanted};
-use super::config::TextConfig;
+use super::config::{CentroidConfig, TextConfig};
 use super::layer::DecoderLayer;
 use super::pair::check_pair;
 use super::rope::Rotations;
@@ -83,34 +83,7 @@ impl Assistant {
             Centroids::None => false,
             Centroids::Build(build) => build.wanted == CentroidsWanted::IfFaster,
         });
-        let rows = if text.tie_word_embeddings { "model.embed_tokens.weight" } else { "lm_head.weight" };
-        let head = match own {
-            Some(centroids) => {
-                let (count, vocab) = (centroids.num_centroids, text.vocab_size);
-                let name = "masked_embedding.token_ordering";
-                let ordering = projections.tensor(name, &[vocab])?;
-                let ordering = token_ordering(&ordering).map_err(|problem| projections.error(name, problem))?;
-                let of_centroids = projections.linear("masked_embedding.centroids.weight", count, hidden)?;
-                // Rows in centroid order, so that a group is contiguous.
-                let shape = [count, vocab / count, hidden];
-                let table = projections.reordered(rows, shape, &ordering)?;
-                let head = CentroidHead::new(of_centroids, ordering, table, centroids.top_k, options.isa);
-                Head::Centroids(to.centroid_head(head)?)
-            }
-            None => {
-                let dense = projections.head(rows, text.vocab_size, hidden)?;
-                let built = match &options.centroids {
-                    Centroids::Build(build) if build.fits(text.vocab_size)? => {
-                        build.head(&mut projections, rows, &dense, options.isa)?
-                    }
-                    _ => None,
-                };
-                match built {
-                    Some(head) => Head::Centroids(to.centroid_head(head)?),
-                    None => Head::Dense(to.linear(dense)?),
-                }
-            }
-        };
+        let head = Head::load(to, &mut projections, text, own, options)?;
         loader.absorb(projections);
         // Tokens are embedded by the target's table, which some files also contain.
         let unused = |name: &str| own.is_none() && name.starts_with("masked_embedding.");
@@ -145,6 +118,40 @@ impl ChainModel for Assistant {
         let (scores, states) = model.step(&self.ops, (embed_tokens, &ids), &states, &mut kv)?;
         let steps = scores.into_iter().enumerate();
         steps.map(|(row, scores)| Ok(DraftStep { scores, hidden: states.narrow(0, row, 1)? })).collect()
+    }
+}
+
+impl<O: Ops> Head<O> {
+    /// Loads the head to `to`: `own` are the file's centroids, unless they are not to be used.
+    fn load(
+        to: &impl Destination<Ops = O>,
+        loader: &mut Loader<'_>,
+        config: &TextConfig,
+        own: Option<&CentroidConfig>,
+        options: &LoadOptions,
+    ) -> Result<Self> {
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let rows = if config.tie_word_embeddings { "model.embed_tokens.weight" } else { "lm_head.weight" };
+        if let Some(centroids) = own {
+            let name = "masked_embedding.token_ordering";
+            let ordering = loader.tensor(name, &[vocab])?;
+            let ordering = token_ordering(&ordering).map_err(|problem| loader.error(name, problem))?;
+            let of_centroids = loader.linear("masked_embedding.centroids.weight", centroids.num_centroids, hidden)?;
+            // Rows in centroid order, so that a group is contiguous.
+            let shape = [centroids.num_centroids, vocab / centroids.num_centroids, hidden];
+            let table = loader.reordered(rows, shape, &ordering)?;
+            let head = CentroidHead::new(of_centroids, ordering, table, centroids.top_k, options.isa);
+            return Ok(Self::Centroids(to.centroid_head(head)?));
+        }
+        let dense = loader.head(rows, vocab, hidden)?;
+        let built = match &options.centroids {
+            Centroids::Build(build) if build.fits(vocab)? => build.head(loader, rows, &dense, options.isa)?,
+            _ => None,
+        };
+        Ok(match built {
+            Some(head) => Self::Centroids(to.centroid_head(head)?),
+            None => Self::Dense(to.linear(dense)?),
+        })
     }
 }
 

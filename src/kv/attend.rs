@@ -63,55 +63,60 @@ pub(super) fn attend(
     let queries = Queries::new(isa, store, &view, &at, heads);
     let mut y = vec![0.0; view.len()];
     // Splits of a block run in parallel; so do blocks, if there is more than one.
-    let query_block = |first: usize, y: &mut [f32]| {
-        let block_rows = first..first + y.len() / (heads * head_dim);
-        let keys = block_rows.clone().map(|row| store.visible(at(row))).filter(|keys| !keys.is_empty());
-        let Some(keys) = keys.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { return };
-        let splits = keys.start / (SPLIT_PAGES * PAGE)..keys.end.div_ceil(SPLIT_PAGES * PAGE);
-
-        let per_task = block_rows.len() * queries.group;
-        let mut softmax = vec![OnlineSoftmax::EMPTY; splits.len() * kv_heads * per_task];
-        let mut output = vec![0.0; softmax.len() * head_dim];
-        let tasks = softmax.chunks_mut(per_task).zip(output.chunks_mut(per_task * head_dim));
-        let tasks = tasks.enumerate().map(|(i, (softmax, output))| SplitTask {
-            rows: block_rows.clone(),
-            kv_head: i % kv_heads,
-            split: splits.start + i / kv_heads,
-            softmax,
-            output,
-        });
-        let run = |task: SplitTask<'_>| attend_split(cache, store, &queries, task);
-        if rayon::current_num_threads() == 1 {
-            tasks.for_each(run);
-        } else {
-            tasks.collect::<Vec<_>>().into_par_iter().with_max_len(1).for_each(run);
-        }
-
-        for (row, y) in y.chunks_exact_mut(heads * head_dim).enumerate() {
-            for (head, y) in y.chunks_exact_mut(head_dim).enumerate() {
-                let mut total = OnlineSoftmax::EMPTY;
-                for split in 0..splits.len() {
-                    let (kv_head, member) = (head / queries.group, head % queries.group);
-                    let i = (split * kv_heads + kv_head) * per_task + row * queries.group + member;
-                    merge(isa, (&mut total, y), (softmax[i], &output[i * head_dim..(i + 1) * head_dim]));
-                }
-                finish(isa, total, y);
-            }
-        }
-        if let Some((_, groups)) = store.value_quantization() {
-            rotate_back(isa, y, groups);
-        }
-        if let Some(rotary_first) = store.rotary_first() {
-            rotary_first.restore(y);
-        }
-    };
+    let query_block = |(i, y): (usize, &mut [f32])| attend_rows(cache, store, &queries, i * QUERY_BLOCK, y);
     let block_len = QUERY_BLOCK * heads * head_dim;
     if rows <= QUERY_BLOCK || rayon::current_num_threads() == 1 {
-        y.chunks_mut(block_len).enumerate().for_each(|(i, y)| query_block(i * QUERY_BLOCK, y));
+        y.chunks_mut(block_len).enumerate().for_each(query_block);
     } else {
-        y.par_chunks_mut(block_len).enumerate().for_each(|(i, y)| query_block(i * QUERY_BLOCK, y));
+        y.par_chunks_mut(block_len).enumerate().for_each(query_block);
     }
     tensor(y, (rows, heads * head_dim))
+}
+
+/// The attention of the query rows from `first` on: `y` is `(rows, heads, head_dim)`.
+fn attend_rows(cache: &KvCache, store: &Store, queries: &Queries<'_>, first: usize, y: &mut [f32]) {
+    let (isa, heads) = (cache.isa, queries.heads);
+    let (kv_heads, head_dim) = (store.layout.num_kv_heads, store.layout.head_dim);
+    let block_rows = first..first + y.len() / (heads * head_dim);
+    let keys = block_rows.clone().map(|row| store.visible((queries.positions)(row))).filter(|keys| !keys.is_empty());
+    let Some(keys) = keys.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { return };
+    let splits = keys.start / (SPLIT_PAGES * PAGE)..keys.end.div_ceil(SPLIT_PAGES * PAGE);
+
+    let per_task = block_rows.len() * queries.group;
+    let mut softmax = vec![OnlineSoftmax::EMPTY; splits.len() * kv_heads * per_task];
+    let mut output = vec![0.0; softmax.len() * head_dim];
+    let tasks = softmax.chunks_mut(per_task).zip(output.chunks_mut(per_task * head_dim));
+    let tasks = tasks.enumerate().map(|(i, (softmax, output))| SplitTask {
+        rows: block_rows.clone(),
+        kv_head: i % kv_heads,
+        split: splits.start + i / kv_heads,
+        softmax,
+        output,
+    });
+    let run = |task: SplitTask<'_>| attend_split(cache, store, queries, task);
+    if rayon::current_num_threads() == 1 {
+        tasks.for_each(run);
+    } else {
+        tasks.collect::<Vec<_>>().into_par_iter().with_max_len(1).for_each(run);
+    }
+
+    for (row, y) in y.chunks_exact_mut(heads * head_dim).enumerate() {
+        for (head, y) in y.chunks_exact_mut(head_dim).enumerate() {
+            let mut total = OnlineSoftmax::EMPTY;
+            for split in 0..splits.len() {
+                let (kv_head, member) = (head / queries.group, head % queries.group);
+                let i = (split * kv_heads + kv_head) * per_task + row * queries.group + member;
+                merge(isa, (&mut total, y), (softmax[i], &output[i * head_dim..(i + 1) * head_dim]));
+            }
+            finish(isa, total, y);
+        }
+    }
+    if let Some((_, groups)) = store.value_quantization() {
+        rotate_back(isa, y, groups);
+    }
+    if let Some(rotary_first) = store.rotary_first() {
+        rotary_first.restore(y);
+    }
 }
 
 impl<'a> Queries<'a> {

@@ -120,7 +120,18 @@ const TOKENIZER_THREADS: usize = 2;
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
+    limit_arenas();
     foretoken_tools::run_service(serve)
+}
+
+/// Lets glibc's allocator have two arenas. By default it has several per CPU, and each keeps what its threads freed: after ten
+/// minutes of mixed requests on 2 CPUs up to 60 MiB for 15 MiB in use, and growing; with two arenas 25, and constant.
+fn limit_arenas() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: called first in `main`, so no other thread allocates; any value is allowed. Failure leaves the default.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 2);
+    }
 }
 
 fn serve(args: Args) -> Result<()> {

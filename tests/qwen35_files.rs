@@ -16,7 +16,7 @@ use foretoken::nn::tensor;
 use foretoken::qwen35::{Target, TensorLayout, TextConfig};
 use foretoken::tokenizer::Tokenizer;
 use foretoken::{ElementType, Engine, EngineOptions, Isa, Model, NextnHead, OutputRows};
-use gguf_writer::{GgufFile, array, bool_value, f32_value, str_value, strings, u32_value};
+use gguf_writer::{GgufFile, Written, array, bool_value, f32_value, str_value, strings, u32_value};
 use half::bf16;
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize_to_file};
@@ -413,6 +413,63 @@ fn files_of_other_converters_are_read_or_refused() {
 }
 
 /// MLX transposes convolutions, and adds 1 to norms that are zero-centred.
+/// A head's own embedding and output head, which some converters write: copies of the trunk's, or others.
+#[test]
+fn a_head_drafts_with_its_own_tables() {
+    // Models that are compared keep their files mapped.
+    let load = |file: &GgufFile| load(file, tempfile::tempdir().expect("a folder").path());
+    for case in shipped() {
+        let file = converted(&case);
+        let of = |name: &str| file.tensors.iter().find(|tensor| tensor.name == name.as_bytes()).cloned();
+        let embedding = of("token_embd.weight").expect("an embedding");
+        let output = of("output.weight").unwrap_or_else(|| embedding.clone());
+        let names = file.tensors.iter().map(|tensor| String::from_utf8(tensor.name.clone()).expect("a name"));
+        let head = names.filter_map(|name| Some(name.split_once(".nextn.")?.0.to_owned())).next().expect("a head");
+        let with = |name: &str, table: &Written, bytes: Vec<u8>| {
+            let mut file = file.clone();
+            file.tensors.push(Written { name: format!("{head}.nextn.{name}.weight").into(), bytes, ..table.clone() });
+            file
+        };
+        let (width, vocab) = (embedding.shape[1] as usize, embedding.shape[0] as usize);
+        let plain = load(&file).expect(&case.name);
+        let ids = &case.ids("input_ids")[1..];
+        let states: Vec<f32> = (0..ids.len() * width).map(|i| (i % 17) as f32 / 8.0 - 1.0).collect();
+        let rows = |target: &Target, ids: &[u32]| {
+            let pool = PagePool::new(None);
+            let mut cache = target.nextn_cache(&KvOptions::default(), &pool).expect("a cache");
+            let states = tensor(states.clone(), (ids.len(), width)).expect("states");
+            let mut batch = Batch::of(ids, cache.begin_round(ids.len()).expect("a round")).expect("a batch");
+            target.nextn_rows(&mut batch, &states).expect("a pass")
+        };
+        let state = tensor(states[..width].to_vec(), (1, width)).expect("a state");
+        let scores = |target: &Target| values(&target.nextn_logits(&state).expect("scores"));
+        let trunks = |target: &Target| values(&target.logits(&state).expect("logits"));
+
+        for (name, table) in [("embed_tokens", &embedding), ("shared_head_head", &output)] {
+            let copy = load(&with(name, table, table.bytes.clone())).expect("a copy");
+            computes_the_references(&case, &copy);
+            assert_eq!((scores(&copy), values(&rows(&copy, ids))), (scores(&plain), values(&rows(&plain, ids))));
+            let mut short = table.clone();
+            (short.shape[0], short.bytes) = (1, table.bytes[..4 * width].to_vec());
+            let message = load(&with(name, &short, short.bytes.clone())).err().expect("a refusal");
+            assert!(message.to_string().contains("has shape [1,"), "{}: {message}", case.name);
+        }
+        // Row `i` is the trunk's row `i + 1`.
+        let turned = [&embedding.bytes[4 * width..], &embedding.bytes[..4 * width]].concat();
+        let own = load(&with("embed_tokens", &embedding, turned)).expect("an embedding");
+        let next: Vec<u32> = ids.iter().map(|id| (id + 1) % vocab as u32).collect();
+        assert_eq!(values(&rows(&own, ids)), values(&rows(&plain, &next)), "{}", case.name);
+        assert_eq!((scores(&own), trunks(&own)), (scores(&plain), trunks(&plain)), "{}", case.name);
+        // Twice the trunk's.
+        let twice = output.bytes.as_chunks::<4>().0.iter();
+        let twice = twice.flat_map(|x| (2.0 * f32::from_le_bytes(*x)).to_le_bytes()).collect();
+        let own = load(&with("shared_head_head", &output, twice)).expect("an output head");
+        let doubled: Vec<f32> = scores(&plain).iter().map(|x| 2.0 * x).collect();
+        assert_eq!((scores(&own), trunks(&own)), (doubled, trunks(&plain)), "{}", case.name);
+        computes_the_references(&case, &own);
+    }
+}
+
 #[test]
 fn mlx_checkpoints_are_refused_by_name() {
     for case in shipped() {

@@ -138,6 +138,26 @@ impl<'a> Loader<'a> {
         self.checkpoint.has(&self.full(name))
     }
 
+    /// Whether the tensor `name` is bit for bit that of the full name `original`, which may be in another form in memory. A copy
+    /// counts as used.
+    ///
+    /// # Errors
+    /// If one cannot be read.
+    pub fn is_copy(&mut self, name: &str, original: &str) -> Result<bool> {
+        let full = self.full(name);
+        let (Some(own), Some(original)) = (self.checkpoint.get(&full)?, self.checkpoint.get(original)?) else {
+            return Ok(false);
+        };
+        let is_copy = own.dtype == original.dtype
+            && own.shape == original.shape
+            && own.bytes.as_slice() == original.bytes.as_slice();
+        if is_copy {
+            [&own, &original].iter().for_each(|tensor| tensor.bytes.release(0..tensor.bytes.as_slice().len()));
+            self.taken.insert(full);
+        }
+        Ok(is_copy)
+    }
+
     /// A tensor of exactly this shape.
     ///
     /// # Errors

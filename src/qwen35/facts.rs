@@ -1,6 +1,7 @@
 //! Summary of a Qwen3.5 checkpoint.
 
 use super::config::{LayerType, TextConfig};
+use super::nextn::LM_HEAD;
 use super::target::is_vision;
 use crate::Result;
 use crate::checkpoint::Checkpoint;
@@ -18,7 +19,8 @@ pub(crate) fn facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
         |moe: &super::MoeConfig| format!("{} of {} experts for a token", moe.num_experts_per_tok, moe.num_experts);
     let state = net.values() * net.key_head_dim + (net.conv_kernel_dim - 1) * net.channels();
     let of = |name: &str, dimensions: usize, bytes: u64| {
-        let is_gathered = name.ends_with("embed_tokens.weight") && !config.tie_word_embeddings
+        let is_gathered = name.ends_with("embed_tokens.weight")
+            && (!config.tie_word_embeddings || name.starts_with("mtp."))
             || name == head && config.tie_word_embeddings;
         if dimensions < 2 || is_gathered || is_vision(name) {
             return 0;
@@ -28,7 +30,11 @@ pub(crate) fn facts(checkpoint: &Checkpoint) -> Result<TargetFacts> {
             None => bytes,
         }
     };
-    let is_table = |name: &str| name == head || config.tie_word_embeddings && name.ends_with("embed_tokens.weight");
+    // Drafts are scored by the trunk's output head, or by their own, which is under `mtp.`.
+    let has_own_table = checkpoint.has(LM_HEAD);
+    let is_table = |name: &str| {
+        !has_own_table && (name == head || config.tie_word_embeddings && name.ends_with("embed_tokens.weight"))
+    };
     let step_bytes =
         checkpoint.sum_of_tensors(|name, n, bytes| if name.starts_with("mtp.") { 0 } else { of(name, n, bytes) });
     let draft_bytes =

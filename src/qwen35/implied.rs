@@ -2,6 +2,7 @@
 //! a report must not.
 
 use super::config::{LayerType, TensorLayout, TextConfig};
+use super::nextn::LM_HEAD;
 use super::target::is_vision;
 use crate::Result;
 use crate::checkpoint::Checkpoint;
@@ -30,6 +31,10 @@ pub(crate) fn implied(checkpoint: &Checkpoint) -> Result<Implied> {
         }
         list.push(Kind::Matrix, "mtp.fc.weight".into(), &[hidden, 2 * hidden]);
         list.layer("mtp.layers.0.", LayerType::Full);
+        // Of heads with their own.
+        for own in ["mtp.embed_tokens.weight", LM_HEAD].into_iter().filter(|name| checkpoint.has(name)) {
+            list.push(Kind::Matrix, own.into(), &[vocab, hidden]);
+        }
     }
     let tensors = list.tensors;
     let head = if has_head { ", a NextN head" } else { "" };

@@ -35,11 +35,13 @@ const LAYER: [(&str, &str); 28] = [
 ];
 
 /// Names of a NextN head outside its layer: after `blk.i.`, and after `mtp.`.
-const HEAD: [(&str, &str); 4] = [
+const HEAD: [(&str, &str); 6] = [
     ("nextn.eh_proj.weight", "fc.weight"),
     ("nextn.enorm.weight", "pre_fc_norm_embedding.weight"),
     ("nextn.hnorm.weight", "pre_fc_norm_hidden.weight"),
     ("nextn.shared_head_norm.weight", "norm.weight"),
+    ("nextn.embed_tokens.weight", "embed_tokens.weight"),
+    ("nextn.shared_head_head.weight", "shared_head.head.weight"),
 ];
 
 /// The pre-tokenizer before byte-level merges, by its name in GGUF files: words with combining marks, single digits, runs of

@@ -1,5 +1,5 @@
 //! The NextN (multi-token prediction) head: one attention layer that predicts the token after the next from the trunk's
-//! hidden state and the next token's embedding. Embedding and output head are the trunk's.
+//! hidden state and the next token's embedding. Embedding and output head are the trunk's unless the checkpoint has others for it.
 
 use candle_core::Tensor;
 
@@ -8,9 +8,9 @@ use super::config::TextConfig;
 use super::layer::DecoderLayer;
 use super::norm::zero_centred;
 use crate::Result;
-use crate::checkpoint::{Checkpoint, Loader};
+use crate::checkpoint::{Checkpoint, Loader, TableUse};
 use crate::kv::KvAccess;
-use crate::nn::{Angles, Linear, RmsNorm, linear};
+use crate::nn::{Angles, Embedding, Linear, RmsNorm, linear};
 
 /// The head's own weights.
 pub(super) struct Head {
@@ -19,7 +19,14 @@ pub(super) struct Head {
     fc: Linear, // (hidden, 2 * hidden): the embedding's half first
     layer: DecoderLayer<Attention>,
     norm: RmsNorm,
+    /// `None` is the trunk's, here and below.
+    pub(super) embed_tokens: Option<Embedding>,
+    pub(super) lm_head: Option<Linear>, // (vocab, hidden)
 }
+
+/// Tensors of a head with its own embedding and output head.
+const EMBED_TOKENS: &str = "mtp.embed_tokens.weight";
+pub(super) const LM_HEAD: &str = "mtp.shared_head.head.weight";
 
 impl Head {
     /// The head, if the checkpoint has one.
@@ -38,12 +45,27 @@ impl Head {
         let norm =
             |root: &mut Loader, name: &str| zero_centred(root, &format!("mtp.{name}.weight"), hidden, config, 1.0);
         let attention = Attention::load(root, "mtp.layers.0.self_attn.", config)?;
+        // A table that rows are gathered from stays in the file.
+        let embed_tokens = match root.has(EMBED_TOKENS) {
+            true => Some(root.embedding(EMBED_TOKENS, [config.vocab_size, hidden], TableUse::LookUp, |_| 1.0)?),
+            false => None,
+        };
+        let trunks = match config.tie_word_embeddings {
+            true => format!("{}embed_tokens.weight", checkpoint.text_prefix()?),
+            false => "lm_head.weight".to_owned(),
+        };
+        let lm_head = match root.has(LM_HEAD) && !root.is_copy(LM_HEAD, &trunks)? {
+            true => Some(root.head(LM_HEAD, config.vocab_size, hidden)?),
+            false => None,
+        };
         Ok(Some(Self {
             pre_fc_norm_embedding: norm(root, "pre_fc_norm_embedding")?,
             pre_fc_norm_hidden: norm(root, "pre_fc_norm_hidden")?,
             fc: root.linear("mtp.fc.weight", hidden, 2 * hidden)?,
             layer: DecoderLayer::load(root, "mtp.layers.0.", config, attention)?,
             norm: norm(root, "norm")?,
+            embed_tokens,
+            lm_head,
         }))
     }
 

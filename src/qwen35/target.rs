@@ -179,11 +179,13 @@ impl NextnHead for Target {
     fn nextn_rows(&self, batch: &mut Batch<'_>, hidden: &Tensor) -> Result<Tensor> {
         let head = self.nextn.as_ref().ok_or_else(|| Error::argument("nextn", "the checkpoint has no NextN head"))?;
         let angles = self.rotary.angles(batch.positions());
-        head.forward(&self.embed(batch.ids())?, hidden, &angles, &mut batch.kv())
+        let embed_tokens = head.embed_tokens.as_ref().unwrap_or(&self.embed_tokens);
+        head.forward(&embed_tokens.forward(batch.ids())?, hidden, &angles, &mut batch.kv())
     }
 
     fn nextn_logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        self.logits(hidden)
+        let own = self.nextn.as_ref().and_then(|head| head.lm_head.as_ref());
+        linear(own.unwrap_or(&self.lm_head), hidden)
     }
 }
 

@@ -923,6 +923,35 @@ fn gguf_files_without_a_model_are_refused_by_name() {
     }
 }
 
+/// Padding is read; more bytes after the last tensor are another file's, or a tensor's whose size is damaged.
+#[test]
+fn bytes_after_the_last_tensor_are_padding_or_refused() {
+    let twin = Twin::of("dense");
+    let file = twin.gguf("target").bytes();
+    let with = |rest: &[u8]| twin.write("long.gguf", [&file, rest].concat());
+    for padding in [1, 31, 512, 4096, 1 << 16] {
+        computes_the_references(&case("dense"), &target(&with(&vec![0; padding])).expect("padding"));
+    }
+    // Less than the alignment, whatever it is.
+    target(&with(&[7; 31])).expect("padding");
+    for rest in [vec![0; (1 << 16) + 1], vec![7; 32], [vec![0; 4096], vec![1]].concat()] {
+        let about = ["long.gguf", &format!("{} bytes of no tensor", rest.len()), "download it again"];
+        refused(target(&with(&rest)), &about);
+    }
+    let about = ["long.gguf", "several GGUF files in one", "parts of a split checkpoint apart"];
+    refused(target(&with(&file)), &about);
+    refused(target(&with(&[&[0; 24], &file[..]].concat())), &about);
+
+    // safetensors has no padding.
+    let weights = std::fs::read(twin.path(WEIGHTS)).expect("a file");
+    for rest in [vec![0], vec![0; 4096], weights.clone()] {
+        twin.write(WEIGHTS, [&weights[..], &rest].concat());
+        let length = format!("is {} bytes long", weights.len() + rest.len());
+        let about = [WEIGHTS, &length, "not the end of its last tensor", "download it again"];
+        refused(target(&twin.path("target")), &about);
+    }
+}
+
 /// An assistant with an untied output head drafts with that head, dense or by centroids.
 #[test]
 fn an_untied_assistant_drafts_with_its_head() {

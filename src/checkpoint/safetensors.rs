@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use foretoken_kernels::ElementType;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
 
 use super::compressed::{self, Compressed};
 use super::fields::Fields;
@@ -181,8 +181,15 @@ fn read(path: &Path, tensors: &mut BTreeMap<String, RawTensor>) -> Result<()> {
     }
     let map = Arc::new(MappedFile::open(path)?);
     refuse_placeholder(path, (*map).as_ref())?;
-    let (header, metadata) = SafeTensors::read_metadata((*map).as_ref())
-        .map_err(|e| Error::file(path, format!("is not valid safetensors ({e}); download it again")))?;
+    let (header, metadata) = SafeTensors::read_metadata((*map).as_ref()).map_err(|e| {
+        let problem = match e {
+            SafeTensorError::MetadataIncompleteBuffer => {
+                format!("is {} bytes long, which is not the end of its last tensor", meta.len())
+            }
+            e => format!("is not valid safetensors ({e})"),
+        };
+        Error::file(path, format!("{problem}; download it again"))
+    })?;
     for (name, info) in metadata.tensors() {
         let (start, end) = info.data_offsets;
         let range = 8 + header + start..8 + header + end;

@@ -125,7 +125,7 @@ impl Header {
             tensors.push(tensor);
         }
         place(&mut tensors, cursor.at(), alignment, bytes.len())?;
-        refuse_gaps(&tensors, alignment, bytes.len())?;
+        refuse_gaps(&tensors, alignment, bytes)?;
         Ok(Self { version, metadata, tensors })
     }
 }
@@ -234,21 +234,42 @@ fn place(tensors: &mut [TensorInfo], header: usize, alignment: usize, file_len: 
 
 /// Tensors must be contiguous, padded to the alignment, as in ggml's reader: a gap indicates a damaged type or size. The size of
 /// an unknown type is unknown.
-fn refuse_gaps(tensors: &[TensorInfo], alignment: usize, file_len: usize) -> Result<(), Problem> {
+fn refuse_gaps(tensors: &[TensorInfo], alignment: usize, bytes: &[u8]) -> Result<(), Problem> {
     let mut order: Vec<&TensorInfo> = tensors.iter().collect();
     order.sort_by_key(|tensor| tensor.start);
     let next = order.iter().skip(1).map(Some).chain([None]);
     for (tensor, next) in order.iter().zip(next) {
         let end = tensor.start + tensor.len.unwrap_or(1);
-        let start = next.map_or(file_len, |next| next.start);
+        let start = next.map_or(bytes.len(), |next| next.start);
         if let Some(next) = next.filter(|next| end > next.start) {
             let problem = format!("overlaps tensor {}; convert the checkpoint again", shown(&tensor.name));
             return Err(Problem::Tensor(next.name.clone(), problem));
         }
-        if tensor.len.is_some() && start - end >= alignment {
+        if next.is_none() && tensor.len.is_some() {
+            refuse_rest(&bytes[end..], end, alignment).map_err(Problem::File)?;
+        } else if tensor.len.is_some() && start - end >= alignment {
             let problem = format!("is followed by {} bytes of no tensor; download the file again", start - end);
             return Err(Problem::Tensor(tensor.name.clone(), problem));
         }
     }
     Ok(())
+}
+
+/// Maximum zeros after the last tensor: padding to a block or page of a store.
+const MAX_PADDING: usize = 1 << 16;
+
+/// Checks the `rest` of the file, from its byte `end` on, after the last tensor. llama.cpp ignores it, but it shows that a size is
+/// damaged, or that files were joined.
+fn refuse_rest(rest: &[u8], end: usize, alignment: usize) -> Result<(), String> {
+    if rest.len() < alignment || (rest.len() <= MAX_PADDING && rest.iter().all(|byte| *byte == 0)) {
+        return Ok(());
+    }
+    // The next multiple of the alignment if the file before it was padded.
+    let joined = (0..alignment).any(|at| rest[at..].starts_with(b"GGUF"));
+    Err(match joined {
+        true => "is several GGUF files in one, whose others would be ignored; keep the parts of a split checkpoint apart, and \
+                 use the first"
+            .into(),
+        false => format!("has {} bytes of no tensor from byte {end} on, its last tensor's end; download it again", rest.len()),
+    })
 }

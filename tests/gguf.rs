@@ -594,7 +594,7 @@ fn a_configuration_is_honoured_or_refused_by_name() {
     let file = || weights(text_keys(GgufFile::new(), "gemma4", &config), &checkpoint, false);
     let layers = config.layers.len();
     let cases = [
-        ("general.architecture", Some(str_value("llama")), "\"llama\" is not gemma4"),
+        ("general.architecture", Some(str_value("llama")), "\"llama\" is Llama"),
         ("gemma4.block_count", Some(u32_value(1 << 20)), "at most 1024"),
         ("gemma4.block_count", Some(u32_value(1 << 31)), "must be an integer"),
         ("gemma4.block_count", None, "is missing"),

@@ -381,6 +381,7 @@ fn block_counts_with_and_without_the_head_are_read() {
         "mtp.layers.0.self_attn.q_proj.weight: is missing (here blk.4.attn_q.weight)",
     );
     refused(&without("blk.0."), "there is no block 0");
+    refused(&without("blk.0."), "contains only a NextN head, or is incomplete; use the model's file");
     assert!(!load(&without("blk.4."), folder.path()).expect("a trunk alone").has_nextn());
 }
 
@@ -412,7 +413,6 @@ fn files_of_other_converters_are_read_or_refused() {
     refused(file, ["A_log", "is above 0"]);
 }
 
-/// MLX transposes convolutions, and adds 1 to norms that are zero-centred.
 /// A head's own embedding and output head, which some converters write: copies of the trunk's, or others.
 #[test]
 fn a_head_drafts_with_its_own_tables() {
@@ -470,6 +470,7 @@ fn a_head_drafts_with_its_own_tables() {
     }
 }
 
+/// MLX transposes convolutions, and adds 1 to norms that are zero-centred.
 #[test]
 fn mlx_checkpoints_are_refused_by_name() {
     for case in shipped() {
@@ -502,7 +503,7 @@ fn other_architectures_in_gguf_are_refused_by_name() {
         ("qwen3next", "Qwen3-Next"),
         ("qwen3vl", "Qwen3-VL"),
         ("qwen3vlmoe", "Qwen3-VL"),
-        ("qwen3moe", "Qwen3,"),
+        ("qwen3moe", "Qwen3 ("),
         ("qwen2", "Qwen2"),
         ("qwen2vl", "Qwen2"),
     ] {
@@ -603,7 +604,7 @@ fn other_models_and_fields_are_refused_by_name() {
     refused(json!({"model_type": "qwen3_vl"}), &["Qwen3-VL"]);
     refused(json!({"model_type": "qwen2"}), &["Qwen2"]);
     refused(json!({"model_type": "qwen2_5_vl"}), &["Qwen2"]);
-    refused(json!({"model_type": "qwen3_moe"}), &["Qwen3,"]);
+    refused(json!({"model_type": "qwen3_moe"}), &["Qwen3 ("]);
     refused(json!({"hidden_act": "gelu"}), &["hidden_act", "silu"]);
     refused(json!({"attn_output_gate": false}), &["attn_output_gate"]);
     refused(json!({"attention_bias": true}), &["attention_bias"]);

@@ -923,6 +923,72 @@ fn gguf_files_without_a_model_are_refused_by_name() {
     }
 }
 
+/// Models that are not implemented, as files and as directories: what they are, and what to use.
+#[test]
+fn models_of_other_architectures_are_refused_by_name() {
+    let twin = Twin::of("dense");
+    let (own_file, none) = (twin.gguf("target"), "generates no text");
+    for (architecture, model_type, about) in [
+        ("gemma", "gemma", ["Gemma 1", "run this one with"]),
+        ("gemma2", "gemma2", ["Gemma 2", "run this one with"]),
+        ("gemma3", "gemma3", ["Gemma 3,", "run this one with"]),
+        ("gemma3", "gemma3_text", ["Gemma 3,", "run this one with"]),
+        ("gemma3n", "gemma3n", ["Gemma 3n,", "run this one with"]),
+        ("diffusion-gemma", "diffusion_gemma", ["DiffusionGemma", "run this one with"]),
+        ("llama", "llama", ["Llama", "run this one with"]),
+        ("llama4", "llama4", ["Llama 4", "run this one with"]),
+        ("mistral3", "mistral", ["Mistral", "run this one with"]),
+        ("qwen2", "qwen2", ["Qwen2", "run this one with"]),
+        ("qwen3", "qwen3", ["Qwen3", "run this one with"]),
+        ("qwen3moe", "qwen3_moe", ["Qwen3", "run this one with"]),
+        ("qwen3next", "qwen3_next", ["Qwen3-Next", "run this one with"]),
+        ("olmo9", "olmo9", ["another architecture", "run this one with"]),
+        ("gemma-embedding", "modernbert", ["an embedding model", none]),
+        ("nomic-bert", "nomic_bert", ["an embedding model", none]),
+        ("qwen_image", "qwen_image", ["diffusion model", none]),
+        ("flux", "sd3", ["diffusion model", none]),
+        ("eagle3", "eagle3", ["drafter", none]),
+    ] {
+        let path = twin.write("other.gguf", own_file.clone().architecture(architecture).bytes());
+        let with_program =
+            |program| if about[1] == none { about[1].to_owned() } else { format!("{} {program}", about[1]) };
+        let own = format!("{architecture:?}");
+        let remedy = with_program("llama.cpp");
+        refused(
+            engine(&path, None),
+            &["other.gguf", "architecture", &own, about[0], &remedy, "use a Gemma 4, Qwen3.5"],
+        );
+        twin.json(CONFIG, |config| config["model_type"] = json!(model_type));
+        let (own, remedy) = (format!("{model_type:?}"), with_program("transformers"));
+        let about = ["config.json", "model_type", &own, about[0], &remedy, "use a Gemma 4, Qwen3.5"];
+        refused(engine(&twin.path("target"), None), &about);
+    }
+    let target = twin.write("target.gguf", own_file.bytes());
+    let other = twin.write("other.gguf", own_file.architecture("llama").bytes());
+    refused(engine(&target, Some(&other)), &["other.gguf", "\"llama\"", "use the -assistant or mtp- file"]);
+
+    // A family's model with another head, or inside another module.
+    let twin = Twin::of("dense");
+    twin.json(CONFIG, |config| config["architectures"] = json!(["Gemma4ForSequenceClassification"]));
+    let about = ["architectures", "Gemma4ForSequenceClassification", "does not generate text", "use the checkpoint"];
+    refused(engine(&twin.path("target"), None), &about);
+    let twin = Twin::of("dense");
+    twin.tensors(WEIGHTS, |tensors| {
+        let of_wrapper = |(name, tensor)| (format!("_orig_mod.{name}"), tensor);
+        *tensors = std::mem::take(tensors).into_iter().map(of_wrapper).collect();
+    });
+    refused(
+        engine(&twin.path("target"), None),
+        &["there is _orig_mod.model.embed_tokens.weight", "without the wrapper"],
+    );
+
+    // A pipeline of diffusers, whose models have no config.json at the top.
+    twin.write("pipeline/model_index.json", "{}");
+    refused(engine(&twin.path("pipeline"), None), &["model_index.json", "diffusion model", "use a Gemma 4"]);
+    twin.write("transformer/diffusion_pytorch_model.safetensors", [0; 64]);
+    refused(engine(&twin.path("transformer"), None), &["diffusion_pytorch_model", "diffusion model", "use a Gemma 4"]);
+}
+
 /// Padding is read; more bytes after the last tensor are another file's, or a tensor's whose size is damaged.
 #[test]
 fn bytes_after_the_last_tensor_are_padding_or_refused() {

@@ -4,7 +4,7 @@ use super::fields::Fields;
 use super::files::{Checkpoint, Files};
 use super::generation::GenerationTokens;
 use super::gguf::Gguf;
-use super::unread_tensors::{Experts, refuse_quantized, refuse_types};
+use super::unread_tensors::{Experts, refuse_other_head, refuse_quantized, refuse_types};
 use super::{generation, gguf};
 use crate::Result;
 use crate::gemma4::{AssistantConfig, TextConfig};
@@ -29,6 +29,7 @@ impl Checkpoint {
             Files::HuggingFace(_) => {
                 let fields = self.config()?;
                 refuse_quantized(&fields, self, Experts::Stacked)?;
+                refuse_other_head(&fields)?;
                 TextConfig::target(&fields)
             }
             Files::Gguf(gguf) => {
@@ -47,6 +48,7 @@ impl Checkpoint {
             Files::HuggingFace(_) => {
                 let fields = self.config()?;
                 refuse_quantized(&fields, self, Experts::Apart)?;
+                refuse_other_head(&fields)?;
                 Ok(ConfigSource::Json(fields))
             }
             Files::Gguf(gguf) => refuse_types(self).map(|()| ConfigSource::Gguf(gguf)),

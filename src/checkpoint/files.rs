@@ -133,10 +133,15 @@ impl Checkpoint {
         // Published checkpoints, text-only exports, an older nesting; GGUF files have no prefix.
         let prefixes = ["model.language_model.", "model.", "language_model.model.", "language_model.", ""];
         let found = prefixes.into_iter().find(|prefix| self.has(&format!("{prefix}embed_tokens.weight")));
-        found.ok_or_else(|| Error::Tensor {
-            path: self.path.clone(),
-            tensor: "model.language_model.embed_tokens.weight".into(),
-            problem: "is missing, as is model.embed_tokens.weight; this is not a supported target".into(),
+        found.ok_or_else(|| {
+            let other = self.names().into_iter().find(|name| name.ends_with("embed_tokens.weight"));
+            let why = other.map_or("this is not a supported target".to_owned(), |name| {
+                let name: String = name.chars().take(100).collect();
+                format!("there is {name}: save the model without the wrapper of training (torch.compile, PEFT, DDP)")
+            });
+            let problem = format!("is missing, as is model.embed_tokens.weight; {why}");
+            let tensor = "model.language_model.embed_tokens.weight".into();
+            Error::Tensor { path: self.path.clone(), tensor, problem }
         })
     }
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::fields::Fields;
 use super::gguf::Gguf;
+use super::other_models::SUPPORTED;
 use super::placeholder::refuse_placeholder;
 use crate::{Error, Result};
 
@@ -43,6 +44,11 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
         ["model.safetensors", "model.safetensors.index.json"].iter().find(|name| names.iter().any(|n| n == *name))
     {
         let problem = format!("{link} is a dangling link; download the checkpoint again");
+        return Err(Error::file(directory, problem));
+    }
+    let is_pipeline = |name: &String| name == "model_index.json" || name.starts_with("diffusion_pytorch_model");
+    if let Some(file) = names.iter().filter(|name| is_pipeline(name)).min() {
+        let problem = format!("has {file}: it is a diffusion model, which generates no text; {SUPPORTED}");
         return Err(Error::file(directory, problem));
     }
     if let Some(shard) = ending(&[".safetensors"]).filter(|_| files.is_empty()) {

@@ -52,6 +52,25 @@ pub(super) fn refuse_quantized(config: &Fields, checkpoint: &Checkpoint, experts
     }
 }
 
+/// Rejects a model whose head scores texts instead of generating them.
+///
+/// # Errors
+/// If a class in `architectures` is such a model's.
+pub(super) fn refuse_other_head(config: &Fields) -> Result<()> {
+    let classes = config.get("architectures").and_then(Value::as_array);
+    let mut classes = classes.into_iter().flatten().filter_map(Value::as_str);
+    let other = ["Classification", "QuestionAnswering", "Reward"];
+    match classes.find(|class| other.iter().any(|part| class.contains(part))) {
+        None => Ok(()),
+        Some(class) => {
+            let class: String = class.chars().take(60).collect();
+            let problem =
+                "does not generate text; use the checkpoint of the model's ForCausalLM or ForConditionalGeneration";
+            Err(config.unsupported("architectures", format!("{class} {problem}")))
+        }
+    }
+}
+
 /// The format of a quantization configuration; `None` if it is supported.
 fn configured_format(fields: &Fields) -> Option<String> {
     fields.names().next()?; // an empty object is no quantization

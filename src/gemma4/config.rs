@@ -3,7 +3,7 @@
 use super::per_layer_config::PerLayerConfig;
 use super::rope_config::{RopeConfig, rope};
 use crate::Result;
-use crate::checkpoint::Fields;
+use crate::checkpoint::{Fields, NameOf, other_model};
 use crate::kv::{KvLayout, StoreLayout};
 
 /// The attention type of a layer.
@@ -133,7 +133,7 @@ impl TextConfig {
             "gemma4_assistant" | "gemma4_unified_assistant" => {
                 Err(config.error("model_type", "is an assistant; use it as the assistant and its target as the model"))
             }
-            other => Err(config.unsupported("model_type", format!("{other:?} is not a Gemma 4 text model"))),
+            other => Err(config.unsupported("model_type", other_model(other, NameOf::ConfigJson))),
         }
     }
 
@@ -272,7 +272,10 @@ impl AssistantConfig {
                     config.error("model_type", format!("{problem}; use it as the model, and its -assistant here"))
                 );
             }
-            other => return Err(config.unsupported("model_type", format!("{other:?} is not a Gemma 4 assistant"))),
+            other => {
+                let problem = format!("{other:?} is not a Gemma 4 assistant; use the one published for the target");
+                return Err(config.unsupported("model_type", problem));
+            }
         }
         let fields = config.object("text_config")?;
         let mut text = TextConfig::text(&fields)?;

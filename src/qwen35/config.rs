@@ -1,7 +1,7 @@
 //! The configuration, validated: every field that affects the computation is implemented or rejected by name.
 
 use crate::Result;
-use crate::checkpoint::Fields;
+use crate::checkpoint::{Fields, NameOf, not_implemented, other_model, without_text};
 use crate::kv::{KvLayout, StoreLayout};
 
 /// The token mixer of a layer.
@@ -124,7 +124,7 @@ impl TextConfig {
             }
             "qwen3_5_text" => Self::text(config, false),
             "qwen3_5_moe_text" => Self::text(config, true),
-            other => Err(config.unsupported("model_type", other_family(other))),
+            other => Err(config.unsupported("model_type", other_family(other, NameOf::ConfigJson))),
         }
     }
 
@@ -230,7 +230,10 @@ impl DeltaNetConfig {
 }
 
 /// The error for a Qwen of another architecture, as named in config.json (`qwen3_next`) or GGUF (`qwen3next`).
-pub(crate) fn other_family(model_type: &str) -> String {
+pub(super) fn other_family(model_type: &str, of: NameOf) -> String {
+    if without_text(model_type).is_some() {
+        return other_model(model_type, of);
+    }
     let (name, why) = match model_type {
         "qwen3_next" | "qwen3next" => ("Qwen3-Next", "its delta nets have fused projections in another order"),
         _ if model_type.starts_with("qwen3_vl") || model_type.starts_with("qwen3vl") => {
@@ -240,7 +243,7 @@ pub(crate) fn other_family(model_type: &str) -> String {
         _ if model_type.starts_with("qwen2") => ("Qwen2", "its layers are all attention with biases"),
         _ => ("another Qwen", "its layers are unknown"),
     };
-    format!("{model_type:?} is {name}, which is not implemented ({why}); use a Qwen3.5 or Qwen3.6 checkpoint")
+    not_implemented(model_type, &format!("{name} ({why})"), of)
 }
 
 fn divides(fields: &Fields, name: &str, heads: usize, all: usize, of: &str) -> Result<()> {

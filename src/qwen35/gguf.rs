@@ -7,7 +7,7 @@ use super::config::{
 };
 use crate::Result;
 use crate::checkpoint::gguf::{Gguf, Keys, Value, eos_token_ids, refuse_unsupported, rows, truth};
-use crate::checkpoint::{Checkpoint, ConfigSource};
+use crate::checkpoint::{Checkpoint, ConfigSource, NameOf};
 
 const ARCHITECTURE: &str = "general.architecture";
 
@@ -31,7 +31,7 @@ fn config(gguf: &Gguf) -> Result<TextConfig> {
     let experts = match architecture {
         "qwen35" => false,
         "qwen35moe" => true,
-        other => return Err(gguf.key_error(ARCHITECTURE, other_family(other))),
+        other => return Err(gguf.key_error(ARCHITECTURE, other_family(other, NameOf::Gguf))),
     };
     let keys = Keys::new(gguf, architecture);
     let config = text(&keys, experts)?;
@@ -121,7 +121,11 @@ fn layers(keys: &Keys<'_>) -> Result<(Vec<LayerType>, usize)> {
     let missing = |block: usize| keys.gguf().info(&format!("blk.{block}.attn_norm.weight")).is_none();
     if let Some(block) = (0..count).find(|block| missing(*block)) {
         let problem = format!("is {blocks}, but there is no block {block} (blk.{block}.attn_norm.weight)");
-        return Err(keys.error("block_count", format!("{problem}; the file contains only a head, or is incomplete")));
+        let remedy = match head {
+            Some(_) => "the file contains only a NextN head, or is incomplete; use the model's file",
+            None => "the file is incomplete; download it again",
+        };
+        return Err(keys.error("block_count", format!("{problem}; {remedy}")));
     }
     if let Some(flags) = keys.value("attention.recurrent_layers").and_then(Value::as_array) {
         let flags: Vec<_> = flags.iter().take(count).map(truth).collect();

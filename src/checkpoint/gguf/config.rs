@@ -5,6 +5,7 @@ use super::file::Gguf;
 use super::header::TensorInfo;
 use super::keys::{Keys, number};
 use super::types::{self, GgmlType};
+use crate::checkpoint::other_models::{NameOf, other_model};
 use crate::gemma4::{
     AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MoeConfig,
     RopeConfig, TextConfig,
@@ -39,7 +40,7 @@ pub fn target_config(gguf: &Gguf) -> Result<TextConfig> {
             Some("is an assistant's; use the file as the assistant and its target as the model".to_owned())
         }
         TARGET => None,
-        name => Some(other_architecture(name, "gemma4")),
+        name => Some(other_architecture(name)),
     } {
         return Err(gguf.key_error(ARCHITECTURE, problem));
     }
@@ -59,7 +60,11 @@ pub fn assistant_config(gguf: &Gguf) -> Result<AssistantConfig> {
     if !is_assistant(gguf, name) {
         let problem = match name {
             TARGET => "is a target's; use the file as the model, and its -assistant or mtp- file here".to_owned(),
-            _ => other_architecture(name, &format!("a Gemma 4 assistant's ({})", ASSISTANTS.join(", "))),
+            PROJECTOR => other_architecture(name),
+            _ => format!(
+                "{name:?} is not a Gemma 4 assistant's ({}); use the -assistant or mtp- file published for the target",
+                ASSISTANTS.join(", ")
+            ),
         };
         return Err(gguf.key_error(ARCHITECTURE, problem));
     }
@@ -98,7 +103,7 @@ pub fn suppressed_tokens(gguf: &Gguf) -> Result<Vec<u32>> {
 const ARCHITECTURE: &str = "general.architecture";
 
 fn architecture(gguf: &Gguf) -> Result<&str> {
-    let missing = || gguf.key_error(ARCHITECTURE, "is missing; this is not a model");
+    let missing = || gguf.key_error(ARCHITECTURE, "is missing, so this is not a model; use the model's file");
     Keys::new(gguf, "").optional_str(ARCHITECTURE)?.ok_or_else(missing)
 }
 
@@ -111,12 +116,12 @@ fn is_assistant(gguf: &Gguf, architecture: &str) -> bool {
 }
 
 /// The problem with a file of the architecture `name`.
-fn other_architecture(name: &str, wanted: &str) -> String {
+fn other_architecture(name: &str) -> String {
     match name {
         PROJECTOR => format!(
             "{name:?} is an image and audio projector's (mmproj), which text does not use; use the model's file"
         ),
-        _ => format!("{name:?} is not {wanted}"),
+        _ => other_model(name, NameOf::Gguf),
     }
 }
 

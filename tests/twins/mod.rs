@@ -159,7 +159,7 @@ pub struct Vocabulary {
 }
 
 /// Ids and names of the control tokens.
-pub const CONTROL: [(usize, &str); 17] = [
+pub const CONTROL: [(usize, &str); 18] = [
     (0, "<pad>"),
     (1, "<eos>"),
     (2, "<bos>"),
@@ -177,6 +177,7 @@ pub const CONTROL: [(usize, &str); 17] = [
     (101, "<channel|>"),
     (105, "<|turn>"),
     (106, "<turn|>"),
+    (500, "<|image|>"),
 ];
 
 /// The id of `</s>`, of the first newline run and of the token of byte 0.

@@ -143,6 +143,48 @@ fn messages_that_are_not_read_are_refused_by_name() {
     }
 }
 
+/// Operators, filters, tests, functions, statements and Python's methods, each in a template of its own.
+#[test]
+fn constructs_render_what_jinja_renders() {
+    let options = ChatOptions { now: Some(SystemTime::UNIX_EPOCH + NOW), ..ChatOptions::default() };
+    let constructs: Value = serde_json::from_str(&read("constructs.json")).expect("JSON");
+    let constructs = constructs.as_object().expect("an object");
+    assert!(constructs.len() > 250, "{}", constructs.len());
+    for (source, want) in constructs {
+        let got = template(source).and_then(|template| template.render(&[Message::user("Hi")], &options));
+        assert_eq!(got.expect(source), want.as_str().expect("a prompt"), "{source}");
+    }
+}
+
+/// What Jinja has and this does not is named.
+#[test]
+fn constructs_that_are_not_implemented_are_named() {
+    for (source, about) in [
+        ("{{ '%s' % 'a' }}", "% operator"),
+        ("{{ '{!r}'.format('a') }}", "string.format()"),
+        ("{{ 'a'.swapcase() }}", "swapcase"),
+        ("{{ 'a'.startswith('a', 0) }}", "string.startswith()"),
+        ("{{ 'a'.strip(1) }}", "string.strip()"),
+        ("{{ 'a'.split('') }}", "string.split()"),
+        ("{{ 'a'.index('b') }}", "string.index()"),
+        ("{{ 'a'[::0] }}", "step"),
+        ("{{ [1].index(2) }}", "sequence.index()"),
+        ("{{ [1].append(2) }}", "append"),
+        ("{{ {}.update({}) }}", "update"),
+        ("{{ 'a'.rjust(10 ** 9) }}", "rjust"),
+        ("{{ 'a' | indent(10 ** 9) }}", "count or width"),
+        ("{{ dict(7) }}", "dict()"),
+        ("{{ 'a b' | wordcount }}", "wordcount"),
+        ("{{ 1 is callable }}", "callable"),
+        ("{{ gettext('a') }}", "gettext"),
+        ("{% trans %}a{% endtrans %}", "trans"),
+        ("{% include 'a' %}", "include"),
+        ("{{ strftime_now('%s') }}", "strftime_now"),
+    ] {
+        refused(render(source, &[Message::user("Hi")]), &["chat template", about]);
+    }
+}
+
 /// Filters and functions besides those of Jinja.
 #[test]
 fn functions_that_transformers_or_others_add() {

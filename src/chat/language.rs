@@ -7,13 +7,10 @@ use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error as TemplateError, ErrorKind, State, Value, escape_formatter, filters};
 
 use super::json::{self, Dumps};
+use super::python::{self, MAX_COUNT, check_count, too_large};
 
 /// Maximum instructions per rendering: a linear template executes a few hundred per message.
 pub(super) const MAX_INSTRUCTIONS: u64 = 20_000_000;
-
-/// Maximum indentation, batch size, field width and slice count in templates: minijinja allocates them unchecked and panics or
-/// aborts if memory is short.
-const MAX_COUNT: usize = 1 << 16;
 
 /// An environment without a template.
 ///
@@ -27,12 +24,12 @@ pub(super) fn environment() -> Result<Environment<'static>, TemplateError> {
         if method == "format" {
             check_widths(value)?;
         }
-        minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
+        python::method(state, value, method, arguments)
     });
     for (name, filter) in [
         ("batch", Value::from_function(filters::batch)),
         ("format", Value::from_function(filters::format)),
-        ("indent", Value::from_function(filters::indent)),
+        ("indent", Value::from_function(python::indent)),
         ("slice", Value::from_function(filters::slice)),
         ("tojson", Value::from_function(to_json)),
     ] {
@@ -51,6 +48,15 @@ pub(super) fn environment() -> Result<Environment<'static>, TemplateError> {
         true => Ok(out.write_str(&json::repr(value))?),
         false => escape_formatter(out, state, value),
     });
+    environment.add_filter("trim", python::trim);
+    environment.add_filter("length", python::length);
+    environment.add_filter("count", python::length);
+    environment.add_filter("first", python::first);
+    environment.add_filter("last", python::last);
+    environment.add_filter("items", python::items);
+    environment.add_function("dict", python::dict);
+    environment.add_function("cycler", python::cycle);
+    environment.add_function("joiner", minijinja_contrib::globals::joiner);
     environment.add_filter("fromjson", from_json);
     environment.add_function("fromjson", from_json);
     environment.add_function("raise_exception", |message: String| -> Result<Value, TemplateError> {
@@ -72,9 +78,25 @@ pub(super) fn environment() -> Result<Environment<'static>, TemplateError> {
 pub(super) fn strftime(now: SystemTime) -> Value {
     Value::from_function(move |format: String| {
         let time = jiff::Timestamp::try_from(now).map(|now| jiff::tz::Offset::UTC.to_datetime(now));
-        let text = time.and_then(|time| jiff::fmt::strtime::format(&format, time));
+        let text = time.and_then(|time| jiff::fmt::strtime::format(directives(&format), time));
         text.map_err(|e| TemplateError::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {e}")))
     })
+}
+
+/// The format with Python's directives for a time without a zone as those of jiff, which has other locales and needs zones.
+fn directives(format: &str) -> String {
+    let (mut out, mut chars) = (String::new(), format.chars());
+    while let Some(c) = chars.next() {
+        match (c, if c == '%' { chars.next() } else { None }) {
+            ('%', Some('c')) => out.push_str("%a %b %e %H:%M:%S %Y"),
+            ('%', Some('x')) => out.push_str("%m/%d/%y"),
+            ('%', Some('X')) => out.push_str("%H:%M:%S"),
+            ('%', Some('f')) => out.push_str("%6f"),
+            ('%', Some('Z' | 'z')) => {}
+            (c, directive) => out.extend([Some(c), directive].into_iter().flatten()),
+        }
+    }
+    out
 }
 
 /// `tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)`: Python's `json.dumps`, without HTML escapes.
@@ -101,21 +123,6 @@ fn to_json(value: Value, given: Rest<Value>, keywords: Kwargs) -> Result<String,
 
 fn from_json(text: String) -> Result<Value, TemplateError> {
     json::parse(&text).map_err(|e| TemplateError::new(ErrorKind::InvalidOperation, format!("fromjson: {e}")))
-}
-
-fn too_large() -> TemplateError {
-    TemplateError::new(ErrorKind::InvalidOperation, format!("a count or width is larger than {MAX_COUNT}"))
-}
-
-/// Checks the arguments of a filter with a count, positional or by keyword.
-fn check_count(argument: &Value) -> Result<(), TemplateError> {
-    if argument.is_kwargs() {
-        return argument.try_iter()?.try_for_each(|key| check_count(&argument.get_item(&key)?));
-    }
-    match argument.is_integer() && argument.as_usize().is_none_or(|count| count > MAX_COUNT) {
-        true => Err(too_large()),
-        false => Ok(()),
-    }
 }
 
 /// Checks that widths and precisions in a format string are not too large.

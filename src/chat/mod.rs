@@ -12,8 +12,10 @@ mod language;
 mod marks;
 mod message;
 mod parts;
+mod python;
 mod reply;
 mod reply_grammar;
+mod slices;
 mod template;
 
 pub(crate) use channels::Channels;

@@ -10,6 +10,7 @@ use super::json::Json;
 use super::language::{environment, strftime};
 use super::marks;
 use super::message::Message;
+use super::slices::as_calls;
 use crate::checkpoint::refuse_placeholder;
 use crate::checkpoint::{Checkpoint, Fields, NotGguf};
 use crate::tokenizer::Tokenizer;
@@ -145,7 +146,7 @@ impl ChatTemplate {
         let mut environment = environment().map_err(Error::template)?;
         // As Jinja reads sources.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
-        environment.add_template_owned(NAME, without_generation_tags(&source)).map_err(Error::template)?;
+        environment.add_template_owned(NAME, as_calls(&without_generation_tags(&source))).map_err(Error::template)?;
         Ok(Self { environment, source, bos, eos })
     }
 

@@ -1,5 +1,6 @@
 """Renders every template beside this file with every case of cases.json, by transformers' own `apply_chat_template` code,
-into golden.json: `pip install transformers jinja2`, then `python tests/chat_templates/generate.py`."""
+into golden.json, and the templates in constructs.json, which are one construct of the language each, into the same file:
+`pip install transformers jinja2`, then `python tests/chat_templates/generate.py`."""
 
 import datetime
 import json
@@ -48,3 +49,10 @@ for path in sorted(HERE.glob("*.jinja")):
 for template, results in golden.items():
     errors = sum(isinstance(result, dict) for result in results.values())
     print(f"{template}: {len(results)} prompts, {errors} of them refused")
+
+constructs = json.loads((HERE / "constructs.json").read_text())
+message = {"messages": [{"role": "user", "content": "Hi"}]}
+rendered = {source: render(source, message) for source in constructs}
+assert not any(isinstance(result, dict) for result in rendered.values()), "a construct that Jinja refuses"
+(HERE / "constructs.json").write_text(json.dumps(rendered, ensure_ascii=False, indent=1) + "\n")
+print(f"constructs: {len(rendered)}")

@@ -460,6 +460,14 @@ fn a_head_drafts_with_its_own_tables() {
         let next: Vec<u32> = ids.iter().map(|id| (id + 1) % vocab as u32).collect();
         assert_eq!(values(&rows(&own, ids)), values(&rows(&plain, &next)), "{}", case.name);
         assert_eq!((scores(&own), trunks(&own)), (scores(&plain), trunks(&plain)), "{}", case.name);
+        // In a directory, config.json says so.
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, again) = (folder.path().join("model.gguf"), folder.path().join("again"));
+        std::fs::write(&path, with("embed_tokens", &embedding, embedding.bytes.clone()).bytes()).expect("a file");
+        let source = Checkpoint::open(&path).expect("a file");
+        to_hugging_face(&source, &again, &ToHuggingFace::default()).expect("a directory");
+        let again = Target::load(&Checkpoint::open(&again).expect("a directory"), Isa::best()).expect("a target");
+        assert!(again.config().mtp_use_dedicated_embeddings && again.has_nextn(), "{}", case.name);
         // Twice the trunk's.
         let twice = output.bytes.as_chunks::<4>().0.iter();
         let twice = twice.flat_map(|x| (2.0 * f32::from_le_bytes(*x)).to_le_bytes()).collect();
@@ -637,6 +645,11 @@ fn a_head_is_there_or_not() {
         let message = Engine::load(&EngineOptions::new(folder.path())).err().expect("a refusal").to_string();
         assert!(message.contains(part) && message.contains("is missing"), "{message}");
     }
+    // A head with its own embedding.
+    let dedicated = |config: &mut Value| config["mtp_use_dedicated_embeddings"] = json!(true);
+    let folder = directory(case, |_| true, dedicated);
+    let message = Engine::load(&EngineOptions::new(folder.path())).err().expect("a refusal").to_string();
+    assert!(message.contains("mtp.embed_tokens.weight") && message.contains("is missing"), "{message}");
     // An assistant is Gemma 4's.
     let folder = directory(case, |_| true, no_change);
     let options = EngineOptions::new(folder.path()).with_assistant(folder.path());

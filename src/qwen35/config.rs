@@ -85,6 +85,8 @@ pub struct TextConfig {
     pub tensor_layout: TensorLayout,
     /// Number of NextN layers in the configuration; `None` if absent.
     pub mtp_num_hidden_layers: Option<usize>,
+    /// Whether the NextN head must have its own embedding.
+    pub mtp_use_dedicated_embeddings: bool,
     /// Beginning-of-text token.
     pub bos_token_id: Option<u32>,
     /// End-of-text tokens.
@@ -176,6 +178,7 @@ impl TextConfig {
             tie_word_embeddings: fields.flag("tie_word_embeddings")?,
             tensor_layout: TensorLayout::HuggingFace,
             mtp_num_hidden_layers: mtp_layers(fields)?,
+            mtp_use_dedicated_embeddings: fields.optional_flag("mtp_use_dedicated_embeddings")?.unwrap_or(false),
             bos_token_id: fields.token_ids("bos_token_id")?.first().copied(),
             eos_token_ids: fields.token_ids("eos_token_id")?,
         };
@@ -257,9 +260,7 @@ fn refuse_unsupported(fields: &Fields) -> Result<()> {
     if let Some(activation) = fields.optional_string("hidden_act")?.filter(|activation| activation != "silu") {
         return Err(fields.unsupported("hidden_act", format!("{activation:?} is not implemented; expected silu")));
     }
-    for (field, wanted) in
-        [("attention_bias", false), ("attn_output_gate", true), ("mtp_use_dedicated_embeddings", false)]
-    {
+    for (field, wanted) in [("attention_bias", false), ("attn_output_gate", true)] {
         if fields.optional_flag(field)?.is_some_and(|value| value != wanted) {
             return Err(fields.unsupported(field, format!("is {}, which is not implemented", !wanted)));
         }

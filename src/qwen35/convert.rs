@@ -167,7 +167,7 @@ fn config_json(config: &TextConfig) -> Value {
         "max_position_embeddings": config.max_position_embeddings,
         "tie_word_embeddings": config.tie_word_embeddings,
         "mtp_num_hidden_layers": config.mtp_num_hidden_layers,
-        "mtp_use_dedicated_embeddings": false,
+        "mtp_use_dedicated_embeddings": config.mtp_use_dedicated_embeddings,
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": config.rope_theta,

@@ -91,6 +91,7 @@ fn text(keys: &Keys<'_>, experts: bool) -> Result<TextConfig> {
         tie_word_embeddings: keys.gguf().info("output.weight").is_none(),
         tensor_layout: TensorLayout::Gguf,
         mtp_num_hidden_layers: Some(nextn),
+        mtp_use_dedicated_embeddings: keys.gguf().has_weight("mtp.embed_tokens.weight"),
         bos_token_id: keys.optional_token_id("tokenizer.ggml.bos_token_id")?,
         eos_token_ids: eos_token_ids(keys)?,
     })

@@ -46,7 +46,7 @@ impl Head {
             |root: &mut Loader, name: &str| zero_centred(root, &format!("mtp.{name}.weight"), hidden, config, 1.0);
         let attention = Attention::load(root, "mtp.layers.0.self_attn.", config)?;
         // A table that rows are gathered from stays in the file.
-        let embed_tokens = match root.has(EMBED_TOKENS) {
+        let embed_tokens = match root.has(EMBED_TOKENS) || config.mtp_use_dedicated_embeddings {
             true => Some(root.embedding(EMBED_TOKENS, [config.vocab_size, hidden], TableUse::LookUp, |_| 1.0)?),
             false => None,
         };

@@ -185,6 +185,16 @@ fn constructs_that_are_not_implemented_are_named() {
     }
 }
 
+/// A template that writes nothing counts as none, as in llama.cpp.
+#[test]
+fn blank_templates_are_none() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (source, is_some) in [("", false), (" \n", false), ("{# #}", true)] {
+        std::fs::write(directory.path().join("chat_template.jinja"), source).expect("a file");
+        assert_eq!(ChatTemplate::read(directory.path()).expect("a template or none").is_some(), is_some, "{source:?}");
+    }
+}
+
 /// Filters and functions besides those of Jinja.
 #[test]
 fn functions_that_transformers_or_others_add() {

@@ -855,6 +855,19 @@ fn directories_without_a_model_say_what_they_hold() {
         refused(engine(&twin.write(file, [1; 64]), None), &[file, about, "use the bf16 checkpoint, or a GGUF file"]);
     }
 
+    twin.write("of weights.safetensors/more.safetensors", [0; 64]);
+    let about =
+        ["more.safetensors and 1 more", "no model.safetensors or model.safetensors.index.json", "download that"];
+    refused(engine(&twin.path("of weights.safetensors"), None), &about);
+    // Renamed files.
+    for (content, about) in [
+        (&b"GGUF\x03\0\0\0\0\0\0\0"[..], ["a GGUF file under another name", "use the file itself"]),
+        (b"PK\x03\x04\0\0\0\0\0\0", ["a PyTorch file under another name", "use the bf16 checkpoint, or a GGUF file"]),
+    ] {
+        twin.write(WEIGHTS, content);
+        refused(engine(&twin.path("target"), None), &["model.safetensors", about[0], about[1]]);
+    }
+
     // The Hub's cache, and a dangling link in it.
     let revision = "models--google--gemma/snapshots/0a1b";
     twin.write(&format!("{revision}/config.json"), "{}");
@@ -917,6 +930,11 @@ fn gguf_files_without_a_model_are_refused_by_name() {
         let path = twin.write("file.gguf", twin.gguf("target").with(key, str_value(value)).bytes());
         refused(engine(&path, None), &["file.gguf", key, about, "use"]);
     }
+    let pooled = twin.gguf("target").with("gemma4.pooling_type", u32_value(1));
+    let about = ["pooling_type", "an embedding model", "use a Gemma 4"];
+    refused(engine(&twin.write("file.gguf", pooled.bytes()), None), &about);
+    let yarn = twin.gguf("target").with("gemma4.rope.scaling.type", str_value("yarn"));
+    refused(engine(&twin.write("file.gguf", yarn.bytes()), None), &["rope.scaling.type", "yarn", "a file without it"]);
     for (key, value) in [("expert_gating_func", u32_value(2)), ("attention.causal", bool_value(false))] {
         let file = twin.gguf("target").with(&format!("gemma4.{key}"), value);
         refused(engine(&twin.write("file.gguf", file.bytes()), None), &[key, "not implemented"]);
@@ -981,6 +999,10 @@ fn models_of_other_architectures_are_refused_by_name() {
         engine(&twin.path("target"), None),
         &["there is _orig_mod.model.embed_tokens.weight", "without the wrapper"],
     );
+
+    twin.json(CONFIG, |config| drop(config.as_object_mut().expect("an object").remove("model_type")));
+    let about = ["config.json", "model_type", "is missing", "published with the language model"];
+    refused(engine(&twin.path("target"), None), &about);
 
     // A pipeline of diffusers, whose models have no config.json at the top.
     twin.write("pipeline/model_index.json", "{}");

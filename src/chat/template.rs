@@ -103,6 +103,7 @@ impl ChatTemplate {
             Err(NotGguf) => template_source(checkpoint.path())?,
             Ok(source) => source.map(str::to_owned),
         };
+        let source = source.filter(|source| !is_blank(source));
         source.map(|source| Self::with_tokens_of(checkpoint, source)).transpose()
     }
 
@@ -124,7 +125,8 @@ impl ChatTemplate {
     /// # Errors
     /// If a file is malformed or the template does not compile.
     pub fn read(directory: &Path) -> Result<Option<Self>> {
-        template_source(directory)?.map(|source| Self::with_tokens_in(directory, source)).transpose()
+        let source = template_source(directory)?.filter(|source| !is_blank(source));
+        source.map(|source| Self::with_tokens_in(directory, source)).transpose()
     }
 
     /// With the tokens that tokenizer_config.json names.
@@ -215,6 +217,11 @@ impl ChatTemplate {
         template.render_captured_to(context, &mut prompt).map_err(Error::template)?;
         String::from_utf8(prompt.0).map_err(|e| Error::Template(format!("output is not UTF-8: {e}")))
     }
+}
+
+/// Whether a template writes nothing, so that it counts as none, as in llama.cpp.
+fn is_blank(source: &str) -> bool {
+    source.trim().is_empty()
 }
 
 /// The messages and the tools as seen by templates.

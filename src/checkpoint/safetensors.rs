@@ -11,6 +11,7 @@ use super::compressed::{self, Compressed};
 use super::fields::Fields;
 use super::separate_experts::{self, Stacks};
 use super::tensor::{RawTensor, TensorType};
+use super::unread::INSTEAD;
 use crate::checkpoint::refuse_placeholder;
 use crate::nn::{Bytes, MappedFile};
 use crate::{Error, Result};
@@ -181,6 +182,7 @@ fn read(path: &Path, tensors: &mut BTreeMap<String, RawTensor>) -> Result<()> {
     }
     let map = Arc::new(MappedFile::open(path)?);
     refuse_placeholder(path, (*map).as_ref())?;
+    refuse_other_format(path, (*map).as_ref())?;
     let (header, metadata) = SafeTensors::read_metadata((*map).as_ref()).map_err(|e| {
         let problem = match e {
             SafeTensorError::MetadataIncompleteBuffer => {
@@ -201,6 +203,18 @@ fn read(path: &Path, tensors: &mut BTreeMap<String, RawTensor>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Rejects a file of another format that was renamed.
+fn refuse_other_format(path: &Path, bytes: &[u8]) -> Result<()> {
+    let problem = if bytes.starts_with(b"GGUF") {
+        "is a GGUF file under another name; use the file itself as the checkpoint, not its directory".to_owned()
+    } else if bytes.starts_with(b"PK\x03\x04") {
+        format!("is a PyTorch file under another name; {INSTEAD}")
+    } else {
+        return Ok(());
+    };
+    Err(Error::file(path, problem))
 }
 
 fn tensor_type(dtype: Dtype) -> TensorType {

@@ -24,17 +24,7 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
         return Ok(());
     }
     if adapter.exists() {
-        let base = Fields::read(&adapter)?.optional_string("base_model_name_or_path")?;
-        let base = base.map_or_else(
-            || "its base model".to_owned(),
-            |name| format!("its base model {}", name.chars().take(100).collect::<String>()),
-        );
-        let problem = format!("LoRA adapters are not supported; merge it into {base}, and use the merged directory");
-        return Err(Error::Unsupported {
-            path: Some(directory.to_owned()),
-            what: "adapter_config.json".into(),
-            problem,
-        });
+        return Err(adapter_error(directory, &adapter)?);
     }
     let entries = std::fs::read_dir(directory).map_err(Error::io(directory))?.filter_map(|entry| entry.ok());
     let names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -52,13 +42,7 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
         return Err(Error::file(directory, problem));
     }
     if let Some(shard) = ending(&[".safetensors"]).filter(|_| files.is_empty()) {
-        let problem = match shard.contains("-of-") {
-            true => {
-                format!("has {shard}, but no model.safetensors.index.json, which lists the shards; download it too")
-            }
-            false => format!("has {shard}, but no model.safetensors; rename the weights to that"),
-        };
-        return Err(Error::file(directory, problem));
+        return Err(Error::file(directory, without_list(shard, &names)));
     }
     let other = names.iter().filter_map(|name| Some((name, other_format(Path::new(name))?))).min();
     if let Some((file, format)) = other.filter(|_| files.is_empty()) {
@@ -78,6 +62,32 @@ pub(super) fn refuse_directory(directory: &Path) -> Result<()> {
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             Err(Error::file(directory, format!("contains GGUF files; use one of them: {}{more}", files.join(", "))))
         }
+    }
+}
+
+/// The error for an adapter, which names its base model.
+fn adapter_error(directory: &Path, adapter: &Path) -> Result<Error> {
+    let base = Fields::read(adapter)?.optional_string("base_model_name_or_path")?;
+    let base = base.map_or_else(
+        || "its base model".to_owned(),
+        |name| format!("its base model {}", name.chars().take(100).collect::<String>()),
+    );
+    let problem = format!("LoRA adapters are not supported; merge it into {base}, and use the merged directory");
+    Ok(Error::Unsupported { path: Some(directory.to_owned()), what: "adapter_config.json".into(), problem })
+}
+
+/// The problem with weights that neither have the name of a whole file nor an index.
+fn without_list(shard: &str, names: &[String]) -> String {
+    let others = names.iter().filter(|name| name.ends_with(".safetensors")).count().saturating_sub(1);
+    match (shard.contains("-of-"), others) {
+        (true, _) => {
+            format!("has {shard}, but no model.safetensors.index.json, which lists the shards; download it too")
+        }
+        (false, 0) => format!("has {shard}, but no model.safetensors; rename the weights to that"),
+        (false, _) => format!(
+            "has {shard} and {others} more, but no model.safetensors or model.safetensors.index.json, which lists \
+             them; download that too"
+        ),
     }
 }
 

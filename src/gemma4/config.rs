@@ -115,7 +115,7 @@ impl TextConfig {
     /// # Errors
     /// If a field is missing, malformed, or needs something that is not implemented.
     pub fn target(config: &Fields) -> Result<Self> {
-        match config.string("model_type")?.as_str() {
+        match model_type(config)?.as_str() {
             "gemma4" | "gemma4_unified" => {
                 let text = config.object("text_config")?;
                 let mut text = Self::text(&text)?;
@@ -258,13 +258,18 @@ pub struct CentroidConfig {
     pub top_k: usize,
 }
 
+fn model_type(config: &Fields) -> Result<String> {
+    let missing = || config.error("model_type", "is missing; use the config.json published with the language model");
+    config.optional_string("model_type")?.ok_or_else(missing)
+}
+
 impl AssistantConfig {
     /// Reads an assistant's config.json.
     ///
     /// # Errors
     /// If a field is missing, malformed, or needs something that is not implemented.
     pub fn read(config: &Fields) -> Result<Self> {
-        match config.string("model_type")?.as_str() {
+        match model_type(config)?.as_str() {
             "gemma4_assistant" | "gemma4_unified_assistant" => {}
             other @ ("gemma4" | "gemma4_text" | "gemma4_unified" | "gemma4_unified_text") => {
                 let problem = format!("{other:?} is a target's, not a Gemma 4 assistant's");

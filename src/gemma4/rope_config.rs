@@ -94,7 +94,9 @@ fn rope_of_type(fields: &Fields, default_theta: f64) -> Result<RopeConfig> {
             RopeConfig { theta, partial_rotary_factor, factor }
         }
         other => {
-            let problem = format!("{other:?} is not implemented; expected default or proportional");
+            let problem = format!(
+                "{other:?} is not implemented, only default and proportional are; use the published config.json"
+            );
             return Err(fields.unsupported("rope_type", problem));
         }
     };

@@ -283,7 +283,8 @@ fn rope(fields: &Fields) -> Result<(f64, f64)> {
         for field in ["rope_type", "type"] {
             if let Some(other) = parameters.optional_string(field)?.filter(|kind| kind != "default" && kind != "mrope")
             {
-                return Err(parameters.unsupported(field, format!("{other:?} is not implemented; expected default")));
+                return Err(parameters
+                    .unsupported(field, format!("{other:?} is not implemented; use the published config.json")));
             }
         }
     }

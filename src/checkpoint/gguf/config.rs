@@ -5,7 +5,7 @@ use super::file::Gguf;
 use super::header::TensorInfo;
 use super::keys::{Keys, number};
 use super::types::{self, GgmlType};
-use crate::checkpoint::other_models::{NameOf, other_model};
+use crate::checkpoint::other_models::{NameOf, SUPPORTED, other_model};
 use crate::gemma4::{
     AssistantConfig, AttentionType, CentroidConfig, LayerConfig, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MoeConfig,
     RopeConfig, TextConfig,
@@ -180,7 +180,9 @@ pub(crate) fn eos_token_ids(keys: &Keys<'_>) -> Result<Vec<u32>> {
 /// If a key has one.
 pub(crate) fn refuse_unsupported(keys: &Keys<'_>) -> Result<()> {
     if let Some(kind) = keys.optional_str("rope.scaling.type")?.filter(|kind| *kind != "none") {
-        return Err(keys.unsupported("rope.scaling.type", format!("{kind:?} is not implemented")));
+        return Err(
+            keys.unsupported("rope.scaling.type", format!("{kind:?} is not implemented; use a file without it"))
+        );
     }
     for (key, neutral) in [("attention.causal", true), ("expert_weights_norm", true)] {
         if keys.optional_bool(key)?.is_some_and(|value| value != neutral) {
@@ -189,7 +191,10 @@ pub(crate) fn refuse_unsupported(keys: &Keys<'_>) -> Result<()> {
     }
     only(keys, "attn_logit_softcapping", &[0.0])?;
     only(keys, "rope.scaling.factor", &[1.0])?;
-    only(keys, "pooling_type", &[0.0])?;
+    if let Some(kind) = keys.value("pooling_type").filter(|kind| number(*kind) != Some(0.0)) {
+        let problem = format!("is {kind:?}: an embedding model, which generates no text; {SUPPORTED}");
+        return Err(keys.unsupported("pooling_type", problem));
+    }
     only(keys, "expert_gating_func", &[1.0, 0.0])?; // softmax, absent
     only(keys, "expert_weights_scale", &[1.0, 0.0]) // 0 means none, as in llama.cpp
 }

@@ -173,6 +173,7 @@ fn constructs_that_are_not_implemented_are_named() {
         ("{{ {}.update({}) }}", "update"),
         ("{{ 'a'.rjust(10 ** 9) }}", "rjust"),
         ("{{ 'a' | indent(10 ** 9) }}", "count or width"),
+        ("{% set x = ('\n' * 10000) | indent(60000) %}", "indentation is larger"),
         ("{{ dict(7) }}", "dict()"),
         ("{{ 'a b' | wordcount }}", "wordcount"),
         ("{{ 1 is callable }}", "callable"),

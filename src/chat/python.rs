@@ -11,6 +11,9 @@ use super::slices;
 /// aborts if memory is short.
 pub(super) const MAX_COUNT: usize = 1 << 16;
 
+/// Maximum bytes that `indent` adds: as much as a template may write.
+const MAX_INDENTATION: usize = 64 << 20;
+
 type Result<T> = std::result::Result<T, TemplateError>;
 
 fn wrong(problem: impl Into<String>) -> TemplateError {
@@ -267,6 +270,9 @@ pub(super) fn indent(value: Value, given: Rest<Value>, keywords: Kwargs) -> Resu
     };
     let [first, blank] = [first, blank].map(|flag| flag.is_some_and(|flag| flag.is_true()));
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned) + "\n";
+    if indent.len().saturating_mul(lines(&text).count()) > MAX_INDENTATION {
+        return Err(wrong(format!("indent: the indentation is larger than {MAX_INDENTATION} bytes")));
+    }
     let mut out = String::new();
     for (i, line) in lines(&text).map(without_end).enumerate() {
         out.push_str(if i > 0 { "\n" } else { "" });

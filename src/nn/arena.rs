@@ -109,8 +109,8 @@ fn padded(range: &Range<usize>) -> Range<usize> {
 impl Allocation {
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the range is in the mapping, which lives as long as `self`; `take` never returns a byte twice, so writing it
-        // requires `&mut self`.
+        // SAFETY: the range is in the mapping, which lives as long as `self`; no other allocation has a byte of it until this one
+        // is given back, so writing it requires `&mut self`.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(self.range.start), self.range.len()) }
     }
 

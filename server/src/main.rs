@@ -14,6 +14,11 @@ use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use foretoken_tools::arguments;
 use tracing::Level;
 
+/// glibc's allocator keeps what each thread freed: in ten minutes of mixed requests resident memory grew by 5 % (2 % with two
+/// arenas, and 10 % in a jump when trimmed every 10 s), with mimalloc not at all.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Serve a Gemma 4 or Qwen3.5 model over HTTP, with OpenAI's, Anthropic's and llama.cpp's APIs.
 ///
 /// Without options, it serves the demo model in models/demo (Rust code completion) on http://127.0.0.1:8080.
@@ -120,18 +125,7 @@ const TOKENIZER_THREADS: usize = 2;
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    limit_arenas();
     foretoken_tools::run_service(serve)
-}
-
-/// Lets glibc's allocator have two arenas. By default it has several per CPU, and each keeps what its threads freed: after ten
-/// minutes of mixed requests on 2 CPUs up to 60 MiB for 15 MiB in use, and growing; with two arenas 25, and constant.
-fn limit_arenas() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: called first in `main`, so no other thread allocates; any value is allowed. Failure leaves the default.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, 2);
-    }
 }
 
 fn serve(args: Args) -> Result<()> {

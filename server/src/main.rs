@@ -14,8 +14,8 @@ use foretoken_server::{GenerateDefaults, Server, ServerOptions};
 use foretoken_tools::arguments;
 use tracing::Level;
 
-/// glibc's allocator keeps what each thread freed: in ten minutes of mixed requests resident memory grew by 5 % (2 % with two
-/// arenas, and 10 % in a jump when trimmed every 10 s), with mimalloc not at all.
+/// glibc's allocator keeps what each thread freed: under mixed requests resident memory grew by 5 % in ten minutes, with mimalloc 2
+/// not at all (`benches/record/2026-11-25-epyc-zen4-2vcpu/soak.txt`).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

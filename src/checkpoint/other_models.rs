@@ -13,51 +13,23 @@ pub(crate) enum NameOf {
 pub(crate) const SUPPORTED: &str = "use a Gemma 4, Qwen3.5 or Qwen3.6 checkpoint";
 
 /// Models that generate no text, by name or the beginning of the name, in GGUF files or config.json.
-const WITHOUT_TEXT: [(&[&str], &str); 5] = [
-    (
-        &["gemma-embedding", "gemma_embedding", "llama-embed", "qwen3_vl_embedding"],
-        "an embedding model's, which generates no text",
-    ),
-    (
-        &[
-            "bert",
-            "nomic-bert",
-            "nomic_bert",
-            "jina-bert",
-            "modern-bert",
-            "modernbert",
-            "neo-bert",
-            "eurobert",
-            "roberta",
-            "xlm-roberta",
-            "distilbert",
-            "mpnet",
-        ],
-        "an embedding model's, which generates no text",
-    ),
-    (
-        &[
-            "flux",
-            "sd1",
-            "sd3",
-            "sdxl",
-            "stable-diffusion",
-            "qwen_image",
-            "wan",
-            "ltxv",
-            "hyvid",
-            "hidream",
-            "lumina2",
-            "aura",
-            "cosmos",
-            "chroma",
-            "z_image",
-            "pig",
-        ],
-        "an image or video diffusion model's, which generates no text",
-    ),
+const WITHOUT_TEXT: [(&[&str], &str); 4] = [
+    (EMBEDDING, "an embedding model's, which generates no text"),
+    (DIFFUSION, "an image or video diffusion model's, which generates no text"),
     (&["whisper", "wav2vec2", "wavtokenizer", "qwen3_asr"], "a speech model's, which generates no text"),
     (&["clip", "siglip"], "an image and text encoder's, which generates no text"),
+];
+
+#[rustfmt::skip]
+const EMBEDDING: &[&str] = &[
+    "gemma-embedding", "gemma_embedding", "llama-embed", "qwen3_vl_embedding", "bert", "nomic-bert", "nomic_bert", "jina-bert",
+    "modern-bert", "modernbert", "neo-bert", "eurobert", "roberta", "xlm-roberta", "distilbert", "mpnet",
+];
+
+#[rustfmt::skip]
+const DIFFUSION: &[&str] = &[
+    "flux", "sd1", "sd3", "sdxl", "stable-diffusion", "qwen_image", "wan", "ltxv", "hyvid", "hidream", "lumina2", "aura",
+    "cosmos", "chroma", "z_image", "pig",
 ];
 
 /// Drafters of other models.

@@ -170,6 +170,40 @@ fn many_long_rows_agree_with_the_reference() {
     }
 }
 
+/// The largest sums: weights and activations all at either end of their ranges, where 16-bit sums of pairs would saturate first.
+#[test]
+fn extreme_rows_agree_with_the_reference() {
+    let (outputs, inputs) = (16, 512);
+    for weight_type in WeightType::ALL {
+        for byte in [0x00, 0x7f, 0x80, 0xff] {
+            let mut rows = random_rows(weight_type, outputs, inputs, &mut Random(7));
+            for block in rows.chunks_exact_mut(weight_type.block_bytes()) {
+                let scales: Vec<usize> = scale_offsets(weight_type).iter().flat_map(|at| [*at, *at + 1]).collect();
+                let kept = |at: &usize| scales.contains(at) || weight_type == WeightType::MXFP4 && *at == 0;
+                let ends = (0..block.len()).filter(|at| !kept(at));
+                ends.for_each(|at| block[at] = byte);
+                // The scale of IQ1_M is in other fields' bits: one that is finite.
+                if weight_type == WeightType::IQ1_M {
+                    block[55] &= 0x3f;
+                }
+            }
+            let bytes = packed(weight_type, inputs, &rows);
+            let matrix = PackedMatrix::new(weight_type, outputs, inputs, &bytes);
+            for signs in [[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]] {
+                for batch in [1, 2, 4, 9] {
+                    let x: Vec<f32> = (0..batch * inputs).map(|i| signs[i % 2]).collect();
+                    let want = product(Isa::Scalar, &matrix, &x);
+                    assert!(want.iter().all(|y| y.is_finite()), "{weight_type:?} {byte}");
+                    for isa in Isa::available() {
+                        let what = format!("{weight_type:?} {} {batch} rows of {byte:#x}", isa.name());
+                        assert_same_bits(&product(isa, &matrix, &x), &want, &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn rows_do_not_depend_on_the_batch_or_the_column_split() {
     let mut random = Random(3);

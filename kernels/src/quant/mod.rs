@@ -18,7 +18,7 @@
 //! | `activations.rs` | 8-bit activations, in the blocks of llama.cpp's dot products |
 //! | `matmul.rs` | the public products, and kernel selection |
 //! | `scalar.rs` | the reference |
-//! | `unpack/`, `microkernel.rs`, `vector/` | the same arithmetic in vectors: weights to bytes, one block, the loops |
+//! | `unpack/`, `source.rs`, `microkernel.rs`, `vector/` | the same arithmetic in vectors: weights to bytes, scale, block, loops |
 //! | `amx/` | the same in tile registers |
 //!
 //! **Bits.** Every ISA gives the reference's bits: integer products are exact, and the `f32` operations per output are the
@@ -40,6 +40,8 @@ mod output;
 mod pack;
 mod packed_matrix;
 mod scalar;
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+mod source;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod unpack;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]

@@ -16,6 +16,10 @@ pub(crate) enum Bytes {
     Unsigned(u8),
     /// The weights plus 128.
     Biased,
+    /// Indices `n` of sixteen levels: the weights plus 128 are `15 n` plus entry `n` of the table, at most 19. With
+    /// [`ByteLanes::MASKS`].
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // only read by AVX2
+    Indices(&'static [u8; 16]),
 }
 
 /// The scale of the sums over a sub-block's weights.
@@ -46,6 +50,9 @@ pub(crate) trait ByteLanes: Floats {
     /// Whether [`ByteLanes::add_products`] is a compiler barrier. Without it, scales are not unrolled: the compiler would
     /// spill registers and take minutes.
     const BARRIERS: bool = false;
+    /// Whether [`ByteLanes::add_masked`] is faster than [`ByteLanes::add_products`] with [`Bytes::Biased`], and so is the
+    /// latter with [`Bytes::Indices`].
+    const MASKS: bool = false;
     type I: Copy;
     /// A row's sums during accumulation, in an order that depends on the instruction set.
     type Sum: Copy;
@@ -168,6 +175,29 @@ pub(crate) trait ByteLanes: Floats {
         x: [*const i32; 2],
         scale: Option<Scale<Self::I>>,
     );
+    /// With [`ByteLanes::MASKS`]: writes a quad of [`Bytes::Biased`] for [`ByteLanes::add_masked`], the magnitudes and a mask of the
+    /// negative ones, two times `LANES` words. Returns `negative` plus the sums of the negative weights.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn store_masked(self, _to: *mut u8, _weights: Self::I, _negative: Self::I) -> Self::I {
+        unreachable!("lanes with masks")
+    }
+    /// With [`ByteLanes::MASKS`]: as [`ByteLanes::add_products`], of quad `g` of those that [`ByteLanes::store_masked`] wrote
+    /// from `from` on, one after the other; the scale's sums of negative weights follow them.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn add_masked<const R: usize>(
+        self,
+        _sums: &mut [Self::Sum; R],
+        _from: *const u8,
+        _quad: (usize, usize),
+        _x: *const i32,
+        _scale: Option<Scale<Self::I>>,
+    ) {
+        unreachable!("lanes with masks")
+    }
     /// The sums, one word per lane.
     ///
     /// # Safety

@@ -43,10 +43,12 @@ pub(in crate::quant) trait Format {
     const ZERO_POINT: Option<u8>;
     /// The encoding of the bytes of [`Format::quad`].
     const BYTES: Bytes;
+    /// The table of [`Bytes::Indices`] for [`Format::indices`].
+    const INDICES: Option<&'static [u8; 16]> = None;
     /// Scales in a block: 1, 4, 8 or 16.
     const SCALES: usize = Self::TYPE.block_len() / 4 / Self::QUADS_PER_SCALE;
     /// Whether unpacking takes so many registers that a block of 256 is unpacked before, not while, the first of
-    /// several parts of the rows is multiplied.
+    /// several parts of the rows is multiplied. Shorter blocks always are.
     const SLOW_TO_UNPACK: bool = false;
     /// Whether the code that unpacks a scale depends on its index, by shifts and masks that are to be constants.
     const SCALES_DIFFER: bool = true;
@@ -54,7 +56,7 @@ pub(in crate::quant) trait Format {
     /// covers the run for most types, and software prefetches would cost up to a quarter of the bandwidth; with more
     /// rows, which compute longer, it stops.
     const PREFETCH_ONE_RUN_FROM: usize = usize::MAX;
-    /// Rows from which a block of 256 is unpacked into memory, where registers hold four.
+    /// Rows from which blocks are unpacked into memory, where registers hold four.
     const UNPACKED_FROM: usize = 5;
     /// Pairs of mins in a block of 256.
     const MIN_PAIRS: usize = 0;
@@ -87,6 +89,14 @@ pub(in crate::quant) trait Format {
     /// # Safety
     /// As the trait's; `g < QUADS_PER_SCALE`.
     unsafe fn quad<L: ByteLanes>(l: L, cursor: Self::Cursor<L>, g: usize) -> L::I;
+    /// As [`Format::quad`], the levels' indices.
+    ///
+    /// # Safety
+    /// As its own.
+    #[inline(always)]
+    unsafe fn indices<L: ByteLanes>(_: L, _: Self::Cursor<L>, _: usize) -> L::I {
+        unreachable!("a format with indices")
+    }
 }
 
 /// The field of `f16` at byte `offset` of a row's block.

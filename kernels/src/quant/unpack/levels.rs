@@ -20,6 +20,17 @@ const fn shifted<const N: usize>(levels: [i8; N], zero_point: u8) -> [u8; 16] {
 }
 
 const BIASED_IQ4_NL: [u8; 16] = shifted(IQ4_NL_LEVELS, 128);
+/// The levels plus 128, less 15 times their index.
+const IQ4_NL_RESIDUALS: [u8; 16] = {
+    let mut residuals = BIASED_IQ4_NL;
+    let mut n = 0;
+    while n < 16 {
+        residuals[n] -= 15 * n as u8;
+        assert!(residuals[n] <= 19);
+        n += 1;
+    }
+    residuals
+};
 /// Zero point 16: sums of pairs of products stay small, so that more of them fit 16 bits.
 const E2M1: [u8; 16] = shifted(E2M1_LEVELS, 16);
 
@@ -30,6 +41,7 @@ impl Format for Iq4Nl {
     const QUADS_PER_SCALE: usize = 8;
     const ZERO_POINT: Option<u8> = Some(128);
     const BYTES: Bytes = Bytes::Biased;
+    const INDICES: Option<&'static [u8; 16]> = Some(const { &IQ4_NL_RESIDUALS });
     type Cursor<L: ByteLanes> = *const u8;
 
     #[inline(always)]
@@ -47,6 +59,11 @@ impl Format for Iq4Nl {
         // SAFETY: as the caller's.
         unsafe { l.lookup(&BIASED_IQ4_NL, nibbles(l, from, g)) }
     }
+    #[inline(always)]
+    unsafe fn indices<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
+        // SAFETY: as the caller's.
+        unsafe { nibbles(l, from, g) }
+    }
 }
 
 pub(in crate::quant) struct Iq4Xs;
@@ -56,6 +73,7 @@ impl Format for Iq4Xs {
     const QUADS_PER_SCALE: usize = 8;
     const ZERO_POINT: Option<u8> = Some(128);
     const BYTES: Bytes = Bytes::Biased;
+    const INDICES: Option<&'static [u8; 16]> = Some(const { &IQ4_NL_RESIDUALS });
     const SLOW_TO_UNPACK: bool = true;
     const SCALES_DIFFER: bool = false;
     type Cursor<L: ByteLanes> = *const u8;
@@ -68,10 +86,17 @@ impl Format for Iq4Xs {
             scales.d[0] = load_halves(l, block, 0, lane);
             let low = load_field(l, block, 4, lane);
             let high = [l.load_signed_bytes(block.add(16 * 2 + lane)), l.load_signed_bytes(block.add(16 * 3 + lane))];
-            for s in 0..8 {
-                let (nibble, pair) = (l.shift(low, -4 * s as i32), l.shift(high[s / 4], 4 - 2 * (s as i32 % 4)));
-                let scale = l.or(l.and(nibble, l.splat_word(0x0f)), l.and(pair, l.splat_word(0x30)));
-                scales.scales[s] = l.offset_scale(l.to_scale(scale), -32);
+            // Scales 0, 2, 4, 6 and 1, 3, 5, 7 as the bytes of two words.
+            let byte = l.splat_word(0xff);
+            let high = l.or(l.and(high[0], byte), l.shift(l.and(high[1], byte), 16));
+            for odd in 0..2 {
+                let up = 4 - 2 * odd as i32;
+                let pairs = l.and(l.or(l.shift(high, up), l.shift(high, up + 4)), l.splat_word(0x3030_3030));
+                let nibbles = l.and(l.shift(low, -4 * odd as i32), l.splat_word(0x0f0f_0f0f));
+                let word = l.or(pairs, nibbles);
+                for b in 0..4 {
+                    scales.scales[2 * b + odd] = l.offset_scale(l.byte_scale(word, b as i32, 0), -32);
+                }
             }
         }
     }
@@ -84,6 +109,11 @@ impl Format for Iq4Xs {
     unsafe fn quad<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
         // SAFETY: as the caller's.
         unsafe { l.lookup(&BIASED_IQ4_NL, nibbles(l, from, g)) }
+    }
+    #[inline(always)]
+    unsafe fn indices<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
+        // SAFETY: as the caller's.
+        unsafe { nibbles(l, from, g) }
     }
 }
 
@@ -177,9 +207,15 @@ pub(super) unsafe fn load_odd_scales<L: ByteLanes>(
     // `s`'s.
     unsafe {
         *d = l.load(block.add(4 * lane).cast());
-        for (s, scale) in scales.iter_mut().enumerate() {
-            let bits = l.shift(load_field(l, block, 4 + s / 8 * 4, lane), 1 - 4 * (s as i32 % 8));
-            *scale = l.to_scale(l.or(l.and(bits, l.splat_word(0x1e)), l.splat_word(1)));
+        for (w, scales) in scales.chunks_exact_mut(8).enumerate() {
+            let nibbles = load_field(l, block, 4 + 4 * w, lane);
+            for odd in 0..2 {
+                let bits = l.and(l.shift(nibbles, 1 - 4 * odd as i32), l.splat_word(0x1e1e_1e1e));
+                let bytes = l.or(bits, l.splat_word(0x0101_0101));
+                for b in 0..4 {
+                    scales[2 * b + odd] = l.byte_scale(bytes, b as i32, 0);
+                }
+            }
         }
     }
 }

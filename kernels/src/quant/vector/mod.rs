@@ -6,8 +6,8 @@
 //! neither the row block, nor the column range, nor the instruction set changes a bit.
 //!
 //! Weights are unpacked in registers, once per row block, and several panels are read side by side. Where registers
-//! hold only half a row block, several halves share blocks of 256 that are unpacked once into the L1 cache: while the
-//! first half is multiplied, or before.
+//! hold only half a row block, several halves share 256 inputs that are unpacked once into the L1 cache: while the first
+//! half is multiplied, or before.
 
 mod rows;
 mod streams;
@@ -75,7 +75,7 @@ impl<F: Format> PanelOp for MatMul<'_, F> {
             let (first_row, last) = (blocks.get(pass.start).first, blocks.get(pass.end - 1));
             let rows = last.first + last.rows - first_row;
             let from = F::UNPACKED_FROM;
-            if const { L::MAX_ROWS < ROW_BLOCK && F::TYPE.block_len() == 256 } && self.x.rows() >= from {
+            if const { L::MAX_ROWS < ROW_BLOCK } && self.x.rows() >= from {
                 for panel in first..end {
                     results[..rows].fill([0.0; PANEL_ROWS]);
                     // SAFETY: `run_panels` entered the features; the shapes were checked by `super::matmul`.

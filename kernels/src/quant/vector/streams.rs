@@ -5,8 +5,9 @@ use std::marker::PhantomData;
 use super::rows::{Results, stride, with_rows};
 use crate::quant::activations::{Activations, RowBlock};
 use crate::quant::layout::{PANEL_ROWS, ROW_BLOCK};
-use crate::quant::microkernel::{PackedSource, add_block, add_short_block, block_words, prefetched_bytes};
+use crate::quant::microkernel::{add_block, add_short_block, block_words};
 use crate::quant::packed_matrix::{PackedBlock, PackedMatrix, Panel, tail_block};
+use crate::quant::source::{PackedSource, prefetched_bytes};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::bytes::{ByteLanes, PanelOp};
 
@@ -134,7 +135,8 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
                                 let source = PackedSource::<F, R, S> { block, lane, prefetched, format: PhantomData };
                                 let x = x.add((done + b) * block_words + first_row(part));
                                 if F::TYPE.block_len() < 256 {
-                                    add_short_block::<L, F, _, R>(l, &source, &scales, x, stride, &mut y);
+                                    let factors = (scales.d, scales.dmin);
+                                    add_short_block::<L, F, _, R>(l, &source, factors, x, stride, &mut y);
                                 } else {
                                     let add = |r: usize, sum, by| y[r] = l.fma(sum, by, y[r]);
                                     add_block::<L, F, _, R>(l, &source, &scales, x, stride, add);
@@ -185,7 +187,7 @@ impl<F: Format> PanelOp for Ragged<'_, F> {
                 F::load_scales(l, block, lane, &mut scales);
                 let source = PackedSource::<F, 1, 1> { block, lane, prefetched: [block], format: PhantomData };
                 if F::TYPE.block_len() < 256 {
-                    add_short_block::<L, F, _, 1>(l, &source, &scales, x, rows.rows, &mut y);
+                    add_short_block::<L, F, _, 1>(l, &source, (scales.d, scales.dmin), x, rows.rows, &mut y);
                 } else {
                     add_block::<L, F, _, 1>(l, &source, &scales, x, rows.rows, |_, sum, by| {
                         y[0] = l.fma(sum, by, y[0])

@@ -7,11 +7,22 @@ use std::ops::Range;
 use super::rows::{Results, stride, with_rows};
 use crate::quant::activations::{Activations, RowBlock};
 use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES};
-use crate::quant::microkernel::{Prefetched, Source, UnpackedSource, UnpackingSource, add_block};
+use crate::quant::microkernel::{add_block, add_short_block, block_words};
 use crate::quant::packed_matrix::{PackedBlock, PackedMatrix, Panel, tail_block};
+use crate::quant::source::{Prefetched, Source, UnpackedSource, UnpackingSource, factors_at, unpacked_block_bytes};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::bytes::{ByteLanes, PanelOp};
 use crate::simd::opaque::opaque;
+
+/// Blocks that are unpacked together: one of 256 weights, or as many shorter ones.
+const fn group_blocks<F: Format>() -> usize {
+    256 / F::TYPE.block_len()
+}
+
+/// Whether blocks are unpacked before, not while, the first part of the rows is multiplied.
+const fn unpacks_before<F: Format>() -> bool {
+    F::SLOW_TO_UNPACK || group_blocks::<F>() > 1
+}
 
 /// A panel times more rows than the registers hold, each block unpacked once.
 ///
@@ -30,53 +41,137 @@ pub(super) unsafe fn unpacked_panel<L: ByteLanes, F: Format>(
     let block_bytes = PANEL_ROWS * F::TYPE.packed_block_bytes();
     // Uninitialised: zeroing both took 2 % of a prompt of experts with 512 inputs.
     let mut tail = MaybeUninit::<PackedBlock>::uninit();
-    let mut unpacked = UnpackedBlock(MaybeUninit::uninit());
+    let mut unpacked = UnpackedBlocks(MaybeUninit::uninit());
+    const { assert!(group_blocks::<F>() * unpacked_block_bytes::<L, F>() <= size_of::<UnpackedBlocks>()) };
     let memory = unpacked.0.as_mut_ptr().cast::<u8>();
     // SAFETY: as the caller's.
     let mut scales = unsafe { BlockScales::empty(l) };
     let parts = pass.clone().map(|b| x.row_blocks().get(b).rows.div_ceil(L::MAX_ROWS)).sum::<usize>();
     let passes = PANEL_ROWS / L::LANES * parts;
-    for b in 0..weights.blocks() {
-        // SAFETY: the caller entered the features; the panel and the row blocks have `weights.blocks()` blocks; an
-        // `UnpackedBlock` has space for the 64 quads of the longest block.
-        unsafe {
-            let block = match weights.panel(panel) {
-                Panel::Packed(panel) => panel.as_ptr().add(b * block_bytes),
-                Panel::Rows(rows) => {
-                    let tail = tail.write(PackedBlock::new());
-                    tail_block(F::TYPE, rows, weights.row_bytes(), b, tail);
-                    tail.0.as_ptr()
+    for first in (0..weights.blocks()).step_by(group_blocks::<F>()) {
+        let blocks = first..(first + group_blocks::<F>()).min(weights.blocks());
+        for (nth, lane) in (0..PANEL_ROWS).step_by(L::LANES).enumerate() {
+            // SAFETY: the caller entered the features; the panel and the row blocks have `weights.blocks()` blocks;
+            // `memory` has space for a group.
+            unsafe {
+                let block = packed_block::<F>(weights, panel, first, &mut tail);
+                if const { group_blocks::<F>() > 1 } {
+                    unpack_short::<L, F>(l, weights, panel, blocks.clone(), &mut tail, lane, memory);
+                } else {
+                    F::load_scales(l, block, lane, &mut scales);
                 }
-            };
-            for (nth, lane) in (0..PANEL_ROWS).step_by(L::LANES).enumerate() {
-                F::load_scales(l, block, lane, &mut scales);
-                let scales = (&raw const scales).cast();
-                if F::SLOW_TO_UNPACK {
-                    let prefetched = Prefetched { from: memory, step: 0 };
-                    let source = UnpackingSource { block, lane, to: memory, prefetched, format: PhantomData };
-                    let rows = x.row_blocks().get(pass.start);
-                    let x = x.words(rows, b).as_ptr();
-                    l.call(Unpacking::<F, 0> { source, rows: PartOfBlock { scales, x, lane, rows, results: &mut [] } });
-                }
-                let (mut done, mut part) = (0, 0);
-                for rows in pass.clone().map(|b| x.row_blocks().get(b)) {
-                    let x = x.words(rows, b).as_ptr();
-                    let most = rows.rows.div_ceil(rows.rows.div_ceil(L::MAX_ROWS));
-                    for first in (0..rows.rows).step_by(most) {
-                        with_rows!(L, most.min(rows.rows - first), |R| {
-                            let results = results[done + first..].first_chunk_mut().expect("rows of a pass");
-                            let next = block.wrapping_add(block_bytes);
-                            let prefetched = Prefetched::part(next, block_bytes, nth * parts + part, passes);
-                            let source = UnpackingSource { block, lane, to: memory, prefetched, format: PhantomData };
-                            let rows = PartOfBlock { scales, x: x.add(first), lane, rows, results };
-                            add_part::<L, F, R>(l, part, source, rows);
-                            part += 1;
-                        });
-                    }
-                    done += rows.rows;
-                }
+                // Prefetched while the parts of the rows are multiplied, one after the other.
+                let next = block.wrapping_add(blocks.len() * block_bytes);
+                let prefetched =
+                    |part| Prefetched::part(next, group_blocks::<F>() * block_bytes, nth * parts + part, passes);
+                let source =
+                    UnpackingSource { block, lane, to: memory, prefetched: prefetched(0), format: PhantomData };
+                let (scales, blocks) = ((&raw const scales).cast(), blocks.clone());
+                add_rows::<L, F>(l, x, pass.clone(), Group { source, scales, blocks }, prefetched, results);
             }
         }
+    }
+}
+
+/// Packed block `b` of a panel; in `tail` if the panel is the partial one.
+///
+/// # Safety
+/// The matrix has the panel, and the panel the block.
+#[inline(always)]
+unsafe fn packed_block<F: Format>(
+    weights: &PackedMatrix<'_>,
+    panel: usize,
+    b: usize,
+    tail: &mut MaybeUninit<PackedBlock>,
+) -> *const u8 {
+    match weights.panel(panel) {
+        // SAFETY: as the caller's.
+        Panel::Packed(panel) => unsafe { panel.as_ptr().add(b * PANEL_ROWS * F::TYPE.packed_block_bytes()) },
+        Panel::Rows(rows) => {
+            let tail = tail.write(PackedBlock::new());
+            tail_block(F::TYPE, rows, weights.row_bytes(), b, tail);
+            tail.0.as_ptr()
+        }
+    }
+}
+
+/// Unpacks a group of blocks shorter than 256.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; the matrix has the panel, the panel has the blocks, and `to` has
+/// space for them.
+#[inline(always)]
+unsafe fn unpack_short<L: ByteLanes, F: Format>(
+    l: L,
+    weights: &PackedMatrix<'_>,
+    panel: usize,
+    blocks: Range<usize>,
+    tail: &mut MaybeUninit<PackedBlock>,
+    lane: usize,
+    to: *mut u8,
+) {
+    let together = if matches!(weights.panel(panel), Panel::Packed(_)) { blocks.len() } else { 1 };
+    for b in blocks.clone().step_by(together) {
+        // SAFETY: as the caller's.
+        unsafe {
+            let block = packed_block::<F>(weights, panel, b, tail);
+            let to = to.add((b - blocks.start) * const { unpacked_block_bytes::<L, F>() });
+            let prefetched = Prefetched { from: block, step: 0 };
+            let source = UnpackingSource { block, lane, to, prefetched, format: PhantomData };
+            l.call(UnpackShort::<F> { source, blocks: together });
+        }
+    }
+}
+
+/// A group of blocks of a panel.
+struct Group<F> {
+    /// The first block, unpacked already if blocks are shorter than 256.
+    source: UnpackingSource<F>,
+    /// A `BlockScales<L>` of a block of 256.
+    scales: *const (),
+    blocks: Range<usize>,
+}
+
+/// Adds a group's products for the row blocks of a pass; `prefetched` gives what each part of the rows prefetches.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; the scales are those lanes', of the group's block; the row blocks
+/// are `x`'s, and have the blocks.
+#[inline(always)]
+unsafe fn add_rows<L: ByteLanes, F: Format>(
+    l: L,
+    x: &Activations<'_>,
+    pass: Range<usize>,
+    group: Group<F>,
+    prefetched: impl Fn(usize) -> Prefetched,
+    results: &mut Results,
+) {
+    let Group { source, scales, blocks } = group;
+    let (lane, first, blocks) = (source.lane, blocks.start, blocks.len());
+    // SAFETY: as the caller's.
+    let words = |rows: RowBlock| unsafe { x.words(rows, 0).as_ptr().add(first * block_words::<F>() * rows.rows) };
+    if F::SLOW_TO_UNPACK {
+        let rows = x.row_blocks().get(pass.start);
+        let rows = Part { blocks, scales, x: words(rows), lane, rows, results: &mut [] };
+        // SAFETY: as the caller's.
+        unsafe { l.call(Unpacking::<F, 0> { source, rows }) };
+    }
+    let (mut done, mut part) = (0, 0);
+    for rows in pass.map(|b| x.row_blocks().get(b)) {
+        let most = rows.rows.div_ceil(rows.rows.div_ceil(L::MAX_ROWS));
+        for row in (0..rows.rows).step_by(most) {
+            with_rows!(L, most.min(rows.rows - row), |R| {
+                let results = results[done + row..].first_chunk_mut().expect("rows of a pass");
+                let source = UnpackingSource { prefetched: prefetched(part), ..source };
+                // SAFETY: as the caller's; the row block has the row.
+                unsafe {
+                    let rows = Part { blocks, scales, x: words(rows).add(row), lane, rows, results };
+                    add_part::<L, F, R>(l, part, source, rows);
+                }
+                part += 1;
+            });
+        }
+        done += rows.rows;
     }
 }
 
@@ -89,11 +184,11 @@ unsafe fn add_part<L: ByteLanes, F: Format, const R: usize>(
     l: L,
     part: usize,
     source: UnpackingSource<F>,
-    rows: PartOfBlock<'_, R>,
+    rows: Part<'_, R>,
 ) {
-    let unpacking = !F::SLOW_TO_UNPACK && part == 0;
+    let unpacking = !unpacks_before::<F>() && part == 0;
     // Only instances that are needed: the first row block has five rows at least, the others four.
-    if const { !F::SLOW_TO_UNPACK && R > 2 } && unpacking {
+    if const { !unpacks_before::<F>() && R > 2 } && unpacking {
         // SAFETY: as the caller's.
         unsafe { l.call(Unpacking::<F, R> { source, rows }) }
     } else if const { R > 1 } && !unpacking {
@@ -105,8 +200,44 @@ unsafe fn add_part<L: ByteLanes, F: Format, const R: usize>(
     }
 }
 
-/// Rows `first..first + R` of a row block and `LANES` outputs, one block.
-struct PartOfBlock<'a, const R: usize> {
+/// The factors of a block shorter than 256, after its quads: its scales and its min.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; `block` is an unpacked block.
+#[inline(always)]
+unsafe fn store_factors<L: ByteLanes, F: Format>(l: L, scales: &BlockScales<L>, block: *mut u8) {
+    if const { F::TYPE.block_len() < 256 } {
+        // SAFETY: as the caller's.
+        unsafe {
+            let to = block.add(factors_at::<L, F>()).cast::<f32>();
+            for s in 0..F::SCALES {
+                l.store(to.add(s * L::LANES), scales.d[s]);
+            }
+            if F::HAS_MIN {
+                l.store(to.add(F::SCALES * L::LANES), scales.dmin);
+            }
+        }
+    }
+}
+
+/// What [`store_factors`] wrote.
+///
+/// # Safety
+/// As its own.
+#[inline(always)]
+unsafe fn load_factors<L: ByteLanes, F: Format>(l: L, block: *const u8) -> ([L::V; 4], L::V) {
+    // SAFETY: as the caller's.
+    unsafe {
+        let from = block.add(factors_at::<L, F>()).cast::<f32>();
+        let load = |s: usize| l.load(from.add(s.min(F::SCALES - 1) * L::LANES));
+        let min = if F::HAS_MIN { l.load(from.add(F::SCALES * L::LANES)) } else { l.splat(0.0) };
+        ([load(0), load(1), load(2), load(3)], min)
+    }
+}
+
+/// Rows `first..first + R` of a row block and `LANES` outputs, one group of blocks.
+struct Part<'a, const R: usize> {
+    blocks: usize,
     /// A `BlockScales<L>` of the lanes that evaluate this: [`PanelOp::eval`] chooses `L`, so the pointer is
     /// type-erased.
     scales: *const (),
@@ -116,7 +247,9 @@ struct PartOfBlock<'a, const R: usize> {
     results: &'a mut [[f32; PANEL_ROWS]; R],
 }
 
-impl<const R: usize> PartOfBlock<'_, R> {
+impl<const R: usize> Part<'_, R> {
+    /// A block of 256.
+    ///
     /// # Safety
     /// The caller is inside a function with `L`'s features; the scales are those lanes', of the source's block.
     #[inline(always)]
@@ -135,12 +268,60 @@ impl<const R: usize> PartOfBlock<'_, R> {
             add_block::<L, F, _, R>(l, source, scales, self.x, stride, add);
         }
     }
+
+    /// Blocks shorter than 256.
+    ///
+    /// # Safety
+    /// The caller is inside a function with `L`'s features; the source has the blocks, with their factors.
+    #[inline(always)]
+    unsafe fn add_short<L: ByteLanes, F: Format>(self, l: L, source: &UnpackedSource) {
+        let stride = stride::<L, R>(self.rows);
+        // SAFETY: as the caller's.
+        unsafe {
+            let mut y = std::array::from_fn(|r| l.load(self.results[r].as_ptr().add(self.lane)));
+            let aligned = l.zero();
+            opaque(&raw const aligned);
+            for b in 0..self.blocks {
+                let source = source.block::<L, F>(b);
+                let x = self.x.add(b * block_words::<F>() * stride);
+                add_short_block::<L, F, _, R>(l, &source, load_factors::<L, F>(l, source.from), x, stride, &mut y);
+            }
+            for (y, result) in y.into_iter().zip(self.results) {
+                l.store(result.as_mut_ptr().add(self.lane), y);
+            }
+        }
+    }
+}
+
+/// Blocks shorter than 256, to be unpacked one after the other.
+struct UnpackShort<F> {
+    source: UnpackingSource<F>,
+    blocks: usize,
+}
+
+impl<F: Format> PanelOp for UnpackShort<F> {
+    #[inline(always)]
+    fn eval<L: ByteLanes>(self, l: L) {
+        // SAFETY: `unpacked_panel` made this value with its own blocks and memory for them, and called with lanes that
+        // entered the features.
+        unsafe {
+            let mut scales = BlockScales::empty(l);
+            for b in 0..self.blocks {
+                let block = self.source.block.add(b * PANEL_ROWS * F::TYPE.packed_block_bytes());
+                let to = self.source.to.add(b * const { unpacked_block_bytes::<L, F>() });
+                F::load_scales(l, block, self.source.lane, &mut scales);
+                store_factors::<L, F>(l, &scales, to);
+                let source = UnpackingSource { block, to, ..self.source };
+                add_short_block::<L, F, _, 0>(l, &source, (scales.d, scales.dmin), to.cast(), 0, &mut []);
+            }
+        }
+    }
 }
 
 /// The first part, which leaves the block unpacked in memory; or no rows, for unpacking alone.
 struct Unpacking<'a, F, const R: usize> {
     source: UnpackingSource<F>,
-    rows: PartOfBlock<'a, R>,
+    rows: Part<'a, R>,
 }
 
 impl<F: Format, const R: usize> PanelOp for Unpacking<'_, F, R> {
@@ -155,7 +336,7 @@ impl<F: Format, const R: usize> PanelOp for Unpacking<'_, F, R> {
 /// A further part.
 struct Unpacked<'a, F, const R: usize> {
     source: UnpackedSource,
-    rows: PartOfBlock<'a, R>,
+    rows: Part<'a, R>,
     format: PhantomData<F>,
 }
 
@@ -163,10 +344,16 @@ impl<F: Format, const R: usize> PanelOp for Unpacked<'_, F, R> {
     #[inline(always)]
     fn eval<L: ByteLanes>(self, l: L) {
         // SAFETY: as above.
-        unsafe { self.rows.add::<L, F, _>(l, &self.source) }
+        unsafe {
+            if const { F::TYPE.block_len() < 256 } {
+                self.rows.add_short::<L, F>(l, &self.source);
+            } else {
+                self.rows.add::<L, F, _>(l, &self.source);
+            }
+        }
     }
 }
 
-/// Unpacked weights of one block.
+/// Space for a group of unpacked blocks: the largest are eight with masks and factors.
 #[repr(align(64))]
-struct UnpackedBlock(MaybeUninit<[u8; 64 * QUAD_BYTES]>);
+struct UnpackedBlocks(MaybeUninit<[u8; 8 * 18 * QUAD_BYTES]>);

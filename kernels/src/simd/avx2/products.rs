@@ -52,6 +52,23 @@ pub(crate) trait YmmProducts: Copy {
         quad: (usize, usize),
         scale: Option<__m256i>,
     );
+    /// Adds 15 times the dot product of indices below 16 and signed bytes, times the scale. Calls are as those of
+    /// [`YmmProducts::add_quad`].
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn add_indices(
+        sum: &mut Self::Sum,
+        indices: __m256i,
+        signed: __m256i,
+        quad: (usize, usize),
+        scale: Option<__m256i>,
+    );
+    /// Subtracts words.
+    ///
+    /// # Safety
+    /// As the trait's.
+    unsafe fn subtract(sum: &mut Self::Sum, words: __m256i);
     /// The sums, one word per lane.
     ///
     /// # Safety
@@ -73,6 +90,7 @@ pub(crate) struct Multiply;
 pub(crate) struct PairSum {
     words: __m256i,
     pairs: __m256i,
+    indices: __m256i,
 }
 
 /// Compiler barrier: keeps `x` and what it depends on in program order. Without it, the compiler interleaves the
@@ -101,7 +119,9 @@ impl YmmProducts for Multiply {
     }
     #[inline(always)]
     unsafe fn begin(from: i32) -> PairSum {
-        unsafe { PairSum { words: _mm256_set1_epi32(from), pairs: _mm256_setzero_si256() } }
+        unsafe {
+            PairSum { words: _mm256_set1_epi32(from), pairs: _mm256_setzero_si256(), indices: _mm256_setzero_si256() }
+        }
     }
     #[inline(always)]
     unsafe fn to_scale(words: __m256i) -> __m256i {
@@ -148,6 +168,28 @@ impl YmmProducts for Multiply {
                 sum.pairs = ymm_barrier(sum.pairs);
             }
         }
+    }
+    #[inline(always)]
+    unsafe fn add_indices(
+        sum: &mut PairSum,
+        indices: __m256i,
+        signed: __m256i,
+        (g, quads): (usize, usize),
+        scale: Option<__m256i>,
+    ) {
+        unsafe {
+            let pairs = _mm256_maddubs_epi16(indices, signed);
+            sum.indices = if g == 0 { pairs } else { ymm_barrier(_mm256_add_epi16(sum.indices, pairs)) };
+            if g + 1 == quads {
+                let fifteen = _mm256_set1_epi16(15);
+                let scale = scale.map_or(fifteen, |scale| _mm256_mullo_epi16(scale, fifteen));
+                sum.words = _mm256_add_epi32(sum.words, _mm256_madd_epi16(sum.indices, scale));
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn subtract(sum: &mut PairSum, words: __m256i) {
+        unsafe { sum.words = _mm256_sub_epi32(sum.words, words) }
     }
     #[inline(always)]
     unsafe fn end(sum: PairSum) -> __m256i {
@@ -232,6 +274,14 @@ impl YmmProducts for Vnni {
                 sum.total = _mm256_add_epi32(sum.total, _mm256_mullo_epi32(sum.dots, scale));
             }
         }
+    }
+    #[inline(always)]
+    unsafe fn add_indices(_: &mut ScaledSum, _: __m256i, _: __m256i, _: (usize, usize), _: Option<__m256i>) {
+        unreachable!("lanes with masks")
+    }
+    #[inline(always)]
+    unsafe fn subtract(sum: &mut ScaledSum, words: __m256i) {
+        unsafe { sum.total = _mm256_sub_epi32(sum.total, words) }
     }
     #[inline(always)]
     unsafe fn end(sum: ScaledSum) -> __m256i {

@@ -56,6 +56,7 @@ unsafe fn signed(bytes: Bytes, weights: uint8x16_t) -> int8x16_t {
         vreinterpretq_s8_u8(match bytes {
             Bytes::Unsigned(_) => weights,
             Bytes::Biased => veorq_u8(weights, vdupq_n_u8(128)),
+            Bytes::Indices(_) => unreachable!("lanes without masks"),
         })
     }
 }

@@ -218,12 +218,21 @@ impl<L: ByteLanes> Loops for VectorLoops<L> {
     }
 }
 
-/// The sum of 16 signed bytes, eight at a time in a `u64` (SWAR): its 16-bit fields stay below 2^11.
+/// The sums of the first two of every four of 16 signed bytes, and of the others, eight bytes at a time in a `u64` (SWAR):
+/// its 16-bit fields stay below 2^11.
 #[inline(always)]
-fn sum_of_16(bytes: &[u8; 16]) -> i32 {
+fn sums_of_pairs(bytes: &[u8; 16]) -> [i32; 2] {
     let word = |half: usize| u64::from_le_bytes(bytes.as_chunks::<8>().0[half]) ^ 0x8080_8080_8080_8080;
     let pairs = |word: u64| (word & 0x00ff_00ff_00ff_00ff) + (word >> 8 & 0x00ff_00ff_00ff_00ff);
-    ((pairs(word(0)) + pairs(word(1))).wrapping_mul(0x0001_0001_0001_0001) >> 48) as i32 - 16 * 128
+    let sums = pairs(word(0)) + pairs(word(1));
+    let sums = sums + (sums >> 32);
+    [(sums & 0xffff) as i32 - 8 * 128, (sums >> 16 & 0xffff) as i32 - 8 * 128]
+}
+
+#[inline(always)]
+fn sum_of_16(bytes: &[u8; 16]) -> i32 {
+    let [a, b] = sums_of_pairs(bytes);
+    a + b
 }
 
 #[inline(always)]
@@ -240,12 +249,14 @@ fn q8k_block(loops: impl Loops, x: &[f32], block: &mut [i32; q8k::WORDS]) {
     for (word, quants) in block.iter_mut().zip(quants.as_chunks::<4>().0) {
         *word = i32::from_le_bytes(*quants);
     }
+    let pair = |a: i32, b: i32| a & 0xffff | b << 16;
     let mut sums = [0i32; 16];
     for (s, quants) in quants.as_chunks::<16>().0.iter().enumerate() {
-        sums[s] = sum_of_16(quants);
+        let [a, b] = sums_of_pairs(quants);
+        sums[s] = a + b;
         block[q8k::OFFSETS + s] = -32 * sums[s];
+        block[q8k::PAIR_OFFSETS + s] = pair(-32 * a, -32 * b);
     }
-    let pair = |a: i32, b: i32| a & 0xffff | b << 16;
     let sum_of_32 = |s: usize| sums[2 * s] + sums[2 * s + 1];
     for (p, (a, b)) in PAIRS.into_iter().enumerate() {
         block[q8k::BSUMS_OF_32 + p] = pair(sum_of_32(a), sum_of_32(b));

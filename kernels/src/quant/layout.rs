@@ -69,12 +69,14 @@
 //!  64 R  bsums of 32, pairs of i16 (PAIRS), 4 x R         8 R  offset: -128 * sum of 32 quants, R
 //!  68 R  bsums of 16, pairs of i16 (PAIRS), 8 x R         9 R  d: f32 bits, R
 //!  76 R  offsets: -32 * sums of 16 quants, 16 x R         10 R  d * sum of quants: f32 bits, R
-//!  92 R  d: f32 bits, R                                  11 R  offset of the first 16 quants, R
-//!  93 R  end                                             12 R  end
+//!  92 R  offsets of pairs, 16 x R                        11 R  offset of the first 16 quants, R
+//! 108 R  d: f32 bits, R                                  12 R  end
+//! 109 R  end
 //! ```
 //!
 //! The offsets are the initial values of accumulators if weights are stored unsigned, `w + 128` in blocks of 32 and
-//! `w + 32` in blocks of 256; formats with a smaller zero point shift them right. Where the sums of a scale in blocks of
+//! `w + 32` in blocks of 256; formats with a smaller zero point shift them right. Those of pairs have the first two quants
+//! of every quad in the lower `i16`, the others in the upper one. Where the sums of a scale in blocks of
 //! 256 cannot start from them ([`ByteLanes::OFFSETS`](crate::simd::bytes::ByteLanes::OFFSETS)), the zero point times
 //! the products of scales and bsums is subtracted at the end.
 
@@ -99,8 +101,9 @@ pub(super) mod q8k {
     pub const BSUMS_OF_32: usize = 64;
     pub const BSUMS_OF_16: usize = 68;
     pub const OFFSETS: usize = 76;
-    pub const SCALE: usize = 92;
-    pub const WORDS: usize = 93;
+    pub const PAIR_OFFSETS: usize = 92;
+    pub const SCALE: usize = 108;
+    pub const WORDS: usize = 109;
 }
 
 /// Word offsets of the arrays in an activation block of 32, to be multiplied by its rows.

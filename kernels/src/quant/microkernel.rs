@@ -3,7 +3,7 @@
 use crate::quant::layout::{PAIRS, ROW_BLOCK, q8_1, q8k};
 use crate::quant::source::{Quants, Source};
 use crate::quant::unpack::{BlockScales, Format};
-use crate::simd::bytes::{ByteLanes, Bytes, Scale};
+use crate::simd::bytes::{ByteLanes, Bytes, Offsets, Scale};
 use crate::simd::opaque::opaque;
 
 /// Words per row of the activation blocks of a block of weights.
@@ -53,7 +53,7 @@ unsafe fn pair_totals<L: ByteLanes, const R: usize>(l: L, pairs: &[L::I], x: *co
 /// Whether weights are multiplied as stored, so that the zero point must be subtracted from the sums.
 const fn has_offset<L: ByteLanes, F: Format, S: Source<L, F>>() -> bool {
     F::ZERO_POINT.is_some()
-        && !(L::OFFSETS && F::OFFSETS_SHIFT.is_some())
+        && !(L::OFFSETS.is_some() && F::OFFSETS_SHIFT.is_some())
         && (L::ALL_BYTES || !matches!(S::BYTES, Bytes::Biased))
 }
 
@@ -187,10 +187,10 @@ pub(super) unsafe fn add_block<L: ByteLanes, F: Format, S: Source<L, F>, const R
             macro_rules! add_scales {
                 ($($s:literal)*) => {$(
                     let by = scales.scales[first + $s];
-                    let offsets = match F::OFFSETS_SHIFT {
-                        Some(shift) if L::OFFSETS => Some((x.add((q8k::OFFSETS + first + $s) * stride), shift)),
-                        _ => None,
-                    };
+                    let offsets = F::OFFSETS_SHIFT.zip(L::OFFSETS).map(|(shift, offsets)| {
+                        let at = if offsets == Offsets::Words { q8k::OFFSETS } else { q8k::PAIR_OFFSETS };
+                        (x.add((at + first + $s) * stride), shift)
+                    });
                     let scale = Some(Scale { by, offsets });
                     source.add_scale::<R>(l, &mut quants, first + $s, scale, &mut sums);
                 )*};

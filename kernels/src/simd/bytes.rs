@@ -22,12 +22,22 @@ pub(crate) enum Bytes {
     Indices(&'static [u8; 16]),
 }
 
+/// [`Scale::offsets`]: minus a zero point times the sums of what it is multiplied by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(crate) enum Offsets {
+    /// A word.
+    Words,
+    /// Two `i16`, for the two pairs of bytes of a word.
+    Pairs,
+}
+
 /// The scale of the sums over a sub-block's weights.
 #[derive(Clone, Copy)]
 pub(crate) struct Scale<I> {
     pub by: I,
-    /// Initial values of the sums, with [`ByteLanes::OFFSETS`]: the word of each row, shifted right.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // only read by AVX-512
+    /// Initial values of the sums, as [`ByteLanes::OFFSETS`]: the word of each row, shifted right.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // only read by AVX-512 and AVX2
     pub offsets: Option<(*const i32, u32)>,
 }
 
@@ -45,8 +55,8 @@ pub(crate) trait ByteLanes: Floats {
     /// Maximum number of rows for which a kernel over a single run of panels is compiled, in addition to the one over
     /// several runs.
     const ONE_RUN_ROWS: usize = 0;
-    /// Whether sums can start from [`Scale::offsets`].
-    const OFFSETS: bool = false;
+    /// What sums can start from instead of zero.
+    const OFFSETS: Option<Offsets> = None;
     /// Whether [`ByteLanes::add_products`] is a compiler barrier. Without it, scales are not unrolled: the compiler would
     /// spill registers and take minutes.
     const BARRIERS: bool = false;

@@ -3,6 +3,7 @@
 use crate::quant::activations::RowBlock;
 use crate::quant::layout::{PANEL_ROWS, ROW_BLOCK};
 use crate::simd::bytes::ByteLanes;
+use crate::simd::opaque::opaque;
 
 /// Row blocks per pass over the weights: their sums take 4 KiB of stack, their quants of a block 24 KiB.
 pub(super) const PASS_BLOCKS: usize = 8;
@@ -40,4 +41,15 @@ pub(super) type Results = [[f32; PANEL_ROWS]; PASS_BLOCKS * ROW_BLOCK];
 #[inline(always)]
 pub(super) fn stride<L: ByteLanes, const R: usize>(rows: RowBlock) -> usize {
     if L::MAX_ROWS == ROW_BLOCK { R } else { rows.rows }
+}
+
+/// A vector in memory. Without one, the compiler does not align the frame, and spilled vectors straddle cache lines.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features.
+#[inline(always)]
+pub(super) unsafe fn align_frame<L: ByteLanes>(l: L) {
+    // SAFETY: as the caller's.
+    let aligned = unsafe { l.zero() };
+    opaque(&raw const aligned);
 }

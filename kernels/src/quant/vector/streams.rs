@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::rows::{Results, stride, with_rows};
+use super::rows::{Results, align_frame, stride, with_rows};
 use crate::quant::activations::{Activations, RowBlock};
 use crate::quant::layout::{PANEL_ROWS, ROW_BLOCK};
 use crate::quant::microkernel::{add_block, add_short_block, block_words};
@@ -103,6 +103,7 @@ impl<F: Format, const R: usize, const S: usize> PanelOp for Streams<'_, F, R, S>
         // the row block's, and its sums are in the places of `R` rows from `part * L::MAX_ROWS` on.
         unsafe {
             let mut scales = BlockScales::empty(l);
+            align_frame(l);
             let x = self.x.words(rows, 0).as_ptr();
             // Streams without a whole panel read another one, which is prefetched anyway; `streams` replaces its
             // results.

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::rows::{Results, stride, with_rows};
+use super::rows::{Results, align_frame, stride, with_rows};
 use crate::quant::activations::{Activations, RowBlock};
 use crate::quant::layout::{PANEL_ROWS, QUAD_BYTES};
 use crate::quant::microkernel::{add_block, add_short_block, block_words};
@@ -12,7 +12,6 @@ use crate::quant::packed_matrix::{PackedBlock, PackedMatrix, Panel, tail_block};
 use crate::quant::source::{Prefetched, Source, UnpackedSource, UnpackingSource, factors_at, unpacked_block_bytes};
 use crate::quant::unpack::{BlockScales, Format};
 use crate::simd::bytes::{ByteLanes, PanelOp};
-use crate::simd::opaque::opaque;
 
 /// Blocks that are unpacked together: one of 256 weights, or as many shorter ones.
 const fn group_blocks<F: Format>() -> usize {
@@ -258,9 +257,7 @@ impl<const R: usize> Part<'_, R> {
         // SAFETY: as the caller's.
         unsafe {
             let scales = &*self.scales.cast::<BlockScales<L>>();
-            // A vector in memory: without one, the compiler does not align the frame, and spilled vectors straddle cache lines.
-            let aligned = l.zero();
-            opaque(&raw const aligned);
+            align_frame(l);
             let add = |r: usize, sum, by| {
                 let result = self.results[r].as_mut_ptr().add(self.lane);
                 l.store(result, l.fma(sum, by, l.load(result)));
@@ -279,8 +276,7 @@ impl<const R: usize> Part<'_, R> {
         // SAFETY: as the caller's.
         unsafe {
             let mut y = std::array::from_fn(|r| l.load(self.results[r].as_ptr().add(self.lane)));
-            let aligned = l.zero();
-            opaque(&raw const aligned);
+            align_frame(l);
             for b in 0..self.blocks {
                 let source = source.block::<L, F>(b);
                 let x = self.x.add(b * block_words::<F>() * stride);

@@ -2,7 +2,7 @@
 
 use crate::simd::avx2::products::{Multiply, Vnni, Ymm, YmmPair, YmmProducts, opaque_ymm};
 use crate::simd::both::both;
-use crate::simd::bytes::{ByteLanes, Bytes, PanelOp, Scale};
+use crate::simd::bytes::{ByteLanes, Bytes, Offsets, PanelOp, Scale};
 use crate::simd::entry;
 use crate::simd::float::Floats;
 use half::f16;
@@ -83,6 +83,7 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
     const ONE_RUN_ROWS: usize = if P::ALL_BYTES { 0 } else { 2 };
     const BARRIERS: bool = true;
     const MASKS: bool = !P::ALL_BYTES;
+    const OFFSETS: Option<Offsets> = if P::ALL_BYTES { None } else { Some(Offsets::Pairs) };
     type I = [__m256i; 2];
     type Sum = [P::Sum; 2];
 
@@ -181,26 +182,19 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
         x: [*const i32; 2],
         scale: Option<Scale<Self::I>>,
     ) {
-        let max = match bytes {
-            Bytes::Unsigned(max) => max,
-            Bytes::Biased if P::ALL_BYTES => 255,
-            Bytes::Biased => 128,
-            Bytes::Indices(_) => 19,
-        };
+        let max = largest::<P>(bytes, scale.is_some_and(|scale| scale.offsets.is_some()));
         unsafe {
             // Row by row if sums are widened that often, else quad by quad: takes fewer registers.
             if P::quads_together(max, quads) <= 2 {
                 for (r, sum) in sums.iter_mut().enumerate() {
                     for i in 0..2 {
-                        let x = _mm256_set1_epi32(*x[i].add(r));
-                        add_quad::<P>(sum, bytes, weights[i], x, max, (g + i, quads), scale.map(|scale| scale.by));
+                        add_quad::<P>(sum, bytes, weights[i], x[i], r, (g + i, quads), scale);
                     }
                 }
             } else {
                 for i in 0..2 {
                     for (r, sum) in sums.iter_mut().enumerate() {
-                        let x = _mm256_set1_epi32(*x[i].add(r));
-                        add_quad::<P>(sum, bytes, weights[i], x, max, (g + i, quads), scale.map(|scale| scale.by));
+                        add_quad::<P>(sum, bytes, weights[i], x[i], r, (g + i, quads), scale);
                     }
                 }
             }
@@ -236,7 +230,8 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
                 let x = _mm256_set1_epi32(*x.add(r));
                 for half in 0..2 {
                     let x = _mm256_xor_si256(x, masks[half]);
-                    P::add_quad(&mut sum[half], magnitudes[half], x, 128, (g, quads), scale.map(|scale| scale[half]));
+                    let (weights, scale) = (magnitudes[half], scale.map(|scale| scale[half]));
+                    P::add_quad(&mut sum[half], weights, x, 128, (g, quads), None, scale);
                 }
             }
             if g + 1 == quads {
@@ -324,25 +319,46 @@ impl<P: Enter> ByteLanes for YmmPair<P> {
     }
 }
 
-/// [`YmmProducts::add_quad`] for both registers.
+/// The largest magnitude of weights; of sums that start from offsets, those are signed.
+fn largest<P: YmmProducts>(bytes: Bytes, has_offsets: bool) -> u8 {
+    match bytes {
+        Bytes::Unsigned(max) if has_offsets => max / 2 + 1,
+        Bytes::Unsigned(max) => max,
+        Bytes::Biased if P::ALL_BYTES => 255,
+        Bytes::Biased => 128,
+        Bytes::Indices(_) => 19,
+    }
+}
+
+/// [`YmmProducts::add_quad`] for both registers and row `r` of `x`.
 ///
 /// # Safety
-/// As [`YmmProducts`].
+/// As [`YmmProducts`]; `x` and the scale's offsets have the row.
 #[inline(always)]
 unsafe fn add_quad<P: YmmProducts>(
     sum: &mut [P::Sum; 2],
     bytes: Bytes,
     weights: [__m256i; 2],
-    x: __m256i,
-    max: u8,
+    x: *const i32,
+    r: usize,
     quad: (usize, usize),
-    scale: Option<[__m256i; 2]>,
+    scale: Option<Scale<[__m256i; 2]>>,
 ) {
     // SAFETY: as the caller's.
     unsafe {
+        let offsets = scale.and_then(|scale| scale.offsets);
+        let max = largest::<P>(bytes, offsets.is_some());
+        let from = match offsets {
+            Some((offsets, shift)) if quad.0 == 0 => {
+                let offset = _mm256_set1_epi32(*offsets.add(r));
+                Some(_mm256_sra_epi16(offset, _mm_cvtsi32_si128(shift as i32)))
+            }
+            _ => None,
+        };
+        let x = _mm256_set1_epi32(*x.add(r));
         for half in 0..2 {
             let (mut weights, mut x) = (weights[half], x);
-            let scale = scale.map(|scale| scale[half]);
+            let scale = scale.map(|scale| scale.by[half]);
             if bytes == Bytes::Biased && !P::ALL_BYTES {
                 // |w| (at most 128, as an unsigned byte) times x with w's sign.
                 let signed = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
@@ -352,7 +368,7 @@ unsafe fn add_quad<P: YmmProducts>(
                 let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
                 weights = _mm256_shuffle_epi8(table, weights);
             }
-            P::add_quad(&mut sum[half], weights, x, max, quad, scale);
+            P::add_quad(&mut sum[half], weights, x, max, quad, from, scale);
         }
     }
 }

@@ -40,7 +40,8 @@ pub(crate) trait YmmProducts: Copy {
     /// How many quads of unsigned bytes up to `max`, of `quads`, are added before the sum is widened: a power of two.
     fn quads_together(max: u8, quads: usize) -> usize;
     /// Adds to each word the dot product of four unsigned bytes, at most `max`, and four signed ones in -127..=127, times
-    /// the scale: quad `g` of the `quads` that share it. Calls are in order of `g`, up to the last.
+    /// the scale: quad `g` of the `quads` that share it. Calls are in order of `g`, up to the last. If the first has `from`,
+    /// sums of pairs start from it, of as many quads as sums of signed bytes of magnitude `max` allow.
     ///
     /// # Safety
     /// As the trait's.
@@ -50,6 +51,7 @@ pub(crate) trait YmmProducts: Copy {
         signed: __m256i,
         max: u8,
         quad: (usize, usize),
+        from: Option<__m256i>,
         scale: Option<__m256i>,
     );
     /// Adds 15 times the dot product of indices below 16 and signed bytes, times the scale. Calls are as those of
@@ -155,12 +157,14 @@ impl YmmProducts for Multiply {
         signed: __m256i,
         max: u8,
         (g, quads): (usize, usize),
+        from: Option<__m256i>,
         scale: Option<__m256i>,
     ) {
         unsafe {
             let together = Self::quads_together(max, quads);
             let pairs = _mm256_maddubs_epi16(unsigned, signed);
-            sum.pairs = if g.is_multiple_of(together) { pairs } else { _mm256_add_epi16(sum.pairs, pairs) };
+            let from = if g.is_multiple_of(together) { from } else { Some(sum.pairs) };
+            sum.pairs = from.map_or(pairs, |from| _mm256_add_epi16(from, pairs));
             if g % together == together - 1 {
                 let scale = scale.unwrap_or(_mm256_set1_epi16(1));
                 sum.words = ymm_barrier(_mm256_add_epi32(sum.words, _mm256_madd_epi16(sum.pairs, scale)));
@@ -261,6 +265,7 @@ impl YmmProducts for Vnni {
         signed: __m256i,
         _: u8,
         (g, quads): (usize, usize),
+        _: Option<__m256i>,
         scale: Option<__m256i>,
     ) {
         unsafe {

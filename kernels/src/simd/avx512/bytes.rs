@@ -1,7 +1,7 @@
 //! Byte lanes: sixteen words in a zmm register, VNNI dot products.
 
 use crate::simd::avx512::float::Avx512Lanes;
-use crate::simd::bytes::{ByteLanes, Bytes, PanelOp, Scale};
+use crate::simd::bytes::{ByteLanes, Bytes, Offsets, PanelOp, Scale};
 use crate::simd::entry;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -43,7 +43,7 @@ impl ByteLanes for Avx512Lanes {
     const ALL_BYTES: bool = true;
     const MAX_ROWS: usize = 8;
     const ONE_RUN_ROWS: usize = 4;
-    const OFFSETS: bool = true;
+    const OFFSETS: Option<Offsets> = Some(Offsets::Words);
     const BARRIERS: bool = true;
     type I = __m512i;
     type Sum = ScaledSum;

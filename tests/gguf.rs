@@ -614,6 +614,7 @@ fn a_configuration_is_honoured_or_refused_by_name() {
         ("gemma4.attention.scale", Some(f32_value(0.5)), "anything but 1 is not implemented"),
         ("gemma4.rope.freq_base", Some(f32_value(0.0)), "must be a positive number"),
         ("gemma4.rope.scaling.type", Some(str_value("yarn")), "\"yarn\" is not implemented"),
+        ("gemma4.rope.scaling.factor", Some(f32_value(2.0)), "anything but 1 is not implemented"),
     ];
     for (key, value, what) in cases {
         let mut file = file();
@@ -635,6 +636,13 @@ fn a_configuration_is_honoured_or_refused_by_name() {
         let error = gguf::target_config(&gguf).expect_err("another rotation");
         assert!(matches!(&error, Error::Tensor { tensor, .. } if tensor == "rope_freqs.weight"), "{error}");
     }
+    // Linear scaling by 1 is none.
+    let scaled = file().key("gemma4.rope.scaling.type", str_value("linear"));
+    let [plain, scaled] = [file(), scaled.key("gemma4.rope.scaling.factor", f32_value(1.0))].map(|file| {
+        let gguf = Gguf::from_bytes(file.bytes()).expect("valid");
+        gguf::target_config(&gguf).expect("a target")
+    });
+    assert_eq!(plain, scaled);
     // No pair rotates: only that differs.
     let mut file = file();
     let full = config.layers[layers - 1].head_dim / 2;

@@ -36,7 +36,7 @@ const DIFFUSION: &[&str] = &[
 const DRAFTERS: [&str; 4] = ["eagle", "dflash", "medusa", "mlp_speculator"];
 
 /// Names of models that are mistaken for a supported one.
-const NAMES: [(&str, &str); 16] = [
+const NAMES: [(&str, &str); 17] = [
     ("gemma3n", "Gemma 3n"),
     ("gemma3", "Gemma 3"),
     ("gemma2", "Gemma 2"),
@@ -53,6 +53,7 @@ const NAMES: [(&str, &str); 16] = [
     ("phi", "Phi"),
     ("deepseek", "DeepSeek"),
     ("gpt-oss", "GPT-OSS"),
+    ("gpt_oss", "GPT-OSS"),
 ];
 
 /// The problem with another model's name, and the remedy.

@@ -179,7 +179,8 @@ pub(crate) fn eos_token_ids(keys: &Keys<'_>) -> Result<Vec<u32>> {
 /// # Errors
 /// If a key has one.
 pub(crate) fn refuse_unsupported(keys: &Keys<'_>) -> Result<()> {
-    if let Some(kind) = keys.optional_str("rope.scaling.type")?.filter(|kind| *kind != "none") {
+    // Linear scaling by a factor of 1, all that is allowed below, is none.
+    if let Some(kind) = keys.optional_str("rope.scaling.type")?.filter(|kind| !matches!(*kind, "none" | "linear")) {
         return Err(
             keys.unsupported("rope.scaling.type", format!("{kind:?} is not implemented; use a file without it"))
         );

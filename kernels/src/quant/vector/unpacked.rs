@@ -205,16 +205,14 @@ unsafe fn add_part<L: ByteLanes, F: Format, const R: usize>(
 /// The caller is inside a function with `L`'s features; `block` is an unpacked block.
 #[inline(always)]
 unsafe fn store_factors<L: ByteLanes, F: Format>(l: L, scales: &BlockScales<L>, block: *mut u8) {
-    if const { F::TYPE.block_len() < 256 } {
-        // SAFETY: as the caller's.
-        unsafe {
-            let to = block.add(factors_at::<L, F>()).cast::<f32>();
-            for s in 0..F::SCALES {
-                l.store(to.add(s * L::LANES), scales.d[s]);
-            }
-            if F::HAS_MIN {
-                l.store(to.add(F::SCALES * L::LANES), scales.dmin);
-            }
+    // SAFETY: as the caller's.
+    unsafe {
+        let to = block.add(factors_at::<L, F>()).cast::<f32>();
+        for s in 0..F::SCALES {
+            l.store(to.add(s * L::LANES), scales.d[s]);
+        }
+        if F::HAS_MIN {
+            l.store(to.add(F::SCALES * L::LANES), scales.dmin);
         }
     }
 }

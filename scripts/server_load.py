@@ -76,7 +76,7 @@ class Load:
         return tokens / took, tokens / used, first, between
 
     async def disturbed(self, seconds, drafts, prompt_tokens):
-        """Gaps between events of four clients: alone, and while prompts are read; and the times of the prompts."""
+        """Gaps between events of four clients: while no prompt is read, and while others' are; and the times of those."""
         text = "".join(f"let x{i} = {i};\n" for i in range(prompt_tokens))
         ids = json.loads(await self.tokens(text))["tokens"][:prompt_tokens]
         begin, done, read, over = time.perf_counter(), [], [], asyncio.Event()
@@ -90,11 +90,15 @@ class Load:
             read.append((start, time.perf_counter()))
         over.set()
         await asyncio.gather(*clients)
+        own = [(start, start + times[0]) for start, times, _ in done if times]  # the clients' own prompts
         gaps = ([], [])
         for start, times, _ in done:
             for a, b in zip(times, times[1:]):
-                meanwhile = any(start + a < end and start + b > of for of, end in read)
-                gaps[meanwhile].append(1e3 * (b - a))
+                during = lambda prompts: any(start + a < end and start + b > of for of, end in prompts)
+                if during(read):
+                    gaps[1].append(1e3 * (b - a))
+                elif not during(own):
+                    gaps[0].append(1e3 * (b - a))
         return *gaps, [1e3 * (end - start) for start, end in read]
 
     async def tokens(self, text):

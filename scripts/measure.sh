@@ -206,7 +206,7 @@ stage_ik() {
     for drafts in 1 3 5; do
         servers+=(--llama-args "-rtr -md e2b-assistant.gguf --spec-type mtp:n_max=$drafts,p_min=0.0")
     done
-    matrix e2b-ik-matrix "${e2b[@]}" --kv f16 --blocks 4 --mixture mtp --prompts short --max-tokens "$tokens" --runs "$runs" "${servers[@]}"
+    matrix e2b-ik-matrix "${e2b[@]}" --kv f16 --blocks 4,6 --mixture mtp --prompts short --max-tokens "$tokens" --runs "$runs" "${servers[@]}"
 }
 
 # Without prompt-lookup drafters: simulated acceptance is the same for any drafter. Rates by position are those published for 31B.

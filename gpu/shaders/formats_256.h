@@ -208,8 +208,16 @@ struct IQ4_XS {
 template <int BITS>
 struct SmallK {
     static CONSTEXPR int BLOCK = 256, BYTES = BITS == 2 ? 84 : 110;
-    static CONSTEXPR int LOW = 16 * (BITS == 2 ? 16 : 32), SCALES = BITS == 2 ? 0 : 16 * 96; // third bits begin at 0
-    static CONSTEXPR int D = BITS == 2 ? 80 : 108;
+    static CONSTEXPR int D = BITS == 2 ? 80 : 0, SCALES = BITS == 2 ? 0 : 16 * 2, WEIGHTS = 16 * (BITS == 2 ? 16 : 14);
+    static CONSTEXPR int HALF = 4 * BITS; // words of 128 weights
+
+    // Sub-block `s` of half a block, from words that are each four sub-blocks (two bits), or two and a part of another
+    // (three bits; see quant/level_block.rs).
+    static INLINE u32 bits_of(const THREAD u32 (&words)[BITS], int s) {
+        if (BITS == 2) return words[s % 2] >> (s / 2 * 2) & 0x03030303u;
+        if (s < 6) return words[s / 2] >> (s % 2 * 3) & 0x07070707u;
+        return (words[s - 6] >> 6 & 0x03030303u) | (words[BITS - 1] >> (s - 2) & 0x04040404u);
+    }
 
     // The scale of sub-block `s`: in `word` and, of Q3_K, two upper bits in `upper`.
     static INLINE int scale_of(u32 word, u32 upper, int s) {
@@ -223,14 +231,14 @@ struct SmallK {
         int sum[TILES][2][2] = {}, mins[TILES][4] = {};
         load_scales(at, 16 * D, g, d);
         if (BITS == 2) load_scales(at, 16 * D + 32, g, dmin);
-        uint2 upper = {0, 0}, third[2] = {{0, 0}, {0, 0}};
-        if (BITS == 3) {
-            upper = load_rows(at + SCALES, 128, g);
-            for (int h = 0; h < 2; h++) third[h] = load_rows(at, 64 * (t + 4 * h), g);
-        }
+        uint2 upper = {0, 0};
+        if (BITS == 3) upper = load_rows(at + SCALES, 128, g);
         for (int side = 0; side < 2; side++) {
-            uint2 low[2];
-            for (int h = 0; h < 2; h++) low[h] = load_rows(at + LOW, 64 * (8 * side + t + 4 * h), g);
+            u32 words[2][BITS];
+            for (int i = 0; i < BITS; i++) {
+                uint2 rows = load_rows(at + WEIGHTS, 64 * (HALF * side + 4 * i + t), g);
+                words[0][i] = rows.x, words[1][i] = rows.y;
+            }
             for (int quarter = 0; quarter < 4; quarter++) {
                 uint2 b[TILES];
                 for (int tile = 0; tile < TILES; tile++) b[tile] = quants(x, tile, block * 8 + side * 4 + quarter);
@@ -238,12 +246,8 @@ struct SmallK {
                 for (int h = 0; h < 2; h++) {
                     int s = side * 8 + quarter * 2 + h;
                     int by[2] = {scale_of(scales.x, upper.x, s), scale_of(scales.y, upper.y, s)};
-                    u32 a[2] = {low[h].x >> (quarter * 2) & 0x03030303u, low[h].y >> (quarter * 2) & 0x03030303u};
-                    if (BITS == 3) {
-                        int bit = side * 4 + quarter;
-                        a[0] = minus(a[0] | (third[h].x >> bit & 0x01010101u) << 2, 4);
-                        a[1] = minus(a[1] | (third[h].y >> bit & 0x01010101u) << 2, 4);
-                    }
+                    u32 a[2] = {bits_of(words[0], quarter * 2 + h), bits_of(words[1], quarter * 2 + h)};
+                    if (BITS == 3) a[0] = minus(a[0], 4), a[1] = minus(a[1], 4);
                     // The mins times the sums of x: a product with rows of the min.
                     u32 m[2] = {(scales.x >> (s % 4 * 8 + 4) & 15) * 0x01010101u,
                                 (scales.y >> (s % 4 * 8 + 4) & 15) * 0x01010101u};
@@ -265,13 +269,16 @@ struct SmallK {
             }
     }
     static INLINE float value(const DEVICE u8* at, int row, int i) {
-        int s = i / 16, q = packed_byte(at + LOW, i / 128 * 32 + i % 32, row) >> (i % 128 / 32 * 2) & 3;
+        int s = i / 16;
+        u32 words[BITS];
+        for (int w = 0; w < BITS; w++)
+            words[w] = packed_byte(at + WEIGHTS, 4 * HALF * (i / 128) + 16 * w + i % 16, row);
+        int q = bits_of(words, s % 8);
         float d = packed_half(at, D, row);
         if (BITS == 2) {
             int both = packed_byte(at, s, row);
             return sub(mul(mul(d, float(both & 15)), float(q)), mul(packed_half(at, D + 2, row), float(both >> 4)));
         }
-        q |= (packed_byte(at, i % 32, row) >> (i / 32) & 1) << 2;
         int low = packed_byte(at + SCALES, s % 8, row) >> (s / 8 * 4) & 15;
         int high = packed_byte(at + SCALES, 8 + s % 4, row) >> (s / 4 * 2) & 3;
         return mul(mul(d, float((low | high << 4) - 32)), float(q - 4));

@@ -27,7 +27,7 @@ pub(super) struct Block {
     pub mins: [u8; 16],
 }
 
-fn half_at(bytes: &[u8], offset: usize) -> f32 {
+pub(super) fn half_at(bytes: &[u8], offset: usize) -> f32 {
     f16::from_le_bytes([bytes[offset], bytes[offset + 1]]).to_f32()
 }
 
@@ -47,7 +47,7 @@ fn six_bit_scale_and_min(bytes: &[u8], s: usize) -> (u8, u8) {
 }
 
 /// The 6-bit scale of sub-block `s` in Q3_K's 12 bytes: low nibbles in bytes 0..8, pairs of high bits in bytes 8..12.
-fn q3_scale(bytes: &[u8], s: usize) -> i8 {
+pub(super) fn q3_scale(bytes: &[u8], s: usize) -> i8 {
     let low = bytes[s % 8] >> (4 * (s / 8)) & 15;
     let high = bytes[8 + s % 4] >> (2 * (s / 4)) & 3;
     (low | high << 4) as i8 - 32

@@ -51,8 +51,8 @@
 //! | `MXFP4` | exponents | units of 1 byte | the field is one byte long |
 //! | `NVFP4` | scales | 0x7f (NaN, read as 0) to 0 | the seven bits are then finite |
 //!
-//! IQ1, IQ2, IQ3 and ternary blocks are first converted to level blocks (`level_block.rs`), which are longer. The
-//! others are as long as in the file, so that a range of panels occupies the same bytes before and after.
+//! Q3_K, IQ1, IQ2, IQ3 and ternary blocks are first converted to level blocks (`level_block.rs`), which are longer, except
+//! Q3_K's. The others are as long as in the file, so that a range of panels occupies the same bytes before and after.
 //!
 //! The rows after the last whole panel are not interleaved; kernels interleave those blocks on the stack.
 //!

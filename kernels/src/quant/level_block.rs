@@ -1,4 +1,4 @@
-//! Level blocks: the packed form of grid and ternary blocks.
+//! Level blocks: the packed form of grid, ternary and Q3_K blocks.
 //!
 //! A weight of these types is one of a few integers, *levels*. Grids are looked up once, when weights are packed; a
 //! block then has each weight's level index, so that a product unpacks bits and looks up one byte, as for other types.
@@ -7,40 +7,44 @@
 //! ```text
 //!                        bytes: d       scales         offsets   level indices            total    bits per weight
 //! IQ3_XXS, IQ3_S         4 (f32)        4              -         8 x 16, four bits        136      4.25
-//! IQ2_XXS                4 (f32)        4              -         8 x 12, three bits       104      3.25
-//! IQ2_XS, IQ2_S, IQ1_M   4 (f32)        8              -         8 x 12, three bits       108      3.38
+//! IQ2_XXS                4 (f32)        4              -         2 x 48, three bits       104      3.25
+//! IQ2_XS, IQ2_S, IQ1_M   4 (f32)        8              -         2 x 48, three bits       108      3.38
+//! Q3_K                   2 (f16)        12, as in files  -       2 x 48, three bits       110      3.44
 //! IQ1_S                  4 (f32)        4              4         2 x 32, two bits          76      2.38
 //! TQ1_0, TQ2_0           2 (f16), last  -              -         2 x 32, two bits          66      2.06
 //! ```
 //!
-//! * Scales: nibble `s` is `b` of scale `s`, which is `2 b + 1`.
+//! * Scales of grids: nibble `s` is `b` of scale `s`, which is `2 b + 1`.
 //! * Four bits: 16 bytes per 32 weights, weight `i` in the low nibble of byte `i` and `16 + i` in the high one, as IQ4_XS.
-//! * Three bits: three words per 32 weights, byte `j` of each with weight `j` of eight quads. The first four quads are in
-//!   words 0 and 1, the others in 1 and 2:
+//! * Three bits: 48 bytes per 128 weights, three runs of 16 whose bytes `i` have weight `i` of eight groups of 16:
 //!
 //! ```text
-//! bits     0 1 2    3 4 5    6 7
-//! word 0   quad 0   quad 1   lower two bits of quad 3
-//! word 1   quad 2   quad 4   upper bit of quad 3, upper bit of quad 7
-//! word 2   quad 5   quad 6   lower two bits of quad 7
+//! bits     0 1 2     3 4 5     6 7
+//! run 0    group 0   group 1   lower two bits of group 6
+//! run 1    group 2   group 3   lower two bits of group 7
+//! run 2    group 4   group 5   upper bit of group 6, upper bit of group 7
 //! ```
 //!
 //! * Two bits: 32 bytes per 128 weights, weight `i` in bits `2 (i / 32)` of byte `i % 32`, as TQ2_0 in files.
 //! * IQ1_S: -1, 0 and 1 have level indices 0 to 2, and all weights of a scale are offset by an eighth up or down: in
 //!   eighths, index `t` is `8 t - 9`, or two more if bit `s` of each of the offsets' four bytes is set, for scale `s`.
 //!
-//! `d` is the product of the block's scale and a power of two, which may be outside the range of `f16`; four bytes also
-//! keep packed blocks on cache lines.
+//! With grids, `d` is the product of the block's scale and a power of two, which may be outside the range of `f16`; four
+//! bytes also keep packed blocks on cache lines.
+//!
+//! In files, Q3_K has its upper bits in one plane and the lower ones in another. A product would read both back and forth,
+//! which hardware prefetchers do not follow, and take 4.6 operations per quad; three bits take 2.4.
 
-use crate::quant::ggml::Block;
+use crate::quant::ggml::{Block, half_at, q3_scale};
 use crate::quant::weight_type::WeightType;
 
 /// The levels of the types with four bits.
 pub(super) const IQ3_XXS_LEVELS: [i8; 16] = [-31, -26, -22, -18, -14, -10, -6, -2, 2, 6, 10, 14, 18, 22, 26, 31];
 pub(super) const IQ3_S_LEVELS: [i8; 16] = [-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15];
-/// The levels of the types with three bits; the last two are unused.
+/// The levels of the types with three bits; of grids, the last two are unused.
 pub(super) const IQ2_LEVELS: [i8; 8] = [-43, -25, -8, 8, 25, 43, 0, 0];
 pub(super) const IQ1_M_LEVELS: [i8; 8] = [-9, -7, -1, 1, 7, 9, 0, 0];
+const Q3_K_LEVELS: [i8; 8] = [-4, -3, -2, -1, 0, 1, 2, 3];
 
 /// Level indices by the levels' bytes.
 const fn numbers<const N: usize>(levels: [i8; N]) -> [u8; 256] {
@@ -73,6 +77,7 @@ const fn coding(weight_type: WeightType) -> Option<Coding> {
         IQ3_S => of!(Four IQ3_S_LEVELS),
         IQ2_XXS | IQ2_XS | IQ2_S => of!(Three IQ2_LEVELS),
         IQ1_M => of!(Three IQ1_M_LEVELS),
+        Q3_K => of!(Three Q3_K_LEVELS),
         IQ1_S => Coding::Eighths,
         TQ1_0 | TQ2_0 => Coding::Ternary,
         _ => return None,
@@ -90,6 +95,7 @@ pub(super) const fn weights_at(weight_type: WeightType) -> usize {
     match weight_type {
         IQ3_XXS | IQ3_S | IQ2_XXS => 8,
         TQ1_0 | TQ2_0 => 0,
+        Q3_K => 14,
         _ => 12,
     }
 }
@@ -103,6 +109,9 @@ pub(super) const TERNARY_SCALE: usize = 64;
 /// If the type has none, or a slice is shorter than the type's block.
 #[inline(always)]
 pub(super) fn encode(weight_type: WeightType, file: &[u8], out: &mut [u8]) {
+    if weight_type == WeightType::Q3_K {
+        return encode_q3_k(file, out);
+    }
     let block = Block::new(weight_type, file);
     let (scales, weights) = out.split_at_mut(weights_at(weight_type));
     let quants = block.quants.as_chunks::<32>().0;
@@ -113,18 +122,7 @@ pub(super) fn encode(weight_type: WeightType, file: &[u8], out: &mut [u8]) {
                 *out = std::array::from_fn(|i| number(q[i]) | number(q[16 + i]) << 4);
             }
         }
-        Coding::Three(_, numbers) => {
-            for (q, out) in quants.iter().zip(weights.as_chunks_mut::<12>().0) {
-                let numbers = q.map(|q| numbers[usize::from(q as u8)]);
-                let quads = numbers.as_chunks::<4>().0;
-                for j in 0..4 {
-                    let n = |quad: usize| quads[quad][j];
-                    out[j] = n(0) | n(1) << 3 | n(3) << 6;
-                    out[4 + j] = n(2) | n(4) << 3 | n(3) >> 2 << 6 | n(7) >> 2 << 7;
-                    out[8 + j] = n(5) | n(6) << 3 | n(7) << 6;
-                }
-            }
-        }
+        Coding::Three(_, numbers) => put_three_bits(quants, weights, |q| numbers[usize::from(q as u8)]),
         // `q + 9` is `8 t` or `8 t + 2`.
         Coding::Eighths => {
             let offsets = (0..8).fold(0, |offsets, s| offsets | (((quants[s][0] + 9) as u8 >> 1 & 1) << s));
@@ -145,12 +143,67 @@ pub(super) fn encode(weight_type: WeightType, file: &[u8], out: &mut [u8]) {
     }
 }
 
+/// As [`encode`], 16 weights at a time: files of Q3_K are packed as fast as they are read.
+fn encode_q3_k(file: &[u8], out: &mut [u8]) {
+    let (scales, weights) = out.split_at_mut(weights_at(WeightType::Q3_K));
+    scales[..2].copy_from_slice(&file[108..110]);
+    scales[2..].copy_from_slice(&file[96..108]);
+    let bytes = |from: usize| u128::from_le_bytes(*file[from..].first_chunk().expect("a block"));
+    let high = [bytes(0), bytes(16)];
+    for (half, out) in weights.as_chunks_mut::<48>().0.iter_mut().enumerate() {
+        let low = [bytes(32 + 32 * half), bytes(48 + 32 * half)];
+        let group = |group: usize| {
+            let bits = low[group % 2] >> (2 * (group / 2)) & splat(3);
+            bits | (high[group % 2] >> (4 * half + group / 2) & splat(1)) << 2
+        };
+        let runs = three_bit_runs(std::array::from_fn(group));
+        out.as_chunks_mut::<16>().0.iter_mut().zip(runs).for_each(|(out, run)| *out = run.to_le_bytes());
+    }
+}
+
+/// Sixteen equal bytes.
+const fn splat(byte: u8) -> u128 {
+    u128::from_le_bytes([byte; 16])
+}
+
+/// The runs of eight groups of 16 weights, of three bits in a byte each.
+fn three_bit_runs(n: [u128; 8]) -> [u128; 3] {
+    let (low, high) = (splat(3), splat(4));
+    [
+        n[0] | n[1] << 3 | (n[6] & low) << 6,
+        n[2] | n[3] << 3 | (n[7] & low) << 6,
+        n[4] | n[5] << 3 | (n[6] & high) << 4 | (n[7] & high) << 5,
+    ]
+}
+
+/// Three bits of each weight.
+#[inline(always)]
+fn put_three_bits(quants: &[[i8; 32]], out: &mut [u8], bits: impl Fn(i8) -> u8) {
+    for (quants, out) in quants.as_chunks::<4>().0.iter().zip(out.as_chunks_mut::<48>().0) {
+        let mut groups = [[0; 16]; 8];
+        groups.as_flattened_mut().iter_mut().zip(quants.as_flattened()).for_each(|(to, q)| *to = bits(*q));
+        let runs = three_bit_runs(groups.map(u128::from_le_bytes));
+        out.as_chunks_mut::<16>().0.iter_mut().zip(runs).for_each(|(out, run)| *out = run.to_le_bytes());
+    }
+}
+
 /// Two bits of each weight.
 #[inline(always)]
 fn put_pairs(quants: &[[i8; 32]], out: &mut [u8], pair: impl Fn(i8) -> u8) {
     for (quants, out) in quants.as_chunks::<4>().0.iter().zip(out.as_chunks_mut::<32>().0) {
         *out = std::array::from_fn(|i| (0..4).fold(0, |byte, k| byte | pair(quants[k][i]) << (2 * k)));
     }
+}
+
+/// The three bits of weight `i`.
+fn three_bits(weights: &[u8], i: usize) -> u8 {
+    let run = |run: usize| weights[i / 128 * 48 + 16 * run + i % 16];
+    let bits = match i / 16 % 8 {
+        6 => run(0) >> 6 | run(2) >> 4 & 4,
+        7 => run(1) >> 6 | run(2) >> 5 & 4,
+        group => run(group / 2) >> (3 * (group % 2)),
+    };
+    bits & 7
 }
 
 /// Decodes a level block.
@@ -163,25 +216,17 @@ pub(super) fn decode(weight_type: WeightType, bytes: &[u8]) -> Block {
     let mut block = Block::empty(weight_type);
     let quant: &dyn Fn(usize) -> i8 = match coding(weight_type).expect("a type with levels") {
         Coding::Four(levels, _) => &|i| levels[usize::from(weights[i / 32 * 16 + i % 16] >> (4 * (i / 16 % 2)) & 15)],
-        Coding::Three(levels, _) => &|i| {
-            let word = |k: usize| weights[i / 32 * 12 + 4 * k + i % 4];
-            let number = match i / 4 % 8 {
-                0 => word(0),
-                1 => word(0) >> 3,
-                2 => word(1),
-                3 => word(0) >> 6 | word(1) >> 4 & 4,
-                4 => word(1) >> 3,
-                5 => word(2),
-                6 => word(2) >> 3,
-                _ => word(2) >> 6 | word(1) >> 5 & 4,
-            };
-            levels[usize::from(number & 7)]
-        },
+        Coding::Three(levels, _) => &|i| levels[usize::from(three_bits(weights, i))],
         Coding::Eighths => &|i| 8 * pair(i) - 9 + 2 * (scales[8] >> (i / 32) & 1) as i8,
         Coding::Ternary => return Block::new(WeightType::TQ2_0, bytes),
     };
     for (i, q) in block.quants.iter_mut().enumerate() {
         *q = quant(i);
+    }
+    if weight_type == WeightType::Q3_K {
+        block.d = [half_at(scales, 0); 16];
+        block.scales = std::array::from_fn(|s| q3_scale(&scales[2..], s));
+        return block;
     }
     block.d = [f32::from_le_bytes([scales[0], scales[1], scales[2], scales[3]]); 16];
     for (s, scale) in block.scales[..256 / block.sub_block].iter_mut().enumerate() {

@@ -58,7 +58,7 @@ const fn fields(weight_type: WeightType) -> &'static [Field] {
         WeightType::Q5_1 => const { &[field(0, 4, 2), changed(4, 8, Change::SpreadBits), field(8, 24, 4)] },
         WeightType::Q8_0 => const { &[field(0, 2, 2), changed(2, 34, Change::AddBias)] },
         WeightType::Q2_K => const { &[field(0, 80, 4), field(80, 84, 2)] },
-        WeightType::Q3_K => const { &[field(0, 108, 4), field(108, 110, 2)] },
+        WeightType::Q3_K => const { &[field(0, 2, 2), field(2, 110, 4)] },
         WeightType::Q4_K => const { &[field(0, 4, 2), field(4, 144, 4)] },
         WeightType::Q5_K => const { &[field(0, 4, 2), field(4, 176, 4)] },
         WeightType::Q6_K => &Q6_K_FIELDS,

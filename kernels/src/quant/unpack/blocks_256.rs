@@ -1,7 +1,9 @@
 //! Formats with blocks of 256 and integer weights.
 
 use super::format::{BlockScales, Format, load_field, load_halves};
+use super::levels::three_bits;
 use crate::quant::layout::QUAD_BYTES;
+use crate::quant::level_block::weights_at;
 use crate::quant::weight_type::WeightType;
 use crate::simd::bytes::{ByteLanes, Bytes};
 
@@ -259,20 +261,22 @@ impl Format for Q3K {
     const ZERO_POINT: Option<u8> = Some(4);
     const BYTES: Bytes = Bytes::Unsigned(7);
     const SLOW_TO_UNPACK: bool = true;
-    const PREFETCH_ONE_RUN_FROM: usize = 1;
-    type Cursor<L: ByteLanes> = Planes<L>;
+    /// With the first quad of the scale.
+    type Cursor<L: ByteLanes> = (*const u8, usize);
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
         // SAFETY: as the caller's; the 6 bits of a scale are a nibble of the first two words and a pair of the third's.
         unsafe {
-            scales.d[0] = load_halves(l, block, 108, lane);
-            let low = [load_field(l, block, 96, lane), load_field(l, block, 100, lane)];
-            let high = load_field(l, block, 104, lane);
+            scales.d[0] = load_halves(l, block, 0, lane);
+            let (a, b, high) =
+                (load_field(l, block, 2, lane), load_field(l, block, 6, lane), load_field(l, block, 10, lane));
+            // Not in a loop, which the compiler leaves rolled.
+            let low = [a, b, l.shift(a, -4), l.shift(b, -4)];
+            let high = [l.shift(high, 4), l.shift(high, 2), high, l.shift(high, -2)];
             for w in 0..4 {
-                let nibbles = l.and(l.shift(low[w % 2], -(w as i32 / 2 * 4)), l.splat_word(0x0f0f_0f0f));
-                let pairs = l.and(l.shift(high, 4 - 2 * w as i32), l.splat_word(0x3030_3030));
-                let word = l.or(nibbles, pairs);
+                let pairs = l.and(high[w], l.splat_word(0x3030_3030));
+                let word = l.or(l.and(low[w], l.splat_word(0x0f0f_0f0f)), pairs);
                 for b in 0..4 {
                     scales.scales[4 * w + b] = l.offset_scale(l.byte_scale(word, b as i32, 0), -32);
                 }
@@ -280,23 +284,16 @@ impl Format for Q3K {
         }
     }
     #[inline(always)]
-    unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Planes<L> {
-        // SAFETY: as the caller's.
+    unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, s: usize) -> Self::Cursor<L> {
+        // SAFETY: as the caller's; the quads of eight scales take twelve words.
         unsafe {
-            let start = s % 2 * 16;
-            Planes {
-                low: block.add(16 * (32 + s / 8 * 32 + start) + 4 * lane),
-                low_mask: l.splat_word(0x0303_0303),
-                down: s as i32 % 8 / 2 * 2,
-                high: block.add(16 * start + 4 * lane),
-                high_mask: l.splat_word(0x0404_0404),
-                high_up: 2 - s as i32 / 2,
-            }
+            let weights = block.add(16 * const { weights_at(Self::TYPE) } + 4 * lane);
+            (weights.add(s / 8 * 12 * QUAD_BYTES), s % 8 * 4)
         }
     }
     #[inline(always)]
-    unsafe fn quad<L: ByteLanes>(l: L, cursor: Planes<L>, g: usize) -> L::I {
+    unsafe fn quad<L: ByteLanes>(l: L, (from, first): Self::Cursor<L>, g: usize) -> L::I {
         // SAFETY: as the caller's.
-        unsafe { cursor.quad(l, g) }
+        unsafe { three_bits(l, from, first + g) }
     }
 }

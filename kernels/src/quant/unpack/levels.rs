@@ -230,31 +230,27 @@ pub(super) unsafe fn shifted_bits<L: ByteLanes>(l: L, from: *const u8, up: i32, 
     unsafe { l.and(l.shift_bytes(l.load_words(from), up), l.splat_word(mask)) }
 }
 
-/// Quad `q` of 32 weights of three bits, which `level_block.rs` lays out.
+/// Quad `q` of 128 weights of three bits, which `level_block.rs` lays out.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; three quads of bytes begin at `from`.
+/// The caller is inside a function with `L`'s features; twelve quads of bytes begin at `from`.
 #[inline(always)]
-unsafe fn three_bits<L: ByteLanes>(l: L, from: *const u8, q: usize) -> L::I {
+pub(super) unsafe fn three_bits<L: ByteLanes>(l: L, from: *const u8, q: usize) -> L::I {
+    let (group, j) = (q / 4, q % 4);
     // SAFETY: as the caller's.
     unsafe {
-        let (second, third) = (from.add(QUAD_BYTES), from.add(2 * QUAD_BYTES));
-        match q {
-            0 => shifted_bits(l, from, 0, 0x0707_0707),
-            1 => shifted_bits(l, from, -3, 0x0707_0707),
-            2 => shifted_bits(l, second, 0, 0x0707_0707),
-            3 => l.or(shifted_bits(l, from, -6, 0x0303_0303), shifted_bits(l, second, -4, 0x0404_0404)),
-            4 => shifted_bits(l, second, -3, 0x0707_0707),
-            5 => shifted_bits(l, third, 0, 0x0707_0707),
-            6 => shifted_bits(l, third, -3, 0x0707_0707),
-            _ => l.or(shifted_bits(l, third, -6, 0x0303_0303), shifted_bits(l, second, -5, 0x0404_0404)),
+        let run = |run: usize| from.add((4 * run + j) * QUAD_BYTES);
+        if group < 6 {
+            return shifted_bits(l, run(group / 2), -3 * (group as i32 % 2), 0x0707_0707);
         }
+        let low = shifted_bits(l, run(group - 6), -6, 0x0303_0303);
+        l.or(low, shifted_bits(l, run(2), 2 - group as i32, 0x0404_0404))
     }
 }
 
-/// A format with level blocks: `$from` points at the 32 weights that contain quad `$q`.
+/// A format with level blocks: quad `$q` is one of the `$run` in `$words` words from `$from` on.
 macro_rules! level_blocks {
-    ($name:ident, $type:ident, $quads:literal, $levels:ident + $zero_point:literal, $max:literal, $bits:literal,
+    ($name:ident, $type:ident, $quads:literal, $levels:ident + $zero_point:literal, $max:literal, $run:literal in $words:literal,
         |$l:ident, $from:ident, $q:ident| $number:expr) => {
         pub(in crate::quant) struct $name;
 
@@ -264,7 +260,7 @@ macro_rules! level_blocks {
             const ZERO_POINT: Option<u8> = Some($zero_point);
             const BYTES: Bytes = Bytes::Unsigned($max);
             const SLOW_TO_UNPACK: bool = true;
-            const SCALES_DIFFER: bool = false;
+            const SCALES_DIFFER: bool = $run > 8;
             /// With the first quad of the scale.
             type Cursor<L: ByteLanes> = (*const u8, usize);
 
@@ -276,10 +272,10 @@ macro_rules! level_blocks {
             #[inline(always)]
             unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, s: usize) -> Self::Cursor<L> {
                 let quad = s * $quads;
-                // SAFETY: as the caller's; eight quads take `$bits` words.
+                // SAFETY: as the caller's.
                 unsafe {
                     let weights = block.add(16 * const { weights_at(Self::TYPE) } + 4 * lane);
-                    (weights.add(quad / 8 * $bits * QUAD_BYTES), quad % 8)
+                    (weights.add(quad / $run * $words * QUAD_BYTES), quad % $run)
                 }
             }
             #[inline(always)]
@@ -293,9 +289,9 @@ macro_rules! level_blocks {
     };
 }
 
-level_blocks!(Iq3Xxs, IQ3_XXS, 8, IQ3_XXS_LEVELS + 31, 62, 4, |l, from, q| nibbles(l, from, q));
-level_blocks!(Iq3S, IQ3_S, 8, IQ3_S_LEVELS + 15, 30, 4, |l, from, q| nibbles(l, from, q));
-level_blocks!(Iq2Xxs, IQ2_XXS, 8, IQ2_LEVELS + 43, 86, 3, |l, from, q| three_bits(l, from, q));
+level_blocks!(Iq3Xxs, IQ3_XXS, 8, IQ3_XXS_LEVELS + 31, 62, 8 in 4, |l, from, q| nibbles(l, from, q));
+level_blocks!(Iq3S, IQ3_S, 8, IQ3_S_LEVELS + 15, 30, 8 in 4, |l, from, q| nibbles(l, from, q));
+level_blocks!(Iq2Xxs, IQ2_XXS, 8, IQ2_LEVELS + 43, 86, 32 in 12, |l, from, q| three_bits(l, from, q));
 // And IQ2_XS.
-level_blocks!(Iq2Xs, IQ2_S, 4, IQ2_LEVELS + 43, 86, 3, |l, from, q| three_bits(l, from, q));
-level_blocks!(Iq1M, IQ1_M, 4, IQ1_M_LEVELS + 9, 18, 3, |l, from, q| three_bits(l, from, q));
+level_blocks!(Iq2Xs, IQ2_S, 4, IQ2_LEVELS + 43, 86, 32 in 12, |l, from, q| three_bits(l, from, q));
+level_blocks!(Iq1M, IQ1_M, 4, IQ1_M_LEVELS + 9, 18, 32 in 12, |l, from, q| three_bits(l, from, q));

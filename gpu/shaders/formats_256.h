@@ -204,20 +204,24 @@ struct IQ4_XS {
     }
 };
 
+// Quads `t` and `4 + t` of 32 weights of three bits, in three words; see quant/level_block.rs.
+struct ThreeBits {
+    int word[2], shift[2];
+    u32 mask, upper; // of the bits in `word`, and of the upper one in the middle word
+
+    INLINE explicit ThreeBits(int t) {
+        word[0] = t == 2, word[1] = t ? 2 : 1;
+        shift[0] = t == 1 ? 3 : t == 3 ? 6 : 0, shift[1] = t == 1 ? 0 : t == 3 ? 6 : 3;
+        mask = t == 3 ? 0x03030303u : 0x07070707u, upper = t == 3 ? 0x04040404u : 0;
+    }
+    INLINE u32 quad(u32 bits, u32 middle, int h) const { return (bits >> shift[h] & mask) | (middle >> (4 + h) & upper); }
+};
+
 // Blocks of 256 in sixteen sub-blocks of 16. BITS is 2, with a 4-bit scale and min each, or 3, with a 6-bit scale.
 template <int BITS>
 struct SmallK {
     static CONSTEXPR int BLOCK = 256, BYTES = BITS == 2 ? 84 : 110;
     static CONSTEXPR int D = BITS == 2 ? 80 : 0, SCALES = BITS == 2 ? 0 : 16 * 2, WEIGHTS = 16 * (BITS == 2 ? 16 : 14);
-    static CONSTEXPR int HALF = 4 * BITS; // words of 128 weights
-
-    // Sub-block `s` of half a block, from words that are each four sub-blocks (two bits), or two and a part of another
-    // (three bits; see quant/level_block.rs).
-    static INLINE u32 bits_of(const THREAD u32 (&words)[BITS], int s) {
-        if (BITS == 2) return words[s % 2] >> (s / 2 * 2) & 0x03030303u;
-        if (s < 6) return words[s / 2] >> (s % 2 * 3) & 0x07070707u;
-        return (words[s - 6] >> 6 & 0x03030303u) | (words[BITS - 1] >> (s - 2) & 0x04040404u);
-    }
 
     // The scale of sub-block `s`: in `word` and, of Q3_K, two upper bits in `upper`.
     static INLINE int scale_of(u32 word, u32 upper, int s) {
@@ -231,23 +235,29 @@ struct SmallK {
         int sum[TILES][2][2] = {}, mins[TILES][4] = {};
         load_scales(at, 16 * D, g, d);
         if (BITS == 2) load_scales(at, 16 * D + 32, g, dmin);
-        uint2 upper = {0, 0};
+        ThreeBits three(t);
+        uint2 upper = {0, 0}, words[2], middle = {0, 0};
         if (BITS == 3) upper = load_rows(at + SCALES, 128, g);
         for (int side = 0; side < 2; side++) {
-            u32 words[2][BITS];
-            for (int i = 0; i < BITS; i++) {
-                uint2 rows = load_rows(at + WEIGHTS, 64 * (HALF * side + 4 * i + t), g);
-                words[0][i] = rows.x, words[1][i] = rows.y;
-            }
+            if (BITS == 2)
+                for (int h = 0; h < 2; h++) words[h] = load_rows(at + WEIGHTS, 64 * (8 * side + t + 4 * h), g);
             for (int quarter = 0; quarter < 4; quarter++) {
                 uint2 b[TILES];
                 for (int tile = 0; tile < TILES; tile++) b[tile] = quants(x, tile, block * 8 + side * 4 + quarter);
+                if (BITS == 3) {
+                    const DEVICE u8* weights = at + WEIGHTS + 64 * 3 * (4 * side + quarter);
+                    for (int h = 0; h < 2; h++) words[h] = load_rows(weights, AT(64 * three.word[h]), g);
+                    middle = load_rows(weights, 64, g);
+                }
                 uint2 scales = load_rows(at + SCALES, 64 * (BITS == 2 ? 2 * side + quarter / 2 : quarter / 2), g);
                 for (int h = 0; h < 2; h++) {
                     int s = side * 8 + quarter * 2 + h;
                     int by[2] = {scale_of(scales.x, upper.x, s), scale_of(scales.y, upper.y, s)};
-                    u32 a[2] = {bits_of(words[0], quarter * 2 + h), bits_of(words[1], quarter * 2 + h)};
-                    if (BITS == 3) a[0] = minus(a[0], 4), a[1] = minus(a[1], 4);
+                    u32 a[2] = {words[h].x >> (quarter * 2) & 0x03030303u, words[h].y >> (quarter * 2) & 0x03030303u};
+                    if (BITS == 3) {
+                        a[0] = minus(three.quad(words[h].x, middle.x, h), 4);
+                        a[1] = minus(three.quad(words[h].y, middle.y, h), 4);
+                    }
                     // The mins times the sums of x: a product with rows of the min.
                     u32 m[2] = {(scales.x >> (s % 4 * 8 + 4) & 15) * 0x01010101u,
                                 (scales.y >> (s % 4 * 8 + 4) & 15) * 0x01010101u};
@@ -270,15 +280,15 @@ struct SmallK {
     }
     static INLINE float value(const DEVICE u8* at, int row, int i) {
         int s = i / 16;
-        u32 words[BITS];
-        for (int w = 0; w < BITS; w++)
-            words[w] = packed_byte(at + WEIGHTS, 4 * HALF * (i / 128) + 16 * w + i % 16, row);
-        int q = bits_of(words, s % 8);
         float d = packed_half(at, D, row);
         if (BITS == 2) {
+            int q = packed_byte(at + WEIGHTS, i / 128 * 32 + i % 32, row) >> (i % 128 / 32 * 2) & 3;
             int both = packed_byte(at, s, row);
             return sub(mul(mul(d, float(both & 15)), float(q)), mul(packed_half(at, D + 2, row), float(both >> 4)));
         }
+        ThreeBits three(i / 4 % 4);
+        int h = s % 2, word = i / 32 * 12 + i % 4; // byte `i % 4` of the first of three words
+        int q = three.quad(packed_byte(at + WEIGHTS, word + 4 * three.word[h], row), packed_byte(at + WEIGHTS, word + 4, row), h);
         int low = packed_byte(at + SCALES, s % 8, row) >> (s / 8 * 4) & 15;
         int high = packed_byte(at + SCALES, 8 + s % 4, row) >> (s / 4 * 2) & 3;
         return mul(mul(d, float((low | high << 4) - 32)), float(q - 4));

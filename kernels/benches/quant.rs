@@ -29,6 +29,22 @@ fn seconds() -> f64 {
 const OUTPUTS: usize = 12288;
 const INPUTS: usize = 1536;
 
+/// Asks for the pages that an engine's weights have. With pages of 4 KiB, at whose ends hardware prefetchers stop, a Zen 4 reads
+/// 22 instead of 31 GB/s, and other choices of what to prefetch are the fastest.
+fn advise_huge_pages<T>(memory: &mut [T]) {
+    #[cfg(target_os = "linux")]
+    {
+        const HUGE_PAGE: usize = 2 << 20;
+        let bytes = size_of_val(memory);
+        let begin = memory.as_mut_ptr().cast::<u8>();
+        let skipped = begin.align_offset(HUGE_PAGE).min(bytes);
+        // SAFETY: the range is within the slice; the advice changes no content. It may be refused.
+        unsafe { libc::madvise(begin.add(skipped).cast(), bytes - skipped, libc::MADV_HUGEPAGE) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = memory;
+}
+
 /// Distinct matrices of one or more types, in turn, in one aligned allocation of at least `bytes`.
 struct Pool {
     memory: Vec<[u64; 8]>,
@@ -53,7 +69,10 @@ impl Pool {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (state ^ state >> 29) & 0x9fff_9fff_9fff_9fff | 0x0808_0808_0808_0808
         };
-        Self { memory: (0..at / 64).map(|_| std::array::from_fn(|_| word())).collect(), matrices }
+        let mut memory = Vec::with_capacity(at / 64);
+        advise_huge_pages(memory.spare_capacity_mut());
+        memory.extend((0..at / 64).map(|_| std::array::from_fn(|_| word())));
+        Self { memory, matrices }
     }
 
     fn bytes(&self) -> &[u8] {

@@ -7,22 +7,23 @@
 //! ```text
 //!                        bytes: d       scales         offsets   level indices            total    bits per weight
 //! IQ3_XXS, IQ3_S         4 (f32)        4              -         8 x 16, four bits        136      4.25
-//! IQ2_XXS                4 (f32)        4              -         2 x 48, three bits       104      3.25
-//! IQ2_XS, IQ2_S, IQ1_M   4 (f32)        8              -         2 x 48, three bits       108      3.38
-//! Q3_K                   2 (f16)        12, as in files  -       2 x 48, three bits       110      3.44
+//! IQ2_XXS                4 (f32)        4              -         8 x 12, three bits       104      3.25
+//! IQ2_XS, IQ2_S, IQ1_M   4 (f32)        8              -         8 x 12, three bits       108      3.38
+//! Q3_K                   2 (f16)        12, as in files  -       8 x 12, three bits       110      3.44
 //! IQ1_S                  4 (f32)        4              4         2 x 32, two bits          76      2.38
 //! TQ1_0, TQ2_0           2 (f16), last  -              -         2 x 32, two bits          66      2.06
 //! ```
 //!
 //! * Scales of grids: nibble `s` is `b` of scale `s`, which is `2 b + 1`.
 //! * Four bits: 16 bytes per 32 weights, weight `i` in the low nibble of byte `i` and `16 + i` in the high one, as IQ4_XS.
-//! * Three bits: 48 bytes per 128 weights, three runs of 16 whose bytes `i` have weight `i` of eight groups of 16:
+//! * Three bits: three words per 32 weights, byte `j` of each with weight `j` of eight quads. The first four quads are in
+//!   words 0 and 1, the others in 1 and 2:
 //!
 //! ```text
-//! bits     0 1 2     3 4 5     6 7
-//! run 0    group 0   group 1   lower two bits of group 6
-//! run 1    group 2   group 3   lower two bits of group 7
-//! run 2    group 4   group 5   upper bit of group 6, upper bit of group 7
+//! bits     0 1 2    3 4 5    6 7
+//! word 0   quad 0   quad 1   lower two bits of quad 3
+//! word 1   quad 2   quad 4   upper bit of quad 3, upper bit of quad 7
+//! word 2   quad 5   quad 6   lower two bits of quad 7
 //! ```
 //!
 //! * Two bits: 32 bytes per 128 weights, weight `i` in bits `2 (i / 32)` of byte `i % 32`, as TQ2_0 in files.
@@ -122,7 +123,12 @@ pub(super) fn encode(weight_type: WeightType, file: &[u8], out: &mut [u8]) {
                 *out = std::array::from_fn(|i| number(q[i]) | number(q[16 + i]) << 4);
             }
         }
-        Coding::Three(_, numbers) => put_three_bits(quants, weights, |q| numbers[usize::from(q as u8)]),
+        Coding::Three(_, numbers) => {
+            for (q, out) in quants.iter().zip(weights.as_chunks_mut::<12>().0) {
+                let numbers = q.map(|q| numbers[usize::from(q as u8)]);
+                put_quads(std::array::from_fn(|quad| u32::from_le_bytes(numbers.as_chunks().0[quad])), out);
+            }
+        }
         // `q + 9` is `8 t` or `8 t + 2`.
         Coding::Eighths => {
             let offsets = (0..8).fold(0, |offsets, s| offsets | (((quants[s][0] + 9) as u8 >> 1 & 1) << s));
@@ -143,48 +149,32 @@ pub(super) fn encode(weight_type: WeightType, file: &[u8], out: &mut [u8]) {
     }
 }
 
-/// As [`encode`], 16 weights at a time: files of Q3_K are packed as fast as they are read.
+/// As [`encode`], a quad at a time: files of Q3_K are packed as fast as they are read.
 fn encode_q3_k(file: &[u8], out: &mut [u8]) {
     let (scales, weights) = out.split_at_mut(weights_at(WeightType::Q3_K));
     scales[..2].copy_from_slice(&file[108..110]);
     scales[2..].copy_from_slice(&file[96..108]);
-    let bytes = |from: usize| u128::from_le_bytes(*file[from..].first_chunk().expect("a block"));
-    let high = [bytes(0), bytes(16)];
-    for (half, out) in weights.as_chunks_mut::<48>().0.iter_mut().enumerate() {
-        let low = [bytes(32 + 32 * half), bytes(48 + 32 * half)];
-        let group = |group: usize| {
-            let bits = low[group % 2] >> (2 * (group / 2)) & splat(3);
-            bits | (high[group % 2] >> (4 * half + group / 2) & splat(1)) << 2
+    let words = file.as_chunks().0.first_chunk::<24>().expect("a block").map(u32::from_le_bytes);
+    let (upper, lower) = words.split_at(8);
+    for (k, out) in weights.as_chunks_mut::<12>().0.iter_mut().take(8).enumerate() {
+        let quad = |quad: usize| {
+            let bits = lower[k / 4 * 8 + quad] >> (2 * (k % 4)) & 0x0303_0303;
+            bits | (upper[quad] >> k & 0x0101_0101) << 2
         };
-        let runs = three_bit_runs(std::array::from_fn(group));
-        out.as_chunks_mut::<16>().0.iter_mut().zip(runs).for_each(|(out, run)| *out = run.to_le_bytes());
+        put_quads(std::array::from_fn(quad), out);
     }
 }
 
-/// Sixteen equal bytes.
-const fn splat(byte: u8) -> u128 {
-    u128::from_le_bytes([byte; 16])
-}
-
-/// The runs of eight groups of 16 weights, of three bits in a byte each.
-fn three_bit_runs(n: [u128; 8]) -> [u128; 3] {
-    let (low, high) = (splat(3), splat(4));
-    [
-        n[0] | n[1] << 3 | (n[6] & low) << 6,
-        n[2] | n[3] << 3 | (n[7] & low) << 6,
-        n[4] | n[5] << 3 | (n[6] & high) << 4 | (n[7] & high) << 5,
-    ]
-}
-
-/// Three bits of each weight.
+/// Eight quads, three bits in each byte.
 #[inline(always)]
-fn put_three_bits(quants: &[[i8; 32]], out: &mut [u8], bits: impl Fn(i8) -> u8) {
-    for (quants, out) in quants.as_chunks::<4>().0.iter().zip(out.as_chunks_mut::<48>().0) {
-        let mut groups = [[0; 16]; 8];
-        groups.as_flattened_mut().iter_mut().zip(quants.as_flattened()).for_each(|(to, q)| *to = bits(*q));
-        let runs = three_bit_runs(groups.map(u128::from_le_bytes));
-        out.as_chunks_mut::<16>().0.iter_mut().zip(runs).for_each(|(out, run)| *out = run.to_le_bytes());
-    }
+fn put_quads(q: [u32; 8], out: &mut [u8; 12]) {
+    let (low, high) = (0x0303_0303, 0x0404_0404);
+    let words = [
+        q[0] | q[1] << 3 | (q[3] & low) << 6,
+        q[2] | q[4] << 3 | (q[3] & high) << 4 | (q[7] & high) << 5,
+        q[5] | q[6] << 3 | (q[7] & low) << 6,
+    ];
+    out.as_chunks_mut().0.iter_mut().zip(words).for_each(|(out, word)| *out = word.to_le_bytes());
 }
 
 /// Two bits of each weight.
@@ -193,17 +183,6 @@ fn put_pairs(quants: &[[i8; 32]], out: &mut [u8], pair: impl Fn(i8) -> u8) {
     for (quants, out) in quants.as_chunks::<4>().0.iter().zip(out.as_chunks_mut::<32>().0) {
         *out = std::array::from_fn(|i| (0..4).fold(0, |byte, k| byte | pair(quants[k][i]) << (2 * k)));
     }
-}
-
-/// The three bits of weight `i`.
-fn three_bits(weights: &[u8], i: usize) -> u8 {
-    let run = |run: usize| weights[i / 128 * 48 + 16 * run + i % 16];
-    let bits = match i / 16 % 8 {
-        6 => run(0) >> 6 | run(2) >> 4 & 4,
-        7 => run(1) >> 6 | run(2) >> 5 & 4,
-        group => run(group / 2) >> (3 * (group % 2)),
-    };
-    bits & 7
 }
 
 /// Decodes a level block.
@@ -216,7 +195,20 @@ pub(super) fn decode(weight_type: WeightType, bytes: &[u8]) -> Block {
     let mut block = Block::empty(weight_type);
     let quant: &dyn Fn(usize) -> i8 = match coding(weight_type).expect("a type with levels") {
         Coding::Four(levels, _) => &|i| levels[usize::from(weights[i / 32 * 16 + i % 16] >> (4 * (i / 16 % 2)) & 15)],
-        Coding::Three(levels, _) => &|i| levels[usize::from(three_bits(weights, i))],
+        Coding::Three(levels, _) => &|i| {
+            let word = |k: usize| weights[i / 32 * 12 + 4 * k + i % 4];
+            let number = match i / 4 % 8 {
+                0 => word(0),
+                1 => word(0) >> 3,
+                2 => word(1),
+                3 => word(0) >> 6 | word(1) >> 4 & 4,
+                4 => word(1) >> 3,
+                5 => word(2),
+                6 => word(2) >> 3,
+                _ => word(2) >> 6 | word(1) >> 5 & 4,
+            };
+            levels[usize::from(number & 7)]
+        },
         Coding::Eighths => &|i| 8 * pair(i) - 9 + 2 * (scales[8] >> (i / 32) & 1) as i8,
         Coding::Ternary => return Block::new(WeightType::TQ2_0, bytes),
     };

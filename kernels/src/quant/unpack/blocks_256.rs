@@ -288,7 +288,7 @@ impl Format for Q3K {
         // SAFETY: as the caller's; the quads of eight scales take twelve words.
         unsafe {
             let weights = block.add(16 * const { weights_at(Self::TYPE) } + 4 * lane);
-            (weights.add(s / 8 * 12 * QUAD_BYTES), s % 8 * 4)
+            (weights.add(s / 2 * 3 * QUAD_BYTES), s % 2 * 4)
         }
     }
     #[inline(always)]

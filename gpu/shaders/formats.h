@@ -155,6 +155,25 @@ struct Q4_0 {
     }
 };
 
+// Quads t and 4 + t of 32 weights of five bits: in word t, upper bits of the second in the last word; see quant/recode.rs.
+INLINE u32 lower_five_bits(u32 word) { return word & 0x1f1f1f1fu; }
+INLINE u32 upper_five_bits(u32 word, u32 last, int t) {
+    return (word >> 5 & 0x07070707u) | (last >> (2 * t) & 0x03030303u) << 3;
+}
+
+// Their fragment, from words `at`.
+INLINE void five_bits_fragment(const DEVICE u8* at, int g, int t, THREAD u32 (&a)[4]) {
+    uint2 word = load_rows(at, 64 * t, g), last = load_rows(at, 256, g);
+    a[0] = lower_five_bits(word.x), a[1] = lower_five_bits(word.y);
+    a[2] = upper_five_bits(word.x, last.x, t), a[3] = upper_five_bits(word.y, last.y, t);
+}
+
+// Weight `i` of them.
+INLINE int five_bits(const DEVICE u8* at, int row, int i) {
+    int word = packed_byte(at, i % 16, row), last = packed_byte(at, 16 + i % 4, row);
+    return i < 16 ? lower_five_bits(word) : upper_five_bits(word, last, i / 4 % 4);
+}
+
 struct Q5_0 {
     static CONSTEXPR int BLOCK = 32, BYTES = 22;
 
@@ -163,19 +182,13 @@ struct Q5_0 {
                            THREAD Results<TILES>& y) {
         float d[2];
         load_scales(at, 0, g, d);
-        // Fifth bits: bit 8 i + w is that of input 4 w + i.
-        uint2 high = load_rows(at, 32, g), q = load_rows(at, 96 + 64 * t, g);
-        u32 words[2] = {q.x, q.y}, bits[2] = {high.x, high.y}, a[4];
-        for (int row = 0; row < 2; row++) {
-            a[row] = minus((words[row] & 0x0f0f0f0fu) | (bits[row] >> t & 0x01010101u) << 4, 16);
-            a[2 + row] = minus((words[row] >> 4 & 0x0f0f0f0fu) | (bits[row] >> (t + 4) & 0x01010101u) << 4, 16);
-        }
+        u32 a[4];
+        five_bits_fragment(at + 32, g, t, a);
+        for (int i = 0; i < 4; i++) a[i] = minus(a[i], 16);
         add_block_of_32<TILES>(x, block, t, a, d, y);
     }
     static INLINE float value(const DEVICE u8* at, int row, int i) {
-        int low = packed_byte(at + 96, i % 16, row) >> (i / 16 * 4) & 15;
-        int high = packed_byte(at + 32, i % 4, row) >> (i / 4) & 1;
-        return mul(packed_half(at, 0, row), float((low | high << 4) - 16));
+        return mul(packed_half(at, 0, row), float(five_bits(at + 32, row, i) - 16));
     }
 };
 
@@ -226,20 +239,13 @@ struct Q5_1 {
         float d[2], m[2];
         load_scales(at, 0, g, d);
         load_scales(at, 32, g, m);
-        // Fifth bits as in Q5_0.
-        uint2 high = load_rows(at, 64, g), q = load_rows(at, 128 + 64 * t, g);
-        u32 words[2] = {q.x, q.y}, bits[2] = {high.x, high.y}, a[4];
-        for (int row = 0; row < 2; row++) {
-            a[row] = (words[row] & 0x0f0f0f0fu) | (bits[row] >> t & 0x01010101u) << 4;
-            a[2 + row] = (words[row] >> 4 & 0x0f0f0f0fu) | (bits[row] >> (t + 4) & 0x01010101u) << 4;
-        }
+        u32 a[4];
+        five_bits_fragment(at + 64, g, t, a);
         add_block_of_32<TILES>(x, block, t, a, d, y);
         add_mins_of_32<TILES>(x, block, m, y);
     }
     static INLINE float value(const DEVICE u8* at, int row, int i) {
-        int low = packed_byte(at + 128, i % 16, row) >> (i / 16 * 4) & 15;
-        int high = packed_byte(at + 64, i % 4, row) >> (i / 4) & 1;
-        return sub(mul(packed_half(at, 0, row), float(low | high << 4)), -packed_half(at, 2, row));
+        return sub(mul(packed_half(at, 0, row), float(five_bits(at + 64, row, i))), -packed_half(at, 2, row));
     }
 };
 

@@ -34,17 +34,13 @@ INLINE void six_bits(const DEVICE u8* at, int row, int s, THREAD int& scale, THR
 // Blocks of 256 in eight sub-blocks of 32 with mins. BITS is 4 or 5.
 template <int BITS>
 struct QK {
-    static CONSTEXPR int BLOCK = 256, BYTES = 112 + 32 * (BITS - 4) + 32;
-    static CONSTEXPR int LOW = 256 + (BITS - 4) * 512; // where the nibbles begin; fifth bits are before them
+    static CONSTEXPR int BLOCK = 256, BYTES = 16 + 32 * BITS, WEIGHTS = 16 * 16;
 
     template <int TILES>
     static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
                            THREAD Results<TILES>& y) {
         float d[2], dmin[2];
         int sum[TILES][2][2] = {};
-        uint2 fifth[2] = {{0, 0}, {0, 0}};
-        if (BITS == 5)
-            for (int h = 0; h < 2; h++) fifth[h] = load_rows(at, 256 + 64 * (t + 4 * h), g);
         load_scales(at, 0, g, d);
         load_scales(at, 32, g, dmin);
         SixBits six(at, g);
@@ -53,18 +49,19 @@ struct QK {
         for (int side = 0; side < 2; side++) {
             u32 scales[2] = {side ? six.scales[0][1] : six.scales[0][0], side ? six.scales[1][1] : six.scales[1][0]};
             uint2 low[2][2];
-            for (int pair = 0; pair < 2; pair++)
-                for (int h = 0; h < 2; h++) low[pair][h] = load_rows(at, LOW + 64 * (16 * side + 8 * pair + t + 4 * h), g);
+            if (BITS == 4)
+                for (int pair = 0; pair < 2; pair++)
+                    for (int h = 0; h < 2; h++)
+                        low[pair][h] = load_rows(at, WEIGHTS + 64 * (16 * side + 8 * pair + t + 4 * h), g);
             for (int q = 0; q < 4; q++) {
                 int s = 4 * side + q;
                 u32 a[4];
-                for (int h = 0; h < 2; h++) {
-                    uint2 words = low[q / 2][h];
-                    a[2 * h] = words.x >> (q % 2 * 4) & 0x0f0f0f0fu;
-                    a[2 * h + 1] = words.y >> (q % 2 * 4) & 0x0f0f0f0fu;
-                    if (BITS == 5) {
-                        a[2 * h] |= (fifth[h].x >> s & 0x01010101u) << 4;
-                        a[2 * h + 1] |= (fifth[h].y >> s & 0x01010101u) << 4;
+                if (BITS == 5) {
+                    five_bits_fragment(at + WEIGHTS + 5 * 64 * s, g, t, a);
+                } else {
+                    for (int h = 0; h < 2; h++) {
+                        a[2 * h] = low[q / 2][h].x >> (q % 2 * 4) & 0x0f0f0f0fu;
+                        a[2 * h + 1] = low[q / 2][h].y >> (q % 2 * 4) & 0x0f0f0f0fu;
                     }
                 }
                 int by[2] = {int(scales[0] >> (q * 8) & 255), int(scales[1] >> (q * 8) & 255)};
@@ -92,10 +89,12 @@ struct QK {
         }
     }
     static INLINE float value(const DEVICE u8* at, int row, int i) {
-        int scale, min;
+        int scale, min, q;
         six_bits(at, row, i / 32, scale, min);
-        int q = packed_byte(at + LOW, i / 64 * 32 + i % 32, row) >> (i % 64 / 32 * 4) & 15;
-        if (BITS == 5) q |= (packed_byte(at + 256, i % 32, row) >> (i / 32) & 1) << 4;
+        if (BITS == 5)
+            q = five_bits(at + WEIGHTS + 5 * 64 * (i / 32), row, i % 32);
+        else
+            q = packed_byte(at + WEIGHTS, i / 64 * 32 + i % 32, row) >> (i % 64 / 32 * 4) & 15;
         return sub(mul(packed_half(at, 0, row) * float(scale), float(q)), mul(packed_half(at, 2, row), float(min)));
     }
 };
@@ -105,11 +104,13 @@ typedef QK<5> Q5_K;
 // Blocks of 256 in sixteen sub-blocks of 16.
 struct Q6_K {
     static CONSTEXPR int BLOCK = 256, BYTES = 210;
-    // A half has 16 words of lower bits and 8 of upper bits: lower 0 to 4, upper 0 to 4, lower 4 to 8, upper 4 to 8, lower 8 to 16.
-    static CONSTEXPR int D = 0, SCALES = 16 * 2, HALVES = 16 * 18, HALF = 16 * 96;
+    static CONSTEXPR int D = 0, SCALES = 16 * 2, WEIGHTS = 16 * 18;
 
-    static INLINE int lower_word(int w) { return w < 4 ? w : w < 8 ? w + 4 : w + 8; }
-    static INLINE int upper_word(int w) { return w < 4 ? w + 4 : w + 8; }
+    // Quad t (h = 0) or 4 + t of 32 weights: in word t, upper bits of the second in word 4 + t / 2; see quant/recode.rs.
+    static INLINE u32 quad(u32 word, u32 next, int t, int h) {
+        if (h == 0) return word & 0x3f3f3f3fu;
+        return (word >> 6 & 0x03030303u) | (next >> (t % 2 * 4) & 0x0f0f0f0fu) << 2;
+    }
 
     template <int TILES>
     static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
@@ -117,24 +118,17 @@ struct Q6_K {
         float d[2];
         int sum[TILES][2][2] = {};
         load_scales(at, D, g, d);
+        // The loads of half a block overlap: of all of it, they take 120 registers.
+#pragma unroll 1
         for (int side = 0; side < 2; side++) {
-            // Of 16 words, word w has inputs 4 w.. of the half's first 64 in its low nibbles, of its last 64 in the high
-            // ones; of 8 words, word w has two upper bits for each quarter.
-            uint2 low[4], high[2];
-            const DEVICE u8* weights = at + HALVES + side * HALF;
-            for (int i = 0; i < 4; i++) low[i] = load_rows(weights, 64 * (t + lower_word(4 * i)), g);
-            for (int i = 0; i < 2; i++) high[i] = load_rows(weights, 64 * (t + upper_word(4 * i)), g);
             for (int quarter = 0; quarter < 4; quarter++) {
                 uint2 b[TILES];
                 for (int tile = 0; tile < TILES; tile++) b[tile] = quants(x, tile, block * 8 + side * 4 + quarter);
+                const DEVICE u8* weights = at + WEIGHTS + 6 * 64 * (side * 4 + quarter);
+                uint2 word = load_rows(weights, 64 * t, g), next = load_rows(weights, 64 * (4 + t / 2), g);
                 for (int h = 0; h < 2; h++) {
                     int s = side * 8 + quarter * 2 + h;
-                    uint2 q = low[quarter % 2 * 2 + h], up = high[h];
-                    u32 words[2] = {q.x, q.y}, bits[2] = {up.x, up.y}, a[2];
-                    for (int row = 0; row < 2; row++) {
-                        u32 low_bits = words[row] >> (quarter / 2 * 4) & 0x0f0f0f0fu;
-                        a[row] = minus(low_bits | (bits[row] >> (quarter * 2) & 0x03030303u) << 4, 32);
-                    }
+                    u32 a[2] = {minus(quad(word.x, next.x, t, h), 32), minus(quad(word.y, next.y, t, h), 32)};
                     // Scales of the rows are interleaved by byte.
                     u32 scales = *reinterpret_cast<const DEVICE u16*>(at + SCALES + AT(16 * s + 2 * g));
                     int by[2] = {(i8)scales, (i8)(scales >> 8)};
@@ -153,13 +147,11 @@ struct Q6_K {
             }
     }
     static INLINE float value(const DEVICE u8* at, int row, int i) {
-        int side = i / 128, quarter = i % 128 / 32;
-        const DEVICE u8* weights = at + HALVES + side * HALF;
-        int low = packed_byte(weights, 4 * lower_word(i % 64 / 4) + i % 4, row) >> (quarter / 2 * 4) & 15;
-        int high = packed_byte(weights, 4 * upper_word(i % 32 / 4) + i % 4, row) >> (quarter * 2) & 3;
+        const DEVICE u8* weights = at + WEIGHTS + 6 * 64 * (i / 32);
+        int t = i / 4 % 4, word = packed_byte(weights, i % 16, row), next = packed_byte(weights, 16 + t / 2 * 4 + i % 4, row);
         float d = half_to_float(reinterpret_cast<const DEVICE u16*>(at + D)[row]);
         float by = float((i8)at[AT(SCALES + 16 * (i / 16) + row)]) * d;
-        return mul(by, float((low | high << 4) - 32));
+        return mul(by, float(int(quad(word, next, t, i % 32 / 16)) - 32));
     }
 };
 
@@ -204,7 +196,7 @@ struct IQ4_XS {
     }
 };
 
-// Quads `t` and `4 + t` of 32 weights of three bits, in three words; see quant/level_block.rs.
+// Quads `t` and `4 + t` of 32 weights of three bits, in three words; see quant/recode.rs.
 struct ThreeBits {
     int word[2], shift[2];
     u32 mask, upper; // of the bits in `word`, and of the upper one in the middle word

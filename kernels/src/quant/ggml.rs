@@ -169,7 +169,8 @@ impl Block {
         }
     }
 
-    fn q4_or_q5(&mut self, bytes: &[u8], weight_type: WeightType) {
+    /// The scales and mins of Q4_K and Q5_K, from a block's first 16 bytes.
+    pub fn six_bit_scales(&mut self, bytes: &[u8]) {
         self.d = [half_at(bytes, 0); 16];
         self.dmin = half_at(bytes, 2);
         for s in 0..8 {
@@ -177,6 +178,10 @@ impl Block {
             self.scales[s] = scale as i8;
             self.mins[s] = min;
         }
+    }
+
+    fn q4_or_q5(&mut self, bytes: &[u8], weight_type: WeightType) {
+        self.six_bit_scales(bytes);
         let (high, quants) = match weight_type {
             WeightType::Q5_K => (Some(&bytes[16..48]), &bytes[48..176]),
             _ => (None, &bytes[16..144]),

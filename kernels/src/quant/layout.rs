@@ -31,28 +31,22 @@
 //! high    x32 x33 x34 x35     x32 x33 x34 x35   ...   x32 x33 x34 x35
 //! ```
 //!
-//! Fields are in file order, so that one at byte `o` of a GGUF block begins at byte `16 o` of a packed block. Fields of
-//! these types are in the order in which a product first reads them, because hardware prefetchers follow ascending
-//! addresses:
-//!
-//! | type | order, in bytes of a row's GGUF block |
-//! |---|---|
-//! | `Q6_K` | `d` 208..210, scales 192..208; for each half `h` lower bits `64 h..+16`, upper bits `128 + 32 h..+16`, the next 16 of either, the other 32 of the lower bits |
-//! | `TQ1_0`, `TQ2_0` | `d` 64..66, weights 0..64 |
+//! Fields are in file order, so that one at byte `o` of a GGUF block begins at byte `16 o` of a packed block; except that
+//! `d` of `Q6_K`, `TQ1_0` and `TQ2_0` comes first, because hardware prefetchers follow ascending addresses.
 //!
 //! Fields whose content or unit changes:
 //!
 //! | type | field | change | reason |
 //! |---|---|---|---|
 //! | `Q8_0` | weights | plus 128 | `vpdpbusd` takes one operand unsigned |
-//! | `Q5_0`, `Q5_1` | fifth bits | bit `4 g + i` to bit `8 i + g` | one shift and mask reach quad `g`'s four bits |
 //! | `Q6_K` | 8-bit scales | units of 1 byte | 16 of them widen in one instruction |
 //! | `IQ4_XS` | upper bits of scales | units of 1 byte | the same |
 //! | `MXFP4` | exponents | units of 1 byte | the field is one byte long |
 //! | `NVFP4` | scales | 0x7f (NaN, read as 0) to 0 | the seven bits are then finite |
 //!
-//! Q3_K, IQ1, IQ2, IQ3 and ternary blocks are first converted to level blocks (`level_block.rs`), which are longer, except
-//! Q3_K's. The others are as long as in the file, so that a range of panels occupies the same bytes before and after.
+//! Q3_K, Q5, Q6_K, IQ1, IQ2, IQ3 and ternary blocks are first recoded (`recode.rs`). Blocks of grids and ternary ones
+//! become longer; the others are as long as in the file, so that a range of panels occupies the same bytes before and
+//! after.
 //!
 //! The rows after the last whole panel are not interleaved; kernels interleave those blocks on the stack.
 //!

@@ -12,7 +12,7 @@
 //! | `weight_type.rs` | the types and their sizes |
 //! | `ggml.rs` | the meaning of a GGUF block's bytes ([`dequantize_row`]) |
 //! | `grids.rs` | the grids of IQ1, IQ2 and IQ3, and the decoding of their blocks |
-//! | `level_block.rs` | the packed form of those and of ternary blocks |
+//! | `recode.rs` | the packed form of grids, ternary blocks and weights of three, five and six bits |
 //! | `encode/` | quantization to GGUF blocks ([`quantize_row`]) |
 //! | `pack.rs`, `packed_matrix.rs` | the packed order and its inverse |
 //! | `activations.rs` | 8-bit activations, in the blocks of llama.cpp's dot products |
@@ -32,13 +32,13 @@ mod encode;
 mod ggml;
 mod grids;
 mod layout;
-mod level_block;
 mod matmul;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod microkernel;
 mod output;
 mod pack;
 mod packed_matrix;
+mod recode;
 mod scalar;
 #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod source;

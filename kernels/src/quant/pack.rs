@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::quant::layout::{MAX_BLOCK_BYTES, PANEL_ROWS};
-use crate::quant::level_block::{encode, has_levels};
+use crate::quant::recode::{encode, is_recoded};
 use crate::quant::weight_type::WeightType;
 
 /// How packing changes a unit.
@@ -12,8 +12,6 @@ enum Change {
     None,
     /// Adds 128 to every byte.
     AddBias,
-    /// [`spread_bits`].
-    SpreadBits,
     /// 0x7f to 0 in every byte. NVFP4 has two encodings of scale zero; extraction always gives 0.
     OneZero,
 }
@@ -33,35 +31,20 @@ const fn changed(start: usize, end: usize, change: Change) -> Field {
     Field { range: start..end, unit: 4, change }
 }
 
-const Q6_K_FIELDS: [Field; 12] = [
-    field(208, 210, 2),
-    // In units of 1 byte: 16 of them widen in one instruction; extracting them from words takes two more each.
-    field(192, 208, 1),
-    field(0, 16, 4),
-    field(128, 144, 4),
-    field(16, 32, 4),
-    field(144, 160, 4),
-    field(32, 64, 4),
-    field(64, 80, 4),
-    field(160, 176, 4),
-    field(80, 96, 4),
-    field(176, 192, 4),
-    field(96, 128, 4),
-];
-
 /// The fields of a block in the order of [`super::layout`].
 const fn fields(weight_type: WeightType) -> &'static [Field] {
     match weight_type {
         WeightType::Q4_0 | WeightType::IQ4_NL => const { &[field(0, 2, 2), field(2, 18, 4)] },
         WeightType::Q4_1 => const { &[field(0, 4, 2), field(4, 20, 4)] },
-        WeightType::Q5_0 => const { &[field(0, 2, 2), changed(2, 6, Change::SpreadBits), field(6, 22, 4)] },
-        WeightType::Q5_1 => const { &[field(0, 4, 2), changed(4, 8, Change::SpreadBits), field(8, 24, 4)] },
+        WeightType::Q5_0 => const { &[field(0, 2, 2), field(2, 22, 4)] },
+        WeightType::Q5_1 => const { &[field(0, 4, 2), field(4, 24, 4)] },
         WeightType::Q8_0 => const { &[field(0, 2, 2), changed(2, 34, Change::AddBias)] },
         WeightType::Q2_K => const { &[field(0, 80, 4), field(80, 84, 2)] },
         WeightType::Q3_K => const { &[field(0, 2, 2), field(2, 110, 4)] },
         WeightType::Q4_K => const { &[field(0, 4, 2), field(4, 144, 4)] },
         WeightType::Q5_K => const { &[field(0, 4, 2), field(4, 176, 4)] },
-        WeightType::Q6_K => &Q6_K_FIELDS,
+        // Scales in units of 1 byte: 16 of them widen in one instruction; extracting them from words takes two more each.
+        WeightType::Q6_K => const { &[field(0, 2, 2), field(2, 18, 1), field(18, 210, 4)] },
         WeightType::IQ4_XS => const { &[field(0, 2, 2), field(2, 4, 1), field(4, 136, 4)] },
         WeightType::MXFP4 => const { &[field(0, 1, 1), field(1, 17, 4)] },
         WeightType::NVFP4 => const { &[changed(0, 4, Change::OneZero), field(4, 36, 4)] },
@@ -73,30 +56,7 @@ const fn fields(weight_type: WeightType) -> &'static [Field] {
     }
 }
 
-/// Moves bit `4 g + i` of a word to bit `8 i + g`: the fifth bits of quad `g`'s four inputs are then at the same place of
-/// four bytes, where one shift and one mask reach them.
-pub(super) fn spread_bits(word: u32) -> u32 {
-    let mut spread = 0;
-    for i in 0..4 {
-        for g in 0..8 {
-            spread |= (word >> (4 * g + i) & 1) << (8 * i + g);
-        }
-    }
-    spread
-}
-
-/// The inverse of [`spread_bits`].
-fn gather_bits(word: u32) -> u32 {
-    let mut gathered = 0;
-    for i in 0..4 {
-        for g in 0..8 {
-            gathered |= (word >> (8 * i + g) & 1) << (4 * g + i);
-        }
-    }
-    gathered
-}
-
-/// Interleaves one block of up to 16 rows. `row(l)` is lane `l`'s block, of levels if the type has them; lanes without
+/// Interleaves one block of up to 16 rows. `row(l)` is lane `l`'s block, recoded if the type is; lanes without
 /// a row keep their bytes.
 #[inline(always)]
 pub(super) fn interleave<'a>(weight_type: WeightType, row: impl Fn(usize) -> Option<&'a [u8]>, out: &mut [u8]) {
@@ -116,9 +76,6 @@ pub(super) fn interleave<'a>(weight_type: WeightType, row: impl Fn(usize) -> Opt
                     Change::AddBias => copy_units::<4>(source, target, lane, |x| x.map(|b| b ^ 0x80)),
                     Change::OneZero => {
                         copy_units::<4>(source, target, lane, |x| x.map(|b| if b == 0x7f { 0 } else { b }));
-                    }
-                    Change::SpreadBits => {
-                        copy_units::<4>(source, target, lane, |x| spread_bits(u32::from_le_bytes(x)).to_le_bytes());
                     }
                 },
             }
@@ -146,10 +103,6 @@ pub(super) fn extract(weight_type: WeightType, packed: &[u8], lane: usize, out: 
             match change {
                 Change::None | Change::OneZero => {}
                 Change::AddBias => out.iter_mut().for_each(|b| *b ^= 0x80),
-                Change::SpreadBits => {
-                    let word = u32::from_le_bytes([out[0], out[1], out[2], out[3]]);
-                    out.copy_from_slice(&gather_bits(word).to_le_bytes());
-                }
             }
         }
     }
@@ -179,7 +132,7 @@ pub fn pack(weight_type: WeightType, inputs: usize, source: &[u8], destination: 
         pack_panel(weight_type, source, target);
     }
     let (source, target) = (sources.remainder(), targets.into_remainder());
-    if has_levels(weight_type) {
+    if is_recoded(weight_type) {
         let blocks = source.chunks_exact(weight_type.block_bytes());
         for (block, out) in blocks.zip(target.chunks_exact_mut(weight_type.packed_block_bytes())) {
             encode(weight_type, block, out);
@@ -201,7 +154,7 @@ fn pack_panel(weight_type: WeightType, source: &[u8], target: &mut [u8]) {
                     let mut blocks = [[0; MAX_BLOCK_BYTES]; PANEL_ROWS];
                     for (b, out) in target.chunks_exact_mut(PANEL_ROWS * packed_bytes).enumerate() {
                         let row = |lane: usize| &source[lane * row_bytes + b * bytes..][..bytes];
-                        if const { has_levels(WeightType::$name) } {
+                        if const { is_recoded(WeightType::$name) } {
                             for (lane, block) in blocks.iter_mut().enumerate() {
                                 encode(WeightType::$name, row(lane), &mut block[..packed_bytes]);
                             }

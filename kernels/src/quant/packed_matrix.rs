@@ -2,8 +2,8 @@
 
 use crate::quant::ggml::Block;
 use crate::quant::layout::{MAX_BLOCK_BYTES, PANEL_ROWS};
-use crate::quant::level_block::{decode, has_levels};
 use crate::quant::pack::{extract, interleave};
+use crate::quant::recode::{decode, is_recoded};
 use crate::quant::weight_type::WeightType;
 
 /// A packed `(outputs, inputs)` matrix.
@@ -118,5 +118,5 @@ pub(super) fn block(matrix: &PackedMatrix<'_>, row: usize, b: usize) -> Block {
             bytes.copy_from_slice(&rows[start..][..block_bytes]);
         }
     }
-    if has_levels(weight_type) { decode(weight_type, bytes) } else { Block::new(weight_type, bytes) }
+    if is_recoded(weight_type) { decode(weight_type, bytes) } else { Block::new(weight_type, bytes) }
 }

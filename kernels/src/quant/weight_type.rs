@@ -190,7 +190,7 @@ impl WeightType {
         }
     }
 
-    /// Bytes per block and row when packed: those of the file, except for types packed as level blocks.
+    /// Bytes per block and row when packed: those of the file, except for grids and ternary types.
     pub const fn packed_block_bytes(self) -> usize {
         match self {
             Self::TQ1_0 | Self::TQ2_0 => 66,

@@ -1,9 +1,10 @@
 //! Formats with blocks of 256 and integer weights.
 
-use super::format::{BlockScales, Format, load_field, load_halves};
+use super::blocks_32::five_bits;
+use super::format::{BlockScales, Format, load_field, load_halves, shifted_bits};
 use super::levels::three_bits;
 use crate::quant::layout::QUAD_BYTES;
-use crate::quant::level_block::weights_at;
+use crate::quant::recode::weights_at;
 use crate::quant::weight_type::WeightType;
 use crate::simd::bytes::{ByteLanes, Bytes};
 
@@ -40,32 +41,6 @@ impl<L: ByteLanes> Plane<L> {
         unsafe {
             let bytes = l.load_words(self.from.add(g * QUAD_BYTES));
             l.and(if L::ALL_BYTES { bytes } else { l.shift_bytes(bytes, -self.up) }, self.mask)
-        }
-    }
-}
-
-/// Weights in two planes: `(low >> down) & low_mask | shift(high, high_up) & high_mask`.
-#[derive(Clone, Copy)]
-pub(in crate::quant) struct Planes<L: ByteLanes> {
-    low: *const u8,
-    low_mask: L::I,
-    down: i32,
-    high: *const u8,
-    high_mask: L::I,
-    high_up: i32,
-}
-
-impl<L: ByteLanes> Planes<L> {
-    /// # Safety
-    /// The caller is inside a function with `L`'s features; the planes have a quad `g`.
-    #[inline(always)]
-    unsafe fn quad(self, l: L, g: usize) -> L::I {
-        // SAFETY: the planes have a quad `g`.
-        unsafe {
-            let low = l.load_words(self.low.add(g * QUAD_BYTES));
-            let high = l.load_words(self.high.add(g * QUAD_BYTES));
-            let low = l.and(l.shift_bytes(low, -self.down), self.low_mask);
-            l.or(low, l.and(l.shift_bytes(high, self.high_up), self.high_mask))
         }
     }
 }
@@ -132,8 +107,7 @@ impl Format for Q5K {
     const BYTES: Bytes = Bytes::Unsigned(31);
     const MIN_PAIRS: usize = 4;
     const SLOW_TO_UNPACK: bool = true;
-    const PREFETCH_ONE_RUN_FROM: usize = 2;
-    type Cursor<L: ByteLanes> = Planes<L>;
+    type Cursor<L: ByteLanes> = *const u8;
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
@@ -141,23 +115,14 @@ impl Format for Q5K {
         unsafe { load_six_bit_scales(l, block, lane, 0, scales) }
     }
     #[inline(always)]
-    unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Planes<L> {
-        // SAFETY: as the caller's.
-        unsafe {
-            Planes {
-                low: block.add(16 * (48 + s / 2 * 32) + 4 * lane),
-                low_mask: l.splat_word(0x0f0f_0f0f),
-                down: s as i32 % 2 * 4,
-                high: block.add(16 * 16 + 4 * lane),
-                high_mask: l.splat_word(0x1010_1010),
-                high_up: 4 - s as i32,
-            }
-        }
+    unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, s: usize) -> *const u8 {
+        // SAFETY: as the caller's; a scale's quads take five words.
+        unsafe { block.add(16 * const { weights_at(Self::TYPE) } + 5 * s * QUAD_BYTES + 4 * lane) }
     }
     #[inline(always)]
-    unsafe fn quad<L: ByteLanes>(l: L, cursor: Planes<L>, g: usize) -> L::I {
+    unsafe fn quad<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
         // SAFETY: as the caller's.
-        unsafe { cursor.quad(l, g) }
+        unsafe { five_bits(l, from, g) }
     }
 }
 
@@ -169,8 +134,9 @@ impl Format for Q6K {
     const ZERO_POINT: Option<u8> = Some(32);
     const BYTES: Bytes = Bytes::Unsigned(63);
     const SLOW_TO_UNPACK: bool = true;
-    const PREFETCH_ONE_RUN_FROM: usize = 3;
-    type Cursor<L: ByteLanes> = Planes<L>;
+    const PREFETCH_ONE_RUN_FROM: usize = 4;
+    /// With the first quad of the scale.
+    type Cursor<L: ByteLanes> = (*const u8, usize);
 
     #[inline(always)]
     unsafe fn load_scales<L: ByteLanes>(l: L, block: *const u8, lane: usize, scales: &mut BlockScales<L>) {
@@ -183,26 +149,35 @@ impl Format for Q6K {
         }
     }
     #[inline(always)]
-    unsafe fn cursor<L: ByteLanes>(l: L, block: *const u8, lane: usize, s: usize) -> Planes<L> {
-        // SAFETY: as the caller's.
+    unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, s: usize) -> Self::Cursor<L> {
+        // SAFETY: as the caller's; the quads of two scales take six words.
         unsafe {
-            let (half, quarter, start) = (s / 8, s % 8 / 2, s % 2 * 16);
-            let weights = 18 + half * 96;
-            let low = if quarter % 2 == 0 { weights + 2 * start } else { weights + 64 + start };
-            Planes {
-                low: block.add(16 * low + 4 * lane),
-                low_mask: l.splat_word(0x0f0f_0f0f),
-                down: quarter as i32 / 2 * 4,
-                high: block.add(16 * (weights + 16 + 2 * start) + 4 * lane),
-                high_mask: l.splat_word(0x3030_3030),
-                high_up: 4 - 2 * quarter as i32,
-            }
+            let weights = block.add(16 * const { weights_at(Self::TYPE) } + 4 * lane);
+            (weights.add(s / 2 * 6 * QUAD_BYTES), s % 2 * 4)
         }
     }
     #[inline(always)]
-    unsafe fn quad<L: ByteLanes>(l: L, cursor: Planes<L>, g: usize) -> L::I {
+    unsafe fn quad<L: ByteLanes>(l: L, (from, first): Self::Cursor<L>, g: usize) -> L::I {
         // SAFETY: as the caller's.
-        unsafe { cursor.quad(l, g) }
+        unsafe { six_bits(l, from, first + g) }
+    }
+}
+
+/// Quad `q` of 32 weights of six bits, which `recode.rs` lays out.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; six quads of bytes begin at `from`.
+#[inline(always)]
+unsafe fn six_bits<L: ByteLanes>(l: L, from: *const u8, q: usize) -> L::I {
+    let t = q % 4;
+    // SAFETY: as the caller's.
+    unsafe {
+        let word = from.add(t * QUAD_BYTES);
+        if q < 4 {
+            return shifted_bits(l, word, 0, 0x3f3f_3f3f);
+        }
+        let upper = shifted_bits(l, from.add((4 + t / 2) * QUAD_BYTES), 2 - 4 * (t as i32 % 2), 0x3c3c_3c3c);
+        l.or(shifted_bits(l, word, -6, 0x0303_0303), upper)
     }
 }
 

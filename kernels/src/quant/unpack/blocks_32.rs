@@ -1,6 +1,6 @@
 //! Formats with blocks of 32 and integer weights.
 
-use super::format::{BlockScales, Format, load_halves};
+use super::format::{BlockScales, Format, load_halves, shifted_bits};
 use crate::quant::layout::QUAD_BYTES;
 use crate::quant::weight_type::WeightType;
 use crate::simd::bytes::{ByteLanes, Bytes};
@@ -62,21 +62,26 @@ macro_rules! blocks_of_32 {
     };
 }
 
-/// As [`nibbles`], after a quad of fifth bits (see [`crate::quant::layout`] for their order).
+/// Quad `g` of 32 weights of five bits, which `recode.rs` lays out.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; a quad of fifth bits and four of nibbles begin at `from`.
+/// The caller is inside a function with `L`'s features; five quads of bytes begin at `from`.
 #[inline(always)]
-unsafe fn nibbles_and_bits<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
+pub(super) unsafe fn five_bits<L: ByteLanes>(l: L, from: *const u8, g: usize) -> L::I {
+    let t = g % 4;
     // SAFETY: as the caller's.
     unsafe {
-        let high = l.shift_bytes(l.load_words(from), 4 - g as i32);
-        l.or(nibbles(l, from.add(QUAD_BYTES), g), l.and(high, l.splat_word(0x1010_1010)))
+        let word = from.add(t * QUAD_BYTES);
+        if g < 4 {
+            return shifted_bits(l, word, 0, 0x1f1f_1f1f);
+        }
+        let upper = shifted_bits(l, from.add(4 * QUAD_BYTES), 3 - 2 * t as i32, 0x1818_1818);
+        l.or(shifted_bits(l, word, -5, 0x0707_0707), upper)
     }
 }
 
 blocks_of_32!(Q40, Q4_0, false, Some(8), Bytes::Unsigned(15), |l, from, g| nibbles(l, from, g));
 blocks_of_32!(Q41, Q4_1, true, None, Bytes::Unsigned(15), |l, from, g| nibbles(l, from, g));
-blocks_of_32!(Q50, Q5_0, false, Some(16), Bytes::Unsigned(31), |l, from, g| nibbles_and_bits(l, from, g));
-blocks_of_32!(Q51, Q5_1, true, None, Bytes::Unsigned(31), |l, from, g| nibbles_and_bits(l, from, g));
+blocks_of_32!(Q50, Q5_0, false, Some(16), Bytes::Unsigned(31), |l, from, g| five_bits(l, from, g));
+blocks_of_32!(Q51, Q5_1, true, None, Bytes::Unsigned(31), |l, from, g| five_bits(l, from, g));
 blocks_of_32!(Q80, Q8_0, false, Some(128), Bytes::Biased, |l, from, g| l.load_words(from.add(g * QUAD_BYTES)));

@@ -118,3 +118,13 @@ pub(super) unsafe fn load_field<L: ByteLanes>(l: L, block: *const u8, offset: us
     // SAFETY: the caller names a field of words.
     unsafe { l.load_words(block.add(16 * offset + 4 * lane)) }
 }
+
+/// Bytes shifted left, the bits of a mask.
+///
+/// # Safety
+/// The caller is inside a function with `L`'s features; a quad of bytes begins at `from`.
+#[inline(always)]
+pub(super) unsafe fn shifted_bits<L: ByteLanes>(l: L, from: *const u8, up: i32, mask: i32) -> L::I {
+    // SAFETY: as the caller's.
+    unsafe { l.and(l.shift_bytes(l.load_words(from), up), l.splat_word(mask)) }
+}

@@ -1,10 +1,10 @@
 //! Formats whose weights are indices into sixteen levels, or eight.
 
 use super::blocks_32::nibbles;
-use super::format::{BlockScales, Format, load_field, load_halves};
+use super::format::{BlockScales, Format, load_field, load_halves, shifted_bits};
 use crate::quant::ggml::{E2M1_LEVELS, IQ4_NL_LEVELS};
 use crate::quant::layout::QUAD_BYTES;
-use crate::quant::level_block::{IQ1_M_LEVELS, IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS, weights_at};
+use crate::quant::recode::{IQ1_M_LEVELS, IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS, weights_at};
 use crate::quant::weight_type::WeightType;
 use crate::simd::bytes::{ByteLanes, Bytes};
 
@@ -192,7 +192,7 @@ impl Format for Nvfp4 {
 /// A block's scale and four bits `b` of each other scale, `2 b + 1`.
 ///
 /// # Safety
-/// The caller is inside a function with `L`'s features; `block` is a packed level block with as many scales, `lane` one
+/// The caller is inside a function with `L`'s features; `block` is a packed grid block with as many scales, `lane` one
 /// of its rows.
 #[inline(always)]
 pub(super) unsafe fn load_odd_scales<L: ByteLanes>(
@@ -219,17 +219,7 @@ pub(super) unsafe fn load_odd_scales<L: ByteLanes>(
     }
 }
 
-/// Bytes shifted left, the bits of a mask.
-///
-/// # Safety
-/// The caller is inside a function with `L`'s features; a quad of bytes begins at `from`.
-#[inline(always)]
-pub(super) unsafe fn shifted_bits<L: ByteLanes>(l: L, from: *const u8, up: i32, mask: i32) -> L::I {
-    // SAFETY: as the caller's.
-    unsafe { l.and(l.shift_bytes(l.load_words(from), up), l.splat_word(mask)) }
-}
-
-/// Quad `q` of 32 weights of three bits, which `level_block.rs` lays out.
+/// Quad `q` of 32 weights of three bits, which `recode.rs` lays out.
 ///
 /// # Safety
 /// The caller is inside a function with `L`'s features; three quads of bytes begin at `from`.
@@ -251,8 +241,8 @@ pub(super) unsafe fn three_bits<L: ByteLanes>(l: L, from: *const u8, q: usize) -
     }
 }
 
-/// A format with level blocks: `$from` points at the 32 weights that contain quad `$q`.
-macro_rules! level_blocks {
+/// A format with level indices: `$from` points at the 32 weights that contain quad `$q`.
+macro_rules! levels {
     ($name:ident, $type:ident, $quads:literal, $levels:ident + $zero_point:literal, $max:literal, $bits:literal,
         |$l:ident, $from:ident, $q:ident| $number:expr) => {
         pub(in crate::quant) struct $name;
@@ -293,9 +283,9 @@ macro_rules! level_blocks {
     };
 }
 
-level_blocks!(Iq3Xxs, IQ3_XXS, 8, IQ3_XXS_LEVELS + 31, 62, 4, |l, from, q| nibbles(l, from, q));
-level_blocks!(Iq3S, IQ3_S, 8, IQ3_S_LEVELS + 15, 30, 4, |l, from, q| nibbles(l, from, q));
-level_blocks!(Iq2Xxs, IQ2_XXS, 8, IQ2_LEVELS + 43, 86, 3, |l, from, q| three_bits(l, from, q));
+levels!(Iq3Xxs, IQ3_XXS, 8, IQ3_XXS_LEVELS + 31, 62, 4, |l, from, q| nibbles(l, from, q));
+levels!(Iq3S, IQ3_S, 8, IQ3_S_LEVELS + 15, 30, 4, |l, from, q| nibbles(l, from, q));
+levels!(Iq2Xxs, IQ2_XXS, 8, IQ2_LEVELS + 43, 86, 3, |l, from, q| three_bits(l, from, q));
 // And IQ2_XS.
-level_blocks!(Iq2Xs, IQ2_S, 4, IQ2_LEVELS + 43, 86, 3, |l, from, q| three_bits(l, from, q));
-level_blocks!(Iq1M, IQ1_M, 4, IQ1_M_LEVELS + 9, 18, 3, |l, from, q| three_bits(l, from, q));
+levels!(Iq2Xs, IQ2_S, 4, IQ2_LEVELS + 43, 86, 3, |l, from, q| three_bits(l, from, q));
+levels!(Iq1M, IQ1_M, 4, IQ1_M_LEVELS + 9, 18, 3, |l, from, q| three_bits(l, from, q));

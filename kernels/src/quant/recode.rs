@@ -1,17 +1,25 @@
-//! Level blocks: the packed form of grid, ternary and Q3_K blocks.
+//! Recoded blocks: the packed form of types whose bits are arranged anew.
 //!
-//! A weight of these types is one of a few integers, *levels*. Grids are looked up once, when weights are packed; a
-//! block then has each weight's level index, so that a product unpacks bits and looks up one byte, as for other types.
+//! Grids: a weight is one of a few integers, *levels*. Grids are looked up once, when weights are packed; a block then has
+//! each weight's level index, so that a product unpacks bits and looks up one byte, as for other types.
+//!
+//! Three, five and six bits: in files, Q3_K, Q5_0, Q5_1, Q5_K and Q6_K have some bits of a weight in one plane and the
+//! others in another, which takes 4.5 operations per quad; some planes would also be read back and forth, which hardware
+//! prefetchers do not follow. In words that have all bits of 32 weights, three bits take 2.4 operations, five or six 3.
+//!
 //! The block of one row, before `pack.rs` interleaves it with those of other rows:
 //!
 //! ```text
-//!                        bytes: d       scales         offsets   level indices            total    bits per weight
+//!                        bytes: d       scales         offsets   weights                  total    bits per weight
 //! IQ3_XXS, IQ3_S         4 (f32)        4              -         8 x 16, four bits        136      4.25
 //! IQ2_XXS                4 (f32)        4              -         8 x 12, three bits       104      3.25
 //! IQ2_XS, IQ2_S, IQ1_M   4 (f32)        8              -         8 x 12, three bits       108      3.38
-//! Q3_K                   2 (f16)        12, as in files  -       8 x 12, three bits       110      3.44
 //! IQ1_S                  4 (f32)        4              4         2 x 32, two bits          76      2.38
 //! TQ1_0, TQ2_0           2 (f16), last  -              -         2 x 32, two bits          66      2.06
+//! Q3_K                   2 (f16)        12, as in files  -       8 x 12, three bits       110      3.44
+//! Q5_K                   4, 12: d, dmin, scales and mins, as in files   8 x 20, five bits  176      5.50
+//! Q6_K                   2 (f16)        16, 8 bits     -         8 x 24, six bits         210      6.56
+//! Q5_0, Q5_1             2, 4: d and m, as in files              20, five bits         22, 24      5.50, 6.00
 //! ```
 //!
 //! * Scales of grids: nibble `s` is `b` of scale `s`, which is `2 b + 1`.
@@ -26,15 +34,16 @@
 //! word 2   quad 5   quad 6   lower two bits of quad 7
 //! ```
 //!
+//! * Five bits: five words per 32 weights. Byte `j` of word `t` has weight `j` of quad `t` in its lower five bits, and
+//!   above them the lower three of quad `4 + t`; the upper two are bits `2 t` of word 4.
+//! * Six bits: six words per 32 weights. Byte `j` of word `t` has weight `j` of quad `t` in its lower six bits, and above
+//!   them the lower two of quad `4 + t`; the upper four are nibble `t % 2` of word `4 + t / 2`.
 //! * Two bits: 32 bytes per 128 weights, weight `i` in bits `2 (i / 32)` of byte `i % 32`, as TQ2_0 in files.
 //! * IQ1_S: -1, 0 and 1 have level indices 0 to 2, and all weights of a scale are offset by an eighth up or down: in
 //!   eighths, index `t` is `8 t - 9`, or two more if bit `s` of each of the offsets' four bytes is set, for scale `s`.
 //!
 //! With grids, `d` is the product of the block's scale and a power of two, which may be outside the range of `f16`; four
 //! bytes also keep packed blocks on cache lines.
-//!
-//! In files, Q3_K has its upper bits in one plane and the lower ones in another. A product would read both back and forth,
-//! which hardware prefetchers do not follow, and take 4.6 operations per quad; three bits take 2.4.
 
 use crate::quant::ggml::{Block, half_at, q3_scale};
 use crate::quant::weight_type::WeightType;
@@ -58,7 +67,7 @@ const fn numbers<const N: usize>(levels: [i8; N]) -> [u8; 256] {
     numbers
 }
 
-/// How the weights of a type are stored.
+/// How levels are stored.
 enum Coding {
     Four(&'static [i8; 16], &'static [u8; 256]),
     Three(&'static [i8; 8], &'static [u8; 256]),
@@ -85,18 +94,27 @@ const fn coding(weight_type: WeightType) -> Option<Coding> {
     })
 }
 
-/// Whether packed blocks of the type are level blocks.
-pub(super) const fn has_levels(weight_type: WeightType) -> bool {
-    coding(weight_type).is_some()
+/// Whether a weight has five or six bits.
+const fn has_five_or_six_bits(weight_type: WeightType) -> bool {
+    matches!(weight_type, WeightType::Q5_0 | WeightType::Q5_1 | WeightType::Q5_K | WeightType::Q6_K)
 }
 
-/// Byte offset of the level indices, after the scale, the scales' bits and the offsets.
+/// Whether packed blocks of the type are recoded.
+pub(super) const fn is_recoded(weight_type: WeightType) -> bool {
+    coding(weight_type).is_some() || has_five_or_six_bits(weight_type)
+}
+
+/// Byte offset of the weights' bits, after the scales and the offsets.
 pub(super) const fn weights_at(weight_type: WeightType) -> usize {
     use WeightType::*;
     match weight_type {
         IQ3_XXS | IQ3_S | IQ2_XXS => 8,
         TQ1_0 | TQ2_0 => 0,
+        Q5_0 => 2,
+        Q5_1 => 4,
         Q3_K => 14,
+        Q5_K => 16,
+        Q6_K => 18,
         _ => 12,
     }
 }
@@ -104,14 +122,18 @@ pub(super) const fn weights_at(weight_type: WeightType) -> usize {
 /// Byte offset of TQ1_0's and TQ2_0's scale.
 pub(super) const TERNARY_SCALE: usize = 64;
 
-/// Encodes a GGUF block as a level block.
+/// Encodes a GGUF block as a recoded block.
 ///
 /// # Panics
 /// If the type has none, or a slice is shorter than the type's block.
 #[inline(always)]
 pub(super) fn encode(weight_type: WeightType, file: &[u8], out: &mut [u8]) {
-    if weight_type == WeightType::Q3_K {
-        return encode_q3_k(file, out);
+    match weight_type {
+        WeightType::Q3_K => return encode_q3_k(file, out),
+        WeightType::Q6_K => return encode_q6_k(file, out),
+        WeightType::Q5_0 | WeightType::Q5_1 => return encode_q5(weights_at(weight_type), file, out),
+        WeightType::Q5_K => return encode_q5_k(file, out),
+        _ => {}
     }
     let block = Block::new(weight_type, file);
     let (scales, weights) = out.split_at_mut(weights_at(weight_type));
@@ -149,12 +171,13 @@ pub(super) fn encode(weight_type: WeightType, file: &[u8], out: &mut [u8]) {
     }
 }
 
-/// As [`encode`], a quad at a time: files of Q3_K are packed as fast as they are read.
+/// As [`encode`], of Q3_K.
+#[inline(always)]
 fn encode_q3_k(file: &[u8], out: &mut [u8]) {
     let (scales, weights) = out.split_at_mut(weights_at(WeightType::Q3_K));
     scales[..2].copy_from_slice(&file[108..110]);
     scales[2..].copy_from_slice(&file[96..108]);
-    let words = file.as_chunks().0.first_chunk::<24>().expect("a block").map(u32::from_le_bytes);
+    let words = words::<24>(file);
     let (upper, lower) = words.split_at(8);
     for (k, out) in weights.as_chunks_mut::<12>().0.iter_mut().take(8).enumerate() {
         let quad = |quad: usize| {
@@ -174,6 +197,76 @@ fn put_quads(q: [u32; 8], out: &mut [u8; 12]) {
         q[2] | q[4] << 3 | (q[3] & high) << 4 | (q[7] & high) << 5,
         q[5] | q[6] << 3 | (q[7] & low) << 6,
     ];
+    put_words(out, words);
+}
+
+/// As [`encode`], of Q5_0 or Q5_1: after the scales, a word with the fifth bit of weight `i` at bit `i`, then nibbles.
+#[inline(always)]
+fn encode_q5(scales: usize, file: &[u8], out: &mut [u8]) {
+    out[..scales].copy_from_slice(&file[..scales]);
+    let [upper, lower @ ..] = words::<5>(&file[scales..]);
+    let out = out[scales..].first_chunk_mut().expect("a block");
+    put_five_bits(out, |q| {
+        // Bit `i` of the nibble to bit `8 i`.
+        let fifth = ((upper >> (4 * q) & 15) * 0x0020_4081) & 0x0101_0101;
+        lower[q % 4] >> (q / 4 * 4) & 0x0f0f_0f0f | fifth << 4
+    });
+}
+
+/// As [`encode`], of Q5_K.
+#[inline(always)]
+fn encode_q5_k(file: &[u8], out: &mut [u8]) {
+    let (scales, weights) = out.split_at_mut(weights_at(WeightType::Q5_K));
+    scales.copy_from_slice(&file[..scales.len()]);
+    let words = words::<40>(&file[scales.len()..]);
+    let (upper, lower) = words.split_at(8);
+    for (s, out) in weights.as_chunks_mut().0.iter_mut().take(8).enumerate() {
+        put_five_bits(out, |q| lower[s / 2 * 8 + q] >> (s % 2 * 4) & 0x0f0f_0f0f | (upper[q] >> s & 0x0101_0101) << 4);
+    }
+}
+
+/// As [`encode`], of Q6_K.
+#[inline(always)]
+fn encode_q6_k(file: &[u8], out: &mut [u8]) {
+    let (scales, weights) = out.split_at_mut(weights_at(WeightType::Q6_K));
+    scales[..2].copy_from_slice(&file[208..210]);
+    scales[2..].copy_from_slice(&file[192..208]);
+    let words = words::<48>(file);
+    let (lower, upper) = words.split_at(32);
+    for (k, out) in weights.as_chunks_mut::<24>().0.iter_mut().take(8).enumerate() {
+        let (half, quarter) = (k / 4, k % 4);
+        let quad = |q: usize| {
+            let bits = lower[half * 16 + quarter % 2 * 8 + q] >> (quarter / 2 * 4) & 0x0f0f_0f0f;
+            bits | (upper[half * 8 + q] >> (2 * quarter) & 0x0303_0303) << 4
+        };
+        let mut words = [0; 6];
+        for t in 0..4 {
+            let next = quad(4 + t);
+            words[t] = quad(t) | (next & 0x0303_0303) << 6;
+            words[4 + t / 2] |= (next >> 2 & 0x0f0f_0f0f) << (t % 2 * 4);
+        }
+        put_words(out, words);
+    }
+}
+
+/// Eight quads, five bits in each byte.
+#[inline(always)]
+fn put_five_bits(out: &mut [u8; 20], quad: impl Fn(usize) -> u32) {
+    let mut words = [0; 5];
+    for t in 0..4 {
+        let next = quad(4 + t);
+        words[t] = quad(t) | (next & 0x0707_0707) << 5;
+        words[4] |= (next >> 3 & 0x0303_0303) << (2 * t);
+    }
+    put_words(out, words);
+}
+
+/// The first words of a block. As an array, its elements are read without checks.
+fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
+    bytes.as_chunks().0.first_chunk::<N>().expect("a block").map(u32::from_le_bytes)
+}
+
+fn put_words<const N: usize>(out: &mut [u8], words: [u32; N]) {
     out.as_chunks_mut().0.iter_mut().zip(words).for_each(|(out, word)| *out = word.to_le_bytes());
 }
 
@@ -185,12 +278,15 @@ fn put_pairs(quants: &[[i8; 32]], out: &mut [u8], pair: impl Fn(i8) -> u8) {
     }
 }
 
-/// Decodes a level block.
+/// Decodes a recoded block.
 ///
 /// # Panics
 /// As [`encode`].
 pub(super) fn decode(weight_type: WeightType, bytes: &[u8]) -> Block {
     let (scales, weights) = bytes.split_at(weights_at(weight_type));
+    if has_five_or_six_bits(weight_type) {
+        return decode_five_or_six_bits(weight_type, scales, weights);
+    }
     let pair = |i: usize| (weights[i / 128 * 32 + i % 32] >> (2 * (i / 32 % 4)) & 3) as i8;
     let mut block = Block::empty(weight_type);
     let quant: &dyn Fn(usize) -> i8 = match coding(weight_type).expect("a type with levels") {
@@ -223,6 +319,40 @@ pub(super) fn decode(weight_type: WeightType, bytes: &[u8]) -> Block {
     block.d = [f32::from_le_bytes([scales[0], scales[1], scales[2], scales[3]]); 16];
     for (s, scale) in block.scales[..256 / block.sub_block].iter_mut().enumerate() {
         *scale = (2 * (scales[4 + s / 2] >> (4 * (s % 2)) & 15) + 1) as i8;
+    }
+    block
+}
+
+/// As [`decode`], of five or six bits.
+fn decode_five_or_six_bits(weight_type: WeightType, scales: &[u8], weights: &[u8]) -> Block {
+    let mut block = Block::empty(weight_type);
+    for (i, q) in block.quants[..weight_type.block_len()].iter_mut().enumerate() {
+        let (t, first) = (i / 4 % 4, i % 32 < 16);
+        let word = |words: usize, k: usize| weights[4 * (i / 32 * words + k) + i % 4];
+        let bits = match (weight_type, first) {
+            (WeightType::Q6_K, true) => word(6, t) & 63,
+            (WeightType::Q6_K, false) => word(6, t) >> 6 | (word(6, 4 + t / 2) >> (t % 2 * 4) & 15) << 2,
+            (_, true) => word(5, t) & 31,
+            (_, false) => word(5, t) >> 5 | (word(5, 4) >> (2 * t) & 3) << 3,
+        };
+        let zero_point = match weight_type {
+            WeightType::Q6_K => 32,
+            WeightType::Q5_0 => 16,
+            _ => 0,
+        };
+        *q = bits as i8 - zero_point;
+    }
+    if weight_type == WeightType::Q5_K {
+        block.six_bit_scales(scales);
+    } else {
+        block.d = [half_at(scales, 0); 16];
+    }
+    if weight_type == WeightType::Q5_1 {
+        block.dmin = -half_at(scales, 2);
+        block.mins[0] = 1;
+    }
+    if weight_type == WeightType::Q6_K {
+        block.scales = std::array::from_fn(|s| scales[2 + s] as i8);
     }
     block
 }

@@ -31,8 +31,9 @@
 //! high    x32 x33 x34 x35     x32 x33 x34 x35   ...   x32 x33 x34 x35
 //! ```
 //!
-//! Fields are in file order, so that one at byte `o` of a GGUF block begins at byte `16 o` of a packed block; except that
-//! `d` of `Q6_K`, `TQ1_0` and `TQ2_0` comes first, because hardware prefetchers follow ascending addresses.
+//! Fields are in file order, so that one at byte `o` of a GGUF block begins at byte `16 o` of a packed block. In `Q3_K`,
+//! `Q6_K`, `TQ1_0` and `TQ2_0`, `d` and the scales precede the weights: a product reads them first, and hardware prefetchers
+//! follow ascending addresses.
 //!
 //! Fields whose content or unit changes:
 //!

@@ -260,7 +260,7 @@ impl Format for Q3K {
     }
     #[inline(always)]
     unsafe fn cursor<L: ByteLanes>(_: L, block: *const u8, lane: usize, s: usize) -> Self::Cursor<L> {
-        // SAFETY: as the caller's; the quads of eight scales take twelve words.
+        // SAFETY: as the caller's; the quads of two scales take three words.
         unsafe {
             let weights = block.add(16 * const { weights_at(Self::TYPE) } + 4 * lane);
             (weights.add(s / 2 * 3 * QUAD_BYTES), s % 2 * 4)

@@ -41,7 +41,7 @@ fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
 }
 
 /// One image per source: machine code for compute capabilities 8.0 (A100), 8.9 (L4, RTX 40) and 9.0 (H100, H200), and PTX
-/// for others.
+/// for others: of 9.0 for later ones, because kernels start early there (`cuda/device.cuh`).
 fn compiled() -> Result<Vec<PathBuf>, String> {
     let (nvcc, out) = (nvcc()?, out_dir()?);
     let sources = files(Path::new("shaders"), "cpp")?;
@@ -51,7 +51,7 @@ fn compiled() -> Result<Vec<PathBuf>, String> {
         let mut command = Command::new(&nvcc);
         command.args(["-x", "cu", "-include", DIALECTS[0], "-std=c++17", "-O3", "-fatbin"]);
         command.args(["-gencode", "arch=compute_80,code=[compute_80,sm_80]"]);
-        command.args(["-gencode", "arch=compute_89,code=sm_89", "-gencode", "arch=compute_90a,code=sm_90a"]);
+        command.args(["-gencode", "arch=compute_89,code=sm_89", "-gencode", "arch=compute_90,code=[compute_90,sm_90]"]);
         let process = command.arg(source).arg("-o").arg(image(source)).stderr(Stdio::piped()).spawn();
         process.map_err(|error| format!("{}: {error}", nvcc.display()))
     };

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, PANEL, MAX_WARPS = 128, 16, 16  # gpu/shaders: tokens of a page; rows of a panel and warps of a block of products
-SPLIT_PAGES, WINDOW_SPLIT_PAGES = 4, 1  # src/device/kv.rs
+PAGE, PANEL = 128, 16  # gpu/shaders: tokens of a page; rows of a panel of products
+MAX_WARPS, MAX_WARPS_OF_MANY, MANY_PANELS = 16, 8, 768  # gpu/src/plan/matmul.rs
+SPLIT_PAGES, WINDOW_SPLIT_PAGES = 2, 1  # src/device/kv.rs
 ZONES = 64 + 512  # src/kv/format.rs: exact positions of `balanced`
 
 # Fields of the published config.json that tests/shapes scales down; and the assistants' hidden_size, intermediate_size,
@@ -130,6 +131,8 @@ class Launch(NamedTuple):
     mma: float = 0  # and of columns without a row, on tensor cores
     trips: float = 0  # dependent loads of a block from memory
     near: float = 1  # and from the L2 cache, and operations of the same latency
+    parts: int = 1  # launches merged: gpu/src/plan/merge.rs
+    quantizes: bool = False  # whether its last part is a quantization
 
 
 def up(a, b):
@@ -149,6 +152,22 @@ class Ops:
     def run(self, kernel, grid, threads, **costs):
         self.launches.append(Launch(kernel, (*grid, 1, 1)[:3], threads, **costs))
 
+    def merge(self, most, grid=None, into=None, **changes):
+        """Merges the last launch with the one before: of `into`, by default of the same kernel, with less than `most` parts."""
+        if len(self.launches) < 2:
+            return
+        first, last = self.launches[-2:]
+        if first.kernel not in (into or [last.kernel]) or first.parts + last.parts > most or first.quantizes:
+            return
+        add = {name: getattr(first, name) + getattr(last, name) for name in ("bytes", "instructions", "products", "dots", "mma")}
+        # One after the other, or side by side.
+        longest = max if grid else sum
+        waits = {name: longest([getattr(first, name), getattr(last, name)]) for name in ("trips", "near")}
+        parts = first.parts + last.parts
+        if grid:
+            changes["grid"] = grid(first.grid, last.grid, parts)
+        self.launches[-2:] = [first._replace(parts=parts, **add, **waits, **changes)]
+
     def place(self):
         self.run("place", (1,), 32, bytes=8 * self.rows, near=2)
 
@@ -160,25 +179,30 @@ class Ops:
         size = 4 + FORMATS[stored].bytes / FORMATS[stored].block
         self.run(f"embed_{stored}", (up(inputs, 256), self.rows), 256, bytes=self.rows * inputs * size, trips=1)
 
-    def norm(self, width, rows=None, residual=False):
+    def norm(self, width, rows=None, residual=False, again=False):
+        """`again`: of the last norm's result."""
         rows = rows or self.rows
-        # A thread's elements, sixteen loads at a time, then four.
-        self.run("rms_norm", (rows,), 256, bytes=4 * width * (rows * (3 if residual else 2) + 1), instructions=12 * rows * width,
-                 near=2 + up(width, 4096) + up(width, 1024))  # fmt: skip
+        self.run("rms_norm", (rows,), 32 * max(up(width, 256), 1), bytes=4 * width * (rows * (3 if residual else 2) + 1),
+                 instructions=8 * rows * width, near=4)  # fmt: skip
+        if again:
+            self.merge(2)
 
     def gelu_gate(self, width, rows=None):
         elements = (rows or self.rows) * width
-        self.run("gelu_gate", (up(width, 1024), rows or self.rows), 256, bytes=12 * elements, instructions=20 * elements)
+        self.run("gelu_gate", (up(width, 1024), rows or self.rows), 128, bytes=12 * elements, instructions=20 * elements)
 
     def quantize(self, activations, inputs, rows):
         elements = rows * inputs
-        self.run(f"quantize_{activations}", (up(inputs, 1024), rows), 128, bytes=5.2 * elements, instructions=8 * elements, near=2)
+        self.run("quantize_rows", (up(inputs, 1024), rows), 128, bytes=5.2 * elements, instructions=8 * elements, near=2)
+        self.merge(3, into=("rms_norm", "gelu_gate"), quantizes=True)
 
-    def project(self, matrices, rows=None, buckets=None, quantized=None):
+    def project(self, matrices, rows=None, buckets=None, quantized=None, again=False):
         """Matrices of one input, each (type, outputs, inputs). `buckets`: entries, and distinct matrices that are expected.
-        `quantized`: the types of activations that the input was quantized to."""
+        `quantized`: the types of activations that the input was quantized to. `again`: the input is that of the product before, which is
+        not quantized again."""
         rows, quantized = rows or self.rows, set() if quantized is None else quantized
-        for stored, outputs, inputs in matrices:
+        side_by_side = lambda a, b, _: (a[0] + b[0], a[1], 1)
+        for i, (stored, outputs, inputs) in enumerate(matrices):
             form, (entries, distinct) = FORMATS[stored], buckets or (rows, 1)
             weights, products = distinct * outputs * inputs, entries * outputs * inputs
             costs = dict(bytes=weights * form.bytes / form.block + 4 * (rows * inputs + entries * outputs), products=products)
@@ -190,22 +214,30 @@ class Ops:
                 trips, grid = up(inputs, 128), (up(outputs, 32), entries if buckets else up(rows, tile))
                 self.run(kernel, grid, 256, **costs, instructions=2.3 * weights + 1.26 * products, trips=trips,
                          near=near + (trips * entries / distinct / 4 if entries > distinct else 0))  # fmt: skip
+                if (i or again) and not buckets:
+                    self.merge(3, side_by_side)
                 continue
             if form.activations not in quantized:
                 quantized.add(form.activations)
                 self.quantize(form.activations, inputs, rows)
-            blocks, tiles = inputs // form.block, 2 if buckets or rows > 8 else 1
-            per_warp = up(blocks, MAX_WARPS)
-            kernel = f"matmul_buckets_{stored}" if buckets else f"matmul_{stored}_{8 * tiles}"
-            grid = up(outputs, PANEL), entries if buckets else up(rows, 16)
+            # A row chooses an expert once.
+            columns = self.rows if buckets else rows
+            blocks, tiles = inputs // form.block, 1 if columns <= 8 else 2 if columns <= 16 else 4
+            panels = up(outputs, PANEL)
+            per_warp = up(blocks, MAX_WARPS if panels < MANY_PANELS else MAX_WARPS_OF_MANY)
+            kernel = f"matmul_{'buckets_' if buckets else ''}{stored}_{8 * tiles}"
+            grid = (panels, entries) if buckets else (up(rows, 8 * tiles), panels)
             instructions = weights * (form.narrow if tiles == 1 else form.wide)
             self.run(kernel, grid, 32 * up(blocks, per_warp), **costs, instructions=instructions, dots=products,
                      mma=weights * 8 * tiles, trips=math.ceil(form.trips * per_warp), near=1 + near)  # fmt: skip
+            if i and not buckets:
+                self.merge(3, lambda a, b, _: (a[0], a[1] + b[1], 1))
 
     def heads(self, heads, head_dim, written=2):
         """Norm, rotary embedding, rotation and storage: gpu/src/plan/rows.rs."""
         elements, grid = self.rows * heads * head_dim, (up(heads, 4), self.rows)
         self.run(f"rows_{head_dim}", grid, 128, bytes=elements * (4 + written), instructions=40 * elements, near=5)
+        self.merge(3, lambda a, b, parts: (max(a[0], b[0]), a[1], parts))
 
     def attend(self, layer, heads, window, pairs):
         """`attend` of src/device/kv.rs."""
@@ -220,7 +252,7 @@ class Ops:
         columns, products = rows * heads // kv_heads, 2 * rows * heads * width  # of a position
         # With K = V, keys have the rotary channels alone, if those are whole groups.
         keys = 2 * pairs if layer.k_eq_v and 2 * pairs < width and 2 * pairs % 128 == 0 else width
-        partial = rows * heads * (4 * width + 16)
+        partial = rows * heads * (4 * width + 8)
         exact = min(seen, ZONES) if zones else seen
         tiles, parts = up(columns, 8), up(exact, PAGE * pages)
         # What ptxas makes of the loops of gpu/cuda/prebuilt/attend_exact.ptx for sm_90: 26 instructions of a lane per channel of a
@@ -253,7 +285,7 @@ def decoder_layer(ops, shape, i):
     """src/gemma4/layer.rs."""
     layer, of, hidden, rows = shape.layers[i], ops.weights.of, shape.hidden, ops.rows
     queries, kv = shape.heads * layer.head_dim, layer.kv_heads * layer.head_dim
-    ops.norm(hidden)
+    ops.norm(hidden, again=i > 0)
     projections = [(of("q", hidden), queries, hidden)]
     if layer.own_kv:
         projections.append((of("k", hidden), kv, hidden))
@@ -267,7 +299,7 @@ def decoder_layer(ops, shape, i):
     ops.attend(layer, shape.heads, shape.window, shape.pairs[layer.sliding])
     ops.project([(of("o", queries), hidden, queries)])
     ops.norm(hidden, residual=True)
-    ops.norm(hidden)
+    ops.norm(hidden, again=True)
     ops.project([(of("gate", hidden), layer.ffn, hidden), (of("up", hidden), layer.ffn, hidden)])
     ops.gelu_gate(layer.ffn)
     more = has_more_bits(i, len(shape.layers))
@@ -286,7 +318,7 @@ def decoder_layer(ops, shape, i):
         ops.project([(of("down", width, more), hidden, width)], entries, buckets)
         ops.run("mix", (up(hidden, 256), rows), 256, bytes=4 * (entries + rows) * hidden, near=2 + top_k / 2)
         ops.norm(hidden, residual=True)
-    ops.norm(hidden, residual=True)
+    ops.norm(hidden, residual=True, again=bool(shape.experts))
     if shape.per_layer:  # src/gemma4/per_layer.rs
         ops.project([(of("inp_gate", hidden), shape.per_layer, hidden)])
         ops.gelu_gate(shape.per_layer)
@@ -313,7 +345,7 @@ def verify(shape, weights, kv, depth, rows):
     ops.angles(shape.pairs[False])
     for i in range(len(shape.layers)):
         decoder_layer(ops, shape, i)
-    ops.norm(shape.hidden)
+    ops.norm(shape.hidden, again=True)
     ops.project([(of("embedding", shape.hidden), shape.vocab, shape.hidden)])
     return ops.launches
 
@@ -338,7 +370,7 @@ def draft(target, assistant, table, first, weights, kv, depth):
         ops.angles(shape.pairs[False])
     for i in range(len(shape.layers)):
         decoder_layer(ops, shape, i)
-    ops.norm(shape.hidden)
+    ops.norm(shape.hidden, again=True)
     scored, head = shape.vocab, of("embedding", shape.hidden)
     if assistant["use_ordered_embeddings"]:
         count, best = assistant["num_centroids"], assistant["centroid_intermediate_top_k"]
@@ -350,7 +382,7 @@ def draft(target, assistant, table, first, weights, kv, depth):
         ops.project([(head, shape.vocab // count, shape.hidden)], buckets=(best, best), quantized=quantized)
     else:
         ops.project([(head, shape.vocab, shape.hidden)])
-    ops.project([(of("post", shape.hidden), target.hidden, shape.hidden)])
+    ops.project([(of("post", shape.hidden), target.hidden, shape.hidden)], again=not assistant["use_ordered_embeddings"])
     ops.argmax(scored)
     return ops.launches
 

@@ -13,6 +13,17 @@ typedef long long i64;
 
 #ifndef FORETOKEN_EMULATED
 
+// Programmatic dependent launch: blocks of a kernel start while those of the kernel before still run, and wait for its end,
+// and so for all before it, because every kernel waits before its body. Until then it may load what no kernel writes:
+// `before_inputs`. Without a programmatic edge in the graph, neither has an effect.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+INLINE void start_next_kernel() { asm volatile("griddepcontrol.launch_dependents;"); }
+INLINE void wait_for_earlier_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else
+INLINE void start_next_kernel() {}
+INLINE void wait_for_earlier_kernels() {}
+#endif
+
 #define AT(index) (index)
 #define KERNEL(name, Params, threads, blocks, ...)                                                                  \
     INLINE void name##_body(const Params& p, __VA_ARGS__& s, Thread self);                                          \
@@ -20,6 +31,9 @@ typedef long long i64;
         __shared__ __VA_ARGS__ s;                                                                                   \
         Thread self = {int(threadIdx.x), int(threadIdx.x % 32), int(threadIdx.x / 32), int(blockDim.x / 32),        \
                        int(blockIdx.x), int(blockIdx.y), int(blockIdx.z)};                                          \
+        start_next_kernel();                                                                                        \
+        before_inputs(p, self);                                                                                     \
+        wait_for_earlier_kernels();                                                                                 \
         name##_body(p, s, self);                                                                                    \
     }                                                                                                               \
     INLINE void name##_body(const Params& p, __VA_ARGS__& s, Thread self)
@@ -34,6 +48,9 @@ INLINE unsigned short float_to_half(float x) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
     return bits;
 }
+
+// Loads the cache line at `at`, of memory that no kernel writes, into the L2 cache.
+INLINE void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }
 
 // On tensor cores; unused columns cost nothing extra. `shaders/device.h` draws the fragments.
 INLINE void mma_k32(int (&c)[4], const unsigned (&a)[4], uint2 b, int t, int live) {
@@ -52,6 +69,7 @@ INLINE void mma_k16(int (&c)[4], const unsigned (&a)[2], unsigned b, int t, int 
 INLINE float mul(float a, float b) { return __fmul_rn(a, b); }
 INLINE float add(float a, float b) { return __fadd_rn(a, b); }
 INLINE float sub(float a, float b) { return __fsub_rn(a, b); }
+INLINE float quotient(float a, float b) { return __fdividef(a, b); }
 INLINE float float_of(unsigned bits) { return __uint_as_float(bits); }
 INLINE unsigned bits_of(float x) { return __float_as_uint(x); }
 

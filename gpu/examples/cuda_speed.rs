@@ -157,11 +157,11 @@ mod measure {
             head_dim: width,
             window: None,
             zones: formats.map(|_| Zones { head: 64, tail: 512 }),
-            split_pages: 4,
+            split_pages: 2,
         };
         let splits = queries.splits(depth - rows, depth);
         let slots = 2 * splits * rows * heads;
-        let (running, output) = (device.zeroed::<[f64; 2]>(slots)?, device.zeroed::<f32>(slots * width)?);
+        let (running, output) = (device.zeroed::<[f32; 2]>(slots)?, device.zeroed::<f32>(slots * width)?);
         let room = SplitPartials { softmax: running.slice(), output: output.slice(), splits };
         let y = device.zeroed::<f32>(q.len())?;
         let exact_kv = ExactKv {

@@ -51,6 +51,7 @@ typedef long i64;
 INLINE float mul(float a, float b) { return a * b; }
 INLINE float add(float a, float b) { return a + b; }
 INLINE float sub(float a, float b) { return a - b; }
+INLINE float quotient(float a, float b) { return a / b; }
 INLINE float float_of(uint bits) { return as_type<float>(bits); }
 INLINE uint bits_of(float x) { return as_type<uint>(x); }
 INLINE float half_to_float(ushort bits) { return float(as_type<half>(bits)); }
@@ -67,6 +68,7 @@ INLINE u64 shuffle_xor(u64 x, int mask) { return as_type<u64>(simd_shuffle_xor(a
 INLINE void atomic_min(device uint* at, uint x) {
     atomic_fetch_min_explicit(reinterpret_cast<device atomic_uint*>(at), x, memory_order_relaxed);
 }
+INLINE void prefetch(const device void*) {}
 INLINE uint warp_ballot(bool x) { return uint(static_cast<simd_vote::vote_t>(simd_ballot(x))); }
 
 CONSTEXPR bool PERMUTES = false;

@@ -11,11 +11,11 @@
 #include "pages.h"
 
 // Maximum score, and sum of e^(score - max), over the keys seen so far.
-struct alignas(16) OnlineSoftmax {
-    Wide max, sum;
+struct alignas(8) OnlineSoftmax {
+    float max, sum;
 };
 
-INLINE OnlineSoftmax empty_softmax() { return {wide(-INFINITY), wide(0.0f)}; }
+INLINE OnlineSoftmax empty_softmax() { return {-INFINITY, 0.0f}; }
 
 struct Queries {
     const DEVICE float* rows; // (rows, heads, HD), in the domain of the store
@@ -84,21 +84,20 @@ CONSTEXPR float MIN_EXPONENT = -64.0f;
 
 // One online-softmax step of a column over a page: four scores per lane, of which `seen` are visible. Returns the new
 // state and the keys' weights; `factor` rescales the output so far.
-INLINE OnlineSoftmax advance(OnlineSoftmax before, const THREAD Wide (&score)[4], const THREAD bool (&seen)[4],
+INLINE OnlineSoftmax advance(OnlineSoftmax before, const THREAD float (&score)[4], const THREAD bool (&seen)[4],
                        THREAD float (&weight)[4], THREAD float& factor) {
     OnlineSoftmax after = before;
     for (int i = 0; i < 4; i++)
         if (seen[i] && score[i] > after.max) after.max = score[i];
     after.max = warp_max(after.max);
-    Wide sum = wide(0.0f);
+    float sum = 0;
     for (int i = 0; i < 4; i++) {
-        Wide difference = score[i] - after.max;
-        weight[i] = seen[i] && !(wide(MIN_EXPONENT) > difference) ? exponential(narrow(difference)) : 0.0f;
-        sum = sum + wide(weight[i]);
+        float difference = score[i] - after.max;
+        weight[i] = seen[i] && !(MIN_EXPONENT > difference) ? exponential(difference) : 0.0f;
+        sum += weight[i];
     }
-    sum = warp_sum(sum);
-    Wide difference = before.max - after.max;
-    factor = before.sum > wide(0.0f) && !(wide(MIN_EXPONENT) > difference) ? expf(narrow(difference)) : 0.0f;
-    after.sum = before.sum * wide(factor) + sum;
+    float difference = before.max - after.max;
+    factor = before.sum > 0 && !(MIN_EXPONENT > difference) ? exponential(difference) : 0.0f;
+    after.sum = fmaf(before.sum, factor, warp_sum(sum));
     return after;
 }

@@ -1,11 +1,10 @@
 // Attention over pages of exact rows, f32, f16 or bf16, head dimensions 64 to 512, eight queries at a time.
 //
-// Scores: a thread computes half the channels of one key, so that two threads share a sum; the queries are in shared
-// memory, where a warp reads one word for all lanes. Keys are read 8 or 16 bytes at a time from 32 rows at once:
-// consecutive loads use whole sectors. Values: a thread computes one or two channels, and a warp's loads are consecutive.
-// Products are f32, as on the CPU; sums run over 32 channels, then over those sums. 8 columns are the most without
-// register spills at two blocks per multiprocessor; further columns read K and V again, from the cache. Grid: (splits, KV
-// heads, tiles of 8 columns).
+// A lane has four consecutive channels of a row of K or V, and the lanes of a row are consecutive. Scores: four keys per lane at a
+// time, so that an element of a query in shared memory, loaded once, serves four; 32 partial sums (four keys, eight columns) become
+// 32 sums in 31 shuffles. Values: the keys of a page are divided among the groups of lanes, whose sums are added once per split.
+// Products are f32, as on the CPU. 8 columns of 4 channels are the most without register spills at two blocks per multiprocessor;
+// further columns read K and V again, from the cache. Grid: (splits, KV heads, tiles of 8 columns).
 
 #include "attend.h"
 
@@ -18,60 +17,104 @@ struct Params {
     int rotary_channels; // channels of the keys; the others are those of the values
 };
 
-CONSTEXPR int THREADS = 256, COLUMNS = 8;
+CONSTEXPR int THREADS = 256, WARPS = THREADS / 32, COLUMNS = 8, KEYS = 4, VALUES = 8, WIDTH = 4;
+
+// Columns whose sums of all groups of lanes fit into shared memory.
+CONSTEXPR int SUMMED = 4;
+
+// Rows that the block's threads load at once.
+template <int HD>
+CONSTEXPR int ROWS_AT_ONCE = THREADS * WIDTH / HD;
 
 template <int HD>
 struct Scratch {
-    alignas(16) float query[COLUMNS][HD]; // read four at a time
-    float score[2][COLUMNS][PAGE];
+    union {
+        alignas(16) float query[COLUMNS][HD]; // read four at a time
+        alignas(16) float sum[SUMMED][ROWS_AT_ONCE<HD>][HD]; // of some columns, at the end
+    };
+    float score[COLUMNS][PAGE];
     alignas(16) float weight[PAGE][COLUMNS];
+    Column column[COLUMNS];
     Range visible[2][COLUMNS]; // of even and odd pages, so that one barrier per page guards them
     float factor[COLUMNS];
+    OnlineSoftmax softmax[COLUMNS]; // not in registers, of which none is free
 };
 
+// Lanes that differ in `mask` exchange halves of N values and add them.
+template <int N>
+INLINE void add_halves(THREAD float (&v)[32], int lane, int mask) {
+    for (int i = 0; i < N / 2; i++) {
+        float low = v[i], high = v[i + N / 2];
+        v[i] = (lane & mask ? high : low) + shuffle_xor(lane & mask ? low : high, mask);
+    }
+}
+
+// Sums of 32 values over LANES lanes: lane l gets those of values l * 32 / LANES onwards, first in `v`.
+template <int LANES>
+INLINE void scatter_sums(THREAD float (&v)[32], int lane) {
+    add_halves<32>(v, lane, LANES / 2);
+    add_halves<16>(v, lane, LANES / 4);
+    add_halves<8>(v, lane, LANES / 8);
+    if (LANES >= 16) add_halves<4>(v, lane, LANES / 16);
+    if (LANES >= 32) add_halves<2>(v, lane, LANES / 32);
+}
+
+// The scores of the keys first..last of a page.
 template <class E, int HD>
-INLINE void scores(THREADGROUP Scratch<HD>& s, const DEVICE typename E::Bits* key, const DEVICE typename E::Bits* value,
-                   int rotary_channels, int side, int at) {
-    float sum[COLUMNS] = {};
-    for (int first = side * (HD / 2); first < (side + 1) * (HD / 2); first += 32) {
-        // From the key or from the value; both have multiples of 32 channels.
-        const DEVICE typename E::Bits* row = first < rotary_channels ? key : value;
-        float partial[COLUMNS] = {};
-        for (int c = first; c < first + 32; c += 4) {
-            float k[4];
-            load4<E>(row + AT(c), k);
+INLINE void scores(THREADGROUP Scratch<HD>& s, const DEVICE typename E::Bits* keys, const DEVICE typename E::Bits* values,
+                   int rotary_channels, int first, int last, Thread self) {
+    constexpr int LANES = HD < 256 ? HD / WIDTH : 32, ROWS = 32 / LANES, STEP = KEYS * ROWS;
+    int lane = self.lane % LANES;
+#pragma unroll 1
+    for (int start = self.warp * STEP; start < PAGE; start += WARPS * STEP) {
+        if (start >= last || start + STEP <= first) continue;
+        float sum[KEYS * COLUMNS] = {};
+        for (int channel = lane * WIDTH; channel < HD; channel += LANES * WIDTH) {
+            float k[KEYS][WIDTH] = {};
+            for (int i = 0; i < KEYS; i++) {
+                int key = start + self.lane / LANES * KEYS + i;
+                const DEVICE typename E::Bits* row = values + key * HD;
+                if (channel < rotary_channels) row = keys + key * rotary_channels;
+                // Rows outside the range may not have been written.
+                if (first <= key && key < last) load4<E>(row + AT(channel), k[i]);
+            }
             for (int n = 0; n < COLUMNS; n++) {
-                float q[4];
-                load4_shared(&s.query[n][c], q);
-                for (int e = 0; e < 4; e++) partial[n] = fmaf(q[e], k[e], partial[n]);
+                float q[WIDTH];
+                load4_shared(&s.query[n][AT(channel)], q);
+                for (int i = 0; i < KEYS; i++)
+                    for (int e = 0; e < WIDTH; e++) sum[i * COLUMNS + n] = fmaf(q[e], k[i][e], sum[i * COLUMNS + n]);
             }
         }
-        for (int n = 0; n < COLUMNS; n++) sum[n] += partial[n];
+        scatter_sums<LANES>(sum, lane);
+        for (int i = 0; i < ROWS; i++) {
+            int at = lane * ROWS + i;
+            s.score[at % COLUMNS][AT(start + self.lane / LANES * KEYS + at / COLUMNS)] = sum[i];
+        }
     }
-    for (int n = 0; n < COLUMNS; n++) s.score[side][n][AT(at)] = sum[n];
 }
 
 template <class E, int HD>
 INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread self) {
-    constexpr int CHANNELS = HD > THREADS ? HD / THREADS : 1;
     const CONSTANT Queries& q = p.queries;
-    int tid = self.index, lane = self.lane, warp = self.warp, kv_head = self.y, first_column = self.z * COLUMNS;
-    for (int i = tid; i < COLUMNS * HD; i += THREADS) {
-        Column column = column_of(q, kv_head, first_column + i / HD);
-        s.query[i / HD][i % HD] = column.row < 0 ? 0.0f : q.rows[AT(i64(column.index) * HD + i % HD)];
+    int tid = self.index, lane = self.lane, warp = self.warp, kv_head = self.y;
+    if (tid < COLUMNS) s.column[tid] = column_of(q, kv_head, self.z * COLUMNS + AT(tid));
+    barrier();
+    for (int i = tid * WIDTH; i < COLUMNS * HD; i += THREADS * WIDTH) {
+        Column column = s.column[i / HD];
+        float x[WIDTH] = {};
+        if (column.row >= 0) load4<Single>(q.rows + AT(i64(column.index) * HD + i % HD), x);
+        for (int e = 0; e < WIDTH; e++) s.query[i / HD][i % HD + e] = x[e];
     }
     // A warp computes the softmax of one column.
-    Column warp_column = column_of(q, kv_head, first_column + warp);
-    OnlineSoftmax softmax = empty_softmax();
-    float output[COLUMNS][CHANNELS] = {};
-    int channel = tid * CHANNELS;
+    if (lane == 0) s.softmax[warp] = empty_softmax();
+    float output[COLUMNS][WIDTH] = {};
+    int channel = tid % (HD / WIDTH) * WIDTH, own_row = tid / (HD / WIDTH);
     int first_page = (first_split(q) + self.x) * q.split_pages;
     for (int page = first_page; page < first_page + q.split_pages; page++) {
         THREADGROUP Range* ranges = s.visible[page % 2];
         if (tid < COLUMNS) {
-            Column column = column_of(q, kv_head, first_column + tid);
             Range range = {0, 0};
-            if (column.row >= 0) range = visible(q, column.row, page, false);
+            if (s.column[tid].row >= 0) range = visible(q, s.column[tid].row, page, false);
             ranges[tid] = range;
         }
         barrier();
@@ -85,20 +128,23 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
         typedef typename E::Bits Bits;
         const DEVICE Bits* values = page_of<const Bits>(p.values, page) + AT(i64(kv_head)) * PAGE * HD;
         const DEVICE Bits* keys = page_of<const Bits>(p.keys, page) + AT(i64(kv_head)) * PAGE * p.rotary_channels;
-        int key = tid % PAGE;
-        if (first <= key && key < last)
-            scores<E, HD>(s, keys + i64(key) * p.rotary_channels, values + i64(key) * HD, p.rotary_channels, tid / PAGE, key);
+        // While the scores are computed: values are read after them.
+        constexpr int LINE = 128 / int(sizeof(Bits));
+        for (int i = first * HD + tid * LINE; i < last * HD; i += THREADS * LINE) prefetch(values + i);
+        scores<E, HD>(s, keys, values, p.rotary_channels, first, last, self);
         barrier();
         if (ranges[warp].start < ranges[warp].end) {
-            Wide score[4];
+            float score[4];
             bool seen[4];
             float weight[4], factor;
             for (int i = 0; i < 4; i++) {
                 int k = lane + 32 * i;
                 seen[i] = ranges[warp].start <= k && k < ranges[warp].end;
-                score[i] = seen[i] ? wide(s.score[0][warp][AT(k)]) + wide(s.score[1][warp][k]) : wide(0.0f);
+                score[i] = seen[i] ? s.score[warp][AT(k)] : 0.0f;
             }
-            softmax = advance(softmax, score, seen, weight, factor);
+            OnlineSoftmax softmax = advance(s.softmax[warp], score, seen, weight, factor);
+            warp_barrier(); // before the state that all lanes have read is overwritten
+            if (lane == 0) s.softmax[warp] = softmax;
             for (int i = 0; i < 4; i++) s.weight[AT(lane + 32 * i)][warp] = weight[i];
             if (lane == 0) s.factor[warp] = factor;
         } else {
@@ -106,27 +152,37 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
             if (lane == 0) s.factor[warp] = 1;
         }
         barrier();
-        if (channel < HD) {
-            for (int n = 0; n < COLUMNS; n++)
-                for (int c = 0; c < CHANNELS; c++) output[n][c] *= s.factor[n];
-            // Values outside the range may not have been written.
-#pragma unroll 4
-            for (int k = first; k < last; k++) {
-                float v[CHANNELS], w[COLUMNS / 4][4];
-                for (int c = 0; c < CHANNELS; c++) v[c] = E::widen(values[AT(i64(k) * HD + channel + c)]);
+        for (int n = 0; n < COLUMNS; n++)
+            for (int e = 0; e < WIDTH; e++) output[n][e] *= s.factor[n];
+#pragma unroll 1
+        for (int start = 0; start < PAGE; start += VALUES * ROWS_AT_ONCE<HD>) {
+            if (start >= last || start + VALUES * ROWS_AT_ONCE<HD> <= first) continue;
+#pragma unroll
+            for (int i = 0; i < VALUES; i++) {
+                int k = start + i * ROWS_AT_ONCE<HD> + own_row;
+                float v[WIDTH] = {}, w[COLUMNS / 4][4];
+                if (first <= k && k < last) load4<E>(values + AT(k * HD + channel), v);
                 for (int n = 0; n < COLUMNS; n += 4) load4_shared(&s.weight[k][n], w[n / 4]);
                 for (int n = 0; n < COLUMNS; n++)
-                    for (int c = 0; c < CHANNELS; c++) output[n][c] = fmaf(w[n / 4][n % 4], v[c], output[n][c]);
+                    for (int e = 0; e < WIDTH; e++) output[n][e] = fmaf(w[n / 4][n % 4], v[e], output[n][e]);
             }
         }
     }
     i64 split = i64(self.x) * q.count * q.heads;
-    if (lane == 0 && warp_column.row >= 0) q.softmax[AT(split + warp_column.index)] = softmax;
-    if (channel >= HD) return;
-    for (int n = 0; n < COLUMNS; n++) {
-        Column column = column_of(q, kv_head, first_column + n);
-        if (column.row < 0) break;
-        for (int c = 0; c < CHANNELS; c++) q.output[AT((split + column.index) * HD + channel + c)] = output[n][c];
+    if (lane == 0 && s.column[warp].row >= 0) q.softmax[AT(split + s.column[warp].index)] = s.softmax[warp];
+    for (int n = 0; n < COLUMNS; n += SUMMED) {
+        barrier();
+        for (int i = 0; i < SUMMED; i++)
+            for (int e = 0; e < WIDTH; e++) s.sum[i][own_row][AT(channel + e)] = output[n + i][e];
+        barrier();
+#pragma unroll 1
+        for (int i = tid; i < SUMMED * HD; i += THREADS) {
+            Column column = s.column[n + i / HD];
+            if (column.row < 0) break;
+            float sum = 0;
+            for (int row = 0; row < ROWS_AT_ONCE<HD>; row++) sum += s.sum[i / HD][row][AT(i % HD)];
+            q.output[AT((split + column.index) * HD + i % HD)] = sum;
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-// Attention over quantized pages: the integers of turboquant/scalar.rs, on tensor cores where available. Scores and
-// weights have the CPU's bits; a split's output differs by the rounding of its rescaling.
+// Attention over quantized pages: the integers of turboquant/scalar.rs, on tensor cores where available. Weights have the
+// bits of the CPU for equal scores, which differ by the rounding of sums, as does a split's output.
 //
 // Eight warps share a page. Scores: a warp computes 16 tokens over all channels. Softmax: a warp computes one or two
 // columns, and writes their weights times scales as 15-bit integers, in two planes of signed bytes. Values: a warp
@@ -29,7 +29,7 @@ CONSTEXPR int THREADS = 256;
 // different banks. Weights are read two words at a time.
 template <int GROUPS>
 union alignas(8) ScoresOrWeights {
-    Wide score[PAGE];
+    float score[PAGE];
     u32 weight[2][GROUPS][32];
     u32 words[264];
 };
@@ -37,21 +37,21 @@ union alignas(8) ScoresOrWeights {
 template <int HD, int TILES>
 struct Scratch {
     ScoresOrWeights<HD / 128> columns[8 * TILES];
-    Wide mean[2][8 * TILES];
+    float mean[2][8 * TILES];
     float unit[HD / 128][8 * TILES];
     float factor[8 * TILES], total[8 * TILES];
     Range visible[2][8 * TILES];
     u32 table[2][16];
 };
 
-// A query's dot product with a mean over channels first..last: sixteen partial sums, added up as Wide. Called by all
+// A query's dot product with a mean over channels first..last: sixteen partial sums. Called by all
 // lanes, sixteen per query.
-INLINE Wide mean_score(const DEVICE float* query, const DEVICE u16* mean, int first, int last, int lane) {
+INLINE float mean_score(const DEVICE float* query, const DEVICE u16* mean, int first, int last, int lane) {
     float partial = 0;
     if (mean && query)
         for (int i = first + lane % 16; i < last; i += 16) partial = fmaf(query[AT(i)], half_to_float(mean[i]), partial);
-    Wide sum = wide(0.0f);
-    for (int s = 0; s < 16; s++) sum = sum + wide(shuffle(partial, (lane & 16) | s));
+    float sum = 0;
+    for (int s = 0; s < 16; s++) sum += shuffle(partial, (lane & 16) | s);
     return sum;
 }
 
@@ -113,13 +113,17 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
         QuantizedPage values = quantized_page(p.value, page_of<const u8>(p.values, page) + AT(i64(kv_head)) * p.value_bytes,
                                               HD);
 
+        // Loads of later phases are waited for one at a time, so the whole page comes closer first.
+        for (int i = tid * 128; i < p.key_bytes; i += THREADS * 128) prefetch(keys.upper + i);
+        for (int i = tid * 128; i < p.value_bytes; i += THREADS * 128) prefetch(values.upper + i);
+
         // Sixteen lanes per query: a warp computes the mean scores of its one or two columns.
         {
             int n = TILES == 1 ? warp : 2 * warp + lane / 16;
             Column column = column_of(q, kv_head, first_column + n);
             const DEVICE float* query = column.row < 0 ? nullptr : q.rows + i64(column.index) * HD;
-            Wide of_keys = mean_score(query, keys.mean, 0, p.rotary_channels, lane);
-            Wide of_values = p.rotary_channels < HD ? mean_score(query, values.mean, p.rotary_channels, HD, lane) : wide(0.0f);
+            float of_keys = mean_score(query, keys.mean, 0, p.rotary_channels, lane);
+            float of_values = p.rotary_channels < HD ? mean_score(query, values.mean, p.rotary_channels, HD, lane) : 0.0f;
             if (lane % 16 == 0) s.mean[0][AT(n)] = of_keys, s.mean[1][n] = of_values;
         }
         barrier();
@@ -127,9 +131,11 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
         // The warp's 16 tokens.
         if (warp * 16 < last && first < warp * 16 + 16) {
             float sum[TILES][4] = {}, value_sum[TILES][4] = {};
+#pragma unroll 1
             for (int group = 0; group < GROUPS; group++) {
                 bool transposed = group >= rotary_groups;
                 int dot[TILES][4] = {};
+#pragma unroll 1
                 for (int step = 0; step < 4; step++) {
                     u32 a[4];
                     if (transposed) transposed_fragment(p.value, value_table, values, group * 8 + step * 2, warp, g, t, a);
@@ -152,8 +158,8 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
             for (int tile = 0; tile < TILES; tile++) {
                 for (int i = 0; i < 4; i++) {
                     int n = tile * 8 + 2 * t + i % 2;
-                    Wide of_keys = s.mean[0][n], of_values = s.mean[1][n], score = wide(sum[tile][i]) + of_keys;
-                    if (p.rotary_channels < HD) score = score + (wide(value_sum[tile][i]) + of_values);
+                    float score = sum[tile][i] + s.mean[0][n];
+                    if (p.rotary_channels < HD) score += value_sum[tile][i] + s.mean[1][n];
                     s.columns[n].score[AT(warp * 16 + 2 * g + i / 2)] = score;
                 }
             }
@@ -167,12 +173,12 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
             Range range = ranges[n];
             float weight[4] = {0, 0, 0, 0}, factor = 1;
             if (range.start < range.end) {
-                Wide score[4];
+                float score[4];
                 bool seen[4];
                 for (int i = 0; i < 4; i++) {
                     int token = 4 * lane + i;
                     seen[i] = range.start <= token && token < range.end;
-                    score[i] = wide(0.0f);
+                    score[i] = 0;
                     if (seen[i]) score[i] = s.columns[n].score[AT(token)];
                 }
                 softmax[tile] = advance(softmax[tile], score, seen, weight, factor);
@@ -205,9 +211,10 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
         barrier();
 
         // The warp's 16 channels of every group.
-#pragma unroll
+#pragma unroll 1
         for (int group = 0; group < GROUPS; group++) {
             int strip = group * 8 + warp, upper[TILES][4] = {}, lower[TILES][4] = {};
+#pragma unroll 2
             for (int step = 0; step < 4; step++) {
                 u32 a[4];
                 fragment(p.value, value_table, values, strip, step, g, t, a);
@@ -222,12 +229,15 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
             for (int tile = 0; tile < TILES; tile++) {
                 for (int i = 0; i < 4; i++) {
                     int n = tile * 8 + 2 * t + i % 2;
-                    float before = mul(output[group][tile][i], s.factor[n]);
+                    float more = mul(float(256 * upper[tile][i] + lower[tile][i]), s.unit[group][n]);
                     if (values.mean) {
                         float mean = half_to_float(values.mean[AT(strip * 16 + 2 * g + i / 2)]);
-                        before = fmaf(s.total[n], mean, before);
+                        more = fmaf(s.total[n], mean, more);
                     }
-                    output[group][tile][i] = fmaf(float(256 * upper[tile][i] + lower[tile][i]), s.unit[group][n], before);
+                    // Registers have no indices: every group compares.
+#pragma unroll
+                    for (int own = 0; own < GROUPS; own++)
+                        if (own == group) output[own][tile][i] = fmaf(output[own][tile][i], s.factor[n], more);
                 }
             }
         }

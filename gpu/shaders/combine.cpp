@@ -25,7 +25,7 @@ CONSTEXPR int WARPS = 8, THREADS = 32 * WARPS, CHUNK = 512;
 
 template <int LEN>
 struct Scratch {
-    Wide max[WARPS], sum[WARPS];
+    float max[WARPS], sum[WARPS];
     float weight[CHUNK][2]; // (splits of a chunk, stores)
     float output[WARPS][LEN];
 };
@@ -41,41 +41,42 @@ INLINE void combine(const CONSTANT Params& p, THREADGROUP Scratch<LEN>& s, Threa
     int all = q.count * q.heads, first = first_split(q);
     int thread_first = first_of(tid, THREADS, first);
 
-    Wide max = wide(-INFINITY);
+    float max = -INFINITY;
+#pragma unroll 1
     for (int split = thread_first; split < p.splits; split += THREADS) {
         for (int store = 0; store < p.stores; store++) {
             OnlineSoftmax softmax = q.softmax[AT((i64(store) * p.splits + split) * all + query)];
-            if (softmax.sum > wide(0.0f) && softmax.max > max) max = softmax.max;
+            if (softmax.sum > 0) max = fmaxf(max, softmax.max);
         }
     }
     max = warp_max(max);
     if (lane == 0) s.max[warp] = max;
     barrier();
-    for (int w = 0; w < WARPS; w++) {
-        Wide other = s.max[AT(w)];
-        if (other > max) max = other;
-    }
+    for (int w = 0; w < WARPS; w++) max = fmaxf(max, s.max[AT(w)]);
 
     Row<LEN> row = {};
-    Wide sum = wide(0.0f);
+    float sum = 0;
+#pragma unroll 1
     for (int chunk = 0; chunk < p.splits; chunk += CHUNK) {
         int end = min(p.splits, chunk + CHUNK);
+#pragma unroll 1
         for (int split = thread_first; split < end; split += THREADS) {
             if (split < chunk) continue;
             for (int store = 0; store < p.stores; store++) {
                 OnlineSoftmax softmax = q.softmax[AT((i64(store) * p.splits + split) * all + query)];
                 float weight = 0;
-                if (softmax.sum > wide(0.0f)) {
-                    weight = expf(narrow(softmax.max - max));
-                    sum = sum + softmax.sum * wide(weight);
+                if (softmax.sum > 0) {
+                    weight = exponential(softmax.max - max);
+                    sum = fmaf(softmax.sum, weight, sum);
                 }
                 s.weight[split - chunk][store] = weight;
             }
         }
         barrier();
+#pragma unroll 1
+        for (int store = 0; store < p.stores; store++) {
 #pragma unroll 4
-        for (int split = chunk + first_of(warp, WARPS, first + chunk); split < end; split += WARPS) {
-            for (int store = 0; store < p.stores; store++) {
+            for (int split = chunk + first_of(warp, WARPS, first + chunk); split < end; split += WARPS) {
                 float weight = s.weight[split - chunk][store];
                 // No visible key: the output is not written.
                 if (weight == 0) continue;
@@ -91,9 +92,9 @@ INLINE void combine(const CONSTANT Params& p, THREADGROUP Scratch<LEN>& s, Threa
     if (lane == 0) s.sum[warp] = sum;
     barrier();
     if (warp > 0) return;
-    sum = wide(0.0f);
-    for (int w = 0; w < WARPS; w++) sum = sum + s.sum[AT(w)];
-    float inverse = sum > wide(0.0f) ? narrow(wide(1.0f) / sum) : 0.0f;
+    sum = 0;
+    for (int w = 0; w < WARPS; w++) sum += s.sum[AT(w)];
+    float inverse = sum > 0 ? 1.0f / sum : 0.0f;
     for (int e = 0; e < W; e++) {
         float v = 0;
         for (int w = 0; w < WARPS; w++) v += s.output[AT(w)][lane * W + e];

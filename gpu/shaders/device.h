@@ -12,10 +12,12 @@
 // * AT(index): an index. The mutation test changes one at a time, and some test must fail.
 // * `mul`, `add` and `sub` of floats, and `fmaf`: rounded as in the CPU's kernels, never contracted. Other operations may be
 //   contracted. And the usual float functions: `expf`, `sqrtf`, `rintf`, ...
+// * quotient(a, b): a / b, within 2 units in the last place; 0 for a finite a and an infinite or very large b.
 // * DOUBLES, if there are any, and then Exact: a double, with + - * / > >=, `mul` and `add` that are never contracted, `sqrt`;
 //   `exact` converts from float, `narrow` to float. Without, it is Wide (`wide.h`), which has the same.
 // * barrier() for the block; warp_barrier(), shuffle, shuffle_xor and warp_ballot for the 32 lanes of a warp, called by
 //   all of them.
+// * prefetch(at): loads a cache line of device memory into the L2 cache, where there is such an instruction.
 // * atomic_min(at, x): the minimum with a word of device memory.
 // * mma_k32, mma_k16 (below), dp2a_lo, dp2a_hi, permute_bytes, and PERMUTES: whether permute_bytes is a single instruction.
 // * half_to_float, float_to_half, bits_of and float_of: conversions of bits; u64, i64 (`long` has 32 bits on Windows).
@@ -44,6 +46,10 @@ struct Thread {
     int index, lane, warp, warps; // index in the block; lane in the warp; index of the warp; number of warps in the block
     int x, y, z;                  // the block's index in the grid
 };
+
+// What a block does while its inputs are still being computed: nothing, unless a source has an overload for its parameters.
+template <class P>
+INLINE void before_inputs(const CONSTANT P&, Thread) {}
 
 // The shared memory of kernels without any.
 struct None {

@@ -39,13 +39,13 @@ struct QK {
     template <int TILES>
     static INLINE void add(const DEVICE u8* at, int block, int g, int t, const THREAD Columns<TILES>& x,
                            THREAD Results<TILES>& y) {
-        float d[2], dmin[2];
         int sum[TILES][2][2] = {};
-        load_scales(at, 0, g, d);
-        load_scales(at, 32, g, dmin);
         SixBits six(at, g);
-        // The loads of half a block overlap: all of it would take 16 registers more than there are.
-#pragma unroll 1
+        // Two f16 each, converted after the loops, which have no registers left.
+        u32 both_d = *reinterpret_cast<const DEVICE u32*>(at + AT(4 * g));
+        u32 both_dmin = *reinterpret_cast<const DEVICE u32*>(at + 32 + AT(4 * g));
+        // All loads of a block overlap, if there are registers for them.
+#pragma unroll(TILES == 1 && BITS == 4 ? 2 : 1)
         for (int side = 0; side < 2; side++) {
             u32 scales[2] = {side ? six.scales[0][1] : six.scales[0][0], side ? six.scales[1][1] : six.scales[1][0]};
             uint2 low[2][2];
@@ -73,6 +73,8 @@ struct QK {
                 }
             }
         }
+        float d[2] = {half_to_float(u16(both_d)), half_to_float(u16(both_d >> 16))};
+        float dmin[2] = {half_to_float(u16(both_dmin)), half_to_float(u16(both_dmin >> 16))};
         for (int tile = 0; tile < TILES; tile++) {
             for (int column = 0; column < 2; column++) {
                 uint4 sums = bsums(x, tile, column, block);
@@ -118,9 +120,11 @@ struct Q6_K {
         float d[2];
         int sum[TILES][2][2] = {};
         load_scales(at, D, g, d);
-        // The loads of half a block overlap: of all of it, they take 120 registers.
-#pragma unroll 1
+        // All loads of a block overlap, if there are registers for them.
+#pragma unroll(TILES == 1 ? 2 : 1)
         for (int side = 0; side < 2; side++) {
+            // Two in turn: with four, 16 columns take so many registers that one block fits on a multiprocessor.
+#pragma unroll(TILES == 1 ? 4 : 2)
             for (int quarter = 0; quarter < 4; quarter++) {
                 uint2 b[TILES];
                 for (int tile = 0; tile < TILES; tile++) b[tile] = quants(x, tile, block * 8 + side * 4 + quarter);
@@ -233,6 +237,7 @@ struct SmallK {
         for (int side = 0; side < 2; side++) {
             if (BITS == 2)
                 for (int h = 0; h < 2; h++) words[h] = load_rows(at + WEIGHTS, 64 * (8 * side + t + 4 * h), g);
+#pragma unroll(TILES > 2 ? 2 : 4)
             for (int quarter = 0; quarter < 4; quarter++) {
                 uint2 b[TILES];
                 for (int tile = 0; tile < TILES; tile++) b[tile] = quants(x, tile, block * 8 + side * 4 + quarter);

@@ -5,18 +5,46 @@
 // Tensor cores would round the activations, so that f32 checkpoints would not give the CPU's results; up to eight rows,
 // memory bandwidth is the bound.
 //
-// Grid: (outputs by 32, tiles of rows or buckets).
+// Grid: (outputs by 32, of all products; tiles of rows or buckets).
 
 #include "device.h"
 
 namespace {
 
-struct Params {
+CONSTEXPR int WARPS = 8, OUTPUTS = 4, MAX_PRODUCTS = 3;
+
+// One of several matrices with the same inputs.
+struct Product {
     const DEVICE u8* weights; // (outputs, inputs)
-    const DEVICE float* x;      // (rows, inputs)
-    DEVICE float* y;            // (rows, outputs)
-    int rows, inputs, outputs;
+    DEVICE float* y;          // (rows, outputs)
+    int outputs;
+    int end; // blocks of 32 outputs of this and of the products before it
 };
+
+struct Params {
+    Product products[MAX_PRODUCTS];
+    const DEVICE float* x; // (rows, inputs)
+    int rows, inputs, count; // `count` products
+    int row_bytes;
+};
+
+// A block of a product.
+struct Block {
+    int product, index;
+};
+INLINE Block block_of(const CONSTANT Params& p, int index) {
+    int product = 0;
+    while (product + 1 < p.count && index >= p.products[product].end) product++;
+    return {product, product ? index - p.products[product - 1].end : index};
+}
+
+// The first 1 KiB of the block's 32 weight rows, one cache line per thread.
+INLINE void before_inputs(const CONSTANT Params& p, Thread self) {
+    Block block = block_of(p, self.x);
+    const CONSTANT Product& product = p.products[block.product];
+    int output = block.index * (WARPS * OUTPUTS) + self.index / 8, at = self.index % 8 * 128;
+    if (output < product.outputs && at < p.row_bytes) prefetch(product.weights + i64(output) * p.row_bytes + at);
+}
 
 // Entries by matrix: bucket b is entries starts[b]..starts[b + 1] of the list, 16 at most.
 struct BucketParams {
@@ -30,16 +58,15 @@ struct BucketParams {
     int inputs, outputs;
 };
 
-CONSTEXPR int WARPS = 8, OUTPUTS = 4;
-
 // Entries first..first + count of y; `row_of` maps an entry to its row of x.
 template <class E, int ROWS, class RowOf>
 INLINE void matmul(const DEVICE typename E::Bits* weights, const DEVICE float* x, DEVICE float* y, int inputs, int outputs,
-                   int first, int count, RowOf row_of, Thread self) {
-    int lane = self.lane, output = (self.x * WARPS + self.warp) * OUTPUTS;
+                   int block, int first, int count, RowOf row_of, Thread self) {
+    int lane = self.lane, output = (block * WARPS + self.warp) * OUTPUTS;
     if (output >= outputs) return;
     float sum[ROWS][OUTPUTS] = {};
-#pragma unroll 2
+    // The weights of a row alone are all that is loaded: many at once.
+#pragma unroll(ROWS == 1 ? 8 : 2)
     for (int i = lane * 4; i < inputs; i += 128) {
         float w[OUTPUTS][4] = {};
         for (int o = 0; o < OUTPUTS; o++)
@@ -72,8 +99,10 @@ struct Listed {
 template <class E, int ROWS>
 INLINE void matmul(const CONSTANT Params& p, Thread self) {
     int first = self.y * ROWS;
-    matmul<E, ROWS>(reinterpret_cast<const DEVICE typename E::Bits*>(p.weights), p.x, p.y, p.inputs, p.outputs, first,
-                    min(ROWS, p.rows - first), Same(), self);
+    Block block = block_of(p, self.x);
+    const CONSTANT Product& product = p.products[block.product];
+    matmul<E, ROWS>(reinterpret_cast<const DEVICE typename E::Bits*>(product.weights), p.x, product.y, p.inputs,
+                    product.outputs, block.index, first, min(ROWS, p.rows - first), Same(), self);
 }
 
 template <class E>
@@ -85,13 +114,13 @@ INLINE void matmul_buckets(const CONSTANT BucketParams& p, Thread self) {
     weights += AT(i64(p.matrices[bucket]) * p.outputs) * p.inputs;
     // Eight at a time: sixteen, with their rows, would spill registers; few experts have more.
     for (int part = 0; part < count; part += 8)
-        matmul<E, 8>(weights, p.x, p.y, p.inputs, p.outputs, first + part, min(8, count - part), Listed{p.rows}, self);
+        matmul<E, 8>(weights, p.x, p.y, p.inputs, p.outputs, self.x, first + part, min(8, count - part), Listed{p.rows}, self);
 }
 
 } // namespace
 
 #define MATMUL(name, E)                                                                                             \
-    KERNEL(matmul_##name##_1, Params, 256, 4, None) { matmul<E, 1>(p, self); }                                      \
+    KERNEL(matmul_##name##_1, Params, 256, 2, None) { matmul<E, 1>(p, self); }                                      \
     KERNEL(matmul_##name##_4, Params, 256, 3, None) { matmul<E, 4>(p, self); }                                      \
     KERNEL(matmul_##name##_16, Params, 256, 2, None) { matmul<E, 16>(p, self); }                                    \
     KERNEL(matmul_buckets_##name, BucketParams, 256, 2, None) { matmul_buckets<E>(p, self); }

@@ -1,70 +1,96 @@
-// RMS norm and gated activation.
+// RMS norms and the gated activation, and the quantization of their results.
+//
+// A warp has 256 consecutive elements of a row, eight per lane, in registers from the first norm to the quantized result: a launch
+// per norm, each with its own loads, takes three times as long. In decoding the cost is one block's latency, of which half is the
+// code's way from memory: it is kept small, so sums are plain floats in a tree, whose error is a few units in the last place.
 
-#include "device.h"
+#include "quantize.h"
 
 namespace {
 
-struct NormParams {
-    const DEVICE float* x;        // (rows, width)
+// y = norm(x), or with a residual (residual + norm(x)) * scale.
+struct Norm {
     const DEVICE float* weight;   // (width), or null
-    const DEVICE float* residual; // (rows, width), or null: y = (residual + norm(x)) * scale
+    const DEVICE float* residual; // (rows, width), or null
     DEVICE float* y;
-    int width;
     float eps, scale;
+};
+
+struct NormParams {
+    const DEVICE float* x; // (rows, width)
+    Norm norms[2];         // the second is of the first's result
+    Activations out;       // of the last result
+    int width;
+    int count; // norms: 1 or 2
+    int block; // inputs of a block of activations: 32 or 256; 0: none
 };
 
 struct GateParams {
     const DEVICE float* gate; // (rows, width), rows `stride` apart
     const DEVICE float* up;   // the same
     DEVICE float* y;          // (rows, width)
+    Activations out;          // of y
     int width, gate_stride, up_stride;
+    int block; // as above
 };
 
-CONSTEXPR int WARPS = 8;
+CONSTEXPR int WARPS = 32, GATE_WARPS = 4;
 
 struct Sums {
-    Wide warps[WARPS];
+    float warps[2][WARPS];
 };
+
+// The next kernel's norms: weights are not written by any kernel.
+INLINE void before_inputs(const CONSTANT NormParams& p, Thread self) {
+    for (int i = 0; i < p.count; i++)
+        if (p.norms[i].weight && self.index * 32 < p.width) prefetch(p.norms[i].weight + self.index * 32);
+}
+
+INLINE void norm(const CONSTANT Norm& p, i64 row, int at, int width, THREAD float (&v)[8], THREADGROUP float* warps, Thread self) {
+    float squares = 0, other[8];
+    for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
+    squares = warp_sum(squares);
+    if (self.lane == 0) warps[AT(self.warp)] = squares;
+    barrier();
+    float sum = warp_sum(self.lane < self.warps ? warps[self.lane] : 0.0f);
+    float inverse = 1.0f / sqrtf(sum / float(width) + p.eps);
+    for (int i = 0; i < 8; i++) v[i] = mul(v[i], inverse);
+    if (p.weight) {
+        load8(p.weight, at, width, other);
+        for (int i = 0; i < 8; i++) v[i] = mul(v[i], other[i]);
+    }
+    if (p.residual) {
+        load8(p.residual + row, at, width, other);
+        for (int i = 0; i < 8; i++) v[i] = mul(add(other[i], v[i]), p.scale);
+    }
+    store8(p.y + row, at, width, v);
+}
 
 } // namespace
 
-// A block per row of at most 21504 elements, 84 per thread. In decoding, the cost is one block's latency.
-KERNEL(rms_norm, NormParams, 32 * WARPS, 4, Sums) {
+// A block per row of at most 8192 elements.
+KERNEL(rms_norm, NormParams, 32 * WARPS, 1, Sums) {
     i64 row = i64(self.x) * p.width;
-    int tid = self.index;
-    float squares = 0;
-    for (int i = tid; i < p.width; i += 32 * WARPS) {
-        float v = p.x[AT(row + i)];
-        squares = fmaf(v, v, squares);
-    }
-    // Wide from here: an error of the inverse scales the whole row.
-    Wide sum = warp_sum(wide(squares));
-    if (self.lane == 0) s.warps[self.warp] = sum;
-    barrier();
-    sum = wide(0.0f);
-    for (int w = 0; w < WARPS; w++) sum = sum + s.warps[AT(w)];
-    float inverse = narrow(wide(1.0f) / sqrt(sum / wide(float(p.width)) + wide(p.eps)));
-    for (int i = tid; i < p.width; i += 32 * WARPS) {
-        float v = mul(p.x[AT(row + i)], inverse);
-        if (p.weight) v = mul(v, p.weight[AT(i)]);
-        if (p.residual) v = mul(add(p.residual[AT(row + i)], v), p.scale);
-        p.y[AT(row + i)] = v;
-    }
+    int at = self.index * 8;
+    float v[8];
+    load8(p.x + row, at, p.width, v);
+#pragma unroll 1
+    for (int i = 0; i < p.count; i++) norm(p.norms[i], row, at, p.width, v, s.warps[i], self);
+    quantize(p.out, p.block, self.x, at, self.lane, v);
 }
 
-// y = gelu_tanh(gate) * up, four elements per thread. Grid: (elements by 1024, rows).
-KERNEL(gelu_gate, GateParams, 256, 4, None) {
-    int i = (self.x * 256 + self.index) * 4;
-    if (i >= p.width) return;
-    float gate[4], up[4];
-    load4<Single>(p.gate + AT(i64(self.y) * p.gate_stride + i), gate);
-    load4<Single>(p.up + AT(i64(self.y) * p.up_stride + i), up);
-    for (int e = 0; e < 4; e++) {
+// y = gelu_tanh(gate) * up. Grid: (elements by 1024, rows).
+KERNEL(gelu_gate, GateParams, 32 * GATE_WARPS, 4, None) {
+    int at = (self.x * GATE_WARPS + self.warp) * 256 + self.lane * 8;
+    float gate[8], up[8];
+    load8(p.gate + i64(self.y) * p.gate_stride, at, p.width, gate);
+    load8(p.up + i64(self.y) * p.up_stride, at, p.width, up);
+    for (int e = 0; e < 8; e++) {
         float x = gate[e];
         float cubic = fmaf(mul(x, x), mul(x, 0.044715f), x);
         // (1 + tanh u) / 2 = 1 / (1 + e^-2u), without cancellation for tanh u near -1.
-        gate[e] = mul(x / add(1.0f, expf(mul(cubic, -2.0f * 0.7978846f))), up[e]);
+        gate[e] = mul(quotient(x, add(1.0f, expf(mul(cubic, -2.0f * 0.7978846f)))), up[e]);
     }
-    float4 y = {gate[0], gate[1], gate[2], gate[3]};
-    *reinterpret_cast<DEVICE float4*>(p.y + AT(i64(self.y) * p.width + i)) = y;
+    store8(p.y + i64(self.y) * p.width, at, p.width, gate);
+    quantize(p.out, p.block, self.y, at, self.lane, gate);
 }

@@ -2,14 +2,16 @@
 // rotation, store.
 //
 // A warp per head of a row, in registers; the reordering goes through a row of shared memory. Operations and their order
-// are those of ops/norm.rs, ops/rope.rs, turboquant/rotation.rs and turboquant/query.rs. Grid: (heads by 4, rows).
+// are those of ops/norm.rs, ops/rope.rs, turboquant/rotation.rs and turboquant/query.rs. Grid: (heads by 4, rows,
+// projections).
 
 #include "pages.h"
 #include "rotate.h"
 
 namespace {
 
-struct Params {
+// Heads of one projection.
+struct Heads {
     const DEVICE float* x; // (rows, heads * HD)
     const DEVICE float* weight; // of the norm: (HD), or null
     const DEVICE float* cos;    // (rows, pairs)
@@ -30,6 +32,10 @@ struct Params {
     int element;      // element type of the pages
     float eps;
     float unit; // of the keys' format
+};
+
+struct Params {
+    Heads of[3]; // as many as the grid has layers
 };
 
 CONSTEXPR int WARPS = 4;
@@ -65,7 +71,7 @@ INLINE void rope(THREAD Row<HD>& row, int lane, const DEVICE float* cos, const D
 }
 
 template <class E, int HD>
-INLINE void store_row(const CONSTANT Params& p, const THREAD Row<HD>& row, int lane, int position, int head) {
+INLINE void store_row(const CONSTANT Heads& p, const THREAD Row<HD>& row, int lane, int position, int head) {
     DEVICE typename E::Bits* page = page_of<typename E::Bits>(p.pages, position / PAGE);
     page += (i64(head) * PAGE + AT(position % PAGE)) * p.channels;
     for (int group = 0; group < Row<HD>::GROUPS; group++) {
@@ -87,7 +93,7 @@ INLINE bool out_of_range(const THREAD Row<HD>& row) {
 
 // A rotated row in 8 bits, one scale per group.
 template <int HD>
-INLINE void quantize_query(const CONSTANT Params& p, const THREAD Row<HD>& row, int lane, i64 index) {
+INLINE void quantize_query(const CONSTANT Heads& p, const THREAD Row<HD>& row, int lane, i64 index) {
     for (int group = 0; group < Row<HD>::GROUPS; group++) {
         u32 largest_bits = 0, word = 0;
         for (int e = 0; e < Row<HD>::W; e++) largest_bits = max(largest_bits, bits_of(row.v[group][e]) & 0x7fffffffu);
@@ -104,7 +110,7 @@ INLINE void quantize_query(const CONSTANT Params& p, const THREAD Row<HD>& row, 
 }
 
 template <int HD>
-INLINE void rows(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread self) {
+INLINE void rows(const CONSTANT Heads& p, THREADGROUP Scratch<HD>& s, Thread self) {
     constexpr int GROUPS = Row<HD>::GROUPS, W = Row<HD>::W;
     int lane = self.lane, warp = self.warp, head = self.x * WARPS + warp, r = self.y;
     if (head >= p.heads) return;
@@ -119,7 +125,7 @@ INLINE void rows(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread se
         }
     }
     if (p.normalize) {
-        float inverse = narrow(wide(1.0f) / sqrt(warp_sum(wide(squares)) / wide(float(HD)) + wide(p.eps)));
+        float inverse = 1.0f / sqrtf(warp_sum(squares) / float(HD) + p.eps);
         for (int group = 0; group < GROUPS; group++) {
             for (int e = 0; e < W; e++) {
                 float v = mul(row.v[group][e], inverse);
@@ -161,7 +167,7 @@ INLINE void rows(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread se
 
 } // namespace
 
-#define ROWS(HD) KERNEL(rows_##HD, Params, 32 * WARPS, 8, Scratch<HD>) { rows<HD>(p, s, self); }
+#define ROWS(HD) KERNEL(rows_##HD, Params, 32 * WARPS, 8, Scratch<HD>) { rows<HD>(p.of[self.z], s, self); }
 
 ROWS(64)
 ROWS(128)

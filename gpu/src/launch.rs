@@ -81,7 +81,7 @@ impl std::error::Error for LaunchError {}
 ///
 /// # Safety
 /// The type is `repr(C)` and equal, field by field, to the parameter structure of the kernel of its [`Launch`].
-pub unsafe trait Params: Copy {}
+pub unsafe trait Params: Copy + 'static {}
 
 /// One launch of a kernel.
 #[derive(Clone, Copy, Debug)]

@@ -15,4 +15,4 @@ macro_rules! pod {
     };
 }
 
-pod!(u8 i8 u16 i16 u32 i32 u64 f32 f64 half::f16 half::bf16 [i32; 2] [u32; 2] [f64; 2]);
+pod!(u8 i8 u16 i16 u32 i32 u64 f32 f64 half::f16 half::bf16 [i32; 2] [u32; 2] [f32; 2]);

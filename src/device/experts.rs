@@ -36,6 +36,7 @@ impl DeviceExperts {
         let (matrices, starts, count) = (list(entries)?, list(entries + 1)?, list(1)?);
         let (rows_of, entries_of, weights) = (list(entries)?, list(entries)?, queue.temporaries.take::<f32>(entries)?);
         let buckets = Buckets {
+            largest: x.rows, // every row chooses an expert once
             matrices: matrices.slice(),
             starts: starts.slice(),
             count: count.slice(),

@@ -33,7 +33,7 @@ pub(crate) const NO_FAULT: u32 = u32::MAX;
 
 /// Pages per split of attention over all positions, and in windows, which have few pages: a split is a thread block. Fixed: they
 /// determine the order of summation.
-const SPLIT_PAGES: usize = 4;
+const SPLIT_PAGES: usize = 2;
 const WINDOW_SPLIT_PAGES: usize = 1;
 
 /// Maximum bytes of split partials in one launch; more rows are attended in several launches.
@@ -288,7 +288,7 @@ impl DeviceKv {
             split_pages: if store.window.is_some() { WINDOW_SPLIT_PAGES } else { SPLIT_PAGES },
         };
         let all = of(0, positions.rows);
-        let per_row = parts * positions.splits(&all) * heads * (4 * head_dim + 16);
+        let per_row = parts * positions.splits(&all) * heads * (4 * head_dim + 8);
         let at_once = (MAX_PARTIAL_BYTES / per_row / MIN_ROWS * MIN_ROWS).max(MIN_ROWS);
         for first in (0..positions.rows).step_by(at_once) {
             let count = at_once.min(positions.rows - first);
@@ -296,7 +296,7 @@ impl DeviceKv {
             let splits = positions.part(first, count).splits(&queries);
             let slots = parts * splits * count * heads;
             let (softmax, output) =
-                (queue.temporaries.take::<[f64; 2]>(slots)?, queue.temporaries.take(slots * head_dim)?);
+                (queue.temporaries.take::<[f32; 2]>(slots)?, queue.temporaries.take(slots * head_dim)?);
             let partials = SplitPartials { softmax: softmax.slice(), output: output.slice(), splits };
             let kv = ExactKv {
                 keys: store.keys.exact.pages(&self.tables),

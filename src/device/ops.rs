@@ -178,6 +178,7 @@ impl Ops for DeviceOps {
         head.centroids.multiply(&input, ranks.slice)?;
         self.queue.launcher.run(top_k((ranks.slice, count), (groups, best)))?;
         let lists = Buckets {
+            largest: 1,
             matrices: groups,
             starts: head.starts.slice(),
             count: head.count.slice(),

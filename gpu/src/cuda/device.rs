@@ -22,6 +22,8 @@ pub struct DeviceInfo {
     pub multiprocessors: usize,
     /// Bytes of memory.
     pub memory: usize,
+    /// Whether blocks of a kernel in a graph may start before the kernel before ends, because they wait for its end themselves.
+    pub early_starts: bool,
     /// Bytes of L2 cache.
     pub cache: usize,
     /// The driver's version: 1000 times major plus 10 times minor.
@@ -194,12 +196,14 @@ fn info(device: sys::CUdevice, driver: i32) -> Result<DeviceInfo, CudaError> {
     // SAFETY: the driver writes at most 255 bytes and a zero.
     check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), 255, device) })?;
     let len = name.iter().position(|byte| *byte == 0).unwrap_or(0);
+    let capability = (
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
     Ok(DeviceInfo {
         name: String::from_utf8_lossy(&name[..len]).into_owned(),
-        capability: (
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        ),
+        capability,
+        early_starts: capability.0 >= driver::EARLY_STARTS.0 && driver >= driver::EARLY_STARTS.1,
         multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(0) as usize,
         memory: 0,
         cache: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.max(0) as usize,

@@ -139,13 +139,32 @@ impl Recorder {
             kern: std::ptr::null_mut(),
             ctx: std::ptr::null_mut(),
         };
-        let (before, mut added) = (self.last.as_slice(), std::ptr::null_mut());
+        let early = self.device.info().early_starts;
+        let before = if early { &[] } else { self.last.as_slice() };
+        let mut added = std::ptr::null_mut();
         // SAFETY: graph and nodes live; `Params` is the kernel's structure, which the driver copies.
         check("cuGraphAddKernelNode", unsafe {
             sys::cuGraphAddKernelNode_v2(&mut added, self.graph, before.as_ptr(), before.len(), &node)
         })?;
+        if let (true, Some(last)) = (early, self.last) {
+            self.start_early(last, added)?;
+        }
         self.last = Some(added);
         Ok(())
+    }
+
+    /// Lets blocks of `after` start before `before` ends; they wait for its end themselves.
+    fn start_early(&self, before: sys::CUgraphNode, after: sys::CUgraphNode) -> Result<(), CudaError> {
+        let edge = sys::CUgraphEdgeData {
+            from_port: sys::CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC as u8,
+            to_port: 0,
+            type_: sys::CUgraphDependencyType::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8,
+            reserved: [0; 5],
+        };
+        // SAFETY: graph and nodes live; a driver with early starts has this function.
+        check("cuGraphAddDependencies_v2", unsafe {
+            sys::cuGraphAddDependencies_v2(self.graph, &before, &after, &edge, 1)
+        })
     }
 
     fn graph(self) -> Result<Graph, CudaError> {

@@ -46,7 +46,7 @@ pub struct Queries {
 #[derive(Clone, Copy, Debug)]
 pub struct SplitPartials {
     /// `(stores, splits, rows * heads)` of maximum and sum; one store, or two with zones (exact, quantized).
-    pub softmax: DeviceSlice<[f64; 2]>,
+    pub softmax: DeviceSlice<[f32; 2]>,
     /// `(stores, splits, rows * heads, head_dim)`: weighted sums, not normalised.
     pub output: DeviceSlice<f32>,
     /// Splits from the first that any query sees to the last, or an upper bound.
@@ -106,7 +106,7 @@ impl Queries {
         Ok(QueriesParams {
             rows: self.rows.checked("the queries", all * self.head_dim)?,
             at: self.at.checked("the queries' positions", self.count)?,
-            softmax: partials.softmax.checked("the partial softmaxes", slots)? + 16 * skip as u64,
+            softmax: partials.softmax.checked("the partial softmaxes", slots)? + 8 * skip as u64,
             output: partials.output.checked("the partial outputs", slots * self.head_dim)?
                 + 4 * (skip * self.head_dim) as u64,
             count: self.count as i32,

@@ -6,8 +6,17 @@
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension};
 use foretoken_kernels::quant::{ActivationType, PANEL_ROWS, WeightType};
 
-/// Warps per block of threads, at most.
+/// Warps per block of threads, at most. A matrix of few panels needs them to be read fast; one that fills the device anyway is read
+/// faster by more blocks of fewer warps, of which all that fit run at once (6 % of a step of 31B on an H200).
 const MAX_WARPS: usize = 16;
+const MAX_WARPS_OF_MANY: usize = 8;
+
+/// Panels from which on a matrix has [`MAX_WARPS_OF_MANY`].
+const MANY_PANELS: usize = 768;
+
+/// Bytes of a panel that its block prefetches while its inputs are computed. All blocks that fit on a device at once prefetch
+/// some 8 MB, in the time of one or two short kernels.
+const PREFETCHED: usize = 32 << 10;
 
 /// Quantized rows on the device.
 #[derive(Clone, Copy, Debug)]
@@ -66,20 +75,25 @@ impl Activations {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct ActivationsParams {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ActivationsParams {
     quants: u64,
     scales: u64,
     sums: u64,
-    inputs: i32,
+    pub(super) inputs: i32,
+}
+
+impl ActivationsParams {
+    pub(super) const NONE: Self = Self { quants: 0, scales: 0, sums: 0, inputs: 0 };
 }
 
 /// Parameters of the kernels that quantize.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizeParams {
-    x: u64,
-    out: ActivationsParams,
+    pub(super) x: u64,
+    pub(super) out: ActivationsParams,
+    pub(super) block: i32,
 }
 
 // SAFETY: the `Params` of quantize.cpp.
@@ -92,30 +106,66 @@ unsafe impl Params for QuantizeParams {}
 pub fn quantize(x: DeviceSlice<f32>, out: &Activations) -> Result<Launch<QuantizeParams>, LaunchError> {
     let x = x.checked("x", out.rows * out.inputs)?;
     dimension("the activations' size", out.rows * out.inputs)?;
-    let kernel = match out.activation_type {
-        ActivationType::Q8_K => "quantize_q8_k",
-        ActivationType::Q8_1 => "quantize_q8_1",
-    };
+    let block = out.activation_type.block_len() as i32;
     let grid = [blocks("quantize", out.inputs.div_ceil(4 * 256))?, blocks("quantize", out.rows)?, 1];
-    Ok(Launch { kernel, grid, block: [128, 1, 1], params: QuantizeParams { x, out: out.params() } })
+    let params = QuantizeParams { x, out: out.params(), block };
+    Ok(Launch { kernel: "quantize_rows", grid, block: [128, 1, 1], params })
 }
 
-/// The kernels of a type: up to 8 rows, up to 16 rows, buckets.
-const fn kernels_of(weight_type: WeightType) -> Option<[&'static str; 3]> {
+/// The kernels of a type: up to 8 rows, up to 16, more; buckets of up to 8, up to 16.
+const fn kernels_of(weight_type: WeightType) -> Option<[&'static str; 5]> {
     Some(match weight_type {
-        WeightType::Q4_0 => ["matmul_q4_0_8", "matmul_q4_0_16", "matmul_buckets_q4_0"],
-        WeightType::Q4_1 => ["matmul_q4_1_8", "matmul_q4_1_16", "matmul_buckets_q4_1"],
-        WeightType::Q5_0 => ["matmul_q5_0_8", "matmul_q5_0_16", "matmul_buckets_q5_0"],
-        WeightType::Q5_1 => ["matmul_q5_1_8", "matmul_q5_1_16", "matmul_buckets_q5_1"],
-        WeightType::Q8_0 => ["matmul_q8_0_8", "matmul_q8_0_16", "matmul_buckets_q8_0"],
-        WeightType::Q2_K => ["matmul_q2_k_8", "matmul_q2_k_16", "matmul_buckets_q2_k"],
-        WeightType::Q3_K => ["matmul_q3_k_8", "matmul_q3_k_16", "matmul_buckets_q3_k"],
-        WeightType::Q4_K => ["matmul_q4_k_8", "matmul_q4_k_16", "matmul_buckets_q4_k"],
-        WeightType::Q5_K => ["matmul_q5_k_8", "matmul_q5_k_16", "matmul_buckets_q5_k"],
-        WeightType::Q6_K => ["matmul_q6_k_8", "matmul_q6_k_16", "matmul_buckets_q6_k"],
-        WeightType::IQ4_NL => ["matmul_iq4_nl_8", "matmul_iq4_nl_16", "matmul_buckets_iq4_nl"],
-        WeightType::IQ4_XS => ["matmul_iq4_xs_8", "matmul_iq4_xs_16", "matmul_buckets_iq4_xs"],
-        WeightType::MXFP4 => ["matmul_mxfp4_8", "matmul_mxfp4_16", "matmul_buckets_mxfp4"],
+        WeightType::Q4_0 => {
+            ["matmul_q4_0_8", "matmul_q4_0_16", "matmul_q4_0_32", "matmul_buckets_q4_0_8", "matmul_buckets_q4_0_16"]
+        }
+        WeightType::Q4_1 => {
+            ["matmul_q4_1_8", "matmul_q4_1_16", "matmul_q4_1_32", "matmul_buckets_q4_1_8", "matmul_buckets_q4_1_16"]
+        }
+        WeightType::Q5_0 => {
+            ["matmul_q5_0_8", "matmul_q5_0_16", "matmul_q5_0_32", "matmul_buckets_q5_0_8", "matmul_buckets_q5_0_16"]
+        }
+        WeightType::Q5_1 => {
+            ["matmul_q5_1_8", "matmul_q5_1_16", "matmul_q5_1_32", "matmul_buckets_q5_1_8", "matmul_buckets_q5_1_16"]
+        }
+        WeightType::Q8_0 => {
+            ["matmul_q8_0_8", "matmul_q8_0_16", "matmul_q8_0_32", "matmul_buckets_q8_0_8", "matmul_buckets_q8_0_16"]
+        }
+        WeightType::Q2_K => {
+            ["matmul_q2_k_8", "matmul_q2_k_16", "matmul_q2_k_32", "matmul_buckets_q2_k_8", "matmul_buckets_q2_k_16"]
+        }
+        WeightType::Q3_K => {
+            ["matmul_q3_k_8", "matmul_q3_k_16", "matmul_q3_k_32", "matmul_buckets_q3_k_8", "matmul_buckets_q3_k_16"]
+        }
+        WeightType::Q4_K => {
+            ["matmul_q4_k_8", "matmul_q4_k_16", "matmul_q4_k_32", "matmul_buckets_q4_k_8", "matmul_buckets_q4_k_16"]
+        }
+        WeightType::Q5_K => {
+            ["matmul_q5_k_8", "matmul_q5_k_16", "matmul_q5_k_32", "matmul_buckets_q5_k_8", "matmul_buckets_q5_k_16"]
+        }
+        WeightType::Q6_K => {
+            ["matmul_q6_k_8", "matmul_q6_k_16", "matmul_q6_k_32", "matmul_buckets_q6_k_8", "matmul_buckets_q6_k_16"]
+        }
+        WeightType::IQ4_NL => [
+            "matmul_iq4_nl_8",
+            "matmul_iq4_nl_16",
+            "matmul_iq4_nl_32",
+            "matmul_buckets_iq4_nl_8",
+            "matmul_buckets_iq4_nl_16",
+        ],
+        WeightType::IQ4_XS => [
+            "matmul_iq4_xs_8",
+            "matmul_iq4_xs_16",
+            "matmul_iq4_xs_32",
+            "matmul_buckets_iq4_xs_8",
+            "matmul_buckets_iq4_xs_16",
+        ],
+        WeightType::MXFP4 => [
+            "matmul_mxfp4_8",
+            "matmul_mxfp4_16",
+            "matmul_mxfp4_32",
+            "matmul_buckets_mxfp4_8",
+            "matmul_buckets_mxfp4_16",
+        ],
         _ => return None,
     })
 }
@@ -124,7 +174,7 @@ const fn kernels_of(weight_type: WeightType) -> Option<[&'static str; 3]> {
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix {
     weight_type: WeightType,
-    kernels: [&'static str; 3], // up to 8 rows, up to 16 rows, buckets
+    kernels: [&'static str; 5], // up to 8 rows, up to 16, more; buckets of up to 8, up to 16
     outputs: usize,
     inputs: usize,
     count: usize,
@@ -172,21 +222,23 @@ impl Matrix {
         self.outputs
     }
 
-    /// Blocks of inputs per warp, and number of warps. They depend on the number of inputs only, and so does the order of
-    /// summation: the sum over a warp's blocks has the CPU's bits, and the warps' sums are added in order.
-    pub const fn warp_split(weight_type: WeightType, inputs: usize) -> (usize, usize) {
+    /// Blocks of inputs per warp, and number of warps. They depend on the shape only, and so does the order of summation: the
+    /// sum over a warp's blocks has the CPU's bits, and the warps' sums are added in order.
+    pub const fn warp_split(weight_type: WeightType, outputs: usize, inputs: usize) -> (usize, usize) {
         let blocks = inputs / weight_type.block_len();
-        let per_warp = blocks.div_ceil(MAX_WARPS);
+        let many = outputs.div_ceil(PANEL_ROWS) >= MANY_PANELS;
+        let per_warp = blocks.div_ceil(if many { MAX_WARPS_OF_MANY } else { MAX_WARPS });
         (per_warp, blocks.div_ceil(per_warp))
     }
 
-    fn params(&self) -> Result<MatrixParams, LaunchError> {
-        let (per_warp, _) = Self::warp_split(self.weight_type, self.inputs);
-        Ok(MatrixParams {
-            weights: self.weights.address(),
+    fn shape(&self) -> Result<ShapeParams, LaunchError> {
+        let (per_warp, _) = Self::warp_split(self.weight_type, self.outputs, self.inputs);
+        let panel = self.weight_type.packed_bytes_for(PANEL_ROWS, self.inputs).unwrap_or(usize::MAX);
+        Ok(ShapeParams {
             inputs: dimension("inputs", self.inputs)?,
-            outputs: dimension("outputs", self.outputs)?,
             warp_blocks: per_warp as i32,
+            panel_bytes: dimension("bytes of a panel", panel)?,
+            prefetched: panel.min(PREFETCHED) as i32,
         })
     }
 
@@ -199,27 +251,40 @@ impl Matrix {
     }
 
     fn block(&self) -> [u32; 3] {
-        [32 * Self::warp_split(self.weight_type, self.inputs).1 as u32, 1, 1]
+        [32 * Self::warp_split(self.weight_type, self.outputs, self.inputs).1 as u32, 1, 1]
     }
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct MatrixParams {
-    weights: u64,
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ShapeParams {
     inputs: i32,
-    outputs: i32,
     warp_blocks: i32,
+    panel_bytes: i32,
+    prefetched: i32,
 }
 
-/// Parameters of the kernels that multiply.
+/// Products of one launch, at most.
+pub(super) const MAX_PRODUCTS: usize = 3;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Product {
+    pub(super) weights: u64,
+    pub(super) y: u64,
+    pub(super) outputs: i32,
+    pub(super) end: i32,
+}
+
+/// Parameters of the kernels that multiply: up to three matrices with the same inputs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct MatMulParams {
-    matrix: MatrixParams,
-    x: ActivationsParams,
-    y: u64,
-    rows: i32,
+    pub(super) products: [Product; MAX_PRODUCTS],
+    pub(super) x: ActivationsParams,
+    pub(super) shape: ShapeParams,
+    pub(super) rows: i32,
+    pub(super) count: i32,
 }
 
 // SAFETY: the `Params` of matmul.cpp.
@@ -232,18 +297,25 @@ unsafe impl Params for MatMulParams {}
 pub fn matmul(w: &Matrix, x: &Activations, y: DeviceSlice<f32>) -> Result<Launch<MatMulParams>, LaunchError> {
     w.check(x)?;
     let y = y.checked("y", x.rows * w.outputs)?;
-    let narrow = x.rows <= 8;
-    let [kernel_8, kernel_16, _] = w.kernels;
-    let kernel = if narrow { kernel_8 } else { kernel_16 };
-    let tiles = if narrow { 1 } else { x.rows.div_ceil(16) };
-    let grid = [dimension("outputs", w.outputs / PANEL_ROWS)? as u32, blocks("rows", tiles)?, 1];
-    let params = MatMulParams { matrix: w.params()?, x: x.params(), y, rows: dimension("rows", x.rows)? };
+    let [kernel_8, kernel_16, kernel_32, ..] = w.kernels;
+    let (kernel, tile) = match x.rows {
+        ..=8 => (kernel_8, 8),
+        9..=16 => (kernel_16, 16),
+        _ => (kernel_32, 32),
+    };
+    let (outputs, panels) = (dimension("outputs", w.outputs)?, blocks("outputs", w.outputs / PANEL_ROWS)?);
+    let product = Product { weights: w.weights.address(), y, outputs, end: panels as i32 };
+    let rows = dimension("rows", x.rows)?;
+    let params = MatMulParams { products: [product; MAX_PRODUCTS], x: x.params(), shape: w.shape()?, rows, count: 1 };
+    let grid = [blocks("rows", x.rows.div_ceil(tile))?, panels, 1];
     Ok(Launch { kernel, grid, block: w.block(), params })
 }
 
-/// Entries by matrix, in device memory. Bucket `b` is entries `starts[b]..starts[b + 1]`, at most 16.
+/// Entries by matrix, in device memory. Bucket `b` is entries `starts[b]..starts[b + 1]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Buckets {
+    /// Entries of a bucket, at most: up to 16.
+    pub largest: usize,
     /// `(max_buckets)`: the matrix of each.
     pub matrices: DeviceSlice<i32>,
     /// `(max_buckets + 1)`.
@@ -258,13 +330,15 @@ pub struct Buckets {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct BucketParams {
-    matrix: MatrixParams,
+    weights: u64,
     x: ActivationsParams,
     y: u64,
     matrices: u64,
     starts: u64,
     count: u64,
     rows: u64,
+    shape: ShapeParams,
+    outputs: i32,
 }
 
 // SAFETY: the `BucketParams` of matmul.cpp.
@@ -289,9 +363,10 @@ pub fn matmul_buckets(
             w.count
         )));
     }
-    let [_, _, kernel] = w.kernels;
+    let [.., kernel_8, kernel_16] = w.kernels;
+    let kernel = if lists.largest <= 8 { kernel_8 } else { kernel_16 };
     let params = BucketParams {
-        matrix: w.params()?,
+        weights: w.weights.address(),
         x: x.params(),
         y: y.checked("y", entries * w.outputs)?,
         matrices: lists.matrices.checked("the buckets' matrices", max_buckets)?,
@@ -301,7 +376,9 @@ pub fn matmul_buckets(
             Some(rows) => rows.checked("the entries' rows", entries)?,
             None => 0,
         },
+        shape: w.shape()?,
+        outputs: dimension("outputs", w.outputs)?,
     };
-    let grid = [dimension("outputs", w.outputs / PANEL_ROWS)? as u32, blocks("buckets", max_buckets)?, 1];
+    let grid = [(w.outputs / PANEL_ROWS) as u32, blocks("buckets", max_buckets)?, 1];
     Ok(Launch { kernel, grid, block: w.block(), params })
 }

@@ -1,6 +1,6 @@
 //! Floating-point weights times `f32` rows: `matmul_float.cpp`.
 
-use super::matmul::Buckets;
+use super::matmul::{Buckets, MAX_PRODUCTS, Product};
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
 use foretoken_kernels::ElementType;
 
@@ -43,16 +43,16 @@ impl FloatMatrix {
     }
 }
 
-/// Parameters of the products.
+/// Parameters of the products: up to three matrices with the same inputs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct FloatParams {
-    weights: u64,
-    x: u64,
-    y: u64,
-    rows: i32,
-    inputs: i32,
-    outputs: i32,
+    pub(super) products: [Product; MAX_PRODUCTS],
+    pub(super) x: u64,
+    pub(super) rows: i32,
+    pub(super) inputs: i32,
+    pub(super) count: i32,
+    pub(super) row_bytes: i32,
 }
 
 // SAFETY: the `Params` of matmul_float.cpp.
@@ -72,15 +72,18 @@ pub fn matmul(
         2..=4 => (["matmul_f32_4", "matmul_f16_4", "matmul_bf16_4"], 4),
         _ => (["matmul_f32_16", "matmul_f16_16", "matmul_bf16_16"], 16),
     };
+    let grid = w.grid(rows.div_ceil(tile))?;
+    let y = y.checked("y", rows * w.outputs)?;
+    let product = Product { weights: w.weights.address(), y, outputs: w.outputs as i32, end: grid[0] as i32 };
     let params = FloatParams {
-        weights: w.weights.address(),
+        products: [product; MAX_PRODUCTS],
         x: x.checked("x", rows * w.inputs)?,
-        y: y.checked("y", rows * w.outputs)?,
         rows: dimension("rows", rows)?,
         inputs: w.inputs as i32,
-        outputs: w.outputs as i32,
+        count: 1,
+        row_bytes: dimension("bytes of a row", w.inputs * w.element.size())?,
     };
-    Ok(Launch { kernel: kernel_of(w.element, kernels), grid: w.grid(rows.div_ceil(tile))?, block: [256, 1, 1], params })
+    Ok(Launch { kernel: kernel_of(w.element, kernels), grid, block: [256, 1, 1], params })
 }
 
 /// The kernel for an element type.

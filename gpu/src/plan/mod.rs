@@ -8,6 +8,7 @@ pub mod attention;
 pub mod experts;
 pub mod matmul;
 pub mod matmul_float;
+pub mod merge;
 pub mod pages;
 pub mod pointwise;
 pub mod positions;

@@ -1,20 +1,33 @@
 //! Norm, gated activation, embedding lookup: `norm.cpp`, `embed.cpp`.
 
+use super::matmul::ActivationsParams;
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
 use foretoken_kernels::ElementType;
 use foretoken_kernels::quant::{PANEL_ROWS, WeightType};
 
-/// Parameters of the norm.
+/// Elements of a norm's row, at most: 256 per warp.
+const MAX_NORM: usize = 32 * 256;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Norm {
+    weight: u64,
+    residual: u64,
+    pub(super) y: u64,
+    eps: f32,
+    scale: f32,
+}
+
+/// Parameters of one norm, or of two, the second of the first's result, and of the last result's quantization.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct NormParams {
-    x: u64,
-    weight: u64,
-    residual: u64,
-    y: u64,
-    width: i32,
-    eps: f32,
-    scale: f32,
+    pub(super) x: u64,
+    pub(super) norms: [Norm; 2],
+    pub(super) out: ActivationsParams,
+    pub(super) width: i32,
+    pub(super) count: i32,
+    pub(super) block: i32,
 }
 
 // SAFETY: the `NormParams` of norm.cpp.
@@ -24,7 +37,7 @@ unsafe impl Params for NormParams {}
 /// width)`.
 ///
 /// # Errors
-/// If a slice is too short.
+/// If a slice is too short, or a row has more than 8192 elements or not a multiple of 4.
 pub fn rms_norm(
     x: DeviceSlice<f32>,
     (rows, width): (usize, usize),
@@ -33,28 +46,40 @@ pub fn rms_norm(
     add_to: Option<(DeviceSlice<f32>, f32)>,
     y: DeviceSlice<f32>,
 ) -> Result<Launch<NormParams>, LaunchError> {
-    let params = NormParams {
-        x: x.checked("x", rows * width)?,
+    if width > MAX_NORM || !width.is_multiple_of(4) {
+        return Err(LaunchError(format!("a norm of rows of {width}; supported are multiples of 4 up to {MAX_NORM}")));
+    }
+    let norm = Norm {
         weight: optional(weight, "the norm's weight", width)?,
         residual: optional(add_to.map(|(residual, _)| residual), "the residual", rows * width)?,
         y: y.checked("y", rows * width)?,
-        width: dimension("width", width)?,
         eps,
         scale: add_to.map_or(1.0, |(_, scale)| scale),
     };
-    Ok(Launch { kernel: "rms_norm", grid: [dimension("rows", rows)? as u32, 1, 1], block: [256, 1, 1], params })
+    let params = NormParams {
+        x: x.checked("x", rows * width)?,
+        norms: [norm; 2],
+        out: ActivationsParams::NONE,
+        width: dimension("width", width)?,
+        count: 1,
+        block: 0,
+    };
+    let threads = 32 * width.div_ceil(256).max(1) as u32;
+    Ok(Launch { kernel: "rms_norm", grid: [dimension("rows", rows)? as u32, 1, 1], block: [threads, 1, 1], params })
 }
 
 /// Parameters of the gated activation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GateParams {
-    gate: u64,
-    up: u64,
-    y: u64,
-    width: i32,
-    gate_stride: i32,
-    up_stride: i32,
+    pub(super) gate: u64,
+    pub(super) up: u64,
+    pub(super) y: u64,
+    pub(super) out: ActivationsParams,
+    pub(super) width: i32,
+    pub(super) gate_stride: i32,
+    pub(super) up_stride: i32,
+    pub(super) block: i32,
 }
 
 // SAFETY: the `GateParams` of norm.cpp.
@@ -90,12 +115,14 @@ pub fn gelu_gate(
         gate: gate.slice.checked("the gate", reach(gate.stride))?,
         up: up.slice.checked("the up projection", reach(up.stride))?,
         y: y.checked("y", rows * width)?,
+        out: ActivationsParams::NONE,
         width: dimension("width", width)?,
         gate_stride: dimension("the stride", gate.stride)?,
         up_stride: dimension("the stride", up.stride)?,
+        block: 0,
     };
     let grid = [blocks("width", width.div_ceil(1024))?, blocks("rows", rows)?, 1];
-    Ok(Launch { kernel: "gelu_gate", grid, block: [256, 1, 1], params })
+    Ok(Launch { kernel: "gelu_gate", grid, block: [128, 1, 1], params })
 }
 
 /// The storage of an embedding table.

@@ -121,10 +121,22 @@ pub struct Results {
     pub store: Option<KvDestination>,
 }
 
-/// Parameters of the kernel.
+/// Projections of one launch, at most.
+pub(super) const MAX_PROJECTIONS: usize = 3;
+
+/// Parameters of the kernel: up to three projections with the same rows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RowsParams {
+    pub(super) of: [HeadsParams; MAX_PROJECTIONS],
+}
+
+// SAFETY: the `Params` of rows.cpp.
+unsafe impl Params for RowsParams {}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeadsParams {
     x: u64,
     weight: u64,
     cos: u64,
@@ -146,9 +158,6 @@ pub struct RowsParams {
     eps: f32,
     unit: f32,
 }
-
-// SAFETY: the `Params` of rows.cpp.
-unsafe impl Params for RowsParams {}
 
 /// Norm, rotary embedding, order, weight, rotation; then writes the given results.
 ///
@@ -177,7 +186,7 @@ pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<Ro
     }
     let all = rows * heads;
     dimension("the rows' size", all * head_dim)?;
-    let params = RowsParams {
+    let params = HeadsParams {
         x: x.checked("x", all * head_dim)?,
         weight: optional(steps.norm.and_then(|norm| norm.weight), "the norm's weight", head_dim)?,
         cos: optional(steps.rotary.map(|rotary| rotary.cos), "the cosines", rows * pairs)?,
@@ -207,6 +216,6 @@ pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<Ro
         kernel,
         grid: [blocks("heads", heads.div_ceil(4))?, blocks("rows", rows)?, 1],
         block: [128, 1, 1],
-        params,
+        params: RowsParams { of: [params; MAX_PROJECTIONS] },
     })
 }

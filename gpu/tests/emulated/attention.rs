@@ -18,7 +18,7 @@ use foretoken_kernels::{ElementType, Elements, Isa, attention, rope};
 use half::{bf16, f16};
 
 use super::cases::{Case, Numbers, close, same, same_bits};
-use super::device::{Device, wide};
+use super::device::Device;
 
 const PAGE: usize = 128;
 const ISA: Isa = Isa::Scalar;
@@ -575,8 +575,8 @@ fn combine_case(splits: usize, width: usize) -> Case {
             zones: Some(Zones { head: 0, tail: 0 }),
             split_pages: 1,
         };
-        let running: Vec<[u64; 2]> = running.iter().map(|of| of.map(wide)).collect();
-        let partials = SplitPartials { softmax: device.of(&running).cast(), output: device.of(&output), splits };
+        let running: Vec<[f32; 2]> = running.iter().map(|of| of.map(|x| x as f32)).collect();
+        let partials = SplitPartials { softmax: device.of(&running), output: device.of(&output), splits };
         let y: DeviceSlice<f32> = device.poisoned(heads * width);
         device.run(combine(&queries, &partials, (Domain::Unrotated, Order::Model), y))?;
         close("y", &device.read(y), &want, 1e-5)

@@ -32,12 +32,18 @@ impl Case {
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    [super::matmul::all(), super::attention::all(), super::steps::all()].into_iter().flatten().collect()
+    [super::matmul::all(), super::attention::all(), super::steps::all(), super::merge::all()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// A few fast cases that reach every line.
 pub fn small() -> Vec<Case> {
-    [super::matmul::small(), super::attention::small(), super::steps::small()].into_iter().flatten().collect()
+    [super::matmul::small(), super::attention::small(), super::steps::small(), super::merge::small()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// Pseudo-random numbers.

@@ -35,14 +35,7 @@ macro_rules! pod {
     };
 }
 
-pod!(u8 u16 i16 u32 i32 u64 f32 f64 [i32; 2] [u32; 2] [u64; 2] [f64; 2]);
-
-/// The kernels' `Wide`: the nearest float, and the remainder.
-pub fn wide(x: f64) -> u64 {
-    let high = x as f32;
-    let low = if high.is_finite() { (x - f64::from(high)) as f32 } else { 0.0 };
-    u64::from(low.to_bits()) << 32 | u64::from(high.to_bits())
-}
+pod!(u8 u16 i16 u32 i32 u64 f32 f64 [i32; 2] [u32; 2] [u64; 2] [f32; 2]);
 
 impl dyn Device + '_ {
     /// Uploads `x`.

@@ -24,7 +24,8 @@ const TYPES: [WeightType; 13] = [
     WeightType::MXFP4,
 ];
 
-const SOURCES: &[&str] = &["quantize.cpp", "matmul.cpp", "formats.h", "formats_256.h", "activations.h", "device.metal"];
+const SOURCES: &[&str] =
+    &["quantize.cpp", "quantize.h", "matmul.cpp", "formats.h", "formats_256.h", "activations.h", "device.metal"];
 
 /// The rows of a matrix in a file's order.
 pub fn file_rows(weight_type: WeightType, outputs: usize, inputs: usize, numbers: &mut Numbers) -> Vec<u8> {
@@ -49,7 +50,7 @@ pub fn packed(weight_type: WeightType, outputs: usize, inputs: usize, file: &[u8
 pub fn expected(weight_type: WeightType, outputs: usize, inputs: usize, file: &[u8], x: &[f32]) -> Vec<f32> {
     let (block, rows) = (weight_type.block_len(), x.len() / inputs);
     let row_bytes = file.len() / outputs;
-    let (per_warp, _) = Matrix::warp_split(weight_type, inputs);
+    let (per_warp, _) = Matrix::warp_split(weight_type, outputs, inputs);
     let mut sum = vec![0.0; rows * outputs];
     for start in (0..inputs).step_by(per_warp * block) {
         let width = (per_warp * block).min(inputs - start);
@@ -109,26 +110,27 @@ fn dense(weight_type: WeightType, rows: usize, outputs: usize, inputs: usize) ->
 }
 
 /// Buckets: several matrices, each with some of the rows.
-fn buckets(weight_type: WeightType, outputs: usize, inputs: usize) -> Case {
-    let name = format!("matmul by buckets {} {outputs} by {inputs}", weight_type.name());
+fn buckets(weight_type: WeightType, outputs: usize, inputs: usize, largest: usize) -> Case {
+    let name = format!("matmul by buckets of {largest} {} {outputs} by {inputs}", weight_type.name());
     Case::new(name, SOURCES, move |device| {
         let mut numbers = Numbers::new(7);
         let files: Vec<_> = (0..4).map(|_| file_rows(weight_type, outputs, inputs, &mut numbers)).collect();
         let weights: Vec<u8> = files.iter().flat_map(|file| packed(weight_type, outputs, inputs, file)).collect();
         let weights = device.of(&weights);
         let weights = Matrix::new(weight_type, (4, outputs, inputs), weights).map_err(|error| error.to_string())?;
-        let rows_of: Vec<Vec<i32>> = vec![vec![2], (0..11).collect(), vec![0, 3, 9]];
+        let rows_of: Vec<Vec<i32>> = vec![vec![2], (0..largest as i32).collect(), vec![0, 3, 5]];
         let (matrices, entries) = ([3, 0, 2, -1], rows_of.concat());
-        let x = numbers.normals(11 * inputs);
+        let x = numbers.normals(largest * inputs);
         let lists = Buckets {
+            largest,
             matrices: device.of(&matrices),
-            starts: device.of(&[0, 1, 12, 15, 15]),
+            starts: device.of(&[0, 1, 1 + largest as i32, 4 + largest as i32, 4 + largest as i32]),
             count: device.of(&[3]),
             rows: Some(device.of(&entries)),
         };
         let x_of = quantized(device, weight_type, &x, inputs)?;
-        let y: DeviceSlice<f32> = device.poisoned(15 * outputs);
-        device.run(matmul_buckets(&weights, &x_of, &lists, (4, 15), y))?;
+        let y: DeviceSlice<f32> = device.poisoned((4 + largest) * outputs);
+        device.run(matmul_buckets(&weights, &x_of, &lists, (4, 4 + largest), y))?;
         let mut want = Vec::new();
         for (rows, matrix) in rows_of.iter().zip(matrices) {
             let x: Vec<f32> = rows.iter().flat_map(|row| &x[*row as usize * inputs..][..inputs]).copied().collect();
@@ -139,13 +141,14 @@ fn buckets(weight_type: WeightType, outputs: usize, inputs: usize) -> Case {
 }
 
 pub fn all() -> Vec<Case> {
-    let mut cases = Vec::new();
+    // So many panels that their blocks have fewer warps.
+    let mut cases = vec![dense(WeightType::Q4_K, 1, 16 * 768, 256 * 9), dense(WeightType::Q8_0, 1, 16 * 768, 32 * 9)];
     for weight_type in TYPES {
         cases.extend((1..=16).map(|rows| dense(weight_type, rows, 32, 512)));
         // More blocks than warps; a partial last panel; more than 16 rows.
         cases.push(dense(weight_type, 3, 20, 256 * 18));
         cases.push(dense(weight_type, 37, 16, 256));
-        cases.push(buckets(weight_type, 48, 512));
+        cases.extend([6, 11].map(|largest| buckets(weight_type, 48, 512, largest)));
         if weight_type.block_len() == 32 {
             cases.push(dense(weight_type, 2, 16, 32 * 22));
             cases.push(dense(weight_type, 9, 16, 32));
@@ -156,6 +159,6 @@ pub fn all() -> Vec<Case> {
 
 pub fn small() -> Vec<Case> {
     let cases =
-        TYPES.into_iter().flat_map(|weight_type| [dense(weight_type, 11, 32, 512), buckets(weight_type, 32, 512)]);
+        TYPES.into_iter().flat_map(|weight_type| [dense(weight_type, 11, 32, 512), buckets(weight_type, 32, 512, 11)]);
     cases.collect()
 }

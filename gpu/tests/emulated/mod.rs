@@ -6,4 +6,5 @@ pub mod device;
 pub mod gpu;
 pub mod machine;
 mod matmul;
+mod merge;
 mod steps;

@@ -21,22 +21,26 @@ use super::matmul::{file_rows, packed};
 const ISA: Isa = Isa::Scalar;
 
 fn norm_case(rows: usize, width: usize, weight: bool, residual: bool) -> Case {
-    Case::new(format!("norm {rows} by {width}, weight {weight}, residual {residual}"), &["norm.cpp"], move |device| {
-        let mut numbers = Numbers::new(width as u64);
-        let (x, w, r) = (numbers.normals(rows * width), numbers.normals(width), numbers.normals(rows * width));
-        let mut want = vec![0.0; x.len()];
-        let after = if residual { AfterNorm::AddTo { residual: &r, scale: 0.3 } } else { AfterNorm::Write };
-        norm::rms_norm(ISA, &x, width, weight.then_some(&w[..]), 1e-6, after, &mut want);
-        let y: DeviceSlice<f32> = device.poisoned(x.len());
-        let (x, w, r) = (device.of(&x), device.of(&w), device.of(&r));
-        let add_to = residual.then_some((r, 0.3));
-        device.run(rms_norm(x, (rows, width), weight.then_some(w), 1e-6, add_to, y))?;
-        close("y", &device.read(y), &want, 1e-6)
-    })
+    Case::new(
+        format!("norm {rows} by {width}, weight {weight}, residual {residual}"),
+        &["norm.cpp", "quantize.h"],
+        move |device| {
+            let mut numbers = Numbers::new(width as u64);
+            let (x, w, r) = (numbers.normals(rows * width), numbers.normals(width), numbers.normals(rows * width));
+            let mut want = vec![0.0; x.len()];
+            let after = if residual { AfterNorm::AddTo { residual: &r, scale: 0.3 } } else { AfterNorm::Write };
+            norm::rms_norm(ISA, &x, width, weight.then_some(&w[..]), 1e-6, after, &mut want);
+            let y: DeviceSlice<f32> = device.poisoned(x.len());
+            let (x, w, r) = (device.of(&x), device.of(&w), device.of(&r));
+            let add_to = residual.then_some((r, 0.3));
+            device.run(rms_norm(x, (rows, width), weight.then_some(w), 1e-6, add_to, y))?;
+            close("y", &device.read(y), &want, 1e-6)
+        },
+    )
 }
 
 fn gate_case(rows: usize, width: usize) -> Case {
-    Case::new(format!("gate {rows} by {width}"), &["norm.cpp"], move |device| {
+    Case::new(format!("gate {rows} by {width}"), &["norm.cpp", "quantize.h"], move |device| {
         let mut numbers = Numbers::new(width as u64);
         let x: Vec<f32> = numbers.normals(rows * 2 * width).iter().map(|x| x * 3.0).collect();
         let mut want = Vec::new();
@@ -164,6 +168,7 @@ fn centroid_case(element: ElementType, count: usize, group: usize, best: usize) 
         device.run(matmul(&centroids, (x, 1), ranks))?;
         device.run(top_k((ranks, count), (chosen, best)))?;
         let lists = Buckets {
+            largest: 1,
             matrices: chosen,
             starts: device.of(&(0..=best as i32).collect::<Vec<_>>()),
             count: device.of(&[best as i32]),
@@ -295,6 +300,7 @@ fn experts_case(rows: usize, experts: usize, chosen: usize) -> Case {
 
         let lists = Route {
             buckets: Buckets {
+                largest: rows,
                 matrices: device.poisoned(entries),
                 starts: device.poisoned(entries + 1),
                 count: device.poisoned(1),

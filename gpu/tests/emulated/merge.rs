@@ -1,0 +1,173 @@
+//! Merged launches have the results of the separate ones.
+
+use foretoken_gpu::plan::matmul::{Activations, Matrix, matmul, quantize};
+use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
+use foretoken_gpu::plan::merge::Mergeable;
+use foretoken_gpu::plan::pointwise::{Strided, gelu_gate, rms_norm};
+use foretoken_gpu::plan::rows::{Domain, HeadNorm, Heads, Order, Results, Steps, rows};
+use foretoken_gpu::{DeviceSlice, Launch, LaunchError, Params};
+use foretoken_kernels::ElementType;
+use foretoken_kernels::quant::{ActivationType, WeightType};
+
+use super::cases::{Case, Numbers, same};
+use super::device::Device;
+use super::matmul::{file_rows, packed, quantized};
+
+/// Launches, and the memory that they write.
+#[derive(Default)]
+struct Sequence {
+    launches: Vec<Mergeable>,
+    results: Vec<DeviceSlice<u8>>,
+}
+
+impl Sequence {
+    fn push<P: Params>(&mut self, plan: Result<Launch<P>, LaunchError>) -> Result<(), String> {
+        let launch = plan.map_err(|error| error.to_string())?;
+        self.launches.push(Mergeable::of(&launch).ok_or("not a launch that can be merged")?);
+        Ok(())
+    }
+
+    fn result<T>(&mut self, slice: DeviceSlice<T>) -> DeviceSlice<T> {
+        self.results.push(slice.cast());
+        slice
+    }
+}
+
+fn run(device: &mut dyn Device, launch: &Mergeable) -> Result<(), String> {
+    match *launch {
+        Mergeable::Norm(launch) => device.run(Ok(launch)),
+        Mergeable::Gate(launch) => device.run(Ok(launch)),
+        Mergeable::Quantize(launch) => device.run(Ok(launch)),
+        Mergeable::Rows(launch) => device.run(Ok(launch)),
+        Mergeable::MatMul(launch) => device.run(Ok(launch)),
+        Mergeable::MatMulFloat(launch) => device.run(Ok(launch)),
+    }
+}
+
+/// A sequence that becomes one launch. `build` makes it, with memory of its own each time.
+fn case(
+    name: String,
+    sources: &'static [&'static str],
+    build: impl Fn(&mut dyn Device) -> Result<Sequence, String> + Send + Sync + 'static,
+) -> Case {
+    Case::new(name, sources, move |device| {
+        let separate = build(device)?;
+        separate.launches.iter().try_for_each(|launch| run(device, launch))?;
+        let together = build(device)?;
+        let mut launches = together.launches.iter().copied();
+        let first = launches.next().ok_or("no launches")?;
+        let one = launches.try_fold(first, |merged, next| merged.merged(&next)).ok_or("not one launch")?;
+        run(device, &one)?;
+        for (i, (a, b)) in separate.results.iter().zip(&together.results).enumerate() {
+            same(&format!("result {i}"), &device.read(*b), &device.read(*a))?;
+        }
+        Ok(())
+    })
+}
+
+fn activations(
+    device: &mut dyn Device,
+    sequence: &mut Sequence,
+    kind: ActivationType,
+    (rows, inputs): (usize, usize),
+) -> Result<Activations, String> {
+    // Zeros: quants have rows that no kernel writes.
+    let quants = sequence.result(device.of(&vec![0u32; Activations::quants_len(rows, inputs)]));
+    let scales = sequence.result(device.poisoned(Activations::scales_len(kind, rows, inputs)));
+    let sums = sequence.result(device.poisoned(Activations::sums_len(rows, inputs)));
+    Activations::new(kind, (rows, inputs), (quants, scales, sums)).map_err(|error| error.to_string())
+}
+
+fn norms(rows: usize, width: usize, kind: ActivationType) -> Case {
+    let name = format!("merged norms {rows} by {width}, {kind:?}");
+    case(name, &["norm.cpp", "quantize.h"], move |device| {
+        let (mut numbers, mut sequence) = (Numbers::new(width as u64), Sequence::default());
+        let x = device.of(&numbers.normals(rows * width));
+        let residual = device.of(&numbers.normals(rows * width));
+        let [first, second] = [0; 2].map(|_| device.of(&numbers.normals(width)));
+        let y: DeviceSlice<f32> = sequence.result(device.poisoned(rows * width));
+        let z: DeviceSlice<f32> = sequence.result(device.poisoned(rows * width));
+        sequence.push(rms_norm(x, (rows, width), Some(first), 1e-6, Some((residual, 0.7)), y))?;
+        sequence.push(rms_norm(y, (rows, width), Some(second), 1e-6, None, z))?;
+        let out = activations(device, &mut sequence, kind, (rows, width))?;
+        sequence.push(quantize(z, &out))?;
+        Ok(sequence)
+    })
+}
+
+fn gate(rows: usize, width: usize, kind: ActivationType) -> Case {
+    case(format!("merged gate {rows} by {width}, {kind:?}"), &["norm.cpp", "quantize.h"], move |device| {
+        let (mut numbers, mut sequence) = (Numbers::new(width as u64), Sequence::default());
+        let [gate, up] = [0; 2].map(|_| Strided { slice: device.of(&numbers.normals(rows * width)), stride: width });
+        let y: DeviceSlice<f32> = sequence.result(device.poisoned(rows * width));
+        sequence.push(gelu_gate(gate, up, (rows, width), y))?;
+        let out = activations(device, &mut sequence, kind, (rows, width))?;
+        sequence.push(quantize(y, &out))?;
+        Ok(sequence)
+    })
+}
+
+fn products(weight_type: WeightType, rows: usize) -> Case {
+    let name = format!("merged products {} {rows} rows", weight_type.name());
+    case(name, &["matmul.cpp"], move |device| {
+        let (mut numbers, mut sequence, inputs) = (Numbers::new(3), Sequence::default(), 512);
+        let x = quantized(device, weight_type, &numbers.normals(rows * inputs), inputs)?;
+        for outputs in [48, 16, 32] {
+            let file = file_rows(weight_type, outputs, inputs, &mut numbers);
+            let weights = device.of(&packed(weight_type, outputs, inputs, &file));
+            let weights = Matrix::new(weight_type, (1, outputs, inputs), weights).map_err(|error| error.to_string())?;
+            let y: DeviceSlice<f32> = sequence.result(device.poisoned(rows * outputs));
+            sequence.push(matmul(&weights, &x, y))?;
+        }
+        Ok(sequence)
+    })
+}
+
+fn float_products(rows: usize) -> Case {
+    case(format!("merged float products, {rows} rows"), &["matmul_float.cpp"], move |device| {
+        let (mut numbers, mut sequence, inputs) = (Numbers::new(4), Sequence::default(), 260);
+        let x = device.of(&numbers.normals(rows * inputs));
+        for outputs in [40, 4, 33] {
+            let weights = device.of(&numbers.normals(outputs * inputs)).cast();
+            let weights = FloatMatrix::new(ElementType::F32, (1, outputs, inputs), weights);
+            let y: DeviceSlice<f32> = sequence.result(device.poisoned(rows * outputs));
+            sequence.push(matmul_float::matmul(&weights.map_err(|error| error.to_string())?, (x, rows), y))?;
+        }
+        Ok(sequence)
+    })
+}
+
+fn projections(width: usize) -> Case {
+    case(format!("merged rows of {width}"), &["rows.cpp"], move |device| {
+        let (mut numbers, mut sequence, count) = (Numbers::new(5), Sequence::default(), 3);
+        for heads in [5, 1, 2] {
+            let x = device.of(&numbers.normals(count * heads * width));
+            let norm = Some(HeadNorm { weight: Some(device.of(&numbers.normals(width))), eps: 1e-6 });
+            let steps = Steps { norm, rotary: None, order: Order::Model, weight: None, domain: Domain::Unrotated };
+            let y: DeviceSlice<f32> = sequence.result(device.poisoned(count * heads * width));
+            let results = Results { channels: width, rows: Some(y), quantized: None, store: None };
+            sequence.push(rows(&Heads { x, rows: count, heads, head_dim: width }, &steps, &results))?;
+        }
+        Ok(sequence)
+    })
+}
+
+pub fn all() -> Vec<Case> {
+    let mut cases = small();
+    cases.extend([norms(1, 5376, ActivationType::Q8_K), norms(17, 4128, ActivationType::Q8_1)]);
+    cases.extend([gate(1, 2112, ActivationType::Q8_1), gate(9, 1280, ActivationType::Q8_K)]);
+    cases.extend([products(WeightType::Q8_0, 11), products(WeightType::Q6_K, 1)]);
+    cases.extend([float_products(1), float_products(16), projections(64), projections(512)]);
+    cases
+}
+
+pub fn small() -> Vec<Case> {
+    vec![
+        norms(2, 1536, ActivationType::Q8_K),
+        norms(3, 96, ActivationType::Q8_1),
+        gate(2, 512, ActivationType::Q8_K),
+        products(WeightType::Q4_K, 3),
+        float_products(3),
+        projections(256),
+    ]
+}

@@ -4,19 +4,23 @@
 #   scripts/bench_cuda.sh                builds, then runs
 #   scripts/bench_cuda.sh build FOLDER   builds executables into FOLDER, for a machine without Rust
 #   scripts/bench_cuda.sh run FOLDER     runs them: `check`, then `speed`, then `engine`
-#   scripts/bench_cuda.sh check FOLDER   the kernels' and the engine's tests, also under compute-sanitizer if it is installed
+#   scripts/bench_cuda.sh check FOLDER   the tests of the kernels and of the engine, then under compute-sanitizer if it is installed
 #   scripts/bench_cuda.sh speed FOLDER   the kernels' times
 #   scripts/bench_cuda.sh engine FOLDER  the engine's times, against the targets
 #
-# DEVICE (cuda), VARIANTS (e2b e4b 26b), TYPES (q4_k q8_0), DEPTHS (0,32768,131072), TOKENS (256) and REPEATS (7) choose what
-# `engine` measures. SYNTHESIZE has additional options for its checkpoints, which exist one at a time (27 GB at most).
+# Every stage has a time limit (LIMIT, 600 seconds) and goes on after a failure of another; output is also appended to
+# FOLDER/results.txt. DEVICE (cuda), VARIANTS (e2b e4b 26b), TYPES (q4_k_m q8_0), MEASURE (curve rates depth), DEPTHS
+# (0,32768,131072), TOKENS (256) and REPEATS (7) choose what `engine` measures. SYNTHESIZE has additional options for its
+# checkpoints, which are written to ECHO (FOLDER/echo) and removed, unless they existed (27 GB at most).
 # DEVICE=cpu VARIANTS=e2b DEPTHS=0,256 SYNTHESIZE="--layers 6 --vocab 4096" runs anywhere, to try the script.
-set -euo pipefail
-cd "$(dirname "$0")/.."
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
 what=${1:-all} folder=${2:-target/cuda-bench}
-device=${DEVICE:-cuda}
+device=${DEVICE:-cuda} echo_folder=${ECHO:-$folder/echo}
+failed=()
 
-build() {
+build() (
+    set -e
     NVCC=${NVCC:-$(command -v nvcc || scripts/install_nvcc.sh target/nvcc)}
     export NVCC
     mkdir -p "$folder"
@@ -30,18 +34,26 @@ build() {
     executable speed build -p foretoken-gpu --example cuda_speed
     executable engine test --no-run --test cuda
     for example in synthesize verify_curve depth generate; do executable "$example" build --example "$example"; done
+)
+
+stage() { # NAME COMMAND: prints its output, and remembers a failure
+    printf '\n== %s\n' "$1"
+    timeout "${LIMIT:-600}" "${@:2}" 2>&1 || { echo "FAILED: $1: status $?" && failed+=("$1"); }
 }
 
 check() {
-    "$folder/suite" --nocapture
-    "$folder/engine" --nocapture
-    if command -v compute-sanitizer >/dev/null; then
-        for tool in memcheck racecheck; do
-            compute-sanitizer --error-exitcode 1 --tool "$tool" "$folder/suite" kernels_agree
-            compute-sanitizer --error-exitcode 1 --tool "$tool" "$folder/engine" the_text_is_the_cpus
-        done
-    fi
+    stage "kernels" "$folder/suite" --test-threads 1 --nocapture
+    stage "engine" "$folder/engine" --test-threads 1 --nocapture
+    command -v compute-sanitizer >/dev/null || { echo "skipped: compute-sanitizer is not installed" && return; }
+    # A kernel is looked up in one image after the other: calls that do not find it are no errors.
+    local sanitizer=(compute-sanitizer --error-exitcode 1 --report-api-errors no)
+    for tool in memcheck racecheck synccheck; do
+        stage "kernels, $tool" "${sanitizer[@]}" --tool "$tool" "$folder/suite" --test-threads 1 kernels_agree
+    done
+    stage "engine, memcheck" "${sanitizer[@]}" --tool memcheck "$folder/engine" --test-threads 1 the_text_is_the_cpus
 }
+
+speed() { stage "speed" "$folder/speed"; }
 
 met=0 asked=0
 target() { # WHAT VALUE RELATION LIMIT
@@ -50,54 +62,74 @@ target() { # WHAT VALUE RELATION LIMIT
 }
 
 engine() {
-    mkdir -p "$folder/echo"
+    mkdir -p "$echo_folder"
     for variant in ${VARIANTS:-e2b e4b 26b}; do
-        for type in ${TYPES:-q4_k q8_0}; do pair "$variant" "$type"; done
+        for type in ${TYPES:-q4_k_m q8_0}; do pair "$variant" "$type"; done
     done
     echo "$met of $asked targets met"
 }
 
 pair() { # VARIANT TYPE
-    local name="$1 $2" at="$folder/echo" centroids=() out tokens
+    local name="$1 $2" centroids=() out tokens=${TOKENS:-256} made=
     printf '\n== %s\n' "$name"
-    if [ "$1" != 26b ]; then centroids=(--centroids); fi
-    # shellcheck disable=SC2086
-    "$folder/synthesize" "$at" "$1" --quantize "$2" "${centroids[@]}" ${SYNTHESIZE:-}
-    local models=(--model "$at/$1-target.gguf" --device "$device")
-    local both=("${models[@]}" --assistant "$at/$1-assistant.gguf")
-
-    out=$("$folder/verify_curve" "${both[@]}" --repeats "${REPEATS:-7}")
-    echo "$out"
-    if [ "$name" = "e4b q8_0" ]; then
-        target "$name: % of the bandwidth, one row" "$(awk '$1 == "1" { print $5 }' <<<"$out")" ">=" 60
+    case $1 in e2b | e4b) centroids=(--centroids) ;; esac
+    local files=("$echo_folder/$1-target.gguf" "$echo_folder/$1-assistant.gguf")
+    if [ ! -e "${files[0]}" ]; then
+        made=1
+        # shellcheck disable=SC2086
+        "$folder/synthesize" "$echo_folder" "$1" --quantize "$2" "${centroids[@]}" --key-norm 0.125 ${SYNTHESIZE:-} >/dev/null
     fi
-    target "$name: v(4)" "$(awk '$1 == "4" { print $3 }' <<<"$out")" "<=" 1.15
+    local models=(--model "${files[0]}" --device "$device")
+    local both=("${models[@]}" --assistant "${files[1]}")
+    for part in ${MEASURE:-curve rates depth}; do "$part"; done
+    if [ -n "$made" ]; then rm -f "${files[@]}"; fi
+}
 
-    tokens=${TOKENS:-256}
+curve() {
+    for depth in 64 512; do
+        out=$(timeout "${LIMIT:-600}" "$folder/verify_curve" "${both[@]}" --repeats "${REPEATS:-7}" --depth "$depth" 2>&1)
+        echo "$out"
+        target "$name: depth $depth: % of the bandwidth, one row" "$(awk '$1 == "1" { print $5 }' <<<"$out")" ">=" 60
+        target "$name: depth $depth: v(4)" "$(awk '$1 == "4" { print $3 }' <<<"$out")" "<=" 1.15
+    done
+}
+
+rates() {
     rate() { # GENERATE'S ARGUMENTS: tokens per second
-        "$folder/generate" "${both[@]}" --prompt-ids 400,500,600,700 --ignore-eos --max-tokens "$tokens" --context 4096 --json "$@" 2>/dev/null |
-            sed -n 's/.*"decode_tokens_per_second":\([0-9.eE+-]*\).*/\1/p'
+        timeout "${LIMIT:-600}" "$folder/generate" "${both[@]}" --prompt-ids 400,500,600,700 --ignore-eos --max-tokens "$tokens" \
+            --context 4096 --json "$@" 2>/dev/null | sed -n 's/.*"decode_tokens_per_second":\([0-9.eE+-]*\).*/\1/p'
     }
     local plain all some
     plain=$(rate --no-speculation)
     all=$(rate --draft-block-size 4 --simulate-acceptance 1)
     some=$(rate --draft-block-size 4 --simulate-acceptance 0.7)
     echo "decode $plain tokens/s; MTP with B = 4: $some at an acceptance of 0.7, $all if all drafts are accepted"
-    target "$name: a round of four tokens, relative to a step" "$(awk "BEGIN { print 4 * $plain / $all }")" "<" 1.3
+    target "$name: a round of four tokens, relative to a step" "$(awk "BEGIN { print 4 * $plain / $all }")" "<=" 1.3
+}
 
-    out=$("$folder/depth" "${models[@]}" --depths "${DEPTHS:-0,32768,131072}" --kv f16,turbo3,balanced --repeats "${REPEATS:-7}")
+depth() {
+    out=$(timeout "${LIMIT:-600}" "$folder/depth" "${models[@]}" --depths "${DEPTHS:-0,32768,131072}" --kv f16,turbo3,balanced \
+        --repeats "${REPEATS:-7}" 2>&1)
     echo "$out"
     # The last depth is the deepest.
     target "$name: balanced KV cache at depth, ms per step" \
         "$(awk '$2 == "balanced" { ms = $3 } END { print ms }' <<<"$out")" "<=" \
         "$(awk '$2 == "f16" { ms = $3 } END { print ms }' <<<"$out")"
-    rm -f "$at/$1-target.gguf" "$at/$1-assistant.gguf"
+}
+
+run() { # STAGES
+    mkdir -p "$folder"
+    {
+        nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem,power.limit --format=csv 2>/dev/null
+        for part in "$@"; do "$part"; done
+        if [ ${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "${failed[@]}" && exit 1; fi
+    } | tee -a "$folder/results.txt"
 }
 
 case $what in
-all) build; check; "$folder/speed"; engine ;;
-run) check; "$folder/speed"; engine ;;
-speed) "$folder/speed" ;;
-build | check | engine) "$what" ;;
+all) build && run check speed engine ;;
+run) run check speed engine ;;
+build) build ;;
+check | speed | engine) run "$what" ;;
 *) echo "usage: $0 [build|run|check|speed|engine [FOLDER]]" >&2 && exit 2 ;;
 esac

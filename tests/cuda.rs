@@ -9,11 +9,9 @@ mod skipped;
 
 use std::path::Path;
 
-use foretoken::kv::KvPreset;
-use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::{
-    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions,
-    Speculation, Stop, WeightType,
+    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Probe,
+    SessionOptions, Speculation, Stop, WeightType,
 };
 
 fn demo(device: DeviceChoice, quantize: Option<WeightType>) -> foretoken::Result<Engine> {
@@ -62,16 +60,34 @@ fn the_text_is_the_cpus() {
     }
 }
 
+/// The Kullback-Leibler divergence of every row of `q` from the same row of `p`, both logits `(rows, vocab)`, in nats.
+fn divergences(p: &[f32], q: &[f32], vocab: usize) -> Vec<f64> {
+    let log_softmax = |row: &[f32]| -> Vec<f64> {
+        let max = row.iter().fold(f32::NEG_INFINITY, |max, x| max.max(*x));
+        let sum: f64 = row.iter().map(|x| f64::from(x - max).exp()).sum();
+        row.iter().map(|x| f64::from(x - max) - sum.ln()).collect()
+    };
+    let of = |(p, q): (&[f32], &[f32])| log_softmax(p).iter().zip(log_softmax(q)).map(|(p, q)| p.exp() * (p - q)).sum();
+    p.chunks_exact(vocab).zip(q.chunks_exact(vocab)).map(of).collect()
+}
+
+/// Products have the CPU's bits, but the last bit of a norm can decide how an activation is rounded to 8 bits, as between the CPU's
+/// instruction sets, whose median divergence is 5e-5 to 2e-4 nats here.
 #[test]
 fn logits_of_quantized_weights_are_the_cpus() {
     for quantize in [WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K] {
         let Some(engine) = on_device(Some(quantize)) else { return };
         let cpu = demo(DeviceChoice::Cpu, Some(quantize)).expect("an engine");
-        let text: Vec<u32> = (0..512).map(|i| 300 + i * 37 % 3000).collect();
-        let options = PerplexityOptions { kv: KvPreset::Exact.into(), ..PerplexityOptions::default() };
-        let of = |engine| perplexity(engine, &text, &options, |_| {}).expect("a perplexity").value();
-        let (device, cpu) = (of(&engine), of(&cpu));
-        assert!((device / cpu - 1.0).abs() < 1e-3, "{}: {device}, and {cpu} on the CPU", quantize.name());
+        let ids = engine.tokenizer().expect("a tokenizer").encode(include_str!("cuda.rs")).expect("tokens");
+        let logits = |engine: &Engine| -> Vec<f32> {
+            let mut probe = Probe::new(engine, &SessionOptions::default()).expect("a sequence");
+            ids[..512].chunks(16).flat_map(|ids| probe.logits(ids).expect("logits")).collect()
+        };
+        let mut rows = divergences(&logits(&cpu), &logits(&engine), engine.target().vocab_size());
+        rows.sort_by(f64::total_cmp);
+        let (median, most) = (rows[rows.len() / 2], rows[rows.len() - 1]);
+        println!("{}: median divergence {median:.2e} nats, at most {most:.2e}", quantize.name());
+        assert!(median < 1e-3, "{}: {median} nats", quantize.name());
     }
 }
 

@@ -49,7 +49,7 @@ INLINE unsigned short float_to_half(float x) {
     return bits;
 }
 
-// Loads the cache line at `at`, of memory that no kernel writes, into the L2 cache.
+// Loads the cache line at `at` into the L2 cache.
 INLINE void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }
 
 // On tensor cores; unused columns cost nothing extra. `shaders/device.h` draws the fragments.

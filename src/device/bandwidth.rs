@@ -6,7 +6,9 @@ use std::time::Instant;
 use foretoken_gpu::plan::read::read_all;
 
 use super::Device;
-use super::buffer::{Buffer, Launcher};
+use super::buffer::Buffer;
+use super::launcher::Launcher;
+use super::temporaries::Temporaries;
 use crate::Result;
 
 /// Bytes read by the measurement, more than any cache; less if the device has less than four times that free.
@@ -23,7 +25,7 @@ const TIMES: usize = 8;
 pub(crate) fn read_bandwidth(device: &Arc<dyn Device>) -> Result<f64> {
     let words = READ.min(device.memory()?.0 / 4) / 4;
     let (x, y) = (Buffer::<u32>::new(&**device, words)?, Buffer::<u32>::new(&**device, READERS * 8)?);
-    let launcher = Launcher::new(device.clone());
+    let launcher = Launcher::new(device.clone(), Temporaries::new(device.clone()));
     let mut best = f64::INFINITY;
     for _ in 0..4 {
         let start = Instant::now();

@@ -1,13 +1,10 @@
-//! Typed device buffers, and the launcher of kernels on them.
+//! Typed device buffers.
 
-use std::cell::RefCell;
 use std::marker::PhantomData;
-use std::sync::Arc;
 
-use foretoken_gpu::plan::merge::Mergeable;
-use foretoken_gpu::{DeviceSlice, Launch, LaunchError, Params, Pod};
+use foretoken_gpu::{DeviceSlice, Pod};
 
-use super::{AnyLaunch, Device, Memory, Recording};
+use super::{Device, Memory};
 use crate::{Error, Result};
 
 /// `len` elements on a device, freed on drop.
@@ -66,75 +63,4 @@ impl<T: Pod + Default> Buffer<T> {
 pub(crate) fn subslice<T>(slice: DeviceSlice<T>, start: usize, len: usize) -> DeviceSlice<T> {
     let start = start.min(slice.len());
     DeviceSlice::new(slice.address() + (start * size_of::<T>()) as u64, len.min(slice.len() - start))
-}
-
-/// Runs launches, or records them for replay.
-pub(crate) struct Launcher {
-    device: Arc<dyn Device>,
-    recorded: Option<RefCell<Vec<Recorded>>>,
-}
-
-/// A recorded launch, and what the next one may be merged with.
-struct Recorded {
-    launch: AnyLaunch,
-    mergeable: Option<Mergeable>,
-}
-
-impl Launcher {
-    /// A launcher that runs every launch.
-    pub fn new(device: Arc<dyn Device>) -> Self {
-        Self { device, recorded: None }
-    }
-
-    /// A launcher that records until [`Launcher::finish`].
-    pub fn recorder(device: Arc<dyn Device>) -> Self {
-        Self { device, recorded: Some(RefCell::default()) }
-    }
-
-    pub fn device(&self) -> &dyn Device {
-        &*self.device
-    }
-
-    /// Runs or records a launch, in order.
-    ///
-    /// # Errors
-    /// If the plan was rejected, or the driver fails.
-    pub fn run<P: Params>(&self, plan: Result<Launch<P>, LaunchError>) -> Result<()> {
-        let launch = plan.map_err(|problem| super::launch_error(self.device(), "a launch", &problem))?;
-        if let Some(recorded) = &self.recorded {
-            record(&mut recorded.borrow_mut(), &launch);
-            return Ok(());
-        }
-        // SAFETY: all callers are in this library and pass slices of buffers owned by their models and sequences. Buffers are
-        // freed through the device, which waits for running kernels. Page tables are written before the rows that use them.
-        unsafe { self.device.launch(&AnyLaunch::new(&launch)) }
-    }
-
-    /// The recorded launches.
-    ///
-    /// # Errors
-    /// If the driver fails.
-    pub fn finish(self) -> Result<Box<dyn Recording>> {
-        let recorded = self.recorded.map(RefCell::into_inner).unwrap_or_default();
-        self.device.record(&recorded.iter().map(|recorded| recorded.launch).collect::<Vec<_>>())
-    }
-}
-
-/// Appends a launch, or merges it with the last one. No launch of a pass writes what its predecessor reads.
-fn record<P: Params>(recorded: &mut Vec<Recorded>, launch: &Launch<P>) {
-    let mergeable = Mergeable::of(launch);
-    let last = recorded.last().and_then(|last| last.mergeable);
-    let Some(merged) = last.zip(mergeable).and_then(|(last, next)| last.merged(&next)) else {
-        return recorded.push(Recorded { launch: AnyLaunch::new(launch), mergeable });
-    };
-    let launch = match &merged {
-        Mergeable::Norm(launch) => AnyLaunch::new(launch),
-        Mergeable::Gate(launch) => AnyLaunch::new(launch),
-        Mergeable::Quantize(launch) => AnyLaunch::new(launch),
-        Mergeable::Rows(launch) => AnyLaunch::new(launch),
-        Mergeable::MatMul(launch) => AnyLaunch::new(launch),
-        Mergeable::MatMulFloat(launch) => AnyLaunch::new(launch),
-    };
-    recorded.pop();
-    recorded.push(Recorded { launch, mergeable: Some(merged) });
 }

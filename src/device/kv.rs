@@ -19,7 +19,8 @@ use foretoken_gpu::plan::turboquant::encode;
 use foretoken_kernels::ElementType;
 
 use super::Device;
-use super::buffer::{Buffer, Launcher, subslice};
+use super::buffer::{Buffer, subslice};
+use super::launcher::Launcher;
 use super::pages::{Arena, page_memory_error};
 use super::queue::Queue;
 use super::temporaries::Temporary;

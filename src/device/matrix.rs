@@ -10,7 +10,8 @@ use foretoken_kernels::ElementType;
 use foretoken_kernels::quant::{ActivationType, PANEL_ROWS, WeightType};
 
 use super::Device;
-use super::buffer::{Buffer, Launcher};
+use super::buffer::Buffer;
+use super::launcher::Launcher;
 use super::queue::{DeviceTensor, Queue};
 use super::temporaries::Temporary;
 use crate::nn::{Stored, Weight};

@@ -14,6 +14,7 @@ mod choice;
 mod drafters;
 mod experts;
 mod kv;
+mod launcher;
 mod matrix;
 mod models;
 mod ops;

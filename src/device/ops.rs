@@ -8,9 +8,10 @@ use foretoken_gpu::plan::pointwise::{gelu_gate, rms_norm};
 use foretoken_gpu::plan::rows::HeadNorm;
 use foretoken_gpu::plan::vocabulary::{self, top_k};
 
-use super::buffer::{Buffer, Launcher, subslice};
+use super::buffer::{Buffer, subslice};
 use super::experts::DeviceExperts;
 use super::kv::Projection;
+use super::launcher::Launcher;
 use super::matrix::{Input, Matrices};
 use super::outputs::{DraftOutputs, DraftState, TargetOutputs};
 use super::positions::{DeviceAngles, PassKv};

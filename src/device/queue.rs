@@ -5,7 +5,8 @@ use std::sync::Arc;
 use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::pointwise::Strided;
 
-use super::buffer::{Launcher, subslice};
+use super::buffer::subslice;
+use super::launcher::Launcher;
 use super::temporaries::{Temporaries, Temporary};
 use crate::Result;
 

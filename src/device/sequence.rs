@@ -16,8 +16,9 @@ use foretoken_gpu::plan::accept::{AcceptOutput, accept_greedy};
 use foretoken_gpu::plan::vocabulary::{NO_ID, Scores, argmax, argmax_parts};
 
 use super::Recording;
-use super::buffer::{Buffer, Launcher, subslice};
+use super::buffer::{Buffer, subslice};
 use super::kv::DeviceKv;
+use super::launcher::Launcher;
 use super::models::{DeviceAssistant, Models};
 use super::ops::DeviceOps;
 use super::outputs::{DraftOutputs, TargetOutputs};
@@ -126,7 +127,8 @@ impl Sequence {
         let hidden = config.hidden_size;
         let outputs = Arc::new(TargetOutputs::new(on, MIN_OUTPUT_ROWS, (hidden, config.vocab_size))?);
         let draft = models.assistant.as_ref().map(|of| of.outputs(on, hidden)).transpose()?;
-        let (launcher, temporaries) = (Launcher::new(device.clone()), Temporaries::new(device.clone()));
+        let temporaries = Temporaries::new(device.clone());
+        let launcher = Launcher::new(device.clone(), temporaries.clone());
         Ok(Self {
             kv,
             readback,
@@ -201,7 +203,8 @@ impl Sequence {
     /// Replays `pass`, first recording the launches of `launches` if there is no recording.
     fn replay(&mut self, pass: RecordedPass, launches: impl Fn(&Self, &DeviceOps) -> Result<()>) -> Result<()> {
         if !self.recordings.made.contains_key(&pass) {
-            let ops = self.ops.with(Launcher::recorder(self.models.device().clone()));
+            let temporaries = self.ops.queue.temporaries.clone();
+            let ops = self.ops.with(Launcher::recorder(self.models.device().clone(), temporaries));
             launches(self, &ops)?;
             self.recordings.made.insert(pass, ops.queue.launcher.finish()?);
         }

@@ -1,0 +1,87 @@
+//! The launcher of kernels: runs or records them.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use foretoken_gpu::plan::merge::Mergeable;
+use foretoken_gpu::{Launch, LaunchError, Params};
+
+use super::temporaries::Temporaries;
+use super::{AnyLaunch, Device, Recording};
+use crate::Result;
+
+/// Runs launches, or records them for replay, merged where there is a kernel for that.
+pub(crate) struct Launcher {
+    device: Arc<dyn Device>,
+    temporaries: Arc<Temporaries>,
+    recorded: Option<RefCell<Vec<Recorded>>>,
+}
+
+/// A recorded launch, and what the next one may be merged with.
+struct Recorded {
+    launch: AnyLaunch,
+    mergeable: Option<Mergeable>,
+}
+
+impl Launcher {
+    /// A launcher that runs every launch; `temporaries` are the memory of its results.
+    pub fn new(device: Arc<dyn Device>, temporaries: Arc<Temporaries>) -> Self {
+        Self { device, temporaries, recorded: None }
+    }
+
+    /// A launcher that records until [`Launcher::finish`].
+    pub fn recorder(device: Arc<dyn Device>, temporaries: Arc<Temporaries>) -> Self {
+        Self { device, temporaries, recorded: Some(RefCell::default()) }
+    }
+
+    pub fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    /// Runs or records a launch, in order.
+    ///
+    /// # Errors
+    /// If the plan was rejected, or the driver fails.
+    pub fn run<P: Params>(&self, plan: Result<Launch<P>, LaunchError>) -> Result<()> {
+        let launch = plan.map_err(|problem| super::launch_error(self.device(), "a launch", &problem))?;
+        if let Some(recorded) = &self.recorded {
+            self.record(&mut recorded.borrow_mut(), &launch);
+            return Ok(());
+        }
+        self.temporaries.release();
+        // SAFETY: all callers are in this library and pass slices of buffers owned by their models and sequences. Buffers are
+        // freed through the device, which waits for running kernels. Page tables are written before the rows that use them.
+        unsafe { self.device.launch(&AnyLaunch::new(&launch)) }
+    }
+
+    /// The recorded launches.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn finish(self) -> Result<Box<dyn Recording>> {
+        let recorded = self.recorded.map(RefCell::into_inner).unwrap_or_default();
+        self.device.record(&recorded.iter().map(|recorded| recorded.launch).collect::<Vec<_>>())
+    }
+
+    /// Appends a launch, or merges it with the last one.
+    fn record<P: Params>(&self, recorded: &mut Vec<Recorded>, launch: &Launch<P>) {
+        let mergeable = Mergeable::of(launch);
+        let last = recorded.last().and_then(|last| last.mergeable);
+        // The second of two merged launches writes nothing that the first reads: temporaries that were dropped since the first are not
+        // taken again yet.
+        let Some(merged) = last.zip(mergeable).and_then(|(last, next)| last.merged(&next)) else {
+            self.temporaries.release();
+            return recorded.push(Recorded { launch: AnyLaunch::new(launch), mergeable });
+        };
+        let launch = match &merged {
+            Mergeable::Norm(launch) => AnyLaunch::new(launch),
+            Mergeable::Gate(launch) => AnyLaunch::new(launch),
+            Mergeable::Quantize(launch) => AnyLaunch::new(launch),
+            Mergeable::Rows(launch) => AnyLaunch::new(launch),
+            Mergeable::MatMul(launch) => AnyLaunch::new(launch),
+            Mergeable::MatMulFloat(launch) => AnyLaunch::new(launch),
+        };
+        recorded.pop();
+        recorded.push(Recorded { launch, mergeable: Some(merged) });
+    }
+}

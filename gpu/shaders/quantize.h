@@ -80,17 +80,17 @@ INLINE void quantize(const CONSTANT Activations& out, int block, int row, int fi
 
 // Eight consecutive elements from `at` on, zero beyond `width`, which is a multiple of 4, as is the address in elements.
 INLINE void load8(const DEVICE float* x, int at, int width, THREAD float (&v)[8]) {
-    for (int half = 0; half < 8; half += 4) {
+    for (int part = 0; part < 8; part += 4) {
         float4 four = {0, 0, 0, 0};
-        if (at + half < width) four = *reinterpret_cast<const DEVICE float4*>(x + AT(at + half));
-        v[half] = four.x, v[half + 1] = four.y, v[half + 2] = four.z, v[half + 3] = four.w;
+        if (at + part < width) four = *reinterpret_cast<const DEVICE float4*>(x + AT(at + part));
+        v[part] = four.x, v[part + 1] = four.y, v[part + 2] = four.z, v[part + 3] = four.w;
     }
 }
 
 // The converse, up to `width`.
 INLINE void store8(DEVICE float* y, int at, int width, const THREAD float (&v)[8]) {
-    for (int half = 0; half < 8; half += 4) {
-        float4 four = {v[half], v[half + 1], v[half + 2], v[half + 3]};
-        if (at + half < width) *reinterpret_cast<DEVICE float4*>(y + AT(at + half)) = four;
+    for (int part = 0; part < 8; part += 4) {
+        float4 four = {v[part], v[part + 1], v[part + 2], v[part + 3]};
+        if (at + part < width) *reinterpret_cast<DEVICE float4*>(y + AT(at + part)) = four;
     }
 }

@@ -72,7 +72,7 @@ fn divergences(p: &[f32], q: &[f32], vocab: usize) -> Vec<f64> {
 }
 
 /// Products have the CPU's bits, but the last bit of a norm can decide how an activation is rounded to 8 bits, as between the CPU's
-/// instruction sets, whose median divergence is 5e-5 to 2e-4 nats here.
+/// instruction sets: the bound is their largest median divergence here (scalar and AVX-512, Q8_0: 4.6e-4 nats).
 #[test]
 fn logits_of_quantized_weights_are_the_cpus() {
     for quantize in [WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K] {
@@ -87,7 +87,7 @@ fn logits_of_quantized_weights_are_the_cpus() {
         rows.sort_by(f64::total_cmp);
         let (median, most) = (rows[rows.len() / 2], rows[rows.len() - 1]);
         println!("{}: median divergence {median:.2e} nats, at most {most:.2e}", quantize.name());
-        assert!(median < 1e-3, "{}: {median} nats", quantize.name());
+        assert!(median < 5e-4, "{}: {median} nats", quantize.name());
     }
 }
 

@@ -10,10 +10,11 @@
 // from memory; (panels, buckets).
 
 #include "formats_256.h"
+#include "products.h"
 
 namespace {
 
-CONSTEXPR int MAX_WARPS = 16, MAX_PRODUCTS = 3;
+CONSTEXPR int MAX_WARPS = 16;
 
 // Packed panels of 16 rows, of one or several matrices.
 struct Shape {
@@ -23,16 +24,8 @@ struct Shape {
     int prefetched;  // bytes of a panel to prefetch before the inputs are ready
 };
 
-// One of several matrices with the same inputs.
-struct Product {
-    const DEVICE u8* weights;
-    DEVICE float* y; // (rows, outputs)
-    int outputs;     // a multiple of 16
-    int end;         // panels of this and of the products before it
-};
-
 struct Params {
-    Product products[MAX_PRODUCTS];
+    Product products[MAX_PRODUCTS]; // their blocks are panels
     Activations x;
     Shape shape;
     int rows, count; // `count` products
@@ -51,22 +44,12 @@ struct BucketParams {
     int outputs; // of one matrix, a multiple of 16
 };
 
-// A panel of a product.
-struct Panel {
-    int product, index;
-};
-INLINE Panel panel_of(const CONSTANT Params& p, int index) {
-    int product = 0;
-    while (product + 1 < p.count && index >= p.products[product].end) product++;
-    return {product, product ? index - p.products[product - 1].end : index};
-}
-
 // Blocks that run at once on an H200 with two on each multiprocessor: later ones do not wait for inputs.
 CONSTEXPR int FIRST_BLOCKS = 264;
 
 INLINE void before_inputs(const CONSTANT Params& p, Thread self) {
     if (self.y >= FIRST_BLOCKS) return;
-    Panel at = panel_of(p, self.y);
+    BlockOf at = block_of(p.products, p.count, self.y);
     const DEVICE u8* panel = p.products[at.product].weights + i64(at.index) * p.shape.panel_bytes;
     for (int line = self.index * 128; line < p.shape.prefetched; line += self.warps * 32 * 128) prefetch(panel + line);
 }
@@ -121,7 +104,7 @@ struct Listed {
 template <class F, int TILES>
 INLINE void matmul(const CONSTANT Params& p, THREADGROUP Partial<TILES>& s, Thread self) {
     int first = self.x * (8 * TILES);
-    Panel at = panel_of(p, self.y);
+    BlockOf at = block_of(p.products, p.count, self.y);
     const CONSTANT Product& product = p.products[at.product];
     const DEVICE u8* weights = product.weights + AT(i64(at.index)) * p.shape.panel_bytes;
     panel<F, TILES>(p.shape, weights, p.x, product.y, at.index * 16, product.outputs, first, min(8 * TILES, p.rows - first),

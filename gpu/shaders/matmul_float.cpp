@@ -7,40 +7,22 @@
 //
 // Grid: (outputs by 32, of all products; tiles of rows or buckets).
 
-#include "device.h"
+#include "products.h"
 
 namespace {
 
-CONSTEXPR int WARPS = 8, OUTPUTS = 4, MAX_PRODUCTS = 3;
-
-// One of several matrices with the same inputs.
-struct Product {
-    const DEVICE u8* weights; // (outputs, inputs)
-    DEVICE float* y;          // (rows, outputs)
-    int outputs;
-    int end; // blocks of 32 outputs of this and of the products before it
-};
+CONSTEXPR int WARPS = 8, OUTPUTS = 4;
 
 struct Params {
-    Product products[MAX_PRODUCTS];
+    Product products[MAX_PRODUCTS]; // their blocks are 32 outputs
     const DEVICE float* x; // (rows, inputs)
     int rows, inputs, count; // `count` products
     int row_bytes;
 };
 
-// A block of a product.
-struct Block {
-    int product, index;
-};
-INLINE Block block_of(const CONSTANT Params& p, int index) {
-    int product = 0;
-    while (product + 1 < p.count && index >= p.products[product].end) product++;
-    return {product, product ? index - p.products[product - 1].end : index};
-}
-
 // The first 1 KiB of the block's 32 weight rows, one cache line per thread.
 INLINE void before_inputs(const CONSTANT Params& p, Thread self) {
-    Block block = block_of(p, self.x);
+    BlockOf block = block_of(p.products, p.count, self.x);
     const CONSTANT Product& product = p.products[block.product];
     int output = block.index * (WARPS * OUTPUTS) + self.index / 8, at = self.index % 8 * 128;
     if (output < product.outputs && at < p.row_bytes) prefetch(product.weights + i64(output) * p.row_bytes + at);
@@ -99,7 +81,7 @@ struct Listed {
 template <class E, int ROWS>
 INLINE void matmul(const CONSTANT Params& p, Thread self) {
     int first = self.y * ROWS;
-    Block block = block_of(p, self.x);
+    BlockOf block = block_of(p.products, p.count, self.x);
     const CONSTANT Product& product = p.products[block.product];
     matmul<E, ROWS>(reinterpret_cast<const DEVICE typename E::Bits*>(product.weights), p.x, product.y, p.inputs,
                     product.outputs, block.index, first, min(ROWS, p.rows - first), Same(), self);

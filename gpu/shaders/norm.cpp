@@ -1,8 +1,8 @@
 // RMS norms and the gated activation, and the quantization of their results.
 //
 // A warp has 256 consecutive elements of a row, eight per lane, in registers from the first norm to the quantized result: a launch
-// per norm, each with its own loads, takes three times as long. In decoding the cost is one block's latency, of which half is the
-// code's way from memory: it is kept small, so sums are plain floats in a tree, whose error is a few units in the last place.
+// per norm, each with its own loads, takes three times as long. In decoding the cost is one block's latency, which fell with the
+// length of the code: both norms are one loop.
 
 #include "quantize.h"
 
@@ -37,23 +37,26 @@ struct GateParams {
 CONSTEXPR int WARPS = 32, GATE_WARPS = 4;
 
 struct Sums {
-    float warps[2][WARPS];
+    Wide warps[2][WARPS];
 };
 
-// The next kernel's norms: weights are not written by any kernel.
+// No kernel writes the norms' weights.
 INLINE void before_inputs(const CONSTANT NormParams& p, Thread self) {
     for (int i = 0; i < p.count; i++)
         if (p.norms[i].weight && self.index * 32 < p.width) prefetch(p.norms[i].weight + self.index * 32);
 }
 
-INLINE void norm(const CONSTANT Norm& p, i64 row, int at, int width, THREAD float (&v)[8], THREADGROUP float* warps, Thread self) {
+INLINE void norm(const CONSTANT Norm& p, i64 row, int at, int width, THREAD float (&v)[8], THREADGROUP Wide* warps, Thread self) {
     float squares = 0, other[8];
     for (int i = 0; i < 8; i++) squares = fmaf(v[i], v[i], squares);
-    squares = warp_sum(squares);
-    if (self.lane == 0) warps[AT(self.warp)] = squares;
+    // Wide from here: an error of the inverse scales the whole row, and its last bit decides how activations are rounded to 8 bits.
+    Wide sum = warp_sum(wide(squares));
+    if (self.lane == 0) warps[AT(self.warp)] = sum;
     barrier();
-    float sum = warp_sum(self.lane < self.warps ? warps[self.lane] : 0.0f);
-    float inverse = 1.0f / sqrtf(sum / float(width) + p.eps);
+    sum = wide(0.0f);
+    if (self.lane < self.warps) sum = warps[self.lane];
+    sum = warp_sum(sum);
+    float inverse = narrow(wide(1.0f) / sqrt(sum / wide(float(width)) + wide(p.eps)));
     for (int i = 0; i < 8; i++) v[i] = mul(v[i], inverse);
     if (p.weight) {
         load8(p.weight, at, width, other);

@@ -125,7 +125,7 @@ INLINE void rows(const CONSTANT Heads& p, THREADGROUP Scratch<HD>& s, Thread sel
         }
     }
     if (p.normalize) {
-        float inverse = 1.0f / sqrtf(warp_sum(squares) / float(HD) + p.eps);
+        float inverse = narrow(wide(1.0f) / sqrt(warp_sum(wide(squares)) / wide(float(HD)) + wide(p.eps)));
         for (int group = 0; group < GROUPS; group++) {
             for (int e = 0; e < W; e++) {
                 float v = mul(row.v[group][e], inverse);

@@ -51,9 +51,7 @@ impl Temporaries {
         };
         Ok(Temporary { memory: Some(memory), len, pool: self.clone(), elements: PhantomData })
     }
-}
 
-impl Temporaries {
     /// Lets what was dropped be taken again: a kernel starts that is not the one that reads it.
     ///
     /// Launches that are merged run at once: if the second wrote to memory that the first reads, blocks of other rows could read it

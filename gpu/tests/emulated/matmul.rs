@@ -24,8 +24,16 @@ const TYPES: [WeightType; 13] = [
     WeightType::MXFP4,
 ];
 
-const SOURCES: &[&str] =
-    &["quantize.cpp", "quantize.h", "matmul.cpp", "formats.h", "formats_256.h", "activations.h", "device.metal"];
+const SOURCES: &[&str] = &[
+    "quantize.cpp",
+    "quantize.h",
+    "matmul.cpp",
+    "products.h",
+    "formats.h",
+    "formats_256.h",
+    "activations.h",
+    "device.metal",
+];
 
 /// The rows of a matrix in a file's order.
 pub fn file_rows(weight_type: WeightType, outputs: usize, inputs: usize, numbers: &mut Numbers) -> Vec<u8> {

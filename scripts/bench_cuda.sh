@@ -9,8 +9,8 @@
 #   scripts/bench_cuda.sh engine FOLDER  the engine's times, against the targets
 #
 # Every stage has a time limit (LIMIT, 600 seconds) and goes on after a failure of another; output is also appended to
-# FOLDER/results.txt. DEVICE (cuda), VARIANTS (e2b e4b 26b), TYPES (q4_k_m q8_0), MEASURE (curve rates depth), DEPTHS
-# (0,32768,131072), TOKENS (256) and REPEATS (7) choose what `engine` measures. SYNTHESIZE has additional options for its
+# FOLDER/results.txt. DEVICE (cuda), VARIANTS (e2b e4b 26b), TYPES (q4_k_m q8_0), MEASURE (curve rates many depth), DEPTHS
+# (0,32768,131072), SEQUENCES (1,4,16), TOKENS (256) and REPEATS (7) choose what `engine` measures. SYNTHESIZE has additional options for its
 # checkpoints, which are written to ECHO (FOLDER/echo) and removed, unless they existed (27 GB at most).
 # DEVICE=cpu VARIANTS=e2b DEPTHS=0,256 SYNTHESIZE="--layers 6 --vocab 4096" runs anywhere, to try the script.
 set -uo pipefail
@@ -33,7 +33,7 @@ build() (
     executable suite test -p foretoken-gpu --no-run --test cuda
     executable speed build -p foretoken-gpu --example cuda_speed
     executable engine test --no-run --test cuda
-    for example in synthesize verify_curve depth generate; do executable "$example" build --example "$example"; done
+    for example in synthesize verify_curve depth generate batch; do executable "$example" build --example "$example"; done
 )
 
 stage() { # NAME COMMAND: prints its output, and remembers a failure
@@ -50,7 +50,7 @@ check() {
     for tool in memcheck racecheck synccheck; do
         stage "kernels, $tool" "${sanitizer[@]}" --tool "$tool" "$folder/suite" --test-threads 1 kernels_agree
     done
-    stage "engine, memcheck" "${sanitizer[@]}" --tool memcheck "$folder/engine" --test-threads 1 the_text_is_the_cpus
+    stage "engine, memcheck" "${sanitizer[@]}" --tool memcheck "$folder/engine" --test-threads 1 the_text
 }
 
 speed() { stage "speed" "$folder/speed"; }
@@ -81,7 +81,7 @@ pair() { # VARIANT TYPE
     fi
     local models=(--model "${files[0]}" --device "$device")
     local both=("${models[@]}" --assistant "${files[1]}")
-    for part in ${MEASURE:-curve rates depth}; do "$part"; done
+    for part in ${MEASURE:-curve rates many depth}; do "$part"; done
     if [ -n "$made" ]; then rm -f "${files[@]}"; fi
 }
 
@@ -105,6 +105,11 @@ rates() {
     some=$(rate --draft-block-size 4 --simulate-acceptance 0.7)
     echo "decode $plain tokens/s; MTP with B = 4: $some at an acceptance of 0.7, $all if all drafts are accepted"
     target "$name: a round of four tokens, relative to a step" "$(awk "BEGIN { print 4 * $plain / $all }")" "<=" 1.3
+}
+
+many() {
+    timeout "${LIMIT:-600}" "$folder/batch" "${both[@]}" --measure 3 --sequences "${SEQUENCES:-1,4,16}" --prompt-tokens 64 \
+        --ignore-eos --max-tokens "$tokens" --context 4096 --no-speculation 2>&1
 }
 
 depth() {

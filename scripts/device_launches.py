@@ -146,7 +146,7 @@ class Ops:
         self.weights, self.kv, self.depth, self.rows, self.is_draft = weights, kv, depth, rows, is_draft
         end = depth + (0 if is_draft else rows)
         step = max((1 << (end - 1).bit_length()) // 8, 512)
-        self.horizon = up(end, step) * step  # `at` of src/device/sequence.rs: positions that the recorded splits cover
+        self.horizon = up(end, step) * step  # src/device/recordings.rs: positions that the recorded splits cover
         self.launches = []
 
     def run(self, kernel, grid, threads, **costs):
@@ -169,7 +169,7 @@ class Ops:
         self.launches[-2:] = [first._replace(parts=parts, **add, **waits, **changes)]
 
     def place(self):
-        self.run("place", (1,), 32, bytes=8 * self.rows, near=2)
+        self.run("place", (1,), 32, bytes=24 * self.rows, near=4)
 
     def angles(self, pairs):
         if pairs:
@@ -351,18 +351,17 @@ def verify(shape, weights, kv, depth, rows):
 
 
 def accept(shape, rows):
-    """The choice of the target's tokens, and acceptance: src/device/sequence.rs."""
+    """The choice of the target's tokens, and acceptance: src/device/passes.rs."""
     ops = Ops(None, None, 1, rows)
     ops.argmax(shape.vocab)
-    ops.run("accept_greedy", (1,), 256, bytes=8 * shape.hidden, near=4)
+    ops.run("accept", (1,), 256, bytes=8 * shape.hidden, near=5)
     return ops.launches
 
 
 def draft(target, assistant, table, first, weights, kv, depth):
-    """A step of the assistant, `first` of a chain or not: src/gemma4/assistant.rs. `table`: the type of the target's embedding."""
+    """A step of the assistant, the `first` of a draft or not: src/gemma4/assistant.rs. `table`: the type of the target's embedding."""
     shape, ops, of = Shape(assistant["text_config"]), Ops(weights, kv, depth, 1, True), weights.of
-    if first:
-        ops.place()
+    ops.run("begin_step", (1,), 256, bytes=8 * target.hidden, near=4)
     ops.embed(table, target.hidden)
     ops.project([(of("pre", 2 * target.hidden), shape.hidden, 2 * target.hidden)])
     if first:

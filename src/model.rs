@@ -1,6 +1,7 @@
 //! Model interfaces: a target (a state per sequence, and a forward pass over a batch of rows), and models that draft for it step
 //! by step.
 
+use std::any::Any;
 use std::ops::Range;
 
 use candle_core::Tensor;
@@ -104,6 +105,8 @@ pub enum DraftKv<'a> {
         /// Leading rows that are committed.
         keep: usize,
     },
+    /// Where only the model knows: on a device.
+    Model(Box<dyn Any + Send>),
 }
 
 /// The results of a draft step.
@@ -131,10 +134,11 @@ impl<'a> DraftRows<'a> {
     /// # Errors
     /// If a sequence's K and V are the drafter's own, or it does not have exactly one row.
     pub fn committed(sequences: &[Self]) -> Result<Vec<Committed<'a>>> {
-        let committed = sequences.iter().map(|rows| match rows.kv {
-            DraftKv::Target(committed) if rows.ids.len() == 1 => Ok(committed),
+        let committed = sequences.iter().map(|rows| match &rows.kv {
+            DraftKv::Target(committed) if rows.ids.len() == 1 => Ok(*committed),
             DraftKv::Target(_) => Err(Error::argument("ids", format!("must be one, not {}", rows.ids.len()))),
             DraftKv::Own { .. } => Err(Error::argument("kv", "is the drafter's own, but the model reads the target's")),
+            DraftKv::Model(_) => Err(Error::argument("kv", "is not on the host, where the model reads the target's")),
         });
         committed.collect()
     }

@@ -6,14 +6,14 @@ use candle_core::Tensor;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::device::{DraftChoice, read_bandwidth};
+use crate::device::{draft_greedily, read_bandwidth};
 use crate::engine::Engine;
 use crate::kv::{Batch, KvAccess, KvCache, KvLayout, Round};
 use crate::model::{ChainModel, DraftKv, DraftRows, NextnHead, OutputRows};
 use crate::nn::tensor;
 use crate::options::SessionOptions;
 use crate::session::Session;
-use crate::speculative::ForwardOutput;
+use crate::speculative::{ForwardOutput, OnDevice};
 use crate::{Error, Result};
 
 /// Peak read bandwidth of the engine's device in GB/s; `None` on the CPU.
@@ -113,7 +113,7 @@ impl Probe {
             let start = Instant::now();
             decoder.forward(ids, OutputRows::All, |output| {
                 match output {
-                    Some(ForwardOutput::Device(sequence)) => sequence.wait()?,
+                    Some(ForwardOutput::Device(output)) => output.wait()?,
                     Some(ForwardOutput::Cpu(output)) => hidden = Some(output.hidden.narrow(0, 0, 1)?.contiguous()?),
                     None => {}
                 }
@@ -164,12 +164,8 @@ impl Probe {
         engine.run(|| {
             let start = Instant::now();
             match &decoder.backend.device {
-                Some(sequence) => {
-                    let mut sequence = sequence.lock();
-                    for link in 0..tokens {
-                        sequence.draft(last, committed.position(), link, DraftChoice::Device)?;
-                    }
-                    sequence.wait()?;
+                Some(OnDevice { models, sequence }) => {
+                    draft_greedily(models, sequence, (last, committed.position()), tokens)?;
                 }
                 None => {
                     let mut hidden = hidden.ok_or_else(no_state)?;

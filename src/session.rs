@@ -10,15 +10,14 @@ use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::device::Sequence;
 use crate::engine::Engine;
 use crate::kv::{KvCache, KvFormat, KvOptions, PagePool, SequenceState};
 use crate::nn::tensor;
 use crate::options::{GenerateOptions, Pipeline, SessionOptions, Speculation, SpeculationOptions};
 use crate::sampler::{Sampler, Sampling};
 use crate::speculative::{
-    Backend, Confidence, DrafterOptions, Drafters, NgramCache, Order, Others, Pending, Planner, Proposal, Round,
-    Settings, SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder, add_all, count_at,
+    Backend, Confidence, DrafterOptions, Drafters, NgramCache, OnDevice, Order, Others, Pending, Planner, Proposal,
+    Round, Settings, SimulatedAcceptance, Sources, SpeculationStats, SpeculativeDecoder, add_all, count_at,
 };
 use crate::{Error, Result};
 
@@ -46,10 +45,11 @@ impl Session {
         let (state, device) = match (&engine.parts.models, gemma4) {
             (Some(models), Some(target)) => {
                 let context = model.max_position_embeddings();
-                let (sequence, context) = Sequence::new(models, &target.kv_layout(), &options.kv, context)?;
+                let (sequence, context) = models.sequence(&target.kv_layout(), &options.kv, context)?;
+                let device = OnDevice { models: models.clone(), sequence: Arc::new(Mutex::new(sequence)) };
                 // The rows are on the device; this state only counts them.
                 let counted = KvOptions { max_context: Some(context), memory: Some(u64::MAX), ..options.kv.clone() };
-                (model.new_state(&counted, &PagePool::new(None))?, Some(Arc::new(Mutex::new(sequence))))
+                (model.new_state(&counted, &PagePool::new(None))?, Some(device))
             }
             _ => (model.new_state(&options.kv, pages)?, None),
         };

@@ -7,11 +7,13 @@ mod cuda_device;
 #[path = "../kernels/tests/skipped/mod.rs"]
 mod skipped;
 
+use std::collections::HashMap;
 use std::path::Path;
 
+use foretoken::kv::KvOptions;
 use foretoken::{
-    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Probe,
-    SessionOptions, Speculation, Stop, WeightType,
+    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, Probe, Scheduler,
+    SchedulerOptions, SequenceId, SessionOptions, Speculation, Stop, WeightType,
 };
 
 fn demo(device: DeviceChoice, quantize: Option<WeightType>) -> foretoken::Result<Engine> {
@@ -37,19 +39,17 @@ fn generate(engine: &Engine, session: &SessionOptions, prompt: &str, speculation
     (ids, generation.statistics().acceptance_rate())
 }
 
+fn f32s() -> SessionOptions {
+    let kv = KvOptions { key: ElementType::F32.into(), value: ElementType::F32.into(), ..KvOptions::default() };
+    SessionOptions { kv }
+}
+
 const PROMPT: &str = "impl Iterator for Counter {\n    type Item = u32;\n";
 
 #[test]
 fn the_text_is_the_cpus() {
     let Some(engine) = on_device(None) else { return };
     let cpu = demo(DeviceChoice::Cpu, None).expect("an engine");
-    let f32s = || SessionOptions {
-        kv: foretoken::kv::KvOptions {
-            key: ElementType::F32.into(),
-            value: ElementType::F32.into(),
-            ..Default::default()
-        },
-    };
     let want = generate(&cpu, &f32s(), PROMPT, Speculation::Off).0;
     assert_eq!(generate(&engine, &f32s(), PROMPT, Speculation::Off).0, want);
     for block_size in 2..=8 {
@@ -57,6 +57,32 @@ fn the_text_is_the_cpus() {
         let (ids, rate) = generate(&engine, &f32s(), PROMPT, mtp);
         assert_eq!(ids, want, "B = {block_size}");
         assert!(rate > 0.2, "B = {block_size}: {rate} of the drafts stand");
+    }
+}
+
+/// Sequences that share passes write what each writes alone on the CPU.
+#[test]
+fn the_texts_of_many_are_the_cpus() {
+    let Some(engine) = on_device(None) else { return };
+    let cpu = demo(DeviceChoice::Cpu, None).expect("an engine");
+    let mut scheduler = Scheduler::new(&engine, SchedulerOptions::default());
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    let jobs = [2, 3, 4, 6].map(|block_size| {
+        let prompt = &PROMPT[..PROMPT.len() / block_size];
+        let speculation = Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() });
+        let ids = engine.tokenizer().expect("a tokenizer").encode(prompt).expect("tokens");
+        let options = GenerateOptions { max_tokens: 96, speculation, stop: stop.clone(), ..GenerateOptions::default() };
+        let session = engine.session(&f32s()).expect("a session");
+        (scheduler.add(session, &ids, &options).expect("added"), prompt)
+    });
+    let mut texts: HashMap<SequenceId, Vec<u32>> = HashMap::new();
+    while scheduler.is_active() {
+        for event in scheduler.step() {
+            texts.entry(event.id).or_default().extend(event.piece.expect("a piece").tokens);
+        }
+    }
+    for (id, prompt) in jobs {
+        assert_eq!(texts[&id], generate(&cpu, &f32s(), prompt, Speculation::Off).0, "{prompt:?}");
     }
 }
 

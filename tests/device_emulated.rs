@@ -22,72 +22,13 @@ use foretoken::kv::{CodeFormat, ExactZones, KvOptions};
 use foretoken::perplexity::{PerplexityOptions, perplexity};
 use foretoken::speculative::{BlockSize, DraftSampling, DrafterOptions, Drafters};
 use foretoken::{
-    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, Pipeline,
-    Probe, Sampling, Session, SessionOptions, Speculation, SpeculationOptions, Statistics, Stop, WeightType,
+    DeviceChoice, ElementType, Engine, EngineOptions, GenerateOptions, Isa, MtpOptions, Pipeline, Probe, Sampling,
+    Session, SessionOptions, Speculation, SpeculationOptions, Statistics, WeightType,
 };
 use on_device::machine::Emulated;
+use on_device::pair::{MEMORY, NARROW, Pair, damaged, exact, load, mtp, pair, plain, run};
+use on_device::poison::poison;
 use on_device::widened::{Heads, Widths, widen};
-use safetensors::SafeTensors;
-
-/// More memory than any of these models needs.
-const MEMORY: usize = 1 << 30;
-
-const NARROW: Widths = Widths { sliding: Heads { width: 64, pairs: 32 }, full: Heads { width: 64, pairs: 8 } };
-
-/// A pair on the CPU and on an emulated device.
-struct Pair {
-    cpu: Engine,
-    device: Engine,
-    machine: Arc<Emulated>,
-    prompt: Vec<u32>,
-    _files: tempfile::TempDir,
-}
-
-/// The fixture `name` with heads of `widths`.
-fn pair(name: &str, widths: Widths, quantize: Option<WeightType>) -> Pair {
-    damaged(name, widths, quantize, |_| {})
-}
-
-/// The same, after `damage` to the target's folder.
-fn damaged(name: &str, widths: Widths, quantize: Option<WeightType>, damage: impl Fn(&Path)) -> Pair {
-    let case = cases::all().into_iter().find(|case| case.name == name).expect("a fixture");
-    let files = tempfile::tempdir().expect("a folder");
-    let part = |part: &str| widen(&case.path.join(part), &files.path().join(part), widths);
-    let options = EngineOptions::new(part("target")).with_assistant(part("assistant"));
-    damage(&files.path().join("target"));
-    load(EngineOptions { quantize, ..options }, case.ids("input_ids"), files)
-}
-
-fn load(options: EngineOptions, prompt: Vec<u32>, files: tempfile::TempDir) -> Pair {
-    let machine = Emulated::new(MEMORY);
-    let options = EngineOptions { threads: Some(1), ..options };
-    let device = EngineOptions { device: DeviceChoice::Given(machine.clone()), ..options.clone() };
-    let cpu = Engine::load(&options).expect("an engine");
-    let device = Engine::load(&device).expect("an engine on a device");
-    Pair { cpu, device, machine, prompt, _files: files }
-}
-
-fn exact(element: ElementType) -> SessionOptions {
-    let kv = KvOptions { key: element.into(), value: element.into(), max_round_rows: 48, ..KvOptions::default() };
-    SessionOptions { kv: KvOptions { max_context: Some(1024), ..kv } }
-}
-
-fn plain(max_tokens: usize) -> GenerateOptions {
-    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
-    GenerateOptions { max_tokens, speculation: Speculation::Off, stop, ..GenerateOptions::default() }
-}
-
-fn mtp(block_size: usize, options: &GenerateOptions) -> GenerateOptions {
-    let speculation = Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() });
-    GenerateOptions { speculation, ..options.clone() }
-}
-
-fn run(engine: &Engine, session: &SessionOptions, prompt: &[u32], options: &GenerateOptions) -> (Vec<u32>, Statistics) {
-    let mut session = engine.session(session).expect("a session");
-    let mut generation = session.generate(prompt, options).expect("a generation");
-    let pieces: Vec<_> = generation.by_ref().map(|piece| piece.expect("a piece")).collect();
-    (pieces.into_iter().flat_map(|piece| piece.tokens).collect(), generation.statistics().clone())
-}
 
 /// Greedy ids and drafts, plain and speculative, are the CPU's; a round waits for the device once.
 fn same_ids(pair: &Pair, session: &SessionOptions, prompt: &[u32], tokens: usize) {
@@ -231,10 +172,12 @@ fn quantized_pages() {
     ] {
         same_perplexity(pair, &session, &text(150), 3e-3);
     }
-    // A page is quantized within this text: at 138 positions.
+    // A page is quantized within this text, at 138 positions: before a replay, which is as long as the others.
     let session = quantized(CodeFormat::Tqc5, CodeFormat::Tqc4);
     let options = plain(8);
-    let want = run(&own.device, &session, &text(133), &options).0;
+    let (before, want) = (own.machine.launches(), run(&own.device, &session, &text(133), &options).0);
+    let [_, recordings, replays] = std::array::from_fn(|i| own.machine.launches()[i] - before[i]);
+    assert!(recordings <= 4 && replays == 2 * want.len() - 1, "{recordings} recordings, {replays} replays");
     assert_eq!(run(&own.device, &session, &text(133), &mtp(3, &options)).0, want, "speculative");
     assert_eq!(run(&own.cpu, &session, &text(133), &options).0, want, "on the CPU");
 }
@@ -430,19 +373,7 @@ fn drafting_ahead_does_not_wait() {
 fn keys_that_are_not_finite_are_an_error() {
     let case = cases::all().into_iter().find(|case| case.name == "edge").expect("a fixture");
     let bad = 77u32;
-    // The embedding of one token, of the layers.
-    let pair = damaged("edge", NARROW, None, |target| {
-        let path = target.join("model.safetensors");
-        let mut bytes = std::fs::read(&path).expect("a file");
-        let file = SafeTensors::deserialize(&bytes).expect("tensors");
-        let (_, tensor) = (file.tensors().into_iter())
-            .find(|(name, _)| name.ends_with("embed_tokens_per_layer.weight"))
-            .expect("embeddings of the layers");
-        let row = tensor.data().len() / tensor.shape()[0];
-        let start = tensor.data().as_ptr() as usize - bytes.as_ptr() as usize + bad as usize * row;
-        bytes[start..start + row].as_chunks_mut().0.iter_mut().for_each(|x| *x = f32::NAN.to_le_bytes());
-        std::fs::write(&path, bytes).expect("a file");
-    });
+    let pair = damaged("edge", NARROW, None, |target| poison(target, bad));
     let good = &case.ids("input_ids")[..6];
     assert!(!good.contains(&bad));
     let long: Vec<u32> = good.iter().copied().cycle().take(60).chain([bad]).chain(good.to_vec()).collect();

@@ -3,6 +3,7 @@
 //! It needs a C++ compiler: `c++`, `g++` or `clang++`. The emulated device allocates through that compiler's runtime, which the
 //! allocator here does not count.
 
+mod cases;
 mod counting;
 #[path = "../gpu/tests/emulated/device.rs"]
 #[allow(dead_code)]

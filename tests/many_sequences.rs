@@ -572,6 +572,7 @@ impl ChainModel for Watched {
         let position = |rows: &DraftRows<'_>| match &rows.kv {
             DraftKv::Target(committed) => committed.position(),
             DraftKv::Own { round, .. } => round.position(),
+            DraftKv::Model(_) => unreachable!("the models are on the host"),
         };
         // After the pass: rows are staged.
         let mut steps = self.model.step(sequences)?;

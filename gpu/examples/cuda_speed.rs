@@ -32,6 +32,7 @@ mod measure {
     use foretoken_gpu::plan::matmul::{Activations, Matrix, matmul, quantize};
     use foretoken_gpu::plan::pages::{Pages, exact_page_bytes};
     use foretoken_gpu::plan::rows::{Domain, Order};
+    use foretoken_gpu::plan::segments::{Segment, Segments};
     use foretoken_kernels::ElementType;
     use foretoken_kernels::attention::turboquant::{CodeFormat, PAGE_TOKENS, PageLayout, RotationGroups, Side};
     use foretoken_kernels::quant::WeightType;
@@ -132,11 +133,12 @@ mod measure {
         let pages = depth / PAGE_TOKENS + 1;
         let groups = RotationGroups::of(width).ok_or("a width")?;
         let exact_bytes = exact_page_bytes(ElementType::F16, kv_heads, width);
-        let store = |page_bytes: usize| -> Result<(Buffer<u8>, Buffer<u64>)> {
+        let mut tables = Vec::new();
+        let mut store = |page_bytes: usize| -> Result<(Buffer<u8>, Pages)> {
             let memory: Buffer<u8> = device.zeroed(pages * page_bytes)?;
-            let table: Vec<u64> =
-                (0..pages).map(|page| memory.slice().address() + (page * page_bytes) as u64).collect();
-            Ok((memory, device.upload(&table)?))
+            let start = tables.len();
+            tables.extend((0..pages).map(|page| memory.slice().address() + (page * page_bytes) as u64));
+            Ok((memory, Pages::all(start)))
         };
         let (keys, values) = (store(exact_bytes)?, store(exact_bytes)?);
         let layouts = formats.map(|(key, value)| {
@@ -145,12 +147,18 @@ mod measure {
         let codes =
             layouts.map(|(k, v)| -> Result<_> { Ok((store(kv_heads * k.bytes())?, store(kv_heads * v.bytes())?)) });
         let codes = codes.transpose()?;
-        let at: Vec<[i32; 2]> = (0..rows).map(|row| (depth - rows + row) as i32).map(|p| [p, p + 1]).collect();
-        let (q, at) = (device.zeroed::<f32>(rows * heads * width)?, device.upload(&at)?);
+        let tables = device.upload(&tables)?;
+        let segment = Segment { tables: tables.slice().address(), rows: rows as i32, ..Segment::default() };
+        let segment = device.upload(&[segment])?;
+        let places: Vec<[i32; 4]> =
+            (0..rows).map(|row| (depth - rows + row) as i32).map(|p| [p, p + 1, 0, 0]).collect();
+        let (q, places) = (device.zeroed::<f32>(rows * heads * width)?, device.upload(&places)?);
         let (words, scales) = (device.zeroed::<u32>(q.len() / 4)?, device.zeroed::<f32>(q.len() / 128)?);
         let queries = Queries {
             rows: q.slice(),
-            at: at.slice(),
+            places: places.slice(),
+            segments: Segments { slice: segment.slice(), count: 1, longest: rows },
+            first: 0,
             count: rows,
             heads,
             kv_heads,
@@ -164,19 +172,14 @@ mod measure {
         let (running, output) = (device.zeroed::<[f32; 2]>(slots)?, device.zeroed::<f32>(slots * width)?);
         let room = SplitPartials { softmax: running.slice(), output: output.slice(), splits };
         let y = device.zeroed::<f32>(q.len())?;
-        let exact_kv = ExactKv {
-            keys: Pages::all(keys.1.slice()),
-            values: Pages::all(values.1.slice()),
-            element: ElementType::F16,
-            rotary_channels: width,
-        };
+        let exact_kv = ExactKv { keys: keys.1, values: values.1, element: ElementType::F16, rotary_channels: width };
         // Every page is in the tables.
         let micros = time(stream, |recorder, _| {
             recorder.launch(&exact(&queries, &exact_kv, &room)?)?;
             if let (Some((k, v)), Some((key_layout, value_layout))) = (&codes, layouts) {
                 let kv = QuantizedKv {
-                    keys: Pages::all(k.1.slice()),
-                    values: Pages::all(v.1.slice()),
+                    keys: k.1,
+                    values: v.1,
                     key_layout,
                     value_layout,
                     query_words: words.slice(),

@@ -1,9 +1,9 @@
 // Attention over pages of K and V, split along the sequence: shared by the kernels over exact and quantized pages.
 //
-// A block processes one split of `split_pages` pages, one KV head, and a tile of columns. A column is a query: row r and
-// head m of the KV head's group are column r * group + m. The result is a partial softmax; `combine.cpp` merges the
-// splits. Split boundaries are fixed positions, so a row's bits depend neither on other rows nor on the sequence
-// length.
+// A block processes one split of `split_pages` pages, one KV head, and a tile of columns of one segment. A column is a
+// query: row r of the segment and head m of the KV head's group are column r * group + m. The result is a partial softmax;
+// `combine.cpp` merges the splits. Split boundaries are fixed positions of a sequence, so a row's bits depend neither on other
+// rows nor on the sequence length.
 //
 // Whether a query reads a page exactly or quantized is a function of its own position.
 #pragma once
@@ -19,14 +19,17 @@ INLINE OnlineSoftmax empty_softmax() { return {-INFINITY, 0.0f}; }
 
 struct Queries {
     const DEVICE float* rows; // (rows, heads, HD), in the domain of the store
-    const DEVICE int2* at;    // (rows): position, and the first position that is not visible; both non-decreasing
+    const DEVICE Place* places; // of all rows of the pass; in a segment, positions and ends are non-decreasing
+    const DEVICE Segment* segments;
     DEVICE OnlineSoftmax* softmax; // (splits, rows * heads)
     DEVICE float* output;     // (splits, rows * heads, HD): weighted sums, not normalised; undefined where the sum is 0
-    int count, heads, kv_heads;
+    int first, count;         // rows of the pass that this call attends
+    int heads, kv_heads;
     int window;      // positions that a query sees, its own included; 0: all
     int exact_head;  // first positions that are read exactly, if there are quantized pages
     int exact_tail;  // positions before a query that are read exactly; -1: no quantized pages
     int split_pages;
+    int tiles; // of a segment, at most
 };
 
 struct Range {
@@ -34,34 +37,40 @@ struct Range {
 };
 
 INLINE int first_seen(const CONSTANT Queries& q, int row) {
-    int position = q.at[AT(row)].x;
+    int position = q.places[AT(row)].position;
     return q.window ? max(0, position + 1 - q.window) : 0;
 }
 
-// The first split of this call.
-INLINE int first_split(const CONSTANT Queries& q) { return first_seen(q, 0) / (PAGE * q.split_pages); }
+// The rows of a segment that this call attends.
+INLINE Range rows_of(const CONSTANT Queries& q, int segment) {
+    const DEVICE Segment& s = q.segments[AT(segment)];
+    return {max(s.first, q.first), min(s.first + s.rows, q.first + q.count)};
+}
+
+// The first split of a segment whose first row is `row`.
+INLINE int first_split(const CONSTANT Queries& q, int row) { return first_seen(q, row) / (PAGE * q.split_pages); }
 
 // The keys of a page that a row sees in the exact or in the quantized store.
 INLINE Range visible(const CONSTANT Queries& q, int row, int page, bool quantized) {
-    int2 at = q.at[AT(row)];
+    int position = q.places[AT(row)].position;
     int start = min(max(first_seen(q, row) - page * PAGE, 0), PAGE);
-    int end = max(min(max(at.y - page * PAGE, 0), PAGE), start);
+    int end = max(min(max(q.places[AT(row)].end - page * PAGE, 0), PAGE), start);
     int quantized_from = 0;
-    if (q.exact_tail < 0 || page >= max(at.x - q.exact_tail, 0) / PAGE) quantized_from = PAGE;
+    if (q.exact_tail < 0 || page >= max(position - q.exact_tail, 0) / PAGE) quantized_from = PAGE;
     else if (page == 0) quantized_from = q.exact_head;
     Range exact = {min(start, quantized_from), min(end, quantized_from)};
     Range rest = {max(start, quantized_from), max(end, quantized_from)};
     return quantized ? rest : exact;
 }
 
-// A column: its row, and its index in rows * heads; -1 beyond the last.
+// A column of a segment's `rows`: its row, and its index in rows * heads; -1 beyond the last.
 struct Column {
     int row, index;
 };
-INLINE Column column_of(const CONSTANT Queries& q, int kv_head, int entry) {
-    int group = q.heads / q.kv_heads, row = entry / group;
-    if (row >= q.count) return {-1, -1};
-    return {row, row * q.heads + kv_head * group + entry % group};
+INLINE Column column_of(const CONSTANT Queries& q, Range rows, int kv_head, int entry) {
+    int group = q.heads / q.kv_heads, row = rows.start + entry / group;
+    if (row >= rows.end) return {-1, -1};
+    return {row, (row - q.first) * q.heads + kv_head * group + entry % group};
 }
 
 // e^x with the bits of the CPU kernels: zero below -88, and NaN stays NaN.

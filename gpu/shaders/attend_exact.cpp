@@ -4,7 +4,7 @@
 // time, so that an element of a query in shared memory, loaded once, serves four; 32 partial sums (four keys, eight columns) become
 // 32 sums in 31 shuffles. Values: the keys of a page are divided among the groups of lanes, whose sums are added once per split.
 // Products are f32, as on the CPU. 8 columns of 4 channels are the most without register spills at two blocks per multiprocessor;
-// further columns read K and V again, from the cache. Grid: (splits, KV heads, tiles of 8 columns).
+// further columns read K and V again, from the cache. Grid: (splits, KV heads, segments by tiles of 8 columns).
 
 #include "attend.h"
 
@@ -96,8 +96,10 @@ INLINE void scores(THREADGROUP Scratch<HD>& s, const DEVICE typename E::Bits* ke
 template <class E, int HD>
 INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread self) {
     const CONSTANT Queries& q = p.queries;
-    int tid = self.index, lane = self.lane, warp = self.warp, kv_head = self.y;
-    if (tid < COLUMNS) s.column[tid] = column_of(q, kv_head, self.z * COLUMNS + AT(tid));
+    int tid = self.index, lane = self.lane, warp = self.warp, kv_head = self.y, segment = self.z / q.tiles;
+    Range rows = rows_of(q, segment);
+    if (rows.start >= rows.end) return;
+    if (tid < COLUMNS) s.column[tid] = column_of(q, rows, kv_head, self.z % q.tiles * COLUMNS + AT(tid));
     barrier();
     for (int i = tid * WIDTH; i < COLUMNS * HD; i += THREADS * WIDTH) {
         Column column = s.column[i / HD];
@@ -109,7 +111,7 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
     if (lane == 0) s.softmax[warp] = empty_softmax();
     float output[COLUMNS][WIDTH] = {};
     int channel = tid % (HD / WIDTH) * WIDTH, own_row = tid / (HD / WIDTH);
-    int first_page = (first_split(q) + self.x) * q.split_pages;
+    int first_page = (first_split(q, rows.start) + self.x) * q.split_pages;
     for (int page = first_page; page < first_page + q.split_pages; page++) {
         THREADGROUP Range* ranges = s.visible[page % 2];
         if (tid < COLUMNS) {
@@ -126,8 +128,9 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD>& s, Thread 
         }
         if (first >= last) continue;
         typedef typename E::Bits Bits;
-        const DEVICE Bits* values = page_of<const Bits>(p.values, page) + AT(i64(kv_head)) * PAGE * HD;
-        const DEVICE Bits* keys = page_of<const Bits>(p.keys, page) + AT(i64(kv_head)) * PAGE * p.rotary_channels;
+        const DEVICE Slot* tables = q.segments[AT(segment)].tables;
+        const DEVICE Bits* values = page_of<const Bits>(tables, p.values, page) + AT(i64(kv_head)) * PAGE * HD;
+        const DEVICE Bits* keys = page_of<const Bits>(tables, p.keys, page) + AT(i64(kv_head)) * PAGE * p.rotary_channels;
         // While the scores are computed: values are read after them.
         constexpr int LINE = 128 / int(sizeof(Bits));
         for (int i = first * HD + tid * LINE; i < last * HD; i += THREADS * LINE) prefetch(values + i);

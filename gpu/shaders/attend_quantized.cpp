@@ -5,7 +5,7 @@
 // columns, and writes their weights times scales as 15-bit integers, in two planes of signed bytes. Values: a warp
 // computes 16 channels of every group over all tokens. An unpacked fragment serves 8 or 16 columns: the heads of a group
 // times the rows of a verification. Shared memory is 9 to 18 KiB per block, so that registers (two blocks) limit the
-// occupancy. Grid: (splits, KV heads, tiles of 8 or 16 columns).
+// occupancy. Grid: (splits, KV heads, segments by tiles of 8 or 16 columns).
 
 #include "attend.h"
 #include "planes.h"
@@ -40,6 +40,7 @@ struct Scratch {
     float mean[2][8 * TILES];
     float unit[HD / 128][8 * TILES];
     float factor[8 * TILES], total[8 * TILES];
+    Column column[8 * TILES];
     Range visible[2][8 * TILES];
     u32 table[2][16];
 };
@@ -58,12 +59,12 @@ INLINE float mean_score(const DEVICE float* query, const DEVICE u16* mean, int f
 // Adds the dot products of group `group`, times both scales, to the scores of the lane's two tokens and its columns.
 template <int HD, int TILES>
 INLINE void add_group(const CONSTANT Params& p, const THREAD int (&dot)[TILES][4], const DEVICE u16* scales, int token,
-                      int group, const THREAD int (&index)[TILES][2], THREAD float (&sum)[TILES][4]) {
+                      int group, const THREADGROUP Column* columns, THREAD float (&sum)[TILES][4]) {
     u32 both = *reinterpret_cast<const DEVICE u32*>(scales + AT(group * PAGE + token));
     float scale[2] = {half_to_float(u16(both)), half_to_float(u16(both >> 16))};
     for (int tile = 0; tile < TILES; tile++) {
         for (int i = 0; i < 4; i++) {
-            int column = index[tile][i % 2];
+            int column = columns[tile * 8 + AT(i % 2)].index;
             float of_query = column < 0 ? 0.0f : p.word_scales[AT(i64(column) * (HD / 128) + group)];
             sum[tile][i] = fmaf(float(dot[tile][i]), mul(scale[i / 2], of_query), sum[tile][i]);
         }
@@ -75,29 +76,33 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
     constexpr int COLUMNS = 8 * TILES, GROUPS = HD / 128;
     const CONSTANT Queries& q = p.queries;
     int tid = self.index, lane = self.lane, warp = self.warp, g = lane / 4, t = lane % 4;
-    int kv_head = self.y, first_column = self.z * COLUMNS, rotary_groups = p.rotary_channels / 128;
+    int kv_head = self.y, segment = self.z / q.tiles, first_column = self.z % q.tiles * COLUMNS;
+    int rotary_groups = p.rotary_channels / 128;
+    Range rows = rows_of(q, segment);
+    if (rows.start >= rows.end) return;
+    if (tid < COLUMNS) s.column[tid] = column_of(q, rows, kv_head, first_column + AT(tid));
     if (tid < 32) s.table[tid / 16][tid % 16] = tid < 16 ? p.key.levels[AT(tid) % 16] : p.value.levels[tid - 16];
     const THREADGROUP u8* key_table = reinterpret_cast<const THREADGROUP u8*>(s.table[0]);
     const THREADGROUP u8* value_table = reinterpret_cast<const THREADGROUP u8*>(s.table[1]);
 
+    barrier();
     // The columns of this lane: g in the B fragment, 2 t and 2 t + 1 in the result.
-    int operand_index[TILES], index[TILES][2], live[TILES];
+    int operand_index[TILES], live[TILES];
+    const THREADGROUP Column* columns = s.column + 2 * t;
     for (int tile = 0; tile < TILES; tile++) {
-        live[tile] = min(max(q.count * (q.heads / q.kv_heads) - first_column - tile * 8, 0), 8);
-        operand_index[tile] = column_of(q, kv_head, first_column + tile * 8 + AT(g)).index;
-        for (int i = 0; i < 2; i++) index[tile][i] = column_of(q, kv_head, first_column + tile * 8 + 2 * t + AT(i)).index;
+        live[tile] = min(max((rows.end - rows.start) * (q.heads / q.kv_heads) - first_column - tile * 8, 0), 8);
+        operand_index[tile] = s.column[tile * 8 + AT(g)].index;
     }
     OnlineSoftmax softmax[TILES];
     for (int tile = 0; tile < TILES; tile++) softmax[tile] = empty_softmax();
     float output[GROUPS][TILES][4] = {};
 
-    int first_page = (first_split(q) + self.x) * q.split_pages;
+    int first_page = (first_split(q, rows.start) + self.x) * q.split_pages;
     for (int page = first_page; page < first_page + q.split_pages; page++) {
         THREADGROUP Range* ranges = s.visible[page % 2];
         if (tid < COLUMNS) {
-            Column column = column_of(q, kv_head, first_column + tid);
             Range range = {0, 0};
-            if (column.row >= 0) range = visible(q, column.row, page, true);
+            if (s.column[tid].row >= 0) range = visible(q, s.column[tid].row, page, true);
             ranges[tid] = range;
         }
         barrier();
@@ -108,10 +113,11 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
             last = max(last, ranges[n].end);
         }
         if (first >= last) continue;
-        QuantizedPage keys = quantized_page(p.key, page_of<const u8>(p.keys, page) + AT(i64(kv_head)) * p.key_bytes,
-                                            p.rotary_channels);
-        QuantizedPage values = quantized_page(p.value, page_of<const u8>(p.values, page) + AT(i64(kv_head)) * p.value_bytes,
-                                              HD);
+        const DEVICE Slot* tables = q.segments[AT(segment)].tables;
+        const DEVICE u8* key_page = page_of<const u8>(tables, p.keys, page) + AT(i64(kv_head)) * p.key_bytes;
+        const DEVICE u8* value_page = page_of<const u8>(tables, p.values, page) + AT(i64(kv_head)) * p.value_bytes;
+        QuantizedPage keys = quantized_page(p.key, key_page, p.rotary_channels);
+        QuantizedPage values = quantized_page(p.value, value_page, HD);
 
         // Loads of later phases are waited for one at a time, so the whole page comes closer first.
         for (int i = tid * 128; i < p.key_bytes; i += THREADS * 128) prefetch(keys.upper + i);
@@ -120,8 +126,8 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
         // Sixteen lanes per query: a warp computes the mean scores of its one or two columns.
         {
             int n = TILES == 1 ? warp : 2 * warp + lane / 16;
-            Column column = column_of(q, kv_head, first_column + n);
-            const DEVICE float* query = column.row < 0 ? nullptr : q.rows + i64(column.index) * HD;
+            int of_query = s.column[AT(n)].index;
+            const DEVICE float* query = of_query < 0 ? nullptr : q.rows + i64(of_query) * HD;
             float of_keys = mean_score(query, keys.mean, 0, p.rotary_channels, lane);
             float of_values = p.rotary_channels < HD ? mean_score(query, values.mean, p.rotary_channels, HD, lane) : 0.0f;
             if (lane % 16 == 0) s.mean[0][AT(n)] = of_keys, s.mean[1][n] = of_values;
@@ -152,8 +158,8 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
                     }
                 }
                 int token = warp * 16 + 2 * g;
-                if (transposed) add_group<HD, TILES>(p, dot, values.scales, token, group, index, value_sum);
-                else add_group<HD, TILES>(p, dot, keys.scales, token, group, index, sum);
+                if (transposed) add_group<HD, TILES>(p, dot, values.scales, token, group, columns, value_sum);
+                else add_group<HD, TILES>(p, dot, keys.scales, token, group, columns, sum);
             }
             for (int tile = 0; tile < TILES; tile++) {
                 for (int i = 0; i < 4; i++) {
@@ -244,12 +250,13 @@ INLINE void attend(const CONSTANT Params& p, THREADGROUP Scratch<HD, TILES>& s, 
     }
     i64 split = i64(self.x) * q.count * q.heads;
     for (int tile = 0; tile < TILES; tile++) {
-        Column column = column_of(q, kv_head, first_column + tile * 8 + warp);
-        if (lane == 0 && column.row >= 0) q.softmax[AT(split + column.index)] = softmax[tile];
+        int own = s.column[tile * 8 + AT(warp)].index;
+        if (lane == 0 && own >= 0) q.softmax[AT(split + own)] = softmax[tile];
         for (int i = 0; i < 2; i++) {
-            if (index[tile][i] < 0) continue;
+            int column = columns[tile * 8 + AT(i)].index;
+            if (column < 0) continue;
             // Channels 2 g and 2 g + 1 of a strip: 8 bytes per lane, 64 consecutive bytes per eight lanes.
-            DEVICE float* to = q.output + (split + index[tile][i]) * HD;
+            DEVICE float* to = q.output + (split + column) * HD;
 #pragma unroll
             for (int group = 0; group < GROUPS; group++) {
                 float2 two = {output[group][tile][i], output[group][tile][2 + i]};

@@ -38,7 +38,8 @@ INLINE void combine(const CONSTANT Params& p, THREADGROUP Scratch<LEN>& s, Threa
     constexpr int W = Row<LEN>::W;
     const CONSTANT Queries& q = p.queries;
     int tid = self.index, lane = self.lane, warp = self.warp, query = self.x, group = self.y;
-    int all = q.count * q.heads, first = first_split(q);
+    int all = q.count * q.heads;
+    int segment = q.places[AT(q.first + query / q.heads)].segment, first = first_split(q, rows_of(q, segment).start);
     int thread_first = first_of(tid, THREADS, first);
 
     float max = -INFINITY;

@@ -11,7 +11,7 @@ struct Params {
     const DEVICE u8* table; // packed panels, or (ids, inputs) elements
     const DEVICE u32* ids;
     DEVICE float* y; // (ids, inputs)
-    int inputs;
+    int inputs, stride; // stride: elements of y from row to row
     u32 rows;    // of the table; rows of other ids are NaN
     float scale; // multiplies every element
 };
@@ -37,7 +37,7 @@ INLINE void embed(const CONSTANT Params& p, Thread self) {
     if (i >= p.inputs) return;
     u32 row = p.ids[AT(self.y)];
     float nan = float_of(0x7fc00000u);
-    p.y[AT(i64(self.y) * p.inputs + i)] = row < p.rows ? mul(T::element(p.table, row, p.inputs, i), p.scale) : nan;
+    p.y[AT(i64(self.y) * p.stride + i)] = row < p.rows ? mul(T::element(p.table, row, p.inputs, i), p.scale) : nan;
 }
 
 } // namespace

@@ -10,6 +10,7 @@
 namespace {
 
 struct Params {
+    const DEVICE Slot* tables; // of the sequence
     Pages rows;  // exact pages, rotated
     Pages codes; // quantized pages
     int first;   // page
@@ -68,8 +69,8 @@ INLINE void encode(const CONSTANT Params& p, THREADGROUP Scratch& scratch, Threa
     int tid = self.index, lane = self.lane, group = self.x, head = self.y, page = p.first + self.z;
     int groups = p.channels / GROUP;
     typedef typename E::Bits Bits;
-    const DEVICE Bits* rows = page_of<const Bits>(p.rows, page) + i64(head) * PAGE * p.channels + AT(group * GROUP);
-    DEVICE u8* codes = page_of<u8>(p.codes, page) + i64(head) * p.head_bytes;
+    const DEVICE Bits* rows = page_of<const Bits>(p.tables, p.rows, page) + i64(head) * PAGE * p.channels + AT(group * GROUP);
+    DEVICE u8* codes = page_of<u8>(p.tables, p.codes, page) + i64(head) * p.head_bytes;
     int plane = PAGE * p.channels / 8;
     DEVICE u16* scales = reinterpret_cast<DEVICE u16*>(codes + plane * (p.upper + p.lower));
     if (tid < 64) {

@@ -4,23 +4,18 @@
 // * Quantized: per head codes, then scales (groups, 128) and mean (channels) in f16: the bytes of turboquant/layout.rs.
 //
 // A table has the address of each slot's page. Pages from `pinned` on share `ring` slots; with a ring of 0, every page
-// has a slot.
+// has a slot. A sequence's tables are one after the other, at the same entries for all sequences of a pass.
 #pragma once
 
-#include "device.h"
-
-// Metal allows pointers to pointers in structures only.
-struct Slot {
-    DEVICE u8* page;
-};
+#include "segments.h"
 
 struct Pages {
-    const DEVICE Slot* table;
+    int start; // the first slot's entry
     int pinned, ring;
 };
 
 template <class T>
-INLINE DEVICE T* page_of(const CONSTANT Pages& pages, int page) {
+INLINE DEVICE T* page_of(const DEVICE Slot* tables, const CONSTANT Pages& pages, int page) {
     int slot = pages.ring && page >= pages.pinned ? pages.pinned + (page - pages.pinned) % pages.ring : page;
-    return reinterpret_cast<DEVICE T*>(pages.table[AT(slot)].page);
+    return reinterpret_cast<DEVICE T*>(tables[AT(pages.start + slot)].page);
 }

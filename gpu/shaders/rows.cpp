@@ -20,9 +20,10 @@ struct Heads {
     DEVICE float* y;           // (rows, heads, channels), or null
     DEVICE u32* words;         // (rows, heads, HD / 4): the row in 8 bits, for quantized keys; or null
     DEVICE float* word_scales; // (rows, heads, HD / 128)
-    const DEVICE int* positions; // (rows, 2): the first of each pair, see attend.h
+    const DEVICE Place* places;  // (rows); null: the rows are not stored in pages
+    const DEVICE Segment* segments;
     DEVICE u32* fault;    // (1): atomicMin of the positions of rows that are not finite or too large for pages
-    Pages pages;          // the rows are stored there if table is not null
+    Pages pages;
     int heads;
     int channels;     // channels that are stored, from the first on
     int normalize;    // 1: divide by the root mean square
@@ -71,8 +72,10 @@ INLINE void rope(THREAD Row<HD>& row, int lane, const DEVICE float* cos, const D
 }
 
 template <class E, int HD>
-INLINE void store_row(const CONSTANT Heads& p, const THREAD Row<HD>& row, int lane, int position, int head) {
-    DEVICE typename E::Bits* page = page_of<typename E::Bits>(p.pages, position / PAGE);
+INLINE void store_row(const CONSTANT Heads& p, const THREAD Row<HD>& row, int lane, int r, int head) {
+    int position = p.places[AT(r)].position;
+    const DEVICE Slot* tables = p.segments[AT(p.places[AT(r)].segment)].tables;
+    DEVICE typename E::Bits* page = page_of<typename E::Bits>(tables, p.pages, position / PAGE);
     page += (i64(head) * PAGE + AT(position % PAGE)) * p.channels;
     for (int group = 0; group < Row<HD>::GROUPS; group++) {
         for (int e = 0; e < Row<HD>::W; e++) {
@@ -146,7 +149,7 @@ INLINE void rows(const CONSTANT Heads& p, THREADGROUP Scratch<HD>& s, Thread sel
     if (p.after)
         for (int group = 0; group < GROUPS; group++)
             for (int e = 0; e < W; e++) row.v[group][e] = mul(row.v[group][e], p.after[AT(Row<HD>::channel(lane, group, e))]);
-    if (p.pages.table && warp_ballot(out_of_range(row)) && lane == 0) atomic_min(p.fault, u32(p.positions[AT(2 * r)]));
+    if (p.places && warp_ballot(out_of_range(row)) && lane == 0) atomic_min(p.fault, u32(p.places[AT(r)].position));
     if (p.rotates) rotate(row, lane, false);
     if (p.y) {
         for (int group = 0; group < GROUPS; group++) {
@@ -157,11 +160,10 @@ INLINE void rows(const CONSTANT Heads& p, THREADGROUP Scratch<HD>& s, Thread sel
         }
     }
     if (HD >= 128 && p.words) quantize_query(p, row, lane, index);
-    if (p.pages.table) {
-        int position = p.positions[AT(2 * r)];
-        if (p.element == F32) store_row<Single>(p, row, lane, position, head);
-        if (p.element == F16) store_row<Half>(p, row, lane, position, head);
-        if (p.element == BF16) store_row<Bfloat16>(p, row, lane, position, head);
+    if (p.places) {
+        if (p.element == F32) store_row<Single>(p, row, lane, r, head);
+        if (p.element == F16) store_row<Half>(p, row, lane, r, head);
+        if (p.element == BF16) store_row<Bfloat16>(p, row, lane, r, head);
     }
 }
 

@@ -1,6 +1,6 @@
 // Argmax and top-k over rows of scores.
 
-#include "device.h"
+#include "segments.h"
 
 namespace {
 
@@ -13,8 +13,8 @@ INLINE u32 ordered(float x) {
 CONSTEXPR int MAX_TOP_K = 4096;
 
 struct TopParams {
-    const DEVICE float* x; // (n)
-    DEVICE int* indices;   // (k)
+    const DEVICE float* x; // (rows, n)
+    DEVICE int* indices;   // (rows, k)
     int n, padded, k; // padded: n rounded up to a power of two
 };
 
@@ -30,11 +30,12 @@ struct Best {
 struct ArgmaxParams {
     const DEVICE float* x;        // (rows, n)
     const DEVICE u32* suppressed; // (num_suppressed): ids that are never chosen
-    const DEVICE int* groups;     // null: element i is id i; else elements come in groups of ordering
-    const DEVICE u32* ordering;   // element i is id ordering[groups[i / group] * group + i % group]
+    const DEVICE int* groups;     // (rows, n / group); null: element i is id i; else elements come in groups of ordering
+    const DEVICE u32* ordering;   // element i is id ordering[groups[row][i / group] * group + i % group]
     DEVICE Best* partial;         // (rows, blocks)
-    DEVICE u32* ids;              // (rows): the lowest id of the largest; 0xffffffff if all are NaN or suppressed
-    int n, stride, num_suppressed, group, blocks;
+    DEVICE u32* ids;              // (rows): the lowest id of the largest; 0xffffffff if all are NaN or suppressed; or null
+    const DEVICE Segment* segments; // (rows): receive it as draft `draft` of their states, if ids is null
+    int n, stride, num_suppressed, group, blocks, draft;
     float cap; // 0: none
 };
 
@@ -59,11 +60,11 @@ INLINE Best best_of_warp(Best best) {
 } // namespace
 
 // A bitonic sort of all elements in one block: 2048 centroids take 66 steps of one exchange per thread, a few
-// microseconds. Equal scores are in order of index.
+// microseconds. Equal scores are in order of index. Grid: (rows).
 KERNEL(top_k, TopParams, 1024, 1, Keys) {
     int tid = self.index, threads = self.warps * 32;
     for (int i = tid; i < p.padded; i += threads)
-        s.keys[i] = i < p.n ? u64(~ordered(p.x[AT(i)])) << 32 | u32(i) : ~u64(0);
+        s.keys[i] = i < p.n ? u64(~ordered(p.x[AT(self.x * p.n + i)])) << 32 | u32(i) : ~u64(0);
     barrier();
     for (int run = 2; run <= p.padded; run *= 2) {
         for (int step = run / 2; step > 0; step /= 2) {
@@ -76,7 +77,7 @@ KERNEL(top_k, TopParams, 1024, 1, Keys) {
             barrier();
         }
     }
-    for (int i = tid; i < p.k; i += threads) p.indices[AT(i)] = int(u32(s.keys[i]));
+    for (int i = tid; i < p.k; i += threads) p.indices[AT(self.x * p.k + i)] = int(u32(s.keys[i]));
 }
 
 // The best of 4096 elements per block; `argmax` reduces the blocks. Grid: (blocks, rows).
@@ -87,7 +88,10 @@ KERNEL(argmax_parts, ArgmaxParams, THREADS, 4, Warps) {
     for (int i = self.x * PER_BLOCK + tid; i < min(p.n, int(self.x + 1) * PER_BLOCK); i += THREADS) {
         Best one = {p.x[AT(i64(row) * p.stride + i)], u32(i)};
         if (p.cap != 0) one.value = mul(tanhf(mul(one.value, inverse)), p.cap);
-        if (p.groups) one.id = p.ordering[AT(i64(p.groups[AT(i / p.group)]) * p.group + i % p.group)];
+        if (p.groups) {
+            int group = p.groups[AT(row * (p.n / p.group) + i / p.group)];
+            one.id = p.ordering[AT(i64(group) * p.group + i % p.group)];
+        }
         bool allowed = true;
         for (int n = 0; n < p.num_suppressed; n++) allowed = allowed && p.suppressed[AT(n)] != one.id;
         if (allowed && better(one, best) && one.value > -INFINITY) best = one;
@@ -110,5 +114,7 @@ KERNEL(argmax, ArgmaxParams, 32, 1, None) {
         if (better(one, best)) best = one;
     }
     best = best_of_warp(best);
-    if (self.index == 0) p.ids[AT(row)] = best.id;
+    if (self.index > 0) return;
+    if (p.ids) p.ids[AT(row)] = best.id;
+    else p.segments[AT(row)].state[AT(2 + p.draft)] = best.id;
 }

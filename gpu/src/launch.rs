@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 pub struct DeviceSlice<T> {
     address: u64,
     len: usize,
-    elements: PhantomData<*const T>,
+    elements: PhantomData<fn() -> T>,
 }
 
 impl<T> Clone for DeviceSlice<T> {

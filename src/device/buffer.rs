@@ -44,9 +44,7 @@ impl<T: Pod + Default> Buffer<T> {
 
     /// Overwrites the elements from `at` on, after all earlier launches.
     pub fn write(&self, at: usize, elements: &[T]) -> Result<()> {
-        // SAFETY: `Pod`: no padding, so every byte is initialised.
-        let bytes = unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) };
-        self.memory.write(at * size_of::<T>(), bytes)
+        self.memory.write(at * size_of::<T>(), bytes(elements))
     }
 
     /// Reads `len` elements from `at` on, after all earlier launches.
@@ -57,6 +55,17 @@ impl<T: Pod + Default> Buffer<T> {
         self.memory.read(at * size_of::<T>(), bytes)?;
         Ok(elements)
     }
+}
+
+/// The words of `elements`, whose size is a multiple of four bytes.
+pub(super) fn words<T: Pod>(elements: &[T]) -> Vec<u32> {
+    let bytes = bytes(elements);
+    bytes.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word)).collect()
+}
+
+fn bytes<T: Pod>(elements: &[T]) -> &[u8] {
+    // SAFETY: `Pod`: no padding, so every byte is initialised.
+    unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
 /// `len` elements of `slice` from `start` on, clamped to the slice; plans check the length.

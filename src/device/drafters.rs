@@ -5,24 +5,40 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 
+use super::device_pass::{AcceptRule, DeviceOutput, DevicePass, PassPart};
+use super::draft_steps::DraftRow;
 use super::models::Models;
-use super::sequence::{AcceptRule, DRAFTED, DraftChoice, Sequence};
-use crate::Result;
+use super::passes::Passes;
+use super::sequence::{DRAFTED, Sequence};
 use crate::gemma4::Target;
 use crate::kv::KvOptions;
-use crate::model::OutputRows;
-use crate::speculative::{Confidence, Context, Draft, DraftCost, DraftSampling, Drafter, DrafterKind, Observed};
+use crate::model::{ChainModel, DraftKv, DraftRows, DraftStep, OutputRows};
+use crate::nn::{Scores, tensor};
+use crate::speculative::{
+    ChainStep, Confidence, Context, Draft, DraftChain, DraftCost, DraftSampling, Drafter, DrafterKind, Observed,
+    draft_chain,
+};
+use crate::{Error, Result};
 
 /// [`Mtp`](crate::speculative::Mtp) on a device. Greedy drafts stay there: the host has placeholders until the target's accept
 /// result.
 pub(crate) struct DeviceMtp {
+    models: Arc<Models>,
     sequence: Arc<Mutex<Sequence>>,
 }
 
+/// A row of a draft step.
+struct DeviceDraft {
+    sequence: Arc<Mutex<Sequence>>,
+    position: usize,
+    tokens: Vec<u32>, // the last one, and drafts
+    stays: bool,      // chosen on the device, without host synchronisation
+}
+
 impl DeviceMtp {
-    /// The drafter of a sequence whose models have an assistant.
-    pub fn new(sequence: Arc<Mutex<Sequence>>) -> Self {
-        Self { sequence }
+    /// The drafter of a sequence of `models`, which have an assistant.
+    pub fn new(models: Arc<Models>, sequence: Arc<Mutex<Sequence>>) -> Self {
+        Self { models, sequence }
     }
 }
 
@@ -38,25 +54,96 @@ impl Drafter for DeviceMtp {
     fn begin(&mut self, _: &[u32]) {}
 
     fn draft(&mut self, context: &Context<'_>, most: usize, draft: &mut Draft, rng: &mut StdRng) -> Result<()> {
-        let mut sequence = self.sequence.lock();
-        let Some(last) = context.tokens.last() else { return Ok(()) };
-        let stays = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Omit;
-        let choice = if stays { DraftChoice::Device } else { DraftChoice::Host };
-        for link in draft.tokens.len()..most {
-            sequence.draft(*last, context.kv.position(), link, choice)?;
-            if stays {
-                draft.tokens.push(DRAFTED);
-            } else {
-                let (ids, scores) = sequence.draft_scores()?;
-                context.draft_token(draft, ids.as_deref(), &scores, rng)?;
-                sequence.put_draft(link, draft.tokens[link])?;
-            }
-        }
-        Ok(())
+        draft_chain(self, context, most, draft, rng)
+    }
+
+    fn chain(&mut self) -> Option<&mut dyn DraftChain> {
+        Some(self)
     }
 
     fn observe(&mut self, _: &Observed<'_>) -> Result<()> {
         Ok(())
+    }
+}
+
+impl DraftChain for DeviceMtp {
+    fn model(&self) -> Arc<dyn ChainModel> {
+        self.models.clone()
+    }
+
+    fn next<'a>(&'a mut self, context: &Context<'a>, draft: &Draft) -> Result<ChainStep<'a>> {
+        let Some(last) = context.tokens.last() else { return Ok(ChainStep::End) };
+        let row = DeviceDraft {
+            sequence: self.sequence.clone(),
+            position: context.kv.position(),
+            tokens: [&[*last], &draft.tokens[..]].concat(),
+            stays: context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Omit,
+        };
+        Ok(ChainStep::Pass(DraftRows { ids: Vec::new(), hidden: None, kv: DraftKv::Model(Box::new(row)) }))
+    }
+
+    fn advance(&mut self, _: &DraftStep) {}
+}
+
+impl ChainModel for Models {
+    fn step(&self, sequences: &mut [DraftRows<'_>]) -> Result<Vec<DraftStep>> {
+        let rows = sequences.iter().map(|rows| match &rows.kv {
+            DraftKv::Model(row) => row.downcast_ref::<DeviceDraft>(),
+            DraftKv::Target(_) | DraftKv::Own { .. } => None,
+        });
+        let on_host = || Error::argument("kv", "is on the host, but the model reads a device's");
+        let rows = rows.map(|row| row.ok_or_else(on_host)).collect::<Result<Vec<_>>>()?;
+        let mut steps: Vec<Option<DraftStep>> = rows.iter().map(|_| None).collect();
+        while let Some(first) = steps.iter().position(Option::is_none) {
+            let together: Vec<_> = (first..rows.len()).filter(|i| rows[*i].shares_step(rows[first])).collect();
+            let mut passes = self.passes();
+            let Passes { workspace, drafts, .. } = &mut *passes;
+            let draft_rows: Vec<_> = together.iter().map(|i| rows[*i].row()).collect();
+            let places = drafts.step(workspace, &self.loaded, &draft_rows)?;
+            for (i, place) in together.into_iter().zip(places) {
+                let (ids, logits) = match rows[i].stays {
+                    // The only candidate: what the device chose.
+                    true => (Some(vec![DRAFTED]), vec![0.0]),
+                    false => drafts.scores(workspace, &self.loaded, place)?,
+                };
+                let shape = (1, logits.len());
+                let scores = Scores { ids, logits: tensor(logits, shape)? };
+                steps[i] = Some(DraftStep { scores, hidden: tensor(Vec::new(), (1, 0))? });
+            }
+        }
+        Ok(steps.into_iter().flatten().collect())
+    }
+}
+
+/// Drafts `count` tokens after `last`, which stay on the device, and waits for them.
+///
+/// # Errors
+/// If the models have no assistant, or the device is out of memory or fails.
+pub(crate) fn draft_greedily(
+    models: &Models,
+    sequence: &Arc<Mutex<Sequence>>,
+    (last, position): (u32, usize),
+    count: usize,
+) -> Result<()> {
+    let mut passes = models.passes();
+    let Passes { workspace, drafts, .. } = &mut *passes;
+    let mut tokens = vec![last];
+    for _ in 0..count {
+        drafts.step(workspace, &models.loaded, &[DraftRow { sequence, position, tokens: &tokens }])?;
+        tokens.push(DRAFTED);
+    }
+    workspace.wait()
+}
+
+impl DeviceDraft {
+    /// Whether both can be rows of one step.
+    fn shares_step(&self, other: &Self) -> bool {
+        let plan = |of: &Self| of.sequence.lock().plan().id();
+        self.tokens.len() == other.tokens.len() && plan(self) == plan(other)
+    }
+
+    fn row(&self) -> DraftRow<'_> {
+        DraftRow { sequence: &self.sequence, position: self.position, tokens: &self.tokens }
     }
 }
 
@@ -65,7 +152,8 @@ impl Drafter for DeviceMtp {
 /// Its sequence receives the start of each pass, so that it can be truncated: rows of a draft stay, and accepted ones are not
 /// recomputed. The host learns every token as it is drafted, because the target's sequence is a different one.
 pub(crate) struct DeviceDraftModel {
-    sequence: Sequence,
+    models: Arc<Models>,
+    sequence: Mutex<Sequence>,
     max_context: usize,
     max_round_rows: usize,
     read: Vec<u32>, // tokens whose rows are on the device
@@ -83,9 +171,10 @@ impl DeviceDraftModel {
     /// If an option of the cache is out of its range, or memory is exhausted.
     pub fn new(models: &Arc<Models>, model: &Target, kv: &KvOptions) -> Result<Self> {
         let default = model.config().max_position_embeddings;
-        let (sequence, max_context) = Sequence::new(models, &model.kv_layout(), kv, default)?;
+        let (sequence, max_context) = models.sequence(&model.kv_layout(), kv, default)?;
         let max_round_rows = kv.max_round_rows.min(max_context);
-        Ok(Self { sequence, max_context, max_round_rows, read: Vec::new(), sure: 0 })
+        let (models, sequence) = (models.clone(), Mutex::new(sequence));
+        Ok(Self { models, sequence, max_context, max_round_rows, read: Vec::new(), sure: 0 })
     }
 
     /// Drops the rows that do not match `text`, and that of its last token, whose scores are needed.
@@ -100,20 +189,24 @@ impl DeviceDraftModel {
         self.read.truncate(self.sure);
     }
 
-    /// Reads `tokens` after those already read. The scores after the last stay on the device.
-    fn pass(&mut self, tokens: &[u32]) -> Result<()> {
+    /// Reads `tokens` after those already read, and `use_output` of the last pass, which has the scores after the last token.
+    fn pass<T>(&mut self, tokens: &[u32], use_output: impl FnOnce(&mut DeviceOutput<'_>) -> Result<T>) -> Result<T> {
         let rows = if tokens.len() <= FEW { 1 } else { self.max_round_rows };
-        let mut chunks = tokens.chunks(rows).peekable();
-        while let Some(chunk) = chunks.next() {
-            let wanted = match chunks.peek() {
-                _ if rows == 1 => OutputRows::All,
-                Some(_) => OutputRows::None,
-                None => OutputRows::Last,
-            };
-            self.sequence.forward(chunk, self.read.len(), wanted)?;
+        let (last, before) = (tokens.chunks(rows).last().unwrap_or_default(), tokens.chunks(rows).rev().skip(1).rev());
+        for chunk in before {
+            self.run(chunk, if rows == 1 { OutputRows::All } else { OutputRows::None }).map(drop)?;
             self.read.extend(chunk);
         }
-        Ok(())
+        let mut pass = self.run(last, if rows == 1 { OutputRows::All } else { OutputRows::Last })?;
+        let used = use_output(&mut pass.output(0));
+        drop(pass);
+        self.read.extend(last);
+        used
+    }
+
+    fn run(&self, ids: &[u32], outputs: OutputRows) -> Result<DevicePass<'_>> {
+        let (sequence, position) = (&self.sequence, self.read.len());
+        DevicePass::run(&self.models, vec![PassPart { sequence, ids: ids.to_vec(), position, outputs }])
     }
 }
 
@@ -135,20 +228,22 @@ impl Drafter for DeviceDraftModel {
         let most = most.min(room).min(self.max_round_rows);
         let chosen_there = context.drafts == DraftSampling::Greedy && context.confidence == Confidence::Omit;
         while draft.tokens.len() < most {
-            match draft.tokens.last() {
+            let tokens = match draft.tokens.last() {
                 None => {
                     self.go_back(context.tokens);
-                    self.pass(&context.tokens[self.sure..])?;
+                    context.tokens[self.sure..].to_vec()
                 }
-                Some(newest) => self.pass(&[*newest])?,
-            }
-            if chosen_there {
-                // Accept with zero drafts gives the model's own choice.
-                let (_, token) = self.sequence.accept(&mut [], AcceptRule::Argmax)?;
-                draft.tokens.push(token);
-            } else {
-                context.draft_token(draft, None, &self.sequence.logits(1)?, rng)?;
-            }
+                Some(newest) => vec![*newest],
+            };
+            self.pass(&tokens, |output| {
+                if chosen_there {
+                    // Accepting without drafts gives the model's own choice.
+                    let (_, token) = output.accept(&mut [], AcceptRule::Argmax)?;
+                    draft.tokens.push(token);
+                    return Ok(());
+                }
+                context.draft_token(draft, None, &output.logits(1)?, rng)
+            })?;
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! K and V on the device: pages allocated on demand, and page tables in device memory.
+//! K and V on the device: pages allocated on demand, and page tables in device memory, of the same layout for all sequences with
+//! the same options, so that one launch serves the rows of several.
 //!
 //! The layout is `crate::kv`'s: pages of 128 positions, rings for windows, an exact head and tail around quantized pages.
 //! Rollback is a smaller length, held by the caller. One difference: with K = V, K's rotary channels are stored in exact formats
@@ -15,13 +16,13 @@ use foretoken_gpu::plan::attention::{ExactKv, QuantizedKv, Queries, SplitPartial
 use foretoken_gpu::plan::rows::{
     Domain, HeadNorm, Heads, KvDestination, Order, QuantizedQueries, Results, Rotary, Steps, rows,
 };
+use foretoken_gpu::plan::segments::{Place, Segments};
 use foretoken_gpu::plan::turboquant::encode;
 use foretoken_kernels::ElementType;
 
 use super::Device;
 use super::buffer::{Buffer, subslice};
-use super::launcher::Launcher;
-use super::pages::{Arena, page_memory_error};
+use super::pages::{Arena, Tables, page_memory_error};
 use super::queue::Queue;
 use super::temporaries::Temporary;
 use crate::Result;
@@ -43,17 +44,26 @@ const MAX_PARTIAL_BYTES: usize = 64 << 20;
 /// Minimum rows per launch, whatever their partials take.
 const MIN_ROWS: usize = 16;
 
-/// The K and V of a sequence.
-pub(crate) struct DeviceKv {
+/// How sequences store K and V: formats and page tables. Sequences of one plan share launches.
+pub(crate) struct KvPlan {
+    id: u64,
     stores: Vec<Store>,
     store_of_layer: Vec<usize>,
     inverse_frequencies: Vec<f32>, // of layers with K = V
+    entries: usize,                // of all tables of a sequence
+    tables: usize,
+    options: KvOptions, // without limits
+    context: usize,     // positions that tables hold
+}
+
+/// The K and V of a sequence.
+pub(crate) struct DeviceKv {
+    plan: Arc<KvPlan>,
     /// Addresses of all pages; each table is a range of it.
     tables: Buffer<u64>,
     addresses: Vec<u64>,
-    written: bool, // whether `tables` equals `addresses`
-    /// Device address of the fault words: for K and V of every store, the first position with NaN or infinity.
-    faults: u64,
+    held: Vec<usize>, // pages of every table
+    written: bool,    // whether `tables` equals `addresses`
     arena: Arena,
     reserved: usize,
 }
@@ -72,39 +82,53 @@ struct Store {
     zones: Option<Zones>,
 }
 
-/// Positions of the rows of a pass.
+/// The host's copy of a sequence's rows in a pass.
 #[derive(Clone, Copy)]
-pub(crate) struct RowPositions {
-    pub at: DeviceSlice<[i32; 2]>,
-    pub rows: usize,
-    /// The first row's position, and the first position masked for the last row: the host's copy of `at`.
+pub(crate) struct Span {
     pub first: usize,
+    pub rows: usize,
+    /// The first row's position, and the first position masked for the last row.
+    pub position: usize,
     pub end: usize,
+}
+
+/// Rows of a pass, and their positions.
+pub(crate) struct PassRows {
+    pub places: DeviceSlice<Place>,
+    pub rows: usize,
+    pub segments: Segments,
+    pub spans: Vec<Span>,
     /// Upper bound of positions when the recorded pass is replayed; `None` if it is not recorded.
     pub horizon: Option<usize>,
 }
 
-impl RowPositions {
-    /// `count` of the rows, from `first` on. Rows of one constant position share one mask; consecutive rows see one
+impl Span {
+    /// What is in rows `first..first + count` of the pass. Rows of one constant position share one mask; consecutive rows see one
     /// position more each.
-    fn part(&self, first: usize, count: usize) -> Self {
-        let at = subslice(self.at, first, count);
-        if self.end == self.first {
-            return Self { at, rows: count, ..*self };
+    fn part(&self, first: usize, count: usize) -> Option<Self> {
+        let start = self.first.max(first);
+        let rows = (self.first + self.rows).min(first + count).checked_sub(start).filter(|rows| *rows > 0)?;
+        if self.end == self.position {
+            return Some(Self { first: start, rows, ..*self });
         }
-        let position = self.first + first;
-        Self { at, rows: count, first: position, end: position + count, horizon: self.horizon }
+        let position = self.position + start - self.first;
+        Some(Self { first: start, rows, position, end: position + rows })
     }
+}
 
+impl PassRows {
     /// Splits that the queries need at any position up to the horizon; more are harmless.
     fn splits(&self, queries: &Queries) -> usize {
         match (self.horizon, queries.window) {
-            (None, _) => queries.splits(self.first, self.end),
+            (None, _) => {
+                let parts = self.spans.iter().filter_map(|span| span.part(queries.first, queries.count));
+                parts.map(|part| queries.splits(part.position, part.end)).max().unwrap_or(1)
+            }
             (Some(horizon), None) => queries.splits(0, horizon),
             // The window and the rows after the first; they may straddle one split more than they fill.
             (Some(horizon), Some(window)) => {
                 let split = queries.split_pages * PAGE;
-                ((window + self.rows - 1).div_ceil(split) + 1).min(horizon.div_ceil(split))
+                ((window + self.segments.longest - 1).div_ceil(split) + 1).min(horizon.div_ceil(split))
             }
         }
     }
@@ -118,39 +142,48 @@ pub(crate) struct Projection {
     pub rotary: Option<Rotary>,
 }
 
-impl DeviceKv {
-    /// An empty cache whose tables hold `context` positions. `faults` has [`DeviceKv::faults`] words.
+impl KvPlan {
+    /// A plan whose tables hold `context` positions.
     ///
     /// # Errors
     /// If no kernel supports a format, or the device is out of memory.
     pub fn new(
-        device: Arc<dyn Device>,
+        device: &dyn Device,
         layout: &KvLayout,
-        options: &KvOptions,
-        context: usize,
-        faults: DeviceSlice<u32>,
+        (options, context): (&KvOptions, usize),
+        id: u64,
     ) -> Result<Self> {
-        let mut entries = 0;
+        let mut tables = Tables::default();
         let stores = layout.stores.iter().enumerate().map(|(i, store)| {
-            let plan = StoragePlan::new(&*device, layout, i, options)?;
-            Store::new(&*device, store, plan, options, context, &mut entries)
+            let plan = StoragePlan::new(device, layout, i, options)?;
+            Store::new(device, store, plan, options, context, &mut tables)
         });
         let stores = stores.collect::<Result<Vec<_>>>()?;
-        let tables = Buffer::new(&*device, entries)?;
-        let arena = Arena { device, chunks: Vec::new(), used: 0 };
-        let store_of_layer = layout.store_of_layer.clone();
-        let addresses = vec![0; entries];
         Ok(Self {
+            id,
             stores,
-            store_of_layer,
+            store_of_layer: layout.store_of_layer.clone(),
             inverse_frequencies: layout.inverse_frequencies.clone(),
-            tables,
-            addresses,
-            written: true,
-            faults: faults.address(),
-            arena,
-            reserved: 0,
+            entries: tables.entries,
+            tables: tables.count,
+            options: options.without_limits(),
+            context,
         })
+    }
+
+    /// Identifies it among all plans of its models.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Rows of a pass, at most.
+    pub fn max_rows(&self) -> usize {
+        self.options.max_round_rows
+    }
+
+    /// Whether it is the plan of these options.
+    pub fn is_of(&self, options: &KvOptions, context: usize) -> bool {
+        self.context == context && self.options == options.without_limits()
     }
 
     /// A function from an end position to the bytes allocated once positions below it were written.
@@ -158,10 +191,10 @@ impl DeviceKv {
     /// # Errors
     /// If no kernel supports a format.
     pub fn bytes_at(device: &dyn Device, layout: &KvLayout, options: &KvOptions) -> Result<impl Fn(usize) -> usize> {
-        let mut entries = 0;
+        let mut tables = Tables::default();
         let stores = layout.stores.iter().enumerate().map(|(i, store)| {
             let plan = StoragePlan::new(device, layout, i, options)?;
-            let sides = plan.sides(store, options, 0, &mut entries);
+            let sides = plan.sides(store, options, 0, &mut tables);
             Ok((sides, plan.zones))
         });
         let stores = stores.collect::<Result<Vec<_>>>()?;
@@ -173,22 +206,59 @@ impl DeviceKv {
         })
     }
 
-    /// Number of fault words: K and V of every store. Their initial value is [`NO_FAULT`].
-    pub fn faults(layout: &KvLayout) -> usize {
-        2 * layout.stores.len()
+    /// Whether the pages that leave an exact tail in a pass of `rows` rows were complete before it.
+    pub fn completes_pages_before(&self, rows: usize) -> bool {
+        self.stores.iter().all(|store| store.zones.is_none_or(|zones| rows <= zones.tail))
     }
 
-    /// Checks the fault words.
+    /// Quantizes the pages that leave the exact tail in a pass. `tables` are those of each segment.
     ///
     /// # Errors
-    /// The first layer's K or V that is NaN, infinite, or too large.
-    pub fn check(&self, faults: &[u32]) -> Result<()> {
-        let layers = self.store_of_layer.iter().enumerate();
-        let found = layers.flat_map(|(layer, store)| [(layer, "K", 2 * store), (layer, "V", 2 * store + 1)]);
-        match found.map(|(layer, name, at)| (layer, name, faults[at])).find(|(.., position)| *position != NO_FAULT) {
-            None => Ok(()),
-            Some((layer, name, position)) => Err(not_finite(name, layer, position as usize, None)),
-        }
+    /// If the driver fails.
+    pub fn quantize_pages(&self, queue: &Queue, spans: &[Span], tables: &[DeviceSlice<u64>]) -> Result<()> {
+        self.stores.iter().try_for_each(|store| store.quantize_pages(queue, spans, tables))
+    }
+}
+
+/// Number of fault words of a pass: for K and V of every store, the first position with NaN or infinity. Their initial value is
+/// [`NO_FAULT`].
+pub(crate) fn fault_words(layout: &KvLayout) -> usize {
+    2 * layout.stores.len()
+}
+
+/// Checks the fault words of a pass.
+///
+/// # Errors
+/// The first layer's K or V that is NaN, infinite, or too large.
+pub(crate) fn check_faults(store_of_layer: &[usize], faults: &[u32]) -> Result<()> {
+    let layers = store_of_layer.iter().enumerate();
+    let found = layers.flat_map(|(layer, store)| [(layer, "K", 2 * store), (layer, "V", 2 * store + 1)]);
+    match found.map(|(layer, name, at)| (layer, name, faults[at])).find(|(.., position)| *position != NO_FAULT) {
+        None => Ok(()),
+        Some((layer, name, position)) => Err(not_finite(name, layer, position as usize, None)),
+    }
+}
+
+impl DeviceKv {
+    /// An empty cache.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn new(device: Arc<dyn Device>, plan: Arc<KvPlan>) -> Result<Self> {
+        let tables = Buffer::new(&*device, plan.entries)?;
+        let arena = Arena { device, chunks: Vec::new(), used: 0 };
+        let (addresses, held) = (vec![0; plan.entries], vec![0; plan.tables]);
+        Ok(Self { plan, tables, addresses, held, written: true, arena, reserved: 0 })
+    }
+
+    /// How it is stored.
+    pub fn plan(&self) -> &Arc<KvPlan> {
+        &self.plan
+    }
+
+    /// The page tables.
+    pub fn tables(&self) -> DeviceSlice<u64> {
+        self.tables.slice()
     }
 
     /// Bytes allocated.
@@ -201,22 +271,16 @@ impl DeviceKv {
     /// # Errors
     /// If the device is out of memory; earlier allocations stay.
     pub fn reserve(&mut self, end: usize) -> Result<()> {
-        for store in &mut self.stores {
-            let quantized_pages = store.zones.map_or(0, |zones| first_exact_page(end, zones.tail));
-            for storage in [&mut store.keys, &mut store.values] {
-                let tables = [
-                    Some((&mut storage.exact, end.div_ceil(PAGE))),
-                    storage.quantized.as_mut().map(|(_, t)| (t, quantized_pages)),
-                ];
-                for (table, pages) in tables.into_iter().flatten() {
-                    while table.held < table.retention.held(pages).min(table.slots) {
-                        let address = self.arena.take(table.page_bytes);
-                        self.addresses[table.start + table.held] = address
-                            .map_err(|error| page_memory_error(error, &*self.arena.device, end, self.reserved))?;
-                        table.held += 1;
-                        self.written = false;
-                    }
-                }
+        let plan = &self.plan;
+        let sides = plan.stores.iter().flat_map(|store| [&store.keys, &store.values].map(|side| (side, store.zones)));
+        for (table, pages) in sides.flat_map(|(side, zones)| side.held(end, zones)) {
+            let held = &mut self.held[table.index];
+            while *held < pages.min(table.slots) {
+                let address = self.arena.take(table.page_bytes);
+                self.addresses[table.start + *held] =
+                    address.map_err(|error| page_memory_error(error, &*self.arena.device, end, self.reserved))?;
+                *held += 1;
+                self.written = false;
             }
         }
         if !self.written {
@@ -226,39 +290,35 @@ impl DeviceKv {
         self.reserved = self.reserved.max(end);
         Ok(())
     }
+}
 
-    /// Stores the rows of a layer's K and V, and quantizes the pages that left the exact tail.
+impl KvPlan {
+    /// Stores the rows of a layer's K and V; unless the pass is recorded, then quantizes the pages that left the exact tail. `tables`
+    /// are those of each segment; `faults` has [`fault_words`].
     pub fn append(
         &self,
-        launcher: &Launcher,
+        queue: &Queue,
         layer: usize,
         (k, v): (Projection, Projection),
-        positions: &RowPositions,
+        pass: &PassRows,
+        (tables, faults): (&[DeviceSlice<u64>], DeviceSlice<u32>),
     ) -> Result<()> {
         let store = &self.stores[self.store_of_layer[layer]];
         let (order, domain, heads) = (store.order, store.domain(), store.heads);
         for (i, (storage, projection)) in [(&store.keys, k), (&store.values, v)].into_iter().enumerate() {
-            let pages = storage.exact.pages(&self.tables);
             let steps = Steps { norm: Some(projection.norm), rotary: projection.rotary, order, weight: None, domain };
-            let fault = DeviceSlice::new(self.faults + 4 * (2 * self.store_of_layer[layer] + i) as u64, 1);
-            let to = KvDestination { pages, element: store.element, at: positions.at, fault };
+            let to = KvDestination {
+                pages: storage.exact.pages(),
+                element: store.element,
+                places: pass.places,
+                segments: pass.segments,
+                fault: subslice(faults, 2 * self.store_of_layer[layer] + i, 1),
+            };
             let results = Results { channels: storage.channels, rows: None, quantized: None, store: Some(to) };
-            let heads = Heads { x: projection.x, rows: positions.rows, heads, head_dim: store.head_dim };
-            launcher.run(rows(&heads, &steps, &results))?;
+            let heads = Heads { x: projection.x, rows: pass.rows, heads, head_dim: store.head_dim };
+            queue.launcher.run(rows(&heads, &steps, &results))?;
         }
-        let Some((first, count)) = store.pages_leaving_tail(positions.first, positions.end) else { return Ok(()) };
-        for storage in [&store.keys, &store.values] {
-            let Some((layout, quantized)) = &storage.quantized else { continue };
-            let (from, to) = (storage.exact.pages(&self.tables), quantized.pages(&self.tables));
-            launcher.run(encode(*layout, (&from, store.element), &to, (first, count), heads))?;
-        }
-        Ok(())
-    }
-
-    /// Whether rows from `first` to `end` move pages out of an exact tail. Such passes are not recorded: the page numbers are
-    /// launch parameters.
-    pub fn quantizes_pages(&self, first: usize, end: usize) -> bool {
-        self.stores.iter().any(|store| store.pages_leaving_tail(first, end).is_some())
+        if pass.horizon.is_some() { Ok(()) } else { store.quantize_pages(queue, &pass.spans, tables) }
     }
 
     /// The attention of `heads` query heads per row over the store that the target's layer `layer` reads: `y` is
@@ -268,18 +328,20 @@ impl DeviceKv {
         queue: &Queue,
         layer: usize,
         (q, heads): (Projection, usize),
-        positions: &RowPositions,
+        pass: &PassRows,
         y: DeviceSlice<f32>,
     ) -> Result<()> {
         let store = &self.stores[self.store_of_layer[layer]];
         let (head_dim, domain, launcher) = (store.head_dim, store.domain(), &queue.launcher);
-        let PreparedQueries { rows, words, scales } = store.prepare_queries(queue, (q, heads), positions.rows)?;
+        let PreparedQueries { rows, words, scales } = store.prepare_queries(queue, (q, heads), pass.rows)?;
         let (query_rows, words, scales) = (rows.slice(), words.slice(), scales.slice());
 
         let parts = if store.zones.is_some() { 2 } else { 1 };
         let of = |first: usize, count: usize| Queries {
             rows: subslice(query_rows, first * heads * head_dim, count * heads * head_dim),
-            at: subslice(positions.at, first, count),
+            places: pass.places,
+            segments: pass.segments,
+            first,
             count,
             heads,
             kv_heads: store.heads,
@@ -288,20 +350,19 @@ impl DeviceKv {
             zones: store.zones,
             split_pages: if store.window.is_some() { WINDOW_SPLIT_PAGES } else { SPLIT_PAGES },
         };
-        let all = of(0, positions.rows);
-        let per_row = parts * positions.splits(&all) * heads * (4 * head_dim + 8);
+        let per_row = parts * pass.splits(&of(0, pass.rows)) * heads * (4 * head_dim + 8);
         let at_once = (MAX_PARTIAL_BYTES / per_row / MIN_ROWS * MIN_ROWS).max(MIN_ROWS);
-        for first in (0..positions.rows).step_by(at_once) {
-            let count = at_once.min(positions.rows - first);
+        for first in (0..pass.rows).step_by(at_once) {
+            let count = at_once.min(pass.rows - first);
             let queries = of(first, count);
-            let splits = positions.part(first, count).splits(&queries);
+            let splits = pass.splits(&queries);
             let slots = parts * splits * count * heads;
             let (softmax, output) =
                 (queue.temporaries.take::<[f32; 2]>(slots)?, queue.temporaries.take(slots * head_dim)?);
             let partials = SplitPartials { softmax: softmax.slice(), output: output.slice(), splits };
             let kv = ExactKv {
-                keys: store.keys.exact.pages(&self.tables),
-                values: store.values.exact.pages(&self.tables),
+                keys: store.keys.exact.pages(),
+                values: store.values.exact.pages(),
                 element: store.element,
                 rotary_channels: store.keys.channels,
             };
@@ -311,8 +372,8 @@ impl DeviceKv {
             {
                 let (per_row, scales_per_row) = (heads * head_dim / 4, heads * head_dim / 128);
                 let kv = QuantizedKv {
-                    keys: keys.pages(&self.tables),
-                    values: values.pages(&self.tables),
+                    keys: keys.pages(),
+                    values: values.pages(),
                     key_layout: *key_layout,
                     value_layout: *value_layout,
                     query_words: subslice(words, first * per_row, count * per_row),
@@ -341,9 +402,9 @@ impl Store {
         plan: StoragePlan,
         options: &KvOptions,
         context: usize,
-        entries: &mut usize,
+        tables: &mut Tables,
     ) -> Result<Self> {
-        let [keys, values] = plan.sides(layout, options, context, entries);
+        let [keys, values] = plan.sides(layout, options, context, tables);
         let derives = plan.zones.is_none() && options.k_eq_v == KEqV::Derived;
         let weight = layout.k_eq_v.clone().filter(|_| derives);
         let rotary_first = plan.rotary_first.as_ref();
@@ -364,12 +425,18 @@ impl Store {
         })
     }
 
-    /// The pages (first, count) to quantize when rows from `first` to `end` are written: those that leave the exact tail. Rows
-    /// written again quantize their pages again.
-    fn pages_leaving_tail(&self, first: usize, end: usize) -> Option<(usize, usize)> {
-        let tail = self.zones?.tail;
-        let (first, end) = (first_exact_page(first, tail), first_exact_page(end, tail));
-        (first < end).then(|| (first, end - first))
+    /// See [`KvPlan::quantize_pages`]. Rows written again quantize their pages again.
+    fn quantize_pages(&self, queue: &Queue, spans: &[Span], tables: &[DeviceSlice<u64>]) -> Result<()> {
+        let Some(Zones { tail, .. }) = self.zones else { return Ok(()) };
+        for (span, tables) in spans.iter().zip(tables) {
+            let (first, end) = (first_exact_page(span.position, tail), first_exact_page(span.end, tail));
+            for storage in [&self.keys, &self.values].into_iter().filter(|_| first < end) {
+                let Some((layout, quantized)) = &storage.quantized else { continue };
+                let (from, to) = ((&storage.exact.pages(), self.element), quantized.pages());
+                queue.launcher.run(encode(*layout, *tables, from, &to, (first, end - first), self.heads))?;
+            }
+        }
+        Ok(())
     }
 
     /// Normalizes, rotates and quantizes the queries `q` of `rows` rows as the keys of this store are.

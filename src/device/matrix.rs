@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 
 use foretoken_gpu::plan::matmul::{Activations, Buckets, Matrix, matmul, matmul_buckets, quantize};
 use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
-use foretoken_gpu::plan::pointwise::{TableType, embed};
+use foretoken_gpu::plan::pointwise::{Strided, TableType, embed};
 use foretoken_gpu::{DeviceSlice, LaunchError};
 use foretoken_kernels::ElementType;
 use foretoken_kernels::quant::{ActivationType, PANEL_ROWS, WeightType};
@@ -153,13 +153,7 @@ impl Matrices {
     }
 
     /// The rows of `ids`, times `scale`: `(ids, inputs)`.
-    pub fn embed_rows(
-        &self,
-        launcher: &Launcher,
-        ids: DeviceSlice<u32>,
-        scale: f32,
-        y: DeviceSlice<f32>,
-    ) -> Result<()> {
+    pub fn embed_rows(&self, launcher: &Launcher, ids: DeviceSlice<u32>, scale: f32, y: Strided) -> Result<()> {
         let count = ids.len();
         let table = match self.kind {
             Kind::Float(element) => TableType::Float(element),

@@ -11,21 +11,28 @@ mod backend;
 mod bandwidth;
 mod buffer;
 mod choice;
+mod device_pass;
+mod draft_steps;
 mod drafters;
 mod experts;
 mod kv;
 mod launcher;
+mod list;
+mod loaded;
 mod matrix;
 mod models;
 mod ops;
 mod outputs;
 mod pages;
+mod passes;
 mod positions;
 mod queue;
 mod readback;
+mod recordings;
 mod sequence;
 mod temporaries;
 mod weights;
+mod workspace;
 
 use std::mem::MaybeUninit;
 
@@ -37,11 +44,12 @@ pub use choice::DeviceChoice;
 pub(crate) use choice::open;
 
 pub(crate) use bandwidth::read_bandwidth;
-pub(crate) use drafters::{DeviceDraftModel, DeviceMtp};
-pub(crate) use models::{Models, OnDevice, check_head_dims};
+pub(crate) use device_pass::{AcceptRule, DeviceOutput, DevicePass, PassPart};
+pub(crate) use drafters::{DeviceDraftModel, DeviceMtp, draft_greedily};
+pub(crate) use loaded::{OnDevice, check_head_dims};
+pub(crate) use models::Models;
 pub(crate) use ops::DeviceOps;
-pub(crate) use sequence::DRAFTED;
-pub(crate) use sequence::{AcceptRule, DraftChoice, Sequence};
+pub(crate) use sequence::{DRAFTED, Sequence};
 
 /// A GPU.
 pub trait Device: Send + Sync {

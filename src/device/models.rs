@@ -1,41 +1,37 @@
-//! Loaded models on a device.
+//! Models on a device, and what all their sequences share.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use foretoken_gpu::DeviceSlice;
-use foretoken_gpu::plan::experts::MAX_ROUTE;
-use foretoken_gpu::plan::vocabulary::MAX_TOP_K;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::Device;
 use super::buffer::Buffer;
-use super::experts::DeviceExperts;
-use super::matrix::Matrices;
+use super::kv::KvPlan;
+use super::loaded::{DeviceAssistant, LoadedModels};
 use super::ops::DeviceOps;
-use super::outputs::DraftOutputs;
-use super::weights::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm};
-use crate::checkpoint::WeightUse;
-use crate::gemma4::{AssistantModel, Head, TextConfig, TextModel};
-use crate::nn::{CentroidHead, Embedding, Experts, Linear, RmsNorm, Rotary, Weight};
-use crate::ops::Destination;
-use crate::{Error, Result};
+use super::passes::Passes;
+use super::sequence::Sequence;
+use crate::Result;
+use crate::gemma4::{AssistantModel, TextModel};
+use crate::kv::{KvLayout, KvOptions};
 
 /// A target and its assistant, if any, on a device; shared by any number of sequences.
 pub(crate) struct Models {
-    device: Arc<dyn Device>,
-    pub(super) target: TextModel<DeviceOps>,
-    pub(super) assistant: Option<DeviceAssistant>,
-    suppressed: Option<Buffer<u32>>, // never chosen
+    pub(super) loaded: LoadedModels,
+    plans: Mutex<Plans>,
+    passes: Mutex<Passes>,
 }
 
-/// An assistant on a device.
-pub(super) struct DeviceAssistant {
-    pub model: AssistantModel<DeviceOps>,
-    pub donors: Vec<usize>, // for each layer, the target layer whose K and V it reads
+/// The plans of the sequences that exist.
+#[derive(Default)]
+struct Plans {
+    used: Vec<Weak<KvPlan>>,
+    made: u64,
 }
 
 impl Models {
-    /// Takes a target and its assistant's weights and donors, loaded to `device` by [`OnDevice`]. `suppressed` ids are never
-    /// chosen.
+    /// Takes a target and its assistant's weights and donors, loaded to `device` by [`OnDevice`](super::OnDevice). `suppressed` ids
+    /// are never chosen.
     ///
     /// # Errors
     /// If the device is out of memory.
@@ -47,139 +43,53 @@ impl Models {
     ) -> Result<Self> {
         let suppressed = (!suppressed.is_empty()).then(|| Buffer::of(&*device, suppressed)).transpose()?;
         let assistant = assistant.map(|(model, donors)| DeviceAssistant { model, donors });
+        let passes = Mutex::new(Passes::new(&device, target.config())?);
         tracing::info!(device = device.name(), "weights loaded to the device");
-        Ok(Self { device, target, assistant, suppressed })
+        Ok(Self { loaded: LoadedModels { device, target, assistant, suppressed }, plans: Mutex::default(), passes })
     }
 
     /// The device.
     pub fn device(&self) -> &Arc<dyn Device> {
-        &self.device
+        &self.loaded.device
     }
 
-    pub(super) fn suppressed(&self) -> Option<(DeviceSlice<u32>, usize)> {
-        self.suppressed.as_ref().map(|ids| (ids.slice(), ids.len()))
+    /// The memory and recordings of passes. Whoever has it has the results of the last pass.
+    pub(super) fn passes(&self) -> MutexGuard<'_, Passes> {
+        self.passes.lock()
     }
-}
 
-impl DeviceAssistant {
-    /// Memory for the results of draft steps, for a target whose hidden states have `backbone` channels.
+    /// An empty sequence, and its context: `options.max_context`, or the largest up to `default` that fits memory. 1/16 of the
+    /// free memory is left for activations.
     ///
     /// # Errors
-    /// If the device is out of memory.
-    pub fn outputs(&self, device: &dyn Device, backbone: usize) -> Result<DraftOutputs> {
-        let size = match self.model.head() {
-            Head::Dense(head) => (1, head.outputs()),
-            Head::Centroids(head) => (head.top_k, head.top_k * head.table.outputs()),
-        };
-        DraftOutputs::new(device, backbone, size)
+    /// If no kernel supports a K/V format, or the device is out of memory; nothing stays allocated then.
+    pub fn sequence(&self, layout: &KvLayout, options: &KvOptions, default: usize) -> Result<(Sequence, usize)> {
+        options.check(layout)?;
+        let device = self.device();
+        let (free, _) = device.memory()?;
+        let memory = options.memory.unwrap_or((free - free / 16) as u64);
+        let bytes_at = KvPlan::bytes_at(&**device, layout, options)?;
+        let context = KvOptions { memory: Some(memory), ..options.clone() }.context(default, bytes_at)?;
+        // A session file may request more rows than the context has positions.
+        let options = KvOptions { max_round_rows: options.max_round_rows.min(context), ..options.clone() };
+        // The same page tables for all sequences, whatever memory is left for each.
+        let longest = options.max_context.unwrap_or(default).min(context.next_power_of_two());
+        let plan = self.plan(layout, &options, longest)?;
+        Ok((Sequence::new(device.clone(), plan, self.loaded.hidden_size())?, context))
     }
 
-    /// The last step's scores, and their ids (`None`: all, in order).
-    ///
-    /// # Errors
-    /// If the driver fails.
-    pub fn read_scores(&self, outputs: &DraftOutputs) -> Result<(Option<Vec<u32>>, Vec<f32>)> {
-        match self.model.head() {
-            Head::Dense(head) => Ok((None, outputs.read_scores(head.outputs())?)),
-            Head::Centroids(head) => {
-                let (best, len) = (head.top_k, head.table.outputs());
-                let groups = outputs.groups.read(0, best)?;
-                let ids = groups.iter().flat_map(|group| {
-                    let start = *group as usize * len;
-                    head.token_ordering.get(start..start + len).unwrap_or_default()
-                });
-                Ok((Some(ids.copied().collect()), outputs.read_scores(best * len)?))
-            }
+    /// The plan of sequences with these options, whose tables hold `context` positions.
+    fn plan(&self, layout: &KvLayout, options: &KvOptions, context: usize) -> Result<Arc<KvPlan>> {
+        let mut plans = self.plans.lock();
+        plans.used.retain(|plan| plan.strong_count() > 0);
+        let mut used = plans.used.iter().filter_map(Weak::upgrade);
+        if let Some(plan) = used.find(|plan| plan.is_of(options, context)) {
+            return Ok(plan);
         }
-    }
-}
-
-/// Head widths for which there are attention kernels.
-const HEAD_DIMS: [usize; 4] = [64, 128, 256, 512];
-
-/// # Errors
-/// If a layer's heads have another width.
-pub(crate) fn check_head_dims(device: &dyn Device, config: &TextConfig) -> Result<()> {
-    let Some((i, layer)) = config.layers.iter().enumerate().find(|(_, layer)| !HEAD_DIMS.contains(&layer.head_dim))
-    else {
-        return Ok(());
-    };
-    let problem =
-        format!("no kernels for heads of {}; supported are 64, 128, 256 and 512; use the CPU", layer.head_dim);
-    let problem = format!("tensor layers.{i}.self_attn.q_proj.weight: {problem}");
-    Err(Error::Device { device: device.name(), problem })
-}
-
-/// Moves modules to a device as they are loaded.
-pub(crate) struct OnDevice<'a>(pub &'a dyn Device);
-
-impl OnDevice<'_> {
-    fn matrices(&self, weight: &Weight) -> Result<Arc<Matrices>> {
-        Matrices::upload(self.0, weight).map(Arc::new)
-    }
-
-    fn refuse(&self, problem: String) -> Error {
-        Error::Device { device: self.0.name(), problem: format!("{problem}; use the CPU") }
-    }
-}
-
-impl Destination for OnDevice<'_> {
-    type Ops = DeviceOps;
-
-    fn weight_use(&self) -> WeightUse {
-        WeightUse::Upload
-    }
-
-    fn linear(&self, from: Linear) -> Result<Arc<Matrices>> {
-        self.matrices(from.weight())
-    }
-
-    fn norm(&self, from: RmsNorm) -> Result<DeviceNorm> {
-        let weight = from.weight().map(|weight| Buffer::of(self.0, weight)).transpose()?;
-        Ok(DeviceNorm { weight, width: from.width(), eps: from.eps() })
-    }
-
-    fn embedding(&self, from: Embedding) -> Result<DeviceEmbedding> {
-        Ok(DeviceEmbedding { table: self.matrices(from.weight())?, scale: from.scale() })
-    }
-
-    fn tied_head(&self, table: &DeviceEmbedding) -> Arc<Matrices> {
-        table.table.clone()
-    }
-
-    fn rotary(&self, from: Rotary) -> Result<Buffer<f32>> {
-        Buffer::of(self.0, from.inverse_frequencies())
-    }
-
-    fn experts(&self, from: Experts) -> Result<DeviceExperts> {
-        let (count, top_k) = (from.per_expert_scale.len(), from.top_k);
-        if count > MAX_ROUTE.1 || top_k > MAX_ROUTE.2 {
-            let most = format!("supported are at most {} of {}", MAX_ROUTE.2, MAX_ROUTE.1);
-            return Err(self.refuse(format!("{top_k} of {count} experts; {most}")));
-        }
-        Ok(DeviceExperts {
-            gate_up_proj: Matrices::upload(self.0, &from.gate_up_proj)?,
-            down_proj: Matrices::upload(self.0, &from.down_proj)?,
-            per_expert_scale: Buffer::of(self.0, &from.per_expert_scale)?,
-            top_k,
-        })
-    }
-
-    fn centroid_head(&self, from: CentroidHead) -> Result<DeviceCentroidHead> {
-        let (count, best) = (from.table.count(), from.top_k);
-        if count > MAX_TOP_K {
-            return Err(self.refuse(format!("an assistant with {count} centroids; supported are at most {MAX_TOP_K}")));
-        }
-        let starts: Vec<i32> = (0..=best as i32).collect();
-        Ok(DeviceCentroidHead {
-            centroids: self.linear(from.centroids)?,
-            table: self.matrices(&from.table)?,
-            ordering: Buffer::of(self.0, &from.token_ordering)?,
-            token_ordering: from.token_ordering,
-            top_k: best,
-            starts: Buffer::of(self.0, &starts)?,
-            count: Buffer::of(self.0, &[best as i32])?,
-            row: Buffer::of(self.0, &vec![0; best])?,
-        })
+        drop(used);
+        plans.made += 1;
+        let plan = Arc::new(KvPlan::new(&**self.device(), layout, (options, context), plans.made)?);
+        plans.used.push(Arc::downgrade(&plan));
+        Ok(plan)
     }
 }

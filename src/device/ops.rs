@@ -3,35 +3,37 @@
 use std::sync::Arc;
 
 use foretoken_gpu::DeviceSlice;
-use foretoken_gpu::plan::matmul::Buckets;
-use foretoken_gpu::plan::pointwise::{gelu_gate, rms_norm};
+use foretoken_gpu::plan::pointwise::{Strided, gelu_gate, rms_norm};
+use foretoken_gpu::plan::positions::keep_rows;
 use foretoken_gpu::plan::rows::HeadNorm;
 use foretoken_gpu::plan::vocabulary::{self, top_k};
 
-use super::buffer::{Buffer, subslice};
+use super::buffer::Buffer;
 use super::experts::DeviceExperts;
 use super::kv::Projection;
 use super::launcher::Launcher;
 use super::matrix::{Input, Matrices};
 use super::outputs::{DraftOutputs, DraftState, TargetOutputs};
-use super::positions::{DeviceAngles, PassKv};
+use super::positions::{DeviceAngles, PassKv, PassSegments};
 use super::queue::{DeviceTensor, Queue};
 use super::weights::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm};
 use crate::ops::{Heads, Ops};
 use crate::{Error, Result};
 
-/// Launches of one sequence's passes, and the memory of their results.
+/// Launches of passes, and the memory of their results.
 pub(crate) struct DeviceOps {
     pub(super) queue: Queue,
     pub(super) outputs: Arc<TargetOutputs>,
     pub(super) draft: Option<Arc<DraftOutputs>>,
+    /// The rows with outputs in the current pass.
+    pub(super) kept: Option<PassSegments>,
 }
 
 impl DeviceOps {
     /// The same memory, with another launcher.
     pub(super) fn with(&self, launcher: Launcher) -> Self {
         let queue = Queue { launcher, temporaries: self.queue.temporaries.clone() };
-        Self { queue, outputs: self.outputs.clone(), draft: self.draft.clone() }
+        Self { queue, outputs: self.outputs.clone(), draft: self.draft.clone(), kept: self.kept.clone() }
     }
 
     fn normed(
@@ -67,7 +69,7 @@ impl Ops for DeviceOps {
 
     fn embed(&self, table: &DeviceEmbedding, ids: DeviceSlice<u32>) -> Result<DeviceTensor> {
         let y = self.queue.new_tensor(ids.len(), table.table.inputs())?;
-        table.table.embed_rows(&self.queue.launcher, ids, table.scale, y.slice)?;
+        table.table.embed_rows(&self.queue.launcher, ids, table.scale, y.strided())?;
         Ok(y)
     }
 
@@ -108,10 +110,16 @@ impl Ops for DeviceOps {
 
     fn rows(&self, x: &DeviceTensor, rows: &[usize]) -> Result<DeviceTensor> {
         let first = rows.first().copied().unwrap_or(0);
-        if !rows.iter().copied().eq(first..first + rows.len()) {
-            return Err(Error::argument("rows", format!("{rows:?} must be contiguous on a device")));
+        if rows.iter().copied().eq(first..first + rows.len()) {
+            return Ok(x.some_rows(first, rows.len()));
         }
-        Ok(x.some_rows(first, rows.len()))
+        let kept = self.kept.as_ref().filter(|kept| kept.rows() == rows.len() && x.is_contiguous());
+        let Some(kept) = kept else {
+            return Err(Error::argument("rows", format!("{rows:?} are not those with outputs")));
+        };
+        let y = self.queue.new_tensor(rows.len(), x.width)?;
+        self.queue.launcher.run(keep_rows(&kept.segments, (x.slice, x.rows), (y.slice, y.rows), x.width))?;
+        Ok(y)
     }
 
     fn columns(&self, x: &DeviceTensor, start: usize, width: usize) -> Result<DeviceTensor> {
@@ -126,67 +134,62 @@ impl Ops for DeviceOps {
         kv.angles(&self.queue, rotary.slice())
     }
 
-    fn narrow(&self, kv: &mut PassKv<'_>, rows: &[usize]) -> Result<()> {
-        kv.narrow(&self.queue, rows.len())
+    fn narrow(&self, kv: &mut PassKv<'_>, _: &[usize]) -> Result<()> {
+        kv.narrow(&self.queue)
     }
 
     fn append(&self, kv: &mut PassKv<'_>, layer: usize, k: Heads<'_, Self>, v: Heads<'_, Self>) -> Result<()> {
-        kv.kv.append(&self.queue.launcher, kv.donor(layer), (k.projection(), v.projection()), &kv.positions)
+        let PassKv { stores, rows, .. } = &*kv;
+        let projections = (k.projection(), v.projection());
+        stores.plan.append(&self.queue, kv.donor(layer), projections, rows, (&stores.tables, stores.faults))
     }
 
     fn attend(&self, kv: &PassKv<'_>, layer: usize, q: Heads<'_, Self>) -> Result<DeviceTensor> {
         let heads = q.x.width / q.norm.width.max(1);
         let y = self.queue.new_tensor(q.x.rows, q.x.width)?;
-        kv.kv.attend(&self.queue, kv.donor(layer), (q.projection(), heads), &kv.positions, y.slice)?;
+        kv.stores.plan.attend(&self.queue, kv.donor(layer), (q.projection(), heads), &kv.rows, y.slice)?;
         Ok(y)
     }
 
     fn final_norm(&self, norm: &DeviceNorm, x: &DeviceTensor) -> Result<DeviceTensor> {
-        let y = DeviceTensor::of_sequence(self.outputs.hidden.slice(), x.rows, x.width);
+        let y = DeviceTensor::of_outputs(self.outputs.hidden.slice(), x.rows, x.width);
         self.normed(norm, x, None, y.slice)?;
         Ok(y)
     }
 
     fn logits(&self, head: &Arc<Matrices>, hidden: &DeviceTensor, _: Option<f32>) -> Result<DeviceTensor> {
-        let y = DeviceTensor::of_sequence(self.outputs.logits.slice(), hidden.rows, head.outputs());
+        let y = DeviceTensor::of_outputs(self.outputs.logits.slice(), hidden.rows, head.outputs());
         head.multiply(&Input::new(&self.queue, hidden), y.slice)?;
         Ok(y)
     }
 
-    fn embed_beside(&self, table: &DeviceEmbedding, id: DeviceSlice<u32>, state: &DraftState) -> Result<DeviceTensor> {
+    fn embed_beside(&self, table: &DeviceEmbedding, ids: DeviceSlice<u32>, state: &DraftState) -> Result<DeviceTensor> {
         let width = table.table.inputs();
-        table.table.embed_rows(&self.queue.launcher, id, table.scale, subslice(state.input, 0, width))?;
-        Ok(DeviceTensor::of_sequence(state.input, 1, 2 * width))
+        let y = Strided { slice: state.input, stride: 2 * width };
+        table.table.embed_rows(&self.queue.launcher, ids, table.scale, y)?;
+        Ok(DeviceTensor::of_outputs(state.input, ids.len(), 2 * width))
     }
 
     fn next_state(&self, layer: &Arc<Matrices>, x: &DeviceTensor) -> Result<DraftState> {
-        let state = self.draft()?.next_state();
-        let width = layer.outputs();
-        layer.multiply(&Input::new(&self.queue, x), subslice(state.input, width, width))?;
-        Ok(state)
+        let outputs = self.draft()?;
+        layer.multiply(&Input::new(&self.queue, x), outputs.hidden.slice())?;
+        Ok(DraftState { input: outputs.input.slice() })
     }
 
     fn scores(&self, head: &Arc<Matrices>, x: &DeviceTensor) -> Result<vocabulary::Scores> {
-        let scores = self.draft()?.dense_scores(head);
+        let scores = self.draft()?.dense_scores(head, x.rows);
         head.multiply(&Input::new(&self.queue, x), scores.x)?;
         Ok(scores)
     }
 
     fn centroid_scores(&self, head: &DeviceCentroidHead, x: &DeviceTensor) -> Result<vocabulary::Scores> {
         let (count, best, outputs) = (head.centroids.outputs(), head.top_k, self.draft()?);
-        let ranks = self.queue.new_tensor(1, count)?;
-        let (input, groups) = (Input::new(&self.queue, x), outputs.groups.slice());
+        let ranks = self.queue.new_tensor(x.rows, count)?;
+        let input = Input::new(&self.queue, x);
         head.centroids.multiply(&input, ranks.slice)?;
-        self.queue.launcher.run(top_k((ranks.slice, count), (groups, best)))?;
-        let lists = Buckets {
-            largest: 1,
-            matrices: groups,
-            starts: head.starts.slice(),
-            count: head.count.slice(),
-            rows: Some(head.row.slice()),
-        };
-        let scores = outputs.centroid_scores(head);
-        head.table.multiply_buckets(&input, &lists, (best, best), scores.x)?;
+        self.queue.launcher.run(top_k((ranks.slice, x.rows, count), (outputs.groups.slice(), best)))?;
+        let (scores, entries) = (outputs.centroid_scores(head, x.rows), x.rows * best);
+        head.table.multiply_buckets(&input, &outputs.buckets(x.rows), (entries, entries), scores.x)?;
         Ok(scores)
     }
 }

@@ -1,16 +1,17 @@
 //! Results of passes for later launches and for the host, at fixed addresses shared by recordings.
 
 use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::matmul::Buckets;
+use foretoken_gpu::plan::segments::Place;
 use foretoken_gpu::plan::vocabulary::Scores;
 
 use super::Device;
-use super::buffer::Buffer;
+use super::buffer::{Buffer, subslice};
 use super::matrix::Matrices;
 use super::weights::DeviceCentroidHead;
 use crate::Result;
 
-/// The hidden state of a draft step: the second half of a drafter's input `(1, 2 * width)`; the next step's embedding fills the
-/// first half.
+/// A drafter's input `(rows, 2 * backbone)`: tokens' embeddings, then the hidden states that predicted them.
 #[derive(Clone, Copy)]
 pub(crate) struct DraftState {
     pub input: DeviceSlice<f32>,
@@ -25,14 +26,20 @@ pub(crate) struct TargetOutputs {
     pub chosen: Buffer<u32>,       // (rows): the argmax of every row
 }
 
-/// Results of draft steps.
+/// Results of draft steps of up to `rows` rows.
 pub(crate) struct DraftOutputs {
-    /// `(2 * backbone)`: a token's embedding, then the hidden state that predicted it; for the first step, and for later ones.
-    pub first: Buffer<f32>,
-    next: Buffer<f32>,
-    pub groups: Buffer<i32>, // (top_k): the best centroids
-    scores: Buffer<f32>,
+    pub rows: usize,
+    pub places: Buffer<Place>,
+    pub ids: Buffer<u32>,          // (rows): the tokens of a step
+    pub input: Buffer<f32>,        // see `DraftState`
+    pub hidden: Buffer<f32>,       // (rows, backbone): the step's hidden states
+    pub groups: Buffer<i32>,       // (rows, top_k): the best centroids
+    scores: Buffer<f32>,           // (rows, scored tokens)
     pub partial: Buffer<[u32; 2]>, // of the argmax
+    // Buckets of one row: of every row one per chosen centroid.
+    starts: Buffer<i32>,
+    counts: Buffer<i32>, // every fourth: the number of buckets of 1, 2, ... rows
+    row: Buffer<i32>,
 }
 
 impl TargetOutputs {
@@ -48,44 +55,55 @@ impl TargetOutputs {
 }
 
 impl DraftOutputs {
-    /// For scores of `scores` tokens, in `groups` groups if the head has centroids.
-    pub fn new(device: &dyn Device, backbone: usize, (groups, scores): (usize, usize)) -> Result<Self> {
+    /// For scores of `scores` tokens per row, in `groups` groups if the head has centroids.
+    pub fn new(device: &dyn Device, rows: usize, backbone: usize, (groups, scores): (usize, usize)) -> Result<Self> {
+        let counts: Vec<i32> = (1..=rows).flat_map(|rows| [(rows * groups) as i32, 0, 0, 0]).collect();
+        let starts: Vec<i32> = (0..=rows * groups).map(|bucket| bucket as i32).collect();
+        let row: Vec<i32> = (0..rows * groups).map(|bucket| (bucket / groups) as i32).collect();
         Ok(Self {
-            first: Buffer::new(device, 2 * backbone)?,
-            next: Buffer::new(device, 2 * backbone)?,
-            groups: Buffer::new(device, groups)?,
-            scores: Buffer::new(device, scores)?,
-            partial: Buffer::new(device, Scores::partial_len(1, scores))?,
+            rows,
+            places: Buffer::new(device, rows)?,
+            ids: Buffer::new(device, rows)?,
+            input: Buffer::new(device, rows * 2 * backbone)?,
+            hidden: Buffer::new(device, rows * backbone)?,
+            groups: Buffer::new(device, rows * groups)?,
+            scores: Buffer::new(device, rows * scores)?,
+            partial: Buffer::new(device, Scores::partial_len(rows, scores))?,
+            starts: Buffer::of(device, &starts)?,
+            counts: Buffer::of(device, &counts)?,
+            row: Buffer::of(device, &row)?,
         })
     }
 
-    /// The input state of step `link` of a chain.
-    pub fn state(&self, link: usize) -> DraftState {
-        if link == 0 { DraftState { input: self.first.slice() } } else { self.next_state() }
+    /// The chosen centroids of `rows` rows as buckets.
+    pub fn buckets(&self, rows: usize) -> Buckets {
+        Buckets {
+            largest: 1,
+            matrices: self.groups.slice(),
+            starts: self.starts.slice(),
+            count: subslice(self.counts.slice(), 4 * (rows - 1), 1),
+            rows: Some(self.row.slice()),
+        }
     }
 
-    pub fn next_state(&self) -> DraftState {
-        DraftState { input: self.next.slice() }
+    pub fn dense_scores(&self, head: &Matrices, rows: usize) -> Scores {
+        self.scores_of(head.outputs(), rows)
     }
 
-    pub fn dense_scores(&self, head: &Matrices) -> Scores {
-        self.scores_of(head.outputs())
-    }
-
-    pub fn centroid_scores(&self, head: &DeviceCentroidHead) -> Scores {
+    pub fn centroid_scores(&self, head: &DeviceCentroidHead, rows: usize) -> Scores {
         let grouped = Some(head.grouped(self.groups.slice()));
-        Scores { grouped, ..self.scores_of(head.top_k * head.table.outputs()) }
+        Scores { grouped, ..self.scores_of(head.top_k * head.table.outputs(), rows) }
     }
 
-    fn scores_of(&self, n: usize) -> Scores {
-        Scores { x: self.scores.slice(), rows: 1, n, stride: n, cap: None, suppressed: None, grouped: None }
+    fn scores_of(&self, n: usize, rows: usize) -> Scores {
+        Scores { x: self.scores.slice(), rows, n, stride: n, cap: None, suppressed: None, grouped: None }
     }
 
-    /// The last step's first `n` scores.
+    /// The last step's `n` scores of row `row`.
     ///
     /// # Errors
     /// If the driver fails.
-    pub fn read_scores(&self, n: usize) -> Result<Vec<f32>> {
-        self.scores.read(0, n)
+    pub fn read_scores(&self, row: usize, n: usize) -> Result<Vec<f32>> {
+        self.scores.read(row * n, n)
     }
 }

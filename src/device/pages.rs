@@ -5,17 +5,34 @@ use std::sync::Arc;
 use foretoken_gpu::plan::pages::Pages;
 
 use super::Device;
-use super::buffer::{Buffer, subslice};
+use super::buffer::Buffer;
 use crate::kv::{PAGE, Retention, SMALLER};
 use crate::{Error, Result};
 
 /// The entries of one page table.
 pub(super) struct Table {
+    pub(super) index: usize,
     pub(super) start: usize, // first entry in the array of addresses
     pub(super) slots: usize,
     pub(super) retention: Retention,
     pub(super) page_bytes: usize,
-    pub(super) held: usize,
+}
+
+/// The number of tables made, and their entries.
+#[derive(Default)]
+pub(super) struct Tables {
+    pub(super) count: usize,
+    pub(super) entries: usize,
+}
+
+impl Tables {
+    /// The next table.
+    pub(super) fn add(&mut self, slots: usize, retention: Retention, page_bytes: usize) -> Table {
+        let table = Table { index: self.count, start: self.entries, slots, retention, page_bytes };
+        self.count += 1;
+        self.entries += slots;
+        table
+    }
 }
 
 /// Allocates pages from large buffers.
@@ -26,11 +43,10 @@ pub(super) struct Arena {
 }
 
 impl Table {
-    pub(super) fn pages(&self, tables: &Buffer<u64>) -> Pages {
-        let table = subslice(tables.slice(), self.start, self.slots);
+    pub(super) fn pages(&self) -> Pages {
         match self.retention.ring() {
-            Some((pinned, newest)) => Pages::ring(table, pinned, newest),
-            None => Pages::all(table),
+            Some((pinned, newest)) => Pages::ring(self.start, pinned, newest),
+            None => Pages::all(self.start),
         }
     }
 }

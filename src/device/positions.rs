@@ -1,38 +1,18 @@
 //! Positions of the rows of a pass, and their rotary angles.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use foretoken_gpu::DeviceSlice;
-use foretoken_gpu::plan::positions::{Placement, angles, place};
+use foretoken_gpu::plan::positions::{Tokens, angles, place};
 use foretoken_gpu::plan::rows;
+use foretoken_gpu::plan::segments::{Place, Segments};
 use parking_lot::Mutex;
 
-use super::Device;
-use super::buffer::Buffer;
-use super::kv::{DeviceKv, RowPositions};
+use super::kv::{KvPlan, PassRows, Span};
 use super::queue::Queue;
 use super::temporaries::Temporary;
 use crate::Result;
-
-/// The host's copy of a position in device memory, and its upper bound in replays: see [`RowPositions`].
-#[derive(Clone, Copy)]
-pub(super) struct HostPosition {
-    pub position: usize,
-    pub horizon: Option<usize>,
-}
-
-/// Start of a pass, in device memory.
-#[derive(Clone, Copy)]
-pub(super) struct PassStart {
-    /// Committed positions.
-    pub length: DeviceSlice<i32>,
-    /// Position of the first output row, if not all rows are output rows.
-    pub newest: DeviceSlice<i32>,
-    /// Tokens emitted by the last round, to be added to `length` first.
-    pub emitted: Option<DeviceSlice<u32>>,
-    /// The host's copy of the position after that.
-    pub at: HostPosition,
-}
 
 /// Angles of the rows that have queries; no rotary pairs (a partial rotary factor of 0), no rotation.
 #[derive(Clone)]
@@ -49,73 +29,93 @@ impl DeviceAngles {
     }
 }
 
-/// Position and angles of a draft chain: computed by the first step, read by all.
-pub(super) struct ChainPositions {
-    at: Buffer<[i32; 2]>,
-    angles: Mutex<Vec<(u64, DeviceAngles)>>, // by the address of the frequencies
+/// Angles of draft steps: computed by the first step of a draft, read by all. By the address of the frequencies, and rows.
+pub(super) type DraftAngles = Mutex<HashMap<(u64, usize), DeviceAngles>>;
+
+/// The segments of a pass, in device memory and on the host.
+#[derive(Clone)]
+pub(super) struct PassSegments {
+    pub segments: Segments,
+    pub spans: Vec<Span>,
+    /// See [`PassRows::horizon`].
+    pub horizon: Option<usize>,
 }
 
-impl ChainPositions {
-    pub fn new(device: &dyn Device) -> Result<Self> {
-        Ok(Self { at: Buffer::new(device, 1)?, angles: Mutex::default() })
+impl PassSegments {
+    pub fn rows(&self) -> usize {
+        self.spans.iter().map(|span| span.rows).sum()
     }
+
+    fn placed(self, places: DeviceSlice<Place>) -> PassRows {
+        let rows = self.rows();
+        let Self { segments, spans, horizon } = self;
+        PassRows { places, rows, segments, spans, horizon }
+    }
+}
+
+/// The K and V that a pass reads and writes.
+pub(super) struct Stores<'a> {
+    pub plan: &'a KvPlan,
+    /// Page tables of each segment.
+    pub tables: Vec<DeviceSlice<u64>>,
+    /// See [`fault_words`](super::kv::fault_words).
+    pub faults: DeviceSlice<u32>,
 }
 
 /// K and V of a pass, and the positions of its rows that have queries.
 pub(crate) struct PassKv<'a> {
-    pub(super) kv: &'a DeviceKv,
-    pub(super) positions: RowPositions,
+    pub(super) stores: Stores<'a>,
+    pub(super) rows: PassRows,
     source: Source<'a>,
 }
 
 /// Source of positions and angles.
 enum Source<'a> {
-    /// Consecutive rows.
-    Pass { start: PassStart, _memory: Temporary<[i32; 2]> },
+    /// Consecutive rows; `outputs` are those with outputs.
+    Pass { outputs: PassSegments, _memory: Temporary<Place> },
     /// A drafter, whose layer `i` reads the target's layer `donors[i]`.
-    Chain { chain: &'a ChainPositions, donors: &'a [usize], link: usize },
+    Draft { angles: &'a DraftAngles, donors: &'a [usize], step: usize },
 }
 
 impl<'a> PassKv<'a> {
-    /// `rows` consecutive positions from `start` on.
+    /// Consecutive positions of each segment, and the tokens.
     ///
     /// # Errors
     /// If the device is out of memory, or the driver fails.
-    pub(super) fn consecutive(queue: &Queue, kv: &'a DeviceKv, start: PassStart, rows: usize) -> Result<Self> {
-        let memory = queue.temporaries.take(rows)?;
-        let at = (memory.slice(), rows);
-        queue.launcher.run(place(start.length, start.emitted, at, Placement::Consecutive))?;
-        let HostPosition { position: first, horizon } = start.at;
-        let positions = RowPositions { at: memory.slice(), rows, first, end: first + rows, horizon };
-        Ok(Self { kv, positions, source: Source::Pass { start, _memory: memory } })
-    }
-
-    /// The position after the committed ones, for step `link` of a draft chain; the first step's `start` is given.
-    ///
-    /// # Errors
-    /// If the driver fails.
-    pub(super) fn chain(
+    pub(super) fn consecutive(
         queue: &Queue,
-        kv: &'a DeviceKv,
-        (chain, donors): (&'a ChainPositions, &'a [usize]),
-        (link, start, at): (usize, Option<&PassStart>, HostPosition),
+        stores: Stores<'a>,
+        [pass, outputs]: [PassSegments; 2],
+        tokens: &Tokens,
     ) -> Result<Self> {
-        if let Some(start) = start {
-            let at = (chain.at.slice(), 1);
-            queue.launcher.run(place(start.length, start.emitted, at, Placement::Constant))?;
-        }
-        let HostPosition { position: first, horizon } = at;
-        let positions = RowPositions { at: chain.at.slice(), rows: 1, first, end: first, horizon };
-        Ok(Self { kv, positions, source: Source::Chain { chain, donors, link } })
+        let (memory, rows) = Self::place(queue, pass, Some(tokens))?;
+        Ok(Self { stores, rows, source: Source::Pass { outputs, _memory: memory } })
     }
 
-    /// Keeps only the last `rows` rows.
-    pub(super) fn narrow(&mut self, queue: &Queue, rows: usize) -> Result<()> {
-        let Source::Pass { start, .. } = self.source else { return Ok(()) };
-        let position = start.at.position + self.positions.rows - rows;
-        let at = HostPosition { position, ..start.at };
-        *self =
-            Self::consecutive(queue, self.kv, PassStart { length: start.newest, emitted: None, at, ..start }, rows)?;
+    fn place(queue: &Queue, pass: PassSegments, tokens: Option<&Tokens>) -> Result<(Temporary<Place>, PassRows)> {
+        let memory = queue.temporaries.take(pass.rows())?;
+        let rows = pass.placed(memory.slice());
+        queue.launcher.run(place(&rows.segments, (rows.places, rows.rows), tokens))?;
+        Ok((memory, rows))
+    }
+
+    /// The rows of draft step `step`, whose places are written.
+    pub(super) fn draft(
+        stores: Stores<'a>,
+        pass: PassSegments,
+        places: DeviceSlice<Place>,
+        (angles, donors, step): (&'a DraftAngles, &'a [usize], usize),
+    ) -> Self {
+        Self { stores, rows: pass.placed(places), source: Source::Draft { angles, donors, step } }
+    }
+
+    /// Keeps only the rows with outputs.
+    pub(super) fn narrow(&mut self, queue: &Queue) -> Result<()> {
+        let Source::Pass { outputs, .. } = &self.source else { return Ok(()) };
+        let outputs = outputs.clone();
+        let (memory, rows) = Self::place(queue, outputs.clone(), None)?;
+        self.rows = rows;
+        self.source = Source::Pass { outputs, _memory: memory };
         Ok(())
     }
 
@@ -123,7 +123,7 @@ impl<'a> PassKv<'a> {
     pub(super) fn donor(&self, layer: usize) -> usize {
         match self.source {
             Source::Pass { .. } => layer,
-            Source::Chain { donors, .. } => donors[layer],
+            Source::Draft { donors, .. } => donors[layer],
         }
     }
 
@@ -135,18 +135,18 @@ impl<'a> PassKv<'a> {
                 self.compute(queue, frequencies, &angles)?;
                 Ok(angles)
             }
-            Source::Chain { chain, link, .. } => {
-                let mut held = chain.angles.lock();
-                let found = held.iter().find(|(address, _)| *address == frequencies.address());
-                let angles = match found {
-                    Some((_, angles)) => angles.clone(),
+            Source::Draft { angles, step, .. } => {
+                let key = (frequencies.address(), self.rows.rows);
+                let mut held = angles.lock();
+                let angles = match held.get(&key) {
+                    Some(angles) => angles.clone(),
                     None => {
                         let angles = self.allocate(queue, frequencies)?;
-                        held.push((frequencies.address(), angles.clone()));
+                        held.insert(key, angles.clone());
                         angles
                     }
                 };
-                if *link == 0 {
+                if *step == 0 {
                     self.compute(queue, frequencies, &angles)?;
                 }
                 Ok(angles)
@@ -156,12 +156,12 @@ impl<'a> PassKv<'a> {
 
     fn allocate(&self, queue: &Queue, frequencies: DeviceSlice<f32>) -> Result<DeviceAngles> {
         let pairs = frequencies.len();
-        let new = || queue.temporaries.take(self.positions.rows * pairs).map(Arc::new);
+        let new = || queue.temporaries.take(self.rows.rows * pairs).map(Arc::new);
         Ok(DeviceAngles { cos: new()?, sin: new()?, pairs })
     }
 
     fn compute(&self, queue: &Queue, frequencies: DeviceSlice<f32>, to: &DeviceAngles) -> Result<()> {
-        let at = (self.positions.at, self.positions.rows);
+        let at = (self.rows.places, self.rows.rows);
         to.rotary().map_or(Ok(()), |rotary| queue.launcher.run(angles(at, frequencies, &rotary)))
     }
 }

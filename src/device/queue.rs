@@ -10,7 +10,7 @@ use super::launcher::Launcher;
 use super::temporaries::{Temporaries, Temporary};
 use crate::Result;
 
-/// Launches of one sequence's passes, and the memory of their activations.
+/// Launches of passes, and the memory of their activations.
 pub(crate) struct Queue {
     pub launcher: Launcher,
     pub temporaries: Arc<Temporaries>,
@@ -23,7 +23,7 @@ pub(crate) struct DeviceTensor {
     pub(super) rows: usize,
     pub(super) width: usize,
     stride: usize,                        // elements from row to row
-    _memory: Option<Arc<Temporary<f32>>>, // `None`: it belongs to the sequence
+    _memory: Option<Arc<Temporary<f32>>>, // `None`: it belongs to the outputs
 }
 
 impl Queue {
@@ -38,8 +38,8 @@ impl Queue {
 }
 
 impl DeviceTensor {
-    /// Memory of the sequence, at a constant address.
-    pub(super) fn of_sequence(slice: DeviceSlice<f32>, rows: usize, width: usize) -> Self {
+    /// Memory of the outputs, at a constant address.
+    pub(super) fn of_outputs(slice: DeviceSlice<f32>, rows: usize, width: usize) -> Self {
         Self { slice: subslice(slice, 0, rows * width), rows, width, stride: width, _memory: None }
     }
 
@@ -52,6 +52,11 @@ impl DeviceTensor {
     /// `width` columns from `start` on.
     pub(super) fn some_columns(&self, start: usize, width: usize) -> Self {
         Self { slice: subslice(self.slice, start, self.slice.len()), width, ..self.clone() }
+    }
+
+    /// Whether rows follow each other without gaps.
+    pub(super) fn is_contiguous(&self) -> bool {
+        self.stride == self.width
     }
 
     pub(super) fn strided(&self) -> Strided {

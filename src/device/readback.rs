@@ -1,65 +1,73 @@
-//! The words read by the host after a round, in one contiguous range:
+//! The words read by the host after a pass, in one contiguous range:
 //!
 //! ```text
-//! faults of K and V ..., accepted, next, emitted, newest, draft 1, draft 2, ...
+//! faults of K and V ..., (accepted, next) of every segment ..., token of every row ...
 //! ```
-//!
-//! The last token (`newest`) is stored where the next round's verification reads its first row.
 
 use foretoken_gpu::DeviceSlice;
 
 use super::Device;
 use super::buffer::{Buffer, subslice};
-use super::kv::{DeviceKv, NO_FAULT};
+use super::kv::{NO_FAULT, check_faults};
 use crate::Result;
 
-/// Words of an accept result: accepted, next, emitted, last token.
-const ACCEPT_WORDS: usize = 4;
-
-/// The words read by the host after a round. Token 0 is the last one, token `i` draft `i`.
+/// The words read by the host after a pass.
 pub(super) struct Readback {
     words: Buffer<u32>,
+    store_of_layer: Vec<usize>,
     faults: usize,
-    accept: usize, // offset of the accept result, a multiple of 4 words
+    segments: usize,
 }
 
 impl Readback {
-    pub fn new(device: &dyn Device, faults: usize, most_rows: usize) -> Result<Self> {
-        let accept = faults.next_multiple_of(4);
-        let words = Buffer::new(device, accept + ACCEPT_WORDS + most_rows)?;
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn new(
+        device: &dyn Device,
+        (store_of_layer, faults): (Vec<usize>, usize),
+        (segments, rows): (usize, usize),
+    ) -> Result<Self> {
+        let words = Buffer::new(device, faults + 2 * segments + rows)?;
         words.write(0, &vec![NO_FAULT; faults])?;
-        Ok(Self { words, faults, accept })
+        Ok(Self { words, store_of_layer, faults, segments })
+    }
+
+    /// The same for more segments and rows.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn grow(&mut self, device: &dyn Device, size: (usize, usize)) -> Result<()> {
+        *self = Self::new(device, (self.store_of_layer.clone(), self.faults), size)?;
+        Ok(())
     }
 
     pub fn faults(&self) -> DeviceSlice<u32> {
         subslice(self.words.slice(), 0, self.faults)
     }
 
-    pub fn accept(&self) -> DeviceSlice<u32> {
-        subslice(self.words.slice(), self.accept, ACCEPT_WORDS)
+    /// `(segments, 2)`.
+    pub fn results(&self) -> DeviceSlice<u32> {
+        subslice(self.words.slice(), self.faults, 2 * self.segments)
     }
 
-    /// `count` tokens from `token` on.
-    pub fn from(&self, token: usize, count: usize) -> DeviceSlice<u32> {
-        subslice(self.words.slice(), self.accept + ACCEPT_WORDS - 1 + token, count)
+    /// The tokens of `rows` rows.
+    pub fn ids(&self, rows: usize) -> DeviceSlice<u32> {
+        subslice(self.words.slice(), self.faults + 2 * self.segments, rows)
     }
 
-    pub fn write(&self, token: usize, tokens: &[u32]) -> Result<()> {
-        self.words.write(self.accept + ACCEPT_WORDS - 1 + token, tokens)
-    }
-
-    /// The accept result, and the first `count` drafts.
+    /// Accepted drafts and the token after them, of every segment, and the tokens of `rows` rows.
     ///
     /// # Errors
     /// If K or V of an earlier pass were NaN or infinite, or the driver fails.
-    pub fn read(&self, count: usize, kv: &DeviceKv) -> Result<([u32; ACCEPT_WORDS], Vec<u32>)> {
-        let words = self.words.read(0, self.accept + ACCEPT_WORDS + count)?;
-        if let Err(error) = kv.check(&words[..self.faults]) {
+    pub fn read(&self, rows: usize) -> Result<(Vec<[u32; 2]>, Vec<u32>)> {
+        let words = self.words.read(0, self.faults + 2 * self.segments + rows)?;
+        let (faults, rest) = words.split_at(self.faults);
+        if let Err(error) = check_faults(&self.store_of_layer, faults) {
             // Reported once: the caller drops the rows.
             self.words.write(0, &vec![NO_FAULT; self.faults])?;
             return Err(error);
         }
-        let (result, drafts) = words[self.accept..].split_at(ACCEPT_WORDS);
-        Ok((std::array::from_fn(|i| result[i]), drafts.to_vec()))
+        let (results, ids) = rest.split_at(2 * self.segments);
+        Ok((results.as_chunks().0.to_vec(), ids.to_vec()))
     }
 }

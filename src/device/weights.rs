@@ -28,10 +28,6 @@ pub(crate) struct DeviceCentroidHead {
     pub(super) ordering: Buffer<u32>,
     pub(super) token_ordering: Vec<u32>, // the host's copy
     pub(super) top_k: usize,
-    // Buckets of one row: one per chosen centroid.
-    pub(super) starts: Buffer<i32>,
-    pub(super) count: Buffer<i32>,
-    pub(super) row: Buffer<i32>,
 }
 
 impl DeviceNorm {

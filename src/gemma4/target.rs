@@ -108,7 +108,7 @@ impl Target {
 
     /// The weights.
     ///
-    /// If they are on a device.
+    /// # Errors
     /// If they are on a device.
     pub(crate) fn model(&self) -> Result<&TextModel<CpuOps>> {
         self.model.as_ref().ok_or_else(|| on_device("target"))

@@ -19,7 +19,7 @@ pub(crate) struct Heads<'a, O: Ops> {
     pub angles: Option<&'a O::Angles>,
 }
 
-/// Operations on activations and weights. One value serves the passes of one sequence or batch.
+/// Operations on activations and weights.
 pub(crate) trait Ops: Sized {
     /// A matrix `(outputs, inputs)`.
     type Linear;
@@ -35,7 +35,7 @@ pub(crate) trait Ops: Sized {
     type CentroidHead;
     /// Activations.
     type Tensor;
-    /// The hidden states `(rows, width)` that a draft step continues; on a device, one.
+    /// The hidden states `(rows, width)` that a draft step continues.
     type State;
     /// Rotary angles of the rows that have queries.
     type Angles;
@@ -73,7 +73,7 @@ pub(crate) trait Ops: Sized {
     /// `gelu_tanh(gate) * up`.
     fn gelu_gate(&self, gate: &Self::Tensor, up: &Self::Tensor) -> Result<Self::Tensor>;
 
-    /// Some rows of `x`, ascending. On a device they are contiguous.
+    /// Some rows of `x`, ascending. On a device they are contiguous, or all rows with outputs.
     fn rows(&self, x: &Self::Tensor, rows: &[usize]) -> Result<Self::Tensor>;
 
     /// Columns `start..start + width` of `x`.
@@ -86,7 +86,7 @@ pub(crate) trait Ops: Sized {
     /// The angles of the rows that have queries.
     fn angles(&self, rotary: &Self::Rotary, kv: &Self::Kv<'_>) -> Result<Self::Angles>;
 
-    /// Restricts the rest of the pass to queries of `rows`.
+    /// Restricts the rest of the pass to queries of `rows`. On a device they are all rows with outputs.
     fn narrow(&self, kv: &mut Self::Kv<'_>, rows: &[usize]) -> Result<()>;
 
     /// Stores the K and V of layer `layer`.

@@ -300,9 +300,8 @@ impl Scheduler {
             .filter(|slot| slot.run.finish_reason().is_none())
             .partition(|slot| slot.run.is_reading());
         let mut of_prompts = self.chunks.rows(decoding.len());
-        // No drafts in a pass with a chunk: at that many rows each further one costs its full time. On a device each has its own
-        // pass.
-        let drafts = drafts && (reading.is_empty() || of_prompts == 0 || self.engine.is_on_device());
+        // No drafts in a pass with a chunk: at that many rows each further one costs its full time.
+        let drafts = drafts && (reading.is_empty() || of_prompts == 0);
         // Sequences not planned yet emit at least one token, in one row.
         let mut others = Others { rows: decoding.len(), tokens: decoding.len(), prompt_rows: 0 };
         for slot in decoding.into_iter().chain(reading) {

@@ -1,33 +1,40 @@
-//! Where a sequence's passes run: on the CPU, batched with other sequences, or on a device.
+//! Where a sequence's passes run: on the CPU or on a device, batched with other sequences.
 
 use std::io::{self, Read, Write};
 use std::ops::Deref;
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rand::Rng;
 
 use super::{Accepted, Confidence, DecodeState, Draft, Verification, accept_rows};
 use crate::Result;
-use crate::device::{AcceptRule, Sequence};
+use crate::device::{AcceptRule, DeviceOutput, DevicePass, Models, PassPart, Sequence};
 use crate::kv::{KvCache, SequenceState};
 use crate::model::{Model, Output, OutputRows};
 use crate::nn::{F32View, tensor};
 use crate::sampler::{Distribution, TokenLogprobs};
 
-/// A target, and the sequence's part of a device if it runs on one. Lengths, limits and rollback are in the host's state in
+/// A target, and the sequence on a device if it runs on one. Lengths, limits and rollback are in the host's state in
 /// either case: for a device, its KV cache only counts rows.
 #[derive(Clone)]
 pub(crate) struct Backend {
     pub model: Arc<dyn Model>,
-    pub device: Option<Arc<Mutex<Sequence>>>,
+    pub device: Option<OnDevice>,
+}
+
+/// A sequence on a device, and its models there.
+#[derive(Clone)]
+pub(crate) struct OnDevice {
+    pub models: Arc<Models>,
+    pub sequence: Arc<Mutex<Sequence>>,
 }
 
 /// One sequence's results of a pass.
 pub(crate) enum ForwardOutput<'a> {
     Cpu(Output),
-    Device(MutexGuard<'a, Sequence>),
+    Device(DeviceOutput<'a>),
 }
 
 /// Rows of logits on the host, or copied from a device.
@@ -48,21 +55,6 @@ impl Deref for Logits<'_> {
 }
 
 impl Backend {
-    /// The pass of one sequence on its device, from `position` on; `None` if no output row is requested.
-    ///
-    /// # Errors
-    /// The device's.
-    pub fn forward_on_device<'s>(
-        sequence: &'s Mutex<Sequence>,
-        ids: &[u32],
-        position: usize,
-        wanted: OutputRows,
-    ) -> Result<Option<ForwardOutput<'s>>> {
-        let mut sequence = sequence.lock();
-        sequence.forward(ids, position, wanted)?;
-        Ok((wanted != OutputRows::None).then_some(ForwardOutput::Device(sequence)))
-    }
-
     /// The hidden state that predicted the last token, on the host or a device: `(hidden)`.
     ///
     /// # Errors
@@ -70,13 +62,13 @@ impl Backend {
     pub fn hidden(&self, newest: &DecodeState) -> Result<Vec<f32>> {
         match &self.device {
             None => Ok(F32View::new(&newest.hidden)?.to_vec()),
-            Some(sequence) => sequence.lock().newest_state(),
+            Some(device) => device.sequence.lock().newest_state(),
         }
     }
 
     /// Bytes of the sequence's state, on the host or a device.
     pub fn bytes(&self, state: &SequenceState) -> usize {
-        self.device.as_ref().map_or_else(|| state.bytes(), |sequence| sequence.lock().kv_bytes())
+        self.device.as_ref().map_or_else(|| state.bytes(), |device| device.sequence.lock().kv_bytes())
     }
 
     /// Writes the K and V of `kv`'s positions from the host or a device, [`KvCache::written_bytes`] bytes.
@@ -86,7 +78,7 @@ impl Backend {
     pub fn write_to(&self, kv: &KvCache, to: &mut impl Write) -> io::Result<()> {
         match &self.device {
             None => kv.write_to(to),
-            Some(sequence) => sequence.lock().write_to(kv.len(), to),
+            Some(device) => device.sequence.lock().write_to(kv.len(), to),
         }
     }
 
@@ -101,12 +93,33 @@ impl Backend {
         newest: Option<&DecodeState>,
         from: &mut impl Read,
     ) -> io::Result<()> {
-        let Some(sequence) = &self.device else { return kv.read_from(len, from) };
+        let Some(OnDevice { sequence, .. }) = &self.device else { return kv.read_from(len, from) };
         let hidden = newest.map(|newest| F32View::new(&newest.hidden)).transpose().map_err(io::Error::other)?;
         let newest = newest.zip(hidden.as_deref()).map(|(newest, hidden)| (newest.last, hidden));
         sequence.lock().read_from(len, newest, from)?;
         kv.count(len);
         Ok(())
+    }
+}
+
+impl OnDevice {
+    /// One pass of this sequence, from `position` on.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn pass(&self, ids: &[u32], position: usize, outputs: OutputRows) -> Result<DevicePass<'_>> {
+        DevicePass::run(&self.models, vec![self.part(ids.to_vec(), position, outputs)])
+    }
+
+    /// This sequence's part of a pass.
+    pub fn part(&self, ids: Vec<u32>, position: usize, outputs: OutputRows) -> PassPart<'_> {
+        PassPart { sequence: &self.sequence, ids, position, outputs }
+    }
+
+    /// Whether both can be in one pass.
+    pub fn shares_passes(&self, other: &Self) -> bool {
+        let plan = |of: &Self| of.sequence.lock().plan().clone();
+        Arc::ptr_eq(&self.models, &other.models) && Arc::ptr_eq(&plan(self), &plan(other))
     }
 }
 
@@ -122,15 +135,15 @@ impl ForwardOutput<'_> {
         rng: &mut impl Rng,
     ) -> Result<(Accepted, Vec<TokenLogprobs>)> {
         let simulated = rule.simulated.map(|simulated| simulated.count(draft.tokens.len(), rng));
-        if let ForwardOutput::Device(sequence) = self {
+        if let ForwardOutput::Device(output) = self {
             if rule.decides_on_device() {
                 let (count, next) = match simulated {
-                    None => sequence.accept(&mut draft.tokens, AcceptRule::Argmax)?,
-                    Some(count) => sequence.accept(&mut draft.tokens[..count], AcceptRule::All)?,
+                    None => output.accept(&mut draft.tokens, AcceptRule::Argmax)?,
+                    Some(count) => output.accept(&mut draft.tokens[..count], AcceptRule::All)?,
                 };
                 return Ok((Accepted { count, next }, Vec::new()));
             }
-            sequence.resolve(&mut draft.tokens)?;
+            output.resolve(&mut draft.tokens)?;
         }
         let rows = draft.tokens.len() + 1;
         let logits = self.logits(rows)?;
@@ -155,7 +168,7 @@ impl ForwardOutput<'_> {
     pub fn logits(&self, rows: usize) -> Result<Logits<'_>> {
         match self {
             ForwardOutput::Cpu(output) => Ok(Logits::Cpu(F32View::new(&output.logits)?)),
-            ForwardOutput::Device(sequence) => Ok(Logits::Read(sequence.logits(rows)?)),
+            ForwardOutput::Device(output) => Ok(Logits::Read(output.logits(rows)?)),
         }
     }
 
@@ -167,9 +180,9 @@ impl ForwardOutput<'_> {
     pub fn advance(&mut self, row: usize, token: u32, confidence: Confidence) -> Result<Tensor> {
         match self {
             ForwardOutput::Cpu(output) => Ok(output.hidden.narrow(0, row, 1)?.contiguous()?),
-            ForwardOutput::Device(sequence) => {
-                sequence.set_newest(row, token)?;
-                let state = if confidence == Confidence::Report { sequence.state(row)? } else { Vec::new() };
+            ForwardOutput::Device(output) => {
+                output.set_newest(row, token)?;
+                let state = if confidence == Confidence::Report { output.state(row)? } else { Vec::new() };
                 let width = state.len();
                 tensor(state, (1, width))
             }

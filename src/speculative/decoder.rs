@@ -11,7 +11,7 @@ use super::decode_state::DecodeState;
 use super::drafting::PassTiming;
 use super::proposal::{Call, count_call};
 use super::{Backend, Cancel, Drafting, ForwardOutput, Others, Proposal, Round};
-use crate::device::DRAFTED;
+use crate::device::{DRAFTED, DevicePass};
 use crate::kv::{Batch, SequenceState};
 use crate::model::{Output, OutputRows, Request};
 use crate::sampler::{Sampler, TokenLogprobs};
@@ -92,8 +92,8 @@ impl SpeculativeDecoder {
     /// The pass's; nothing is kept then.
     pub fn read(&mut self, ids: &[u32]) -> Result<()> {
         let round = self.state.begin_whole_round(ids.len())?;
-        if let Some(sequence) = &self.backend.device {
-            Backend::forward_on_device(sequence, ids, round.position(), OutputRows::None)?;
+        if let Some(device) = &self.backend.device {
+            drop(device.pass(ids, round.position(), OutputRows::None)?);
             round.commit(ids.len());
             return Ok(());
         }
@@ -102,6 +102,7 @@ impl SpeculativeDecoder {
 
     /// One pass over `ids` outside any generation. `keep` returns the number of rows to commit, from the outputs if any are
     /// requested.
+    ///
     /// # Errors
     /// The pass's, or those of `keep`; nothing is kept then.
     pub fn forward(
@@ -111,8 +112,9 @@ impl SpeculativeDecoder {
         keep: impl FnOnce(Option<&mut ForwardOutput<'_>>) -> Result<usize>,
     ) -> Result<()> {
         let round = self.state.begin_round(ids.len())?;
-        if let Some(sequence) = &self.backend.device {
-            let mut output = Backend::forward_on_device(sequence, ids, round.position(), wanted)?;
+        if let Some(device) = &self.backend.device {
+            let mut pass = device.pass(ids, round.position(), wanted)?;
+            let mut output = (wanted != OutputRows::None).then(|| ForwardOutput::Device(pass.output(0)));
             let keep = keep(output.as_mut())?;
             round.commit(keep);
             return Ok(());
@@ -200,22 +202,34 @@ fn step_links(mut open: Vec<(usize, Link<'_>)>) -> Vec<(usize, Result<usize>, Du
     stepped
 }
 
-/// Runs every sequence's step, in one pass of the model if they run on the CPU. A step's result does not depend on the others; if
-/// it fails, its sequence is unchanged except for earlier chunks of a prompt. A panic is an error of the sequence that caused it.
+/// Runs every sequence's step in one pass of the model. A step's result does not depend on the others; if it fails, its sequence is
+/// unchanged except for earlier chunks of a prompt. A panic is an error of the sequence that caused it.
 pub(crate) fn run_pass(steps: &mut [Step<'_>]) -> Vec<Result<Done>> {
-    if steps.iter().all(|step| step.decoder.backend.device.is_none()) {
-        match Error::catch(|| batched(steps)) {
+    let run: fn(&mut [Step<'_>]) -> Result<Vec<Result<Done>>> = match steps.first() {
+        Some(first) if first.decoder.backend.device.is_some() => on_device,
+        _ => batched,
+    };
+    if one_pass(steps) {
+        match Error::catch(|| run(steps)) {
             Ok(done) => return done,
             Err(error) if steps.len() == 1 => return vec![Err(error)],
             // Rows have the same bits in a batch of their own, so running each alone finds the sequence at fault.
             Err(error) => tracing::debug!(%error, "a pass of several sequences failed; each runs alone"),
         }
     }
-    let alone = |step: &mut Step<'_>| match step.decoder.backend.device {
-        None => batched(std::slice::from_mut(step))?.pop().unwrap_or_else(|| Ok(Done::Prompt(None))),
-        Some(_) => on_device(step),
-    };
+    let alone = |step: &mut Step<'_>| run(std::slice::from_mut(step))?.pop().unwrap_or_else(|| Ok(Done::Prompt(None)));
     steps.iter_mut().map(|step| Error::catch(|| alone(step))).collect()
+}
+
+/// Whether the sequences can be in one pass: on a device, they store K and V in the same way.
+fn one_pass(steps: &[Step<'_>]) -> bool {
+    let mut devices = steps.iter().map(|step| step.decoder.backend.device.as_ref());
+    let Some(first) = devices.next() else { return true };
+    devices.all(|device| match (first, device) {
+        (None, None) => true,
+        (Some(first), Some(device)) => first.shares_passes(device),
+        _ => false,
+    })
 }
 
 impl Work {
@@ -300,19 +314,44 @@ fn batched(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     Ok(done)
 }
 
-/// One pass of a sequence on its device.
-fn on_device(step: &mut Step<'_>) -> Result<Done> {
-    let Step { decoder, work, rng, ends } = step;
-    let SpeculativeDecoder { backend, state, drafting } = &mut **decoder;
-    let (Some(sequence), Some(planned)) = (&backend.device, &*work) else { return Ok(Done::Prompt(None)) };
-    let (ids, wanted, _) = planned.rows(drafting);
-    let round = state.begin_round(ids.len())?;
+/// One pass on a device over the rows of all steps, whose sequences share passes.
+///
+/// # Errors
+/// If the pass failed; all rounds are dropped then, and no step's work is taken.
+fn on_device(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
+    let (mut parts, mut rests, mut models) = (Vec::with_capacity(steps.len()), Vec::with_capacity(steps.len()), None);
+    for Step { decoder, work, rng, ends } in steps.iter_mut() {
+        let SpeculativeDecoder { backend, state, drafting } = &mut **decoder;
+        let (Some(device), Some(planned)) = (&backend.device, &*work) else { continue };
+        models = Some(&device.models);
+        let (ids, outputs, _) = planned.rows(drafting);
+        let round = state.begin_round(ids.len())?;
+        parts.push(device.part(ids, round.position(), outputs));
+        rests.push((drafting, work, rng, ends, round, outputs != OutputRows::None));
+    }
+    let Some(models) = models else { return Ok(Vec::new()) };
+    let counts = |work: &Option<Work>| work.as_ref().map(Work::counts).unwrap_or_default();
+    let all = rests.iter().map(|(_, work, ..)| counts(work)).fold(Others::default(), Others::add);
     let start = Instant::now();
-    let output = Backend::forward_on_device(sequence, &ids, round.position(), wanted)?;
-    let (verify, others) = (start.elapsed(), Others::default());
-    let timing = PassTiming { position: round.position(), verify, others };
-    let (keep, done) = finish(drafting, work.take(), output, (rng, ends), &timing)?;
-    round.commit(keep);
+    let mut pass = DevicePass::run(models, parts)?;
+    // Before the first step is finished: after that no error concerns the whole pass.
+    if rests.iter().any(|(drafting, .., has_outputs)| *has_outputs && drafting.accepts_on_device()) {
+        pass.accept()?;
+    } else if rests.len() > 1 {
+        pass.wait()?;
+    }
+    let verify = start.elapsed();
+    let mut done = Vec::with_capacity(rests.len());
+    for (i, (drafting, work, rng, ends, round, has_outputs)) in rests.into_iter().enumerate() {
+        let others = all.without(counts(work));
+        let timing = PassTiming { position: round.position(), verify, others };
+        let output = has_outputs.then(|| ForwardOutput::Device(pass.output(i)));
+        let finished = Error::catch(|| finish(drafting, work.take(), output, (rng, ends), &timing));
+        done.push(finished.map(|(keep, done)| {
+            round.commit(keep);
+            done
+        }));
+    }
     Ok(done)
 }
 

@@ -300,6 +300,12 @@ impl Drafting {
         Ok(())
     }
 
+    /// Whether a device accepts drafts without the host.
+    pub fn accepts_on_device(&self) -> bool {
+        let rule = self.settings.rule(&self.tokens);
+        rule.decides_on_device() && rule.simulated.is_none()
+    }
+
     /// The tokens of a proposal's rows.
     pub fn rows(&self, proposal: &Proposal) -> Vec<u32> {
         self.newest.iter().map(|newest| newest.last).chain(proposal.draft.tokens.iter().copied()).collect()

@@ -1,62 +1,123 @@
-//! Greedy acceptance on the device: `accept.cpp`.
+//! The end of a round on the device: `accept.cpp`.
 
-use crate::launch::{DeviceSlice, Launch, LaunchError, Params, dimension};
+use super::segments::Segments;
+use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension};
 
-/// The results of [`accept_greedy`].
+/// The results of a pass that verified drafts.
 #[derive(Clone, Copy, Debug)]
-pub struct AcceptOutput {
-    /// `(4)`: number of accepted drafts, the token after them, number of emitted tokens, the last emitted token.
-    pub counts: DeviceSlice<u32>,
-    /// `(drafts + 1)`: the emitted tokens; the rest is unspecified.
-    pub tokens: DeviceSlice<u32>,
-    /// `(width)`: the hidden row that predicted the last emitted token.
+pub struct Verified {
+    /// Of all rows of the pass: of each segment the newest token and the drafts after it.
+    pub ids: DeviceSlice<u32>,
+    /// `(rows)`, of the rows with outputs: the target's argmax.
+    pub chosen: DeviceSlice<u32>,
+    /// `(rows, width)`: hidden states of the rows with outputs.
     pub hidden: DeviceSlice<f32>,
+    /// Width of a hidden state.
+    pub width: usize,
 }
 
-/// Parameters of the kernel.
+/// The drafts that [`accept`] accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Accepting {
+    /// Of every segment: those that equal the target's argmax, up to the first that does not.
+    Equal,
+    /// Of this segment, so many, to simulate acceptance.
+    Count {
+        /// The segment's index.
+        segment: usize,
+        /// At most the drafts there are.
+        drafts: usize,
+    },
+}
+
+/// Parameters of [`accept`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AcceptParams {
-    drafts: u64,
+    segments: u64,
+    ids: u64,
     chosen: u64,
-    stops: u64,
     hidden: u64,
-    counts: u64,
-    tokens: u64,
-    last_hidden: u64,
-    count: i32,
-    num_stops: i32,
+    results: u64,
     width: i32,
+    segment: i32,
+    accepted: i32,
 }
 
-// SAFETY: the `Params` of accept.cpp.
+// SAFETY: the `AcceptParams` of accept.cpp.
 unsafe impl Params for AcceptParams {}
 
-/// Accepts drafts while they equal the target's argmax; emits them and the token after them, up to the first stop token.
-///
-/// * `drafts`: `(count)`; `chosen`: `(count + 1)`, the target's argmax after the last token and after every draft.
-/// * `stops`: `(num_stops)` ids. `hidden`: `(count + 1, width)`.
+/// Accepts drafts, and advances the sequences' states past them: length, newest token and its hidden state. `results` `(segments,
+/// 2)`: number of accepted drafts, and the token after them.
 ///
 /// # Errors
 /// If a slice is too short.
-pub fn accept_greedy(
-    (drafts, count): (DeviceSlice<u32>, usize),
-    chosen: DeviceSlice<u32>,
-    (stops, num_stops): (DeviceSlice<u32>, usize),
-    (hidden, width): (DeviceSlice<f32>, usize),
-    out: &AcceptOutput,
+pub fn accept(
+    segments: &Segments,
+    verified: &Verified,
+    accepting: Accepting,
+    results: DeviceSlice<u32>,
 ) -> Result<Launch<AcceptParams>, LaunchError> {
-    let params = AcceptParams {
-        drafts: drafts.checked("the drafts", count)?,
-        chosen: chosen.checked("the target's choices", count + 1)?,
-        stops: stops.checked("the stop tokens", num_stops)?,
-        hidden: hidden.checked("the hidden rows", (count + 1) * width)?,
-        counts: out.counts.checked("the counts", 4)?,
-        tokens: out.tokens.checked("the emitted tokens", count + 1)?,
-        last_hidden: out.hidden.checked("the last hidden row", width)?,
-        count: dimension("drafts", count)?,
-        num_stops: dimension("stop tokens", num_stops)?,
-        width: dimension("width", width)?,
+    let (first, count, accepted) = match accepting {
+        Accepting::Equal => (0, segments.count, -1),
+        Accepting::Count { segment, drafts } => (segment, 1, dimension("accepted drafts", drafts)?),
     };
-    Ok(Launch { kernel: "accept_greedy", grid: [1, 1, 1], block: [256, 1, 1], params })
+    let params = AcceptParams {
+        segments: segments.address()?,
+        ids: verified.ids.address(),
+        chosen: verified.chosen.checked_unaligned("the target's choices", 1)?,
+        hidden: verified.hidden.checked("the hidden rows", verified.width)?,
+        results: results.checked_unaligned("the results", 2 * (first + count))?,
+        width: dimension("width", verified.width)?,
+        segment: dimension("the segment", first)?,
+        accepted,
+    };
+    Ok(Launch { kernel: "accept", grid: [blocks("segments", count)?, 1, 1], block: [256, 1, 1], params })
+}
+
+/// What a sequence continues with.
+#[derive(Clone, Copy, Debug)]
+pub struct State {
+    /// Committed positions.
+    pub length: usize,
+    /// The token after them.
+    pub newest: u32,
+    /// `(width)`: the hidden state that predicted it; `None` to keep the last one.
+    pub hidden: Option<DeviceSlice<f32>>,
+}
+
+/// Parameters of [`set_state`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SetParams {
+    state: u64,
+    hidden: u64,
+    from: u64,
+    length: i32,
+    newest: u32,
+    width: i32,
+}
+
+// SAFETY: the `SetParams` of accept.cpp.
+unsafe impl Params for SetParams {}
+
+/// Sets the state of a sequence: `state` `(2)` and `hidden` `(width)` are those of its
+/// [`Segment`](super::segments::Segment).
+///
+/// # Errors
+/// If a slice is too short.
+pub fn set_state(
+    (state, hidden): (DeviceSlice<u32>, DeviceSlice<f32>),
+    to: &State,
+) -> Result<Launch<SetParams>, LaunchError> {
+    let width = hidden.len();
+    let params = SetParams {
+        state: state.checked("the state", 2)?,
+        hidden: hidden.checked("the hidden state", width)?,
+        from: to.hidden.map_or(Ok(0), |from| from.checked_unaligned("the new hidden state", width))?,
+        length: dimension("the length", to.length)?,
+        newest: to.newest,
+        width: dimension("the width", width)?,
+    };
+    Ok(Launch { kernel: "set_state", grid: [1, 1, 1], block: [256, 1, 1], params })
 }

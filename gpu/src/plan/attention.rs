@@ -5,6 +5,7 @@
 
 use super::pages::{Pages, PagesParams};
 use super::rows::{Domain, Order};
+use super::segments::{Place, Segments};
 use super::turboquant::{self, FormatParams};
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension};
 use foretoken_kernels::ElementType;
@@ -22,10 +23,14 @@ pub struct Zones {
 /// The queries of one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Queries {
-    /// `(rows, heads, head_dim)`, in the domain and channel order of the store.
+    /// `(count, heads, head_dim)`, in the domain and channel order of the store.
     pub rows: DeviceSlice<f32>,
-    /// `(rows)`: position, and the first position that is not visible. Both are non-decreasing from row to row.
-    pub at: DeviceSlice<[i32; 2]>,
+    /// Of all rows of the pass. In a segment, positions and ends are non-decreasing.
+    pub places: DeviceSlice<Place>,
+    /// The sequences.
+    pub segments: Segments,
+    /// The first of these rows in the pass.
+    pub first: usize,
     /// Rows.
     pub count: usize,
     /// Query heads.
@@ -53,6 +58,9 @@ pub struct SplitPartials {
     pub splits: usize,
 }
 
+/// Columns of a tile of exact pages.
+const EXACT_COLUMNS: usize = 8;
+
 /// The kernel that fills a store's [`SplitPartials`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Store {
@@ -64,9 +72,11 @@ enum Store {
 #[derive(Clone, Copy, Debug)]
 struct QueriesParams {
     rows: u64,
-    at: u64,
+    places: u64,
+    segments: u64,
     softmax: u64,
     output: u64,
+    first: i32,
     count: i32,
     heads: i32,
     kv_heads: i32,
@@ -74,6 +84,7 @@ struct QueriesParams {
     exact_head: i32,
     exact_tail: i32,
     split_pages: i32,
+    tiles: i32,
 }
 
 impl Queries {
@@ -88,7 +99,13 @@ impl Queries {
         end.div_ceil(split).saturating_sub(start / split).max(1)
     }
 
-    fn params(&self, partials: &SplitPartials, store: Store) -> Result<QueriesParams, LaunchError> {
+    /// Columns of the longest segment: rows times heads of a K/V head's group.
+    fn columns(&self) -> usize {
+        self.segments.longest.min(self.count) * (self.heads / self.kv_heads.max(1))
+    }
+
+    /// `columns`: those of a tile.
+    fn params(&self, partials: &SplitPartials, store: Store, columns: usize) -> Result<QueriesParams, LaunchError> {
         if self.kv_heads == 0 || self.count == 0 || self.heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             let (rows, heads, kv) = (self.count, self.heads, self.kv_heads);
             return Err(LaunchError(format!(
@@ -105,10 +122,12 @@ impl Queries {
         let window = self.window.map_or(Ok(0), |window| dimension("the window", window))?;
         Ok(QueriesParams {
             rows: self.rows.checked("the queries", all * self.head_dim)?,
-            at: self.at.checked("the queries' positions", self.count)?,
+            places: self.places.checked("the rows' places", self.first + self.count)?,
+            segments: self.segments.address()?,
             softmax: partials.softmax.checked("the partial softmaxes", slots)? + 8 * skip as u64,
             output: partials.output.checked("the partial outputs", slots * self.head_dim)?
                 + 4 * (skip * self.head_dim) as u64,
+            first: dimension("the first row", self.first)?,
             count: self.count as i32,
             heads: self.heads as i32,
             kv_heads: self.kv_heads as i32,
@@ -116,11 +135,12 @@ impl Queries {
             exact_head: self.zones.map_or(Ok(0), |zones| dimension("the exact head", zones.head))?,
             exact_tail: self.zones.map_or(Ok(-1), |zones| dimension("the exact tail", zones.tail))?,
             split_pages: dimension("the pages of a split", self.split_pages)?,
+            tiles: dimension("tiles", self.columns().div_ceil(columns))?,
         })
     }
 
     fn grid(&self, splits: usize, columns: usize) -> Result<[u32; 3], LaunchError> {
-        let tiles = (self.count * (self.heads / self.kv_heads)).div_ceil(columns);
+        let tiles = self.segments.count * self.columns().div_ceil(columns);
         Ok([dimension("splits", splits.max(1))? as u32, blocks("K/V heads", self.kv_heads)?, blocks("queries", tiles)?])
     }
 }
@@ -182,12 +202,12 @@ pub fn exact(queries: &Queries, kv: &ExactKv, partials: &SplitPartials) -> Resul
         }
     };
     let params = ExactParams {
-        queries: queries.params(partials, Store::Exact)?,
+        queries: queries.params(partials, Store::Exact, EXACT_COLUMNS)?,
         keys: kv.keys.params()?,
         values: kv.values.params()?,
         rotary_channels: kv.rotary_channels as i32,
     };
-    Ok(Launch { kernel, grid: queries.grid(partials.splits, 8)?, block: [256, 1, 1], params })
+    Ok(Launch { kernel, grid: queries.grid(partials.splits, EXACT_COLUMNS)?, block: [256, 1, 1], params })
 }
 
 /// Quantized keys and values.
@@ -247,18 +267,18 @@ pub fn quantized(
     if queries.zones.is_none() {
         return Err(LaunchError("quantized pages require exact zones".into()));
     }
-    let columns = queries.count * (queries.heads / queries.kv_heads.max(1));
-    let kernel = match (width, columns <= 8) {
-        (128, true) => "attend_quantized_128_8",
-        (128, false) => "attend_quantized_128_16",
-        (256, true) => "attend_quantized_256_8",
-        (256, false) => "attend_quantized_256_16",
-        (_, true) => "attend_quantized_512_8",
-        (_, false) => "attend_quantized_512_16",
+    let columns = if queries.columns() <= 8 { 8 } else { 16 };
+    let kernel = match (width, columns) {
+        (128, 8) => "attend_quantized_128_8",
+        (128, _) => "attend_quantized_128_16",
+        (256, 8) => "attend_quantized_256_8",
+        (256, _) => "attend_quantized_256_16",
+        (_, 8) => "attend_quantized_512_8",
+        (_, _) => "attend_quantized_512_16",
     };
     let all = queries.count * queries.heads;
     let params = QuantizedParams {
-        queries: queries.params(partials, Store::Quantized)?,
+        queries: queries.params(partials, Store::Quantized, columns)?,
         words: kv.query_words.checked("the quantized queries", all * width / 4)?,
         word_scales: kv.query_scales.checked("the quantized queries' scales", all * width / 128)?,
         keys: kv.keys.params()?,
@@ -269,8 +289,7 @@ pub fn quantized(
         key_bytes: key.bytes() as i32,
         value_bytes: value.bytes() as i32,
     };
-    let grid = queries.grid(partials.splits, if columns <= 8 { 8 } else { 16 })?;
-    Ok(Launch { kernel, grid, block: [256, 1, 1], params })
+    Ok(Launch { kernel, grid: queries.grid(partials.splits, columns)?, block: [256, 1, 1], params })
 }
 
 /// Parameters of the kernels that merge.
@@ -307,7 +326,7 @@ pub fn combine(
     };
     let all = queries.count * queries.heads;
     let params = CombineParams {
-        queries: queries.params(partials, Store::Exact)?,
+        queries: queries.params(partials, Store::Exact, EXACT_COLUMNS)?,
         y: y.checked("y", all * queries.head_dim)?,
         head_dim: queries.head_dim as i32,
         splits: dimension("splits", partials.splits)?,

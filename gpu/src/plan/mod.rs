@@ -14,5 +14,7 @@ pub mod pointwise;
 pub mod positions;
 pub mod read;
 pub mod rows;
+pub mod segments;
 pub mod turboquant;
 pub mod vocabulary;
+pub mod words;

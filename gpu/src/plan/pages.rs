@@ -1,49 +1,51 @@
 //! The memory of K and V on the device: `pages.h`.
 
-use crate::launch::{DeviceSlice, LaunchError};
+use crate::launch::{LaunchError, dimension};
 use foretoken_kernels::ElementType;
 use foretoken_kernels::attention::turboquant::PAGE_TOKENS;
 
-/// Pages of a layer's keys or values: a table of addresses on the device.
+/// Pages of a layer's keys or values: a table of addresses on the device, among those of a sequence.
 ///
 /// An exact page is `(kv_heads, 128, channels)` elements; a quantized one is `kv_heads` pages of
 /// [`PageLayout::bytes`](foretoken_kernels::attention::turboquant::PageLayout::bytes), one after the other. The caller
 /// guarantees an address, aligned to 16 bytes, for every slot that a kernel reads or writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Pages {
-    table: DeviceSlice<u64>,
+    start: usize,
     pinned: usize,
     ring: usize,
 }
 
 impl Pages {
-    /// Page `p` of the sequence is in slot `p`.
-    pub const fn all(table: DeviceSlice<u64>) -> Self {
-        Self { table, pinned: 0, ring: 0 }
+    /// Page `p` of the sequence is in slot `p`; slot 0 is entry `start` of the sequence's tables.
+    pub const fn all(start: usize) -> Self {
+        Self { start, pinned: 0, ring: 0 }
     }
 
     /// The first `pinned` pages are in the first slots; a later page `p` is in slot `pinned + (p - pinned) % ring`.
-    pub const fn ring(table: DeviceSlice<u64>, pinned: usize, ring: usize) -> Self {
-        Self { table, pinned, ring }
+    pub const fn ring(start: usize, pinned: usize, ring: usize) -> Self {
+        Self { start, pinned, ring }
     }
 
     pub(super) fn params(&self) -> Result<PagesParams, LaunchError> {
-        let slots = self.pinned + self.ring;
-        let table = self.table.checked("the table of pages", slots.max(1))?;
-        Ok(PagesParams { table, pinned: self.pinned as i32, ring: self.ring as i32 })
+        Ok(PagesParams {
+            start: dimension("the table's first entry", self.start)?,
+            pinned: dimension("the pinned pages", self.pinned)?,
+            ring: dimension("the ring", self.ring)?,
+        })
     }
 }
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PagesParams {
-    table: u64,
+    start: i32,
     pinned: i32,
     ring: i32,
 }
 
 impl PagesParams {
-    pub(super) const NONE: Self = Self { table: 0, pinned: 0, ring: 0 };
+    pub(super) const NONE: Self = Self { start: 0, pinned: 0, ring: 0 };
 }
 
 /// Bytes of an exact page.

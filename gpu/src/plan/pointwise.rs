@@ -142,6 +142,7 @@ pub struct EmbedParams {
     ids: u64,
     y: u64,
     inputs: i32,
+    stride: i32,
     rows: u32,
     scale: f32,
 }
@@ -161,7 +162,7 @@ pub fn embed(
     (rows, inputs): (usize, usize),
     (ids, count): (DeviceSlice<u32>, usize),
     scale: f32,
-    y: DeviceSlice<f32>,
+    y: Strided,
 ) -> Result<Launch<EmbedParams>, LaunchError> {
     let (kernel, bytes) = match table_type {
         TableType::Quantized(weight_type) => {
@@ -201,8 +202,9 @@ pub fn embed(
     let params = EmbedParams {
         table: table.checked("the table", bytes)?,
         ids: ids.checked_unaligned("the ids", count)?,
-        y: y.checked("y", count * inputs)?,
+        y: y.slice.checked("y", count.saturating_sub(1) * y.stride + inputs)?,
         inputs: dimension("inputs", inputs)?,
+        stride: dimension("the stride", y.stride)?,
         rows: dimension("the table's rows", rows)? as u32,
         scale,
     };

@@ -1,6 +1,7 @@
 //! Queries, keys and values between projection and attention: norm, rotary embedding, rotation, storage. `rows.cpp`.
 
 use super::pages::{Pages, PagesParams, element_number};
+use super::segments::{Place, Segments};
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
 use foretoken_kernels::ElementType;
 use foretoken_kernels::attention::turboquant::CodeFormat;
@@ -101,8 +102,10 @@ pub struct KvDestination {
     pub pages: Pages,
     /// Their element type.
     pub element: ElementType,
-    /// `(rows)` of position and end, see [`super::attention::Queries::at`].
-    pub at: DeviceSlice<[i32; 2]>,
+    /// `(rows)`.
+    pub places: DeviceSlice<Place>,
+    /// The sequences that own the pages.
+    pub segments: Segments,
     /// `(1)`: atomicMin with the positions of rows that, before the rotation, have a NaN, an infinity, or a magnitude
     /// above f16's largest, 65504.
     pub fault: DeviceSlice<u32>,
@@ -145,7 +148,8 @@ pub(super) struct HeadsParams {
     y: u64,
     words: u64,
     word_scales: u64,
-    positions: u64,
+    places: u64,
+    segments: u64,
     fault: u64,
     pages: PagesParams,
     heads: i32,
@@ -199,7 +203,8 @@ pub fn rows(heads: &Heads, steps: &Steps, results: &Results) -> Result<Launch<Ro
             "the quantized queries' scales",
             all * head_dim / 128,
         )?,
-        positions: optional(results.store.map(|store| store.at), "the positions", rows)?,
+        places: optional(results.store.map(|store| store.places), "the places", rows)?,
+        segments: results.store.map_or(Ok(0), |store| store.segments.address())?,
         fault: results.store.map_or(Ok(0), |store| store.fault.checked_unaligned("the fault", 1))?,
         pages: results.store.map_or(Ok(PagesParams::NONE), |store| store.pages.params())?,
         heads: heads as i32,

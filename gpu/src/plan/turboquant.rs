@@ -1,7 +1,7 @@
 //! Quantized pages: `encode.cpp`, and the formats that `planes.h` reads.
 
 use super::pages::{Pages, PagesParams, element_number};
-use crate::launch::{Launch, LaunchError, Params, blocks};
+use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks};
 use foretoken_kernels::ElementType;
 use foretoken_kernels::attention::turboquant::{CodeFormat, Levels, PageLayout, Side};
 
@@ -48,6 +48,7 @@ impl FormatParams {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct EncodeParams {
+    tables: u64,
     rows: PagesParams,
     codes: PagesParams,
     first: i32,
@@ -71,6 +72,7 @@ unsafe impl Params for EncodeParams {}
 /// Quantizes the pages `first..first + count` of the sequence for all `kv_heads`, to the bytes of
 /// [`encode_page`](foretoken_kernels::attention::turboquant::encode_page).
 ///
+/// * `tables`: the sequence's.
 /// * `rows`: exact pages of `element`, rotated, all of whose 128 rows are written and finite.
 /// * `codes`: pages of the layout.
 ///
@@ -78,6 +80,7 @@ unsafe impl Params for EncodeParams {}
 /// If there are no kernels for the layout.
 pub fn encode(
     layout: PageLayout,
+    tables: DeviceSlice<u64>,
     (rows, element): (&Pages, ElementType),
     codes: &Pages,
     (first, count): (usize, usize),
@@ -99,6 +102,7 @@ pub fn encode(
     };
     let (upper, lower) = layout.plane_bits();
     let params = EncodeParams {
+        tables: tables.checked("the page tables", 1)?,
         rows: rows.params()?,
         codes: codes.params()?,
         first: first as i32,

@@ -1,6 +1,7 @@
 //! Top-k and argmax: `vocabulary.cpp`. With [`super::matmul::matmul_buckets`] between them, they are the centroid head: a
 //! centroid is a bucket, and its tokens' rows of the embedding are the bucket's matrix.
 
+use super::segments::Segments;
 use crate::launch::{DeviceSlice, Launch, LaunchError, Params, blocks, dimension, optional};
 
 /// Upper bound of a [`top_k`]'s elements.
@@ -26,13 +27,13 @@ pub struct TopParams {
 // SAFETY: the `TopParams` of vocabulary.cpp.
 unsafe impl Params for TopParams {}
 
-/// Indices of the `k` largest of `n` elements, largest first, the lower index first among equals:
-/// [`foretoken_kernels::vocabulary::top_k`].
+/// Indices of the `k` largest of each row's `n` elements, largest first, the lower index first among equals:
+/// [`foretoken_kernels::vocabulary::top_k`]. `x`: `(rows, n)`, `indices`: `(rows, k)`.
 ///
 /// # Errors
 /// If `k > n`, there are more than [`MAX_TOP_K`], or a slice is too short.
 pub fn top_k(
-    (x, n): (DeviceSlice<f32>, usize),
+    (x, rows, n): (DeviceSlice<f32>, usize, usize),
     (indices, k): (DeviceSlice<i32>, usize),
 ) -> Result<Launch<TopParams>, LaunchError> {
     if n == 0 || k > n || n > MAX_TOP_K {
@@ -40,14 +41,14 @@ pub fn top_k(
     }
     let padded = n.next_power_of_two();
     let params = TopParams {
-        x: x.checked("x", n)?,
-        indices: indices.checked("the indices", k)?,
+        x: x.checked("x", rows * n)?,
+        indices: indices.checked("the indices", rows * k)?,
         n: n as i32,
         padded: padded as i32,
         k: k as i32,
     };
     let threads = (padded / 2).clamp(32, 1024) as u32;
-    Ok(Launch { kernel: "top_k", grid: [1, 1, 1], block: [threads, 1, 1], params })
+    Ok(Launch { kernel: "top_k", grid: [blocks("rows", rows)?, 1, 1], block: [threads, 1, 1], params })
 }
 
 /// Rows of scores.
@@ -69,15 +70,29 @@ pub struct Scores {
     pub grouped: Option<Grouped>,
 }
 
-/// Element `i` has the id `ordering[groups[i / len] * len + i % len]`.
+/// Element `i` of a row has the id `ordering[groups[row][i / len] * len + i % len]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Grouped {
-    /// `(n / len)`: the groups in order.
+    /// `(rows, n / len)`: each row's groups in order.
     pub groups: DeviceSlice<i32>,
     /// All ids, group by group.
     pub ordering: DeviceSlice<u32>,
     /// Ids per group.
     pub len: usize,
+}
+
+/// Where [`argmax`] writes.
+#[derive(Clone, Copy, Debug)]
+pub enum Chosen {
+    /// `(rows)`.
+    Ids(DeviceSlice<u32>),
+    /// To the states of the sequences, one per row.
+    Draft {
+        /// The sequences.
+        segments: Segments,
+        /// Index of the draft.
+        index: usize,
+    },
 }
 
 /// Parameters of [`argmax_parts`] and [`argmax`].
@@ -90,11 +105,13 @@ pub struct ArgmaxParams {
     ordering: u64,
     partial: u64,
     ids: u64,
+    segments: u64,
     n: i32,
     stride: i32,
     num_suppressed: i32,
     group: i32,
     blocks: i32,
+    draft: i32,
     cap: f32,
 }
 
@@ -107,27 +124,41 @@ impl Scores {
         rows * n.div_ceil(PER_BLOCK)
     }
 
-    fn params(&self, partial: DeviceSlice<[u32; 2]>, ids: DeviceSlice<u32>) -> Result<ArgmaxParams, LaunchError> {
+    fn params(&self, partial: DeviceSlice<[u32; 2]>, chosen: &Chosen) -> Result<ArgmaxParams, LaunchError> {
         let Self { x, rows, n, stride, cap, suppressed, grouped } = *self;
         if rows == 0 || n == 0 || stride < n {
             return Err(LaunchError(format!(
                 "argmax of {rows} rows of {n}, {stride} apart: rows must not overlap or be empty"
             )));
         }
-        let num_suppressed = suppressed.map_or(0, |(_, count)| count);
+        let (ids, segments, draft) = match chosen {
+            Chosen::Ids(ids) => (ids.checked_unaligned("the ids", rows)?, 0, 0),
+            Chosen::Draft { segments, index } if segments.count >= rows => {
+                (0, segments.address()?, dimension("the draft", *index)?)
+            }
+            Chosen::Draft { segments, .. } => {
+                return Err(LaunchError(format!("drafts of {rows} rows for {} sequences", segments.count)));
+            }
+        };
         let group = grouped.map_or(1, |grouped| grouped.len.max(1));
+        if !n.is_multiple_of(group) {
+            return Err(LaunchError(format!("argmax of {n} scores in groups of {group}: not a multiple")));
+        }
+        let num_suppressed = suppressed.map_or(0, |(_, count)| count);
         Ok(ArgmaxParams {
             x: x.checked("the scores", (rows - 1) * stride + n)?,
             suppressed: optional(suppressed.map(|(ids, _)| ids), "the suppressed ids", num_suppressed)?,
-            groups: optional(grouped.map(|grouped| grouped.groups), "the groups", n.div_ceil(group))?,
+            groups: optional(grouped.map(|grouped| grouped.groups), "the groups", rows * (n / group))?,
             ordering: optional(grouped.map(|grouped| grouped.ordering), "the ordering", group)?,
             partial: partial.checked("the partial results", Self::partial_len(rows, n))?,
-            ids: ids.checked_unaligned("the ids", rows)?,
+            ids,
+            segments,
             n: dimension("n", n)?,
             stride: dimension("the stride", stride)?,
             num_suppressed: dimension("suppressed ids", num_suppressed)?,
             group: dimension("the group", group)?,
             blocks: n.div_ceil(PER_BLOCK) as i32,
+            draft,
             cap: cap.unwrap_or(0.0),
         })
     }
@@ -140,10 +171,10 @@ impl Scores {
 pub fn argmax_parts(
     scores: &Scores,
     partial: DeviceSlice<[u32; 2]>,
-    ids: DeviceSlice<u32>,
+    chosen: &Chosen,
 ) -> Result<Launch<ArgmaxParams>, LaunchError> {
     let grid = [blocks("elements", scores.n.div_ceil(PER_BLOCK))?, blocks("rows", scores.rows)?, 1];
-    Ok(Launch { kernel: "argmax_parts", grid, block: [256, 1, 1], params: scores.params(partial, ids)? })
+    Ok(Launch { kernel: "argmax_parts", grid, block: [256, 1, 1], params: scores.params(partial, chosen)? })
 }
 
 /// The largest of each row's parts, ties by lowest id; [`NO_ID`] if there is none.
@@ -153,8 +184,8 @@ pub fn argmax_parts(
 pub fn argmax(
     scores: &Scores,
     partial: DeviceSlice<[u32; 2]>,
-    ids: DeviceSlice<u32>,
+    chosen: &Chosen,
 ) -> Result<Launch<ArgmaxParams>, LaunchError> {
     let grid = [blocks("rows", scores.rows)?, 1, 1];
-    Ok(Launch { kernel: "argmax", grid, block: [32, 1, 1], params: scores.params(partial, ids)? })
+    Ok(Launch { kernel: "argmax", grid, block: [32, 1, 1], params: scores.params(partial, chosen)? })
 }

@@ -8,6 +8,7 @@ use foretoken_gpu::plan::pages::Pages;
 use foretoken_gpu::plan::rows::{
     Domain, HeadNorm, Heads, KvDestination, Order, QuantizedQueries, Results, Rotary, Steps, rows,
 };
+use foretoken_gpu::plan::segments::{Place, Segment, Segments};
 use foretoken_gpu::plan::turboquant::encode;
 use foretoken_kernels::attention::turboquant::{
     CodeFormat, Page, PageLayout, PageMut, QuantizedQuery, RotationGroups, Side, encode_page, rotate, rotate_back,
@@ -110,9 +111,10 @@ fn encode_case(format: CodeFormat, side: Side, width: usize, element: ElementTyp
             targets[slot] = target.address();
             wanted.push((target, heads));
         }
-        let (sources, targets) = (device.of(&sources), device.of(&targets));
-        let (sources, targets) = (Pages::ring(sources, 1, 2), Pages::ring(targets, 1, 2));
-        device.run(encode(layout, (&sources, element), &targets, (2, 2), kv_heads))?;
+        sources.extend(targets);
+        let tables = device.of(&sources);
+        let (sources, targets) = (Pages::ring(0, 1, 2), Pages::ring(3, 1, 2));
+        device.run(encode(layout, tables, (&sources, element), &targets, (2, 2), kv_heads))?;
         wanted.into_iter().try_for_each(|(target, heads)| same("the page", &device.read(target), &heads))
     })
 }
@@ -176,10 +178,14 @@ fn rows_case(case: RowCase) -> Case {
         let quantized = domain == Domain::Rotated && width >= 128;
         let (words, scales) =
             (device.poisoned(count * heads * width / 4), device.poisoned(count * heads * width / 128));
-        let at = [[126, 0], [127, 0], [128, 0]];
+        // The last row is of another sequence. Each has two pages, from its tables' second entry on.
+        let places: [Place; 3] = [[127, 128, 0, 0], [128, 129, 0, 0], [130, 131, 1, 0]];
         let page_len = heads * PAGE * channels * element.size();
-        let pages: Vec<DeviceSlice<u8>> = (0..2).map(|_| device.poisoned(page_len)).collect();
-        let table: Vec<_> = pages.iter().map(|page| page.address()).collect();
+        let pages: Vec<DeviceSlice<u8>> = (0..4).map(|_| device.poisoned(page_len)).collect();
+        let mut segments = [(0, 2), (2, 1)].map(|(first, rows)| Segment { first, rows, ..Segment::default() });
+        for (segment, pages) in segments.iter_mut().zip(pages.chunks_exact(2)) {
+            segment.tables = device.of(&[0, pages[0].address(), pages[1].address()]).address();
+        }
         let steps = Steps {
             norm: norm.then(|| HeadNorm { weight: Some(device.of(&weight)), eps }),
             rotary: (pairs > 0).then(|| Rotary { cos: device.of(&cos), sin: device.of(&sin), pairs }),
@@ -194,16 +200,17 @@ fn rows_case(case: RowCase) -> Case {
             rows: Some(y),
             quantized: quantized.then_some(QuantizedQueries { format, words, scales }),
             store: Some(KvDestination {
-                pages: Pages::all(device.of(&table)),
+                pages: Pages::all(1),
                 element,
-                at: device.of(&at),
+                places: device.of(&places),
+                segments: Segments { slice: device.of(&segments), count: 2, longest: 2 },
                 fault: first,
             }),
         };
         let x = device.of(&x);
         device.run(rows(&Heads { x, rows: count, heads, head_dim: width }, &steps, &results))?;
 
-        let found = fault.map_or(NO_FAULT, |(head, _)| at[head / heads][0] as u32);
+        let found = fault.map_or(NO_FAULT, |(head, _)| places[head / heads][0] as u32);
         same("the first fault", &device.read(first), &[found])?;
         if fault.is_some() {
             return Ok(());
@@ -219,8 +226,8 @@ fn rows_case(case: RowCase) -> Case {
         for (p, page) in pages.iter().enumerate() {
             let mut bytes = vec![0xcd; page_len];
             for (i, head) in got.chunks_exact(channels).enumerate() {
-                let position = at[i / heads][0] as usize;
-                if position / PAGE == p {
+                let [position, _, segment, _] = places[i / heads].map(|x| x as usize);
+                if 2 * segment + position / PAGE == p {
                     let start = (i % heads * PAGE + position % PAGE) * channels * element.size();
                     bytes[start..start + channels * element.size()].copy_from_slice(&narrow(element, head));
                 }
@@ -248,7 +255,7 @@ fn prepared(format: CodeFormat, row: &[f32]) -> (Vec<u32>, Vec<f32>) {
     (quads.iter().map(|word| *word as u32).collect(), scales)
 }
 
-/// A layer and the queries that attend it.
+/// A layer, and the queries of some sequences that attend it.
 #[derive(Clone)]
 struct Layer {
     width: usize,
@@ -259,8 +266,8 @@ struct Layer {
     codes: Option<(CodeFormat, CodeFormat)>,
     shared_pairs: usize,
     zones: Zones,
-    /// Position and end of every row.
-    at: Vec<[i32; 2]>,
+    /// Of every sequence, position and end of its rows.
+    sequences: Vec<Vec<[i32; 2]>>,
     split_pages: usize,
 }
 
@@ -276,7 +283,7 @@ impl Layer {
             codes: None,
             shared_pairs: 0,
             zones,
-            at,
+            sequences: vec![at],
             split_pages: 1,
         }
     }
@@ -287,6 +294,23 @@ impl Layer {
 
     fn shared(format: CodeFormat, at: Vec<[i32; 2]>) -> Self {
         Self { shared_pairs: 64, ..Self::quantized(512, format, format, at) }
+    }
+
+    /// With another sequence.
+    fn with(mut self, at: Vec<[i32; 2]>) -> Self {
+        self.sequences.push(at);
+        self
+    }
+
+    /// The rows of a sequence.
+    fn rows_of(&self, sequence: usize) -> Range<usize> {
+        let first = self.sequences[..sequence].iter().map(Vec::len).sum();
+        first..first + self.sequences[sequence].len()
+    }
+
+    /// Rows of all sequences.
+    fn count(&self) -> usize {
+        self.sequences.iter().map(Vec::len).sum()
     }
 
     fn rotary_channels(&self) -> usize {
@@ -302,9 +326,9 @@ impl Layer {
         ))
     }
 
-    /// The keys that a row reads exactly or quantized, as the CPU's store decides.
-    fn visible(&self, row: usize, page: usize, quantized: bool) -> Range<usize> {
-        let [position, end] = self.at[row].map(|x| x as usize);
+    /// The keys that a row of this position and end reads exactly or quantized, as the CPU's store decides.
+    fn visible(&self, at: [i32; 2], page: usize, quantized: bool) -> Range<usize> {
+        let [position, end] = at.map(|x| x as usize);
         let start = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
         let clamp = |x: usize| x.clamp(page * PAGE, (page + 1) * PAGE) - page * PAGE;
         let (start, end) = (clamp(start), clamp(end).max(clamp(start)));
@@ -319,25 +343,31 @@ impl Layer {
         }
     }
 
-    fn pages(&self) -> usize {
-        self.at.iter().map(|at| at[1] as usize).max().unwrap_or(0).div_ceil(PAGE)
+    /// Positions of a sequence.
+    fn len(&self, sequence: usize) -> usize {
+        self.sequences[sequence].iter().map(|at| at[1] as usize).max().unwrap_or(0)
     }
 
-    fn reads(&self, page: usize, quantized: bool) -> bool {
-        (0..self.at.len()).any(|row| !self.visible(row, page, quantized).is_empty())
+    /// Entries of each store in the tables of a sequence: pages of the longest one.
+    fn entries(&self) -> usize {
+        (0..self.sequences.len()).map(|sequence| self.len(sequence)).max().unwrap_or(0).div_ceil(PAGE)
+    }
+
+    fn reads(&self, sequence: usize, page: usize, quantized: bool) -> bool {
+        self.sequences[sequence].iter().any(|at| !self.visible(*at, page, quantized).is_empty())
     }
 }
 
-/// A layer's keys and values in its domain, `(pages, kv_heads, 128, channels)`.
+/// A sequence's keys and values in the layer's domain, `(pages, kv_heads, 128, channels)`.
 struct Stored {
     keys: Vec<Vec<f32>>, // one per page and head
     values: Vec<Vec<f32>>,
 }
 
-fn stored(layer: &Layer, numbers: &mut Numbers) -> Stored {
+fn stored(layer: &Layer, sequence: usize, numbers: &mut Numbers) -> Stored {
     let mut make = |width: usize, bias: f32| -> Vec<Vec<f32>> {
         let mut pages = Vec::new();
-        for _ in 0..layer.pages() * layer.kv_heads {
+        for _ in 0..layer.len(sequence).div_ceil(PAGE) * layer.kv_heads {
             let mut rows = numbers.normals(PAGE * width);
             rows.iter_mut().enumerate().for_each(|(i, x)| *x += bias * ((i % width) as f32).cos());
             if layer.codes.is_some() {
@@ -351,13 +381,14 @@ fn stored(layer: &Layer, numbers: &mut Numbers) -> Stored {
     Stored { keys: make(layer.rotary_channels(), 2.0), values: make(layer.width, 0.5) }
 }
 
-/// The CPU's attention, in the domain and order of the store.
-fn expected(layer: &Layer, stored: &Stored, queries: &[f32]) -> Vec<f32> {
+/// The CPU's attention of a sequence, in the domain and order of the store.
+fn expected(layer: &Layer, sequence: usize, stored: &Stored, queries: &[f32]) -> Vec<f32> {
     let (width, rotary_channels, heads) = (layer.width, layer.rotary_channels(), layer.kv_heads * layer.group);
     let layouts = layer.layouts();
-    let quantized: Vec<Option<(Parts, Parts)>> = (0..layer.pages() * layer.kv_heads)
+    let pages = layer.len(sequence).div_ceil(PAGE);
+    let quantized: Vec<Option<(Parts, Parts)>> = (0..pages * layer.kv_heads)
         .map(|i| {
-            let (key, value) = layouts.filter(|_| layer.reads(i / layer.kv_heads, true))?;
+            let (key, value) = layouts.filter(|_| layer.reads(sequence, i / layer.kv_heads, true))?;
             Some((parts(key, &encoded(key, &stored.keys[i])), parts(value, &encoded(value, &stored.values[i]))))
         })
         .collect();
@@ -374,9 +405,9 @@ fn expected(layer: &Layer, stored: &Stored, queries: &[f32]) -> Vec<f32> {
             of(key.format(), &query[..rotary_channels], &mut words);
             of(value.format(), query, &mut more);
         }
-        for page in 0..layer.pages() {
+        for page in 0..pages {
             for is_quantized in [false, true] {
-                let visible = layer.visible(row, page, is_quantized);
+                let visible = layer.visible(layer.sequences[sequence][row], page, is_quantized);
                 if visible.is_empty() {
                     continue;
                 }
@@ -417,10 +448,10 @@ fn expected(layer: &Layer, stored: &Stored, queries: &[f32]) -> Vec<f32> {
 fn attend_case(what: &str, layer: Layer) -> Case {
     let codes = layer.codes.map_or("exact".into(), |(k, v)| format!("{}/{}", k.name(), v.name()));
     let name = format!(
-        "attend {what} {codes} {} {:?}, {} rows, window {:?}",
+        "attend {what} {codes} {} {:?}, rows {:?}, window {:?}",
         layer.width,
         layer.element,
-        layer.at.len(),
+        layer.sequences.iter().map(Vec::len).collect::<Vec<_>>(),
         layer.window
     );
     let sources: &[_] = match layer.codes.is_some() {
@@ -439,59 +470,73 @@ fn attend_case(what: &str, layer: Layer) -> Case {
     Case::new(name, sources, move |device| run_attention(&layer, device))
 }
 
+/// The tables of a sequence: exact keys, exact values, quantized keys, quantized values. Pages that are not read have null
+/// addresses, and rows that are not written are NaN.
+fn tables(layer: &Layer, sequence: usize, stored: &Stored, device: &mut dyn Device) -> u64 {
+    let (entries, len) = (layer.entries(), layer.len(sequence));
+    let layouts = layer.layouts();
+    let mut tables = vec![0; 4 * entries];
+    for (store, (pages, channels, layout)) in [
+        (&stored.keys, layer.rotary_channels(), layouts.map(|(key, _)| key)),
+        (&stored.values, layer.width, layouts.map(|(_, value)| value)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for (page, heads) in pages.chunks_exact(layer.kv_heads).enumerate() {
+            if layer.reads(sequence, page, false) {
+                let mut rows = heads.to_vec();
+                for row in len.saturating_sub(page * PAGE)..PAGE {
+                    rows.iter_mut().for_each(|head| head[row * channels..(row + 1) * channels].fill(f32::NAN));
+                }
+                tables[store * entries + page] = device.of(&narrow(layer.element, &rows.concat())).address();
+            }
+            if let Some(layout) = layout.filter(|_| layer.reads(sequence, page, true)) {
+                let bytes: Vec<u8> = heads.iter().flat_map(|rows| encoded(layout, rows)).collect();
+                tables[(2 + store) * entries + page] = device.of(&bytes).address();
+            }
+        }
+    }
+    let read = tables.iter().rposition(|address| *address != 0).map_or(0, |last| last + 1);
+    device.of(&tables[..read]).address()
+}
+
 fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
     let (width, rotary_channels, heads) = (layer.width, layer.rotary_channels(), layer.kv_heads * layer.group);
-    let mut numbers = Numbers::new((width + layer.at.len()) as u64);
-    let stored = stored(layer, &mut numbers);
-    let mut rows = numbers.normals(layer.at.len() * heads * width);
+    let (count, entries) = (layer.count(), layer.entries());
+    let mut numbers = Numbers::new((width + count) as u64);
+    let all = 0..layer.sequences.len();
+    let stored: Vec<_> = all.clone().map(|sequence| stored(layer, sequence, &mut numbers)).collect();
+    let mut rows = numbers.normals(count * heads * width);
     rows.iter_mut().for_each(|x| *x *= 2.0 / (width as f32).sqrt());
+    let tables: Vec<_> = all.clone().map(|sequence| tables(layer, sequence, &stored[sequence], device)).collect();
+    let kv = ExactKv { keys: Pages::all(0), values: Pages::all(entries), element: layer.element, rotary_channels };
 
-    // Pages that are not read have null addresses, and rows that are not written are NaN.
-    let total = layer.at.iter().map(|at| at[1] as usize).max().unwrap_or(0);
-    let exact_table = |device: &mut dyn Device, heads: &[Vec<f32>], channels: usize| -> Pages {
-        let mut table = Vec::new();
-        for (page, heads) in heads.chunks_exact(layer.kv_heads).enumerate() {
-            let mut rows = heads.to_vec();
-            for row in total.saturating_sub(page * PAGE)..PAGE {
-                rows.iter_mut().for_each(|head| head[row * channels..(row + 1) * channels].fill(f32::NAN));
+    // The rows `of` in a pass of some of the sequences.
+    let attend = |device: &mut dyn Device, sequences: Range<usize>, of: Range<usize>| -> Result<Vec<f32>, String> {
+        let start = layer.rows_of(sequences.start).start;
+        let (mut segments, mut places, mut ends) = (Vec::new(), Vec::<Place>::new(), Vec::new());
+        for sequence in sequences {
+            let (rows, at) = (layer.rows_of(sequence), &layer.sequences[sequence]);
+            places.extend(at.iter().map(|[position, end]| [*position, *end, segments.len() as i32, 0]));
+            segments.push(Segment {
+                tables: tables[sequence],
+                first: (rows.start - start) as i32,
+                rows: at.len() as i32,
+                ..Segment::default()
+            });
+            let (first, end) = (rows.start.max(of.start), rows.end.min(of.end));
+            if first < end {
+                ends.push((at[first - rows.start][0] as usize, at[end - 1 - rows.start][1] as usize));
             }
-            let bytes = narrow(layer.element, &rows.concat());
-            table.push(if layer.reads(page, false) { device.of(&bytes).address() } else { 0 });
         }
-        Pages::all(device.of(&table))
-    };
-    let kv = ExactKv {
-        keys: exact_table(device, &stored.keys, rotary_channels),
-        values: exact_table(device, &stored.values, width),
-        element: layer.element,
-        rotary_channels,
-    };
-    let quantized_table = |device: &mut dyn Device, layout: PageLayout, heads: &[Vec<f32>]| -> Pages {
-        let mut table = Vec::new();
-        for (page, heads) in heads.chunks_exact(layer.kv_heads).enumerate() {
-            let bytes = || heads.iter().flat_map(|rows| encoded(layout, rows)).collect::<Vec<u8>>();
-            table.push(if layer.reads(page, true) { device.of(&bytes()).address() } else { 0 });
-        }
-        Pages::all(device.of(&table))
-    };
-    let quantized_kv = layer.layouts().map(|(key_layout, value_layout)| {
-        let (words, scales): (Vec<_>, Vec<_>) =
-            rows.chunks_exact(width).map(|row| prepared(key_layout.format(), row)).unzip();
-        QuantizedKv {
-            keys: quantized_table(device, key_layout, &stored.keys),
-            values: quantized_table(device, value_layout, &stored.values),
-            key_layout,
-            value_layout,
-            query_words: device.of(&words.concat()),
-            query_scales: device.of(&scales.concat()),
-        }
-    });
-
-    let attend = |device: &mut dyn Device, of: Range<usize>| -> Result<Vec<f32>, String> {
-        let at = &layer.at[of.clone()];
+        let longest = segments.iter().map(|segment| segment.rows as usize).max().unwrap_or(0);
+        let rows = &rows[of.start * heads * width..of.end * heads * width];
         let queries = Queries {
-            rows: device.of(&rows[of.start * heads * width..of.end * heads * width]),
-            at: device.of(at),
+            rows: device.of(rows),
+            places: device.of(&places[..of.end - start]),
+            segments: Segments { slice: device.of(&segments), count: segments.len(), longest },
+            first: of.start - start,
             count: of.len(),
             heads,
             kv_heads: layer.kv_heads,
@@ -501,41 +546,63 @@ fn run_attention(layer: &Layer, device: &mut dyn Device) -> Result<(), String> {
             split_pages: layer.split_pages,
         };
         // One split more than needed.
-        let splits = queries.splits(at[0][0] as usize, at[at.len() - 1][1] as usize) + 1;
-        let slots = (1 + usize::from(quantized_kv.is_some())) * splits * of.len() * heads;
+        let splits = ends.iter().map(|(first, end)| queries.splits(*first, *end)).max().unwrap_or(0) + 1;
+        let slots = (1 + usize::from(layer.codes.is_some())) * splits * of.len() * heads;
         let partials =
             SplitPartials { softmax: device.poisoned(slots), output: device.poisoned(slots * width), splits };
         device.run(exact(&queries, &kv, &partials))?;
-        if let Some(kv) = &quantized_kv {
-            let skip = of.start * heads;
-            let words = device.read(kv.query_words)[skip * width / 4..].to_vec();
-            let scales = device.read(kv.query_scales)[skip * width / 128..].to_vec();
-            let kv = QuantizedKv { query_words: device.of(&words), query_scales: device.of(&scales), ..*kv };
+        if let Some((key_layout, value_layout)) = layer.layouts() {
+            let (words, scales): (Vec<_>, Vec<_>) =
+                rows.chunks_exact(width).map(|row| prepared(key_layout.format(), row)).unzip();
+            let kv = QuantizedKv {
+                keys: Pages::all(2 * entries),
+                values: Pages::all(3 * entries),
+                key_layout,
+                value_layout,
+                query_words: device.of(&words.concat()),
+                query_scales: device.of(&scales.concat()),
+            };
             device.run(quantized(&queries, &kv, &partials))?;
         }
         let y: DeviceSlice<f32> = device.poisoned(of.len() * heads * width);
-        let domain = if quantized_kv.is_some() { Domain::Rotated } else { Domain::Unrotated };
+        let domain = if layer.codes.is_some() { Domain::Rotated } else { Domain::Unrotated };
         let order = if layer.shared_pairs > 0 { Order::RotaryFirst(layer.shared_pairs) } else { Order::Model };
         device.run(combine(&queries, &partials, (domain, order), y))?;
         Ok(device.read(y))
     };
-    let got = attend(device, 0..layer.at.len())?;
+    let got = attend(device, all.clone(), 0..count)?;
+    let part = |of: Range<usize>| &got[of.start * heads * width..of.end * heads * width];
     // The last row, computed alone, has the same bits.
-    let last = attend(device, layer.at.len() - 1..layer.at.len())?;
-    same_bits("a row alone", &last, &got[got.len() - last.len()..])?;
-
-    let mut want = expected(layer, &stored, &rows);
-    if layer.codes.is_some() {
-        rotate_back(ISA, &mut want, groups(width));
-    }
-    if layer.shared_pairs > 0 {
-        let order = shared_order(width, layer.shared_pairs);
-        for row in want.chunks_exact_mut(width) {
-            let shared = row.to_vec();
-            order.iter().zip(&shared).for_each(|(channel, x)| row[*channel] = *x);
+    let last = count - 1..count;
+    same_bits("a row alone", &attend(device, all.clone(), last.clone())?, part(last))?;
+    if all.len() > 1 {
+        for sequence in all.clone() {
+            let of = layer.rows_of(sequence);
+            let alone = attend(device, sequence..sequence + 1, of.clone())?;
+            same_bits(&format!("sequence {sequence} alone"), &alone, part(of))?;
         }
+        // From within the first sequence to within the last.
+        let of = 1..count - 1;
+        same_bits("some rows", &attend(device, all.clone(), of.clone())?, part(of))?;
     }
-    close("y", &got, &want, 1e-5)
+
+    for sequence in all {
+        let of = layer.rows_of(sequence);
+        let queries = &rows[of.start * heads * width..of.end * heads * width];
+        let mut want = expected(layer, sequence, &stored[sequence], queries);
+        if layer.codes.is_some() {
+            rotate_back(ISA, &mut want, groups(width));
+        }
+        if layer.shared_pairs > 0 {
+            let order = shared_order(width, layer.shared_pairs);
+            for row in want.chunks_exact_mut(width) {
+                let shared = row.to_vec();
+                order.iter().zip(&shared).for_each(|(channel, x)| row[*channel] = *x);
+            }
+        }
+        close(&format!("y of sequence {sequence}"), part(of), &want, 1e-5)?;
+    }
+    Ok(())
 }
 
 /// More splits than a chunk of the merging kernel, some without visible keys, whose outputs are poison.
@@ -566,7 +633,9 @@ fn combine_case(splits: usize, width: usize) -> Case {
         // The first split is the eighth of the sequence.
         let queries = Queries {
             rows: device.of(&vec![0.0; heads * width]),
-            at: device.of(&[[1000, 1001]]),
+            places: device.of(&[[1000, 1001, 0, 0]]),
+            segments: Segments { slice: device.of(&[Segment { rows: 1, ..Segment::default() }]), count: 1, longest: 1 },
+            first: 0,
             count: 1,
             heads,
             kv_heads: 1,
@@ -661,6 +730,31 @@ pub fn all() -> Vec<Case> {
     cases.push(attend_case("one head", Layer { kv_heads: 1, group: 8, ..mixed(256, causal(420, 2)) }));
     cases.push(attend_case("no head zone", Layer { zones: Zones { head: 0, tail: 0 }, ..mixed(128, causal(300, 2)) }));
     cases.push(attend_case("one vector", Layer { group: 8, ..Layer::shared(CodeFormat::Tqc6, causal(420, 2)) }));
+    // Sequences of different lengths, positions and numbers of tiles.
+    let several = |layer: Layer| layer.with(causal(300, 1)).with(causal(20, 2));
+    for width in [64, 128, 256, 512] {
+        let layer = |element| several(Layer::exact(width, element, causal(157, 3)));
+        cases.push(attend_case("several", layer(ElementType::F16)));
+        cases.push(attend_case("several", Layer { window: Some(100), ..layer(ElementType::Bf16) }));
+        cases.push(attend_case("several", Layer { split_pages: 2, group: 8, ..layer(ElementType::F32) }));
+        let drafter = Layer::exact(width, ElementType::F16, vec![[131; 2]]).with(vec![[300; 2]]).with(vec![[40; 2]]);
+        cases.push(attend_case("drafters", drafter));
+    }
+    // The order in which splits are merged follows from their positions, which wrap around the eight warps here.
+    for layer in [Layer::exact(128, ElementType::F16, causal(157, 3)), mixed(128, causal(420, 3))] {
+        // The last row sees one split less than the row before it.
+        let layer = layer.with(causal(1100, 2)).with(causal(1040, 2));
+        cases.push(attend_case("several", Layer { split_pages: 1, window: Some(400), ..layer }));
+    }
+    for width in [128, 256, 512] {
+        let layer = |end| several(mixed(width, causal(end, 3)).with(causal(700, 2)));
+        cases.push(attend_case("several", layer(420)));
+        cases.push(attend_case("several", Layer { split_pages: 1, window: Some(300), ..layer(560) }));
+        cases.push(attend_case("several", Layer { kv_heads: 1, group: 8, ..layer(430) }));
+    }
+    let shared = several(Layer::shared(CodeFormat::Tqc5, causal(420, 2)).with(causal(560, 2)));
+    cases.push(attend_case("several", Layer { window: Some(350), ..shared.clone() }));
+    cases.push(attend_case("several", shared));
     cases
 }
 
@@ -676,5 +770,10 @@ pub fn small() -> Vec<Case> {
     ));
     cases.push(attend_case("small", layer(Layer::quantized(128, CodeFormat::Tqc5, CodeFormat::Tqc3, causal(300, 2)))));
     cases.push(attend_case("small", layer(Layer::shared(CodeFormat::Tqc5, causal(300, 1)))));
+    cases.push(attend_case("small", layer(Layer::exact(64, ElementType::F16, causal(131, 2)).with(causal(20, 2)))));
+    cases.push(attend_case(
+        "small",
+        layer(Layer::quantized(128, CodeFormat::Tqc5, CodeFormat::Tqc3, causal(300, 2)).with(causal(420, 2))),
+    ));
     cases
 }

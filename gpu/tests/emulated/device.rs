@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 
+use foretoken_gpu::plan::segments::Segment;
 use foretoken_gpu::{DeviceSlice, Launch, LaunchError, Params};
 
 /// Memory and launches.
@@ -29,13 +30,13 @@ pub unsafe trait Pod: Copy + Default {}
 macro_rules! pod {
     ($($name:ty)*) => {
         $(
-            // SAFETY: a number, or an array of two.
+            // SAFETY: a number, an array of numbers, or integers without padding.
             unsafe impl Pod for $name {}
         )*
     };
 }
 
-pod!(u8 u16 i16 u32 i32 u64 f32 f64 [i32; 2] [u32; 2] [u64; 2] [f32; 2]);
+pod!(u8 u16 i16 u32 i32 u64 f32 f64 [i32; 2] [i32; 4] [u32; 2] [u64; 2] [f32; 2] Segment);
 
 impl dyn Device + '_ {
     /// Uploads `x`.

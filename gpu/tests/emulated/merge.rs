@@ -3,8 +3,10 @@
 use foretoken_gpu::plan::matmul::{Activations, Matrix, matmul, quantize};
 use foretoken_gpu::plan::matmul_float::{self, FloatMatrix};
 use foretoken_gpu::plan::merge::Mergeable;
+use foretoken_gpu::plan::pages::{Pages, exact_page_bytes};
 use foretoken_gpu::plan::pointwise::{Strided, gelu_gate, rms_norm};
-use foretoken_gpu::plan::rows::{Domain, HeadNorm, Heads, Order, Results, Steps, rows};
+use foretoken_gpu::plan::rows::{Domain, HeadNorm, Heads, KvDestination, Order, Results, Steps, rows};
+use foretoken_gpu::plan::segments::{Segment, Segments};
 use foretoken_gpu::{DeviceSlice, Launch, LaunchError, Params};
 use foretoken_kernels::ElementType;
 use foretoken_kernels::quant::{ActivationType, WeightType};
@@ -137,15 +139,29 @@ fn float_products(rows: usize) -> Case {
     })
 }
 
+/// Queries, and keys and values that are stored to pages of two sequences.
 fn projections(width: usize) -> Case {
-    case(format!("merged rows of {width}"), &["rows.cpp"], move |device| {
+    case(format!("merged rows of {width}"), &["rows.cpp", "pages.h"], move |device| {
         let (mut numbers, mut sequence, count) = (Numbers::new(5), Sequence::default(), 3);
-        for heads in [5, 1, 2] {
+        let element = ElementType::F16;
+        // Of each sequence a page of keys and one of values.
+        let mut segments = [(0, 2), (2, 1)].map(|(first, rows)| Segment { first, rows, ..Segment::default() });
+        for segment in &mut segments {
+            let pages = [1, 2].map(|heads| -> DeviceSlice<u8> {
+                sequence.result(device.poisoned(exact_page_bytes(element, heads, width)))
+            });
+            segment.tables = device.of(&pages.map(DeviceSlice::address)).address();
+        }
+        let segments = Segments { slice: device.of(&segments), count: 2, longest: 2 };
+        let places = device.of(&[[7, 8, 0, 0], [8, 9, 0, 0], [7, 8, 1, 0]]);
+        for (heads, start) in [(5, None), (1, Some(0)), (2, Some(1))] {
             let x = device.of(&numbers.normals(count * heads * width));
             let norm = Some(HeadNorm { weight: Some(device.of(&numbers.normals(width))), eps: 1e-6 });
             let steps = Steps { norm, rotary: None, order: Order::Model, weight: None, domain: Domain::Unrotated };
             let y: DeviceSlice<f32> = sequence.result(device.poisoned(count * heads * width));
-            let results = Results { channels: width, rows: Some(y), quantized: None, store: None };
+            let fault = sequence.result(device.of(&[u32::MAX]));
+            let store = start.map(|start| KvDestination { pages: Pages::all(start), element, places, segments, fault });
+            let results = Results { channels: width, rows: Some(y), quantized: None, store };
             sequence.push(rows(&Heads { x, rows: count, heads, head_dim: width }, &steps, &results))?;
         }
         Ok(sequence)

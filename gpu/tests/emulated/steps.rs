@@ -1,24 +1,30 @@
-//! Norm, activation, lookup, floating-point products, argmax, top-k, experts, acceptance.
+//! Norm, activation, lookup, floating-point products, argmax, top-k, experts, positions, acceptance, words of the host.
 
 use foretoken_gpu::DeviceSlice;
-use foretoken_gpu::plan::accept::{AcceptOutput, accept_greedy};
+use foretoken_gpu::plan::accept::{Accepting, State, Verified, accept, set_state};
 use foretoken_gpu::plan::experts::{Route, mix, route};
 use foretoken_gpu::plan::matmul::Buckets;
 use foretoken_gpu::plan::matmul_float::{FloatMatrix, matmul, matmul_buckets};
 use foretoken_gpu::plan::pointwise::{Strided, TableType, embed, gelu_gate, rms_norm};
-use foretoken_gpu::plan::positions::{Placement, angles, place};
+use foretoken_gpu::plan::positions::{DraftInput, Tokens, angles, begin_step, keep_rows, place};
 use foretoken_gpu::plan::read::read_all;
 use foretoken_gpu::plan::rows::Rotary;
-use foretoken_gpu::plan::vocabulary::{Grouped, NO_ID, Scores, argmax, argmax_parts, top_k};
+use foretoken_gpu::plan::segments::{ON_DEVICE, Place, Segment, Segments};
+use foretoken_gpu::plan::vocabulary::{Chosen, Grouped, NO_ID, Scores, argmax, argmax_parts, top_k};
+use foretoken_gpu::plan::words::{MAX_WORDS, write_words};
 use foretoken_kernels::norm::{self, AfterNorm};
 use foretoken_kernels::quant::{WeightType, dequantize_row};
 use foretoken_kernels::{ColumnsMut, ElementType, Elements, Isa, activation, gemm as cpu, vocabulary};
 use half::{bf16, f16};
 
 use super::cases::{Case, Numbers, close, same, same_bits};
+use super::device::Device;
 use super::matmul::{file_rows, packed};
 
 const ISA: Isa = Isa::Scalar;
+
+/// A word of memory that was not written.
+const POISON: u32 = 0xcdcd_cdcd;
 
 fn norm_case(rows: usize, width: usize, weight: bool, residual: bool) -> Case {
     Case::new(
@@ -65,12 +71,13 @@ fn narrow(element: ElementType, x: &[f32]) -> Vec<u8> {
     }
 }
 
-fn embed_case(table_type: TableType, rows: usize, inputs: usize) -> Case {
+/// `stride`: elements of the result from row to row.
+fn embed_case(table_type: TableType, rows: usize, inputs: usize, stride: usize) -> Case {
     let sources: &[_] = match table_type {
         TableType::Quantized(_) => &["embed.cpp", "formats.h", "formats_256.h"],
         TableType::Float(_) => &["embed.cpp"],
     };
-    Case::new(format!("embed {table_type:?} {rows} by {inputs}"), sources, move |device| {
+    Case::new(format!("embed {table_type:?} {rows} by {inputs}, stride {stride}"), sources, move |device| {
         let mut numbers = Numbers::new(inputs as u64);
         let mut table = vec![0.0; rows * inputs];
         let bytes = match table_type {
@@ -98,13 +105,18 @@ fn embed_case(table_type: TableType, rows: usize, inputs: usize) -> Case {
             }
         };
         let ids = [rows as u32 - 1, 0, 3, 3, rows as u32];
-        let mut want: Vec<f32> =
-            ids[..4].iter().flat_map(|id| table[*id as usize * inputs..][..inputs].iter().map(|x| x * 1.5)).collect();
-        want.extend(vec![f32::from_bits(0x7fc0_0000); inputs]);
-        let y: DeviceSlice<f32> = device.poisoned(ids.len() * inputs);
+        let len = (ids.len() - 1) * stride + inputs;
+        let mut want = vec![f32::from_bits(POISON); len];
+        for (id, want) in ids.iter().zip(want.chunks_mut(stride)) {
+            match table.chunks_exact(inputs).nth(*id as usize) {
+                Some(row) => want.iter_mut().zip(row).for_each(|(to, x)| *to = x * 1.5),
+                None => want[..inputs].fill(f32::from_bits(0x7fc0_0000)),
+            }
+        }
+        let y = Strided { slice: device.poisoned(len), stride };
         let (table, ids_of) = (device.of(&bytes), device.of(&ids));
         device.run(embed(table_type, table, (rows, inputs), (ids_of, ids.len()), 1.5, y))?;
-        same_bits("y", &device.read(y), &want)
+        same_bits("y", &device.read(y.slice), &want)
     })
 }
 
@@ -136,109 +148,119 @@ fn float_case(element: ElementType, rows: usize, outputs: usize, inputs: usize) 
 }
 
 /// The centroid head of an assistant: centroid scores, top-k, the scores of their tokens, argmax.
-fn centroid_case(element: ElementType, count: usize, group: usize, best: usize) -> Case {
-    let name = format!("centroid head {element:?}, {best} of {count} groups of {group}");
+fn centroid_case(element: ElementType, rows: usize, count: usize, group: usize, best: usize) -> Case {
+    let name = format!("centroid head {element:?}, {rows} rows, {best} of {count} groups of {group}");
     Case::new(name, &["matmul_float.cpp", "vocabulary.cpp"], move |device| {
         let (mut numbers, hidden) = (Numbers::new(count as u64), 132);
         // Small integers: sums are exact in any order, and some are equal.
         let mut integers =
             |len: usize| -> Vec<f32> { numbers.normals(len).iter().map(|x| (2.0 * x).round()).collect() };
-        let (centroids, table, state) = (integers(count * hidden), integers(count * group * hidden), integers(hidden));
+        let (centroids, table) = (integers(count * hidden), integers(count * group * hidden));
+        let states = integers(rows * hidden);
         let ordering: Vec<u32> = (0..(count * group) as u32).map(|i| i ^ 3).collect();
-        let scores = |rows: &[f32]| -> Vec<f32> {
-            rows.chunks_exact(hidden).map(|row| row.iter().zip(&state).map(|(a, b)| a * b).sum()).collect()
-        };
-        let (mut groups, mut want) = (Vec::new(), (f32::NEG_INFINITY, NO_ID));
-        vocabulary::top_k(&scores(&centroids), best, &mut groups);
-        for at in &groups {
-            let rows = *at as usize * group..(*at as usize + 1) * group;
-            for (score, id) in scores(&table[rows.start * hidden..rows.end * hidden]).into_iter().zip(&ordering[rows]) {
-                if score > want.0 || (score == want.0 && *id < want.1) {
-                    want = (score, *id);
+        let (mut tokens, mut best_scores) = (Vec::new(), Vec::new());
+        for state in states.chunks_exact(hidden) {
+            let scores = |rows: &[f32]| -> Vec<f32> {
+                rows.chunks_exact(hidden).map(|row| row.iter().zip(state).map(|(a, b)| a * b).sum()).collect()
+            };
+            let (mut groups, mut want) = (Vec::new(), (f32::NEG_INFINITY, NO_ID));
+            vocabulary::top_k(&scores(&centroids), best, &mut groups);
+            for at in &groups {
+                let rows = *at as usize * group..(*at as usize + 1) * group;
+                let scores = scores(&table[rows.start * hidden..rows.end * hidden]);
+                for (score, id) in scores.into_iter().zip(&ordering[rows]) {
+                    if score > want.0 || (score == want.0 && *id < want.1) {
+                        want = (score, *id);
+                    }
                 }
             }
+            best_scores.push(want.0);
+            tokens.push(want.1);
         }
 
         let matrix = |count, outputs, span| FloatMatrix::new(element, (count, outputs, hidden), span);
         let (centroids, table) = (device.of(&narrow(element, &centroids)), device.of(&narrow(element, &table)));
         let centroids = matrix(1, count, centroids).map_err(|error| error.to_string())?;
         let table = matrix(count, group, table).map_err(|error| error.to_string())?;
-        let (x, ranks) = (device.of(&state), device.poisoned(count));
-        let (chosen, y) = (device.poisoned(best), device.poisoned(best * group));
-        device.run(matmul(&centroids, (x, 1), ranks))?;
-        device.run(top_k((ranks, count), (chosen, best)))?;
+        let (x, ranks, all) = (device.of(&states), device.poisoned(rows * count), rows * best);
+        let (chosen, y) = (device.poisoned(all), device.poisoned(all * group));
+        device.run(matmul(&centroids, (x, rows), ranks))?;
+        device.run(top_k((ranks, rows, count), (chosen, best)))?;
         let lists = Buckets {
             largest: 1,
             matrices: chosen,
-            starts: device.of(&(0..=best as i32).collect::<Vec<_>>()),
-            count: device.of(&[best as i32]),
-            rows: Some(device.of(&vec![0; best])),
+            starts: device.of(&(0..=all as i32).collect::<Vec<_>>()),
+            count: device.of(&[all as i32]),
+            rows: Some(device.of(&(0..all).map(|i| (i / best) as i32).collect::<Vec<_>>())),
         };
-        device.run(matmul_buckets(&table, (x, 1), &lists, (best, best), y))?;
-        let scores = Scores {
-            x: y,
-            rows: 1,
-            n: best * group,
-            stride: best * group,
-            cap: None,
-            suppressed: None,
-            grouped: Some(Grouped { groups: chosen, ordering: device.of(&ordering), len: group }),
-        };
-        let (partial, ids) = (device.poisoned(Scores::partial_len(1, best * group)), device.poisoned(1));
-        device.run(argmax_parts(&scores, partial, ids))?;
-        device.run(argmax(&scores, partial, ids))?;
-        same("the token", &device.read(ids), &[want.1])?;
+        device.run(matmul_buckets(&table, (x, rows), &lists, (all, all), y))?;
+        let (n, ordering) = (best * group, device.of(&ordering));
+        let grouped = Some(Grouped { groups: chosen, ordering, len: group });
+        let scores = Scores { x: y, rows, n, stride: n, cap: None, suppressed: None, grouped };
+        let (partial, ids) = (device.poisoned(Scores::partial_len(rows, n)), device.poisoned(rows));
+        device.run(argmax_parts(&scores, partial, &Chosen::Ids(ids)))?;
+        device.run(argmax(&scores, partial, &Chosen::Ids(ids)))?;
+        same("the tokens", &device.read(ids), &tokens)?;
         let got = device.read(y);
-        same("its score", &[got.iter().copied().fold(f32::NEG_INFINITY, f32::max)], &[want.0])
+        let largest = |row: &[f32]| row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        same("their scores", &got.chunks_exact(n).map(largest).collect::<Vec<_>>(), &best_scores)
     })
 }
 
-fn top_case(n: usize, k: usize) -> Case {
-    Case::new(format!("top {k} of {n}"), &["vocabulary.cpp"], move |device| {
+fn top_case(rows: usize, n: usize, k: usize) -> Case {
+    Case::new(format!("top {k} of {n}, {rows} rows"), &["vocabulary.cpp"], move |device| {
         let mut numbers = Numbers::new(n as u64);
         // Many equal values, and both zeros.
-        let mut x: Vec<f32> = numbers.normals(n).iter().map(|x| (x * 20.0).round() / 20.0).collect();
+        let mut x: Vec<f32> = numbers.normals(rows * n).iter().map(|x| (x * 20.0).round() / 20.0).collect();
         x[n / 2] = -0.0;
-        let mut want = Vec::new();
-        vocabulary::top_k(&x, k, &mut want);
-        let (x, indices) = (device.of(&x), device.poisoned(k));
-        device.run(top_k((x, n), (indices, k)))?;
-        let want: Vec<i32> = want.iter().map(|i| *i as i32).collect();
+        let mut want: Vec<i32> = Vec::new();
+        for row in x.chunks_exact(n) {
+            let mut best = Vec::new();
+            vocabulary::top_k(row, k, &mut best);
+            want.extend(best.iter().map(|i| *i as i32));
+        }
+        let (x, indices) = (device.of(&x), device.poisoned(rows * k));
+        device.run(top_k((x, rows, n), (indices, k)))?;
         same("indices", &device.read(indices), &want)
     })
 }
 
-fn argmax_case(rows: usize, n: usize, cap: Option<f32>, grouped: bool) -> Case {
-    let name = format!("argmax of {rows} rows of {n}, cap {cap:?}, grouped {grouped}");
+/// `draft`: the results are the sequences' drafts of this index.
+fn argmax_case(rows: usize, n: usize, cap: Option<f32>, grouped: bool, draft: Option<usize>) -> Case {
+    let name = format!("argmax of {rows} rows of {n}, cap {cap:?}, grouped {grouped}, draft {draft:?}");
     Case::new(name, &["vocabulary.cpp"], move |device| {
         let (mut numbers, stride, len) = (Numbers::new(n as u64), n + 4, 16);
+        // Each row has all groups, in an order of its own.
+        let count = n.div_ceil(len);
+        let groups: Vec<i32> =
+            (0..rows).flat_map(|row| (0..count).map(move |i| ((count - 1 - i + row) % count) as i32)).collect();
+        let ordering: Vec<u32> = (0..(count * len) as u32).map(|i| i ^ 5).collect();
+        let id = |row: usize, i: usize| match grouped {
+            true => ordering[groups[row * count + i / len] as usize * len + i % len],
+            false => i as u32,
+        };
+        let suppressed = [id(0, n / 2), 7];
         let mut x = vec![0.0; rows * stride];
         for (row, x) in x.chunks_exact_mut(stride).enumerate() {
             x.copy_from_slice(&numbers.normals(stride));
-            // Equal values far apart; a larger value outside the row; NaN.
+            // Equal values far apart; a larger value outside the row; NaN; the largest of a suppressed id.
             (x[n - 1], x[n / 3], x[n - 2 - row], x[1]) = (9.0, 9.0, 9.0, f32::NAN);
             x[n..].fill(99.0);
-            x[n / 2] = 20.0;
+            (0..n).filter(|i| id(row, *i) == suppressed[0]).for_each(|i| x[i] = 20.0);
         }
         x[(rows - 1) * stride..][..n].fill(f32::NEG_INFINITY);
-        let groups: Vec<i32> = (0..n.div_ceil(len)).rev().map(|i| i as i32).collect();
-        let ordering: Vec<u32> = (0..(groups.len() * len) as u32).map(|i| i ^ 5).collect();
-        let id = |i: usize| match grouped {
-            true => ordering[groups[i / len] as usize * len + i % len],
-            false => i as u32,
-        };
-        let suppressed = [id(n / 2), 7];
         let mut want = Vec::new();
-        for row in x.chunks_exact(stride) {
-            let mut row = row[..n].to_vec();
+        for (row, x) in x.chunks_exact(stride).enumerate() {
+            let mut x = x[..n].to_vec();
             if let Some(cap) = cap {
-                activation::soft_cap(ISA, &mut row, cap);
+                activation::soft_cap(ISA, &mut x, cap);
             }
             let mut best = (f32::NEG_INFINITY, NO_ID);
-            for (i, x) in row.into_iter().enumerate() {
-                let better = x > best.0 || (x == best.0 && x > f32::NEG_INFINITY && id(i) < best.1);
-                if better && !suppressed.contains(&id(i)) {
-                    best = (x, id(i));
+            for (i, x) in x.into_iter().enumerate() {
+                let id = id(row, i);
+                let better = x > best.0 || (x == best.0 && x > f32::NEG_INFINITY && id < best.1);
+                if better && !suppressed.contains(&id) {
+                    best = (x, id);
                 }
             }
             want.push(best.1);
@@ -253,9 +275,15 @@ fn argmax_case(rows: usize, n: usize, cap: Option<f32>, grouped: bool) -> Case {
             grouped: grouped.then(|| Grouped { groups: device.of(&groups), ordering: device.of(&ordering), len }),
         };
         let (partial, ids) = (device.poisoned(Scores::partial_len(rows, n)), device.poisoned(rows));
-        device.run(argmax_parts(&scores, partial, ids))?;
-        device.run(argmax(&scores, partial, ids))?;
-        same("ids", &device.read(ids), &want)
+        // Length, newest token, and drafts.
+        let mut states = vec![vec![1, 2, 3, 4]; rows];
+        let pass = pass(device, &vec![Segment::default(); rows], &states, (&[], 1));
+        let chosen = draft.map_or(Chosen::Ids(ids), |index| Chosen::Draft { segments: pass.segments, index });
+        device.run(argmax_parts(&scores, partial, &chosen))?;
+        device.run(argmax(&scores, partial, &chosen))?;
+        let Some(draft) = draft else { return same("ids", &device.read(ids), &want) };
+        states.iter_mut().zip(&want).for_each(|(state, id)| state[2 + draft] = *id);
+        pass.states.iter().zip(&states).try_for_each(|(state, want)| same("state", &device.read(*state), want))
     })
 }
 
@@ -327,54 +355,180 @@ fn experts_case(rows: usize, experts: usize, chosen: usize) -> Case {
     })
 }
 
-fn accept_case(drafts: &'static [u32], chosen: &'static [u32], stops: &'static [u32]) -> Case {
-    Case::new(format!("accept {drafts:?} of {chosen:?}, stops {stops:?}"), &["accept.cpp"], move |device| {
-        let width = 300;
-        let hidden = Numbers::new(3).normals(chosen.len() * width);
-        let accepted = drafts.iter().zip(chosen).take_while(|(a, b)| a == b).count();
-        let mut emitted = chosen[..=accepted].to_vec();
-        if let Some(stop) = emitted.iter().position(|token| stops.contains(token)) {
-            emitted.truncate(stop + 1);
+/// The sequences of a pass on a device.
+struct Pass {
+    segments: Segments,
+    /// Of each segment.
+    states: Vec<DeviceSlice<u32>>,
+    /// Of each segment, `(width)`.
+    hidden: Vec<DeviceSlice<f32>>,
+}
+
+/// Segments with these states (length, newest token, drafts), and hidden states `(segments, width)` or none.
+fn pass(device: &mut dyn Device, segments: &[Segment], states: &[Vec<u32>], (hidden, width): (&[f32], usize)) -> Pass {
+    let states: Vec<_> = states.iter().map(|state| device.of(state)).collect();
+    let hidden: Vec<_> = hidden.chunks_exact(width).map(|hidden| device.of(hidden)).collect();
+    let mut segments = segments.to_vec();
+    for (i, segment) in segments.iter_mut().enumerate() {
+        segment.state = states[i].address();
+        segment.hidden = hidden.get(i).map_or(0, |hidden| hidden.address());
+    }
+    let longest = segments.iter().map(|segment| segment.rows as usize).max().unwrap_or(0);
+    let segments = Segments { slice: device.of(&segments), count: segments.len(), longest };
+    Pass { segments, states, hidden }
+}
+
+/// Of a sequence: dropped rows before the others, drafts, and the target's tokens.
+type Verification = (usize, &'static [u32], &'static [u32]);
+
+fn accept_case(sequences: &'static [Verification], accepting: Accepting) -> Case {
+    Case::new(format!("accept {accepting:?} of {sequences:?}"), &["accept.cpp"], move |device| {
+        let (mut numbers, width) = (Numbers::new(3), 300);
+        let (mut segments, mut ids, mut chosen) = (Vec::new(), Vec::new(), Vec::new());
+        for (newest, (skipped, drafts, choices)) in (10..).zip(sequences) {
+            // Tokens of dropped rows, then the newest one.
+            ids.extend(vec![newest; skipped + 1]);
+            segments.push(Segment {
+                first: chosen.len() as i32,
+                rows: choices.len() as i32,
+                source: ids.len() as i32 - 1,
+                skipped: *skipped as i32,
+                ..Segment::default()
+            });
+            ids.extend(*drafts);
+            chosen.extend(*choices);
         }
-        let last = emitted[emitted.len() - 1];
-        let want = [accepted as u32, chosen[accepted], emitted.len() as u32, last];
-        let out = AcceptOutput {
-            counts: device.poisoned(4),
-            tokens: device.poisoned(chosen.len()),
-            hidden: device.poisoned(width),
-        };
-        let (hidden_of, stops_of) = ((device.of(&hidden), width), (device.of(stops), stops.len()));
-        let (drafts_of, chosen_of) = ((device.of(drafts), drafts.len()), device.of(chosen));
-        device.run(accept_greedy(drafts_of, chosen_of, stops_of, hidden_of, &out))?;
-        same("counts", &device.read(out.counts), &want)?;
-        same("tokens", &device.read(out.tokens)[..emitted.len()], &emitted)?;
-        same_bits("hidden", &device.read(out.hidden), &hidden[(emitted.len() - 1) * width..][..width])
+        let states: Vec<Vec<u32>> = (0..sequences.len() as u32).map(|i| vec![1000 * i, 10 + i, 6, 7]).collect();
+        let before = numbers.normals(sequences.len() * width);
+        let hidden = numbers.normals(chosen.len() * width);
+        let pass = pass(device, &segments, &states, (&before, width));
+        let (verified, results) = (
+            Verified { ids: device.of(&ids), chosen: device.of(&chosen), hidden: device.of(&hidden), width },
+            device.poisoned(2 * sequences.len()),
+        );
+        device.run(accept(&pass.segments, &verified, accepting, results))?;
+
+        let results = device.read(results);
+        for (i, (skipped, drafts, choices)) in sequences.iter().enumerate() {
+            let accepted = match accepting {
+                Accepting::Equal => Some(drafts.iter().zip(*choices).take_while(|(a, b)| a == b).count()),
+                Accepting::Count { segment, drafts } => (segment == i).then_some(drafts),
+            };
+            let (mut result, mut state) = ([POISON; 2], states[i].clone());
+            let mut hidden_now = &before[i * width..][..width];
+            if let Some(accepted) = accepted {
+                result = [accepted as u32, choices[accepted]];
+                state[0] += (skipped + accepted) as u32 + 1;
+                state[1] = choices[accepted];
+                hidden_now = &hidden[(segments[i].first as usize + accepted) * width..][..width];
+            }
+            same(&format!("result {i}"), &results[2 * i..2 * i + 2], &result)?;
+            same(&format!("state {i}"), &device.read(pass.states[i]), &state)?;
+            same_bits(&format!("hidden {i}"), &device.read(pass.hidden[i]), hidden_now)?;
+        }
+        Ok(())
     })
 }
 
-fn positions_case(rows: usize, placement: Placement, emitted: Option<u32>) -> Case {
-    let name = format!("positions of {rows} rows {placement:?}, {emitted:?} emitted");
-    Case::new(name, &["positions.cpp"], move |device| {
-        let (pairs, before) = (130, 70_000);
-        let length = before + emitted.unwrap_or(0) as i32;
-        let want: Vec<[i32; 2]> = (length..length + rows as i32)
-            .map(|position| if placement == Placement::Consecutive { [position, position + 1] } else { [length; 2] })
-            .collect();
+fn state_case(with_hidden: bool) -> Case {
+    Case::new(format!("set the state, hidden {with_hidden}"), &["accept.cpp"], move |device| {
+        let (mut numbers, width) = (Numbers::new(4), 300);
+        let (before, rows) = (numbers.normals(width), numbers.normals(1 + width));
+        let (state, hidden, rows_of) = (device.of(&[7, 8, 9, 9]), device.of(&before), device.of(&rows));
+        let from = with_hidden.then(|| DeviceSlice::new(rows_of.address() + 4, width));
+        device.run(set_state((state, hidden), &State { length: 70_000, newest: 5, hidden: from }))?;
+        same("state", &device.read(state), &[70_000, 5, 9, 9])?;
+        same_bits("hidden", &device.read(hidden), if with_hidden { &rows[1..] } else { &before })
+    })
+}
+
+fn place_case(with_tokens: bool) -> Case {
+    Case::new(format!("places, tokens {with_tokens}"), &["positions.cpp"], move |device| {
+        let rows_of = |first, rows| Segment { first, rows, ..Segment::default() };
+        // Given tokens; the newest and two drafts; a given token and a draft; drafts after five dropped rows.
+        let segments = [rows_of(0, 40), rows_of(40, 3), rows_of(43, 2), Segment { skipped: 5, ..rows_of(45, 2) }];
+        let states = [vec![70_000, 1], vec![300, 2, 11, 12], vec![0, 3, 13], vec![20, 4, 14, 15, 16, 17, 18, 19]];
+        let mut given: Vec<u32> = (1000..1047).collect();
+        given[40..43].fill(ON_DEVICE);
+        given[44..].fill(ON_DEVICE);
+        let mut want = given.clone();
+        want[40..].copy_from_slice(&[2, 11, 12, 1043, 13, 18, 19]);
+        let mut want_places: Vec<Place> = Vec::new();
+        for (i, (segment, state)) in segments.iter().zip(&states).enumerate() {
+            let first = state[0] as i32 + segment.skipped;
+            want_places.extend((first..first + segment.rows).map(|position| [position, position + 1, i as i32, 0]));
+        }
+
+        let (rows, pass) = (given.len(), pass(device, &segments, &states, (&[], 1)));
+        let (places, ids) = (device.poisoned(rows), device.poisoned(rows));
+        let tokens = Tokens { given: device.of(&given), ids };
+        device.run(place(&pass.segments, (places, rows), with_tokens.then_some(&tokens)))?;
+        same("places", &device.read(places), &want_places)?;
+        same("ids", &device.read(ids), if with_tokens { &want } else { &[POISON; 47] })
+    })
+}
+
+fn step_case(step: usize) -> Case {
+    Case::new(format!("draft step {step}"), &["positions.cpp"], move |device| {
+        let (mut numbers, width, count) = (Numbers::new(5), 300, 3);
+        // Length, newest token, and the drafts before this step.
+        let states = [[70_000, 1, 11, 21], [0, 2, 12, 22], [300, 3, 13, 23]].map(|state| state[..2 + step].to_vec());
+        let (newest_hidden, hidden) = (numbers.normals(count * width), numbers.normals(count * width));
+        let segments: Vec<_> = (0..3).map(|first| Segment { first, rows: 1, ..Segment::default() }).collect();
+        let pass = pass(device, &segments, &states, (&newest_hidden, width));
+        let hidden_of = (step > 0).then(|| device.of(&hidden));
+        let (ids, input) = (device.poisoned(count), device.poisoned(2 * count * width));
+        let (given, places) = (device.of(&[ON_DEVICE, 77, ON_DEVICE]), device.poisoned(count));
+        let from = DraftInput { given, step, hidden: hidden_of, ids, input, width };
+        device.run(begin_step(&pass.segments, places, &from))?;
+        let want: Vec<Place> = (0..3).map(|i| [states[i][0] as i32, states[i][0] as i32, i as i32, 0]).collect();
+        same("places", &device.read(places), &want)?;
+        same("ids", &device.read(ids), &[states[0][1 + step], 77, states[2][1 + step]])?;
+        let mut want = vec![f32::from_bits(POISON); 2 * count * width];
+        let hidden = if step == 0 { newest_hidden } else { hidden };
+        for (input, hidden) in want.chunks_exact_mut(2 * width).zip(hidden.chunks_exact(width)) {
+            input[width..].copy_from_slice(hidden);
+        }
+        same_bits("input", &device.read(input), &want)
+    })
+}
+
+fn angles_case(rows: usize, pairs: usize) -> Case {
+    Case::new(format!("angles of {rows} rows, {pairs} pairs"), &["positions.cpp"], move |device| {
+        let places: Vec<Place> = (0..rows as i32).map(|row| [70_000 - 1000 * row, -1, -1, 0]).collect();
         let frequencies: Vec<f32> = (0..pairs).map(|i| 1e4f32.powf(-(i as f32) / pairs as f32)).collect();
-        let (length_of, at) = (device.of(&[before]), device.poisoned(rows));
-        // The third word of the counts.
-        let counts = emitted.map(|emitted| device.of(&[0, 0, emitted, 0]));
-        let emitted_of = counts.map(|counts| DeviceSlice::new(counts.address() + 8, 1));
-        device.run(place(length_of, emitted_of, (at, rows), placement))?;
-        same("length", &device.read(length_of), &[length])?;
-        same("positions", &device.read(at), &want)?;
         let out = Rotary { cos: device.poisoned(rows * pairs), sin: device.poisoned(rows * pairs), pairs };
-        let frequencies_of = device.of(&frequencies);
-        device.run(angles((at, rows), frequencies_of, &out))?;
-        let angle = |[position, _]: &[i32; 2]| frequencies.iter().map(|f| f * *position as f32).collect::<Vec<_>>();
-        let (cos, sin): (Vec<f32>, Vec<f32>) = want.iter().flat_map(angle).map(|a| (a.cos(), a.sin())).unzip();
+        let (places_of, frequencies_of) = (device.of(&places), device.of(&frequencies));
+        device.run(angles((places_of, rows), frequencies_of, &out))?;
+        let angle = |place: &Place| frequencies.iter().map(|f| f * place[0] as f32).collect::<Vec<_>>();
+        let (cos, sin): (Vec<f32>, Vec<f32>) = places.iter().flat_map(angle).map(|a| (a.cos(), a.sin())).unzip();
         close("cosines", &device.read(out.cos), &cos, 1e-6)?;
         close("sines", &device.read(out.sin), &sin, 1e-6)
+    })
+}
+
+fn keep_case(width: usize) -> Case {
+    Case::new(format!("kept rows of {width}"), &["positions.cpp"], move |device| {
+        // First row, rows, first row before; of nine rows.
+        let of = [(0, 1, 2), (1, 2, 3), (3, 2, 7)];
+        let segments = of.map(|(first, rows, source)| Segment { first, rows, source, ..Segment::default() });
+        let x = Numbers::new(6).normals(9 * width);
+        let want: Vec<f32> = [2, 3, 4, 7, 8].iter().flat_map(|row| &x[row * width..][..width]).copied().collect();
+        let segments = Segments { slice: device.of(&segments), count: 3, longest: 2 };
+        let (x, y) = (device.of(&x), device.poisoned(5 * width));
+        device.run(keep_rows(&segments, (x, 9), (y, 5), width))?;
+        same_bits("y", &device.read(y), &want)
+    })
+}
+
+fn words_case(count: usize) -> Case {
+    Case::new(format!("{count} words of the host"), &["words.cpp"], move |device| {
+        let words: Vec<u32> = (1..=count as u32).collect();
+        let to = device.of(&vec![POISON; count + 1]);
+        device.run(write_words(to, &words))?;
+        let mut want = words;
+        want.push(POISON);
+        same("words", &device.read(to), &want)
     })
 }
 
@@ -417,29 +571,37 @@ pub fn all() -> Vec<Case> {
         cases.extend((1..=16).map(|rows| float_case(element, rows, 40, 132)));
         cases.push(float_case(element, 21, 4, 260));
     }
-    cases.extend([top_case(2048, 32), top_case(1, 1), top_case(4096, 100)]);
-    cases.extend([argmax_case(3, 9000, None, false), argmax_case(2, 4096, Some(30.0), false)]);
+    cases.extend([top_case(1, 2048, 32), top_case(3, 1, 1), top_case(2, 4096, 100)]);
+    cases.extend([argmax_case(3, 9000, None, false, None), argmax_case(2, 4096, Some(30.0), false, None)]);
     cases.extend((1..=16).map(|rows| experts_case(rows, 128, 8)));
     cases.extend([experts_case(3, 6, 2), experts_case(2, 256, 16)]);
-    let chosen: &[u32] = &[5, 6, 7, 8];
-    cases.extend([&[5, 6, 7][..], &[5, 9, 7], &[9, 6, 7]].map(|drafts| accept_case(drafts, chosen, &[])));
-    cases.push(accept_case(&[], &[4], &[4]));
+    let verifications: [&[Verification]; 3] =
+        [&[(0, &[5, 6, 7], &[5, 6, 7, 8])], &[(0, &[5, 9, 7], &[5, 6, 7, 8])], &[(0, &[9, 6, 7], &[5, 6, 7, 8])]];
+    cases.extend(verifications.map(|sequences| accept_case(sequences, Accepting::Equal)));
+    cases.push(accept_case(&[(0, &[], &[4])], Accepting::Equal));
     cases.push(read_case(300, 3));
-    cases.extend([positions_case(1, Placement::Constant, None), positions_case(40, Placement::Consecutive, Some(1))]);
-    cases.extend([ElementType::F32, ElementType::Bf16].map(|element| centroid_case(element, 256, 16, 32)));
+    cases.extend([angles_case(1, 128), step_case(1), words_case(MAX_WORDS)]);
+    cases.extend([ElementType::F32, ElementType::Bf16].map(|element| centroid_case(element, 1, 256, 16, 32)));
+    cases.push(centroid_case(ElementType::F16, 4, 256, 16, 32));
     cases
 }
 
 pub fn small() -> Vec<Case> {
     let mut cases = vec![norm_case(3, 1000, true, true), norm_case(2, 300, true, false), gate_case(3, 1028)];
-    cases.extend(QUANTIZED.map(|weight_type| embed_case(TableType::Quantized(weight_type), 20, 512)));
-    cases.extend(ELEMENTS.map(|element| embed_case(TableType::Float(element), 20, 300)));
-    cases.extend([float_case(ElementType::Bf16, 3, 37, 260), top_case(100, 10)]);
-    cases.extend([argmax_case(3, 4500, Some(30.0), false), argmax_case(3, 512, None, true)]);
-    cases.push(positions_case(5, Placement::Consecutive, Some(3)));
+    cases.extend(QUANTIZED.map(|weight_type| embed_case(TableType::Quantized(weight_type), 20, 512, 512)));
+    cases.extend(ELEMENTS.map(|element| embed_case(TableType::Float(element), 20, 300, 600)));
+    cases.extend([float_case(ElementType::Bf16, 3, 37, 260), top_case(2, 100, 10)]);
+    cases.extend([argmax_case(3, 4500, Some(30.0), false, None), argmax_case(3, 512, None, true, Some(1))]);
+    cases.extend([place_case(true), place_case(false), step_case(0), step_case(2)]);
+    cases.extend([angles_case(5, 130), keep_case(300), words_case(5)]);
     cases.push(experts_case(5, 40, 3));
     cases.push(read_case(6002, 2));
-    cases.push(centroid_case(ElementType::F16, 20, 6, 5));
-    cases.extend([accept_case(&[5, 6, 7], &[5, 6, 8, 9], &[6, 1]), accept_case(&[5, 6, 7], &[5, 6, 8, 9], &[1])]);
+    cases.push(centroid_case(ElementType::F16, 2, 20, 6, 5));
+    // Two of three drafts; no draft, after dropped rows, and before a token that the target chose; all drafts.
+    let sequences: &[Verification] = &[(0, &[5, 6, 7], &[5, 6, 8, 9]), (2, &[], &[12]), (0, &[6, 7], &[6, 7, 8])];
+    cases.push(accept_case(sequences, Accepting::Equal));
+    cases
+        .extend([(0, 3), (2, 1)].map(|(segment, drafts)| accept_case(sequences, Accepting::Count { segment, drafts })));
+    cases.extend([state_case(true), state_case(false)]);
     cases
 }

@@ -45,7 +45,7 @@ impl DeviceKv {
     /// If the device is out of memory, or those of `from`.
     pub fn read_from(&mut self, end: usize, from: &mut impl Read) -> io::Result<()> {
         self.reserve(end).map_err(io::Error::other)?;
-        let rotary = Rotary::new(self.inverse_frequencies.clone(), Isa::best());
+        let rotary = Rotary::new(self.plan.inverse_frequencies.clone(), Isa::best());
         for FilePage { store, slot, address, bytes } in self.file_pages(end) {
             let mut page = vec![0; bytes];
             from.read_exact(&mut page)?;
@@ -67,7 +67,7 @@ impl DeviceKv {
 
     /// The pages of the positions below `end`, in file order.
     fn file_pages(&self, end: usize) -> impl Iterator<Item = FilePage<'_>> {
-        self.stores.iter().flat_map(move |store| {
+        self.plan.stores.iter().flat_map(move |store| {
             let keys = store.recomputed_keys.is_none().then_some(&store.keys);
             let tables =
                 keys.into_iter().chain([&store.values]).flat_map(move |storage| storage.held(end, store.zones));

@@ -7,7 +7,7 @@ use foretoken_kernels::ElementType;
 use foretoken_kernels::attention::turboquant::{CodeFormat, PageLayout, RotationGroups, Side};
 
 use crate::device::Device;
-use crate::device::pages::Table;
+use crate::device::pages::{Table, Tables};
 use crate::kv::{KEqV, KvFormat, KvLayout, KvOptions, PAGE, Retention, RotaryFirst, StoreLayout, first_exact_page};
 use crate::{Error, Result};
 
@@ -80,13 +80,13 @@ impl StoragePlan {
         Ok(plan)
     }
 
-    /// Storage of K and of V, with tables for `context` positions; `entries` is advanced past their entries.
+    /// Storage of K and of V, with tables for `context` positions, which are added to `tables`.
     pub(super) fn sides(
         &self,
         store: &StoreLayout,
         options: &KvOptions,
         context: usize,
-        entries: &mut usize,
+        tables: &mut Tables,
     ) -> [Storage; 2] {
         let retention = store.window.map_or(Retention::All, |window| Retention::window(window, options.max_round_rows));
         let exact = self.zones.map_or(retention, |_| Retention::zones(options.exact, options.max_round_rows));
@@ -94,9 +94,7 @@ impl StoragePlan {
             let slots = retention.held(context.div_ceil(PAGE)).max(1);
             // A ring is read through its whole table; tables are aligned to 16 bytes.
             let len = retention.ring().map_or(slots, |(pinned, newest)| pinned + newest).next_multiple_of(2);
-            let start = *entries;
-            *entries += len;
-            Table { start, slots: len, retention, page_bytes, held: 0 }
+            tables.add(len, retention, page_bytes)
         };
         [(self.key_channels, self.keys), (store.head_dim, self.values)].map(|(channels, layout)| Storage {
             channels,

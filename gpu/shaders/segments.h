@@ -1,0 +1,26 @@
+// The sequences of a pass. A segment is the rows of one sequence: consecutive rows, at consecutive positions.
+#pragma once
+
+#include "device.h"
+
+// Metal allows pointers to pointers in structures only.
+struct Slot {
+    DEVICE u8* page;
+};
+
+struct Segment {
+    const DEVICE Slot* tables; // of all stores, see pages.h
+    DEVICE u32* state;    // number of committed positions, the token after them, and drafts after that
+    DEVICE float* hidden; // (width): the hidden state that predicted the token after the committed positions
+    int first, rows;      // rows of the pass
+    int source;           // its first row before rows without outputs were dropped
+    int skipped;          // dropped rows of this sequence
+};
+
+// A row's position, the first position that it does not see, and its segment.
+struct alignas(16) Place {
+    int position, end, segment, unused;
+};
+
+// In place of a token that the sequence's state has.
+CONSTEXPR u32 ON_DEVICE = 0xfffffffeu;

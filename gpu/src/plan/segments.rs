@@ -1,0 +1,59 @@
+//! The sequences of a pass: `segments.h`.
+
+use crate::launch::{DeviceSlice, LaunchError, dimension};
+use crate::pod::Pod;
+
+/// The rows of one sequence in a pass: consecutive rows, at consecutive positions.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// Address of the sequence's page tables: see [`super::pages::Pages`].
+    pub tables: u64,
+    /// Address of words: the number of committed positions, the token after them, and drafts after that.
+    pub state: u64,
+    /// Address of `(width)` f32: the hidden state that predicted that token.
+    pub hidden: u64,
+    /// First row.
+    pub first: i32,
+    /// Rows.
+    pub rows: i32,
+    /// First row before rows without outputs were dropped.
+    pub source: i32,
+    /// Dropped rows of this sequence, all before the others.
+    pub skipped: i32,
+}
+
+// SAFETY: `repr(C)`, integers only: three of eight bytes and four of four leave no padding.
+unsafe impl Pod for Segment {}
+
+impl Segment {
+    /// The same sequence without its first `skipped` rows; the others are moved to `first` on.
+    pub fn kept(&self, skipped: usize, first: usize) -> Self {
+        let skipped = skipped as i32;
+        Self { first: first as i32, rows: self.rows - skipped, source: self.first + skipped, skipped, ..*self }
+    }
+}
+
+/// All sequences of a pass, whose rows do not overlap. Their tables have the same layout.
+#[derive(Clone, Copy, Debug)]
+pub struct Segments {
+    /// `(count)`.
+    pub slice: DeviceSlice<Segment>,
+    /// Number of sequences.
+    pub count: usize,
+    /// Rows of the longest segment, or an upper bound.
+    pub longest: usize,
+}
+
+/// A row's position, the first position that it does not see, its segment, and zero.
+pub type Place = [i32; 4];
+
+/// In place of a token that the sequence's state has.
+pub const ON_DEVICE: u32 = u32::MAX - 1;
+
+impl Segments {
+    pub(super) fn address(&self) -> Result<u64, LaunchError> {
+        dimension("segments", self.count)?;
+        self.slice.checked("the segments", self.count)
+    }
+}

@@ -1,0 +1,32 @@
+//! Words written by a launch, in order with others and without a wait: `words.cpp`.
+
+use crate::launch::{DeviceSlice, Launch, LaunchError, Params};
+
+/// Words of one launch, at most.
+pub const MAX_WORDS: usize = 240;
+
+/// Parameters of the kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct WordsParams {
+    to: u64,
+    count: i32,
+    words: [u32; MAX_WORDS],
+}
+
+// SAFETY: the `Params` of words.cpp.
+unsafe impl Params for WordsParams {}
+
+/// Writes at most [`MAX_WORDS`] words.
+///
+/// # Errors
+/// If there are more, or the slice is too short.
+pub fn write_words(to: DeviceSlice<u32>, from: &[u32]) -> Result<Launch<WordsParams>, LaunchError> {
+    let mut words = [0; MAX_WORDS];
+    let Some(start) = words.get_mut(..from.len()) else {
+        return Err(LaunchError(format!("{} words; at most {MAX_WORDS} are supported", from.len())));
+    };
+    start.copy_from_slice(from);
+    let params = WordsParams { to: to.checked_unaligned("the words", from.len())?, count: from.len() as i32, words };
+    Ok(Launch { kernel: "write_words", grid: [1, 1, 1], block: [256, 1, 1], params })
+}

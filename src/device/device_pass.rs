@@ -1,0 +1,213 @@
+//! A pass on a device, and its results for the host.
+
+use parking_lot::{Mutex, MutexGuard};
+
+use foretoken_gpu::plan::vocabulary::NO_ID;
+
+use super::loaded::LoadedModels;
+use super::models::Models;
+use super::passes::{Passes, Results, SequenceRows};
+use super::sequence::{DRAFTED, Sequence};
+use crate::model::OutputRows;
+use crate::{Error, Result};
+
+/// A sequence's part of a pass.
+pub(crate) struct PassPart<'a> {
+    pub sequence: &'a Mutex<Sequence>,
+    pub ids: Vec<u32>,
+    pub position: usize,
+    pub outputs: OutputRows,
+}
+
+/// A pass. Its results are there until it is dropped; other passes of the models wait for that.
+pub(crate) struct DevicePass<'a> {
+    models: &'a LoadedModels,
+    passes: MutexGuard<'a, Passes>,
+    sequences: Vec<MutexGuard<'a, Sequence>>,
+    parts: Vec<Part>,
+}
+
+/// The rows of a part.
+#[derive(Clone, Copy)]
+struct Part {
+    position: usize, // of the first output row
+    first: usize,
+    rows: usize,
+    outputs: usize,
+    output: usize,       // index among the parts with outputs
+    first_output: usize, // row
+}
+
+/// The results of one part of a pass.
+pub(crate) struct DeviceOutput<'p> {
+    models: &'p LoadedModels,
+    passes: &'p mut Passes,
+    sequences: Vec<&'p mut Sequence>,
+    parts: &'p [Part],
+    index: usize,
+}
+
+/// How drafts are accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum AcceptRule {
+    /// A draft is accepted if it is the target's argmax.
+    Argmax,
+    /// All given drafts are accepted: the host simulates acceptance, to measure speed.
+    All,
+}
+
+impl<'a> DevicePass<'a> {
+    /// Runs a pass over the rows of some sequences of one plan.
+    ///
+    /// # Errors
+    /// If the device is out of memory, or the driver fails.
+    pub fn run(models: &'a Models, parts: Vec<PassPart<'a>>) -> Result<Self> {
+        let mut sequences: Vec<_> = parts.iter().map(|part| part.sequence.lock()).collect();
+        let mut passes = models.passes();
+        let (mut rows, mut placed) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
+        let mut next = Part { position: 0, first: 0, rows: 0, outputs: 0, output: 0, first_output: 0 };
+        for (sequence, part) in sequences.iter_mut().zip(&parts) {
+            let (len, outputs) = (part.ids.len(), part.outputs.of(part.ids.len()));
+            placed.push(Part { position: part.position + len - outputs, rows: len, outputs, ..next });
+            next.first += len;
+            next.output += usize::from(outputs > 0);
+            next.first_output += outputs;
+            rows.push(SequenceRows { sequence, ids: &part.ids, position: part.position, outputs });
+        }
+        passes.forward(&models.loaded, &mut rows)?;
+        Ok(Self { models: &models.loaded, passes, sequences, parts: placed })
+    }
+
+    /// The results of part `index`.
+    pub fn output(&mut self, index: usize) -> DeviceOutput<'_> {
+        let sequences = self.sequences.iter_mut().map(|sequence| &mut **sequence).collect();
+        DeviceOutput { models: self.models, passes: &mut self.passes, sequences, parts: &self.parts, index }
+    }
+
+    /// Accepts the drafts of all parts by [`AcceptRule::Argmax`].
+    ///
+    /// # Errors
+    /// If K or V were NaN or infinite, or the driver fails.
+    pub fn accept(&mut self) -> Result<()> {
+        self.output(0).accept_equal()
+    }
+
+    /// Waits for the pass.
+    ///
+    /// # Errors
+    /// If K or V were NaN or infinite, or the driver fails.
+    pub fn wait(&self) -> Result<()> {
+        self.passes.wait()
+    }
+}
+
+impl DeviceOutput<'_> {
+    fn part(&self) -> Part {
+        self.parts[self.index]
+    }
+
+    /// Accepts drafts by `rule`: returns how many, and the token after them. [`DRAFTED`] ids in `drafts` are replaced by the real
+    /// ones.
+    ///
+    /// # Errors
+    /// If the scores, or K or V, are NaN or infinite, or the driver fails.
+    pub fn accept(&mut self, drafts: &mut [u32], rule: AcceptRule) -> Result<(usize, u32)> {
+        let part = self.part();
+        let [accepted, next] = match rule {
+            AcceptRule::Argmax => {
+                self.accept_equal()?;
+                part.result(self.passes.accept(self.models)?, drafts)
+            }
+            AcceptRule::All => {
+                self.sequences[self.index].note(None);
+                let result = part.result(&self.passes.accept_count(self.models, part.output, drafts.len())?, drafts);
+                self.sequences[self.index].note(part.state_after(result));
+                result
+            }
+        };
+        if next == NO_ID { Err(Error::logits(None)) } else { Ok((accepted as usize, next)) }
+    }
+
+    /// Accepts the drafts of all parts, unless that is done.
+    fn accept_equal(&mut self) -> Result<()> {
+        if self.passes.has_accepted() {
+            return Ok(());
+        }
+        let parts = self.parts.iter().zip(&mut self.sequences);
+        let mut parts: Vec<_> = parts.filter(|(part, _)| part.outputs > 0).collect();
+        // Until the results are read, only the device knows.
+        parts.iter_mut().for_each(|(_, sequence)| sequence.note(None));
+        let results = self.passes.accept(self.models)?;
+        for (part, sequence) in parts {
+            sequence.note(part.state_after(results.accepted[part.output]));
+        }
+        Ok(())
+    }
+
+    /// Continues the sequence with `token` after output row `row`. No launch if accepting had the same result.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn set_newest(&mut self, row: usize, token: u32) -> Result<()> {
+        let (part, width) = (self.part(), self.models.hidden_size());
+        let hidden = self.passes.hidden(part.first_output + row, width);
+        let launcher = self.passes.workspace.launcher();
+        self.sequences[self.index].set(launcher, (part.position + row + 1, token), Some(hidden))
+    }
+
+    /// Waits for the pass.
+    ///
+    /// # Errors
+    /// If K or V were NaN or infinite, or the driver fails.
+    pub fn wait(&self) -> Result<()> {
+        self.passes.wait()
+    }
+
+    /// Logits of the first `rows` output rows, after the soft cap: `(rows, vocab)`.
+    ///
+    /// # Errors
+    /// As [`DeviceOutput::wait`].
+    pub fn logits(&self, rows: usize) -> Result<Vec<f32>> {
+        self.passes.logits(self.models.config(), self.part().first_output, rows)
+    }
+
+    /// The hidden state of output row `row`: `(hidden)`.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn state(&self, row: usize) -> Result<Vec<f32>> {
+        let width = self.models.hidden_size();
+        self.passes.workspace.ops.outputs.hidden.read((self.part().first_output + row) * width, width)
+    }
+
+    /// Replaces [`DRAFTED`] ids by the ids in device memory.
+    ///
+    /// # Errors
+    /// If the driver fails, or a draft's scores were NaN or infinite.
+    pub fn resolve(&self, drafts: &mut [u32]) -> Result<()> {
+        if drafts.contains(&DRAFTED) {
+            let part = self.part();
+            let (_, ids) = self.passes.workspace.readback.read(part.first + part.rows)?;
+            part.copy_tokens(&ids, drafts);
+        }
+        if drafts.contains(&NO_ID) { Err(Error::logits(None).of_draft()) } else { Ok(()) }
+    }
+}
+
+impl Part {
+    /// Accepted drafts and the token after them; `drafts` receives the part's tokens after its first output row.
+    fn result(&self, results: &Results, drafts: &mut [u32]) -> [u32; 2] {
+        self.copy_tokens(&results.ids, drafts);
+        results.accepted[self.output]
+    }
+
+    fn copy_tokens(&self, ids: &[u32], drafts: &mut [u32]) {
+        let first = self.first + self.rows - self.outputs + 1;
+        drafts.copy_from_slice(&ids[first..first + drafts.len()]);
+    }
+
+    /// The sequence's state after accepting.
+    fn state_after(&self, [accepted, next]: [u32; 2]) -> Option<(usize, u32)> {
+        (next != NO_ID).then_some((self.position + accepted as usize + 1, next))
+    }
+}

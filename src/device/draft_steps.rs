@@ -1,0 +1,198 @@
+//! Draft steps of any number of sequences.
+
+use std::sync::{Arc, Weak};
+
+use foretoken_gpu::plan::positions::{DraftInput, begin_step};
+use foretoken_gpu::plan::segments::{ON_DEVICE, Segment, Segments};
+use foretoken_gpu::plan::vocabulary::{Chosen, Scores, argmax, argmax_parts};
+use parking_lot::Mutex;
+
+use super::buffer::subslice;
+use super::kv::{KvPlan, Span};
+use super::list::List;
+use super::loaded::{DeviceAssistant, LoadedModels};
+use super::ops::DeviceOps;
+use super::outputs::DraftState;
+use super::positions::{DraftAngles, PassKv, PassSegments, Stores};
+use super::recordings::RecordedPass;
+use super::sequence::Sequence;
+use super::workspace::Workspace;
+use crate::{Error, Result};
+
+/// Rows allocated initially.
+const MIN_ROWS: usize = 4;
+
+/// A sequence's row of a draft step.
+pub(super) struct DraftRow<'a> {
+    pub sequence: &'a Arc<Mutex<Sequence>>,
+    pub position: usize,
+    /// The last token and the drafts after it, [`ON_DEVICE`] where the host does not know them.
+    pub tokens: &'a [u32],
+}
+
+/// The draft that is made: its steps have one row of each sequence.
+#[derive(Default)]
+pub(super) struct DraftSteps {
+    lists: Option<Lists>,
+    angles: DraftAngles,
+    /// In order of rows. A sequence whose draft is complete goes on in vain, because the others' rows are beside its own.
+    sequences: Vec<Weak<Mutex<Sequence>>>,
+    done: usize, // steps
+}
+
+/// What the host writes before a step.
+struct Lists {
+    given: List<u32>,
+    segments: List<Segment>,
+}
+
+impl DraftSteps {
+    /// Drafts the token after those of each row; all have as many tokens, and their sequences the same plan. The tokens become
+    /// drafts in the sequences' states. Returns each one's row in [`DraftSteps::scores`].
+    ///
+    /// # Errors
+    /// If the models have no assistant, there are as many tokens as a pass may have rows, or the device is out of memory or fails.
+    pub fn step(
+        &mut self,
+        workspace: &mut Workspace,
+        models: &LoadedModels,
+        rows: &[DraftRow<'_>],
+    ) -> Result<Vec<usize>> {
+        let Some(first) = rows.first() else { return Ok(Vec::new()) };
+        let (plan, step) = (first.sequence.lock().plan().clone(), first.tokens.len() - 1);
+        if step + 1 >= plan.max_rows() {
+            let most = plan.max_rows() - 1;
+            return Err(Error::argument("drafts", format!("must be at most {most}, one less than rows of a pass")));
+        }
+        let sequences = match self.continued(rows, step) {
+            Some(sequences) => sequences,
+            None => self.begin(workspace, models, rows)?,
+        };
+        let row_of = |row: &DraftRow<'_>| sequences.iter().position(|one| Arc::ptr_eq(one, row.sequence));
+        let end = rows.iter().map(|row| row.position).max().unwrap_or(0);
+        for step in self.done..=step {
+            let mut given = vec![ON_DEVICE; sequences.len()];
+            for row in rows.iter().filter(|_| step > 0) {
+                row_of(row).into_iter().for_each(|at| given[at] = row.tokens[step]);
+            }
+            self.run(workspace, models, &plan, (&given, step, end))?;
+        }
+        Ok(rows.iter().filter_map(row_of).collect())
+    }
+
+    /// The sequences of the draft, if `rows` are next steps of some of them. If other drafts were made in between, the hidden states
+    /// of the last step are lost, and all steps are repeated. They stay alive until the step is launched; memory is freed after the
+    /// kernels that read it.
+    fn continued(&self, rows: &[DraftRow<'_>], step: usize) -> Option<Vec<Arc<Mutex<Sequence>>>> {
+        let sequences: Vec<_> = self.sequences.iter().map(Weak::upgrade).collect::<Option<_>>()?;
+        let is_in = |row: &DraftRow<'_>| sequences.iter().any(|one| Arc::ptr_eq(one, row.sequence));
+        (step > 0 && self.done == step && rows.iter().all(is_in)).then_some(sequences)
+    }
+
+    /// Begins a draft.
+    fn begin(
+        &mut self,
+        workspace: &mut Workspace,
+        models: &LoadedModels,
+        rows: &[DraftRow<'_>],
+    ) -> Result<Vec<Arc<Mutex<Sequence>>>> {
+        self.grow(workspace, models, rows.len())?;
+        let mut segments = Vec::with_capacity(rows.len());
+        for (i, row) in rows.iter().enumerate() {
+            let mut sequence = row.sequence.lock();
+            sequence.set(workspace.launcher(), (row.position, row.tokens[0]), None)?;
+            segments.push(sequence.segment(i, 1));
+        }
+        if let Some(lists) = &mut self.lists {
+            lists.segments.set(workspace.launcher(), &segments)?;
+        }
+        self.sequences = rows.iter().map(|row| Arc::downgrade(row.sequence)).collect();
+        self.done = 0;
+        Ok(rows.iter().map(|row| row.sequence.clone()).collect())
+    }
+
+    /// Runs one step; positions are below or at `end`.
+    fn run(
+        &mut self,
+        workspace: &mut Workspace,
+        models: &LoadedModels,
+        plan: &KvPlan,
+        (given, step, end): (&[u32], usize, usize),
+    ) -> Result<()> {
+        let (segments, horizon) = (given.len(), workspace.recordings.reach(end));
+        if let Some(lists) = &mut self.lists {
+            lists.given.set(workspace.launcher(), given)?;
+        }
+        let recorded = RecordedPass::Draft { plan: plan.id(), segments, step };
+        workspace.replay(models, recorded, |workspace, ops| {
+            self.launch(workspace, ops, (models, plan), (segments, step, horizon))
+        })?;
+        self.done = step + 1;
+        Ok(())
+    }
+
+    fn launch(
+        &self,
+        workspace: &Workspace,
+        ops: &DeviceOps,
+        (models, plan): (&LoadedModels, &KvPlan),
+        (rows, step, horizon): (usize, usize, usize),
+    ) -> Result<()> {
+        let both = models.assistant.as_ref().zip(ops.draft.as_deref()).zip(self.lists.as_ref());
+        let ((DeviceAssistant { model, donors }, outputs), lists) = both.ok_or_else(no_assistant)?;
+        let segments = Segments { slice: lists.segments.slice(), count: rows, longest: 1 };
+        let (places, ids) = (outputs.places.slice(), subslice(outputs.ids.slice(), 0, rows));
+        let (input, launcher) = (outputs.input.slice(), &ops.queue.launcher);
+        let begin = DraftInput {
+            given: lists.given.slice(),
+            step,
+            hidden: (step > 0).then(|| outputs.hidden.slice()),
+            ids,
+            input,
+            width: models.hidden_size(),
+        };
+        launcher.run(begin_step(&segments, places, &begin))?;
+        // The host's positions are not used below a horizon.
+        let spans = (0..rows).map(|first| Span { first, rows: 1, position: 0, end: 0 }).collect();
+        let stores = Stores { plan, tables: Vec::new(), faults: workspace.readback.faults() };
+        let pass = PassSegments { segments, spans, horizon: Some(horizon) };
+        let mut kv = PassKv::draft(stores, pass, places, (&self.angles, donors, step));
+        let (scores, _) = model.step(ops, (models.target.embed_tokens(), ids), &DraftState { input }, &mut kv)?;
+        let scores = Scores { suppressed: models.suppressed(), ..scores };
+        let chosen = Chosen::Draft { segments, index: step };
+        launcher.run(argmax_parts(&scores, outputs.partial.slice(), &chosen))?;
+        launcher.run(argmax(&scores, outputs.partial.slice(), &chosen))
+    }
+
+    /// Reallocates what is too small for `rows` rows.
+    fn grow(&mut self, workspace: &mut Workspace, models: &LoadedModels, rows: usize) -> Result<()> {
+        if workspace.ops.draft.as_ref().is_some_and(|outputs| rows <= outputs.rows) {
+            return Ok(());
+        }
+        let assistant = models.assistant.as_ref().ok_or_else(no_assistant)?;
+        let (on, rows) = (&*models.device, rows.next_power_of_two().max(MIN_ROWS));
+        workspace.recordings.clear();
+        workspace.ops.draft = Some(Arc::new(assistant.outputs(on, rows, models.hidden_size())?));
+        self.lists = Some(Lists { given: List::new(on, rows)?, segments: List::new(on, rows)? });
+        Ok(())
+    }
+
+    /// The last step's scores of row `row`, and their ids (`None`: all, in order).
+    ///
+    /// # Errors
+    /// If the models have no assistant, or the driver fails.
+    pub fn scores(
+        &self,
+        workspace: &Workspace,
+        models: &LoadedModels,
+        row: usize,
+    ) -> Result<(Option<Vec<u32>>, Vec<f32>)> {
+        let both = models.assistant.as_ref().zip(workspace.ops.draft.as_deref());
+        let (assistant, outputs) = both.ok_or_else(no_assistant)?;
+        assistant.read_scores(outputs, row)
+    }
+}
+
+fn no_assistant() -> Error {
+    Error::argument("speculation", "needs an assistant; load one, or turn speculation off")
+}

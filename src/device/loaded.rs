@@ -1,0 +1,170 @@
+//! Loaded models on a device.
+
+use std::sync::Arc;
+
+use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::experts::MAX_ROUTE;
+use foretoken_gpu::plan::vocabulary::MAX_TOP_K;
+
+use super::Device;
+use super::buffer::Buffer;
+use super::experts::DeviceExperts;
+use super::matrix::Matrices;
+use super::ops::DeviceOps;
+use super::outputs::DraftOutputs;
+use super::weights::{DeviceCentroidHead, DeviceEmbedding, DeviceNorm};
+use crate::checkpoint::WeightUse;
+use crate::gemma4::{AssistantModel, Head, TextConfig, TextModel};
+use crate::nn::{CentroidHead, Embedding, Experts, Linear, RmsNorm, Rotary, Weight};
+use crate::ops::Destination;
+use crate::{Error, Result};
+
+/// A target and its assistant, if any, on a device.
+pub(super) struct LoadedModels {
+    pub device: Arc<dyn Device>,
+    pub target: TextModel<DeviceOps>,
+    pub assistant: Option<DeviceAssistant>,
+    pub suppressed: Option<Buffer<u32>>, // never chosen
+}
+
+/// An assistant on a device.
+pub(super) struct DeviceAssistant {
+    pub model: AssistantModel<DeviceOps>,
+    pub donors: Vec<usize>, // for each layer, the target layer whose K and V it reads
+}
+
+impl LoadedModels {
+    /// The target's configuration.
+    pub fn config(&self) -> &TextConfig {
+        self.target.config()
+    }
+
+    /// Width of the target's hidden states.
+    pub fn hidden_size(&self) -> usize {
+        self.config().hidden_size
+    }
+
+    /// The ids that are never chosen, and their number.
+    pub fn suppressed(&self) -> Option<(DeviceSlice<u32>, usize)> {
+        self.suppressed.as_ref().map(|ids| (ids.slice(), ids.len()))
+    }
+}
+
+impl DeviceAssistant {
+    /// Memory for the results of draft steps of `rows` rows, for a target whose hidden states have `backbone` channels.
+    ///
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn outputs(&self, device: &dyn Device, rows: usize, backbone: usize) -> Result<DraftOutputs> {
+        let scores = match self.model.head() {
+            Head::Dense(head) => (1, head.outputs()),
+            Head::Centroids(head) => (head.top_k, head.top_k * head.table.outputs()),
+        };
+        DraftOutputs::new(device, rows, backbone, scores)
+    }
+
+    /// The last step's scores of row `row`, and their ids (`None`: all, in order).
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn read_scores(&self, outputs: &DraftOutputs, row: usize) -> Result<(Option<Vec<u32>>, Vec<f32>)> {
+        match self.model.head() {
+            Head::Dense(head) => Ok((None, outputs.read_scores(row, head.outputs())?)),
+            Head::Centroids(head) => {
+                let (best, len) = (head.top_k, head.table.outputs());
+                let groups = outputs.groups.read(row * best, best)?;
+                let ids = groups.iter().flat_map(|group| {
+                    let start = *group as usize * len;
+                    head.token_ordering.get(start..start + len).unwrap_or_default()
+                });
+                Ok((Some(ids.copied().collect()), outputs.read_scores(row, best * len)?))
+            }
+        }
+    }
+}
+
+/// Head widths for which there are attention kernels.
+const HEAD_DIMS: [usize; 4] = [64, 128, 256, 512];
+
+/// # Errors
+/// If a layer's heads have another width.
+pub(crate) fn check_head_dims(device: &dyn Device, config: &TextConfig) -> Result<()> {
+    let Some((i, layer)) = config.layers.iter().enumerate().find(|(_, layer)| !HEAD_DIMS.contains(&layer.head_dim))
+    else {
+        return Ok(());
+    };
+    let problem =
+        format!("no kernels for heads of {}; supported are 64, 128, 256 and 512; use the CPU", layer.head_dim);
+    let problem = format!("tensor layers.{i}.self_attn.q_proj.weight: {problem}");
+    Err(Error::Device { device: device.name(), problem })
+}
+
+/// Moves modules to a device as they are loaded.
+pub(crate) struct OnDevice<'a>(pub &'a dyn Device);
+
+impl OnDevice<'_> {
+    fn matrices(&self, weight: &Weight) -> Result<Arc<Matrices>> {
+        Matrices::upload(self.0, weight).map(Arc::new)
+    }
+
+    fn refuse(&self, problem: String) -> Error {
+        Error::Device { device: self.0.name(), problem: format!("{problem}; use the CPU") }
+    }
+}
+
+impl Destination for OnDevice<'_> {
+    type Ops = DeviceOps;
+
+    fn weight_use(&self) -> WeightUse {
+        WeightUse::Upload
+    }
+
+    fn linear(&self, from: Linear) -> Result<Arc<Matrices>> {
+        self.matrices(from.weight())
+    }
+
+    fn norm(&self, from: RmsNorm) -> Result<DeviceNorm> {
+        let weight = from.weight().map(|weight| Buffer::of(self.0, weight)).transpose()?;
+        Ok(DeviceNorm { weight, width: from.width(), eps: from.eps() })
+    }
+
+    fn embedding(&self, from: Embedding) -> Result<DeviceEmbedding> {
+        Ok(DeviceEmbedding { table: self.matrices(from.weight())?, scale: from.scale() })
+    }
+
+    fn tied_head(&self, table: &DeviceEmbedding) -> Arc<Matrices> {
+        table.table.clone()
+    }
+
+    fn rotary(&self, from: Rotary) -> Result<Buffer<f32>> {
+        Buffer::of(self.0, from.inverse_frequencies())
+    }
+
+    fn experts(&self, from: Experts) -> Result<DeviceExperts> {
+        let (count, top_k) = (from.per_expert_scale.len(), from.top_k);
+        if count > MAX_ROUTE.1 || top_k > MAX_ROUTE.2 {
+            let most = format!("supported are at most {} of {}", MAX_ROUTE.2, MAX_ROUTE.1);
+            return Err(self.refuse(format!("{top_k} of {count} experts; {most}")));
+        }
+        Ok(DeviceExperts {
+            gate_up_proj: Matrices::upload(self.0, &from.gate_up_proj)?,
+            down_proj: Matrices::upload(self.0, &from.down_proj)?,
+            per_expert_scale: Buffer::of(self.0, &from.per_expert_scale)?,
+            top_k,
+        })
+    }
+
+    fn centroid_head(&self, from: CentroidHead) -> Result<DeviceCentroidHead> {
+        let count = from.table.count();
+        if count > MAX_TOP_K {
+            return Err(self.refuse(format!("an assistant with {count} centroids; supported are at most {MAX_TOP_K}")));
+        }
+        Ok(DeviceCentroidHead {
+            centroids: self.linear(from.centroids)?,
+            table: self.matrices(&from.table)?,
+            ordering: Buffer::of(self.0, &from.token_ordering)?,
+            token_ordering: from.token_ordering,
+            top_k: from.top_k,
+        })
+    }
+}

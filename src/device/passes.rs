@@ -1,0 +1,336 @@
+//! Passes of any number of sequences, on the memory and with the recordings that all sequences of a model share.
+//!
+//! A greedy round has one host synchronisation: drafts stay in device memory from step to step and into verification,
+//! drafts are accepted on the device, and the host reads the result: [`Readback`].
+//!
+//! Passes are recorded once per shape (segments, rows) and replayed: their parameters are constant, variable data is in device
+//! memory. The number of attention splits covers positions up to a horizon, beyond which everything is recorded again, as it is
+//! after the outputs grew. Pages that leave the exact tail are quantized before, by launches with their numbers. Passes with rows of
+//! prompts are launched directly.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use foretoken_gpu::DeviceSlice;
+use foretoken_gpu::plan::accept::{Accepting, Verified, accept};
+use foretoken_gpu::plan::positions::Tokens;
+use foretoken_gpu::plan::segments::{ON_DEVICE, Segment, Segments};
+use foretoken_gpu::plan::vocabulary::{Chosen, Scores, argmax, argmax_parts};
+
+use super::Device;
+use super::buffer::subslice;
+use super::draft_steps::DraftSteps;
+use super::kv::{KvPlan, Span, fault_words};
+use super::list::List;
+use super::loaded::LoadedModels;
+use super::ops::DeviceOps;
+use super::outputs::TargetOutputs;
+use super::positions::{PassKv, PassSegments, Stores};
+use super::readback::Readback;
+use super::recordings::RecordedPass;
+use super::sequence::Sequence;
+use super::workspace::Workspace;
+use crate::Result;
+use crate::gemma4::TextConfig;
+use crate::model::Request;
+
+/// Rows allocated initially, so that verification rarely reallocates; and the rows of a recorded segment, at most.
+const MIN_ROWS: usize = 16;
+
+/// Segments allocated initially.
+const MIN_SEGMENTS: usize = 4;
+
+/// The rows of a sequence in a pass.
+pub(super) struct SequenceRows<'a> {
+    pub sequence: &'a mut Sequence,
+    pub ids: &'a [u32],
+    pub position: usize,
+    /// The last rows, which have logits and hidden states.
+    pub outputs: usize,
+}
+
+/// What the host learns of a pass.
+pub(super) struct Results {
+    /// Accepted drafts and the token after them, of every segment with outputs.
+    pub accepted: Vec<[u32; 2]>,
+    /// The tokens of all rows.
+    pub ids: Vec<u32>,
+}
+
+/// The target's passes.
+pub(super) struct Passes {
+    pub workspace: Workspace,
+    pub drafts: DraftSteps,
+    memory: Memory,
+    last: Shape,
+    checked: Cell<bool>,      // whether the host has waited for the last pass
+    results: Option<Results>, // of the last pass
+}
+
+/// What the host writes before a pass.
+struct Memory {
+    rows: usize,
+    segments: usize,
+    given: List<u32>,
+    all: List<Segment>,
+    outputs: List<Segment>, // after the rows without outputs are dropped
+}
+
+/// The shape of a pass.
+#[derive(Clone, Copy, Default)]
+struct Shape {
+    segments: usize,
+    rows: usize,
+    longest: usize,
+    output_segments: usize,
+    output_rows: usize,
+}
+
+/// A pass that is to be launched.
+struct Planned<'a> {
+    plan: &'a KvPlan,
+    tables: Vec<DeviceSlice<u64>>,
+    all: PassSegments,
+    outputs: PassSegments,
+    output_rows: Vec<usize>,
+}
+
+impl Memory {
+    fn new(device: &dyn Device, rows: usize, segments: usize) -> Result<Self> {
+        Ok(Self {
+            rows,
+            segments,
+            given: List::new(device, rows)?,
+            all: List::new(device, segments)?,
+            outputs: List::new(device, segments)?,
+        })
+    }
+
+    /// Launches the target.
+    fn launch(
+        &self,
+        workspace: &Workspace,
+        ops: &DeviceOps,
+        models: &LoadedModels,
+        planned: Planned<'_>,
+    ) -> Result<()> {
+        let Planned { plan, tables, all, outputs, output_rows } = planned;
+        let (rows, readback) = (all.rows(), &workspace.readback);
+        let ids = readback.ids(rows);
+        let tokens = Tokens { given: self.given.slice(), ids };
+        let stores = Stores { plan, tables, faults: readback.faults() };
+        let request = Request { logits: output_rows.clone(), hidden: output_rows, taps: Vec::new() };
+        let mut kv = PassKv::consecutive(&ops.queue, stores, [all, outputs], &tokens)?;
+        models.target.forward(ops, (ids, rows), &mut kv, &request).map(drop)
+    }
+
+    /// Chooses the target's tokens for the rows of the last pass, and accepts drafts.
+    fn accept(
+        &self,
+        workspace: &Workspace,
+        ops: &DeviceOps,
+        models: &LoadedModels,
+        (last, accepting): (&Shape, Accepting),
+    ) -> Result<()> {
+        let (outputs, config, launcher) = (&ops.outputs, models.config(), &ops.queue.launcher);
+        let scores = Scores {
+            x: outputs.logits.slice(),
+            rows: last.output_rows,
+            n: config.vocab_size,
+            stride: config.vocab_size,
+            cap: config.final_logit_softcapping.map(|cap| cap as f32),
+            suppressed: models.suppressed(),
+            grouped: None,
+        };
+        let chosen = Chosen::Ids(outputs.chosen.slice());
+        launcher.run(argmax_parts(&scores, outputs.partial.slice(), &chosen))?;
+        launcher.run(argmax(&scores, outputs.partial.slice(), &chosen))?;
+        let verified = Verified {
+            ids: workspace.readback.ids(last.rows),
+            chosen: outputs.chosen.slice(),
+            hidden: outputs.hidden.slice(),
+            width: config.hidden_size,
+        };
+        let (count, longest) = (last.output_segments, last.longest);
+        let segments = Segments { slice: self.outputs.slice(), count, longest };
+        launcher.run(accept(&segments, &verified, accepting, workspace.readback.results()))
+    }
+}
+
+impl Shape {
+    fn of(pass: &[SequenceRows<'_>]) -> Self {
+        Self {
+            segments: pass.len(),
+            rows: pass.iter().map(|part| part.ids.len()).sum(),
+            longest: pass.iter().map(|part| part.ids.len()).max().unwrap_or(0),
+            output_segments: pass.iter().filter(|part| part.outputs > 0).count(),
+            output_rows: pass.iter().map(|part| part.outputs).sum(),
+        }
+    }
+}
+
+impl Passes {
+    /// # Errors
+    /// If the device is out of memory.
+    pub fn new(device: &Arc<dyn Device>, config: &TextConfig) -> Result<Self> {
+        let layout = config.kv_layout();
+        let faults = (layout.store_of_layer.clone(), fault_words(&layout));
+        let readback = Readback::new(&**device, faults, (MIN_SEGMENTS, MIN_ROWS))?;
+        Ok(Self {
+            workspace: Workspace::new(device, (MIN_ROWS, config.hidden_size, config.vocab_size), readback)?,
+            drafts: DraftSteps::default(),
+            memory: Memory::new(&**device, MIN_ROWS, MIN_SEGMENTS)?,
+            last: Shape::default(),
+            checked: Cell::new(false),
+            results: None,
+        })
+    }
+
+    /// One pass over rows of sequences of one plan. Logits and hidden states of the output rows stay on the device.
+    /// [`DRAFTED`](super::sequence::DRAFTED) ids are read from the sequences' states.
+    ///
+    /// # Errors
+    /// If the device is out of memory, or the driver fails.
+    pub fn forward(&mut self, models: &LoadedModels, pass: &mut [SequenceRows<'_>]) -> Result<()> {
+        let Some(plan) = pass.first().map(|part| part.sequence.plan().clone()) else { return Ok(()) };
+        let shape = Shape::of(pass);
+        self.grow(models, &shape)?;
+        (self.last, self.results) = (shape, None);
+        self.checked.set(false);
+        let mut planned = self.prepare(pass, &plan)?;
+        let verifies = shape.output_rows == shape.rows && shape.longest <= MIN_ROWS;
+        let Self { workspace, memory, .. } = self;
+        if !verifies || !plan.completes_pages_before(shape.longest) {
+            workspace.ops.kept = Some(planned.outputs.clone());
+            memory.launch(workspace, &workspace.ops, models, planned)?;
+            // Rows committed without accept are checked for NaN and infinity here.
+            return self.wait();
+        }
+        plan.quantize_pages(&workspace.ops.queue, &planned.all.spans, &planned.tables)?;
+        let end = planned.all.spans.iter().map(|span| span.end).max().unwrap_or(0);
+        planned.all.horizon = Some(workspace.recordings.reach(end));
+        let Shape { segments, rows, longest, .. } = shape;
+        let recorded = RecordedPass::Verify { plan: plan.id(), segments, rows, longest };
+        workspace.replay(models, recorded, |workspace, ops| memory.launch(workspace, ops, models, planned))
+    }
+
+    /// Reserves pages, and writes what the pass reads from lists.
+    fn prepare<'a>(&mut self, pass: &mut [SequenceRows<'_>], plan: &'a KvPlan) -> Result<Planned<'a>> {
+        let launcher = self.workspace.launcher();
+        let (mut given, mut output_rows) = (Vec::new(), Vec::new());
+        let (mut all, mut outputs) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
+        for part in pass.iter_mut() {
+            let (first, rows, end) = (given.len(), part.ids.len(), part.position + part.ids.len());
+            part.sequence.kv_mut().reserve(end)?;
+            part.sequence.set(launcher, (part.position, part.ids[0]), None)?;
+            given.push(ON_DEVICE);
+            given.extend(&part.ids[1..]);
+            let segment = part.sequence.segment(first, rows);
+            all.0.push(segment);
+            all.1.push(Span { first, rows, position: part.position, end });
+            if part.outputs == 0 {
+                continue;
+            }
+            let (skipped, kept) = (rows - part.outputs, output_rows.len());
+            outputs.0.push(segment.kept(skipped, kept));
+            outputs.1.push(Span { first: kept, rows: part.outputs, position: part.position + skipped, end });
+            output_rows.extend(first + skipped..first + rows);
+        }
+        self.memory.given.set(launcher, &given)?;
+        self.memory.all.set(launcher, &all.0)?;
+        self.memory.outputs.set(launcher, &outputs.0)?;
+        let of = |list: &List<Segment>, spans: Vec<Span>| {
+            let longest = spans.iter().map(|span| span.rows).max().unwrap_or(0);
+            let segments = Segments { slice: list.slice(), count: spans.len(), longest };
+            PassSegments { segments, spans, horizon: None }
+        };
+        let tables = pass.iter().map(|part| part.sequence.tables()).collect();
+        let (all, outputs) = (of(&self.memory.all, all.1), of(&self.memory.outputs, outputs.1));
+        Ok(Planned { plan, tables, all, outputs, output_rows })
+    }
+
+    /// Reallocates what is too small for a pass.
+    fn grow(&mut self, models: &LoadedModels, shape: &Shape) -> Result<()> {
+        let (on, config) = (&*models.device, models.config());
+        if shape.rows > self.memory.rows || shape.segments > self.memory.segments {
+            let rows = shape.rows.max(self.memory.rows).next_power_of_two();
+            let segments = shape.segments.max(self.memory.segments).next_power_of_two();
+            self.workspace.recordings.clear();
+            self.workspace.readback.grow(on, (segments, rows))?;
+            self.memory = Memory::new(on, rows, segments)?;
+        }
+        if shape.output_rows > self.workspace.ops.outputs.rows {
+            self.workspace.recordings.clear();
+            let size = (config.hidden_size, config.vocab_size);
+            self.workspace.ops.outputs = Arc::new(TargetOutputs::new(on, shape.output_rows, size)?);
+        }
+        Ok(())
+    }
+
+    /// Whether [`Passes::accept`] was called for the last pass.
+    pub fn has_accepted(&self) -> bool {
+        self.results.is_some()
+    }
+
+    /// Accepts the drafts of the last pass that equal the target's tokens. Called again, it returns the same results.
+    ///
+    /// # Errors
+    /// If K or V of the pass were NaN or infinite, or the driver fails.
+    pub fn accept(&mut self, models: &LoadedModels) -> Result<&Results> {
+        let results = match self.results.take() {
+            Some(results) => results,
+            None => self.run_accept(models, Accepting::Equal)?,
+        };
+        Ok(self.results.insert(results))
+    }
+
+    /// Accepts so many drafts of the `segment`th segment with outputs: the host simulates acceptance, to measure speed.
+    ///
+    /// # Errors
+    /// As [`Passes::accept`].
+    pub fn accept_count(&mut self, models: &LoadedModels, segment: usize, drafts: usize) -> Result<Results> {
+        self.run_accept(models, Accepting::Count { segment, drafts })
+    }
+
+    fn run_accept(&mut self, models: &LoadedModels, accepting: Accepting) -> Result<Results> {
+        let Shape { output_segments: segments, output_rows: rows, .. } = self.last;
+        let Self { workspace, memory, last, .. } = self;
+        workspace.replay(models, RecordedPass::Accept { segments, rows, accepting }, |workspace, ops| {
+            memory.accept(workspace, ops, models, (last, accepting))
+        })?;
+        let (accepted, ids) = workspace.readback.read(last.rows)?;
+        self.checked.set(true);
+        Ok(Results { accepted, ids })
+    }
+
+    /// Waits for the last pass.
+    ///
+    /// # Errors
+    /// If its K or V were NaN or infinite, or the driver fails.
+    pub fn wait(&self) -> Result<()> {
+        if !self.checked.get() {
+            self.workspace.wait()?;
+            self.checked.set(true);
+        }
+        Ok(())
+    }
+
+    /// Logits of `rows` output rows of the last pass from `first` on, after the soft cap: `(rows, vocab)`.
+    ///
+    /// # Errors
+    /// If K or V of the pass were NaN or infinite, or the driver fails.
+    pub fn logits(&self, config: &TextConfig, first: usize, rows: usize) -> Result<Vec<f32>> {
+        self.wait()?;
+        let vocab = config.vocab_size;
+        let mut logits = self.workspace.ops.outputs.logits.read(first * vocab, rows * vocab)?;
+        if let Some(cap) = config.final_logit_softcapping {
+            foretoken_kernels::activation::soft_cap(foretoken_kernels::Isa::best(), &mut logits, cap as f32);
+        }
+        Ok(logits)
+    }
+
+    /// The hidden state of output row `row` of the last pass: `(hidden)`.
+    pub fn hidden(&self, row: usize, width: usize) -> DeviceSlice<f32> {
+        subslice(self.workspace.ops.outputs.hidden.slice(), row * width, width)
+    }
+}

@@ -1,0 +1,59 @@
+//! Recorded passes.
+
+use std::collections::HashMap;
+
+use foretoken_gpu::plan::accept::Accepting;
+
+use super::Recording;
+
+/// Minimum distance of horizons in positions: one attention split.
+const MIN_HORIZON: usize = 512;
+
+/// Recordings kept, at most; all are dropped then. A batch has as many shapes as its drafts have lengths.
+const MAX_RECORDINGS: usize = 256;
+
+/// The key of a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum RecordedPass {
+    /// A target pass over the rows of some segments, all of them output rows.
+    Verify { plan: u64, segments: usize, rows: usize, longest: usize },
+    /// Accepting drafts of the last pass, which has `rows` output rows.
+    Accept { segments: usize, rows: usize, accepting: Accepting },
+    /// Step `step` of a draft.
+    Draft { plan: u64, segments: usize, step: usize },
+}
+
+/// Recordings, and the state that they are valid for.
+#[derive(Default)]
+pub(super) struct Recordings {
+    made: HashMap<RecordedPass, Box<dyn Recording>>,
+    horizon: usize,
+}
+
+impl Recordings {
+    /// The horizon for positions below `end`. If `end` exceeds the current one, it grows by 1/8 of `end` and all recordings are
+    /// dropped: recording takes about as long as a few rounds.
+    pub fn reach(&mut self, end: usize) -> usize {
+        if end > self.horizon {
+            let step = (end.next_power_of_two() / 8).max(MIN_HORIZON);
+            *self = Self { horizon: end.next_multiple_of(step), ..Self::default() };
+        }
+        self.horizon
+    }
+
+    /// Drops all, because memory that they refer to changes.
+    pub fn clear(&mut self) {
+        self.made.clear();
+    }
+
+    pub fn get(&self, pass: &RecordedPass) -> Option<&dyn Recording> {
+        self.made.get(pass).map(|recording| &**recording)
+    }
+
+    pub fn insert(&mut self, pass: RecordedPass, recording: Box<dyn Recording>) {
+        if self.made.len() >= MAX_RECORDINGS {
+            self.made.clear();
+        }
+        self.made.insert(pass, recording);
+    }
+}

@@ -1,0 +1,223 @@
+//! Sequences that share a device's passes write what each writes alone on the CPU, whichever joins, leaves, forks, is cancelled or
+//! fails.
+//!
+//! It needs a C++ compiler: `c++`, `g++` or `clang++`.
+
+mod cases;
+#[path = "../gpu/tests/emulated/device.rs"]
+#[allow(dead_code)]
+mod device;
+#[path = "../gpu/tests/emulated/machine.rs"]
+#[allow(dead_code)]
+mod machine;
+#[allow(dead_code)]
+mod on_device;
+
+use std::collections::HashMap;
+
+use foretoken::kv::KvOptions;
+use foretoken::speculative::{BlockSize, Cancel, DraftSampling, DrafterOptions, Drafters};
+use foretoken::{
+    ElementType, Engine, FinishReason, GenerateOptions, Pipeline, Sampling, Scheduler, SchedulerOptions, SequenceId,
+    SessionOptions, Speculation, SpeculationOptions,
+};
+use on_device::pair::{NARROW, damaged, exact, mtp, pair, plain, run};
+use on_device::poison::poison;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+/// A generation.
+#[derive(Clone)]
+struct Job {
+    prompt: Vec<u32>,
+    session: SessionOptions,
+    options: GenerateOptions,
+}
+
+fn drafting(drafters: &str, block: usize, drafts: DraftSampling) -> Speculation {
+    Speculation::With(SpeculationOptions {
+        drafters: drafters.parse().expect("drafters"),
+        block: BlockSize::Fixed(block),
+        drafts,
+        ..SpeculationOptions::default()
+    })
+}
+
+fn job(rng: &mut StdRng) -> Job {
+    let prompt = (0..rng.random_range(1..16)).map(|_| rng.random_range(3..512)).collect();
+    // Page tables of two layouts: some sequences cannot share passes.
+    let max_round_rows = *[48, 48, 48, 20].choose(rng).expect("a number");
+    let session = SessionOptions { kv: KvOptions { max_round_rows, ..exact(ElementType::F32).kv } };
+    let speculation = match rng.random_range(0..4) {
+        0 => Speculation::Off,
+        1 => drafting("ngram-map-k:n=2:m=8:hits=1", 4, DraftSampling::Greedy),
+        _ => {
+            let drafts = *[DraftSampling::Greedy, DraftSampling::Sampled].choose(rng).expect("one");
+            drafting("mtp", rng.random_range(2..=5), drafts)
+        }
+    };
+    let temperature = *[0.0, 0.0, 0.8].choose(rng).expect("a temperature");
+    let sampling = Sampling { temperature, top_k: Some(50), ..Sampling::default() };
+    let options = GenerateOptions { sampling, seed: rng.random(), speculation, ..plain(rng.random_range(1..10)) };
+    Job { prompt, session, options }
+}
+
+/// Two to four sequences that join, fork and are cancelled at random passes.
+fn check(cpu: &Engine, device: &Engine, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let jobs: Vec<Job> = (0..rng.random_range(2..=4)).map(|_| job(&mut rng)).collect();
+    let want: Vec<_> = jobs.iter().map(|job| run(cpu, &job.session, &job.prompt, &job.options).0).collect();
+    let max_rows = *[7, 64].choose(&mut rng).expect("a size");
+    let mut scheduler = Scheduler::new(device, SchedulerOptions { max_rows, ..SchedulerOptions::default() });
+    let mut running: HashMap<SequenceId, (usize, Vec<u32>)> = HashMap::new();
+    let mut cancels = Vec::new();
+    let mut waiting: Vec<usize> = (0..jobs.len()).rev().collect();
+    while !waiting.is_empty() || scheduler.is_active() {
+        if let Some(i) = waiting.pop_if(|_| rng.random_bool(0.6)) {
+            let session = device.session(&jobs[i].session).expect("a session");
+            let options = GenerateOptions { cancel: Cancel::default(), ..jobs[i].options.clone() };
+            cancels.push(options.cancel.clone());
+            let id = scheduler.add(session, &jobs[i].prompt, &options).expect("added");
+            running.insert(id, (i, Vec::new()));
+        }
+        for event in scheduler.step() {
+            let (i, ids) = running.get_mut(&event.id).expect("a sequence that was added");
+            ids.extend(event.piece.expect("a piece").tokens);
+            assert_eq!(&want[*i][..ids.len()], ids, "seed {seed}, sequence {i}");
+            match event.finish_reason {
+                Some(FinishReason::Cancelled) | None => {}
+                Some(_) => assert_eq!(ids.len(), want[*i].len(), "seed {seed}, sequence {i}"),
+            }
+        }
+        if rng.random_bool(0.05)
+            && let Some(cancel) = cancels.choose(&mut rng)
+        {
+            cancel.cancel();
+        }
+    }
+}
+
+/// Full and sliding layers; K = V; a head over all tokens.
+#[test]
+fn texts_are_those_of_each_alone() {
+    let pair = pair("nested", NARROW, None);
+    (0..6).for_each(|seed| check(&pair.cpu, &pair.device, seed));
+}
+
+/// Layers that share K and V, so that rows without outputs are dropped between others; per-layer embeddings; centroids.
+#[test]
+fn texts_with_dropped_rows_are_those_of_each_alone() {
+    let pair = pair("edge", NARROW, None);
+    (10..13).for_each(|seed| check(&pair.cpu, &pair.device, seed));
+}
+
+/// Experts, which are routed for the rows of all sequences together.
+#[test]
+fn texts_of_experts_are_those_of_each_alone() {
+    let pair = pair("moe", NARROW, None);
+    check(&pair.cpu, &pair.device, 20);
+}
+
+/// The draft steps, the verification and the acceptance of all sequences are one replay each, and the host waits once.
+#[test]
+fn a_round_of_many_is_that_of_one() {
+    let pair = pair("nested", NARROW, None);
+    let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
+    let options = GenerateOptions { speculation: drafting("mtp", 4, DraftSampling::Greedy), ..plain(40) };
+    for first in [3, 4, 5] {
+        let session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+        scheduler.add(session, &[first, 9, 10, 11], &options).expect("added");
+    }
+    let mut rounds = Vec::new();
+    for _ in 0..8 {
+        let before = (pair.machine.launches(), pair.machine.waits());
+        let events = scheduler.step();
+        let drafted = events.iter().filter(|event| event.piece.as_ref().is_ok_and(|piece| !piece.tokens.is_empty()));
+        let (count, after) = (drafted.count(), (pair.machine.launches(), pair.machine.waits()));
+        let launches: [usize; 3] = std::array::from_fn(|i| after.0[i] - before.0[i]);
+        rounds.push((count, launches, after.1 - before.1));
+    }
+    // The first ones read prompts, allocate and record.
+    assert!(rounds[4..].iter().all(|round| *round == (3, [0, 0, 5], 1)), "{rounds:?}");
+}
+
+/// Sessions that take turns, each with a draft that is made ahead, do not disturb each other's.
+#[test]
+fn drafts_made_ahead_are_kept() {
+    let pair = pair("nested", NARROW, None);
+    let speculation = Speculation::With(SpeculationOptions {
+        drafters: Drafters::Priority(vec![DrafterOptions::Mtp]),
+        block: BlockSize::Fixed(4),
+        pipeline: Pipeline::Ahead,
+        ..SpeculationOptions::default()
+    });
+    let options = GenerateOptions { speculation, ..plain(16) };
+    let prompts = [[3, 9, 10], [4, 9, 11]];
+    let want = prompts.map(|prompt| run(&pair.cpu, &exact(ElementType::F32), &prompt, &options).0);
+    let [mut first, mut second] = prompts.map(|_| pair.device.session(&exact(ElementType::F32)).expect("a session"));
+    let mut generations = [first.generate(&prompts[0], &options), second.generate(&prompts[1], &options)]
+        .map(|of| of.expect("a generation"));
+    let mut ids = [Vec::new(), Vec::new()];
+    while ids.iter().map(Vec::len).sum::<usize>() < 32 {
+        for (generation, ids) in generations.iter_mut().zip(&mut ids) {
+            if let Some(piece) = generation.next() {
+                ids.extend(piece.expect("a piece").tokens);
+            }
+        }
+    }
+    assert_eq!(ids, want);
+}
+
+/// A fork continues beside its origin.
+#[test]
+fn forks_share_passes() {
+    let pair = pair("nested", NARROW, None);
+    let options = mtp(3, &plain(4));
+    let go_on = |engine: &Engine| {
+        let mut origin = engine.session(&exact(ElementType::F32)).expect("a session");
+        origin.generate(&[3, 9, 10], &options).expect("a generation").for_each(|piece| drop(piece.expect("a piece")));
+        let fork = origin.fork().expect("a fork");
+        let mut scheduler = Scheduler::new(engine, SchedulerOptions::default());
+        let ids = [(origin, [20, 21]), (fork, [30, 31])]
+            .map(|(session, prompt)| scheduler.add(session, &prompt, &options).expect("added"));
+        let mut texts: HashMap<SequenceId, Vec<u32>> = HashMap::new();
+        while scheduler.is_active() {
+            for event in scheduler.step() {
+                texts.entry(event.id).or_default().extend(event.piece.expect("a piece").tokens);
+            }
+        }
+        ids.map(|id| texts.remove(&id))
+    };
+    assert_eq!(go_on(&pair.device), go_on(&pair.cpu));
+}
+
+/// NaN in the K of one sequence is that sequence's error.
+#[test]
+fn a_failure_is_the_failing_sequences_alone() {
+    let bad = 77;
+    let pair = damaged("edge", NARROW, None, |target| poison(target, bad));
+    let prompts = [vec![3, 9, 10], vec![4, bad, 11], vec![5, 9, 12]];
+    let options = mtp(3, &plain(5));
+    let want = |prompt: &[u32]| run(&pair.cpu, &exact(ElementType::F32), prompt, &options).0;
+    let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
+    let ids = prompts.each_ref().map(|prompt| {
+        let session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+        scheduler.add(session, prompt, &options).expect("added")
+    });
+    let (mut texts, mut errors) = (HashMap::<SequenceId, Vec<u32>>::new(), Vec::new());
+    while scheduler.is_active() {
+        for event in scheduler.step() {
+            match event.piece {
+                Ok(piece) => texts.entry(event.id).or_default().extend(piece.tokens),
+                Err(error) => errors.push((event.id, error.to_string())),
+            }
+        }
+    }
+    let [(failed, error)] = &errors[..] else { panic!("{errors:?}") };
+    assert_eq!(*failed, ids[1]);
+    assert!(error.starts_with("K of layer 1 at position "), "{error}");
+    for i in [0, 2] {
+        assert_eq!(texts[&ids[i]], want(&prompts[i]));
+    }
+}

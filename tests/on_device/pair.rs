@@ -1,0 +1,79 @@
+//! A pair of models on the CPU and on an emulated device.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use foretoken::kv::KvOptions;
+use foretoken::{
+    DeviceChoice, ElementType, EndOfGeneration, Engine, EngineOptions, GenerateOptions, MtpOptions, SessionOptions,
+    Speculation, Statistics, Stop, WeightType,
+};
+
+use super::machine::Emulated;
+use super::widened::{Heads, Widths, widen};
+use crate::cases;
+
+/// More memory than any of these models needs.
+pub const MEMORY: usize = 1 << 30;
+
+pub const NARROW: Widths = Widths { sliding: Heads { width: 64, pairs: 32 }, full: Heads { width: 64, pairs: 8 } };
+
+/// A pair on the CPU and on an emulated device.
+pub struct Pair {
+    pub cpu: Engine,
+    pub device: Engine,
+    pub machine: Arc<Emulated>,
+    pub prompt: Vec<u32>,
+    _files: tempfile::TempDir,
+}
+
+/// The fixture `name` with heads of `widths`.
+pub fn pair(name: &str, widths: Widths, quantize: Option<WeightType>) -> Pair {
+    damaged(name, widths, quantize, |_| {})
+}
+
+/// The same, after `damage` to the target's folder.
+pub fn damaged(name: &str, widths: Widths, quantize: Option<WeightType>, damage: impl Fn(&Path)) -> Pair {
+    let case = cases::all().into_iter().find(|case| case.name == name).expect("a fixture");
+    let files = tempfile::tempdir().expect("a folder");
+    let part = |part: &str| widen(&case.path.join(part), &files.path().join(part), widths);
+    let options = EngineOptions::new(part("target")).with_assistant(part("assistant"));
+    damage(&files.path().join("target"));
+    load(EngineOptions { quantize, ..options }, case.ids("input_ids"), files)
+}
+
+pub fn load(options: EngineOptions, prompt: Vec<u32>, files: tempfile::TempDir) -> Pair {
+    let machine = Emulated::new(MEMORY);
+    let options = EngineOptions { threads: Some(1), ..options };
+    let device = EngineOptions { device: DeviceChoice::Given(machine.clone()), ..options.clone() };
+    let cpu = Engine::load(&options).expect("an engine");
+    let device = Engine::load(&device).expect("an engine on a device");
+    Pair { cpu, device, machine, prompt, _files: files }
+}
+
+pub fn exact(element: ElementType) -> SessionOptions {
+    let kv = KvOptions { key: element.into(), value: element.into(), max_round_rows: 48, ..KvOptions::default() };
+    SessionOptions { kv: KvOptions { max_context: Some(1024), ..kv } }
+}
+
+pub fn plain(max_tokens: usize) -> GenerateOptions {
+    let stop = Stop { end_of_generation: EndOfGeneration::Ignored, ..Stop::default() };
+    GenerateOptions { max_tokens, speculation: Speculation::Off, stop, ..GenerateOptions::default() }
+}
+
+pub fn mtp(block_size: usize, options: &GenerateOptions) -> GenerateOptions {
+    let speculation = Speculation::Mtp(MtpOptions { block_size, ..MtpOptions::default() });
+    GenerateOptions { speculation, ..options.clone() }
+}
+
+pub fn run(
+    engine: &Engine,
+    session: &SessionOptions,
+    prompt: &[u32],
+    options: &GenerateOptions,
+) -> (Vec<u32>, Statistics) {
+    let mut session = engine.session(session).expect("a session");
+    let mut generation = session.generate(prompt, options).expect("a generation");
+    let pieces: Vec<_> = generation.by_ref().map(|piece| piece.expect("a piece")).collect();
+    (pieces.into_iter().flat_map(|piece| piece.tokens).collect(), generation.statistics().clone())
+}

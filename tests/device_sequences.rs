@@ -142,6 +142,29 @@ fn a_round_of_many_is_that_of_one() {
     assert!(rounds[4..].iter().all(|round| *round == (3, [0, 0, 5], 1)), "{rounds:?}");
 }
 
+/// Above temperature 0 the host draws from the largest logits, which it reads once for all sequences, as it does the drafts.
+#[test]
+fn a_drawn_round_of_many_is_that_of_one() {
+    let pair = pair("nested", NARROW, None);
+    let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
+    let sampling = Sampling { temperature: 0.8, top_k: Some(64), top_p: 0.95, ..Sampling::default() };
+    let speculation = drafting("mtp", 4, DraftSampling::Greedy);
+    let options = GenerateOptions { sampling, speculation, ..plain(40) };
+    for first in [3, 4, 5] {
+        let session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+        scheduler.add(session, &[first, 9, 10, 11], &options).expect("added");
+    }
+    let mut rounds = Vec::new();
+    for _ in 0..8 {
+        let before = (pair.machine.launches(), pair.machine.waits());
+        scheduler.step();
+        let after = (pair.machine.launches(), pair.machine.waits());
+        rounds.push((std::array::from_fn::<_, 3, _>(|i| after.0[i] - before.0[i]), after.1 - before.1));
+    }
+    // Three draft steps, verification, the largest logits; then each sequence's state.
+    assert!(rounds[4..].iter().all(|round| *round == ([3, 0, 5], 2)), "{rounds:?}");
+}
+
 /// Sessions that take turns, each with a draft that is made ahead, do not disturb each other's.
 #[test]
 fn drafts_made_ahead_are_kept() {

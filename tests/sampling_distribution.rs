@@ -384,6 +384,27 @@ fn equal_logits_keep_the_lowest_ids() {
 }
 
 /// Draws from a [`Distribution`] have its probabilities.
+/// With `top_k`, the largest logits in order of id have the distribution of all: what is read from a device.
+#[test]
+fn the_largest_logits_are_enough() {
+    let mut rng = StdRng::seed_from_u64(9);
+    for (temperature, top_k) in [(0.7, 1), (1.0, 5), (1.5, 64)] {
+        let sampling = Sampling { typical_p: 0.9, ..sampling(temperature, Some(top_k), 0.95, 0.02) };
+        let sampler = Sampler::new(sampling, Vec::new()).expect("a sampler");
+        for _ in 0..20 {
+            // Quarters: some are equal.
+            let logits: Vec<f32> = (0..300).map(|_| rng.random_range(-40..40) as f32 / 4.0).collect();
+            let mut order: Vec<u32> = (0..300).collect();
+            order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
+            let mut largest = order[..64].to_vec();
+            largest.sort_unstable();
+            let of: Vec<f32> = largest.iter().map(|id| logits[*id as usize]).collect();
+            let all = sampler.distribution(None, &logits).expect("a distribution");
+            assert_eq!(sampler.distribution(Some(&largest), &of).expect("a distribution"), all);
+        }
+    }
+}
+
 #[test]
 fn draws_follow_the_distribution() {
     let mut rng = StdRng::seed_from_u64(7);

@@ -2,11 +2,11 @@
 
 use parking_lot::{Mutex, MutexGuard};
 
-use foretoken_gpu::plan::vocabulary::NO_ID;
+use foretoken_gpu::plan::vocabulary::{KEPT, MAX_KEPT_OF, NO_ID};
 
 use super::loaded::LoadedModels;
 use super::models::Models;
-use super::passes::{Passes, Results, SequenceRows};
+use super::passes::{Passes, Row, SequenceRows};
 use super::sequence::{DRAFTED, Sequence};
 use crate::model::OutputRows;
 use crate::{Error, Result};
@@ -92,11 +92,15 @@ impl<'a> DevicePass<'a> {
         self.output(0).accept_equal()
     }
 
-    /// Waits for the pass.
+    /// Waits for the pass, and for the [`DeviceOutput::largest_logits`] of all parts if `count` are wanted.
     ///
     /// # Errors
     /// If K or V were NaN or infinite, or the driver fails.
-    pub fn wait(&self) -> Result<()> {
+    pub fn wait(&mut self, count: Option<usize>) -> Result<()> {
+        match count {
+            Some(count) => self.output(0).largest_logits(0, count)?,
+            None => None,
+        };
         self.passes.wait()
     }
 }
@@ -116,15 +120,16 @@ impl DeviceOutput<'_> {
         let [accepted, next] = match rule {
             AcceptRule::Argmax => {
                 self.accept_equal()?;
-                part.result(self.passes.accept(self.models)?, drafts)
+                self.passes.accept(self.models)?[part.output]
             }
             AcceptRule::All => {
                 self.sequences[self.index].note(None);
-                let result = part.result(&self.passes.accept_count(self.models, part.output, drafts.len())?, drafts);
+                let result = self.passes.accept_count(self.models, part.output, drafts.len())?;
                 self.sequences[self.index].note(part.state_after(result));
                 result
             }
         };
+        part.copy_tokens(self.passes.ids()?, drafts);
         if next == NO_ID { Err(Error::logits(None)) } else { Ok((accepted as usize, next)) }
     }
 
@@ -137,9 +142,9 @@ impl DeviceOutput<'_> {
         let mut parts: Vec<_> = parts.filter(|(part, _)| part.outputs > 0).collect();
         // Until the results are read, only the device knows.
         parts.iter_mut().for_each(|(_, sequence)| sequence.note(None));
-        let results = self.passes.accept(self.models)?;
+        let accepted = self.passes.accept(self.models)?;
         for (part, sequence) in parts {
-            sequence.note(part.state_after(results.accepted[part.output]));
+            sequence.note(part.state_after(accepted[part.output]));
         }
         Ok(())
     }
@@ -171,6 +176,19 @@ impl DeviceOutput<'_> {
         self.passes.logits(self.models.config(), self.part().first_output, rows)
     }
 
+    /// The `count` largest logits of each of the first `rows` output rows, or more, after the soft cap; `None` if the device does not
+    /// find that many.
+    ///
+    /// # Errors
+    /// As [`DeviceOutput::wait`].
+    pub fn largest_logits(&mut self, rows: usize, count: usize) -> Result<Option<&[Row]>> {
+        if count > KEPT || self.models.config().vocab_size > MAX_KEPT_OF {
+            return Ok(None);
+        }
+        let first = self.part().first_output;
+        Ok(Some(&self.passes.largest_logits(self.models)?[first..first + rows]))
+    }
+
     /// The hidden state of output row `row`: `(hidden)`.
     ///
     /// # Errors
@@ -186,21 +204,14 @@ impl DeviceOutput<'_> {
     /// If the driver fails, or a draft's scores were NaN or infinite.
     pub fn resolve(&self, drafts: &mut [u32]) -> Result<()> {
         if drafts.contains(&DRAFTED) {
-            let part = self.part();
-            let (_, ids) = self.passes.workspace.readback.read(part.first + part.rows)?;
-            part.copy_tokens(&ids, drafts);
+            self.part().copy_tokens(self.passes.ids()?, drafts);
         }
         if drafts.contains(&NO_ID) { Err(Error::logits(None).of_draft()) } else { Ok(()) }
     }
 }
 
 impl Part {
-    /// Accepted drafts and the token after them; `drafts` receives the part's tokens after its first output row.
-    fn result(&self, results: &Results, drafts: &mut [u32]) -> [u32; 2] {
-        self.copy_tokens(&results.ids, drafts);
-        results.accepted[self.output]
-    }
-
+    /// Writes the part's tokens after its first output row to `drafts`.
     fn copy_tokens(&self, ids: &[u32], drafts: &mut [u32]) {
         let first = self.first + self.rows - self.outputs + 1;
         drafts.copy_from_slice(&ids[first..first + drafts.len()]);

@@ -242,7 +242,12 @@ impl Drafter for DeviceDraftModel {
                     draft.tokens.push(token);
                     return Ok(());
                 }
-                context.draft_token(draft, None, &output.logits(1)?, rng)
+                let largest = context.sampler.largest_logits().filter(|_| context.confidence == Confidence::Omit);
+                let row = largest.map(|count| output.largest_logits(1, count)).transpose()?.flatten();
+                match row {
+                    Some([row]) => context.draft_token(draft, Some(&row.ids), &row.logits, rng),
+                    _ => context.draft_token(draft, None, &output.logits(1)?, rng),
+                }
             })?;
         }
         Ok(())

@@ -3,7 +3,7 @@
 use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::matmul::Buckets;
 use foretoken_gpu::plan::segments::Place;
-use foretoken_gpu::plan::vocabulary::Scores;
+use foretoken_gpu::plan::vocabulary::{KEPT, Largest, NO_ID, Scores};
 
 use super::Device;
 use super::buffer::{Buffer, subslice};
@@ -20,10 +20,12 @@ pub(crate) struct DraftState {
 /// Results of the target's passes of up to `rows` output rows.
 pub(crate) struct TargetOutputs {
     pub rows: usize,
-    pub hidden: Buffer<f32>,       // (rows, hidden), after the final norm
-    pub logits: Buffer<f32>,       // (rows, vocab), before the soft cap
-    pub partial: Buffer<[u32; 2]>, // of the argmax
-    pub chosen: Buffer<u32>,       // (rows): the argmax of every row
+    pub hidden: Buffer<f32>,         // (rows, hidden), after the final norm
+    pub logits: Buffer<f32>,         // (rows, vocab), before the soft cap
+    pub partial: Buffer<[u32; 2]>,   // of the argmax
+    pub chosen: Buffer<u32>,         // (rows): the argmax of every row
+    largest_parts: Buffer<[u32; 2]>, // of the largest of a row
+    largest: Buffer<[u32; 2]>,       // (rows, KEPT)
 }
 
 /// Results of draft steps of up to `rows` rows.
@@ -50,7 +52,29 @@ impl TargetOutputs {
             logits: Buffer::new(device, rows * vocab)?,
             partial: Buffer::new(device, Scores::partial_len(rows, vocab))?,
             chosen: Buffer::new(device, rows)?,
+            largest_parts: Buffer::new(device, Largest::partial_len(rows, vocab))?,
+            largest: Buffer::new(device, rows * KEPT)?,
         })
+    }
+
+    /// Memory for the largest scores of rows.
+    pub fn largest(&self) -> Largest {
+        Largest { partial: self.largest_parts.slice(), best: self.largest.slice() }
+    }
+
+    /// The largest scores of `rows` rows, and their ids, ascending.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub fn read_largest(&self, rows: usize) -> Result<Vec<Vec<(u32, f32)>>> {
+        let largest = self.largest.read(0, rows * KEPT)?;
+        let of_row = |row: &[[u32; 2]]| {
+            let of = row.iter().filter(|[_, id]| *id != NO_ID);
+            let mut of: Vec<_> = of.map(|[bits, id]| (*id, f32::from_bits(*bits))).collect();
+            of.sort_unstable_by_key(|(id, _)| *id);
+            of
+        };
+        Ok(largest.chunks_exact(KEPT).map(of_row).collect())
     }
 }
 

@@ -8,14 +8,14 @@
 //! after the outputs grew. Pages that leave the exact tail are quantized before, by launches with their numbers. Passes with rows of
 //! prompts are launched directly.
 
-use std::cell::Cell;
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use foretoken_gpu::DeviceSlice;
 use foretoken_gpu::plan::accept::{Accepting, Verified, accept};
 use foretoken_gpu::plan::positions::Tokens;
 use foretoken_gpu::plan::segments::{ON_DEVICE, Segment, Segments};
-use foretoken_gpu::plan::vocabulary::{Chosen, Scores, argmax, argmax_parts};
+use foretoken_gpu::plan::vocabulary::{Chosen, Scores, argmax, argmax_parts, largest, largest_parts};
 
 use super::Device;
 use super::buffer::subslice;
@@ -49,22 +49,22 @@ pub(super) struct SequenceRows<'a> {
     pub outputs: usize,
 }
 
-/// What the host learns of a pass.
-pub(super) struct Results {
-    /// Accepted drafts and the token after them, of every segment with outputs.
-    pub accepted: Vec<[u32; 2]>,
-    /// The tokens of all rows.
-    pub ids: Vec<u32>,
-}
-
 /// The target's passes.
 pub(super) struct Passes {
     pub workspace: Workspace,
     pub drafts: DraftSteps,
     memory: Memory,
     last: Shape,
-    checked: Cell<bool>,      // whether the host has waited for the last pass
-    results: Option<Results>, // of the last pass
+    // What the host has read of the last pass.
+    ids: OnceCell<Vec<u32>>,
+    accepted: Option<Vec<[u32; 2]>>,
+    largest: Option<Vec<Row>>,
+}
+
+/// Some logits of a row, by ascending id.
+pub(crate) struct Row {
+    pub ids: Vec<u32>,
+    pub logits: Vec<f32>,
 }
 
 /// What the host writes before a pass.
@@ -132,16 +132,7 @@ impl Memory {
         models: &LoadedModels,
         (last, accepting): (&Shape, Accepting),
     ) -> Result<()> {
-        let (outputs, config, launcher) = (&ops.outputs, models.config(), &ops.queue.launcher);
-        let scores = Scores {
-            x: outputs.logits.slice(),
-            rows: last.output_rows,
-            n: config.vocab_size,
-            stride: config.vocab_size,
-            cap: config.final_logit_softcapping.map(|cap| cap as f32),
-            suppressed: models.suppressed(),
-            grouped: None,
-        };
+        let (outputs, launcher, scores) = (&ops.outputs, &ops.queue.launcher, last.scores(ops, models));
         let chosen = Chosen::Ids(outputs.chosen.slice());
         launcher.run(argmax_parts(&scores, outputs.partial.slice(), &chosen))?;
         launcher.run(argmax(&scores, outputs.partial.slice(), &chosen))?;
@@ -149,7 +140,7 @@ impl Memory {
             ids: workspace.readback.ids(last.rows),
             chosen: outputs.chosen.slice(),
             hidden: outputs.hidden.slice(),
-            width: config.hidden_size,
+            width: models.hidden_size(),
         };
         let (count, longest) = (last.output_segments, last.longest);
         let segments = Segments { slice: self.outputs.slice(), count, longest };
@@ -158,6 +149,20 @@ impl Memory {
 }
 
 impl Shape {
+    /// The target's scores of the output rows.
+    fn scores(&self, ops: &DeviceOps, models: &LoadedModels) -> Scores {
+        let config = models.config();
+        Scores {
+            x: ops.outputs.logits.slice(),
+            rows: self.output_rows,
+            n: config.vocab_size,
+            stride: config.vocab_size,
+            cap: config.final_logit_softcapping.map(|cap| cap as f32),
+            suppressed: models.suppressed(),
+            grouped: None,
+        }
+    }
+
     fn of(pass: &[SequenceRows<'_>]) -> Self {
         Self {
             segments: pass.len(),
@@ -181,8 +186,9 @@ impl Passes {
             drafts: DraftSteps::default(),
             memory: Memory::new(&**device, MIN_ROWS, MIN_SEGMENTS)?,
             last: Shape::default(),
-            checked: Cell::new(false),
-            results: None,
+            ids: OnceCell::new(),
+            accepted: None,
+            largest: None,
         })
     }
 
@@ -195,8 +201,7 @@ impl Passes {
         let Some(plan) = pass.first().map(|part| part.sequence.plan().clone()) else { return Ok(()) };
         let shape = Shape::of(pass);
         self.grow(models, &shape)?;
-        (self.last, self.results) = (shape, None);
-        self.checked.set(false);
+        (self.last, self.ids, self.accepted, self.largest) = (shape, OnceCell::new(), None, None);
         let mut planned = self.prepare(pass, &plan)?;
         let verifies = shape.output_rows == shape.rows && shape.longest <= MIN_ROWS;
         let Self { workspace, memory, .. } = self;
@@ -269,50 +274,61 @@ impl Passes {
 
     /// Whether [`Passes::accept`] was called for the last pass.
     pub fn has_accepted(&self) -> bool {
-        self.results.is_some()
+        self.accepted.is_some()
     }
 
-    /// Accepts the drafts of the last pass that equal the target's tokens. Called again, it returns the same results.
+    /// Accepts the drafts of the last pass that equal the target's tokens: for every segment with outputs, how many, and the token
+    /// after them. Called again, it returns the same.
     ///
     /// # Errors
     /// If K or V of the pass were NaN or infinite, or the driver fails.
-    pub fn accept(&mut self, models: &LoadedModels) -> Result<&Results> {
-        let results = match self.results.take() {
-            Some(results) => results,
+    pub fn accept(&mut self, models: &LoadedModels) -> Result<&[[u32; 2]]> {
+        let accepted = match self.accepted.take() {
+            Some(accepted) => accepted,
             None => self.run_accept(models, Accepting::Equal)?,
         };
-        Ok(self.results.insert(results))
+        Ok(self.accepted.insert(accepted))
     }
 
     /// Accepts so many drafts of the `segment`th segment with outputs: the host simulates acceptance, to measure speed.
     ///
     /// # Errors
     /// As [`Passes::accept`].
-    pub fn accept_count(&mut self, models: &LoadedModels, segment: usize, drafts: usize) -> Result<Results> {
-        self.run_accept(models, Accepting::Count { segment, drafts })
+    pub fn accept_count(&mut self, models: &LoadedModels, segment: usize, drafts: usize) -> Result<[u32; 2]> {
+        Ok(self.run_accept(models, Accepting::Count { segment, drafts })?[segment])
     }
 
-    fn run_accept(&mut self, models: &LoadedModels, accepting: Accepting) -> Result<Results> {
+    fn run_accept(&mut self, models: &LoadedModels, accepting: Accepting) -> Result<Vec<[u32; 2]>> {
         let Shape { output_segments: segments, output_rows: rows, .. } = self.last;
         let Self { workspace, memory, last, .. } = self;
         workspace.replay(models, RecordedPass::Accept { segments, rows, accepting }, |workspace, ops| {
             memory.accept(workspace, ops, models, (last, accepting))
         })?;
         let (accepted, ids) = workspace.readback.read(last.rows)?;
-        self.checked.set(true);
-        Ok(Results { accepted, ids })
+        self.ids = OnceCell::from(ids);
+        Ok(accepted)
+    }
+
+    /// The tokens of the last pass.
+    ///
+    /// # Errors
+    /// If its K or V were NaN or infinite, or the driver fails.
+    pub fn ids(&self) -> Result<&[u32]> {
+        match self.ids.get() {
+            Some(ids) => Ok(ids),
+            None => {
+                let (_, ids) = self.workspace.readback.read(self.last.rows)?;
+                Ok(self.ids.get_or_init(|| ids))
+            }
+        }
     }
 
     /// Waits for the last pass.
     ///
     /// # Errors
-    /// If its K or V were NaN or infinite, or the driver fails.
+    /// As [`Passes::ids`].
     pub fn wait(&self) -> Result<()> {
-        if !self.checked.get() {
-            self.workspace.wait()?;
-            self.checked.set(true);
-        }
-        Ok(())
+        self.ids().map(drop)
     }
 
     /// Logits of `rows` output rows of the last pass from `first` on, after the soft cap: `(rows, vocab)`.
@@ -323,14 +339,47 @@ impl Passes {
         self.wait()?;
         let vocab = config.vocab_size;
         let mut logits = self.workspace.ops.outputs.logits.read(first * vocab, rows * vocab)?;
-        if let Some(cap) = config.final_logit_softcapping {
-            foretoken_kernels::activation::soft_cap(foretoken_kernels::Isa::best(), &mut logits, cap as f32);
-        }
+        soft_cap(config, &mut logits);
         Ok(logits)
+    }
+
+    /// The [`KEPT`](foretoken_gpu::plan::vocabulary::KEPT) largest logits of every output row of the last pass, after the soft cap,
+    /// by ascending id, without tokens that are never chosen.
+    ///
+    /// # Errors
+    /// As [`Passes::logits`].
+    pub fn largest_logits(&mut self, models: &LoadedModels) -> Result<&[Row]> {
+        let rows = match self.largest.take() {
+            Some(rows) => rows,
+            None => self.find_largest(models)?,
+        };
+        Ok(self.largest.insert(rows))
+    }
+
+    fn find_largest(&mut self, models: &LoadedModels) -> Result<Vec<Row>> {
+        let last = self.last;
+        self.workspace.replay(models, RecordedPass::Largest { rows: last.output_rows }, |_, ops| {
+            let (scores, to) = (last.scores(ops, models), ops.outputs.largest());
+            ops.queue.launcher.run(largest_parts(&scores, &to))?;
+            ops.queue.launcher.run(largest(&scores, &to))
+        })?;
+        self.wait()?;
+        let row = |row: Vec<(u32, f32)>| {
+            let (ids, mut logits): (Vec<_>, Vec<_>) = row.into_iter().unzip();
+            soft_cap(models.config(), &mut logits);
+            Row { ids, logits }
+        };
+        Ok(self.workspace.ops.outputs.read_largest(last.output_rows)?.into_iter().map(row).collect())
     }
 
     /// The hidden state of output row `row` of the last pass: `(hidden)`.
     pub fn hidden(&self, row: usize, width: usize) -> DeviceSlice<f32> {
         subslice(self.workspace.ops.outputs.hidden.slice(), row * width, width)
+    }
+}
+
+fn soft_cap(config: &TextConfig, logits: &mut [f32]) {
+    if let Some(cap) = config.final_logit_softcapping {
+        foretoken_kernels::activation::soft_cap(foretoken_kernels::Isa::best(), logits, cap as f32);
     }
 }

@@ -42,6 +42,11 @@ impl Sampler {
         self.sampling.temperature == 0.0 && self.history() == 0
     }
 
+    /// The number of largest logits that a distribution depends on, with those equal to the least; `None` if it depends on all.
+    pub(crate) fn largest_logits(&self) -> Option<usize> {
+        self.sampling.top_k.filter(|_| self.sampling.top_n_sigma.is_none() && self.history() == 0)
+    }
+
     /// Number of last tokens that [`Sampler::penalize`] reads; `usize::MAX` for all.
     pub(crate) fn history(&self) -> usize {
         let dry = self.sampling.dry.as_ref().map_or(0, Dry::history);

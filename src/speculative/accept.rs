@@ -90,6 +90,12 @@ impl Verification<'_> {
         self.sampler.is_plain_greedy() && !looks
     }
 
+    /// The number of largest logits of a row that its distribution depends on; `None` if it depends on all.
+    pub fn largest_logits(&self) -> Option<usize> {
+        let looks = self.processor.is_some() || self.constraint.is_some() || self.logprobs.is_some();
+        self.sampler.largest_logits().filter(|_| !looks)
+    }
+
     /// The target's distribution after `drafts`, from its row of logits: processor, constraint, penalties, filters, temperature.
     ///
     /// # Errors

@@ -146,14 +146,16 @@ impl ForwardOutput<'_> {
             output.resolve(&mut draft.tokens)?;
         }
         let rows = draft.tokens.len() + 1;
+        if let (ForwardOutput::Device(output), Some(count)) = (&mut *self, rule.largest_logits())
+            && let Some(rows) = output.largest_logits(rows, count)?
+        {
+            let target_probs = |i: usize| rule.sampler.distribution(Some(&rows[i].ids), &rows[i].logits);
+            return Ok((accepted(draft, simulated, target_probs, rng)?, Vec::new()));
+        }
         let logits = self.logits(rows)?;
         let vocab = logits.len() / rows;
         let row = |i: usize| &logits[i * vocab..(i + 1) * vocab];
-        let target_probs = |i: usize| -> Result<Distribution> { rule.distribution(row(i), &draft.tokens[..i]) };
-        let accepted = match simulated {
-            None => accept_rows(draft, target_probs, rng)?,
-            Some(count) => Accepted { count, next: target_probs(count)?.sample(rng) },
-        };
+        let accepted = accepted(draft, simulated, |i| rule.distribution(row(i), &draft.tokens[..i]), rng)?;
         let logprobs = rule.logprobs.map(|top| {
             let emitted = draft.tokens[..accepted.count].iter().chain([&accepted.next]).enumerate();
             emitted.map(|(i, token)| TokenLogprobs::of(row(i), *token, top)).collect()
@@ -201,5 +203,18 @@ impl ForwardOutput<'_> {
             }
             ForwardOutput::Cpu(_) | ForwardOutput::Device(_) => Ok((None, Vec::new())),
         }
+    }
+}
+
+/// Accepts drafts by the target's distribution of each row, or `simulated` many.
+fn accepted(
+    draft: &Draft,
+    simulated: Option<usize>,
+    mut target_probs: impl FnMut(usize) -> Result<Distribution>,
+    rng: &mut impl Rng,
+) -> Result<Accepted> {
+    match simulated {
+        None => accept_rows(draft, target_probs, rng),
+        Some(count) => Ok(Accepted { count, next: target_probs(count)?.sample(rng) }),
     }
 }

@@ -335,10 +335,11 @@ fn on_device(steps: &mut [Step<'_>]) -> Result<Vec<Result<Done>>> {
     let start = Instant::now();
     let mut pass = DevicePass::run(models, parts)?;
     // Before the first step is finished: after that no error concerns the whole pass.
-    if rests.iter().any(|(drafting, .., has_outputs)| *has_outputs && drafting.accepts_on_device()) {
+    let outputs = || rests.iter().filter(|(.., has_outputs)| *has_outputs).map(|(drafting, ..)| drafting);
+    if outputs().any(|drafting| drafting.accepts_on_device()) {
         pass.accept()?;
-    } else if rests.len() > 1 {
-        pass.wait()?;
+    } else if outputs().next().is_some() {
+        pass.wait(outputs().filter_map(|drafting| drafting.largest_logits()).min())?;
     }
     let verify = start.elapsed();
     let mut done = Vec::with_capacity(rests.len());

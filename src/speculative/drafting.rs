@@ -306,6 +306,11 @@ impl Drafting {
         rule.decides_on_device() && rule.simulated.is_none()
     }
 
+    /// The number of largest logits that the host draws from: see `Verification::largest_logits`.
+    pub fn largest_logits(&self) -> Option<usize> {
+        self.settings.rule(&self.tokens).largest_logits()
+    }
+
     /// The tokens of a proposal's rows.
     pub fn rows(&self, proposal: &Proposal) -> Vec<u32> {
         self.newest.iter().map(|newest| newest.last).chain(proposal.draft.tokens.iter().copied()).collect()

@@ -1,4 +1,4 @@
-//! Top-k and argmax: `vocabulary.cpp`. With [`super::matmul::matmul_buckets`] between them, they are the centroid head: a
+//! Top-k, argmax, and the largest of a row for sampling: `vocabulary.cpp`. With [`super::matmul::matmul_buckets`] between them, they are the centroid head: a
 //! centroid is a bucket, and its tokens' rows of the embedding are the bucket's matrix.
 
 use super::segments::Segments;
@@ -188,4 +188,81 @@ pub fn argmax(
 ) -> Result<Launch<ArgmaxParams>, LaunchError> {
     let grid = [blocks("rows", scores.rows)?, 1, 1];
     Ok(Launch { kernel: "argmax", grid, block: [32, 1, 1], params: scores.params(partial, chosen)? })
+}
+
+/// Elements of a row that [`largest`] keeps.
+pub const KEPT: usize = 64;
+
+/// Upper bound of a row's elements for [`largest`].
+pub const MAX_KEPT_OF: usize = PER_BLOCK * (MAX_TOP_K / KEPT);
+
+/// Parameters of [`largest_parts`] and [`largest`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LargestParams {
+    x: u64,
+    suppressed: u64,
+    partial: u64,
+    best: u64,
+    n: i32,
+    stride: i32,
+    num_suppressed: i32,
+    parts: i32,
+}
+
+// SAFETY: the `LargestParams` of vocabulary.cpp.
+unsafe impl Params for LargestParams {}
+
+/// The results of [`largest_parts`] and [`largest`]: bits of an element, and its id.
+#[derive(Clone, Copy, Debug)]
+pub struct Largest {
+    /// [`Largest::partial_len`].
+    pub partial: DeviceSlice<[u32; 2]>,
+    /// `(rows, KEPT)`: the largest first, the lower id first among equals, NaN before all. [`NO_ID`] if there are fewer.
+    pub best: DeviceSlice<[u32; 2]>,
+}
+
+impl Largest {
+    /// Elements of the parts' results.
+    pub const fn partial_len(rows: usize, n: usize) -> usize {
+        rows * n.div_ceil(PER_BLOCK) * KEPT
+    }
+
+    fn params(&self, scores: &Scores) -> Result<LargestParams, LaunchError> {
+        let Scores { x, rows, n, stride, suppressed, .. } = *scores;
+        if rows == 0 || n == 0 || n > MAX_KEPT_OF || stride < n || scores.grouped.is_some() {
+            return Err(LaunchError(format!(
+                "the largest of {rows} rows of {n}, {stride} apart: at most {MAX_KEPT_OF} elements in order of id are supported"
+            )));
+        }
+        let num_suppressed = suppressed.map_or(0, |(_, count)| count);
+        Ok(LargestParams {
+            x: x.checked("the scores", (rows - 1) * stride + n)?,
+            suppressed: optional(suppressed.map(|(ids, _)| ids), "the suppressed ids", num_suppressed)?,
+            partial: self.partial.checked("the parts' largest", Self::partial_len(rows, n))?,
+            best: self.best.checked("the largest", rows * KEPT)?,
+            n: n as i32,
+            stride: dimension("the stride", stride)?,
+            num_suppressed: dimension("suppressed ids", num_suppressed)?,
+            parts: n.div_ceil(PER_BLOCK) as i32,
+        })
+    }
+}
+
+/// The largest elements of each part of a row. The soft cap does not change their order and is not applied.
+///
+/// # Errors
+/// If a row is too long, its elements are not in order of id, or a slice is too short.
+pub fn largest_parts(scores: &Scores, largest: &Largest) -> Result<Launch<LargestParams>, LaunchError> {
+    let grid = [blocks("elements", scores.n.div_ceil(PER_BLOCK))?, blocks("rows", scores.rows)?, 1];
+    Ok(Launch { kernel: "largest_parts", grid, block: [1024, 1, 1], params: largest.params(scores)? })
+}
+
+/// The largest of each row's parts.
+///
+/// # Errors
+/// As [`largest_parts`].
+pub fn largest(scores: &Scores, largest: &Largest) -> Result<Launch<LargestParams>, LaunchError> {
+    let grid = [blocks("rows", scores.rows)?, 1, 1];
+    Ok(Launch { kernel: "largest", grid, block: [1024, 1, 1], params: largest.params(scores)? })
 }

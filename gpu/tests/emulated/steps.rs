@@ -10,7 +10,9 @@ use foretoken_gpu::plan::positions::{DraftInput, Tokens, angles, begin_step, kee
 use foretoken_gpu::plan::read::read_all;
 use foretoken_gpu::plan::rows::Rotary;
 use foretoken_gpu::plan::segments::{ON_DEVICE, Place, Segment, Segments};
-use foretoken_gpu::plan::vocabulary::{Chosen, Grouped, NO_ID, Scores, argmax, argmax_parts, top_k};
+use foretoken_gpu::plan::vocabulary::{
+    Chosen, Grouped, KEPT, Largest, NO_ID, Scores, argmax, argmax_parts, largest, largest_parts, top_k,
+};
 use foretoken_gpu::plan::words::{MAX_WORDS, write_words};
 use foretoken_kernels::norm::{self, AfterNorm};
 use foretoken_kernels::quant::{WeightType, dequantize_row};
@@ -226,6 +228,47 @@ fn top_case(rows: usize, n: usize, k: usize) -> Case {
 }
 
 /// `draft`: the results are the sequences' drafts of this index.
+fn largest_case(rows: usize, n: usize) -> Case {
+    Case::new(format!("the largest of {rows} rows of {n}"), &["vocabulary.cpp"], move |device| {
+        let (mut numbers, stride) = (Numbers::new(n as u64), n + 4);
+        let suppressed = [n as u32 / 2, 7];
+        let mut x = numbers.normals(rows * stride);
+        for (row, x) in x.chunks_exact_mut(stride).enumerate() {
+            // Equal values far apart; a larger value outside the row; NaN of either sign; the largest of a suppressed id.
+            (x[n - 1], x[n / 3], x[n - 2 - row], x[1], x[0]) = (9.0, 9.0, 9.0, f32::NAN, -f32::NAN);
+            x[n..].fill(99.0);
+            x[n / 2] = 20.0;
+        }
+        x[(rows - 1) * stride..][..n].fill(f32::NEG_INFINITY);
+        let mut want = Vec::new();
+        for x in x.chunks_exact(stride) {
+            let mut order: Vec<usize> = (0..n).filter(|i| !suppressed.contains(&(*i as u32))).collect();
+            // Stable: equal values stay in order of id.
+            order.sort_by(|a, b| {
+                let [a, b] = [x[*a], x[*b]];
+                b.is_nan().cmp(&a.is_nan()).then(b.partial_cmp(&a).unwrap_or(std::cmp::Ordering::Equal))
+            });
+            let mut best: Vec<_> = order.iter().take(KEPT).map(|i| [x[*i].to_bits(), *i as u32]).collect();
+            best.resize(KEPT, [f32::NEG_INFINITY.to_bits(), NO_ID]);
+            want.extend(best);
+        }
+        let scores = Scores {
+            x: device.of(&x[..x.len() - 4]),
+            rows,
+            n,
+            stride,
+            cap: None,
+            suppressed: Some((device.of(&suppressed), 2)),
+            grouped: None,
+        };
+        let largest_of =
+            Largest { partial: device.poisoned(Largest::partial_len(rows, n)), best: device.poisoned(rows * KEPT) };
+        device.run(largest_parts(&scores, &largest_of))?;
+        device.run(largest(&scores, &largest_of))?;
+        same("the largest", &device.read(largest_of.best), &want)
+    })
+}
+
 fn argmax_case(rows: usize, n: usize, cap: Option<f32>, grouped: bool, draft: Option<usize>) -> Case {
     let name = format!("argmax of {rows} rows of {n}, cap {cap:?}, grouped {grouped}, draft {draft:?}");
     Case::new(name, &["vocabulary.cpp"], move |device| {
@@ -573,6 +616,7 @@ pub fn all() -> Vec<Case> {
     }
     cases.extend([top_case(1, 2048, 32), top_case(3, 1, 1), top_case(2, 4096, 100)]);
     cases.extend([argmax_case(3, 9000, None, false, None), argmax_case(2, 4096, Some(30.0), false, None)]);
+    cases.extend([(2, 9000), (2, 4096), (3, 4097), (2, 40), (2, 512)].map(|(rows, n)| largest_case(rows, n)));
     cases.extend((1..=16).map(|rows| experts_case(rows, 128, 8)));
     cases.extend([experts_case(3, 6, 2), experts_case(2, 256, 16)]);
     let verifications: [&[Verification]; 3] =
@@ -592,6 +636,7 @@ pub fn small() -> Vec<Case> {
     cases.extend(ELEMENTS.map(|element| embed_case(TableType::Float(element), 20, 300, 600)));
     cases.extend([float_case(ElementType::Bf16, 3, 37, 260), top_case(2, 100, 10)]);
     cases.extend([argmax_case(3, 4500, Some(30.0), false, None), argmax_case(3, 512, None, true, Some(1))]);
+    cases.extend([largest_case(2, 4130), largest_case(3, 40)]);
     cases.extend([place_case(true), place_case(false), step_case(0), step_case(2)]);
     cases.extend([angles_case(5, 130), keep_case(300), words_case(5)]);
     cases.push(experts_case(5, 40, 3));

@@ -142,6 +142,28 @@ fn a_round_of_many_is_that_of_one() {
     assert!(rounds[4..].iter().all(|round| *round == (3, [0, 0, 5], 1)), "{rounds:?}");
 }
 
+/// A sequence for whose context less memory is left shares passes with the others.
+#[test]
+fn sequences_of_any_context_share_passes() {
+    let pair = pair("nested", NARROW, None);
+    let session = SessionOptions { kv: KvOptions { max_context: None, ..exact(ElementType::F32).kv } };
+    let first = pair.device.session(&session).expect("a session");
+    let taken = pair.machine.fill(4 << 20);
+    let second = pair.device.session(&session).expect("a session");
+    pair.machine.empty(taken);
+    let contexts = [&first, &second].map(|session| session.kv().max_context());
+    assert!(contexts[0] > contexts[1], "{contexts:?}");
+    let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
+    for session in [first, second] {
+        scheduler.add(session, &[3, 9, 10, 11], &plain(40)).expect("added");
+    }
+    (0..4).for_each(|_| drop(scheduler.step()));
+    let before = pair.machine.launches();
+    scheduler.step();
+    let after = pair.machine.launches();
+    assert_eq!(std::array::from_fn(|i| after[i] - before[i]), [0, 0, 2]);
+}
+
 /// Above temperature 0 the host draws from the largest logits, which it reads once for all sequences, as it does the drafts.
 #[test]
 fn a_drawn_round_of_many_is_that_of_one() {

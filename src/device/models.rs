@@ -22,6 +22,9 @@ pub(crate) struct Models {
     passes: Mutex<Passes>,
 }
 
+/// Positions that page tables hold at least, if the model has as many: 64 KiB per table. More only if the memory suffices for them.
+const TABLES: usize = 1 << 20;
+
 /// The plans of the sequences that exist.
 #[derive(Default)]
 struct Plans {
@@ -72,8 +75,8 @@ impl Models {
         let context = KvOptions { memory: Some(memory), ..options.clone() }.context(default, bytes_at)?;
         // A session file may request more rows than the context has positions.
         let options = KvOptions { max_round_rows: options.max_round_rows.min(context), ..options.clone() };
-        // The same page tables for all sequences, whatever memory is left for each.
-        let longest = options.max_context.unwrap_or(default).min(context.next_power_of_two());
+        // The same page tables for all sequences, whatever memory is left for each, so that they share passes.
+        let longest = options.max_context.unwrap_or(default).min(context.max(TABLES));
         let plan = self.plan(layout, &options, longest)?;
         Ok((Sequence::new(device.clone(), plan, self.loaded.hidden_size())?, context))
     }

@@ -21,7 +21,7 @@ use foretoken::{
     ElementType, Engine, FinishReason, GenerateOptions, Pipeline, Sampling, Scheduler, SchedulerOptions, SequenceId,
     SessionOptions, Speculation, SpeculationOptions,
 };
-use on_device::pair::{NARROW, damaged, exact, mtp, pair, plain, run};
+use on_device::pair::{NARROW, Pair, damaged, exact, mtp, pair, plain, run};
 use on_device::poison::poison;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -119,26 +119,29 @@ fn texts_of_experts_are_those_of_each_alone() {
     check(&pair.cpu, &pair.device, 20);
 }
 
+/// Of eight passes of three sequences with these options: sequences that wrote something, launches, and waits. The first passes
+/// read prompts, allocate and record.
+fn rounds(pair: &Pair, options: &GenerateOptions) -> Vec<(usize, [usize; 3], usize)> {
+    let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
+    for first in [3, 4, 5] {
+        let session = pair.device.session(&exact(ElementType::F32)).expect("a session");
+        scheduler.add(session, &[first, 9, 10, 11], options).expect("added");
+    }
+    let pass = |_| {
+        let before = (pair.machine.launches(), pair.machine.waits());
+        let events = scheduler.step();
+        let after = (pair.machine.launches(), pair.machine.waits());
+        let written = events.iter().filter(|event| event.piece.as_ref().is_ok_and(|piece| !piece.tokens.is_empty()));
+        (written.count(), std::array::from_fn(|i| after.0[i] - before.0[i]), after.1 - before.1)
+    };
+    (0..8).map(pass).collect()
+}
+
 /// The draft steps, the verification and the acceptance of all sequences are one replay each, and the host waits once.
 #[test]
 fn a_round_of_many_is_that_of_one() {
-    let pair = pair("nested", NARROW, None);
-    let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
     let options = GenerateOptions { speculation: drafting("mtp", 4, DraftSampling::Greedy), ..plain(40) };
-    for first in [3, 4, 5] {
-        let session = pair.device.session(&exact(ElementType::F32)).expect("a session");
-        scheduler.add(session, &[first, 9, 10, 11], &options).expect("added");
-    }
-    let mut rounds = Vec::new();
-    for _ in 0..8 {
-        let before = (pair.machine.launches(), pair.machine.waits());
-        let events = scheduler.step();
-        let drafted = events.iter().filter(|event| event.piece.as_ref().is_ok_and(|piece| !piece.tokens.is_empty()));
-        let (count, after) = (drafted.count(), (pair.machine.launches(), pair.machine.waits()));
-        let launches: [usize; 3] = std::array::from_fn(|i| after.0[i] - before.0[i]);
-        rounds.push((count, launches, after.1 - before.1));
-    }
-    // The first ones read prompts, allocate and record.
+    let rounds = rounds(&pair("nested", NARROW, None), &options);
     assert!(rounds[4..].iter().all(|round| *round == (3, [0, 0, 5], 1)), "{rounds:?}");
 }
 
@@ -167,24 +170,11 @@ fn sequences_of_any_context_share_passes() {
 /// Above temperature 0 the host draws from the largest logits, which it reads once for all sequences, as it does the drafts.
 #[test]
 fn a_drawn_round_of_many_is_that_of_one() {
-    let pair = pair("nested", NARROW, None);
-    let mut scheduler = Scheduler::new(&pair.device, SchedulerOptions::default());
     let sampling = Sampling { temperature: 0.8, top_k: Some(64), top_p: 0.95, ..Sampling::default() };
     let speculation = drafting("mtp", 4, DraftSampling::Greedy);
-    let options = GenerateOptions { sampling, speculation, ..plain(40) };
-    for first in [3, 4, 5] {
-        let session = pair.device.session(&exact(ElementType::F32)).expect("a session");
-        scheduler.add(session, &[first, 9, 10, 11], &options).expect("added");
-    }
-    let mut rounds = Vec::new();
-    for _ in 0..8 {
-        let before = (pair.machine.launches(), pair.machine.waits());
-        scheduler.step();
-        let after = (pair.machine.launches(), pair.machine.waits());
-        rounds.push((std::array::from_fn::<_, 3, _>(|i| after.0[i] - before.0[i]), after.1 - before.1));
-    }
+    let rounds = rounds(&pair("nested", NARROW, None), &GenerateOptions { sampling, speculation, ..plain(40) });
     // Three draft steps, verification, the largest logits; then each sequence's state.
-    assert!(rounds[4..].iter().all(|round| *round == ([3, 0, 5], 2)), "{rounds:?}");
+    assert!(rounds[4..].iter().all(|round| *round == (3, [3, 0, 5], 2)), "{rounds:?}");
 }
 
 /// Sessions that take turns, each with a draft that is made ahead, do not disturb each other's.
